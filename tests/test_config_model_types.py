@@ -54,8 +54,20 @@ def test_these_refuse_a_prefix_when_built(name):
         (['models/t5_1_1.gin', DECODER_ONLY], {'inputs': 5, 'targets': 4}, {'PREFIX_LM': True}),
         (['models/bert.gin'], {'inputs': 9, 'targets': 9}, {}),
         (['models/t5_1_1.gin', 'model_types/classifier.gin'], {'inputs': 9, 'targets': 4}, {}),
+        (['models/t5_1_1.gin', 'model_types/token_labels.gin'], {'inputs': 9, 'targets': 9}, {'LABELS': ('O', 'B')}),
+        (['models/t5_1_1.gin', 'model_types/span.gin'], {'inputs': 9, 'targets': 9}, {}),
+        (['models/t5_1_1.gin', 'model_types/embedding.gin'], {'inputs': 9, 'targets': 4}, {}),
     ],
-    ids=['encoder_decoder', 'decoder_only', 'prefix', 'encoder_only', 'classifier'],
+    ids=[
+        'encoder_decoder',
+        'decoder_only',
+        'prefix',
+        'encoder_only',
+        'classifier',
+        'token_labels',
+        'span',
+        'embedding',
+    ],
 )
 def test_renaming_ids_changes_no_loss(files, lengths, macros):
     """A token that is renamed to id 0 stays visible: only segments, weights and trailing zeros tell what is padding."""

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     import jax
 
     from remixer_t5x.config import loading, resolved
-    from remixer_t5x.testing.check import check_users_sublayers
+    from remixer_t5x.testing.check import check_custom_sublayers
     from remixer_t5x.train import loop
 
     _check_steps(resolved.raw('TRAIN_STEPS'), resolved.raw('INITIAL_CHECKPOINT_PATH'), args.command)
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         # The step compiles before a task is made, which loads TensorFlow.
         settings: Run = resolved.call(ROOT, deferred=(TRAINING_TASK, EVALUATION_TASKS))
         _check_command(args.command, settings)
-        lines = check_users_sublayers(settings.learner.model)
+        lines = check_custom_sublayers(settings.learner.model)
         if jax.process_index() == 0:
             for line in lines:
                 print(f'checked      {line}', file=sys.stderr)

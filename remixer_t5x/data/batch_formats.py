@@ -1,8 +1,8 @@
 """Lists the batch formats of each model type: the task features that a batch is made of, and its arrays.
 
-The model types are `encoder_decoder`, `decoder_only`, `encoder_only` (a masked language model) and `classifier` (an
-encoder with a head for whole texts); a model has its own as `model_type`, gin as MODEL_TYPE. A model type may accept
-several batch formats: the features in TASK_FEATURE_LENGTHS select one, and `converters` produces it.
+The model types are `encoder_decoder`, `decoder_only`, `encoder_only` (a masked language model), and encoders with a
+head: `classifier`, `token_labels`, `span` and `embedding`; models have a `model_type`, gin has MODEL_TYPE. A model type
+may accept several batch formats: the features in TASK_FEATURE_LENGTHS select one, and `converters` produces it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,11 @@ ENCODER_DECODER = 'encoder_decoder'
 DECODER_ONLY = 'decoder_only'
 ENCODER_ONLY = 'encoder_only'
 CLASSIFIER = 'classifier'
+TOKEN_LABELS = 'token_labels'
+SPAN = 'span'
+EMBEDDING = 'embedding'
+# Their predictions are not tokens of the vocabulary.
+HEADS = (CLASSIFIER, TOKEN_LABELS, SPAN, EMBEDDING)
 
 Lengths: TypeAlias = Mapping[str, int]
 
@@ -90,6 +95,36 @@ FORMATS: dict[str, tuple[BatchFormat, ...]] = {
             {'encoder_input_tokens': ('inputs',), 'labels': (), 'label_weights': ()},
             packed=None,
             floats=('labels', 'label_weights'),
+        ),
+    ),
+    TOKEN_LABELS: (
+        # The index of each word's label at its first token.
+        BatchFormat(
+            {'inputs': 512, 'targets': 512},
+            dict.fromkeys(('encoder_input_tokens', 'labels', 'label_weights'), ('inputs',)),
+            packed=None,
+            floats=('labels', 'label_weights'),
+        ),
+    ),
+    SPAN: (
+        # The first and the last token of the answer, 0 and 0 if there is none.
+        BatchFormat(
+            {'inputs': 512, 'targets': 512},
+            {
+                'encoder_input_tokens': ('inputs',),
+                **dict.fromkeys(('start_positions', 'end_positions', 'label_weights'), ()),
+            },
+            packed=None,
+            floats=('label_weights',),
+        ),
+    ),
+    EMBEDDING: (
+        # Two texts with the same meaning, and the weight of the pair in the loss.
+        BatchFormat(
+            {'inputs': 128, 'targets': 8},
+            {**dict.fromkeys(('encoder_input_tokens', 'positive_input_tokens'), ('inputs',)), 'label_weights': ()},
+            packed=None,
+            floats=('label_weights',),
         ),
     ),
 }

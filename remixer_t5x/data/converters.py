@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from remixer_t5x.data import batch_formats, task_vocabulary
+import numpy as np
+
+from remixer_t5x.data import batch_formats, task_vocabulary, token_alignment
 from remixer_t5x.data.batch_formats import Lengths
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
@@ -60,6 +62,12 @@ _CONVERTERS = {
     ),
     (batch_formats.ENCODER_ONLY, 'inputs', 'targets'): MaskedLMConverter,
 }
+# Functions (inputs, targets, vocabulary, length, ...) -> the arrays of a row.
+_TEXT_CONVERTERS: dict[str, Callable[..., dict[str, np.ndarray]]] = {
+    batch_formats.TOKEN_LABELS: token_alignment.tag_arrays,
+    batch_formats.SPAN: token_alignment.span_arrays,
+    batch_formats.EMBEDDING: token_alignment.pair_arrays,
+}
 
 
 def convert(
@@ -82,6 +90,8 @@ def convert(
     """
     if model_type == batch_formats.CLASSIFIER:
         return _classification_arrays(dataset, lengths, source, labels)
+    if model_type in _TEXT_CONVERTERS:
+        return _arrays_of_texts(model_type, dataset, lengths, source, labels)
     if model_type == batch_formats.ENCODER_ONLY and lengths['inputs'] != lengths['targets']:
         raise UserError(
             'TASK_FEATURE_LENGTHS must have the same length for inputs and targets, because a masked language model '
@@ -110,6 +120,39 @@ def _classification_arrays(
             'encoder_input_tokens': tf.pad(inputs, [[0, lengths['inputs'] - tf.shape(inputs)[0]]]),
             'labels': tf.reshape(label, []),
             'label_weights': tf.ones([], tf.float32),
+        }
+
+    return dataset.map(arrays, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def _arrays_of_texts(
+    model_type: str, dataset: tf.data.Dataset, lengths: Lengths, source: Any, labels: Sequence[str] | None
+) -> tf.data.Dataset:
+    """Converts texts in Python, because TensorFlow cannot align the tokens of every vocabulary with words."""
+    vocabulary, settings = source.output_features['inputs'].vocabulary, {}
+    if model_type == batch_formats.TOKEN_LABELS:
+        settings = {'labels': tuple(labels or ()), 'name': source.name}
+    shapes = batch_formats.abstract_batch(model_type, lengths)
+
+    def convert_row(*texts: bytes) -> list[np.ndarray]:
+        inputs, targets = (text.decode(errors='replace') for text in texts)
+        try:
+            arrays = _TEXT_CONVERTERS[model_type](inputs, targets, vocabulary, lengths['inputs'], **settings)
+        except UserError:
+            raise
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f'MODEL_TYPE = {model_type!r} cannot read the targets of {source.name}: {targets!r:.60} ({error})'
+            ) from error
+        return [arrays[name] for name in shapes]
+
+    def arrays(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        texts = [example[f'{feature}_pretokenized'] for feature in ('inputs', 'targets')]
+        # Stateless, because TensorFlow cannot save the position of a pipeline with a stateful call.
+        dtypes = [tf.as_dtype(array.dtype) for array in shapes.values()]
+        rows = tf.numpy_function(convert_row, texts, dtypes, stateful=False)
+        return {
+            name: tf.ensure_shape(row, array.shape[1:]) for row, (name, array) in zip(rows, shapes.items(), strict=True)
         }
 
     return dataset.map(arrays, num_parallel_calls=tf.data.AUTOTUNE)

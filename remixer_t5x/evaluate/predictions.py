@@ -75,7 +75,7 @@ class Predictor:
 
     def __init__(self, model: Any, partitioner: Partitioner, settings: Decoding, vocabulary: Any = None):
         partitioner.check_batch_size(settings.batch_size)
-        self._partitioner, self._settings = partitioner, settings
+        self._model, self._partitioner, self._settings = model, partitioner, settings
         lengths = batch_formats.text_lengths(settings.feature_lengths)
         self._longest, self._target_length = lengths['inputs'], lengths['targets']
         self._input = batch_formats.input_array(model.model_type)
@@ -99,8 +99,12 @@ class Predictor:
         self._generate = self._jit(generate, compiler_options.for_decoding())
         self._continue_rows = self._jit(continue_rows, compiler_options.for_decoding())
         self._score = self._jit(lambda params, batch: model.score(params, batch))
-        self._judge = self._jit(lambda params, batch: jnp.stack(model.judge(params, batch), axis=-1))
+        self._score_and_match = self._jit(
+            lambda params, batch: jnp.stack(model.score_and_match(params, batch), axis=-1)
+        )
         self._encode = self._jit(lambda params, batch: model.encode(params, batch['encoder_input_tokens']))
+        self._token_logits = self._jit(lambda params, batch: model.token_logits(params, batch['encoder_input_tokens']))
+        self._embed = self._jit(lambda params, batch: model.embed(params, batch['encoder_input_tokens']))
         self._classify = self._jit(lambda params, batch: model.classify(params, batch['encoder_input_tokens']))
         self._outputs = len(getattr(model, 'labels', None) or ' ')
         self._rank = self._jit(lambda params, batch: model.score_choices(params, batch[self._input], batch['choices']))
@@ -143,21 +147,24 @@ class Predictor:
         arrays = decoder_arrays(targets, batch_formats.text_lengths(self._settings.feature_lengths)['targets'])
         return self._gather(self._score, params, inputs, arrays, ())
 
-    def judge(self, params: Any, inputs: Sequence[Ids], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Returns the output of the model's `judge` for each example, [examples, 2] float32.
+    def score_and_match(self, params: Any, inputs: Sequence[Ids], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns the output of the model's `score_and_match` for each example, [examples, 2] float32.
 
         `arrays` [examples, ...] are its arguments in addition to `inputs`, such as `decoder_arrays`.
         """
-        return self._gather(self._judge, params, inputs, arrays, (2,))
+        return self._gather(self._score_and_match, params, inputs, arrays, (2,))
 
     def encode(self, params: Any, inputs: Sequence[Ids]) -> list[np.ndarray]:
         """Returns the encoder's output at the tokens of each of `inputs`, [its length, embed] float32."""
-        features: list[Any] = [None] * len(inputs)
-        for rows, values in self._run(self._encode, params, inputs, {}):
-            hidden = np.asarray(values, np.float32)
-            for row, example in enumerate(rows):
-                features[example] = hidden[row, : len(inputs[example])]
-        return features
+        return self._gather_tokens(self._encode, params, inputs)
+
+    def token_logits(self, params: Any, inputs: Sequence[Ids]) -> list[np.ndarray]:
+        """Returns the outputs of a head at the tokens of each of `inputs`, [its length, outputs] float32."""
+        return self._gather_tokens(self._token_logits, params, inputs)
+
+    def embed(self, params: Any, inputs: Sequence[Ids]) -> np.ndarray:
+        """Returns the embedding of each of `inputs`, [examples, embed] float32."""
+        return self._gather(self._embed, params, inputs, {}, (self._model.module.embed_dim,))
 
     def classify(self, params: Any, inputs: Sequence[Ids]) -> np.ndarray:
         """Returns log p(label) of each label, or one number, for each of `inputs`, [examples, outputs] float32."""
@@ -168,6 +175,14 @@ class Predictor:
         ids = padded(choices, max(map(len, choices)))
         arrays = {'choices': np.broadcast_to(ids, (len(inputs), *ids.shape))}
         return self._gather(self._rank, params, inputs, arrays, (len(choices),))
+
+    def _gather_tokens(self, function: Compiled, params: Any, inputs: Sequence[Ids]) -> list[np.ndarray]:
+        outputs: list[Any] = [None] * len(inputs)
+        for rows, values in self._run(function, params, inputs, {}):
+            values = np.asarray(values, np.float32)
+            for row, example in enumerate(rows):
+                outputs[example] = values[row, : len(inputs[example])]
+        return outputs
 
     def _gather(self, function, params, inputs, arrays, shape: tuple[int, ...]) -> np.ndarray:
         results: np.ndarray = np.zeros((len(inputs), *shape), np.float32)

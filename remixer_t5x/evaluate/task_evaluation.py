@@ -14,7 +14,7 @@ from remixer_t5x.data import pipeline, task_vocabulary
 from remixer_t5x.devices import collectives
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import predictions, task_examples, task_metrics
+from remixer_t5x.evaluate import head_predictions, predictions, task_examples, task_metrics
 from remixer_t5x.evaluate.predictions import Decoding, Prediction, Predictor
 from remixer_t5x.evaluate.task_examples import TaskExamples
 from remixer_t5x.lazy import seqio
@@ -77,8 +77,8 @@ class TaskEvaluator:
     def __init__(self, settings: TaskEvaluation, model: Any, partitioner: Partitioner):
         if settings.split is None:
             raise UserError('EVAL_SPLIT must be a split, got None; give --split=validation')
-        self._classifies = predictions.is_classifier(model)
-        if not self._classifies:
+        self._classifies, self._has_head = predictions.is_classifier(model), head_predictions.has_head(model)
+        if not (self._classifies or self._has_head):
             interface.require(model, 'generate', 'evaluation by metrics')
         self._settings, self._model = settings, model
         self.split = settings.split
@@ -96,14 +96,27 @@ class TaskEvaluator:
         task_vocabulary.check_ids(first.name, self.vocabulary, model.vocab_size)
         self._predictor = Predictor(model, partitioner, settings.decoding, self.vocabulary)
         lengths = settings.decoding.feature_lengths
+        is_generated = not (self._classifies or self._has_head)
         self._examples = [
             task_examples.read(
-                task, self.split, lengths, settings.examples, not (self._classifies or self._ranked_labels(task))
+                task,
+                self.split,
+                # A head encodes the texts again.
+                dict.fromkeys(lengths, 2**20) if self._has_head else lengths,
+                settings.examples,
+                is_generated and not self._ranked_labels(task),
             )
             for task in self.seqio_tasks
         ]
         collectives.check_same({f'the examples of {each.task.name}': each.digest() for each in self._examples})
         self.notes += [note for examples in self._examples for note in examples.notes]
+        for examples in self._examples if self._has_head else ():
+            counts = [encoded.num_tokens for encoded in self._encode_for_head(examples)]
+            if truncated := sum(count > lengths['inputs'] for count in counts):
+                self.notes.append(
+                    f'{examples.task.name}, {self.split}: {truncated:,} of {len(counts):,} inputs have more than '
+                    f'{lengths["inputs"]} tokens: truncated'
+                )
 
     @property
     def tasks(self) -> list[str]:
@@ -126,6 +139,8 @@ class TaskEvaluator:
         return task_vocabulary.labels(task) if self._settings.rank_choices else None
 
     def _predict(self, params: Any, examples: TaskExamples) -> list[Prediction]:
+        if self._has_head:
+            return head_predictions.predict(self._predictor, params, self._model, self._encode_for_head(examples))
         if self._classifies:
             labels = task_vocabulary.labels(examples.task)
             return predictions.class_predictions(self._predictor, params, examples.inputs, self._model.labels, labels)
@@ -140,6 +155,12 @@ class TaskEvaluator:
         return [
             Prediction([choices[index] for index in best], [float(row[index]) for index in best])
             for row, best in zip(scores, order, strict=True)
+        ]
+
+    def _encode_for_head(self, examples: TaskExamples) -> list[Any]:
+        length = self._settings.decoding.feature_lengths['inputs']
+        return [
+            head_predictions.encode(self._model, self.vocabulary, text, length) for text in examples.texts('inputs')
         ]
 
     def _target_scores(self, params: Any, examples: TaskExamples) -> list[float] | None:

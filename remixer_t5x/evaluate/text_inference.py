@@ -22,7 +22,7 @@ from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.data import batch_formats, fingerprint, task_vocabulary
 from remixer_t5x.devices import collectives, partition
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import predictions
+from remixer_t5x.evaluate import head_predictions, predictions
 from remixer_t5x.evaluate.text_inputs import TextInputs
 from remixer_t5x.models import interface
 from remixer_t5x.run_folder import model_dir, object_store
@@ -41,24 +41,30 @@ class Texts:
         longest: maximum number of tokens of an input, including its end token.
         refuse_long: whether to raise UserError for a longer text instead of truncating it.
         ends: whether to add the end token; prompts that are continued have none.
+        model: a model of `head_predictions`, which encodes texts differently, or None.
     """
 
     vocabulary: Any
     longest: int
     refuse_long: bool = False
     ends: bool = True
+    model: Any = None
 
-    def encode(self, text: str, index: int) -> tuple[list[int], bool]:
-        """Returns the ids of the text and whether it was truncated; `index`, from 0, is for the error."""
-        ids = [int(token) for token in self.vocabulary.encode(text)]
-        end = [] if self.vocabulary.eos_id is None or not self.ends else [int(self.vocabulary.eos_id)]
-        room = self.longest - len(end)
-        if len(ids) > room and self.refuse_long:
+    def encode(self, text: str, index: int) -> tuple[Any, bool]:
+        """Returns the encoded text and whether it was truncated; `index`, from 0, is for the error."""
+        if self.model is not None:
+            encoded: Any = head_predictions.encode(self.model, self.vocabulary, text, self.longest)
+            count = encoded.num_tokens
+        else:
+            ids = [int(token) for token in self.vocabulary.encode(text)]
+            end = [] if self.vocabulary.eos_id is None or not self.ends else [int(self.vocabulary.eos_id)]
+            encoded, count = ids[: self.longest - len(end)] + end, len(ids) + len(end)
+        if count > self.longest and self.refuse_long:
             raise UserError(
                 f"input {index + 1} must have at most TASK_FEATURE_LENGTHS['inputs'] = {self.longest} tokens, got "
-                f'{len(ids) + len(end):,}; give REFUSE_LONG = False to truncate it, or a larger length'
+                f'{count:,}; give REFUSE_LONG = False to truncate it, or a larger length'
             )
-        return ids[:room] + end, len(ids) > room
+        return encoded, count > self.longest
 
 
 @dataclasses.dataclass
@@ -168,7 +174,7 @@ def run(
     texts: Iterator[str],
     output: Output,
     codec: Texts,
-    predict: Callable[[list[list[int]], int], Any],
+    predict: Callable[[list[Any], int], Any],
     window: int,
     after_window: Callable[[Counts], None] = lambda counts: None,
 ) -> None:
@@ -178,14 +184,14 @@ def run(
         texts: the remaining texts.
         output: receives the predictions.
         codec: encodes and decodes texts.
-        predict: (ids of each text, index of the first) -> `predictions.Prediction` of each.
+        predict: (each text as `codec` encodes it, index of the first) -> `predictions.Prediction` of each.
         window: number of texts at a time.
         after_window: called with the counts after each window.
     """
     while chunk := list(itertools.islice(texts, window)):
         first = output.counts.written
         encoded = [codec.encode(text, first + row) for row, text in enumerate(chunk)]
-        answers = predict([ids for ids, _ in encoded], first)
+        answers = predict([text for text, _ in encoded], first)
         rows = []
         for row, (text, (_, cut), prediction) in enumerate(zip(chunk, encoded, answers, strict=True)):
             decoded = prediction.decoded(codec.vocabulary)
@@ -197,8 +203,10 @@ def run(
         after_window(output.counts)
 
 
-def predict_with(predictor: predictions.Predictor, params: Any, model: Any) -> Callable[[list[list[int]], int], Any]:
-    """Returns the `predict` argument of `run`: generated answers, or a classifier's labels, the best first."""
+def predict_with(predictor: predictions.Predictor, params: Any, model: Any) -> Callable[[list[Any], int], Any]:
+    """Returns the `predict` argument of `run`: generated answers, or the predictions of a head, the best first."""
+    if head_predictions.has_head(model):
+        return lambda inputs, first: head_predictions.predict(predictor, params, model, inputs)
     if predictions.is_classifier(model):
         return lambda inputs, first: predictions.class_predictions(predictor, params, inputs, model.labels, None)
     return lambda inputs, first: predictor.predict(params, inputs, first)
@@ -226,7 +234,7 @@ class TextInference:
         """Raises UserError for standard streams with several processes, and for an unsuitable vocabulary or model."""
         if embed:
             interface.require(self.model, 'encode', 'infer --embed')
-        elif not predictions.is_classifier(self.model):
+        elif not (predictions.is_classifier(self.model) or head_predictions.has_head(self.model)):
             interface.require(self.model, 'generate', 'infer without --embed')
         if collectives.several() and (self.inputs.is_stdin or self.output == '-'):
             raise UserError(
@@ -264,7 +272,8 @@ class TextInference:
         """Returns the encoder of texts. A model of tasks without inputs continues prompts, which have no end token."""
         lengths = self.decoding.feature_lengths
         longest = batch_formats.text_lengths(lengths)['inputs']
-        return Texts(self.vocabulary, longest, self.refuse_long, 'inputs' in lengths)
+        model = self.model if head_predictions.has_head(self.model) else None
+        return Texts(self.vocabulary, longest, self.refuse_long, 'inputs' in lengths, model)
 
     def predictor(self) -> predictions.Predictor:
         return predictions.Predictor(self.model, self.partitioner, self.decoding, self.vocabulary)

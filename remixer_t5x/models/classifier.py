@@ -1,4 +1,4 @@
-"""The classifier: loss and predictions of an encoder with a head that returns a label or a number for each text."""
+"""Loss and predictions of classifiers: encoders with a head that returns a label or a number for each text."""
 
 import dataclasses
 from typing import Any
@@ -8,20 +8,20 @@ import jax.numpy as jnp
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.architecture.encoder_only import EncoderOnly
-from remixer_t5x.models.interface import Batch, Model, Params, Sums, present
+from remixer_t5x.models.interface import Batch, Model, Params, Sums, select_arrays
 
 
 @dataclasses.dataclass(frozen=True)
 class Classifier(Model):
-    """An encoder with a head for whole rows.
+    """An encoder with a head that returns a label or a number for each row.
 
     A batch has `encoder_input_tokens` [batch, length] int32, `labels` [batch] float32 (the index of the label, or the
-    number itself) and `label_weights` [batch] float32, 0 for a row that does not count.
+    number itself) and `label_weights` [batch] float32.
 
     Attributes:
-        module: the encoder, whose head returns a number for each label, or one number for a regression.
-        labels: the texts of the labels, in the order of their indices; None for a regression.
-        label_smoothing: probability spread over the labels that are not the target.
+        module: the encoder, whose head returns a logit for each label, or one number for a regression.
+        labels: the texts of the labels in the order of their indices; None for a regression.
+        label_smoothing: probability spread evenly over all labels.
     """
 
     module: EncoderOnly
@@ -29,43 +29,66 @@ class Classifier(Model):
     label_smoothing: float = 0.0
 
     model_type = 'classifier'
-    # A masked language model has no such head.
+    # Masked language models have another head.
     fresh_parameters = ('head',)
 
     def __post_init__(self) -> None:
         check_labels(self.labels)
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-        """See `Model.loss`; the sum is over rows, of the cross-entropy, or of the squared error of a regression."""
+        """See `Model.loss`; sums the cross-entropy over rows, or the squared error of a regression."""
         outputs = self._apply('classify', params, batch['encoder_input_tokens'], rng=dropout_rng)
         labels, weights = batch['labels'], batch['label_weights'].astype(jnp.float32)
         if self.labels is None:
-            each, correct = jnp.square(outputs[:, 0] - labels), jnp.zeros_like(weights)
-        else:
-            log_probabilities = jax.nn.log_softmax(outputs)
-            target = jax.nn.one_hot(labels.astype(jnp.int32), len(self.labels))
-            correct = jnp.sum(target * log_probabilities, axis=-1) >= jnp.max(log_probabilities, axis=-1)
-            target = target * (1.0 - self.label_smoothing) + self.label_smoothing / len(self.labels)
-            each = -jnp.sum(target * log_probabilities, axis=-1)
-        loss, count = jnp.sum(each * weights), jnp.sum(weights)
-        sums = {'loss': loss, 'z_loss': jnp.zeros((), jnp.float32), 'correct': jnp.sum(correct * weights)}
-        return loss, {**sums, 'weights': count, 'sequences': count}
+            return weighted_sums(jnp.square(outputs[:, 0] - labels), jnp.zeros_like(weights), weights)
+        return label_loss(outputs, labels, weights, self.label_smoothing)
 
     def encode(self, params: Params, inputs: jax.Array) -> jax.Array:
-        """The stack's output for `inputs` [batch, length], one example per row: [batch, length, embed]."""
+        """Returns the stack's output [batch, length, embed] for `inputs` [batch, length], one example per row."""
         return self._apply('encode', params, inputs)
 
     def classify(self, params: Params, inputs: jax.Array) -> jax.Array:
-        """log p(label) of each label, [batch, labels] float32; for a regression the number, [batch, 1]."""
+        """Returns log p(label) of each label, [batch, labels] float32, or the number of a regression, [batch, 1]."""
         outputs = self._apply('classify', params, inputs)
         return outputs if self.labels is None else jax.nn.log_softmax(outputs)
 
-    def _initialised(self, batch: Batch) -> tuple[str, dict[str, Any]]:
-        return 'classify', present(batch, 'encoder_input_tokens')
+    def _init_call(self, batch: Batch) -> tuple[str, dict[str, Any]]:
+        return 'classify', select_arrays(batch, 'encoder_input_tokens')
+
+
+def label_loss(
+    logits: jax.Array, labels: jax.Array, weights: jax.Array, label_smoothing: float = 0.0
+) -> tuple[jax.Array, Sums]:
+    """Returns the cross-entropy of logits [batch, ..., classes] summed with `weights`, and the sums of `Model.loss`.
+
+    Args:
+        logits: float32.
+        labels: index of the class, [batch, ...].
+        weights: [batch, ...] float32.
+        label_smoothing: probability spread evenly over all classes.
+    """
+    classes, log_probabilities = logits.shape[-1], jax.nn.log_softmax(logits)
+    target = jax.nn.one_hot(labels.astype(jnp.int32), classes)
+    correct = jnp.sum(target * log_probabilities, axis=-1) >= jnp.max(log_probabilities, axis=-1)
+    target = target * (1.0 - label_smoothing) + label_smoothing / classes
+    return weighted_sums(-jnp.sum(target * log_probabilities, axis=-1), correct, weights)
+
+
+def weighted_sums(losses: jax.Array, correct: jax.Array, weights: jax.Array) -> tuple[jax.Array, Sums]:
+    """Returns the loss sum and the sums of `Model.loss` for losses, predictions and weights [batch, ...]."""
+    loss = jnp.sum(losses * weights)
+    has_weight = jnp.any(weights.reshape(weights.shape[0], -1) > 0, axis=1)
+    return loss, {
+        'loss': loss,
+        'z_loss': jnp.zeros((), jnp.float32),
+        'correct': jnp.sum(correct * weights),
+        'weights': jnp.sum(weights),
+        'sequences': jnp.sum(has_weight.astype(jnp.float32)),
+    }
 
 
 def outputs(labels: tuple[str, ...] | None) -> int:
-    """The number of outputs of a head for these labels; 1 for a regression."""
+    """Returns the number of outputs of a head for these labels; 1 for a regression."""
     check_labels(labels)
     return 1 if labels is None else len(labels)
 
@@ -77,6 +100,6 @@ def check_labels(labels: Any) -> None:
     fits = isinstance(labels, list | tuple) and all(isinstance(label, str) for label in labels)
     if not fits or len(set(labels)) != len(labels) or len(labels) < 2:
         raise UserError(
-            f'LABELS is {labels!r:.80}; it takes two or more different texts, as in '
-            "--gin.LABELS=\"('negative', 'positive')\", or None for a regression"
+            f'LABELS must be two or more different texts, or None for a regression, got {labels!r:.80}; give '
+            "--gin.LABELS=\"('negative', 'positive')\""
         )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from remixer_t5x.models import decoding, losses
 from remixer_t5x.models.architecture.stack import layers_apart
-from remixer_t5x.models.interface import Batch, Model, Params, Sums, count_sequences, targets_of
+from remixer_t5x.models.interface import Batch, Model, Params, Sums, count_sequences, targets_and_weights
 from remixer_t5x.models.stop_strings import StopStrings
 
 _GREEDY = decoding.Greedy()
@@ -39,18 +39,20 @@ class Generating(Model):
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
         """See `Model.loss`; the sum is over the target tokens with a weight."""
         hidden = self._hidden(params, batch, dropout_rng)
-        loss, sums = self.loss_function(hidden, self.module.output_kernel(params), *targets_of(batch, 'decoder'))
+        loss, sums = self.loss_function(
+            hidden, self.module.output_kernel(params), *targets_and_weights(batch, 'decoder')
+        )
         return loss, {**sums, 'sequences': count_sequences(batch, 'decoder_target_tokens')}
 
     def score(self, params: Params, batch: Batch) -> jax.Array:
         """The log-likelihood of each row's target tokens, [batch] float32, without z-loss and label smoothing."""
-        return self.judge(params, batch)[0]
+        return self.score_and_match(params, batch)[0]
 
-    def judge(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def score_and_match(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """`score`, and whether greedy decoding returns the target tokens of each row, [batch] bool."""
-        hidden, (targets, weights) = self._hidden(params, batch), targets_of(batch, 'decoder')
+        hidden, (targets, weights) = self._hidden(params, batch), targets_and_weights(batch, 'decoder')
         kernel = self.module.output_kernel(params)
-        return losses.judge_rows(hidden, kernel, targets, weights, self.loss_function.chunk_length)
+        return losses.score_and_match_rows(hidden, kernel, targets, weights, self.loss_function.chunk_length)
 
     def score_choices(self, params: Params, inputs: jax.Array, choices: jax.Array) -> jax.Array:
         """Returns log p(choice | inputs) of each choice, [batch, choices] float32; inputs are encoded once.

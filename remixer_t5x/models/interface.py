@@ -1,7 +1,6 @@
-"""The base class of the four models, and what a command may ask of a model.
+"""Defines the base class of all models, and checks that a model supports a command.
 
-A model type is, for example, an encoder-decoder or a decoder alone. `data.batch_formats` lists the arrays in a batch
-of each type.
+`data.batch_formats` lists the arrays of a batch for each model type.
 """
 
 import dataclasses
@@ -16,6 +15,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.kernels import self_check
 from remixer_t5x.models import losses
 from remixer_t5x.models.architecture import stack
+from remixer_t5x.models.lora import Lora
 
 Params = Any
 Batch = Mapping[str, jax.Array]
@@ -24,18 +24,20 @@ Sums = losses.Sums
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A module and its loss. It has no parameters, so every method is a pure function of them.
+    """Couples a Flax module with a loss. It does not store parameters: every method is a pure function of them.
 
-    A batch is a mapping of arrays with the names of seqio's feature converters; each subclass lists its own.
+    A batch maps the names of seqio's feature converters to arrays; each subclass lists its arrays.
 
     Attributes:
         module: the Flax module, which defines the parameters.
-        config: the gin text that describes the model, for `TrainedModel.save`; empty if it was made by other means.
+        lora: adapters that `init` adds to the parameters, or None.
+        config: the gin text that describes the model, for `TrainedModel.save`; empty if it was built without gin.
         model_type: the name of the model type.
         fresh_parameters: top-level names of parameters that another model's checkpoint cannot initialise.
     """
 
     module: Any
+    lora: Lora | None = dataclasses.field(default=None, kw_only=True)
     config: str = dataclasses.field(default='', kw_only=True, compare=False, repr=False)
 
     model_type: ClassVar[str]
@@ -43,22 +45,26 @@ class Model:
 
     @property
     def vocab_size(self) -> int:
-        """The number of ids that the model can read."""
+        """Returns the number of token ids."""
         return self.module.vocab_size
 
     def init(self, rng: jax.Array, batch_shapes: Mapping[str, tuple[int, ...]]) -> Params:
-        """Random float32 parameters, each boxed with its logical axes (`nn.LogicallyPartitioned`).
+        """Returns random float32 parameters, each boxed with its logical axes (`nn.LogicallyPartitioned`).
 
         Args:
             rng: a key.
             batch_shapes: shapes of the token arrays of a batch, and of the segment ids if rows are packed. The
                 parameters do not depend on them, but a sublayer may refuse a length, or packing.
         """
-        method, inputs = self._initialised({name: jnp.ones(shape, jnp.int32) for name, shape in batch_shapes.items()})
-        return self.module.init(rng, **inputs, enable_dropout=False, method=method)['params']
+        method, inputs = self._init_call({name: jnp.ones(shape, jnp.int32) for name, shape in batch_shapes.items()})
+
+        def init() -> Params:
+            return self.module.init(rng, **inputs, enable_dropout=False, method=method)['params']
+
+        return init() if self.lora is None else self.lora.init(init, rng)
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-        """The loss summed over what is predicted, and float32 sums to report; divide by sums['weights'] once.
+        """Returns the loss summed over all predictions, and float32 sums to report; divide by sums['weights'] once.
 
         Args:
             params: unboxed parameters.
@@ -67,12 +73,12 @@ class Model:
         """
         raise NotImplementedError
 
-    def _initialised(self, batch: Batch) -> tuple[str, dict[str, Any]]:
-        """The method of the module that reaches all parameters, and its arguments from `batch`."""
+    def _init_call(self, batch: Batch) -> tuple[str, dict[str, Any]]:
+        """Returns the name of a module method that uses all parameters, and its arguments from `batch`."""
         raise NotImplementedError
 
     def _apply(self, method: str, params: Params, *args: Any, rng: jax.Array | None = None, **kwargs: Any) -> jax.Array:
-        """Calls a method of the module, with dropout if there is a key."""
+        """Calls a method of the module; dropout is enabled if `rng` is a key."""
         return self.module.apply(
             {'params': params},
             *args,
@@ -83,19 +89,19 @@ class Model:
         )
 
 
-def present(batch: Batch, *names: str) -> dict[str, jax.Array]:
-    """The arrays of `batch` with these names; a name that is missing is left out."""
+def select_arrays(batch: Batch, *names: str) -> dict[str, jax.Array]:
+    """Selects arrays of `batch` by name; names that are not in the batch are skipped."""
     return {name: batch[name] for name in names if name in batch}
 
 
-def targets_of(batch: Batch, side: str) -> tuple[jax.Array, jax.Array]:
-    """The target tokens of 'encoder' or 'decoder' and their float32 weights, [batch, length] each."""
+def targets_and_weights(batch: Batch, side: str) -> tuple[jax.Array, jax.Array]:
+    """Returns the target tokens of `side` ('encoder', 'decoder') and their float32 weights, [batch, length] each."""
     targets, weights = batch[f'{side}_target_tokens'], batch.get(f'{side}_loss_weights')
     return targets, (targets > 0 if weights is None else weights).astype(jnp.float32)
 
 
 def count_sequences(batch: Batch, tokens: str) -> jax.Array:
-    """The number of examples in a batch, packed or not, that have a token in the array `tokens`."""
+    """Counts the examples of a batch, packed or not, that are not empty in the array `tokens`."""
     segments = batch.get(f'{tokens.partition("_")[0]}_segment_ids')
     if segments is None:
         return jnp.sum(jnp.any(batch[tokens] > 0, axis=-1).astype(jnp.float32))
@@ -103,44 +109,43 @@ def count_sequences(batch: Batch, tokens: str) -> jax.Array:
 
 
 def sublayers(model: Model) -> dict[str, list[Callable[..., nn.Module]]]:
-    """The factories of the sublayers in the layers of each stack, 'encoder' and 'decoder', in order."""
+    """Returns the sublayer factories of each stack ('encoder', 'decoder') in order."""
     stacks = {side: getattr(model.module, f'{side}_stack', None) for side in ('encoder', 'decoder')}
     return {
-        side: [sublayer for factory, _ in make().runs for sublayer in factory().sublayers]
-        for side, make in stacks.items()
-        if make is not None
+        side: [sublayer for layer, _ in stack_factory().runs for sublayer in layer().sublayers]
+        for side, stack_factory in stacks.items()
+        if stack_factory is not None
     }
 
 
 def param_shapes(model: Model, batch_shapes: Mapping[str, tuple[int, ...]]) -> Params:
-    """What `model.init` returns, with a `jax.ShapeDtypeStruct` for each array. No array is computed."""
-    # Shapes do not depend on kernels, so none is checked for the lengths of this call.
+    """Returns the result of `model.init` with `jax.ShapeDtypeStruct` leaves, without computing arrays."""
+    # Shapes do not depend on the choice of kernels, so kernels are not compared with their formulas here.
     with stack.traced_once(), self_check.recording():
         return jax.eval_shape(lambda: model.init(jax.random.key(0), batch_shapes))
 
 
-# What some models can do in addition, by the name of the method: in words, and the model types that have it.
+# Optional methods of a model: a description for error messages, and the model types that implement the method.
 ABILITIES = {
     'generate': ('generates text', ('encoder_decoder', 'decoder_only')),
     'score': ('scores a text given another', ('encoder_decoder', 'decoder_only')),
     'score_choices': ('ranks choices', ('encoder_decoder', 'decoder_only')),
-    'encode': ('encodes text', ('encoder_decoder', 'encoder_only', 'classifier')),
-    'classify': ('gives a text a label or a number', ('classifier',)),
+    'encode': ('encodes text', ('encoder_decoder', 'encoder_only', 'classifier', 'token_labels', 'span', 'embedding')),
+    'classify': ('classifies text', ('classifier',)),
 }
 
 
 def require(model: Model, ability: str, reader: str) -> None:
-    """Raises UserError if the model lacks the method `ability`, which `reader` (a command, a setting) needs."""
-    if callable(getattr(model, ability, None)):
-        return
-    words, types = ABILITIES[ability]
-    raise UserError(
-        f'{reader} needs a model that {words}, and MODEL_TYPE = {model.model_type!r} has none; '
-        f'use one with the model type {" or ".join(types)}'
-    )
+    """Raises UserError if the model lacks the method `ability`, which `reader` (a command, a setting) calls."""
+    if not callable(getattr(model, ability, None)):
+        description, model_types = ABILITIES[ability]
+        raise UserError(
+            f'MODEL_TYPE must be {" or ".join(model_types)} for {reader}, got {model.model_type!r}; '
+            f'use a model that {description}'
+        )
 
 
 def require_type(model: Model, model_type: str, reader: str) -> None:
-    """Raises UserError if the model has another type than `reader` (a command, a flag) requires."""
+    """Raises UserError unless the model has the type that `reader` (a command, a flag) requires."""
     if model.model_type != model_type:
-        raise UserError(f'{reader} requires a model of type {model_type}, and MODEL_TYPE is {model.model_type!r}')
+        raise UserError(f'MODEL_TYPE must be {model_type} for {reader}, got {model.model_type!r}')

@@ -1,4 +1,4 @@
-"""The decoder-only language model: loss, scores and continuations as functions of its parameters."""
+"""Loss, scores and continuations of decoder-only language models."""
 
 import dataclasses
 from typing import Any
@@ -11,7 +11,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.models import decoding
 from remixer_t5x.models.architecture.decoder_only import DecoderOnly
 from remixer_t5x.models.generating import Generating
-from remixer_t5x.models.interface import Batch, Params, present
+from remixer_t5x.models.interface import Batch, Params, select_arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,14 +22,13 @@ class LanguageModel(Generating):
     decoder_target_tokens, decoder_loss_weights, and for packed rows decoder_segment_ids and decoder_positions; or those
     of its PrefixLMFeatureConverter, which adds decoder_causal_attention.
 
-    With `prompt_tokens` [batch, prompt_length] in the batch, `score` and `judge` read `decoder_target_tokens` as the
-    text after each prompt and return log p(text | prompt).
+    If the batch contains `prompt_tokens` [batch, prompt_length], `score` and `score_and_match` return
+    log p(decoder_target_tokens | prompt).
 
     Attributes:
         module: the decoder.
         loss_function: applied to the tokens with a nonzero weight.
-        prefix: whether attention is bidirectional over prompts and over the tokens that decoder_causal_attention marks;
-            False reads them from left to right like all other tokens.
+        prefix: whether attention is bidirectional over prompts and over the tokens that decoder_causal_attention marks.
     """
 
     module: DecoderOnly
@@ -38,22 +37,22 @@ class LanguageModel(Generating):
     model_type = 'decoder_only'
     input_array = 'prompt_tokens'
 
-    def judge(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def score_and_match(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
         if 'prompt_tokens' in batch:
-            batch = behind_prompts(batch['prompt_tokens'], batch['decoder_target_tokens'])
-        return super().judge(params, batch)
+            batch = join_prompts(batch['prompt_tokens'], batch['decoder_target_tokens'])
+        return super().score_and_match(params, batch)
 
-    def _initialised(self, batch: Batch) -> tuple[str, dict[str, Any]]:
+    def _init_call(self, batch: Batch) -> tuple[str, dict[str, Any]]:
         tokens = batch['decoder_target_tokens']
         prefix = tokens > 0 if self.prefix else None
         return '__call__', {
             'decoder_input_tokens': tokens,
             'prefix': prefix,
-            **present(batch, 'decoder_segment_ids'),
+            **select_arrays(batch, 'decoder_segment_ids'),
         }
 
     def _hidden(self, params: Params, batch: Batch, rng: jax.Array | None = None) -> jax.Array:
-        arrays = present(batch, 'decoder_input_tokens', 'decoder_segment_ids', 'decoder_positions')
+        arrays = select_arrays(batch, 'decoder_input_tokens', 'decoder_segment_ids', 'decoder_positions')
         return self._apply('decode_hidden', params, **arrays, prefix=self._prefix(batch), rng=rng)
 
     def _prefix(self, batch: Batch) -> jax.Array | None:
@@ -61,15 +60,15 @@ class LanguageModel(Generating):
             return None
         if 'decoder_causal_attention' not in batch:
             raise UserError(
-                'PREFIX_LM is True and the task has targets alone; give PREFIX_LM = False, or a task with inputs and '
-                "their length too, as in TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 114}"
+                'PREFIX_LM must be False for tasks without inputs, got True; set PREFIX_LM = False, or use a task with '
+                "inputs and their length, such as TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 114}"
             )
         return batch['decoder_causal_attention'] > 0
 
     def _generation(self, params: Params, prompts: jax.Array, max_length: int, eos_id: int = 1) -> decoding.Generation:
         params = self._decoding_params(params)
         slots = prompts.shape[1] + max_length
-        # Id 0 begins a sequence, as in training.
+        # Id 0 starts a sequence, as in training.
         tokens, count = jnp.pad(prompts, ((0, 0), (1, 0))), token_counts(prompts)
         is_token = jnp.arange(tokens.shape[1]) <= count[:, None]
 
@@ -94,17 +93,17 @@ class LanguageModel(Generating):
         return decoding.Generation(allocate, step, count > 0, max_length, eos_id, last, aligned)
 
 
-def behind_prompts(prompts: jax.Array, targets: jax.Array) -> dict[str, jax.Array]:
-    """Joins prompts [batch, prompt_length] and targets [batch, target_length]; only targets have a loss weight."""
+def join_prompts(prompts: jax.Array, targets: jax.Array) -> dict[str, jax.Array]:
+    """Joins prompts [batch, prompt_length] and targets [batch, target_length]; only targets have loss weights."""
     count = token_counts(prompts)[:, None]
-    both = jnp.concatenate([prompts, targets], axis=1)
-    place = jnp.arange(both.shape[1])
-    # What follows the targets in `both` is beyond its end.
-    source = jnp.where(place < count, place, place - count + prompts.shape[1])
-    tokens = jnp.take_along_axis(jnp.pad(both, ((0, 0), (0, 1))), jnp.minimum(source, both.shape[1]), axis=1)
+    tokens = jnp.concatenate([prompts, targets], axis=1)
+    position = jnp.arange(tokens.shape[1])
+    # Positions after the targets read the appended 0.
+    source = jnp.where(position < count, position, position - count + prompts.shape[1])
+    tokens = jnp.take_along_axis(jnp.pad(tokens, ((0, 0), (0, 1))), jnp.minimum(source, tokens.shape[1]), axis=1)
     return {
         'decoder_target_tokens': tokens,
         'decoder_input_tokens': jnp.pad(tokens, ((0, 0), (1, 0)))[:, :-1],
-        'decoder_loss_weights': ((place >= count) & (tokens > 0)).astype(jnp.int32),
-        'decoder_causal_attention': (place <= count).astype(jnp.int32),
+        'decoder_loss_weights': ((position >= count) & (tokens > 0)).astype(jnp.int32),
+        'decoder_causal_attention': (position <= count).astype(jnp.int32),
     }

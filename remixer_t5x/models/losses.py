@@ -1,9 +1,9 @@
 """Cross-entropy of the output projection, in chunks, with z-loss and label smoothing.
 
 The logits of a batch are its largest array: 114 targets of 128 sequences over 32,128 pieces take 1.9 GB in float32,
-twice that with the gradient. Here the targets are cut into chunks along the length; the logits of a chunk exist only
-while its loss, and in training its gradients, are computed. The gradient is computed in the forward pass, so that
-nothing is computed twice: three matmuls a chunk, as without chunks.
+twice that with the gradient. This module splits the targets into chunks along the length and keeps the logits of one
+chunk at a time. The forward pass also computes the gradients, so that nothing is recomputed: each chunk takes three
+matmuls, as without chunks.
 """
 
 import dataclasses
@@ -21,13 +21,13 @@ Sums = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class CrossEntropy:
-    """Settings of the loss. They are hashable, because compiled code depends on them.
+    """Settings of the loss; hashable, because compiled programs depend on them.
 
     Attributes:
-        z_loss: factor of log(Z)^2, which keeps the logits from drifting (1e-4 in T5.1.1).
-        label_smoothing: probability mass spread over the tokens that are not the target; the loss of a perfect
-            prediction stays 0, because its entropy is subtracted.
-        chunk_length: number of targets per row whose logits exist at one time.
+        z_loss: factor of log(Z)^2, which prevents the logits from drifting (1e-4 in T5.1.1).
+        label_smoothing: probability mass of all tokens other than the target. The entropy of the smoothed distribution
+            is subtracted, so a perfect prediction has loss 0.
+        chunk_length: number of targets per row in a chunk.
     """
 
     z_loss: ranges.NonNegative = 1e-4
@@ -37,26 +37,26 @@ class CrossEntropy:
     def __call__(
         self, hidden: jax.Array, kernel: jax.Array, targets: jax.Array, weights: jax.Array
     ) -> tuple[jax.Array, Sums]:
-        """Sum of the loss over targets; see `cross_entropy`."""
+        """Returns the loss summed over targets; see `cross_entropy`."""
         return cross_entropy(self, hidden, kernel, targets, weights)
 
 
 def token_logits(hidden: jax.Array, kernel: jax.Array) -> jax.Array:
-    """[..., vocab] float32 of [..., embed] and [embed, vocab]; operands in hidden's dtype."""
+    """Multiplies [..., embed] by [embed, vocab] in hidden's dtype and returns [..., vocab] float32."""
     tokens = hidden.reshape(-1, hidden.shape[-1])
     logits = jnp.dot(tokens, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32)
     return logits.reshape(*hidden.shape[:-1], kernel.shape[-1])
 
 
 def _is_target(targets: jax.Array, vocab_size: int) -> jax.Array:
-    """[batch, length, vocab] bool. Comparing, unlike a gather, partitions over a sharded vocabulary."""
+    """Returns a one-hot mask, [batch, length, vocab] bool, which unlike a gather works with a sharded vocabulary."""
     return targets[..., None] == jnp.arange(vocab_size, dtype=targets.dtype)
 
 
 def _chunk_sums(
     config: CrossEntropy, logits: jax.Array, targets: jax.Array, weights: jax.Array
 ) -> tuple[Sums, jax.Array]:
-    """Weighted sums over one chunk, and log Z [batch, length]."""
+    """Returns the weighted sums of one chunk, and log Z [batch, length]."""
     vocab_size = logits.shape[-1]
     largest = jnp.max(logits, axis=-1)
     log_z = largest + jnp.log(jnp.sum(jnp.exp(logits - largest[..., None]), axis=-1))
@@ -78,14 +78,14 @@ def _chunk_sums(
 
 
 def _smoothed(label_smoothing: float, vocab_size: int) -> tuple[float, float]:
-    """Probability of the target and of each other token."""
+    """Returns the probability of the target and of each other token."""
     return 1.0 - label_smoothing, label_smoothing / (vocab_size - 1)
 
 
 def _chunk_logits_gradient(
     config: CrossEntropy, logits: jax.Array, targets: jax.Array, weights: jax.Array, log_z: jax.Array
 ) -> jax.Array:
-    """Derivative of the chunk's loss sum with respect to its logits."""
+    """Returns the gradient of the chunk's loss sum with respect to its logits."""
     probabilities = jnp.exp(logits - log_z[..., None])
     scale = 1.0 + 2.0 * config.z_loss * log_z
     confidence, rest = _smoothed(config.label_smoothing, logits.shape[-1])
@@ -94,7 +94,7 @@ def _chunk_logits_gradient(
 
 
 def _to_chunks(config: CrossEntropy, *arrays: jax.Array) -> list[jax.Array]:
-    """[batch, length, ...] -> [chunks, batch, chunk_length, ...], in equal chunks padded with zeros."""
+    """Splits [batch, length, ...] into equal chunks, [chunks, batch, chunk_length, ...], padded with zeros."""
     length = arrays[0].shape[1]
     count = max(1, math.ceil(length / config.chunk_length))
     size = math.ceil(length / count)
@@ -110,7 +110,7 @@ def _to_chunks(config: CrossEntropy, *arrays: jax.Array) -> list[jax.Array]:
 def cross_entropy(
     config: CrossEntropy, hidden: jax.Array, kernel: jax.Array, targets: jax.Array, weights: jax.Array
 ) -> tuple[jax.Array, Sums]:
-    """Sum over targets of cross-entropy and z-loss of `hidden @ kernel`.
+    """Sums cross-entropy and z-loss of the logits `hidden @ kernel` over targets.
 
     Args:
         config: settings.
@@ -121,7 +121,7 @@ def cross_entropy(
 
     Returns:
         The loss sum, a float32 scalar differentiable in hidden and kernel, and the sums 'loss' (z-loss included),
-        'z_loss', 'weights' and 'correct' (targets that have the largest logit), which carry no gradient.
+        'z_loss', 'weights' and 'correct' (targets with the largest logit), which are not differentiable.
     """
 
     def body(total: Sums, chunk) -> tuple[Sums, None]:
@@ -139,7 +139,7 @@ def _zero_sums() -> Sums:
 
 
 def _forward(config, hidden, kernel, targets, weights):
-    """The loss and, chunk by chunk, the gradients with respect to hidden and kernel."""
+    """Computes the loss and the gradients with respect to hidden and kernel, chunk by chunk."""
     low = whole_rows(kernel, (axes.EMBED, axes.VOCAB), hidden.dtype)
 
     def body(carry, chunk):
@@ -171,12 +171,12 @@ def _backward(config, gradients, cotangents):
 cross_entropy.defvjp(_forward, _backward)
 
 
-def judge_targets(
+def score_and_match_targets(
     hidden: jax.Array, kernel: jax.Array, targets: jax.Array, chunk_length: int = 64
 ) -> tuple[jax.Array, jax.Array]:
-    """log p(target) of each target, [batch, length] float32, and whether no token is likelier, [batch, length] bool.
+    """Returns log p(target), [batch, length] float32, and whether each target is the argmax, [batch, length] bool.
 
-    Chunked like the loss; arguments as there.
+    Has the arguments of `cross_entropy` and computes in chunks like it.
     """
     config = CrossEntropy(chunk_length=chunk_length)
 
@@ -187,18 +187,16 @@ def judge_targets(
         is_best = target_logit >= jnp.max(logits, axis=-1)
         return None, (target_logit - jax.nn.logsumexp(logits, axis=-1), is_best)
 
-    def whole(chunks: jax.Array) -> jax.Array:
+    def join(chunks: jax.Array) -> jax.Array:
         return jnp.moveaxis(chunks, 0, 1).reshape(targets.shape[0], -1)[:, : targets.shape[1]]
 
     _, (scores, is_best) = jax.lax.scan(body, None, _to_chunks(config, hidden, targets))
-    return whole(scores), whole(is_best)
+    return join(scores), join(is_best)
 
 
-def judge_rows(
+def score_and_match_rows(
     hidden: jax.Array, kernel: jax.Array, targets: jax.Array, weights: jax.Array, chunk_length: int = 64
 ) -> tuple[jax.Array, jax.Array]:
-    """The same for the targets of a row with a weight: the sum of their log-likelihoods, [batch] float32, and whether
-    all of them are what greedy decoding gives, [batch] bool.
-    """
-    scores, is_best = judge_targets(hidden, kernel, targets, chunk_length)
+    """Returns log p of each row's weighted targets, [batch] float32, and whether all are the argmax, [batch] bool."""
+    scores, is_best = score_and_match_targets(hidden, kernel, targets, chunk_length)
     return jnp.sum(scores * weights, axis=-1), jnp.all(is_best | (weights == 0), axis=-1)

@@ -1,4 +1,4 @@
-"""The masked language model: loss, features and predictions of an encoder (Devlin et al. 2019)."""
+"""Loss, features and predictions of masked language models (Devlin et al. 2019)."""
 
 import dataclasses
 from typing import Any
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from remixer_t5x import ranges
 from remixer_t5x.models import losses
 from remixer_t5x.models.architecture.encoder_only import EncoderOnly
-from remixer_t5x.models.interface import Batch, Model, Params, Sums, count_sequences, present, targets_of
+from remixer_t5x.models.interface import Batch, Model, Params, Sums, count_sequences, select_arrays, targets_and_weights
 
 _INPUTS = ('encoder_input_tokens', 'encoder_segment_ids', 'encoder_positions', 'encoder_token_types')
 
@@ -18,16 +18,16 @@ _INPUTS = ('encoder_input_tokens', 'encoder_segment_ids', 'encoder_positions', '
 class MaskedLM(Model):
     """An encoder that predicts the tokens that were masked.
 
-    A batch has [batch, length] int32 arrays: `encoder_input_tokens` (the damaged text), `encoder_target_tokens` (the
-    original token where one is to be predicted, 0 elsewhere), `encoder_loss_weights`, and for packed rows
+    A batch has [batch, length] int32 arrays: `encoder_input_tokens` (the masked text), `encoder_target_tokens` (the
+    original tokens at the positions to predict, 0 elsewhere), `encoder_loss_weights`, and for packed rows
     `encoder_segment_ids` and `encoder_positions`.
 
     Attributes:
         module: the encoder with its head.
-        loss_function: of the tokens to predict.
-        predicted_share: share of a row's tokens for which logits are computed. BERT predicts 15%, and the logits of the
-            others, three quarters of a small model's work, would be thrown away. A batch in which a row has more
-            targets than that computes all logits, so the loss never depends on it. 1.0 always computes all.
+        loss_function: applied to the tokens to predict.
+        predicted_share: share of a row's tokens for which logits are computed. BERT predicts 15% of the tokens; the
+            logits of all tokens are three quarters of a small model's FLOPs. If a row of the batch has more targets,
+            all logits are computed, so this setting never changes the loss. 1.0 always computes all logits.
     """
 
     module: EncoderOnly
@@ -38,28 +38,30 @@ class MaskedLM(Model):
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
         """See `Model.loss`; the sum is over the tokens to predict."""
-        hidden, (targets, weights) = self._hidden(params, batch, dropout_rng), targets_of(batch, 'encoder')
+        hidden, (targets, weights) = self._hidden(params, batch, dropout_rng), targets_and_weights(batch, 'encoder')
 
-        def loss_of(hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> tuple[jax.Array, Sums]:
+        def compute_loss(hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> tuple[jax.Array, Sums]:
             return self.loss_function(*self._output(params, hidden), targets, weights)
 
-        few = max(1, round(targets.shape[1] * self.predicted_share))
-        if few >= targets.shape[1]:
-            loss, sums = loss_of(hidden, targets, weights)
+        count = max(1, round(targets.shape[1] * self.predicted_share))
+        if count >= targets.shape[1]:
+            loss, sums = compute_loss(hidden, targets, weights)
         else:
-            # The tokens to predict come first in each row.
-            order = jnp.argsort(weights <= 0, axis=1, stable=True)[:, :few]
+            # Sorts the tokens to predict to the front of each row.
+            order = jnp.argsort(weights <= 0, axis=1, stable=True)[:, :count]
 
-            def of_few() -> tuple[jax.Array, Sums]:
-                chosen = jnp.take_along_axis(hidden, order[..., None], axis=1)
-                return loss_of(chosen, *(jnp.take_along_axis(array, order, 1) for array in (targets, weights)))
+            def loss_of_targets() -> tuple[jax.Array, Sums]:
+                target_hidden = jnp.take_along_axis(hidden, order[..., None], axis=1)
+                return compute_loss(
+                    target_hidden, *(jnp.take_along_axis(array, order, 1) for array in (targets, weights))
+                )
 
-            fits = jnp.all(jnp.sum(weights > 0, axis=1) <= few)
-            loss, sums = jax.lax.cond(fits, of_few, lambda: loss_of(hidden, targets, weights))
+            fits = jnp.all(jnp.sum(weights > 0, axis=1) <= count)
+            loss, sums = jax.lax.cond(fits, loss_of_targets, lambda: compute_loss(hidden, targets, weights))
         return loss, {**sums, 'sequences': count_sequences(batch, 'encoder_input_tokens')}
 
     def encode(self, params: Params, inputs: jax.Array, token_types: jax.Array | None = None) -> jax.Array:
-        """The stack's output for `inputs` [batch, length], one example per row: [batch, length, embed]."""
+        """Returns the stack's output [batch, length, embed] for `inputs` [batch, length], one example per row."""
         return self._apply('encode', params, inputs, encoder_token_types=token_types)
 
     def project_sentence(self, params: Params, mean: jax.Array) -> jax.Array:
@@ -67,31 +69,31 @@ class MaskedLM(Model):
         return self._apply('project_sentence', params, mean)
 
     def logits(self, params: Params, batch: Batch) -> jax.Array:
-        """Logits of the token at each place, [batch, length, vocab] in the module's dtype."""
-        return self._apply('predict_tokens', params, **present(batch, *_INPUTS))
+        """Returns the logits at each position, [batch, length, vocab], in the module's dtype."""
+        return self._apply('predict_tokens', params, **select_arrays(batch, *_INPUTS))
 
-    def judge(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """log p(token) at one place of each row, [batch] float32, and whether no token is likelier, [batch] bool.
+    def score_and_match(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """Returns log p(token) at one position of each row, [batch] float32, and whether it is the argmax, bool.
 
-        The batch has encoder_input_tokens, `places` [batch] and `tokens` [batch]. With a mask at the place, the sum
-        over all places of a text is its pseudo-log-likelihood (Salazar et al. 2020).
+        The batch contains encoder_input_tokens, `places` [batch] and `tokens` [batch]. If the positions are masked, the
+        sum over all positions of a text is its pseudo-log-likelihood (Salazar et al. 2020).
         """
         hidden = jnp.take_along_axis(self._hidden(params, batch), batch['places'][:, None, None], axis=1)
         targets = batch['tokens'][:, None]
-        return losses.judge_rows(*self._output(params, hidden), targets, jnp.ones(targets.shape, jnp.float32))
+        return losses.score_and_match_rows(*self._output(params, hidden), targets, jnp.ones(targets.shape, jnp.float32))
 
-    def _initialised(self, batch: Batch) -> tuple[str, dict[str, Any]]:
-        return 'predict_tokens', present(batch, 'encoder_input_tokens', 'encoder_segment_ids')
+    def _init_call(self, batch: Batch) -> tuple[str, dict[str, Any]]:
+        return 'predict_tokens', select_arrays(batch, 'encoder_input_tokens', 'encoder_segment_ids')
 
     def _hidden(self, params: Params, batch: Batch, rng: jax.Array | None = None) -> jax.Array:
-        return self._apply('encode', params, **present(batch, *_INPUTS), rng=rng)
+        return self._apply('encode', params, **select_arrays(batch, *_INPUTS), rng=rng)
 
     def _output(self, params: Params, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The input and the kernel of the output projection."""
+        """Returns the input and the kernel of the output projection."""
         hidden = self.module.apply({'params': params}, hidden, method='output_hidden')
         kernel, bias = self.module.output_kernel(params), self.module.output_bias(params)
         if bias is not None:
-            # One more feature, which is 1 everywhere, so that the loss needs to know nothing of biases.
+            # A constant feature of 1 adds the bias, so the loss does not need a bias argument.
             kernel = jnp.concatenate([kernel, bias[None]])
             hidden = jnp.concatenate([hidden, jnp.ones_like(hidden[..., :1])], axis=-1)
         return hidden, kernel

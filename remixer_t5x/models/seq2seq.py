@@ -1,4 +1,4 @@
-"""The encoder-decoder: loss, scores and predictions as functions of its parameters."""
+"""Loss, scores and predictions of encoder-decoders."""
 
 import dataclasses
 from typing import Any
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from remixer_t5x.models import decoding
 from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
 from remixer_t5x.models.generating import Generating
-from remixer_t5x.models.interface import Batch, Params, present
+from remixer_t5x.models.interface import Batch, Params, select_arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,19 +27,19 @@ class Seq2Seq(Generating):
     input_array = 'encoder_input_tokens'
 
     def encode(self, params: Params, inputs: jax.Array) -> jax.Array:
-        """The encoder's output for `inputs` [batch, length], one example per row: [batch, length, embed]."""
+        """Returns the encoder output [batch, length, embed] for `inputs` [batch, length], one example per row."""
         return self._apply('encode', params, inputs)
 
-    def _initialised(self, batch: Batch) -> tuple[str, dict[str, Any]]:
-        arrays = present(batch, 'encoder_input_tokens', 'encoder_segment_ids', 'decoder_segment_ids')
+    def _init_call(self, batch: Batch) -> tuple[str, dict[str, Any]]:
+        arrays = select_arrays(batch, 'encoder_input_tokens', 'encoder_segment_ids', 'decoder_segment_ids')
         return '__call__', {**arrays, 'decoder_input_tokens': batch['decoder_target_tokens']}
 
     def _hidden(self, params: Params, batch: Batch, rng: jax.Array | None = None) -> jax.Array:
-        inputs = present(batch, 'encoder_input_tokens', 'encoder_segment_ids', 'encoder_positions')
+        inputs = select_arrays(batch, 'encoder_input_tokens', 'encoder_segment_ids', 'encoder_positions')
         encoded = self._apply('encode', params, **inputs, rng=rng)
         names = ('encoder_input_tokens', 'decoder_input_tokens')
         packed = ('encoder_segment_ids', 'decoder_segment_ids', 'decoder_positions')
-        return self._apply('decode_hidden', params, encoded, **present(batch, *names, *packed), rng=rng)
+        return self._apply('decode_hidden', params, encoded, **select_arrays(batch, *names, *packed), rng=rng)
 
     def _generation(self, params: Params, inputs: jax.Array, max_length: int, eos_id: int = 1) -> decoding.Generation:
         encoded = self.encode(params, inputs)

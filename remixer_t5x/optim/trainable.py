@@ -23,7 +23,7 @@ LORA_MATRICES = f'/({LORA_IN}|{LORA_OUT})$'
 
 def only(optimizer: Any, trainable: str | None = None, lora: str | None = None) -> Optimizer:
     """`optimizer` for the parameters in whose names the regular expression `trainable` is found; None trains all, or
-    where `lora` adapts a model (`adapters.lora.adapted`) its matrices alone.
+    where `lora` adapts a model (`models.lora.adapted`) its matrices alone.
 
     Raises:
         UserError: it is not a regular expression, or (once the parameters are known) it is found in no name.

@@ -2,6 +2,6 @@
 
 from remixer_t5x.testing.check import Report as Report
 from remixer_t5x.testing.check import check_sublayer as check_sublayer
-from remixer_t5x.testing.laws import BrokenLaw as BrokenLaw
+from remixer_t5x.testing.contract import ContractViolation as ContractViolation
 
-__all__ = ['BrokenLaw', 'Report', 'check_sublayer']
+__all__ = ['ContractViolation', 'Report', 'check_sublayer']

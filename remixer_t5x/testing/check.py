@@ -1,4 +1,4 @@
-"""Checks every law of `laws` on one sublayer: a table of the results, and one line about the first broken law."""
+"""Runs all checks of `contract` on one sublayer; prints a table of the results and raises the first violation."""
 
 import dataclasses
 import functools
@@ -13,50 +13,42 @@ from flax import linen as nn
 from remixer_t5x.errors import UserError, one_line
 from remixer_t5x.models import interface
 from remixer_t5x.models.architecture import layer
-from remixer_t5x.testing import laws
-from remixer_t5x.testing.laws import BrokenLaw
-from remixer_t5x.testing.subject import DECODER, ENCODER, LENGTH, MEMORY, ROWS, Subject
+from remixer_t5x.testing import contract
+from remixer_t5x.testing.contract import ContractViolation
+from remixer_t5x.testing.fixture import DECODER, ENCODER, LENGTH, MEMORY, ROWS, SublayerFixture
 
-Law = Callable[[Subject], None]
-HOLDS, BROKEN, REFUSED, LEFT_OUT = 'holds', 'BROKEN', 'refused', 'left out'
-# In the order in which a bug in one explains the next.
-LAWS: dict[str, Law] = {
-    'dropout': laws.dropout,
-    'parameters': laws.parameters,
-    'padding': laws.padding,
-    'packing': laws.packing,
-    'causality': laws.causality,
-    'prefix': laws.prefix,
-    'decode': laws.decode,
-    'prompt': laws.prompt,
-    'beams': laws.beams,
-    'bfloat16': laws.bfloat16,
-    'gradients': laws.gradients,
-    'remat': laws.remat,
-    'layouts': laws.layouts,
+PASSED, FAILED, REFUSED, SKIPPED = 'passed', 'FAILED', 'refused', 'skipped'
+# A bug that fails one check often explains the failures after it.
+CHECKS: dict[str, Callable[[SublayerFixture], None]] = {
+    check.__name__: check
+    for check in (
+        *(contract.dropout, contract.parameters, contract.padding, contract.packing, contract.causality),
+        *(contract.prefix, contract.decode, contract.prompt, contract.beams, contract.bfloat16, contract.gradients),
+        *(contract.remat, contract.layouts),
+    )
 }
-OF_DECODERS = ('causality', 'prefix', 'decode', 'prompt', 'beams')
+DECODER_CHECKS = ('causality', 'prefix', 'decode', 'prompt', 'beams')
 
 
 class Row(NamedTuple):
-    """The result of a law: `holds`, `BROKEN`, `refused` (the sublayer raised UserError) or `left out`, and why."""
+    """The result of a check: `passed`, `FAILED`, `refused` (the sublayer raised UserError) or `skipped`; the reason."""
 
-    law: str
+    check: str
     side: str
     result: str
-    why: str = ''
+    reason: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The rows of a check; `str(report)` is a table."""
+    """The results of all checks; `str(report)` is a table."""
 
     name: str
     rows: tuple[Row, ...]
 
     def __str__(self) -> str:
         lines = [f'{self.name}: {len(self.rows)} checks']
-        lines += [f'  {row.law:<10}  {row.side:<7}  {row.result:<8}  {row.why}'.rstrip() for row in self.rows]
+        lines += [f'  {row.check:<10}  {row.side:<7}  {row.result:<7}  {row.reason}'.rstrip() for row in self.rows]
         return '\n'.join(lines)
 
 
@@ -72,17 +64,17 @@ def check_sublayer(
     embed_dim: int = 16,
     show: bool = True,
 ) -> Report:
-    """Checks that a sublayer obeys the laws that hold for every shipped one (listed in `remixer_t5x.testing.laws`).
+    """Checks that a sublayer fulfils the contract of all shipped sublayers (see `remixer_t5x.testing.contract`).
 
     Builds two layers of the sublayer, in an encoder and in a decoder, for rows of 12 tokens with `embed_dim` features,
     and compiles about ten small programs for each side. A sublayer may raise `UserError` at tracing time for features
-    that it does not support; the table shows these laws as refused.
+    that it does not support; the table lists these checks as refused.
 
     Args:
-        sublayer: an unbound Flax module `(x, ctx) -> y`, its class, or another factory that takes `name`.
+        sublayer: an unbound Flax module `(x, ctx) -> y`, its class, or another factory that accepts `name`.
         sides: the sides to check, 'encoder', 'decoder' or both.
-        without: names of laws to skip, such as `('padding', 'packing')` for a mixer of whole rows.
-        companions: factories of the sublayers that follow it in each layer, if it does not work alone.
+        without: names of checks to skip, such as `('padding', 'packing')` for a mixer of whole rows.
+        companions: factories of further sublayers in each layer, if the sublayer requires them.
         layout: the layout of the layers.
         norm: factory of their norm; None uses the layout's default.
         position_bias: factory of the stack's position bias, for a sublayer that reads `ctx.position_bias`.
@@ -90,126 +82,116 @@ def check_sublayer(
         show: whether to print the table.
 
     Returns:
-        The table's rows.
+        The results of all checks.
 
     Raises:
-        BrokenLaw: an AssertionError with one line about the first broken law.
+        ContractViolation: an AssertionError with one line about the first failed check.
         UserError: a name in `sides` or `without` is unknown, or the sublayer refuses every side.
     """
-    _check_names('sides', sides, (ENCODER, DECODER))
-    _check_names('without', without, LAWS)
-    factory = _factory(sublayer)
+    for option, names, known in (('sides', sides, (ENCODER, DECODER)), ('without', without, tuple(CHECKS))):
+        if isinstance(names, str) or not set(names) <= set(known):
+            raise UserError(f'{option} must be a tuple of names out of {", ".join(known)}, got {names!r}')
+    factory: Any = sublayer
+    if isinstance(sublayer, nn.Module):
+        fields = {field.name: getattr(sublayer, field.name) for field in dataclasses.fields(sublayer) if field.init}
+        kind: Any = type(sublayer)
+        factory = functools.partial(kind, **{k: v for k, v in fields.items() if k not in ('name', 'parent')})
     rows: list[Row] = []
     for side in sides:
-        subject = Subject((factory, *companions), side, layout, norm, position_bias, embed=embed_dim)
-        rows += _check_side(subject, without)
-    report = Report(_name(factory), tuple(rows))
+        fixture = SublayerFixture((factory, *companions), side, layout, norm, position_bias, embed=embed_dim)
+        rows += _check_side(fixture, without)
+    report = Report(_unwrap_partial(factory).__name__, tuple(rows))
     if show:
         sys.stdout.write(f'{report}\n')
-    broken = [row for row in rows if row.result == BROKEN]
-    if broken:
-        others = ', '.join(f'{row.law} in the {row.side}' for row in broken[1:])
-        raise BrokenLaw(f'{report.name} breaks {broken[0].why}' + (f' (also broken: {others})' if others else ''))
-    if not any(row.result == HOLDS for row in rows):
-        raise UserError(f'{report.name} was not checked: {rows[0].why}')
+    failed = [f'{row.check} in the {row.side}' for row in rows if row.result == FAILED]
+    if failed:
+        reason = next(row.reason for row in rows if row.result == FAILED)
+        others = f' (also failed: {", ".join(failed[1:])})' if failed[1:] else ''
+        raise ContractViolation(f'{report.name} fails {failed[0]}: {reason}{others}')
+    if not any(row.result == PASSED for row in rows):
+        raise UserError(f'{report.name} was not checked: {rows[0].reason}')
     return report
 
 
-def check_users_sublayers(model: interface.Model) -> list[str]:
-    """Checks in seconds that a model's custom sublayers read no later tokens in a decoder, and no padding.
+def check_custom_sublayers(model: interface.Model) -> list[str]:
+    """Checks in seconds that a model's custom sublayers ignore padding, and in a decoder later tokens.
 
     Returns a line about each sublayer. Raises UserError if a decoder reads later tokens.
     """
     lines = []
     for side, factories in interface.sublayers(model).items():
         bias = getattr(model.module, f'{side}_stack')().position_bias
-        for name, factory in {_name(factory): factory for factory in factories if _is_users(factory)}.items():
-            subject = Subject((factory,), side, position_bias=bias, embed=model.module.embed_dim)
-            lines.append(f'{name} in the {side}: {_causality_and_padding(name, subject)}')
+        for name, factory in {_unwrap_partial(factory).__name__: factory for factory in factories}.items():
+            if not _unwrap_partial(factory).__module__.startswith('remixer_t5x.'):
+                fixture = SublayerFixture((factory,), side, position_bias=bias, embed=model.module.embed_dim)
+                lines.append(f'{name} in the {side}: {_check_causality_and_padding(name, fixture)}')
     return lines
 
 
-def _is_users(factory: Any) -> bool:
-    while isinstance(factory, functools.partial):
-        factory = factory.func
-    return not factory.__module__.startswith('remixer_t5x.')
-
-
-def _causality_and_padding(name: str, subject: Subject) -> str:
+def _check_causality_and_padding(name: str, fixture: SublayerFixture) -> str:
     """Describes what a custom sublayer reads. Raises UserError if it reads later tokens in a decoder."""
     advice = f'remixer_t5x.testing.check_sublayer({name})'
-    later: Any = []
+    leaks: Any = []
     try:
-        if subject.is_decoder:
-            later = np.argwhere(np.triu(subject.influence((LENGTH,)), 1))
-        if not len(later):
-            laws.padding(subject)
-    except BrokenLaw as error:
+        if fixture.is_decoder:
+            leaks = np.argwhere(np.triu(fixture.influence((LENGTH,)), 1))
+        if not len(leaks):
+            contract.padding(fixture)
+    except ContractViolation as error:
         return f'warning: {error}; read ctx.is_token, and test it with {advice}'
     except Exception as error:
-        # A fault that stops the model stops the run too, with its own message.
+        # An error that stops the model also stops the run, with its own message.
         return f'could not be checked ({one_line(str(error)):.100}); test it with {advice}'
-    if len(later):
+    if len(leaks):
         raise UserError(
-            f'{name} must not read later tokens in a decoder, got token {later[0][0]} reading token {later[0][1]}; '
+            f'{name} must not read later tokens in a decoder, got token {leaks[0][0]} reading token {leaks[0][1]}; '
             f'read ctx.causal, and test it with {advice}'
         )
-    return 'no token reads a later one or padding' if subject.is_decoder else 'no token reads padding'
+    return 'no token reads a later one or padding' if fixture.is_decoder else 'no token reads padding'
 
 
-def _check_side(subject: Subject, without: Sequence[str]) -> list[Row]:
+def _check_side(fixture: SublayerFixture, without: Sequence[str]) -> list[Row]:
+    ctx, side = fixture.context([[LENGTH]] * ROWS), fixture.side
     try:
-        jax.eval_shape(subject.stack().init, jax.random.key(0), subject.features(0), subject.context([[LENGTH]] * ROWS))
+        jax.eval_shape(fixture.stack().init, jax.random.key(0), fixture.features(0), ctx)
     except UserError as error:
-        return [Row('all', subject.side, REFUSED, one_line(str(error)))]
+        return [Row('all', side, REFUSED, one_line(str(error)))]
     rows = []
-    for name, law in LAWS.items():
-        if name in OF_DECODERS and not subject.is_decoder:
+    for name, check in CHECKS.items():
+        if name in DECODER_CHECKS and not fixture.is_decoder:
             continue
         if name in without:
-            rows.append(Row(name, subject.side, LEFT_OUT))
-        elif name != 'beams' or _reads_memory(subject):
-            rows.append(_outcome(name, law, subject))
-            if rows[-1].result == BROKEN and name == 'dropout' and 'asks for a key' in rows[-1].why:
-                # Nothing can be evaluated.
+            rows.append(Row(name, side, SKIPPED))
+        elif name != 'beams' or _reads_memory(fixture):
+            rows.append(Row(name, side, *_run_check(check, fixture)))
+            if rows[-1].result == FAILED and name == 'dropout' and 'requires a key' in rows[-1].reason:
+                # The other checks evaluate the sublayer without a key.
                 break
     return rows
 
 
-def _outcome(name: str, law: Law, subject: Subject) -> Row:
+def _run_check(check: Callable[[SublayerFixture], None], fixture: SublayerFixture) -> tuple[str, str]:
+    """Returns the result of a check and the reason."""
     try:
-        law(subject)
-    except BrokenLaw as error:
-        return Row(name, subject.side, BROKEN, str(error))
+        check(fixture)
+    except ContractViolation as error:
+        return FAILED, str(error)
     except UserError as error:
-        return Row(name, subject.side, REFUSED, one_line(str(error)))
+        return REFUSED, one_line(str(error))
     except Exception as error:
-        # An error of the sublayer itself; the first line says which.
+        # The sublayer itself raised; the first line is enough to identify the error.
         first = one_line((str(error).splitlines() or [''])[0])
-        return Row(name, subject.side, BROKEN, f'{name} in the {subject.side}: {type(error).__name__}: {first:.200}')
-    return Row(name, subject.side, HOLDS)
+        return FAILED, f'{type(error).__name__}: {first:.200}'
+    return PASSED, ''
 
 
-def _reads_memory(subject: Subject) -> bool:
-    x, rows = subject.features(16), [[LENGTH]] * ROWS
-    one, other = (subject.trace(x, subject.context(rows, subject.features(seed, MEMORY))).outputs for seed in (17, 18))
-    return not np.array_equal(one, other)
+def _reads_memory(fixture: SublayerFixture) -> bool:
+    x, rows = fixture.features(16), [[LENGTH]] * ROWS
+    memories = (fixture.features(seed, MEMORY) for seed in (17, 18))
+    return not np.array_equal(*(fixture.trace(x, fixture.context(rows, memory)).outputs for memory in memories))
 
 
-def _factory(sublayer: Any) -> Callable[..., nn.Module]:
-    if not isinstance(sublayer, nn.Module):
-        return sublayer
-    fields = {field.name: getattr(sublayer, field.name) for field in dataclasses.fields(sublayer) if field.init}
-    kind: Any = type(sublayer)
-    return functools.partial(kind, **{k: v for k, v in fields.items() if k not in ('name', 'parent')})
-
-
-def _name(factory: Any) -> str:
+def _unwrap_partial(factory: Any) -> Any:
     while isinstance(factory, functools.partial):
         factory = factory.func
-    return getattr(factory, '__name__', type(factory).__name__)
-
-
-def _check_names(option: str, names: Sequence[str], known: Any) -> None:
-    if isinstance(names, str) or not set(names) <= set(known):
-        raise UserError(f'{option} must be a tuple of names out of {", ".join(known)}, got {names!r}')
+    return factory

@@ -16,7 +16,7 @@ from remixer_t5x.context import SequenceContext
 from remixer_t5x.models.architecture.layer import Layer
 from remixer_t5x.models.architecture.stack import traced_once
 from remixer_t5x.models.interface import Model
-from remixer_t5x.testing.subject import fast_key
+from remixer_t5x.testing.fixture import fast_key
 
 # The smallest allowed change of the output, relative to its norm, if a kind of sublayer is set to zero. Rounding in
 # bfloat16 changes a stack's output by 0.01.
@@ -25,10 +25,11 @@ MINIMUM = 0.05
 Kind = tuple[str, str]
 
 
-def movements(model: Model, inputs: np.ndarray, targets: np.ndarray, seed: int = 0) -> dict[Kind, float]:
-    """Computes the effect of each kind of sublayer on its stack's output y: `norm(y - y without it) / norm(y)`.
+def effects(model: Model, inputs: np.ndarray, targets: np.ndarray, seed: int = 0) -> dict[Kind, float]:
+    """Computes the effect of each kind of sublayer on its stack's output y, `norm(y - y_ablated) / norm(y)`.
 
-    "Without it" sets its output to zero in every layer of the stack; the decoder reads the unchanged encoder output.
+    For y_ablated, the sublayer's output is zero in every layer of the stack. The decoder reads the original encoder
+    output.
 
     Args:
         model: an encoder-decoder, encoder-only or decoder-only model, which is initialised at random.
@@ -37,27 +38,27 @@ def movements(model: Model, inputs: np.ndarray, targets: np.ndarray, seed: int =
         seed: of the parameters.
 
     Returns:
-        {('encoder' or 'decoder', name of the sublayer's parameters): movement}.
+        {('encoder' or 'decoder', name of the sublayer's parameters): effect}.
     """
     kinds, outputs = _outputs(model, inputs, targets, seed)
-    moved = {}
+    result = {}
     for index, (stack, name) in enumerate(kinds, 1):
         is_token = (inputs if stack == 'encoder' else targets) > 0
-        whole, without = outputs[stack][0][is_token], outputs[stack][index][is_token]
-        moved[stack, name] = float(np.linalg.norm(whole - without) / np.linalg.norm(whole))
-    return moved
+        full, ablated = outputs[stack][0][is_token], outputs[stack][index][is_token]
+        result[stack, name] = float(np.linalg.norm(full - ablated) / np.linalg.norm(full))
+    return result
 
 
-def too_still(moved: dict[Kind, float], minimum: float = MINIMUM) -> Sequence[Kind]:
-    """Returns the kinds whose movement is below the minimum or not a number."""
-    return [kind for kind, movement in moved.items() if not movement >= minimum]
+def too_small(effects: dict[Kind, float], minimum: float = MINIMUM) -> Sequence[Kind]:
+    """Returns the kinds whose effect is below the minimum or NaN."""
+    return [kind for kind, effect in effects.items() if not effect >= minimum]
 
 
 def _outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tuple[list[Kind], dict[str, Any]]:
-    """Returns the kinds, and each stack's outputs, [1 + kinds, batch, length, embed]: whole, then without each kind."""
+    """Returns the kinds, and outputs [1 + kinds, batch, length, embed] of each stack: complete, then ablated."""
     kinds: list[Kind] = []
 
-    def multiplied(stack: str, keep: jax.Array) -> Any:
+    def ablate(stack: str, keep: jax.Array) -> Any:
         def multiply(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
             y, kind = call(*args, **kwargs), _kind(args, context)
             return y * keep[kinds.index(kind)].astype(y.dtype) if kind is not None and kind[0] == stack else y
@@ -70,11 +71,11 @@ def _outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tuple[list[K
         stacks = {stack for stack, _ in kinds}
 
         def apply(stack: str, method: str, *args: Any) -> jax.Array:
-            def without(keep: jax.Array) -> jax.Array:
-                with multiplied(stack, keep):
+            def run_ablated(keep: jax.Array) -> jax.Array:
+                with ablate(stack, keep):
                     return model.module.apply({'params': params}, *args, enable_dropout=False, method=method)
 
-            return jax.vmap(without)(jnp.concatenate([jnp.ones((1, len(kinds))), 1 - jnp.eye(len(kinds))]))
+            return jax.vmap(run_ablated)(jnp.concatenate([jnp.ones((1, len(kinds))), 1 - jnp.eye(len(kinds))]))
 
         outputs = {'encoder': apply('encoder', 'encode', inputs)} if 'encoder' in stacks else {}
         if 'decoder' in stacks:
@@ -88,20 +89,20 @@ def _outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tuple[list[K
 
 
 def _init(model: Model, kinds: list[Kind], key: jax.Array, inputs: Any, targets: Any) -> Any:
-    """Returns the parameters, and appends the kinds in the order in which they are called."""
+    """Returns the parameters, and appends the kinds to `kinds` in the order in which they are called."""
 
-    def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    def record(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         kind = _kind(args, context)
         if kind is not None and kind not in kinds:
             kinds.append(kind)
         return call(*args, **kwargs)
 
-    with nn.intercept_methods(note):
+    with nn.intercept_methods(record):
         return model.init(key, {'encoder_input_tokens': inputs.shape, 'decoder_target_tokens': targets.shape})
 
 
 def _kind(args: Any, context: Any) -> Kind | None:
-    """The stack and the name of the sublayer that is called; None for other modules, such as norms."""
-    called = context.module
-    is_sublayer = isinstance(called.parent, Layer) and len(args) == 2 and isinstance(args[1], SequenceContext)
-    return (called.path[0], called.name) if is_sublayer and context.method_name == '__call__' else None
+    """Returns the stack and the name of a called sublayer, or None for other modules such as norms."""
+    module = context.module
+    is_sublayer = isinstance(module.parent, Layer) and len(args) == 2 and isinstance(args[1], SequenceContext)
+    return (module.path[0], module.name) if is_sublayer and context.method_name == '__call__' else None

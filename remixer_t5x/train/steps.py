@@ -106,7 +106,7 @@ class Programs:
         model, token_bytes = self._learner.model, None
         if model.model_type == batch_formats.DECODER_ONLY:
             token_bytes = task_vocabulary.token_bytes(vocabulary)
-        step = train_step.make_eval_step(model, token_bytes, count_targets=model.model_type != batch_formats.CLASSIFIER)
+        step = train_step.make_eval_step(model, token_bytes, count_targets=model.model_type not in batch_formats.HEADS)
         return train_step.jit_eval_step(step, self.plan.shardings, self._learner.partitioner)
 
     def evaluated(self) -> Callable[[TrainState], Any]:

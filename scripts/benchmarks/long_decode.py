@@ -8,8 +8,10 @@ depends less on what else the machine does than wall time. Shown is the run with
 """
 
 import argparse
+import dataclasses
 import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,13 +28,13 @@ NO_EOS = -1
 POSITIONS, STRIDE = (100, 4000), 50
 
 
-class TimedGreedy:
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class TimedGreedy(decoding.RowDecoder):
     """Greedy decoding that notes wall and processor time at every `STRIDE`th token, in `seconds` [2, length]."""
 
-    def __init__(self, length: int):
-        self.seconds = np.zeros((2, length))
+    seconds: Any = None
 
-    def __call__(self, generation: decoding.Generation, rng: jax.Array | None = None) -> decoding.Decoded:
+    def make_chooser(self, rng: jax.Array | None, batch: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
         def note(tokens: jax.Array, index: jax.Array) -> jax.Array:
             self.seconds[:, index] = time.perf_counter(), time.process_time()
             return tokens
@@ -43,7 +45,7 @@ class TimedGreedy:
             with_time = functools.partial(io_callback, note, shape, tokens, index)
             return jax.lax.cond(index % STRIDE == 0, with_time, lambda: tokens)
 
-        return decoding.generate_rows(generation, 1, choose)
+        return choose
 
 
 def main() -> None:
@@ -62,7 +64,7 @@ def main() -> None:
         model: Any = build_model(f'models/{name}.gin', f'sizes/{args.size}.gin', VOCAB_SIZE=8192, **layers)
         params = nn.unbox(jax.jit(lambda key, model=model: model.init(key, shapes))(jax.random.key(0)))
         batch = {'encoder_input_tokens': np.random.default_rng(0).integers(2, 8000, (1, 64), np.int32)}
-        decoder = TimedGreedy(args.length)
+        decoder = TimedGreedy(seconds=np.zeros((2, args.length)))
 
         def generate(params, batch, model=model, decoder=decoder):
             return model.generate(params, batch, args.length, NO_EOS, decoder)

@@ -39,8 +39,8 @@ def corpus(
     Args:
         files: a path or glob, or a list of them; None, to evaluate on `validation_files` only.
         inputs: a column (a field of JSON lines), or a template with columns in braces, as in
-            'premise: {premise} hypothesis: {hypothesis}'. For TSV and CSV without a line of column names, use numbers:
-            '{0}' is the first column.
+            'premise: {premise} hypothesis: {hypothesis}'; a list of words becomes a text. For TSV and CSV without a
+            line of column names, use numbers: '{0}' is the first column.
         targets: like `inputs`.
         validation_files: held-out rows; None holds out `validation_fraction` of the rows by their hash.
         format: see `row_files.RowLayout`, like `delimiter` and `encoding`.

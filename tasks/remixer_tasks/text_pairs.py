@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -95,7 +96,13 @@ def _text(row: Mapping[str, Any], name: str) -> str:
             raise UnusableRow(f'column {name} has bytes that are not UTF-8') from None
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         raise UnusableRow(f'column {name} is empty')
-    if not isinstance(value, str) and isinstance(value, Mapping | Iterable):
+    if isinstance(value, Mapping) and 'answer_start' in value:
+        # SQuAD's answers.
+        return json.dumps(value)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        # Spaces separate words, so they are replaced in words.
+        return ' '.join('_'.join(item.split()) or '_' for item in value)
+    if not isinstance(value, str) and isinstance(value, Iterable):
         raise UnusableRow(f'column {name} has several values, and not a text')
     return str(value)
 

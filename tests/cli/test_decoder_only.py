@@ -84,7 +84,7 @@ def test_infer_continues_prompts(causal, arguments, tmp_path):
     batch = loaded.make_batch('The cat', own[0].text)
     found = loaded.loss(batch)
     np.testing.assert_allclose(-score, (found['loss'] - found['z_loss']) * found['tokens'], rtol=1e-4)
-    with pytest.raises(UserError, match='encode needs a model that encodes text'):
+    with pytest.raises(UserError, match="for encode, got 'decoder_only'"):
         loaded.encode('The cat')
 
 

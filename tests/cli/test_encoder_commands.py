@@ -107,7 +107,7 @@ def test_embeddings_in_both_kinds_of_files(mlm):
 
 @pytest.mark.parametrize(
     ('argv', 'words'),
-    [(['infer', '--output=x.jsonl'], 'infer without --embed needs a model that generates text'),
+    [(['infer', '--output=x.jsonl'], "for infer without --embed, got 'encoder_only'"),
      (['infer', '--embed', '--output=x.txt'], 'must end with .npz or .parquet'),
      (['infer', '--pooling=first'], '--pooling is read with --embed only')],
     ids=['no answers', 'no such file', 'no embeddings'],

@@ -139,7 +139,7 @@ def test_integers_are_a_quarter_and_nearly_the_same(place, capsys):
 @pytest.mark.parametrize(
     ('flags', 'words'),
     [(['--functions=rank'], "--functions must be some of generate, score, encode, got 'rank'"),
-     (['--functions=classify'], 'needs a model that gives a text a label'),
+     (['--functions=classify'], 'must be classifier for'),
      (['--formats=onnx'], '--formats must be stablehlo, saved_model or both, got onnx')],
 )  # fmt: skip
 def test_what_cannot_be_exported_is_one_line(place, capsys, flags, words):

@@ -1,6 +1,6 @@
-"""LanguageModel: loss, scores and continuations of a decoder alone, from left to right and with a prefix.
+"""Loss, scores and continuations of decoder-only models, causal and with a bidirectional prefix.
 
-What the sublayers do with a prefix and with prompts is in the contract of tests/models/sublayers.
+The contract in tests/models/sublayers checks prefixes and prompts for each sublayer.
 """
 
 import functools
@@ -18,7 +18,7 @@ from remixer_t5x.models.architecture.layer import make_layer
 from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.beam_search import BeamSearch, PowerPenalty
 from remixer_t5x.models.decoding import Greedy
-from remixer_t5x.models.language_model import LanguageModel, behind_prompts
+from remixer_t5x.models.language_model import LanguageModel, join_prompts
 from remixer_t5x.models.layers.positions import RelativePositionBias
 from remixer_t5x.models.losses import CrossEntropy
 from remixer_t5x.models.sampling import Sampling
@@ -28,7 +28,7 @@ from remixer_t5x.models.sublayers.hyper_mixer import HyperMixer
 from remixer_t5x.models.sublayers.mlp_mixer import WindowMixer
 
 VOCAB, EOS = 12, 1
-# Of several lengths; the last row only fills the batch.
+# Prompts of several lengths; the last row is padding.
 PROMPTS = np.array([[5, 7, 2, 9], [3, 0, 0, 0], [8, 4, 0, 0], [0, 0, 0, 0]], np.int32)
 
 
@@ -57,16 +57,22 @@ def _logits(model, params, tokens, prefix):
     return model.module.apply({'params': params}, tokens, prefix=prefix, enable_dropout=False)
 
 
-def log_likely(model, params, batch) -> np.ndarray:
-    """log p of each token of the vocabulary at each place of [rows, length], by all tokens at once."""
+def log_probabilities(model, params, batch) -> np.ndarray:
+    """Returns log p of each token at each position, [rows, length, vocab], computed for all tokens at once."""
     batch = jax.device_get(batch)
     logits = np.asarray(_logits(model, params, batch['decoder_input_tokens'], batch['decoder_causal_attention'] > 0))
     return logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
 
 
+def expected_score(log_p, continuation):
+    """Returns the number of tokens up to the end token, and the sum of their rows of log p."""
+    used = int(np.argmax(continuation == EOS)) + 1 if EOS in continuation else len(continuation)
+    return used, log_p[np.arange(used), continuation[:used]].sum()
+
+
 @pytest.mark.parametrize(('mixer', 'prefix'), [('attention', True), ('hyper', False), ('window', False)])
-def test_continuations_are_as_likely_as_they_say(mixer, prefix):
-    """Against all tokens at once: greedy tokens are the most likely ones, and beams are no less likely."""
+def test_scores_of_continuations_equal_teacher_forcing(mixer, prefix):
+    """Greedy tokens are the most likely tokens, and the best beam is at least as likely."""
     model, length = make_model(mixer, prefix), 4
     params = make_params(model)
 
@@ -76,65 +82,62 @@ def test_continuations_are_as_likely_as_they_say(mixer, prefix):
     run = jax.jit(generate, static_argnums=2)
     greedy = jax.device_get(run(params, PROMPTS, Greedy()))
     tokens, scores = greedy.tokens[:, 0], greedy.scores[:, 0]
-    likely = log_likely(model, params, behind_prompts(PROMPTS, tokens))
+    likely = log_probabilities(model, params, join_prompts(PROMPTS, tokens))
     for row, count in enumerate([4, 1, 2]):
-        made = tokens[row]
-        used = int(np.argmax(made == EOS)) + 1 if EOS in made else length
-        own = likely[row, count : count + used]
-        assert np.array_equal(made[:used], np.argmax(own, axis=-1)) and not np.any(made[used:])
-        np.testing.assert_allclose(scores[row], own[np.arange(used), made[:used]].sum(), rtol=1e-4)
+        used, expected = expected_score(likely[row, count:], tokens[row])
+        best = np.argmax(likely[row, count : count + used], axis=-1)
+        assert np.array_equal(tokens[row, :used], best) and not np.any(tokens[row, used:])
+        np.testing.assert_allclose(scores[row], expected, rtol=1e-4)
     assert not np.any(tokens[3]) and scores[3] == 0.0
     if mixer == 'window':
         return
     beams = jax.device_get(run(params, PROMPTS, BeamSearch(beams=3, length_penalty=PowerPenalty(0.0))))
     samples = jax.device_get(run(params, PROMPTS, Sampling(num_samples=3), jax.random.key(0)))
     for decoded in (beams, samples):
-        likely = log_likely(
-            model, params, behind_prompts(np.repeat(PROMPTS, 3, axis=0), decoded.tokens.reshape(12, -1))
+        likely = log_probabilities(
+            model, params, join_prompts(np.repeat(PROMPTS, 3, axis=0), decoded.tokens.reshape(12, -1))
         )
-        for row, count in [(row, count) for row, count in enumerate([4, 1, 2]) for _ in range(3)]:
-            for beam, made in enumerate(decoded.tokens[row]):
-                used = int(np.argmax(made == EOS)) + 1 if EOS in made else length
-                own = likely[3 * row + beam, count : count + used]
-                wanted = own[np.arange(used), made[:used]].sum()
-                np.testing.assert_allclose(decoded.scores[row, beam], wanted, rtol=1e-3)
+        for row, count in enumerate([4, 1, 2]):
+            for beam, continuation in enumerate(decoded.tokens[row]):
+                expected = expected_score(likely[3 * row + beam, count:], continuation)[1]
+                np.testing.assert_allclose(decoded.scores[row, beam], expected, rtol=1e-3)
     assert np.all(beams.scores[:3, 0] >= scores[:3] - 1e-4)
 
 
 @pytest.mark.parametrize('prefix', [False, True])
 def test_scores_and_choices_agree(prefix):
-    """Three ways to the same number: one row, prompts and texts apart, and one step after another."""
+    """For joined rows, for separate prompts, and for step-by-step decoding."""
     model = make_model('attention', prefix)
     params = make_params(model)
     targets = np.array([[6, 2, EOS], [9, EOS, 0], [4, 4, EOS]], np.int32)
-    batch = behind_prompts(PROMPTS[:3], targets)
-    likely = log_likely(model, params, batch)
-    wanted = np.sum(
+    batch = join_prompts(PROMPTS[:3], targets)
+    likely = log_probabilities(model, params, batch)
+    expected = np.sum(
         np.take_along_axis(likely, np.asarray(batch['decoder_target_tokens'])[..., None], -1)[..., 0]
         * batch['decoder_loss_weights'],
         axis=1,
     )
     score = jax.jit(model.score)
-    np.testing.assert_allclose(score(params, batch), wanted, rtol=1e-5)
-    apart = {'prompt_tokens': PROMPTS[:3], 'decoder_target_tokens': targets}
-    np.testing.assert_allclose(score(params, apart), wanted, rtol=1e-5)
+    np.testing.assert_allclose(score(params, batch), expected, rtol=1e-5)
+    separate = {'prompt_tokens': PROMPTS[:3], 'decoder_target_tokens': targets}
+    np.testing.assert_allclose(score(params, separate), expected, rtol=1e-5)
     other = np.array([[7, EOS, 0]] * 3, np.int32)
     ranked = jax.jit(model.score_choices)(params, PROMPTS[:3], np.stack([other, targets], axis=1))
-    np.testing.assert_allclose(ranked[:, 1], wanted, rtol=1e-4)
+    np.testing.assert_allclose(ranked[:, 1], expected, rtol=1e-4)
     loss, sums = jax.jit(model.loss)(params, batch)
-    np.testing.assert_allclose(loss, -wanted.sum(), rtol=1e-5)
+    np.testing.assert_allclose(loss, -expected.sum(), rtol=1e-5)
     assert sums['weights'] == 8 and sums['sequences'] == 3
 
 
 def test_prompts_and_targets_are_joined():
-    found = behind_prompts(np.array([[5, 7, 0], [0, 0, 0]], np.int32), np.array([[6, EOS], [9, EOS]], np.int32))
-    assert np.asarray(found['decoder_target_tokens']).tolist() == [[5, 7, 6, EOS, 0], [9, EOS, 0, 0, 0]]
-    assert np.asarray(found['decoder_input_tokens']).tolist() == [[0, 5, 7, 6, EOS], [0, 9, EOS, 0, 0]]
-    assert np.asarray(found['decoder_loss_weights']).tolist() == [[0, 0, 1, 1, 0], [1, 1, 0, 0, 0]]
-    assert np.asarray(found['decoder_causal_attention']).tolist() == [[1, 1, 1, 0, 0], [1, 0, 0, 0, 0]]
+    joined = join_prompts(np.array([[5, 7, 0], [0, 0, 0]], np.int32), np.array([[6, EOS], [9, EOS]], np.int32))
+    assert np.asarray(joined['decoder_target_tokens']).tolist() == [[5, 7, 6, EOS, 0], [9, EOS, 0, 0, 0]]
+    assert np.asarray(joined['decoder_input_tokens']).tolist() == [[0, 5, 7, 6, EOS], [0, 9, EOS, 0, 0]]
+    assert np.asarray(joined['decoder_loss_weights']).tolist() == [[0, 0, 1, 1, 0], [1, 1, 0, 0, 0]]
+    assert np.asarray(joined['decoder_causal_attention']).tolist() == [[1, 1, 1, 0, 0], [1, 0, 0, 0, 0]]
 
 
-def test_packed_documents_have_the_loss_that_they_have_alone():
+def test_packing_keeps_the_loss_of_documents():
     model = make_model(tied=False)
     params = make_params(model)
     rows = [[5, 7, 2, EOS], [3, 9, EOS]]
@@ -146,24 +149,28 @@ def test_packed_documents_have_the_loss_that_they_have_alone():
         return {'decoder_target_tokens': targets, 'decoder_input_tokens': inputs}
 
     loss_of = jax.jit(model.loss)
-    alone = sum(float(loss_of(params, batch(row, [0]))[0]) for row in rows)
+    separate_loss = sum(float(loss_of(params, batch(row, [0]))[0]) for row in rows)
     packed = batch([*rows[0], *rows[1], 0], [0, 4])
     packed['decoder_segment_ids'] = np.array([[1, 1, 1, 1, 2, 2, 2, 0]], np.int32)
     packed['decoder_positions'] = np.array([[0, 1, 2, 3, 0, 1, 2, 0]], np.int32)
     loss, sums = loss_of(params, packed)
-    np.testing.assert_allclose(loss, alone, rtol=1e-5)
+    np.testing.assert_allclose(loss, separate_loss, rtol=1e-5)
     assert sums['sequences'] == 2
 
 
-def test_what_cannot_be_done_is_refused_in_one_line():
+@pytest.mark.parametrize(
+    ('call', 'message'),
+    [
+        (lambda model: model.loss(make_params(model), {'decoder_input_tokens': PROMPTS}), 'PREFIX_LM must be False'),
+        (lambda _: make_params(make_model('window', True)), 'WindowMixer cannot read a prefix'),
+        (lambda model: interface.require(model, 'encode', 'infer --embed'), "for infer --embed, got 'decoder_only'"),
+        (lambda model: interface.require_type(model, 'encoder_decoder', 'fill_in'), 'must be encoder_decoder for fill'),
+    ],
+    ids=['prefix', 'mixer', 'ability', 'type'],
+)
+def test_unsupported_call_raises_one_line(call, message):
     model = make_model('attention', True)
-    with pytest.raises(UserError, match='PREFIX_LM is True and the task has targets alone'):
-        model.loss(make_params(model), {'decoder_input_tokens': PROMPTS, 'decoder_target_tokens': PROMPTS})
-    with pytest.raises(UserError, match='WindowMixer cannot read a prefix'):
-        make_params(make_model('window', True))
-    with pytest.raises(UserError, match='encodes text, and MODEL_TYPE = .decoder_only. has none') as error:
-        interface.require(model, 'encode', 'infer --embed')
-    assert '\n' not in str(error.value)
     interface.require(model, 'generate', 'infer')
-    with pytest.raises(UserError, match='fill_in requires a model of type encoder_decoder'):
-        interface.require_type(model, 'encoder_decoder', 'fill_in')
+    with pytest.raises(UserError, match=message) as error:
+        call(model)
+    assert '\n' not in str(error.value)

@@ -1,4 +1,4 @@
-"""The chunked loss and its gradients against the definition, on whole logits, by autodiff."""
+"""The chunked loss and its gradients equal autodiff of the definition without chunks."""
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,9 @@ def defined_loss(hidden, kernel, targets, weights, z_loss, label_smoothing):
     """Cross-entropy against smoothed targets less their entropy, plus z_loss * log(Z)^2 (T5X's definition)."""
     logits = hidden @ kernel
     log_z = jax.nn.logsumexp(logits, axis=-1)
-    wanted = jax.nn.one_hot(targets, V) * (1 - label_smoothing)
-    wanted = jnp.where(wanted > 0, wanted, label_smoothing / (V - 1))
-    entropy = -jnp.sum(jax.scipy.special.xlogy(wanted, wanted), axis=-1)
-    loss = -jnp.sum(wanted * (logits - log_z[..., None]), axis=-1) - entropy
+    p = jax.nn.one_hot(targets, V) * (1 - label_smoothing)
+    p = jnp.where(p > 0, p, label_smoothing / (V - 1))
+    loss = jnp.sum(jax.scipy.special.xlogy(p, p) - p * (logits - log_z[..., None]), axis=-1)
     return jnp.sum((loss + z_loss * log_z**2) * weights)
 
 
@@ -35,32 +34,34 @@ def arrays(length, seed=0):
 @pytest.mark.parametrize('label_smoothing', [0.0, 0.1])
 @pytest.mark.parametrize('z_loss', [0.0, 1e-2])
 @pytest.mark.parametrize('chunk_length', [1, 3, 7, 100])
-def test_value_and_gradients(z_loss, label_smoothing, chunk_length):
+def test_loss_and_gradients_equal_the_definition(z_loss, label_smoothing, chunk_length):
     hidden, kernel, targets, weights = arrays(length=7)
     config = losses.CrossEntropy(z_loss, label_smoothing, chunk_length)
 
-    def ours(hidden, kernel):
+    def chunked(hidden, kernel):
         return config(hidden, kernel, targets, weights)[0] * 0.5
 
-    def wanted(hidden, kernel):
+    def reference(hidden, kernel):
         return defined_loss(hidden, kernel, targets, weights, z_loss, label_smoothing) * 0.5
 
-    value, gradients = jax.jit(jax.value_and_grad(ours, argnums=(0, 1)))(hidden, kernel)
-    wanted_value, wanted_gradients = jax.jit(jax.value_and_grad(wanted, argnums=(0, 1)))(hidden, kernel)
-    np.testing.assert_allclose(value, wanted_value, rtol=1e-5)
-    np.testing.assert_allclose(jax.jit(ours)(hidden, kernel), wanted_value, rtol=1e-5)
-    for actual, expected in zip(gradients, wanted_gradients, strict=True):
-        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
+    loss, gradients = jax.jit(jax.value_and_grad(chunked, argnums=(0, 1)))(hidden, kernel)
+    expected_loss, expected_gradients = jax.jit(jax.value_and_grad(reference, argnums=(0, 1)))(hidden, kernel)
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(chunked)(hidden, kernel), expected_loss, rtol=1e-5)
+    for gradient, expected in zip(gradients, expected_gradients, strict=True):
+        np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
 
 
 @settings(max_examples=15, deadline=None, derandomize=True, database=None)
 @given(st.integers(1, 9), st.integers(1, 10), st.integers(0, 99))
-def test_sums(length, chunk_length, seed):
+def test_sums_equal_numpy(length, chunk_length, seed):
     hidden, kernel, targets, weights = arrays(length, seed)
     config = losses.CrossEntropy(z_loss=0.1, chunk_length=chunk_length)
-    # Compiled whole, and the expectation in NumPy: run one by one, JAX compiles each operation for each shape.
+    # Everything outside of `jax.jit` is NumPy, because JAX compiles each operation for each shape.
     loss, sums = jax.jit(config)(hidden, kernel, targets, weights)
-    likelihoods, is_best = jax.jit(losses.judge_targets, static_argnums=3)(hidden, kernel, targets, chunk_length)
+    likelihoods, is_best = jax.jit(losses.score_and_match_targets, static_argnums=3)(
+        hidden, kernel, targets, chunk_length
+    )
     hidden, kernel, targets, weights = map(np.asarray, (hidden, kernel, targets, weights))
     logits = hidden @ kernel
     log_z = np.log(np.sum(np.exp(logits), axis=-1))
@@ -74,7 +75,7 @@ def test_sums(length, chunk_length, seed):
     np.testing.assert_allclose(loss, np.sum(weights * (0.1 * log_z**2 - likelihood)), rtol=1e-4)
 
 
-def test_a_perfect_smoothed_prediction_costs_nothing():
+def test_perfect_smoothed_prediction_has_zero_loss():
     smoothing, targets = 0.2, jnp.zeros((1, 1), jnp.int32)
     best = jnp.log(jnp.full((1, 1, V), smoothing / (V - 1)).at[..., 0].set(1 - smoothing))
     config = losses.CrossEntropy(z_loss=0.0, label_smoothing=smoothing)
@@ -82,7 +83,7 @@ def test_a_perfect_smoothed_prediction_costs_nothing():
     np.testing.assert_allclose(loss, 0.0, atol=1e-5)
 
 
-def test_never_holds_the_logits_of_all_targets():
+def test_logits_exist_for_one_chunk_only():
     hidden, kernel, targets, weights = arrays(length=12)
     config = losses.CrossEntropy(chunk_length=3)
     jaxpr = jax.make_jaxpr(jax.grad(lambda h, k: config(h, k, targets, weights)[0], argnums=(0, 1)))(hidden, kernel)
@@ -90,7 +91,7 @@ def test_never_holds_the_logits_of_all_targets():
     assert f'[{B},12,{V}]' not in str(jaxpr) and f'[{B * 12},{V}]' not in str(jaxpr)
 
 
-def test_bfloat16_operands_give_a_float32_loss_close_to_float32():
+def test_bfloat16_loss_is_close_to_float32():
     hidden, kernel, targets, weights = arrays(length=7)
     config = losses.CrossEntropy()
     low, _ = config(hidden.astype(jnp.bfloat16), kernel, targets, weights)

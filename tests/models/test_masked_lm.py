@@ -1,4 +1,4 @@
-"""The masked language model: its loss by the equations, which logits it computes, and its encoder."""
+"""Masked language models: the loss equals its equation, and only the predicted logits are computed."""
 
 import dataclasses
 
@@ -32,40 +32,39 @@ def batch(targets_of_rows, seed=0):
 @pytest.fixture(scope='module')
 def bert():
     """BERT with random parameters."""
-    built = dataclasses.replace(hf_folders.bert_model(), loss_function=CrossEntropy(z_loss=0.0))
-    params = unbox(jax.jit(lambda key: built.init(key, {'encoder_input_tokens': (1, 4)}))(jax.random.key(0)))
+    model = dataclasses.replace(hf_folders.bert_model(), loss_function=CrossEntropy(z_loss=0.0))
+    params = unbox(jax.jit(lambda key: model.init(key, {'encoder_input_tokens': (1, 4)}))(jax.random.key(0)))
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda a: np.asarray(a) + 0.2 * rng.standard_normal(a.shape, np.float32), params)
-    return built, params
+    return model, params
 
 
 @pytest.fixture(scope='module')
 def losses(bert):
-    """`(params, batch)` -> loss with gradients, the same with logits of all tokens, and the logits: one program."""
+    """Compiles (params, batch) -> loss with gradients, the same with all logits, and the logits."""
     model, _ = bert
     whole = dataclasses.replace(model, predicted_share=1.0)
 
     @jax.jit
-    def run(params, given):
-        one, every = (jax.value_and_grad(m.loss, has_aux=True)(params, given) for m in (model, whole))
-        return one, every, model.logits(params, given)
+    def run(params, batch):
+        partial, complete = (jax.value_and_grad(m.loss, has_aux=True)(params, batch) for m in (model, whole))
+        return partial, complete, model.logits(params, batch)
 
     return run
 
 
 @pytest.mark.parametrize('targets', [(3, 1, 0), (4, 9, 2)], ids=['few', 'more than a quarter'])
-def test_the_loss_is_the_mean_over_the_targets(bert, losses, targets):
-    given = batch(targets)
-    ((found, sums), gradients), (_, all_gradients), logits = losses(bert[1], given)
+def test_loss_is_the_sum_over_targets(bert, losses, targets):
+    examples = batch(targets)
+    ((loss, sums), gradients), (_, all_gradients), logits = losses(bert[1], examples)
     logits = np.asarray(logits, np.float64)
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    wanted = given['encoder_target_tokens']
-    chosen = np.take_along_axis(log_p, wanted[..., None], -1)[..., 0]
-    assert float(found) == pytest.approx(-chosen[wanted > 0].sum(), rel=1e-5)
+    labels = examples['encoder_target_tokens']
+    log_likelihood = np.take_along_axis(log_p, labels[..., None], -1)[..., 0]
+    assert float(loss) == pytest.approx(-log_likelihood[labels > 0].sum(), rel=1e-5)
     assert float(sums['weights']) == sum(targets) and float(sums['sequences']) == 3
-    assert float(sums['correct']) == (log_p.argmax(-1) == wanted)[wanted > 0].sum()
-    for one, other in zip(jax.tree.leaves(gradients), jax.tree.leaves(all_gradients), strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-4)
+    assert float(sums['correct']) == (log_p.argmax(-1) == labels)[labels > 0].sum()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), gradients, all_gradients)
 
 
 def test_only_the_logits_of_the_predicted_share_are_computed():
@@ -92,7 +91,7 @@ def _dots(jaxpr):
                 yield from _dots(inner)
 
 
-def test_a_tied_output_without_a_head_starts_with_small_logits():
+def test_tied_output_without_head_starts_with_small_logits():
     model = build_model('models/t5_1_1.gin', 'sizes/tiny.gin', 'model_types/encoder_only.gin', NUM_ENCODER_LAYERS=1)
     given = batch((2, 2))
 

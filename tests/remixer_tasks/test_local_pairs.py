@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,6 +13,7 @@ import seqio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remixer_t5x.data import pipeline, task_batches
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.text_inputs import TextInputs
 from remixer_tasks import local_pairs, pair_inputs, text_pairs
@@ -271,3 +273,34 @@ def test_inputs_that_cannot_be_rows_are_refused(tmp_path, monkeypatch, options, 
     with pytest.raises(UserError, match=message) as error:
         list(pair_inputs.texts(TextInputs(**options), 'is {id}: {question}'))
     assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ('model_type', 'row', 'inputs', 'targets', 'expected'),
+    [
+        ('token_labels', {'tokens': ['a b', 'c'], 'tags': ['X', 'O']}, '{tokens}', '{tags}',
+         {'encoder_input_tokens': [*b'a_bc'], 'labels': [1, 0, 0, 0], 'label_weights': [1, 0, 0, 1]}),
+        ('span', {'q': 'e', 'c': 'no yes', 'a': {'text': ['yes'], 'answer_start': [3]}}, '{q} context: {c}', '{a}',
+         {'encoder_input_tokens': [*b'econtext:noyes'], 'start_positions': 11, 'end_positions': 13,
+          'label_weights': 1}),
+        ('embedding', {'a': 'x y', 'b': 'z', 's': 0.5}, '{a}\t{b}', '{s}',
+         {'encoder_input_tokens': [*b'x y'], 'positive_input_tokens': [*b'z'], 'label_weights': 0.5}),
+    ],
+    ids=['token_labels', 'span', 'embedding'],
+)  # fmt: skip
+def test_rows_become_the_arrays_of_a_head(model_type, row, inputs, targets, expected, tmp_path):
+    """Also after the position of the data was restored."""
+    path, held_out = write(tmp_path, 'rows.jsonl', [row] * 40), write(tmp_path, 'held_out.jsonl', [row])
+    task = text_pairs.task(local_pairs.corpus(path, inputs, targets, held_out), BYTES)
+    lengths = {'inputs': 20, 'targets': 60}
+    config = pipeline.DatasetConfig(lambda: task, lengths, 4, model_type=model_type, labels=('O', 'X'))
+    batches = task_batches.TrainBatches(config)
+    batch, position = next(batches), batches.capture()
+    again = task_batches.TrainBatches(config)
+    again.restore(position)
+    for name, array in {**batch, **next(again)}.items():
+        values = expected[name]
+        if 'tokens' in name:
+            values = [*(byte + 3 for byte in values), BYTES.eos_id]
+        values = np.pad(values, (0, 20 - len(values))) if np.ndim(values) else values
+        np.testing.assert_array_equal(array[0], values, err_msg=name)

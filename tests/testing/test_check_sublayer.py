@@ -1,6 +1,9 @@
-"""`check_sublayer` finds each way of breaking a law, and accepts what keeps them."""
+"""`check_sublayer` detects each violation of the contract, and accepts sublayers that fulfil it."""
 
 import functools
+import pathlib
+import re
+import runpy
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,214 +14,134 @@ from remixer_t5x import axes
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.layers.dense import Dense
 from remixer_t5x.models.sublayers.feed_forward import GatedMLP
-from remixer_t5x.testing import BrokenLaw, check_sublayer
-from remixer_t5x.testing.check import LAWS
+from remixer_t5x.testing import ContractViolation, check_sublayer
+from remixer_t5x.testing.check import CHECKS
 
 
 def out(x):
     return Dense(x.shape[-1], (axes.EMBED, axes.MLP), name='out')(x)
 
 
-class ReadsTheNextToken(nn.Module):
-    @nn.compact
-    def __call__(self, x, ctx):
-        return out(x + 0.01 * jnp.roll(jnp.where(ctx.is_token[..., None], x, 0), -1, axis=1))
+def mask(x, ctx):
+    return jnp.where(ctx.is_token[..., None], x, 0)
 
 
-class ReadsPadding(nn.Module):
-    @nn.compact
-    def __call__(self, x, ctx):
-        return out(x + jnp.mean(x, axis=1, keepdims=True))
+def cumsum_with_last_token_cache(self, x, ctx):
+    if ctx.decode:
+        last = self.variable('cache', 'last', jnp.zeros_like, x[:, :1])
+        if ctx.step is not None:
+            x, last.value = x + last.value, x
+            return out(x)
+    return out(jnp.cumsum(x, axis=1))
 
 
-class ReadsWhatPaddingHolds(nn.Module):
-    """Padding at one position, so that its length does not matter."""
-
-    @nn.compact
-    def __call__(self, x, ctx):
-        return out(x.at[:, 0].add(1e-6 * x[:, 6] if x.shape[1] < 12 else 1e-6 * x[:, 7]))
-
-
-class MixesPackedRows(nn.Module):
-    @nn.compact
-    def __call__(self, x, ctx):
-        return out(jnp.cumsum(jnp.where(ctx.is_token[..., None], x, 0), axis=1))
+def cumsum_without_prompts(self, x, ctx):
+    if ctx.decode:
+        total = self.variable('cache', 'sum', jnp.zeros_like, x[:, :1])
+        if ctx.step is not None:
+            total.value += x
+            return out(total.value)
+    return out(jnp.cumsum(x, axis=1))
 
 
-class KeepsTheLastTokenAlone(nn.Module):
-    """A sum over tokens whose cache has one token in place of the sum."""
-
-    @nn.compact
-    def __call__(self, x, ctx):
-        if ctx.decode:
-            last = self.variable('cache', 'last', jnp.zeros_like, x[:, :1])
-            if ctx.step is not None:
-                x, last.value = x + last.value, x
-                return out(x)
-        return out(jnp.cumsum(x, axis=1))
+def cache_without_batch(self, x, ctx):
+    if ctx.decode:
+        self.variable('cache', 'sum', jnp.zeros, (3, 5))
+    return out(x)
 
 
-class KeepsNothingOfAPrompt(nn.Module):
-    """A sum over tokens, for caches that start empty, and for no prefix."""
+def tiled_memory(self, x, ctx):
+    def read():
+        return jnp.mean(mask(ctx.memory.hidden, ctx.memory.context), 1, keepdims=True)
 
-    @nn.compact
-    def __call__(self, x, ctx):
-        if ctx.decode:
-            total = self.variable('cache', 'sum', jnp.zeros_like, x[:, :1])
-            if ctx.step is not None:
-                total.value += x
-                return out(total.value)
-        return out(jnp.cumsum(x, axis=1))
+    memory = self.variable('cache', 'memory', read).value if ctx.decode else read()
+    return out(x + jnp.tile(memory, (x.shape[0] // memory.shape[0], 1, 1)))
 
 
-class HasACacheWithoutRows(nn.Module):
-    @nn.compact
-    def __call__(self, x, ctx):
-        if ctx.decode:
-            self.variable('cache', 'sum', jnp.zeros, (3, 5))
-        return out(x)
+def unused_parameter(self, x, ctx):
+    init = nn.with_logical_partitioning(nn.initializers.ones, (axes.EMBED,))
+    return out(x) + 0 * self.param('scale', init, x.shape[-1:], jnp.float32).astype(x.dtype)
 
 
-class RepeatsMemoryInTheWrongOrder(nn.Module):
-    @nn.compact
-    def __call__(self, x, ctx):
-        def read():
-            return jnp.mean(jnp.where(ctx.memory.context.is_token[..., None], ctx.memory.hidden, 0), 1, keepdims=True)
-
-        memory = self.variable('cache', 'memory', read).value if ctx.decode else read()
-        return out(x + jnp.tile(memory, (x.shape[0] // memory.shape[0], 1, 1)))
+def no_decoder(self, x, ctx):
+    if ctx.causal:
+        raise UserError('this sublayer does not work in a decoder; use attention')
+    return out(x)
 
 
-class AddsALargeNumber(nn.Module):
-    @nn.compact
-    def __call__(self, x, ctx):
-        return out((x + 1000) - 1000)
+def make_sublayer(call):
+    """Creates a sublayer class `Broken` with the function `call` (self, x, ctx) -> y."""
+    fields = {'dropout_rate': 0.5, '__annotations__': {'dropout_rate': float}}
+    return type('Broken', (nn.Module,), {'__call__': nn.compact(call), '__module__': __name__, **fields})
 
 
-class ReturnsFloat32(nn.Module):
-    @nn.compact
-    def __call__(self, x, ctx):
-        return out(x).astype(jnp.float32)
+VIOLATIONS = [
+    ('causality', 'decoder', lambda _, x, ctx: out(x + 0.01 * jnp.roll(mask(x, ctx), -1, 1)), 'token 0 reads token 1'),
+    ('padding', 'encoder', lambda _, x, ctx: out(x + jnp.mean(x, 1, keepdims=True)), 'positions of padding differs by'),
+    # Reads padding at one position, whose content does not depend on the length.
+    ('padding', 'encoder', lambda _, x, ctx: out(x.at[:, 0].add(1e-6 * x[:, 6 if x.shape[1] < 12 else 7])),
+     'token 0 reads padding at position 7'),
+    ('packing', 'decoder', lambda _, x, ctx: out(jnp.cumsum(mask(x, ctx), axis=1)), 'example 2 in a row'),
+    ('decode', 'decoder', cumsum_with_last_token_cache, 'step 2 with the cache differs'),
+    ('prefix', 'decoder', cumsum_without_prompts, 'token 0 does not read token 1'),
+    ('prompt', 'decoder', cumsum_without_prompts, 'step 0 after prompts differs'),
+    ('decode', 'decoder', cache_without_batch, 'got (3, 5)'),
+    ('beams', 'decoder', tiled_memory, 'two beams of a sequence differs'),
+    ('bfloat16', 'encoder', lambda _, x, ctx: out((x + 1000) - 1000), 'from float32'),
+    ('bfloat16', 'encoder', lambda _, x, ctx: out(x).astype(jnp.float32), 'the output for bfloat16 is float32'),
+    ('dropout', 'encoder', lambda _, x, ctx: nn.Dropout(0.5, deterministic=False)(out(x)), 'requires a key'),
+    ('dropout', 'encoder', lambda _, x, ctx: out(x), 'different keys give the same output'),
+    ('dropout', 'encoder', lambda _, x, ctx: out(x) if ctx.deterministic else jnp.zeros(3) + jnp.zeros(4), 'Error'),
+    ('parameters', 'encoder', lambda self, x, ctx: x * self.param('scale', nn.initializers.ones, x.shape[-1:]),
+     'broken/scale has no logical axes'),
+    ('gradients', 'encoder', unused_parameter, 'scale is zero'),
+    ('gradients', 'encoder', lambda _, x, ctx: jnp.sqrt(jnp.where(out(x) > 0, 0 * x, 0)), 'not finite'),
+    ('remat', 'encoder', lambda _, x, ctx: out(x * np.random.default_rng().uniform(0.5, 2)), 'with full_remat differs'),
+]  # fmt: skip
 
 
-class DropsAlways(nn.Module):
-    @nn.compact
-    def __call__(self, x, ctx):
-        return nn.Dropout(0.5, deterministic=False)(out(x))
+@pytest.mark.parametrize(('check', 'side', 'call', 'words'), VIOLATIONS)
+def test_violation_is_reported_in_one_line(check, side, call, words, capsys):
+    with pytest.raises(ContractViolation) as error:
+        check_sublayer(make_sublayer(call), sides=(side,), without=tuple(name for name in CHECKS if name != check))
+    message = str(error.value)
+    assert message.startswith(f'Broken fails {check} in the {side}: ') and words in message
+    assert '\n' not in message and 'FAILED' in capsys.readouterr().out
 
 
-class DropsNever(nn.Module):
-    dropout_rate: float = 0.5
-
-    @nn.compact
-    def __call__(self, x, ctx):
-        return out(x)
+def test_every_check_can_fail():
+    assert {case[0] for case in VIOLATIONS} == set(CHECKS) - {'layouts'}
 
 
-class HasNoAxes(nn.Module):
-    @nn.compact
-    def __call__(self, x, ctx):
-        return x * self.param('scale', nn.initializers.ones, x.shape[-1:], jnp.float32)
-
-
-class HasAParameterForNothing(nn.Module):
-    @nn.compact
-    def __call__(self, x, ctx):
-        init = nn.with_logical_partitioning(nn.initializers.ones, (axes.EMBED,))
-        return out(x) + 0 * self.param('scale', init, x.shape[-1:], jnp.float32).astype(x.dtype)
-
-
-class HasAnInfiniteGradient(nn.Module):
-    @nn.compact
-    def __call__(self, x, ctx):
-        y = out(x)
-        return jnp.sqrt(jnp.where(y > 0, 0 * y, 0))
-
-
-class ChangesWhenTracedAgain(nn.Module):
-    @nn.compact
-    def __call__(self, x, ctx):
-        return out(x * np.random.default_rng().uniform(0.5, 2.0))
-
-
-class IsForEncoders(nn.Module):
-    @nn.compact
-    def __call__(self, x, ctx):
-        if ctx.causal:
-            raise UserError('IsForEncoders does not work in a decoder; use attention')
-        return out(x)
-
-
-BROKEN = [
-    ('causality', 'decoder', ReadsTheNextToken, 'token 0 reads token 1'),
-    ('padding', 'encoder', ReadsPadding, 'positions of padding the output at'),
-    ('padding', 'encoder', ReadsWhatPaddingHolds, 'token 0 reads padding at position 7'),
-    ('packing', 'decoder', MixesPackedRows, 'example 2 of a row'),
-    ('decode', 'decoder', KeepsTheLastTokenAlone, 'step 2 with the cache is'),
-    ('prefix', 'decoder', KeepsNothingOfAPrompt, 'token 0 does not read token 1'),
-    ('prompt', 'decoder', KeepsNothingOfAPrompt, 'step 0 after prompts is'),
-    ('decode', 'decoder', HasACacheWithoutRows, 'has shape (3, 5)'),
-    ('beams', 'decoder', RepeatsMemoryInTheWrongOrder, 'two beams of a sequence is'),
-    ('bfloat16', 'encoder', AddsALargeNumber, 'off float32'),
-    ('bfloat16', 'encoder', ReturnsFloat32, 'bfloat16 in gives float32 out'),
-    ('dropout', 'encoder', DropsAlways, 'it asks for a key'),
-    ('dropout', 'encoder', DropsNever, 'another key gives the same output'),
-    ('parameters', 'encoder', HasNoAxes, 'has_no_axes/scale has no logical axes'),
-    ('gradients', 'encoder', HasAParameterForNothing, 'scale is zero'),
-    ('gradients', 'encoder', HasAnInfiniteGradient, 'not finite'),
-    ('remat', 'encoder', ChangesWhenTracedAgain, 'with full_remat is'),
-]
-
-
-@pytest.mark.parametrize(
-    ('law', 'side', 'sublayer', 'how'), BROKEN, ids=[f'{case[0]}-{case[2].__name__}' for case in BROKEN]
-)
-def test_a_broken_law_is_named_in_one_line(law, side, sublayer, how, capsys):
-    others = tuple(name for name in LAWS if name != law)
-    with pytest.raises(BrokenLaw) as error:
-        check_sublayer(sublayer, sides=(side,), without=others)
-    said = str(error.value)
-    assert said.startswith(f'{sublayer.__name__} breaks {law} in the {side}: ') and how in said
-    assert '\n' not in said
-    assert 'BROKEN' in capsys.readouterr().out
-
-
-def test_every_law_is_broken_by_something():
-    assert {case[0] for case in BROKEN} == set(LAWS) - {'layouts'}
-
-
-def test_a_sublayer_that_keeps_them_all(capsys):
+def test_correct_sublayer_passes_all_checks(capsys):
     report = check_sublayer(GatedMLP(hidden_dim=8, dropout_rate=0.5), sides=('decoder',))
-    assert {row.result for row in report.rows} == {'holds'}
-    assert [row.law for row in report.rows] == [law for law in LAWS if law != 'beams']
+    assert {row.result for row in report.rows} == {'passed'}
+    assert [row.check for row in report.rows] == [name for name in CHECKS if name != 'beams']
     assert capsys.readouterr().out == f'{report}\n'
-    assert str(report).splitlines()[0] == 'GatedMLP: 12 checks'
 
 
-def test_what_it_refuses_is_said(capsys):
-    laws = tuple(law for law in LAWS if law != 'parameters')
-    report = check_sublayer(functools.partial(IsForEncoders), without=laws, show=False)
-    assert [(row.side, row.law) for row in report.rows if row.result == 'holds'] == [('encoder', 'parameters')]
-    assert report.rows[-1].result == 'refused' and 'use attention' in report.rows[-1].why
+def test_refused_side_is_reported(capsys):
+    skipped = tuple(name for name in CHECKS if name != 'parameters')
+    sublayer = make_sublayer(no_decoder)
+    report = check_sublayer(functools.partial(sublayer), without=skipped, show=False)
+    assert [(row.side, row.check) for row in report.rows if row.result == 'passed'] == [('encoder', 'parameters')]
+    assert report.rows[-1].result == 'refused' and 'use attention' in report.rows[-1].reason
     assert capsys.readouterr().out == ''
-    with pytest.raises(UserError, match='IsForEncoders was not checked'):
-        check_sublayer(IsForEncoders, sides=('decoder',))
+    with pytest.raises(UserError, match='Broken was not checked'):
+        check_sublayer(sublayer, sides=('decoder',))
 
 
 @pytest.mark.parametrize('options', [{'sides': ('middle',)}, {'without': ('paddin',)}, {'sides': 'encoder'}])
-def test_an_unknown_name_is_refused(options):
+def test_unknown_names_raise(options):
     with pytest.raises(UserError, match='must be a tuple of names'):
         check_sublayer(GatedMLP, **options)
 
 
-def test_an_error_of_the_sublayer_is_the_reason():
-    def wrong(x, ctx):
-        return x if ctx.deterministic else jnp.zeros(3) + jnp.zeros(4)
-
-    class Fails(nn.Module):
-        @nn.compact
-        def __call__(self, x, ctx):
-            return wrong(out(x), ctx)
-
-    with pytest.raises(BrokenLaw, match='dropout in the encoder: .*Error'):
-        check_sublayer(Fails, sides=('encoder',), without=tuple(law for law in LAWS if law != 'dropout'))
+def test_mixer_of_the_guide_passes_all_checks(tmp_path):
+    """All but bidirectional prefixes, which a convolution refuses."""
+    page = (pathlib.Path(__file__).parents[2] / 'docs/guide/new_mixer.md').read_text()
+    (code,) = re.findall(r"^cat > my_convolutions.py <<'END'\n(.*?)^END$", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / 'my_convolutions.py').write_text(code)
+    report = check_sublayer(runpy.run_path(str(tmp_path / 'my_convolutions.py'))['CausalConvolution'])
+    assert [(row.check, row.side) for row in report.rows if row.result != 'passed'] == [('prefix', 'decoder')]
+    assert {'decode', 'prompt'} <= {row.check for row in report.rows}

@@ -34,6 +34,7 @@ class Kind(NamedTuple):
     code: str
 
 
+_ENCODE = "print(model.encode(['The cat is on the mat.']).mean.shape)"
 KINDS = {
     'encoder_decoder': Kind(
         'text2text-generation', 'An encoder-decoder', 'AutoModelForSeq2SeqLM',
@@ -44,11 +45,14 @@ KINDS = {
     ),
     'encoder_only': Kind(
         'fill-mask', 'A masked language model', 'AutoModelForMaskedLM',
-        "print(model.encode(['The cat is on the mat.']).mean.shape)",
+        _ENCODE,
     ),
     'classifier': Kind(
         'text-classification', 'A classifier', '', "print(model.classify('The cat is on the mat.')[0].texts)"
     ),
+    'token_labels': Kind('token-classification', 'A token classifier', '', _ENCODE),
+    'span': Kind('question-answering', 'A model for extractive question answering', '', _ENCODE),
+    'embedding': Kind('sentence-similarity', 'A text embedding', '', _ENCODE),
 }  # fmt: skip
 # Macros to list first.
 _FIRST = (

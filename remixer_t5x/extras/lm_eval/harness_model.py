@@ -78,6 +78,8 @@ class RemixerLM(LM):
         lengths = None if max_length is None else {'inputs': int(max_length), 'targets': int(max_length)}
         self.trained = saved_models.load(str(path), lengths=lengths, trust_gin=trust_gin)
         self.model_type = self.trained.model.model_type
+        if self.model_type in (batch_formats.TOKEN_LABELS, batch_formats.SPAN, batch_formats.EMBEDDING):
+            raise UserError(f'lm_eval needs a model that scores texts, got MODEL_TYPE = {self.model_type!r}')
         shards = self.trained.partitioner.batch_shards
         self._size, self._seed = -(-max(size, 1) // shards) * shards, int(seed)
         vocabulary = self.trained.vocabulary
@@ -179,7 +181,7 @@ class RemixerLM(LM):
             lengths = self._fit_lengths(length)
             contexts = [pairs[index][0][-lengths['inputs'] :] for index in group]
             arrays = predictions.decoder_arrays([pairs[index][1] for index in group], length)
-            results = self._predictor(lengths).judge(self.trained.params, contexts, arrays)
+            results = self._predictor(lengths).score_and_match(self.trained.params, contexts, arrays)
             for index, (score, is_greedy) in zip(group, results, strict=True):
                 judgements[index] = float(score), bool(is_greedy)
         return judgements
@@ -198,7 +200,9 @@ class RemixerLM(LM):
                 tokens.append(text[place])
                 owners.append(index)
         arrays: dict[str, Any] = {'places': np.asarray(places, np.int32), 'tokens': np.asarray(tokens, np.int32)}
-        results = self._predictor(self.trained.lengths).judge(self.trained.params, rows, arrays) if rows else ()
+        results = (
+            self._predictor(self.trained.lengths).score_and_match(self.trained.params, rows, arrays) if rows else ()
+        )
         scores, greedy = [0.0] * len(pairs), [True] * len(pairs)
         for index, (score, is_greedy) in zip(owners, results, strict=True):
             scores[index] += float(score)

@@ -11,7 +11,7 @@ import functools
 import itertools
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -35,8 +35,8 @@ SETTINGS: dict[str, Any] = dict.fromkeys(('number', 'max_tokens', 'top_k'), np.i
 SETTINGS |= dict.fromkeys(('temperature', 'top_p'), np.float32)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class RowDecoder:
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class SettingsDecoder(decoding.RowDecoder):
     """Decodes each sequence with its own settings, arrays [batch]; temperature 0 selects the most likely token.
 
     Tokens are those of `Greedy` or `Sampling` with the same key, up to an end token after `max_tokens`. Only `top_k`
@@ -47,18 +47,19 @@ class RowDecoder:
     temperature: Any = None
     top_k: Any = None
     top_p: Any = None
+    end_id: int = 1
 
-    def __call__(self, generation: decoding.Generation, rng: jax.Array | None = None) -> decoding.Decoded:
-        """Generates one row for each sequence; `rng` is [batch] keys."""
+    def make_chooser(self, rng: jax.Array | None, batch: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        """See `decoding.RowDecoder.make_chooser`; `rng` is [batch] keys."""
         fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
         keys, is_sampled = fold(rng, 0), self.temperature > 0
 
         def choose(logits: jax.Array, index: jax.Array) -> jax.Array:
             tokens = jnp.argmax(logits, axis=-1)
             draw = jax.lax.cond(jnp.any(is_sampled), self._sample, lambda *_: tokens, logits, fold(keys, index))
-            return jnp.where(index < self.max_tokens, jnp.where(is_sampled, draw, tokens), generation.eos_id)
+            return jnp.where(index < self.max_tokens, jnp.where(is_sampled, draw, tokens), self.end_id)
 
-        return decoding.generate_rows(generation, 1, choose)
+        return choose
 
     def _sample(self, logits: jax.Array, keys: jax.Array) -> jax.Array:
         """Draws a token for each row, [rows], from [rows, vocab] logits."""
@@ -106,8 +107,10 @@ class Engine:
         self._batch_size = -(-batch_size // shards) * shards
         self._predictors = {}
         for size in (shards, self._batch_size):
-            settings = predictions.Decoding(size, trained.lengths, RowDecoder())
-            self._predictors[size] = predictions.Predictor(trained.model, trained.partitioner, settings, self.eos_id)
+            settings = predictions.Decoding(size, trained.lengths, SettingsDecoder(end_id=self.eos_id))
+            self._predictors[size] = predictions.Predictor(
+                trained.model, trained.partitioner, settings, trained.vocabulary
+            )
 
     async def compute(self, rows: Sequence[Row]) -> list[Any]:
         """Appends rows to the queue and returns their results: a `Prediction`, log-likelihood or vector each."""

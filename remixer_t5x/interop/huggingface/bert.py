@@ -18,9 +18,8 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface.family import Config, Description, Family, Tokenizer
 from remixer_t5x.interop.huggingface.table import Params, Row, Runs, dense, layer_norm
 from remixer_t5x.interop.safetensors_files import Tensors
-from remixer_t5x.models.architecture.encoder_only import BertHead, BertInput
+from remixer_t5x.models.architecture.encoder_only import BertHead, BertInput, ClassifierHead, first_token
 from remixer_t5x.models.architecture.layer import PostNorm
-from remixer_t5x.models.architecture.pooling import ClassifierHead, first_token
 from remixer_t5x.models.classifier import Classifier
 from remixer_t5x.models.layers.norms import LayerNorm
 from remixer_t5x.models.masked_lm import MaskedLM
@@ -203,7 +202,7 @@ class BertClassifier(Bert):
     auto_class = 'AutoModelForSequenceClassification'
     model_class = Classifier
     gin_files = ('models/bert.gin', 'model_types/classifier.gin')
-    gin_modules = (*Bert.gin_modules, 'architecture.pooling')
+    gin_modules = (*Bert.gin_modules, 'architecture.encoder_only')
     copies = {}
     ignored = r'bert\.embeddings\.position_ids'
 
@@ -224,11 +223,11 @@ class BertClassifier(Bert):
     @classmethod
     def describe_head(cls, model: Any, description: Description) -> dict[str, Any]:
         head = description.part(model.module.head_layer, ClassifierHead, 'head_layer')
-        description.require(head.pooling is first_token, 'POOLING is not @pooling.first_token')
+        description.require(head.pooling is first_token, 'POOLING is not @encoder_only.first_token')
         return {'labels': None if model.labels is None else tuple(model.labels)}
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), 'POOLING': '@pooling.first_token', 'LABELS': self.labels}
+        return {**super().settings(), 'POOLING': '@encoder_only.first_token', 'LABELS': self.labels}
 
     def our_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
         return model.module.apply({'params': params}, *inputs.values(), enable_dropout=False, method='classify')

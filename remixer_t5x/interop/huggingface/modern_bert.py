@@ -24,9 +24,14 @@ from remixer_t5x.interop.huggingface.bert import labels_config, read_labels
 from remixer_t5x.interop.huggingface.family import Config, Description, Family, Tokenizer
 from remixer_t5x.interop.huggingface.table import Params, Row, Runs, dense, kernel
 from remixer_t5x.interop.safetensors_files import Tensors
-from remixer_t5x.models.architecture.encoder_only import BertHead, NormInput, TransformedClassifierHead
+from remixer_t5x.models.architecture.encoder_only import (
+    BertHead,
+    NormInput,
+    TransformedClassifierHead,
+    first_token,
+    mean_of_tokens,
+)
 from remixer_t5x.models.architecture.layer import Block, PreNorm
-from remixer_t5x.models.architecture.pooling import first_token, mean_of_tokens
 from remixer_t5x.models.classifier import Classifier
 from remixer_t5x.models.layers.norms import LayerNorm
 from remixer_t5x.models.layers.positions import RotaryEmbedding
@@ -62,7 +67,7 @@ class ModernBert(Family):
     auto_class = 'AutoModelForMaskedLM'
     model_class: ClassVar[type] = MaskedLM
     gin_files: ClassVar[tuple[str, ...]] = ('models/modern_bert.gin',)
-    gin_modules = ('architecture.encoder_only', 'architecture.pooling', 'layers.norms')
+    gin_modules = ('architecture.encoder_only', 'layers.norms')
     sizes = {
         'vocab_size': 'vocab_size',
         'hidden_size': 'embed_dim',
@@ -317,7 +322,7 @@ class ModernBertClassifier(ModernBert):
     def settings(self) -> dict[str, Any]:
         return {
             **super().settings(),
-            'POOLING': f'@pooling.{POOLINGS[self.pooling].__name__}',
+            'POOLING': f'@encoder_only.{POOLINGS[self.pooling].__name__}',
             'LABELS': self.labels,
             'classifier/encoder_only.EncoderOnly.head_layer': '@encoder_only.TransformedClassifierHead',
             'encoder_only.TransformedClassifierHead.outputs': len(self.labels or ' '),

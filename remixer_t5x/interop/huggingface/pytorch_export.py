@@ -69,6 +69,8 @@ def to_config(model: Model, vocabulary: Any) -> dict[str, Any]:
     """The content of config.json. Raises Refusal if a part of the model has no PyTorch class."""
     if getattr(model, 'prefix', False):
         raise Refusal('--to_hf does not write prefix language models; set PREFIX_LM = False')
+    if model.model_type not in CLASSES:
+        raise Refusal(f'--to_hf does not write models with MODEL_TYPE = {model.model_type!r}')
     kind, auto_class = CLASSES[model.model_type]
     labels = getattr(model, 'labels', None)
     config = {

@@ -1,9 +1,9 @@
-"""A decoder alone, for language models: one causal stack without cross-attention.
+"""Decoder-only language models: one causal stack without cross-attention.
 
-    x = Embed(tokens)        h = Stack(x)        logits = h W, or h Embed^T where the output is tied
+    x = Embed(tokens)        h = Stack(x)        logits = h W, or h Embed^T with a tied output
 
-The stack is an encoder-decoder's decoder, so every causal sublayer and every layout works here. A prefix
-language model (Raffel et al. 2019, section 3.2.1) reads the first tokens of each example in both directions. GPT-2
+The stack is that of an encoder-decoder's decoder, so every causal sublayer and every layout works. A prefix language
+model (Raffel et al. 2019, section 3.2.1) uses bidirectional attention for the first tokens of each example. GPT-2
 (Radford et al. 2019) is this model with learned positions, biases and a tied output.
 """
 
@@ -60,16 +60,16 @@ class DecoderOnly(nn.Module):
             self.logits = Dense(self.vocab_size, (axes.EMBED, axes.VOCAB))
 
     def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
-        """Logits of the next token, [batch, length, vocab], in `dtype`; same arguments as `decode_hidden`."""
+        """Returns the logits [batch, length, vocab] in `dtype`; same arguments as `decode_hidden`."""
         hidden = self.decode_hidden(*args, **kwargs)[..., : self.embed_dim]
         logits = self.token_embedder.attend(hidden) if self.tied else self.logits(hidden)
         return logits.at[..., 0].set(_NEVER) if self.begin_id else logits
 
     @nn.nowrap
     def output_kernel(self, params: Mapping[str, Any]) -> jax.Array:
-        """The kernel of the output projection, [embed, vocab], in this module's unboxed parameters.
+        """Returns the kernel of the output projection, [embed, vocab], from this module's unboxed parameters.
 
-        With `begin_id` it has one more row, the bias of each token, for the feature that `_output_input` adds.
+        With `begin_id` it has one more row, the bias of each token, for the constant feature from `_output_input`.
         """
         kernel = params['token_embedder']['embedding'].T if self.tied else params['logits']['kernel']
         if not self.begin_id:
@@ -86,14 +86,14 @@ class DecoderOnly(nn.Module):
         prefix: jax.Array | None = None,
         enable_dropout: bool = True,
     ) -> jax.Array:
-        """The input of the output projection, [batch, length, embed].
+        """Returns the input of the output projection, [batch, length, embed].
 
         Args:
-            decoder_input_tokens: [batch, length] int32, the targets one place later.
+            decoder_input_tokens: [batch, length] int32, the targets shifted by one position.
             decoder_segment_ids: [batch, length] if rows are packed; 0 is padding.
             decoder_positions: [batch, length], or None.
-            prefix: [batch, length] bool, the tokens that are read in both directions; None for none.
-            enable_dropout: whether to drop.
+            prefix: [batch, length] bool, the tokens with bidirectional attention, or None.
+            enable_dropout: whether dropout is active.
         """
         ctx = describe_tokens(
             jnp.ones_like(decoder_input_tokens),
@@ -105,28 +105,28 @@ class DecoderOnly(nn.Module):
         )
         return self._output_input(self.decoder(self._embed(decoder_input_tokens), ctx))
 
-    def read_prompt(self, tokens: jax.Array, is_token: jax.Array, slots: int, both_ways: bool) -> jax.Array:
-        """Allocates the caches and fills them from prompts, all tokens at once; `next_hidden` then takes the last one.
+    def read_prompt(self, tokens: jax.Array, is_token: jax.Array, slots: int, bidirectional: bool) -> jax.Array:
+        """Allocates the caches and fills them from prompts in one call; `next_hidden` then reads each last token.
 
         Args:
-            tokens: [batch, length] int32, the prompts behind the token that begins a sequence.
-            is_token: [batch, length] bool, False behind the end of a prompt.
-            slots: number of positions to allocate, of prompt and answer.
-            both_ways: whether the prompt is read in both directions.
+            tokens: [batch, length] int32, the start token and the prompts.
+            is_token: [batch, length] bool, False after the end of a prompt.
+            slots: number of positions to allocate, for prompt and continuation.
+            bidirectional: whether attention is bidirectional over the prompt.
         """
         ctx = describe_tokens(
             is_token.astype(jnp.int32),
             causal=True,
             decode=True,
             cache_slots=slots,
-            prefix=is_token if both_ways else None,
+            prefix=is_token if bidirectional else None,
         )
         return self._output_input(self.decoder(self._embed(tokens), ctx))
 
     def next_hidden(self, tokens: jax.Array, slots: int) -> jax.Array:
-        """The input of the output projection for one token of each row, [batch, 1] -> [batch, 1, embed].
+        """Returns the input of the output projection, [batch, 1, embed], for one token of each row, [batch, 1].
 
-        The first call takes the last token of each prompt.
+        The first call reads the last token of each prompt.
         """
         ctx = describe_tokens(jnp.ones_like(tokens), causal=True, decode=True)
         return self._output_input(self.decoder(self._embed(tokens), ctx, slots))
@@ -139,5 +139,5 @@ class DecoderOnly(nn.Module):
         hidden = hidden if scale == 1.0 else hidden * scale
         if not self.begin_id:
             return hidden
-        # A feature that is 1 everywhere carries the bias, so the loss and the decoders do not need one.
+        # A constant feature of 1 adds the bias, so the loss and the decoders do not need a bias argument.
         return jnp.concatenate([hidden, jnp.ones_like(hidden[..., :1])], axis=-1)

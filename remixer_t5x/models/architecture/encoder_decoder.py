@@ -1,7 +1,7 @@
 """Encoder-decoder of T5 (Raffel et al. 2019), with any sublayers.
 
-Both stacks share one token embedding. The output projection has its own weights, as in T5.1.1, or is the embedding
-applied to a scaled input, as in the first T5. Arguments have T5X's names.
+Both stacks share one token embedding. The output projection has separate weights, as in T5.1.1, or is the transposed
+embedding applied to a scaled input, as in T5 1.0. Arguments have T5X's names.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,9 +20,9 @@ from remixer_t5x.models.layers.embedding import Embed, output_scale
 
 
 def checked_dtype(name: str) -> jnp.dtype:
-    """The dtype to compute in. Refuses float16, because T5's activations overflow it."""
+    """Returns the dtype of activations. Raises UserError for float16, because T5's activations overflow."""
     if str(name) not in ('float32', 'bfloat16'):
-        raise UserError(f"DTYPE is {name!r}, allowed are 'bfloat16' and 'float32': give --gin.DTYPE=bfloat16")
+        raise UserError(f"DTYPE must be 'bfloat16' or 'float32', got {name!r}; give --gin.DTYPE=bfloat16")
     return jnp.dtype(name)
 
 
@@ -39,8 +39,8 @@ class EncoderDecoder(nn.Module):
         dtype: dtype of activations; parameters are float32.
         embedding: factory of the token embedding.
         tied: the output projection is the transposed token embedding, without separate weights.
-        scaled_output: the input of the projection is scaled by embed_dim ** -0.5. Without it a tied projection, whose
-            rows are as large as embeddings, would start with logits of that spread.
+        scaled_output: the input of the projection is scaled by embed_dim ** -0.5; otherwise a tied projection starts
+            with logits as large as the embeddings.
         base_embed_dim: the base width of muP (`optim.mup`), which a tied output needs; None without muP.
     """
 
@@ -71,7 +71,7 @@ class EncoderDecoder(nn.Module):
         enable_dropout: bool = True,
         **decoder: Any,
     ) -> jax.Array:
-        """Logits of the next token, [batch, target_length, vocab], in `dtype`; `decoder` as for `decode_hidden`."""
+        """Returns logits [batch, target_length, vocab] in `dtype`; `decoder` has arguments of `decode_hidden`."""
         encoded = self.encode(encoder_input_tokens, encoder_segment_ids, encoder_positions, enable_dropout)
         return self.decode(
             encoded,
@@ -89,22 +89,22 @@ class EncoderDecoder(nn.Module):
         encoder_positions: jax.Array | None = None,
         enable_dropout: bool = True,
     ) -> jax.Array:
-        """Encoder output, [batch, input_length, embed]."""
+        """Returns the encoder output, [batch, input_length, embed]."""
         ctx = describe_tokens(
             encoder_input_tokens, encoder_segment_ids, encoder_positions, deterministic=not enable_dropout
         )
         return self.encoder(self.token_embedder(encoder_input_tokens), ctx)
 
     def decode(self, *args, **kwargs) -> jax.Array:
-        """Logits of the next token given the encoder's output; same arguments as `decode_hidden`."""
+        """Returns the logits of the next token for an encoder output; same arguments as `decode_hidden`."""
         hidden = self.decode_hidden(*args, **kwargs)
         return self.token_embedder.attend(hidden) if self.tied else self.logits(hidden)
 
     @nn.nowrap
     def output_kernel(self, params: Mapping[str, Any]) -> jax.Array:
-        """The kernel of the output projection, [embed, vocab], in this module's unboxed parameters.
+        """Returns the kernel of the output projection, [embed, vocab], from this module's unboxed parameters.
 
-        A loss applies it to the result of `decode_hidden`, so that it never needs all logits at once.
+        The loss applies it to the result of `decode_hidden` in chunks, because all logits at once are large.
         """
         return params['token_embedder']['embedding'].T if self.tied else params['logits']['kernel']
 
@@ -121,14 +121,12 @@ class EncoderDecoder(nn.Module):
         decode: bool = False,
         max_decode_length: int | None = None,
     ) -> jax.Array:
-        """The input of the output projection, [batch, target_length, embed].
+        """Returns the input of the output projection, [batch, target_length, embed].
 
-        With `decode`, a call without a cache allocates it for `decoder_input_tokens.shape[1]` positions and computes
-        everything that depends only on the encoder's output. Each later call takes one token, [batch, 1], and needs
-        `max_decode_length`, the number of positions allocated.
+        With `decode`, which does not support segment ids, the first call allocates a cache for
+        `decoder_input_tokens.shape[1]` positions and computes everything that depends only on the encoder output.
+        Each later call processes one token, [batch, 1]; `max_decode_length` is the number of allocated positions.
         """
-        if decode and (encoder_segment_ids is not None or decoder_segment_ids is not None):
-            raise ValueError('decoding takes one example per row: do not give segment ids with decode=True')
         memory = Memory(encoded, describe_tokens(encoder_input_tokens, encoder_segment_ids))
         flags = {'causal': True, 'decode': decode, 'deterministic': not enable_dropout, 'memory': memory}
         ctx = describe_tokens(jnp.ones_like(decoder_input_tokens), decoder_segment_ids, decoder_positions, **flags)

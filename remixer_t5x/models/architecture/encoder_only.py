@@ -1,11 +1,11 @@
-"""An encoder alone, with a head on it: masked language models and classifiers.
+"""Encoder-only models with a head: masked language models and classifiers.
 
     x = Embed(tokens)             with an input layer: norm(Embed(tokens) + positions + token types), as in BERT
     h = Stack(x)
     logits = head(h) Embed^T + b  (BertHead: Devlin et al. 2019, section 3.1), or h Embed^T / sqrt(D) without a head
 
-An encoder-decoder has the same stack as its encoder, so every encoder sublayer and every layout works here. The
-division by sqrt(D) is T5's for a tied output; BertHead has embeddings of deviation 0.02 instead.
+The stack is that of an encoder-decoder's encoder, so every encoder sublayer and every layout works. T5 divides the
+input of a tied output by sqrt(D); BERT initialises embeddings with deviation 0.02 instead.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,6 @@ from flax import linen as nn
 from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext, describe_tokens
 from remixer_t5x.models.architecture.encoder_decoder import checked_dtype
-from remixer_t5x.models.architecture.pooling import Pooling, mean_of_tokens
 from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.layers.dense import Dense
 from remixer_t5x.models.layers.embedding import Embed, output_scale
@@ -29,7 +28,7 @@ _INIT = nn.initializers.normal(stddev=0.02)
 
 
 class EncoderOnly(nn.Module):
-    """[batch, length] tokens in, features of each token out; id 0 is padding.
+    """Maps tokens [batch, length] to features of each token; id 0 is padding.
 
     Attributes:
         vocab_size: number of embeddings.
@@ -38,8 +37,8 @@ class EncoderOnly(nn.Module):
         dtype: dtype of activations; parameters are float32.
         embedding: factory of the token embedding.
         input_layer: factory of a module (x, ctx, token_types) -> x between embedding and stack, `BertInput`, or None.
-        head_layer: factory of what is on top, or None: a module x -> x with a `bias` over the vocabulary
-            (`BertHead`) for masked language models, a module (x, ctx) -> y for others.
+        head_layer: factory of the head, or None: a module x -> x with a `bias` over the vocabulary (`BertHead`) for
+            masked language models, and a module (x, ctx) -> y for other models.
         base_embed_dim: the base width of muP (`optim.mup`), which a tied output needs; None without muP.
         sentence_layer: factory of a module from the mean over a text's tokens to its embedding (`SentenceProjection`),
             or None.
@@ -76,7 +75,7 @@ class EncoderOnly(nn.Module):
         encoder_token_types: jax.Array | None = None,
         enable_dropout: bool = True,
     ) -> jax.Array:
-        """The stack's output, [batch, length, embed]; `encoder_token_types` [batch, length] is for an input layer."""
+        """Returns the stack's output, [batch, length, embed]; only an input layer reads `encoder_token_types`."""
         ctx = _context(encoder_input_tokens, encoder_segment_ids, encoder_positions, enable_dropout)
         x = self.token_embedder(encoder_input_tokens)
         if self.input_layer is not None:
@@ -86,7 +85,7 @@ class EncoderOnly(nn.Module):
         return self.encoder(x, ctx)
 
     def predict_tokens(self, *args: Any, **kwargs: Any) -> jax.Array:
-        """Logits of the token at each place, [batch, length, vocab], in `dtype`; same arguments as `encode`."""
+        """Returns the logits at each position, [batch, length, vocab], in `dtype`; same arguments as `encode`."""
         hidden = self.encode(*args, **kwargs)
         if self.is_initializing() and self.sentence_layer is not None:
             self.sentence(hidden[:, 0])
@@ -99,19 +98,19 @@ class EncoderOnly(nn.Module):
         return mean if self.sentence_layer is None else self.sentence(mean)
 
     def output_hidden(self, hidden: jax.Array) -> jax.Array:
-        """The input of the output projection, [..., embed], from the stack's output."""
+        """Returns the input of the output projection, [..., embed], for the stack's output."""
         scale = output_scale(self.embed_dim, self.head_layer is None, self.base_embed_dim)
         hidden = hidden if self.head_layer is None else self.head(hidden)
         return hidden if scale == 1.0 else hidden * scale
 
     @nn.nowrap
     def output_kernel(self, params: Mapping[str, Any]) -> jax.Array:
-        """The output projection, [embed, vocab], in this module's unboxed parameters."""
+        """Returns the output projection, [embed, vocab], from this module's unboxed parameters."""
         return params['token_embedder']['embedding'].T
 
     @nn.nowrap
     def output_bias(self, params: Mapping[str, Any]) -> jax.Array | None:
-        """The bias of the output projection, [vocab], or None."""
+        """Returns the bias of the output projection, [vocab], or None."""
         return None if self.head_layer is None else params['head']['bias']
 
     def classify(
@@ -120,7 +119,7 @@ class EncoderOnly(nn.Module):
         encoder_token_types: jax.Array | None = None,
         enable_dropout: bool = True,
     ) -> jax.Array:
-        """What a head for whole rows gives, [batch, outputs] float32; one example in each row."""
+        """Returns the output of a classifier's head in float32; one example in each row."""
         hidden = self.encode(encoder_input_tokens, None, None, encoder_token_types, enable_dropout)
         return self.head(hidden, _context(encoder_input_tokens, None, None, enable_dropout))
 
@@ -141,10 +140,10 @@ def pair_token_types(tokens: jax.Array, ctx: SequenceContext, separator_id: int)
 
 
 class BertInput(nn.Module):
-    """`norm(x + position + token type)`, [batch, length, embed]: BERT's embeddings (Devlin et al. 2019, figure 2).
+    """Computes `norm(x + position + token type)`, [batch, length, embed], as BERT does (Devlin et al. 2019, figure 2).
 
     Attributes:
-        max_length: number of learned positions; longer rows are refused.
+        max_length: number of learned positions, and the maximum length of a row.
         token_types: number of learned token types; BERT has 2, for the first and the second sentence.
         norm: factory of the norm.
     """
@@ -179,7 +178,7 @@ class NormInput(nn.Module):
 
 
 class BertHead(nn.Module):
-    """`norm(gelu(x W + b))`, [..., embed]; the output projection then adds `bias`, one number for each token.
+    """Computes `norm(gelu(x W + b))`, [..., embed]; the output projection then adds `bias` [vocab].
 
     Attributes:
         vocab_size: length of `bias`.
@@ -198,9 +197,24 @@ class BertHead(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        # The axis that leaves is not `embed` again: a mesh axis splits at most one of them.
+        # The output axis has no name, because a mesh axis shards at most one axis of an array.
         dense = Dense(x.shape[-1], (axes.EMBED, None), _INIT, use_bias=self.use_bias, name='dense')
         return self.output_norm(nn.gelu(dense(x), approximate=False))
+
+
+Pooling = Callable[[jax.Array, SequenceContext], jax.Array]
+
+
+def first_token(hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
+    """Returns the first token's features, [batch, embed]; for vocabularies that begin each text with `[CLS]`."""
+    return hidden[:, 0]
+
+
+def mean_of_tokens(hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
+    """Returns the mean over the tokens of each row, [batch, embed], summed in float32; 0 for a row of padding."""
+    is_token = ctx.is_token[..., None].astype(jnp.float32)
+    total = jnp.sum(hidden.astype(jnp.float32) * is_token, axis=1)
+    return (total / jnp.maximum(jnp.sum(is_token, axis=1), 1.0)).astype(hidden.dtype)
 
 
 class SentenceProjection(nn.Module):
@@ -242,3 +256,32 @@ class TransformedClassifierHead(nn.Module):
         pooled = nn.Dropout(self.dropout_rate)(self.norm(name='output_norm')(pooled), deterministic=ctx.deterministic)
         output = Dense(self.outputs, (axes.EMBED, axes.OUTPUTS), _INIT, use_bias=True, name='output')
         return output(pooled.astype(jnp.float32))
+
+
+class ClassifierHead(nn.Module):
+    """Maps [batch, length, embed] to [batch, outputs] float32, as BERT's pooler and classifier do (Devlin et al. 2019).
+
+    p = first token's features, or their mean over the row's tokens
+    y = dropout(tanh(p W_p + b_p)) W + b
+
+    Without pooling, maps each token to y = dropout(h) W + b, [batch, length, outputs].
+
+    Attributes:
+        outputs: number of labels, or 1 for a regression.
+        pooling: `first_token`, `mean_of_tokens` or None.
+        dropout_rate: dropout on the input of the last projection.
+    """
+
+    outputs: ranges.Count
+    pooling: Pooling | None = mean_of_tokens
+    dropout_rate: ranges.Rate = 0.0
+
+    @nn.compact
+    def __call__(self, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
+        features = hidden
+        if self.pooling is not None:
+            dense = Dense(hidden.shape[-1], (axes.EMBED, None), _INIT, use_bias=True, name='dense')
+            features = jnp.tanh(dense(self.pooling(hidden, ctx)))
+        features = nn.Dropout(self.dropout_rate)(features, deterministic=ctx.deterministic)
+        output = Dense(self.outputs, (axes.EMBED, axes.OUTPUTS), _INIT, use_bias=True, name='output')
+        return output(features.astype(jnp.float32))

@@ -1,17 +1,16 @@
-"""A layer: a list of sublayers in one of six layouts (HyperMixer, appendix F, names five of them).
+"""Layers: a list of sublayers in one of six layouts; appendix F of HyperMixer (Mai et al. 2023) names five of them.
 
     pre         y = x + f(N(x));   z = y + g(N(y))
     post        y = N(x + f(x));   z = N(y + g(y))
     sandwich    y = x + N(f(N(x)));   z = y + N(g(N(y)))       Gemma 2 and T5Gemma
-    rezero      y = x + a f(x);    z = y + b g(y)       a, b learned, 0 at the start, no norms
+    rezero      y = x + a f(x);    z = y + b g(y)       a, b learned and initialised with 0; no norms
     parallel    z = x + f(N(x)) + g(N(x))
     serialized  y = x + f(N(x));   z = x + g(N(y))
 
-A layout is a class, so that gin can swap it.
+Each layout is a class, so that gin can swap it.
 """
 
 import functools
-import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 
@@ -29,88 +28,59 @@ SublayerFactory = Callable[..., nn.Module]
 
 
 def _parameter_names(factories: Sequence[SublayerFactory]) -> list[str]:
-    """A snake_case name for the class of each factory; a repeated class gets a number from its second use on."""
+    """Returns the class name of each sublayer in snake case; repeated classes are numbered from the second one on."""
     names: list[str] = []
     for factory in factories:
+        while isinstance(factory, functools.partial):
+            factory = factory.func
         if isinstance(factory, nn.Module):
             name = type(factory).__name__
-            raise UserError(f'the sublayer {name}() is a module and not a class; give @{name} without ()')
-        words = re.findall(r'[A-Z]+(?![a-z])\d*|[A-Z][a-z0-9]*|[a-z0-9]+', _called(factory))
+            raise UserError(f'a sublayer must be a class, got an instance of {name}; use @{name} without ()')
+        words = re.findall(r'[A-Z]+(?![a-z])\d*|[A-Z][a-z0-9]*|[a-z0-9]+', factory.__name__)
         name = '_'.join(words).lower()
-        repeats = sum(known == name or known.startswith(f'{name}_') for known in names)
+        repeats = sum(other == name or other.startswith(f'{name}_') for other in names)
         names.append(f'{name}_{repeats + 1}' if repeats else name)
     return names
 
 
-def _made(factory: SublayerFactory, name: str) -> nn.Module:
-    """The sublayer of a factory. Raises UserError if the factory needs more than a name, or takes none."""
-    if problem := _problem_of_call(factory, name=name):
-        raise UserError(f'the sublayer {_called(factory)} cannot be made: {problem}; bind its settings in a gin file')
-    return factory(name=name)
-
-
-def _output(sublayer: nn.Module, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """What a sublayer returns. Raises UserError if it is not an array that can be added to `x`."""
-    name, rule = type(sublayer).__name__, 'a sublayer is a module (x, ctx) -> y, with y of the shape and dtype of x'
-    problem = _problem_of_call(sublayer.__call__, x, ctx) if callable(sublayer) else 'it has no __call__'
-    if problem:
-        raise UserError(f'the sublayer {name} cannot be called: {problem}; {rule}')
-    y = sublayer(x, ctx)
-    if not isinstance(y, jax.Array):
-        raise UserError(f'the sublayer {name} returns a {type(y).__name__}; {rule}')
-    if y.shape != x.shape or jnp.result_type(x, y) != x.dtype:
-        raise UserError(f'the sublayer {name} returns {y.dtype}{[*y.shape]} for {x.dtype}{[*x.shape]}; {rule}')
-    return y
-
-
-def _problem_of_call(function: Callable[..., object], *args: object, **options: object) -> str:
-    """Why a function does not take these arguments; empty if it does."""
-    # Flax wraps a module's methods; gin's factories wrap classes whose arguments they give themselves.
-    is_method = inspect.ismethod(function)
-    try:
-        inspect.signature(function, follow_wrapped=is_method).bind(*args, **options)
-    except TypeError as error:
-        return str(error)
-    except ValueError as error:
-        # A partial with wrong arguments; others are functions without a signature.
-        return str(error.__cause__ or '')
-    return ''
-
-
-def _called(factory: SublayerFactory) -> str:
-    while isinstance(factory, functools.partial):
-        factory = factory.func
-    return factory.__name__
-
-
 class Layer(nn.Module):
-    """The base of all layouts: sublayers made from factories, with dropout on their outputs.
+    """Base class of the layouts: builds the sublayers and applies dropout to their outputs.
 
     Attributes:
-        sublayers: factories of modules `(x, ctx) -> y`; factories and not instances, so that no two layers share
-            weights.
-        dropout_rate: dropout on each sublayer's output, before it joins the residual stream.
+        sublayers: factories of modules `(x, ctx) -> y`; instances would share their weights between layers.
+        dropout_rate: dropout on each sublayer's output, before the residual connection.
     """
 
     sublayers: Sequence[SublayerFactory]
     dropout_rate: ranges.Rate = 0.0
 
-    def _named(self) -> Iterator[tuple[str, nn.Module]]:
+    def _named_sublayers(self) -> Iterator[tuple[str, nn.Module]]:
         for name, factory in zip(_parameter_names(self.sublayers), self.sublayers, strict=True):
-            yield name, _made(factory, name)
+            yield name, factory(name=name)
 
     def _update(self, sublayer: nn.Module, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         return dropout(self.dropout_rate, _output(sublayer, x, ctx), deterministic=ctx.deterministic)
 
 
+def _output(sublayer: nn.Module, x: jax.Array, ctx: SequenceContext) -> jax.Array:
+    """Calls a sublayer. Raises UserError if shape or dtype of the output differ from x's."""
+    y = sublayer(x, ctx)
+    if not isinstance(y, jax.Array) or y.shape != x.shape or jnp.result_type(x, y) != x.dtype:
+        output = f'{y.dtype}{[*y.shape]}' if isinstance(y, jax.Array) else type(y).__name__
+        raise UserError(
+            f'the output of {type(sublayer).__name__} must be {x.dtype}{[*x.shape]} like its input, got {output}'
+        )
+    return y
+
+
 class NormedLayer(Layer):
-    """A layer with norms; `norm` is a factory of a module `x -> y`."""
+    """Base class of layouts with norms; `norm` is a factory of a module `x -> y`."""
 
     norm: Callable[..., nn.Module] = RMSNorm
 
 
 class PreNorm(NormedLayer):
-    """Each sublayer reads the normalised residual stream; T5's layout.
+    """Normalises the input of each sublayer, as T5 does.
 
     Attributes:
         first_norm: whether the first sublayer has a norm; False suits normalised embeddings, as in ModernBERT.
@@ -120,28 +90,28 @@ class PreNorm(NormedLayer):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        for index, (name, sublayer) in enumerate(self._named()):
+        for index, (name, sublayer) in enumerate(self._named_sublayers()):
             normed = self.norm(name=f'{name}_norm')(x) if index or self.first_norm else x
             x = x + self._update(sublayer, normed, ctx)
         return x
 
 
 class PostNorm(NormedLayer):
-    """The sum of input and update is normalised, as in the first Transformer."""
+    """Normalises the sum of input and update, as the original Transformer does."""
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        for name, sublayer in self._named():
+        for name, sublayer in self._named_sublayers():
             x = self.norm(name=f'{name}_norm')(x + self._update(sublayer, x, ctx))
         return x
 
 
 class SandwichNorm(NormedLayer):
-    """Input and output of each sublayer are normalised (Ding et al. 2021), as in Gemma 2 and T5Gemma."""
+    """Normalises the input and the output of each sublayer (Ding et al. 2021), as Gemma 2 and T5Gemma do."""
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        for name, sublayer in self._named():
+        for name, sublayer in self._named_sublayers():
             update = _output(sublayer, self.norm(name=f'{name}_norm')(x), ctx)
             update = self.norm(name=f'{name}_post_norm')(update)
             x = x + dropout(self.dropout_rate, update, deterministic=ctx.deterministic)
@@ -149,11 +119,11 @@ class SandwichNorm(NormedLayer):
 
 
 class ReZero(Layer):
-    """Each update is scaled by a learned number that starts at 0; there are no norms (Bachlechner et al. 2020)."""
+    """Scales each update by a learned number, initialised with 0, without norms (Bachlechner et al. 2020)."""
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        for name, sublayer in self._named():
+        for name, sublayer in self._named_sublayers():
             init = nn.with_logical_partitioning(nn.initializers.zeros, ())
             scale = self.param(f'{name}_scale', init, (), jnp.float32)
             x = x + scale.astype(x.dtype) * self._update(sublayer, x, ctx)
@@ -161,22 +131,22 @@ class ReZero(Layer):
 
 
 class Parallel(NormedLayer):
-    """All sublayers read the same normalised input, and their updates are added."""
+    """Applies all sublayers to the same normalised input and adds their updates."""
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         normed = self.norm(name='norm')(x)
-        updates = [self._update(sublayer, normed, ctx) for _, sublayer in self._named()]
+        updates = [self._update(sublayer, normed, ctx) for _, sublayer in self._named_sublayers()]
         return x + sum(updates)
 
 
 class Serialized(NormedLayer):
-    """Like `PreNorm`, but the last update is added to the layer's input and not to the running sum."""
+    """Like `PreNorm`, but adds the last update to the layer's input rather than to the running sum."""
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         stream = x
-        for name, sublayer in self._named():
+        for name, sublayer in self._named_sublayers():
             update = self._update(sublayer, self.norm(name=f'{name}_norm')(stream), ctx)
             stream = x + update
         return stream
@@ -189,10 +159,7 @@ def make_layer(
     norm: Callable[..., nn.Module] | None = None,
     name: str | None = None,
 ) -> Layer:
-    """Builds a layer. The layout is a factory, so gin can bind it in one line.
-
-    `norm` replaces the layout's norm; a layout without norms refuses it. A sublayer that is None is left out.
-    """
+    """Builds a layer of the given layout. `norm` replaces the layout's default; sublayers that are None are skipped."""
     sublayers = tuple(sublayer for sublayer in sublayers if sublayer is not None)
     options = {} if norm is None else {'norm': norm}
     return layout(sublayers=sublayers, dropout_rate=dropout_rate, name=name, **options)

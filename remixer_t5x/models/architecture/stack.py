@@ -1,6 +1,6 @@
-"""A stack: runs of identical layers, executed by scan, then a final norm.
+"""A stack: runs of identical layers, executed by `nn.scan`, and a final norm.
 
-The parameters of a run are stacked on a leading `layers` axis, so that compile time does not grow with depth.
+The parameters of a run are stacked on a leading `layers` axis, so that compile time is independent of depth.
 """
 
 import contextlib
@@ -27,17 +27,17 @@ _DOTS_AND_ATTENTION = jax.checkpoint_policies.save_from_both_policies(
     jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     jax.checkpoint_policies.save_only_these_names(ATTENTION_OUTPUT),
 )
-# cuDNN's attention is a primitive, whose results have no name of ours.
+# cuDNN's attention is a primitive, so its results cannot be named with `checkpoint_name`.
 _CUDNN_ATTENTION = 'dot_product_attention_fwd_wrapper'
 
 
 def full_remat(prim, *args, **params) -> bool:
-    """Remat policy: keep only each layer's input; about a third more FLOPs, the least memory."""
+    """Remat policy: saves only the input of each layer; about a third more FLOPs, the least memory."""
     return jax.checkpoint_policies.nothing_saveable(prim, *args, **params)
 
 
 def dots_remat(prim, *args, **params) -> bool:
-    """Remat policy: keep the results of matmuls with parameters and of attention, recompute the cheap rest."""
+    """Remat policy: saves the results of attention and of matmuls with parameters, and recomputes the rest."""
     return _DOTS_AND_ATTENTION(prim, *args, **params) or prim.name == _CUDNN_ATTENTION
 
 
@@ -46,8 +46,9 @@ _TRACED_ONCE = contextvars.ContextVar('traced_once', default=False)
 
 @contextlib.contextmanager
 def traced_once() -> Iterator[None]:
-    """Within it a run's layer is traced once and not twice, which takes half as long, and a seed gives other random
-    numbers than outside of it: for shapes, and where any numbers will do.
+    """Traces the layer of a run once instead of twice, which halves the tracing time.
+
+    A seed gives other random numbers than outside of this context, so it is for shapes and for arbitrary parameters.
     """
     token = _TRACED_ONCE.set(True)
     try:
@@ -67,11 +68,11 @@ class _Repeated(nn.Module):
         return nn.with_logical_constraint(x, (axes.BATCH, axes.LENGTH, axes.ACTIVATION_EMBED)), None
 
 
-class _Apart(nn.Module):
+class _UnrolledRun(nn.Module):
     """A run while decoding: each layer has separate parameters and caches.
 
-    Otherwise a step would copy its slice of every stacked parameter and write back all caches, also the caches of the
-    memory, which takes longer than the computation.
+    With stacked ones, each step would slice all parameters and write back all caches, which takes longer than the
+    computation.
     """
 
     layer: LayerFactory
@@ -85,10 +86,10 @@ class _Apart(nn.Module):
 
 
 def layers_apart(params: Params) -> Params:
-    """Unstacks parameters of runs, `{'layer': stacked}`, into single layers, `{'layer_0': ..., 'layer_1': ...}`.
+    """Unstacks the parameters of runs, `{'layer': stacked}`, into layers, `{'layer_0': ..., 'layer_1': ...}`.
 
-    Decoding takes either form. A caller that runs many steps calls this once before them, so that no step slices. Other
-    parameters, at any depth, and layers that are already separate stay as they are.
+    Decoding accepts both forms; unstacking before many steps avoids slicing in each step. All other parameters and
+    layers that are already separate are returned unchanged.
     """
     if not isinstance(params, Mapping):
         return params
@@ -100,7 +101,7 @@ def layers_apart(params: Params) -> Params:
 
 
 def _first_step(ctx: SequenceContext) -> jax.Array:
-    """The index of the token that the call after the allocating one takes: the first, or the last of each prompt."""
+    """Returns the index of the token that the first decoding step reads: 0, or the last token of each prompt."""
     if ctx.cache_slots is None:
         return jnp.zeros((), jnp.int32)
     return jnp.sum(ctx.is_token, axis=1, dtype=jnp.int32) - 1
@@ -117,9 +118,9 @@ class Stack(nn.Module):
             mixers that do not read the bias or the order of tokens.
         final_norm: factory of a norm after the last layer, or None (for layouts that end with one or need none).
         dropout_rate: dropout on the stack's input and output.
-        remat_policy: what the backward pass keeps of a layer: None (everything), `dots_remat` or `full_remat`.
-        attention: how attention sublayers compute, one of `kernels.attention.api.IMPLEMENTATIONS`.
-        unroll: how many layers of a run one iteration of its scan executes; more is slower to compile.
+        remat_policy: what is saved for the backward pass: None (everything), `dots_remat` or `full_remat`.
+        attention: implementation of attention, one of `kernels.attention.api.IMPLEMENTATIONS`.
+        unroll: number of layers that one iteration of a scan executes; larger values compile more slowly.
     """
 
     runs: Sequence[tuple[LayerFactory, int]]
@@ -138,14 +139,12 @@ class Stack(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext, max_decode_length: int | None = None) -> jax.Array:
-        """Runs the layers; `max_decode_length`, the number of cache slots, is needed when one token is decoded."""
+        """Runs the layers; decoding steps require `max_decode_length`, the number of cache slots."""
         length = x.shape[1]
         ctx = dataclasses.replace(ctx, attention=self.attention)
         if ctx.decode:
             ctx = self._at_decoding_step(x, ctx)
             if ctx.step is not None:
-                if max_decode_length is None:
-                    raise ValueError('a decoding step needs max_decode_length, the number of positions in the cache')
                 length = max_decode_length
         ctx = dataclasses.replace(ctx, num_keys=length)
         if self.position_bias is not None:
@@ -161,13 +160,11 @@ class Stack(nn.Module):
         return dropout(self.dropout_rate, x, deterministic=ctx.deterministic)
 
     def _at_decoding_step(self, x: jax.Array, ctx: SequenceContext) -> SequenceContext:
-        """Sets step and position of the token being decoded; the allocating call, for all positions, has none."""
+        """Sets the step and position of the token being decoded, except in the call that allocates the cache."""
         is_allocated = self.has_variable('cache', 'cache_index')
         index = self.variable('cache', 'cache_index', _first_step, ctx)
         if not is_allocated:
             return ctx
-        if x.shape[1] != 1:
-            raise ValueError(f'a decoding step takes one token per sequence, got {x.shape[1]}')
         step = index.value
         index.value = step + 1
         positions = step[:, None] if step.ndim else jnp.broadcast_to(step, x.shape[:2])
@@ -175,14 +172,14 @@ class Stack(nn.Module):
 
     def _run(self, name: str, layer: LayerFactory, count: int, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         if ctx.decode:
-            apart = nn.map_variables(_Apart, 'params', trans_in_fn=layers_apart)
+            apart = nn.map_variables(_UnrolledRun, 'params', trans_in_fn=layers_apart)
             return apart(layer, count, name=name)(x, ctx)
         body: type[nn.Module] = _Repeated
         if self.remat_policy is not None:
             body = nn.remat(body, policy=self.remat_policy, prevent_cse=False)
         split = {'params': True, 'dropout': True}
-        # Flax's check traces the layer twice, and the second trace draws other random numbers than the first. So it
-        # stays where numbers are drawn, because parameters and dropout of a seed must not change.
+        # Flax's check traces the layer twice, and the second trace draws other random numbers than the first. It stays
+        # enabled if random numbers are drawn, because they must not change for a seed.
         draws = any(self.has_rng(name) for name in split) and not _TRACED_ONCE.get()
         run = nn.scan(
             body,

@@ -9,6 +9,7 @@ import collections
 import dataclasses
 import functools
 import importlib
+import json
 import re
 import string
 from collections.abc import Callable, Hashable, Sequence
@@ -124,14 +125,7 @@ def squad_2(unanswerable: str) -> Metric:
     def squad_with_unanswerable(targets: Sequence[Texts], predictions: Texts) -> Metrics:
         nothing = normalize(unanswerable)
         has_answer = np.array([all(normalize(text) != nothing for text in answers) for answers in targets])
-        scores = _score_answers(targets, predictions)
-        groups = (('', has_answer | ~has_answer), ('HasAns_', has_answer), ('NoAns_', ~has_answer))
-        return {
-            f'{prefix}{name}': value
-            for prefix, rows in groups
-            if rows.any()
-            for name, value in _em_and_f1(scores[rows]).items()
-        }
+        return _em_and_f1_by_answer(_score_answers(targets, predictions), has_answer)
 
     return squad_with_unanswerable
 
@@ -149,6 +143,16 @@ def _score_answers(targets: Sequence[Texts], predictions: Texts) -> np.ndarray:
 def _word_f1(answer: list[str], prediction: list[str]) -> float:
     common = sum((collections.Counter(answer) & collections.Counter(prediction)).values())
     return 2 * common / (len(answer) + len(prediction)) if common else 0.0
+
+
+def _em_and_f1_by_answer(scores: np.ndarray, has_answer: np.ndarray) -> Metrics:
+    groups = (('', has_answer | ~has_answer), ('HasAns_', has_answer), ('NoAns_', ~has_answer))
+    return {
+        f'{prefix}{name}': value
+        for prefix, rows in groups
+        if rows.any()
+        for name, value in _em_and_f1(scores[rows]).items()
+    }
 
 
 def _em_and_f1(scores: np.ndarray) -> Metrics:
@@ -246,6 +250,47 @@ def regression(targets: Texts, predictions: Texts) -> Metrics:
     }
 
 
+def entity_f1(targets: Texts, predictions: Texts) -> Metrics:
+    """Precision, recall and F1 of the entities of texts with a tag for each word, and the accuracy of the tags.
+
+    As in seqeval's default mode, an entity begins at B- or S-, after O, E- or S-, and if the type changes.
+    """
+    correct, num_predicted, num_targets, tags = 0, 0, 0, []
+    for pair in zip(targets, predictions, strict=True):
+        target, prediction = (text.split() for text in pair)
+        tags += [a == b for a, b in zip(target, prediction, strict=True)]
+        entities, predicted = _entities(target), _entities(prediction)
+        correct += len(entities & predicted)
+        num_predicted, num_targets = num_predicted + len(predicted), num_targets + len(entities)
+    precision, recall = (correct / count if count else 0.0 for count in (num_predicted, num_targets))
+    f1 = 2 * precision * recall / (precision + recall) if correct else 0.0
+    values = {'entity_f1': f1, 'precision': precision, 'recall': recall, 'tag_accuracy': float(np.mean(tags))}
+    return {name: 100 * value for name, value in values.items()}
+
+
+def _entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
+    """The type, first and last word of each entity."""
+    entities, start, previous_prefix, previous_type = set(), 0, 'O', ''
+    for index, tag in enumerate([*tags, 'O']):
+        prefix, kind = tag[0], tag[1:].split('-', 1)[-1] or '_'
+        begins = prefix in 'BS' or previous_prefix in 'OES.' or kind != previous_type
+        if previous_prefix not in 'O.' and (begins or prefix in 'O.'):
+            entities.add((previous_type, start, index - 1))
+        if begins:
+            start = index
+        previous_prefix, previous_type = prefix, kind
+    return entities
+
+
+def span_answers(targets: Texts, predictions: Texts) -> Metrics:
+    """SQuAD 2.0's metrics of targets that are JSON of SQuAD's `answers`, {'text': [...], ...}; '' is no answer."""
+    answers = [json.loads(target)['text'] for target in targets]
+    # Texts without words are equal, which F1 of words cannot express, so one word replaces them.
+    words = [[text for text in texts if normalize(text)] or ['\ue000'] for texts in answers]
+    scores = _score_answers(words, [text if normalize(text) else '\ue000' for text in predictions])
+    return _em_and_f1_by_answer(scores, np.array([bool(texts) for texts in answers]))
+
+
 NAMED: dict[str, Metric] = {
     'accuracy': accuracy,
     'exact_match': exact_match,
@@ -255,6 +300,8 @@ NAMED: dict[str, Metric] = {
     'rouge': rouge,
     'bleu': bleu,
     'regression': regression,
+    'entity_f1': entity_f1,
+    'span_answers': span_answers,
 }
 
 

@@ -113,8 +113,8 @@ class HuggingFaceTokenizer(Vocabulary):
         return before[0] + self._shift if before else None
 
     @property
-    def unk_id(self) -> int | None:
-        return next((self._special[name] for name in ('[UNK]', '<unk>') if name in self._special), None)
+    def unk_id(self) -> int:
+        return next((self._special[name] for name in ('[UNK]', '<unk>') if name in self._special), self.eos_id)
 
     @property
     def mask_id(self) -> int:

@@ -14,7 +14,7 @@ from remixer_t5x.models.architecture import layer, stack
 from remixer_t5x.models.layers.positions import RotaryEmbedding
 from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
 from remixer_t5x.models.sublayers.feed_forward import ACTIVATIONS, GatedMLP
-from remixer_t5x.testing.subject import layout_rows
+from remixer_t5x.testing.fixture import layout_rows
 from tests.support import references
 
 BATCH, LENGTH, EMBED, HEADS, WIDTH = 2, 9, 12, 4, 6

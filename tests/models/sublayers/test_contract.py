@@ -1,6 +1,6 @@
-"""The laws of `remixer_t5x.testing.laws` over every sublayer, in an encoder and in a decoder.
+"""Checks the contract of `remixer_t5x.testing.contract` for every sublayer, in an encoder and in a decoder.
 
-A new sublayer is tested by adding a row to `SUBLAYERS`. `tests/test_docs.py` has the laws on the mixer of the guide.
+A new sublayer is tested by adding a row to `SUBLAYERS`. `tests/testing` checks the mixer of the guide.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ import pytest
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.attention import decoding as attention_decoding
-from remixer_t5x.models.architecture import decoder_only, encoder_only, layer, stack
+from remixer_t5x.models.architecture import encoder_only, layer, stack
 from remixer_t5x.models.layers.norms import GroupedRMSNorm, LayerNorm
 from remixer_t5x.models.layers.positions import AlibiBias, LearnedPositions, RelativePositionBias, RotaryEmbedding
 from remixer_t5x.models.sublayers import (
@@ -28,8 +28,8 @@ from remixer_t5x.models.sublayers import (
     remixer,
     tim,
 )
-from remixer_t5x.testing import laws
-from remixer_t5x.testing.subject import LENGTH, Subject
+from remixer_t5x.testing import contract
+from remixer_t5x.testing.fixture import LENGTH, SublayerFixture
 
 BATCH, EMBED, HIDDEN = 2, 16, 24
 DROPOUT = 0.5
@@ -48,7 +48,7 @@ class Case(NamedTuple):
     """Sublayers of a layer on each side; an empty tuple where a side is not for them.
 
     `reach` is how many tokens, itself included, an output of the two decoder layers depends on. `whole_rows` are for a
-    sublayer that refuses packed rows and whose outputs depend on the padded length: the first two laws are not for it.
+    sublayer that refuses packed rows and whose outputs depend on the padded length: the first two checks do not apply.
     """
 
     encoder: tuple = ()
@@ -176,114 +176,114 @@ def first_readers_of_memory() -> list[str]:
 
 
 @functools.cache
-def subject(name: str, side: str) -> Subject:
-    """The case with what is compiled for it, which all laws share."""
+def make_fixture(name: str, side: str) -> SublayerFixture:
+    """Builds a case once, because the compiled programs are shared by all checks."""
     case = SUBLAYERS[name]
     sublayers = getattr(case, side)
     reads_bias = any(factory.func in READS_POSITION_BIAS for factory in sublayers)
     num_heads = sublayers[0].keywords.get('num_heads', 2)
     bias = functools.partial(case.position_bias, num_heads=num_heads) if reads_bias else None
-    return Subject(sublayers, side, case.layout, case.norm, bias, case.reach, EMBED)
+    return SublayerFixture(sublayers, side, case.layout, case.norm, bias, case.reach, EMBED)
 
 
 @per_example
-def test_padding_law(name, side):
-    laws.padding(subject(name, side))
+def test_outputs_ignore_padding(name, side):
+    contract.padding(make_fixture(name, side))
 
 
 @per_example
-def test_packing_law(name, side):
-    laws.packing(subject(name, side))
+def test_packing_keeps_outputs(name, side):
+    contract.packing(make_fixture(name, side))
 
 
 @every_decoder
 @pytest.mark.parametrize('segments', [(LENGTH,), (5, 4)], ids=['one', 'packed'])
-def test_causality_law(name, segments):
-    laws.causality(subject(name, 'decoder'), segments)
+def test_decoder_is_causal(name, segments):
+    contract.causality(make_fixture(name, 'decoder'), segments)
 
 
 @every_decoder
-def test_decode_law(name):
-    laws.decode(subject(name, 'decoder'))
+def test_decoding_equals_all_tokens_at_once(name):
+    contract.decode(make_fixture(name, 'decoder'))
 
 
-def test_decode_law_with_the_caches_of_a_tpu(monkeypatch):
+def test_decoding_with_tpu_caches_equals_all_tokens_at_once(monkeypatch):
     monkeypatch.setattr(attention_decoding, 'target_platform', lambda: 'tpu')
     for name in ('t5', 'modern'):
-        laws.decode(subject(name, 'decoder'))
-        laws.beams(subject(name, 'decoder'))
-        laws.prompt(alone(name))
+        contract.decode(make_fixture(name, 'decoder'))
+        contract.beams(make_fixture(name, 'decoder'))
+        contract.prompt(make_fixture_without_memory(name))
 
 
 REFUSES_PREFIX = {'gmlp', 'gmlp_gates', 'mlp_mixer'}
 
 
 @functools.cache
-def alone(name: str) -> Subject:
-    """The case in a decoder without an encoder."""
-    made = subject(name, 'decoder')
-    sublayers = tuple(factory for factory in made.sublayers if factory.func not in READS_MEMORY)
-    return made if sublayers == made.sublayers else dataclasses.replace(made, sublayers=sublayers)
+def make_fixture_without_memory(name: str) -> SublayerFixture:
+    """Builds a case in a decoder without an encoder."""
+    fixture = make_fixture(name, 'decoder')
+    sublayers = tuple(factory for factory in fixture.sublayers if factory.func not in READS_MEMORY)
+    return fixture if sublayers == fixture.sublayers else dataclasses.replace(fixture, sublayers=sublayers)
 
 
 @every_decoder
-def test_prefix_law(name):
+def test_prefix_is_bidirectional(name):
     if name in REFUSES_PREFIX:
         with pytest.raises(UserError, match='PREFIX_LM = False') as error:
-            laws.prefix(alone(name))
+            contract.prefix(make_fixture_without_memory(name))
         assert 'SelfAttention' in str(error.value) and '\n' not in str(error.value)
     else:
-        laws.prefix(alone(name))
+        contract.prefix(make_fixture_without_memory(name))
 
 
 @every_decoder
-def test_prompt_law(name):
-    laws.prompt(alone(name))
+def test_prompts_fill_caches(name):
+    contract.prompt(make_fixture_without_memory(name))
     if name not in REFUSES_PREFIX:
-        laws.prompt(alone(name), both_ways=True)
+        contract.prompt(make_fixture_without_memory(name), bidirectional=True)
 
 
 @pytest.mark.parametrize('name', first_readers_of_memory())
 def test_beams_share_the_memory(name):
-    laws.beams(subject(name, 'decoder'))
+    contract.beams(make_fixture(name, 'decoder'))
 
 
 @fuller_side
 def test_bfloat16_is_close_to_float32(name, side):
-    laws.bfloat16(subject(name, side))
+    contract.bfloat16(make_fixture(name, side))
 
 
 @fuller_side
 def test_dropout_in_training_only(name, side):
-    laws.dropout(subject(name, side))
+    contract.dropout(make_fixture(name, side))
 
 
 @both_sides
 def test_parameters_have_axes_and_are_not_shared(name, side):
-    laws.parameters(subject(name, side))
+    contract.parameters(make_fixture(name, side))
 
 
 @both_sides
 def test_gradients_are_finite_and_reach_every_parameter(name, side):
-    laws.gradients(subject(name, side))
+    contract.gradients(make_fixture(name, side))
 
 
 @fuller_side
 def test_remat_and_unroll_change_nothing(name, side):
     policies = (stack.full_remat, stack.dots_remat) if name == 't5' else (stack.full_remat,)
-    laws.remat(subject(name, side), policies)
+    contract.remat(make_fixture(name, side), policies)
 
 
 @both_sides
-def test_every_layout_takes_it(name, side):
+def test_every_layout_keeps_shape_and_dtype(name, side):
     """What a layout computes is tested in test_layer.py, and with Remixer above."""
-    laws.layouts(subject(name, side))
+    contract.layouts(make_fixture(name, side))
 
 
 def test_remat_recomputes():
     """The policies change what the backward pass keeps, else the test above shows nothing."""
     matmuls = {}
-    t5 = subject('t5', 'encoder')
+    t5 = make_fixture('t5', 'encoder')
     for policy in (None, stack.dots_remat, stack.full_remat):
         model = t5.stack(remat_policy=policy)
         ctx = t5.context([[LENGTH]] * BATCH)
@@ -296,70 +296,27 @@ def test_remat_recomputes():
     assert matmuls[None] <= matmuls[stack.dots_remat] < matmuls[stack.full_remat]
 
 
-EXAMPLES = (5, 4)
-# The laws above hold for every sublayer; one with a position bias, one by positions and one with a running sum will do.
-in_a_model = pytest.mark.parametrize('name', ['t5', 'remixer', 'hyper_mixer'])
-
-
-def ids_alone_and_packed() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Two examples in a row of their own each, the same in one row, and the segments and positions of that row."""
-    rng, used = np.random.default_rng(0), sum(EXAMPLES)
-    alone: np.ndarray = np.zeros((2, LENGTH), np.int32)
-    packed, segments, positions = (np.zeros((1, LENGTH), np.int32) for _ in range(3))
-    for row, count in enumerate(EXAMPLES):
-        alone[row, :count] = rng.integers(1, 20, count)
-    packed[0, :used] = np.concatenate([alone[row, :count] for row, count in enumerate(EXAMPLES)])
-    segments[0, :used] = np.repeat([1, 2], EXAMPLES)
-    positions[0, :used] = np.concatenate([np.arange(count) for count in EXAMPLES])
-    return alone, packed, segments, positions
-
-
-def assert_packed_as_alone(apart, packed):
-    wanted = np.concatenate([apart[row, :count] for row, count in enumerate(EXAMPLES)])
-    assert laws.difference(packed[0, : len(wanted)], wanted) < laws.TOLERANCE
-
-
-@in_a_model
-def test_an_encoder_alone_predicts_a_packed_example_as_it_does_alone(name):
-    """Padding and packing again, from ids to logits: the whole model receives where an example begins and ends."""
-    of = subject(name, 'encoder')
-    params = {'token_embedder': random_embedding(), 'encoder': of.params}
-    module = encoder_only.EncoderOnly(20, EMBED, of.stack)
-    alone, row, segments, _ = ids_alone_and_packed()
+# Models with a position bias, with learned positions and with a running sum.
+@pytest.mark.parametrize('name', ['t5', 'remixer', 'hyper_mixer'])
+def test_encoder_only_logits_do_not_depend_on_packing(name):
+    """From ids to logits, with padding: the whole model receives the limits of each example."""
+    fixture, counts = make_fixture(name, 'encoder'), (5, 4)
+    module = encoder_only.EncoderOnly(20, EMBED, fixture.stack)
+    embedding = np.random.default_rng(1).standard_normal((20, EMBED), np.float32)
+    params = {'token_embedder': {'embedding': embedding}, 'encoder': fixture.params}
+    ids = np.random.default_rng(0).integers(1, 20, sum(counts))
+    separate: np.ndarray = np.zeros((2, LENGTH), np.int32)
+    for row, example in enumerate(np.split(ids, [counts[0]])):
+        separate[row, : len(example)] = example
+    packed, segments = (np.pad(x, (0, LENGTH - len(ids)))[None] for x in (ids, np.repeat([1, 2], counts)))
 
     @jax.jit
-    def both(params):
+    def compute(params):
         def logits(*ids):
             return module.apply({'params': params}, *ids, enable_dropout=False, method='predict_tokens')
 
-        return logits(alone), logits(row, segments)
+        return logits(separate), logits(packed, segments)
 
-    assert_packed_as_alone(*map(np.asarray, both(params)))
-
-
-@in_a_model
-def test_a_decoder_alone_predicts_a_packed_example_as_it_does_alone(name):
-    """The same for decoders without an encoder, and with more padding behind the tokens."""
-    of = alone(name)
-    params = {'token_embedder': random_embedding(), 'decoder': of.params}
-    module = decoder_only.DecoderOnly(20, EMBED, of.stack, tied=True)
-    apart, row, segments, positions = ids_alone_and_packed()
-    begun = np.where(positions > 0, np.roll(row, 1, axis=1), 0)
-    longest = max(EXAMPLES)
-
-    @jax.jit
-    def every(params):
-        def logits(inputs, **where):
-            return module.apply({'params': params}, inputs, enable_dropout=False, **where)
-
-        shifted = np.pad(apart, ((0, 0), (1, 0)))[:, :-1]
-        packed = logits(begun, decoder_segment_ids=segments, decoder_positions=positions)
-        return logits(shifted), logits(shifted[:, :longest]), packed
-
-    padded, short, packed = map(np.asarray, every(params))
-    assert_packed_as_alone(padded, packed)
-    assert_packed_as_alone(short, packed)
-
-
-def random_embedding() -> dict[str, np.ndarray]:
-    return {'embedding': np.random.default_rng(1).standard_normal((20, EMBED), np.float32)}
+    separate_logits, packed_logits = map(np.asarray, compute(params))
+    expected = np.concatenate([separate_logits[row, :count] for row, count in enumerate(counts)])
+    assert contract.relative_difference(packed_logits[0, : len(ids)], expected) < contract.TOLERANCE

@@ -1,7 +1,6 @@
 """gMLP and aMLP equal the g-mlp-pytorch package's recorded outputs and, for what it lacks, the paper in NumPy."""
 
 import functools
-import math
 import pathlib
 
 import jax
@@ -12,6 +11,7 @@ from flax import linen as nn
 
 from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models.sublayers import gmlp
+from tests.support.formulas import gelu
 from tests.support.sublayer_inputs import context_of_ids, context_of_lengths, random_params
 
 D, F, LENGTH, SPARE = 6, 10, 8, 3
@@ -19,10 +19,6 @@ GOLDEN = pathlib.Path(__file__).parents[2] / 'golden' / 'gmlp_g_mlp_pytorch.npz'
 
 
 context = functools.partial(context_of_lengths, length=LENGTH)
-
-
-def gelu(x):
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
 def layer_norm(x, scale, bias):

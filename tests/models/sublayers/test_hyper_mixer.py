@@ -1,7 +1,6 @@
 """HyperMixer equals its authors' code, and NumPy written from the paper where that code has no such form."""
 
 import functools
-import math
 import pathlib
 
 import jax
@@ -14,6 +13,7 @@ from remixer_t5x.context import Memory
 from remixer_t5x.models.layers.norms import LayerNorm
 from remixer_t5x.models.layers.positions import SinusoidalPositions
 from remixer_t5x.models.sublayers import hyper_mixer
+from tests.support.formulas import gelu
 from tests.support.sublayer_inputs import context_of_ids, random_params
 
 GOLDEN = pathlib.Path(__file__).parents[2] / 'golden' / 'hyper_mixer.npz'
@@ -60,10 +60,6 @@ def test_equals_the_authors_code(case):
     real = arrays['is_query']
     scale = np.max(np.abs(arrays['mixed']))
     np.testing.assert_allclose(actual[real] / scale, arrays['mixed'][real] / scale, atol=2e-6)
-
-
-def gelu(x):
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
 def paper_mixer(x, positions, params, length_scale, causal):

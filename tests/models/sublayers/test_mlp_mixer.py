@@ -14,16 +14,13 @@ from hypothesis import strategies as st
 from remixer_t5x.kernels.window_mlp import api as window_mlp
 from remixer_t5x.models.architecture import stack
 from remixer_t5x.models.sublayers import mlp_mixer
+from tests.support.formulas import gelu
 from tests.support.sublayer_inputs import context_of_ids, random_params
 
 # Made by the script next to it.
 GOLDEN = np.load(pathlib.Path(__file__).parents[2] / 'golden' / 'mlp_mixer.npz')
 LENGTH, HIDDEN = GOLDEN['wi'].shape
 WIDTH = 5
-
-
-def gelu(x):
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
 def test_mixer_equals_a_pytorch_package():

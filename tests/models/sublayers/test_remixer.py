@@ -1,7 +1,6 @@
 """Remixer equals the paper's equations, written in NumPy."""
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -13,21 +12,13 @@ from hypothesis import strategies as st
 
 from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models.sublayers import remixer
+from tests.support.formulas import gelu, softmax
 from tests.support.sublayer_inputs import context_of_lengths, random_params
 
 D, F, LENGTH = 6, 10, 8
 
 
 context = functools.partial(context_of_lengths, length=LENGTH)
-
-
-def softmax(logits):
-    weights = np.exp(logits - logits.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True)
-
-
-def gelu(x):
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
 def paper_block(x, w1, w2, h, w3, alpha, residual):

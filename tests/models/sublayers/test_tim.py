@@ -13,19 +13,11 @@ from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models.architecture import layer
 from remixer_t5x.models.layers.norms import GroupedRMSNorm
 from remixer_t5x.models.sublayers import attention, feed_forward, tim
+from tests.support.formulas import gelu, softmax
 from tests.support.sublayer_inputs import random_params
 
 D, F, HEADS, KV, LENGTH, MEMORY = 8, 12, 4, 3, 5, 4
 BLOCKS = ('tim_attention', 'inter_mechanism_attention', 'tim_mlp')
-
-
-def softmax(logits, axis=-1):
-    weights = np.exp(logits - logits.max(axis, keepdims=True))
-    return weights / weights.sum(axis, keepdims=True)
-
-
-def gelu(x):
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
 def group_linear(h, kernels):

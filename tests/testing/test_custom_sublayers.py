@@ -1,4 +1,4 @@
-"""A run with a sublayer of the user's checks causality and padding once, before it trains."""
+"""A run checks that custom sublayers ignore padding and later tokens before it trains."""
 
 import functools
 
@@ -9,22 +9,22 @@ from flax import linen as nn
 from remixer_t5x import UserError, axes, build_model
 from remixer_t5x.cli.main import main
 from remixer_t5x.models.layers.dense import Dense
-from remixer_t5x.testing.check import check_users_sublayers
+from remixer_t5x.testing.check import check_custom_sublayers
 
 SMALL = {'VOCAB_SIZE': 64, 'EMBED_DIM': 16, 'NUM_HEADS': 2, 'HEAD_DIM': 8, 'MLP_DIM': 24}
 ALONE = {'ENCODER_POSITION_BIAS': None, 'DECODER_POSITION_BIAS': None}
 
 
-class Mean(nn.Module):
-    """The mean of a row, or of its tokens only, or of earlier tokens only."""
+class Sum(nn.Module):
+    """The sum over a row, over its tokens, or over earlier tokens."""
 
     tokens_only: bool = True
     earlier_only: bool = False
 
     @nn.compact
     def __call__(self, x, ctx):
-        kept = jnp.where(ctx.is_token[..., None], x, 0) if self.tokens_only else x
-        sums = jnp.cumsum(kept, axis=1) if self.earlier_only else jnp.sum(kept, axis=1, keepdims=True)
+        tokens = jnp.where(ctx.is_token[..., None], x, 0) if self.tokens_only else x
+        sums = jnp.cumsum(tokens, axis=1) if self.earlier_only else jnp.sum(tokens, axis=1, keepdims=True)
         return Dense(x.shape[-1], (axes.EMBED, axes.MLP), name='out')(jnp.broadcast_to(sums, x.shape))
 
 
@@ -38,33 +38,33 @@ def model(*files, **macros):
     return build_model('models/t5_1_1.gin', 'sizes/tiny.gin', *files, **SMALL, **macros)
 
 
-earlier = functools.partial(Mean, earlier_only=True)
-whole_rows = functools.partial(Mean, tokens_only=False)
+earlier = functools.partial(Sum, earlier_only=True)
+whole_rows = functools.partial(Sum, tokens_only=False)
 
 
 def test_shipped_sublayers_are_not_checked():
-    assert check_users_sublayers(model()) == []
+    assert check_custom_sublayers(model()) == []
 
 
-def test_a_decoder_that_sees_the_future_is_refused():
-    with pytest.raises(UserError, match=r'Mean must not read later tokens in a decoder, got token 0 reading token \d'):
-        check_users_sublayers(model(DECODER_MIXER=Mean, **ALONE))
+def test_decoder_that_reads_later_tokens_raises():
+    with pytest.raises(UserError, match=r'Sum must not read later tokens in a decoder, got token 0 reading token \d'):
+        check_custom_sublayers(model(DECODER_MIXER=Sum, **ALONE))
     with pytest.raises(UserError, match='later tokens'):
-        check_users_sublayers(model('model_types/decoder_only.gin', DECODER_MIXER=Mean, **ALONE))
+        check_custom_sublayers(model('model_types/decoder_only.gin', DECODER_MIXER=Sum, **ALONE))
 
 
-def test_what_holds_and_what_reads_padding_are_told():
-    encoder, decoder = check_users_sublayers(model(ENCODER_MIXER=whole_rows, DECODER_MIXER=earlier, **ALONE))
-    assert encoder.startswith('Mean in the encoder: warning') and 'padding' in encoder
-    assert decoder.startswith('Mean in the decoder: no token reads')
+def test_reading_padding_is_a_warning():
+    encoder, decoder = check_custom_sublayers(model(ENCODER_MIXER=whole_rows, DECODER_MIXER=earlier, **ALONE))
+    assert encoder.startswith('Sum in the encoder: warning') and 'padding' in encoder
+    assert decoder.startswith('Sum in the decoder: no token reads')
 
 
-def test_a_sublayer_that_cannot_be_checked_does_not_stop_the_run():
-    (line,) = check_users_sublayers(model(ENCODER_MIXER=Fails, **ALONE))
+def test_failing_check_does_not_stop_the_run():
+    (line,) = check_custom_sublayers(model(ENCODER_MIXER=Fails, **ALONE))
     assert 'could not be checked (only for rows of 512 tokens)' in line
 
 
-def test_a_run_is_refused_before_it_reads_data(tmp_path, monkeypatch, capsys):
+def test_run_stops_before_it_reads_data(tmp_path, monkeypatch, capsys):
     (tmp_path / 'leaky_mixers.py').write_text(
         'import jax.numpy as jnp\nfrom flax import linen as nn\n\n\n'
         'class Leaky(nn.Module):\n    @nn.compact\n    def __call__(self, x, ctx):\n'

@@ -1,7 +1,7 @@
-"""Two layers of the checked sublayers in an encoder or a decoder, with few compiled programs.
+"""Two layers of the checked sublayers in an encoder or a decoder, and the compiled programs that the checks share.
 
-Each program is compiled once and serves several laws. `trace` returns outputs and gradients at once, for one shape: its
-rows hold all examples of a law, and its cotangents select the gradients that the law needs.
+`trace` returns outputs and gradients from one program of one shape: its rows are the examples of a check, and its
+cotangents select the gradients.
 """
 
 import dataclasses
@@ -18,16 +18,16 @@ from remixer_t5x.models.architecture import layer, stack
 
 Segments = Sequence[Sequence[int]]
 ENCODER, DECODER = 'encoder', 'decoder'
-# Tokens of a row, and of a row of the encoder's output that a decoder reads.
+# Number of tokens in a row, and in a row of the encoder output that a decoder reads.
 LENGTH, MEMORY = 12, 6
-# A row for each position, so that one backward pass gives the gradient of every position's output.
+# One row for each position, so that one backward pass computes the gradients of all positions.
 ROWS = LENGTH
 LAYERS = 2
 DROPOUT = 0.5
 
 
 def fast_key(seed: int) -> jax.Array:
-    """A key for `init` and dropout whose numbers XLA draws in one operation, which compiles faster than the default."""
+    """Returns a key whose random numbers are one XLA operation, which compiles faster than the default."""
     return jax.random.key(seed, impl='unsafe_rbg')
 
 
@@ -40,7 +40,7 @@ class Traced(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Subject:
+class SublayerFixture:
     """Two layers of `sublayers` on one side, with random parameters.
 
     Attributes:
@@ -66,19 +66,19 @@ class Subject:
         return self.side == DECODER
 
     def stack(self, dropout: float = DROPOUT, **options: Any) -> stack.Stack:
-        """The layers in a stack; `options` are the stack's."""
+        """Returns a stack of the layers; `options` are passed on to `Stack`."""
         make_layer = functools.partial(layer.make_layer, self.sublayers, self.layout, dropout, self.norm)
         runs = ((make_layer, LAYERS),)
         return stack.Stack(runs=runs, position_bias=self.position_bias, dropout_rate=dropout, **options)
 
-    # NumPy outside of compiled functions, because JAX would compile a program for each slice and shape.
+    # Uses NumPy, because JAX would compile a program for each slice and shape.
     def features(self, seed: int, length: int = LENGTH, rows: int = ROWS) -> np.ndarray:
         return np.random.default_rng(seed).standard_normal((rows, length, self.embed), np.float32)
 
     def context(
         self, segments: Segments, memory: Any = None, memory_segments: Segments | None = None, **flags: Any
     ) -> SequenceContext:
-        """The context of rows of packed examples, given by their lengths, e.g. [[3, 4], [5]]."""
+        """Returns the context of rows of packed examples with the given lengths, for example [[3, 4], [5]]."""
         packed = any(len(row) > 1 for row in segments)
         ids, positions = layout_rows(segments, flags.pop('length', LENGTH))
         ctx = SequenceContext(ids, positions, causal=self.is_decoder, packed=packed, **flags)
@@ -86,20 +86,20 @@ class Subject:
             return ctx
         memory = self.features(9, MEMORY, len(segments)) if memory is None else memory
         memory_ids, memory_positions = layout_rows(memory_segments or [[MEMORY]] * len(memory), memory.shape[1])
-        about_memory = SequenceContext(memory_ids, memory_positions, packed=packed)
-        return dataclasses.replace(ctx, memory=Memory(memory, about_memory))
+        memory_ctx = SequenceContext(memory_ids, memory_positions, packed=packed)
+        return dataclasses.replace(ctx, memory=Memory(memory, memory_ctx))
 
     @functools.cached_property
     def boxed_params(self) -> Any:
-        """Initial parameters in boxes with their logical axes."""
+        """Initial parameters, boxed with their logical axes."""
         init = jax.jit(self.stack().init)
-        # Arrays and not tracers, even if a law calls this first within `jax.jit`, because other laws use them too.
+        # Cache arrays rather than tracers, even if the first call is inside `jax.jit`.
         with jax.ensure_compile_time_eval(), stack.traced_once():
             return init(fast_key(0), self.features(0), self.context([[LENGTH]] * ROWS)).get('params', {})
 
     @functools.cached_property
     def params(self) -> Any:
-        """Initial parameters with noise, so that none is zero or one by default."""
+        """Initial parameters plus noise, so that no parameter is exactly zero or one."""
         rng = np.random.default_rng(1)
         initial = jax.device_get(nn.unbox(self.boxed_params))
         return jax.tree.map(lambda x: x + 0.3 * rng.standard_normal(x.shape, np.float32), initial)
@@ -111,23 +111,24 @@ class Subject:
         return jax.jit(lambda params, x, ctx: model.apply({'params': params}, x, ctx))
 
     def trace(self, x: np.ndarray, ctx: SequenceContext, cotangents: np.ndarray | None = None) -> Traced:
-        """Outputs at [ROWS, LENGTH], and their gradients with respect to `cotangents` of the same shape."""
+        """Returns the outputs for x [ROWS, LENGTH, embed] and the gradients of their product with `cotangents`."""
         cotangents = np.zeros_like(x) if cotangents is None else cotangents
         return jax.device_get(self._traced()(self.params, x, ctx, cotangents))
 
     def outputs(self, params: Any, x: np.ndarray, ctx: SequenceContext) -> np.ndarray:
-        """Outputs with other parameters, computed by the program of `trace`."""
+        """Returns the outputs for other parameters, computed by the program of `trace`."""
         return np.asarray(self._traced()(params, x, ctx, np.zeros_like(x)).outputs)
 
     def gradients(self, **options: Any) -> Any:
-        """Gradients of the parameters for random cotangents at tokens, rows of two lengths."""
+        """Returns the gradients of the parameters for random cotangents at tokens, with rows of two lengths."""
         ctx = self.context([[LENGTH], [8]] * (ROWS // 2), self.features(11, MEMORY))
         cotangents = self.features(12) * (np.asarray(ctx.segment_ids) > 0)[..., None]
         return jax.device_get(self._traced(**options)(self.params, self.features(10), ctx, cotangents).params)
 
     def influence(self, segments: Sequence[int], **flags: Any) -> np.ndarray:
-        """[output, input]: the largest gradient of a position's output, in a random direction, with respect to an
-        input position's features, for a row that holds examples of these lengths; `flags` are fields of its context.
+        """Returns the largest gradient of each output position with respect to each input position, [output, input].
+
+        The row contains examples of lengths `segments`; `flags` are fields of its context.
         """
         cotangents: np.ndarray = np.zeros((ROWS, LENGTH, self.embed), np.float32)
         cotangents[np.arange(ROWS), np.arange(LENGTH)] = np.random.default_rng(5).standard_normal(self.embed)
@@ -135,7 +136,7 @@ class Subject:
         ctx = self.context(rows, self.features(3, MEMORY), [[3] * len(segments)] * ROWS, **flags)
         return np.max(np.abs(self.trace(self.features(2), ctx, cotangents).x), axis=-1)
 
-    @functools.cache  # noqa: B019 (a subject lives as long as the checks of it)
+    @functools.cache  # noqa: B019 (the cache should live as long as the fixture)
     def _traced(self, **options: Any) -> Callable[..., Traced]:
         model = self.stack(**options)
 
@@ -147,7 +148,7 @@ class Subject:
 
 
 def layout_rows(segments: Segments, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Segment ids and positions, [rows, length] int32 each, of rows given as lists of example lengths."""
+    """Returns segment ids and positions, [rows, length] int32, for rows given as lists of example lengths."""
     ids: np.ndarray = np.zeros((len(segments), length), np.int32)
     positions = np.tile(np.arange(length, dtype=np.int32), (len(segments), 1))
     for row, lengths in enumerate(segments):
@@ -160,6 +161,6 @@ def layout_rows(segments: Segments, length: int) -> tuple[np.ndarray, np.ndarray
 
 
 def uses_dropout(sublayers: Sequence[Callable[..., nn.Module]]) -> bool:
-    """Whether a sublayer has a dropout rate above 0."""
+    """Returns whether a sublayer has a dropout rate above 0."""
     modules = [factory() for factory in sublayers]
     return any(value for module in modules for name, value in vars(module).items() if name.endswith('dropout_rate'))

@@ -1,0 +1,151 @@
+"""Aligns the words and characters of a text with its tokens, for models with outputs per token.
+
+Each word is encoded separately, as transformers does with `is_split_into_words=True`, so every token belongs to one
+word.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from remixer_t5x.errors import UserError
+
+_WORD = re.compile(r'\S+')
+# Spans are read from texts such as 'question: ... context: ...'.
+CONTEXT = 'context: '
+# Separates the two texts of a pair.
+SEPARATOR = '\t'
+
+
+class EncodedText(NamedTuple):
+    """A text and its tokens.
+
+    Attributes:
+        text: the text.
+        ids: the ids, truncated, with the end token.
+        words: for each token the index of its word, -1 for special tokens.
+        offsets: for each token the range of its characters, (0, 0) for special tokens.
+        num_tokens: number of tokens before truncation.
+    """
+
+    text: str
+    ids: list[int]
+    words: list[int]
+    offsets: list[tuple[int, int]]
+    num_tokens: int
+
+    def first_tokens(self) -> list[int]:
+        """Returns the position of the first token of each word that was not truncated."""
+        return [at for at, word in enumerate(self.words) if word >= 0 and (at == 0 or self.words[at - 1] != word)]
+
+    def is_context(self) -> np.ndarray:
+        """Returns whether each token belongs to the context of a question, [tokens] bool."""
+        start = context_start(self.text)
+        return np.asarray([end > begin >= start for begin, end in self.offsets], bool)
+
+
+def context_start(text: str) -> int:
+    """Returns the index of the first character of the context. Raises UserError if the text has none."""
+    if CONTEXT not in text:
+        raise UserError(
+            f"INPUTS must contain '{CONTEXT}' before the context, got {text!r:.60}; for example "
+            "'question: {question} context: {context}'"
+        )
+    return text.index(CONTEXT) + len(CONTEXT)
+
+
+def encode_words(vocabulary: Any, text: str, length: int) -> EncodedText:
+    """Encodes each word of `text` to at most `length` tokens, including the end token."""
+    ids: list[int] = []
+    words: list[int] = []
+    offsets: list[tuple[int, int]] = []
+    for index, match in enumerate(_WORD.finditer(text)):
+        pieces = [int(piece) for piece in vocabulary.encode(match[0])]
+        if pieces[:1] == [vocabulary.bos_id]:
+            if index == 0:
+                ids, words, offsets = pieces[:1], [-1], [(0, 0)]
+            pieces = pieces[1:]
+        ids += pieces
+        words += [index] * len(pieces)
+        offsets += _piece_offsets(vocabulary, pieces, match)
+    end = [] if vocabulary.eos_id is None else [int(vocabulary.eos_id)]
+    limit, num_tokens = length - len(end), len(ids) + len(end)
+    words, offsets = words[:limit] + [-1] * len(end), offsets[:limit] + [(0, 0)] * len(end)
+    return EncodedText(text, ids[:limit] + end, words, offsets, num_tokens)
+
+
+def _piece_offsets(vocabulary: Any, pieces: Sequence[int], word: re.Match[str]) -> list[tuple[int, int]]:
+    """Returns the characters of each piece, or those of the whole word if the vocabulary normalises the word."""
+    sizes = [len(vocabulary.decode([piece]).strip().removeprefix('##')) for piece in pieces]
+    if sum(sizes) != len(word[0]):
+        return [word.span()] * len(pieces)
+    ends: np.ndarray = word.start() + np.cumsum(sizes)
+    return [(int(end) - size, int(end)) for end, size in zip(ends, sizes, strict=True)]
+
+
+def tag_arrays(
+    text: str, target: str, vocabulary: Any, length: int, labels: Sequence[str], name: str
+) -> dict[str, np.ndarray]:
+    """Returns the arrays of a text whose `target` has a tag for each word; only first tokens of words have a weight."""
+    encoded, tags = encode_words(vocabulary, text, length), target.split()
+    if len(tags) != len(text.split()):
+        raise UserError(f'the targets of {name} must have a tag for each word, got {len(tags)} for {text!r:.60}')
+    if unknown := [tag for tag in tags if tag not in labels]:
+        raise UserError(f'LABELS must include the tags of {name}, got {", ".join(labels)}; add {unknown[0]}')
+    arrays: np.ndarray = np.zeros((2, length), np.float32)
+    first = encoded.first_tokens()
+    arrays[0, first] = [labels.index(tag) for tag in tags[: len(first)]]
+    arrays[1, first] = 1
+    return {'encoder_input_tokens': _pad(encoded.ids, length), 'labels': arrays[0], 'label_weights': arrays[1]}
+
+
+def span_arrays(text: str, target: str, vocabulary: Any, length: int) -> dict[str, np.ndarray]:
+    """Returns the arrays of a question whose `target` is JSON of SQuAD's `answers`: {'text': [], 'answer_start': []}.
+
+    The first answer is the label, and position 0 if there is no answer. Answers that were truncated have weight 0.
+    """
+    encoded, answers = encode_words(vocabulary, text, length), json.loads(target)
+    start, end, weight = 0, 0, 1.0
+    if answers['text']:
+        first = context_start(text) + answers['answer_start'][0]
+        last = first + len(answers['text'][0])
+        inside = [at for at, (begin, stop) in enumerate(encoded.offsets) if begin < last and stop > first]
+        is_truncated = not inside or encoded.offsets[inside[-1]][1] < last
+        start, end, weight = (0, 0, 0.0) if is_truncated else (inside[0], inside[-1], 1.0)
+    return {
+        'encoder_input_tokens': _pad(encoded.ids, length),
+        'start_positions': np.asarray(start, np.int32),
+        'end_positions': np.asarray(end, np.int32),
+        'label_weights': np.asarray(weight, np.float32),
+    }
+
+
+def encode_pair(vocabulary: Any, text: str, length: int) -> tuple[list[int], list[int], int]:
+    """Returns the ids of two texts that a tab separates, and the number of tokens of the longer text."""
+    if text.count(SEPARATOR) != 1:
+        raise UserError(
+            f"INPUTS must be two texts with a tab between them, got {text!r:.60}; for example '{{a}}\\t{{b}}'"
+        )
+    end = [] if vocabulary.eos_id is None else [int(vocabulary.eos_id)]
+    first, second = (vocabulary.encode(part) for part in text.split(SEPARATOR))
+    limit = length - len(end)
+    return [*first[:limit], *end], [*second[:limit], *end], max(len(first), len(second)) + len(end)
+
+
+def pair_arrays(text: str, target: str, vocabulary: Any, length: int) -> dict[str, np.ndarray]:
+    """Returns the arrays of a pair of texts; `target` is its weight in the loss, as in '1'."""
+    first, second, _ = encode_pair(vocabulary, text, length)
+    return {
+        'encoder_input_tokens': _pad(first, length),
+        'positive_input_tokens': _pad(second, length),
+        'label_weights': np.asarray(float(target), np.float32),
+    }
+
+
+def _pad(ids: Sequence[int], length: int) -> np.ndarray:
+    return np.pad(np.asarray(ids, np.int32), (0, length - len(ids)))

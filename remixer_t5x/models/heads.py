@@ -1,0 +1,131 @@
+"""Encoders that label tokens, extract answers or embed texts."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from remixer_t5x import ranges
+from remixer_t5x.context import describe_tokens
+from remixer_t5x.errors import UserError
+from remixer_t5x.models.architecture.encoder_only import EncoderOnly, Pooling, mean_of_tokens
+from remixer_t5x.models.classifier import check_labels, label_loss
+from remixer_t5x.models.interface import Batch, Model, Params, Sums, select_arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class _EncoderWithHead(Model):
+    """Base class of the models in this file."""
+
+    module: EncoderOnly
+
+    # Masked language models have another head.
+    fresh_parameters = ('head',)
+
+    def encode(self, params: Params, inputs: jax.Array) -> jax.Array:
+        """Returns the stack's output [batch, length, embed] for `inputs` [batch, length], one example per row."""
+        return self._apply('encode', params, inputs)
+
+    def token_logits(self, params: Params, inputs: jax.Array, rng: jax.Array | None = None) -> jax.Array:
+        """Returns the head's output for each token, [batch, length, outputs] float32."""
+        return self._apply('classify', params, inputs, rng=rng)
+
+    def _init_call(self, batch: Batch) -> tuple[str, dict[str, Any]]:
+        return 'classify', select_arrays(batch, 'encoder_input_tokens')
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenClassifier(_EncoderWithHead):
+    """Predicts a label for each token, for example for named entity recognition.
+
+    A batch has [batch, length] arrays: `encoder_input_tokens` int32, and `labels` (indices) and `label_weights`
+    float32, which are nonzero at the first token of each word.
+
+    Attributes:
+        module: the encoder, whose head returns a logit for each label.
+        labels: the texts of the labels in the order of their indices.
+        label_smoothing: probability spread evenly over all labels.
+    """
+
+    labels: tuple[str, ...] | None = None
+    label_smoothing: ranges.Rate = 0.0
+
+    model_type = 'token_labels'
+
+    def __post_init__(self) -> None:
+        if self.labels is None:
+            raise UserError("LABELS must be two or more texts, got None; give --gin.LABELS=\"('O', 'B-PER', 'I-PER')\"")
+        check_labels(self.labels)
+
+    def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+        """See `Model.loss`; sums over the tokens with a weight."""
+        logits = self.token_logits(params, batch['encoder_input_tokens'], dropout_rng)
+        return label_loss(logits, batch['labels'], batch['label_weights'], self.label_smoothing)
+
+
+@dataclasses.dataclass(frozen=True)
+class SpanExtractor(_EncoderWithHead):
+    """Predicts the first and the last token of an answer (Devlin et al. 2019, sections 4.2 and 4.3).
+
+    A batch has `encoder_input_tokens` [batch, length] and `start_positions` and `end_positions` [batch], int32, and
+    `label_weights` [batch] float32. The positions of a question without an answer are 0.
+
+    Attributes:
+        module: the encoder, whose head returns two logits for each token.
+        max_answer_length: maximum number of tokens of a predicted answer.
+        null_threshold: the empty answer is predicted if its score exceeds the best span's score by more than this; None
+            never predicts it.
+    """
+
+    max_answer_length: ranges.Count = 30
+    null_threshold: float | None = 0.0
+
+    model_type = 'span'
+
+    def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+        """See `Model.loss`; sums the cross-entropies of start and end, which both count as predictions."""
+        inputs = batch['encoder_input_tokens']
+        logits = jnp.swapaxes(self.token_logits(params, inputs, dropout_rng), 1, 2)
+        logits = jnp.where(describe_tokens(inputs).is_token[:, None], logits, jnp.finfo(logits.dtype).min)
+        labels = jnp.stack([batch['start_positions'], batch['end_positions']], axis=1)
+        return label_loss(logits, labels, jnp.repeat(batch['label_weights'][:, None], 2, axis=1))
+
+
+@dataclasses.dataclass(frozen=True)
+class TextEmbedder(_EncoderWithHead):
+    """Computes text embeddings, trained with in-batch negatives (van den Oord et al. 2018; Gao et al. 2021).
+
+    loss_i = -log(exp(cos(a_i, b_i) / T) / sum_j exp(cos(a_i, b_j) / T))
+
+    A batch has `encoder_input_tokens` (a) and `positive_input_tokens` (b), [batch, length] int32, and `label_weights`
+    [batch] float32: the weight of each pair in the loss. Texts b of all rows, except padding, are negatives.
+
+    Attributes:
+        module: the encoder, without a head.
+        temperature: T.
+        pooling: function (hidden, ctx) -> [batch, embed] of the stack's output.
+    """
+
+    temperature: ranges.Positive = 0.05
+    pooling: Pooling = mean_of_tokens
+
+    model_type = 'embedding'
+
+    def embed(self, params: Params, inputs: jax.Array, rng: jax.Array | None = None) -> jax.Array:
+        """Returns embeddings with norm 1, [batch, embed] float32, of texts [batch, length]."""
+        hidden = self._apply('encode', params, inputs, rng=rng)
+        pooled = self.pooling(hidden, describe_tokens(inputs)).astype(jnp.float32)
+        return pooled * jax.lax.rsqrt(jnp.sum(jnp.square(pooled), axis=-1, keepdims=True) + 1e-12)
+
+    def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+        """See `Model.loss`; sums over pairs, and counts a pair as correct if b_i is the most similar text to a_i."""
+        keys = (None, None) if dropout_rng is None else jax.random.split(dropout_rng)
+        names = ('encoder_input_tokens', 'positive_input_tokens')
+        first, second = (self.embed(params, batch[name], key) for name, key in zip(names, keys, strict=True))
+        is_text = jnp.any(batch['positive_input_tokens'] > 0, axis=1)
+        logits = jnp.where(is_text, first @ second.T / self.temperature, jnp.finfo(jnp.float32).min)
+        return label_loss(logits, jnp.arange(first.shape[0]), batch['label_weights'] * is_text)
+
+    def _init_call(self, batch: Batch) -> tuple[str, dict[str, Any]]:
+        return 'encode', select_arrays(batch, 'encoder_input_tokens')

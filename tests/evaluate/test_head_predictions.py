@@ -1,0 +1,76 @@
+"""Metrics and predictions of heads equal seqeval, transformers' SQuAD metrics and SciPy."""
+
+import json
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from remixer_t5x.evaluate import head_predictions
+from remixer_tasks.benchmarks import text_metrics
+
+WORDS = ['the', 'a', 'cat', 'Cat', 'mat.', '(mat)', 'sat', 'on', "it's"]
+
+
+# F1, precision, recall and accuracy by seqeval 1.2.2 for the tags of the test.
+SEQEVAL = {
+    'BIO': (0.7049273173494431, 0.7060380688264213, 0.7038200552902739, 0.7544022242817423),
+    'BIOES': (0.7612876254180603, 0.7598581264343834, 0.7627225130890052, 0.730390091835875),
+}
+# From transformers 3.0's `squad_metrics` for the texts of the test.
+SQUAD = {
+    'em': 46.45, 'f1': 52.65464285714285, 'HasAns_em': 42.60935143288084, 'HasAns_f1': 51.96778711484594,
+    'NoAns_em': 54.00593471810089, 'NoAns_f1': 54.00593471810089,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('prefixes', SEQEVAL)
+def test_entity_f1_equals_seqeval(prefixes):
+    rng = np.random.default_rng(0)
+    tags = ['O', *(f'{prefix}-{kind}' for prefix in prefixes if prefix != 'O' for kind in ('PER', 'LOC-X'))]
+    targets = [rng.choice(tags, rng.integers(1, 12)).tolist() for _ in range(2000)]
+    predictions = [[t if rng.random() < 0.7 else str(rng.choice(tags)) for t in row] for row in targets]
+    values = text_metrics.entity_f1([' '.join(row) for row in targets], [' '.join(row) for row in predictions])
+    np.testing.assert_allclose(list(values.values()), 100 * np.asarray(SEQEVAL[prefixes]), rtol=1e-12)
+    assert text_metrics.entity_f1(['O'], ['O'])['entity_f1'] == 0
+
+
+def test_span_answers_equal_transformers():
+    rng = np.random.default_rng(0)
+
+    def text():
+        return ' '.join(rng.choice(WORDS, rng.integers(1, 5)))
+
+    answers = [[text() for _ in range(rng.integers(0, 3))] for _ in range(2000)]
+    predictions = [str(rng.choice([*row, text(), ''])) for row in answers]
+    targets = [json.dumps({'text': row, 'answer_start': [0] * len(row)}) for row in answers]
+    assert text_metrics.span_answers(targets, predictions) == pytest.approx(SQUAD, rel=1e-12)
+
+
+def test_best_span_is_the_best_of_all_pairs():
+    rng = np.random.default_rng(0)
+    for _ in range(1000):
+        length, longest = int(rng.integers(2, 14)), int(rng.integers(1, 6))
+        logits, is_context = rng.standard_normal((length, 2)), rng.random(length) < 0.6
+        is_context[0] = False
+        scores = {
+            (start, end): logits[start, 0] + logits[end, 1]
+            for start in range(length)
+            for end in range(start, min(length, start + longest))
+            if is_context[start] and is_context[end]
+        }
+        start, end, margin = head_predictions.best_span(logits, is_context, longest)
+        if not scores:
+            assert margin == -np.inf
+            continue
+        best = max(scores, key=scores.get)
+        assert (start, end) == best and margin == pytest.approx(scores[best] - logits[0].sum())
+
+
+def test_spearman_equals_scipy():
+    rng = np.random.default_rng(0)
+    scores = rng.integers(0, 6, 1000)
+    cosines = np.tanh(0.3 * scores + rng.standard_normal(1000))
+    values = text_metrics.regression([str(score) for score in scores], [f'{cosine:.6g}' for cosine in cosines])
+    expected = scipy.stats.spearmanr(scores, np.array([float(f'{cosine:.6g}') for cosine in cosines])).statistic
+    assert values['spearman_corrcoef'] == pytest.approx(100 * expected, rel=1e-12)
