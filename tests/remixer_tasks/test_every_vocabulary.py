@@ -1,6 +1,7 @@
 """Every vocabulary with every objective: batches, their exact position, and one tokenizer in training and inference."""
 
 import functools
+import importlib.util
 import io
 import json
 import pathlib
@@ -225,19 +226,20 @@ def test_ids_and_texts_equal_those_of_seqio(made, name):
 
 def test_a_process_without_tensorflow_computes_the_same_ids(made, tmp_path):
     texts, ids = ['the word <extra_id_3>é', '', '\x00 stands (next)', "1's\n"], [5, 9, 20, 1, 7]
-    for name in VOCABULARIES:
+    names = [name for name in VOCABULARIES if name != 'wordpiece' or importlib.util.find_spec('tokenizers')]
+    for name in names:
         assert task_vocabulary.save(made(name), tmp_path / name)
     program = f"""if True:
         import json, sys
         sys.modules.update(dict.fromkeys({lazy.FOR_TASKS!r}))
         from remixer_tasks import vocabularies
-        saved = [vocabularies.saved(f'{tmp_path}/{{name}}') for name in {list(VOCABULARIES)!r}]
+        saved = [vocabularies.saved(f'{tmp_path}/{{name}}') for name in {names!r}]
         print(json.dumps([[[v.encode(text) for text in {texts!r}], v.decode({ids!r})] for v in saved]))
     """
     command = [sys.executable, '-c', program]
     output = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True).stdout
     assert json.loads(output) == [
-        [[made(name).encode(text) for text in texts], made(name).decode(ids)] for name in VOCABULARIES
+        [[made(name).encode(text) for text in texts], made(name).decode(ids)] for name in names
     ]
 
 
