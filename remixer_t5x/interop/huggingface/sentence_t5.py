@@ -16,7 +16,7 @@ from typing import Any, Self
 from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
-from remixer_t5x.interop.huggingface.family import Config, Description
+from remixer_t5x.interop.huggingface.family import MAX_NUMBER, Config, Description
 from remixer_t5x.interop.huggingface.t5 import T5Encoder
 from remixer_t5x.interop.huggingface.table import Row, kernel
 from remixer_t5x.interop.safetensors_files import Tensors
@@ -41,7 +41,7 @@ class SentenceT5(T5Encoder):
     kind = 'sentence-T5'
 
     sentence_dim: int
-    max_length: int = 256
+    max_length: int = 512
 
     @classmethod
     def read_tensors(cls, folder: pathlib.Path) -> Tensors:
@@ -67,10 +67,12 @@ class SentenceT5(T5Encoder):
                 raise pooling.error(name, 'the pooling must be the mean over tokens')
         dense.check({'bias': (False,), 'activation_function': (IDENTITY,), 'use_residual': (False,)})
         settings = untrusted_files.read_object(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
-        limits = {'max_seq_length': tokenizer_files.config(folder).get('model_max_length'), **settings}
+        # Version 6 has no such setting, and transformers writes 10**30 for no limit.
+        longest = settings.get('max_seq_length') or tokenizer_files.config(folder).get('model_max_length')
+        limits = {} if isinstance(longest, int) and longest > MAX_NUMBER else {'max_seq_length': longest}
         return cls(
             sentence_dim=dense.number('out_features'),
-            max_length=Config(limits, str(folder)).number('max_seq_length', 256),
+            max_length=Config(limits, str(folder)).number('max_seq_length', 512),
             **cls.read_sizes(config),
             **cls.read_flags(config),
         )

@@ -172,7 +172,7 @@ class T5Encoder(Family):
                     description.size('activation', getattr(sublayer, 'activation', None), f'the {side}')
         sizes = description.sizes
         sizes.pop('feed_forward')
-        description.require(sizes['activation'] in FEED_FORWARDS.values(), f'ACTIVATION is {sizes["activation"]}')
+        description.require(sizes['activation'] in FEED_FORWARDS.values(), f'ACTIVATION is {sizes["activation"]!r}')
         if not sizes['layer_biases']:
             biases = [(stack.position_bias, f'the position bias of the {side}') for side, stack in stacks.items()]
         for side, stack in stacks.items():
