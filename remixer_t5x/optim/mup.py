@@ -34,7 +34,7 @@ _STACKED = {axes.LAYERS, axes.MECHANISMS}
 
 
 @ranges.checked
-def scaled(optimizer: Any, width: ranges.Count, base_width: ranges.Count | None) -> Optimizer:
+def scaled(optimizer: Any, width: ranges.Count, base_width: ranges.Count | None = None) -> Optimizer:
     """Scales the learning rate and the initial value of each parameter for the transfer from `base_width`.
 
     Args:

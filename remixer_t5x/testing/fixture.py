@@ -81,7 +81,7 @@ class SublayerFixture:
         """Returns the context of rows of packed examples with the given lengths, for example [[3, 4], [5]]."""
         packed = any(len(row) > 1 for row in segments)
         ids, positions = layout_rows(segments, flags.pop('length', LENGTH))
-        ctx = SequenceContext(ids, positions, causal=self.is_decoder, packed=packed, **flags)
+        ctx = SequenceContext(ids, positions, causal=self.is_decoder, packed=packed, num_keys=ids.shape[1], **flags)
         if not self.is_decoder:
             return ctx
         memory = self.features(9, MEMORY, len(segments)) if memory is None else memory
