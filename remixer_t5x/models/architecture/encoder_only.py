@@ -226,7 +226,7 @@ class SentenceProjection(nn.Module):
     """
 
     outputs: ranges.Count
-    max_length: ranges.Count = 256
+    max_length: ranges.Count = 512
 
     @nn.compact
     def __call__(self, pooled: jax.Array) -> jax.Array:
