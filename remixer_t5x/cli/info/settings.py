@@ -132,9 +132,12 @@ def _default_and_meaning(argument: str) -> tuple[str, str]:
         parameters |= dict(zip([each.arg for each in node.args.kwonlyargs], node.args.kw_defaults, strict=True))
     elif isinstance(node, ast.ClassDef):
         parameters = {ast.unparse(field.target): field.value for field in node.body if isinstance(field, ast.AnnAssign)}
+        imports = [item for item in tree.body if isinstance(item, ast.ImportFrom)]
+        modules = dict.fromkeys(names, module)
+        modules |= {alias.name: item.module or '' for item in imports for alias in item.names}
         bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
-        if name not in parameters and (base := next((base for base in bases if base in names), None)):
-            return _default_and_meaning(f'{module}.{base}.{name}')
+        if name not in parameters and (base := next((base for base in bases if base in modules), None)):
+            return _default_and_meaning(f'{modules[base]}.{base}.{name}')
     else:
         return '', ''
     value = parameters.get(name)
