@@ -143,4 +143,6 @@ def require(model: Model, ability: str, reader: str) -> None:
 def require_type(model: Model, model_type: str, reader: str) -> None:
     """Raises UserError if the model has another type than `reader` (a command, a flag) requires."""
     if model.model_type != model_type:
-        raise UserError(f'{reader} requires a model of type {model_type}, and MODEL_TYPE is {model.model_type!r}')
+        raise UserError(
+            f'{reader} requires a model of type {model_type}, and MODEL_TYPE is {model.model_type!r}'
+        )
