@@ -142,7 +142,7 @@ def test_the_average_of_checkpoints_is_their_mean(place, capsys):
 @pytest.mark.parametrize(
     ('argv', 'named'),
     [
-        ((), 'one of the arguments --from_hf --from_safetensors --from_t5x --average --checkpoint is required'),
+        ((), 'one of the arguments --from_hf --from_safetensors --from_t5x --checkpoint --average is required'),
         (('--average=ours', '--to=x'), "--average must be two or more checkpoints, got 'ours'"),
         (('--from_hf=hf',), 'one of the arguments --to'),
         (('--from_hf=hf', '--to_hf=x'), '--from_hf takes --to as its target, got --to_hf'),
