@@ -1,7 +1,6 @@
 """`remixer-t5x reproduce`: trains the models of a paper's table and prints our numbers beside the paper's."""
 
 import argparse
-import os
 import pathlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -38,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: a mistake in the command, or one that a run reports.
     """
-    from remixer_t5x.extras.reports import sweep
+    from remixer_t5x.extras.reports import equal, sweep
     from remixer_t5x.extras.reproduce import tables
 
     if args.list:
@@ -54,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     seeds = [number for text in texts if (number := ranges.whole_number(text)) is not None]
     if len(set(seeds)) < len(texts):
         raise UserError(f'--seeds must be different whole numbers, got {args.seeds}; type --seeds=0,1,2')
-    _import_on_cpu(args)
+    equal.import_on_cpu(args)
     from remixer_t5x.extras.reproduce import runs, verdicts
 
     costs = runs.count_all(table, args)
@@ -77,19 +76,6 @@ def run(args: argparse.Namespace) -> int:
     if table.note:
         console.show(table.note)
     return int(bool(failed))
-
-
-def _import_on_cpu(args: argparse.Namespace) -> None:
-    """Imports JAX for the CPU, because the runs need the accelerator; they inherit the unchanged environment."""
-    platforms = os.environ.get('JAX_PLATFORMS')
-    os.environ['JAX_PLATFORMS'] = 'cpu'
-    try:
-        with arguments.libraries(args):
-            from remixer_t5x.costs import counts  # noqa: F401
-    finally:
-        del os.environ['JAX_PLATFORMS']
-        if platforms is not None:
-            os.environ['JAX_PLATFORMS'] = platforms
 
 
 _LEGEND = (
