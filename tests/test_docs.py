@@ -280,7 +280,7 @@ def test_the_page_about_a_new_mixer_runs(tmp_path, warm_python):
     assert done.returncode == 0, done.stdout[-3000:]
     assert 'MovingAverage' in (tmp_path / 'page/runs/average/config.gin').read_text()
     # The contract of tests/models/sublayers, for the mixer of the page.
-    assert re.search(r'^  decode +decoder +holds$', done.stdout, re.MULTILINE)
+    assert re.search(r'^  decode +decoder +passed$', done.stdout, re.MULTILINE)
 
 
 def test_a_page_that_fails_is_told(tmp_path):

@@ -148,7 +148,7 @@ def test_one_text_is_a_list_of_one_and_none_is_no_result(trained):
     assert trained.encode('one').hidden.shape == (1, 4, 16)
     assert trained.generate([]) == []
     assert trained.score([], []).shape == (0,)
-    assert [array.shape for array in trained.encode([])] == [(0, 0, 16), (0, 0), (0, 16), (0,)]
+    assert [array.shape for array in trained.encode([])] == [(0, 0, 16), (0, 0), (0, 16), (0,), (0, 16)]
 
 
 def test_a_text_that_is_too_long(trained):
