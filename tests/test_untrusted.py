@@ -189,7 +189,7 @@ LOADERS = {
     *('remixer_t5x/cli/arguments.py', 'remixer_t5x/cli/info/models.py', 'remixer_t5x/cli/info/self_check.py'),
     'remixer_t5x/cli/convert/huggingface.py',
     *('remixer_t5x/extras/reports/write.py', 'remixer_t5x/api/building.py', 'remixer_t5x/api/saved_models.py'),
-    'remixer_t5x/extras/reports/equal.py',
+    *('remixer_t5x/extras/reports/equal.py', 'remixer_t5x/extras/reproduce/runs.py'),
 }
 LOADS = ('loading.load(', 'loading.values(', 'build_model(', 'gin.parse_config')
 

@@ -134,8 +134,12 @@ def read_config_json(model_type, path):
     from remixer_t5x.interop.huggingface.family import Config
     from remixer_t5x.interop.safetensors_files import Tensors
 
-    (family,) = [family for family in folders.FAMILIES if model_type in family.model_types]
-    family.from_config(Config({'model_type': model_type, **untrusted_files.read_object(path)}, 'folder'), Tensors({}))
+    *others, last = [family for family in folders.FAMILIES if model_type in family.model_types]
+    config = Config({'model_type': model_type, **untrusted_files.read_object(path)}, 'folder')
+    for family in others:
+        with contextlib.suppress(UserError):
+            family.from_config(config, Tensors({}))
+    last.from_config(config, Tensors({}))
 
 
 def _config_of_hugging_face(path):
@@ -207,10 +211,10 @@ def _safetensors(path):
 
 
 def _finished_commands(path):
-    from remixer_t5x.extras.reports import compare
+    from remixer_t5x.extras.reports import sweep
 
-    for command in compare._finished(path):
-        assert isinstance(command, list)
+    with under_the_name(path, sweep.FINISHED):
+        sweep.Sweep(path.parent)
 
 
 def _seal_of_the_cache(path):

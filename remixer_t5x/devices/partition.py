@@ -31,6 +31,7 @@ DEFAULT_RULES: Rules = (
     ('mlp', 'tensor'),
     ('heads', 'tensor'),
     ('joined_kv', 'tensor'),
+    ('kv', None),
     ('token_mlp', 'tensor'),
     ('embed', 'fsdp'),
     ('activation_embed', None),

@@ -162,7 +162,8 @@ def test_generation_gives_the_same_greedy_tokens_for_100_inputs(name, files, tmp
     np.testing.assert_array_equal(tokens, ours)
 
 
-@pytest.mark.parametrize('name', shipped_models.NAMES)
+# A ModernBERT is written in transformers' own format.
+@pytest.mark.parametrize('name', [name for name in shipped_models.NAMES if name != 'modern_bert'])
 def test_every_shipped_model_has_pytorch_code_and_arrays_for_it(name):
     model = shipped_models.model(name)
     params = jax.tree.map(lambda box: np.zeros(box.shape, np.int8), nn.unbox(shipped_models.boxes(name)))

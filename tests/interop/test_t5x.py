@@ -36,7 +36,7 @@ NEEDS_T5X = [
     pytest.mark.filterwarnings('ignore'),
 ]
 # From T5X's partitioning.standard_logical_axis_rules.
-RULES_OF_T5X = {'batch', 'vocab', 'embed', 'mlp', 'heads', 'joined_kv', 'relpos_buckets', 'length', 'layers'}
+RULES_OF_T5X = {'batch', 'vocab', 'embed', 'mlp', 'heads', 'kv', 'joined_kv', 'relpos_buckets', 'length', 'layers'}
 ACTIVATIONS = {axes.BATCH, axes.LENGTH, axes.ACTIVATION_EMBED}
 VOCAB, INPUTS, TARGETS = 48, 9, 7
 

@@ -16,10 +16,12 @@ from remixer_t5x.errors import UserError, reason
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     path = 'a MODEL_DIR, whose gin text is run, a checkpoint, a Hugging Face folder, or hf://NAME'
     parser.add_argument('model', metavar='DIR', help=path)
-    parser.add_argument('--host', default='127.0.0.1', help='address to listen on (default 127.0.0.1)')
+    parser.add_argument(
+        '--host', metavar='ADDRESS', default='127.0.0.1', help='address to listen on (default 127.0.0.1)'
+    )
     port = 'port to listen on, 0 for a free one (default 8000)'
     parser.add_argument('--port', metavar='N', type=arguments.whole_number(0), default=8000, help=port)
-    parser.add_argument('--name', help="the model's name in requests (default: the last part of DIR)")
+    parser.add_argument('--name', metavar='TEXT', help="the model's name in requests (default: the last part of DIR)")
     count: Any = {'metavar': 'N', 'type': arguments.whole_number(1)}
     parser.add_argument('--batch_size', **count, default=16, help='maximum texts of one batch (default 16)')
     queue = 'maximum texts that wait; more are refused with status 429 (default 256)'

@@ -31,7 +31,6 @@ from remixer_t5x.models import interface, lora
 from remixer_t5x.models.architecture import stack
 from remixer_t5x.models.interface import Model, Params
 from remixer_t5x.models.layers import dense
-from remixer_t5x.models.sublayers import attention
 
 CODE = 'modeling_remixer_t5x.py'
 # Another one than that of `interop.shared_folder`, whose folders hold gin text instead of PyTorch code.
@@ -129,8 +128,6 @@ def _describe(module: nn.Module) -> dict[str, Any]:
     is_ours = kind.__module__.startswith('remixer_t5x.models.')
     if not (is_ours and (kind.__name__ in supported_classes() or kind.__name__ in WITHOUT_CLASS)):
         raise Refusal(f'--to_hf has no PyTorch code for {kind.__module__}.{kind.__name__}; use --to_shared=DIR')
-    if later := attention.later_options(module):
-        raise Refusal(f'--to_hf has no PyTorch code for {", ".join(later)} of {kind.__name__}; use --to_shared=DIR')
     values = {field.name: getattr(module, field.name) for field in dataclasses.fields(module)}
     names = {name: value.__name__ if inspect.isfunction(value) else value for name, value in values.items()}
     settings = {name: names[name] for name in SETTINGS if isinstance(names.get(name), bool | int | float | str)}

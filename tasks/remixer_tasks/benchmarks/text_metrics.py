@@ -9,6 +9,7 @@ import collections
 import dataclasses
 import functools
 import importlib
+import itertools
 import json
 import re
 import string
@@ -258,7 +259,7 @@ def entity_f1(targets: Texts, predictions: Texts) -> Metrics:
     correct, num_predicted, num_targets, tags = 0, 0, 0, []
     for pair in zip(targets, predictions, strict=True):
         target, prediction = (text.split() for text in pair)
-        tags += [a == b for a, b in zip(target, prediction, strict=True)]
+        tags += [a == b for a, b in itertools.zip_longest(target, prediction)]
         entities, predicted = _entities(target), _entities(prediction)
         correct += len(entities & predicted)
         num_predicted, num_targets = num_predicted + len(predicted), num_targets + len(entities)
