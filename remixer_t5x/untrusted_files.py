@@ -97,7 +97,7 @@ def read_list(path: Path, advice: str = _AGAIN, limit: int = MAX_BYTES) -> list[
 
 @contextlib.contextmanager
 def user_errors(path: Path, advice: str = _AGAIN) -> Iterator[None]:
-    """Converts the errors of this module about `path` to a UserError that ends in `advice`."""
+    """Re-raises this module's errors about `path` as a UserError that ends with `advice`."""
     try:
         yield
     except (OSError, NotJson) as error:

@@ -120,7 +120,7 @@ def check(folder: epath.Path) -> None:
     """
     listed = _read_list(folder)
     is_remote = object_store.is_remote(folder)
-    # None without credentials, with which a public bucket can be read but not be asked for checksums.
+    # None without credentials: a public bucket can be read, but its checksums cannot be queried.
     contents = object_store.contents(folder) if is_remote else None
     if is_remote and contents is None:
         return

@@ -218,7 +218,7 @@ def _check_limits() -> None:
     except RuntimeError as error:
         raise UserError(
             f'the system allows {len(threads) - 1} more threads, and a command needs {THREADS}; raise ulimit -u '
-            "and -v, or the container's limit of processes"
+            "and -v, or the container's process limit"
         ) from error
     finally:
         end.set()

@@ -100,7 +100,7 @@ def advise_file(setting: str) -> str:
     """Returns `; add --gin_file=X` with a shipped file that sets a macro or a class; empty if none does."""
     names = [
         name for name, text in shipped().items()
-        # An experiment is a whole run, which is not added to another one.
+        # An experiment file configures a complete run, so it cannot be added to another one.
         if not name.startswith(('experiments/', 'defaults'))
         and (setting in text.macros_set or re.search(rf'^{setting}\.', text.text, re.M))
     ]  # fmt: skip

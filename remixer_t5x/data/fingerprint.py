@@ -16,7 +16,7 @@ from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError, reason
 from remixer_t5x.lazy import seqio, tf
 
-# Of one task: 'source' (the class), 'files' (their number, None without files), 'hash' of all files, and, for up to
+# For one task: 'source' (the class), 'files' (their number, None without files), 'hash' of all files, and, for up to
 # MAX_HASHED_FILES files, 'each': a hash by name.
 Record = dict[str, Any]
 

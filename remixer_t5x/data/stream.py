@@ -141,8 +141,8 @@ class Stream:
                 tf.train.Checkpoint(self._iterator).read(os.fspath(folder / 'position')).assert_consumed()
             except (tf.errors.OpError, AssertionError) as error:
                 raise UserError(
-                    f'the saved data position is not of the current {self._name} ({one_line(error)}); train into a new '
-                    'MODEL_DIR with INITIAL_CHECKPOINT_PATH set to the old one'
+                    f'the saved data position does not match the current {self._name} ({one_line(error)}); train '
+                    'into a new MODEL_DIR with INITIAL_CHECKPOINT_PATH set to the old one'
                 ) from error
 
 

@@ -125,7 +125,7 @@ class TrainBatches:
             )
         pipeline.check_divides(config.batch_size, share_count)
         pipeline.check_divides(config.batch_size, streams, 'streams')
-        # Called once, because a function returns another task at each call.
+        # Called only once, because a task factory returns a new task at each call.
         self._task, self._config = pipeline.provider(config), config
         stream_rows, share_rows = config.batch_size // streams, config.batch_size // share_count
         first = share_index * share_rows

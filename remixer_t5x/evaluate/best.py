@@ -40,7 +40,7 @@ def rank(name: str, value: float) -> float:
 def score(task: str, metrics: Mapping[str, float], best_metrics: BestMetrics = None) -> tuple[str, float] | None:
     """Returns the metric by which checkpoints of a task are compared, and its value; None without metrics.
 
-    `best_metrics` maps tasks to a metric, `-NAME` if a lower value is better; or is `MEAN`, or None for the first
+    `best_metrics` is a mapping from task to metric name (`-NAME` if lower is better), `MEAN`, or None for the first
     metric of each task. `MEAN` excludes metrics whose lower values are better, unless there are no others. Raises
     UserError if the task does not have the metric.
     """

@@ -101,7 +101,7 @@ class TaskEvaluator:
             task_examples.read(
                 task,
                 self.split,
-                # A head encodes the texts again.
+                # Models with a head tokenize the texts themselves.
                 dict.fromkeys(lengths, 2**20) if self._has_head else lengths,
                 settings.examples,
                 is_generated and not self._ranked_labels(task),

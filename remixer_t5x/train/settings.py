@@ -21,7 +21,7 @@ class Learner:
 
     `optimizer` may also be given as an optax transformation. `dropout_rate` belongs to the model, which has its own
     settings; here it only decides whether a step draws dropout keys. `seed` fixes initial parameters and dropout.
-    `xla_options` are options of XLA for the step, by platform.
+    `xla_options` are XLA options for the train step, by platform.
     """
 
     model: Any

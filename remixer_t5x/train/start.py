@@ -197,7 +197,7 @@ def resume(
             now.position = now.position.begin_again()
         elif not now.position.is_saved:
             raise UserError(
-                f'the checkpoint of step {step} has no position in the data, because its run had '
+                f'the checkpoint of step {step} has no saved data position, because its run had '
                 'SAVE_DATA_POSITION=False; give that again, or a new MODEL_DIR'
             )
         if changed := changes.describe_config(saved.get('config', ''), record['config']):

@@ -3,8 +3,9 @@
     python scripts/studies/length.py --lengths 64,256,1024 --figure length.png
 
 Mixers and dimensions are those of scripts/benchmarks/mixers.py (width d = 256, hidden size d' = 512 as in appendix
-B.3); batch 1, float32, forward pass. --backward also times gradients, as that benchmark does. FLOPs are matrix products
-and Fourier transforms (`costs/counts.py`), and are printed with the formulas of appendix D. Results are appended to
+B.3); batch 1, float32, forward pass. --backward also times gradients, as that benchmark does. FLOPs count matrix
+products and Fourier transforms (`costs/counts.py`), and are printed next to the values of appendix D's formulas.
+Results are appended to
 --out; the same command computes only what is missing. --show only prints what is in --out.
 """
 

@@ -94,7 +94,7 @@ def test_a_generator_is_read_if_the_position_is_not_saved(training, tmp_path):
     assert len(losses) == 4 and np.isfinite(losses).all()
     # A run that saves its position cannot resume there.
     code, output = training.run(train_steps=6, **{**run, 'generator': False})
-    assert code == 2 and 'has no position in the data' in error_of(output)
+    assert code == 2 and 'has no saved data position' in error_of(output)
 
 
 def test_hooks_are_prepared_once_after_the_first_step():

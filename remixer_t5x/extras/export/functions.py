@@ -1,7 +1,8 @@
 """The functions that an exported model computes, of weights and token ids with any number of rows, as StableHLO.
 
 A StableHLO program (`jax.export`) runs on CPUs, GPUs and TPUs. It excludes the weights, which all functions of a model
-share. Every JAX of the next six months or more can read it (JAX's compatibility guarantee), without this package.
+share. JAX versions released in at least the next six months can read it (JAX's compatibility guarantee), without this
+package.
 """
 
 import dataclasses

@@ -110,7 +110,7 @@ class _Codec:
     """Texts [rows] to ids [rows, length] and back, in TensorFlow's operations.
 
     Args:
-        tokenizer: TensorFlow Text's tokenizer of SentencePiece; None for a vocabulary of bytes.
+        tokenizer: a TensorFlow Text SentencePiece tokenizer; None for a byte vocabulary.
     """
 
     def __init__(self, vocabulary: Any, tokenizer: Any):

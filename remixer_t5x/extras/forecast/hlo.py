@@ -48,8 +48,8 @@ class Instruction:
         op: 'fusion', 'dot', 'while', ...
         results: the arrays of the result; one unless the result is a tuple.
         operands: names of the instructions that it reads.
-        arguments: the text between its parentheses, which is the value of a constant.
-        attributes: the text after its parentheses.
+        arguments: the text between the parentheses; for a constant, its value.
+        attributes: the text after the parentheses.
     """
 
     name: str

@@ -291,7 +291,9 @@ class Family(abc.ABC):
             )
         for copy, name in self.copies.items():
             if copy in tensors and copy not in shapes and not np.array_equal(tensors[copy], tensors[name]):
-                raise UserError(f'{copy} in {folder} is not {name}; a {self.hf_class} must have one array for both')
+                raise UserError(
+                    f'{copy} differs from {name} in {folder}; a {self.hf_class} ties them, so they must be equal'
+                )
         return table.read(rows, runs, tensors)
 
     def write(self, params: Params, runs: Runs) -> dict[str, np.ndarray]:

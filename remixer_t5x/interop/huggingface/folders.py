@@ -136,7 +136,7 @@ def missing_packages() -> list[str]:
 
 
 def compare_logits(source: Source, model: Any, params: Params) -> str:
-    """Describes the largest difference of logits between our model and transformers', on a random batch in float32.
+    """Describes the largest difference between our logits and those of transformers, on a random batch in float32.
 
     Raises UserError if it exceeds rounding.
     """

@@ -512,7 +512,7 @@ class FreeSpatial(Module):
 
 
 class ToeplitzSpatial(Module):
-    """W[i, j] = w[j - i]; the number of distance 0 is at max_length - 1."""
+    """W[i, j] = w[j - i]; the weight for distance 0 has index max_length - 1."""
 
     def forward(self, length: int, causal: bool) -> Tensor:
         index = torch.arange(length, device=self.kernel.device)

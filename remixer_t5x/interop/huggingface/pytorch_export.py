@@ -42,7 +42,7 @@ CLASSES = {
     'encoder_only': ('RemixerT5xForMaskedLM', 'AutoModelForMaskedLM'),
     'classifier': ('RemixerT5xForSequenceClassification', 'AutoModelForSequenceClassification'),
 }
-# The roots of the trees, and the body of a stack's scan.
+# Flax modules without a PyTorch class: roots of module trees, and the body of a stack's scan.
 WITHOUT_CLASS = ('EncoderDecoder', 'DecoderOnly', 'EncoderOnly', '_Repeated')
 # Fields of our modules that the PyTorch classes read; the others matter for training, or are factories.
 SETTINGS = (

@@ -4,8 +4,8 @@
     h = Stack(x)
     logits = head(h) Embed^T + b  (BertHead: Devlin et al. 2019, section 3.1), or h Embed^T / sqrt(D) without a head
 
-The stack is that of an encoder-decoder's encoder, so every encoder sublayer and every layout works. T5 divides the
-input of a tied output by sqrt(D); BERT initialises embeddings with deviation 0.02 instead.
+The stack is that of an encoder-decoder's encoder, so every encoder sublayer and every layout works. T5 scales the input
+of a tied output by 1 / sqrt(D); BERT instead initialises embeddings with standard deviation 0.02.
 """
 
 from collections.abc import Callable, Mapping

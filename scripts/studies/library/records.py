@@ -11,7 +11,7 @@ Cell = Mapping[str, Any]
 
 
 class Records:
-    """Finished cells of a study in a file.
+    """A file with the finished cells of a study.
 
     A cell has all settings that change the result. An incomplete line, which a killed process leaves, is ignored, and
     its cell is computed again.

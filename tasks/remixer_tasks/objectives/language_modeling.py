@@ -86,7 +86,7 @@ def segment_length(inputs_length: int, targets_length: int, prefix: Prefix) -> i
 
 
 def min_prefix(length: int, prefix: Prefix) -> int:
-    """The smallest number of tokens of the prefix of a segment of `length`."""
+    """Returns the minimum prefix length, in tokens, of a segment with `length` tokens."""
     return min(length - 1, max(1, round((1 - 2 * prefix.density) * (length - 1))))
 
 
