@@ -23,6 +23,7 @@ KNOWN = {
     'remixer_t5x/extras/forecast/forecast.py': 'Exception',
     'tasks/remixer_tasks/objectives/ul2.py': 'ValueError',
     'tasks/remixer_tasks/vocabulary/sentencepiece_vocabulary.py': 'ValueError',
+    'tasks/remixer_tasks/vocabulary/huggingface_tokenizer.py': 'subprocess.TimeoutExpired',
 }
 
 

@@ -229,14 +229,14 @@ ONES = np.ones(60, np.float32)
 @pytest.mark.parametrize(
     ('name', 'changes', 'words'),
     [
-        ('t5_v1_1_tiny', {'encoder.embed_tokens.weight': np.zeros((96, 32), np.float32)}, 'is not shared.weight'),
+        ('t5_v1_1_tiny', {'encoder.embed_tokens.weight': np.zeros((96, 32), np.float32)}, 'differs from shared.weight'),
         ('t5_v1_1_tiny', {'encoder.final_layer_norm.weight': np.ones(32, np.int8)}, 'stored as I8'),
         ('t5_v1_1_tiny', {'encoder.block.0.layer.0.adapter.weight': ONES}, 'block.0.layer.0.adapter'),
         ('t5_v1_0_tiny', {'shared.weight': None}, 'lacks the weight shared.weight; give a whole T5For'),
         ('bert_tiny', {'cls.predictions.bias': None}, 'lacks the weight cls.predictions.bias; give a whole BertFor'),
         ('bert_tiny', {'bert.more.weight': ONES}, 'which a BertForMaskedLM of its config.json does not'),
-        ('bert_tiny', {'cls.predictions.decoder.bias': ONES}, 'is not cls.predictions.bias'),
-        ('gpt2_tiny', {'lm_head.weight': np.zeros((60, 24), np.float32)}, 'is not transformer.wte.weight'),
+        ('bert_tiny', {'cls.predictions.decoder.bias': ONES}, 'differs from cls.predictions.bias'),
+        ('gpt2_tiny', {'lm_head.weight': np.zeros((60, 24), np.float32)}, 'differs from transformer.wte.weight'),
     ],
 )
 def test_unsupported_weights_raise_one_line(tmp_path, name, changes, words):

@@ -29,7 +29,7 @@ from tests.support import small_models
 
 CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
 MODELS = sorted(path.stem for path in (CONFIGS / 'models').glob('*.gin'))
-OTHER_TYPES = ('bert', 'gpt2')
+OTHER_TYPES = ('bert', 'gpt2', 'modern_bert')
 # T5X uses deprecated features of its libraries.
 NEEDS_T5X = [
     pytest.mark.skipif(importlib.util.find_spec('t5x') is None, reason='T5X cannot be imported (docs/t5x.md)'),

@@ -213,7 +213,7 @@ def load(path: str) -> tuple[Any, list[int], list[int]]:
         tokenizer = tokenizers.Tokenizer.from_str(text)
     except subprocess.TimeoutExpired as error:
         raise UserError(
-            f'{path} takes the package tokenizers too long to parse ({reason(error)}); download it again'
+            f'{path} takes the package tokenizers more than {TIME_LIMIT} seconds to parse; download it again'
         ) from error
     except Exception as error:
         # The library raises Exception itself.
