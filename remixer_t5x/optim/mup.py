@@ -9,7 +9,7 @@ Let m be the width divided by a base width. By the axes of a parameter, relative
     others: embeddings, norms,        1                1
       biases, position weights
 
-T5's position bias starts uniform with a variance that falls with the number of heads, which is undone. These are the
+The initial values of T5's position bias are scaled so that their variance does not depend on the width. These are the
 rows of table 3 of the paper. For optimizers that multiply updates by the RMS of a parameter, the rates are divided by
 the change of that RMS with the width. A tied output projection is also an embedding, so the logits are scaled instead
 (`base_embed_dim` of the models). With m = 1 nothing changes, to the bit.

@@ -10,7 +10,7 @@ from typing import Any
 from remixer_t5x.cli import arguments, train
 from remixer_t5x.errors import UserError
 
-# Maps each cost that `--equal` accepts to its attribute of `counts.Counts`.
+# Maps each cost that `--equal` accepts to its name in messages, and to its attribute of `counts.Counts`.
 NAMES = {'parameters': 'parameters', 'flops': 'FLOPs', 'time': 'training time'}
 _ATTRIBUTES = {'parameters': 'total_parameters', 'flops': 'total_forward_flops'}
 # The largest relative difference of matched costs, and the largest that is reported without a warning.

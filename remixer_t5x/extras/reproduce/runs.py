@@ -95,7 +95,7 @@ def count(stage: Stage, row: Row, args: argparse.Namespace) -> Cost:
 
 
 def count_all(table: Table, args: argparse.Namespace) -> Costs:
-    """The cost of each run of one seed, by stage and row."""
+    """Returns the cost of every run of one seed, by stage and row."""
     return {(stage.name, row.name): count(stage, row, args) for stage in table.stages for row in table.rows}
 
 

@@ -127,7 +127,7 @@ class Api:
             raise HTTPException(400, f'targets must have as many texts as inputs, {len(inputs)}, got {len(targets)}')
         pairs = zip(inputs, targets, strict=True)
         scores = await self._compute([Row('score', ids, target_ids) for ids, target_ids in pairs])
-        # JSON lacks infinity, the score of an impossible text.
+        # JSON cannot represent -inf, the score of an impossible text.
         scores = [score if math.isfinite(score) else None for score in scores]
         data = [{'index': i, 'score': scores[i], 'tokens': len(ids)} for i, ids in enumerate(targets)]
         return {'object': 'list', 'data': data, 'usage': self._usage([*inputs, *targets])}

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-# Steps in one call of the compiled program, which amortizes the overhead of Python.
+# Number of steps per call of the compiled program, to amortize Python's overhead.
 CHUNK = 25
 
 

@@ -118,7 +118,7 @@ class HuggingFaceTokenizer(Vocabulary):
 
     @property
     def mask_id(self) -> int:
-        """The piece that replaces others in masked language modelling, or the last id."""
+        """The id of the mask token, or the last id if the file has none."""
         return next(
             (self._special[name] for name in ('[MASK]', '<mask>') if name in self._special), len(self.words) - 1
         )

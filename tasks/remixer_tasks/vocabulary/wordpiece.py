@@ -68,7 +68,7 @@ class WordPieceVocabulary(Vocabulary):
 
     @property
     def mask_id(self) -> int:
-        """The piece that replaces others in masked language modelling."""
+        """The id of the mask token."""
         return self._id(MASK)
 
     @property
