@@ -202,7 +202,6 @@ class BertClassifier(Bert):
     auto_class = 'AutoModelForSequenceClassification'
     model_class = Classifier
     gin_files = ('models/bert.gin', 'model_types/classifier.gin')
-    gin_modules = (*Bert.gin_modules, 'architecture.encoder_only')
     copies = {}
     ignored = r'bert\.embeddings\.position_ids'
 
