@@ -47,6 +47,11 @@ def of(source: seqio.Task | seqio.Mixture) -> seqio.Vocabulary:
     return targets
 
 
+def end_id(vocab: seqio.Vocabulary | None) -> int:
+    """Returns the id of the end token, which is 1 in T5; 1 also for a vocabulary without an end token."""
+    return 1 if vocab is None or vocab.eos_id is None else int(vocab.eos_id)
+
+
 def labels(task: seqio.Task) -> tuple[str, ...] | None:
     """Returns the labels of a task whose postprocessor lists them; None for another task."""
     labels = getattr(task.postprocessor, 'labels', None)

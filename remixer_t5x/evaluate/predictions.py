@@ -81,7 +81,7 @@ class Predictor:
         self._input = batch_formats.input_array(model.model_type)
 
         decoder: Any = settings.decoder
-        eos_id = 1 if vocabulary is None or vocabulary.eos_id is None else vocabulary.eos_id
+        eos_id = task_vocabulary.end_id(vocabulary)
         stop_strings = compile_stop_strings(settings.stop_strings, vocabulary)
 
         def keys(batch) -> jax.Array:
@@ -90,10 +90,10 @@ class Predictor:
         def generate(params, batch):
             fields = {name: array for name, array in batch.items() if name not in (self._input, 'number')}
             chosen = dataclasses.replace(decoder, **fields) if fields else decoder
-            return model.generate(params, batch, self._target_length, int(eos_id), chosen, keys(batch), stop_strings)
+            return model.generate(params, batch, self._target_length, eos_id, chosen, keys(batch), stop_strings)
 
         def continue_rows(params, batch, rows, limit):
-            generation = model.generation(params, batch, self._target_length, int(eos_id), stop_strings)
+            generation = model.generation(params, batch, self._target_length, eos_id, stop_strings)
             return decoder.advance(generation, decoder.start(generation) if rows is None else rows, limit, keys(batch))
 
         self._generate = self._jit(generate, compiler_options.for_decoding())

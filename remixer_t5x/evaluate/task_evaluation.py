@@ -148,7 +148,7 @@ class TaskEvaluator:
         if ranked is None:
             return self._predictor.predict(params, examples.inputs)
         feature = examples.task.output_features['targets']
-        end = [_eos(feature.vocabulary)] if feature.add_eos else []
+        end = [task_vocabulary.end_id(feature.vocabulary)] if feature.add_eos else []
         choices = [[*feature.vocabulary.encode(label), *end] for label in ranked]
         scores = self._predictor.rank(params, examples.inputs, choices)
         order = np.argsort(-scores, axis=1, kind='stable')
@@ -200,10 +200,6 @@ def shown_answers(report: Report, count: int) -> Iterator[str]:
     for row in rows:
         for label, name in {'input': 'input', 'answer': 'prediction', 'target': 'target'}.items():
             yield f'  {label:7}' + (' '.join(row[name].split())[:SHOWN_CHARACTERS] or '(empty)')
-
-
-def _eos(vocabulary: seqio.Vocabulary) -> int:
-    return 1 if vocabulary.eos_id is None else int(vocabulary.eos_id)
 
 
 def _as_json(value: Any) -> Any:

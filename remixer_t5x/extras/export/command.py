@@ -67,7 +67,9 @@ def _export(args: argparse.Namespace, settings: TextInference, folder: pathlib.P
     eos_id = None if vocabulary.eos_id is None else int(vocabulary.eos_id)
     names = args.functions or functions.supported_names(model)
     stop_strings = predictions.compile_stop_strings(settings.decoding.stop_strings, vocabulary)
-    programs = functions.make_functions(model, names, lengths, decoder, 1 if eos_id is None else eos_id, stop_strings)
+    programs = functions.make_functions(
+        model, names, lengths, decoder, task_vocabulary.end_id(vocabulary), stop_strings
+    )
     step = settings.step_folder()
     _print('reading', step)
     exact = int8.flat(settings.restore(step))

@@ -15,7 +15,7 @@ from remixer_t5x.api import saved_models
 from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.cli.data import vocab
 from remixer_t5x.config import loading
-from remixer_t5x.data import batch_formats
+from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices import compiler_options
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.text_inference import Texts
@@ -105,7 +105,7 @@ def _draw_run(run: Run, text: str, number: int) -> page.Learned:
 def _answer(trained: TrainedModel, inputs: np.ndarray) -> np.ndarray:
     """The greedy answer of the model to the inputs, from one to MOST_TARGETS tokens; [length] int32."""
     model: Any = trained.model
-    eos = 1 if trained.vocabulary.eos_id is None else int(trained.vocabulary.eos_id)
+    eos = task_vocabulary.end_id(trained.vocabulary)
     length = min(MOST_TARGETS, trained.lengths['targets'])
     predict = jax.jit(
         lambda params, ids: model.predict(params, {'encoder_input_tokens': ids}, length, eos),

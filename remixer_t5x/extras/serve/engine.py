@@ -21,6 +21,7 @@ import numpy as np
 from starlette.exceptions import HTTPException
 
 from remixer_t5x.api.trained_model import TrainedModel
+from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import reason
 from remixer_t5x.evaluate import predictions
 from remixer_t5x.models import decoding
@@ -100,7 +101,7 @@ class Engine:
 
     def __init__(self, trained: TrainedModel, batch_size: int, max_queue: int):
         self.trained, self.max_queue, self.state = trained, max_queue, 'starting'
-        self.eos_id = 1 if trained.vocabulary.eos_id is None else int(trained.vocabulary.eos_id)
+        self.eos_id = task_vocabulary.end_id(trained.vocabulary)
         self.waiting: list[tuple[Row, asyncio.Future]] = []
         self._arrived = asyncio.Event()
         shards = trained.partitioner.batch_shards
