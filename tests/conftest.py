@@ -81,7 +81,17 @@ def pytest_collection_finish(session):
         folder = _compiled_folder(session.config)
         kept_programs.remove_old(folder)
         kept_programs.keep(str(folder))
+        session.stash[_LOADED] = kept_programs.LoadedPrograms()
     cheap_processes.after_imports()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item):
+    if _LOADED in item.session.stash:
+        item.session.stash[_LOADED].unload_if_many()
+
+
+_LOADED = pytest.StashKey['kept_programs.LoadedPrograms']()
 
 
 def _compiled_folder(config):

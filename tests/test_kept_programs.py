@@ -1,9 +1,14 @@
 """Compiled programs that outlive a run of the tests: another process reads them, and old ones are removed."""
 
+import functools
 import os
+import pathlib
 import subprocess
 import sys
 import time
+
+import jax
+import jax.numpy as jnp
 
 from tests.support import kept_programs, paths
 
@@ -32,3 +37,21 @@ def test_another_process_reads_what_one_has_compiled_until_it_is_old(tmp_path):
     os.utime(programs[0], (long_ago, long_ago))
     kept_programs.remove_old(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted(programs[1:])
+
+
+def test_programs_are_unloaded_once_there_are_many(monkeypatch):
+    monkeypatch.setattr(kept_programs, 'MOST_LOADED', 50)
+    programs = kept_programs.LoadedPrograms()
+    functions = [jax.jit(functools.partial(jnp.add, index)) for index in range(60)]
+
+    def mappings():
+        return len(pathlib.Path('/proc/self/maps').read_text().splitlines())
+
+    before = mappings()
+    for function in functions:
+        function(jnp.ones(3))
+    loaded = mappings()
+    assert programs.count >= 60
+    programs.unload_if_many()
+    assert loaded - before > 100 and mappings() < loaded - 100
+    assert programs.count == 0

@@ -1,6 +1,7 @@
 """JAX's persistent compilation cache for tests: shared by the processes of a run and kept for later runs."""
 
 import contextlib
+import gc
 import pathlib
 import time
 
@@ -9,6 +10,9 @@ from jax.experimental.compilation_cache import compilation_cache
 
 # Entries older than this belong to code that has changed, or are worth compiling again.
 DAYS = 7
+# A program on a CPU takes three memory mappings, and Linux allows a process 65,530 (vm.max_map_count). Beyond them,
+# XLA ends the process with a segmentation fault.
+MOST_LOADED = 5_000
 
 
 def keep(folder: str) -> None:
@@ -32,3 +36,22 @@ def remove_old(folder: pathlib.Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             if program.stat().st_mtime < oldest:
                 program.unlink()
+
+
+class LoadedPrograms:
+    """Counts the programs that JAX has compiled or read from its cache in this process, and unloads them."""
+
+    def __init__(self):
+        self.count = 0
+        jax.monitoring.register_event_duration_secs_listener(self._count)
+
+    def _count(self, event: str, duration: float, **_) -> None:
+        if event == '/jax/core/compile/backend_compile_duration':
+            self.count += 1
+
+    def unload_if_many(self) -> None:
+        """Removes all programs from memory once there are more than `MOST_LOADED`."""
+        if self.count > MOST_LOADED:
+            jax.clear_caches()
+            gc.collect()
+            self.count = 0
