@@ -102,7 +102,8 @@ check 'import directions (import-linter)' "$VENV/bin/lint-imports" --no-cache --
 if [[ "$SELECT" == changed && -z "$CHOSEN" ]]; then
     say 'no test reads a changed file (they are listed above): no test was run'
 else
-    check 'tests (pytest)' "$VENV/bin/python" -m pytest -q -n "${TEST_WORKERS:-$(workers)}" --durations=10 ${PYTEST[@]+"${PYTEST[@]}"}
+    # A worker that crashes ends the run: with a new worker, the scheduler by files of pytest-xdist 3.8 waits for ever.
+    check 'tests (pytest)' "$VENV/bin/python" -m pytest -q -n "${TEST_WORKERS:-$(workers)}" --max-worker-restart=0 --durations=10 ${PYTEST[@]+"${PYTEST[@]}"}
 fi
 
 say "$SECONDS s in all"
