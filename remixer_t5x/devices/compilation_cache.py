@@ -13,9 +13,9 @@ from pathlib import Path
 
 FOLDER = 'compiled'
 # JAX removes the least recently read entries beyond this size. A train step takes 1 to 50 MB.
-MOST_BYTES = 2 * 2**30
+MAX_BYTES = 2 * 2**30
 # Programs that compile faster are not cached, because reading them takes as long.
-LEAST_SECONDS = 0.2
+MIN_SECONDS = 0.2
 
 
 def enable(environment: MutableMapping[str, str] = os.environ) -> None:
@@ -34,8 +34,8 @@ def enable(environment: MutableMapping[str, str] = os.environ) -> None:
         return
     if os.access(folder, os.W_OK):
         environment['JAX_COMPILATION_CACHE_DIR'] = str(folder)
-        environment.setdefault('JAX_COMPILATION_CACHE_MAX_SIZE', str(MOST_BYTES))
-        environment.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', str(LEAST_SECONDS))
+        environment.setdefault('JAX_COMPILATION_CACHE_MAX_SIZE', str(MAX_BYTES))
+        environment.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', str(MIN_SECONDS))
 
 
 def machine() -> str:

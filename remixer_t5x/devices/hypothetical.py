@@ -123,7 +123,7 @@ class Hardware:
             raise UserError(
                 f'the {compiler.upper()} compiler is not installed; {_INSTALL[compiler]}, or type --compiler=cpu'
             )
-        if self.own_compiler() != compiler:
+        if self.chip_compiler() != compiler:
             raise UserError(
                 f'TOPOLOGY must be of {compiler.upper()}s for --compiler={compiler}, got {self.topology!r}; '
                 f'type --gin.TOPOLOGY={_EXAMPLES[compiler]}'
@@ -147,7 +147,7 @@ class Hardware:
             raise UserError('DEVICES must be set, because the hardware file does not set it; type --devices=32')
         return self.devices
 
-    def own_compiler(self) -> str:
+    def chip_compiler(self) -> str:
         """Returns the compiler of the described chip, 'tpu' or 'gpu'; 'cpu' if the chip is unknown."""
         if not self.topology:
             return 'cpu'
@@ -160,22 +160,22 @@ class Hardware:
             UserError: the topology does not exist or has another number of devices, or this process has already used
                 its CPU devices.
         """
-        own, count = self.own_compiler(), self.count()
-        if not self.topology or self.compiler == 'cpu' or not has_compiler(own):
+        compiler, count = self.chip_compiler(), self.count()
+        if not self.topology or self.compiler == 'cpu' or not has_compiler(compiler):
             return _cpu_devices(count), 'XLA:CPU'
-        devices = _tpu_devices(self.topology) if own == 'tpu' else _gpu_devices(self.topology)
+        devices = _tpu_devices(self.topology) if compiler == 'tpu' else _gpu_devices(self.topology)
         if len(devices) != count:
             raise UserError(
                 f'DEVICES must be {len(devices)}, as in TOPOLOGY {self.topology!r}, got {count}; '
                 f'type --devices={len(devices)}, or another --gin.TOPOLOGY'
             )
-        return devices, f'XLA:{own.upper()}'
+        return devices, f'XLA:{compiler.upper()}'
 
-    def require_own_compiler(self) -> None:
+    def require_chip_compiler(self) -> None:
         """Raises UserError unless the compiler of the described chip is installed."""
         if not self.topology:
             raise UserError('TOPOLOGY must be set to know the chip, got None; type --gin.TOPOLOGY=v5e:2x4')
-        self._check_compiler(self.own_compiler())
+        self._check_compiler(self.chip_compiler())
 
 
 def has_compiler(name: str) -> bool:

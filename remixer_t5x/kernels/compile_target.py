@@ -75,7 +75,7 @@ def on_single_cpu() -> bool:
     return on_cpu() and jax.device_count() == 1
 
 
-def refuse_bfloat16(dtype: Any) -> str | None:
+def bfloat16_refusal(dtype: Any) -> str | None:
     """Returns why a Pallas TPU kernel does not support products of this dtype, or None."""
     chip = _TARGET.get().chip
     if chip is None and not is_described() and jax.default_backend() == 'tpu':

@@ -57,7 +57,7 @@ def _scaled_units_and_kept(x, scale, epsilon):
     mean, inverse = (
         checkpoint_name(array, ATTENTION_OUTPUT) for array in jax.lax.optimization_barrier((mean, inverse))
     )
-    units = sigmoid_form(again(x.astype(jnp.float32), 1))
+    units = sigmoid_form(recomputed(x.astype(jnp.float32), 1))
     return (scale * ((units - mean) * inverse)).astype(x.dtype), (x, scale, mean, inverse)
 
 
@@ -66,7 +66,7 @@ def _scaled_units_backward(residuals, gradient):
     gradient = gradient.astype(jnp.float32)
 
     def normalised(form):
-        units, slope = sigmoid_form_and_slope(again(x.astype(jnp.float32), form))
+        units, slope = sigmoid_form_and_slope(recomputed(x.astype(jnp.float32), form))
         return (units - mean) * inverse, slope
 
     of_scale = jnp.sum(gradient * normalised(2)[0], tuple(range(x.ndim - 1)))
@@ -95,7 +95,7 @@ def _gelu_times(x: jax.Array, factor: jax.Array) -> jax.Array:
 def _gelu_times_backward(residuals, gradient):
     x, factor = residuals
     gradient = gradient.astype(jnp.float32)
-    units, slope = sigmoid_form_and_slope(again(x.astype(jnp.float32), 1))
+    units, slope = sigmoid_form_and_slope(recomputed(x.astype(jnp.float32), 1))
     of_x = gradient * factor.astype(jnp.float32) * slope
     return of_x.astype(x.dtype), (gradient * units).astype(factor.dtype)
 
@@ -107,7 +107,7 @@ def _mean(array: jax.Array) -> jax.Array:
     return jnp.mean(array, axis=-1, keepdims=True)
 
 
-def again(x: jax.Array, form: int) -> jax.Array:
+def recomputed(x: jax.Array, form: int) -> jax.Array:
     """x, in one of many forms, of which XLA does not see that they are equal.
 
     XLA would write to memory what several kernels compute from x; each of them computes it again in less time.

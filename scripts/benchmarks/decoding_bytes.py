@@ -38,7 +38,7 @@ def main() -> None:
     args = parser.parse_args()
     topology = Topology.parse(args.topology)
     hardware = Hardware('gpu' if topology.is_gpu else 'tpu', devices=1, topology=args.topology)
-    hardware.require_own_compiler()
+    hardware.require_chip_compiler()
     model: Any = remixer_t5x.build_model(f'models/{args.model}.gin', f'sizes/{args.size}.gin', DTYPE='bfloat16')
     for rows in args.rows:
         report(model, hardware, machines.find(topology.chip), rows, args)

@@ -14,7 +14,7 @@ def test_the_cache_is_in_the_projects_cache_folder(tmp_path):
     compilation_cache.enable(environment)
     folder = tmp_path / 'compiled' / compilation_cache.machine()
     assert environment['JAX_COMPILATION_CACHE_DIR'] == str(folder) and folder.is_dir()
-    assert int(environment['JAX_COMPILATION_CACHE_MAX_SIZE']) == compilation_cache.MOST_BYTES
+    assert int(environment['JAX_COMPILATION_CACHE_MAX_SIZE']) == compilation_cache.MAX_BYTES
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_cache_folder_that_cannot_be_created_is_not_used(tmp_path):
 
 _PROGRAM = """
 from remixer_t5x.devices import compilation_cache
-compilation_cache.LEAST_SECONDS = 0
+compilation_cache.MIN_SECONDS = 0
 compilation_cache.enable()
 import jax, jax.numpy as jnp
 events = []

@@ -75,14 +75,14 @@ def test_an_unknown_topology_is_a_user_error(text, advice):
     ('topology', 'own'), [(None, 'cpu'), ('v3:4x4', 'tpu'), ('2*v5e:4x4', 'tpu'), ('h100:8', 'gpu')]
 )
 def test_a_chip_has_one_compiler(topology, own):
-    assert Hardware(topology=topology).own_compiler() == own
+    assert Hardware(topology=topology).chip_compiler() == own
 
 
 def test_a_missing_compiler_is_reported_with_its_package(installed):
     installed('cpu')
     for topology, package in {'v5e:2x4': 'libtpu', 'h100:8': 'CUDA plugin'}.items():
         with pytest.raises(UserError, match=package):
-            Hardware(topology=topology).require_own_compiler()
+            Hardware(topology=topology).require_chip_compiler()
     with pytest.raises(UserError, match='libtpu'):
         Hardware(topology='v5e:2x4', compiler='tpu')
     # The step is then compiled for virtual CPU devices.

@@ -104,7 +104,7 @@ def measure_step(step: Step) -> float:
 def _read(args: argparse.Namespace) -> tuple[Step, Hardware]:
     """The step of a command line on a mesh of the described devices, and their description."""
     step, hardware = memory.read(args)
-    hardware.require_own_compiler()
+    hardware.require_chip_compiler()
     with lazy.without_stderr():
         devices, _ = hardware.compile_devices()
     return memory.place(step, hardware, devices), hardware
@@ -141,4 +141,4 @@ def _describe(step: Step, hardware: Hardware) -> str:
 
 
 def _compiler(hardware: Hardware) -> str:
-    return f'XLA:{hardware.own_compiler().upper()}'
+    return f'XLA:{hardware.chip_compiler().upper()}'

@@ -30,7 +30,7 @@ def refusal(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visi
             f'takes {needed / 2**20:.0f} MiB of on-chip memory for rows of {length} tokens, '
             f'and this TPU has {available / 2**20:.0f}'
         )
-    return compile_target.refuse_bfloat16(query.dtype)
+    return compile_target.bfloat16_refusal(query.dtype)
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias) -> jax.Array:

@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
 from remixer_t5x.kernels.diagonals import spread_over_diagonals
-from remixer_t5x.kernels.gelu import again, sigmoid_form, sigmoid_form_and_slope
+from remixer_t5x.kernels.gelu import recomputed, sigmoid_form, sigmoid_form_and_slope
 
 _FLOAT32 = jnp.float32
 # The program has a product for each token of a window.
@@ -44,9 +44,9 @@ def _backward_rule(operands: Any, gradient: jax.Array) -> tuple[jax.Array | None
     wi, bias, out, tokens, ids = operands
     of_result = gradient.astype(_FLOAT32)[:, :, None]
     # XLA would write hidden units that two kernels need, if it saw that they are equal.
-    units = sigmoid_form(_hidden(again(wi.astype(_FLOAT32), 1), bias, tokens, ids))
+    units = sigmoid_form(_hidden(recomputed(wi.astype(_FLOAT32), 1), bias, tokens, ids))
     of_out = jnp.sum(units * of_result, axis=(1, 3))
-    _, slope = sigmoid_form_and_slope(_hidden(again(wi.astype(_FLOAT32), 2), bias, tokens, ids))
+    _, slope = sigmoid_form_and_slope(_hidden(recomputed(wi.astype(_FLOAT32), 2), bias, tokens, ids))
     of_units = (_over_tokens(out) * slope * of_result).astype(tokens.dtype)
     of_wi, of_bias, of_tokens = _product_gradients(wi, tokens, ids, of_units)
     return of_wi.astype(wi.dtype), of_bias.astype(bias.dtype), of_out.astype(out.dtype), of_tokens, None

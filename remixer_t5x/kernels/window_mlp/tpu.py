@@ -74,7 +74,7 @@ def refusal(wi: jax.Array, tokens: jax.Array) -> str | None:
         return f'takes windows of at most {BLOCK + 1} tokens'
     if tokens.shape[-1] % _LANES:
         return f'takes a multiple of {_LANES} features'
-    return compile_target.refuse_bfloat16(tokens.dtype)
+    return compile_target.bfloat16_refusal(tokens.dtype)
 
 
 def mix(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
