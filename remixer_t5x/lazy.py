@@ -184,7 +184,7 @@ def has_extra(name: str) -> bool:
         return False
 
 
-def extra(name: str) -> Any:
+def import_extra(name: str) -> Any:
     """Imports `remixer_t5x.extras.NAME`, which the core never imports otherwise.
 
     Raises UserError if the installation lacks that extra.
@@ -208,4 +208,4 @@ else:
     seqio, tf = _Library('seqio'), _Library('tensorflow')
     tf_text, tfds = _Library('tensorflow_text'), _Library('tensorflow_datasets')
 
-__all__ = ['extra', 'file_errors', 'has_extra', 'seqio', 'tf', 'tf_text', 'tfds']
+__all__ = ['file_errors', 'has_extra', 'import_extra', 'seqio', 'tf', 'tf_text', 'tfds']

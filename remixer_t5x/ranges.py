@@ -84,7 +84,7 @@ def check(setting: str, value: Any, kind: Any) -> None:
     """Raises UserError if a number, text, truth value or None is not of the annotated kind, such as `Count | None`."""
     if not isinstance(value, _SCALARS) or kind is inspect.Parameter.empty:
         return
-    kinds = [base(each) for each in alternatives(kind)]
+    kinds = [split_annotation(each) for each in union_members(kind)]
     if any(base in (Any, object) or isinstance(base, typing.TypeVar | str | typing.ForwardRef) for base, _ in kinds):
         return
     if any(base is typing.Literal for base, _ in kinds) or any(_is(value, base, bounds) for base, bounds in kinds):
@@ -105,12 +105,12 @@ def _is(value: Any, base: Any, bounds: Range | None) -> bool:
     return bounds is None or (math.isfinite(value) and bounds.contains(value))
 
 
-def alternatives(kind: Any) -> list[Any]:
+def union_members(kind: Any) -> list[Any]:
     is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
-    return [part for each in typing.get_args(kind) for part in alternatives(each)] if is_union else [kind]
+    return [part for each in typing.get_args(kind) for part in union_members(each)] if is_union else [kind]
 
 
-def base(kind: Any) -> tuple[Any, Range | None]:
+def split_annotation(kind: Any) -> tuple[Any, Range | None]:
     if typing.get_origin(kind) is Annotated:
         base, *notes = typing.get_args(kind)
         return base, next((note for note in notes if isinstance(note, Range)), None)

@@ -33,7 +33,7 @@ def check_inside(folder: str | os.PathLike[str]) -> None:
             raise UserError(f'{one_line(current)} cannot be read ({error.strerror}); check the rights there') from error
 
 
-def inside(folder: str | os.PathLike[str], name: object, source: str) -> pathlib.Path:
+def resolve_inside(folder: str | os.PathLike[str], name: object, source: str) -> pathlib.Path:
     """Returns the path in `folder` of the file that an untrusted index or specification calls `name`.
 
     `source` is the file that contains the name, for errors. Raises UserError if `name` is not text, is absolute, has

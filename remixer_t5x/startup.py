@@ -13,28 +13,28 @@ COMPILES = 'compile'
 _marks: list[tuple[str, float, float]] = []
 
 
-def begin() -> None:
+def start_timer() -> None:
     """Starts to measure; without it the other functions do nothing."""
     _marks[:] = [('', time.perf_counter() - time.process_time(), 0.0)]
 
 
-def measures() -> bool:
+def is_measuring() -> bool:
     """Returns whether `--verbose` asks for the time of the start."""
     return bool(_marks)
 
 
-def done(phase: str) -> None:
+def end_phase(phase: str) -> None:
     """Ends a phase and gives it a name."""
     if _marks:
         _marks.append((phase, time.perf_counter(), time.process_time()))
 
 
-def compiling() -> bool:
+def is_compiling() -> bool:
     """Returns whether XLA compiles in a thread."""
     return any(thread.name == COMPILES for thread in threading.enumerate())
 
 
-def report(write: Callable[[str], None]) -> None:
+def report_phases(write: Callable[[str], None]) -> None:
     """Prints the phases once, in one line."""
     if len(_marks) > 1:
         pairs = zip(_marks, _marks[1:], strict=False)

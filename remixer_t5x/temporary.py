@@ -16,7 +16,7 @@ _LOCK = '.lock'
 
 
 @contextlib.contextmanager
-def entry(folder: pathlib.Path, prefix: str, suffix: str = '.tmp') -> Iterator[pathlib.Path]:
+def temporary_path(folder: pathlib.Path, prefix: str, suffix: str = '.tmp') -> Iterator[pathlib.Path]:
     """Yields a new path in `folder` for a file or a folder, which the end of the block removes if it still exists.
 
     First removes entries with `suffix` that killed processes left. Raises OSError if `folder` cannot be written.
@@ -28,7 +28,7 @@ def entry(folder: pathlib.Path, prefix: str, suffix: str = '.tmp') -> Iterator[p
     try:
         yield path
     finally:
-        remove(path)
+        remove_path(path)
         lock.unlink(missing_ok=True)
         os.close(descriptor)
 
@@ -47,7 +47,7 @@ def _open_locked(lock: pathlib.Path) -> int:
         os.close(descriptor)
 
 
-def commit(written: str | os.PathLike[str], final: str | os.PathLike[str]) -> None:
+def sync_and_rename(written: str | os.PathLike[str], final: str | os.PathLike[str]) -> None:
     """Syncs a file, or a folder with its contents, and then renames it to `final`, so that it survives a power loss."""
     for below, _, names in os.walk(written, topdown=False):
         for name in names:
@@ -72,7 +72,7 @@ def sync(path: str | os.PathLike[str]) -> None:
         os.close(descriptor)
 
 
-def remove(path: pathlib.Path) -> None:
+def remove_path(path: pathlib.Path) -> None:
     """Removes a file or a folder with its contents, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
@@ -90,7 +90,7 @@ def _remove_abandoned(folder: pathlib.Path, suffix: str) -> None:
                 if os.fstat(descriptor).st_uid != os.getuid():
                     continue
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove(lock.with_name(lock.name.removesuffix(_LOCK)))
+                remove_path(lock.with_name(lock.name.removesuffix(_LOCK)))
                 lock.unlink(missing_ok=True)
             finally:
                 os.close(descriptor)

@@ -19,6 +19,6 @@ def without_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-def arrays(dataset: tf.data.Dataset) -> Iterator[Any]:
+def numpy_iterator(dataset: tf.data.Dataset) -> Iterator[Any]:
     """Yields the elements as NumPy arrays. Raises tf.errors.OpError if they cannot be read."""
     return without_autotune(dataset).as_numpy_iterator()

@@ -10,12 +10,12 @@ from typing import Any
 from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
 
-BOTH, CONFIG, OLD = 'tokenizer.json', 'tokenizer_config.json', 'added_tokens.json'
+TOKENIZER, CONFIG, ADDED_TOKENS = 'tokenizer.json', 'tokenizer_config.json', 'added_tokens.json'
 # Flags that change what text around an added token becomes.
 _FLAGS = ('single_word', 'lstrip', 'rstrip')
 
 
-def config(folder: pathlib.Path) -> Mapping[str, Any]:
+def read_config(folder: pathlib.Path) -> Mapping[str, Any]:
     """Returns the content of tokenizer_config.json in `folder`, empty if there is none."""
     return untrusted_files.read_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
 
@@ -26,14 +26,16 @@ def added_tokens(folder: pathlib.Path) -> dict[str, int]:
     Raises UserError for a token that strips the text around it or matches whole words only.
     """
     entries: list[Any] = []
-    by_id = config(folder).get('added_tokens_decoder')
+    by_id = read_config(folder).get('added_tokens_decoder')
     for index, entry in (by_id if isinstance(by_id, dict) else {}).items():
         entries.append({**(entry if isinstance(entry, dict) else {}), 'id': int(index) if index.isdecimal() else None})
-    if (folder / BOTH).is_file():
-        listed = untrusted_files.read_object(folder / BOTH).get('added_tokens')
+    if (folder / TOKENIZER).is_file():
+        listed = untrusted_files.read_object(folder / TOKENIZER).get('added_tokens')
         entries += listed if isinstance(listed, list) else []
-    if (folder / OLD).is_file():
-        entries += [{'content': name, 'id': index} for name, index in untrusted_files.read_object(folder / OLD).items()]
+    if (folder / ADDED_TOKENS).is_file():
+        entries += [
+            {'content': name, 'id': index} for name, index in untrusted_files.read_object(folder / ADDED_TOKENS).items()
+        ]
     tokens: dict[str, int] = {}
     for entry in entries:
         name, index = (entry.get('content'), entry.get('id')) if isinstance(entry, dict) else (None, None)
@@ -61,7 +63,7 @@ def check_settings(settings: Any, allowed: Mapping[str, Any], where: str) -> Non
             raise UserError(f'{name} in {where} must be {values[-1]!r}, got {shown}, which is not supported')
 
 
-def splitter(tokens: Iterable[str]) -> Callable[[str], list[str]]:
+def make_splitter(tokens: Iterable[str]) -> Callable[[str], list[str]]:
     """Returns a function that splits a text at the tokens and keeps them; longer tokens match first."""
     ordered = sorted(tokens, key=len, reverse=True)
     pattern = re.compile('(' + '|'.join(map(re.escape, ordered)) + ')') if ordered else None

@@ -33,7 +33,7 @@ class NotJson(ValueError):
     """A text is not JSON, or has a number that is not finite or too long; the message is one short line."""
 
 
-def opened(path: Path) -> io.BufferedReader:
+def open_file(path: Path) -> io.BufferedReader:
     """Opens a regular file, or an object in a bucket, for reading bytes. Raises OSError for anything else."""
     name = os.fspath(path)
     if '://' in name:
@@ -64,7 +64,7 @@ def _opened_object(name: str) -> Iterator[Any]:
 
 def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
     """Reads the whole file. Raises OSError if it cannot be opened or has more than `limit` bytes."""
-    with opened(path) as file:
+    with open_file(path) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
         raise OSError(errno.EFBIG, f'it has more than {limit:,} bytes', os.fspath(path))
@@ -73,14 +73,14 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
 
 def read_text(path: Path, advice: str = _AGAIN, limit: int = MAX_BYTES) -> str:
     """Reads a UTF-8 file. Raises UserError, ending in `advice`, if it cannot be read or is not UTF-8."""
-    with user_errors(path, advice):
+    with as_user_errors(path, advice):
         return _decode(read_bytes(path, limit))
 
 
 def read_object(path: Path, advice: str = _AGAIN, limit: int = MAX_BYTES) -> dict[str, Any]:
     """Reads a file with one JSON object. Raises UserError, ending in `advice`, for any other file."""
-    with user_errors(path, advice):
-        value = parse(read_bytes(path, limit))
+    with as_user_errors(path, advice):
+        value = parse_json(read_bytes(path, limit))
         if not isinstance(value, dict):
             raise NotJson('it does not contain a JSON object')
         return value
@@ -88,15 +88,15 @@ def read_object(path: Path, advice: str = _AGAIN, limit: int = MAX_BYTES) -> dic
 
 def read_list(path: Path, advice: str = _AGAIN, limit: int = MAX_BYTES) -> list[Any]:
     """Reads a file with one JSON array. Raises UserError, ending in `advice`, for any other file."""
-    with user_errors(path, advice):
-        value = parse(read_bytes(path, limit))
+    with as_user_errors(path, advice):
+        value = parse_json(read_bytes(path, limit))
         if not isinstance(value, list):
             raise NotJson('it does not contain a JSON array')
         return value
 
 
 @contextlib.contextmanager
-def user_errors(path: Path, advice: str = _AGAIN) -> Iterator[None]:
+def as_user_errors(path: Path, advice: str = _AGAIN) -> Iterator[None]:
     """Re-raises this module's errors about `path` as a UserError that ends with `advice`."""
     try:
         yield
@@ -119,12 +119,12 @@ class Line(NamedTuple):
     is_blank: bool = False
 
 
-def json_lines(path: Path, longest: int = LONGEST_LINE, odd_numbers: bool = False) -> Iterator[Line]:
+def read_json_lines(path: Path, longest: int = LONGEST_LINE, odd_numbers: bool = False) -> Iterator[Line]:
     """Yields the lines of a file of JSON lines, up to the first of more than `longest` bytes.
 
     Raises OSError if the file cannot be opened; see `parse` for `odd_numbers`.
     """
-    with opened(path) as file:
+    with open_file(path) as file:
         # Files in buckets have no `readline` with a limit.
         lines = file if '://' not in os.fspath(path) else io.BytesIO(file.read(10 * MAX_BYTES))
         number = 0
@@ -136,12 +136,12 @@ def json_lines(path: Path, longest: int = LONGEST_LINE, odd_numbers: bool = Fals
                 yield Line(number, size, None, f'it has more than {longest:,} bytes', ended=True)
                 return
             try:
-                yield Line(number, size, parse(line, odd_numbers), None, ended)
+                yield Line(number, size, parse_json(line, odd_numbers), None, ended)
             except NotJson as error:
                 yield Line(number, size, None, str(error), ended, is_blank=not line.strip())
 
 
-def parse(text: str | bytes, odd_numbers: bool = False) -> Any:
+def parse_json(text: str | bytes, odd_numbers: bool = False) -> Any:
     """Returns the value of a JSON text or of its UTF-8 bytes.
 
     Lone surrogates, which cannot be encoded, become question marks. Raises NotJson if the text is something else, is

@@ -103,7 +103,7 @@ def _compiled_folder(config):
     from remixer_t5x.devices import compilation_cache
 
     for place in (USERS_CACHE / 'tests', config.rootpath / '.jax_cache'):
-        folder = place / compilation_cache.machine()
+        folder = place / compilation_cache.machine_name()
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):

@@ -115,7 +115,7 @@ def configuration(files: tuple[str, ...] | list[str]) -> str:
         set().union(*(getattr(text, kind) for text in texts)) for kind in ('macros_read', 'macros_set')
     )
     values += [(name, 'given') for name in OWN_VALUES & macros_read - macros_set]
-    loading.load(loading.Given(files, values), 'remixer_t5x.train.settings.Run', partial=False)
+    loading.load(loading.ConfigSources(files, values), 'remixer_t5x.train.settings.Run', partial=False)
     return gin.config_str()
 
 

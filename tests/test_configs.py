@@ -179,7 +179,7 @@ def test_every_experiment_is_complete_but_for_what_its_header_requires():
         flags += [(macro, str(path)) for macro in ('FILES', 'PAIRS') if macro in header]
         if 'INITIAL_CHECKPOINT_PATH' in header:
             flags.append(('INITIAL_CHECKPOINT_PATH', '/nowhere'))
-        loading.load(loading.Given([str(path.relative_to(CONFIGS))], flags), train.ROOT, partial=False)
+        loading.load(loading.ConfigSources([str(path.relative_to(CONFIGS))], flags), train.ROOT, partial=False)
 
 
 @pytest.mark.parametrize('model', sorted({model for model, size in PARAMETERS if size == 'tiny'}))
@@ -220,7 +220,7 @@ ABLATIONS = [
 @functools.cache
 def parameters_of(model: str, size: str, change: str | None = None) -> dict[str, tuple[int, ...]]:
     files = loading.model_files(f'{model}+{change}' if change else model)
-    (built,) = loading.values(loading.Given(['models/t5_1_1.gin', f'sizes/{size}.gin'], model=files), 'MODEL')
+    (built,) = loading.values(loading.ConfigSources(['models/t5_1_1.gin', f'sizes/{size}.gin'], model=files), 'MODEL')
     params = nn.unbox(interface.param_shapes(built, SHAPES))
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return {jax.tree_util.keystr(path, simple=True, separator='/'): leaf.shape for path, leaf in leaves}
@@ -259,7 +259,7 @@ def test_tim_in_all_layers_has_no_plain_layer():
     ],
 )
 def test_layouts_of_both_stacks(model, layouts):
-    given = loading.Given(['models/t5_1_1.gin', 'sizes/tiny.gin'], model=loading.model_files(model))
+    given = loading.ConfigSources(['models/t5_1_1.gin', 'sizes/tiny.gin'], model=loading.model_files(model))
     module = loading.values(given, 'MODEL')[0].module
     stacks = module.encoder_stack(), module.decoder_stack()
     assert tuple(type(factory()).__name__ for stack in stacks for factory, _ in stack.runs) == layouts

@@ -209,7 +209,7 @@ def test_every_command_is_one_whose_configuration_loads(page, words, tmp_path, m
     monkeypatch.setattr(main, 'COMMANDS', commands)
     monkeypatch.setattr(resolved, 'call', call)
     monkeypatch.setattr(resolved, 'macro', call)
-    monkeypatch.setattr(processes, 'together', lambda *args, **kwargs: contextlib.nullcontext())
+    monkeypatch.setattr(processes, 'connected_processes', lambda *args, **kwargs: contextlib.nullcontext())
     monkeypatch.setattr(main.quiet, 'hush', lambda: None)
     if words == ['--version'] or '--help' in words:
         with pytest.raises(SystemExit):

@@ -120,8 +120,8 @@ READERS = {
     **{f'rows of {form}': drain(row_files.read, row_files.RowLayout(form), NOTES) for form in ('jsonl', 'tsv', 'csv')},
     'another encoding': drain(row_files.lines, row_files.LONGEST, NOTES, 'latin-1'),
     'texts of infer': drain(TextInputs),
-    'JSON lines': drain(untrusted_files.json_lines),
-    'JSON': parse_json(untrusted_files.parse),
+    'JSON lines': drain(untrusted_files.read_json_lines),
+    'JSON': parse_json(untrusted_files.parse_json),
     'gin of a checkpoint': lambda path: changes.bindings(pathlib.Path(path).read_text()),
 }
 

@@ -63,7 +63,7 @@ def test_what_fits_or_cannot_be_known_is_taken(argument, value):
 )  # fmt: skip
 def test_a_model_is_not_made_of_another_kind(flag, allowed):
     with pytest.raises(UserError, match=allowed):
-        loading.values(loading.Given(['models/t5_1_1.gin', 'sizes/tiny.gin'], [flag]), 'MODEL')
+        loading.values(loading.ConfigSources(['models/t5_1_1.gin', 'sizes/tiny.gin'], [flag]), 'MODEL')
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def numeric_macros() -> dict[str, str]:
             r'^(?:\w+/)*(\w+)\.(\w+)\.(\w+) = %([A-Z_0-9]+)$', text.text, re.M
         ):
             if line := text.imports.get(first):
-                kind = ranges.annotation(resolved.named('.'.join([*line.split()[1::2], rest])), argument)
-                if any(base in (int, float) for base, _ in map(ranges.base, ranges.alternatives(kind))):
+                kind = ranges.annotation(resolved.import_by_name('.'.join([*line.split()[1::2], rest])), argument)
+                if any(base in (int, float) for base, _ in map(ranges.split_annotation, ranges.union_members(kind))):
                     found[macro] = name
     return found
 
@@ -125,9 +125,9 @@ def test_no_value_of_a_number_is_a_bug(macro):
         flags = [(macro, value), ('MODEL_DIR', 'x'), ('INITIAL_CHECKPOINT_PATH', 'x'), ('CHECKPOINT_PATH', 'x')]
         flags += [(name, 'x') for name in {'FILES', 'PAIRS', 'HF_DATASET', 'INPUTS', 'TARGETS'} & _needs(given)]
         try:
-            loading.load(loading.Given(given, flags, defaults=small), train.ROOT)
+            loading.load(loading.ConfigSources(given, flags, defaults=small), train.ROOT)
             resolved.macro(macro, None)
-            run = resolved.call(train.ROOT, deferred=(train.TRAINING_TASK, train.EVALUATION_TASKS))
+            run = resolved.call_configured(train.ROOT, deferred=(train.TRAINING_TASK, train.EVALUATION_TASKS))
             if file.startswith(('models/', 'sublayers/', 'sizes/')):
                 interface.param_shapes(
                     run.learner.model, batch_formats.batch_shapes(run.learner.model.model_type, SHAPES)

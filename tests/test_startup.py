@@ -7,12 +7,12 @@ from remixer_t5x import startup
 
 def test_phases_are_said_once_and_add_up():
     said = []
-    startup.begin()
-    startup.done('imports')
-    startup.done('compile')
-    startup.report(said.append)
-    startup.done('later')
-    startup.report(said.append)
+    startup.start_timer()
+    startup.end_phase('imports')
+    startup.end_phase('compile')
+    startup.report_phases(said.append)
+    startup.end_phase('later')
+    startup.report_phases(said.append)
     (line,) = said
     assert re.fullmatch(
         r'start-up [\d.]+ s \([\d.]+ of .*\): imports [\d.]+ s \([\d.]+\) · compile [\d.]+ s \(.*\)', line
@@ -21,6 +21,6 @@ def test_phases_are_said_once_and_add_up():
 
 def test_nothing_is_said_without_a_beginning():
     said = []
-    startup.done('imports')
-    startup.report(said.append)
+    startup.end_phase('imports')
+    startup.report_phases(said.append)
     assert said == []

@@ -14,7 +14,7 @@ from tests.support import paths
 OWNER = """
 import pathlib, sys, time
 from remixer_t5x import temporary
-with temporary.entry(pathlib.Path(sys.argv[1]), 'x.') as path:
+with temporary.temporary_path(pathlib.Path(sys.argv[1]), 'x.') as path:
     path.mkdir()
     (path / 'large').write_text('x')
     print('made', flush=True)
@@ -46,11 +46,11 @@ def test_a_killed_process_leaves_nothing_for_long(tmp_path):
 
 
 def test_an_entry_that_moved_away_or_failed_leaves_nothing(tmp_path):
-    with temporary.entry(tmp_path, 'a.') as path:
+    with temporary.temporary_path(tmp_path, 'a.') as path:
         path.write_text('content')
         path.rename(tmp_path / 'kept')
     try:
-        with temporary.entry(tmp_path, 'a.') as path:
+        with temporary.temporary_path(tmp_path, 'a.') as path:
             path.mkdir()
             (path / 'b').write_text('')
             raise KeyboardInterrupt
@@ -66,7 +66,7 @@ def test_a_link_in_the_place_of_an_entry_is_removed_alone(tmp_path):
     (tmp_path / 'x.tmp').symlink_to(tmp_path / 'elsewhere')
     pathlib.Path(tmp_path / 'x.tmp.lock').write_text('')
     os.mkfifo(tmp_path / 'y.tmp.lock')
-    with temporary.entry(tmp_path, 'a.'):
+    with temporary.temporary_path(tmp_path, 'a.'):
         pass
     assert not (tmp_path / 'x.tmp').is_symlink() and (tmp_path / 'elsewhere' / 'file').read_text() == 'stays'
 
@@ -90,10 +90,10 @@ def test_what_is_renamed_was_synced_before(tmp_path, monkeypatch):
     monkeypatch.setattr(os, 'replace', lambda a, b: (calls.append('rename'), replace(a, b)))
     (tmp_path / 'a/b').mkdir(parents=True)
     (tmp_path / 'a/b/file').write_text('x')
-    temporary.commit(tmp_path / 'a', tmp_path / 'c')
+    temporary.sync_and_rename(tmp_path / 'a', tmp_path / 'c')
     assert calls == [*(str(tmp_path / name) for name in ('a/b/file', 'a/b', 'a')), 'rename', str(tmp_path)]
     calls.clear()
-    temporary.commit(tmp_path / 'c/b/file', tmp_path / 'c/file')
+    temporary.sync_and_rename(tmp_path / 'c/b/file', tmp_path / 'c/file')
     assert calls == [str(tmp_path / 'c/b/file'), 'rename', str(tmp_path / 'c')]
     assert (tmp_path / 'c/file').read_text() == 'x'
 

@@ -169,7 +169,7 @@ def _pieces_of_gpt2(path):
 def _added_tokens(path):
     from remixer_t5x import tokenizer_files
 
-    for name in (tokenizer_files.BOTH, tokenizer_files.CONFIG, tokenizer_files.OLD):
+    for name in (tokenizer_files.TOKENIZER, tokenizer_files.CONFIG, tokenizer_files.ADDED_TOKENS):
         with under_the_name(path, name):
             tokenizer_files.added_tokens(path.parent)
 
@@ -329,28 +329,28 @@ def test_what_is_not_a_file_is_one_line(tmp_path, user, kind):
 @pytest.mark.parametrize('text', ['NaN', '[1e999]', '{"a": -Infinity}', '9' * 400, '[' * 100_000, '{', '', '"a\nb"'])
 def test_odd_json_is_refused_in_one_short_line(text):
     with pytest.raises(untrusted_files.NotJson) as error:
-        untrusted_files.parse(text)
+        untrusted_files.parse_json(text)
     assert len(str(error.value).splitlines()) == 1 and len(str(error.value)) < 200
 
 
 def test_numbers_that_json_lacks_can_be_read_as_none():
-    assert untrusted_files.parse('[NaN, 1e999, -Infinity, 2, 0.5]', odd_numbers=True) == [None, None, None, 2, 0.5]
+    assert untrusted_files.parse_json('[NaN, 1e999, -Infinity, 2, 0.5]', odd_numbers=True) == [None, None, None, 2, 0.5]
     with pytest.raises(untrusted_files.NotJson, match='5,000 digits'):
-        untrusted_files.parse('9' * 5000, odd_numbers=True)
+        untrusted_files.parse_json('9' * 5000, odd_numbers=True)
 
 
 def test_half_a_surrogate_pair_becomes_a_question_mark():
-    assert untrusted_files.parse(r'{"\ud83d": ["\udc00x", "\ud83d\ude00"]}') == {'?': ['?x', '\U0001f600']}
-    assert untrusted_files.parse(b'\xef\xbb\xbf{}') == {}
+    assert untrusted_files.parse_json(r'{"\ud83d": ["\udc00x", "\ud83d\ude00"]}') == {'?': ['?x', '\U0001f600']}
+    assert untrusted_files.parse_json(b'\xef\xbb\xbf{}') == {}
 
 
 def test_a_line_that_is_too_long_ends_the_lines(tmp_path):
     (tmp_path / 'a').write_text('1\n[]\n' + 'x' * 30 + '\n2\n3')
-    lines = list(untrusted_files.json_lines(tmp_path / 'a', longest=10))
+    lines = list(untrusted_files.read_json_lines(tmp_path / 'a', longest=10))
     assert [(line.number, line.value, line.error) for line in lines] == [
         (1, 1, None), (2, [], None), (3, None, 'it has more than 10 bytes')
     ]  # fmt: skip
-    [*_, last] = untrusted_files.json_lines(tmp_path / 'a')
+    [*_, last] = untrusted_files.read_json_lines(tmp_path / 'a')
     assert (last.value, last.ended, last.size) == (3, False, 1)
 
 

@@ -29,14 +29,14 @@ def build_model(*gin_files: str, **macros: object) -> Model:
         raise UserError("build_model takes gin files: type build_model('models/t5_1_1.gin', 'sizes/tiny.gin')")
     references = {name: value for name, value in macros.items() if isinstance(value, str) and value[:1] in ('@', '%')}
     objects = {name: value for name, value in macros.items() if name not in references}
-    given = loading.Given([str(file) for file in gin_files], list(references.items()), objects=objects)
+    given = loading.ConfigSources([str(file) for file in gin_files], list(references.items()), objects=objects)
     (model,) = loading.values(given, 'MODEL', only=True)
     if not isinstance(model, Model):
         return model
     return dataclasses.replace(model, config=_config_text(given))
 
 
-def _config_text(given: loading.Given) -> str:
+def _config_text(given: loading.ConfigSources) -> str:
     """Returns the gin text of MODEL; empty if a value has no importable name."""
     try:
         values = {name: _gin_text(value) for name, value in given.objects.items()}

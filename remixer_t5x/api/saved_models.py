@@ -84,9 +84,9 @@ def _load(
 ) -> TrainedModel:
     advice = f'load({path!r}, trust_gin=True)'
     if path.startswith(shared_folder.HUB_SCHEME):
-        path = str(lazy.extra('hub.client').folder_of(path))
-    folder = model_dir.absolute(path)
-    with object_store.reading(folder):
+        path = str(lazy.import_extra('hub.client').folder_of(path))
+    folder = model_dir.absolute_path(path)
+    with object_store.wrap_read_errors(folder):
         if not folder.is_dir():
             raise UserError(
                 f'{folder} is not a folder; give a MODEL_DIR, a checkpoint, or a Hugging Face T5 folder, or hf://NAME '
@@ -128,11 +128,11 @@ def described(checkpoint: str) -> tuple[Any, Any, Mapping[str, int]]:
 
 def _read_gin(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> tuple[Any, Any, Mapping[str, int]]:
     """Returns the model, with the gin text that describes it alone, the vocabulary and the lengths of a gin file."""
-    given = loading.Given([gin_file], flags, defaults={'VOCABULARY': None, 'TASK_FEATURE_LENGTHS': LENGTHS})
+    given = loading.ConfigSources([gin_file], flags, defaults={'VOCABULARY': None, 'TASK_FEATURE_LENGTHS': LENGTHS})
     model, vocabulary, lengths = loading.values(given, 'MODEL', *given.defaults, only=True)
     if vocabulary is None:
         loading.load(given, '%MODEL')
-        vocabulary = pipeline.vocabulary(resolved.call(pipeline.DatasetConfig, 'train'))
+        vocabulary = pipeline.vocabulary(resolved.call_configured(pipeline.DatasetConfig, 'train'))
     if isinstance(model, Model):
         loading.load(dataclasses.replace(given, flags=()), '%MODEL', only=True)
         model = dataclasses.replace(model, config=loading.config_text())
@@ -172,14 +172,14 @@ def saved_gin(checkpoint: str) -> Iterator[str]:
         yield str(file)
         return
     with tempfile.TemporaryDirectory() as folder:
-        with object_store.reading(file):
+        with object_store.wrap_read_errors(file):
             copy = file.copy(epath.Path(folder) / file.name)
         yield str(copy)
 
 
 def run_of(checkpoint: str) -> epath.Path:
     """Returns the MODEL_DIR that contains `checkpoint`. Raises UserError if there is none."""
-    folder = model_dir.around(checkpoint)
+    folder = model_dir.find_enclosing(checkpoint)
     if folder is None:
         raise UserError(
             f'{checkpoint} is not in a MODEL_DIR, whose {model_dir.CONFIG} says what the model is; copy it whole'

@@ -234,9 +234,9 @@ class TrainedModel:
         return str(target)
 
     @functools.cached_property
-    def _eval_step(self) -> train_step.Compiled:
+    def _eval_step(self) -> train_step.CompiledStep:
         step = jax.jit(train_step.make_eval_step(self.model), out_shardings=self.partitioner.replicated)
-        return train_step.Compiled(step, self.partitioner)
+        return train_step.CompiledStep(step, self.partitioner)
 
     def _encode_inputs(self, texts: Strings) -> tuple[list[list[int]], list[bool]]:
         """Returns the ids of each text, and whether the text was truncated."""

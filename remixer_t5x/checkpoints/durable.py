@@ -60,7 +60,7 @@ class ManifestCommit(ocp.path.atomicity.CommitFileTemporaryPath):
         final: epath.Path = self.get_final()
         # An item (`state`, `data`, `run`) belongs to the list of its step.
         if is_step(final.name):
-            contents = object_store.contents(final) or {}
+            contents = object_store.list_objects(final) or {}
             listed = {name: entry for name, entry in contents.items() if name not in _AFTER_LIST}
             (final / LIST).write_text(json.dumps(listed))
         await super().finalize()
@@ -106,7 +106,7 @@ def commit(written: pathlib.Path, final: pathlib.Path) -> None:
             digest = hashlib.file_digest(file, 'sha256').hexdigest()
         files[path.relative_to(written).as_posix()] = [path.stat().st_size, digest]
     (written / LIST).write_text(json.dumps(files))
-    temporary.commit(written, final)
+    temporary.sync_and_rename(written, final)
     # These folders, up to MODEL_DIR's own entry, may be new too.
     for folder in list(final.parents)[1:3]:
         temporary.sync(folder)
@@ -121,7 +121,7 @@ def check(folder: epath.Path) -> None:
     listed = _read_list(folder)
     is_remote = object_store.is_remote(folder)
     # None without credentials: a public bucket can be read, but its checksums cannot be queried.
-    contents = object_store.contents(folder) if is_remote else None
+    contents = object_store.list_objects(folder) if is_remote else None
     if is_remote and contents is None:
         return
     for name, (size, digest) in sorted(listed.items()):
@@ -147,7 +147,7 @@ def check(folder: epath.Path) -> None:
 
 def _read_list(folder: epath.Path) -> dict[str, list[Any]]:
     try:
-        listed = untrusted_files.parse(untrusted_files.read_bytes(folder / LIST))
+        listed = untrusted_files.parse_json(untrusted_files.read_bytes(folder / LIST))
         entries = listed.values() if isinstance(listed, dict) else [None]
         if not all(isinstance(entry, list) and [*map(type, entry)] == [int, str] for entry in entries):
             raise untrusted_files.NotJson('it is not a list of files')
@@ -160,7 +160,7 @@ def _read_list(folder: epath.Path) -> dict[str, list[Any]]:
 
 def _size_and_digest(folder: pathlib.Path, name: str, digest: str) -> list[Any]:
     """Returns the size and SHA-256 of a listed file; only the size if `digest` is a bucket's. Raises OSError."""
-    with untrusted_files.opened(safe_paths.inside(folder, name, str(folder / LIST))) as file:
+    with untrusted_files.open_file(safe_paths.resolve_inside(folder, name, str(folder / LIST))) as file:
         size = os.fstat(file.fileno()).st_size
         is_from_bucket = digest.startswith(object_store.CRC32C)
         return [size, '' if is_from_bucket else hashlib.file_digest(file, 'sha256').hexdigest()]

@@ -95,12 +95,12 @@ class Saved:
     def _read(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
         if not abstract:
             return {}
-        item = traverse_util.unflatten_dict(parameter_averages.saved_as(abstract, self._state), sep='/')
+        item = traverse_util.unflatten_dict(parameter_averages.saved_arrays(abstract, self._state), sep='/')
         with user_errors(self.step, 'read'), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
             restore_args = ocp.checkpoint_utils.construct_restore_args(item)
             args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
             arrays = traverse_util.flatten_dict(reader.restore(self.step / 'state', args=args), sep='/')
-            params = parameter_averages.from_saved(arrays)
+            params = parameter_averages.params_from_saved(arrays)
         check_finite(self.step, params)
         return params
 
@@ -110,7 +110,7 @@ def cause(error: BaseException) -> str:
         error = error.__cause__
     if 'No space left' in str(error):
         return 'no space left on the disk'
-    return object_store.reason(error)
+    return object_store.describe_error(error)
 
 
 @contextlib.contextmanager
@@ -219,8 +219,8 @@ def find_step(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> epath.Path
 
     Raises UserError, which calls the path `setting`, if there is none.
     """
-    start = model_dir.absolute(path)
-    with object_store.reading(start):
+    start = model_dir.absolute_path(path)
+    with object_store.wrap_read_errors(start):
         for folder in (start, start / model_dir.CHECKPOINTS):
             if is_complete(folder):
                 return folder
@@ -235,7 +235,7 @@ def find_step(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> epath.Path
 
 def steps_in(folder: epath.Path) -> list[int]:
     """Returns the steps of the complete checkpoints directly in `folder`, oldest first."""
-    with object_store.reading(folder):
+    with object_store.wrap_read_errors(folder):
         if not folder.is_dir():
             return []
         names = [child.name for child in folder.iterdir() if durable.is_step(child.name) and is_complete(child)]
@@ -273,7 +273,7 @@ def follow(
     Ends after step `until`, or if none appears for `timeout` seconds. Skips steps in `done`, and checkpoints that the
     training run removes before their turn. Raises UserError if none appears at all.
     """
-    run = model_dir.absolute(path)
+    run = model_dir.absolute_path(path)
     seen: set[int] = set()
     quiet_since = time.monotonic()
     while True:
@@ -302,7 +302,7 @@ def opened(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> Saved:
     """
     step = find_step(path, setting)
     verify(step)
-    if collectives.several():
+    if collectives.is_distributed():
         listed = (step / durable.LIST).exists()
         collectives.check_same({f'the checkpoint {step}': fingerprint(step) if listed else 'unlisted'})
     record = read_record(step)

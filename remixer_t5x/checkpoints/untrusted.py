@@ -85,7 +85,7 @@ def _array_bytes(text: bytes) -> int:
     """The bytes of the described array. Raises ValueError, KeyError or TypeError if it is impossible."""
     if len(text) > MAX_DESCRIPTION_BYTES:
         raise ValueError(f'it has more than {MAX_DESCRIPTION_BYTES:,} bytes')
-    described = untrusted_files.parse(text)
+    described = untrusted_files.parse_json(text)
     if 'chunks' in described:
         shape, chunk, dtype = described['shape'], described['chunks'], described['dtype']
     else:

@@ -115,7 +115,7 @@ def load(
 
     given = _given(args, base=base, defaults=defaults or {})
     loading.load(given, root, importing=libraries(args), **options)
-    startup.done('imports')
+    startup.end_phase('imports')
 
 
 def values(
@@ -125,7 +125,7 @@ def values(
     defaults: Mapping[str, Any] | None = None,
     objects: Mapping[str, Any] | None = None,
 ) -> list[Any]:
-    """Returns the values of macros by the gin files and flags of the command line; see `config.loading.Given`."""
+    """Returns the values of macros, which the gin files and flags of the command line set."""
     from remixer_t5x.config import loading
 
     given = _given(args, base=base, defaults=defaults or {}, objects=objects or {})
@@ -143,7 +143,9 @@ def _given(args: argparse.Namespace, **sources: Any) -> Any:
     if not hasattr(args, 'run_sources'):
         args.run_sources = _run_sources(args)
     run_files, run_flags = args.run_sources
-    return loading.Given([*run_files, *args.gin_file], [*run_flags, *args.gin_flags], search_paths, model, **sources)
+    return loading.ConfigSources(
+        [*run_files, *args.gin_file], [*run_flags, *args.gin_flags], search_paths, model, **sources
+    )
 
 
 def _run_sources(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, str]]]:
@@ -160,7 +162,7 @@ def _run_sources(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, s
     first = text.strip('\'"').partition(',')[0].strip()
     if not first or first[0] in '%@([':
         return [], []
-    folder = model_dir.around(first)
+    folder = model_dir.find_enclosing(first)
     flags = task_vocabulary.saved(folder)
     if args.gin_file or '://' in first:
         return [], flags

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
     from remixer_t5x.config import resolved
 
     with process_flags.together(args):
-        _evaluate(resolved.call(ROOT), args.quantize)
+        _evaluate(resolved.call_configured(ROOT), args.quantize)
 
 
 def _score_predictions(args: argparse.Namespace) -> None:
@@ -121,7 +121,7 @@ def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> No
                 continue
             place = settings.folder_of_results(folder)
             if quantize:
-                params = lazy.extra('export.int8').rounded_in_place(settings.model, params)
+                params = lazy.import_extra('export.int8').rounded_in_place(settings.model, params)
                 place = f'{place}_{quantize}'
             if place not in outlets and jax.process_index() == 0:
                 outlets[place] = results.Results(place)

@@ -70,7 +70,7 @@ def settings_of(args: argparse.Namespace) -> tuple[TextInference, str | None]:
     from remixer_t5x.config import resolved
     from remixer_t5x.data import pipeline, task_vocabulary
 
-    settings: TextInference = resolved.call(ROOT)
+    settings: TextInference = resolved.call_configured(ROOT)
     template = resolved.macro('INPUTS', None)
     if settings.vocabulary is None:
         # This loads another configuration.
@@ -87,7 +87,7 @@ def other_template(checkpoint: str, template: str | None) -> str | None:
     from remixer_t5x.checkpoints import changes
     from remixer_t5x.run_folder import model_dir
 
-    folder = model_dir.around(checkpoint)
+    folder = model_dir.find_enclosing(checkpoint)
     if folder is None or not (folder / model_dir.CONFIG).is_file():
         return None
     config = untrusted_files.read_text(folder / model_dir.CONFIG, 'restore it, or remove it')

@@ -27,7 +27,7 @@ from remixer_t5x.errors import UserError, nearest, one_line
 
 def _extra(extra: str, module: str) -> tuple[Command, ...]:
     """The command of an extra, if the installation has it."""
-    return (lazy.extra(f'{extra}.{module}').COMMAND,) if lazy.has_extra(extra) else ()
+    return (lazy.import_extra(f'{extra}.{module}').COMMAND,) if lazy.has_extra(extra) else ()
 
 
 COMMANDS = (
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         code = report_error(error, verbose='--verbose' in arguments_given)
-    if own_process and startup.compiling():
+    if own_process and startup.is_compiling():
         # Python would wait for XLA, after a mistake in the data for example, and cannot interrupt it.
         sys.stderr.flush()
         os._exit(code)
@@ -131,7 +131,7 @@ def _run(argv: Sequence[str], own_process: bool) -> int:
         keep_buffers()
     lazy.verbose = args.verbose
     if args.verbose:
-        startup.begin()
+        startup.start_timer()
     else:
         quiet.hush()
     if not command.prints_result:

@@ -20,7 +20,7 @@ import remixer_t5x
 import remixer_tasks
 from remixer_t5x.errors import UserError
 
-# Fields of `devices.processes.Processes` by flag, what their values are called, and their help.
+# Fields of `devices.processes.ProcessFlags` by flag, what their values are called, and their help.
 _FLAGS = {
     'coordinator_address': ('address', 'HOST:PORT', 'of process 0'),
     'process_count': ('count', 'N', 'how many processes; 1 is this one alone, whatever the cluster says'),
@@ -58,9 +58,9 @@ def together(args: argparse.Namespace, saves: bool = False) -> Iterator[None]:
 
     from remixer_t5x.devices import collectives, processes
 
-    settings = processes.Processes(**{_FLAGS[flag][0]: value for flag, value in _values(args).items()})
-    with processes.together(settings, functools.partial(args.report_error, verbose=args.verbose), saves):
-        if collectives.several():
+    settings = processes.ProcessFlags(**{_FLAGS[flag][0]: value for flag, value in _values(args).items()})
+    with processes.connected_processes(settings, functools.partial(args.report_error, verbose=args.verbose), saves):
+        if collectives.is_distributed():
             collectives.check_same(identity(args.command))
             # This starts JAX's devices, which waits for other processes.
             first, *_ = devices = jax.local_devices()

@@ -51,11 +51,11 @@ def run(args: argparse.Namespace) -> int:
     from remixer_t5x.testing.check import check_custom_sublayers
     from remixer_t5x.train import loop
 
-    _check_steps(resolved.raw('TRAIN_STEPS'), resolved.raw('INITIAL_CHECKPOINT_PATH'), args.command)
+    _check_steps(resolved.raw_macro('TRAIN_STEPS'), resolved.raw_macro('INITIAL_CHECKPOINT_PATH'), args.command)
     # Our signal handlers stay installed until the summary is printed.
     with process_flags.together(args, saves=True), contextlib.ExitStack() as signals:
         # The step compiles before a task is made, which loads TensorFlow.
-        settings: Run = resolved.call(ROOT, deferred=(TRAINING_TASK, EVALUATION_TASKS))
+        settings: Run = resolved.call_configured(ROOT, deferred=(TRAINING_TASK, EVALUATION_TASKS))
         _check_command(args.command, settings)
         lines = check_custom_sublayers(settings.learner.model)
         if jax.process_index() == 0:
@@ -112,7 +112,7 @@ def _write_report(folder: str) -> str:
 
     if object_store.is_remote(folder):
         raise UserError('MODEL_DIR is in a bucket; type remixer-t5x report')
-    lazy.extra('reports.write').write([folder], f'{folder}/{REPORT}')
+    lazy.import_extra('reports.write').write([folder], f'{folder}/{REPORT}')
     return f'{folder}/{REPORT}'
 
 
@@ -145,7 +145,7 @@ def _print_end(result: Result) -> None:
     }
     if len(ranks) > 1:
         print(f'             average over {len(ranks)} tasks, each at its best step: {best.average(ranks):.2f}')
-    if model_dir.absolute(f'{result.folder}/{model_dir.TENSORBOARD}').exists():
+    if model_dir.absolute_path(f'{result.folder}/{model_dir.TENSORBOARD}').exists():
         print(f'TensorBoard  {result.folder}/{model_dir.TENSORBOARD}  (tensorboard --logdir {result.folder})')
     print(f'metrics      {result.folder}/{model_dir.METRICS}')
 
@@ -159,7 +159,7 @@ def _draw_loss(result: Result, on_save_failure: str) -> None:
         return
     try:
         metrics, picture = f'{result.folder}/{model_dir.METRICS}', f'{result.folder}/{LOSS_PICTURE}'
-        picture = lazy.extra('reports.curves').plot_loss(metrics, picture)
+        picture = lazy.import_extra('reports.curves').plot_loss(metrics, picture)
         print(f'loss curve   {picture}')
     except UserError as error:
         if on_save_failure != settings.GO_ON:

@@ -36,7 +36,7 @@ _ALMOST_PYTHON = {'true': 'True', 'false': 'False', 'none': 'None', 'null': 'Non
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
+class ConfigSources:
     """The sources of a configuration. A later statement overrides an earlier one, in this order: `defaults`, `base`,
     `files`, `flags`, `objects`.
 
@@ -60,7 +60,7 @@ class Given:
 
 
 def load(
-    given: Given,
+    given: ConfigSources,
     *roots: str,
     importing: contextlib.AbstractContextManager | None = None,
     partial: bool = True,
@@ -111,7 +111,7 @@ def load(
     _bind(walk.defaults)
 
 
-def values(given: Given, *macros: str, **options: Any) -> list[Any]:
+def values(given: ConfigSources, *macros: str, **options: Any) -> list[Any]:
     """Returns the values of macros, which later configurations do not change; takes the options of `load`."""
     load(given, *(f'%{name}' for name in macros), **options)
     return [resolved.macro(name) for name in macros]
@@ -119,13 +119,13 @@ def values(given: Given, *macros: str, **options: Any) -> list[Any]:
 
 def config_text(absolute_paths: bool = True) -> str:
     """Returns the configuration as gin text. With absolute paths, it reproduces the run from any folder."""
-    paths = {name: resolved.raw(name) for name in _PATHS if absolute_paths}
+    paths = {name: resolved.raw_macro(name) for name in _PATHS if absolute_paths}
     if not isinstance(path := paths.get('HF_DATASET'), str) or not os.path.exists(os.path.expanduser(path)):
         paths.pop('HF_DATASET', None)
     _bind({name: _absolute(value) for name, value in paths.items() if value is not resolved.UNDEFINED})
     # As numbers, so that rows of other lengths do not change the shapes of the checkpoint's arrays.
     lengths = ('MAX_INPUT_LENGTH', 'MAX_TARGET_LENGTH')
-    _bind({name: resolved.macro(name) for name in lengths if resolved.raw(name) is not resolved.UNDEFINED})
+    _bind({name: resolved.macro(name) for name in lengths if resolved.raw_macro(name) is not resolved.UNDEFINED})
     return gin.config_str()
 
 
@@ -160,9 +160,11 @@ def model_files(text: str, search_paths: Sequence[str] = ()) -> list[str]:
     return parts
 
 
-def _read(given: Given) -> list[Text]:
+def _read(given: ConfigSources) -> list[Text]:
     """Reads all texts in gin's order. The user's texts may import modules from the current folder."""
-    model = [flag(name, value) if value else name for name, _, value in (item.partition('=') for item in given.model)]
+    model = [
+        flag_text(name, value) if value else name for name, _, value in (item.partition('=') for item in given.model)
+    ]
     reader = files.Reader(given.search_paths, model)
     texts = [text for file in (DEFAULTS, *given.base) for text in reader.read(file, by_us=True)]
     texts += [text for file in given.files for text in reader.read(file)]
@@ -171,7 +173,7 @@ def _read(given: Given) -> list[Text]:
             f'--model replaces a file of {MODELS}, and no gin file given names or includes one; '
             f'type --gin_file={given.model[0]}'
         )
-    texts += [flag(name, text) for name, text in given.flags]
+    texts += [flag_text(name, text) for name, text in given.flags]
     for text in texts:
         modules = [line.split()[1] for line in text.imports.values()]
         modules += re.findall(rf"^{MODULE}\s*=\s*['\"]([\w.]+)", text.text, re.M)
@@ -181,7 +183,7 @@ def _read(given: Given) -> list[Text]:
     return texts
 
 
-def flag(name: str, value: str) -> Text:
+def flag_text(name: str, value: str) -> Text:
     """Returns the statement of `--gin.NAME=value`: `/tmp/x` becomes `'/tmp/x'`, `128` stays.
 
     Raises UserError if `value` is empty, or begins like a gin value (quote, bracket, @, %) and is not one.
@@ -220,7 +222,7 @@ class References(config_parser.ParserDelegate):
         return self.Reference(f'%{macro_name}')
 
 
-def _check_macros(texts: Sequence[Text], given: Given, roots: Collection[str], partial: bool) -> None:
+def _check_macros(texts: Sequence[Text], given: ConfigSources, roots: Collection[str], partial: bool) -> None:
     """Raises UserError for the user's macros that no text reads or sets; from the text alone, before libraries load."""
     known = {*given.defaults, *roots, MODULE, 'gin.REQUIRED'}
     macros_read = known.union(*(text.macros_read for text in texts))
@@ -247,7 +249,7 @@ def _unread_macro_error(name: str, place: str, known: Collection[str]) -> UserEr
 
 def _check_reference(macro: str, place: str) -> None:
     """Raises UserError if a macro is a text, and the shipped files set it to references alone."""
-    if not isinstance(value := resolved.raw(macro), str):
+    if not isinstance(value := resolved.raw_macro(macro), str):
         return
     text = '\n'.join(text.text for text in files.shipped().values())
     references = re.findall(rf"\b{macro} ?= ?'?(@[^\s',]+)", text)
@@ -261,17 +263,17 @@ def _check_reference(macro: str, place: str) -> None:
 
 def _name_tasks() -> None:
     """Replaces the names of tasks by calls of `remixer_tasks.names`, and imports MIXTURE_OR_TASK_MODULE."""
-    options = [name for name in ('VOCABULARY', 'DATA_DIR') if resolved.raw(name) is not resolved.UNDEFINED]
+    options = [name for name in ('VOCABULARY', 'DATA_DIR') if resolved.raw_macro(name) is not resolved.UNDEFINED]
     lines = []
     for macro in (TASK, f'EVAL_{TASK}'):
-        names, call, argument = resolved.raw(macro), f'{macro.lower()}/names.provider', 'name'
+        names, call, argument = resolved.raw_macro(macro), f'{macro.lower()}/names.provider', 'name'
         if macro != TASK and (isinstance(names, list | tuple) or isinstance(names, str) and ',' in names):
             call, argument = f'{call}s', 'names'
         elif not isinstance(names, str):
             continue
         lines += [f'{macro} = @{call}()', f'{call}.{argument} = {names!r}']
         lines += [f'{call}.{name.lower()} = %{name}' for name in options]
-    if resolved.raw(TASK) is not resolved.UNDEFINED and 'VOCABULARY' not in options:
+    if resolved.raw_macro(TASK) is not resolved.UNDEFINED and 'VOCABULARY' not in options:
         lines += ['VOCABULARY = @names.vocabulary_of()', f'names.vocabulary_of.task = %{TASK}']
     if (module := resolved.macro(MODULE, None)) is not None:
         if not (isinstance(module, str) and re.fullmatch(r'\w+(\.\w+)*', module)):

@@ -48,7 +48,7 @@ class Walk:
 
     def macro(self, name: str, default: Any = UNDEFINED) -> Any:
         """Returns the value of a macro, possibly a reference. Raises UserError if it has no value and no default."""
-        value = raw(name)
+        value = raw_macro(name)
         if value is UNDEFINED:
             if name in _REQUIRED or not isinstance(default, _PLAIN):
                 raise UserError(f'%{name} is not set{files.advise_file(name) or f"; type {files.FLAG}{name}=VALUE"}')
@@ -106,14 +106,16 @@ class Walk:
         except ValueError:
             arguments = {}
         else:
-            arguments = self.arguments(named(function) if isinstance(function, str) else function, selector, scope)
+            arguments = self.arguments(
+                import_by_name(function) if isinstance(function, str) else function, selector, scope
+            )
         if not arguments:
             short = '.'.join(selector.split('.')[-2:])
             raise UserError(f'no gin file given sets up {selector}{files.advise_file(short)}')
         return arguments
 
 
-def raw(name: str) -> Any:
+def raw_macro(name: str) -> Any:
     """Returns the value of a macro, possibly a reference, or UNDEFINED."""
     try:
         return gin.query_parameter(f'%{name}')
@@ -123,24 +125,24 @@ def raw(name: str) -> Any:
 
 def macro(name: str, default: Any = UNDEFINED) -> Any:
     """Returns the evaluated value of a macro, or `default` if it is not set."""
-    if default is not UNDEFINED and raw(name) is UNDEFINED:
+    if default is not UNDEFINED and raw_macro(name) is UNDEFINED:
         return default
     walk = Walk()
     return walk.maker(walk.macro(name)).make()
 
 
-def call(root: Callable[..., Any] | str, scope: str = '', deferred: Collection[str] = ()) -> Any:
+def call_configured(root: Callable[..., Any] | str, scope: str = '', deferred: Collection[str] = ()) -> Any:
     """Calls a function or class, given itself or by its full name, with the arguments that gin binds to it.
 
     For the settings in `deferred`, such as 'module.Class.argument', which take seconds to make, calls get a function in
     place of the value; its first call makes the value. Raises UserError if a setting is wrong, or if nothing is bound.
     """
     scopes = scope.split('/') if scope else []
-    function = named(root) if isinstance(root, str) else root
+    function = import_by_name(root) if isinstance(root, str) else root
     return _call(function, Walk(deferred).root(function, scopes), scopes)
 
 
-def named(name: str) -> Any:
+def import_by_name(name: str) -> Any:
     """Returns a function or class by its full name."""
     module, _, attribute = name.rpartition('.')
     return getattr(importlib.import_module(module), attribute)

@@ -116,7 +116,7 @@ def compile_step(step: Step, for_analysis: bool = True) -> jax.stages.Compiled:
     device = step.partitioner.mesh.devices.flat[0]
     options = _COMPILER_OPTIONS.get(device.platform, {}) if for_analysis else {}
     options = {**options, **compiler_options.for_training(step.xla_options, device)}
-    return compiler_options.compiled(jitted.lower(step.plan.abstract, step.sharded_batch()), options)
+    return compiler_options.compile_with_options(jitted.lower(step.plan.abstract, step.sharded_batch()), options)
 
 
 def read_memory(step: Step, program: jax.stages.Compiled) -> StepMemory:

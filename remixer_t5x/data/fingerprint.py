@@ -91,7 +91,7 @@ def mark(path: str, reads_content: bool = True) -> str:
 
 
 def _content_digest(path: str, size: int) -> str:
-    with untrusted_files.opened(path) as file:
+    with untrusted_files.open_file(path) as file:
         if size <= WHOLE_BYTES:
             return _digest(file.read())
         first = file.read(END_BYTES)

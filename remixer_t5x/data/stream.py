@@ -149,7 +149,7 @@ class Stream:
 @contextlib.contextmanager
 def _temporary_folder(name: str) -> Iterator[pathlib.Path]:
     try:
-        with temporary.entry(pathlib.Path(tempfile.gettempdir()), 'position-', '.remixer_t5x') as folder:
+        with temporary.temporary_path(pathlib.Path(tempfile.gettempdir()), 'position-', '.remixer_t5x') as folder:
             folder.mkdir(mode=0o700)
             yield folder
     except (OSError, tf.errors.OpError) as error:

@@ -28,7 +28,7 @@ _CONNECTIONS = ('Gloo', 'NCCL', 'UNAVAILABLE', 'coordination')
 _calls = itertools.count()
 
 
-def several() -> bool:
+def is_distributed() -> bool:
     """Returns whether the run has several processes. Does not start JAX's devices."""
     return jax.distributed.is_initialized()
 
@@ -38,7 +38,7 @@ def broadcast(value: Any) -> Any:
 
     Use it for facts that each process could see differently, such as which checkpoint is the newest.
     """
-    if not several():
+    if not is_distributed():
         return value
     key = f'remixer_t5x/{next(_calls)}'
     if coordination().process_id == 0:
@@ -53,7 +53,7 @@ def check_same(values: Mapping[str, Any]) -> None:
     The error names the first difference, in the order of `values`. All processes call this in the same order, before
     they do work that assumes equal values: otherwise they would compute different numbers, or wait for each other.
     """
-    if not several():
+    if not is_distributed():
         return
     key, difference, index = f'remixer_t5x/{next(_calls)}', '', coordination().process_id
     if index:
@@ -68,7 +68,7 @@ def check_same(values: Mapping[str, Any]) -> None:
 
 def barrier() -> None:
     """Returns once every process has called it equally often."""
-    if several():
+    if is_distributed():
         # An hour means no limit: the heartbeat ends all processes if one is lost.
         coordination().client.wait_at_barrier(f'remixer_t5x/{next(_calls)}', 3_600_000)
 
@@ -97,7 +97,7 @@ def _difference(first: Mapping[str, Any], other: Mapping[str, Any], process: str
     return ''
 
 
-class Watch:
+class FailureWatcher:
     """Ends this process, with one line on standard error, if another process reports a failure.
 
     A process that is killed or stops answering cannot report one: JAX itself then aborts all others within the
@@ -151,7 +151,7 @@ class Watch:
             with contextlib.suppress(OSError):
                 os.write(2, f'{line}\n'.encode())
             self._exit_barrier()
-            leave(record['code'])
+            exit_process(record['code'])
 
     def _exit_barrier(self) -> None:
         """Waits for all processes; the first exits last, because it holds the messages for the others."""
@@ -163,7 +163,7 @@ class Watch:
             time.sleep(0.5)
 
 
-def leave(code: int) -> None:
+def exit_process(code: int) -> None:
     """Exits at once: a normal exit would wait for the other processes at a barrier."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, RuntimeError):

@@ -27,7 +27,7 @@ def enable(environment: MutableMapping[str, str] = os.environ) -> None:
     if 'JAX_COMPILATION_CACHE_DIR' in environment or 'JAX_ENABLE_COMPILATION_CACHE' in environment:
         return
     root = Path(environment.get('REMIXER_T5X_CACHE') or '~/.cache/remixer_t5x').expanduser()
-    folder = root / FOLDER / machine()
+    folder = root / FOLDER / machine_name()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -38,7 +38,7 @@ def enable(environment: MutableMapping[str, str] = os.environ) -> None:
         environment.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', str(MIN_SECONDS))
 
 
-def machine() -> str:
+def machine_name() -> str:
     """Returns a name for machines whose CPUs have the same instructions: the architecture and 8 hex digits."""
     text = platform.processor()
     try:

@@ -28,7 +28,7 @@ def for_training(options: ByPlatform | None, device: jax.Device) -> dict[str, An
     return dict((options or {}).get(device.platform, {}))
 
 
-def compiled(lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> jax.stages.Compiled:
+def compile_with_options(lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> jax.stages.Compiled:
     """Compiles a program. Raises UserError for an unknown option or a wrong value."""
     try:
         return lowered.compile(dict(options) or None)

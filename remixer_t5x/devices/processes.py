@@ -24,7 +24,7 @@ _ALL_FLAGS = 'type --coordinator_address=HOST:PORT --process_count=N --process_i
 
 
 @dataclasses.dataclass(frozen=True)
-class Processes:
+class ProcessFlags:
     """The flags about the processes of a run; None if not set.
 
     Attributes:
@@ -43,7 +43,7 @@ class Processes:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class DistributedConfig:
     """The arguments of `jax.distributed.initialize`; `devices` are local device numbers, None for all."""
 
     address: str
@@ -52,7 +52,7 @@ class Place:
     devices: tuple[int, ...] | None = None
 
 
-def find(settings: Processes, environment: Mapping[str, str] = os.environ) -> Place | None:
+def resolve_config(settings: ProcessFlags, environment: Mapping[str, str] = os.environ) -> DistributedConfig | None:
     """Returns the place of this process in the run, None for a single process. Does not touch devices.
 
     Raises UserError if flags are wrong or incomplete, or if the cluster does not answer.
@@ -91,7 +91,7 @@ def find(settings: Processes, environment: Mapping[str, str] = os.environ) -> Pl
             f'{FLAGS["address"]} must be the host of process 0 and a free port there, got {address!r}; '
             f'type {FLAGS["address"]}=node1:8476'
         )
-    return Place(str(address), count, index, devices)
+    return DistributedConfig(str(address), count, index, devices)
 
 
 def _integer(name: str, value: Any, minimum: int) -> int:
@@ -151,7 +151,9 @@ def _local_devices(cluster: Any, environment: Mapping[str, str]) -> tuple[int, .
 
 
 @contextlib.contextmanager
-def together(settings: Processes, tell: Callable[[BaseException, str], int], saves: bool = False) -> Iterator[None]:
+def connected_processes(
+    settings: ProcessFlags, tell: Callable[[BaseException, str], int], saves: bool = False
+) -> Iterator[None]:
     """The context of a run over all processes; does nothing for a single process.
 
     Reports an exception raised within, tells the other processes, and ends this process, so that no process waits for
@@ -163,17 +165,17 @@ def together(settings: Processes, tell: Callable[[BaseException, str], int], sav
         saves: whether the run handles SIGTERM by saving and stopping (see `preemption`); otherwise SIGTERM ends the
             process.
     """
-    place = find(settings)
+    place = resolve_config(settings)
     if place is None:
         yield
         return
     name = f'process {place.index}'
     heartbeat = _integer('heartbeat_timeout', settings.heartbeat_timeout, 1)
-    watch = collectives.Watch(name, heartbeat)
+    watch = collectives.FailureWatcher(name, heartbeat)
     try:
         _connect(place, int(settings.initialization_timeout), heartbeat, saves)
     except BaseException as error:
-        collectives.leave(tell(error, name))
+        collectives.exit_process(tell(error, name))
     watch.start()
     try:
         yield
@@ -184,10 +186,10 @@ def together(settings: Processes, tell: Callable[[BaseException, str], int], sav
         watch.wait_for_reason(error)
         code = tell(error, name)
         watch.failed(code, str(error) or type(error).__name__)
-        collectives.leave(code)
+        collectives.exit_process(code)
 
 
-def _connect(place: Place, timeout: int, heartbeat: int, saves: bool) -> None:
+def _connect(place: DistributedConfig, timeout: int, heartbeat: int, saves: bool) -> None:
     bind_address = None
     if place.index == 0:
         # JAX does not authenticate connections and listens on all interfaces unless the address is a loopback address.

@@ -115,7 +115,7 @@ class BestCheckpoints:
 def best_checkpoints(folder: str) -> dict[str, Mapping[str, Any]]:
     """Lists the best checkpoints in MODEL_DIR by task: `metric`, `value`, `step`, and `path`."""
     checkpoints: dict[str, Mapping[str, Any]] = {}
-    best = model_dir.absolute(folder) / BEST
+    best = model_dir.absolute_path(folder) / BEST
     for task in sorted(best.iterdir()) if best.is_dir() else []:
         steps = saved_params.steps_in(task)
         with contextlib.suppress(UserError):

@@ -126,7 +126,7 @@ class Evaluator:
         checkpoints = self._settings.checkpoints
         if checkpoints.follow is None or self.judge is None:
             return set()
-        place = self._settings.folder_of_results(model_dir.absolute(checkpoints.path) / '0')
+        place = self._settings.folder_of_results(model_dir.absolute_path(checkpoints.path) / '0')
         return results.done(place, self.judge.split, self.judge.tasks)
 
     def restore(self, folder: epath.Path) -> Any:

@@ -41,7 +41,7 @@ def check_output(path: str) -> None:
         raise UserError(
             f'--output of --embed must end with .npz or .parquet, got {path!r}; give --output=embeddings.npz'
         )
-    if model_dir.absolute(path).exists():
+    if model_dir.absolute_path(path).exists():
         raise UserError(f'{path} exists already; give another --output, or remove it')
 
 
@@ -91,13 +91,13 @@ def write(
     if pooling is None:
         pooled = np.stack([record['sentence'] for record in records])
         records = [{**record, 'sentence': vector} for record, vector in zip(records, embed(pooled), strict=True)]
-    target = model_dir.absolute(path)
+    target = model_dir.absolute_path(path)
     unfinished = target.parent / f'.{target.name}.unfinished'
-    with object_store.writing(target):
+    with object_store.wrap_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open('wb') as file:
             (_write_npz if target.suffix == NPZ else _write_parquet)(file, records, with_tokens)
-        temporary.commit(unfinished, target)
+        temporary.sync_and_rename(unfinished, target)
     return counts
 
 

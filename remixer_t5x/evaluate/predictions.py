@@ -21,7 +21,7 @@ from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.decoding import Decoder, Greedy, RowDecoder
 from remixer_t5x.models.stop_strings import StopStrings
-from remixer_t5x.optim.train_step import Compiled
+from remixer_t5x.optim.train_step import CompiledStep
 
 Ids = Sequence[int]
 # Number of batches in flight, so that device and host work in parallel.
@@ -109,10 +109,10 @@ class Predictor:
         self._outputs = len(getattr(model, 'labels', None) or ' ')
         self._rank = self._jit(lambda params, batch: model.score_choices(params, batch[self._input], batch['choices']))
 
-    def _jit(self, function: Callable[..., Any], options: dict[str, Any] | None = None) -> Compiled:
+    def _jit(self, function: Callable[..., Any], options: dict[str, Any] | None = None) -> CompiledStep:
         # Replicated, so that every host can read all results.
         jitted = jax.jit(function, out_shardings=self._partitioner.replicated, compiler_options=options)
-        return Compiled(jitted, self._partitioner)
+        return CompiledStep(jitted, self._partitioner)
 
     def predict(
         self, params: Any, inputs: Sequence[Ids], first: int = 0, arrays: Mapping[str, np.ndarray] | None = None
@@ -176,7 +176,7 @@ class Predictor:
         arrays = {'choices': np.broadcast_to(ids, (len(inputs), *ids.shape))}
         return self._gather(self._rank, params, inputs, arrays, (len(choices),))
 
-    def _gather_tokens(self, function: Compiled, params: Any, inputs: Sequence[Ids]) -> list[np.ndarray]:
+    def _gather_tokens(self, function: CompiledStep, params: Any, inputs: Sequence[Ids]) -> list[np.ndarray]:
         outputs: list[Any] = [None] * len(inputs)
         for rows, values in self._run(function, params, inputs, {}):
             values = np.asarray(values, np.float32)
@@ -191,7 +191,12 @@ class Predictor:
         return results
 
     def _run(
-        self, function: Compiled, params: Any, inputs: Sequence[Ids], arrays: Mapping[str, np.ndarray], first: int = 0
+        self,
+        function: CompiledStep,
+        params: Any,
+        inputs: Sequence[Ids],
+        arrays: Mapping[str, np.ndarray],
+        first: int = 0,
     ) -> Iterator[tuple[np.ndarray, Any]]:
         """Yields (examples, results of their batch) for all of `inputs` with their rows of `arrays`."""
         lengths = [len(ids) for ids in inputs]

@@ -24,8 +24,8 @@ class Results:
     """Writes reports into one folder, which it creates if necessary. Raises UserError if it cannot."""
 
     def __init__(self, folder: str):
-        self.folder = model_dir.absolute(folder)
-        with object_store.writing(self.folder):
+        self.folder = model_dir.absolute_path(folder)
+        with object_store.wrap_write_errors(self.folder):
             (self.folder / PREDICTIONS).mkdir(parents=True, exist_ok=True)
         # Importing tensorboardX takes half a second.
         from remixer_t5x.run_folder import tensorboard
@@ -40,7 +40,7 @@ class Results:
         predictions = self.folder / PREDICTIONS / f'{report.task}-{report.split}-{step}.jsonl'
         # Writes predictions first, so that a listed task has them.
         write_jsonl(predictions, report.rows)
-        with object_store.writing(self.folder), (self.folder / model_dir.METRICS).open('a') as file:
+        with object_store.wrap_write_errors(self.folder), (self.folder / model_dir.METRICS).open('a') as file:
             file.write(json.dumps({**record, **numbers, 'timing': {'seconds': report.seconds}}) + '\n')
         self._tensorboard.write(kind, step, report.metrics, {'seconds': report.seconds})
         return predictions
@@ -52,7 +52,7 @@ class Results:
 def done(folder: str, split: str, tasks: Sequence[str]) -> set[int]:
     """Returns the steps of which `folder` has results for all these tasks."""
     steps: dict[str, set[int]] = {f'{split}/{task}': set() for task in tasks}
-    for record in metrics.read(model_dir.absolute(folder) / model_dir.METRICS):
+    for record in metrics.read(model_dir.absolute_path(folder) / model_dir.METRICS):
         if record['kind'] in steps:
             steps[record['kind']].add(record['step'])
     return set.intersection(*steps.values())
@@ -60,8 +60,8 @@ def done(folder: str, split: str, tasks: Sequence[str]) -> set[int]:
 
 def write_jsonl(path: epath.Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Writes one JSON object per line; the file appears only when it is complete."""
-    with object_store.writing(path):
-        object_store.replace(path, ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows))
+    with object_store.wrap_write_errors(path):
+        object_store.write_atomically(path, ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows))
 
 
 def read_predictions(path: str) -> list[dict[str, Any]]:
@@ -71,9 +71,9 @@ def read_predictions(path: str) -> list[dict[str, Any]]:
     """
     advice = 'give a file of predictions'
     rows = []
-    with untrusted_files.user_errors(path, advice):
+    with untrusted_files.as_user_errors(path, advice):
         # The score of an impossible text is -inf, which JSON lacks.
-        for line in untrusted_files.json_lines(model_dir.absolute(path), odd_numbers=True):
+        for line in untrusted_files.read_json_lines(model_dir.absolute_path(path), odd_numbers=True):
             row, reason = line.value, line.error
             if not reason and not (isinstance(row, dict) and isinstance(row.get('prediction'), str)):
                 reason = "it has no text 'prediction'"

@@ -97,7 +97,7 @@ def read(
         dataset = stream.without_autograph(
             lambda: task.get_dataset(dict(lengths), split=split, shuffle=False, num_epochs=1, try_in_mem_cache=False)
         )
-        examples = list(tf_data.arrays(dataset.take(-1 if limit is None else limit)))
+        examples = list(tf_data.numpy_iterator(dataset.take(-1 if limit is None else limit)))
     except UserError:
         raise
     except (ValueError, OSError, tf.errors.OpError) as error:

@@ -105,9 +105,9 @@ class Output:
 
     def _read(self) -> None:
         """Reads the output of an interrupted run. An unfinished last line is removed when writing starts."""
-        with untrusted_files.user_errors(self.path, _ANOTHER_OUTPUT):
+        with untrusted_files.as_user_errors(self.path, _ANOTHER_OUTPUT):
             # The score of an impossible text is -inf, which JSON lacks.
-            for line in untrusted_files.json_lines(self.path, odd_numbers=True):
+            for line in untrusted_files.read_json_lines(self.path, odd_numbers=True):
                 if not line.ended:
                     break
                 row = line.value if isinstance(line.value, dict) else {}
@@ -133,7 +133,7 @@ class Output:
             self.counts.add(row)
         if not self._writes:
             return
-        with object_store.writing(model_dir.absolute(self.path)):
+        with object_store.wrap_write_errors(model_dir.absolute_path(self.path)):
             if self._file is None and not self.is_stdout:
                 os.makedirs(os.path.dirname(self.path), exist_ok=True)
                 self._file = open(self.path, 'a', encoding='utf-8', newline='\n')  # noqa: SIM115 (closed by `close`)
@@ -236,13 +236,13 @@ class TextInference:
             interface.require(self.model, 'encode', 'infer --embed')
         elif not (predictions.is_classifier(self.model) or head_predictions.has_head(self.model)):
             interface.require(self.model, 'generate', 'infer without --embed')
-        if collectives.several() and (self.inputs.is_stdin or self.output == '-'):
+        if collectives.is_distributed() and (self.inputs.is_stdin or self.output == '-'):
             raise UserError(
                 f'--input and --output must be files that all processes share, got {self.inputs.path} and '
                 f'{self.output}; give files, or --process_count=1'
             )
         task_vocabulary.check_ids('VOCABULARY', self.vocabulary, self.model.vocab_size)
-        if collectives.several():
+        if collectives.is_distributed():
             texts_mark = fingerprint.mark(os.path.expanduser(self.inputs.path))
             collectives.check_same(
                 {'VOCABULARY': task_vocabulary.record(self.vocabulary), 'the texts of INPUT': texts_mark}

@@ -87,14 +87,14 @@ class TextInputs:
                 yield text
             return
         path = os.path.expanduser(self.path)
-        with untrusted_files.opened(path) as file:
+        with untrusted_files.open_file(path) as file:
             with gzip.GzipFile(fileobj=file) if path.endswith('.gz') else contextlib.nullcontext(file) as content:
                 with io.TextIOWrapper(content, encoding='utf-8', newline='\n') as text:  # type: ignore[type-var]
                     yield text
 
     def _json_field(self, line: str, number: int) -> str:
         try:
-            row = untrusted_files.parse(line, odd_numbers=True)
+            row = untrusted_files.parse_json(line, odd_numbers=True)
         except untrusted_files.NotJson as error:
             raise UserError(f'{self.shown} line {number}: {error}; for text give INPUT_FORMAT=txt') from error
         text = row.get(self.field) if isinstance(row, dict) else None

@@ -31,7 +31,7 @@ def record(vocabulary: str, config: str, source: str) -> dict[str, Any]:
 
 def claim(path: str | os.PathLike[str]) -> epath.Path:
     """Creates a MODEL_DIR for one checkpoint. Raises UserError if it already contains checkpoints, or is not ours."""
-    folder = model_dir.absolute(path)
+    folder = model_dir.absolute_path(path)
     if steps := saved_params.steps_in(folder / model_dir.CHECKPOINTS):
         raise UserError(f'{folder} already contains the checkpoint of step {steps[-1]}; give a new or empty folder')
     return model_dir.claim(path)
@@ -39,7 +39,7 @@ def claim(path: str | os.PathLike[str]) -> epath.Path:
 
 def copy_vocabulary(checkpoint: str, folder: epath.Path) -> None:
     """Copies the vocabulary of the MODEL_DIR that contains `checkpoint`, if it has one, to the MODEL_DIR `folder`."""
-    source = model_dir.around(checkpoint)
+    source = model_dir.find_enclosing(checkpoint)
     if source is not None and task_vocabulary.saved(source):
         (folder / task_vocabulary.FOLDER).mkdir(exist_ok=True)
         for file in (source / task_vocabulary.FOLDER).iterdir():

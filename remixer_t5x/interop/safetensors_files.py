@@ -115,7 +115,7 @@ def write_file(path: pathlib.Path, arrays: Mapping[str, np.ndarray], metadata: M
         # The library writes memory in its order and would scramble a transposed view.
         contiguous = {name: np.asarray(arrays[name], order='C') for name in sorted(arrays)}
         save_file(contiguous, unfinished, dict(metadata))
-        temporary.commit(unfinished, path)
+        temporary.sync_and_rename(unfinished, path)
     except (OSError, SafetensorError) as error:
         # On a read-only disk, unlink fails even for a missing file.
         with contextlib.suppress(OSError):
@@ -160,7 +160,7 @@ def read_params(path: str) -> tuple[Params, int, dict[str, Any]]:
     try:
         if not re.fullmatch('[0-9]{1,18}', metadata['step']):
             raise ValueError(f'step {metadata["step"]!a:.60}')
-        step, versions = int(metadata['step']), untrusted_files.parse(metadata['versions'])
+        step, versions = int(metadata['step']), untrusted_files.parse_json(metadata['versions'])
     except (KeyError, ValueError) as error:
         reason = one_line(f'{type(error).__name__}: {error}')
         raise UserError(f'{path} has damaged metadata ({reason}); copy it again') from error
@@ -201,7 +201,7 @@ def _read_shards(folder: pathlib.Path) -> Tensors:
     by_name = untrusted_files.read_object(folder / INDEX).get('weight_map')
     if not isinstance(by_name, dict):
         raise UserError(f'{folder / INDEX} has no weight_map from names to files; download it again')
-    files = {name: safe_paths.inside(folder, file, str(folder / INDEX)) for name, file in by_name.items()}
+    files = {name: safe_paths.resolve_inside(folder, file, str(folder / INDEX)) for name, file in by_name.items()}
     names: dict[pathlib.Path, set[str]] = {}
     for name, file in files.items():
         if not file.is_file():

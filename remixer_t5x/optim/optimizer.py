@@ -101,7 +101,7 @@ def adafactor(
 
     It differs from T5X in two points. T5X factors matrices stacked by scan at any size. We factor them if a single
     layer would be factored, from `min_dim_size_to_factor` on. And parameters that may start near zero, which T5 does
-    not have (`per_layer.near_zero`), have a minimum of their own, `min_rms_near_zero`.
+    not have (`per_layer.starts_near_zero`), have a minimum of their own, `min_rms_near_zero`.
     """
     schedule = as_schedule(learning_rate)
     block_steps = [
@@ -140,7 +140,7 @@ def adamw_rms(
     Gradients are first clipped to the global norm `max_grad_norm` (None does not clip). `weight_decay` is decoupled,
     multiplied by the learning rate only, and does not apply to vectors, scalars and relative position biases.
     `min_rms_near_zero` takes the place of `min_rms` for parameters that may start near zero
-    (`per_layer.near_zero`), which T5 does not have. We add `epsilon` after the bias correction, as Adam's paper
+    (`per_layer.starts_near_zero`), which T5 does not have. We add `epsilon` after the bias correction, as Adam's paper
     does; nanoT5 adds it before.
     """
 

@@ -86,7 +86,7 @@ def schedule_free_adamw(
     return Optimizer(schedule, make, evaluated=schedule_free_eval_params)
 
 
-def saved_as(params: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+def saved_arrays(params: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     """The arrays of a saved train state that `from_saved` needs, by name, in the shapes and shardings of `params`.
 
     Args:
@@ -105,7 +105,7 @@ def saved_as(params: Mapping[str, Any], names: Collection[str]) -> dict[str, Any
     return found
 
 
-def from_saved(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+def params_from_saved(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """The parameters to evaluate by name, from the arrays that `saved_as` describes."""
     params, averages, iterates = (
         {name.removeprefix(part): array for name, array in arrays.items() if name.startswith(part)}

@@ -31,10 +31,10 @@ def per_layer(inner: optax.GradientTransformation, logical_axes: Any) -> optax.G
     Raises:
         ValueError: a parameter has its layers axis more than once, or not first.
     """
-    stacked = which_are_stacked(logical_axes)
+    stacked = is_stacked(logical_axes)
 
     def lengths_of(params):
-        return jax.tree.map(lambda is_stacked, leaf: leaf.shape[0] if is_stacked else 0, stacked, params)
+        return jax.tree.map(lambda has_layers, leaf: leaf.shape[0] if has_layers else 0, stacked, params)
 
     def init(params):
         lengths = lengths_of(params)
@@ -90,7 +90,7 @@ def _state_axes(inner: optax.GradientTransformation, members: Any) -> Any:
     )
 
 
-def which_are_stacked(logical_axes: Any) -> Any:
+def is_stacked(logical_axes: Any) -> Any:
     """Tree of bool: whether a parameter has the layers of a run as its first axis.
 
     Raises:
@@ -110,7 +110,7 @@ def _is_stacked(path: Any, spec: PartitionSpec) -> bool:
     return LAYERS_AXIS in names
 
 
-def near_zero(logical_axes: Any) -> Any:
+def starts_near_zero(logical_axes: Any) -> Any:
     """Tree of bool: whether a parameter may start near zero although its natural size is not small.
 
     These have no axis of features, hidden units, heads or words: scalars (Remixer's alpha, ReZero's scales), matrices
@@ -133,9 +133,9 @@ def scale_by_parameter_rms(logical_axes: Any, min_rms: float, min_rms_near_zero:
     Args:
         logical_axes: tree of PartitionSpec of logical axis names.
         min_rms: the minimum of most parameters.
-        min_rms_near_zero: the minimum of the parameters that `near_zero` names.
+        min_rms_near_zero: the minimum of the parameters that `starts_near_zero` selects.
     """
-    stacked, starts_near_zero = which_are_stacked(logical_axes), near_zero(logical_axes)
+    stacked, near_zero = is_stacked(logical_axes), starts_near_zero(logical_axes)
 
     def scale(is_stacked: bool, is_near_zero: bool, update: jax.Array, param: jax.Array) -> jax.Array:
         own = tuple(range(1 if is_stacked else 0, param.ndim))
@@ -143,6 +143,6 @@ def scale_by_parameter_rms(logical_axes: Any, min_rms: float, min_rms_near_zero:
         return update * jnp.maximum(rms, min_rms_near_zero if is_near_zero else min_rms)
 
     def update(updates: Any, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
-        return jax.tree.map(scale, stacked, starts_near_zero, updates, params), state
+        return jax.tree.map(scale, stacked, near_zero, updates, params), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

@@ -78,10 +78,10 @@ def make_train_step(
 
     def step_fn(state, batch):
         trained, frozen = trainables.split(state.params, trainable)
-        grads, sums = accumulate(gradients, (trained, frozen), batch, state.step, microbatches)
+        grads, sums = accumulate_gradients(gradients, (trained, frozen), batch, state.step, microbatches)
         normalizer = _target_tokens(sums) if is_mean else divisor
         grads = jax.tree.map(lambda grad: grad / normalizer, grads)
-        metrics, good = measure(state.params, batch, sums, grads)
+        metrics, good = step_metrics(state.params, batch, sums, grads)
         usual_loss = state.usual_loss
         if usual_loss is not None:
             usual_loss, good, spike = update_loss_ema(usual_loss, sums, spike_factor, good)
@@ -121,7 +121,7 @@ def _target_tokens(sums: Metrics) -> jax.Array:
     return jnp.where(sums['weights'] > 0, sums['weights'], 1.0)
 
 
-def measure(params: Params, batch: Batch, sums: Metrics, grads: Params) -> tuple[Metrics, jax.Array]:
+def step_metrics(params: Params, batch: Batch, sums: Metrics, grads: Params) -> tuple[Metrics, jax.Array]:
     """Returns the metrics of a step, float32 scalars, and whether its loss and its gradient are finite.
 
     The metrics are `sums`, `grad_norm` (of the normalised gradient, before clipping), `param_norm` (before the update),
@@ -195,7 +195,7 @@ def _targets(batch: Batch) -> tuple[jax.Array, jax.Array]:
     return batch[f'{side}_target_tokens'], batch[f'{side}_loss_weights']
 
 
-class Compiled:
+class CompiledStep:
     """A jitted function that is traced with the partitioner's mesh and rules in its context."""
 
     def __init__(self, jitted: Any, partitioner: Partitioner):
@@ -212,7 +212,9 @@ class Compiled:
             return self._jitted.lower(*args)
 
 
-def jit_train_step(step_fn: StepFn, shardings: TrainState, partitioner: Partitioner, donate: bool = False) -> Compiled:
+def jit_train_step(
+    step_fn: StepFn, shardings: TrainState, partitioner: Partitioner, donate: bool = False
+) -> CompiledStep:
     """Compiles `step_fn` for the mesh.
 
     `donate` reuses the buffers of the input state for the output state, which saves the memory of a second state and
@@ -224,22 +226,22 @@ def jit_train_step(step_fn: StepFn, shardings: TrainState, partitioner: Partitio
         in_shardings=(shardings, partitioner.batch_sharding),
         out_shardings=(shardings, partitioner.replicated),
     )
-    return Compiled(jitted, partitioner)
+    return CompiledStep(jitted, partitioner)
 
 
 def jit_eval_step(
     step_fn: Callable[[Params, Batch], Metrics], shardings: TrainState, partitioner: Partitioner
-) -> Compiled:
+) -> CompiledStep:
     """Compiles `step_fn` for the mesh: `(params, batch) -> sums`."""
     jitted = jax.jit(
         step_fn,
         in_shardings=(shardings.params, partitioner.batch_sharding),
         out_shardings=partitioner.replicated,
     )
-    return Compiled(jitted, partitioner)
+    return CompiledStep(jitted, partitioner)
 
 
-def accumulate(
+def accumulate_gradients(
     gradients: Callable, params: Any, batch: Batch, step: jax.Array, microbatches: int
 ) -> tuple[Any, Metrics]:
     """Sums `gradients(params, microbatch, step, index) -> (grads, sums)` over the microbatches, one at a time.

@@ -34,7 +34,7 @@ def only(optimizer: Any, trainable: str | None = None, lora: str | None = None) 
     if trainable is None:
         return made
     chosen = trainable
-    pattern(chosen)
+    compile_pattern(chosen)
 
     def make(logical_axes: Any) -> optax.GradientTransformation:
         inner = made.make(split(logical_axes, chosen)[0])
@@ -56,7 +56,7 @@ def only(optimizer: Any, trainable: str | None = None, lora: str | None = None) 
     return dataclasses.replace(made, make=make, evaluated=average and evaluated, trainable=chosen)
 
 
-def pattern(trainable: str, setting: str = 'TRAINABLE') -> re.Pattern[str]:
+def compile_pattern(trainable: str, setting: str = 'TRAINABLE') -> re.Pattern[str]:
     """The regular expression; raises UserError if it is not one."""
     try:
         return re.compile(trainable)
@@ -74,7 +74,7 @@ def split(params: Tree, trainable: str | None) -> tuple[Tree, Tree]:
     """
     if trainable is None:
         return params, {}
-    found, flat = pattern(trainable), traverse_util.flatten_dict(params, sep='/')
+    found, flat = compile_pattern(trainable), traverse_util.flatten_dict(params, sep='/')
     trained = {name: leaf for name, leaf in flat.items() if found.search(name)}
     if not trained:
         raise UserError(

@@ -32,7 +32,7 @@ OWN_NUMBERS = ('loss', 'perplexity', 'accuracy')
 MAX_STEP = 10**15
 
 
-class Window:
+class MetricsWindow:
     """Metrics since the last log. `add` stores device arrays without waiting; `totals` fetches them.
 
     Sums are Python floats added in step order, so a window that is saved and restored continues with the same bits.
@@ -93,10 +93,10 @@ class JsonlWriter:
         # Lines that could not be written to the disk yet.
         self._waiting: list[str] = []
         self._object: object_store.GrowingObject | None = None
-        with object_store.writing(path):
+        with object_store.wrap_write_errors(path):
             records = _read_records(path)
             text = ''.join(json.dumps(record) + '\n' for record in records if record['step'] <= restored_step)
-            object_store.replace(path, text)
+            object_store.write_atomically(path, text)
             if object_store.is_remote(path):
                 self._object = object_store.GrowingObject(path, text.encode())
 
@@ -117,7 +117,7 @@ class JsonlWriter:
 
     def _write_waiting(self) -> None:
         before = None
-        with object_store.writing(self._path):
+        with object_store.wrap_write_errors(self._path):
             try:
                 # Opens the file each time, so that each line is on disk before a checkpoint that follows it.
                 with self._path.open('a') as file:
@@ -135,7 +135,7 @@ class JsonlWriter:
 
     def flush(self) -> None:
         if self._object is not None:
-            with object_store.writing(self._path):
+            with object_store.wrap_write_errors(self._path):
                 self._object.flush()
 
     def close(self) -> None:
@@ -150,16 +150,16 @@ def read(path: epath.Path) -> list[dict[str, Any]]:
     Each has a text `kind`, a whole number `step` from 0, and metrics, which may be None. Raises UserError if the file
     cannot be read.
     """
-    with object_store.reading(path), untrusted_files.user_errors(path, 'give the metrics.jsonl of a run'):
+    with object_store.wrap_read_errors(path), untrusted_files.as_user_errors(path, 'give the metrics.jsonl of a run'):
         return _read_records(path)
 
 
 def _read_records(path: epath.Path) -> list[dict[str, Any]]:
-    lines = untrusted_files.json_lines(path) if path.exists() else ()
-    return [line.value for line in lines if line.error is None and difference_from_record(line.value) is None]
+    lines = untrusted_files.read_json_lines(path) if path.exists() else ()
+    return [line.value for line in lines if line.error is None and describe_invalid_record(line.value) is None]
 
 
-def difference_from_record(value: Any) -> str | None:
+def describe_invalid_record(value: Any) -> str | None:
     """Describes why a JSON value is not a record of a metrics.jsonl; None if it is one."""
     if not isinstance(value, dict):
         return 'it is not a JSON object'

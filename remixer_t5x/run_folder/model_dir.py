@@ -26,7 +26,7 @@ CONVERTED = 'model.gin'
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'seqio', 'tensorflow', 'numpy')
 
 
-def absolute(path: str | os.PathLike[str]) -> epath.Path:
+def absolute_path(path: str | os.PathLike[str]) -> epath.Path:
     """Returns the absolute path with `~` expanded; `gs://` stays as it is.
 
     Raises UserError for other URLs.
@@ -48,9 +48,9 @@ def check_name(folder: epath.Path) -> None:
         raise UserError(f'{folder} has *, ? or [ in its name, which Orbax reads as a pattern; rename it')
 
 
-def around(path: str | os.PathLike[str]) -> epath.Path | None:
+def find_enclosing(path: str | os.PathLike[str]) -> epath.Path | None:
     """Returns `path` if it is a MODEL_DIR, otherwise the MODEL_DIR that contains it; None if there is none."""
-    start = absolute(path)
+    start = absolute_path(path)
     return next((folder for folder in (start, *start.parents) if (folder / MARKER).is_file()), None)
 
 
@@ -66,7 +66,7 @@ def claim(path: str | os.PathLike[str]) -> epath.Path:
     """
     if not os.fspath(path):
         raise UserError('MODEL_DIR is empty; give a folder for this run, as in --gin.MODEL_DIR=runs/first')
-    folder = absolute(path)
+    folder = absolute_path(path)
     check_name(folder)
     object_store.check_writable(folder)
     try:
@@ -81,7 +81,7 @@ def claim(path: str | os.PathLike[str]) -> epath.Path:
         (folder / MARKER).write_text(json.dumps({'format': 'remixer_t5x', 'version': 1}) + '\n')
     except lazy.file_errors() as error:
         raise UserError(
-            f'MODEL_DIR {folder} cannot be written ({object_store.reason(error)}); give another folder'
+            f'MODEL_DIR {folder} cannot be written ({object_store.describe_error(error)}); give another folder'
         ) from error
     return folder
 
@@ -89,9 +89,9 @@ def claim(path: str | os.PathLike[str]) -> epath.Path:
 def write_config(folder: epath.Path, text: str) -> None:
     """Writes the operative gin to `folder`/config.gin. Raises UserError if it cannot be written."""
     try:
-        object_store.replace(folder / CONFIG, text)
+        object_store.write_atomically(folder / CONFIG, text)
     except lazy.file_errors() as error:
-        raise UserError(f'{folder / CONFIG} cannot be written: {object_store.reason(error)}') from error
+        raise UserError(f'{folder / CONFIG} cannot be written: {object_store.describe_error(error)}') from error
 
 
 def package_versions() -> dict[str, str]:
@@ -114,7 +114,7 @@ def locked(folder: epath.Path) -> Iterator[None]:
         yield
         return
     with contextlib.ExitStack() as stack:
-        with object_store.writing(folder / LOCK):
+        with object_store.wrap_write_errors(folder / LOCK):
             # Without O_NONBLOCK, opening a pipe would wait for another process.
             flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
             descriptor = os.open(folder / LOCK, flags, 0o666)

@@ -39,14 +39,14 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     return '://' in os.fspath(path)
 
 
-def replace(path: epath.Path, text: str) -> None:
+def write_atomically(path: epath.Path, text: str) -> None:
     """Writes `text` to the file `path` atomically: it has the old text or the new text, also after a power loss."""
     if is_remote(path):
         path.write_text(text)
         return
     fresh = path.parent / (path.name + '.new')
     fresh.write_text(text)
-    temporary.commit(fresh, path)
+    temporary.sync_and_rename(fresh, path)
 
 
 def check_writable(folder: epath.Path) -> None:
@@ -58,14 +58,14 @@ def check_writable(folder: epath.Path) -> None:
         _client().get_bucket(_bucket_name(folder), retry=retry, timeout=PATIENCE)
     except ImportError as error:
         raise UserError(
-            f'{folder} is in a bucket, which needs google-cloud-storage ({reason(error)}); '
+            f'{folder} is in a bucket, which needs google-cloud-storage ({describe_error(error)}); '
             "type pip install 'remixer-t5x[gcs]'"
         ) from error
     except Exception as error:
-        raise UserError(f'{GOOGLE}{_bucket_name(folder)} cannot be used: {reason(error)}') from error
+        raise UserError(f'{GOOGLE}{_bucket_name(folder)} cannot be used: {describe_error(error)}') from error
 
 
-def contents(folder: epath.Path) -> dict[str, list[Any]] | None:
+def list_objects(folder: epath.Path) -> dict[str, list[Any]] | None:
     """Lists the objects below `folder`: relative name -> [bytes, CRC32C and the checksum that the store computed].
 
     Returns None if google-cloud-storage or credentials are missing on this machine. Raises UserError if the bucket
@@ -77,32 +77,34 @@ def contents(folder: epath.Path) -> dict[str, list[Any]] | None:
     except Exception as error:
         if isinstance(error, ImportError) or type(error).__name__ == 'DefaultCredentialsError':
             return None
-        raise UserError(f'{os.fspath(folder)} cannot be read: {reason(error)}') from error
+        raise UserError(f'{os.fspath(folder)} cannot be read: {describe_error(error)}') from error
     # Names that end with a slash mark folders.
     objects = (blob for blob in blobs if not blob.name.endswith('/'))
     return {blob.name.removeprefix(prefix): [int(blob.size), f'{CRC32C}{blob.crc32c}'] for blob in objects}
 
 
 @contextlib.contextmanager
-def reading(path: str | os.PathLike[str]) -> Iterator[None]:
+def wrap_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Converts an error of the disk or the store into a UserError that says why `path` cannot be read."""
     try:
         yield
     except lazy.file_errors() as error:
-        raise UserError(f'{os.fspath(path)} cannot be read: {reason(error)}') from error
+        raise UserError(f'{os.fspath(path)} cannot be read: {describe_error(error)}') from error
 
 
 @contextlib.contextmanager
-def writing(path: epath.Path) -> Iterator[None]:
+def wrap_write_errors(path: epath.Path) -> Iterator[None]:
     """Converts an error of the disk or the store into a CannotWrite that says why `path` cannot be written."""
     try:
         yield
     except lazy.file_errors() as error:
         advice = 'run' if is_remote(path) else 'free some space or check the rights of its folder, and run'
-        raise CannotWrite(f'{path} cannot be written ({reason(error)}); {advice} the same command again') from error
+        raise CannotWrite(
+            f'{path} cannot be written ({describe_error(error)}); {advice} the same command again'
+        ) from error
 
 
-def reason(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Describes in one line why a disk or a store failed."""
     text = getattr(error, 'message', None) or getattr(error, 'strerror', None) or str(error)
     text = ' '.join(str(text).split('\n\t')[0].split()) or type(error).__name__

@@ -36,7 +36,7 @@ class TensorBoardWriter:
 
     def _open(self) -> None:
         self._flushed, self._broken = time.monotonic(), True
-        with object_store.writing(self._folder):
+        with object_store.wrap_write_errors(self._folder):
             record_writer.directory_check(str(self._folder))
             # TensorBoard reads files with `tfevents` in their names, in their order. The number distinguishes files of
             # the same second.
@@ -73,7 +73,7 @@ class TensorBoardWriter:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         self._broken = True
-        with object_store.writing(self._folder):
+        with object_store.wrap_write_errors(self._folder):
             yield
         self._broken = False
 
@@ -81,7 +81,7 @@ class TensorBoardWriter:
         """Does nothing: TensorBoard shows numbers."""
 
     def close(self) -> None:
-        with object_store.writing(self._folder):
+        with object_store.wrap_write_errors(self._folder):
             self._file.close()
 
 

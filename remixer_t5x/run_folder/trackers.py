@@ -182,14 +182,14 @@ def run_id(folder: epath.Path, tracker: str) -> str:
     """
     path = folder / IDS
     advice = 'move it away, and the run gets a new id'
-    with object_store.reading(path):
+    with object_store.wrap_read_errors(path):
         ids = untrusted_files.read_object(path, advice) if path.exists() else {}
     if not re.fullmatch(r'[\w-]{1,64}', str(ids.get(tracker, 'new'))):
         raise UserError(f'{path} is damaged; {advice}')
     if tracker not in ids:
         ids[tracker] = secrets.token_hex(4)
-        with object_store.writing(path):
-            object_store.replace(path, json.dumps(ids) + '\n')
+        with object_store.wrap_write_errors(path):
+            object_store.write_atomically(path, json.dumps(ids) + '\n')
     return str(ids[tracker])
 
 

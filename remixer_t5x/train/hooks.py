@@ -55,7 +55,7 @@ class LogWindow:
 
     def __call__(self, now: Current) -> None:
         numbers = metrics.means(now.window.totals())
-        now.window = metrics.Window()
+        now.window = metrics.MetricsWindow()
         self._log.train(now.step, numbers)
         self._saver.check()
 
@@ -175,6 +175,6 @@ class Profiler:
         for file in pathlib.Path(traced).rglob('*'):
             if file.is_file():
                 target = self._folder / file.relative_to(traced)
-                with object_store.writing(target):
+                with object_store.wrap_write_errors(target):
                     target.write_bytes(file.read_bytes())
         traced.rmtree()

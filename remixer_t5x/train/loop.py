@@ -45,14 +45,14 @@ def train(
     learner, dataset, folder, periods, recovery = run.learner, run.dataset, run.folder, run.periods, run.recovery
     timeline, last = progress.Timeline(), periods.train_steps
     held_out = run.evaluation.name if run.evaluation else ''
-    startup.done('configuration')
+    startup.end_phase('configuration')
 
     # The step compiles while the data is prepared.
     start.check(learner, dataset, run.evaluation, run.tasks)
     programs = steps.Programs(learner, dataset, recovery.spike_factor, start.is_new(folder))
-    startup.done('model')
+    startup.end_phase('model')
     data = start.RunData(learner, dataset, run.evaluation, run.tasks)
-    startup.done('data')
+    startup.end_phase('data')
 
     path = start.claim(folder.model_dir)
     record = {**data.record, 'config': config_text, 'versions': model_dir.package_versions()}
@@ -68,7 +68,7 @@ def train(
                 state, more = start.initial_state(folder, learner.model, programs.plan, data.vocabulary, create)
                 notes += more
                 now = saving.Current(state, position=data.first_position(), patience=saving.Patience(patience))
-        startup.done('state')
+        startup.end_phase('state')
 
         first, is_new = now.step, now.saved is None
         tokens = dataset.batch_size * sum(dataset.task_feature_lengths.values())
@@ -100,7 +100,7 @@ def train(
             hooks.Hook(periods.checkpoint_period, saver, spent_on=progress.CHECKPOINT),
             hooks.Hook(periods.profile_period, profiler.start, at_end=False),
         ]
-        startup.done('opening the data')
+        startup.end_phase('opening the data')
         try:
             stopped = Loop(programs.train, batches, run_hooks, guard, saver, profiler, log).run(now, last, stop)
             spent = log.write_times(first, now.step)
@@ -173,8 +173,8 @@ class Loop:
             # The first step waits for the compiler; speed is measured from the second step on.
             jax.block_until_ready(step_metrics)
             self._log.clock.lap(now.step)
-            startup.done('compiling and the first step')
-            startup.report(self._log.say)
+            startup.end_phase('compiling and the first step')
+            startup.report_phases(self._log.say)
         self._log.step(now.step)
         for hook in self._hooks:
             if hook.due(now.step, last):

@@ -137,9 +137,9 @@ def add_times(folder: epath.Path, first: int, last: int, seconds: Mapping[str, f
     """Appends the line of a process from step `first` to step `last`. Raises object_store.CannotWrite."""
     path = folder / TIMES
     line = json.dumps({'first': first, 'last': last, 'seconds': {name: round(s, 3) for name, s in seconds.items()}})
-    with object_store.writing(path):
+    with object_store.wrap_write_errors(path):
         known = untrusted_files.read_text(path, 'move it away') if path.exists() else ''
-        object_store.replace(path, f'{known}{line}\n')
+        object_store.write_atomically(path, f'{known}{line}\n')
 
 
 def read_times(folder: epath.Path) -> dict[str, float]:
@@ -147,8 +147,8 @@ def read_times(folder: epath.Path) -> dict[str, float]:
     path, total = folder / TIMES, dict[str, float]()
     if not path.exists():
         return {}
-    with object_store.reading(path):
-        for line in untrusted_files.json_lines(path):
+    with object_store.wrap_read_errors(path):
+        for line in untrusted_files.read_json_lines(path):
             seconds = line.value.get('seconds') if isinstance(line.value, dict) else None
             for name, value in seconds.items() if isinstance(seconds, dict) else ():
                 if isinstance(value, int | float) and 0 <= value < 1e12:

@@ -83,7 +83,7 @@ class Current:
 
     state: train_state.TrainState
     step: int = 0
-    window: metrics.Window = dataclasses.field(default_factory=metrics.Window)
+    window: metrics.MetricsWindow = dataclasses.field(default_factory=metrics.MetricsWindow)
     saved: int | None = None
     position: prefetch.Position = dataclasses.field(default_factory=prefetch.Position)
     patience: Patience = dataclasses.field(default_factory=Patience)
@@ -99,7 +99,7 @@ def restore(
     saved = checkpoints.run(step)
     state, position = checkpoints.restore(step, abstract)
     counts = Patience(patience, **(saved.get('patience') or {}))
-    return Current(state, step, metrics.Window(saved['window']), step, position, counts)
+    return Current(state, step, metrics.MetricsWindow(saved['window']), step, position, counts)
 
 
 class Rewind(Exception):

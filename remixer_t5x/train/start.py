@@ -125,7 +125,7 @@ def check(
 
 def is_new(folder: Folder) -> bool:
     """Returns whether the run certainly starts with random parameters; does not look into a bucket."""
-    checkpoints = model_dir.absolute(folder.model_dir) / model_dir.CHECKPOINTS
+    checkpoints = model_dir.absolute_path(folder.model_dir) / model_dir.CHECKPOINTS
     return not folder.initial_checkpoint_path and '://' not in str(checkpoints) and not checkpoints.exists()
 
 
@@ -134,7 +134,7 @@ def claim(path: str) -> epath.Path:
     # A new name, because an old folder may exist on every disk.
     token = collectives.broadcast(secrets.token_hex(8))
     first = jax.process_index() == 0
-    folder = model_dir.claim(path) if first else model_dir.absolute(path)
+    folder = model_dir.claim(path) if first else model_dir.absolute_path(path)
     if jax.process_count() > 1:
         marker = folder / f'.{token}'
         if first:
@@ -157,7 +157,7 @@ def write_files(path: epath.Path, config_text: str, vocabulary: Any, is_new: boo
     model_dir.write_config(path, config_text)
     folder = path / task_vocabulary.FOLDER
     if is_new or not task_vocabulary.saved(path):
-        with object_store.writing(folder):
+        with object_store.wrap_write_errors(folder):
             if not task_vocabulary.save(vocabulary, folder):
                 say(f'VOCABULARY is a {type(vocabulary).__name__}, which cannot be saved in MODEL_DIR; keep its files')
 

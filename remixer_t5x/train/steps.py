@@ -15,7 +15,7 @@ from remixer_t5x.train.settings import Learner
 
 
 class Jitted(Protocol):
-    """The result of `jax.jit`, or `train_step.Compiled`."""
+    """The result of `jax.jit`, or `train_step.CompiledStep`."""
 
     def lower(self, *args: Any) -> jax.stages.Lowered: ...
 
@@ -43,7 +43,7 @@ class CompiledAhead:
 
     def _compile(self, lowered: jax.stages.Lowered) -> None:
         try:
-            self._program = compiler_options.compiled(lowered, self._options)
+            self._program = compiler_options.compile_with_options(lowered, self._options)
         except BaseException as error:
             self._error = error
 
@@ -101,7 +101,7 @@ class Programs:
         if is_new:
             self.initial_state.start()
 
-    def evaluation(self, vocabulary: Any) -> train_step.Compiled:
+    def evaluation(self, vocabulary: Any) -> train_step.CompiledStep:
         """Returns `(params, batch) -> sums`, which compiles at its first call; `vocabulary` is the run's."""
         model, token_bytes = self._learner.model, None
         if model.model_type == batch_formats.DECODER_ONLY:

@@ -134,11 +134,11 @@ def examples(
         raise UserError(data_files.missing(task.dataset, split, data_dir))
     dataset = source.get_dataset(split, shuffle=False).take(n)
     shown = []
-    for index, row in enumerate(tf_data.arrays(dataset)):
+    for index, row in enumerate(tf_data.numpy_iterator(dataset)):
         # One at a time, because tasks make several examples of one row, or none.
         texts = [
             (example['inputs'].decode(), example['targets'].decode())
-            for example in tf_data.arrays(task.to_text(dataset.skip(index).take(1)))
+            for example in tf_data.numpy_iterator(task.to_text(dataset.skip(index).take(1)))
         ]
         columns = {column: _decode(np.asarray(value).tolist()) for column, value in row.items()}
         shown.append(ShownExample(columns, texts))

@@ -33,7 +33,7 @@ def shapes(model):
 @pytest.mark.parametrize('name', ['t5_1_0', 'remixer_scaled', 'tim', 'hyper_mixer', 'amlp', 'mixer_enc_dec'])
 def test_it_is_the_model_that_a_command_makes(name):
     files = [f'models/{name}.gin', 'sizes/tiny.gin']
-    loading.load(loading.Given(files), '%MODEL')
+    loading.load(loading.ConfigSources(files), '%MODEL')
     wanted = shapes(gin.query_parameter('%MODEL').scoped_configurable_fn())
     assert shapes(build_model(*files)) == wanted
 

@@ -185,7 +185,7 @@ def test_a_read_only_folder_is_told(tmp_path, monkeypatch):
     def refuse(self, text):
         raise PermissionError(13, 'Permission denied')
 
-    monkeypatch.setattr(type(model_dir.absolute(tmp_path)), 'write_text', refuse)
+    monkeypatch.setattr(type(model_dir.absolute_path(tmp_path)), 'write_text', refuse)
     assert 'Permission denied' in message(lambda: model_dir.claim(tmp_path / 'run'))
 
 

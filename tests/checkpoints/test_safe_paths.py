@@ -42,20 +42,20 @@ def test_links_inside_and_a_folder_reached_by_a_link_are_fine(folder, tmp_path):
     (tmp_path / 'chosen by the user ü').symlink_to(folder)
     safe_paths.check_inside(folder)
     safe_paths.check_inside(tmp_path / 'chosen by the user ü')
-    assert safe_paths.inside(folder, 'deep/link', 'an index').read_text() == 'x'
+    assert safe_paths.resolve_inside(folder, 'deep/link', 'an index').read_text() == 'x'
 
 
 def test_a_chain_of_links_is_followed_to_its_end(folder, tmp_path):
     (folder / 'a').symlink_to('b')
     (folder / 'b').symlink_to(tmp_path / 'secret')
     assert 'is a link that leaves' in refused(safe_paths.check_inside, folder)
-    assert 'is a link that leaves' in refused(safe_paths.inside, folder, 'a', 'an index')
+    assert 'is a link that leaves' in refused(safe_paths.resolve_inside, folder, 'a', 'an index')
 
 
 def test_a_pipe_is_refused_before_anybody_waits_for_it(folder):
     os.mkfifo(folder / 'deep' / 'pipe')
     assert 'is a pipe, socket or device' in refused(safe_paths.check_inside, folder)
-    assert 'is a pipe, socket or device' in refused(safe_paths.inside, folder, 'deep/pipe', 'an index')
+    assert 'is a pipe, socket or device' in refused(safe_paths.resolve_inside, folder, 'deep/pipe', 'an index')
 
 
 def test_hugging_faces_cache_links_into_its_blobs(tmp_path):
@@ -72,7 +72,7 @@ def test_hugging_faces_cache_links_into_its_blobs(tmp_path):
 @pytest.mark.parametrize('name', ['../x', '/etc/passwd', 'a/../../x', '..', '', ' ', 'a\0b', 'a\nb', 7, None, ['a'],
                                   'C:\\x', '..\\x', '\x1b[31m', 'file:///etc/passwd'])  # fmt: skip
 def test_names_that_leave_are_refused(folder, name):
-    assert 'an index names the file' in refused(safe_paths.inside, folder, name, 'an index')
+    assert 'an index names the file' in refused(safe_paths.resolve_inside, folder, name, 'an index')
 
 
 @settings(max_examples=200, deadline=None)
@@ -81,7 +81,7 @@ def test_names_that_leave_are_refused(folder, name):
 def test_any_name_is_inside_or_refused(tmp_path_factory, name):
     folder = tmp_path_factory.getbasetemp()
     try:
-        path = safe_paths.inside(folder, name, 'an index')
+        path = safe_paths.resolve_inside(folder, name, 'an index')
     except UserError as error:
         assert len(str(error).splitlines()) == 1
     else:

@@ -39,18 +39,20 @@ SMALL = [
     ],
 )
 def test_a_model_replaces_the_one_that_an_experiment_includes(model, sublayers):
-    (model,) = loading.values(loading.Given(['experiments/cogs_cpu.gin'], model=loading.model_files(model)), 'MODEL')
+    (model,) = loading.values(
+        loading.ConfigSources(['experiments/cogs_cpu.gin'], model=loading.model_files(model)), 'MODEL'
+    )
     ((layer, _),) = model.module.encoder_stack().runs
     assert [type(sublayer()) for sublayer in layer().sublayers] == sublayers and model.vocab_size == 896
 
 
 def test_an_invalid_model_raises_an_error():
     with pytest.raises(UserError, match='replaces a file of models/.*type --gin_file=models/remixer.gin'):
-        loading.load(loading.Given(['sizes/tiny.gin'], model=['models/remixer.gin']))
+        loading.load(loading.ConfigSources(['sizes/tiny.gin'], model=['models/remixer.gin']))
     with pytest.raises(UserError, match='empty name'):
         loading.model_files('remixer+')
     with pytest.raises(UserError, match='models/remixr.gin'):
-        loading.load(loading.Given(['models/t5_1_1.gin'], model=['models/remixr.gin']))
+        loading.load(loading.ConfigSources(['models/t5_1_1.gin'], model=['models/remixr.gin']))
 
 
 @pytest.mark.parametrize(

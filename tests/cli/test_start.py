@@ -28,14 +28,14 @@ def environment(monkeypatch, tmp_path):
 
 def test_a_command_keeps_compiled_programs(tmp_path, capsys):
     assert main.main(['info', '--gin_file=no_such_file.gin']) == 2
-    assert (tmp_path / 'compiled' / compilation_cache.machine()).is_dir()
+    assert (tmp_path / 'compiled' / compilation_cache.machine_name()).is_dir()
 
 
 def test_verbose_measures_the_start(capsys):
     said = []
     assert main.main(['info', '--gin_file=no_such_file.gin', '--verbose']) == 2
-    startup.done('flags')
-    startup.report(said.append)
+    startup.end_phase('flags')
+    startup.report_phases(said.append)
     assert len(said) == 1 and 'flags' in said[0]
 
 
@@ -47,7 +47,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.train import start, steps
 
 def prepare(*_, **__):
-    raise UserError(f'compiles: {startup.compiling()}, TensorFlow: {"tensorflow" in sys.modules}')
+    raise UserError(f'compiles: {startup.is_compiling()}, TensorFlow: {"tensorflow" in sys.modules}')
 
 start.RunData = prepare
 # A compilation without end.

@@ -4,7 +4,7 @@ import gin
 import pytest
 
 from remixer_t5x.config import loading, resolved
-from remixer_t5x.config.loading import Given
+from remixer_t5x.config.loading import ConfigSources
 from remixer_t5x.errors import UserError
 
 IMPORTS = 'from __gin__ import dynamic_registration\nimport toy_house\n'
@@ -58,7 +58,7 @@ AS_A_FLAG = {
 def test_a_mistake_in_a_file(house, text, wrong, advice):
     (house / 'user.gin').write_text(f'{IMPORTS}{text}\n')
     with pytest.raises(UserError, match='^user.gin line 3: ') as caught:
-        loading.load(Given(['car.gin', 'user.gin']), 'toy_house.run', partial=False)
+        loading.load(ConfigSources(['car.gin', 'user.gin']), 'toy_house.run', partial=False)
     line = str(caught.value)
     assert wrong in line and advice in line and '\n' not in line
 
@@ -66,7 +66,7 @@ def test_a_mistake_in_a_file(house, text, wrong, advice):
 @pytest.mark.parametrize(('flag', 'wrong', 'advice'), AS_A_FLAG.values(), ids=AS_A_FLAG)
 def test_a_mistake_in_a_flag(house, flag, wrong, advice):
     with pytest.raises(UserError, match=f'^--gin.{flag[0]}') as caught:
-        loading.load(Given(['car.gin'], [flag]), 'toy_house.run', partial=False)
+        loading.load(ConfigSources(['car.gin'], [flag]), 'toy_house.run', partial=False)
     line = str(caught.value)
     assert wrong in line and advice in line and '\n' not in line
 
@@ -77,7 +77,9 @@ def test_a_mistake_in_a_flag(house, flag, wrong, advice):
      ('VOCABULARY', 'bytes', "'@vocabularies.byte()'"), ('SCHEDULE', 'cosine', "'@schedules.cosine()'")],
 )  # fmt: skip
 def test_a_text_instead_of_a_reference_is_answered_with_an_example(macro, value, reference):
-    given = Given(['models/t5_1_1.gin', 'sizes/tiny.gin', 'data/c4.gin', 'optimizers/adamw.gin'], [(macro, value)])
+    given = ConfigSources(
+        ['models/t5_1_1.gin', 'sizes/tiny.gin', 'data/c4.gin', 'optimizers/adamw.gin'], [(macro, value)]
+    )
     with pytest.raises(UserError, match=f"^--gin.{macro} must be a reference.*'{value}'") as caught:
         loading.load(given)
     assert str(caught.value).endswith(f'--gin.{macro}={reference}')
@@ -85,30 +87,30 @@ def test_a_text_instead_of_a_reference_is_answered_with_an_example(macro, value,
 
 def test_a_missing_file_names_the_nearest_shipped_one(house):
     with pytest.raises(UserError, match='configs/runs/infr.gin.*did you mean runs/infer.gin'):
-        loading.load(Given(['configs/runs/infr.gin']))
+        loading.load(ConfigSources(['configs/runs/infr.gin']))
 
 
 def test_a_gin_file_of_t5x_is_recognised(house):
     (house / 'theirs.gin').write_text('from __gin__ import dynamic_registration\nfrom t5x import utils\n')
     for file in ('theirs.gin', 't5x/pretrain.gin', 't5x/examples/t5/t5_1_1/base.gin', 't5x/configs/runs/pretrain.gin'):
         with pytest.raises(UserError, match='docs/t5x.md'):
-            loading.load(Given([file]))
+            loading.load(ConfigSources([file]))
 
 
 def test_the_line_is_right_below_an_include(house):
     (house / 'nothing.gin').write_text('# empty\n')
     (house / 'user.gin').write_text(f"{IMPORTS}include 'nothing.gin'\n\ntoy_house.Engine.pwoer = 3\n")
     with pytest.raises(UserError, match=r'^user.gin line 5: '):
-        loading.load(Given(['car.gin', 'user.gin']))
+        loading.load(ConfigSources(['car.gin', 'user.gin']))
 
 
 def test_a_function_that_no_file_sets_up(house):
     import toy_house
 
-    loading.load(Given(['car.gin']))
+    loading.load(ConfigSources(['car.gin']))
     gin.clear_config()
     with pytest.raises(UserError) as caught:
-        resolved.call(toy_house.crash)
+        resolved.call_configured(toy_house.crash)
     assert 'toy_house.crash' in str(caught.value)
 
 
@@ -131,7 +133,7 @@ def test_a_bug_in_an_imported_module_keeps_its_traceback(house, monkeypatch):
     monkeypatch.syspath_prepend(str(house))
     (house / 'user.gin').write_text('from __gin__ import dynamic_registration\nimport broken_module\n')
     with pytest.raises(NameError, match='undefined_name'):
-        loading.load(Given(['user.gin']))
+        loading.load(ConfigSources(['user.gin']))
 
 
 def call_error(function, text):
@@ -139,9 +141,9 @@ def call_error(function, text):
 
     with open('call.gin', 'w') as file:
         file.write(f'{IMPORTS}{text}\n')
-    loading.load(Given(['call.gin']))
+    loading.load(ConfigSources(['call.gin']))
     with pytest.raises(UserError) as caught:
-        resolved.call(getattr(toy_house, function))
+        resolved.call_configured(getattr(toy_house, function))
     return str(caught.value)
 
 
@@ -156,7 +158,7 @@ def test_a_name_that_another_file_imports_needs_no_import(tmp_path, monkeypatch)
         'from __gin__ import dynamic_registration\nfrom depot import wagons\nwagons.open.load = %WAGON\n'
     )
     (tmp_path / 'mine.gin').write_text("include 'theirs.gin'\nWAGON = @wagons.closed()\n")
-    assert loading.values(Given(['mine.gin']), 'WAGON') == [2]
+    assert loading.values(ConfigSources(['mine.gin']), 'WAGON') == [2]
     (tmp_path / 'mine.gin').write_text("include 'theirs.gin'\n\nWAGON = @wagons.clothed()\n")
     with pytest.raises(UserError, match='mine.gin line 3: .*clothed.*did you mean closed?'):
-        loading.load(Given(['mine.gin']))
+        loading.load(ConfigSources(['mine.gin']))

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remixer_t5x.config import files, loading, resolved
-from remixer_t5x.config.loading import Given
+from remixer_t5x.config.loading import ConfigSources
 from remixer_t5x.errors import UserError
 
 ROOT = 'toy_house.run'
 
 
 def run(*files, partial=False, **given):
-    loading.load(Given(files, **given), ROOT, partial=partial)
-    return resolved.call(ROOT)
+    loading.load(ConfigSources(files, **given), ROOT, partial=partial)
+    return resolved.call_configured(ROOT)
 
 
 def test_a_file_is_built_and_called(house):
@@ -102,10 +102,10 @@ def test_values_of_macros_need_only_what_these_macros_reach(house):
     (house / 'more.gin').write_text(
         (house / 'car.gin').read_text() + 'toy_house.refuse.power = %NOWHERE\nNOWHERE = 1\n'
     )
-    values = loading.values(Given(['more.gin'], defaults={'SEED': 3}), 'ENGINE', 'SEED')
+    values = loading.values(ConfigSources(['more.gin'], defaults={'SEED': 3}), 'ENGINE', 'SEED')
     assert values == [toy_house.Engine(5), 3]
     with pytest.raises(UserError, match='^%SIZE is not set; type --gin.SIZE=VALUE$'):
-        loading.values(Given(['car.gin']), 'SIZE')
+        loading.values(ConfigSources(['car.gin']), 'SIZE')
 
 
 def test_a_macro_that_is_not_set_has_the_default_of_its_argument(house, monkeypatch):
@@ -136,24 +136,24 @@ def test_the_operative_config_rebuilds_the_same(house):
 
 def test_the_operative_config_is_whole_before_anything_is_called(house):
     (house / 'lazy.gin').write_text((house / 'car.gin').read_text().replace('@toy_house.Engine()', '@toy_house.Engine'))
-    loading.load(Given(['lazy.gin']), ROOT)
+    loading.load(ConfigSources(['lazy.gin']), ROOT)
     assert 'Engine.power = %POWER' in loading.config_text()
 
 
 @pytest.mark.parametrize('model', [(), ('models/hyper_mixer.gin',)], ids=['its model', '--model'])
 def test_the_configuration_of_a_run_has_only_what_it_reads_and_loads_again(tmp_path, model):
-    run = Given(['experiments/python_docs.gin'], [('MODEL_DIR', str(tmp_path))], model=model)
+    run = ConfigSources(['experiments/python_docs.gin'], [('MODEL_DIR', str(tmp_path))], model=model)
     loading.load(run, 'remixer_t5x.train.settings.Run', partial=False)
     text = loading.config_text()
     assert 'MESH =' in text and 'DEVICE_MEMORY' not in text and ('REMIXER_DIM' in text) == (not model)
     (tmp_path / 'config.gin').write_text(text)
-    (loaded,) = loading.values(Given([str(tmp_path / 'config.gin')]), 'MODEL')
+    (loaded,) = loading.values(ConfigSources([str(tmp_path / 'config.gin')]), 'MODEL')
     assert loaded.vocab_size == 2048
 
 
 def test_a_partial_command_leaves_a_setting_of_another_command_unread(tmp_path):
     (tmp_path / 'mine.gin').write_text("include 'hardware/gpu.gin'\nDEVICE_MEMORY = 40\n")
-    assert loading.values(Given([str(tmp_path / 'mine.gin')]), 'MESH') == ['fsdp=-1']
+    assert loading.values(ConfigSources([str(tmp_path / 'mine.gin')]), 'MESH') == ['fsdp=-1']
 
 
 def test_loading_forgets_the_configuration_before(house):
@@ -162,7 +162,7 @@ def test_loading_forgets_the_configuration_before(house):
 
 
 def value_of(name, text):
-    loading.load(Given(flags=[(name, text)]), f'%{name}')
+    loading.load(ConfigSources(flags=[(name, text)]), f'%{name}')
     return gin.query_parameter(f'%{name}')
 
 

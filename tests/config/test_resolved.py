@@ -6,7 +6,7 @@ import gin
 import pytest
 
 from remixer_t5x.config import loading, resolved
-from remixer_t5x.config.loading import Given
+from remixer_t5x.config.loading import ConfigSources
 from remixer_t5x.errors import UserError
 
 MODULE = """
@@ -63,7 +63,7 @@ def garage(tmp_path, monkeypatch):
 
     def load(root, *lines):
         (tmp_path / 'toy.gin').write_text(HEAD.format(root) + '\n'.join(lines) + '\n')
-        loading.load(Given(['toy.gin']), 'toy_garage.open')
+        loading.load(ConfigSources(['toy.gin']), 'toy_garage.open')
 
     yield load
     gin.clear_config()
@@ -99,20 +99,20 @@ def test_values_and_scopes_are_those_that_gin_makes(garage, root, lines):
 
     garage(root, *lines)
     theirs, *their_motors = gin.get_configurable(toy_garage.open)()
-    ours, *our_motors = resolved.call('toy_garage.open')
+    ours, *our_motors = resolved.call_configured('toy_garage.open')
     assert (list(map(power, our_motors)), ours.spare) == (list(map(power, their_motors)), theirs.spare)
 
 
 def test_an_argument_that_is_a_call_is_made_for_each_call_of_a_factory(garage):
     lines = ['toy_garage.Motor.power = %N', 'N = @toy_garage.number()']
     garage('@toy_garage.Garage()', 'toy_garage.Garage.make = @toy_garage.Motor', *lines)
-    made, first, _ = resolved.call('toy_garage.open')
+    made, first, _ = resolved.call_configured('toy_garage.open')
     assert made.build().power == first.power + 1 and made.build().power == first.power + 2
 
 
 def test_the_next_configuration_changes_nothing(garage):
     garage('@toy_garage.Garage()', 'toy_garage.Garage.make = @toy_garage.Motor')
-    made, *_ = resolved.call('toy_garage.open')
+    made, *_ = resolved.call_configured('toy_garage.open')
     garage('@toy_garage.Garage()', 'toy_garage.Garage.make = @toy_garage.Motor', 'toy_garage.Motor.power = 9')
     assert made.build().power == 2
 
@@ -120,7 +120,7 @@ def test_the_next_configuration_changes_nothing(garage):
 def test_a_setting_that_is_missing_is_one_line(garage):
     garage('@toy_garage.Garage()')
     with pytest.raises(UserError, match='Garage.* make; type --gin.Garage.make=VALUE$'):
-        resolved.call('toy_garage.open')
+        resolved.call_configured('toy_garage.open')
 
 
 def test_a_deferred_value_is_made_once_when_it_is_asked_for(garage):
@@ -128,7 +128,7 @@ def test_a_deferred_value_is_made_once_when_it_is_asked_for(garage):
 
     lines = ['toy_garage.Garage.make = @toy_garage.number', 'toy_garage.open.built = @toy_garage.number()']
     garage('@toy_garage.Garage()', *lines)
-    _, made_by_open, built = resolved.call('toy_garage.open', deferred=['toy_garage.open.built'])
+    _, made_by_open, built = resolved.call_configured('toy_garage.open', deferred=['toy_garage.open.built'])
     assert toy_garage.number() == made_by_open + 1
     assert built() == built() == made_by_open + 2
 
@@ -138,7 +138,7 @@ def test_a_deferred_value_is_made_once_when_it_is_asked_for(garage):
 def test_a_factory_keeps_the_name_of_its_class(garage, scope, argument):
     lines = [f'toy_garage.Garage.make = @{scope}toy_garage.wrap', 'toy_garage.wrap.make = @toy_garage.Motor']
     garage('@toy_garage.Garage()', *lines, f'toy_garage.Motor.power = {argument}')
-    made = resolved.call('toy_garage.open')[1].make
+    made = resolved.call_configured('toy_garage.open')[1].make
     while isinstance(made, functools.partial):
         made = made.func
     assert made.__name__ == 'Motor'

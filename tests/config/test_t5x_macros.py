@@ -39,7 +39,9 @@ def answer(command, macro):
     flags = {**{name: value for name, value in GIVEN.items() if name in read}, macro: VALUES.get(macro, 'given')}
     try:
         defaults = infer.DEFAULTS if command == 'infer' else {}
-        loading.load(loading.Given(given, list(flags.items()), base=base, defaults=defaults), root, partial=partial)
+        loading.load(
+            loading.ConfigSources(given, list(flags.items()), base=base, defaults=defaults), root, partial=partial
+        )
     except UserError as error:
         # A text is not what each macro takes.
         return '' if f'{macro} must be' in str(error) else str(error)
@@ -75,7 +77,7 @@ def test_train_steps_of_t5x_is_refused_where_it_would_be_another_number(capsys):
     assert main(['finetune', *typed]) == 2
     said = capsys.readouterr().err
     assert '1020000' in said and 'TRAIN_STEPS_RELATIVE' in said
-    (steps,) = loading.values(loading.Given(given, [*flags[:2], ('TRAIN_STEPS_RELATIVE', '7')]), 'TRAIN_STEPS')
+    (steps,) = loading.values(loading.ConfigSources(given, [*flags[:2], ('TRAIN_STEPS_RELATIVE', '7')]), 'TRAIN_STEPS')
     assert steps == 7
 
 
@@ -85,7 +87,7 @@ def test_train_steps_of_t5x_is_refused_where_it_would_be_another_number(capsys):
 )
 def test_a_setting_of_t5x_is_answered_with_the_macro(setting, ours):
     with pytest.raises(UserError, match=f'{setting}: .*that is a setting of T5X, and here it is {ours}'):
-        loading.load(loading.Given(MODEL, [(setting, '1')]), '%MODEL')
+        loading.load(loading.ConfigSources(MODEL, [(setting, '1')]), '%MODEL')
 
 
 @pytest.mark.parametrize('flag', THEIRS['flags'])

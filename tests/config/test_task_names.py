@@ -4,7 +4,7 @@ import gin
 import pytest
 
 from remixer_t5x.config import loading, resolved
-from remixer_t5x.config.loading import Given
+from remixer_t5x.config.loading import ConfigSources
 from remixer_t5x.errors import UserError
 from remixer_tasks import names, vocabularies
 
@@ -13,7 +13,7 @@ BYTES = (VOCABULARY, '@remixer_tasks.vocabularies.byte()')
 
 
 def load(*flags, macro=TASK):
-    loading.load(Given(flags=flags), f'%{macro}')
+    loading.load(ConfigSources(flags=flags), f'%{macro}')
 
 
 def test_a_name_becomes_the_task_of_that_name(tmp_path):
@@ -37,7 +37,7 @@ def test_without_a_vocabulary_it_is_that_of_the_task():
 
 
 def test_a_task_that_is_not_a_name_stays_as_it_is():
-    loading.load(Given(['data/c4.gin']), f'%{TASK}')
+    loading.load(ConfigSources(['data/c4.gin']), f'%{TASK}')
     assert repr(gin.query_parameter(f'%{TASK}')) == '@pretraining.span_corruption()'
 
 

@@ -174,11 +174,11 @@ VALUES = st.text(max_size=30) | st.lists(
 @given(VALUES)
 def test_values_of_gin_flags(text):
     """Gives one gin value, which its own text gives again; of a text that is not one, the text itself."""
-    found = parses_or_one_line(lambda: loading.flag('X', text).text)
+    found = parses_or_one_line(lambda: loading.flag_text('X', text).text)
     if found is not None and found != f'X = {text!r}\n':
         # Text without quotes is the same value in gin.
         (statement,) = config_parser.ConfigParser(found, loading.References())
-        (again,) = config_parser.ConfigParser(loading.flag('X', repr(statement.value)).text, loading.References())
+        (again,) = config_parser.ConfigParser(loading.flag_text('X', repr(statement.value)).text, loading.References())
         assert again.value == statement.value
 
 

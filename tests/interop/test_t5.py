@@ -51,7 +51,7 @@ def model_of(folder, source) -> Seq2Seq:
 
 
 def shipped(*files, flags=()) -> Seq2Seq:
-    return loading.values(loading.Given([*files, 'sizes/tiny.gin'], flags), 'MODEL')[0]
+    return loading.values(loading.ConfigSources([*files, 'sizes/tiny.gin'], flags), 'MODEL')[0]
 
 
 def batch_of(arrays):

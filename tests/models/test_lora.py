@@ -59,7 +59,7 @@ def merge(params):
 
 def adapted_shapes(*files):
     """The boxed shapes of a shipped model with adapters of all dense layers."""
-    model = lora.adapted(loading.values(loading.Given(list(files)), 'MODEL')[0], '.', 3)
+    model = lora.adapted(loading.values(loading.ConfigSources(list(files)), 'MODEL')[0], '.', 3)
     return flatten(interface.param_shapes(model, SHAPES))
 
 

@@ -15,7 +15,7 @@ from remixer_t5x import build_model
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import interface
 from remixer_t5x.optim import optimizer, parameter_averages, schedules
-from remixer_t5x.optim.per_layer import near_zero, per_layer
+from remixer_t5x.optim.per_layer import per_layer, starts_near_zero
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden' / 'adafactor_t5x.json'
 
@@ -232,7 +232,7 @@ def test_t5_has_nothing_that_starts_near_zero():
     model = build_model('models/t5_1_1.gin', 'sizes/tiny.gin')
     shapes = {'encoder_input_tokens': (1, 8), 'decoder_target_tokens': (1, 8)}
     boxed = interface.param_shapes(model, shapes)
-    assert not any(jax.tree.leaves(near_zero(nn.get_partition_spec(boxed))))
+    assert not any(jax.tree.leaves(starts_near_zero(nn.get_partition_spec(boxed))))
 
 
 def test_state_is_float32_and_counts_steps_once():

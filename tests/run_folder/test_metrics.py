@@ -23,7 +23,7 @@ STEPS = st.lists(
 
 
 def window_of(steps, totals=None):
-    window = metrics.Window(totals)
+    window = metrics.MetricsWindow(totals)
     for step in steps:
         window.add({**{k: jnp.float32(v) for k, v in step.items()}, 'nonfinite': jnp.float32(0)})
     return window.totals()

@@ -45,21 +45,21 @@ def register(file):
 def work(file, commands, join):
     """Runs the commands one after the other on the lines of `file` and returns the largest exit code.
 
-    `join` has fields of `processes.Processes` where several commands run over several processes; a single command has
-    flags for that.
+    `join` has fields of `processes.ProcessFlags` if several commands run over several processes; a single command has
+    flags for them.
     """
     register(file)
     # AutoGraph takes seconds to rewrite seqio's functions, none of which needs it here.
     run = tf.autograph.experimental.do_not_convert(main.main)
-    with processes.together(processes.Processes(**join), main.report_error, saves=True):
+    with processes.connected_processes(processes.ProcessFlags(**join), main.report_error, saves=True):
         return max(run(argv) for argv in commands)
 
 
 def compare_identities(gin_files, flags, join):
     """Compares what processes share with each value in turn changed on process 1, and prints a JSON line for each:
     its name, its value, and the error (None for the comparison without a change, which comes last)."""
-    loading.load(loading.Given(gin_files, flags))
-    with processes.together(processes.Processes(**join), main.report_error):
+    loading.load(loading.ConfigSources(gin_files, flags))
+    with processes.connected_processes(processes.ProcessFlags(**join), main.report_error):
         identity = process_flags.identity('train')
         for name in [*identity, None]:
             values = {**identity, name: 'changed'} if name and join['index'] else identity

@@ -80,7 +80,7 @@ def test_killed_while_a_checkpoint_is_uploaded_and_restarted_is_bit_equal(traini
     process.until(lambda: here.names('bucket', state) and complete_steps(here) == [10], 'the upload of step 20')
     assert process.kill() == -signal.SIGKILL
     here.heal()
-    checkpoints = model_dir.absolute(MODEL_DIR) / model_dir.CHECKPOINTS
+    checkpoints = model_dir.absolute_path(MODEL_DIR) / model_dir.CHECKPOINTS
     # Orbax knows that step 20 is not complete, although a folder of that name is there.
     assert (checkpoints / '20' / 'state').exists() and saved_params.steps_in(checkpoints) == [10]
     with pytest.raises(UserError, match='20 does not contain a checkpoint'):

@@ -411,28 +411,32 @@ MPI = {
     'OMPI_COMM_WORLD_LOCAL_RANK': '1',
     'OMPI_COMM_WORLD_LOCAL_SIZE': '8',
 }
-BY_HAND = distributed.Processes('node1:8476', '2', '1')
+BY_HAND = distributed.ProcessFlags('node1:8476', '2', '1')
 
 
 @pytest.mark.parametrize(
     ('environment', 'settings', 'place'),
     [
-        ({}, distributed.Processes(), None),
-        ({}, BY_HAND, distributed.Place('node1:8476', 2, 1)),
+        ({}, distributed.ProcessFlags(), None),
+        ({}, BY_HAND, distributed.DistributedConfig('node1:8476', 2, 1)),
         (
             {'JAX_COORDINATOR_ADDRESS': 'node1:8476', 'JAX_NUM_PROCESSES': '3', 'JAX_PROCESS_ID': '0'},
-            distributed.Processes(index='2'),
-            distributed.Place('node1:8476', 3, 2),
+            distributed.ProcessFlags(index='2'),
+            distributed.DistributedConfig('node1:8476', 3, 2),
         ),
         # One process for a machine has all its devices, one of eight its own.
-        (SLURM, distributed.Processes(), distributed.Place('node3:61440', 2, 1, None)),
-        (SLURM | {'SLURM_NTASKS': '1', 'SLURM_PROCID': '0'}, distributed.Processes(), None),
-        (SLURM, distributed.Processes(count='1'), None),
-        (SLURM, BY_HAND, distributed.Place('node1:8476', 2, 1)),
-        (MPI, distributed.Processes(), distributed.Place('10.96.0.1:62624', 16, 9, (1,))),
-        (MPI | {'CUDA_VISIBLE_DEVICES': '1'}, distributed.Processes(), distributed.Place('10.96.0.1:62624', 16, 9)),
+        (SLURM, distributed.ProcessFlags(), distributed.DistributedConfig('node3:61440', 2, 1, None)),
+        (SLURM | {'SLURM_NTASKS': '1', 'SLURM_PROCID': '0'}, distributed.ProcessFlags(), None),
+        (SLURM, distributed.ProcessFlags(count='1'), None),
+        (SLURM, BY_HAND, distributed.DistributedConfig('node1:8476', 2, 1)),
+        (MPI, distributed.ProcessFlags(), distributed.DistributedConfig('10.96.0.1:62624', 16, 9, (1,))),
+        (
+            MPI | {'CUDA_VISIBLE_DEVICES': '1'},
+            distributed.ProcessFlags(),
+            distributed.DistributedConfig('10.96.0.1:62624', 16, 9),
+        ),
         # A pod that is not one of several by number.
-        ({'KUBERNETES_SERVICE_HOST': '10.0.0.1'}, distributed.Processes(), None),
+        ({'KUBERNETES_SERVICE_HOST': '10.0.0.1'}, distributed.ProcessFlags(), None),
     ],
 )
 def test_where_a_process_stands(monkeypatch, environment, settings, place):
@@ -440,34 +444,36 @@ def test_where_a_process_stands(monkeypatch, environment, settings, place):
         monkeypatch.delenv(name)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert distributed.find(settings) == place
+    assert distributed.resolve_config(settings) == place
 
 
 @pytest.mark.parametrize(
     ('settings', 'words'),
     [
-        (distributed.Processes('node1:8476'), '--process_count and --process_index'),
-        (distributed.Processes(index='1'), 'without --coordinator_address and --process_count'),
-        (distributed.Processes('node1:8476', '2', '2'), 'from 0 to 1, got 2'),
-        (distributed.Processes('node1', '2', '1'), '--coordinator_address=node1:8476'),
+        (distributed.ProcessFlags('node1:8476'), '--process_count and --process_index'),
+        (distributed.ProcessFlags(index='1'), 'without --coordinator_address and --process_count'),
+        (distributed.ProcessFlags('node1:8476', '2', '2'), 'from 0 to 1, got 2'),
+        (distributed.ProcessFlags('node1', '2', '1'), '--coordinator_address=node1:8476'),
         (
-            distributed.Processes('node1:8476', 'two', '1'),
+            distributed.ProcessFlags('node1:8476', 'two', '1'),
             "(or JAX_NUM_PROCESSES) must be a whole number of at least 1, got 'two'",
         ),
-        (distributed.Processes('node1:8476', '2', '-1'), 'whole number of at least 0'),
-        (distributed.Processes('node1:8476', '1', '3'), 'from 0 to 0, got 3'),
+        (distributed.ProcessFlags('node1:8476', '2', '-1'), 'whole number of at least 0'),
+        (distributed.ProcessFlags('node1:8476', '1', '3'), 'from 0 to 0, got 3'),
         (
-            distributed.Processes('node1:8476', '2', '1', initialization_timeout='soon'),
+            distributed.ProcessFlags('node1:8476', '2', '1', initialization_timeout='soon'),
             '--initialization_timeout must be',
         ),
     ],
 )
 def test_wrong_flags_are_told_in_one_line(settings, words):
     with pytest.raises(UserError) as raised:
-        distributed.find(settings, {})
+        distributed.resolve_config(settings, {})
     assert words in str(raised.value) and '\n' not in str(raised.value)
 
 
 def test_a_numbered_pod_without_the_package_is_told():
     with pytest.raises(UserError, match='pip install kubernetes'):
-        distributed.find(distributed.Processes(), {'KUBERNETES_SERVICE_HOST': 'x', 'JOB_COMPLETION_INDEX': '0'})
+        distributed.resolve_config(
+            distributed.ProcessFlags(), {'KUBERNETES_SERVICE_HOST': 'x', 'JOB_COMPLETION_INDEX': '0'}
+        )

@@ -14,14 +14,14 @@ from remixer_t5x.devices import compiler_options
 from remixer_t5x.devices.hypothetical import PLATFORMS
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.optim.train_step import Compiled
+from remixer_t5x.optim.train_step import CompiledStep
 from remixer_t5x.train.steps import CompiledAhead
 
 SHAPE = jax.ShapeDtypeStruct((3, 4), jnp.float32)
 
 
 def _ahead(function):
-    return CompiledAhead(Compiled(jax.jit(function), Partitioner()), SHAPE)
+    return CompiledAhead(CompiledStep(jax.jit(function), Partitioner()), SHAPE)
 
 
 def test_a_call_gives_what_jit_gives_and_traces_once():
@@ -57,11 +57,11 @@ def test_an_option_that_xla_does_not_have_is_named(options):
 
 
 def test_options_are_for_the_platform_of_the_devices():
-    given = loading.values(loading.Given(['hardware/tpu.gin'], [('TOPOLOGY', 'v5e:2x4')]), 'XLA_OPTIONS')[0]
+    given = loading.values(loading.ConfigSources(['hardware/tpu.gin'], [('TOPOLOGY', 'v5e:2x4')]), 'XLA_OPTIONS')[0]
     on = {name: compiler_options.for_training(given, types.SimpleNamespace(platform=name)) for name in PLATFORMS}
     assert on['cpu'] == {} and all(on['tpu'].values()) and len(on['tpu']) == 6
     # Every XLA knows the options of GPUs, and only libtpu those of TPUs.
-    compiled = compiler_options.compiled(jax.jit(jnp.sin).lower(SHAPE), on['gpu'])
+    compiled = compiler_options.compile_with_options(jax.jit(jnp.sin).lower(SHAPE), on['gpu'])
     assert compiled is not None and on['gpu']
     assert compiler_options.for_training(None, jax.devices()[0]) == {}
 
@@ -74,9 +74,9 @@ def test_the_function_is_traced_at_once_and_compiles_in_a_thread_that_can_be_see
         return types.SimpleNamespace(compile=lambda options: finish.wait() and 'the program')
 
     ahead = CompiledAhead(types.SimpleNamespace(lower=lower), SHAPE)
-    assert not startup.compiling()
+    assert not startup.is_compiling()
     ahead.start()
-    assert traced == [SHAPE] and startup.compiling()
+    assert traced == [SHAPE] and startup.is_compiling()
     finish.set()
     ahead.wait()
-    assert not startup.compiling()
+    assert not startup.is_compiling()

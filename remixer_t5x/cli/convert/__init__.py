@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> None:
     elif source == 'average':
         conversions.average(args)
     elif target in ('to_shared', 'push_to_hub'):
-        share = lazy.extra('hub.share')
+        share = lazy.import_extra('hub.share')
         (share.to_folder if target == 'to_shared' else share.push)(args)
     elif target == 'to_safetensors':
         conversions.to_safetensors(args)

@@ -25,7 +25,7 @@ INSTALL = "pip install 'remixer-t5x[hf]'"
 
 def to_model_dir(args: argparse.Namespace) -> None:
     """`--from_hf=NAME --to=MODEL_DIR`."""
-    place = lazy.extra('hub.client').folder_of(args.from_hf, print_line)
+    place = lazy.import_extra('hub.client').folder_of(args.from_hf, print_line)
     if shared_folder.is_shared(place):
         _shared_to_model_dir(args, place)
         return
@@ -132,6 +132,6 @@ def cached_model_dir(path: str) -> pathlib.Path:
     source = pathlib.Path(path).expanduser().resolve()
     files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.glob('*.*'))
     folder = cache.root() / 'huggingface' / cache.key(str(source), files)
-    if not saved_params.steps_in(model_dir.absolute(str(folder)) / model_dir.CHECKPOINTS):
+    if not saved_params.steps_in(model_dir.absolute_path(str(folder)) / model_dir.CHECKPOINTS):
         to_model_dir(argparse.Namespace(from_hf=path, to=str(folder), vocabulary=None, trust_gin=None))
     return folder

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
     stream.hide_accelerators()
     dataset = task.get_dataset(dict(lengths), split=args.split, shuffle=True, seed=_SEED, num_epochs=1)
     dataset = converters.convert(model_type, dataset, lengths, pack, task)
-    rows = list(itertools.islice(tf_data.arrays(dataset), max(MEASURED_ROWS, args.num_examples)))
+    rows = list(itertools.islice(tf_data.numpy_iterator(dataset), max(MEASURED_ROWS, args.num_examples)))
     if not rows:
         raise UserError(f'{task.name} has no examples in split {args.split!r}; choose another with --split')
     vocabulary = task.output_features['targets'].vocabulary

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> None:
     if args.speed is not None:
         from remixer_t5x.cli.info import models
 
-        speed = lazy.extra('forecast.command')
+        speed = lazy.import_extra('forecast.command')
         if args.compare is None:
             speed.show(args)
         else:

@@ -49,7 +49,7 @@ def show(args: argparse.Namespace) -> None:
                     _add_row(table, check, interpreted)
     console.show(table if checked else 'no kernel is used: this model, its dtype or ATTENTION selects the formulas')
     if args.gin_file and device.platform != 'cpu' and lazy.has_extra('forecast'):
-        lazy.extra('forecast.command').show_measured(args)
+        lazy.import_extra('forecast.command').show_measured(args)
 
 
 def _models(args: argparse.Namespace) -> Iterator[tuple[Model, Mapping[str, int], bool]]:

@@ -143,6 +143,6 @@ def _default_and_meaning(argument: str) -> tuple[str, str]:
     value = parameters.get(name)
     default = '' if value is None else ast.unparse(value)
     if default.isidentifier() and default.isupper():
-        default = repr(resolved.named(f'{module}.{default}'))
+        default = repr(resolved.import_by_name(f'{module}.{default}'))
     match = re.search(rf'^(\s+)(?:\w+, )*{name}(?:, \w+)*: (.*(?:\n\1\s+.*)*)', ast.get_docstring(node) or '', re.M)
     return default, ' '.join(match[2].split()) if match else ''

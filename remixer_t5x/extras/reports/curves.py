@@ -112,7 +112,7 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
         target.write_bytes(png.getvalue())
     except lazy.file_errors() as error:
         raise UserError(
-            f'{target} cannot be written ({object_store.reason(error)}); type a path in a folder that you can write to'
+            f'{target} cannot be written ({object_store.describe_error(error)}); type a path in another folder'
         ) from None
     return target
 

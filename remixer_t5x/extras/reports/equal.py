@@ -46,7 +46,7 @@ def count(args: argparse.Namespace, label: str, model: str, flags: Flags) -> Any
 
     search_paths = arguments.names(','.join(args.gin_search_paths))
     flags = [*args.gin_flags, *flags, ('SEED', '0'), ('MODEL_DIR', args.folder)]
-    given = loading.Given(args.gin_file, flags, search_paths, loading.model_files(model, search_paths))
+    given = loading.ConfigSources(args.gin_file, flags, search_paths, loading.model_files(model, search_paths))
     try:
         loading.load(given, train.ROOT, partial=False)
         return counts.count(resolved.macro('MODEL'), resolved.macro('TASK_FEATURE_LENGTHS'))

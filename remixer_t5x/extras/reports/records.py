@@ -105,11 +105,11 @@ def read(metrics_file: str | os.PathLike[str]) -> list[Record]:
     """
     advice = 'name the metrics.jsonl of a run'
     records = []
-    with untrusted_files.user_errors(metrics_file, advice):
-        for line in untrusted_files.json_lines(metrics_file):
+    with untrusted_files.as_user_errors(metrics_file, advice):
+        for line in untrusted_files.read_json_lines(metrics_file):
             if not line.ended or line.is_blank:
                 continue
-            reason = line.error or metrics.difference_from_record(line.value)
+            reason = line.error or metrics.describe_invalid_record(line.value)
             if reason:
                 raise UserError(f'{metrics_file} line {line.number} is not a metrics record: {reason}; {advice}')
             numbers, timing = (

@@ -22,7 +22,7 @@ def read_all(folders: Sequence[str]) -> list[Run]:
 
     Raises UserError for a folder that is not a run, a run without metrics, and a file that cannot be read.
     """
-    paths = [model_dir.absolute(folder) for folder in folders]
+    paths = [model_dir.absolute_path(folder) for folder in folders]
     for path in paths:
         if paths.count(path) > 1:
             raise UserError(f'{path} is named twice; name each run once')
@@ -33,7 +33,7 @@ def read_all(folders: Sequence[str]) -> list[Run]:
             break
     runs = []
     for path, name in zip(paths, names, strict=True):
-        with object_store.reading(path):
+        with object_store.wrap_read_errors(path):
             runs.append(_read(path, name))
     return runs
 

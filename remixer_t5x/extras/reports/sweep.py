@@ -68,8 +68,8 @@ class Sweep:
             raise UserError(f'{folder} cannot be created ({error.strerror}); type another --folder') from None
         self._finished: list[list[str]] = []
         path = folder / FINISHED
-        with untrusted_files.user_errors(path, 'remove it, and every run starts again from its last checkpoint'):
-            for line in untrusted_files.json_lines(path) if path.exists() else ():
+        with untrusted_files.as_user_errors(path, 'remove it, and every run starts again from its last checkpoint'):
+            for line in untrusted_files.read_json_lines(path) if path.exists() else ():
                 if isinstance(line.value, list):
                     self._finished.append(line.value)
 

@@ -55,10 +55,10 @@ def save(html: str, target: pathlib.Path) -> None:
     """Writes the page and prints its path. Raises UserError if it cannot be written."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.entry(target.parent, target.name) as unfinished:
+        with temporary.temporary_path(target.parent, target.name) as unfinished:
             # Names of folders may contain bytes that are not UTF-8, which Python represents as lone surrogates.
             unfinished.write_bytes(html.encode('utf-8', 'replace'))
-            temporary.commit(unfinished, target)
+            temporary.sync_and_rename(unfinished, target)
     except OSError as error:
         raise UserError(f'{target} cannot be written ({error.strerror}); type another file in --out') from None
     print(f'report       {target}  ({len(html) / 1e6:.1f} MB, one file; open it in any browser)')
@@ -119,7 +119,7 @@ def _answer(trained: TrainedModel, inputs: np.ndarray) -> np.ndarray:
 def _initial_params(trained: TrainedModel) -> Any:
     """The parameters that the run started from; None for random parameters, or if their checkpoint is missing."""
     with saved_models.saved_gin(trained.source) as gin_file:
-        (initial,) = loading.values(loading.Given([gin_file], defaults={_INITIAL: None}), _INITIAL)
+        (initial,) = loading.values(loading.ConfigSources([gin_file], defaults={_INITIAL: None}), _INITIAL)
     if not initial:
         return None
     try:

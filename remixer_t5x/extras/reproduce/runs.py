@@ -83,7 +83,7 @@ def count(stage: Stage, row: Row, args: argparse.Namespace) -> Cost:
     search_paths = arguments.names(','.join(args.gin_search_paths))
     flags = [(name, str(value)) for name, value in _flags(stage, row, args).items()]
     model_files = loading.model_files(row.model, search_paths)
-    given = loading.Given(_files(stage, row, args), flags, search_paths, model_files)
+    given = loading.ConfigSources(_files(stage, row, args), flags, search_paths, model_files)
     macros = ('MODEL', 'TASK_FEATURE_LENGTHS', 'BATCH_SIZE', 'TRAIN_STEPS')
     try:
         model, lengths, batch_size, steps = loading.values(given, *macros)

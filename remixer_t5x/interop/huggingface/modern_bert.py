@@ -262,10 +262,10 @@ class ModernBert(Family):
         return dict.fromkeys(('inputs', 'targets'), min(self.max_length, 512))
 
     def tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
-        path = file or str(folder / tokenizer_files.BOTH)
+        path = file or str(folder / tokenizer_files.TOKENIZER)
         if not pathlib.Path(path).is_file():
             raise UserError(
-                f'{folder} has no {tokenizer_files.BOTH}; give --vocabulary=/path/to/{tokenizer_files.BOTH}'
+                f'{folder} has no {tokenizer_files.TOKENIZER}; give --vocabulary=/path/to/{tokenizer_files.TOKENIZER}'
             )
         return Tokenizer('huggingface_tokenizer', {'path': path, 'shifted': True}, path)
 
@@ -342,7 +342,7 @@ def _shift(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
 
 def write_tokenizer(vocabulary: Any, folder: pathlib.Path) -> str:
     """Writes the files of a tokenizer that runs a tokenizer.json, and returns a description of them."""
-    vocabulary.save(str(folder / tokenizer_files.BOTH))
+    vocabulary.save(str(folder / tokenizer_files.TOKENIZER))
     config = {'tokenizer_class': 'PreTrainedTokenizerFast', **vocabulary.special_names}
     (folder / tokenizer_files.CONFIG).write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
-    return f'{tokenizer_files.BOTH} and {tokenizer_files.CONFIG}'
+    return f'{tokenizer_files.TOKENIZER} and {tokenizer_files.CONFIG}'

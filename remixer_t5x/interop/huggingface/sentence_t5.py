@@ -68,7 +68,7 @@ class SentenceT5(T5Encoder):
         dense.check({'bias': (False,), 'activation_function': (IDENTITY,), 'use_residual': (False,)})
         settings = untrusted_files.read_object(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
         # Version 6 has no such setting, and transformers writes 10**30 for no limit.
-        longest = settings.get('max_seq_length') or tokenizer_files.config(folder).get('model_max_length')
+        longest = settings.get('max_seq_length') or tokenizer_files.read_config(folder).get('model_max_length')
         limits = {} if isinstance(longest, int) and longest > MAX_NUMBER else {'max_seq_length': longest}
         return cls(
             sentence_dim=dense.number('out_features'),

@@ -15,7 +15,7 @@ from remixer_t5x import safe_paths, tokenizer_files, untrusted_files
 from remixer_t5x.errors import UserError, reason
 from remixer_t5x.interop.huggingface.family import Tokenizer
 
-MODEL, BOTH, CONFIG = 'spiece.model', tokenizer_files.BOTH, tokenizer_files.CONFIG
+MODEL, BOTH, CONFIG = 'spiece.model', tokenizer_files.TOKENIZER, tokenizer_files.CONFIG
 BYTES_TOKENIZER = 'ByT5Tokenizer'
 # Each sentinel becomes a piece of the vocabulary, so an untrusted number of them needs a limit.
 MAX_SENTINELS = 10_000
@@ -37,7 +37,7 @@ def read(folder: pathlib.Path, file: str | None = None) -> Tokenizer:
         UserError: the folder has no vocabulary that we can read, and `file` is None.
     """
     safe_paths.check_inside(folder)
-    config = tokenizer_files.config(folder)
+    config = tokenizer_files.read_config(folder)
     if config.get('tokenizer_class') == BYTES_TOKENIZER and file is None:
         return Tokenizer('byte', {'extra_ids': _count_byte_sentinels(config, folder)}, 'the vocabulary of bytes')
     model = next((folder / name for name in (MODEL, BOTH) if (folder / name).is_file()), None)

@@ -154,7 +154,7 @@ def write(path: str, params: Params, step: int, model: Seq2Seq, own_names: bool 
     """
     flat = _flatten(params)
     arrays = flat if own_names else _to_network(flat, model)
-    folder = model_dir.absolute(path) / f'checkpoint_{step}'
+    folder = model_dir.absolute_path(path) / f'checkpoint_{step}'
     if folder.exists():
         raise UserError(f'{folder} exists already; give another folder, or remove it')
     unfinished = folder.parent / f'{folder.name}.tmp'
@@ -169,7 +169,7 @@ def write(path: str, params: Params, step: int, model: Seq2Seq, own_names: bool 
         state = {'step': np.asarray(step, np.int32)}
         contents = {'version': _VERSION, 'optimizer': {'target': target, 'state': state}}
         (unfinished / _FILE).write_bytes(serialization.msgpack_serialize(contents))
-        temporary.commit(unfinished, folder)
+        temporary.sync_and_rename(unfinished, folder)
     return str(folder)
 
 
@@ -181,7 +181,7 @@ def _find(path: str) -> epath.Path:
     """The folder of a checkpoint: `path`, or the newest checkpoint in it."""
     if '://' in path:
         raise UserError(f'{path} is not a local folder; copy it here first, as in gcloud storage cp -r')
-    folder = model_dir.absolute(path)
+    folder = model_dir.absolute_path(path)
     if _is_checkpoint(folder):
         return folder
     children = folder.iterdir() if folder.is_dir() else ()
@@ -230,7 +230,7 @@ def _read_leaf(folder: epath.Path, leaf: Any) -> Array:
         return np.asarray(leaf)
     # Before TensorStore 0.1.14 the path was outside of kvstore.
     name = leaf['kvstore'].get('path') or leaf['path']
-    place = safe_paths.inside(folder, name.rstrip('/'), str(folder / _FILE))
+    place = safe_paths.resolve_inside(folder, name.rstrip('/'), str(folder / _FILE))
     if leaf['driver'] != 'zarr':
         raise UserError(f'{folder / _FILE} says that {place.name} is {leaf["driver"]!a:.60}; allowed is zarr')
     array = ts.open({'driver': 'zarr', 'kvstore': {'driver': 'file', 'path': str(place)}}, open=True).result()

@@ -129,7 +129,7 @@ def whole_json(path: str) -> Any:
     if len(content) > MAX_JSON_BYTES:
         raise bad_row(path, 1, f'the file has more than {MAX_JSON_BYTES:,} bytes')
     try:
-        return untrusted_files.parse(content)
+        return untrusted_files.parse_json(content)
     except untrusted_files.NotJson as error:
         raise bad_row(path, 1, str(error)) from error
 

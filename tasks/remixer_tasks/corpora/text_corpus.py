@@ -107,7 +107,7 @@ class ParsedCorpus:
         return _open(tuple(self.files(split)))
 
     def training_documents(self) -> Iterator[str]:
-        for document in tf_data.arrays(self.documents(TRAIN).dataset(seed=0)):
+        for document in tf_data.numpy_iterator(self.documents(TRAIN).dataset(seed=0)):
             yield document.decode()
 
 
@@ -166,7 +166,7 @@ def _parse(corpus: ParsedCorpus, folder: Path) -> None:
         if not len(numbers):
             raise UserError(f'{corpus.name} has no {split} {nouns}{malformed.summary()}: {corpus.empty_advice}')
         np.save(folder / 'rows.tmp.npy', numbers)
-        temporary.commit(folder / 'rows.tmp.npy', folder / f'{split}-{digest}.npy')
+        temporary.sync_and_rename(folder / 'rows.tmp.npy', folder / f'{split}-{digest}.npy')
     for path in folder.glob('*.unfinished'):
         # Of a killed command.
         path.unlink(missing_ok=True)
@@ -197,7 +197,7 @@ def _write(read: Read, path: Path, strict: bool, progress: Callable[[int], Any] 
     from remixer_tasks.corpora import arrow_files
 
     with contextlib.suppress(OSError, ValueError):
-        return untrusted_files.parse(arrow_files.read_notes(path))
+        return untrusted_files.parse_json(arrow_files.read_notes(path))
     malformed = Malformed(strict)
 
     def documents() -> Iterator[bytes]:
@@ -210,7 +210,7 @@ def _write(read: Read, path: Path, strict: bool, progress: Callable[[int], Any] 
     try:
         with cache.writing():
             arrow_files.write(unfinished, documents(), lambda: json.dumps(malformed.counts()))
-            temporary.commit(unfinished, path)
+            temporary.sync_and_rename(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
     return malformed.counts()

@@ -65,10 +65,10 @@ def adding(entry: Path) -> Iterator[Path]:
     """
     with writing():
         entry.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.entry(entry.parent, f'{entry.name}.') as path:
+        with temporary.temporary_path(entry.parent, f'{entry.name}.') as path:
             yield path
             try:
-                temporary.commit(path, entry)
+                temporary.sync_and_rename(path, entry)
             except OSError:
                 # A folder does not replace a folder that another run has made.
                 if not entry.is_dir():
@@ -98,7 +98,7 @@ def filling(folder: Path, name: str) -> Iterator[bool]:
         try:
             yield not (folder / SEAL).exists()
         except UserError:
-            temporary.remove(folder)
+            temporary.remove_path(folder)
             raise
         finally:
             lock.release()
@@ -125,13 +125,13 @@ def seal(folder: Path) -> None:
     files = [path for path in sorted(folder.iterdir()) if path.name not in (SEAL, _LOCK) and path.suffix != _UNFINISHED]
     unfinished = (folder / SEAL).with_suffix(_UNFINISHED)
     unfinished.write_text(json.dumps({path.name: path.stat().st_size for path in files}))
-    temporary.commit(unfinished, folder / SEAL)
+    temporary.sync_and_rename(unfinished, folder / SEAL)
 
 
 def check(folder: Path) -> None:
     """Raises UserError if a file of the seal of `folder` is missing or has another size."""
     try:
-        sizes = untrusted_files.parse(untrusted_files.read_bytes(folder / SEAL))
+        sizes = untrusted_files.parse_json(untrusted_files.read_bytes(folder / SEAL))
         damaged = [name for name, size in sizes.items() if (folder / name).stat().st_size != size]
     except (OSError, ValueError, AttributeError) as error:
         # A damaged seal may not be an object, and may have names that are too long for the disk.

@@ -94,7 +94,7 @@ def _fetch(dataset: Dataset, download: Download, folder: Path, source: str | Non
         return False
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with temporary.entry(folder, '.get-') as temporary_folder:
+        with temporary.temporary_path(folder, '.get-') as temporary_folder:
             temporary_folder.mkdir()
             file = temporary_folder / file_name
             if source is None:
@@ -139,7 +139,7 @@ def _is_hidden(name: str) -> bool:
 def _place(file: Path, place: Path) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     if not place.exists():
-        temporary.commit(file, place)
+        temporary.sync_and_rename(file, place)
     elif not place.is_file() or _sha256(place) != _sha256(file):
         raise UserError(f'{place} is there, but is not the published file; move it away and type the command again')
 

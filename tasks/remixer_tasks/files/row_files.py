@@ -40,7 +40,7 @@ _NOT_UTF_8 = re.compile('[\udc80-\udcff]')
 def opened(path: str, advice: str) -> Iterator[Any]:
     """Opens a file, decompressed if its name ends in .gz, for reading bytes. Errors raise UserError with `advice`."""
     try:
-        with io.BufferedReader(_Remote(path), _CHUNK) if '://' in path else untrusted_files.opened(path) as file:
+        with io.BufferedReader(_Remote(path), _CHUNK) if '://' in path else untrusted_files.open_file(path) as file:
             if path.endswith('.gz'):
                 with gzip.GzipFile(fileobj=file) as decompressed:
                     yield decompressed
@@ -166,7 +166,7 @@ def json_rows(path: str, longest: int, malformed: Malformed, encoding: str = 'ut
             continue
         try:
             # Other programs write NaN where a value is missing.
-            row, problem = untrusted_files.parse(line, odd_numbers=True), 'the line is not a JSON object'
+            row, problem = untrusted_files.parse_json(line, odd_numbers=True), 'the line is not a JSON object'
         except untrusted_files.NotJson as error:
             row, problem = None, str(error)
         if isinstance(row, dict):

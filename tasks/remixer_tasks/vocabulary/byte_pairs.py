@@ -20,7 +20,7 @@ from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.errors import UserError
 
-VOCABULARY, MERGES, BOTH = 'vocab.json', 'merges.txt', tokenizer_files.BOTH
+VOCABULARY, MERGES, BOTH = 'vocab.json', 'merges.txt', tokenizer_files.TOKENIZER
 # The settings of tokenizer.json that this module implements, by component.
 _MODEL: dict[str, Any] = {
     'type': 'BPE',
@@ -99,7 +99,9 @@ class BytePairs(Vocabulary):
             raise UserError(f'{folder} has neither {VOCABULARY} and {MERGES} nor {BOTH}; give the folder of a GPT-2')
         if not isinstance(pieces, dict) or not isinstance(merges, list) or not pieces:
             raise UserError(f'{folder} has no byte pairs in its tokenizer; give the folder of a GPT-2')
-        tokenizer_files.check_settings(tokenizer_files.config(folder), _CONFIG, str(folder / tokenizer_files.CONFIG))
+        tokenizer_files.check_settings(
+            tokenizer_files.read_config(folder), _CONFIG, str(folder / tokenizer_files.CONFIG)
+        )
         added = tokenizer_files.added_tokens(folder)
         ids = list({**pieces, **added}.values())
         if sorted(map(str, ids)) != sorted(map(str, range(len(ids)))) or not 0 <= self.end_id < len(ids):
@@ -164,7 +166,7 @@ class BytePairs(Vocabulary):
 
     @functools.cached_property
     def _split_added(self) -> Callable[[str], list[str]]:
-        return tokenizer_files.splitter(self._files[2])
+        return tokenizer_files.make_splitter(self._files[2])
 
     def _merge(self, word: str) -> list[str]:
         """The pieces of a word, in O(n log n): a heap has the pairs by rank and place, lists have the neighbours."""

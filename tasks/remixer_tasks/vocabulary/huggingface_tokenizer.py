@@ -100,7 +100,7 @@ class HuggingFaceTokenizer(Vocabulary):
         _, _, after = self._loaded
         if self._end is None and after:
             return after[-1] + self._shift
-        end = self._end or tokenizer_files.config(pathlib.Path(self._path).parent).get('eos_token')
+        end = self._end or tokenizer_files.read_config(pathlib.Path(self._path).parent).get('eos_token')
         end = end.get('content') if isinstance(end, dict) else end
         index = self._tokenizer.token_to_id(end) if isinstance(end, str) else None
         if index is None:

@@ -121,7 +121,7 @@ def read(path: str) -> Any:
     if not os.path.isfile(path):
         raise UserError(f'there is no file {path}; give a tokenizer.json or vocab.txt of a BERT')
     folder = pathlib.Path(path).parent
-    config = tokenizer_files.config(folder)
+    config = tokenizer_files.read_config(folder)
     try:
         if path.endswith('.txt'):
             tokenizer = tokenizers.BertWordPieceTokenizer(

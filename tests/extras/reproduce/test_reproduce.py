@@ -57,7 +57,7 @@ def test_every_stage_and_model_is_a_valid_configuration(scale):
                 if stage.after:
                     flags['INITIAL_CHECKPOINT_PATH'] = '/nowhere'
                 files = [*stage.files, *row.files]
-                given = loading.Given(
+                given = loading.ConfigSources(
                     files, [(k, str(v)) for k, v in flags.items()], model=loading.model_files(row.model)
                 )
                 loading.load(given, train.ROOT, partial=False)
