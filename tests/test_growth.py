@@ -122,7 +122,7 @@ READERS = {
     'texts of infer': drain(TextInputs),
     'JSON lines': drain(untrusted_files.read_json_lines),
     'JSON': parse_json(untrusted_files.parse_json),
-    'gin of a checkpoint': lambda path: changes.bindings(pathlib.Path(path).read_text()),
+    'gin of a checkpoint': lambda path: changes.parse_bindings(pathlib.Path(path).read_text()),
 }
 
 

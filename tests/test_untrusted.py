@@ -154,7 +154,7 @@ def _texts(path):
 def _checkpoint(path):
     from remixer_t5x.checkpoints import saved_params
 
-    return saved_params.read_record(saved_params.find_step(str(path.parent / 'run')))
+    return saved_params.read_record(saved_params.find_checkpoint(str(path.parent / 'run')))
 
 
 READERS = {

@@ -74,8 +74,8 @@ def _list_of_a_checkpoint(path):
 
     from remixer_t5x.checkpoints import durable
 
-    with under_the_name(path, durable.LIST):
-        durable.check(epath.Path(path.parent))
+    with under_the_name(path, durable.FILE_LIST):
+        durable.check_files(epath.Path(path.parent))
 
 
 def _description_of_an_array(path):

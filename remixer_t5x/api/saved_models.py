@@ -92,7 +92,7 @@ def _load(
                 f'{folder} is not a folder; give a MODEL_DIR, a checkpoint, or a Hugging Face T5 folder, or hf://NAME '
                 'for a model on the Hub'
             )
-        is_hugging_face = (folder / folders.CONFIG).is_file() and not saved_params.steps_in(
+        is_hugging_face = (folder / folders.CONFIG).is_file() and not saved_params.list_steps(
             folder / model_dir.CHECKPOINTS
         )
     if is_hugging_face and shared_folder.is_shared(pathlib.Path(folder)):
@@ -104,9 +104,9 @@ def _load(
         return _load_hugging_face(str(folder), lengths, partitioner, vocabulary)
     if vocabulary is not None:
         raise UserError(f'vocabulary= is for a Hugging Face folder; {folder} has its own: leave it out')
-    checkpoint = find(str(folder))
-    model, vocab, run_lengths = described(checkpoint)
-    params = restore(checkpoint, model, vocab, partitioner)
+    checkpoint = find_checkpoint(str(folder))
+    model, vocab, run_lengths = read_model(checkpoint)
+    params = restore_params(checkpoint, model, vocab, partitioner)
     return _trained_model(model, params, vocab, checkpoint, partitioner, run_lengths, lengths)
 
 
@@ -120,10 +120,10 @@ def check_gin(shared: shared_folder.Shared, advice: str) -> None:
         )
 
 
-def described(checkpoint: str) -> tuple[Any, Any, Mapping[str, int]]:
+def read_model(checkpoint: str) -> tuple[Any, Any, Mapping[str, int]]:
     """Returns a checkpoint's model, vocabulary and TASK_FEATURE_LENGTHS, as configured by its run's gin text."""
     with saved_gin(checkpoint) as gin_file:
-        return _read_gin(gin_file, task_vocabulary.saved(run_of(checkpoint)))
+        return _read_gin(gin_file, task_vocabulary.saved_flags(containing_model_dir(checkpoint)))
 
 
 def _read_gin(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> tuple[Any, Any, Mapping[str, int]]:
@@ -132,14 +132,14 @@ def _read_gin(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> tuple[Any
     model, vocabulary, lengths = loading.values(given, 'MODEL', *given.defaults, only=True)
     if vocabulary is None:
         loading.load(given, '%MODEL')
-        vocabulary = pipeline.vocabulary(resolved.call_configured(pipeline.DatasetConfig, 'train'))
+        vocabulary = pipeline.get_vocabulary(resolved.call_configured(pipeline.DatasetConfig, 'train'))
     if isinstance(model, Model):
         loading.load(dataclasses.replace(given, flags=()), '%MODEL', only=True)
         model = dataclasses.replace(model, config=loading.config_text())
     return model, vocabulary, lengths
 
 
-def restore(checkpoint: str, model: Any, vocabulary: Any, partitioner: Partitioner) -> Any:
+def restore_params(checkpoint: str, model: Any, vocabulary: Any, partitioner: Partitioner) -> Any:
     """The parameters in `checkpoint`, on the partitioner's devices. Raises UserError if they do not fit."""
     record = task_vocabulary.record(vocabulary)
     return saved_params.restore_params(checkpoint, _abstract(model, partitioner), record, WHAT)
@@ -150,10 +150,10 @@ def _abstract(model: Any, partitioner: Partitioner) -> Any:
     return saved_params.abstract_params(model, batch_formats.smallest_shapes(model.model_type), partitioner)
 
 
-def find(path: str) -> str:
+def find_checkpoint(path: str) -> str:
     """Returns the newest checkpoint, or the best of a task if there is no other."""
     try:
-        return str(saved_params.find_step(path, WHAT))
+        return str(saved_params.find_checkpoint(path, WHAT))
     except UserError:
         if not (best_checkpoints := best.best_checkpoints(path)):
             raise
@@ -163,7 +163,7 @@ def find(path: str) -> str:
 @contextlib.contextmanager
 def saved_gin(checkpoint: str) -> Iterator[str]:
     """The gin file of the MODEL_DIR that `checkpoint` is in, on a disk: gin files are not read from buckets."""
-    run = run_of(checkpoint)
+    run = containing_model_dir(checkpoint)
     file = model_dir.saved_gin(run)
     if file is None:
         names = f'{model_dir.CONFIG} nor {model_dir.CONVERTED}'
@@ -177,7 +177,7 @@ def saved_gin(checkpoint: str) -> Iterator[str]:
         yield str(copy)
 
 
-def run_of(checkpoint: str) -> epath.Path:
+def containing_model_dir(checkpoint: str) -> epath.Path:
     """Returns the MODEL_DIR that contains `checkpoint`. Raises UserError if there is none."""
     folder = model_dir.find_enclosing(checkpoint)
     if folder is None:
@@ -205,7 +205,7 @@ def _load_shared(
     arrays, _, record = shared.params()
     # Untrusted code would otherwise be imported if a file had the name of a module that is not loaded yet.
     with shared.importable_code() if trust_gin else contextlib.nullcontext():
-        model, vocabulary, run_lengths = _read_gin_text(shared.gin_text(), task_vocabulary.saved(folder))
+        model, vocabulary, run_lengths = _read_gin_text(shared.gin_text(), task_vocabulary.saved_flags(folder))
     ours = task_vocabulary.record(vocabulary)
     if record['vocabulary'] != ours:
         raise UserError(

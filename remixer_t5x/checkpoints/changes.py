@@ -10,7 +10,7 @@ MAX_SHOWN = 6
 _POSITION_MIXERS = ('remixer', 'gmlp', 'mlp_mixer')
 
 
-def bindings(config: str) -> dict[str, str]:
+def parse_bindings(config: str) -> dict[str, str]:
     """Returns values by macro or `module.Class.argument` of an operative gin text, which indents continuation lines."""
     values: dict[str, list[str]] = {}
     name = None
@@ -28,7 +28,7 @@ def bindings(config: str) -> dict[str, str]:
 
 def describe_config(old: str, new: str) -> str:
     """Lists the settings that differ, as `LEARNING_RATE 0.001 -> 0.01, ...`; empty if none does or a text is empty."""
-    before, now = bindings(old), bindings(new)
+    before, now = parse_bindings(old), parse_bindings(new)
     if not before or not now:
         return ''
     harmless = {name for name in (*before, *now) if name in HARMLESS or name.endswith(('.model_dir', '.restore'))}

@@ -25,12 +25,12 @@ from remixer_t5x import safe_paths, temporary, untrusted_files
 from remixer_t5x.errors import UserError, reason
 from remixer_t5x.run_folder import object_store
 
-LIST = 'files.json'
+FILE_LIST = 'files.json'
 # Orbax writes these after the list, or adds to them.
 _AFTER_LIST = ('_CHECKPOINT_METADATA', 'commit_success.txt')
 
 
-class Damaged(UserError):
+class DamagedCheckpoint(UserError):
     """The files of a checkpoint differ from what was written."""
 
 
@@ -59,14 +59,16 @@ class ManifestCommit(ocp.path.atomicity.CommitFileTemporaryPath):
     async def finalize(self) -> None:
         final: epath.Path = self.get_final()
         # An item (`state`, `data`, `run`) belongs to the list of its step.
-        if is_step(final.name):
+        if is_step_name(final.name):
             contents = object_store.list_objects(final) or {}
             listed = {name: entry for name, entry in contents.items() if name not in _AFTER_LIST}
-            (final / LIST).write_text(json.dumps(listed))
+            (final / FILE_LIST).write_text(json.dumps(listed))
         await super().finalize()
 
 
-def options(folder: epath.Path, keep: int | None = None, background: bool = False) -> ocp.CheckpointManagerOptions:
+def manager_options(
+    folder: epath.Path, keep: int | None = None, background: bool = False
+) -> ocp.CheckpointManagerOptions:
     """Returns options for Orbax to write checkpoints into `folder` and keep the newest `keep` (None keeps all)."""
     return ocp.CheckpointManagerOptions(
         max_to_keep=keep,
@@ -93,7 +95,7 @@ def _barrier() -> Callable[..., None]:
     return barrier
 
 
-def is_step(name: str) -> bool:
+def is_step_name(name: str) -> bool:
     """Returns whether a folder of this name can be the checkpoint of a step: `20`, but neither `020` nor `²`."""
     return re.fullmatch('0|[1-9][0-9]{0,17}', name) is not None
 
@@ -105,15 +107,15 @@ def commit(written: pathlib.Path, final: pathlib.Path) -> None:
         with path.open('rb') as file:
             digest = hashlib.file_digest(file, 'sha256').hexdigest()
         files[path.relative_to(written).as_posix()] = [path.stat().st_size, digest]
-    (written / LIST).write_text(json.dumps(files))
+    (written / FILE_LIST).write_text(json.dumps(files))
     temporary.sync_and_rename(written, final)
     # These folders, up to MODEL_DIR's own entry, may be new too.
     for folder in list(final.parents)[1:3]:
         temporary.sync(folder)
 
 
-def check(folder: epath.Path) -> None:
-    """Raises Damaged with the name of the first file that is missing, truncated, or changed.
+def check_files(folder: epath.Path) -> None:
+    """Raises DamagedCheckpoint with the name of the first file that is missing, truncated, or changed.
 
     On a disk, reads every file once; in a bucket, reads the sizes and checksums that the bucket reports. Raises
     UserError if the list names files outside of the folder.
@@ -142,25 +144,25 @@ def check(folder: epath.Path) -> None:
             if not problem and is_same_kind and digest_now != digest:
                 problem = 'differs from what was written'
         if problem:
-            raise Damaged(f'the checkpoint at {folder} is damaged: {name} {problem}')
+            raise DamagedCheckpoint(f'the checkpoint at {folder} is damaged: {name} {problem}')
 
 
 def _read_list(folder: epath.Path) -> dict[str, list[Any]]:
     try:
-        listed = untrusted_files.parse_json(untrusted_files.read_bytes(folder / LIST))
+        listed = untrusted_files.parse_json(untrusted_files.read_bytes(folder / FILE_LIST))
         entries = listed.values() if isinstance(listed, dict) else [None]
         if not all(isinstance(entry, list) and [*map(type, entry)] == [int, str] for entry in entries):
             raise untrusted_files.NotJson('it is not a list of files')
     except (OSError, untrusted_files.NotJson) as error:
         is_missing = isinstance(error, FileNotFoundError)
         problem = 'is missing' if is_missing else f'cannot be read ({reason(error)})'
-        raise Damaged(f'the checkpoint at {folder} is damaged: {LIST} {problem}') from error
+        raise DamagedCheckpoint(f'the checkpoint at {folder} is damaged: {FILE_LIST} {problem}') from error
     return listed
 
 
 def _size_and_digest(folder: pathlib.Path, name: str, digest: str) -> list[Any]:
     """Returns the size and SHA-256 of a listed file; only the size if `digest` is a bucket's. Raises OSError."""
-    with untrusted_files.open_file(safe_paths.resolve_inside(folder, name, str(folder / LIST))) as file:
+    with untrusted_files.open_file(safe_paths.resolve_inside(folder, name, str(folder / FILE_LIST))) as file:
         size = os.fstat(file.fileno()).st_size
         is_from_bucket = digest.startswith(object_store.CRC32C)
         return [size, '' if is_from_bucket else hashlib.file_digest(file, 'sha256').hexdigest()]

@@ -48,11 +48,11 @@ class Checkpoints:
 
     def __init__(self, folder: epath.Path, keep: int | None = 3):
         self.folder = folder / model_dir.CHECKPOINTS
-        self._options = durable.options(self.folder, keep, background=True)
+        self._options = durable.manager_options(self.folder, keep, background=True)
         self._open()
 
     def _open(self) -> None:
-        with saved_params.user_errors(self.folder, 'opened'):
+        with saved_params.convert_errors(self.folder, 'opened'):
             self._manager = ocp.CheckpointManager(
                 self.folder, options=self._options, item_names=('state', 'data', 'run')
             )
@@ -68,13 +68,13 @@ class Checkpoints:
         """Returns the step of the newest complete checkpoint, or None."""
         return max(self.steps(), default=None)
 
-    def set_aside(self, step: int) -> epath.Path:
+    def move_away(self, step: int) -> epath.Path:
         """Moves an unusable checkpoint to MODEL_DIR/damaged, and returns its new folder.
 
         One process calls this, and then all processes call `reopen`.
         """
         target = self.folder.parent / 'damaged' / str(step)
-        with saved_params.user_errors(self.folder / str(step), 'moved away'):
+        with saved_params.convert_errors(self.folder / str(step), 'moved away'):
             target.parent.mkdir(exist_ok=True)
             if target.exists():
                 target.rmtree()
@@ -109,12 +109,13 @@ class Checkpoints:
     def restore(self, step: int, abstract_state: State) -> tuple[State, Position]:
         """Restores the state in the shapes and shardings of `abstract_state`, and the data position of all streams.
 
-        Raises UserError if the checkpoint does not fit or cannot be read, durable.Damaged if a number is not finite.
+        Raises UserError if the checkpoint does not fit or cannot be read, and durable.DamagedCheckpoint if an array
+        contains NaN or infinity.
         """
         folder = self.folder / str(step)
         shapes = saved_params.saved_shapes(folder / 'state')
         saved_params.check_fit(folder, shapes, saved_params.array_shapes(abstract_state))
-        with saved_params.user_errors(folder, 'read'):
+        with saved_params.convert_errors(folder, 'read'):
             items = self._manager.restore(
                 step,
                 args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state), data=ocp.args.JsonRestore()),
@@ -123,7 +124,7 @@ class Checkpoints:
         saved_params.check_finite(folder, items['state'])
         return items['state'], position
 
-    def run(self, step: int) -> dict[str, Any]:
+    def read_record(self, step: int) -> dict[str, Any]:
         """Reads the record `run` of a checkpoint, without its arrays."""
         return saved_params.read_record(self.folder / str(step))
 
@@ -158,7 +159,7 @@ class Checkpoints:
             raise
         except Exception as error:
             raise SaveFailed(
-                f'{what} could not be written to {self.folder}: {saved_params.cause(error)}; check the space and '
+                f'{what} could not be written to {self.folder}: {saved_params.root_cause(error)}; check the space and '
                 f'rights there and run the same command again ({self._newest_message()})'
             ) from error
 
@@ -187,9 +188,9 @@ def write_params(
     Returns once it is on disk. Raises UserError if it cannot be written.
     """
     items = ocp.args.Composite(state=ocp.args.StandardSave({'params': params}), run=ocp.args.JsonSave(dict(run)))
-    options = durable.options(folder)
+    options = durable.manager_options(folder)
     with (
-        saved_params.user_errors(folder / str(step), 'written'),
+        saved_params.convert_errors(folder / str(step), 'written'),
         ocp.CheckpointManager(folder, options=options, item_names=('state', 'run')) as writer,
     ):
         if step in writer.all_steps():
@@ -228,7 +229,7 @@ def check_compatible(saved: Mapping[str, Any], current: Mapping[str, Any]) -> No
                 f'the checkpoint was trained with {shown} = {saved.get(key)!r} and this run has '
                 f'{current.get(key)!r}; give the same value, or {_PARAMETERS_ALONE}'
             )
-    changed = fingerprint.difference(saved.get('data') or {}, current.get('data') or {})
+    changed = fingerprint.describe_difference(saved.get('data') or {}, current.get('data') or {})
     if changed:
         raise UserError(
             f'the data has changed since the checkpoint: {changed}; bring back what it was, or {_PARAMETERS_ALONE}'

@@ -38,7 +38,7 @@ UNREADABLE = 'copy the checkpoint again, or use another'
 Arrays = dict[str, jax.Array]
 
 
-class Saved:
+class SavedParams:
     """The parameters of a checkpoint and of its base by name, such as `encoder/run_0/layer/...`.
 
     Averages replace the last values if the optimizer kept them (`parameter_averages`).
@@ -49,7 +49,7 @@ class Saved:
         shapes: shapes of all arrays; an array of the checkpoint has precedence over the base's.
     """
 
-    def __init__(self, step: epath.Path, record: Mapping[str, Any], base: 'Saved | None' = None):
+    def __init__(self, step: epath.Path, record: Mapping[str, Any], base: 'SavedParams | None' = None):
         self.step, self.record, self._base = step, record, base
         # Read only once: Orbax opens every array to answer, and each is a request to a bucket.
         self._state = saved_shapes(step / 'state')
@@ -68,7 +68,7 @@ class Saved:
     def read(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
         """Reads the arrays of these names, all of which `shapes` has, in these shapes and shardings.
 
-        Raises UserError if they cannot be read, durable.Damaged if a number is not finite.
+        Raises UserError if they cannot be read, durable.DamagedCheckpoint if a number is not finite.
         """
         here = {name: leaf for name, leaf in abstract.items() if name in self.saved_shapes}
         in_base = {name: leaf for name, leaf in abstract.items() if name not in here}
@@ -96,7 +96,7 @@ class Saved:
         if not abstract:
             return {}
         item = traverse_util.unflatten_dict(parameter_averages.saved_arrays(abstract, self._state), sep='/')
-        with user_errors(self.step, 'read'), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        with convert_errors(self.step, 'read'), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
             restore_args = ocp.checkpoint_utils.construct_restore_args(item)
             args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
             arrays = traverse_util.flatten_dict(reader.restore(self.step / 'state', args=args), sep='/')
@@ -105,7 +105,7 @@ class Saved:
         return params
 
 
-def cause(error: BaseException) -> str:
+def root_cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     if 'No space left' in str(error):
@@ -114,45 +114,47 @@ def cause(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def user_errors(path: epath.Path, done: str) -> Iterator[None]:
+def convert_errors(path: epath.Path, done: str) -> Iterator[None]:
     """Converts errors of the checkpoint library into a UserError that says why `path` cannot be `done` ('read')."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        reason = cause(error)
+        reason = root_cause(error)
         if done == 'read' and isinstance(error, AttributeError | KeyError | TypeError | json.JSONDecodeError):
             reason = f'a file that describes it is damaged ({type(error).__name__}: {reason}); {UNREADABLE}'
         raise UserError(f'the checkpoint at {path} cannot be {done}: {reason}') from error
 
 
-def verify(folder: epath.Path, listed: bool = False) -> None:
+def verify_files(folder: epath.Path, listed: bool = False) -> None:
     """Checks the files of a checkpoint in the first process, before any process reads them.
 
-    Raises durable.Damaged if a file differs from what was written, UserError if a link or a name leaves the folder.
-    `listed` requires a list of files.
+    Raises durable.DamagedCheckpoint if a file differs from what was written, and UserError if a link or a file name
+    leads out of the folder. `listed` requires a list of files.
     """
     damage = None
     model_dir.check_name(folder)
     if jax.process_index() == 0:
         safe_paths.check_inside(folder)
         try:
-            if listed or (folder / durable.LIST).exists():
-                durable.check(folder)
+            if listed or (folder / durable.FILE_LIST).exists():
+                durable.check_files(folder)
             # After the comparison, or a damaged checkpoint would be reported as malicious.
             untrusted.check_descriptions(folder)
-        except durable.Damaged as error:
+        except durable.DamagedCheckpoint as error:
             damage = str(error)
     if damage := collectives.broadcast(damage):
-        raise durable.Damaged(damage)
+        raise durable.DamagedCheckpoint(damage)
 
 
 def check_finite(folder: epath.Path, tree: Any) -> None:
-    """Raises durable.Damaged with the name of an array that contains NaN or infinity."""
+    """Raises durable.DamagedCheckpoint with the name of an array that contains NaN or infinity."""
     name = train_state.first_nonfinite(tree)
     if name:
-        raise durable.Damaged(f'the checkpoint at {folder} contains numbers that are not finite, first in {name}')
+        raise durable.DamagedCheckpoint(
+            f'the checkpoint at {folder} contains numbers that are not finite, first in {name}'
+        )
 
 
 def array_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
@@ -162,7 +164,7 @@ def array_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 
 def saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of the checkpoint's arrays by name, such as `params/encoder/run_0/layer/...`."""
-    with user_errors(path, 'read'):
+    with convert_errors(path, 'read'):
         metadata = ocp.StandardCheckpointer().metadata(path)
         described = getattr(metadata, 'item_metadata', metadata)
         if described is None:
@@ -185,14 +187,14 @@ def check_fit(checkpoint: epath.Path, saved: changes.Shapes, current: changes.Sh
 
 def read_record(step: epath.Path) -> dict[str, Any]:
     """Reads the record of the run in the checkpoint at `step`, without its arrays."""
-    with user_errors(step, 'read'):
+    with convert_errors(step, 'read'):
         return untrusted_files.read_object(step / 'run' / 'metadata', UNREADABLE)
 
 
-def fingerprint(step: epath.Path) -> str:
+def checkpoint_fingerprint(step: epath.Path) -> str:
     """Returns an identifier of the checkpoint that copies share: the hash of the list of its files' hashes."""
-    with user_errors(step, 'read'):
-        return hashlib.sha256(untrusted_files.read_bytes(step / durable.LIST)).hexdigest()
+    with convert_errors(step, 'read'):
+        return hashlib.sha256(untrusted_files.read_bytes(step / durable.FILE_LIST)).hexdigest()
 
 
 def base_path(step: epath.Path) -> epath.Path:
@@ -214,7 +216,7 @@ def abstract_params(model: Any, batch_shapes: Any, partitioner: Partitioner) -> 
     )
 
 
-def find_step(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> epath.Path:
+def find_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> epath.Path:
     """Returns the folder of one checkpoint: `path` itself, or the newest step of a MODEL_DIR or its `checkpoints`.
 
     Raises UserError, which calls the path `setting`, if there is none.
@@ -224,7 +226,7 @@ def find_step(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> epath.Path
         for folder in (start, start / model_dir.CHECKPOINTS):
             if is_complete(folder):
                 return folder
-            if steps := steps_in(folder):
+            if steps := list_steps(folder):
                 return folder / str(steps[-1])
     near = [child.name for child in (start.parent.iterdir() if start.parent.is_dir() else ()) if child.is_dir()]
     raise UserError(
@@ -233,12 +235,12 @@ def find_step(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> epath.Path
     )
 
 
-def steps_in(folder: epath.Path) -> list[int]:
+def list_steps(folder: epath.Path) -> list[int]:
     """Returns the steps of the complete checkpoints directly in `folder`, oldest first."""
     with object_store.wrap_read_errors(folder):
         if not folder.is_dir():
             return []
-        names = [child.name for child in folder.iterdir() if durable.is_step(child.name) and is_complete(child)]
+        names = [child.name for child in folder.iterdir() if durable.is_step_name(child.name) and is_complete(child)]
     return sorted(map(int, names))
 
 
@@ -248,19 +250,19 @@ def is_complete(step: epath.Path) -> bool:
     return (step / 'state').exists() and ocp.utils.is_checkpoint_finalized(step)
 
 
-def find_all(paths: str, setting: str = 'CHECKPOINT_PATH') -> list[epath.Path]:
-    """Returns `find_step` of each of `paths`, which are separated by commas.
+def find_checkpoints(paths: str, setting: str = 'CHECKPOINT_PATH') -> list[epath.Path]:
+    """Returns `find_checkpoint` of each of `paths`, which are separated by commas.
 
     Raises UserError if two have the same step, because the results of evaluations would be mixed.
     """
-    checkpoints = [find_step(path.strip(), setting) for path in paths.split(',') if path.strip()]
+    checkpoints = [find_checkpoint(path.strip(), setting) for path in paths.split(',') if path.strip()]
     steps = [folder.name for folder in checkpoints]
     if not steps or len({*steps}) < len(steps):
         raise UserError(f'{setting} must name one or more checkpoints of different steps, got {paths!r}')
     return checkpoints
 
 
-def follow(
+def follow_checkpoints(
     path: str,
     timeout: float,
     until: int | None = None,
@@ -277,8 +279,8 @@ def follow(
     seen: set[int] = set()
     quiet_since = time.monotonic()
     while True:
-        folder = run if steps_in(run) else run / model_dir.CHECKPOINTS
-        fresh = next((step for step in steps_in(folder) if step not in seen), None)
+        folder = run if list_steps(run) else run / model_dir.CHECKPOINTS
+        fresh = next((step for step in list_steps(folder) if step not in seen), None)
         if fresh is not None:
             seen.add(fresh)
             if fresh not in done:
@@ -292,34 +294,36 @@ def follow(
             time.sleep(min(poll, timeout))
     if not seen:
         # Raises the error of a named checkpoint, with the nearest name.
-        find_step(path, setting)
+        find_checkpoint(path, setting)
 
 
-def opened(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> Saved:
-    """Opens the parameters of another run's checkpoint; `path` as in `find_step`. Reads no array.
+def open_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> SavedParams:
+    """Opens the parameters of another run's checkpoint; `path` as in `find_checkpoint`. Reads no array.
 
     Raises UserError if `path` has no checkpoint, if it is damaged, or if the base of its adapters is not where it was.
     """
-    step = find_step(path, setting)
-    verify(step)
+    step = find_checkpoint(path, setting)
+    verify_files(step)
     if collectives.is_distributed():
-        listed = (step / durable.LIST).exists()
-        collectives.check_same({f'the checkpoint {step}': fingerprint(step) if listed else 'unlisted'})
+        listed = (step / durable.FILE_LIST).exists()
+        collectives.check_same({f'the checkpoint {step}': checkpoint_fingerprint(step) if listed else 'unlisted'})
     record = read_record(step)
     if BASE not in record:
-        return Saved(step, record)
-    base = find_step(str(base_path(step)), f'the base of the adapters in {step.parent.parent}, by its {BASE_FILE},')
-    if fingerprint(base) != record[BASE]:
+        return SavedParams(step, record)
+    base = find_checkpoint(
+        str(base_path(step)), f'the base of the adapters in {step.parent.parent}, by its {BASE_FILE},'
+    )
+    if checkpoint_fingerprint(base) != record[BASE]:
         raise UserError(
             f'{base} is not the checkpoint that {step} adds to; write the path of that one into '
             f'{step.parent.parent / BASE_FILE}'
         )
-    verify(base)
+    verify_files(base)
     # One level: `convert --to_adapters` compares whole parameters.
-    return Saved(step, record, Saved(base, read_record(base)))
+    return SavedParams(step, record, SavedParams(base, read_record(base)))
 
 
-def check_vocabulary(saved: Saved, vocabulary: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> None:
+def check_vocabulary(saved: SavedParams, vocabulary: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> None:
     """Raises UserError if the checkpoint's vocabulary does not have the record `vocabulary`."""
     if saved.record.get('vocabulary') != vocabulary:
         raise UserError(
@@ -342,7 +346,7 @@ def restore_params(
     Raises UserError if `path` has no checkpoint, has another vocabulary or other shapes than this run, or is damaged;
     the error calls the path `setting`.
     """
-    saved = opened(path, setting)
+    saved = open_checkpoint(path, setting)
     if vocabulary is not None:
         check_vocabulary(saved, vocabulary, setting)
     abstract = traverse_util.flatten_dict(abstract_params, sep='/')

@@ -163,7 +163,7 @@ def _run_sources(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, s
     if not first or first[0] in '%@([':
         return [], []
     folder = model_dir.find_enclosing(first)
-    flags = task_vocabulary.saved(folder)
+    flags = task_vocabulary.saved_flags(folder)
     if args.gin_file or '://' in first:
         return [], flags
     file = None if folder is None else model_dir.saved_gin(folder)
@@ -172,7 +172,7 @@ def _run_sources(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, s
             from remixer_t5x.checkpoints import saved_params
 
         # Raises UserError if there is no checkpoint, with the nearest one.
-        saved_params.find_step(first, '--checkpoint')
+        saved_params.find_checkpoint(first, '--checkpoint')
         return [], flags
     if not getattr(args, 'process_index', None):
         print(f'no --gin_file is given: reading {file}', file=sys.stderr)

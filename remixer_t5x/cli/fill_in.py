@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
     from remixer_t5x.run_folder import model_dir
 
     dataset = pipeline.DatasetConfig(mixture, lengths, BATCH_SIZE, 'validation', False, *data)
-    vocab = pipeline.vocabulary(dataset)
+    vocab = pipeline.get_vocabulary(dataset)
     if not sentinels.of(vocab)[1]:
         raise UserError('the vocabulary has no sentinels; use a span-corruption task')
     interface.require_type(model, batch_formats.ENCODER_DECODER, 'fill_in')

@@ -75,7 +75,7 @@ def settings_of(args: argparse.Namespace) -> tuple[TextInference, str | None]:
     if settings.vocabulary is None:
         # This loads another configuration.
         (mixture,) = arguments.values(args, 'MIXTURE_OR_TASK_NAME', base=BASE)
-        settings = dataclasses.replace(settings, vocabulary=task_vocabulary.of(pipeline.get_task(mixture)))
+        settings = dataclasses.replace(settings, vocabulary=task_vocabulary.get_vocabulary(pipeline.get_task(mixture)))
     return settings, template
 
 
@@ -92,7 +92,7 @@ def other_template(checkpoint: str, template: str | None) -> str | None:
         return None
     config = untrusted_files.read_text(folder / model_dir.CONFIG, 'restore it, or remove it')
     try:
-        trained = ast.literal_eval(changes.bindings(config).get('INPUTS', 'None'))
+        trained = ast.literal_eval(changes.parse_bindings(config).get('INPUTS', 'None'))
     except (ValueError, SyntaxError):
         return None
     if trained is None or trained == template:
@@ -169,7 +169,7 @@ class _Reporter:
         cut = f', {counts.cut:,} of all texts cut' if counts.cut else ''
         place = '' if output.is_stdout else f', {counts.written:,} in {output.path}'
         new = counts.written - counts.before
-        self._print(f'{new:,} predictions in {progress.duration(seconds)}{place}{cut}')
+        self._print(f'{new:,} predictions in {progress.format_duration(seconds)}{place}{cut}')
 
     def _print(self, text: str) -> None:
         import jax

@@ -77,7 +77,7 @@ def identity(command: str) -> dict[str, Any]:
 
     # Processes may run in different folders.
     text = loading.config_text(absolute_paths=False)
-    settings = changes.bindings(text)
+    settings = changes.parse_bindings(text)
     return {
         'the command': command,
         **{f'version of {name}': version for name, version in model_dir.package_versions().items()},

@@ -133,7 +133,8 @@ def _print_end(result: Result) -> None:
         numbers.append(f'held-out loss {held_out["loss"]:.4f}{comparison}, perplexity {held_out["perplexity"]:.2f}')
     print(' · '.join(numbers))
     if result.spent:
-        print(f'time         {progress.duration(sum(result.spent.values()))}: {progress.describe_times(result.spent)}')
+        duration = progress.format_duration(sum(result.spent.values()))
+        print(f'time         {duration}: {progress.describe_times(result.spent)}')
     print(f'checkpoint   {result.checkpoint}')
     best_checkpoints = best.best_checkpoints(result.folder)
     for task, record in best_checkpoints.items():

@@ -130,7 +130,7 @@ FORMATS: dict[str, tuple[BatchFormat, ...]] = {
 }
 
 
-def formats(model_type: str) -> tuple[BatchFormat, ...]:
+def get_formats(model_type: str) -> tuple[BatchFormat, ...]:
     """Returns the batch formats of a model type. Raises UserError for an unknown one."""
     if model_type not in FORMATS:
         raise UserError(
@@ -141,7 +141,7 @@ def formats(model_type: str) -> tuple[BatchFormat, ...]:
 
 def batch_format(model_type: str, lengths: Any) -> BatchFormat:
     """Returns the model type's format with exactly these features. Raises UserError for others, or a length below 1."""
-    known = formats(model_type)
+    known = get_formats(model_type)
     if isinstance(lengths, Mapping) and all(type(length) is int and length > 0 for length in lengths.values()):
         for candidate in known:
             if set(candidate.features) == set(lengths):
@@ -168,7 +168,7 @@ def abstract_batch(
         UserError: the model type does not accept these features, or does not accept packed rows.
     """
     if lengths is None:
-        lengths = formats(model_type)[0].example
+        lengths = get_formats(model_type)[0].example
     form = batch_format(model_type, lengths)
     if pack and form.packed is None:
         raise UserError(f'PACK must be False with MODEL_TYPE = {model_type!r}, got True')
@@ -191,7 +191,7 @@ def batch_shapes(
 
 def smallest_shapes(model_type: str) -> dict[str, tuple[int, ...]]:
     """Returns shapes that every model of this type accepts, for parameters that do not depend on them."""
-    return batch_shapes(model_type, dict.fromkeys(formats(model_type)[0].features, 2))
+    return batch_shapes(model_type, dict.fromkeys(get_formats(model_type)[0].features, 2))
 
 
 def text_lengths(lengths: Lengths) -> dict[str, int]:
@@ -199,10 +199,10 @@ def text_lengths(lengths: Lengths) -> dict[str, int]:
 
     A causal language model, whose tasks have targets alone, uses half of a row for the prompt.
     """
-    return dict(lengths) if 'inputs' in lengths else halves(lengths['targets'])
+    return dict(lengths) if 'inputs' in lengths else split_length(lengths['targets'])
 
 
-def halves(length: int) -> dict[str, int]:
+def split_length(length: int) -> dict[str, int]:
     """Splits a row of `length` tokens into a prompt and its continuation."""
     return {'inputs': max(1, length // 2), 'targets': length - length // 2}
 

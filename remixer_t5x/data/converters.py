@@ -175,7 +175,9 @@ def _parse_number(text: tf.Tensor, name: str) -> tf.Tensor:
 
 def check_labels(source: Any, labels: Sequence[str] | None) -> None:
     """Raises UserError, with what to type, unless `labels` include the labels of every task in `source`."""
-    known = dict.fromkeys(label for task in seqio.get_subtasks(source) for label in task_vocabulary.labels(task) or ())
+    known = dict.fromkeys(
+        label for task in seqio.get_subtasks(source) for label in task_vocabulary.get_labels(task) or ()
+    )
     if not all(label in (labels or ()) for label in known):
         value = ', '.join(json.dumps(label, ensure_ascii=False) for label in known)
         raise UserError(

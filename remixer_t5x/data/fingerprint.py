@@ -51,7 +51,7 @@ def _task_record(task: seqio.Task, split: str, use_cached: bool) -> Record:
     # Names are relative to the deepest folder that contains all files.
     start = os.path.commonprefix([path[: path.rfind('/') + 1] for path in paths]).rfind('/') + 1
     reads_content = len(paths) <= MAX_HASHED_FILES
-    marks = {path[start:]: mark(path, reads_content) for path in paths}
+    marks = {path[start:]: file_mark(path, reads_content) for path in paths}
     record.update(files=len(paths), hash=_digest('\n'.join(f'{name}\t{mark}' for name, mark in marks.items())))
     return record | ({'each': marks} if reads_content else {})
 
@@ -74,7 +74,7 @@ def _files(task: seqio.Task, split: str, use_cached: bool) -> list[str] | None:
     return shards if has_files else None
 
 
-def mark(path: str, reads_content: bool = True) -> str:
+def file_mark(path: str, reads_content: bool = True) -> str:
     """Returns the size and, with `reads_content`, a hash of a local file; at most the size of a remote file."""
     if path.startswith(ADDRESSES):
         return _digest(path)
@@ -103,7 +103,7 @@ def _digest(text: str | bytes) -> str:
     return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:16]
 
 
-def difference(old: Mapping[str, Record], new: Mapping[str, Record]) -> str | None:
+def describe_difference(old: Mapping[str, Record], new: Mapping[str, Record]) -> str | None:
     """Describes the first difference of two results of `data_fingerprint` as a clause; None if they are equal."""
     for name in sorted({*old, *new}):
         if name not in new:

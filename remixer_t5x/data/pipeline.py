@@ -65,12 +65,12 @@ class DatasetConfig:
         ranges.check_fields(self)
         abstract_batch(self)
         if self.streams is not None:
-            check_divides(self.batch_size, self.streams, 'streams')
+            check_divisible(self.batch_size, self.streams, 'streams')
         if self.cache_dir and not self.use_cached:
             raise UserError(f'USE_CACHED_TASKS must be True to use CACHE_DIR = {self.cache_dir}, got False')
 
 
-def provider(config: DatasetConfig) -> seqio.Task | seqio.Mixture:
+def get_provider(config: DatasetConfig) -> seqio.Task | seqio.Mixture:
     """Returns the task or mixture of `config`. Raises UserError for an unknown name or split, or missing features."""
     task = get_task(config.mixture_or_task_name)
     splits = sorted(task.splits) if task.splits else []
@@ -86,9 +86,9 @@ def provider(config: DatasetConfig) -> seqio.Task | seqio.Mixture:
     return task
 
 
-def tasks(config: DatasetConfig) -> list[seqio.Task]:
+def get_tasks(config: DatasetConfig) -> list[seqio.Task]:
     """Returns the tasks of the mixture of `config`, or its one task."""
-    return list(seqio.get_subtasks(provider(config)))
+    return list(seqio.get_subtasks(get_provider(config)))
 
 
 def get_task(name: TaskOrName) -> seqio.Task | seqio.Mixture:
@@ -105,13 +105,13 @@ def get_task(name: TaskOrName) -> seqio.Task | seqio.Mixture:
     return seqio.get_mixture_or_task(name)
 
 
-def vocabulary(config: DatasetConfig) -> seqio.Vocabulary:
-    """Returns the vocabulary of the task of `config`; see `task_vocabulary.of`."""
-    return task_vocabulary.of(provider(config))
+def get_vocabulary(config: DatasetConfig) -> seqio.Vocabulary:
+    """Returns the vocabulary of the task of `config`; see `task_vocabulary.get_vocabulary`."""
+    return task_vocabulary.get_vocabulary(get_provider(config))
 
 
 @dataclasses.dataclass(frozen=True)
-class Prepared:
+class PreparedData:
     """Data that is ready to be read.
 
     Attributes:
@@ -125,13 +125,13 @@ class Prepared:
     record: dict[str, Any]
 
 
-def prepare(config: DatasetConfig, model_vocab_size: int) -> Prepared:
+def prepare_data(config: DatasetConfig, model_vocab_size: int) -> PreparedData:
     """Parses the corpus and trains the vocabulary if necessary.
 
     Raises UserError if text cannot be read, or if the vocabulary is larger than the model's.
     """
-    task = provider(config)
-    vocab = task_vocabulary.of(task)
+    task = get_provider(config)
+    vocab = task_vocabulary.get_vocabulary(task)
     task_vocabulary.check_ids(task.name, vocab, model_vocab_size)
     if config.model_type == batch_formats.CLASSIFIER:
         from remixer_t5x.data import converters
@@ -143,7 +143,7 @@ def prepare(config: DatasetConfig, model_vocab_size: int) -> Prepared:
         require_cache(task, config.cache_dir, record)
     data = fingerprint.data_fingerprint(task, config.split, config.use_cached)
     resolved = dataclasses.replace(config, mixture_or_task_name=task)
-    return Prepared(resolved, vocab, {'task': task.name, 'vocabulary': record, 'data': data})
+    return PreparedData(resolved, vocab, {'task': task.name, 'vocabulary': record, 'data': data})
 
 
 def cache_note(vocabulary_record: str) -> str:
@@ -194,7 +194,7 @@ def batch_shapes(config: DatasetConfig) -> dict[str, tuple[int, ...]]:
     return {name: array.shape for name, array in abstract_batch(config).items()}
 
 
-def resumed(config: DatasetConfig, batches: int) -> DatasetConfig:
+def resume_config(config: DatasetConfig, batches: int) -> DatasetConfig:
     """Returns `config` for a run that has drawn `batches` batches, with a new seed if positions are not saved."""
     if config.save_position or not batches:
         return config
@@ -202,7 +202,7 @@ def resumed(config: DatasetConfig, batches: int) -> DatasetConfig:
     return dataclasses.replace(config, seed=int.from_bytes(digest[:4], 'little') >> 1)
 
 
-def check_divides(batch_size: int, count: int, kind: str = 'hosts') -> None:
+def check_divisible(batch_size: int, count: int, kind: str = 'hosts') -> None:
     """Raises UserError if the rows of a batch do not divide over `count` hosts or streams."""
     if batch_size % count:
         raise UserError(

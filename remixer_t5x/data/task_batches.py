@@ -41,7 +41,7 @@ def _examples(
     hide_accelerators()
     lengths = dict(config.task_feature_lengths)
     if config.use_cached:
-        pipeline.require_cache(task, config.cache_dir, task_vocabulary.record(task_vocabulary.of(task)))
+        pipeline.require_cache(task, config.cache_dir, task_vocabulary.record(task_vocabulary.get_vocabulary(task)))
 
     def build() -> tf.data.Dataset:
         # An in-memory cache would be part of the saved position.
@@ -123,10 +123,10 @@ class TrainBatches:
             raise UserError(
                 f'STREAMS must be as at the start of the run, got {config.streams}; set STREAMS = {streams}'
             )
-        pipeline.check_divides(config.batch_size, share_count)
-        pipeline.check_divides(config.batch_size, streams, 'streams')
+        pipeline.check_divisible(config.batch_size, share_count)
+        pipeline.check_divisible(config.batch_size, streams, 'streams')
         # Called only once, because a task factory returns a new task at each call.
-        self._task, self._config = pipeline.provider(config), config
+        self._task, self._config = pipeline.get_provider(config), config
         stream_rows, share_rows = config.batch_size // streams, config.batch_size // share_count
         first = share_index * share_rows
         indices = range(first // stream_rows, -(-(first + share_rows) // stream_rows))
@@ -192,8 +192,8 @@ class EvalBatches:
         limit: int | None = None,
         threads: int | None = None,
     ):
-        pipeline.check_divides(config.batch_size, share_count)
-        self._task, self._config = pipeline.provider(config), config
+        pipeline.check_divisible(config.batch_size, share_count)
+        self._task, self._config = pipeline.get_provider(config), config
         rows = config.batch_size // share_count
         self._rows = slice(share_index * rows, (share_index + 1) * rows)
         # Built once, because building the graph often takes longer than a pass.

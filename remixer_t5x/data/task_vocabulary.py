@@ -35,7 +35,7 @@ _BYTE_PAIR_FILES = (
 SPACE, BYTE = '\u2581', re.compile(r'<0x[0-9A-F]{2}>')
 
 
-def of(source: seqio.Task | seqio.Mixture) -> seqio.Vocabulary:
+def get_vocabulary(source: seqio.Task | seqio.Mixture) -> seqio.Vocabulary:
     """Returns the vocabulary of the targets. Raises UserError if inputs use another: the model has one table."""
     features = source.output_features
     targets = features['targets'].vocabulary
@@ -52,7 +52,7 @@ def end_id(vocab: seqio.Vocabulary | None) -> int:
     return 1 if vocab is None or vocab.eos_id is None else int(vocab.eos_id)
 
 
-def labels(task: seqio.Task) -> tuple[str, ...] | None:
+def get_labels(task: seqio.Task) -> tuple[str, ...] | None:
     """Returns the labels of a task whose postprocessor lists them; None for another task."""
     labels = getattr(task.postprocessor, 'labels', None)
     return tuple(labels) if labels else None
@@ -129,7 +129,7 @@ vocabularies.saved.folder = {str(folder)!r}
 """
 
 
-def saved(model_dir: epath.PathLike | None) -> list[tuple[str, str]]:
+def saved_flags(model_dir: epath.PathLike | None) -> list[tuple[str, str]]:
     """Returns the gin flags that load the vocabulary of MODEL_DIR; none if MODEL_DIR has no vocabulary."""
     if model_dir is None or not (epath.Path(model_dir) / FOLDER / INDEX).is_file():
         return []
@@ -171,7 +171,7 @@ def token_texts(vocabulary: Any) -> list[bytes]:
     return [*texts, *sentinels]
 
 
-def pieces(vocabulary: Any) -> list[str]:
+def list_pieces(vocabulary: Any) -> list[str]:
     """Returns the piece of each id in SentencePiece's notation (a space is U+2581); sentinels are `<extra_id_0>`, ...
 
     Raises UserError unless the vocabulary is of SentencePiece or bytes.

@@ -94,7 +94,7 @@ class BestCheckpoints:
         if known and (known['metric'] == name and rank(name, known['value']) >= rank(name, value)):
             return False
         record = {**self._record, BEST: {'task': report.task, 'metric': name, 'value': value, 'step': step}}
-        others = collectives.broadcast([other for other in saved_params.steps_in(folder) if other != step])
+        others = collectives.broadcast([other for other in saved_params.list_steps(folder) if other != step])
         try:
             manager.check_space(self._folder.parent, params, 'the best parameters take')
             manager.write_params(folder, step, params, record, others)
@@ -108,7 +108,7 @@ class BestCheckpoints:
 
     def known(self, task: str) -> Mapping[str, Any] | None:
         """Returns `metric`, `value` and `step` of the parameters saved for `task`."""
-        steps = saved_params.steps_in(self._folder / task)
+        steps = saved_params.list_steps(self._folder / task)
         return read_best(self._folder / task / str(steps[-1])) if steps else None
 
 
@@ -117,7 +117,7 @@ def best_checkpoints(folder: str) -> dict[str, Mapping[str, Any]]:
     checkpoints: dict[str, Mapping[str, Any]] = {}
     best = model_dir.absolute_path(folder) / BEST
     for task in sorted(best.iterdir()) if best.is_dir() else []:
-        steps = saved_params.steps_in(task)
+        steps = saved_params.list_steps(task)
         with contextlib.suppress(UserError):
             if steps:
                 path = task / str(steps[-1])

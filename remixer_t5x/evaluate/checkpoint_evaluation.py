@@ -39,14 +39,14 @@ class Checkpoints:
     def check(self) -> None:
         """Raises UserError if there is no such checkpoint, before examples are read."""
         if self.follow is None:
-            saved_params.find_all(self.path)
+            saved_params.find_checkpoints(self.path)
 
     def find(self, done: Collection[int]) -> Iterator[epath.Path]:
         """Yields their folders, the same on every process; when following, without the steps in `done`."""
         if self.follow is None:
-            folders = iter(saved_params.find_all(self.path))
+            folders = iter(saved_params.find_checkpoints(self.path))
         else:
-            folders = saved_params.follow(self.path, self.follow, self.until, done)
+            folders = saved_params.follow_checkpoints(self.path, self.follow, self.until, done)
         # The first process decides, because processes see a new checkpoint at different times.
         folders = folders if jax.process_index() == 0 else iter(())
         while folder := collectives.broadcast(str(next(folders, ''))):

@@ -39,7 +39,7 @@ class Evaluation:
 
     def by_task(self) -> tuple['Evaluation', ...]:
         """Returns an evaluation NAME/TASK for each task of a mixture that has the split; none for a single task."""
-        tasks = [task for task in pipeline.tasks(self.dataset) if self.dataset.split in task.splits]
+        tasks = [task for task in pipeline.get_tasks(self.dataset) if self.dataset.split in task.splits]
         return self.of_tasks(tasks) if len(tasks) > 1 else ()
 
     def of_tasks(self, tasks: Sequence[Any]) -> tuple['Evaluation', ...]:

@@ -86,9 +86,9 @@ class TaskEvaluator:
             settings.mixture_or_task_name, self.split, settings.tasks
         )
         first = self.seqio_tasks[0]
-        self.vocabulary = task_vocabulary.of(first)
+        self.vocabulary = task_vocabulary.get_vocabulary(first)
         for task in self.seqio_tasks:
-            if task_vocabulary.of(task) != self.vocabulary:
+            if task_vocabulary.get_vocabulary(task) != self.vocabulary:
                 raise UserError(
                     f'all tasks must have the same vocabulary, got {first.name} and {task.name} with two; evaluate '
                     'them separately'
@@ -136,13 +136,13 @@ class TaskEvaluator:
             yield Report(examples.task.name, examples.split, metrics, rows, time.perf_counter() - begun)
 
     def _ranked_labels(self, task: seqio.Task) -> tuple[str, ...] | None:
-        return task_vocabulary.labels(task) if self._settings.rank_choices else None
+        return task_vocabulary.get_labels(task) if self._settings.rank_choices else None
 
     def _predict(self, params: Any, examples: TaskExamples) -> list[Prediction]:
         if self._has_head:
             return head_predictions.predict(self._predictor, params, self._model, self._encode_for_head(examples))
         if self._classifies:
-            labels = task_vocabulary.labels(examples.task)
+            labels = task_vocabulary.get_labels(examples.task)
             return predictions.class_predictions(self._predictor, params, examples.inputs, self._model.labels, labels)
         ranked = self._ranked_labels(examples.task)
         if ranked is None:

@@ -92,7 +92,7 @@ def read(
     UserError if the examples cannot be read, if there are none, or if they use two vocabularies.
     """
     stream.hide_accelerators()
-    vocabulary = task_vocabulary.of(task)
+    vocabulary = task_vocabulary.get_vocabulary(task)
     try:
         dataset = stream.without_autograph(
             lambda: task.get_dataset(dict(lengths), split=split, shuffle=False, num_epochs=1, try_in_mem_cache=False)

@@ -243,14 +243,14 @@ class TextInference:
             )
         task_vocabulary.check_ids('VOCABULARY', self.vocabulary, self.model.vocab_size)
         if collectives.is_distributed():
-            texts_mark = fingerprint.mark(os.path.expanduser(self.inputs.path))
+            texts_mark = fingerprint.file_mark(os.path.expanduser(self.inputs.path))
             collectives.check_same(
                 {'VOCABULARY': task_vocabulary.record(self.vocabulary), 'the texts of INPUT': texts_mark}
             )
 
     def step_folder(self) -> str:
         """Returns the folder of the checkpoint, or of the newest in a MODEL_DIR, the same on every process."""
-        return collectives.broadcast(str(saved_params.find_step(self.checkpoint, 'CHECKPOINT_PATH')))
+        return collectives.broadcast(str(saved_params.find_checkpoint(self.checkpoint, 'CHECKPOINT_PATH')))
 
     def open_output(self, folder: str) -> Output:
         """Opens the output behind its predictions; only the first process writes."""

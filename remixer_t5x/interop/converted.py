@@ -32,7 +32,7 @@ def record(vocabulary: str, config: str, source: str) -> dict[str, Any]:
 def claim(path: str | os.PathLike[str]) -> epath.Path:
     """Creates a MODEL_DIR for one checkpoint. Raises UserError if it already contains checkpoints, or is not ours."""
     folder = model_dir.absolute_path(path)
-    if steps := saved_params.steps_in(folder / model_dir.CHECKPOINTS):
+    if steps := saved_params.list_steps(folder / model_dir.CHECKPOINTS):
         raise UserError(f'{folder} already contains the checkpoint of step {steps[-1]}; give a new or empty folder')
     return model_dir.claim(path)
 
@@ -40,7 +40,7 @@ def claim(path: str | os.PathLike[str]) -> epath.Path:
 def copy_vocabulary(checkpoint: str, folder: epath.Path) -> None:
     """Copies the vocabulary of the MODEL_DIR that contains `checkpoint`, if it has one, to the MODEL_DIR `folder`."""
     source = model_dir.find_enclosing(checkpoint)
-    if source is not None and task_vocabulary.saved(source):
+    if source is not None and task_vocabulary.saved_flags(source):
         (folder / task_vocabulary.FOLDER).mkdir(exist_ok=True)
         for file in (source / task_vocabulary.FOLDER).iterdir():
             file.copy(folder / task_vocabulary.FOLDER / file.name, overwrite=True)
@@ -67,7 +67,7 @@ def read(path: str, setting: str = 'CHECKPOINT_PATH', merge: bool = True) -> tup
     Raises:
         UserError: there is no checkpoint, or its arrays need more memory than this machine has.
     """
-    saved = saved_params.opened(path, setting)
+    saved = saved_params.open_checkpoint(path, setting)
     kernels = {name for name in saved.shapes if not lora.is_adapter(name)}
     shapes = saved.shapes_for(kernels) if merge else saved.shapes
     # Reading more than fits would end the process.
@@ -81,4 +81,4 @@ def read(path: str, setting: str = 'CHECKPOINT_PATH', merge: bool = True) -> tup
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     arrays = saved.read({n: jax.ShapeDtypeStruct(shape, np.float32, sharding=device) for n, shape in shapes.items()})
     params = traverse_util.unflatten_dict({name: np.asarray(array) for name, array in arrays.items()}, sep='/')
-    return params, dict(saved.record), int(saved.step.name) if durable.is_step(saved.step.name) else 0
+    return params, dict(saved.record), int(saved.step.name) if durable.is_step_name(saved.step.name) else 0

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from remixer_t5x import axes
 from remixer_t5x.checkpoints import saved_params
-from remixer_t5x.checkpoints.saved_params import Saved
+from remixer_t5x.checkpoints.saved_params import SavedParams
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import lora
@@ -73,7 +73,7 @@ def load(
 
     Raises UserError if other parameters differ, or if a setting names none.
     """
-    saved = saved_params.opened(str(folder.initial_checkpoint_path))
+    saved = saved_params.open_checkpoint(str(folder.initial_checkpoint_path))
     targets = traverse_util.flatten_dict(plan.abstract.params, sep='/')
     rows = _rows(folder, plan, saved, vocabulary)
     shapes = saved.shapes_for(targets)
@@ -90,7 +90,9 @@ def load(
     return traverse_util.unflatten_dict(params, sep='/'), description
 
 
-def _rows(folder: Folder, plan: train_state.StatePlan, saved: Saved, vocabulary: Any) -> dict[str, tuple[int, Any]]:
+def _rows(
+    folder: Folder, plan: train_state.StatePlan, saved: SavedParams, vocabulary: Any
+) -> dict[str, tuple[int, Any]]:
     """Returns the axis of ids and `match_pieces` of each parameter with a row for each id; {} with one vocabulary."""
     other = folder.initial_vocabulary
     if other is None:
@@ -114,7 +116,7 @@ def _mark_fresh(sources: Sources, targets: Targets, saved: Mapping[str, Any], he
             sources[name] = None
 
 
-def _check(sources: Sources, targets: Targets, saved: Mapping[str, Any], checkpoint: Saved, rows: Any) -> None:
+def _check(sources: Sources, targets: Targets, saved: Mapping[str, Any], checkpoint: SavedParams, rows: Any) -> None:
     """Raises UserError if an array is missing, has another shape, or is left although no setting names it."""
     expected, available = {}, {}
     for name, source in sources.items():
@@ -144,7 +146,9 @@ def _source_names(sources: Sources) -> set[str]:
     return {source.name for source in sources.values() if source is not None}
 
 
-def _read(sources: Sources, targets: Targets, saved: Saved, rows: Mapping[str, Any], created: Mapping[str, Any]) -> Any:
+def _read(
+    sources: Sources, targets: Targets, saved: SavedParams, rows: Mapping[str, Any], created: Mapping[str, Any]
+) -> Any:
     """Reads the arrays that come from the checkpoint, by their names in the model."""
     taken = {name: source for name, source in sources.items() if source is not None}
     shapes: dict[str, jax.ShapeDtypeStruct] = {}
@@ -244,8 +248,8 @@ def _parse_source(match: re.Match[str], to: str | None) -> Source | None:
 
 def match_pieces(vocabulary: Any, other: Any) -> np.ndarray:
     """Returns the id of the same piece in `other` for each id of `vocabulary`, [ids] int32, -1 without one."""
-    ids = {piece: index for index, piece in enumerate(task_vocabulary.pieces(other)) if piece}
-    return np.asarray([ids.get(piece, -1) for piece in task_vocabulary.pieces(vocabulary)], np.int32)
+    ids = {piece: index for index, piece in enumerate(task_vocabulary.list_pieces(other)) if piece}
+    return np.asarray([ids.get(piece, -1) for piece in task_vocabulary.list_pieces(vocabulary)], np.int32)
 
 
 def id_axis(names: tuple[str | None, ...]) -> int | None:

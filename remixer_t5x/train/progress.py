@@ -77,7 +77,7 @@ class Clock:
         self._waited += seconds
 
     def lap(self, step: int) -> dict[str, float]:
-        """Returns the speed since the last lap, and `memory`; empty without steps.
+        """Returns the speed since the last lap, and `memory_usage`; empty without steps.
 
         Seconds per step, tokens/s (also per device), utilization (`mfu`, 0 to 1, if known) and seconds of waiting for
         data.
@@ -92,7 +92,7 @@ class Clock:
         self._start, self._step, self._paused, self._waited = now, step, 0.0, 0.0
         if self._work.flops and self._work.peak:
             timing['mfu'] = self._work.flops / per_step / self._work.peak
-        return {**timing, **memory()}
+        return {**timing, **memory_usage()}
 
 
 class Timeline:
@@ -156,7 +156,7 @@ def read_times(folder: epath.Path) -> dict[str, float]:
     return dict(sorted(total.items(), key=lambda pair: -pair[1]))
 
 
-def memory() -> dict[str, float]:
+def memory_usage() -> dict[str, float]:
     """Returns `host_mib`, and the first device's `device_mib` and `device_peak_mib` if its backend counts them."""
     mebibytes = {'host_mib': psutil.Process().memory_info().rss / 2**20}
     stats = jax.local_devices()[0].memory_stats() or {}
@@ -166,7 +166,7 @@ def memory() -> dict[str, float]:
     return mebibytes
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Formats a duration: 45s, 3m20s, 2h05m, 3d04h."""
     whole = int(seconds)
     if whole < 60:
@@ -190,7 +190,7 @@ def describe_step(step: int, total: int, numbers: Mapping[str, float], timing: M
     if 'mfu' in timing:
         parts.append(f'MFU {100 * timing["mfu"]:.0f}%')
     if step < total and 'seconds_per_step' in timing:
-        parts.append(f'{duration(timing["seconds_per_step"] * (total - step))} left')
+        parts.append(f'{format_duration(timing["seconds_per_step"] * (total - step))} left')
     return ' · '.join(parts)
 
 

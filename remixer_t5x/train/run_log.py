@@ -80,7 +80,7 @@ class RunLog:
         `config` is the operative gin, whose settings trackers show.
         """
         if self._is_first_process:
-            tracked = trackers.TrackedRun(self._path, self._step, changes.bindings(config))
+            tracked = trackers.TrackedRun(self._path, self._step, changes.parse_bindings(config))
             self._trackers = trackers.Tracking(used, tracked, self.say)
         parameters, trained = _size(plan.abstract.params), learner.optimizer.trainable
         mesh = ' x '.join(f'{name} {size}' for name, size in learner.partitioner.mesh.shape.items())

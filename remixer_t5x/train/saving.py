@@ -94,9 +94,9 @@ def restore(
 ) -> Current:
     """Restores what `Saver` saved at `step` into the shapes and shardings of `abstract`.
 
-    `patience` is `Patience.most`. Raises UserError or durable.Damaged.
+    `patience` is `Patience.most`. Raises UserError or durable.DamagedCheckpoint.
     """
-    saved = checkpoints.run(step)
+    saved = checkpoints.read_record(step)
     state, position = checkpoints.restore(step, abstract)
     counts = Patience(patience, **(saved.get('patience') or {}))
     return Current(state, step, metrics.MetricsWindow(saved['window']), step, position, counts)

@@ -47,7 +47,7 @@ class RunData:
     ):
         # Before the first TensorFlow operation.
         stream.hide_accelerators()
-        prepared = pipeline.prepare(dataset, learner.model.vocab_size)
+        prepared = pipeline.prepare_data(dataset, learner.model.vocab_size)
         self._dataset, self.vocabulary = prepared.config, prepared.vocabulary
         self.record = {
             **prepared.record,
@@ -60,7 +60,7 @@ class RunData:
         self._partitioner, self._held_out = learner.partitioner, evaluation
         records = {'training': prepared.record}
         if evaluation is not None and tasks is None:
-            records['evaluation'] = pipeline.prepare(evaluation.dataset, learner.model.vocab_size).record
+            records['evaluation'] = pipeline.prepare_data(evaluation.dataset, learner.model.vocab_size).record
         collectives.check_same(
             {
                 f'the {part} for {use}': record[part]
@@ -85,7 +85,7 @@ class RunData:
 
     def batches(self, start: prefetch.Position, checkpoint_period: int) -> prefetch.Prefetcher:
         """Opens the training batches from `start` on, on the devices; a context manager."""
-        dataset = pipeline.resumed(self._dataset, start.batches)
+        dataset = pipeline.resume_config(self._dataset, start.batches)
         source = task_batches.TrainBatches(dataset, *self._partitioner.data_shard(), self._threads, len(start.states))
         period = min(checkpoint_period, MAX_BATCHES_DRAWN_AGAIN)
         return prefetch.Prefetcher(source, self.place, start, capture_period=period)
@@ -156,7 +156,7 @@ def write_files(path: epath.Path, config_text: str, vocabulary: Any, is_new: boo
     """Writes the configuration and the vocabulary into MODEL_DIR, so that the model works without its training data."""
     model_dir.write_config(path, config_text)
     folder = path / task_vocabulary.FOLDER
-    if is_new or not task_vocabulary.saved(path):
+    if is_new or not task_vocabulary.saved_flags(path):
         with object_store.wrap_write_errors(folder):
             if not task_vocabulary.save(vocabulary, folder):
                 say(f'VOCABULARY is a {type(vocabulary).__name__}, which cannot be saved in MODEL_DIR; keep its files')
@@ -186,11 +186,11 @@ def resume(
     notes: list[str] = [] if save_position else [NO_POSITION]
     while (step := collectives.broadcast(checkpoints.latest_step())) is not None:
         try:
-            saved_params.verify(checkpoints.folder / str(step), listed=True)
-            saved = checkpoints.run(step)
+            saved_params.verify_files(checkpoints.folder / str(step), listed=True)
+            saved = checkpoints.read_record(step)
             manager.check_compatible(saved, record)
             now = saving.restore(checkpoints, step, abstract, patience)
-        except durable.Damaged as error:
+        except durable.DamagedCheckpoint as error:
             notes.append(_set_aside(which, checkpoints, step, error))
             continue
         if not save_position:
@@ -221,7 +221,7 @@ def initial_state(
     return plan.init_from_params(params, donate=True), [description]
 
 
-def _set_aside(which: str, checkpoints: manager.Checkpoints, step: int, error: durable.Damaged) -> str:
+def _set_aside(which: str, checkpoints: manager.Checkpoints, step: int, error: durable.DamagedCheckpoint) -> str:
     """Moves the checkpoint away with `--restore previous`, and returns a note; otherwise raises UserError."""
     if which != PREVIOUS:
         others = [other for other in checkpoints.steps() if other != step]
@@ -231,6 +231,6 @@ def _set_aside(which: str, checkpoints: manager.Checkpoints, step: int, error: d
             else 'there is no other: give a new MODEL_DIR, or type --restore previous to start again'
         )
         raise UserError(f'{error}; {advice}') from error
-    folder = collectives.broadcast(str(checkpoints.set_aside(step)) if jax.process_index() == 0 else None)
+    folder = collectives.broadcast(str(checkpoints.move_away(step)) if jax.process_index() == 0 else None)
     checkpoints.reopen()
     return f'{error}; it is in {folder} now'

@@ -287,7 +287,7 @@ MODELS = sorted(path.stem for path in (pathlib.Path(__file__).parents[2] / 'conf
 def test_every_model_computes_with_bfloat16_parameters(name):
     model = remixer_t5x.build_model(f'models/{name}.gin', 'sizes/tiny.gin', VOCAB_SIZE=384, DTYPE='bfloat16')
     batch = batch_formats.abstract_batch(
-        model.model_type, dict.fromkeys(batch_formats.formats(model.model_type)[0].features, 16)
+        model.model_type, dict.fromkeys(batch_formats.get_formats(model.model_type)[0].features, 16)
     )
     shapes = {name: array.shape for name, array in batch.items()}
     params = nn.unbox(jax.eval_shape(lambda: model.init(jax.random.key(0), shapes)))

@@ -50,14 +50,14 @@ def test_everything_is_synced_before_the_rename_and_the_folders_above_after_it(w
     temporary = calls[commit][1]
     synced = {call[1] for call in calls[:commit]}
     below = [path for path in pathlib.Path(folder).rglob('*')]
-    assert len(below) > 10 and folder / durable.LIST in below
+    assert len(below) > 10 and folder / durable.FILE_LIST in below
     for path in [folder, *below]:
         assert str(path).replace(str(folder), temporary) in synced, path
     assert [call[1] for call in calls[commit + 1 :]] == [str(parent) for parent in list(folder.parents)[:3]]
 
 
 def test_as_written_is_fine(written):
-    durable.check(written[0])
+    durable.check_files(written[0])
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -80,10 +80,10 @@ def test_any_damage_to_any_file_is_named(written, tmp_path, data):
         path.write_bytes(content + b'x')
     else:
         path.unlink()
-    with pytest.raises(durable.Damaged) as raised:
-        durable.check(copy)
+    with pytest.raises(durable.DamagedCheckpoint) as raised:
+        durable.check_files(copy)
     assert '\n' not in str(raised.value)
-    if path.name != durable.LIST:
+    if path.name != durable.FILE_LIST:
         assert path.relative_to(copy).as_posix() in str(raised.value)
 
 
@@ -92,7 +92,7 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path):
     bad = {**STATE, 'w': STATE['w'].at[7].set(jnp.nan)}
     checkpoints.save(1, bad, Position(), {'window': {}})
     checkpoints.wait()
-    with pytest.raises(durable.Damaged, match='not finite, first in w'):
+    with pytest.raises(durable.DamagedCheckpoint, match='not finite, first in w'):
         checkpoints.restore(1, bad)
     checkpoints.close()
 
@@ -112,7 +112,7 @@ def test_a_failed_write_in_the_background_is_told_and_keeps_the_one_before(tmp_p
         with pytest.raises(manager.SaveFailed, match='no space left on the disk'):
             checkpoints.save(3, STATE, Position(), {'window': {}})
     assert checkpoints.latest_step() == 1
-    durable.check(checkpoints.folder / '1')
+    durable.check_files(checkpoints.folder / '1')
     checkpoints.reopen()
     checkpoints.save(4, STATE, Position(), {'window': {}})
     checkpoints.close()
@@ -144,15 +144,15 @@ def test_damage_to_any_file_is_damage_to_whoever_starts_a_run(written, tmp_path,
         else:
             half = len(content) // 2
             (folder / name).write_bytes(content[:half] if how == 'cut' else bytes([content[0] ^ 1]) + content[1:])
-        with pytest.raises(durable.Damaged, match='is damaged'):
-            saved_params.verify(epath.Path(folder), listed=True)
+        with pytest.raises(durable.DamagedCheckpoint, match='is damaged'):
+            saved_params.verify_files(epath.Path(folder), listed=True)
 
 
 def test_a_list_that_names_files_outside_is_hostile(written, tmp_path):
     folder = tmp_path / 'copy'
     shutil.copytree(written[0], folder)
-    listed = json.loads((folder / durable.LIST).read_text())
-    (folder / durable.LIST).write_text(json.dumps({**listed, '../../other': [1, 'a']}))
+    listed = json.loads((folder / durable.FILE_LIST).read_text())
+    (folder / durable.FILE_LIST).write_text(json.dumps({**listed, '../../other': [1, 'a']}))
     with pytest.raises(UserError, match='outside') as error:
-        saved_params.verify(epath.Path(folder), listed=True)
-    assert not isinstance(error.value, durable.Damaged)
+        saved_params.verify_files(epath.Path(folder), listed=True)
+    assert not isinstance(error.value, durable.DamagedCheckpoint)

@@ -64,7 +64,7 @@ def test_what_was_saved_comes_back(saved):
     state, position = checkpoints.restore(3, abstract(state_of(0)))
     assert_equal(state, state_of(3))
     assert position == Position(3, {0: 0, 1: 0}, {0: b'\0state\xff', 1: b''})
-    assert checkpoints.run(3)['vocabulary'] == RUN['vocabulary']
+    assert checkpoints.read_record(3)['vocabulary'] == RUN['vocabulary']
     checkpoints.close()
 
 
@@ -176,7 +176,7 @@ def test_a_name_that_orbax_reads_as_a_pattern_is_refused(saved, tmp_path, name):
     assert 'as a pattern' in message(lambda: model_dir.claim(place))
     assert not place.exists()
     shutil.copytree(saved, place)
-    assert 'as a pattern' in message(lambda: saved_params.opened(str(place)))
+    assert 'as a pattern' in message(lambda: saved_params.open_checkpoint(str(place)))
 
 
 def test_a_read_only_folder_is_told(tmp_path, monkeypatch):

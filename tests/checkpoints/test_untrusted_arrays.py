@@ -42,7 +42,7 @@ def change(saved, tmp_path):
         copy = epath.Path(tmp_path / 'checkpoints' / '7')
         shutil.copytree(saved, copy)
         # A stranger would make the list fit.
-        (copy / durable.LIST).unlink()
+        (copy / durable.FILE_LIST).unlink()
         store = ts.KvStore.open({'driver': 'ocdbt', 'base': f'file://{copy}/state/'}).result()
         [key] = [key for key in store.list().result() if key.endswith(b'scale/.zarray')]
         store.write(key, json.dumps({**json.loads(store[key]), **changes})).result()
@@ -105,7 +105,7 @@ def test_a_folder_with_another_number_is_not_a_step(saved, tmp_path, name):
     folder = epath.Path(tmp_path / 'run')
     shutil.copytree(saved.parent.parent, folder)
     (folder / 'checkpoints' / name / 'state').mkdir(parents=True)
-    assert saved_params.steps_in(folder / 'checkpoints') == [7]
+    assert saved_params.list_steps(folder / 'checkpoints') == [7]
     assert converted.read(str(folder))[2] == 7
 
 
@@ -128,4 +128,4 @@ def test_a_link_to_a_file_that_is_gone_is_left_to_the_reader(tmp_path):
 
 def test_a_file_in_the_place_of_the_checkpoints_has_no_steps(tmp_path):
     (tmp_path / 'checkpoints').write_text('')
-    assert saved_params.steps_in(epath.Path(tmp_path / 'checkpoints')) == []
+    assert saved_params.list_steps(epath.Path(tmp_path / 'checkpoints')) == []

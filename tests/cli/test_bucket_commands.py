@@ -123,7 +123,7 @@ def test_a_position_in_files_of_a_bucket_is_exact(store):
         shuffle_buffer_size=8,
     )
     config = pipeline.DatasetConfig(task, {'inputs': 24, 'targets': 24}, 4)
-    assert pipeline.prepare(config, 384).record['data']['bucket_lines']['files'] == 3
+    assert pipeline.prepare_data(config, 384).record['data']['bucket_lines']['files'] == 3
 
     def targets(batches, count):
         return [next(batches)['decoder_target_tokens'].tolist() for _ in range(count)]

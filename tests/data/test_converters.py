@@ -86,7 +86,7 @@ def test_other_features_are_rejected(model_type, lengths, words):
 
 def test_a_task_without_the_feature_is_rejected():
     with pytest.raises(UserError, match='has no inputs'):
-        pipeline.provider(config_of(task_of([{'targets': [3]}]), LENGTHS, 2))
+        pipeline.get_provider(config_of(task_of([{'targets': [3]}]), LENGTHS, 2))
 
 
 CORRUPTED = [{'inputs': [5, 9, 7, 8], 'targets': [0, 6, 0, 0]}, {'inputs': [3, 4, 9], 'targets': [3, 0, 0]}]
@@ -154,8 +154,8 @@ def test_targets_become_numbers_without_labels():
     ('call', 'words'),
     [(lambda: first_batch(labelled(('yes', 'maybe'), ('no', 'yes'))), 'targets of a_task, got no, yes; add maybe'),
      (lambda: first_batch(labelled(('3.8', 'many'), None)), 'targets of a_task must be numbers'),
-     (lambda: pipeline.prepare(labelled(('yes',), None), 384), r'3 labels of a_task.*\("no", "not", "yes"\)'),
-     (lambda: pipeline.prepare(labelled(('yes',), ('no', 'yes')), 384), "got .'no', 'yes'."),
+     (lambda: pipeline.prepare_data(labelled(('yes',), None), 384), r'3 labels of a_task.*\("no", "not", "yes"\)'),
+     (lambda: pipeline.prepare_data(labelled(('yes',), ('no', 'yes')), 384), "got .'no', 'yes'."),
      (lambda: labelled(('yes',), LABELS, pack=True), 'PACK'),
      (lambda: first_batch(config_of(task_of(CORRUPTED), {'inputs': 8, 'targets': 4}, 1, model_type='encoder_only')),
       'same length for inputs and targets')],

@@ -43,7 +43,7 @@ def test_a_copy_in_another_folder_has_the_same_fingerprint(folder, tmp_path):
     for path in other.rglob('*.txt'):
         os.utime(path, (1, 1))
     assert fingerprint(other) == before == json.loads(json.dumps(before))
-    assert fingerprints.difference(before, fingerprint(other)) is None
+    assert fingerprints.describe_difference(before, fingerprint(other)) is None
     assert before['lines']['files'] == 6 and list(before['lines']['each'])[:2] == ['a/0.txt', 'a/1.txt']
 
 
@@ -58,7 +58,7 @@ def test_a_difference_is_described(folder, tmp_path, change, words):
     # Changes a copy, because seqio lists a pattern's files once.
     copy = shutil.copytree(folder, tmp_path / 'copy')
     change(copy / 'b' / '1.txt')
-    difference = fingerprints.difference(fingerprint(folder), fingerprint(copy))
+    difference = fingerprints.describe_difference(fingerprint(folder), fingerprint(copy))
     assert difference.startswith(f'task lines {words}') and '\n' not in difference
 
 
@@ -71,7 +71,7 @@ def test_both_ends_of_a_large_file_are_hashed(tmp_path, position):
     with open(large, 'r+b') as file:
         file.seek(position)
         file.write(b'y')
-    assert 'such as large.txt' in fingerprints.difference(before, fingerprint(tmp_path))
+    assert 'such as large.txt' in fingerprints.describe_difference(before, fingerprint(tmp_path))
 
 
 def test_a_mixture_is_described_by_task_and_source_class(folder, monkeypatch):
@@ -86,10 +86,12 @@ def test_a_mixture_is_described_by_task_and_source_class(folder, monkeypatch):
         assert both['generated'] == {'source': 'FunctionDataSource', 'files': None}
         assert fingerprints.data_fingerprint(None, 'validation').keys() == {'generated'}
     alone = fingerprint(folder)
-    assert fingerprints.difference(both, alone) == 'task generated was read before and is not now'
-    assert fingerprints.difference(alone, both) == 'task generated is read now and was not before'
+    assert fingerprints.describe_difference(both, alone) == 'task generated was read before and is not now'
+    assert fingerprints.describe_difference(alone, both) == 'task generated is read now and was not before'
     other = {'lines': {'source': 'FunctionDataSource', 'files': None}}
-    assert 'was read by TextLineDataSource and is now by FunctionDataSource' in fingerprints.difference(alone, other)
+    assert 'was read by TextLineDataSource and is now by FunctionDataSource' in fingerprints.describe_difference(
+        alone, other
+    )
 
 
 def test_many_files_are_identified_by_their_sizes(tmp_path, monkeypatch):
@@ -102,7 +104,7 @@ def test_many_files_are_identified_by_their_sizes(tmp_path, monkeypatch):
         before = fingerprints.data_fingerprint(lines, 'train')
     assert len(json.dumps(before)) < 200
     (tmp_path / 'a' / '2000.txt').write_bytes(b'x' * 100)
-    assert '3000 files as before' in fingerprints.difference(before, fingerprint(tmp_path))
+    assert '3000 files as before' in fingerprints.describe_difference(before, fingerprint(tmp_path))
 
 
 def test_a_missing_file_is_named(folder):

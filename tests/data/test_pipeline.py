@@ -168,11 +168,11 @@ def test_a_source_whose_position_cannot_be_saved_is_rejected(tmp_path, kind):
     without_position = dataclasses.replace(config, save_position=False)
 
     def first_batch(batches_before):
-        resumed = pipeline.resumed(without_position, batches_before)
+        resumed = pipeline.resume_config(without_position, batches_before)
         return next(task_batches.TrainBatches(resumed))['encoder_input_tokens'].tolist()
 
     assert first_batch(3) == first_batch(3) != first_batch(0)
-    assert pipeline.resumed(config, 3) == config
+    assert pipeline.resume_config(config, 3) == config
 
 
 @settings(max_examples=3, deadline=None)
@@ -209,8 +209,8 @@ def test_mistakes_are_reported(task):
     config = pipeline.DatasetConfig(task, LENGTHS, 4)
     change = functools.partial(dataclasses.replace, config)
     mistakes = {
-        "got 'wiki'": lambda: pipeline.provider(change(mixture_or_task_name='wiki')),
-        "train, validation, got 'tset'": lambda: pipeline.provider(change(split='tset')),
+        "got 'wiki'": lambda: pipeline.get_provider(change(mixture_or_task_name='wiki')),
+        "train, validation, got 'tset'": lambda: pipeline.get_provider(change(split='tset')),
         "{'inputs': 512, 'targets': 114}": lambda: change(task_feature_lengths={'inputs': 16}),
         'BATCH_SIZE must be': lambda: change(batch_size=0),
         'use 6': lambda: task_batches.TrainBatches(config, 0, 3),
@@ -218,11 +218,11 @@ def test_mistakes_are_reported(task):
         'multiple of the 3 streams, got 4; use 6': lambda: change(streams=3),
         'STREAMS must be': lambda: change(streams=True),
         'SEED must be': lambda: change(seed=None),
-        'set VOCAB_SIZE to 384': lambda: pipeline.prepare(config, 256),
+        'set VOCAB_SIZE to 384': lambda: pipeline.prepare_data(config, 256),
     }
     for text, call in mistakes.items():
         assert text in message(call)
-    pipeline.prepare(config, 359)
+    pipeline.prepare_data(config, 359)
 
 
 def test_an_empty_split_is_reported(tiny):

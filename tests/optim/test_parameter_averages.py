@@ -66,7 +66,7 @@ def test_readers_of_a_checkpoint_get_what_was_evaluated(made, tmp_path):
     expected = made.evaluated(state.opt_state, state.params) if made.evaluated else state.params
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-6), found, dict(expected))
     # A part of the parameters, as for a model with a fresh head.
-    part = saved_params.opened(str(tmp_path)).read({'wi': plan.abstract.params['wi']})
+    part = saved_params.open_checkpoint(str(tmp_path)).read({'wi': plan.abstract.params['wi']})
     np.testing.assert_allclose(part['wi'], expected['wi'], rtol=1e-6)
 
 

@@ -12,7 +12,7 @@ import pytest
 import seqio
 
 from remixer_t5x.data import fingerprint
-from remixer_t5x.data.fingerprint import difference
+from remixer_t5x.data.fingerprint import describe_difference
 from remixer_t5x.data.pipeline import DatasetConfig
 from remixer_t5x.data.task_batches import EvalBatches, TrainBatches
 from remixer_t5x.errors import UserError
@@ -190,13 +190,13 @@ def test_a_fingerprint_changes_with_the_data(folders, tmp_path):
     for path in (folders / 'jsonl').iterdir():
         (moved / path.name).write_bytes(path.read_bytes())
     before = identity(folders / 'jsonl')
-    assert difference(before, identity(moved)) is None
+    assert describe_difference(before, identity(moved)) is None
     changed = sorted(moved.iterdir())[2]
     changed.write_text(changed.read_text().replace('document 3', 'dokument 3'))
-    assert f'other content in 1 of its files, such as {changed.name}' in difference(before, identity(moved))
+    assert f'other content in 1 of its files, such as {changed.name}' in describe_difference(before, identity(moved))
     changed.unlink()
-    assert 'had 5 files and now has 4' in difference(before, identity(moved))
-    assert 'was read by StreamedSource and is now by TextSource' in difference(
+    assert 'had 5 files and now has 4' in describe_difference(before, identity(moved))
+    assert 'was read by StreamedSource and is now by TextSource' in describe_difference(
         before, identity(folders / 'jsonl', False)
     )
 
@@ -221,10 +221,12 @@ def test_a_data_set_on_the_hub_is_streamed_with_its_commit(folders, tmp_path, mo
             return fingerprint.data_fingerprint(pretraining.span_corruption(streamed('some/body'), BYTES), 'train')
 
         before = identity()
-        assert difference(before, identity()) is None
+        assert describe_difference(before, identity()) is None
         files = hub.models['some/body']['main']
         files['train-00001-of-00005.jsonl'] = files['train-00000-of-00005.jsonl']
-        assert 'other content in 5 of its files, such as train-00000-of-00005.jsonl' in difference(before, identity())
+        assert 'other content in 5 of its files, such as train-00000-of-00005.jsonl' in describe_difference(
+            before, identity()
+        )
         with pytest.raises(UserError, match='HF_DATASET some/mind cannot be read .*; give a folder or a name') as error:
             documents(streamed('some/mind'), 'train')
         assert '\n' not in str(error.value)

@@ -82,15 +82,15 @@ def test_killed_while_a_checkpoint_is_uploaded_and_restarted_is_bit_equal(traini
     here.heal()
     checkpoints = model_dir.absolute_path(MODEL_DIR) / model_dir.CHECKPOINTS
     # Orbax knows that step 20 is not complete, although a folder of that name is there.
-    assert (checkpoints / '20' / 'state').exists() and saved_params.steps_in(checkpoints) == [10]
+    assert (checkpoints / '20' / 'state').exists() and saved_params.list_steps(checkpoints) == [10]
     with pytest.raises(UserError, match='20 does not contain a checkpoint'):
-        saved_params.find_step(f'{checkpoints}/20')
+        saved_params.find_checkpoint(f'{checkpoints}/20')
 
     code, output = train(training, here)
     assert code == 0, output
     copy = here.copy('bucket', INSIDE, tmp_path / 'copy')
     assert difference(copy, unbroken, RUN['train_steps']) is None
-    assert saved_params.steps_in(checkpoints) == [10, 20, 30]
+    assert saved_params.list_steps(checkpoints) == [10, 20, 30]
     # A bucket has what a folder has, but for the lock.
     names = {name.split('/')[2] for name in here.names('bucket', f'{INSIDE}/')} - {''}
     assert names == {path.name for path in unbroken.iterdir()} - {'run.lock'}
@@ -173,4 +173,4 @@ def test_one_line_says_what_is_missing(training, here, monkeypatch, tmp_path):
     # Reading needs no library, but a network.
     monkeypatch.setenv('https_proxy', 'http://127.0.0.1:9')
     with pytest.raises(UserError, match='gs://bucket/runs/first cannot be read: .* does not answer'):
-        saved_params.find_step(MODEL_DIR)
+        saved_params.find_checkpoint(MODEL_DIR)

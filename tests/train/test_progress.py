@@ -57,7 +57,7 @@ def test_peaks(kind, peak):
     ('seconds', 'text'), [(0.4, '0s'), (59, '59s'), (200, '3m20s'), (7500, '2h05m'), (273600, '3d04h')]
 )
 def test_durations(seconds, text):
-    assert progress.duration(seconds) == text
+    assert progress.format_duration(seconds) == text
 
 
 def test_the_clock_excludes_pauses(monkeypatch):

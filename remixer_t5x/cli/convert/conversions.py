@@ -56,7 +56,7 @@ def abstract_params(model: Model) -> Any:
 def restore(args: argparse.Namespace, model: Model, vocabulary: Any) -> Any:
     """Reads the parameters of `--checkpoint`, after checking the vocabulary size."""
     task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
-    print_line('reading', str(saved_params.find_step(args.checkpoint, '--checkpoint')))
+    print_line('reading', str(saved_params.find_checkpoint(args.checkpoint, '--checkpoint')))
     record = task_vocabulary.record(vocabulary)
     params = saved_params.restore_params(args.checkpoint, abstract_params(model), record, '--checkpoint')
     print_line('read', describe_size(params))
@@ -98,7 +98,7 @@ def merge_adapters(args: argparse.Namespace) -> None:
     """`--checkpoint=PATH --to=MODEL_DIR`."""
     params, record, step = converted.read(args.checkpoint, '--checkpoint')
     folder = converted.claim(args.to)
-    source = str(saved_params.find_step(args.checkpoint, '--checkpoint'))
+    source = str(saved_params.find_checkpoint(args.checkpoint, '--checkpoint'))
     record = {name: value for name, value in record.items() if name != saved_params.BASE} | {'converted_from': source}
     converted.copy_vocabulary(source, folder)
     write_model_dir(folder, params, step, record, str(record.get('config') or ''))
@@ -110,7 +110,7 @@ def average(args: argparse.Namespace) -> None:
     paths = [path for path in args.average.split(',') if path]
     if len(paths) < 2:
         raise UserError(f'--average must be two or more checkpoints, got {args.average!r}; type --average=A,B')
-    checkpoints = [str(saved_params.find_step(path, '--average')) for path in paths]
+    checkpoints = [str(saved_params.find_checkpoint(path, '--average')) for path in paths]
     total, record, step = converted.read(checkpoints[0], '--average')
     for checkpoint in checkpoints[1:]:
         params, other, other_step = converted.read(checkpoint, '--average')
@@ -136,10 +136,10 @@ def to_adapters(args: argparse.Namespace) -> None:
     """`--checkpoint=PATH --to_adapters=MODEL_DIR`: writes the arrays that differ from the base, and the base's path."""
     params, record, step = converted.read(args.checkpoint, '--checkpoint', merge=False)
     config = str(record.get('config') or '')
-    path = args.base or changes.bindings(config).get('INITIAL_CHECKPOINT_PATH', 'None').strip('\'"')
+    path = args.base or changes.parse_bindings(config).get('INITIAL_CHECKPOINT_PATH', 'None').strip('\'"')
     if path == 'None':
         raise UserError('the run started from random parameters; give the checkpoint to compare with: --base=PATH')
-    base = saved_params.find_step(path, '--base')
+    base = saved_params.find_checkpoint(path, '--base')
     base_arrays = traverse_util.flatten_dict(converted.read(str(base), '--base')[0], sep='/')
     changed = {
         name: array
@@ -152,7 +152,7 @@ def to_adapters(args: argparse.Namespace) -> None:
     print_line('differing', f'{describe_size(changed)}, of {describe_size(params)}')
     converted.copy_vocabulary(args.checkpoint, folder)
     (folder / saved_params.BASE_FILE).write_text(f'{base}\n')
-    record = {**record, saved_params.BASE: saved_params.fingerprint(base)}
+    record = {**record, saved_params.BASE: saved_params.checkpoint_fingerprint(base)}
     write_model_dir(folder, traverse_util.unflatten_dict(changed, sep='/'), step, record, config)
     print_line('base', f'{base}; if you move it, write its new path to {folder / saved_params.BASE_FILE}')
     check_equal(converted.read(args.checkpoint)[0], converted.read(str(folder))[0], folder)
@@ -176,7 +176,7 @@ def to_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
     """`--checkpoint=PATH --to_t5x=DIR`."""
     interface.require_type(model, batch_formats.ENCODER_DECODER, '--to_t5x')
     params = restore(args, model, vocabulary)
-    step = int(saved_params.find_step(args.checkpoint, '--checkpoint').name)
+    step = int(saved_params.find_checkpoint(args.checkpoint, '--checkpoint').name)
     checkpoint = t5x_checkpoint.write(args.to_t5x, params, step, model, bool(args.own_names))
     print_line('checkpoint', checkpoint)
     check_equal(params, t5x_checkpoint.read(checkpoint, abstract_params(model))[0], checkpoint)

@@ -132,6 +132,6 @@ def cached_model_dir(path: str) -> pathlib.Path:
     source = pathlib.Path(path).expanduser().resolve()
     files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.glob('*.*'))
     folder = cache.root() / 'huggingface' / cache.key(str(source), files)
-    if not saved_params.steps_in(model_dir.absolute_path(str(folder)) / model_dir.CHECKPOINTS):
+    if not saved_params.list_steps(model_dir.absolute_path(str(folder)) / model_dir.CHECKPOINTS):
         to_model_dir(argparse.Namespace(from_hf=path, to=str(folder), vocabulary=None, trust_gin=None))
     return folder

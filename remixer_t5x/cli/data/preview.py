@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
         # Text without inputs is for a decoder alone, also where no model type was named.
         model_type = batch_formats.DECODER_ONLY
     config = pipeline.DatasetConfig(mixture, lengths, batch_size=1, split=args.split, pack=pack, model_type=model_type)
-    task = pipeline.provider(config)
+    task = pipeline.get_provider(config)
     stream.hide_accelerators()
     dataset = task.get_dataset(dict(lengths), split=args.split, shuffle=True, seed=_SEED, num_epochs=1)
     dataset = converters.convert(model_type, dataset, lengths, pack, task)

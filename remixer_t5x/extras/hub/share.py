@@ -40,8 +40,8 @@ def push(args: argparse.Namespace) -> None:
 
 def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: str) -> int:
     """Writes weights, configuration, vocabulary and card. Returns the step of the checkpoint."""
-    checkpoint = saved_models.find(args.checkpoint)
-    model, vocabulary, lengths = saved_models.described(checkpoint)
+    checkpoint = saved_models.find_checkpoint(args.checkpoint)
+    model, vocabulary, lengths = saved_models.read_model(checkpoint)
     gin_text = trained_model.gin_text(model, lengths)
     task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
     print_line('reading', checkpoint)
@@ -78,7 +78,7 @@ def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: s
         code=sorted(set(packages) - set(missing)),
         missing=missing,
     )
-    run = saved_models.run_of(checkpoint)
+    run = saved_models.containing_model_dir(checkpoint)
     # A converted model has no metrics.
     runs = run_folders.read_all([str(run)]) if (run / model_dir.METRICS).exists() else [None]
     model_card.write(folder, card, runs[0])

@@ -146,7 +146,7 @@ class Comparison:
             'forward FLOPs per token': self._flops(group.name),
             'steps': _range([run.step for run in runs]),
             'seeds': str(len(runs)),
-            'time in steps, mean': progress.duration(statistics.fmean(run.seconds for run in runs)),
+            'time in steps, mean': progress.format_duration(statistics.fmean(run.seconds for run in runs)),
             'tokens/s, mean': f'{statistics.fmean(speeds):,.0f}' if speeds else '-',
             'training loss': _mean_text(train_losses, 4) if train_losses else '-',
         }

@@ -78,7 +78,7 @@ class Run:
 
     def settings(self) -> dict[str, str]:
         """Gin values as text, by macro or `module.Class.argument`."""
-        return changes.bindings(self.config)
+        return changes.parse_bindings(self.config)
 
     @property
     def seed(self) -> int:

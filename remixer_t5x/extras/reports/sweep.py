@@ -153,7 +153,7 @@ def _progress(folder: pathlib.Path) -> tuple[int, str]:
     if numbers.train_loss is not None:
         parts.append(f'loss {numbers.train_loss:.4f}')
     if numbers.steps and seconds:
-        parts.append(f'{progress.duration((numbers.steps - numbers.step) * seconds[-1][1])} left')
+        parts.append(f'{progress.format_duration((numbers.steps - numbers.step) * seconds[-1][1])} left')
     return numbers.step, ', '.join(parts)
 
 

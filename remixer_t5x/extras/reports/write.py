@@ -123,6 +123,6 @@ def _initial_params(trained: TrainedModel) -> Any:
     if not initial:
         return None
     try:
-        return saved_models.restore(initial, trained.model, trained.vocabulary, trained.partitioner)
+        return saved_models.restore_params(initial, trained.model, trained.vocabulary, trained.partitioner)
     except UserError:
         return None
