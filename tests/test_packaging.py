@@ -9,7 +9,7 @@ import tomllib
 
 import pytest
 
-from tests.support.clusters import rented
+from tests.launch.clusters import rented
 from tests.support.paths import ROOT
 
 PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']

@@ -40,7 +40,7 @@ def no_folder_of_another_test():
 
 @pytest.fixture(scope='module')
 def worker():
-    from tests.support import cached_training
+    from tests.cli import cached_training
 
     return cached_training
 

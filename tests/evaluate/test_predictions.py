@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import predictions
-from tests.support import prediction_worker
+from tests.evaluate import prediction_worker
 from tests.support.real_processes import Process
 
 

@@ -21,7 +21,8 @@ from remixer_t5x.models.beam_search import BeamSearch, PowerPenalty
 from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.models.sublayers.feed_forward import ReluMLP
 from remixer_tasks import vocabularies
-from tests.support import hf_folders, references, small_models
+from tests.interop import small_models
+from tests.support import hf_folders, references
 from tests.support.paths import GOLDEN
 
 VOCABULARY = vocabularies.byte(0)

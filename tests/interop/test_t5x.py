@@ -25,7 +25,7 @@ from remixer_t5x.models.losses import CrossEntropy
 from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.models.sublayers.feed_forward import GatedMLP
 from remixer_t5x.models.sublayers.remixer import Remixer
-from tests.support import small_models
+from tests.interop import small_models
 
 CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
 MODELS = sorted(path.stem for path in (CONFIGS / 'models').glob('*.gin'))

@@ -22,9 +22,10 @@ from remixer_t5x.models.architecture.layer import PostNorm
 from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.models.sublayers.feed_forward import GatedMLP, ReluMLP
 from remixer_t5x.models.sublayers.remixer import Remixer
-from tests.support import references, small_models
+from tests.interop import small_models
+from tests.interop.small_models import abstract_params, random_params
+from tests.support import references
 from tests.support.paths import GOLDEN
-from tests.support.small_models import abstract_params, random_params
 
 KINDS = ('t5_1_1', 't5_1_1_orbax', 't5_1_0', 't5_1_1_scanned')
 # As in tests/golden/make_t5x_checkpoints.py.

@@ -14,7 +14,7 @@ from remixer_t5x.kernels import self_check
 from remixer_t5x.kernels.attention import api
 from remixer_t5x.kernels.attention.formula import Visibility
 from remixer_t5x.kernels.compile_target import compiling_for
-from tests.support import broken_kernels
+from tests.kernels import broken_kernels
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -88,7 +88,7 @@ def test_a_correct_kernel_is_used_and_checked_once(monkeypatch, empty_cache, cap
 def test_the_start_after_a_crash_uses_the_formula(kernel, empty_cache):
     program = f"""
 from remixer_t5x.kernels import self_check
-from tests.support import broken_kernels
+from tests.kernels import broken_kernels
 check = broken_kernels.check(broken_kernels.{kernel})
 print(self_check.run(check).failure(check))
 """

@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 
-from tests.support.clusters.rented import COMMAND, LAUNCH, bash
+from tests.launch.clusters.rented import COMMAND, LAUNCH, bash
 
 IMAGE = '--image=registry.example/remixer-t5x:tpu'
 ROOT = pathlib.Path(__file__).parents[2]
@@ -69,7 +69,7 @@ def test_jobset_of_tpu_slices_on_spot_nodes_of_gke():
 @pytest.mark.parametrize('folder, claims', [('/data/run', ['disk']), ('gs://bucket/run', [])])
 def test_pods_can_write_their_model_dir(folder, claims):
     """By the stand-in's rules: an image from a registry, a claim only if MODEL_DIR is there, and for its user."""
-    from tests.support.clusters import kubectl
+    from tests.launch.clusters import kubectl
 
     claim = [f'--claim={name}' for name in claims]
     text, _ = bash(

@@ -13,9 +13,9 @@ import sys
 
 import pytest
 
+from tests.launch.clusters import rented, strictly
+from tests.launch.clusters.strictly import PATIENCE
 from tests.support import compare_runs, ports
-from tests.support.clusters import rented, strictly
-from tests.support.clusters.strictly import PATIENCE
 from tests.support.warm_python import WarmPython
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -133,7 +133,7 @@ def assert_resumed(folder, unbroken_run):
 
 
 def test_several_slices_of_tpus(cluster, tmp_path, text, unbroken, wheel, installed):
-    from tests.support.clusters import gcloud
+    from tests.launch.clusters import gcloud
 
     bucket = tmp_path / 'buckets' / 'mine' / 'run'
     # A host's `python -m venv` copies the environment that the wheel was installed into.

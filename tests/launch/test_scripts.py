@@ -1,7 +1,7 @@
 """Launch scripts: their syntax, what they would run, and what they do with the ways in which a run ends.
 
 `remixer-t5x` is a bash program that ends as a run would, and so are Slurm's programs and nvidia-smi; gcloud is the
-strict stand-in of `tests/support/clusters`. Whole runs are in `test_runs.py`.
+strict stand-in of `tests/launch/clusters`. Whole runs are in `test_runs.py`.
 """
 
 import os
@@ -15,8 +15,8 @@ import time
 
 import pytest
 
-from tests.support.clusters import rented
-from tests.support.clusters.rented import COMMAND, LAUNCH, bash
+from tests.launch.clusters import rented
+from tests.launch.clusters.rented import COMMAND, LAUNCH, bash
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPTS = sorted([*ROOT.glob('scripts/*.sh'), *LAUNCH.glob('*.sh'), *LAUNCH.glob('*.sbatch')])

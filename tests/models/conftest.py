@@ -19,7 +19,7 @@ def _load(path: pathlib.Path):
 
 @pytest.fixture(scope='session')
 def toy():
-    from tests.support import toy_generation
+    from tests.models import toy_generation
 
     return toy_generation
 

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from tests.support import optimizer_worker
-from tests.support.optimizer_worker import OPTIMIZERS
+from tests.optim import optimizer_worker
+from tests.optim.optimizer_worker import OPTIMIZERS
 from tests.support.real_processes import Process
 
 

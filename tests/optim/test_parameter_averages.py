@@ -11,7 +11,7 @@ from remixer_t5x.data.prefetch import Position
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.optim import optimizer, parameter_averages, train_state, trainable
-from tests.support.optimizer_worker import Layers
+from tests.optim.optimizer_worker import Layers
 
 DECAY = 0.5
 

@@ -19,7 +19,7 @@ from remixer_t5x.run_folder import metrics, model_dir, object_store, tensorboard
 from remixer_t5x.train import hooks, progress, run_log, settings
 from remixer_t5x.train.saving import Patience
 from remixer_t5x.train.settings import Result
-from tests.support import full_disks
+from tests.run_folder import full_disks
 
 LOSS = {'loss': 2.0}
 REPORT = Report('cogs', 'gen', {'f1': 2.0}, [{'prediction': 'a'}], 1.0)

@@ -8,7 +8,7 @@ from etils import epath
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.run_folder import tensorboard, trackers
-from tests.support import full_disks
+from tests.run_folder import full_disks
 
 LOSS = {'loss': 2.0}
 

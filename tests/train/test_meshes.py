@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from tests.support import mesh_worker
 from tests.support.real_processes import Process
+from tests.train import mesh_worker
 
 
 @pytest.fixture(scope='module')

@@ -15,9 +15,10 @@ import pytest
 from remixer_t5x.cli import process_flags
 from remixer_t5x.devices import processes as distributed
 from remixer_t5x.errors import UserError
-from tests.support import feed_forward, paths, ports, several_processes
+from tests.support import feed_forward, paths, ports
 from tests.support.compare_runs import last_step
 from tests.support.real_processes import Process
+from tests.train import lines_worker
 
 DEVICES = 4
 HEARTBEAT = 20
@@ -109,7 +110,7 @@ class Commands:
         are their working directories; a folder with a file `lines.txt` has the task's lines."""
         return [
             Process(
-                several_processes.work,
+                lines_worker.work,
                 str(folder / 'lines.txt' if folder and (folder / 'lines.txt').exists() else self._file),
                 [[str(word) for word in command] for command in commands],
                 join,
@@ -324,7 +325,7 @@ def test_each_value_that_processes_share_is_compared(tmp_path):
     environment = {**paths.environment(), 'XLA_FLAGS': '', 'JAX_ENABLE_X64': '0'}
     arguments = [(['experiments/own_text.gin'], flags, {**join, 'index': index}) for index in (0, 1)]
     started = [
-        Process(several_processes.compare_identities, *each, output=tmp_path / f'{index}', environment=environment)
+        Process(lines_worker.compare_identities, *each, output=tmp_path / f'{index}', environment=environment)
         for index, each in enumerate(arguments)
     ]
     outputs = [[line for line in output.splitlines() if line.startswith('[')] for _, output in _well(ended(started))]
@@ -336,7 +337,7 @@ def test_each_value_that_processes_share_is_compared(tmp_path):
         assert name in error and str(value)[:20] in error and 'changed' in error and '\n' not in error
     for name in ('LEARNING_RATE', 'BATCH_SIZE', 'TRAIN_STEPS', 'EVAL_PERIOD', 'FILES', 'SEED', 'the command'):
         assert name in compared, compared.keys()
-    for name in ('version of jax', 'XLA_FLAGS', 'the code of remixer_t5x', f'the code of {several_processes.__name__}'):
+    for name in ('version of jax', 'XLA_FLAGS', 'the code of remixer_t5x', f'the code of {lines_worker.__name__}'):
         assert name in compared, compared.keys()
     assert not {*process_flags.MAY_DIFFER} & compared.keys()
 

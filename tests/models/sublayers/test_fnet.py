@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models.sublayers import fnet
-from tests.support.sublayer_inputs import context_of_lengths
+from tests.models.sublayers.sublayer_inputs import context_of_lengths
 
 # Made by the script next to it.
 GOLDEN = np.load(pathlib.Path(__file__).parents[2] / 'golden' / 'fnet.npz')

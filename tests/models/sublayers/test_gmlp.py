@@ -11,8 +11,8 @@ from flax import linen as nn
 
 from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models.sublayers import gmlp
-from tests.support.formulas import gelu
-from tests.support.sublayer_inputs import context_of_ids, context_of_lengths, random_params
+from tests.models.sublayers.formulas import gelu
+from tests.models.sublayers.sublayer_inputs import context_of_ids, context_of_lengths, random_params
 
 D, F, LENGTH, SPARE = 6, 10, 8, 3
 GOLDEN = pathlib.Path(__file__).parents[2] / 'golden' / 'gmlp_g_mlp_pytorch.npz'

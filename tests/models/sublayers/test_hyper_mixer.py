@@ -13,8 +13,8 @@ from remixer_t5x.context import Memory
 from remixer_t5x.models.layers.norms import LayerNorm
 from remixer_t5x.models.layers.positions import SinusoidalPositions
 from remixer_t5x.models.sublayers import hyper_mixer
-from tests.support.formulas import gelu
-from tests.support.sublayer_inputs import context_of_ids, random_params
+from tests.models.sublayers.formulas import gelu
+from tests.models.sublayers.sublayer_inputs import context_of_ids, random_params
 
 GOLDEN = pathlib.Path(__file__).parents[2] / 'golden' / 'hyper_mixer.npz'
 D, HIDDEN, LENGTH = 8, 12, 10

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from remixer_t5x.context import Memory, SequenceContext
 from remixer_t5x.models.sublayers import linear_attention
-from tests.support.sublayer_inputs import context_of_ids
+from tests.models.sublayers.sublayer_inputs import context_of_ids
 
 # Made by the script next to it.
 GOLDEN = np.load(pathlib.Path(__file__).parents[2] / 'golden' / 'linear_attention.npz')

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from remixer_t5x.kernels.window_mlp import api as window_mlp
 from remixer_t5x.models.architecture import stack
 from remixer_t5x.models.sublayers import mlp_mixer
-from tests.support.formulas import gelu
-from tests.support.sublayer_inputs import context_of_ids, random_params
+from tests.models.sublayers.formulas import gelu
+from tests.models.sublayers.sublayer_inputs import context_of_ids, random_params
 
 # Made by the script next to it.
 GOLDEN = np.load(pathlib.Path(__file__).parents[2] / 'golden' / 'mlp_mixer.npz')

@@ -20,7 +20,7 @@ from remixer_t5x.models.sublayers import (
     remixer,
     tim,
 )
-from tests.support.sublayer_inputs import context_of_ids
+from tests.models.sublayers.sublayer_inputs import context_of_ids
 
 LENGTH, WIDTH = 9, 8
 WITHOUT_ENCODER = {'memory': None}

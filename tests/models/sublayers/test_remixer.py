@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models.sublayers import remixer
-from tests.support.formulas import gelu, softmax
-from tests.support.sublayer_inputs import context_of_lengths, random_params
+from tests.models.sublayers.formulas import gelu, softmax
+from tests.models.sublayers.sublayer_inputs import context_of_lengths, random_params
 
 D, F, LENGTH = 6, 10, 8
 

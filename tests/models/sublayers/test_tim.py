@@ -13,8 +13,8 @@ from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models.architecture import layer
 from remixer_t5x.models.layers.norms import GroupedRMSNorm
 from remixer_t5x.models.sublayers import attention, feed_forward, tim
-from tests.support.formulas import gelu, softmax
-from tests.support.sublayer_inputs import random_params
+from tests.models.sublayers.formulas import gelu, softmax
+from tests.models.sublayers.sublayer_inputs import random_params
 
 D, F, HEADS, KV, LENGTH, MEMORY = 8, 12, 4, 3, 5, 4
 BLOCKS = ('tim_attention', 'inter_mechanism_attention', 'tim_mlp')

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 
-from tests.support.clusters.strictly import CLUSTER, called, detach, options, positionals, refuse
+from tests.launch.clusters.strictly import CLUSTER, called, detach, options, positionals, refuse
 
 NAME = r'[a-z]([a-z0-9-]*[a-z0-9])?'
 # The fields that these kinds have, of those that the project uses; a field that is not here is refused.

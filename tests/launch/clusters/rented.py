@@ -7,8 +7,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+from tests.launch.clusters.strictly import PATIENCE
 from tests.support import feed_forward, paths
-from tests.support.clusters.strictly import PATIENCE
 
 SLURM = ('sbatch', 'srun', 'scontrol')
 LAUNCH = paths.SCRIPTS / 'launch'
@@ -38,7 +38,7 @@ def program(path: pathlib.Path, *lines: str) -> pathlib.Path:
 def programs(folder: pathlib.Path) -> pathlib.Path:
     """A folder for PATH with the stand-ins."""
     for name, stand_in in (('gcloud', 'gcloud'), ('kubectl', 'kubectl'), *((name, f'slurm {name}') for name in SLURM)):
-        program(folder / name, f'exec {sys.executable} -m tests.support.clusters.{stand_in} "$@"')
+        program(folder / name, f'exec {sys.executable} -m tests.launch.clusters.{stand_in} "$@"')
     return folder
 
 

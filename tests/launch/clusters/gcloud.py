@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 
-from tests.support.clusters.strictly import CLUSTER, called, kill_group, options, positionals, refuse
+from tests.launch.clusters.strictly import CLUSTER, called, kill_group, options, positionals, refuse
 
 NAME = r'[a-z]([a-z0-9-]*[a-z0-9])?'
 WHERE = {'zone': r'[a-z0-9-]+', 'project': r'[a-z0-9-]+'}

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 
-from tests.support.clusters.strictly import CLUSTER, called, detach, options, refuse
+from tests.launch.clusters.strictly import CLUSTER, called, detach, options, refuse
 
 NUMBER, JOB = r'[1-9]\d*', '7'
 SBATCH = {
