@@ -16,7 +16,7 @@ SPECIFIC = {
 }
 # Handlers of a wider type whose cause is known: the text of a value that was parsed, or a check before the `raise`.
 KNOWN = {
-    'remixer_t5x/devices/hypothetical.py': 'ValueError',
+    'remixer_t5x/devices/described_hardware.py': 'ValueError',
     'remixer_t5x/lazy.py': 'ModuleNotFoundError',
     'remixer_t5x/cli/main.py': 'RuntimeError',
     'remixer_t5x/config/loading.py': 'tokenize.TokenError ValueError SyntaxError',

@@ -1,7 +1,7 @@
-"""Messages between the processes of a run, outside of computations: failures, and decisions of the first process.
+"""Broadcasts, barriers and failure reports between the processes of a run, without using devices.
 
-Messages go through the key-value store of JAX's coordination service and do not use devices, so they also reach a
-process that waits in a collective operation for a process that will never come.
+Messages go through the key-value store of JAX's coordination service, so they also reach a process that waits in a
+collective operation for a process that has failed.
 """
 
 import contextlib
@@ -22,21 +22,21 @@ from remixer_t5x.errors import UserError, one_line
 _FAILED = 'remixer_t5x/failed'
 _POLL_SECONDS = 1.0
 _EXIT_SECONDS = 5.0
-# Words in the errors of connections between processes.
-_CONNECTIONS = ('Gloo', 'NCCL', 'UNAVAILABLE', 'coordination')
-# All processes call these functions in the same order, so a number identifies a call.
+# Words in the messages of connection errors.
+_CONNECTION_ERRORS = ('Gloo', 'NCCL', 'UNAVAILABLE', 'coordination')
+# Numbers the calls of this module, which all processes make in the same order.
 _calls = itertools.count()
 
 
 def is_distributed() -> bool:
-    """Returns whether the run has several processes. Does not start JAX's devices."""
+    """Returns whether the run has several processes. Does not initialize JAX's devices."""
     return jax.distributed.is_initialized()
 
 
 def broadcast(value: Any) -> Any:
-    """Returns the first process's `value` (JSON) on every process. All processes call this in the same order.
+    """Returns process 0's `value` (JSON) on every process. All processes must call this in the same order.
 
-    Use it for facts that each process could see differently, such as which checkpoint is the newest.
+    Use it for facts that processes could see differently, such as which checkpoint is the latest.
     """
     if not is_distributed():
         return value
@@ -48,10 +48,10 @@ def broadcast(value: Any) -> Any:
 
 
 def check_same(values: Mapping[str, Any]) -> None:
-    """Raises UserError on every process if a value (JSON) of any process differs from the first process's.
+    """Raises UserError on every process if a value (JSON) of any process differs from process 0's.
 
-    The error names the first difference, in the order of `values`. All processes call this in the same order, before
-    they do work that assumes equal values: otherwise they would compute different numbers, or wait for each other.
+    The error names the first difference, in the order of `values`. All processes must call this in the same order,
+    before work that assumes equal values: otherwise they would compute different numbers or wait for each other.
     """
     if not is_distributed():
         return
@@ -67,9 +67,9 @@ def check_same(values: Mapping[str, Any]) -> None:
 
 
 def barrier() -> None:
-    """Returns once every process has called it equally often."""
+    """Waits until all processes have called it."""
     if is_distributed():
-        # An hour means no limit: the heartbeat ends all processes if one is lost.
+        # One hour is effectively no limit: the heartbeat ends all processes if one is lost.
         coordination().client.wait_at_barrier(f'remixer_t5x/{next(_calls)}', 3_600_000)
 
 
@@ -78,7 +78,7 @@ def _get(key: str) -> Any:
         try:
             return json.loads(coordination().client.blocking_key_value_get(key, 10_000))
         except jax.errors.JaxRuntimeError as error:
-            # The other process may be slow; if it is lost, the heartbeat ends this process.
+            # Retry if the other process is slow; if it is lost, the heartbeat ends this process.
             if 'DEADLINE_EXCEEDED' not in str(error):
                 raise
 
@@ -87,21 +87,21 @@ def _difference(first: Mapping[str, Any], other: Mapping[str, Any], process: str
     for name in {**first, **other}:
         values = [str(side.get(name, 'absent')) for side in (first, other)]
         if values[0] != values[1]:
-            # Long values are shown from shortly before their first difference on.
+            # Long values are truncated around their first difference.
             start = max(0, len(os.path.commonprefix(values)) - 40)
-            here, there = (value[start : start + 120] for value in values)
+            expected, actual = (value[start : start + 120] for value in values)
             return (
-                f'{name} must be the same in all processes of a run, got {here} in process 0 and {there} in '
+                f'{name} must be the same in all processes of a run, got {expected} in process 0 and {actual} in '
                 f'{process}; start all processes with the same command, code and data'
             )
     return ''
 
 
 class FailureWatcher:
-    """Ends this process, with one line on standard error, if another process reports a failure.
+    """Exits this process, with one line on standard error, if another process reports a failure.
 
-    A process that is killed or stops answering cannot report one: JAX itself then aborts all others within the
-    heartbeat timeout (SIGABRT, exit code 134).
+    A process that is killed or hangs cannot report its failure: JAX then aborts all others within the heartbeat timeout
+    (SIGABRT, exit code 134).
 
     Args:
         name: name of this process in messages.
@@ -113,29 +113,28 @@ class FailureWatcher:
         self._closed = threading.Event()
 
     def start(self) -> None:
-        """Starts the thread that looks for failures; call it once the process is connected."""
-        threading.Thread(target=self._poll, name='peers', daemon=True).start()
+        """Starts the thread that polls for failures; call it after `jax.distributed.initialize`."""
+        threading.Thread(target=self._poll, name='failure watcher', daemon=True).start()
 
     def close(self) -> None:
         self._closed.set()
 
-    def failed(self, code: int, text: str) -> None:
-        """Tells the other processes that this process exits with `code`, and why. Waits at most 5 s for them."""
+    def report_failure(self, code: int, text: str) -> None:
+        """Reports to the other processes that this process exits with `code`, and why. Waits at most 5 s for them."""
         self.close()
         record = {'process': coordination().process_id, 'code': code, 'text': text}
-        # Another process has reported first, or the coordinator is lost.
+        # Fails if another process has already reported a failure, or if the coordinator is lost.
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             coordination().client.key_value_set(_FAILED, json.dumps(record))
         self._exit_barrier()
 
     def wait_for_reason(self, error: BaseException) -> None:
-        """If `error` is of a connection between processes, waits until the failed process is reported.
+        """Waits for the report of another process's failure if `error` is a lost connection between processes.
 
-        The neighbours of a lost process see a broken connection before any process knows why.
+        The neighbors of a lost process see a broken connection before the failure is reported.
         """
-        if isinstance(error, jax.errors.JaxRuntimeError | ValueError) and any(
-            name in str(error) for name in _CONNECTIONS
-        ):
+        is_runtime_error = isinstance(error, jax.errors.JaxRuntimeError | ValueError)
+        if is_runtime_error and any(word in str(error) for word in _CONNECTION_ERRORS):
             self._closed.wait(self._timeout + _POLL_SECONDS)
 
     def _poll(self) -> None:
@@ -147,14 +146,14 @@ class FailureWatcher:
             if self._closed.is_set():
                 return
             line = one_line(f'error ({self._name}): process {record["process"]} has failed: {record["text"]}')
-            # The stuck thread may hold the lock of Python's own stream.
+            # The main thread may hold the lock of sys.stderr.
             with contextlib.suppress(OSError):
                 os.write(2, f'{line}\n'.encode())
             self._exit_barrier()
             exit_process(record['code'])
 
     def _exit_barrier(self) -> None:
-        """Waits for all processes; the first exits last, because it holds the messages for the others."""
+        """Waits for all processes; process 0 exits last, because it serves the messages."""
         try:
             coordination().client.wait_at_barrier(_FAILED, int(1000 * _EXIT_SECONDS))
         except jax.errors.JaxRuntimeError:
@@ -164,7 +163,7 @@ class FailureWatcher:
 
 
 def exit_process(code: int) -> None:
-    """Exits at once: a normal exit would wait for the other processes at a barrier."""
+    """Exits immediately: a normal exit would wait for the other processes at a barrier."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, RuntimeError):
             stream.flush()

@@ -1,10 +1,11 @@
-"""Configures JAX's persistent compilation cache, so that a command reuses the programs of earlier commands.
+"""Enables JAX's persistent compilation cache, so that commands reuse programs compiled by earlier commands.
 
-JAX names an entry by a hash of the program, the compiler's options, its version, and the devices. The code in an entry
-for a CPU uses that CPU's instructions, so the entries of each kind of machine have a separate folder, and different
-machines can share a cache folder. This file does not import JAX, which reads these variables when it is imported.
+The key of an entry is a hash of the program, the compiler's options, its version, and the devices. Code compiled for a
+CPU uses the instructions of that CPU, so each type of machine has a separate folder in the cache. This module does not
+import JAX, which reads the environment variables when it is imported.
 """
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -12,17 +13,16 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 FOLDER = 'compiled'
-# JAX removes the least recently read entries beyond this size. A train step takes 1 to 50 MB.
+# JAX evicts the least recently used entries beyond this size. A train step takes 1 to 50 MB.
 MAX_BYTES = 2 * 2**30
-# Programs that compile faster are not cached, because reading them takes as long.
+# Programs that compile faster are not cached, because loading them takes as long.
 MIN_SECONDS = 0.2
 
 
 def enable(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Sets JAX's variables for a cache below $REMIXER_T5X_CACHE (~/.cache/remixer_t5x), in its folder `compiled`.
+    """Sets JAX's variables to use the cache $REMIXER_T5X_CACHE/compiled (default ~/.cache/remixer_t5x/compiled).
 
-    Does nothing if the user has set JAX_COMPILATION_CACHE_DIR or JAX_ENABLE_COMPILATION_CACHE, or if the folder cannot
-    be written.
+    Does nothing if JAX_COMPILATION_CACHE_DIR or JAX_ENABLE_COMPILATION_CACHE is set, or if the folder is not writable.
     """
     if 'JAX_COMPILATION_CACHE_DIR' in environment or 'JAX_ENABLE_COMPILATION_CACHE' in environment:
         return
@@ -39,11 +39,9 @@ def enable(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def machine_name() -> str:
-    """Returns a name for machines whose CPUs have the same instructions: the architecture and 8 hex digits."""
+    """Returns the same name for all machines with the same CPU instructions: the architecture and 8 hex digits."""
     text = platform.processor()
-    try:
+    with contextlib.suppress(OSError):
         lines = Path('/proc/cpuinfo').read_text(encoding='utf-8').splitlines()
         text = next((line for line in lines if line.startswith(('flags', 'Features'))), text)
-    except OSError:
-        pass
     return f'{platform.machine()}-{hashlib.sha256(text.encode()).hexdigest()[:8]}'

@@ -1,4 +1,4 @@
-"""Resolves a topology such as 'v5e:4x4' or '2*h100:8' to a mesh, the memory of a device, and XLA options.
+"""Maps a topology such as 'v5e:4x4' or '2*h100:8' to a mesh, the memory of a device, and XLA options.
 
 gin calls these functions with TOPOLOGY (configs/hardware/gpu.gin); None means any hardware.
 """
@@ -11,21 +11,21 @@ from typing import Any, NamedTuple
 from remixer_t5x.errors import UserError
 
 GPUS = ('a100', 'h100', 'h200', 'b200')
-# Chips that JAX shows as two devices: the cores of a v3, the chiplets of an Ironwood.
+# Chips that are two devices in JAX: the cores of a v3, the chiplets of an Ironwood.
 TWO_DEVICES = ('v3', 'v7x')
-# GiB of a device.
+# GiB per device.
 MEMORY = {'v3': 16, 'v4': 32, 'v5e': 16, 'v5p': 95, 'v6e': 32, 'v7x': 96}
 MEMORY |= {'a100': 80, 'h100': 80, 'h200': 140, 'b200': 179}
-# Number of devices that share one copy of the parameters, if it is smaller than the slice or node. By default a whole
-# slice or node shards parameters and moments: each device then updates only its shard (docs/forecast.md has numbers).
+# Size of the mesh axis `fsdp`, if it is smaller than the slice or node. By default, parameters and moments are sharded
+# over a whole slice or node, so that each device updates only its shard (measurements: docs/forecast.md).
 _FSDP = {'v3:2x2': 2, 'v3:2x4': 2, 'v3:4x4': 2, 'v4:2x2x4': 4, 'v5e:4x4': 8}
 # XLA options of the train step, by platform; most overlap collectives with computation. Sources:
 # docs.jax.dev/en/latest/gpu_performance_tips.html for GPUs, benchmarks/xla_flags_library.py of
-# github.com/AI-Hypercomputer/maxtext (CF_FOR_ALL_GATHER) for TPUs. Most are XLA's defaults and are set to stay on.
-# The dot merger would copy the operands of the gradients' matmuls to join them.
-_NO_MERGING = {'xla_gpu_dot_merger_threshold_mb': 0}
+# github.com/AI-Hypercomputer/maxtext (CF_FOR_ALL_GATHER) for TPUs. Most are XLA's current defaults.
+# The dot merger would copy the operands of the gradients' matmuls to concatenate them.
+_NO_DOT_MERGER = {'xla_gpu_dot_merger_threshold_mb': 0}
 _XLA_OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    'gpu': {'xla_gpu_enable_latency_hiding_scheduler': True, **_NO_MERGING},
+    'gpu': {'xla_gpu_enable_latency_hiding_scheduler': True, **_NO_DOT_MERGER},
     'tpu': {
         'xla_tpu_enable_latency_hiding_scheduler': True,
         'xla_tpu_enable_async_collective_fusion': True,
@@ -41,9 +41,9 @@ class Topology(NamedTuple):
     """How devices are connected.
 
     Attributes:
-        slices: TPU slices, or nodes of GPUs, which a network connects.
+        slices: number of TPU slices or GPU nodes, which are connected by a network.
         chip: 'v5e', 'h100', ...
-        shape: a slice in libtpu's form ('4x4'); the number of GPUs of a node.
+        shape: shape of a slice in libtpu's notation ('4x4'), or the number of GPUs of a node.
     """
 
     slices: int
@@ -64,14 +64,14 @@ class Topology(NamedTuple):
         """Parses a text such as 'v5e:4x4', '2*v5e:4x4', 'h100:8' or '2*h100:8'.
 
         Raises:
-            UserError: the text has another form, or names a GPU that is not known.
+            UserError: the text is not a topology, or the GPU is unknown.
         """
         match = re.fullmatch(r'(?:(\d+)\*)?(\w+):(\d+(?:x\d+)*)', text)
         chip = match[2].lower() if match else ''
         if not match or not (chip in GPUS or chip.startswith('v')):
             raise UserError(
-                f'TOPOLOGY must be chips ({", ".join(GPUS)}, or a TPU such as v5e) and their arrangement, '
-                f'got {text!r}; type one such as v5e:4x4, 2*v5e:4x4, h100:8 or 2*h100:8'
+                f'TOPOLOGY must be a chip ({", ".join(GPUS)}, or a TPU such as v5e) and a shape, got {text!r}; '
+                'type one such as v5e:4x4, 2*v5e:4x4, h100:8 or 2*h100:8'
             )
         return Topology(int(match[1] or 1), chip, match[3])
 
@@ -101,5 +101,5 @@ def mesh(topology: str | None = None) -> str:
 def xla_options(topology: str | None = None) -> Mapping[str, Mapping[str, Any]] | None:
     """Returns XLA options of the train step, by platform; a single device has no collectives."""
     if devices(topology) == 1:
-        return {'gpu': _NO_MERGING} if Topology.parse(topology or '').is_gpu else None
+        return {'gpu': _NO_DOT_MERGER} if Topology.parse(topology or '').is_gpu else None
     return _XLA_OPTIONS

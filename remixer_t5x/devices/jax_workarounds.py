@@ -1,4 +1,4 @@
-"""All uses of JAX's private API, each with the change in JAX that makes it obsolete (JAX 0.10.2 and 0.12.0)."""
+"""All uses of JAX's private API, each with the change in JAX that would make it obsolete (JAX 0.10.2 and 0.12.0)."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -10,8 +10,8 @@ from jax import export
 def coordination() -> Any:
     """Returns the state of `jax.distributed`: `client` (the coordination service), `process_id`, `num_processes`.
 
-    Unnecessary once JAX offers its key-value store publicly: `multihost_utils` goes through the devices, so it cannot
-    reach a process that waits in a collective operation.
+    Obsolete once the key-value store is public. `multihost_utils` uses the devices, so it cannot reach a process that
+    waits in a collective operation.
     """
     from jax._src import distributed
 
@@ -19,10 +19,10 @@ def coordination() -> Any:
 
 
 def cluster_types() -> Sequence[Any]:
-    """Returns the `ClusterEnv` classes of clusters that JAX can detect, in its order.
+    """Returns the `ClusterEnv` classes of the clusters that JAX detects, in order of precedence.
 
-    Unnecessary once `jax.distributed.initialize` starts a single process without an error and can assign all devices of
-    a machine to one process.
+    Obsolete once `jax.distributed.initialize` accepts a single process and can assign all devices of a machine to one
+    process.
     """
     from jax._src import clusters
 
@@ -31,9 +31,9 @@ def cluster_types() -> Sequence[Any]:
 
 @contextlib.contextmanager
 def cudnn_of_described_gpu(version: int) -> Iterator[None]:
-    """Makes JAX assume cuDNN `version` (90800 is 9.8), to compile attention without cuDNN.
+    """Makes JAX assume cuDNN `version` (90800 is 9.8), to compile attention on a machine without cuDNN.
 
-    Unnecessary once JAX reads the cuDNN version from the topology that it compiles for.
+    Obsolete once JAX reads the cuDNN version from the topology that it compiles for.
     """
     from jax._src.cudnn import fused_attention_stablehlo as attention
 
@@ -46,9 +46,9 @@ def cudnn_of_described_gpu(version: int) -> Iterator[None]:
 
 
 def stablehlo_for_older_readers(program: export.Exported) -> bytes:
-    """Serializes the program to StableHLO of twelve weeks before this release of JAX, without newer operations.
+    """Serializes a program to a StableHLO version that is compatible with readers of twelve weeks ago.
 
-    Unnecessary once `jax.export` has an argument for the version; it writes for readers of four weeks ago, and
+    Obsolete once `jax.export` has an argument for the version: it is compatible with readers of four weeks ago, and
     TensorFlow's reader is older.
     """
     from jax.extend.mlir.dialects import stablehlo

@@ -1,8 +1,8 @@
 """The device mesh `data` x `fsdp` x `tensor`: parses its sizes and assigns devices to it.
 
-A slice is a group of devices with fast links: a TPU slice (ICI), or the GPUs of one node (NVLink). With several slices,
-the axes that communicate least cross slices: `data` first, `fsdp` for the rest, `tensor` never. JAX arranges the
-devices within a slice (`jax.make_mesh`) and over several (`create_hybrid_device_mesh`).
+A slice is a group of devices with fast links: a TPU slice (ICI), or the GPUs of a node (NVLink). With several slices,
+the axes that communicate least cross slices: first `data`, then `fsdp`, and never `tensor`. JAX arranges the devices of
+one slice (`jax.make_mesh`) or several slices (`create_hybrid_device_mesh`).
 """
 
 import math
@@ -18,15 +18,15 @@ from remixer_t5x import ranges
 from remixer_t5x.errors import UserError, nearest
 
 MESH_AXES = ('data', 'fsdp', 'tensor')
-# On these platforms a logical axis may cover parts of two physical axes, as in jax.make_mesh.
-_SPLITTING_KINDS = ('TPU v5 lite', 'TPU v5e')
+# Devices on which a mesh axis may be assigned to parts of two physical axes, as in jax.make_mesh.
+_SPLIT_AXES_KINDS = ('TPU v5 lite', 'TPU v5e')
 
 
 def parse_sizes(text: str) -> tuple[int, int, int]:
     """Parses `'data=2,fsdp=4'` into (data, fsdp, tensor); -1 means all remaining devices.
 
-    An axis that is not named is 1, except that `data` takes the remaining devices if no other axis does. Raises
-    UserError if `text` is not a list of known axes with whole numbers, each once.
+    The size of an omitted axis is 1, except that `data` defaults to -1 if no other axis is -1. Raises UserError if
+    `text` is not a list of distinct axes with whole numbers.
     """
     sizes: dict[str, int] = {}
     for part in str(text).rstrip(', ').split(','):
@@ -34,12 +34,12 @@ def parse_sizes(text: str) -> tuple[int, int, int]:
         size = ranges.whole_number(value, -1)
         if name not in MESH_AXES or name in sizes or size is None:
             raise UserError(
-                f'the mesh must be sizes of {", ".join(MESH_AXES)}, each at most once, got {text!r}'
+                f'MESH must be sizes of {", ".join(MESH_AXES)}, each at most once, got {text!r}'
                 f'{nearest(name, MESH_AXES)}; type --mesh=data=2,fsdp=4'
             )
         sizes[name] = size
-    others_take_rest = -1 in (sizes.get('fsdp'), sizes.get('tensor'))
-    return sizes.get('data', 1 if others_take_rest else -1), sizes.get('fsdp', 1), sizes.get('tensor', 1)
+    default_data = 1 if -1 in (sizes.get('fsdp'), sizes.get('tensor')) else -1
+    return sizes.get('data', default_data), sizes.get('fsdp', 1), sizes.get('tensor', 1)
 
 
 def mesh_shape(sizes: Sequence[int], num_devices: int) -> tuple[int, ...]:
@@ -48,8 +48,8 @@ def mesh_shape(sizes: Sequence[int], num_devices: int) -> tuple[int, ...]:
     shape = tuple(num_devices // fixed if size == -1 else size for size in sizes)
     if min(shape) < 1 or math.prod(shape) != num_devices or list(sizes).count(-1) > 1:
         raise UserError(
-            f'the mesh must have positive sizes, at most one of them -1 (the rest), whose product is the {num_devices} '
-            f'device(s), got {format_sizes(sizes)}; type --mesh=data=-1,fsdp=1,tensor=1'
+            f'MESH must have sizes whose product is the number of devices, {num_devices}, got {format_sizes(sizes)}; '
+            'type -1 for one of them, as in --mesh=data=-1,fsdp=1,tensor=1'
         )
     return shape
 
@@ -57,26 +57,26 @@ def mesh_shape(sizes: Sequence[int], num_devices: int) -> tuple[int, ...]:
 def build(shape: Sequence[int], devices: Sequence[jax.Device], slices: int | None = None) -> Mesh:
     """Returns the mesh of `devices`, which are in JAX's order.
 
-    Raises UserError as `slices_of` and `split_over_slices` do.
+    Raises UserError if the devices cannot be divided into `slices` slices.
     """
-    # JAX's default is Explicit, for which sharding constraints are type errors.
+    # JAX's default is Explicit, which does not allow sharding constraints.
     types = (AxisType.Auto,) * len(MESH_AXES)
-    attribute, count = slices_of(devices, slices)
+    attribute, count = identify_slices(devices, slices)
     if count == 1:
         return jax.make_mesh(shape, MESH_AXES, types, devices=devices)
-    return Mesh(hybrid(shape, devices, attribute, count), MESH_AXES, axis_types=types)
+    return Mesh(arrange_over_slices(shape, devices, attribute, count), MESH_AXES, axis_types=types)
 
 
 def abstract(shape: Sequence[int], axis_type: AxisType = AxisType.Auto) -> AbstractMesh:
-    """Returns a mesh without devices, for tables and shapes."""
+    """Returns a mesh without devices, for computing shapes and shardings."""
     return AbstractMesh(tuple(shape), MESH_AXES, (axis_type,) * len(MESH_AXES))
 
 
-def slices_of(devices: Sequence[Any], slices: int | None = None) -> tuple[str, int]:
+def identify_slices(devices: Sequence[Any], slices: int | None = None) -> tuple[str, int]:
     """Returns the attribute of a device that identifies its slice, and the number of slices.
 
-    `slices` is None, the number that the devices report, or the number of processes if devices do not report slices
-    (CPU hosts). Raises UserError for another number.
+    `slices` is the number that the devices report (also for None), or the number of processes for devices that do not
+    report slices (CPU hosts). Raises UserError for any other number.
     """
     reported = {getattr(device, 'slice_index', None) for device in devices}
     processes = {device.process_index for device in devices}
@@ -90,7 +90,7 @@ def slices_of(devices: Sequence[Any], slices: int | None = None) -> tuple[str, i
     )
 
 
-def hybrid(shape: Sequence[int], devices: Sequence[Any], attribute: str, slices: int) -> np.ndarray:
+def arrange_over_slices(shape: Sequence[int], devices: Sequence[Any], attribute: str, slices: int) -> np.ndarray:
     """Arranges devices as [data, fsdp, tensor] so that only the axes of `split_over_slices` cross slices."""
     outer = split_over_slices(shape, slices)
     inner = tuple(size // across for size, across in zip(shape, outer, strict=True))
@@ -99,21 +99,21 @@ def hybrid(shape: Sequence[int], devices: Sequence[Any], attribute: str, slices:
         outer,
         devices,
         process_is_granule=attribute == 'process_index',
-        allow_split_physical_axes=devices[0].device_kind in _SPLITTING_KINDS,
+        allow_split_physical_axes=devices[0].device_kind in _SPLIT_AXES_KINDS,
     )
 
 
 def split_over_slices(shape: Sequence[int], slices: int) -> tuple[int, int, int]:
-    """Returns the number of parts into which slices divide each axis; their product is `slices`.
+    """Returns how many slices each axis spans; the product is `slices`.
 
-    Raises UserError if `data` x `fsdp` cannot be divided.
+    Raises UserError if `data` x `fsdp` is not a multiple of `slices`.
     """
     data, fsdp, _ = shape
     over_data = math.gcd(data, slices)
     over_fsdp = slices // over_data
     if fsdp % over_fsdp:
         raise UserError(
-            f'data x fsdp must be a multiple of the {slices} slices, because tensor stays within a slice, got '
+            f'MESH must have a data x fsdp that is a multiple of the {slices} slices, which tensor cannot span, got '
             f'{format_sizes(shape)}; type --mesh=data={slices},fsdp=-1'
         )
     return over_data, over_fsdp, 1

@@ -1,8 +1,8 @@
-"""Shards arrays over a mesh of `data` x `fsdp` x `tensor`, by rules from logical axis names to mesh axes.
+"""Shards arrays over a mesh of `data` x `fsdp` x `tensor` using rules from logical axis names to mesh axes.
 
-`data` replicates parameters and splits rows of the batch; `fsdp` splits rows of the batch and the parameters too (each
-is gathered before its use); `tensor` splits the hidden axes of a layer. The rules have the semantics of
-`flax.linen.logical_axis_rules`: pairs (logical name, mesh axes), earlier pairs win, a mesh axis is used once per array.
+`data` shards the rows of a batch and replicates parameters; `fsdp` shards both (parameters are gathered before use);
+`tensor` shards the hidden axes of a layer. The rules have the semantics of `flax.linen.logical_axis_rules`: pairs
+(logical name, mesh axes), earlier pairs take precedence, and a mesh axis is used once per array.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from remixer_t5x.errors import UserError
 
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 
-# A name without a rule is replicated. `activation_embed` differs from `embed` because rows of a batch already occupy
+# A name without a rule is replicated. `activation_embed` differs from `embed` because the rows of a batch already use
 # `fsdp` in activations.
 DEFAULT_RULES: Rules = (
     ('batch', ('data', 'fsdp')),
@@ -63,12 +63,12 @@ class Partitioner:
 
     Attributes:
         data, fsdp, tensor: size of each mesh axis; one of them may be -1, which means all remaining devices.
-        sizes: the three sizes as one text, 'data=2,fsdp=4' (`mesh.parse_sizes`), instead of them.
-        slices: number of TPU slices or GPU nodes; None uses what the devices report (`mesh.slices_of`).
-        rules: pairs (logical axis, mesh axis or axes or None), earlier pairs first.
-        extra_rules: pairs put before `rules`, for changing one of them in gin.
-        devices: the devices to use, in JAX's order; None is all of them. A number makes an abstract mesh of that many
-            devices, which need not exist: it has shardings and tables, but cannot run anything.
+        sizes: the three sizes as one string, 'data=2,fsdp=4' (`mesh.parse_sizes`), instead of the three fields.
+        slices: number of TPU slices or GPU nodes; None means the number that the devices report.
+        rules: pairs (logical axis, mesh axis or axes or None); earlier pairs take precedence.
+        extra_rules: pairs that precede `rules`, for changing single rules in gin.
+        devices: the devices to use, in JAX's order; None uses all. A number creates an abstract mesh of this size for
+            shardings and tables, which cannot run programs.
 
     The first use of the mesh raises UserError if its sizes do not fit the devices or slices.
     """
@@ -86,13 +86,13 @@ class Partitioner:
         sizes = (self.data, self.fsdp, self.tensor)
         if self.sizes is not None and sizes != (-1, 1, 1):
             raise UserError(
-                f'the mesh must be set once, got MESH = {self.sizes!r} and Partitioner.data, fsdp, tensor = '
-                f'{", ".join(map(str, sizes))}; type --mesh={meshes.format_sizes(sizes)}'
+                f'MESH must be None if Partitioner.data, fsdp, tensor are set ({", ".join(map(str, sizes))}), got '
+                f'{self.sizes!r}; type only --mesh={meshes.format_sizes(sizes)}'
             )
 
     @property
     def all_rules(self) -> tuple[tuple[str, Any], ...]:
-        """Rules in order of precedence; lists from gin become tuples, because mesh axes must be hashable."""
+        """The rules in order of precedence, with hashable mesh axes (lists from gin become tuples)."""
         return tuple(
             (name, tuple(axes) if isinstance(axes, list | tuple) else axes)
             for name, axes in (*self.extra_rules, *self.rules)
@@ -100,7 +100,7 @@ class Partitioner:
 
     @property
     def axis_sizes(self) -> tuple[int, int, int]:
-        """Sizes of the mesh axes as given, without filling in -1."""
+        """The configured sizes of the mesh axes, in which -1 is not resolved."""
         return (self.data, self.fsdp, self.tensor) if self.sizes is None else meshes.parse_sizes(self.sizes)
 
     @functools.cached_property
@@ -113,13 +113,13 @@ class Partitioner:
 
     @contextlib.contextmanager
     def activate(self) -> Iterator[Mesh]:
-        """A context in which logical constraints and PartitionSpecs use this mesh. Enter it outside of jit."""
+        """Context in which logical constraints and PartitionSpecs use this mesh. Enter it outside of jit."""
         with jax.set_mesh(self.mesh), nn.logical_axis_rules(self.all_rules):
             yield self.mesh
 
     @property
     def batch_axes(self) -> tuple[str, ...]:
-        """Mesh axes that shard the rows of a batch."""
+        """The mesh axes that shard the rows of a batch."""
         return next((_as_tuple(axes) for name, axes in self.all_rules if name == 'batch'), ())
 
     @property
@@ -137,19 +137,19 @@ class Partitioner:
         return NamedSharding(self.mesh, PartitionSpec())
 
     def check_batch_size(self, batch_size: int, microbatches: int = 1) -> None:
-        """Raises UserError unless every device gets equally many rows (at least one) of every microbatch."""
+        """Raises UserError unless each microbatch can be split evenly over the batch shards."""
         multiple = self.batch_shards * microbatches
         if batch_size < 1 or batch_size % multiple:
             sizes = ' x '.join(f'{axis}={self.mesh.shape[axis]}' for axis in self.batch_axes)
             raise UserError(
                 f'BATCH_SIZE must be a multiple of {multiple}, because of the mesh ({sizes}) and {microbatches} '
-                f'microbatch(es), got {batch_size}; use {multiple * max(1, round(batch_size / multiple))}'
+                f'microbatch(es), got {batch_size}; type {multiple * max(1, round(batch_size / multiple))}'
             )
 
     def data_shard(self) -> tuple[int, int]:
-        """Returns (index, count), the share of every global batch that this process passes to `shard_batch`.
+        """Returns (index, count): this process passes part `index` of `count` of each global batch to `shard_batch`.
 
-        Processes that differ only along `tensor` read the same rows, so `count` may be less than the number of
+        Processes that differ only along `tensor` load the same rows, so `count` may be less than the number of
         processes.
         """
         batch_axes = [MESH_AXES.index(axis) for axis in self.batch_axes]
@@ -166,17 +166,17 @@ class Partitioner:
     def param_shardings(self, boxed_params: Any) -> Any:
         """Returns a tree of NamedSharding for the unboxed parameters.
 
-        `boxed_params` has arrays or ShapeDtypeStructs in flax's `Partitioned` boxes. An unboxed leaf is replicated, and
-        so is an axis that does not divide over its mesh axes (`sharding_table` lists these).
+        `boxed_params` has arrays or ShapeDtypeStructs in flax's `Partitioned` boxes. Unboxed leaves are replicated, as
+        are axes that are not divisible by their mesh axes (`sharding_table` lists them).
         """
         return jax.tree.map(lambda leaf: NamedSharding(self.mesh, self._spec(leaf)[0]), boxed_params, is_leaf=is_boxed)
 
     def state_shardings(self, init: Callable[[Any], Any], params: Any, param_shardings: Any) -> Any:
         """Returns shardings of the optimizer state `init(params)`; `params` are shapes.
 
-        A leaf whose path ends in a parameter's path and which has its shape is a moment of the parameter and gets its
-        sharding. JAX's sharding types decide for other leaves: factored moments keep the sharding of their remaining
-        axes, counters are replicated.
+        A leaf whose path ends with the path of a parameter of the same shape is a moment, and is sharded like that
+        parameter. JAX's sharding types determine the sharding of all other leaves: factored moments keep the sharding
+        of their remaining axes, counters are replicated.
         """
         explicit = meshes.abstract(tuple(self.mesh.shape.values()), AxisType.Explicit)
 
@@ -201,7 +201,7 @@ class Partitioner:
         return jax.tree_util.tree_map_with_path(sharding_of, typed)
 
     def sharding_table(self, boxed_params: Any) -> list[ShardingRow]:
-        """Returns a row for each parameter."""
+        """Returns one row per parameter."""
         rows = []
         for path, leaf in jax.tree_util.tree_flatten_with_path(boxed_params, is_leaf=is_boxed)[0]:
             spec, note = self._spec(leaf)
@@ -229,10 +229,10 @@ class Partitioner:
 
 
 def process_share(processes: np.ndarray, process: int) -> tuple[int, int]:
-    """Returns (index, count) of the share of the rows that `process` reads.
+    """Returns (index, count): `process` loads part `index` of `count` of the rows.
 
-    `processes` [batch shards, devices of the shard] has the process of each device. Shares are numbered by their first
-    row, like the rows of a global array.
+    `processes` [batch shards, devices of the shard] contains the process of each device. Parts are numbered by their
+    first row, like the rows of a global array.
     """
     shards_of: dict[int, list[int]] = {}
     for shard, owners in enumerate(processes.tolist()):
@@ -241,19 +241,19 @@ def process_share(processes: np.ndarray, process: int) -> tuple[int, int]:
     shares = sorted({tuple(shards) for shards in shards_of.values()})
     if sum(map(len, shares)) != len(processes):
         raise UserError(
-            f'tensor in --mesh must divide the devices of a process or be a multiple of them, got a mesh in which '
-            f'{len(shards_of)} processes hold overlapping parts of the batch; type another --mesh'
+            'tensor in MESH must divide the number of devices of a process or be a multiple of it, got a mesh in which '
+            f'{len(shards_of)} processes hold overlapping parts of the batch; type --mesh with another size'
         )
     return shares.index(tuple(shards_of[process])), len(shares)
 
 
 def is_boxed(leaf: Any) -> bool:
-    """Returns whether `leaf` is a parameter in a box with its logical axis names."""
+    """Returns whether `leaf` is a parameter boxed with its logical axis names."""
     return isinstance(leaf, nn.meta.AxisMetadata)
 
 
 def unbox(tree: Any) -> Any:
-    """Removes boxes; unlike flax's `unbox` it adds no sharding constraints, because sizes need not divide."""
+    """Removes boxes without adding sharding constraints, unlike flax's `unbox`, because axes need not be divisible."""
     return jax.tree.map(
         lambda leaf: leaf.unbox(apply_constraint=False) if isinstance(leaf, nn.Partitioned) else leaf,
         tree,

@@ -1,8 +1,8 @@
 """Connects the processes of one run through `jax.distributed`, and makes them exit together.
 
-Every process connects to the coordinator, which is process 0; JAX then sees the devices of all processes. The address
-and the numbers come from flags, from the environment, and from what JAX detects about TPU pods, Slurm, Open MPI and
-Kubernetes. A single process does not connect.
+Every process connects to the coordinator, process 0; JAX then sees the devices of all processes. The address, the
+number of processes and the index come from flags, environment variables, or the cluster that JAX detects (TPU pods,
+Slurm, Open MPI, Kubernetes). A single process does not connect.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ _ALL_FLAGS = 'type --coordinator_address=HOST:PORT --process_count=N --process_i
 
 @dataclasses.dataclass(frozen=True)
 class ProcessFlags:
-    """The flags about the processes of a run; None if not set.
+    """The command-line flags that describe the processes of a run; None if not set.
 
     Attributes:
-        address: HOST:PORT of process 0, which listens there.
+        address: HOST:PORT on which process 0 listens.
         count: number of processes.
         index: index of this process, from 0.
-        initialization_timeout: seconds to wait for the other processes at the start.
-        heartbeat_timeout: seconds without a heartbeat after which a process counts as lost.
+        initialization_timeout: seconds to wait for the other processes to connect.
+        heartbeat_timeout: seconds without a heartbeat after which a process is considered lost.
     """
 
     address: str | None = None
@@ -44,7 +44,7 @@ class ProcessFlags:
 
 @dataclasses.dataclass(frozen=True)
 class DistributedConfig:
-    """The arguments of `jax.distributed.initialize`; `devices` are local device numbers, None for all."""
+    """Arguments of `jax.distributed.initialize`; `devices` are local device ids, None for all."""
 
     address: str
     count: int
@@ -53,9 +53,9 @@ class DistributedConfig:
 
 
 def resolve_config(settings: ProcessFlags, environment: Mapping[str, str] = os.environ) -> DistributedConfig | None:
-    """Returns the place of this process in the run, None for a single process. Does not touch devices.
+    """Returns the arguments of `jax.distributed.initialize`, None for a single process. Does not initialize devices.
 
-    Raises UserError if flags are wrong or incomplete, or if the cluster does not answer.
+    Raises UserError if flags are invalid or incomplete, or if the cluster cannot be queried.
     """
     flags = {name: getattr(settings, name) for name in FLAGS}
     values = {name: environment.get(VARIABLES[name]) if flag is None else flag for name, flag in flags.items()}
@@ -72,7 +72,7 @@ def resolve_config(settings: ProcessFlags, environment: Mapping[str, str] = os.e
         if cluster is None:
             missing = ' and '.join(FLAGS[name] for name, value in values.items() if value is None)
             if any(value is not None for value in values.values()):
-                raise UserError(f'the processes of a run are described without {missing}; {_ALL_FLAGS}')
+                raise UserError(f'the flags of several processes must include {missing}; {_ALL_FLAGS}')
             return None
         with _cluster_errors(cluster):
             count = int(cluster.get_process_count()) if count is None else count
@@ -88,7 +88,7 @@ def resolve_config(settings: ProcessFlags, environment: Mapping[str, str] = os.e
     host, _, port = str(address).rpartition(':')
     if not (host and ranges.whole_number(port, 1, 65535)):
         raise UserError(
-            f'{FLAGS["address"]} must be the host of process 0 and a free port there, got {address!r}; '
+            f'{FLAGS["address"]} must be the host of process 0 and a free port on it, got {address!r}; '
             f'type {FLAGS["address"]}=node1:8476'
         )
     return DistributedConfig(str(address), count, index, devices)
@@ -104,107 +104,108 @@ def _integer(name: str, value: Any, minimum: int) -> int:
 
 
 def _detect_cluster(environment: Mapping[str, str]) -> Any:
-    """Returns JAX's class for the cluster that started this process, None without a cluster.
+    """Returns JAX's class for the cluster that started this process, None outside of clusters.
 
-    `jax.distributed.initialize` raises an error for a single process and assigns one GPU to each process.
+    `jax.distributed.initialize` is not used for this: it raises an error for a single process and assigns one GPU to
+    each process.
     """
     is_numbered_pod = 'KUBERNETES_SERVICE_HOST' in environment and 'JOB_COMPLETION_INDEX' in environment
     for cluster in jax_workarounds.cluster_types():
         with _cluster_errors(cluster):
-            # A pod that is not part of an indexed Job, such as a notebook, is a single process.
+            # A pod outside of an indexed Job, such as a notebook, is a single process.
             if (is_numbered_pod or cluster.__name__ != 'K8sCluster') and cluster.is_env_present():
                 return cluster
     if is_numbered_pod:
         raise UserError(
-            'the processes of an indexed Kubernetes Job are found with the package kubernetes, which is not '
-            f'installed; pip install kubernetes, or {_ALL_FLAGS} (--process_count=1 for a single pod)'
+            'the package kubernetes, which detects the processes of an indexed Job, must be installed; type pip '
+            f'install kubernetes, or {_ALL_FLAGS} (--process_count=1 for a single pod)'
         )
     return None
 
 
 @contextlib.contextmanager
 def _cluster_errors(cluster: Any) -> Iterator[None]:
-    """Raises UserError if the cluster does not answer."""
+    """Raises UserError if the cluster cannot be queried."""
     try:
         yield
     except Exception as error:
         raise UserError(
-            f'{cluster.__name__} of JAX does not find the processes of this run ({reason(error)}); {_ALL_FLAGS}, or '
+            f"JAX's {cluster.__name__} cannot find the processes of this run ({reason(error)}); {_ALL_FLAGS}, or "
             '--process_count=1 for a single process'
         ) from error
 
 
 def _local_devices(cluster: Any, environment: Mapping[str, str]) -> tuple[int, ...] | None:
-    """Returns the GPU of the local rank if a machine runs several processes, None (all devices) otherwise.
+    """Returns the GPU of the local rank if a machine runs several processes, otherwise None (all devices).
 
-    JAX assigns a single GPU in both cases, so one process per machine would use one of eight GPUs.
+    JAX assigns one GPU in both cases, so a single process on a machine with eight GPUs would use one of them.
     """
     local = cluster.get_local_process_id()
-    # '4', '4(x2)' or '4,3': the number on each machine.
+    # Processes per machine, as '4', '4(x2)' or '4,3'.
     names = ('OMPI_COMM_WORLD_LOCAL_SIZE', 'SLURM_STEP_TASKS_PER_NODE', 'SLURM_TASKS_PER_NODE')
     text = next((environment[name] for name in names if environment.get(name)), '0')
-    on_machine = max(int(count.partition('(')[0]) for count in text.split(','))
-    visible = environment.get('CUDA_VISIBLE_DEVICES', ',' * on_machine)
+    per_machine = max(int(count.partition('(')[0]) for count in text.split(','))
+    visible = environment.get('CUDA_VISIBLE_DEVICES', ',' * per_machine)
     # With fewer visible GPUs than processes, the scheduler has assigned a GPU to each process.
-    is_assigned = 'JAX_LOCAL_DEVICE_IDS' in environment or len(visible.split(',')) < on_machine
-    return None if local is None or on_machine == 1 or is_assigned else (int(local),)
+    is_assigned = 'JAX_LOCAL_DEVICE_IDS' in environment or len(visible.split(',')) < per_machine
+    return None if local is None or per_machine == 1 or is_assigned else (int(local),)
 
 
 @contextlib.contextmanager
 def connected_processes(
-    settings: ProcessFlags, tell: Callable[[BaseException, str], int], saves: bool = False
+    settings: ProcessFlags, print_error: Callable[[BaseException, str], int], saves: bool = False
 ) -> Iterator[None]:
-    """The context of a run over all processes; does nothing for a single process.
+    """Connects the processes of a run for the duration of the block; does nothing for a single process.
 
-    Reports an exception raised within, tells the other processes, and ends this process, so that no process waits for
-    the rest.
+    If the block raises an exception, prints it, reports it to the other processes, and exits this process, so that no
+    process waits for the others.
 
     Args:
-        settings: from flags.
-        tell: prints an error with the name of its process, and returns the exit code.
-        saves: whether the run handles SIGTERM by saving and stopping (see `preemption`); otherwise SIGTERM ends the
+        settings: the flags.
+        print_error: prints an error with the name of its process, and returns the exit code.
+        saves: whether the run saves a checkpoint and stops on SIGTERM (see `preemption`); otherwise SIGTERM ends the
             process.
     """
-    place = resolve_config(settings)
-    if place is None:
+    config = resolve_config(settings)
+    if config is None:
         yield
         return
-    name = f'process {place.index}'
+    name = f'process {config.index}'
     heartbeat = _integer('heartbeat_timeout', settings.heartbeat_timeout, 1)
-    watch = collectives.FailureWatcher(name, heartbeat)
+    watcher = collectives.FailureWatcher(name, heartbeat)
     try:
-        _connect(place, int(settings.initialization_timeout), heartbeat, saves)
+        _connect(config, int(settings.initialization_timeout), heartbeat, saves)
     except BaseException as error:
-        collectives.exit_process(tell(error, name))
-    watch.start()
+        collectives.exit_process(print_error(error, name))
+    watcher.start()
     try:
         yield
-        watch.close()
-        # A barrier, so that the first process, which is the coordinator, exits last.
+        watcher.close()
+        # Includes a barrier, so that the coordinator, process 0, exits last.
         jax.distributed.shutdown()
     except BaseException as error:
-        watch.wait_for_reason(error)
-        code = tell(error, name)
-        watch.failed(code, str(error) or type(error).__name__)
+        watcher.wait_for_reason(error)
+        code = print_error(error, name)
+        watcher.report_failure(code, str(error) or type(error).__name__)
         collectives.exit_process(code)
 
 
-def _connect(place: DistributedConfig, timeout: int, heartbeat: int, saves: bool) -> None:
+def _connect(config: DistributedConfig, timeout: int, heartbeat: int, saves: bool) -> None:
     bind_address = None
-    if place.index == 0:
-        # JAX does not authenticate connections and listens on all interfaces unless the address is a loopback address.
-        host, _, port = place.address.rpartition(':')
+    if config.index == 0:
+        # JAX does not authenticate connections and by default listens on all interfaces, even for a loopback address.
+        host, _, port = config.address.rpartition(':')
         if host in ('localhost', '127.0.0.1') and 'JAX_COORDINATOR_BIND_ADDRESS' not in os.environ:
             bind_address = f'127.0.0.1:{port}'
-        # JAX aborts with a log that does not name these if a process does not connect.
-        line = f'process 0 waits up to {timeout} s for {place.count} processes at {place.address}'
+        # If a process does not connect, JAX aborts without this information.
+        line = f'process 0 waits up to {timeout} s for {config.count} processes at {config.address}'
         print(f'{line} (--initialization_timeout)', file=sys.stderr, flush=True)
     jax.config.update('jax_enable_preemption_service', saves)
     jax.distributed.initialize(
-        place.address,
-        place.count,
-        place.index,
-        place.devices,
+        config.address,
+        config.count,
+        config.index,
+        config.devices,
         coordinator_bind_address=bind_address,
         cluster_detection_method='deactivate',
         initialization_timeout=timeout,

@@ -1,23 +1,22 @@
-"""Muon: momentum whose matrices are made orthogonal (Jordan et al. 2024, github.com/KellerJordan/Muon).
+"""Muon: orthogonalizes the momentum of each matrix (Jordan et al. 2024, github.com/KellerJordan/Muon).
 
-optax has the rule; the logical axes of a parameter decide whether Muon updates it. A stack's layers, the heads of a
-generated MLP and groups of features are leading axes, and each of their matrices is orthogonalised by itself.
+The update rule is optax's; the logical axes of a parameter decide whether Muon updates it. Layers of a stack, heads of
+a generated MLP, and groups of features are leading axes; each of their matrices is orthogonalized separately.
 """
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import PartitionSpec
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from remixer_t5x import axes, ranges
 from remixer_t5x.optim.optimizer import Optimizer, with_decay
+from remixer_t5x.optim.per_layer import is_spec
 from remixer_t5x.optim.schedules import Schedule
 
-# The RMS of AdamW's updates, by measurement of Liu et al.
+# The RMS of AdamW's updates, as measured by Liu et al. (2025).
 _ADAMW_RMS = 0.2
 
 
@@ -34,23 +33,23 @@ def muon(
 ) -> Optimizer:
     """Muon for hidden matrices (`axes.is_hidden_matrix`), AdamW with `b1` and `b2` for all other parameters.
 
-    A position that the inputs do not reach has no gradient, Remixer's H are logits, and an adapter's two matrices are
-    the factors of one matrix, so these are AdamW's.
+    AdamW also updates position embeddings (a position that no input reaches has no gradient), Remixer's H (logits),
+    and adapters (their two matrices are factors of one matrix).
 
     The Nesterov momentum (decay `beta`) of each matrix [in, out] is orthogonalized by `ns_steps` Newton-Schulz
-    iterations and scaled by 0.2 sqrt(max(in, out)) (Liu et al. 2025, arXiv:2502.16982, equation 4). It then has
-    the RMS of AdamW's updates, so that both take one learning rate and one `weight_decay`. Clipping and decay are
-    as in `optimizer.adamw_rms`; an orthogonal update does not depend on the gradient's norm.
+    iterations and scaled by 0.2 sqrt(max(in, out)) (Liu et al. 2025, arXiv:2502.16982, equation 4). It then has the RMS
+    of AdamW's updates, so that both can share a learning rate and `weight_decay`. Clipping and decay are as in
+    `optimizer.adamw_rms`; an orthogonal update does not depend on the gradient norm.
     """
     dtype = jnp.dtype(momentum_dtype)
 
     def rule(logical_axes):
         labels = jax.tree.map(
-            lambda spec: 'muon' if axes.is_hidden_matrix(tuple(spec)) else 'adam', logical_axes, is_leaf=_is_spec
+            lambda spec: 'muon' if axes.is_hidden_matrix(tuple(spec)) else 'adam', logical_axes, is_leaf=is_spec
         )
 
         def dimensions(params):
-            # Called with the matrices alone; the others are masked.
+            # The tree has only the matrices; other parameters are masked.
             return jax.tree.map(lambda leaf: MuonDimensionNumbers(-2, -1), params)
 
         orthogonal = optax.chain(
@@ -61,7 +60,3 @@ def muon(
         return optax.partition({'muon': orthogonal, 'adam': adam}, labels)
 
     return with_decay(rule, learning_rate, weight_decay, max_grad_norm)
-
-
-def _is_spec(leaf: Any) -> bool:
-    return isinstance(leaf, PartitionSpec)

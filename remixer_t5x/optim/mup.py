@@ -1,6 +1,6 @@
-"""Width transfer (muP, Yang et al. 2022, arXiv:2203.03466): one learning rate that is optimal at every width.
+"""Maximal update parametrization (muP, Yang et al. 2022, arXiv:2203.03466): learning rates that transfer across widths.
 
-Let m be the width divided by a base width. By the axes of a parameter, relative to the standard parametrization:
+Let m be the width divided by a base width. Relative to the standard parametrization, the axes of a parameter set:
 
     parameter                         initial std      Adam's learning rate
     features -> features              1 (fan-in)       1 / m
@@ -9,10 +9,10 @@ Let m be the width divided by a base width. By the axes of a parameter, relative
     others: embeddings, norms,        1                1
       biases, position weights
 
-The initial values of T5's position bias are scaled so that their variance does not depend on the width. These are the
-rows of table 3 of the paper. For optimizers that multiply updates by the RMS of a parameter, the rates are divided by
-the change of that RMS with the width. A tied output projection is also an embedding, so the logits are scaled instead
-(`base_embed_dim` of the models). With m = 1 nothing changes, to the bit.
+These are the rows of table 3 of the paper. The initial values of T5's position bias are scaled so that their variance
+does not depend on the width. If an optimizer multiplies updates by the RMS of a parameter, its rates are divided by the
+change of that RMS with the width. A tied output projection is also an embedding, so the logits are scaled instead
+(`base_embed_dim` of the models). With m = 1, all results are bit-identical to those without muP.
 
 `EMBED_DIM`, hidden widths and numbers of heads must be scaled in proportion. Head widths, and widths along the tokens
 (`token_mlp` in `axes`), must stay constant, so that attention needs no other scale.
@@ -22,12 +22,14 @@ import dataclasses
 from typing import Any
 
 import jax
-from flax import linen as nn
+import optax
 from jax.sharding import PartitionSpec
 
 from remixer_t5x import axes, ranges
+from remixer_t5x.devices.partition import is_boxed
 from remixer_t5x.errors import UserError
 from remixer_t5x.optim.optimizer import Optimizer, as_optimizer
+from remixer_t5x.optim.per_layer import is_spec
 
 _FEATURES = {axes.EMBED, axes.MLP, axes.JOINED_KV}
 _STACKED = {axes.LAYERS, axes.MECHANISMS}
@@ -35,15 +37,15 @@ _STACKED = {axes.LAYERS, axes.MECHANISMS}
 
 @ranges.checked
 def scaled(optimizer: Any, width: ranges.Count, base_width: ranges.Count | None = None) -> Optimizer:
-    """Scales the learning rate and the initial value of each parameter for the transfer from `base_width`.
+    """Scales learning rates and initial values so that the learning rate tuned at `base_width` suits `width`.
 
     Args:
         optimizer: the optimizer, with the learning rate of the base width.
         width: width of the residual stream.
-        base_width: the width at which nothing changes; None returns `optimizer` unchanged.
+        base_width: the width at which the learning rate was tuned; None returns `optimizer` unchanged.
 
     Raises:
-        UserError: the optimizer does not support it.
+        UserError: the optimizer does not support factors for learning rates.
     """
     optimizer = as_optimizer(optimizer)
     if base_width is None:
@@ -54,45 +56,36 @@ def scaled(optimizer: Any, width: ranges.Count, base_width: ranges.Count | None 
         )
     ratio = width / base_width
 
-    def rates(logical_axes: Any) -> Any:
-        return _by_axes(logical_axes, lambda kind: _rate(kind, ratio, optimizer.relative))
+    def make(logical_axes: Any) -> optax.GradientTransformation:
+        factors = jax.tree.map(
+            lambda spec: _rate_factor(parameter_kind(spec), ratio, optimizer.relative), logical_axes, is_leaf=is_spec
+        )
+        return optimizer.make(logical_axes, factors)
 
     def initial(boxed: Any) -> Any:
-        return jax.tree.map(lambda box: _initial(box.names, box.value.shape, ratio), boxed, is_leaf=_is_box)
+        return jax.tree.map(lambda box: _initial_factor(box.names, box.value.shape, ratio), boxed, is_leaf=is_boxed)
 
-    return dataclasses.replace(
-        optimizer, make=lambda logical_axes: optimizer.make(logical_axes, rates(logical_axes)), initial=initial
-    )
+    return dataclasses.replace(optimizer, make=make, initial=initial)
 
 
-def _initial(names: tuple[str | None, ...], shape: tuple[int, ...], ratio: float) -> float:
+def _initial_factor(names: tuple[str | None, ...], shape: tuple[int, ...], ratio: float) -> float:
     if axes.RELPOS_BUCKETS in names:
         heads, buckets = shape[-2:]
         return ((heads + buckets) / (heads / ratio + buckets)) ** 0.5
-    return ratio**-0.5 if kind(PartitionSpec(*names)) == 'output' else 1.0
+    return ratio**-0.5 if parameter_kind(PartitionSpec(*names)) == 'output' else 1.0
 
 
-def _rate(kind: str, ratio: float, relative: bool) -> float:
+def _rate_factor(kind: str, ratio: float, relative: bool) -> float:
     if kind == 'other':
         return 1.0
-    # The RMS of a matrix falls with sqrt(m), and that of an output matrix with m.
+    # The RMS of a hidden matrix is proportional to 1 / sqrt(m), that of an output matrix to 1 / m.
     rms = {'hidden': ratio**-0.5, 'output': 1 / ratio}[kind]
     return 1 / ratio / (rms if relative else 1.0)
 
 
-def kind(spec: PartitionSpec) -> str:
-    """Returns 'hidden' for a matrix between features, 'output' for one from features to others, otherwise 'other'."""
+def parameter_kind(spec: PartitionSpec) -> str:
+    """Returns 'hidden' for features -> features, 'output' for features -> anything else, and 'other' otherwise."""
     names = [name for name in spec if name not in _STACKED]
     if len(names) < 2 or names[-2] not in _FEATURES:
         return 'other'
     return 'hidden' if names[-1] in _FEATURES else 'output'
-
-
-def _is_box(leaf: Any) -> bool:
-    return isinstance(leaf, nn.LogicallyPartitioned)
-
-
-def _by_axes(logical_axes: Any, value: Any) -> Any:
-    return jax.tree.map(
-        lambda spec: value(kind(spec)), logical_axes, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
-    )

@@ -1,11 +1,11 @@
-"""Optimizers: Adafactor as T5 uses it, AdamW scaled by parameter RMS, plain AdamW, and Lion.
+"""Optimizers: Adafactor with T5's settings, AdamW scaled by parameter RMS, AdamW, and Lion.
 
-All are chains of optax transformations. Transformations that look at a whole parameter run under `per_layer`, so that
-a layer gets the same update whether or not scan stacks it with others. Global transformations (gradient norm) and
-elementwise ones run outside of it.
+All are chains of optax transformations. Transformations of whole parameters run under `per_layer`, so that a layer
+gets the same update whether or not scan stacks it with other layers. Global transformations (gradient norm) and
+elementwise ones do not need `per_layer`.
 
-`momentum_dtype` is the dtype of the running mean of gradients, the first moment: 'bfloat16' halves it. Second moments
-stay float32, because a step changes them by a share of 1 - b2 = 0.001, which bfloat16 rounds to no change.
+`momentum_dtype` is the dtype of the first moment, the running mean of gradients: 'bfloat16' halves its memory. Second
+moments stay float32: a step changes them by a fraction of 1 - b2 = 0.001, which bfloat16 would round away.
 """
 
 import dataclasses
@@ -15,36 +15,34 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import PartitionSpec
 
 from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
-from remixer_t5x.optim.per_layer import LAYERS_AXIS, per_layer, scale_by_parameter_rms
+from remixer_t5x.optim.per_layer import LAYERS_AXIS, is_spec, per_layer, scale_by_parameter_rms
 from remixer_t5x.optim.schedules import Schedule, as_schedule
 
-# The smallest size by which the updates of H, alpha and gMLP's W are multiplied; docs/results.md shows what it changes.
+# The minimum RMS by which updates of Remixer's H and alpha and gMLP's W are multiplied (effect: docs/results.md).
 MIN_RMS_NEAR_ZERO = 0.2
-# A run warns above this learning rate if updates are multiplied by the RMS of their parameter: T5 is pretrained at 0.01
-# by Adafactor, nanoT5 at 0.02 by AdamW.
+# A run warns above this learning rate if updates are multiplied by the RMS of their parameter. T5 is pretrained at 0.01
+# with Adafactor, nanoT5 at 0.02 with AdamW.
 HIGHEST_RELATIVE_RATE = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """Makes the optax transformation once the parameters' logical axes are known.
+    """Creates an optax transformation from the logical axes of the parameters.
 
     Attributes:
-        learning_rate: maps this optimizer's step (the first update is step 0) to the learning rate; None if it is not
-            known.
+        learning_rate: maps the step (the first update is step 0) to the learning rate; None if unknown.
         make: maps a tree of PartitionSpec of logical axis names (`nn.get_partition_spec(boxed_params)`) to the
             transformation.
-        evaluated: maps the transformation's state and the parameters to the parameters to evaluate, where these are an
-            average of the trained ones (`parameter_averages`); None evaluates the trained ones.
+        evaluated: maps the transformation's state and the parameters to an average of the parameters, which is
+            evaluated in their place (`parameter_averages`); None evaluates the parameters themselves.
         relative: whether an update is multiplied by the RMS of its parameter.
         takes_multipliers: whether `make` accepts a second argument, a tree of factors for the learning rates (`mup`).
         initial: maps boxed parameters to a tree of factors for their initial values; None leaves them unchanged.
-        trainable: a regular expression; parameters in whose names it is not found are frozen (`trainable.only`). None
-            trains all.
+        trainable: a regular expression; parameters whose names do not match it are frozen (`trainable.only`). None
+            trains all parameters.
     """
 
     learning_rate: Schedule | None
@@ -64,20 +62,20 @@ class Optimizer:
         return HIGHEST_RELATIVE_RATE if self.relative else None
 
 
-def as_optimizer(given: Any) -> Optimizer:
-    """Wraps an optax transformation as an optimizer whose learning rate is unknown.
+def as_optimizer(optimizer: Any) -> Optimizer:
+    """Wraps an optax transformation as an `Optimizer` with an unknown learning rate; returns an `Optimizer` unchanged.
 
-    It receives consecutive identical layers as one parameter with a leading `layers` axis. An `Optimizer` is returned
-    unchanged. Raises UserError for anything else.
+    The transformation receives consecutive identical layers as one parameter with a leading `layers` axis. Raises
+    UserError for any other value.
     """
-    if isinstance(given, Optimizer):
-        return given
-    if isinstance(given, optax.GradientTransformation):
-        return Optimizer(None, lambda logical_axes: given)
-    hint = '; add () after its name' if callable(given) else ''
+    if isinstance(optimizer, Optimizer):
+        return optimizer
+    if isinstance(optimizer, optax.GradientTransformation):
+        return Optimizer(None, lambda logical_axes: optimizer)
+    advice = 'add () after its name' if callable(optimizer) else 'type --gin.OPTIMIZER=@optimizer.adafactor()'
     raise UserError(
-        f'OPTIMIZER is {getattr(given, "__name__", None) or repr(given):.80}; it takes an optimizer, such as '
-        f'@optimizer.adafactor(), or an optax transformation, such as @optax.adamw(){hint}'
+        'OPTIMIZER must be an optimizer, as in @optimizer.adafactor(), or an optax transformation, as in '
+        f'@optax.adamw(), got {getattr(optimizer, "__name__", None) or repr(optimizer):.80}; {advice}'
     )
 
 
@@ -92,16 +90,15 @@ def adafactor(
     epsilon2: float = 1e-3,
     min_rms_near_zero: float = MIN_RMS_NEAR_ZERO,
 ) -> Optimizer:
-    """Adafactor (Shazeer and Stern 2018) with T5's settings: no momentum, an external learning rate, no
-    weight decay.
+    """Adafactor (Shazeer and Stern 2018) with T5's settings: no momentum, no weight decay, an external learning rate.
 
-    The second moments decay by `1 - (step + 1) ** -decay_rate`. `epsilon1` is added to squared gradients,
-    `epsilon2` is the smallest parameter RMS that `multiply_by_parameter_scale` multiplies with, `clipping_threshold`
-    bounds the RMS of a parameter's update before the learning rate. Argument names are T5X's.
+    The second moments decay by `1 - (step + 1) ** -decay_rate`. `epsilon1` is added to squared gradients, `epsilon2` is
+    the minimum parameter RMS for `multiply_by_parameter_scale`, and `clipping_threshold` bounds the RMS of a
+    parameter's update before the learning rate is applied. Argument names are T5X's.
 
-    It differs from T5X in two points. T5X factors matrices stacked by scan at any size. We factor them if a single
-    layer would be factored, from `min_dim_size_to_factor` on. And parameters that may start near zero, which T5 does
-    not have (`per_layer.starts_near_zero`), have a minimum of their own, `min_rms_near_zero`.
+    It differs from T5X in two ways. T5X factors matrices stacked by scan at any size; here they are factored if both
+    dimensions of one layer are at least `min_dim_size_to_factor`. Parameters that may start near zero, which T5 does
+    not have (`per_layer.starts_near_zero`), use the minimum RMS `min_rms_near_zero`.
     """
     schedule = as_schedule(learning_rate)
     block_steps = [
@@ -139,17 +136,15 @@ def adamw_rms(
     This is the optimizer of nanoT5 (Nawrot 2023, arXiv:2309.02373); the defaults are its recipe for T5.1.1-base.
     Gradients are first clipped to the global norm `max_grad_norm` (None does not clip). `weight_decay` is decoupled,
     multiplied by the learning rate only, and does not apply to vectors, scalars and relative position biases.
-    `min_rms_near_zero` takes the place of `min_rms` for parameters that may start near zero
-    (`per_layer.starts_near_zero`), which T5 does not have. We add `epsilon` after the bias correction, as Adam's paper
-    does; nanoT5 adds it before.
+    Parameters that may start near zero, which T5 does not have (`per_layer.starts_near_zero`), use `min_rms_near_zero`
+    instead of `min_rms`. `epsilon` is added after the bias correction, as in Adam's paper; nanoT5 adds it before.
     """
 
     def rule(logical_axes):
         adam = optax.scale_by_adam(b1=b1, b2=b2, eps=epsilon, mu_dtype=jnp.dtype(momentum_dtype))
         return optax.chain(adam, scale_by_parameter_rms(logical_axes, min_rms, min_rms_near_zero))
 
-    made = with_decay(rule, learning_rate, weight_decay, max_grad_norm)
-    return dataclasses.replace(made, relative=True, takes_multipliers=True)
+    return with_decay(rule, learning_rate, weight_decay, max_grad_norm, relative=True, takes_multipliers=True)
 
 
 @ranges.checked
@@ -167,8 +162,7 @@ def adamw(
     Clipping and `weight_decay` are as in `adamw_rms`, which also scales updates by the sizes of parameters.
     """
     adam = optax.scale_by_adam(b1=b1, b2=b2, eps=epsilon, mu_dtype=jnp.dtype(momentum_dtype))
-    made = with_decay(lambda logical_axes: adam, learning_rate, weight_decay, max_grad_norm)
-    return dataclasses.replace(made, takes_multipliers=True)
+    return with_decay(lambda logical_axes: adam, learning_rate, weight_decay, max_grad_norm, takes_multipliers=True)
 
 
 @ranges.checked
@@ -182,12 +176,11 @@ def lion(
 ) -> Optimizer:
     """Lion (Chen et al. 2023, arXiv:2302.06675): the sign of a running mean, whose only state is another running mean.
 
-    Every number moves by the learning rate, so that its paper takes a rate 3 to 10 times below AdamW's and a
-    `weight_decay` as much above. Clipping and decay are as in `adamw_rms`.
+    The update of every element is plus or minus the learning rate. The paper recommends a learning rate 3 to 10 times
+    smaller than AdamW's, and a `weight_decay` larger by the same factor. Clipping and decay are as in `adamw_rms`.
     """
     rule = optax.scale_by_lion(b1=b1, b2=b2, mu_dtype=jnp.dtype(momentum_dtype))
-    made = with_decay(lambda logical_axes: rule, learning_rate, weight_decay, max_grad_norm)
-    return dataclasses.replace(made, takes_multipliers=True)
+    return with_decay(lambda logical_axes: rule, learning_rate, weight_decay, max_grad_norm, takes_multipliers=True)
 
 
 def with_decay(
@@ -195,9 +188,13 @@ def with_decay(
     learning_rate: ranges.Positive | Schedule,
     weight_decay: ranges.NonNegative,
     max_grad_norm: ranges.Positive | None,
+    relative: bool = False,
+    takes_multipliers: bool = False,
 ) -> Optimizer:
-    """An optimizer that clips gradients to a global norm, applies `rule(logical_axes)`, decays matrices, and multiplies
-    by the learning rate.
+    """Creates an optimizer that clips the global gradient norm, applies `rule(logical_axes)`, and decays matrices.
+
+    The sum of update and decay is multiplied by the learning rate; `relative` and `takes_multipliers` are fields of
+    `Optimizer`.
     """
     schedule = as_schedule(learning_rate)
 
@@ -208,21 +205,21 @@ def with_decay(
             steps.append(optax.add_decayed_weights(weight_decay, mask=decays(logical_axes)))
         return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
 
-    return Optimizer(schedule, make)
+    return Optimizer(schedule, make, relative=relative, takes_multipliers=takes_multipliers)
 
 
 def _multiply(factors: Any) -> list[optax.GradientTransformation]:
-    """Returns a transformation that multiplies updates by a tree of numbers, if there is one."""
+    """Returns the transformation that multiplies updates by a tree of factors; nothing for None."""
     if factors is None:
         return []
     return [optax.stateless(lambda updates, params: jax.tree.map(lambda step, factor: factor * step, updates, factors))]
 
 
 def decays(logical_axes: Any) -> Any:
-    """Tree of bool: whether weight decay applies. It applies to matrices (of one layer) except position biases."""
+    """Returns a tree of bool: True for parameters that decay, which are all matrices except position biases."""
 
     def decay(axes):
         names = [name for name in axes if name != LAYERS_AXIS]
         return len(names) >= 2 and 'relpos_buckets' not in names
 
-    return jax.tree.map(decay, logical_axes, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
+    return jax.tree.map(decay, logical_axes, is_leaf=is_spec)

@@ -1,7 +1,7 @@
-"""Averages of parameters over steps, which evaluations use in place of the last ones: EMA, and schedule-free's.
+"""Averages of the parameters over steps, which are evaluated instead of the latest parameters: EMA and schedule-free.
 
-The average is a part of the optimizer's state, so that checkpoints have it, a resumed run continues it, and a bad step
-leaves it unchanged. `saved_as` says where a checkpoint has it.
+The average is part of the optimizer state, so checkpoints store it, resumed runs continue it, and bad steps leave it
+unchanged. `saved_arrays` lists the arrays of a checkpoint that contain it.
 """
 
 import dataclasses
@@ -19,25 +19,25 @@ from remixer_t5x.optim.optimizer import Optimizer, as_optimizer, with_decay
 from remixer_t5x.optim.schedules import Schedule, as_schedule
 
 AVERAGE = 'average'
-# Where a saved train state has parameters, their averages, and what schedule-free computes averages from.
+# Names in a saved train state of the parameters, their averages, and the values that schedule-free averages.
 PARAMS, _AVERAGES, _ITERATES, _B1 = 'params/', f'opt_state/{AVERAGE}/', 'opt_state/z/', 'opt_state/b1'
 
 
 def averaged(optimizer: Any, decay: float | None) -> Optimizer:
-    """`optimizer` that also keeps an exponential moving average of the parameters, in float32; `decay` None keeps none.
+    """Adds a float32 exponential moving average (EMA) of the parameters; `decay` None returns `optimizer` unchanged.
 
-    The average is not biased to the first parameters: after t steps the decay is min(decay, (1 + t) / (10 + t)), as in
-    TensorFlow's ExponentialMovingAverage.
+    After t steps the decay is min(decay, (1 + t) / (10 + t)), as in TensorFlow's ExponentialMovingAverage, so that the
+    average is not biased towards the initial parameters.
     """
     optimizer = as_optimizer(optimizer)
     if decay is None:
         return optimizer
-    if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 < decay < 1:
-        raise UserError(
-            f'EMA_DECAY is {decay!r}; it takes a number between 0 and 1, as in 0.999, or None for no average'
-        )
+    ranges.check('EMA_DECAY', decay, ranges.OpenShare | None)
     if optimizer.evaluated is not None:
-        raise UserError('EMA_DECAY is for optimizers that keep no average, and schedule-free keeps one; leave it None')
+        raise UserError(
+            f'EMA_DECAY must be None for an optimizer that averages parameters itself, got {decay}; '
+            'type --gin.EMA_DECAY=None'
+        )
 
     def make(logical_axes):
         inner = optimizer(logical_axes)
@@ -69,11 +69,11 @@ def schedule_free_adamw(
     weight_decay: ranges.NonNegative = 0.0,
     max_grad_norm: ranges.Positive | None = 1.0,
 ) -> Optimizer:
-    """Schedule-free AdamW (Defazio et al. 2024, arXiv:2405.15682): no decay of the rate, no end that is known before.
+    """Schedule-free AdamW (Defazio et al. 2024, arXiv:2405.15682): needs no decay schedule and no number of steps.
 
-    Gradients are taken at y = (1 - b1) z + b1 x, where z are the iterates of AdamW without momentum and x is their
-    average, weighted by the squares of the largest rates until then. The train state has y and the optimizer's state z;
-    x is evaluated. `learning_rate` warms up and stays. `weight_decay` applies at y, to matrices.
+    Gradients are computed at y = (1 - b1) z + b1 x, where z are the iterates of AdamW without momentum and x is their
+    average, weighted by the square of the largest learning rate so far. The train state stores y, the optimizer state
+    z; x is evaluated. `learning_rate` is constant after its warmup. `weight_decay` applies at y, to matrices.
     """
     schedule = as_schedule(learning_rate)
     rule = optax.scale_by_rms(decay=b2, eps=epsilon, eps_in_sqrt=False, bias_correction=True)
@@ -87,34 +87,34 @@ def schedule_free_adamw(
 
 
 def saved_arrays(params: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """The arrays of a saved train state that `from_saved` needs, by name, in the shapes and shardings of `params`.
+    """Returns the arrays of a saved train state that `params_from_saved` reads, by name, with the shapes of `params`.
 
     Args:
-        params: parameters by name, such as `encoder/run_0/layer/...`; a frozen one has no average.
-        names: what the saved state has.
+        params: parameters by name, such as `encoder/run_0/layer/...`; frozen parameters have no average.
+        names: names of the arrays in the saved state.
     """
-    found = {}
+    arrays = {}
     schedule_free_state = {_B1, 'opt_state/weight_sum'} <= set(names)
     for name, leaf in params.items():
         if _AVERAGES + name in names:
-            found[_AVERAGES + name] = leaf
+            arrays[_AVERAGES + name] = leaf
             continue
-        found[PARAMS + name] = leaf
+        arrays[PARAMS + name] = leaf
         if schedule_free_state and _ITERATES + name in names:
-            found |= {_ITERATES + name: leaf, _B1: jax.ShapeDtypeStruct((), jnp.float32)}
-    return found
+            arrays |= {_ITERATES + name: leaf, _B1: jax.ShapeDtypeStruct((), jnp.float32)}
+    return arrays
 
 
 def params_from_saved(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """The parameters to evaluate by name, from the arrays that `saved_as` describes."""
+    """Returns the parameters to evaluate by name, from the arrays that `saved_arrays` lists."""
     params, averages, iterates = (
         {name.removeprefix(part): array for name, array in arrays.items() if name.startswith(part)}
         for part in (PARAMS, _AVERAGES, _ITERATES)
     )
     if iterates:
-        averages = jax.jit(_between)({name: params[name] for name in iterates}, iterates, arrays[_B1])
+        averages = jax.jit(_schedule_free_average)({name: params[name] for name in iterates}, iterates, arrays[_B1])
     return params | averages
 
 
-def _between(params: Any, z: Any, b1: jax.Array) -> Any:
-    return jax.tree.map(lambda yi, zi: (yi - (1.0 - b1) * zi) / b1, params, z)
+def _schedule_free_average(y: Any, z: Any, b1: jax.Array) -> Any:
+    return jax.tree.map(lambda yi, zi: (yi - (1.0 - b1) * zi) / b1, y, z)

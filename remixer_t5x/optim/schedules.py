@@ -1,7 +1,7 @@
 """Learning rate schedules: functions from the step to a float32 learning rate.
 
-Steps count optimizer updates; the first update is step 0. Every function here returns such a function, so that gin can
-pass it: `optimizer.adafactor.learning_rate = @schedules.rsqrt()`.
+Steps count optimizer updates; the first update is step 0. Each function of this module returns a schedule, which gin
+passes to an optimizer: `optimizer.adafactor.learning_rate = @schedules.rsqrt()`.
 """
 
 import math
@@ -19,7 +19,7 @@ Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 
 @ranges.checked
 def constant(value: ranges.Positive, warmup_steps: ranges.Whole = 0) -> Schedule:
-    """`value` at every step, after a line from 0 over `warmup_steps`."""
+    """Constant `value` after a linear warmup from 0 over `warmup_steps`."""
     if not warmup_steps:
         return _float32(optax.constant_schedule(value))
     return _float32(optax.warmup_constant_schedule(0.0, value, warmup_steps))
@@ -32,8 +32,8 @@ def rsqrt(
     """T5's inverse square root (Raffel et al. 2019, section 3.1.2): `peak` for the first `constant_steps`, then
     `peak * sqrt(constant_steps / step)`.
 
-    The defaults are T5's `1 / sqrt(max(step, 10,000))`. The first `warmup_steps` raise the rate from 0 in a line, as
-    T5X's `linear_warmup` does; T5 has none.
+    The defaults are T5's `1 / sqrt(max(step, 10,000))`. The first `warmup_steps` multiply it by a linear ramp from
+    0, like T5X's `linear_warmup`; T5 has no warmup.
     """
     base = peak * math.sqrt(constant_steps)
 
@@ -44,7 +44,7 @@ def rsqrt(
     return _float32(rate)
 
 
-# The share of all steps that warms up where no number is given: a run of any length has some warmup, and ends low.
+# Default warmup of `cosine`, as a fraction of all steps.
 WARMUP_SHARE = 0.05
 
 
@@ -56,11 +56,10 @@ def cosine(
     final: ranges.NonNegative = 0.0,
     warmup_start: ranges.NonNegative = 0.0,
 ) -> Schedule:
-    """A line from `warmup_start` to `peak` over `warmup_steps`, then half a cosine down to `final` at
-    `total_steps`.
+    """Linear warmup from `warmup_start` to `peak`, then cosine decay to `final` at step `total_steps`.
 
-    `peak`, `final` and `warmup_start` are learning rates; `total_steps` includes the warmup, and after it the
-    rate stays at `final`. `warmup_steps` None is `WARMUP_SHARE` of `total_steps`.
+    `peak`, `final` and `warmup_start` are learning rates. `total_steps` includes the warmup; later steps keep the rate
+    `final`. `warmup_steps` None means `WARMUP_SHARE` of `total_steps`.
     """
     if warmup_steps is None:
         warmup_steps = int(WARMUP_SHARE * total_steps)
@@ -76,11 +75,11 @@ def linear(
     final: ranges.NonNegative = 0.0,
     warmup_start: ranges.NonNegative = 0.0,
 ) -> Schedule:
-    """As `cosine`, with a line down to `final` in place of half a cosine."""
+    """Like `cosine`, with linear decay to `final`."""
     _check_decay(warmup_steps, total_steps)
-    ramp = optax.linear_schedule(warmup_start, peak, warmup_steps)
-    fall = optax.linear_schedule(peak, final, total_steps - warmup_steps)
-    return _float32(optax.join_schedules([ramp, fall], [warmup_steps]) if warmup_steps else fall)
+    warmup = optax.linear_schedule(warmup_start, peak, warmup_steps)
+    decay = optax.linear_schedule(peak, final, total_steps - warmup_steps)
+    return _float32(optax.join_schedules([warmup, decay], [warmup_steps]) if warmup_steps else decay)
 
 
 @ranges.checked
@@ -92,30 +91,31 @@ def wsd(
     final: ranges.NonNegative = 0.0,
     warmup_start: ranges.NonNegative = 0.0,
 ) -> Schedule:
-    """Warmup, stable, decay: a line from `warmup_start` to `peak` over `warmup_steps`, `peak`, and a fall to `final` in
-    the last `decay_share` of `total_steps`, by 1 - sqrt (Haegele et al. 2024, arXiv:2405.18392, section 3).
+    """Warmup-stable-decay: linear warmup, constant `peak`, 1 - sqrt decay to `final` (Haegele et al. 2024, section 3).
 
-    A checkpoint from before the fall continues with any larger `total_steps`, as one longer run.
+    The decay takes the last fraction `decay_share` of `total_steps` (arXiv:2405.18392). A checkpoint saved before the
+    decay can be resumed with any larger `total_steps`.
     """
     _check_decay(warmup_steps, total_steps)
     decay_steps = round(decay_share * total_steps)
     if not 1 <= decay_steps <= total_steps - warmup_steps:
+        least, most = 1 / total_steps, 1 - warmup_steps / total_steps
         raise UserError(
-            f'schedule: decay_share = {decay_share} is {decay_steps} of {total_steps} steps, after {warmup_steps} of '
-            f'warmup; give DECAY_SHARE a value from {1 / total_steps:.2g} to {1 - warmup_steps / total_steps:.2g}'
+            f'DECAY_SHARE must be from {least:.2g} to {most:.2g} for {total_steps} steps and {warmup_steps} of warmup, '
+            f'got {decay_share}; type --gin.DECAY_SHARE={most:.2g}'
         )
 
     def rate(step: jax.typing.ArrayLike) -> jax.Array:
         ramp = jnp.minimum(1.0, step / warmup_steps) if warmup_steps else 1.0
-        fallen = jnp.sqrt(jnp.clip((step - (total_steps - decay_steps)) / decay_steps, 0.0, 1.0))
-        return warmup_start + (peak - warmup_start) * ramp - (peak - final) * fallen
+        decayed = jnp.sqrt(jnp.clip((step - (total_steps - decay_steps)) / decay_steps, 0.0, 1.0))
+        return warmup_start + (peak - warmup_start) * ramp - (peak - final) * decayed
 
     return _float32(rate)
 
 
 @ranges.checked
 def as_schedule(learning_rate: ranges.Positive | Schedule) -> Schedule:
-    """Returns a schedule: a number becomes a constant one."""
+    """Converts a number to a constant schedule; returns a schedule unchanged."""
     return learning_rate if callable(learning_rate) else constant(learning_rate)
 
 
@@ -126,6 +126,6 @@ def _float32(schedule: Schedule) -> Schedule:
 def _check_decay(warmup_steps: int, total_steps: int) -> None:
     if total_steps <= warmup_steps:
         raise UserError(
-            f'schedule: total_steps = {total_steps} leaves no step after warmup_steps = {warmup_steps}; '
-            f'lower WARMUP_STEPS below {max(total_steps, 1)} or raise TRAIN_STEPS'
+            f'WARMUP_STEPS must be less than the {total_steps} steps of the schedule, got {warmup_steps}; '
+            f'type --gin.WARMUP_STEPS={total_steps // 20}, or increase TRAIN_STEPS'
         )

@@ -1,6 +1,4 @@
-"""The state of a training run (step, float32 parameters, optimizer state), planned from shapes and created with
-shardings.
-"""
+"""The train state (step, float32 parameters, optimizer state): planned from shapes, and created with shardings."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -23,7 +21,7 @@ class TrainState(struct.PyTreeNode):
         step: int32 scalar, number of updates so far.
         params: float32 parameters, unboxed.
         opt_state: state of the optax transformation.
-        usual_loss: float32 scalar, running mean of the loss per token, which defines a spike; 0 before the first step.
+        usual_loss: float32 scalar, running mean of the loss per token, for detecting spikes; 0 before the first step.
     """
 
     step: jax.Array
@@ -34,12 +32,12 @@ class TrainState(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class StatePlan:
-    """The description of a state before it exists on any device.
+    """Describes a train state before it is created on devices.
 
     Attributes:
         tx: the optimizer for these parameters.
         abstract: TrainState of ShapeDtypeStruct with shardings; a checkpoint restores into it.
-        boxed_params: shapes of the parameters in boxes with their logical axes (for tables and counts).
+        boxed_params: shapes of the parameters, boxed with their logical axes (for tables and counts).
         init: maps a PRNG key to the state; call it under jit, as `create` does.
     """
 
@@ -54,20 +52,20 @@ class StatePlan:
         return jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
 
     def create(self, rng: jax.Array) -> TrainState:
-        """A new state. Every device computes only its own part, and the values do not depend on the mesh."""
+        """Creates a state. Each device computes only its shards, and the values do not depend on the mesh."""
         return self.jit_init()(rng)
 
     def jit_init(self) -> jax.stages.Wrapped:
-        """`init` as a jitted function."""
+        """Returns `init` as a jitted function."""
         return jax.jit(self.init, out_shardings=self.shardings)
 
     def init_from_params(self, params: Params, donate: bool = False) -> TrainState:
-        """A state at step 0 with a copy of `params` in float32.
+        """Creates a state at step 0 with a float32 copy of `params`.
 
         Args:
             params: unboxed parameters of the planned model.
-            donate: whether the state takes over their buffers, so that `params` cannot be used afterwards. They must
-                then have the shardings of `abstract.params`.
+            donate: whether the state reuses the buffers of `params`, which cannot be used afterwards and must have the
+                shardings of `abstract.params`.
         """
 
         def fresh(params):
@@ -84,26 +82,24 @@ def plan(
     batch_shapes: Mapping[str, tuple[int, ...]],
     partitioner: Partitioner,
 ) -> StatePlan:
-    """Plans the state of `model` on the partitioner's mesh. Shapes come from `jax.eval_shape`; no array is computed.
+    """Plans the state of `model` on the partitioner's mesh with `jax.eval_shape`, without computing arrays.
 
     Args:
         model: the model to train.
-        optimizer: an optax transformation, or one of `optimization.optimizer`, which makes a transformation from the
-            parameters' logical axes.
+        optimizer: an optax transformation, or an `Optimizer`, which creates one from the parameters' logical axes.
         batch_shapes: passed to `model.init`.
-        partitioner: the devices.
+        partitioner: the mesh and the sharding rules.
     """
-    # jit keeps the trace, which takes a good part of a second, for all uses below.
+    # jit caches the trace, which takes most of a second, for all uses below.
     init_params = jax.jit(lambda rng: model.init(rng, batch_shapes), inline=True)
     boxed = jax.eval_shape(init_params, jax.random.key(0))
     is_optax = isinstance(optimizer, optax.GradientTransformation)
     tx: Any = optimizer if is_optax else optimizer(nn.get_partition_spec(boxed))
-
     initial = getattr(optimizer, 'initial', None)
     factors = initial(boxed) if initial else None
 
     def init(rng):
-        # Not under `partitioner.activate()`, where flax would constrain parameters whose axes do not divide.
+        # Under `partitioner.activate()`, flax would constrain parameters whose axes do not divide evenly.
         params = unbox(init_params(rng))
         params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
         if factors is not None:
@@ -119,16 +115,14 @@ def plan(
         partitioner.replicated,
     )
     abstract = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes,
-        shardings,
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
     )
     return StatePlan(tx, abstract, boxed, init)
 
 
 @jax.jit
 def all_finite(tree: Any) -> jax.Array:
-    """Returns whether no floating array of `tree` has NaN or infinity, as a scalar bool array."""
+    """Returns whether all floating-point arrays of `tree` are finite, as a scalar bool array."""
     floating = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     return jnp.all(jnp.asarray([jnp.all(jnp.isfinite(leaf)) for leaf in floating], bool))
 

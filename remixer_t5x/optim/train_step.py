@@ -1,7 +1,7 @@
-"""The train step, which is one update of the parameters as a pure function, and the evaluation step.
+"""The train step, a pure function that updates the parameters once, and the evaluation step.
 
-Sums and weights travel together and are divided once: microbatches add up the gradients of the loss SUM and the
-weights, so the update does not depend on how the batch was split.
+Microbatches add up the weights and the gradients of the loss SUM, which are divided once, so the update does not depend
+on how the batch is split.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 
+from remixer_t5x import ranges
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.interface import Batch, Model, Params
@@ -21,11 +22,11 @@ from remixer_t5x.optim.schedules import Schedule
 from remixer_t5x.optim.train_state import TrainState
 
 Metrics = dict[str, jax.Array]
-# Weight of a new loss in the running mean, which covers about fifty steps.
+# Weight of a new loss in the running mean, which averages about fifty steps.
 USUAL_LOSS_SHARE = 0.02
-# T5X's name for a loss that is a mean over target tokens.
+# T5X's name for normalizing the loss by the number of target tokens.
 NUM_REAL_TARGET_TOKENS = 'NUM_REAL_TARGET_TOKENS'
-# Name of a sum of an evaluation: how often each id is a target.
+# The evaluation sum that counts how often each id is a target.
 TARGET_COUNTS = 'target_counts'
 # Arrays of token ids, with 0 as padding; a batch has at least one of them.
 TOKENS = ('encoder_input_tokens', 'decoder_target_tokens')
@@ -44,35 +45,33 @@ def make_train_step(
     spike_factor: float | None = None,
     trainable: str | None = None,
 ) -> StepFn:
-    """Returns a pure `step(state, batch) -> (state, metrics)`; `measure` and `update_loss_ema` list the metrics.
+    """Returns a pure `step(state, batch) -> (state, metrics)`; `step_metrics` and `update_loss_ema` list the metrics.
 
-    A step whose loss or gradient is not finite, or whose loss is a spike, only changes the step number of the state;
-    the caller decides what to do.
+    If the loss or the gradient is not finite, or the loss is a spike, the step only increments the step number of the
+    state; the caller decides what to do.
 
     Args:
-        model: has `loss(params, batch, dropout_rng)`, which returns a sum over target tokens and a dict of float32
-            sums, among them `weights`.
+        model: `model.loss(params, batch, dropout_rng)` returns a sum over target tokens and a dict of float32 sums,
+            which includes `weights`.
         tx: the optimizer.
-        microbatches: number of parts of the batch, computed one after another to save activation memory.
+        microbatches: number of parts of the batch that are processed sequentially to save activation memory.
         loss_normalizing_factor: divisor of the loss sum, as in T5X: a number, None for the sum itself, or
             'NUM_REAL_TARGET_TOKENS' for the number of target tokens (the sum of weights). Released T5 checkpoints were
             trained with a constant, batch rows x target length (233472 in T5X's configs).
-        dropout: whether to pass `model.loss` a key, which is folded from `seed`, the step and the microbatch.
+        dropout: whether to pass `model.loss` a PRNG key, which is folded from `seed`, the step and the microbatch.
         seed: seed of dropout.
         learning_rate: schedule whose value at `state.step` is reported as the metric `learning_rate`; None does not
             report it.
-        spike_factor: a loss per token above this multiple of `state.usual_loss` is a spike; None does not look for
-            spikes.
-        trainable: `trainable` of the optimizer that made `tx`: other parameters get no gradient.
+        spike_factor: a loss per token above this multiple of `state.usual_loss` is a spike; None disables the check.
+        trainable: regular expression of `Optimizer.trainable`; gradients of other parameters are not computed.
     """
-    if microbatches < 1:
-        raise UserError(f'microbatches = {microbatches} must be at least 1')
+    ranges.check('MICROBATCHES', microbatches, ranges.Count)
     is_mean = loss_normalizing_factor == NUM_REAL_TARGET_TOKENS
     divisor: Any = 1.0 if loss_normalizing_factor is None else loss_normalizing_factor
     if not is_mean and (isinstance(divisor, str | bool) or not divisor > 0):
         raise UserError(
-            f'LOSS_NORMALIZING_FACTOR is {loss_normalizing_factor!r}; it takes a positive number, None for the sum of '
-            f'the loss, or {NUM_REAL_TARGET_TOKENS!r} for its mean'
+            f'LOSS_NORMALIZING_FACTOR must be a number above 0, None (sum) or {NUM_REAL_TARGET_TOKENS!r} (mean), got '
+            f'{loss_normalizing_factor!r}; type --gin.LOSS_NORMALIZING_FACTOR={NUM_REAL_TARGET_TOKENS}'
         )
     gradients = _gradients(model, seed if dropout else None)
 
@@ -99,7 +98,7 @@ def make_train_step(
 
 
 def _gradients(model: Model, seed: int | None) -> Callable:
-    """Returns `((trained, frozen), batch, step, index) -> (gradients, sums)`; with a seed, `model.loss` gets a key."""
+    """Returns `((trained, frozen), batch, step, index) -> (gradients, sums)`; a `seed` enables dropout."""
 
     def gradients(params, batch, step, index):
         rng = None
@@ -117,15 +116,15 @@ def _gradients(model: Model, seed: int | None) -> Callable:
 
 
 def _target_tokens(sums: Metrics) -> jax.Array:
-    """Returns the number of target tokens; 1 for a batch of padding, whose zero gradient must not become 0 / 0."""
+    """Returns the number of target tokens; 1 for a batch of padding, to avoid dividing its zero gradient by 0."""
     return jnp.where(sums['weights'] > 0, sums['weights'], 1.0)
 
 
 def step_metrics(params: Params, batch: Batch, sums: Metrics, grads: Params) -> tuple[Metrics, jax.Array]:
     """Returns the metrics of a step, float32 scalars, and whether its loss and its gradient are finite.
 
-    The metrics are `sums`, `grad_norm` (of the normalised gradient, before clipping), `param_norm` (before the update),
-    `non_padding_fraction`, and `nonfinite`, 1.0 if the loss or the gradient is not finite.
+    The metrics are `sums`, `grad_norm` (of the normalized gradient, before clipping), `param_norm` (before the update),
+    `non_padding_fraction`, and `nonfinite`, which is 1.0 if the loss or the gradient is not finite.
     """
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(grad_norm) & jnp.isfinite(sums['loss'])
@@ -145,8 +144,7 @@ def update_loss_ema(
 ) -> tuple[jax.Array, jax.Array, Metrics]:
     """Updates the running mean of the loss per token.
 
-    Returns the mean, whether the step is `good` and not a spike, and with `spike_factor` the metric `spike`, 1.0 for a
-    spike.
+    Returns the mean, whether the step is `good` and not a spike, and the metric `spike` if `spike_factor` is set.
     """
     loss, metrics = sums['loss'] / _target_tokens(sums), {}
     if spike_factor is not None:
@@ -157,21 +155,23 @@ def update_loss_ema(
 
 
 def non_padding_fraction(batch: Batch) -> jax.Array | None:
-    """Returns the share of input and target positions that are not padding; None without token ids."""
+    """Returns the fraction of input and target positions that are not padding; None without token ids."""
     tokens = [batch[name] for name in TOKENS if name in batch]
     if not tokens:
         return None
-    real = sum(jnp.sum(array != 0, dtype=jnp.float32) for array in tokens)
-    return real / sum(array.size for array in tokens)
+    count = sum(jnp.sum(array != 0, dtype=jnp.float32) for array in tokens)
+    return count / sum(array.size for array in tokens)
 
 
 def make_eval_step(
     model: Model, token_bytes: np.ndarray | None = None, count_targets: bool = False
 ) -> Callable[[Params, Batch], Metrics]:
-    """Returns a pure `step(params, batch) -> sums` without dropout, with the sums of `model.loss` over the batch.
+    """Returns a pure `step(params, batch) -> sums`, which computes the sums of `model.loss` without dropout.
 
-    `token_bytes` [ids], the bytes of text of each id, adds `bytes`, the size of the decoder's targets.
-    `count_targets` adds `target_counts` [ids], how often each id is a target.
+    Args:
+        model: the model to evaluate.
+        token_bytes: [ids], bytes of text of each id; adds the sum `bytes`, the size of the decoder's targets.
+        count_targets: whether to add `target_counts` [ids], how often each id is a target.
     """
 
     def step_fn(params, batch):
@@ -196,7 +196,7 @@ def _targets(batch: Batch) -> tuple[jax.Array, jax.Array]:
 
 
 class CompiledStep:
-    """A jitted function that is traced with the partitioner's mesh and rules in its context."""
+    """A jitted function that is traced in the context of the partitioner's mesh and rules."""
 
     def __init__(self, jitted: Any, partitioner: Partitioner):
         self._jitted = jitted
@@ -217,8 +217,8 @@ def jit_train_step(
 ) -> CompiledStep:
     """Compiles `step_fn` for the mesh.
 
-    `donate` reuses the buffers of the input state for the output state, which saves the memory of a second state and
-    deletes the input state and every array that shares a buffer with it.
+    `donate` reuses the buffers of the input state for the output state. This saves the memory of a second state, and
+    deletes the input state and all arrays that share its buffers.
     """
     jitted = jax.jit(
         step_fn,
@@ -244,16 +244,16 @@ def jit_eval_step(
 def accumulate_gradients(
     gradients: Callable, params: Any, batch: Batch, step: jax.Array, microbatches: int
 ) -> tuple[Any, Metrics]:
-    """Sums `gradients(params, microbatch, step, index) -> (grads, sums)` over the microbatches, one at a time.
+    """Sums `gradients(params, microbatch, step, index) -> (grads, sums)` over the microbatches sequentially.
 
-    Microbatch i has the rows r of the batch with r % microbatches == i. Neighbouring rows are on one device, so each
-    device splits its own rows and no row moves.
+    Microbatch i consists of the batch rows r with r % microbatches == i. Adjacent rows are on one device, so each
+    device splits its own rows and no row is transferred.
     """
     if microbatches == 1:
         return gradients(params, batch, step, 0)
     rows = {array.shape[0] for array in batch.values()}
     if len(rows) != 1 or min(rows) % microbatches:
-        raise UserError(f'{microbatches} microbatches do not divide a batch of {sorted(rows)} rows; choose a divisor')
+        raise UserError(f'MICROBATCHES must divide a batch of {min(rows)} rows, got {microbatches}; type a divisor')
     split = {name: _constrain(a.reshape(-1, microbatches, *a.shape[1:])) for name, a in batch.items()}
 
     def add_part(total, index):

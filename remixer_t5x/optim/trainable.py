@@ -1,8 +1,8 @@
-"""Training some of the parameters: the others get no gradient and no optimizer state.
+"""Trains a subset of the parameters; the others are frozen, without gradients and optimizer state.
 
-The parameters are cut into two nested dicts with the same paths, what is trained and what is frozen. A step
-differentiates the loss in the first alone, and the optimizer never sees the second: its state, its transformations per
-layer and its shardings are as if the model had only the trained parameters.
+The parameters are split into two nested dicts, trained and frozen parameters. A step differentiates the loss only with
+respect to the trained ones, and the optimizer receives only these: its state, its transformations per layer and its
+shardings are those of a model that has only the trained parameters.
 """
 
 import dataclasses
@@ -22,70 +22,70 @@ LORA_MATRICES = f'/({LORA_IN}|{LORA_OUT})$'
 
 
 def only(optimizer: Any, trainable: str | None = None, lora: str | None = None) -> Optimizer:
-    """`optimizer` for the parameters in whose names the regular expression `trainable` is found; None trains all, or
-    where `lora` adapts a model (`models.lora.adapted`) its matrices alone.
+    """Restricts `optimizer` to the parameters whose names match the regular expression `trainable`.
+
+    If `trainable` is None, all parameters are trained; if `lora` is set (`models.lora.adapted`), only LoRA's matrices.
 
     Raises:
-        UserError: it is not a regular expression, or (once the parameters are known) it is found in no name.
+        UserError: `trainable` is not a regular expression, or (once the parameters are known) it matches no name.
     """
-    made = as_optimizer(optimizer)
-    if trainable is None and lora is not None:
-        trainable = LORA_MATRICES
-    if trainable is None:
-        return made
-    chosen = trainable
-    compile_pattern(chosen)
+    optimizer = as_optimizer(optimizer)
+    pattern = LORA_MATRICES if trainable is None and lora is not None else trainable
+    if pattern is None:
+        return optimizer
+    compile_pattern(pattern)
 
     def make(logical_axes: Any) -> optax.GradientTransformation:
-        inner = made.make(split(logical_axes, chosen)[0])
+        inner = optimizer.make(split(logical_axes, pattern)[0])
 
         def init(params: Any) -> Any:
-            return inner.init(split(params, chosen)[0])
+            return inner.init(split(params, pattern)[0])
 
         def update(gradients: Any, state: Any, params: Any) -> Any:
-            return inner.update(gradients, state, split(params, chosen)[0])
+            return inner.update(gradients, state, split(params, pattern)[0])
 
         return optax.GradientTransformation(init, update)
 
-    average = made.evaluated
+    average = optimizer.evaluated
 
     def evaluated(state: Any, params: Any) -> Any:
-        trained, frozen = split(params, chosen)
+        trained, frozen = split(params, pattern)
         return join(average(state, trained), frozen) if average else params
 
-    return dataclasses.replace(made, make=make, evaluated=average and evaluated, trainable=chosen)
+    return dataclasses.replace(optimizer, make=make, evaluated=average and evaluated, trainable=pattern)
 
 
-def compile_pattern(trainable: str, setting: str = 'TRAINABLE') -> re.Pattern[str]:
-    """The regular expression; raises UserError if it is not one."""
+def compile_pattern(trainable: str) -> re.Pattern[str]:
+    """Compiles a regular expression. Raises UserError if it is invalid."""
     try:
         return re.compile(trainable)
     except (re.error, TypeError) as error:
         raise UserError(
-            f"{setting} is {trainable!r}, which is not a regular expression ({error}); it takes one such as 'remixer' "
-            "or 'encoder/.*/kernel'"
+            f"TRAINABLE must be a regular expression, as in 'encoder/.*/kernel', got {trainable!r} ({error}); "
+            'type --gin.TRAINABLE=remixer'
         ) from error
 
 
 def split(params: Tree, trainable: str | None) -> tuple[Tree, Tree]:
-    """(trained, frozen): two nested dicts that share no path; with None everything is trained.
+    """Splits nested dicts into (trained, frozen) by the names of their leaves; None trains all parameters.
 
-    Raises UserError if no parameter has the regular expression in its name.
+    Raises UserError if no name matches the regular expression.
     """
     if trainable is None:
         return params, {}
-    found, flat = compile_pattern(trainable), traverse_util.flatten_dict(params, sep='/')
-    trained = {name: leaf for name, leaf in flat.items() if found.search(name)}
+    pattern, flat = compile_pattern(trainable), traverse_util.flatten_dict(params, sep='/')
+    trained = {name: leaf for name, leaf in flat.items() if pattern.search(name)}
     if not trained:
         raise UserError(
-            f'TRAINABLE is {trainable!r}, which is found in the name of no parameter; names are like {next(iter(flat))}'
+            f'TRAINABLE must match the name of a parameter, got {trainable!r}; type a part of one, such as '
+            f'{next(iter(flat))}'
         )
     frozen = {name: leaf for name, leaf in flat.items() if name not in trained}
     return traverse_util.unflatten_dict(trained, sep='/'), traverse_util.unflatten_dict(frozen, sep='/')
 
 
 def join(trained: Tree, frozen: Tree) -> Tree:
-    """The nested dict that `split` has cut."""
+    """Merges the nested dicts that `split` returns."""
     if isinstance(frozen, Mapping) and not frozen:
         return trained
     both = trained.keys() & frozen.keys()

@@ -19,8 +19,8 @@ from jax.sharding import SingleDeviceSharding
 
 import remixer_t5x
 from remixer_t5x.cli.info.memory import tracing_for
+from remixer_t5x.devices.described_hardware import Hardware
 from remixer_t5x.devices.hardware_table import Topology
-from remixer_t5x.devices.hypothetical import Hardware
 from remixer_t5x.extras.forecast import compiled_program, machines, roofline
 from remixer_t5x.models.seq2seq import Seq2Seq
 

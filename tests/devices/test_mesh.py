@@ -37,7 +37,7 @@ def test_mesh_shape_fills_in_the_rest(sizes, rest):
 
 @pytest.mark.parametrize('sizes', [(3, 1, 1), (-1, 3, 1), (-1, -1, 1), (0, 8, 1), (1, 1, 1), (16, 1, 1), (-1, 16, 1)])
 def test_a_mesh_that_does_not_fit_the_devices_is_rejected(sizes):
-    with pytest.raises(UserError, match='8 device.*--mesh=data=-1'):
+    with pytest.raises(UserError, match='MESH must .* devices, 8, got .*--mesh=data=-1'):
         mesh.mesh_shape(sizes, 8)
 
 
@@ -69,7 +69,7 @@ def test_wrong_sizes_are_rejected(text, hint):
 def test_only_data_and_then_fsdp_cross_slices(inner, slices, over_fsdp):
     shape = (inner[0], inner[1] * slices, inner[2]) if over_fsdp else (inner[0] * slices, *inner[1:])
     reported = devices(math.prod(shape), slices)
-    arranged = mesh.hybrid(shape, reported, *mesh.slices_of(reported))
+    arranged = mesh.arrange_over_slices(shape, reported, *mesh.identify_slices(reported))
     assert arranged.shape == shape and {device.id for device in arranged.flat} == set(range(len(reported)))
     index = np.vectorize(lambda device: device.slice_index)(arranged)
     assert (index == index[:, :, :1]).all()
@@ -80,8 +80,8 @@ def test_only_data_and_then_fsdp_cross_slices(inner, slices, over_fsdp):
 
 def test_processes_replace_slices_that_devices_do_not_report():
     reported = [dataclasses.replace(device, slice_index=None) for device in devices(8, processes=2)]
-    assert mesh.slices_of(reported) == ('slice_index', 1)
-    arranged = mesh.hybrid((2, 4, 1), reported, *mesh.slices_of(reported, 2))
+    assert mesh.identify_slices(reported) == ('slice_index', 1)
+    arranged = mesh.arrange_over_slices((2, 4, 1), reported, *mesh.identify_slices(reported, 2))
     assert [[device.process_index for device in row] for row in arranged[:, :, 0]] == [[0] * 4, [1] * 4]
 
 
@@ -93,4 +93,4 @@ def test_tensor_does_not_cross_slices(shape):
 
 def test_another_number_of_slices_is_rejected():
     with pytest.raises(UserError, match='Partitioner.slices = 2'):
-        mesh.slices_of(devices(8, slices=2), 4)
+        mesh.identify_slices(devices(8, slices=2), 4)

@@ -116,7 +116,7 @@ def test_an_abstract_mesh_needs_no_devices():
 
 def test_sizes_are_given_in_one_way():
     assert Partitioner(sizes='fsdp=-1').axis_sizes == (1, -1, 1)
-    with pytest.raises(UserError, match='must be set once'):
+    with pytest.raises(UserError, match='MESH must be None'):
         Partitioner(fsdp=2, sizes='fsdp=2')
 
 
@@ -153,7 +153,7 @@ def test_processes_read_the_rows_of_their_devices(processes, expected):
 
 
 def test_processes_with_overlapping_rows_are_rejected():
-    with pytest.raises(UserError, match='tensor in --mesh'):
+    with pytest.raises(UserError, match='tensor in MESH'):
         partition.process_share(np.array([[0, 0], [0, 1], [1, 1]]), 0)
 
 

@@ -1,6 +1,8 @@
-"""muP against table 3 of Yang et al. 2022: factors by kind of parameter, the base width, and flat activations."""
+"""muP against the authors' package and table 3 of Yang et al. 2022; the base width, and flat activations."""
 
 import importlib.util
+import json
+import pathlib
 
 import jax
 import numpy as np
@@ -18,14 +20,33 @@ _SPEC = importlib.util.spec_from_file_location('width_transfer', SCRIPTS / 'benc
 width_transfer = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(width_transfer)
 SHAPES = {'encoder_input_tokens': (2, 16), 'decoder_input_tokens': (2, 8), 'decoder_target_tokens': (2, 8)}
+GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / 'golden' / 'mup.json').read_text())
 OPTIMIZERS = {'adamw': optimizer.adamw, 'adamw_rms': optimizer.adamw_rms, 'adafactor': optimizer.adafactor}
 
 
+def by_name(tree):
+    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: not isinstance(leaf, dict))[0]
+    return {jax.tree_util.keystr(path, simple=True, separator='/'): leaf for path, leaf in leaves}
+
+
 def kinds(name):
-    boxed = interface.param_shapes(width_transfer.build(name, 64, None), SHAPES)
-    specs = nn.get_partition_spec(boxed)
-    leaves = jax.tree_util.tree_flatten_with_path(specs, is_leaf=lambda leaf: not isinstance(leaf, dict))[0]
-    return {jax.tree_util.keystr(path, simple=True, separator='/'): mup.kind(spec) for path, spec in leaves}
+    specs = nn.get_partition_spec(interface.param_shapes(width_transfer.build(name, 64, None), SHAPES))
+    return {name: mup.parameter_kind(spec) for name, spec in by_name(specs).items()}
+
+
+def test_factors_equal_those_of_the_mup_package():
+    """[initial values, Adam's learning rate] of T5's decoder; the package leaves position biases unchanged."""
+    boxed = interface.param_shapes(width_transfer.build('t5_1_1', GOLDEN['width'], None), SHAPES)
+    factors_only = optimizer.Optimizer(None, lambda logical_axes, factors: factors, takes_multipliers=True)
+    scaled = mup.scaled(factors_only, GOLDEN['width'], GOLDEN['base_width'])
+    rates = by_name(scaled.make(nn.get_partition_spec(boxed)))
+    compared = set()
+    for name, initial in by_name(scaled.initial(boxed)).items():
+        keys = [key for key in GOLDEN['factors'] if any(part.startswith(key) for part in name.split('/')[-2:])]
+        if keys and not name.startswith('encoder') and 'position_bias' not in name:
+            assert [initial, rates[name]] == GOLDEN['factors'][keys[0]], name
+            compared.update(keys)
+    assert compared == set(GOLDEN['factors'])
 
 
 def test_parameters_are_classified_as_in_the_paper():
@@ -66,21 +87,16 @@ def test_updates_and_initial_values_scale_with_the_width(name):
     relative = name != 'adamw'
     expected = {
         # Relative updates of a hidden matrix have shrunk by 2 with its fan-in already.
-        ('decoder', 'run_0', 'layer', 'gated_mlp', 'wo', 'kernel'): (1.0, 0.5 if relative else 0.25),
-        ('logits', 'kernel'): (0.5, 0.5 if relative else 0.25),
-        ('token_embedder', 'embedding'): (1.0, 1.0),
+        'decoder/run_0/layer/gated_mlp/wo/kernel': (1.0, 0.5 if relative else 0.25),
+        'logits/kernel': (0.5, 0.5 if relative else 0.25),
+        'token_embedder/embedding': (1.0, 1.0),
     }
-    for path, (initial, update) in expected.items():
-        leaves = [_get(tree, path) for tree in (states[0].params, states[1].params, standard, scaled)]
+    trees = [by_name(tree) for tree in (states[0].params, states[1].params, standard, scaled)]
+    for name, (initial, update) in expected.items():
+        leaves = [np.asarray(tree[name]) for tree in trees]
         np.testing.assert_allclose(leaves[1], initial * leaves[0], rtol=1e-6)
-        # RMS of the logits' matrix is halved, so a relative update is too, before the factor 1.
+        # The RMS of the logits' matrix is halved, and so is a relative update, before the factor 1.
         np.testing.assert_allclose(leaves[3], update * leaves[2], rtol=1e-5)
-
-
-def _get(tree, path):
-    for name in path:
-        tree = tree[name]
-    return np.asarray(tree)
 
 
 @pytest.mark.parametrize('name', ['t5_1_1', 'hyper_mixer'])

@@ -252,7 +252,7 @@ def test_weight_decay_spares_norms_gates_and_position_biases():
 
 
 def test_layers_axis_must_come_first():
-    with pytest.raises(ValueError, match='must come first'):
+    with pytest.raises(ValueError, match="must have 'layers' first"):
         per_layer(optax.scale_by_param_block_rms(), {'w': P('embed', 'layers')})
 
 
@@ -281,8 +281,8 @@ def test_an_optax_transformation_is_an_optimizer_without_a_known_rate():
 @pytest.mark.parametrize(
     ('given', 'said'),
     [
-        ('adamw', "OPTIMIZER is 'adamw'; it takes an optimizer"),
-        (optax.adamw, 'OPTIMIZER is adamw; .* add \\(\\) after'),
+        ('adamw', "OPTIMIZER must be .* got 'adamw'; type --gin.OPTIMIZER=@"),
+        (optax.adamw, 'OPTIMIZER must be .* got adamw; add \\(\\) after'),
     ],
 )
 def test_what_is_not_an_optimizer_is_refused(given, said):

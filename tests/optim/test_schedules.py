@@ -65,7 +65,7 @@ def test_a_constant_rate_may_warm_up():
 
 
 def test_a_fall_longer_than_the_run_is_refused():
-    with pytest.raises(UserError, match='give DECAY_SHARE a value from 0.01 to 0.5'):
+    with pytest.raises(UserError, match='DECAY_SHARE must be from 0.01 to 0.5 .* got 0.6; type --gin.DECAY_SHARE=0.5'):
         schedules.wsd(1.0, 50, 100, decay_share=0.6)
 
 
@@ -103,5 +103,5 @@ def test_a_number_is_a_constant_schedule_and_nothing_else_passes():
 
 
 def test_a_run_shorter_than_its_warmup_is_refused():
-    with pytest.raises(UserError, match='WARMUP_STEPS'):
+    with pytest.raises(UserError, match='WARMUP_STEPS must be .* got 100; type --gin.WARMUP_STEPS=5'):
         schedules.cosine(1.0, 100, 100)

@@ -186,11 +186,11 @@ def test_compiled_step_matches_the_plain_one_and_donates_the_state_if_asked(dona
 
 def test_wrong_settings_are_refused_in_one_line():
     for settings_, message in (
-        ({'microbatches': 0}, 'microbatches = 0'),
-        ({'loss_normalizing_factor': 0}, 'LOSS_NORMALIZING_FACTOR is 0'),
-        ({'loss_normalizing_factor': 'SUM'}, "is 'SUM'; it takes a positive number, None for the sum"),
+        ({'microbatches': 0}, 'MICROBATCHES must be .* at least 1, got 0; type'),
+        ({'loss_normalizing_factor': 0}, 'LOSS_NORMALIZING_FACTOR must be .* got 0; type'),
+        ({'loss_normalizing_factor': 'SUM'}, "LOSS_NORMALIZING_FACTOR must be .* got 'SUM'; type"),
     ):
         with pytest.raises(UserError, match=message):
             train_step.make_train_step(Bigrams(), optax.sgd(1.0), **settings_)
-    with pytest.raises(UserError, match='3 microbatches'):
+    with pytest.raises(UserError, match='MICROBATCHES must divide .* 8.* got 3'):
         run(make_batch(), microbatches=3)

@@ -112,7 +112,8 @@ def test_split_and_join(model, names):
 
 
 @pytest.mark.parametrize(
-    ('names', 'words'), [('mixr', 'is found in the name of no parameter; names are like'), ('(', 'not a regular')]
+    ('names', 'words'),
+    [('mixr', "must match the name of a parameter, got 'mixr'; type .*encoder"), ('(', 'must be a regular expression')],
 )
 def test_a_wrong_expression_is_one_line(model, names, words):
     with pytest.raises(UserError, match=words):

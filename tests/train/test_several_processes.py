@@ -452,7 +452,7 @@ def test_where_a_process_stands(monkeypatch, environment, settings, place):
     ('settings', 'words'),
     [
         (distributed.ProcessFlags('node1:8476'), '--process_count and --process_index'),
-        (distributed.ProcessFlags(index='1'), 'without --coordinator_address and --process_count'),
+        (distributed.ProcessFlags(index='1'), 'must include --coordinator_address and --process_count'),
         (distributed.ProcessFlags('node1:8476', '2', '2'), 'from 0 to 1, got 2'),
         (distributed.ProcessFlags('node1', '2', '1'), '--coordinator_address=node1:8476'),
         (

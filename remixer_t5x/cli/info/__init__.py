@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> None:
         names = ('MODEL', 'PARTITIONER', 'TASK_FEATURE_LENGTHS', 'DEVICES')
         model, partitioner, lengths, devices = arguments.values(args, *names, defaults=LENGTHS)
         from remixer_t5x.cli.info import sharding
-        from remixer_t5x.devices.hypothetical import Hardware
+        from remixer_t5x.devices.described_hardware import Hardware
 
         sharding.show(model, partitioner, Hardware(devices=args.devices or devices), lengths, args.sharding)
     elif args.memory is not None:

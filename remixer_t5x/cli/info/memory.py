@@ -16,8 +16,8 @@ from remixer_t5x.costs import memory_advice, step_memory
 from remixer_t5x.costs.step_memory import Step, StepMemory, gibibytes
 from remixer_t5x.data import batch_formats
 from remixer_t5x.devices import jax_workarounds, mesh
+from remixer_t5x.devices.described_hardware import CUDNN_VERSION, GPU_SHARE, Hardware
 from remixer_t5x.devices.hardware_table import Topology
-from remixer_t5x.devices.hypothetical import CUDNN_VERSION, GPU_SHARE, Hardware
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models import lora

@@ -12,7 +12,7 @@ from remixer_t5x.cli import console
 from remixer_t5x.cli.info.model import checked_lengths
 from remixer_t5x.data import batch_formats
 from remixer_t5x.devices import mesh
-from remixer_t5x.devices.hypothetical import Hardware
+from remixer_t5x.devices.described_hardware import Hardware
 from remixer_t5x.devices.partition import Partitioner, ShardingRow
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import interface

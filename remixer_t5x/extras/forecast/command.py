@@ -15,8 +15,8 @@ from remixer_t5x.cli import console
 from remixer_t5x.cli.info import memory
 from remixer_t5x.costs import step_memory
 from remixer_t5x.costs.step_memory import Step
+from remixer_t5x.devices.described_hardware import Hardware
 from remixer_t5x.devices.hardware_table import Topology
-from remixer_t5x.devices.hypothetical import Hardware
 from remixer_t5x.extras.forecast import forecast, machines, speed_table
 from remixer_t5x.extras.forecast.forecast import Advice, Forecast
 

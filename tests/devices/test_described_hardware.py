@@ -3,9 +3,9 @@
 import jax
 import pytest
 
-from remixer_t5x.devices import hardware_table, hypothetical
+from remixer_t5x.devices import described_hardware, hardware_table
+from remixer_t5x.devices.described_hardware import Hardware
 from remixer_t5x.devices.hardware_table import Topology
-from remixer_t5x.devices.hypothetical import Hardware
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.forecast import machines
 
@@ -15,7 +15,7 @@ def installed(monkeypatch):
     """Pretends that exactly these compilers are installed."""
 
     def pretend(*names):
-        monkeypatch.setattr(hypothetical, 'has_compiler', lambda name: name in names)
+        monkeypatch.setattr(described_hardware, 'has_compiler', lambda name: name in names)
 
     return pretend
 
@@ -59,7 +59,7 @@ def test_a_topology_sets_devices_memory_and_mesh(topology, devices, memory, mesh
 
 
 def test_all_tables_have_the_same_chips():
-    assert set(hardware_table.GPUS) == set(hypothetical.GPUS)
+    assert set(hardware_table.GPUS) == set(described_hardware.GPUS)
     assert set(hardware_table.MEMORY) == set(machines.MACHINES)
 
 
@@ -99,7 +99,7 @@ def test_a_compiler_needs_a_topology_of_its_kind(installed):
 
 
 def test_a_gpu_has_a_target_config():
-    config = hypothetical.target_config('h100')
+    config = described_hardware.target_config('h100')
     assert 'cuda_compute_capability { major: 9 minor: 0 }' in config and 'NVIDIA H100' in config
     # CUDA reserves one KiB of the memory of a core.
     assert 'shared_memory_per_block_optin: 232448' in config and 'fpus_per_core: 128' in config
@@ -115,7 +115,7 @@ def test_usable_memory_is_the_share_that_jax_preallocates(monkeypatch, platform,
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    hardware = hypothetical.Hardware(platform, devices=1, memory=80.0)
+    hardware = described_hardware.Hardware(platform, devices=1, memory=80.0)
     assert hardware.memory_bytes == gib * 2**30
 
 

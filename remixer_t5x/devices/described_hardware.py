@@ -1,7 +1,7 @@
-"""A hardware description, for compiling a step without the device.
+"""Hardware descriptions, for compiling programs without the device.
 
-The TPU compiler needs `libtpu` and the GPU compiler JAX's CUDA plugin; neither needs the device. Without them the step
-is compiled for virtual CPU devices, over which XLA partitions it in the same way.
+The TPU compiler requires `libtpu`, and the GPU compiler JAX's CUDA plugin; neither requires the device. Without them,
+programs are compiled for virtual CPU devices, over which XLA partitions them in the same way.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from remixer_t5x.devices.hardware_table import Topology
 from remixer_t5x.errors import UserError, reason
 
 PLATFORMS = ('cpu', 'gpu', 'tpu')
-# How to install a compiler, and one of its topologies.
+# How to install each compiler, and an example of its topologies.
 _INSTALL = {
     'tpu': "pip install 'remixer-t5x[forecast]', which has libtpu",
     'gpu': "pip install 'remixer-t5x[forecast-gpu]', which has JAX's CUDA plugin",
@@ -27,21 +27,21 @@ _INSTALL = {
 _EXAMPLES = {'tpu': 'v3:4x4', 'gpu': 'h100:8'}
 # The share of a GPU's memory that JAX preallocates (docs.jax.dev/en/latest/gpu_memory_allocation.html).
 GPU_SHARE, DEFAULT_GPU_SHARE = 'XLA_PYTHON_CLIENT_MEM_FRACTION', '0.75'
-# libtpu would otherwise query the metadata of a TPU host, with long timeouts.
+# Without these variables, libtpu queries the metadata server of a TPU host, with long timeouts.
 _TPU_ENV = {
     'TPU_SKIP_MDS_QUERY': '1',
     'TPU_ACCELERATOR_TYPE': 'v5litepod-8',
     'TPU_WORKER_HOSTNAMES': 'localhost',
     'TPU_MIN_LOG_LEVEL': '3',
-    # Several processes may compile at the same time, because none uses a TPU.
+    # Allows several processes to compile at the same time; none of them uses a TPU.
     'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
 }
-# cuDNN 9.8, as JAX writes its version.
+# cuDNN 9.8 in JAX's version format.
 CUDNN_VERSION = 90800
 
 
-# The properties in which these GPUs (SXM form) differ, as CUDA reports them: `memory`, `shared_memory` and `l2_cache`
-# in bytes, `bandwidth` in bytes per second, `clock` in GHz, `fpus` in float32 units per core.
+# Properties of GPUs (SXM form factor) as CUDA reports them: `memory`, `shared_memory` and `l2_cache` in bytes,
+# `bandwidth` in bytes per second, `clock` in GHz, `fpus` in float32 units per core.
 _H100: dict[str, Any] = dict(
     name='NVIDIA H100 80GB HBM3', capability=9, cores=132, memory=84_978_434_048, bandwidth=3_352_320_000_000,
     shared_memory=233_472, l2_cache=52_428_800, clock=1.98, fpus=128,
@@ -53,7 +53,7 @@ GPUS: dict[str, dict[str, Any]] = {
     ),
     'h100': _H100,
     'h200': {**_H100, 'name': 'NVIDIA H200', 'memory': 150_754_820_096, 'bandwidth': 4_800_000_000_000},
-    # Memory as nvidia-smi prints it; the other numbers are those of NVIDIA's data sheet and of compute capability 10.0.
+    # Memory according to nvidia-smi; the other numbers are from NVIDIA's data sheet and compute capability 10.0.
     'b200': dict(
         name='NVIDIA B200', capability=10, cores=148, memory=192_265_846_784, bandwidth=8_000_000_000_000,
         shared_memory=233_472, l2_cache=132_644_864, clock=1.965, fpus=128,
@@ -87,22 +87,22 @@ device_description_str: "{name}"
 
 
 def target_config(chip: str) -> str:
-    """Returns XLA's `GpuTargetConfigProto` of a GPU, in text form."""
+    """Returns XLA's `GpuTargetConfigProto` of a GPU in text format."""
     gpu = GPUS[chip]
-    # CUDA reserves one KiB of a core's shared memory.
+    # CUDA reserves 1 KiB of the shared memory of each core.
     return _TARGET_CONFIG.format(**gpu, block_memory=gpu['shared_memory'] - 1024)
 
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """Devices, as described by a file in configs/hardware and a topology.
+    """Describes devices that need not be present, from a file in configs/hardware and a topology.
 
     Attributes:
         platform: 'cpu', 'gpu' or 'tpu'.
         devices: number of devices; None if the file does not set it.
         memory: memory of one device in GiB; None if unknown.
-        topology: chips and their connections, as `Topology.parse` reads them ('v3:4x4', 'h100:8'); None if unknown.
-        compiler: 'tpu', 'gpu' or 'cpu', the XLA compiler of the step; None uses the device's own if possible.
+        topology: text for `Topology.parse` ('v3:4x4', 'h100:8'); None if unknown.
+        compiler: the XLA compiler to use, 'tpu', 'gpu' or 'cpu'; None selects that of the chip if it is installed.
     """
 
     platform: str = 'cpu'
@@ -121,22 +121,22 @@ class Hardware:
     def _check_compiler(self, compiler: str) -> None:
         if not has_compiler(compiler):
             raise UserError(
-                f'the {compiler.upper()} compiler is not installed; {_INSTALL[compiler]}, or type --compiler=cpu'
+                f'the {compiler.upper()} compiler must be installed; {_INSTALL[compiler]}, or type --compiler=cpu'
             )
         if self.chip_compiler() != compiler:
             raise UserError(
-                f'TOPOLOGY must be of {compiler.upper()}s for --compiler={compiler}, got {self.topology!r}; '
+                f'TOPOLOGY must name {compiler.upper()}s for --compiler={compiler}, got {self.topology!r}; '
                 f'type --gin.TOPOLOGY={_EXAMPLES[compiler]}'
             )
 
     @property
     def memory_bytes(self) -> int | None:
-        """The part of one device's memory that JAX can use, None if unknown."""
+        """The number of bytes of a device that JAX can use; None if unknown."""
         return None if self.memory is None else int(self.memory * self.memory_share * 2**30)
 
     @property
     def memory_share(self) -> float:
-        """The share of a device's memory that JAX preallocates: 1 on a TPU, set by environment variables on a GPU."""
+        """The fraction of a device's memory that JAX can use: 1 on a TPU, set by environment variables on a GPU."""
         if self.platform != 'gpu' or os.environ.get('XLA_PYTHON_CLIENT_ALLOCATOR') == 'platform':
             return 1.0
         return float(os.environ.get(GPU_SHARE) or DEFAULT_GPU_SHARE)
@@ -144,21 +144,21 @@ class Hardware:
     def count(self) -> int:
         """Returns the number of devices. Raises UserError if it is not set."""
         if self.devices is None:
-            raise UserError('DEVICES must be set, because the hardware file does not set it; type --devices=32')
+            raise UserError('DEVICES must be a number of devices, got None; type --devices=32')
         return self.devices
 
     def chip_compiler(self) -> str:
-        """Returns the compiler of the described chip, 'tpu' or 'gpu'; 'cpu' if the chip is unknown."""
+        """Returns the compiler for the described chip, 'tpu' or 'gpu'; 'cpu' if the chip is unknown."""
         if not self.topology:
             return 'cpu'
         return 'gpu' if Topology.parse(self.topology).is_gpu else 'tpu'
 
     def compile_devices(self) -> tuple[Sequence[jax.Device], str]:
-        """Returns devices to compile a step for, and the name of the compiler: 'XLA:TPU', 'XLA:GPU' or 'XLA:CPU'.
+        """Returns devices to compile for and the name of the compiler, 'XLA:TPU', 'XLA:GPU' or 'XLA:CPU'.
 
         Raises:
-            UserError: the topology does not exist or has another number of devices, or this process has already used
-                its CPU devices.
+            UserError: the topology does not exist or has another number of devices, or this process has already
+                initialized its CPU devices.
         """
         compiler, count = self.chip_compiler(), self.count()
         if not self.topology or self.compiler == 'cpu' or not has_compiler(compiler):
@@ -172,9 +172,9 @@ class Hardware:
         return devices, f'XLA:{compiler.upper()}'
 
     def require_chip_compiler(self) -> None:
-        """Raises UserError unless the compiler of the described chip is installed."""
+        """Raises UserError unless the compiler for the described chip is installed."""
         if not self.topology:
-            raise UserError('TOPOLOGY must be set to know the chip, got None; type --gin.TOPOLOGY=v5e:2x4')
+            raise UserError('TOPOLOGY must be a chip and a shape, got None; type --gin.TOPOLOGY=v5e:2x4')
         self._check_compiler(self.chip_compiler())
 
 
@@ -188,14 +188,14 @@ def has_compiler(name: str) -> bool:
 
 
 def _cpu_devices(count: int) -> Sequence[jax.Device]:
-    """Creates `count` virtual CPU devices. Works once, before the process first asks JAX for a device."""
+    """Creates `count` virtual CPU devices; possible once, before the process initializes JAX's devices."""
     with contextlib.suppress(RuntimeError):
         jax.config.update('jax_num_cpu_devices', count)
     devices = jax.devices('cpu')
     if len(devices) < count:
         raise UserError(
-            f'{count} virtual CPU devices are needed and this process has {len(devices)}; '
-            'run the command in a new process, without XLA_FLAGS=--xla_force_host_platform_device_count'
+            f'this process must have at least {count} virtual CPU devices, got {len(devices)}; run the command in a '
+            'new process, without XLA_FLAGS=--xla_force_host_platform_device_count'
         )
     return devices[:count]
 
@@ -206,17 +206,17 @@ def _tpu_devices(topology: str) -> Sequence[jax.Device]:
     slices, chip, shape = Topology.parse(topology)
     options: dict[str, object] = {'num_slices': slices} if slices > 1 else {}
     if chip == 'v4':
-        # A v4 chip is one device only in megacore mode, the default on a TPU host.
+        # A v4 chip is one device in megacore mode, which is the default on a TPU host.
         options['chip_config_name'] = 'megacore'
     if set(shape.split('x')) == {'1'}:
-        # A single chip; by default hosts have several.
+        # A host with a single chip; the default is several.
         options['chips_per_host_bounds'] = (1, 1, 1)
     try:
         name = 'tpu7x' if chip == 'v7x' else chip
         return topologies.get_topology_desc(f'{name}:{shape}', platform='tpu', **options).devices
     except Exception as error:
         raise UserError(
-            f'TOPOLOGY must be known to libtpu, got {topology!r} ({reason(error)}); type one such as v5e:4x4'
+            f'TOPOLOGY must be supported by libtpu, got {topology!r} ({reason(error)}); type one such as v5e:4x4'
         ) from error
 
 
