@@ -1,9 +1,9 @@
-"""Times forward and backward pass of our attention and of the plain formula under autodiff, and prints ratios.
+"""Times the forward and backward pass of our attention and of plain attention with autodiff, and prints ratios.
 
     python scripts/benchmarks/attention.py --batch 8 --length 512 --heads 6
 
-Three ways: the plain formula, our recomputing backward pass over the whole batch, and the same one row at a time, which
-is what runs on a single CPU. All get a position bias whose gradient is summed over the batch.
+It compares plain attention, our recomputing backward pass over the whole batch, and the same one row at a time, which
+is used on a single CPU. All have a position bias whose gradient is summed over the batch.
 """
 
 import argparse
@@ -21,8 +21,8 @@ def plain(query, key, value, mask, bias):
     return jnp.einsum('bhqk,bkhd->bqhd', weights, value)
 
 
-def seconds_of(attention, by_rows: bool, arrays, rounds: int) -> tuple[float, float]:
-    """Fastest gradient in seconds, and megabytes of temporary memory."""
+def time_gradient(attention, by_rows: bool, arrays, rounds: int) -> tuple[float, float]:
+    """Returns the seconds of the fastest gradient, and megabytes of temporary memory."""
     module.on_single_cpu = lambda: by_rows
 
     def loss(query, key, value, mask, bias):
@@ -30,12 +30,12 @@ def seconds_of(attention, by_rows: bool, arrays, rounds: int) -> tuple[float, fl
 
     gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 4))).lower(*arrays).compile()
     jax.block_until_ready(gradient(*arrays))
-    taken = []
+    seconds = []
     for _ in range(rounds):
         start = time.perf_counter()
         jax.block_until_ready(gradient(*arrays))
-        taken.append(time.perf_counter() - start)
-    return min(taken), gradient.memory_analysis().temp_size_in_bytes / 2**20
+        seconds.append(time.perf_counter() - start)
+    return min(seconds), gradient.memory_analysis().temp_size_in_bytes / 2**20
 
 
 def main() -> None:
@@ -53,16 +53,16 @@ def main() -> None:
     mask = jnp.ones((args.batch, 1, 1, args.length), bool)
     print(f'{jax.devices()[0].device_kind} x {jax.device_count()}; batch {args.batch}, length {args.length}, '
           f'{args.heads} heads of {args.head_dim}, float32, forward and backward')  # fmt: skip
-    ways = {
+    implementations = {
         'plain formula': (plain, False),
         'recomputing, whole batch': (module.dot_product_attention, False),
         'recomputing, row by row': (module.dot_product_attention, True),
     }
     baseline = None
-    for name, (attention, by_rows) in ways.items():
-        seconds, megabytes = seconds_of(attention, by_rows, (query, key, value, mask, bias), args.rounds)
+    for name, (attention, by_rows) in implementations.items():
+        seconds, megabytes = time_gradient(attention, by_rows, (query, key, value, mask, bias), args.rounds)
         baseline = baseline or seconds
-        print(f'{name:26s} {1e3 * seconds:7.1f} ms, {baseline / seconds:4.2f} times as fast, {megabytes:7.1f} MB')
+        print(f'{name:26s} {1e3 * seconds:7.1f} ms, {baseline / seconds:4.2f} times the speed, {megabytes:7.1f} MB')
 
 
 if __name__ == '__main__':

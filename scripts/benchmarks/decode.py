@@ -1,14 +1,13 @@
-"""Times our decoding and Hugging Face's `generate` with the same shapes, in one run, and prints tokens/s and ratios.
+"""Times our decoding and Hugging Face's `generate` with the same shapes, and prints tokens/s and ratios.
 
     python scripts/benchmarks/decode.py                       # T5.1.1 small, greedy and 4 beams, and PyTorch
     python scripts/benchmarks/decode.py --models remixer --size tiny --peer none
 
-A call encodes a batch of random tokens and generates `--outputs` tokens for each sequence; no sequence ends before
-that on either side. A beam's tokens do not count: what a user gets is one sequence per input. Every contestant lives
-in a process of its own and they take turns, so that a machine that slows down slows all of them. Shown are the fastest
-and the median call, and the processor time of the cheapest, which depends less on what else the machine does; set
-OMP_WAIT_POLICY=passive to keep PyTorch's threads from counting their waiting.
-The peer needs torch and transformers; where they are missing the table says so.
+A call encodes a batch of random tokens and generates `--outputs` tokens for each sequence; no sequence ends early.
+Tokens/s count one sequence per input, not all beams. Each model has a separate process, and the processes take turns,
+so that a slow machine affects all of them. The table has the fastest and the median call, and the smallest CPU time,
+which depends less on other processes. Set OMP_WAIT_POLICY=passive to exclude the busy waiting of PyTorch's threads.
+Hugging Face's model requires torch and transformers, and is skipped without them.
 """
 
 import argparse
@@ -28,7 +27,7 @@ NO_EOS = -1
 
 
 def our_calls(model_name: str, args: argparse.Namespace) -> tuple[dict[int, Callable[[], Any]], str]:
-    """For each number of beams (1 is greedy) a function that decodes the batch, and compile seconds as text."""
+    """Returns a function that decodes the batch for each number of beams (1 is greedy), and the compile time."""
     import jax
     import numpy as np
     from flax import linen as nn
@@ -54,18 +53,18 @@ def our_calls(model_name: str, args: argparse.Namespace) -> tuple[dict[int, Call
         start = time.perf_counter()
         compiled = jax.jit(generate).lower(params, batch).compile()
         seconds.append(f'{time.perf_counter() - start:.1f}')
-        calls[beams] = functools.partial(_finished, compiled, params, batch)
+        calls[beams] = functools.partial(_call_and_wait, compiled, params, batch)
     return calls, f'compiled in {" and ".join(seconds)} s'
 
 
-def _finished(compiled: Callable[..., Any], *arguments: Any) -> Any:
+def _call_and_wait(compiled: Callable[..., Any], *arguments: Any) -> Any:
     import jax
 
     return jax.block_until_ready(compiled(*arguments))
 
 
 def peer_calls(args: argparse.Namespace) -> tuple[dict[int, Callable[[], Any]], str]:
-    """The same of Hugging Face's T5 v1.1."""
+    """Returns the same as `our_calls` for Hugging Face's T5 v1.1."""
     import torch
     import transformers
 
@@ -120,31 +119,31 @@ def main() -> None:
         print(f'no peer: {" and ".join(missing)} not installed (pip install "remixer-t5x[hf]")')
     elif args.peer != 'none':
         names.append(PEER)
-    contestants = {name: Contestant(name, args) for name in names}
+    processes = {name: ModelProcess(name, args) for name in names}
     print(f'{os.cpu_count()} cores; batch {args.batch}, {args.inputs} to {args.outputs}, {args.size}, {args.dtype}')
-    for name, contestant in contestants.items():
-        print(f'{name}: {contestant.call("facts")}', flush=True)
+    for name, process in processes.items():
+        print(f'{name}: {process.call("facts")}', flush=True)
     times: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for _ in range(args.rounds):
         for beams in args.beams:
-            for name, contestant in contestants.items():
-                times.setdefault((name, beams), []).append(contestant.call(beams))
-    for contestant in contestants.values():
-        contestant.stop()
+            for name, process in processes.items():
+                times.setdefault((name, beams), []).append(process.call(beams))
+    for process in processes.values():
+        process.stop()
     report(times, args)
 
 
-class Contestant:
-    """A model in a process of its own; `call` with a number of beams decodes once and gives wall and processor time."""
+class ModelProcess:
+    """A model in a separate process; `call` with a number of beams decodes once and returns wall and CPU time."""
 
     def __init__(self, name: str, args: argparse.Namespace):
         context = multiprocessing.get_context('spawn')
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_compete, args=(theirs, name, args), daemon=True)
+        self._pipe, child_pipe = context.Pipe()
+        self._process = context.Process(target=_serve_calls, args=(child_pipe, name, args), daemon=True)
         self._process.start()
 
-    def call(self, what: str | int) -> Any:
-        self._pipe.send(what)
+    def call(self, request: str | int) -> Any:
+        self._pipe.send(request)
         return self._pipe.recv()
 
     def stop(self) -> None:
@@ -152,7 +151,7 @@ class Contestant:
         self._process.join()
 
 
-def _compete(pipe, name: str, args: argparse.Namespace) -> None:
+def _serve_calls(pipe, name: str, args: argparse.Namespace) -> None:
     command.keep_buffers()
     pipe.recv()
     calls, facts = peer_calls(args) if name == PEER else our_calls(name, args)
@@ -171,10 +170,12 @@ def report(times: dict[tuple[str, int], list[tuple[float, float]]], args: argpar
     for (name, beams), (fastest, processor) in best.items():
         median = statistics.median(seconds for seconds, _ in times[name, beams])
         line = f'{"greedy" if beams == 1 else f"{beams} beams":8s} {name:12s} fastest {fastest:6.2f} s, '
-        line += f'median {median:6.2f} s, {tokens / fastest:6.0f} tokens/s, processor {processor:6.2f} s'
+        line += f'median {median:6.2f} s, {tokens / fastest:6.0f} tokens/s, CPU {processor:6.2f} s'
         if name != PEER and (PEER, beams) in times:
             peer = best[PEER, beams]
-            line += f'; {PEER} takes {peer[0] / fastest:.2f} times as long, {peer[1] / processor:.2f} of the processor'
+            line += (
+                f'; {PEER} takes {peer[0] / fastest:.2f} times as long and {peer[1] / processor:.2f} times the CPU time'
+            )
         print(line)
 
 

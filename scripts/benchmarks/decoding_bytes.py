@@ -1,11 +1,11 @@
-"""Bytes that a decoding step reads and writes on a machine that is not here, next to what it must read.
+"""Compares the bytes that a decoding step reads and writes on a machine that is not present with the minimum.
 
     python scripts/benchmarks/decoding_bytes.py --topology v5e:1x1 --rows 8 64
 
-The compiler of the machine compiles greedy generation (`pip install 'remixer-t5x[forecast]'` for TPUs, `[forecast-gpu]`
-for GPUs), and the optimised program is read; nothing runs. A step must read each parameter of the decoder once, in the
-dtype of the activations, and the caches once, without padding. Keys and values of the encoder's output are projected
-before the first step.
+It compiles greedy generation with the machine's compiler (`pip install 'remixer-t5x[forecast]'` for TPUs,
+`[forecast-gpu]` for GPUs) and analyzes the optimized program; nothing runs. A step must read each parameter of the
+decoder once, in the dtype of the activations, and the caches once, without padding. The keys and values of the
+encoder's output are projected before the first step.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def report(model: Seq2Seq, hardware: Hardware, machine: machines.Machine, rows: int, args: Any) -> None:
-    """Compiles for a number of rows, and prints a line."""
+    """Compiles generation for a number of rows, and prints a line."""
     (device,), compiler = hardware.compile_devices()
     place = SingleDeviceSharding(device)
     names = {'encoder_input_tokens': args.inputs, 'decoder_input_tokens': args.targets}
@@ -60,32 +60,32 @@ def report(model: Seq2Seq, hardware: Hardware, machine: machines.Machine, rows: 
     with tracing_for(hardware, compiler):
         compiled = jax.jit(generate).lower(params, inputs).compile()
     program = compiled_program.read(compiled.as_text())
-    step = [kernel for kernel in program.kernels if _is_of_step(kernel.op_name)]
+    step = [kernel for kernel in program.kernels if _is_in_step(kernel.op_name)]
     moved = sum(kernel.times * kernel.bytes for kernel in step)
     seconds = sum(kernel.times * max(roofline.kernel_seconds(kernel, machine)) for kernel in step)
-    weights, caches = needed(model, params, inputs, args.targets)
+    weights, caches = minimum_bytes(model, params, inputs, args.targets)
     estimate = ''
     if machine.clock:
         cycles = sum(kernel.times * (kernel.cycles or 0) for kernel in step)
         estimate = f", the compiler's estimate {cycles / machine.clock * 1e3:.2f} ms"
-    must = weights + caches
+    minimum = weights + caches
     print(
-        f'{machine.name}, {args.model} {args.size}, {rows} rows of {args.inputs} to {args.targets}, bfloat16: a step '
-        f'moves {moved / GB:.3f} GB, {moved / must:.2f} times the {must / GB:.3f} GB that it must read (parameters '
-        f'{weights / GB:.3f}, caches {caches / GB:.3f}); at least {seconds * 1e3:.2f} ms{estimate}; '
+        f'{machine.name}, {args.model} {args.size}, {rows} rows of {args.inputs} to {args.targets}, bfloat16: '
+        f'a step moves {moved / GB:.3f} GB, {moved / minimum:.2f} times the {minimum / GB:.3f} GB that it must read '
+        f'(parameters {weights / GB:.3f}, caches {caches / GB:.3f}); at least {seconds * 1e3:.2f} ms{estimate}; '
         f'{sum(kernel.times for kernel in step):,} kernels; temporaries '
         f'{compiled.memory_analysis().temp_size_in_bytes / 2**20:,.0f} MiB',
         flush=True,
     )
 
 
-def _is_of_step(op_name: str) -> bool:
-    """Whether JAX traced a kernel in the loop over tokens, which is outside of every module."""
+def _is_in_step(op_name: str) -> bool:
+    """Whether a kernel is in the loop over tokens, which is outside of all modules."""
     return op_name.startswith('jit(generate)/while')
 
 
-def needed(model: Seq2Seq, params: Any, inputs: Any, length: int) -> tuple[int, int]:
-    """Bytes of the parameters that a step uses, and of the caches at their full length."""
+def minimum_bytes(model: Seq2Seq, params: Any, inputs: Any, length: int) -> tuple[int, int]:
+    """Counts the bytes of the parameters that a step uses, and of the caches at their full length."""
 
     def allocate(params, inputs):
         return model._generation(params, inputs, length).allocate(1)

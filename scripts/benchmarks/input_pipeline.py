@@ -1,15 +1,16 @@
-"""How fast text becomes batches for span corruption, stage by stage, and what holds it back.
+"""Measures the throughput of each stage of the input pipeline for span corruption.
 
     python scripts/benchmarks/input_pipeline.py            (from the project root, in its environment)
     python scripts/benchmarks/input_pipeline.py --files '~/news/*.jsonl' --model /path/to/sentencepiece.model
 
-Prints tokens of text per second of processor time (what one core makes, with all of TensorFlow's threads counted)
-and per second of wall clock. The peers in the same run are tf.data's own ways to do parts of the work: batching
-the same token vectors without any noise, and joining and cutting documents token by token with unbatch and batch.
+Prints tokens of text per second of CPU time (one core, with all of TensorFlow's threads counted) and of wall time. The
+baselines are tf.data operations for parts of the work: batching the same token vectors without noise, and joining and
+splitting documents token by token with unbatch and batch.
 
     python scripts/benchmarks/input_pipeline.py --streams 1 2 --device_tokens 6_300_000
 
-times the batches of a run instead, with as many streams, and says how long a device of that speed would wait for them.
+measures the batches of a training run with these numbers of streams, and how long a device of that speed waits for
+them.
 """
 
 import argparse
@@ -29,14 +30,13 @@ from remixer_tasks.objectives import segments, span_corruption  # noqa: E402
 
 LENGTHS = {'inputs': 512, 'targets': 114}
 BATCH_SIZE = 32
-WANTED = 300_000
+TARGET_SPEED = 300_000
 
 
 def measure(dataset: tf.data.Dataset, tokens: int) -> tuple[float, float]:
-    """Tokens per second of processor time and of wall clock.
+    """Returns tokens per second of CPU time and of wall time.
 
-    Elements are counted inside TensorFlow, which leaves Python's cost per element out, but for what is handed to
-    Python in the end: one batch.
+    Elements are counted inside TensorFlow, which excludes Python's time per element.
     """
 
     def count(number, _):
@@ -49,47 +49,49 @@ def measure(dataset: tf.data.Dataset, tokens: int) -> tuple[float, float]:
 
 
 def stages(documents: tf.data.Dataset, vocabulary: seqio.Vocabulary) -> dict[str, tf.data.Dataset]:
-    """Datasets that go one stage further each, all from tokenised documents in memory; the last makes batches."""
+    """Returns datasets with one more stage each, from tokenized documents in memory to batches."""
     features = {name: seqio.Feature(vocabulary, add_eos=True) for name in LENGTHS}
     with seqio.map_seed_manager(0):
         corrupted = span_corruption.span_corruption(documents, LENGTHS, features)
     converter = seqio.EncDecFeatureConverter(pack=False, apply_length_check=False)
     tokens = documents.map(lambda example: example['targets'])
     return {
-        'read tokenised documents': documents,
-        'join and cut': segments.joined(tokens, 568),
+        'read tokenized documents': documents,
+        'join and split': segments.joined(tokens, 568),
         'corrupt spans': corrupted,
         'trim, pad, shift (seqio)': converter(corrupted, task_feature_lengths=LENGTHS),
         'shuffle and batch': converter(corrupted, task_feature_lengths=LENGTHS).shuffle(1000).batch(BATCH_SIZE),
     }
 
 
-def peers(documents: tf.data.Dataset) -> dict[str, tf.data.Dataset]:
+def baselines(documents: tf.data.Dataset) -> dict[str, tf.data.Dataset]:
     tokens = documents.map(lambda example: example['targets'])
     return {
-        'peer: join, cut with unbatch and batch, no noise': tokens.unbatch()
+        'baseline: join and split with unbatch and batch, no noise': tokens.unbatch()
         .batch(568)
         .batch(BATCH_SIZE, drop_remainder=True),
-        'peer: pad and batch documents, no noise': tokens.map(lambda ids: ids[:568]).padded_batch(
+        'baseline: pad and batch documents, no noise': tokens.map(lambda ids: ids[:568]).padded_batch(
             BATCH_SIZE, padded_shapes=[568]
         ),
     }
 
 
-def run_batches(corpus: ParsedCorpus, vocabulary: seqio.Vocabulary, counts: list[int], needed: int, most: int) -> None:
-    """Prints what a run's own batches cost, by the number of streams; `most`: tokens to draw each time."""
+def run_batches(
+    corpus: ParsedCorpus, vocabulary: seqio.Vocabulary, counts: list[int], needed: int, tokens: int
+) -> None:
+    """Prints the speed of a run's batches for each number of streams, measured on `tokens` tokens."""
     print(f'{"batches of a run":<34}{"tokens/s per core":>18}{"tokens/s wall":>15}{"device waits":>14}')
     task = pretraining.span_corruption(corpus, vocabulary)
     for streams in counts:
-        run_line(f'{streams} stream{"s" * (streams > 1)}', *time_batches(task, streams, most), needed)
+        run_line(f'{streams} stream{"s" * (streams > 1)}', *time_batches(task, streams, tokens), needed)
 
 
-def time_batches(task: seqio.Task, streams: int, most: int) -> tuple[float, float]:
+def time_batches(task: seqio.Task, streams: int, min_tokens: int) -> tuple[float, float]:
     rows = BATCH_SIZE * streams
     source = task_batches.TrainBatches(pipeline.DatasetConfig(task, LENGTHS, rows, streams=streams))
     next(source)
     wall, processor = time.perf_counter(), time.process_time()
-    count = -(-most // (568 * rows))
+    count = -(-min_tokens // (568 * rows))
     for _ in range(count):
         next(source)
     tokens = count * rows * 568
@@ -99,17 +101,19 @@ def time_batches(task: seqio.Task, streams: int, most: int) -> tuple[float, floa
 def run_line(what: str, per_core: float, wall: float, needed: int) -> None:
     print(f'{what:<34}{per_core:>18,.0f}{wall:>15,.0f}{max(0, 1 - wall / needed):>14.0%}')
     cores = needed / per_core
-    print(f'{"":<4}{needed:,} tokens/s would take {cores:.1f} cores: an estimate, by division', flush=True)
+    print(f'{"":<4}{needed:,} tokens/s would take about {cores:.1f} cores', flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--files', help='glob of your text; the documentation inside Python if left out')
-    parser.add_argument('--format', help='txt, jsonl, tsv or parquet; by extension if left out')
-    parser.add_argument('--model', help='SentencePiece model; trained on the text if left out')
-    parser.add_argument('--tokens', type=int, default=5_000_000, help='tokens to run through every stage')
-    parser.add_argument('--streams', type=int, nargs='*', help='time batches of a run with these numbers of streams')
-    parser.add_argument('--device_tokens', type=int, default=6_300_000, help='tokens a second that a device takes')
+    parser.add_argument('--files', help='glob of text files; default: the documentation inside Python')
+    parser.add_argument('--format', help='txt, jsonl, tsv or parquet; default: by extension')
+    parser.add_argument('--model', help='SentencePiece model; default: trained on the text')
+    parser.add_argument('--tokens', type=int, default=5_000_000, help='number of tokens to process in every stage')
+    parser.add_argument(
+        '--streams', type=int, nargs='*', help='measure the batches of a run with these numbers of streams'
+    )
+    parser.add_argument('--device_tokens', type=int, default=6_300_000, help='tokens per second that a device consumes')
     args = parser.parse_args()
     corpus = local_files.corpus(args.files, format=args.format) if args.files else python_docs.corpus()
     vocabulary = vocabularies.sentencepiece(args.model) if args.model else vocabularies.trained(corpus, 4096)
@@ -118,8 +122,8 @@ def main() -> None:
         return run_batches(corpus, vocabulary, args.streams, args.device_tokens, args.tokens)
 
     text = corpus.source().get_dataset('train', shuffle=False)
-    tokenised = text.map(lambda example: {'targets': vocabulary.encode_tf(example['text'])})
-    ids = [example['targets'] for example in tf_data.numpy_iterator(tokenised)]
+    tokenized = text.map(lambda example: {'targets': vocabulary.encode_tf(example['text'])})
+    ids = [example['targets'] for example in tf_data.numpy_iterator(tokenized)]
     once = sum(map(len, ids))
     ragged = tf.RaggedTensor.from_row_lengths(tf.concat(ids, 0), [len(document) for document in ids])
     repeats = max(args.tokens // once, 1)
@@ -128,9 +132,9 @@ def main() -> None:
 
     print(f'{"":<50}{"tokens/s per core":>18}{"tokens/s wall":>15}{"us/example":>12}')
     results = {}
-    for name, dataset in {**stages(documents, vocabulary), **peers(documents)}.items():
+    for name, dataset in {**stages(documents, vocabulary), **baselines(documents)}.items():
         results[name] = report(name, measure(dataset, once * repeats))
-    results['tokenise'] = report('tokenise (SentencePiece), before all this', measure(tokenised, once))
+    results['tokenize'] = report('tokenize (SentencePiece), before all this', measure(tokenized, once))
     conclude(results)
 
 
@@ -140,8 +144,8 @@ def report(name: str, speeds: tuple[float, float]) -> float:
 
 
 def conclude(results: dict[str, float]) -> None:
-    """Says whether the goal is met, and which stage takes most of the time."""
-    names = [name for name in results if name != 'tokenise' and not name.startswith('peer')]
+    """Prints the speed relative to the target, and the slowest stage."""
+    names = [name for name in results if name != 'tokenize' and not name.startswith('baseline')]
     speed = results[names[-1]]
     seconds = {
         name: 1 / results[name] - (1 / results[before] if before else 0)
@@ -149,16 +153,16 @@ def conclude(results: dict[str, float]) -> None:
     }
     slowest = max(seconds, key=lambda name: seconds[name])
     print(
-        f'\nfrom tokenised text to batches: {speed:,.0f} tokens/s per core, {speed / WANTED:.1f} times the '
-        f'{WANTED:,} wanted'
+        f'\nfrom tokenized text to batches: {speed:,.0f} tokens/s per core, {speed / TARGET_SPEED:.1f} times the '
+        f'target of {TARGET_SPEED:,}'
     )
-    print(f'most of it goes into "{slowest}": {seconds[slowest] * speed:.0%} of the time')
+    print(f'slowest stage: "{slowest}", {seconds[slowest] * speed:.0%} of the time')
     for name in results:
-        if name.startswith('peer'):
-            print(f'{speed / results[name]:.2f} times the speed of {name.removeprefix("peer: ")}')
+        if name.startswith('baseline'):
+            print(f'{speed / results[name]:.2f} times the speed of {name.removeprefix("baseline: ")}')
     print(
-        f'from raw text: {1 / (1 / speed + 1 / results["tokenise"]):,.0f} tokens/s per core; tokenising alone '
-        f'makes {results["tokenise"]:,.0f}'
+        f'from raw text: {1 / (1 / speed + 1 / results["tokenise"]):,.0f} tokens/s per core; tokenizing alone '
+        f'reaches {results["tokenise"]:,.0f}'
     )
 
 

@@ -1,10 +1,10 @@
-"""Times single tokens of one long generated sequence, and prints the ratio of token 4,000 to token 100.
+"""Times single tokens of a long generated sequence, and prints the ratio of token 4,000 to token 100.
 
     python scripts/benchmarks/long_decode.py --models hyper_mixer,linear_transformer,t5_1_1
 
-A sequence of `--length` tokens is generated greedily by the project's decoder, in one program. The host notes the time
-at every 50th token, and the time of token N is the mean over the 100 tokens around it. Processor time of all threads
-depends less on what else the machine does than wall time. Shown is the run with the median ratio.
+A single program generates `--length` tokens greedily. The host records the time of every 50th token, and the time of
+token N is the mean over the 100 tokens around it. CPU time of all threads depends less on other processes than wall
+time. The table has the run with the median ratio.
 """
 
 import argparse
@@ -30,19 +30,19 @@ POSITIONS, STRIDE = (100, 4000), 50
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class TimedGreedy(decoding.RowDecoder):
-    """Greedy decoding that notes wall and processor time at every `STRIDE`th token, in `seconds` [2, length]."""
+    """Greedy decoding that records wall and CPU time at every `STRIDE`th token in `seconds` [2, length]."""
 
     seconds: Any = None
 
     def make_chooser(self, rng: jax.Array | None, batch: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        def note(tokens: jax.Array, index: jax.Array) -> jax.Array:
+        def record(tokens: jax.Array, index: jax.Array) -> jax.Array:
             self.seconds[:, index] = time.perf_counter(), time.process_time()
             return tokens
 
         def choose(logits: jax.Array, index: jax.Array) -> jax.Array:
             tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
             shape = jax.ShapeDtypeStruct(tokens.shape, tokens.dtype)
-            with_time = functools.partial(io_callback, note, shape, tokens, index)
+            with_time = functools.partial(io_callback, record, shape, tokens, index)
             return jax.lax.cond(index % STRIDE == 0, with_time, lambda: tokens)
 
         return choose
@@ -70,7 +70,7 @@ def main() -> None:
             return model.generate(params, batch, args.length, NO_EOS, decoder)
 
         compiled = jax.jit(generate).lower(params, batch).compile()
-        rows: dict[str, list[tuple[float, float, float]]] = {'wall': [], 'processor': []}
+        rows: dict[str, list[tuple[float, float, float]]] = {'wall': [], 'CPU': []}
         for _ in range(args.runs):
             jax.block_until_ready(compiled(params, batch))
             for kind, seconds in zip(rows, decoder.seconds, strict=True):

@@ -1,11 +1,12 @@
-"""Forward and backward time and temporary memory of every token mixer against length, and of attention in the same run.
+"""Measures forward and backward time and temporary memory of all token mixers and of attention, by length.
 
     python scripts/benchmarks/mixers.py --lengths 128,512,1024,2048,4096,16384 --plot mixers.png
 
-One row of random features, float32; bidirectional as in an encoder, then causal as in a decoder. Memory is what XLA
-plans next to parameters, inputs and gradients; what would need more than --memory_gb is not run and printed as such.
-Last, the time of one decoding step against the number of tokens before it. HyperMixer has one head when bidirectional
-and twice attention's when causal, the window mixer as many hidden units as tokens in its window, as in configs/.
+One row of random features, float32; bidirectional as in an encoder, then causal as in a decoder. Memory is XLA's
+temporary memory, without parameters, inputs and gradients; programs above --memory_gb do not run and print "too large".
+The last table has the time of one decoding step by the number of previous tokens. As in configs/, HyperMixer has one
+head if bidirectional and twice attention's heads if causal, and the window mixer has as many hidden units as tokens in
+its window.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from flax import linen as nn
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.models.sublayers import attention, fnet, gmlp, hyper_mixer, linear_attention, mlp_mixer, remixer, tim
 
-# A decoding step repeats itself this often in one call, so that the call itself is not what is measured.
+# The number of decoding steps in one call, which hides the overhead of the call.
 STEPS = 50
 
 
@@ -55,7 +56,7 @@ def context(length: int, causal: bool, **flags) -> SequenceContext:
 
 
 def measure(module: nn.Module, length: int, embed: int, causal: bool, rounds: int, limit: float) -> tuple[float, float]:
-    """Fastest gradient in seconds (infinite when over the limit), and gigabytes of temporary memory."""
+    """Returns the seconds of the fastest gradient (infinite if over the limit), and gigabytes of temporary memory."""
     ctx = context(length, causal)
     x = jax.random.normal(jax.random.key(0), (1, length, embed))
     variables = jax.jit(lambda key: nn.unbox(module.init(key, x, ctx)))(jax.random.key(1))
@@ -68,16 +69,16 @@ def measure(module: nn.Module, length: int, embed: int, causal: bool, rounds: in
     if gigabytes > limit:
         return math.inf, gigabytes
     jax.block_until_ready(gradient(variables, x))
-    taken = []
+    seconds = []
     for _ in range(rounds):
         start = time.perf_counter()
         jax.block_until_ready(gradient(variables, x))
-        taken.append(time.perf_counter() - start)
-    return min(taken), gigabytes
+        seconds.append(time.perf_counter() - start)
+    return min(seconds), gigabytes
 
 
 def decode_seconds(module: nn.Module, length: int, embed: int, rounds: int) -> float:
-    """Seconds of one decoding step with the cache allocated for `length` tokens and nearly full."""
+    """Returns the seconds of a decoding step with a cache for `length` tokens that is nearly full."""
     x = jnp.ones((1, length, embed))
     ctx = context(length, causal=True, decode=True)
     params = nn.unbox(module.init(jax.random.key(0), x, context(length, causal=True)))['params']
@@ -96,12 +97,12 @@ def decode_seconds(module: nn.Module, length: int, embed: int, rounds: int) -> f
 
     token = x[:, :1]
     jax.block_until_ready(steps(cache, token))
-    taken = []
+    seconds = []
     for _ in range(rounds):
         start = time.perf_counter()
         jax.block_until_ready(steps(cache, token))
-        taken.append(time.perf_counter() - start)
-    return min(taken) / STEPS
+        seconds.append(time.perf_counter() - start)
+    return min(seconds) / STEPS
 
 
 Results = dict[str, dict[int, tuple[float, float]]]
@@ -126,8 +127,8 @@ def run_side(side: str, lengths: list[int], args: argparse.Namespace) -> Results
     return results
 
 
-def print_laws(side: str, results: Results, lengths: list[int]) -> None:
-    """How time grows over the last factor of length, and from where on a mixer is faster than attention."""
+def print_growth(side: str, results: Results, lengths: list[int]) -> None:
+    """Prints the growth of time between the last two lengths, and the length from which a mixer beats attention."""
     first, last = lengths[-2:]
     print(f'{side}: time at {last:,} over {first:,} (linear would be {last / first:.1f}), faster than attention from')
     for name, times in results.items():
@@ -188,8 +189,8 @@ def main() -> None:
     parser.add_argument('--window', type=int, default=32)
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--memory_gb', type=float, default=12.0)
-    parser.add_argument('--parts', default='training,decoding', help='what to measure, by comma')
-    parser.add_argument('--plot', default='', help='write a PNG here')
+    parser.add_argument('--parts', default='training,decoding', help='parts to measure, separated by commas')
+    parser.add_argument('--plot', default='', help='path of a PNG to write')
     args = parser.parse_args()
     lengths = sorted(int(n) for n in args.lengths.split(','))
     device = f'{jax.devices()[0].device_kind} x {jax.device_count()}'
@@ -200,7 +201,7 @@ def main() -> None:
         by_side = {side: run_side(side, lengths, args) for side in ('bidirectional', 'causal')}
         print()
         for side, results in by_side.items():
-            print_laws(side, results, lengths)
+            print_growth(side, results, lengths)
         if args.plot:
             plot(by_side, args.plot, f'Token mixers by length ({device}; {shape})')
             print(f'plot: {args.plot}')

@@ -1,9 +1,9 @@
-"""Times the MLP along the tokens of packed rows, forward and backward, by the number of examples in a row.
+"""Times the token MLP on packed rows, forward and backward, by the number of examples in a row.
 
     python scripts/benchmarks/packed_token_mlp.py --examples 1 4 8 16
 
-Next to `mix_through_hidden` it times one pass over the row for each example, which it replaced. Both run in turn in one
-process; we print the fastest run of each, and the FLOPs of the matmuls that both run.
+It compares `mix_through_hidden` with one pass over the row for each example. Both run alternately in one process; the
+table has the fastest run of each, and the FLOPs of their matmuls.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from remixer_t5x.models.layers import example_blocks, token_mlp
 
 
 def pass_for_each_example(w_in, value, w_out, ids, examples):
-    """One pass over the row for each example; autodiff recomputes each."""
+    """Runs one pass over the row for each example, with recomputation in the backward pass."""
     mixed = jnp.zeros((*w_out.shape[:-1], value.shape[-1]), value.dtype)
     mix = jax.checkpoint(
         lambda take: token_mlp.read_hidden(w_out, token_mlp.hidden_units(w_in, value, take)), static_argnums=()
@@ -33,24 +33,24 @@ def blocks(w_in, value, w_out, ids):
 
 
 def packed_ids(rng, batch, length, examples):
-    """Examples of random lengths, at least a quarter of the mean, that fill the row."""
+    """Draws examples of random lengths, at least a quarter of the mean, that fill the row."""
     rows: list[np.ndarray] = []
     for _ in range(batch):
-        least = length // examples // 4
-        more = rng.multinomial(length - examples * least, rng.dirichlet(np.full(examples, 2.0)))
-        rows.append(np.repeat(np.arange(1, examples + 1), least + more))
+        shortest = length // examples // 4
+        more = rng.multinomial(length - examples * shortest, rng.dirichlet(np.full(examples, 2.0)))
+        rows.append(np.repeat(np.arange(1, examples + 1), shortest + more))
     return jnp.asarray(np.stack(rows), jnp.int32)
 
 
 def tokens_of_blocks(ids):
-    """Tokens that the blocks of one row have, over all steps of the loop."""
+    """Counts the tokens in the blocks of one row, over all steps of the loop."""
     into, _, ranks = example_blocks.cut(ids, ids)
     longest = np.max(np.asarray(into.count), axis=0)[: int(ranks)]
     return int(np.sum(-(-longest // example_blocks.BLOCK)) * example_blocks.BLOCK)
 
 
 def fastest(runs, repeats):
-    """Seconds of the fastest run of each function, run in turn."""
+    """Returns the seconds of the fastest run of each function, run alternately."""
     best = [float('inf')] * len(runs)
     for _ in range(repeats):
         for index, run in enumerate(runs):
@@ -71,7 +71,7 @@ def main():
     rng = np.random.default_rng(0)
     shape = (args.rows, args.length, 1, args.width)
     arrays = [jnp.asarray(rng.normal(size=shape) / args.length**0.5, jnp.float32) for _ in range(3)]
-    print('| examples | a pass for each, s | blocks, s | a pass for each, GFLOP | blocks, GFLOP |')
+    print('| examples | passes, s | blocks, s | passes, GFLOP | blocks, GFLOP |')
     print('|---|---|---|---|---|')
     for examples in args.examples:
         ids = packed_ids(rng, args.rows, args.length, examples)
@@ -81,8 +81,8 @@ def main():
             loss = jax.grad(lambda *both, mix=mix: jnp.sum(jnp.sin(mix(*both, ids))), argnums=(0, 1, 2))  # noqa: B023
             compiled.append(jax.jit(loss).lower(*arrays).compile())
         results = [run(*arrays) for run in compiled]
-        for ours, wanted in zip(*results, strict=True):
-            np.testing.assert_allclose(ours, wanted, rtol=1e-3, atol=1e-4)
+        for actual, expected in zip(*results, strict=True):
+            np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-4)
         times = fastest([functools.partial(run, *arrays) for run in compiled], args.repeats)
         matmuls = 7 * 2 * args.rows * args.width**2 / 1e9
         work = matmuls * args.length * examples, matmuls * tokens_of_blocks(ids)

@@ -1,13 +1,12 @@
-"""Times our training step and Hugging Face's PyTorch T5 with the same shapes, in one run, and prints ratios.
+"""Times the training steps of our models and of Hugging Face's T5 with the same shapes, and prints ratios.
 
     python scripts/benchmarks/train_step.py                          # T5.1.1 small and Remixer small, and PyTorch
     python scripts/benchmarks/train_step.py --models t5_1_1 --size tiny --peer none
 
-A step is forward pass, backward pass and Adafactor update of a whole model on random tokens, dropout off. Each model
-lives in a process of its own and takes turns with the others, so that none disturbs another's memory or threads and a
-machine that slows down slows all of them; the fastest and the median step are shown. The matmul limit is what the
-model's matmuls alone would take at the speed of one plain matmul, measured in the same run.
-The peer needs torch and transformers; where they are missing the table says so and has no ratio.
+A step is the forward pass, backward pass and Adafactor update of a whole model on random tokens, without dropout. Each
+model has a separate process, and the processes take turns, so that a slow machine affects all of them. The table has
+the fastest and the median step. The matmul limit is the speed if the model's matmuls ran at the speed of a single large
+matmul and everything else were free. PyTorch's T5 requires torch and transformers, and is skipped without them.
 """
 
 import argparse
@@ -25,7 +24,7 @@ PEER = 'PyTorch T5'
 
 
 def our_step(model_name: str, args: argparse.Namespace) -> tuple[Callable[[], None], dict[str, Any]]:
-    """A function that takes one step, and parameters, training FLOPs and compile seconds."""
+    """Returns a function that runs one step, and the parameters, training FLOPs and compile seconds."""
     import jax
     import numpy as np
 
@@ -67,7 +66,7 @@ def our_step(model_name: str, args: argparse.Namespace) -> tuple[Callable[[], No
 
 
 def torch_step(args: argparse.Namespace) -> tuple[Callable[[], None], dict[str, Any]]:
-    """Hugging Face's T5 v1.1 of the same size, with torch's Adafactor."""
+    """Returns a step of Hugging Face's T5 v1.1 of the same size, with torch's Adafactor."""
     import torch
     import transformers
 
@@ -99,7 +98,7 @@ def torch_step(args: argparse.Namespace) -> tuple[Callable[[], None], dict[str, 
 
 
 def matmul_flops_per_second() -> float:
-    """Of one [4096, 1024] x [1024, 1024] float32 matmul, the best of several."""
+    """Returns the best speed of a [4096, 1024] x [1024, 1024] float32 matmul."""
     import jax
     import jax.numpy as jnp
 
@@ -133,8 +132,8 @@ def main() -> None:
         print(f'no peer: {" and ".join(missing)} not installed (pip install "remixer-t5x[hf]")')
     elif args.peer == 'torch':
         names.append(PEER)
-    contestants = {name: Contestant(name, args) for name in names}
-    facts = {name: contestant.call() for name, contestant in contestants.items()}
+    processes = {name: ModelProcess(name, args) for name in names}
+    facts = {name: process.call() for name, process in processes.items()}
     first = facts[names[0]]
     print(
         f'{first["device"]}, {os.cpu_count()} cores; batch {args.batch}, {args.inputs} to {args.targets}, {args.size}, '
@@ -143,21 +142,21 @@ def main() -> None:
     )
     times: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(args.rounds):
-        for name, contestant in contestants.items():
-            contestant.call()  # Not timed: a process that was idle pays for its memory and caches once more.
-            times[name].append(contestant.call())
-    for contestant in contestants.values():
-        contestant.stop()
+        for name, process in processes.items():
+            process.call()  # Not timed: the first step after idling is slower.
+            times[name].append(process.call())
+    for process in processes.values():
+        process.stop()
     report(times, facts, args)
 
 
-class Contestant:
-    """A model in a process of its own; the first `call` gives its facts, later ones take a step and give seconds."""
+class ModelProcess:
+    """A model in a separate process; the first `call` returns its facts, later calls run a step and return seconds."""
 
     def __init__(self, name: str, args: argparse.Namespace):
         context = multiprocessing.get_context('spawn')
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_compete, args=(theirs, name, args), daemon=True)
+        self._pipe, child_pipe = context.Pipe()
+        self._process = context.Process(target=_serve_calls, args=(child_pipe, name, args), daemon=True)
         self._process.start()
 
     def call(self):
@@ -169,7 +168,7 @@ class Contestant:
         self._process.join()
 
 
-def _compete(pipe, name: str, args: argparse.Namespace) -> None:
+def _serve_calls(pipe, name: str, args: argparse.Namespace) -> None:
     command.keep_buffers()
     pipe.recv()
     step, facts = torch_step(args) if name == PEER else our_step(name, args)

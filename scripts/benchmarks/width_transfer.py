@@ -25,7 +25,7 @@ VOCAB_SIZE, INPUTS, TARGETS = 64, 16, 8
 
 
 def build(name: str, width: int, base_width: int | None, layers: int = 1) -> Model:
-    """Builds a model whose hidden widths and numbers of heads are proportional to `width`."""
+    """Builds a model with hidden widths and numbers of heads proportional to `width`."""
     macros: dict[str, int | None] = {'EMBED_DIM': width, 'TIM_EMBED_DIM': width, 'REMIXER_DIM': width, 'HEAD_DIM': 32}
     macros |= dict.fromkeys(('MLP_DIM', 'TIM_MLP_DIM', 'WIDER_MLP_DIM', 'HYPER_MIXER_MLP_DIM'), 2 * width)
     macros |= {'GMLP_DIM': 4 * width, 'NUM_HEADS': width // 32, 'TIM_NUM_HEADS': width // 32}
@@ -37,7 +37,7 @@ def build(name: str, width: int, base_width: int | None, layers: int = 1) -> Mod
 
 
 def batches(rows: int, seed: int = 0) -> Iterator[Mapping[str, jax.Array]]:
-    """Yields batches of a task: reverse the first tokens of the inputs."""
+    """Yields batches of a task that reverses the first tokens of the inputs."""
     rng = np.random.default_rng(seed)
     while True:
         inputs = rng.integers(2, VOCAB_SIZE, (rows, INPUTS), np.int32)
@@ -105,8 +105,8 @@ def main() -> None:
     for name in args.models.split(','):
         for label, base_width in (('muP', widths[0]), ('standard', None)):
             if not args.rates:
-                found = slopes(name, widths, base_width, args.rate, args.steps or 10)
-                print(f'{name:20s} {label:9s}', '  '.join(f'{key} {slope:+.3f}' for key, slope in found.items()))
+                fitted = slopes(name, widths, base_width, args.rate, args.steps or 10)
+                print(f'{name:20s} {label:9s}', '  '.join(f'{key} {slope:+.3f}' for key, slope in fitted.items()))
                 continue
             data = [batch for batch, _ in zip(batches(32), range(args.steps or 200), strict=False)]
             for width in widths:
