@@ -1,12 +1,12 @@
-"""Counts parameters and FLOPs of a model, module by module, from shapes alone: no device, no memory, no compilation.
+"""Counts the parameters and FLOPs of each module from shapes, without a device or a compilation.
 
 FLOPs are those of one forward pass for one example; a training step costs three forward passes, one forward and two for
 the gradients of inputs and weights (Kaplan et al. 2020), without recomputation under remat.
 
-They include the operations that matter for time on an accelerator: matrix products and convolutions (a multiply and an
-add are two operations) and Fourier transforms (5 n log2 n for complex ones, half of it for real ones, the usual
-benchmark convention). Element-wise work is left out. A scan counts its body times its length, a `cond` its most
-expensive branch, a `while` loop one iteration, because its length is not known before it runs.
+They include matrix products and convolutions (a multiply and an add are two operations) and Fourier transforms (5 n
+log2 n for complex transforms, half of it for real ones, the usual benchmark convention). Elementwise operations are not
+counted. A scan counts its body times its length, a `cond` its most expensive branch, and a `while` loop one iteration,
+because its length is unknown before it runs.
 """
 
 import collections
@@ -24,7 +24,7 @@ from remixer_t5x.models.interface import Model
 
 Path = tuple[str, ...]
 TRAINING_FORWARD_PASSES = 3
-# Marks a module in the name stack of operations traced inside it. Names of modules and functions cannot contain it.
+# Marks a module in the name stack of its operations. Names of modules and functions cannot contain it.
 _MARK = '@module:'
 
 
@@ -33,9 +33,9 @@ class Counts:
     """Parameters and FLOPs of a model.
 
     Attributes:
-        parameters: number of scalars by the path of their array; layers of a scanned run are counted together.
-        forward_flops: per example, by module path; `()` is everything outside of modules (the loss).
-        tokens: number of tokens of one example that the model reads.
+        parameters: number of scalars of each array, by path; layers of a scanned run are counted together.
+        forward_flops: FLOPs per example by module path; `()` is everything outside of modules (the loss).
+        tokens: number of tokens of one example.
     """
 
     parameters: Mapping[Path, int]
@@ -67,7 +67,7 @@ def count(model: Model, feature_lengths: Mapping[str, int] | None) -> Counts:
 
 
 def count_row(model: Model, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Counts:
-    """Counts a model for one row of a batch, which is taken to be one example."""
+    """Counts a model for one row of a batch, which counts as one example."""
     row = {
         name: jax.ShapeDtypeStruct((1, *array.shape[1:]), array.dtype)
         for name, array in batch.items()
@@ -83,7 +83,7 @@ def count_row(model: Model, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Counts
 
 
 def count_parameters(params: Any) -> dict[Path, int]:
-    """The number of scalars of every array of an unboxed parameter tree (arrays or shapes), by path."""
+    """Counts the scalars of each array of an unboxed parameter tree (arrays or shapes), by path."""
     sizes = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         names = tuple(str(getattr(key, 'key', getattr(key, 'name', key))) for key in path)

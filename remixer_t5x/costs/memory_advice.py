@@ -1,9 +1,9 @@
-"""Searches for changes with which a training step fits into a device's memory, compiling each.
+"""Searches for changes with which a training step fits into a device's memory, by compiling each of them.
 
-Changes are tried in the order of their cost. Microbatches cost a few small kernels, recomputation a third more FLOPs,
+Changes are tried in order of their cost: microbatches cost a few small kernels, recomputation a third more FLOPs, and
 sharded parameters network traffic; a smaller batch and another optimizer change the training. If parameters, gradients
-and optimizer state alone are too large, saving activations cannot help, and changes that split or shrink the state come
-first.
+and optimizer state alone are too large, saving activations does not help, so changes that shard or shrink the state are
+tried first.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ _DOUBLINGS = 3
 
 
 class Change(NamedTuple):
-    """What the user types, and the changed step."""
+    """A flag, its value, and the changed step."""
 
     flag: str
     value: str | int
@@ -26,7 +26,7 @@ class Change(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A compiled change; later changes build on it if it saves memory."""
+    """A compiled change; later changes are added to it if it saves memory."""
 
     flag: str
     value: str | int
@@ -42,15 +42,15 @@ def search(
     measure: Callable[[Step], StepMemory],
     limit: int,
 ) -> Iterator[Trial]:
-    """Tries changes, each on top of those before it, until the step takes at most `available` bytes.
+    """Tries changes, each added to the previous ones, until the step takes at most `available` bytes.
 
     Args:
         step: the step to change.
-        memory: of the step.
-        available: bytes of a device.
-        recomputing_model: the step's model, recomputing all activations.
-        measure: compiles a step.
-        limit: the largest number of compilations.
+        memory: memory of the step.
+        available: memory of a device in bytes.
+        recomputing_model: the step's model with full rematerialization.
+        measure: function that compiles a step and returns its memory.
+        limit: maximum number of compilations.
     """
 
     def full_remat(step: Step, memory: StepMemory) -> Change | None:
@@ -88,7 +88,7 @@ def _more_fsdp(step: Step, memory: StepMemory) -> Change | None:
     if data % 2:
         return None
     text = mesh.format_sizes((data // 2, fsdp * 2, tensor))
-    # Clears the single sizes, because the text replaces them.
+    # `sizes` replaces the other settings of the mesh.
     partitioner = dataclasses.replace(step.partitioner, data=-1, fsdp=1, tensor=1, sizes=text)
     return Change('--mesh', text, dataclasses.replace(step, partitioner=partitioner))
 
@@ -104,7 +104,7 @@ def _smaller_batch(step: Step, memory: StepMemory) -> Change | None:
 def _adafactor(step: Step, memory: StepMemory) -> Change | None:
     factored = optimizer.adafactor(getattr(step.optimizer, 'learning_rate', None) or 1e-3)
     changed = dataclasses.replace(step, optimizer=factored)
-    # This needs no compilation. An optimizer that is already Adafactor would not change.
+    # Skips the compilation if the state would not shrink, such as for a step that already uses Adafactor.
     if bytes_per_device(changed.plan.abstract.opt_state) > 0.9 * memory.optimizer_state:
         return None
     return Change('--gin_file', 'optimizers/adafactor.gin', changed)

@@ -1,4 +1,4 @@
-"""Memory of a training step on each device, as the compiler reports it. The step is compiled and does not run."""
+"""The memory of a training step on each device, as reported by the compiler. The step is compiled and not run."""
 
 import dataclasses
 import functools
@@ -15,19 +15,19 @@ from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.optim import train_state, train_step
 
 _COMPILER_OPTIONS = {
-    # LLVM's optimisations do not change buffers, and take a third of the time.
+    # LLVM's optimizations do not change buffers and take a third of the compile time.
     'cpu': {'xla_backend_optimization_level': 0},
-    # Autotuning needs the GPU, as do the kernels that are used only if they were faster.
+    # Autotuning requires the GPU, and Triton GEMMs are used only after autotuning.
     'gpu': {'xla_gpu_autotune_level': 0, 'xla_gpu_enable_triton_gemm': False},
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A training step, with the arguments of `train_step.make_train_step` and `train_state.plan`.
+    """A training step: the arguments of `train_step.make_train_step` and `train_state.plan`.
 
-    `batch` has the shapes of a global batch. The step is compiled for the partitioner's devices, with XLA's options for
-    their platform.
+    `batch` has the shapes of a global batch. The step is compiled for the partitioner's devices, with the XLA options
+    of their platform.
     """
 
     model: Any
@@ -41,17 +41,17 @@ class Step:
 
     @property
     def rows(self) -> int:
-        """Rows of a global batch."""
+        """The number of rows of a global batch."""
         return next(iter(self.batch.values())).shape[0]
 
     @functools.cached_property
     def plan(self) -> train_state.StatePlan:
-        """The shapes of the state that the step changes; tracing the model takes seconds."""
+        """The shapes and shardings of the train state. Cached, because tracing the model takes seconds."""
         shapes = {name: array.shape for name, array in self.batch.items()}
         return train_state.plan(self.model, self.optimizer, shapes, self.partitioner)
 
     def sharded_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """The arrays of a global batch, with their shardings."""
+        """Returns the arrays of a global batch with their shardings."""
         sharding = self.partitioner.batch_sharding
         return {name: array.update(sharding=sharding) for name, array in self.batch.items()}
 
@@ -61,12 +61,12 @@ class StepMemory:
     """Bytes on one device.
 
     Attributes:
-        parameters, optimizer_state, batch: inputs of the step, from their shapes and shardings.
-        padding: additional memory for the layout of these three (TPU tiles).
-        temporaries: the peak of gradients, activations and all other arrays between start and end.
-        results: outputs other than the state, which replaces the input state.
-        program: the compiled code.
-        total: the sum of the above; if the compiler ran out of memory, the memory that it reports as needed.
+        parameters, optimizer_state, batch: inputs of the step, computed from shapes and shardings.
+        padding: additional memory for the layout of the inputs (TPU tiles).
+        temporaries: peak of gradients, activations and all other arrays during the step.
+        results: outputs other than the train state, which is updated in place.
+        program: compiled code.
+        total: sum of the above; if the compiler ran out of memory, the memory that it reports as used.
     """
 
     parameters: int
@@ -97,11 +97,13 @@ def compile_step(step: Step, for_analysis: bool = True) -> jax.stages.Compiled:
     """Compiles a step for the partitioner's devices.
 
     Args:
-        for_analysis: skips optimisations that do not change memory or need the device; False compiles as training does.
+        step: the step to compile.
+        for_analysis: whether to skip optimizations that do not change memory or require the device; False compiles as
+            in training.
 
     Raises:
         UserError: the batch does not divide over the mesh.
-        JaxRuntimeError: among others, the TPU compiler found that the device's memory is too small.
+        JaxRuntimeError: XLA failed, for example because the memory of the TPU is too small.
     """
     step.partitioner.check_batch_size(step.rows, step.microbatches)
     function = train_step.make_train_step(
@@ -120,7 +122,7 @@ def compile_step(step: Step, for_analysis: bool = True) -> jax.stages.Compiled:
 
 
 def read_memory(step: Step, program: jax.stages.Compiled) -> StepMemory:
-    """The memory of the program that `compile_step` returned for `step`."""
+    """Reads the memory of the program that `compile_step` returned for `step`."""
     inputs, analysis = _input_bytes(step), program.memory_analysis()
     parts = dict(
         inputs,
@@ -133,7 +135,7 @@ def read_memory(step: Step, program: jax.stages.Compiled) -> StepMemory:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether a compiler refused a program because the device's memory is too small for it."""
+    """Whether a compilation failed because the device's memory is too small."""
     return 'RESOURCE_EXHAUSTED' in str(error)
 
 
@@ -147,7 +149,7 @@ def _input_bytes(step: Step) -> dict[str, int]:
 
 
 def bytes_per_device(tree: Any) -> int:
-    """Bytes that one device holds of a tree of ShapeDtypeStructs with shardings."""
+    """Counts the bytes on one device of a tree of ShapeDtypeStructs with shardings."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * np.dtype(leaf.dtype).itemsize
         for leaf in jax.tree.leaves(tree)
@@ -155,12 +157,12 @@ def bytes_per_device(tree: Any) -> int:
 
 
 def gibibytes(size: int) -> str:
-    """`1.23 GiB`."""
+    """Formats bytes as `1.23 GiB`."""
     return f'{size / 2**30:,.2f} GiB'
 
 
 def _parse_out_of_memory(inputs: Mapping[str, int], message: str) -> StepMemory:
-    """The memory of a step that the TPU compiler refuses, because it knows the memory of its device."""
+    """Parses the memory in the TPU compiler's out-of-memory error."""
     used = re.search(r'Used ([\d.]+)([KMGT])i?B? of', message)
     total = int(float(used[1]) * 2 ** (10 * (1 + 'KMGT'.index(used[2])))) if used else sum(inputs.values())
     temporaries = max(0, total - sum(inputs.values()))

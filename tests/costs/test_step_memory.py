@@ -1,4 +1,4 @@
-"""Bytes of a compiled step against counts by hand, and the search for changes with arithmetic as the compiler."""
+"""The memory of a compiled step equals counts by hand; the search for changes runs with an arithmetic compiler."""
 
 import dataclasses
 import functools
@@ -17,8 +17,8 @@ from remixer_t5x.optim import optimizer
 ROWS, LENGTH, EMBED, VOCAB = 8, 16, 24, 40
 
 
-class Words:
-    """A model of one table, whose loss keeps `copies` arrays [rows, length, embed] for the backward pass."""
+class TableModel:
+    """A model with one table, whose loss saves `copies` arrays [rows, length, embed] for the backward pass."""
 
     copies = 6
 
@@ -36,7 +36,7 @@ class Words:
 def step(rows=ROWS, partitioner=None, make=optimizer.adamw_rms, **settings):
     batch = {'tokens': jax.ShapeDtypeStruct((rows, LENGTH), jnp.int32)}
     partitioner = partitioner or Partitioner(devices=jax.devices()[:1])
-    return Step(Words(), make(0.01), partitioner, batch, **settings)
+    return Step(TableModel(), make(0.01), partitioner, batch, **settings)
 
 
 @pytest.fixture(scope='module')
@@ -50,18 +50,18 @@ def test_inputs_of_a_step_are_counted_from_shapes(measured):
     # Two moments, the counters of the step, of Adam and of its schedule, and the usual loss.
     assert 2 * memory.parameters < memory.optimizer_state <= 2 * memory.parameters + 16
     assert memory.batch == ROWS * LENGTH * 4
-    # The compiler counts the same, so that nothing is left for layouts.
+    # The compiler counts the same bytes, so there is no padding.
     assert memory.padding == 0
 
 
-def test_temporaries_include_what_the_backward_pass_needs(measured):
-    row = Words.copies * LENGTH * EMBED * 4
+def test_temporaries_include_saved_activations(measured):
+    row = TableModel.copies * LENGTH * EMBED * 4
     few, many = measured(ROWS, 1).temporaries, measured(8 * ROWS, 1).temporaries
     assert many - few >= 7 * ROWS * row
     assert many >= 8 * ROWS * row + measured(ROWS, 1).parameters
 
 
-def test_microbatches_save_activations_only(measured):
+def test_microbatches_reduce_only_activations(measured):
     whole, parts = measured(8 * ROWS, 1), measured(8 * ROWS, 8)
     assert parts.temporaries < 0.5 * whole.temporaries
     names = ('parameters', 'optimizer_state', 'batch')
@@ -78,16 +78,16 @@ def test_a_batch_that_does_not_divide_is_a_user_error():
     ('message', 'total'),
     [('Used 20.5G of 15.48G hbm. Exceeded', int(20.5 * 2**30)), ('RESOURCE_EXHAUSTED: no number', 60)],
 )
-def test_a_compiler_out_of_memory_reports_what_it_needed(message, total):
+def test_an_out_of_memory_error_reports_the_memory_used(message, total):
     memory = step_memory._parse_out_of_memory({'parameters': 30, 'optimizer_state': 20, 'batch': 10}, message)
     assert memory.total == total and memory.temporaries == total - 60
 
 
-RECOMPUTING = Words()
+RECOMPUTING = TableModel()
 
 
 def arithmetic(step: Step) -> StepMemory:
-    """A device's memory by the rules that the changes are made for."""
+    """Computes a device's memory from the settings that the changes modify."""
     data, fsdp, _ = step.partitioner.mesh.shape.values()
     parameters = 4 * VOCAB * EMBED // fsdp
     moments = 1 if 'adafactor' in step.optimizer.make.__qualname__ else 2 * parameters
@@ -98,7 +98,7 @@ def arithmetic(step: Step) -> StepMemory:
 
 
 def search(start, available, limit=20, measure=arithmetic):
-    """(what to type, total bytes, whether it saves memory) of each trial."""
+    """Returns the flag, the total bytes and whether it saves memory of each trial."""
     trials = memory_advice.search(start, arithmetic(start), available, RECOMPUTING, measure, limit)
     return [(f'{trial.flag}={trial.value}', trial.memory.total, trial.saves_memory) for trial in trials]
 
@@ -108,7 +108,7 @@ def start():
     return step(64, Partitioner(devices=4))
 
 
-def test_changes_save_activations_first_and_build_on_each_other(start):
+def test_changes_reduce_activations_first_and_accumulate(start):
     assert arithmetic(start).total == 4 * 3840 + 1600
     assert search(start, 15_420) == [
         ('--gin.MICROBATCHES=2', 16_160, True),
@@ -120,8 +120,8 @@ def test_changes_save_activations_first_and_build_on_each_other(start):
     assert len(search(start, 15_800)) == 2
 
 
-def test_parameters_are_split_first_if_the_state_does_not_fit(start):
-    assert [typed for typed, _, _ in search(start, 1000)][:3] == [
+def test_parameters_are_sharded_first_if_the_state_does_not_fit(start):
+    assert [flag for flag, _, _ in search(start, 1000)][:3] == [
         '--mesh=data=2,fsdp=2,tensor=1',
         '--mesh=data=1,fsdp=4,tensor=1',
         '--gin_file=optimizers/adafactor.gin',
@@ -133,4 +133,4 @@ def test_a_change_that_saves_no_memory_is_tried_once(start):
     total = arithmetic(start).total
     trials = search(start, 15_800, measure=lambda step: dataclasses.replace(arithmetic(step), total=total))
     assert not any(saves_memory for _, _, saves_memory in trials)
-    assert len({typed for typed, _, _ in trials}) == len(trials)
+    assert len({flag for flag, _, _ in trials}) == len(trials)

@@ -1,1 +1,1 @@
-"""How fast a compiled training step can be on a machine that is not present: its HLO, a roofline, and advice."""
+"""Forecasts of a training step on a machine that is not present: HLO costs, a roofline, and advice."""

@@ -1,4 +1,4 @@
-"""`remixer-t5x info --speed`: the minimum time of a training step on a described machine, and its limits."""
+"""`remixer-t5x info --speed`: the minimum time of a training step on a machine that is not present, and its limits."""
 
 import argparse
 import copy
@@ -22,18 +22,16 @@ from remixer_t5x.extras.forecast.forecast import Advice, Forecast
 
 # Measured steps, after two warm-up steps.
 _MEASURED_STEPS = 10
-_NOTE = (
-    'The bound is what the step cannot beat, not what it will take: compare ratios of it and of the estimate, '
-    'not milliseconds.'
-)
+_NOTE = 'The bound is a lower limit and not a prediction: compare ratios of bounds or of estimates, not milliseconds.'
 _print = functools.partial(console.show, pipe_width=150)
 
 
 def show(args: argparse.Namespace) -> None:
-    """Prints the forecast of one configuration, and compiles as many of its advised changes as `--speed` says.
+    """Prints the forecast of one configuration, and compiles up to `--speed` of the advised changes.
 
     Raises:
-        UserError: the compiler of the described chip is not installed, the mesh does not fit, or the step does not.
+        UserError: the chip's compiler is not installed, the mesh does not match the devices, or the step does not fit
+            into their memory.
     """
     step, hardware = _read(args)
     _print(_describe(step, hardware))
@@ -52,10 +50,10 @@ def show(args: argparse.Namespace) -> None:
 
 
 def compare(args: argparse.Namespace, models: Sequence[str], sizes: Sequence[str]) -> None:
-    """Prints a table of all `models` at all `sizes`, with the other settings of the command line.
+    """Prints a table of all `models` at all `sizes`, with the other settings from the command line.
 
     Raises:
-        UserError: as `show`; or a model or a size does not exist.
+        UserError: as in `show`, or a model or size does not exist.
     """
     forecasts: list[tuple[str, str, Forecast]] = []
     for size in sizes:
@@ -85,7 +83,7 @@ def show_measured(args: argparse.Namespace) -> None:
 
 
 def measure_step(step: Step) -> float:
-    """The median seconds of a train step on this process's devices, after two warm-up steps."""
+    """Returns the median seconds of a train step on this process's devices, after two warm-up steps."""
     program = step_memory.compile_step(step, for_analysis=False)
     # A row of ones is one example, in which every token has a weight.
     batch = {
@@ -102,7 +100,7 @@ def measure_step(step: Step) -> float:
 
 
 def _read(args: argparse.Namespace) -> tuple[Step, Hardware]:
-    """The step of a command line on a mesh of the described devices, and their description."""
+    """Builds the step of a command line for the devices of its topology."""
     step, hardware = memory.read(args)
     hardware.require_chip_compiler()
     with lazy.without_stderr():
@@ -114,15 +112,15 @@ def _forecast(step: Step, hardware: Hardware) -> Forecast:
     chip = Topology.parse(hardware.topology or '').chip
     slice_of = 'process_index' if hardware.platform == 'gpu' else 'slice_index'
     slices = [getattr(device, slice_of, None) or 0 for device in step.partitioner.mesh.devices.flat]
-    # XLA warns there about compilations that take minutes.
+    # XLA prints warnings about slow compilations to stderr.
     with lazy.without_stderr(), memory.tracing_for(hardware, _compiler(hardware)):
         return forecast.forecast(step, chip, slices)
 
 
 def _compile_changes(args: argparse.Namespace, current: Forecast, changes: Sequence[Advice]) -> None:
-    """Compiles each change by itself, and prints its tokens per second relative to the current step's."""
+    """Compiles each change separately, and prints its tokens per second relative to the current step."""
     if changes:
-        _print('compiled, each by itself:')
+        _print('compiled separately:')
     for change in changes:
         changed = copy.copy(args)
         changed.gin_flags = [*args.gin_flags, (change.macro, change.value)]

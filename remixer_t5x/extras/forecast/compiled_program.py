@@ -1,6 +1,6 @@
-"""Lists what a compiled program runs on each device: its kernels and collectives, in a loop once for each iteration.
+"""Lists the kernels and collectives that a compiled program runs on each device, with loop iterations counted.
 
-XLA's own `cost_analysis()` counts the body of a loop once, so it misses most of a model whose layers are scanned.
+XLA's `cost_analysis()` counts the body of a loop once, so it misses most of a model with scanned layers.
 """
 
 import dataclasses
@@ -11,17 +11,17 @@ from remixer_t5x.extras.forecast import hlo, hlo_costs
 from remixer_t5x.extras.forecast.hlo import Computation, Instruction, Program
 from remixer_t5x.extras.forecast.hlo_costs import Flops
 
-# Operations that run nothing, or are counted where they start.
+# Operations that run no kernel.
 _FREE = {
     *('parameter', 'constant', 'get-tuple-element', 'tuple', 'bitcast', 'after-all', 'opt-barrier', 'add-dependency'),
     *('optimization-barrier', 'partition-id', 'replica-id', 'iota', 'domain'),
 }
-# Custom calls that mark a value and run nothing.
-_MARKS = {'Sharding', 'AllocateBuffer', 'AssumeGatherIndicesInBound', 'ConcatBitcast'}
-# Operations that pass a value on.
+# Custom calls that annotate a value and run no kernel.
+_ANNOTATIONS = {'Sharding', 'AllocateBuffer', 'AssumeGatherIndicesInBound', 'ConcatBitcast'}
+# Operations that preserve a value.
 _ALIASES = ('copy', 'bitcast', 'convert')
-# How many readers of a result are searched for the place where they were traced.
-_READERS = 8
+# The largest number of readers of a result that are searched for an `op_name`.
+_MAX_READERS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Kernel:
     """An instruction that runs on a device.
 
     Attributes:
-        name: its name in the HLO.
-        op: 'fusion', 'dot', ...; of a custom call, the kernel that it runs.
-        op_name: where JAX traced it.
-        times: how often the program runs it.
-        flops: of one run, by the type of number.
-        bytes: between HBM and the core, of one run.
+        name: name in the HLO.
+        op: 'fusion', 'dot', ...; for a custom call, its target.
+        op_name: JAX's name stack of the operation.
+        times: number of runs in a program.
+        flops: FLOPs of one run, by dtype.
+        bytes: HBM traffic of one run.
         cycles: the TPU compiler's estimate for one run; None without an estimate.
-        is_opaque: a custom kernel without an estimate of its FLOPs, of which only operands and results count.
+        is_opaque: whether it is a custom call without a FLOP estimate, for which only operands and results are counted.
     """
 
     name: str
@@ -51,13 +51,13 @@ class Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """An exchange between devices.
+    """A collective operation.
 
     Attributes:
         kind: 'all-gather', 'all-reduce', ...
-        times: how often the program runs it.
+        times: number of runs in a program.
         operand_bytes: bytes of a device's operands in one run.
-        groups: devices that exchange data, by their position in the program's assignment.
+        groups: groups of devices that exchange data, by position in the program's device assignment.
     """
 
     kind: str
@@ -67,29 +67,29 @@ class Collective:
 
     @property
     def members(self) -> int:
-        """Devices of a group."""
+        """The number of devices of the largest group."""
         return max(len(group) for group in self.groups)
 
     @property
     def sent(self) -> float:
-        """Bytes that each device sends in one run, if its group is in one slice."""
+        """Bytes that each device sends in one run if its group is within one slice."""
         return hlo_costs.bytes_sent(self.kind, self.operand_bytes, self.members)
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledProgram:
-    """Kernels and collectives in the order of the schedule."""
+    """Kernels and collectives in the order of their schedule."""
 
     kernels: tuple[Kernel, ...]
     collectives: tuple[Collective, ...]
 
 
 def read(text: str, devices: int = 1) -> CompiledProgram:
-    """Reads what the program of an optimised HLO text runs.
+    """Reads the kernels and collectives of an optimised HLO text.
 
     Args:
         text: `compiled.as_text()`.
-        devices: how many devices run it.
+        devices: number of devices that run the program.
 
     Raises:
         ValueError: the text is not an HLO module.
@@ -103,10 +103,19 @@ def read(text: str, devices: int = 1) -> CompiledProgram:
 
 
 def _walk(program: Program, name: str, times: int, devices: int, loop: str = '') -> Iterator[Kernel | Collective]:
-    """Yields what computation `name`, in a loop that JAX traced at `loop`, runs if it is run `times` times."""
+    """Yields the kernels and collectives of computation `name`.
+
+    Args:
+        times: number of runs of the computation.
+        loop: JAX's name stack of the innermost loop around it.
+    """
     computation = program[name]
     for instruction in computation:
-        if instruction.op in _FREE or instruction.op.endswith(('-done', '-update')) or instruction.target in _MARKS:
+        if (
+            instruction.op in _FREE
+            or instruction.op.endswith(('-done', '-update'))
+            or instruction.target in _ANNOTATIONS
+        ):
             continue
         if instruction.op == 'while':
             repeats = times * count_iterations(instruction, computation, program)
@@ -125,7 +134,7 @@ def _walk(program: Program, name: str, times: int, devices: int, loop: str = '')
 
 
 def _total_work(runs: list[Kernel | Collective]) -> float:
-    """A measure of work that selects the most expensive branch of a conditional."""
+    """Returns a measure of work, which selects the most expensive branch of a conditional."""
     return sum(run.times * (run.bytes + run.flops.total() if isinstance(run, Kernel) else run.sent) for run in runs)
 
 
@@ -145,15 +154,14 @@ def _kernel(instruction: Instruction, computation: Computation, program: Program
 
 
 def _find_op_name(instruction: Instruction, computation: Computation, program: Program) -> str:
-    """Where JAX traced it. What XLA added, such as a copy, belongs to what reads its result."""
+    """Returns JAX's name stack of an instruction; instructions that XLA adds, such as copies, get their reader's."""
     readers = [instruction]
     for reader in readers:
         op_name = reader.op_name
         if reader.op == 'fusion' and not op_name:
-            # The last instruction of the fusion that has a name.
             names = [inner.op_name for inner in program[reader.called()] if inner.op != 'parameter']
             op_name = next(filter(None, reversed(names)), '')
-        if op_name or len(readers) > _READERS:
+        if op_name or len(readers) > _MAX_READERS:
             return op_name
         readers += [user for user, _ in computation.users.get(reader.name, ()) if user.op != 'tuple']
     return ''
@@ -166,7 +174,7 @@ def _collective(instruction: Instruction, computation: Computation, times: int, 
 
 
 def _fused_collectives(instruction: Instruction, program: Program, times: int, devices: int) -> Iterator[Collective]:
-    """Yields the collectives that the TPU compiler has put into a fusion."""
+    """Yields the collectives that the TPU compiler has fused."""
     fused = program[instruction.called()] if instruction.op == 'fusion' else Computation()
     for inner in fused:
         if hlo_costs.collective_kind(inner):
@@ -175,13 +183,15 @@ def _fused_collectives(instruction: Instruction, program: Program, times: int, d
 
 
 def count_iterations(loop: Instruction, outside: Computation, program: Program) -> int:
-    """How often a `while` runs its body; 1 if its counter is not understood.
+    """Returns the number of iterations of a `while`, or 1 if it cannot be determined.
 
-    XLA writes the number into most loops. For a loop that the TPU compiler has changed (unrolled, pipelined), the
-    number follows from the counter: its first value, its increment, and the bound that the condition compares it with.
+    Most loops have XLA's `known_trip_count`. For loops that the TPU compiler has unrolled or pipelined, the number is
+    computed from the counter's initial value, its increment, and the bound in the condition.
 
     Args:
+        loop: a `while` instruction.
         outside: the computation that contains the loop.
+        program: the program that contains both.
     """
     known = loop.attribute(r'"known_trip_count": ?\{"n": ?"(\d+)"')
     if known:
@@ -204,7 +214,7 @@ def count_iterations(loop: Instruction, outside: Computation, program: Program) 
 
 
 def _evaluate(instruction: Instruction, computation: Computation, state: Mapping[int, int | None]) -> int | None:
-    """The value of an integer instruction, given elements of the loop's state; None if it is unknown."""
+    """Evaluates an integer instruction with known elements of the loop's state; returns None if it is unknown."""
     if instruction.op == 'constant':
         return int(instruction.arguments) if instruction.arguments.lstrip('-').isdecimal() else None
     if instruction.op == 'get-tuple-element':

@@ -1,6 +1,6 @@
 """Parses the text of an optimised HLO module (`compiled.as_text()`) into instructions.
 
-Only what a cost model needs is kept: shapes, operands and attributes.
+It keeps only what a cost model needs: shapes, operands and attributes.
 """
 
 import dataclasses
@@ -16,18 +16,18 @@ _COMPUTATION = re.compile(r'(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{')
 _INSTRUCTION = re.compile(r'\s+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(([^)]*)\)(.*)')
 _COMMENT = re.compile(r'/\*index=\d+\*/')
 _NAME = re.compile(r'%?([\w.\-]+)')
-# Operations whose parentheses enclose a value instead of operands.
+# Operations with a value in parentheses instead of operands.
 _LITERAL = ('constant', 'parameter', 'iota')
 
 
 class Array(NamedTuple):
-    """An array of a result.
+    """The type of an array.
 
     Attributes:
         dtype: XLA's name, such as 'bf16'.
-        shape: its dimensions.
-        bytes: its size, including the padding of a TPU's tiles.
-        memory_space: 0 is the main memory (HBM); 1 is a TPU's on-chip memory (VMEM).
+        shape: dimensions.
+        bytes: size, including the padding of a TPU's tiles.
+        memory_space: 0 for the main memory (HBM), 1 for a TPU's on-chip memory (VMEM).
     """
 
     dtype: str
@@ -46,10 +46,10 @@ class Instruction:
 
     Attributes:
         op: 'fusion', 'dot', 'while', ...
-        results: the arrays of the result; one unless the result is a tuple.
+        results: arrays of the result, several for a tuple.
         operands: names of the instructions that it reads.
-        arguments: the text between the parentheses; for a constant, its value.
-        attributes: the text after the parentheses.
+        arguments: text between the parentheses; the value of a constant.
+        attributes: text after the parentheses.
     """
 
     name: str
@@ -62,12 +62,12 @@ class Instruction:
 
     @property
     def op_name(self) -> str:
-        """Where JAX traced it: function transformations, flax modules and the primitive, separated by '/'."""
+        """JAX's name stack: function transformations, Flax modules and the primitive, separated by '/'."""
         return self.attribute(r'op_name="([^"]*)"')
 
     @property
     def target(self) -> str:
-        """The kernel that a custom call runs."""
+        """The target of a custom call."""
         return self.attribute(r'custom_call_target="([^"]*)"')
 
     @property
@@ -75,16 +75,16 @@ class Instruction:
         return sum(array.hbm_bytes for array in self.results)
 
     def attribute(self, pattern: str) -> str:
-        """The first group of `pattern` in the attributes; '' without a match."""
+        """Returns the first group of `pattern` in the attributes, or '' without a match."""
         match = re.search(pattern, self.attributes)
         return match[1] if match else ''
 
     def called(self, role: str = 'calls') -> str:
-        """The computation that it calls as 'calls', 'to_apply', 'body' or 'condition'; '' if it calls none."""
+        """Returns the computation that it calls as 'calls', 'to_apply', 'body' or 'condition', or ''."""
         return self.attribute(rf'\b{role}=%?([\w.\-]+)')
 
     def branches(self) -> list[str]:
-        """The computations of a conditional."""
+        """Returns the computations of a conditional."""
         listed = _NAME.findall(self.attribute(r'branch_computations=\{([^}]*)\}'))
         return listed or [self.called('true_computation'), self.called('false_computation')]
 
@@ -109,7 +109,7 @@ class Computation:
 
     @functools.cached_property
     def users(self) -> dict[str, list[tuple[Instruction, int]]]:
-        """By name of an instruction, the instructions that read it, with the position of the operand."""
+        """The readers of each instruction, with the position of the operand."""
         users: dict[str, list[tuple[Instruction, int]]] = {}
         for user in self:
             for position, name in enumerate(user.operands):
@@ -120,13 +120,13 @@ class Computation:
         return [self.instructions[name] for name in instruction.operands if name in self.instructions]
 
     def operand_arrays(self, instruction: Instruction) -> list[Array]:
-        """The arrays of all operands, including those of tuples."""
+        """Returns the arrays of all operands, including the elements of tuples."""
         return [array for operand in self.operands(instruction) for array in operand.results]
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Computations by name, and the name of the computation that runs first."""
+    """Computations by name, and the name of the entry computation."""
 
     computations: Mapping[str, Computation]
     entry: str
@@ -159,7 +159,7 @@ def parse(text: str) -> Program:
 
 
 def parse_arrays(kind: str) -> tuple[Array, ...]:
-    """The arrays of a type such as `(bf16[8,128]{1,0:T(8,128)(2,1)S(1)}, u32[])`."""
+    """Parses the arrays of a type such as `(bf16[8,128]{1,0:T(8,128)(2,1)S(1)}, u32[])`."""
     return tuple(_array(*match.groups()) for match in _ARRAY.finditer(kind))
 
 
@@ -173,7 +173,7 @@ def _array(dtype: str, dimensions: str, layout: str | None) -> Array:
 
 
 def _tiled_shape(shape: tuple[int, ...], layout: str) -> list[int]:
-    """`shape` rounded up to whole tiles; `2,1,0:T(8,128)` tiles the two fastest dimensions, the last number first."""
+    """Rounds `shape` up to whole tiles; `2,1,0:T(8,128)` tiles the two minor dimensions, 128 for the most minor."""
     order, _, tiling = layout.partition(':')
     tile = re.match(r'T\(([\d,]+)\)', tiling)
     sizes = list(shape)

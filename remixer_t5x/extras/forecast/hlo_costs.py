@@ -1,14 +1,14 @@
-"""Costs of an HLO instruction: FLOPs, bytes between the main memory (HBM) and the core, bytes sent to other devices.
+"""Costs of an HLO instruction: FLOPs, HBM traffic in bytes, and bytes sent to other devices.
 
-FLOPs are those of matrix products, convolutions and Fourier transforms; a multiply and an add count as two.
-Element-wise work is left out, because memory traffic hides it. TPU programs write matrix products as convolutions,
-whose windows select the positions that are multiplied, so only taps that meet an element count.
+FLOPs are those of matrix products, convolutions and Fourier transforms; a multiply and an add count as two. Elementwise
+operations are not counted, because memory traffic hides them. TPU programs express matrix products as convolutions with
+padded windows, so only window positions that overlap an element are counted.
 
-A fusion reads each operand once and writes its results once; intermediate values stay in the core. An operand that is
-only sliced or gathered from counts as its slices, and a result that is updated in place as its update.
+A fusion reads each operand once and writes its results once; intermediate values stay in registers. An operand that is
+only sliced or gathered counts as its slices, and a result that is updated in place counts as its update.
 
-Bytes sent are the minimum that each device sends in a collective: around a ring of its group, and if the group spans
-several slices, around rings within the slices first, so that each device sends its part of the result between them.
+Bytes sent are the minimum that each device sends in a collective, with a ring of its group. If the group spans several
+slices, there are rings within the slices first, so that each device sends only its part of the result between slices.
 """
 
 import collections
@@ -20,13 +20,13 @@ import numpy as np
 
 from remixer_t5x.extras.forecast.hlo import Computation, Instruction, Program
 
-# By the type of number in which the products are computed: a dtype of XLA, or EXACT.
+# FLOPs by the dtype of the products: XLA's name, or EXACT.
 Flops = collections.Counter
-# Products of float32 that must not be rounded to fewer bits.
+# Products of float32 with a higher precision than the default.
 EXACT = 'f32 exact'
-# Operations that read a part of their first operand that is as large as their result.
+# Operations that read a part of their first operand, as large as their result.
 _SLICING = ('dynamic-slice', 'slice', 'gather')
-# The context of an asynchronous copy, which is not data.
+# Dtypes of the context of an asynchronous copy.
 _CONTEXT = ('u32', 'token')
 
 # Bytes that each of n devices sends, in units of the bytes of its operands.
@@ -39,7 +39,7 @@ _SENT = {
     'collective-broadcast': lambda n: 1,
     'collective-permute': lambda n: 1,
 }
-# Collectives of which each device of a slice exchanges only its part with other slices.
+# Collectives in which each device of a slice exchanges only its part with other slices.
 _DIVIDED = ('all-reduce', 'reduce-scatter')
 _MESH = r'mesh\[[^\]]*\](?:, device_ids=\(.*?\))? ?\{[^}]*\}'
 _DEVICE_IDS = re.compile(r'device_ids=\((?:\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d, ]+))\)')
@@ -47,7 +47,7 @@ _AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 
 
 def count_flops(instruction: Instruction, computation: Computation, program: Program) -> Flops:
-    """FLOPs of one run, with everything that a fusion computes."""
+    """Counts the FLOPs of one run, including fused instructions."""
     if instruction.op in ('fusion', 'call'):
         return computation_flops(program[instruction.called() or instruction.called('to_apply')], program)
     if instruction.op == 'dot':
@@ -61,19 +61,19 @@ def count_flops(instruction: Instruction, computation: Computation, program: Pro
         count = _custom_call_flops(instruction, computation)
     else:
         count = 0
-    return Flops({_number_type(instruction, computation): count}) if count else Flops()
+    return Flops({_product_dtype(instruction, computation): count}) if count else Flops()
 
 
 def computation_flops(computation: Computation, program: Program) -> Flops:
-    """FLOPs of one run of a fused computation."""
+    """Counts the FLOPs of one run of a computation."""
     total: Flops = Flops()
     for instruction in computation:
         total.update(count_flops(instruction, computation, program))
     return total
 
 
-def _number_type(instruction: Instruction, computation: Computation) -> str:
-    """The wider type of both operands; EXACT for float32 with a higher precision than the default."""
+def _product_dtype(instruction: Instruction, computation: Computation) -> str:
+    """Returns the wider dtype of both operands; EXACT for float32 with a higher precision than the default."""
     widest = max(computation.operand_arrays(instruction)[:2], key=lambda array: array.bytes / math.prod(array.shape))
     precise = re.search(r'operand_precision"?[=:][\[{][^\]}]*high', instruction.attributes, re.IGNORECASE)
     return EXACT if widest.dtype == 'f32' and precise else widest.dtype
@@ -100,7 +100,7 @@ def _convolution_flops(instruction: Instruction, computation: Computation) -> in
 
 
 def _count_taps(instruction: Instruction, dimension: int, length: int, outputs: int) -> int:
-    """The number of pairs of an output and a tap of the window that meet an element, and neither padding nor a gap."""
+    """Counts the pairs of an output and a window position that overlap an element, not padding or a dilation gap."""
     # `window={size=8x1 pad=0_0x7_7}` has two dimensions.
     settings = dict(word.split('=') for word in instruction.attribute(r'window=\{([^}]*)\}').split())
     window = {name: _integers(values.split('x')[dimension])[0] for name, values in settings.items()}
@@ -112,7 +112,7 @@ def _count_taps(instruction: Instruction, dimension: int, length: int, outputs: 
 
 
 def _fft_flops(instruction: Instruction, computation: Computation) -> float:
-    """5 n log2 n for each complex transform, half of it for a real transform, as benchmarks count."""
+    """Returns 5 n log2 n for each complex transform and half of it for a real transform, as in FFTW's benchmarks."""
     kind = instruction.attribute(r'fft_type=(\w+)')
     whole = instruction.results[0] if kind == 'IRFFT' else computation.operand_arrays(instruction)[0]
     points = math.prod(_integers(instruction.attribute(r'fft_length=\{([\d,]*)\}')))
@@ -120,10 +120,10 @@ def _fft_flops(instruction: Instruction, computation: Computation) -> float:
 
 
 def _custom_call_flops(instruction: Instruction, computation: Computation) -> float:
-    """cuBLAS and cuDNN by their dimensions; other kernels by their own estimate, if they have one."""
+    """Counts cuBLAS and cuDNN calls by their dimensions, and other kernels by their cost estimate, if any."""
     if 'cudnn$fmha' in instruction.target:
         logits = instruction.attribute(r'"intermediate_tensor_shape": ?\{.*?"dimensions": ?\[([^\]]*)\]')
-        # Attention has two products, and its gradient five, one of which recomputes the logits.
+        # Attention has two products. Its gradient has five, one of which recomputes the logits.
         products = 5 if instruction.target.endswith('Backward') else 2
         head_dim = computation.operand_arrays(instruction)[0].shape[-1]
         return products * 2 * math.prod(_integers(logits)) * head_dim
@@ -134,7 +134,7 @@ def _custom_call_flops(instruction: Instruction, computation: Computation) -> fl
 
 
 def _cost_estimate(instruction: Instruction) -> dict[str, float]:
-    """`pl.CostEstimate` of a Pallas kernel: 'flops', 'transcendentals', 'bytes_accessed'; empty without one."""
+    """Returns a Pallas kernel's `pl.CostEstimate` ('flops', 'transcendentals', 'bytes_accessed'), or {}."""
     estimate = json.loads(instruction.attribute(r'"cost_estimate": ?(\{[^}]*\})') or '{}')
     return {name: float(value) for name, value in estimate.items()}
 
@@ -144,15 +144,15 @@ def _integers(text: str) -> list[int]:
 
 
 def count_bytes(instruction: Instruction, computation: Computation, program: Program) -> float:
-    """Bytes between HBM and the core in one run."""
+    """Counts the HBM traffic of one run in bytes."""
     operands = sum(array.hbm_bytes for array in computation.operand_arrays(instruction))
     if instruction.op == 'fusion':
         return _fusion_bytes(instruction, computation, program)
     if instruction.op.endswith('-start'):
-        # A copy between the two memories touches HBM once, a copy within HBM twice.
+        # A copy between HBM and VMEM accesses HBM once, a copy within HBM twice.
         copied = [array for array in instruction.results if array.dtype not in _CONTEXT and array.shape]
-        touches = 2 if len({array.memory_space for array in copied}) == 1 else 1
-        return touches * min((array.bytes for array in copied), default=0)
+        accesses = 2 if len({array.memory_space for array in copied}) == 1 else 1
+        return accesses * min((array.bytes for array in copied), default=0)
     if instruction.op == 'dynamic-update-slice':
         return 2 * computation.operands(instruction)[1].result_bytes
     if instruction.op in _SLICING:
@@ -163,7 +163,7 @@ def count_bytes(instruction: Instruction, computation: Computation, program: Pro
 
 
 def _custom_call_bytes(instruction: Instruction, operands: int) -> float:
-    """The kernel's own estimate; without one its operands and results, without the scratch memory of libraries."""
+    """Returns the kernel's estimate, or the bytes of its operands and results without a library's scratch memory."""
     scratch = sum(array.hbm_bytes for array in instruction.results if array.dtype in ('u8', 's8'))
     results = instruction.result_bytes - (scratch if len(instruction.results) > 1 else 0)
     return _cost_estimate(instruction).get('bytes_accessed') or operands + results
@@ -182,7 +182,7 @@ def _fusion_bytes(instruction: Instruction, computation: Computation, program: P
 
 
 def _bytes_read(fused: Computation, position: int, size: int, program: Program) -> tuple[int, bool]:
-    """Bytes that a fused computation reads of its parameter, and whether it also returns the parameter unchanged."""
+    """Counts the bytes of a parameter that a fusion reads; also returns whether it returns the parameter unchanged."""
     total, is_returned, aliases = 0, False, [fused.parameters[position]]
     for name in aliases:
         is_returned |= name == fused.root.name
@@ -201,7 +201,7 @@ def _bytes_read(fused: Computation, position: int, size: int, program: Program) 
 
 
 def _bytes_written(result: Instruction, fused: Computation, program: Program) -> list[int]:
-    """Bytes that a fused computation writes for each array of `result`."""
+    """Counts the bytes that a fusion writes for each array of `result`."""
     if result.op == 'bitcast':
         return _bytes_written(fused.operands(result)[0], fused, program)
     if result.op == 'tuple':
@@ -215,17 +215,19 @@ def _bytes_written(result: Instruction, fused: Computation, program: Program) ->
 
 
 def collective_kind(instruction: Instruction) -> str:
-    """'all-gather' for `all-gather` and `all-gather-start`; '' for what is not a collective, or ends one."""
+    """Returns 'all-gather' for `all-gather` and `all-gather-start`, and '' for other than collectives."""
     name = instruction.op.removesuffix('-start')
     return name if name in _SENT else ''
 
 
 def bytes_sent(kind: str, operand_bytes: float, members: int, slices: int = 1) -> float:
-    """Bytes that one device sends over the slowest link of its group.
+    """Counts the bytes that one device sends over the slowest link of its group.
 
     Args:
-        members: devices of the group.
-        slices: over how many slices they are spread evenly; with several, the bytes are those between slices.
+        kind: 'all-gather', 'all-reduce', ...
+        operand_bytes: bytes of the device's operands.
+        members: number of devices in the group.
+        slices: number of slices with devices of the group; if above 1, bytes between slices are counted.
     """
     if slices == 1:
         return _SENT[kind](members) * operand_bytes
@@ -233,10 +235,11 @@ def bytes_sent(kind: str, operand_bytes: float, members: int, slices: int = 1) -
 
 
 def device_groups(instruction: Instruction, devices: int) -> tuple[tuple[int, ...], ...]:
-    """The groups of devices, by their position in the program's assignment, that exchange data with each other.
+    """Returns the groups of devices that exchange data, by position in the program's device assignment.
 
     Args:
-        devices: how many devices run the program.
+        instruction: a collective.
+        devices: number of devices that run the program.
 
     Raises:
         ValueError: the format of the groups is unknown.
@@ -253,7 +256,7 @@ def device_groups(instruction: Instruction, devices: int) -> tuple[tuple[int, ..
 
 
 def _iota_groups(text: str) -> list[list[int]]:
-    """`[4,2]<=[2,4]T(1,0)`: 0 to 7 as an array [2, 4], transposed and reshaped to 4 groups of 2."""
+    """Parses `[4,2]<=[2,4]T(1,0)`: 0 to 7 as an array [2, 4], transposed and reshaped to 4 groups of 2."""
     match = re.match(r'\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', text)
     if not match:
         raise ValueError(f'unknown format of replica groups: {text}')
@@ -263,9 +266,9 @@ def _iota_groups(text: str) -> list[list[int]]:
 
 
 def _mesh_groups(text: str) -> list[list[int]]:
-    """`mesh['a'=2,'b'=4] {'b'}`: the devices along the named axes of a mesh; `'b':(2)2` is a part of an axis.
+    """Parses `mesh['a'=2,'b'=4] {'b'}`: the devices along the named mesh axes; `'b':(2)2` is a part of an axis.
 
-    The devices of the mesh are in order, unless it says `device_ids=([4,2]T(1,0))`: 0 to 7 as an array, transposed.
+    Devices are in order, unless the mesh has `device_ids=([4,2]T(1,0))`: 0 to 7 as an array, transposed.
     """
     head, brace, named = text.partition('{')
     if not brace:

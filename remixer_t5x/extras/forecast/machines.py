@@ -1,14 +1,14 @@
-"""Peak rates of accelerators, as their makers publish them, for a roofline (Williams et al. 2009).
+"""Published peak rates of accelerators, for a roofline (Williams et al. 2009).
 
-TPUs: the pages of docs.cloud.google.com/tpu/docs/ (v3, v4, v5e, v5p, v6e, tpu7x) print the peak compute and HBM
-bandwidth of a chip. Its links in one direction have half of the printed bidirectional bandwidth; for v3 and v4, whose
-pages do not print that, we divide the all-reduce bandwidth of a Pod by its chips, which gives the same for v5e and v6e.
-The network of a chip is the data center bandwidth of a Pod divided by its chips. Clocks follow from the peak and the
-number of matrix units (128 x 128 multiplications and additions a cycle each; for v6e we assume four of 256 x 256, and
-for tpu7x four for each of its two devices).
+TPUs: docs.cloud.google.com/tpu/docs/ (v3, v4, v5e, v5p, v6e, tpu7x) lists the peak compute and HBM bandwidth of a chip.
+Its links have half of the listed bidirectional bandwidth in one direction. The pages of v3 and v4 do not list it, so we
+divide the all-reduce bandwidth of a Pod by its chips, which gives the listed values for v5e and v6e. The network of a
+chip is the data center bandwidth of a Pod divided by its chips. Clocks are computed from the peak and the number of
+matrix units, each with 128 x 128 multiply-adds per cycle. We assume four units of 256 x 256 for v6e, and four for each
+of the two devices of tpu7x.
 
-GPUs: NVIDIA's data sheets of the SXM form, without sparsity; the network is that of DGX systems, with one adapter for
-each GPU. The gap of a microsecond between two kernels is our assumption.
+GPUs: NVIDIA's data sheets of the SXM form, without sparsity. The network is that of DGX systems, with one adapter for
+each GPU. The gap of one microsecond between two kernels is an assumption.
 """
 
 import dataclasses
@@ -23,15 +23,15 @@ class Machine:
     """One device as JAX sees it: a chip, or half of one for TPU v3 and TPU7x.
 
     Attributes:
-        name: for people.
-        peaks: matrix-product FLOP/s by the type of number; other types run at the lowest of them.
+        name: display name.
+        peaks: FLOP/s of matrix products by dtype; other dtypes have the lowest of them.
         bandwidth: bytes per second between HBM and the core.
         link: bytes per second that a device sends to others of its slice or node.
         link_name: 'ICI' or 'NVLink'.
         network: bytes per second that a device sends to other slices or nodes; None if unknown.
         clock: cycles per second of a TPU, which convert its compiler's estimates to seconds; None for GPUs.
-        devices_per_chip: prices are for chips.
-        gap: seconds between two kernels; 0 for a TPU, whose kernels are one program.
+        devices_per_chip: number of JAX devices of a chip; prices are for chips.
+        gap: seconds between two kernels; 0 for a TPU, which runs one program.
     """
 
     name: str
@@ -44,13 +44,13 @@ class Machine:
     devices_per_chip: int = 1
     gap: float = 0.0
 
-    def peak(self, number: str) -> float:
-        """FLOP/s of matrix products in a type of number."""
-        return self.peaks.get(number, min(self.peaks.values()))
+    def peak(self, dtype: str) -> float:
+        """Returns the FLOP/s of matrix products in a dtype."""
+        return self.peaks.get(dtype, min(self.peaks.values()))
 
 
 def _tpu(name: str, peak: float, bandwidth: float, link: float, network: float | None, clock: float, cores: int = 1):
-    # By default a TPU rounds float32 operands to bfloat16; with the highest precision it multiplies six times.
+    # By default a TPU rounds float32 operands to bfloat16; the highest precision takes six products.
     peaks = {'bf16': peak, 'f16': peak, 'f32': peak, 's8': peak, EXACT: peak / 6}
     return Machine(name, peaks, bandwidth, link, 'ICI', network, clock, cores)
 
@@ -84,12 +84,12 @@ _KINDS = {
 
 
 def find(chip: str) -> Machine:
-    """The machine of a topology's chip, such as 'v5e' or 'h100'. Raises UserError if its speed is unknown."""
+    """Returns the machine of a topology's chip, such as 'v5e' or 'h100'. Raises UserError if it is unknown."""
     if chip not in MACHINES:
-        raise UserError(f'the speed of {chip!r} is unknown; type a TOPOLOGY of {", ".join(MACHINES)}')
+        raise UserError(f'the chip of TOPOLOGY must be one of {", ".join(MACHINES)}, got {chip!r}')
     return MACHINES[chip]
 
 
 def chip_of(device_kind: str) -> str | None:
-    """The topology's name of the chip that JAX calls `device_kind`; None if its speed is unknown."""
+    """Returns the topology's name of the chip that JAX calls `device_kind`, or None if it is unknown."""
     return next((chip for kind, chip in _KINDS.items() if device_kind.startswith(kind)), None)

@@ -1,7 +1,8 @@
-"""The minimum time of a compiled program on a machine: for each kernel the longer of its FLOPs at the peak rate and its
-bytes at the bandwidth of HBM, and for each collective the bytes that a device sends at the rate of its link.
+"""The minimum time of a compiled program on a machine (roofline).
 
-A real step takes longer: kernels reach neither peak, and a GPU starts each kernel after a gap.
+A kernel takes the longer of its FLOPs at the peak rate and its bytes at the HBM bandwidth. A collective takes the bytes
+that a device sends at the rate of its link. A real step takes longer, because kernels do not reach these rates and a
+GPU has gaps between kernels.
 """
 
 import collections
@@ -18,10 +19,10 @@ from remixer_t5x.extras.forecast.machines import Machine
 COMPUTE, HBM, NETWORK = 'compute', 'HBM', 'network'
 OPTIMIZER, LOSS = 'optimizer, norms', 'loss'
 FORWARD, RECOMPUTED, BACKWARD, UPDATE = 'forward', 'recomputed', 'backward', 'update'
-# What XLA itself adds, such as zeros for the arrays that a loop fills.
+# Operations that XLA adds, such as zeros for the arrays that a loop fills.
 UNNAMED = 'copies and fills by XLA'
 
-# What JAX and flax add to the names of modules: transformations, control flow, an einsum's letters, and methods such as
+# Scopes in a name stack that are not modules: transformations, control flow, einsum equations, and methods such as
 # `layer._update`.
 _ADDED_SCOPES = re.compile(
     r'.*[(.].*|.*->.*|while|body|cond|branch_\d+_fun|closed_call|checkpoint|rematted_computation|core_call|'
@@ -33,9 +34,9 @@ class Place(NamedTuple):
     """The place of an operation in the training step.
 
     Attributes:
-        module: path of the flax module, separated by '/'; OPTIMIZER, LOSS or UNNAMED outside of modules.
+        module: path of the Flax module, separated by '/'; OPTIMIZER, LOSS or UNNAMED outside of modules.
         phase: FORWARD, RECOMPUTED, BACKWARD or UPDATE; '-' if unknown.
-        primitive: JAX's operation, such as 'dot_general'.
+        primitive: JAX primitive, such as 'dot_general'.
     """
 
     module: str
@@ -44,14 +45,17 @@ class Place(NamedTuple):
 
 
 def parse_place(op_name: str) -> Place:
-    """The place of an operation by its HLO metadata, such as
-    `jit(step_fn)/transpose(jvp(EncoderDecoder.encode))/encoder/while/body/checkpoint/run_0/layer/gated_mlp/mul`.
+    """Parses the name stack of an operation.
+
+    Args:
+        op_name: HLO metadata, such as
+            `jit(step_fn)/transpose(jvp(EncoderDecoder.encode))/encoder/while/body/checkpoint/run_0/layer/norm/mul`.
     """
     if not op_name:
         return Place(UNNAMED, '-', '-')
     *scopes, primitive = op_name.split('/')
     if not scopes:
-        # A copy of an argument has the argument's name.
+        # The name of a copied argument is the argument's.
         return Place(OPTIMIZER, UPDATE, 'copy')
     modules = '/'.join(scope for scope in scopes if not _ADDED_SCOPES.fullmatch(scope))
     if 'transpose(' in op_name:
@@ -65,27 +69,27 @@ def parse_place(op_name: str) -> Place:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Kernels that run on one device of a machine in a step, and their totals."""
+    """Kernels that one device of a machine runs in a step, and their totals."""
 
     machine: Machine
     kernels: Sequence[Kernel]
 
     @property
     def flops(self) -> Flops:
-        """FLOPs by the type of number."""
+        """FLOPs by dtype."""
         total: Flops = Flops()
         for kernel in self.kernels:
-            total.update({number: kernel.times * flops for number, flops in kernel.flops.items()})
+            total.update({dtype: kernel.times * flops for dtype, flops in kernel.flops.items()})
         return total
 
     @property
     def bytes(self) -> float:
-        """Bytes between HBM and the core."""
+        """HBM traffic in bytes."""
         return sum(kernel.times * kernel.bytes for kernel in self.kernels)
 
     @property
     def count(self) -> int:
-        """The number of kernels that run."""
+        """The number of kernel runs."""
         return sum(kernel.times for kernel in self.kernels)
 
     @property
@@ -95,23 +99,23 @@ class Work:
 
     @property
     def compute_seconds(self) -> float:
-        """The part of the roofline in kernels that compute limits; HBM limits the rest."""
+        """The part of the roofline in compute-bound kernels; the rest is memory-bound."""
         times = ((kernel.times, *kernel_seconds(kernel, self.machine)) for kernel in self.kernels)
         return sum(count * compute for count, compute, memory in times if compute > memory)
 
     @property
     def limit(self) -> str:
-        """COMPUTE or HBM, whichever limits most of the time."""
+        """COMPUTE or HBM, whichever bounds most of the time."""
         return COMPUTE if 2 * self.compute_seconds > self.seconds else HBM
 
     @property
     def estimated_seconds(self) -> float:
-        """Seconds by the TPU compiler, of the kernels that it estimates."""
+        """The TPU compiler's estimate of the kernels that it estimates."""
         cycles = sum(kernel.times * (kernel.cycles or 0) for kernel in self.kernels)
         return cycles / self.machine.clock if self.machine.clock else 0.0
 
     def unestimated_seconds(self) -> collections.Counter[str]:
-        """Seconds of the kernels that the TPU compiler does not estimate, by what they run."""
+        """Returns the roofline of the kernels that the TPU compiler does not estimate, by operation."""
         total: collections.Counter[str] = collections.Counter()
         for kernel in self.kernels:
             if kernel.cycles is None:
@@ -132,11 +136,11 @@ class Exchange:
 
     Attributes:
         kind: 'all-gather', ...
-        link: the machine's link or NETWORK.
-        members: how many devices exchange data with each other.
-        times: how many run in a step.
+        link: name of the machine's link, or NETWORK.
+        members: number of devices in a group.
+        times: number of runs in a step.
         sent: bytes that each device sends in a step.
-        seconds: at the rate of the link; None if it is unknown.
+        seconds: time at the rate of the link; None if the rate is unknown.
     """
 
     kind: str
@@ -149,7 +153,7 @@ class Exchange:
 
 @dataclasses.dataclass(frozen=True)
 class Bound(Work):
-    """The minimum time of a training step on a machine; operations and exchanges start with the most expensive."""
+    """The minimum time of a training step on a machine; operations and exchanges are sorted by cost, descending."""
 
     operations: tuple[Operation, ...]
     exchanges: tuple[Exchange, ...]
@@ -164,17 +168,17 @@ class Bound(Work):
 
     @property
     def overlapped_seconds(self) -> float:
-        """The time if all collectives overlap with kernels."""
+        """The minimum time if all collectives overlap with kernels."""
         return max(self.seconds, self.exchange_seconds)
 
     @property
     def serial_seconds(self) -> float:
-        """The time if no collective overlaps with a kernel."""
+        """The minimum time if no collective overlaps with a kernel."""
         return self.seconds + self.exchange_seconds
 
     @property
     def gap_seconds(self) -> float:
-        """Gaps between kernels, which are not in the bound."""
+        """The time of gaps between kernels, which is not in the bound."""
         return self.count * self.machine.gap
 
     def phase_seconds(self, phase: str) -> float:
@@ -185,7 +189,9 @@ def bound(program: CompiledProgram, machine: Machine, slices: Sequence[int]) -> 
     """Bounds the time of a program.
 
     Args:
-        slices: for each device of the program's assignment, its slice or node.
+        program: the program to bound.
+        machine: the device that runs it.
+        slices: slice or node of each device in the program's assignment.
     """
     by_place: dict[Place, list[Kernel]] = {}
     for kernel in program.kernels:
@@ -197,8 +203,8 @@ def bound(program: CompiledProgram, machine: Machine, slices: Sequence[int]) -> 
 
 
 def kernel_seconds(kernel: Kernel, machine: Machine) -> tuple[float, float]:
-    """Compute and memory seconds of one run."""
-    compute = sum(flops / machine.peak(number) for number, flops in kernel.flops.items())
+    """Returns the compute and memory seconds of one run."""
+    compute = sum(flops / machine.peak(dtype) for dtype, flops in kernel.flops.items())
     return compute, kernel.bytes / machine.bandwidth
 
 

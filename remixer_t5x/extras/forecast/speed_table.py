@@ -12,14 +12,14 @@ _SHOWN_OPERATIONS = 10
 
 
 def work_table(forecast: Forecast) -> Table:
-    """The work of a device in a step, and the time of each kind of work at the machine's rate."""
+    """Builds the table of a device's work in a step, with the time of each kind of work at the machine's rate."""
     bound, machine = forecast.bound, forecast.bound.machine
     first = 'work of a step on a device'
     table = console.table(first, '', 'at', 'ms', words=(first,))
-    for number, flops in bound.flops.most_common():
-        peak = machine.peak(number)
+    for dtype, flops in bound.flops.most_common():
+        peak = machine.peak(dtype)
         cells = f'{flops / 1e12:,.3f} TFLOP', f'{peak / 1e12:,.4g} TFLOP/s', _ms(flops / peak)
-        table.add_row(f'products in {number}', *cells)
+        table.add_row(f'products in {dtype}', *cells)
     rate = f'{machine.bandwidth / 1e9:,.0f} GB/s'
     table.add_row('HBM traffic', f'{bound.bytes / 1e9:,.2f} GB', rate, _ms(bound.bytes / machine.bandwidth))
     table.add_row('collectives, bytes sent', f'{bound.bytes_sent / 1e9:,.3f} GB', '', _ms(bound.exchange_seconds))
@@ -27,11 +27,12 @@ def work_table(forecast: Forecast) -> Table:
 
 
 def time_table(forecast: Forecast, price: float | None, measured: float | None = None) -> Table:
-    """The time of a step by several measures, and the resulting utilization, throughput and cost.
+    """Builds the table of step times, with utilization, throughput and cost.
 
     Args:
-        price: dollars for a chip and hour; None leaves out the cost.
-        measured: seconds of a step that ran.
+        forecast: forecast of the step.
+        price: dollars per chip and hour; None omits the cost.
+        measured: measured seconds of a step; None omits the row.
     """
     bound = forecast.bound
     dollars = ['$ per M tokens'] if price is not None else []
@@ -51,7 +52,7 @@ def time_table(forecast: Forecast, price: float | None, measured: float | None =
 
 
 def operations_table(forecast: Forecast) -> Table:
-    """The most expensive operations, by the model's modules."""
+    """Builds the table of the most expensive operations, by module."""
     bound = forecast.bound
     words = ('module', 'phase', 'operation')
     estimate = ['est. ms'] if bound.estimated_seconds else []
@@ -78,7 +79,7 @@ def operations_table(forecast: Forecast) -> Table:
 
 
 def exchanges_table(forecast: Forecast) -> Table:
-    """Collectives by kind and link."""
+    """Builds the table of collectives by kind and link."""
     words = ('collective', 'link')
     table = console.table(*words, 'devices', 'times', 'MB sent by each device', 'ms', words=words)
     for exchange in forecast.bound.exchanges:
@@ -89,10 +90,10 @@ def exchanges_table(forecast: Forecast) -> Table:
 
 
 def comparison_table(forecasts: Sequence[tuple[str, str, Forecast]]) -> Table:
-    """Compares models; ratios are to the first model of each size.
+    """Builds the table that compares models; ratios are relative to the first model of each size.
 
     Args:
-        forecasts: names of the model and of its size, and the forecast.
+        forecasts: name of the model, name of the size, and forecast.
     """
     estimate = ['est. ms', 'ratio'] if any(forecast.bound.estimated_seconds for _, _, forecast in forecasts) else []
     headings = ('TFLOP', 'GB', 'GB sent', 'at least, ms', 'ratio', *estimate, 'MFU', 'memory GiB', 'ratio')

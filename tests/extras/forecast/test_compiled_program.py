@@ -1,7 +1,7 @@
-"""FLOPs, bytes and collectives of compiled programs against counts by hand and XLA's own numbers.
+"""FLOPs, bytes and collectives of compiled programs equal counts by hand and XLA's own numbers.
 
-The programs in the folder `programs` are what XLA compiled for 8 chips of TPU v5e and for 8 H100 of
-`scan(x -> tanh(x @ w))` over w [6, 256, 256] in bfloat16, with 128 rows of x on each device, and the sum of its rows.
+XLA compiled the programs in the folder `programs` for 8 chips of TPU v5e and for 8 H100 from `scan(x -> tanh(x @ w))`
+over w [6, 256, 256] in bfloat16, with 128 rows of x on each device, and the sum of the rows.
 """
 
 import math
@@ -18,12 +18,12 @@ from remixer_t5x.extras.forecast import compiled_program, hlo, hlo_costs
 PROGRAMS = pathlib.Path(__file__).parent / 'programs'
 SIZES = st.integers(1, 9)
 LAYERS, ROWS, WIDTH = 6, 128, 256
-# A matrix product of one layer.
+# FLOPs of the matrix product of one layer.
 PRODUCT = 2 * ROWS * WIDTH * WIDTH
 
 
-def counted(lowered) -> float:
-    """FLOPs of a program before optimisation."""
+def count_flops(lowered) -> float:
+    """Counts the FLOPs of a program before optimization."""
     program = hlo.parse(lowered.as_text('hlo'))
     return hlo_costs.computation_flops(program[program.entry], program).total()
 
@@ -33,7 +33,7 @@ def counted(lowered) -> float:
 def test_a_product_costs_a_multiply_and_an_add(b, m, k, n):
     shapes = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((b, m, k), (b, k, n))]
     lowered = jax.jit(lambda x, y: jnp.einsum('bmk,bkn->bmn', x, y)).lower(*shapes)
-    assert counted(lowered) == 2 * b * m * k * n
+    assert count_flops(lowered) == 2 * b * m * k * n
 
 
 @settings(max_examples=40)
@@ -41,10 +41,10 @@ def test_a_product_costs_a_multiply_and_an_add(b, m, k, n):
     length=st.integers(1, 12), features=SIZES, outputs=SIZES, size=st.integers(1, 5), stride=st.integers(1, 3),
     before=st.integers(0, 6), after=st.integers(0, 6), spread=st.integers(1, 3), gap=st.integers(1, 3),
 )  # fmt: skip
-def test_a_convolution_counts_only_taps_that_meet_an_element(
+def test_a_convolution_counts_only_taps_on_elements(
     length, features, outputs, size, stride, before, after, spread, gap
 ):
-    # Programs of TPUs write matrix products with such windows.
+    # TPU programs express matrix products with such windows.
     def convolve(x, kernel):
         return jax.lax.conv_general_dilated(
             x, kernel, (stride,), [(before, after)], lhs_dilation=(spread,), rhs_dilation=(gap,),
@@ -55,10 +55,10 @@ def test_a_convolution_counts_only_taps_that_meet_an_element(
         return
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((2, length, features), (size, features, outputs))]
     lowered = jax.jit(convolve).lower(*shapes)
-    assert counted(lowered) == lowered.cost_analysis().get('flops', 0)
+    assert count_flops(lowered) == lowered.cost_analysis().get('flops', 0)
 
 
-def test_a_loop_counts_its_body_once_for_each_iteration():
+def test_a_loop_counts_all_iterations_of_its_body():
     def layers(x, weights):
         return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), x.sum()), x, weights)
 
@@ -69,12 +69,12 @@ def test_a_loop_counts_its_body_once_for_each_iteration():
     compiled = jax.jit(both).lower(*shapes).compile()
     program = compiled_program.read(compiled.as_text())
     assert sum(kernel.times * kernel.flops.total() for kernel in program.kernels) == 3 * 5 * 2 * 8 * 16 * 16
-    # Of the stacked weights, an iteration reads its own slice.
+    # An iteration reads only its slice of the stacked weights.
     sliced = [kernel for kernel in program.kernels if 'dynamic-slice' in kernel.name or 'dynamic_slice' in kernel.name]
     assert [kernel.times for kernel in sliced] == [15] and sliced[0].bytes < 3 * 16 * 16 * 4
 
 
-def test_one_branch_of_a_conditional_counts():
+def test_a_conditional_counts_its_most_expensive_branch():
     def either(x, y):
         return jax.lax.cond(x[0, 0] > 0, lambda: x @ y, lambda: jnp.tanh(x) @ y @ y)
 
@@ -83,29 +83,28 @@ def test_one_branch_of_a_conditional_counts():
     assert sum(kernel.flops.total() for kernel in program.kernels) == 2 * 2 * 8**3
 
 
-def test_a_fourier_transform_counts_as_in_benchmarks():
+def test_a_fourier_transform_counts_n_log_n():
     lowered = jax.jit(jnp.fft.fft).lower(jax.ShapeDtypeStruct((3, 64), jnp.complex64))
-    assert counted(lowered) == 3 * 5 * 64 * math.log2(64)
+    assert count_flops(lowered) == 3 * 5 * 64 * math.log2(64)
 
 
 @pytest.mark.parametrize('name', ['scan_tpu_v5e_8', 'scan_h100_8'])
-def test_products_and_collectives_of_a_program_for_another_machine(name):
+def test_products_and_collectives_of_an_accelerator_program(name):
     program = compiled_program.read((PROGRAMS / f'{name}.hlo').read_text(), devices=8)
     assert sum(kernel.times * kernel.flops['bf16'] for kernel in program.kernels) == LAYERS * PRODUCT
-    found = {collective.kind: collective for collective in program.collectives}
-    assert set(found) == {'all-gather', 'all-reduce'}
-    assert all(collective.groups == (tuple(range(8)),) for collective in found.values())
+    collectives = {collective.kind: collective for collective in program.collectives}
+    assert set(collectives) == {'all-gather', 'all-reduce'}
+    assert all(collective.groups == (tuple(range(8)),) for collective in collectives.values())
     # Each device sends its eighth of a layer's matrix to 7 others.
-    assert found['all-gather'].times == LAYERS and found['all-gather'].sent == 7 * WIDTH * WIDTH * 2 / 8
-    number = 2 if 'tpu' in name else 4
-    assert found['all-reduce'].sent == 2 * 7 / 8 * WIDTH * number
+    assert collectives['all-gather'].times == LAYERS and collectives['all-gather'].sent == 7 * WIDTH * WIDTH * 2 / 8
+    assert collectives['all-reduce'].sent == 2 * 7 / 8 * WIDTH * (2 if 'tpu' in name else 4)
 
 
-def test_what_stays_on_the_chip_is_not_memory_traffic():
+def test_on_chip_arrays_are_not_memory_traffic():
     text = (PROGRAMS / 'scan_tpu_v5e_8.hlo').read_text()
     product = {kernel.name: kernel for kernel in compiled_program.read(text).kernels}['fusion.11']
     assert product.bytes == 0 and product.cycles == 2450
-    # The same program with everything in HBM: x, a matrix and the result.
+    # The same program with x, a matrix and the result in HBM.
     product = {kernel.name: kernel for kernel in compiled_program.read(text.replace('S(1)', '')).kernels}['fusion.11']
     assert product.bytes == 2 * (2 * ROWS * WIDTH + WIDTH * WIDTH)
 
@@ -137,12 +136,12 @@ ENTRY %main (x: bf16[256,128]) -> (bf16[256,256], u8[4096]) {
 """
 
 
-def test_a_custom_kernel_counts_by_its_estimate_or_by_its_arrays():
+def test_a_custom_call_counts_its_estimate_or_its_arrays():
     estimate = ', backend_config={"custom_call_config":{"cost_estimate":{"flops":"700","bytes_accessed":"12345"}}}'
     (estimated,) = compiled_program.read(KERNEL.replace('ESTIMATE', estimate)).kernels
     assert (estimated.flops, estimated.bytes) == ({'bf16': 700}, 12345)
     (bare,) = compiled_program.read(KERNEL.replace('ESTIMATE', '')).kernels
-    # The scratch of the library is not traffic.
+    # The library's scratch memory is not traffic.
     assert (bare.flops, bare.bytes) == ({}, 2 * (2 * 256 * 128 + 256 * 256)) and bare.op == 'tpu_custom_call'
 
 
@@ -159,7 +158,7 @@ ENTRY %main (q: bf16[8,114,4,64], k: bf16[8,512,4,64]) -> (bf16[8,4,114,64], u8[
 @pytest.mark.parametrize(
     ('target', 'products'), [('__cudnn$fmhaScaleBiasSoftmax', 2), ('__cudnn$fmhaScaleBiasSoftmaxBackward', 5)]
 )
-def test_attention_of_cudnn_counts_its_products(target, products):
+def test_cudnn_attention_counts_its_products(target, products):
     (kernel,) = compiled_program.read(ATTENTION.replace('TARGET', target)).kernels
     assert kernel.flops == {'bf16': products * 2 * 8 * 4 * 114 * 512 * 64} and not kernel.is_opaque
 
@@ -193,8 +192,8 @@ ENTRY %main (x: f32[8]) -> (u32[], f32[8]) {
 """
 
 
-def test_a_loop_without_a_known_trip_count_is_counted_by_its_counter():
-    # From 2 below 9, two at a time, as the TPU compiler leaves loops that it has unrolled.
+def test_iterations_without_a_known_trip_count_follow_from_the_counter():
+    # From 2 to 8 in steps of 2, as in loops that the TPU compiler has unrolled.
     program = compiled_program.read(LOOP)
     assert {kernel.name: kernel.times for kernel in program.kernels}['y'] == 4
 
@@ -210,7 +209,7 @@ PAIRS = [(0, 2), (1, 3), (4, 6), (5, 7)]
 
 
 @pytest.mark.parametrize(
-    ('written', 'expected'),
+    ('groups', 'expected'),
     [
         ('{{0,2},{1,3},{4,6},{5,7}}', PAIRS),
         ('[4,2]<=[2,2,2]T(0,2,1)', PAIRS),
@@ -223,33 +222,26 @@ PAIRS = [(0, 2), (1, 3), (4, 6), (5, 7)]
         ('{}', [tuple(range(8))]),
     ],
 )
-def test_groups_are_read_in_every_way_that_xla_writes_them(written, expected):
-    text = COLLECTIVE.replace('OP', 'all-reduce').replace('GROUPS', written)
-    (found,) = compiled_program.read(text, devices=8).collectives
-    assert list(found.groups) == expected
+def test_device_groups_are_parsed_in_all_formats_of_xla(groups, expected):
+    text = COLLECTIVE.replace('OP', 'all-reduce').replace('GROUPS', groups)
+    (collective,) = compiled_program.read(text, devices=8).collectives
+    assert list(collective.groups) == expected
 
 
 @pytest.mark.parametrize(
     ('op', 'sent'),
-    [('all-gather', 3), ('all-reduce', 1.5), ('reduce-scatter', 0.75), ('all-to-all', 0.75), ('all-reduce-start', 1.5)],
-)
-def test_each_device_sends_what_a_ring_sends(op, sent):
+    [('all-gather', 3), ('all-reduce', 1.5), ('reduce-scatter', 0.75), ('all-to-all', 0.75), ('all-reduce-start', 1.5),
+     ('collective-permute', 1)],
+)  # fmt: skip
+def test_a_device_sends_the_bytes_of_a_ring(op, sent):
     text = COLLECTIVE.replace('OP', op).replace('GROUPS', '[2,4]<=[8]')
-    (found,) = compiled_program.read(text, devices=8).collectives
-    assert found.sent == sent * 8 * 16 * 4
+    if op == 'collective-permute':
+        text = text.replace('replica_groups=[2,4]<=[8]', 'source_target_pairs={{0,1},{1,0}}')
+    (collective,) = compiled_program.read(text, devices=8).collectives
+    assert collective.sent == sent * 8 * 16 * 4
 
 
-def test_a_permutation_sends_its_operand():
-    text = COLLECTIVE.replace('OP', 'collective-permute')
-    text = text.replace('replica_groups=GROUPS', 'source_target_pairs={{0,1},{1,0}}')
-    (found,) = compiled_program.read(text, devices=2).collectives
-    assert found.sent == 8 * 16 * 4 and found.groups == ((0, 1), (1, 0))
-
-
-def test_a_text_that_is_not_hlo_is_refused():
-    with pytest.raises(ValueError, match='not an HLO module'):
-        compiled_program.read('hello')
-    with pytest.raises(ValueError, match='replica groups'):
-        hlo_costs._iota_groups('[2]<=?')
-    with pytest.raises(ValueError, match='replica groups'):
-        hlo_costs._mesh_groups("mesh['a'=2], in an order that is new")
+@pytest.mark.parametrize('text', ['hello', COLLECTIVE.replace('OP', 'all-reduce').replace('GROUPS', 'mesh_of_devices')])
+def test_unknown_text_is_an_error(text):
+    with pytest.raises(ValueError, match='not an HLO module|replica groups'):
+        compiled_program.read(text, devices=8)
