@@ -1,1 +1,1 @@
-"""Operations whose formula a kernel of the device replaces: attention, running sums, windows, GELU."""
+"""Operations with a formula and optional device kernels: attention, running sums, windows, GELU."""

@@ -1,7 +1,7 @@
-"""The kind of device that a program is traced for, and how a kernel runs on several devices.
+"""The platform that a program is traced for, and `shard_map` around kernels.
 
-Kernels exist for some devices, and loops over rows pay off on one. XLA's partitioner cannot look into a kernel, so each
-device runs it on its own part of the arrays.
+Kernels exist for some platforms only, and loops over rows are fast on a single CPU only. XLA cannot partition a kernel,
+so each device runs the kernel on its shards of the arrays.
 """
 
 import contextlib
@@ -24,20 +24,19 @@ class _Target(NamedTuple):
     chip: str | None = None
 
 
-_NO_TARGET = _Target()
-_TARGET: contextvars.ContextVar[_Target] = contextvars.ContextVar('compile_target', default=_NO_TARGET)
+_DEFAULT_TARGET = _Target()
+_TARGET: contextvars.ContextVar[_Target] = contextvars.ContextVar('compile_target', default=_DEFAULT_TARGET)
 
 
 @contextlib.contextmanager
 def compiling_for(platform: str, interpret: bool = False, chip: str | None = None) -> Iterator[None]:
-    """Traces for `platform`, although this process may only have CPUs.
+    """Traces programs for `platform`, which this process may not have.
 
     Args:
         platform: 'tpu' or 'gpu' for a program that the device's compiler will compile; 'accelerator' for a program
             that XLA:CPU compiles instead, which cannot contain kernels.
-        interpret: translates kernels to operations that every device has, so that a program with the kernels of one
-            platform runs slowly on another.
-        chip: such as 'v3', if known; some kernels need a newer chip.
+        interpret: whether Pallas interprets the kernels, so that they run on any device, slowly.
+        chip: chip generation such as 'v3', or None if unknown; some kernels require a newer chip.
     """
     token = _TARGET.set(_Target(platform, interpret, chip))
     try:
@@ -51,13 +50,13 @@ def target_platform() -> str:
     return _TARGET.get().platform or jax.default_backend()
 
 
-def is_described() -> bool:
-    """Whether the program is for a device that this process may not have."""
+def is_cross_compiling() -> bool:
+    """Whether the program is traced for a device that this process may not have."""
     return _TARGET.get().platform is not None
 
 
 def interprets_kernels() -> bool:
-    """Whether kernels are translated to operations that every device has."""
+    """Whether kernels run in Pallas's interpreter."""
     return _TARGET.get().interpret
 
 
@@ -67,26 +66,26 @@ def on_cpu() -> bool:
 
 
 def on_single_cpu() -> bool:
-    """Whether the program runs on one CPU device, where loops over the rows of a batch pay off.
+    """Whether the program runs on one CPU device, where loops over the rows of a batch are fast.
 
-    The data of one row stays in cache, and rows can be copied in place. With several devices the batch may be sharded,
-    and a loop would gather every row; an accelerator would mostly wait between small steps.
+    The data of one row stays in cache, and rows can be updated in place. With several devices the batch may be sharded,
+    and a loop would gather every row. On an accelerator, each step of the loop would be too small.
     """
     return on_cpu() and jax.device_count() == 1
 
 
 def bfloat16_refusal(dtype: Any) -> str | None:
-    """Returns why a Pallas TPU kernel does not support products of this dtype, or None."""
+    """Returns why a Pallas TPU kernel cannot multiply arrays of this dtype, or None."""
     chip = _TARGET.get().chip
-    if chip is None and not is_described() and jax.default_backend() == 'tpu':
+    if chip is None and not is_cross_compiling() and jax.default_backend() == 'tpu':
         chip = jax.devices()[0].device_kind.removeprefix('TPU ')
     if dtype != jnp.bfloat16 or chip not in ('v2', 'v3'):
         return None
-    return f'multiplies bfloat16 on a TPU v4 or newer and not on a {chip}'
+    return f'requires a TPU v4 or newer for bfloat16, got a {chip}'
 
 
-def on_chip_memory(default: int) -> int:
-    """Bytes of on-chip memory (VMEM) of this process's TPU; the default without a TPU."""
+def vmem_bytes(default: int) -> int:
+    """Returns the on-chip memory (VMEM) of this process's TPU in bytes; `default` without a TPU."""
     if jax.default_backend() != 'tpu':
         return default
     # The import takes 0.3 s.
@@ -95,31 +94,31 @@ def on_chip_memory(default: int) -> int:
     return tpu.get_tpu_info().vmem_capacity_bytes
 
 
-def rows_and_heads(batch: int, heads: int) -> tuple[Any, Any]:
-    """The mesh axes that shard the batch and the heads, each None if they do not divide the size."""
+def batch_and_head_axes(batch: int, heads: int) -> tuple[Any, Any]:
+    """Returns the mesh axes that shard the batch and the heads, or None for a size that they do not divide."""
     mesh = jax.sharding.get_abstract_mesh()
     rules = nn.get_logical_axis_rules()
     names = nn.logical_to_mesh_axes((axes.BATCH, axes.HEADS)) if rules else PartitionSpec(None, None)
 
-    def dividing(mesh_axes: Any, size: int) -> Any:
-        parts = _count_parts(mesh, mesh_axes)
-        return mesh_axes if parts > 1 and size % parts == 0 else None
+    def if_divisible(mesh_axes: Any, size: int) -> Any:
+        shards = _num_shards(mesh, mesh_axes)
+        return mesh_axes if shards > 1 and size % shards == 0 else None
 
-    return dividing(names[0], batch), dividing(names[1], heads)
-
-
-def heads_of_device(batch: int, heads: int) -> int:
-    """The number of heads that each device computes."""
-    return heads // _count_parts(jax.sharding.get_abstract_mesh(), rows_and_heads(batch, heads)[1])
+    return if_divisible(names[0], batch), if_divisible(names[1], heads)
 
 
-def _count_parts(mesh: Any, mesh_axes: Any) -> int:
+def heads_per_device(batch: int, heads: int) -> int:
+    """Returns the number of heads that each device computes."""
+    return heads // _num_shards(jax.sharding.get_abstract_mesh(), batch_and_head_axes(batch, heads)[1])
+
+
+def _num_shards(mesh: Any, mesh_axes: Any) -> int:
     names = (mesh_axes,) if isinstance(mesh_axes, str) else mesh_axes or ()
     return math.prod(mesh.shape.get(name, 1) for name in names)
 
 
 def on_each_device(run: Callable, in_specs: Any, out_specs: Any) -> Callable:
-    """Returns `run`, called on each device with its shard of the arguments."""
+    """Wraps `run` in `shard_map`, unless the mesh has a single device."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return run

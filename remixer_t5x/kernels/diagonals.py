@@ -1,6 +1,6 @@
-"""Square matrices read along their diagonals, by reshapes of padded copies.
+"""Reads square matrices along their diagonals by reshaping padded copies.
 
-A [query, key] gather would compute the same, but its gradient is a scatter of single numbers, which is slow on every
+Gathering by [query, key] would give the same result, but its gradient scatters single numbers, which is slow on every
 device. The gradient of a reshape is a reshape.
 """
 
@@ -9,10 +9,15 @@ import jax.numpy as jnp
 
 
 def spread_over_diagonals(values: jax.Array, length: int) -> jax.Array:
-    """[heads, 2 * length - 1] values of relative positions -(length-1)..length-1 -> [heads, query, key].
+    """Builds a Toeplitz matrix for each head: `out[:, i, j] = values[:, j - i + length - 1]`.
 
-    `out[:, i, j] = values[:, j - i + length - 1]`, by copying the values once per query and reading the flat copy with
-    a row stride one shorter.
+    It copies the values once per query and reads the flat copy with a row stride that is one shorter.
+
+    Args:
+        values: [heads, 2 * length - 1], for relative positions -(length - 1) to length - 1.
+
+    Returns:
+        [heads, query, key].
     """
     heads, count = values.shape
     padded = jnp.pad(values, ((0, 0), (0, 1)))  # [heads, 2 * length]
@@ -22,12 +27,19 @@ def spread_over_diagonals(values: jax.Array, length: int) -> jax.Array:
 
 
 def place_examples(matrix: jax.Array, positions: jax.Array) -> jax.Array:
-    """[length, length] by positions in an example -> [batch, length, length] by places in packed rows.
+    """Gathers a matrix of positions for the examples of packed rows.
 
-    `out[b, i, j] = matrix[positions[b, i], positions[b, j]]` if i and j belong to one example, whose tokens are next to
-    each other in order; arbitrary finite numbers elsewhere, which the caller masks. Within an example `positions[b, j]
-    - positions[b, i] = j - i`: whole rows are gathered from a matrix whose second axis is that difference, and their
-    gradient is added up row by row.
+    `out[b, i, j] = matrix[positions[b, i], positions[b, j]]` if i and j belong to the same example, whose tokens are
+    contiguous. Other entries are arbitrary finite numbers, which the caller must mask. Within an example,
+    `positions[b, j] - positions[b, i] = j - i`, so this gathers whole rows of a matrix whose second axis is that
+    difference, and its gradient scatters whole rows.
+
+    Args:
+        matrix: [length, length], by positions within an example.
+        positions: [batch, length] int32.
+
+    Returns:
+        [batch, length, length].
     """
     length = matrix.shape[0]
     stride = 2 * length

@@ -1,9 +1,9 @@
-"""GELU in its tanh form (Hendrycks and Gimpel 2016), and what gMLP computes around it, in few kernels of a GPU.
+"""GELU in its tanh form (Hendrycks and Gimpel 2016), alone, normalized and as a gate, in few GPU kernels.
 
     gelu(x) = x / 2 (1 + tanh(u)) = x sigmoid(2 u),   u = sqrt(2 / pi) (x + 0.044715 x^3)
 
-A GPU waits for memory here. So each kernel computes what it needs from the inputs, in float32 and with one exponential,
-and only operands of matmuls are written to memory.
+These operations are limited by memory bandwidth on a GPU. Each kernel therefore recomputes GELU from the inputs, in
+float32 and with one exponential, and only operands of matmuls are written to memory.
 """
 
 import math
@@ -22,36 +22,36 @@ _CUBE = 0.044715 * _SLOPE
 
 
 def sigmoid_form(x: jax.Array) -> jax.Array:
-    """GELU with one exponential."""
+    """Computes GELU with one exponential."""
     return x * jax.nn.sigmoid(x * (_SLOPE + _CUBE * (x * x)))
 
 
 def sigmoid_form_and_slope(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """GELU and its derivative, with one exponential for both."""
-    share = jax.nn.sigmoid(x * (_SLOPE + _CUBE * (x * x)))
-    return x * share, share + x * share * (1 - share) * (_SLOPE + 3 * _CUBE * (x * x))
+    """Computes GELU and its derivative, with one exponential for both."""
+    gate = jax.nn.sigmoid(x * (_SLOPE + _CUBE * (x * x)))
+    return x * gate, gate + x * gate * (1 - gate) * (_SLOPE + 3 * _CUBE * (x * x))
 
 
 def gelu(x: jax.Array) -> jax.Array:
-    """GELU in x's dtype."""
+    """Computes GELU in x's dtype."""
     if target_platform() != 'gpu':
         return nn.gelu(x, approximate=True)
     return sigmoid_form(x.astype(jnp.float32)).astype(x.dtype)
 
 
 @jax.custom_vjp
-def scaled_units(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
-    """`scale * (g - mean(g)) / sqrt(var(g) + epsilon)` of `g = gelu(x)` over the last axis, in x's dtype.
+def normalized_gelu(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
+    """Computes `scale * (g - mean(g)) / sqrt(var(g) + epsilon)` of `g = gelu(x)` over the last axis, in x's dtype.
 
-    The backward pass keeps x, the scale, and the two statistics of each row.
+    The residuals are x, the scale, and the mean and inverse standard deviation of each row.
     """
-    return _scaled_units_and_kept(x, scale, epsilon)[0]
+    return _normalized_gelu_forward(x, scale, epsilon)[0]
 
 
-def _scaled_units_and_kept(x, scale, epsilon):
+def _normalized_gelu_forward(x, scale, epsilon):
     units = sigmoid_form(x.astype(jnp.float32))
     mean = _mean(units)
-    # Both from one reading of x.
+    # One pass over x computes both statistics.
     variance = jnp.maximum(_mean(jnp.square(units)) - jnp.square(mean), 0.0)
     inverse = jax.lax.rsqrt(variance + epsilon)
     mean, inverse = (
@@ -61,27 +61,28 @@ def _scaled_units_and_kept(x, scale, epsilon):
     return (scale * ((units - mean) * inverse)).astype(x.dtype), (x, scale, mean, inverse)
 
 
-def _scaled_units_backward(residuals, gradient):
+def _normalized_gelu_backward(residuals, gradient):
     x, scale, mean, inverse = residuals
     gradient = gradient.astype(jnp.float32)
 
-    def normalised(form):
-        units, slope = sigmoid_form_and_slope(recomputed(x.astype(jnp.float32), form))
+    def normalized(variant):
+        units, slope = sigmoid_form_and_slope(recomputed(x.astype(jnp.float32), variant))
         return (units - mean) * inverse, slope
 
-    of_scale = jnp.sum(gradient * normalised(2)[0], tuple(range(x.ndim - 1)))
-    result, _ = normalised(3)
+    scale_gradient = jnp.sum(gradient * normalized(2)[0], tuple(range(x.ndim - 1)))
+    result, _ = normalized(3)
     scaled = gradient * scale
-    first, second = jax.lax.optimization_barrier((_mean(scaled), _mean(scaled * result)))
-    result, slope = normalised(4)
-    return (inverse * (scaled - first - result * second) * slope).astype(x.dtype), of_scale, None
+    scaled_mean, product_mean = jax.lax.optimization_barrier((_mean(scaled), _mean(scaled * result)))
+    result, slope = normalized(4)
+    x_gradient = inverse * (scaled - scaled_mean - result * product_mean) * slope
+    return x_gradient.astype(x.dtype), scale_gradient, None
 
 
-scaled_units.defvjp(_scaled_units_and_kept, _scaled_units_backward)
+normalized_gelu.defvjp(_normalized_gelu_forward, _normalized_gelu_backward)
 
 
 def gelu_times(x: jax.Array, factor: jax.Array) -> jax.Array:
-    """`gelu(x) * factor` in x's dtype; the factor may have more digits."""
+    """Computes `gelu(x) * factor` in x's dtype; the factor may have a higher precision."""
     if target_platform() != 'gpu':
         return gelu(x) * factor
     return _gelu_times(x, factor)
@@ -96,8 +97,8 @@ def _gelu_times_backward(residuals, gradient):
     x, factor = residuals
     gradient = gradient.astype(jnp.float32)
     units, slope = sigmoid_form_and_slope(recomputed(x.astype(jnp.float32), 1))
-    of_x = gradient * factor.astype(jnp.float32) * slope
-    return of_x.astype(x.dtype), (gradient * units).astype(factor.dtype)
+    x_gradient = gradient * factor.astype(jnp.float32) * slope
+    return x_gradient.astype(x.dtype), (gradient * units).astype(factor.dtype)
 
 
 _gelu_times.defvjp(lambda *operands: (_gelu_times(*operands), operands), _gelu_times_backward)
@@ -107,10 +108,10 @@ def _mean(array: jax.Array) -> jax.Array:
     return jnp.mean(array, axis=-1, keepdims=True)
 
 
-def recomputed(x: jax.Array, form: int) -> jax.Array:
-    """x, in one of many forms, of which XLA does not see that they are equal.
+def recomputed(x: jax.Array, variant: int) -> jax.Array:
+    """Returns x in a form that XLA does not merge with its other variants.
 
-    XLA would write to memory what several kernels compute from x; each of them computes it again in less time.
+    XLA would write results that several kernels need to memory. Recomputing them from x in each kernel is faster.
     """
-    power = 2.0**form
+    power = 2.0**variant
     return x * (jax.lax.optimization_barrier(jnp.float32(power)) / power)

@@ -1,10 +1,10 @@
 """Compares a kernel with its formula on the device before a program uses the kernel.
 
-Tracing reaches a kernel with its shapes, dtype and flags. `failure` then runs it once, forward and backward, on two
-random rows, and compares it with the formula in float32. A kernel that differs or raises is replaced by its formula.
-Results are cached next to JAX's compiled programs, per version of the kernels, of JAX, of driver and chip. After a
-check that crashed or hung, its file in the cache makes the next start use the formula. Of several processes, process 0
-checks.
+When tracing reaches a kernel with new shapes, dtypes or flags, `failure` runs it once on two random rows, forward and
+backward, and compares it with the formula in float32. If the kernel differs or raises, the formula replaces it. Results
+are cached next to JAX's compiled programs, with a key of the kernels' source, the versions of JAX and the driver, and
+the chip. A check that crashes or hangs leaves a file in the cache, so that the next start uses the formula. With
+several processes, only process 0 runs checks.
 """
 
 import contextlib
@@ -28,17 +28,18 @@ from jax.experimental import multihost_utils
 from remixer_t5x.kernels import compile_target
 
 FOLDER = 'kernel_checks'
-ROWS, _EXAMPLES = 2, 3  # of the random operands, and in a packed row
+ROWS, _EXAMPLES = 2, 3  # rows of the random operands, and examples in a packed row
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One call of a kernel.
+    """A kernel call to compare with its formula.
 
     Attributes:
-        kernel, call: its name, such as 'cudnn', and what it computes: lengths, heads, flags.
+        kernel: name of the kernel, such as 'cudnn'.
+        call: description of the call: lengths, heads, flags.
         run, formula: functions from `operands` to one array.
-        operands: trees of `jax.ShapeDtypeStruct`. Integers are the segments of rows, [ROWS, length].
+        operands: trees of `jax.ShapeDtypeStruct`. Integer arrays are segment ids, [ROWS, length].
         packed: whether a row may hold several examples.
     """
 
@@ -51,19 +52,19 @@ class Check:
 
     dtype = property(lambda self: str(jax.tree.leaves(self.operands)[0].dtype))
     key = property(lambda self: repr((self.kernel, self.call, self.operands)))
-    # The largest allowed `difference`. Products of float32 may be rounded to TF32 or bfloat16.
+    # The largest allowed `difference`. Devices may round the operands of float32 products to TF32 or bfloat16.
     tolerance = property(lambda self: 1e-2 if self.dtype == 'float32' else 3e-2)
 
 
 class Verdict(NamedTuple):
-    """The kernel's difference from the formula, or the error that occurred in place of it."""
+    """The kernel's difference from the formula, or the error that the check raised."""
 
     difference: float | None = None
     error: str | None = None
 
     def failure(self, check: Check) -> str | None:
         """Returns why the kernel must not be used, or None."""
-        # The comparison is False for NaN.
+        # False if the difference is NaN.
         if self.difference is not None and self.difference <= check.tolerance:
             return None
         reason = self.error or f'differs from the formula by {self.difference:.2g}, allowed is {check.tolerance:g}'
@@ -75,7 +76,7 @@ _RECORD: contextvars.ContextVar[dict[str, Check] | None] = contextvars.ContextVa
 
 @contextlib.contextmanager
 def recording() -> Iterator[dict[str, Check]]:
-    """Collects the checks of what is traced within, instead of running them."""
+    """Records the checks of the traced kernels instead of running them."""
     checks: dict[str, Check] = {}
     token = _RECORD.set(checks)
     try:
@@ -88,28 +89,28 @@ _failures: dict[str, str | None] = {}
 
 
 def failure(check: Check) -> str | None:
-    """Returns why the kernel must not compute this call on this process's device, or None.
+    """Returns why the kernel must not be used for this call on this process's device, or None.
 
-    Programs for a device that is only described are not checked.
+    Programs for a device that this process does not have are not checked.
     """
     record = _RECORD.get()
     if record is not None:
         record[check.key] = check
         return None
-    if compile_target.is_described():
+    if compile_target.is_cross_compiling():
         return None
     if check.key not in _failures:
         reason = run(check).failure(check) if jax.process_index() == 0 else None
         if jax.process_count() > 1:
-            failed = _call_outside_trace(multihost_utils.broadcast_one_to_all, np.array(reason is not None))
+            failed = _run_outside_trace(multihost_utils.broadcast_one_to_all, np.array(reason is not None))
             reason = reason or ('failed its self-check in process 0' if failed else None)
         _failures[check.key] = reason
     return _failures[check.key]
 
 
 @functools.cache
-def warn_of_formula(operation: str, kernel: str, refusal: str) -> None:
-    """Logs one line for each reason to fall back to the formula."""
+def log_fallback(operation: str, kernel: str, refusal: str) -> None:
+    """Logs a fallback to the formula, once for each reason."""
     logging.getLogger('remixer_t5x').warning('%s falls back to its formula: %s %s', operation, kernel, refusal)
 
 
@@ -117,24 +118,24 @@ def run(check: Check, platform: str | None = None) -> Verdict:
     """Runs a check, unless its result is cached.
 
     Args:
-        check: the call.
-        platform: the platform whose kernel is interpreted on this device, uncached; None for the device's own kernel.
+        check: the call to check.
+        platform: platform whose kernel is interpreted on this device, without the cache; None runs the device's kernel.
     """
     path = _cache_path(check) if platform is None else None
     if path is None:
-        return _call_outside_trace(_measure, check, platform)
+        return _run_outside_trace(_measure, check, platform)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Another process may be checking the same call. A process that crashes releases the lock.
+    # Another process may check the same call. The lock is released if that process crashes.
     with filelock.FileLock(path.with_suffix('.lock')):
         if path.exists():
             return Verdict(**json.loads(path.read_text()))
-        # Remains if this process crashes.
+        # This file remains if the process crashes.
         path.write_text(json.dumps({'error': f'crashed or hung in an earlier check; remove {path} to check again'}))
-        verdict = _call_outside_trace(_measure, check, platform)
+        verdict = _run_outside_trace(_measure, check, platform)
         if verdict.error is None:
             path.write_text(json.dumps(verdict._asdict()))
         else:
-            # The cause of an exception may be temporary, such as too little memory.
+            # The cause of an exception may be temporary, such as a lack of memory.
             path.unlink()
     return verdict
 
@@ -149,7 +150,7 @@ def _measure(check: Check, platform: str | None) -> Verdict:
 
 
 def difference(check: Check) -> float:
-    """The largest error of the result and the gradients, relative to the norm of each array by the formula."""
+    """Returns the largest error of the result and the gradients, relative to the norm of each expected array."""
     operands = _random_operands(check)
     exact = jax.tree.map(lambda array: array.astype(jnp.float32) if _is_float(array) else array, operands)
     shape = jax.eval_shape(check.formula, *exact).shape
@@ -163,7 +164,7 @@ def difference(check: Check) -> float:
 
 
 def _results(function: Callable[..., jax.Array], operands: Any, direction: Any) -> list[jax.Array]:
-    """The function's result, and its gradients with respect to all floating-point operands."""
+    """Computes the function's result and its gradients with respect to all floating-point operands."""
     leaves, tree = jax.tree.flatten(operands)
     places = [place for place, leaf in enumerate(leaves) if _is_float(leaf)]
 
@@ -180,7 +181,7 @@ def _results(function: Callable[..., jax.Array], operands: Any, direction: Any) 
 
 
 def _random_operands(check: Check) -> Any:
-    """Normal numbers, and segments: a full row and one with padding, each of one example or of several."""
+    """Draws normal numbers, and segment ids of a full row and a row with padding, with one or several examples."""
     rng = np.random.default_rng(0)
     examples = _EXAMPLES if check.packed else 1
 
@@ -198,14 +199,14 @@ def _is_float(array: Any) -> bool:
     return jnp.issubdtype(array.dtype, jnp.floating)
 
 
-def _call_outside_trace(function: Callable[..., Any], *args: Any) -> Any:
-    """Calls the function in a thread, because the trace of this thread would record what the function computes."""
+def _run_outside_trace(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls the function in another thread, because this thread may be tracing."""
     with futures.ThreadPoolExecutor(1) as executor:
         return executor.submit(function, *args).result()
 
 
 def _cache_path(check: Check) -> pathlib.Path | None:
-    """The file of a check's result; None without a compilation cache."""
+    """Returns the cache file of a check; None without a compilation cache."""
     folder, device = jax.config.jax_compilation_cache_dir, jax.local_devices()[0]
     if not folder:
         return None

@@ -1,4 +1,4 @@
-"""Kernels that are wrong on purpose, for tests of the self-check."""
+"""Broken kernels for tests of the self-check."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from remixer_t5x.kernels.attention.formula import Visibility, dot_product_attent
 
 
 class Kernel:
-    """A kernel of attention that calls a function, like the modules in `api.KERNELS`."""
+    """An attention kernel that calls a function, with the interface of the modules in `api.KERNELS`."""
 
     def __init__(self, attend):
         self.attend = attend
@@ -20,7 +20,7 @@ class Kernel:
         return None
 
 
-def right(query, key, value, visibility, bias):
+def correct(query, key, value, visibility, bias):
     return dot_product_attention(query, key, value, visibility.mask(), bias)
 
 
@@ -37,11 +37,11 @@ _doubled.defvjp(lambda x: (x, None), lambda _, gradient: (2 * gradient,))
 
 
 def wrong_gradient(query, key, value, visibility, bias):
-    return right(query, _doubled(key), value, visibility, bias)
+    return correct(query, _doubled(key), value, visibility, bias)
 
 
 def not_a_number(query, key, value, visibility, bias):
-    return right(query, key, value, visibility, bias) * float('nan')
+    return correct(query, key, value, visibility, bias) * float('nan')
 
 
 def raises(*_):
@@ -53,7 +53,7 @@ def kills_its_process(*_):
 
 
 def check(attend):
-    """The check of one of these kernels."""
+    """Builds the check of one of these kernels."""
     shape = jax.ShapeDtypeStruct((2, 8, 1, 4), 'float32')
     visibility = Visibility(None, jax.ShapeDtypeStruct((2, 8), 'int32'))
-    return self_check.Check('test', '8 tokens', attend, right, (shape, shape, shape, visibility, None), False)
+    return self_check.Check('test', '8 tokens', attend, correct, (shape, shape, shape, visibility, None), False)

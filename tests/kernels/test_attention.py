@@ -1,4 +1,4 @@
-"""Every way to compute attention equals the plain formula, forward and backward."""
+"""All implementations of attention equal plain attention, with gradients."""
 
 import functools
 
@@ -30,7 +30,7 @@ def plain(query, key, value, mask, bias, softcap=None):
 @pytest.mark.parametrize('with_bias', [True, False])
 @pytest.mark.parametrize('mask_shape', [(1, 1, Q, K), (B, 1, 1, K), (B, 1, Q, K)])
 @pytest.mark.parametrize(('group', 'softcap'), [(1, None), (3, 1.5)])
-def test_equals_plain_attention_and_its_gradients(monkeypatch, by_rows, with_bias, mask_shape, group, softcap):
+def test_the_formula_equals_plain_attention_with_gradients(monkeypatch, by_rows, with_bias, mask_shape, group, softcap):
     monkeypatch.setattr(module, 'on_single_cpu', lambda: by_rows)
     rng = np.random.default_rng(0)
     sizes = (Q, group * H), (K, H), (K, H)
@@ -50,7 +50,7 @@ def test_equals_plain_attention_and_its_gradients(monkeypatch, by_rows, with_bia
     jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5), actual, expected)
 
 
-def test_a_query_that_may_see_nothing_stays_finite():
+def test_a_query_without_a_visible_key_stays_finite():
     query = key = value = jnp.ones((1, 2, 1, 4))
     mask = jnp.zeros((1, 1, 2, 2), bool)
     out, gradient = jax.value_and_grad(lambda q: module.dot_product_attention(q, key, value, mask, None).sum())(query)
@@ -66,14 +66,13 @@ def packed(rows, length):
 
 
 # The last query of a row belongs to an example without a key.
-LONELY = packed(2, 140).at[1, -1].set(9)
+WITHOUT_KEY = packed(2, 140).at[1, -1].set(9)
 
-# Queries, keys, heads, width of a head, visibility, whether there is a bias, and how many heads share a key if several
-# do. Rows of 200 tokens take two blocks of 128, the second of them not full. Two heads of 64 features fill the lanes of
-# a register, three of 16 never do.
+# Queries, keys, heads, width of a head, visibility, whether there is a bias, and the number of heads that share a key.
+# Rows of 200 tokens have two blocks of 128, the second one partial. Two heads of 64 features fill a register's lanes.
 KERNEL_CASES = {
     'a decoder, packed, in two blocks': (200, 200, 2, 64, Visibility(packed(2, 200), packed(2, 200), True), True),
-    'cross-attention, packed': (140, 200, 1, 16, Visibility(LONELY, packed(2, 200)), False),
+    'cross-attention, packed': (140, 200, 1, 16, Visibility(WITHOUT_KEY, packed(2, 200)), False),
     'an encoder in one block': (24, 24, 3, 16, Visibility(None, padding(2, 24)), True),
     'an encoder, packed, of odd length': (23, 23, 2, 16, Visibility(packed(2, 23), packed(2, 23)), True),
     'a decoder of odd length': (23, 23, 2, 16, Visibility(None, padding(2, 23), True), True),
@@ -87,25 +86,26 @@ KERNEL_CASES = {
 
 @pytest.mark.parametrize('platform', api.KERNELS)
 @pytest.mark.parametrize('case', KERNEL_CASES)
-def test_a_kernel_equals_the_formula_and_its_gradients(case, platform, monkeypatch):
+def test_a_kernel_equals_the_formula_with_gradients(case, platform, monkeypatch):
     """In float32; JAX's XLA attention with the same arguments replaces cuDNN."""
     monkeypatch.setattr(tpu_kernel, '_LONGEST_BLOCK', 128)
     queries, keys, heads, width, visibility, with_bias, *group = KERNEL_CASES[case]
     rng = np.random.default_rng(0)
-    of_query, of_key = (queries, heads), (keys, heads // sum(group or [1]))
+    query_size, key_size = (queries, heads), (keys, heads // sum(group or [1]))
     query, key, value, direction = (
-        jnp.asarray(rng.normal(size=(2, *size, width)), jnp.float32) for size in (of_query, of_key, of_key, of_query)
+        jnp.asarray(rng.normal(size=(2, *size, width)), jnp.float32)
+        for size in (query_size, key_size, key_size, query_size)
     )
     by_distance = jnp.asarray(rng.normal(size=(heads, 2 * queries - 1)), jnp.float32)
 
-    # The formula's mask is a number that is added, whose gradient passes through. A query without a key has no loss.
-    sees = jnp.any(visibility.mask(), axis=-1)[:, 0, :, None, None]
-    direction *= sees
+    # Queries without a key have no loss, because the formula's additive mask passes their gradient through.
+    has_key = jnp.any(visibility.mask(), axis=-1)[:, 0, :, None, None]
+    direction *= has_key
 
     def value_and_gradients(attention):
         def loss(query, key, value, by_distance):
             mixed = attention(query, key, value, visibility, DistanceBias(by_distance) if with_bias else None)
-            return jnp.sum(mixed * direction), mixed if visibility.window is None else mixed * sees
+            return jnp.sum(mixed * direction), mixed if visibility.window is None else mixed * has_key
 
         arguments = (0.3 * query, key, value, by_distance)
         return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3), has_aux=True))(*arguments)
@@ -116,8 +116,7 @@ def test_a_kernel_equals_the_formula_and_its_gradients(case, platform, monkeypat
     jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-4), actual, expected)
 
 
-def test_segments_of_packed_rows_do_not_meet():
-    """The product of two segments' features is 0 for a segment with itself and far below all logits for two."""
+def test_segment_features_separate_the_segments_of_packed_rows():
     sets = cudnn._segment_sets()[:600]
     products = jnp.einsum(
         'qf,kf->qk',
@@ -129,7 +128,7 @@ def test_segments_of_packed_rows_do_not_meet():
     assert np.all(products[~np.eye(len(sets), dtype=bool)] <= -1e6)
 
 
-def test_a_kernel_that_refuses_a_call_names_the_reason():
+def test_an_unsupported_call_names_the_reason():
     heads = jnp.ones((1, 4, 1, 8))
     everything = Visibility(None, jnp.ones((1, 4), jnp.int32))
     bias = jnp.zeros((1, 1, 4, 4))
@@ -141,24 +140,24 @@ def test_a_kernel_that_refuses_a_call_names_the_reason():
     refused('cpu', 'flash', "one of auto, formula, tpu_kernel, cudnn, got 'flash'")
     refused('cpu', 'tpu_kernel', 'does not run on a cpu; type --gin.ATTENTION=auto')
     refused('gpu', 'tpu_kernel', 'does not run on a gpu')
-    refused('tpu', 'tpu_kernel', 'takes a bias by distance', bias)
-    refused('gpu', 'cudnn', 'computes in bfloat16 and not in float32')
+    refused('tpu', 'tpu_kernel', 'requires a bias by distance', bias)
+    refused('gpu', 'cudnn', 'requires bfloat16, got float32')
     low = heads.astype(jnp.bfloat16)
-    refused('tpu', 'tpu_kernel', 'multiplies bfloat16 on a TPU v4 or newer and not on a v3', x=low, chip='v3')
+    refused('tpu', 'tpu_kernel', 'requires a TPU v4 or newer for bfloat16, got a v3', x=low, chip='v3')
     several = Visibility(jnp.ones((1, 4), jnp.int32), jnp.ones((1, 4), jnp.int32))
-    refused('gpu', 'cudnn', 'up to 112 features for packed rows, got 120', x=jnp.tile(low, 15), visibility=several)
-    refused('gpu', 'cudnn', 'up to 128 features for rows of one example, got 4', x=low[..., :4])
+    refused('gpu', 'cudnn', 'at most 112 for packed rows, got 120', x=jnp.tile(low, 15), visibility=several)
+    refused('gpu', 'cudnn', 'at most 128 for rows of one example, got 4', x=low[..., :4])
     for visibility in (everything, several):
         assert cudnn.refusal(low, low, low, visibility, bias) is None
     prefix = Visibility(None, jnp.ones((1, 4), jnp.int32), True, jnp.ones((1, 4), bool))
     for platform, (name, _) in api.KERNELS.items():
-        refused(platform, name, 'does not support a prefix', x=low, visibility=prefix)
+        refused(platform, name, 'does not support a bidirectional prefix', x=low, visibility=prefix)
 
 
-def test_auto_uses_the_formula_if_a_kernel_refuses_and_logs_it_once(caplog):
+def test_auto_falls_back_to_the_formula_and_logs_it_once(caplog):
     heads = jnp.ones((1, 4, 1, 8))
     everything = Visibility(None, jnp.ones((1, 4), jnp.int32))
-    self_check.warn_of_formula.cache_clear()
+    self_check.log_fallback.cache_clear()
     for _ in range(2):
         with compiling_for('gpu'):
             np.testing.assert_allclose(api.attention(heads, heads, heads, everything), heads, rtol=1e-6)
@@ -166,8 +165,7 @@ def test_auto_uses_the_formula_if_a_kernel_refuses_and_logs_it_once(caplog):
     assert 'cudnn' in record.message and 'float32' in record.message
 
 
-def test_a_decoding_step_reads_a_cache_of_either_layout(monkeypatch):
-    """Also several: the beams of a sequence, which share its memory."""
+def test_a_decoding_step_equals_plain_attention_in_both_cache_layouts(monkeypatch):
     rng = np.random.default_rng(0)
     query, key, value = (jnp.asarray(rng.normal(size=(B, n, H, D)), jnp.float32) for n in (2, K, K))
     mask = jnp.asarray(rng.random((B, 1, 2, K)) < 0.7).at[..., 0].set(True)

@@ -1,4 +1,4 @@
-"""Matrices laid out along diagonals equal the loops that their docstrings state."""
+"""Diagonal layouts equal the loops in their docstrings."""
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +8,8 @@ import pytest
 from remixer_t5x.kernels import diagonals
 
 
-@pytest.mark.parametrize('length', [1, 2, 5, 9])
-def test_values_are_spread_over_diagonals(length):
+@pytest.mark.parametrize('length', [1, 5])
+def test_values_are_spread_along_diagonals(length):
     values = np.random.default_rng(0).normal(size=(3, 2 * length - 1)).astype(np.float32)
     expected = np.empty((3, length, length), np.float32)
     for i in range(length):
@@ -19,8 +19,7 @@ def test_values_are_spread_over_diagonals(length):
 
 
 @pytest.mark.parametrize('examples', [[[9]], [[4, 5], [1, 8]], [[2, 3, 1], [5, 2]]])
-def test_matrix_is_placed_at_each_example(examples):
-    """Also its gradient: the sum over the examples, of which a matrix entry is seen by those that are long enough."""
+def test_a_matrix_is_placed_at_each_example_with_gradients(examples):
     length = 9
     rng = np.random.default_rng(1)
     matrix = rng.normal(size=(length, length)).astype(np.float32)

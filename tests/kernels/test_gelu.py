@@ -1,4 +1,4 @@
-"""GELU on a GPU, alone, normalised and as a gate, equals its definition with autodiff."""
+"""GELU on a GPU, alone, normalized and as a gate, equals its definition, with gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from remixer_t5x.kernels.compile_target import compiling_for
 INPUTS = np.concatenate([np.linspace(-30, 30, 61), [-300.0, -1e-3, 0.0, 1e-3, 300.0]]).astype(np.float32)
 
 
-def test_equals_the_definition_also_far_from_zero():
+def test_gelu_equals_its_definition_also_for_large_inputs():
     with compiling_for('gpu'):
         actual = jax.vmap(jax.value_and_grad(gelu.gelu))(jnp.asarray(INPUTS))
     x = INPUTS.astype(np.float64)
@@ -22,7 +22,7 @@ def test_equals_the_definition_also_far_from_zero():
     np.testing.assert_allclose(actual[1], gradient, rtol=1e-5, atol=1e-6)
 
 
-def test_scaled_units_equal_autodiff():
+def test_normalized_gelu_equals_autodiff():
     x, weights = np.random.default_rng(0).normal(size=(2, 3, 5, 16)).astype(np.float32)
     # A scale may be zero.
     scale = np.linspace(-1, 2, 16, dtype=np.float32).round(1)
@@ -35,14 +35,14 @@ def test_scaled_units_equal_autodiff():
     def value_and_gradients(mix):
         return jax.jit(jax.value_and_grad(lambda *both: jnp.sum(weights * mix(*both)), argnums=(0, 1)))(x, scale)
 
-    actual = value_and_gradients(lambda x, scale: gelu.scaled_units(x, scale, 1e-6))
+    actual = value_and_gradients(lambda x, scale: gelu.normalized_gelu(x, scale, 1e-6))
     expected = value_and_gradients(plain)
     jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-4), actual, expected)
 
 
-def test_units_that_are_all_equal_become_zero():
+def test_normalized_gelu_of_constant_rows_is_zero():
     x = jnp.full((2, 64), 300.0)
-    np.testing.assert_array_equal(gelu.scaled_units(x, jnp.ones(64), 1e-6), np.zeros((2, 64)))
+    np.testing.assert_array_equal(gelu.normalized_gelu(x, jnp.ones(64), 1e-6), np.zeros((2, 64)))
 
 
 def test_gelu_times_equals_autodiff():

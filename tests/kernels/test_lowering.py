@@ -1,4 +1,4 @@
-"""Models with kernels lower for a TPU and a GPU without a warning, which pytest's settings turn into an error."""
+"""Models with kernels lower for a TPU and a GPU without a warning; pytest turns warnings into errors."""
 
 import jax
 import pytest

@@ -1,4 +1,4 @@
-"""The running token MLP equals the plain causal sum, packed or not, with gradients, and does not store every sum."""
+"""The running token MLP equals the plain causal sum with gradients, and does not store the sum of every token."""
 
 import functools
 
@@ -14,7 +14,6 @@ from remixer_t5x.kernels.running_token_mlp import api, tpu, unrolled
 
 HEADS, HIDDEN, FEATURES, LENGTH = 2, 4, 3, 13
 few_examples = settings(max_examples=10, deadline=None, derandomize=True, database=None)
-# The CPU computes token by token, the GPU unrolled blocks.
 every_platform = pytest.mark.parametrize('platform', ['cpu', 'gpu', 'tpu'])
 
 
@@ -25,9 +24,9 @@ def small_blocks(monkeypatch):
 
 
 def plain(w_in, value, w_out, ids, scale):
-    """The hidden units of every token, [batch, length, heads, hidden, features]."""
-    seen = (ids[:, :, None] == ids[:, None]) & (ids > 0)[:, None] & np.tri(ids.shape[1], dtype=bool)
-    hidden = jnp.einsum('btj,bjhk,bjhf->bthkf', seen.astype(jnp.float32), w_in, value)
+    """Computes the MLP with the hidden units of all tokens, [batch, length, heads, hidden, features]."""
+    mask = (ids[:, :, None] == ids[:, None]) & (ids > 0)[:, None] & np.tri(ids.shape[1], dtype=bool)
+    hidden = jnp.einsum('btj,bjhk,bjhf->bthkf', mask.astype(jnp.float32), w_in, value)
     return jnp.einsum('bthk,bthkf->bthf', w_out, jax.nn.gelu(hidden * scale[..., None, None, None]))
 
 
@@ -80,8 +79,8 @@ def test_equals_the_plain_sum_with_gradients(platform, packed):
 
 
 @every_platform
-def test_gradients_stay_exact_where_the_sum_grows_large(platform):
-    """Rounding errors of subtracted tokens must not accumulate."""
+def test_gradients_stay_exact_for_large_sums(platform):
+    """Rounding errors of subtracted tokens do not accumulate."""
     length, hidden = 1500, 8
     rng = np.random.default_rng(0)
     w_in, value, w_out = (
@@ -108,7 +107,7 @@ def test_gradients_stay_exact_where_the_sum_grows_large(platform):
 
 @every_platform
 @pytest.mark.usefixtures('small_blocks')
-def test_padding_may_be_anything(platform):
+def test_padding_does_not_change_the_result(platform):
     rng = np.random.default_rng(0)
     weights = [jnp.asarray(rng.normal(size=(1, LENGTH, HEADS, width)), jnp.float32) for width in (HIDDEN, FEATURES)]
     w_out = jnp.asarray(rng.normal(size=(1, LENGTH, HEADS, HIDDEN)), jnp.float32)
@@ -124,7 +123,7 @@ def test_padding_may_be_anything(platform):
 @pytest.mark.parametrize(('platform', 'rows'), [('cpu', 3), ('gpu', 4)])
 @pytest.mark.parametrize('packed', [True, False])
 def test_memory_is_length_times_width(platform, rows, packed):
-    """A token adds a few rows of its width, by the difference of two lengths, and not the sum A."""
+    """The memory of a token, from the difference of two lengths, is a few rows of its width and not the sum A."""
     batch, heads, hidden, features = 2, 2, 64, 32
 
     def temporary(length):

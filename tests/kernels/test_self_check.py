@@ -1,4 +1,4 @@
-"""A kernel that is wrong, raises or crashes never computes: its formula does, with one line in the log."""
+"""A kernel that is wrong, raises or crashes is replaced by its formula, with one line in the log."""
 
 import pathlib
 import subprocess
@@ -21,9 +21,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def empty_cache(monkeypatch, tmp_path):
-    """An empty compilation cache, and a process that has not checked any kernel."""
+    """Provides an empty compilation cache, and resets the results of earlier checks."""
     monkeypatch.setattr(self_check, '_failures', {})
-    self_check.warn_of_formula.cache_clear()
+    self_check.log_fallback.cache_clear()
     before = jax.config.jax_compilation_cache_dir
     jax.config.update('jax_compilation_cache_dir', str(tmp_path))
     yield tmp_path
@@ -31,17 +31,17 @@ def empty_cache(monkeypatch, tmp_path):
 
 
 def attend(monkeypatch, attend, implementation='auto'):
-    """The results of attention on this CPU with `attend` as its kernel, and of the formula."""
+    """Returns attention with `attend` as the CPU's kernel, and by the formula."""
     monkeypatch.setitem(api.KERNELS, 'cpu', ('tpu_kernel', broken_kernels.Kernel(attend)))
     rng = np.random.default_rng(0)
     query, key, value = (jnp.asarray(rng.normal(size=(2, 6, 2, 4)), jnp.float32) for _ in range(3))
     visibility = Visibility(None, jnp.asarray([[1] * 6, [1] * 3 + [0] * 3]))
 
-    @jax.jit  # a trace, which must not record the check
+    @jax.jit  # The check must not become part of the trace.
     def mixed(query, key, value):
         return api.attention(query, key, value, visibility, None, implementation)
 
-    return mixed(query, key, value), broken_kernels.right(query, key, value, visibility, None)
+    return mixed(query, key, value), broken_kernels.correct(query, key, value, visibility, None)
 
 
 BROKEN = {
@@ -53,7 +53,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize('name', BROKEN)
-def test_a_broken_kernel_falls_back_to_the_formula_or_is_an_error(name, monkeypatch, caplog):
+def test_a_broken_kernel_falls_back_to_the_formula_or_raises(name, monkeypatch, caplog):
     kernel = getattr(broken_kernels, name)
     for _ in range(2):
         actual, expected = attend(monkeypatch, kernel)
@@ -65,14 +65,14 @@ def test_a_broken_kernel_falls_back_to_the_formula_or_is_an_error(name, monkeypa
         attend(monkeypatch, kernel, 'tpu_kernel')
 
 
-def test_a_correct_kernel_is_used_and_checked_once(monkeypatch, empty_cache, caplog):
+def test_a_correct_kernel_is_checked_once_and_used(monkeypatch, empty_cache, caplog):
     calls = []
 
     def kernel(*arguments):
         calls.append(True)
-        return broken_kernels.right(*arguments)
+        return broken_kernels.correct(*arguments)
 
-    check = broken_kernels.check(broken_kernels.right)
+    check = broken_kernels.check(broken_kernels.correct)
     first = self_check.run(check)
     assert first.difference < 1e-5 and first.failure(check) is None
     assert len(list((empty_cache / self_check.FOLDER).glob('*.json'))) == 1
@@ -84,8 +84,8 @@ def test_a_correct_kernel_is_used_and_checked_once(monkeypatch, empty_cache, cap
     assert calls and not caplog.records
 
 
-@pytest.mark.parametrize('kernel', ['right', 'kills_its_process'])
-def test_the_start_after_a_crash_uses_the_formula(kernel, empty_cache):
+@pytest.mark.parametrize('kernel', ['correct', 'kills_its_process'])
+def test_the_formula_is_used_after_a_crash(kernel, empty_cache):
     program = f"""
 from remixer_t5x.kernels import self_check
 from tests.kernels import broken_kernels
@@ -97,14 +97,14 @@ print(self_check.run(check).failure(check))
         subprocess.run([sys.executable, '-c', program], env=environment, capture_output=True, text=True)
         for _ in range(2)
     )
-    if kernel == 'right':
+    if kernel == 'correct':
         assert (first.stdout, second.stdout) == ('None\n', 'None\n'), first.stderr
     else:
         assert first.returncode == -9 and second.returncode == 0, second.stderr
         assert 'crashed or hung in an earlier check' in second.stdout and str(empty_cache) in second.stdout
 
 
-def test_programs_for_described_devices_are_not_checked(monkeypatch):
+def test_programs_for_other_devices_are_not_checked(monkeypatch):
     monkeypatch.setattr(self_check, 'run', None)
     with compiling_for('tpu'):
         assert self_check.failure(broken_kernels.check(broken_kernels.raises)) is None

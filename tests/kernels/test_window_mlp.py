@@ -1,4 +1,4 @@
-"""The kernels of the window mixer equal its formula with gradients, also with packed rows and dropout."""
+"""The window mixer's kernels equal its formula with gradients, packed rows and dropout."""
 
 import functools
 
@@ -17,7 +17,7 @@ WIDTH, HIDDEN = 128, 3
 
 
 def formula(wi, bias, out, tokens, ids):
-    """By `mix_windows`, which the tests of the sublayer compare with the equation."""
+    """Calls `mix_windows`, which the tests of the sublayer compare with the equation."""
     weights = api.TokenMLP(wi, bias, jnp.ones(HIDDEN), jnp.zeros(()))
     return api.mix_windows(weights, tokens, out, ids)
 
@@ -31,7 +31,7 @@ def value_and_gradients(mix, arrays, ids):
 
 
 def examples(length):
-    """Rows of one example and of several, each with padding."""
+    """Returns the ids of rows with one or several examples."""
     ends = ([length - 3], [5, 6, length // 2, length - 1], [length])
     ids = np.zeros((len(ends), length), np.int32)
     for row, starts in enumerate(ends):
@@ -58,7 +58,7 @@ def test_equals_the_formula_with_gradients(platform, length, window, packed):
 
 
 @pytest.mark.parametrize('platform', KERNELS)
-def test_the_sublayer_calls_the_kernel_and_drops_the_same_hidden_units(platform, monkeypatch):
+def test_the_sublayer_uses_the_kernel_with_the_same_dropout(platform, monkeypatch):
     length = 40
     rng = np.random.default_rng(0)
     x, mixer = jnp.asarray(rng.normal(size=(3, length, WIDTH)), jnp.float32), mlp_mixer.WindowMixer(HIDDEN, 5, 0.5)
@@ -78,10 +78,10 @@ def test_the_sublayer_calls_the_kernel_and_drops_the_same_hidden_units(platform,
         ('gpu', 'h100', 65, 32, 'at most 64 tokens'),
         ('tpu', 'v5e', 34, 128, 'at most 33 tokens'),
         ('tpu', 'v5e', 33, 96, 'a multiple of 128 features'),
-        ('tpu', 'v3', 33, 128, 'on a TPU v4 or newer and not on a v3'),
+        ('tpu', 'v3', 33, 128, 'a TPU v4 or newer for bfloat16, got a v3'),
     ],
 )
-def test_what_a_kernel_cannot_compute_is_left_to_the_formula(platform, chip, window, width, words):
+def test_a_kernel_refuses_unsupported_calls(platform, chip, window, width, words):
     wi, tokens = jnp.zeros((window, HIDDEN)), jnp.zeros((1, 8, width), jnp.bfloat16)
     with compiling_for(platform, chip=chip):
         assert words in KERNELS[platform].refusal(wi, tokens)

@@ -1,34 +1,35 @@
 """Attention for one decoding step: a few queries against a long cache.
 
-A step reads the cache once and computes very little. The layout that is read fastest depends on the device:
+A step reads the cache once and computes little. The fastest layout depends on the device:
 
-heads first   [batch, heads, length, kv], on a CPU and a GPU. XLA:CPU reads it at the speed of memory, because the
-              operands of each head's matmul are contiguous (6 times as fast as with heads between length and features).
-side by side  [batch, length, heads * kv], on a TPU, which stores 128 features together: with 64 features of one head,
-              half of what a step reads is padding. All heads are one matmul, with a query for each head that is zero
-              for the features of the other heads: `heads` times the products, in still less time than reading takes.
+heads first     [batch, heads, length, kv], on a CPU and a GPU. XLA:CPU reads it at memory bandwidth, because the
+                operands of each head's matmul are contiguous (6 times as fast as with heads between length and kv).
+feature-packed  [batch, length, heads * kv], on a TPU, whose tiles have 128 lanes: with the 64 features of one head as
+                the last axis, half of the bytes would be padding. One matmul computes all heads, with one query for
+                each head that is zero for the features of other heads. This takes `heads` times the FLOPs, which are
+                still faster than reading the cache.
 
-Sublayers store their caches in one of these layouts, and transpose each position once, when it is written.
+Sublayers store their caches in one of these layouts, and transpose each position once, when they write it.
 """
 
 import jax
 import jax.numpy as jnp
 
 from remixer_t5x.kernels.attention.formula import MASKED, cap_logits, group_queries, ungroup
-from remixer_t5x.kernels.compile_target import rows_and_heads, target_platform
+from remixer_t5x.kernels.compile_target import batch_and_head_axes, target_platform
 
 
 def cached(x: jax.Array) -> tuple[jax.Array, int]:
-    """Keys or values [batch, length, heads, kv] in the layout of the cache, and the axis of their positions."""
+    """Converts keys or values [batch, length, heads, kv] to the cache layout, and returns the axis of positions."""
     batch, _, heads, _ = x.shape
-    # Devices that share the heads would have to exchange the logits of all heads.
-    if target_platform() == 'tpu' and rows_and_heads(batch, heads)[1] is None:
+    # With sharded heads, devices would have to exchange the logits of all heads.
+    if target_platform() == 'tpu' and batch_and_head_axes(batch, heads)[1] is None:
         return x.reshape(*x.shape[:2], -1), 1
     return jnp.swapaxes(x, 1, 2), 2
 
 
 def cached_memory_key(x: jax.Array) -> jax.Array:
-    """Keys [batch, length, heads, kv] of the memory in the layout of the cache; heads first, a head is [kv, length]."""
+    """Converts keys of the memory [batch, length, heads, kv] to the cache layout; heads first stores [kv, length]."""
     key, _ = cached(x)
     return key if key.ndim == 3 else jnp.swapaxes(key, 2, 3)
 
@@ -41,25 +42,25 @@ def attend_step(
     bias: jax.Array | None,
     softcap: float | None = None,
 ) -> jax.Array:
-    """Attention without a scale on the logits, for decoding.
+    """Computes attention for decoding, without a scale on the logits.
 
     Args:
         query: [batch, q, heads, kv].
-        key: [batch, kv_heads, kv, k], or side by side [batch, k, kv_heads * kv].
-        value: [batch, kv_heads, k, kv], or side by side [batch, k, kv_heads * kv].
-        mask: bool, broadcastable to [batch, 1, q, k]; True where a query may see a key.
+        key: [batch, kv_heads, kv, k], or feature-packed [batch, k, kv_heads * kv].
+        value: [batch, kv_heads, k, kv], or feature-packed [batch, k, kv_heads * kv].
+        mask: bool, broadcastable to [batch, 1, q, k]; True if a query attends to a key.
         bias: [1 or batch, heads, q, k] float32 added to the logits, or None.
-        softcap: see `formula.dot_product_attention`.
+        softcap: as in `formula.dot_product_attention`.
 
     Returns:
         [batch, q, heads, kv] in value's dtype; logits and softmax are float32.
     """
-    shape, side_by_side = query.shape, key.ndim == 3
-    kv_heads = key.shape[2] // query.shape[3] if side_by_side else key.shape[1]
+    shape, is_packed = query.shape, key.ndim == 3
+    kv_heads = key.shape[2] // query.shape[3] if is_packed else key.shape[1]
     query, mask, bias = group_queries(query, kv_heads, mask, bias)
     offset = jnp.where(mask, 0.0, MASKED)
     offset = offset if bias is None else offset + bias
-    attend = _attend_side_by_side if side_by_side else _attend_heads_first
+    attend = _attend_feature_packed if is_packed else _attend_heads_first
     return ungroup(attend(query, key, value, offset, softcap), shape)
 
 
@@ -70,14 +71,14 @@ def _attend_heads_first(query, key, value, offset, softcap) -> jax.Array:
     return jnp.swapaxes(mixed, 1, 2).astype(value.dtype)
 
 
-def _attend_side_by_side(query, key, value, offset, softcap) -> jax.Array:
+def _attend_feature_packed(query, key, value, offset, softcap) -> jax.Array:
     batch, length, heads, width = query.shape
-    is_own_head = jnp.eye(heads, dtype=query.dtype)[:, :, None]  # [heads, heads of the cache, 1]
-    apart = (query[:, :, :, None] * is_own_head).reshape(batch, length * heads, heads * width)
-    logits = jnp.einsum('bqc,bkc->bqk', apart, key, preferred_element_type=jnp.float32)
+    same_head = jnp.eye(heads, dtype=query.dtype)[:, :, None]  # [heads, heads of the cache, 1]
+    masked_query = (query[:, :, :, None] * same_head).reshape(batch, length * heads, heads * width)
+    logits = jnp.einsum('bqc,bkc->bqk', masked_query, key, preferred_element_type=jnp.float32)
     logits = logits.reshape(batch, length, heads, -1)
     weights = jax.nn.softmax(cap_logits(logits, softcap) + jnp.swapaxes(offset, 1, 2), axis=-1)
     weights = weights.reshape(batch, length * heads, -1).astype(value.dtype)
     mixed = jnp.einsum('bqk,bkc->bqc', weights, value, preferred_element_type=jnp.float32)
     mixed = mixed.reshape(batch, length, heads, heads, width)
-    return jnp.sum(mixed * is_own_head.astype(mixed.dtype), axis=3).astype(value.dtype)
+    return jnp.sum(mixed * same_head.astype(mixed.dtype), axis=3).astype(value.dtype)

@@ -1,8 +1,8 @@
-"""Attention as a formula: its inputs, and softmax(query key^T + bias) value with a recomputing backward pass.
+"""The attention formula softmax(query key^T + bias) value, with a backward pass that recomputes the weights.
 
-As in FlashAttention (Dao et al. 2022), only the output and the log-sum-exp of each row of logits are kept, not the
-[batch, heads, q, k] weights. On a single CPU the rows of the batch are processed one after another, so that a row's
-logits stay in cache and the gradient of the shared bias is summed there; scripts/benchmarks/attention.py measures it.
+As in FlashAttention (Dao et al. 2022), the residuals are the output and the log-sum-exp of each row of logits, not the
+[batch, heads, q, k] weights. On a single CPU the rows of the batch are processed sequentially, so that a row's logits
+and the gradient of the shared bias stay in cache (scripts/benchmarks/attention.py).
 """
 
 import functools
@@ -16,39 +16,39 @@ from jax.ad_checkpoint import checkpoint_name
 from remixer_t5x.kernels.compile_target import on_single_cpu
 from remixer_t5x.kernels.diagonals import spread_over_diagonals
 
-# A remat policy keeps the arrays of this name, which the backward pass would otherwise compute a second time.
+# Remat policies save the arrays with this checkpoint name instead of recomputing them.
 ATTENTION_OUTPUT = 'attention_output'
 
-# Finite, so that a query that may see nothing (all padding) averages its keys instead of becoming NaN.
+# Finite, so that a query without a visible key (padding) averages all values instead of becoming NaN.
 MASKED = -1e10
 
 
 @struct.dataclass
 class DistanceBias:
-    """`bias[0, head, q, k] = by_distance[head, k - q + length - 1]`.
+    """A relative position bias: `bias[0, head, q, k] = by_distance[head, k - q + length - 1]`.
 
     Attributes:
-        by_distance: [heads, 2 * length - 1] float32, for `key - query` from -(length - 1) to length - 1.
+        by_distance: [heads, 2 * length - 1] float32, for distances `k - q` from -(length - 1) to length - 1.
     """
 
     by_distance: jax.Array
 
     def spread(self) -> jax.Array:
-        """[1, heads, length, length] float32."""
+        """Returns the bias of each query and key, [1, heads, length, length] float32."""
         return spread_over_diagonals(self.by_distance, (self.by_distance.shape[1] + 1) // 2)[None]
 
 
-# A bias for each query and key, one for each distance, or none.
+# A bias by query and key, a bias by distance, or none.
 Bias: TypeAlias = 'jax.Array | DistanceBias | None'
 
 
 def full_bias(bias: Bias) -> jax.Array | None:
-    """[1, heads, q, k] float32, or None."""
+    """Returns the bias of each query and key, [1, heads, q, k] float32, or None."""
     return bias.spread() if isinstance(bias, DistanceBias) else bias
 
 
 def split_bias(bias: Bias, parts: int) -> list[Bias]:
-    """The bias of each of `parts` equal parts of the heads."""
+    """Splits the heads of a bias into `parts` equal parts."""
     if isinstance(bias, DistanceBias):
         return [DistanceBias(part) for part in jnp.split(bias.by_distance, parts)]
     return [None] * parts if bias is None else [*jnp.split(bias, parts, axis=1)]
@@ -56,15 +56,15 @@ def split_bias(bias: Bias, parts: int) -> list[Bias]:
 
 @struct.dataclass
 class Visibility:
-    """The keys that each query of a row can see, without a [query, key] array.
+    """An attention mask, without a [query, key] array.
 
     Attributes:
-        query_segments: [batch, queries] int32, the example that a query belongs to; None if each row is one example,
-            whose tokens are visible to every query.
-        key_segments: [batch, keys] int32, the example that a key belongs to; 0 is padding.
-        causal: a query sees no key after its own position in the row.
-        key_prefix: [batch, keys] bool, keys that every query of their example sees; None if there are none.
-        window: a query sees only keys at a distance below it, on both sides unless `causal`; None for all distances.
+        query_segments: [batch, queries] int32, the example of each query; None if each row is one example, whose tokens
+            are visible to every query.
+        key_segments: [batch, keys] int32, the example of each key; 0 is padding.
+        causal: whether keys after a query's position are masked.
+        key_prefix: [batch, keys] bool, keys that are visible to all queries of their example; None if there are none.
+        window: keys at this distance or farther are masked, on both sides unless `causal`; None for no limit.
     """
 
     query_segments: jax.Array | None
@@ -74,7 +74,7 @@ class Visibility:
     window: int | None = struct.field(pytree_node=False, default=None)
 
     def mask(self) -> jax.Array:
-        """The mask, bool, broadcastable to [batch, 1, queries, keys]; True if a query sees a key."""
+        """Returns a bool mask that broadcasts to [batch, 1, queries, keys]; True if a query attends to a key."""
         if self.query_segments is None:
             allowed = (self.key_segments > 0)[:, None, None, :]
         else:
@@ -88,7 +88,7 @@ class Visibility:
 
 
 def is_near(length: int, window: int) -> jax.Array:
-    """Whether two positions are closer than `window`, bool [length, length]."""
+    """Returns whether the distance of two positions is below `window`, bool [length, length]."""
     position = jnp.arange(length)
     return jnp.abs(position[:, None] - position) < window
 
@@ -101,15 +101,15 @@ def dot_product_attention(
     bias: jax.Array | None,
     softcap: float | None = None,
 ) -> jax.Array:
-    """Attention without a scale on the logits.
+    """Computes attention without a scale on the logits.
 
     Args:
         query: [batch, q, heads, kv].
         key: [batch, k, kv_heads, kv], with kv_heads a divisor of heads.
         value: [batch, k, kv_heads, kv].
-        mask: bool, broadcastable to [batch, 1, q, k]; True where a query may see a key.
+        mask: bool, broadcastable to [batch, 1, q, k]; True if a query attends to a key.
         bias: [1, heads, q, k] float32 added to the logits, or None.
-        softcap: the logits are `softcap * tanh(query key^T / softcap)` before the bias is added; None leaves them.
+        softcap: caps the logits, before the bias, at `softcap * tanh(query key^T / softcap)`; None disables it.
 
     Returns:
         [batch, q, heads, kv] in value's dtype; logits and softmax are float32.
@@ -121,10 +121,10 @@ def dot_product_attention(
 def group_queries(
     query: jax.Array, kv_heads: int, mask: jax.Array, bias: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Turns the query heads that share a key head into more queries of that head, in grouped-query attention.
+    """Reshapes the query heads that share a key head into additional queries, for grouped-query attention.
 
     [batch, q, heads, kv] becomes [batch, q * group, kv_heads, kv]; the mask and the bias are repeated and reshaped to
-    match. Without groups, all three are returned unchanged.
+    match. All three are unchanged if every query head has its own key head.
     """
     batch, length, heads, width = query.shape
     group = heads // kv_heads
@@ -140,7 +140,7 @@ def group_queries(
 
 
 def ungroup(mixed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The result for `group_queries`, [batch, q * group, kv_heads, kv], in the shape of the queries before grouping."""
+    """Reshapes a result for `group_queries`, [batch, q * group, kv_heads, kv], to the queries' original `shape`."""
     batch, length, heads, width = shape
     kv_heads = mixed.shape[2]
     if heads == kv_heads:
@@ -149,14 +149,14 @@ def ungroup(mixed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def cap_logits(logits: jax.Array, softcap: float | None) -> jax.Array:
-    """`softcap * tanh(logits / softcap)`, or the logits if there is no softcap."""
+    """Computes `softcap * tanh(logits / softcap)`; returns the logits if softcap is None."""
     return logits if softcap is None else softcap * jnp.tanh(logits / softcap)
 
 
 def attention_weights(
     query: jax.Array, key: jax.Array, mask: jax.Array, bias: jax.Array | None, softcap: float | None = None
 ) -> jax.Array:
-    """softmax(query key^T + bias) itself, [batch, heads, q, k] float32; same arguments as `dot_product_attention`."""
+    """Computes softmax(query key^T + bias), [batch, heads, q, k] float32; arguments as in `dot_product_attention`."""
     mask = jnp.broadcast_to(mask, (query.shape[0], *mask.shape[1:]))
     shared = None if bias is None else bias[0]
     if query.shape[2] != key.shape[2]:
@@ -166,14 +166,14 @@ def attention_weights(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _attention(query, key, value, mask, bias, softcap):
-    """`dot_product_attention` with as many query heads as key heads."""
+    """Computes `dot_product_attention` for equal numbers of query and key heads."""
     return _forward_rule(query, key, value, mask, bias, softcap)[0]
 
 
 def _forward_rule(query, key, value, mask, bias, softcap):
     mask = jnp.broadcast_to(mask, (query.shape[0], *mask.shape[1:]))
     shared, rows = None if bias is None else bias[0], (query, key, value, mask)
-    # `map` processes one row at a time.
+    # `map` processes rows sequentially.
     run = jax.lax.map if on_single_cpu() else lambda function, rows: jax.vmap(function)(rows)
     mixed, log_total = run(lambda row: _row_forward(softcap, shared, *row), rows)
     mixed, log_total = (checkpoint_name(array, ATTENTION_OUTPUT) for array in (mixed, log_total))
@@ -201,14 +201,14 @@ _attention.defvjp(_forward_rule, _backward_rule)
 
 
 def _row_logits(query, key, mask, bias, softcap) -> tuple[jax.Array, jax.Array]:
-    """The logits of one row of the batch, [heads, q, k] float32, with and without mask and bias."""
+    """Computes the logits of one row, [heads, q, k] float32, with and without mask and bias."""
     logits = cap_logits(jnp.einsum('qhd,khd->hqk', query, key, preferred_element_type=jnp.float32), softcap)
     offset = jnp.where(mask, 0.0, MASKED)
     return logits + (offset if bias is None else offset + bias), logits
 
 
 def _row_forward(softcap, bias, query, key, value, mask) -> tuple[jax.Array, jax.Array]:
-    """Output [q, heads, kv] and log-sum-exp of the logits [heads, q]."""
+    """Computes the output [q, heads, kv] and the log-sum-exp of the logits [heads, q] of one row."""
     logits, _ = _row_logits(query, key, mask, bias, softcap)
     largest = jnp.max(logits, axis=-1)
     weights = jnp.exp(logits - largest[..., None])
@@ -218,7 +218,7 @@ def _row_forward(softcap, bias, query, key, value, mask) -> tuple[jax.Array, jax
 
 
 def _row_backward(softcap, bias, query, key, value, mask, mixed, log_total, gradient):
-    """Gradients with respect to query, key, value and bias."""
+    """Computes the gradients of query, key, value and bias for one row."""
     logits, capped = _row_logits(query, key, mask, bias, softcap)
     weights = jnp.exp(logits - log_total[..., None])
     value_gradient = jnp.einsum('hqk,qhd->khd', weights.astype(value.dtype), gradient)

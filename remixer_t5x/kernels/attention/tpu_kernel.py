@@ -1,11 +1,12 @@
-"""Attention on a TPU as one Pallas kernel forward and one backward: logits never leave on-chip memory.
+"""Pallas kernels for attention on a TPU, one forward and one backward, which keep the logits in on-chip memory.
 
-The blocks of FlashAttention (Dao et al. 2022), for T5: all rows of the batch share a bias that depends on distance. The
-kernel spreads the values by distance over a block of logits, and sums the gradient of the bias over the batch.
+They use the blocks of FlashAttention (Dao et al. 2022), for T5's position bias, which depends on the distance and is
+shared by all rows of the batch. The kernels spread the values by distance over a block of logits, and sum the gradient
+of the bias over the batch.
 
-Heads stay next to each other in the last axis, as the projections write them, so that no array is transposed in HBM: a
-program reads a group of heads whose features together fill the 128 lanes of a register. Logits are [key, query], so
-that the maximum and the sum over keys are taken over sublanes, and what belongs to a query is one row.
+The heads remain packed in the last axis, as the projections write them, so that no array is transposed in HBM. A
+program reads a group of heads whose features fill the 128 lanes of a register. Logits are [key, query], so that the
+maximum and the sum over keys reduce sublanes, and the statistics of the queries are one row.
 """
 
 import dataclasses
@@ -22,22 +23,22 @@ from remixer_t5x.kernels.compile_target import interprets_kernels
 
 _FLOAT32 = jnp.float32
 _LANES, _SUBLANES = 128, 8
-# [512, 512] float32 logits are 1 MiB; a few of them fit next to the operands into the 16 MiB of a TPU v3 or v4.
+# [512, 512] float32 logits take 1 MiB; a few of them fit into the 16 MiB of a TPU v3 or v4 next to the operands.
 _LONGEST_BLOCK = 512
-_MEMORY_OF_BLOCKS = 8 * 2**20
-# What a kernel may use without asking for more.
-_DEFAULT_MEMORY = 16 * 2**20
+_BLOCK_BYTES = 8 * 2**20
+# The compiler's default limit of a kernel's VMEM.
+_DEFAULT_VMEM_LIMIT = 16 * 2**20
 
 
 class Operands(NamedTuple):
-    """What both kernels read; `None` for what a call does not have.
+    """Operands of both kernels; None for unused ones.
 
     Attributes:
         query: [batch, queries, heads * kv].
         key, value: [batch, keys, heads * kv].
-        query_segments: [batch, 1, queries] int32; None lets each query see every key of a segment above 0.
-        key_segments: [batch, keys, 1] int32; a query sees the keys of its own segment.
-        bias: [heads // group, group, 8, distances] float32 by `bias_blocks`.
+        query_segments: [batch, 1, queries] int32; None if each query attends to all keys with a segment above 0.
+        key_segments: [batch, keys, 1] int32; queries attend to the keys of their segment.
+        bias: [heads // group, group, 8, distances] float32, from `bias_blocks`.
     """
 
     query: jax.Array
@@ -50,7 +51,13 @@ class Operands(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Divides a call into programs; lengths of the rows, number and width of the heads, and derived block sizes."""
+    """The sizes of a call and its division into programs.
+
+    Attributes:
+        queries, keys: lengths of the rows.
+        heads, head_dim: number and width of the heads.
+        causal, window: as in `Visibility`.
+    """
 
     queries: int
     keys: int
@@ -61,34 +68,34 @@ class Plan:
 
     @property
     def group(self) -> int:
-        """Heads of a program: the fewest that fill whole registers, or all heads."""
+        """The number of heads of a program: the smallest that fills whole registers, or all heads."""
         whole = (g for g in range(1, self.heads) if self.heads % g == 0 and g * self.head_dim % _LANES == 0)
         return next(whole, self.heads)
 
-    # Blocks are multiples of 128 tokens, at most 512, as equal as possible.
+    # Block lengths are multiples of 128 tokens, at most 512.
     block_q = property(lambda self: _block_length(self.queries))
     block_k = property(lambda self: _block_length(self.keys))
     blocks_q = property(lambda self: pl.cdiv(self.queries, self.block_q))
     blocks_k = property(lambda self: pl.cdiv(self.keys, self.block_k))
-    # If one program holds all logits of a row, its bias serves the whole batch.
+    # If one block contains all logits of a row, its bias is computed once for the whole batch.
     one_block = property(lambda self: self.blocks_q == self.blocks_k == 1)
-    # Features of a program's heads, and distances between a query and a key in whole blocks.
+    # The features of a program's heads, and the distances between queries and keys, in whole blocks.
     width = property(lambda self: self.group * self.head_dim)
     distances = property(lambda self: self.blocks_q * self.block_q + self.blocks_k * self.block_k)
 
     @property
     def memory(self) -> int:
-        """Upper bound of the on-chip memory that the backward kernel uses, in bytes."""
+        """An upper bound of the VMEM that the backward kernel uses, in bytes."""
         gradient = self.blocks_q * self.block_q * self.width * (4 + 2 * 2)
         bias = 4 * self.group * _SUBLANES * self.distances * 4
-        return _MEMORY_OF_BLOCKS + gradient + bias
+        return _BLOCK_BYTES + gradient + bias
 
     def first_q(self, k_block):
-        """The first block of queries that sees the block of keys."""
+        """Returns the first block of queries that attends to a block of keys, with a causal mask."""
         return jax.lax.div(k_block * self.block_k, self.block_q)
 
     def last_k(self, q_block):
-        """The last block of keys that the block of queries sees."""
+        """Returns the last block of keys that a block of queries attends to, with a causal mask."""
         return jax.lax.div((q_block + 1) * self.block_q - 1, self.block_k)
 
 
@@ -98,9 +105,15 @@ def _block_length(length: int) -> int:
 
 
 def bias_blocks(plan: Plan, by_distance: jax.Array) -> jax.Array:
-    """[heads, 2 * length - 1] by `key - query` -> [groups, group, 8, distances]: eight copies, each shifted by one.
+    """Makes eight copies of a bias by distance, each shifted by one, for the sublanes of a register.
 
-    They fill the eight sublanes of a register, from which `_spread_bias` computes the bias of a block.
+    `_spread_bias` computes the bias of a block from them.
+
+    Args:
+        by_distance: [heads, 2 * length - 1], by `key - query`.
+
+    Returns:
+        [groups, group, 8, distances].
     """
     length = (by_distance.shape[1] + 1) // 2
     by_query = by_distance[:, ::-1]  # by `query - key`
@@ -110,9 +123,9 @@ def bias_blocks(plan: Plan, by_distance: jax.Array) -> jax.Array:
 
 
 def _spread_bias(window: jax.Array, num_keys: int, num_queries: int) -> jax.Array:
-    """[8, num_keys + num_queries] of `bias_blocks` -> [num_keys, num_queries]: `out[c, r]` is for distance r - c.
+    """Spreads [8, num_keys + num_queries] of `bias_blocks` to [num_keys, num_queries]; `out[c, r]` has distance r - c.
 
-    Each row is its successor shifted by one: a shift of all rows so far doubles their number.
+    Each row is the next row shifted by one, so shifting all rows doubles their number.
     """
     rows, width = window, window.shape[1]
     while rows.shape[0] < num_keys:
@@ -121,7 +134,7 @@ def _spread_bias(window: jax.Array, num_keys: int, num_queries: int) -> jax.Arra
 
 
 def _sum_over_diagonals(block: jax.Array) -> jax.Array:
-    """The transpose of `_spread_bias`: [num_keys, num_queries] -> [8, num_keys + num_queries]."""
+    """Transposes `_spread_bias`: [num_keys, num_queries] -> [8, num_keys + num_queries]."""
     num_keys, num_queries = block.shape
     rows = jnp.pad(block, ((pl.next_power_of_2(num_keys) - num_keys, 0), (0, num_keys)))
     while rows.shape[0] > _SUBLANES:
@@ -131,12 +144,11 @@ def _sum_over_diagonals(block: jax.Array) -> jax.Array:
 
 
 class _BlockSpecs:
-    """The block of each array that a program reads; the grid is (groups of heads, rows, blocks, blocks)."""
+    """The block specs of all arrays, for the grid (groups of heads, rows, blocks, blocks)."""
 
     def __init__(self, plan: Plan, q_axis: int, k_axis: int):
         def q_block(*ids):
-            # A block of keys that a block of queries does not see is skipped. Naming a block that is already in memory
-            # avoids the copy.
+            # Blocks that the causal mask excludes are skipped; naming the block that is already in VMEM avoids a copy.
             return jnp.maximum(ids[q_axis], plan.first_q(ids[k_axis])) if plan.causal and q_axis == 3 else ids[q_axis]
 
         def k_block(*ids):
@@ -166,17 +178,21 @@ def _call_options(plan: Plan, operands: Operands, matmuls: int, reads: int) -> d
             transcendentals=pairs,
             bytes_accessed=reads * sum(sizes) + sizes[0],
         ),
-        # Head groups are independent. Rows and blocks run in sequence: they share sums and the bias.
+        # Head groups are independent. Rows and blocks run sequentially, because they share sums and the bias.
         'compiler_params': pltpu.CompilerParams(
             dimension_semantics=('parallel', 'arbitrary', 'arbitrary', 'arbitrary'),
-            vmem_limit_bytes=max(plan.memory, _DEFAULT_MEMORY),
+            vmem_limit_bytes=max(plan.memory, _DEFAULT_VMEM_LIMIT),
         ),
         'interpret': interprets_kernels(),
     }
 
 
 def forward(plan: Plan, operands: Operands) -> tuple[jax.Array, jax.Array]:
-    """[batch, queries, heads * kv] in value's dtype, and the log-sum-exp of logits [batch, groups, group, queries]."""
+    """Computes attention.
+
+    Returns:
+        [batch, queries, heads * kv] in value's dtype, and the log-sum-exp of logits, [batch, groups, group, queries].
+    """
     batch, groups = operands.query.shape[0], plan.heads // plan.group
     specs = _BlockSpecs(plan, q_axis=2, k_axis=3)
     statistic = pltpu.VMEM((plan.group, 1, plan.block_q), _FLOAT32)
@@ -203,12 +219,17 @@ def forward(plan: Plan, operands: Operands) -> tuple[jax.Array, jax.Array]:
 def backward(
     plan: Plan, operands: Operands, mixed: jax.Array, log_total: jax.Array, gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-    """Gradients of query, key, value and bias, given `forward`'s results and the gradient of the first of them."""
+    """Computes the gradients of query, key, value and bias.
+
+    Args:
+        mixed, log_total: results of `forward`.
+        gradient: gradient of `mixed`.
+    """
     batch, groups = operands.query.shape[0], plan.heads // plan.group
     specs = _BlockSpecs(plan, q_axis=3, k_axis=2)
     has_bias = operands.bias is not None
     differentiated = (*operands[:3], operands.bias)
-    by_key = pltpu.VMEM((plan.block_k, plan.width), _FLOAT32)
+    key_sum = pltpu.VMEM((plan.block_k, plan.width), _FLOAT32)
     return pl.pallas_call(
         functools.partial(_backward_kernel, plan),
         grid=(groups, batch, plan.blocks_k, plan.blocks_q),
@@ -219,8 +240,8 @@ def backward(
             _logits_scratch(plan) if has_bias else None,
             _logits_scratch(plan) if has_bias and plan.one_block else None,
             pltpu.VMEM((plan.width, plan.blocks_q * plan.block_q), _FLOAT32),
-            by_key,
-            by_key,
+            key_sum,
+            key_sum,
         ],
         name='attention_backward',
         **_call_options(plan, operands, matmuls=5, reads=2),
@@ -240,7 +261,7 @@ def _forward_kernel(plan, operands, mixed_ref, log_total_ref, bias_block, larges
         total_ref[...] = jnp.zeros_like(total_ref)
         mixed_sum[...] = jnp.zeros_like(mixed_sum)
 
-    @pl.when(_is_seen(plan, q_block, k_block))
+    @pl.when(_is_visible_block(plan, q_block, k_block))
     def add_block():
         _prepare_bias(plan, operands.bias, bias_block, row, q_block, k_block)
         query = operands.query[0]
@@ -252,11 +273,11 @@ def _forward_kernel(plan, operands, mixed_ref, log_total_ref, bias_block, larges
             logits = _logits(plan, query, key, bias_block, visible, k_block, head)
             largest = jnp.maximum(largest_ref[head], jnp.max(logits, axis=0, keepdims=True))
             weights = jnp.exp(logits - largest)
-            shrink = jnp.exp(largest_ref[head] - largest)
+            decay = jnp.exp(largest_ref[head] - largest)
             largest_ref[head] = largest
-            total_ref[head] = total_ref[head] * shrink + jnp.sum(weights, axis=0, keepdims=True)
-            of_head = value[head * plan.head_dim : (head + 1) * plan.head_dim]
-            mixed_sum[rows] = mixed_sum[rows] * shrink + _dot(of_head, weights.astype(value.dtype))
+            total_ref[head] = total_ref[head] * decay + jnp.sum(weights, axis=0, keepdims=True)
+            head_value = value[head * plan.head_dim : (head + 1) * plan.head_dim]
+            mixed_sum[rows] = mixed_sum[rows] * decay + _dot(head_value, weights.astype(value.dtype))
 
     @pl.when(k_block == plan.blocks_k - 1)
     def finish():
@@ -273,10 +294,10 @@ def _backward_kernel(
     mixed_ref,
     log_total_ref,
     gradient_ref,
-    of_query,
-    of_key,
-    of_value,
-    of_bias,
+    query_gradient_ref,
+    key_gradient_ref,
+    value_gradient_ref,
+    bias_gradient_ref,
     bias_block,
     bias_sum,
     query_sum,
@@ -299,10 +320,10 @@ def _backward_kernel(
 
         @pl.when((row == 0) & (q_block == 0) & (k_block == 0))
         def start_bias():
-            total = bias_sum if plan.one_block else of_bias
+            total = bias_sum if plan.one_block else bias_gradient_ref
             total[...] = jnp.zeros_like(total)
 
-    @pl.when(_is_seen(plan, q_block, k_block))
+    @pl.when(_is_visible_block(plan, q_block, k_block))
     def add_block():
         _prepare_bias(plan, operands.bias, bias_block, row, q_block, k_block)
         query, mixed, gradient = (
@@ -312,44 +333,44 @@ def _backward_kernel(
         key_rows = key.T
         visible = _visible(plan, operands, q_block, k_block)
         product = (mixed.astype(_FLOAT32) * gradient.astype(_FLOAT32)).T  # [width, queries]
-        of_block = pl.ds(pl.multiple_of(q_block * plan.block_q, _LANES), plan.block_q)
+        q_rows = pl.ds(pl.multiple_of(q_block * plan.block_q, _LANES), plan.block_q)
         for head in range(plan.group):
             rows = slice(head * plan.head_dim, (head + 1) * plan.head_dim)
             logits = _logits(plan, query, key, bias_block, visible, k_block, head)
             weights = jnp.exp(logits - log_total_ref[0, 0, head : head + 1])
             if plan.queries % plan.block_q:
                 weights = jnp.where(_token_index(plan, q_block, 1) < plan.queries, weights, 0.0)
-            weights_gradient = _dot_transposed(_only_head(plan, value, head), gradient)
+            weights_gradient = _dot_transposed(_select_head(plan, value, head), gradient)
             delta = jnp.sum(product[rows], axis=0, keepdims=True)
             logits_gradient = weights * (weights_gradient - delta)
             low = logits_gradient.astype(query.dtype)
-            value_sum[...] += _only_head(plan, _dot(weights.astype(gradient.dtype), gradient), head)
-            key_sum[...] += _only_head(plan, _dot(low, query), head)
-            query_sum[rows, of_block] += _dot(key_rows[rows], low)
+            value_sum[...] += _select_head(plan, _dot(weights.astype(gradient.dtype), gradient), head)
+            key_sum[...] += _select_head(plan, _dot(low, query), head)
+            query_sum[rows, q_rows] += _dot(key_rows[rows], low)
             if has_bias and plan.one_block:
                 bias_sum[head] += logits_gradient
             elif has_bias:
-                of_bias[0, head, :, _window(plan, q_block, k_block)] += _sum_over_diagonals(logits_gradient)
+                bias_gradient_ref[0, head, :, _window(plan, q_block, k_block)] += _sum_over_diagonals(logits_gradient)
 
     @pl.when(last_q)
     def finish_keys():
-        of_key[0] = key_sum[...].astype(of_key.dtype)
-        of_value[0] = value_sum[...].astype(of_value.dtype)
+        key_gradient_ref[0] = key_sum[...].astype(key_gradient_ref.dtype)
+        value_gradient_ref[0] = value_sum[...].astype(value_gradient_ref.dtype)
 
     @pl.when(last_q & (k_block == plan.blocks_k - 1))
     def finish_row():
-        of_query[0] = query_sum[...].T.astype(of_query.dtype)
+        query_gradient_ref[0] = query_sum[...].T.astype(query_gradient_ref.dtype)
 
     if has_bias and plan.one_block:
 
         @pl.when(row == pl.num_programs(1) - 1)
         def finish_bias():
             for head in range(plan.group):
-                of_bias[0, head] = _sum_over_diagonals(bias_sum[head])
+                bias_gradient_ref[0, head] = _sum_over_diagonals(bias_sum[head])
 
 
 def _prepare_bias(plan: Plan, bias_ref, block_ref, row, q_block, k_block) -> None:
-    """Spreads the bias of each head over the block of logits; if a row is one block, for the first row only."""
+    """Spreads the bias of each head over the block of logits; if a row has one block, only for the first row."""
     if bias_ref is None:
         return
 
@@ -361,33 +382,33 @@ def _prepare_bias(plan: Plan, bias_ref, block_ref, row, q_block, k_block) -> Non
 
 
 def _window(plan: Plan, q_block, k_block):
-    """The distances between a block of queries and a block of keys."""
+    """Returns the slice of distances between a block of queries and a block of keys."""
     start = q_block * plan.block_q + (plan.blocks_k - 1 - k_block) * plan.block_k
     return pl.ds(pl.multiple_of(start, _LANES), plan.block_q + plan.block_k)
 
 
-def _is_seen(plan: Plan, q_block, k_block):
-    is_seen = k_block <= plan.last_k(q_block) if plan.causal else True
+def _is_visible_block(plan: Plan, q_block, k_block):
+    is_visible = k_block <= plan.last_k(q_block) if plan.causal else True
     if plan.window is None:
-        return is_seen
+        return is_visible
     ahead = k_block * plan.block_k - q_block * plan.block_q  # from the first query to the first key
-    return is_seen & (ahead - plan.block_q + 1 < plan.window) & (-ahead - plan.block_k + 1 < plan.window)
+    return is_visible & (ahead - plan.block_q + 1 < plan.window) & (-ahead - plan.block_k + 1 < plan.window)
 
 
 def _logits(plan: Plan, query, key, bias_block, visible, k_block, head: int) -> jax.Array:
-    """[keys, queries] float32 of one head."""
-    logits = _dot_transposed(_only_head(plan, key, head), query)
+    """Computes the logits of one head, [keys, queries] float32."""
+    logits = _dot_transposed(_select_head(plan, key, head), query)
     if bias_block is not None:
         logits += bias_block[head]
     logits = jnp.where(visible, logits, MASKED)
     if plan.keys % plan.block_k:
-        # Keys past the end do not even count if a query sees nothing and averages all keys.
+        # Lower than MASKED, so that a query without a visible key does not average keys past the end.
         logits = jnp.where(_token_index(plan, k_block, 0) < plan.keys, logits, 2 * MASKED)
     return logits
 
 
 def _visible(plan: Plan, operands: Operands, q_block, k_block) -> jax.Array:
-    """Which keys the queries of a block see, bool, broadcastable to [keys, queries]."""
+    """Returns the mask of a block, bool, broadcastable to [keys, queries]."""
     keys = operands.key_segments[0]
     visible = keys > 0 if operands.query_segments is None else keys == operands.query_segments[0]
     if plan.causal:
@@ -399,13 +420,13 @@ def _visible(plan: Plan, operands: Operands, q_block, k_block) -> jax.Array:
 
 
 def _token_index(plan: Plan, block, axis: int) -> jax.Array:
-    """[keys, queries], the position of each key (axis 0) or query (axis 1) in its row."""
+    """Returns the positions of the keys (axis 0) or queries (axis 1) in the row, [keys, queries]."""
     shape = plan.block_k, plan.block_q
     return block * shape[axis] + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
 
 
 def _rows(ref, block, length: int) -> jax.Array:
-    """The block's rows, with zeros past the end of the array, where memory may hold anything."""
+    """Loads a block, with zeros past the end of the array, where the memory is undefined."""
     rows = ref[0]
     if length % rows.shape[0] == 0:
         return rows
@@ -413,13 +434,13 @@ def _rows(ref, block, length: int) -> jax.Array:
     return jnp.where(index < length, rows, jnp.zeros_like(rows))
 
 
-def _only_head(plan: Plan, features: jax.Array, head: int) -> jax.Array:
-    """[., width] with zeros in the features of other heads; the matrix unit multiplies 128 lanes at a time anyway."""
+def _select_head(plan: Plan, features: jax.Array, head: int) -> jax.Array:
+    """Sets the features of other heads to zero; the matrix unit always multiplies 128 lanes."""
     if plan.group == 1:
         return features
     lane = jax.lax.broadcasted_iota(jnp.int32, features.shape, 1)
-    of_head = (lane >= head * plan.head_dim) & (lane < (head + 1) * plan.head_dim)
-    return jnp.where(of_head, features, jnp.zeros_like(features))
+    in_head = (lane >= head * plan.head_dim) & (lane < (head + 1) * plan.head_dim)
+    return jnp.where(in_head, features, jnp.zeros_like(features))
 
 
 def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -427,5 +448,5 @@ def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _dot_transposed(a: jax.Array, b: jax.Array) -> jax.Array:
-    """a b^T."""
+    """Computes a b^T."""
     return jax.lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=_FLOAT32)

@@ -1,10 +1,11 @@
-"""The running token MLP block by block, for accelerators: the sum A is in memory only between blocks of tokens.
+"""The running token MLP block by block: the sum A is in memory only between blocks of tokens.
 
-The backward pass recomputes A before each block with matmuls. Within a block, a kernel (`tpu`) or unrolled operations
-that XLA fuses (`unrolled`) compute the outputs and gradients of its tokens.
+The backward pass recomputes A before each block with matmuls. Within a block, a loop (`token_loop`), a kernel (`tpu`)
+or unrolled operations that XLA fuses (`unrolled`) compute the outputs and gradients of its tokens.
 """
 
 import functools
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -14,8 +15,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
-from remixer_t5x.kernels.compile_target import on_each_device, rows_and_heads
-from remixer_t5x.kernels.running_token_mlp.token_loop import Activation
+from remixer_t5x.kernels.compile_target import batch_and_head_axes, on_each_device
+
+Activation = Callable[[jax.Array], jax.Array]
 
 
 class Tokens(NamedTuple):
@@ -24,8 +26,8 @@ class Tokens(NamedTuple):
     Attributes:
         w_in, w_out: [batch, tokens, heads, hidden].
         value: [batch, tokens, heads, features].
-        keep: [batch, tokens] float32, 0 where an example starts and A with it, otherwise 1; None for one example a row.
-        scale: [batch, tokens] float32 factor of A before the activation; None for 1.
+        keep: [batch, tokens] float32, 0 at the first token of an example, otherwise 1; None if a row is one example.
+        scale: [batch, tokens] float32 factor of A before the activation; None is 1.
     """
 
     w_in: jax.Array
@@ -36,7 +38,7 @@ class Tokens(NamedTuple):
 
 
 class BlockGradients(NamedTuple):
-    """Gradients of w_in, value and w_out, and of A before the block (None if the block has no A before it)."""
+    """Gradients of w_in, value and w_out, and of A before the block (None if A before the block is None)."""
 
     w_in: jax.Array
     value: jax.Array
@@ -54,10 +56,10 @@ def mix_by_blocks(
     keep: jax.Array | None,
     scale: jax.Array | None,
 ) -> jax.Array:
-    """`api.mix_through_running_hidden` of arguments that are zero at padding.
+    """Computes `api.mix_through_running_hidden` for arguments that are zero at padding.
 
     Args:
-        kernel: a module with `forward`, `backward` and `block_length`: `tpu` or `unrolled`.
+        kernel: a module with `forward`, `backward` and `block_length`: `token_loop`, `tpu` or `unrolled`.
         activation: elementwise function of the hidden units.
         w_in, value, w_out, keep, scale: as in `Tokens`, for whole rows.
 
@@ -84,7 +86,7 @@ mix_by_blocks.defvjp(_forward_rule, _backward_rule)
 
 
 def _partition_specs(tokens: Tokens) -> Tokens:
-    rows, heads = rows_and_heads(tokens.value.shape[0], tokens.value.shape[2])
+    rows, heads = batch_and_head_axes(tokens.value.shape[0], tokens.value.shape[2])
     by_head, by_row = PartitionSpec(rows, None, heads, None), PartitionSpec(rows, None)
     specs = (by_head, by_head, by_head, by_row, by_row)
     return Tokens(*(None if array is None else spec for array, spec in zip(tokens, specs, strict=True)))
@@ -98,7 +100,7 @@ def _forward(kernel: ModuleType, activation: Activation, tokens: Tokens) -> jax.
     def mix_block(start, tokens):
         return _add_block(start, tokens), kernel.forward(activation, tokens, start)
 
-    _, mixed = jax.lax.scan(mix_block, _zero_sum(tokens), _split(tokens, block))
+    _, mixed = jax.lax.scan(mix_block, zero_sum(tokens), _split(tokens, block))
     return _join(mixed, length)
 
 
@@ -107,7 +109,7 @@ def _backward(kernel: ModuleType, activation: Activation, tokens: Tokens, gradie
     if block == length:
         return tuple(kernel.backward(activation, tokens, None, None, gradient)[:3])
 
-    # A is kept at the start of each group of about `hidden` tokens, and before its blocks while the group is computed.
+    # A is stored at the start of each group of about `hidden` tokens, and before each block of the current group.
     groups = -(-length // max(block, tokens.w_in.shape[-1]))
     group = -(-length // (groups * block)) * block
 
@@ -124,25 +126,25 @@ def _backward(kernel: ModuleType, activation: Activation, tokens: Tokens, gradie
         )
         return later, [_join(array, group) for array in gradients]
 
-    zeros, blocks = _zero_sum(tokens), _split(tokens, group)
+    zeros, blocks = zero_sum(tokens), _split(tokens, group)
     inputs = blocks, _starts(blocks, zeros), _split(gradient, group)
     _, gradients = jax.lax.scan(group_gradients, zeros, inputs, reverse=True)
     return tuple(_join(array, length) for array in gradients)
 
 
 def _starts(blocks: Tokens, start: jax.Array) -> jax.Array:
-    """A before each of the blocks, given A before the first."""
+    """Computes A before each block, given A before the first."""
     return jax.lax.scan(lambda start, tokens: (_add_block(start, tokens), start), start, blocks)[1]
 
 
-def _zero_sum(tokens: Tokens) -> jax.Array:
-    """A of no tokens, [batch, heads, hidden, features]."""
+def zero_sum(tokens: Tokens) -> jax.Array:
+    """Returns the initial A, [batch, heads, hidden, features]."""
     batch, _, heads, hidden = tokens.w_in.shape
     return jnp.zeros((batch, heads, hidden, tokens.value.shape[-1]), jnp.float32)
 
 
 def _add_block(start: jax.Array, tokens: Tokens) -> jax.Array:
-    """A after the block: a sum over the tokens after the last start of an example in it."""
+    """Computes A after the block, which sums the tokens since the last start of an example."""
     w_in = tokens.w_in
     if tokens.keep is not None:
         keep = tokens.keep
@@ -156,7 +158,7 @@ def _add_block(start: jax.Array, tokens: Tokens) -> jax.Array:
 
 
 def _split(tree: Any, block: int) -> Any:
-    """[batch, length, ...] -> [blocks, batch, block, ...], padded with zeros."""
+    """Splits [batch, length, ...] into [blocks, batch, block, ...], padded with zeros."""
 
     def split(array: jax.Array) -> jax.Array:
         padded = jnp.pad(array, ((0, 0), (0, -array.shape[1] % block), *((0, 0),) * (array.ndim - 2)))
@@ -166,6 +168,6 @@ def _split(tree: Any, block: int) -> Any:
 
 
 def _join(blocks: jax.Array, length: int) -> jax.Array:
-    """[blocks, batch, block, ...] -> [batch, length, ...]."""
+    """Joins [blocks, batch, block, ...] to [batch, length, ...]."""
     rows = jnp.moveaxis(blocks, 0, 1)
     return rows.reshape(rows.shape[0], -1, *rows.shape[3:])[:, :length]

@@ -1,9 +1,9 @@
-"""One block of the running token MLP on a TPU as Pallas kernels: A is in registers while the tokens of a block pass.
+"""One block of the running token MLP on a TPU, as Pallas kernels that keep A in registers over the tokens of a block.
 
-A token costs hidden x features numbers of A, and nothing else of that size exists. The numbers of one hidden unit are a
-tile [features, lanes] of a dozen registers, and each lane is another (row, head): sums over features and hidden units
-are then plain additions of registers, not sums across lanes. For this the kernel reads its operands with (row, head) as
-the last axis, which costs one transpose of each operand.
+A has hidden x features numbers, far more than the operands of a token. The numbers of one hidden unit are a tile
+[features, lanes] of a dozen registers, and each lane is one (row, head), so that sums over features and hidden units
+add registers and do not reduce lanes. The kernels therefore read operands with (row, head) as the last axis, which
+costs one transpose of each operand.
 """
 
 import functools
@@ -21,38 +21,39 @@ from remixer_t5x.kernels.running_token_mlp.block_loop import BlockGradients, Tok
 _LANES = 128
 _FLOAT32 = jnp.float32
 _LONGEST_BLOCK = 128
-_LARGEST_UNITS = 16
-# The most on-chip memory that a kernel asks for; TPUs before v5 have 16 MiB.
-_MEMORY = 56 * 2**20
-# Of it for A before and after a block, and for the weights of hidden units.
-_MEMORY_OF_STATES, _MEMORY_OF_WEIGHTS = 4 * 2**20, 4 * 2**20
+_MAX_UNITS = 16
+# The largest VMEM limit of a kernel; TPUs before v5 have 16 MiB.
+_MAX_VMEM = 56 * 2**20
+# The parts for A before and after a block, and for the weights of hidden units.
+_STATE_BYTES, _WEIGHT_BYTES = 4 * 2**20, 4 * 2**20
 
 
 def refusal(w_in: jax.Array, value: jax.Array) -> str | None:
     """Returns why the kernel does not support this call, or None."""
-    return None if block_length(w_in, value) else 'takes heads of fewer features on this TPU'
+    is_supported = block_length(w_in, value) > 0
+    return None if is_supported else f'requires narrower heads on this TPU, got {value.shape[-1]} features'
 
 
 def block_length(w_in: jax.Array, value: jax.Array) -> int:
     """The number of tokens of a block, a multiple of 8 or the whole row; 0 if no block fits."""
     _, length, _, features = value.shape
-    # A of each token, an output in float32 and two inputs; all but A twice, as the next block is read meanwhile.
+    # A of each token, a float32 output and two inputs; inputs and output are double-buffered.
     per_token = _LANES * features * (4 + 2 * 4 + 4 * value.dtype.itemsize)
-    available = _memory() - _MEMORY_OF_STATES - _MEMORY_OF_WEIGHTS
+    available = _vmem_limit() - _STATE_BYTES - _WEIGHT_BYTES
     return min(length, available // per_token // 8 * 8, _LONGEST_BLOCK)
 
 
-def _memory() -> int:
-    return min(_MEMORY, compile_target.on_chip_memory(default=_MEMORY))
+def _vmem_limit() -> int:
+    return min(_MAX_VMEM, compile_target.vmem_bytes(default=_MAX_VMEM))
 
 
 class _Operands(NamedTuple):
-    """What both kernels read, with lanes of (row, head); `None` for what a call does not have.
+    """Operands of both kernels, with (row, head) as lanes; None for unused ones.
 
     Attributes:
         w_in, w_out: [hidden, tokens, lanes].
         value: [tokens, features, lanes].
-        keep: [tokens, lanes] float32, 0 where an example starts, otherwise 1.
+        keep: [tokens, lanes] float32, 0 at the first token of an example, otherwise 1.
         scale: [tokens, lanes] float32 factor of A before the activation.
         start: [hidden, features, lanes] float32, A before the block.
     """
@@ -66,7 +67,7 @@ class _Operands(NamedTuple):
 
 
 def forward(activation, tokens: Tokens, start: jax.Array | None) -> jax.Array:
-    """[batch, tokens, heads, features] in value's dtype; `start` is A before the block, or None for zeros."""
+    """Computes [batch, tokens, heads, features] in value's dtype; `start` is A before the block, None for zeros."""
     operands = _operands(tokens, start)
     plan = _Plan(operands)
     mixed = pl.pallas_call(
@@ -85,7 +86,13 @@ def forward(activation, tokens: Tokens, start: jax.Array | None) -> jax.Array:
 def backward(
     activation, tokens: Tokens, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array
 ) -> BlockGradients:
-    """Gradients of a block, given the gradients of its output and of A after it; `later` is None if `start` is."""
+    """Computes the gradients of a block.
+
+    Args:
+        start: A before the block, or None for zeros.
+        later: gradient of A after the block; None if `start` is None.
+        gradient: gradient of the block's output.
+    """
     operands = _operands(tokens, start)
     plan = _Plan(operands)
     later = None if later is None else _state_lanes(later)
@@ -96,7 +103,7 @@ def backward(
         None if array is None else jax.ShapeDtypeStruct(array.shape, dtype)
         for array, dtype in zip((*operands[:3], operands.start), dtypes, strict=True)
     ]
-    of_w_in, of_value, of_w_out, of_start = pl.pallas_call(
+    w_in_gradient, value_gradient, w_out_gradient, start_gradient = pl.pallas_call(
         functools.partial(_backward_kernel, activation),
         grid=plan.grid,
         in_specs=[plan.specs(operands), state, plan.by_feature],
@@ -107,24 +114,24 @@ def backward(
         **plan.call_options(operations=30, arrays=(operands, operands)),
     )(operands, later, _feature_lanes(gradient))
     batch, _, heads, _ = tokens.w_in.shape
-    if of_start is not None:
-        of_start = of_start.reshape(*of_start.shape[:2], batch, heads).transpose(2, 3, 0, 1)
+    if start_gradient is not None:
+        start_gradient = start_gradient.reshape(*start_gradient.shape[:2], batch, heads).transpose(2, 3, 0, 1)
     return BlockGradients(
-        _hidden_last(of_w_in, tokens.w_in),
-        _features_last(of_value, tokens.value),
-        _hidden_last(of_w_out, tokens.w_out),
-        of_start,
+        _hidden_last(w_in_gradient, tokens.w_in),
+        _features_last(value_gradient, tokens.value),
+        _hidden_last(w_out_gradient, tokens.w_out),
+        start_gradient,
     )
 
 
 class _Plan:
-    """Divides the work into programs: 128 lanes and a few hidden units for each."""
+    """Divides the work into programs of 128 lanes and a few hidden units."""
 
     def __init__(self, operands: _Operands):
         hidden, length, lanes = operands.w_in.shape
         width, features = min(lanes, _LANES), operands.value.shape[1]
-        states = 6 * features * _LANES * 4  # three arrays of one unit, each twice
-        most = min(_LARGEST_UNITS, hidden, max(1, _MEMORY_OF_STATES // states))
+        states = 6 * features * _LANES * 4  # three double-buffered arrays of one unit
+        most = min(_MAX_UNITS, hidden, max(1, _STATE_BYTES // states))
         units = next(count for count in range(most, 0, -1) if hidden % count == 0)
         self.grid = (pl.cdiv(lanes, width), hidden // units)
         self.tile = (length, features, width)
@@ -146,7 +153,7 @@ class _Plan:
                 flops=operations * self.numbers, transcendentals=self.numbers, bytes_accessed=moved
             ),
             'compiler_params': pltpu.CompilerParams(
-                dimension_semantics=('parallel', 'arbitrary'), vmem_limit_bytes=_memory()
+                dimension_semantics=('parallel', 'arbitrary'), vmem_limit_bytes=_vmem_limit()
             ),
             'interpret': interprets_kernels(),
         }
@@ -177,21 +184,21 @@ def _backward_kernel(
     operands: _Operands,
     later_ref,
     gradient_ref,
-    of_w_in,
-    of_value,
-    of_w_out,
-    of_start,
+    w_in_gradient_ref,
+    value_gradient_ref,
+    w_out_gradient_ref,
+    start_gradient_ref,
     w_in_rows,
     w_out_rows,
-    of_w_in_rows,
-    of_w_out_rows,
+    w_in_gradient_rows,
+    w_out_gradient_rows,
     sums,
 ):
     length = operands.value.shape[0]
 
     @pl.when(pl.program_id(1) == 0)
     def start():
-        of_value[...] = jnp.zeros_like(of_value)
+        value_gradient_ref[...] = jnp.zeros_like(value_gradient_ref)
 
     def add_unit(unit, _):
         first = _load_unit(operands, w_in_rows, w_out_rows, unit)
@@ -205,33 +212,33 @@ def _backward_kernel(
             row = pl.ds(token, 1)
             gradient = gradient_ref[token].astype(_FLOAT32)
             units, pull_back = jax.vjp(lambda hidden: activation(_scaled(operands, hidden, row)), sums[token])
-            of_w_out_rows[row] = jnp.sum(units * gradient, axis=0, keepdims=True)
+            w_out_gradient_rows[row] = jnp.sum(units * gradient, axis=0, keepdims=True)
             later = later + pull_back(w_out_rows[row] * gradient)[0]
-            of_w_in_rows[row] = jnp.sum(later * operands.value[token].astype(_FLOAT32), axis=0, keepdims=True)
-            of_value[token] += w_in_rows[row] * later
+            w_in_gradient_rows[row] = jnp.sum(later * operands.value[token].astype(_FLOAT32), axis=0, keepdims=True)
+            value_gradient_ref[token] += w_in_rows[row] * later
             return later if operands.keep is None else later * operands.keep[row]
 
         jax.lax.fori_loop(0, length, sum_token, first)
         later = jnp.zeros_like(first) if later_ref is None else later_ref[unit]
         later = jax.lax.fori_loop(0, length, token_gradients, later)
-        of_w_in[unit] = of_w_in_rows[...].astype(of_w_in.dtype)
-        of_w_out[unit] = of_w_out_rows[...].astype(of_w_out.dtype)
-        if of_start is not None:
-            of_start[unit] = later
+        w_in_gradient_ref[unit] = w_in_gradient_rows[...].astype(w_in_gradient_ref.dtype)
+        w_out_gradient_ref[unit] = w_out_gradient_rows[...].astype(w_out_gradient_ref.dtype)
+        if start_gradient_ref is not None:
+            start_gradient_ref[unit] = later
         return 0
 
     jax.lax.fori_loop(0, operands.w_in.shape[0], add_unit, 0)
 
 
 def _load_unit(operands: _Operands, w_in_rows, w_out_rows, unit) -> jax.Array:
-    """Copies a hidden unit's weights as float32, whose rows can be read alone, and returns A before the block."""
+    """Copies a hidden unit's weights to float32 scratch with addressable rows, and returns A before the block."""
     w_in_rows[...] = operands.w_in[unit].astype(_FLOAT32)
     w_out_rows[...] = operands.w_out[unit].astype(_FLOAT32)
     return jnp.zeros(operands.value.shape[1:], _FLOAT32) if operands.start is None else operands.start[unit]
 
 
 def _add(operands: _Operands, w_in_rows, hidden: jax.Array, token) -> jax.Array:
-    """A after one more token."""
+    """Adds a token to A."""
     row = pl.ds(token, 1)
     hidden_before = hidden if operands.keep is None else hidden * operands.keep[row]
     return hidden_before + w_in_rows[row] * operands.value[token].astype(_FLOAT32)
@@ -254,7 +261,7 @@ def _operands(tokens: Tokens, start: jax.Array | None) -> _Operands:
 
 
 def _hidden_lanes(array: jax.Array) -> jax.Array:
-    """[batch, tokens, heads, hidden] -> [hidden, tokens, batch * heads]."""
+    """Transposes [batch, tokens, heads, hidden] to [hidden, tokens, batch * heads]."""
     return array.transpose(3, 1, 0, 2).reshape(array.shape[3], array.shape[1], -1)
 
 
@@ -264,7 +271,7 @@ def _hidden_last(lanes: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def _feature_lanes(array: jax.Array) -> jax.Array:
-    """[batch, tokens, heads, features] -> [tokens, features, batch * heads]."""
+    """Transposes [batch, tokens, heads, features] to [tokens, features, batch * heads]."""
     return array.transpose(1, 3, 0, 2).reshape(array.shape[1], array.shape[3], -1)
 
 
@@ -274,5 +281,5 @@ def _features_last(lanes: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def _state_lanes(state: jax.Array) -> jax.Array:
-    """[batch, heads, hidden, features] -> [hidden, features, batch * heads]."""
+    """Transposes [batch, heads, hidden, features] to [hidden, features, batch * heads]."""
     return state.transpose(2, 3, 0, 1).reshape(*state.shape[2:], -1)

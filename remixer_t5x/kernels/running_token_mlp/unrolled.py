@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from remixer_t5x.kernels.gelu import sigmoid_form, sigmoid_form_and_slope
-from remixer_t5x.kernels.running_token_mlp.block_loop import BlockGradients, Tokens
-from remixer_t5x.kernels.running_token_mlp.token_loop import Activation
+from remixer_t5x.kernels.running_token_mlp.block_loop import Activation, BlockGradients, Tokens
 
 # More tokens move A less often, but XLA compiles longer and splits the unrolled operations into more kernels.
 _LONGEST_BLOCK = 20
@@ -24,7 +23,7 @@ def block_length(w_in: jax.Array, value: jax.Array) -> int:
 
 
 def forward(activation: Activation, tokens: Tokens, start: jax.Array | None) -> jax.Array:
-    """[batch, tokens, heads, features] in value's dtype; `start` is A before the block, or None for zeros."""
+    """Computes [batch, tokens, heads, features] in value's dtype; `start` is A before the block, None for zeros."""
     function = _function(activation)
     mixed = [jnp.sum(function(x) * _rows(tokens.w_out, t), -2) for t, x in enumerate(_running_sums(tokens, start))]
     return jnp.stack(mixed, axis=1).astype(tokens.value.dtype)
@@ -33,7 +32,7 @@ def forward(activation: Activation, tokens: Tokens, start: jax.Array | None) -> 
 def backward(
     activation: Activation, tokens: Tokens, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array
 ) -> BlockGradients:
-    """Gradients of a block, given the gradients of its output and of A after it; `later` is None if `start` is."""
+    """Computes the gradients of a block; arguments as in `tpu.backward`."""
     dtype = tokens.value.dtype
     function = _function(activation)
     of_w_out = [jnp.sum(function(x) * _columns(gradient, t), -1) for t, x in enumerate(_running_sums(tokens, start))]

@@ -1,4 +1,4 @@
-"""The MLP along windows of tokens: by the device's kernel, or by its formula chunk by chunk.
+"""The MLP along windows of tokens, by a device kernel or by the formula in chunks of tokens.
 
     y_t[d] = wo . gelu(wi^T x[t - w + 1 .. t, d] + wi_bias) + wo_bias
 
@@ -18,20 +18,20 @@ from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
 from remixer_t5x.kernels.compile_target import on_single_cpu, target_platform
 from remixer_t5x.kernels.window_mlp import gpu, tpu
 
-# By platform; the formula computes calls that a kernel refuses.
+# Kernels by platform. The formula computes the calls that they do not support.
 _KERNELS = {'gpu': gpu, 'tpu': tpu}
 
-# Number of tokens of a row whose windows exist at one time: their hidden units are [hidden, rows, CHUNK, embed].
+# The formula computes this many tokens of a row at a time, whose hidden units are [hidden, rows, CHUNK, embed].
 CHUNK = 32
 
 
 class TokenMLP(NamedTuple):
     """Weights of an MLP along tokens, in the dtype of the tokens."""
 
-    wi: jax.Array  # [tokens read, hidden]
+    wi: jax.Array  # [input tokens, hidden]
     wi_bias: jax.Array  # [hidden]
-    wo: jax.Array  # [hidden, tokens written], or [hidden] for one
-    wo_bias: jax.Array  # [tokens written], or []
+    wo: jax.Array  # [hidden, output tokens], or [hidden] for one output token
+    wo_bias: jax.Array  # [output tokens], or []
 
 
 def mix_windows(weights: TokenMLP, tokens: jax.Array, scale: jax.Array | None, ids: jax.Array | None) -> jax.Array:
@@ -55,23 +55,23 @@ def mix_windows(weights: TokenMLP, tokens: jax.Array, scale: jax.Array | None, i
             shape = len(tokens), weights.wi.shape[1]
             out = jnp.broadcast_to(weights.wo, shape) if scale is None else weights.wo * scale
             return kernel.mix(weights.wi, weights.wi_bias, out, tokens, ids) + weights.wo_bias
-        self_check.warn_of_formula('the window mixer', f'the {platform} kernel', refusal)
+        self_check.log_fallback('the window mixer', f'the {platform} kernel', refusal)
     return _mix_by_formula(weights, tokens, scale, ids)
 
 
 def _self_check(weights: TokenMLP, tokens: jax.Array, ids: jax.Array | None) -> self_check.Check:
-    """The self-check of the TPU kernel; on a GPU XLA compiles everything."""
+    """Builds the self-check of the TPU kernel; the GPU kernel is compiled by XLA and needs no check."""
     (window, hidden), (_, length, features), rows = weights.wi.shape, tokens.shape, self_check.ROWS
     shapes = (window, hidden), (hidden,), (rows, hidden), (rows, length, features)
     operands = [jax.ShapeDtypeStruct(shape, tokens.dtype) for shape in shapes]
-    of_ids = None if ids is None else jax.ShapeDtypeStruct((rows, length), jnp.int32)
+    id_shape = None if ids is None else jax.ShapeDtypeStruct((rows, length), jnp.int32)
     call = f'{length} tokens, window {window}, {hidden} units, {features} features'
     return self_check.Check(
         'window_mlp_tpu',
         call if ids is None else f'{call}, packed',
         tpu.mix,
         _formula_of_kernel,
-        (*operands, of_ids),
+        (*operands, id_shape),
         packed=ids is not None,
     )
 
@@ -85,9 +85,9 @@ def _formula_of_kernel(
 
 @jax.custom_vjp
 def _mix_by_formula(weights: TokenMLP, tokens: jax.Array, scale: jax.Array | None, ids: jax.Array | None) -> jax.Array:
-    """The windows of all tokens, chunk by chunk; the backward pass recomputes everything from the tokens.
+    """Computes all chunks; the backward pass recomputes everything from the tokens.
 
-    Without its own gradient rule, a remat policy that keeps matmuls would keep the hidden units of every chunk.
+    Without this gradient rule, a remat policy that saves matmuls would save the hidden units of every chunk.
     """
     return _mix_chunks(weights, tokens, scale, ids)
 
@@ -107,7 +107,7 @@ _mix_by_formula.defvjp(_forward_rule, _backward_rule)
 
 
 def _mix_chunks(weights, tokens, scale, ids):
-    # The hidden units of one row's chunk stay in cache, which halves the time.
+    # One row at a time, the hidden units of a chunk stay in cache, which halves the time.
     if not on_single_cpu():
         return _mix_rows_by_chunk(weights, tokens, scale, ids)
 
@@ -122,13 +122,13 @@ def _mix_rows_by_chunk(weights, tokens, scale, ids):
     window = weights.wi.shape[0]
 
     def split(array: jax.Array) -> jax.Array:
-        """[batch, length, ...] -> [chunks, batch, CHUNK, ...], padded with zeros."""
+        """Splits [batch, length, ...] into [chunks, batch, CHUNK, ...], padded with zeros."""
         rest = array.shape[2:]
         array = jnp.pad(array, ((0, 0), (0, -length % CHUNK)) + ((0, 0),) * len(rest))
         return jnp.moveaxis(array.reshape(batch, -1, CHUNK, *rest), 1, 0)
 
     def windows(reach: jax.Array) -> jax.Array:
-        """[batch, window - 1 + CHUNK, ...] -> [window, batch, CHUNK, ...]."""
+        """Stacks the windows of [batch, window - 1 + CHUNK, ...] to [window, batch, CHUNK, ...]."""
         return jnp.stack([reach[:, first : first + CHUNK] for first in range(window)])
 
     @jax.checkpoint
@@ -146,9 +146,9 @@ def _mix_rows_by_chunk(weights, tokens, scale, ids):
 
 
 def mix_window(weights: TokenMLP, seen: jax.Array, scale: jax.Array | None) -> jax.Array:
-    """[window, batch, tokens, embed] -> [batch, tokens, embed]."""
+    """Computes the MLP for windows [window, batch, tokens, embed]; returns [batch, tokens, embed]."""
     window, *shape = seen.shape
-    # Everything but the window is one axis of a single matmul.
+    # One matmul, with all axes but the window flattened to one.
     hidden = weights.wi.T @ seen.reshape(window, -1) + weights.wi_bias[:, None]
     hidden = nn.gelu(hidden, approximate=True)
     if scale is not None:

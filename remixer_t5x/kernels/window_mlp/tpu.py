@@ -1,11 +1,11 @@
-"""The MLP along windows of tokens on a TPU as Pallas kernels: hidden units stay in on-chip memory.
+"""Pallas kernels for the MLP along windows of tokens on a TPU, which keep hidden units in on-chip memory.
 
     y_t[d] = sum_s out[s] gelu(sum_j wi[j, s] x[t - w + 1 + j, d] + bias[s])
 
-A block of tokens reads itself and the block before it, so that its windows are never written: all hidden units of a
-block and a tile of features are one product, [hidden * BLOCK, 2 * BLOCK] weights times both blocks. The weights have
-wi[:, s] along their diagonals; the zeros in them double the products. The backward pass recomputes hidden units.
-Programs run one after another, so that gradients of weights are summed on the chip.
+A program reads a block of tokens and the previous block, and computes all hidden units of the block for a tile of
+features as one product: [hidden * BLOCK, 2 * BLOCK] weights times both blocks. The weights have wi[:, s] along their
+diagonals; their zeros double the FLOPs. The backward pass recomputes the hidden units. Programs run sequentially and
+sum the gradients of the weights in on-chip memory.
 """
 
 import functools
@@ -20,25 +20,25 @@ from jax.sharding import PartitionSpec
 
 from remixer_t5x.kernels import compile_target
 from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
-from remixer_t5x.kernels.compile_target import interprets_kernels, on_each_device, rows_and_heads
+from remixer_t5x.kernels.compile_target import batch_and_head_axes, interprets_kernels, on_each_device
 from remixer_t5x.kernels.diagonals import spread_over_diagonals
 from remixer_t5x.kernels.gelu import sigmoid_form, sigmoid_form_and_slope
 
 _FLOAT32 = jnp.float32
 _LANES = 128
-# Tokens of a block, and the most by which a window reaches back.
+# The number of tokens of a block, and the largest distance within a window.
 BLOCK = 32
-# Bytes of the hidden units of a program in float32; the backward pass has them a second time.
-_LARGEST_UNITS = 2 * 2**20
+# The largest size of a program's hidden units in float32; the backward pass stores them twice.
+_MAX_HIDDEN_BYTES = 2 * 2**20
 
 
 class _Operands(NamedTuple):
-    """What the kernels differentiate, and the examples of packed rows.
+    """Differentiable operands of the kernels, and the examples of packed rows.
 
     Attributes:
         tokens: [batch, length, features], zero at padding; the length is a multiple of BLOCK.
         weights: [hidden * BLOCK, 2 * BLOCK] in tokens' dtype: for each hidden unit and token of a block, the weights of
-            the tokens of the block before it and of the block itself.
+            the tokens of the previous block and of the block.
         bias: [hidden] float32.
         out: [batch, hidden] float32.
         ids: [batch, length] int32, the example of each token in packed rows; None if a row is one example.
@@ -52,18 +52,18 @@ class _Operands(NamedTuple):
 
 
 class _Blocks(NamedTuple):
-    """What both kernels read.
+    """Inputs of a program.
 
     Attributes:
         before, current: [BLOCK, tile] tokens.
-        weights, bias, out: as in `_Operands`; the last two are in scalar memory.
-        meets: [BLOCK, 2 * BLOCK] in tokens' dtype, 1 where two tokens are of one example; None for ones.
+        weights, bias, out: as in `_Operands`; bias and out are in scalar memory.
+        same_example: [BLOCK, 2 * BLOCK] in tokens' dtype, 1 for two tokens of the same example, else 0; None for ones.
     """
 
     before: Any
     current: Any
     weights: Any
-    meets: Any
+    same_example: Any
     bias: Any
     out: Any
 
@@ -71,9 +71,9 @@ class _Blocks(NamedTuple):
 def refusal(wi: jax.Array, tokens: jax.Array) -> str | None:
     """Returns why the kernel does not support this call, or None."""
     if wi.shape[0] > BLOCK + 1:
-        return f'takes windows of at most {BLOCK + 1} tokens'
+        return f'supports windows of at most {BLOCK + 1} tokens'
     if tokens.shape[-1] % _LANES:
-        return f'takes a multiple of {_LANES} features'
+        return f'requires a multiple of {_LANES} features'
     return compile_target.bfloat16_refusal(tokens.dtype)
 
 
@@ -81,10 +81,10 @@ def mix(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: 
     """Computes the equation above for all tokens.
 
     Args:
-        wi: [window, hidden], a window of at most BLOCK + 1; the last row is a token's own.
+        wi: [window, hidden], with a window of at most BLOCK + 1; the last row is for the token itself.
         bias: [hidden].
         out: [batch, hidden].
-        tokens, ids: as in `_Operands`, of any length.
+        tokens, ids: as in `_Operands`, with any length.
 
     Returns:
         [batch, length, features] in tokens' dtype; hidden units are float32.
@@ -110,7 +110,7 @@ def _forward_rule(operands: _Operands) -> tuple[jax.Array, _Operands]:
 
 def _backward_rule(operands: _Operands, gradient: jax.Array) -> tuple[_Operands]:
     by_row, specs = _partition_specs(operands)
-    # One gradient of weights and bias from each device.
+    # Each device returns a gradient of weights and bias.
     run = on_each_device(_backward, (specs, by_row), (by_row, by_row, by_row, by_row))
     tokens, weights, bias, out = run(operands, gradient)
     weights, bias = jnp.sum(weights, axis=0).astype(operands.weights.dtype), jnp.sum(bias, axis=0)
@@ -121,8 +121,8 @@ _mix.defvjp(_forward_rule, _backward_rule)
 
 
 def _partition_specs(operands: _Operands) -> tuple[PartitionSpec, _Operands]:
-    """How rows and operands are split over devices."""
-    rows, _ = rows_and_heads(operands.tokens.shape[0], 1)
+    """Returns the partition specs of rows and of the operands."""
+    rows, _ = batch_and_head_axes(operands.tokens.shape[0], 1)
     by_row, whole = PartitionSpec(rows), PartitionSpec()
     return by_row, _Operands(by_row, whole, whole, by_row, None if operands.ids is None else by_row)
 
@@ -143,23 +143,28 @@ def _forward(operands: _Operands) -> jax.Array:
 
 
 def _backward(operands: _Operands, gradient: jax.Array) -> tuple[jax.Array, ...]:
-    """Gradients of the operands, given the gradient of the result; of weights and bias with a leading axis of 1."""
+    """Computes the gradients of the operands; those of weights and bias have a leading axis of 1."""
     plan, blocks = _Plan(operands), _blocks(operands)
-    of_tokens = operands.tokens.shape
-    of_bias = (plan.hidden, plan.tile)
-    shapes = of_tokens, of_tokens, blocks.weights.shape, of_bias, (plan.batch, *of_bias)
+    token_shape, bias_shape = operands.tokens.shape, (plan.hidden, plan.tile)
+    shapes = token_shape, token_shape, blocks.weights.shape, bias_shape, (plan.batch, *bias_shape)
     before, current, weights, bias, out = pl.pallas_call(
         functools.partial(_backward_kernel, plan),
         grid=plan.grid,
         in_specs=[plan.specs(blocks), plan.current],
-        out_specs=(plan.current, plan.current, plan.whole(blocks.weights.shape), plan.whole(of_bias), plan.of_row),
+        out_specs=(
+            plan.current,
+            plan.current,
+            plan.whole(blocks.weights.shape),
+            plan.whole(bias_shape),
+            plan.out_gradient,
+        ),
         out_shape=tuple(jax.ShapeDtypeStruct(shape, _FLOAT32) for shape in shapes),
         scratch_shapes=[plan.scratch(_FLOAT32), plan.scratch(operands.tokens.dtype)],
         cost_estimate=plan.cost(3, blocks, (blocks.current, blocks.current, blocks.current)),
         interpret=interprets_kernels(),
         name='window_mlp_backward',
     )(blocks, gradient)
-    # A block's gradient of the block before it belongs to the tokens there; before the first block there are none.
+    # The gradient of the previous block belongs to its tokens; the first block has no previous block.
     earlier = jnp.pad(before[:, BLOCK:], ((0, 0), (0, BLOCK), (0, 0)))
     return (earlier + current).astype(operands.tokens.dtype), weights[None], bias.sum(axis=-1)[None], out.sum(axis=-1)
 
@@ -171,34 +176,34 @@ def _blocks(operands: _Operands) -> _Blocks:
     here = ids.reshape(ids.shape[0], -1, BLOCK)
     earlier = jnp.pad(here[:, :-1], ((0, 0), (1, 0), (0, 0)))
     reach = jnp.concatenate([earlier, here], axis=-1)
-    meets = (here[..., None] == reach[:, :, None]).reshape(*ids.shape, -1)  # [batch, length, 2 * BLOCK]
-    return _Blocks(tokens, tokens, weights, meets.astype(tokens.dtype), bias, out)
+    same_example = (here[..., None] == reach[:, :, None]).reshape(*ids.shape, -1)  # [batch, length, 2 * BLOCK]
+    return _Blocks(tokens, tokens, weights, same_example.astype(tokens.dtype), bias, out)
 
 
 class _Plan:
-    """Divides the work into programs: a block of tokens and a tile of features for each."""
+    """Divides the work into programs of one block of tokens and one tile of features."""
 
     def __init__(self, operands: _Operands):
         self.batch, self.length, self.features = operands.tokens.shape
         self.hidden = operands.bias.shape[0]
-        most = _LARGEST_UNITS // (4 * self.hidden * BLOCK)
-        tiles = (tile for tile in (512, 256) if self.features % tile == 0 and tile <= most)
+        max_tile = _MAX_HIDDEN_BYTES // (4 * self.hidden * BLOCK)
+        tiles = (tile for tile in (512, 256) if self.features % tile == 0 and tile <= max_tile)
         self.tile = next(tiles, min(_LANES, self.features))
         self.grid = (self.batch, self.length // BLOCK, self.features // self.tile)
         block = (None, BLOCK, self.tile)
         self.current = pl.BlockSpec(block, lambda row, at, tile: (row, at, tile))
         self.before = pl.BlockSpec(block, lambda row, at, tile: (row, jnp.maximum(at - 1, 0), tile))
-        self.of_row = pl.BlockSpec((None, self.hidden, self.tile), lambda row, at, tile: (row, 0, 0))
+        self.out_gradient = pl.BlockSpec((None, self.hidden, self.tile), lambda row, at, tile: (row, 0, 0))
 
     def whole(self, shape: tuple[int, int]) -> pl.BlockSpec:
         return pl.BlockSpec(shape, lambda row, at, tile: (0, 0))
 
     def specs(self, blocks: _Blocks) -> _Blocks:
-        meets = None
-        if blocks.meets is not None:
-            meets = pl.BlockSpec((None, BLOCK, 2 * BLOCK), lambda row, at, tile: (row, at, 0))
+        same_example = None
+        if blocks.same_example is not None:
+            same_example = pl.BlockSpec((None, BLOCK, 2 * BLOCK), lambda row, at, tile: (row, at, 0))
         scalars = pl.BlockSpec(memory_space=pltpu.SMEM)
-        return _Blocks(self.before, self.current, self.whole(blocks.weights.shape), meets, scalars, scalars)
+        return _Blocks(self.before, self.current, self.whole(blocks.weights.shape), same_example, scalars, scalars)
 
     def scratch(self, dtype: Any) -> Any:
         return pltpu.VMEM((self.hidden * BLOCK, self.tile), dtype)
@@ -210,18 +215,18 @@ class _Plan:
 
 
 def _weights_and_reach(plan: _Plan, blocks: _Blocks) -> tuple[jax.Array, jax.Array]:
-    """Weights that do not reach into another example, and the tokens of both blocks, [2 * BLOCK, tile]."""
+    """Returns the weights, masked for packed rows, and the tokens of both blocks, [2 * BLOCK, tile]."""
     weights, before = blocks.weights[...], blocks.before[...]
-    if blocks.meets is not None:
-        weights *= jnp.tile(blocks.meets[...], (plan.hidden, 1))
+    if blocks.same_example is not None:
+        weights *= jnp.tile(blocks.same_example[...], (plan.hidden, 1))
     before = jnp.where(pl.program_id(1) > 0, before, jnp.zeros_like(before))
     return weights, jnp.concatenate([before, blocks.current[...]], axis=0)
 
 
 def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int] = (1, 0)) -> jax.Array:
-    ((of_a, of_b), precision) = contracted, jax.lax.Precision.HIGHEST if a.dtype == _FLOAT32 else None
+    precision = jax.lax.Precision.HIGHEST if a.dtype == _FLOAT32 else None
     return jax.lax.dot_general(
-        a, b, (((of_a,), (of_b,)), ((), ())), precision=precision, preferred_element_type=_FLOAT32
+        a, b, (((contracted[0],), (contracted[1],)), ((), ())), precision=precision, preferred_element_type=_FLOAT32
     )
 
 
@@ -238,38 +243,47 @@ def _forward_kernel(plan: _Plan, blocks: _Blocks, mixed_ref, hidden_ref):
 
 
 def _backward_kernel(
-    plan: _Plan, blocks: _Blocks, gradient_ref, of_before, of_current, of_weights, of_bias, of_out, hidden_ref, low_ref
+    plan: _Plan,
+    blocks: _Blocks,
+    gradient_ref,
+    before_gradient_ref,
+    current_gradient_ref,
+    weights_gradient_ref,
+    bias_gradient_ref,
+    out_gradient_ref,
+    hidden_ref,
+    low_ref,
 ):
-    """Writes gradients; those of weights and bias are sums over all programs, of `out` over the programs of a row."""
+    """Writes the gradients: `weights` and `bias` summed over all programs, `out` over the programs of a row."""
     row, at, tile = (pl.program_id(axis) for axis in range(3))
-    first_of_row = (at == 0) & (tile == 0)
+    is_row_start = (at == 0) & (tile == 0)
 
-    @pl.when(first_of_row)
+    @pl.when(is_row_start)
     def start_row():
-        of_out[...] = jnp.zeros_like(of_out)
+        out_gradient_ref[...] = jnp.zeros_like(out_gradient_ref)
 
-    @pl.when(first_of_row & (row == 0))
+    @pl.when(is_row_start & (row == 0))
     def start():
-        of_weights[...] = jnp.zeros_like(of_weights)
-        of_bias[...] = jnp.zeros_like(of_bias)
+        weights_gradient_ref[...] = jnp.zeros_like(weights_gradient_ref)
+        bias_gradient_ref[...] = jnp.zeros_like(bias_gradient_ref)
 
     weights, reach = _weights_and_reach(plan, blocks)
     hidden_ref[...] = _dot(weights, reach)
     gradient = gradient_ref[...].astype(_FLOAT32)
 
     def unit_gradients(unit, _):
-        rows, own = pl.ds(pl.multiple_of(unit * BLOCK, BLOCK), BLOCK), pl.ds(unit, 1)
+        rows, unit_row = pl.ds(pl.multiple_of(unit * BLOCK, BLOCK), BLOCK), pl.ds(unit, 1)
         units, slope = sigmoid_form_and_slope(hidden_ref[rows] + blocks.bias[unit])
-        of_hidden = blocks.out[row, unit] * gradient * slope
-        of_out[own] += jnp.sum(units * gradient, axis=0, keepdims=True)
-        of_bias[own] += jnp.sum(of_hidden, axis=0, keepdims=True)
-        low_ref[rows] = of_hidden.astype(low_ref.dtype)
+        hidden_gradient = blocks.out[row, unit] * gradient * slope
+        out_gradient_ref[unit_row] += jnp.sum(units * gradient, axis=0, keepdims=True)
+        bias_gradient_ref[unit_row] += jnp.sum(hidden_gradient, axis=0, keepdims=True)
+        low_ref[rows] = hidden_gradient.astype(low_ref.dtype)
         return 0
 
     jax.lax.fori_loop(0, plan.hidden, unit_gradients, 0)
-    of_reach = _dot(weights, low_ref[...], (0, 0))
-    of_before[...], of_current[...] = of_reach[:BLOCK], of_reach[BLOCK:]
-    of_block = _dot(low_ref[...], reach, (1, 1))
-    if blocks.meets is not None:
-        of_block *= jnp.tile(blocks.meets[...], (plan.hidden, 1)).astype(_FLOAT32)
-    of_weights[...] += of_block
+    reach_gradient = _dot(weights, low_ref[...], (0, 0))
+    before_gradient_ref[...], current_gradient_ref[...] = reach_gradient[:BLOCK], reach_gradient[BLOCK:]
+    weight_gradient = _dot(low_ref[...], reach, (1, 1))
+    if blocks.same_example is not None:
+        weight_gradient *= jnp.tile(blocks.same_example[...], (plan.hidden, 1)).astype(_FLOAT32)
+    weights_gradient_ref[...] += weight_gradient

@@ -26,7 +26,7 @@ from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.compile_target import target_platform
 from remixer_t5x.kernels.diagonals import place_examples, spread_over_diagonals
-from remixer_t5x.kernels.gelu import gelu, gelu_times, scaled_units
+from remixer_t5x.kernels.gelu import gelu, gelu_times, normalized_gelu
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.attend import attend_to_sequence, visible_in_sequence
 from remixer_t5x.models.layers.checks import check_length, refuse_prefix
@@ -212,7 +212,7 @@ class SpatialMixing(nn.Module):
         left = jnp.concatenate([part.astype(inputs.dtype) for part in columns], axis=-1)
         below = jnp.concatenate([part.astype(inputs.dtype) for part in rows])
         below = jnp.broadcast_to(below, (inputs.shape[0], *below.shape))
-        right = jnp.concatenate([scaled_units(inputs, scale, norm.epsilon), below], axis=1)
+        right = jnp.concatenate([normalized_gelu(inputs, scale, norm.epsilon), below], axis=1)
         mixed = jnp.einsum('bqk,bkf->bqf', left, right)
         bias = bias if bias.ndim == 3 else bias[None]
         if added is not None and not isinstance(added, Product):
