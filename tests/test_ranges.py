@@ -130,7 +130,7 @@ def test_no_value_of_a_number_is_a_bug(macro):
             run = resolved.call_configured(train.ROOT, deferred=(train.TRAINING_TASK, train.EVALUATION_TASKS))
             if file.startswith(('models/', 'sublayers/', 'sizes/')):
                 interface.param_shapes(
-                    run.learner.model, batch_formats.batch_shapes(run.learner.model.model_type, SHAPES)
+                    run.step_config.model, batch_formats.batch_shapes(run.step_config.model.model_type, SHAPES)
                 )
         except UserError as error:
             assert '\n' not in str(error) and 'bug' not in str(error)

@@ -52,7 +52,7 @@ class Checkpoints:
         self._open()
 
     def _open(self) -> None:
-        with saved_params.convert_errors(self.folder, 'opened'):
+        with saved_params.wrap_errors(self.folder, 'opened'):
             self._manager = ocp.CheckpointManager(
                 self.folder, options=self._options, item_names=('state', 'data', 'run')
             )
@@ -74,7 +74,7 @@ class Checkpoints:
         One process calls this, and then all processes call `reopen`.
         """
         target = self.folder.parent / 'damaged' / str(step)
-        with saved_params.convert_errors(self.folder / str(step), 'moved away'):
+        with saved_params.wrap_errors(self.folder / str(step), 'moved away'):
             target.parent.mkdir(exist_ok=True)
             if target.exists():
                 target.rmtree()
@@ -115,7 +115,7 @@ class Checkpoints:
         folder = self.folder / str(step)
         shapes = saved_params.saved_shapes(folder / 'state')
         saved_params.check_fit(folder, shapes, saved_params.array_shapes(abstract_state))
-        with saved_params.convert_errors(folder, 'read'):
+        with saved_params.wrap_errors(folder, 'read'):
             items = self._manager.restore(
                 step,
                 args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state), data=ocp.args.JsonRestore()),
@@ -190,7 +190,7 @@ def write_params(
     items = ocp.args.Composite(state=ocp.args.StandardSave({'params': params}), run=ocp.args.JsonSave(dict(run)))
     options = durable.manager_options(folder)
     with (
-        saved_params.convert_errors(folder / str(step), 'written'),
+        saved_params.wrap_errors(folder / str(step), 'written'),
         ocp.CheckpointManager(folder, options=options, item_names=('state', 'run')) as writer,
     ):
         if step in writer.all_steps():

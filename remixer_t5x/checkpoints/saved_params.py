@@ -96,7 +96,7 @@ class SavedParams:
         if not abstract:
             return {}
         item = traverse_util.unflatten_dict(parameter_averages.saved_arrays(abstract, self._state), sep='/')
-        with convert_errors(self.step, 'read'), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        with wrap_errors(self.step, 'read'), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
             restore_args = ocp.checkpoint_utils.construct_restore_args(item)
             args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
             arrays = traverse_util.flatten_dict(reader.restore(self.step / 'state', args=args), sep='/')
@@ -114,7 +114,7 @@ def root_cause(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def convert_errors(path: epath.Path, done: str) -> Iterator[None]:
+def wrap_errors(path: epath.Path, done: str) -> Iterator[None]:
     """Converts errors of the checkpoint library into a UserError that says why `path` cannot be `done` ('read')."""
     try:
         yield
@@ -164,7 +164,7 @@ def array_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 
 def saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of the checkpoint's arrays by name, such as `params/encoder/run_0/layer/...`."""
-    with convert_errors(path, 'read'):
+    with wrap_errors(path, 'read'):
         metadata = ocp.StandardCheckpointer().metadata(path)
         described = getattr(metadata, 'item_metadata', metadata)
         if described is None:
@@ -187,13 +187,13 @@ def check_fit(checkpoint: epath.Path, saved: changes.Shapes, current: changes.Sh
 
 def read_record(step: epath.Path) -> dict[str, Any]:
     """Reads the record of the run in the checkpoint at `step`, without its arrays."""
-    with convert_errors(step, 'read'):
+    with wrap_errors(step, 'read'):
         return untrusted_files.read_object(step / 'run' / 'metadata', UNREADABLE)
 
 
 def checkpoint_fingerprint(step: epath.Path) -> str:
     """Returns an identifier of the checkpoint that copies share: the hash of the list of its files' hashes."""
-    with convert_errors(step, 'read'):
+    with wrap_errors(step, 'read'):
         return hashlib.sha256(untrusted_files.read_bytes(step / durable.FILE_LIST)).hexdigest()
 
 

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         # The step compiles before a task is made, which loads TensorFlow.
         settings: Run = resolved.call_configured(ROOT, deferred=(TRAINING_TASK, EVALUATION_TASKS))
         _check_command(args.command, settings)
-        lines = check_custom_sublayers(settings.learner.model)
+        lines = check_custom_sublayers(settings.step_config.model)
         if jax.process_index() == 0:
             for line in lines:
                 print(f'checked      {line}', file=sys.stderr)
@@ -103,7 +103,7 @@ def _check_command(command: str, settings: Run) -> None:
 def _flops_per_step(settings: Run) -> float:
     from remixer_t5x.costs import counts
 
-    count = counts.count(settings.learner.model, settings.dataset.task_feature_lengths)
+    count = counts.count(settings.step_config.model, settings.dataset.task_feature_lengths)
     return count.training_flops * settings.dataset.batch_size
 
 

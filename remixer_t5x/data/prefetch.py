@@ -50,7 +50,7 @@ class Position:
         """Lists the streams that are more than `drawn` batches ahead of their captured states."""
         return [index for index, at in self.captured_at.items() if self.batches - at > drawn]
 
-    def begin_again(self) -> 'Position':
+    def restarted(self) -> 'Position':
         """Returns a position with the same number of batches and all sources at their start."""
         return self.captured(self.batches, dict.fromkeys(self.states, b''))
 

@@ -1,4 +1,4 @@
-"""Hooks, which the loop calls between steps, each at its own period: logs, evaluations, checkpoints, profiles."""
+"""Hooks, which the training loop calls periodically: logs, evaluations, checkpoints and profiles."""
 
 import dataclasses
 import functools
@@ -19,52 +19,62 @@ from remixer_t5x.evaluate.task_evaluation import Report, TaskEvaluator
 from remixer_t5x.optim.train_state import TrainState
 from remixer_t5x.run_folder import metrics, object_store
 from remixer_t5x.train.run_log import RunLog
-from remixer_t5x.train.saving import Current, Saver
+from remixer_t5x.train.saving import RunState, Saver
 
 PROFILED_STEPS = 3
-# Selects the parameters of a state to evaluate: an average, or the last ones.
+# Selects the parameters to evaluate: an average, or the last ones.
 ParamsOf = Callable[[TrainState], Any]
 LAST_PARAMS: ParamsOf = operator.attrgetter('params')
 
 
 @dataclasses.dataclass(frozen=True)
 class Hook:
-    """Calls `call(now)` every `period` steps, after the last step if `at_end`, and before the first if `at_start`.
+    """A function that the training loop calls periodically.
 
-    A period of None means never. The time of a call counts as `spent_on` (`progress.Timeline`), and not as training.
-    `prepare()` is called once, after the first step of a process, so that its errors appear early without delaying the
-    start.
+    Attributes:
+        period: number of steps between calls; None calls it only `at_start`.
+        call: the function.
+        at_end: whether to call it after the last step too.
+        at_start: whether to call it before the first step of a new run.
+        activity: the activity as which its time is counted (`progress.Timeline`); None counts it as training.
+        prepare: called once, after the first step of a process, so that its errors appear early without delaying the
+            start.
     """
 
     period: int | None
-    call: Callable[[Current], None]
+    call: Callable[[RunState], None]
     at_end: bool = True
     at_start: bool = False
-    spent_on: str | None = None
+    activity: str | None = None
     prepare: Callable[[], object] | None = None
 
-    def due(self, step: int, last: int) -> bool:
+    def is_due(self, step: int, last: int) -> bool:
         return self.period is not None and (step % self.period == 0 or (self.at_end and step == last))
 
 
 class LogWindow:
-    """Logs the means of the steps since the last log, and handles a checkpoint that could not be written."""
+    """Logs the mean metrics of the steps since the last log, and checks for a checkpoint that failed to write."""
 
     def __init__(self, log: RunLog, saver: Saver):
         self._log, self._saver = log, saver
 
-    def __call__(self, now: Current) -> None:
-        numbers = metrics.means(now.window.totals())
-        now.window = metrics.MetricsWindow()
-        self._log.train(now.step, numbers)
+    def __call__(self, state: RunState) -> None:
+        numbers = metrics.means(state.window.totals())
+        state.window = metrics.MetricsWindow()
+        self._log.log_train(state.step, numbers)
         self._saver.check()
 
 
 class EvaluateLoss:
-    """Logs loss, perplexity and token accuracy of the batches that `open_batches` returns by name of their records.
+    """Logs the held-out loss, perplexity and token accuracy of a split and of each task in it.
 
-    A name stands for a whole split or for one task of a mixture. The run's patience counts the loss named `decides`.
-    `place` puts a batch on the devices. `params_of` selects the parameters of a state.
+    Args:
+        open_batches: returns the batches of the split and of each task, by the `kind` of their records.
+        eval_step: `(params, batch) -> sums`.
+        place: transfers a batch to the devices.
+        log: receives the records.
+        params_of: selects the parameters to evaluate.
+        early_stopping: the `kind` of the loss that early stopping observes, or None.
     """
 
     def __init__(
@@ -73,25 +83,25 @@ class EvaluateLoss:
         eval_step: held_out_loss.EvalStep,
         place: Callable[[Any], Any],
         log: RunLog,
-        decides: str | None = None,
-        params_of: ParamsOf = LAST_PARAMS,
+        params_of: ParamsOf,
+        early_stopping: str | None = None,
     ):
-        self._decides = decides
-        # Opened once, because opening often takes longer than a pass.
+        self._early_stopping = early_stopping
+        # Cached, because opening often takes longer than one pass.
         self.batches = functools.cache(open_batches)
         self._eval_step, self._place, self._log, self._params_of = eval_step, place, log, params_of
 
-    def __call__(self, now: Current) -> None:
-        params = self._params_of(now.state)
+    def __call__(self, state: RunState) -> None:
+        params = self._params_of(state.train_state)
         for name, batches in self.batches().items():
             begun = time.perf_counter()
             numbers = held_out_loss.evaluate(params, batches, self._eval_step, self._place, name)
-            self._log.evaluation(name, now.step, numbers, time.perf_counter() - begun)
-            if name == self._decides:
-                now.patience.observe(now.step, -numbers['loss'])
+            self._log.log_evaluation(name, state.step, numbers, time.perf_counter() - begun)
+            if name == self._early_stopping:
+                state.patience.observe(state.step, -numbers['loss'])
             task = name.partition('/')[2]
-            self._log.say(
-                f'step {now.step} · {f"{task} · " if task else ""}held-out loss {numbers["loss"]:.4f}'
+            self._log.print(
+                f'step {state.step} · {f"{task} · " if task else ""}held-out loss {numbers["loss"]:.4f}'
                 + (f' (best constant answer {numbers["constant_loss"]:.4f})' if 'constant_loss' in numbers else '')
                 + f' · perplexity {numbers["perplexity"]:.2f} · token accuracy {100 * numbers["accuracy"]:.1f}%'
                 + (f' · {numbers["bits_per_byte"]:.3f} bits a byte' if 'bits_per_byte' in numbers else '')
@@ -99,10 +109,16 @@ class EvaluateLoss:
 
 
 class EvaluateTasks:
-    """Logs the metrics of tasks and their average, and keeps the best parameters of each task and of the average.
+    """Logs the metrics of each task and their average, and saves the parameters that are the best so far.
 
-    The run's patience counts the average. `params_of` selects the parameters of a state. Prints the answers to the
-    first `shown` examples of each task.
+    Early stopping observes the average.
+
+    Args:
+        evaluator: computes the metrics.
+        best: saves the best parameters of each task and of the average.
+        log: receives the records.
+        params_of: selects the parameters to evaluate.
+        shown: number of examples of each task whose answers are printed.
     """
 
     def __init__(
@@ -113,37 +129,37 @@ class EvaluateTasks:
         params_of: ParamsOf = LAST_PARAMS,
         shown: int = 0,
     ):
-        self._evaluator, self._best, self._log, self._params_of = evaluator, best, log, params_of
-        self._shown = shown
+        self._evaluator, self._best, self._log = evaluator, best, log
+        self._params_of, self._shown = params_of, shown
 
-    def __call__(self, now: Current) -> None:
+    def __call__(self, state: RunState) -> None:
         scores: dict[str, float] = {}
-        params = self._params_of(now.state)
+        params = self._params_of(state.train_state)
         for report in self._evaluator(params):
-            self._report(now, params, report)
+            self._report(state, params, report)
             if (metric := self._best.score(report)) is not None:
                 scores[report.task] = best.rank(*metric)
         if len(scores) > 1:
             metrics = {best.AVERAGE: best.average(scores)}
-            self._report(now, params, Report(best.AVERAGE, self._evaluator.split, metrics, (), 0.0))
+            self._report(state, params, Report(best.AVERAGE, self._evaluator.split, metrics, (), 0.0))
         if scores:
-            now.patience.observe(now.step, best.average(scores))
+            state.patience.observe(state.step, best.average(scores))
 
-    def _report(self, now: Current, params: Any, report: Report) -> None:
-        self._log.evaluation(f'eval/{report.task}', now.step, report.metrics, report.seconds)
+    def _report(self, state: RunState, params: Any, report: Report) -> None:
+        self._log.log_evaluation(f'eval/{report.task}', state.step, report.metrics, report.seconds)
         for line in task_evaluation.shown_answers(report, self._shown):
-            self._log.say(line)
+            self._log.print(line)
         is_best = False
-        with self._log.may_fail():
-            is_best = self._best.keep(report, now.step, params)
+        with self._log.tolerate_write_errors():
+            is_best = self._best.keep(report, state.step, params)
         text = task_metrics.describe(report.metrics) + (' · the best so far' if is_best else '')
-        self._log.say(f'step {now.step} · {report.task} · {text}')
+        self._log.print(f'step {state.step} · {report.task} · {text}')
 
 
 class Profiler:
-    """Writes a trace of three steps for TensorBoard's profiler to `folder` whenever `start` is called.
+    """Writes a trace of `PROFILED_STEPS` steps to `folder`, for TensorBoard's profiler, whenever `start` is called.
 
-    JAX writes traces to a disk, so they are copied into a bucket afterwards.
+    JAX writes traces to local disks only, so a trace for a bucket is uploaded afterwards.
     """
 
     def __init__(self, folder: epath.Path):
@@ -151,15 +167,15 @@ class Profiler:
         self._until: int | None = None
         self._local: epath.Path | None = None
 
-    def start(self, now: Current) -> None:
+    def start(self, state: RunState) -> None:
         if self._until is None:
             if object_store.is_remote(self._folder):
                 self._local = epath.Path(tempfile.mkdtemp())
             jax.profiler.start_trace(str(self._local or self._folder))
-            self._until = now.step + PROFILED_STEPS
+            self._until = state.step + PROFILED_STEPS
 
     def after_step(self, step: int, result: Any) -> None:
-        """Ends the trace once `result` of the last traced step is ready."""
+        """Ends the trace after the last traced step, once its `result` is ready."""
         if self._until is not None and step >= self._until:
             jax.block_until_ready(result)
             self.close()

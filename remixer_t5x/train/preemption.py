@@ -1,6 +1,6 @@
-"""Handles SIGTERM, Ctrl-C and SIGHUP: finishes the current step and saves; a second signal exits immediately.
+"""Handles SIGTERM, Ctrl-C and SIGHUP: the run finishes the current step and saves. A second signal exits at once.
 
-A closing terminal may send SIGHUP twice, from the shell and from the kernel: the second is ignored.
+A second SIGHUP is ignored, because a closing terminal may send two: from the shell and from the kernel.
 """
 
 import contextlib
@@ -15,13 +15,13 @@ from jax.experimental import multihost_utils
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Returns the signals that make a run save and stop, without SIGHUP if it is ignored, as under nohup."""
+    """Returns the signals on which a run saves and stops; without SIGHUP if it is ignored, as under nohup."""
     hang_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGTERM, signal.SIGINT, *hang_up]
 
 
 class StopRequest:
-    """A context manager with handlers of the signals, for a loop from `step` that calls `agreed` after every step."""
+    """Installs handlers for `stop_signals`. A loop that starts at `step` calls `agreed_signal` after every step."""
 
     def __init__(self, step: int = 0) -> None:
         self._name: str | None = None
@@ -30,7 +30,7 @@ class StopRequest:
 
     def __enter__(self) -> 'StopRequest':
         if threading.current_thread() is threading.main_thread():
-            # With several processes JAX's service handles SIGTERM and notifies the other processes.
+            # With several processes, JAX's preemption service handles SIGTERM and notifies the other processes.
             numbers = [number for number in stop_signals() if jax.process_count() == 1 or number != signal.SIGTERM]
             self._before = {number: signal.signal(number, self._receive) for number in numbers}
         return self
@@ -43,23 +43,23 @@ class StopRequest:
         if self._name is not None and number == signal.SIGHUP:
             return
         if self._name is not None:
-            _print('ends without saving')
+            _print_in_handler('ends without saving')
             os._exit(128 + number)
         self._name = signal.Signals(number).name
         again = 'press again' if number == signal.SIGINT else 'send it again'
-        _print(f'{self._name}: finishing step {self._step + 1}, then saving; {again} to quit without saving')
+        _print_in_handler(f'{self._name}: finishing step {self._step + 1}, then saving; {again} to quit without saving')
         if jax.process_count() > 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def agreed(self, step: int) -> str | None:
-        """Returns the signal's name if every process stops after `step`, otherwise None; all processes call this."""
+    def agreed_signal(self, step: int) -> str | None:
+        """Returns the signal's name if all processes stop after `step`, otherwise None. All processes call this."""
         self._step = step
         if jax.process_count() == 1:
             return self._name
         return 'SIGTERM' if multihost_utils.reached_preemption_sync_point(step) else None
 
 
-def _print(text: str) -> None:
-    # A handler may interrupt a print, whose buffer is not reentrant.
+def _print_in_handler(text: str) -> None:
+    # `print` is not reentrant, and the handler may have interrupted it.
     with contextlib.suppress(OSError):
         os.write(2, f'\n{text}\n'.encode())

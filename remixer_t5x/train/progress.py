@@ -1,4 +1,4 @@
-"""The progress of a run: its speed, what its time is spent on, and the line that shows it."""
+"""Measures the speed of a run and how it spends its time, and prints its progress."""
 
 import contextlib
 import dataclasses
@@ -17,9 +17,9 @@ from remixer_t5x.run_folder import object_store
 
 STEPS, DATA, COMPILE, STATE = 'steps', 'waiting for data', 'compiling', 'making or restoring the state'
 EVALUATION, CHECKPOINT, OTHER = 'evaluation', 'checkpoints', 'imports and opening files'
-# In MODEL_DIR: a line for each process of the run that ended.
+# File in MODEL_DIR with one line per finished process of the run.
 TIMES = 'goodput.jsonl'
-# Dense matmul peak of one device in bfloat16, FLOP/s, from the manufacturers' data sheets; keys start `device_kind`.
+# Dense bfloat16 peak of one device in FLOP/s, from data sheets, by prefix of `device_kind`.
 PEAK_FLOPS = {
     'TPU v2': 45e12 / 2,
     'TPU v3': 123e12 / 2,
@@ -40,14 +40,21 @@ PEAK_FLOPS = {
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Returns the bfloat16 peak of one JAX device, FLOP/s; None if unknown, and then utilization is not shown."""
+    """Returns the bfloat16 peak of one device in FLOP/s, or None if it is unknown."""
     kinds = [kind for kind in PEAK_FLOPS if device_kind.lower().startswith(kind.lower())]
     return PEAK_FLOPS[max(kinds, key=len)] if kinds else None
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
-    """The cost of one step: `tokens`, `flops` of model arithmetic if known, and `peak` FLOP/s of all `devices`."""
+class StepCost:
+    """The cost of one train step.
+
+    Attributes:
+        tokens: input and target positions of a batch.
+        flops: model FLOPs of a batch; None if unknown.
+        peak: peak of all devices in FLOP/s; None if unknown.
+        devices: number of devices.
+    """
 
     tokens: float
     flops: float | None = None
@@ -55,51 +62,51 @@ class Work:
     devices: int = 1
 
     @classmethod
-    def of_step(cls, tokens: float, devices: int, flops: Callable[[], float] | None) -> 'Work':
-        """Returns the work of a step; calls `flops` for the whole batch's arithmetic if the devices' peak is known."""
+    def on_this_device(cls, tokens: float, devices: int, flops: Callable[[], float] | None) -> 'StepCost':
+        """Returns the cost on devices of this kind. Calls `flops` only if their peak is known."""
         peak = peak_flops(jax.devices()[0].device_kind)
         return cls(tokens, flops() if flops and peak else None, peak and peak * devices, devices)
 
 
 class Clock:
-    """Measures the speed between logs; `pause` excludes time that is not training (evaluation, checkpoints)."""
+    """Measures the speed between logs; `pause` excludes evaluations and checkpoints."""
 
-    def __init__(self, work: Work, step: int):
-        self._work, self._step = work, step
+    def __init__(self, cost: StepCost, step: int):
+        self._cost, self._step = cost, step
         self._start = time.perf_counter()
         self._paused = self._waited = 0.0
 
     def pause(self, seconds: float) -> None:
         self._paused += seconds
 
-    def wait(self, seconds: float) -> None:
-        """Adds seconds without a batch on the host; the device may still have computed the previous step."""
+    def wait_for_data(self, seconds: float) -> None:
+        """Adds seconds that the host waited for a batch; meanwhile the device may have computed the previous step."""
         self._waited += seconds
 
     def lap(self, step: int) -> dict[str, float]:
-        """Returns the speed since the last lap, and `memory_usage`; empty without steps.
+        """Returns the speed since the last lap, and `memory_usage`; {} if there were no steps.
 
-        Seconds per step, tokens/s (also per device), utilization (`mfu`, 0 to 1, if known) and seconds of waiting for
-        data.
+        The speed consists of seconds per step, tokens per second (also per device), seconds of waiting for data, and,
+        if it is known, utilization (`mfu`, 0 to 1).
         """
         now, steps = time.perf_counter(), step - self._step
         if not steps:
             return {}
         per_step = max(now - self._start - self._paused, 1e-9) / steps
-        speed = self._work.tokens / per_step
+        speed = self._cost.tokens / per_step
         timing = {'seconds_per_step': per_step, 'tokens_per_second': speed, 'data_wait_seconds': self._waited}
-        timing['tokens_per_second_per_device'] = speed / self._work.devices
+        timing['tokens_per_second_per_device'] = speed / self._cost.devices
         self._start, self._step, self._paused, self._waited = now, step, 0.0, 0.0
-        if self._work.flops and self._work.peak:
-            timing['mfu'] = self._work.flops / per_step / self._work.peak
+        if self._cost.flops and self._cost.peak:
+            timing['mfu'] = self._cost.flops / per_step / self._cost.peak
         return {**timing, **memory_usage()}
 
 
 class Timeline:
-    """Measures what a process spends its time on: steps, waiting for data, compilation, evaluation, and so on.
+    """Measures how a process spends its time: steps, waiting for data, compilation, evaluation, and so on.
 
-    Each moment belongs to one name, so they add up to the time since the constructor. OTHER is the rest, as imports,
-    opening and closing files.
+    Each moment belongs to one activity, so the seconds add up to the time since the constructor. OTHER is all time
+    outside of `during`, such as imports.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
@@ -108,7 +115,7 @@ class Timeline:
 
     @contextlib.contextmanager
     def during(self, name: str) -> Iterator[None]:
-        """Counts the time of the block as `name`, except for blocks within it."""
+        """Counts the time of the block as the activity `name`, except for nested blocks."""
         outer = self._name
         self._switch(name)
         try:
@@ -117,7 +124,7 @@ class Timeline:
             self._switch(outer)
 
     def seconds(self) -> dict[str, float]:
-        """Returns seconds by name until now, the most first."""
+        """Returns the seconds of each activity until now, in descending order."""
         self._switch(self._name)
         return dict(sorted(self._seconds.items(), key=lambda pair: -pair[1]))
 
@@ -128,13 +135,13 @@ class Timeline:
 
 
 def describe_times(seconds: Mapping[str, float]) -> str:
-    """Formats shares of at least a thousandth, as in `steps 93.1% · compiling 4.0% · checkpoints 2.9%`."""
+    """Formats shares of at least 0.1%, as in `steps 93.1% · compiling 4.0% · checkpoints 2.9%`."""
     total = sum(seconds.values()) or 1.0
     return ' · '.join(f'{name} {100 * part / total:.1f}%' for name, part in seconds.items() if part >= total / 1000)
 
 
-def add_times(folder: epath.Path, first: int, last: int, seconds: Mapping[str, float]) -> None:
-    """Appends the line of a process from step `first` to step `last`. Raises object_store.CannotWrite."""
+def append_times(folder: epath.Path, first: int, last: int, seconds: Mapping[str, float]) -> None:
+    """Appends the times of a process that ran from step `first` to `last`. Raises object_store.CannotWrite."""
     path = folder / TIMES
     line = json.dumps({'first': first, 'last': last, 'seconds': {name: round(s, 3) for name, s in seconds.items()}})
     with object_store.wrap_write_errors(path):
@@ -143,7 +150,7 @@ def add_times(folder: epath.Path, first: int, last: int, seconds: Mapping[str, f
 
 
 def read_times(folder: epath.Path) -> dict[str, float]:
-    """Returns seconds by name, summed over the processes of a run; {} if no process has ended."""
+    """Returns the seconds of each activity, summed over the processes of a run; {} if none has finished."""
     path, total = folder / TIMES, dict[str, float]()
     if not path.exists():
         return {}
@@ -157,7 +164,7 @@ def read_times(folder: epath.Path) -> dict[str, float]:
 
 
 def memory_usage() -> dict[str, float]:
-    """Returns `host_mib`, and the first device's `device_mib` and `device_peak_mib` if its backend counts them."""
+    """Returns `host_mib`, and `device_mib` and `device_peak_mib` of the first device if its backend reports them."""
     mebibytes = {'host_mib': psutil.Process().memory_info().rss / 2**20}
     stats = jax.local_devices()[0].memory_stats() or {}
     for name, key in (('device_mib', 'bytes_in_use'), ('device_peak_mib', 'peak_bytes_in_use')):
@@ -195,9 +202,9 @@ def describe_step(step: int, total: int, numbers: Mapping[str, float], timing: M
 
 
 class ProgressLine:
-    """The line of one run, redrawn on a terminal and printed at every log in a file.
+    """A progress bar on a terminal, or one line per log if the output is a file.
 
-    `update` moves the bar at each step, `log` changes the numbers, and `say` prints a line above.
+    `update` moves the bar, `log` changes its numbers, and `print` prints a line above it.
     """
 
     def __init__(self, total: int, step: int = 0, console: Console | None = None, quiet: bool = False):
@@ -215,17 +222,17 @@ class ProgressLine:
             self._bar.update(self._task, completed=step)
 
     def log(self, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
-        """`numbers` has `loss`; `timing` is `Clock.lap`'s."""
+        """Shows the metrics `numbers`, which include `loss`, and `timing` from `Clock.lap`."""
         text = describe_step(step, self._total, numbers, timing)
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=step, description=text)
         else:
-            self.say(text)
+            self.print(text)
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         if not self._quiet:
             self._console.print(text, markup=False)
-            # Without this, a pipe would show lines only when the buffer is full.
+            # A pipe would otherwise show lines only once the buffer is full.
             self._console.file.flush()
 
     def close(self) -> None:

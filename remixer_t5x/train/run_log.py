@@ -1,4 +1,4 @@
-"""Writes the metrics of a run to metrics.jsonl, its trackers, and the screen."""
+"""Logs the metrics of a run to metrics.jsonl, the trackers and the terminal."""
 
 import contextlib
 import sys
@@ -16,26 +16,28 @@ from remixer_t5x.optim.optimizer import Optimizer
 from remixer_t5x.optim.train_state import StatePlan
 from remixer_t5x.run_folder import metrics, model_dir, object_store, trackers
 from remixer_t5x.train import progress
-from remixer_t5x.train.settings import Learner
+from remixer_t5x.train.settings import StepConfig
 
-# Steps at which the schedule is sampled; a longer schedule is smooth between them.
+# Number of steps at which `learning_rate_notes` samples the schedule.
 _SAMPLES = 1000
+# The `kind` of training records in metrics.jsonl.
+TRAIN = 'train'
 
 
 class RunLog:
-    """Writes files and prints in the first process; the other processes write and print nothing.
+    """Writes and prints in the first process only.
 
-    Drops lines of earlier processes about steps after `step`, because this run takes these steps again.
+    Removes records of steps after `step` from metrics.jsonl, because this process repeats these steps.
 
     Args:
         path: MODEL_DIR.
         step: the step that the run starts from.
-        last_step: the step that it trains to.
-        work: the cost of one step, from which `clock` computes the speed.
-        goes_on: whether the run continues if a file cannot be written.
+        last_step: the step at which it ends.
+        cost: the cost of one step, from which `clock` computes the speed.
+        tolerates_failures: whether the run continues if a file cannot be written.
         show: whether to print.
-        timeline: measures what this process spends its time on.
-        is_new: whether the run has no checkpoint; drops all lines of earlier processes.
+        timeline: measures how this process spends its time.
+        is_new: whether the run has no checkpoint; removes all records of earlier processes.
     """
 
     def __init__(
@@ -43,82 +45,89 @@ class RunLog:
         path: epath.Path,
         step: int,
         last_step: int,
-        work: progress.Work,
-        goes_on: bool,
+        cost: progress.StepCost,
+        tolerates_failures: bool,
         show: bool,
         timeline: progress.Timeline | None = None,
         is_new: bool = False,
     ):
-        self._path, self._step, self._last_step, self._work, self._goes_on = path, step, last_step, work, goes_on
+        self._path, self._step, self._last_step, self._cost = path, step, last_step, cost
+        self._tolerates_failures = tolerates_failures
         self.timeline = timeline or progress.Timeline()
         self._is_first_process = jax.process_index() == 0
         self._warned: set[str] = set()
         self._line = progress.ProgressLine(last_step, step, quiet=not (show and self._is_first_process))
-        self._lines: metrics.JsonlWriter | None = None
-        # Trackers are opened in `start`, because a run that is finished already tracks nothing.
-        self._trackers = trackers.Tracking((), trackers.TrackedRun(path, step, {}), self.say)
-        self._open(-1 if is_new else step)
-        self.clock = progress.Clock(work, step)
+        self._records: metrics.JsonlWriter | None = None
+        # `start` opens the trackers, so that none are opened for a run that is already finished.
+        self._trackers = trackers.Tracking((), trackers.TrackedRun(path, step, {}), self.print)
+        self._open_records(-1 if is_new else step)
+        self.clock = progress.Clock(cost, step)
 
-    def restart(self, step: int) -> None:
-        """Drops the lines after `step`, and measures time from now on."""
-        with self.may_fail():
+    def rewind(self, step: int) -> None:
+        """Removes the records after `step`, and restarts the clock."""
+        with self.tolerate_write_errors():
             self.flush(closing=True)
-        self._open(step)
-        self.clock = progress.Clock(self._work, step)
+        self._open_records(step)
+        self.clock = progress.Clock(self._cost, step)
         self._trackers.rewind(step)
 
-    def _open(self, step: int) -> None:
+    def _open_records(self, step: int) -> None:
         if self._is_first_process:
-            self._lines = metrics.JsonlWriter(self._path / model_dir.METRICS, step)
+            self._records = metrics.JsonlWriter(self._path / model_dir.METRICS, step)
 
     def start(
-        self, learner: Learner, used: Sequence[trackers.Tracker], config: str, plan: StatePlan, notes: Sequence[str]
+        self,
+        step_config: StepConfig,
+        plan: StatePlan,
+        used_trackers: Sequence[trackers.Tracker],
+        config: str,
+        notes: Sequence[str],
     ) -> None:
-        """Opens the trackers `used`, and prints the model, the devices, notes, and the first step.
+        """Opens the trackers, and prints the model size, the devices, `notes` and the first step.
 
-        `config` is the operative gin, whose settings trackers show.
+        `config` is the operative gin, whose settings are sent to the trackers.
         """
         if self._is_first_process:
             tracked = trackers.TrackedRun(self._path, self._step, changes.parse_bindings(config))
-            self._trackers = trackers.Tracking(used, tracked, self.say)
-        parameters, trained = _size(plan.abstract.params), learner.optimizer.trainable
-        mesh = ' x '.join(f'{name} {size}' for name, size in learner.partitioner.mesh.shape.items())
-        self.say(f'{parameters:,} parameters · {jax.devices()[0].device_kind} · mesh {mesh}')
-        if trained is not None:
-            size, state = _size(trainable.split(plan.abstract.params, trained)[0]), plan.abstract.opt_state
-            memory = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)) / 2**20
-            share = 100 * size / parameters
-            self.say(f'{size:,} of them are trained ({share:.2f}%) · optimizer state {memory:,.2f} MiB')
-        for note in (*learning_rate_notes(learner.optimizer, self._last_step), *notes):
-            self.say(note)
-        begins = f'resuming at step {self._step}' if self._step else 'starting at step 0'
-        self.say(f'{self._path}: {begins} of {self._last_step}; the first step compiles')
+            self._trackers = trackers.Tracking(used_trackers, tracked, self.print)
+        optimizer, parameters = step_config.optimizer, _num_parameters(plan.abstract.params)
+        mesh = ' x '.join(f'{name} {size}' for name, size in step_config.partitioner.mesh.shape.items())
+        self.print(f'{parameters:,} parameters · {jax.devices()[0].device_kind} · mesh {mesh}')
+        if optimizer.trainable is not None:
+            trained = _num_parameters(trainable.split(plan.abstract.params, optimizer.trainable)[0])
+            leaves = jax.tree.leaves(plan.abstract.opt_state)
+            memory = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / 2**20
+            share = 100 * trained / parameters
+            self.print(f'{trained:,} of them are trained ({share:.2f}%) · optimizer state {memory:,.2f} MiB')
+        for note in (*learning_rate_notes(optimizer, self._last_step), *notes):
+            self.print(note)
+        start = f'resuming at step {self._step}' if self._step else 'starting at step 0'
+        self.print(f'{self._path}: {start} of {self._last_step}; the first step compiles')
 
-    def say(self, text: str) -> None:
-        self._line.say(text)
+    def print(self, text: str) -> None:
+        self._line.print(text)
 
-    def step(self, step: int) -> None:
-        """Shows the step on the progress line."""
+    def show_step(self, step: int) -> None:
+        """Moves the progress bar."""
         self._line.update(step)
 
-    def train(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Logs the means of the steps since the last log, with their speed."""
+    def log_train(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Logs the mean metrics and the speed of the steps since the last log."""
         timing = self.clock.lap(step)
-        self._write('train', step, numbers, timing)
+        self._write(TRAIN, step, numbers, timing)
         self._line.log(step, numbers, timing)
 
-    def evaluation(self, kind: str, step: int, numbers: Mapping[str, float], seconds: float) -> None:
+    def log_evaluation(self, kind: str, step: int, numbers: Mapping[str, float], seconds: float) -> None:
         self._write(kind, step, numbers, {'seconds': seconds})
 
     def _write(self, kind: str, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
         self._trackers.write(kind, step, numbers, timing)
-        with self.may_fail():
-            if self._lines is not None:
-                self._lines.write(kind, step, numbers, timing)
+        with self.tolerate_write_errors():
+            if self._records is not None:
+                self._records.write(kind, step, numbers, timing)
 
     def add_files(self, report: Callable[[str], str] | None) -> None:
-        """Uploads the run's files to trackers that store files, after writing a report with `report(MODEL_DIR)`."""
+        """Uploads configuration, best checkpoints and the report that `report(MODEL_DIR)` writes to the trackers."""
         if not self._trackers.takes_files:
             return
         self._trackers.add_files(model_dir.CONFIG, 'config', self._path / model_dir.CONFIG)
@@ -128,52 +137,52 @@ class RunLog:
             try:
                 self._trackers.add_files('report', 'report', epath.Path(report(str(self._path))))
             except Exception as error:
-                # The run is complete, with or without a report.
-                self.say(f'warning: the report cannot be written: {error}')
+                # A missing report must not fail a finished run.
+                self.print(f'warning: the report cannot be written: {error}')
 
-    def write_times(self, first: int, last: int) -> dict[str, float]:
-        """Writes to MODEL_DIR what the time since step `first` was spent on, and returns seconds by name."""
+    def write_times(self, last: int) -> dict[str, float]:
+        """Appends the time that this process spent per activity to goodput.jsonl, and returns it in seconds."""
         seconds = self.timeline.seconds()
         if self._is_first_process:
             try:
-                progress.add_times(self._path, first, last, seconds)
+                progress.append_times(self._path, self._step, last, seconds)
             except object_store.CannotWrite as error:
-                self.say(f'warning: {error}')
+                self.print(f'warning: {error}')
         return seconds
 
     @contextlib.contextmanager
-    def may_fail(self) -> Iterator[None]:
-        """Warns once of each file that cannot be written and continues, if `goes_on`; otherwise raises."""
+    def tolerate_write_errors(self) -> Iterator[None]:
+        """Warns once per file that cannot be written, with `tolerates_failures`; otherwise raises CannotWrite."""
         try:
             yield
         except object_store.CannotWrite as error:
             is_new = str(error) not in self._warned
             self._warned.add(str(error))
-            if not self._goes_on:
+            if not self._tolerates_failures:
                 raise
             if is_new:
-                self.say(f'warning: {error}; training continues (ON_SAVE_FAILURE)')
+                self.print(f'warning: {error}; training continues (ON_SAVE_FAILURE)')
 
     def flush(self, closing: bool = False) -> None:
         """Returns once all records are stored. Raises UserError if they cannot be written."""
-        if self._lines is not None:
-            self._lines.close() if closing else self._lines.flush()
+        if self._records is not None:
+            self._records.close() if closing else self._records.flush()
 
     def close(self) -> None:
         self._line.close()
         try:
             self.flush(closing=True)
         except object_store.CannotWrite as error:
-            # Not raised, because the error that ended the run is more useful.
+            # Does not raise, because the error that ended the run is more useful.
             if str(error) not in self._warned:
                 print(f'warning: {error}', file=sys.stderr)
         self._trackers.close()
 
 
 def learning_rate_notes(optimizer: Optimizer, steps: int) -> Iterator[str]:
-    """Yields a line with the start, peak and end of the learning rate, and a warning above `optimizer.highest_rate`.
+    """Describes the start, peak and end of the learning rate, and warns of a peak above `optimizer.highest_rate`.
 
-    Yields nothing for an optimizer whose rate is not known.
+    Yields nothing if the optimizer's learning rate is unknown.
     """
     if optimizer.learning_rate is None:
         return
@@ -196,5 +205,5 @@ def learning_rate_notes(optimizer: Optimizer, steps: int) -> Iterator[str]:
         )
 
 
-def _size(tree: Any) -> int:
+def _num_parameters(tree: Any) -> int:
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))

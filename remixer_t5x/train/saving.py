@@ -1,4 +1,4 @@
-"""The state of a run between its steps, its checkpoints, and bad steps: stop, skip, or rewind to a checkpoint."""
+"""Saves and restores the state of a run, and handles bad steps: stop, skip the update, or rewind to a checkpoint."""
 
 import contextlib
 import dataclasses
@@ -13,42 +13,42 @@ from remixer_t5x.checkpoints import manager
 from remixer_t5x.data import prefetch
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
-from remixer_t5x.optim import train_state
+from remixer_t5x.optim.train_state import TrainState, all_finite
 from remixer_t5x.run_folder import metrics
 from remixer_t5x.train.run_log import RunLog
-from remixer_t5x.train.settings import REWIND, SKIP, STOP
+from remixer_t5x.train.settings import GO_ON, REWIND, SKIP, STOP, Recovery
 
 # Seconds to wait for a pending checkpoint if one of several processes fails.
 CLOSING_SECONDS = 20.0
-# After more bad steps in a row, or rewinds to one checkpoint, the run cannot recover.
+# The run stops after more skipped steps in a row, or more rewinds to the same checkpoint.
 MAX_SKIPPED_IN_A_ROW = 20
 MAX_REWINDS = 5
 
 
 @dataclasses.dataclass
 class Patience:
-    """Counts the evaluations since the best, and ends a run whose evaluations stop improving.
+    """Counts the evaluations since the best one, for early stopping.
 
-    The count is a part of the checkpoint, so a resumed run ends at the same step as an uninterrupted run.
+    Checkpoints contain the count, so a resumed run stops at the same step as an uninterrupted run.
 
     Attributes:
-        most: number of evaluations in a row without a better one that ends the run; None never ends it.
-        best: the highest value so far; None before the first.
+        limit: number of consecutive evaluations without improvement that ends the run; None disables early stopping.
+        best: the highest value so far; None before the first evaluation.
         step: the step of that value.
-        since: evaluations since then.
+        since: number of evaluations since then.
     """
 
-    most: int | None = None
+    limit: int | None = None
     best: float | None = None
     step: int = 0
     since: int = 0
 
-    def record(self) -> dict[str, Any]:
-        """Returns the count as JSON for a checkpoint."""
+    def to_json(self) -> dict[str, Any]:
+        """Returns the record of the count in a checkpoint."""
         return {'best': self.best, 'step': self.step, 'since': self.since}
 
     def observe(self, step: int, value: float) -> None:
-        """Counts the evaluation of `step`; a higher `value` is better, NaN never."""
+        """Counts the evaluation at `step`. A higher `value` is better; NaN never is."""
         value = collectives.broadcast(value)
         if value == value and (self.best is None or value > self.best):
             self.best, self.step, self.since = value, step, 0
@@ -56,81 +56,79 @@ class Patience:
             self.since += 1
 
     @property
-    def is_over(self) -> bool:
-        return self.most is not None and self.since >= self.most
+    def is_exhausted(self) -> bool:
+        return self.limit is not None and self.since >= self.limit
 
-    def reason(self) -> str:
-        """Describes why the run is over."""
+    def describe(self) -> str:
+        """Describes why the run ends early."""
         return (
             f'no better evaluation than that of step {self.step} in the {self.since} since then '
-            f'(STOP_AFTER_EVALUATIONS = {self.most})'
+            f'(STOP_AFTER_EVALUATIONS = {self.limit})'
         )
 
 
 @dataclasses.dataclass
-class Current:
-    """The state of a run between two steps, which steps and hooks change.
+class RunState:
+    """The state of a run between two steps, which the loop and its hooks update.
 
     Attributes:
-        state: the train state after `step` updates. There must be no other reference to it, because a step donates its
-            buffers.
+        train_state: parameters and optimizer state after `step` updates. Keep no other reference to it, because a step
+            donates its buffers.
         step: number of updates.
         window: metrics since the last log.
-        saved: step of the newest checkpoint; None without a checkpoint.
+        saved_step: step of the newest checkpoint; None without a checkpoint.
         position: position in the data at which this process started.
-        patience: the count of evaluations since the best.
+        patience: count of the evaluations since the best one.
     """
 
-    state: train_state.TrainState
+    train_state: TrainState
     step: int = 0
     window: metrics.MetricsWindow = dataclasses.field(default_factory=metrics.MetricsWindow)
-    saved: int | None = None
+    saved_step: int | None = None
     position: prefetch.Position = dataclasses.field(default_factory=prefetch.Position)
     patience: Patience = dataclasses.field(default_factory=Patience)
 
 
-def restore(
-    checkpoints: manager.Checkpoints, step: int, abstract: train_state.TrainState, patience: int | None
-) -> Current:
-    """Restores what `Saver` saved at `step` into the shapes and shardings of `abstract`.
+def restore(checkpoints: manager.Checkpoints, step: int, abstract: TrainState, patience_limit: int | None) -> RunState:
+    """Restores what `Saver` saved at `step`, with the shapes and shardings of `abstract`.
 
-    `patience` is `Patience.most`. Raises UserError or durable.DamagedCheckpoint.
+    Raises UserError or durable.DamagedCheckpoint.
     """
-    saved = checkpoints.read_record(step)
-    state, position = checkpoints.restore(step, abstract)
-    counts = Patience(patience, **(saved.get('patience') or {}))
-    return Current(state, step, metrics.MetricsWindow(saved['window']), step, position, counts)
+    record = checkpoints.read_record(step)
+    restored, position = checkpoints.restore(step, abstract)
+    patience = Patience(patience_limit, **(record.get('patience') or {}))
+    return RunState(restored, step, metrics.MetricsWindow(record['window']), step, position, patience)
 
 
 class Rewind(Exception):
-    """Raised if the run must go back to its last checkpoint; the text says why."""
+    """Raised if the run must return to its last checkpoint; the message is the reason."""
 
 
 class BadSteps:
-    """Handles steps whose loss or gradient is not finite, or whose loss is a spike.
+    """Handles bad steps: the loss or gradient is not finite, or the loss is a spike.
 
-    The step itself left parameters and optimizer unchanged (`train_step`). `step` checks the previous step, whose
-    metrics have arrived, so that the device never waits for the host; `now` waits for the newest step. `policy` is
-    settings.Recovery's `on_bad_step`. Both raise UserError if the run has to stop, or Rewind.
+    A bad step has left parameters and optimizer state unchanged (`train_step`). `add` checks the previous step, whose
+    metrics have arrived, so that the device never waits for the host. Methods raise Rewind, or UserError if the run has
+    to stop. `policy` is `settings.Recovery.on_bad_step`.
     """
 
     def __init__(self, policy: str, checkpoints: manager.Checkpoints):
         self._policy, self._checkpoints = policy, checkpoints
-        self._unread: tuple[int, Mapping[str, jax.Array]] | None = None
+        self._unchecked: tuple[int, Mapping[str, jax.Array]] | None = None
         self._in_a_row = 0
         self._rewinds: dict[int, int] = {}
 
-    def step(self, number: int, step_metrics: Mapping[str, jax.Array]) -> None:
-        """Stores the metrics of step `number`, and handles the previous step."""
-        self.now()
-        self._unread = (number, step_metrics)
+    def add(self, step: int, step_metrics: Mapping[str, jax.Array]) -> None:
+        """Checks the previous step, and stores the metrics of this one."""
+        self.check_last()
+        self._unchecked = (step, step_metrics)
 
-    def now(self) -> None:
-        """Handles the newest step."""
-        unread, self._unread = self._unread, None
-        if unread is None:
+    def check_last(self) -> None:
+        """Checks the last step that was added, and waits for its metrics."""
+        unchecked, self._unchecked = self._unchecked, None
+        if unchecked is None:
             return
-        step, step_metrics = unread
+        step, step_metrics = unchecked
         if float(step_metrics['nonfinite']) > 0:
             problem = 'the loss or its gradient is not finite'
         elif float(step_metrics.get('spike', 0.0)) > 0:
@@ -145,14 +143,14 @@ class BadSteps:
             self._stop(f'{MAX_SKIPPED_IN_A_ROW} steps in a row were skipped: {problem}', step)
 
     def check_params(self, step: int, params: Any) -> None:
-        """Handles parameters that are not finite, which a finite gradient can cause and no skipped step repairs."""
-        self.now()
-        if not bool(train_state.all_finite(params)):
+        """Checks that parameters are finite: a finite gradient can make them infinite, and skipping cannot undo it."""
+        self.check_last()
+        if not bool(all_finite(params)):
             self._rewind_or_stop('a parameter is not finite', step)
 
     def count_rewind(self, step: int) -> int:
-        """Counts a rewind to the checkpoint of `step`, and returns their number. Raises UserError after MAX_REWINDS."""
-        self._unread = None
+        """Counts the rewinds to the checkpoint of `step`. Raises UserError after MAX_REWINDS."""
+        self._unchecked = None
         self._rewinds[step] = self._rewinds.get(step, 0) + 1
         if self._rewinds[step] > MAX_REWINDS:
             self._stop(f'the run went back to step {step} {MAX_REWINDS} times and does not get past it', step)
@@ -164,10 +162,10 @@ class BadSteps:
         self._stop(problem, step)
 
     def _stop(self, problem: str, step: int) -> None:
-        saved = self._checkpoints.latest_step()
+        latest = self._checkpoints.latest_step()
         checkpoint = 'no checkpoint was saved yet'
-        if saved is not None:
-            checkpoint = f'the last good checkpoint is step {saved} in {self._checkpoints.folder}'
+        if latest is not None:
+            checkpoint = f'the last good checkpoint is step {latest} in {self._checkpoints.folder}'
         other = ', or set ON_BAD_STEP to "skip" or "rewind"' if self._policy == STOP else ''
         raise UserError(
             f'{problem} at step {step}; {checkpoint}; lower the learning rate or lengthen its warmup, and look at the '
@@ -176,92 +174,101 @@ class BadSteps:
 
 
 class Saver:
-    """Saves the state, the position of `batches` and the unfinished window; `go_back` restores the newest checkpoint.
+    """Saves checkpoints of a run: train state, data position and unfinished metrics window. Rewinds to the newest one.
 
-    `record` describes the run, `abstract` its state. A failed write raises UserError, unless `goes_on` and another
-    checkpoint will follow, before step `last_step`. With `saves_first`, a rewind may need the initial state.
+    Args:
+        recovery: the reactions to failed writes and bad steps.
+        last_step: the step at which the run ends.
+        checkpoints: the checkpoints of MODEL_DIR.
+        batches: the training batches, whose position is saved.
+        bad_steps: checks the state before it is saved.
+        record: describes the run in each checkpoint.
+        abstract: shapes and shardings of the train state.
+        log: is flushed before each save, and rewound with the run.
     """
 
     def __init__(
         self,
+        recovery: Recovery,
         last_step: int,
-        goes_on: bool,
-        saves_first: bool,
         checkpoints: manager.Checkpoints,
         batches: prefetch.Prefetcher,
-        guard: BadSteps,
+        bad_steps: BadSteps,
         record: Mapping[str, Any],
-        abstract: train_state.TrainState,
+        abstract: TrainState,
         log: RunLog,
     ):
-        self._last_step, self._goes_on, self._saves_first = last_step, goes_on, saves_first
-        self._checkpoints, self._batches, self._guard = checkpoints, batches, guard
-        self._record, self._abstract, self._log = record, abstract, log
+        self._recovery, self._last_step, self._checkpoints = recovery, last_step, checkpoints
+        self._batches, self._bad_steps, self._record = batches, bad_steps, record
+        self._abstract, self._log = abstract, log
 
-    def __call__(self, now: Current, is_last: bool = False) -> None:
-        self._guard.check_params(now.step, now.state.params)
-        with self._may_fail():
-            # This write would wait for the previous write in any case.
+    def __call__(self, state: RunState, is_last: bool = False) -> None:
+        """Starts to save the state. Raises UserError if it or the previous checkpoint cannot be written."""
+        self._bad_steps.check_params(state.step, state.train_state.params)
+        with self._tolerate_failure():
+            # Orbax would wait for the previous write in any case.
             self._checkpoints.wait()
-        record = {**self._record, 'window': now.window.totals(), 'patience': now.patience.record()}
-        with self._may_fail(not is_last and now.step < self._last_step):
+        record = {**self._record, 'window': state.window.totals(), 'patience': state.patience.to_json()}
+        with self._tolerate_failure(another_follows=not is_last and state.step < self._last_step):
             try:
-                # A resumed run does not write the records again that its checkpoint covers.
+                # A resumed run does not repeat the log records before its checkpoint.
                 self._log.flush()
                 position = self._batches.position()
             except UserError as error:
                 raise manager.SaveFailed(str(error)) from error
-            self._checkpoints.save(now.step, now.state, position, record)
-            now.saved = now.step
+            self._checkpoints.save(state.step, state.train_state, position, record)
+            state.saved_step = state.step
 
-    def first(self, now: Current) -> None:
+    def save_first(self, state: RunState) -> None:
         """Saves the initial state if a rewind could need it."""
-        if self._saves_first and now.saved is None:
-            self(now)
+        if self._recovery.on_bad_step == REWIND and state.saved_step is None:
+            self(state)
 
-    def last(self, now: Current) -> None:
-        """Saves the last state unless a checkpoint has it. Returns once it is on disk."""
-        if now.saved != now.step:
+    def save_last(self, state: RunState) -> None:
+        """Saves the last state if it is not saved yet, and waits until it is on disk."""
+        if state.saved_step != state.step:
             with contextlib.suppress(Rewind):
-                self(now, is_last=True)
+                self(state, is_last=True)
         self._checkpoints.wait()
 
     def check(self) -> None:
-        """Handles a failed write in the background."""
-        with self._may_fail():
+        """Handles a write that failed in the background."""
+        with self._tolerate_failure():
             self._checkpoints.check_for_errors()
 
-    def go_back(self, now: Current, reason: Rewind) -> None:
-        """Returns to the state and the log of the last checkpoint; batches continue after the bad batch."""
+    def rewind(self, state: RunState, reason: Rewind) -> None:
+        """Restores the newest checkpoint and rewinds the log. The data continues after the bad batch."""
         self._checkpoints.wait()
         step = collectives.broadcast(self._checkpoints.latest_step())
-        times = self._guard.count_rewind(step)
-        self._log.say(f'{reason}: back to step {step} (time {times} of {MAX_REWINDS}), without the batches since then')
-        # Both states together may not fit into the device's memory.
-        del now.state
-        restored = restore(self._checkpoints, step, self._abstract, now.patience.most)
-        now.state, now.window, now.patience = restored.state, restored.window, restored.patience
-        now.step = now.saved = step
-        self._log.restart(step)
+        count = self._bad_steps.count_rewind(step)
+        self._log.print(
+            f'{reason}: back to step {step} (time {count} of {MAX_REWINDS}), without the batches since then'
+        )
+        # Device memory may be too small for two states.
+        del state.train_state
+        restored = restore(self._checkpoints, step, self._abstract, state.patience.limit)
+        state.train_state, state.window, state.patience = restored.train_state, restored.window, restored.patience
+        state.step = state.saved_step = step
+        self._log.rewind(step)
 
     @contextlib.contextmanager
-    def _may_fail(self, may: bool = True) -> Iterator[None]:
-        """Reports a failed write and continues with ON_SAVE_FAILURE = 'go_on', if another write follows.
+    def _tolerate_failure(self, another_follows: bool = True) -> Iterator[None]:
+        """Warns of a failed write instead of raising, with ON_SAVE_FAILURE = 'go_on' and if another write follows.
 
-        Several processes stop: the others wait for the part of this process.
+        A run of several processes always raises, because the other processes wait for this one's part.
         """
         try:
             yield
         except manager.SaveFailed as error:
-            if not may or not self._goes_on or jax.process_count() > 1:
+            if not another_follows or self._recovery.on_save_failure != GO_ON or jax.process_count() > 1:
                 raise
-            self._log.say(f'warning: {error}; training continues (ON_SAVE_FAILURE)')
+            self._log.print(f'warning: {error}; training continues (ON_SAVE_FAILURE)')
             self._checkpoints.reopen()
 
 
 @contextlib.contextmanager
-def opened(path: epath.Path, keep: int | None) -> Iterator[manager.Checkpoints]:
-    """Opens the checkpoints of MODEL_DIR. The end of the block waits for a pending write."""
+def open_checkpoints(path: epath.Path, keep: int | None) -> Iterator[manager.Checkpoints]:
+    """Opens the checkpoints of MODEL_DIR. Waits for a pending write at the end of the block."""
     checkpoints = manager.Checkpoints(path, keep)
     try:
         yield checkpoints
@@ -274,7 +281,7 @@ def opened(path: epath.Path, keep: int | None) -> Iterator[manager.Checkpoints]:
 
         closing = threading.Thread(target=close, daemon=True)
         closing.start()
-        # Closing waits for the other processes, which may wait for this one elsewhere.
+        # Closing waits for the other processes, which may be waiting for this one elsewhere.
         closing.join(None if jax.process_count() == 1 else CLOSING_SECONDS)
         raise
     checkpoints.close()

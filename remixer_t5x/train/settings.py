@@ -1,4 +1,4 @@
-"""The settings of a training run, grouped by purpose; gin builds these (configs/runs/pretrain.gin)."""
+"""Dataclasses with the settings of a training run, which gin builds (configs/runs/pretrain.gin)."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,18 @@ from remixer_t5x.run_folder.trackers import TensorBoard, Tracker
 
 
 @dataclasses.dataclass(frozen=True)
-class Learner:
-    """What one step computes, with the names of `train_step.make_train_step` and `train_state.plan`.
+class StepConfig:
+    """The settings of the train step; see `train_step.make_train_step` and `train_state.plan`.
 
-    `optimizer` may also be given as an optax transformation. `dropout_rate` belongs to the model, which has its own
-    settings; here it only decides whether a step draws dropout keys. `seed` fixes initial parameters and dropout.
-    `xla_options` are XLA options for the train step, by platform.
+    Attributes:
+        model: the model to train.
+        optimizer: an `Optimizer`, or an optax transformation, which is converted to one.
+        partitioner: the mesh and the sharding rules.
+        microbatches: number of parts of a batch whose gradients are accumulated.
+        loss_normalizing_factor: divisor of the summed loss.
+        dropout_rate: only decides whether a step draws dropout keys; the model has its own dropout setting.
+        seed: seed of the initial parameters and of dropout.
+        xla_options: XLA options for the train step, by platform.
     """
 
     model: Any
@@ -39,13 +45,17 @@ class Learner:
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-    """The folder of a run, the number of checkpoints to keep, and the parameters to start from.
+    """The folder of a run, the number of checkpoints to keep, and the source of the initial parameters.
 
-    `initial_checkpoint_path` is MODEL_DIR or one checkpoint of another run; its optimizer state and step are not used.
-    It is read only while `model_dir` has no checkpoint. Parameters whose names have `fresh_parameters` in them do not
-    come from there, `checkpoint_map` says how others are called there, and `initial_vocabulary` which vocabulary it
-    has, where it is another one (`initial_params`). `best_metrics` names the metric whose best checkpoint is kept (see
-    `evaluate.best.score`).
+    Attributes:
+        model_dir: the folder of the run.
+        keep_checkpoints: number of checkpoints to keep; None keeps all.
+        initial_checkpoint_path: MODEL_DIR or one checkpoint of another run. Only its parameters are loaded, and only if
+            `model_dir` has no checkpoint.
+        best_metrics: the metric that selects the best checkpoint of each task; see `evaluate.best.score`.
+        fresh_parameters: part of the names of parameters that are initialized randomly, not from that checkpoint.
+        checkpoint_map: maps parameter names to their names in that checkpoint; see `initial_params.find_sources`.
+        initial_vocabulary: the vocabulary of that checkpoint; None if it is the vocabulary of this run.
     """
 
     model_dir: str
@@ -59,11 +69,11 @@ class Folder:
 
 @dataclasses.dataclass(frozen=True)
 class Periods:
-    """Periods in steps; None means never. Logs, evaluations and checkpoints also happen after the last step.
+    """Periods in steps; None means never. A run also logs, evaluates and saves a checkpoint after its last step.
 
     `eval_at_start` also evaluates the initial parameters, before the first step of a new run.
-    `stop_after_evaluations` ends the run early: after this many evaluations in a row without a better one, which is a
-    higher average of the tasks' metrics, or without tasks a lower held-out loss.
+    `stop_after_evaluations` is the patience of early stopping: the run ends after this number of consecutive
+    evaluations without improvement of the tasks' average metric or, in a run without tasks, of the held-out loss.
     """
 
     train_steps: ranges.Count
@@ -89,16 +99,16 @@ _CHOICES = {
 
 @dataclasses.dataclass(frozen=True)
 class Recovery:
-    """What a run does if something fails.
+    """How a run reacts to bad steps, failed writes and damaged checkpoints.
 
     Attributes:
-        on_bad_step: if a loss or gradient is not finite, or at a spike: 'stop'; 'skip' that update; or 'rewind' to the
-                last checkpoint and skip the batches since.
-        spike_factor: a loss per token above this multiple of its running mean is a spike; None does not look for
-            spikes.
-        on_save_failure: if a checkpoint cannot be written: 'stop', or 'go_on' and try again at the next one.
-        restore: 'newest' refuses a damaged newest checkpoint, 'previous' moves it away and restores the checkpoint
-                before it.
+        on_bad_step: the reaction to a loss or gradient that is not finite, and to a spike: 'stop'; 'skip' the update;
+            or 'rewind' to the last checkpoint and skip the batches since.
+        spike_factor: a loss per token above this multiple of its running mean is a spike; None disables the check.
+        on_save_failure: the reaction to a checkpoint that cannot be written: 'stop', or 'go_on' and retry at the next
+            checkpoint.
+        restore: the reaction to a damaged newest checkpoint: 'newest' raises an error, 'previous' moves it away and
+            restores the checkpoint before it.
     """
 
     on_bad_step: str = STOP
@@ -110,7 +120,7 @@ class Recovery:
         for field, (macro, allowed) in _CHOICES.items():
             if getattr(self, field) not in allowed:
                 options = ' or '.join(repr(choice) for choice in allowed)
-                raise UserError(f'{macro} is {getattr(self, field)!r}; it takes {options}')
+                raise UserError(f'{macro} must be {options}, got {getattr(self, field)!r}')
         ranges.check_fields(self)
 
 
@@ -118,11 +128,22 @@ class Recovery:
 class Run:
     """All settings of a run.
 
-    `evaluation` computes the held-out loss (with `tasks`, of each of them), `tasks` the tasks' metrics; both are None
-    only with `periods.eval_period` None. `trackers` show its numbers while it trains.
+    Attributes:
+        step_config: the settings of the train step.
+        dataset: the training data.
+        folder: MODEL_DIR and the initial checkpoint.
+        periods: the number of steps, and the periods of logs, evaluations and checkpoints.
+        evaluation: computes the held-out loss, with `tasks` also of each task; None disables it.
+        tasks: computes the tasks' metrics; None disables them.
+        recovery: reactions to failures.
+        trackers: services that receive the metrics during training.
+
+    Raises:
+        UserError: the data and the model have different types, a batch size does not divide over the devices, or
+            settings of evaluations contradict each other.
     """
 
-    learner: Learner
+    step_config: StepConfig
     dataset: pipeline.DatasetConfig
     folder: Folder
     periods: Periods
@@ -132,29 +153,50 @@ class Run:
     trackers: Sequence[Tracker] = (TensorBoard(),)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.trackers, list | tuple) or not all(hasattr(one, 'open') for one in self.trackers):
+        if not isinstance(self.trackers, list | tuple) or not all(hasattr(each, 'open') for each in self.trackers):
             raise UserError(
-                f'TRACKERS is {self.trackers!r:.80}; it takes trackers in parentheses, as in '
-                '(@trackers.TensorBoard(),), or () for none'
+                f'TRACKERS must be trackers in parentheses, as in (@trackers.TensorBoard(),), or (), got '
+                f'{self.trackers!r:.80}'
             )
         period = self.periods.eval_period
         if self.evaluation is not None and self.evaluation.steps == 0:
             object.__setattr__(self, 'evaluation', None)
         if self.evaluation is None and self.tasks is None and period is not None:
-            raise UserError(f'EVAL_PERIOD is {period} and no evaluation is set up; give EVAL_PERIOD = None')
+            raise UserError(f'EVAL_PERIOD must be None without an evaluation, got {period}; type EVAL_PERIOD = None')
         if self.periods.stop_after_evaluations is not None and period is None:
-            raise UserError('STOP_AFTER_EVALUATIONS needs evaluations; give EVAL_PERIOD a number of steps')
+            raise UserError('STOP_AFTER_EVALUATIONS needs evaluations; set EVAL_PERIOD to a number of steps')
         if self.periods.eval_at_start and period is None:
-            raise UserError('EVAL_AT_START needs evaluations; give EVAL_PERIOD a number of steps')
+            raise UserError('EVAL_AT_START needs evaluations; set EVAL_PERIOD to a number of steps')
+        self._check_model_type()
+        check_batch_size = self.step_config.partitioner.check_batch_size
+        check_batch_size(self.dataset.batch_size, self.step_config.microbatches)
+        if self.evaluation is not None:
+            check_batch_size(self.evaluation.dataset.batch_size)
+        if self.tasks is not None:
+            check_batch_size(self.tasks.decoding.batch_size)
+
+    def _check_model_type(self) -> None:
+        model_type = self.step_config.model.model_type
+        for dataset in [self.dataset] if self.evaluation is None else [self.dataset, self.evaluation.dataset]:
+            if dataset.model_type != model_type:
+                raise UserError(
+                    f"MODEL_TYPE must be MODEL's type {model_type!r}, got {dataset.model_type!r}; type "
+                    f"--gin_file=model_types/{model_type}.gin after the model's file, or --gin.MODEL_TYPE={model_type}"
+                )
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """How a run ended.
+    """The result of a run.
 
-    `step` was reached and `checkpoint` is its folder; `stopped` names the signal that ended the run early;
-    `train` and `evaluation` are the last records of metrics.jsonl ({} if there is none). `spent` has the seconds of
-    this process by what they were spent on (`progress.Timeline`).
+    Attributes:
+        step: the last step.
+        stopped: name of the signal that ended the run early, or None.
+        train: the last training record of metrics.jsonl; {} if there is none.
+        evaluation: the last record of the held-out loss; {} if there is none.
+        folder: MODEL_DIR.
+        checkpoint: the folder of the last checkpoint.
+        spent: seconds of this process by activity (`progress.Timeline`).
     """
 
     step: int

@@ -29,7 +29,7 @@ def _refuse(malformed):
 
 def train(examples, folder, steps):
     """`steps` steps in `folder` on the cache in the folder `examples`."""
-    learner = settings.Learner(tiny_training.TinyModel(), tiny_training._adam(1e-2), partition.Partitioner(), seed=0)
+    learner = settings.StepConfig(tiny_training.TinyModel(), tiny_training._adam(1e-2), partition.Partitioner(), seed=0)
     config = pipeline.DatasetConfig(task(), LENGTHS, 8, use_cached=True, cache_dir=examples)
     held_out = pipeline.DatasetConfig(task(), LENGTHS, 8, 'validation', False, use_cached=True, cache_dir=examples)
     loop.train(

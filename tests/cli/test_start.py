@@ -44,14 +44,14 @@ import sys, threading
 from remixer_t5x import startup
 from remixer_t5x.cli import main
 from remixer_t5x.errors import UserError
-from remixer_t5x.train import start, steps
+from remixer_t5x.train import compilation, start
 
 def prepare(*_, **__):
     raise UserError(f'compiles: {startup.is_compiling()}, TensorFlow: {"tensorflow" in sys.modules}')
 
 start.RunData = prepare
 # A compilation without end.
-steps.CompiledAhead._compile = lambda *_: threading.Event().wait()
+compilation.CompiledAhead._compile = lambda *_: threading.Event().wait()
 sys.exit(main.main())
 """
 

@@ -120,7 +120,7 @@ def log(folder):
 
     def open_log(on_save_failure):
         goes_on = on_save_failure == settings.GO_ON
-        logs.append(run_log.RunLog(epath.Path(folder), 1, 10, progress.Work(1), goes_on, show=True))
+        logs.append(run_log.RunLog(epath.Path(folder), 1, 10, progress.StepCost(1), goes_on, show=True))
         return logs[0]
 
     yield open_log
@@ -131,7 +131,7 @@ def log(folder):
 def test_a_run_stops_if_its_log_cannot_be_written(log, capsys):
     run = log(settings.STOP)
     with full_disks.full():
-        assert 'metrics.jsonl cannot be written' in one_line(lambda: run.evaluation('eval', 2, LOSS, 1.0))
+        assert 'metrics.jsonl cannot be written' in one_line(lambda: run.log_evaluation('eval', 2, LOSS, 1.0))
         run.close()
     output = capsys.readouterr()
     # The command prints the error.
@@ -142,15 +142,15 @@ def test_go_on_warns_once_and_writes_the_lines_later(log, folder, capsys):
     run = log(settings.GO_ON)
     with full_disks.full():
         for step in (2, 3, 4):
-            run.evaluation('eval', step, LOSS, 1.0)
+            run.log_evaluation('eval', step, LOSS, 1.0)
     assert capsys.readouterr().out.count('warning: ') == 1
-    run.evaluation('eval', 5, LOSS, 1.0)
+    run.log_evaluation('eval', 5, LOSS, 1.0)
     assert [record['step'] for record in metrics.read(epath.Path(folder / 'metrics.jsonl'))] == [1, 2, 3, 4, 5]
 
 
 def test_go_on_warns_of_the_best_parameters(log, folder, capsys):
     state = types.SimpleNamespace(params={'a': np.ones(9)})
-    run, now = log(settings.GO_ON), types.SimpleNamespace(step=2, state=state, patience=Patience())
+    run, now = log(settings.GO_ON), types.SimpleNamespace(step=2, train_state=state, patience=Patience())
     hook = hooks.EvaluateTasks(lambda params: [REPORT], best.BestCheckpoints(epath.Path(folder), {}), run)
     with full_disks.full():
         hook(now)

@@ -179,7 +179,7 @@ def run(
 ):
     """One process of a run; returns `settings.Result`. `recovery`: arguments of settings.Recovery."""
     tiny = task(poison=poison, strange=bool(strange), generator=generator)
-    learner = settings.Learner(
+    learner = settings.StepConfig(
         TinyModel(vocab_size, nan_below, tuple(strange), embed),
         _adam(learning_rate),
         partition.Partitioner(**(mesh or {})),

@@ -17,10 +17,10 @@ def end(values, most, cuts=()):
     patience = Patience(most)
     for number, value in enumerate(values, 1):
         patience.observe(number, value)
-        if patience.is_over:
+        if patience.is_exhausted:
             return number
         if number in cuts:
-            patience = Patience(most, **json.loads(json.dumps(patience.record())))
+            patience = Patience(most, **json.loads(json.dumps(patience.to_json())))
     return None
 
 

@@ -105,9 +105,9 @@ def test_hooks_are_prepared_once_after_the_first_step():
         return state, {}
 
     evaluation = hooks.Hook(3, lambda now: events.append('call'), prepare=lambda: events.append('prepare'))
-    others = {name: mock.MagicMock() for name in ('guard', 'saver', 'profiler', 'log')}
+    others = {name: mock.MagicMock() for name in ('bad_steps', 'saver', 'profiler', 'log')}
     others['log'].clock.pause = mock.MagicMock()
-    stop = mock.MagicMock(agreed=lambda step: None)
+    stop = mock.MagicMock(agreed_signal=lambda step: None)
     now = mock.MagicMock(step=0, patience=Patience())
     loop.Loop(step, iter(['first', 'second', 'third']), [evaluation], **others).run(now, 3, stop)
     assert events == ['first', 'prepare', 'second', 'third', 'call']
@@ -118,9 +118,9 @@ def test_hooks_are_called_at_the_start_of_new_runs_only(saved, calls):
     """A run that goes back to its first checkpoint has a checkpoint of step 0."""
     events = []
     hook = hooks.Hook(None, lambda now: events.append(now.step), at_start=True)
-    others = {name: mock.MagicMock() for name in ('guard', 'saver', 'profiler', 'log')}
-    now = mock.MagicMock(step=0, saved=saved, patience=Patience())
-    stop = mock.MagicMock(agreed=lambda step: None)
+    others = {name: mock.MagicMock() for name in ('bad_steps', 'saver', 'profiler', 'log')}
+    now = mock.MagicMock(step=0, saved_step=saved, patience=Patience())
+    stop = mock.MagicMock(agreed_signal=lambda step: None)
     loop.Loop(lambda state, batch: (state, {}), iter(['only']), [hook], **others).run(now, 1, stop)
     assert events == [0] * calls
 
@@ -173,6 +173,6 @@ def test_settings_of_periods_are_checked():
 
 def test_a_hook_is_due_at_its_period_and_at_the_end():
     hook = hooks.Hook(4, print)
-    assert [step for step in range(1, 11) if hook.due(step, 10)] == [4, 8, 10]
-    assert not any(hooks.Hook(None, print).due(step, 10) for step in range(1, 11))
-    assert [step for step in range(1, 11) if hooks.Hook(4, print, at_end=False).due(step, 10)] == [4, 8]
+    assert [step for step in range(1, 11) if hook.is_due(step, 10)] == [4, 8, 10]
+    assert not any(hooks.Hook(None, print).is_due(step, 10) for step in range(1, 11))
+    assert [step for step in range(1, 11) if hooks.Hook(4, print, at_end=False).is_due(step, 10)] == [4, 8]

@@ -32,7 +32,7 @@ def test_a_terminal_shows_one_line_that_is_redrawn():
     line = progress.ProgressLine(10, console=console)
     line.log(1, {'loss': 4.0}, TIMING)
     line.log(2, {'loss': 3.0}, TIMING)
-    line.say('held-out loss 3.5')
+    line.print('held-out loss 3.5')
     line.close()
     text = out.getvalue()
     assert '\x1b[' in text and 'held-out loss 3.5' in text and 'step 2/10 · loss 3.0000' in text
@@ -63,11 +63,11 @@ def test_durations(seconds, text):
 def test_the_clock_excludes_pauses(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(progress.time, 'perf_counter', lambda: now[0])
-    clock = progress.Clock(progress.Work(tokens=100, flops=50.0, peak=1000.0, devices=2), step=10)
+    clock = progress.Clock(progress.StepCost(tokens=100, flops=50.0, peak=1000.0, devices=2), step=10)
     now[0] = 7.0
     clock.pause(3.0)
-    clock.wait(0.5)
-    clock.wait(1.0)
+    clock.wait_for_data(0.5)
+    clock.wait_for_data(1.0)
     lap = clock.lap(12)
     assert lap.pop('host_mib') > 10
     speed = {'tokens_per_second': 50.0, 'tokens_per_second_per_device': 25.0}
@@ -121,10 +121,10 @@ def test_an_error_ends_a_block():
 def test_times_of_processes_add_up_and_foreign_lines_are_skipped(tmp_path):
     folder = epath.Path(tmp_path)
     assert progress.read_times(folder) == {}
-    progress.add_times(folder, 0, 5, {'steps': 3.0, 'idle': 1.0})
+    progress.append_times(folder, 0, 5, {'steps': 3.0, 'idle': 1.0})
     with (folder / progress.TIMES).open('a') as file:
         file.write('3\n{"seconds": {"steps": "x", "idle": -1}}\n{"sec\n')
-    progress.add_times(folder, 5, 9, {'steps': 2.0, 'compile': 4.0})
+    progress.append_times(folder, 5, 9, {'steps': 2.0, 'compile': 4.0})
     assert progress.read_times(folder) == {'steps': 5.0, 'compile': 4.0, 'idle': 1.0}
     assert progress.describe_times(progress.read_times(folder)) == 'steps 50.0% · compile 40.0% · idle 10.0%'
 

@@ -27,14 +27,14 @@ def leaves(monkeypatch):
 @pytest.mark.parametrize(('number', 'again'), [(signal.SIGINT, 'press again'), (signal.SIGTERM, 'send it again')])
 def test_the_first_signal_is_answered_at_once(capfd, leaves, number, again):
     with preemption.StopRequest(step=4) as stop:
-        assert stop.agreed(5) is None
+        assert stop.agreed_signal(5) is None
         signal.raise_signal(number)
         said = f'{number.name}: finishing step 6, then saving; {again} to quit without saving'
         assert capfd.readouterr().err.strip() == said
-        assert stop.agreed(6) == number.name
+        assert stop.agreed_signal(6) == number.name
         # A closed terminal sends SIGHUP twice, which ends nothing.
         signal.raise_signal(signal.SIGHUP)
-        assert stop.agreed(6) == number.name
+        assert stop.agreed_signal(6) == number.name
         with pytest.raises(Left, match=str(128 + number)):
             signal.raise_signal(number)
         assert capfd.readouterr().err.strip() == 'ends without saving'
@@ -44,11 +44,11 @@ def test_a_hang_up_saves_and_nohup_ignores_it(capfd, monkeypatch):
     with preemption.StopRequest(step=4) as stop:
         signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGHUP)
-        assert stop.agreed(5) == 'SIGHUP'
+        assert stop.agreed_signal(5) == 'SIGHUP'
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with preemption.StopRequest(step=4) as stop:
         signal.raise_signal(signal.SIGHUP)
-        assert stop.agreed(5) is None
+        assert stop.agreed_signal(5) is None
     signal.signal(signal.SIGHUP, before)
 
 
@@ -59,10 +59,13 @@ def command(monkeypatch, tmp_path):
     def stopped(run, *, signals, **_):
         stop = signals.enter_context(preemption.StopRequest())
         signal.raise_signal(signal.SIGINT)
-        return Result(3, stop.agreed(3), {}, {}, str(tmp_path), '')
+        return Result(3, stop.agreed_signal(3), {}, {}, str(tmp_path), '')
 
     monkeypatch.setattr(train.arguments, 'load', lambda *_, **__: None)
-    parts = {'learner': types.SimpleNamespace(model=None), 'recovery': types.SimpleNamespace(on_save_failure='stop')}
+    parts = {
+        'step_config': types.SimpleNamespace(model=None),
+        'recovery': types.SimpleNamespace(on_save_failure='stop'),
+    }
     settings = types.SimpleNamespace(tasks=1, evaluation=None, **parts)
     monkeypatch.setattr('remixer_t5x.config.resolved.call', lambda *_, **__: settings)
     monkeypatch.setattr('remixer_t5x.testing.check.check_custom_sublayers', lambda _: [])

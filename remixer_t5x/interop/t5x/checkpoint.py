@@ -124,7 +124,7 @@ def read(path: str, abstract: Params) -> tuple[Params, int]:
     folder = _find(path)
     untrusted.check(folder)
     expected = {name: tuple(leaf.shape) for name, leaf in _flatten(abstract).items()}
-    with saved_params.convert_errors(folder, 'read'):
+    with saved_params.wrap_errors(folder, 'read'):
         saved = _open_orbax(folder / _STATE) if (folder / _STATE).is_dir() else _open_msgpack(folder)
         has_our_names = any('/run_0/' in name for name in saved.shapes)
         sources = (
@@ -158,7 +158,7 @@ def write(path: str, params: Params, step: int, model: Seq2Seq, own_names: bool 
     if folder.exists():
         raise UserError(f'{folder} exists already; give another folder, or remove it')
     unfinished = folder.parent / f'{folder.name}.tmp'
-    with saved_params.convert_errors(folder, 'written'):
+    with saved_params.wrap_errors(folder, 'written'):
         if unfinished.exists():
             shutil.rmtree(unfinished)
         unfinished.mkdir(parents=True)

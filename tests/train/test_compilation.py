@@ -15,7 +15,7 @@ from remixer_t5x.devices.described_hardware import PLATFORMS
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.optim.train_step import CompiledStep
-from remixer_t5x.train.steps import CompiledAhead
+from remixer_t5x.train.compilation import CompiledAhead
 
 SHAPE = jax.ShapeDtypeStruct((3, 4), jnp.float32)
 

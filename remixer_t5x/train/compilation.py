@@ -1,0 +1,125 @@
+"""Compiles the programs of a run. The train step and the initial state compile while the data is opened."""
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import jax
+
+from remixer_t5x import startup
+from remixer_t5x.data import batch_formats, task_vocabulary
+from remixer_t5x.devices import compiler_options
+from remixer_t5x.optim import train_state, train_step
+from remixer_t5x.optim.train_state import TrainState
+from remixer_t5x.train.settings import StepConfig
+
+
+class Jitted(Protocol):
+    """The result of `jax.jit`, or `train_step.CompiledStep`."""
+
+    def lower(self, *args: Any) -> jax.stages.Lowered: ...
+
+
+class CompiledAhead:
+    """A jitted function that `start` compiles in a thread, for arguments with the given shapes.
+
+    A call waits for the compilation and raises its error. `options` are XLA options.
+    """
+
+    def __init__(self, function: Jitted, *shapes: Any, options: Mapping[str, Any] | None = None):
+        self._function, self._shapes, self._options = function, shapes, options or {}
+        self._program: jax.stages.Compiled | None = None
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Traces the function and starts its compilation; later calls do nothing. Raises errors of tracing."""
+        if self._thread is None:
+            lowered = self._function.lower(*self._shapes)
+            # Not a daemon thread, because Python must not exit while XLA compiles.
+            self._thread = threading.Thread(target=self._compile, args=(lowered,), name=startup.COMPILES)
+            self._thread.start()
+
+    def _compile(self, lowered: jax.stages.Lowered) -> None:
+        try:
+            self._program = compiler_options.compile_with_options(lowered, self._options)
+        except BaseException as error:
+            self._error = error
+
+    def wait(self) -> None:
+        """Waits for the compilation, which starts now if `start` was not called. Raises its error."""
+        self.start()
+        assert self._thread is not None
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def __call__(self, *args: Any) -> Any:
+        if self._program is None:
+            self.wait()
+        assert self._program is not None
+        return self._program(*args)
+
+
+class Programs:
+    """The compiled programs of a run.
+
+    Attributes:
+        model: the model to train.
+        plan: the shapes and shardings of the train state.
+        train_step: `(state, batch) -> (state, metrics)`; its compilation starts in the constructor.
+    """
+
+    def __init__(
+        self,
+        config: StepConfig,
+        abstract_batch: Mapping[str, jax.ShapeDtypeStruct],
+        spike_factor: float | None = None,
+        is_new: bool = False,
+    ):
+        """Plans the state, and starts to compile the train step and, for a run that `is_new`, the initial state."""
+        self._config, self.model = config, config.model
+        shapes = {name: array.shape for name, array in abstract_batch.items()}
+        self.plan = train_state.plan(config.model, config.optimizer, shapes, config.partitioner)
+        step = train_step.make_train_step(
+            config.model,
+            self.plan.tx,
+            microbatches=config.microbatches,
+            loss_normalizing_factor=config.loss_normalizing_factor,
+            dropout=config.dropout_rate > 0,
+            seed=config.seed,
+            learning_rate=config.optimizer.learning_rate,
+            spike_factor=spike_factor,
+            trainable=config.optimizer.trainable,
+        )
+        jitted = train_step.jit_train_step(step, self.plan.shardings, config.partitioner, donate=True)
+        sharding = config.partitioner.batch_sharding
+        batch = {
+            name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+            for name, array in abstract_batch.items()
+        }
+        options = compiler_options.for_training(config.xla_options, config.partitioner.mesh.devices.flat[0])
+        self.train_step = CompiledAhead(jitted, self.plan.abstract, batch, options=options)
+        self.train_step.start()
+        self._init = CompiledAhead(self.plan.jit_init(), jax.random.key(config.seed))
+        if is_new:
+            self._init.start()
+
+    def random_state(self) -> TrainState:
+        """Returns a state at step 0 with random parameters."""
+        return self._init(jax.random.key(self._config.seed))
+
+    def eval_step(self, vocabulary: Any) -> train_step.CompiledStep:
+        """Returns `(params, batch) -> sums`, which compiles at its first call; `vocabulary` is the run's."""
+        model, token_bytes = self.model, None
+        if model.model_type == batch_formats.DECODER_ONLY:
+            token_bytes = task_vocabulary.token_bytes(vocabulary)
+        step = train_step.make_eval_step(model, token_bytes, count_targets=model.model_type not in batch_formats.HEADS)
+        return train_step.jit_eval_step(step, self.plan.shardings, self._config.partitioner)
+
+    def evaluated_params(self) -> Callable[[TrainState], Any]:
+        """Returns `(state) -> params` to evaluate: the optimizer's average of the parameters, or the last ones."""
+        average = self._config.optimizer.evaluated
+        if average is None:
+            return lambda state: state.params
+        return jax.jit(lambda state: average(state.opt_state, state.params), out_shardings=self.plan.shardings.params)
