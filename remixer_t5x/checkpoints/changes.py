@@ -1,13 +1,50 @@
-"""Describes how a checkpoint differs from the run that resumes from it: settings, and shapes of arrays."""
+"""Compares a checkpoint with the run that resumes from it: data, settings and shapes of arrays."""
 
 import re
 from collections.abc import Mapping
+from typing import Any
+
+from remixer_t5x.data import fingerprint
+from remixer_t5x.errors import UserError
 
 Shapes = Mapping[str, tuple[int, ...]]
-# Folders and reporting periods do not change what is computed.
+# Entries of a checkpoint's record that must not change, and their settings: the data position counts such batches.
+FIXED = {
+    'batch_size': 'BATCH_SIZE',
+    'feature_lengths': 'TASK_FEATURE_LENGTHS',
+    'pack': 'pack',
+    'task': 'MIXTURE_OR_TASK_NAME',
+    'seed': 'SEED',
+}
+_PARAMETERS_ALONE = (
+    'train into another MODEL_DIR with INITIAL_CHECKPOINT_PATH set to this one, which keeps the parameters and starts '
+    'optimizer, step and data again'
+)
+# Settings that do not change the results; their changes are not reported.
 HARMLESS = ('MODEL_DIR', 'KEEP_CHECKPOINTS', 'RESTORE', 'FILES', 'DATA_DIR', 'CACHE_DIR', 'VOCABULARY_PATH')
 MAX_SHOWN = 6
 _POSITION_MIXERS = ('remixer', 'gmlp', 'mlp_mixer')
+
+
+def check_compatible(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Raises UserError if a run with the record `current` cannot resume from a checkpoint with the record `saved`."""
+    old, new = saved.get('vocabulary'), current.get('vocabulary')
+    if old != new:
+        raise UserError(
+            f'the checkpoint was trained with vocabulary {old} and this run has {new}; give the same '
+            'vocabulary, or another MODEL_DIR'
+        )
+    for key, setting in FIXED.items():
+        if saved.get(key) != current.get(key):
+            raise UserError(
+                f'the checkpoint was trained with {setting} = {saved.get(key)!r} and this run has '
+                f'{current.get(key)!r}; give the same value, or {_PARAMETERS_ALONE}'
+            )
+    changed = fingerprint.describe_difference(saved.get('data') or {}, current.get('data') or {})
+    if changed:
+        raise UserError(
+            f'the data has changed since the checkpoint: {changed}; restore the old data, or {_PARAMETERS_ALONE}'
+        )
 
 
 def parse_bindings(config: str) -> dict[str, str]:

@@ -19,24 +19,11 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from remixer_t5x.checkpoints import durable, saved_params
-from remixer_t5x.data import fingerprint
 from remixer_t5x.data.prefetch import Position
 from remixer_t5x.errors import UserError
 from remixer_t5x.run_folder import model_dir, object_store
 
 State = Any
-# A run can resume only if these are equal: the data position counts batches of this size and shape.
-FIXED = {
-    'batch_size': 'BATCH_SIZE',
-    'feature_lengths': 'TASK_FEATURE_LENGTHS',
-    'pack': 'pack',
-    'task': 'MIXTURE_OR_TASK_NAME',
-    'seed': 'SEED',
-}
-_PARAMETERS_ALONE = (
-    'train into another MODEL_DIR with INITIAL_CHECKPOINT_PATH set to this one, which keeps the parameters and starts '
-    'optimizer, step and data again'
-)
 
 
 class SaveFailed(UserError):
@@ -124,10 +111,6 @@ class Checkpoints:
         saved_params.check_finite(folder, items['state'])
         return items['state'], position
 
-    def read_record(self, step: int) -> dict[str, Any]:
-        """Reads the record `run` of a checkpoint, without its arrays."""
-        return saved_params.read_record(self.folder / str(step))
-
     def check_for_errors(self) -> None:
         """Raises SaveFailed if a write in the background has failed; does not wait."""
         with self._save_errors():
@@ -213,24 +196,3 @@ def _gather_streams(position: Position) -> list[dict[str, Any]]:
         for row, size in zip(rows, sizes, strict=True):
             records |= json.loads(row[:size].tobytes())
     return [records[str(index)] for index in range(len(records))]
-
-
-def check_compatible(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Raises UserError if a run with the record `current` cannot resume from a checkpoint with the record `saved`."""
-    old, new = saved.get('vocabulary'), current.get('vocabulary')
-    if old != new:
-        raise UserError(
-            f'the checkpoint was trained with vocabulary {old} and this run has {new}; give the same '
-            'vocabulary, or another MODEL_DIR'
-        )
-    for key, shown in FIXED.items():
-        if saved.get(key) != current.get(key):
-            raise UserError(
-                f'the checkpoint was trained with {shown} = {saved.get(key)!r} and this run has '
-                f'{current.get(key)!r}; give the same value, or {_PARAMETERS_ALONE}'
-            )
-    changed = fingerprint.describe_difference(saved.get('data') or {}, current.get('data') or {})
-    if changed:
-        raise UserError(
-            f'the data has changed since the checkpoint: {changed}; bring back what it was, or {_PARAMETERS_ALONE}'
-        )

@@ -134,7 +134,6 @@ def verify_files(folder: epath.Path, listed: bool = False) -> None:
     leads out of the folder. `listed` requires a list of files.
     """
     damage = None
-    model_dir.check_name(folder)
     if jax.process_index() == 0:
         safe_paths.check_inside(folder)
         try:
@@ -303,6 +302,7 @@ def open_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> Save
     Raises UserError if `path` has no checkpoint, if it is damaged, or if the base of its adapters is not where it was.
     """
     step = find_checkpoint(path, setting)
+    model_dir.check_name(step)
     verify_files(step)
     if collectives.is_distributed():
         listed = (step / durable.FILE_LIST).exists()

@@ -1,4 +1,7 @@
-"""Compiles the programs of a run. The train step and the initial state compile while the data is opened."""
+"""Compiles the programs of a run, and creates its initial state.
+
+The train step and random initial parameters compile in threads while the data is opened.
+"""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -11,7 +14,9 @@ from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices import compiler_options
 from remixer_t5x.optim import train_state, train_step
 from remixer_t5x.optim.train_state import TrainState
-from remixer_t5x.train.settings import StepConfig
+from remixer_t5x.run_folder import model_dir, object_store
+from remixer_t5x.train import initial_params
+from remixer_t5x.train.settings import Folder, StepConfig
 
 
 class Jitted(Protocol):
@@ -62,23 +67,22 @@ class CompiledAhead:
 
 
 class Programs:
-    """The compiled programs of a run.
+    """The compiled programs of a run, and its initial state.
 
     Attributes:
-        model: the model to train.
         plan: the shapes and shardings of the train state.
-        train_step: `(state, batch) -> (state, metrics)`; its compilation starts in the constructor.
+        train_step: `(state, batch) -> (state, metrics)`.
     """
 
     def __init__(
         self,
         config: StepConfig,
+        folder: Folder,
         abstract_batch: Mapping[str, jax.ShapeDtypeStruct],
         spike_factor: float | None = None,
-        is_new: bool = False,
     ):
-        """Plans the state, and starts to compile the train step and, for a run that `is_new`, the initial state."""
-        self._config, self.model = config, config.model
+        """Starts to compile the train step and, if the run starts with random parameters, their initialization."""
+        self._config, self._folder = config, folder
         shapes = {name: array.shape for name, array in abstract_batch.items()}
         self.plan = train_state.plan(config.model, config.optimizer, shapes, config.partitioner)
         step = train_step.make_train_step(
@@ -102,16 +106,28 @@ class Programs:
         self.train_step = CompiledAhead(jitted, self.plan.abstract, batch, options=options)
         self.train_step.start()
         self._init = CompiledAhead(self.plan.jit_init(), jax.random.key(config.seed))
-        if is_new:
+        checkpoints = model_dir.absolute_path(folder.model_dir) / model_dir.CHECKPOINTS
+        # Does not query a bucket, which may be slow or unavailable.
+        if not (folder.initial_checkpoint_path or object_store.is_remote(checkpoints) or checkpoints.exists()):
             self._init.start()
 
-    def random_state(self) -> TrainState:
-        """Returns a state at step 0 with random parameters."""
+    def initial_state(self, vocabulary: Any) -> tuple[TrainState, list[str]]:
+        """Creates the state at step 0, with random parameters or those of INITIAL_CHECKPOINT_PATH.
+
+        Also returns notes for the user. `vocabulary` is the run's. Raises UserError if the parameters do not fit.
+        """
+        if not self._folder.initial_checkpoint_path:
+            return self._random_state(), []
+        fresh = getattr(self._config.model, 'fresh_parameters', ())
+        params, description = initial_params.load(self._folder, self.plan, vocabulary, self._random_state, fresh)
+        return self.plan.init_from_params(params, donate=True), [description]
+
+    def _random_state(self) -> TrainState:
         return self._init(jax.random.key(self._config.seed))
 
     def eval_step(self, vocabulary: Any) -> train_step.CompiledStep:
         """Returns `(params, batch) -> sums`, which compiles at its first call; `vocabulary` is the run's."""
-        model, token_bytes = self.model, None
+        model, token_bytes = self._config.model, None
         if model.model_type == batch_formats.DECODER_ONLY:
             token_bytes = task_vocabulary.token_bytes(vocabulary)
         step = train_step.make_eval_step(model, token_bytes, count_targets=model.model_type not in batch_formats.HEADS)

@@ -46,8 +46,8 @@ def train(
     startup.end_phase('configuration')
 
     # XLA compiles the train step in a thread while this one opens the data.
-    batch, is_new = pipeline.abstract_batch(run.dataset), start.starts_random(run.folder)
-    programs = compilation.Programs(run.step_config, batch, run.recovery.spike_factor, is_new)
+    batch = pipeline.abstract_batch(run.dataset)
+    programs = compilation.Programs(run.step_config, run.folder, batch, run.recovery.spike_factor)
     startup.end_phase('model')
     data = start.RunData(run.step_config.model, run.step_config.partitioner, run.dataset, run.evaluation, run.tasks)
     startup.end_phase('data')
@@ -59,15 +59,8 @@ def train(
             stack.enter_context(model_dir.locked(path))
         checkpoints = stack.enter_context(saving.open_checkpoints(path, run.folder.keep_checkpoints))
         with timeline.during(progress.STATE):
-            state, notes = start.restore_or_create(
-                checkpoints,
-                programs,
-                data,
-                record,
-                run.folder,
-                run.recovery.restore,
-                run.periods.stop_after_evaluations,
-            )
+            patience = saving.Patience(run.periods.stop_after_evaluations)
+            state, notes = start.restore_or_create(checkpoints, programs, data, record, run.recovery.restore, patience)
         startup.end_phase('state')
 
         first, last, is_new = state.step, run.periods.train_steps, state.saved_step is None

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from remixer_t5x.checkpoints import manager
+from remixer_t5x.checkpoints import manager, saved_params
 from remixer_t5x.data import prefetch
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
@@ -89,14 +89,16 @@ class RunState:
     patience: Patience = dataclasses.field(default_factory=Patience)
 
 
-def restore(checkpoints: manager.Checkpoints, step: int, abstract: TrainState, patience_limit: int | None) -> RunState:
+def restore(
+    checkpoints: manager.Checkpoints, step: int, abstract: TrainState, record: Mapping[str, Any], patience: Patience
+) -> RunState:
     """Restores what `Saver` saved at `step`, with the shapes and shardings of `abstract`.
 
-    Raises UserError or durable.DamagedCheckpoint.
+    `record` is the record of the checkpoint, with the metrics window and the count for `patience`. Raises UserError or
+    durable.DamagedCheckpoint.
     """
-    record = checkpoints.read_record(step)
     restored, position = checkpoints.restore(step, abstract)
-    patience = Patience(patience_limit, **(record.get('patience') or {}))
+    patience = dataclasses.replace(patience, **(record.get('patience') or {}))
     return RunState(restored, step, metrics.MetricsWindow(record['window']), step, position, patience)
 
 
@@ -246,7 +248,8 @@ class Saver:
         )
         # Device memory may be too small for two states.
         del state.train_state
-        restored = restore(self._checkpoints, step, self._abstract, state.patience.limit)
+        record = saved_params.read_record(self._checkpoints.folder / str(step))
+        restored = restore(self._checkpoints, step, self._abstract, record, state.patience)
         state.train_state, state.window, state.patience = restored.train_state, restored.window, restored.patience
         state.step = state.saved_step = step
         self._log.rewind(step)

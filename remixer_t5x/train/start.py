@@ -16,8 +16,8 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import held_out_loss, task_evaluation
 from remixer_t5x.models import interface
 from remixer_t5x.run_folder import model_dir, object_store
-from remixer_t5x.train import compilation, initial_params, saving
-from remixer_t5x.train.settings import PREVIOUS, Folder
+from remixer_t5x.train import compilation, saving
+from remixer_t5x.train.settings import PREVIOUS
 
 # Maximum number of batches that a resumed run draws again, because the data position is only captured periodically.
 MAX_BATCHES_DRAWN_AGAIN = 100
@@ -32,7 +32,7 @@ class RunData:
 
     Attributes:
         vocabulary: the vocabulary of the targets.
-        record: describes the data in each checkpoint; compared by `manager.check_compatible`.
+        record: describes the data in each checkpoint; compared by `changes.check_compatible`.
         tokens_per_batch: number of input and target positions of a training batch.
         loss_kind: the `kind` of the held-out loss in metrics.jsonl; empty if the run does not compute it.
         evaluator: computes the tasks' metrics; None for a run without tasks.
@@ -118,12 +118,6 @@ class RunData:
         return {part.name: part.batches(self._partitioner.data_shard(), self._threads) for part in parts}
 
 
-def starts_random(folder: Folder) -> bool:
-    """Returns whether the run certainly starts with random parameters. Does not look into a bucket."""
-    checkpoints = model_dir.absolute_path(folder.model_dir) / model_dir.CHECKPOINTS
-    return not folder.initial_checkpoint_path and '://' not in str(checkpoints) and not checkpoints.exists()
-
-
 def claim_model_dir(path: str) -> epath.Path:
     """Creates MODEL_DIR in the first process. Raises UserError if another process does not see it."""
     # A new name, because each machine may have an old folder with this path.
@@ -164,20 +158,18 @@ def restore_or_create(
     programs: compilation.Programs,
     data: RunData,
     record: Mapping[str, Any],
-    folder: Folder,
     damaged: str,
-    patience_limit: int | None,
+    patience: saving.Patience,
 ) -> tuple[saving.RunState, list[str]]:
     """Restores the newest checkpoint, or creates the state at step 0 if there is none.
 
     Args:
         checkpoints: the checkpoints of MODEL_DIR.
-        programs: plan the state, and create random parameters.
+        programs: describe the state, and create the initial one.
         data: the data of the run.
         record: describes this run; a checkpoint with an incompatible record is refused.
-        folder: the source of the initial parameters.
         damaged: `settings.Recovery.restore`, the reaction to a damaged checkpoint.
-        patience_limit: `settings.Periods.stop_after_evaluations`.
+        patience: the initial count for early stopping.
 
     Returns:
         The state, and notes for the user.
@@ -187,26 +179,21 @@ def restore_or_create(
     """
     notes: list[str] = []
     while (step := collectives.broadcast(checkpoints.latest_step())) is not None:
+        folder = checkpoints.folder / str(step)
         try:
-            saved_params.verify_files(checkpoints.folder / str(step), listed=True)
-            saved = checkpoints.read_record(step)
-            manager.check_compatible(saved, record)
-            state = saving.restore(checkpoints, step, programs.plan.abstract, patience_limit)
+            saved_params.verify_files(folder, listed=True)
+            saved_record = saved_params.read_record(folder)
+            changes.check_compatible(saved_record, record)
+            state = saving.restore(checkpoints, step, programs.plan.abstract, saved_record, patience)
         except durable.DamagedCheckpoint as error:
             notes.append(_move_away(damaged, checkpoints, step, error))
             continue
         state.position = data.resumed_position(state.position, step)
-        if changed := changes.describe_config(saved.get('config', ''), record['config']):
+        if changed := changes.describe_config(saved_record.get('config', ''), record['config']):
             notes.append(f'changed since the checkpoint: {changed}')
         return state, notes
-    if folder.initial_checkpoint_path:
-        fresh = getattr(programs.model, 'fresh_parameters', ())
-        params, description = initial_params.load(folder, programs.plan, data.vocabulary, programs.random_state, fresh)
-        notes.append(description)
-        train_state = programs.plan.init_from_params(params, donate=True)
-    else:
-        train_state = programs.random_state()
-    return saving.RunState(train_state, position=data.first_position(), patience=saving.Patience(patience_limit)), notes
+    train_state, creation_notes = programs.initial_state(data.vocabulary)
+    return saving.RunState(train_state, position=data.first_position(), patience=patience), notes + creation_notes
 
 
 def _move_away(damaged: str, checkpoints: manager.Checkpoints, step: int, error: durable.DamagedCheckpoint) -> str:

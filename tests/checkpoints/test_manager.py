@@ -64,7 +64,7 @@ def test_what_was_saved_comes_back(saved):
     state, position = checkpoints.restore(3, abstract(state_of(0)))
     assert_equal(state, state_of(3))
     assert position == Position(3, {0: 0, 1: 0}, {0: b'\0state\xff', 1: b''})
-    assert checkpoints.read_record(3)['vocabulary'] == RUN['vocabulary']
+    assert saved_params.read_record(saved / 'checkpoints' / '3')['vocabulary'] == RUN['vocabulary']
     checkpoints.close()
 
 
@@ -123,11 +123,11 @@ def test_a_damaged_description_is_a_plain_reason(saved, file):
 
 
 def test_another_run_is_told():
-    manager.check_compatible(RUN, RUN)
+    changes.check_compatible(RUN, RUN)
     assert 'vocabulary ab12 of 384 ids' in message(
-        lambda: manager.check_compatible(RUN, {**RUN, 'vocabulary': 'other'})
+        lambda: changes.check_compatible(RUN, {**RUN, 'vocabulary': 'other'})
     )
-    text = message(lambda: manager.check_compatible(RUN, {**RUN, 'batch_size': 16}))
+    text = message(lambda: changes.check_compatible(RUN, {**RUN, 'batch_size': 16}))
     assert 'BATCH_SIZE = 8' in text and '16' in text and 'INITIAL_CHECKPOINT_PATH' in text
     assert 'keeps the parameters and starts optimizer, step and data again' in text
 
