@@ -28,7 +28,8 @@ from remixer_t5x.extras.reports import compare
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = sorted([ROOT / 'README.md', *(ROOT / 'docs').rglob('*.md')])
-GUIDE = sorted((ROOT / 'docs' / 'guide').glob('*.md'))
+# Pages that the site does not show.
+UNLISTED = [ROOT / 'CONTRIBUTING.md', ROOT / 'tests' / 'README.md']
 
 
 def script(name):
@@ -77,7 +78,7 @@ def python_sources(page):
         )
 
 
-SOURCES = [(page, source) for page in (*PAGES, ROOT / 'CONTRIBUTING.md') for source in python_sources(page)]
+SOURCES = [(page, source) for page in (*PAGES, *UNLISTED) for source in python_sources(page)]
 # Modules whose attributes are looked up; others may be missing here, or are written by the page.
 LOOKED_UP = ('remixer_t5x', 'remixer_tasks', 'jax', 'numpy', 'flax', 'optax')
 
@@ -118,7 +119,7 @@ def test_an_attribute_that_does_not_exist_is_found():
         test_python_code_names_what_exists(None, 'from remixer_t5x.config import loading; loading.shipped_folder()')
 
 
-@pytest.mark.parametrize('page', [*PAGES, ROOT / 'CONTRIBUTING.md'], ids=lambda page: page.name)
+@pytest.mark.parametrize('page', [*PAGES, *UNLISTED], ids=lambda page: page.name)
 def test_shell_code_names_scripts_flags_and_packages_that_exist(page):
     """The lines that `test_every_command_is_one_whose_configuration_loads` leaves out."""
     for text in fenced(page, 'bash'):
@@ -237,7 +238,7 @@ def _stand_ins(folder, words):
             (folder / path).write_text("include 'experiments/python_docs.gin'\n")
 
 
-@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize('page', [*PAGES, *UNLISTED], ids=lambda page: page.name)
 def test_links_lead_to_files_and_headings(page):
     for target in re.findall(r'\]\(([^)\s]+)\)', page.read_text()):
         if '://' in target:
@@ -253,7 +254,7 @@ def test_links_lead_to_files_and_headings(page):
 
 def test_prose_wraps_at_120():
     """Code and tables may be wider."""
-    for page in (*PAGES, ROOT / 'CHANGELOG.md', ROOT / 'CONTRIBUTING.md'):
+    for page in (*PAGES, *UNLISTED, ROOT / 'CHANGELOG.md'):
         prose = re.sub(r'^```.*?^```', '', page.read_text(encoding='utf-8'), flags=re.DOTALL | re.MULTILINE)
         long = [line for line in prose.splitlines() if len(line) > 120 and not line.startswith('|')]
         assert not long, f'{page.name}: {long}'

@@ -34,7 +34,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     sections = re.split(r'^## ', (DOCS / 'README.md').read_text(), flags=re.MULTILINE)[1:]
     config.nav = [{'Home': HOME}]
     for section in sections:
-        pages = [page for _, page in LINK.findall(section) if page.endswith('.md')]
+        pages = [page for _, page in LINK.findall(section) if page.endswith('.md') and not page.startswith('../')]
         config.nav.append({section.splitlines()[0]: pages})
     config.nav.append({'Generated reference': list(REFERENCE)})
     config.mdx_configs['toc']['slugify'] = lambda text, separator: github_anchor(text)
