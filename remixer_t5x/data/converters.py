@@ -62,7 +62,7 @@ _CONVERTERS = {
     ),
     (batch_formats.ENCODER_ONLY, 'inputs', 'targets'): MaskedLMConverter,
 }
-# Functions (inputs, targets, vocabulary, length, ...) -> the arrays of a row.
+# Functions (inputs, targets, vocabulary, length, ...) -> the arrays of a row, or of several rows for SPAN.
 _TEXT_CONVERTERS: dict[str, Callable[..., dict[str, np.ndarray]]] = {
     batch_formats.TOKEN_LABELS: token_alignment.tag_arrays,
     batch_formats.SPAN: token_alignment.span_arrays,
@@ -77,6 +77,7 @@ def convert(
     pack: bool,
     source: Any,
     labels: Sequence[str] | None = None,
+    doc_stride: int | None = None,
 ) -> tf.data.Dataset:
     """Converts examples into the arrays of `batch_formats.abstract_batch`, row by row.
 
@@ -87,11 +88,12 @@ def convert(
         pack: whether rows hold several examples.
         source: the task or mixture of the examples.
         labels: the texts of a classifier's labels; None for a regression, or another model type.
+        doc_stride: see `DatasetConfig`.
     """
     if model_type == batch_formats.CLASSIFIER:
         return _classification_arrays(dataset, lengths, source, labels)
     if model_type in _TEXT_CONVERTERS:
-        return _arrays_of_texts(model_type, dataset, lengths, source, labels)
+        return _arrays_of_texts(model_type, dataset, lengths, source, labels, doc_stride)
     if model_type == batch_formats.ENCODER_ONLY and lengths['inputs'] != lengths['targets']:
         raise UserError(
             'TASK_FEATURE_LENGTHS must have the same length for inputs and targets, because a masked language model '
@@ -126,12 +128,20 @@ def _classification_arrays(
 
 
 def _arrays_of_texts(
-    model_type: str, dataset: tf.data.Dataset, lengths: Lengths, source: Any, labels: Sequence[str] | None
+    model_type: str,
+    dataset: tf.data.Dataset,
+    lengths: Lengths,
+    source: Any,
+    labels: Sequence[str] | None,
+    doc_stride: int | None,
 ) -> tf.data.Dataset:
     """Converts texts in Python, because TensorFlow cannot align the tokens of every vocabulary with words."""
-    vocabulary, settings = source.output_features['inputs'].vocabulary, {}
-    if model_type == batch_formats.TOKEN_LABELS:
-        settings = {'labels': tuple(labels or ()), 'name': source.name}
+    vocabulary = source.output_features['inputs'].vocabulary
+    settings: dict[str, Any] = {
+        batch_formats.TOKEN_LABELS: {'labels': tuple(labels or ()), 'name': source.name},
+        batch_formats.SPAN: {'stride': doc_stride},
+    }.get(model_type, {})
+    has_windows = model_type == batch_formats.SPAN
     shapes = batch_formats.abstract_batch(model_type, lengths)
 
     def convert_row(*texts: bytes) -> list[np.ndarray]:
@@ -152,10 +162,12 @@ def _arrays_of_texts(
         dtypes = [tf.as_dtype(array.dtype) for array in shapes.values()]
         rows = tf.numpy_function(convert_row, texts, dtypes, stateful=False)
         return {
-            name: tf.ensure_shape(row, array.shape[1:]) for row, (name, array) in zip(rows, shapes.items(), strict=True)
+            name: tf.ensure_shape(row, (None, *array.shape[1:]) if has_windows else array.shape[1:])
+            for row, (name, array) in zip(rows, shapes.items(), strict=True)
         }
 
-    return dataset.map(arrays, num_parallel_calls=tf.data.AUTOTUNE)
+    converted = dataset.map(arrays, num_parallel_calls=tf.data.AUTOTUNE)
+    return converted.unbatch() if has_windows else converted
 
 
 def _label_index(text: tf.Tensor, labels: Sequence[str], name: str) -> tf.Tensor:

@@ -41,6 +41,8 @@ class DatasetConfig:
         cache_dir: a folder of caches; None for seqio's folders.
         model_type: name of the model type, which determines the arrays of a batch.
         labels: the texts of a classifier's labels; None for a regression, or another model type.
+        doc_stride: number of context tokens between the starts of two windows of a long context, for
+            `model_type` 'span'; None for windows without overlap.
         streams: number of parts of the data that all hosts together read in parallel, which determines the order; None
             for one per host at the start of the run.
         save_position: False allows any source, including Python generators; a resumed run then restarts the data in
@@ -58,6 +60,7 @@ class DatasetConfig:
     cache_dir: str | None = None
     model_type: str = batch_formats.ENCODER_DECODER
     labels: Sequence[str] | None = None
+    doc_stride: ranges.Count | None = None
     streams: ranges.Count | None = None
     save_position: bool = True
 

@@ -55,7 +55,9 @@ def _examples(
             num_epochs=epochs,
             try_in_mem_cache=False,
         )
-        return converters.convert(config.model_type, dataset, lengths, config.pack, task, config.labels)
+        return converters.convert(
+            config.model_type, dataset, lengths, config.pack, task, config.labels, config.doc_stride
+        )
 
     try:
         with restorable(), _repeating(task, epochs is None):

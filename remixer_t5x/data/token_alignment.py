@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -49,6 +50,20 @@ class EncodedText(NamedTuple):
         return np.asarray([end > begin >= start for begin, end in self.offsets], bool)
 
 
+class EncodedQuestion(NamedTuple):
+    """A question with one or more overlapping windows of its context, each at most the input length.
+
+    Attributes:
+        whole: the text with all of its tokens.
+        windows: the text with the tokens of the question and of a part of the context.
+        num_tokens: number of tokens of the longest window before the question was truncated.
+    """
+
+    whole: EncodedText
+    windows: list[EncodedText]
+    num_tokens: int
+
+
 def context_start(text: str) -> int:
     """Returns the index of the first character of the context. Raises UserError if the text has none."""
     if CONTEXT not in text:
@@ -79,6 +94,40 @@ def encode_words(vocabulary: Any, text: str, length: int) -> EncodedText:
     return EncodedText(text, ids[:limit] + end, words, offsets, num_tokens)
 
 
+def encode_question(vocabulary: Any, text: str, length: int, stride: int | None = None) -> EncodedQuestion:
+    """Encodes a question and windows of its context, as BERT's run_squad does for long contexts.
+
+    Args:
+        vocabulary: encodes each word.
+        text: `question: ... context: ...`.
+        length: maximum number of tokens of a window, including the end token. A question of a long text is truncated to
+            half of it.
+        stride: number of context tokens between the starts of two windows; None, or a stride longer than the window,
+            yields windows without overlap.
+    """
+    whole = encode_words(vocabulary, text, sys.maxsize)
+    is_context = whole.is_context()
+    if whole.num_tokens <= length:
+        return EncodedQuestion(whole, [whole], whole.num_tokens)
+    end = len(whole.ids) - (vocabulary.eos_id is not None)
+    question = int(np.argmax(is_context)) if is_context.any() else end
+    prefix = min(question, length // 2)
+    room = length - prefix - (len(whole.ids) - end)
+    step = min(room, stride or room)
+    windows = []
+    # The last window is the first one that reaches the end of the context.
+    for start in range(question, max(question + 1, end - room + step), step):
+        tokens = [*range(prefix), *range(start, min(start + room, end)), *range(end, len(whole.ids))]
+        window = whole._replace(
+            ids=[whole.ids[at] for at in tokens],
+            words=[whole.words[at] for at in tokens],
+            offsets=[whole.offsets[at] for at in tokens],
+            num_tokens=len(tokens),
+        )
+        windows.append(window)
+    return EncodedQuestion(whole, windows, length + question - prefix)
+
+
 def _piece_offsets(vocabulary: Any, pieces: Sequence[int], word: re.Match[str]) -> list[tuple[int, int]]:
     """Returns the characters of each piece, or those of the whole word if the vocabulary normalises the word."""
     sizes = [len(vocabulary.decode([piece]).strip().removeprefix('##')) for piece in pieces]
@@ -104,24 +153,33 @@ def tag_arrays(
     return {'encoder_input_tokens': _pad(encoded.ids, length), 'labels': arrays[0], 'label_weights': arrays[1]}
 
 
-def span_arrays(text: str, target: str, vocabulary: Any, length: int) -> dict[str, np.ndarray]:
-    """Returns the arrays of a question whose `target` is JSON of SQuAD's `answers`: {'text': [], 'answer_start': []}.
+def span_arrays(
+    text: str, target: str, vocabulary: Any, length: int, stride: int | None = None
+) -> dict[str, np.ndarray]:
+    """Returns the arrays, [windows, ...], of a question whose `target` is JSON of SQuAD's `answers`.
 
-    The first answer is the label, and position 0 if there is no answer. Answers that were truncated have weight 0.
+    These are {'text': [], 'answer_start': []}. The label is the first answer in windows that contain all of it, and
+    position 0 in other windows and without an answer. Answers that match no token have weight 0.
     """
-    encoded, answers = encode_words(vocabulary, text, length), json.loads(target)
-    start, end, weight = 0, 0, 1.0
+    question, answers = encode_question(vocabulary, text, length, stride), json.loads(target)
+    positions: np.ndarray = np.zeros((2, len(question.windows)), np.int32)
+    weight = 1.0
     if answers['text']:
         first = context_start(text) + answers['answer_start'][0]
         last = first + len(answers['text'][0])
-        inside = [at for at, (begin, stop) in enumerate(encoded.offsets) if begin < last and stop > first]
-        is_truncated = not inside or encoded.offsets[inside[-1]][1] < last
-        start, end, weight = (0, 0, 0.0) if is_truncated else (inside[0], inside[-1], 1.0)
+        all_tokens, *window_tokens = (
+            [at for at, (begin, end) in enumerate(encoded.offsets) if begin < last and end > first]
+            for encoded in (question.whole, *question.windows)
+        )
+        weight = float(bool(all_tokens))
+        for row, tokens in enumerate(window_tokens):
+            if tokens and len(tokens) == len(all_tokens):
+                positions[:, row] = tokens[0], tokens[-1]
     return {
-        'encoder_input_tokens': _pad(encoded.ids, length),
-        'start_positions': np.asarray(start, np.int32),
-        'end_positions': np.asarray(end, np.int32),
-        'label_weights': np.asarray(weight, np.float32),
+        'encoder_input_tokens': np.stack([_pad(window.ids, length) for window in question.windows]),
+        'start_positions': positions[0],
+        'end_positions': positions[1],
+        'label_weights': np.full(len(question.windows), weight, np.float32),
     }
 
 

@@ -7,13 +7,14 @@
 | embedding | two texts with a tab between them | their cosine similarity | the same |
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from remixer_t5x.data import batch_formats, token_alignment
-from remixer_t5x.data.token_alignment import EncodedText
+from remixer_t5x.data.token_alignment import EncodedQuestion, EncodedText
 from remixer_t5x.evaluate.predictions import Prediction, Predictor
 
 
@@ -30,10 +31,12 @@ def has_head(model: Any) -> bool:
     return model.model_type in _PREDICTIONS
 
 
-def encode(model: Any, vocabulary: Any, text: str, length: int) -> EncodedText | Pair:
-    """Encodes an input text to at most `length` tokens."""
+def encode(model: Any, vocabulary: Any, text: str, length: int) -> EncodedText | EncodedQuestion | Pair:
+    """Encodes an input text to rows of at most `length` tokens."""
     if model.model_type == batch_formats.EMBEDDING:
         return Pair(*token_alignment.encode_pair(vocabulary, text, length))
+    if model.model_type == batch_formats.SPAN:
+        return token_alignment.encode_question(vocabulary, text, length, model.doc_stride)
     return token_alignment.encode_words(vocabulary, text, length)
 
 
@@ -56,21 +59,42 @@ def _predict_tags(predictor: Predictor, params: Any, model: Any, inputs: Sequenc
     return results
 
 
-def _predict_spans(predictor: Predictor, params: Any, model: Any, inputs: Sequence[EncodedText]) -> list[Prediction]:
+def _predict_spans(
+    predictor: Predictor, params: Any, model: Any, inputs: Sequence[EncodedQuestion]
+) -> list[Prediction]:
+    logits = iter(predictor.token_logits(params, [window.ids for question in inputs for window in question.windows]))
     results = []
-    for encoded, logits in zip(inputs, predictor.token_logits(params, [each.ids for each in inputs]), strict=True):
-        start, end, margin = best_span(logits, encoded.is_context(), model.max_answer_length)
+    for question in inputs:
+        window_logits = list(itertools.islice(logits, len(question.windows)))
+        text, margin = best_answer(question.windows, window_logits, model.max_answer_length)
         is_null = model.null_threshold is not None and -margin > model.null_threshold
-        text = '' if is_null or margin == -np.inf else encoded.text[encoded.offsets[start][0] : encoded.offsets[end][1]]
-        results.append(Prediction([], [margin], [text]))
+        results.append(Prediction([], [margin], ['' if is_null else text]))
     return results
 
 
-def best_span(logits: np.ndarray, is_context: np.ndarray, max_length: int) -> tuple[int, int, float]:
-    """Returns the first and last token of the best span in the context, and its score minus that of no answer.
+def best_answer(windows: Sequence[EncodedText], logits: Sequence[np.ndarray], max_length: int) -> tuple[str, float]:
+    """Returns the best answer in all windows of a question, and its score minus that of no answer.
 
-    The score of a span is the sum of two logits, as in transformers' `compute_predictions_logits`; the span of no
-    answer is token 0. The difference is -inf if no token belongs to the context.
+    The score of no answer is its minimum over the windows, as in transformers' `compute_predictions_logits`. The answer
+    is '' and the difference -inf if no token belongs to the context.
+
+    Args:
+        windows: the windows of the context.
+        logits: for each window [tokens, 2], of the first and the last token of an answer.
+        max_length: maximum number of tokens of an answer.
+    """
+    spans = [best_span(values, window.is_context(), max_length) for window, values in zip(windows, logits, strict=True)]
+    best = int(np.argmax([score for _, _, score in spans]))
+    start, end, score = spans[best]
+    margin = score - min(float(values[0].sum()) for values in logits)
+    offsets = windows[best].offsets
+    return ('' if margin == -np.inf else windows[best].text[offsets[start][0] : offsets[end][1]]), margin
+
+
+def best_span(logits: np.ndarray, is_context: np.ndarray, max_length: int) -> tuple[int, int, float]:
+    """Returns the first and last token of the best span in the context, and its score.
+
+    The score is the sum of two logits, and -inf if no token belongs to the context.
 
     Args:
         logits: [tokens, 2], of the first and the last token of an answer.
@@ -82,7 +106,7 @@ def best_span(logits: np.ndarray, is_context: np.ndarray, max_length: int) -> tu
     band = np.tri(length, k=max_length - 1, dtype=bool) & ~np.tri(length, k=-1, dtype=bool)
     scores = np.where(band, starts[:, None] + ends[None, :], -np.inf)
     start, end = np.unravel_index(np.argmax(scores), scores.shape)
-    return int(start), int(end), float(scores[start, end] - logits[0].sum())
+    return int(start), int(end), float(scores[start, end])
 
 
 def _predict_similarity(predictor: Predictor, params: Any, model: Any, inputs: Sequence[Pair]) -> list[Prediction]:

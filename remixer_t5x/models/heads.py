@@ -76,10 +76,13 @@ class SpanExtractor(_EncoderWithHead):
         max_answer_length: maximum number of tokens of a predicted answer.
         null_threshold: the empty answer is predicted if its score exceeds the best span's score by more than this; None
             never predicts it.
+        doc_stride: number of context tokens between the starts of two windows of a long context; None for windows
+            without overlap.
     """
 
     max_answer_length: ranges.Count = 30
     null_threshold: float | None = 0.0
+    doc_stride: ranges.Count | None = None
 
     model_type = 'span'
 

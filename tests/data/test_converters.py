@@ -1,13 +1,14 @@
 """Batches have the arrays that `batch_formats` lists, with seqio's values, labels and masked tokens."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 import seqio
 import tensorflow as tf
 
-from remixer_t5x.data import batch_formats, pipeline, task_batches
+from remixer_t5x.data import batch_formats, pipeline, task_batches, token_alignment
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import interface
 
@@ -163,3 +164,32 @@ def test_targets_become_numbers_without_labels():
 def test_data_that_an_encoder_cannot_read_is_rejected(call, words):
     with pytest.raises(UserError, match=words):
         call()
+
+
+def test_windows_of_long_contexts_are_rows_with_an_exact_position():
+    texts = [f'question: {name}? context: {"a b " * 7}{name} z' for name in 'cdefg']
+    answers = [json.dumps({'text': [f'{name} z'], 'answer_start': [28]}) for name in 'cdefg']
+
+    def read(split, shuffle_files, seed=None):
+        columns = {'inputs_pretokenized': texts, 'targets_pretokenized': answers}
+        return tf.data.Dataset.from_tensor_slices({**columns, 'inputs': [[1]] * 5, 'targets': [[1]] * 5})
+
+    features = {key: seqio.Feature(VOCABULARY) for key in ('inputs', 'targets')}
+    task = seqio.Task('spans', seqio.FunctionDataSource(read, ['train']), features, preprocessors=[])
+    config = config_of(task, {'inputs': 30, 'targets': 30}, 2, model_type='span', doc_stride=4)
+    rows = [
+        token_alignment.span_arrays(text, answer, VOCABULARY, 30, 4)
+        for text, answer in zip(texts, answers, strict=True)
+    ]
+    expected = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+    batches = list(task_batches.EvalBatches(config))
+    for name, array in expected.items():
+        np.testing.assert_array_equal(np.concatenate([batch[name] for batch in batches])[: len(array)], array)
+    # The position is inside a context.
+    first, second = task_batches.TrainBatches(config), task_batches.TrainBatches(config)
+    next(first)
+    second.restore(first.capture())
+    for _ in range(len(batches)):
+        a, b = next(first), next(second)
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name])

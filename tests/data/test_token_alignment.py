@@ -8,6 +8,8 @@ import seqio
 
 from remixer_t5x.data import token_alignment
 from remixer_t5x.errors import UserError
+from remixer_tasks.vocabulary.wordpiece import WordPieceVocabulary
+from tests.support import references
 from tests.support.hf_folders import SPIECE
 
 BYTES, PIECES = seqio.ByteVocabulary(extra_ids=0), seqio.SentencePieceVocabulary(str(SPIECE), extra_ids=0)
@@ -50,27 +52,95 @@ def test_labels_are_at_the_first_tokens_of_words():
 @pytest.mark.parametrize(
     ('vocabulary', 'answer', 'span'),
     [
-        *((BYTES, 'Ada', 'Ada'), (BYTES, '1815', '1815'), (BYTES, None, ''), (BYTES, 'think', None)),
+        *((BYTES, 'Ada', 'Ada'), (BYTES, '1815', '1815'), (BYTES, None, ''), (BYTES, 'think', 'think')),
         # Its unknown piece has several characters, so the answer is the whole word.
-        *((PIECES, 'it', 'it'), (PIECES, '1815', '(1815),'), (PIECES, None, ''), (PIECES, 'think', None)),
+        *((PIECES, 'it', 'it'), (PIECES, '1815', '(1815),'), (PIECES, None, ''), (PIECES, 'think', 'think')),
     ],
 )
 def test_answer_is_found_in_the_tokens(vocabulary, answer, span):
-    """A truncated answer has no weight (None); an unanswerable question has position 0."""
+    """An unanswerable question has position 0."""
     context = SQUAD.partition('context: ')[2]
-    length = token_alignment.encode_words(vocabulary, SQUAD, 99).num_tokens - 2 * (span is None)
+    length = token_alignment.encode_words(vocabulary, SQUAD, 99).num_tokens
     answers = (
         {'text': [answer], 'answer_start': [context.index(answer)]} if answer else {'text': [], 'answer_start': []}
     )
     arrays = token_alignment.span_arrays(SQUAD, json.dumps(answers), vocabulary, length)
     encoded = token_alignment.encode_words(vocabulary, SQUAD, length)
-    start, end = int(arrays['start_positions']), int(arrays['end_positions'])
-    assert arrays['label_weights'] == (span is not None)
+    start, end = int(arrays['start_positions'][0]), int(arrays['end_positions'][0])
+    assert arrays['label_weights'].tolist() == [1]
     if span:
         assert SQUAD[encoded.offsets[start][0] : encoded.offsets[end][1]] == span
         assert np.all(encoded.is_context()[start : end + 1])
     else:
         assert start == end == 0 and not encoded.is_context()[0]
+
+
+@pytest.fixture
+def word_pieces(tmp_path):
+    letters = 'abcdefghijklmnopqrstuvwxyz:'
+    pieces = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *letters, *(f'##{letter}' for letter in letters)]
+    (tmp_path / 'vocab.txt').write_text('\n'.join(pieces))
+    return str(tmp_path / 'vocab.txt')
+
+
+@pytest.mark.parametrize(('length', 'stride'), [(60, 4), (60, 16), (60, 1), (60, 90), (64, 20), (512, 128)])
+def test_windows_equal_transformers(length, stride, word_pieces):
+    references.need('transformers', 'tokenizers')
+    import tokenizers
+    import transformers
+
+    backend = tokenizers.BertWordPieceTokenizer(word_pieces)._tokenizer
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend)
+    rng, vocabulary = np.random.default_rng(0), WordPieceVocabulary(word_pieces)
+    for words in range(1, 40, 3):
+        context = ' '.join(''.join(rng.choice(list('abc'), rng.integers(1, 5))) for _ in range(words))
+        question = 'question: who is it context: '
+        encoded = token_alignment.encode_question(vocabulary, question + context, length, stride)
+        # transformers counts the overlap, and adds a [SEP] after the question.
+        room = length - len(vocabulary.encode(question)) - 1
+        windows = tokenizer(
+            question, context, truncation='only_second', max_length=length + 1, stride=room - min(room, stride),
+            return_overflowing_tokens=True, return_offsets_mapping=True,
+        )  # fmt: skip
+        assert len(windows['input_ids']) == len(encoded.windows) and encoded.num_tokens <= length
+        for row, window in enumerate(encoded.windows):
+            is_context = [part == 1 for part in windows.sequence_ids(row)]
+            offsets = [
+                (begin + len(question), end + len(question))
+                for (begin, end), inside in zip(windows['offset_mapping'][row], is_context, strict=True)
+                if inside
+            ]
+            assert [window.offsets[at] for at in np.flatnonzero(window.is_context())] == offsets
+            first_separator = windows['input_ids'][row].index(vocabulary.eos_id)
+            expected = [id for at, id in enumerate(windows['input_ids'][row]) if at != first_separator]
+            assert window.ids == expected
+
+
+@pytest.mark.parametrize('vocabulary', [BYTES, PIECES, Uncased(extra_ids=0)], ids=['bytes', 'pieces', 'uncased'])
+@pytest.mark.parametrize('answer', ['Ada', 'think', '1815', 'it is Ada (1815), I think'])
+def test_windows_with_the_answer_are_labelled(answer, vocabulary):
+    """As run_squad labels them: the tokens of the whole answer, or 0."""
+    length = token_alignment.encode_words(vocabulary, SQUAD.partition('it is Ada')[0], 99).num_tokens + 14
+    first = SQUAD.index(answer, SQUAD.index('context: '))
+    target = json.dumps({'text': [answer], 'answer_start': [first - SQUAD.index('it is Ada')]})
+    arrays = token_alignment.span_arrays(SQUAD, target, vocabulary, length, stride=3)
+    windows = token_alignment.encode_question(vocabulary, SQUAD, length, stride=3).windows
+    assert arrays['encoder_input_tokens'].shape == (len(windows), length)
+    labels = np.stack([arrays['start_positions'], arrays['end_positions']], axis=1).tolist()
+    for window, (start, end) in zip(windows, labels, strict=True):
+        characters = {at for begin, stop in window.offsets for at in range(begin, stop)}
+        if {at for at in range(first, first + len(answer)) if SQUAD[at] != ' '} <= characters:
+            assert answer in SQUAD[window.offsets[start][0] : window.offsets[end][1]]
+        else:
+            assert start == end == 0
+    assert arrays['label_weights'].tolist() == [1] * len(windows)
+
+
+def test_long_questions_are_truncated_to_half_of_the_length():
+    encoded = token_alignment.encode_question(BYTES, SQUAD, 20, 4)
+    assert encoded.num_tokens == 20 + len('question:whoisit?context:') - 10
+    assert all(window.ids[:10] == encoded.whole.ids[:10] and len(window.ids) <= 20 for window in encoded.windows)
+    assert {at for window in encoded.windows for at in window.ids[10:]} == {*encoded.whole.ids[25:]}
 
 
 def test_invalid_texts_raise():

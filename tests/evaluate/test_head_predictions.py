@@ -5,7 +5,9 @@ import json
 import numpy as np
 import pytest
 import scipy.stats
+import seqio
 
+from remixer_t5x.data import token_alignment
 from remixer_t5x.evaluate import head_predictions
 from remixer_tasks.benchmarks import text_metrics
 
@@ -59,12 +61,32 @@ def test_best_span_is_the_best_of_all_pairs():
             for end in range(start, min(length, start + longest))
             if is_context[start] and is_context[end]
         }
-        start, end, margin = head_predictions.best_span(logits, is_context, longest)
+        start, end, score = head_predictions.best_span(logits, is_context, longest)
         if not scores:
-            assert margin == -np.inf
+            assert score == -np.inf
             continue
         best = max(scores, key=scores.get)
-        assert (start, end) == best and margin == pytest.approx(scores[best] - logits[0].sum())
+        assert (start, end) == best and score == pytest.approx(scores[best])
+
+
+def test_best_answer_is_the_best_of_all_windows():
+    """The margin is the best sum of two logits minus the smallest score of no answer."""
+    rng, vocabulary = np.random.default_rng(0), seqio.ByteVocabulary(extra_ids=0)
+    text = 'question: a? context: it is Ada, I think'
+    windows = token_alignment.encode_question(vocabulary, text, 28, 4).windows
+    assert len(windows) > 1
+    for _ in range(20):
+        logits = [rng.standard_normal((len(window.ids), 2)) for window in windows]
+        best, text_of_best = max(
+            (values[start, 0] + values[end, 1], text[window.offsets[start][0] : window.offsets[end][1]])
+            for window, values in zip(windows, logits, strict=True)
+            for start in np.flatnonzero(window.is_context())
+            for end in np.flatnonzero(window.is_context())
+            if start <= end < start + 5
+        )
+        answer, margin = head_predictions.best_answer(windows, logits, 5)
+        assert answer == text_of_best
+        assert margin == pytest.approx(best - min(values[0].sum() for values in logits))
 
 
 def test_spearman_equals_scipy():
