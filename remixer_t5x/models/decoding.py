@@ -211,6 +211,7 @@ def kernels_in(dtype: jnp.dtype, params: Any) -> Any:
 
     def cast(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
         names = [entry.key for entry in path]
-        return leaf.astype(dtype) if names[-1] == 'kernel' or 'token_embedder' in names else leaf
+        is_cast = names[-1] == 'kernel' or names[0] in ('token_embedder', 'decoder_token_embedder')
+        return leaf.astype(dtype) if is_cast else leaf
 
     return jax.tree_util.tree_map_with_path(cast, params)

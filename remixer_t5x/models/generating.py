@@ -28,6 +28,11 @@ class Generating(Model):
 
     input_array: ClassVar[str]
 
+    @property
+    def logit_softcap(self) -> float | None:
+        """The softcap of the module's output logits."""
+        return None
+
     def _hidden(self, params: Params, batch: Batch, rng: jax.Array | None = None) -> jax.Array:
         """Returns the input of the output projection, [batch, length, embed]; dropout is enabled if `rng` is a key."""
         raise NotImplementedError
@@ -40,7 +45,7 @@ class Generating(Model):
         """See `Model.loss`; the sum is over the target tokens with a weight."""
         hidden = self._hidden(params, batch, dropout_rng)
         loss, sums = self.loss_function(
-            hidden, self.module.output_kernel(params), *targets_and_weights(batch, 'decoder')
+            hidden, self.module.output_kernel(params), *targets_and_weights(batch, 'decoder'), self.logit_softcap
         )
         return loss, {**sums, 'sequences': count_sequences(batch, 'decoder_target_tokens')}
 
@@ -52,7 +57,9 @@ class Generating(Model):
         """`score`, and whether greedy decoding returns the target tokens of each row, [batch] bool."""
         hidden, (targets, weights) = self._hidden(params, batch), targets_and_weights(batch, 'decoder')
         kernel = self.module.output_kernel(params)
-        return losses.score_and_match_rows(hidden, kernel, targets, weights, self.loss_function.chunk_length)
+        return losses.score_and_match_rows(
+            hidden, kernel, targets, weights, self.loss_function.chunk_length, self.logit_softcap
+        )
 
     def score_choices(self, params: Params, inputs: jax.Array, choices: jax.Array) -> jax.Array:
         """Returns log p(choice | inputs) of each choice, [batch, choices] float32; inputs are encoded once.
@@ -115,4 +122,4 @@ class Generating(Model):
 
     def _next_logits(self, params: Params, hidden: jax.Array) -> jax.Array:
         """Returns logits of the next token, [rows, vocab] float32, from the decoder's output [rows, 1, embed]."""
-        return losses.token_logits(hidden[:, 0], self.module.output_kernel(params))
+        return losses.token_logits(hidden[:, 0], self.module.output_kernel(params), self.logit_softcap)

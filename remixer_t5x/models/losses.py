@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from remixer_t5x import axes, ranges
+from remixer_t5x.kernels.attention.formula import cap_logits
 from remixer_t5x.models.layers.dense import whole_rows
 
 Sums = dict[str, jax.Array]
@@ -35,17 +36,25 @@ class CrossEntropy:
     chunk_length: int = 64
 
     def __call__(
-        self, hidden: jax.Array, kernel: jax.Array, targets: jax.Array, weights: jax.Array
+        self,
+        hidden: jax.Array,
+        kernel: jax.Array,
+        targets: jax.Array,
+        weights: jax.Array,
+        softcap: float | None = None,
     ) -> tuple[jax.Array, Sums]:
         """Returns the loss summed over targets; see `cross_entropy`."""
-        return cross_entropy(self, hidden, kernel, targets, weights)
+        return cross_entropy(self, hidden, kernel, targets, weights, softcap)
 
 
-def token_logits(hidden: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Multiplies [..., embed] by [embed, vocab] in hidden's dtype and returns [..., vocab] float32."""
+def token_logits(hidden: jax.Array, kernel: jax.Array, softcap: float | None = None) -> jax.Array:
+    """Multiplies [..., embed] by [embed, vocab] in hidden's dtype and returns [..., vocab] float32.
+
+    With a softcap c, the logits are `c tanh(logits / c)`.
+    """
     tokens = hidden.reshape(-1, hidden.shape[-1])
     logits = jnp.dot(tokens, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32)
-    return logits.reshape(*hidden.shape[:-1], kernel.shape[-1])
+    return cap_logits(logits.reshape(*hidden.shape[:-1], kernel.shape[-1]), softcap)
 
 
 def _is_target(targets: jax.Array, vocab_size: int) -> jax.Array:
@@ -106,9 +115,14 @@ def _to_chunks(config: CrossEntropy, *arrays: jax.Array) -> list[jax.Array]:
     return chunked
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 5))
 def cross_entropy(
-    config: CrossEntropy, hidden: jax.Array, kernel: jax.Array, targets: jax.Array, weights: jax.Array
+    config: CrossEntropy,
+    hidden: jax.Array,
+    kernel: jax.Array,
+    targets: jax.Array,
+    weights: jax.Array,
+    softcap: float | None = None,
 ) -> tuple[jax.Array, Sums]:
     """Sums cross-entropy and z-loss of the logits `hidden @ kernel` over targets.
 
@@ -118,6 +132,7 @@ def cross_entropy(
         kernel: [embed, vocab] float32.
         targets: [batch, length] int32.
         weights: [batch, length] float32, 0 for a target that does not count.
+        softcap: see `token_logits`.
 
     Returns:
         The loss sum, a float32 scalar differentiable in hidden and kernel, and the sums 'loss' (z-loss included),
@@ -127,7 +142,7 @@ def cross_entropy(
     def body(total: Sums, chunk) -> tuple[Sums, None]:
         hidden, targets, weights = chunk
         with jax.named_scope('logits'):
-            sums, _ = _chunk_sums(config, token_logits(hidden, kernel), targets, weights)
+            sums, _ = _chunk_sums(config, token_logits(hidden, kernel, softcap), targets, weights)
         return jax.tree.map(jnp.add, total, sums), None
 
     sums, _ = jax.lax.scan(body, _zero_sums(), _to_chunks(config, hidden, targets, weights))
@@ -138,7 +153,7 @@ def _zero_sums() -> Sums:
     return {name: jnp.zeros((), jnp.float32) for name in ('loss', 'z_loss', 'weights', 'correct')}
 
 
-def _forward(config, hidden, kernel, targets, weights):
+def _forward(config, hidden, kernel, targets, weights, softcap):
     """Computes the loss and the gradients with respect to hidden and kernel, chunk by chunk."""
     low = whole_rows(kernel, (axes.EMBED, axes.VOCAB), hidden.dtype)
 
@@ -146,9 +161,11 @@ def _forward(config, hidden, kernel, targets, weights):
         total, kernel_gradient = carry
         hidden, targets, weights = chunk
         with jax.named_scope('logits'):
-            logits = token_logits(hidden, low)
+            logits = token_logits(hidden, low, softcap)
             sums, log_z = _chunk_sums(config, logits, targets, weights)
             logits_gradient = _chunk_logits_gradient(config, logits, targets, weights, log_z)
+            if softcap is not None:
+                logits_gradient *= 1.0 - jnp.square(logits / softcap)
             flat_gradient = logits_gradient.astype(hidden.dtype).reshape(-1, kernel.shape[-1])
             tokens = hidden.reshape(-1, hidden.shape[-1])
             hidden_gradient = (flat_gradient @ low.T).reshape(hidden.shape)
@@ -162,7 +179,7 @@ def _forward(config, hidden, kernel, targets, weights):
     return (sums['loss'], sums), (hidden_gradient, kernel_gradient.astype(kernel.dtype))
 
 
-def _backward(config, gradients, cotangents):
+def _backward(config, softcap, gradients, cotangents):
     hidden_gradient, kernel_gradient = gradients
     scale = cotangents[0]
     return (hidden_gradient * scale.astype(hidden_gradient.dtype), kernel_gradient * scale, None, None)
@@ -172,7 +189,7 @@ cross_entropy.defvjp(_forward, _backward)
 
 
 def score_and_match_targets(
-    hidden: jax.Array, kernel: jax.Array, targets: jax.Array, chunk_length: int = 64
+    hidden: jax.Array, kernel: jax.Array, targets: jax.Array, chunk_length: int = 64, softcap: float | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Returns log p(target), [batch, length] float32, and whether each target is the argmax, [batch, length] bool.
 
@@ -182,7 +199,7 @@ def score_and_match_targets(
 
     def body(_, chunk):
         hidden, targets = chunk
-        logits = token_logits(hidden, kernel)
+        logits = token_logits(hidden, kernel, softcap)
         target_logit = jnp.sum(jnp.where(_is_target(targets, logits.shape[-1]), logits, 0.0), axis=-1)
         is_best = target_logit >= jnp.max(logits, axis=-1)
         return None, (target_logit - jax.nn.logsumexp(logits, axis=-1), is_best)
@@ -195,8 +212,13 @@ def score_and_match_targets(
 
 
 def score_and_match_rows(
-    hidden: jax.Array, kernel: jax.Array, targets: jax.Array, weights: jax.Array, chunk_length: int = 64
+    hidden: jax.Array,
+    kernel: jax.Array,
+    targets: jax.Array,
+    weights: jax.Array,
+    chunk_length: int = 64,
+    softcap: float | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns log p of each row's weighted targets, [batch] float32, and whether all are the argmax, [batch] bool."""
-    scores, is_best = score_and_match_targets(hidden, kernel, targets, chunk_length)
+    scores, is_best = score_and_match_targets(hidden, kernel, targets, chunk_length, softcap)
     return jnp.sum(scores * weights, axis=-1), jnp.all(is_best | (weights == 0), axis=-1)

@@ -12,9 +12,11 @@ from remixer_t5x.models import losses
 B, D, V = 3, 5, 11
 
 
-def defined_loss(hidden, kernel, targets, weights, z_loss, label_smoothing):
+def defined_loss(hidden, kernel, targets, weights, z_loss, label_smoothing, softcap):
     """Cross-entropy against smoothed targets less their entropy, plus z_loss * log(Z)^2 (T5X's definition)."""
     logits = hidden @ kernel
+    if softcap is not None:
+        logits = softcap * jnp.tanh(logits / softcap)
     log_z = jax.nn.logsumexp(logits, axis=-1)
     p = jax.nn.one_hot(targets, V) * (1 - label_smoothing)
     p = jnp.where(p > 0, p, label_smoothing / (V - 1))
@@ -33,16 +35,17 @@ def arrays(length, seed=0):
 
 @pytest.mark.parametrize('label_smoothing', [0.0, 0.1])
 @pytest.mark.parametrize('z_loss', [0.0, 1e-2])
-@pytest.mark.parametrize('chunk_length', [1, 3, 7, 100])
-def test_loss_and_gradients_equal_the_definition(z_loss, label_smoothing, chunk_length):
+@pytest.mark.parametrize('softcap', [None, 2.0])
+@pytest.mark.parametrize('chunk_length', [1, 3, 100])
+def test_loss_and_gradients_equal_the_definition(z_loss, label_smoothing, chunk_length, softcap):
     hidden, kernel, targets, weights = arrays(length=7)
     config = losses.CrossEntropy(z_loss, label_smoothing, chunk_length)
 
     def chunked(hidden, kernel):
-        return config(hidden, kernel, targets, weights)[0] * 0.5
+        return config(hidden, kernel, targets, weights, softcap)[0] * 0.5
 
     def reference(hidden, kernel):
-        return defined_loss(hidden, kernel, targets, weights, z_loss, label_smoothing) * 0.5
+        return defined_loss(hidden, kernel, targets, weights, z_loss, label_smoothing, softcap) * 0.5
 
     loss, gradients = jax.jit(jax.value_and_grad(chunked, argnums=(0, 1)))(hidden, kernel)
     expected_loss, expected_gradients = jax.jit(jax.value_and_grad(reference, argnums=(0, 1)))(hidden, kernel)

@@ -1,7 +1,8 @@
 """Encoder-decoder of T5 (Raffel et al. 2019), with any sublayers.
 
-Both stacks share one token embedding. The output projection has separate weights, as in T5.1.1, or is the transposed
-embedding applied to a scaled input, as in T5 1.0. Arguments have T5X's names.
+Both stacks share one token embedding, or have one each, as in T5Gemma. The output projection has separate weights, as
+in T5.1.1, or is the transposed embedding of the decoder applied to a scaled input, as in T5 1.0. Arguments have T5X's
+names.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from flax import linen as nn
 from remixer_t5x import axes, ranges
 from remixer_t5x.context import Memory, describe_tokens
 from remixer_t5x.errors import UserError
+from remixer_t5x.kernels.attention.formula import cap_logits
 from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.layers.dense import Dense
 from remixer_t5x.models.layers.embedding import Embed, output_scale
@@ -42,6 +44,10 @@ class EncoderDecoder(nn.Module):
         scaled_output: the input of the projection is scaled by embed_dim ** -0.5; otherwise a tied projection starts
             with logits as large as the embeddings.
         base_embed_dim: the base width of muP (`optim.mup`), which a tied output needs; None without muP.
+        shared_embedding: encoder and decoder have one token embedding; otherwise the decoder's is
+            `decoder_token_embedder`.
+        begin_id: the token whose embedding the decoder reads for id 0, which begins a sequence.
+        logit_softcap: output logits are `c tanh(logits / c)`, as in Gemma 2; None leaves them.
     """
 
     vocab_size: ranges.Count
@@ -53,9 +59,16 @@ class EncoderDecoder(nn.Module):
     tied: bool = False
     scaled_output: bool = False
     base_embed_dim: ranges.Count | None = None
+    shared_embedding: bool = True
+    begin_id: int = 0
+    logit_softcap: ranges.Positive | None = None
 
     def setup(self) -> None:
         self.token_embedder = self.embedding(self.vocab_size, self.embed_dim, dtype=checked_dtype(self.dtype))
+        if not self.shared_embedding:
+            self.decoder_token_embedder = self.embedding(
+                self.vocab_size, self.embed_dim, dtype=checked_dtype(self.dtype)
+            )
         self.encoder = self.encoder_stack()
         self.decoder = self.decoder_stack()
         if not self.tied:
@@ -98,7 +111,11 @@ class EncoderDecoder(nn.Module):
     def decode(self, *args, **kwargs) -> jax.Array:
         """Returns the logits of the next token for an encoder output; same arguments as `decode_hidden`."""
         hidden = self.decode_hidden(*args, **kwargs)
-        return self.token_embedder.attend(hidden) if self.tied else self.logits(hidden)
+        logits = self._decoder_embedder().attend(hidden) if self.tied else self.logits(hidden)
+        return cap_logits(logits, self.logit_softcap)
+
+    def _decoder_embedder(self) -> nn.Module:
+        return self.token_embedder if self.shared_embedding else self.decoder_token_embedder
 
     @nn.nowrap
     def output_kernel(self, params: Mapping[str, Any]) -> jax.Array:
@@ -106,7 +123,9 @@ class EncoderDecoder(nn.Module):
 
         The loss applies it to the result of `decode_hidden` in chunks, because all logits at once are large.
         """
-        return params['token_embedder']['embedding'].T if self.tied else params['logits']['kernel']
+        if not self.tied:
+            return params['logits']['kernel']
+        return params['token_embedder' if self.shared_embedding else 'decoder_token_embedder']['embedding'].T
 
     def decode_hidden(
         self,
@@ -130,7 +149,9 @@ class EncoderDecoder(nn.Module):
         memory = Memory(encoded, describe_tokens(encoder_input_tokens, encoder_segment_ids))
         flags = {'causal': True, 'decode': decode, 'deterministic': not enable_dropout, 'memory': memory}
         ctx = describe_tokens(jnp.ones_like(decoder_input_tokens), decoder_segment_ids, decoder_positions, **flags)
-        hidden = self.decoder(self.token_embedder(decoder_input_tokens), ctx, max_decode_length)
+        if self.begin_id:
+            decoder_input_tokens = jnp.where(decoder_input_tokens == 0, self.begin_id, decoder_input_tokens)
+        hidden = self.decoder(self._decoder_embedder()(decoder_input_tokens), ctx, max_decode_length)
         base = self.base_embed_dim if self.tied else None
         scale = output_scale(self.embed_dim, self.scaled_output, base)
         return hidden if scale == 1.0 else hidden * scale

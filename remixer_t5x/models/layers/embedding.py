@@ -8,7 +8,7 @@ from remixer_t5x import axes, ranges
 
 
 class Embed(nn.Module):
-    """[batch, length] int32 token ids -> [batch, length, features] in `dtype`, not scaled by the width, as in T5.
+    """[batch, length] int32 token ids -> [batch, length, features] in `dtype`.
 
     Attributes:
         num_embeddings: size of the vocabulary.
@@ -18,6 +18,7 @@ class Embed(nn.Module):
             over a TPU. It costs 2 * num_embeddings * features FLOPs per token, half the FLOPs of a small model; the
             default is a gather.
         stddev: standard deviation of the initial embeddings; 1 is T5's.
+        scale: factor of the embeddings that the model reads, `features ** 0.5` in Gemma; `attend` does not apply it.
     """
 
     num_embeddings: int
@@ -25,6 +26,7 @@ class Embed(nn.Module):
     dtype: jax.typing.DTypeLike = jnp.float32
     one_hot: bool = False
     stddev: ranges.Positive = 1.0
+    scale: ranges.Positive = 1.0
 
     def setup(self) -> None:
         self.embedding = self.param(
@@ -35,6 +37,10 @@ class Embed(nn.Module):
         )
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
+        rows = self._look_up(tokens)
+        return rows if self.scale == 1.0 else rows * self.scale
+
+    def _look_up(self, tokens: jax.Array) -> jax.Array:
         table = self.embedding
         if self.one_hot:
             rows = jax.nn.one_hot(tokens, self.num_embeddings, dtype=self.dtype)

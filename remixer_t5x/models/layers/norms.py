@@ -15,15 +15,19 @@ class RMSNorm(nn.Module):
     Attributes:
         epsilon: added to the mean square.
         axis: logical name of the normalized axis.
+        zero_centered: multiplies by 1 + scale instead of scale, which is initialized with 0, as in Gemma.
     """
 
     epsilon: ranges.Positive = 1e-6
     axis: str = axes.EMBED
+    zero_centered: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        init = nn.with_logical_partitioning(nn.initializers.ones, (self.axis,))
-        scale = self.param('scale', init, (x.shape[-1],), jnp.float32)
+        init = nn.initializers.zeros if self.zero_centered else nn.initializers.ones
+        scale = self.param('scale', nn.with_logical_partitioning(init, (self.axis,)), (x.shape[-1],), jnp.float32)
+        if self.zero_centered:
+            scale = 1.0 + scale
         x32 = x.astype(jnp.float32)
         mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
         return (x32 * jax.lax.rsqrt(mean_square + self.epsilon) * scale).astype(x.dtype)
