@@ -1,6 +1,7 @@
 """The PyTorch code that `--to_hf` writes computes what the Flax model computes."""
 
 import json
+import pathlib
 import types
 
 import jax
@@ -27,6 +28,19 @@ SIZES = {
     },
     **{'MAX_INPUT_LENGTH': 40, 'MAX_TARGET_LENGTH': 40},
 }
+T5GEMMA = """
+from __gin__ import dynamic_registration
+from remixer_t5x.models.architecture import encoder_decoder
+from remixer_t5x.models.layers import embedding
+from remixer_t5x.models.layers import norms
+LAYER_NORM = @norms.RMSNorm
+norms.RMSNorm.zero_centered = True
+embedding.Embed.scale = 3.0
+encoder_decoder.EncoderDecoder.shared_embedding = False
+encoder_decoder.EncoderDecoder.tied = True
+encoder_decoder.EncoderDecoder.begin_id = 2
+encoder_decoder.EncoderDecoder.logit_softcap = 2.0
+"""
 ENCODER_DECODERS = (
     't5_1_1',
     't5_1_0',
@@ -110,10 +124,14 @@ def check_equal(ours, theirs):
     np.testing.assert_allclose(theirs, ours, atol=1e-5 * max(1, np.max(np.abs(ours))), rtol=0)
 
 
-@pytest.mark.parametrize('name', [*ENCODER_DECODERS, *VARIANTS])
+@pytest.mark.parametrize('name', [*ENCODER_DECODERS, *VARIANTS, 'modern_t5, options of T5Gemma'])
 def test_encoder_decoders_have_the_same_logits(name, tmp_path):
-    model, params = built(name, **VARIANTS.get(name, {}))
-    theirs = exported(tmp_path, model, params)
+    files = []
+    if name.endswith('T5Gemma'):
+        files = [str(tmp_path / 't5gemma.gin')]
+        pathlib.Path(files[0]).write_text(T5GEMMA)
+    model, params = built(name, *files, **VARIANTS.get(name, {}))
+    theirs = exported(tmp_path / 'exported', model, params)
     inputs, targets = rows(), rows(first=0)[:, :20]
     ours = jax.jit(lambda p: model.module.apply({'params': p}, inputs, targets, enable_dropout=False))(params)
     check_equal(ours, theirs(input_ids=torch_of(inputs), decoder_input_ids=torch_of(targets)).logits)

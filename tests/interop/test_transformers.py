@@ -51,6 +51,21 @@ def modern_bert(head, layers=6, **settings):
     return functools.partial(getattr(transformers, f'ModernBertFor{head}'), config)
 
 
+ROPE = {'rope_type': 'default', 'rope_theta': 500.0}
+
+
+def t5gemma(layers=(4, 4), tied=True, **settings):
+    sizes = {
+        'vocab_size': 64, 'hidden_size': 32, 'intermediate_size': 40, 'num_attention_heads': 4, 'head_dim': 16,
+        'num_key_value_heads': 2, 'query_pre_attn_scalar': 16, 'sliding_window': 5, **settings,
+    }  # fmt: skip
+    encoder, decoder = ({**sizes, 'num_hidden_layers': count} for count in layers)
+    config = transformers.T5GemmaConfig(
+        encoder=encoder, decoder=decoder, vocab_size=64, tie_word_embeddings=tied, attn_implementation='eager'
+    )
+    return functools.partial(transformers.T5GemmaForConditionalGeneration, config)
+
+
 # The special ids are those of `modern_bert`.
 VOCABULARY = types.SimpleNamespace(eos_id=1, file_ids={'pad': 3, 'cls': 1, 'sep': 2})
 MODELS = {
@@ -65,6 +80,11 @@ MODELS = {
             **SMALL_T5, feed_forward_proj='gated-silu', tie_word_embeddings=False, decoder_start_token_id=0
         ),
     ),
+    'T5Gemma': t5gemma(attn_logit_softcapping=1.0, final_logit_softcapping=2.0),
+    'T5Gemma, untied, of 3 and 5 layers': t5gemma(
+        (3, 5), tied=False, rope_parameters={'rope_type': 'default', 'rope_theta': 500.0}
+    ),
+    'T5Gemma without softcaps': t5gemma((1, 2), attn_logit_softcapping=None, final_logit_softcapping=None),
     'ModernBERT': modern_bert('MaskedLM'),
     'ModernBERT of 4 layers': modern_bert('MaskedLM', 4),
     'ModernBERT, every second layer global': modern_bert('MaskedLM', 5, global_attn_every_n_layers=2),

@@ -18,6 +18,7 @@ from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import table
 from remixer_t5x.interop.huggingface.table import Params, Row, Runs
 from remixer_t5x.interop.safetensors_files import Tensors
+from remixer_t5x.models.architecture.layer import Block
 from remixer_t5x.models.sublayers.attention import later_options
 
 # Reading looks up every layer, so layer counts from an untrusted file need a limit.
@@ -50,6 +51,20 @@ class Config:
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1:
             raise self.error(name, 'it must be a number between 0 and 1')
         return float(value)
+
+    def rope_theta(self, parameters: Mapping[str, Any], name: str) -> float | None:
+        """Reads the base of rotary wavelengths, from the `parameters` of version 5 or the value `name` of version 4.
+
+        Returns None if neither has it. Raises UserError for another kind of rotary embedding or an invalid base.
+        """
+        if parameters.get('rope_type', 'default') != 'default':
+            raise self.error('rope_parameters', "rope_type must be 'default'")
+        theta = parameters.get('rope_theta', self.values.get(name))
+        if theta is None:
+            return None
+        if not isinstance(theta, int | float) or not 1 < theta < 1e9:
+            raise self.error('rope_parameters', 'rope_theta must be a number from 1 to 1e9')
+        return float(theta)
 
     def check(self, allowed: Mapping[str, Sequence[Any]]) -> None:
         """Raises UserError for a value that is not in `allowed`; a missing value is the first."""
@@ -120,6 +135,18 @@ class Description:
                     if hasattr(sublayer, name):
                         self.size(name, getattr(sublayer, name), f'{type(sublayer).__name__} of the {side}')
                 yield sublayer
+
+
+def expand_layers(stack: Any) -> tuple[list[Any], list[int | tuple[int, int]]]:
+    """Returns the layers of a `Stack` in order, without blocks, and its runs as in `table.Runs`."""
+    layers: list[Any] = []
+    runs: list[int | tuple[int, int]] = []
+    for factory, count in stack.runs:
+        layer = factory()
+        block = [each() for each in layer.layers] if isinstance(layer, Block) else [layer]
+        runs.append((count, len(block)) if isinstance(layer, Block) else count)
+        layers += block * count
+    return layers, runs
 
 
 @dataclasses.dataclass(frozen=True)

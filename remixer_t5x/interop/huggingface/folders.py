@@ -23,11 +23,12 @@ from remixer_t5x.interop.huggingface.gpt2 import Gpt2
 from remixer_t5x.interop.huggingface.modern_bert import ModernBert, ModernBertClassifier
 from remixer_t5x.interop.huggingface.sentence_t5 import MODULES, SentenceT5
 from remixer_t5x.interop.huggingface.t5 import T5, T5Encoder
+from remixer_t5x.interop.huggingface.t5gemma import T5Gemma
 from remixer_t5x.interop.huggingface.table import Params, Runs
 
 FAMILIES: tuple[type[Family], ...] = (
     *(T5, Bert, Gpt2, T5Encoder, SentenceT5, BertClassifier),
-    *(ModernBert, ModernBertClassifier),
+    *(ModernBert, ModernBertClassifier, T5Gemma),
 )
 CONFIG = 'config.json'
 # Largest allowed difference of logits, as a share of the largest logit.

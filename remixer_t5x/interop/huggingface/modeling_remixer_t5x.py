@@ -117,7 +117,7 @@ class GroupDense(Module):
 
 class Embed(Module):
     def forward(self, tokens: Tensor) -> Tensor:
-        return functional.embedding(tokens, self.embedding)
+        return functional.embedding(tokens, self.embedding) * self.settings['scale']
 
     def attend(self, x: Tensor) -> Tensor:
         return x @ self.embedding.T
@@ -127,7 +127,8 @@ class RMSNorm(Module):
     def forward(self, x: Tensor) -> Tensor:
         x32 = x.float()
         inverse = torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.settings['epsilon'])
-        return (x32 * inverse * self.scale).to(x.dtype)
+        scale = 1 + self.scale if self.settings['zero_centered'] else self.scale
+        return (x32 * inverse * scale).to(x.dtype)
 
 
 class LayerNorm(Module):
@@ -722,7 +723,12 @@ class RemixerT5xModel(PreTrainedModel):
         """Logits of the vocabulary, by a projection or by the transposed embedding."""
         if self.settings.get('scaled_output'):
             hidden = hidden * self.config.hidden_size**-0.5
-        return self.logits(hidden) if hasattr(self, 'logits') else self.token_embedder.attend(hidden)
+        logits = self.logits(hidden) if hasattr(self, 'logits') else self.decoder_embedder().attend(hidden)
+        softcap = self.settings.get('logit_softcap')
+        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+    def decoder_embedder(self) -> nn.Module:
+        return getattr(self, 'decoder_token_embedder', self.token_embedder)
 
     def encode(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
@@ -784,7 +790,9 @@ class RemixerT5xForConditionalGeneration(RemixerT5xModel, GenerationMixin):
             decoder_input_ids = functional.pad(labels.clamp(min=0), (1, 0))[:, :-1]
         everywhere = torch.ones_like(decoder_input_ids, dtype=torch.bool)
         tokens = Tokens(everywhere, causal=True, memory=(memory, mask.to(memory.device)))
-        logits = self.output(self.decoder(self.token_embedder(decoder_input_ids), tokens))
+        begin_id = self.settings.get('begin_id', 0)
+        decoder_input_ids = torch.where(decoder_input_ids == 0, begin_id, decoder_input_ids)
+        logits = self.output(self.decoder(self.decoder_embedder()(decoder_input_ids), tokens))
         return Seq2SeqLMOutput(loss=token_loss(logits, labels), logits=logits, encoder_last_hidden_state=memory)
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, attention_mask=None, encoder_outputs=None, **_) -> dict:

@@ -21,7 +21,7 @@ import numpy as np
 from remixer_t5x import tokenizer_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface.bert import labels_config, read_labels
-from remixer_t5x.interop.huggingface.family import Config, Description, Family, Tokenizer
+from remixer_t5x.interop.huggingface.family import Config, Description, Family, Tokenizer, expand_layers
 from remixer_t5x.interop.huggingface.table import Params, Row, Runs, dense, kernel
 from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.architecture.encoder_only import (
@@ -31,7 +31,7 @@ from remixer_t5x.models.architecture.encoder_only import (
     first_token,
     mean_of_tokens,
 )
-from remixer_t5x.models.architecture.layer import Block, PreNorm
+from remixer_t5x.models.architecture.layer import PreNorm
 from remixer_t5x.models.classifier import Classifier
 from remixer_t5x.models.layers.norms import LayerNorm
 from remixer_t5x.models.layers.positions import RotaryEmbedding
@@ -115,14 +115,8 @@ class ModernBert(Family):
         thetas: dict[str, Any] = {}
         for field, kind in (('global_theta', GLOBAL), ('local_theta', LOCAL)):
             rope = ropes.get(kind) if isinstance(ropes, dict) else None
-            rope = rope if isinstance(rope, dict) else {'rope_theta': values.get(field.replace('_', '_rope_'))}
-            if rope.get('rope_type', 'default') != 'default':
-                raise config.error('rope_parameters', "rope_type must be 'default'")
-            theta = rope.get('rope_theta')
-            if isinstance(theta, int | float) and 1 < theta < 1e9:
-                thetas[field] = float(theta)
-            elif theta is not None:
-                raise config.error('rope_parameters', 'rope_theta must be a number from 1 to 1e9')
+            theta = config.rope_theta(rope if isinstance(rope, dict) else {}, field.replace('_', '_rope_'))
+            thetas |= {} if theta is None else {field: theta}
         if math.log2(sizes['head_dim']) % 2:
             raise config.error('num_attention_heads', 'the width of a head must be 4, 16, 64 or 256')
         for role in ROLES:
@@ -186,13 +180,7 @@ class ModernBert(Family):
         kind = type(vocabulary).__name__
         description.require(bool(special), f'VOCABULARY is a {kind}, not a shifted vocabularies.huggingface_tokenizer')
         stack = module.encoder_stack()
-        layers: list[Any] = []
-        runs: list[int | tuple[int, int]] = []
-        for factory, count in stack.runs:
-            layer = factory()
-            block = [each() for each in layer.layers] if isinstance(layer, Block) else [layer]
-            runs.append((count, len(block)) if isinstance(layer, Block) else count)
-            layers += block * count
+        layers, runs = expand_layers(stack)
         windows: list[int | None] = []
         for index, layer in enumerate(layers):
             where, parts = f'layer {index}', [sublayer() for sublayer in layer.sublayers]

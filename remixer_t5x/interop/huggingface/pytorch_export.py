@@ -48,7 +48,8 @@ WITHOUT_CLASS = ('EncoderDecoder', 'DecoderOnly', 'EncoderOnly', '_Repeated')
 SETTINGS = (
     *('activation', 'approximate', 'begin_id', 'epsilon', 'fraction', 'gate', 'length_scale', 'logit_softcap'),
     *('max_distance', 'max_length', 'num_buckets', 'num_groups', 'num_heads', 'num_kv_heads', 'num_mechanisms'),
-    *('pooling', 'residual', 'scaled_output', 'scaling_factor', 'sliding_window', 'theta', 'tied', 'value', 'window'),
+    *('pooling', 'residual', 'scale', 'scaled_output', 'scaling_factor', 'sliding_window', 'theta', 'tied', 'value'),
+    *('window', 'zero_centered'),
 )
 
 

@@ -1,0 +1,338 @@
+"""Hugging Face's T5Gemma (Zhang et al. 2025), which is models/modern_t5.gin with Gemma's norms and embeddings.
+
+Source: `T5GemmaConfig` and `T5GemmaForConditionalGeneration` of transformers 4.53 to 5. Encoder and decoder are stacks
+of Gemma 2's layers: RMSNorm of the input and the output of each sublayer, rotary positions, grouped queries, bounded
+logits, and a sliding window in layers 0, 2, 4, ... Each stack has its own token embedding, which is multiplied by
+sqrt(hidden_size). A norm multiplies by 1 + weight.
+
+Our attention has no factor query_pre_attn_scalar ** -0.5, so the kernels of queries contain it. The window of
+transformers' encoder includes the distance `sliding_window`; ours does not, so it is one more.
+"""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from remixer_t5x import tokenizer_files
+from remixer_t5x.errors import UserError
+from remixer_t5x.interop.huggingface.family import Config, Description, Family, Tokenizer, expand_layers
+from remixer_t5x.interop.huggingface.modern_bert import write_tokenizer
+from remixer_t5x.interop.huggingface.table import Params, Row, Runs, kernel
+from remixer_t5x.interop.safetensors_files import Tensors
+from remixer_t5x.models.architecture.layer import SandwichNorm
+from remixer_t5x.models.layers.norms import RMSNorm
+from remixer_t5x.models.layers.positions import RotaryEmbedding
+from remixer_t5x.models.seq2seq import Seq2Seq
+from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention, later_options
+from remixer_t5x.models.sublayers.feed_forward import GatedMLP
+
+SIDES = ('encoder', 'decoder')
+LOCAL, GLOBAL = 'sliding_attention', 'full_attention'
+OUTPUT = 'lm_head.out_proj.weight'
+SUBLAYERS: Mapping[str, list[type]] = {
+    'encoder': [SelfAttention, GatedMLP],
+    'decoder': [SelfAttention, CrossAttention, GatedMLP],
+}
+# Our name of a sublayer: its module, and the middle of the names of its norms.
+NAMES = {
+    'self_attention': ('self_attn', 'self_attn'),
+    'cross_attention': ('cross_attn', 'cross_attn'),
+    'gated_mlp': ('mlp', 'feedforward'),
+}
+MLP_PARTS = {'wi_0': 'gate_proj', 'wi_1': 'up_proj', 'wo': 'down_proj'}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class T5Gemma(Family):
+    """An encoder-decoder whose stacks have the same sizes.
+
+    Attributes:
+        num_encoder_layers: layers of the encoder.
+        num_decoder_layers: layers of the decoder.
+        num_kv_heads: heads of keys and values.
+        window: `sliding_window` of transformers.
+        query_scale: square of the number by which logits are divided, a power of 4.
+        softcap: bound of attention's logits, or None.
+        final_softcap: bound of the output logits, or None.
+        theta: base of the rotary wavelengths.
+        tied: whether the output projection is the decoder's embedding.
+        bos_id: id of the token that begins the decoder's input.
+        eos_id: id of the end-of-sequence token.
+        max_length: maximum number of tokens, for transformers.
+    """
+
+    kind = 'T5Gemma'
+    model_types = ('t5gemma',)
+    hf_class = 'T5GemmaForConditionalGeneration'
+    auto_class = 'AutoModelForSeq2SeqLM'
+    model_class: ClassVar[type] = Seq2Seq
+    gin_files: ClassVar[tuple[str, ...]] = ('models/modern_t5.gin',)
+    gin_modules = (
+        *('architecture.encoder_decoder', 'layers.embedding', 'layers.norms', 'layers.positions'),
+        'sublayers.attention',
+    )
+    # Of the configuration of each stack.
+    sizes = {
+        'hidden_size': 'embed_dim',
+        'intermediate_size': 'mlp_dim',
+        'num_attention_heads': 'num_heads',
+        'num_key_value_heads': 'num_kv_heads',
+        'head_dim': 'head_dim',
+        'query_pre_attn_scalar': 'query_scale',
+        'sliding_window': 'window',
+        'rms_norm_eps': 'epsilon',
+        'vocab_size': 'vocab_size',
+        'max_position_embeddings': 'max_length',
+        'bos_token_id': 'bos_id',
+        'eos_token_id': 'eos_id',
+    }
+    allowed = {'hidden_activation': ('gelu_pytorch_tanh',), 'attention_bias': (False,), 'pad_token_id': (0,)}
+    constants = {'initializer_range': 0.02, 'attention_dropout': 0.0, 'use_cache': True}
+    ignored = r'(model\.)?decoder\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq'
+
+    num_encoder_layers: int
+    num_decoder_layers: int
+    num_kv_heads: int
+    # Our model has no limit, so it cannot describe it.
+    max_length: int = dataclasses.field(default=8192, compare=False)
+    window: int = 4096
+    query_scale: int = 256
+    softcap: float | None = 50.0
+    final_softcap: float | None = 30.0
+    theta: float = 10_000.0
+    epsilon: float = 1e-6
+    tied: bool = True
+    bos_id: int = 2
+    eos_id: int = 1
+
+    @classmethod
+    def from_config(cls, config: Config, tensors: Tensors) -> Self:
+        folder = str(pathlib.Path(config.file).parent)
+        fields: dict[str, Any] = {}
+        for side in SIDES:
+            values = config.values.get(side)
+            if not isinstance(values, dict):
+                raise config.error(side, 'it must be the configuration of a stack')
+            stack = Config(values, folder)
+            layers = stack.number('num_hidden_layers')
+            expected = [GLOBAL if layer % 2 else LOCAL for layer in range(layers)]
+            if values.get('layer_types', expected) != expected:
+                raise stack.error('layer_types', 'every second layer must be full_attention, as in T5Gemma')
+            rope = values.get('rope_parameters')
+            sizes = {
+                **cls.read_sizes(stack),
+                'softcap': _read_softcap(stack, 'attn_logit_softcapping'),
+                'final_softcap': _read_softcap(stack, 'final_logit_softcapping'),
+                'theta': stack.rope_theta(rope if isinstance(rope, dict) else {}, 'rope_theta') or cls.theta,
+            }
+            if differing := [name for name, value in sizes.items() if fields.get(name, value) != value]:
+                names = {field: name for name, field in cls.sizes.items()}
+                name = names.get(differing[0], differing[0])
+                raise stack.error(name, f'the encoder has {fields[differing[0]]}, and both stacks must have the same')
+            fields |= {**sizes, f'num_{side}_layers': layers}
+            if math.log2(fields['query_scale']) % 2:
+                raise stack.error('query_pre_attn_scalar', 'it must be a power of 4, such as 64 or 256')
+        if config.values.get('tie_word_embeddings', True) is False:
+            fields['tied'] = False
+        return cls(**fields)
+
+    def to_config(self) -> dict[str, Any]:
+        stack = {
+            **{name: getattr(self, field) for name, field in self.sizes.items()},
+            **{name: values[0] for name, values in self.allowed.items()},
+            **self.constants,
+            'attn_logit_softcapping': self.softcap,
+            'final_logit_softcapping': self.final_softcap,
+            'rope_theta': self.theta,
+            'rope_parameters': {'rope_type': 'default', 'rope_theta': self.theta},
+            'tie_word_embeddings': self.tied,
+        }
+        stacks = {
+            side: {
+                **stack,
+                'model_type': 't5_gemma_module',
+                'num_hidden_layers': count,
+                'layer_types': [GLOBAL if layer % 2 else LOCAL for layer in range(count)],
+                'is_decoder': side == 'decoder',
+            }
+            for side, count in self.layers.items()
+        }
+        return {
+            'architectures': [self.hf_class],
+            'model_type': self.model_types[0],
+            **stacks,
+            'is_encoder_decoder': True,
+            'dropout_rate': 0.0,
+            'tie_word_embeddings': self.tied,
+            'vocab_size': self.vocab_size,
+            'bos_token_id': self.bos_id,
+            'eos_token_id': self.eos_id,
+            'pad_token_id': 0,
+        }
+
+    @property
+    def layers(self) -> dict[str, int]:
+        return {'encoder': self.num_encoder_layers, 'decoder': self.num_decoder_layers}
+
+    def one_run(self) -> Runs:
+        # Blocks of a local layer and a global one, and the rest.
+        return {
+            side: [shape for shape in ((count // 2, 2), (count % 2, 1)) if shape[0]]
+            for side, count in self.layers.items()
+        }
+
+    def rows(self) -> Iterator[Row]:
+        dim = self.embed_dim
+        for side in SIDES:
+            table = 'token_embedder' if side == 'encoder' else 'decoder_token_embedder'
+            yield Row(f'{table}/embedding', f'model.{side}.embed_tokens.weight', (self.vocab_size, dim))
+            yield Row(f'{side}/final_norm/scale', f'model.{side}.norm.weight', (dim,))
+            for name, (module, norm) in NAMES.items():
+                if name == 'cross_attention' and side == 'encoder':
+                    continue
+                ours, theirs = f'{side}/run/layer/{name}', f'model.{side}.layers.{{}}'
+                yield Row(f'{ours}_norm/scale', f'{theirs}.pre_{norm}_layernorm.weight', (dim,))
+                yield Row(f'{ours}_post_norm/scale', f'{theirs}.post_{norm}_layernorm.weight', (dim,))
+                yield from self._sublayer_rows(ours, f'{theirs}.{module}', name)
+        if not self.tied:
+            yield Row('logits/kernel', OUTPUT, (self.vocab_size, dim), transposed=True)
+
+    def _sublayer_rows(self, ours: str, theirs: str, name: str) -> Iterator[Row]:
+        dim = self.embed_dim
+        if name == 'gated_mlp':
+            for part, projection in MLP_PARTS.items():
+                shape = (self.mlp_dim, dim) if part == 'wo' else (dim, self.mlp_dim)
+                yield kernel(f'{ours}/{part}', f'{theirs}.{projection}', *shape)
+            return
+        joined, shared = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        query = kernel(f'{ours}/query', f'{theirs}.q_proj', dim, joined)
+        yield dataclasses.replace(query, factor=self.query_scale**-0.5)
+        yield kernel(f'{ours}/key', f'{theirs}.k_proj', dim, shared)
+        yield kernel(f'{ours}/value', f'{theirs}.v_proj', dim, shared)
+        yield kernel(f'{ours}/out', f'{theirs}.o_proj', joined, dim)
+
+    @classmethod
+    def describe(cls, model: Any, vocabulary: Any) -> tuple[Self, Runs]:
+        module, description = model.module, Description(cls.kind)
+        runs: dict[str, list[int | tuple[int, int]]] = {}
+        for side in SIDES:
+            stack = getattr(module, f'{side}_stack')()
+            layers, runs[side] = expand_layers(stack)
+            for index, layer in enumerate(layers):
+                cls._describe_layer(description, side, layer, f'layer {index} of the {side}', is_local=index % 2 == 0)
+            description.size(f'num_{side}_layers', len(layers), side)
+            norm = description.part(stack.final_norm, RMSNorm, f'the final norm of the {side}')
+            has_positions = stack.position_bias is not None or stack.position_embedding is not None
+            for holds, difference in (
+                (norm.zero_centered and norm.epsilon == description.sizes['epsilon'], f'the final norm of the {side}'),
+                (not has_positions, f'the {side} adds positions'),
+            ):
+                description.require(holds, difference)
+        embedding, sizes = module.embedding(1, module.embed_dim), description.sizes
+        for holds, difference in (
+            (not module.shared_embedding, 'encoder and decoder share an embedding'),
+            (math.isclose(embedding.scale, module.embed_dim**0.5), 'embedding.Embed.scale is not EMBED_DIM ** 0.5'),
+            (not module.scaled_output, 'encoder_decoder.EncoderDecoder.scaled_output is True'),
+            (not math.log2(sizes['head_dim']) % 2, 'HEAD_DIM is not a power of 4'),
+        ):
+            description.require(holds, difference)
+        return cls(
+            vocab_size=module.vocab_size,
+            embed_dim=module.embed_dim,
+            mlp_dim=sizes.pop('hidden_dim'),
+            final_softcap=module.logit_softcap,
+            tied=module.tied,
+            bos_id=module.begin_id,
+            eos_id=int(vocabulary.eos_id),
+            # The kernels of queries contain the scale, so any value describes the model; this is the usual one.
+            query_scale=sizes['head_dim'],
+            **sizes,
+        ), runs
+
+    @staticmethod
+    def _describe_layer(description: Description, side: str, layer: Any, where: str, is_local: bool) -> None:
+        parts = [sublayer() for sublayer in layer.sublayers]
+        names = ', '.join(type(part).__name__ for part in parts)
+        fits = isinstance(layer, SandwichNorm) and [type(part) for part in parts] == SUBLAYERS[side]
+        description.require(fits, f'{where} is a {type(layer).__name__} with the sublayers {names}')
+        norm = description.part(layer.norm, RMSNorm, f'the norm of {where}')
+        description.require(norm.zero_centered, f'the norm of {where} is not zero_centered')
+        description.size('epsilon', norm.epsilon, where)
+        for part in parts[:-1]:
+            description.size('num_heads', part.num_heads, where)
+            description.size('head_dim', part.head_dim, where)
+            description.size('num_kv_heads', part.num_kv_heads or part.num_heads, where)
+            description.size('softcap', part.logit_softcap, where)
+            later = {*later_options(part)} - {'num_kv_heads', 'logit_softcap', 'rotary', 'sliding_window'}
+            description.require(not later, f'{where} has {", ".join(sorted(later))}')
+        attention, feed_forward = parts[0], parts[-1]
+        description.size('hidden_dim', feed_forward.hidden_dim, where)
+        rotary = description.part(attention.rotary, RotaryEmbedding, f'ROTARY of {where}')
+        description.size('theta', rotary.theta, where)
+        if is_local and attention.sliding_window is not None:
+            description.size('window', attention.sliding_window - (side == 'encoder'), where)
+        for holds, difference in (
+            (attention.position_bias is None, f'{where} has a position bias'),
+            ((rotary.fraction, rotary.scaling_factor) == (1.0, 1.0), f'ROTARY of {where} is partial or scaled'),
+            (is_local == (attention.sliding_window is not None), f'the windows do not alternate at {where}'),
+            (feed_forward.activation == 'gelu', f'ACTIVATION is {feed_forward.activation!r}'),
+        ):
+            description.require(holds, difference)
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            'WIDER_MLP_DIM': self.mlp_dim,
+            'NUM_KV_HEADS': self.num_kv_heads,
+            'LOGIT_SOFTCAP': self.softcap,
+            'LOCAL_WINDOW': self.window,
+            'encoder_local/attention.SelfAttention.sliding_window': self.window + 1,
+            'LAYER_NORM': '@norms.RMSNorm',
+            'norms.RMSNorm.zero_centered': True,
+            'norms.RMSNorm.epsilon': self.epsilon,
+            'positions.RotaryEmbedding.theta': self.theta,
+            'embedding.Embed.scale': self.embed_dim**0.5,
+            'embedding.Embed.stddev': 0.02,
+            'encoder_decoder.EncoderDecoder.shared_embedding': False,
+            'encoder_decoder.EncoderDecoder.tied': self.tied,
+            'encoder_decoder.EncoderDecoder.begin_id': self.bos_id,
+            'encoder_decoder.EncoderDecoder.logit_softcap': self.final_softcap,
+        }
+
+    def files(self) -> dict[str, Any]:
+        ids = {'decoder_start_token_id': self.bos_id, 'bos_token_id': self.bos_id, 'eos_token_id': self.eos_id}
+        return {'generation_config.json': {**ids, 'pad_token_id': 0}}
+
+    def tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
+        path = file or str(folder / tokenizer_files.TOKENIZER)
+        if not pathlib.Path(path).is_file():
+            raise UserError(
+                f'{folder} has no {tokenizer_files.TOKENIZER}; give --vocabulary=/path/to/{tokenizer_files.TOKENIZER}'
+            )
+        return Tokenizer('huggingface_tokenizer', {'path': path}, path)
+
+    def write_tokenizer(self, vocabulary: Any, folder: pathlib.Path) -> str:
+        return write_tokenizer(vocabulary, folder)
+
+    def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        # Longer than the window, up to 256 tokens.
+        inputs, targets = (
+            rng.integers(3, self.vocab_size, (2, min(2 * self.window + 5, 256) - less), dtype=np.int32)
+            for less in (0, 3)
+        )
+        inputs[-1, inputs.shape[1] // 2 :] = 0
+        targets[:, 0] = self.bos_id
+        return {'input_ids': inputs, 'decoder_input_ids': targets}
+
+    def our_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
+        return model.module.clone(dtype='float32').apply({'params': params}, *inputs.values(), enable_dropout=False)
+
+
+def _read_softcap(config: Config, name: str) -> float | None:
+    value = config.values.get(name)
+    if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e6):
+        raise config.error(name, 'it must be a positive number or null')
+    return None if value is None else float(value)

@@ -1,0 +1,120 @@
+"""A T5Gemma of transformers: recorded logits and greedy tokens, the files that are written back, and refusals."""
+
+import json
+import types
+
+import gin
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from remixer_t5x import build_model
+from remixer_t5x.devices.partition import unbox
+from remixer_t5x.errors import UserError
+from remixer_t5x.interop.huggingface import folders
+from remixer_t5x.interop.huggingface.family import Refusal
+from remixer_t5x.interop.huggingface.t5gemma import T5Gemma
+from remixer_t5x.models import interface
+from tests.support import hf_folders
+
+STACK = {
+    'vocab_size': 48, 'hidden_size': 16, 'intermediate_size': 20, 'num_attention_heads': 2, 'head_dim': 16,
+    'num_key_value_heads': 1, 'query_pre_attn_scalar': 16, 'sliding_window': 4, 'attn_logit_softcapping': 1.0,
+    'final_logit_softcapping': 3.0, 'rms_norm_eps': 1e-6, 'max_position_embeddings': 8192, 'bos_token_id': 2,
+    'eos_token_id': 1,
+}  # fmt: skip
+CONFIG = {
+    'model_type': 't5gemma',
+    'encoder': {**STACK, 'num_hidden_layers': 3},
+    'decoder': {**STACK, 'num_hidden_layers': 2},
+}
+VOCABULARY = types.SimpleNamespace(eos_id=1)
+
+
+@pytest.fixture(scope='module')
+def tiny(tmp_path_factory):
+    """The recorded arrays, the opened folder, and our model."""
+    path = tmp_path_factory.mktemp('t5gemma')
+    arrays = hf_folders.recorded('t5gemma_tiny')
+    source = folders.read(str(hf_folders.write(path / 'hf', CONFIG, hf_folders.weights_of(arrays), tokenizer=False)))
+    (path / 'model.gin').write_text(source.family.gin_text('A test.'))
+    model = build_model(str(path / 'model.gin'))
+    gin.clear_config()
+    return types.SimpleNamespace(arrays=arrays, source=source, model=model, params=source.params())
+
+
+def test_logits_are_the_recorded_ones(tiny):
+    targets = tiny.arrays['targets']
+    # Our decoder inputs begin with id 0, in whose place the model reads T5Gemma's begin token.
+    shifted = np.pad(targets[:, :-1], ((0, 0), (1, 0)))
+    batch = {'input_ids': tiny.arrays['inputs'], 'decoder_input_ids': shifted}
+    ours = np.asarray(jax.jit(lambda p: tiny.source.family.our_logits(tiny.model, p, batch))(tiny.params))
+    expected = tiny.arrays['logits']
+    assert np.max(np.abs(ours - expected)[targets > 0]) < 1e-5 * np.max(np.abs(expected))
+    assert 2 < np.max(np.abs(expected)) < 3  # the softcap
+
+
+def test_losses_and_scores_are_those_of_the_recorded_logits(tiny):
+    targets = tiny.arrays['targets']
+    weights = (targets > 0).astype(np.float32)
+    batch = {
+        'encoder_input_tokens': tiny.arrays['inputs'],
+        'decoder_input_tokens': np.pad(targets[:, :-1], ((0, 0), (1, 0))),
+        'decoder_target_tokens': targets,
+        'decoder_loss_weights': weights,
+    }
+    logits = tiny.arrays['logits'].astype(np.float64)
+    log_p = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
+    expected = np.sum(np.take_along_axis(log_p, targets[..., None], -1)[..., 0] * weights, axis=1)
+    np.testing.assert_allclose(tiny.model.score(tiny.params, batch), expected, rtol=1e-5)
+    sums = tiny.model.loss(tiny.params, batch)[1]
+    np.testing.assert_allclose(sums['loss'] - sums['z_loss'], -expected.sum(), rtol=1e-5)
+
+
+def test_greedy_tokens_are_the_recorded_ones(tiny):
+    batch, expected = {'encoder_input_tokens': tiny.arrays['inputs']}, tiny.arrays['greedy']
+    ours = jax.jit(lambda p: tiny.model.predict(p, batch, expected.shape[1]))(tiny.params)
+    np.testing.assert_array_equal(ours, expected)
+
+
+def test_a_folder_is_written_back_bit_by_bit(tiny, tmp_path):
+    shapes = {'encoder_input_tokens': (1, 4), 'decoder_target_tokens': (1, 4)}
+    ours = unbox(interface.param_shapes(tiny.model, shapes))
+    assert jax.tree.map(np.shape, tiny.params) == jax.tree.map(np.shape, ours)
+    family, runs = folders.describe(tiny.model, VOCABULARY)
+    assert (family, dict(runs)) == (tiny.source.family, tiny.source.family.one_run())
+    back = folders.write(str(tmp_path / 'back'), family, tiny.params, runs)
+    written, weights = load_file(back / 'model.safetensors'), hf_folders.weights_of(tiny.arrays)
+    assert written.keys() == weights.keys()
+    assert all(np.array_equal(written[name], array) for name, array in weights.items())
+    config = json.loads((back / 'config.json').read_text())
+    for side in ('encoder', 'decoder'):
+        assert CONFIG[side].items() <= config[side].items()
+    assert folders.read(str(back)).family == family
+
+
+@pytest.mark.parametrize(
+    ('changes', 'words'),
+    [
+        ({'hidden_size': 24}, 'hidden_size 24.*the encoder has 16'),
+        ({'query_pre_attn_scalar': 144}, 'query_pre_attn_scalar 144.*the encoder has 16'),
+        ({'layer_types': ['full_attention'] * 2}, 'layer_types'),
+        ({'hidden_activation': 'relu'}, "hidden_activation 'relu'"),
+        ({'final_logit_softcapping': -1}, 'final_logit_softcapping -1'),
+        ({'rope_parameters': {'rope_type': 'yarn'}}, 'rope_type'),
+    ],
+)
+def test_an_unsupported_config_raises_one_line(tiny, tmp_path, changes, words):
+    config = {**CONFIG, 'decoder': {**CONFIG['decoder'], **changes}}
+    folder = hf_folders.write(tmp_path / 'hf', config, hf_folders.weights_of(tiny.arrays), tokenizer=False)
+    with pytest.raises(UserError, match=words) as error:
+        folders.read(str(folder))
+    assert '\n' not in str(error.value)
+
+
+def test_a_model_with_other_norms_is_no_t5gemma():
+    model = build_model('models/modern_t5.gin', 'sizes/tiny.gin', VOCAB_SIZE=48)
+    gin.clear_config()
+    with pytest.raises(Refusal, match='the norm of layer 0 of the encoder'):
+        T5Gemma.describe(model, VOCABULARY)
