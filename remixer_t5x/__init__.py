@@ -8,8 +8,8 @@ import importlib
 
 __version__ = '0.1.0'
 
-# Where each public name is defined: (module, name there; None is the module itself).
-_PLACES: dict[str, tuple[str, str | None]] = {
+# The module that defines each public name, and its name there; None is the module itself.
+_DEFINITIONS: dict[str, tuple[str, str | None]] = {
     'build_model': ('api.building', 'build_model'),
     'load': ('api.saved_models', 'load'),
     'TrainedModel': ('api.trained_model', 'TrainedModel'),
@@ -27,13 +27,13 @@ _PLACES: dict[str, tuple[str, str | None]] = {
     'UserError': ('errors', 'UserError'),
     'testing': ('testing', None),
 }
-__all__ = ['__version__', *_PLACES]  # noqa: PLE0604 (every entry is a str)
+__all__ = ['__version__', *_DEFINITIONS]  # noqa: PLE0604 (every entry is a str)
 
 
 def __getattr__(name: str) -> object:
-    if name not in _PLACES:
+    if name not in _DEFINITIONS:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    module, attribute = _PLACES[name]
+    module, attribute = _DEFINITIONS[name]
     value: object = importlib.import_module(f'{__name__}.{module}')
     if attribute is not None:
         value = getattr(value, attribute)
@@ -45,7 +45,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-# Not of `typing`, whose import would take longer than the rest of this file.
+# Not imported from `typing`, whose import would take longer than the rest of this file.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from remixer_t5x import testing as testing

@@ -1,6 +1,6 @@
-"""Glossary of the logical axis names that parameters and activations carry.
+"""Logical axis names of parameters and activations.
 
-A rule table in gin maps each name to mesh axes (`data`, `fsdp`, `tensor`); a name without a rule is replicated.
+Sharding rules map each name to mesh axes (`data`, `fsdp`, `tensor`); a name without a rule is replicated.
 """
 
 # Activations.
@@ -16,22 +16,21 @@ HEADS = 'heads'  # attention heads
 KV = 'kv'  # features of one head
 VOCAB = 'vocab'  # vocabulary entries
 RELPOS_BUCKETS = 'relpos_buckets'  # buckets of relative distance
-POSITIONS_OUT = 'positions_out'  # rows of a learned token-mixing matrix: the positions written to
-POSITIONS_IN = 'positions_in'  # columns of a learned token-mixing matrix: the positions read from
-TOKEN_MLP = 'token_mlp'  # hidden units of an MLP along tokens, or of a generated one
-MECHANISMS = 'mechanisms'  # groups of features that do not mix, or mix by attention alone
-LORA_RANK = 'lora_rank'  # between the two matrices of an adapter; the second, whose rows it counts, starts at zero
-OUTPUTS = 'outputs'  # what a head or a score computes: a classifier's labels, one number for a mechanism
-LAYERS = 'layers'  # equal layers of a run, stacked by scan; never sharded
+POSITIONS_OUT = 'positions_out'  # rows of a learned token-mixing matrix: output positions
+POSITIONS_IN = 'positions_in'  # columns of a learned token-mixing matrix: input positions
+TOKEN_MLP = 'token_mlp'  # hidden units of an MLP along tokens, or of a generated MLP
+MECHANISMS = 'mechanisms'  # groups of features that interact only through attention, or not at all
+LORA_RANK = 'lora_rank'  # rank of an adapter; its second matrix [lora_rank, features] starts at zero
+OUTPUTS = 'outputs'  # outputs of a head: labels of a classifier, or one score per mechanism
+LAYERS = 'layers'  # identical layers stacked by scan; never sharded
 
 
 def is_hidden_matrix(names: tuple[str | None, ...]) -> bool:
-    """Whether the last two axes of a parameter map features or hidden units to others, and all axes before them stack
-    such matrices.
+    """Returns whether a parameter is a (stacked) matrix from features or hidden units to features or hidden units.
 
-    Embeddings, output projections, adapters, vectors, and everything along positions or distances are not.
+    False for embeddings, output projections, adapters, vectors, and parameters along positions or distances.
     """
-    # None is the axis of a small matrix that nothing splits; (None, EMBED) are embeddings of token types.
+    # None is an axis that is never sharded; (None, EMBED) are embeddings of token types.
     features = {EMBED, MLP, JOINED_KV, TOKEN_MLP, None}
     stacked, ends = {*names[:-2]}, names[-2:]
     if len(ends) < 2 or ends == (None, EMBED):

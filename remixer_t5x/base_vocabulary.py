@@ -1,6 +1,6 @@
-"""The base class of vocabularies, with the methods that seqio calls. Converting a text imports no TensorFlow or seqio.
+"""The base class of vocabularies, with the methods that seqio calls; encoding and decoding import no TensorFlow.
 
-A seqio feature accepts any object with these methods, so a task's vocabulary is the object that inference uses.
+A seqio feature accepts any object with these methods, so tasks and inference use the same vocabulary object.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Vocabulary(abc.ABC):
     """Converts texts to token ids and back. Id 0 is padding.
 
     Attributes:
-        extra_ids: number of sentinels that are added after the last id of the tokenizer.
+        extra_ids: number of sentinels that follow the last id of the tokenizer.
     """
 
     pad_id = 0
@@ -28,17 +28,17 @@ class Vocabulary(abc.ABC):
 
     @property
     def bos_id(self) -> int | None:
-        """The id of the token before a text, if there is one."""
+        """The id of the token that starts a text; None without such a token."""
         return None
 
     @property
     def eos_id(self) -> int:
-        """The id of the end token, by default T5's."""
+        """The id of the end token; T5's by default."""
         return 1
 
     @property
     def unk_id(self) -> int:
-        """The id of unknown text, by default T5's."""
+        """The id of unknown text; T5's by default."""
         return 2
 
     @property
@@ -52,10 +52,10 @@ class Vocabulary(abc.ABC):
 
     @abc.abstractmethod
     def _decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of ids below `vocab_size`, of which only the last may be the end token."""
+        """Decodes ids below `vocab_size`; only the last may be the end token."""
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text of the ids up to the first end token; ids from `vocab_size` are unknown."""
+        """Decodes the ids up to the first end token; ids of `vocab_size` and above are unknown text."""
         known = [index if index < self.vocab_size else self.unk_id for index in map(int, ids)]
         if self.eos_id in known:
             known = known[: known.index(self.eos_id) + 1]
@@ -64,8 +64,7 @@ class Vocabulary(abc.ABC):
     def encode_tf(self, text: tf.Tensor) -> tf.Tensor:
         """Returns the ids of a scalar string tensor, [ids] int32.
 
-        The call of `encode` is declared stateless: TensorFlow cannot save the position of a pipeline with a stateful
-        call.
+        The function is declared stateless, because TensorFlow cannot save the position of a stateful pipeline.
         """
 
         def call(text: bytes | np.ndarray) -> np.ndarray:
@@ -76,7 +75,7 @@ class Vocabulary(abc.ABC):
         return tf.ensure_shape(tf.numpy_function(call, [tf.convert_to_tensor(text)], tf.int32, stateful=False), [None])
 
     def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
-        """Returns the texts of [..., ids] int32: [...] string."""
+        """Decodes [..., ids] int32 to [...] string."""
 
         def call(ids: np.ndarray) -> np.ndarray:
             *rows, length = ids.shape

@@ -1,7 +1,7 @@
-"""SequenceContext: what a sublayer may know about each token in addition to its features.
+"""SequenceContext: the information about each token that a sublayer receives in addition to its features.
 
-Facts travel down the model; masks are made where they are read. An attention sublayer turns segment ids into a
-[query, key] mask, Remixer turns positions into rows of H, and neither needs to know that the other exists.
+The model passes the context down, and each sublayer derives its own masks from it: attention computes a [query, key]
+mask from the segment ids, and Remixer selects rows of H by the positions.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from flax import struct
 
 @struct.dataclass
 class SequenceContext:
-    """The facts about a [batch, length] block of tokens.
+    """Describes a [batch, length] block of tokens.
 
     Attributes:
-        segment_ids: [batch, length] int32; 1..n names the example a token belongs to, 0 is padding.
-        positions: [batch, length] int32; index of the token in its own example, restarting with each example.
-        position_bias: [1, heads, query, key], a `DistanceBias`, or None; made once by a stack, read by its attention
-            sublayers only.
-        num_keys: how many positions a query of this row can see: the row's length, or the slots of the caches while
-            decoding; set by a stack.
-        memory: the encoder's output, for sublayers of a decoder that read it; None elsewhere.
-        step: int32 while decoding one token at a time, the index of that token: a scalar, or [batch] after prompts of
+        segment_ids: [batch, length] int32; 1..n identifies the example of a token, 0 is padding.
+        positions: [batch, length] int32; index of the token within its example.
+        position_bias: [1, heads, query, key], a `DistanceBias`, or None; computed once by a stack for its attention
+            sublayers.
+        num_keys: number of keys of a query: the length of the row, or the slots of the caches while decoding; set by a
+            stack.
+        memory: the encoder output, for cross-attention of a decoder; None elsewhere.
+        step: int32, index of the token while decoding one token at a time: a scalar, or [batch] after prompts of
             different lengths; None elsewhere.
-        prefix: [batch, length] bool, the tokens that tokens of the same example see from anywhere, and that see each
-            other in both directions, in spite of `causal`; None if no token does. They come first in their
-            example. A causal sublayer that mixes tokens reads it, or refuses it (`layers.checks.refuse_prefix`).
-        causal: whether a token may see only itself and what comes before it.
+        prefix: [batch, length] bool, tokens at the start of an example that are visible to all of its tokens even if
+            `causal` is set; None if there are none. A causal sublayer that mixes tokens either supports it or raises
+            UserError (`layers.checks.refuse_prefix`).
+        causal: whether a token sees only itself and earlier tokens.
         decode: whether caches in the `cache` collection are allocated (first call) or extended (later calls).
-        cache_slots: the number of positions to allocate, if the first call has the tokens of a prompt, which the caches
-            then keep; None where it has dummy tokens, one for each position.
-        deterministic: True switches dropout off.
-        packed: whether a row may hold several examples. False lets sublayers skip per-example gathers.
-        attention: how attention sublayers compute, one of `kernels.attention.api.IMPLEMENTATIONS`; set by a stack.
+        cache_slots: number of positions to allocate if the first call contains the tokens of a prompt, which the caches
+            then store; None if it contains dummy tokens, one for each position.
+        deterministic: whether dropout is disabled.
+        packed: whether a row may contain several examples. If False, sublayers can skip per-example gathers.
+        attention: implementation of attention, one of `kernels.attention.api.IMPLEMENTATIONS`; set by a stack.
     """
 
     segment_ids: jax.Array
@@ -61,7 +61,7 @@ class SequenceContext:
 
 @struct.dataclass
 class Memory:
-    """The encoder's output `hidden` [batch, memory_length, embed] and the facts about its tokens."""
+    """The encoder output `hidden` [batch, memory_length, embed] and the context of its tokens."""
 
     hidden: jax.Array
     context: SequenceContext
@@ -70,12 +70,12 @@ class Memory:
 def describe_tokens(
     tokens: jax.Array, segment_ids: jax.Array | None = None, positions: jax.Array | None = None, **flags
 ) -> SequenceContext:
-    """Context of [batch, length] tokens; trailing zeros are padding.
+    """Returns the context of [batch, length] tokens; trailing zeros are padding.
 
     Args:
         tokens: [batch, length] int32.
-        segment_ids: [batch, length] when rows are packed; None means that each row is one example.
-        positions: [batch, length]; derived from the segments where None.
+        segment_ids: [batch, length] if rows are packed; None if each row is one example.
+        positions: [batch, length]; None derives them from the segments.
         **flags: other fields of `SequenceContext`.
     """
     batch, length = tokens.shape
@@ -91,6 +91,6 @@ def describe_tokens(
 
 
 def token_counts(tokens: jax.Array) -> jax.Array:
-    """The length of each row up to its last id that is not 0, [batch] int32; `tokens` are [batch, length]."""
-    places = jnp.arange(1, tokens.shape[1] + 1, dtype=jnp.int32)
-    return jnp.max(jnp.where(tokens > 0, places, 0), axis=1, initial=0)
+    """Returns the length of each row up to its last nonzero id, [batch] int32; `tokens` are [batch, length]."""
+    lengths = jnp.arange(1, tokens.shape[1] + 1, dtype=jnp.int32)
+    return jnp.max(jnp.where(tokens > 0, lengths, 0), axis=1, initial=0)

@@ -1,17 +1,17 @@
-"""The one exception for a user's mistake; the command line prints it as one line, without a traceback."""
+"""The exception for mistakes of users, which commands print as one line without a traceback."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Says on one line what was given, what is allowed, and what to type instead."""
+    """A mistake of the user. The message is one line: the constraint, the value, and what to type instead."""
 
 
 def reason(error: BaseException) -> str:
-    """Describes the root cause of a library's error on one line of at most 300 characters.
+    """Returns the message of the root cause of an error, as one line of at most 300 characters.
 
-    Follows `raise ... from`, because some libraries wrap an error in one that only says that something failed.
+    Follows `raise ... from`, because some libraries wrap an error in another one without information.
     """
     while error.__cause__ is not None and not isinstance(error, UserError):
         error = error.__cause__
@@ -20,22 +20,22 @@ def reason(error: BaseException) -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` without line ends and without control characters, with which a file's content could control a terminal."""
+    """Returns `text` as one line, without control characters, which could change the state of a terminal."""
     line = ' '.join(text.split())
     return ''.join(character if character.isprintable() else '\N{REPLACEMENT CHARACTER}' for character in line)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean X?`, or nothing when no known name is close. Case never separates two names.
+    """Returns `; did you mean X?`, or an empty string if no known name is similar. Ignores case.
 
-    A name that is the beginning of a few known names means one of them: `models/t5.gin` is not a misspelt `models/tim`.
+    Up to three known names that start with `name` take precedence: `models/t5.gin` is not a misspelt `models/tim`.
     """
-    # Of names that differ in case alone, the last one is that with the most letters of the same case.
+    # Of names that differ only in case, the dict keeps the last, which has the most letters of the same case.
     known = sorted({*known} - {name}, key=lambda candidate: (sum(map(str.__eq__, candidate, name)), candidate))
     by_lower = {candidate.lower(): candidate for candidate in known}
-    begun = name.lower().removesuffix('.gin')
-    longer = sorted(by_lower[candidate] for candidate in by_lower if candidate.startswith(begun))
-    if len(begun.rpartition('/')[2]) > 1 and 1 <= len(longer) <= 3:
+    prefix = name.lower().removesuffix('.gin')
+    longer = sorted(by_lower[candidate] for candidate in by_lower if candidate.startswith(prefix))
+    if len(prefix.rpartition('/')[2]) > 1 and 1 <= len(longer) <= 3:
         return f'; did you mean {" or ".join(longer)}?'
     close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
     return f'; did you mean {by_lower[close[0]]}?' if close else ''

@@ -1,11 +1,10 @@
-"""TensorFlow and seqio, imported at their first use: their imports take longer than all others together, and only tasks
-need them, so an installation for inference lacks them.
+"""Imports TensorFlow and seqio at their first use.
 
     from remixer_t5x.lazy import seqio, tf
 
-A module that does so needs `from __future__ import annotations`, because its signatures would be a first use. A class
-that derives from one of their classes is also a first use, so it is in a separate module that is imported where an
-object is made.
+Only tasks need these libraries, an installation for inference lacks them, and their imports take longer than all others
+together. A module that uses them needs `from __future__ import annotations`, because evaluating its signatures would
+import them. A class derived from one of their classes is in a separate module, which is imported when it is needed.
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ from remixer_t5x.errors import UserError
 # Libraries that only tasks need, and how to install them.
 FOR_TASKS = ('tensorflow', 'tensorflow_text', 'tensorflow_datasets', 'seqio')
 INSTALL = "pip install 'remixer-t5x[train]'"
-# Whether to show what libraries write to file descriptor 2 while they are imported.
+# Whether to show what libraries write to standard error while they are imported.
 verbose = False
-# Read by the C++ side of TensorFlow, gRPC and XLA when they are loaded.
+# Log levels that the C++ code of TensorFlow, gRPC and XLA reads when it is loaded.
 _ENVIRONMENT = {'TF_CPP_MIN_LOG_LEVEL': '3', 'GRPC_VERBOSITY': 'ERROR', 'GLOG_minloglevel': '3'}
-# TensorFlow tries to import Keras by the first name, and Keras uses the others for pictures and tables.
+# TensorFlow imports Keras through the first module; Keras imports the others for plots and tables.
 _NOT_NEEDED = ('keras.src.optimizers', 'matplotlib', 'pandas')
-# What seqio imports and rarely uses: layers that TensorFlow Text derives from Keras's, and hyperparameter search.
+# Imports of seqio that are rarely used: TensorFlow Text's Keras layers, and hyperparameter search.
 _RARELY_USED = ('tensorflow_text.python.keras', 'pyglove')
 
 
 class _Library:
-    """A proxy of the module `name`, with the attributes of the module."""
+    """A proxy that imports the module `name` when an attribute is accessed."""
 
     def __init__(self, name: str):
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
         value = getattr(_load(self._name), attribute)
-        # Cached, because parsing a file of rows looks attributes up a million times.
+        # Cached, because parsing a file accesses attributes a million times.
         setattr(self, attribute, value)
         return value
 
@@ -53,7 +52,7 @@ class _Library:
 def _load(name: str) -> Any:
     _tensorflow()
     if name not in sys.modules:
-        with without_stderr(), _uncollected(), _later(_RARELY_USED):
+        with without_stderr(), _pause_garbage_collection(), _delay_imports(_RARELY_USED):
             _import(name)
     return sys.modules[name]
 
@@ -68,11 +67,11 @@ def check_installed(*names: str) -> None:
     """Raises UserError if a library of the extra `train`, by default any of them, is not installed."""
     for name in names or FOR_TASKS:
         if sys.modules.get(name) is None and importlib.util.find_spec(name) is None:
-            raise UserError(f'this needs {name}, which is not installed; type {INSTALL}')
+            raise UserError(f'{name} must be installed; type {INSTALL}')
 
 
 def file_errors() -> tuple[type[BaseException], ...]:
-    """Returns what reading or writing a file or an object in a bucket can raise, for `except`, without TensorFlow."""
+    """Returns the exceptions of reading and writing files and objects in buckets, without importing TensorFlow."""
     tensorflow = sys.modules.get('tensorflow')
     # ImportError: the package for a kind of bucket is not installed.
     return (OSError, ImportError, *([] if tensorflow is None else [tensorflow.errors.OpError]))
@@ -80,37 +79,37 @@ def file_errors() -> tuple[type[BaseException], ...]:
 
 @functools.cache
 def _tensorflow() -> Any:
-    """Imports TensorFlow and hides accelerators from it, also if another library has imported it already."""
+    """Imports TensorFlow and hides accelerators from it, even if another library has already imported it."""
     if not verbose:
         set_environment()
-    with without_stderr(), _uncollected(), _without(_NOT_NEEDED):
+    with without_stderr(), _pause_garbage_collection(), _block_imports(_NOT_NEEDED):
         tensorflow = _import('tensorflow')
         _hide_accelerators(tensorflow)
     return tensorflow
 
 
 def _hide_accelerators(tensorflow: Any) -> None:
-    """Hides GPUs from TensorFlow, which would take all memory of a GPU at its first operation."""
+    """Hides accelerators from TensorFlow, which would allocate all memory of a GPU at its first operation."""
     for kind in ('GPU', 'TPU'):
-        # It is too late if another module has already used them.
+        # Raised if TensorFlow has already initialized its devices.
         with contextlib.suppress(RuntimeError):
             tensorflow.config.set_visible_devices([], kind)
 
 
 def set_environment() -> None:
-    """Sets the log levels of libraries written in C++, which read them once."""
+    """Sets the log levels of C++ libraries, which read them once."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
 
 @contextlib.contextmanager
 def without_stderr() -> Iterator[None]:
-    """Hides what is written to file descriptor 2, unless the block fails or `verbose` is set."""
+    """Discards output to file descriptor 2, unless the block raises an error or `verbose` is set."""
     if verbose:
         yield
         return
     sys.stderr.flush()
-    # In memory if possible: there may be no folder for temporary files.
+    # In memory if possible, because the folder for temporary files may not be writable.
     with open(os.memfd_create('stderr'), 'w+b') if hasattr(os, 'memfd_create') else tempfile.TemporaryFile() as buffer:
         saved = os.dup(2)
         os.dup2(buffer.fileno(), 2)
@@ -130,22 +129,22 @@ def without_stderr() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _uncollected():
+def _pause_garbage_collection():
     """Pauses garbage collection, which takes a fifth of the time of importing TensorFlow and seqio."""
-    collects = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collects:
+        if was_enabled:
             gc.enable()
 
 
 @contextlib.contextmanager
-def _without(names: tuple[str, ...]):
-    """Makes importing one of these packages, if it is not loaded yet, fail as if it were not installed."""
+def _block_imports(names: tuple[str, ...]):
+    """Makes imports of these packages fail, unless they are already loaded, as if they were not installed."""
     hidden = [name for name in names if name not in sys.modules]
-    # Python treats None as a module that cannot be found.
+    # Python raises ModuleNotFoundError for modules that are None.
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
         yield
@@ -155,13 +154,13 @@ def _without(names: tuple[str, ...]):
 
 
 @contextlib.contextmanager
-def _later(names: tuple[str, ...]):
-    """Makes importing one of these packages return a stand-in, whose attributes import the package afterwards."""
+def _delay_imports(names: tuple[str, ...]):
+    """Delays imports of these packages: a placeholder module imports the package when an attribute is accessed."""
     absent = [name for name in names if name not in sys.modules]
-    stand_ins = {name: types.ModuleType(name) for name in absent}
-    for name, module in stand_ins.items():
-        module.__dict__['__getattr__'] = functools.partial(_attribute, module, name)
-    sys.modules.update(stand_ins)
+    placeholders = {name: types.ModuleType(name) for name in absent}
+    for name, module in placeholders.items():
+        module.__dict__['__getattr__'] = functools.partial(_import_attribute, module, name)
+    sys.modules.update(placeholders)
     try:
         yield
     finally:
@@ -169,9 +168,9 @@ def _later(names: tuple[str, ...]):
             sys.modules.pop(name, None)
 
 
-def _attribute(stand_in: types.ModuleType, name: str, attribute: str) -> Any:
-    # Python asks modules for names such as __path__ while it imports.
-    if attribute.startswith('__') or sys.modules.get(name) is stand_in:
+def _import_attribute(placeholder: types.ModuleType, name: str, attribute: str) -> Any:
+    # The import system accesses names such as __path__.
+    if attribute.startswith('__') or sys.modules.get(name) is placeholder:
         raise AttributeError(f'module {name!r} has no attribute {attribute!r}')
     return getattr(importlib.import_module(name), attribute)
 
@@ -185,7 +184,7 @@ def has_extra(name: str) -> bool:
 
 
 def import_extra(name: str) -> Any:
-    """Imports `remixer_t5x.extras.NAME`, which the core never imports otherwise.
+    """Imports `remixer_t5x.extras.NAME`; the core must not import extras in any other way.
 
     Raises UserError if the installation lacks that extra.
     """
@@ -196,7 +195,7 @@ def import_extra(name: str) -> Any:
         if not f'{module}.'.startswith(f'{error.name}.'):
             raise
         folder = 'remixer_t5x/extras/' + name.partition('.')[0]
-        raise UserError(f'this needs {folder}, which was removed from this installation; restore the folder') from None
+        raise UserError(f'the folder {folder} must be in this installation; restore it') from None
 
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
-"""Types and ranges of settings: one annotation states what an argument takes, wherever its value comes from.
+"""Types and ranges of settings, as annotations of arguments and dataclass fields.
 
-`dropout_rate: ranges.Rate = 0.0` is checked when gin gives the argument its value, and by `check_fields` where a
-dataclass calls it.
+`dropout_rate: ranges.Rate = 0.0` is checked when gin binds the argument, by the decorator `checked`, and by
+`check_fields`, which a dataclass calls in `__post_init__`.
 """
 
 import collections.abc
@@ -21,9 +21,9 @@ from remixer_t5x.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The numbers that a setting takes, and how an error names them."""
+    """The allowed numbers of a setting, and their description in errors."""
 
-    words: str
+    description: str
     contains: Callable[[float], bool]
 
 
@@ -39,30 +39,30 @@ Positive = Annotated[float, Range('a number above 0', lambda n: n > 0)]
 NonNegative = Annotated[float, Range('a number of at least 0', lambda n: n >= 0)]
 AboveOne = Annotated[float, Range('a number above 1', lambda n: n > 1)]
 
-_WORDS: dict[Any, str] = {
+_DESCRIPTIONS: dict[Any, str] = {
     int: 'a whole number',
     float: 'a number',
     bool: 'True or False',
     str: 'a text',
     types.NoneType: 'None',
 }
-_WORDS |= {collections.abc.Mapping: "a dictionary, as in {'a': 1}", dict: "a dictionary, as in {'a': 1}"}
-_WORDS |= {collections.abc.Sequence: 'a list', list: 'a list', tuple: 'a list in parentheses'}
-_NAMED: dict[str, Any] = {'None': None, 'Any': Any} | {kind.__name__: kind for kind in _WORDS}
+_DESCRIPTIONS |= {collections.abc.Mapping: "a dictionary, as in {'a': 1}", dict: "a dictionary, as in {'a': 1}"}
+_DESCRIPTIONS |= {collections.abc.Sequence: 'a list', list: 'a list', tuple: 'a list in parentheses'}
+_NAMED: dict[str, Any] = {'None': None, 'Any': Any} | {kind.__name__: kind for kind in _DESCRIPTIONS}
 _NAMED |= {name: kind for name, kind in vars().items() if isinstance(kind, type(Count))}
 _SCALARS = (bool, int, float, str, types.NoneType)
 
 
 def check_argument(function: Callable[..., Any], argument: str, value: Any, setting: str) -> None:
-    """Raises UserError if `value`, given as `setting`, is outside of the type or range of an argument.
+    """Raises UserError if the value of a `setting` does not have the type and range of an argument.
 
-    Only numbers, texts, truth values and None are checked, against annotations that can be resolved.
+    Checks only numbers, strings, booleans and None, and only if the annotation can be resolved.
     """
     check(setting, value, annotation(function, argument))
 
 
 def checked(function: Function) -> Function:
-    """Decorates a function so that calls with an argument outside of its type or range raise UserError."""
+    """Decorates a function to raise UserError for arguments that do not have the annotated type and range."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -74,43 +74,45 @@ def checked(function: Function) -> Function:
 
 
 def check_fields(instance: Any, **names: str) -> None:
-    """Checks all fields of a dataclass; a setting is called as its field in capital letters, or as `names` say."""
+    """Checks all fields of a dataclass. Errors name a field by its entry in `names`, or by its name in upper case."""
     for field in dataclasses.fields(instance):
         kind = annotation(type(instance), field.name)
         check(names.get(field.name, field.name.upper()), getattr(instance, field.name), kind)
 
 
 def check(setting: str, value: Any, kind: Any) -> None:
-    """Raises UserError if a number, text, truth value or None is not of the annotated kind, such as `Count | None`."""
+    """Raises UserError if a number, string, boolean or None does not match an annotation such as `Count | None`."""
     if not isinstance(value, _SCALARS) or kind is inspect.Parameter.empty:
         return
     kinds = [split_annotation(each) for each in union_members(kind)]
     if any(base in (Any, object) or isinstance(base, typing.TypeVar | str | typing.ForwardRef) for base, _ in kinds):
         return
-    if any(base is typing.Literal for base, _ in kinds) or any(_is(value, base, bounds) for base, bounds in kinds):
+    if any(base is typing.Literal for base, _ in kinds) or any(_matches(value, base, bounds) for base, bounds in kinds):
         return
-    words = [bounds.words if bounds else _WORDS.get(base, '') for base, bounds in kinds]
-    if not any(words):
-        advice = f'type --gin.{setting}=@...' if isinstance(value, str) else f'leave {setting} out'
+    descriptions = [bounds.description if bounds else _DESCRIPTIONS.get(base, '') for base, bounds in kinds]
+    if not any(descriptions):
+        advice = f'type --gin.{setting}=@...' if isinstance(value, str) else f'remove {setting}'
         raise UserError(f'{setting} must be a reference, as in @module.Class, got {value!r}; {advice}')
-    allowed = ' or '.join(word or 'a reference' for word in words)
+    allowed = ' or '.join(description or 'a reference' for description in descriptions)
     is_macro_or_argument = re.fullmatch(r'[A-Z_]+|(\w+\.)+\w+', setting)
     advice = f'; type --gin.{setting}=VALUE' if is_macro_or_argument else ''
     raise UserError(f'{setting} must be {allowed}, got {value!r}{advice}')
 
 
-def _is(value: Any, base: Any, bounds: Range | None) -> bool:
+def _matches(value: Any, base: Any, bounds: Range | None) -> bool:
     if type(value) is not base and not (base is float and type(value) is int):
         return False
     return bounds is None or (math.isfinite(value) and bounds.contains(value))
 
 
 def union_members(kind: Any) -> list[Any]:
+    """Returns the members of a (nested) union type; [kind] for any other type."""
     is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
     return [part for each in typing.get_args(kind) for part in union_members(each)] if is_union else [kind]
 
 
 def split_annotation(kind: Any) -> tuple[Any, Range | None]:
+    """Returns the runtime type and the range of an annotation such as `Count`."""
     if typing.get_origin(kind) is Annotated:
         base, *notes = typing.get_args(kind)
         return base, next((note for note in notes if isinstance(note, Range)), None)
@@ -118,9 +120,9 @@ def split_annotation(kind: Any) -> tuple[Any, Range | None]:
 
 
 def whole_number(text: object, least: int = 0, most: int = 2**31 - 1) -> int | None:
-    """The whole number that a text or number is, if it is in the range; None otherwise.
+    """Parses a whole number in a range; returns None for any other value.
 
-    `str.isdigit` accepts '²', which `int` refuses, as it does thousands of digits; C++ takes 32 bits.
+    `str.isdigit` accepts '²', which `int` rejects; C++ code needs 32-bit numbers.
     """
     if not re.fullmatch('[+-]?[0-9]{1,18}', str(text).strip()) or not least <= int(str(text)) <= most:
         return None
@@ -130,8 +132,8 @@ def whole_number(text: object, least: int = 0, most: int = 2**31 - 1) -> int | N
 def annotation(function: Callable[..., Any], argument: str) -> Any:
     """Returns the annotation of an argument, `Parameter.empty` if it has none.
 
-    An annotation that is a text (`from __future__ import annotations`) is read if it has only types of this module,
-    built-in types and containers: other names may be of TensorFlow, and evaluating them would load it.
+    An annotation that is a string (`from __future__ import annotations`) is resolved if it names only types of this
+    module, built-in types and containers: evaluating other names could import TensorFlow.
     """
     try:
         parameter = inspect.signature(function).parameters[argument]

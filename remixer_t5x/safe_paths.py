@@ -1,7 +1,7 @@
-"""Checks that untrusted folders and file names do not lead out of the folder that the user named.
+"""Checks that links and file names in untrusted folders do not lead outside of these folders.
 
-The folder itself may be a link, because the user chose it. `check_inside` only lists folders and opens no files, so a
-checkpoint of thousands of files takes milliseconds. Buckets have no links.
+The folder itself may be a link, because the user chose it. `check_inside` lists folders without opening files, which
+takes milliseconds for a checkpoint of thousands of files. Buckets have no links.
 """
 
 import os
@@ -12,9 +12,9 @@ from remixer_t5x.errors import UserError, one_line
 
 
 def check_inside(folder: str | os.PathLike[str]) -> None:
-    """Raises UserError if an entry of `folder` is a link that leaves it, or a pipe, socket or device.
+    """Raises UserError if `folder` contains a link to a path outside of it, or a pipe, socket or device.
 
-    In Hugging Face's cache, a link from snapshots/<revision> into the blobs folder next to it counts as inside.
+    In Hugging Face's cache, links from snapshots/<revision> into the neighboring blobs folder are allowed.
     """
     root = os.fspath(folder)
     if '://' in root or not os.path.isdir(root):
@@ -30,26 +30,28 @@ def check_inside(folder: str | os.PathLike[str]) -> None:
                     elif not entry.is_file(follow_symlinks=False):
                         _check_entry(entry.path, roots, root)
         except OSError as error:
-            raise UserError(f'{one_line(current)} cannot be read ({error.strerror}); check the rights there') from error
+            raise UserError(
+                f'{one_line(current)} must be readable ({error.strerror}); check its permissions'
+            ) from error
 
 
 def resolve_inside(folder: str | os.PathLike[str], name: object, source: str) -> pathlib.Path:
-    """Returns the path in `folder` of the file that an untrusted index or specification calls `name`.
+    """Returns the path of the file `name` in `folder`; the name is from an untrusted index or specification.
 
-    `source` is the file that contains the name, for errors. Raises UserError if `name` is not text, is absolute, has
-    '..' or a forbidden character, or is a link that leaves `folder`.
+    Raises UserError, naming the index `source`, if `name` is not a string, is absolute, contains '..' or a forbidden
+    character, or is a link to a path outside of `folder`.
     """
     root = os.fspath(folder)
     parts = name.replace('\\', '/').split('/') if isinstance(name, str) and name.isprintable() else []
     if not parts or not str(name).strip() or '..' in parts or not parts[0] or ':' in parts[0]:
-        raise UserError(f'{source} names the file {name!a:.100}, which is outside of {root}; it may name files in it')
+        raise UserError(f'{source} names the file {name!a:.100}, which is outside of {root}; correct the name')
     path = os.path.join(root, str(name))
     _check_entry(path, _allowed_roots(root), root)
     return pathlib.Path(path)
 
 
 def _allowed_roots(folder: str) -> tuple[str, ...]:
-    """Returns the real folders to which links may lead: `folder`, and the shared files of Hugging Face's cache."""
+    """Returns the folders that links may target: `folder`, and the blobs folder of Hugging Face's cache."""
     real = os.path.realpath(folder)
     blobs = os.path.join(os.path.dirname(os.path.dirname(real)), 'blobs')
     is_cache = os.path.basename(os.path.dirname(real)) == 'snapshots' and os.path.isdir(blobs)
@@ -60,9 +62,9 @@ def _check_entry(path: str, roots: tuple[str, ...], folder: str) -> None:
     target = os.path.realpath(path)
     if not any(target == root or target.startswith(root.rstrip('/') + '/') for root in roots):
         raise UserError(
-            f'{one_line(path)} is a link that leaves {folder}, to {one_line(target)}; if you trust it, make a copy '
-            'that contains the files themselves (cp -rL)'
+            f'{one_line(path)} is a link that leaves {folder}, to {one_line(target)}; if you trust it, copy the folder '
+            'with the linked files (cp -rL)'
         )
-    # The code that reads the file reports a missing file.
+    # Missing files are reported by the code that reads them.
     if os.path.exists(target) and not stat.S_ISREG(mode := os.stat(target).st_mode) and not stat.S_ISDIR(mode):
-        raise UserError(f'{one_line(path)} is a pipe, socket or device; a folder to read may contain only files')
+        raise UserError(f'{one_line(path)} is a pipe, socket or device, not a file; remove it')

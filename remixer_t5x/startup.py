@@ -1,41 +1,41 @@
-"""Measures what a command does until its first result; `--verbose` prints it.
+"""Measures the phases of a command's start-up, which `--verbose` prints.
 
-Seconds of the wall clock, and of all processor cores in parentheses. A phase starts at the end of the previous phase.
+Reports wall time in seconds, and CPU time in parentheses. A phase starts at the end of the previous phase.
 """
 
 import threading
 import time
 from collections.abc import Callable
 
-# The name of threads in which XLA compiles, which cannot be interrupted.
+# Name of the threads that run XLA's compiler, which cannot be interrupted.
 COMPILES = 'compile'
-# The name of each phase, and both clocks at its end. The first entry is the start of the command.
+# (phase, wall clock, CPU clock) at the end of each phase; the first entry is the start of the command.
 _marks: list[tuple[str, float, float]] = []
 
 
 def start_timer() -> None:
-    """Starts to measure; without it the other functions do nothing."""
+    """Starts measuring; otherwise the other functions do nothing."""
     _marks[:] = [('', time.perf_counter() - time.process_time(), 0.0)]
 
 
 def is_measuring() -> bool:
-    """Returns whether `--verbose` asks for the time of the start."""
+    """Returns whether the start-up is measured (`--verbose`)."""
     return bool(_marks)
 
 
 def end_phase(phase: str) -> None:
-    """Ends a phase and gives it a name."""
+    """Records the end of a phase."""
     if _marks:
         _marks.append((phase, time.perf_counter(), time.process_time()))
 
 
 def is_compiling() -> bool:
-    """Returns whether XLA compiles in a thread."""
+    """Returns whether a thread is running XLA's compiler."""
     return any(thread.name == COMPILES for thread in threading.enumerate())
 
 
 def report_phases(write: Callable[[str], None]) -> None:
-    """Prints the phases once, in one line."""
+    """Prints all phases in one line, and stops measuring."""
     if len(_marks) > 1:
         pairs = zip(_marks, _marks[1:], strict=False)
         parts = [f'{name} {wall - before:.1f} s ({cpu - used:.1f})' for (_, before, used), (name, wall, cpu) in pairs]

@@ -1,7 +1,7 @@
-"""Temporary files and folders that a later process removes if this process is killed, and atomic renames.
+"""Temporary files and folders that are removed even if the process is killed, and atomic renames.
 
-Each temporary entry has a lock file next to it, `NAME.lock`, whose kernel lock ends with its process. The process that
-creates the next temporary entry in the folder removes the entries whose locks are free.
+Each temporary entry has a lock file, `NAME.lock`. The kernel releases the lock when the process ends, and the process
+that creates the next temporary entry in the same folder removes all entries whose locks are free.
 """
 
 import contextlib
@@ -17,9 +17,9 @@ _LOCK = '.lock'
 
 @contextlib.contextmanager
 def temporary_path(folder: pathlib.Path, prefix: str, suffix: str = '.tmp') -> Iterator[pathlib.Path]:
-    """Yields a new path in `folder` for a file or a folder, which the end of the block removes if it still exists.
+    """Yields a new path in `folder` for a file or folder, and removes it at the end of the block if it still exists.
 
-    First removes entries with `suffix` that killed processes left. Raises OSError if `folder` cannot be written.
+    First removes entries with `suffix` of killed processes. Raises OSError if `folder` is not writable.
     """
     _remove_abandoned(folder, suffix)
     path = folder / f'{prefix}{uuid.uuid4().hex}{suffix}'
@@ -34,13 +34,13 @@ def temporary_path(folder: pathlib.Path, prefix: str, suffix: str = '.tmp') -> I
 
 
 def _open_locked(lock: pathlib.Path) -> int:
-    """Returns a descriptor of the file, which is locked unless the file system has no locks."""
+    """Opens and locks a file; without locking on file systems that do not support it."""
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        # Without locks, nothing is removed later.
+        # Without a lock, another process does not remove the entry.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        # Another process may have taken the file for an abandoned one before it was locked.
+        # Another process may have removed the file before it was locked.
         with contextlib.suppress(FileNotFoundError):
             if os.stat(lock).st_ino == os.fstat(descriptor).st_ino:
                 return descriptor
@@ -48,7 +48,7 @@ def _open_locked(lock: pathlib.Path) -> int:
 
 
 def sync_and_rename(written: str | os.PathLike[str], final: str | os.PathLike[str]) -> None:
-    """Syncs a file, or a folder with its contents, and then renames it to `final`, so that it survives a power loss."""
+    """Syncs a file, or a folder with its contents, and renames it to `final`, so that it survives a power loss."""
     for below, _, names in os.walk(written, topdown=False):
         for name in names:
             sync(os.path.join(below, name))
@@ -60,7 +60,7 @@ def sync_and_rename(written: str | os.PathLike[str], final: str | os.PathLike[st
 
 
 def sync(path: str | os.PathLike[str]) -> None:
-    """Syncs a file or the entries of a folder to the disk. Raises OSError for a file that cannot be written."""
+    """Syncs a file or the entries of a folder to the disk. Raises OSError if a file cannot be synced."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -81,9 +81,9 @@ def remove_path(path: pathlib.Path) -> None:
 
 
 def _remove_abandoned(folder: pathlib.Path, suffix: str) -> None:
-    """Removes the entries with `suffix` whose processes have ended."""
+    """Removes the entries with `suffix` of processes that have ended."""
     for lock in folder.glob(f'*{suffix}{_LOCK}'):
-        # Another process may be faster, or own the file.
+        # Another process may hold the lock or have removed the file.
         with contextlib.suppress(OSError):
             descriptor = os.open(lock, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:

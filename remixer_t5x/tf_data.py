@@ -1,7 +1,7 @@
-"""Reads tf.data without autotuning.
+"""Iterates over tf.data datasets without autotuning.
 
-Deleting an iterator that autotunes may block for up to a minute: its tuning thread wakes, checks for cancellation too
-early (TensorFlow 2.21), and sleeps again. Without autotuning, `AUTOTUNE` is one parallel call per thread, at most 16.
+Deleting an iterator that autotunes can block for up to a minute, because its tuning thread misses the cancellation
+(TensorFlow 2.21). Without autotuning, `AUTOTUNE` means one parallel call per thread, at most 16.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from remixer_t5x.lazy import tf
 
 
 def without_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Disables autotuning; the elements and their order stay the same."""
+    """Disables autotuning, without changing the elements or their order."""
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)

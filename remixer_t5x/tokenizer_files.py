@@ -11,19 +11,19 @@ from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
 
 TOKENIZER, CONFIG, ADDED_TOKENS = 'tokenizer.json', 'tokenizer_config.json', 'added_tokens.json'
-# Flags that change what text around an added token becomes.
+# Flags of an added token that change how the surrounding text is tokenized.
 _FLAGS = ('single_word', 'lstrip', 'rstrip')
 
 
 def read_config(folder: pathlib.Path) -> Mapping[str, Any]:
-    """Returns the content of tokenizer_config.json in `folder`, empty if there is none."""
+    """Reads tokenizer_config.json in `folder`; returns an empty mapping if the file does not exist."""
     return untrusted_files.read_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
 
 
 def added_tokens(folder: pathlib.Path) -> dict[str, int]:
-    """Returns the ids of the added tokens, which are matched before the rest of a text is tokenized.
+    """Returns the ids of the added tokens, which are matched before the rest of the text is tokenized.
 
-    Raises UserError for a token that strips the text around it or matches whole words only.
+    Raises UserError if a token strips the surrounding text or matches only whole words.
     """
     entries: list[Any] = []
     by_id = read_config(folder).get('added_tokens_decoder')
@@ -40,7 +40,7 @@ def added_tokens(folder: pathlib.Path) -> dict[str, int]:
     for entry in entries:
         name, index = (entry.get('content'), entry.get('id')) if isinstance(entry, dict) else (None, None)
         if not isinstance(name, str) or not name or not isinstance(index, int) or isinstance(index, bool):
-            raise UserError(f'{folder} has an added token without content or id ({entry!r:.80}); download it again')
+            raise UserError(f'added tokens in {folder} must have content and id, got {entry!r:.80}; download it again')
         if tokens.setdefault(name, index) != index:
             raise UserError(
                 f'the token {name!r:.60} must have one id, got {tokens[name]} and {index}; correct {folder}'
@@ -48,23 +48,22 @@ def added_tokens(folder: pathlib.Path) -> dict[str, int]:
         set_flags = [flag for flag in _FLAGS if entry.get(flag)]
         if set_flags and not re.fullmatch(r'\[MASK\]|<mask>', name):
             raise UserError(
-                f'{folder} has the token {name!r:.60} with {set_flags[0]}, which is not supported; set it to false'
+                f'{set_flags[0]} of the token {name!r:.60} in {folder} must be false, got true; correct the folder'
             )
     return tokens
 
 
 def check_settings(settings: Any, allowed: Mapping[str, Any], where: str) -> None:
-    """Raises UserError if a setting does not have the allowed value, or one of a tuple of values."""
+    """Raises UserError if a setting does not have its allowed value or one of a tuple of allowed values."""
     settings = settings if isinstance(settings, dict) else {}
     for name, values in allowed.items():
         values = values if isinstance(values, tuple) else (values,)
         if settings.get(name) not in values:
-            shown = f'{settings.get(name)!r:.60}'
-            raise UserError(f'{name} in {where} must be {values[-1]!r}, got {shown}, which is not supported')
+            raise UserError(f'{name} in {where} must be {values[-1]!r}, got {settings.get(name)!r:.60}')
 
 
 def make_splitter(tokens: Iterable[str]) -> Callable[[str], list[str]]:
-    """Returns a function that splits a text at the tokens and keeps them; longer tokens match first."""
+    """Returns a function that splits a text into tokens and the text between them; longer tokens match first."""
     ordered = sorted(tokens, key=len, reverse=True)
     pattern = re.compile('(' + '|'.join(map(re.escape, ordered)) + ')') if ordered else None
     return lambda text: [part for part in (pattern.split(text) if pattern else [text]) if part]

@@ -1,7 +1,7 @@
-"""Reads bytes, text, JSON and JSON lines from files that this process did not write, with limits on their size.
+"""Reads bytes, text, JSON and JSON lines from untrusted files, with size limits.
 
-Opens only regular files (or objects in a bucket), because a pipe would block. Values from JSON are safe to use: numbers
-are finite, and text can be encoded.
+Opens only regular files and objects in buckets, because opening a pipe would block. In parsed JSON, all numbers are
+finite and all strings can be encoded.
 """
 
 import contextlib
@@ -19,26 +19,26 @@ from typing import Any, NamedTuple
 from remixer_t5x.errors import UserError, one_line, reason
 
 Path = str | os.PathLike[str]
-# Bytes of a whole file; the largest published configurations and indices have a few megabytes.
+# Maximum bytes of a file; the largest published configurations and indices have a few megabytes.
 MAX_BYTES = 100_000_000
-# Bytes of one line of JSON lines, which is a prediction with its input.
+# Maximum bytes of one JSON line, such as a prediction with its input.
 LONGEST_LINE = 50_000_000
-# Every whole number of this many digits has a finite float; reading longer ones takes quadratic time.
+# Whole numbers up to this length have finite floats; parsing longer ones takes quadratic time.
 _MAX_DIGITS = 300
 _AGAIN = 'copy or download it again'
 _LONE_SURROGATE = re.compile(r'\\u[dD][89a-fA-F]')
 
 
 class NotJson(ValueError):
-    """A text is not JSON, or has a number that is not finite or too long; the message is one short line."""
+    """Raised for invalid JSON and for numbers that are not finite or too long; the message is one short line."""
 
 
 def open_file(path: Path) -> io.BufferedReader:
-    """Opens a regular file, or an object in a bucket, for reading bytes. Raises OSError for anything else."""
+    """Opens a regular file or an object in a bucket for reading bytes. Raises OSError for other paths."""
     name = os.fspath(path)
     if '://' in name:
-        return _opened_object(name)  # type: ignore[return-value]
-    # Without O_NONBLOCK, opening a pipe waits until another process opens it for writing.
+        return _open_object(name)  # type: ignore[return-value]
+    # Without O_NONBLOCK, opening a pipe blocks until another process opens it for writing.
     descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return open(descriptor, 'rb')
@@ -48,22 +48,22 @@ def open_file(path: Path) -> io.BufferedReader:
 
 
 @contextlib.contextmanager
-def _opened_object(name: str) -> Iterator[Any]:
-    # Imported here, because only buckets need it.
+def _open_object(name: str) -> Iterator[Any]:
+    # Only buckets need this library.
     from etils import epath
 
     try:
         with epath.Path(name).open('rb') as file:
             yield file
     except Exception as error:
-        # TensorFlow reads buckets, and its errors are not OSErrors.
+        # TensorFlow, which reads buckets, raises its own exceptions.
         if not type(error).__module__.startswith('tensorflow'):
             raise
         raise OSError(errno.EIO, str(error).partition('\n')[0], name) from error
 
 
 def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """Reads the whole file. Raises OSError if it cannot be opened or has more than `limit` bytes."""
+    """Reads a whole file. Raises OSError if it cannot be opened or has more than `limit` bytes."""
     with open_file(path) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -72,32 +72,32 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
 
 
 def read_text(path: Path, advice: str = _AGAIN, limit: int = MAX_BYTES) -> str:
-    """Reads a UTF-8 file. Raises UserError, ending in `advice`, if it cannot be read or is not UTF-8."""
+    """Reads a UTF-8 file. Raises UserError, ending with `advice`, if it is not readable or not UTF-8."""
     with as_user_errors(path, advice):
         return _decode(read_bytes(path, limit))
 
 
 def read_object(path: Path, advice: str = _AGAIN, limit: int = MAX_BYTES) -> dict[str, Any]:
-    """Reads a file with one JSON object. Raises UserError, ending in `advice`, for any other file."""
-    with as_user_errors(path, advice):
-        value = parse_json(read_bytes(path, limit))
-        if not isinstance(value, dict):
-            raise NotJson('it does not contain a JSON object')
-        return value
+    """Reads a file with one JSON object. Raises UserError, ending with `advice`, for any other file."""
+    return _read_json(path, advice, limit, dict, 'object')
 
 
 def read_list(path: Path, advice: str = _AGAIN, limit: int = MAX_BYTES) -> list[Any]:
-    """Reads a file with one JSON array. Raises UserError, ending in `advice`, for any other file."""
+    """Reads a file with one JSON array. Raises UserError, ending with `advice`, for any other file."""
+    return _read_json(path, advice, limit, list, 'array')
+
+
+def _read_json(path: Path, advice: str, limit: int, kind: type, name: str) -> Any:
     with as_user_errors(path, advice):
         value = parse_json(read_bytes(path, limit))
-        if not isinstance(value, list):
-            raise NotJson('it does not contain a JSON array')
+        if not isinstance(value, kind):
+            raise NotJson(f'it does not contain a JSON {name}')
         return value
 
 
 @contextlib.contextmanager
 def as_user_errors(path: Path, advice: str = _AGAIN) -> Iterator[None]:
-    """Re-raises this module's errors about `path` as a UserError that ends with `advice`."""
+    """Converts OSError and NotJson about `path` to a UserError that ends with `advice`."""
     try:
         yield
     except (OSError, NotJson) as error:
@@ -105,10 +105,10 @@ def as_user_errors(path: Path, advice: str = _AGAIN) -> Iterator[None]:
 
 
 class Line(NamedTuple):
-    """One line of JSON lines: its number from 1, its bytes with the line end, and either a value or an error.
+    """One line of a JSON lines file: its number from 1, its size in bytes, and either a value or an error.
 
-    `ended` is False if the last line has no line end, because a killed process may have truncated it; `is_blank` is
-    True for white space alone, which is an error too.
+    `ended` is False if the last line has no line end, which means that a killed process may have truncated it.
+    `is_blank` is True for a line of white space, which is also an error.
     """
 
     number: int
@@ -120,7 +120,7 @@ class Line(NamedTuple):
 
 
 def read_json_lines(path: Path, longest: int = LONGEST_LINE, odd_numbers: bool = False) -> Iterator[Line]:
-    """Yields the lines of a file of JSON lines, up to the first of more than `longest` bytes.
+    """Yields the lines of a JSON lines file, up to the first line of more than `longest` bytes.
 
     Raises OSError if the file cannot be opened; see `parse` for `odd_numbers`.
     """
@@ -132,7 +132,7 @@ def read_json_lines(path: Path, longest: int = LONGEST_LINE, odd_numbers: bool =
             number += 1
             size, ended = len(line), line.endswith(b'\n')
             if size > longest and not ended:
-                # The rest may be endless, and no file of ours has such a line.
+                # The rest of the line may be endless.
                 yield Line(number, size, None, f'it has more than {longest:,} bytes', ended=True)
                 return
             try:
@@ -142,14 +142,13 @@ def read_json_lines(path: Path, longest: int = LONGEST_LINE, odd_numbers: bool =
 
 
 def parse_json(text: str | bytes, odd_numbers: bool = False) -> Any:
-    """Returns the value of a JSON text or of its UTF-8 bytes.
+    """Parses JSON. Lone surrogates, which cannot be encoded, become question marks.
 
-    Lone surrogates, which cannot be encoded, become question marks. Raises NotJson if the text is something else, is
-    nested too deeply, or has a whole number of more than 300 digits.
+    Raises NotJson if the text is not JSON, is nested too deeply, or contains a whole number of more than 300 digits.
 
     Args:
-        text: the text, or its UTF-8 bytes.
-        odd_numbers: whether NaN, Infinity and numbers beyond float64, which are not JSON, are read as None.
+        text: JSON as a string or as UTF-8 bytes.
+        odd_numbers: whether NaN, Infinity and numbers beyond float64, which are not JSON, are parsed as None.
     """
     try:
         text = _decode(text) if isinstance(text, bytes) else text

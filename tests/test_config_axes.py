@@ -49,7 +49,7 @@ def files_of(places: tuple[str, ...]) -> list[pathlib.Path]:
 
 def settings_of(path: pathlib.Path) -> set[str]:
     """Macros, and arguments by the full name of what they belong to, that a file sets itself."""
-    text = gin_files.Text(path.name, path.read_text())
+    text = gin_files.GinText(path.name, path.read_text())
     found = {f'%{name}' for name in text.macros_set}
     for scope, first, rest in re.findall(r'^((?:\w+/)*)(\w+)(\.[\w.]+)\s*=', text.text, re.M):
         found.add(scope + '.'.join(text.imports[first].split()[1::2]) + rest)
@@ -110,7 +110,7 @@ A_RUN = st.tuples(
 def configuration(files: tuple[str, ...] | list[str]) -> str:
     values = [(name, 'given') for name in ('MODEL_DIR', 'INITIAL_CHECKPOINT_PATH')]
     data = next((CONFIGS / file for file in files if file.startswith('data/')), CONFIGS / 'defaults.gin')
-    texts = list(gin_files.Reader((), ()).read(str(data)))
+    texts = list(gin_files.GinReader((), ()).read(str(data)))
     macros_read, macros_set = (
         set().union(*(getattr(text, kind) for text in texts)) for kind in ('macros_read', 'macros_set')
     )

@@ -83,7 +83,7 @@ def numeric_macros() -> dict[str, str]:
             continue
         for macro, value in re.findall(r'^([A-Z_0-9]+) = (.*)', text.text, re.M):
             if isinstance(_literal(value), int | float) and not isinstance(_literal(value), bool):
-                found[macro] = [*files.readers(macro), name][0]
+                found[macro] = [*files.files_reading(macro), name][0]
         for first, rest, argument, macro in re.findall(
             r'^(?:\w+/)*(\w+)\.(\w+)\.(\w+) = %([A-Z_0-9]+)$', text.text, re.M
         ):
@@ -137,5 +137,5 @@ def test_no_value_of_a_number_is_a_bug(macro):
 
 
 def _needs(given: list[str]) -> set[str]:
-    texts = [text for file in given for text in files.Reader((), ()).read(file)]
+    texts = [text for file in given for text in files.GinReader((), ()).read(file)]
     return {name for text in texts for name in text.macros_read} - {name for text in texts for name in text.macros_set}

@@ -1,6 +1,6 @@
-"""Checks that gin text from a stranger only describes a model of this package: gin runs code.
+"""Checks that untrusted gin text only describes a model of this package, because gin executes code.
 
-Allowed are literals, macros, and the classes and functions that the modules below define.
+The allow-list consists of literals, macros, and the classes and functions defined in the modules below.
 """
 
 import importlib
@@ -16,20 +16,22 @@ from remixer_t5x.errors import UserError, one_line
 _PACKAGES = ('remixer_t5x.models.',)
 _MODULES = ('remixer_tasks.vocabularies',)
 _GIN = '__gin__.dynamic_registration'
-# Names a module to import.
+# The macro whose value is a module to import.
 _IMPORTING_MACRO = 'MIXTURE_OR_TASK_MODULE'
 
 
 def first_foreign(text: str, file: str) -> str:
-    """Returns the first import, include, macro, function or class in `text` that is not allowed, or an empty string.
+    """Returns the first import, include, macro, function or class in `text` that is not allowed; empty if all are.
 
-    Imports no module except for the allowed ones. Raises UserError, with the name `file`, if the text is not gin.
+    Imports only allowed modules. Raises UserError, which names `file`, if the text is not valid gin.
     """
     references, imports, statement_lines = loading.References(), {}, set()
     lines = text.split('\n')
-    # Readers disagree on where lines end at other control characters, so a comment of one is a statement of another.
+    # Parsers disagree on which control characters end a line, so a comment for one could be a statement for another.
     if unprintable := next((line for line in lines if not line.replace('\t', ' ').isprintable()), None):
-        raise UserError(f'{file} has control characters: {one_line(unprintable):.80}; copy the file again')
+        raise UserError(
+            f'{file} must not contain control characters, got {one_line(unprintable):.80}; copy the file again'
+        )
     try:
         for statement in config_parser.ConfigParser(text, references):
             statement_lines.add(statement.location.line_num)
@@ -49,16 +51,16 @@ def first_foreign(text: str, file: str) -> str:
                 return foreign
             references.names.clear()
     except (SyntaxError, ValueError, RecursionError, tokenize.TokenError) as error:
-        raise UserError(f'{file} is not gin: {one_line(str(error))}; copy the file again') from None
-    # A line inside of a text that `files.Reader`, which reads line by line, would take for an import or include.
+        raise UserError(f'{file} must be valid gin ({one_line(str(error))}); copy the file again') from None
+    # A line within a string that `files.GinReader`, which reads line by line, would treat as an import or include.
     hidden = (line for number, line in enumerate(lines, 1) if number not in statement_lines)
     return next((line for line in hidden if re.match(r'(from|import|include)\b', line)), '')
 
 
 def imported_packages(text: str) -> list[str]:
-    """Returns the top-level names of the modules that `text` imports and that are not part of this package."""
+    """Returns the top-level packages that `text` imports, except for this project's."""
     statements = config_parser.ConfigParser(text, loading.References())
-    imports = [each.module for each in statements if isinstance(each, config_parser.ImportStatement)]
+    imports = [item.module for item in statements if isinstance(item, config_parser.ImportStatement)]
     packages = dict.fromkeys(module.partition('.')[0] for module in imports)
     return [name for name in packages if name not in ('remixer_t5x', 'remixer_tasks', '__gin__')]
 
@@ -78,4 +80,4 @@ def _is_ours(module: str) -> bool:
     try:
         return f'{module}.'.startswith(_PACKAGES) and importlib.util.find_spec(module) is not None or module in _MODULES
     except (ImportError, ValueError):
-        return False  # An attribute of one of the modules.
+        return False  # `module` is an attribute of a module.

@@ -1,4 +1,4 @@
-"""Parses gin text; every error of gin becomes one line (UserError) with the place, the problem and what to type."""
+"""Parses gin text, and converts errors of gin to UserErrors of one line: the location, the problem, and advice."""
 
 import importlib.util
 import inspect
@@ -12,16 +12,16 @@ import gin
 
 from remixer_t5x import lazy
 from remixer_t5x.config import files, user_modules
-from remixer_t5x.config.files import T5X, Text
+from remixer_t5x.config.files import T5X, GinText
 from remixer_t5x.errors import UserError, nearest, one_line
 
 DYNAMIC = 'from __gin__ import dynamic_registration'
 
 
-def parse(text: Text, before: Sequence[Text]) -> None:
-    """Parses a text with gin; an error of gin becomes a UserError of one line.
+def parse(text: GinText, before: Sequence[GinText]) -> None:
+    """Parses a text with gin. Raises UserError, on one line, for an error of gin.
 
-    A text without dynamic registration may name what files before it import, and a flag any module.
+    A text without dynamic registration may use the imports of earlier files; a flag may use any module.
     """
     header: list[str] = []
     try:
@@ -34,12 +34,12 @@ def parse(text: Text, before: Sequence[Text]) -> None:
             gin.parse_config([DYNAMIC, *header, text.text])
     except Exception as error:
         if not isinstance(error, ModuleNotFoundError) and not _raised_in_gin(error):
-            raise  # A bug in a module that the text imports.
+            raise  # A bug in an imported module.
         raise _one_line(error, text, before, 1 + len(header) if header else 0) from None
 
 
-def _imports(text: Text, before: Sequence[Text]) -> list[str]:
-    """Returns import statements for the modules that a text names and does not import."""
+def _imports(text: GinText, before: Sequence[GinText]) -> list[str]:
+    """Returns import statements for the modules that a text uses without importing them."""
     known = {name: line for other in reversed(before) for name, line in other.imports.items()}
     lines = []
     for module in re.findall(r'(?:@|^)(?:\w+/)*([\w.]+)\.\w+(?:\.\w+\s*=)?', text.text, re.M):
@@ -56,36 +56,36 @@ def _raised_in_gin(error: Exception) -> bool:
     return frame.f_globals.get('__name__', '').partition('.')[0] in ('gin', 'tokenize')
 
 
-def _one_line(error: Exception, text: Text, before: Sequence[Text], header: int) -> UserError:
-    """Returns gin's error about a text as `file line N: problem; advice`."""
+def _one_line(error: Exception, text: GinText, before: Sequence[GinText], header: int) -> UserError:
+    """Converts gin's error to a UserError `file line N: problem; advice`."""
     lines, (problem, *rest) = text.text.splitlines(), str(error).strip('"').rstrip('.').splitlines()
     match = re.search(r'line (\d+)', ' '.join(rest))
     number = int(match[1]) - header if match else 1
     if isinstance(error, tokenize.TokenError):
-        # gin notices at the end of the file; the statement began at the last line that is not indented.
+        # gin detects this at the end of the file; the statement starts at the last line that is not indented.
         number = max((number for number, line in enumerate(lines, 1) if line[:1].isalpha()), default=1)
-        problem = 'a bracket or quote opened here is never closed; close it'
+        problem = 'a bracket or quote is not closed; close it'
     elif isinstance(error, SyntaxError):
         number, problem = error.lineno or 1, str(error.msg).splitlines()[-1].strip()
-        problem += '; write NAME = value or module.name.setting = value, with text in closed quotes'
+        problem += '; write NAME = value or module.name.setting = value, with strings in quotes'
     elif isinstance(error, ModuleNotFoundError):
         if error.name in lazy.FOR_TASKS:
             problem += f'; type {lazy.INSTALL}'
         else:
-            problem += '; is the name spelt right, the package installed, or its folder in PYTHONPATH?'
+            problem += '; check its spelling, that the package is installed, and PYTHONPATH'
     else:
         problem += _advice(''.join(lines[number - 1 : number]), text, before)
     return UserError(f'{text.name if text.is_flag else f"{text.name} line {number}"}: {one_line(problem)}')
 
 
-def _advice(line: str, text: Text, before: Sequence[Text]) -> str:
-    """Suggests a setting, class or function for the first name in a statement that does not exist."""
+def _advice(line: str, text: GinText, before: Sequence[GinText]) -> str:
+    """Suggests a setting, class or function for the first unknown name in a statement."""
     imports = {name: line for other in [*reversed(before), text] for name, line in other.imports.items()}
     names = [name.split('.') for name in re.findall(r'[A-Za-z_][\w.]*\.\w+', line)]
     for name in ('.'.join(parts[:end]) for parts in names for end in range(2, len(parts) + 1)):
         parent, _, last = name.rpartition('.')
         if setting := T5X['settings'].get('.'.join(name.split('.')[-2:])):
-            return f'; that is a setting of T5X, and here it is {setting}'
+            return f'; that is a setting of T5X, whose counterpart is {setting}'
         if f'sublayers/{parent}.gin' in files.shipped() and parent not in imports:
             return f'; add --gin_file=sublayers/{parent}.gin'
         if (members := _members(parent, imports)) and last not in members:
@@ -96,13 +96,13 @@ def _advice(line: str, text: Text, before: Sequence[Text]) -> str:
 
 
 def _members(name: str, imports: Mapping[str, str]) -> list[str]:
-    """Lists the arguments of a class or function, or the public classes and functions of a module."""
+    """Returns the arguments of a class or function, or the classes and functions of a module."""
     try:
         function = gin.get_configurable(name)
     except ValueError:
         module = '.'.join(imports.get(name, f'import {name}').split()[1::2])
         members = vars(sys.modules[module]).items() if module in sys.modules else ()
         return [name for name, member in members if getattr(member, '__module__', '') == module]
-    # gin's stand-in for a class hides the signature of the class behind (*args, **kwargs).
+    # gin's wrapper of a class has the signature (*args, **kwargs), but its __init__ has that of the class.
     parameters = inspect.signature(function.__init__ if inspect.isclass(function) else function).parameters
-    return [each for each in parameters if each not in ('self', 'parent', 'name')]
+    return [parameter for parameter in parameters if parameter not in ('self', 'parent', 'name')]

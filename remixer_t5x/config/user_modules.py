@@ -1,8 +1,8 @@
-"""Lets gin import the user's own modules from the current folder, and nothing else from there.
+"""Allows gin to import the user's modules from the current folder, which is not on `sys.path`.
 
-The current folder may be somebody else's, so it is not on `sys.path`: libraries try to import optional packages that
-are not installed, and would run a file of that name. Importable are the modules that the user's gin files and flags
-name, and the modules of the folder that those import in turn.
+Libraries try to import optional packages that are not installed, and would execute files of these names in the current
+folder, which may be untrusted. Only modules named in the user's gin files and flags can be imported from it, and the
+modules of the folder that these modules import.
 """
 
 import ast
@@ -12,7 +12,7 @@ import pathlib
 import sys
 from collections.abc import Iterator
 
-# Top-level names of the modules that may be in the current folder.
+# Top-level names of the modules that may be imported from the current folder.
 allowed: set[str] = set()
 
 
@@ -32,19 +32,19 @@ class _CurrentFolder(importlib.abc.MetaPathFinder):
 
 
 def install(folder: str) -> None:
-    """Looks for the user's modules in `folder`; for a process of the command line."""
+    """Makes the `allowed` modules of `folder` importable; called by the command line."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _CurrentFolder)]
     sys.meta_path.append(_CurrentFolder(folder))
 
 
 def imported(spec: importlib.machinery.ModuleSpec) -> Iterator[str]:
-    """Yields the top-level names that the files of a module or package import anywhere."""
+    """Yields the top-level names of all imports in the files of a module or package."""
     folders = [pathlib.Path(folder) for folder in spec.submodule_search_locations or ()]
     for file in [file for folder in folders for file in folder.rglob('*.py')] or [pathlib.Path(spec.origin or '')]:
         try:
             tree = ast.parse(file.read_bytes())
         except (OSError, SyntaxError, ValueError):
-            continue  # The import itself raises the error.
+            continue  # Importing the module will raise the error.
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 yield from (name.name.partition('.')[0] for name in node.names)

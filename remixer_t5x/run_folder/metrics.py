@@ -1,8 +1,8 @@
-"""Adds up the metrics of training and evaluation, divides once by their weights, and writes them to metrics.jsonl.
+"""Sums the metrics of training and evaluation, divides them once by their weights, and writes them to metrics.jsonl.
 
-`metrics.jsonl` has one object per log or evaluation: `kind` ('train' or an evaluation's name), `step`, the metrics, and
-under `timing` the numbers that depend on the machine (`clock`, `seconds`, `tokens_per_second`, `host_mib`). Without
-`timing`, the file of a killed and resumed run equals the file of an uninterrupted run.
+Each line of `metrics.jsonl` is one log or evaluation: `kind` ('train' or the name of an evaluation), `step`, the
+metrics, and under `timing` the numbers that depend on the machine (`clock`, `seconds`, `tokens_per_second`,
+`host_mib`). Without `timing`, the file of a killed and resumed run equals the file of an uninterrupted run.
 """
 
 import contextlib
@@ -19,23 +19,23 @@ from etils import epath
 from remixer_t5x import untrusted_files
 from remixer_t5x.run_folder import object_store
 
-# Sums over tokens, as the model's `loss` returns them; `weights` counts the target tokens.
+# Sums over tokens that the model's `loss` returns; `weights` counts the target tokens.
 PER_TOKEN = {'loss': 'loss', 'z_loss': 'z_loss', 'correct': 'accuracy'}
 COUNTS = ('weights', 'sequences', 'nonfinite', 'spike')
 LAST = ('learning_rate',)
 STEPS = 'steps'
 # Steps whose update was skipped (`train/saving.py`); means exclude their metrics.
 SKIPPED = 'skipped'
-# Metrics that a run reads back from its own records.
-OWN_NUMBERS = ('loss', 'perplexity', 'accuracy')
-# More steps than any run takes; a larger number means that the file is damaged.
+# Metrics that commands read from metrics.jsonl.
+READ_METRICS = ('loss', 'perplexity', 'accuracy')
+# An upper limit of steps; a larger number means that the file is damaged.
 MAX_STEP = 10**15
 
 
 class MetricsWindow:
-    """Metrics since the last log. `add` stores device arrays without waiting; `totals` fetches them.
+    """Metrics since the last log. `add` stores device arrays without waiting for them; `totals` fetches them.
 
-    Sums are Python floats added in step order, so a window that is saved and restored continues with the same bits.
+    Sums are Python floats added in step order, so a saved and restored window continues bit-identically.
     """
 
     def __init__(self, totals: Mapping[str, float] | None = None):
@@ -62,7 +62,7 @@ class MetricsWindow:
 def means(totals: Mapping[str, float]) -> dict[str, float]:
     """Divides sums over tokens by `weights`, once, and averages other metrics over steps.
 
-    `loss` is what is minimised; `cross_ent_loss` is `loss` without `z_loss`.
+    `loss` is the minimized loss; `cross_ent_loss` is `loss` without `z_loss`.
     """
     weights = totals.get('weights', 0.0)
     averages = {}
@@ -78,19 +78,19 @@ def means(totals: Mapping[str, float]) -> dict[str, float]:
 
 
 def perplexity(loss: float) -> float:
-    """Returns exp(loss), infinite if that exceeds float64."""
+    """Returns exp(loss), or infinity on overflow."""
     return math.exp(loss) if loss < 700 else math.inf
 
 
 class JsonlWriter:
-    """Writes one JSON object per line, which is on the disk when `write` returns, and in a bucket when `flush` returns.
+    """Writes one JSON object per line. Lines are on disk when `write` returns, or in a bucket when `flush` returns.
 
-    Drops lines after `restored_step`, which the resumed run writes again, and lines that are not records.
+    Removes the lines after `restored_step`, which the resumed run writes again, and lines that are not records.
     """
 
     def __init__(self, path: epath.Path, restored_step: int):
         self._path = path
-        # Lines that could not be written to the disk yet.
+        # Lines that could not be written to disk yet.
         self._waiting: list[str] = []
         self._object: object_store.GrowingObject | None = None
         with object_store.wrap_write_errors(path):
@@ -119,7 +119,7 @@ class JsonlWriter:
         before = None
         with object_store.wrap_write_errors(self._path):
             try:
-                # Opens the file each time, so that each line is on disk before a checkpoint that follows it.
+                # Synced each time, so that a line is on disk before any later checkpoint.
                 with self._path.open('a') as file:
                     before = file.tell()
                     file.write(''.join(self._waiting))
@@ -127,7 +127,7 @@ class JsonlWriter:
                     os.fsync(file.fileno())
             except OSError:
                 if before is not None:
-                    # Half a line would damage the line that follows it.
+                    # A partial line would corrupt the next line.
                     with contextlib.suppress(OSError):
                         os.truncate(self._path, before)
                 raise
@@ -145,10 +145,10 @@ class JsonlWriter:
 
 
 def read(path: epath.Path) -> list[dict[str, Any]]:
-    """Reads the records of a metrics.jsonl in order, without lines that are not records.
+    """Reads the records of a metrics.jsonl in order, skipping lines that are not records.
 
-    Each has a text `kind`, a whole number `step` from 0, and metrics, which may be None. Raises UserError if the file
-    cannot be read.
+    A record has a string `kind`, a whole number `step` of at least 0, and metrics, which may be None. Raises UserError
+    if the file cannot be read.
     """
     with object_store.wrap_read_errors(path), untrusted_files.as_user_errors(path, 'give the metrics.jsonl of a run'):
         return _read_records(path)
@@ -160,22 +160,22 @@ def _read_records(path: epath.Path) -> list[dict[str, Any]]:
 
 
 def describe_invalid_record(value: Any) -> str | None:
-    """Describes why a JSON value is not a record of a metrics.jsonl; None if it is one."""
+    """Describes why a JSON value is not a record of metrics.jsonl; returns None for a valid record."""
     if not isinstance(value, dict):
         return 'it is not a JSON object'
     if not isinstance(value.get('kind'), str):
-        return 'it has no text `kind`'
+        return 'it has no string `kind`'
     step, timing = value.get('step'), value.get('timing', {})
     if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < MAX_STEP:
         return 'it has no `step` that a run can reach'
     if not isinstance(timing, dict):
         return 'its `timing` is not a JSON object'
-    odd = [name for name in OWN_NUMBERS if isinstance(value.get(name), bool | str | list | dict)]
-    if odd:
-        return f'its `{odd[0]}` is not a number'
+    invalid = [name for name in READ_METRICS if isinstance(value.get(name), bool | str | list | dict)]
+    if invalid:
+        return f'its `{invalid[0]}` is not a number'
     return None
 
 
 def _finite(value: float) -> float | None:
-    # JSON has no NaN, and readers other than Python's refuse it.
+    # JSON has no NaN, and parsers other than Python's reject it.
     return float(value) if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""MODEL_DIR: the folder of one run, with a marker that distinguishes it from other folders, and its lock."""
+"""MODEL_DIR, the folder of a run: its files, its lock, and the marker file that identifies it."""
 
 import contextlib
 import fcntl
@@ -21,13 +21,13 @@ CHECKPOINTS = 'checkpoints'
 TENSORBOARD = 'tensorboard'
 METRICS = 'metrics.jsonl'
 CONFIG = 'config.gin'
-# `convert --from_hf` writes this file instead of a run's config.gin.
+# Written by `convert --from_hf` instead of config.gin.
 CONVERTED = 'model.gin'
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'seqio', 'tensorflow', 'numpy')
 
 
 def absolute_path(path: str | os.PathLike[str]) -> epath.Path:
-    """Returns the absolute path with `~` expanded; `gs://` stays as it is.
+    """Returns the absolute path with `~` expanded; `gs://` paths are unchanged.
 
     Raises UserError for other URLs.
     """
@@ -36,52 +36,50 @@ def absolute_path(path: str | os.PathLike[str]) -> epath.Path:
         return epath.Path(os.path.abspath(os.path.expanduser(text)))
     if not text.startswith(object_store.GOOGLE):
         scheme = text.partition('://')[0]
-        raise UserError(
-            f'{text} is in {scheme}://, which is not supported; give gs://bucket/folder, or a folder of this machine'
-        )
+        raise UserError(f'{text} must be a local folder or in gs://, got {scheme}://; type gs://bucket/folder')
     return epath.Path(text)
 
 
 def check_name(folder: epath.Path) -> None:
-    """Raises UserError for a name that Orbax reads as a pattern: it saves a checkpoint there and cannot restore it."""
+    """Raises UserError for a name that Orbax interprets as a pattern, because it could not restore checkpoints."""
     if re.search(r'[*?[]', os.fspath(folder)):
-        raise UserError(f'{folder} has *, ? or [ in its name, which Orbax reads as a pattern; rename it')
+        raise UserError(f'{folder} must not contain *, ? or [, which Orbax interprets as a pattern; rename it')
 
 
 def find_enclosing(path: str | os.PathLike[str]) -> epath.Path | None:
-    """Returns `path` if it is a MODEL_DIR, otherwise the MODEL_DIR that contains it; None if there is none."""
+    """Returns the MODEL_DIR that is `path` or contains it; None if there is none."""
     start = absolute_path(path)
     return next((folder for folder in (start, *start.parents) if (folder / MARKER).is_file()), None)
 
 
 def saved_gin(folder: epath.Path) -> epath.Path | None:
-    """Returns the gin file that describes the model of a MODEL_DIR, or None if `folder` has no such file."""
+    """Returns the gin file that describes the model of a MODEL_DIR, or None if there is none."""
     return next((folder / name for name in (CONFIG, CONVERTED) if (folder / name).is_file()), None)
 
 
 def claim(path: str | os.PathLike[str]) -> epath.Path:
-    """Creates or opens MODEL_DIR.
+    """Creates MODEL_DIR, or opens that of an earlier run.
 
-    Raises UserError for a file, a folder that is not a run's, or a folder that cannot be written.
+    Raises UserError for a file, a non-empty folder that is not a MODEL_DIR, or a folder that is not writable.
     """
     if not os.fspath(path):
-        raise UserError('MODEL_DIR is empty; give a folder for this run, as in --gin.MODEL_DIR=runs/first')
+        raise UserError("MODEL_DIR must be a folder for this run, got ''; type --gin.MODEL_DIR=runs/first")
     folder = absolute_path(path)
     check_name(folder)
     object_store.check_writable(folder)
     try:
         if folder.exists() and not folder.is_dir():
-            raise UserError(f'MODEL_DIR {folder} is a file; give a new or empty folder')
+            raise UserError(f'MODEL_DIR must be a folder, got the file {folder}; type a new or empty folder')
         if folder.exists() and not (folder / MARKER).exists() and any(folder.iterdir()):
             raise UserError(
-                f'MODEL_DIR {folder} has files of something else (it has no {MARKER}); give a new or empty folder'
+                f'MODEL_DIR must be the folder of a run, got {folder} without {MARKER}; type a new or empty folder'
             )
         folder.mkdir(parents=True, exist_ok=True)
-        # Rewriting the marker each time checks that the folder can be written.
+        # The marker is rewritten each time to check that the folder is writable.
         (folder / MARKER).write_text(json.dumps({'format': 'remixer_t5x', 'version': 1}) + '\n')
     except lazy.file_errors() as error:
         raise UserError(
-            f'MODEL_DIR {folder} cannot be written ({object_store.describe_error(error)}); give another folder'
+            f'MODEL_DIR {folder} cannot be written ({object_store.describe_error(error)}); type another folder'
         ) from error
     return folder
 
@@ -105,22 +103,22 @@ def package_versions() -> dict[str, str]:
 
 @contextlib.contextmanager
 def locked(folder: epath.Path) -> Iterator[None]:
-    """Holds the lock of `folder`, a kernel lock on a file in it, which a killed process cannot leave behind.
+    """Holds the lock of `folder`, which the kernel releases if the process is killed.
 
-    On NFS the lock works across machines. Object stores have no locks; there this does nothing. Raises UserError with
-    the process that holds the lock if another run does.
+    On NFS, the lock also works across machines. Buckets have no locks, so this does nothing for them. Raises UserError,
+    with the process that holds the lock, if another run uses the folder.
     """
     if object_store.is_remote(folder):
         yield
         return
     with contextlib.ExitStack() as stack:
         with object_store.wrap_write_errors(folder / LOCK):
-            # Without O_NONBLOCK, opening a pipe would wait for another process.
+            # Without O_NONBLOCK, opening a pipe would block.
             flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
             descriptor = os.open(folder / LOCK, flags, 0o666)
             stack.callback(os.close, descriptor)
             has_lock = False
-            # Some file systems have no locks.
+            # Some file systems do not support locks.
             with contextlib.suppress(OSError):
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -136,6 +134,6 @@ def locked(folder: epath.Path) -> Iterator[None]:
                 os.pwrite(descriptor, f'process {os.getpid()} on {socket.gethostname()}'.encode(), 0)
         yield
         if has_lock:
-            # Closing the file releases the lock. The disk may have become read-only, so removing the name may fail.
+            # Closing the file releases the lock. Truncating it fails if the disk has become read-only.
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, 0)

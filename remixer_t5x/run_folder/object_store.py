@@ -1,9 +1,9 @@
-"""Files of a run, on a disk or in a bucket (`gs://bucket/folder`): how they are written, read, and why that fails.
+"""Reads and writes files of a run, on a disk or in a bucket (`gs://bucket/folder`), and describes errors.
 
-Three libraries reach a bucket. etils' paths read and write small files through TensorFlow, TensorStore reads and writes
-arrays, and Orbax lists and deletes checkpoints through google-cloud-storage. An object appears as a whole or not at
-all. It cannot be appended to, renamed atomically, or locked. So a file that grows is kept in memory and uploaded as a
-whole from time to time, because a store accepts about one write of an object a second (`GrowingObject`).
+Three libraries access a bucket: etils' paths read and write small files through TensorFlow, TensorStore reads and
+writes arrays, and Orbax lists and deletes checkpoints through google-cloud-storage. Writes of objects are atomic, but
+objects cannot be appended to, renamed atomically, or locked, and accept about one write per second. A file that grows
+is therefore buffered in memory and uploaded as a whole periodically (`GrowingObject`).
 """
 
 import contextlib
@@ -22,11 +22,11 @@ from remixer_t5x.errors import UserError
 
 GOOGLE = 'gs://'
 LIBRARY = 'google.cloud.storage'
-# Seconds in which a bucket must answer before a run starts.
-PATIENCE = 30.0
-# Seconds between two uploads of an object that grows.
+# Timeout in seconds of the check of a bucket before a run starts.
+TIMEOUT = 30.0
+# Seconds between uploads of a growing object.
 UPLOAD_SECONDS = 10.0
-# The prefix of a checksum that a store computed; our own checksums are SHA-256 without a prefix.
+# The prefix of checksums computed by the store; our checksums are SHA-256 without a prefix.
 CRC32C = 'crc32c='
 
 
@@ -35,30 +35,30 @@ class CannotWrite(UserError):
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Returns whether the path is a URL, and not a path on this machine or a mounted file system."""
+    """Returns whether the path is a URL rather than a path on this machine or a mounted file system."""
     return '://' in os.fspath(path)
 
 
 def write_atomically(path: epath.Path, text: str) -> None:
-    """Writes `text` to the file `path` atomically: it has the old text or the new text, also after a power loss."""
+    """Writes `text` to `path` atomically: even after a power loss, it contains the old text or the new text."""
     if is_remote(path):
         path.write_text(text)
         return
-    fresh = path.parent / (path.name + '.new')
-    fresh.write_text(text)
-    temporary.sync_and_rename(fresh, path)
+    new_file = path.parent / (path.name + '.new')
+    new_file.write_text(text)
+    temporary.sync_and_rename(new_file, path)
 
 
 def check_writable(folder: epath.Path) -> None:
-    """Raises UserError if a run cannot keep its checkpoints in this bucket. Does not look at local folders."""
+    """Raises UserError if a bucket cannot store the checkpoints of a run. Does not check local folders."""
     if not is_remote(folder):
         return
     try:
-        retry = importlib.import_module(f'{LIBRARY}.retry').DEFAULT_RETRY.with_timeout(PATIENCE)
-        _client().get_bucket(_bucket_name(folder), retry=retry, timeout=PATIENCE)
+        retry = importlib.import_module(f'{LIBRARY}.retry').DEFAULT_RETRY.with_timeout(TIMEOUT)
+        _client().get_bucket(_bucket_name(folder), retry=retry, timeout=TIMEOUT)
     except ImportError as error:
         raise UserError(
-            f'{folder} is in a bucket, which needs google-cloud-storage ({describe_error(error)}); '
+            f'google-cloud-storage must be installed for {folder} ({describe_error(error)}); '
             "type pip install 'remixer-t5x[gcs]'"
         ) from error
     except Exception as error:
@@ -66,7 +66,7 @@ def check_writable(folder: epath.Path) -> None:
 
 
 def list_objects(folder: epath.Path) -> dict[str, list[Any]] | None:
-    """Lists the objects below `folder`: relative name -> [bytes, CRC32C and the checksum that the store computed].
+    """Lists the objects below `folder`: relative name -> [size in bytes, checksum with the prefix CRC32C].
 
     Returns None if google-cloud-storage or credentials are missing on this machine. Raises UserError if the bucket
     cannot be read.
@@ -85,7 +85,7 @@ def list_objects(folder: epath.Path) -> dict[str, list[Any]] | None:
 
 @contextlib.contextmanager
 def wrap_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Converts an error of the disk or the store into a UserError that says why `path` cannot be read."""
+    """Converts errors of the disk or the store into a UserError with the reason why `path` cannot be read."""
     try:
         yield
     except lazy.file_errors() as error:
@@ -94,28 +94,28 @@ def wrap_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def wrap_write_errors(path: epath.Path) -> Iterator[None]:
-    """Converts an error of the disk or the store into a CannotWrite that says why `path` cannot be written."""
+    """Converts errors of the disk or the store into a CannotWrite with the reason why `path` cannot be written."""
     try:
         yield
     except lazy.file_errors() as error:
-        advice = 'run' if is_remote(path) else 'free some space or check the rights of its folder, and run'
+        advice = 'run' if is_remote(path) else 'free some space or check the permissions of its folder, and run'
         raise CannotWrite(
             f'{path} cannot be written ({describe_error(error)}); {advice} the same command again'
         ) from error
 
 
 def describe_error(error: BaseException) -> str:
-    """Describes in one line why a disk or a store failed."""
+    """Describes an error of a disk or a store in one line."""
     text = getattr(error, 'message', None) or getattr(error, 'strerror', None) or str(error)
     text = ' '.join(str(text).split('\n\t')[0].split()) or type(error).__name__
     for words, advice in _ADVICE.items():
         if any(word in f'{type(error).__name__}: {text}' for word in words):
             return advice
-    # A library names its operation first and the system's message last.
+    # Messages start with the failed operation and end with the system's error.
     return text if len(text) <= 200 else f'{text[:80]} ... {text[-110:]}'
 
 
-# Names of exceptions or parts of their messages -> what to do.
+# Names of exceptions or parts of their messages -> description and advice.
 _ADVICE = {
     ('DefaultCredentialsError', 'RefreshError', 'Unauthorized', 'UNAUTHENTICATED', 'response code 401'): (
         'there are no valid credentials; type gcloud auth application-default login, or set '
@@ -140,10 +140,10 @@ def _bucket_name(folder: epath.Path) -> str:
 
 
 class GrowingObject:
-    """The object `path`, whose content is in memory and is uploaded as a whole.
+    """An object in a bucket that grows: buffers its content in memory and uploads it as a whole.
 
-    `upload_if_due` uploads from time to time; `flush` uploads if something was added, and raises one of
-    `lazy.file_errors()`.
+    `upload_if_due` uploads at most every UPLOAD_SECONDS; `flush` uploads new data, and raises one of
+    `lazy.file_errors()` if this fails.
     """
 
     def __init__(self, path: epath.Path, data: bytes = b''):
@@ -164,7 +164,7 @@ class GrowingObject:
             self.try_flush()
 
     def try_flush(self) -> bool:
-        """Uploads and returns whether that succeeded; the next call tries again."""
+        """Uploads new data and returns whether this succeeded; the next call tries again."""
         try:
             self.flush()
         except lazy.file_errors():

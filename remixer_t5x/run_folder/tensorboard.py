@@ -1,4 +1,4 @@
-"""TensorBoard's event files, written through tensorboardX, whose import takes half a second."""
+"""Writes TensorBoard event files through tensorboardX, whose import takes half a second."""
 
 import contextlib
 import math
@@ -16,19 +16,19 @@ from remixer_t5x.run_folder import object_store
 
 # Seconds between two flushes of an event file.
 FLUSH_SECONDS = 30
-# In a bucket, an event file of this size is complete, and another begins.
+# Size in bytes at which a new event file is started in a bucket.
 PART_BYTES = 1 << 20
 
 
 class TensorBoardWriter:
     """Writes TensorBoard event files in `folder`; tags are `kind/name`.
 
-    Writes in the caller's thread, because tensorboardX's thread ends when the disk is full, and its queue then blocks
-    the caller forever. After a failed write, which may have left half an event, a new file begins.
+    Writes in the caller's thread: tensorboardX's own thread ends when the disk is full, and its queue then blocks the
+    caller forever. After a failed write, which may have left a partial event, a new file is started.
     """
 
     def __init__(self, folder: epath.Path, restored_step: int):
-        # tensorboardX's own writer for gs:// uploads a file of any length again and again.
+        # tensorboardX's writer for gs:// would upload the whole file at each flush, however long it is.
         record_writer.register_writer_factory('gs', _EventFileFactory())
         self._folder, self._files = folder, 0
         self._open()
@@ -38,8 +38,8 @@ class TensorBoardWriter:
         self._flushed, self._broken = time.monotonic(), True
         with object_store.wrap_write_errors(self._folder):
             record_writer.directory_check(str(self._folder))
-            # TensorBoard reads files with `tfevents` in their names, in their order. The number distinguishes files of
-            # the same second.
+            # TensorBoard reads files with `tfevents` in their names, in alphabetical order. The number distinguishes
+            # files of the same second.
             name = f'events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{self._files}'
             self._file = record_writer.RecordWriter(os.path.join(str(self._folder), name))
         self._files += 1
@@ -47,14 +47,14 @@ class TensorBoardWriter:
         self._add(file_version='brain.Event:2')
 
     def rewind(self, step: int) -> None:
-        """Hides the values after `step`, because the run takes these steps again."""
+        """Hides the values after `step`, which the run computes again."""
         if step:
             session_log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._add(step=step + 1, session_log=session_log)
 
     def write(self, kind: str, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
         for name, value in {**numbers, **timing}.items():
-            # TensorBoard cannot draw other values.
+            # TensorBoard cannot plot NaN and infinity.
             if math.isfinite(value):
                 self._add(step=step, summary=summary.scalar(f'{kind}/{name}', value))
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
@@ -78,7 +78,7 @@ class TensorBoardWriter:
         self._broken = False
 
     def add_files(self, name: str, kind: str, path: epath.Path) -> None:
-        """Does nothing: TensorBoard shows numbers."""
+        """Does nothing: TensorBoard displays only metrics."""
 
     def close(self) -> None:
         with object_store.wrap_write_errors(self._folder):
@@ -86,9 +86,9 @@ class TensorBoardWriter:
 
 
 class _EventFiles:
-    """tensorboardX's event file in a bucket: a sequence of objects, `path`, `path.1`, `path.2`.
+    """An event file of tensorboardX in a bucket, as a sequence of objects `path`, `path.1`, `path.2`.
 
-    metrics.jsonl has the same numbers, so a failed upload does not end a run; the next one repeats it.
+    metrics.jsonl contains the same metrics, so a failed upload does not end a run; the next upload repeats it.
     """
 
     def __init__(self, path: str):
@@ -99,7 +99,7 @@ class _EventFiles:
         self._object.add(data)
 
     def flush(self) -> None:
-        """Uploads; called between two events, so that no event is split."""
+        """Uploads new events; called between events, so that no event is split."""
         if self._object.try_flush() and len(self._object) >= PART_BYTES:
             self._part += 1
             self._object = object_store.GrowingObject(epath.Path(f'{self._path}.{self._part}'))
@@ -109,7 +109,7 @@ class _EventFiles:
 
 
 class _EventFileFactory:
-    """tensorboardX's factory of writers for gs://."""
+    """The factory that tensorboardX calls to open files in gs://."""
 
     def open(self, path: str) -> _EventFiles:
         return _EventFiles(path)

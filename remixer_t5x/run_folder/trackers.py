@@ -1,7 +1,7 @@
-"""Trackers, which show a run's metrics while it trains: TensorBoard, Weights & Biases, or a class with their methods.
+"""Experiment trackers: TensorBoard, Weights & Biases, or a custom class with the same methods.
 
-`Tracking` calls each in a thread of its own, so that none stops or delays a run. Commands and resumed runs read
-`metrics.jsonl`, and nothing that a tracker wrote.
+`Tracking` calls each tracker in a separate thread, so that none can stop or delay a run. Commands and resumed runs read
+only `metrics.jsonl`, never the files of a tracker.
 """
 
 import contextlib
@@ -24,17 +24,17 @@ from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError, reason
 from remixer_t5x.run_folder import model_dir, object_store
 
-# In MODEL_DIR: the run's id at each tracker that has ids.
+# File in MODEL_DIR with the id of the run for each tracker that uses ids.
 IDS = 'trackers.json'
-# Maximum number of calls that wait for a slow tracker; more are dropped.
+# Maximum number of queued calls of a slow tracker; further calls are dropped.
 MAX_WAITING = 1000
-# Seconds that the end of a run waits for each tracker, for example for uploads.
-SECONDS = float(os.environ.get('REMIXER_T5X_TRACKER_SECONDS', '120'))
+# Seconds to wait for each tracker at the end of a run, for example for uploads.
+CLOSE_SECONDS = float(os.environ.get('REMIXER_T5X_TRACKER_SECONDS', '120'))
 
 
 @dataclasses.dataclass(frozen=True)
 class TrackedRun:
-    """A run as trackers see it: MODEL_DIR, the step that this process starts from, and settings by name."""
+    """The run that is tracked: MODEL_DIR, the step at which this process starts, and settings by name."""
 
     folder: epath.Path
     step: int
@@ -42,13 +42,13 @@ class TrackedRun:
 
 
 class Session(Protocol):
-    """An open tracker. Each method may raise and may be slow."""
+    """An open tracker. Each method may raise an exception or be slow."""
 
     def write(self, kind: str, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
-        """Writes metrics of `kind` ('train', or an evaluation's name) after `step` updates."""
+        """Writes metrics of `kind` ('train', or the name of an evaluation) after `step` updates."""
 
     def rewind(self, step: int) -> None:
-        """Called when the run goes back to `step`; it writes the metrics after it again."""
+        """Called when the run returns to `step`; later metrics are written again."""
 
     def add_files(self, name: str, kind: str, path: epath.Path) -> None:
         """Stores a file or a folder with the run; `kind` is 'config', 'report' or 'model'."""
@@ -61,7 +61,7 @@ class Tracker(Protocol):
 
     @property
     def takes_files(self) -> bool:
-        """Returns whether `add_files` stores files, so that a report is worth writing."""
+        """Whether `add_files` stores files; otherwise no report is written for the tracker."""
 
     def open(self, run: TrackedRun) -> Session: ...
 
@@ -86,11 +86,11 @@ class TensorBoard:
 
 @dataclasses.dataclass(frozen=True)
 class WandB:
-    """Weights & Biases. Its environment variables (WANDB_MODE, WANDB_API_KEY, WANDB_BASE_URL) apply.
+    """Logs to Weights & Biases, which reads WANDB_MODE, WANDB_API_KEY and WANDB_BASE_URL from the environment.
 
     Attributes:
         project, entity, group, tags: arguments of `wandb.init`.
-        name: None for the last part of MODEL_DIR.
+        name: name of the run; None uses the last part of MODEL_DIR.
         mode: 'online', 'offline' (files in MODEL_DIR/wandb, for `wandb sync`) or 'disabled'; None for WANDB_MODE.
         best_checkpoint: whether the best checkpoint of each task is uploaded at the end of a run.
     """
@@ -107,10 +107,10 @@ class WandB:
         if self.mode not in (None, 'online', 'offline', 'disabled'):
             raise UserError(f"WandB.mode must be 'online', 'offline', 'disabled' or None, got {self.mode!r}")
         spec = importlib.util.find_spec('wandb')
-        # Without an origin it is a folder, such as the `wandb/` that W&B leaves in the folder where a run began.
+        # A module without an origin is a folder, such as `wandb/`, in which W&B stores runs.
         if spec is None or spec.origin is None:
             raise UserError(
-                "TRACKERS names @trackers.WandB(), and wandb is not installed: pip install 'remixer-t5x[wandb]'"
+                "wandb must be installed for @trackers.WandB() in TRACKERS; type pip install 'remixer-t5x[wandb]'"
             )
 
     @property
@@ -122,16 +122,16 @@ class WandB:
 
 
 class _WandBSession:
-    """One `wandb` run. The step is a metric, because W&B's own steps cannot go back."""
+    """A run of `wandb`. The step is logged as a metric, because W&B's own steps cannot decrease."""
 
     def __init__(self, tracker: WandB, run: TrackedRun):
         import wandb
 
         self._wandb, self._tracker = wandb, tracker
         mode = tracker.mode or os.environ.get('WANDB_MODE', 'online')
-        # W&B would otherwise ask for a key on the terminal of the run.
+        # Otherwise, W&B would prompt for a key in the terminal.
         if mode == 'online' and not wandb.login(prompt=False, verify=False):
-            raise UserError('W&B has no API key; type `wandb login`, or set WANDB_MODE=offline')
+            raise UserError('W&B must have an API key, got none; type `wandb login`, or set WANDB_MODE=offline')
         folder = tempfile.mkdtemp() if object_store.is_remote(run.folder) else str(run.folder)
         self._run = wandb.init(
             project=tracker.project,
@@ -154,7 +154,7 @@ class _WandBSession:
         self._run.log({'step': step, **named})
 
     def rewind(self, step: int) -> None:
-        """Does nothing: the steps are logged again, and W&B shows both."""
+        """Does nothing: the steps are logged again, and W&B displays both values."""
 
     def add_files(self, name: str, kind: str, path: epath.Path) -> None:
         if kind == 'model' and not self._tracker.best_checkpoint:
@@ -164,7 +164,7 @@ class _WandBSession:
         if object_store.is_remote(path):
             artifact.add_reference(str(path), checksum=False)
         elif path.is_dir():
-            # Not `add_dir`, which prints a line.
+            # `add_dir` would print a line.
             for file in sorted(filter(pathlib.Path.is_file, pathlib.Path(path).rglob('*'))):
                 artifact.add_file(str(file), name=str(file.relative_to(str(path))))
         else:
@@ -176,9 +176,9 @@ class _WandBSession:
 
 
 def run_id(folder: epath.Path, tracker: str) -> str:
-    """Returns the id of the run in `folder` at a tracker; the first call creates it.
+    """Returns the id of the run in `folder` for a tracker; the first call creates it.
 
-    Raises UserError if the file that stores it is damaged or cannot be written.
+    Raises UserError if the file with the ids is damaged or not writable.
     """
     path = folder / IDS
     advice = 'move it away, and the run gets a new id'
@@ -194,9 +194,9 @@ def run_id(folder: epath.Path, tracker: str) -> str:
 
 
 class Tracking:
-    """Calls each tracker in a thread of its own: one that raises, hangs or is slow only warns and loses its metrics.
+    """Calls each tracker in a separate thread. A tracker that fails or hangs warns once and loses its own metrics.
 
-    No method raises or waits, except that `close` waits for a while.
+    No method raises, and only `close` waits.
     """
 
     def __init__(self, trackers: Sequence[Tracker], run: TrackedRun, warn: Callable[[str], None]):
@@ -214,11 +214,11 @@ class Tracking:
         self._call_all(lambda session: session.add_files(name, kind, path))
 
     def close(self, seconds: float | None = None) -> None:
-        """Ends all trackers, and waits up to `seconds` for each."""
+        """Closes all trackers, and waits up to `seconds` for each."""
         for thread in self._threads:
             thread.end()
         for thread in self._threads:
-            thread.wait(SECONDS if seconds is None else seconds)
+            thread.wait(CLOSE_SECONDS if seconds is None else seconds)
 
     def _call_all(self, call: Call) -> None:
         for thread in self._threads:
@@ -226,7 +226,7 @@ class Tracking:
 
 
 class _TrackerThread:
-    """The thread of one tracker and its queue of calls. A daemon, so that Python exits while a tracker hangs."""
+    """A daemon thread that calls one tracker, and its queue of calls; Python can exit while the tracker hangs."""
 
     def __init__(self, tracker: Tracker, run: TrackedRun, warn: Callable[[str], None]):
         self._tracker, self._run, self._warn_user = tracker, run, warn
@@ -241,7 +241,7 @@ class _TrackerThread:
             try:
                 self._waiting.put_nowait(call)
             except queue.Full:
-                self._warn(f'is {MAX_WAITING} records behind, and gets no more until it catches up')
+                self._warn(f'is {MAX_WAITING} records behind, and further records are dropped until it catches up')
 
     def end(self) -> None:
         while self._thread.is_alive():
@@ -253,13 +253,13 @@ class _TrackerThread:
     def wait(self, seconds: float) -> None:
         self._thread.join(seconds)
         if self._thread.is_alive():
-            self._warn(f'has not ended within {seconds:g} s; what it has not sent is lost')
+            self._warn(f'has not closed within {seconds:g} s; metrics that it has not sent are lost')
 
     def _run_calls(self) -> None:
         try:
             session = self._tracker.open(self._run)
         except BaseException as error:
-            return self._warn(f'cannot start ({reason(error)})')
+            return self._warn(f'could not start ({reason(error)})')
         while (call := self._waiting.get()) is not None:
             self._call(call, session)
         self._call(lambda session: session.close(), session)
@@ -271,6 +271,6 @@ class _TrackerThread:
             self._warn(f'failed ({reason(error)})')
 
     def _warn(self, what: str) -> None:
-        """Prints the first failure of a tracker in one line; later ones are not printed."""
+        """Prints only the first failure of the tracker, as one line."""
         if self._warned.acquire(blocking=False):
             self._warn_user(f'warning: the tracker {self._name} {what}; training continues')

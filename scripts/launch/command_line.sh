@@ -1,12 +1,12 @@
 # shellcheck shell=bash
-# Sourced by the launch scripts with their arguments, and answers --help. `split_arguments "$@"` sets OPTIONS and COMMAND;
-# `run` and `ask` obey DRY_RUN=1.
+# Sourced by the launch scripts with their arguments. Handles --help; `split_arguments "$@"` sets OPTIONS and COMMAND;
+# `run` and `ask` respect DRY_RUN=1.
 
 DRY_RUN="${DRY_RUN:-0}"
-# Exit codes of remixer-t5x: a user's mistake, which a restart does not correct; JAX's abort (SIGABRT)
-# after another process was lost or did not connect; and SIGTERM, with the state saved.
+# Exit codes of remixer-t5x: a mistake of the user, which a restart does not fix; JAX's abort (SIGABRT) after another
+# process was lost or did not connect; and SIGTERM, after saving a checkpoint.
 MISTAKE=2
-# shellcheck disable=SC2034 # (read by those who source this)
+# shellcheck disable=SC2034 # (used by the scripts that source this file)
 LOST=134 TERMINATED=143
 
 fail() {
@@ -14,12 +14,12 @@ fail() {
     exit "$MISTAKE"
 }
 
-# A path as it was given, relative to where the script was called from.
+# Resolves a path relative to the folder from which the script was called.
 given_path() {
     if [[ "$1" == /* ]]; then echo "$1"; else echo "$OLDPWD/$1"; fi
 }
 
-# --help before `--` prints the comment at the top of the script.
+# --help before `--` prints the header comment of the script.
 for word in "$@"; do
     case "$word" in
         --) break ;;
@@ -30,7 +30,7 @@ for word in "$@"; do
     esac
 done
 
-# What stands before `--` goes into OPTIONS, what follows is the command line of remixer-t5x and goes into COMMAND.
+# Splits the arguments at `--` into OPTIONS of the script and COMMAND, the arguments of remixer-t5x.
 split_arguments() {
     OPTIONS=()
     COMMAND=()
@@ -50,10 +50,10 @@ split_arguments() {
 }
 
 need_command() {
-    (( ${#COMMAND[@]} )) || fail "no command given; end with -- and what to run, as in: -- train --gin_file=experiments/python_docs.gin"
+    (( ${#COMMAND[@]} )) || fail "a command must follow --, got none; type, for example, -- train --gin_file=experiments/python_docs.gin"
 }
 
-# Words as bash would read them again, to be pasted.
+# Quotes words for bash.
 quoted() {
     local word text=''
     for word in "$@"; do
@@ -63,7 +63,7 @@ quoted() {
     printf '%s' "${text% }"
 }
 
-# Runs a command; in a dry run it is printed instead.
+# Runs a command, or prints it in a dry run.
 run() {
     if [[ "$DRY_RUN" == 1 ]]; then
         echo "+ $(quoted "$@")"
@@ -72,7 +72,7 @@ run() {
     fi
 }
 
-# ask DEFAULT COMMAND...: what the command prints; in a dry run the command goes to stderr and DEFAULT is the answer.
+# ask DEFAULT COMMAND...: prints the output of the command; in a dry run, prints DEFAULT, and the command to stderr.
 ask() {
     local default="$1"
     shift
@@ -84,8 +84,8 @@ ask() {
     fi
 }
 
-# The exit code of a child. A trapped signal ends `wait` early, also just before the child ends: bash is then asked again.
-# Asked about a child that has ended, it may have forgotten the code, and says 127 or -1; the code is then that of SIGTERM.
+# Returns the exit code of a child. A trapped signal interrupts `wait`, possibly just before the child ends, so `wait` is
+# called again. It returns 127 or -1 if bash no longer knows the exit code, which is then that of SIGTERM.
 wait_for() {
     local code again=0
     while true; do
@@ -100,9 +100,8 @@ wait_for() {
     return "$code"
 }
 
-# make_wheel FOLDER: the wheel of this checkout, in FOLDER/dist. It is built from a copy of the files that git knows, also
-# changed and new ones, because setuptools would add what an older build has left in the checkout. Equal files make an
-# equal wheel.
+# make_wheel FOLDER: builds a reproducible wheel of this checkout in FOLDER/dist, from a copy of the files that git tracks
+# or does not ignore, because setuptools would include files of older builds in the checkout.
 make_wheel() {
     local python
     python="$(find_python)" || return
@@ -111,9 +110,9 @@ make_wheel() {
         "--wheel-dir=$1/dist" "$1"
 }
 
-# copy_files FOLDER: the files that git knows.
+# copy_files FOLDER: copies the files that git tracks or does not ignore.
 copy_files() {
-    # The shell is to expand nothing in this program.
+    # Nothing in this program should be expanded.
     # shellcheck disable=SC2016
     run bash -c 'git ls-files -z --cached --others --exclude-standard --deduplicate | tar --create --null --ignore-failed-read --files-from=- | tar --extract --directory="$1"' bash "$1"
 }

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# One machine with 1 to 8 GPUs, all driven by one process: installs into .venv and runs `remixer-t5x`.
+# Installs remixer_t5x into .venv on a machine with 1 to 8 GPUs, and runs `remixer-t5x` in one process on all of them.
 #
 #   scripts/launch/gpu_node.sh -- train --gin_file=experiments/t5_1_1_base_c4.gin --gin.MODEL_DIR=/data/run
 #
-#   --gpus=N        use the first N only (default: all that nvidia-smi lists)
+#   --gpus=N        use only the first N GPUs (default: all that nvidia-smi lists)
 #   --extra=NAME    gpu (CUDA 12, the default) or gpu-cuda13
-#   --wheel=FILE    installs this wheel of remixer_t5x instead of the checkout
-#   --restarts=N    start again after a crash, at most N times (default 3); the run goes on from its checkpoint
+#   --wheel=FILE    install this wheel of remixer_t5x instead of the checkout
+#   --restarts=N    restart after a crash, at most N times (default 3); the run resumes from its last checkpoint
 #   --dry_run       print the commands; DRY_RUN=1 does the same
 #
-# hardware/gpu.gin is added unless the command names a hardware file. SIGTERM is passed on:
-# the run saves its state and ends with 143, as remixer-t5x does. Exit code: that of the last start.
+# Adds hardware/gpu.gin unless the command names a hardware file. Forwards SIGTERM to the run, which saves a checkpoint and
+# exits with 143. The exit code is that of the last start.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 source scripts/launch/command_line.sh
@@ -28,14 +28,14 @@ for option in "${OPTIONS[@]}"; do
         *) fail "$option is not an option; type --gpus=N, --extra=NAME, --wheel=FILE, --restarts=N, --dry_run or --help" ;;
     esac
 done
-[[ "$extra" == gpu || "$extra" == gpu-cuda13 ]] || fail "--extra=$extra; type --extra=gpu or --extra=gpu-cuda13"
-[[ -z "$wheel" || -f "$wheel" ]] || fail "--wheel=$wheel: there is no such file; build one with: pip wheel --no-deps ."
-[[ "$restarts" =~ ^[0-9]+$ ]] || fail "--restarts=$restarts; type a number, as in --restarts=3"
+[[ "$extra" == gpu || "$extra" == gpu-cuda13 ]] || fail "--extra must be gpu or gpu-cuda13, got $extra; type --extra=gpu"
+[[ -z "$wheel" || -f "$wheel" ]] || fail "--wheel must be a file, got $wheel; build one with: pip wheel --no-deps ."
+[[ "$restarts" =~ ^[0-9]+$ ]] || fail "--restarts must be a number, got $restarts; type --restarts=3"
 
-found="$(ask "${gpus:-8}" bash -c 'nvidia-smi --list-gpus | wc -l')"
-[[ "${gpus:-$found}" =~ ^[1-8]$ ]] || fail "--gpus=${gpus:-$found}; type a number from 1 to 8"
-gpus="${gpus:-$found}"
-(( gpus <= found )) || fail "--gpus=$gpus, and nvidia-smi lists $found; type --gpus=$found"
+count="$(ask "${gpus:-8}" bash -c 'nvidia-smi --list-gpus | wc -l')"
+[[ "${gpus:-$count}" =~ ^[1-8]$ ]] || fail "--gpus must be from 1 to 8, got ${gpus:-$count}; type --gpus=1"
+gpus="${gpus:-$count}"
+(( gpus <= count )) || fail "--gpus must be at most $count, as nvidia-smi lists, got $gpus; type --gpus=$count"
 
 if [[ " ${COMMAND[*]}" != *hardware/* ]]; then
     COMMAND+=(--gin_file=hardware/gpu.gin)
@@ -43,7 +43,7 @@ fi
 CUDA_VISIBLE_DEVICES="$(seq -s, 0 $((gpus - 1)))"
 export CUDA_VISIBLE_DEVICES
 
-# A script, and not the function that it calls, so that a line of the dry run can be pasted.
+# Calls the script rather than its function, so that the printed command of a dry run can be executed.
 run env VENV="$VENV" scripts/launch/worker.sh install "$extra" ${wheel:+"$wheel"}
 child=''
 trap '[[ -z "$child" ]] || kill -TERM "$child"' TERM INT

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs `remixer-t5x` on several GPU nodes of a Kubernetes cluster, or on TPU slices of GKE: fills in kubernetes_jobset.yaml
-# and applies it. Needs `kubectl`, which knows the cluster.
+# Runs `remixer-t5x` on GPU nodes of a Kubernetes cluster or TPU slices of GKE: fills in kubernetes_jobset.yaml and applies
+# it with `kubectl`, which must be configured for the cluster.
 #
 #   scripts/launch/kubernetes.sh --nodes=2 --image=registry/remixer-t5x:gpu -- \
 #       train --gin_file=experiments/t5_1_1_base_c4.gin --gin_file=hardware/gpu.gin --gin.MODEL_DIR=/data/run
@@ -8,24 +8,24 @@
 #       -- train --gin_file=experiments/t5_1_1_base_c4.gin --gin_file=hardware/tpu.gin --gin.TOPOLOGY='2*v5e:4x4' --gin.MODEL_DIR=gs://bucket/run
 #   scripts/launch/kubernetes.sh fetch --from=/data/run --to=runs/mine
 #
-# Actions: apply (where none is named); fetch copies a folder of the claim here, through a pod of its own, or a gs:// folder.
+# Actions: apply (default); fetch, which copies a folder of the claim (through a temporary pod) or of gs:// to this machine.
 #
-#   --name=NAME     of the JobSet (default remixer-t5x)
-#   --nodes=N       GPU nodes, one process on each (default 2)
-#   --gpus=N        of each node (default 8)
-#   --tpu=TYPE      TPU slices instead of GPUs: the label cloud.google.com/gke-tpu-accelerator of the nodes
-#   --topology=AxB  of a slice, as in 4x4 or 2x2x4; --chips=N of each node (default 4); --slices=N (default 1)
-#   --spot          on GKE's Spot nodes, which leave a pod 15 seconds to save
-#   --image=IMAGE   in a registry, built from the Dockerfile
-#   --claim=NAME    PersistentVolumeClaim for /data, ReadWriteMany; its group 1000 can write (default remixer-t5x-data; none
-#                   if MODEL_DIR is in gs://, where /data is a folder of the pod)
-#   --service_account=NAME   of the pods (default `default`); it needs access to a gs:// MODEL_DIR, on GKE by Workload
-#                   Identity Federation
-#   --from=FOLDER --to=FOLDER   what `fetch` copies
+#   --name=NAME     name of the JobSet (default remixer-t5x)
+#   --nodes=N       number of GPU nodes, with one process each (default 2)
+#   --gpus=N        GPUs per node (default 8)
+#   --tpu=TYPE      use TPU slices; TYPE is the label cloud.google.com/gke-tpu-accelerator of the nodes
+#   --topology=AxB  topology of a slice, as in 4x4 or 2x2x4; --chips=N per node (default 4); --slices=N (default 1)
+#   --spot          use GKE's Spot nodes, which give a pod 15 seconds to save
+#   --image=IMAGE   image in a registry, built from the Dockerfile
+#   --claim=NAME    PersistentVolumeClaim for /data, ReadWriteMany and writable for group 1000 (default remixer-t5x-data; for
+#                   a MODEL_DIR in gs://, /data is a folder of the pod)
+#   --service_account=NAME   service account of the pods (default `default`), with access to a MODEL_DIR in gs:// (on GKE
+#                   through Workload Identity Federation)
+#   --from=FOLDER --to=FOLDER   source and target of `fetch`
 #   --dry_run       print the JobSet and the command; DRY_RUN=1 does the same
 #
 # Logs:   kubectl logs --follow --selector=jobset.sigs.k8s.io/jobset-name=NAME
-# Stop:   kubectl delete jobset NAME; the pods save their state within terminationGracePeriodSeconds
+# Stop:   kubectl delete jobset NAME; the pods save a checkpoint within terminationGracePeriodSeconds
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 source scripts/launch/command_line.sh
@@ -72,16 +72,16 @@ elif (( slices > 1 )); then
 fi
 [[ "${COMMAND[*]}" == *MODEL_DIR=gs://* ]] || claim="${claim:-remixer-t5x-data}"
 
-# JSON is YAML, and Python's standard library writes it. The shell is to expand nothing in these programs.
+# Values are written as JSON, which is valid YAML. Nothing in this program should be expanded.
 # shellcheck disable=SC2016
 fill='
 import json, re, sys
 name, nodes, gpus, tpu, topology, chips, slices, spot, image, claim, account, *command = sys.argv[1:]
-# Kubernetes reads $$ as $.
+# Kubernetes replaces $$ by $.
 command = [word.replace("$", "$$") for word in command]
 selector = {"cloud.google.com/gke-spot": "true"} if spot else {}
 if tpu:
-    # GKE tells the processes of TPU slices how they find each other, and keeps each slice on nodes of its own.
+    # GKE sets the variables with which the processes of TPU slices connect; each slice has exclusive nodes.
     selector |= {"cloud.google.com/gke-tpu-accelerator": tpu, "cloud.google.com/gke-tpu-topology": topology}
     annotations = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
 else:
@@ -120,7 +120,7 @@ fetch() {
         run gcloud storage rsync --recursive "$from" "$to"
         return
     fi
-    # A pod that mounts the claim and sleeps, as the user of the image's runs. `kubectl cp` needs tar in it.
+    # A pod that mounts the claim and sleeps, with the user of the image. `kubectl cp` requires tar in the image.
     local pod="$name-fetch" overrides='{"apiVersion": "v1", "spec": {"securityContext": {"runAsUser": 1000, "fsGroup": 1000},
         "containers": [{"name": "POD", "image": "IMAGE", "command": ["sleep", "86400"],
             "volumeMounts": [{"name": "data", "mountPath": "/data"}]}],

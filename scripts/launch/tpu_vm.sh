@@ -1,37 +1,37 @@
 #!/usr/bin/env bash
-# One TPU VM slice, or several: makes them, installs this checkout on all hosts, runs the same `remixer-t5x` command on all
-# of them, and makes them again when they were preempted. Needs `gcloud`, logged in.
+# Creates one or several TPU VM slices, installs this checkout on all hosts, runs the same `remixer-t5x` command on all of
+# them, and recreates preempted slices. Requires `gcloud` with credentials.
 #
 #   scripts/launch/tpu_vm.sh supervise --name=mixer --zone=us-central2-b --type=v4-32 --spot -- \
 #       train --gin_file=experiments/t5_1_1_base_c4.gin --gin_file=hardware/tpu.gin \
 #       --gin.MODEL_DIR=gs://bucket/run
 #
 # Actions, each of which can be repeated:
-#   supervise   all of the following up to `status`, until the command has ended well; Ctrl-C leaves it running, typed again
-#               it goes on
-#   create      the slice, unless there is one, and waits until it is ready
-#   install     builds a wheel, copies it with the files git knows, and makes .venv on every host
-#   start       starts the command on every host; it goes on when the connection ends
+#   supervise   performs create to status until the command succeeds; after Ctrl-C the command continues, and the same
+#               `supervise` resumes
+#   create      creates the slice unless it exists, and waits until it is ready
+#   install     builds a wheel, copies it with the files of the checkout, and creates .venv on every host
+#   start       starts the command on every host; it continues after the connection is closed
 #   logs        follows the log of one host (--worker=0)
-#   status      the slice's state, and that of the command on every host
-#   stop        SIGTERM on every host: the run saves its state and ends with 143; killed where that takes five minutes
-#   fetch       copies --from=FOLDER, a gs:// folder or one of the first host, to the folder --to here
-#   delete      the slice
+#   status      prints the state of the slice, and that of the command on every host
+#   stop        sends SIGTERM on every host: the run saves a checkpoint and exits with 143, or is killed after five minutes
+#   fetch       copies the folder --from, in gs:// or on the first host, to the local folder --to
+#   delete      deletes the slice
 #
-#   --name=NAME --zone=ZONE --type=TYPE   which slice, as in v4-32 or v5litepod-16; --type is read when it is made
-#   --slices=N          so many slices of that type in one run (multi-slice), as one queued resource NAME
-#   --version=VERSION   software of the TPU VM (default: Google's for JAX on that type)
-#   --project=PROJECT   default: gcloud's
-#   --queued            asks for a queued resource NAME, which waits for capacity; without it `create` fails or succeeds
-#   --spot              cheaper, can be taken away at any time
-#   --wheel=FILE        installs this wheel of remixer_t5x; without it, one is built from the checkout
-#   --env=NAME=VALUE    set for the command on every host, repeatable
-#   --worker=N          whose log to follow (default 0, of the first slice)
-#   --from=FOLDER --to=FOLDER   what `fetch` copies
-#   --failures=N        `supervise` gives up after so many ends that are neither good nor preemptions (default 3)
+#   --name=NAME --zone=ZONE --type=TYPE   the slice; TYPE, as in v4-32 or v5litepod-16, is required by `create`
+#   --slices=N          number of slices of one run (multi-slice), as one queued resource NAME
+#   --version=VERSION   software version of the TPU VM (default: Google's for JAX on that type)
+#   --project=PROJECT   default: gcloud's project
+#   --queued            request a queued resource NAME, which waits for capacity
+#   --spot              use Spot capacity, which is cheaper and can be preempted at any time
+#   --wheel=FILE        install this wheel of remixer_t5x instead of building one from the checkout
+#   --env=NAME=VALUE    environment variable for the command on every host, repeatable
+#   --worker=N          host whose log to follow (default 0, of the first slice)
+#   --from=FOLDER --to=FOLDER   source and target of `fetch`
+#   --failures=N        number of failures, except for preemptions, after which `supervise` stops (default 3)
 #   --dry_run           print the commands; DRY_RUN=1 does the same
 #
-# MODEL_DIR must be a gs:// folder, which all hosts see and which outlives the slice.
+# MODEL_DIR must be in gs://, which all hosts can access and which outlives the slice.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 source scripts/launch/command_line.sh
@@ -71,7 +71,7 @@ read_options() {
     [[ -z "$wheel" || -f "$wheel" ]] || fail "--wheel=$wheel: there is no such file; without --wheel one is built"
     where=(--zone="$zone")
     [[ -z "$project" ]] || where+=(--project="$project")
-    # gcloud speaks to the hosts of several slices through their queued resource.
+    # gcloud connects to the hosts of several slices through their queued resource.
     hosts=tpu-vm every=(--worker=all) one=(--worker="$worker") first=(--worker=0)
     if (( slices > 1 )); then
         hosts='queued-resources' queued=1
@@ -79,7 +79,7 @@ read_options() {
     fi
 }
 
-# Empty where there is none; READY when it can be used.
+# Prints the state of the slice; empty if it does not exist, READY if it can be used.
 state() {
     local request
     if (( slices == 1 )); then
@@ -120,7 +120,7 @@ create() {
         READY) return ;;
         '' | CREATING | STARTING | RESTARTING | REPAIRING) ;;
         *)
-            # PREEMPTED, TERMINATED, STOPPED: a slice cannot be used again, only its name.
+            # PREEMPTED, TERMINATED, STOPPED: the slice cannot be reused, only its name.
             echo "$name is $current"
             delete
             current=''
@@ -139,7 +139,7 @@ create() {
     done
 }
 
-# Waits for capacity as long as it takes.
+# Requests a queued resource, and waits for capacity without a time limit.
 create_queued() {
     local current="$1" request nodes=(--node-id="$name")
     (( slices == 1 )) || nodes=(--node-count="$slices")
@@ -187,21 +187,21 @@ logs() {
     on "$PLACE/scripts/launch/worker.sh follow" "${one[@]}"
 }
 
-# One line for each host, as in `exited 0`; none where a host did not answer.
+# Prints one line per host, as in `exited 0`; none for a host that did not respond.
 ends() {
     ask 'exited 0' gcloud compute tpus "$hosts" ssh "$name" "${where[@]}" "${every[@]}" \
         --command="$PLACE/scripts/launch/worker.sh status" | grep -Ex 'running|absent|exited [0-9]+' || true
 }
 
-# The same, once the hosts agree on whether the command runs, which takes a while after one of them has lost it.
+# Prints `ends` once all hosts agree on whether the command is running, which takes a while after a failure on one host.
 settled_ends() {
-    local found tries
+    local states tries
     for (( tries = 0; tries < 10; tries++ )); do
-        found="$(ends)"
-        if ! grep -q '^running' <<< "$found" || ! grep -q '^exited' <<< "$found"; then break; fi
+        states="$(ends)"
+        if ! grep -q '^running' <<< "$states" || ! grep -q '^exited' <<< "$states"; then break; fi
         sleep "$POLL_SECONDS"
     done
-    echo "$found"
+    echo "$states"
 }
 
 status() {
@@ -233,30 +233,30 @@ delete() {
 
 supervise() {
     need_command
-    local failed=0 found
+    local failed=0 states
     while true; do
         create
         if install && start; then
-            # Ends with the command, or with the connection.
+            # Returns when the command ends or the connection is closed.
             logs || true
         fi
         if [[ "$(state READY)" != READY ]]; then
-            echo "$name was taken away"
+            echo "$name was preempted"
             sleep "$POLL_SECONDS"
             continue
         fi
-        found="$(settled_ends)"
-        case "$(sort -u <<< "$found" | tr '\n' ' ')" in
+        states="$(settled_ends)"
+        case "$(sort -u <<< "$states" | tr '\n' ' ')" in
             'exited 0 ')
-                echo "the command has ended well; the action delete removes $name"
+                echo "the command has succeeded; the action delete removes $name"
                 return
                 ;;
             ' ' | 'running ') ;;
-            *"exited $MISTAKE "*) fail 'the command cannot run as it is, see its last line' ;;
+            *"exited $MISTAKE "*) fail 'the command has a mistake, which its last line describes' ;;
             *)
-                if ! grep -qx "exited $TERMINATED" <<< "$found"; then
+                if ! grep -qx "exited $TERMINATED" <<< "$states"; then
                     failed=$((failed + 1))
-                    echo "the command failed ($failed of $failures): $(tr '\n' ' ' <<< "$found")"
+                    echo "the command failed ($failed of $failures): $(tr '\n' ' ' <<< "$states")"
                     (( failed < failures )) || exit 1
                 fi
                 stop

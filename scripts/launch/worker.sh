@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# One host of a slice; tpu_vm.sh calls it over ssh. The command outlives the connection, and keeps its log, process id
-# and exit code in $RUN_DIR (~/remixer_t5x_run).
+# Runs on each host of a slice; tpu_vm.sh calls it over ssh. The command outlives the connection; its log, process id and
+# exit code are in $RUN_DIR (~/remixer_t5x_run).
 #
-#   worker.sh install EXTRAS [WHEEL]  makes .venv with the wheel (without one: this checkout) and these extras, and a
-#                                     Python if there is none; does nothing while the command runs
-#   worker.sh start -- ARGUMENTS      starts `remixer-t5x ARGUMENTS`, unless one is running
+#   worker.sh install EXTRAS [WHEEL]  installs the wheel (default: this checkout) with these extras into .venv, and Python
+#                                     if necessary; does nothing while the command runs
+#   worker.sh start -- ARGUMENTS      starts `remixer-t5x ARGUMENTS`, unless it is running
 #   worker.sh follow                  prints the log until the command ends
-#   worker.sh status                  one line: `running`, `exited CODE` or `absent`
-#   worker.sh stop                    SIGTERM: the run saves its state and ends; after $STOP_SECONDS (300) it is killed
+#   worker.sh status                  prints `running`, `exited CODE` or `absent`
+#   worker.sh stop                    sends SIGTERM, so that the run saves and exits; kills it after $STOP_SECONDS (300)
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 source scripts/launch/command_line.sh
@@ -17,7 +17,7 @@ PYTHON_TO_GET=3.12
 
 install() {
     if running; then
-        echo 'running already, nothing is installed'
+        echo 'running already, not installing'
         return
     fi
     source scripts/environment.sh
@@ -29,7 +29,7 @@ install() {
     prepare_environment "$@"
 }
 
-# A process of that number that is another program, after a reboot, is not ours.
+# Checks the command line of the process, because after a reboot the id may be that of another program.
 running() {
     local pid
     pid="$(cat "$RUN_DIR/pid" 2> /dev/null)" || return 1
@@ -49,7 +49,7 @@ start() {
     echo "started, process $!"
 }
 
-# What `start` leaves running: the command, whose end it notes. `stop` and a system that shuts down signal the whole group.
+# Runs the command in the background and stores its exit code. `stop` and a system shutdown signal the whole process group.
 attend() {
     local code=0 child notice
     rm -f "$RUN_DIR/signalled"
@@ -63,8 +63,8 @@ attend() {
     echo "$code" > "$RUN_DIR/exit_code"
 }
 
-# Google's metadata says `preempted` 30 s before a Spot VM ends. Where the system has sent SIGTERM by then, nothing is sent:
-# a second one ends the run without saving. Elsewhere there is no such server, and this ends at once.
+# Google's metadata server reports `preempted` 30 s before a Spot VM ends. Sends SIGTERM unless the system already has,
+# because a second SIGTERM would end the run without saving. Returns immediately on machines without such a server.
 pass_on_preemption() {
     local answer=''
     until [[ "$answer" == TRUE ]]; do
@@ -86,7 +86,7 @@ status() {
     elif [[ -e "$RUN_DIR/exit_code" ]]; then
         echo "exited $(cat "$RUN_DIR/exit_code")"
     elif [[ -e "$RUN_DIR/pid" ]]; then
-        # Killed together with what should have noted its end.
+        # The command and `attend` were both killed.
         echo 'exited 137'
     else
         echo 'absent'

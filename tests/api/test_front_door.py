@@ -43,7 +43,7 @@ def test_static_tools_know_the_same_names():
     tree = ast.parse(pathlib.Path(remixer_t5x.__file__).read_text())
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
     static = {alias.asname: f'{line.module}.{alias.name}' for line in block.body for alias in line.names}
-    places = remixer_t5x._PLACES.items()
+    places = remixer_t5x._DEFINITIONS.items()
     lazy = {name: '.'.join(filter(None, ('remixer_t5x', module, there))) for name, (module, there) in places}
     assert static == lazy
 

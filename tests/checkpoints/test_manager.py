@@ -162,10 +162,10 @@ def test_model_dir(tmp_path, monkeypatch):
     foreign = tmp_path / 'foreign'
     foreign.mkdir()
     (foreign / 'thesis.tex').write_text('')
-    assert 'has files of something else' in message(lambda: model_dir.claim(foreign))
-    assert 'is a file' in message(lambda: model_dir.claim(foreign / 'thesis.tex'))
+    assert f'without {model_dir.MARKER}' in message(lambda: model_dir.claim(foreign))
+    assert 'must be a folder, got the file' in message(lambda: model_dir.claim(foreign / 'thesis.tex'))
     assert 'cannot be written' in message(lambda: model_dir.claim(foreign / 'thesis.tex' / 'run'))
-    assert 'MODEL_DIR is empty' in message(lambda: model_dir.claim(''))
+    assert "MODEL_DIR must be a folder for this run, got ''" in message(lambda: model_dir.claim(''))
     assert [p.name for p in foreign.iterdir()] == ['thesis.tex']
 
 

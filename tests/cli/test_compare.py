@@ -49,7 +49,7 @@ def test_a_model_replaces_the_one_that_an_experiment_includes(model, sublayers):
 def test_an_invalid_model_raises_an_error():
     with pytest.raises(UserError, match='replaces a file of models/.*type --gin_file=models/remixer.gin'):
         loading.load(loading.ConfigSources(['sizes/tiny.gin'], model=['models/remixer.gin']))
-    with pytest.raises(UserError, match='empty name'):
+    with pytest.raises(UserError, match=r"got 'remixer\+'; type --model="):
         loading.model_files('remixer+')
     with pytest.raises(UserError, match='models/remixr.gin'):
         loading.load(loading.ConfigSources(['models/t5_1_1.gin'], model=['models/remixr.gin']))

@@ -83,7 +83,7 @@ def test_search_paths_come_before_the_shipped_configs(house, tmp_path_factory):
 
 @pytest.mark.parametrize('name', ['runs/infer.gin', 'configs/runs/infer.gin'])
 def test_shipped_configs_are_found_from_any_folder(house, name):
-    path = files.find(name)
+    path = files.find_file(name)
     assert path == files.shipped_folder() / 'runs/infer.gin'
 
 

@@ -35,7 +35,9 @@ VALUES = {'MIXTURE_OR_TASK_MODULE': 'json', 'TRAIN_STEPS': '3', 'TRAIN_STEPS_REL
 def answer(command, macro):
     """'' where the command reads the macro, else what it says; UNREAD where it says nothing."""
     given, base, root, partial = COMMANDS[command]
-    read = {name for file in (*base, *given) for text in files.Reader((), ()).read(file) for name in text.macros_read}
+    read = {
+        name for file in (*base, *given) for text in files.GinReader((), ()).read(file) for name in text.macros_read
+    }
     flags = {**{name: value for name, value in GIVEN.items() if name in read}, macro: VALUES.get(macro, 'given')}
     try:
         defaults = infer.DEFAULTS if command == 'infer' else {}
@@ -86,7 +88,7 @@ def test_train_steps_of_t5x_is_refused_where_it_would_be_another_number(capsys):
     [('utils.SaveCheckpointConfig.keep', 'KEEP_CHECKPOINTS'), ('train_script.train.eval_period', 'EVAL_PERIOD')],
 )
 def test_a_setting_of_t5x_is_answered_with_the_macro(setting, ours):
-    with pytest.raises(UserError, match=f'{setting}: .*that is a setting of T5X, and here it is {ours}'):
+    with pytest.raises(UserError, match=f'{setting}: .*that is a setting of T5X, whose counterpart is {ours}'):
         loading.load(loading.ConfigSources(MODEL, [(setting, '1')]), '%MODEL')
 
 

@@ -152,7 +152,7 @@ def test_several_slices_of_tpus(cluster, tmp_path, text, unbroken, wheel, instal
             strictly.kill_group(supervisor.pid)
             supervisor.wait()
     said = (tmp_path / 'said').read_text()
-    assert 'mixer was taken away' in said and 'the command has ended well' in said
+    assert 'mixer was preempted' in said and 'the command has succeeded' in said
     rented.bash('tpu_vm.sh', 'fetch', *where, '--from=gs://mine/run', f'--to={tmp_path}/mine', env=cluster)
     rented.bash('tpu_vm.sh', 'delete', *where, env=cluster)
     assert_resumed(tmp_path / 'mine', unbroken(2))

@@ -189,14 +189,14 @@ def test_tpu_vm_resumes_after_preemption_and_after_a_saved_stop(tpu_vm, programs
     assert found == ['create', 'start', 'delete', 'create', 'start', 'stop', 'start']
     started = [call for call in calls if call.startswith('remixer ')]
     assert started == ['remixer ' + ' '.join(COMMAND[1:])] * 6
-    assert 'the command has ended well' in out
+    assert 'the command has succeeded' in out
     assert (tmp_path / 'tpus' / 'm' / 'host_0_1' / 'remixer_t5x_run' / 'exit_code').read_text() == '0\n'
 
 
 @IN_GIT
 def test_a_user_mistake_is_not_started_again(tpu_vm, programs):
     _, error = tpu_vm('supervise', 'exit 2', code=2)
-    assert 'error: the command cannot run as it is' in error
+    assert 'error: the command has a mistake' in error
     assert len([call for call in programs.calls() if call.startswith('remixer ')]) == 2
 
 
@@ -257,7 +257,7 @@ def test_gpu_node_dry_run(gpus):
 def test_gpu_node_refuses_more_gpus_than_there_are(programs):
     programs('nvidia-smi', 'echo "GPU 0"; echo "GPU 1"')
     error = bash('gpu_node.sh', '--gpus=3', *COMMAND, code=2)[1]
-    assert error == 'error: --gpus=3, and nvidia-smi lists 2; type --gpus=2\n'
+    assert error == 'error: --gpus must be at most 2, as nvidia-smi lists, got 3; type --gpus=2\n'
 
 
 @pytest.fixture

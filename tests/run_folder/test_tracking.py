@@ -81,7 +81,7 @@ def test_a_tracker_that_raises_warns_once_and_others_get_everything(track):
     both.close()
     assert len(other.calls) == 11
     assert sorted(warnings) == [
-        'warning: the tracker Recorder cannot start (no network and more); training continues',
+        'warning: the tracker Recorder could not start (no network and more); training continues',
         'warning: the tracker Recorder failed (no network and more); training continues',
     ]
 
@@ -98,7 +98,7 @@ def test_a_tracker_that_hangs_delays_nothing(track):
     slow = open_trackers(Recorder((other := threading.Event()).wait))
     slow.write('train', 1, LOSS, {})
     slow.close(0.01)
-    assert len(warnings) == 2 and 'has not ended within 0.01 s' in warnings[1]
+    assert len(warnings) == 2 and 'has not closed within 0.01 s' in warnings[1]
     other.set()
 
 
@@ -137,5 +137,5 @@ def test_an_id_is_created_once_for_a_folder_and_a_tracker(tmp_path):
 
 def test_without_the_package_one_line_says_what_to_type(monkeypatch):
     monkeypatch.setattr(trackers.importlib.util, 'find_spec', lambda name: None)
-    with pytest.raises(UserError, match=r"not installed: pip install 'remixer-t5x\[wandb\]'"):
+    with pytest.raises(UserError, match=r"wandb must be installed .*pip install 'remixer-t5x\[wandb\]'"):
         trackers.WandB()

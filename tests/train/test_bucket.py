@@ -153,7 +153,7 @@ def test_one_line_says_what_is_missing(training, here, monkeypatch, tmp_path):
         assert '\n' not in str(error.value)
         return str(error.value)
 
-    assert 's3://, which is not supported; give gs://' in message('s3://bucket/run')
+    assert 'got s3://; type gs://' in message('s3://bucket/run')
     assert 'does not exist' in message('gs://other/run')
     here.fail('GET /storage/v1/b/bucket$', status=403)
     assert 'are not allowed to do that; a run needs the roles' in message()
@@ -167,7 +167,7 @@ def test_one_line_says_what_is_missing(training, here, monkeypatch, tmp_path):
         patch.setenv('CLOUDSDK_CONFIG', str(tmp_path))
         assert 'type gcloud auth application-default login' in message()
     with monkeypatch.context() as patch:
-        patch.setattr('remixer_t5x.run_folder.object_store.PATIENCE', 0.1)
+        patch.setattr('remixer_t5x.run_folder.object_store.TIMEOUT', 0.1)
         patch.setenv('STORAGE_EMULATOR_HOST', 'http://127.0.0.1:9')
         assert 'does not answer; check the network' in message()
     # Reading needs no library, but a network.

@@ -74,7 +74,7 @@ def _all_rows() -> list[Macro]:
         if path.name != 'defaults.gin' or path.parent == folder
     ]
     for file in sorted(names, key=lambda name: (_rank(name), name)):
-        text = files.Text(file, (folder / file).read_text(encoding='utf-8'))
+        text = files.GinText(file, (folder / file).read_text(encoding='utf-8'))
         modules = {name: '.'.join(line.split()[1::2]) for name, line in text.imports.items()}
         for match in _STATEMENT.finditer(text.text):
             target, value = match[2], ' '.join(match[3].split())

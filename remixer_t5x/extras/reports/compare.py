@@ -131,7 +131,7 @@ def plan(args: argparse.Namespace) -> Plan:
     for name in names:
         for file in loading.model_files(name, search_paths):
             if '=' not in file:
-                files.find(file, search_paths, asked_by=f'--models has {name}: ')
+                files.find_file(file, search_paths, included_by=f'--models has {name}: ')
     seeds = _split_names(args.seeds, '--seeds=0,1,2')
     if wrong := [seed for seed in seeds if ranges.whole_number(seed) is None]:
         raise UserError(f'--seeds must be whole numbers, got {wrong[0]!r}; type --seeds=0,1,2')
