@@ -20,7 +20,8 @@ every_platform = pytest.mark.parametrize('platform', ['cpu', 'gpu', 'tpu'])
 @pytest.fixture
 def small_blocks(monkeypatch):
     monkeypatch.setattr(tpu, '_LONGEST_BLOCK', 8)
-    monkeypatch.setattr(unrolled, '_LONGEST_BLOCK', 5)
+    monkeypatch.setattr(unrolled, '_LONGEST_BLOCK', 8)
+    monkeypatch.setattr(unrolled, '_SEGMENT', 3)
 
 
 def plain(w_in, value, w_out, ids, scale):
@@ -37,8 +38,8 @@ def value_and_gradients(mix, ids, weights):
     return jax.value_and_grad(loss, argnums=(0, 1, 2))(*weights)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def actual(platform, packed, ids, scale, *weights):
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def actual(platform, packed, blocks, ids, scale, *weights):
     mix = functools.partial(api.mix_through_running_hidden, ids=ids, packed=packed, hidden_scale=scale)
     with compiling_for(platform, interpret=True):
         return value_and_gradients(mix, ids, weights)
@@ -55,9 +56,10 @@ def packed_row(counts):
 
 
 @every_platform
-@pytest.mark.parametrize('packed', [True, False])
-@pytest.mark.usefixtures('small_blocks')
-def test_equals_the_plain_sum_with_gradients(platform, packed):
+@pytest.mark.parametrize(('packed', 'blocks'), [(True, 'small_blocks'), (False, 'small_blocks'), (True, None)])
+def test_equals_the_plain_sum_with_gradients(platform, packed, blocks, request):
+    if blocks:
+        request.getfixturevalue(blocks)
     row = st.lists(st.integers(1, LENGTH), min_size=1, max_size=6 if packed else 1)
 
     @few_examples
@@ -71,7 +73,7 @@ def test_equals_the_plain_sum_with_gradients(platform, packed):
         scale = jnp.asarray(rng.uniform(0.5, 1.5, (2, LENGTH)), jnp.float32)
         jax.tree.map(
             lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-4),
-            actual(platform, packed, ids, scale, *weights),
+            actual(platform, packed, blocks, ids, scale, *weights),
             expected(ids, scale, *weights),
         )
 

@@ -100,8 +100,8 @@ def _forward(kernel: ModuleType, activation: Activation, tokens: Tokens) -> jax.
     def mix_block(start, tokens):
         return _add_block(start, tokens), kernel.forward(activation, tokens, start)
 
-    _, mixed = jax.lax.scan(mix_block, zero_sum(tokens), _split(tokens, block))
-    return _join(mixed, length)
+    _, mixed = jax.lax.scan(mix_block, zero_sum(tokens), split_blocks(tokens, block))
+    return join_blocks(mixed, length)
 
 
 def _backward(kernel: ModuleType, activation: Activation, tokens: Tokens, gradient: jax.Array) -> tuple[jax.Array, ...]:
@@ -120,16 +120,16 @@ def _backward(kernel: ModuleType, activation: Activation, tokens: Tokens, gradie
 
     def group_gradients(later, inputs):
         tokens, start, gradient = inputs
-        blocks = _split(tokens, block)
+        blocks = split_blocks(tokens, block)
         later, gradients = jax.lax.scan(
-            block_gradients, later, (blocks, _starts(blocks, start), _split(gradient, block)), reverse=True
+            block_gradients, later, (blocks, _starts(blocks, start), split_blocks(gradient, block)), reverse=True
         )
-        return later, [_join(array, group) for array in gradients]
+        return later, [join_blocks(array, group) for array in gradients]
 
-    zeros, blocks = zero_sum(tokens), _split(tokens, group)
-    inputs = blocks, _starts(blocks, zeros), _split(gradient, group)
+    zeros, blocks = zero_sum(tokens), split_blocks(tokens, group)
+    inputs = blocks, _starts(blocks, zeros), split_blocks(gradient, group)
     _, gradients = jax.lax.scan(group_gradients, zeros, inputs, reverse=True)
-    return tuple(_join(array, length) for array in gradients)
+    return tuple(join_blocks(array, length) for array in gradients)
 
 
 def _starts(blocks: Tokens, start: jax.Array) -> jax.Array:
@@ -157,7 +157,7 @@ def _add_block(start: jax.Array, tokens: Tokens) -> jax.Array:
     )
 
 
-def _split(tree: Any, block: int) -> Any:
+def split_blocks(tree: Any, block: int) -> Any:
     """Splits [batch, length, ...] into [blocks, batch, block, ...], padded with zeros."""
 
     def split(array: jax.Array) -> jax.Array:
@@ -167,7 +167,7 @@ def _split(tree: Any, block: int) -> Any:
     return jax.tree.map(split, tree)
 
 
-def _join(blocks: jax.Array, length: int) -> jax.Array:
+def join_blocks(blocks: jax.Array, length: int) -> jax.Array:
     """Joins [blocks, batch, block, ...] to [batch, length, ...]."""
     rows = jnp.moveaxis(blocks, 0, 1)
     return rows.reshape(rows.shape[0], -1, *rows.shape[3:])[:, :length]
