@@ -58,8 +58,8 @@ def search(
         return Change('--gin.REMAT_POLICY', '@stack.full_remat', changed) if step.model != recomputing_model else None
 
     state_is_too_large = 2 * memory.parameters + memory.optimizer_state > available
-    state_first = (_more_fsdp, _adafactor, _more_microbatches, full_remat, _smaller_batch)
-    activations_first = (_more_microbatches, full_remat, _more_fsdp, _smaller_batch, _adafactor)
+    state_first = (_double_fsdp, _use_adafactor, _double_microbatches, full_remat, _halve_batch)
+    activations_first = (_double_microbatches, full_remat, _double_fsdp, _halve_batch, _use_adafactor)
     for make_change in state_first if state_is_too_large else activations_first:
         for _ in range(_DOUBLINGS):
             change = make_change(step, memory)
@@ -76,14 +76,14 @@ def search(
                 return
 
 
-def _more_microbatches(step: Step, memory: StepMemory) -> Change | None:
+def _double_microbatches(step: Step, memory: StepMemory) -> Change | None:
     microbatches = 2 * step.microbatches
     if step.rows % (step.partitioner.batch_shards * microbatches):
         return None
     return Change('--gin.MICROBATCHES', microbatches, dataclasses.replace(step, microbatches=microbatches))
 
 
-def _more_fsdp(step: Step, memory: StepMemory) -> Change | None:
+def _double_fsdp(step: Step, memory: StepMemory) -> Change | None:
     data, fsdp, tensor = step.partitioner.mesh.shape.values()
     if data % 2:
         return None
@@ -93,7 +93,7 @@ def _more_fsdp(step: Step, memory: StepMemory) -> Change | None:
     return Change('--mesh', text, dataclasses.replace(step, partitioner=partitioner))
 
 
-def _smaller_batch(step: Step, memory: StepMemory) -> Change | None:
+def _halve_batch(step: Step, memory: StepMemory) -> Change | None:
     rows = step.rows // 2
     if rows < 1 or rows % (step.partitioner.batch_shards * step.microbatches):
         return None
@@ -101,7 +101,7 @@ def _smaller_batch(step: Step, memory: StepMemory) -> Change | None:
     return Change('--gin.BATCH_SIZE', rows, dataclasses.replace(step, batch=batch))
 
 
-def _adafactor(step: Step, memory: StepMemory) -> Change | None:
+def _use_adafactor(step: Step, memory: StepMemory) -> Change | None:
     factored = optimizer.adafactor(getattr(step.optimizer, 'learning_rate', None) or 1e-3)
     changed = dataclasses.replace(step, optimizer=factored)
     # Skips the compilation if the state would not shrink, such as for a step that already uses Adafactor.

@@ -21,12 +21,12 @@ _SLOPE = 2 * (2 / math.pi) ** 0.5
 _CUBE = 0.044715 * _SLOPE
 
 
-def sigmoid_form(x: jax.Array) -> jax.Array:
+def sigmoid_gelu(x: jax.Array) -> jax.Array:
     """Computes GELU with one exponential."""
     return x * jax.nn.sigmoid(x * (_SLOPE + _CUBE * (x * x)))
 
 
-def sigmoid_form_and_slope(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def sigmoid_gelu_and_slope(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Computes GELU and its derivative, with one exponential for both."""
     gate = jax.nn.sigmoid(x * (_SLOPE + _CUBE * (x * x)))
     return x * gate, gate + x * gate * (1 - gate) * (_SLOPE + 3 * _CUBE * (x * x))
@@ -36,7 +36,7 @@ def gelu(x: jax.Array) -> jax.Array:
     """Computes GELU in x's dtype."""
     if target_platform() != 'gpu':
         return nn.gelu(x, approximate=True)
-    return sigmoid_form(x.astype(jnp.float32)).astype(x.dtype)
+    return sigmoid_gelu(x.astype(jnp.float32)).astype(x.dtype)
 
 
 @jax.custom_vjp
@@ -49,7 +49,7 @@ def normalized_gelu(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array
 
 
 def _normalized_gelu_forward(x, scale, epsilon):
-    units = sigmoid_form(x.astype(jnp.float32))
+    units = sigmoid_gelu(x.astype(jnp.float32))
     mean = _mean(units)
     # One pass over x computes both statistics.
     variance = jnp.maximum(_mean(jnp.square(units)) - jnp.square(mean), 0.0)
@@ -57,7 +57,7 @@ def _normalized_gelu_forward(x, scale, epsilon):
     mean, inverse = (
         checkpoint_name(array, ATTENTION_OUTPUT) for array in jax.lax.optimization_barrier((mean, inverse))
     )
-    units = sigmoid_form(recomputed(x.astype(jnp.float32), 1))
+    units = sigmoid_gelu(recomputed(x.astype(jnp.float32), 1))
     return (scale * ((units - mean) * inverse)).astype(x.dtype), (x, scale, mean, inverse)
 
 
@@ -66,7 +66,7 @@ def _normalized_gelu_backward(residuals, gradient):
     gradient = gradient.astype(jnp.float32)
 
     def normalized(variant):
-        units, slope = sigmoid_form_and_slope(recomputed(x.astype(jnp.float32), variant))
+        units, slope = sigmoid_gelu_and_slope(recomputed(x.astype(jnp.float32), variant))
         return (units - mean) * inverse, slope
 
     scale_gradient = jnp.sum(gradient * normalized(2)[0], tuple(range(x.ndim - 1)))
@@ -90,13 +90,13 @@ def gelu_times(x: jax.Array, factor: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def _gelu_times(x: jax.Array, factor: jax.Array) -> jax.Array:
-    return (sigmoid_form(x.astype(jnp.float32)) * factor.astype(jnp.float32)).astype(x.dtype)
+    return (sigmoid_gelu(x.astype(jnp.float32)) * factor.astype(jnp.float32)).astype(x.dtype)
 
 
 def _gelu_times_backward(residuals, gradient):
     x, factor = residuals
     gradient = gradient.astype(jnp.float32)
-    units, slope = sigmoid_form_and_slope(recomputed(x.astype(jnp.float32), 1))
+    units, slope = sigmoid_gelu_and_slope(recomputed(x.astype(jnp.float32), 1))
     x_gradient = gradient * factor.astype(jnp.float32) * slope
     return x_gradient.astype(x.dtype), (gradient * units).astype(factor.dtype)
 

@@ -155,15 +155,15 @@ def difference(check: Check) -> float:
     exact = jax.tree.map(lambda array: array.astype(jnp.float32) if _is_float(array) else array, operands)
     shape = jax.eval_shape(check.formula, *exact).shape
     direction = np.float32(np.random.default_rng(1).standard_normal(shape))
-    actual = _results(check.run, operands, direction)
+    actual = _value_and_gradients(check.run, operands, direction)
     with jax.default_matmul_precision('highest'):
-        expected = _results(check.formula, exact, direction)
+        expected = _value_and_gradients(check.formula, exact, direction)
     norm = np.linalg.norm
     errors = [norm(np.float32(a) - e) / (norm(e) + 1e-30) for a, e in zip(actual, expected, strict=True)]
     return float(np.max(errors))
 
 
-def _results(function: Callable[..., jax.Array], operands: Any, direction: Any) -> list[jax.Array]:
+def _value_and_gradients(function: Callable[..., jax.Array], operands: Any, direction: Any) -> list[jax.Array]:
     """Computes the function's result and its gradients with respect to all floating-point operands."""
     leaves, tree = jax.tree.flatten(operands)
     places = [place for place, leaf in enumerate(leaves) if _is_float(leaf)]

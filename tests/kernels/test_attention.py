@@ -173,7 +173,7 @@ def test_a_decoding_step_equals_plain_attention_in_both_cache_layouts(monkeypatc
     expected = plain(query, key, value, mask, bias)
     for platform, dimensions in (('cpu', 4), ('tpu', 3)):
         monkeypatch.setattr(decoding, 'target_platform', lambda platform=platform: platform)
-        cached_key, cached_value = decoding.cached_memory_key(key), decoding.cached(value)[0]
+        cached_key, cached_value = decoding.memory_key_to_cache_layout(key), decoding.to_cache_layout(value)[0]
         assert cached_key.ndim == cached_value.ndim == dimensions
         mixed = decoding.attend_step(query, cached_key, cached_value, mask, bias)
         np.testing.assert_allclose(mixed, expected, rtol=1e-5, atol=1e-6)

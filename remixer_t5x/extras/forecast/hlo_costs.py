@@ -52,7 +52,7 @@ def count_flops(instruction: Instruction, computation: Computation, program: Pro
         return computation_flops(program[instruction.called() or instruction.called('to_apply')], program)
     if instruction.op == 'dot':
         contracting = instruction.attribute(r'lhs_contracting_dims=\{([\d,]*)\}')
-        count: float = _product_flops(instruction, computation, _integers(contracting))
+        count: float = _product_flops(instruction, computation, _find_integers(contracting))
     elif instruction.op == 'convolution':
         count = _convolution_flops(instruction, computation)
     elif instruction.op == 'fft':
@@ -103,7 +103,7 @@ def _count_taps(instruction: Instruction, dimension: int, length: int, outputs: 
     """Counts the pairs of an output and a window position that overlap an element, not padding or a dilation gap."""
     # `window={size=8x1 pad=0_0x7_7}` has two dimensions.
     settings = dict(word.split('=') for word in instruction.attribute(r'window=\{([^}]*)\}').split())
-    window = {name: _integers(values.split('x')[dimension])[0] for name, values in settings.items()}
+    window = {name: _find_integers(values.split('x')[dimension])[0] for name, values in settings.items()}
     dilation = window.get('lhs_dilate', 1)
     taps: np.ndarray = np.arange(window.get('size', 1)) * window.get('rhs_dilate', 1) - window.get('pad', 0)
     position = np.arange(outputs)[:, None] * window.get('stride', 1) + taps
@@ -115,7 +115,7 @@ def _fft_flops(instruction: Instruction, computation: Computation) -> float:
     """Returns 5 n log2 n for each complex transform and half of it for a real transform, as in FFTW's benchmarks."""
     kind = instruction.attribute(r'fft_type=(\w+)')
     whole = instruction.results[0] if kind == 'IRFFT' else computation.operand_arrays(instruction)[0]
-    points = math.prod(_integers(instruction.attribute(r'fft_length=\{([\d,]*)\}')))
+    points = math.prod(_find_integers(instruction.attribute(r'fft_length=\{([\d,]*)\}')))
     return (2.5 if 'RFFT' in kind else 5.0) * math.log2(max(points, 2)) * math.prod(whole.shape)
 
 
@@ -126,10 +126,10 @@ def _custom_call_flops(instruction: Instruction, computation: Computation) -> fl
         # Attention has two products. Its gradient has five, one of which recomputes the logits.
         products = 5 if instruction.target.endswith('Backward') else 2
         head_dim = computation.operand_arrays(instruction)[0].shape[-1]
-        return products * 2 * math.prod(_integers(logits)) * head_dim
+        return products * 2 * math.prod(_find_integers(logits)) * head_dim
     contracting = instruction.attribute(r'"lhs_contracting_dimensions": ?\[([^\]]*)\]')
     if contracting and 'cublas' in instruction.target:
-        return _product_flops(instruction, computation, _integers(contracting))
+        return _product_flops(instruction, computation, _find_integers(contracting))
     return _cost_estimate(instruction).get('flops', 0)
 
 
@@ -139,7 +139,7 @@ def _cost_estimate(instruction: Instruction) -> dict[str, float]:
     return {name: float(value) for name, value in estimate.items()}
 
 
-def _integers(text: str) -> list[int]:
+def _find_integers(text: str) -> list[int]:
     return [int(number) for number in re.findall(r'-?\d+', text)]
 
 

@@ -18,11 +18,13 @@ def work_table(forecast: Forecast) -> Table:
     table = console.table(first, '', 'at', 'ms', words=(first,))
     for dtype, flops in bound.flops.most_common():
         peak = machine.peak(dtype)
-        cells = f'{flops / 1e12:,.3f} TFLOP', f'{peak / 1e12:,.4g} TFLOP/s', _ms(flops / peak)
+        cells = f'{flops / 1e12:,.3f} TFLOP', f'{peak / 1e12:,.4g} TFLOP/s', _format_ms(flops / peak)
         table.add_row(f'products in {dtype}', *cells)
     rate = f'{machine.bandwidth / 1e9:,.0f} GB/s'
-    table.add_row('HBM traffic', f'{bound.bytes / 1e9:,.2f} GB', rate, _ms(bound.bytes / machine.bandwidth))
-    table.add_row('collectives, bytes sent', f'{bound.bytes_sent / 1e9:,.3f} GB', '', _ms(bound.exchange_seconds))
+    table.add_row('HBM traffic', f'{bound.bytes / 1e9:,.2f} GB', rate, _format_ms(bound.bytes / machine.bandwidth))
+    table.add_row(
+        'collectives, bytes sent', f'{bound.bytes_sent / 1e9:,.3f} GB', '', _format_ms(bound.exchange_seconds)
+    )
     return table
 
 
@@ -47,7 +49,7 @@ def time_table(forecast: Forecast, price: float | None, measured: float | None =
         if seconds:
             cost = [f'{forecast.dollars_per_million_tokens(seconds, price):.3g}'] if price is not None else []
             rates = f'{forecast.step.rows / seconds:,.0f}', f'{forecast.tokens / seconds:,.0f}'
-            table.add_row(name, _ms(seconds), f'{forecast.mfu(seconds):.1%}', *rates, *cost)
+            table.add_row(name, _format_ms(seconds), f'{forecast.mfu(seconds):.1%}', *rates, *cost)
     return table
 
 
@@ -61,9 +63,9 @@ def operations_table(forecast: Forecast) -> Table:
     def add_row(names: Sequence[str], work: Work, limit: str) -> None:
         table.add_row(
             *names,
-            _ms(work.seconds),
+            _format_ms(work.seconds),
             f'{100 * work.seconds / bound.seconds:.1f}',
-            *([_ms(work.estimated_seconds)] if estimate else []),
+            *([_format_ms(work.estimated_seconds)] if estimate else []),
             f'{work.flops.total() / 1e9:,.0f}',
             f'{work.bytes / 1e9:,.2f}',
             f'{work.count:,}',
@@ -83,7 +85,7 @@ def exchanges_table(forecast: Forecast) -> Table:
     words = ('collective', 'link')
     table = console.table(*words, 'devices', 'times', 'MB sent by each device', 'ms', words=words)
     for exchange in forecast.bound.exchanges:
-        time = '?' if exchange.seconds is None else _ms(exchange.seconds)
+        time = '?' if exchange.seconds is None else _format_ms(exchange.seconds)
         counts = str(exchange.members), f'{exchange.times:,}', f'{exchange.sent / 1e6:,.1f}'
         table.add_row(exchange.kind, exchange.link, *counts, time)
     return table
@@ -101,26 +103,29 @@ def comparison_table(forecasts: Sequence[tuple[str, str, Forecast]]) -> Table:
     first_of_size: dict[str, Forecast] = {}
     for model, size, forecast in forecasts:
         first, bound = first_of_size.setdefault(size, forecast), forecast.bound
-        estimated = [_ms(bound.estimated_seconds), _ratio(bound.estimated_seconds, first.bound.estimated_seconds)]
+        estimated = [
+            _format_ms(bound.estimated_seconds),
+            _format_ratio(bound.estimated_seconds, first.bound.estimated_seconds),
+        ]
         table.add_row(
             model,
             size,
             f'{bound.flops.total() / 1e12:,.3f}',
             f'{bound.bytes / 1e9:,.2f}',
             f'{bound.bytes_sent / 1e9:,.3f}',
-            _ms(bound.serial_seconds),
-            _ratio(bound.serial_seconds, first.bound.serial_seconds),
+            _format_ms(bound.serial_seconds),
+            _format_ratio(bound.serial_seconds, first.bound.serial_seconds),
             *(estimated if estimate else []),
             f'{forecast.mfu(bound.serial_seconds):.1%}',
             f'{forecast.memory.total / 2**30:,.2f}',
-            _ratio(forecast.memory.total, first.memory.total),
+            _format_ratio(forecast.memory.total, first.memory.total),
         )
     return table
 
 
-def _ratio(value: float, base: float) -> str:
+def _format_ratio(value: float, base: float) -> str:
     return f'{value / base:.2f}' if base else '-'
 
 
-def _ms(seconds: float) -> str:
+def _format_ms(seconds: float) -> str:
     return f'{1e3 * seconds:,.2f}'

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from remixer_t5x.kernels.attention.formula import MASKED, Bias, Visibility, full_bias, is_near
+from remixer_t5x.kernels.attention.formula import MASKED, Bias, Visibility, full_bias, is_within_window
 from remixer_t5x.kernels.compile_target import interprets_kernels
 
 _WIDEST_HEAD = 128
@@ -46,7 +46,7 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visib
     query_segments, key_segments = visibility.query_segments, visibility.key_segments
     window = visibility.window
     if window is not None and not visibility.causal:
-        far = jnp.where(is_near(num_queries, window), 0.0, MASKED)[None, None]
+        far = jnp.where(is_within_window(num_queries, window), 0.0, MASKED)[None, None]
         full = jnp.broadcast_to(far, (1, query.shape[2], *far.shape[2:])) if full is None else full + far
     if full is not None:
         # cuDNN computes the gradient of the bias only for even lengths.

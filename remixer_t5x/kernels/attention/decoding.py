@@ -15,11 +15,11 @@ Sublayers store their caches in one of these layouts, and transpose each positio
 import jax
 import jax.numpy as jnp
 
-from remixer_t5x.kernels.attention.formula import MASKED, cap_logits, group_queries, ungroup
+from remixer_t5x.kernels.attention.formula import MASKED, cap_logits, group_queries, ungroup_queries
 from remixer_t5x.kernels.compile_target import batch_and_head_axes, target_platform
 
 
-def cached(x: jax.Array) -> tuple[jax.Array, int]:
+def to_cache_layout(x: jax.Array) -> tuple[jax.Array, int]:
     """Converts keys or values [batch, length, heads, kv] to the cache layout, and returns the axis of positions."""
     batch, _, heads, _ = x.shape
     # With sharded heads, devices would have to exchange the logits of all heads.
@@ -28,9 +28,9 @@ def cached(x: jax.Array) -> tuple[jax.Array, int]:
     return jnp.swapaxes(x, 1, 2), 2
 
 
-def cached_memory_key(x: jax.Array) -> jax.Array:
+def memory_key_to_cache_layout(x: jax.Array) -> jax.Array:
     """Converts keys of the memory [batch, length, heads, kv] to the cache layout; heads first stores [kv, length]."""
-    key, _ = cached(x)
+    key, _ = to_cache_layout(x)
     return key if key.ndim == 3 else jnp.swapaxes(key, 2, 3)
 
 
@@ -61,7 +61,7 @@ def attend_step(
     offset = jnp.where(mask, 0.0, MASKED)
     offset = offset if bias is None else offset + bias
     attend = _attend_feature_packed if is_packed else _attend_heads_first
-    return ungroup(attend(query, key, value, offset, softcap), shape)
+    return ungroup_queries(attend(query, key, value, offset, softcap), shape)
 
 
 def _attend_heads_first(query, key, value, offset, softcap) -> jax.Array:

@@ -80,14 +80,14 @@ class Visibility:
         else:
             allowed = self.query_segments[:, None, :, None] == self.key_segments[:, None, None, :]
         if self.window is not None:
-            allowed = allowed & is_near(self.key_segments.shape[1], self.window)
+            allowed = allowed & is_within_window(self.key_segments.shape[1], self.window)
         if not self.causal:
             return allowed
         before = jnp.tri(self.key_segments.shape[1], dtype=bool)
         return allowed & (before if self.key_prefix is None else before | self.key_prefix[:, None, None, :])
 
 
-def is_near(length: int, window: int) -> jax.Array:
+def is_within_window(length: int, window: int) -> jax.Array:
     """Returns whether the distance of two positions is below `window`, bool [length, length]."""
     position = jnp.arange(length)
     return jnp.abs(position[:, None] - position) < window
@@ -115,7 +115,7 @@ def dot_product_attention(
         [batch, q, heads, kv] in value's dtype; logits and softmax are float32.
     """
     grouped = group_queries(query, key.shape[2], mask, bias)
-    return ungroup(_attention(grouped[0], key, value, *grouped[1:], softcap), query.shape)
+    return ungroup_queries(_attention(grouped[0], key, value, *grouped[1:], softcap), query.shape)
 
 
 def group_queries(
@@ -139,7 +139,7 @@ def group_queries(
     return query.reshape(batch, length * group, kv_heads, width), mask, bias
 
 
-def ungroup(mixed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def ungroup_queries(mixed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Reshapes a result for `group_queries`, [batch, q * group, kv_heads, kv], to the queries' original `shape`."""
     batch, length, heads, width = shape
     kv_heads = mixed.shape[2]

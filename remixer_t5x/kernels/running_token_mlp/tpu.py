@@ -131,8 +131,8 @@ class _Plan:
         hidden, length, lanes = operands.w_in.shape
         width, features = min(lanes, _LANES), operands.value.shape[1]
         states = 6 * features * _LANES * 4  # three double-buffered arrays of one unit
-        most = min(_MAX_UNITS, hidden, max(1, _STATE_BYTES // states))
-        units = next(count for count in range(most, 0, -1) if hidden % count == 0)
+        max_units = min(_MAX_UNITS, hidden, max(1, _STATE_BYTES // states))
+        units = next(count for count in range(max_units, 0, -1) if hidden % count == 0)
         self.grid = (pl.cdiv(lanes, width), hidden // units)
         self.tile = (length, features, width)
         self.row_scratch = pltpu.VMEM((length, width), _FLOAT32)

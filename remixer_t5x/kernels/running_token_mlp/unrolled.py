@@ -10,7 +10,7 @@ from it. docs/forecast.md lists the costs of other formulations.
 import jax
 import jax.numpy as jnp
 
-from remixer_t5x.kernels.gelu import sigmoid_form, sigmoid_form_and_slope
+from remixer_t5x.kernels.gelu import sigmoid_gelu, sigmoid_gelu_and_slope
 from remixer_t5x.kernels.running_token_mlp.block_loop import (
     Activation,
     BlockGradients,
@@ -34,7 +34,7 @@ def block_length(w_in: jax.Array, value: jax.Array) -> int:
 
 def forward(activation: Activation, tokens: Tokens, start: jax.Array | None) -> jax.Array:
     """Computes [batch, tokens, heads, features] in value's dtype; `start` is A before the block, None for zeros."""
-    function, segments = _function(activation), split_blocks(tokens, _SEGMENT)
+    function, segments = _fast_activation(activation), split_blocks(tokens, _SEGMENT)
     # A is transposed, because XLA fuses more sums over the last axis.
     sums = _running_sums(segments.value, segments.w_in, segments, _starts('nbhfk', tokens, start))
     mixed = [jnp.sum(function(total) * _columns(segments.w_out, t), axis=-1) for t, total in enumerate(sums)]
@@ -45,7 +45,7 @@ def backward(
     activation: Activation, tokens: Tokens, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array
 ) -> BlockGradients:
     """Computes the gradients of a block; arguments as in `tpu.backward`."""
-    function, length, dtype = _function(activation), tokens.value.shape[1], tokens.value.dtype
+    function, length, dtype = _fast_activation(activation), tokens.value.shape[1], tokens.value.dtype
 
     def segment_gradients(later: jax.Array, inputs) -> tuple[jax.Array, list[jax.Array]]:
         index, tokens, gradient = inputs
@@ -54,7 +54,7 @@ def backward(
         w_out_gradient = [jnp.sum(function(total) * _columns(gradient, t), axis=-1) for t, total in sums]
         sum_gradients = []
         for t, total in reversed(sums):
-            slope = _slope(activation, total) * _per_row(tokens.scale, t)
+            slope = _activation_slope(activation, total) * _per_row(tokens.scale, t)
             later = later + slope * _rows(tokens.w_out, t) * _columns(gradient, t)
             sum_gradients.append(later.astype(dtype))
             later = later * _per_row(tokens.keep, t)
@@ -121,14 +121,14 @@ def _running_sums(rows: jax.Array, columns: jax.Array, tokens: Tokens, start: ja
     return scaled
 
 
-def _function(activation: Activation) -> Activation:
+def _fast_activation(activation: Activation) -> Activation:
     """Returns GELU with one exponential; CUDA's tanh computes two formulas and selects one."""
-    return sigmoid_form if activation is jax.nn.gelu else activation
+    return sigmoid_gelu if activation is jax.nn.gelu else activation
 
 
-def _slope(activation: Activation, x: jax.Array) -> jax.Array:
+def _activation_slope(activation: Activation, x: jax.Array) -> jax.Array:
     if activation is jax.nn.gelu:
-        return sigmoid_form_and_slope(x)[1]
+        return sigmoid_gelu_and_slope(x)[1]
     return jax.jvp(activation, (x,), (jnp.ones_like(x),))[1]
 
 

@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
 from remixer_t5x.kernels.diagonals import spread_over_diagonals
-from remixer_t5x.kernels.gelu import recomputed, sigmoid_form, sigmoid_form_and_slope
+from remixer_t5x.kernels.gelu import recomputed, sigmoid_gelu, sigmoid_gelu_and_slope
 
 _FLOAT32 = jnp.float32
 # The program has one product for each token of a window.
@@ -35,18 +35,18 @@ def mix(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: 
 
 def _forward_rule(*operands: Any) -> tuple[jax.Array, Any]:
     wi, bias, out, tokens, ids = operands
-    units = sigmoid_form(_hidden(wi, bias, tokens, ids))
-    mixed = jnp.sum(_over_tokens(out) * units, axis=2).astype(tokens.dtype)
+    units = sigmoid_gelu(_hidden(wi, bias, tokens, ids))
+    mixed = jnp.sum(_broadcast_over_tokens(out) * units, axis=2).astype(tokens.dtype)
     return checkpoint_name(mixed, ATTENTION_OUTPUT), operands
 
 
 def _backward_rule(operands: Any, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
     wi, bias, out, tokens, ids = operands
     gradient = gradient.astype(_FLOAT32)[:, :, None]
-    units = sigmoid_form(_hidden(recomputed(wi.astype(_FLOAT32), 1), bias, tokens, ids))
+    units = sigmoid_gelu(_hidden(recomputed(wi.astype(_FLOAT32), 1), bias, tokens, ids))
     out_gradient = jnp.sum(units * gradient, axis=(1, 3))
-    _, slope = sigmoid_form_and_slope(_hidden(recomputed(wi.astype(_FLOAT32), 2), bias, tokens, ids))
-    hidden_gradient = (_over_tokens(out) * slope * gradient).astype(tokens.dtype)
+    _, slope = sigmoid_gelu_and_slope(_hidden(recomputed(wi.astype(_FLOAT32), 2), bias, tokens, ids))
+    hidden_gradient = (_broadcast_over_tokens(out) * slope * gradient).astype(tokens.dtype)
     wi_gradient, bias_gradient, token_gradient = _product_gradients(wi, tokens, ids, hidden_gradient)
     gradients = zip((wi, bias, out), (wi_gradient, bias_gradient, out_gradient), strict=True)
     return *(gradient.astype(weights.dtype) for weights, gradient in gradients), token_gradient, None
@@ -55,7 +55,7 @@ def _backward_rule(operands: Any, gradient: jax.Array) -> tuple[jax.Array | None
 mix.defvjp(_forward_rule, _backward_rule)
 
 
-def _over_tokens(out: jax.Array) -> jax.Array:
+def _broadcast_over_tokens(out: jax.Array) -> jax.Array:
     return out.astype(_FLOAT32)[:, None, :, None]
 
 

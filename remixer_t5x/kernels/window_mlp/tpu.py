@@ -22,7 +22,7 @@ from remixer_t5x.kernels import compile_target
 from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
 from remixer_t5x.kernels.compile_target import batch_and_head_axes, interprets_kernels, on_each_device
 from remixer_t5x.kernels.diagonals import spread_over_diagonals
-from remixer_t5x.kernels.gelu import sigmoid_form, sigmoid_form_and_slope
+from remixer_t5x.kernels.gelu import sigmoid_gelu, sigmoid_gelu_and_slope
 
 _FLOAT32 = jnp.float32
 _LANES = 128
@@ -236,7 +236,7 @@ def _forward_kernel(plan: _Plan, blocks: _Blocks, mixed_ref, hidden_ref):
 
     def add_unit(unit, total):
         hidden = hidden_ref[pl.ds(pl.multiple_of(unit * BLOCK, BLOCK), BLOCK)] + blocks.bias[unit]
-        return total + blocks.out[row, unit] * sigmoid_form(hidden)
+        return total + blocks.out[row, unit] * sigmoid_gelu(hidden)
 
     total = jax.lax.fori_loop(0, plan.hidden, add_unit, jnp.zeros((BLOCK, plan.tile), _FLOAT32))
     mixed_ref[...] = total.astype(mixed_ref.dtype)
@@ -273,7 +273,7 @@ def _backward_kernel(
 
     def unit_gradients(unit, _):
         rows, unit_row = pl.ds(pl.multiple_of(unit * BLOCK, BLOCK), BLOCK), pl.ds(unit, 1)
-        units, slope = sigmoid_form_and_slope(hidden_ref[rows] + blocks.bias[unit])
+        units, slope = sigmoid_gelu_and_slope(hidden_ref[rows] + blocks.bias[unit])
         hidden_gradient = blocks.out[row, unit] * gradient * slope
         out_gradient_ref[unit_row] += jnp.sum(units * gradient, axis=0, keepdims=True)
         bias_gradient_ref[unit_row] += jnp.sum(hidden_gradient, axis=0, keepdims=True)

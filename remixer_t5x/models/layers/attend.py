@@ -12,7 +12,7 @@ from flax import linen as nn
 
 from remixer_t5x.context import Memory, SequenceContext
 from remixer_t5x.kernels.attention.api import attention
-from remixer_t5x.kernels.attention.decoding import attend_step, cached, cached_memory_key
+from remixer_t5x.kernels.attention.decoding import attend_step, memory_key_to_cache_layout, to_cache_layout
 from remixer_t5x.kernels.attention.formula import Bias, Visibility, attention_weights, full_bias
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.dropout import drop_value_rows
@@ -49,7 +49,7 @@ def attend_to_sequence(
         visibility = visible_in_sequence(ctx, window)
         _sow_weights(module, query, key, visibility, bias, softcap)
         return attention(query, key, dropped_value, visibility, bias, ctx.attention, softcap)
-    (key_slots, axis), (value_slots, _) = cached(key), cached(dropped_value)
+    (key_slots, axis), (value_slots, _) = to_cache_layout(key), to_cache_layout(dropped_value)
     key_slots = cache.extend(module, 'cached_key', key_slots, ctx, axis)
     value_slots = cache.extend(module, 'cached_value', value_slots, ctx, axis)
     if ctx.step is None and ctx.cache_slots is not None:
@@ -94,8 +94,8 @@ def attend_to_memory(
         value, key = dropped_value(), project('key')
         _sow_weights(module, query, key, visibility, None, softcap)
         return attention(query, key, value, visibility, None, ctx.attention, softcap)
-    key = module.variable('cache', 'memory_key', lambda: cached_memory_key(project('key'))).value
-    value = module.variable('cache', 'memory_value', lambda: cached(dropped_value())[0]).value
+    key = module.variable('cache', 'memory_key', lambda: memory_key_to_cache_layout(project('key'))).value
+    value = module.variable('cache', 'memory_value', lambda: to_cache_layout(dropped_value())[0]).value
     return attend_step(query, key, value, visibility.mask(), None, softcap)
 
 
