@@ -121,7 +121,7 @@ def test_an_attribute_that_does_not_exist_is_found():
 
 @pytest.mark.parametrize('page', [*PAGES, *UNLISTED], ids=lambda page: page.name)
 def test_shell_code_names_scripts_flags_and_packages_that_exist(page):
-    """The lines that `test_every_command_is_one_whose_configuration_loads` leaves out."""
+    """The lines that `test_configuration_of_every_command_loads` leaves out."""
     for text in fenced(page, 'bash'):
         subprocess.run(['bash', '-n'], input=text.replace('...', ''), text=True, check=True)
     extras = {*tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['optional-dependencies']}
@@ -182,7 +182,7 @@ def test_the_pages_have_commands():
 
 @pytest.mark.parametrize(('page', 'words'), TYPED, ids=[f'{page.name}-{i}' for i, (page, _) in enumerate(TYPED)])
 @pytest.mark.filterwarnings('ignore::DeprecationWarning')
-def test_every_command_is_one_whose_configuration_loads(page, words, tmp_path, monkeypatch):
+def test_configuration_of_every_command_loads(page, words, tmp_path, monkeypatch):
     """Up to the call: flags, files, macros, imports. Files that a page makes are made."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, 'path', [str(tmp_path), *sys.path])
@@ -208,7 +208,7 @@ def test_every_command_is_one_whose_configuration_loads(page, words, tmp_path, m
             plain.update(dict.fromkeys(('eval', 'infer', 'export'), call))
     commands = tuple(dataclasses.replace(c, run=plain.get(c.name, c.run)) for c in COMMANDS)
     monkeypatch.setattr(main, 'COMMANDS', commands)
-    monkeypatch.setattr(resolved, 'call', call)
+    monkeypatch.setattr(resolved, 'call_configured', call)
     monkeypatch.setattr(resolved, 'macro', call)
     monkeypatch.setattr(processes, 'connected_processes', lambda *args, **kwargs: contextlib.nullcontext())
     monkeypatch.setattr(main.quiet, 'hush', lambda: None)
