@@ -1,8 +1,8 @@
-"""Lists the batch formats of each model type: the task features that a batch is made of, and its arrays.
+"""Defines the batch formats of each model type: the task features it uses, and the arrays of a batch.
 
 The model types are `encoder_decoder`, `decoder_only`, `encoder_only` (a masked language model), and encoders with a
-head: `classifier`, `token_labels`, `span` and `embedding`; models have a `model_type`, gin has MODEL_TYPE. A model type
-may accept several batch formats: the features in TASK_FEATURE_LENGTHS select one, and `converters` produces it.
+head: `classifier`, `token_labels`, `span` and `embedding`. A model type may accept several formats; the features in
+TASK_FEATURE_LENGTHS select one of them. `converters` converts examples to these arrays.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CLASSIFIER = 'classifier'
 TOKEN_LABELS = 'token_labels'
 SPAN = 'span'
 EMBEDDING = 'embedding'
-# Their predictions are not tokens of the vocabulary.
+# Model types whose predictions are not tokens of the vocabulary.
 HEADS = (CLASSIFIER, TOKEN_LABELS, SPAN, EMBEDDING)
 
 Lengths: TypeAlias = Mapping[str, int]
@@ -30,12 +30,12 @@ Lengths: TypeAlias = Mapping[str, int]
 
 @dataclasses.dataclass(frozen=True)
 class BatchFormat:
-    """The arrays of a batch and the task features that they are made of.
+    """The arrays of a batch, and the task features that they are computed from.
 
     Attributes:
-        example: lengths of the task's features, for error messages. Its keys are the features.
-        arrays: features whose lengths add up to the length of the array, [batch, length]; () for [batch].
-        packed: the same for the additional arrays of packed rows; None if rows cannot be packed.
+        example: example lengths of the features, by name.
+        arrays: for each array, the features whose lengths add up to its length, [batch, length]; () for a [batch] array.
+        packed: the additional arrays of packed rows, as in `arrays`; None if rows cannot be packed.
         floats: names of the float32 arrays; the others are int32.
     """
 
@@ -53,7 +53,7 @@ _DECODER_TOKENS = ('decoder_input_tokens', 'decoder_target_tokens', 'decoder_los
 _DECODER_PACKED = ('decoder_segment_ids', 'decoder_positions')
 _BOTH = ('inputs', 'targets')
 
-# The first format is the default of `info`, if no gin file sets TASK_FEATURE_LENGTHS.
+# The first format of each model type is the default of `info` without TASK_FEATURE_LENGTHS.
 FORMATS: dict[str, tuple[BatchFormat, ...]] = {
     ENCODER_DECODER: (
         BatchFormat(
@@ -72,8 +72,8 @@ FORMATS: dict[str, tuple[BatchFormat, ...]] = {
             dict.fromkeys(_DECODER_TOKENS, ('targets',)),
             dict.fromkeys(_DECODER_PACKED, ('targets',)),
         ),
-        # A prefix language model: inputs, then targets; `decoder_causal_attention` is 1 at the tokens that are visible
-        # in both directions: the inputs and the first position that predicts a target.
+        # A prefix language model, whose rows are inputs followed by targets. `decoder_causal_attention` is 1 where
+        # attention is bidirectional: at the inputs, and at the first position that predicts a target.
         BatchFormat(
             {'inputs': 512, 'targets': 114},
             dict.fromkeys((*_DECODER_TOKENS, 'decoder_causal_attention'), _BOTH),
@@ -81,7 +81,7 @@ FORMATS: dict[str, tuple[BatchFormat, ...]] = {
         ),
     ),
     ENCODER_ONLY: (
-        # Inputs are the corrupted text, targets the original token at each position to predict and 0 elsewhere.
+        # Inputs are the corrupted text. Targets are the original tokens at the positions to predict, and 0 elsewhere.
         BatchFormat(
             {'inputs': 512, 'targets': 512},
             dict.fromkeys(('encoder_input_tokens', 'encoder_target_tokens', 'encoder_loss_weights'), ('inputs',)),
@@ -89,7 +89,7 @@ FORMATS: dict[str, tuple[BatchFormat, ...]] = {
         ),
     ),
     CLASSIFIER: (
-        # The target's text becomes one number: the index of a label, or the number that it spells.
+        # The target is converted to a number: the index of a label, or, for a regression, the number itself.
         BatchFormat(
             {'inputs': 512, 'targets': 114},
             {'encoder_input_tokens': ('inputs',), 'labels': (), 'label_weights': ()},
@@ -98,7 +98,7 @@ FORMATS: dict[str, tuple[BatchFormat, ...]] = {
         ),
     ),
     TOKEN_LABELS: (
-        # The index of each word's label at its first token.
+        # The first token of each word has the index of the word's label.
         BatchFormat(
             {'inputs': 512, 'targets': 512},
             dict.fromkeys(('encoder_input_tokens', 'labels', 'label_weights'), ('inputs',)),
@@ -107,7 +107,7 @@ FORMATS: dict[str, tuple[BatchFormat, ...]] = {
         ),
     ),
     SPAN: (
-        # The first and the last token of the answer, 0 and 0 if there is none.
+        # The positions of the first and last token of the answer; both are 0 if there is no answer.
         BatchFormat(
             {'inputs': 512, 'targets': 512},
             {
@@ -131,7 +131,7 @@ FORMATS: dict[str, tuple[BatchFormat, ...]] = {
 
 
 def get_formats(model_type: str) -> tuple[BatchFormat, ...]:
-    """Returns the batch formats of a model type. Raises UserError for an unknown one."""
+    """Returns the batch formats of a model type. Raises UserError for an unknown model type."""
     if model_type not in FORMATS:
         raise UserError(
             f'MODEL_TYPE must be one of {", ".join(FORMATS)}, got {model_type!r}; give --gin_file=model_types/NAME.gin'
@@ -140,7 +140,7 @@ def get_formats(model_type: str) -> tuple[BatchFormat, ...]:
 
 
 def batch_format(model_type: str, lengths: Any) -> BatchFormat:
-    """Returns the model type's format with exactly these features. Raises UserError for others, or a length below 1."""
+    """Returns the model type's format with the features in `lengths`. Raises UserError if it does not exist."""
     known = get_formats(model_type)
     if isinstance(lengths, Mapping) and all(type(length) is int and length > 0 for length in lengths.values()):
         for candidate in known:
@@ -156,27 +156,27 @@ def batch_format(model_type: str, lengths: Any) -> BatchFormat:
 def abstract_batch(
     model_type: str, lengths: Lengths | None = None, batch_size: int = 1, pack: bool = False
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shape and dtype of each array of a global batch.
+    """Returns the shape and dtype of each array of a global batch.
 
     Args:
-        model_type: name of the model type.
-        lengths: tokens of each feature of the task; None uses the lengths of the model type's example.
-        batch_size: rows.
-        pack: whether rows hold several examples.
+        model_type: the model type.
+        lengths: tokens of each feature; None for the example lengths of the first format.
+        batch_size: number of rows.
+        pack: whether rows hold several short examples.
 
     Raises:
         UserError: the model type does not accept these features, or does not accept packed rows.
     """
     if lengths is None:
         lengths = get_formats(model_type)[0].example
-    form = batch_format(model_type, lengths)
-    if pack and form.packed is None:
+    selected = batch_format(model_type, lengths)
+    if pack and selected.packed is None:
         raise UserError(f'PACK must be False with MODEL_TYPE = {model_type!r}, got True')
-    arrays = {**form.arrays, **(form.packed or {})} if pack else form.arrays
+    arrays = {**selected.arrays, **(selected.packed or {})} if pack else selected.arrays
     return {
         name: jax.ShapeDtypeStruct(
             (batch_size, *([sum(lengths[feature] for feature in arrays[name])] if arrays[name] else [])),
-            'float32' if name in form.floats else 'int32',
+            'float32' if name in selected.floats else 'int32',
         )
         for name in sorted(arrays)
     }
@@ -190,14 +190,14 @@ def batch_shapes(
 
 
 def smallest_shapes(model_type: str) -> dict[str, tuple[int, ...]]:
-    """Returns shapes that every model of this type accepts, for parameters that do not depend on them."""
+    """Returns small shapes that any model of this type accepts, to initialize parameters that do not depend on them."""
     return batch_shapes(model_type, dict.fromkeys(get_formats(model_type)[0].features, 2))
 
 
 def text_lengths(lengths: Lengths) -> dict[str, int]:
-    """Returns the maximum tokens of an input and of an answer in inference.
+    """Returns the maximum tokens of inputs and answers in inference.
 
-    A causal language model, whose tasks have targets alone, uses half of a row for the prompt.
+    A causal language model has no inputs, so half of its row is reserved for the prompt.
     """
     return dict(lengths) if 'inputs' in lengths else split_length(lengths['targets'])
 
@@ -213,7 +213,7 @@ def input_array(model_type: str) -> str:
 
 
 def token_lengths(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """Returns the tokens of one row that a model reads with its encoder and its decoder, as many as it has."""
+    """Returns the row lengths of the encoder and of the decoder, if the model has them."""
     return tuple(
         shapes[f'{side}_input_tokens'][1] for side in ('encoder', 'decoder') if f'{side}_input_tokens' in shapes
     )

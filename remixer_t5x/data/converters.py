@@ -1,6 +1,6 @@
-"""Converts the features of a task into the arrays of a batch, for each batch format in `batch_formats`.
+"""Converts task features to the arrays of a batch, for each format in `batch_formats`.
 
-Imports seqio for a base class; other modules therefore import this one inside functions.
+Other modules import this one inside functions, because it imports seqio for a base class.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from remixer_t5x.lazy import seqio, tf
 
 
 class MaskedLMConverter(seqio.FeatureConverter):
-    """Aligns `inputs` (the corrupted text) and `targets` (the token to predict, 0 elsewhere).
+    """Converts `inputs`, the corrupted text, and `targets`, the original token at positions to predict and 0 elsewhere.
 
-    seqio's EncoderFeatureConverter recognises the positions to predict by a mask id, but BERT also predicts tokens that
+    seqio's EncoderFeatureConverter identifies the positions to predict by a mask id, but BERT also predicts tokens that
     were replaced by a random token or left unchanged.
     """
 
@@ -33,7 +33,7 @@ class MaskedLMConverter(seqio.FeatureConverter):
     PACKING_FEATURE_DTYPES = {'encoder_segment_ids': tf.int32, 'encoder_positions': tf.int32}
 
     def _convert_features(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
-        # seqio's packing treats a 0 at the end of an example as padding.
+        # seqio's packing treats zeros at the end of an example as padding.
         ds = ds.map(lambda ex: {**ex, 'targets': ex['targets'] + 1}, num_parallel_calls=tf.data.AUTOTUNE)
         return self._pack_or_pad(ds, task_feature_lengths).map(self._arrays, num_parallel_calls=tf.data.AUTOTUNE)
 
@@ -62,7 +62,7 @@ _CONVERTERS = {
     ),
     (batch_formats.ENCODER_ONLY, 'inputs', 'targets'): MaskedLMConverter,
 }
-# Functions (inputs, targets, vocabulary, length, ...) -> the arrays of a row, or of several rows for SPAN.
+# Functions (inputs, targets, vocabulary, length, ...) -> arrays of a row, or of several rows for SPAN, by model type.
 _TEXT_CONVERTERS: dict[str, Callable[..., dict[str, np.ndarray]]] = {
     batch_formats.TOKEN_LABELS: token_alignment.tag_arrays,
     batch_formats.SPAN: token_alignment.span_arrays,
@@ -79,13 +79,13 @@ def convert(
     labels: Sequence[str] | None = None,
     doc_stride: int | None = None,
 ) -> tf.data.Dataset:
-    """Converts examples into the arrays of `batch_formats.abstract_batch`, row by row.
+    """Converts examples to rows of the arrays that `batch_formats.abstract_batch` lists.
 
     Args:
-        model_type: name of the model type.
-        dataset: examples of a task.
-        lengths: tokens of each feature.
-        pack: whether rows hold several examples.
+        model_type: the model type.
+        dataset: the examples of a task.
+        lengths: maximum tokens of each feature.
+        pack: whether rows hold several short examples.
         source: the task or mixture of the examples.
         labels: the texts of a classifier's labels; None for a regression, or another model type.
         doc_stride: see `DatasetConfig`.
@@ -93,13 +93,13 @@ def convert(
     if model_type == batch_formats.CLASSIFIER:
         return _classification_arrays(dataset, lengths, source, labels)
     if model_type in _TEXT_CONVERTERS:
-        return _arrays_of_texts(model_type, dataset, lengths, source, labels, doc_stride)
+        return _text_arrays(model_type, dataset, lengths, source, labels, doc_stride)
     if model_type == batch_formats.ENCODER_ONLY and lengths['inputs'] != lengths['targets']:
         raise UserError(
-            'TASK_FEATURE_LENGTHS must have the same length for inputs and targets, because a masked language model '
-            f'predicts each token in place, got {dict(lengths)}'
+            f'TASK_FEATURE_LENGTHS must have the same length for inputs and targets, got {dict(lengths)}; a masked '
+            'language model predicts each token in place'
         )
-    # The task has truncated each feature, and seqio's length check is a fifth of the time of opening a dataset.
+    # The task has already truncated each feature, and seqio's length check takes 20% of the time to open a dataset.
     converter = _CONVERTERS[model_type, *sorted(lengths)](pack=pack, apply_length_check=False)
     return converter(dataset, task_feature_lengths=dict(lengths))
 
@@ -107,9 +107,9 @@ def convert(
 def _classification_arrays(
     dataset: tf.data.Dataset, lengths: Lengths, source: Any, labels: Sequence[str] | None
 ) -> tf.data.Dataset:
-    """Converts each target to its index in `labels`, or without labels to the number that it spells."""
+    """Converts each target to its index in `labels`, or, without labels, parses it as a number."""
     vocabulary, name = source.output_features['targets'].vocabulary, source.name
-    # The vocabulary may change a text, so without the original texts both sides are decoded.
+    # The vocabulary may change a text. Without the original texts, decoded targets are compared with decoded labels.
     has_texts = getattr(dataset.element_spec.get('targets_pretokenized'), 'dtype', None) == tf.string
     label_texts = [label if has_texts else vocabulary.decode(vocabulary.encode(label)) for label in labels or ()]
 
@@ -127,7 +127,7 @@ def _classification_arrays(
     return dataset.map(arrays, num_parallel_calls=tf.data.AUTOTUNE)
 
 
-def _arrays_of_texts(
+def _text_arrays(
     model_type: str,
     dataset: tf.data.Dataset,
     lengths: Lengths,
@@ -135,7 +135,7 @@ def _arrays_of_texts(
     labels: Sequence[str] | None,
     doc_stride: int | None,
 ) -> tf.data.Dataset:
-    """Converts texts in Python, because TensorFlow cannot align the tokens of every vocabulary with words."""
+    """Converts texts in Python, because TensorFlow cannot align tokens with words for every vocabulary."""
     vocabulary = source.output_features['inputs'].vocabulary
     settings: dict[str, Any] = {
         batch_formats.TOKEN_LABELS: {'labels': tuple(labels or ()), 'name': source.name},
@@ -186,7 +186,7 @@ def _parse_number(text: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def check_labels(source: Any, labels: Sequence[str] | None) -> None:
-    """Raises UserError, with what to type, unless `labels` include the labels of every task in `source`."""
+    """Raises UserError unless `labels` include the labels of every task in `source`."""
     known = dict.fromkeys(
         label for task in seqio.get_subtasks(source) for label in task_vocabulary.get_labels(task) or ()
     )

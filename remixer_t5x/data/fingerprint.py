@@ -1,8 +1,8 @@
-"""Fingerprints the data of a task or mixture, so that a resumed run detects other data and names the file that differs.
+"""Fingerprints the data of a task or mixture, so that a resumed run detects changed data and names the changed file.
 
-A fingerprint consists of the names of files, relative to their common folder, their sizes, and their beginnings and
-ends, so a folder may be moved or copied. A change in the middle of a large file that keeps its size is not detected,
-because a run cannot read all its data at every start.
+A fingerprint is computed from the file names relative to their common folder, the sizes, and the first and last bytes
+of each file, so a folder may be moved or copied. A change in the middle of a large file that keeps its size is not
+detected, because a run cannot read all its data at every start.
 """
 
 from __future__ import annotations
@@ -13,28 +13,30 @@ from collections.abc import Mapping
 from typing import Any
 
 from remixer_t5x import untrusted_files
+from remixer_t5x.data.stream import wrap_task_errors
 from remixer_t5x.errors import UserError, reason
 from remixer_t5x.lazy import seqio, tf
 
-# For one task: 'source' (the class), 'files' (their number, None without files), 'hash' of all files, and, for up to
-# MAX_HASHED_FILES files, 'each': a hash by name.
+# The fingerprint of one task: 'source' (its class), 'files' (their number, or None for a source without files), 'hash'
+# of all files, and, for at most MAX_HASHED_FILES files, 'each': the mark of each file by name.
 Record = dict[str, Any]
 
-# With more files, the fingerprint has only names and sizes, and a difference does not name a file.
+# A fingerprint of more files consists of names and sizes only, and its differences do not name a file.
 MAX_HASHED_FILES = 64
-# A file of up to this many bytes is read completely; of a larger file, only the first and last END_BYTES are read.
+# Files of at most WHOLE_BYTES are hashed completely; of larger files, only the first and last END_BYTES.
 WHOLE_BYTES = 1 << 20
 END_BYTES = 1 << 16
-# TensorFlow cannot read these. The address of a file on the Hugging Face Hub includes its commit.
-ADDRESSES = ('hf://', 'http://', 'https://')
+# URLs that TensorFlow cannot read. The URL of a file on the Hugging Face Hub contains its commit.
+URL_PREFIXES = ('hf://', 'http://', 'https://')
 
 
 def data_fingerprint(provider: seqio.Task | seqio.Mixture, split: str, use_cached: bool = False) -> dict[str, Record]:
-    """Fingerprints what each task of `provider` reads for `split`; returns JSON values by the task's name.
+    """Returns the fingerprint of each task, as JSON values by task name.
 
     Args:
-        provider: a task, or a mixture; tasks without the split are skipped.
-        use_cached: whether the task reads seqio's cached files instead of its source.
+        provider: a task or a mixture.
+        split: the split to fingerprint; tasks without it are skipped.
+        use_cached: whether tasks read seqio's cache instead of their source.
 
     Raises:
         UserError: a file is missing or cannot be read.
@@ -48,7 +50,7 @@ def _task_record(task: seqio.Task, split: str, use_cached: bool) -> Record:
     record: Record = {'source': 'cache' if use_cached else type(task.source).__name__, 'files': None}
     if paths is None:
         return record
-    # Names are relative to the deepest folder that contains all files.
+    # The length of the path of the deepest folder that contains all files.
     start = os.path.commonprefix([path[: path.rfind('/') + 1] for path in paths]).rfind('/') + 1
     reads_content = len(paths) <= MAX_HASHED_FILES
     marks = {path[start:]: file_mark(path, reads_content) for path in paths}
@@ -57,30 +59,26 @@ def _task_record(task: seqio.Task, split: str, use_cached: bool) -> Record:
 
 
 def _files(task: seqio.Task, split: str, use_cached: bool) -> list[str] | None:
-    """Lists the files of the task in reading order; None for a source whose shards are not files."""
+    """Lists the files of a task in reading order. Returns None if the source does not read files."""
     if use_cached:
         if task.cache_dir is None:
             raise UserError(f'{task.name} has no complete cache; create it with `remixer-t5x data cache`')
         return sorted(tf.io.gfile.glob(f'{seqio.get_cached_tfrecord_prefix(task.cache_dir, split)}-*'))
     if isinstance(task.source, seqio.FunctionDataSource):
         return None
-    try:
+    with wrap_task_errors(task.name):
         shards = [os.fspath(shard) for shard in task.source.list_shards(split)]
-    except UserError:
-        raise
-    except (ValueError, OSError, tf.errors.OpError) as error:
-        raise UserError(f'{task.name} cannot be read: {reason(error)}') from error
     has_files = isinstance(task.source, seqio.FileDataSource) or any('/' in shard for shard in shards)
     return shards if has_files else None
 
 
 def file_mark(path: str, reads_content: bool = True) -> str:
-    """Returns the size and, with `reads_content`, a hash of a local file; at most the size of a remote file."""
-    if path.startswith(ADDRESSES):
+    """Returns the size of a file and, if it is local and `reads_content`, a hash of its content."""
+    if path.startswith(URL_PREFIXES):
         return _digest(path)
     try:
         if '://' in path:
-            # Each call is a request to a server.
+            # Requesting the sizes of many files would take long.
             return str(tf.io.gfile.stat(path).length) if reads_content else ''
         size = os.stat(path).st_size
         return f'{size} {_content_digest(path, size)}' if reads_content else str(size)
@@ -104,12 +102,12 @@ def _digest(text: str | bytes) -> str:
 
 
 def describe_difference(old: Mapping[str, Record], new: Mapping[str, Record]) -> str | None:
-    """Describes the first difference of two results of `data_fingerprint` as a clause; None if they are equal."""
+    """Describes the first difference between two results of `data_fingerprint`. Returns None if they are equal."""
     for name in sorted({*old, *new}):
         if name not in new:
-            return f'task {name} was read before and is not now'
+            return f'task {name} was removed'
         if name not in old:
-            return f'task {name} is read now and was not before'
+            return f'task {name} was added'
         if old[name] != new[name]:
             return f'task {name} {_record_difference(old[name], new[name])}'
     return None

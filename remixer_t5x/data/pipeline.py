@@ -1,6 +1,6 @@
-"""The datasets of a run: their settings, the task or mixture that they name, and the shapes of a batch.
+"""Configures the datasets of a run, resolves their task or mixture, and checks vocabulary and caches.
 
-`task_batches` reads the examples, `batch_formats` lists the arrays of a batch. The names in `DatasetConfig` are T5X's.
+`task_batches` reads the examples; `batch_formats` lists the arrays of a batch. `DatasetConfig` uses T5X's names.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from remixer_t5x.data import batch_formats, fingerprint, task_vocabulary
 from remixer_t5x.errors import UserError, nearest
 from remixer_t5x.lazy import seqio
 
-# A name, a task or mixture, or a function that returns one of these, which imports seqio only when it is called.
+# A function defers the import of seqio until it is called.
 TaskOrName: TypeAlias = 'str | seqio.Task | seqio.Mixture | Callable[[], str | seqio.Task | seqio.Mixture]'
 
 
 @dataclasses.dataclass(frozen=True)
 class DatasetConfig:
-    """The examples of a run, with their shape and order.
+    """The settings of a dataset.
 
     Attributes:
         mixture_or_task_name: a task or mixture, its name, or a function that returns one of these.
-        task_feature_lengths: number of tokens of each feature; see `batch_formats.FORMATS`.
-        batch_size: number of examples of one step over all hosts.
+        task_feature_lengths: maximum tokens of each feature; see `batch_formats.FORMATS`.
+        batch_size: number of rows of a global batch.
         split: the split to read.
         shuffle: whether to shuffle files and examples.
         seed: seed of the order and of the preprocessors.
         pack: whether rows hold several short examples.
         use_cached: whether to read the output of `remixer-t5x data cache` in `cache_dir`.
-        cache_dir: a folder of caches; None for seqio's folders.
-        model_type: name of the model type, which determines the arrays of a batch.
+        cache_dir: the folder of the caches; None for seqio's folders.
+        model_type: the model type, which determines the arrays of a batch.
         labels: the texts of a classifier's labels; None for a regression, or another model type.
         doc_stride: number of context tokens between the starts of two windows of a long context, for
             `model_type` 'span'; None for windows without overlap.
-        streams: number of parts of the data that all hosts together read in parallel, which determines the order; None
-            for one per host at the start of the run.
-        save_position: False allows any source, including Python generators; a resumed run then restarts the data in
+        streams: number of parts of the data that all hosts together read in parallel, which determines the order of the
+            examples; None for one per host at the start of the run.
+        save_position: False allows any source, including Python generators, but a resumed run restarts the data, in
             another order.
     """
 
@@ -74,7 +74,7 @@ class DatasetConfig:
 
 
 def get_provider(config: DatasetConfig) -> seqio.Task | seqio.Mixture:
-    """Returns the task or mixture of `config`. Raises UserError for an unknown name or split, or missing features."""
+    """Returns the task or mixture of `config`. Raises UserError if its name, split or a feature does not exist."""
     task = get_task(config.mixture_or_task_name)
     splits = sorted(task.splits) if task.splits else []
     if splits and config.split not in splits:
@@ -83,19 +83,19 @@ def get_provider(config: DatasetConfig) -> seqio.Task | seqio.Mixture:
     missing = [name for name in features if name not in task.output_features]
     if missing:
         raise UserError(
-            f'{task.name} has no {" and no ".join(missing)}, which MODEL_TYPE = {config.model_type!r} reads; '
+            f'{task.name} has no {" and no ".join(missing)}, which MODEL_TYPE = {config.model_type!r} needs; '
             f'give another task, or a MODEL_TYPE and TASK_FEATURE_LENGTHS for {" and ".join(task.output_features)}'
         )
     return task
 
 
 def get_tasks(config: DatasetConfig) -> list[seqio.Task]:
-    """Returns the tasks of the mixture of `config`, or its one task."""
+    """Returns the tasks of `config`: those of its mixture, or its single task."""
     return list(seqio.get_subtasks(get_provider(config)))
 
 
 def get_task(name: TaskOrName) -> seqio.Task | seqio.Mixture:
-    """Returns the task or mixture of that name. Raises UserError for an unknown name."""
+    """Returns the task or mixture with this name. Raises UserError for an unknown name."""
     name = name() if callable(name) else name
     if not isinstance(name, str):
         return name
@@ -115,12 +115,12 @@ def get_vocabulary(config: DatasetConfig) -> seqio.Vocabulary:
 
 @dataclasses.dataclass(frozen=True)
 class PreparedData:
-    """Data that is ready to be read.
+    """A dataset that is ready to be read.
 
     Attributes:
-        config: its settings, with the task itself instead of a name or a function.
-        vocabulary: vocabulary of the targets.
-        record: `task` (its name), `vocabulary` (the vocabulary's record) and `data` (the fingerprint of its files).
+        config: the settings, with the task itself instead of its name or a function.
+        vocabulary: the vocabulary of the targets.
+        record: the task's name, the vocabulary's record and the fingerprint of the files, for checkpoints.
     """
 
     config: DatasetConfig
@@ -129,9 +129,9 @@ class PreparedData:
 
 
 def prepare_data(config: DatasetConfig, model_vocab_size: int) -> PreparedData:
-    """Parses the corpus and trains the vocabulary if necessary.
+    """Resolves the task, and parses text and trains the vocabulary if they are not cached.
 
-    Raises UserError if text cannot be read, or if the vocabulary is larger than the model's.
+    Raises UserError if text cannot be read, or if the vocabulary is larger than `model_vocab_size`.
     """
     task = get_provider(config)
     vocab = task_vocabulary.get_vocabulary(task)
@@ -142,7 +142,7 @@ def prepare_data(config: DatasetConfig, model_vocab_size: int) -> PreparedData:
         converters.check_labels(task, config.labels)
     record = task_vocabulary.record(vocab)
     if config.use_cached:
-        # Also makes seqio look for the cache in CACHE_DIR.
+        # Also sets seqio's cache folder.
         require_cache(task, config.cache_dir, record)
     data = fingerprint.data_fingerprint(task, config.split, config.use_cached)
     resolved = dataclasses.replace(config, mixture_or_task_name=task)
@@ -150,17 +150,17 @@ def prepare_data(config: DatasetConfig, model_vocab_size: int) -> PreparedData:
 
 
 def cache_note(vocabulary_record: str) -> str:
-    """Returns the content of a cache's file COMPLETED; `vocabulary_record` is from `task_vocabulary.record`."""
+    """Returns the content of the file COMPLETED of a cache, given a `task_vocabulary.record`."""
     return json.dumps({'vocabulary': vocabulary_record})
 
 
 def require_cache(source: seqio.Task | seqio.Mixture, cache_dir: str | None, vocabulary_record: str) -> None:
-    """Makes seqio look only into `cache_dir` (None keeps its folders), and checks the cache of each task.
+    """Sets seqio's cache folder, and checks the cache of each task. A `cache_dir` of None keeps seqio's folders.
 
-    seqio would read any folder with the task's name, even if its ids are of another vocabulary.
+    seqio itself reads any folder with the task's name, even if its ids belong to another vocabulary.
 
     Raises:
-        UserError: a task cannot be cached, has no complete cache, or has a cache with another vocabulary.
+        UserError: a task does not support caching, has no complete cache, or was cached with another vocabulary.
     """
     if cache_dir is not None:
         seqio.set_global_cache_dirs([os.path.expanduser(cache_dir)])
@@ -176,7 +176,7 @@ def require_cache(source: seqio.Task | seqio.Mixture, cache_dir: str | None, voc
                 '`remixer-t5x data cache`'
             )
         cached_record = vocabulary_record
-        # Caches of other programs do not record their vocabulary.
+        # seqio's own caches do not record their vocabulary.
         with contextlib.suppress(ValueError, KeyError, TypeError):
             cached_record = json.loads(epath.Path(task.cache_dir, 'COMPLETED').read_text())['vocabulary']
         if cached_record != vocabulary_record:
@@ -188,7 +188,7 @@ def require_cache(source: seqio.Task | seqio.Mixture, cache_dir: str | None, voc
 
 
 def abstract_batch(config: DatasetConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shape and dtype of each array of a global batch, without reading data or importing seqio."""
+    """Returns the shape and dtype of each array of a global batch. Does not read data or import seqio."""
     return batch_formats.abstract_batch(config.model_type, config.task_feature_lengths, config.batch_size, config.pack)
 
 
@@ -198,7 +198,7 @@ def batch_shapes(config: DatasetConfig) -> dict[str, tuple[int, ...]]:
 
 
 def resume_config(config: DatasetConfig, batches: int) -> DatasetConfig:
-    """Returns `config` for a run that has drawn `batches` batches, with a new seed if positions are not saved."""
+    """Returns the config of a run that resumes after `batches` batches: a new seed if positions are not saved."""
     if config.save_position or not batches:
         return config
     digest = hashlib.sha256(f'{config.seed} after {batches}'.encode()).digest()
@@ -206,7 +206,7 @@ def resume_config(config: DatasetConfig, batches: int) -> DatasetConfig:
 
 
 def check_divisible(batch_size: int, count: int, kind: str = 'hosts') -> None:
-    """Raises UserError if the rows of a batch do not divide over `count` hosts or streams."""
+    """Raises UserError if the rows of a batch do not divide evenly over `count` hosts or streams."""
     if batch_size % count:
         raise UserError(
             f'BATCH_SIZE must be a multiple of the {count} {kind}, got {batch_size}; use '

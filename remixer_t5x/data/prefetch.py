@@ -1,10 +1,10 @@
-"""Prefetches batches in a background thread, with the exact position of the last batch that the run received.
+"""Prefetches batches in a background thread, and tracks the exact position of the last consumed batch.
 
-The thread runs ahead of the run. Therefore it captures the source's state every few batches, and a run's position is
-(captured state, batches consumed since then): restoring loads the state and skips that many batches. If checkpoints
-have the same period as captures, usually none are skipped. Processes may have captured at different batches.
+The thread is ahead of the training loop, so it captures the state of the source every few batches. A position consists
+of such a state and the number of batches consumed since then, which are skipped when the position is restored. If
+checkpoints have the same period as captures, usually no batch is skipped. Processes may capture at different batches.
 
-Does not import TensorFlow: the code of checkpoints imports this module and must load without it.
+This module does not import TensorFlow, because the code of checkpoints imports it.
 """
 
 import base64
@@ -21,10 +21,12 @@ from remixer_t5x.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """How far a run has read its data.
+    """The position of a run in its data.
 
-    `batches` were consumed; `states` has the state of each stream, by its number, after `captured_at` batches; empty
-    bytes mean the start.
+    Attributes:
+        batches: number of consumed batches.
+        captured_at: for each stream, the number of batches after which its state was captured.
+        states: the captured state of each stream; b'' is the start.
     """
 
     batches: int = 0
@@ -38,24 +40,24 @@ class Position:
 
     @classmethod
     def start(cls, streams: int) -> 'Position':
-        """Returns the position before the first batch of a source with this many streams."""
+        """Returns the position before the first batch of a source with this number of streams."""
         return cls.captured(0, dict.fromkeys(range(streams), b''))
 
     @property
     def is_saved(self) -> bool:
-        """False if the run drew batches without saving states."""
+        """Whether the states were saved; False for a run with SAVE_DATA_POSITION=False that drew batches."""
         return all(self.states[index] or not at for index, at in self.captured_at.items())
 
-    def behind(self, drawn: int) -> list[int]:
-        """Lists the streams that are more than `drawn` batches ahead of their captured states."""
-        return [index for index, at in self.captured_at.items() if self.batches - at > drawn]
+    def streams_to_skip(self, skipped: int) -> list[int]:
+        """Returns the streams that must skip more than `skipped` batches after their state is restored."""
+        return [index for index, at in self.captured_at.items() if self.batches - at > skipped]
 
     def restarted(self) -> 'Position':
-        """Returns a position with the same number of batches and all sources at their start."""
+        """Returns a position with the same number of batches and all streams at their start."""
         return self.captured(self.batches, dict.fromkeys(self.states, b''))
 
     def to_json(self) -> dict[str, dict[str, Any]]:
-        """Returns a JSON record of each stream, by its number."""
+        """Returns a JSON record for each stream number."""
         return {
             str(index): {
                 'batches': self.batches,
@@ -67,14 +69,14 @@ class Position:
 
     @classmethod
     def from_json(cls, records: Sequence[dict[str, Any]]) -> 'Position':
-        """Returns the position from the records of all streams, in order."""
+        """Returns the position with the records of all streams, in order."""
         states = {index: zlib.decompress(base64.b64decode(record['state'])) for index, record in enumerate(records)}
         captured_at = {index: record['captured_at'] for index, record in enumerate(records)}
         return cls(records[0]['batches'], captured_at, states)
 
 
 class Source(Protocol):
-    """An endless source of batches, with a state of each of its streams (see `task_batches.TrainBatches`)."""
+    """An endless source of batches whose streams have states that can be captured, as `task_batches.TrainBatches`."""
 
     def __next__(self) -> Any: ...
     def capture(self) -> dict[int, bytes]: ...
@@ -83,10 +85,17 @@ class Source(Protocol):
 
 
 class Prefetcher:
-    """Iterates over batches on the devices; a context manager that stops the thread.
+    """Iterates over prefetched batches. A context manager, which stops the thread on exit.
 
-    `place` converts a host batch to device arrays. At most `depth` batches are queued. An exception of the thread is
-    raised by the `next` of its batch.
+    An exception in the thread is raised when its batch is requested.
+
+    Args:
+        source: the batches on the host.
+        place: transfers a batch to the devices.
+        start: the position to start from; None starts at the first batch.
+        capture_period: number of batches between captures of the source's state.
+        depth: maximum number of queued batches.
+        timeout: seconds to wait for a batch before an error is raised.
     """
 
     def __init__(
@@ -105,9 +114,9 @@ class Prefetcher:
         self._queue: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(depth)
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        # In the order of their batches.
+        # Sorted by batch.
         self._captures = [start]
-        # Of the last capture.
+        # The error of the last capture, if it failed.
         self._failure: UserError | None = None
         self._consumed = start.batches
         self._thread = threading.Thread(target=self._produce, args=(start,), name='prefetch', daemon=True)
@@ -118,7 +127,7 @@ class Prefetcher:
             if any(start.states.values()):
                 self._source.restore(start.states)
             for skipped in itertools.count():
-                streams = start.behind(skipped)
+                streams = start.streams_to_skip(skipped)
                 if not streams or self._stop.is_set():
                     break
                 self._source.skip(streams)
@@ -130,7 +139,7 @@ class Prefetcher:
                 drawn += 1
                 self._put((batch, None))
         except BaseException as error:
-            # Without its error the consumer would wait for ever.
+            # Otherwise the consumer would wait forever.
             self._put((None, error))
 
     def _capture(self, drawn: int) -> None:
@@ -171,20 +180,17 @@ class Prefetcher:
         return batch
 
     def position(self) -> Position:
-        """Returns the exact position after the last batch, from which a new run continues.
-
-        Raises UserError if the last capture failed.
-        """
+        """Returns the exact position after the last consumed batch. Raises UserError if the last capture failed."""
         with self._lock:
             if self._failure is not None:
                 raise self._failure
-            # Drops older captures, because the consumed count only grows.
+            # Older captures are not needed anymore.
             while len(self._captures) > 1 and self._captures[1].batches <= self._consumed:
                 del self._captures[0]
             return dataclasses.replace(self._captures[0], batches=self._consumed)
 
     def close(self) -> None:
-        """Stops the thread; waits at most ten seconds for the batch that it is drawing."""
+        """Stops the thread. Waits at most ten seconds for the batch that it is reading."""
         self._stop.set()
         self._thread.join(timeout=10.0)
 

@@ -1,4 +1,4 @@
-"""A tf.data stream with an exact position that can be saved, and the rules for building such a pipeline."""
+"""A tf.data iterator whose exact position can be saved, and the tools to build such a pipeline."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import tf
 
 # TensorFlow 2.21 cannot save the position of these operations, and hangs when it restores a parallel interleave.
-# PyFunc is a stateful tf.numpy_function, EagerPyFunc a tf.py_function.
-UNSAVED = (
+# PyFunc is a stateful tf.numpy_function, and EagerPyFunc is a tf.py_function.
+UNSAVED_OPERATIONS = (
     'PyFunc',
     'EagerPyFunc',
     'GeneratorDataset',
@@ -30,23 +30,22 @@ UNSAVED = (
 
 
 def hide_accelerators() -> None:
-    """Keeps TensorFlow on the CPU, because its first operation would reserve all GPU memory."""
+    """Hides accelerators from TensorFlow, whose first operation would reserve all GPU memory."""
     for kind in ('GPU', 'TPU'):
         try:
             tf.config.set_visible_devices([], kind)
         except (RuntimeError, ValueError):
-            # TensorFlow has already started, which is harmless without such a device.
+            # TensorFlow is already initialized. That is harmless without such a device.
             if tf.config.list_logical_devices(kind):
                 raise
 
 
 @contextlib.contextmanager
-def restorable() -> Iterator[None]:
-    """Replaces two methods of tf.data whose position TensorFlow 2.21 does not restore exactly; the order is the same.
+def patch_tf_data() -> Iterator[None]:
+    """Patches two tf.data methods whose position TensorFlow 2.21 does not restore exactly; the order stays the same.
 
-    `interleave` becomes sequential: seqio's file sources, its cached tasks and TFDS request a parallel interleave,
-    which hangs when it is restored. `shard` filters every element, because TensorFlow's shard loses skipped elements at
-    the end of an interleave block.
+    `interleave` becomes sequential, because a parallel interleave, which seqio and TFDS request, hangs when it is
+    restored. `shard` becomes a filter, because TensorFlow's shard loses elements at the end of an interleave block.
     """
     dataset_class: Any = tf.data.Dataset
     interleave, shard = dataset_class.interleave, dataset_class.shard
@@ -76,10 +75,10 @@ def _shard(dataset: tf.data.Dataset, num_shards: int, index: int, name: str | No
 
 
 def without_autograph(build: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
-    """Calls `build` without AutoGraph, and again with AutoGraph if that fails.
+    """Calls `build` without AutoGraph, and falls back to AutoGraph if that fails.
 
-    AutoGraph takes most of the time of opening a task. It is only needed for Python's control flow on tensors, which
-    raises an error without it, so the pipeline has the same operations in both cases.
+    AutoGraph takes most of the time of opening a task. Only Python control flow on tensors needs it, and raises an
+    error without it, so both calls build the same operations.
     """
     try:
         return tf.autograph.experimental.do_not_convert(build)()
@@ -90,15 +89,19 @@ def without_autograph(build: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
 
 
 class Stream:
-    """Iterates over `dataset` with a position that can be saved; `name` is for errors.
+    """Iterates over `dataset` with a position that can be saved and restored.
 
-    If `saves` is False, the position is always empty. Otherwise the constructor raises UserError for an operation whose
-    position cannot be saved.
+    Args:
+        dataset: the elements.
+        name: name of the task, for error messages.
+        saves: False leaves the position empty, so that any operation is allowed.
+
+    Raises:
+        UserError: the position of an operation in the pipeline cannot be saved.
     """
 
     def __init__(self, dataset: tf.data.Dataset, name: str, saves: bool = True):
-        unsaved = _unsaved_operation(dataset) if saves else None
-        if unsaved:
+        if saves and (unsaved := _unsaved_operation(dataset)):
             raise UserError(
                 f'{name} uses a {unsaved}, whose position cannot be saved; read files with seqio.TextLineDataSource, '
                 'call Python with tf.numpy_function(..., stateful=False), or give SAVE_DATA_POSITION=False (a resumed '
@@ -117,13 +120,13 @@ class Stream:
         except tf.errors.OpError as error:
             self._iterator = iter(())
             raise UserError(
-                f'{self._name} failed after {self._drawn} batches of this run: {one_line(error)}'
+                f'{self._name} failed after {self._drawn} batches of this run: {error_message(error)}'
             ) from without_traceback(error)
         self._drawn += 1
         return element
 
     def capture(self) -> bytes:
-        """Returns the position before the next element. Raises UserError if its temporary file cannot be written."""
+        """Returns the position before the next element. Raises UserError if a temporary file cannot be written."""
         if not self._saves:
             return b''
         with _temporary_folder(self._name) as folder:
@@ -132,7 +135,7 @@ class Stream:
         return len(parts[0]).to_bytes(8, 'little') + parts[0] + parts[1]
 
     def restore(self, state: bytes) -> None:
-        """Restores a position from `capture` of an equal pipeline. Raises UserError if the pipeline differs."""
+        """Restores a position that `capture` returned. Raises UserError if the pipeline has changed since."""
         split = 8 + int.from_bytes(state[:8], 'little')
         with _temporary_folder(self._name) as folder:
             (folder / 'position.index').write_bytes(state[8:split])
@@ -141,7 +144,7 @@ class Stream:
                 tf.train.Checkpoint(self._iterator).read(os.fspath(folder / 'position')).assert_consumed()
             except (tf.errors.OpError, AssertionError) as error:
                 raise UserError(
-                    f'the saved data position does not match the current {self._name} ({one_line(error)}); train '
+                    f'the saved data position does not match the current {self._name} ({error_message(error)}); train '
                     'into a new MODEL_DIR with INITIAL_CHECKPOINT_PATH set to the old one'
                 ) from error
 
@@ -154,32 +157,43 @@ def _temporary_folder(name: str) -> Iterator[pathlib.Path]:
             yield folder
     except (OSError, tf.errors.OpError) as error:
         raise UserError(
-            f'the position in {name} cannot be written to {tempfile.gettempdir()} ({one_line(error)}); free some space '
-            'there, set TMPDIR to another folder, or give SAVE_DATA_POSITION=False'
+            f'the position in {name} cannot be written to {tempfile.gettempdir()} ({error_message(error)}); free some '
+            'space there, set TMPDIR to another folder, or give SAVE_DATA_POSITION=False'
         ) from error
 
 
 def _unsaved_operation(dataset: tf.data.Dataset) -> str | None:
-    """Returns an operation of the pipeline that is in UNSAVED.
+    """Returns the first of UNSAVED_OPERATIONS that the pipeline contains, or None.
 
-    An iterator would report it only after reading, and hangs at its end if it failed to save.
+    TensorFlow would raise only when the position is saved, and would then hang at the end of the iterator.
     """
-    # 1 is IGNORE: state outside of the pipeline (a generator, a table) is irrelevant here.
+    # Policy 1 is IGNORE: the state of generators and tables is irrelevant here.
     text = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset), external_state_policy=1)
     graph = tf.compat.v1.GraphDef.FromString(text.numpy())
     operations = {node.op for node in graph.node}
     operations.update(node.op for function in graph.library.function for node in function.node_def)
-    return next((name for name in UNSAVED if name in operations), None)
+    return next((name for name in UNSAVED_OPERATIONS if name in operations), None)
 
 
 def without_traceback(error: tf.errors.OpError) -> tf.errors.OpError:
-    """Removes the traceback and context, which keep the iterator and its reading threads alive."""
+    """Removes traceback and context, which would keep the iterator and its reading threads alive."""
     error.__context__ = None
     return error.with_traceback(None)
 
 
-def one_line(error: BaseException) -> str:
-    """Returns the message of an error without the graph trace that tf.data adds."""
+@contextlib.contextmanager
+def wrap_task_errors(name: str) -> Iterator[None]:
+    """Converts errors of seqio, tf.data and files into a UserError: the task `name` cannot be read."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (ValueError, OSError, tf.errors.OpError) as error:
+        raise UserError(f'{name} cannot be read: {error_message(error)}') from error
+
+
+def error_message(error: BaseException) -> str:
+    """Returns the message of an error in one line, without the graph trace that tf.data appends."""
     text = str(error)
     if user_error := re.search(r'UserError: ([^\n]+)', text):
         return user_error.group(1).strip()

@@ -1,9 +1,11 @@
-"""Reads batches of a task or mixture: endlessly and with an exact position for training, or in one pass for evaluation.
+"""Reads the batches of a task or mixture: endlessly with an exact position for training, or in one pass for evaluation.
 
-tf.data shuffles, packs and batches the examples, and the checkpoint of its iterator, with the state of every operation
-including the shuffle buffer, is the position. The order is a function of the config, and a restored iterator continues
-with the next batch of an uninterrupted iterator, also after several restores. (TensorFlow's smaller *symbolic*
-checkpoints are not exact: a checkpoint of a restored iterator lacks the offsets in files that were not read since.)
+tf.data shuffles, packs and batches the examples. The position is a checkpoint of its iterator, which contains the state
+of all operations, including the shuffle buffer. The config determines the order. A restored iterator continues with the
+batch that an uninterrupted iterator would return next, even after several restores.
+
+TensorFlow's smaller *symbolic* checkpoints are not exact: a checkpoint of a restored iterator lacks the offsets in
+files that have not been read since.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ from remixer_t5x.data import pipeline, task_vocabulary
 from remixer_t5x.data.pipeline import DatasetConfig
 from remixer_t5x.data.stream import (
     Stream,
+    error_message,
     hide_accelerators,
-    one_line,
-    restorable,
+    patch_tf_data,
     without_autograph,
     without_traceback,
+    wrap_task_errors,
 )
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
@@ -59,20 +62,15 @@ def _examples(
             config.model_type, dataset, lengths, config.pack, task, config.labels, config.doc_stride
         )
 
-    try:
-        with restorable(), _repeating(task, epochs is None):
-            return without_autograph(build)
-    except UserError:
-        raise
-    except (ValueError, OSError, tf.errors.OpError) as error:
-        raise UserError(f'{task.name} cannot be read: {one_line(error)}') from error
+    with wrap_task_errors(task.name), patch_tf_data(), _repeating_sources(task, epochs is None):
+        return without_autograph(build)
 
 
 @contextlib.contextmanager
-def _repeating(task: seqio.Task | seqio.Mixture, repeats: bool) -> Iterator[None]:
-    """A context in which sources with an attribute `repeats` repeat their examples themselves, if `repeats`.
+def _repeating_sources(task: seqio.Task | seqio.Mixture, repeats: bool) -> Iterator[None]:
+    """Sets the attribute `repeats` of sources that have it: these repeat their examples themselves.
 
-    Epochs are then exact for streams of unequal length; seqio repeats each stream separately.
+    Epochs are then exact even if streams have unequal lengths, because seqio repeats each stream separately.
     """
     sources = [part.source for part in seqio.get_subtasks(task) if hasattr(part.source, 'repeats')]
     for source in sources:
@@ -89,14 +87,14 @@ def _with_options(dataset: tf.data.Dataset, threads: int | None) -> tf.data.Data
     options.deterministic = True
     options.experimental_symbolic_checkpoint = False
     if threads:
-        # On a CPU the train step and this pipeline compete for the cores.
+        # On a CPU, the train step and this pipeline compete for the cores.
         options.threading.private_threadpool_size = threads
         options.threading.max_intra_op_parallelism = 1
     return tf_data.without_autotune(dataset.with_options(options))
 
 
-def threads_beside(backend: str) -> int | None:
-    """Returns the number of tf.data threads during training: a quarter of the cores on 'cpu', None otherwise."""
+def tf_data_threads(backend: str) -> int | None:
+    """Returns the number of tf.data threads during training: a quarter of the cores for 'cpu', otherwise None."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
     return max(1, cores // 4) if backend == 'cpu' else None
 
@@ -104,12 +102,19 @@ def threads_beside(backend: str) -> int | None:
 class TrainBatches:
     """Iterates endlessly over one of `share_count` equal shares of the rows of every batch.
 
-    A batch consists of the rows of `streams` streams, each of which reads a part of the data (None: `config.streams`,
-    or one per share). A run keeps its number of streams. With another number of shares, a share has the rows of several
-    streams or some rows of one stream, so every batch has the same rows for any number of hosts.
+    A batch is the concatenation of rows from several streams, each of which reads a part of the data. A run keeps its
+    number of streams. If the number of shares changes, a share takes rows from several streams, or some rows of one
+    stream, so that every batch has the same rows for any number of hosts.
 
-    `capture` and `restore` save and set the position. Arrays are [batch_size / share_count, length] int32, except for
-    `BatchFormat.floats`. `next` raises UserError if the data cannot be read.
+    Arrays are [batch_size / share_count, length] int32, except for `BatchFormat.floats`. `next` raises UserError if the
+    data cannot be read.
+
+    Args:
+        config: the data.
+        share_index: index of this share.
+        share_count: number of shares, one for each host.
+        threads: number of tf.data threads; None for TensorFlow's default.
+        streams: number of streams; None for `config.streams`, or one per share.
     """
 
     def __init__(
@@ -122,12 +127,10 @@ class TrainBatches:
     ):
         streams = streams or config.streams or share_count
         if config.streams not in (None, streams):
-            raise UserError(
-                f'STREAMS must be as at the start of the run, got {config.streams}; set STREAMS = {streams}'
-            )
+            raise UserError(f'STREAMS must not change during a run, got {config.streams}; set STREAMS = {streams}')
         pipeline.check_divisible(config.batch_size, share_count)
         pipeline.check_divisible(config.batch_size, streams, 'streams')
-        # Called only once, because a task factory returns a new task at each call.
+        # Called once, because a task factory returns a new task at each call.
         self._task, self._config = pipeline.get_provider(config), config
         stream_rows, share_rows = config.batch_size // streams, config.batch_size // share_count
         first = share_index * share_rows
@@ -142,7 +145,7 @@ class TrainBatches:
             return Stream(dataset, self._task.name, config.save_position)
 
         self._streams = {index: open_stream(index) for index in indices}
-        # TensorFlow releases the GIL.
+        # Threads run in parallel, because TensorFlow releases the GIL.
         self._executor = ThreadPoolExecutor(len(indices), 'stream') if len(indices) > 1 else None
 
     def __iter__(self) -> Iterator[Batch]:
@@ -157,7 +160,7 @@ class TrainBatches:
         self._draw([self._streams[index] for index in streams if index in self._streams])
 
     def _draw(self, streams: Iterable[Stream]) -> list[Any]:
-        """Returns the next element of each stream. Raises UserError as `next` does."""
+        """Returns the next element of each stream. Raises UserError if a stream has no full batch."""
         parallel_map = self._executor.map if self._executor else map
         parts: list[Any] = list(parallel_map(lambda stream: next(stream, None), streams))
         if None in parts:
@@ -168,22 +171,22 @@ class TrainBatches:
         return parts
 
     def capture(self) -> dict[int, bytes]:
-        """Returns the position before the next batch of each stream that this share reads."""
+        """Returns the position of each stream that this share reads, before its next batch."""
         return {index: stream.capture() for index, stream in self._streams.items()}
 
     def restore(self, states: Mapping[int, bytes]) -> None:
-        """Sets a position from `capture` of a run with an equal config; empty means the start."""
+        """Restores the positions that `capture` returned with an equal config; b'' is the start of a stream."""
         for index, stream in self._streams.items():
             if states[index]:
                 stream.restore(states[index])
 
 
 class EvalBatches:
-    """Iterates over a split from its start, each time in the same order, for at most `limit` batches.
+    """Iterates over the first `limit` batches of a split, in the same order each time.
 
-    Rows of weight zero fill up the last batch. Every host reads all examples and returns its share of the rows
-    (`share_index` of `share_count`), so sums do not depend on the number of hosts, and all hosts have the same number
-    of batches. Iterating raises UserError if the data cannot be read.
+    The last batch is padded with rows of weight zero. Every host reads all examples and returns its share of the rows
+    (`share_index` of `share_count`), so sums and the number of batches do not depend on the number of hosts. Iteration
+    raises UserError if the data cannot be read.
     """
 
     def __init__(
@@ -198,27 +201,26 @@ class EvalBatches:
         self._task, self._config = pipeline.get_provider(config), config
         rows = config.batch_size // share_count
         self._rows = slice(share_index * rows, (share_index + 1) * rows)
-        # Built once, because building the graph often takes longer than a pass.
+        # Built once, because building the graph often takes longer than one pass.
         dataset = _examples(self._task, config, None, epochs=1).batch(config.batch_size)
         self._dataset = _with_options(dataset.take(-1 if limit is None else limit), threads)
 
     def __iter__(self) -> Iterator[Batch]:
         try:
             for batch in self._dataset:
-                yield {name: _fill(value.numpy(), self._config.batch_size)[self._rows] for name, value in batch.items()}
+                yield {
+                    name: _pad_rows(value.numpy(), self._config.batch_size)[self._rows] for name, value in batch.items()
+                }
         except tf.errors.OpError as error:
             raise UserError(
-                f'{self._task.name} failed in split {self._config.split!r}: {one_line(error)}'
+                f'{self._task.name} failed in split {self._config.split!r}: {error_message(error)}'
             ) from without_traceback(error)
 
 
 def _narrow(value: np.ndarray) -> np.ndarray:
-    """Converts to float32 or int32."""
+    """Converts an array to float32 or int32."""
     return np.asarray(value, np.float32 if np.issubdtype(value.dtype, np.floating) else np.int32)
 
 
-def _fill(value: np.ndarray, rows: int) -> np.ndarray:
-    value = _narrow(value)
-    filled = np.zeros((rows, *value.shape[1:]), value.dtype)
-    filled[: len(value)] = value
-    return filled
+def _pad_rows(value: np.ndarray, rows: int) -> np.ndarray:
+    return np.pad(_narrow(value), [(0, rows - len(value)), *[(0, 0)] * (value.ndim - 1)])

@@ -1,8 +1,8 @@
-"""The vocabulary of a task: its record in checkpoints, its files in MODEL_DIR, the check of its size, bytes and pieces.
+"""Functions on the vocabulary of a task: record for checkpoints, files in MODEL_DIR, bytes and pieces of each id.
 
-Bits per byte are comparable between vocabularies, losses per token are not. Padding, the end token, sentinels and the
-unknown piece have 0 bytes. The space before a word counts, including the space that SentencePiece adds before the first
-word of a text.
+The bytes of each id serve to compute bits per byte, which, unlike the loss per token, are comparable between
+vocabularies. Padding, the end token, sentinels and the unknown piece have 0 bytes. The space before a word counts,
+including the space that SentencePiece adds before the first word of a text.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ from remixer_t5x.errors import UserError
 if TYPE_CHECKING:
     from remixer_t5x.lazy import seqio
 
-# Folder of a MODEL_DIR with the files of its vocabulary. `vocabularies.saved` reads it, so that a trained model works
-# without the text that its vocabulary was trained on.
+# Folder of the vocabulary in MODEL_DIR. `vocabularies.saved` reads it, so a trained model does not need the text on
+# which its vocabulary was trained.
 FOLDER = 'vocabulary'
 INDEX, PIECES, WORDS, TOKENIZER = 'vocabulary.json', 'spiece.model', 'words.txt', 'tokenizer.json'
 _BYTE_PAIR_FILES = (
     *('vocab.json', 'merges.txt', TOKENIZER),
     *('tokenizer_config.json', 'special_tokens_map.json', 'added_tokens.json'),
 )
-# SentencePiece's notation of a space and of a byte.
+# SentencePiece's notation for a space and for a byte.
 SPACE, BYTE = '\u2581', re.compile(r'<0x[0-9A-F]{2}>')
 
 
 def get_vocabulary(source: seqio.Task | seqio.Mixture) -> seqio.Vocabulary:
-    """Returns the vocabulary of the targets. Raises UserError if inputs use another: the model has one table."""
+    """Returns the vocabulary of a task. Raises UserError if inputs and targets have different vocabularies."""
     features = source.output_features
     targets = features['targets'].vocabulary
     if 'inputs' in features and features['inputs'].vocabulary != targets:
         raise UserError(
-            f'inputs and targets of {source.name} must have the same vocabulary, because the model has one table of '
-            'embeddings, got two; give both features the same one'
+            f'inputs and targets of {source.name} must have the same vocabulary, because the model has one embedding '
+            'table, got two; give both features the same vocabulary'
         )
     return targets
 
 
 def end_id(vocab: seqio.Vocabulary | None) -> int:
-    """Returns the id of the end token, which is 1 in T5; 1 also for a vocabulary without an end token."""
+    """Returns the id of the end token, or T5's id 1 for a vocabulary without an end token."""
     return 1 if vocab is None or vocab.eos_id is None else int(vocab.eos_id)
 
 
 def get_labels(task: seqio.Task) -> tuple[str, ...] | None:
-    """Returns the labels of a task whose postprocessor lists them; None for another task."""
+    """Returns the labels that the task's postprocessor lists, or None."""
     labels = getattr(task.postprocessor, 'labels', None)
     return tuple(labels) if labels else None
 
 
 def fingerprint(vocab: seqio.Vocabulary) -> str:
-    """Returns 16 hex digits that differ between vocabularies."""
+    """Returns a hash of the vocabulary, 16 hex digits."""
     model = getattr(vocab, 'sp_model', None)
     # A word vocabulary has no model file.
     name = '\n'.join((type(vocab).__name__, *getattr(vocab, 'words', ())))
@@ -68,12 +68,12 @@ def fingerprint(vocab: seqio.Vocabulary) -> str:
 
 
 def record(vocab: seqio.Vocabulary) -> str:
-    """Returns the record of the vocabulary in a checkpoint; a run rejects checkpoints with another record."""
+    """Returns the record of the vocabulary in a checkpoint. A run refuses checkpoints with a different record."""
     return f'{fingerprint(vocab)} of {vocab.vocab_size} ids'
 
 
 def check_ids(name: str, vocab: seqio.Vocabulary, model_vocab_size: int) -> None:
-    """Raises UserError if `vocab`, the vocabulary of `name`, is larger than the model's table."""
+    """Raises UserError if `vocab`, the vocabulary of the task `name`, is larger than the model's embedding table."""
     size = vocab.vocab_size
     if size > model_vocab_size:
         raise UserError(
@@ -83,7 +83,7 @@ def check_ids(name: str, vocab: seqio.Vocabulary, model_vocab_size: int) -> None
 
 
 def save(vocab: seqio.Vocabulary, folder: epath.PathLike) -> bool:
-    """Writes the files of `vocab` into `folder`. Returns False, and writes nothing, for a user's own class."""
+    """Writes the files of `vocab` to `folder`. Returns False, and writes nothing, for a custom class."""
     with tempfile.TemporaryDirectory() as temporary:
         local = pathlib.Path(temporary)
         settings = _write_files(vocab, local)
@@ -93,7 +93,7 @@ def save(vocab: seqio.Vocabulary, folder: epath.PathLike) -> bool:
         target.mkdir(parents=True, exist_ok=True)
         for file in sorted(local.iterdir()):
             (target / file.name).write_bytes(file.read_bytes())
-        # Written last: a folder without it is incomplete.
+        # Written last, because a folder without it is incomplete.
         (target / INDEX).write_text(json.dumps(settings) + '\n')
     return True
 
@@ -113,7 +113,7 @@ def _write_files(vocab: Any, folder: pathlib.Path) -> dict[str, Any] | None:
         (folder / WORDS).write_text('\n'.join(vocab.words), encoding='utf-8')
         return {'kind': 'words'}
     if model := getattr(vocab, 'sentencepiece_model_file', None):
-        # The file and not `sp_model`, to which seqio has added its sentinels.
+        # Not `sp_model`, to which seqio has added its sentinels.
         (folder / PIECES).write_bytes(epath.Path(model).expanduser().read_bytes())
         return {'kind': 'sentencepiece', 'extra_ids': int(vocab.extra_ids)}
     if type(vocab).__name__ == 'ByteVocabulary':
@@ -122,7 +122,7 @@ def _write_files(vocab: Any, folder: pathlib.Path) -> dict[str, Any] | None:
 
 
 def gin_statements(folder: epath.PathLike) -> str:
-    """Returns the gin text that loads the vocabulary that `save` wrote in the MODEL_DIR `folder`."""
+    """Returns the gin text that loads the vocabulary that `save` wrote to the MODEL_DIR `folder`."""
     return f"""from remixer_tasks import vocabularies
 VOCABULARY = @vocabularies.saved()
 vocabularies.saved.folder = {str(folder)!r}
@@ -130,7 +130,7 @@ vocabularies.saved.folder = {str(folder)!r}
 
 
 def saved_flags(model_dir: epath.PathLike | None) -> list[tuple[str, str]]:
-    """Returns the gin flags that load the vocabulary of MODEL_DIR; none if MODEL_DIR has no vocabulary."""
+    """Returns the gin flags that load the vocabulary of MODEL_DIR; [] if MODEL_DIR has no vocabulary."""
     if model_dir is None or not (epath.Path(model_dir) / FOLDER / INDEX).is_file():
         return []
     return gin_flags('saved', folder=str(epath.Path(model_dir) / FOLDER))
@@ -143,14 +143,14 @@ def gin_flags(function: str, **arguments: Any) -> list[tuple[str, str]]:
 
 
 def token_bytes(vocabulary: Any) -> np.ndarray:
-    """Returns the number of bytes of each id's text, [ids] int32; sentinels count 0."""
+    """Returns the number of bytes of each id's text, [ids] int32; 0 for sentinels."""
     counts: np.ndarray = np.asarray([len(text) for text in token_texts(vocabulary)], np.int32)
     counts[vocabulary.vocab_size - vocabulary.extra_ids :] = 0
     return counts
 
 
 def token_texts(vocabulary: Any) -> list[bytes]:
-    """Returns the text of each id within a text, with the space before a word; padding and the end token have none."""
+    """Returns the bytes that each id adds to a text, with the space before a word; b'' for padding and the end token."""
     texts = getattr(vocabulary, 'token_texts', None)
     if texts is not None:
         return list(texts)
@@ -172,9 +172,9 @@ def token_texts(vocabulary: Any) -> list[bytes]:
 
 
 def list_pieces(vocabulary: Any) -> list[str]:
-    """Returns the piece of each id in SentencePiece's notation (a space is U+2581); sentinels are `<extra_id_0>`, ...
+    """Returns the piece of each id in SentencePiece's notation: a space is U+2581, sentinels are `<extra_id_0>`, ...
 
-    Raises UserError unless the vocabulary is of SentencePiece or bytes.
+    Raises UserError for vocabularies other than SentencePiece and bytes.
     """
     count, extra = vocabulary.vocab_size, vocabulary.extra_ids
     model: Any = getattr(vocabulary, 'tokenizer', None)

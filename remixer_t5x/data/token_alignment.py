@@ -1,7 +1,6 @@
 """Aligns the words and characters of a text with its tokens, for models with outputs per token.
 
-Each word is encoded separately, as transformers does with `is_split_into_words=True`, so every token belongs to one
-word.
+Each word is encoded separately, as in transformers with `is_split_into_words=True`, so each token belongs to one word.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 from remixer_t5x.errors import UserError
 
 _WORD = re.compile(r'\S+')
-# Spans are read from texts such as 'question: ... context: ...'.
+# Marks the start of the context in 'question: ... context: ...'.
 CONTEXT = 'context: '
 # Separates the two texts of a pair.
 SEPARATOR = '\t'
@@ -28,9 +27,9 @@ class EncodedText(NamedTuple):
 
     Attributes:
         text: the text.
-        ids: the ids, truncated, with the end token.
-        words: for each token the index of its word, -1 for special tokens.
-        offsets: for each token the range of its characters, (0, 0) for special tokens.
+        ids: the token ids, truncated, including the end token.
+        words: the index of each token's word; -1 for special tokens.
+        offsets: the range of each token's characters; (0, 0) for special tokens.
         num_tokens: number of tokens before truncation.
     """
 
@@ -41,7 +40,7 @@ class EncodedText(NamedTuple):
     num_tokens: int
 
     def first_tokens(self) -> list[int]:
-        """Returns the position of the first token of each word that was not truncated."""
+        """Returns the position of the first token of each word that was not truncated away."""
         return [at for at, word in enumerate(self.words) if word >= 0 and (at == 0 or self.words[at - 1] != word)]
 
     def is_context(self) -> np.ndarray:
@@ -129,7 +128,7 @@ def encode_question(vocabulary: Any, text: str, length: int, stride: int | None 
 
 
 def _piece_offsets(vocabulary: Any, pieces: Sequence[int], word: re.Match[str]) -> list[tuple[int, int]]:
-    """Returns the characters of each piece, or those of the whole word if the vocabulary normalises the word."""
+    """Returns the character range of each piece; that of the whole word if the vocabulary changes its length."""
     sizes = [len(vocabulary.decode([piece]).strip().removeprefix('##')) for piece in pieces]
     if sum(sizes) != len(word[0]):
         return [word.span()] * len(pieces)
@@ -140,7 +139,7 @@ def _piece_offsets(vocabulary: Any, pieces: Sequence[int], word: re.Match[str]) 
 def tag_arrays(
     text: str, target: str, vocabulary: Any, length: int, labels: Sequence[str], name: str
 ) -> dict[str, np.ndarray]:
-    """Returns the arrays of a text whose `target` has a tag for each word; only first tokens of words have a weight."""
+    """Returns the arrays of a text whose `target` has a tag for each word. Only first tokens of words have a weight."""
     encoded, tags = encode_words(vocabulary, text, length), target.split()
     if len(tags) != len(text.split()):
         raise UserError(f'the targets of {name} must have a tag for each word, got {len(tags)} for {text!r:.60}')
@@ -184,7 +183,7 @@ def span_arrays(
 
 
 def encode_pair(vocabulary: Any, text: str, length: int) -> tuple[list[int], list[int], int]:
-    """Returns the ids of two texts that a tab separates, and the number of tokens of the longer text."""
+    """Returns the ids of two tab-separated texts, and the number of tokens of the longer one before truncation."""
     if text.count(SEPARATOR) != 1:
         raise UserError(
             f"INPUTS must be two texts with a tab between them, got {text!r:.60}; for example '{{a}}\\t{{b}}'"
@@ -196,7 +195,7 @@ def encode_pair(vocabulary: Any, text: str, length: int) -> tuple[list[int], lis
 
 
 def pair_arrays(text: str, target: str, vocabulary: Any, length: int) -> dict[str, np.ndarray]:
-    """Returns the arrays of a pair of texts; `target` is its weight in the loss, as in '1'."""
+    """Returns the arrays of a pair of texts. `target` is the weight of the pair in the loss, such as '1'."""
     first, second, _ = encode_pair(vocabulary, text, length)
     return {
         'encoder_input_tokens': _pad(first, length),

@@ -10,7 +10,7 @@ from typing import Any
 from remixer_t5x import tf_data
 from remixer_t5x.data import pipeline, stream, task_vocabulary
 from remixer_t5x.errors import UserError, nearest
-from remixer_t5x.lazy import seqio, tf
+from remixer_t5x.lazy import seqio
 
 Example = Mapping[str, Any]
 
@@ -93,15 +93,11 @@ def read(
     """
     stream.hide_accelerators()
     vocabulary = task_vocabulary.get_vocabulary(task)
-    try:
+    with stream.wrap_task_errors(task.name):
         dataset = stream.without_autograph(
             lambda: task.get_dataset(dict(lengths), split=split, shuffle=False, num_epochs=1, try_in_mem_cache=False)
         )
         examples = list(tf_data.numpy_iterator(dataset.take(-1 if limit is None else limit)))
-    except UserError:
-        raise
-    except (ValueError, OSError, tf.errors.OpError) as error:
-        raise UserError(f'{task.name} cannot be read: {stream.one_line(error)}') from error
     if not examples:
         raise UserError(f'{task.name} has no examples in split {split!r}; give another split')
     notes = [*_truncated(task, examples, lengths, generated), *(_changed(examples, vocabulary) if generated else ())]

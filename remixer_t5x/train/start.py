@@ -81,7 +81,7 @@ class RunData:
             *(self.evaluator.notes if self.evaluator else ()),
         ]
         # On a CPU, the train step needs most of the cores.
-        self._threads = task_batches.threads_beside(jax.default_backend())
+        self._threads = task_batches.tf_data_threads(jax.default_backend())
 
     def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """Transfers the rows of this process to the devices."""

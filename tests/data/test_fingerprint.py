@@ -86,8 +86,8 @@ def test_a_mixture_is_described_by_task_and_source_class(folder, monkeypatch):
         assert both['generated'] == {'source': 'FunctionDataSource', 'files': None}
         assert fingerprints.data_fingerprint(None, 'validation').keys() == {'generated'}
     alone = fingerprint(folder)
-    assert fingerprints.describe_difference(both, alone) == 'task generated was read before and is not now'
-    assert fingerprints.describe_difference(alone, both) == 'task generated is read now and was not before'
+    assert fingerprints.describe_difference(both, alone) == 'task generated was removed'
+    assert fingerprints.describe_difference(alone, both) == 'task generated was added'
     other = {'lines': {'source': 'FunctionDataSource', 'files': None}}
     assert 'was read by TextLineDataSource and is now by FunctionDataSource' in fingerprints.describe_difference(
         alone, other

@@ -108,8 +108,8 @@ def test_another_number_of_hosts_continues_with_the_same_batches(task, before, a
     new = [task_batches.TrainBatches(config, share, after, threads=1, streams=streams) for share in range(after)]
     for batches in new:
         batches.restore(position.states)
-        batches.skip(position.behind(0))
-        batches.skip(position.behind(1))
+        batches.skip(position.streams_to_skip(0))
+        batches.skip(position.streams_to_skip(1))
     for _ in range(2):
         whole = [
             {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
