@@ -48,7 +48,7 @@ def check_compatible(saved: Mapping[str, Any], current: Mapping[str, Any]) -> No
 
 
 def parse_bindings(config: str) -> dict[str, str]:
-    """Returns values by macro or `module.Class.argument` of an operative gin text, which indents continuation lines."""
+    """Parses an operative gin text, which indents continuation lines, and returns values by name."""
     values: dict[str, list[str]] = {}
     name = None
     for line in config.splitlines():
@@ -64,7 +64,7 @@ def parse_bindings(config: str) -> dict[str, str]:
 
 
 def describe_config(old: str, new: str) -> str:
-    """Lists the settings that differ, as `LEARNING_RATE 0.001 -> 0.01, ...`; empty if none does or a text is empty."""
+    """Lists the changed settings, as in `LEARNING_RATE 0.001 -> 0.01`; '' if none changed or a text is empty."""
     before, now = parse_bindings(old), parse_bindings(new)
     if not before or not now:
         return ''
@@ -76,14 +76,14 @@ def describe_config(old: str, new: str) -> str:
 
 
 def describe_shapes(saved: Shapes, current: Shapes) -> str:
-    """Names the first array that differs between a checkpoint and a model or state, and counts the others.
+    """Describes the first array that differs between a checkpoint and a model, and counts the others.
 
-    Empty if both have the same arrays. Names are like `params/encoder/run_0/layer/...`.
+    Returns '' if both have the same arrays. Names are like `params/encoder/run_0/layer/...`.
     """
     differing = [name for name in sorted({*saved, *current}) if saved.get(name) != current.get(name)]
     if not differing:
         return ''
-    # An array that both have is more informative than one that one of them lacks, and a parameter than its moments.
+    # Prefers an array that exists in both, and a parameter to its moments.
     name = min(differing, key=lambda name: (not (name in saved and name in current), not name.startswith('params/')))
     more = f' (and {len(differing) - 1} more differ)' if len(differing) > 1 else ''
     has_fixed_length = name in saved and name in current and any(mixer in name for mixer in _POSITION_MIXERS)

@@ -1,11 +1,11 @@
-"""Checkpoint folders that survive a power loss, and whose files are compared with checksums before they are read.
+"""Commits checkpoint folders durably, and verifies the checksums of their files.
 
-On a local disk the order is: all files are written; `files.json` lists each with its size and SHA-256; every file and
-folder is synced; the folder is renamed to its step's number, which makes it a checkpoint; the folder above is synced.
-If the name exists after a power loss, all its bytes do.
+On a local disk, a checkpoint is committed in this order: all files are written; `files.json` lists the size and SHA-256
+of each file; all files and folders are synced; the folder is renamed to its step number; its parent folder is synced.
+If a folder with a step number exists after a power loss, all its bytes are on the disk.
 
-A bucket has no rename. There all objects are written under the step's number; `files.json` lists each with its size and
-the CRC32C that the bucket computed; Orbax's marker comes last and makes it a checkpoint.
+A bucket has no atomic rename. There, all objects are written under the step number; `files.json` lists the size and the
+CRC32C that the bucket computed for each object; and Orbax's marker, which is written last, commits the checkpoint.
 """
 
 import contextlib
@@ -26,24 +26,24 @@ from remixer_t5x.errors import UserError, reason
 from remixer_t5x.run_folder import object_store
 
 FILE_LIST = 'files.json'
-# Orbax writes these after the list, or adds to them.
+# Objects that Orbax writes or changes after the list is written.
 _AFTER_LIST = ('_CHECKPOINT_METADATA', 'commit_success.txt')
 
 
 class DamagedCheckpoint(UserError):
-    """The files of a checkpoint differ from what was written."""
+    """The files of a checkpoint are missing, or differ from those that were written."""
 
 
 class DurableFolder(ocp.path.atomicity.AtomicRenameTemporaryPath):
-    """Orbax's temporary folder, synced before and after the rename that commits it."""
+    """Orbax's temporary folder on a disk, which is listed and synced before the rename that commits it."""
 
     async def finalize(self) -> None:
         final: epath.Path = self.get_final()
         if ocp.path.atomicity.TMP_DIR_SUFFIX in final.parent.name:
-            # This item belongs to a checkpoint whose folder is still temporary and is committed as a whole.
+            # This item is in the temporary folder of a checkpoint, which is committed as a whole.
             return await super().finalize()
-        # Orbax writes its last files and renames in one call. It renames to another temporary name, which the next
-        # start removes like the first.
+        # Orbax writes its last files and renames the folder in one call. Let it rename to a second temporary name,
+        # which a later start removes like the first.
         written = final.parent / f'{self._tmp_path.name}.written'
         self._final_path = written
         try:
@@ -54,11 +54,11 @@ class DurableFolder(ocp.path.atomicity.AtomicRenameTemporaryPath):
 
 
 class ManifestCommit(ocp.path.atomicity.CommitFileTemporaryPath):
-    """Orbax's folder in a bucket: writes the list of its objects before the marker that completes the checkpoint."""
+    """Orbax's folder in a bucket, whose objects are listed before the marker that commits the checkpoint."""
 
     async def finalize(self) -> None:
         final: epath.Path = self.get_final()
-        # An item (`state`, `data`, `run`) belongs to the list of its step.
+        # The items (`state`, `data`, `run`) are listed with their step.
         if is_step_name(final.name):
             contents = object_store.list_objects(final) or {}
             listed = {name: entry for name, entry in contents.items() if name not in _AFTER_LIST}
@@ -69,7 +69,7 @@ class ManifestCommit(ocp.path.atomicity.CommitFileTemporaryPath):
 def manager_options(
     folder: epath.Path, keep: int | None = None, background: bool = False
 ) -> ocp.CheckpointManagerOptions:
-    """Returns options for Orbax to write checkpoints into `folder` and keep the newest `keep` (None keeps all)."""
+    """Returns Orbax's options for checkpoints in `folder`, of which the newest `keep` are kept (None keeps all)."""
     return ocp.CheckpointManagerOptions(
         max_to_keep=keep,
         cleanup_tmp_directories=True,
@@ -80,9 +80,9 @@ def manager_options(
 
 
 def _barrier() -> Callable[..., None]:
-    """Returns Orbax's barrier, which does not wait in a process whose part of a checkpoint could not be written.
+    """Returns Orbax's barrier, changed to not wait in a process that failed to write its part of a checkpoint.
 
-    The other processes wait for that part, so all would block until Orbax's timeout of twenty minutes.
+    The other processes wait for that part, so all processes would block until Orbax's timeout of twenty minutes.
     """
     wait = ocp.multihost.get_barrier_sync_fn()
 
@@ -96,12 +96,12 @@ def _barrier() -> Callable[..., None]:
 
 
 def is_step_name(name: str) -> bool:
-    """Returns whether a folder of this name can be the checkpoint of a step: `20`, but neither `020` nor `²`."""
+    """Returns whether a folder name is a step number: `20`, but neither `020` nor `²`."""
     return re.fullmatch('0|[1-9][0-9]{0,17}', name) is not None
 
 
 def commit(written: pathlib.Path, final: pathlib.Path) -> None:
-    """Lists and syncs everything in `written`, then renames it to `final`."""
+    """Lists and syncs all files in `written`, and renames it to `final`."""
     files = {}
     for path in sorted(filter(pathlib.Path.is_file, written.rglob('*'))):
         with path.open('rb') as file:
@@ -109,20 +109,20 @@ def commit(written: pathlib.Path, final: pathlib.Path) -> None:
         files[path.relative_to(written).as_posix()] = [path.stat().st_size, digest]
     (written / FILE_LIST).write_text(json.dumps(files))
     temporary.sync_and_rename(written, final)
-    # These folders, up to MODEL_DIR's own entry, may be new too.
+    # `checkpoints` and MODEL_DIR may be new too.
     for folder in list(final.parents)[1:3]:
         temporary.sync(folder)
 
 
 def check_files(folder: epath.Path) -> None:
-    """Raises DamagedCheckpoint with the name of the first file that is missing, truncated, or changed.
+    """Raises DamagedCheckpoint with the name of the first file that is missing, truncated or changed.
 
-    On a disk, reads every file once; in a bucket, reads the sizes and checksums that the bucket reports. Raises
-    UserError if the list names files outside of the folder.
+    Reads every file on a disk, or the sizes and checksums that a bucket reports. Raises UserError if the list contains
+    files outside of the folder.
     """
     listed = _read_list(folder)
     is_remote = object_store.is_remote(folder)
-    # None without credentials: a public bucket can be read, but its checksums cannot be queried.
+    # None without credentials, with which a public bucket can be read but its checksums cannot be queried.
     contents = object_store.list_objects(folder) if is_remote else None
     if is_remote and contents is None:
         return
@@ -139,7 +139,7 @@ def check_files(folder: epath.Path) -> None:
             problem = 'is missing' if is_missing else f'cannot be read ({reason(error)})'
         else:
             problem = f'has {size_now:,} bytes instead of {size:,}' if size_now != size else ''
-            # A checkpoint that was copied between a disk and a bucket lists checksums of another kind.
+            # A checkpoint that was copied between a disk and a bucket lists another kind of checksums.
             is_same_kind = digest.startswith(object_store.CRC32C) == digest_now.startswith(object_store.CRC32C)
             if not problem and is_same_kind and digest_now != digest:
                 problem = 'differs from what was written'
@@ -161,7 +161,7 @@ def _read_list(folder: epath.Path) -> dict[str, list[Any]]:
 
 
 def _size_and_digest(folder: pathlib.Path, name: str, digest: str) -> list[Any]:
-    """Returns the size and SHA-256 of a listed file; only the size if `digest` is a bucket's. Raises OSError."""
+    """Returns the size of a listed file and its SHA-256, or '' if `digest` is a bucket's. Raises OSError."""
     with untrusted_files.open_file(safe_paths.resolve_inside(folder, name, str(folder / FILE_LIST))) as file:
         size = os.fstat(file.fileno()).st_size
         is_from_bucket = digest.startswith(object_store.CRC32C)

@@ -1,9 +1,9 @@
-"""Checkpoints through Orbax, written in the background: train state, data position, and a record of the run.
+"""Writes and restores checkpoints with Orbax, in the background.
 
-`MODEL_DIR/checkpoints/<step>` holds three items: `state` (arrays, sharded; they restore on any mesh), `data`
-(the position of each stream of batches, JSON) and `run` (operative gin, vocabulary fingerprint, versions, JSON).
-Orbax writes under a temporary name, which `durable` syncs and renames at the end, so a listed step is complete. The
-next start removes what an interrupted write left behind.
+`MODEL_DIR/checkpoints/<step>` contains three items: `state` (sharded arrays, which can be restored on any mesh), `data`
+(JSON with the position of each data stream) and `run` (JSON with the operative gin, the vocabulary and versions). Orbax
+writes to a temporary folder, which `durable` syncs and renames, so a folder with a step number is complete. The next
+start removes the temporary folders of interrupted writes.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class SaveFailed(UserError):
 
 
 class Checkpoints:
-    """The checkpoints under one MODEL_DIR; keeps the newest `keep` (None keeps all)."""
+    """The checkpoints of a MODEL_DIR, of which the newest `keep` are kept (None keeps all)."""
 
     def __init__(self, folder: epath.Path, keep: int | None = 3):
         self.folder = folder / model_dir.CHECKPOINTS
@@ -45,7 +45,7 @@ class Checkpoints:
             )
 
     def steps(self) -> list[int]:
-        """Waits for a pending write, and returns the steps of complete checkpoints, oldest first."""
+        """Waits for a pending write, and returns the steps of the complete checkpoints in ascending order."""
         with contextlib.suppress(Exception):
             self._manager.wait_until_finished()
         # The manager forgets the previous checkpoint as soon as a write starts, even if that write then fails.
@@ -56,9 +56,9 @@ class Checkpoints:
         return max(self.steps(), default=None)
 
     def move_away(self, step: int) -> epath.Path:
-        """Moves an unusable checkpoint to MODEL_DIR/damaged, and returns its new folder.
+        """Moves a damaged checkpoint to MODEL_DIR/damaged, and returns its new folder.
 
-        One process calls this, and then all processes call `reopen`.
+        Call it in one process, and then `reopen` in all processes.
         """
         target = self.folder.parent / 'damaged' / str(step)
         with saved_params.wrap_errors(self.folder / str(step), 'moved away'):
@@ -69,32 +69,32 @@ class Checkpoints:
         return target
 
     def reopen(self) -> None:
-        """Opens the folder again after a failed write or a change of the folder; removes unfinished writes."""
+        """Reopens the folder after a failed write or a change of its content. Removes unfinished writes."""
         with contextlib.suppress(Exception):
             self._manager.close()
         self._open()
 
-    def save(self, step: int, state: State, position: Position, run: dict[str, Any]) -> None:
-        """Starts writing and returns once the arrays are copied to the host.
+    def save(self, step: int, state: State, position: Position, record: dict[str, Any]) -> None:
+        """Starts to write a checkpoint, and returns once the arrays are copied to the host.
 
-        Raises SaveFailed if this or the previous write failed; complete checkpoints stay as they are.
+        Raises SaveFailed if this or the previous write failed. Complete checkpoints are not affected.
         """
         try:
-            check_space(self.folder, state, 'a checkpoint takes')
+            check_disk_space(self.folder, state, 'a checkpoint takes')
         except UserError as error:
-            # The pending write may still fit, and a run could then resume from it.
+            # There may be space for the pending write, from which the run could then resume.
             self.steps()
             raise SaveFailed(f'{error} ({self._newest_message()})') from None
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state),
             data=ocp.args.JsonSave({'positions': _gather_streams(position)}),
-            run=ocp.args.JsonSave(run),
+            run=ocp.args.JsonSave(record),
         )
         with self._save_errors(f'the checkpoint of step {step} (or the previous checkpoint)'):
             self._manager.save(step, args=items, force=True)
 
     def restore(self, step: int, abstract_state: State) -> tuple[State, Position]:
-        """Restores the state in the shapes and shardings of `abstract_state`, and the data position of all streams.
+        """Restores the state with the shapes and shardings of `abstract_state`, and the data position.
 
         Raises UserError if the checkpoint does not fit or cannot be read, and durable.DamagedCheckpoint if an array
         contains NaN or infinity.
@@ -112,24 +112,24 @@ class Checkpoints:
         return items['state'], position
 
     def check_for_errors(self) -> None:
-        """Raises SaveFailed if a write in the background has failed; does not wait."""
+        """Raises SaveFailed if a write in the background has failed. Does not wait for a pending write."""
         with self._save_errors():
             self._manager.check_for_errors()
 
     def wait(self) -> None:
-        """Waits until the last checkpoint is complete. Raises SaveFailed if it could not be written."""
+        """Waits until the last checkpoint is complete. Raises SaveFailed if it cannot be written."""
         with self._save_errors():
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
 
     def close(self) -> None:
-        """Waits for the last write and ends the threads. Raises SaveFailed if it could not be written."""
+        """Waits for the last write and stops Orbax's threads. Raises SaveFailed if the write failed."""
         with self._save_errors():
             self._manager.close()
 
     def _newest_message(self) -> str:
         with contextlib.suppress(Exception):
-            # In a bucket, the folder of the write that failed has its name already.
+            # In a bucket, a failed write may have left a folder with its step number.
             if steps := ocp.utils.checkpoint_steps(self.folder):
                 return f'the checkpoint of step {max(steps)} is kept'
         return 'there is no checkpoint yet'
@@ -147,10 +147,10 @@ class Checkpoints:
             ) from error
 
 
-def check_space(folder: epath.Path, arrays: Any, what: str) -> None:
-    """Raises UserError, with `what` takes the space, if the disk has no room for this process's part of `arrays`.
+def check_disk_space(folder: epath.Path, arrays: Any, what: str) -> None:
+    """Raises UserError if the disk has no space for this process's part of `arrays`; `what` describes them.
 
-    A write that fills the disk would also break the log, and other programs that write there.
+    A write that fills the disk would also break the log and other programs.
     """
     if object_store.is_remote(folder):
         return
@@ -164,13 +164,13 @@ def check_space(folder: epath.Path, arrays: Any, what: str) -> None:
 
 
 def write_params(
-    folder: epath.Path, step: int, params: Any, run: Mapping[str, Any], replaced: Sequence[int] = ()
+    folder: epath.Path, step: int, params: Any, record: Mapping[str, Any], replaced: Sequence[int] = ()
 ) -> None:
-    """Writes a checkpoint of parameters and the record `run` alone, and then removes the steps `replaced`.
+    """Writes a checkpoint with parameters and the record of the run only, and then removes the steps `replaced`.
 
-    Returns once it is on disk. Raises UserError if it cannot be written.
+    Returns once the checkpoint is on disk. Raises UserError if it cannot be written.
     """
-    items = ocp.args.Composite(state=ocp.args.StandardSave({'params': params}), run=ocp.args.JsonSave(dict(run)))
+    items = ocp.args.Composite(state=ocp.args.StandardSave({'params': params}), run=ocp.args.JsonSave(dict(record)))
     options = durable.manager_options(folder)
     with (
         saved_params.wrap_errors(folder / str(step), 'written'),
@@ -179,13 +179,13 @@ def write_params(
         if step in writer.all_steps():
             writer.delete(step)
         writer.save(step, args=items, force=True)
-        # Removed only now, so that there is always one checkpoint.
+        # Removes the others last, so that there is always a checkpoint.
         for other in replaced:
             writer.delete(other)
 
 
 def _gather_streams(position: Position) -> list[dict[str, Any]]:
-    """Returns every stream's record, in order, on every host, because Orbax lets only the first host write JSON."""
+    """Gathers the records of all streams in order. Only the first host can write JSON with Orbax."""
     mine = json.dumps(position.to_json()).encode()
     records = json.loads(mine)
     if jax.process_count() > 1:

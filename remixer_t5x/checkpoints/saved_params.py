@@ -1,8 +1,8 @@
-"""Finds checkpoints and reads their parameters, into a model that may be on another mesh.
+"""Finds checkpoints and loads their parameters, onto any mesh.
 
-A run with LoRA (`models.lora`) saves its adapters next to the kernels; a model without adapters gets the sums. A
-checkpoint that `convert --to_adapters` wrote has only the parameters that differ from another checkpoint, its base: its
-record has the base's fingerprint under BASE, and the file BASE_FILE in its MODEL_DIR has the base's path.
+Checkpoints of a run with LoRA (`models.lora`) contain adapters, which are merged for a model without adapters. A
+checkpoint of `convert --to_adapters` contains only the parameters that differ from another checkpoint, its base. Its
+record contains the base's fingerprint, and the file `base.txt` in its MODEL_DIR contains the base's path.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ from remixer_t5x.models.layers import dense
 from remixer_t5x.optim import parameter_averages, train_state
 from remixer_t5x.run_folder import model_dir, object_store
 
-# In the record: what identifies the base.
+# Key of the base's fingerprint in the record of an adapter checkpoint.
 BASE = 'base'
-# One line, the path of the base, from the folder that the file is in.
+# File with the path of the base, absolute or relative to the folder of the file.
 BASE_FILE = 'base.txt'
 MAX_BASE_FILE_BYTES = 10_000
 UNREADABLE = 'copy the checkpoint again, or use another'
@@ -39,26 +39,26 @@ Arrays = dict[str, jax.Array]
 
 
 class SavedParams:
-    """The parameters of a checkpoint and of its base by name, such as `encoder/run_0/layer/...`.
+    """The parameters of a checkpoint and its base, by names such as `encoder/run_0/layer/...`.
 
-    Averages replace the last values if the optimizer kept them (`parameter_averages`).
+    If the optimizer averages parameters (`parameter_averages`), these are the averages.
 
     Attributes:
         step: the folder of the checkpoint.
-        record: the record of the run in it.
-        shapes: shapes of all arrays; an array of the checkpoint has precedence over the base's.
+        record: the record of the run in the checkpoint.
+        shapes: shapes of all arrays; those of the checkpoint take precedence over those of its base.
     """
 
     def __init__(self, step: epath.Path, record: Mapping[str, Any], base: 'SavedParams | None' = None):
         self.step, self.record, self._base = step, record, base
-        # Read only once: Orbax opens every array to answer, and each is a request to a bucket.
+        # Read only once, because Orbax opens every array, each with a request to the bucket.
         self._state = saved_shapes(step / 'state')
         params = parameter_averages.PARAMS
         self.saved_shapes = {name.removeprefix(params): x for name, x in self._state.items() if name.startswith(params)}
         self.shapes: dict[str, tuple[int, ...]] = {**(base.shapes if base else {}), **self.saved_shapes}
 
     def shapes_for(self, names: Any) -> dict[str, tuple[int, ...]]:
-        """Returns `shapes` without the adapters that are merged for a model with the parameters `names`."""
+        """Returns `shapes` without the adapters that would be merged for a model with the parameters `names`."""
         return {
             name: shape
             for name, shape in self.shapes.items()
@@ -66,9 +66,9 @@ class SavedParams:
         }
 
     def read(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
-        """Reads the arrays of these names, all of which `shapes` has, in these shapes and shardings.
+        """Reads the arrays in `abstract` with these shapes and shardings; all names must be in `shapes`.
 
-        Raises UserError if they cannot be read, durable.DamagedCheckpoint if a number is not finite.
+        Raises UserError if they cannot be read, and durable.DamagedCheckpoint if one contains NaN or infinity.
         """
         here = {name: leaf for name, leaf in abstract.items() if name in self.saved_shapes}
         in_base = {name: leaf for name, leaf in abstract.items() if name not in here}
@@ -86,7 +86,7 @@ class SavedParams:
         return lora.kernel_of(kernel) == kernel and matrices[0] in self.saved_shapes and not {*matrices} & names.keys()
 
     def _matrix(self, name: str, kernel: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        """Describes a matrix of an adapter, which is small and therefore replicated on every device of its kernel."""
+        """Describes a matrix of an adapter. It is small, and therefore replicated on all devices of its kernel."""
         sharding = kernel.sharding
         if isinstance(sharding, NamedSharding):
             sharding = NamedSharding(sharding.mesh, PartitionSpec())
@@ -115,7 +115,7 @@ def root_cause(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def wrap_errors(path: epath.Path, done: str) -> Iterator[None]:
-    """Converts errors of the checkpoint library into a UserError that says why `path` cannot be `done` ('read')."""
+    """Converts errors of Orbax into a UserError: the checkpoint at `path` cannot be `done`, such as 'read'."""
     try:
         yield
     except UserError:
@@ -139,7 +139,7 @@ def verify_files(folder: epath.Path, listed: bool = False) -> None:
         try:
             if listed or (folder / durable.FILE_LIST).exists():
                 durable.check_files(folder)
-            # After the comparison, or a damaged checkpoint would be reported as malicious.
+            # After the checksums, because a damaged description would otherwise be reported as malicious.
             untrusted.check_descriptions(folder)
         except durable.DamagedCheckpoint as error:
             damage = str(error)
@@ -148,7 +148,7 @@ def verify_files(folder: epath.Path, listed: bool = False) -> None:
 
 
 def check_finite(folder: epath.Path, tree: Any) -> None:
-    """Raises durable.DamagedCheckpoint with the name of an array that contains NaN or infinity."""
+    """Raises durable.DamagedCheckpoint with the name of the first array that contains NaN or infinity."""
     name = train_state.first_nonfinite(tree)
     if name:
         raise durable.DamagedCheckpoint(
@@ -167,7 +167,7 @@ def saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
         metadata = ocp.StandardCheckpointer().metadata(path)
         described = getattr(metadata, 'item_metadata', metadata)
         if described is None:
-            # Orbax has logged why, with a traceback.
+            # Orbax has logged the reason with a traceback.
             raise UserError(
                 f'the checkpoint at {path.parent} cannot be read: _METADATA, _sharding or manifest.ocdbt in its folder '
                 f'{path.name} is missing or damaged; {UNREADABLE}'
@@ -191,13 +191,13 @@ def read_record(step: epath.Path) -> dict[str, Any]:
 
 
 def checkpoint_fingerprint(step: epath.Path) -> str:
-    """Returns an identifier of the checkpoint that copies share: the hash of the list of its files' hashes."""
+    """Returns a fingerprint of the checkpoint, the hash of its file list. Copies have the same fingerprint."""
     with wrap_errors(step, 'read'):
         return hashlib.sha256(untrusted_files.read_bytes(step / durable.FILE_LIST)).hexdigest()
 
 
 def base_path(step: epath.Path) -> epath.Path:
-    """Returns the path of the base of the adapters in `step`. Raises UserError if BASE_FILE does not have it."""
+    """Reads the path of the base of the adapters in `step` from BASE_FILE. Raises UserError if it is missing."""
     file, advice = step.parent.parent / BASE_FILE, 'write the path of the base of these adapters into it'
     text = untrusted_files.read_text(file, advice, limit=MAX_BASE_FILE_BYTES).strip()
     if not text or not text.isprintable():
@@ -206,7 +206,7 @@ def base_path(step: epath.Path) -> epath.Path:
 
 
 def abstract_params(model: Any, batch_shapes: Any, partitioner: Partitioner) -> Any:
-    """Returns shapes and shardings of the float32 parameters, for `restore_params`. Does not compute any array."""
+    """Returns the shapes and shardings of the float32 parameters, for `restore_params`, without computing them."""
     boxed = interface.param_shapes(model, batch_shapes)
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, jnp.float32, sharding=sharding),
@@ -216,9 +216,9 @@ def abstract_params(model: Any, batch_shapes: Any, partitioner: Partitioner) -> 
 
 
 def find_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> epath.Path:
-    """Returns the folder of one checkpoint: `path` itself, or the newest step of a MODEL_DIR or its `checkpoints`.
+    """Returns the folder of a checkpoint: `path`, or the newest checkpoint if `path` is a MODEL_DIR or `checkpoints`.
 
-    Raises UserError, which calls the path `setting`, if there is none.
+    Raises UserError if there is none; `setting` is the name of the path in its message.
     """
     start = model_dir.absolute_path(path)
     with object_store.wrap_read_errors(start):
@@ -235,7 +235,7 @@ def find_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> epat
 
 
 def list_steps(folder: epath.Path) -> list[int]:
-    """Returns the steps of the complete checkpoints directly in `folder`, oldest first."""
+    """Returns the steps of the complete checkpoints in `folder`, in ascending order."""
     with object_store.wrap_read_errors(folder):
         if not folder.is_dir():
             return []
@@ -245,14 +245,14 @@ def list_steps(folder: epath.Path) -> list[int]:
 
 def is_complete(step: epath.Path) -> bool:
     """Returns whether the folder `step` is a complete checkpoint."""
-    # In a bucket, the folder of an incomplete checkpoint has its final name already.
+    # In a bucket, incomplete checkpoints have their final name already.
     return (step / 'state').exists() and ocp.utils.is_checkpoint_finalized(step)
 
 
 def find_checkpoints(paths: str, setting: str = 'CHECKPOINT_PATH') -> list[epath.Path]:
-    """Returns `find_checkpoint` of each of `paths`, which are separated by commas.
+    """Returns `find_checkpoint` of each of the comma-separated `paths`.
 
-    Raises UserError if two have the same step, because the results of evaluations would be mixed.
+    Raises UserError if two have the same step, because their evaluation results would be mixed.
     """
     checkpoints = [find_checkpoint(path.strip(), setting) for path in paths.split(',') if path.strip()]
     steps = [folder.name for folder in checkpoints]
@@ -269,10 +269,10 @@ def follow_checkpoints(
     poll: float = 10.0,
     setting: str = 'CHECKPOINT_PATH',
 ) -> Iterator[epath.Path]:
-    """Yields the checkpoints of a MODEL_DIR (or of its `checkpoints`), oldest first, and then each new one.
+    """Yields the checkpoints of a MODEL_DIR (or of its `checkpoints`) in ascending order, and waits for new ones.
 
-    Ends after step `until`, or if none appears for `timeout` seconds. Skips steps in `done`, and checkpoints that the
-    training run removes before their turn. Raises UserError if none appears at all.
+    Ends after step `until`, or if no checkpoint appears for `timeout` seconds. Skips steps in `done`, and checkpoints
+    that the run removes before they are yielded. Raises UserError if no checkpoint appears at all.
     """
     run = model_dir.absolute_path(path)
     seen: set[int] = set()
@@ -292,14 +292,14 @@ def follow_checkpoints(
                 break
             time.sleep(min(poll, timeout))
     if not seen:
-        # Raises the error of a named checkpoint, with the nearest name.
+        # Raises UserError, with the most similar name.
         find_checkpoint(path, setting)
 
 
 def open_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> SavedParams:
-    """Opens the parameters of another run's checkpoint; `path` as in `find_checkpoint`. Reads no array.
+    """Opens the checkpoint that `find_checkpoint` returns for `path`, without reading arrays.
 
-    Raises UserError if `path` has no checkpoint, if it is damaged, or if the base of its adapters is not where it was.
+    Raises UserError if there is none, if it is damaged, or if the base of its adapters cannot be found.
     """
     step = find_checkpoint(path, setting)
     model_dir.check_name(step)
@@ -315,20 +315,20 @@ def open_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> Save
     )
     if checkpoint_fingerprint(base) != record[BASE]:
         raise UserError(
-            f'{base} is not the checkpoint that {step} adds to; write the path of that one into '
+            f'{base} is not the base of the adapters in {step}; write the path of their base into '
             f'{step.parent.parent / BASE_FILE}'
         )
     verify_files(base)
-    # One level: `convert --to_adapters` compares whole parameters.
+    # The base has no base itself, because `convert --to_adapters` compares whole parameters.
     return SavedParams(step, record, SavedParams(base, read_record(base)))
 
 
 def check_vocabulary(saved: SavedParams, vocabulary: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> None:
-    """Raises UserError if the checkpoint's vocabulary does not have the record `vocabulary`."""
+    """Raises UserError if the checkpoint was trained with another vocabulary than the one with this record."""
     if saved.record.get('vocabulary') != vocabulary:
         raise UserError(
-            f'{setting} {saved.step} was trained with vocabulary {saved.record.get("vocabulary")} and this '
-            f'run has {vocabulary}; give the vocabulary it was trained with'
+            f'{setting} {saved.step} was trained with vocabulary {saved.record.get("vocabulary")} and this run has '
+            f'{vocabulary}; give the vocabulary of the checkpoint'
         )
 
 
@@ -338,13 +338,12 @@ def restore_params(
     vocabulary: str | None = None,
     setting: str = 'INITIAL_CHECKPOINT_PATH',
 ) -> Any:
-    """Reads the parameters of another run's checkpoint in the shapes and shardings of `abstract_params`.
+    """Restores the parameters of a checkpoint with the shapes and shardings of `abstract_params`.
 
-    These are averages if its optimizer kept them (`parameter_averages`). Merges adapters, unless `abstract_params` has
-    them.
+    Restores averages if the optimizer kept them (`parameter_averages`). Merges adapters that `abstract_params` lacks.
 
-    Raises UserError if `path` has no checkpoint, has another vocabulary or other shapes than this run, or is damaged;
-    the error calls the path `setting`.
+    Raises UserError if `path` has no checkpoint, or one that is damaged or has another vocabulary or other shapes;
+    `setting` is the name of the path in the message.
     """
     saved = open_checkpoint(path, setting)
     if vocabulary is not None:

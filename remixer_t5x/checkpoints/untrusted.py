@@ -1,8 +1,8 @@
-"""Checks the arrays that an untrusted checkpoint describes, before a library reads it.
+"""Checks the array descriptions in an untrusted checkpoint before TensorStore opens it.
 
-TensorStore aborts the process, without an error that could be caught, if a description needs more memory than there is,
-even if it only opens the array; a few bytes of JSON can describe any amount. Descriptions are zarr's
-`.zarray` or `zarr.json`, in separate files or in the OCDBT database that Orbax writes and TensorStore lists.
+TensorStore aborts the process if an array description requires more memory than is available, even if it only opens the
+array, and a few bytes of JSON can describe an array of any size. Descriptions are zarr's `.zarray` or `zarr.json`, in
+separate files or in the OCDBT database that Orbax writes.
 """
 
 import math
@@ -17,12 +17,12 @@ from remixer_t5x.errors import UserError, one_line
 DESCRIPTIONS = ('.zarray', 'zarr.json')
 _DATABASE = 'manifest.ocdbt'
 MAX_DIMENSIONS = 32
-# Bytes of a chunk, which is unpacked as a whole. It is not larger than its array, except for rounding in small arrays.
+# A chunk is decompressed as a whole. Chunks of up to this many bytes may be larger than their array.
 SMALL_CHUNK = 2**20
-# Bytes of all arrays: a chunk of one value needs no file, so the arrays of a state before its first step are larger
-# than the files. Trained parameters, a third of a state at least, are not.
+# Limits on the bytes of all arrays relative to the files. Constant chunks have no file, so the arrays of an optimizer
+# state before its first step are larger than the files.
 SMALL_STATE, MAX_RATIO = 2**30, 100
-# Bytes of an element, of the dtypes of zarr 2 and 3 that have numbers. Others, such as structures, can have any size.
+# Bytes per element of the numeric dtypes of zarr 2 and 3. Others are refused, because structures can have any size.
 _ZARR_2 = {f'{order}{kind}{size}': size for order in '<>|' for kind in 'fiu' for size in (1, 2, 4, 8)} | {'|b1': 1}
 _ZARR_3 = {f'{kind}{8 * size}': size for kind in ('float', 'int', 'uint') for size in (1, 2, 4, 8)}
 ITEM_BYTES = {**_ZARR_2, **_ZARR_3, 'bool': 1, 'bfloat16': 2, 'float8_e4m3fn': 1, 'float8_e5m2': 1, 'int4': 1}
@@ -31,22 +31,22 @@ _ADVICE = 'copy the checkpoint again, or use another'
 
 
 def check(folder: str | os.PathLike[str]) -> None:
-    """Raises UserError if an entry of `folder` leads out of it, or describes an impossible array.
+    """Raises UserError if a link in `folder` leads out of it, or if an array description is invalid or too large.
 
-    Reads names and descriptions, but not arrays. Buckets are not checked: everybody who can write there is trusted.
+    Reads names and descriptions, but no arrays. Skips buckets, because all of their writers are trusted.
     """
     safe_paths.check_inside(folder)
     check_descriptions(folder)
 
 
 def check_descriptions(folder: str | os.PathLike[str]) -> None:
-    """The second half of `check`: raises UserError for the description of an impossible array."""
+    """Raises UserError if an array description is invalid or too large; the second half of `check`."""
     root = os.fspath(folder)
     if '://' in root:
         return
     described = stored = 0
     for place, _, files in os.walk(root):
-        # A link to a file that does not exist has no size; the code that reads it reports it.
+        # Skips broken links, which the code that reads them reports.
         paths = (os.path.join(place, name) for name in files)
         stored += sum(os.path.getsize(path) for path in paths if os.path.exists(path))
         for name, text in _descriptions(place, files):
@@ -66,11 +66,11 @@ def check_descriptions(folder: str | os.PathLike[str]) -> None:
 
 
 def _descriptions(place: str, files: list[str]) -> Iterator[tuple[str, bytes]]:
-    """The names and contents of the descriptions in one folder."""
+    """Yields the name and content of each description in a folder."""
     try:
         for name in {*files}.intersection(DESCRIPTIONS):
             yield name, untrusted_files.read_bytes(os.path.join(place, name), MAX_DESCRIPTION_BYTES)
-        # Each process writes into its own folder, and the database above refers to it.
+        # The database of the parent folder refers to the folders of the processes.
         if _DATABASE in files and not os.path.basename(place).startswith('ocdbt.process_'):
             base = {'driver': 'file', 'path': place.rstrip('/') + '/'}
             store = ts.KvStore.open({'driver': 'ocdbt', 'base': base}).result()
@@ -82,7 +82,7 @@ def _descriptions(place: str, files: list[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def _array_bytes(text: bytes) -> int:
-    """The bytes of the described array. Raises ValueError, KeyError or TypeError if it is impossible."""
+    """Returns the size of the described array. Raises ValueError, KeyError or TypeError if it is invalid."""
     if len(text) > MAX_DESCRIPTION_BYTES:
         raise ValueError(f'it has more than {MAX_DESCRIPTION_BYTES:,} bytes')
     described = untrusted_files.parse_json(text)

@@ -34,7 +34,7 @@ class BatchFormat:
 
     Attributes:
         example: example lengths of the features, by name.
-        arrays: for each array, the features whose lengths add up to its length, [batch, length]; () for a [batch] array.
+        arrays: for each array, the features whose lengths add up to its length [batch, length]; () for [batch] arrays.
         packed: the additional arrays of packed rows, as in `arrays`; None if rows cannot be packed.
         floats: names of the float32 arrays; the others are int32.
     """
@@ -199,12 +199,10 @@ def text_lengths(lengths: Lengths) -> dict[str, int]:
 
     A causal language model has no inputs, so half of its row is reserved for the prompt.
     """
-    return dict(lengths) if 'inputs' in lengths else split_length(lengths['targets'])
-
-
-def split_length(length: int) -> dict[str, int]:
-    """Splits a row of `length` tokens into a prompt and its continuation."""
-    return {'inputs': max(1, length // 2), 'targets': length - length // 2}
+    if 'inputs' in lengths:
+        return dict(lengths)
+    half = lengths['targets'] // 2
+    return {'inputs': max(1, half), 'targets': lengths['targets'] - half}
 
 
 def input_array(model_type: str) -> str:

@@ -150,7 +150,7 @@ def token_bytes(vocabulary: Any) -> np.ndarray:
 
 
 def token_texts(vocabulary: Any) -> list[bytes]:
-    """Returns the bytes that each id adds to a text, with the space before a word; b'' for padding and the end token."""
+    """Returns the bytes that each id adds to a text, with the space before a word; b'' for special ids."""
     texts = getattr(vocabulary, 'token_texts', None)
     if texts is not None:
         return list(texts)

@@ -96,7 +96,7 @@ class BestCheckpoints:
         record = {**self._record, BEST: {'task': report.task, 'metric': name, 'value': value, 'step': step}}
         others = collectives.broadcast([other for other in saved_params.list_steps(folder) if other != step])
         try:
-            manager.check_space(self._folder.parent, params, 'the best parameters take')
+            manager.check_disk_space(self._folder.parent, params, 'the best parameters take')
             manager.write_params(folder, step, params, record, others)
         except UserError as error:
             raise object_store.CannotWrite(str(error)) from error
