@@ -1,4 +1,4 @@
-"""Builds a model from gin files and macros, without a run."""
+"""Builds a model from gin files and macros."""
 
 import dataclasses
 from typing import Any
@@ -9,49 +9,49 @@ from remixer_t5x.models.interface import Model
 
 
 def build_model(*gin_files: str, **macros: object) -> Model:
-    """Builds the model that gin files and macros describe; `model.init` makes its parameters.
+    """Builds the model that gin files and macros describe. `model.init` creates its parameters.
 
-    `build_model('models/remixer.gin', 'sizes/tiny.gin', VOCAB_SIZE=384)`; your own mixer needs no gin file:
+    Examples: `build_model('models/remixer.gin', 'sizes/tiny.gin', VOCAB_SIZE=384)`, or, with a custom mixer,
     `build_model('models/t5_1_1.gin', 'sizes/tiny.gin', ENCODER_MIXER=MyMixer, ENCODER_POSITION_BIAS=None)`.
 
     Args:
-        *gin_files: shipped files or your own files, which gin runs as programs; a later file overrides an earlier file.
-        **macros: override the files. A string that begins with `@` or `%` is a gin reference (`'@fnet.FNet'`, of a
-            module that a file imports); every other value, a class or function too, is used as it is.
+        *gin_files: shipped or custom gin files, which can run any code. Later files override earlier ones.
+        **macros: override macros in the files. A string that starts with `@` or `%` is a gin reference, such as
+            `'@fnet.FNet'`; any other value, including classes and functions, is used directly.
 
-    The result is a plain value: configurations that are loaded later do not change it. gin's own configuration is
-    replaced.
+    Replaces gin's global configuration. Configurations that are loaded later do not change the model.
 
     Raises:
-        UserError: a file, a name or a value is wrong, or MODEL lacks something, such as `sizes/*.gin`.
+        UserError: a file, a name or a value is wrong, or MODEL lacks a setting, such as the sizes of `sizes/*.gin`.
     """
     if not gin_files:
-        raise UserError("build_model takes gin files: type build_model('models/t5_1_1.gin', 'sizes/tiny.gin')")
+        raise UserError("gin_files must not be empty; type build_model('models/t5_1_1.gin', 'sizes/tiny.gin')")
     references = {name: value for name, value in macros.items() if isinstance(value, str) and value[:1] in ('@', '%')}
     objects = {name: value for name, value in macros.items() if name not in references}
-    given = loading.ConfigSources([str(file) for file in gin_files], list(references.items()), objects=objects)
-    (model,) = loading.values(given, 'MODEL', only=True)
+    sources = loading.ConfigSources([str(file) for file in gin_files], list(references.items()), objects=objects)
+    (model,) = loading.values(sources, 'MODEL', only=True)
     if not isinstance(model, Model):
         return model
-    return dataclasses.replace(model, config=_config_text(given))
+    return dataclasses.replace(model, config=_config_text(sources))
 
 
-def _config_text(given: loading.ConfigSources) -> str:
-    """Returns the gin text of MODEL; empty if a value has no importable name."""
+def _config_text(sources: loading.ConfigSources) -> str:
+    """Returns the gin text of MODEL, or '' if a value has no importable name."""
     try:
-        values = {name: _gin_text(value) for name, value in given.objects.items()}
+        values = {name: _to_gin(value) for name, value in sources.objects.items()}
     except ValueError:
         return ''
-    loading.load(dataclasses.replace(given, flags=[*given.flags, *values.items()], objects={}), '%MODEL', only=True)
+    flags = [*sources.flags, *values.items()]
+    loading.load(dataclasses.replace(sources, flags=flags, objects={}), '%MODEL', only=True)
     return loading.config_text()
 
 
-def _gin_text(value: Any) -> str:
-    """Returns `value` as gin text. Raises ValueError for what gin cannot name."""
+def _to_gin(value: Any) -> str:
+    """Formats `value` as gin text. Raises ValueError if gin cannot refer to it."""
     if value is None or isinstance(value, str | int | float):
         return repr(value)
     if isinstance(value, tuple | list):
-        items = ''.join(f'{_gin_text(item)}, ' for item in value)
+        items = ''.join(f'{_to_gin(item)}, ' for item in value)
         return f'({items})' if isinstance(value, tuple) else f'[{items}]'
     module, name = getattr(value, '__module__', '__main__'), getattr(value, '__name__', '')
     if module == '__main__' or not name or getattr(value, '__qualname__', '') != name:

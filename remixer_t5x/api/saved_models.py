@@ -1,4 +1,4 @@
-"""A trained model from a MODEL_DIR, one of its checkpoints, a T5, BERT or GPT-2 of Hugging Face, or the Hub."""
+"""Loads trained models from a MODEL_DIR, a checkpoint, a Hugging Face folder, or the Hugging Face Hub."""
 
 import contextlib
 import dataclasses
@@ -27,9 +27,10 @@ from remixer_t5x.models.architecture.encoder_decoder import checked_dtype
 from remixer_t5x.models.interface import Model
 from remixer_t5x.run_folder import model_dir, object_store
 
-# Lengths if neither the run nor the caller sets them, as for a Hugging Face folder.
-LENGTHS = {'inputs': 512, 'targets': 114}
-WHAT = 'the path given to load'
+# Lengths if neither the run nor the caller sets them, for example of a Hugging Face folder.
+DEFAULT_LENGTHS = {'inputs': 512, 'targets': 114}
+# The name of the path in error messages.
+SETTING = 'the path given to load'
 
 
 def load(
@@ -42,40 +43,39 @@ def load(
 ) -> TrainedModel:
     """Loads a trained model with its parameters and vocabulary.
 
-    **A MODEL_DIR and a checkpoint run code**: the model is rebuilt from the gin text saved with the run (`config.gin`
-    or `model.gin` in MODEL_DIR), and gin text may import and call anything. Read it before you load a folder that you
-    did not write. A Hugging Face folder does not run code, and neither does the `model.gin` of a shared folder unless
-    `trust_gin` is set. gin's configuration is replaced.
+    **Loading a MODEL_DIR or a checkpoint runs code**: the model is rebuilt from the gin text that was saved with the
+    run (`config.gin` or `model.gin` in MODEL_DIR), which can import and call anything. Read it before you load a folder
+    that you did not write. Loading a Hugging Face folder never runs code, and loading a shared folder only does with
+    `trust_gin`. Replaces gin's global configuration.
 
     Args:
-        path: a MODEL_DIR (its newest checkpoint, or the best of a task if there is no other), one checkpoint in it
-            (`MODEL_DIR/checkpoints/1000`, `MODEL_DIR/best/TASK`), or a Hugging Face folder of a T5, BERT
-            or GPT-2 with safetensors, or a folder that `convert --to_shared` wrote; `hf://NAME` downloads one of the
-            last two from the Hub.
-        lengths: maximum tokens of `inputs` and `targets` instead of the run's TASK_FEATURE_LENGTHS; one may be missing.
-        partitioner: the devices; None is all of this machine's, each with all parameters.
-        vocabulary: a SentencePiece model, or the tokenizer.json of a BERT, for a Hugging Face folder that has none.
-        trust_gin: also loads a shared model whose model.gin names other modules than those of this package's models,
-            and imports those that the folder has in `code`.
-        dtype: of activations and parameters, such as 'bfloat16', which halves the memory; None is the DTYPE of the run,
-            with float32 parameters.
+        path: a MODEL_DIR (its newest checkpoint, or the best checkpoint of a task if there is no other), a checkpoint
+            (`MODEL_DIR/checkpoints/1000`, `MODEL_DIR/best/TASK`), a Hugging Face folder of a T5, BERT or GPT-2 with
+            safetensors, or a folder that `convert --to_shared` wrote. `hf://NAME` downloads one of the last two from
+            the Hub.
+        lengths: maximum tokens of `inputs` and `targets`, which override the run's TASK_FEATURE_LENGTHS.
+        partitioner: the devices; None replicates the parameters on all devices of this machine.
+        vocabulary: a SentencePiece model, or the tokenizer.json of a BERT, for a Hugging Face folder without one.
+        trust_gin: whether to load a shared model whose model.gin refers to modules other than this package's models,
+            and to import the modules in the folder's `code`.
+        dtype: dtype of activations and parameters, such as 'bfloat16', which halves the memory; None for the run's
+            DTYPE and float32 parameters.
 
     Raises:
-        UserError: the folder, a checkpoint, the saved gin text, a module or a vocabulary is missing, or something is
-            damaged.
+        UserError: the folder, a checkpoint, the saved gin text, a module or a vocabulary is missing or damaged.
     """
-    low = None if dtype is None else checked_dtype(dtype)
-    # Orbax warns about checkpoints without metadata of its own, which converted weights are.
+    low_precision = None if dtype is None else checked_dtype(dtype)
+    # Orbax warns about checkpoints without its metadata, such as converted weights.
     logger, level = logging.getLogger('absl'), logging.getLogger('absl').level
     logger.setLevel(logging.ERROR)
     try:
         trained = _load(os.fspath(path), lengths, partitioner or Partitioner(), vocabulary, trust_gin)
     finally:
         logger.setLevel(level)
-    if low is None:
+    if low_precision is None:
         return trained
-    model = dataclasses.replace(trained.model, module=trained.model.module.clone(dtype=low.name))
-    params = jax.tree.map(lambda array: jnp.asarray(array, low), trained.params)
+    model = dataclasses.replace(trained.model, module=trained.model.module.clone(dtype=low_precision.name))
+    params = jax.tree.map(lambda array: jnp.asarray(array, low_precision), trained.params)
     return dataclasses.replace(trained, model=model, params=params)
 
 
@@ -89,8 +89,8 @@ def _load(
     with object_store.wrap_read_errors(folder):
         if not folder.is_dir():
             raise UserError(
-                f'{folder} is not a folder; give a MODEL_DIR, a checkpoint, or a Hugging Face T5 folder, or hf://NAME '
-                'for a model on the Hub'
+                f'{folder} is not a folder; give a MODEL_DIR, a checkpoint, a Hugging Face T5 folder, or hf://NAME for '
+                'a model on the Hub'
             )
         is_hugging_face = (folder / folders.CONFIG).is_file() and not saved_params.list_steps(
             folder / model_dir.CHECKPOINTS
@@ -103,7 +103,7 @@ def _load(
     if is_hugging_face:
         return _load_hugging_face(str(folder), lengths, partitioner, vocabulary)
     if vocabulary is not None:
-        raise UserError(f'vocabulary= is for a Hugging Face folder; {folder} has its own: leave it out')
+        raise UserError(f'vocabulary must be None for {folder}, which contains one, got {vocabulary}; leave it out')
     checkpoint = find_checkpoint(str(folder))
     model, vocab, run_lengths = read_model(checkpoint)
     params = restore_params(checkpoint, model, vocab, partitioner)
@@ -111,7 +111,10 @@ def _load(
 
 
 def check_gin(shared: shared_folder.Shared, advice: str) -> None:
-    """Raises UserError, with `advice` on how to trust it, if the gin of a shared folder names other code than ours."""
+    """Raises UserError if the gin of a shared folder refers to other code than this package's models.
+
+    `advice` is what to type to load it anyway.
+    """
     file = shared.folder / shared_folder.GIN
     if foreign := foreign_gin.first_foreign(shared.gin_text(), str(file)):
         raise UserError(
@@ -121,39 +124,41 @@ def check_gin(shared: shared_folder.Shared, advice: str) -> None:
 
 
 def read_model(checkpoint: str) -> tuple[Any, Any, Mapping[str, int]]:
-    """Returns a checkpoint's model, vocabulary and TASK_FEATURE_LENGTHS, as configured by its run's gin text."""
+    """Returns the model, vocabulary and TASK_FEATURE_LENGTHS in the gin text of a checkpoint's run."""
     with saved_gin(checkpoint) as gin_file:
         return _read_gin(gin_file, task_vocabulary.saved_flags(containing_model_dir(checkpoint)))
 
 
 def _read_gin(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> tuple[Any, Any, Mapping[str, int]]:
-    """Returns the model, with the gin text that describes it alone, the vocabulary and the lengths of a gin file."""
-    given = loading.ConfigSources([gin_file], flags, defaults={'VOCABULARY': None, 'TASK_FEATURE_LENGTHS': LENGTHS})
-    model, vocabulary, lengths = loading.values(given, 'MODEL', *given.defaults, only=True)
+    """Returns the model (with its own gin text in `config`), the vocabulary and the lengths in a gin file."""
+    sources = loading.ConfigSources(
+        [gin_file], flags, defaults={'VOCABULARY': None, 'TASK_FEATURE_LENGTHS': DEFAULT_LENGTHS}
+    )
+    model, vocabulary, lengths = loading.values(sources, 'MODEL', *sources.defaults, only=True)
     if vocabulary is None:
-        loading.load(given, '%MODEL')
+        loading.load(sources, '%MODEL')
         vocabulary = pipeline.get_vocabulary(resolved.call_configured(pipeline.DatasetConfig, 'train'))
     if isinstance(model, Model):
-        loading.load(dataclasses.replace(given, flags=()), '%MODEL', only=True)
+        loading.load(dataclasses.replace(sources, flags=()), '%MODEL', only=True)
         model = dataclasses.replace(model, config=loading.config_text())
     return model, vocabulary, lengths
 
 
 def restore_params(checkpoint: str, model: Any, vocabulary: Any, partitioner: Partitioner) -> Any:
-    """The parameters in `checkpoint`, on the partitioner's devices. Raises UserError if they do not fit."""
+    """Restores the parameters onto the partitioner's devices. Raises UserError if they do not fit the model."""
     record = task_vocabulary.record(vocabulary)
-    return saved_params.restore_params(checkpoint, _abstract(model, partitioner), record, WHAT)
+    return saved_params.restore_params(checkpoint, _abstract_params(model, partitioner), record, SETTING)
 
 
-def _abstract(model: Any, partitioner: Partitioner) -> Any:
-    # Parameters do not depend on lengths, and no model refuses a length as short as this.
+def _abstract_params(model: Any, partitioner: Partitioner) -> Any:
+    # Any lengths will do, because parameters do not depend on them.
     return saved_params.abstract_params(model, batch_formats.smallest_shapes(model.model_type), partitioner)
 
 
 def find_checkpoint(path: str) -> str:
-    """Returns the newest checkpoint, or the best of a task if there is no other."""
+    """Returns the newest checkpoint, or the best checkpoint of a task if there is no other."""
     try:
-        return str(saved_params.find_checkpoint(path, WHAT))
+        return str(saved_params.find_checkpoint(path, SETTING))
     except UserError:
         if not (best_checkpoints := best.best_checkpoints(path)):
             raise
@@ -162,12 +167,12 @@ def find_checkpoint(path: str) -> str:
 
 @contextlib.contextmanager
 def saved_gin(checkpoint: str) -> Iterator[str]:
-    """The gin file of the MODEL_DIR that `checkpoint` is in, on a disk: gin files are not read from buckets."""
+    """Yields the gin file of the MODEL_DIR that contains `checkpoint`; a file in a bucket is copied to a disk."""
     run = containing_model_dir(checkpoint)
     file = model_dir.saved_gin(run)
     if file is None:
         names = f'{model_dir.CONFIG} nor {model_dir.CONVERTED}'
-        raise UserError(f'{run} has neither {names}, which say what the model is')
+        raise UserError(f'{run} has neither {names}, which describe the model')
     if not object_store.is_remote(file):
         yield str(file)
         return
@@ -182,7 +187,8 @@ def containing_model_dir(checkpoint: str) -> epath.Path:
     folder = model_dir.find_enclosing(checkpoint)
     if folder is None:
         raise UserError(
-            f'{checkpoint} is not in a MODEL_DIR, whose {model_dir.CONFIG} says what the model is; copy it whole'
+            f'{checkpoint} is not in a MODEL_DIR, whose {model_dir.CONFIG} describes the model; copy the whole '
+            'MODEL_DIR'
         )
     return folder
 
@@ -191,9 +197,9 @@ def _trained_model(
     model: Any, params: Any, vocabulary: Any, source: str, partitioner: Partitioner,
     run_lengths: Mapping[str, int], lengths: Mapping[str, int] | None,
 ) -> TrainedModel:  # fmt: skip
-    """Returns the model with `lengths` in place of those of its run."""
-    if unknown := sorted(set(lengths or {}) - set(LENGTHS)):
-        raise UserError(f'lengths names {", ".join(unknown)}; it takes inputs and targets')
+    """Returns the model with the lengths of its run, overridden by `lengths`."""
+    if unknown := sorted(set(lengths or {}) - set(DEFAULT_LENGTHS)):
+        raise UserError(f'lengths must be of inputs and targets, got {", ".join(unknown)}')
     lengths = {**batch_formats.text_lengths(run_lengths), **(lengths or {})}
     return TrainedModel(model, params, vocabulary, lengths, source, partitioner, ends_inputs='inputs' in run_lengths)
 
@@ -203,18 +209,19 @@ def _load_shared(
 ) -> TrainedModel:
     folder = shared.folder
     arrays, _, record = shared.params()
-    # Untrusted code would otherwise be imported if a file had the name of a module that is not loaded yet.
+    # Without trust, a file in `code` with the name of a module that is not loaded yet must not be imported.
     with shared.importable_code() if trust_gin else contextlib.nullcontext():
         model, vocabulary, run_lengths = _read_gin_text(shared.gin_text(), task_vocabulary.saved_flags(folder))
-    ours = task_vocabulary.record(vocabulary)
-    if record['vocabulary'] != ours:
+    vocabulary_record = task_vocabulary.record(vocabulary)
+    if record['vocabulary'] != vocabulary_record:
         raise UserError(
-            f'{folder} was trained with vocabulary {record["vocabulary"]}, and has {ours}; download it again'
+            f'{folder} was trained with vocabulary {record["vocabulary"]}, and has {vocabulary_record}; download it '
+            'again'
         )
-    shapes = (shared_folder.shapes(tree) for tree in (arrays, _abstract(model, partitioner)))
+    shapes = (shared_folder.shapes(tree) for tree in (arrays, _abstract_params(model, partitioner)))
     if difference := changes.describe_shapes(*shapes):
         raise UserError(f'{folder} has other parameters than the model of its {shared_folder.GIN}: {difference}')
-    params = _placed(arrays, model, partitioner)
+    params = _place_params(arrays, model, partitioner)
     saved_params.check_finite(folder, params)
     return _trained_model(model, params, vocabulary, str(folder), partitioner, run_lengths, lengths)
 
@@ -227,18 +234,20 @@ def _load_hugging_face(
     flags = task_vocabulary.gin_flags(tokenizer.function, **tokenizer.arguments)
     model, vocabulary, run_lengths = _read_gin_text(source.family.gin_text(f'Made from {path}.'), flags)
     source.family.check_vocabulary(vocabulary, tokenizer.name, path)
-    params = _placed(source.params(), model, partitioner)
+    params = _place_params(source.params(), model, partitioner)
     lengths = {**(source.family.lengths or {}), **(lengths or {})}
     return _trained_model(model, params, vocabulary, path, partitioner, run_lengths, lengths)
 
 
 def _read_gin_text(text: str, flags: Sequence[tuple[str, str]] = ()) -> tuple[Any, Any, Mapping[str, int]]:
-    """`_read_gin` of a text, which runs no code of a folder: our own statements, or a checked model.gin."""
+    """Calls `_read_gin` for a text: statements of this package, or a model.gin that was checked."""
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, model_dir.CONVERTED)
         file.write_text(text, encoding='utf-8')
         return _read_gin(str(file), flags)
 
 
-def _placed(params: Any, model: Any, partitioner: Partitioner) -> Any:
-    return jax.tree.map(lambda array, leaf: jax.device_put(array, leaf.sharding), params, _abstract(model, partitioner))
+def _place_params(params: Any, model: Any, partitioner: Partitioner) -> Any:
+    return jax.tree.map(
+        lambda array, leaf: jax.device_put(array, leaf.sharding), params, _abstract_params(model, partitioner)
+    )

@@ -1,4 +1,4 @@
-"""TrainedModel: a model with parameters and vocabulary, to generate, score, classify and encode texts."""
+"""TrainedModel: a model with parameters and vocabulary that generates, scores, classifies and encodes texts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Answer(NamedTuple):
     Attributes:
         texts: the answers of the decoder, best first, or in the order in which they were sampled.
         scores: the decoder's score of each answer; a log-likelihood for greedy decoding.
-        cut: whether the input was longer than the model's inputs, so that the model read only its beginning.
+        cut: whether the input was truncated.
     """
 
     texts: list[str]
@@ -53,11 +53,11 @@ class Encoded(NamedTuple):
     """The encoder's output for texts.
 
     Attributes:
-        hidden: [texts, length, embed] float32, 0 at padding; the end token is the last of each text.
+        hidden: [texts, length, embed] float32, 0 at padding; includes the end token of each text.
         mask: [texts, length] bool, True at tokens.
         mean: [texts, embed] float32, the mean of `hidden` over the tokens of each text.
-        cut: [texts] bool, True for a text whose end the model did not read.
-        sentence: [texts, outputs] float32, the normalised projection of `mean` if the model has one, else `mean`.
+        cut: [texts] bool, whether each text was truncated.
+        sentence: [texts, outputs] float32, the normalized projection of `mean` if the model has one, otherwise `mean`.
     """
 
     hidden: np.ndarray
@@ -69,21 +69,20 @@ class Encoded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainedModel:
-    """A trained model, as returned by `load`. Methods take a list of texts, or one text, which is a list of one.
+    """A trained model, as returned by `load`. Methods accept a list of texts or a single text.
 
-    Texts are batched by length. A result depends only on its text: other texts and the batch size do not change it,
-    except for rounding (and except for FNet, whose output depends on the padded length). Each new batch shape is
-    compiled once. An empty list returns an empty result.
+    Texts are batched by length, and each new batch shape is compiled once. The result for a text does not depend on the
+    other texts or the batch size, except for rounding and for FNet, whose output depends on the padded length.
 
     Attributes:
         model: a model, whose methods are pure functions of `params`.
-        params: parameters, float32 unless `load` was given a dtype.
+        params: parameters, float32 unless `load` was called with a dtype.
         vocabulary: converts between texts and ids: `encode(text)`, `decode(ids)`.
         lengths: maximum tokens of `inputs` and `targets`, including the end token.
         source: the folder of the parameters.
         partitioner: the devices of the parameters.
-        batch_size: maximum texts of one batch.
-        ends_inputs: whether to append the end token to inputs; prompts of causal language models have none.
+        batch_size: maximum number of texts in a batch.
+        ends_inputs: whether to append the end token to inputs; False for prompts of causal language models.
     """
 
     model: interface.Model
@@ -108,12 +107,12 @@ class TrainedModel:
         """Generates answers to each text.
 
         Args:
-            texts: the inputs. A text that is too long is truncated, and `Answer.cut` is True.
+            texts: the inputs. Long texts are truncated, with `Answer.cut` True.
             max_length: maximum tokens of an answer, including the end token; None for the length of `targets`.
             decoder: `Greedy()`, `Sampling(...)` or `BeamSearch(...)`.
-            answers: number of answers to keep for each text; None keeps all answers of the decoder.
-            seed: seed of a decoder that samples; the text's index in the list is folded in.
-            stop_strings: an answer ends after the first of these texts that it contains.
+            answers: number of answers to return for each text; None for all answers of the decoder.
+            seed: seed for sampling; the index of the text is folded in.
+            stop_strings: texts after which an answer ends.
 
         Raises:
             UserError: `answers` exceeds the decoder's number of answers, or a length is not positive.
@@ -139,16 +138,16 @@ class TrainedModel:
         seed: int = 0,
         stop_strings: Strings = (),
     ) -> Iterator[str]:
-        """Yields the answer to a text in pieces, while it is generated.
+        """Yields the answer to a text in pieces while it is generated.
 
-        The joined pieces equal the first answer of `generate` with the same arguments. Raises UserError for a decoder
-        other than `Greedy(...)` and `Sampling(...)`.
+        The concatenated pieces are the first answer of `generate` with the same arguments. Raises UserError unless the
+        decoder is `Greedy(...)` or `Sampling(...)`.
         """
         (ids,), _ = self._encode_inputs(text)
         predictor, answer, printed = self._generator(1, max_length, decoder, seed, stop_strings), '', ''
         for answer_ids in predictor.stream(self.params, ids):
             answer = self.vocabulary.decode(answer_ids)
-            # The first bytes of a character are decoded as U+FFFD.
+            # An incomplete UTF-8 character is decoded as U+FFFD.
             complete = answer.rstrip('\ufffd')
             if len(complete) > len(printed):
                 yield complete[len(printed) :]
@@ -157,7 +156,7 @@ class TrainedModel:
             yield answer[len(printed) :]
 
     def score(self, inputs: Strings, targets: Strings) -> np.ndarray:
-        """Computes log p(target | input), summed over the target's tokens and end token: [texts] float32.
+        """Computes log p(target | input), summed over the tokens of the target and its end token: [texts] float32.
 
         Raises UserError if the numbers of inputs and targets differ, or if a text is too long.
         """
@@ -181,7 +180,7 @@ class TrainedModel:
         return [Answer(list(row.texts or ()), row.scores, cut) for row, cut in zip(rows, cuts, strict=True)]
 
     def encode(self, texts: Strings) -> Encoded:
-        """Computes the encoder's output for each text and its mean; a text that is too long is truncated."""
+        """Computes the encoder's output for each text and its mean over tokens. Long texts are truncated."""
         interface.require(self.model, 'encode', 'encode')
         rows, cuts = self._encode_inputs(texts)
         width = self.model.module.embed_dim
@@ -195,16 +194,16 @@ class TrainedModel:
         return Encoded(hidden, mask, mean, np.asarray(cuts, bool), sentence)
 
     def loss(self, batch: Mapping[str, np.ndarray | jax.Array]) -> dict[str, float]:
-        """Computes `loss` and `accuracy` per target token, `perplexity` and `tokens` of one batch, without dropout.
+        """Computes `loss` and `accuracy` per target token, `perplexity` and `tokens` of a batch, without dropout.
 
-        `batch` has [rows, length] int32 arrays with the names of `make_batch`. Raises UserError if it has no target.
+        `batch` is from `make_batch`. Raises UserError if it has no target token.
         """
         missing = -len(next(iter(batch.values()))) % self.partitioner.batch_shards
         rows = {name: np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)) for name, array in batch.items()}
         return held_out_loss.evaluate(self.params, [rows], self._eval_step, self.partitioner.shard_batch, 'given')
 
     def make_batch(self, inputs: Strings, targets: Strings) -> dict[str, np.ndarray]:
-        """Converts texts to a batch for `loss` and a train step, one per row. Raises the same errors as `score`."""
+        """Converts texts to a batch for `loss` or a train step, one row per text. Raises the same errors as `score`."""
         batch = make_batch(*self._encode_pairs(inputs, targets), self.lengths)
         if self.model.model_type != batch_formats.DECODER_ONLY:
             return batch
@@ -212,10 +211,10 @@ class TrainedModel:
         return {name: np.asarray(array) for name, array in joined.items()}
 
     def save(self, folder: str | os.PathLike[str], step: int = 0) -> str:
-        """Writes parameters, vocabulary and description into a new or empty MODEL_DIR, and returns its path.
+        """Saves parameters (in float32), vocabulary and gin text to a new or empty MODEL_DIR, and returns its path.
 
-        `load(folder)` and commands with `--checkpoint=folder` read it; INITIAL_CHECKPOINT_PATH starts a run from it.
-        Parameters are saved in float32, under the number `step`.
+        The folder can be passed to `load`, to `--checkpoint` of commands, and to INITIAL_CHECKPOINT_PATH. `step` is the
+        number of the checkpoint.
 
         Raises:
             UserError: `folder` already has a checkpoint or cannot be written, the model's gin text is unknown, or the
@@ -225,7 +224,7 @@ class TrainedModel:
         target = converted.claim(folder)
         if not task_vocabulary.save(self.vocabulary, target / task_vocabulary.FOLDER):
             kind = type(self.vocabulary).__name__
-            raise UserError(f'vocabulary must be one that remixer_tasks.vocabularies makes, got {kind}')
+            raise UserError(f'vocabulary must come from remixer_tasks.vocabularies to be saved, got {kind}')
         text = f'{text}\n{task_vocabulary.gin_statements(target)}'
         (target / model_dir.CONVERTED).write_text(text)
         params = jax.tree.map(lambda array: np.asarray(array, np.float32), self.params)
@@ -245,7 +244,7 @@ class TrainedModel:
         return [ids for ids, _ in pairs], [cut for _, cut in pairs]
 
     def _encode_pairs(self, inputs: Strings, targets: Strings) -> tuple[list[list[int]], list[list[int]]]:
-        """The ids of inputs and targets. Raises UserError if their numbers differ, or if a text is too long."""
+        """Returns the ids of inputs and targets. Raises UserError if their numbers differ or a text is too long."""
         input_texts, target_texts = _as_list(inputs), _as_list(targets)
         _check_pairs(input_texts, target_texts)
         return self._encode_whole(input_texts, 'inputs'), self._encode_whole(target_texts, 'targets')
@@ -275,7 +274,7 @@ class TrainedModel:
     def _predictor(
         self, count: int, target_length: int, decoder: Decoder = GREEDY, seed: int = 0, stop_strings: Strings = ()
     ) -> predictions.Predictor:
-        """Returns the compiled functions for `count` texts; there are few batch sizes, because each is compiled."""
+        """Returns the predictor for `count` texts. Batch sizes are powers of two, because each is compiled."""
         shards = self.partitioner.batch_shards
         size = min(self.batch_size, 1 << max(count - 1, 0).bit_length())
         size = -(-size // shards) * shards
@@ -295,7 +294,7 @@ def gin_text(model: interface.Model, lengths: Mapping[str, int]) -> str:
             'model must come from load, or from build_model with values that are numbers, texts, or classes and '
             'functions at the top of an importable module; move the class to a file and import it'
         )
-    # A model that depends on the lengths has them in its own text.
+    # The text of a model that depends on the lengths contains them.
     known = re.search(r'^TASK_FEATURE_LENGTHS = ', model.config, re.MULTILINE)
     return model.config if known else f'{model.config}\nTASK_FEATURE_LENGTHS = {dict(lengths)}\n'
 
@@ -303,21 +302,21 @@ def gin_text(model: interface.Model, lengths: Mapping[str, int]) -> str:
 def make_batch(
     inputs: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], lengths: Mapping[str, int] | None = None
 ) -> dict[str, np.ndarray]:
-    """Converts lists of token ids to a batch for `model.loss` and a train step.
+    """Converts lists of token ids to a batch for `model.loss` or a train step.
 
     Args:
-        inputs: ids of each input.
-        targets: ids of each target, which the decoder reads shifted by one token.
-        lengths: lengths of `inputs` and `targets`; None for the longest of each.
+        inputs: the ids of each input.
+        targets: the ids of each target. The decoder's inputs are the targets shifted by one token.
+        lengths: lengths of the arrays of `inputs` and `targets`; None for the longest of each.
 
     Returns:
-        [rows, length] int32 arrays under seqio's names, 0 at padding.
+        [rows, length] int32 arrays with seqio's names, 0 at padding.
     """
     _check_pairs(inputs, targets)
     longest = {'inputs': max(map(len, inputs), default=0), 'targets': max(map(len, targets), default=0)}
     for side, length in (lengths or longest).items():
         if longest[side] > length:
-            raise UserError(f'{side} must have at most {length} tokens, got {longest[side]}; cut them first')
+            raise UserError(f'{side} must have at most {length} tokens, got {longest[side]}; truncate them first')
     lengths = lengths or longest
     encoder = {'encoder_input_tokens': predictions.padded(inputs, lengths['inputs'])}
     return {**encoder, **predictions.decoder_arrays(targets, lengths['targets'])}

@@ -1,8 +1,8 @@
-"""Loads the parameters that a run begins with from INITIAL_CHECKPOINT_PATH; others are fresh where the models differ.
+"""Loads the initial parameters of a run from INITIAL_CHECKPOINT_PATH, whose model may differ.
 
-Parameters may have other names in the checkpoint (INITIAL_CHECKPOINT_MAP), and its vocabulary may be another one
-(INITIAL_VOCABULARY): then each row of an embedding comes from the row of the same piece. Parameters with a row (or
-column) for each id have the logical axis `vocab`. Rows of pieces that the other vocabulary lacks stay fresh.
+Parameters may have other names in the checkpoint (INITIAL_CHECKPOINT_MAP). It may also have another vocabulary
+(INITIAL_VOCABULARY). Then each row of a parameter with the logical axis `vocab` is copied from the row of the same
+piece, or initialized randomly if the other vocabulary lacks the piece.
 """
 
 import math
@@ -28,20 +28,20 @@ from remixer_t5x.train.settings import Folder
 
 SETTING = 'INITIAL_CHECKPOINT_MAP'
 _LAYERS = re.compile(r'(.*)\[(\d+):(\d+)\]')
-# The table shows this many parts of each kind, the largest.
-MOST_SHOWN = 12
+# Maximum number of rows of each kind in the printed table.
+MAX_ROWS = 12
 Shapes = Mapping[str, tuple[int, ...]]
 Targets = Mapping[str, jax.ShapeDtypeStruct]
 
 
 class Source(NamedTuple):
-    """The name of an array in a checkpoint, and the layers to take, all if None."""
+    """The source of a parameter: the name of an array in the checkpoint, and its layers to use (None for all)."""
 
     name: str
     layers: tuple[int, int] | None = None
 
     def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the shape of the layers that are taken from an array of this shape."""
+        """Returns the shape of `layers` of an array with this shape."""
         if self.layers is None:
             return shape
         first, last = self.layers
@@ -58,20 +58,20 @@ def load(
     create: Callable[[], train_state.TrainState],
     may_be_fresh: Sequence[str] = (),
 ) -> tuple[Any, str]:
-    """Loads the parameters, and returns them with a table of their sources.
+    """Loads the initial parameters, and returns them with a printable table of their sources.
 
-    All come from the checkpoint, except for those that FRESH_PARAMETERS and INITIAL_CHECKPOINT_MAP name, adapters that
-    the checkpoint lacks, and those that the model allows to be fresh if the checkpoint lacks them or has other shapes
-    (a classifier's head). With INITIAL_VOCABULARY, rows of the embedding come from the rows of the same pieces.
+    All parameters are loaded from the checkpoint, except for those that FRESH_PARAMETERS or INITIAL_CHECKPOINT_MAP
+    exclude, adapters that the checkpoint lacks, and a head (`may_be_fresh`) that it lacks or has with other shapes.
 
     Args:
         folder: the checkpoint and the names of its parameters.
-        plan: the state to fill.
+        plan: shapes and shardings of the state.
         vocabulary: the vocabulary of the run.
         create: returns a random state.
         may_be_fresh: `Model.fresh_parameters`.
 
-    Raises UserError if other parameters differ, or if a setting names none.
+    Raises:
+        UserError: a parameter is missing or has another shape, or a setting matches no parameter.
     """
     saved = saved_params.open_checkpoint(str(folder.initial_checkpoint_path))
     targets = traverse_util.flatten_dict(plan.abstract.params, sep='/')
@@ -79,7 +79,7 @@ def load(
     shapes = saved.shapes_for(targets)
     sources = find_sources(targets, folder.checkpoint_map or {}, folder.fresh_parameters)
     _mark_fresh(sources, targets, shapes, may_be_fresh)
-    _check(sources, targets, shapes, saved, rows.keys())
+    _check(sources, targets, shapes, saved, rows)
     fresh = {name for name in targets if sources[name] is None}
     created: Mapping[str, jax.Array] = {}
     if fresh or rows:
@@ -93,7 +93,7 @@ def load(
 def _rows(
     folder: Folder, plan: train_state.StatePlan, saved: SavedParams, vocabulary: Any
 ) -> dict[str, tuple[int, Any]]:
-    """Returns the axis of ids and `match_pieces` of each parameter with a row for each id; {} with one vocabulary."""
+    """Returns the vocabulary axis and `match_pieces` of each parameter that has one; {} for one vocabulary."""
     other = folder.initial_vocabulary
     if other is None:
         saved_params.check_vocabulary(saved, task_vocabulary.record(vocabulary))
@@ -101,12 +101,11 @@ def _rows(
     saved_params.check_vocabulary(saved, task_vocabulary.record(other), 'with INITIAL_VOCABULARY, the checkpoint')
     matches = match_pieces(vocabulary, other)
     specs = traverse_util.flatten_dict(nn.get_partition_spec(plan.boxed_params), sep='/')
-    id_axes = {name: id_axis(tuple(spec)) for name, spec in specs.items()}
-    return {name: (axis, matches) for name, axis in id_axes.items() if axis is not None}
+    return {name: (tuple(spec).index(axes.VOCAB), matches) for name, spec in specs.items() if axes.VOCAB in tuple(spec)}
 
 
 def _mark_fresh(sources: Sources, targets: Targets, saved: Mapping[str, Any], heads: Sequence[str]) -> None:
-    """Marks parameters as fresh that no setting has to name: adapters, and a head that does not fit."""
+    """Marks missing adapters, and a head that does not fit, as fresh."""
     head = [name for name in targets if name.split('/')[0] in heads]
     unfit = any((source := sources[name]) and saved.get(source.name) != targets[name].shape for name in head)
     for name in targets:
@@ -116,8 +115,10 @@ def _mark_fresh(sources: Sources, targets: Targets, saved: Mapping[str, Any], he
             sources[name] = None
 
 
-def _check(sources: Sources, targets: Targets, saved: Mapping[str, Any], checkpoint: SavedParams, rows: Any) -> None:
-    """Raises UserError if an array is missing, has another shape, or is left although no setting names it."""
+def _check(
+    sources: Sources, targets: Targets, saved: Mapping[str, Any], checkpoint: SavedParams, rows: Mapping[str, Any]
+) -> None:
+    """Raises UserError if an array is missing, has another shape, or is not used although no setting excludes it."""
     expected, available = {}, {}
     for name, source in sources.items():
         if source is None:
@@ -130,16 +131,14 @@ def _check(sources: Sources, targets: Targets, saved: Mapping[str, Any], checkpo
         expected[name] = targets[name].shape
         if source.name in saved:
             shape = source.shape_of(saved[source.name])
-            available[name] = (
-                targets[name].shape if name in rows and _differ_by_one_axis(shape, expected[name]) else shape
-            )
+            if name in rows and len(shape) == len(expected[name]):
+                # The size of the vocabulary axis may differ.
+                axis = rows[name][0]
+                shape = (*shape[:axis], expected[name][axis], *shape[axis + 1 :])
+            available[name] = shape
     same_names = all(source == Source(name) or lora.is_adapter(name) for name, source in sources.items())
     left = {name: shape for name, shape in saved.items() if name not in _source_names(sources)}
     saved_params.check_fit(checkpoint.step, {**available, **(left if same_names else {})}, expected)
-
-
-def _differ_by_one_axis(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    return len(shape) == len(other) and sum(a != b for a, b in zip(shape, other, strict=True)) <= 1
 
 
 def _source_names(sources: Sources) -> set[str]:
@@ -149,7 +148,7 @@ def _source_names(sources: Sources) -> set[str]:
 def _read(
     sources: Sources, targets: Targets, saved: SavedParams, rows: Mapping[str, Any], created: Mapping[str, Any]
 ) -> Any:
-    """Reads the arrays that come from the checkpoint, by their names in the model."""
+    """Reads the arrays that are loaded from the checkpoint, and returns them by their names in the model."""
     taken = {name: source for name, source in sources.items() if source is not None}
     shapes: dict[str, jax.ShapeDtypeStruct] = {}
     for name, source in taken.items():
@@ -167,9 +166,9 @@ def _read(
             params[name] = jax.jit(lambda a, b=source.layers: a[slice(*b)], out_shardings=targets[name].sharding)(array)
         elif name in rows:
             axis, matches = rows[name]
-            params[name] = rows_by_piece(created[name], array, matches, axis)
+            params[name] = _copy_rows(created[name], array, matches, axis)
         else:
-            # The step donates its state, in which a buffer must not occur twice.
+            # A step donates its state, which must not contain a buffer twice.
             params[name] = array.copy() if uses.count(source.name) > 1 else array
     return params
 
@@ -192,13 +191,13 @@ def _describe(
 def find_sources(
     names: Mapping[str, Any], renamed: Mapping[str, str | None], fresh: str | None = None
 ) -> dict[str, Source | None]:
-    """Finds the source of each parameter of the model; None for a fresh one.
+    """Returns the source of each parameter of the model; None for a fresh parameter.
 
-    INITIAL_CHECKPOINT_MAP has regular expressions for whole names of the model's parameters. The first that matches
-    decides: its value is the name in the checkpoint, which may repeat groups (`\\1`), or None for a fresh parameter.
-    `NAME[4:8]` takes these layers of a stacked array, for stacks with other runs. Other parameters keep their names.
+    `renamed` (INITIAL_CHECKPOINT_MAP) maps regular expressions for full parameter names to names in the checkpoint,
+    which may refer to groups (`\\1`), or to None for fresh parameters. The first match applies. `NAME[4:8]` selects
+    layers of a stacked array. Other parameters have the same name in the checkpoint.
 
-    Raises UserError if an expression is not regular, or matches no parameter.
+    Raises UserError if an expression is invalid or matches no parameter.
     """
     if fresh is not None and not any(fresh in name for name in names):
         raise UserError(
@@ -217,8 +216,8 @@ def find_sources(
     for pattern in renamed:
         if pattern not in used:
             raise UserError(
-                f'{SETTING} has {pattern!r}, which matches no parameter beyond those of the lines before it; it must '
-                f'match whole names, such as {next(iter(names))}'
+                f'{SETTING} has {pattern!r}, which matches no parameter that earlier entries do not match; an '
+                f'expression must match full names, such as {next(iter(names))}'
             )
     return sources
 
@@ -247,25 +246,20 @@ def _parse_source(match: re.Match[str], to: str | None) -> Source | None:
 
 
 def match_pieces(vocabulary: Any, other: Any) -> np.ndarray:
-    """Returns the id of the same piece in `other` for each id of `vocabulary`, [ids] int32, -1 without one."""
+    """Returns the id of the same piece in `other` for each id of `vocabulary`, [ids] int32; -1 if it has none."""
     ids = {piece: index for index, piece in enumerate(task_vocabulary.list_pieces(other)) if piece}
     return np.asarray([ids.get(piece, -1) for piece in task_vocabulary.list_pieces(vocabulary)], np.int32)
 
 
-def id_axis(names: tuple[str | None, ...]) -> int | None:
-    """Returns the axis of a parameter with these logical axes that has one row for each id, if any."""
-    return names.index(axes.VOCAB) if axes.VOCAB in names else None
-
-
 def _row_shape(target: jax.ShapeDtypeStruct, shape: tuple[int, ...], axis: int) -> jax.ShapeDtypeStruct:
-    """Returns how to read an array of the other model: unsharded along its ids, whose number may not divide."""
+    """Describes an array with another vocabulary: unsharded along `axis`, whose size may not divide evenly."""
     spec = [*target.sharding.spec, *[None] * (len(shape) - len(target.sharding.spec))]
     spec[axis] = None
     return jax.ShapeDtypeStruct(shape, target.dtype, sharding=NamedSharding(target.sharding.mesh, PartitionSpec(*spec)))
 
 
-def rows_by_piece(fresh: jax.Array, other: jax.Array, matches: np.ndarray, axis: int) -> jax.Array:
-    """Replaces rows of `fresh` along `axis` by the rows of `other` at `matches`; others stay fresh."""
+def _copy_rows(fresh: jax.Array, other: jax.Array, matches: np.ndarray, axis: int) -> jax.Array:
+    """Replaces rows of `fresh` along `axis` with the rows of `other` at `matches`, except where these are -1."""
     index = np.full(fresh.shape[axis], -1, np.int32)
     index[: len(matches)] = np.where(matches < other.shape[axis], matches, -1)[: len(index)]
     is_known = (index >= 0).reshape([-1 if place == axis else 1 for place in range(fresh.ndim)])
@@ -277,27 +271,27 @@ def rows_by_piece(fresh: jax.Array, other: jax.Array, matches: np.ndarray, axis:
 
 
 def _table(taken: Shapes, fresh: Shapes, left: Shapes) -> Iterator[str]:
-    """Yields a line for each part of the model: taken, fresh or left, its name, arrays and parameters.
+    """Yields a line with kind, name prefix, number of arrays and number of parameters for each part of the model.
 
-    A part is the shortest prefix of names that arrays of one kind share with no array of another kind.
+    A part consists of the arrays of one kind (taken, fresh or left) with a prefix that no array of another kind has.
     """
     kinds = {'taken': taken, 'fresh': fresh, 'left': left}
     everything = {name for shapes in kinds.values() for name in shapes}
     for kind, shapes in kinds.items():
-        # `left` has names of the checkpoint, the others names of the model.
+        # `left` has names in the checkpoint, the others have names in the model.
         sizes_of: dict[str, list[int]] = {}
         for name, prefix in shortest_prefixes(shapes.keys(), everything - shapes.keys()).items():
             sizes_of.setdefault(prefix, []).append(math.prod(shapes[name]))
         ordered = sorted(sizes_of.items(), key=lambda item: -sum(item[1]))
-        for prefix, sizes in ordered[:MOST_SHOWN]:
+        for prefix, sizes in ordered[:MAX_ROWS]:
             yield _table_row(kind, prefix, len(sizes), sum(sizes))
-        if rest := ordered[MOST_SHOWN:]:
+        if rest := ordered[MAX_ROWS:]:
             arrays = sum(len(sizes) for _, sizes in rest)
             yield _table_row(kind, f'{len(rest)} more parts', arrays, sum(sum(sizes) for _, sizes in rest))
 
 
 def shortest_prefixes(names: Collection[str], others: Collection[str]) -> dict[str, str]:
-    """Finds for each of `names` the shortest prefix, such as `encoder/run_0`, that none of `others` has."""
+    """Returns for each name its shortest prefix, such as `encoder/run_0`, that none of `others` has."""
     known = {'/'.join(parts[:depth]) for parts in (name.split('/') for name in others) for depth in range(len(parts))}
     prefixes = {}
     for name in names:

@@ -64,7 +64,7 @@ def test_a_reference_is_a_macro_value():
 @pytest.mark.parametrize(
     ('files', 'macros', 'message'),
     [
-        ((), {}, 'takes gin files'),
+        ((), {}, 'gin_files must not be empty'),
         (('models/t5_1_1.gin',), {}, 'sizes/'),
         (('models/t5_1_1.gin', 'sizes/tiny.gin'), {'EMBED_DIMM': 8}, 'did you mean EMBED_DIM'),
         (('models/t5.gin',), {}, 'not found'),

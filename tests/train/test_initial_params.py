@@ -99,7 +99,7 @@ def test_layers_of_a_run_can_be_split_over_other_runs(seq2seq):
 
 @pytest.mark.parametrize(
     ('renamed', 'words'),
-    [({'encoder/run_0': None}, 'matches no parameter beyond those of the lines before it'),
+    [({'encoder/run_0': None}, 'matches no parameter that earlier entries do not'),
      ({'(': None}, 'not a regular expression'), ({'logits/(.*)': r'logits/\2'}, 'does not fit its expression'),
      ({'logits/.*': 5}, 'must map regular expressions to names'),
      ({'logits/kernel': 'head/kernel'}, 'takes logits/kernel from head/kernel, which .* lacks'),
