@@ -1,4 +1,4 @@
-"""A run whose MODEL_DIR is in a bucket: a stand-in of Google Cloud Storage on this machine, and real processes."""
+"""Runs whose MODEL_DIR is in a bucket, with a local fake of Google Cloud Storage and real processes."""
 
 import json
 import signal
@@ -35,18 +35,20 @@ def unbroken(training, tmp_path_factory):
 
 @pytest.fixture
 def here(store, monkeypatch):
-    """This process reads the bucket too."""
+    """The store, which the test process can access too."""
     for name, value in store.environment().items():
         monkeypatch.setenv(name, value)
     return store
 
 
-def start(training, store, **given):
-    return training.start(model_dir=MODEL_DIR, environment=paths.environment(**store.environment()), **{**RUN, **given})
+def start(training, store, **options):
+    return training.start(
+        model_dir=MODEL_DIR, environment=paths.environment(**store.environment()), **{**RUN, **options}
+    )
 
 
-def train(training, store, **given):
-    process = start(training, store, **given)
+def train(training, store, **options):
+    process = start(training, store, **options)
     return process.wait(), process.output()
 
 
@@ -57,7 +59,7 @@ def error_of(output):
 
 
 def complete_steps(store):
-    """Steps with Orbax's last object."""
+    """Returns the steps with Orbax's commit marker."""
     parts = [name.split('/') for name in store.names('bucket', f'{INSIDE}/checkpoints/')]
     return sorted(int(step) for *_, step, name in (p for p in parts if len(p) == 5) if name == 'commit_success.txt')
 
@@ -72,16 +74,16 @@ def damage(store, step):
     return name.removeprefix(prefix)
 
 
-def test_killed_while_a_checkpoint_is_uploaded_and_restarted_is_bit_equal(training, here, unbroken, tmp_path):
+def test_a_run_killed_during_an_upload_ends_bit_equal(training, here, unbroken, tmp_path):
     state = f'{INSIDE}/checkpoints/20/state'
-    # The arrays of step 20 never arrive.
+    # The store never accepts the arrays of step 20.
     here.hold(f'(POST|PUT) {state}/.*ocdbt')
     process = start(training, here)
     process.until(lambda: here.names('bucket', state) and complete_steps(here) == [10], 'the upload of step 20')
     assert process.kill() == -signal.SIGKILL
     here.heal()
     checkpoints = model_dir.absolute_path(MODEL_DIR) / model_dir.CHECKPOINTS
-    # Orbax knows that step 20 is not complete, although a folder of that name is there.
+    # Step 20 is not complete, although its folder exists.
     assert (checkpoints / '20' / 'state').exists() and saved_params.list_steps(checkpoints) == [10]
     with pytest.raises(UserError, match='20 does not contain a checkpoint'):
         saved_params.find_checkpoint(f'{checkpoints}/20')
@@ -91,13 +93,13 @@ def test_killed_while_a_checkpoint_is_uploaded_and_restarted_is_bit_equal(traini
     copy = here.copy('bucket', INSIDE, tmp_path / 'copy')
     assert difference(copy, unbroken, RUN['train_steps']) is None
     assert saved_params.list_steps(checkpoints) == [10, 20, 30]
-    # A bucket has what a folder has, but for the lock.
+    # A bucket contains the same files as a folder, except for the lock.
     names = {name.split('/')[2] for name in here.names('bucket', f'{INSIDE}/')} - {''}
     assert names == {path.name for path in unbroken.iterdir()} - {'run.lock'}
 
 
-def test_requests_to_a_store_are_repeated_after_failures(training, store, unbroken, tmp_path):
-    """Errors, connections that close without an answer or within it, and slow answers."""
+def test_failed_requests_are_retried(training, store, unbroken, tmp_path):
+    """Errors, connections that are closed before or during the response, and slow responses."""
     for method in ('GET', 'POST', 'PUT', 'DELETE'):
         for status in (503, 500, 429):
             store.fail(f'{method} {INSIDE}/', times=1, status=status)
@@ -111,26 +113,26 @@ def test_requests_to_a_store_are_repeated_after_failures(training, store, unbrok
     assert difference(store.copy('bucket', INSIDE, tmp_path / 'copy'), unbroken, 30) is None
 
 
-def test_a_checkpoint_that_cannot_be_uploaded_leaves_the_one_before_it(training, store, unbroken, tmp_path):
+def test_a_failed_upload_keeps_the_previous_checkpoint(training, store, unbroken, tmp_path):
     store.fail(f'(POST|PUT) {INSIDE}/checkpoints/20/state/.*ocdbt', status=403)
     code, output = train(training, store)
     error = error_of(output)
     assert code == 2 and 'the checkpoint of step 10 is kept' in error and 'credentials are not allowed' in error
     assert complete_steps(store) == [10]
 
-    # The same again, but the run continues and the checkpoint after it is whole.
+    # With 'go_on', the run continues and the next checkpoint is complete.
     code, output = train(training, store, recovery={'on_save_failure': 'go_on'}, quiet=False)
     assert code == 0 and output.count('training continues (ON_SAVE_FAILURE)') == 1, output
     assert complete_steps(store) == [10, 30]
     assert difference(store.copy('bucket', INSIDE, tmp_path / 'copy'), unbroken, 30) is None
 
 
-def test_what_was_changed_or_removed_is_found_and_the_log_repeats_no_line(training, store, unbroken, tmp_path):
+def test_damaged_objects_are_named_and_log_records_not_repeated(training, store, unbroken, tmp_path):
     code, output = train(training, store, train_steps=20)
     assert code == 0, output
     text = store.read('bucket', f'{INSIDE}/metrics.jsonl').decode()
     assert [json.loads(line)['step'] for line in text.splitlines()] == [3, 6, 9, 12, 15, 18, 20, 20]
-    # As after a crash that has uploaded a line of a step that no checkpoint has.
+    # A crash may leave a record that is newer than the last checkpoint.
     later = {'kind': 'train', 'step': 21, 'loss': 0.0}
     store.write('bucket', f'{INSIDE}/metrics.jsonl', f'{text}{json.dumps(later)}\n'.encode())
 
@@ -146,7 +148,7 @@ def test_what_was_changed_or_removed_is_found_and_the_log_repeats_no_line(traini
     assert difference(store.copy('bucket', INSIDE, tmp_path / 'copy'), unbroken, 30) is None
 
 
-def test_one_line_says_what_is_missing(training, here, monkeypatch, tmp_path):
+def test_bucket_errors_are_one_line_with_advice(here, monkeypatch, tmp_path):
     def message(folder=MODEL_DIR):
         with pytest.raises(UserError) as error:
             model_dir.claim(folder)
@@ -170,7 +172,7 @@ def test_one_line_says_what_is_missing(training, here, monkeypatch, tmp_path):
         patch.setattr('remixer_t5x.run_folder.object_store.TIMEOUT', 0.1)
         patch.setenv('STORAGE_EMULATOR_HOST', 'http://127.0.0.1:9')
         assert 'does not answer; check the network' in message()
-    # Reading needs no library, but a network.
+    # Reading does not need the library, but a network.
     monkeypatch.setenv('https_proxy', 'http://127.0.0.1:9')
     with pytest.raises(UserError, match='gs://bucket/runs/first cannot be read: .* does not answer'):
         saved_params.find_checkpoint(MODEL_DIR)

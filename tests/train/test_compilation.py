@@ -1,4 +1,4 @@
-"""A function that compiles while something else happens."""
+"""Functions that are compiled ahead of time in a thread."""
 
 import threading
 import types
@@ -24,7 +24,7 @@ def _ahead(function):
     return CompiledAhead(CompiledStep(jax.jit(function), Partitioner()), SHAPE)
 
 
-def test_a_call_gives_what_jit_gives_and_traces_once():
+def test_a_call_returns_the_same_as_jit_and_traces_once():
     traced = []
 
     def function(x):
@@ -34,12 +34,12 @@ def test_a_call_gives_what_jit_gives_and_traces_once():
     ahead = _ahead(function)
     ahead.wait()
     x = jax.random.normal(jax.random.key(0), SHAPE.shape)
-    found = [np.asarray(ahead(x)) for _ in range(2)]
+    outputs = [np.asarray(ahead(x)) for _ in range(2)]
     assert traced == [(3, 4)]
-    np.testing.assert_array_equal(found, [jax.jit(function)(x)] * 2)
+    np.testing.assert_array_equal(outputs, [jax.jit(function)(x)] * 2)
 
 
-def test_what_compiling_raises_is_raised_by_the_call():
+def test_a_call_raises_the_error_of_tracing():
     def function(x):
         raise UserError('this sublayer cannot decode; use another')
 
@@ -50,23 +50,23 @@ def test_what_compiling_raises_is_raised_by_the_call():
 
 
 @pytest.mark.parametrize('options', [{'xla_cpu_of_the_moon': True}, {'xla_cpu_enable_fast_math': 'perhaps'}])
-def test_an_option_that_xla_does_not_have_is_named(options):
+def test_an_invalid_xla_option_is_named(options):
     ahead = CompiledAhead(jax.jit(jnp.sin), SHAPE, options=options)
     with pytest.raises(UserError, match=f'XLA_OPTIONS must be .*{next(iter(options))}.*--gin.XLA_OPTIONS=None'):
         ahead(jnp.ones(SHAPE.shape))
 
 
-def test_options_are_for_the_platform_of_the_devices():
+def test_xla_options_are_selected_by_platform():
     given = loading.values(loading.ConfigSources(['hardware/tpu.gin'], [('TOPOLOGY', 'v5e:2x4')]), 'XLA_OPTIONS')[0]
     on = {name: compiler_options.for_training(given, types.SimpleNamespace(platform=name)) for name in PLATFORMS}
     assert on['cpu'] == {} and all(on['tpu'].values()) and len(on['tpu']) == 6
-    # Every XLA knows the options of GPUs, and only libtpu those of TPUs.
+    # XLA on a CPU accepts the options of GPUs; only libtpu accepts those of TPUs.
     compiled = compiler_options.compile_with_options(jax.jit(jnp.sin).lower(SHAPE), on['gpu'])
     assert compiled is not None and on['gpu']
     assert compiler_options.for_training(None, jax.devices()[0]) == {}
 
 
-def test_the_function_is_traced_at_once_and_compiles_in_a_thread_that_can_be_seen():
+def test_start_traces_at_once_and_compiles_in_a_visible_thread():
     traced, finish = [], threading.Event()
 
     def lower(shape):

@@ -1,4 +1,4 @@
-"""Which parameters come from INITIAL_CHECKPOINT_PATH, and which are fresh, where the models differ."""
+"""Initial parameters from a checkpoint of another model: which are loaded, and which are fresh."""
 
 import types
 
@@ -26,7 +26,7 @@ def seq2seq(tmp_path_factory):
 
 
 def load(folder, model_type, fresh=None, renamed=None, vocabularies=None, gin='', **macros):
-    """The parameters of a model of `model_type`, and their description."""
+    """Loads the parameters of a model of this type, and returns them with their description."""
     type_file = '' if model_type == 'encoder_decoder' else f"include 'model_types/{model_type}.gin'\n"
     (folder.parent / f'{model_type}.gin').write_text(f'{saved_run.CONFIG}NUM_ENCODER_LAYERS = 4\n{type_file}{gin}')
     model = build_model(str(folder.parent / f'{model_type}.gin'), **macros)
@@ -44,12 +44,12 @@ def load(folder, model_type, fresh=None, renamed=None, vocabularies=None, gin=''
 
 
 def parts(description):
-    """The parts that the table lists as taken, fresh and left, with their numbers of arrays."""
+    """Returns the number of arrays of each part in the table, by kind."""
     rows = [line.split() for line in description.splitlines()[1:]]
     return {kind: {row[1]: int(row[2]) for row in rows if row[0] == kind} for kind in ('taken', 'fresh', 'left')}
 
 
-def test_a_classifier_takes_the_encoder_of_an_encoder_decoder(seq2seq):
+def test_a_classifier_loads_the_encoder_of_an_encoder_decoder(seq2seq):
     params, description = load(seq2seq, 'classifier', LABELS=('no', 'yes'))
     before, _, _ = converted.read(str(seq2seq))
     assert set(params) == {'token_embedder', 'encoder', 'head'}
@@ -64,14 +64,12 @@ def test_a_classifier_takes_the_encoder_of_an_encoder_decoder(seq2seq):
     }
 
 
-def test_a_decoder_is_not_left_out_without_a_setting(seq2seq):
-    with pytest.raises(UserError, match='does not fit this model'):
-        load(seq2seq, 'encoder_only')
-
-
-def test_an_unknown_name_of_fresh_parameters_is_refused(seq2seq):
-    with pytest.raises(UserError, match="FRESH_PARAMETERS must be a part of a parameter name, got 'mixr'"):
-        load(seq2seq, 'encoder_only', 'mixr')
+@pytest.mark.parametrize(
+    ('fresh', 'message'), [(None, 'does not fit this model'), ('mixr', "FRESH_PARAMETERS must be .* got 'mixr'")]
+)
+def test_a_decoder_is_only_dropped_by_a_valid_setting(seq2seq, fresh, message):
+    with pytest.raises(UserError, match=message):
+        load(seq2seq, 'encoder_only', fresh)
 
 
 RUNS = 'from remixer_t5x.models.architecture import layer\nENCODER_RUNS = ((@encoder/layer.make_layer, 1), ' \
@@ -107,13 +105,13 @@ def test_layers_of_a_run_can_be_split_over_other_runs(seq2seq):
      ({'encoder/run_0/(.*)': r'encoder/run_0/\1[2:7]'}, r'has shape \(2, .*\) there and \(4, ')],
     ids=['part', 'no expression', 'no group', 'no name', 'lacks', 'shape', 'layers'],
 )  # fmt: skip
-def test_a_wrong_map_is_one_line(seq2seq, renamed, words):
+def test_an_invalid_checkpoint_map_is_an_error(seq2seq, renamed, words):
     with pytest.raises(UserError, match=words):
         load(seq2seq, 'encoder_decoder', renamed=renamed)
 
 
-def test_rows_of_an_embedding_come_from_the_rows_of_the_same_pieces(seq2seq):
-    """The run has 26 pieces of SentencePiece and 10 sentinels, the checkpoint bytes and 100 sentinels."""
+def test_embedding_rows_are_copied_from_the_same_pieces(seq2seq):
+    """The run has 26 SentencePiece pieces and 10 sentinels, the checkpoint has bytes and 100 sentinels."""
     pieces = seqio.SentencePieceVocabulary(str(hf_folders.SPIECE), extra_ids=10)
     with pytest.raises(UserError, match='was trained with vocabulary'):
         load(seq2seq, 'encoder_decoder', vocabularies=(pieces, None), VOCAB_SIZE=48)
@@ -129,11 +127,6 @@ def test_rows_of_an_embedding_come_from_the_rows_of_the_same_pieces(seq2seq):
     assert description.count(f'13 of {pieces.vocab_size} pieces have a row there') == 2
     attention = params['encoder']['run_0']['layer']['self_attention']['key']['kernel']
     np.testing.assert_array_equal(attention, before['encoder']['run_0']['layer']['self_attention']['key']['kernel'])
-
-
-def test_pieces_of_bytes_are_those_of_sentencepiece():
-    bytes_ = saved_run.VOCABULARY
-    assert initial_params.match_pieces(bytes_, bytes_).tolist() == list(range(bytes_.vocab_size))
 
 
 def test_the_first_expression_that_matches_decides():

@@ -1,4 +1,4 @@
-"""Whole runs: what they write and print, what stops them, and other meshes. Bit-equal resume is in test_resume."""
+"""Runs from start to end: files, output, errors, meshes and settings. Bit-identical resume is in test_resume."""
 
 import json
 import pathlib
@@ -26,7 +26,7 @@ def error_of(output):
     return error
 
 
-def test_a_run_learns_and_leaves_everything_in_its_folder(training, tmp_path):
+def test_a_run_learns_and_writes_its_folder(training, tmp_path):
     folder = tmp_path / 'run'
     code, output = training.run(model_dir=str(folder), train_steps=30, checkpoint_period=10, keep=2, quiet=False)
     assert code == 0, output
@@ -52,7 +52,7 @@ def test_a_run_learns_and_leaves_everything_in_its_folder(training, tmp_path):
     again, output = training.run(model_dir=str(folder), train_steps=30, quiet=False)
     assert again == 0 and 'is at step 30 already' in output and records(folder) == train
 
-    # Another run starts from the parameters of this one.
+    # A second run is initialized from this one.
     other = tmp_path / 'other'
     code, output = training.run(model_dir=str(other), train_steps=3, initial=str(folder))
     assert code == 0, output
@@ -66,22 +66,21 @@ def test_a_run_learns_and_leaves_everything_in_its_folder(training, tmp_path):
     assert records(folder) == train
 
 
-def test_nan_stops_the_run_and_the_last_good_checkpoint_stays(training, tmp_path):
-    """An infinite learning rate makes infinite parameters out of finite gradients in step 1, and NaN in step 2."""
+def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(training, tmp_path):
+    """With an infinite learning rate, parameters are infinite after step 1, and the loss is NaN in step 2."""
     folder = tmp_path / 'run'
     assert training.run(model_dir=str(folder), train_steps=5)[0] == 0
     code, output = training.run(model_dir=str(folder), train_steps=60, learning_rate=float('inf'))
     error = error_of(output)
-    print(error)
     assert code == 2 and 'not finite at step' in error and 'the last good checkpoint is step 5' in error
     assert [p.name for p in (folder / 'checkpoints').iterdir()] == ['5']
-    # Losses that are NaN from the first step on.
+    # The loss is NaN from the first step on.
     code, output = training.run(model_dir=str(tmp_path / 'nan'), train_steps=60, nan_below=384)
     assert code == 2 and 'at step 1; no checkpoint was saved yet' in error_of(output)
     assert not records(tmp_path / 'nan')
 
 
-def test_a_generator_is_read_if_the_position_is_not_saved(training, tmp_path):
+def test_a_generator_requires_save_position_false(training, tmp_path):
     run = {'model_dir': str(tmp_path / 'run'), 'generator': True, 'log_period': 1, 'quiet': False}
     code, output = training.run(train_steps=2, **run)
     assert code == 2 and 'whose position cannot be saved' in error_of(output)
@@ -92,40 +91,41 @@ def test_a_generator_is_read_if_the_position_is_not_saved(training, tmp_path):
         assert output.count('the position in the data is not saved') == 1 and message in output
     losses = [record['loss'] for record in records(tmp_path / 'run')]
     assert len(losses) == 4 and np.isfinite(losses).all()
-    # A run that saves its position cannot resume there.
+    # A run that saves its position cannot resume from this checkpoint.
     code, output = training.run(train_steps=6, **{**run, 'generator': False})
     assert code == 2 and 'has no saved data position' in error_of(output)
 
 
-def test_hooks_are_prepared_once_after_the_first_step():
-    events = []
+def run_loop(events, hook, batches, saved_step=None):
+    """Runs a loop of trivial steps, which append their batches to `events`."""
 
     def step(state, batch):
         events.append(batch)
         return state, {}
 
-    evaluation = hooks.Hook(3, lambda now: events.append('call'), prepare=lambda: events.append('prepare'))
     others = {name: mock.MagicMock() for name in ('bad_steps', 'saver', 'profiler', 'log')}
-    others['log'].clock.pause = mock.MagicMock()
+    state = mock.MagicMock(step=0, saved_step=saved_step, patience=Patience())
     stop = mock.MagicMock(agreed_signal=lambda step: None)
-    now = mock.MagicMock(step=0, patience=Patience())
-    loop.Loop(step, iter(['first', 'second', 'third']), [evaluation], **others).run(now, 3, stop)
+    loop.Loop(step, iter(batches), [hook], **others).run(state, len(batches), stop)
+    return events
+
+
+def test_hooks_are_prepared_once_after_the_first_step():
+    events = []
+    hook = hooks.Hook(3, lambda state: events.append('call'), prepare=lambda: events.append('prepare'))
+    run_loop(events, hook, ['first', 'second', 'third'])
     assert events == ['first', 'prepare', 'second', 'third', 'call']
 
 
-@pytest.mark.parametrize(('saved', 'calls'), [(None, 1), (0, 0)])
-def test_hooks_are_called_at_the_start_of_new_runs_only(saved, calls):
-    """A run that goes back to its first checkpoint has a checkpoint of step 0."""
+@pytest.mark.parametrize(('saved_step', 'expected'), [(None, ['hook', 'batch']), (0, ['batch'])])
+def test_at_start_hooks_are_called_in_new_runs_only(saved_step, expected):
+    """A run that was killed after it saved its initial state has a checkpoint of step 0."""
     events = []
-    hook = hooks.Hook(None, lambda now: events.append(now.step), at_start=True)
-    others = {name: mock.MagicMock() for name in ('bad_steps', 'saver', 'profiler', 'log')}
-    now = mock.MagicMock(step=0, saved_step=saved, patience=Patience())
-    stop = mock.MagicMock(agreed_signal=lambda step: None)
-    loop.Loop(lambda state, batch: (state, {}), iter(['only']), [hook], **others).run(now, 1, stop)
-    assert events == [0] * calls
+    hook = hooks.Hook(None, lambda state: events.append('hook'), at_start=True)
+    assert run_loop(events, hook, ['batch'], saved_step) == expected
 
 
-def test_bad_data_in_the_middle_of_a_run_is_reported_in_one_line(training, tmp_path):
+def test_bad_data_in_the_middle_of_a_run_is_a_one_line_error(training, tmp_path):
     code, output = training.run(model_dir=str(tmp_path / 'run'), train_steps=60, poison='line 30 ab')
     assert code == 2 and 'notes.jsonl line 7 is not JSON' in error_of(output)
 
@@ -134,21 +134,21 @@ def test_bad_data_in_the_middle_of_a_run_is_reported_in_one_line(training, tmp_p
     ('changed', 'words'),
     [({'vocab_size': 128}, 'set VOCAB_SIZE to 384'), ({'microbatches': 3}, 'BATCH_SIZE must be a multiple of 3')],
 )
-def test_mistakes_are_reported_before_a_folder_is_created(training, tmp_path, changed, words):
+def test_errors_are_raised_before_a_folder_is_created(training, tmp_path, changed, words):
     code, output = training.run(model_dir=str(tmp_path / 'run'), train_steps=5, **changed)
     assert code == 2 and words in error_of(output)
     assert not (tmp_path / 'run').exists()
 
 
-def test_other_meshes_continue_with_the_same_numbers(training, tmp_path):
-    """8 devices for 10 steps, other 8-device mesh to 20, one device to 30: the same as one device for 30."""
-    settings_ = {'dropout_rate': 0.0, 'eval_period': 100, 'checkpoint_period': 10}
+def test_a_run_resumes_on_other_meshes_with_equal_losses(training, tmp_path):
+    """10 steps each on 8 devices, another mesh of 8 devices, and one device equal 30 steps on one device."""
+    options = {'dropout_rate': 0.0, 'eval_period': 100, 'checkpoint_period': 10}
     folder, alone = tmp_path / 'run', tmp_path / 'alone'
-    assert training.run(model_dir=str(alone), train_steps=30, **settings_)[0] == 0
+    assert training.run(model_dir=str(alone), train_steps=30, **options)[0] == 0
     for steps, devices, mesh in ((10, 8, {'data': 8}), (20, 8, {'data': 2, 'fsdp': 2, 'tensor': 2}), (30, 1, {})):
-        code, output = training.run(model_dir=str(folder), train_steps=steps, devices=devices, mesh=mesh, **settings_)
+        code, output = training.run(model_dir=str(folder), train_steps=steps, devices=devices, mesh=mesh, **options)
         assert code == 0, output
-    # A run that ends at step 10 logs there too; apart from that the steps are the same.
+    # Runs that end at steps 10 and 20 also log there, so their next windows are shorter.
     ours = {r['step']: r for r in records(folder)}
     for theirs in records(alone):
         if theirs['step'] in (12, 21):
@@ -156,19 +156,27 @@ def test_other_meshes_continue_with_the_same_numbers(training, tmp_path):
         np.testing.assert_allclose([ours[theirs['step']][k] for k in LOSSES], [theirs[k] for k in LOSSES], rtol=2e-4)
 
 
-def test_settings_of_periods_are_checked():
-    with pytest.raises(UserError, match='LOG_PERIOD must be a whole number of at least 1, got 0'):
-        settings.Periods(10, log_period=0)
-    with pytest.raises(UserError, match="TRAIN_STEPS must be .* got '10'"):
-        settings.Periods('10')
-    assert settings.Periods(10, eval_period=None).eval_period is None
-    with pytest.raises(UserError, match='EVAL_AT_START must be True or False, got 1'):
-        settings.Periods(10, eval_at_start=1)
-    at_start = settings.Periods(10, eval_period=None, eval_at_start=True)
-    with pytest.raises(UserError, match='EVAL_AT_START needs evaluations'):
-        settings.Run(None, None, None, at_start, None)
-    with pytest.raises(UserError, match='EVAL_PERIOD = None'):
-        settings.Run(None, None, None, settings.Periods(10), None)
+@pytest.mark.parametrize(
+    ('build', 'message'),
+    [
+        (lambda: settings.Periods(10, log_period=0), 'LOG_PERIOD must be a whole number of at least 1, got 0'),
+        (lambda: settings.Periods('10'), "TRAIN_STEPS must be .* got '10'"),
+        (lambda: settings.Periods(10, eval_at_start=1), 'EVAL_AT_START must be True or False, got 1'),
+        (lambda: settings.Periods(10, stop_after_evaluations=0), 'STOP_AFTER_EVALUATIONS must be .* got 0'),
+        (lambda: settings.Recovery(on_bad_step='ignore'), "ON_BAD_STEP must be 'stop' or 'skip' or 'rewind', got 'ig"),
+        (lambda: settings.Recovery(restore=3), "RESTORE must be 'newest' or 'previous', got 3"),
+        (lambda: settings.Recovery(on_save_failure=None), 'ON_SAVE_FAILURE must be .* got None'),
+        (lambda: settings.Recovery(spike_factor=1), 'SPIKE_FACTOR must be a number above 1 or None, got 1'),
+        (lambda: settings.Run(None, None, None, settings.Periods(10), None), 'EVAL_PERIOD = None'),
+        (
+            lambda: settings.Run(None, None, None, settings.Periods(10, eval_period=None, eval_at_start=True), None),
+            'EVAL_AT_START needs evaluations',
+        ),
+    ],
+)
+def test_settings_are_validated(build, message):
+    with pytest.raises(UserError, match=message):
+        build()
 
 
 def test_a_hook_is_due_at_its_period_and_at_the_end():

@@ -1,4 +1,4 @@
-"""The progress line, what a run's time is spent on, and the notes on its learning rate."""
+"""The progress line, the speed, the time by activity, and the notes on the learning rate."""
 
 import io
 
@@ -16,7 +16,7 @@ from remixer_t5x.train.run_log import learning_rate_notes
 TIMING = {'seconds_per_step': 0.5, 'tokens_per_second': 12345.6}
 
 
-def test_a_log_file_has_plain_lines():
+def test_output_to_a_file_has_plain_lines():
     out = io.StringIO()
     line = progress.ProgressLine(1000, console=Console(file=out, highlight=False, soft_wrap=True, width=20))
     for step in range(1, 301):
@@ -26,7 +26,7 @@ def test_a_log_file_has_plain_lines():
     assert out.getvalue() == 'step 300/1000 · loss 4.8123 · rate 0.012 · 12,346 tokens/s · MFU 41% · 5m50s left\n'
 
 
-def test_a_terminal_shows_one_line_that_is_redrawn():
+def test_a_terminal_shows_a_progress_bar():
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=120, highlight=False)
     line = progress.ProgressLine(10, console=console)
@@ -39,7 +39,7 @@ def test_a_terminal_shows_one_line_that_is_redrawn():
     assert text.count('\n') < 5
 
 
-def test_the_last_step_has_no_time_left_and_a_step_without_time_no_speed():
+def test_the_step_line_omits_unknown_times():
     assert progress.describe_step(5, 5, {'loss': 1.0}, TIMING) == 'step 5/5 · loss 1.0000 · 12,346 tokens/s'
     assert progress.describe_step(1, 5, {'loss': 1.0}, {}) == 'step 1/5 · loss 1.0000'
 
@@ -49,14 +49,14 @@ def test_the_last_step_has_no_time_left_and_a_step_without_time_no_speed():
     [('NVIDIA A100-SXM4-80GB', 312e12), ('NVIDIA H100 80GB HBM3', 989e12), ('NVIDIA H100 PCIe', 756e12),
      ('TPU v4', 275e12), ('TPU v5 lite', 197e12), ('TPU v5p', 459e12), ('cpu', None)],
 )  # fmt: skip
-def test_peaks(kind, peak):
+def test_peak_flops_match_the_most_specific_device(kind, peak):
     assert progress.peak_flops(kind) == peak
 
 
 @pytest.mark.parametrize(
     ('seconds', 'text'), [(0.4, '0s'), (59, '59s'), (200, '3m20s'), (7500, '2h05m'), (273600, '3d04h')]
 )
-def test_durations(seconds, text):
+def test_durations_are_formatted_with_two_units(seconds, text):
     assert progress.format_duration(seconds) == text
 
 
@@ -78,7 +78,7 @@ def test_the_clock_excludes_pauses(monkeypatch):
 
 
 NAMES = st.sampled_from([progress.STEPS, progress.DATA, progress.EVALUATION])
-# A block: its name, seconds before its inner blocks, these blocks, seconds after them.
+# A block: its name, seconds before its inner blocks, inner blocks, seconds after them.
 BLOCKS = st.recursive(
     st.tuples(NAMES, st.integers(0, 9), st.just([]), st.integers(0, 9)),
     lambda inner: st.tuples(NAMES, st.integers(0, 9), st.lists(inner, max_size=3), st.integers(0, 9)),
@@ -108,17 +108,7 @@ def test_each_moment_belongs_to_the_innermost_block(blocks):
     assert seconds == pytest.approx(expected) and sum(seconds.values()) == pytest.approx(now[0])
 
 
-def test_an_error_ends_a_block():
-    now = [0.0]
-    timeline = progress.Timeline(lambda: now[0])
-    with pytest.raises(ValueError), timeline.during(progress.STEPS):
-        now[0] = 2.0
-        raise ValueError
-    now[0] = 3.0
-    assert timeline.seconds() == {progress.STEPS: 2.0, progress.OTHER: 1.0}
-
-
-def test_times_of_processes_add_up_and_foreign_lines_are_skipped(tmp_path):
+def test_times_of_processes_add_up_and_invalid_lines_are_skipped(tmp_path):
     folder = epath.Path(tmp_path)
     assert progress.read_times(folder) == {}
     progress.append_times(folder, 0, 5, {'steps': 3.0, 'idle': 1.0})
@@ -133,24 +123,24 @@ def notes(optimizer, steps=100):
     return list(learning_rate_notes(optimizer, steps))
 
 
-def test_the_notes_have_start_peak_and_end_of_the_schedule():
+def test_notes_describe_start_peak_and_end_of_the_schedule():
     schedule = schedules.cosine(0.02, 10, 100, final=1e-5, warmup_start=0.01)
     (line,) = notes(optimizer.adamw_rms(schedule))
     assert line == f'learning rate: 0.01 at step 1, 0.02 at step 11, {float(schedule(99)):.3g} at step 100'
     assert notes(optimizer.adafactor(0.001)) == ['learning rate: 0.001']
-    # T5's schedule, which falls after 10,000 steps.
+    # T5's schedule is constant for 10,000 steps.
     (line,) = notes(optimizer.adafactor(schedules.rsqrt()), 40_000)
     assert line == 'learning rate: 0.01 at step 1, 0.005 at step 40,000'
 
 
 @pytest.mark.parametrize('make', [optimizer.adafactor, optimizer.adamw_rms])
-def test_a_rate_far_above_published_ones_warns(make):
+def test_a_learning_rate_far_above_published_ones_warns(make):
     too_high = schedules.rsqrt(0.14)
     assert [line.startswith('warning: the learning rate reaches 0.14. ') for line in notes(make(too_high))] == [0, 1]
     assert len(notes(make(schedules.rsqrt()))) == len(notes(make(0.02))) == 1
 
 
-def test_there_is_no_warning_without_a_known_safe_rate():
+def test_no_warning_if_the_safe_learning_rate_is_unknown():
     assert len(notes(optimizer.adafactor(1.0, multiply_by_parameter_scale=False))) == 1
     assert len(notes(optimizer.adamw(1.0))) == 1
     assert notes(optimizer.as_optimizer(optax.sgd(10.0))) == []

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: one line at once, and no traceback until the last line of the command."""
+"""Signals: the first prints one line and stops the run, the second exits, and neither prints a traceback."""
 
 import argparse
 import os
@@ -12,35 +12,35 @@ from remixer_t5x.train import loop, preemption
 from remixer_t5x.train.settings import Result
 
 
-class Left(BaseException):
-    """Raised instead of ending the process."""
+class Exited(BaseException):
+    """Raised instead of exiting the process."""
 
 
 @pytest.fixture
-def leaves(monkeypatch):
-    def leave(code):
-        raise Left(code)
+def catch_exit(monkeypatch):
+    def exit_process(code):
+        raise Exited(code)
 
-    monkeypatch.setattr(os, '_exit', leave)
+    monkeypatch.setattr(os, '_exit', exit_process)
 
 
 @pytest.mark.parametrize(('number', 'again'), [(signal.SIGINT, 'press again'), (signal.SIGTERM, 'send it again')])
-def test_the_first_signal_is_answered_at_once(capfd, leaves, number, again):
+def test_the_first_signal_stops_the_run_and_the_second_exits(capfd, catch_exit, number, again):
     with preemption.StopRequest(step=4) as stop:
         assert stop.agreed_signal(5) is None
         signal.raise_signal(number)
-        said = f'{number.name}: finishing step 6, then saving; {again} to quit without saving'
-        assert capfd.readouterr().err.strip() == said
+        line = f'{number.name}: finishing step 6, then saving; {again} to quit without saving'
+        assert capfd.readouterr().err.strip() == line
         assert stop.agreed_signal(6) == number.name
-        # A closed terminal sends SIGHUP twice, which ends nothing.
+        # SIGHUP after another signal is ignored, because a closing terminal sends it twice.
         signal.raise_signal(signal.SIGHUP)
         assert stop.agreed_signal(6) == number.name
-        with pytest.raises(Left, match=str(128 + number)):
+        with pytest.raises(Exited, match=str(128 + number)):
             signal.raise_signal(number)
         assert capfd.readouterr().err.strip() == 'ends without saving'
 
 
-def test_a_hang_up_saves_and_nohup_ignores_it(capfd, monkeypatch):
+def test_sighup_stops_the_run_unless_it_is_ignored_as_under_nohup():
     with preemption.StopRequest(step=4) as stop:
         signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGHUP)
@@ -54,7 +54,7 @@ def test_a_hang_up_saves_and_nohup_ignores_it(capfd, monkeypatch):
 
 @pytest.fixture
 def command(monkeypatch, tmp_path):
-    """`train`, whose run has just been stopped by a signal and has saved; its last lines are to be printed."""
+    """The `train` command, with a run that was stopped by a signal and has saved."""
 
     def stopped(run, *, signals, **_):
         stop = signals.enter_context(preemption.StopRequest())
@@ -78,21 +78,21 @@ def command(monkeypatch, tmp_path):
     return lambda: train.run(args)
 
 
-def test_a_second_ctrl_c_before_the_last_line_is_not_a_traceback(command, leaves, monkeypatch):
+def test_a_second_ctrl_c_during_the_summary_exits_without_traceback(command, catch_exit, monkeypatch):
     monkeypatch.setattr(train, '_print_end', lambda result: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(Left, match='130'):
+    with pytest.raises(Exited, match='130'):
         command()
 
 
-def test_the_end_of_a_run_without_a_finite_loss(capfd, tmp_path):
-    """metrics.jsonl has null in its place."""
+def test_the_summary_omits_a_loss_that_is_not_finite(capfd, tmp_path):
+    """metrics.jsonl contains null instead."""
     result = Result(3, None, {'loss': None}, {'loss': None, 'perplexity': None}, str(tmp_path), 'checkpoint')
     train._print_end(result)
     train._draw_loss(result, 'stop')
     assert capfd.readouterr().out.startswith('finished at step 3\n')
 
 
-def test_after_the_last_line_signals_are_the_callers_again(command, capfd):
+def test_signal_handlers_are_restored_after_the_summary(command, capfd):
     before = signal.getsignal(signal.SIGINT)
     assert command() == 130
     assert signal.getsignal(signal.SIGINT) is before
