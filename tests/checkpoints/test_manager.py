@@ -1,4 +1,4 @@
-"""Checkpoints: what comes back, what stays, and every way in which a folder or a checkpoint can be wrong."""
+"""Saving and restoring checkpoints, and errors of folders and checkpoints."""
 
 import os
 import pathlib
@@ -48,7 +48,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def saved(folder):
-    """Three saved steps, of which two stay."""
+    """A MODEL_DIR with the last two of three saved steps."""
     checkpoints = manager.Checkpoints(folder, keep=2)
     for step in (1, 2, 3):
         checkpoints.save(
@@ -58,7 +58,7 @@ def saved(folder):
     return folder
 
 
-def test_what_was_saved_comes_back(saved):
+def test_a_restored_checkpoint_equals_the_saved_one(saved):
     checkpoints = manager.Checkpoints(saved, keep=2)
     assert checkpoints.steps() == [2, 3] and checkpoints.latest_step() == 3
     state, position = checkpoints.restore(3, abstract(state_of(0)))
@@ -68,8 +68,8 @@ def test_what_was_saved_comes_back(saved):
     checkpoints.close()
 
 
-def test_donated_buffers_do_not_reach_the_file(folder):
-    """The next step overwrites the state's buffers while the file is written."""
+def test_donated_buffers_are_not_written(folder):
+    """The next steps overwrite the buffers of the state while the checkpoint is written."""
     checkpoints = manager.Checkpoints(folder)
     state = TrainState(jnp.int32(0), {'w': jnp.ones((256, 1024))}, ())
     advance = jax.jit(lambda s: jax.tree.map(lambda x: x * 0 + 7, s), donate_argnums=0)
@@ -82,7 +82,7 @@ def test_donated_buffers_do_not_reach_the_file(folder):
     checkpoints.close()
 
 
-def test_leftovers_of_an_interrupted_write_are_no_checkpoint(saved):
+def test_an_interrupted_write_is_not_a_checkpoint_and_is_removed(saved):
     steps = saved / 'checkpoints'
     shutil.copytree(steps / '3', steps / '4.orbax-checkpoint-tmp')
     os.remove(steps / '4.orbax-checkpoint-tmp' / '_CHECKPOINT_METADATA')
@@ -94,15 +94,15 @@ def test_leftovers_of_an_interrupted_write_are_no_checkpoint(saved):
     assert sorted(p.name for p in steps.iterdir()) == ['2', '3', '4']
 
 
-def test_a_model_of_other_shapes_is_told(saved):
+def test_restoring_other_shapes_is_an_error(saved):
     checkpoints = manager.Checkpoints(saved)
     text = message(lambda: checkpoints.restore(3, abstract(state_of(0, embed=5))))
     assert 'has shape' in text and '(4,) there and (5,) here' in text
     checkpoints.close()
 
 
-def test_the_first_array_that_differs_is_named():
-    """A parameter rather than its moments, and one that both have rather than one that is absent."""
+def test_the_most_informative_shape_difference_is_named():
+    """A parameter rather than its moments, and an array of both rather than an absent one."""
     moment, kernel, logits = 'opt_state/1/mu/encoder/remixer/kernel', 'params/encoder/remixer/kernel', 'params/logits'
     saved = dict.fromkeys((moment, kernel, logits), (1,))
     assert changes.describe_shapes(saved, saved) == ''
@@ -113,8 +113,7 @@ def test_the_first_array_that_differs_is_named():
 
 
 @pytest.mark.parametrize('file', ['_sharding', '_METADATA'])
-def test_a_damaged_description_is_a_plain_reason(saved, file):
-    """Of a checkpoint without a list of its files."""
+def test_a_damaged_description_without_file_list_is_an_error(saved, file):
     step = pathlib.Path(saved / 'checkpoints' / '3')
     (step / 'files.json').unlink()
     (step / 'state' / file).write_text('[]')
@@ -122,7 +121,7 @@ def test_a_damaged_description_is_a_plain_reason(saved, file):
     assert 'damaged' in text and 'copy the checkpoint again, or use another' in text
 
 
-def test_another_run_is_told():
+def test_resuming_with_other_settings_is_an_error():
     changes.check_compatible(RUN, RUN)
     assert 'vocabulary ab12 of 384 ids' in message(
         lambda: changes.check_compatible(RUN, {**RUN, 'vocabulary': 'other'})
@@ -133,21 +132,25 @@ def test_another_run_is_told():
 
 
 @pytest.mark.parametrize('place', ['', 'checkpoints', 'checkpoints/2'])
-def test_parameters_alone(saved, place):
+def test_parameters_are_restored_from_a_run_or_a_checkpoint(saved, place):
     params = saved_params.restore_params(str(saved / place), abstract(state_of(0)).params, RUN['vocabulary'])
     assert_equal(params, state_of(2 if place.endswith('2') else 3).params)
 
 
-def test_wrong_initial_checkpoints_are_told(saved, tmp_path):
-    wanted = abstract(state_of(0)).params
-    assert 'does not contain a checkpoint' in message(lambda: saved_params.restore_params(str(tmp_path), wanted))
-    assert 'trained with vocabulary' in message(lambda: saved_params.restore_params(str(saved), wanted, 'other'))
-    assert '(4,) there and (5,) here' in message(
-        lambda: saved_params.restore_params(str(saved), abstract(state_of(0, embed=5)).params)
-    )
+@pytest.mark.parametrize(
+    ('place', 'embed', 'vocabulary', 'words'),
+    [
+        ('..', 4, None, 'does not contain a checkpoint'),
+        ('', 4, 'other', 'trained with vocabulary'),
+        ('', 5, None, '(4,) there and (5,) here'),
+    ],
+)
+def test_an_unsuitable_initial_checkpoint_is_an_error(saved, place, embed, vocabulary, words):
+    params = abstract(state_of(0, embed)).params
+    assert words in message(lambda: saved_params.restore_params(str(saved / place), params, vocabulary))
 
 
-def test_a_full_disk_is_told_before_writing(saved, monkeypatch):
+def test_a_full_disk_is_an_error_before_writing(saved, monkeypatch):
     checkpoints = manager.Checkpoints(saved)
     usage = shutil.disk_usage(saved)._replace(free=10)
     monkeypatch.setattr(manager.shutil, 'disk_usage', lambda path: usage)
@@ -156,7 +159,7 @@ def test_a_full_disk_is_told_before_writing(saved, monkeypatch):
     checkpoints.close()
 
 
-def test_model_dir(tmp_path, monkeypatch):
+def test_model_dir_must_be_a_new_or_an_own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert model_dir.claim('runs/first') == model_dir.claim(tmp_path / 'runs' / 'first')
     foreign = tmp_path / 'foreign'
@@ -170,8 +173,8 @@ def test_model_dir(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('name', ['a*b', 'what?', 'run[1]'])
-def test_a_name_that_orbax_reads_as_a_pattern_is_refused(saved, tmp_path, name):
-    """Orbax writes a checkpoint there and does not find it again."""
+def test_a_name_with_pattern_characters_is_refused(saved, tmp_path, name):
+    """Orbax would write a checkpoint there and not find it again."""
     place = tmp_path / name
     assert 'as a pattern' in message(lambda: model_dir.claim(place))
     assert not place.exists()
@@ -179,8 +182,8 @@ def test_a_name_that_orbax_reads_as_a_pattern_is_refused(saved, tmp_path, name):
     assert 'as a pattern' in message(lambda: saved_params.open_checkpoint(str(place)))
 
 
-def test_a_read_only_folder_is_told(tmp_path, monkeypatch):
-    """By an error of the file system, since these tests may run as a user who may write anywhere."""
+def test_a_read_only_folder_is_an_error(tmp_path, monkeypatch):
+    """The error is simulated, because root can write anywhere."""
 
     def refuse(self, text):
         raise PermissionError(13, 'Permission denied')

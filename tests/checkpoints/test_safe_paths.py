@@ -1,6 +1,7 @@
-"""Folders of others: links and names that leave them are refused, and what stays inside is not."""
+"""Links and file names that lead out of an untrusted folder are refused."""
 
 import os
+from unittest import mock
 
 import pytest
 from hypothesis import example, given, settings
@@ -29,13 +30,13 @@ def refused(call, *args):
     'target', ['/etc/passwd', '../../../secret', '/nowhere/at/all', '../../../given_too/file', '/']
 )
 def test_a_link_that_leaves_is_refused(folder, tmp_path, target):
-    """Also one into a folder whose name begins like the folder's, and one to what is not there."""
+    """This includes links to a folder whose name has the folder's name as a prefix, and broken links."""
     (tmp_path / 'given_too').mkdir()
     (folder / 'deep' / 'deeper' / 'link').symlink_to(target)
     assert 'deeper/link is a link that leaves' in refused(safe_paths.check_inside, folder)
 
 
-def test_links_inside_and_a_folder_reached_by_a_link_are_fine(folder, tmp_path):
+def test_links_inside_the_folder_and_to_the_folder_are_allowed(folder, tmp_path):
     (folder / 'deep' / 'link').symlink_to('../file')
     (folder / 'deep' / 'loop').symlink_to('..')
     (folder / 'absolute').symlink_to(folder / 'file')
@@ -52,13 +53,13 @@ def test_a_chain_of_links_is_followed_to_its_end(folder, tmp_path):
     assert 'is a link that leaves' in refused(safe_paths.resolve_inside, folder, 'a', 'an index')
 
 
-def test_a_pipe_is_refused_before_anybody_waits_for_it(folder):
+def test_a_pipe_is_refused_without_opening_it(folder):
     os.mkfifo(folder / 'deep' / 'pipe')
     assert 'is a pipe, socket or device' in refused(safe_paths.check_inside, folder)
     assert 'is a pipe, socket or device' in refused(safe_paths.resolve_inside, folder, 'deep/pipe', 'an index')
 
 
-def test_hugging_faces_cache_links_into_its_blobs(tmp_path):
+def test_links_to_the_blobs_of_a_hugging_face_cache_are_allowed(tmp_path):
     snapshot = tmp_path / 'models--x' / 'snapshots' / '0123'
     snapshot.mkdir(parents=True)
     (tmp_path / 'models--x' / 'blobs').mkdir()
@@ -71,14 +72,14 @@ def test_hugging_faces_cache_links_into_its_blobs(tmp_path):
 
 @pytest.mark.parametrize('name', ['../x', '/etc/passwd', 'a/../../x', '..', '', ' ', 'a\0b', 'a\nb', 7, None, ['a'],
                                   'C:\\x', '..\\x', '\x1b[31m', 'file:///etc/passwd'])  # fmt: skip
-def test_names_that_leave_are_refused(folder, name):
+def test_names_that_lead_out_of_the_folder_are_refused(folder, name):
     assert 'an index names the file' in refused(safe_paths.resolve_inside, folder, name, 'an index')
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=30) | st.lists(st.sampled_from(['..', '.', 'a', '', 'deep']), max_size=5).map('/'.join))
 @example('./../x')
-def test_any_name_is_inside_or_refused(tmp_path_factory, name):
+def test_any_name_is_resolved_inside_or_refused(tmp_path_factory, name):
     folder = tmp_path_factory.getbasetemp()
     try:
         path = safe_paths.resolve_inside(folder, name, 'an index')
@@ -88,25 +89,15 @@ def test_any_name_is_inside_or_refused(tmp_path_factory, name):
         assert os.path.realpath(path).startswith(os.path.realpath(folder))
 
 
-def test_thousands_of_files_are_quick(tmp_path, monkeypatch):
-    """Each folder is listed once, and no file is opened or looked up by its path."""
+def test_each_folder_is_listed_once_and_no_file_is_opened(tmp_path, monkeypatch):
     for folder in ('a', 'b'):
         (tmp_path / folder).mkdir()
-        for number in range(1000):
+        for number in range(100):
             (tmp_path / folder / f'{number}').touch()
-    looked = {'scandir': 0, 'stat': 0, 'realpath': 0}
-
-    def counted(name, real):
-        def call(*args, **kwargs):
-            looked[name] += 1
-            return real(*args, **kwargs)
-
-        return call
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, 'scandir', counted('scandir', os.scandir))
-        patch.setattr(os, 'stat', counted('stat', os.stat))
-        patch.setattr(os.path, 'realpath', counted('realpath', os.path.realpath))
+        calls = {name: mock.Mock(wraps=getattr(os, name)) for name in ('scandir', 'stat')}
+        for name, call in calls.items():
+            patch.setattr(os, name, call)
         patch.delattr('builtins.open')
         safe_paths.check_inside(tmp_path)
-    assert looked['scandir'] == 3 and looked['stat'] + looked['realpath'] < 10, looked
+    assert calls['scandir'].call_count == 3 and calls['stat'].call_count < 10

@@ -1,4 +1,4 @@
-"""Descriptions of arrays in a checkpoint of somebody else: what would end the process is not opened."""
+"""Array descriptions in untrusted checkpoints: those that would abort the process are refused."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.interop import converted
 
 PARAMS = {'scale': np.arange(6, dtype=np.float32).reshape(2, 3), 'one': np.float32(3)}
-# Each ended the process when TensorStore opened or read the array.
+# TensorStore aborted the process when it opened or read such an array.
 HOSTILE = {
     'terabytes': {'shape': [2**38], 'chunks': [2**38]},
     'terabytes in small chunks': {'shape': [2**38], 'chunks': [2**20]},
@@ -36,12 +36,12 @@ def saved(tmp_path_factory):
 
 @pytest.fixture
 def change(saved, tmp_path):
-    """A function that changes the description of an array in a copy of the checkpoint, and returns the copy."""
+    """A function that copies the checkpoint, changes the description of an array in the copy, and returns the copy."""
 
     def changed(changes):
         copy = epath.Path(tmp_path / 'checkpoints' / '7')
         shutil.copytree(saved, copy)
-        # A stranger would make the list fit.
+        # An attacker would adapt the file list.
         (copy / durable.FILE_LIST).unlink()
         store = ts.KvStore.open({'driver': 'ocdbt', 'base': f'file://{copy}/state/'}).result()
         [key] = [key for key in store.list().result() if key.endswith(b'scale/.zarray')]
@@ -59,16 +59,16 @@ def refused(call, *args):
 
 
 @pytest.mark.parametrize('kind', HOSTILE)
-def test_what_would_end_the_process_is_refused(change, kind):
-    """`convert` reads by the first function; `infer`, `eval` and INITIAL_CHECKPOINT_PATH by the second."""
+def test_a_description_that_would_abort_the_process_is_refused(change, kind):
+    """`convert` calls the first function; `infer`, `eval` and INITIAL_CHECKPOINT_PATH call the second."""
     folder = change(HOSTILE[kind])
-    said = refused(converted.read, str(folder))
-    assert 'GiB by their descriptions' in said or 'does not describe an array of numbers' in said
+    error = refused(converted.read, str(folder))
+    assert 'GiB by their descriptions' in error or 'does not describe an array of numbers' in error
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), np.float32), PARAMS)
-    assert refused(saved_params.restore_params, str(folder), abstract) == said
+    assert refused(saved_params.restore_params, str(folder), abstract) == error
 
 
-def test_a_checkpoint_with_true_descriptions_is_read(saved, change):
+def test_a_checkpoint_with_valid_descriptions_is_read(saved, change):
     for folder in (saved, change({})):
         params, _, step = converted.read(str(folder))
         assert step == 7
@@ -76,12 +76,9 @@ def test_a_checkpoint_with_true_descriptions_is_read(saved, change):
         assert params['one'] == 3 and np.ndim(params['one']) == 0
 
 
-DTYPES = ('float32', 'bfloat16', 'float16', 'int32', 'uint32', 'int8', 'uint8', 'bool', 'int64')
-
-
-@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'int32', 'uint8', 'bool', 'int64'])
 @pytest.mark.parametrize('driver', ['zarr', 'zarr3'])
-def test_every_dtype_that_tensorstore_writes_for_numbers_is_taken(tmp_path, dtype, driver):
+def test_numeric_dtypes_of_tensorstore_are_accepted(tmp_path, dtype, driver):
     spec = {'driver': driver, 'kvstore': {'driver': 'file', 'path': str(tmp_path / 'a')}, 'dtype': dtype}
     dtype = ml_dtypes.bfloat16 if dtype == 'bfloat16' else dtype
     ts.open({**spec, 'metadata': {'shape': [3]}}, create=True).result().write(np.ones(3, dtype)).result()
@@ -89,7 +86,7 @@ def test_every_dtype_that_tensorstore_writes_for_numbers_is_taken(tmp_path, dtyp
 
 
 def test_arrays_of_zeros_may_be_larger_than_their_files(tmp_path):
-    """A state before its first step has them: a chunk that has the fill value alone is not written."""
+    """Chunks that only contain the fill value are not written, as in a state before its first step."""
     described = {'zarr_format': 2, 'shape': [2**27], 'chunks': [2**27], 'dtype': '<f4'}
     (tmp_path / '.zarray').write_text(json.dumps(described))
     untrusted.check(tmp_path)
@@ -101,7 +98,7 @@ def test_arrays_of_zeros_may_be_larger_than_their_files(tmp_path):
 
 
 @pytest.mark.parametrize('name', ['²', '٣', '007', '1' + '0' * 30])
-def test_a_folder_with_another_number_is_not_a_step(saved, tmp_path, name):
+def test_a_folder_with_a_noncanonical_number_is_not_a_step(saved, tmp_path, name):
     folder = epath.Path(tmp_path / 'run')
     shutil.copytree(saved.parent.parent, folder)
     (folder / 'checkpoints' / name / 'state').mkdir(parents=True)
@@ -110,22 +107,22 @@ def test_a_folder_with_another_number_is_not_a_step(saved, tmp_path, name):
 
 
 @pytest.mark.parametrize('record', ['[]', '3', 'null', '[' * 100_000, '{"a": 1e999}', '\x00', ''])
-def test_a_record_that_is_not_an_object_is_one_line(change, record):
+def test_an_invalid_record_is_an_error(change, record):
     folder = change({})
     (folder / 'run' / 'metadata').write_text(record)
     assert 'cannot be read' in refused(converted.read, str(folder))
 
 
-def test_parameters_larger_than_the_memory_are_not_read(saved, monkeypatch):
+def test_parameters_larger_than_the_memory_are_refused(saved, monkeypatch):
     monkeypatch.setattr(os, 'sysconf', lambda name: 1 if name == 'SC_PHYS_PAGES' else 16)
     assert 'convert them on a larger machine' in refused(converted.read, str(saved))
 
 
-def test_a_link_to_a_file_that_is_gone_is_left_to_the_reader(tmp_path):
+def test_the_check_skips_broken_links(tmp_path):
     (tmp_path / 'a').symlink_to('gone')
     untrusted.check(tmp_path)
 
 
-def test_a_file_in_the_place_of_the_checkpoints_has_no_steps(tmp_path):
+def test_a_file_named_checkpoints_has_no_steps(tmp_path):
     (tmp_path / 'checkpoints').write_text('')
     assert saved_params.list_steps(epath.Path(tmp_path / 'checkpoints')) == []
