@@ -1,4 +1,4 @@
-"""Models from gin files and macros: plain values that later configurations do not change."""
+"""build_model: models from gin files and macros, which later configurations do not change."""
 
 import functools
 import importlib
@@ -31,23 +31,23 @@ def shapes(model):
 
 
 @pytest.mark.parametrize('name', ['t5_1_0', 'remixer_scaled', 'tim', 'hyper_mixer', 'amlp', 'mixer_enc_dec'])
-def test_it_is_the_model_that_a_command_makes(name):
+def test_build_model_equals_the_model_of_a_command(name):
     files = [f'models/{name}.gin', 'sizes/tiny.gin']
     loading.load(loading.ConfigSources(files), '%MODEL')
-    wanted = shapes(gin.query_parameter('%MODEL').scoped_configurable_fn())
-    assert shapes(build_model(*files)) == wanted
+    expected = shapes(gin.query_parameter('%MODEL').scoped_configurable_fn())
+    assert shapes(build_model(*files)) == expected
 
 
-def test_a_model_survives_the_next_configuration():
+def test_a_model_does_not_change_with_later_configurations():
     first = build_model('models/t5_1_1.gin', 'sizes/tiny.gin', **SMALL)
-    wanted = shapes(first)
+    expected = shapes(first)
     second = build_model('models/fnet.gin', 'sizes/tiny.gin', **{**SMALL, 'EMBED_DIM': 8})
-    assert shapes(first) == wanted != shapes(second)
+    assert shapes(first) == expected != shapes(second)
     gin.clear_config()
-    assert shapes(first) == wanted
+    assert shapes(first) == expected
 
 
-def test_a_class_or_function_is_a_macro_value():
+def test_a_macro_may_be_a_class_or_function():
     files = ('models/t5_1_1.gin', 'sizes/tiny.gin')
     model = build_model(*files, ENCODER_MIXER=functools.partial(fnet.FNet), ENCODER_POSITION_BIAS=None, **SMALL)
     encoder = shapes(model)['encoder']
@@ -56,7 +56,7 @@ def test_a_class_or_function_is_a_macro_value():
     assert 'gated_mlp' in layer and 'self_attention' not in layer
 
 
-def test_a_reference_is_a_macro_value():
+def test_a_macro_may_be_a_gin_reference():
     model = build_model('models/remixer.gin', 'sizes/tiny.gin', ENCODER_FEED_FORWARD='@feed_forward.GatedMLP', **SMALL)
     assert 'gated_mlp' in shapes(model)['encoder']['run_0']['layer']
 
@@ -71,36 +71,36 @@ def test_a_reference_is_a_macro_value():
         (('sizes/tiny.gin',), {}, 'MODEL'),
     ],
 )
-def test_a_mistake_is_one_line(files, macros, message):
+def test_invalid_arguments_are_a_one_line_error(files, macros, message):
     with pytest.raises(UserError, match=message) as error:
         build_model(*files, **macros)
     assert '\n' not in str(error.value)
 
 
-OWN = """from remixer_t5x.models.sublayers.fnet import FNet
+CUSTOM = """from remixer_t5x.models.sublayers.fnet import FNet
 
 
-class Own(FNet):
+class Custom(FNet):
     pass
 """
 
 
-def saved(model, folder):
+def save(model, folder):
     params = nn.unbox(model.init(jax.random.key(0), SHAPES))
     trained = TrainedModel(model, params, seqio.ByteVocabulary(extra_ids=0), {'inputs': 20, 'targets': 9})
     return trained, trained.save(folder)
 
 
-def test_a_built_model_is_saved_with_its_own_mixer(tmp_path, monkeypatch):
-    (tmp_path / 'saved_mixers.py').write_text(OWN)
+def test_a_model_with_a_custom_mixer_is_saved_and_loaded(tmp_path, monkeypatch):
+    (tmp_path / 'saved_mixers.py').write_text(CUSTOM)
     monkeypatch.syspath_prepend(tmp_path)
-    mixer = importlib.import_module('saved_mixers').Own
+    mixer = importlib.import_module('saved_mixers').Custom
     files = ('models/t5_1_1.gin', 'sizes/tiny.gin')
-    own = {'ENCODER_SUBLAYERS': (mixer,), 'ENCODER_POSITION_BIAS': None}
-    trained, folder = saved(build_model(*files, **own, **{**SMALL, 'VOCAB_SIZE': 259}), tmp_path / 'saved')
+    macros = {**SMALL, 'VOCAB_SIZE': 259, 'ENCODER_SUBLAYERS': (mixer,), 'ENCODER_POSITION_BIAS': None}
+    trained, folder = save(build_model(*files, **macros), tmp_path / 'saved')
     again = load(folder)
     assert again.lengths == trained.lengths
-    assert 'own_norm' in again.params['encoder']['run_0']['layer']
+    assert 'custom_norm' in again.params['encoder']['run_0']['layer']
     np.testing.assert_array_equal(again.score(['a'], ['b']), trained.score(['a'], ['b']))
 
 
@@ -108,5 +108,5 @@ def test_a_mixer_without_an_importable_name_cannot_be_saved(tmp_path):
     mixer = functools.partial(fnet.FNet)
     model = build_model('models/t5_1_1.gin', 'sizes/tiny.gin', ENCODER_MIXER=mixer, **{**SMALL, 'VOCAB_SIZE': 259})
     with pytest.raises(UserError, match='top of an importable module'):
-        saved(model, tmp_path / 'saved')
+        save(model, tmp_path / 'saved')
     assert not (tmp_path / 'saved').exists()

@@ -1,6 +1,8 @@
-"""`import remixer_t5x`: what it offers, and that it is quick."""
+"""The names of `import remixer_t5x`, and that the import is quick."""
 
+import ast
 import inspect
+import pathlib
 import re
 import subprocess
 import sys
@@ -19,7 +21,7 @@ def loaded_after(program):
     return done.stdout.strip()
 
 
-def test_importing_it_loads_no_library():
+def test_the_import_loads_no_library():
     assert loaded_after('import remixer_t5x; dir(remixer_t5x)') == '[]'
 
 
@@ -29,17 +31,14 @@ def test_a_train_step_loads_neither_tensorflow_nor_gin():
 
 
 @pytest.mark.parametrize('name', remixer_t5x.__all__)
-def test_every_public_name_is_there_and_documented(name):
+def test_every_public_name_exists_and_is_documented(name):
     assert name in dir(remixer_t5x)
     value = getattr(remixer_t5x, name)
     assert name == '__version__' or value.__doc__
     assert getattr(remixer_t5x, name) is value
 
 
-def test_static_tools_know_the_same_names():
-    import ast
-    import pathlib
-
+def test_type_checkers_see_the_same_names():
     tree = ast.parse(pathlib.Path(remixer_t5x.__file__).read_text())
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
     static = {alias.asname: f'{line.module}.{alias.name}' for line in block.body for alias in line.names}
@@ -53,12 +52,12 @@ def test_an_unknown_name_is_an_attribute_error():
         remixer_t5x.no_such_name  # noqa: B018
 
 
-# JAX has no type for a tree of arrays.
+# Arguments that are trees of arrays, for which JAX has no type.
 TREES = {'params', 'opt_state', 'boxed_params', 'param_shardings', 'init', 'optimizer', 'return'}
 
 
 def public_signatures():
-    """Every function, and every method of a class, that a public name stands for, and the classes' own fields."""
+    """Yields the name and value of each public function, class and method."""
     for name in {*remixer_t5x.__all__} - {'__version__', 'testing'}:
         value = getattr(remixer_t5x, name)
         yield name, value
@@ -71,7 +70,7 @@ def public_signatures():
 
 
 def test_public_signatures_have_types():
-    """py.typed promises them to users' type checkers. `Any` stands for trees of arrays only."""
+    """`Any` is only used for trees of arrays."""
     for name, value in public_signatures():
         hints = inspect.get_annotations(value)
         vague = {hint for hint, kind in hints.items() if re.search(r'\bAny\b', str(kind))}

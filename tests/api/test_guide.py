@@ -1,4 +1,4 @@
-"""The Python of docs/guide/python.md, run as it is there."""
+"""Runs the Python examples of docs/guide/python.md."""
 
 import pathlib
 import re
@@ -32,7 +32,7 @@ def test_loading(folder, capsys):
     write_run(folder / 'runs' / 'first', steps=(1,))
     names = run(LOADING)
     assert names['encoded'].hidden.shape == (2, 19, 16)
-    # Random parameters write random bytes, line ends among them.
+    # Random parameters generate random bytes, including line ends.
     printed = capsys.readouterr().out
     assert re.search(r'\n\[ *-', printed) and '(2, 19, 16) [10 19] (2, 16)' in printed and "'perplexity'" in printed
 
@@ -47,7 +47,7 @@ def test_finetuning_and_saving(folder, capsys):
     assert again.loss(names['batch']) == names['tuned'].loss(names['batch'])
 
 
-def test_a_training_loop_of_ones_own_learns_and_is_short():
+def test_the_custom_training_loop_learns_and_is_short():
     names = run(TRAINING)
     assert names['losses'][-1] < 0.5 * names['losses'][0]
     assert len([line for line in TRAINING.splitlines() if line.strip()]) < 30

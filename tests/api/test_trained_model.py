@@ -1,4 +1,4 @@
-"""`load` for each kind of folder, and what a loaded model computes from texts."""
+"""`load` for each kind of folder, and the methods of a loaded model."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ from tests.support.saved_run import CONFIG, VOCABULARY, write_run
 
 LENGTHS = {'inputs': 40, 'targets': 12}
 TEXTS = ['one', 'a text of some length, 35 tokens', 'two', '', 'three and four']
-# Other than the lengths to which `TrainedModel` pads.
+# A length to which `TrainedModel` does not pad.
 PADDED = 37
 TARGETS = ['1', '35 tokens', 'zwei', 'nothing', '']
 
@@ -43,12 +43,12 @@ def ids_of(text):
 
 
 def one_row(text, length=None):
-    """[1, length], padded; as long as the text by default."""
+    """Returns the ids as [1, length], padded to `length` if it is not None."""
     ids = ids_of(text)
     return np.asarray([ids + [0] * ((length or len(ids)) - len(ids))], np.int32)
 
 
-def test_a_checkpoint_or_the_newest(run, trained):
+def test_load_selects_a_checkpoint_or_the_newest(run, trained):
     assert trained.source == str(run / 'checkpoints' / '2')
     older = remixer_t5x.load(str(run / 'checkpoints' / '1'))
     assert older.source == str(run / 'checkpoints' / '1')
@@ -58,30 +58,30 @@ def test_a_checkpoint_or_the_newest(run, trained):
     assert remixer_t5x.load(str(run), lengths={'targets': 5}).lengths == {'inputs': 40, 'targets': 5}
 
 
-def test_generate_is_what_the_model_predicts(trained):
+def test_generate_equals_the_generation_of_the_model(trained):
     answers = trained.generate(TEXTS)
     generate = jax.jit(lambda ids: trained.model.generate(trained.params, {'encoder_input_tokens': ids}, 12))
     for text, answer in zip(TEXTS, answers, strict=True):
-        made = generate(one_row(text, PADDED))
-        assert answer.text == VOCABULARY.decode([int(token) for token in made.tokens[0, 0]])
-        np.testing.assert_allclose(answer.scores, made.scores[0], rtol=1e-4)
+        expected = generate(one_row(text, PADDED))
+        assert answer.text == VOCABULARY.decode([int(token) for token in expected.tokens[0, 0]])
+        np.testing.assert_allclose(answer.scores, expected.scores[0], rtol=1e-4)
         assert not answer.cut
 
 
 @pytest.mark.parametrize('batch_size', [1, 3])
-def test_the_batch_size_changes_nothing(run, trained, batch_size):
+def test_results_do_not_depend_on_the_batch_size(run, trained, batch_size):
     small = remixer_t5x.TrainedModel(
         trained.model, trained.params, trained.vocabulary, trained.lengths, batch_size=batch_size
     )
     sampling = remixer_t5x.Sampling(num_samples=2)
     for decoder in (remixer_t5x.Greedy(), sampling):
-        wanted, found = (model.generate(TEXTS, decoder=decoder, seed=7) for model in (trained, small))
-        assert [answer.texts for answer in found] == [answer.texts for answer in wanted]
+        large, few = (model.generate(TEXTS, decoder=decoder, seed=7) for model in (trained, small))
+        assert [answer.texts for answer in few] == [answer.texts for answer in large]
     np.testing.assert_allclose(small.score(TEXTS, TARGETS), trained.score(TEXTS, TARGETS), rtol=1e-4)
     np.testing.assert_allclose(small.encode(TEXTS).hidden, trained.encode(TEXTS).hidden, atol=1e-4)
 
 
-def test_decoders_seeds_and_numbers_of_answers(trained):
+def test_generate_follows_decoder_seed_and_number_of_answers(trained):
     sampling = remixer_t5x.Sampling(num_samples=3)
     drawn = [trained.generate(TEXTS[:2], decoder=sampling, seed=seed) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
@@ -121,28 +121,28 @@ def test_score_is_the_sum_of_log_probabilities(trained):
         np.testing.assert_allclose(score, each[targets > 0].sum(), rtol=1e-4)
 
 
-def test_encode_is_the_encoders_output_with_its_mask_and_mean(trained):
+def test_encode_returns_the_encoder_output_with_mask_and_mean(trained):
     encoded = trained.encode(TEXTS)
     encode = jax.jit(functools.partial(trained.model.encode, trained.params))
     for row, text in enumerate(TEXTS):
-        wanted = np.asarray(encode(one_row(text, PADDED)))[0, : len(ids_of(text))]
-        assert encoded.mask[row].sum() == len(wanted)
-        np.testing.assert_allclose(encoded.hidden[row][encoded.mask[row]], wanted, atol=1e-4)
-        np.testing.assert_allclose(encoded.mean[row], wanted.mean(0), atol=1e-4)
+        expected = np.asarray(encode(one_row(text, PADDED)))[0, : len(ids_of(text))]
+        assert encoded.mask[row].sum() == len(expected)
+        np.testing.assert_allclose(encoded.hidden[row][encoded.mask[row]], expected, atol=1e-4)
+        np.testing.assert_allclose(encoded.mean[row], expected.mean(0), atol=1e-4)
         assert not encoded.hidden[row][~encoded.mask[row]].any()
 
 
 def test_loss_is_the_mean_over_target_tokens(trained):
     batch = trained.make_batch(TEXTS, TARGETS)
-    found = trained.loss(batch)
+    metrics = trained.loss(batch)
     tokens = sum(len(ids_of(target)) for target in TARGETS)
-    assert found['tokens'] == tokens
-    np.testing.assert_allclose(found['loss'], -trained.score(TEXTS, TARGETS).sum() / tokens, rtol=1e-3)
+    assert metrics['tokens'] == tokens
+    np.testing.assert_allclose(metrics['loss'], -trained.score(TEXTS, TARGETS).sum() / tokens, rtol=1e-3)
     with pytest.raises(UserError, match='no target token'):
         trained.loss({name: np.zeros_like(array) for name, array in batch.items()})
 
 
-def test_one_text_is_a_list_of_one_and_none_is_no_result(trained):
+def test_methods_accept_a_single_text_and_an_empty_list(trained):
     assert trained.generate('one') == trained.generate(['one'])
     np.testing.assert_array_equal(trained.score('one', '1'), trained.score(['one'], ['1']))
     assert trained.encode('one').hidden.shape == (1, 4, 16)
@@ -151,7 +151,7 @@ def test_one_text_is_a_list_of_one_and_none_is_no_result(trained):
     assert [array.shape for array in trained.encode([])] == [(0, 0, 16), (0, 0), (0, 16), (0,), (0, 16)]
 
 
-def test_a_text_that_is_too_long(trained):
+def test_long_texts_are_truncated_or_an_error(trained):
     long = 'x' * 50
     fits = 'x' * 39
     answers = trained.generate([long, fits])
@@ -166,7 +166,7 @@ def test_a_text_that_is_too_long(trained):
             trained.make_batch(inputs, targets)
 
 
-def test_pairs_that_are_not_pairs(trained):
+def test_invalid_texts_are_an_error(trained):
     for method in (trained.score, trained.make_batch):
         with pytest.raises(UserError, match='2 inputs and 1 targets'):
             method(['a', 'b'], ['c'])
@@ -184,22 +184,22 @@ def test_a_loaded_model_does_not_change_when_another_is_loaded(run, tmp_path):
 
 
 @pytest.mark.parametrize('name', hf_folders.T5_CONFIGS)
-def test_a_hugging_face_folder(name, tmp_path):
+def test_a_hugging_face_folder_is_loaded_with_equal_logits(name, tmp_path):
     arrays = hf_folders.recorded(name)
     folder = hf_folders.write(tmp_path / 'hf', hf_folders.CONFIGS[name], hf_folders.weights_of(arrays))
-    # Nothing of the folder is run, whatever it holds.
+    # Code in the folder is not run.
     (folder / 'config.gin').write_text('this is not gin')
     loaded = remixer_t5x.load(str(folder), lengths={'inputs': 16, 'targets': 8})
     inputs, targets = arrays['inputs'], arrays['targets']
-    begun = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
+    shifted = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
     apply = jax.jit(functools.partial(loaded.model.module.apply, enable_dropout=False))
-    logits = apply({'params': loaded.params}, inputs, begun)
+    logits = apply({'params': loaded.params}, inputs, shifted)
     real = targets > 0
     np.testing.assert_allclose(logits[real], arrays['logits'][real], atol=1e-3)
     assert len(loaded.generate(['a b', 'c'])) == 2
 
 
-def test_folders_without_a_model(run, tmp_path):
+def test_folders_without_a_model_are_an_error(run, tmp_path):
     def refusal(path, **options):
         with pytest.raises(UserError) as error:
             remixer_t5x.load(str(path), **options)
@@ -218,7 +218,7 @@ def test_folders_without_a_model(run, tmp_path):
 
 
 def train_steps(trained, state_of, count=3):
-    """The state after `count` steps from `state_of(plan)`, on one batch."""
+    """Returns the state after `count` steps from `state_of(plan)` on one batch."""
     batch = trained.make_batch(TEXTS, TARGETS)
     shapes = {name: array.shape for name, array in batch.items()}
     plan = remixer_t5x.plan_train_state(trained.model, optax.adamw(0.01), shapes, trained.partitioner)
@@ -232,15 +232,15 @@ def train_steps(trained, state_of, count=3):
     return state
 
 
-def test_finetuning_leaves_the_loaded_parameters_alone_and_the_result_is_saved(trained, tmp_path):
+def test_finetuned_parameters_are_saved_and_loaded_ones_unchanged(trained, tmp_path):
     before, kernel = trained.score(TEXTS, TARGETS), np.asarray(trained.params['logits']['kernel'])
-    # The parameters in a state that was made in another way share their buffers with the loaded ones.
+    # `replace` shares the buffers of the loaded parameters with the state.
     train_steps(trained, lambda plan: plan.create(jax.random.key(0)).replace(params=trained.params))
     state = train_steps(trained, lambda plan: plan.init_from_params(trained.params))
     np.testing.assert_array_equal(trained.score(TEXTS, TARGETS), before)
     np.testing.assert_array_equal(trained.params['logits']['kernel'], kernel)
     tuned = dataclasses.replace(trained, params=state.params)
-    # Nothing in the folder refers to the place where it was written.
+    # The folder can be moved.
     again = remixer_t5x.load(shutil.move(tuned.save(tmp_path / 'tuned', step=3), tmp_path / 'moved'))
     assert again.source == str(tmp_path / 'moved/checkpoints/3') and again.lengths == trained.lengths
     np.testing.assert_array_equal(again.score(TEXTS, TARGETS), tuned.score(TEXTS, TARGETS))
@@ -251,23 +251,22 @@ def test_finetuning_leaves_the_loaded_parameters_alone_and_the_result_is_saved(t
 
 
 @pytest.mark.parametrize('name', hf_folders.T5_CONFIGS)
-def test_a_hugging_face_model_is_saved_as_ours(name, tmp_path):
+def test_a_hugging_face_model_is_saved_and_loaded(name, tmp_path):
     arrays = hf_folders.recorded(name)
     folder = hf_folders.write(tmp_path / 'hf', hf_folders.CONFIGS[name], hf_folders.weights_of(arrays))
     loaded = remixer_t5x.load(str(folder), lengths={'inputs': 16, 'targets': 8})
     again = remixer_t5x.load(loaded.save(tmp_path / 'ours'))
     assert again.lengths == loaded.lengths
-    for one, other in zip(jax.tree.leaves(loaded.params), jax.tree.leaves(again.params), strict=True):
-        np.testing.assert_array_equal(one, other)
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, again.params)
     np.testing.assert_array_equal(again.score(['a b'], ['c']), loaded.score(['a b'], ['c']))
 
 
-def test_a_vocabulary_of_the_users_own_class_cannot_be_saved(trained, tmp_path):
-    class Own(type(VOCABULARY)):
+def test_a_custom_vocabulary_cannot_be_saved(trained, tmp_path):
+    class Custom(type(VOCABULARY)):
         pass
 
-    with pytest.raises(UserError, match='vocabulary must be .* got Own'):
-        dataclasses.replace(trained, vocabulary=Own(100)).save(tmp_path / 'saved')
+    with pytest.raises(UserError, match='vocabulary must come from .* got Custom'):
+        dataclasses.replace(trained, vocabulary=Custom(100)).save(tmp_path / 'saved')
 
 
 def test_bfloat16_halves_the_parameters_and_changes_little(run, trained):
@@ -295,7 +294,7 @@ def test_every_model_computes_with_bfloat16_parameters(name):
     assert jax.eval_shape(model.loss, low, batch)[0].dtype == jnp.float32
     if hasattr(model, 'predict'):
         inputs = {batch_formats.input_array(model.model_type): jax.ShapeDtypeStruct((1, 16), jnp.int32)}
-        assert jax.eval_shape(lambda *given: model.predict(*given, 4), low, inputs).shape == (1, 4)
+        assert jax.eval_shape(lambda *args: model.predict(*args, 4), low, inputs).shape == (1, 4)
 
 
 ONE_EXAMPLE = """

@@ -29,7 +29,7 @@ def byte_ids(text):
 
 
 def task_of(rows, **options):
-    """A task over rows of `inputs` and `targets`, each ids or a text; `*_pretokenized` stay texts."""
+    """Returns a task over rows of `inputs` and `targets`, as ids or texts; `*_pretokenized` stay texts."""
     texts = [key for key in rows[0] if key.endswith('_pretokenized')]
     rows = [
         {k: [*byte_ids(v), 1] if isinstance(v, str) and k not in texts else v for k, v in row.items()} for row in rows
@@ -69,7 +69,7 @@ def test_a_decoder_batch_has_the_arrays_of_its_format(model_type, features, pack
         assert batch['decoder_loss_weights'][0].tolist() == [0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 1, 1, 0]
 
 
-def test_every_frame_of_a_model_has_a_format():
+def test_every_model_type_has_a_batch_format():
     assert {model_type for _, able in interface.ABILITIES.values() for model_type in able} <= set(batch_formats.FORMATS)
 
 
@@ -80,12 +80,12 @@ def test_every_frame_of_a_model_has_a_format():
      ('decoder_only', {'inputs': 8}, "of targets, as in {'targets': 512}, or inputs and targets"),
      ('decoder_only', {'targets': 0}, 'positive')],
 )  # fmt: skip
-def test_other_features_are_rejected(model_type, lengths, words):
+def test_unsupported_features_are_an_error(model_type, lengths, words):
     with pytest.raises(UserError, match=words):
         pipeline.DatasetConfig('any', lengths, 2, model_type=model_type)
 
 
-def test_a_task_without_the_feature_is_rejected():
+def test_a_task_without_a_required_feature_is_an_error():
     with pytest.raises(UserError, match='has no inputs'):
         pipeline.get_provider(config_of(task_of([{'targets': [3]}]), LENGTHS, 2))
 
@@ -116,7 +116,7 @@ def test_masked_tokens_are_aligned_with_their_targets(pack):
 
 @dataclasses.dataclass(frozen=True)
 class Labelled:
-    """A postprocessor with labels, as benchmarks have."""
+    """A postprocessor with labels, as in benchmarks."""
 
     labels: tuple[str, ...]
 
@@ -143,7 +143,7 @@ def test_targets_become_the_indices_of_labels():
     assert batch['encoder_input_tokens'][3].tolist() == [0] * 12
 
 
-def test_truncated_labels_are_compared_by_their_texts():
+def test_long_labels_are_compared_by_their_original_texts():
     assert first_batch(labelled(ALIKE * 2, ALIKE, texts=ALIKE * 2))['labels'].tolist() == [0.0, 1.0, 0.0, 1.0]
 
 
@@ -161,7 +161,7 @@ def test_targets_become_numbers_without_labels():
      (lambda: first_batch(config_of(task_of(CORRUPTED), {'inputs': 8, 'targets': 4}, 1, model_type='encoder_only')),
       'same length for inputs and targets')],
 )  # fmt: skip
-def test_data_that_an_encoder_cannot_read_is_rejected(call, words):
+def test_data_that_does_not_fit_an_encoder_is_an_error(call, words):
     with pytest.raises(UserError, match=words):
         call()
 

@@ -1,4 +1,4 @@
-"""Batches, their shares, and the exact position, on a task in memory."""
+"""Batches of a task in memory: order, shares of hosts, exact positions and errors."""
 
 import dataclasses
 import functools
@@ -41,8 +41,8 @@ def texts(batches, vocab):
 
 
 @pytest.mark.parametrize('pack', [False, True])
-def test_batches_are_seqios(task, pack):
-    """The reference is seqio's own entry point with the same arguments."""
+def test_batches_equal_those_of_seqio(task, pack):
+    """The reference is `seqio.get_dataset` with the same arguments."""
     config = pipeline.DatasetConfig(task, LENGTHS, batch_size=4, pack=pack, seed=3)
     theirs = seqio.get_dataset(
         task,
@@ -70,8 +70,8 @@ def test_the_order_depends_on_the_seed(task):
 
 @settings(max_examples=3, deadline=None)
 @given(st.integers(0, 40), st.booleans())
-def test_a_restored_position_gives_the_following_batches(task, drawn, pack):
-    """40 batches of 4 are more than two epochs of 60 examples: the shuffle buffer and the epoch are in the position."""
+def test_a_restored_position_continues_with_the_next_batch(task, drawn, pack):
+    """40 batches of 4 are more than two epochs of 60 examples, so the position includes shuffle buffer and epoch."""
     config = pipeline.DatasetConfig(task, LENGTHS, batch_size=4, pack=pack)
     source = task_batches.TrainBatches(config, threads=1)
     take(source, drawn)
@@ -91,8 +91,8 @@ def test_shares_are_disjoint_and_complete(task):
 
 
 @pytest.mark.parametrize(('before', 'after', 'streams'), [(1, 2, None), (2, 1, None), (2, 3, None), (1, 2, 4)])
-def test_another_number_of_hosts_continues_with_the_same_batches(task, before, after, streams):
-    """A batch has its rows in the order of its streams: as many as the first run's hosts, or as STREAMS."""
+def test_other_numbers_of_hosts_resume_with_the_same_batches(task, before, after, streams):
+    """The number of streams is STREAMS, or the number of hosts at the start of the run."""
     config = pipeline.DatasetConfig(task, LENGTHS, batch_size=12, streams=streams)
     streams = streams or before
     old = [task_batches.TrainBatches(config, share, before, threads=1) for share in range(before)]
@@ -102,7 +102,7 @@ def test_another_number_of_hosts_continues_with_the_same_batches(task, before, a
             next(batches)
         captures.append({index: state for batches in old for index, state in batches.capture().items()})
     assert sorted(captures[0]) == list(range(streams))
-    # Hosts capture at different times: stream 0 after 1 batch, stream 1 after 2, stream 2 after 3, stream 3 after 1.
+    # Hosts capture after different numbers of batches.
     captured_at = {index: 1 + index % 3 for index in range(streams)}
     position = Position(3, captured_at, {index: captures[at - 1][index] for index, at in captured_at.items()})
     new = [task_batches.TrainBatches(config, share, after, threads=1, streams=streams) for share in range(after)]
@@ -135,8 +135,8 @@ def lines_task(folder, name, source=None):
 
 
 @pytest.mark.parametrize('shares', [1, 2, 5])
-def test_a_parallel_source_is_restored(tmp_path, shares):
-    """Also with fewer files than hosts."""
+def test_the_position_of_a_parallel_source_is_restored(tmp_path, shares):
+    """With five shares, there are fewer files than hosts."""
     config = pipeline.DatasetConfig(lines_task(tmp_path, f'parallel{shares}'), LENGTHS, batch_size=5 * shares)
     source = task_batches.TrainBatches(config, shares - 1, shares, threads=1)
     take(source, 11)
@@ -145,8 +145,8 @@ def test_a_parallel_source_is_restored(tmp_path, shares):
     assert_same(take(fresh, 4), take(source, 4))
 
 
-def test_a_parallel_source_keeps_its_order(tmp_path):
-    """The reference is seqio's parallel reading."""
+def test_sequential_reading_has_the_order_of_parallel_reading(tmp_path):
+    """The reference is seqio's parallel interleave."""
     config = pipeline.DatasetConfig(lines_task(tmp_path, 'in_turn'), LENGTHS, batch_size=5, shuffle=False)
     converter = seqio.EncDecFeatureConverter(pack=False)
     theirs = seqio.get_dataset(
@@ -156,7 +156,7 @@ def test_a_parallel_source_keeps_its_order(tmp_path):
 
 
 @pytest.mark.parametrize('kind', ['generator', 'cache'])
-def test_a_source_whose_position_cannot_be_saved_is_rejected(tmp_path, kind):
+def test_a_source_whose_position_cannot_be_saved_is_an_error(tmp_path, kind):
     def read(split, shuffle_files, seed=None):
         if kind == 'cache':
             return tf.data.Dataset.from_tensor_slices([*'abcdefghij']).cache()
@@ -177,7 +177,7 @@ def test_a_source_whose_position_cannot_be_saved_is_rejected(tmp_path, kind):
 
 @settings(max_examples=3, deadline=None)
 @given(st.integers(1, 20))
-def test_evaluation_sees_every_example_once_for_any_batch_size(task, batch_size):
+def test_evaluation_reads_every_example_once(task, batch_size):
     config = pipeline.DatasetConfig(task, LENGTHS, batch_size, split='validation', shuffle=False)
     batches = list(task_batches.EvalBatches(config))
     assert all(len(b['decoder_target_tokens']) == batch_size for b in batches)
@@ -189,7 +189,7 @@ def test_evaluation_sees_every_example_once_for_any_batch_size(task, batch_size)
     assert weights[13:].sum() == 0 and rows[13:].sum() == 0
 
 
-def test_evaluation_shares_make_up_the_batch(task):
+def test_shares_of_an_evaluation_batch_are_disjoint_and_complete(task):
     config = pipeline.DatasetConfig(task, LENGTHS, 8, split='validation', shuffle=False)
     whole = list(task_batches.EvalBatches(config, limit=1))
     parts = [list(task_batches.EvalBatches(config, share, 2, limit=1)) for share in (0, 1)]
@@ -205,10 +205,10 @@ def message(call):
     return str(raised.value)
 
 
-def test_mistakes_are_reported(task):
+def test_invalid_settings_are_an_error(task):
     config = pipeline.DatasetConfig(task, LENGTHS, 4)
     change = functools.partial(dataclasses.replace, config)
-    mistakes = {
+    errors = {
         "got 'wiki'": lambda: pipeline.get_provider(change(mixture_or_task_name='wiki')),
         "train, validation, got 'tset'": lambda: pipeline.get_provider(change(split='tset')),
         "{'inputs': 512, 'targets': 114}": lambda: change(task_feature_lengths={'inputs': 16}),
@@ -220,40 +220,31 @@ def test_mistakes_are_reported(task):
         'SEED must be': lambda: change(seed=None),
         'set VOCAB_SIZE to 384': lambda: pipeline.prepare_data(config, 256),
     }
-    for text, call in mistakes.items():
+    for text, call in errors.items():
         assert text in message(call)
     pipeline.prepare_data(config, 359)
 
 
-def test_an_empty_split_is_reported(tiny):
+def test_an_empty_split_is_an_error(tiny):
     config = pipeline.DatasetConfig(tiny.task('tiny_none', train=0), LENGTHS, 4, shuffle=False)
     assert 'no full batch' in message(lambda: next(task_batches.TrainBatches(config)))
 
 
-def test_a_bad_line_in_the_middle_is_reported_in_one_line(tiny):
-    config = pipeline.DatasetConfig(tiny.task('tiny_poison', poison='line 30 ab'), LENGTHS, 4, shuffle=False)
-    source = task_batches.TrainBatches(config, threads=1)
-    assert 'notes.jsonl line 7 is not JSON' in message(lambda: take(source, 15))
-
-
-def test_fingerprints_distinguish_vocabularies():
-    prints = {
-        task_vocabulary.fingerprint(vocabulary)
-        for vocabulary in (seqio.ByteVocabulary(), seqio.ByteVocabulary(100), seqio.PassThroughVocabulary(359))
-    }
-    assert len(prints) == 3 and task_vocabulary.fingerprint(seqio.ByteVocabulary(100)) in prints
+def test_vocabulary_fingerprints_differ():
+    vocabularies = (seqio.ByteVocabulary(), seqio.ByteVocabulary(100), seqio.PassThroughVocabulary(359))
+    assert len({task_vocabulary.fingerprint(vocabulary) for vocabulary in vocabularies}) == 3
 
 
 def test_positions_are_small(tiny):
-    """A position holds what TensorFlow stores of each shuffled example: about 100 bytes here, compressed."""
+    """A position contains the shuffled examples, compressed to about 100 bytes each."""
     config = pipeline.DatasetConfig(tiny.task('tiny_size', train=3000, shuffle_buffer_size=1000), LENGTHS, 4)
     source = task_batches.TrainBatches(config, threads=1)
     next(source)
     assert len(Position.captured(1, source.capture()).to_json()['0']['state']) < 150_000
 
 
-def test_an_error_does_not_hold_the_iterator():
-    """The iterator's threads would otherwise keep reading an empty source."""
+def test_an_error_does_not_keep_the_iterator_alive():
+    """Otherwise, the threads of the iterator would continue to read."""
     stream = Stream(tf.data.Dataset.range(3).map(lambda number: 1 // (1 - number)), 'numbers', saves=False)
     iterator = weakref.ref(stream._iterator)
     assert next(stream) == 1
@@ -265,11 +256,11 @@ def test_an_error_does_not_hold_the_iterator():
 TEXTS = ['a', 'bcd', 'ef', 'ghijk']
 
 
-def mapped(function):
+def map_texts(function):
     return tf.data.Dataset.from_tensor_slices(TEXTS).map(function)
 
 
-def test_autograph_converts_only_functions_that_need_it():
+def test_autograph_is_only_used_for_functions_that_need_it():
     calls, files = [], []
 
     def double_long(text):
@@ -282,14 +273,14 @@ def test_autograph_converts_only_functions_that_need_it():
         files.append(inspect.currentframe().f_code.co_filename)
         return tf.strings.upper(text)
 
-    converted = without_autograph(lambda: mapped(double_long))
+    converted = without_autograph(lambda: map_texts(double_long))
     assert [*converted.as_numpy_iterator()] == [b'a', b'bcdbcd', b'ef', b'ghijkghijk'] and len(calls) == 2
-    assert [*without_autograph(lambda: mapped(upper)).as_numpy_iterator()] == [b'A', b'BCD', b'EF', b'GHIJK']
-    # AutoGraph would run a function of a file that it has written.
+    assert [*without_autograph(lambda: map_texts(upper)).as_numpy_iterator()] == [b'A', b'BCD', b'EF', b'GHIJK']
+    # AutoGraph would call a function in a generated file.
     assert files == [__file__]
 
 
-def test_a_position_of_a_pipeline_with_autograph_is_restored(monkeypatch, task):
+def test_a_position_saved_with_autograph_is_restored_without(monkeypatch, task):
     config = pipeline.DatasetConfig(task, LENGTHS, 4, seed=3)
     with monkeypatch.context() as patch:
         patch.setattr(task_batches, 'without_autograph', lambda build: build())

@@ -1,4 +1,4 @@
-"""The prefetch thread: order, exact positions, exceptions, closing; the source is a counter."""
+"""The prefetch thread: order, exact positions, exceptions and closing."""
 
 import json
 import threading
@@ -35,7 +35,7 @@ class Counter:
         next(self)
 
 
-def soon(condition):
+def wait_until(condition):
     """Waits for another thread, for at most a minute."""
     deadline = time.monotonic() + 60
     while not condition():
@@ -45,7 +45,7 @@ def soon(condition):
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 23), min_size=1, max_size=4), st.integers(1, 9), st.integers(1, 4))
-def test_a_chain_of_runs_returns_every_batch_once(lengths, period, depth):
+def test_resumed_runs_return_every_batch_once(lengths, period, depth):
     position, seen = Position(), []
     for length in lengths:
         with Prefetcher(Counter(), lambda n: n, position, capture_period=period, depth=depth) as batches:
@@ -57,7 +57,7 @@ def test_a_chain_of_runs_returns_every_batch_once(lengths, period, depth):
     assert seen == list(range(sum(lengths)))
 
 
-def test_a_position_that_could_not_be_captured_is_an_error_until_the_next(monkeypatch):
+def test_a_failed_capture_is_an_error_until_the_next_capture(monkeypatch):
     counter, capture = Counter(), Counter.capture
 
     def fail_at_4(self):
@@ -69,12 +69,12 @@ def test_a_position_that_could_not_be_captured_is_an_error_until_the_next(monkey
     with Prefetcher(counter, lambda n: n, capture_period=2, depth=1) as batches:
         for number in range(3):
             assert next(batches) == number
-        soon(lambda: counter.number == 5)
+        wait_until(lambda: counter.number == 5)
         with pytest.raises(UserError, match='cannot be written'):
             batches.position()
         for number in range(3, 6):
             assert next(batches) == number
-        soon(lambda: counter.number >= 7)
+        wait_until(lambda: counter.number >= 7)
         assert batches.position() == Position(6, {0: 6}, {0: b'6'})
 
 
@@ -100,8 +100,8 @@ class Counters:
 
 
 @given(st.integers(0, 8), st.integers(0, 8), st.integers(0, 8))
-def test_streams_captured_at_different_batches_continue_together(batches, first, second):
-    """A slow process may have an older state in the checkpoint than the others."""
+def test_streams_captured_at_different_batches_resume_together(batches, first, second):
+    """A checkpoint may contain an older state of a slow process."""
     at = [min(batches, first), min(batches, second)]
     records = [
         Position(batches, {index: number}, {index: str(number).encode() if number else b''}).to_json()[str(index)]
@@ -115,12 +115,12 @@ def test_a_position_at_a_capture_skips_no_batches():
     with Prefetcher(Counter(), lambda n: n, capture_period=5) as batches:
         for _ in range(10):
             next(batches)
-        # The capture of batch 10 is made before batch 11 is drawn, which may be a moment after batch 10 came.
-        soon(lambda: batches.position().captured_at == {0: 10})
+        # The thread captures the state just before it reads batch 11.
+        wait_until(lambda: batches.position().captured_at == {0: 10})
         assert batches.position() == Position(10, {0: 10}, {0: b'10'})
 
 
-def test_an_error_is_raised_instead_of_its_batch():
+def test_an_error_in_the_thread_is_raised_at_its_batch():
     with Prefetcher(Counter(bad=7), lambda n: n, depth=3) as batches:
         assert [next(batches) for _ in range(7)] == list(range(7))
         with pytest.raises(UserError, match='line 7'):
@@ -128,7 +128,7 @@ def test_an_error_is_raised_instead_of_its_batch():
     assert not [t for t in threading.enumerate() if t.name == 'prefetch']
 
 
-def test_a_source_that_blocks_is_reported():
+def test_a_blocked_source_is_an_error_after_the_timeout():
     answer = threading.Event()
 
     class Silent(Counter):
@@ -142,7 +142,7 @@ def test_a_source_that_blocks_is_reported():
         answer.set()
 
 
-def test_the_thread_runs_ahead_by_its_depth():
+def test_the_thread_reads_at_most_depth_plus_one_batches_ahead():
     class Watched(Counter):
         requested, ahead = 1, 0
 
@@ -154,8 +154,8 @@ def test_the_thread_runs_ahead_by_its_depth():
     source = Watched()
     with Prefetcher(source, lambda n: n, depth=3) as batches:
         next(batches)
-        # One was returned, three wait, and the thread holds one.
-        soon(lambda: source.number == 5)
+        # One was returned, three are queued, and the thread holds one.
+        wait_until(lambda: source.number == 5)
         for source.requested in range(2, 50):
             next(batches)
     assert source.ahead == 4

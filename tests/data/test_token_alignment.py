@@ -1,4 +1,4 @@
-"""Words and answers of texts are aligned with tokens, for every kind of vocabulary."""
+"""Alignment of words and answers with tokens, for every kind of vocabulary."""
 
 import json
 
@@ -17,7 +17,7 @@ SQUAD = 'question: who is it? context: it is Ada (1815), I think'
 
 
 class Uncased(seqio.ByteVocabulary):
-    """Begins every text with id 9 as BERT's vocabulary does, and changes the length of texts."""
+    """Prepends id 9 to every text, as BERT does, and changes the length of texts."""
 
     bos_id = 9
 
@@ -40,7 +40,7 @@ def test_each_token_has_its_word_and_characters(vocabulary):
     assert short.ids == [*encoded.ids[:5], vocabulary.eos_id] and short.num_tokens == len(encoded.ids)
 
 
-def test_labels_are_at_the_first_tokens_of_words():
+def test_labels_are_at_the_first_token_of_each_word():
     arrays = token_alignment.tag_arrays('ab c def', 'O X O', BYTES, 6, ('O', 'X'), 'task')
     assert arrays['label_weights'].tolist() == [1, 0, 1, 1, 0, 0]
     assert arrays['labels'].tolist() == [0, 0, 1, 0, 0, 0]
@@ -53,12 +53,12 @@ def test_labels_are_at_the_first_tokens_of_words():
     ('vocabulary', 'answer', 'span'),
     [
         *((BYTES, 'Ada', 'Ada'), (BYTES, '1815', '1815'), (BYTES, None, ''), (BYTES, 'think', 'think')),
-        # Its unknown piece has several characters, so the answer is the whole word.
+        # The unknown piece stands for several characters, so the span is the whole word.
         *((PIECES, 'it', 'it'), (PIECES, '1815', '(1815),'), (PIECES, None, ''), (PIECES, 'think', 'think')),
     ],
 )
-def test_answer_is_found_in_the_tokens(vocabulary, answer, span):
-    """An unanswerable question has position 0."""
+def test_the_span_of_an_answer_covers_its_tokens(vocabulary, answer, span):
+    """A question without answer ('') has position 0."""
     context = SQUAD.partition('context: ')[2]
     length = token_alignment.encode_words(vocabulary, SQUAD, 99).num_tokens
     answers = (
@@ -143,7 +143,7 @@ def test_long_questions_are_truncated_to_half_of_the_length():
     assert {at for window in encoded.windows for at in window.ids[10:]} == {*encoded.whole.ids[25:]}
 
 
-def test_invalid_texts_raise():
+def test_invalid_texts_are_an_error():
     with pytest.raises(UserError, match="INPUTS must contain 'context: '"):
         token_alignment.context_start('question: who?')
     with pytest.raises(UserError, match='INPUTS must be two texts with a tab'):
