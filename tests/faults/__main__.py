@@ -1,15 +1,16 @@
-"""Breaks training runs in every way that machines and people break them, starts the same command again, and compares
-with a run that nothing broke: parameters, optimizer, every step's loss and the place in the data must be bit-equal.
+"""Injects faults into training runs, restarts the command, and compares the result with an uninterrupted run.
+
+Parameters, optimizer state, the loss of every step and the position in the data must be bit-equal.
 
     python -m tests.faults                               every fault once
-    python -m tests.faults --trials 200 --only kill      as often as you like
+    python -m tests.faults --trials 200 --only kill      one fault, 200 times
     python -m tests.faults --long                        200 kills, three trials of each other fault
-    python -m tests.faults -- train --gin_file=my.gin    your own run; it should take a minute or two
+    python -m tests.faults -- train --gin_file=my.gin    a custom run, which should take a minute or two
 
-Runs are real processes of the command line, forked from one that has imported everything. Each trial is printed, and
-written to results.jsonl in the folder, with what the run said; a table comes at the end. Exit code 1 where one failed.
-MODEL_DIR is set here; checkpoints should be frequent and LOG_PERIOD be 1 (`--gin.LOG_PERIOD=1`), so that every step is
-compared. Needs Linux; a read-only file system needs root, without it a folder without write permission takes its place.
+Runs are real processes, forked from one that has imported all libraries. Each trial is printed and written to
+results.jsonl in the folder, and a table is printed at the end. The exit code is 1 if a trial failed. A custom run should
+save checkpoints frequently and log every step (`--gin.LOG_PERIOD=1`); MODEL_DIR is set here. Needs Linux, and root for
+read-only file systems; without root, the folder loses its write permission instead.
 """
 
 import argparse
@@ -25,38 +26,38 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from remixer_t5x.cli import quiet
-from tests.faults.bench import TRAIN_STEPS, Bench, Failed, Told
+from tests.faults.bench import TRAIN_STEPS, Bench, TrialFailed, TrialResult
 from tests.faults.kinds import FAULTS, KILLS
 from tests.support import compare_runs
 
 LONG_KILLS, LONG_OTHERS = 200, 3
 
 
-def trials(bench: Bench, name: str, count: int) -> Iterator[Told | Failed]:
-    """`count` trials of the fault; each folder is removed once its runs were as they must be."""
+def trials(bench: Bench, name: str, count: int) -> Iterator[TrialResult | TrialFailed]:
+    """Yields the results of `count` trials of a fault. Removes the folder of a trial that succeeded."""
     done = 0
     bench.unbroken()
     while done < count:
         run = bench.folder / f'{name}_{done}'
         try:
             if name in KILLS:
-                for told in itertools.islice(FAULTS[name](bench, run), count - done):
+                for result in itertools.islice(FAULTS[name](bench, run), count - done):
                     done += 1
-                    yield told
+                    yield result
                 if done == count and compare_runs.last_step(run) < bench.last:
-                    # The last one's run goes to its end as well.
+                    # Finishes the run after the last kill.
                     bench.finish(run, reached=compare_runs.last_step(run))
             else:
                 done += 1
                 yield FAULTS[name](bench, run)
             shutil.rmtree(run, ignore_errors=True)
-        except Failed as failure:
+        except TrialFailed as failure:
             done += name in KILLS
             yield failure
 
 
 def main(argv: Sequence[str] | None = None, compiled: pathlib.Path | None = None) -> int:
-    """`compiled`: as in `Bench`."""
+    """Runs the trials, and returns the exit code. `compiled` is passed to `Bench`."""
     args = _arguments(argv)
     quiet.hush()
     folder = pathlib.Path(args.folder).absolute()
@@ -67,14 +68,14 @@ def main(argv: Sequence[str] | None = None, compiled: pathlib.Path | None = None
     seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
     print(f'seed {seed}; runs and their output in {folder}')
     bench = Bench(folder, args.command, random.Random(seed), args.train_steps, compiled)
-    found: dict[str, list[Told | Failed]] = collections.defaultdict(list)
+    results: dict[str, list[TrialResult | TrialFailed]] = collections.defaultdict(list)
     for name in args.only or FAULTS:
         count = (LONG_KILLS // 2 if name in KILLS else LONG_OTHERS) if args.long else args.trials
-        for told in trials(bench, name, count):
-            found[name].append(told)
-            _tell(folder, name, len(found[name]), told)
-    print(table(found))
-    return int(any(isinstance(told, Failed) for all_told in found.values() for told in all_told))
+        for result in trials(bench, name, count):
+            results[name].append(result)
+            _record(folder, name, len(results[name]), result)
+    print(format_table(results))
+    return int(any(isinstance(result, TrialFailed) for trials_of in results.values() for result in trials_of))
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -93,31 +94,33 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def _tell(folder: pathlib.Path, name: str, number: int, told: Told | Failed) -> None:
-    failed = isinstance(told, Failed)
-    record = {'fault': name, 'trial': number, **({'failed': str(told)} if failed else dataclasses.asdict(told))}
+def _record(folder: pathlib.Path, name: str, number: int, result: TrialResult | TrialFailed) -> None:
+    failed = isinstance(result, TrialFailed)
+    record = {'fault': name, 'trial': number, **({'failed': str(result)} if failed else dataclasses.asdict(result))}
     with (folder / 'results.jsonl').open('a') as file:
         file.write(json.dumps(record) + '\n')
     if failed:
-        print(f'{name} {number}: FAILED: {told}', flush=True)
+        print(f'{name} {number}: FAILED: {result}', flush=True)
     else:
-        seconds = '' if told.seconds is None else f', next step after {told.seconds:.1f} s'
-        print(f'{name} {number}: {told.lost} steps lost{seconds}{". " if told.note else ""}{told.note}', flush=True)
+        seconds = '' if result.seconds is None else f', next step after {result.seconds:.1f} s'
+        note = f'. {result.note}' if result.note else ''
+        print(f'{name} {number}: {result.lost} steps lost{seconds}{note}', flush=True)
 
 
-def table(found: dict[str, list[Told | Failed]]) -> str:
-    """Markdown: a row for each fault."""
-    rows = ['| fault | trials | survived | steps lost, median (most) | seconds to the next step, median (most) |']
+def format_table(results: dict[str, list[TrialResult | TrialFailed]]) -> str:
+    """Formats a Markdown table with a row for each fault."""
+    rows = ['| fault | trials | survived | steps lost, median (max) | seconds to the next step, median (max) |']
     rows.append('| --- | --- | --- | --- | --- |')
-    for name, all_told in found.items():
-        good = [told for told in all_told if isinstance(told, Told)]
-        lost, seconds = [told.lost for told in good], [told.seconds for told in good if told.seconds is not None]
-        rows.append(f'| {name} | {len(all_told)} | {len(good)} | {_middle(lost, ".0f")} | {_middle(seconds, ".1f")} |')
+    for name, trials_of in results.items():
+        good = [result for result in trials_of if isinstance(result, TrialResult)]
+        lost = _median_and_max([result.lost for result in good], '.0f')
+        seconds = _median_and_max([result.seconds for result in good if result.seconds is not None], '.1f')
+        rows.append(f'| {name} | {len(trials_of)} | {len(good)} | {lost} | {seconds} |')
     return '\n'.join(rows)
 
 
-def _middle(values: list, form: str) -> str:
-    return f'{statistics.median(values):{form}} ({max(values):{form}})' if values else '-'
+def _median_and_max(values: list, spec: str) -> str:
+    return f'{statistics.median(values):{spec}} ({max(values):{spec}})' if values else '-'
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Real processes of the command line for faults.py: started, watched, and compared with an unbroken run."""
+"""Starts and watches real processes of a command, and compares their run with an uninterrupted run."""
 
 import dataclasses
 import itertools
@@ -25,17 +25,17 @@ TINY = [
     *('--gin.WARMUP_STEPS=20', '--gin.LOG_PERIOD=1', '--gin.EVAL_PERIOD=40', '--gin.EVAL_STEPS=2'),
     *feed_forward.FLAGS,
 ]
-# Seconds: for one start to reach its next step, and after which a process of several counts as lost.
+# Seconds in which a start must reach its next step, and after which one of several processes is considered lost.
 PATIENCE, HEARTBEAT = 300.0, 10
 
 
-class Failed(Exception):
-    """A run did not do what it must."""
+class TrialFailed(Exception):
+    """A run did not behave as required."""
 
 
 @dataclasses.dataclass
-class Told:
-    """What a trial found: steps done twice, seconds until the first new step, and what to remember."""
+class TrialResult:
+    """The result of a trial: repeated steps, seconds until the first new step, and a note."""
 
     lost: int = 0
     seconds: float | None = None
@@ -43,49 +43,56 @@ class Told:
 
 
 class Process(real_processes.Process):
-    """One real process of the command line."""
+    """A real process of a command."""
 
     def __init__(self, command: Callable[[list[str]], int], argv: list[str], log: pathlib.Path, **kwargs):
         variables = {**os.environ, 'PYTHONPATH': paths.environment()['PYTHONPATH']}
         super().__init__(command, argv, output=log, environment=variables, **kwargs)
 
     def end(self, patience: float = PATIENCE) -> int:
-        """The exit code, negative for a signal."""
+        """Waits for the end, and returns the exit code, which is negative for a signal."""
         try:
             return self.wait(patience)
         except AssertionError as error:
-            raise Failed(f'{str(error).splitlines()[0]}: {self.log}') from error
+            raise TrialFailed(f'{str(error).splitlines()[0]}: {self.log}') from error
+
+    def expect_exit(self, *codes: int, patience: float = PATIENCE) -> int:
+        """Waits for the end, and raises TrialFailed unless the exit code is one of `codes`."""
+        code = self.end(patience)
+        if code not in codes:
+            raise TrialFailed(f'exit code {code} instead of {codes}: {self.log}')
+        return code
 
     def error(self) -> str:
-        """Its one line about a mistake."""
+        """Returns the single error line of the output."""
         lines = [line for line in self.output().splitlines() if line.startswith('error')]
         if len(lines) != 1 or 'Traceback' in self.output():
-            raise Failed(f'{len(lines)} lines of error in {self.log}, which should have one')
+            raise TrialFailed(f'{len(lines)} lines of error in {self.log}, which should have one')
         return lines[0]
 
 
 def without_autograph(argv: list[str]) -> int:
-    """AutoGraph takes seconds of each start to rewrite functions of seqio; the tiny pretraining needs none of it."""
+    """Runs a command without AutoGraph, which takes seconds of each start and which the tiny run does not need."""
     return tf.autograph.experimental.do_not_convert(main.main)(argv)
 
 
 class Bench:
-    """The command under test, the unbroken runs it is compared with, and the folders of trials."""
+    """The command under test, the uninterrupted runs to compare with, and the folders of trials."""
 
     def __init__(
         self,
         folder: pathlib.Path,
         command: list[str],
-        chance: random.Random,
+        rng: random.Random,
         train_steps: int = TRAIN_STEPS,
         compiled: pathlib.Path | None = None,
     ):
-        """`compiled`: a folder with compiled programs of earlier runs; None makes a new one."""
-        self.folder, self.chance, self.command = folder, chance, list(command)
+        """`compiled` is a folder with compiled programs of earlier runs; None creates a new folder."""
+        self.folder, self.rng, self.command = folder, rng, list(command)
         self._compiled = compiled or folder / 'compiled'
-        self.own = not command
+        self.is_default = not command
         self._numbers = itertools.count()
-        if self.own:
+        if self.is_default:
             self.text = folder / 'a text\n%d {x} *.txt'
             topics = pydoc_data.topics.topics
             self.text.write_text('\n\n'.join(topics[name].strip() for name in sorted(topics)))
@@ -96,7 +103,7 @@ class Bench:
     def start(self, run: pathlib.Path | str, *more: str, command: Callable | None = None, **kwargs) -> Process:
         log = self.folder / f'output_{next(self._numbers)}.txt'
         argv = [*self.command, f'--gin.MODEL_DIR={run}', *more]
-        command = command or (without_autograph if self.own else main.main)
+        command = command or (without_autograph if self.is_default else main.main)
         return Process(command, argv, log, compiled=self._compiled, **kwargs)
 
     def start_several(self, run: pathlib.Path, *more: str, count: int = 2) -> list[Process]:
@@ -112,14 +119,15 @@ class Bench:
         return reached
 
     def refused(self, run: pathlib.Path, words: str, *more: str, **kwargs) -> str:
-        """The one line of a start that must be refused with a line that contains `words`."""
+        """Starts a process that must fail with an error line that contains `words`, and returns this line."""
         process = self.start(run, *more, **kwargs)
-        if process.end() != 2 or words not in process.error():
-            raise Failed(f'not refused with {words!r}: {process.log}')
+        process.expect_exit(2)
+        if words not in process.error():
+            raise TrialFailed(f'not refused with {words!r}: {process.log}')
         return process.error()
 
     def unbroken(self, processes: int = 1) -> pathlib.Path:
-        """The run that nothing broke, made when first asked for."""
+        """Returns the uninterrupted run, which the first call starts."""
         if processes not in self._unbroken:
             run = self.folder / f'unbroken_{processes}'
             started = [self.start(run)] if processes == 1 else self.start_several(run)
@@ -130,39 +138,40 @@ class Bench:
             self.last = compare_runs.last_step(run)
         return self._unbroken[processes]
 
-    def finish(self, run: pathlib.Path, *more: str, reached: int, processes: int = 1, note: str = '', **kwargs) -> Told:
-        """Starts the command again, waits for its end, and compares. `reached`: the step when the fault came."""
+    def finish(
+        self, run: pathlib.Path, *more: str, reached: int, processes: int = 1, note: str = '', **kwargs
+    ) -> TrialResult:
+        """Restarts the command, waits for its end, and compares. `reached` is the last step before the fault."""
         before = compare_runs.checkpoint_steps(run)
-        told = Told(max(0, reached - (before[-1] if before else 0)), note=note)
+        result = TrialResult(max(0, reached - (before[-1] if before else 0)), note=note)
         begun = time.time()
         started = [self.start(run, *more, **kwargs)] if processes == 1 else self.start_several(run, *more)
-        told.seconds = _first_new_step(run, started[0], begun)
+        result.seconds = _first_new_step(run, started[0], begun)
         codes = [process.end() for process in started]
         if any(codes):
-            raise Failed(f'the next start ended with {codes}: {started[0].log}')
+            raise TrialFailed(f'the next start ended with {codes}: {started[0].log}')
         self.compare(run, processes)
-        return told
+        return result
 
     def compare(self, run: pathlib.Path, processes: int = 1) -> None:
         unbroken = self.unbroken(processes)
-        found = compare_runs.difference(run, unbroken, self.last)
-        if found:
-            raise Failed(f'{run} differs from {unbroken} in {found}')
+        if difference := compare_runs.difference(run, unbroken, self.last):
+            raise TrialFailed(f'{run} differs from {unbroken} in {difference}')
         left = [path.name for path in (run / 'checkpoints').iterdir() if not path.name.isdigit()]
         if left:
-            raise Failed(f'{run / "checkpoints"} still has {", ".join(left)}')
+            raise TrialFailed(f'{run / "checkpoints"} still has {", ".join(left)}')
 
     def some_step(self, run: pathlib.Path, process: Process, most: int = 60) -> int:
-        """Waits for a step within the next `most`, and a little longer; the step then."""
+        """Waits for a random one of the next `most` steps, and a little longer; returns the last step then."""
         self.unbroken()
         after = compare_runs.last_step(run)
-        wanted = min(after + self.chance.randint(1, most), self.last - 2)
-        wait(lambda: compare_runs.last_step(run) >= wanted, process)
-        time.sleep(0.05 * self.chance.random())
+        target = min(after + self.rng.randint(1, most), self.last - 2)
+        wait(lambda: compare_runs.last_step(run) >= target, process)
+        time.sleep(0.05 * self.rng.random())
         return compare_runs.last_step(run)
 
     def some_checkpoint(self, run: pathlib.Path, process: Process) -> int:
-        """As `some_step`, once there are two checkpoints to continue from."""
+        """Waits until there are two checkpoints, and then as `some_step`."""
         wait(lambda: len(compare_runs.checkpoint_steps(run)) >= 2, process)
         return self.some_step(run, process, 20)
 
@@ -170,11 +179,11 @@ class Bench:
 def wait(condition: Callable[[], bool], process: Process, patience: float = PATIENCE) -> None:
     until = time.monotonic() + patience
     while not condition():
-        # Asked once more: what was waited for may have been its last act.
+        # Checks the condition again, because the process may have fulfilled it just before its end.
         if not process.running and not condition():
-            raise Failed(f'ended before its time: {process.log}')
+            raise TrialFailed(f'ended early: {process.log}')
         if time.monotonic() > until:
-            raise Failed(f'nothing happened for {patience:.0f} s: {process.log}')
+            raise TrialFailed(f'nothing happened for {patience:.0f} s: {process.log}')
         time.sleep(0.003)
 
 
@@ -183,7 +192,7 @@ def _first_new_step(run: pathlib.Path, process: Process, begun: float) -> float 
     known = compare_runs.last_step(run)
     until = time.monotonic() + PATIENCE
     while process.running and time.monotonic() < until:
-        # The log is cut back to the checkpoint's step before the first new line comes.
+        # A start first removes the records after its checkpoint.
         now = compare_runs.last_step(run)
         if now < known:
             known = now

@@ -1,13 +1,13 @@
-"""Trains for hours with evaluation, checkpoints and resume in turn, and looks for what grows: memory, step time,
-threads, open files.
+"""Trains for hours with evaluations, checkpoints and resumes, and checks for growth of memory, step time, threads and
+open files.
 
-    python -m tests.faults.soak                                    two hours, eight times stopped and started again
-    python -m tests.faults.soak --minutes 10 --sessions 2          the short form
-    python -m tests.faults.soak -- train --gin_file=my_run.gin     another run (MODEL_DIR is set by --folder)
+    python -m tests.faults.soak                                    two hours, stopped and resumed eight times
+    python -m tests.faults.soak --minutes 10 --sessions 2          a short run
+    python -m tests.faults.soak -- train --gin_file=my_run.gin     a custom run (MODEL_DIR is set by --folder)
 
-Each session is a process of its own, ended by SIGTERM; the next one resumes. Host memory, threads and open files are
-read from outside every two seconds, step time and device memory are what the run logs. Prints a line for each session
-and writes samples.jsonl into the folder. Exit code 1 where something grew.
+Each session is a process that is stopped by SIGTERM and resumed by the next session. Host memory, threads and open
+files are sampled every two seconds; step time and device memory are read from the run's log. Prints a line for each
+session and writes samples.jsonl to the folder. The exit code is 1 if something grew.
 """
 
 import argparse
@@ -30,22 +30,22 @@ RUN = [
     *('--gin.EVAL_PERIOD=200', '--gin.CHECKPOINT_PERIOD=50'),
 ]
 SAMPLE_SECONDS = 2.0
-# Of each session: compilation and first allocations.
+# Fraction of each session to ignore, because of compilation and first allocations.
 WARMUP = 0.25
-# What counts as flat: growth over a session, as a share of the level; and threads or files more than before.
+# Allowed growth over a session: as a fraction of the median, and as a number of threads or files.
 FLAT_MEMORY, FLAT_SECONDS, FLAT_HANDLES = 0.02, 0.10, 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Trend:
-    """Of one quantity in one session: its median and its growth from the session's warm part to its end."""
+    """The median of a quantity in one session, and its growth after the warmup."""
 
     median: float
     growth: float
 
     @classmethod
     def of(cls, times: list[float], values: list[float]) -> 'Trend':
-        """By Theil and Sen's slope, for which outliers do not matter."""
+        """Computes the growth with the Theil-Sen slope, which is robust to outliers."""
         if len(values) < 3:
             return cls(float(np.median(values)) if values else float('nan'), 0.0)
         return cls(float(np.median(values)), float(stats.theilslopes(values, times)[0]) * (times[-1] - times[0]))
@@ -84,7 +84,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _session(command, folder, session, begun, until, samples) -> int:
-    """Runs `command` until `until`, then stops it by SIGTERM; returns its exit code."""
+    """Runs `command` until `until`, stops it with SIGTERM, and returns its exit code."""
     with (folder / f'session_{session + 1}.log').open('w') as log, (folder / 'samples.jsonl').open('a') as kept:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         watched = psutil.Process(process.pid)
@@ -110,7 +110,7 @@ def _session(command, folder, session, begun, until, samples) -> int:
 
 
 def _logged(path: pathlib.Path, begun: float) -> list[dict[str, float]]:
-    """Step time and device memory of each log, with minutes as the samples have them."""
+    """Returns the timing of each log, with the minutes since the start."""
     offset = time.time() - (time.monotonic() - begun)
     records = [json.loads(line) for line in path.read_text().splitlines()]
     return [
@@ -121,13 +121,13 @@ def _logged(path: pathlib.Path, begun: float) -> list[dict[str, float]]:
 
 
 def _report(session: int, samples: list[dict[str, float]], logged: list[dict[str, float]]) -> bool:
-    """Prints the session's line; whether nothing grew."""
-    own = [sample for sample in samples if sample['session'] == session]
-    start, end = own[0]['minutes'], own[-1]['minutes']
+    """Prints the line of a session, and returns whether nothing grew."""
+    samples = [sample for sample in samples if sample['session'] == session]
+    start, end = samples[0]['minutes'], samples[-1]['minutes']
     warm = start + WARMUP * (end - start)
-    own = [sample for sample in own if sample['minutes'] >= warm]
+    samples = [sample for sample in samples if sample['minutes'] >= warm]
     steps = [record for record in logged if warm <= record['minutes'] <= end]
-    memory, threads, files = (_trend(own, name) for name in ('host_mib', 'threads', 'files'))
+    memory, threads, files = (_trend(samples, name) for name in ('host_mib', 'threads', 'files'))
     seconds, device = _trend(steps, 'seconds_per_step'), _trend(steps, 'device_mib')
     text = (
         f'session {session + 1}: {end - start:.1f} min · host {memory.median:,.0f} MiB {memory.growth:+.1f} · '
@@ -152,8 +152,8 @@ def _report(session: int, samples: list[dict[str, float]], logged: list[dict[str
 
 
 def _trend(records: list[dict[str, float]], name: str) -> Trend:
-    own = [record for record in records if name in record]
-    return Trend.of([record['minutes'] for record in own], [record[name] for record in own])
+    records = [record for record in records if name in record]
+    return Trend.of([record['minutes'] for record in records], [record[name] for record in records])
 
 
 if __name__ == '__main__':

@@ -1,11 +1,16 @@
-"""The harness that breaks runs (python -m tests.faults), on a few of its faults: real processes of the command line."""
+"""A few trials of the fault injection (python -m tests.faults), with real processes."""
 
+import jax.numpy as jnp
+
+from remixer_t5x.checkpoints import manager
+from remixer_t5x.data.prefetch import Position
+from remixer_t5x.run_folder import model_dir
 from tests.faults import __main__ as faults
 from tests.support import compare_runs
 
 
-def test_broken_runs_end_as_the_unbroken_one(tmp_path, capsys, monkeypatch, compiled):
-    """A kill inside a checkpoint's write, refused changes, and low limits without HOME and TMPDIR."""
+def test_runs_with_faults_end_equal_to_an_uninterrupted_run(tmp_path, capsys, monkeypatch, compiled):
+    """A kill during the write of a checkpoint, changed settings, and an environment without HOME and TMPDIR."""
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
     names = ('kill_in_write', 'changed', 'poor_environment')
     argv = ['--folder', str(tmp_path / 'runs'), '--only', ','.join(names), '--train_steps', '60']
@@ -16,15 +21,8 @@ def test_broken_runs_end_as_the_unbroken_one(tmp_path, capsys, monkeypatch, comp
     assert all(f'| {name} | 1 | 1 |' in table for name in names)
 
 
-def test_a_run_that_differs_is_told(tmp_path):
-    """The comparison sees one other bit, one other line and another place in the data."""
-    from remixer_t5x.checkpoints import manager
-    from remixer_t5x.data.prefetch import Position
-    from remixer_t5x.run_folder import model_dir
-
+def test_the_comparison_detects_changed_arrays_logs_and_positions(tmp_path):
     def run(name, value=1.0, loss=2.0, batches=4):
-        import jax.numpy as jnp
-
         folder = model_dir.claim(tmp_path / name)
         (folder / 'metrics.jsonl').write_text(f'{{"kind": "train", "step": 1, "loss": {loss}, "timing": {{}}}}\n')
         checkpoints = manager.Checkpoints(folder)
@@ -32,14 +30,14 @@ def test_a_run_that_differs_is_told(tmp_path):
         checkpoints.close()
         return folder
 
-    one = run('one')
-    assert compare_runs.difference(one, run('same'), 1) is None
-    assert compare_runs.difference(one, run('bit', value=1.0000001), 1) == 'the array w'
-    assert compare_runs.difference(one, run('log', loss=2.5), 1) == 'the log at step 1'
-    assert compare_runs.difference(one, run('place', batches=5), 1) == 'the number of batches drawn'
+    reference = run('reference')
+    assert compare_runs.difference(reference, run('same'), 1) is None
+    assert compare_runs.difference(reference, run('bit', value=1.0000001), 1) == 'the array w'
+    assert compare_runs.difference(reference, run('log', loss=2.5), 1) == 'the log at step 1'
+    assert compare_runs.difference(reference, run('position', batches=5), 1) == 'the number of batches drawn'
 
 
 def test_the_table_counts_failures():
-    told, failed = faults.Told, faults.Failed
-    table = faults.table({'kill': [told(3, 1.5), told(5, 2.5), failed('no')]})
+    results = [faults.TrialResult(3, 1.5), faults.TrialResult(5, 2.5), faults.TrialFailed('no')]
+    table = faults.format_table({'kill': results})
     assert table.splitlines()[-1] == '| kill | 3 | 2 | 4 (5) | 2.0 (2.5) |'

@@ -1,4 +1,4 @@
-"""What tests rely on when they start, wait for and kill real processes."""
+"""The test helpers that start, wait for and kill real processes."""
 
 import os
 import signal
@@ -14,26 +14,26 @@ from tests.support import paths, ports
 from tests.support.real_processes import Process
 
 
-def say_and_fail(text):
+def print_and_fail(text):
     print(text, flush=True)
     raise KeyError('a bug')
 
 
-def test_waiting_for_what_never_comes_ends_with_the_output(tmp_path):
-    process = Process(say_and_fail, 'as far as here', output=tmp_path / 'output.txt')
+def test_a_failed_wait_reports_the_output(tmp_path):
+    process = Process(print_and_fail, 'as far as here', output=tmp_path / 'output.txt')
     with pytest.raises(AssertionError, match='(?s)ended with 1 before the moon.*as far as here.*a bug'):
         process.until(lambda: False, 'the moon')
     assert process.wait() == 1
 
 
-def test_signals_are_real(tmp_path):
+def test_signals_end_the_process(tmp_path):
     process = Process(time.sleep, 600, output=tmp_path / 'output.txt')
     process.send(signal.SIGTERM)
     assert process.wait() == -signal.SIGTERM
 
 
-def soon(condition):
-    """Waits for another process; not for ever."""
+def wait_until(condition):
+    """Waits for another process, for at most a minute."""
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
@@ -50,27 +50,27 @@ signal.pause()
 
 
 def test_no_process_outlives_a_killed_test_run(tmp_path):
-    """The process is stopped besides, so that it cannot end by itself."""
+    """The process is suspended, so that it cannot exit by itself."""
     command = [sys.executable, '-c', STARTS_ONE_AND_WAITS, str(tmp_path / 'output.txt')]
     with subprocess.Popen(command, env=paths.environment(), stdout=subprocess.PIPE, text=True) as run:
         child = psutil.Process(int(run.stdout.readline()))
-        # It opens its output once it is bound to its server.
-        soon((tmp_path / 'output.txt').exists)
+        # The child opens its output once it is bound to its server.
+        wait_until((tmp_path / 'output.txt').exists)
         os.kill(child.pid, signal.SIGSTOP)
         run.kill()
-    soon(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
 @pytest.mark.parametrize(
     ('words', 'given'), [(['-c', 'import sys; print(sys.argv[1:]); sys.exit(3)', 'a'], ''),
                          (['-', 'a'], 'import sys\nprint(sys.argv[1:])\nsys.exit(3)')],
 )  # fmt: skip
-def test_a_python_that_has_imported_the_libraries_is_a_python(warm_python, tmp_path, words, given):
+def test_warm_python_behaves_like_python(warm_python, tmp_path, words, given):
     done = subprocess.run([*warm_python.command, *words], input=given, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     assert (done.returncode, done.stdout) == (3, "['a']\n")
 
 
-def test_a_reserved_port_is_given_to_nobody_and_can_be_listened_at():
+def test_a_reserved_port_is_only_available_to_its_owner():
     held = ports.reserve()
     with socket.socket() as other, pytest.raises(OSError, match='in use'):
         other.bind(('127.0.0.1', held))
