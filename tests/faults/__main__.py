@@ -8,9 +8,9 @@ Parameters, optimizer state, the loss of every step and the position in the data
     python -m tests.faults -- train --gin_file=my.gin    a custom run, which should take a minute or two
 
 Runs are real processes, forked from one that has imported all libraries. Each trial is printed and written to
-results.jsonl in the folder, and a table is printed at the end. The exit code is 1 if a trial failed. A custom run should
-save checkpoints frequently and log every step (`--gin.LOG_PERIOD=1`); MODEL_DIR is set here. Needs Linux, and root for
-read-only file systems; without root, the folder loses its write permission instead.
+results.jsonl in the folder, and a table is printed at the end. The exit code is 1 if a trial failed. MODEL_DIR is set
+here. A custom run should save checkpoints frequently and log every step (`--gin.LOG_PERIOD=1`). Needs Linux, and root
+for read-only file systems; without root, the folder loses its write permission instead.
 """
 
 import argparse
