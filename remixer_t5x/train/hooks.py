@@ -14,7 +14,6 @@ from etils import epath
 
 from remixer_t5x.data import task_batches
 from remixer_t5x.evaluate import best, held_out_loss, task_evaluation, task_metrics
-from remixer_t5x.evaluate.best import BestCheckpoints
 from remixer_t5x.evaluate.task_evaluation import Report, TaskEvaluator
 from remixer_t5x.optim.train_state import TrainState
 from remixer_t5x.run_folder import metrics, object_store
@@ -65,10 +64,11 @@ class LogWindow:
         self._saver.check()
 
 
+@dataclasses.dataclass
 class EvaluateLoss:
     """Logs the held-out loss, perplexity and token accuracy of a split and of each task in it.
 
-    Args:
+    Attributes:
         open_batches: returns the batches of the split and of each task, by the `kind` of their records.
         eval_step: `(params, batch) -> sums`.
         place: transfers a batch to the devices.
@@ -77,30 +77,28 @@ class EvaluateLoss:
         early_stopping: the `kind` of the loss that early stopping observes, or None.
     """
 
-    def __init__(
-        self,
-        open_batches: Callable[[], Mapping[str, task_batches.EvalBatches]],
-        eval_step: held_out_loss.EvalStep,
-        place: Callable[[Any], Any],
-        log: RunLog,
-        params_of: ParamsOf,
-        early_stopping: str | None = None,
-    ):
-        self._early_stopping = early_stopping
-        # Cached, because opening often takes longer than one pass.
-        self.batches = functools.cache(open_batches)
-        self._eval_step, self._place, self._log, self._params_of = eval_step, place, log, params_of
+    open_batches: Callable[[], Mapping[str, task_batches.EvalBatches]]
+    eval_step: held_out_loss.EvalStep
+    place: Callable[[Any], Any]
+    log: RunLog
+    params_of: ParamsOf
+    early_stopping: str | None = None
+
+    @functools.cached_property
+    def batches(self) -> Mapping[str, task_batches.EvalBatches]:
+        """The batches, which are opened once, because that often takes longer than a pass."""
+        return self.open_batches()
 
     def __call__(self, state: RunState) -> None:
-        params = self._params_of(state.train_state)
-        for name, batches in self.batches().items():
+        params = self.params_of(state.train_state)
+        for name, batches in self.batches.items():
             begun = time.perf_counter()
-            numbers = held_out_loss.evaluate(params, batches, self._eval_step, self._place, name)
-            self._log.log_evaluation(name, state.step, numbers, time.perf_counter() - begun)
-            if name == self._early_stopping:
+            numbers = held_out_loss.evaluate(params, batches, self.eval_step, self.place, name)
+            self.log.log_evaluation(name, state.step, numbers, time.perf_counter() - begun)
+            if name == self.early_stopping:
                 state.patience.observe(state.step, -numbers['loss'])
             task = name.partition('/')[2]
-            self._log.print(
+            self.log.print(
                 f'step {state.step} · {f"{task} · " if task else ""}held-out loss {numbers["loss"]:.4f}'
                 + (f' (best constant answer {numbers["constant_loss"]:.4f})' if 'constant_loss' in numbers else '')
                 + f' · perplexity {numbers["perplexity"]:.2f} · token accuracy {100 * numbers["accuracy"]:.1f}%'
@@ -108,52 +106,48 @@ class EvaluateLoss:
             )
 
 
+@dataclasses.dataclass
 class EvaluateTasks:
     """Logs the metrics of each task and their average, and saves the parameters that are the best so far.
 
     Early stopping observes the average.
 
-    Args:
+    Attributes:
         evaluator: computes the metrics.
-        best: saves the best parameters of each task and of the average.
+        best_checkpoints: saves the best parameters of each task and of the average.
         log: receives the records.
         params_of: selects the parameters to evaluate.
         shown: number of examples of each task whose answers are printed.
     """
 
-    def __init__(
-        self,
-        evaluator: TaskEvaluator,
-        best: BestCheckpoints,
-        log: RunLog,
-        params_of: ParamsOf = LAST_PARAMS,
-        shown: int = 0,
-    ):
-        self._evaluator, self._best, self._log = evaluator, best, log
-        self._params_of, self._shown = params_of, shown
+    evaluator: TaskEvaluator
+    best_checkpoints: best.BestCheckpoints
+    log: RunLog
+    params_of: ParamsOf = LAST_PARAMS
+    shown: int = 0
 
     def __call__(self, state: RunState) -> None:
         scores: dict[str, float] = {}
-        params = self._params_of(state.train_state)
-        for report in self._evaluator(params):
+        params = self.params_of(state.train_state)
+        for report in self.evaluator(params):
             self._report(state, params, report)
-            if (metric := self._best.score(report)) is not None:
+            if (metric := self.best_checkpoints.score(report)) is not None:
                 scores[report.task] = best.rank(*metric)
         if len(scores) > 1:
             metrics = {best.AVERAGE: best.average(scores)}
-            self._report(state, params, Report(best.AVERAGE, self._evaluator.split, metrics, (), 0.0))
+            self._report(state, params, Report(best.AVERAGE, self.evaluator.split, metrics, (), 0.0))
         if scores:
             state.patience.observe(state.step, best.average(scores))
 
     def _report(self, state: RunState, params: Any, report: Report) -> None:
-        self._log.log_evaluation(f'eval/{report.task}', state.step, report.metrics, report.seconds)
-        for line in task_evaluation.shown_answers(report, self._shown):
-            self._log.print(line)
+        self.log.log_evaluation(f'eval/{report.task}', state.step, report.metrics, report.seconds)
+        for line in task_evaluation.shown_answers(report, self.shown):
+            self.log.print(line)
         is_best = False
-        with self._log.tolerate_write_errors():
-            is_best = self._best.keep(report, state.step, params)
+        with self.log.tolerate_write_errors():
+            is_best = self.best_checkpoints.keep(report, state.step, params)
         text = task_metrics.describe(report.metrics) + (' · the best so far' if is_best else '')
-        self._log.print(f'step {state.step} · {report.task} · {text}')
+        self.log.print(f'step {state.step} · {report.task} · {text}')
 
 
 class Profiler:

@@ -5,6 +5,7 @@ the previous step. All numbers are determined by the state, the position in the 
 """
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -93,44 +94,42 @@ def train(
     return _result(data.loss_kind, path, state.step, stopped, spent)
 
 
+@dataclasses.dataclass
 class Loop:
     """Draws a batch, runs the train step, checks for a bad step, and calls the hooks, until the run ends."""
 
-    def __init__(
-        self,
-        train_step: compilation.CompiledAhead,
-        batches: prefetch.Prefetcher,
-        run_hooks: Sequence[hooks.Hook],
-        bad_steps: saving.BadSteps,
-        saver: saving.Saver,
-        profiler: hooks.Profiler,
-        log: run_log.RunLog,
-    ):
-        self._train_step, self._batches, self._hooks, self._bad_steps = train_step, batches, run_hooks, bad_steps
-        self._saver, self._profiler, self._log = saver, profiler, log
-        self._during = log.timeline.during
+    train_step: compilation.CompiledAhead
+    batches: prefetch.Prefetcher
+    run_hooks: Sequence[hooks.Hook]
+    bad_steps: saving.BadSteps
+    saver: saving.Saver
+    profiler: hooks.Profiler
+    log: run_log.RunLog
+
+    def __post_init__(self) -> None:
+        self._during = self.log.timeline.during
 
     def run(self, state: saving.RunState, last: int, stop: preemption.StopRequest) -> str | None:
         """Trains until step `last`, early stopping or a signal, saves the last state, and returns the signal's name."""
         signal_name, first = None, state.step + 1
         if state.saved_step is None:
-            for hook in self._hooks:
+            for hook in self.run_hooks:
                 if hook.at_start:
                     self._call(hook, state)
         with self._during(progress.CHECKPOINT):
-            self._saver.save_first(state)
+            self.saver.save_first(state)
         while state.step < last and not signal_name and not state.patience.is_exhausted:
             try:
                 self._step(state, first, last)
             except saving.Rewind as reason:
                 with self._during(progress.STATE):
-                    self._saver.rewind(state, reason)
+                    self.saver.rewind(state, reason)
             signal_name = stop.agreed_signal(state.step)
-        self._profiler.close()
+        self.profiler.close()
         with self._during(progress.CHECKPOINT):
-            self._saver.save_last(state)
+            self.saver.save_last(state)
         if state.patience.is_exhausted:
-            self._log.print(f'stopping early at step {state.step}: {state.patience.describe()}')
+            self.log.print(f'stopping early at step {state.step}: {state.patience.describe()}')
         return signal_name
 
     def _step(self, state: saving.RunState, first: int, last: int) -> None:
@@ -138,46 +137,46 @@ class Loop:
             batch = self._next_batch()
             is_first = state.step + 1 == first
             with self._during(progress.COMPILE if is_first else progress.STEPS):
-                state.train_state, step_metrics = self._train_step(state.train_state, batch)
+                state.train_state, step_metrics = self.train_step(state.train_state, batch)
                 state.step += 1
                 state.window.add(step_metrics)
-                self._bad_steps.add(state.step, step_metrics)
+                self.bad_steps.add(state.step, step_metrics)
                 if is_first:
                     # The first step waits for the compiler, so the speed is measured from the second step on.
                     jax.block_until_ready(step_metrics)
-                    self._log.clock.lap(state.step)
+                    self.log.clock.lap(state.step)
                     startup.end_phase('compiling and the first step')
-                    startup.report_phases(self._log.print)
-                self._log.show_step(state.step)
-                for hook in self._hooks:
+                    startup.report_phases(self.log.print)
+                self.log.show_step(state.step)
+                for hook in self.run_hooks:
                     if hook.is_due(state.step, last):
                         self._call(hook, state)
-                self._profiler.after_step(state.step, step_metrics)
+                self.profiler.after_step(state.step, step_metrics)
                 if is_first:
                     self._prepare_hooks()
 
     def _next_batch(self) -> Any:
         begin = time.perf_counter()
         with self._during(progress.DATA):
-            batch = next(self._batches)
-        self._log.clock.wait_for_data(time.perf_counter() - begin)
+            batch = next(self.batches)
+        self.log.clock.wait_for_data(time.perf_counter() - begin)
         return batch
 
     def _prepare_hooks(self) -> None:
         begin = time.perf_counter()
         with self._during(progress.EVALUATION):
-            for hook in self._hooks:
+            for hook in self.run_hooks:
                 if hook.prepare is not None:
                     hook.prepare()
-        self._log.clock.pause(time.perf_counter() - begin)
+        self.log.clock.pause(time.perf_counter() - begin)
 
     def _call(self, hook: hooks.Hook, state: saving.RunState) -> None:
         begin = time.perf_counter()
-        self._bad_steps.check_last()
+        self.bad_steps.check_last()
         with self._during(hook.activity or progress.STEPS):
             hook.call(state)
         if hook.activity:
-            self._log.clock.pause(time.perf_counter() - begin)
+            self.log.clock.pause(time.perf_counter() - begin)
 
 
 def _build_loop(
@@ -221,7 +220,7 @@ def _evaluation_hooks(
         early_stopping = None if data.evaluator else data.loss_kind
         eval_step = programs.eval_step(data.vocabulary)
         loss = hooks.EvaluateLoss(data.open_held_out, eval_step, data.place, log, params_of, early_stopping)
-        yield hooks.Hook(period, loss, at_start=at_start, activity=progress.EVALUATION, prepare=loss.batches)
+        yield hooks.Hook(period, loss, at_start=at_start, activity=progress.EVALUATION, prepare=lambda: loss.batches)
     if data.evaluator is not None:
         task_metrics = hooks.EvaluateTasks(data.evaluator, best_checkpoints, log, params_of, shown_answers)
         yield hooks.Hook(period, task_metrics, at_start=at_start, activity=progress.EVALUATION)

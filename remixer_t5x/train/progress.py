@@ -10,7 +10,7 @@ import jax
 import psutil
 from etils import epath
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from remixer_t5x import untrusted_files
 from remixer_t5x.run_folder import object_store
@@ -211,21 +211,20 @@ class ProgressLine:
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._total, self._quiet = total, quiet
         self._bar: Progress | None = None
-        self._task: TaskID | None = None
         if self._console.is_terminal and not quiet:
             self._bar = Progress(BarColumn(bar_width=20), TextColumn('{task.description}'), console=self._console)
-            self._task = self._bar.add_task(f'step {step}/{total} · compiling', total=total, completed=step)
+            self._bar.add_task(f'step {step}/{total} · compiling', total=total, completed=step)
             self._bar.start()
 
     def update(self, step: int) -> None:
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=step)
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=step)
 
     def log(self, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
         """Shows the metrics `numbers`, which include `loss`, and `timing` from `Clock.lap`."""
         text = describe_step(step, self._total, numbers, timing)
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=step, description=text)
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=step, description=text)
         else:
             self.print(text)
 

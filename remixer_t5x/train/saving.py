@@ -175,10 +175,11 @@ class BadSteps:
         )
 
 
+@dataclasses.dataclass
 class Saver:
     """Saves checkpoints of a run: train state, data position and unfinished metrics window. Rewinds to the newest one.
 
-    Args:
+    Attributes:
         recovery: the reactions to failed writes and bad steps.
         last_step: the step at which the run ends.
         checkpoints: the checkpoints of MODEL_DIR.
@@ -189,41 +190,35 @@ class Saver:
         log: is flushed before each save, and rewound with the run.
     """
 
-    def __init__(
-        self,
-        recovery: Recovery,
-        last_step: int,
-        checkpoints: manager.Checkpoints,
-        batches: prefetch.Prefetcher,
-        bad_steps: BadSteps,
-        record: Mapping[str, Any],
-        abstract: TrainState,
-        log: RunLog,
-    ):
-        self._recovery, self._last_step, self._checkpoints = recovery, last_step, checkpoints
-        self._batches, self._bad_steps, self._record = batches, bad_steps, record
-        self._abstract, self._log = abstract, log
+    recovery: Recovery
+    last_step: int
+    checkpoints: manager.Checkpoints
+    batches: prefetch.Prefetcher
+    bad_steps: BadSteps
+    record: Mapping[str, Any]
+    abstract: TrainState
+    log: RunLog
 
     def __call__(self, state: RunState, is_last: bool = False) -> None:
         """Starts to save the state. Raises UserError if it or the previous checkpoint cannot be written."""
-        self._bad_steps.check_params(state.step, state.train_state.params)
+        self.bad_steps.check_params(state.step, state.train_state.params)
         with self._tolerate_failure():
             # Orbax would wait for the previous write in any case.
-            self._checkpoints.wait()
-        record = {**self._record, 'window': state.window.totals(), 'patience': state.patience.to_json()}
-        with self._tolerate_failure(another_follows=not is_last and state.step < self._last_step):
+            self.checkpoints.wait()
+        record = {**self.record, 'window': state.window.totals(), 'patience': state.patience.to_json()}
+        with self._tolerate_failure(another_follows=not is_last and state.step < self.last_step):
             try:
                 # A resumed run does not repeat the log records before its checkpoint.
-                self._log.flush()
-                position = self._batches.position()
+                self.log.flush()
+                position = self.batches.position()
             except UserError as error:
                 raise manager.SaveFailed(str(error)) from error
-            self._checkpoints.save(state.step, state.train_state, position, record)
+            self.checkpoints.save(state.step, state.train_state, position, record)
             state.saved_step = state.step
 
     def save_first(self, state: RunState) -> None:
         """Saves the initial state if a rewind could need it."""
-        if self._recovery.on_bad_step == REWIND and state.saved_step is None:
+        if self.recovery.on_bad_step == REWIND and state.saved_step is None:
             self(state)
 
     def save_last(self, state: RunState) -> None:
@@ -231,28 +226,26 @@ class Saver:
         if state.saved_step != state.step:
             with contextlib.suppress(Rewind):
                 self(state, is_last=True)
-        self._checkpoints.wait()
+        self.checkpoints.wait()
 
     def check(self) -> None:
         """Handles a write that failed in the background."""
         with self._tolerate_failure():
-            self._checkpoints.check_for_errors()
+            self.checkpoints.check_for_errors()
 
     def rewind(self, state: RunState, reason: Rewind) -> None:
         """Restores the newest checkpoint and rewinds the log. The data continues after the bad batch."""
-        self._checkpoints.wait()
-        step = collectives.broadcast(self._checkpoints.latest_step())
-        count = self._bad_steps.count_rewind(step)
-        self._log.print(
-            f'{reason}: back to step {step} (time {count} of {MAX_REWINDS}), without the batches since then'
-        )
+        self.checkpoints.wait()
+        step = collectives.broadcast(self.checkpoints.latest_step())
+        count = self.bad_steps.count_rewind(step)
+        self.log.print(f'{reason}: back to step {step} (time {count} of {MAX_REWINDS}), without the batches since then')
         # Device memory may be too small for two states.
         del state.train_state
-        record = saved_params.read_record(self._checkpoints.folder / str(step))
-        restored = restore(self._checkpoints, step, self._abstract, record, state.patience)
+        record = saved_params.read_record(self.checkpoints.folder / str(step))
+        restored = restore(self.checkpoints, step, self.abstract, record, state.patience)
         state.train_state, state.window, state.patience = restored.train_state, restored.window, restored.patience
         state.step = state.saved_step = step
-        self._log.rewind(step)
+        self.log.rewind(step)
 
     @contextlib.contextmanager
     def _tolerate_failure(self, another_follows: bool = True) -> Iterator[None]:
@@ -263,10 +256,10 @@ class Saver:
         try:
             yield
         except manager.SaveFailed as error:
-            if not another_follows or self._recovery.on_save_failure != GO_ON or jax.process_count() > 1:
+            if not another_follows or self.recovery.on_save_failure != GO_ON or jax.process_count() > 1:
                 raise
-            self._log.print(f'warning: {error}; training continues (ON_SAVE_FAILURE)')
-            self._checkpoints.reopen()
+            self.log.print(f'warning: {error}; training continues (ON_SAVE_FAILURE)')
+            self.checkpoints.reopen()
 
 
 @contextlib.contextmanager
