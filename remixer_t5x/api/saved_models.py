@@ -69,7 +69,7 @@ def load(
     logger, level = logging.getLogger('absl'), logging.getLogger('absl').level
     logger.setLevel(logging.ERROR)
     try:
-        trained = _load(os.fspath(path), lengths, partitioner or Partitioner(), vocabulary, trust_gin)
+        trained = _load_folder(os.fspath(path), lengths, partitioner or Partitioner(), vocabulary, trust_gin)
     finally:
         logger.setLevel(level)
     if low_precision is None:
@@ -79,7 +79,7 @@ def load(
     return dataclasses.replace(trained, model=model, params=params)
 
 
-def _load(
+def _load_folder(
     path: str, lengths: Mapping[str, int] | None, partitioner: Partitioner, vocabulary: str | None, trust_gin: bool
 ) -> TrainedModel:
     advice = f'load({path!r}, trust_gin=True)'

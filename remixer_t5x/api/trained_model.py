@@ -118,7 +118,7 @@ class TrainedModel:
             UserError: `answers` exceeds the decoder's number of answers, or a length is not positive.
         """
         rows, cuts = self._encode_inputs(texts)
-        predictor = self._generator(len(rows), max_length, decoder, seed, stop_strings)
+        predictor = self._generation_predictor(len(rows), max_length, decoder, seed, stop_strings)
         decoded = predictor.predict(self.params, rows) if rows else []
         if decoded and answers is not None and not 1 <= answers <= len(decoded[0].ids):
             raise UserError(
@@ -144,7 +144,7 @@ class TrainedModel:
         decoder is `Greedy(...)` or `Sampling(...)`.
         """
         (ids,), _ = self._encode_inputs(text)
-        predictor, answer, printed = self._generator(1, max_length, decoder, seed, stop_strings), '', ''
+        predictor, answer, printed = self._generation_predictor(1, max_length, decoder, seed, stop_strings), '', ''
         for answer_ids in predictor.stream(self.params, ids):
             answer = self.vocabulary.decode(answer_ids)
             # An incomplete UTF-8 character is decoded as U+FFFD.
@@ -262,7 +262,7 @@ class TrainedModel:
             rows.append(ids)
         return rows
 
-    def _generator(
+    def _generation_predictor(
         self, count: int, max_length: int | None, decoder: Decoder, seed: int, stop_strings: Strings
     ) -> predictions.Predictor:
         interface.require(self.model, 'generate', 'generate')

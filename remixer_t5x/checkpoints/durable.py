@@ -74,12 +74,12 @@ def manager_options(
         max_to_keep=keep,
         cleanup_tmp_directories=True,
         enable_async_checkpointing=background,
-        async_options=ocp.options.AsyncOptions(barrier_sync_fn=_barrier()),
+        async_options=ocp.options.AsyncOptions(barrier_sync_fn=_make_barrier()),
         temporary_path_class=ManifestCommit if object_store.is_remote(folder) else DurableFolder,
     )
 
 
-def _barrier() -> Callable[..., None]:
+def _make_barrier() -> Callable[..., None]:
     """Returns Orbax's barrier, changed to not wait in a process that failed to write its part of a checkpoint.
 
     The other processes wait for that part, so all processes would block until Orbax's timeout of twenty minutes.
@@ -120,7 +120,7 @@ def check_files(folder: epath.Path) -> None:
     Reads every file on a disk, or the sizes and checksums that a bucket reports. Raises UserError if the list contains
     files outside of the folder.
     """
-    listed = _read_list(folder)
+    listed = _read_file_list(folder)
     is_remote = object_store.is_remote(folder)
     # None without credentials, with which a public bucket can be read but its checksums cannot be queried.
     contents = object_store.list_objects(folder) if is_remote else None
@@ -147,7 +147,7 @@ def check_files(folder: epath.Path) -> None:
             raise DamagedCheckpoint(f'the checkpoint at {folder} is damaged: {name} {problem}')
 
 
-def _read_list(folder: epath.Path) -> dict[str, list[Any]]:
+def _read_file_list(folder: epath.Path) -> dict[str, list[Any]]:
     try:
         listed = untrusted_files.parse_json(untrusted_files.read_bytes(folder / FILE_LIST))
         entries = listed.values() if isinstance(listed, dict) else [None]

@@ -36,9 +36,9 @@ class Checkpoints:
     def __init__(self, folder: epath.Path, keep: int | None = 3):
         self.folder = folder / model_dir.CHECKPOINTS
         self._options = durable.manager_options(self.folder, keep, background=True)
-        self._open()
+        self._open_manager()
 
-    def _open(self) -> None:
+    def _open_manager(self) -> None:
         with saved_params.wrap_errors(self.folder, 'opened'):
             self._manager = ocp.CheckpointManager(
                 self.folder, options=self._options, item_names=('state', 'data', 'run')
@@ -72,7 +72,7 @@ class Checkpoints:
         """Reopens the folder after a failed write or a change of its content. Removes unfinished writes."""
         with contextlib.suppress(Exception):
             self._manager.close()
-        self._open()
+        self._open_manager()
 
     def save(self, step: int, state: State, position: Position, record: dict[str, Any]) -> None:
         """Starts to write a checkpoint, and returns once the arrays are copied to the host.

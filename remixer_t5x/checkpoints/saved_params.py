@@ -74,8 +74,10 @@ class SavedParams:
         in_base = {name: leaf for name, leaf in abstract.items() if name not in here}
         arrays = self._base.read(in_base) if self._base else {}
         merged = {name: lora.matrices_of(name) for name in abstract if self._is_merged(name, abstract)}
-        matrices = {name: self._matrix(name, abstract[kernel]) for kernel, pair in merged.items() for name in pair}
-        arrays |= self._read({**here, **matrices})
+        matrices = {
+            name: self._describe_matrix(name, abstract[kernel]) for kernel, pair in merged.items() for name in pair
+        }
+        arrays |= self._read_arrays({**here, **matrices})
         for kernel, pair in merged.items():
             add = jax.jit(dense.merged, out_shardings=abstract[kernel].sharding, donate_argnums=0)
             arrays[kernel] = add(arrays[kernel], *(arrays.pop(name) for name in pair))
@@ -85,14 +87,14 @@ class SavedParams:
         matrices = lora.matrices_of(kernel)
         return lora.kernel_of(kernel) == kernel and matrices[0] in self.saved_shapes and not {*matrices} & names.keys()
 
-    def _matrix(self, name: str, kernel: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    def _describe_matrix(self, name: str, kernel: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         """Describes a matrix of an adapter. It is small, and therefore replicated on all devices of its kernel."""
         sharding = kernel.sharding
         if isinstance(sharding, NamedSharding):
             sharding = NamedSharding(sharding.mesh, PartitionSpec())
         return jax.ShapeDtypeStruct(self.saved_shapes[name], jnp.float32, sharding=sharding)
 
-    def _read(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
+    def _read_arrays(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
         if not abstract:
             return {}
         item = traverse_util.unflatten_dict(parameter_averages.saved_arrays(abstract, self._state), sep='/')

@@ -49,9 +49,9 @@ def check_descriptions(folder: str | os.PathLike[str]) -> None:
         # Skips broken links, which the code that reads them reports.
         paths = (os.path.join(place, name) for name in files)
         stored += sum(os.path.getsize(path) for path in paths if os.path.exists(path))
-        for name, text in _descriptions(place, files):
+        for name, text in _read_descriptions(place, files):
             try:
-                described += _array_bytes(text)
+                described += _described_bytes(text)
             except (ValueError, KeyError, TypeError) as error:
                 path = one_line(os.path.relpath(os.path.join(place, name), root))
                 raise UserError(
@@ -65,7 +65,7 @@ def check_descriptions(folder: str | os.PathLike[str]) -> None:
         )
 
 
-def _descriptions(place: str, files: list[str]) -> Iterator[tuple[str, bytes]]:
+def _read_descriptions(place: str, files: list[str]) -> Iterator[tuple[str, bytes]]:
     """Yields the name and content of each description in a folder."""
     try:
         for name in {*files}.intersection(DESCRIPTIONS):
@@ -81,7 +81,7 @@ def _descriptions(place: str, files: list[str]) -> Iterator[tuple[str, bytes]]:
         raise UserError(f'{place} is damaged: {untrusted_files.reason(error)}; {_ADVICE}') from error
 
 
-def _array_bytes(text: bytes) -> int:
+def _described_bytes(text: bytes) -> int:
     """Returns the size of the described array. Raises ValueError, KeyError or TypeError if it is invalid."""
     if len(text) > MAX_DESCRIPTION_BYTES:
         raise ValueError(f'it has more than {MAX_DESCRIPTION_BYTES:,} bytes')

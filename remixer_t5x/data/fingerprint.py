@@ -46,7 +46,7 @@ def data_fingerprint(provider: seqio.Task | seqio.Mixture, split: str, use_cache
 
 
 def _task_record(task: seqio.Task, split: str, use_cached: bool) -> Record:
-    paths = _files(task, split, use_cached)
+    paths = _list_files(task, split, use_cached)
     record: Record = {'source': 'cache' if use_cached else type(task.source).__name__, 'files': None}
     if paths is None:
         return record
@@ -54,11 +54,11 @@ def _task_record(task: seqio.Task, split: str, use_cached: bool) -> Record:
     start = os.path.commonprefix([path[: path.rfind('/') + 1] for path in paths]).rfind('/') + 1
     reads_content = len(paths) <= MAX_HASHED_FILES
     marks = {path[start:]: file_mark(path, reads_content) for path in paths}
-    record.update(files=len(paths), hash=_digest('\n'.join(f'{name}\t{mark}' for name, mark in marks.items())))
+    record.update(files=len(paths), hash=_short_hash('\n'.join(f'{name}\t{mark}' for name, mark in marks.items())))
     return record | ({'each': marks} if reads_content else {})
 
 
-def _files(task: seqio.Task, split: str, use_cached: bool) -> list[str] | None:
+def _list_files(task: seqio.Task, split: str, use_cached: bool) -> list[str] | None:
     """Lists the files of a task in reading order. Returns None if the source does not read files."""
     if use_cached:
         if task.cache_dir is None:
@@ -75,7 +75,7 @@ def _files(task: seqio.Task, split: str, use_cached: bool) -> list[str] | None:
 def file_mark(path: str, reads_content: bool = True) -> str:
     """Returns the size of a file and, if it is local and `reads_content`, a hash of its content."""
     if path.startswith(URL_PREFIXES):
-        return _digest(path)
+        return _short_hash(path)
     try:
         if '://' in path:
             # Requesting the sizes of many files would take long.
@@ -91,13 +91,13 @@ def file_mark(path: str, reads_content: bool = True) -> str:
 def _content_digest(path: str, size: int) -> str:
     with untrusted_files.open_file(path) as file:
         if size <= WHOLE_BYTES:
-            return _digest(file.read())
+            return _short_hash(file.read())
         first = file.read(END_BYTES)
         file.seek(size - END_BYTES)
-        return _digest(first + file.read(END_BYTES))
+        return _short_hash(first + file.read(END_BYTES))
 
 
-def _digest(text: str | bytes) -> str:
+def _short_hash(text: str | bytes) -> str:
     return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:16]
 
 

@@ -119,10 +119,10 @@ class Prefetcher:
         # The error of the last capture, if it failed.
         self._failure: UserError | None = None
         self._consumed = start.batches
-        self._thread = threading.Thread(target=self._produce, args=(start,), name='prefetch', daemon=True)
+        self._thread = threading.Thread(target=self._produce_batches, args=(start,), name='prefetch', daemon=True)
         self._thread.start()
 
-    def _produce(self, start: Position) -> None:
+    def _produce_batches(self, start: Position) -> None:
         try:
             if any(start.states.values()):
                 self._source.restore(start.states)
@@ -134,15 +134,15 @@ class Prefetcher:
             drawn = start.batches
             while not self._stop.is_set():
                 if drawn and drawn % self._period == 0:
-                    self._capture(drawn)
+                    self._capture_state(drawn)
                 batch = self._place(next(self._source))
                 drawn += 1
-                self._put((batch, None))
+                self._put_item((batch, None))
         except BaseException as error:
             # Otherwise the consumer would wait forever.
-            self._put((None, error))
+            self._put_item((None, error))
 
-    def _capture(self, drawn: int) -> None:
+    def _capture_state(self, drawn: int) -> None:
         captured, failure = None, None
         try:
             captured = Position.captured(drawn, self._source.capture())
@@ -153,7 +153,7 @@ class Prefetcher:
             if captured is not None:
                 self._captures.append(captured)
 
-    def _put(self, item: tuple[Any, BaseException | None]) -> None:
+    def _put_item(self, item: tuple[Any, BaseException | None]) -> None:
         while not self._stop.is_set():
             try:
                 return self._queue.put(item, timeout=0.1)

@@ -36,7 +36,7 @@ from remixer_t5x.lazy import seqio, tf
 Batch = dict[str, np.ndarray]
 
 
-def _examples(
+def _open_examples(
     task: seqio.Task | seqio.Mixture, config: DatasetConfig, shard: seqio.ShardInfo | None, epochs: int | None
 ) -> tf.data.Dataset:
     from remixer_t5x.data import converters
@@ -140,7 +140,7 @@ class TrainBatches:
         threads = max(1, threads // len(indices)) if threads else None
 
         def open_stream(index: int) -> Stream:
-            examples = _examples(self._task, config, seqio.ShardInfo(index, streams), epochs=None)
+            examples = _open_examples(self._task, config, seqio.ShardInfo(index, streams), epochs=None)
             dataset = _with_options(examples.batch(stream_rows, drop_remainder=True), threads)
             return Stream(dataset, self._task.name, config.save_position)
 
@@ -152,14 +152,14 @@ class TrainBatches:
         return self
 
     def __next__(self) -> Batch:
-        parts = self._draw(self._streams.values())
+        parts = self._next_elements(self._streams.values())
         return {name: np.concatenate([_narrow(part[name].numpy()) for part in parts])[self._rows] for name in parts[0]}
 
     def skip(self, streams: Collection[int]) -> None:
         """Skips one batch in each stream of `streams` that this share reads."""
-        self._draw([self._streams[index] for index in streams if index in self._streams])
+        self._next_elements([self._streams[index] for index in streams if index in self._streams])
 
-    def _draw(self, streams: Iterable[Stream]) -> list[Any]:
+    def _next_elements(self, streams: Iterable[Stream]) -> list[Any]:
         """Returns the next element of each stream. Raises UserError if a stream has no full batch."""
         parallel_map = self._executor.map if self._executor else map
         parts: list[Any] = list(parallel_map(lambda stream: next(stream, None), streams))
@@ -202,7 +202,7 @@ class EvalBatches:
         rows = config.batch_size // share_count
         self._rows = slice(share_index * rows, (share_index + 1) * rows)
         # Built once, because building the graph often takes longer than one pass.
-        dataset = _examples(self._task, config, None, epochs=1).batch(config.batch_size)
+        dataset = _open_examples(self._task, config, None, epochs=1).batch(config.batch_size)
         self._dataset = _with_options(dataset.take(-1 if limit is None else limit), threads)
 
     def __iter__(self) -> Iterator[Batch]:

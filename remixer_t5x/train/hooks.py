@@ -130,16 +130,16 @@ class EvaluateTasks:
         scores: dict[str, float] = {}
         params = self.params_of(state.train_state)
         for report in self.evaluator(params):
-            self._report(state, params, report)
+            self._log_report(state, params, report)
             if (metric := self.best_checkpoints.score(report)) is not None:
                 scores[report.task] = best.rank(*metric)
         if len(scores) > 1:
             metrics = {best.AVERAGE: best.average(scores)}
-            self._report(state, params, Report(best.AVERAGE, self.evaluator.split, metrics, (), 0.0))
+            self._log_report(state, params, Report(best.AVERAGE, self.evaluator.split, metrics, (), 0.0))
         if scores:
             state.patience.observe(state.step, best.average(scores))
 
-    def _report(self, state: RunState, params: Any, report: Report) -> None:
+    def _log_report(self, state: RunState, params: Any, report: Report) -> None:
         self.log.log_evaluation(f'eval/{report.task}', state.step, report.metrics, report.seconds)
         for line in task_evaluation.shown_answers(report, self.shown):
             self.log.print(line)

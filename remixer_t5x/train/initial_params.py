@@ -75,22 +75,24 @@ def load(
     """
     saved = saved_params.open_checkpoint(str(folder.initial_checkpoint_path))
     targets = traverse_util.flatten_dict(plan.abstract.params, sep='/')
-    rows = _rows(folder, plan, saved, vocabulary)
+    rows = _match_rows(folder, plan, saved, vocabulary)
     shapes = saved.shapes_for(targets)
     sources = find_sources(targets, folder.checkpoint_map or {}, folder.fresh_parameters)
-    _mark_fresh(sources, targets, shapes, may_be_fresh)
-    _check(sources, targets, shapes, saved, rows)
+    _mark_fresh_sources(sources, targets, shapes, may_be_fresh)
+    _check_sources(sources, targets, shapes, saved, rows)
     fresh = {name for name in targets if sources[name] is None}
     created: Mapping[str, jax.Array] = {}
     if fresh or rows:
         created = traverse_util.flatten_dict(create().params, sep='/')
-    taken = _read(sources, targets, saved, rows, created)
+    taken = _read_sources(sources, targets, saved, rows, created)
     params = {name: taken[name] if name in taken else created[name] for name in targets}
-    description = _describe(folder, sources, targets, shapes, {name: matches for name, (_, matches) in rows.items()})
+    description = _describe_sources(
+        folder, sources, targets, shapes, {name: matches for name, (_, matches) in rows.items()}
+    )
     return traverse_util.unflatten_dict(params, sep='/'), description
 
 
-def _rows(
+def _match_rows(
     folder: Folder, plan: train_state.StatePlan, saved: SavedParams, vocabulary: Any
 ) -> dict[str, tuple[int, Any]]:
     """Returns the vocabulary axis and `match_pieces` of each parameter that has one; {} for one vocabulary."""
@@ -104,7 +106,7 @@ def _rows(
     return {name: (tuple(spec).index(axes.VOCAB), matches) for name, spec in specs.items() if axes.VOCAB in tuple(spec)}
 
 
-def _mark_fresh(sources: Sources, targets: Targets, saved: Mapping[str, Any], heads: Sequence[str]) -> None:
+def _mark_fresh_sources(sources: Sources, targets: Targets, saved: Mapping[str, Any], heads: Sequence[str]) -> None:
     """Marks missing adapters, and a head that does not fit, as fresh."""
     head = [name for name in targets if name.split('/')[0] in heads]
     unfit = any((source := sources[name]) and saved.get(source.name) != targets[name].shape for name in head)
@@ -115,7 +117,7 @@ def _mark_fresh(sources: Sources, targets: Targets, saved: Mapping[str, Any], he
             sources[name] = None
 
 
-def _check(
+def _check_sources(
     sources: Sources, targets: Targets, saved: Mapping[str, Any], checkpoint: SavedParams, rows: Mapping[str, Any]
 ) -> None:
     """Raises UserError if an array is missing, has another shape, or is not used although no setting excludes it."""
@@ -145,7 +147,7 @@ def _source_names(sources: Sources) -> set[str]:
     return {source.name for source in sources.values() if source is not None}
 
 
-def _read(
+def _read_sources(
     sources: Sources, targets: Targets, saved: SavedParams, rows: Mapping[str, Any], created: Mapping[str, Any]
 ) -> Any:
     """Reads the arrays that are loaded from the checkpoint, and returns them by their names in the model."""
@@ -173,7 +175,7 @@ def _read(
     return params
 
 
-def _describe(
+def _describe_sources(
     folder: Folder, sources: Sources, targets: Targets, saved: Mapping[str, Any], rows: Mapping[str, Any]
 ) -> str:
     taken = {name: leaf.shape for name, leaf in targets.items() if sources[name] is not None}
@@ -181,7 +183,7 @@ def _describe(
     left = {name: shape for name, shape in saved.items() if name not in _source_names(sources)}
     lines = [f'parameters of {folder.initial_checkpoint_path}']
     if fresh or left or rows or any(source and source.name != name for name, source in sources.items()):
-        lines += _table(taken, fresh, left)
+        lines += _table_rows(taken, fresh, left)
     for name, matches in rows.items():
         known = int((matches >= 0).sum())
         lines.append(f'  {name}: {known:,} of {len(matches):,} pieces have a row there, the others are fresh')
@@ -270,7 +272,7 @@ def _copy_rows(fresh: jax.Array, other: jax.Array, matches: np.ndarray, axis: in
     return jax.jit(choose, out_shardings=fresh.sharding)(fresh, other)
 
 
-def _table(taken: Shapes, fresh: Shapes, left: Shapes) -> Iterator[str]:
+def _table_rows(taken: Shapes, fresh: Shapes, left: Shapes) -> Iterator[str]:
     """Yields a line with kind, name prefix, number of arrays and number of parameters for each part of the model.
 
     A part consists of the arrays of one kind (taken, fresh or left) with a prefix that no array of another kind has.

@@ -76,7 +76,7 @@ def train(
             reason = f'TRAIN_STEPS = {last}' if first >= last else state.patience.describe()
             for line in (f'{path} is at step {first} already ({reason}); nothing was trained', *notes):
                 log.print(line)
-            return _result(data.loss_kind, path, first, None)
+            return _make_result(data.loss_kind, path, first, None)
         log.start(run.step_config, programs.plan, run.trackers, config_text, (*notes, *data.notes))
 
         stop = (signals or stack).enter_context(preemption.StopRequest(first))
@@ -91,7 +91,7 @@ def train(
             latest = state.saved_step
             error.add_note(f'the newest checkpoint is of step {latest}' if latest else 'there is no checkpoint')
             raise
-    return _result(data.loss_kind, path, state.step, stopped, spent)
+    return _make_result(data.loss_kind, path, state.step, stopped, spent)
 
 
 @dataclasses.dataclass
@@ -115,7 +115,7 @@ class Loop:
         if state.saved_step is None:
             for hook in self.run_hooks:
                 if hook.at_start:
-                    self._call(hook, state)
+                    self._call_hook(hook, state)
         with self._during(progress.CHECKPOINT):
             self.saver.save_first(state)
         while state.step < last and not signal_name and not state.patience.is_exhausted:
@@ -150,7 +150,7 @@ class Loop:
                 self.log.show_step(state.step)
                 for hook in self.run_hooks:
                     if hook.is_due(state.step, last):
-                        self._call(hook, state)
+                        self._call_hook(hook, state)
                 self.profiler.after_step(state.step, step_metrics)
                 if is_first:
                     self._prepare_hooks()
@@ -170,7 +170,7 @@ class Loop:
                     hook.prepare()
         self.log.clock.pause(time.perf_counter() - begin)
 
-    def _call(self, hook: hooks.Hook, state: saving.RunState) -> None:
+    def _call_hook(self, hook: hooks.Hook, state: saving.RunState) -> None:
         begin = time.perf_counter()
         self.bad_steps.check_last()
         with self._during(hook.activity or progress.STEPS):
@@ -226,7 +226,7 @@ def _evaluation_hooks(
         yield hooks.Hook(period, task_metrics, at_start=at_start, activity=progress.EVALUATION)
 
 
-def _result(
+def _make_result(
     loss_kind: str, path: epath.Path, step: int, stopped: str | None, spent: Mapping[str, float] | None = None
 ) -> settings.Result:
     last = {record['kind']: record for record in metrics.read(path / model_dir.METRICS)}

@@ -32,14 +32,14 @@ class StopRequest:
         if threading.current_thread() is threading.main_thread():
             # With several processes, JAX's preemption service handles SIGTERM and notifies the other processes.
             numbers = [number for number in stop_signals() if jax.process_count() == 1 or number != signal.SIGTERM]
-            self._before = {number: signal.signal(number, self._receive) for number in numbers}
+            self._before = {number: signal.signal(number, self._handle_signal) for number in numbers}
         return self
 
     def __exit__(self, *exc: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _receive(self, number: int, frame: FrameType | None) -> None:
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         if self._name is not None and number == signal.SIGHUP:
             return
         if self._name is not None:

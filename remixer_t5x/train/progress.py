@@ -117,18 +117,18 @@ class Timeline:
     def during(self, name: str) -> Iterator[None]:
         """Counts the time of the block as the activity `name`, except for nested blocks."""
         outer = self._name
-        self._switch(name)
+        self._switch_activity(name)
         try:
             yield
         finally:
-            self._switch(outer)
+            self._switch_activity(outer)
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds of each activity until now, in descending order."""
-        self._switch(self._name)
+        self._switch_activity(self._name)
         return dict(sorted(self._seconds.items(), key=lambda pair: -pair[1]))
 
-    def _switch(self, name: str) -> None:
+    def _switch_activity(self, name: str) -> None:
         now = self._clock()
         self._seconds[self._name] = self._seconds.get(self._name, 0.0) + now - self._since
         self._name, self._since = name, now

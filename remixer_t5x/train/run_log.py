@@ -114,13 +114,13 @@ class RunLog:
     def log_train(self, step: int, numbers: Mapping[str, float]) -> None:
         """Logs the mean metrics and the speed of the steps since the last log."""
         timing = self.clock.lap(step)
-        self._write(TRAIN, step, numbers, timing)
+        self._write_record(TRAIN, step, numbers, timing)
         self._line.log(step, numbers, timing)
 
     def log_evaluation(self, kind: str, step: int, numbers: Mapping[str, float], seconds: float) -> None:
-        self._write(kind, step, numbers, {'seconds': seconds})
+        self._write_record(kind, step, numbers, {'seconds': seconds})
 
-    def _write(self, kind: str, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
+    def _write_record(self, kind: str, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
         self._trackers.write(kind, step, numbers, timing)
         with self.tolerate_write_errors():
             if self._records is not None:

@@ -142,7 +142,7 @@ class BadSteps:
         if self._policy != SKIP:
             self._rewind_or_stop(problem, step)
         if self._in_a_row > MAX_SKIPPED_IN_A_ROW:
-            self._stop(f'{MAX_SKIPPED_IN_A_ROW} steps in a row were skipped: {problem}', step)
+            self._stop_run(f'{MAX_SKIPPED_IN_A_ROW} steps in a row were skipped: {problem}', step)
 
     def check_params(self, step: int, params: Any) -> None:
         """Checks that parameters are finite: a finite gradient can make them infinite, and skipping cannot undo it."""
@@ -155,15 +155,15 @@ class BadSteps:
         self._unchecked = None
         self._rewinds[step] = self._rewinds.get(step, 0) + 1
         if self._rewinds[step] > MAX_REWINDS:
-            self._stop(f'the run went back to step {step} {MAX_REWINDS} times and does not get past it', step)
+            self._stop_run(f'the run went back to step {step} {MAX_REWINDS} times and does not get past it', step)
         return self._rewinds[step]
 
     def _rewind_or_stop(self, problem: str, step: int) -> None:
         if self._policy == REWIND:
             raise Rewind(f'{problem} at step {step}')
-        self._stop(problem, step)
+        self._stop_run(problem, step)
 
-    def _stop(self, problem: str, step: int) -> None:
+    def _stop_run(self, problem: str, step: int) -> None:
         latest = self._checkpoints.latest_step()
         checkpoint = 'no checkpoint was saved yet'
         if latest is not None:
