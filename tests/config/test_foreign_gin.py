@@ -1,4 +1,4 @@
-"""The allow-list of gin text from strangers: what it names is ours, and every reader sees the same statements."""
+"""Untrusted gin text: only code on the allow-list is accepted, and all parsers read the same statements."""
 
 import pytest
 
@@ -29,14 +29,14 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize('text', HOSTILE.values(), ids=HOSTILE)
-def test_other_code_is_named(text):
+def test_code_outside_of_the_allow_list_is_named(text):
     assert foreign_gin.first_foreign(f'{text}\n', 'model.gin')
 
 
 @pytest.mark.parametrize(
     'text', ['# a\rimport os', '# a\u2028import os', '# a\x0cimport os', "X = 'a\0b'", 'X = (1,', 'X = ' + '[' * 5000]
 )
-def test_text_that_readers_split_differently_is_refused(text):
+def test_ambiguous_or_invalid_gin_text_is_rejected(text):
     with pytest.raises(UserError, match='model.gin') as error:
         foreign_gin.first_foreign(f'{text}\n', 'model.gin')
     assert str(error.value).isprintable()

@@ -1,6 +1,5 @@
-"""Each mistake in a gin file or flag gives one exact line; the real parser runs in every test."""
+"""Each mistake in a gin file or flag raises an error of one line, with its location and advice."""
 
-import gin
 import pytest
 
 from remixer_t5x.config import loading, resolved
@@ -9,7 +8,7 @@ from remixer_t5x.errors import UserError
 
 IMPORTS = 'from __gin__ import dynamic_registration\nimport toy_house\n'
 
-# What the user writes into `user.gin` (after the two import lines) or as a flag, and what the answer contains.
+# Line 3 of `user.gin` or a flag, and two parts of the message.
 IN_A_FILE = {
     'misspelt parameter': ('toy_house.Engine.pwoer = 3', 'pwoer', 'did you mean power?'),
     'unlike any parameter': ('toy_house.Engine.xyz = 3', 'xyz', 'it has power, dtype'),
@@ -55,7 +54,7 @@ AS_A_FLAG = {
 
 
 @pytest.mark.parametrize(('text', 'wrong', 'advice'), IN_A_FILE.values(), ids=IN_A_FILE)
-def test_a_mistake_in_a_file(house, text, wrong, advice):
+def test_mistakes_in_files_have_location_and_advice(house, text, wrong, advice):
     (house / 'user.gin').write_text(f'{IMPORTS}{text}\n')
     with pytest.raises(UserError, match='^user.gin line 3: ') as caught:
         loading.load(ConfigSources(['car.gin', 'user.gin']), 'toy_house.run', partial=False)
@@ -64,7 +63,7 @@ def test_a_mistake_in_a_file(house, text, wrong, advice):
 
 
 @pytest.mark.parametrize(('flag', 'wrong', 'advice'), AS_A_FLAG.values(), ids=AS_A_FLAG)
-def test_a_mistake_in_a_flag(house, flag, wrong, advice):
+def test_mistakes_in_flags_have_advice(house, flag, wrong, advice):
     with pytest.raises(UserError, match=f'^--gin.{flag[0]}') as caught:
         loading.load(ConfigSources(['car.gin'], [flag]), 'toy_house.run', partial=False)
     line = str(caught.value)
@@ -76,7 +75,7 @@ def test_a_mistake_in_a_flag(house, flag, wrong, advice):
     [('LAYOUT', 'prenorm', '@layer.PreNorm'), ('ENCODER_MIXER', 'attention.SelfAttention', '@attention.SelfAttention'),
      ('VOCABULARY', 'bytes', "'@vocabularies.byte()'"), ('SCHEDULE', 'cosine', "'@schedules.cosine()'")],
 )  # fmt: skip
-def test_a_text_instead_of_a_reference_is_answered_with_an_example(macro, value, reference):
+def test_a_string_instead_of_a_reference_is_rejected_with_an_example(macro, value, reference):
     given = ConfigSources(
         ['models/t5_1_1.gin', 'sizes/tiny.gin', 'data/c4.gin', 'optimizers/adamw.gin'], [(macro, value)]
     )
@@ -90,65 +89,48 @@ def test_a_missing_file_names_the_nearest_shipped_one(house):
         loading.load(ConfigSources(['configs/runs/infr.gin']))
 
 
-def test_a_gin_file_of_t5x_is_recognised(house):
+def test_gin_files_of_t5x_are_recognized(house):
     (house / 'theirs.gin').write_text('from __gin__ import dynamic_registration\nfrom t5x import utils\n')
     for file in ('theirs.gin', 't5x/pretrain.gin', 't5x/examples/t5/t5_1_1/base.gin', 't5x/configs/runs/pretrain.gin'):
         with pytest.raises(UserError, match='docs/t5x.md'):
             loading.load(ConfigSources([file]))
 
 
-def test_the_line_is_right_below_an_include(house):
+def test_line_numbers_below_an_include_are_correct(house):
     (house / 'nothing.gin').write_text('# empty\n')
     (house / 'user.gin').write_text(f"{IMPORTS}include 'nothing.gin'\n\ntoy_house.Engine.pwoer = 3\n")
     with pytest.raises(UserError, match=r'^user.gin line 5: '):
         loading.load(ConfigSources(['car.gin', 'user.gin']))
 
 
-def test_a_function_that_no_file_sets_up(house):
+@pytest.mark.parametrize(
+    ('function', 'setting', 'error', 'message'),
+    [
+        ('crash', '', UserError, 'must configure toy_house.crash'),
+        ('refuse', 'toy_house.refuse.power = 3', UserError, '^power is 3; give less$'),
+        ('run', 'toy_house.run.engine = @toy_house.Engine()', UserError, '--gin.Engine.power=VALUE'),
+        ('crash', 'toy_house.crash.power = 3', KeyError, 'a bug'),
+    ],
+)
+def test_errors_of_calls(house, function, setting, error, message):
     import toy_house
 
-    loading.load(ConfigSources(['car.gin']))
-    gin.clear_config()
-    with pytest.raises(UserError) as caught:
-        resolved.call_configured(toy_house.crash)
-    assert 'toy_house.crash' in str(caught.value)
-
-
-def test_a_user_error_in_a_call_stays_one_line(house):
-    assert call_error('refuse', 'toy_house.refuse.power = 3') == 'power is 3; give less'
-
-
-def test_a_required_argument_left_out(house):
-    text = 'toy_house.run.engine = @toy_house.Engine()'
-    assert '--gin.Engine.power=VALUE' in call_error('run', text)
-
-
-def test_a_bug_keeps_its_own_type(house):
-    with pytest.raises(KeyError):
-        call_error('crash', 'toy_house.crash.power = 3')
+    (house / 'user.gin').write_text(f'{IMPORTS}{setting}\n')
+    loading.load(ConfigSources(['user.gin']))
+    with pytest.raises(error, match=message):
+        resolved.call_configured(getattr(toy_house, function))
 
 
 def test_a_bug_in_an_imported_module_keeps_its_traceback(house, monkeypatch):
     (house / 'broken_module.py').write_text('undefined_name\n')
     monkeypatch.syspath_prepend(str(house))
-    (house / 'user.gin').write_text('from __gin__ import dynamic_registration\nimport broken_module\n')
+    (house / 'user.gin').write_text(f'{IMPORTS}import broken_module\n')
     with pytest.raises(NameError, match='undefined_name'):
         loading.load(ConfigSources(['user.gin']))
 
 
-def call_error(function, text):
-    import toy_house
-
-    with open('call.gin', 'w') as file:
-        file.write(f'{IMPORTS}{text}\n')
-    loading.load(ConfigSources(['call.gin']))
-    with pytest.raises(UserError) as caught:
-        resolved.call_configured(getattr(toy_house, function))
-    return str(caught.value)
-
-
 def test_a_name_that_another_file_imports_needs_no_import(tmp_path, monkeypatch):
-    # Modules of this test's own: once any file of a process has used a name, gin knows it everywhere.
+    # Modules that no other test uses: gin registers a name for the whole process.
     (tmp_path / 'depot').mkdir()
     (tmp_path / 'depot' / '__init__.py').write_text('')
     (tmp_path / 'depot' / 'wagons.py').write_text('def open(load=1): return load\ndef closed(load=2): return load\n')

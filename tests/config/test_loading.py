@@ -1,4 +1,4 @@
-"""gin files and flags become calls: lookup, precedence, includes, text values, and only what is reached counts."""
+"""Loads gin files and flags: precedence, includes, search paths, strings, and unread parts of a configuration."""
 
 import fractions
 
@@ -19,20 +19,28 @@ def run(*files, partial=False, **given):
     return resolved.call_configured(ROOT)
 
 
-def test_a_file_is_built_and_called(house):
-    engine, colour = run('car.gin')
-    assert (engine.power, colour) == (5, 'red')
+HEAD = 'from __gin__ import dynamic_registration\n'
 
 
-def test_flags_win_over_files_and_later_files_over_earlier(house):
-    (house / 'fast.gin').write_text('POWER = 6\n')
-    assert run('car.gin', 'fast.gin')[0].power == 6
-    assert run('car.gin', 'fast.gin', flags=[('POWER', '8')])[0].power == 8
-
-
-def test_a_flag_binds_a_setting_and_takes_bare_text(house):
-    # The whole name: `run.colour` is ambiguous once a test in this process has imported a command's `run`.
-    assert run('car.gin', flags=[('toy_house.run.colour', '/tmp/a b')])[1] == '/tmp/a b'
+@pytest.mark.parametrize(
+    ('second_file', 'flags', 'power', 'colour'),
+    [
+        ('', [], 5, 'red'),
+        ('POWER = 6', [], 6, 'red'),
+        ('POWER = 6', [('POWER', '8')], 8, 'red'),
+        ('', [('toy_house.run.colour', '/tmp/a b')], 5, '/tmp/a b'),
+        ('ENGINE = @Engine()', [('POWER', '9')], 9, 'red'),
+        ('toy_house.Engine.power = %fast/POWER\nfast/POWER = 3\nX = %POWER\ntoy_house.run.colour = %X', [], 3, 5),
+        (f'{HEAD}import os.path as toy_house', [], 5, 'red'),
+    ],
+    ids=['file', 'later file', 'flag', 'string', 'short name', 'scoped macro', 'name of another module'],
+)
+def test_later_sources_override_earlier_ones(house, second_file, flags, power, colour):
+    (house / 'second.gin').write_text(f'{second_file}\n')
+    engine, value = run('car.gin', 'second.gin', flags=flags)
+    assert (engine.power, value) == (power, colour)
+    # Loading replaces the previous configuration.
+    assert run('car.gin') == (type(engine)(5), 'red')
 
 
 def test_a_flag_may_name_what_a_file_only_imports(house):
@@ -47,17 +55,7 @@ def test_a_flag_may_name_what_no_file_imports(house):
     assert run('car.gin', flags=[*flags, ('Fraction.denominator', '4')])[0] == fractions.Fraction(3, 4)
 
 
-def test_a_macro_may_have_a_scope(house):
-    (house / 'scoped.gin').write_text((house / 'car.gin').read_text().replace('POWER', 'fast/POWER'))
-    assert run('scoped.gin')[0].power == 5
-
-
-def test_two_files_may_give_one_name_to_two_modules(house):
-    (house / 'other.gin').write_text('from __gin__ import dynamic_registration\nimport os.path as toy_house\n')
-    assert run('other.gin', 'car.gin')[0].power == 5
-
-
-def test_includes_keep_their_place_in_the_order(house):
+def test_an_include_overrides_only_earlier_statements(house):
     (house / 'middle.gin').write_text('POWER = 2\n')
     text = (house / 'car.gin').read_text()
     (house / 'before.gin').write_text("include 'middle.gin'\n" + text)
@@ -66,7 +64,7 @@ def test_includes_keep_their_place_in_the_order(house):
     assert run('after.gin')[0].power == 2
 
 
-def test_what_is_imported_above_an_include_holds_below_it(house):
+def test_imports_above_an_include_apply_below_it(house):
     # No other test names Trailer, so gin cannot know it from an earlier one.
     (house / 'nothing.gin').write_text('# nothing\n')
     text = (house / 'car.gin').read_text()
@@ -79,15 +77,11 @@ def test_search_paths_come_before_the_shipped_configs(house, tmp_path_factory):
     (other / 'runs').mkdir()
     (other / 'runs/infer.gin').write_text('POWER = 3\n')
     assert run('car.gin', 'runs/infer.gin', search_paths=[str(other)])[0].power == 3
+    for name in ('runs/infer.gin', 'configs/runs/infer.gin'):
+        assert files.find_file(name) == files.shipped_folder() / 'runs/infer.gin'
 
 
-@pytest.mark.parametrize('name', ['runs/infer.gin', 'configs/runs/infer.gin'])
-def test_shipped_configs_are_found_from_any_folder(house, name):
-    path = files.find_file(name)
-    assert path == files.shipped_folder() / 'runs/infer.gin'
-
-
-def test_a_partial_command_needs_only_what_it_reaches(house):
+def test_a_partial_load_requires_only_macros_that_are_read(house):
     extra = 'toy_house.refuse.power = %MODEL_DIR\nBATCH_SIZE = 3\n'
     (house / 'more.gin').write_text((house / 'car.gin').read_text() + extra)
     with pytest.raises(UserError):
@@ -96,7 +90,7 @@ def test_a_partial_command_needs_only_what_it_reaches(house):
     assert run('more.gin', partial=True)[0].power == 5
 
 
-def test_values_of_macros_need_only_what_these_macros_reach(house):
+def test_values_require_only_macros_that_they_depend_on(house):
     import toy_house
 
     (house / 'more.gin').write_text(
@@ -108,7 +102,7 @@ def test_values_of_macros_need_only_what_these_macros_reach(house):
         loading.values(ConfigSources(['car.gin']), 'SIZE')
 
 
-def test_a_macro_that_is_not_set_has_the_default_of_its_argument(house, monkeypatch):
+def test_an_unset_macro_has_the_default_of_its_argument(house, monkeypatch):
     # A shipped file names a macro for a setting; here this file counts as one.
     text = (house / 'car.gin').read_text() + 'toy_house.Engine.dtype = %DTYPE\nDTYPE = %KIND\n'
     (house / 'named.gin').write_text(text)
@@ -123,25 +117,20 @@ def test_a_macro_that_is_not_set_has_the_default_of_its_argument(house, monkeypa
         files.shipped.cache_clear()
 
 
-def test_a_file_may_shorten_a_name_that_an_earlier_file_imports(house):
-    (house / 'short.gin').write_text('ENGINE = @Engine()\n')
-    assert run('car.gin', 'short.gin', flags=[('POWER', '9')])[0].power == 9
-
-
-def test_the_operative_config_rebuilds_the_same(house):
+def test_config_text_reproduces_the_same_objects(house):
     first = run('car.gin', flags=[('POWER', '11')])
     (house / 'operative.gin').write_text(loading.config_text())
     assert run('operative.gin') == first
 
 
-def test_the_operative_config_is_whole_before_anything_is_called(house):
+def test_config_text_is_complete_before_any_call(house):
     (house / 'lazy.gin').write_text((house / 'car.gin').read_text().replace('@toy_house.Engine()', '@toy_house.Engine'))
     loading.load(ConfigSources(['lazy.gin']), ROOT)
     assert 'Engine.power = %POWER' in loading.config_text()
 
 
 @pytest.mark.parametrize('model', [(), ('models/hyper_mixer.gin',)], ids=['its model', '--model'])
-def test_the_configuration_of_a_run_has_only_what_it_reads_and_loads_again(tmp_path, model):
+def test_config_text_of_a_run_is_minimal_and_can_be_loaded(tmp_path, model):
     run = ConfigSources(['experiments/python_docs.gin'], [('MODEL_DIR', str(tmp_path))], model=model)
     loading.load(run, 'remixer_t5x.train.settings.Run', partial=False)
     text = loading.config_text()
@@ -151,14 +140,9 @@ def test_the_configuration_of_a_run_has_only_what_it_reads_and_loads_again(tmp_p
     assert loaded.vocab_size == 2048
 
 
-def test_a_partial_command_leaves_a_setting_of_another_command_unread(tmp_path):
+def test_a_partial_load_ignores_macros_of_other_commands(tmp_path):
     (tmp_path / 'mine.gin').write_text("include 'hardware/gpu.gin'\nDEVICE_MEMORY = 40\n")
     assert loading.values(ConfigSources([str(tmp_path / 'mine.gin')]), 'MESH') == ['fsdp=-1']
-
-
-def test_loading_forgets_the_configuration_before(house):
-    run('car.gin', flags=[('toy_house.run.colour', 'blue')])
-    assert run('car.gin')[1] == 'red'
 
 
 def value_of(name, text):
@@ -167,7 +151,7 @@ def value_of(name, text):
 
 
 @given(st.text(st.characters(blacklist_categories=['Cs', 'Cc']), min_size=1))
-def test_any_text_is_a_value_or_a_one_line_error(text):
+def test_any_flag_text_is_a_value_or_a_one_line_error(text):
     try:
         value = value_of('X', text)
     except UserError as error:
@@ -179,7 +163,7 @@ def test_any_text_is_a_value_or_a_one_line_error(text):
 
 
 @pytest.mark.parametrize('text', ['{review}', '{a} {b}', 'question: {question}', '100%'])
-def test_a_template_is_a_text(text):
+def test_templates_are_strings(text):
     assert value_of('INPUTS', text) == text
 
 

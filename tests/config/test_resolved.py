@@ -1,4 +1,4 @@
-"""Plain Python values of a configuration are what gin itself makes, and later configurations do not change them."""
+"""Resolved values equal those of gin, and do not change when another configuration is loaded."""
 
 import functools
 
@@ -87,14 +87,14 @@ MOTORS = {
 
 
 def power(motor):
-    """Of what was built: a motor, a garage that builds one when it is asked, or nothing."""
+    """Returns the power of a motor, of the motor that a garage builds, or None."""
     built = motor.build() if hasattr(motor, 'build') else motor
     return built and built.power
 
 
 @pytest.mark.parametrize('root', ['@toy_garage.Garage()', '@fast/toy_garage.Garage()'])
 @pytest.mark.parametrize('lines', MOTORS.values(), ids=MOTORS)
-def test_values_and_scopes_are_those_that_gin_makes(garage, root, lines):
+def test_values_and_scopes_equal_those_of_gin(garage, root, lines):
     import toy_garage
 
     garage(root, *lines)
@@ -103,27 +103,27 @@ def test_values_and_scopes_are_those_that_gin_makes(garage, root, lines):
     assert (list(map(power, our_motors)), ours.spare) == (list(map(power, their_motors)), theirs.spare)
 
 
-def test_an_argument_that_is_a_call_is_made_for_each_call_of_a_factory(garage):
+def test_call_arguments_are_evaluated_for_each_factory_call(garage):
     lines = ['toy_garage.Motor.power = %N', 'N = @toy_garage.number()']
     garage('@toy_garage.Garage()', 'toy_garage.Garage.make = @toy_garage.Motor', *lines)
     made, first, _ = resolved.call_configured('toy_garage.open')
     assert made.build().power == first.power + 1 and made.build().power == first.power + 2
 
 
-def test_the_next_configuration_changes_nothing(garage):
+def test_values_do_not_change_with_the_next_configuration(garage):
     garage('@toy_garage.Garage()', 'toy_garage.Garage.make = @toy_garage.Motor')
     made, *_ = resolved.call_configured('toy_garage.open')
     garage('@toy_garage.Garage()', 'toy_garage.Garage.make = @toy_garage.Motor', 'toy_garage.Motor.power = 9')
     assert made.build().power == 2
 
 
-def test_a_setting_that_is_missing_is_one_line(garage):
+def test_a_missing_argument_raises_a_one_line_error(garage):
     garage('@toy_garage.Garage()')
     with pytest.raises(UserError, match='Garage.* make; type --gin.Garage.make=VALUE$'):
         resolved.call_configured('toy_garage.open')
 
 
-def test_a_deferred_value_is_made_once_when_it_is_asked_for(garage):
+def test_a_deferred_value_is_created_once_at_its_first_use(garage):
     import toy_garage
 
     lines = ['toy_garage.Garage.make = @toy_garage.number', 'toy_garage.open.built = @toy_garage.number()']

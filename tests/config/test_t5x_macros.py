@@ -1,5 +1,4 @@
-"""Every macro and flag of T5X's scripts works here, or is answered with what does the same; golden/make_t5x_macros.py
-made the list."""
+"""Every macro and flag of T5X's scripts works here or has advice; golden/make_t5x_macros.py wrote the list."""
 
 import json
 import pathlib
@@ -33,7 +32,7 @@ VALUES = {'MIXTURE_OR_TASK_MODULE': 'json', 'TRAIN_STEPS': '3', 'TRAIN_STEPS_REL
 
 
 def answer(command, macro):
-    """'' where the command reads the macro, else what it says; UNREAD where it says nothing."""
+    """Returns '' if the command reads the macro, the error message if it raises one, and UNREAD otherwise."""
     given, base, root, partial = COMMANDS[command]
     read = {
         name for file in (*base, *given) for text in files.GinReader((), ()).read(file) for name in text.macros_read
@@ -51,20 +50,20 @@ def answer(command, macro):
 
 
 @pytest.mark.parametrize('command', COMMANDS)
-def test_every_macro_of_a_script_of_t5x_works_or_is_answered(command):
+def test_macros_of_t5x_scripts_work_or_have_advice(command):
     said = {macro: answer(command, macro) for macro in THEIRS['macros'][command]}
     odd = {macro: line for macro, line in said.items() if line and files.T5X['macros'].get(macro, '?') not in line}
     assert odd == {macro: UNREAD for at, macro in LEFT_UNREAD if at == command}
     assert said['TASK_FEATURE_LENGTHS'] == '' and 'here it is MESH' in said['NUM_MODEL_PARTITIONS']
 
 
-def test_every_macro_of_t5xs_examples_works_or_is_answered_somewhere():
+def test_macros_of_t5x_examples_work_or_have_advice():
     for macro in THEIRS['macros']['any']:
         answers = [answer(command, macro) for command in COMMANDS]
         assert '' in answers or all(files.T5X['macros'][macro] in line for line in answers), macro
 
 
-def test_the_answers_name_macros_that_exist():
+def test_advice_names_existing_macros():
     known = {name for text in files.shipped().values() for name in (*text.macros_set, *text.macros_read)}
     answers = ' '.join(answer for table in files.T5X.values() for answer in table.values())
     named = set(re.findall(r'\b[A-Z]{2,}(?:_[A-Z]+)+\b', answers))
@@ -72,7 +71,7 @@ def test_the_answers_name_macros_that_exist():
     assert len(named) > 15
 
 
-def test_train_steps_of_t5x_is_refused_where_it_would_be_another_number(capsys):
+def test_finetune_rejects_the_absolute_train_steps_of_t5x(capsys):
     given = [*TRAINING, 'runs/finetune.gin']
     flags = [('MODEL_DIR', 'given'), ('INITIAL_CHECKPOINT_PATH', 'given'), ('TRAIN_STEPS', '1020000')]
     typed = [*(f'--gin_file={file}' for file in given), *(f'--gin.{name}={value}' for name, value in flags)]
@@ -87,13 +86,13 @@ def test_train_steps_of_t5x_is_refused_where_it_would_be_another_number(capsys):
     ('setting', 'ours'),
     [('utils.SaveCheckpointConfig.keep', 'KEEP_CHECKPOINTS'), ('train_script.train.eval_period', 'EVAL_PERIOD')],
 )
-def test_a_setting_of_t5x_is_answered_with_the_macro(setting, ours):
+def test_settings_of_t5x_have_advice(setting, ours):
     with pytest.raises(UserError, match=f'{setting}: .*that is a setting of T5X, whose counterpart is {ours}'):
         loading.load(loading.ConfigSources(MODEL, [(setting, '1')]), '%MODEL')
 
 
 @pytest.mark.parametrize('flag', THEIRS['flags'])
-def test_a_flag_of_t5x_works_or_is_answered(flag, capsys):
+def test_flags_of_t5x_work_or_have_advice(flag, capsys):
     assert main(['train', '--gin_file=models/none.gin', f'--{flag}=x']) == 2
     said = capsys.readouterr().err
     assert 'models/none.gin' in said or (flag in files.T5X['flags'] and files.T5X['flags'][flag] in said), said

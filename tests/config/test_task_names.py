@@ -1,4 +1,4 @@
-"""A task that is given by its name, and the module that registers it."""
+"""Tasks given by name, and the module that registers them."""
 
 import gin
 import pytest
@@ -16,7 +16,7 @@ def load(*flags, macro=TASK):
     loading.load(ConfigSources(flags=flags), f'%{macro}')
 
 
-def test_a_name_becomes_the_task_of_that_name(tmp_path):
+def test_a_task_name_is_replaced_by_the_task(tmp_path):
     load((TASK, 'en_mix'), BYTES, ('DATA_DIR', str(tmp_path)))
     mixture = resolved.macro(TASK)
     assert mixture.name == 'en_mix'
@@ -24,19 +24,19 @@ def test_a_name_becomes_the_task_of_that_name(tmp_path):
 
 
 @pytest.mark.parametrize('tasks', ['en_mix, cogs_v001', "['en_mix', 'cogs_v001']"])
-def test_several_names_are_evaluated_side_by_side(tasks):
+def test_several_task_names_become_a_list_of_tasks(tasks):
     load((EVALUATED, tasks), (TASK, 'en_mix'), BYTES, macro=EVALUATED)
     assert [task.name for task in resolved.macro(EVALUATED)] == ['en_mix', 'cogs_v001']
 
 
-def test_without_a_vocabulary_it_is_that_of_the_task():
+def test_the_default_vocabulary_is_that_of_the_task():
     load((TASK, 'python_docs_v001_span_corruption'), macro=VOCABULARY)
     assert repr(gin.query_parameter('%VOCABULARY')) == '@names.vocabulary_of()'
     task = gin.get_bindings(names.vocabulary_of, resolve_references=False)['task']
     assert repr(task) == '%MIXTURE_OR_TASK_NAME'
 
 
-def test_a_task_that_is_not_a_name_stays_as_it_is():
+def test_a_reference_to_a_task_is_unchanged():
     loading.load(ConfigSources(['data/c4.gin']), f'%{TASK}')
     assert repr(gin.query_parameter(f'%{TASK}')) == '@pretraining.span_corruption()'
 
@@ -51,6 +51,6 @@ def test_a_module_of_tasks_is_imported(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('module', ['a b', '3', 'a; import os'])
-def test_a_module_is_a_name(module):
+def test_an_invalid_module_name_is_rejected(module):
     with pytest.raises(UserError, match='MIXTURE_OR_TASK_MODULE must be the name of a module, as in my_package.tasks'):
         load(('MIXTURE_OR_TASK_MODULE', module), (TASK, 'en_mix'))

@@ -1,4 +1,4 @@
-"""The folder of JAX's persistent compilation cache."""
+"""Tests of the persistent compilation cache."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from remixer_t5x.devices import compilation_cache
 
 
-def test_the_cache_is_in_the_projects_cache_folder(tmp_path):
+def test_the_cache_is_below_the_configured_folder(tmp_path):
     environment = {'REMIXER_T5X_CACHE': str(tmp_path)}
     compilation_cache.enable(environment)
     folder = tmp_path / 'compiled' / compilation_cache.machine_name()
@@ -18,20 +18,19 @@ def test_the_cache_is_in_the_projects_cache_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'variables', [{'JAX_COMPILATION_CACHE_DIR': '/mine'}, {'JAX_ENABLE_COMPILATION_CACHE': 'false'}], ids=str
+    'variables',
+    [
+        {'JAX_COMPILATION_CACHE_DIR': '/mine'},
+        {'JAX_ENABLE_COMPILATION_CACHE': 'false'},
+        {'REMIXER_T5X_CACHE': '/dev/null'},
+    ],
+    ids=str,
 )
-def test_variables_set_by_the_user_are_kept(tmp_path, variables):
+def test_the_environment_is_unchanged_if_the_cache_is_set_or_not_writable(tmp_path, variables):
     environment = {'REMIXER_T5X_CACHE': str(tmp_path), **variables}
     compilation_cache.enable(environment)
     assert environment == {'REMIXER_T5X_CACHE': str(tmp_path), **variables}
     assert not list(tmp_path.iterdir())
-
-
-def test_a_cache_folder_that_cannot_be_created_is_not_used(tmp_path):
-    (tmp_path / 'file').write_text('')
-    environment = {'REMIXER_T5X_CACHE': str(tmp_path / 'file')}
-    compilation_cache.enable(environment)
-    assert environment == {'REMIXER_T5X_CACHE': str(tmp_path / 'file')}
 
 
 _PROGRAM = """
@@ -46,7 +45,7 @@ print('/jax/compilation_cache/cache_hits' in events)
 """
 
 
-def test_jax_reads_programs_of_other_processes(tmp_path):
+def test_jax_reuses_programs_of_other_processes(tmp_path):
     environment = {name: value for name, value in os.environ.items() if '_CACHE' not in name}
     environment |= {'REMIXER_T5X_CACHE': str(tmp_path), 'JAX_PLATFORMS': 'cpu'}
     run = [sys.executable, '-c', _PROGRAM]

@@ -1,4 +1,4 @@
-"""Parsing of mesh sizes, and the arrangement of devices over slices."""
+"""Parses mesh sizes, and arranges devices over slices."""
 
 import dataclasses
 import math
@@ -59,7 +59,7 @@ def test_sizes_are_parsed(text, sizes):
     ('text', 'hint'),
     [('dta=2', 'did you mean data.'), ('fsdp', ''), ('fsdp=two', ''), ('fsdp=2,fsdp=4', ''), ('', ''), (8, '')],
 )
-def test_wrong_sizes_are_rejected(text, hint):
+def test_invalid_sizes_are_rejected(text, hint):
     with pytest.raises(UserError, match=f'got {text!r}.*{hint}; type --mesh=data=2,fsdp=4'):
         mesh.parse_sizes(text)
 
@@ -78,19 +78,21 @@ def test_only_data_and_then_fsdp_cross_slices(inner, slices, over_fsdp):
         assert (index == index[:, :1, :1]).all()
 
 
-def test_processes_replace_slices_that_devices_do_not_report():
+def test_processes_are_slices_if_devices_report_none():
     reported = [dataclasses.replace(device, slice_index=None) for device in devices(8, processes=2)]
     assert mesh.identify_slices(reported) == ('slice_index', 1)
     arranged = mesh.arrange_over_slices((2, 4, 1), reported, *mesh.identify_slices(reported, 2))
     assert [[device.process_index for device in row] for row in arranged[:, :, 0]] == [[0] * 4, [1] * 4]
 
 
-@pytest.mark.parametrize('shape', [(1, 1, 8), (1, 3, 2), (3, 3, 2)])
-def test_tensor_does_not_cross_slices(shape):
-    with pytest.raises(UserError, match='--mesh=data=2,fsdp=-1'):
-        mesh.split_over_slices(shape, 2)
-
-
-def test_another_number_of_slices_is_rejected():
-    with pytest.raises(UserError, match='Partitioner.slices = 2'):
-        mesh.identify_slices(devices(8, slices=2), 4)
+@pytest.mark.parametrize(
+    ('call', 'message'),
+    [
+        (lambda: mesh.split_over_slices((1, 1, 8), 2), '--mesh=data=2,fsdp=-1'),
+        (lambda: mesh.split_over_slices((3, 3, 2), 2), '--mesh=data=2,fsdp=-1'),
+        (lambda: mesh.identify_slices(devices(8, slices=2), 4), 'Partitioner.slices = 2'),
+    ],
+)
+def test_a_mesh_that_does_not_fit_the_slices_is_rejected(call, message):
+    with pytest.raises(UserError, match=message):
+        call()

@@ -1,4 +1,4 @@
-"""Meshes, shardings of parameters and optimizer state, shares of the batch, on one device."""
+"""Meshes, shardings of parameters and optimizer states, and the rows of each process, on one device."""
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,12 @@ def boxed(shape, *names):
     return nn.LogicallyPartitioned(jax.ShapeDtypeStruct(shape, jnp.float32), names)
 
 
-def test_mesh_is_automatic_on_every_axis():
+def test_all_mesh_axes_are_auto():
     mesh = Partitioner().mesh
     assert mesh.axis_names == MESH_AXES and set(mesh.axis_types) == {AxisType.Auto}
 
 
-def test_every_name_of_the_glossary_has_a_rule():
+def test_every_logical_axis_has_a_rule():
     names = {value for name, value in vars(axes).items() if name.isupper()}
     assert names <= {name for name, _ in partition.DEFAULT_RULES}
 
@@ -49,7 +49,7 @@ def test_parameters_are_sharded_along_their_axes():
     assert shardings['plain'].is_fully_replicated
 
 
-def test_table_names_parameters_and_bytes():
+def test_sharding_table_lists_names_axes_and_bytes():
     rows = Partitioner().sharding_table({'mlp': {'wi': boxed((3, 4, 6), 'layers', 'embed', 'odd')}})
     assert rows == [
         partition.ShardingRow(
@@ -114,13 +114,13 @@ def test_an_abstract_mesh_needs_no_devices():
     assert rows[0].note == 'embed=63 does not divide by 32: replicated' and rows[0].mesh_axes == (None,)
 
 
-def test_sizes_are_given_in_one_way():
+def test_sizes_and_axis_fields_are_exclusive():
     assert Partitioner(sizes='fsdp=-1').axis_sizes == (1, -1, 1)
     with pytest.raises(UserError, match='MESH must be None'):
         Partitioner(fsdp=2, sizes='fsdp=2')
 
 
-def test_logical_constraints_act_inside_activate_only():
+def test_logical_constraints_apply_only_inside_activate():
     partitioner = Partitioner()
     constrained = jax.jit(lambda x: nn.with_logical_constraint(x, ('batch', 'embed')))
     assert 'sharding' not in str(constrained.trace(jnp.ones((2, 2))).jaxpr)

@@ -1,4 +1,4 @@
-"""The JobSet that kubernetes.sh fills in, and the image that its pods run."""
+"""The JobSet of kubernetes.sh, and the image of its pods."""
 
 import json
 import pathlib
@@ -68,7 +68,7 @@ def test_jobset_of_tpu_slices_on_spot_nodes_of_gke():
 
 @pytest.mark.parametrize('folder, claims', [('/data/run', ['disk']), ('gs://bucket/run', [])])
 def test_pods_can_write_their_model_dir(folder, claims):
-    """By the stand-in's rules: an image from a registry, a claim only if MODEL_DIR is there, and for its user."""
+    """The fake kubectl checks that the image is in a registry and that the pod can write to its volumes."""
     from tests.launch.clusters import kubectl
 
     claim = [f'--claim={name}' for name in claims]
@@ -98,11 +98,11 @@ def test_pods_can_write_their_model_dir(folder, claims):
         (['--nodes=none'], '--nodes=none; type a number from 1'),
     ],
 )
-def test_kubernetes_refuses_in_one_line(options, said):
+def test_kubernetes_rejects_invalid_options_in_one_line(options, said):
     assert bash('kubernetes.sh', *options, *COMMAND, code=2)[1] == f'error: {said}\n'
 
 
-def test_jobset_restarts_all_but_a_user_mistake():
+def test_jobset_restarts_after_all_failures_except_user_mistakes():
     found, job, _ = jobset((LAUNCH / 'kubernetes_jobset.yaml').read_text())
     policy = found['spec']['failurePolicy']
     assert policy['maxRestarts'] > 0

@@ -1,4 +1,4 @@
-"""Runs that the launch scripts start on stand-ins of the clusters: installed from a wheel, taken away, started again.
+"""Launch scripts on fake clusters: runs are installed from a wheel, preempted, and restarted.
 
 Each scenario is one run of real processes on loopback, all of which are killed once there is a checkpoint. What starts
 it again (the script, Slurm, the JobSet) continues from that checkpoint, and it ends in the bits of an unbroken run.
@@ -31,7 +31,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def command(place, compiled):
-    """A program that does what `remixer-t5x` does, in processes that have imported the libraries."""
+    """A program that runs `remixer-t5x` in processes that have already imported the libraries."""
     python = WarmPython(compiled)
     words = shlex.join([*python.command, '-m', 'tests.support.quick_command'])
     yield rented.program(place / 'remixer-t5x', f'exec {words} "$@"')
@@ -40,7 +40,7 @@ def command(place, compiled):
 
 @pytest.fixture(scope='module')
 def wheel(place):
-    """Built by the scripts' own function."""
+    """The wheel that the launch scripts build."""
     pytest.importorskip('setuptools', reason='setuptools builds the wheel')
     source = 'source scripts/environment.sh; source scripts/launch/command_line.sh; make_wheel "$1"'
     copy = place / 'copy'
@@ -104,7 +104,7 @@ def text(place):
 
 @pytest.fixture(scope='module')
 def unbroken(place, command, text):
-    """The run of one process, and that of two, that nothing broke: `unbroken(count)`."""
+    """Returns `unbroken(count)`: the folder of an uninterrupted run with `count` processes."""
     folders: dict[int, pathlib.Path] = {}
 
     def run(count):

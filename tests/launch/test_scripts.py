@@ -1,4 +1,4 @@
-"""Launch scripts: their syntax, what they would run, and what they do with the ways in which a run ends.
+"""Launch scripts: syntax, dry runs, and the reaction to each exit code of a run.
 
 `remixer-t5x` is a bash program that ends as a run would, and so are Slurm's programs and nvidia-smi; gcloud is the
 strict stand-in of `tests/launch/clusters`. Whole runs are in `test_runs.py`.
@@ -29,21 +29,21 @@ NO_SERVER = 'http://127.0.0.1:9'
 
 
 def dry(script, *arguments, env=None):
-    """The commands of a dry run, as lists of words."""
+    """Returns the commands of a dry run as lists of words."""
     shown = '\n'.join(bash(script, *arguments, '--dry_run', *COMMAND, env=env))
     lines = [line.removeprefix('+ ') for line in shown.splitlines() if line.startswith('+ ')]
     return [words(line) for line in lines]
 
 
 def words(line):
-    """As bash reads it."""
+    """Splits a line into words with bash."""
     done = subprocess.run(['bash', '-c', f'printf "%s\\0" {line}'], capture_output=True, text=True, check=True)
     return done.stdout.split('\0')[:-1]
 
 
 @pytest.fixture
 def programs(tmp_path, monkeypatch):
-    """Makes programs on PATH; `calls()` are the lines that they wrote."""
+    """Creates programs on PATH; `calls()` returns the command lines of their calls."""
     folder = tmp_path / 'bin'
     folder.mkdir()
     monkeypatch.setenv('PATH', f'{folder}:{os.environ["PATH"]}')
@@ -95,7 +95,7 @@ def test_each_type_of_tpu_has_its_software_version():
 
 
 @pytest.mark.parametrize('name', ['tpu_vm.sh', 'kubernetes.sh', 'gpu_node.sh', 'slurm.sbatch'])
-def test_without_a_command_one_line_says_how_to_give_one(name):
+def test_a_missing_command_is_reported_in_one_line(name):
     options = ['create'] if name == 'tpu_vm.sh' else []
     out, error = bash(name, *options, code=2)
     assert not out and error.startswith('error: ') and error.count('\n') == 1
@@ -107,7 +107,7 @@ def test_files_that_scripts_name_exist():
             assert (ROOT / 'configs' / name).exists(), f'{path.name} names {name}'
 
 
-def test_tpu_vm_dry_run_makes_copies_installs_and_runs():
+def test_tpu_vm_dry_run_creates_copies_installs_and_runs():
     slice_of = ['supervise', '--name=mixer', '--zone=us-central2-b', '--type=v4-32', '--spot', '--project=p']
     calls = dry('tpu_vm.sh', *slice_of, '--env=A=b c')
     gcloud = [call[1:] for call in calls if call[0] == 'gcloud' and 'list' not in call]
@@ -125,13 +125,13 @@ def test_tpu_vm_dry_run_makes_copies_installs_and_runs():
 
 
 @IN_GIT
-def test_a_wheel_that_cannot_be_built_is_one_line(programs):
+def test_a_failed_build_of_the_wheel_is_reported_in_one_line(programs):
     python = programs('python_without_pip', '[[ "$1" == -c ]]')
     said = bash('tpu_vm.sh', 'install', '--name=m', '--zone=z', env={'PYTHON': str(python)}, code=2)[1]
     assert said == 'error: the wheel could not be built, see above; --wheel=FILE installs one that you have\n'
 
 
-def test_tpu_vm_asks_for_a_queued_resource_and_deletes_it():
+def test_tpu_vm_requests_and_deletes_a_queued_resource():
     place = ['--name=m', '--zone=z', '--type=v5litepod-16', '--queued', '--spot', '--version=v2-alpha-tpuv5-lite']
     made = next(call for call in dry('tpu_vm.sh', 'create', *place) if 'create' in call)
     assert made[:6] == ['gcloud', 'compute', 'tpus', 'queued-resources', 'create', 'm']
@@ -159,7 +159,7 @@ mkdir -p "$3/bin" && printf '#!/bin/bash\\n' > "$3/bin/python" && chmod +x "$3/b
 
 @pytest.fixture
 def tpu_vm(programs, tmp_path, monkeypatch):
-    """Calls tpu_vm.sh on the stand-in of gcloud, whose hosts run a program of this body."""
+    """Calls tpu_vm.sh with a fake gcloud, whose hosts run a program with the given body."""
     rented.programs(tmp_path / 'bin')
     wheel = tmp_path / 'remixer_t5x-1-py3-none-any.whl'
     wheel.write_text('')
@@ -194,7 +194,7 @@ def test_tpu_vm_resumes_after_preemption_and_after_a_saved_stop(tpu_vm, programs
 
 
 @IN_GIT
-def test_a_user_mistake_is_not_started_again(tpu_vm, programs):
+def test_tpu_vm_does_not_restart_after_a_user_mistake(tpu_vm, programs):
     _, error = tpu_vm('supervise', 'exit 2', code=2)
     assert 'error: the command has a mistake' in error
     assert len([call for call in programs.calls() if call.startswith('remixer ')]) == 2
@@ -220,7 +220,7 @@ def test_worker_outlives_the_connection_and_saves_when_stopped(programs, tmp_pat
 @pytest.mark.parametrize(
     'code, restarts, requeued', [(0, 0, 0), (2, 0, 0), (1, 0, 0), (SAVED, 9, 1), (134, 2, 1), (134, 3, 0)]
 )
-def test_slurm_requeues_what_was_saved(programs, code, restarts, requeued):
+def test_slurm_requeues_saved_and_lost_runs(programs, code, restarts, requeued):
     programs('srun', f'exit {code}')
     programs('scontrol', '')
     env = {
@@ -254,7 +254,7 @@ def test_gpu_node_dry_run(gpus):
     assert started[3:] == [*COMMAND[1:], '--gin_file=hardware/gpu.gin']
 
 
-def test_gpu_node_refuses_more_gpus_than_there_are(programs):
+def test_gpu_node_rejects_more_gpus_than_present(programs):
     programs('nvidia-smi', 'echo "GPU 0"; echo "GPU 1"')
     error = bash('gpu_node.sh', '--gpus=3', *COMMAND, code=2)[1]
     assert error == 'error: --gpus must be at most 2, as nvidia-smi lists, got 3; type --gpus=2\n'
@@ -262,7 +262,7 @@ def test_gpu_node_refuses_more_gpus_than_there_are(programs):
 
 @pytest.fixture
 def gpu_node(programs, tmp_path, monkeypatch):
-    """Two GPUs, and an environment in which pip has nothing to do."""
+    """A machine with two GPUs and an installed environment."""
     programs('nvidia-smi', 'echo "GPU 0"; echo "GPU 1"')
     programs('python', '', path=tmp_path / 'venv' / 'bin')
     monkeypatch.setenv('VENV', str(tmp_path / 'venv'))
@@ -271,13 +271,13 @@ def gpu_node(programs, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('code, starts', [(0, 1), (2, 1), (SAVED, 1), (1, 3), (139, 3)])
-def test_gpu_node_starts_again_after_a_crash_alone(gpu_node, programs, code, starts):
+def test_gpu_node_restarts_only_after_a_crash(gpu_node, programs, code, starts):
     gpu_node(f'echo "sees $CUDA_VISIBLE_DEVICES"; exit {code}')
     out, _ = bash('gpu_node.sh', '--restarts=2', *COMMAND, code=code)
     assert out.count('sees 0,1\n') == starts
 
 
-def test_gpu_node_passes_sigterm_on(gpu_node, tmp_path):
+def test_gpu_node_forwards_sigterm(gpu_node, tmp_path):
     gpu_node('touch "$FAKE/up"; trap "sleep 0.3; touch $FAKE/saved; exit 143" TERM; sleep 60 & wait')
     node = subprocess.Popen(['bash', str(LAUNCH / 'gpu_node.sh'), *COMMAND], stdout=subprocess.DEVNULL)
     while not (tmp_path / 'up').exists():

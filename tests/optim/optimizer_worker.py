@@ -1,4 +1,4 @@
-"""Run by test_every_optimizer in its own process with eight virtual CPU devices: each optimizer under the same laws.
+"""Trains with every optimizer on eight virtual CPU devices; test_every_optimizer runs it in a separate process.
 
 Writes one JSON object: optimizer -> what `main` found.
 """
@@ -40,7 +40,7 @@ OPTIMIZERS = {
 
 
 class Layers:
-    """Three stacked layers of everything that optimizers treat differently."""
+    """Three stacked layers with all kinds of parameters that optimizers treat differently."""
 
     def init(self, rng, batch_shapes):
         keys = jax.random.split(rng, len(SHAPES))
@@ -51,7 +51,7 @@ class Layers:
 
 
 class OneForEach:
-    """The same layers once for each optimizer, so that one program trains with all of them."""
+    """A copy of the layers per optimizer, so that one program trains with all optimizers."""
 
     def init(self, rng, batch_shapes):
         return {name: Layers().init(rng, batch_shapes) for name in OPTIMIZERS}
@@ -63,7 +63,7 @@ class OneForEach:
 
 
 def all_optimizers(axes):
-    """Each optimizer for its own parameters."""
+    """Combines all optimizers; each updates its copy of the parameters."""
     each = {name: made(axes[name]) for name, made in OPTIMIZERS.items()}
 
     def update(updates, state, params):
@@ -97,7 +97,7 @@ def numbers(params):
 
 
 def main(folder):
-    """Four steps on one device, and on a mesh, there with a bad step and a checkpoint in between."""
+    """Takes four steps on one device, and on a mesh with a bad step and a checkpoint in between."""
     _, take, state = start(Partitioner(devices=jax.devices()[:1]))
     for number in range(4):
         state, _ = take(state, number)
@@ -137,7 +137,7 @@ def main(folder):
 
 
 def share_of_matrices(state):
-    """The share of the moments of `wi` and `wo` that the first device holds."""
+    """Returns the fraction of the moments of `wi` and `wo` on the first device."""
     big = [leaf for leaf in jax.tree.leaves(state) if leaf.ndim == 3 and leaf.shape[1:] in ((8, 16), (16, 8))]
     shards = [shard for leaf in big for shard in leaf.addressable_shards if shard.device == jax.devices()[0]]
     return sum(shard.data.nbytes for shard in shards) / max(1, sum(leaf.nbytes for leaf in big))

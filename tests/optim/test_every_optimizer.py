@@ -1,4 +1,4 @@
-"""Laws of every optimizer: the same numbers on a mesh, states split like parameters, an exact resume, bad steps."""
+"""Properties of every optimizer: equal results on a mesh, sharded states, exact resume, and skipped bad steps."""
 
 import json
 
@@ -19,12 +19,12 @@ def found(tmp_path_factory, compiled):
 
 
 @pytest.mark.parametrize('name', OPTIMIZERS)
-def test_a_mesh_of_eight_devices_gives_the_same_numbers(found, name):
+def test_results_on_eight_devices_equal_those_on_one(found, name):
     np.testing.assert_allclose(found[name]['mesh'], found[name]['single'], rtol=2e-5)
 
 
 @pytest.mark.parametrize('name', OPTIMIZERS)
-def test_a_resumed_run_has_the_same_bits(found, name):
+def test_a_resumed_run_is_bit_identical(found, name):
     assert found[name]['resumed']
 
 
@@ -34,7 +34,7 @@ def test_a_bad_step_changes_nothing(found, name):
 
 
 @pytest.mark.parametrize('name', OPTIMIZERS)
-def test_states_are_split_like_parameters(found, name):
+def test_states_are_sharded_like_parameters(found, name):
     # Adafactor has rows and columns in place of matrices.
     assert found[name]['share'] == (0 if name == 'adafactor' else 1 / 8)
 
@@ -45,5 +45,5 @@ def test_momentum_may_be_bfloat16_and_second_moments_stay_float32(found):
     assert all(found[name]['dtypes'] == ['float32', 'int32'] for name in ('adamw', 'muon', 'schedule_free'))
 
 
-def test_averages_are_evaluated_in_place_of_the_last_parameters(found):
+def test_averages_are_evaluated_instead_of_the_last_parameters(found):
     assert {name for name in OPTIMIZERS if found[name]['evaluated']} == {'schedule_free', 'average'}

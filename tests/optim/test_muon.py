@@ -1,4 +1,4 @@
-"""Muon against NumPy and against optax on each layer, and what it takes for a matrix."""
+"""Muon against NumPy and against optax on each layer, and the parameters that it updates."""
 
 import math
 
@@ -26,8 +26,8 @@ def orthogonal(matrix):
 
 
 @pytest.mark.parametrize('shape', [(4, 7), (7, 4), (3, 2, 4, 7)], ids=['wide', 'tall', 'layers and groups'])
-def test_the_update_is_the_orthogonal_momentum_of_each_matrix(shape):
-    """Nesterov's momentum with bias correction as optax has it: b m' + (1 - b) g."""
+def test_updates_are_the_orthogonalized_momentum_of_each_matrix(shape):
+    """Uses optax's Nesterov momentum with bias correction: b m' + (1 - b) g."""
     spec = P(*('layers', 'heads')[: len(shape) - 2], 'embed', 'mlp')
     tx, beta = muon.muon(0.1, max_grad_norm=None)({'w': spec}), 0.95
     params = {'w': wave(shape, 0.0, 0.5)}
@@ -43,7 +43,7 @@ def test_the_update_is_the_orthogonal_momentum_of_each_matrix(shape):
 
 
 @pytest.mark.parametrize('lengths', [(3, 2), (1,)])
-def test_stacked_layers_are_optax_on_each_layer(lengths):
+def test_stacked_layers_get_the_updates_of_optax_on_each_layer(lengths):
     params, axes = stacked_problem(lengths)
     schedule = schedules.linear(0.1, 2, 10)
 
@@ -69,8 +69,8 @@ def test_stacked_layers_are_optax_on_each_layer(lengths):
 
 
 @pytest.mark.parametrize('name', shipped_models.NAMES)
-def test_which_parameters_muon_takes(name):
-    """Every parameter of every model, by name: hidden matrices and no others; never one of an adapter's matrices."""
+def test_muon_updates_exactly_the_hidden_matrices(name):
+    """Checks the names of all parameters of all models; the matrices of adapters are not included."""
     boxes = shipped_models.boxes(name)
     optimizer = muon.muon(0.1)(nn.get_partition_spec(boxes))
     params = nn.unbox(boxes)

@@ -59,7 +59,7 @@ def test_parameters_are_classified_as_in_the_paper():
 
 
 @pytest.mark.parametrize('name', OPTIMIZERS)
-def test_the_base_width_is_unchanged_to_the_bit(name):
+def test_the_base_width_is_bit_identical_without_mup(name):
     model = width_transfer.build('t5_1_1', 64, None)
     rules = [OPTIMIZERS[name](0.01), mup.scaled(OPTIMIZERS[name](0.01), 64, 64)]
     plans = [train_state.plan(model, rule, SHAPES, Partitioner()) for rule in rules]
@@ -75,7 +75,7 @@ def test_the_base_width_is_unchanged_to_the_bit(name):
 
 @pytest.mark.parametrize('name', OPTIMIZERS)
 def test_updates_and_initial_values_scale_with_the_width(name):
-    """From width 64 to 256: a hidden matrix moves by a quarter, and output weights also start at half the deviation."""
+    """From width 64 to 256, updates of matrices are divided by 4, and initial values of output matrices by 2."""
     rules = [OPTIMIZERS[name](0.01), mup.scaled(OPTIMIZERS[name](0.01), 256, 64)]
     plans = [train_state.plan(width_transfer.build('t5_1_1', 256, None), rule, SHAPES, Partitioner()) for rule in rules]
     states = [plan.create(jax.random.key(0)) for plan in plans]
@@ -100,15 +100,15 @@ def test_updates_and_initial_values_scale_with_the_width(name):
 
 
 @pytest.mark.parametrize('name', ['t5_1_1', 'hyper_mixer'])
-def test_layers_are_flat_in_width_with_mup_only(name):
+def test_activations_are_independent_of_width_only_with_mup(name):
     flat = width_transfer.slopes(name, (64, 256), 64, 2**-8, steps=3)
     standard = width_transfer.slopes(name, (64, 256), None, 2**-8, steps=3)
     assert max(abs(slope) for key, slope in flat.items() if key != 'logits') < 0.1
     assert standard['logits'] - flat['logits'] > 0.3
 
 
-def test_a_tied_output_has_the_scale_of_the_base_width():
-    """Scaled as T5, or as BERT and GPT-2: logits of aligned features, which grow with the width, stay constant."""
+def test_tied_logits_have_the_scale_of_the_base_width():
+    """Logits of aligned features do not grow with the width, for the scaling of T5 and that of BERT and GPT-2."""
     for scaled in (True, False):
         aligned = [width * output_scale(width, scaled, 64) for width in (64, 256, 1024)]
         np.testing.assert_allclose(aligned, 64 * output_scale(64, scaled, None), rtol=1e-12)

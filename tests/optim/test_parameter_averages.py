@@ -1,4 +1,4 @@
-"""EMA against NumPy, what evaluations and readers of checkpoints get, and what is refused."""
+"""EMA against its formula, averages in checkpoints, and invalid settings."""
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ DECAY = 0.5
 
 
 def states(made, steps=3):
-    """The plan, and the parameters and the state of the optimizer after each step."""
+    """Yields the plan and the train state after each step."""
     plan = train_state.plan(Layers(), made, None, Partitioner())
     state = plan.create(jax.random.key(0))
     update = jax.jit(plan.tx.update)
@@ -29,7 +29,7 @@ def states(made, steps=3):
         yield plan, state
 
 
-def test_an_average_is_its_formula_and_changes_no_update():
+def test_the_average_follows_its_formula_and_changes_no_update():
     made = parameter_averages.averaged(optimizer.adamw(0.1), DECAY)
     expected = states(made).send(None)[0].create(jax.random.key(0)).params['wi']
     plain = states(optimizer.adamw(0.1))
@@ -41,7 +41,7 @@ def test_an_average_is_its_formula_and_changes_no_update():
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def test_none_keeps_nothing():
+def test_decay_none_returns_the_optimizer_unchanged():
     given = optimizer.adamw(0.1)
     assert parameter_averages.averaged(given, None) is given
 
@@ -57,7 +57,7 @@ def test_none_keeps_nothing():
     ],
     ids=['no average', 'average', 'schedule-free', 'average of a part', 'schedule-free of a part'],
 )
-def test_readers_of_a_checkpoint_get_what_was_evaluated(made, tmp_path):
+def test_checkpoints_contain_the_evaluated_parameters(made, tmp_path):
     *_, (plan, state) = states(made)
     checkpoints = manager.Checkpoints(epath.Path(tmp_path))
     checkpoints.save(3, state, Position.start(1), {})
@@ -71,11 +71,11 @@ def test_readers_of_a_checkpoint_get_what_was_evaluated(made, tmp_path):
 
 
 @pytest.mark.parametrize('decay', [0, 1, 1.5, True, 'much'])
-def test_a_decay_outside_of_its_range_is_refused(decay):
+def test_a_decay_outside_of_its_range_is_rejected(decay):
     with pytest.raises(UserError, match=f'EMA_DECAY must be .* above 0 and below 1.* got {decay!r}; type'):
         parameter_averages.averaged(optimizer.adamw(0.1), decay)
 
 
-def test_schedule_free_keeps_its_own_average():
+def test_ema_of_schedule_free_is_rejected():
     with pytest.raises(UserError, match='EMA_DECAY must be None .* got 0.9; type --gin.EMA_DECAY=None'):
         parameter_averages.averaged(parameter_averages.schedule_free_adamw(0.1), 0.9)

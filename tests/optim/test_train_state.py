@@ -1,4 +1,4 @@
-"""Planning and creating a state on one device (see test_meshes for eight)."""
+"""Plans and creates a train state on one device (see test_meshes for eight devices)."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ SHAPES = {'tokens': (4, 3)}
 
 
 class TwoLayers:
-    """Just enough of a model: three stacked layers, and a scale in the wrong precision."""
+    """A minimal model: three stacked layers, and a scale in bfloat16."""
 
     def init(self, rng, batch_shapes):
         assert batch_shapes == SHAPES
@@ -36,7 +36,7 @@ def test_created_state_is_as_planned(plan):
     assert state.params['scale'].dtype == np.float32
 
 
-def test_parameters_are_the_models(plan):
+def test_initial_parameters_are_those_of_the_model(plan):
     state = plan.create(jax.random.key(7))
     expected = TwoLayers().init(jax.random.key(7), SHAPES)['kernel'].value
     np.testing.assert_allclose(state.params['kernel'], expected, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""The train step on a small embedding classifier, whose gradient is known by hand."""
+"""The train step of a bigram model, whose gradient is computed in NumPy."""
 
 import functools
 
@@ -20,7 +20,7 @@ GRADIENT_DESCENT = optax.sgd(1.0)
 
 
 class Bigrams:
-    """Predicts a target token from the input token alone; `loss` follows the model's contract."""
+    """Predicts each target token from one input token; implements `Model.loss`."""
 
     def init(self, rng, batch_shapes):
         return {'table': 0.1 * jax.random.normal(rng, (VOCAB, VOCAB))}
@@ -64,12 +64,12 @@ def run(batch, tx=GRADIENT_DESCENT, **settings):
 
 
 def gradient(state, new_state):
-    """With plain gradient descent at rate 1 the change of the parameters is the gradient."""
+    """Returns the change of the parameters, which is the gradient for gradient descent with learning rate 1."""
     return np.asarray(state.params['table'] - new_state.params['table'])
 
 
 def reference_gradient(table, batch):
-    """Of the loss sum, written out: softmax minus one-hot, summed over equal inputs."""
+    """Returns the gradient of the loss sum: softmax minus one-hot, summed over equal inputs."""
     table = np.asarray(table, np.float64)
     out = np.zeros_like(table)
     for i, t, w in zip(*(batch[k].ravel() for k in ('inputs', 'targets', 'weights')), strict=True):
@@ -108,7 +108,7 @@ def test_a_batch_of_padding_changes_nothing():
 
 @pytest.mark.parametrize('bad', [np.nan, np.inf])
 @pytest.mark.parametrize('microbatches', [1, 2])
-def test_a_step_that_is_not_finite_leaves_the_state_and_says_so(bad, microbatches):
+def test_a_nonfinite_step_keeps_the_state_and_is_reported(bad, microbatches):
     batch = make_batch()
     batch['weights'][3, 2] = bad
     state, new_state, metrics = run(batch, optax.adam(0.1), microbatches=microbatches)
@@ -117,7 +117,7 @@ def test_a_step_that_is_not_finite_leaves_the_state_and_says_so(bad, microbatche
     jax.tree.map(np.testing.assert_array_equal, new_state.replace(step=state.step), state)
 
 
-def test_a_spike_leaves_the_state_and_the_usual_loss_is_a_running_mean():
+def test_a_spike_keeps_the_state_and_the_running_mean_of_the_loss():
     step_fn = compiled(optax.adam(0.1), (('spike_factor', 3.0),))
     state = make_state(optax.adam(0.1)).replace(usual_loss=jnp.zeros(()))
     expected = None
@@ -134,7 +134,7 @@ def test_a_spike_leaves_the_state_and_the_usual_loss_is_a_running_mean():
     jax.tree.map(np.testing.assert_array_equal, after.replace(step=wrong.step), wrong)
 
 
-def test_dropout_depends_on_seed_step_and_microbatch_and_on_nothing_else():
+def test_dropout_depends_only_on_seed_step_and_microbatch():
     batch = {name: np.repeat(rows[-1:], ROWS, 0) for name, rows in make_batch(1).items()}
 
     def loss(step=0, **settings):
@@ -149,7 +149,7 @@ def test_dropout_depends_on_seed_step_and_microbatch_and_on_nothing_else():
     assert loss(dropout=True, microbatches=2) != pytest.approx(2 * float(one), rel=1e-4)
 
 
-def test_learning_rate_is_reported_for_the_update_made():
+def test_the_reported_learning_rate_is_that_of_the_update():
     schedule = schedules.cosine(1.0, 10, 20)
     tx = optax.sgd(schedule)
     step = jax.jit(train_step.make_train_step(Bigrams(), tx, learning_rate=schedule))
@@ -170,7 +170,7 @@ def test_eval_step_returns_the_sums():
 
 
 @pytest.mark.parametrize('donate', [False, True])
-def test_compiled_step_matches_the_plain_one_and_donates_the_state_if_asked(donate):
+def test_the_compiled_step_equals_the_plain_step_and_can_donate(donate):
     partitioner, batch = Partitioner(), make_batch()
     plan = train_state.plan(Bigrams(), optax.adam(0.1), None, partitioner)
     step = train_step.make_train_step(Bigrams(), plan.tx)
@@ -184,7 +184,7 @@ def test_compiled_step_matches_the_plain_one_and_donates_the_state_if_asked(dona
     assert evaluate(new_state.params, partitioner.shard_batch(batch))['loss'] < metrics['loss']
 
 
-def test_wrong_settings_are_refused_in_one_line():
+def test_invalid_settings_are_rejected():
     for settings_, message in (
         ({'microbatches': 0}, 'MICROBATCHES must be .* at least 1, got 0; type'),
         ({'loss_normalizing_factor': 0}, 'LOSS_NORMALIZING_FACTOR must be .* got 0; type'),

@@ -1,4 +1,4 @@
-"""Frozen parameters have no gradient, no state and no update; the trained ones get what they would get alone."""
+"""Frozen parameters have no gradient, state or update; trained parameters get the same updates as without freezing."""
 
 import jax
 import numpy as np
@@ -42,14 +42,14 @@ def by_name(tree):
 
 @pytest.fixture(scope='module')
 def run(model):
-    """A planned run, its compiled step, its first state, and the state and metrics after a step."""
+    """Returns a plan, its compiled step, the initial state, and the state and metrics after one step."""
     plan, step = planned(model, optimizer.adafactor(0.1))
     step, state = jax.jit(step), plan.create(jax.random.key(0))
     return plan, step, state, *step(state, batch())
 
 
 @pytest.mark.quick
-def test_only_what_is_trained_changes_and_has_state(run):
+def test_only_trained_parameters_change_and_have_state(run):
     plan, _, before, after, metrics = run
     trained = {name for name in by_name(before.params) if 'gated_mlp' in name and 'norm' not in name}
     for name, array in by_name(jax.device_get(after.params)).items():
@@ -59,8 +59,8 @@ def test_only_what_is_trained_changes_and_has_state(run):
     assert metrics['grad_norm'] > 0 and jax.tree.structure(after) == jax.tree.structure(plan.abstract)
 
 
-def test_a_trained_parameter_moves_as_in_a_run_that_trains_all(model, run):
-    """Stacked layers, RMS of a layer and all: the gradient of a parameter does not depend on what else is trained."""
+def test_updates_equal_those_of_training_all_parameters(model, run):
+    """Updates of a parameter do not depend on which other parameters are trained, also in stacked layers."""
     plan, step = planned(model, optimizer.adafactor(0.1), None)
     theirs, _ = jax.jit(step)(plan.create(jax.random.key(0)), batch())
     wanted = by_name(trainable.split(jax.device_get(theirs.params), NAMES)[0])
@@ -78,7 +78,7 @@ def test_a_bad_step_changes_nothing(run):
 
 
 def test_no_gradient_of_a_frozen_parameter_is_computed(model):
-    """Neither the program's equations nor the compiler's buffers have room for one."""
+    """Checks the equations of the program and the buffers of the compiler."""
     everything, step_of_all = planned(model, optimizer.adamw_rms(0.1), None)
     plan, step = planned(model, optimizer.adamw_rms(0.1))
     table = plan.abstract.params['token_embedder']['embedding']
@@ -115,13 +115,13 @@ def test_split_and_join(model, names):
     ('names', 'words'),
     [('mixr', "must match the name of a parameter, got 'mixr'; type .*encoder"), ('(', 'must be a regular expression')],
 )
-def test_a_wrong_expression_is_one_line(model, names, words):
+def test_invalid_expressions_are_rejected(model, names, words):
     with pytest.raises(UserError, match=words):
         planned(model, optimizer.adafactor(0.1), names)
 
 
-def test_moments_of_what_is_trained_are_split_as_it_is(model):
-    """On a described mesh of eight devices, with adapters of all dense layers and a trained sublayer."""
+def test_moments_are_sharded_like_trained_parameters(model):
+    """Uses an abstract mesh of eight devices, adapters of all dense layers, and a trained sublayer."""
     adapted = lora.adapted(model, '.', 4)
     made = trainable.only(optimizer.adamw_rms(0.1), 'lora_|gated_mlp')
     plan = train_state.plan(adapted, made, SHAPES, Partitioner(data=2, fsdp=2, tensor=2, devices=8))

@@ -1,4 +1,4 @@
-"""A disk without room, for this process: no file may grow beyond a number of bytes."""
+"""Simulates a full disk for this process by limiting the size of files."""
 
 import contextlib
 import resource
@@ -6,7 +6,7 @@ import resource
 
 @contextlib.contextmanager
 def full(size=0):
-    """Within it, writing beyond `size` bytes of a file fails as it does on a full disk, with another number."""
+    """In this context, writing beyond `size` bytes of a file fails as on a full disk, with another errno."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

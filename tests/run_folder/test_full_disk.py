@@ -1,4 +1,4 @@
-"""Every writer of a run on a full disk: one line, no dead thread, no blocked queue, no half a line."""
+"""Writers of a run on a full disk raise errors of one line, without dead threads, blocked queues or partial lines."""
 
 import contextlib
 import json
@@ -82,15 +82,15 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize('name', WRITERS)
-def test_every_writer_fails_in_one_line(folder, name):
+def test_every_writer_raises_a_one_line_error(folder, name):
     threads = threading.active_count()
     with full_disks.full():
         assert 'cannot be' in one_line(lambda: WRITERS[name](folder))
     assert threading.active_count() <= threads + (name == 'best') * 50
 
 
-def test_tensorboard_does_not_block_a_run_whose_disk_fills(tmp_path):
-    """tensorboardX's own thread dies then, and the queue to it is full after ten numbers."""
+def test_tensorboard_opens_a_new_file_after_a_full_disk(tmp_path):
+    """tensorboardX's own thread would end, and block the caller after ten values."""
     writer = tensorboard.TensorBoardWriter(epath.Path(tmp_path), 0)
     writer.write('train', 1, LOSS, {})
     with full_disks.full():
@@ -98,9 +98,12 @@ def test_tensorboard_does_not_block_a_run_whose_disk_fills(tmp_path):
             with contextlib.suppress(object_store.CannotWrite):
                 writer.write('train', step, LOSS, {})
         one_line(writer.close)
+    writer.write('train', 1000, LOSS, {})
+    writer.close()
+    assert len(list(tmp_path.glob('events*'))) > 1
 
 
-def test_a_line_is_written_completely_when_there_is_space(tmp_path):
+def test_lines_are_written_completely_or_not_at_all(tmp_path):
     path = epath.Path(tmp_path / 'metrics.jsonl')
     writer = metrics.JsonlWriter(path, 0)
     writer.write('train', 1, LOSS, {})
@@ -108,14 +111,14 @@ def test_a_line_is_written_completely_when_there_is_space(tmp_path):
     with full_disks.full(size + 10):
         for step in (2, 3):
             one_line(lambda: writer.write('train', step, LOSS, {}))  # noqa: B023
-            assert path.stat().length == size, 'half a line was left'
+            assert path.stat().length == size, 'a partial line was written'
     writer.write('train', 4, LOSS, {})
     assert [record['step'] for record in metrics.read(path)] == [1, 2, 3, 4]
 
 
 @pytest.fixture
 def log(folder):
-    """A function that opens the log of a run with this ON_SAVE_FAILURE."""
+    """Returns a function that opens the log of a run with a value of ON_SAVE_FAILURE."""
     logs = []
 
     def open_log(on_save_failure):
@@ -148,7 +151,7 @@ def test_go_on_warns_once_and_writes_the_lines_later(log, folder, capsys):
     assert [record['step'] for record in metrics.read(epath.Path(folder / 'metrics.jsonl'))] == [1, 2, 3, 4, 5]
 
 
-def test_go_on_warns_of_the_best_parameters(log, folder, capsys):
+def test_go_on_warns_about_the_best_checkpoint(log, folder, capsys):
     state = types.SimpleNamespace(params={'a': np.ones(9)})
     run, now = log(settings.GO_ON), types.SimpleNamespace(step=2, train_state=state, patience=Patience())
     hook = hooks.EvaluateTasks(lambda params: [REPORT], best.BestCheckpoints(epath.Path(folder), {}), run)
@@ -158,8 +161,8 @@ def test_go_on_warns_of_the_best_parameters(log, folder, capsys):
     assert 'best' in output and 'training continues' in output and 'step 2 · cogs' in output
 
 
-def test_a_read_only_folder_for_safetensors_is_one_line(tmp_path, monkeypatch):
-    """On a read-only disk, also removing a missing file fails."""
+def test_safetensors_in_a_read_only_folder_raise_a_one_line_error(tmp_path, monkeypatch):
+    """On a read-only disk, removing a missing file also fails."""
 
     def refuse(*_, **__):
         raise OSError(30, 'Read-only file system')

@@ -1,4 +1,4 @@
-"""Sums and weights, the JSONL file across resumes, TensorBoard files read by TensorFlow, and files in a bucket."""
+"""Sums and weights, metrics.jsonl of resumed runs, TensorBoard files read by TensorFlow, and objects in buckets."""
 
 import json
 import math
@@ -32,30 +32,26 @@ def window_of(steps, totals=None):
 @settings(max_examples=25, deadline=None)
 @given(STEPS)
 def test_means_are_token_weighted(steps):
-    found = metrics.means(window_of(steps))
+    means = metrics.means(window_of(steps))
     weights = sum(step['weights'] for step in steps)
-    np.testing.assert_allclose(found['loss'], sum(s['loss'] for s in steps) / weights, rtol=1e-6)
-    np.testing.assert_allclose(found['accuracy'], sum(s['correct'] for s in steps) / weights, rtol=1e-6)
-    assert found['tokens'] == weights
-    assert 'nonfinite' not in found and 'steps' not in found
+    np.testing.assert_allclose(means['loss'], sum(s['loss'] for s in steps) / weights, rtol=1e-6)
+    np.testing.assert_allclose(means['accuracy'], sum(s['correct'] for s in steps) / weights, rtol=1e-6)
+    assert means['tokens'] == weights and not {'nonfinite', 'steps'} & set(means)
 
 
 @settings(max_examples=25, deadline=None)
 @given(STEPS, st.integers(0, 8))
-def test_a_window_saved_as_json_and_continued_has_the_same_bits(steps, cut):
+def test_a_restored_window_continues_bit_identically(steps, cut):
     saved = json.loads(json.dumps(window_of(steps[:cut])))
     assert window_of(steps[cut:], saved) == window_of(steps)
 
 
-def test_norms_are_averaged_over_steps_and_the_learning_rate_is_the_last():
+def test_means_of_norms_learning_rate_and_cross_entropy():
     steps = [{'loss': 1.0, 'weights': 2.0, 'grad_norm': g, 'learning_rate': r} for g, r in ((1.0, 0.1), (3.0, 0.25))]
-    found = metrics.means(window_of(steps))
-    assert found['grad_norm'] == 2.0 and found['learning_rate'] == 0.25
-
-
-def test_cross_entropy_excludes_z_loss_and_perplexity_is_its_exponential():
-    found = metrics.means({'loss': 10.0, 'z_loss': 0.5, 'weights': 4.0, 'steps': 1.0})
-    assert found['loss'] == 2.5 and found['cross_ent_loss'] == 9.5 / 4
+    means = metrics.means(window_of(steps))
+    assert means['grad_norm'] == 2.0 and means['learning_rate'] == 0.25
+    means = metrics.means({'loss': 10.0, 'z_loss': 0.5, 'weights': 4.0, 'steps': 1.0})
+    assert means['loss'] == 2.5 and means['cross_ent_loss'] == 9.5 / 4
     assert metrics.means({'loss': 10.0, 'weights': 4.0, 'steps': 1.0})['cross_ent_loss'] == 2.5
     assert metrics.perplexity(2.0) == pytest.approx(math.e**2)
     assert metrics.perplexity(1e4) == math.inf
@@ -88,7 +84,7 @@ def test_lines_that_are_not_records_are_dropped(tmp_path):
 
 
 def records_of(path):
-    """The payloads of a TFRecord file: length, its checksum, payload, checksum."""
+    """Yields the payloads of a TFRecord file: length, its checksum, payload, checksum."""
     data = path.read_bytes()
     while data:
         (size,) = struct.unpack('<Q', data[:8])
@@ -96,7 +92,7 @@ def records_of(path):
         data = data[16 + size :]
 
 
-def test_tensorflow_reads_every_number_from_tensorboard_files(tmp_path):
+def test_tensorflow_reads_all_values_of_tensorboard_files(tmp_path):
     event_pb2 = pytest.importorskip('tensorflow.core.util.event_pb2')
     writer = tensorboard.TensorBoardWriter(epath.Path(tmp_path), 0)
     writer.write('train', 10, {'loss': 2.5}, {'tokens_per_second': 100.0})
@@ -111,30 +107,22 @@ def test_tensorflow_reads_every_number_from_tensorboard_files(tmp_path):
     assert values == {('train/loss', 10): 2.5, ('train/tokens_per_second', 10): 100.0, ('eval/loss', 20): 2.25}
 
 
-# A folder on the disk takes the place of the bucket.
-def test_a_failed_upload_is_repeated_by_the_next_one(tmp_path):
+# A local folder replaces the bucket.
+def test_uploads_are_periodic_and_repeated_after_a_failure(tmp_path, monkeypatch):
+    monkeypatch.setattr(object_store, 'UPLOAD_SECONDS', 1e9)
     folder = epath.Path(tmp_path) / 'absent'
     lines = object_store.GrowingObject(folder / 'lines', b'a\n')
-    lines.add(b'b\n')
-    # The folder is missing, so no upload can succeed.
+    # Uploads fail while the folder does not exist.
     assert not lines.try_flush()
     with pytest.raises(FileNotFoundError):
         lines.flush()
     folder.mkdir()
     lines.flush()
-    assert (folder / 'lines').read_bytes() == b'a\nb\n'
-
-
-def test_lines_are_uploaded_at_once_and_then_from_time_to_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(object_store, 'UPLOAD_SECONDS', 1e9)
-    path = epath.Path(tmp_path) / 'lines'
-    lines = object_store.GrowingObject(path)
-    for data in (b'a', b'b', b'c'):
-        lines.add(data)
-        lines.upload_if_due()
-    assert path.read_bytes() == b'a'
+    lines.add(b'b\n')
+    lines.upload_if_due()
+    assert (folder / 'lines').read_bytes() == b'a\n'
     lines.flush()
-    assert path.read_bytes() == b'abc'
+    assert (folder / 'lines').read_bytes() == b'a\nb\n'
 
 
 def test_a_long_event_file_is_split_between_events(tmp_path, monkeypatch):

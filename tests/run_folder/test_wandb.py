@@ -1,4 +1,4 @@
-"""Weights & Biases in offline mode: the real library writes, and its files are read back record by record."""
+"""Weights & Biases in offline mode: the records of the files that the library writes."""
 
 import json
 import math
@@ -37,7 +37,7 @@ def records_of(path):
 
 
 def process(folder, step):
-    """One process of a run: it starts from `step`, logs two steps, and stores a file."""
+    """Simulates one process of a run: starts at `step`, logs two steps, and stores files."""
     warnings = []
     settings = {'TRAIN_STEPS': '5', 'MODEL': '@seq2seq.Seq2Seq()'}
     tracked = trackers.TrackedRun(epath.Path(folder), step, settings)
