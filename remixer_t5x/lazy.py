@@ -84,16 +84,12 @@ def _tensorflow() -> Any:
         set_environment()
     with without_stderr(), _pause_garbage_collection(), _block_imports(_NOT_NEEDED):
         tensorflow = _import('tensorflow')
-        _hide_accelerators(tensorflow)
+        # TensorFlow would allocate all memory of a GPU at its first operation.
+        for kind in ('GPU', 'TPU'):
+            # Raised if TensorFlow has already initialized its devices.
+            with contextlib.suppress(RuntimeError):
+                tensorflow.config.set_visible_devices([], kind)
     return tensorflow
-
-
-def _hide_accelerators(tensorflow: Any) -> None:
-    """Hides accelerators from TensorFlow, which would allocate all memory of a GPU at its first operation."""
-    for kind in ('GPU', 'TPU'):
-        # Raised if TensorFlow has already initialized its devices.
-        with contextlib.suppress(RuntimeError):
-            tensorflow.config.set_visible_devices([], kind)
 
 
 def set_environment() -> None:

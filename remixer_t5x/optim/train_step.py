@@ -181,18 +181,13 @@ def make_eval_step(
             targets = jnp.take(table, batch['decoder_target_tokens'], mode='clip')
             sums = {**sums, 'bytes': jnp.sum(targets * batch['decoder_loss_weights'])}
         if count_targets:
-            targets, weights = _targets(batch)
+            side = 'decoder' if 'decoder_target_tokens' in batch else 'encoder'
+            targets, weights = batch[f'{side}_target_tokens'], batch[f'{side}_loss_weights']
             counts = jnp.zeros(model.vocab_size, jnp.float32).at[targets].add(weights.astype(jnp.float32))
             sums = {**sums, TARGET_COUNTS: counts}
         return sums
 
     return step_fn
-
-
-def _targets(batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Returns the token ids that the loss predicts, and their weights."""
-    side = 'decoder' if 'decoder_target_tokens' in batch else 'encoder'
-    return batch[f'{side}_target_tokens'], batch[f'{side}_loss_weights']
 
 
 class CompiledStep:
