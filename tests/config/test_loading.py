@@ -65,7 +65,7 @@ def test_an_include_overrides_only_earlier_statements(house):
 
 
 def test_imports_above_an_include_apply_below_it(house):
-    # No other test names Trailer, so gin cannot know it from an earlier one.
+    # No other test uses Trailer, so gin has not registered it before.
     (house / 'nothing.gin').write_text('# nothing\n')
     text = (house / 'car.gin').read_text()
     (house / 'below.gin').write_text(text + "include 'nothing.gin'\nENGINE = @toy_house.Trailer()\n")
@@ -103,7 +103,7 @@ def test_values_require_only_macros_that_they_depend_on(house):
 
 
 def test_an_unset_macro_has_the_default_of_its_argument(house, monkeypatch):
-    # A shipped file names a macro for a setting; here this file counts as one.
+    # Shipped files bind arguments to unset macros; this file is treated as a shipped file.
     text = (house / 'car.gin').read_text() + 'toy_house.Engine.dtype = %DTYPE\nDTYPE = %KIND\n'
     (house / 'named.gin').write_text(text)
     monkeypatch.setattr(files, 'shipped_folder', lambda: house)
@@ -157,7 +157,7 @@ def test_any_flag_text_is_a_value_or_a_one_line_error(text):
     except UserError as error:
         assert '\n' not in str(error)
         return
-    # Either the value is the text itself, or gin reads the text as it is.
+    # The value is either the text itself or gin's value of the text.
     if value != text:
         assert gin.config.parse_value(text) == value
 

@@ -16,7 +16,7 @@ MODEL = ['models/t5_1_1.gin', 'sizes/tiny.gin', 'hardware/cpu.gin', 'data/python
 TRAINING = [*MODEL, 'optimizers/adamw_rms.gin']
 GIVEN = {'MODEL_DIR': 'given', 'INITIAL_CHECKPOINT_PATH': 'None', 'CHECKPOINT_PATH': 'given'}
 RUN = 'remixer_t5x.train.settings.Run'
-# gin files, those that the command reads by itself, what it calls, and whether it reads only a part of them.
+# (gin files, files that the command adds, function that it calls, whether it reads only a part of them)
 COMMANDS = {
     'train': ([*TRAINING, 'runs/pretrain.gin'], [], RUN, False),
     'finetune': ([*TRAINING, 'runs/finetune.gin'], [], RUN, False),
@@ -25,7 +25,7 @@ COMMANDS = {
     ),
     'infer': (MODEL, ['runs/infer.gin'], 'remixer_t5x.evaluate.text_inference.TextInference', True),
 }  # fmt: skip
-# Commands that read a part of a file leave unread what others read. T5X's mixtures of experts name the batch so.
+# Macros of other commands that a command ignores; T5X's mixtures of experts set BATCH_SIZE for all commands.
 LEFT_UNREAD = {('eval', 'BATCH_SIZE'), ('infer', 'BATCH_SIZE')}
 UNREAD = 'not read'
 VALUES = {'MIXTURE_OR_TASK_MODULE': 'json', 'TRAIN_STEPS': '3', 'TRAIN_STEPS_RELATIVE': '3'}
@@ -44,7 +44,7 @@ def answer(command, macro):
             loading.ConfigSources(given, list(flags.items()), base=base, defaults=defaults), root, partial=partial
         )
     except UserError as error:
-        # A text is not what each macro takes.
+        # Not every macro accepts a string.
         return '' if f'{macro} must be' in str(error) else str(error)
     return '' if macro in read or macro == 'MIXTURE_OR_TASK_MODULE' else UNREAD
 

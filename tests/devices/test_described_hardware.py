@@ -85,7 +85,7 @@ def test_a_missing_compiler_is_reported_with_its_package(installed):
             Hardware(topology=topology).require_chip_compiler()
     with pytest.raises(UserError, match='libtpu'):
         Hardware(topology='v5e:2x4', compiler='tpu')
-    # The step is then compiled for virtual CPU devices.
+    # Without the compiler, the program is compiled for virtual CPU devices.
     assert Hardware(topology='v5e:1x1', devices=1).compile_devices()[1] == 'XLA:CPU'
 
 

@@ -74,7 +74,7 @@ def test_only_data_and_then_fsdp_cross_slices(inner, slices, over_fsdp):
     index = np.vectorize(lambda device: device.slice_index)(arranged)
     assert (index == index[:, :, :1]).all()
     if shape[0] % slices == 0:
-        # Each part of `data` is in one slice, so that gathering over `fsdp` uses fast links alone.
+        # Each index of `data` is within one slice, so that gathers over `fsdp` use only fast links.
         assert (index == index[:, :1, :1]).all()
 
 

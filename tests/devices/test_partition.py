@@ -31,7 +31,7 @@ def test_every_logical_axis_has_a_rule():
 
 def test_extra_rules_come_first():
     rows = Partitioner(extra_rules=[('mlp', ['fsdp', 'tensor'])]).sharding_table({'w': boxed((4, 6), 'embed', 'mlp')})
-    # fsdp is taken by `mlp`, and no mesh axis is used twice.
+    # `mlp` uses fsdp, and a mesh axis is used once per array.
     assert rows[0].mesh_axes == (None, ('fsdp', 'tensor'))
 
 
@@ -73,7 +73,7 @@ def test_moments_are_sharded_like_their_parameter():
     boxes = {'a': {'w': boxed((4, 6), 'embed', 'mlp')}, 'b': {'w': boxed((6, 4), 'mlp', 'embed')}}
 
     def init(params):
-        # Made from the shape alone, such a moment is known by its name and shape.
+        # A moment created only from the shape is recognized by its name and shape.
         untyped = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), params)
         other = {'a': {'w': jnp.zeros(4)}, 'b': {'w': jnp.zeros((4, 6))}}
         return {'count': jnp.zeros((), jnp.int32), 'mu': untyped, 'other': other}
@@ -81,7 +81,7 @@ def test_moments_are_sharded_like_their_parameter():
     shardings = sharded_state(init, partitioner, boxes)
     assert shardings['mu'] == partitioner.param_shardings(boxes)
     assert shardings['count'].is_fully_replicated and shardings['other']['a']['w'].is_fully_replicated
-    # Has another parameter's shape: only its own parameter counts.
+    # Has the shape of another parameter, so it is not a moment of the parameter with its name.
     assert shardings['other']['b']['w'].is_fully_replicated
 
 
@@ -97,7 +97,7 @@ def test_factored_moments_keep_the_sharding_of_their_axes(width):
     tx = optimizer.adafactor(0.1)(nn.get_partition_spec(boxes))
     groups = sharded_state(tx.init, partitioner, boxes)[0]
     stacked, single = groups['layers_3'][0], groups['single'][0]
-    # v_row is summed over the longer axis, v_col over the shorter, the last being the longer of two equal ones.
+    # v_row is summed over the longer axis, v_col over the shorter; of two equal axes, the last counts as longer.
     axes = ('fsdp', 'tensor') if width >= 256 else ('tensor', 'fsdp')
     assert (stacked.v_row['stacked'].spec, stacked.v_col['stacked'].spec) == tuple(PartitionSpec(None, a) for a in axes)
     assert (single.v_row['one'].spec, single.v_col['one'].spec) == tuple(PartitionSpec(a) for a in axes)
@@ -141,10 +141,10 @@ def test_shard_batch_keeps_the_rows():
     ('processes', 'expected'),
     [
         ([[0], [0], [1], [1]], {0: (0, 2), 1: (1, 2)}),
-        # `tensor` within a process, then across two processes, which read the same rows.
+        # `tensor` within a process, then over two processes, which load the same rows.
         ([[0, 0], [1, 1]], {0: (0, 2), 1: (1, 2)}),
         ([[0, 1], [2, 3]], {0: (0, 2), 1: (0, 2), 2: (1, 2), 3: (1, 2)}),
-        # Physical order of devices need not be the order of processes.
+        # The order of devices can differ from the order of processes.
         ([[1], [1], [0], [0]], {0: (1, 2), 1: (0, 2)}),
     ],
 )

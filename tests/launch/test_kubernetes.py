@@ -45,7 +45,7 @@ def test_jobset_is_valid_and_every_pod_finds_the_coordinator(filled_in):
     flags = ['coordinator_address', 'process_count', 'process_index']
     assert container['args'][-3:] == [f'--{flag}=$({variable})' for flag, variable in zip(flags, env, strict=True)]
     if filled_in:
-        # Kubernetes reads $$ as $.
+        # Kubernetes replaces $$ by $.
         assert container['args'][:-3] == [*COMMAND[1:-1], '--gin.FILES=a b $$x']
 
 
@@ -62,7 +62,7 @@ def test_jobset_of_tpu_slices_on_spot_nodes_of_gke():
     }
     assert 'alpha.jobset.sigs.k8s.io/exclusive-topology' in found['metadata']['annotations']
     assert pod['terminationGracePeriodSeconds'] == 15
-    # GKE says which process is which.
+    # GKE sets the index of each process.
     assert container['args'][-1] == '--gin.FILES=a b $$x'
 
 
@@ -119,7 +119,7 @@ def test_docker_copies_files_that_exist_and_are_not_ignored():
     for name in copied:
         assert (ROOT / name).exists(), name
         assert f'!{name}' in ignore, f'{name} does not reach the builder'
-    # The build reads these.
+    # The build requires these files.
     assert {PROJECT['readme'], *PROJECT['license-files']} <= set(copied)
 
 

@@ -67,7 +67,7 @@ def installed(place, wheel, command):
         said = rented.bash('worker.sh', 'install', extra, str(wheel), env=env)
         assert f'installing remixer_t5x[train,{extra}]' in said[0]
         stamps += stamp.read_text()
-    # Nothing is left to install for a host of either kind.
+    # Both kinds of hosts have all packages.
     stamp.write_text(stamps)
     env.pop('PYTHONPATH')
     asked = subprocess.run(
@@ -136,7 +136,7 @@ def test_several_slices_of_tpus(cluster, tmp_path, text, unbroken, wheel, instal
     from tests.launch.clusters import gcloud
 
     bucket = tmp_path / 'buckets' / 'mine' / 'run'
-    # A host's `python -m venv` copies the environment that the wheel was installed into.
+    # `python -m venv` of a host copies the environment in which the wheel is installed.
     python = rented.python_for_venv(tmp_path, f'mkdir -p "$3" && cp -r {installed}/. "$3"')
     cluster |= {'PYTHON': str(python), 'PIP_NO_DEPS': '1', 'PIP_NO_INDEX': '1'}
     where = ['--name=mixer', '--zone=us-east5-a', '--slices=2', '--spot']
@@ -182,7 +182,7 @@ def test_slurm(cluster, tmp_path, text, unbroken, installed):
     )
     assert asked.stdout == 'Submitted batch job 7\n', asked.stderr
     strictly.until(has_checkpoint(run), 'a checkpoint')
-    # A node is lost, and Slurm puts the job back into the queue.
+    # A node is lost, and Slurm requeues the job.
     (tmp_path / 'requeue').touch()
     strictly.kill_group(int((tmp_path / 'job').read_text()))
     strictly.until((tmp_path / 'ended').exists, 'the end of the job')

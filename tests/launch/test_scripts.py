@@ -24,7 +24,7 @@ IN_GIT = pytest.mark.skipif(
     not (ROOT / '.git').exists(), reason='tpu_vm.sh copies what git knows; this is not a checkout'
 )
 SAVED = 143
-# An address at which nobody listens, in the place of Google's metadata.
+# An address without a server, instead of Google's metadata server.
 NO_SERVER = 'http://127.0.0.1:9'
 
 
@@ -141,7 +141,7 @@ def test_tpu_vm_requests_and_deletes_a_queued_resource():
     ]
 
 
-# The first start is taken away with its slice, the second is asked to stop, the third ends well.
+# The first start is preempted with its slice, the second is stopped by SIGTERM, the third succeeds.
 RUN_ON_TPU = """
 start="$(cat "$FAKE/starts$JAX_PROCESS_ID" 2> /dev/null || echo 0)"
 echo $((start + 1)) > "$FAKE/starts$JAX_PROCESS_ID"
@@ -150,7 +150,7 @@ case "$start" in
     1) exit 143 ;;
 esac
 """
-# A Python whose virtual environments have nothing to install.
+# A Python that creates virtual environments without installing anything.
 PYTHON = """
 [[ "$1 $2" == "-m venv" ]] || exit 0
 mkdir -p "$3/bin" && printf '#!/bin/bash\\n' > "$3/bin/python" && chmod +x "$3/bin/python"

@@ -106,7 +106,7 @@ def main(folder):
     plan, take, state = start(Partitioner(data=1, fsdp=4, tensor=2))
     for number in range(2):
         state, _ = take(state, number)
-    # The step donates what it gets.
+    # The step donates its arguments.
     before = jax.device_get(state)
     state, metrics = take(state, 9, np.nan)
     after = jax.device_get(state)

@@ -35,7 +35,7 @@ def test_a_bad_step_changes_nothing(found, name):
 
 @pytest.mark.parametrize('name', OPTIMIZERS)
 def test_states_are_sharded_like_parameters(found, name):
-    # Adafactor has rows and columns in place of matrices.
+    # Adafactor stores rows and columns instead of matrices.
     assert found[name]['share'] == (0 if name == 'adafactor' else 1 / 8)
 
 

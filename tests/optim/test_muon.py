@@ -58,7 +58,7 @@ def test_stacked_layers_get_the_updates_of_optax_on_each_layer(lengths):
     def dimensions(tree):
         return {name: optax.contrib.MuonDimensionNumbers() if 'kernel' in name else None for name in tree}
 
-    # Its own learning rate is -1, and its own Adam is Nesterov's.
+    # With learning rate -1, optax's Muon returns the scaled update; its Adam uses Nesterov momentum, ours does not.
     matrices = optax_on_each_layer(
         optax.contrib.muon(-1.0, consistent_rms=0.2, muon_weight_dimension_numbers=dimensions)
     )

@@ -86,7 +86,7 @@ def test_updates_and_initial_values_scale_with_the_width(name):
     )
     relative = name != 'adamw'
     expected = {
-        # Relative updates of a hidden matrix have shrunk by 2 with its fan-in already.
+        # Relative updates of a hidden matrix are already halved by its fan-in initialization.
         'decoder/run_0/layer/gated_mlp/wo/kernel': (1.0, 0.5 if relative else 0.25),
         'logits/kernel': (0.5, 0.5 if relative else 0.25),
         'token_embedder/embedding': (1.0, 1.0),

@@ -75,7 +75,7 @@ def stacked_problem(lengths):
     for i, (name, shape) in enumerate(shapes.items()):
         params[name] = wave(shape, i / 7, 0.5)
         if 'layers' in axes[name]:
-            # Layers of very different size: mixing them would show.
+            # Layers of very different scale, so that mixing them would be detected.
             params[name] *= (10.0 ** -np.arange(shape[0], dtype=np.float32)).reshape(-1, *[1] * (len(shape) - 1))
     return params, axes
 
@@ -84,7 +84,7 @@ def assert_same(stacked, single, axes, rounding=1e-6):
     stacked = unstack(stacked, axes)
     assert set(stacked) == set(single)
     for name, value in single.items():
-        # Rounding is relative to the largest entry: factors come in another order.
+        # Rounding errors are relative to the largest entry, because factors are multiplied in another order.
         atol = rounding * np.abs(value).max()
         np.testing.assert_allclose(stacked[name], value, rtol=rounding, atol=atol, err_msg=name)
 
@@ -101,7 +101,7 @@ def chain(*rule):
 
 
 SCHEDULE_FREE = optax.scale_by_rms(decay=0.999, eps=1e-8, eps_in_sqrt=False, bias_correction=True)
-# Our optimizer, and optax's.
+# Our optimizer, and its counterpart in optax.
 PAIRS = {
     'adafactor': (
         optimizer.adafactor(RSQRT, min_dim_size_to_factor=4, min_rms_near_zero=1e-3),

@@ -65,7 +65,7 @@ def test_checkpoints_contain_the_evaluated_parameters(made, tmp_path):
     found = saved_params.restore_params(str(tmp_path), plan.abstract.params)
     expected = made.evaluated(state.opt_state, state.params) if made.evaluated else state.params
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-6), found, dict(expected))
-    # A part of the parameters, as for a model with a fresh head.
+    # A subset of the parameters, as for a model with a new head.
     part = saved_params.open_checkpoint(str(tmp_path)).read({'wi': plan.abstract.params['wi']})
     np.testing.assert_allclose(part['wi'], expected['wi'], rtol=1e-6)
 

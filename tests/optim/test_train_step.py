@@ -39,7 +39,7 @@ def make_batch(seed=0, padded_rows=()):
     batch = {
         'inputs': rng.integers(0, VOCAB, (ROWS, LENGTH), np.int32),
         'targets': rng.integers(0, VOCAB, (ROWS, LENGTH), np.int32),
-        # Very unequal weights: a mean of means would be far off.
+        # Very unequal weights, for which a mean of means would be wrong.
         'weights': (rng.random((ROWS, LENGTH)) < np.linspace(0.1, 1.0, ROWS)[:, None]).astype(np.float32),
     }
     for row in padded_rows:
@@ -127,7 +127,7 @@ def test_a_spike_keeps_the_state_and_the_running_mean_of_the_loss():
         expected = loss if expected is None else expected + train_step.USUAL_LOSS_SHARE * (loss - expected)
         assert metrics['spike'] == 0
         np.testing.assert_allclose(state.usual_loss, expected, rtol=1e-6)
-    # The same batch under parameters that are certain of something wrong.
+    # The same batch with parameters that predict wrong tokens with high confidence.
     wrong = state.replace(params={'table': jnp.zeros((VOCAB, VOCAB)).at[:, 0].set(100.0)})
     after, metrics = step_fn(wrong, make_batch(0))
     assert metrics['spike'] == 1 and metrics['nonfinite'] == 0 and after.step == 5
@@ -143,7 +143,7 @@ def test_dropout_depends_only_on_seed_step_and_microbatch():
 
     assert loss(dropout=True) == loss(dropout=True) != loss()
     assert len({loss(step, dropout=True, seed=seed) for step in (0, 1) for seed in (0, 1)}) == 4
-    # Equal rows: with one mask for both microbatches the sum would be twice as large as one's.
+    # Equal rows: with the same mask for both microbatches, the sum would be twice that of one microbatch.
     half = {name: rows[: ROWS // 2] for name, rows in batch.items()}
     one = compiled(GRADIENT_DESCENT, (('dropout', True),))(make_state(GRADIENT_DESCENT), half)[1]['loss']
     assert loss(dropout=True, microbatches=2) != pytest.approx(2 * float(one), rel=1e-4)

@@ -85,7 +85,7 @@ def test_no_gradient_of_a_frozen_parameter_is_computed(model):
     given = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch())
 
     def scatters(step, plan):
-        # The gradient of a lookup is the one scatter of this model's step.
+        # The gradient of the embedding lookup is the only scatter in the step of this model.
         return str(jax.make_jaxpr(step)(plan.abstract, given)).count('scatter-add')
 
     assert scatters(step, plan) == 0 < scatters(step_of_all, everything)
@@ -98,7 +98,7 @@ def test_no_gradient_of_a_frozen_parameter_is_computed(model):
     size = 4 * sum(leaf.size for leaf in frozen)
     (arguments, temporaries), (all_arguments, all_temporaries) = memory(step, plan), memory(step_of_all, everything)
     assert table.size * 4 > size / 3
-    # Two moments of AdamW and a gradient for each frozen parameter; padding of small buffers is less than 1%.
+    # Two moments of AdamW and a gradient per frozen parameter; padding of small buffers is less than 1%.
     assert all_arguments - arguments == pytest.approx(2 * size, rel=0.01)
     assert all_temporaries - temporaries > 0.9 * size
 

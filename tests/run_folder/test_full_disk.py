@@ -137,7 +137,7 @@ def test_a_run_stops_if_its_log_cannot_be_written(log, capsys):
         assert 'metrics.jsonl cannot be written' in one_line(lambda: run.log_evaluation('eval', 2, LOSS, 1.0))
         run.close()
     output = capsys.readouterr()
-    # The command prints the error.
+    # The command prints the error, not the log.
     assert 'metrics.jsonl' not in output.out + output.err
 
 

@@ -11,7 +11,7 @@ from remixer_t5x.run_folder import trackers
 from tests.support.real_processes import Process
 
 pytest.importorskip('wandb', reason="wandb is not installed (pip install 'remixer-t5x[wandb]')")
-# The file is a log of LevelDB: blocks of 32 KiB, each record with a checksum, a length and a type; 7 bytes come first.
+# LevelDB log format: a header of 7 bytes, blocks of 32 KiB, and a checksum, length and type before each record.
 BLOCK, HEADER = 32768, 7
 
 
@@ -30,7 +30,7 @@ def records_of(path):
             break
         content += data[at + HEADER : at + HEADER + size]
         at += HEADER + size
-        # 1 is a whole record, 2 to 4 are the first, a middle and the last part of one.
+        # 1 is a complete record; 2, 3 and 4 are its first, middle and last parts.
         if kind in (1, 4):
             yield wandb_internal_pb2.Record.FromString(content)
             content = b''
@@ -64,7 +64,7 @@ def test_a_resumed_run_continues_the_same_wandb_run_with_its_files(tmp_path, com
     folder.mkdir()
     child = Process(main, folder, output=tmp_path / 'output.txt', compiled=compiled)
     assert child.wait() == 0, child.output()
-    # The library prints nothing.
+    # The library must not print anything.
     assert 'wandb:' not in child.output()
     records = [list(records_of(path)) for path in sorted(folder.glob('wandb/offline-run-*/*.wandb'))]
     assert len(records) == 2
