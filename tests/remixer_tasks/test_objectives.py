@@ -163,7 +163,7 @@ def test_the_x_denoiser_of_rate_15_has_few_spans(inputs, hidden, count):
     ids=str,
 )  # fmt: skip
 def test_invalid_denoisers_are_refused(rows):
-    with pytest.raises(UserError, match="it takes 'ul2', 'ul2r', or rows"):
+    with pytest.raises(UserError, match="DENOISERS must .*'ul2', 'ul2r', or rows"):
         ul2.denoisers(rows)
 
 

@@ -1,8 +1,8 @@
 """Causal and prefix language modelling.
 
-Causal language modelling (t5's `full_lm`) predicts every token from those before it. An EOS ends each document,
-documents are joined, and the stream is cut into segments of exactly the targets' length, whose first token is a target
-too. t5 cuts each group of 128 documents by itself; here the whole stream is one.
+Causal language modelling (t5's `full_lm`) predicts every token from the tokens before it. Documents end with EOS, are
+joined, and the stream is split into segments of the targets' length; the first token of a segment is also predicted. t5
+splits each group of 128 documents separately.
 
     documents  [Thank you] [for inviting me to your party]
     targets    Thank you </s> for inviting me
@@ -15,10 +15,10 @@ second half from the first:
     inputs   Thank you for inviting </s>
     targets  me to your party last week </s>
 
-A segment of n tokens, of one document, has a prefix of 1 to n - 1 tokens, all equally likely. A `density` d below 0.5,
-the mean share of the targets, draws the prefix from (1 - 2 d) (n - 1) to n - 1. The same segment and seed give t5's
-example, bit for bit. Departures: a document of more than 65,536 tokens is used whole, where t5 uses one part; segments
-may be joined from several documents, as in span corruption.
+A segment of n tokens of one document has a prefix of 1 to n - 1 tokens, drawn uniformly. With a `density` d below 0.5,
+the mean fraction of the targets, the prefix has (1 - 2 d) (n - 1) to n - 1 tokens. With the same segment and seed, the
+example is bit-identical to t5's. Differences from t5: a document of more than 65,536 tokens is used as a whole (t5 uses
+one part), and segments may be joined from several documents, as in span corruption.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def causal_lm(
     sequence_length: Mapping[str, int] | None,
     output_features: Mapping[str, seqio.Feature],
 ) -> tf.data.Dataset:
-    """seqio preprocessor: {'targets': [n] int32 token ids of a document} to {'targets': [length]}, joined.
+    """seqio preprocessor from documents {'targets': [n] int32 ids} to joined {'targets': [length]}.
 
-    Only the last example of a finite dataset is shorter. Raises UserError without a length of targets.
+    Only the last example of a finite dataset is shorter. Raises UserError if the length of targets is missing.
     """
     if sequence_length is None or sequence_length['targets'] < 2:
         raise UserError("causal LM needs a length of 2 or more: set TASK_FEATURE_LENGTHS = {'targets': 512}")
@@ -50,11 +50,11 @@ def causal_lm(
 
 @dataclasses.dataclass(frozen=True)
 class Prefix:
-    """How a text is split.
+    """The settings of a prefix language model.
 
     Attributes:
-        density: mean share of a segment's tokens in the targets, above 0 and at most 0.5.
-        join_documents: fills segments across documents; False cuts each document by itself.
+        density: mean fraction of the tokens of a segment in the targets, above 0 and at most 0.5.
+        join_documents: whether segments are joined across documents.
     """
 
     density: float = 0.5
@@ -68,12 +68,12 @@ class Prefix:
 
 
 def segment_length(inputs_length: int, targets_length: int, prefix: Prefix) -> int:
-    """The largest number of tokens of a segment whose prefix and rest always fit, each with an EOS.
+    """Returns the maximum length of a segment whose prefix and rest, each with EOS, always fit.
 
     Raises UserError if no segment of two tokens fits.
     """
     length = inputs_length
-    # The longest prefix is all tokens but one; the longest rest belongs to the shortest prefix.
+    # The longest prefix has all tokens except one; the longest rest follows the shortest prefix.
     while length > 1 and length - min_prefix(length, prefix) + 1 > targets_length:
         length -= 1
     length = min(length, inputs_length - 1)
@@ -91,7 +91,7 @@ def min_prefix(length: int, prefix: Prefix) -> int:
 
 
 def split(tokens: tf.Tensor, prefix: Prefix, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """(prefix, rest) of a segment [n] int32, n >= 1, without EOS. seed: [2] integers."""
+    """Splits a segment [n] int32, n >= 1, into (prefix, rest), without EOS. `seed` has [2] integers."""
     most = tf.size(tokens) - 1
     share = tf.cast(tf.round((1 - 2 * prefix.density) * tf.cast(most, tf.float32)), tf.int32)
     fewest = tf.minimum(most, tf.maximum(1, share))
@@ -108,9 +108,9 @@ def prefix_lm(
     prefix: Prefix = Prefix(),  # noqa: B008 (frozen)
     prompt: str = '',
 ) -> tf.data.Dataset:
-    """seqio preprocessor: {'targets': [n] int32 token ids of a document} to {'inputs', 'targets'} with EOS.
+    """seqio preprocessor from documents {'targets': [n] int32 ids} to {'inputs', 'targets'} with EOS.
 
-    `prompt` is a text before every prefix. The split of a text depends only on seqio's map seed and the example's place
+    `prompt` is a text before every prefix. The split depends only on seqio's map seed and the position of the example
     in the stream. Raises UserError if the feature lengths are missing or too short.
     """
     if sequence_length is None:

@@ -4,14 +4,14 @@
     inputs   Thank you <M> inviting me to apple party last week </s>
     targets     _   _  for    _     _   _  your   _     _    _    _
 
-Of a segment of n tokens, round(15% of n), at least one, are to be predicted: 80% of them become the mask, 10% a random
-token, 10% stay. Targets are 0 (padding) everywhere else, so that a loss over tokens that are not padding is the loss of
-the paper. The mask is the vocabulary's `mask_id` (BERT's [MASK]); T5's vocabularies have none and use the last id,
-<extra_id_0>. Pieces without text, such as [CLS], are not predicted.
+Of a segment of n tokens, round(15% of n), at least one, are predicted: 80% of them are replaced by the mask, 10% by a
+random token, and 10% are unchanged. Other targets are 0 (padding), so a loss over tokens that are not padding is the
+loss of the paper. The mask is the vocabulary's `mask_id` (BERT's [MASK]); T5's vocabularies have none and use the last
+id, <extra_id_0>. Pieces without text, such as [CLS], are not predicted.
 
-With `whole_words` all pieces of a word are chosen together (BERT's later option): words in random order, until the next
-one would exceed the number; BERT's code skips that word and tries others. Departures: segments are joined across
-documents; every epoch draws again, where BERT's data has ten copies.
+With `whole_words` all pieces of a word are chosen together, as in BERT's later models: words in random order, until the
+next word would exceed the number (BERT's code skips that word and tries others). Differences from BERT: segments are
+joined across documents, and each epoch draws new masks (BERT's data has ten copies with different masks).
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.objectives import segments
 from remixer_tasks.vocabulary import sentinels
 
-# Padding, EOS and unknown come first.
+# Number of special ids: padding, EOS and unknown.
 _SPECIAL = 3
 _WORD_START = '▁'
 
 
 @dataclasses.dataclass(frozen=True)
 class Masking:
-    """How much is predicted, and what replaces it.
+    """The settings of masking.
 
     Attributes:
-        rate: share of a segment's tokens that is predicted, above 0 and below 1.
-        masked: share of these that become the mask.
-        random: share of these that become a random token; the rest stays.
-        whole_words: predicts all pieces of a word, or none.
+        rate: fraction of the tokens of a segment that are predicted, above 0 and below 1.
+        masked: fraction of these that are replaced by the mask.
+        random: fraction of these that are replaced by a random token; the rest is unchanged.
+        whole_words: whether to predict all pieces of a word or none.
     """
 
     rate: float = 0.15
@@ -57,15 +57,19 @@ class Masking:
             )
 
     def count(self, length: int) -> int:
-        """The number of predicted tokens of a segment of `length` tokens; the maximum with whole words."""
+        """Returns the number of predicted tokens of a segment of `length` tokens; the maximum with whole words."""
         return min(max(round(length * self.rate), 1), length)
 
 
 def choose(words: tf.Tensor, count: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """[n] bool, True for the tokens to predict: `count` of them, or whole words of at most `count` tokens.
+    """Chooses the tokens to predict: `count` tokens, or whole words of at most `count` tokens, [n] bool.
 
-    words: [n] int32, the number of each token's word, 0, 1, ...; n different numbers choose single tokens. The first
-    word that is drawn is always taken. seed: [2] integers.
+    The first word that is drawn is always chosen.
+
+    Args:
+        words: [n] int32, the index of each token's word, from 0; n different indices choose single tokens.
+        count: number of tokens.
+        seed: [2] integers.
     """
     sizes = tf.math.bincount(words)
     order = tf.argsort(tf.random.stateless_uniform([tf.size(sizes)], seed))
@@ -76,7 +80,7 @@ def choose(words: tf.Tensor, count: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 def damage(tokens: tf.Tensor, chosen: tf.Tensor, masking: Masking, vocabulary: seqio.Vocabulary, seed: tf.Tensor):
-    """The [n] tokens with the chosen ones masked, replaced or kept. seed: [2] integers."""
+    """Masks, replaces or keeps the chosen tokens of [n]. `seed` has [2] integers."""
     which, ids = tf.unstack(tf.random.experimental.stateless_split(seed, 2))
     draw = tf.random.stateless_uniform(tf.shape(tokens), which)
     ordinary = sentinels.ordinary_ids(vocabulary)
@@ -87,7 +91,7 @@ def damage(tokens: tf.Tensor, chosen: tf.Tensor, masking: Masking, vocabulary: s
 
 
 def mask_of(vocabulary: seqio.Vocabulary) -> int:
-    """The id of the mask. Raises UserError for a vocabulary that has none."""
+    """Returns the id of the mask. Raises UserError for a vocabulary that has none."""
     if hasattr(vocabulary, 'mask_id'):
         return int(vocabulary.mask_id)
     first, count = sentinels.of(vocabulary)
@@ -97,7 +101,7 @@ def mask_of(vocabulary: seqio.Vocabulary) -> int:
 
 
 def word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
-    """[vocab_size] bool, True for the pieces that begin a word. Raises UserError for a vocabulary without pieces."""
+    """Returns which pieces begin a word, [vocab_size] bool. Raises UserError for a vocabulary without pieces."""
     if hasattr(vocabulary, 'mask_id'):
         return np.array([not piece.startswith('##') for piece in vocabulary.words])
     if not hasattr(vocabulary, 'tokenizer'):
@@ -116,10 +120,10 @@ def masked_lm(
     output_features: Mapping[str, seqio.Feature],
     masking: Masking = Masking(),  # noqa: B008 (frozen)
 ) -> tf.data.Dataset:
-    """seqio preprocessor: {'targets': [n] int32 token ids of a document} to {'inputs', 'targets'}, both [length].
+    """seqio preprocessor from documents {'targets': [n] int32 ids} to {'inputs', 'targets'}, both [length].
 
-    Inputs end with EOS; targets are the original ids where they are to be predicted, and 0 elsewhere. Raises UserError
-    if the feature lengths are missing or differ, and for a vocabulary without a sentinel.
+    Inputs end with EOS; targets are the original ids of predicted tokens, and 0 elsewhere. Raises UserError if the
+    feature lengths are missing or differ, and for a vocabulary without a sentinel.
     """
     if (
         sequence_length is None

@@ -1,4 +1,4 @@
-"""Cuts the token ids of documents into segments, joined across documents or one document at a time.
+"""Splits the token ids of documents into segments, across documents or one document at a time.
 
 Every transformation supports tf.data's checkpoints (`Dataset.rebatch` and `Dataset.cache` do not), so that the position
 in the stream can be saved in a training checkpoint.
@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from remixer_t5x.lazy import tf
 
-# Joining costs one graph call per group of documents, which matters if a document is a single line.
+# Documents per graph call when joining; larger groups are faster if documents are single lines.
 DOCUMENTS_PER_GROUP = 32
 
 
 def tokens(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """{'targets': [n] ids} to [n] ids."""
+    """Maps {'targets': [n] ids} to [n] ids."""
     return dataset.map(lambda example: example['targets'])
 
 
 def joined(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
-    """Joins token vectors ([n] int32, n >= 0) across the whole stream and cuts it into vectors of `length`.
+    """Joins token vectors ([n] int32, n >= 0) across the whole stream and splits it into vectors of `length`.
 
     No token is lost or reordered; the remainder of the stream is one shorter vector.
     """
@@ -40,8 +40,9 @@ def joined(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
 
 
 def separate(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
-    """Cuts each document ([n] int32, n >= 0) into vectors of `length`, of which the last may be shorter; an empty
-    document has none.
+    """Splits each document ([n] int32, n >= 0) into vectors of `length`; the last may be shorter.
+
+    An empty document has none.
     """
 
     def pieces(tokens):

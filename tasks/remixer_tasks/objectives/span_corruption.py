@@ -1,25 +1,26 @@
 """T5's denoising objectives (Raffel et al. 2020), as tf.data transformations.
 
-Span corruption (section 3.1.4; t5's `span_corruption`): documents are joined without a separator and cut into
-segments; a random 15 % of each segment's tokens, in spans of 3 on average, is hidden behind one sentinel per span; the
-targets are the hidden spans, each after its sentinel:
+Span corruption (section 3.1.4; t5's `span_corruption`): documents are joined without a separator and split into
+segments. In each segment, a random 15% of the tokens, in spans of 3 on average, is replaced by one sentinel per span.
+The targets are the hidden spans, each after its sentinel:
 
     text     Thank you for inviting me to your party last week
     inputs   Thank you <X> me to your party <Y> week </s>
     targets  <X> for inviting <Y> last </s>
 
 Independent masking (section 3.2.2, "replace spans"; t5's `iid_denoising`): every token is hidden with probability
-`density`, independently of the others; a run of hidden tokens becomes one sentinel, and a run of visible tokens one in
-the targets:
+`density`, independently of the others. A run of hidden tokens becomes one sentinel in the inputs, and a run of visible
+tokens one in the targets:
 
     inputs   Thank <X> for inviting <Y> your party last <Z> </s>
     targets  <X'> you <Y'> me to <Z'> week </s>
 
-The same segment and seed give t5's independent masks, bit for bit. Departures: documents are joined across the whole
-stream, so that only its end becomes a shorter example (T5 makes a shorter example of the remainder of every group of
-documents, and uses one part of a document of more than 65,536 tokens); targets of span corruption that would have to be
-trimmed are an error; if a segment has more independent runs than the vocabulary has sentinels, the later ones stay
-visible (t5 would use ordinary pieces as sentinels).
+With the same segment and seed, independent masks are bit-identical to t5's. Differences from T5:
+- Documents are joined across the whole stream, so only its end becomes a shorter example. T5 makes a shorter example
+  from the remainder of every group of documents, and uses one part of a document of more than 65,536 tokens.
+- Targets of span corruption that do not fit raise an error; T5 truncates them.
+- If a segment has more independent runs than the vocabulary has sentinels, later runs stay visible. t5 would use
+  ordinary pieces as sentinels.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from remixer_tasks.vocabulary import sentinels
 
 @dataclasses.dataclass(frozen=True)
 class Noise:
-    """How much is hidden.
+    """The settings of span corruption.
 
     Attributes:
-        density: share of a segment's tokens that is hidden, between 0 and 1.
+        density: fraction of the tokens of a segment that are hidden, between 0 and 1.
         mean_span: mean length of a hidden span in tokens, at least 1.
     """
 
@@ -52,7 +53,7 @@ class Noise:
             raise UserError(f'mean noise span must be at least 1 token, got {self.mean_span}; T5 uses 3.0')
 
     def counts(self, length: int) -> tuple[int, int]:
-        """(hidden tokens, hidden spans) of a segment of `length` tokens; a single token is never hidden."""
+        """Returns (hidden tokens, hidden spans) of a segment of `length` tokens; a single token is not hidden."""
         if length < 2:
             return 0, 0
         hidden = min(max(round(length * self.density), 1), length - 1)
@@ -60,18 +61,18 @@ class Noise:
         return hidden, min(spans, hidden, length - hidden)
 
     def lengths(self, length: int) -> tuple[int, int]:
-        """(inputs, targets) made of a segment of `length` tokens, both with their EOS."""
+        """Returns the lengths of (inputs, targets), with EOS, of a segment of `length` tokens."""
         hidden, spans = self.counts(length)
         return length - hidden + spans + 1, hidden + spans + 1
 
 
 def segment_length(inputs_length: int, targets_length: int, noise: Noise) -> int:
-    """The largest number of raw tokens whose inputs, with EOS, fit `inputs_length`: 568 for T5's 512, with 114 targets.
+    """Returns the largest segment, in tokens, whose inputs with EOS fit: 568 for T5's 512 inputs and 114 targets.
 
     Raises UserError if the targets of such a segment do not fit `targets_length`.
     """
     length = 1
-    # The inputs never get shorter if a token is added.
+    # The length of the inputs grows monotonically with that of the segment.
     while noise.lengths(length + 1)[0] <= inputs_length:
         length += 1
     needed = noise.lengths(length)[1]
@@ -89,7 +90,7 @@ def segment_length(inputs_length: int, targets_length: int, noise: Noise) -> int
 
 
 def longest_segment(inputs_length: int, targets_length: int, noise: Noise, sentinels: int) -> int:
-    """The largest number of raw tokens whose inputs, targets and spans fit. Raises UserError if less than two do."""
+    """Returns the largest segment, in tokens, whose inputs, targets and spans fit. Raises UserError if below 2."""
     if sentinels < 1:
         raise UserError('span corruption needs sentinels, and the vocabulary has none: give it extra_ids=100')
 
@@ -109,9 +110,9 @@ def longest_segment(inputs_length: int, targets_length: int, noise: Noise, senti
 
 
 def _random_parts(items: tf.Tensor, parts: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
-    """Cuts `items` into `parts` non-empty parts, every way equally likely: [parts] int32 lengths.
+    """Splits `items` into `parts` non-empty parts, uniformly at random, and returns their lengths, [parts] int32.
 
-    scores: [items - 1] independent uniform numbers, one per place where a cut can be.
+    `scores` are [items - 1] independent uniform numbers, one for each possible split point.
     """
     cuts = tf.sort(tf.argsort(scores)[: parts - 1]) + 1
     bounds = tf.concat([[0], cuts, [items]], 0)
@@ -119,9 +120,9 @@ def _random_parts(items: tf.Tensor, parts: tf.Tensor, scores: tf.Tensor) -> tf.T
 
 
 def noise_mask(length: tf.Tensor, hidden: tf.Tensor, spans: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """[length] bool, True where hidden: `spans` spans of `hidden` tokens in all, never at the first token.
+    """Draws a mask of hidden tokens, [length] bool: `spans` spans with `hidden` tokens in total.
 
-    Needs 1 <= spans <= min(hidden, length - hidden). seed: [2] integers.
+    The first token is not hidden. Requires 1 <= spans <= min(hidden, length - hidden). `seed` has [2] integers.
     """
     visible = length - hidden
     scores = tf.random.stateless_uniform([length - 2], seed)
@@ -132,9 +133,9 @@ def noise_mask(length: tf.Tensor, hidden: tf.Tensor, spans: tf.Tensor, seed: tf.
 
 
 def corrupt(tokens: tf.Tensor, mask: tf.Tensor, vocabulary: seqio.Vocabulary) -> dict[str, tf.Tensor]:
-    """{'inputs', 'targets'} of a [n] segment and its [n] noise mask, int32 with EOS.
+    """Returns {'inputs', 'targets'}, int32 with EOS, of a segment [n] and its noise mask [n].
 
-    Sentinels count down from the vocabulary's last id. mask[0] is False, so a span's sentinel can replace the
+    Sentinels count down from the vocabulary's last id. mask[0] is False, so the sentinel of a span can replace the
     visible token before it in the targets.
     """
     last, _ = sentinels.of(vocabulary)
@@ -155,12 +156,13 @@ def span_corruption(
     noise: Noise = Noise(),  # noqa: B008 (frozen)
     prompt: str | None = None,
 ) -> tf.data.Dataset:
-    """seqio preprocessor: {'targets': [n] int32 token ids of a document} to {'inputs', 'targets'} with EOS.
+    """seqio preprocessor from documents {'targets': [n] int32 ids} to {'inputs', 'targets'} with EOS.
 
-    Every example has exactly the lengths of `noise.lengths(segment_length(...))`, except the last of a finite dataset.
-    The hidden spans depend only on seqio's map seed and the example's place in the stream. `prompt` is a text before
-    the inputs, as in UL2; segments are then as long as possible (`longest_segment`), because several denoisers share
-    the lengths. Without a prompt, raises UserError if the noise does not fit the feature lengths or the vocabulary.
+    All examples have the lengths of `noise.lengths(segment_length(...))`, except the last of a finite dataset. The
+    hidden spans depend only on seqio's map seed and the position of the example in the stream. `prompt` is a text
+    before the inputs, as in UL2; segments then have the maximum length (`longest_segment`), because several denoisers
+    share the feature lengths. Without a prompt, raises UserError if the noise does not fit the feature lengths or the
+    vocabulary.
     """
     if sequence_length is None:
         raise UserError("span corruption needs lengths: set TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 114}")
@@ -191,20 +193,20 @@ def span_corruption(
 
 
 def iid_noise_mask(length: tf.Tensor, density: float, seed: tf.Tensor) -> tf.Tensor:
-    """[length] bool, True where hidden. seed: [2] integers, of whose six t5 takes the first."""
+    """Draws a mask of hidden tokens, [length] bool. `seed` has [2] integers; as in t5, it is split into six."""
     draw = tf.random.experimental.stateless_split(seed, 6)[0]
     return tf.random.stateless_uniform([length], draw) < density
 
 
 def runs_to_sentinels(tokens: tf.Tensor, mask: tf.Tensor, last_id: int) -> tf.Tensor:
-    """[m <= n] ids: each run of True in the [n] mask becomes one id, counting down from `last_id`."""
+    """Replaces each run of True in the mask [n] by one id, counting down from `last_id`; returns [m <= n] ids."""
     starts = mask & ~tf.concat([[False], mask[:-1]], 0)
     marked = tf.where(starts, last_id + 1 - tf.cumsum(tf.cast(starts, tf.int32)), tokens)
     return tf.boolean_mask(marked, starts | ~mask)
 
 
 def _limit_runs(mask: tf.Tensor, sentinel_count: int) -> tf.Tensor:
-    """The mask with at most `sentinel_count` runs of False; there are as many runs of True, or one less or more."""
+    """Returns the mask with at most `sentinel_count` runs of False, and therefore about as many runs of True."""
     visible_starts = ~mask & tf.concat([[True], mask[:-1]], 0)
     return mask & (tf.cumsum(tf.cast(visible_starts, tf.int32)) < sentinel_count)
 
@@ -215,9 +217,9 @@ def iid_denoising(
     output_features: Mapping[str, seqio.Feature],
     density: float = 0.15,
 ) -> tf.data.Dataset:
-    """seqio preprocessor: {'targets': [n] int32 token ids of a document} to {'inputs', 'targets'} with EOS.
+    """seqio preprocessor from documents {'targets': [n] int32 ids} to {'inputs', 'targets'} with EOS.
 
-    Targets have a random length; what exceeds the feature's length is cut, as in t5. Raises UserError if the feature
+    Targets have a random length and are truncated to the feature's length, as in t5. Raises UserError if the feature
     lengths are missing or too short, and for a vocabulary with fewer than two sentinels.
     """
     if sequence_length is None or sequence_length['inputs'] < 3:

@@ -4,9 +4,9 @@ R, regular:  span corruption as in T5, spans of 3 or 8 tokens on average, 15% of
 X, extreme:  long spans (64) or a high rate (50%), or both.
 S, sequential: a prefix LM whose targets are 25% of a segment on average.
 
-A prompt before the inputs names the denoiser. The paper writes [R], [X], [S]; UL2's checkpoints were trained with
-[NLU], [NLG], [S2S]. All seven are equally frequent. UL2R (Tay et al. 2022, arXiv:2210.11399,
-section 3) continues from another checkpoint with half S, a quarter R, a quarter X.
+A prompt before the inputs names the denoiser: [R], [X], [S] in the paper, and [NLU], [NLG], [S2S] for UL2's
+checkpoints. All seven denoisers are equally frequent. UL2R (Tay et al. 2022, arXiv:2210.11399, section 3) continues
+training from another checkpoint with half S, a quarter R, a quarter X.
 
 As in t5's masks, the number of spans is fixed by their mean length (the paper draws lengths around the mean). Segments
 are as long as inputs, targets and the vocabulary's sentinels allow; the paper's code uses pieces as sentinels if there
@@ -32,8 +32,8 @@ class Denoiser:
 
     Attributes:
         kind: 'r', 'x' or 's'.
-        how: its noise, or for 's' its prefix.
-        rate: relative to the other denoisers.
+        how: the noise, or the prefix for 's'.
+        rate: frequency relative to the other denoisers.
     """
 
     kind: str
@@ -42,7 +42,7 @@ class Denoiser:
 
     @property
     def name(self) -> str:
-        """A name such as r_span3_rate15, which is part of the names of tasks, metrics and files."""
+        """Name for tasks, metrics and files, such as r_span3_rate15."""
         density = f'rate{100 * self.how.density:g}'.replace('.', '_')
         span = '' if isinstance(self.how, Prefix) else f'span{self.how.mean_span:g}_'.replace('.', '_')
         return f'{self.kind}_{span}{density}'
@@ -66,7 +66,7 @@ UL2R = (
 
 
 def denoisers(rows: Any = None) -> tuple[Denoiser, ...]:
-    """The seven of the paper for None, UL2R's for 'ul2r', or those of rows (kind, mean span, share hidden, rate).
+    """Returns the paper's seven for None, UL2R's for 'ul2r', or those of rows (kind, mean span, density, rate).
 
     A row's mean span is None for 's', as in [('r', 3, 0.15, 1), ('s', None, 0.25, 1)]. Raises UserError for other rows.
     """
@@ -74,15 +74,15 @@ def denoisers(rows: Any = None) -> tuple[Denoiser, ...]:
         return SEVEN
     if rows == 'ul2r':
         return UL2R
-    hint = "it takes 'ul2', 'ul2r', or rows such as ('r', 3, 0.15, 1.0) and ('s', None, 0.25, 1.0)"
+    hint = "give 'ul2', 'ul2r', or rows such as ('r', 3, 0.15, 1.0) and ('s', None, 0.25, 1.0)"
     try:
         chosen = tuple(_denoiser(*row) for row in rows)
     except (TypeError, ValueError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f'DENOISERS is {rows!r}; {hint}') from error
+        raise UserError(f'DENOISERS must be rows of denoisers, got {rows!r}; {hint}') from error
     if not chosen or len({denoiser.name for denoiser in chosen}) < len(chosen):
-        raise UserError(f'DENOISERS has {"a denoiser twice" if chosen else "no denoiser"}; {hint}')
+        raise UserError(f'DENOISERS must have one or more different denoisers, got {rows!r}; {hint}')
     return chosen
 
 
