@@ -116,7 +116,7 @@ BAD = {
             ":1: unknown label 'maybe', allowed are entailment, not_entailment",
         ),
         ('{"premise": "P", "hypothesis": "H", "label": 0}\n', ":1: the field 'idx' is missing or not a whole number"),
-        ('', 'has no examples: download it again'),
+        ('', 'has no examples; download it again'),
     ],
     'super_glue/MultiRC/train.jsonl': [
         ('{"idx": 0, "passage": {"text": "x"}}\n', ":1: the field 'questions' is missing or not a list of JSON objects")
@@ -173,21 +173,21 @@ def test_bad_rows_are_refused_with_file_and_line(tmp_path, cache_folder, file, t
     ('call', 'message'),
     [
         (lambda folder: catalogue.find('super_glue_rte'), 'the nearest names are super_glue_rte_v102'),
-        (lambda folder: catalogue.examples('cogs_v001', 'train', 1, folder), 'cogs/train.tsv in .*: set DATA_DIR'),
+        (lambda folder: catalogue.examples('cogs_v001', 'train', 1, folder), 'cogs/train.tsv in .*; set DATA_DIR'),
         (
             lambda folder: catalogue.examples('cogs_v001', 'dev', 1, folder),
-            "no split 'dev'; its splits are train, valid",
+            "must be one of train, validation.* got 'dev'",
         ),
         (
             lambda folder: mixtures.glue(vocabularies.byte(), folder, ['glue']),
             'WITHOUT must name tasks of .* got glue',
         ),
-        (lambda folder: names.mixture([], vocabularies.byte()), 'TASKS is empty'),
+        (lambda folder: names.mixture([], vocabularies.byte()), 'TASKS must have a task'),
         (
             lambda folder: names.mixture(['cogs_v001', 'conj_nli_v001'], vocabularies.byte(), folder).get_dataset(
                 split='train'
             ),
-            r"no train files of cogs_v001, conj_nli_v001: set DATA_DIR .* WITHOUT = \['cogs_v001', 'conj_nli_v001'\]",
+            r"no train files of cogs_v001, conj_nli_v001; set DATA_DIR .* WITHOUT = \['cogs_v001', 'conj_nli_v001'\]",
         ),
     ],
 )

@@ -69,7 +69,7 @@ def test_rows_are_ordered_and_invalid_labels_are_counted(tmp_path):
     _, lines, message = write(tmp_path, 'super_glue_rte_v102', predictions)
     assert [json.loads(line)['idx'] for line in lines] == [0, 1, 2]
     assert json.loads(lines[2])['label'] == 'entailment'
-    assert '3 predictions, 1 of them no label and written as entailment' in message
+    assert '3 predictions, 1 of them invalid and written as entailment' in message
 
 
 def test_multirc_is_nested(tmp_path):
@@ -97,9 +97,9 @@ def test_record_has_one_line_for_each_query(tmp_path):
 
 
 def test_predictions_that_cannot_be_submitted_are_refused(tmp_path):
-    with pytest.raises(UserError, match='squad has no leaderboard'):
+    with pytest.raises(UserError, match='got squad'):
         submissions.write(str(tmp_path), 'squad', rows('x'))
-    with pytest.raises(UserError, match="have no 'idx'"):
+    with pytest.raises(UserError, match="must have 'idx'"):
         submissions.write(str(tmp_path), 'super_glue_cb_v102', [{'prediction': 'neutral', 'target': '', 'example': {}}])
     (tmp_path / 'file').write_text('')
     with pytest.raises(UserError, match='cannot be written'):

@@ -1,7 +1,7 @@
-"""COGS (Kim and Linzen 2020): English sentences to logical forms, judged by exact match, per kind of generalization.
+"""COGS (Kim and Linzen 2020): English sentences to logical forms, with exact match for each type of generalization.
 
-The split `gen` has 1,000 sentences of each of 21 kinds that training does not show: 18 lexical (a known word in a
-position new to it) and 3 structural. The sentence is the whole input, without a prompt, as in the papers.
+The split `gen` has 1,000 sentences of each of 21 types that do not occur in training: 18 lexical (a known word in a new
+position) and 3 structural. As in the papers, the input is the sentence without a prompt.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ def _form(text: str, example: dict[str, Any] | None = None, is_target: bool = Fa
 
 
 def exact_match(targets: Sequence[tuple[str, str]], predictions: Sequence[str]) -> Metrics:
-    """`exact_match` of all, of each type of generalization, and the means over the types: `lexical`, `structural`,
-    `generalization`; `in_distribution` of those that are neither.
+    """Computes `exact_match` of all examples and of each type of generalization, and means over types.
+
+    The means are `lexical`, `structural` and `generalization`; `in_distribution` is exact match of other examples.
     """
     right = collections.defaultdict(list)
     for (form, kind), prediction in zip(targets, predictions, strict=True):
@@ -88,9 +89,9 @@ TASKS = (TextTask('cogs_v001', DATA, _as_text, _form, (exact_match,)),)
 
 
 def corpus(data_dir: str | None = None) -> ParsedCorpus:
-    """Sentences and logical forms of the training split, for `vocabularies.trained`; those of dev are held out.
+    """Returns the sentences and logical forms of the training split, for `vocabularies.trained`; dev is held out.
 
-    Raises UserError where the files are not there.
+    Raises UserError if the files are missing.
     """
     paths = {split: _path(split, data_dir) for split in (TRAIN, VALIDATION)}
     return ParsedCorpus(
@@ -102,10 +103,10 @@ def corpus(data_dir: str | None = None) -> ParsedCorpus:
 
 
 def words(data_dir: str | None = None, positions: int = 64) -> Vocabulary:
-    """The words of the training split's sentences and logical forms; the file is read at first use.
+    """Returns a vocabulary of the words in the training split, and of the numbers below `positions`.
 
-    positions: the numbers below it are words too. Logical forms number the words of their sentence, training shows
-    fewer than 20 of these numbers, and the deep recursion of `gen` cannot be written without more.
+    Logical forms number the words of their sentence. Training has fewer than 20 of these numbers, but the deep
+    recursion of `gen` requires more. The file is read at first use.
     """
     return WordVocabulary('COGS', functools.partial(_training_texts, data_dir, positions))
 

@@ -1,7 +1,7 @@
-"""Finds the files of a labelled data set: prepared for TFDS, or as published.
+"""Finds the files of a labelled data set, either prepared for TFDS or as published.
 
-With `data_dir`, that folder is searched (TFDS's layout first); without it TFDS_DATA_DIR or ~/tensorflow_datasets, then
-REMIXER_T5X_DATA, then the `data` folder of the cache, which downloads go to.
+If `data_dir` is given, only that folder is searched, for TFDS's layout first. Otherwise the folders are TFDS_DATA_DIR
+or ~/tensorflow_datasets, then REMIXER_T5X_DATA, then the `data` folder of the cache, which has the downloads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from remixer_tasks.files import cache
 
 
 def raw_folders(data_dir: str | None = None) -> list[Path]:
-    """The folders to search for published files, in order."""
+    """Returns the folders to search for published files, in order."""
     if data_dir:
         return [Path(data_dir).expanduser()]
     named = os.environ.get('REMIXER_T5X_DATA')
@@ -24,7 +24,7 @@ def raw_folders(data_dir: str | None = None) -> list[Path]:
 
 
 def find_raw(dataset: Dataset, split: str, data_dir: str | None = None) -> tuple[Layout, list[str]] | None:
-    """The first layout of the split whose files all exist, and their paths."""
+    """Returns the first layout of the split whose files all exist, and their paths."""
     for folder in raw_folders(data_dir):
         for layout in dataset.splits[split]:
             paths = [folder / path for path in layout.paths]
@@ -34,7 +34,7 @@ def find_raw(dataset: Dataset, split: str, data_dir: str | None = None) -> tuple
 
 
 def find_tfds(dataset: Dataset, data_dir: str | None = None) -> str | None:
-    """The folder of the prepared TFDS data set: the version of `dataset.tfds`, or else the newest there."""
+    """Returns the folder of the prepared TFDS data set: the version of `dataset.tfds`, or else the newest."""
     if dataset.tfds is None:
         return None
     root = data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
@@ -52,7 +52,7 @@ def find_tfds(dataset: Dataset, data_dir: str | None = None) -> str | None:
 
 
 def missing(dataset: Dataset, split: str, data_dir: str | None) -> str:
-    """An error message with the files that were looked for, and the folders."""
+    """Returns an error message with the missing files and the folders that were searched."""
     places = []
     if layouts := dataset.splits[split]:
         files = ' or '.join(' + '.join(layout.paths) for layout in layouts)
@@ -61,4 +61,4 @@ def missing(dataset: Dataset, split: str, data_dir: str | None) -> str:
         places.append(f'TFDS data set {dataset.tfds} in {data_dir or "TFDS_DATA_DIR"}')
     get = f', or type remixer-t5x data get {dataset.name}' if dataset.downloads else ''
     looked_for = f'{dataset.name} has no {split} files here (looked for {", and ".join(places)})'
-    return f'{looked_for}: set DATA_DIR to their folder{get}'
+    return f'{looked_for}; set DATA_DIR to their folder{get}'

@@ -1,7 +1,7 @@
-"""SQuAD, CNN/DailyMail and WMT, whose answers are free text, named and worded as T5 has them.
+"""SQuAD, CNN/DailyMail and WMT, tasks with free-text answers, with T5's names and prompts.
 
-SQuAD is read from the published JSON or TFDS, the others from TFDS. T5 has no task of SQuAD 2.0; its name, and
-'unanswerable' as the target of questions without an answer, are ours.
+SQuAD is read from the published JSON or TFDS, the others from TFDS. T5 has no task for SQuAD 2.0; its name and the
+target 'unanswerable' of questions without an answer are specific to this project.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _read_squad(has_unanswerable: bool, path: str) -> Iterator[Example]:
         for question in paragraph.objects('qas'):
             right = [answer.text('text') for answer in question.objects('answers')]
             if not right and not has_unanswerable:
-                raise question.error('it has no answer, which only SQuAD 2.0 allows')
+                raise question.error('SQuAD 1.1 must have an answer for each question')
             yield {**question.texts(('id', 'question')), 'context': paragraph.text('context'), 'answers/text': right}
 
 
@@ -77,7 +77,7 @@ def _summarize(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _translation(name: str, builder: str, language: str, splits: tuple[str, ...] = _SPLITS) -> TextTask:
-    """A task from English into `language`, of TFDS's `builder`."""
+    """Returns a task that translates English to `language`, with the data of TFDS's `builder`."""
     terms = 'see https://www.statmt.org/wmt19/translation-task.html and the pages of the other years'
 
     def translate(dataset: tf.data.Dataset) -> tf.data.Dataset:

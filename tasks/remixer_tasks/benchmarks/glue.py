@@ -1,11 +1,10 @@
-"""GLUE (Wang et al. 2018), named and worded as T5 has it, from the published TSV files or TFDS's `glue`.
+"""GLUE (Wang et al. 2018) with T5's names and prompts, from the published TSV files or TFDS's `glue`.
 
-Other layouts are read too: CoLA as its authors publish it, AX with its labels, and the CSV files of
-github.com/felipessalvatore/NLI_datasets. `idx` is the number of the row.
+Other supported layouts are CoLA as published by its authors, AX with labels, and the CSV files of
+github.com/felipessalvatore/NLI_datasets. `idx` is the index of the row.
 
-The diagnostic AX is answered as MNLI. T5 reports nothing on it; if its labels are present, ours reports the
-leaderboard's metric. WNLI is there twice: as a classification, and as T5 evaluates it, by the noun that WSC's models
-predict.
+The diagnostic AX uses the prompt of MNLI. T5 has no metric for it; this task computes the leaderboard's metric if
+labels are present. WNLI has two tasks: a classification, and T5's evaluation by the noun that WSC's models predict.
 """
 
 import functools
@@ -40,7 +39,7 @@ LABELS = {
     **dict.fromkeys(('qnli', 'rte'), ('entailment', 'not_entailment')),
     'wnli': ('not_entailment', 'entailment'),
 }
-# The texts of each data set; the order is T5's wording.
+# The text columns of each data set, in the order of T5's prompts.
 _TEXTS = {
     **dict.fromkeys(('cola', 'sst2'), ('sentence',)),
     **dict.fromkeys(('mrpc', 'stsb', 'rte', 'wnli'), ('sentence1', 'sentence2')),
@@ -48,7 +47,7 @@ _TEXTS = {
     'qqp': ('question1', 'question2'),
     'qnli': ('question', 'sentence'),
 }
-# The archive of each data set under _URL, and its SHA-256 as TFDS publishes it.
+# The archive of each data set under _URL, and its SHA-256, as published by TFDS.
 _URL = 'https://dl.fbaipublicfiles.com/glue/data/{}.zip'
 _ARCHIVES = {
     'cola': ('CoLA', 'f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff'),
@@ -66,7 +65,7 @@ _MATCHED = 9815  # Rows of MNLI's matched validation set, which come first if bo
 def _reader(
     name: str, columns: Mapping[str, str] | None = None, label: str = 'label', read: raw_rows.RowReader = raw_rows.tsv
 ) -> Reader:
-    """A reader of examples of the data set `name`. columns: text to column; None is the same names."""
+    """Returns a reader of the data set `name`; `columns` maps texts to columns, None to columns of the same name."""
     columns = columns or {text: text for text in _TEXTS[name]}
 
     def read_examples(*paths: str) -> Iterator[Example]:
@@ -87,10 +86,10 @@ def _read_similarity(path: str) -> Iterator[Example]:
 
 
 def read_section(first: int, last: int | None, read: Reader, path: str) -> Iterator[Example]:
-    """Examples `first` to before `last` of a file, numbered from 0."""
+    """Yields examples `first` to `last` - 1 of a file, numbered from 0."""
     examples = enumerate(itertools.islice(read(path), first, last))
     if (start := next(examples, None)) is None:
-        raise UserError(f'{path} has no row {first + 1}, where this split begins: download the file again')
+        raise UserError(f'{path} must have row {first + 1}, the first of this split; download the file again')
     return ({**example, 'idx': index} for index, example in itertools.chain([start], examples))
 
 
@@ -110,7 +109,7 @@ def _cola() -> dict[str, list[Layout]]:
 
 
 def _pair_of_sentences(name: str) -> dict[str, list[Layout]]:
-    """RTE and WNLI."""
+    """Returns the layouts of RTE or WNLI."""
     layouts = _files(name.upper(), _reader(name))
     read = _reader(name, {'sentence1': 'premise', 'sentence2': 'hypothesis'}, read=raw_rows.csv)
     layouts[TRAIN].append(Layout((f'nli_datasets/{name}/train.csv',), read))
@@ -120,7 +119,7 @@ def _pair_of_sentences(name: str) -> dict[str, list[Layout]]:
 
 
 def _mnli() -> dict[str, list[Layout]]:
-    """The training file, and both validation and test files by their names in TFDS."""
+    """Returns the layouts of the splits, which have TFDS's names."""
     read = _reader('mnli', {'premise': 'sentence1', 'hypothesis': 'sentence2'}, 'gold_label')
     both = _reader('mnli', read=raw_rows.csv)
     rows = {'matched': (0, _MATCHED), 'mismatched': (_MATCHED, None)}
@@ -143,7 +142,7 @@ _SPLITS = {
     'cola': _cola(),
     'sst2': _files('SST-2', _reader('sst2')),
     'mrpc': _files('MRPC', _reader('mrpc', {'sentence1': '#1 String', 'sentence2': '#2 String'}, 'Quality')),
-    # Published with some rows that lack cells.
+    # Some published rows lack cells.
     'qqp': _files('QQP', _reader('qqp', None, 'is_duplicate', functools.partial(raw_rows.tsv, skip_short=True))),
     'stsb': _files('STS-B', _read_similarity),
     'mnli': _mnli(),

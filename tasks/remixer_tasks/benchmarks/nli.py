@@ -1,6 +1,6 @@
-"""Natural language inference beyond GLUE, worded like MNLI: SNLI, ANLI's three rounds, ConjNLI, Abductive NLI.
+"""Natural language inference beyond GLUE, with prompts like MNLI: SNLI, ANLI's three rounds, ConjNLI, Abductive NLI.
 
-T5 has no such tasks; the names and wording are ours. Pairs of SNLI without an agreed label are left out.
+T5 has no such tasks; names and prompts are specific to this project. Pairs of SNLI without a label are excluded.
 """
 
 from __future__ import annotations
@@ -39,7 +39,14 @@ _ANLI_SHA256 = '16ac929a7e90ecf9093deaec89cc81fe86a379265a5320a150028efe50c5cde8
 def _read_pairs(
     read: raw_rows.RowReader, columns: Sequence[str], path: str, names: Sequence[str] = ('premise', 'hypothesis')
 ) -> Iterator[Example]:
-    """columns: of the two texts and the label; e, n and c are spelt out, '-' means unlabelled. names: of the texts."""
+    """Yields pairs of texts with a label.
+
+    Args:
+        read: reader of rows.
+        columns: columns of the two texts and the label, which is a name, its first letter, or '-' for no label.
+        path: the file.
+        names: names of the texts in the examples.
+    """
     first, second, label = columns
     for row in read(path):
         if isinstance(value := row.get(label), str):
@@ -48,7 +55,7 @@ def _read_pairs(
 
 
 def _read_abductive(path: str, labels_path: str | None = None) -> Iterator[Example]:
-    """The texts, one example per line, and in the second file, line by line, the number of the right hypothesis."""
+    """Yields the examples of a file of texts and a file with the number of the right hypothesis on each line."""
     labels = raw_rows.lines(labels_path) if labels_path else None
     for row in raw_rows.jsonl(path):
         label = None
@@ -63,7 +70,7 @@ def _read_abductive(path: str, labels_path: str | None = None) -> Iterator[Examp
 
 
 def _read_opinions(path: str) -> Iterator[Example]:
-    """ChaosNLI's file of the validation set, with the label that the set was published with."""
+    """Yields the validation set from ChaosNLI's file, with the original labels."""
     for row in raw_rows.jsonl(path):
         yield _abductive_example(row.object('example'), str(row.get('old_label')), path)
 
@@ -94,7 +101,7 @@ _SNLI = Dataset(
 
 
 def _anli(number: int) -> Dataset:
-    """One round. ANLI_analysis is the authors' annotation of the validation set, which has all of its pairs."""
+    """Returns the data set of one round; the validation set may be the authors' annotated ANLI_analysis."""
     read = functools.partial(_read_pairs, raw_rows.jsonl, ('context', 'hypothesis', 'label'), names=_NAMES)
     annotated = functools.partial(_read_pairs, raw_rows.csv, ('context', 'statement', 'gold_label'), names=_NAMES)
     splits = one_layout({split: f'anli_v0.1/R{number}/{file}.jsonl' for split, file in _FILES.items()}, read)

@@ -1,8 +1,8 @@
-"""T5's wording (Raffel et al. 2020, appendix D): preprocessors to inputs and targets, and postprocessors.
+"""T5's prompts (Raffel et al. 2020, appendix D): preprocessors to inputs and targets, and postprocessors.
 
-Preprocessors pass on the features for metrics: `idx` or `idx/...`, `answers`, `label`. Postprocessors map texts to the
-values that metrics compare. seqio calls them as f(text, example=..., is_target=...), for the target with is_target=True
-and for every prediction; `example` is the preprocessed example as NumPy values (texts are bytes).
+Preprocessors keep the features that metrics use: `idx` or `idx/...`, `answers`, `label`. Postprocessors map texts to
+the values that metrics compare. seqio calls them as f(text, example=..., is_target=...), with is_target=True for the
+target and False for each prediction; `example` is the preprocessed example as NumPy values (texts are bytes).
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ Example = Mapping[str, Any]
 def classification(
     name: str, features: Sequence[str] | Mapping[str, str], labels: Sequence[str], markup: bool = False
 ) -> Preprocessor:
-    """'NAME feature: text feature: text ...', and the label's name as target.
+    """Returns a preprocessor to 'NAME feature: text feature: text ...', with the label's name as target.
 
-    features: in their order; a mapping is from the name in the text to the name in the data.
-    markup: removes the HTML of MultiRC's passages: <br> becomes a space.
+    Args:
+        name: first word of the inputs.
+        features: names of the features, in order, or a mapping from names in the inputs to names in the data.
+        labels: names of the labels.
+        markup: whether to remove the HTML of MultiRC's passages; <br> becomes a space.
     """
-
     columns = features if isinstance(features, Mapping) else {feature: feature for feature in features}
 
     def as_text(example):
@@ -54,7 +56,7 @@ def classification(
 
 
 def similarity(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """STS-B: the score in steps of 0.2, as in '3.8'."""
+    """Converts STS-B; the target is the score rounded to a multiple of 0.2, as in '3.8'."""
 
     def as_text(example):
         parts = ['stsb sentence1:', example['sentence1'], 'sentence2:', example['sentence2']]
@@ -65,9 +67,9 @@ def similarity(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def record(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """ReCoRD: one example for every right answer of a query, or one without a target if the answers are not public.
+    """Converts ReCoRD to an example for each right answer of a query, or one without a target if there is none.
 
-    The highlights of the passage become sentences.
+    Highlights of the passage become sentences.
     """
 
     def per_answer(example):
@@ -85,9 +87,10 @@ def record(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def question_answering(unanswerable: str | None = None) -> Preprocessor:
-    """SQuAD: 'question: ... context: ...' with spaces around punctuation; the first right answer is the target.
+    """Returns SQuAD's preprocessor to 'question: ... context: ...', with spaces around punctuation.
 
-    unanswerable: the target, and the only right answer, of questions that have none; None if all have one.
+    The target is the first right answer. `unanswerable` is the target, and the only right answer, of questions without
+    an answer; None if all questions have one.
     """
 
     def as_text(example):
@@ -113,26 +116,25 @@ def _index(example):
 
 @dataclasses.dataclass(frozen=True)
 class ClassId:
-    """Postprocessor: the index of the text in `labels`, INVALID if `labels` lack it."""
+    """Postprocessor to the index of the text in `labels`, or INVALID if it is not a label."""
 
     labels: tuple[str, ...]
 
     def __call__(self, text: str, **_: Any) -> int:
-        """`_`: the example, which has no effect."""
         return self.labels.index(text) if text in self.labels else INVALID
 
 
 def number(text: str, default: float = INVALID, **_: Any) -> float:
-    """STS-B: the finite number that `text` spells in decimal digits, `default` if none. `_`: the example.
+    """Parses a finite decimal number, for STS-B; returns `default` for other texts.
 
-    float() also reads 'nan', 'infinity' and '1_000'.
+    Unlike float(), does not accept 'nan', 'infinity' and '1_000'.
     """
     value = float(text) if _NUMBER.fullmatch(text) else math.nan
     return value if math.isfinite(value) else float(default)
 
 
 class MultiRC:
-    """MultiRC: `value`, 0 or 1 or INVALID; targets also have `group`, the number of their question."""
+    """MultiRC's postprocessor to `value`: 0, 1 or INVALID. Targets also have `group`, the index of their question."""
 
     labels = ('False', 'True')
 
@@ -142,7 +144,7 @@ class MultiRC:
 
 
 def record_answer(text: str, example: Example | None = None, is_target: bool = False) -> dict[str, Any]:
-    """ReCoRD: `value`, the text, for targets every right answer; targets also have `group`, their passage and query."""
+    """Returns `value`, the text or, for targets, all right answers of ReCoRD, and `group`, their passage and query."""
     if not is_target or example is None:
         return {'value': text}
     group = (int(example['idx/passage']), int(example['idx/query']))
@@ -150,19 +152,18 @@ def record_answer(text: str, example: Example | None = None, is_target: bool = F
 
 
 def any_answer(text: str, example: Example | None = None, is_target: bool = False) -> str | list[str]:
-    """SQuAD: the text, for targets every right answer."""
+    """Returns the text or, for targets, all right answers of SQuAD."""
     return [answer.decode() for answer in example['answers']] if is_target and example is not None else text
 
 
 def refers(text: str, example: Example | None = None, is_target: bool = False) -> int:
-    """WSC: 1 if the prediction names the candidate of the example, 0 if another, INVALID if empty; for targets the
-    label.
+    """Returns 1 if a prediction of WSC names the candidate of the example, 0 if not, INVALID if it is empty.
 
-    Case and determiners do not count, and either may have more words than the other: 'bunny' is 'the fuzzy bunny'.
-    A possessive on one side only does not match.
+    For targets, returns the label. Case and determiners are ignored, and one name may be a part of the other: 'bunny'
+    matches 'the fuzzy bunny'. A possessive does not match a name that is not possessive.
     """
     if example is None:
-        raise ValueError('WSC predictions are judged by their example')
+        raise ValueError('WSC predictions must have an example, got None')
     if is_target:
         return int(example['label'])
     target = example['targets_pretokenized']

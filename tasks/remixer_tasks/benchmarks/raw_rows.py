@@ -1,7 +1,7 @@
-"""Rows of the files that data sets are published as: JSON lines, TSV, CSV and SQuAD's JSON.
+"""Reads the rows of published data sets: JSON lines, TSV, CSV and SQuAD's JSON.
 
-A record that cannot be read raises UserError with file and line: metrics of a labelled data set without some rows
-cannot be compared.
+A record that cannot be read raises UserError with file and line, because metrics of a labelled data set without some of
+its rows are not comparable.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from remixer_tasks.benchmarks.prompts import UNLABELLED
 from remixer_tasks.files import row_files
 from remixer_tasks.files.malformed import Malformed
 
-# A whole file that is one JSON text; the largest published one has 42 MB.
+# Maximum size of a file with one JSON value; the largest published file has 42 MB.
 MAX_JSON_BYTES = 10**9
 _MAX_REASON = 300
 _FILE_ADVICE = 'set DATA_DIR to the folder that contains the published files'
@@ -24,7 +24,7 @@ _STRICT = Malformed(True, _FILE_ADVICE, _LINE_ADVICE)
 
 
 def bad_row(path: str, number: int, reason: str) -> UserError:
-    """The error for an unusable row that starts on line `number`."""
+    """Returns the error for an unusable row that starts on line `number`."""
     shown = reason if len(reason) <= _MAX_REASON else f'{reason[:_MAX_REASON]}...'
     return UserError(f'{path}:{number}: {" ".join(shown.split())}; {_LINE_ADVICE}')
 
@@ -33,9 +33,9 @@ class Row(dict[str, Any]):
     """A row, or a JSON object within a row.
 
     Attributes:
-        path: of its file.
-        number: of the line on which the row starts, from 1.
-        place: of the object within the row, for errors, as in 'questions 0 answers 3: '.
+        path: path of the file.
+        number: line on which the row starts, from 1.
+        place: location of the object within the row, for errors, as in 'questions 0 answers 3: '.
     """
 
     def __init__(self, values: Mapping[str, Any], path: str, number: int, place: str = ''):
@@ -46,26 +46,26 @@ class Row(dict[str, Any]):
         return bad_row(self.path, self.number, f'{self.place}{reason}')
 
     def text(self, column: str) -> str:
-        """The text in a column. Raises UserError if it is missing or not a text."""
+        """Returns the text in a column. Raises UserError if it is missing or not a text."""
         if not isinstance(self.get(column), str):
             raise self.error(f'the field {column!r} is missing or not a text')
         return self[column]
 
     def texts(self, columns: Iterable[str]) -> dict[str, Any]:
-        """`text` of each column."""
+        """Returns the `text` of each column."""
         return {column: self.text(column) for column in columns}
 
     def integer(self, column: str) -> int:
-        """The whole number in a column. Raises UserError if it is missing or not a number."""
+        """Returns the whole number in a column. Raises UserError if it is missing or not a number."""
         try:
             return int(self[column])
         except (KeyError, TypeError, ValueError) as error:
             raise self.error(f'the field {column!r} is missing or not a whole number') from error
 
     def label(self, names: Sequence[str], column: str = 'label') -> int:
-        """The class id of a label: a name, a JSON boolean (for False and True), or the id itself as number or digits.
+        """Returns the class id of a label (a name, a JSON boolean or the id itself), or UNLABELLED without the column.
 
-        UNLABELLED if there is no such column. Raises UserError for any other label.
+        Raises UserError for any other label.
         """
         value = self.get(column)
         if value is None:
@@ -78,13 +78,13 @@ class Row(dict[str, Any]):
         raise self.error(f'unknown label {text!r}, allowed are {", ".join(names)}')
 
     def object(self, column: str) -> Row:
-        """The JSON object in a column. Raises UserError if there is none."""
+        """Returns the JSON object in a column. Raises UserError if there is none."""
         if not isinstance(self.get(column), dict):
             raise self.error(f'the field {column!r} is missing or not a JSON object')
         return Row(self[column], self.path, self.number, self.place)
 
     def objects(self, column: str) -> list[Row]:
-        """The JSON objects of the list in a column. Raises UserError if there is no such list."""
+        """Returns the JSON objects of the list in a column. Raises UserError if there is no such list."""
         values = self.get(column)
         if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
             raise self.error(f'the field {column!r} is missing or not a list of JSON objects')
@@ -97,15 +97,17 @@ RowReader = Callable[..., Rows]
 
 
 def jsonl(path: str) -> Rows:
-    """JSON objects, one per line; blank lines are skipped."""
+    """Yields JSON objects, one per line; blank lines are skipped."""
     return (Row(row, path, number) for number, row in row_files.json_rows(path, row_files.LONGEST, _STRICT))
 
 
 def tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool = False) -> Rows:
-    """Cells between tabs, in which quotes are ordinary characters.
+    """Yields rows of cells separated by tabs, in which quotes are ordinary characters.
 
-    columns: their names; None reads them from the first line.
-    skip_short: skips rows with missing cells, as TFDS does, for files that are published with such rows.
+    Args:
+        path: the file.
+        columns: names of the columns; None reads them from the first line.
+        skip_short: whether to skip rows with missing cells, which some published files have, as TFDS does.
     """
     for number, line in lines(path):
         cells = line.split('\t')
@@ -118,12 +120,12 @@ def tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool = Fals
 
 
 def csv(path: str) -> Rows:
-    """CSV with a header line and quotes, in which a cell may contain line ends."""
+    """Yields rows of CSV with a header line; quoted cells may contain line ends."""
     return (Row(row, path, number) for number, row in row_files.read(path, row_files.RowLayout('csv'), _STRICT))
 
 
 def whole_json(path: str) -> Any:
-    """The value in a file that is one JSON text."""
+    """Returns the value in a file that is one JSON text."""
     with row_files.opened(path, _FILE_ADVICE) as file:
         content = file.read(MAX_JSON_BYTES + 1)
     if len(content) > MAX_JSON_BYTES:
@@ -135,5 +137,5 @@ def whole_json(path: str) -> Any:
 
 
 def lines(path: str) -> Iterator[tuple[int, str]]:
-    """(number, line without its end), without a byte order mark."""
+    """Yields (number, line without its end), without a byte order mark."""
     return row_files.lines(path, row_files.LONGEST, _STRICT)

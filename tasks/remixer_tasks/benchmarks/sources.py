@@ -1,9 +1,9 @@
-"""Reads the examples of a labelled data set: from TFDS if it is prepared, and otherwise from the published files.
-Importing this module loads seqio.
+"""Reads the examples of a labelled data set from TFDS if it is prepared, otherwise from the published files.
 
-Published files are parsed once into the cache, so that errors are reported before training starts, and are read by
-index (`arrow_files.Documents.dataset`). TFDS's files are read in one thread, because tf.data cannot restore the
-position of several. Both repeat shuffled examples after the shuffle, so that each occurs once in every epoch.
+Importing this module loads seqio. Published files are parsed once into the cache, so that errors are reported before
+training starts, and are read by index (`arrow_files.Documents.dataset`). TFDS's files are read in one thread, because
+tf.data cannot restore the position of several threads. In both cases examples are repeated after shuffling, so that
+each occurs once in every epoch.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from remixer_tasks.corpora import arrow_files
 from remixer_tasks.files import cache
 from remixer_tasks.files.notice import Notice
 
-# Examples in the shuffle buffer of TFDS. TensorFlow saves them, some kilobytes each, in every position.
+# Examples in the shuffle buffer of TFDS. TensorFlow saves them, a few kilobytes each, with every position.
 SHUFFLE_BUFFER = 256
-# Every stream reads all of a TFDS data set of at most this number of examples, so that streams share their epochs.
+# Every stream reads a whole TFDS data set of up to this number of examples, so that streams share their epochs.
 _MAX_WHOLE = 1_000_000
 _ROWS = 'rows.arrow'
 _DTYPES = {TEXT: tf.string, TEXTS: tf.string, INTEGER: tf.int64, REAL: tf.float32}
 
 
 class LabelledSource(seqio.DataSource):
-    """seqio source of a Dataset. Opens no file before the first question about one.
+    """seqio source of a Dataset, which opens files at first use.
 
-    Reports no number of examples to seqio, which would then cache small data sets in memory with an operation whose
-    position cannot be saved; `count` does.
+    It does not report a number of examples to seqio, which would then cache small data sets in memory, with an
+    operation whose position cannot be saved; `count` returns it.
 
     Attributes:
         repeats: as in `corpora.sources.TextSource`.
@@ -52,7 +52,7 @@ class LabelledSource(seqio.DataSource):
         return True
 
     def origin(self, split: str) -> str | None:
-        """The TFDS folder or the files that the split is read from, or None."""
+        """Returns the TFDS folder or the files that the split is read from, or None."""
         folder = self._tfds_folder(split)
         if folder:
             return folder
@@ -60,7 +60,7 @@ class LabelledSource(seqio.DataSource):
         return ', '.join(raw[1]) if raw else None
 
     def count(self, split: str) -> int:
-        """The number of examples before preprocessing. Raises UserError if there are none."""
+        """Returns the number of examples before preprocessing. Raises UserError if there are none."""
         folder = self._tfds_folder(split)
         return self._tfds_info(folder, split).num_examples if folder else len(self._rows(split))
 
@@ -71,11 +71,11 @@ class LabelledSource(seqio.DataSource):
         return [str(self._parsed(split) / _ROWS)]
 
     def records(self, split: str) -> list[str]:
-        """The TFRecord files, whose names TensorFlow does not report if they are damaged."""
+        """Returns the TFRecord files, whose names TensorFlow does not report if they are damaged."""
         return self.list_shards(split) if self._tfds_folder(split) else []
 
     def repair(self, path: str) -> str:
-        """What to do about a damaged file of `records`."""
+        """Returns the advice in the error for a damaged file of `records`."""
         return f'prepare the TFDS data set in {Path(path).parent} again'
 
     def get_dataset(
@@ -86,7 +86,7 @@ class LabelledSource(seqio.DataSource):
         shard_info: seqio.ShardInfo | None = None,
         **_: Any,
     ) -> tf.data.Dataset:
-        """Flat examples. `_`: further arguments of seqio's sources, which have no effect.
+        """Returns flat examples; ignores other arguments of seqio.
 
         Raises UserError for a split that is missing, empty or malformed.
         """
@@ -114,7 +114,7 @@ class LabelledSource(seqio.DataSource):
         )
         builder = tfds.builder_from_directory(folder)
         with warnings.catch_warnings():
-            # TFDS asks for a deterministic order, which an interleave in one thread has anyway.
+            # TFDS requests a deterministic order, which an interleave in one thread always has.
             warnings.filterwarnings('ignore', 'The `deterministic` argument has no effect')
             examples = builder.as_dataset(split=split, shuffle_files=shuffle, read_config=config)
         if shuffle and is_whole:
@@ -127,13 +127,13 @@ class LabelledSource(seqio.DataSource):
 
     def _tfds_folder(self, split: str) -> str | None:
         if split not in self.splits:
-            raise UserError(f'{self._dataset.name} has no split {split!r}; its splits are {", ".join(self.splits)}')
+            raise UserError(f'the split of {self._dataset.name} must be one of {", ".join(self.splits)}, got {split!r}')
         return data_files.find_tfds(self._dataset, self._data_dir)
 
     def _tfds_info(self, folder: str, split: str) -> tfds.core.SplitInfo:
         splits = tfds.builder_from_directory(folder).info.splits
         if split not in splits or not splits[split].num_examples:
-            raise UserError(f'{folder} has no examples of split {split!r}: prepare the TFDS data set again')
+            raise UserError(f'{folder} has no examples of split {split!r}; prepare the TFDS data set again')
         return splits[split]
 
     def _flatten(self, example: Example) -> Example:
@@ -153,7 +153,7 @@ class LabelledSource(seqio.DataSource):
         return tf.io.parse_single_example(record, spec)
 
     def _parsed(self, split: str) -> Path:
-        """The folder of the split's rows in the cache, parsed first if necessary."""
+        """Returns the folder of the split's rows in the cache, parsed first if necessary."""
         raw = data_files.find_raw(self._dataset, split, self._data_dir)
         if raw is None:
             raise UserError(data_files.missing(self._dataset, split, self._data_dir))
@@ -167,7 +167,7 @@ class LabelledSource(seqio.DataSource):
                 notice = Notice(f'reading {self._dataset.name}, split {split}')
                 records = [self._serialize(example) for example in layout.read(*paths)]
                 if not records:
-                    raise UserError(f'{", ".join(paths)} has no examples: download it again, or choose another split')
+                    raise UserError(f'{", ".join(paths)} has no examples; download it again, or choose another split')
                 arrow_files.write(temporary / _ROWS, records, lambda: '')
                 notice.done(f'{len(records):,} examples')
                 cache.seal(temporary)
@@ -204,7 +204,7 @@ class LabelledMixture(seqio.Mixture):
         ]
         if absent:
             raise UserError(
-                f'{self.name}: there are no {split} files of {", ".join(absent)}: set DATA_DIR to their folder, or '
-                f'leave the tasks out with WITHOUT = {absent}'
+                f'{self.name} has no {split} files of {", ".join(absent)}; set DATA_DIR to their folder, or exclude '
+                f'these tasks with WITHOUT = {absent}'
             )
         return super().get_dataset(*args, **kwargs)

@@ -1,7 +1,7 @@
 """Writes predictions as files for the leaderboards of GLUE and SuperGLUE, one per task, in the order of `idx`.
 
-File names and labels are the leaderboards'. A prediction that is not a label is written as the first label, since every
-row must have one, and counted.
+File names and labels are those of the leaderboards. A prediction that is not a label is counted and written as the
+first label, because every row must have a label.
 """
 
 import json
@@ -13,7 +13,7 @@ from remixer_t5x.errors import UserError
 from remixer_tasks.benchmarks import glue, prompts
 from remixer_tasks.benchmarks.super_glue import BOOLEAN, CHOICES, COMMITMENT, ENTAILMENT
 
-# What `remixer-t5x eval` wrote of an example: 'prediction', 'target' and, under 'example', 'idx' and its like.
+# A row of predictions of `remixer-t5x eval`: 'prediction', 'target' and, in 'example', 'idx' or 'idx/...'.
 Row = Mapping[str, Any]
 
 
@@ -21,10 +21,10 @@ class File(NamedTuple):
     """A file of a leaderboard.
 
     Attributes:
-        name: on the leaderboard.
-        label: the text to write for a row, or None if its prediction is not a label.
-        default: written for those.
-        arrange: makes the lines of (row, label) pairs.
+        name: file name required by the leaderboard.
+        label: returns the value to write for a row, or None if its prediction is not a label.
+        default: the value for predictions that are not a label.
+        arrange: converts (row, label) pairs to lines.
     """
 
     name: str
@@ -36,10 +36,10 @@ class File(NamedTuple):
 def write(folder: str, task: str, rows: Sequence[Row]) -> str:
     """Writes the file of `task` into `folder`; returns a line with its path and the number of invalid predictions.
 
-    Raises UserError for a task without a leaderboard, for rows without their number, and if it cannot be written.
+    Raises UserError for a task without a leaderboard, rows without `idx`, and if the file cannot be written.
     """
     if not knows(task):
-        raise UserError(f'{task} has no leaderboard; tasks with one are {", ".join(_FILES)}')
+        raise UserError(f'the task of a submission must be one of {", ".join(_FILES)}, got {task}')
     file = _FILES[task]
     labels = [file.label(row) for row in rows]
     invalid = sum(label is None for label in labels)
@@ -52,23 +52,23 @@ def write(folder: str, task: str, rows: Sequence[Row]) -> str:
     except OSError as error:
         raise UserError(f'{path} cannot be written ({error.strerror}); give another SUBMISSION_DIR') from error
     line = f'submission   {path}: {len(rows):,} predictions'
-    return line + (f', {invalid:,} of them no label and written as {file.default}' if invalid else '')
+    return line + (f', {invalid:,} of them invalid and written as {file.default}' if invalid else '')
 
 
 def knows(task: str) -> bool:
-    """Whether the task has a leaderboard."""
+    """Returns whether the task has a leaderboard."""
     return task in _FILES
 
 
 def _class_file(name: str, names: Sequence[str], written: Sequence[Any] | None = None, arrange: Any = None) -> File:
-    """The file of a classification; a label is `written` as its name by default."""
+    """Returns the file of a classification; a label is `written` as its name by default."""
     texts = dict(zip(names, written or names, strict=True))
     lines = arrange or (_tsv if name.endswith('.tsv') else _jsonl)
     return File(name, lambda row: texts.get(row['prediction']), texts[names[0]], lines)
 
 
 def _reference_file(name: str, written: Sequence[Any]) -> File:
-    """The file of Winograd schemas: whether the noun that was generated is the candidate; see `prompts.refers`."""
+    """Returns the file of Winograd schemas: whether the generated noun is the candidate; see `prompts.refers`."""
 
     def label(row: Row) -> Any:
         referent = prompts.refers(row['prediction'], example={'targets_pretokenized': row['target']})
@@ -86,7 +86,7 @@ def _score(row: Row) -> str | None:
 def _index(row: Row, name: str = 'idx') -> int:
     number = row.get('example', {}).get(name)
     if not isinstance(number, int):
-        raise UserError(f'the predictions have no {name!r}, which says whose they are; make them from the test split')
+        raise UserError(f'predictions of a submission must have {name!r}, got {number!r}; predict the test split')
     return number
 
 

@@ -1,11 +1,10 @@
-"""SuperGLUE (Wang et al. 2019), named and worded as T5 has it, from the published JSON lines or TFDS; WSC is in
-`winograd`.
+"""SuperGLUE (Wang et al. 2019) with T5's names and prompts, from the published JSON lines or TFDS.
 
-The diagnostics AX-b and AX-g are answered as RTE. T5 reports nothing on them; if their labels are present, ours reports
-what the leaderboard does, except AX-g's gender parity.
+The tasks of WSC are in `winograd`. The diagnostics AX-b and AX-g use the prompt of RTE. T5 has no metrics for them;
+these tasks compute those of the leaderboard if labels are present, except AX-g's gender parity.
 
-FewGLUE (Schick and Schuetze 2021) has the same format: 32 examples of each task to train on and 32 to validate with,
-drawn from SuperGLUE's training sets.
+FewGLUE (Schick and Schuetze 2021) has the same format: 32 training and 32 validation examples of each task, drawn from
+SuperGLUE's training sets.
 """
 
 import functools
@@ -33,7 +32,7 @@ ENTAILMENT = ('entailment', 'not_entailment')
 COMMITMENT = ('entailment', 'contradiction', 'neutral')
 CHOICES = ('choice1', 'choice2')
 _URL = 'https://dl.fbaipublicfiles.com/glue/superglue/data/v2/{}.zip'
-# Of the archives under _URL, as TFDS publishes them.
+# SHA-256 of the archives under _URL, as published by TFDS.
 _SHA256 = {
     'AX-b': '43b45c55a273575c58a33cd68f10a971f83daa3aa223bfbc4077b92fbdf960b3',
     'AX-g': '2d4e00d3a7d23d2c3787ee4c1382cc81a72cb05a76fc9d78d142949247ed61b9',
@@ -47,7 +46,7 @@ _SHA256 = {
     'WiC': 'ee7e67f4ae9eafbf533780faa198e62167f3cda54256cdf261877be3c0e90900',
 }
 _TFDS_CONFIGS = {'AX-b': 'axb', 'AX-g': 'axg', 'WSC': 'wsc.fixed'}
-# Tasks with one line per example: the texts, in T5's order, and the labels.
+# Tasks with one line per example: the texts, in the order of T5's prompts, and the labels.
 _CLASSIFICATION = {
     'BoolQ': (('passage', 'question'), BOOLEAN),
     'CB': (('hypothesis', 'premise'), COMMITMENT),
@@ -65,7 +64,7 @@ def _read_rows(columns: Sequence[str], names: Sequence[str], path: str) -> Itera
 
 
 def _read_multirc(path: str) -> Iterator[Example]:
-    """One example for each answer of each question of a paragraph."""
+    """Yields an example for each answer to each question about a paragraph."""
     for row in raw_rows.jsonl(path):
         passage = row.object('passage')
         for question in passage.objects('questions'):
@@ -82,7 +81,7 @@ def _read_multirc(path: str) -> Iterator[Example]:
 
 
 def _read_record(path: str) -> Iterator[Example]:
-    """One example per query; entities and right answers are sorted sets, as in TFDS."""
+    """Yields an example for each query; entities and right answers are sorted sets, as in TFDS."""
     for row in raw_rows.jsonl(path):
         passage = row.object('passage')
         text = passage.text('text')
@@ -100,7 +99,7 @@ def _read_record(path: str) -> Iterator[Example]:
 
 
 def _read_wsc(path: str) -> Iterator[Example]:
-    """The spans as in TFDS's `wsc.fixed`: case, line ends and final full stops are those of the text."""
+    """Yields WSC's examples; case, line ends and final full stops of spans are those of the text, as in `wsc.fixed`."""
     for row in raw_rows.jsonl(path):
         text, target = row.text('text'), row.object('target')
         example: Example = {'text': text, 'idx': row.integer('idx'), 'label': row.label(BOOLEAN)}
@@ -114,19 +113,19 @@ def _read_wsc(path: str) -> Iterator[Example]:
         yield example
 
 
-# Two published texts whose pronoun is not the word that the index points at.
+# Two published texts in which the index does not point at the pronoun.
 PRONOUN_ELSEWHERE = (
     'The boy continued to whip the pony , and eventually the pony threw him over. John laughed out quite loud. '
     '"Good for him," he said. ',
     'When they had eventually calmed down a bit , and had gotten home, Mr. Farley put the magic pebble in an iron safe '
     '. Some day they might want to use it , but really for now, what more could they wish for?',
 )
-# Their names are not adjacent in the text, so there is nothing to repair.
+# Names that are not adjacent in the text, so the span cannot be corrected.
 _SCATTERED = ('Kamenev and Zinoviev', 'Kamenev, Zinoviev, and Stalin')
 
 
 def _check_pronoun(example: Example, row: raw_rows.Row) -> None:
-    """Raises UserError for a pronoun that T5 refuses: the first word, or another word than the one in the text."""
+    """Raises UserError for a pronoun that T5 does not accept: the first word, or not the word at the index."""
     index, text, words = example['span2_index'], example['text'], example['text'].split(' ')
     if index == 0:
         raise row.error('span2_index is 0; the pronoun may not be the first word')
@@ -165,7 +164,7 @@ _READERS: dict[str, tuple[Mapping[str, str], Reader]] = {
 
 
 def dataset(folder: str) -> Dataset:
-    """The SuperGLUE data set that is published under `folder`: 'BoolQ', ..., 'AX-b', 'AX-g'."""
+    """Returns the SuperGLUE data set published as `folder`, such as 'BoolQ' or 'AX-b'."""
     features, read = _READERS[folder]
     if folder.startswith('AX'):
         files = {TEST: f'{folder}.jsonl'}
@@ -182,7 +181,7 @@ def dataset(folder: str) -> Dataset:
 
 
 def few_shot(folder: str) -> Dataset:
-    """FewGLUE's 32 training examples of the task, and the 32 others that are used to validate."""
+    """Returns FewGLUE's 32 training and 32 validation examples of a task."""
     features, read = _READERS[folder]
     files = {TRAIN: f'fewglue/{folder}/train.jsonl', VALIDATION: f'fewglue/{folder}/dev32.jsonl'}
     return Dataset(
@@ -194,7 +193,7 @@ def few_shot(folder: str) -> Dataset:
 
 
 def _tasks(data: Callable[[str], Dataset], name: str) -> tuple[TextTask, ...]:
-    """The seven tasks; `name` has a place for SuperGLUE's name of the task."""
+    """Returns the seven tasks; `name` is a format string for SuperGLUE's name of the task."""
 
     def classification(folder: str, *metrics: text_metrics.Metric) -> TextTask:
         task = folder.lower()

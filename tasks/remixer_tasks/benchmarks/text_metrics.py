@@ -1,8 +1,8 @@
 """Metrics in percent: seqio metric functions (targets, predictions) -> {name: value}.
 
-Metrics of classes compare ids (or numbers); INVALID, a text that is not a label, is always wrong. If the labels of a
-split are not public, every target is INVALID and there is no metric. BLEU and ROUGE have T5's settings, and need the
-libraries sacrebleu and rouge-score. `NAMED` are the metrics for a user's labelled rows.
+Metrics of classes compare ids (or numbers); INVALID, for a text that is not a label, is always wrong. If the labels of
+a split are not public, all targets are INVALID and metrics are empty. BLEU and ROUGE use T5's settings and require the
+libraries sacrebleu and rouge-score. `NAMED` has the metrics for labelled rows of users.
 """
 
 import collections
@@ -31,7 +31,7 @@ ROUGE = ('rouge1', 'rouge2', 'rougeLsum')
 
 
 def labelled(metric: Metric) -> Metric:
-    """`metric`, which becomes empty if no target has a label. Raises ValueError for lists of unequal length."""
+    """Wraps `metric` to return {} if no target has a label, and to raise ValueError for lists of unequal length."""
 
     @functools.wraps(metric)
     def checked_metric(targets: Sequence[Any], predictions: Sequence[Any]) -> Metrics:
@@ -44,20 +44,20 @@ def labelled(metric: Metric) -> Metric:
 
 @labelled
 def accuracy(targets: Sequence[Hashable], predictions: Sequence[Hashable]) -> Metrics:
-    """Share of predictions equal to their targets."""
+    """Computes the percentage of predictions that equal their targets."""
     return {'accuracy': 100 * float(np.mean([a == b for a, b in zip(targets, predictions, strict=True)]))}
 
 
 @labelled
 def f1(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
-    """F1 of class 1 of two; an INVALID prediction counts as the class that the target is not."""
+    """Computes F1 of class 1 of two; an INVALID prediction counts as the wrong class."""
     target, predicted = np.asarray(targets), np.asarray(predictions)
     predicted = np.where((predicted == 0) | (predicted == 1), predicted, 1 - target)
     return {'f1': 100 * _f1_of_class(target, predicted, 1)}
 
 
 def mean_f1(classes: int) -> Metric:
-    """The mean over `classes` of the F1 of each, as for CB."""
+    """Returns a metric: the mean F1 of `classes` classes, as for CB."""
 
     @labelled
     def mean_class_f1(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
@@ -76,7 +76,7 @@ def _f1_of_class(target: np.ndarray, predicted: np.ndarray, label: int) -> float
 
 @labelled
 def matthews_corrcoef(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
-    """Matthews' correlation of two or more classes (Gorodkin 2004); INVALID is one more class, 0 if undefined."""
+    """Computes Matthews' correlation of two or more classes (Gorodkin 2004), with INVALID as another class."""
     target, predicted = np.asarray(targets), np.asarray(predictions)
     labels = np.union1d(target, predicted)
     one_hot, one_hot_predicted = (values[:, None] == labels for values in (target, predicted))
@@ -90,13 +90,13 @@ def matthews_corrcoef(targets: Sequence[int], predictions: Sequence[int]) -> Met
 
 @labelled
 def pearson_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> Metrics:
-    """Pearson's correlation, 0 if one side is constant."""
+    """Computes Pearson's correlation, 0 if one side is constant."""
     return {'pearson_corrcoef': 100 * _correlation(scipy.stats.pearsonr, targets, predictions)}
 
 
 @labelled
 def spearman_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> Metrics:
-    """Pearson's correlation of ranks, in which equal values share their mean rank; 0 if one side is constant."""
+    """Computes Pearson's correlation of ranks, with the mean rank for ties; 0 if one side is constant."""
     return {'spearman_corrcoef': 100 * _correlation(scipy.stats.spearmanr, targets, predictions)}
 
 
@@ -108,19 +108,20 @@ def _correlation(function: Callable[..., Any], targets: Sequence[float], predict
 
 
 def normalize(answer: str) -> str:
-    """Lower case, without ASCII punctuation, the articles a, an and the, and superfluous white space."""
+    """Lower-cases a text and removes ASCII punctuation, the articles a, an and the, and repeated white space."""
     return ' '.join(re.sub(r'\b(a|an|the)\b', ' ', answer.lower().translate(_PUNCTUATION)).split())
 
 
 def squad(targets: Sequence[Texts], predictions: Texts) -> Metrics:
-    """`em` and `f1`: the maximum over the right answers of each question. Empty if no question has an answer."""
+    """Computes `em` and `f1`, the maximum over the answers to each question; {} if no question has an answer."""
     return _em_and_f1(_score_answers(targets, predictions)) if any(targets) else {}
 
 
 def squad_2(unanswerable: str) -> Metric:
-    """SQuAD 2.0's `em`, `f1`, and both over the questions with and without an answer (`HasAns_`, `NoAns_`).
+    """Returns SQuAD 2.0's metrics: `em` and `f1` of all questions, and of those with and without an answer.
 
-    unanswerable: the text for no answer, in targets and in predictions.
+    The prefixes of the latter are `HasAns_` and `NoAns_`. `unanswerable` is the text for no answer, in targets and in
+    predictions.
     """
 
     def squad_with_unanswerable(targets: Sequence[Texts], predictions: Texts) -> Metrics:
@@ -132,7 +133,7 @@ def squad_2(unanswerable: str) -> Metric:
 
 
 def _score_answers(targets: Sequence[Texts], predictions: Texts) -> np.ndarray:
-    """[questions, 2]: exact match and F1 of words, each with the answer for which it is largest."""
+    """Returns the maximum exact match and word F1 over the answers to each question, [questions, 2]."""
     scores = []
     for answers, prediction in zip(targets, predictions, strict=True):
         text, normalized = normalize(prediction), [normalize(answer) for answer in answers]
@@ -162,7 +163,7 @@ def _em_and_f1(scores: np.ndarray) -> Metrics:
 
 
 def record(targets: Sequence[dict[str, Any]], predictions: Sequence[dict[str, Any]]) -> Metrics:
-    """ReCoRD: SQuAD's metrics over the first example of each query: the data repeats a query for each answer."""
+    """Computes SQuAD's metrics over the first example of each query; ReCoRD repeats a query for each answer."""
     first: dict[Any, tuple[Texts, str]] = {}
     for target, prediction in zip(targets, predictions, strict=True):
         first.setdefault(target['group'], (target['value'], prediction['value']))
@@ -170,12 +171,12 @@ def record(targets: Sequence[dict[str, Any]], predictions: Sequence[dict[str, An
 
 
 def multirc_f1(targets: Sequence[dict[str, Any]], predictions: Sequence[dict[str, Any]]) -> Metrics:
-    """MultiRC's F1a: F1 of 'True' over all answers of all questions."""
+    """Computes MultiRC's F1a: F1 of 'True' over all answers to all questions."""
     return f1([target['value'] for target in targets], [prediction['value'] for prediction in predictions])
 
 
 def multirc_exact_match(targets: Sequence[dict[str, Any]], predictions: Sequence[dict[str, Any]]) -> Metrics:
-    """Share of MultiRC's questions whose answers are all judged right."""
+    """Computes the percentage of MultiRC's questions for which all answers are classified correctly."""
     if all(target['value'] == INVALID for target in targets):
         return {}
     right: dict[Any, bool] = collections.defaultdict(lambda: True)
@@ -185,10 +186,10 @@ def multirc_exact_match(targets: Sequence[dict[str, Any]], predictions: Sequence
 
 
 def bleu(targets: Texts | Sequence[Texts], predictions: Texts) -> Metrics:
-    """sacrebleu's corpus BLEU with its international tokenizer. Targets: one text each, or several references each."""
+    """Computes sacrebleu's corpus BLEU, with its international tokenizer, of one or several references per target."""
     if not targets:
         return {}
-    # sacrebleu takes a list for each reference, and not for each example.
+    # sacrebleu expects a list for each reference, not for each example.
     references = [list(targets)] if isinstance(targets[0], str) else [list(each) for each in zip(*targets, strict=True)]
     score = _library('sacrebleu').corpus_bleu(
         list(predictions), references, smooth_method='exp', smooth_value=0.0, tokenize='intl'
@@ -197,15 +198,15 @@ def bleu(targets: Texts | Sequence[Texts], predictions: Texts) -> Metrics:
 
 
 def rouge(targets: Texts, predictions: Texts) -> Metrics:
-    """The mean F-measure of `rouge1`, `rouge2` and `rougeLsum` over the examples, without stemming.
+    """Computes the mean F-measure of `rouge1`, `rouge2` and `rougeLsum` over the examples, without stemming.
 
-    T5 prints the middle of a bootstrap of that mean, which differs from it by chance in the second decimal.
+    T5 reports the median of a bootstrap of that mean, which differs randomly in the second decimal.
     """
     if not targets:
         return {}
     scorer = _library('rouge_score.rouge_scorer').RougeScorer(ROUGE)
     pairs = zip(targets, predictions, strict=True)
-    # rougeLsum takes a sentence per line.
+    # rougeLsum expects one sentence per line.
     scores = [scorer.score(*(text.replace(' . ', ' .\n') for text in pair)) for pair in pairs]
     return {name: 100 * sum(score[name].fmeasure for score in scores) / len(scores) for name in ROUGE}
 
@@ -216,18 +217,19 @@ def _library(name: str) -> Any:
     except ImportError as error:
         package = name.split('.')[0]
         raise UserError(
-            f"the metric needs {package}, which cannot be imported ({error}): pip install 'remixer-t5x[generation]'"
+            f'the metric needs {package}, which cannot be imported ({error}); '
+            "type pip install 'remixer-t5x[generation]'"
         ) from error
 
 
 def exact_match(targets: Texts, predictions: Texts) -> Metrics:
-    """Share of predictions equal to their targets, except for white space."""
+    """Computes the percentage of predictions that equal their targets, ignoring white space."""
     pairs = zip(targets, predictions, strict=True)
     return {'exact_match': 100 * float(np.mean([a.split() == b.split() for a, b in pairs]))}
 
 
 def macro_f1(targets: Texts, predictions: Texts) -> Metrics:
-    """The mean over the targets' labels of the F1 of each."""
+    """Computes the mean F1 of the labels that occur in the targets."""
     labels = sorted(set(targets))
     ids = {label: index for index, label in enumerate(labels)}
     predicted = [ids.get(label, INVALID) for label in predictions]
@@ -236,13 +238,13 @@ def macro_f1(targets: Texts, predictions: Texts) -> Metrics:
 
 
 def best_constant_answer(targets: Texts, predictions: Texts) -> Metrics:
-    """A baseline: the accuracy of the most frequent target as every answer."""
+    """Computes a baseline: the accuracy of always predicting the most frequent target."""
     del predictions
     return {'best_constant_answer': 100 * max(collections.Counter(targets).values()) / len(targets)}
 
 
 def regression(targets: Texts, predictions: Texts) -> Metrics:
-    """Correlations and `mean_absolute_error` of texts that are numbers; another prediction counts as 0."""
+    """Computes correlations and `mean_absolute_error` of texts with numbers; other predictions count as 0."""
     numbers, predicted = ([prompts.number(text, default=0.0) for text in texts] for texts in (targets, predictions))
     return {
         **pearson_corrcoef(numbers, predicted),
@@ -252,7 +254,7 @@ def regression(targets: Texts, predictions: Texts) -> Metrics:
 
 
 def entity_f1(targets: Texts, predictions: Texts) -> Metrics:
-    """Precision, recall and F1 of the entities of texts with a tag for each word, and the accuracy of the tags.
+    """Computes precision, recall and F1 of entities, and the accuracy of tags; a text has a tag for each word.
 
     As in seqeval's default mode, an entity begins at B- or S-, after O, E- or S-, and if the type changes.
     """
@@ -270,7 +272,7 @@ def entity_f1(targets: Texts, predictions: Texts) -> Metrics:
 
 
 def _entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
-    """The type, first and last word of each entity."""
+    """Returns the type, first and last word of each entity."""
     entities, start, previous_prefix, previous_type = set(), 0, 'O', ''
     for index, tag in enumerate([*tags, 'O']):
         prefix, kind = tag[0], tag[1:].split('-', 1)[-1] or '_'
@@ -284,9 +286,9 @@ def _entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
 
 
 def span_answers(targets: Texts, predictions: Texts) -> Metrics:
-    """SQuAD 2.0's metrics of targets that are JSON of SQuAD's `answers`, {'text': [...], ...}; '' is no answer."""
+    """Computes SQuAD 2.0's metrics of targets with SQuAD's `answers` as JSON, {'text': [...], ...}; '' is no answer."""
     answers = [json.loads(target)['text'] for target in targets]
-    # Texts without words are equal, which F1 of words cannot express, so one word replaces them.
+    # Texts without words are equal, but have no F1 of words, so they are replaced by one word.
     words = [[text for text in texts if normalize(text)] or ['\ue000'] for texts in answers]
     scores = _score_answers(words, [text if normalize(text) else '\ue000' for text in predictions])
     return _em_and_f1_by_answer(scores, np.array([bool(texts) for texts in answers]))
@@ -307,10 +309,10 @@ NAMED: dict[str, Metric] = {
 
 
 def named(names: Texts | str) -> list[Metric]:
-    """The metrics of these names. Raises UserError for an unknown name or an empty list."""
+    """Returns the metrics of these names. Raises UserError for an unknown name or an empty list."""
     names = [name.strip() for name in names.split(',')] if isinstance(names, str) else list(names)
     if not names or not set(names) <= set(NAMED):
-        raise UserError(f"METRICS must be some of {', '.join(NAMED)}, got {names}; type METRICS = ['accuracy']")
+        raise UserError(f"METRICS must be some of {', '.join(NAMED)}, got {names}; give METRICS = ['accuracy']")
     return [NAMED[name] for name in names]
 
 
@@ -323,7 +325,7 @@ class Grouped:
 
 
 def keep_group(column: str) -> Callable[..., Any]:
-    """A seqio postprocessor: targets become `Grouped`, predictions stay texts."""
+    """Returns a seqio postprocessor: targets become `Grouped`, predictions stay texts."""
 
     def postprocess(text: str, example: dict[str, Any] | None = None, is_target: bool = False) -> Any:
         return Grouped(text, example[column].decode()) if is_target and example is not None else text
@@ -332,7 +334,7 @@ def keep_group(column: str) -> Callable[..., Any]:
 
 
 def by_group(metric: Metric) -> Metric:
-    """The metric of all examples, and NAME/VALUE, the metric of the examples with each value of the column."""
+    """Returns a metric of all examples that adds NAME/VALUE, the metric for each value of the column."""
 
     def grouped(targets: Sequence[Grouped], predictions: Texts) -> Metrics:
         rows: dict[str, tuple[list[str], list[str]]] = {}

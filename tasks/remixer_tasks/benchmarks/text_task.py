@@ -1,7 +1,7 @@
-"""A text-to-text task as data: a labelled data set and its files, its prompt, and its metrics.
+"""Descriptions of text-to-text tasks: a labelled data set, a prompt, and metrics.
 
-The files of a data set are TFDS's or the published ones. Both yield the same examples: flat dicts with exactly
-`Dataset.features`, and nested names joined by '/', as in 'idx/question'.
+A data set is read from TFDS or the published files. Both yield the same examples: flat dicts with the names of
+`Dataset.features`, in which nested names are joined by '/', as in 'idx/question'.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TEXT, TEXTS, INTEGER, REAL = 'text', 'texts', 'integer', 'real'
 TRAIN, VALIDATION, TEST = 'train', 'validation', 'test'
 
 Example = dict[str, Any]
-# Called with one path for each of the layout's files.
+# Called with the path of each file of the layout.
 Reader = Callable[..., Iterator[Example]]
 Preprocessor: TypeAlias = 'Callable[[tf.data.Dataset], tf.data.Dataset]'
 
@@ -32,7 +32,7 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Download:
-    """A public file with its SHA-256, and its folder below the data folder, where it is extracted if `unzip`."""
+    """A public file with its SHA-256, saved (if `unzip`, extracted) to `folder` below the data folder."""
 
     url: str
     sha256: str
@@ -45,10 +45,10 @@ class Dataset:
     """A labelled data set.
 
     Attributes:
-        name: in this package.
-        features: name to TEXT, TEXTS (any number), INTEGER or REAL.
-        splits: the layouts of each split, of which the first whose files exist is read; a split without layouts is read
-            from TFDS only.
+        name: name in this package.
+        features: maps names to TEXT, TEXTS (any number), INTEGER or REAL.
+        splits: the layouts of each split; the first whose files exist is read. A split without layouts is read only
+            from TFDS.
         tfds: TFDS's name and version, as in 'super_glue/cb:1.0.2', or None.
         terms: licence or terms, and homepage.
         downloads: the published files.
@@ -63,12 +63,12 @@ class Dataset:
 
 
 def texts(*names: str, **others: str) -> dict[str, str]:
-    """Features: text for each of `names`, and the kinds of `others`."""
+    """Returns features: TEXT for each of `names`, and the kinds of `others`."""
     return {**dict.fromkeys(names, TEXT), **others}
 
 
 def one_layout(files: Mapping[str, str], read: Reader) -> dict[str, list[Layout]]:
-    """Splits that are each published as a single file, `files` by split."""
+    """Returns the layouts of splits that are published as a single file each."""
     return {split: [Layout((path,), read)] for split, path in files.items()}
 
 
@@ -77,10 +77,10 @@ class TextTask:
     """A text-to-text task.
 
     Attributes:
-        name: T5's if T5 has the task.
+        name: T5's name if T5 has the task.
         to_text: maps examples of `dataset` to inputs and targets.
         postprocess: maps predicted and target texts to what `metrics` compare (see `prompts`); None keeps the texts.
-        splits: the splits of the data set to use; None is all of them.
+        splits: the splits of the data set to use; None uses all.
     """
 
     name: str
@@ -91,14 +91,14 @@ class TextTask:
     splits: tuple[str, ...] | None = None
 
     def source(self, data_dir: str | None = None) -> Any:
-        """The `sources.LabelledSource` of its examples; opens no file."""
+        """Returns the `sources.LabelledSource` of the examples, without opening a file."""
         # Imported here, because the class derives from seqio's.
         from remixer_tasks.benchmarks.sources import LabelledSource
 
         return LabelledSource(self.dataset, self.splits or tuple(self.dataset.splits), data_dir)
 
     def build(self, vocabulary: seqio.Vocabulary, data_dir: str | None = None) -> seqio.Task:
-        """The seqio task, features inputs and targets with EOS; opens no file before its first dataset."""
+        """Returns the seqio task; files are opened when its first dataset is created."""
         return build_task(
             self.name, self.source(data_dir), self.to_text, vocabulary, list(self.metrics), self.postprocess
         )
@@ -112,9 +112,9 @@ def build_task(
     metrics: Sequence[Callable[..., dict[str, float]]],
     postprocess: Callable[..., Any] | None,
 ) -> seqio.Task:
-    """A seqio task with features inputs and targets with EOS, whose examples the source shuffles.
+    """Returns a seqio task with features inputs and targets with EOS, whose examples the source shuffles.
 
-    A shuffle buffer of the task would come after `repeat`, and mix epochs.
+    The task has no shuffle buffer, because seqio shuffles after `repeat`, which would mix epochs.
     """
     feature = seqio.Feature(vocabulary, add_eos=True)
     return seqio.Task(

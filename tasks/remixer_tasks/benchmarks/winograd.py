@@ -28,7 +28,7 @@ from remixer_tasks.benchmarks.text_task import (
     texts,
 )
 
-# The replacements in the texts whose pronoun is not the word that the index points at.
+# Replacements for the texts in which the index does not point at the pronoun.
 _CORRECTIONS = dict(
     zip(super_glue.PRONOUN_ELSEWHERE, (('him," he said. ', 'X ," he said.'), (' it ', ' X ')), strict=True)
 )
@@ -38,7 +38,7 @@ _MARKS = '.,?!'
 
 
 def _pairs(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """SuperGLUE's WSC: the candidate is the target; `label` says whether the pronoun refers to it."""
+    """Converts SuperGLUE's WSC; the candidate is the target, and `label` is whether the pronoun refers to it."""
 
     def as_text(example):
         inputs = tf.strings.join(['wsc:', _starred(example)], separator=' ')
@@ -52,7 +52,7 @@ def _true_pairs(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _starred(example: Example) -> tf.Tensor:
-    """The text with the pronoun between stars. T5 first replaces it by an X, and then puts stars around every X."""
+    """Returns the text with the pronoun between stars. T5 first replaces it by an X, then puts stars around each X."""
     text, index = example['text'], example['span2_index']
     words = tf.strings.split(text, sep=' ')
     before, after = (tf.strings.reduce_join(part, separator=' ') for part in (words[:index], words[index + 1 :]))
@@ -64,7 +64,7 @@ def _starred(example: Example) -> tf.Tensor:
 
 
 def _resolution(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """DPR: the pronoun to resolve is its first occurrence in the sentence."""
+    """Converts DPR's rows; the pronoun to resolve is its first occurrence in the sentence."""
 
     def as_text(example):
         pronoun = tf.strings.join([' (', example['pronoun'], r')( |\.|,)'])
@@ -76,7 +76,7 @@ def _resolution(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _read_dpr(path: str) -> Iterator[Example]:
-    """Five lines per example: sentence, pronoun, candidates, the right candidate, and a blank line."""
+    """Yields examples of five lines: sentence, pronoun, candidates, antecedent, and a blank line."""
     for has_text, numbered in itertools.groupby(raw_rows.lines(path), lambda row: bool(row[1].strip())):
         if not has_text:
             continue
@@ -110,7 +110,7 @@ _DPR = Dataset(
 
 
 def _wsc(name: str, data: Dataset, splits: tuple[str, ...]) -> tuple[TextTask, TextTask]:
-    """Training on true pairs, and the evaluation."""
+    """Returns the training task, which has only true pairs, and the evaluation task."""
     accuracy = (text_metrics.accuracy,)
     return (
         TextTask(f'{name}_simple_train', data, _true_pairs, splits=(TRAIN,)),
@@ -126,7 +126,7 @@ FEW_SHOT = _wsc('fewglue_wsc_v001', super_glue.few_shot('WSC'), (VALIDATION,))
 
 
 def as_schema(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """WNLI's rows to inputs with the pronoun between stars, and the candidate as target, whether or not it is right."""
+    """Converts WNLI's rows to inputs with the pronoun between stars and, as target, the candidate, right or wrong."""
 
     def as_text(example):
         premise, hypothesis = example['sentence1'], example['sentence2']
@@ -149,20 +149,20 @@ def _schema(premise: bytes, hypothesis: bytes) -> tuple[bytes, bytes]:
     starred = text.split(' ')
     word = starred[index]
     starred[index] = f'*{word[:-1]}* {word[-1]}' if word[-1] in _MARKS else f'*{word}*'
-    # Without the beginning of the sentence that a match may include.
+    # Removes the beginning of the sentence, which a match may include.
     candidate_words = candidate.split(' ')
     start = max((candidate_words.index(article) for article in _ARTICLES if article in candidate_words), default=0)
     return f'wsc: {" ".join(starred)}'.encode(), _as_written(' '.join(candidate_words[start:]), other).encode()
 
 
 def _words(text: str) -> list[str]:
-    """Lower-case words, each without one mark at its end."""
+    """Returns lower-case words without a punctuation mark at the end."""
     words = (word[:-1] if word.endswith(tuple(_MARKS)) else word for word in text.strip().lower().split(' '))
     return [word for word in words if word]
 
 
 def _match(before: list[str], after: list[str], other: list[str]) -> tuple[int, str]:
-    """The number of words next to the pronoun that are in the other sentence too, and the words between them there."""
+    """Returns how many words around the pronoun match the other sentence, and the words between them there."""
     left = _prefix_in(other[::-1], before[::-1])
     right = _prefix_in(other, after)
     if not left + right:
@@ -178,7 +178,7 @@ def _match(before: list[str], after: list[str], other: list[str]) -> tuple[int, 
 
 
 def _prefix_in(sentence: Sequence[str], words: Sequence[str]) -> int:
-    """The length of the longest beginning of `words` that `sentence` contains as text."""
+    """Returns the length of the longest beginning of `words` that `sentence` contains as text."""
     text = ' '.join(sentence)
     size = 0
     while size < len(words) and ' '.join(words[: size + 1]) in text:
@@ -187,7 +187,7 @@ def _prefix_in(sentence: Sequence[str], words: Sequence[str]) -> int:
 
 
 def _as_written(candidate: str, sentence: str) -> str:
-    """The candidate with the sentence's case and marks, without a mark at its end, never possessive."""
+    """Returns the candidate with the sentence's case and marks, without a mark at its end, never possessive."""
     pattern = ' '.join(f'{re.escape(word)}[{re.escape(_MARKS)}]?' for word in candidate.split(' '))
     match = re.search(pattern, sentence, re.IGNORECASE)
     if not match:
