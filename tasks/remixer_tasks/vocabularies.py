@@ -1,7 +1,7 @@
-"""Vocabularies of tasks and models: a SentencePiece model, bytes, words, pieces trained on a corpus, BERT's or GPT-2's.
+"""Vocabularies: SentencePiece, bytes, words, pieces trained on a corpus, BERT's WordPiece, and GPT-2's byte pairs.
 
-All but BERT's and GPT-2's reserve T5's ids (0 padding, 1 EOS, 2 unknown). SentencePiece and byte vocabularies end with
-`extra_ids` sentinels, <extra_id_0> last. Files are read at first use.
+All except BERT's and GPT-2's reserve T5's ids (0 padding, 1 EOS, 2 unknown). SentencePiece and byte vocabularies end
+with `extra_ids` sentinels, <extra_id_0> last. Files are read at first use.
 In gin: `VOCABULARY = @vocabularies.sentencepiece()`, with `vocabularies.sentencepiece.path = '...'`.
 """
 
@@ -30,15 +30,15 @@ from remixer_tasks.vocabulary.words_and_bytes import ByteVocabulary, WordVocabul
 
 T5_MODEL = 'gs://t5-data/vocabs/cc_all.32000/sentencepiece.model'
 SENTINELS = 100
-# A larger number in a saved vocabulary is damage.
+# A saved vocabulary with a larger number is damaged.
 MAX_SENTINELS = 10_000
 
 
 def sentencepiece(path: str = T5_MODEL, extra_ids: int = SENTINELS) -> SentencePiece:
-    """The SentencePiece model at `path` (a local file, with ~, or gs://), and `extra_ids` sentinels.
+    """Returns the SentencePiece model at `path` (local, also with ~, or gs://) with `extra_ids` sentinels.
 
-    The default is T5's: 32,000 pieces, 32,100 ids with the sentinels. Hugging Face's tokenizer.json of a T5 becomes a
-    SentencePiece model in the cache.
+    The default is T5's: 32,000 pieces, 32,100 ids with the sentinels. The tokenizer.json of a T5 in Hugging Face's
+    format is converted to a SentencePiece model in the cache.
     """
     # Models are cached by path, and a relative path depends on the current folder.
     path = path if '://' in path else os.path.abspath(os.path.expanduser(path))
@@ -48,20 +48,20 @@ def sentencepiece(path: str = T5_MODEL, extra_ids: int = SENTINELS) -> SentenceP
 
 
 def byte(extra_ids: int = SENTINELS) -> ByteVocabulary:
-    """UTF-8 bytes as in ByT5 (Xue et al. 2022): 3 special ids, 256 bytes, `extra_ids` sentinels.
+    """Returns ByT5's UTF-8 bytes (Xue et al. 2022): 3 special ids, 256 bytes, `extra_ids` sentinels.
 
-    Without `extra_ids`, the 11 bytes that no UTF-8 text has are the sentinels, as in ByT5's pretraining.
+    With `extra_ids` 0, the 11 bytes that do not occur in UTF-8 are the sentinels, as in ByT5's pretraining.
     """
     return ByteVocabulary(extra_ids=extra_ids)
 
 
 def words(corpus: Corpus) -> WordVocabulary:
-    """The words between spaces of the training part of `corpus`, for small languages, without sentinels."""
+    """Returns the words, separated by spaces, of the training documents, for small languages; without sentinels."""
     return WordVocabulary(f'words of {corpus.identity}', corpus.training_documents)
 
 
 def wordpiece(path: str) -> WordPieceVocabulary:
-    """BERT's pieces, from a `tokenizer.json` or `vocab.txt` at `path`, with BERT's ids; needs the package tokenizers.
+    """Returns BERT's WordPiece vocabulary in a `tokenizer.json` or `vocab.txt`; requires the package tokenizers.
 
     Each text begins with `[CLS]`, and `[SEP]` is the end token. There are no sentinels.
     """
@@ -69,20 +69,22 @@ def wordpiece(path: str) -> WordPieceVocabulary:
 
 
 def huggingface_tokenizer(path: str, end: str | None = None, shifted: bool = False) -> HuggingFaceTokenizer:
-    """Any `tokenizer.json` of known components, such as those of Llama, Gemma and ModernBERT, run by `tokenizers`.
+    """Returns the tokenizer of a `tokenizer.json`, such as those of Llama, Gemma and ModernBERT.
+
+    It is run by the package tokenizers.
 
     Args:
         path: the file.
-        end: the end token, such as '</s>'; None for the one in the files.
-        shifted: whether ids are the file's plus one, for files whose id 0 is not padding.
+        end: the end token, such as '</s>'; None uses the one in the files.
+        shifted: whether to add 1 to the ids, for files in which id 0 is not padding.
     """
     return HuggingFaceTokenizer(path, end, shifted)
 
 
 def byte_pairs(folder: str, end_id: int = 50256) -> BytePairs:
-    """GPT-2's byte pairs, from the tokenizer files in `folder`. Ids are GPT-2's plus one, because id 0 is padding.
+    """Returns GPT-2's byte pairs in `folder`, with ids shifted by one, because id 0 is padding.
 
-    end_id: GPT-2's id of <|endoftext|>, which ends a text.
+    `end_id` is GPT-2's id of <|endoftext|>, the end token.
     """
     return BytePairs(folder, end_id)
 
@@ -94,14 +96,17 @@ def trained(
     character_coverage: float = 0.9995,
     at_most: bool = False,
 ) -> SentencePiece:
-    """SentencePiece pieces trained on `corpus` and cached, exactly `vocab_size` ids with the sentinels.
+    """Returns a SentencePiece vocabulary of `vocab_size` ids, with sentinels, trained on `corpus` and cached.
 
     Args:
-        character_coverage: share of the text's characters that get a piece; the rest become the unknown id.
-        at_most: uses fewer pieces if the text does not allow more, as in small languages.
+        corpus: the documents.
+        vocab_size: number of ids.
+        extra_ids: number of sentinels.
+        character_coverage: fraction of the characters in the text that have a piece; others have the unknown id.
+        at_most: whether the vocabulary may be smaller if the text does not have enough pieces.
 
     Raises:
-        UserError: `vocab_size` is too small for pieces, or, at first use, too large for the text.
+        UserError: `vocab_size` is too small, or, at first use, too large for the text.
     """
     smallest = extra_ids + 128
     if vocab_size < smallest:
@@ -114,14 +119,16 @@ def trained(
 
 
 def saved(folder: str) -> Vocabulary:
-    """The vocabulary that a run saved: in MODEL_DIR, or in its folder `vocabulary`. gs:// is copied to this machine.
+    """Loads the vocabulary that a run saved in MODEL_DIR or its folder `vocabulary`; copies gs:// to this machine.
 
     Raises UserError if the folder has no vocabulary, or if its description is damaged.
     """
     place = epath.Path(folder).expanduser()
     places = [place for place in (place, place / 'vocabulary') if (place / 'vocabulary.json').is_file()]
     if not places:
-        raise UserError(f'{folder} has no vocabulary.json; give the MODEL_DIR of a run')
+        raise UserError(
+            f'the folder of a vocabulary must have vocabulary.json, got {folder}; give the MODEL_DIR of a run'
+        )
     place = places[0]
     if '://' in folder:
         local = tempfile.mkdtemp(prefix='remixer_t5x_vocabulary_')
@@ -152,7 +159,7 @@ def saved(folder: str) -> Vocabulary:
 
 
 def load_vocabulary(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
-    """Loads or trains the vocabulary before a graph is traced, so that its errors have one line."""
+    """Loads or trains the vocabulary before a graph is traced, so that its errors are not wrapped by TensorFlow."""
     for feature in output_features.values():
         feature.vocabulary.vocab_size  # noqa: B018 (the property loads)
     return dataset

@@ -1,7 +1,7 @@
 """GPT-2's byte-level byte-pair encoding (Radford et al. 2019, section 2.2), from the files of its tokenizer.
 
-A text is split into words, each with the space before it; the bytes of a word are merged pair by pair, in the order in
-which the pairs were learned. Every id is GPT-2's plus one, because id 0 is padding and must not be a token.
+A text is split into words, each with the space before it. Pairs in a word are merged in the order in which they were
+learned. Ids are GPT-2's plus one, because id 0 is padding.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MODEL: dict[str, Any] = {
 _MODEL |= {'byte_fallback': (None, False), 'ignore_merges': (None, False)}
 _PRE_TOKENIZER = {'type': 'ByteLevel', 'add_prefix_space': False, 'use_regex': (None, True)}
 _CONFIG = {'add_prefix_space': (None, False), 'add_bos_token': (None, False)}
-# Words by the kind of each character: letters, numbers, the space, other spaces, and the rest.
+# Splits words by the kind of each character: letters, numbers, the space, other white space, and the rest.
 _WORD = re.compile(r'_?L+|_?N+|_?O+|[_S]+(?![^_S])|[_S]+')
 _ENDING = re.compile(r"'(?:s|t|re|ve|m|ll|d)")
 
@@ -61,7 +61,7 @@ def words(text: str) -> Iterator[str]:
 
 @functools.cache
 def byte_letters() -> tuple[str, ...]:
-    """The letter for each byte in the tokenizer's files: the byte's own character if it is printable."""
+    """Returns the letter for each byte in the tokenizer's files: the byte's own character if it is printable."""
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return tuple(chr(byte) if byte in printed else chr(next(others)) for byte in range(256))
@@ -71,8 +71,8 @@ class BytePairs(Vocabulary):
     """The vocabulary in the folder of a GPT-2 tokenizer. Its files are read at first use.
 
     Attributes:
-        folder: contains tokenizer.json, or vocab.json and merges.txt; added tokens and settings are also read from
-            tokenizer_config.json and added_tokens.json.
+        folder: folder with tokenizer.json, or with vocab.json and merges.txt. Added tokens and settings are also read
+            from tokenizer_config.json and added_tokens.json.
         end_id: GPT-2's id of <|endoftext|>; `eos_id` is one more.
     """
 
@@ -117,7 +117,7 @@ class BytePairs(Vocabulary):
 
     @functools.cached_property
     def _pieces(self) -> list[bytes]:
-        """The bytes of each id; none for padding and the end token."""
+        """The bytes of each id, empty for padding and the end token."""
         byte_of_letter = {letter: byte for byte, letter in enumerate(byte_letters())}
         pieces, _, added = self._files
         texts = [b''] * (1 + len({**pieces, **added}))
@@ -151,7 +151,7 @@ class BytePairs(Vocabulary):
                 continue
             for word in words(part):
                 spelled = ''.join(letters[byte] for byte in word.encode())
-                # Long words are unlikely to repeat, and would stay in memory.
+                # Long words rarely repeat, so they are not cached.
                 merged = self._cached_merge(spelled) if len(spelled) < 100 else self._merge(spelled)
                 ids += [pieces.get(piece, self.end_id) + 1 for piece in merged]
         return ids
@@ -169,7 +169,7 @@ class BytePairs(Vocabulary):
         return tokenizer_files.make_splitter(self._files[2])
 
     def _merge(self, word: str) -> list[str]:
-        """The pieces of a word, in O(n log n): a heap has the pairs by rank and place, lists have the neighbours."""
+        """Splits a word into pieces in O(n log n), with a heap of pairs by rank and position, and linked lists."""
         ranks, parts = self._files[1], list(word)
         before, after = list(range(-1, len(word) - 1)), list(range(1, len(word) + 1))
         heap = [(ranks[pair], place) for place, pair in enumerate(itertools.pairwise(parts)) if pair in ranks]
@@ -177,7 +177,7 @@ class BytePairs(Vocabulary):
         while heap:
             rank, left = heapq.heappop(heap)
             right = after[left]
-            # One of the two may have been merged with another piece since.
+            # Skips a pair if one of its pieces has been merged since.
             if not parts[left] or right == len(parts) or ranks.get((parts[left], parts[right])) != rank:
                 continue
             parts[left], parts[right] = parts[left] + parts[right], ''

@@ -1,8 +1,8 @@
-"""Any `tokenizer.json` of Hugging Face that consists of known components, run by the library `tokenizers`.
+"""Vocabularies of a Hugging Face `tokenizer.json`, run by the library `tokenizers`.
 
-A malicious file can make the library abort, panic or hang. Therefore only the components of `ALLOWED` are accepted,
-with bounded texts and known regular expressions, padding and truncation are removed, and the result is parsed and tried
-in a child process with a time limit before this process parses it.
+A malicious file can make the library abort, panic or hang. Therefore only the components in `ALLOWED` are accepted,
+with bounded texts and known regular expressions. Padding and truncation are removed. A child process with a time limit
+parses and tries the file before this process parses it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.errors import UserError, reason
 
-# Types of components, by their place in the file.
+# Accepted types for each component of the file.
 ALLOWED = {
     'model': 'BPE Unigram WordPiece WordLevel',
     'normalizer': 'Sequence NFC NFD NFKC NFKD Lowercase Strip StripAccents Prepend Replace BertNormalizer',
@@ -42,7 +42,7 @@ REGEXES = frozenset({
     rf'{_SUFFIXES}|{_WORDS}|\p{{N}}|{_REST}',
     *(r'\p{N}{1,3}', r'\p{N}', r'\s+', r'[0-9]', r'\d'),
 })  # fmt: skip
-# Longest text of a component or piece, largest number, and nesting of sequences.
+# Maximum length of a text, largest number, and maximum nesting of sequences.
 MAX_TEXT, MAX_ID, MAX_DEPTH = 1000, 10_000_000, 8
 TIME_LIMIT = 60
 # Runs in the child process: the ids of a text with and without the special tokens that the file adds.
@@ -57,7 +57,7 @@ print(json.dumps(ids))
 
 
 class HuggingFaceTokenizer(Vocabulary):
-    """The ids of a `tokenizer.json`, which begin with the special tokens that the file puts before a text.
+    """The vocabulary of a `tokenizer.json`. Encoded texts begin with the special tokens that the file adds.
 
     Two vocabularies with the same pieces are equal.
     """
@@ -65,9 +65,9 @@ class HuggingFaceTokenizer(Vocabulary):
     def __init__(self, path: str, end: str | None = None, shifted: bool = False):
         """Args:
         path: a tokenizer.json. Its folder may have a tokenizer_config.json.
-        end: the end token, such as '</s>'; None for the token that the file puts after a text, or `eos_token` in
+        end: the end token, such as '</s>'; None uses the token that the file adds after a text, or `eos_token` of
             tokenizer_config.json.
-        shifted: whether ids are the file's plus one, for files whose id 0 is not padding.
+        shifted: whether to add 1 to the ids, for files in which id 0 is not padding.
         """
         super().__init__()
         self._path, self._end, self._shift = os.path.expanduser(path), end, int(shifted)
@@ -152,7 +152,7 @@ class HuggingFaceTokenizer(Vocabulary):
         return [index + self._shift for index in ids if index + self._shift]
 
     def huggingface_ids(self, text: str) -> list[int]:
-        """The file's ids of a text, without the special tokens that it puts around a text."""
+        """Returns the file's ids of a text, without the special tokens that it puts around a text."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def _decode(self, ids: Sequence[int]) -> str:
@@ -273,7 +273,7 @@ def _components(part: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
 
 
 def _is_small(value: Any, depth: int = 0) -> bool:
-    """Whether a setting has at most MAX_TEXT characters in each text, MAX_TEXT entries and numbers up to MAX_ID."""
+    """Returns whether texts and lists in a setting have at most MAX_TEXT items, and numbers are at most MAX_ID."""
     if isinstance(value, dict | list):
         items = [*value, *value.values()] if isinstance(value, dict) else value
         return depth < MAX_DEPTH and len(items) <= MAX_TEXT and all(_is_small(item, depth + 1) for item in items)

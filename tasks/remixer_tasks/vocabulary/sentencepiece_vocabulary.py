@@ -67,7 +67,7 @@ class Settings:
 
 
 def model_path(corpus: Corpus, settings: Settings) -> Path:
-    """The path of the trained model in the cache."""
+    """Returns the path of the trained model in the cache."""
     values = (settings.pieces, settings.character_coverage, *([True] if settings.at_most else []))
     name = cache.key('vocabulary 2', corpus.identity, values, SAMPLE_CHARACTERS)
     return cache.root() / 'vocabularies' / f'{name}.model'
@@ -106,7 +106,7 @@ def check(model: bytes) -> None:
 
 
 def sentinels_in(model: bytes) -> int:
-    """The number of sentinels at the end of a SentencePiece model's own pieces."""
+    """Returns the number of sentinels at the end of a SentencePiece model's own pieces."""
     return sentinels.trailing([piece.piece for piece in _PROTO.FromString(model).pieces[-1000:]])
 
 
@@ -139,9 +139,8 @@ def _train(sample: list[str], settings: Settings) -> bytes:
         if settings.at_most:
             return _train(sample, dataclasses.replace(settings, pieces=most, at_most=False))
         raise UserError(
-            f'the text is too small for a vocabulary of {settings.pieces} pieces, allowed are at most {most}: make '
-            f'VOCAB_SIZE {settings.pieces - most} or more smaller, give more text, or use VOCABULARY = '
-            '@vocabularies.byte()'
+            f'this text allows at most {most} pieces, got {settings.pieces}; reduce VOCAB_SIZE by at least '
+            f'{settings.pieces - most}, give more text, or use VOCABULARY = @vocabularies.byte()'
         ) from error
     return writer.getvalue()
 
@@ -161,7 +160,7 @@ def _lines(documents: Iterator[str]) -> Iterator[str]:
 class SentencePiece(Vocabulary):
     """The pieces of a SentencePiece model, which is read at first use, and `extra_ids` sentinels, <extra_id_0> last.
 
-    <extra_id_N> in a text is a sentinel next to any character: the texts before and after it are encoded separately.
+    <extra_id_N> in a text is always a sentinel; the texts before and after it are encoded separately.
     Two vocabularies of the same file with the same sentinels are equal.
     """
 
@@ -219,8 +218,9 @@ class SentencePiece(Vocabulary):
 
     @property
     def _separated(self) -> tuple[str, str]:
-        """A pattern and its replacement, which put a space on both sides of each sentinel. The first belongs to its
-        piece, and SentencePiece begins a word after the second, as at the start of a text.
+        """A pattern and a replacement that adds a space on both sides of each sentinel.
+
+        The first space is part of the sentinel's piece. After the second, SentencePiece begins a word.
         """
         return sentinels.pattern(self.extra_ids), r' <extra_id_\1> '
 
@@ -245,7 +245,7 @@ class TrainedPieces(SentencePiece):
 
     def _model(self) -> Model:
         if not os.path.exists(self.sentencepiece_model_file):
-            # seqio needs the model while it traces a graph; training reads documents, which graphs cannot.
+            # seqio needs the model while tracing a graph; reading the documents requires eager execution.
             with tf.init_scope():
                 ensure_trained(self._corpus, self._settings)
         return super()._model()
@@ -258,7 +258,7 @@ class Model(NamedTuple):
     content: bytes
 
 
-# Several threads may need a model at the same time, and loading one is not safe in threads.
+# Several threads may load a model at the same time, which is not thread-safe.
 _LOADING = threading.Lock()
 
 
@@ -281,7 +281,7 @@ def _load_once(path: str, extra_ids: int) -> Model:
         raise UserError(f'vocabulary {path}: {error}; {hint}') from error
     if extra_ids and (count := sentinels_in(model)):
         raise UserError(
-            f'vocabulary {path}: extra_ids must be 0, because the model has {count} sentinels itself, got {extra_ids}; '
+            f'vocabulary {path}: extra_ids must be 0, because the model has {count} sentinels, got {extra_ids}; '
             'set extra_ids to 0'
         )
     proto = _PROTO.FromString(model)
@@ -292,7 +292,7 @@ def _load_once(path: str, extra_ids: int) -> Model:
 
 
 def convert_unigram(path: str) -> Path:
-    """The SentencePiece model of a T5's tokenizer.json, as a file in the cache."""
+    """Returns the SentencePiece model of a T5's tokenizer.json, as a file in the cache."""
     model = unigram_model(untrusted_files.read_object(Path(path)), path)
     file = cache.root() / 'vocabularies' / f'{cache.key("tokenizer.json", model.hex())}.model'
     if not file.exists():
@@ -302,9 +302,9 @@ def convert_unigram(path: str) -> Path:
 
 
 def unigram_model(tokenizer: dict[str, Any], where: str) -> bytes:
-    """A SentencePiece model that gives the ids of `tokenizer`, the content of the file `where`, without its sentinels.
+    """Returns a SentencePiece model with the ids of `tokenizer`, the content of the file `where`, without sentinels.
 
-    Raises UserError if it is not a T5's Unigram model, or has a step that SentencePiece does not have.
+    Raises UserError if it is not a Unigram model of a T5, or has a step that SentencePiece does not support.
     """
     settings = {'type': 'Unigram', 'byte_fallback': (None, False, True)}
     tokenizer_files.check_settings(tokenizer.get('model'), settings, f'{where}, model')
@@ -319,7 +319,7 @@ def unigram_model(tokenizer: dict[str, Any], where: str) -> bytes:
     steps = steps[1:] if steps[:1] == [{'type': 'WhitespaceSplit'}] else steps
     tokenizer_files.check_settings(steps[0] if steps else None, _METASPACE, f'{where}, pre_tokenizer')
     if len(steps) > 1:
-        raise UserError(f'{where} has the pre_tokenizer {steps[1]!r:.80}, which SentencePiece does not have')
+        raise UserError(f'{where} has the pre_tokenizer {steps[1]!r:.80}, which SentencePiece does not support')
     proto = _PROTO()
     for index, (text, score) in enumerate(rows):
         if re.fullmatch(r'<extra_id_\d+>', text):
@@ -341,7 +341,7 @@ def unigram_model(tokenizer: dict[str, Any], where: str) -> bytes:
 
 
 def _steps(component: Any, name: str) -> list[Any]:
-    """The steps of a normalizer or pre-tokenizer, whose list in a sequence is called `name`."""
+    """Returns the steps of a normalizer or pre-tokenizer, whose list in a sequence is called `name`."""
     if not isinstance(component, dict):
         return []
     return component.get(name) or [] if component.get('type') == 'Sequence' else [component]
@@ -356,5 +356,5 @@ def _charsmap(normalizer: Any, where: str) -> bytes:
             except (binascii.Error, TypeError, ValueError) as error:
                 raise UserError(f'{where} has a precompiled_charsmap that is not base64; download it again') from error
         elif step not in _NORMALIZERS:
-            raise UserError(f'{where} has the normalizer {step!r:.80}, which SentencePiece does not have')
+            raise UserError(f'{where} has the normalizer {step!r:.80}, which SentencePiece does not support')
     return charsmap

@@ -1,7 +1,7 @@
-"""The ids and the texts of a vocabulary's sentinels <extra_id_0>, <extra_id_1>, ...
+"""Ids and texts of the sentinels <extra_id_0>, <extra_id_1>, ... of a vocabulary.
 
-T5 counts sentinels down from the last id. mT5's are the last pieces of its SentencePiece model, and ByT5's are the last
-bytes, which no UTF-8 text has.
+T5 counts sentinels down from the last id. Those of mT5 are the last pieces of its SentencePiece model; those of ByT5
+are the last bytes, which do not occur in UTF-8.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ UNUSED_BYTES = 11
 
 
 def of(vocabulary: Any) -> tuple[int, int]:
-    """The id of <extra_id_0>, from which the others count down, and the number of sentinels."""
+    """Returns the id of <extra_id_0>, from which the others count down, and the number of sentinels."""
     return vocabulary.vocab_size - 1, getattr(vocabulary, 'sentinels', vocabulary.extra_ids)
 
 
 def ordinary_ids(vocabulary: Any) -> int:
-    """The number of ids below the sentinels."""
+    """Returns the number of ids below the sentinels."""
     first, count = of(vocabulary)
     return first + 1 - count
 
 
 def pattern(count: int) -> str:
-    """A regular expression, for Python and TensorFlow, of the names of `count` sentinels."""
+    """Returns a regular expression, for Python and TensorFlow, of the names of `count` sentinels."""
     return f'<extra_id_({"|".join(map(str, range(count)))})>'
 
 
 def trailing(pieces: list[str]) -> int:
-    """The number of sentinels at the end of a SentencePiece model's pieces, in T5's order, <extra_id_0> last."""
+    """Returns the number of sentinels at the end of the pieces, in T5's order, <extra_id_0> last."""
     count = 0
     while count < len(pieces) and re.fullmatch(f'▁?<extra_id_{count}>', pieces[-1 - count]):
         count += 1

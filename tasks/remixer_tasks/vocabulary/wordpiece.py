@@ -1,11 +1,11 @@
 """BERT's WordPiece vocabulary, with the library `tokenizers`, for encoders from Hugging Face.
 
-Ids are the file's. Each text begins with `[CLS]`, as in BERT's training, and `[SEP]` is the end token, which tasks
+Ids are those of the file. Each text begins with `[CLS]`, as in BERT's training. `[SEP]` is the end token, which tasks
 append.
 
-A `tokenizer.json` is not given to the library, which a malicious file can make abort, panic or hang: it interprets any
-normalizer, pattern or padding, without limits. The tokenizer is built from BERT's own components with the vocabulary,
-the added tokens and the flags of the file; padding, truncation and the post-processor are not used.
+The library does not load `tokenizer.json` itself, because a malicious file can make it abort, panic or hang. Instead,
+the tokenizer is built from BERT's components with the vocabulary, the added tokens and the flags of the file; padding,
+truncation and the post-processor are not used.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ SETTINGS = {
 _COMPONENTS = {'normalizer': 'BertNormalizer', 'pre_tokenizer': 'BertPreTokenizer', 'model': 'WordPiece'}
 _FLAGS = {'clean_text': True, 'handle_chinese_chars': True, 'strip_accents': None, 'lowercase': True}
 _TOKEN_FLAGS = {'single_word': False, 'lstrip': False, 'rstrip': False, 'normalized': True, 'special': False}
-# The time to encode a word grows with the square of its length. Published BERTs have 100.
+# The time to encode a word grows with the square of its length. Published BERTs allow 100.
 MAX_WORD = 1000
 _MAX_PIECE = 1000
 
 
 class WordPieceVocabulary(Vocabulary):
-    """The ids of a `tokenizer.json`. Two vocabularies with the same words are equal."""
+    """The vocabulary of a `tokenizer.json`. Two vocabularies with the same words are equal."""
 
     def __init__(self, path: str):
         super().__init__()
@@ -88,7 +88,7 @@ class WordPieceVocabulary(Vocabulary):
         return [self.bos_id, *self.huggingface_ids(text)]
 
     def huggingface_ids(self, text: str) -> list[int]:
-        """The ids without [CLS]. [PAD] in a text is left out, because id 0 is padding."""
+        """Returns the ids without [CLS]. Skips [PAD] in a text, because id 0 is padding."""
         return [token for token in self._tokenizer.encode(text, add_special_tokens=False).ids if token]
 
     def _decode(self, ids: Sequence[int]) -> str:
@@ -106,7 +106,7 @@ class WordPieceVocabulary(Vocabulary):
 
 
 def read(path: str) -> Any:
-    """The tokenizer of a `tokenizer.json`, or of BERT's older `vocab.txt`, with the settings and the
+    """Returns the tokenizer of a `tokenizer.json`, or of BERT's older `vocab.txt`, with the settings and the
     added tokens in other files of its folder.
 
     Raises UserError if the package `tokenizers` is missing, or if the files cannot be read or contradict each other.
@@ -136,12 +136,12 @@ def read(path: str) -> Any:
     except UserError:
         raise
     except Exception as error:
-        # The library raises Exception itself.
+        # The library raises plain Exception.
         raise UserError(f'{path} cannot be read as a tokenizer ({reason(error)})') from error
     if tokenizer.token_to_id(UNKNOWN) is None:
         raise UserError(f'{path} has no {UNKNOWN}, which BERT needs; give the tokenizer of a BERT')
     if tokenizer.token_to_id(PAD) != 0:
-        raise UserError(f'{path} has {PAD} as id {tokenizer.token_to_id(PAD)}; allowed is 0, as in published BERTs')
+        raise UserError(f'{PAD} in {path} must have id 0, got {tokenizer.token_to_id(PAD)}; give a tokenizer of BERT')
     for ours, theirs in SETTINGS.items():
         value = getattr(tokenizer.normalizer, ours, None)
         if config.get(theirs) is not None and value is not None and bool(value) != bool(config[theirs]):
@@ -182,7 +182,7 @@ def _read_json(path: str) -> Any:
     for piece, index in [*pieces, (unknown, 0), (prefix, 0)]:
         if not isinstance(piece, str) or not 0 < len(piece) <= _MAX_PIECE or type(index) is not int:
             raise UserError(
-                f'{path}: {piece!r:.60} with id {index!r:.60} is no piece of a vocabulary; download it again'
+                f'{path}: {piece!r:.60} with id {index!r:.60} is not a piece of a vocabulary; download it again'
             )
     if {index for _, index in pieces} != {*range(len({*pieces}))} or unknown not in vocab:
         raise UserError(f'{path}: ids must be 0, 1, 2 ... without a gap, and one of {unknown!r:.60}; download it again')

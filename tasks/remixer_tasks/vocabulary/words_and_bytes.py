@@ -21,7 +21,7 @@ class WordVocabulary(Vocabulary):
     """
 
     def __init__(self, name: str, texts: Callable[[], Iterable[str]]):
-        """name: of the texts. texts: called once, at first use."""
+        """`name` identifies the texts; `texts` is called once, at first use."""
         super().__init__()
         self._name = name
         self._texts = texts
@@ -68,7 +68,7 @@ class ByteVocabulary(Vocabulary):
 
     @property
     def sentinels(self) -> int:
-        """The number of sentinels: without `extra_ids`, the bytes that no UTF-8 text has, as ByT5 was pretrained."""
+        """The number of sentinels; without `extra_ids`, the bytes that do not occur in UTF-8, as in ByT5."""
         return self.extra_ids or sentinels.UNUSED_BYTES
 
     def encode(self, text: str) -> list[int]:
