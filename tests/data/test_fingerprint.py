@@ -211,7 +211,7 @@ def test_the_folder_of_a_damaged_parsed_corpus_is_named(tmp_path, monkeypatch):
         sound[:-20],
     ):
         replace(damaged)
-        with pytest.raises(UserError, match=f'{shard} (is damaged|was cut off).*delete the folder {folder}'):
+        with pytest.raises(UserError, match=f'{shard} (is damaged|was truncated).*delete the folder {folder}'):
             read_corpus()
     replace(sound)
     read_corpus()

@@ -318,7 +318,7 @@ def race(bench: Bench, run: pathlib.Path) -> TrialResult:
 def no_locks(bench: Bench, run: pathlib.Path) -> TrialResult:
     """File systems without locks: an error with an empty cache; with a filled cache, a killed run resumes."""
     with _empty_cache(run):
-        bench.refused(run, 'has no file locks', command=_without_locks)
+        bench.refused(run, 'must support file locks', command=_without_locks)
     reached = bench.kill_at_some_step(run, command=_without_locks)
     return bench.finish(run, reached=reached, command=_without_locks)
 

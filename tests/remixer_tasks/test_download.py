@@ -19,6 +19,10 @@ from remixer_tasks.files import download
 CONTENT = {'a.tsv': b'1\tx\n' * 300_000, 'b.tsv': b'2\ty\n'}
 
 
+def sha256(content):
+    return hashlib.sha256(content).hexdigest()
+
+
 def archive(**more: bytes) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, 'w') as file:
@@ -92,10 +96,6 @@ def zipped(server, monkeypatch):
     add(monkeypatch, [Download(server.url('Toy.zip'), sha256(server.files['Toy.zip']), 'toy', unzip=True)], 'Toy/')
 
 
-def sha256(content):
-    return hashlib.sha256(content).hexdigest()
-
-
 def tree(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob('*') if path.is_file()}
 
@@ -104,7 +104,7 @@ def test_downloads_are_verified_and_their_place_is_shown(plain, cache_folder, ca
     lines = download.get('toy')
     assert tree(cache_folder) == {f'data/toy/{name}': content for name, content in CONTENT.items()}
     assert lines == [
-        f'toy is now in {cache_folder}/data, SHA-256 as published',
+        f'toy is now in {cache_folder}/data, SHA-256 verified',
         f'train  {cache_folder}/data/toy/a.tsv',
         f'test   {cache_folder}/data/toy/b.tsv',
         'terms  free',
@@ -119,17 +119,8 @@ def test_files_that_are_here_are_not_downloaded_again(kind, folder, request, ser
     download.get('toy')
     assert tree(cache_folder) == {f'data/toy/{folder}{name}': content for name, content in CONTENT.items()}
     asked = list(server.asked)
-    assert download.get('toy')[0] == 'toy is here already, nothing was downloaded'
+    assert download.get('toy')[0] == 'toy exists already, nothing was downloaded'
     assert server.asked == asked
-
-
-@pytest.mark.parametrize('kind', ['plain', 'zipped'])
-def test_a_file_with_another_checksum_is_not_placed(kind, request, server, cache_folder):
-    request.getfixturevalue(kind)
-    server.files = {name: content + b'!' for name, content in server.files.items()}
-    with pytest.raises(UserError, match='must have SHA-256 .* got'):
-        download.get('toy')
-    assert tree(cache_folder) == {}
 
 
 def test_leftovers_of_a_killed_download_are_ignored(plain, server, cache_folder):
@@ -142,9 +133,24 @@ def test_leftovers_of_a_killed_download_are_ignored(plain, server, cache_folder)
     assert (cache_folder / 'data' / 'toy' / 'a.tsv').read_bytes() == CONTENT['a.tsv']
 
 
-def test_an_endless_download_is_stopped(plain, server, monkeypatch, cache_folder):
-    monkeypatch.setattr(download, '_LARGEST', 1_100_000)
-    with pytest.raises(UserError, match='has more than 1.1 MB, so it is not the published file'):
+@pytest.mark.parametrize(
+    ('kind', 'fault', 'message'),
+    [
+        ('plain', 'changed', 'must have SHA-256 .* got'),
+        ('zipped', 'changed', 'must have SHA-256 .* got'),
+        ('plain', 'endless', 'has more than 1.1 MB'),
+        ('plain', 'truncated', 'the connection ended after 600,000 of 1,200,000 bytes'),
+    ],
+)
+def test_a_faulty_download_leaves_nothing(kind, fault, message, request, server, monkeypatch, cache_folder):
+    request.getfixturevalue(kind)
+    if fault == 'changed':
+        server.files = {name: content + b'!' for name, content in server.files.items()}
+    elif fault == 'endless':
+        monkeypatch.setattr(download, '_LARGEST', 1_100_000)
+    else:
+        server.cut.add('a.tsv')
+    with pytest.raises(UserError, match=message):
         download.get('toy')
     assert tree(cache_folder) == {}
 
@@ -157,13 +163,6 @@ def test_a_repeated_command_fetches_the_file_that_failed(plain, server, cache_fo
     server.files['b.tsv'] = held
     download.get('toy')
     assert server.asked == ['a.tsv', 'b.tsv', 'b.tsv']
-
-
-def test_a_truncated_download_leaves_nothing(plain, server, cache_folder):
-    server.cut.add('a.tsv')
-    with pytest.raises(UserError, match='the connection ended after 600,000 of 1,200,000 bytes'):
-        download.get('toy')
-    assert tree(cache_folder) == {}
 
 
 def test_no_network_is_reported_with_the_offline_command(nothing_elsewhere, monkeypatch):
@@ -191,18 +190,21 @@ def test_files_are_copied_from_a_folder(plain, server, tmp_path, cache_folder, b
     assert tree(given) == CONTENT and server.asked == []
 
 
-def test_a_folder_with_another_file_is_refused(plain, tmp_path, cache_folder):
-    (tmp_path / 'a.tsv').write_bytes(b'other')
-    with pytest.raises(UserError, match=f'{tmp_path}/a.tsv must have SHA-256 .* got {sha256(b"other")}'):
-        download.get('toy', str(tmp_path))
+@pytest.mark.parametrize(
+    ('folder', 'message'),
+    [
+        ('other', f'/a.tsv must have SHA-256 .* got {sha256(b"other")}'),
+        ('empty', 'must have the file a.tsv; get it from http://127.*/a.tsv'),
+        ('nowhere', '--from must be a folder, got .*nowhere'),
+    ],
+)
+def test_a_folder_without_the_published_file_is_refused(folder, message, plain, tmp_path, cache_folder):
+    for name in ('other', 'empty'):
+        (tmp_path / name).mkdir()
+    (tmp_path / 'other' / 'a.tsv').write_bytes(b'other')
+    with pytest.raises(UserError, match=message):
+        download.get('toy', str(tmp_path / folder))
     assert tree(cache_folder) == {}
-
-
-def test_a_folder_without_the_file_is_refused(zipped, tmp_path):
-    with pytest.raises(UserError, match='there is no Toy.zip in .*; get it from http://127.*/Toy.zip'):
-        download.get('toy', str(tmp_path))
-    with pytest.raises(UserError, match='is not a folder'):
-        download.get('toy', str(tmp_path / 'nowhere'))
 
 
 @pytest.mark.parametrize('kind, place', [('plain', 'toy/a.tsv'), ('zipped', 'toy/Toy/a.tsv')])
@@ -211,7 +213,7 @@ def test_an_existing_file_is_not_replaced(kind, place, request, cache_folder):
     mine = cache_folder / 'data' / place
     mine.parent.mkdir(parents=True)
     mine.write_bytes(b'mine')
-    with pytest.raises(UserError, match=f'{place} is there, but is not the published file'):
+    with pytest.raises(UserError, match=f'{place} exists, but is not the published file'):
         download.get('toy')
     assert mine.read_bytes() == b'mine'
 
@@ -227,9 +229,9 @@ def test_another_folder_that_is_read_first_is_named(plain, tmp_path, monkeypatch
         (tmp_path / 'toy').mkdir(exist_ok=True)
         (tmp_path / 'toy' / name).write_bytes(content)
     monkeypatch.setenv('REMIXER_T5X_DATA', str(tmp_path))
-    assert download.get('toy')[0] == 'toy is here already, nothing was downloaded'
+    assert download.get('toy')[0] == 'toy exists already, nothing was downloaded'
     lines = download.get('toy', str(tmp_path))
-    assert lines[-1] == f'tasks still read {tmp_path}/toy/a.tsv, {tmp_path}/toy/b.tsv, which is searched first'
+    assert lines[-1].startswith(f'tasks still read {tmp_path}/toy/a.tsv, {tmp_path}/toy/b.tsv, because')
 
 
 def test_without_a_known_download_the_files_to_place_are_named(nothing_elsewhere, cache_folder):
@@ -237,11 +239,11 @@ def test_without_a_known_download_the_files_to_place_are_named(nothing_elsewhere
         download.get('abductive_nli_v001')
     assert 'put abductive_nli/train.jsonl + abductive_nli/train-labels.lst, ' in str(error.value)
     assert f'into {cache_folder}/data' in str(error.value)
-    assert str(error.value).endswith('what you put there is not checked')
+    assert str(error.value).endswith('which is not verified')
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
-    with pytest.raises(UserError, match="'conjnly' is not the name of .*; the nearest names are conjnli, conj_nli"):
+    with pytest.raises(UserError, match="got 'conjnly'; the nearest names are conjnli, conj_nli"):
         download.get('conjnly')
     assert download.find('conj_nli_v001') is download.find('conjnli')
 

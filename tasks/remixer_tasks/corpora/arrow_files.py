@@ -1,7 +1,7 @@
-"""Arrow files of documents: written once, memory-mapped, and read by index in a seeded random order.
+"""Arrow files of documents, which are memory-mapped and read by index in a seeded random order.
 
-A file has two columns: the text, and its share (see `text_corpus.share_of`), which decides whether the document is held
-out and serves as its checksum. TensorFlow is imported by `dataset` alone.
+A file has two columns: the text, and its share (see `text_corpus.share_of`), which determines whether the document is
+held out, and serves as checksum. Only `dataset` imports TensorFlow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SCHEMA = pa.schema([('text', pa.large_binary()), ('share', pa.float64())])
 _NOTES = b'notes'
 # Bytes of text in a record batch.
 _BATCH_BYTES = 4 << 20
-# Documents per call of Python from tf.data: a call takes longer than the lookup of a document.
+# Documents per call from tf.data to Python, because a call takes longer than the lookup of a document.
 _LOOKUP_BATCH = 64
 
 
@@ -44,7 +44,7 @@ def _batch(texts: Sequence[bytes]) -> pa.RecordBatch:
 
 
 def read_notes(path: Path) -> str:
-    """The notes that `write` stored with the documents. Raises OSError or ValueError for a damaged file."""
+    """Returns the notes that `write` stored with the documents. Raises OSError or ValueError for a damaged file."""
     with pa.memory_map(str(path)) as file:
         reader = pa.ipc.open_file(file)
         _, notes = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)
@@ -55,9 +55,9 @@ class Documents:
     """The documents of several files, by index.
 
     Args:
-        paths: files that `write` made.
-        rows: the documents to include, as indices into all files together; None is all of them.
-        repair: what to do about a damaged file, for messages.
+        paths: files written by `write`.
+        rows: the documents to include, as indices into the concatenation of all files; None includes all.
+        repair: advice in the error for a damaged file.
     """
 
     def __init__(self, paths: Sequence[Path], rows: np.ndarray | None = None, repair: str = 'write it again'):
@@ -77,11 +77,11 @@ class Documents:
         return int(self._starts[-1]) if self._rows is None else len(self._rows)
 
     def shares(self) -> np.ndarray:
-        """The share of every document of the files."""
+        """Returns the share of every document of the files."""
         return np.concatenate([np.zeros(0), *(column.to_numpy() for _, column, _ in self._batches)])
 
     def at(self, indices: np.ndarray) -> np.ndarray:
-        """The documents at these indices, as an array of bytes. Raises UserError for a damaged document."""
+        """Returns the documents at these indices, as an array of bytes. Raises UserError for a damaged document."""
         rows = indices if self._rows is None else self._rows[indices]
         batches = np.searchsorted(self._starts, rows, side='right') - 1
         documents: Any = np.empty(len(rows), object)
@@ -94,17 +94,17 @@ class Documents:
         return documents
 
     def dataset(self, seed: int | None, shard: seqio.ShardInfo | None = None, repeat: bool = False) -> tf.data.Dataset:
-        """The documents of a shard as scalars.
+        """Returns the documents of a shard as scalars.
 
-        The document at a place is a function of the seed and the place: `place % len` in a permutation for the seed and
-        the epoch, `place // len`. So the shards of an epoch together have every document once, in the same order for
-        any number of shards. With `repeat`, the saved position is a place; without it, only the first epoch of a
-        shuffled dataset can be restored, because TensorFlow 2.21 does not save the number of iterations.
+        The document at a place depends only on the seed and the place: it is number `place % len` in a permutation for
+        the seed and the epoch, `place // len`. All shards of an epoch together therefore have every document once, in
+        the same order for any number of shards. With `repeat`, the saved position is a place; without it, only the
+        first epoch of a shuffled dataset can be restored, because TensorFlow 2.21 does not save the iteration count.
 
         Args:
-            seed: of the order; None is the order of the files.
-            shard: takes every `num_shards`-th place.
-            repeat: without end, in another order in each epoch. Otherwise each iteration is one epoch.
+            seed: seed of the order; None keeps the order of the files.
+            shard: selects every `num_shards`-th place.
+            repeat: whether to repeat without end, in a different order in each epoch.
         """
         first, step = (shard.index, shard.num_shards) if shard else (0, 1)
         count = len(self)
@@ -115,7 +115,7 @@ class Documents:
             return tf.data.Dataset.range(first, count, step).map(lambda place: place + epoch * count)
 
         def shuffled(place: tf.Tensor) -> tf.Tensor:
-            # The permutation is computed index by index, so that no epoch is held in memory.
+            # Computes the permutation index by index, without storing it.
             keys = tf.stack([tf.constant(seed, tf.int64), place // count])
             return tf.random.experimental.index_shuffle(place % count, keys, tf.constant(count - 1, tf.int64))
 
@@ -132,5 +132,5 @@ class Documents:
             texts = tf.numpy_function(self.at, [indices], tf.string, stateful=False)
             return tf.data.Dataset.from_tensor_slices(tf.ensure_shape(texts, [None]))
 
-        # A saved position has the indices of these documents, and not their texts.
+        # A saved position contains the indices of these documents instead of their texts.
         return indices.batch(_LOOKUP_BATCH).flat_map(look_up)

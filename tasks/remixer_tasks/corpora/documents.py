@@ -1,7 +1,7 @@
-"""Documents of text files: txt, JSON lines, TSV and Parquet, plain or gzipped, local or gs://.
+"""Reads documents from txt, JSON lines, TSV and Parquet files, plain or gzipped, local or gs://.
 
-Readers stream; they yield non-empty texts, pass unreadable and empty records to `Malformed`, and raise UserError if a
-whole file is unusable: missing, not gzip, without the field. `jobs` divides the files among processes.
+Readers stream non-empty texts, pass unreadable and empty records to `Malformed`, and raise UserError if a whole file is
+unusable (missing, not gzip, without the field). `jobs` divides the files among processes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ FORMATS = ('txt', 'jsonl', 'tsv', 'parquet')
 TXT_DOCUMENTS = ('passage', 'paragraph', 'line', 'file')
 _EXTENSIONS = {'txt': 'txt', 'text': 'txt', 'md': 'txt', 'json': 'jsonl', 'ndjson': 'jsonl'}
 _EXTENSIONS |= {format: format for format in FORMATS}
-# Fewest bytes of a job, and most jobs for one corpus: each job writes a file that stays open.
+# Minimum bytes of a job, and maximum number of jobs of a corpus, because each job writes a file that stays open.
 JOB_BYTES, MAX_JOBS = 16 << 20, 64
-# Bytes of a passage: about 2,000 tokens, several times a row, so that few rows contain the end of one text and the
-# start of another. A small corpus has shorter passages, about a hundred of them, so that some can be held out.
+# Bytes of a passage: about 2,000 tokens, several times the length of a row, so that few rows contain parts of two
+# texts. The passages of a small corpus are shorter, so that there are about a hundred and some can be held out.
 PASSAGE, PASSAGES = 8_000, 100
 # Pairs of a line or row number, from 1, and a text.
 Documents = Iterator[tuple[int, str]]
@@ -37,10 +37,10 @@ class Layout:
 
     Attributes:
         format: one of FORMATS, or None to use each file's extension.
-        field: JSON field or column name; for TSV also a column number from 0, and then there is no header line.
-        txt_documents: documents of a txt file are paragraphs separated by blank lines ('paragraph'), several of those
-            joined ('passage'), lines, or whole files.
-        longest: characters of a line or document; a longer one is malformed, and never held in memory as a whole.
+        field: JSON field or column name; for TSV without a header line, a column number from 0.
+        txt_documents: the documents of a txt file: paragraphs separated by blank lines ('paragraph'), several joined
+            paragraphs ('passage'), lines ('line'), or whole files ('file').
+        longest: maximum number of characters of a line or document. Longer ones are malformed, and never in memory.
     """
 
     format: str | None = None
@@ -59,14 +59,14 @@ class Layout:
             raise UserError(f'LONGEST_DOCUMENT must be a number of characters, got {self.longest!r}; type 50_000_000')
 
     def format_of(self, path: str) -> str:
-        """The format of this file. Raises UserError if neither setting nor extension names it."""
+        """Returns the format of this file. Raises UserError if neither setting nor extension names it."""
         return self.format or row_files.format_by_extension(path, _EXTENSIONS, 'TEXT_FORMAT')
 
 
 def jobs(files: Sequence[cache.FileState], layout: Layout) -> list[Read]:
-    """Functions that together read the documents of the files in order, and can be pickled.
+    """Returns picklable functions that together yield the documents of the files in order.
 
-    Small files are grouped into jobs of at least JOB_BYTES, at most about MAX_JOBS of them. A file is never divided.
+    Small files are grouped into jobs of at least JOB_BYTES, at most about MAX_JOBS jobs. Files are not split.
     """
     total = sum(file.size for file in files)
     smallest = max(JOB_BYTES, total // MAX_JOBS)
@@ -82,13 +82,13 @@ def jobs(files: Sequence[cache.FileState], layout: Layout) -> list[Read]:
 
 
 def _read_files(files: Sequence[cache.FileState], layout: Layout, passage: int, malformed: Malformed) -> Iterator[str]:
-    """The documents of the files. Raises UserError if a file has changed since the jobs were made."""
+    """Yields the documents of the files. Raises UserError if a file has changed since the jobs were made."""
     for file in files:
         texts = read(file.path, layout, malformed)
         is_passages = layout.txt_documents == 'passage' and layout.format_of(file.path) == 'txt'
         yield from _join_paragraphs(texts, passage) if is_passages else texts
         if cache.file_state(file.path) != file:
-            raise UserError(f'{file.path} changed while it was read; type the command again, which reads it again')
+            raise UserError(f'{file.path} changed while it was read; type the command again')
 
 
 def _join_paragraphs(paragraphs: Iterable[str], min_bytes: int) -> Iterator[str]:
@@ -116,7 +116,7 @@ def read(path: str, layout: Layout, malformed: Malformed) -> Iterator[str]:
 
 
 def _read_txt(path: str, layout: Layout, malformed: Malformed) -> Documents:
-    """Blank lines are separators, so only a whole file can be empty."""
+    """Yields non-empty documents, or '' for a file without text, because blank lines are separators."""
     is_empty = True
     for number, document in _join_lines(path, layout, malformed):
         if document.strip():
@@ -137,7 +137,7 @@ def _join_lines(path: str, layout: Layout, malformed: Malformed) -> Documents:
         if line is not None and (layout.txt_documents == 'file' or line.strip()):
             start = start if size else number
             size += len(line) + 1
-            # A document that is too long already is not held in memory.
+            # A document that is already too long is not kept in memory.
             if size <= layout.longest:
                 document.append(line)
             else:
@@ -198,4 +198,4 @@ def _read_parquet(path: str, layout: Layout, malformed: Malformed) -> Documents:
 
 def _no_field(path: str, field: str | int, kind: str, names: Sequence[str]) -> UserError:
     shown = ', '.join(ascii(name)[:60] for name in names[:10]) + (', ...' if len(names) > 10 else '')
-    return UserError(f"{path} has no {kind} '{field}', it has {shown}; set TEXT_FIELD to one of them")
+    return UserError(f"TEXT_FIELD must be a {kind} of {path}, got '{field}'; set it to one of {shown}")

@@ -1,7 +1,7 @@
-"""seqio's sources of documents: parsed, streamed and TFDS corpora. Importing this module loads seqio.
+"""seqio data sources for parsed, streamed and TFDS corpora. Importing this module loads seqio.
 
-No source reports its number of examples: seqio would cache a small corpus in memory, with an operation whose position
-cannot be saved.
+No source reports its number of examples, because seqio would cache a small corpus in memory, with an operation whose
+position cannot be saved.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class TextSource(seqio.DataSource):
     """The documents of a `ParsedCorpus`, with a position that can be saved.
 
     Attributes:
-        repeats: whether a shuffled dataset has no end, see `arrow_files.Documents.dataset`. Set by `task_batches`.
+        repeats: whether a shuffled dataset repeats without end, see `arrow_files.Documents.dataset`. `task_batches`
+            sets it.
     """
 
     repeats = False
@@ -42,7 +43,7 @@ class TextSource(seqio.DataSource):
         return self._corpus.files(split)
 
     def records(self, split: str) -> list[str]:
-        """The TFRecord files, whose names TensorFlow does not report if they are damaged: none."""
+        """Returns the TFRecord files, whose names TensorFlow does not report if they are damaged: none."""
         return []
 
     def get_dataset(
@@ -53,7 +54,7 @@ class TextSource(seqio.DataSource):
         shard_info: seqio.ShardInfo | None = None,
         **_: Any,
     ) -> tf.data.Dataset:
-        """One epoch of {'text': UTF-8 scalar}, or all if `repeats`. `_`: arguments of other sources, without effect."""
+        """Returns one epoch of {'text': UTF-8 scalar}, or all if `repeats`; ignores other arguments of seqio."""
         if shuffle:
             seed = (np.random.default_rng().integers(2**31).item() if seed is None else seed) + self._order
         dataset = self._corpus.documents(split).dataset(seed if shuffle else None, shard_info, shuffle and self.repeats)
@@ -84,8 +85,10 @@ class StreamedSource(seqio.DataSource):
         shard_info: seqio.ShardInfo | None = None,
         **_: Any,
     ) -> tf.data.Dataset:
-        """{'text': UTF-8 scalar}. With `shuffle`, the training documents repeat without end, and each epoch has another
-        order of the shards. `_`: further arguments of seqio's sources, which have no effect."""
+        """Returns examples {'text': UTF-8 scalar}; ignores other arguments of seqio.
+
+        With `shuffle`, the training documents repeat without end, with a different order of the shards in each epoch.
+        """
         shard = shard_info or seqio.ShardInfo(0, 1)
         if split == TRAIN:
             return self._training(shard, f'{seed} {self._order}' if shuffle else None)
@@ -108,7 +111,7 @@ class StreamedSource(seqio.DataSource):
 
         def read_next(place: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
             kinds = [tf.string, tf.string, tf.bool]
-            # Not stateful: the next document depends on the place alone, so tf.data may save a position here.
+            # Not stateful, because the next document depends only on the place; tf.data may save a position here.
             after, text, is_end = tf.numpy_function(reader.after, [place], kinds, stateful=False)
             for tensor in (after, text, is_end):
                 tensor.set_shape([])
@@ -119,7 +122,7 @@ class StreamedSource(seqio.DataSource):
 
 
 class TfdsSource(seqio.TfdsDataSource):
-    """seqio's TFDS source, which never prepares a data set and raises UserError if it cannot be read."""
+    """seqio's TFDS source that does not prepare data sets, and raises UserError if one cannot be read."""
 
     def __init__(self, name: str, data_dir: str | None, splits: Mapping[str, str], order: int = 0):
         """`order` is added to every seed."""
@@ -142,7 +145,7 @@ class TfdsSource(seqio.TfdsDataSource):
             kwargs['seed'] += self._order
         try:
             with warnings.catch_warnings():
-                # TFDS asks for a deterministic order, which an interleave in one thread has anyway.
+                # TFDS requests a deterministic order, which an interleave in one thread always has.
                 warnings.filterwarnings('ignore', 'The `deterministic` argument has no effect')
                 return super().get_dataset(*args, **kwargs)
         except Exception as error:
@@ -152,13 +155,13 @@ class TfdsSource(seqio.TfdsDataSource):
         folder = self.tfds_dataset.data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
         reason = ' '.join(str(error).split())[:120]
         return UserError(
-            f'TFDS data set {self._name} cannot be read from {folder} ({reason}): set TFDS_DATA_DIR to the folder that '
-            'contains it, or another c4.corpus.name'
+            f'TFDS data set {self._name} cannot be read from {folder} ({reason}); set TFDS_DATA_DIR to the folder that '
+            'contains it, or give another c4.corpus.name'
         )
 
 
 class _SequentialLoader(seqio.LazyTfdsLoader):
-    """Interleaves files in one thread and caches nothing in memory: tf.data could not restore the position."""
+    """Interleaves files in one thread without a cache in memory, because tf.data could not restore the position."""
 
     @property
     def read_config(self) -> tfds.ReadConfig:

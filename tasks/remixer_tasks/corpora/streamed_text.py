@@ -1,9 +1,9 @@
-"""A corpus that is read while a run trains, without a copy.
+"""A corpus that is read during training, without a local copy.
 
-A *place* in it is a short JSON text: the epoch, the number of finished shards of the epoch, and the state of the shard
-that is being read. `Reader.after` returns the document after a place, and the place after that. The pipeline carries
-the place as a tensor (see `sources.StreamedSource`), so that tf.data saves it together with the documents that are
-being joined, corrupted and shuffled at that moment, and a restored pipeline continues with the next document.
+A *place* is a short JSON text: the epoch, the number of finished shards of the epoch, and the state of the current
+shard. `Reader.after` returns the document after a place, and the place after that document. The place is a tensor of
+the pipeline (see `sources.StreamedSource`), so tf.data saves it together with the documents that are being joined,
+corrupted and shuffled at that moment, and a restored pipeline continues with the next document.
 """
 
 from __future__ import annotations
@@ -34,18 +34,20 @@ class Shards(Protocol):
         """Paths or URLs of the data, so that a resumed run notices other data."""
 
     def read(self, shard: int, state: Any) -> Iterator[tuple[str, Any]]:
-        """The documents of a shard after `state` (None: all), each with the state after it, which consists of JSON
-        values. Raises UserError if the shard cannot be read."""
+        """Yields the documents of a shard after `state` (None: all), each with the state after it, a JSON value.
+
+        Raises UserError if the shard cannot be read.
+        """
 
 
 class StreamedCorpus:
     """Documents of `open_split(split)`, for tasks; see `text_corpus.Corpus`.
 
-    validation_fraction: share of the training documents that is held out by the hash of their text, the same documents
-    that `text_corpus.ParsedCorpus` holds out; None if 'validation' is a separate split.
+    `validation_fraction` of the training documents are held out by the hash of their text, as in
+    `text_corpus.ParsedCorpus`; None if 'validation' is a separate split.
 
-    Held-out documents are kept in memory as far as an evaluation has read them, because each evaluation reads them
-    again, and finding them by hash takes reading all documents before them.
+    Held-out documents that an evaluation has read stay in memory, because each evaluation reads them again, and finding
+    them requires reading all documents before them.
     """
 
     def __init__(
@@ -68,25 +70,27 @@ class StreamedCorpus:
 
     def training_documents(self) -> Iterator[str]:
         raise UserError(
-            f'a vocabulary cannot be trained on {self.name}, which is not copied (HF_STREAMING=True): type '
+            f'a vocabulary cannot be trained on {self.name}, which is streamed (HF_STREAMING=True); type '
             "--gin.VOCABULARY='@vocabularies.sentencepiece()' --gin.VOCABULARY_PATH=/path/to/spiece.model "
             '--gin.VOCAB_SIZE=32128, or @vocabularies.byte() and 384'
         )
 
     def shards(self, split: str) -> Shards:
-        """The shards of 'train', or those that contain the documents of 'validation'. Raises UserError if they cannot
-        be opened."""
+        """Returns the shards of a split; documents of 'validation' may be held out from the shards of 'train'.
+
+        Raises UserError if the shards cannot be opened.
+        """
         opened = TRAIN if self._fraction is not None else split
         if opened not in self._opened:
             self._opened[opened] = self._open_split(opened)
         return self._opened[opened]
 
     def is_held_out(self, document: bytes) -> bool:
-        """Whether a document of the training shards is held out."""
+        """Returns whether a document of the training shards is held out."""
         return self._fraction is not None and share_of(document) < self._fraction
 
     def held_out(self) -> Iterator[bytes]:
-        """The documents of 'validation', in the order of the shards. Raises UserError if there are none."""
+        """Yields the documents of 'validation', in the order of the shards. Raises UserError if there are none."""
         for number in itertools.count():
             with self._lock:
                 if number == len(self._held_out):
@@ -105,19 +109,19 @@ class StreamedCorpus:
                     yield document
         if not self._held_out:
             raise UserError(
-                f'{self.name} has no validation documents: give a larger VALIDATION_FRACTION, HF_VALIDATION_SPLIT, or '
+                f'{self.name} has no validation documents; give a larger VALIDATION_FRACTION, HF_VALIDATION_SPLIT, or '
                 'EVAL_PERIOD = None'
             )
 
 
 class Reader:
-    """Reads the documents of some shards from any place; several iterators may use it, from several threads.
+    """Reads the documents of some shards from any place. Iterators in several threads may share a reader.
 
     Args:
-        corpus: whose training documents are read.
-        shards: their numbers.
-        seed: of the order of the shards, which is another one in each epoch, without end; None reads them once, in
-            order.
+        corpus: a corpus, whose training documents are read.
+        shards: indices of the shards.
+        seed: seed of the order of the shards, which differs in each epoch and repeats without end; None reads the
+            shards once, in order.
     """
 
     def __init__(self, corpus: StreamedCorpus, shards: Sequence[int], seed: str | None):
@@ -127,14 +131,14 @@ class Reader:
         self._documents: Iterator[tuple[bytes, bytes]] = iter(())
 
     def after(self, place: bytes) -> tuple[bytes, bytes, bool]:
-        """The place after the next document after `place`, the document, and whether the end was reached instead.
+        """Returns the place after the next document, the document, and whether the end was reached instead.
 
         Raises UserError if a shard cannot be read, or if an epoch has no document.
         """
         with self._lock:
             if place != self._place:
                 self._documents = self._read(place)
-            # If the next line raises, the shards must be opened again.
+            # If the next line raises, the shards must be reopened.
             self._place = None
             after, document = next(self._documents, (place, None))
             self._place = after
@@ -164,5 +168,5 @@ class Reader:
     def _order(self, epoch: int) -> Sequence[int]:
         if self._seed is None:
             return self._shards
-        # Hashes, because NumPy's generators may differ between versions.
+        # Sorted by hash, because NumPy's generators may differ between versions.
         return sorted(self._shards, key=lambda shard: hashlib.sha256(f'{self._seed} {epoch} {shard}'.encode()).digest())

@@ -1,8 +1,8 @@
-"""A corpus is documents with a held-out part: where a task's text comes from and a vocabulary is trained on.
+"""Corpora: documents with a held-out part, for tasks and for training vocabularies.
 
-`ParsedCorpus` parses its documents once into Arrow files in the cache and reads them from there. That costs the text's
-size on disk, and gives errors that are counted before training starts, a shuffle over the whole corpus, equal shards
-for any number of hosts, and a position that is a number.
+`ParsedCorpus` parses its documents once into Arrow files in the cache and reads them from there. This takes as much
+disk space as the text. In return, errors are counted before training starts, the whole corpus is shuffled, shards are
+equal for any number of hosts, and a position is one number.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Read = Callable[[Malformed], Iterator[str]]
 
 
 class Corpus(Protocol):
-    """What tasks and vocabularies need to know."""
+    """The interface that tasks and vocabularies use."""
 
     @property
     def name(self) -> str:
@@ -43,11 +43,13 @@ class Corpus(Protocol):
         """A key that changes if the text may have changed."""
 
     def source(self, order: int = 0) -> seqio.DataSource:
-        """Splits 'train' and 'validation' of examples {'text': UTF-8 scalar}; opens no file. `order` changes the order
-        of shuffled examples for the same seed."""
+        """Returns splits 'train' and 'validation' of examples {'text': UTF-8 scalar}, without opening a file.
+
+        `order` changes the order of shuffled examples for the same seed.
+        """
 
     def training_documents(self) -> Iterator[str]:
-        """Documents of the training split, in random order."""
+        """Yields the documents of the training split, in random order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,13 +57,13 @@ class ParsedCorpus:
     """Documents that Python functions yield, stored in the cache.
 
     Attributes:
-        read: a function that yields all documents, or functions that each yield the next documents. Several functions
-            are called in as many processes as there are cores, and a killed command repeats only those that ran.
-        read_validation: the same for held-out documents; None holds out a share of the others by their hash.
-        validation_fraction: that share; at least one document is held out.
+        read: a function that yields all documents, or functions that each yield a part of them. Several functions are
+            called in as many processes as there are cores; after a kill, only unfinished functions are repeated.
+        read_validation: the same for held-out documents; None holds out documents of `read` by their hash.
+        validation_fraction: fraction of the documents to hold out; at least one document is held out.
         noun: the word for a document in messages.
-        hold_out_advice: what to type if no document can be held out.
-        empty_advice: what to type if there is no document.
+        hold_out_advice: advice in the error if no document can be held out.
+        empty_advice: advice in the error if there is no document.
     """
 
     name: str
@@ -87,7 +89,7 @@ class ParsedCorpus:
         return TextSource(self, order)
 
     def folder(self) -> Path:
-        """The folder of its files in the cache, parsed first if necessary. Raises UserError for unusable text."""
+        """Returns its folder in the cache; parses the text first if necessary. Raises UserError for unusable text."""
         name = cache.key('corpus 2', self.identity, self.validation_fraction, self.strict)
         folder = cache.root() / 'corpora' / name
         if not (folder / cache.SEAL).exists():
@@ -98,12 +100,12 @@ class ParsedCorpus:
         return folder
 
     def files(self, split: str) -> list[str]:
-        """Paths of the Arrow files, and last the path of the row numbers of a split."""
+        """Returns the paths of the Arrow files, and last the path of the row numbers of a split."""
         folder = self.folder()
         return [str(path) for path in (*sorted(folder.glob('*.arrow')), *folder.glob(f'{split}-*.npy'))]
 
     def documents(self, split: str) -> Any:
-        """The `arrow_files.Documents` of a split."""
+        """Returns the `arrow_files.Documents` of a split."""
         return _open(tuple(self.files(split)))
 
     def training_documents(self) -> Iterator[str]:
@@ -126,7 +128,7 @@ def _open(files: tuple[str, ...]) -> Any:
 
 
 def share_of(document: bytes) -> float:
-    """A number in [0, 1) that is a hash of the document, which stays in its split when others are added."""
+    """Returns a number in [0, 1) that is a hash of the document, which stays in its split when others are added."""
     return int.from_bytes(hashlib.sha256(document).digest()[:6], 'big') / 2**48
 
 
@@ -134,7 +136,7 @@ def check_fraction(fraction: float, documents: str = 'documents') -> None:
     """Raises UserError unless `fraction` of the `documents` can be held out."""
     if not 0.0 < fraction < 1.0:
         raise UserError(
-            f'the share of held-out {documents} must be above 0 and below 1, got {fraction}; type 0.01 for 1 %'
+            f'the fraction of held-out {documents} must be above 0 and below 1, got {fraction}; type 0.01 for 1%'
         )
 
 
@@ -160,7 +162,7 @@ def _parse(corpus: ParsedCorpus, folder: Path) -> None:
         held_out = arrow_files.Documents(paths).shares()
         is_held_out = np.repeat([False, True], [len(shares), len(held_out)])
         shares = np.concatenate([shares, held_out])
-    # In the name, so that a resumed run notices other text, although it does not read it.
+    # Part of the file name, so that a resumed run detects other text without reading it.
     digest = hashlib.sha256(shares.tobytes()).hexdigest()[:16]
     for split, numbers in {TRAIN: np.flatnonzero(~is_held_out), VALIDATION: np.flatnonzero(is_held_out)}.items():
         if not len(numbers):
@@ -168,7 +170,7 @@ def _parse(corpus: ParsedCorpus, folder: Path) -> None:
         np.save(folder / 'rows.tmp.npy', numbers)
         temporary.sync_and_rename(folder / 'rows.tmp.npy', folder / f'{split}-{digest}.npy')
     for path in folder.glob('*.unfinished'):
-        # Of a killed command.
+        # Left by a killed command.
         path.unlink(missing_ok=True)
     count = int(is_held_out.sum())
     notice.done(f'{len(shares) - count:,} {nouns}, {count:,} held out{malformed.summary()}')
@@ -178,7 +180,7 @@ def _parse(corpus: ParsedCorpus, folder: Path) -> None:
 def _read(
     corpus: ParsedCorpus, read: Read | Sequence[Read], name: str, folder: Path, malformed: Malformed, notice: Notice
 ) -> list[Path]:
-    """Writes each function's documents to a file; the paths of the files."""
+    """Writes each function's documents to a file and returns the paths of the files."""
     functions = [read] if callable(read) else read
     paths = [folder / f'{name}-{number:05d}.arrow' for number in range(len(functions))]
     jobs = [(function, path, corpus.strict) for function, path in zip(functions, paths, strict=True)]
@@ -205,7 +207,7 @@ def _write(read: Read, path: Path, strict: bool, progress: Callable[[int], Any] 
             yield document.encode()
             progress(number)
 
-    # Not the name that another process may use.
+    # A name that no other process uses.
     unfinished = path.with_suffix(f'.{os.getpid()}.unfinished')
     try:
         with cache.writing():

@@ -1,8 +1,8 @@
 """The cache folder of derived files: parsed corpora, trained vocabularies, downloads.
 
-An entry's name is a hash of everything its content depends on, so an entry is never changed, only added. A killed run
-leaves a temporary name that the next run removes, or a folder without a seal that the next run completes. If two runs
-make the same entry at the same time, both have the same content.
+The name of an entry is a hash of everything that its content depends on, so entries are added and never changed. A
+killed run leaves a temporary file that the next run removes, or a folder without a seal that the next run completes. If
+two runs create an entry at the same time, both write the same content.
 """
 
 import contextlib
@@ -21,13 +21,13 @@ from remixer_t5x.errors import UserError, reason
 from remixer_t5x.lazy import tf
 from remixer_tasks.files.notice import Notice
 
-# The file with the names and sizes of an entry's files.
+# Names and sizes of the files of an entry; see `seal`.
 SEAL = 'files.json'
 _LOCK, _UNFINISHED = 'lock', '.tmp'
 
 
 class FileState(NamedTuple):
-    """What identifies the content of a file: its path, its bytes, and the time of its last change in nanoseconds."""
+    """Identifies the content of a file: path, size in bytes, and modification time in nanoseconds."""
 
     path: str
     size: int
@@ -35,7 +35,7 @@ class FileState(NamedTuple):
 
 
 def file_state(path: str) -> FileState:
-    """The state of a file, local or in a bucket. Raises UserError if there is none."""
+    """Returns the state of a file, local or in a bucket. Raises UserError if it does not exist."""
     try:
         if '://' in path:
             remote = tf.io.gfile.stat(path)
@@ -43,23 +43,23 @@ def file_state(path: str) -> FileState:
         local = os.stat(path)
         return FileState(path, local.st_size, local.st_mtime_ns)
     except lazy.file_errors() as error:
-        raise UserError(f'{path} cannot be read ({reason(error)}); restore it, and type the command again') from error
+        raise UserError(f'{path} cannot be read ({reason(error)}); restore it and type the command again') from error
 
 
 def root() -> Path:
-    """The cache folder: $REMIXER_T5X_CACHE, or ~/.cache/remixer_t5x."""
+    """Returns the cache folder: $REMIXER_T5X_CACHE, or ~/.cache/remixer_t5x."""
     return Path(os.environ.get('REMIXER_T5X_CACHE') or '~/.cache/remixer_t5x').expanduser()
 
 
 def key(*parts: Any) -> str:
-    """A name for what `parts` (JSON values) determine: 32 hexadecimal digits of a SHA-256."""
+    """Hashes `parts` (JSON values) to the name of an entry, 32 hexadecimal digits of a SHA-256."""
     text = json.dumps(parts, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 @contextlib.contextmanager
 def adding(entry: Path) -> Iterator[Path]:
-    """Yields a temporary path, whose file or folder is renamed to `entry` at the end of the block.
+    """Yields a temporary path for a file or folder, which is renamed to `entry` at the end of the block.
 
     Raises UserError if the cache folder cannot be written or its disk is full.
     """
@@ -70,18 +70,18 @@ def adding(entry: Path) -> Iterator[Path]:
             try:
                 temporary.sync_and_rename(path, entry)
             except OSError:
-                # A folder does not replace a folder that another run has made.
+                # Another run may have created the folder, which a rename cannot replace.
                 if not entry.is_dir():
                     raise
 
 
 @contextlib.contextmanager
 def filling(folder: Path, name: str) -> Iterator[bool]:
-    """Locks a folder to which files are added one by one, until `seal`. Yields whether it is not sealed yet.
+    """Locks a folder to which files are added one by one until `seal`; yields whether it is not sealed yet.
 
-    Other processes wait for the lock, with a message that has the `name` of the entry. The files of a killed process
-    stay for the next one; after a UserError the folder is removed. Raises UserError if the cache folder cannot be
-    written, or its disk is full.
+    Other processes wait for the lock and print a message with the `name` of the entry. Files of a killed process remain
+    for the next process; after a UserError the folder is removed. Raises UserError if the cache folder cannot be
+    written or its disk is full.
     """
     with writing():
         folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,9 @@ def filling(folder: Path, name: str) -> Iterator[bool]:
         except (NotImplementedError, OSError) as error:
             if getattr(error, 'errno', errno.ENOLCK) not in (errno.ENOLCK, errno.ENOTSUP):
                 raise
-            raise UserError(f'{root()} has no file locks ({error}): set REMIXER_T5X_CACHE to a local folder') from error
+            raise UserError(
+                f'the cache {root()} must support file locks ({error}); set REMIXER_T5X_CACHE to a local folder'
+            ) from error
         try:
             yield not (folder / SEAL).exists()
         except UserError:
@@ -106,21 +108,21 @@ def filling(folder: Path, name: str) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def writing() -> Iterator[None]:
-    """Converts an OSError because the cache folder cannot be written, or its disk is full, to a UserError."""
+    """Raises UserError instead of an OSError if the cache folder cannot be written or its disk is full."""
     try:
         yield
     except OSError as error:
         full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         if error.errno in (*full, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
             raise UserError(
-                f'cannot write to the cache {root()} ({os.strerror(error.errno)}): set '
-                'REMIXER_T5X_CACHE to a folder with space that you may write to'
+                f'cannot write to the cache {root()} ({os.strerror(error.errno)}); set REMIXER_T5X_CACHE to a writable '
+                'folder with free space'
             ) from error
         raise
 
 
 def seal(folder: Path) -> None:
-    """Writes the names and sizes of the files of `folder` to it, for `check`."""
+    """Writes the names and sizes of the files in `folder` to its seal, for `check`."""
     # A killed run may have left an unfinished seal.
     files = [path for path in sorted(folder.iterdir()) if path.name not in (SEAL, _LOCK) and path.suffix != _UNFINISHED]
     unfinished = (folder / SEAL).with_suffix(_UNFINISHED)
@@ -129,18 +131,18 @@ def seal(folder: Path) -> None:
 
 
 def check(folder: Path) -> None:
-    """Raises UserError if a file of the seal of `folder` is missing or has another size."""
+    """Raises UserError if a file in the seal of `folder` is missing or has another size."""
     try:
         sizes = untrusted_files.parse_json(untrusted_files.read_bytes(folder / SEAL))
         damaged = [name for name, size in sizes.items() if (folder / name).stat().st_size != size]
     except (OSError, ValueError, AttributeError) as error:
-        # A damaged seal may not be an object, and may have names that are too long for the disk.
+        # A damaged seal may not be an object, or may have names that are too long for the file system.
         name = getattr(error, 'filename', None) or folder / SEAL
         raise UserError(f'{name} is missing or damaged ({reason(error)}); {repair(folder)}') from error
     if damaged:
-        raise UserError(f'{folder / damaged[0]} was cut off or changed; {repair(folder)}')
+        raise UserError(f'{folder / damaged[0]} was truncated or changed; {repair(folder)}')
 
 
 def repair(folder: Path) -> str:
-    """What to do about a damaged entry."""
-    return f'delete the folder {folder}, and it is made again'
+    """Returns the advice in the error for a damaged entry."""
+    return f'delete the folder {folder} to recreate it'

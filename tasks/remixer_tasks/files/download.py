@@ -1,7 +1,7 @@
-"""Fetches published files, from their URL or a folder, into the folder that `data_files` searches last.
+"""Fetches published files from their URL or a folder into the folder that `data_files` searches last.
 
-The SHA-256 of each file, also of an archive, is part of this package. A file is moved into place, or extracted, after
-its SHA-256 was verified, and never replaces another.
+This package has the SHA-256 of each file or archive. A file is moved into place or extracted after its SHA-256 was
+verified, and never replaces another file.
 """
 
 import difflib
@@ -23,9 +23,9 @@ from remixer_tasks.benchmarks.text_task import Dataset, Download
 from remixer_tasks.files.notice import Notice
 
 _CHUNK = 1 << 20
-# Without a byte from the server.
+# Maximum time without a byte from the server.
 _TIMEOUT_SECONDS = 30
-# Bytes of one file; the largest published one has 0.4 GB.
+# Maximum size of a file in bytes; the largest published file has 0.4 GB.
 _LARGEST = 20 * 10**9
 
 
@@ -37,41 +37,41 @@ def get(name: str, source: str | None = None, data_dir: str | None = None) -> li
         source: a folder that contains the published files; None downloads them.
 
     Returns:
-        Lines to show: what was done, the terms, and where each split is.
+        Lines to print: what was done, the location of each split, and the terms.
 
     Raises:
-        UserError: an unknown name; a data set without known files; a file that cannot be fetched or written, or that is
-            not the published file.
+        UserError: the name is unknown, the data set has no downloads, or a file cannot be fetched or written, or is not
+            the published file.
     """
     dataset = find(name)
     folder = Path(catalogue.download_folder(data_dir))
     origins = catalogue.origins(dataset, data_dir)
     if source is None and all(origins.values()):
-        return [f'{dataset.name} is here already, nothing was downloaded', *_describe(dataset, origins)]
+        return [f'{dataset.name} exists already, nothing was downloaded', *_describe(dataset, origins)]
     if not dataset.downloads:
         files = ', '.join(' + '.join(layouts[0].paths) for layouts in dataset.splits.values() if layouts)
         parts = [f'put {files} into {folder}'] if files else []
         parts += [f'prepare TFDS data set {dataset.tfds}'] if dataset.tfds else []
         raise UserError(
-            f'no download of {dataset.name} with a known SHA-256 is known here: {", or ".join(parts)} '
-            f'({dataset.terms}); what you put there is not checked'
+            f'{dataset.name} has no download with a known SHA-256 ({dataset.terms}); {", or ".join(parts)}, '
+            'which is not verified'
         )
     new = sum(_fetch(dataset, download, folder, source, name) for download in dataset.downloads)
-    done = f'is now in {folder}, SHA-256 as published' if new else f'is in {folder} already, nothing was copied'
+    done = f'is now in {folder}, SHA-256 verified' if new else f'is already in {folder}, nothing was copied'
     fetched, searched_first = catalogue.origins(dataset, str(folder)), catalogue.origins(dataset, data_dir)
     lines = [f'{dataset.name} {done}', *_describe(dataset, fetched)]
     if elsewhere := [str(origin) for split, origin in searched_first.items() if origin != fetched[split]]:
-        lines.append(f'tasks still read {", ".join(elsewhere)}, which is searched first')
+        lines.append(f'tasks still read {", ".join(elsewhere)}, because that folder is searched first')
     return lines
 
 
 def find(name: str) -> Dataset:
-    """The data set with this name, or of the task with this name. Raises UserError with the nearest known names."""
+    """Returns the data set with this name, or that of a task. Raises UserError with the nearest known names."""
     named = {**catalogue.DATASETS, **{task.name: task.dataset for task in catalogue.TASKS.values()}}
     if name not in named:
         near = difflib.get_close_matches(str(name), named, n=3, cutoff=0.4)
         advice = f'the nearest names are {", ".join(near)}' if near else 'type remixer-t5x data list for all names'
-        raise UserError(f'{name!r} is not the name of a task or data set; {advice}')
+        raise UserError(f'NAME must be a task or data set, got {name!r}; {advice}')
     return named[name]
 
 
@@ -124,14 +124,14 @@ def _fetch(dataset: Dataset, download: Download, folder: Path, source: str | Non
                 _place(path, target / path.relative_to(extracted))
     except OSError as error:
         raise UserError(
-            f'cannot write to {folder} ({error}): set REMIXER_T5X_CACHE, or DATA_DIR if it '
-            'is set, to a folder with space that you may write to'
+            f'cannot write to {folder} ({error}); set REMIXER_T5X_CACHE, or DATA_DIR if it is set, to a writable '
+            'folder with free space'
         ) from error
     return True
 
 
 def _is_hidden(name: str) -> bool:
-    """Whether the operating system that made the archive added the file."""
+    """Returns whether the operating system that made the archive added the file."""
     parts = name.split('/')
     return parts[0] == '__MACOSX' or parts[-1].startswith('.') or not name.isprintable()
 
@@ -141,7 +141,7 @@ def _place(file: Path, place: Path) -> None:
     if not place.exists():
         temporary.sync_and_rename(file, place)
     elif not place.is_file() or _sha256(place) != _sha256(file):
-        raise UserError(f'{place} is there, but is not the published file; move it away and type the command again')
+        raise UserError(f'{place} exists, but is not the published file; move it and type the command again')
 
 
 def _download(url: str, file: Path, offline: str) -> None:
@@ -177,13 +177,13 @@ def _megabytes(count: int) -> str:
 
 
 def _find_copy(source: Path, name: str, download: Download) -> Path:
-    """The file in `source` or in its folder of the data set. Raises UserError if it is missing."""
+    """Returns the file in `source` or in its folder of the data set. Raises UserError if it is missing."""
     if not source.is_dir():
-        raise UserError(f'--from {source} is not a folder; give the folder with {name}')
+        raise UserError(f'--from must be a folder, got {source}; give the folder with {name}')
     for path in (source / name, source / download.folder / name):
         if path.is_file():
             return path
-    raise UserError(f'there is no {name} in {source}; get it from {download.url} (SHA-256 {download.sha256})')
+    raise UserError(f'{source} must have the file {name}; get it from {download.url} (SHA-256 {download.sha256})')
 
 
 def _sha256(path: Path) -> str:

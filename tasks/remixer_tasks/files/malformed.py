@@ -1,4 +1,4 @@
-"""Counts and skips malformed and empty records of a user's data, or raises UserError for the first one."""
+"""Counts malformed and empty records of user data, or raises UserError for the first one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Malformed:
     """Collects malformed and empty records.
 
     Args:
-        strict: raises UserError for the first malformed or empty record.
-        file_advice: what to type if a whole file cannot be read.
-        line_advice: what to type if a record cannot be read and `strict` is set.
+        strict: whether to raise UserError for the first malformed or empty record.
+        file_advice: advice in the error if a whole file cannot be read.
+        line_advice: advice in the error if `strict` and a record cannot be read.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class Malformed:
             self._first.append(place)
 
     def empty(self, path: str, line: int) -> None:
-        """Records that the record there has no text. Raises UserError if strict."""
+        """Records that the record on line `line` has no text. Raises UserError if strict."""
         if self._strict:
             raise UserError(f'{path}:{line}: the text is empty; {self._line_advice}')
         self._empty_count += 1
 
     def counts(self) -> dict[str, Any]:
-        """What was skipped, as JSON values for `add`."""
+        """Returns the counts of skipped records as JSON values, for `add`."""
         return {'skipped': self.count, 'empty': self._empty_count, 'first': self._first}
 
     def add(self, counts: dict[str, Any]) -> None:
@@ -54,7 +54,7 @@ class Malformed:
         self._first = [*self._first, *counts['first']][:_SHOWN]
 
     def summary(self) -> str:
-        """What was skipped and where, to append to a line; empty if nothing was."""
+        """Returns counts and locations of skipped records, to append to a line; '' if there are none."""
         more = ', ...' if self.count > _SHOWN else ''
         malformed = f', {self.count:,} malformed skipped ({", ".join(self._first)}{more})' if self.count else ''
         return malformed + (f', {self._empty_count:,} empty skipped' if self._empty_count else '')

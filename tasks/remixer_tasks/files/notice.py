@@ -8,7 +8,7 @@ _REDRAW_SECONDS = 0.5
 
 
 class Notice:
-    """Reports the progress of one piece of work: a line that a terminal redraws, or plain lines in a log."""
+    """Reports progress with a line that is redrawn on a terminal, or with plain lines in a log."""
 
     def __init__(self, what: str):
         self._what = what

@@ -1,7 +1,7 @@
-"""Lines and rows of files: text, JSON lines, TSV, CSV and Parquet, plain or gzipped, local or in a bucket.
+"""Reads lines and rows of text, JSON lines, TSV, CSV and Parquet files, plain or gzipped, local or in a bucket.
 
-Readers stream in bounded memory. They pass records that cannot be read to `Malformed`, and raise UserError if a whole
-file is unusable.
+Readers stream in bounded memory, pass records that cannot be read to `Malformed`, and raise UserError if a whole file
+is unusable.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EXTENSIONS = {'json': 'jsonl', 'ndjson': 'jsonl', **{name: name for name in FORM
 Row = dict[str, Any]
 # Pairs of a line or row number, from 1, and a row.
 Rows = Iterator[tuple[int, Row]]
-# Characters of a line or document: more than any book has, and few enough to hold some of them in memory.
+# Default maximum characters of a line or document: more than a book, but several fit in memory.
 LONGEST = 50_000_000
 _CHUNK = 1 << 20
 # Python decodes bytes that are not UTF-8 to these characters (PEP 383).
@@ -38,7 +38,7 @@ _NOT_UTF_8 = re.compile('[\udc80-\udcff]')
 
 @contextlib.contextmanager
 def opened(path: str, advice: str) -> Iterator[Any]:
-    """Opens a file, decompressed if its name ends in .gz, for reading bytes. Errors raise UserError with `advice`."""
+    """Opens a file for reading bytes, decompressed if it ends in .gz. Raises UserError with `advice` for errors."""
     try:
         with io.BufferedReader(_Remote(path), _CHUNK) if '://' in path else untrusted_files.open_file(path) as file:
             if path.endswith('.gz'):
@@ -47,7 +47,7 @@ def opened(path: str, advice: str) -> Iterator[Any]:
             else:
                 yield file
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f'{path}: damaged gzip file ({error}); make it again, or rename it if it is plain') from error
+        raise UserError(f'{path}: damaged gzip file ({error}); compress it again, or rename it') from error
     except lazy.file_errors() as error:
         raise UserError(f'{path}: {reason(error)}; {advice}') from error
 
@@ -85,7 +85,7 @@ def lines(path: str, longest: int, malformed: Malformed, encoding: str = 'utf-8'
                 while line := text.readline(longest + 1):
                     number += 1
                     if len(line) > longest and not line.endswith('\n'):
-                        # Before the rest of the line, which may take minutes to skip.
+                        # Recorded before skipping the rest of the line, which may take minutes.
                         malformed.record(path, number, f'the line has more than {longest:,} characters')
                         while line and not line.endswith('\n'):
                             line = text.readline(_CHUNK)
@@ -105,11 +105,11 @@ class RowLayout:
 
     Attributes:
         format: one of FORMATS, or None to use each file's extension. TSV and CSV begin with a line of column names.
-        longest: characters of a line; a longer one is malformed, and never held in memory as a whole.
-        delimiter: between the columns of TSV and CSV; None is a tab or a comma.
-        encoding: of JSON lines, TSV and CSV.
-        numbered: columns of TSV and CSV are called 0, 1, 2, ..., and the first line is a row, unless it has these
-            names.
+        longest: maximum number of characters of a line; longer lines are malformed, and never fully in memory.
+        delimiter: delimiter of TSV and CSV; None is a tab or a comma.
+        encoding: encoding of JSON lines, TSV and CSV.
+        numbered: whether the columns of TSV and CSV are named 0, 1, 2, ... and the first line is a row, unless it has
+            these names.
     """
 
     format: str | None = None
@@ -134,12 +134,12 @@ class RowLayout:
             ) from error
 
     def format_of(self, path: str) -> str:
-        """The format of this file. Raises UserError if neither setting nor extension names it."""
+        """Returns the format of this file. Raises UserError if neither setting nor extension names it."""
         return self.format or format_by_extension(path, EXTENSIONS, 'PAIRS_FORMAT')
 
 
 def format_by_extension(path: str, formats: Mapping[str, str], setting: str) -> str:
-    """The format of a file by its name, with or without .gz. Raises UserError, with `setting`, for any other."""
+    """Returns the format of a file by its extension before .gz. Raises UserError, with `setting`, if it is unknown."""
     name = path.lower().removesuffix('.gz').rsplit('/', 1)[-1]
     extension = name.rpartition('.')[2] if '.' in name else ''
     if extension not in formats:
@@ -149,7 +149,7 @@ def format_by_extension(path: str, formats: Mapping[str, str], setting: str) -> 
 
 
 def read(path: str, layout: RowLayout, malformed: Malformed) -> Rows:
-    """The rows of one file, in order. Raises UserError, see the module."""
+    """Returns the rows of one file, in order. Raises UserError, see the module."""
     format = layout.format_of(path)
     if format == 'parquet':
         return parquet_rows(path, 'PAIRS_FORMAT')
@@ -159,13 +159,13 @@ def read(path: str, layout: RowLayout, malformed: Malformed) -> Rows:
 
 
 def json_rows(path: str, longest: int, malformed: Malformed, encoding: str = 'utf-8') -> Rows:
-    """The objects of a file of JSON lines; blank lines are skipped."""
+    """Yields the objects of a file of JSON lines; blank lines are skipped."""
     is_first = True
     for number, line in lines(path, longest, malformed, encoding):
         if not line.strip():
             continue
         try:
-            # Other programs write NaN where a value is missing.
+            # Some programs write NaN for missing values.
             row, problem = untrusted_files.parse_json(line, odd_numbers=True), 'the line is not a JSON object'
         except untrusted_files.NotJson as error:
             row, problem = None, str(error)
@@ -203,7 +203,7 @@ def _csv_cells(path: str, layout: RowLayout, malformed: Malformed) -> Iterator[t
             last = number
             yield f'{line}\n'
 
-    # If not strict, the module reads an unclosed quote to the end of the file, as one cell.
+    # With strict=False, an unclosed quote would make the rest of the file one cell.
     reader = csv.reader(read_lines(), delimiter=layout.delimiter or ',', strict=True)
     while True:
         before = last
@@ -224,7 +224,7 @@ def _csv_cells(path: str, layout: RowLayout, malformed: Malformed) -> Iterator[t
 
 
 def _name_columns(path: str, cells: Iterator[tuple[int, list[str]]], layout: RowLayout, malformed: Malformed) -> Rows:
-    """The rows below the line of column names; all rows if columns are numbered."""
+    """Yields the rows below the line of column names; all rows if columns are numbered."""
     skipped = malformed.count
     number, names = next(cells, (0, []))
     first = []
@@ -236,7 +236,7 @@ def _name_columns(path: str, cells: Iterator[tuple[int, list[str]]], layout: Row
             "ENCODING = 'latin-1'"
         )
     if duplicates := sorted(name for name, count in collections.Counter(names).items() if count > 1):
-        raise UserError(f'{path} has two columns {duplicates[0]!a:.60}; rename one')
+        raise UserError(f'the columns of {path} must have different names, got {duplicates[0]!a:.60} twice; rename one')
     for number, row in itertools.chain(first, cells):
         if len(row) == len(names):
             yield number, dict(zip(names, row, strict=True))
@@ -247,7 +247,7 @@ def _name_columns(path: str, cells: Iterator[tuple[int, list[str]]], layout: Row
 def parquet_rows(
     path: str, setting: str, choose: Callable[[list[str]], Sequence[str] | None] = lambda names: None
 ) -> Rows:
-    """The rows of a Parquet file, with the columns that `choose` selects by their names (None: all).
+    """Yields the rows of a Parquet file, with the columns that `choose` selects by their names (None: all).
 
     Raises UserError, with `setting`, if the file is not Parquet, and what `choose` raises.
     """
@@ -256,11 +256,11 @@ def parquet_rows(
 
     with opened(path, f'correct the file, or set {setting}') as file:
         try:
-            # Parquet is read from its end, which a gzip stream does not allow.
+            # Parquet is read from its end, which a gzip stream does not support.
             table = pq.ParquetFile(pa.BufferReader(file.read()) if path.endswith('.gz') else file)
             batches = table.iter_batches(batch_size=1024, columns=choose(table.schema_arrow.names))
             yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
         except pa.ArrowException as error:
             raise UserError(
-                f'{path}: not a readable Parquet file ({" ".join(str(error).split())}); make it again, or set {setting}'
+                f'{path} is not a Parquet file ({" ".join(str(error).split())}); write it again, or set {setting}'
             ) from error

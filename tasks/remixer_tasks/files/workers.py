@@ -1,7 +1,7 @@
-"""Calls a function in several Python processes, because one Python process uses one core.
+"""Calls a function in several Python processes, because a Python process uses only one core.
 
-A new program forks the processes: forks of this process could hang, because TensorFlow and JAX have threads, and
-`multiprocessing`'s spawn would run the user's main module again. All of them end when this process ends.
+A new program forks the processes, because forks of this process could hang (TensorFlow and JAX have threads), and the
+spawn method of `multiprocessing` would run the user's main module again. All of them end when this process ends.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from typing import Any
 from remixer_t5x.errors import UserError
 
 _START = 'import sys; sys.path[:] = {path!r}; from remixer_tasks.files import workers; workers.main()'
-_KILLED = 'a process that parses data was killed; if the machine ran out of memory, use fewer cores (taskset)'
+_KILLED = 'a process that parses data was killed; if memory ran out, use fewer cores (taskset)'
 
 
 def cores() -> int:
-    """The number of cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
 
 
 def in_order(function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], count: int) -> Iterator[Any]:
-    """The results of `function(*job)` in the order of the jobs, computed by `count` processes.
+    """Yields the results of `function(*job)` in the order of the jobs, computed by `count` processes.
 
-    Function, arguments and results are pickled. Raises UserError where the function does, or if a process is killed,
-    and RuntimeError for any other error.
+    Function, arguments and results are pickled. Raises UserError if the function raises it or a process is killed, and
+    RuntimeError for any other error.
     """
     command = [sys.executable, '-P', '-c', _START.format(path=sys.path)]
-    # Ctrl-C reaches this process alone, which then kills the others.
+    # In a new session, so that only this process receives Ctrl-C; it then kills the others.
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdin and process.stdout
     try:
@@ -59,9 +59,9 @@ def in_order(function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], coun
 
 
 def main() -> None:
-    """Runs the jobs that come through standard input, and writes their results to standard output."""
+    """Runs the jobs from standard input, and writes their results to standard output."""
     results = os.fdopen(os.dup(1), 'wb', 0)
-    # What a library prints must not mix with the results.
+    # The output of libraries must not mix with the results.
     os.dup2(2, 1)
     function, jobs, count = pickle.load(sys.stdin.buffer)
     with ProcessPoolExecutor(min(count, len(jobs)), multiprocessing.get_context('fork')) as pool:
