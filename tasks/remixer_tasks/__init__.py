@@ -1,4 +1,4 @@
-"""seqio tasks: the data side of the project, reached by `remixer_t5x` through gin alone.
+"""seqio tasks, corpora and vocabularies, which gin files pass to `remixer_t5x`.
 
     corpora       local_files.corpus, python_docs.corpus, c4.corpus
     vocabularies  vocabularies.sentencepiece, vocabularies.byte, vocabularies.trained
@@ -6,5 +6,5 @@
     names         names.find('en_mix'): tasks and mixtures by T5's names; importing remixer_tasks.registered adds them
                   to seqio
 
-Importing a module here opens no file, loads no vocabulary and leaves the accelerators to those who train.
+Importing a module of this package opens no file, loads no vocabulary and does not initialize an accelerator.
 """

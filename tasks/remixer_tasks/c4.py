@@ -1,7 +1,7 @@
 """C4 (Raffel et al. 2020), or any TensorFlow Dataset with a feature 'text', as a corpus.
 
-The data set must be prepared under TFDS_DATA_DIR (or seqio's override, or ~/tensorflow_datasets): preparing C4 takes a
-cluster, so no function here starts it.
+The data set must already be prepared under TFDS_DATA_DIR (or seqio's override, or ~/tensorflow_datasets), because
+preparing C4 requires a cluster.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class TfdsCorpus:
 
     Attributes:
         name: data set, config and version, as in 'c4/en:3.1.0'.
-        data_dir: its folder; None is TFDS_DATA_DIR.
-        train: split or TFDS slice to train on.
-        validation: split or TFDS slice to evaluate on.
+        data_dir: its folder; None uses TFDS_DATA_DIR.
+        train: training split or TFDS slice.
+        validation: evaluation split or TFDS slice.
     """
 
     name: str
@@ -51,5 +51,5 @@ def corpus(
     train: str = 'train',
     validation: str = 'validation',
 ) -> TfdsCorpus:
-    """C4, or another TFDS data set with a feature 'text'; see `TfdsCorpus`. Opens no file."""
+    """Returns C4, or another TFDS data set with a feature 'text', without opening a file; see `TfdsCorpus`."""
     return TfdsCorpus(name, data_dir, train, validation)

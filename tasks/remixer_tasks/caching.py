@@ -1,10 +1,10 @@
-"""Writes a task's tokenized examples once, for seqio to read as a cached task.
+"""Caches the tokenized examples of a task in the format that seqio reads.
 
 The pipeline consists of seqio's Apache Beam transforms (`seqio.beam_utils`), so the files are those of
-`seqio_cache_tasks`: `<directory>/<task>/` with TFRecord shards, `info.<split>.json` and `stats.<split>.json`, and last
-COMPLETED, without which no reader uses the others. Beam shuffles the examples.
+`seqio_cache_tasks`: `<directory>/<task>/` with TFRecord shards, `info.<split>.json` and `stats.<split>.json`. The file
+COMPLETED is written last; readers ignore a folder without it. Beam shuffles the examples.
 
-Unlike seqio's script: a task need not be registered (workers receive the task itself), the files of a killed job are
+Unlike in seqio's script, a task need not be registered (workers receive the task itself), files of a killed job are
 removed first, and COMPLETED contains a note about the vocabulary.
 """
 
@@ -25,7 +25,7 @@ from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.files.notice import Notice
 
 COMPLETED = 'COMPLETED'
-# Not DirectRunner, which would download the program of another runner first.
+# DirectRunner would first download another runner.
 LOCAL_RUNNER = 'FnApiRunner'
 
 
@@ -39,38 +39,38 @@ class CachedSplit:
     shards: int
     size: int
 
-    def line(self) -> str:
+    def summary_line(self) -> str:
         tokens = ', '.join(f'{count:,} tokens of {name}' for name, count in sorted(self.tokens.items()))
         return f'{self.split}: {self.examples:,} examples, {tokens}, {self.shards} files, {self.size / 1e6:,.1f} MB'
 
 
 def folder(task: seqio.Task, directory: str) -> str:
-    """The folder of the task in `directory`, as seqio names it."""
+    """Returns the folder of the task in `directory`, with seqio's name."""
     return os.path.join(directory, seqio.get_task_dir_from_name(task.name))
 
 
 def cache(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_options: str | None = None) -> list[str]:
-    """Caches the task in `directory` unless it is there; returns lines that describe the cache.
+    """Caches the task in `directory` unless it is cached already; returns lines that describe the cache.
 
     Args:
         note, shards, beam_options: see `write`.
 
     Raises:
-        UserError: what `write` raises, and a cache that was made with another note.
+        UserError: the cache was written with another note, or `write` failed.
     """
     path = folder(task, directory)
     before = completed(path)
     if before is None:
         write(task, directory, note, shards, beam_options)
-        return [f'{task.name} is cached in {path}', *(f'  {part.line()}' for part in summary(task, directory))]
+        return [f'{task.name} is cached in {path}', *(f'  {part.summary_line()}' for part in summary(task, directory))]
     if before not in (note, ''):
-        raise UserError(f'{path} was made with {before}, this would be {note}: choose another CACHE_DIR')
+        raise UserError(f'the cache {path} must have the note {note}, got {before}; give another CACHE_DIR')
     examples = sum(part.examples for part in summary(task, directory))
-    return [f'{task.name} is cached in {path} already, {examples:,} examples; to make it again, delete that folder']
+    return [f'{task.name} is cached in {path} already, {examples:,} examples; to recreate it, delete that folder']
 
 
 def completed(path: str) -> str | None:
-    """The note in the folder's COMPLETED; None if the cache is not complete."""
+    """Returns the note in COMPLETED, or None if the cache is incomplete."""
     name = os.path.join(path, COMPLETED)
     if not tf.io.gfile.exists(name):
         return None
@@ -79,7 +79,7 @@ def completed(path: str) -> str | None:
 
 
 def summary(task: seqio.Task, directory: str) -> list[CachedSplit]:
-    """The splits of a complete cache."""
+    """Returns the splits of a complete cache."""
     path, splits = folder(task, directory), []
     for split in sorted(task.splits):
         with tf.io.gfile.GFile(seqio.get_cached_info_path(path, split)) as file:
@@ -94,30 +94,30 @@ def summary(task: seqio.Task, directory: str) -> list[CachedSplit]:
 
 
 def write(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_options: str | None = None) -> None:
-    """Caches every split of the task in `directory`, a path that the workers can write (gs:// too).
+    """Caches every split of the task in `directory`, a local or gs:// path that all workers can write.
 
     Args:
-        note: one line for COMPLETED.
-        shards: files of each split; at least the number of the source's files.
-        beam_options: Beam's pipeline options as a command line; None runs in this process.
+        note: content of COMPLETED, one line.
+        shards: number of files of each split; at least one for each file of the source.
+        beam_options: Beam's pipeline options as a command line; None runs the pipeline in this process.
 
     Raises:
-        UserError: the task has no place for a cache or is streamed, Beam is not installed or does not know the options,
-            the data cannot be read, the folder holds something else, or the pipeline failed.
+        UserError: the task does not support caching or is streamed, Beam is not installed or rejects the options, the
+            data cannot be read, the folder contains other files, or the pipeline failed.
     """
     from remixer_tasks.corpora import sources
 
     if not task.supports_caching:
         raise UserError(
-            f'{task.name} cannot be cached: put seqio.CacheDatasetPlaceholder() among its preprocessors, before the '
-            'first one that needs lengths or a seed'
+            f'{task.name} cannot be cached; add seqio.CacheDatasetPlaceholder() to its preprocessors, before the first '
+            'one that uses lengths or a seed'
         )
     if isinstance(task.source, sources.StreamedSource):
-        raise UserError(f'{task.name} is streamed (HF_STREAMING=True) and cannot be cached: leave HF_STREAMING out')
+        raise UserError(f'{task.name} is streamed (HF_STREAMING=True) and cannot be cached; remove HF_STREAMING')
     pipeline = _pipeline(beam_options)
     path = folder(task, directory)
     _remove_leftovers(path)
-    # Sources parse their files here, and not in the workers.
+    # Sources parse their files in this process, not in the workers.
     for split in task.splits:
         task.source.list_shards(split)
     notice = Notice(f'caching {task.name}')
@@ -163,13 +163,13 @@ def _write_completed(outputs: list[Any], path: str, note: str) -> None:
 
 
 def _pipeline(beam_options: str | None) -> Any:
-    """An empty pipeline. Raises UserError if Beam is missing or refuses the options."""
+    """Returns an empty pipeline. Raises UserError if Beam is missing or rejects the options."""
     try:
         import apache_beam as beam
         from apache_beam.options.pipeline_options import PipelineOptions
     except ImportError as error:
         raise UserError(
-            f"data cache needs Apache Beam, which cannot be imported ({error}): pip install 'remixer-t5x[beam]'"
+            f"data cache needs Apache Beam, which cannot be imported ({error}); type pip install 'remixer-t5x[beam]'"
         ) from error
     try:
         flags = shlex.split(beam_options or '')
@@ -177,13 +177,13 @@ def _pipeline(beam_options: str | None) -> Any:
         known, every = options.get_all_options(), options.get_all_options(retain_unknown_options=True)
         pipeline = beam.Pipeline(options=options)
     except (ValueError, ImportError, SystemExit) as error:
-        raise UserError(f'BEAM_OPTIONS is {beam_options!r}, which Beam refuses: {_reason(error)}') from error
+        raise UserError(f'BEAM_OPTIONS must be options of Beam, got {beam_options!r} ({_reason(error)})') from error
     unknown = sorted(set(every) - set(known))
     if unknown and known['runner'] == LOCAL_RUNNER:
-        # Other runners may have options that only their servers know.
+        # Other runners may have options that only their servers recognize.
         raise UserError(
-            f'BEAM_OPTIONS has --{unknown[0]}, which the local runner does not know; '
-            "for another one type --beam_options='--runner=NAME ...'"
+            f'BEAM_OPTIONS must be options of the local runner, got --{unknown[0]}; '
+            "for another runner, type --beam_options='--runner=NAME ...'"
         )
     return pipeline
 
@@ -195,7 +195,7 @@ def _remove_leftovers(path: str) -> None:
     names = [name.rstrip('/') for name in tf.io.gfile.listdir(path)]
     foreign = sorted(name for name in names if not re.search(r'\.tfrecord|^(info|stats)\.\w+\.json|^beam-temp-', name))
     if foreign:
-        raise UserError(f'{path} contains {foreign[0]}, which is not part of a cache: choose another CACHE_DIR')
+        raise UserError(f'{path} contains {foreign[0]}, which is not part of a cache; give another CACHE_DIR')
     tf.io.gfile.rmtree(path)
 
 
@@ -221,7 +221,7 @@ def _register(task: seqio.Task) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """The most specific line of an error; Beam's messages contain the tracebacks of workers."""
+    """Returns the most specific line of an error, because Beam's messages contain the tracebacks of workers."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r'[\w.]*(Error|Exception): ', line)]
     line = next((line for line in errors if 'UserError: ' in line), (errors or lines or [type(error).__name__])[-1])

@@ -1,4 +1,4 @@
-"""All text-to-text tasks by name, and the state of their data: files here, numbers of examples, examples as text."""
+"""Lists all text-to-text tasks by name, with the location and size of their data, and prints their examples."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _SUITES = (super_glue, winograd, glue, nli, cogs, generation)
 _ALL = (*(task for suite in _SUITES for task in suite.TASKS), *super_glue.FEW_SHOT, *winograd.FEW_SHOT)
 TASKS: dict[str, TextTask] = {task.name: task for task in _ALL}
 DATASETS: dict[str, Dataset] = {task.dataset.name: task.dataset for task in TASKS.values()}
-# Published files up to this size are read to count their examples, which takes some hundredths of a second.
+# Examples are counted in published files up to this size, which takes some hundredths of a second.
 _MAX_COUNTED_BYTES = 1_000_000
 
 
 def task(name: str, vocabulary: seqio.Vocabulary, data_dir: str | None = None) -> seqio.Task:
-    """The task `name`, which reads the data that `data_files` finds; opens no file.
+    """Returns the task `name`, which reads the data that `data_files` finds, without opening a file.
 
     Raises UserError for an unknown name, with the nearest known names.
     """
@@ -34,7 +34,7 @@ def task(name: str, vocabulary: seqio.Vocabulary, data_dir: str | None = None) -
 
 
 def find(name: str) -> TextTask:
-    """The task's description. Raises UserError for an unknown name, with the nearest known names."""
+    """Returns the description of a task. Raises UserError for an unknown name, with the nearest known names."""
     if name not in TASKS:
         near = difflib.get_close_matches(str(name), TASKS, n=3, cutoff=0.4) or list(TASKS)[:3]
         raise UserError(f'TASK must be the name of a task, got {name!r}; the nearest names are {", ".join(near)}')
@@ -42,7 +42,7 @@ def find(name: str) -> TextTask:
 
 
 def origins(dataset: Dataset, data_dir: str | None = None) -> dict[str, str | None]:
-    """For each split of the data set, the files or the TFDS folder that it is read from, or None."""
+    """Returns the files or the TFDS folder of each split, or None for a split without data."""
     from remixer_tasks.benchmarks.sources import LabelledSource
 
     source = LabelledSource(dataset, tuple(dataset.splits), data_dir)
@@ -50,7 +50,7 @@ def origins(dataset: Dataset, data_dir: str | None = None) -> dict[str, str | No
 
 
 def download_folder(data_dir: str | None = None) -> str:
-    """The folder for downloads, which `data_files` searches last."""
+    """Returns the folder for downloads, which `data_files` searches last."""
     return str(data_files.raw_folders(data_dir)[-1])
 
 
@@ -70,7 +70,7 @@ class SplitStatus:
 
 @dataclasses.dataclass(frozen=True)
 class TaskStatus:
-    """A task and its splits. has_download: whether `download.get` can fetch its data."""
+    """A task and its splits; `has_download` is whether `download.get` can fetch its data."""
 
     name: str
     splits: Sequence[SplitStatus]
@@ -78,7 +78,7 @@ class TaskStatus:
 
 
 def status(data_dir: str | None = None) -> list[TaskStatus]:
-    """Every labelled task, in the order of the catalogue."""
+    """Returns the status of every labelled task, in the order of the catalogue."""
     splits = functools.cache(lambda name: _split_status(DATASETS[name], data_dir))
     return [
         TaskStatus(
@@ -98,7 +98,7 @@ def _split_status(dataset: Dataset, data_dir: str | None) -> list[SplitStatus]:
 
 
 def _amount(dataset: Dataset, split: str, data_dir: str | None) -> str:
-    """Empty for data that cannot be read, which must not end a list of all tasks; `examples` reports the reason."""
+    """Returns '' if the data cannot be read, so that other tasks are still listed; `examples` reports the reason."""
     from remixer_tasks.benchmarks.sources import LabelledSource
 
     try:
@@ -114,7 +114,7 @@ def _amount(dataset: Dataset, split: str, data_dir: str | None) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ShownExample:
-    """An example of the data set, and the (inputs, targets) that a task makes of it: none, one or several."""
+    """An example of the data set, and the (inputs, targets) that a task creates from it: none, one or several."""
 
     raw: dict[str, Any]
     texts: Sequence[tuple[str, str]]
@@ -123,7 +123,7 @@ class ShownExample:
 def examples(
     name: str, split: str | None = None, n: int = 2, data_dir: str | None = None
 ) -> tuple[str, list[ShownExample]]:
-    """The name of the split (None is the first that has data), and its first `n` examples in the order of the data.
+    """Returns the name of the split (None selects the first with data), and its first `n` examples.
 
     Raises UserError for an unknown task or split, and for data that is missing or cannot be read.
     """
@@ -135,7 +135,7 @@ def examples(
     dataset = source.get_dataset(split, shuffle=False).take(n)
     shown = []
     for index, row in enumerate(tf_data.numpy_iterator(dataset)):
-        # One at a time, because tasks make several examples of one row, or none.
+        # One row at a time, because a task may create several examples from it, or none.
         texts = [
             (example['inputs'].decode(), example['targets'].decode())
             for example in tf_data.numpy_iterator(task.to_text(dataset.skip(index).take(1)))

@@ -1,8 +1,8 @@
-"""Data sets of Hugging Face's `datasets` as corpora: text for pretraining, and pairs of texts for finetuning.
+"""Reads data sets with Hugging Face's `datasets`: text for pretraining, and pairs of texts for finetuning.
 
-A data set is a folder that `save_to_disk` wrote, or what `load_dataset` accepts: a name on the Hub, or a folder of
-Parquet, JSON or CSV files. It is parsed once into the cache (see `text_corpus.ParsedCorpus`), or text is streamed while
-the run trains (see `streamed_text.StreamedCorpus`).
+A data set is a folder written by `save_to_disk`, a name on the Hub, or a folder of Parquet, JSON or CSV files. It is
+parsed once into the cache (see `text_corpus.ParsedCorpus`), or its text is streamed during training (see
+`streamed_text.StreamedCorpus`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from remixer_tasks.files.malformed import Malformed
 from remixer_tasks.text_pairs import Template, encode_pair
 
 Row = dict[str, Any]
-# Shards of a saved data set that is streamed: enough for the hosts of a large pod.
+# Number of shards of a saved data set that is streamed, enough for the hosts of a large pod.
 _SHARDS = 64
-# The readers of `datasets` by file extension; its other readers can follow names in the data, or unpickle.
+# The readers of `datasets` by file extension; others can open files that the data names, or unpickle objects.
 _READERS = {
     **{'.parquet': 'parquet', '.jsonl': 'json', '.ndjson': 'json', '.json': 'json'},
     **{'.csv': 'csv', '.tsv': 'csv', '.txt': 'text'},
@@ -40,9 +40,9 @@ class HubDataset:
 
     Attributes:
         path: a folder, or a name on the Hub.
-        name: one of its configurations on the Hub, or a folder in the folder; None if there is only one.
-        revision: of the Hub's repository; None is the newest, which may change.
-        train_split: the split to train on.
+        name: configuration on the Hub, or subfolder; None if there is only one.
+        revision: revision of the repository on the Hub; None uses the newest, which may change.
+        train_split: the training split.
         validation_split: the held-out split; None holds out `validation_fraction` of the rows by their hash.
     """
 
@@ -55,8 +55,10 @@ class HubDataset:
     strict: bool = False
 
     def corpus(self, kind: tuple[str, ...], document: Callable[[Row], str]) -> ParsedCorpus:
-        """A corpus of `document(row)` for each row; `kind` identifies the function. If it raises ValueError, the row is
-        malformed."""
+        """Returns a corpus of `document(row)` for each row; a row for which it raises ValueError is malformed.
+
+        `kind` identifies the function.
+        """
         read = functools.partial(self._documents, document)
         return ParsedCorpus(
             name=f'{self.path}, split {self.train_split}',
@@ -68,7 +70,7 @@ class HubDataset:
         )
 
     def streamed(self, kind: tuple[str, ...], document: Callable[[Row], str]) -> StreamedCorpus:
-        """The documents of `corpus`, read while a run trains."""
+        """Returns the documents of `corpus`, read during training."""
         return StreamedCorpus(
             name=f'{self.path}, split {self.train_split}',
             identity=cache.key('streamed hugging face', self._state(), *kind),
@@ -77,7 +79,7 @@ class HubDataset:
         )
 
     def _state(self) -> list[Any]:
-        """The values that change if the data may have changed."""
+        """Returns values that change if the data may have changed."""
         files = sorted(path for path in Path(self.path).expanduser().rglob('*') if path.is_file())
         settings = [self.path, self.name, self.revision, self.train_split, self.validation_split]
         return [*settings, *(cache.file_state(str(path)) for path in files)]
@@ -93,18 +95,18 @@ class HubDataset:
         rows, files = self._load(name, streaming=True)
         parser = _RowParser(f'{self.path}, split {name}', rows.features, document, _WarnedMalformed(self.strict))
         shards = _Shards(rows, files, parser)
-        # Reads a row, so that a wrong TEXT_FIELD is reported now and not when a pipeline runs.
+        # Reads a row, so that a wrong TEXT_FIELD is reported before a pipeline runs.
         next(shards.read(0, None), None)
         return shards
 
     def _load(self, split: str, streaming: bool = False) -> tuple[Any, Sequence[str]]:
-        """The rows of a split, and with `streaming` the paths or URLs of its files."""
+        """Returns the rows of a split, and with `streaming` the paths or URLs of its files."""
         try:
             import datasets
         except ImportError as error:
             raise UserError(
-                f"{self.path} is read with Hugging Face's datasets, which cannot be imported ({reason(error)}): "
-                "pip install 'remixer-t5x[hf-datasets]'"
+                f"{self.path} is read with Hugging Face's datasets, which cannot be imported ({reason(error)}); "
+                "type pip install 'remixer-t5x[hf-datasets]'"
             ) from error
         folder = Path(self.path).expanduser()
         try:
@@ -119,19 +121,19 @@ class HubDataset:
         except UserError:
             raise
         except Exception as error:
-            # It raises errors of many libraries: connections, file formats, names that do not exist.
+            # `datasets` raises errors of many libraries, for example for connections and file formats.
             advice = '; give a folder or a name' if isinstance(error, FileNotFoundError) else ''
             raise UserError(f'HF_DATASET {self.path} cannot be read ({reason(error)}){advice}') from error
         if split not in splits:
-            raise UserError(f'{self.path} has no split {split!r}; its splits are {", ".join(splits)}')
+            raise UserError(f'the split of {self.path} must be one of {", ".join(splits)}, got {split!r}')
         return splits[split], files.get(split, ())
 
 
 def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The splits of a folder, and their files. Reads only data files in the folder.
+    """Returns the splits of a folder, and their files. Reads only data files in the folder.
 
-    The folder is not trusted: its README.md and state.json, which can name any file or URL, are not read, and a link
-    that leaves the folder is refused.
+    The folder is not trusted: README.md and state.json, which can name any file or URL, are ignored, and links that
+    point outside the folder raise UserError.
     """
     import datasets
 
@@ -143,7 +145,7 @@ def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mappi
     if (place / 'state.json').exists():
         saved = {'train': place}
     if saved:
-        # What `save_to_disk` wrote, without the files that `datasets` caches in the same folder.
+        # The files of `save_to_disk`, without those that `datasets` caches in the same folder.
         files = {
             split: sorted(str(file) for pattern in ('data-*.arrow', 'dataset.arrow') for file in part.glob(pattern))
             for split, part in saved.items()
@@ -162,7 +164,10 @@ def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mappi
     listed = datasets.data_files.DataFilesDict.from_patterns(patterns, base_path=str(place))
     extensions = collections.Counter(kind for paths in listed.values() for file in paths if (kind := _extension(file)))
     if not extensions:
-        raise UserError(f'{place} has no data; allowed are {", ".join(_READERS)} files, also gzipped, or save_to_disk')
+        raise UserError(
+            f'{place} must have files with the extension {", ".join(_READERS)} (may be gzipped), or be written by '
+            'save_to_disk, got none; give another HF_DATASET'
+        )
     ((extension, _),) = extensions.most_common(1)
     chosen = {
         split: [glob.escape(file) for file in paths if _extension(file) == extension]
@@ -187,12 +192,12 @@ def _build(builder: Any, streaming: bool) -> tuple[Mapping[str, Any], Mapping[st
 
 @dataclasses.dataclass(frozen=True)
 class _RowParser:
-    """Makes the text of a row.
+    """Converts rows to texts.
 
     Attributes:
         where: the name of the rows in messages.
-        features: of the data set; class labels are replaced by their names.
-        document: makes the text.
+        features: features of the data set; class labels are replaced by their names.
+        document: converts a row to a text.
         malformed: records the rows without a text.
     """
 
@@ -202,7 +207,7 @@ class _RowParser:
     malformed: Malformed
 
     def parse(self, row: Row, number: int, part: str = '') -> str | None:
-        """The text of row `number`, from 1, of a part of the data; None for a malformed or empty row."""
+        """Returns the text of row `number`, from 1, of a part of the data; None for a malformed or empty row."""
         for name, feature in (self.features or {}).items():
             if hasattr(feature, 'int2str'):
                 row[name] = feature.int2str(row[name]) if row[name] is not None and row[name] >= 0 else None
@@ -220,14 +225,14 @@ class _RowParser:
 
 
 class _WarnedMalformed(Malformed):
-    """Warns of the first malformed row when it is read, because a stream has no end with a summary."""
+    """Warns of the first malformed row when it is read, because a stream never prints a summary."""
 
     def record(self, path: str, line: int, reason: str) -> None:
         super().record(path, line, reason)
         if self.count == 1:
             print(
                 f'warning: skipping {path}:{line} ({reason}), and further malformed rows without a message; '
-                'STRICT = True refuses them',
+                'STRICT = True raises an error instead',
                 file=sys.stderr,
             )
 
@@ -236,7 +241,7 @@ class _WarnedMalformed(Malformed):
 class _Shards:
     """The shards of an `IterableDataset`, whose `state_dict` is the state of a shard; see `streamed_text.Shards`.
 
-    `shuffle` of `datasets` is not used, because the content of its buffer is not in the `state_dict`.
+    `shuffle` of `datasets` is not used, because its buffer is not part of the `state_dict`.
     """
 
     rows: Any
@@ -267,16 +272,15 @@ class _Shards:
 
 
 def corpus(dataset: HubDataset, field: str = 'text', streaming: bool = False) -> ParsedCorpus | StreamedCorpus:
-    """The texts of the column `field`, for pretraining; `streaming` reads them while the run trains, without a copy.
+    """Returns the texts of the column `field`, for pretraining.
 
-    Raises UserError, at first use, if the column is missing.
+    With `streaming`, they are read during training, without a local copy. Raises UserError, at first use, if the column
+    is missing.
     """
-    if not isinstance(streaming, bool):
-        raise UserError(f'HF_STREAMING must be True or False, got {streaming!r}')
 
     def text_of(row: Row) -> str:
         if field not in row:
-            raise UserError(f'TEXT_FIELD is {field!r}; the columns of {dataset.path} are {", ".join(row)}')
+            raise UserError(f'TEXT_FIELD must be a column of {dataset.path} ({", ".join(row)}), got {field!r}')
         if not isinstance(row[field], str):
             raise ValueError(f'column {field} has no text')
         return row[field]
@@ -285,9 +289,9 @@ def corpus(dataset: HubDataset, field: str = 'text', streaming: bool = False) ->
 
 
 def pairs(dataset: HubDataset, inputs: str, targets: str) -> ParsedCorpus:
-    """Pairs for `text_pairs.task`: two columns, or templates with columns in braces, as in 'premise: {premise}'.
+    """Returns pairs for `text_pairs.task` from two columns or templates, as in 'premise: {premise}'.
 
-    Class labels are replaced by their names. Rows that lack a value of a column are malformed.
+    Class labels are replaced by their names. A row without a value for a column is malformed.
     """
     templates = Template(inputs, 'INPUTS'), Template(targets, 'TARGETS')
 

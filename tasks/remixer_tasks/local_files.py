@@ -1,4 +1,4 @@
-"""A user's own text files as a corpus, configured with gin or flags (FILES, VALIDATION_FILES, TEXT_FIELD, ...)."""
+"""Corpora of local text files, configured with gin or flags (FILES, VALIDATION_FILES, TEXT_FIELD, ...)."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def corpus(
     strict: bool = False,
     longest: ranges.Count = LONGEST,
 ) -> ParsedCorpus:
-    """The documents of text files, which are parsed at first use.
+    """Returns a corpus of text files, which are parsed at first use.
 
     Args:
         files: a path or glob, or a list of them, with `~` or gs://.
         validation_files: held-out text; None holds out `validation_fraction` of the documents by their hash.
         format: see `documents.Layout`, like `field`, `txt_documents` and `longest`.
-        strict: raises UserError for a malformed or empty record, which is otherwise skipped and counted.
+        strict: whether to raise UserError for a malformed or empty record instead of skipping and counting it.
 
     Raises:
         UserError: a glob without files, a missing file or an unknown format.
@@ -54,7 +54,7 @@ def corpus(
 
 
 def describe(paths: Sequence[str]) -> str:
-    """The name of a corpus of these files in messages."""
+    """Returns the name of a corpus of these files for messages."""
     return paths[0] if len(paths) == 1 else f'{len(paths)} files ({paths[0]}, ...)'
 
 
@@ -66,23 +66,23 @@ def expand_held_out(
     check: Callable[[str], object],
     example: str = '*.txt',
 ) -> list[str]:
-    """`expand`, or an empty list without `files`. Raises UserError for a file that is in `train` too."""
+    """Expands `files`, or returns an empty list for None. Raises UserError for a file that is also in `train`."""
     held_out = expand(files, macro, check, example) if files else []
     if both := sorted({os.path.realpath(path) for path in train} & {os.path.realpath(path) for path in held_out}):
-        raise UserError(f'{both[0]} is in {train_macro} and in {macro}: remove it from one of them')
+        raise UserError(f'{macro} must not have files of {train_macro}, got {both[0]} in both; remove it from one')
     return held_out
 
 
 def expand(files: Files, macro: str, check: Callable[[str], object], example: str = '*.txt') -> list[str]:
     """Expands paths and globs to sorted distinct paths, and calls `check` with each path.
 
-    Raises UserError, with the name of the `macro` and a glob as an `example`.
+    Raises UserError; `macro` and the glob `example` are used in the message.
     """
     paths: set[str] = set()
     for pattern in [files] if isinstance(files, str) else files:
         paths.update(_match(pattern, macro, example))
     if not paths:
-        raise UserError(f"{macro} is empty: give a path or glob, for example --gin.{macro}='~/data/{example}'")
+        raise UserError(f"{macro} must be a path or glob, got none; give --gin.{macro}='~/data/{example}'")
     for path in sorted(paths):
         check(path)
     return sorted(paths)
@@ -92,25 +92,25 @@ def _match(pattern: str, macro: str, example: str) -> list[str]:
     is_remote = '://' in pattern
     path = pattern if is_remote else os.path.abspath(os.path.expanduser(pattern))
     try:
-        # A file whose name is like a pattern is read by its name.
+        # An existing file whose name looks like a pattern is not a pattern.
         is_glob = glob.has_magic(path) and (is_remote or not os.path.exists(path))
         if is_glob:
             matches = tf.io.gfile.glob(path) if is_remote else glob.glob(path, recursive=True)
         elif tf.io.gfile.exists(path):
             matches = [path]
         else:
-            raise UserError(f'{macro} has {pattern}, which does not exist; correct the path')
+            raise UserError(f'{macro} must be an existing path, got {pattern}; correct the path')
         files = [match for match in matches if not tf.io.gfile.isdir(match)]
     except tf.errors.OpError as error:
         raise UserError(
             f'{macro}: {pattern} cannot be read ({error.message.splitlines()[0]}); give local files'
         ) from error
     if special := [file for file in files if not is_remote and os.path.exists(file) and not os.path.isfile(file)]:
-        raise UserError(f'{macro}: {special[0]} is a pipe or device, which can be read only once; give files')
+        raise UserError(f'{macro} must be regular files, got the pipe or device {special[0]}; give files')
     if not files and is_glob:
-        raise UserError(f'{macro}: {pattern} matches no file; correct the path or the pattern')
+        raise UserError(f'{macro} must match a file, got {pattern}; correct the path or the pattern')
     if not files:
         raise UserError(
-            f"{macro}: {pattern} is a folder; give files or a glob such as '{pattern.rstrip('/')}/{example}'"
+            f"{macro} must be files, got the folder {pattern}; give a glob such as '{pattern.rstrip('/')}/{example}'"
         )
     return files

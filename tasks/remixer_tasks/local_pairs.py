@@ -1,4 +1,4 @@
-"""A user's own labelled rows as pairs of texts, configured with gin or flags (PAIRS, INPUTS, TARGETS, ...)."""
+"""Pairs of texts from labelled rows in local files, configured with gin or flags (PAIRS, INPUTS, TARGETS, ...)."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def corpus(
     columns: Sequence[str] = (),
     metrics_by: str | None = None,
 ) -> ParsedCorpus:
-    """Pairs for `text_pairs.task` from the rows of files, which are read at first use.
+    """Returns pairs for `text_pairs.task` from the rows of files, which are read at first use.
 
     Args:
         files: a path or glob, or a list of them; None, to evaluate on `validation_files` only.
         inputs: a column (a field of JSON lines), or a template with columns in braces, as in
-            'premise: {premise} hypothesis: {hypothesis}'; a list of words becomes a text. For TSV and CSV without a
-            line of column names, use numbers: '{0}' is the first column.
+            'premise: {premise} hypothesis: {hypothesis}'; a list of words is joined to a text. Columns of TSV and CSV
+            without a header are numbered: '{0}' is the first column.
         targets: like `inputs`.
         validation_files: held-out rows; None holds out `validation_fraction` of the rows by their hash.
         format: see `row_files.RowLayout`, like `delimiter` and `encoding`.
-        strict: raises UserError for a row that cannot be read or lacks a value, which is otherwise skipped and counted.
-            JSON's null and NaN, and Parquet's, are not values; the cells of TSV and CSV are texts, also `null`.
-        longest: characters of a line or a text.
-        columns: further columns of each pair, as in `text_pairs.task`; a row without one has ''.
+        strict: whether to raise UserError for a row that cannot be read or lacks a value, instead of skipping and
+            counting it. Null and NaN in JSON and Parquet count as missing; in TSV and CSV `null` is a text.
+        longest: maximum number of characters of a line or a text.
+        columns: further columns of each pair, as in `text_pairs.task`; '' for a row without the column.
         metrics_by: like `columns`.
 
     Raises:
@@ -86,7 +86,7 @@ def _pairs(
     columns: Sequence[str],
 ) -> Iterator[str]:
     for path in paths:
-        # The columns of the first row, and of any row.
+        # The columns of the first row, and of all rows.
         names: list[str] = []
         seen: set[str] = set()
         for number, row in row_files.read(path, layout, malformed):
@@ -106,11 +106,11 @@ def _pairs(
             if names and not set(template.columns) <= seen:
                 raise template.missing_column(names)
         if absent := [name for name in columns if names and name not in seen]:
-            raise UserError(f'COLUMNS or METRICS_BY names {absent[0]!r}, and {path} has the columns {", ".join(names)}')
+            raise UserError(f'COLUMNS and METRICS_BY must be columns of {path} ({", ".join(names)}), got {absent[0]!r}')
 
 
 def texts(pairs: ParsedCorpus) -> PairTexts:
-    """The inputs and targets of the pairs, to train a vocabulary on."""
+    """Returns the inputs and targets of the pairs as documents, to train a vocabulary."""
     return PairTexts(pairs)
 
 
@@ -120,10 +120,9 @@ def evaluated(
     read: Callable[..., ParsedCorpus],
     make: Callable[..., seqio.Task],
 ) -> seqio.Task | list[seqio.Task]:
-    """`task`, and a task NAME_dev for each of several sets of files, as in {'dev': 'dev.tsv', 'hard': 'hard/*.tsv'}.
+    """Returns `task` and a task NAME_dev for each set of files, as in {'dev': 'dev.tsv', 'hard': 'hard/*.tsv'}.
 
-    Each further task has all rows of its files in the split `validation`; no file is opened. Without files returns
-    `task` alone.
+    The split `validation` of such a task has all rows of its files. No file is opened. Without files, returns `task`.
 
     Args:
         task: the training task.
@@ -135,7 +134,7 @@ def evaluated(
         return task
     if not isinstance(files, Mapping) or not all(re.fullmatch(r'[\w-]+', str(name)) for name in files):
         raise UserError(
-            'names in EVAL_PAIRS must have letters, digits, _ and - only, '
+            'the names of EVAL_PAIRS must consist of letters, digits, _ and -, '
             f"got {files!r}; type EVAL_PAIRS = {{'hard': 'hard.jsonl'}}"
         )
     tasks = [task]

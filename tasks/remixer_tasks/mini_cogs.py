@@ -3,11 +3,11 @@
 The sentence 'Emma said that the cake was eaten by a fox .' has the logical form
 `say ( agent Emma , ccomp eat ( agent fox , theme * cake ) )`; `*` marks a definite noun. The task `mini_cogs` has
 20,000 training and 500 held-out pairs. The task `mini_cogs_generalization` evaluates 100 sentences of each of three
-types that training never shows:
+types that do not occur in training:
 
-- `new passive`: the subject of a passive is a noun that training shows only as the subject of active verbs;
-- `new agent`: the agent is a noun that training shows only as a direct object;
-- `deeper`: two clauses or two prepositional phrases inside each other; training nests one.
+- `new passive`: the subject of a passive is a noun that occurs in training only as the subject of active verbs;
+- `new agent`: the agent is a noun that occurs in training only as a direct object;
+- `deeper`: two nested clauses or prepositional phrases; training sentences nest one.
 """
 
 # ruff: noqa: SIM905 (words are easier to read than lists)
@@ -39,13 +39,13 @@ PLACES = {
     'on': 'table bed stage chair boat bench'.split(),
     'beside': 'house tree table lake bed fence'.split(),
 }
-# Training shows these nouns in one role only.
+# Nouns that occur in training in one role only.
 ONLY_AGENTS = 'hedgehog pilot dancer lawyer'.split()
 ONLY_OBJECTS = 'guest penguin wizard tiger'.split()
 
 
 def _parse_verbs(text: str) -> dict[str, list[str]]:
-    """Lemma to past and participle, if the verb has one."""
+    """Maps each lemma to its past and, if the verb has one, its participle."""
     return {verb.split()[0]: verb.split()[1:] for verb in text.split(',')}
 
 
@@ -66,7 +66,7 @@ CLAUSAL = _parse_verbs('say said, think thought, know knew, hope hoped, believe 
 
 
 class Pair(NamedTuple):
-    """A sentence and its logical form, both as words separated by spaces; `kind` is a type of generalization or ''."""
+    """A sentence and its logical form, words separated by spaces; `kind` is a type of generalization or ''."""
 
     sentence: str
     form: str
@@ -81,7 +81,7 @@ class Phrase(NamedTuple):
 
 
 def noun(name: str, definite: bool = True) -> Phrase:
-    """A name ('Emma'), or a noun with its article."""
+    """Returns a name ('Emma'), or a noun with its article."""
     if name[0].isupper():
         return Phrase(name, name)
     return Phrase(f'the {name}', f'* {name}') if definite else Phrase(f'a {name}', name)
@@ -133,7 +133,7 @@ def clausal(verb: str, agent: Phrase, clause: Phrase) -> Phrase:
 
 
 def pair(clause: Phrase, kind: str = '') -> Pair:
-    """The clause as a sentence."""
+    """Returns the clause as a sentence and its logical form."""
     return Pair(f'{clause.words[0].upper()}{clause.words[1:]} .', clause.form, kind)
 
 
@@ -163,19 +163,19 @@ class _Sampler:
         return self.noun(*NAMES, *ANIMATE)
 
     def object(self) -> Phrase:
-        """A direct object, in a third of cases with a prepositional phrase."""
+        """Draws a direct object; a third of them have a prepositional phrase."""
         head = self.noun(*NAMES, *ANIMATE, *THINGS, *ONLY_OBJECTS * 4)
         return self.placed(head) if head.form not in NAMES and self._random.random() < 1 / 3 else head
 
     def placed(self, head: Phrase, depth: int = 1) -> Phrase:
-        """The head with `depth` prepositional phrases inside each other."""
+        """Returns the head with `depth` nested prepositional phrases."""
         if depth == 0:
             return head
         preposition = self.choice(PLACES)
         return modified(head, preposition, self.placed(self.noun(*PLACES[preposition]), depth - 1))
 
     def clause(self) -> Phrase:
-        """A clause without a clause in it."""
+        """Draws a clause that contains no other clause."""
         verb, dative_verb = self.choice(TRANSITIVE), self.choice(DATIVE)
         return self._random.choice(
             [
@@ -192,7 +192,7 @@ class _Sampler:
         )()
 
     def sentence(self) -> Pair:
-        """A training sentence: a third of them have a clause in a clause."""
+        """Draws a training sentence; a third of them have a nested clause."""
         clause = self.clause()
         if self._random.random() < 1 / 3:
             clause = clausal(self.choice(CLAUSAL), self.agent(), clause)
@@ -216,18 +216,18 @@ class _Sampler:
 
 
 def training_pairs(seed: int = 0) -> list[Pair]:
-    """Training sentences, all different."""
+    """Returns distinct training sentences."""
     return _draw_different(_Sampler(seed).sentence, TRAINING_PAIRS, frozenset())
 
 
 def held_out_pairs(seed: int = 0) -> list[Pair]:
-    """Sentences like those of training; neither a sentence nor a logical form is in the training pairs."""
+    """Returns sentences from the training distribution; none of them, nor its form, is in the training pairs."""
     known = frozenset(text for pair in training_pairs(seed) for text in (pair.sentence, pair.form))
     return _draw_different(_Sampler(seed + 1).sentence, HELD_OUT_PAIRS, known)
 
 
 def generalization_pairs(seed: int = 0) -> list[Pair]:
-    """Sentences of the three types in turn."""
+    """Returns sentences of the three types, alternating."""
     sampler = _Sampler(seed + 2)
     draws = (sampler.new_passive, sampler.new_agent, sampler.deeper)
     types = [_draw_different(draw, PAIRS_PER_TYPE, frozenset()) for draw in draws]
@@ -244,7 +244,7 @@ def _draw_different(draw: Callable[[], Pair], count: int, excluded: frozenset[st
 
 
 def corpus(generalization: bool = False, seed: int = 0) -> ParsedCorpus:
-    """The training pairs, with the held-out pairs or those of the three types as the split `validation`."""
+    """Returns the training pairs; `validation` has the held-out pairs, or those of the three types."""
     held_out = generalization_pairs if generalization else held_out_pairs
     return ParsedCorpus(
         name='mini COGS' + (' (generalization)' if generalization else ''),
@@ -259,17 +259,17 @@ def _encode(pairs: list[Pair]) -> Iterator[str]:
 
 
 def words(seed: int = 0) -> seqio.Vocabulary:
-    """The words of the training pairs."""
+    """Returns a vocabulary of the words in the training pairs."""
     return vocabularies.words(text_pairs.PairTexts(corpus(seed=seed)))
 
 
 def task(vocabulary: seqio.Vocabulary, seed: int = 0) -> seqio.Task:
-    """The task `mini_cogs`."""
+    """Returns the task `mini_cogs`."""
     return text_pairs.task(corpus(seed=seed), vocabulary, 'mini_cogs', ('exact_match', 'best_constant_answer'))
 
 
 def evaluated(vocabulary: seqio.Vocabulary, seed: int = 0) -> list[seqio.Task]:
-    """`task`, and `mini_cogs_generalization`, whose metrics are also computed for each type."""
+    """Returns `task` and `mini_cogs_generalization`, whose metrics are also computed for each type."""
     generalization = text_pairs.task(
         corpus(generalization=True, seed=seed),
         vocabulary,

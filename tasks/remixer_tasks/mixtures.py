@@ -1,8 +1,8 @@
 """Mixtures of tasks: GLUE and SuperGLUE at T5's rates, five entailment tasks, and multi-task (MT) pretraining.
 
-A rate is a number of training examples, as T5 counts them, so that all examples are equally frequent; a task with rate
-0 is only evaluated. In all functions, `data_dir` is the folder of the data (see `sources`), and `without` the names of
-tasks to leave out. In gin: `MIXTURE_OR_TASK_NAME = @mixtures.super_glue()`.
+A rate is a number of training examples, as counted by T5, so that all examples are equally frequent; a task with rate 0
+is only evaluated. In all functions, `data_dir` is the folder of the data (see `sources`), and `without` names tasks to
+exclude. In gin: `MIXTURE_OR_TASK_NAME = @mixtures.super_glue()`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def glue(
     without: Sequence[str] = (),
     name: str = 'glue_v002_proportional',
 ) -> seqio.Mixture:
-    """GLUE without WNLI."""
+    """Returns the mixture of GLUE without WNLI."""
     return _mixture(name, GLUE, vocabulary, data_dir, without)
 
 
@@ -84,7 +84,7 @@ def super_glue(
     without: Sequence[str] = (),
     name: str = 'super_glue_v102_proportional',
 ) -> seqio.Mixture:
-    """SuperGLUE with DPR, and its diagnostics."""
+    """Returns the mixture of SuperGLUE with DPR and the diagnostic tasks."""
     return _mixture(name, SUPER_GLUE, vocabulary, data_dir, without)
 
 
@@ -94,7 +94,7 @@ def entailment(
     without: Sequence[str] = (),
     name: str = 'entailment_v001_proportional',
 ) -> seqio.Mixture:
-    """The five entailment tasks."""
+    """Returns the mixture of the five entailment tasks."""
     return _mixture(name, ENTAILMENT, vocabulary, data_dir, without)
 
 
@@ -107,10 +107,13 @@ def multi_task(
     without: Sequence[str] = (),
     name: str = 'mt_v001_mix',
 ) -> seqio.Mixture:
-    """MT pretraining, T5's en_mix: GLUE, SuperGLUE and SQuAD, each at most at rate `maximum`, and span corruption.
+    """Returns the mixture of MT pretraining, T5's en_mix: span corruption, GLUE, SuperGLUE and SQuAD.
 
-    unsupervised: the task of span corruption, at `unsupervised_rate` (2,620,000 for T5 Base in the end).
-    vocabulary: of the other tasks; None is that of `unsupervised`.
+    Args:
+        unsupervised: the span corruption task.
+        unsupervised_rate: its rate; 2,620,000 for the final T5 Base.
+        maximum: maximum rate of the other tasks.
+        vocabulary: vocabulary of the other tasks; None uses that of `unsupervised`.
     """
     vocabulary = vocabulary or unsupervised.output_features['targets'].vocabulary
     check_positive('MAXIMUM_RATE', maximum, 524288)
@@ -119,7 +122,7 @@ def multi_task(
 
 
 def count(task: seqio.Task) -> float:
-    """The number of examples to train on, by T5's tables or the data; 0 for a task that is only evaluated."""
+    """Returns the number of training examples, from T5's tables or the data; 0 for a task without training data."""
     if TRAIN not in task.splits:
         return 0.0
     known = {**GLUE, **SUPER_GLUE, **ENTAILMENT, **SQUAD}
@@ -130,7 +133,10 @@ def count(task: seqio.Task) -> float:
     is_labelled = isinstance(task.source, LabelledSource)
     number = task.source.count(TRAIN) if is_labelled else task.source.num_input_examples(TRAIN)
     if number is None:
-        raise UserError(f"{task.name} does not say how many examples it has; give RATES = {{'{task.name}': 1000000}}")
+        raise UserError(
+            f'RATES must include {task.name}, whose number of examples is unknown; give '
+            f"RATES = {{'{task.name}': 1000000}}"
+        )
     return float(number)
 
 

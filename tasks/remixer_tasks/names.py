@@ -1,6 +1,6 @@
-"""Tasks and mixtures by name, T5's if T5 has them, built on demand.
+"""Builds tasks and mixtures by name on demand, with T5's names if T5 has the task.
 
-This module does not add to seqio's registry, so `import t5.data.mixtures` works too, and registered names take
+This module does not change seqio's registry, so that `import t5.data.mixtures` also works. Names in the registry take
 precedence. `remixer_tasks.registered` adds all names to the registry. In gin: `MIXTURE_OR_TASK_NAME = 'en_mix'`, which
 every command passes to `provider`.
 """
@@ -35,18 +35,18 @@ _WSC = ('dpr_v001_simple', 'super_glue_wsc_v102_simple_train', 'super_glue_wsc_v
 
 
 def _text(objective: Callable[..., Provider], tfds: str, name: str | None = None, data: str = '') -> Maker:
-    """An objective on the text of a TFDS data set."""
+    """Returns a maker of an objective's task on the text of a TFDS data set."""
     names = {'name': name} if name else {'data': data}
     return lambda vocabulary, data_dir: objective(c4.corpus(tfds, data_dir), vocabulary, **names)
 
 
 def _count_halving_rte(task: seqio.Task) -> float:
-    """`mixtures.count`, halved for RTE, which is in GLUE and SuperGLUE."""
+    """Returns `mixtures.count`, halved for RTE, which is in GLUE and SuperGLUE."""
     return mixtures.count(task) * (0.5 if 'glue' in task.name and 'rte' in task.name else 1.0)
 
 
 def _mixture(name: str, tasks: Sequence[str], rate: Any, unsupervised: Any = None) -> Maker:
-    """A mixture of the tasks at `rate`, and of C4 at the rate `unsupervised`."""
+    """Returns a maker of a mixture of the tasks at `rate`, with C4 at the rate `unsupervised`."""
 
     def make(vocabulary: seqio.Vocabulary, data_dir: str | None) -> seqio.Mixture:
         rates = [(catalogue.task(task, vocabulary, data_dir), rate) for task in tasks]
@@ -58,7 +58,7 @@ def _mixture(name: str, tasks: Sequence[str], rate: Any, unsupervised: Any = Non
 
 
 def _leave_one_out() -> dict[str, Maker]:
-    """T5's mixtures without one task; RTE has its whole rate if one of the two suites is left out."""
+    """Returns makers of T5's mixtures without one task; RTE's rate is not halved if one of its suites is excluded."""
     suites = {'glue_v002_proportional': _GLUE, 'super_glue_v102_proportional': _SUPER_GLUE}
     makers: dict[str, Maker] = {}
     for left_out in (*suites, 'cnn_dailymail_v002', _SQUAD, *_WMT):
@@ -109,7 +109,7 @@ MAKERS: dict[str, Maker] = {
 
 @functools.cache
 def _python_docs() -> seqio.Task:
-    """The task whose vocabulary is trained on its text."""
+    """Returns the task whose vocabulary is trained on its text."""
     corpus = python_docs.corpus()
     vocabulary = vocabularies.trained(corpus, PYTHON_DOCS_VOCAB_SIZE)
     return pretraining.span_corruption(corpus, vocabulary, data='python_docs_v001')
@@ -119,16 +119,16 @@ MAKERS['python_docs_v001_span_corruption'] = lambda vocabulary, data_dir: _pytho
 
 
 def find(name: str, vocabulary: seqio.Vocabulary | None = None, data_dir: str | None = None) -> Provider:
-    """The task or mixture with this name; opens no file.
+    """Returns the task or mixture with this name, without opening a file.
 
-    vocabulary: None is T5's. data_dir: see `catalogue.task`. Raises UserError for an unknown name, with the nearest
-    known names.
+    A `vocabulary` of None is T5's; see `catalogue.task` for `data_dir`. Raises UserError for an unknown name, with the
+    nearest known names.
     """
     if name not in MAKERS:
         known = sorted({*MAKERS, *seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[:5]
         raise UserError(
-            f'MIXTURE_OR_TASK_NAME is {name!r}, which is not a known task or mixture; the nearest known names are '
+            f'MIXTURE_OR_TASK_NAME must be a known task or mixture, got {name!r}; the nearest known names are '
             f'{", ".join(near)}; to register your own tasks, import their module in a gin file'
         )
     return MAKERS[name](vocabulary or vocabularies.sentencepiece(), data_dir)
@@ -137,7 +137,7 @@ def find(name: str, vocabulary: seqio.Vocabulary | None = None, data_dir: str | 
 def provider(
     name: str, vocabulary: seqio.Vocabulary | None = None, data_dir: str | None = None
 ) -> str | seqio.Task | seqio.Mixture:
-    """`name` if seqio's registry has it, and `find(name)` otherwise."""
+    """Returns `name` if seqio's registry has it, otherwise `find(name)`."""
     if name in seqio.TaskRegistry.names() or name in seqio.MixtureRegistry.names():
         return name
     return find(name, vocabulary, data_dir)
@@ -146,7 +146,7 @@ def provider(
 def providers(
     names: str | Sequence[str], vocabulary: seqio.Vocabulary | None = None, data_dir: str | None = None
 ) -> list[str | seqio.Task | seqio.Mixture]:
-    """`provider` of each of several names, as a list or separated by commas."""
+    """Returns the `provider` of each name in a list or a text separated by commas."""
     names = names.split(',') if isinstance(names, str) else names
     return [provider(name.strip(), vocabulary, data_dir) for name in names]
 
@@ -160,20 +160,20 @@ def mixture(
     temperature: ranges.Positive = 1.0,
     name: str = 'mixture',
 ) -> seqio.Mixture:
-    """Mixes any tasks in proportion to their training examples, as seqio's `mixing_rate_num_examples`.
+    """Mixes tasks in proportion to their training examples, as seqio's `mixing_rate_num_examples` does.
 
     Args:
-        tasks: tasks, or names of tasks and mixtures; a mixture stands for all of its tasks.
-        rates: of tasks by name, instead of their numbers of examples.
-        maximum: of each number of examples.
-        temperature: rates become rate ** (1 / temperature), which is more uniform if it is above 1.
+        tasks: tasks, or names of tasks and mixtures; a mixture adds all of its tasks.
+        rates: rates by task name, which replace numbers of examples.
+        maximum: upper bound of each number of examples.
+        temperature: rates are raised to the power 1 / temperature; values above 1 make them more uniform.
 
     Raises:
-        UserError: no task, a setting that is not a number above 0, a rate for an unknown task, and, when a dataset is
-            made, tasks without files.
+        UserError: there is no task, a setting is not above 0, or a rate names an unknown task; when a dataset is
+            created, also if tasks have no files.
     """
     if not tasks:
-        raise UserError("TASKS is empty: give names of tasks, as in TASKS = ['super_glue_rte_v102', 'conj_nli_v001']")
+        raise UserError("TASKS must have a task, got none; give TASKS = ['super_glue_rte_v102', 'conj_nli_v001']")
     by_name: dict[str, seqio.Task] = {}
     for task in tasks:
         resolved = provider(task, vocabulary, data_dir) if isinstance(task, str) else task

@@ -1,4 +1,4 @@
-"""The rows of a user's file as inputs for inference, in the template that the model was finetuned on."""
+"""Reads the rows of a file as inputs for inference, with the template used for finetuning."""
 
 from __future__ import annotations
 
@@ -13,14 +13,20 @@ from remixer_tasks.files import row_files
 from remixer_tasks.files.malformed import Malformed
 from remixer_tasks.text_pairs import Template, UnusableRow
 
-_AS_TEXT = 'or, for texts that are filled in already, --gin.INPUT_TEMPLATE=None'
+_AS_TEXT = 'or, for complete input texts, --gin.INPUT_TEMPLATE=None'
 
 
 def texts(lines: Any, template: str | None, delimiter: str | None = None, encoding: str = 'utf-8') -> Any:
-    """`lines` (a `text_inputs.TextInputs`), or the rows of its file in the template INPUTS of `local_pairs.corpus`.
+    """Returns `lines`, or the rows of its file in the template INPUTS of `local_pairs.corpus`.
 
-    A template that is a single column adds nothing to a text, so lines of a file or of standard input are texts. Any
-    other template needs rows; raises UserError for lines.
+    If the template is a single column, each line of a text file or of standard input is a text. Other templates require
+    rows, and raise UserError for lines.
+
+    Args:
+        lines: a `text_inputs.TextInputs`.
+        template: the template, or None if the lines are complete texts.
+        delimiter: see `row_files.RowLayout`.
+        encoding: see `row_files.RowLayout`.
     """
     if template is None:
         return lines
@@ -35,8 +41,8 @@ def texts(lines: Any, template: str | None, delimiter: str | None = None, encodi
     if set(template) & set('{}') and not re.fullmatch(r'\{[^{}]+\}', template):
         columns = ' and '.join(dict.fromkeys(row_template.columns)) or 'any'
         raise UserError(
-            f'INPUTS is {template!r}, and {lines.shown} has lines of text; give rows with the column {columns}, as in '
-            f'--input=rows.csv (CSV, TSV, JSON lines, Parquet), {_AS_TEXT}'
+            f'INPUTS is {template!r}, so {lines.shown} must have rows with the column {columns}, got lines of text; '
+            f'give --input=rows.csv (CSV, TSV, JSON lines, Parquet), {_AS_TEXT}'
         )
     return lines
 
@@ -45,8 +51,8 @@ def texts(lines: Any, template: str | None, delimiter: str | None = None, encodi
 class RowTexts:
     """Iterates over the template's text for each row of the file of `lines`, any number of times.
 
-    Raises UserError, with the line, for a row that cannot be read or lacks a value: predictions belong to rows by their
-    number, so no row is skipped.
+    No row is skipped, because predictions are matched to rows by number: a row that cannot be read or lacks a value
+    raises UserError with its line number.
     """
 
     lines: Any
@@ -56,11 +62,11 @@ class RowTexts:
 
     def __post_init__(self) -> None:
         if self.lines.is_stdin:
-            raise UserError('rows cannot be read from standard input; give a file, as in --input=rows.jsonl')
+            raise UserError('--input must be a file of rows, got standard input; give --input=rows.jsonl')
         if self.lines.field != 'text':
             raise UserError(
-                f'--field is {self.lines.field!r} and INPUTS is {self.template.text!r}, which names the columns; '
-                f'remove --field, {_AS_TEXT}'
+                f'--field must not be given with INPUTS = {self.template.text!r}, which names the columns, got '
+                f'{self.lines.field!r}; remove --field, {_AS_TEXT}'
             )
 
     @property

@@ -1,13 +1,13 @@
-"""Pretraining tasks: text from a corpus, ids from a vocabulary, and one of the objectives in `objectives/`.
+"""Pretraining tasks, each with a corpus, a vocabulary and one of the objectives in `objectives/`.
 
-A task is named after its data and its objective, as in `own_text_prefix_lm`; metrics, caches and files have this name.
-`name` replaces it for tasks that T5 names otherwise.
+Tasks are named after their data and objective, as in `own_text_prefix_lm`; metrics, caches and files use this name.
+`name` overrides it for tasks with another name in T5.
 
-`shuffle_buffer_size` counts examples. Documents are in random order already, so the buffer only separates the segments
-of one document. It is small because TensorFlow saves it in every position (2 kB per example).
+`shuffle_buffer_size` counts examples. Documents are already in random order, so the buffer only separates the segments
+of one document. It is small because TensorFlow saves it with every position (2 kB per example).
 
-No file is opened and no vocabulary is trained before the first dataset. Rates out of range raise UserError at once;
-lengths and vocabulary are checked when a dataset is made. Features are int32 ids.
+No file is opened and no vocabulary is trained before the first dataset is created. Rates out of range raise UserError
+at once; lengths and vocabulary are checked when a dataset is created. Features are int32 ids.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def span_corruption(
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
     name: str | None = None,
 ) -> seqio.Task:
-    """T5's span corruption, with EOS in inputs and targets and splits train and validation; see `objectives/`."""
+    """Returns a task of T5's span corruption, with EOS in inputs and targets; see `objectives/span_corruption.py`."""
     noise = spans.Noise(noise_density, mean_noise_span_length)
     objective = functools.partial(spans.span_corruption, noise=noise)
     return _task(name or f'{data}_span_corruption', corpus, vocabulary, objective, shuffle_buffer_size)
@@ -51,7 +51,7 @@ def prefix_lm(
     join_documents: bool = False,
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
 ) -> seqio.Task:
-    """A text's start as inputs and its rest as targets, with EOS; see `objectives/language_modeling.py`."""
+    """Returns a task that continues the start of a text, with EOS; see `objectives/language_modeling.py`."""
     objective = functools.partial(language_modeling.prefix_lm, prefix=language_modeling.Prefix(density, join_documents))
     return _task(f'{data}_prefix_lm', corpus, vocabulary, objective, shuffle_buffer_size)
 
@@ -63,7 +63,7 @@ def causal_lm(
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
     name: str | None = None,
 ) -> seqio.Task:
-    """Documents with EOS, joined and cut, as targets; there are no inputs. See `language_modeling.py`."""
+    """Returns a task with joined and split documents as targets, without inputs; see `language_modeling.py`."""
     return _task(
         name or f'{data}_causal_lm', corpus, vocabulary, language_modeling.causal_lm, shuffle_buffer_size, ('targets',)
     )
@@ -79,7 +79,7 @@ def masked_lm(
     whole_words: bool = False,
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
 ) -> seqio.Task:
-    """BERT's masking: damaged text as inputs, the hidden tokens in their places as targets; see `objectives/`."""
+    """Returns a task with BERT's masking; inputs and targets are aligned. See `objectives/masked_lm.py`."""
     masking = masked.Masking(rate, masked_share, random_share, whole_words)
     objective = functools.partial(masked.masked_lm, masking=masking)
     return _task(f'{data}_masked_lm', corpus, vocabulary, objective, shuffle_buffer_size, eos=False)
@@ -92,7 +92,7 @@ def iid_denoising(
     density: float = 0.15,
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
 ) -> seqio.Task:
-    """Tokens hidden independently of each other, runs of them as sentinels; see `objectives/span_corruption.py`."""
+    """Returns a task that masks each token independently; see `objectives/span_corruption.py`."""
     objective = functools.partial(spans.iid_denoising, density=spans.Noise(density).density)
     return _task(f'{data}_iid_denoising', corpus, vocabulary, objective, shuffle_buffer_size)
 
@@ -105,10 +105,10 @@ def ul2(
     prompts: Mapping[str, str] | None = None,
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
 ) -> seqio.Mixture:
-    """UL2's mixture, each denoiser a task with a prompt; see `objectives/ul2.py`.
+    """Returns UL2's mixture, with a task and a prompt for each denoiser; see `objectives/ul2.py`.
 
-    denoisers: 'ul2', 'ul2r', or rows; see `ul2.denoisers`. prompts: texts for 'r', 'x' and 's' (None: UL2's).
-    Each denoiser reads the corpus in an order of its own, so that a batch does not have one text several times.
+    `denoisers` are 'ul2', 'ul2r', or rows (see `ul2.denoisers`); `prompts` are texts for 'r', 'x' and 's', None for
+    UL2's. Each denoiser reads the corpus in a different order, so that a batch does not repeat a text.
     """
     chosen = ul2_denoisers.denoisers(denoisers)
     prompts = {**ul2_denoisers.PROMPTS, **(prompts or {})}
@@ -135,7 +135,7 @@ def _task(
     eos: bool = True,
     order: int = 0,
 ) -> seqio.Task:
-    """The task of an objective, a seqio preprocessor of documents {'targets': ids}. order: see `Corpus.source`."""
+    """Returns the task of an objective, a preprocessor of documents {'targets': ids}; `order`: see `Corpus.source`."""
     feature = seqio.Feature(vocabulary, add_eos=eos)
     return seqio.Task(
         name,
@@ -152,5 +152,5 @@ def _task(
 
 
 def text_as_targets(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
-    """{'text', ...} to {'targets'}, the feature whose vocabulary tokenises it; loads or trains that vocabulary."""
+    """Renames 'text' to 'targets', the feature whose vocabulary tokenizes it, and loads or trains the vocabulary."""
     return load_vocabulary(dataset, output_features).map(lambda example: {'targets': example['text']})

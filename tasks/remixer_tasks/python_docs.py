@@ -1,7 +1,6 @@
-"""The documentation in every Python installation as a corpus: pydoc's topics and the standard library's docstrings.
+"""A corpus of the documentation of Python: pydoc's topics and the docstrings of the standard library.
 
-About 2 MB of English about Python, enough to train a small model without a download. The sources are parsed, never
-imported.
+It has about 2 MB of English, enough to train a small model without a download. The sources are parsed, not imported.
 """
 
 import ast
@@ -15,7 +14,7 @@ from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache
 from remixer_tasks.files.malformed import Malformed
 
-# Tests and tools have few docstrings; the encodings' are one sentence a hundred times.
+# Tests and tools have few docstrings, and all encodings have the same docstring.
 _SKIPPED = {
     *('site-packages', 'dist-packages', '__pycache__', 'test', 'tests', 'idlelib', 'lib2to3', 'turtledemo'),
     *('ensurepip', 'encodings', 'pydoc_data'),
@@ -24,7 +23,7 @@ _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def corpus(validation_fraction: float = 0.05) -> ParsedCorpus:
-    """The documentation of this Python; `validation_fraction` of its documents is held out by their hash."""
+    """Returns the documentation of the running Python; `validation_fraction` of its documents is held out by hash."""
     return ParsedCorpus(
         name=f'the documentation of Python {sys.version.split()[0]}',
         identity=cache.key('python docs 1', sys.version, sysconfig.get_path('stdlib')),
@@ -48,7 +47,7 @@ def read(malformed: Malformed) -> Iterator[str]:
 
 
 def topics() -> Iterator[str]:
-    """pydoc's topics: chapters of the language reference; some slim installations leave them out."""
+    """Yields pydoc's topics, chapters of the language reference, which some slim installations lack."""
     try:
         from pydoc_data.topics import topics as by_name
     except ImportError:
@@ -58,7 +57,7 @@ def topics() -> Iterator[str]:
 
 
 def docstrings(tree: ast.Module, name: str) -> Iterator[str]:
-    """Documents of the module called `name`: its docstring, then one for each top-level definition."""
+    """Yields the docstring of the module `name`, then a document for each top-level definition."""
     docstring = ast.get_docstring(tree)
     if docstring:
         yield f'{name}\n\n{docstring}'
@@ -70,7 +69,7 @@ def docstrings(tree: ast.Module, name: str) -> Iterator[str]:
 
 
 def _describe(node: ast.AST, prefix: str) -> Iterator[str]:
-    """The signatures and docstrings of a definition and of the definitions in a class's body."""
+    """Yields the signatures and docstrings of a definition and, for a class, of its members."""
     assert isinstance(node, _DEFINITIONS)
     name = f'{prefix}.{node.name}'
     docstring = ast.get_docstring(node)

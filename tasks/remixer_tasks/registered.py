@@ -1,7 +1,7 @@
-"""Adds every name of `names` to seqio's registry, for T5X and for custom mixtures. Importing it opens no file.
+"""Adds every name of `names` to seqio's registry, for T5X and for custom mixtures, without opening a file.
 
-Registered names are not replaced. Import `t5.data.mixtures` before this module, because t5 refuses names that are
-registered. The commands of remixer-t5x know the names without this module.
+Existing names are not replaced. Import `t5.data.mixtures` before this module, because t5 raises an error for names that
+already exist. The commands of remixer-t5x do not need this module.
 """
 
 from __future__ import annotations

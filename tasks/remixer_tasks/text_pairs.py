@@ -1,7 +1,7 @@
-"""Pairs of input and target texts of a user's rows as a seqio task, and the templates that make texts of columns.
+"""seqio tasks of pairs of input and target texts, and the templates that build texts from columns.
 
-A pair is one document of a corpus (`text_corpus.ParsedCorpus`): it is parsed once, held out by hash, and read with an
-exact position, like text for pretraining.
+A pair is one document of a corpus (`text_corpus.ParsedCorpus`). Like text for pretraining, pairs are parsed once, held
+out by hash, and read with an exact position.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _PARTS = re.compile(r'(\{\{|\}\}|\{[^{}]*\})')
 
 
 class UnusableRow(ValueError):
-    """A row without a value that a template needs, or with one that is not a text or a number."""
+    """A row in which a column of a template is missing, empty, or neither a text nor a number."""
 
 
 class MissingColumn(UnusableRow):
-    """A row without a column that a template needs."""
+    """A row without a column of a template."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-    """A text made of the columns of a row: the value `text` of the setting `macro`.
+    """A template that builds a text from the columns of a row: the value `text` of the setting `macro`.
 
-    It is the name of a column, or a text with names of columns in braces; `{{` and `}}` are braces of the text. A name
-    may have any characters. Python's format strings are not used: they would reach attributes of values
-    (`{a.__class__}`) and write texts of gigabytes (`{a:>1000000000}`). Raises UserError for unbalanced braces.
+    It is the name of a column, or a text with column names in braces; `{{` and `}}` are literal braces. Names may
+    contain any characters. Python's format strings are not used, because they allow access to attributes
+    (`{a.__class__}`) and texts of gigabytes (`{a:>1000000000}`). Raises UserError for unbalanced braces.
     """
 
     text: str
@@ -54,35 +54,33 @@ class Template:
             raise UserError(f"{self.macro} must have columns in braces, as in 'answer: {{label}}', got {self.text!r}")
 
     def _parts(self) -> Iterator[tuple[bool, str]]:
-        """(whether the part is a column, the name of the column or the text)."""
+        """Yields (whether the part is a column, the name of the column or the literal text)."""
         if not set(self.text) & set('{}'):
             yield True, self.text
             return
         for number, part in enumerate(_PARTS.split(self.text)):
             is_column = number % 2 == 1 and part not in ('{{', '}}')
-            # Texts between the parts have no braces.
+            # Text between the matches has no braces.
             yield is_column, part[1:-1] if is_column else part.replace('{{', '{').replace('}}', '}')
 
     @property
     def columns(self) -> list[str]:
-        """The names of the columns, in order."""
+        """Returns the names of the columns, in order."""
         return [part for is_column, part in self._parts() if is_column]
 
     def fill(self, row: Mapping[str, Any]) -> str:
-        """The text for a row. Raises UnusableRow, or MissingColumn if a column is missing."""
+        """Returns the text of a row. Raises UnusableRow, or MissingColumn if a column is missing."""
         return ''.join(_text(row, part) if is_column else part for is_column, part in self._parts())
 
     def missing_column(self, names: Iterable[str]) -> UserError:
-        """The error for data in which no row has one of the columns."""
+        """Returns the error for data in which no row has one of the columns."""
         known = [*names]
         absent = next(name for name in self.columns if name not in known)
         shown = ', '.join(ascii(name)[:60] for name in known[:20]) + (', ...' if len(known) > 20 else '')
         hint = ''
         if len(known) == 1 and (separator := re.search('[;\t|,]', known[0])):
             hint = f'; if {separator[0]!r} separates the columns, set DELIMITER = {separator[0]!r}'
-        return UserError(
-            f'{self.macro} is {self.text!r} and the data has no column {absent!r}; the columns are {shown}{hint}'
-        )
+        return UserError(f'{self.macro} must have columns of the data ({shown}), got {absent!r} in {self.text!r}{hint}')
 
 
 def _text(row: Mapping[str, Any], name: str) -> str:
@@ -100,16 +98,17 @@ def _text(row: Mapping[str, Any], name: str) -> str:
         # SQuAD's answers.
         return json.dumps(value)
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        # Spaces separate words, so they are replaced in words.
+        # Replaces spaces within words, because spaces separate words.
         return ' '.join('_'.join(item.split()) or '_' for item in value)
     if not isinstance(value, str) and isinstance(value, Iterable):
-        raise UnusableRow(f'column {name} has several values, and not a text')
+        raise UnusableRow(f'column {name} must be a text or a list of words')
     return str(value)
 
 
 def encode_pair(inputs: str, targets: str, longest: int | None = None, columns: Sequence[str] = ()) -> str:
-    """The document of a pair and the values of further columns, whose separators become spaces. Raises ValueError for a
-    text that is empty, contains the separator, or has more than `longest` characters.
+    """Joins a pair and the values of further columns, in which separators become spaces, to one document.
+
+    Raises ValueError for a text that is empty, contains the separator, or has more than `longest` characters.
     """
     for name, text in (('inputs', inputs), ('targets', targets)):
         if longest is not None and len(text) > longest:
@@ -122,7 +121,7 @@ def encode_pair(inputs: str, targets: str, longest: int | None = None, columns: 
 
 
 def column_names(columns: Sequence[str], metrics_by: str | None) -> tuple[str, ...]:
-    """The further columns of a pair, in order. Raises UserError for the names inputs and targets."""
+    """Returns the further columns of a pair, in order. Raises UserError for the names inputs and targets."""
     names = tuple(dict.fromkeys([*columns, *([metrics_by] if metrics_by else [])]))
     taken = [name for name in names if name.removesuffix('_pretokenized') in ('inputs', 'targets')]
     if isinstance(columns, str) or taken:
@@ -135,7 +134,7 @@ def column_names(columns: Sequence[str], metrics_by: str | None) -> tuple[str, .
 
 @dataclasses.dataclass(frozen=True)
 class PairTexts:
-    """The texts of a corpus of pairs as single documents, for `vocabularies.trained`."""
+    """The texts of a corpus of pairs as separate documents, for `vocabularies.trained`."""
 
     corpus: Corpus
 
@@ -163,13 +162,14 @@ def task(
     columns: Sequence[str] = (),
     metrics_by: str | None = None,
 ) -> seqio.Task:
-    """A task with splits train and validation, and features inputs and targets with EOS.
+    """Returns a task with splits train and validation, and features inputs and targets with EOS.
 
-    No file is opened and no vocabulary is trained before its first dataset. Raises UserError for unknown metrics.
+    No file is opened and no vocabulary is trained before the first dataset is created. Raises UserError for unknown
+    metrics.
 
     Args:
         metrics: names of `text_metrics.NAMED`.
-        columns: further columns of the rows, as in `local_pairs.corpus`, which predictions show.
+        columns: further columns of the rows, as in `local_pairs.corpus`, which are written with the predictions.
         metrics_by: a column; each metric is also computed for each of its values.
     """
     metric_fns, names = text_metrics.named(metrics), column_names(columns, metrics_by)
@@ -180,7 +180,7 @@ def task(
 
 
 def decode_pair(dataset: tf.data.Dataset, columns: Sequence[str] = ()) -> tf.data.Dataset:
-    """Documents of `encode_pair` to inputs, targets and further columns."""
+    """Splits the documents of `encode_pair` into inputs, targets and further columns."""
 
     def split(example):
         parts = tf.strings.split(example['text'], SEPARATOR)

@@ -209,7 +209,7 @@ def test_a_cache_that_is_there_is_kept_and_said_in_one_line(typed, tmp_path):
     assert code == 0
     assert out.splitlines()[0] == (
         f'own_text_span_corruption is cached in {folder}/own_text_span_corruption already, 29 examples; '
-        'to make it again, delete that folder'
+        'to recreate it, delete that folder'
     )
 
 
@@ -217,7 +217,7 @@ def test_a_cache_of_another_vocabulary_is_not_taken_for_this_one(typed, tmp_path
     write(tmp_path / 'cache', 'own_text_span_corruption', vocabulary=seqio.ByteVocabulary(0))
     code, out, error = typed()
     assert code == 2 and not out
-    assert error.startswith('error: ') and 'choose another CACHE_DIR' in error
+    assert error.startswith('error: ') and 'give another CACHE_DIR' in error
 
 
 @WITH_BEAM

@@ -85,10 +85,10 @@ MISTAKES = {
         ['show', 'super_glue_cb'],
         "TASK must be the name of a task, got 'super_glue_cb'; the nearest names are super_glue_cb_v102",
     ),
-    'name to get': (['get', 'snly'], "'snly' is not the name of a task or data set; the nearest names are snli"),
+    'name to get': (['get', 'snly'], "got 'snly'; the nearest names are snli"),
     'split': (
         ['show', 'cogs_v001', '--split=dev'],
-        "cogs has no split 'dev'; its splits are train, validation, test",
+        "the split of cogs must be one of train, validation, test, gen, got 'dev'",
     ),
     'missing': (['show', 'snli_v001'], 'snli has no train files here'),
     'number': (['show', 'cogs_v001', '--num_examples=0'], "'0' is not a whole number from 1"),

@@ -40,8 +40,8 @@ def test_vocab_shows_special_ids_and_pieces(own_text, capsys):
     [
         (['--split=test'], "must be one of train, validation, got 'test'"),
         (['--num_examples=-1'], "'-1' is not a whole number from 0"),
-        (['--gin.FILES=/nowhere/*.txt'], 'FILES: /nowhere/*.txt matches no file'),
-        (['--gin.MIXTURE_OR_TASK_NAME=no_such_task'], "MIXTURE_OR_TASK_NAME is 'no_such_task'"),
+        (['--gin.FILES=/nowhere/*.txt'], 'FILES must match a file, got /nowhere/*.txt'),
+        (['--gin.MIXTURE_OR_TASK_NAME=no_such_task'], "got 'no_such_task'"),
         (["--gin.TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 64}"], "use {'inputs': 512, 'targets': 114}"),
     ],
 )

@@ -114,7 +114,7 @@ def test_infer_refuses_lines_for_a_template_unless_they_are_filled_in(place, cap
     (place / 'lines.txt').write_text('is 3 even?\n')
     assert run('infer', '--checkpoint=run', '--input=lines.txt') == 2
     error = capsys.readouterr().err
-    assert 'has lines of text; give rows with the column number' in error and error.count('\n') == 1
+    assert 'must have rows with the column number, got lines of text' in error and error.count('\n') == 1
     assert run('infer', '--checkpoint=run', '--input=lines.txt', '--gin.INPUT_TEMPLATE=None') == 0
     assert '"input": "is 3 even?"' in capsys.readouterr().out
 
@@ -137,7 +137,7 @@ def test_infer_warns_of_another_template_than_the_run_had(place, capsys, flags):
             "letters, digits, _ and - only, got {'a/b'",
         ),
         ('--gin.EVAL_PAIRS=small.csv', "EVAL_PAIRS must be a dictionary, as in {'a': 1} or None, got 'small.csv'"),
-        ("--gin.EVAL_PAIRS={'small': 'nowhere.csv'}", 'which does not exist'),
+        ("--gin.EVAL_PAIRS={'small': 'nowhere.csv'}", 'must be an existing path, got nowhere.csv'),
         ('--gin.METRICS_BY=typ', "names 'typ', and"),
     ],
 )

@@ -80,7 +80,7 @@ def test_validation_files_are_held_out(tmp_path):
     assert len(texts(task, 'train')) == 30
     assert texts(task, 'validation') == PAIRS - texts(task, 'train')
     (tmp_path / 'link.jsonl').symlink_to('a.jsonl')
-    with pytest.raises(UserError, match='is in PAIRS and in VALIDATION_PAIRS'):
+    with pytest.raises(UserError, match='VALIDATION_PAIRS must not have files of PAIRS'):
         local_pairs.corpus(train, validation_files=str(tmp_path / 'link.jsonl'))
 
 
@@ -106,8 +106,8 @@ def test_csv_is_read_as_python_writes_it(tmp_path_factory, rows):
         ('{"q": "x", "a": NaN}', [], ':1: column a is empty'),
         ('{"q": "x", "a": 1e999}', [], ':1: column a is empty'),
         ('{"q": "x", "a": null}', [], ':1: column a is empty'),
-        ('{"q": "x", "a": [null]}', [], ':1: column a has several values'),
-        ('{"q": "x", "a": {"text": null}}', [], ':1: column a has several values'),
+        ('{"q": "x", "a": [null]}', [], ':1: column a must be a text'),
+        ('{"q": "x", "a": {"text": null}}', [], ':1: column a must be a text'),
         ('{"q": "x"}', [], ':1: the row has no column a'),
         ('{"q": "x", "a": "y", "other": NaN}', [('x', 'y')], ''),
         ('{"q": "x", "a": 12345678901234567890123}', [('x', '12345678901234567890123')], ''),
@@ -153,7 +153,7 @@ def test_columns_of_a_file_without_names_are_numbers(tmp_path, name):
     assert list(pair_inputs.texts(TextInputs(str(tmp_path / name)), '{1}')) == ['x', 'z']
     # A line with just these numbers is a line of names, as pandas writes it.
     assert pairs(tmp_path, name, f'0{delimiter}1{delimiter}2\n{content}', '{1}', '2')[0] == [('x', 'y'), ('z', 'w')]
-    with pytest.raises(UserError, match="has no column '7'; the columns are '0', '1', '2'"):
+    with pytest.raises(UserError, match="data .'0', '1', '2'., got '7'"):
         pairs(tmp_path, name, content, '{1}', '7')
 
 
@@ -191,10 +191,10 @@ UNCLOSED = [*(f'q{i},a{i}' for i in range(30)), '"never closed,no', *(f'q{i},a{i
         ('a.json', b'{\n  "q": "b",\n  "a": "c"\n}', 'one JSON object on each line; type jq -c . FILE'),
         ('a.csv', gzip.compress(b'q,a\nb,c\n', mtime=0), 'column names cannot be read'),
         ('a.csv', 'q,a\nb,c\n'.encode('utf-16'), 'column names cannot be read.*set ENCODING'),
-        ('a.csv', b'q;a\nb;c\n', "the columns are 'q;a'; if ';' separates the columns, set DELIMITER = ';'"),
+        ('a.csv', b'q;a\nb;c\n', "data .'q;a'.*if ';' separates the columns, set DELIMITER = ';'"),
         ('a.tsv', b'q,a\nb,c\n', "set DELIMITER = ','"),
-        ('a.csv', b'q, a\nb, c\n', "the columns are 'q', ' a'"),
-        ('a.csv', b'q,a,q\n1,2,3\n', "has two columns 'q'"),
+        ('a.csv', b'q, a\nb, c\n', "data .'q', ' a'."),
+        ('a.csv', b'q,a,q\n1,2,3\n', "must have different names, got 'q' twice"),
         (
             'a.csv',
             '\n'.join(['q,a', *UNCLOSED]).encode(),
@@ -203,7 +203,7 @@ UNCLOSED = [*(f'q{i},a{i}' for i in range(30)), '"never closed,no', *(f'q{i},a{i
         ('a.csv', '\n'.join(['q,a', *UNCLOSED, '"x",y']).encode(), 'line 32: a cell that begins here with a quote'),
         ('a.txt', b'a', 'set PAIRS_FORMAT to one of jsonl, tsv, csv, parquet'),
         ('a.csv.gz', b'no gzip', 'damaged gzip file'),
-        ('a.parquet', b'no parquet', 'not a readable Parquet file'),
+        ('a.parquet', b'no parquet', 'not a Parquet file'),
         ('a.jsonl', GOOD.encode(), 'is a single row.*; give VALIDATION_PAIRS, or more rows'),
         ('a.jsonl', GOOD.encode() * 40, 'all 40 rows of .* are equal; give VALIDATION_PAIRS, or more rows'),
     ],
@@ -227,10 +227,13 @@ def test_an_unusable_file_is_refused_with_a_hint(tmp_path, name, content, messag
         ({'inputs': '{}'}, 'INPUTS must have columns in braces'),
         ({'inputs': 'a}b'}, 'INPUTS must have columns in braces'),
         # Templates are no format strings.
-        *(({'inputs': text}, 'has no column') for text in ('{q.__class__}', '{q!r}', '{q:>1000000000}', '{q[0]}')),
+        *(
+            ({'inputs': text}, 'INPUTS must have columns of the data')
+            for text in ('{q.__class__}', '{q!r}', '{q:>1000000000}', '{q[0]}')
+        ),
         ({'files': []}, r'data/\*.jsonl'),
         ({'files': ['.']}, r"such as './\*.jsonl'"),
-        ({'files': ['no*']}, r'no\* matches no file'),
+        ({'files': ['no*']}, r'PAIRS must match a file, got no\*'),
     ],
 )
 def test_a_wrong_setting_is_refused(tmp_path, monkeypatch, settings, message):
@@ -254,11 +257,11 @@ def test_lines_are_texts_if_the_template_adds_nothing(tmp_path):
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        ({'path': 'a.txt'}, r"INPUTS is 'is .id.*has lines of text; give rows with the column id and question"),
-        ({'path': '-'}, r'standard input has lines of text; .* --gin.INPUT_TEMPLATE=None'),
-        ({'path': '-', 'format': 'jsonl'}, r'rows cannot be read from standard input'),
-        ({'path': 'a.csv', 'field': 'label'}, r"--field is 'label' and INPUTS is .*; remove --field"),
-        ({'path': 'short.jsonl'}, r"has no column 'question'; the columns are 'id'"),
+        ({'path': 'a.txt'}, r"INPUTS is 'is .id.* rows with the column id and question, got lines of text"),
+        ({'path': '-'}, r'standard input must have rows .* --gin.INPUT_TEMPLATE=None'),
+        ({'path': '-', 'format': 'jsonl'}, r'must be a file of rows, got standard input'),
+        ({'path': 'a.csv', 'field': 'label'}, r"INPUTS = .* got 'label'; remove --field"),
+        ({'path': 'short.jsonl'}, r"data .'id'., got 'question'"),
         ({'path': 'null.jsonl'}, r'null.jsonl:2: column question is empty; correct or remove the row'),
         ({'path': 'bad.jsonl'}, r'bad.jsonl:2: invalid JSON .*; correct or remove the row'),
     ],

@@ -55,7 +55,7 @@ def test_every_name_of_ours_has_a_version():
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
-    with pytest.raises(UserError, match="is 'super_glue_boolq', which .* super_glue_boolq_v102"):
+    with pytest.raises(UserError, match="got 'super_glue_boolq'; .* super_glue_boolq_v102"):
         names.find('super_glue_boolq')
 
 

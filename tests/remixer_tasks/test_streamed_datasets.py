@@ -164,7 +164,7 @@ def test_a_validation_split_is_used_and_unknown_splits_are_refused(folders, tmp_
     datasets.DatasetDict(train=rows, dev=rows.select(range(7))).save_to_disk(tmp_path / 'both')
     corpus = streamed(tmp_path / 'both', validation_split='dev')
     assert documents(corpus, 'validation') == ALL[:7] and documents(corpus, 'train') == ALL
-    with pytest.raises(UserError, match="no split 'test'; its splits are dev, train"):
+    with pytest.raises(UserError, match="must be one of dev, train, got 'test'"):
         documents(streamed(tmp_path / 'both', train_split='test'), 'train')
 
 
@@ -244,25 +244,23 @@ def fails(corpus, match, vocabulary=BYTES, **settings):
 def test_wrong_settings_are_refused(folders, tmp_path, monkeypatch):
     path = folders / 'jsonl'
     trained = vocabularies.trained(streamed(path), 300)
-    fails(streamed(path), r"cannot be trained on .*, which is not copied .*--gin.VOCABULARY='@voc", trained)
+    fails(streamed(path), r"cannot be trained on .*, which is streamed .*--gin.VOCABULARY='@voc", trained)
     fails(streamed(path), 'STREAMS must be at most the 5 shards of .* got 8 .*; type STREAMS = 4, so', streams=8)
     fails(streamed(path, validation_fraction=1 - 1e-9), 'has no documents to train on in 5 of its 5 shards')
-    fails(huggingface_datasets.corpus(HubDataset(str(path)), 'body', True), "TEXT_FIELD is 'body'; the columns of")
+    fails(huggingface_datasets.corpus(HubDataset(str(path)), 'body', True), "TEXT_FIELD must be .* got 'body'")
     fails(streamed(tmp_path), f'HF_DATASET {tmp_path} cannot be read')
-    with pytest.raises(UserError, match="TEXT_FIELD is 'body'"):
-        # Before a pipeline reads: `remixer-t5x data` shows the errors of one as TensorFlow words them.
+    with pytest.raises(UserError, match="TEXT_FIELD must be .* got 'body'"):
+        # Before a pipeline runs, because errors in a pipeline have TensorFlow's wording.
         huggingface_datasets.corpus(HubDataset(str(path)), 'body', True).shards('train')
     with pytest.raises(UserError, match='must be above 0 and below 1, got 0'):
         streamed(path, validation_fraction=0)
-    with pytest.raises(UserError, match="HF_STREAMING must be True or False, got 'yes'"):
-        huggingface_datasets.corpus(HubDataset(str(path)), streaming='yes')
-    with pytest.raises(UserError, match='is streamed .HF_STREAMING=True. and cannot be cached: leave HF_STREAMING out'):
+    with pytest.raises(UserError, match='streamed .HF_STREAMING=True. and cannot be cached'):
         caching.cache(pretraining.span_corruption(streamed(path), BYTES), str(tmp_path / 'cached'), 'note')
     task = pretraining.span_corruption(streamed(path, validation_fraction=1e-9), BYTES)
-    with pytest.raises(UserError, match='has no validation documents: give a larger VALIDATION_FRACTION'):
+    with pytest.raises(UserError, match='no validation documents.*VALIDATION_FRACTION'):
         list(EvalBatches(DatasetConfig(task, LENGTHS, 2, split='validation', shuffle=False)))
     monkeypatch.setitem(sys.modules, 'datasets', None)
-    fails(streamed(path), r"datasets.*: pip install 'remixer-t5x\[hf-datasets\]'")
+    fails(streamed(path), r"datasets.* pip install 'remixer-t5x\[hf-datasets\]'")
 
 
 def test_a_damaged_shard_is_named(folders, tmp_path):
