@@ -114,7 +114,7 @@ def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> No
     # Only the first process writes.
     outlets: dict[str, results.Results] = {}
     try:
-        for folder in settings.checkpoints.find(evaluator.done()):
+        for folder in settings.checkpoints.find(evaluator.evaluated_steps()):
             params = evaluator.restore(folder)
             if params is None:
                 _print(f'step {folder.name} was removed before its turn; KEEP_CHECKPOINTS keeps more')

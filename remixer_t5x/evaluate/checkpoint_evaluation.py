@@ -89,8 +89,8 @@ class Evaluator:
     """A model and the examples of its evaluation, which are read once for all checkpoints.
 
     Attributes:
-        judge: computes the metrics of tasks, None without a split.
-        submitted: predicts for leaderboards, None without a folder for submissions.
+        task_evaluator: computes the metrics of tasks, None without a split.
+        submission_evaluator: predicts for leaderboards, None without a folder for submissions.
         notes: what was skipped and truncated.
     """
 
@@ -98,9 +98,11 @@ class Evaluator:
         """Reads the examples. Raises UserError if there is nothing to do, or no leaderboard for the tasks."""
         tasks, model, partitioner = settings.tasks, settings.model, settings.partitioner
         self._settings = settings
-        self.judge = TaskEvaluator(tasks, model, partitioner) if tasks.split is not None else None
-        self.submitted = self._submitted(has_leaderboard) if settings.submission_dir else None
-        readers = [reader for reader in (self.judge, self.submitted) if reader]
+        self.task_evaluator = TaskEvaluator(tasks, model, partitioner) if tasks.split is not None else None
+        self.submission_evaluator = (
+            self._create_submission_evaluator(has_leaderboard) if settings.submission_dir else None
+        )
+        readers = [reader for reader in (self.task_evaluator, self.submission_evaluator) if reader]
         if not readers:
             raise UserError('EVAL_SPLIT or SUBMISSION_DIR must be set, got None for both; give --split=validation')
         self.notes = [note for reader in readers for note in reader.notes]
@@ -109,7 +111,7 @@ class Evaluator:
         shapes = batch_formats.batch_shapes(model.model_type, lengths, size)
         self._abstract = saved_params.abstract_params(model, shapes, partitioner)
 
-    def _submitted(self, has_leaderboard: Callable[[str], bool]) -> TaskEvaluator:
+    def _create_submission_evaluator(self, has_leaderboard: Callable[[str], bool]) -> TaskEvaluator:
         """Returns the evaluator of the tasks with a leaderboard, for all examples of their split."""
         settings, tasks = self._settings, self._settings.tasks
         split = settings.submission_split
@@ -121,13 +123,13 @@ class Evaluator:
         whole = dataclasses.replace(tasks, mixture_or_task_name=known, tasks=None, split=split, examples=None)
         return TaskEvaluator(whole, settings.model, settings.partitioner)
 
-    def done(self) -> set[int]:
+    def evaluated_steps(self) -> set[int]:
         """Returns the steps that an earlier command with `follow` has evaluated."""
         checkpoints = self._settings.checkpoints
-        if checkpoints.follow is None or self.judge is None:
+        if checkpoints.follow is None or self.task_evaluator is None:
             return set()
         place = self._settings.folder_of_results(model_dir.absolute_path(checkpoints.path) / '0')
-        return results.done(place, self.judge.split, self.judge.tasks)
+        return results.evaluated_steps(place, self.task_evaluator.split, self.task_evaluator.tasks)
 
     def restore(self, folder: epath.Path) -> Any:
         """Restores the parameters; None if the training run removed them while this command follows it."""
@@ -144,11 +146,11 @@ class Evaluator:
 
     def evaluate(self, params: Any, folder: epath.Path, outlet: results.Results | None) -> Sequence[Report]:
         """Computes the metrics of the parameters of `folder` and writes them to `outlet`, if any."""
-        return _write_reports(self.judge, params, folder, outlet)
+        return _write_reports(self.task_evaluator, params, folder, outlet)
 
     def predict_submissions(self, params: Any, folder: epath.Path, outlet: results.Results | None) -> Sequence[Report]:
         """Predicts the submissions to leaderboards and writes them to `outlet`, if any."""
-        return _write_reports(self.submitted, params, folder, outlet)
+        return _write_reports(self.submission_evaluator, params, folder, outlet)
 
 
 def _write_reports(

@@ -49,7 +49,7 @@ class Results:
         self._tensorboard.close()
 
 
-def done(folder: str, split: str, tasks: Sequence[str]) -> set[int]:
+def evaluated_steps(folder: str, split: str, tasks: Sequence[str]) -> set[int]:
     """Returns the steps of which `folder` has results for all these tasks."""
     steps: dict[str, set[int]] = {f'{split}/{task}': set() for task in tasks}
     for record in metrics.read(model_dir.absolute_path(folder) / model_dir.METRICS):

@@ -118,13 +118,13 @@ def test_metrics_equal_those_of_seqios_evaluator():
 
 
 def test_rows_have_inputs_targets_and_predictions():
-    judge = evaluator(task('echo_rows'))
-    (report,) = judge({})
+    task_evaluator = evaluator(task('echo_rows'))
+    (report,) = task_evaluator({})
     assert [row['index'] for row in report.rows] == list(range(6))
     row = report.rows[3]
     assert (row['input'], row['target'], row['prediction'], row['score']) == ('perhaps', 'yes', 'perhaps', -8.0)
     assert row['example'] == {'idx': 13}
-    assert judge.notes == ['echo_rows, validation: 1 of 6 inputs have more than 24 tokens: truncated']
+    assert task_evaluator.notes == ['echo_rows, validation: 1 of 6 inputs have more than 24 tokens: truncated']
 
 
 def test_shown_answers_have_input_answer_and_target():
@@ -165,8 +165,8 @@ def test_rank_choices_answers_with_the_most_likely_label():
 
 
 def test_examples_limits_each_selected_task():
-    judge = evaluator([task('echo_a'), task('echo_b'), task('echo_c')], examples=2, tasks='echo_c, echo_a')
-    assert [(report.task, len(report.rows)) for report in judge({})] == [('echo_c', 2), ('echo_a', 2)]
+    task_evaluator = evaluator([task('echo_a'), task('echo_b'), task('echo_c')], examples=2, tasks='echo_c, echo_a')
+    assert [(report.task, len(report.rows)) for report in task_evaluator({})] == [('echo_c', 2), ('echo_a', 2)]
 
 
 def test_tasks_without_the_split_or_metrics_are_skipped():
@@ -174,13 +174,13 @@ def test_tasks_without_the_split_or_metrics_are_skipped():
         'echo_mixture',
         [(task('echo_judged'), 1), (task('echo_train', splits=('train',)), 1), (task('echo_bare', metrics=()), 1)],
     )
-    judge = evaluator(mixture)
-    assert judge.tasks == ['echo_judged']
-    assert sorted(judge.notes)[:2] == [
+    task_evaluator = evaluator(mixture)
+    assert task_evaluator.tasks == ['echo_judged']
+    assert sorted(task_evaluator.notes)[:2] == [
         'echo_bare has no metrics',
         'echo_judged, validation: 1 of 6 inputs have more than 24 tokens: truncated',
     ]
-    assert "echo_train has no split 'validation', its splits are train" in judge.notes
+    assert "echo_train has no split 'validation', its splits are train" in task_evaluator.notes
 
 
 def vocabularies_that_differ():
