@@ -116,7 +116,7 @@ def multi_task(
         vocabulary: vocabulary of the other tasks; None uses that of `unsupervised`.
     """
     vocabulary = vocabulary or unsupervised.output_features['targets'].vocabulary
-    check_positive('MAXIMUM_RATE', maximum, 524288)
+    ranges.check('MAXIMUM_RATE', maximum, ranges.Positive)
     rates = {task: min(rate, maximum) for task, rate in {**GLUE, **SUPER_GLUE, **SQUAD}.items()}
     return _mixture(name, rates, vocabulary, data_dir, without, [(unsupervised, unsupervised_rate)])
 
@@ -138,12 +138,6 @@ def count(task: seqio.Task) -> float:
             f"RATES = {{'{task.name}': 1000000}}"
         )
     return float(number)
-
-
-def check_positive(macro: str, value: float, example: float) -> None:
-    """Raises UserError unless the value of `macro` is a number above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise UserError(f'{macro} must be a number above 0, got {value!r}; type {example}')
 
 
 def _mixture(

@@ -188,9 +188,8 @@ def mixture(
     for task_name, rate in fixed_rates.items():
         if isinstance(rate, bool) or not isinstance(rate, int | float) or rate < 0:
             raise UserError(f'the rate of {task_name} in RATES must be a number of at least 0, got {rate!r}')
-    mixtures.check_positive('MIXING_TEMPERATURE', temperature, 2.0)
-    if maximum is not None:
-        mixtures.check_positive('MAXIMUM_RATE', maximum, 524288)
+    ranges.check('MIXING_TEMPERATURE', temperature, ranges.Positive)
+    ranges.check('MAXIMUM_RATE', maximum, ranges.Positive | None)
 
     def rate_of(task: seqio.Task) -> float:
         if task.name in fixed_rates:

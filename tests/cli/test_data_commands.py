@@ -93,7 +93,7 @@ MISTAKES = {
     'missing': (['show', 'snli_v001'], 'snli has no train files here'),
     'number': (['show', 'cogs_v001', '--num_examples=0'], "'0' is not a whole number from 1"),
     'malformed': (['show', 'cogs_v001'], '/data/cogs/dev.tsv:1: 1 columns instead of 3'),
-    'folder': (['get', 'cogs', '--from', '/nowhere/at/all'], '--from /nowhere/at/all is not a folder'),
+    'folder': (['get', 'cogs', '--from', '/nowhere/at/all'], '--from must be a folder, got /nowhere/at/all'),
 }
 
 

@@ -102,7 +102,3 @@ def test_short_examples_get_short_rows():
 )
 def test_bucket_sizes(length, longest, size):
     assert predictions.bucket(length, longest) == size
-
-
-def test_no_examples_make_no_batch():
-    assert predictions.plan_batches([], 8, 32) == []

@@ -99,7 +99,9 @@ def test_longest_sets_the_limit_of_a_document(tmp_path):
     found = [list(corpus.read[0](Malformed(False))) for corpus in corpora]
     assert [len(texts) for texts in found] == [27, 77, 100]
     assert len({corpus.identity for corpus in corpora}) == 3
-    assert 'LONGEST_DOCUMENT must be a number of characters' in error_of(local_files.corpus, str(path), longest=0)
+    assert 'LONGEST_DOCUMENT must be a whole number of at least 1, got 0' in error_of(
+        local_files.corpus, str(path), longest=0
+    )
 
 
 @pytest.mark.parametrize('length', [0, 5, 11, 200, -9, -1])

@@ -252,7 +252,7 @@ def test_wrong_settings_are_refused(folders, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="TEXT_FIELD must be .* got 'body'"):
         # Before a pipeline runs, because errors in a pipeline have TensorFlow's wording.
         huggingface_datasets.corpus(HubDataset(str(path)), 'body', True).shards('train')
-    with pytest.raises(UserError, match='must be above 0 and below 1, got 0'):
+    with pytest.raises(UserError, match='must be a number above 0 and below 1, got 0'):
         streamed(path, validation_fraction=0)
     with pytest.raises(UserError, match='streamed .HF_STREAMING=True. and cannot be cached'):
         caching.cache(pretraining.span_corruption(streamed(path), BYTES), str(tmp_path / 'cached'), 'note')

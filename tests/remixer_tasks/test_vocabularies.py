@@ -70,12 +70,6 @@ def test_impossible_sizes_are_refused(size, message):
     assert '\n' not in str(error.value)
 
 
-def test_byte_ids_are_decoded_to_the_text():
-    vocabulary = vocabularies.byte()
-    assert vocabulary.vocab_size == 359
-    assert vocabulary.decode(vocabulary.encode('naïve 你好')) == 'naïve 你好'
-
-
 @pytest.mark.parametrize(
     ('name', 'message'),
     [

@@ -55,8 +55,7 @@ class Layout:
             )
         if self.txt_documents not in TXT_DOCUMENTS:
             raise UserError(f'TXT_DOCUMENTS must be one of {", ".join(TXT_DOCUMENTS)}, got {self.txt_documents!r}')
-        if isinstance(self.longest, bool) or not isinstance(self.longest, int) or self.longest < 1:
-            raise UserError(f'LONGEST_DOCUMENT must be a number of characters, got {self.longest!r}; type 50_000_000')
+        ranges.check('LONGEST_DOCUMENT', self.longest, ranges.Count)
 
     def format_of(self, path: str) -> str:
         """Returns the format of this file. Raises UserError if neither setting nor extension names it."""

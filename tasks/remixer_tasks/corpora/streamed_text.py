@@ -15,9 +15,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio
-from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION, check_fraction, share_of
+from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION, share_of
 
 START = b''
 
@@ -54,7 +55,7 @@ class StreamedCorpus:
         self, name: str, identity: str, open_split: Callable[[str], Shards], validation_fraction: float | None
     ):
         if validation_fraction is not None:
-            check_fraction(validation_fraction)
+            ranges.check('validation_fraction', validation_fraction, ranges.OpenShare)
         self.name, self.identity = name, identity
         self._open_split, self._fraction = open_split, validation_fraction
         self._opened: dict[str, Shards] = {}

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from remixer_t5x import temporary, tf_data, untrusted_files
+from remixer_t5x import ranges, temporary, tf_data, untrusted_files
 from remixer_t5x.errors import UserError, reason
 from remixer_t5x.lazy import seqio
 from remixer_tasks.files import cache, workers
@@ -80,7 +80,7 @@ class ParsedCorpus:
 
     def __post_init__(self):
         if self.read_validation is None:
-            check_fraction(self.validation_fraction, f'{self.noun}s')
+            ranges.check('validation_fraction', self.validation_fraction, ranges.OpenShare)
 
     def source(self, order: int = 0) -> seqio.DataSource:
         # Imported here, because the class derives from seqio's.
@@ -130,14 +130,6 @@ def _open(files: tuple[str, ...]) -> Any:
 def share_of(document: bytes) -> float:
     """Returns a number in [0, 1) that is a hash of the document, which stays in its split when others are added."""
     return int.from_bytes(hashlib.sha256(document).digest()[:6], 'big') / 2**48
-
-
-def check_fraction(fraction: float, documents: str = 'documents') -> None:
-    """Raises UserError unless `fraction` of the `documents` can be held out."""
-    if not 0.0 < fraction < 1.0:
-        raise UserError(
-            f'the fraction of held-out {documents} must be above 0 and below 1, got {fraction}; type 0.01 for 1%'
-        )
 
 
 def _parse(corpus: ParsedCorpus, folder: Path) -> None:
