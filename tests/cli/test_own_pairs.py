@@ -134,11 +134,11 @@ def test_infer_warns_of_another_template_than_the_run_had(place, capsys, flags):
     [
         (
             "--gin.EVAL_PAIRS={'a/b': 'small.csv'}",
-            "letters, digits, _ and - only, got {'a/b'",
+            "letters, digits, _ and -, got {'a/b'",
         ),
         ('--gin.EVAL_PAIRS=small.csv', "EVAL_PAIRS must be a dictionary, as in {'a': 1} or None, got 'small.csv'"),
         ("--gin.EVAL_PAIRS={'small': 'nowhere.csv'}", 'must be an existing path, got nowhere.csv'),
-        ('--gin.METRICS_BY=typ', "names 'typ', and"),
+        ('--gin.METRICS_BY=typ', "got 'typ'"),
     ],
 )
 def test_a_mistake_is_one_line(place, capsys, flag, said):
