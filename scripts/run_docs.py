@@ -1,13 +1,13 @@
-"""Types the commands of the guide as they are written: every ```bash block, and the cells of the notebook, page by
-page, each in an empty folder. A page with `<!-- needs: MODULE -->` is left out where there is no such module.
+"""Runs the commands of the guide: all ```bash blocks of a page, and the cells of the notebook. Each page runs in an
+empty folder. A page with `<!-- needs: MODULE -->` is skipped if the module is not installed.
 
     python scripts/run_docs.py                                all pages of docs/guide, and docs/interop.md
     python scripts/run_docs.py docs/guide/new_mixer.md        one page
     python scripts/run_docs.py --keep=/tmp/pages              keeps the folders
 
-A page is one shell with `set -e`, as a reader would go through it, with a cache of its own unless REMIXER_T5X_CACHE
-names one. `remixer-t5x` and `python` use the Python that runs this. Exit code 1 where a page fails; its
-last lines are shown. Other blocks are not typed.
+Each page runs in one shell with `set -e` and an empty cache, unless REMIXER_T5X_CACHE is set. `remixer-t5x` and
+`python` use the Python that runs this script. If a page fails, its last lines are printed and the exit code is 1.
+Other blocks are not run.
 """
 
 import argparse
@@ -27,12 +27,12 @@ GUIDE = ROOT / 'docs' / 'guide'
 
 
 def blocks(page: str, language: str = 'bash') -> list[str]:
-    """The fenced blocks of a language, in order."""
+    """Returns the fenced blocks of a language in order."""
     return re.findall(rf'^```{language}\n(.*?)^```$', page, re.DOTALL | re.MULTILINE)
 
 
 def script_of(path: pathlib.Path) -> str:
-    """What a page tells to type, for one shell."""
+    """Returns the shell script of a page."""
     if path.suffix == '.ipynb':
         cells = json.loads(path.read_text())['cells']
         code = '\n'.join(''.join(cell['source']) for cell in cells if cell['cell_type'] == 'code')
@@ -41,21 +41,21 @@ def script_of(path: pathlib.Path) -> str:
 
 
 def heredoc(page: str, name: str) -> str:
-    """The text that a page writes into the file `name`."""
+    """Returns the text that a page writes to the file `name`."""
     return re.findall(rf"^cat > {re.escape(name)} <<'END'\n(.*?)^END$", page, re.DOTALL | re.MULTILINE)[0]
 
 
 def missing(path: pathlib.Path) -> str | None:
-    """A module that the page needs and that is not installed."""
+    """Returns the first module that the page needs and that is not installed."""
     needed = re.findall(r'<!-- needs: (\w+) -->', path.read_text())
     return next((name for name in needed if importlib.util.find_spec(name) is None), None)
 
 
 def run(page: pathlib.Path, folder: pathlib.Path, python: str = sys.executable) -> subprocess.CompletedProcess:
-    """One shell through all blocks; stdout has everything that was said. `python` is the command that starts Python."""
+    """Runs all blocks of a page in one shell and captures the output. `python` is the command that starts Python."""
     programs = folder / '.bin'
     programs.mkdir(parents=True)
-    # Also from a checkout that is not installed. A link to Python would forget its environment.
+    # Scripts rather than symlinks, because a symlink to Python would lose its virtual environment.
     for name, start in (('python', python), ('remixer-t5x', f'{python} -m remixer_t5x.cli.main')):
         (programs / name).write_text(f'#!/bin/sh\nexec {start} "$@"\n')
         (programs / name).chmod(0o755)
@@ -86,16 +86,16 @@ def main() -> int:
         type=pathlib.Path,
         default=[*sorted([*GUIDE.glob('*.md'), *GUIDE.glob('*.ipynb')]), GUIDE.parent / 'interop.md'],
     )
-    parser.add_argument('--keep', type=pathlib.Path, help='make the folders here, and leave them')
+    parser.add_argument('--keep', type=pathlib.Path, help='create the folders here and keep them')
     args = parser.parse_args()
     failed = []
     with tempfile.TemporaryDirectory() as temporary:
         for page in args.pages:
             if not script_of(page).strip():
-                print(f'{page.name}: nothing to type')
+                print(f'{page.name}: no commands')
                 continue
             if missing(page):
-                print(f'{page.name}: left out, because {missing(page)} is not installed')
+                print(f'{page.name}: skipped, because {missing(page)} is not installed')
                 continue
             start = time.monotonic()
             done = run(page, (args.keep or pathlib.Path(temporary)) / page.name)

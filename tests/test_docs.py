@@ -1,5 +1,4 @@
-"""What the documentation tells to type: commands whose configuration loads, links that lead somewhere, pages that
-run."""
+"""Tests of the documentation: configurations of commands load, links resolve, and pages run."""
 
 import argparse
 import ast
@@ -45,7 +44,7 @@ run_docs = script('run_docs')
 def commands(page):
     """Command lines of remixer-t5x in the fenced blocks of a page, without those that leave something out."""
     text = '\n'.join(run_docs.blocks(page.read_text(), r'(?:bash|text|console|)'))
-    # What is written into files is not a command.
+    # Skip the contents of files that the page writes.
     text = re.sub(r"<<'END'\n.*?^END$", '', text, flags=re.DOTALL | re.MULTILINE)
     for line in text.replace('\\\n', ' ').splitlines():
         if not re.match(r'\s*(PYTHONPATH=\S+ )?remixer-t5x ', line):
@@ -121,7 +120,7 @@ def test_an_attribute_that_does_not_exist_is_found():
 
 @pytest.mark.parametrize('page', [*PAGES, *UNLISTED], ids=lambda page: page.name)
 def test_shell_code_names_scripts_flags_and_packages_that_exist(page):
-    """The lines that `test_configuration_of_every_command_loads` leaves out."""
+    """Also checks the lines that `test_configuration_of_every_command_loads` skips."""
     for text in fenced(page, 'bash'):
         subprocess.run(['bash', '-n'], input=text.replace('...', ''), text=True, check=True)
     extras = {*tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['optional-dependencies']}
@@ -183,7 +182,7 @@ def test_the_pages_have_commands():
 @pytest.mark.parametrize(('page', 'words'), TYPED, ids=[f'{page.name}-{i}' for i, (page, _) in enumerate(TYPED)])
 @pytest.mark.filterwarnings('ignore::DeprecationWarning')
 def test_configuration_of_every_command_loads(page, words, tmp_path, monkeypatch):
-    """Up to the call: flags, files, macros, imports. Files that a page makes are made."""
+    """Checks flags, files, macros and imports without running the command; creates the files that the page writes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, 'path', [str(tmp_path), *sys.path])
     for name in re.findall(r"^cat > (\S+) <<'END'$", page.read_text(), re.MULTILINE):
