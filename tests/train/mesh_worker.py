@@ -2,7 +2,7 @@
 
 Writes one JSON object. `runs`: run -> losses and norms per step, bytes that the state holds on the first device, bytes
 of parameters there according to `sharding_table`, and of the whole state according to its plan. `attention`:
-implementation -> sums of its output and gradients.
+implementation -> sums of its output and gradients. `decoded`: heads -> tokens and scores on one device and on a mesh.
 """
 
 import json
@@ -32,14 +32,20 @@ from remixer_t5x.optim import optimizer, train_state, train_step
 VOCAB, EMBED, MLP, ROWS, LENGTH = 64, 32, 48, 16, 12
 
 
-def model():
+# Two heads cannot be sharded over tensor=4, so their activations and biases are replicated.
+TWO_HEADS = {'num_heads': 2}
+# Four query heads can be sharded over tensor=4; their key heads cannot.
+GROUPED_HEADS = {'num_heads': 4, 'num_kv_heads': 2}
+MULTI_QUERY_HEADS = {'num_heads': 4, 'num_kv_heads': 1}
+
+
+def make_model(heads):
     def attention(kind):
-        # Two heads do not divide over tensor=4: activations and biases must fall back by themselves.
-        return lambda **names: kind(num_heads=2, head_dim=16, dropout_rate=0.1, **names)
+        return lambda **names: kind(head_dim=16, dropout_rate=0.1, **heads, **names)
 
     def stack(*sublayers):
         layer = lambda **names: make_layer((*sublayers, lambda **n: GatedMLP(MLP, **n)), **names)  # noqa: E731
-        bias = lambda **names: RelativePositionBias(num_heads=2, **names)  # noqa: E731
+        bias = lambda **names: RelativePositionBias(num_heads=heads['num_heads'], **names)  # noqa: E731
         return lambda **names: Stack(((layer, 2),), position_bias=bias, **names)
 
     return Seq2Seq(
@@ -65,11 +71,12 @@ def batches(steps):
         }
 
 
-def train(make_optimizer, partitioner, microbatches=1, dropout=False, steps=3):
+def train(make_optimizer, partitioner, microbatches=1, dropout=False, heads=TWO_HEADS, steps=3):
+    model = make_model(heads)
     shapes = {name: array.shape for name, array in next(batches(1)).items()}
-    plan = train_state.plan(model(), make_optimizer, shapes, partitioner)
+    plan = train_state.plan(model, make_optimizer, shapes, partitioner)
     state = plan.create(jax.random.key(0))
-    step = train_step.make_train_step(model(), plan.tx, microbatches=microbatches, dropout=dropout)
+    step = train_step.make_train_step(model, plan.tx, microbatches=microbatches, dropout=dropout)
     step = train_step.jit_train_step(step, plan.shardings, partitioner, donate=True)
     losses = []
     for batch in batches(steps):
@@ -81,6 +88,20 @@ def train(make_optimizer, partitioner, microbatches=1, dropout=False, steps=3):
     table = sum(row.bytes_per_device for row in partitioner.sharding_table(plan.boxed_params))
     planned = step_memory.bytes_per_device(plan.abstract)
     return {'losses': losses, 'bytes': held, 'table': table, 'planned': planned}
+
+
+def generate(heads, partitioner):
+    """Tokens and scores of greedy decoding with sharded parameters."""
+    model, batch = make_model(heads), next(batches(1))
+    boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), {name: array.shape for name, array in batch.items()}))
+    rng = np.random.default_rng(3)
+    params = jax.tree.map(lambda leaf: 0.3 * rng.normal(size=leaf.shape).astype(np.float32), nn.unbox(boxed))
+    params = jax.device_put(params, partitioner.param_shardings(boxed))
+    with partitioner.activate():
+        decoded = jax.jit(lambda params, batch: model.generate(params, batch, LENGTH))(
+            params, partitioner.shard_batch({'encoder_input_tokens': batch['encoder_input_tokens']})
+        )
+    return {'tokens': np.asarray(decoded.tokens).tolist(), 'scores': np.asarray(decoded.scores).tolist()}
 
 
 def sums(compute, arrays, partitioner):
@@ -154,6 +175,10 @@ def main(path):
         'adafactor single': (factored, Partitioner(devices=one)),
         'adafactor tensor': (factored, Partitioner(tensor=4)),
         'adafactor all, 2 microbatches': (factored, Partitioner(data=2, fsdp=2, tensor=2), 2),
+        'grouped single': (adam, Partitioner(devices=one), 1, False, GROUPED_HEADS),
+        'grouped tensor': (adam, Partitioner(tensor=4), 1, False, GROUPED_HEADS),
+        'multi-query single': (adam, Partitioner(devices=one), 1, False, MULTI_QUERY_HEADS),
+        'multi-query tensor': (adam, Partitioner(tensor=4), 1, False, MULTI_QUERY_HEADS),
     }
     results = {name: train(*arguments) for name, arguments in runs.items()}
     formula = {
@@ -162,9 +187,13 @@ def main(path):
         'window': WINDOW(Partitioner(devices=one)),
         'amlp': AMLP(Partitioner(devices=one)),
     }
+    decoded = {
+        name: [generate(heads, partitioner) for partitioner in (Partitioner(devices=one), Partitioner(tensor=4))]
+        for name, heads in {'grouped': GROUPED_HEADS, 'multi-query': MULTI_QUERY_HEADS}.items()
+    }
     mesh = Partitioner(data=2, fsdp=2, tensor=2)
     with compiling_for('tpu', interpret=True):
         of_tpu = {'attention': attend('tpu_kernel', mesh), 'running': mix_tokens(mesh), 'window': WINDOW(mesh)}
     with compiling_for('gpu', interpret=True):
         of_gpu = {'running': mix_tokens(mesh), 'window': WINDOW(mesh), 'amlp': AMLP(mesh)}
-    path.write_text(json.dumps({'runs': results, 'formula': formula, 'tpu': of_tpu, 'gpu': of_gpu}))
+    path.write_text(json.dumps({'runs': results, 'formula': formula, 'tpu': of_tpu, 'gpu': of_gpu, 'decoded': decoded}))

@@ -30,11 +30,20 @@ def runs(answers):
         ('adam fsdp', 'adam single'),
         ('adafactor tensor', 'adafactor single'),
         ('adafactor all, 2 microbatches', 'adafactor single'),
+        ('grouped tensor', 'grouped single'),
+        ('multi-query tensor', 'multi-query single'),
     ],
 )
 def test_losses_and_norms_do_not_depend_on_the_mesh(runs, mesh, single):
     assert runs[mesh]['losses'][0][0] != runs[mesh]['losses'][-1][0]
     np.testing.assert_allclose(runs[mesh]['losses'], runs[single]['losses'], rtol=2e-4)
+
+
+@pytest.mark.parametrize('heads', ['grouped', 'multi-query'])
+def test_decoding_with_fewer_key_heads_than_devices(answers, heads):
+    single, sharded = answers['decoded'][heads]
+    assert sharded['tokens'] == single['tokens']
+    np.testing.assert_allclose(sharded['scores'], single['scores'], rtol=2e-4)
 
 
 def test_fsdp_shards_parameters_and_moments_over_eight_devices(runs):
