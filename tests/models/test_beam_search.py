@@ -42,9 +42,9 @@ def best_sequences(log_probabilities, penalty, count, length):
     return [list(tokens) + [0] * (length - len(tokens)) for tokens in best], [scores[tokens] for tokens in best]
 
 
-def assert_is_exhaustive(found, log_probabilities, penalty):
+def assert_is_exhaustive(actual, log_probabilities, penalty):
     """Checks one sequence of the batch: all beams against the best of `log_probabilities`."""
-    tokens, scores = np.asarray(found.tokens), np.asarray(found.scores)
+    tokens, scores = np.asarray(actual.tokens), np.asarray(actual.scores)
     wanted_tokens, wanted_scores = best_sequences(log_probabilities, penalty, *tokens.shape)
     np.testing.assert_allclose(scores, wanted_scores, rtol=1e-4, atol=1e-5)
     far_from_next = np.abs(np.diff(wanted_scores)) > 1e-4
@@ -62,8 +62,8 @@ def search_tables(toy, length, beams, penalty=PowerPenalty, stop=beam_search.unt
     return search
 
 
-def of_row(found, row):
-    return jax.tree.map(lambda array: array[row], found)
+def of_row(actual, row):
+    return jax.tree.map(lambda array: array[row], actual)
 
 
 @pytest.mark.parametrize('penalty', [PowerPenalty, BrevityPenalty])
@@ -74,9 +74,9 @@ def test_with_enough_beams_it_is_exhaustive_search(toy, penalty):
     @given(seeds, st.floats(-0.5, 1.5))
     def law(seed, alpha):
         tables = toy.make_tables(seed, batch=2, vocab=4, length=3)
-        found = search(tables, alpha)
+        actual = search(tables, alpha)
         for row in range(2):
-            assert_is_exhaustive(of_row(found, row), toy.log_probabilities(tables[row], 3), penalty(alpha))
+            assert_is_exhaustive(of_row(actual, row), toy.log_probabilities(tables[row], 3), penalty(alpha))
 
     law()
 
@@ -109,7 +109,7 @@ def test_a_model_decodes_as_exhaustive_scoring_says(toy, kind):
     inputs = jnp.asarray([[3, 2, 3, 1, 2], [2, 3, 0, 0, 0], [3, 3, 2, 0, 0]])
     penalty = PowerPenalty(0.6)
     decode = jax.jit(lambda params, batch: model.generate(params, batch, 3, decoder=BeamSearch(16, penalty)))
-    found = decode(params, {'encoder_input_tokens': inputs})
+    actual = decode(params, {'encoder_input_tokens': inputs})
     sequences = toy.complete_sequences(4, 3)
     targets = jnp.asarray([toy.padded(sequence, 3) for sequence in sequences] * len(inputs))
     is_generated = jnp.asarray([toy.padded([1] * len(sequence), 3) for sequence in sequences] * len(inputs))
@@ -119,7 +119,7 @@ def test_a_model_decodes_as_exhaustive_scoring_says(toy, kind):
     by_token = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
     scores = np.asarray(jnp.sum(by_token * is_generated, axis=-1)).reshape(len(inputs), -1)
     for row in range(len(inputs)):
-        assert_is_exhaustive(of_row(found, row), dict(zip(sequences, scores[row], strict=True)), penalty)
+        assert_is_exhaustive(of_row(actual, row), dict(zip(sequences, scores[row], strict=True)), penalty)
 
 
 def test_one_beam_that_stops_at_the_first_end_is_greedy(toy):
@@ -130,9 +130,9 @@ def test_one_beam_that_stops_at_the_first_end_is_greedy(toy):
     @given(seeds)
     def law(seed):
         tables = toy.make_tables(seed, batch=3, vocab=5, length=4)
-        found, wanted = search(tables, 0.0), greedy(tables)
-        np.testing.assert_array_equal(found.tokens, wanted.tokens)
-        np.testing.assert_allclose(found.scores, wanted.scores, rtol=1e-5)
+        actual, expected = search(tables, 0.0), greedy(tables)
+        np.testing.assert_array_equal(actual.tokens, expected.tokens)
+        np.testing.assert_allclose(actual.scores, expected.scores, rtol=1e-5)
 
     law()
 
@@ -148,9 +148,9 @@ def test_stopping_when_settled_changes_nothing(toy):
     def law(seed, alpha):
         tables = toy.make_tables(seed, batch=8, vocab=3, length=6)
         tables[:, :, toy.EOS] += 1
-        stopped, wanted = stopping(tables, alpha), going_on(tables, alpha)
-        np.testing.assert_array_equal(stopped.tokens, wanted.tokens)
-        np.testing.assert_allclose(stopped.scores, wanted.scores)
+        stopped, expected = stopping(tables, alpha), going_on(tables, alpha)
+        np.testing.assert_array_equal(stopped.tokens, expected.tokens)
+        np.testing.assert_allclose(stopped.scores, expected.scores)
 
     law()
 
@@ -191,11 +191,11 @@ def test_it_stops_when_every_sequence_has_ended(toy, decoder):
 @pytest.mark.parametrize('decoder', [BeamSearch(4), Greedy()])
 def test_padding_of_the_batch_is_not_decoded(toy, decoder):
     tables = toy.make_tables(3, batch=3, vocab=4, length=3)
-    found, wanted = (decoder(toy.generation(tables, 3, is_real)) for is_real in ([True, False, True], None))
-    assert not np.any(found.tokens[1]) and not np.any(found.scores[1])
+    actual, expected = (decoder(toy.generation(tables, 3, is_real)) for is_real in ([True, False, True], None))
+    assert not np.any(actual.tokens[1]) and not np.any(actual.scores[1])
     for row in (0, 2):
-        np.testing.assert_array_equal(found.tokens[row], wanted.tokens[row])
-        np.testing.assert_array_equal(found.scores[row], wanted.scores[row])
+        np.testing.assert_array_equal(actual.tokens[row], expected.tokens[row])
+        np.testing.assert_array_equal(actual.scores[row], expected.scores[row])
 
 
 def test_no_beam_is_refused():
@@ -223,9 +223,9 @@ def check_parity(t5_parity, arrays):
     assert len(searches) >= 5
     for name in searches:
         alpha, early_stopping = name.split('/')
-        found = generate[early_stopping](params, batch, float(alpha))
-        np.testing.assert_array_equal(found.tokens, arrays[f'{name}/tokens'], err_msg=name)
-        np.testing.assert_allclose(found.scores, arrays[f'{name}/scores'], rtol=1e-5, err_msg=name)
+        actual = generate[early_stopping](params, batch, float(alpha))
+        np.testing.assert_array_equal(actual.tokens, arrays[f'{name}/tokens'], err_msg=name)
+        np.testing.assert_allclose(actual.scores, arrays[f'{name}/scores'], rtol=1e-5, err_msg=name)
 
 
 def test_equals_recorded_hugging_face_generate(t5_parity):

@@ -41,9 +41,9 @@ def restricted(logits, temperature=1.0, top_k=None, top_p=1.0) -> np.ndarray:
             break
         nucleus.append(token)
         mass += probabilities[token]
-    wanted = np.zeros_like(probabilities)
-    wanted[nucleus] = probabilities[nucleus] / mass
-    return wanted
+    expected = np.zeros_like(probabilities)
+    expected[nucleus] = probabilities[nucleus] / mass
+    return expected
 
 
 @pytest.mark.parametrize(
@@ -59,27 +59,27 @@ def restricted(logits, temperature=1.0, top_k=None, top_p=1.0) -> np.ndarray:
 def test_samples_have_the_restricted_distribution(toy, options):
     count = 20_000
     tables = toy.make_tables(1, batch=2, vocab=6, length=1)
-    found = sample_tables(toy, 1, Sampling(num_samples=count, **options))(tables, jax.random.key(0))
+    actual = sample_tables(toy, 1, Sampling(num_samples=count, **options))(tables, jax.random.key(0))
     for row in range(2):
-        wanted = restricted(tables[row, 0], **options)
-        seen = np.bincount(np.asarray(found.tokens[row, :, 0]), minlength=6)
-        assert np.all(seen[wanted == 0] == 0)
-        inside = wanted > 0
+        expected = restricted(tables[row, 0], **options)
+        seen = np.bincount(np.asarray(actual.tokens[row, :, 0]), minlength=6)
+        assert np.all(seen[expected == 0] == 0)
+        inside = expected > 0
         assert np.all(seen[inside] > 0)
-        chi_square = np.sum((seen[inside] - count * wanted[inside]) ** 2 / (count * wanted[inside]))
+        chi_square = np.sum((seen[inside] - count * expected[inside]) ** 2 / (count * expected[inside]))
         assert chi_square < 25, chi_square  # Of at most 5 degrees of freedom: one in 7,000 by chance.
 
 
 def test_later_tokens_are_drawn_given_the_earlier_ones(toy):
     count = 20_000
     tables = toy.make_tables(2, batch=1, vocab=3, length=2)
-    found = sample_tables(toy, 2, Sampling(num_samples=count))(tables, jax.random.key(1))
-    seen = collections.Counter(map(tuple, np.asarray(found.tokens[0]).tolist()))
+    actual = sample_tables(toy, 2, Sampling(num_samples=count))(tables, jax.random.key(1))
+    seen = collections.Counter(map(tuple, np.asarray(actual.tokens[0]).tolist()))
     log_probabilities = toy.log_probabilities(tables[0], 2)
     for sequence, log_probability in log_probabilities.items():
-        wanted = np.exp(log_probability)
+        expected = np.exp(log_probability)
         share = seen.pop(tuple(toy.padded(sequence, 2)), 0) / count
-        assert abs(share - wanted) < 5 * np.sqrt(wanted / count) + 1e-3, sequence
+        assert abs(share - expected) < 5 * np.sqrt(expected / count) + 1e-3, sequence
     assert not seen
 
 
@@ -88,9 +88,9 @@ def test_later_tokens_are_drawn_given_the_earlier_ones(toy):
 def test_one_candidate_is_greedy(toy, seed, temperature):
     tables = toy.make_tables(seed, batch=2, vocab=4, length=3)
     greedy = compiled_greedy(toy)(tables)
-    for found in compiled_single(toy)(tables, jax.random.key(seed)):
-        np.testing.assert_array_equal(found.tokens, greedy.tokens)
-        np.testing.assert_allclose(found.scores, greedy.scores, rtol=1e-5)
+    for actual in compiled_single(toy)(tables, jax.random.key(seed)):
+        np.testing.assert_array_equal(actual.tokens, greedy.tokens)
+        np.testing.assert_allclose(actual.scores, greedy.scores, rtol=1e-5)
 
 
 @functools.cache
@@ -107,14 +107,14 @@ def compiled_single(toy):
 def test_scores_are_log_likelihoods_under_the_model(toy):
     tables = toy.make_tables(5, batch=2, vocab=4, length=3)
     sampling = Sampling(temperature=3.0, top_k=3, num_samples=16)
-    for found in (sample_tables(toy, 3, sampling)(tables, jax.random.key(0)), compiled_greedy(toy)(tables)):
+    for actual in (sample_tables(toy, 3, sampling)(tables, jax.random.key(0)), compiled_greedy(toy)(tables)):
         for row in range(2):
-            wanted = {
+            expected = {
                 tuple(toy.padded(sequence, 3)): score
                 for sequence, score in toy.log_probabilities(tables[row], 3).items()
             }
-            for tokens, score in zip(found.tokens[row].tolist(), found.scores[row].tolist(), strict=True):
-                assert abs(score - wanted[tuple(tokens)]) < 1e-4
+            for tokens, score in zip(actual.tokens[row].tolist(), actual.scores[row].tolist(), strict=True):
+                assert abs(score - expected[tuple(tokens)]) < 1e-4
 
 
 def test_a_key_for_each_sequence_makes_samples_independent_of_the_batch(toy):
@@ -190,12 +190,12 @@ def test_samples_of_a_model_score_as_its_likelihoods_say():
     model, params = make_model()
     inputs = jnp.asarray([[3, 2, 3, 1, 0], [2, 5, 7, 9, 1]])
     sample = jax.jit(lambda params, batch, rng: model.generate(params, batch, 3, 1, Sampling(num_samples=4), rng))
-    found = sample(params, {'encoder_input_tokens': inputs}, jax.random.key(0))
+    actual = sample(params, {'encoder_input_tokens': inputs}, jax.random.key(0))
     # A generated padding id is a token to the sampler and padding to the scorer.
-    has_padding = np.any((np.asarray(found.tokens) == 0) & ~ended_before(found.tokens), axis=-1)
-    scores = np.asarray(jax.jit(model.score_choices)(params, inputs, found.tokens))
+    has_padding = np.any((np.asarray(actual.tokens) == 0) & ~ended_before(actual.tokens), axis=-1)
+    scores = np.asarray(jax.jit(model.score_choices)(params, inputs, actual.tokens))
     assert np.sum(~has_padding) >= 4
-    np.testing.assert_allclose(np.asarray(found.scores)[~has_padding], scores[~has_padding], rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(actual.scores)[~has_padding], scores[~has_padding], rtol=1e-5)
 
 
 def ended_before(tokens) -> np.ndarray:

@@ -34,8 +34,8 @@ def test_is_a_block_diagonal_matrix(platform, apart):
         module, parts = GroupDense(features, AXES), split_groups(x, groups, groups if apart else 1)
         params = nn.unbox(module.init(jax.random.key(seed), parts))['params']
         actual = join_groups(module.apply({'params': params}, parts))
-        wanted = x.astype(np.float64) @ block_diagonal(np.asarray(params['kernel'], np.float64))
-        np.testing.assert_allclose(actual, wanted, rtol=0, atol=1e-5)
+        expected = x.astype(np.float64) @ block_diagonal(np.asarray(params['kernel'], np.float64))
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
 
     with compiling_for(platform):
         law()
@@ -76,8 +76,8 @@ def test_grouped_norm_is_the_norm_of_each_part(platform):
         scale, x = scale.astype(np.float32), x.astype(np.float32)
         actual = GroupedRMSNorm(groups).apply({'params': {'scale': scale}}, x)
         parts = zip(np.split(x, groups, -1), np.split(scale, groups), strict=True)
-        wanted = np.concatenate([RMSNorm().apply({'params': {'scale': s}}, part) for part, s in parts], -1)
-        np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-6)
+        expected = np.concatenate([RMSNorm().apply({'params': {'scale': s}}, part) for part, s in parts], -1)
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
     with compiling_for(platform):
         law()

@@ -28,9 +28,9 @@ def test_buckets_equal_hugging_face_live(bidirectional):
     from transformers.models.t5.modeling_t5 import T5Attention
 
     relative = np.arange(-600, 600)
-    wanted = T5Attention._relative_position_bucket(torch.from_numpy(relative), bidirectional=bidirectional)
+    expected = T5Attention._relative_position_bucket(torch.from_numpy(relative), bidirectional=bidirectional)
     actual = positions.relative_position_bucket(jnp.asarray(relative), bidirectional=bidirectional)
-    np.testing.assert_array_equal(actual, wanted.numpy())
+    np.testing.assert_array_equal(actual, expected.numpy())
 
 
 # BLOOM's slopes for 12 heads, as transformers 5.23.0's build_alibi_tensor computes them.

@@ -71,8 +71,8 @@ def test_packed_equals_plain_with_gradients(block, ids_in, ids_out, shuffled, se
         ids = [np.random.default_rng(seed).permuted(rows, axis=1) for rows in ids]
     ids = [jnp.asarray(rows) for rows in ids]
     weights = arrays(seed, 2)
-    actual, wanted = ours_packed(block, *ids, *weights), plain_packed(*ids, *weights)
-    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-4, atol=1e-4), actual, wanted)
+    actual, expected = ours_packed(block, *ids, *weights), plain_packed(*ids, *weights)
+    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-4, atol=1e-4), actual, expected)
 
 
 @pytest.mark.parametrize('block', BLOCKS)
@@ -80,10 +80,10 @@ def test_values_and_gradients_of_an_example_do_not_depend_on_others(block):
     """What is not finite in padding or in another example stays there."""
     ids_in, ids_out = jnp.asarray([[1] * 2 + [2] * 5 + [0] * 2]), jnp.asarray([[1] * 2 + [2] * 4 + [0]])
     w_in, value, w_out, bias = arrays(0, 1)
-    wanted, of_weights = plain_packed(ids_in, ids_out, w_in, value, w_out, bias)
+    expected, of_weights = plain_packed(ids_in, ids_out, w_in, value, w_out, bias)
     w_in, value = (array.at[:, 7:].set(jnp.nan) for array in (w_in, value))
     actual, gradients = ours_packed(block, ids_in, ids_out, w_in, value, w_out.at[:, 6:].set(1e30), bias)
-    np.testing.assert_allclose(actual, wanted, rtol=1e-5)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
     jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-4, atol=1e-5), gradients, of_weights)
 
 
@@ -103,10 +103,10 @@ def test_blocks_are_few(examples):
 def test_padding_may_be_anything(packed):
     ids_in, ids_out = jnp.asarray([[1] * 6 + [0] * 3]), jnp.ones((1, M), jnp.int32)
     w_in, value, w_out, bias = arrays(0, 1)
-    wanted = plain(ids_in, ids_out, w_in, value, w_out, bias)
+    expected = plain(ids_in, ids_out, w_in, value, w_out, bias)
     w_in, value = (array.at[:, 6:].set(jnp.nan) for array in (w_in, value))
     mixed = token_mlp.mix_through_hidden(w_in, value, w_out, ids_in, ids_out, packed=packed, hidden_bias=bias)
-    np.testing.assert_allclose(mixed, wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(mixed, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('heads', [1, HEADS])
@@ -118,10 +118,10 @@ def test_an_accelerator_mixes_the_same(heads):
     def mix(w_in, value, w_out, bias):
         return token_mlp.mix_through_hidden(w_in, value, w_out, ids_in, ids_out, packed=False, hidden_bias=bias)
 
-    wanted = value_and_gradients(mix, ids_out, weights)
+    expected = value_and_gradients(mix, ids_out, weights)
     with compiling_for('accelerator'):
         actual = value_and_gradients(mix, ids_out, weights)
-    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-4, atol=1e-5), actual, wanted)
+    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-4, atol=1e-5), actual, expected)
 
 
 def test_low_precision_is_summed_in_float32():

@@ -26,8 +26,8 @@ context = functools.partial(context_of_lengths, length=LENGTH)
 @pytest.mark.parametrize('size', SIZES)
 @pytest.mark.parametrize('transform', [fnet.fourier_real, fnet.fourier_real_by_matmul])
 def test_transforms_equal_hugging_face(transform, size):
-    wanted = GOLDEN[f'mixed/{size}']
-    np.testing.assert_allclose(transform(GOLDEN[f'x/{size}']), wanted, atol=1e-5 * np.max(np.abs(wanted)))
+    expected = GOLDEN[f'mixed/{size}']
+    np.testing.assert_allclose(transform(GOLDEN[f'x/{size}']), expected, atol=1e-5 * np.max(np.abs(expected)))
 
 
 def test_equals_hugging_face_live():

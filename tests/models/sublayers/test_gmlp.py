@@ -62,14 +62,14 @@ def test_a_gpu_computes_the_same(gate, ctx, attention):
         # A new function each time, because JAX keeps what it traced for the other device.
         return jax.jit(jax.value_and_grad(lambda *arguments: loss(*arguments), argnums=(0, 1)))(params, x)
 
-    wanted = compute()
+    expected = compute()
     with compiling_for('gpu', interpret=True):
         actual = compute()
 
-    def close(actual, wanted):
-        np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5 * np.max(np.abs(wanted)))
+    def close(actual, expected):
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5 * np.max(np.abs(expected)))
 
-    jax.tree.map(close, actual, wanted)
+    jax.tree.map(close, actual, expected)
 
 
 def test_a_gpu_keeps_no_unit_but_operands_of_matmuls():
@@ -148,9 +148,9 @@ def test_equals_the_paper(gate, spatial, causal):
         return w @ normed + np.asarray(params['mixing']['bias'])[:LENGTH, None]
 
     u = np.concatenate([params[name]['kernel'] for name in ('wi', 'wi_0', 'wi_1') if name in params], axis=1)
-    wanted = GATES[gate](gelu(x[0] @ u), f) @ np.asarray(params['wo']['kernel'])
+    expected = GATES[gate](gelu(x[0] @ u), f) @ np.asarray(params['wo']['kernel'])
     actual = jax.jit(block.apply)({'params': params}, jnp.asarray(x, jnp.float32), ctx)[0]
-    np.testing.assert_allclose(actual, wanted, rtol=2e-5, atol=2e-5 * np.max(np.abs(wanted)))
+    np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5 * np.max(np.abs(expected)))
 
 
 def spatial_matrix(kernel, max_length, causal):
@@ -180,9 +180,9 @@ def test_starts_as_a_feed_forward_sublayer():
     x = jax.random.normal(jax.random.key(3), (1, 128, D))
     ctx = context([128], length=128)
     params = nn.unbox(jax.jit(block.init)(jax.random.key(0), x, ctx)['params'])
-    wanted = gelu(np.asarray(x @ params['wi_0']['kernel'])) @ np.asarray(params['wo']['kernel'])
+    expected = gelu(np.asarray(x @ params['wi_0']['kernel'])) @ np.asarray(params['wo']['kernel'])
     actual = np.asarray(jax.jit(block.apply)({'params': params}, x, ctx))
-    assert np.std(actual - wanted) < 0.02 * np.std(wanted)
+    assert np.std(actual - expected) < 0.02 * np.std(expected)
 
 
 @pytest.mark.parametrize('spatial', ['FreeSpatial', 'ToeplitzSpatial'])

@@ -98,8 +98,8 @@ def test_equals_the_paper(causal, tied, heads, length_scale):
     angles = np.arange(LENGTH)[:, None] / 10_000 ** (2 * np.arange(D // 2) / D)
     positions = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
     for row, n in enumerate(lengths):
-        wanted = paper_mixer(x[row, :n].astype(np.float64), positions[:n], params, length_scale, causal)
-        np.testing.assert_allclose(actual[row, :n], wanted, atol=1e-5 * np.max(np.abs(wanted)))
+        expected = paper_mixer(x[row, :n].astype(np.float64), positions[:n], params, length_scale, causal)
+        np.testing.assert_allclose(actual[row, :n], expected, atol=1e-5 * np.max(np.abs(expected)))
 
 
 def test_tied_weights_are_one_hypernetwork():

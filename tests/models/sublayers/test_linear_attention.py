@@ -78,10 +78,10 @@ def test_chunks_of_packed_rows_equal_the_quadratic_formula(chunk, causal, monkey
         if causal:
             allowed &= np.tri(LENGTH, dtype=bool)
         weights = weights * allowed[:, None]
-        wanted = np.einsum('bhqk,bkhd->bqhd', weights, value)
-        wanted /= np.maximum(np.swapaxes(weights.sum(-1), 1, 2), 1e-9)[..., None]
+        expected = np.einsum('bhqk,bkhd->bqhd', weights, value)
+        expected /= np.maximum(np.swapaxes(weights.sum(-1), 1, 2), 1e-9)[..., None]
         actual = attend(*arrays, context_of_ids(ids, causal=causal, packed=True))
-        np.testing.assert_allclose(actual[ids > 0], wanted[ids > 0], rtol=2e-5)
+        np.testing.assert_allclose(actual[ids > 0], expected[ids > 0], rtol=2e-5)
         assert np.all(np.isfinite(actual))
 
     law()
@@ -103,8 +103,8 @@ def test_gradients_of_the_packed_cross_form_are_those_of_its_examples():
     gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2)), static_argnums=5)
     packed = gradient(params, x, memory, ids, memory_ids, True)
     alone = [gradient(params, x, memory, (ids == index) * 1, (memory_ids == index) * 1, False) for index in (1, 2)]
-    wanted = jax.tree.map(jnp.add, *alone)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), packed, wanted)
+    expected = jax.tree.map(jnp.add, *alone)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), packed, expected)
 
 
 @pytest.mark.parametrize('flags', [{}, {'causal': True}, {'packed': True}], ids=str)
@@ -132,8 +132,8 @@ def test_decoding_state_does_not_depend_on_length():
         variables = jax.eval_shape(layer.init, jax.random.key(0), jnp.ones((2, length, 4)), ctx)
         return jax.tree.map(lambda array: array.shape, variables['cache'])
 
-    wanted = {'cached_state': (2, HEADS, HEAD_DIM, HEAD_DIM), 'cached_total': (2, HEADS, HEAD_DIM)}
-    assert shapes(5) == shapes(50) == wanted
+    expected = {'cached_state': (2, HEADS, HEAD_DIM, HEAD_DIM), 'cached_total': (2, HEADS, HEAD_DIM)}
+    assert shapes(5) == shapes(50) == expected
 
 
 def test_features_stay_positive_and_have_a_slope():

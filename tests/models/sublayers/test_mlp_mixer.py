@@ -38,9 +38,9 @@ def test_padding_is_zero_for_the_package():
     params = {name: jnp.asarray(GOLDEN[name]) for name in ('wi', 'wi_bias', 'wo', 'wo_bias')}
     x = np.where(np.arange(LENGTH)[:, None] < 4, GOLDEN['x'][:1], 0)
     hidden = gelu(np.einsum('ls,bld->bsd', GOLDEN['wi'], x) + GOLDEN['wi_bias'][:, None])
-    wanted = np.einsum('sl,bsd->bld', GOLDEN['wo'], hidden) + GOLDEN['wo_bias'][:, None]
+    expected = np.einsum('sl,bsd->bld', GOLDEN['wo'], hidden) + GOLDEN['wo_bias'][:, None]
     actual = mixer.apply({'params': params}, GOLDEN['x'][:1, :6], context_of_ids([[1, 1, 1, 1, 0, 0]]))
-    np.testing.assert_allclose(actual[:, :4], wanted[:, :4], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(actual[:, :4], expected[:, :4], rtol=1e-4, atol=1e-4)
 
 
 def window_reference(params, x, ids):
@@ -74,9 +74,9 @@ def test_window_form_equals_the_equation(window):
             ids[0, :end] = len(ends) - index
         for packed in {True, len(ends) > 1}:
             actual = apply(params, jnp.asarray(x, jnp.float32), context_of_ids(ids, packed=packed))[0]
-            wanted = window_reference(params, x[0], ids[0])
+            expected = window_reference(params, x[0], ids[0])
             real = ids[0] > 0
-            np.testing.assert_allclose(actual[real], wanted[real], rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(actual[real], expected[real], rtol=1e-4, atol=1e-4)
 
     law()
 
@@ -105,8 +105,8 @@ def test_gradient_of_the_window_form_is_that_of_the_equation(devices, monkeypatc
     def gradient(mix):
         return jax.jit(jax.grad(loss(mix), argnums=(0, 1)))(params, x)
 
-    wanted, actual = gradient(direct), gradient(lambda params, x: mixer.apply({'params': params}, x, ctx))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), actual, wanted)
+    expected, actual = gradient(direct), gradient(lambda params, x: mixer.apply({'params': params}, x, ctx))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), actual, expected)
 
 
 @pytest.mark.parametrize('policy', [None, stack.dots_remat], ids=['none', 'dots'])
@@ -141,7 +141,7 @@ def test_dropout_drops_hidden_units_of_a_row_and_keeps_the_mean(kind, packed):
     x = jnp.broadcast_to(jax.random.normal(jax.random.key(0), (1, 4, WIDTH)), (2, 4, WIDTH))
     ctx = context_of_ids(np.ones((2, 4)), packed=packed)
     params = random_params(mixer, x, ctx)
-    wanted = mixer.apply({'params': params}, x, ctx)
+    expected = mixer.apply({'params': params}, x, ctx)
 
     def train(key):
         return mixer.apply({'params': params}, x, ctx.replace(deterministic=False), rngs={'dropout': key})
@@ -149,4 +149,4 @@ def test_dropout_drops_hidden_units_of_a_row_and_keeps_the_mean(kind, packed):
     drawn = jax.jit(jax.vmap(train))(jax.random.split(jax.random.key(1), draws))
     assert not np.allclose(drawn[0, 0], drawn[0, 1])
     spread = np.std(drawn, axis=0) / math.sqrt(draws)
-    assert np.all(np.abs(np.mean(drawn, axis=0) - wanted) < 5 * spread + 1e-3)
+    assert np.all(np.abs(np.mean(drawn, axis=0) - expected) < 5 * spread + 1e-3)

@@ -61,9 +61,9 @@ def test_equals_the_paper(composition, residual, causal):
         h = np.where(np.tri(LENGTH, dtype=bool), h, -np.inf)
     kernels = [np.asarray(params[name]['kernel'], np.float64) for name in ('wi_0', 'wi_1', 'wo')]
     alpha = ALPHAS[composition](params.get('composition', {}))
-    wanted = [paper_block(row, kernels[0], kernels[1], h, kernels[2], alpha, residual) for row in x]
+    expected = [paper_block(row, kernels[0], kernels[1], h, kernels[2], alpha, residual) for row in x]
     actual = jax.jit(block.apply)({'params': params}, jnp.asarray(x, jnp.float32), ctx)
-    np.testing.assert_allclose(actual, wanted, rtol=2e-5, atol=2e-5 * np.max(np.abs(wanted)))
+    np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5 * np.max(np.abs(expected)))
 
 
 def test_no_composition_is_mixing_alone():
@@ -72,9 +72,9 @@ def test_no_composition_is_mixing_alone():
     params = random_params(block, jnp.zeros((*ctx.segment_ids.shape, D)), ctx)
     x = np.random.default_rng(1).normal(size=(1, LENGTH, D))
     w1, w2, w3 = (np.asarray(params[name]['kernel'], np.float64) for name in ('wi_0', 'wi_1', 'wo'))
-    wanted = softmax(np.asarray(params['mixing']['logits'], np.float64)) @ (gelu(x[0] @ w1) * (x[0] @ w2)) @ w3
+    expected = softmax(np.asarray(params['mixing']['logits'], np.float64)) @ (gelu(x[0] @ w1) * (x[0] @ w2)) @ w3
     actual = block.apply({'params': params}, jnp.asarray(x, jnp.float32), ctx)[0]
-    np.testing.assert_allclose(actual, wanted, rtol=2e-5, atol=2e-5 * np.max(np.abs(wanted)))
+    np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5 * np.max(np.abs(expected)))
 
 
 @pytest.mark.parametrize('gate', [remixer.DenseGate, remixer.ElementwiseGate], ids=lambda gate: gate.__name__)
@@ -88,17 +88,17 @@ def test_gated_composition_is_between_composed_and_mixed(gate):
     weights = jax.tree.leaves(variables)[0]
     opened = sigmoid(unmixed @ np.asarray(weights) if weights.ndim == 2 else unmixed * np.asarray(weights))
     composed = 0.25 * mixed * unmixed + 0.75 * (unmixed - mixed)
-    wanted = opened * composed + (1 - opened) * mixed
+    expected = opened * composed + (1 - opened) * mixed
     actual = module.apply(variables, jnp.asarray(mixed, jnp.float32), jnp.asarray(unmixed, jnp.float32))
-    np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_bounded_leaves_ordinary_logits_alone_and_has_a_gradient_everywhere():
     ordinary = np.linspace(-20, 20, 81, dtype=np.float32)
     np.testing.assert_array_equal(remixer.bounded(ordinary), ordinary)
     logits = jnp.linspace(-200, 200, 4001)
-    found = remixer.bounded(logits)
-    assert np.all(np.diff(found) > 0) and np.max(np.abs(found)) < 30
+    actual = remixer.bounded(logits)
+    assert np.all(np.diff(actual) > 0) and np.max(np.abs(actual)) < 30
     assert np.min(jax.vmap(jax.grad(remixer.bounded))(logits)) > 1e-3
 
 
@@ -130,8 +130,8 @@ def test_no_logit_of_a_column_that_is_not_seen_changes_a_token():
         for begin, end in [(0, n), (n, LENGTH)] if packed else [(0, n)]:
             own = bounded[: end - begin, : end - begin]
             own = np.where(np.tri(len(own), dtype=bool), own, -np.inf) if causal else own
-            wanted = softmax(own) @ hidden[0, begin:end]
-            np.testing.assert_allclose(mixed[0, begin:end], wanted, rtol=1e-4, atol=1e-4)
+            expected = softmax(own) @ hidden[0, begin:end]
+            np.testing.assert_allclose(mixed[0, begin:end], expected, rtol=1e-4, atol=1e-4)
 
     law()
 
@@ -164,10 +164,10 @@ def test_a_gpu_mixes_the_same(causal):
     def loss(logits, hidden):
         return jnp.sum(mixing.apply({'params': {'logits': logits}}, hidden, ctx) * direction)
 
-    wanted = jax.value_and_grad(loss, argnums=(0, 1))(logits, hidden)
+    expected = jax.value_and_grad(loss, argnums=(0, 1))(logits, hidden)
     with compiling_for('gpu'):
         actual = jax.value_and_grad(loss, argnums=(0, 1))(logits, hidden)
-    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-5, atol=1e-5), actual, wanted)
+    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-5, atol=1e-5), actual, expected)
 
 
 def test_mixing_keeps_no_array_of_batch_length_length():
@@ -190,6 +190,6 @@ def test_mixing_dropout_is_shared_by_the_batch_and_keeps_the_mean():
 
     draws = jax.jit(jax.vmap(mix))(jax.random.split(jax.random.key(4), 2000))
     np.testing.assert_array_equal(draws[:, 0], draws[:, 1])
-    wanted = mixing.apply(variables, hidden, ctx.replace(deterministic=True))
-    assert not np.allclose(draws[0], wanted)
-    np.testing.assert_allclose(draws.mean(0), wanted, atol=0.03)
+    expected = mixing.apply(variables, hidden, ctx.replace(deterministic=True))
+    assert not np.allclose(draws[0], expected)
+    np.testing.assert_allclose(draws.mean(0), expected, atol=0.03)

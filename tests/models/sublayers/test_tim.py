@@ -110,8 +110,10 @@ def test_encoder_layer_is_algorithm_1(num_mechanisms, competes, layout):
     actual = jax.jit(block.apply)({'params': params}, x, ctx)
     exact = jax.tree.map(lambda array: np.asarray(array, np.float64), params)
     bias, rows = np.asarray(ctx.position_bias[0], np.float64), np.asarray(x, np.float64)
-    wanted = [algorithm_1(row, exact, num_mechanisms, competes, bias, pre_norm=layout is layer.PreNorm) for row in rows]
-    np.testing.assert_allclose(actual, wanted, rtol=0, atol=5e-5 * np.max(np.abs(wanted)))
+    expected = [
+        algorithm_1(row, exact, num_mechanisms, competes, bias, pre_norm=layout is layer.PreNorm) for row in rows
+    ]
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=5e-5 * np.max(np.abs(expected)))
 
 
 def with_memory(ctx):
@@ -129,8 +131,8 @@ PLAIN = [
 def test_one_mechanism_is_the_plain_sublayer(grouped, plain):
     x, ctx = features(0), with_memory(context(position_bias=relative_bias(), causal=True))
     params = random_params(grouped, x, ctx)
-    wanted = plain.apply({'params': jax.tree.map(lambda kernel: kernel[0], params)}, x, ctx)
-    np.testing.assert_allclose(grouped.apply({'params': params}, x, ctx), wanted, rtol=1e-5, atol=1e-4)
+    expected = plain.apply({'params': jax.tree.map(lambda kernel: kernel[0], params)}, x, ctx)
+    np.testing.assert_allclose(grouped.apply({'params': params}, x, ctx), expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize('which', ['x', 'memory'])
@@ -170,10 +172,10 @@ def test_accelerators_compute_the_same(platform):
     def value_and_gradients(params, x):
         return jax.value_and_grad(lambda *given: jnp.sum(jnp.sin(block.apply(*given, ctx))), (0, 1))(params, x)
 
-    wanted = jax.jit(value_and_gradients)({'params': params}, x)
+    expected = jax.jit(value_and_gradients)({'params': params}, x)
     with compiling_for(platform):
         actual = jax.jit(lambda *given: value_and_gradients(*given))({'params': params}, x)
-    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=0, atol=1e-4 * np.max(np.abs(w))), actual, wanted)
+    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=0, atol=1e-4 * np.max(np.abs(w))), actual, expected)
 
 
 def test_inter_mechanism_attention_mixes_mechanisms_and_not_tokens():
@@ -199,7 +201,7 @@ def test_queries_start_small_by_the_width_of_a_mechanism():
     width, head_dim = 512, 16
     module = tim.TimAttention(4, 4, head_dim)
     params = nn.unbox(module.init(jax.random.key(0), jnp.zeros((2, 1, width)), context(1))['params'])
-    wanted = {'query': head_dim * width / 4, 'key': width / 4, 'value': width / 4, 'out': head_dim}
-    for name, inverse_variance in wanted.items():
+    expected = {'query': head_dim * width / 4, 'key': width / 4, 'value': width / 4, 'out': head_dim}
+    for name, inverse_variance in expected.items():
         spread = np.std(params[name]['kernel']) * np.sqrt(inverse_variance)
         assert abs(spread - 1) < 0.1, (name, spread)
