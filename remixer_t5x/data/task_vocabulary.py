@@ -52,6 +52,11 @@ def end_id(vocab: seqio.Vocabulary | None) -> int:
     return 1 if vocab is None or vocab.eos_id is None else int(vocab.eos_id)
 
 
+def end_ids(vocab: seqio.Vocabulary) -> list[int]:
+    """Returns the ids that end a text: the end token, or none for a vocabulary without an end token."""
+    return [] if vocab.eos_id is None else [int(vocab.eos_id)]
+
+
 def get_labels(task: seqio.Task) -> tuple[str, ...] | None:
     """Returns the labels that the task's postprocessor lists, or None."""
     labels = getattr(task.postprocessor, 'labels', None)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
 
 _WORD = re.compile(r'\S+')
@@ -87,7 +88,7 @@ def encode_words(vocabulary: Any, text: str, length: int) -> EncodedText:
         ids += pieces
         words += [index] * len(pieces)
         offsets += _piece_offsets(vocabulary, pieces, match)
-    end = [] if vocabulary.eos_id is None else [int(vocabulary.eos_id)]
+    end = task_vocabulary.end_ids(vocabulary)
     limit, num_tokens = length - len(end), len(ids) + len(end)
     words, offsets = words[:limit] + [-1] * len(end), offsets[:limit] + [(0, 0)] * len(end)
     return EncodedText(text, ids[:limit] + end, words, offsets, num_tokens)
@@ -188,7 +189,7 @@ def encode_pair(vocabulary: Any, text: str, length: int) -> tuple[list[int], lis
         raise UserError(
             f"INPUTS must be two texts with a tab between them, got {text!r:.60}; for example '{{a}}\\t{{b}}'"
         )
-    end = [] if vocabulary.eos_id is None else [int(vocabulary.eos_id)]
+    end = task_vocabulary.end_ids(vocabulary)
     first, second = (vocabulary.encode(part) for part in text.split(SEPARATOR))
     limit = length - len(end)
     return [*first[:limit], *end], [*second[:limit], *end], max(len(first), len(second)) + len(end)

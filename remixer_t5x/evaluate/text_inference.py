@@ -57,7 +57,7 @@ class Texts:
             count = encoded.num_tokens
         else:
             ids = [int(token) for token in self.vocabulary.encode(text)]
-            end = [] if self.vocabulary.eos_id is None or not self.ends else [int(self.vocabulary.eos_id)]
+            end = task_vocabulary.end_ids(self.vocabulary) if self.ends else []
             encoded, count = ids[: self.longest - len(end)] + end, len(ids) + len(end)
         if count > self.longest and self.refuse_long:
             raise UserError(

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from remixer_t5x import ranges
 from remixer_t5x.api import saved_models
-from remixer_t5x.data import batch_formats
+from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import predictions
 from remixer_t5x.extras.lm_eval import NAME
@@ -85,7 +85,7 @@ class RemixerLM(LM):
         vocabulary = self.trained.vocabulary
         # [CLS] of a BERT, which starts each row and is not scored.
         self._begin = [int(token) for token in vocabulary.encode('')]
-        self._end = [] if vocabulary.eos_id is None else [int(vocabulary.eos_id)]
+        self._end = task_vocabulary.end_ids(vocabulary)
         # As in objectives/masked_lm.gin: the last id of a vocabulary without a mask.
         self._mask = int(getattr(vocabulary, 'mask_id', vocabulary.vocab_size - 1))
         self._predictors: dict[Any, predictions.Predictor] = {}
