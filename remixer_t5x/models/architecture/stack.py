@@ -48,7 +48,7 @@ _TRACED_ONCE = contextvars.ContextVar('traced_once', default=False)
 def traced_once() -> Iterator[None]:
     """Traces the layer of a run once instead of twice, which halves the tracing time.
 
-    A seed gives other random numbers than outside of this context, so it is for shapes and for arbitrary parameters.
+    The same seed draws different random numbers inside this context, so use it for shapes or arbitrary parameters only.
     """
     token = _TRACED_ONCE.set(True)
     try:
@@ -58,7 +58,7 @@ def traced_once() -> Iterator[None]:
 
 
 class _Repeated(nn.Module):
-    """The body of a run's scan: carries x, returns no per-layer output."""
+    """Body of the scan over a run: carries x and returns no per-layer output."""
 
     layer: LayerFactory
 
@@ -71,8 +71,8 @@ class _Repeated(nn.Module):
 class _UnrolledRun(nn.Module):
     """A run while decoding: each layer has separate parameters and caches.
 
-    With stacked ones, each step would slice all parameters and write back all caches, which takes longer than the
-    computation.
+    With stacked parameters and caches, each step would slice all parameters and write back all caches, which takes
+    longer than the computation.
     """
 
     layer: LayerFactory
@@ -113,12 +113,12 @@ class Stack(nn.Module):
     Attributes:
         runs: ((layer factory, number of layers), ...) from first to last.
         position_bias: factory of a module (length, ctx) -> [1, heads, q, k] or `DistanceBias`, or None; shared by all
-            layers, except by attention that has its own.
+            layers, except attention with a separate `position_bias`.
         position_embedding: factory of a module (embed, ctx) -> [batch, length, embed] added to the input, or None; for
             mixers that do not read the bias or the order of tokens.
         final_norm: factory of a norm after the last layer, or None (for layouts that end with one or need none).
         dropout_rate: dropout on the stack's input and output.
-        remat_policy: what is saved for the backward pass: None (everything), `dots_remat` or `full_remat`.
+        remat_policy: which activations are saved for the backward pass: None (all), `dots_remat` or `full_remat`.
         attention: implementation of attention, one of `kernels.attention.api.IMPLEMENTATIONS`.
         unroll: number of layers that one iteration of a scan executes; larger values compile more slowly.
     """

@@ -110,5 +110,5 @@ def _sow_weights(
 
 
 def visible_in_sequence(ctx: SequenceContext, window: int | None = None) -> Visibility:
-    """The tokens of the same sequence that each token may see."""
+    """Returns the tokens of the same sequence that each token may attend to."""
     return Visibility(ctx.segment_ids if ctx.packed else None, ctx.segment_ids, ctx.causal, ctx.prefix, window)

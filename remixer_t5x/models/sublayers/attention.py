@@ -38,14 +38,14 @@ _BERT_INIT = nn.initializers.normal(stddev=0.02)
 
 
 def later_options(sublayer: nn.Module) -> list[str]:
-    """The options of models after T5 that a sublayer sets, which most other formats and libraries cannot express."""
+    """Returns the names of the non-T5 options that a sublayer sets, which most other formats lack."""
     defaults: dict[str, Any] = dict.fromkeys(('num_kv_heads', 'logit_softcap', 'rotary', 'sliding_window'))
     defaults |= {'qk_norm': False, 'activation': 'gelu'}
     return [name for name, default in defaults.items() if getattr(sublayer, name, default) != default]
 
 
 class _MultiHead(nn.Module):
-    """The settings of all attention sublayers.
+    """Base class with the settings of all attention sublayers.
 
     Attributes:
         num_heads: number of heads, h.
@@ -59,13 +59,13 @@ class _MultiHead(nn.Module):
 
 
 class _T5Attention(_MultiHead):
-    """The settings of T5's self-attention and cross-attention.
+    """Base class with the settings of T5's self-attention and cross-attention.
 
     Attributes:
         num_kv_heads: number of heads of keys and values, a divisor of `num_heads`; 1 is multi-query attention, None is
             `num_heads`.
         qk_norm: normalizes each head of queries and keys.
-        logit_softcap: bounds the logits to `-logit_softcap` and `logit_softcap`; None leaves them.
+        logit_softcap: bounds the logits to `-logit_softcap` and `logit_softcap`; None disables it.
     """
 
     num_kv_heads: ranges.Count | None = None
@@ -78,7 +78,7 @@ class _T5Attention(_MultiHead):
         super().__post_init__()
 
     def _query(self, x: jax.Array) -> jax.Array:
-        """[batch, length, heads, kv]."""
+        """Returns the queries, [batch, length, heads, kv]."""
         init = nn.initializers.variance_scaling(1.0 / self.head_dim, 'fan_in', 'normal')
         query = Dense(self.num_heads * self.head_dim, _IN_AXES, kernel_init=init, name='query')(x)
         query = self._norm('query', split_heads(query, self.num_heads))
@@ -86,7 +86,7 @@ class _T5Attention(_MultiHead):
         return query * self.head_dim**-0.5 if self.qk_norm else query
 
     def _key_or_value(self, name: str, x: jax.Array) -> jax.Array:
-        """[..., embed] -> [..., kv_heads, kv]; `name` is 'key' or 'value'."""
+        """Projects [..., embed] to [..., kv_heads, kv]; `name` is 'key' or 'value'."""
         num_heads = self.num_kv_heads or self.num_heads
         heads = split_heads(Dense(num_heads * self.head_dim, _IN_AXES, name=name)(x), num_heads)
         return self._norm(name, heads) if name == 'key' else heads
@@ -153,7 +153,7 @@ class CrossAttention(_T5Attention):
 class ScaledAttention(_MultiHead):
     """Self-attention of BERT and GPT-2, `softmax(q k^T / sqrt(d)) v`, with biases on all projections; a token mixer.
 
-    It reads no position bias: these models add positions to the embeddings.
+    It ignores `ctx.position_bias`, because these models add positions to the embeddings.
     """
 
     @nn.compact

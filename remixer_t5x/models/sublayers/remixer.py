@@ -8,9 +8,9 @@ mixed with the unmixed hidden units:
     C  = alpha (S * X') + (1 - alpha) (X' - S)
     Y  = C W_3 + R(X')                               W_3: [F, D]
 
-Departures, where the paper leaves a choice: the hidden width F may differ from D (the paper's footnote 2), and then
-the residual R is added to the hidden units, `Y = (C + X') W_3`; padding takes no part in the softmax; rows of H are
-indexed by position in the example, so packing changes nothing; in a decoder a row of H sees no column after it; the
+Choices that the paper leaves open: the hidden width F may differ from D (the paper's footnote 2), and then
+the residual R is added to the hidden units, `Y = (C + X') W_3`; padding is masked in the softmax; rows of H are
+indexed by position in the example, so packing does not change the output; in a decoder H is masked causally; the
 softmax reads `bounded(H)`, which is H between -20 and 20; dropout is applied to softmax(H), as in attention, where
 section 3.1.2 drops "values from H"; alpha is one learned number by default.
 """
@@ -37,7 +37,7 @@ Projection = Callable[[jax.Array], jax.Array]
 
 # Small noise around zero: mixing starts uniform, but no two columns get the same gradient.
 MIXING_INIT = nn.initializers.normal(stddev=0.02)
-# Logits of H up to the first number stay as they are; no logit exceeds it by more than the second.
+# `bounded` does not change logits up to EXACT_LOGIT, and limits all logits to EXACT_LOGIT + LOGIT_MARGIN.
 EXACT_LOGIT, LOGIT_MARGIN = 20.0, 10.0
 
 
@@ -76,7 +76,7 @@ class VectorAlpha(nn.Module):
 
 
 class DenseGate(nn.Module):
-    """`sigmoid(X' G)`, G: [F, F]; a vector for each token."""
+    """Computes the gate `sigmoid(X' G)`, G: [F, F]: a vector for each token."""
 
     @nn.compact
     def __call__(self, unmixed: jax.Array) -> jax.Array:
@@ -84,7 +84,7 @@ class DenseGate(nn.Module):
 
 
 class ElementwiseGate(nn.Module):
-    """`sigmoid(X' * g)`, g: [F]; a vector for each token, with F parameters."""
+    """Computes the gate `sigmoid(X' * g)`, g: [F]: a vector for each token, with only F parameters."""
 
     @nn.compact
     def __call__(self, unmixed: jax.Array) -> jax.Array:
@@ -96,7 +96,8 @@ class ElementwiseGate(nn.Module):
 class GatedAlpha(nn.Module):
     """Composition with a vector alpha for each token, `alpha = g(X')`.
 
-    The first of two readings of table 5's row (2): section 4.1 has a "gating vector sigma(G(x)) to parameterize alpha".
+    One of two interpretations of row (2) in table 5: section 4.1 describes a "gating vector sigma(G(x)) to
+    parameterize alpha".
 
     Attributes:
         gate: factory of a module X' -> numbers in (0, 1), [batch, length, F].
@@ -112,7 +113,7 @@ class GatedAlpha(nn.Module):
 class GatedComposition(nn.Module):
     """`C = g X_C + (1 - g) S`: the gate decides whether to compose at all.
 
-    The second of two readings of table 5's row (2), "gating between X_c and X_s".
+    The other interpretation of row (2) in table 5, "gating between X_c and X_s".
 
     Attributes:
         gate: factory of g, a module X' -> numbers in (0, 1), [batch, length, F].
@@ -158,7 +159,7 @@ def no_residual(project: Projection, composed: jax.Array, hidden: jax.Array, fea
 
 
 def bounded(logits: jax.Array) -> jax.Array:
-    """Bounds logits smoothly: unchanged from -20 to 20, and beyond that they approach -30 and 30, never flat.
+    """Bounds logits smoothly: unchanged from -20 to 20, then approaching -30 and 30 with a nonzero gradient.
 
     One softmax of H serves all rows of a batch, although they have different padding. Without the bound, the column of
     a padding token could exceed the columns of all tokens so far that their weights underflow. Between -30 and 30 no
@@ -207,7 +208,7 @@ class LearnedMixing(nn.Module):
         scale = _inverse(jnp.einsum('qk,bk->bq', weights, is_token))
         weights = self._drop_weights(weights, ctx)
         if target_platform() == 'gpu':
-            # One matmul of the batch would transpose X' and S on a GPU; weights for each row are smaller than those.
+            # A single matmul for the batch would transpose X' and S on a GPU; the weights of each row are smaller.
             row_weights = weights * (is_token[:, None, :] * scale[:, :, None])
             return jnp.einsum('bqk,bkf->bqf', row_weights.astype(hidden.dtype), hidden)
         tokens = hidden * is_token[..., None].astype(hidden.dtype)
@@ -227,7 +228,7 @@ class LearnedMixing(nn.Module):
         return jnp.einsum('bqk,bkf->bqf', weights, hidden)
 
     def _mix_step(self, logits: jax.Array, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
-        """The token at `ctx.step` mixes the cached X' up to and including its own."""
+        """Mixes the cached X' up to and including the token at `ctx.step`."""
         step = cache.decoding_step(ctx)
         rows = jnp.where(cache.visible(logits.shape[1], ctx), jnp.take(logits, step, axis=0), -jnp.inf)
         equation = 'bk,bkf->bf' if step.ndim else 'k,bkf->bf'
@@ -240,7 +241,7 @@ class LearnedMixing(nn.Module):
 
 
 def _inverse(total: jax.Array) -> jax.Array:
-    """1 / total, and 0 for 0: a row of only padding has zeros, and no NaN in its gradient."""
+    """Returns 1 / total, or 0 where total is 0, so that rows of padding have no NaN in their gradient."""
     has_tokens = total > 0
     return jnp.where(has_tokens, 1.0 / jnp.where(has_tokens, total, 1.0), 0.0)
 
