@@ -43,7 +43,7 @@ def add_gin(parser: argparse.ArgumentParser, model: bool = True) -> None:
 def add_macro(
     parser: Any, flag: str, macro: str, help: str, alone: str | None = None, metavar: str | None = None
 ) -> None:
-    """Adds a flag as a short name for `--gin.MACRO`; `alone` is the value of the flag without a value."""
+    """Adds a flag as a short name for `--gin.MACRO`; `alone` is the value of the macro if the flag has no value."""
     optional: dict[str, Any] = {} if alone is None else {'nargs': '?', 'const': (macro, alone)}
     parser.add_argument(
         flag, dest='macros', action='append', type=lambda text: (macro, text), default=[], help=help,
@@ -151,7 +151,7 @@ def _given(args: argparse.Namespace, **sources: Any) -> Any:
 def _run_sources(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, str]]]:
     """Returns the gin file (without --gin_file) and the vocabulary's flags of the run of a given checkpoint.
 
-    gin files are not read from buckets: there the command line has to name one.
+    gin files are not read from buckets, so the command line must name one for a run in a bucket.
     """
     from remixer_t5x.data import task_vocabulary
     from remixer_t5x.run_folder import model_dir
@@ -180,7 +180,7 @@ def _run_sources(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, s
 
 
 def libraries(args: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
-    """Hides what libraries write while they are imported, unless with `--verbose` or if the import fails."""
+    """Hides the output of libraries while they are imported, except with `--verbose` or if the import fails."""
     return contextlib.nullcontext() if args.verbose else lazy.without_stderr()
 
 

@@ -13,18 +13,18 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """One command of `remixer-t5x`. Its module imports no library on top, so that `--help` and wrong flags are quick.
+    """A command of `remixer-t5x`. Its module imports no library at the top, so `--help` and flag errors are fast.
 
     Attributes:
-        name: one word, or two for an alternative to the command of the first: `data list`.
-        help: one line.
-        add_arguments: gives the parser the command's own arguments.
-        run: does the work and returns the exit code (None is 0).
-        examples: what to type, for `--help`.
-        prints_result: the result of the command is its standard output, so it ends if that cannot be written. Other
-            commands only inform there, and continue.
+        name: one word, or two for a subcommand, such as `data list`.
+        help: one line for the list of commands.
+        add_arguments: adds the command's arguments to a parser.
+        run: runs the command and returns the exit code (None is 0).
+        examples: example command lines for `--help`.
+        prints_result: the result of the command is its standard output, so the command stops if that cannot be
+            written. Other commands only report progress there, and continue.
         env: environment variables to set before any library is imported.
-        keeps_buffers: whether to call `keep_buffers`.
+        keeps_buffers: whether to call `keep_buffers` first.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Command:
 
 
 def keep_buffers() -> None:
-    """Stops glibc from returning large buffers to the system after every step, whose page faults cost time again."""
+    """Stops glibc from returning large buffers to the system after every step, to avoid page faults."""
     # Other C libraries have no mallopt.
     with contextlib.suppress(AttributeError):
         for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1), (M_TOP_PAD, 256 << 20)):

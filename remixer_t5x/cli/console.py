@@ -1,4 +1,4 @@
-"""What commands print: tables and lines on standard output, in the width of the terminal or of a pipe."""
+"""Prints tables and lines on standard output, in the width of the terminal or of a pipe."""
 
 import sys
 from typing import Any

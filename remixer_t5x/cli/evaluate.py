@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
     """Evaluates each checkpoint: prints a table, writes metrics, predictions and files for leaderboards."""
     arguments.apply_decoder(args)
     if 'VALIDATION_PAIRS' in (names := dict(args.gin_flags)) and 'PAIRS' not in names and not args.gin_file:
-        # New rows to evaluate on; the rows of the run may be gone.
+        # Rows to evaluate on; those of the training run may no longer exist.
         args.gin_flags = [('PAIRS', 'None'), *args.gin_flags]
     if args.predictions is not None:
         process_flags.refuse(args, 'this is done by one process')
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _score_predictions(args: argparse.Namespace) -> None:
-    """Prints the task's metrics of a file of predictions, without a model.
+    """Computes the task's metrics for a file of predictions, without a model.
 
     `args.predictions` names JSON lines with a text `prediction`, one for each example of the split and in its order, as
     `remixer-t5x eval` and `infer` write them; where a line has `input` too, it must be the example's.
@@ -171,7 +171,7 @@ COMMAND = Command(
         'remixer-t5x eval --checkpoint=runs/super_glue',
         'remixer-t5x eval --gin_file=data/cogs.gin --predictions=cogs_test.jsonl --split=test',
     ),
-    # TensorFlow would believe for five seconds that an object of a bucket exists; --follow sees checkpoints go.
+    # TensorFlow caches for five seconds that an object exists in a bucket, but checkpoints disappear during --follow.
     {'GCS_STAT_CACHE_MAX_AGE': '0'},
     keeps_buffers=True,
 )

@@ -1,4 +1,4 @@
-"""`remixer-t5x fill_in`: corrupted examples of a split, and what a trained model puts into the gaps."""
+"""`remixer-t5x fill_in`: shows how a trained model fills the gaps of corrupted examples."""
 
 from __future__ import annotations
 

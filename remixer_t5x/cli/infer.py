@@ -43,9 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes a prediction for each text, in order, and continues an output that is there already; with --embed the
-    texts' features.
-    """
+    """Writes a prediction (with --embed, an embedding) for each text, in order; resumes an existing output file."""
     if args.pooling is not None and args.embed is None:
         raise UserError('--pooling is read with --embed only; leave it out')
     if args.embed is not None:
@@ -73,7 +71,7 @@ def settings_of(args: argparse.Namespace) -> tuple[TextInference, str | None]:
     settings: TextInference = resolved.call_configured(ROOT)
     template = resolved.macro('INPUTS', None)
     if settings.vocabulary is None:
-        # This loads another configuration.
+        # This replaces the loaded configuration.
         (mixture,) = arguments.values(args, 'MIXTURE_OR_TASK_NAME', base=BASE)
         settings = dataclasses.replace(settings, vocabulary=task_vocabulary.get_vocabulary(pipeline.get_task(mixture)))
     return settings, template
@@ -121,7 +119,7 @@ def _infer(settings: TextInference, template: str | None) -> None:
     text_inference.skip_done(texts, out, inputs.shown)
     predict = text_inference.predict_with(settings.predictor(), settings.restore(folder), settings.model)
     codec = settings.codec()
-    # A person who types texts wants an answer to each.
+    # Texts typed at a terminal are answered one by one.
     window = 1 if inputs.is_stdin and sys.stdin.isatty() else decoding.batch_size * text_inference.WINDOW_BATCHES
     reporter = _Reporter(inputs, out.counts)
     with contextlib.closing(out):
@@ -148,7 +146,7 @@ def _embed(settings: TextInference, template: str | None, with_tokens: bool, poo
 
 
 class _Reporter:
-    """Prints progress on standard error now and then, and a closing line."""
+    """Prints progress on standard error, and a summary at the end."""
 
     def __init__(self, inputs: TextInputs, counts: text_inference.Counts):
         self._start, self._last_time = time.monotonic(), time.monotonic()

@@ -1,7 +1,7 @@
-"""The console script `remixer-t5x`: parses the command line, runs one command, and turns mistakes into one line.
+"""The console script `remixer-t5x`: parses the command line, runs one command, and prints user errors in one line.
 
-gin's flags are T5X's: `--gin_file`, `--gin.NAME=value`, `--gin_search_paths`. Libraries are imported only once a
-command is known to run, so `--help` and a wrong flag answer at once.
+gin's flags are T5X's: `--gin_file`, `--gin.NAME=value`, `--gin_search_paths`. Libraries are imported only after
+the flags are parsed, so `--help` and errors in flags take no time.
 """
 
 import argparse
@@ -47,8 +47,8 @@ ADDRESS_SPACE = 6 << 30
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code.
 
-    0; 1 for a bug; 2 for a user's mistake; 129, 130 and 143 after SIGHUP, Ctrl-C and SIGTERM, also where the run has
-    saved its state; 141 if the reader of a command's result has left (`| head`). In a run of
+    The exit code is 0 on success, 1 for a bug and 2 for a user error; 129, 130 and 143 after SIGHUP, Ctrl-C and
+    SIGTERM, even if the run saved its state; 141 if the reader of the output closed the pipe (`| head`). In a run of
     several processes, JAX aborts a process (134) if another one dies or never connects.
 
     Args:
@@ -67,14 +67,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         code = report_error(error, verbose='--verbose' in arguments_given)
     if own_process and startup.is_compiling():
-        # Python would wait for XLA, after a mistake in the data for example, and cannot interrupt it.
+        # Python would wait for XLA at exit, for example after an error in the data, and cannot interrupt it.
         sys.stderr.flush()
         os._exit(code)
     return code
 
 
 def report_error(error: BaseException, process: str = '', verbose: bool = False) -> int:
-    """Prints an error on standard error, with the name of one of several processes; returns the exit code."""
+    """Prints an error on standard error, with the index of the process if there are several; returns the exit code."""
     where = f' ({process})' if process else ''
     if isinstance(error, KeyboardInterrupt):
         print(f'interrupted{where}', file=sys.stderr)
@@ -140,13 +140,13 @@ def _run(argv: Sequence[str], own_process: bool) -> int:
 
 
 def _join_words(argv: list[str]) -> list[str]:
-    """Makes one name of `data list`, as in COMMANDS."""
+    """Joins two words such as `data list` into one name, as in COMMANDS."""
     name = ' '.join(argv[:2])
     return [name, *argv[2:]] if any(command.name == name for command in COMMANDS) else argv
 
 
 def _unknown_flag(args: argparse.Namespace, unknown: list[str]) -> str:
-    """Returns the error about arguments that a command does not take, and what to type instead of the first."""
+    """Returns the error for unknown arguments of a command, with a suggestion for the first one."""
     from remixer_t5x.config import files
 
     message = f'unrecognized arguments: {" ".join(unknown)}'
@@ -193,7 +193,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_arguments(of_command)
         of_command.set_defaults(own_parser=of_command)
         of_command.add_argument('--verbose', action='store_true', help='show log lines of libraries, and tracebacks')
-        # Every script of T5X has it.
+        # Every script of T5X accepts it.
         of_command.add_argument('--alsologtostderr', dest='verbose', action='store_true', help=argparse.SUPPRESS)
     return parser
 

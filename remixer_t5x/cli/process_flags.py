@@ -1,7 +1,7 @@
-"""Flags that say which process of a run this is, and what all processes of a run have to share.
+"""Flags that identify this process of a run, and the check that all processes of a run agree.
 
-The flags are not gin macros: each process has its own, while the configuration, the code and the kind of devices are
-the same for all of them, which is checked before anything that could wait for another process.
+The flags are not gin macros, because they differ between processes. The command, configuration, code and kind of
+devices must be the same in all processes, which is checked before any operation that waits for another process.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import remixer_t5x
 import remixer_tasks
 from remixer_t5x.errors import UserError
 
-# Fields of `devices.processes.ProcessFlags` by flag, what their values are called, and their help.
+# By flag: the field of `devices.processes.ProcessFlags`, the placeholder of its value, and its help.
 _FLAGS = {
     'coordinator_address': ('address', 'HOST:PORT', 'of process 0'),
     'process_count': ('count', 'N', 'how many processes; 1 is this one alone, whatever the cluster says'),
@@ -40,7 +40,7 @@ _OF_ONE_PROCESS = (
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags, as a group."""
+    """Adds the flags to a parser as an argument group."""
     group = parser.add_argument_group(
         'several processes', 'found by themselves on TPU, Slurm, Open MPI and Kubernetes; else all of the first three'
     )
@@ -50,7 +50,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def together(args: argparse.Namespace, saves: bool = False) -> Iterator[None]:
-    """Joins the processes of the run for the work within; `saves`: on SIGTERM the work saves first.
+    """Connects the processes of the run for the duration of the block; with `saves`, SIGTERM lets the block save first.
 
     Call it after gin is loaded: raises UserError on all processes if their command, code, settings or devices differ.
     """
@@ -70,7 +70,7 @@ def together(args: argparse.Namespace, saves: bool = False) -> Iterator[None]:
 
 
 def identity(command: str) -> dict[str, Any]:
-    """Returns what has to be the same in all processes before JAX starts its devices, in the order of comparison."""
+    """Returns the values that must be equal in all processes before JAX starts its devices, in their order."""
     from remixer_t5x.checkpoints import changes
     from remixer_t5x.config import loading
     from remixer_t5x.run_folder import model_dir
@@ -114,11 +114,11 @@ def _digest(files: list[pathlib.Path]) -> str:
 
 
 def _values(args: argparse.Namespace) -> dict[str, str]:
-    """Returns the flags that are given."""
+    """Returns the flags that the user has set."""
     return {flag: value for flag in _FLAGS if (value := getattr(args, flag)) is not None}
 
 
 def refuse(args: argparse.Namespace, reason: str) -> None:
-    """Raises UserError if one of the flags is given."""
+    """Raises UserError if one of the flags is set."""
     for flag in _values(args):
         raise UserError(f'--{flag} is given, and {reason}; leave it out')

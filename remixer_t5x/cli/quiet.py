@@ -14,7 +14,7 @@ _LOGGERS = ('jax', 'orbax', 'tensorflow', 'datasets', 'matplotlib')
 
 
 def hush() -> None:
-    """Hides log lines below ERROR and warnings of libraries from here on."""
+    """Hides warnings and log lines below ERROR of libraries from now on."""
     lazy.set_environment()
     warnings.simplefilter('ignore')
     logging.basicConfig(level=logging.ERROR, format='%(name)s: %(message)s')

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes a line for each pair, in order, and says the mean at the end."""
+    """Writes a line for each pair, in order, and prints the means at the end."""
     if args.output is not None and os.path.exists(os.path.expanduser(args.output)):
         raise UserError(f'{args.output} exists already; give another --output, or remove it')
     with arguments.libraries(args):
@@ -58,7 +58,7 @@ def _pairs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     templates = Template(args.inputs, '--inputs'), Template(args.targets, '--targets')
     numbered = all(name.isdecimal() for template in templates for name in template.columns)
     path = os.path.expanduser(args.pairs)
-    # A row that is left out would shift the numbers of those behind it.
+    # Skipping a row would shift the numbers of all rows after it.
     for number, row in row_files.read(path, row_files.RowLayout(numbered=numbered), Malformed(strict=True)):
         for template in templates:
             if not set(template.columns) <= row.keys():

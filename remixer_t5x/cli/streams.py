@@ -12,8 +12,8 @@ from remixer_t5x.errors import UserError
 
 
 class _Stream(io.FileIO):
-    """A standard stream that ignores write errors. With `is_result`, the first one ends the command: with the shell's
-    status for SIGPIPE if the reader has left, and as a UserError otherwise.
+    """A standard stream that ignores write errors. With `is_result`, the first error ends the command: with the shell's
+    status for SIGPIPE if the reader closed the pipe, otherwise with a UserError.
     """
 
     is_result = False
@@ -22,7 +22,7 @@ class _Stream(io.FileIO):
     def write(self, data):
         try:
             while (count := super().write(data)) is None:
-                # Another program has made the terminal non-blocking.
+                # Another program has set the terminal to non-blocking mode.
                 select.select([], [self], [])
             return count
         except OSError as error:
@@ -52,7 +52,7 @@ def protect() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 (lives as long as the process)
-    # A caller that has put another stream in its place, as pytest does, keeps it.
+    # Streams that a caller has replaced, as pytest does, are kept.
     if sys.stdout is sys.__stdout__:
         sys.stdout = _text_stream(1, sys.stdout)
     if sys.stderr is sys.__stderr__:
@@ -64,7 +64,7 @@ def _text_stream(descriptor: int, before: Any) -> io.TextIOWrapper:
     raw.is_result = descriptor == 1
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
-        # A letter that the locale does not have, as in the name of a file, does not stop a command either.
+        # Characters that the locale cannot encode, such as in file names, do not stop a command either.
         encoding='utf-8' if before is None else before.encoding,
         errors='backslashreplace',
         line_buffering=before is None or before.line_buffering or before.write_through,
@@ -72,7 +72,7 @@ def _text_stream(descriptor: int, before: Any) -> io.TextIOWrapper:
 
 
 def continue_without_stdout() -> None:
-    """From now on, standard output only informs: the command continues if it cannot be written."""
+    """Ignores write errors of standard output from now on."""
     raw = getattr(getattr(sys.stdout, 'buffer', None), 'raw', None)
     if isinstance(raw, _Stream):
         raw.is_result = False

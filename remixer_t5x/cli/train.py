@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains, prints where the results are, and returns the exit code."""
+    """Trains, prints the paths of the results, and returns the exit code."""
     # Before MODEL_DIR exists.
     lazy.check_installed()
     if args.from_hf is not None:
@@ -70,12 +70,12 @@ def run(args: argparse.Namespace) -> int:
             _draw_loss(result, settings.recovery.on_save_failure)
             if result.stopped:
                 print('run the same command again to continue')
-    # The exit code tells a supervisor that the run is not finished.
+    # The exit code tells a supervising process that the run has not finished.
     return 128 + signal.Signals[result.stopped] if result.stopped else 0
 
 
 def _begin_with_hugging_face(args: argparse.Namespace) -> None:
-    """Adds the gin file and the checkpoint of the Hugging Face folder; flags still override both."""
+    """Adds the gin file and the checkpoint of the Hugging Face folder; flags override both."""
     process_flags.refuse(args, f'type remixer-t5x convert --from_hf={args.from_hf} --to=MODEL_DIR first')
     with arguments.libraries(args):
         from remixer_t5x.cli.convert import huggingface

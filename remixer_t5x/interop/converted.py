@@ -49,7 +49,7 @@ def copy_vocabulary(checkpoint: str, folder: epath.Path) -> None:
 def write(folder: epath.Path, params: Params, step: int, run: Mapping[str, Any]) -> epath.Path:
     """Writes the checkpoint of `step` (0 if unknown) into the MODEL_DIR `folder`, and returns its folder.
 
-    `run` is the record of the checkpoint; returns once the files are on disk.
+    `run` is the record of the checkpoint. Returns after the files are on disk.
     """
     checkpoints = folder / model_dir.CHECKPOINTS
     manager.write_params(checkpoints, step, params, run)
@@ -70,7 +70,7 @@ def read(path: str, setting: str = 'CHECKPOINT_PATH', merge: bool = True) -> tup
     saved = saved_params.open_checkpoint(path, setting)
     kernels = {name for name in saved.shapes if not lora.is_adapter(name)}
     shapes = saved.shapes_for(kernels) if merge else saved.shapes
-    # Reading more than fits would end the process.
+    # Reading more than fits into memory would kill the process.
     size = sum(map(math.prod, shapes.values())) * np.dtype(np.float32).itemsize
     memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
     if size > memory:

@@ -19,8 +19,8 @@ class Generating(Model):
     """Predicts the next token of `decoder_target_tokens`.
 
     Attributes:
-        module: has the decoder.
-        loss_function: of the target tokens.
+        module: the Flax module with the decoder.
+        loss_function: the loss of the target tokens.
         input_array: the name, in a batch, of the [batch, length] int32 array that the generated text follows.
     """
 

@@ -35,7 +35,7 @@ def effects(model: Model, inputs: np.ndarray, targets: np.ndarray, seed: int = 0
         model: an encoder-decoder, encoder-only or decoder-only model, which is initialised at random.
         inputs: the encoder's ids [batch, length] int32 with 0 for padding.
         targets: the decoder's ids [batch, length] int32 with 0 for padding.
-        seed: of the parameters.
+        seed: seed of the parameters.
 
     Returns:
         {('encoder' or 'decoder', name of the sublayer's parameters): effect}.

@@ -1,7 +1,7 @@
 """`remixer-t5x convert`: converts weights between checkpoints, Hugging Face and its Hub, T5X and safetensors; separates
 adapters from their base, merges them, and averages checkpoints.
 
-Each conversion reads back what it has written and compares it with what it read.
+Each conversion reads its output back and compares it with the input.
 """
 
 import argparse

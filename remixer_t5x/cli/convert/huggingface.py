@@ -43,7 +43,7 @@ def to_model_dir(args: argparse.Namespace) -> None:
     run = converted.record(record, text, origin)
     conversions.write_model_dir(target, params, 0, run, text, model_dir.CONVERTED)
     del params
-    # Read as by a user's command.
+    # Loads the file in the same way as a command.
     model: Any = build_model(str(target / model_dir.CONVERTED))
     params = saved_params.restore_params(str(target), conversions.abstract_params(model), record)
     conversions.check_no_difference(source.first_difference(params), target)

@@ -1,4 +1,4 @@
-"""`remixer-t5x data cache`: a task's tokenised examples, written once for `USE_CACHED_TASKS = True` to read."""
+"""`remixer-t5x data cache`: writes a task's tokenized examples once, for `USE_CACHED_TASKS = True`."""
 
 import argparse
 import os
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Caches each task of a mixture and prints what came out."""
+    """Caches each task of a mixture and prints a summary."""
     mixture, folder = arguments.values(args, 'MIXTURE_OR_TASK_NAME', 'CACHE_DIR', defaults={'CACHE_DIR': None})
     folder = args.output_dir or folder
     if not isinstance(folder, str) or not folder:

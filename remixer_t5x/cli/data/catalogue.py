@@ -23,7 +23,7 @@ def add_list_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def list_tasks(args: argparse.Namespace) -> None:
-    """Prints a row for each task: its splits, and whether and where its data is here."""
+    """Prints a row for each task: its splits, and the path of its data if it has been downloaded."""
     with arguments.libraries(args):
         from remixer_tasks import catalogue
     tasks = catalogue.status(args.data_dir)

@@ -1,4 +1,4 @@
-"""`remixer-t5x data`: the first examples of a task as text and as ids, and how full its rows are."""
+"""`remixer-t5x data`: shows the first examples of a task as text and as ids, and the packing efficiency."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     import numpy as np
     import seqio
 
-# Rows that the packing efficiency is measured over.
+# Number of rows for measuring the packing efficiency.
 MEASURED_ROWS = 300
 _SEED = 0
-# The arrays of tokens that a batch may have, as a person reads them.
+# Titles of the token arrays that a batch may have.
 _SIDES = {
     'inputs': ('encoder_input_tokens', 'encoder_segment_ids'),
     'targets': ('decoder_target_tokens', 'decoder_segment_ids'),
 }
-# A model type without a decoder predicts in place: 0 where it predicts nothing.
+# A model type without a decoder predicts tokens in place; 0 marks positions without a prediction.
 _IN_PLACE = 'encoder_target_tokens'
 
 
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
     from remixer_t5x.data import batch_formats, converters, pipeline, stream
 
     if isinstance(lengths, Mapping) and set(lengths) == {'targets'}:
-        # Text without inputs is for a decoder alone, also where no model type was named.
+        # Text without inputs is for a decoder-only model, even if no model type is set.
         model_type = batch_formats.DECODER_ONLY
     config = pipeline.DatasetConfig(mixture, lengths, batch_size=1, split=args.split, pack=pack, model_type=model_type)
     task = pipeline.get_provider(config)
@@ -88,7 +88,7 @@ def _show(row: Mapping[str, np.ndarray], vocabulary: seqio.Vocabulary) -> None:
         for example in range(1, int(examples.max()) + 1):
             here = examples == example
             if 'decoder_causal_attention' in row:
-                # A prefix LM: the inputs are the tokens that have no loss.
+                # In a prefix LM, the inputs are the tokens without a loss weight.
                 weights = row['decoder_loss_weights']
                 _print('inputs', row[tokens][here & (weights == 0)], vocabulary)
                 here &= weights > 0

@@ -1,4 +1,4 @@
-"""`remixer-t5x vocab`: size, special ids, and the pieces of a text."""
+"""`remixer-t5x vocab`: prints the size and special ids of a vocabulary, and the pieces of a text."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def piece(vocabulary: seqio.Vocabulary, token: int) -> str:
-    """The piece of one id: as the model has it, with its word-start mark, or what the id decodes to."""
+    """The piece of an id, with its word-start mark if the model has one, or the decoded text."""
     tokenizer = getattr(vocabulary, 'tokenizer', None)
     if tokenizer is not None and token < tokenizer.GetPieceSize():
         return tokenizer.IdToPiece(token)

@@ -1,4 +1,4 @@
-"""`remixer-t5x info --memory`: the memory that the training step of a configuration takes on a described device."""
+"""`remixer-t5x info --memory`: the memory of a training step on a device that is described and need not be present."""
 
 import argparse
 import contextlib
@@ -86,9 +86,9 @@ def show(step: Step, hardware: Hardware, recomputing_model: Any, trials: int) ->
 
     Args:
         step: the training step.
-        hardware: what it is compiled for.
+        hardware: the hardware to compile for.
         recomputing_model: the step's model, recomputing all activations.
-        trials: the largest number of changes to compile if it does not fit.
+        trials: the maximum number of changes to compile if it does not fit.
     """
     with lazy.without_stderr():
         devices, compiler = hardware.compile_devices()
@@ -110,7 +110,7 @@ def show(step: Step, hardware: Hardware, recomputing_model: Any, trials: int) ->
 
 
 def _measure(step: Step) -> StepMemory:
-    # XLA warns there about compilations that take minutes.
+    # XLA prints warnings about slow compilations to standard error.
     with lazy.without_stderr():
         return step_memory.measure(step)
 
@@ -133,7 +133,7 @@ def _try_changes(step: Step, memory: StepMemory, available: int, recomputing_mod
 
 
 def memory_table(memory: StepMemory, available: int | None) -> Table:
-    """One row for each part, and the total; `available` bytes of a device add each part's share of them."""
+    """One row for each part, and the total; with the `available` bytes of a device, also their shares."""
     first = 'on each device'
     shares = [] if available is None else [f'% of {gibibytes(available)}']
     table = console.table(first, 'bytes', 'MiB', *shares, words=(first,))
@@ -156,7 +156,7 @@ def verdict(memory: StepMemory, available: int | None) -> str:
 
 
 def place(step: Step, hardware: Hardware, devices: Sequence[Any]) -> Step:
-    """The step with a mesh of these devices, which `hardware` describes."""
+    """Places the step on a mesh of the devices that `hardware` describes."""
     partitioner = dataclasses.replace(step.partitioner, devices=devices)
     nodes = len({device.process_index for device in devices})
     if hardware.platform == 'gpu' and nodes > 1:
@@ -168,7 +168,7 @@ def place(step: Step, hardware: Hardware, devices: Sequence[Any]) -> Step:
 @contextlib.contextmanager
 def tracing_for(hardware: Hardware, compiler: str) -> Iterator[None]:
     """A context in which models are traced for the described devices and this compiler."""
-    # XLA:CPU, in place of an accelerator's compiler, knows none of its kernels.
+    # XLA:CPU, used in place of an accelerator's compiler, cannot compile its kernels.
     platform = 'accelerator' if compiler == 'XLA:CPU' and hardware.platform != 'cpu' else hardware.platform
     chip = Topology.parse(hardware.topology).chip if hardware.topology else None
     with contextlib.ExitStack() as contexts:
@@ -179,7 +179,7 @@ def tracing_for(hardware: Hardware, compiler: str) -> Iterator[None]:
 
 
 def describe(step: Step, hardware: Hardware, compiler: str) -> str:
-    """Describes what is compiled, and for what hardware."""
+    """Describes the compiled step and the hardware."""
     lengths = batch_formats.token_lengths({name: array.shape for name, array in step.batch.items()})
     target = 'on virtual CPU devices' if compiler == 'XLA:CPU' else f'for {hardware.topology}'
     shape = step.partitioner.mesh.shape

@@ -43,7 +43,7 @@ def checked_lengths(model_type: str, feature_lengths: Mapping[str, int] | None) 
 
 @dataclasses.dataclass
 class Node:
-    """A module, with the costs of everything in it."""
+    """A module with the total cost of its contents."""
 
     name: str
     parameters: int = 0
@@ -84,7 +84,7 @@ def cost_table(count: Counts, depth: int) -> Table:
     """Rows indented by depth; a row includes everything below it.
 
     Args:
-        depth: how many levels of modules to show, at least 1.
+        depth: number of levels of modules to show, at least 1.
     """
     root = module_tree(count)
     table = console.table('module', 'parameters', '%', 'forward FLOPs', '%', words=('module',))

@@ -12,12 +12,12 @@ from remixer_t5x.costs import counts
 from remixer_t5x.costs.counts import Counts
 from remixer_t5x.data.batch_formats import ENCODER_DECODER
 
-# Files of models/ that are shown; the first is what the others are compared with.
+# Files of models/ to show; the others are compared with the first.
 MODELS = (
     *('t5_1_1', 'modern_t5', 'remixer', 'mixer_enc', 'mixer_enc_dec', 'hyper_mixer', 'linear_transformer', 'fnet'),
     *('gmlp', 'gmlp_mixer', 'amlp', 'tim'),
 )
-# What a paper counted: the whole encoder-decoder, or an encoder with its input embedding (BERT-like and classifiers).
+# The part that a paper counts: the whole encoder-decoder, or an encoder with its input embedding (BERT, classifiers).
 WHOLE, ENCODER = 'whole model', 'encoder and embedding'
 
 
@@ -28,8 +28,8 @@ class Figure:
     Attributes:
         model: gin file in models/ that describes the model.
         size: gin file in sizes/.
-        parameters: as printed.
-        part: what was counted, `WHOLE` or `ENCODER`.
+        parameters: the number that the paper prints.
+        part: the part of the model that the paper counts, `WHOLE` or `ENCODER`.
         source: paper and table.
         flops: FLOPs of a forward pass for 512 tokens as printed, a multiply and an add counted as two; None if not
             printed.
@@ -65,7 +65,7 @@ def show(sizes: Sequence[str], models: Sequence[str], feature_lengths: Mapping[s
 
     Args:
         sizes: names of files in sizes/.
-        models: names of files in models/; the first is what the others are compared with.
+        models: names of files in models/; the others are compared with the first.
         feature_lengths: `inputs` and `targets` in tokens.
     """
     lengths = checked_lengths(ENCODER_DECODER, feature_lengths)
@@ -100,7 +100,7 @@ def _papers_table(feature_lengths: Mapping[str, int]) -> Table:
 
 
 def _part(count: Counts, part: str) -> tuple[int, float]:
-    """Parameters and forward FLOPs of what a paper counted."""
+    """Parameters and forward FLOPs of the part that a paper counts."""
     if part == WHOLE:
         return count.total_parameters, count.total_forward_flops
     parameters = sum(n for path, n in count.parameters.items() if path[0] in ('encoder', 'token_embedder'))

@@ -12,13 +12,13 @@ from remixer_t5x.cli import console
 from remixer_t5x.config import files, resolved
 from remixer_t5x.errors import UserError
 
-# The default of a macro is its value in the first of these that sets it.
+# The default of a macro is its value in the first of these files that sets it.
 _ORDER = (
     *('runs/_common', 'runs', 'data', 'optimizers', 'hardware/gpu', 'hardware'),
     *('models/t5_1_1', 'models', 'model_types'),
     *('sublayers', 'sizes/base.gin', 'sizes', 'defaults', 'objectives', 't5x', 'experiments', 'ablations'),
 )
-# Recipes choose values that are not defaults.
+# Recipes set values that are not defaults.
 _RECIPES = ('experiments/', 'ablations/')
 # Their comments say why a value was chosen and not what the macro means.
 _NO_MEANINGS = ('ablations/', 'sizes/', 'defaults')

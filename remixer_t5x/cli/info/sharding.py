@@ -28,12 +28,12 @@ def show(
     feature_lengths: Mapping[str, int] | None,
     pattern: str,
 ) -> None:
-    """Prints the table. Needs no device of the described kind.
+    """Prints the table. The described devices need not be present.
 
     Args:
         model: the model.
         partitioner: mesh sizes and rules, from a hardware file.
-        hardware: how many devices there are.
+        hardware: the number and kind of devices.
         feature_lengths: `inputs` and `targets` in tokens.
         pattern: shows the parameters whose names match, such as 'encoder/*'.
     """

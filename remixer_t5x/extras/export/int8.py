@@ -40,7 +40,7 @@ def quantized(model: interface.Model, weights: Weights) -> dict[str, np.ndarray]
     """int8 arrays with their float32 scales, and the float32 arrays that are not quantised.
 
     Args:
-        weights: all of the model's, from `flat`.
+        weights: all parameters of the model, from `flat`.
     """
     boxes = interface.param_shapes(model, batch_formats.smallest_shapes(model.model_type))
     logical_axes = traverse_util.flatten_dict(nn.get_partition_spec(boxes), sep='/')

@@ -61,7 +61,7 @@ def write(
 def _ids_call(exported: jax.export.Exported, weights: Mapping[str, Any]) -> Call:
     """The program as one operation of TensorFlow, XlaCallModule, for ids.
 
-    jax2tf does not serve: it writes StableHLO for readers of a month ago, and a release of TensorFlow is older.
+    jax2tf cannot be used: it writes StableHLO for readers at most a month old, and TensorFlow releases are older.
     """
     from tensorflow.compiler.tf2xla.python import xla
 

@@ -53,7 +53,7 @@ def compare(args: argparse.Namespace, models: Sequence[str], sizes: Sequence[str
     """Prints a table of all `models` at all `sizes`, with the other settings from the command line.
 
     Raises:
-        UserError: as in `show`, or a model or size does not exist.
+        UserError: see `show`; also if a model or size does not exist.
     """
     forecasts: list[tuple[str, str, Forecast]] = []
     for size in sizes:

@@ -23,7 +23,7 @@ class Kind(NamedTuple):
 
     Attributes:
         pipeline: the Hub's name of the task.
-        description: what the model is.
+        description: a description of the model.
         auto_class: the auto class of transformers.
         code: an example that uses `model`.
     """

@@ -48,11 +48,11 @@ class RemixerLM(LM):
     """A model for lm_eval: `--model remixer_t5x --model_args path=runs/mine`.
 
     Args:
-        path: what `remixer_t5x.load` takes: a MODEL_DIR, a checkpoint, a Hugging Face folder, hf://NAME.
+        path: a MODEL_DIR, a checkpoint, a Hugging Face folder or hf://NAME, as for `remixer_t5x.load`.
         batch_size: texts of one batch; 'auto' is 32.
         max_length: maximum tokens of a context, and of a continuation; None is the model's lengths.
-        trust_gin: as for `load`.
-        seed: of answers that are sampled.
+        trust_gin: passed on to `load`.
+        seed: seed of sampled answers.
         max_batch_size: not used; lm_eval passes it to every model.
         device: not used, because JAX chooses (JAX_PLATFORMS); None, or the default of lm_eval's command line.
     """

@@ -40,7 +40,7 @@ def render(
 
     Args:
         runs: all runs.
-        learned: what models learned, in the order of their runs.
+        learned: pictures of learned parameters, in the order of their runs.
         now: the time to show; None for the current time.
         comparison: results of `compare`, whose groups replace those by settings.
     """

@@ -75,13 +75,13 @@ class Table:
 
     Attributes:
         name: such as 'remixers/table_4'.
-        title: what the table shows.
-        columns: what is measured.
+        title: title of the table.
+        columns: the measures.
         rows: models, including the baseline.
         baseline: the name of the row that the others are compared with.
         stages: the training runs of `columns`, each after the one it starts from.
         cited: numbers of models that the paper cites from elsewhere and does not train, by model.
-        note: what is known to differ from the paper.
+        note: known differences from the paper.
     """
 
     name: str

@@ -193,7 +193,7 @@ def compare_ids(folder: pathlib.Path, vocabulary: Any) -> str:
             warnings.simplefilter('ignore')
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **LOCAL)
     except Exception as error:
-        # The library raises many kinds of errors for missing or unknown files.
+        # transformers raises many types of errors for missing or unknown files.
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         return f'ids are not compared: transformers cannot load a tokenizer from {folder} ({reason})'
     # Special tokens stand for no text. ByT5 was pretrained with the last bytes as sentinels, which its tokenizer lacks.

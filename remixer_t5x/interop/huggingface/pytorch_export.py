@@ -4,7 +4,7 @@
     modeling_remixer_t5x.py   the PyTorch classes, copied from this package
     model.safetensors         parameters by their place in the tree, one array per layer
 
-The tree is recorded while Flax initialises the model, so it has what the model is made of, whatever gin files made it.
+The tree is recorded while Flax initializes the model, so it is complete for any gin configuration.
 """
 
 import ast
@@ -33,7 +33,7 @@ from remixer_t5x.models.interface import Model, Params
 from remixer_t5x.models.layers import dense
 
 CODE = 'modeling_remixer_t5x.py'
-# Another one than that of `interop.shared_folder`, whose folders hold gin text instead of PyTorch code.
+# Differs from the type of `interop.shared_folder`, whose folders contain gin text instead of PyTorch code.
 MODEL_TYPE = 'remixer_t5x_pytorch'
 # By model type: the class in `CODE`, and the class of transformers that loads it.
 CLASSES = {
@@ -192,8 +192,8 @@ def write(folder: pathlib.Path, config: Mapping[str, Any], params: Params, dtype
     """Writes configuration, code and weights into the new or empty `folder`.
 
     Args:
-        folder: is made if it does not exist.
-        config: from `to_config`.
+        folder: created if it does not exist.
+        config: the result of `to_config`.
         params: our parameters.
         dtype: dtype of the weights in the file.
     """
@@ -241,13 +241,13 @@ def compare_logits(folder: pathlib.Path, model: Any, params: Params) -> str:
 
 
 def longest_row(tree: Mapping[str, Any]) -> int:
-    """The most tokens that every module of `module_tree` takes; 1024 if none has a limit."""
+    """The longest row that every module of `module_tree` accepts; 1024 if none has a limit."""
     parts = [*tree.get('children', {}).values(), *(run['layer'] for run in tree.get('runs', ()))]
     return min([tree.get('max_length', 1024), *map(longest_row, parts)])
 
 
 def write_tokenizer(vocabulary: Any, folder: pathlib.Path) -> str:
-    """Writes the files of a tokenizer that gives `vocabulary`'s ids, if there is one. Returns what it wrote."""
+    """Writes the files of a tokenizer with the ids of `vocabulary` if there is one, and returns a description."""
     if type(vocabulary).__name__ == 'WordPieceVocabulary':
         vocabulary.save(str(folder / bert.TOKENIZERS[0]))
         return bert.TOKENIZERS[0]

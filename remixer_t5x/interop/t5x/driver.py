@@ -71,7 +71,7 @@ class EncoderDecoderModel(models.EncoderDecoderModel):
         return flax.core.freeze({name: traverse_util.unflatten_dict(tree) for name, tree in collections.items()})
 
     def predict_batch_with_aux(self, params: Any, batch: Mapping[str, jax.Array], *args: Any, **kwargs: Any) -> Any:
-        """As in T5X, but unstacks the layers once, instead of slicing stacked parameters at every decoding step."""
+        """Same as in T5X, but unstacks the layers once instead of slicing stacked parameters at every decoding step."""
         params = {**params, 'decoder': layers_apart(params['decoder'])}
         return super().predict_batch_with_aux(params, batch, *args, **kwargs)
 
