@@ -20,10 +20,16 @@ def studies():
     import competition
     import length
     import toy_task
+    import two_sources
     from library import records, shapes
 
     yield types.SimpleNamespace(
-        competition=competition, length=length, records=records, shapes=shapes, toy_task=toy_task
+        competition=competition,
+        length=length,
+        records=records,
+        shapes=shapes,
+        toy_task=toy_task,
+        two_sources=two_sources,
     )
     sys.path[:] = before[0]
     for name in set(sys.modules) - before[1]:
@@ -163,3 +169,27 @@ def test_competition_is_summarized_by_token(studies):
     ids, weights = np.array([3, 5, 3, 7]), np.array([[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8]])
     rows = list(studies.competition.summarize_tokens(ids, weights, 2))
     assert rows[0] == (3, 2, 0.1, pytest.approx(0.4), 0.7) and rows[1] == (5, 1, 0.2, pytest.approx(0.4), 0.6)
+
+
+def test_halves_of_images_have_two_sources_and_those_of_the_control_one(studies):
+    module, rng = studies.two_sources, np.random.default_rng(0)
+    images = module.make_images(rng, 400, shuffled=False)
+    left, right = images[:, :, : module.HALF], images[:, :, module.HALF :]
+    # A digit is black with strokes of the two highest levels; a texture has all levels.
+    assert {*np.unique(left)} == {0, module.LEVELS - 2, module.LEVELS - 1} and (left > 0).any(axis=(1, 2)).all()
+    assert {*np.unique(right)} == {*range(module.LEVELS)}
+    assert abs(left.mean() - right.mean()) > 0.5
+    shuffled = module.make_images(rng, 400, shuffled=True)
+    assert abs(shuffled[:, :, : module.HALF].mean() - shuffled[:, :, module.HALF :].mean()) < 0.1
+
+
+def test_weights_belong_to_the_pixel_that_the_decoder_has_read(studies):
+    module = studies.two_sources
+    model, params, loss = module.train(False, seed=0, tim_layers=1, steps=1, batch_size=2, learning_rate=1e-2)
+    images = module.make_images(np.random.default_rng(1), 2, shuffled=False)
+    changed = images.copy()
+    changed[0, -1, -1] = (changed[0, -1, -1] + 3) % module.LEVELS
+    (before,), (after,) = (module.compute_weights(model, params, batch) for batch in (images, changed))
+    assert before.shape == images.shape and np.all((before > 0) & (before < 1)) and 1 < loss < 4
+    differs = np.abs(before - after) > 1e-6
+    assert differs[0, -1, -1] and differs.sum() == 1
