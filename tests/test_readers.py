@@ -44,7 +44,7 @@ OPENED = {
     'remixer_t5x/devices/collectives.py::_get': PEER,
     'remixer_t5x/devices/collectives.py::check_same': OWN,
     'remixer_t5x/cli/process_flags.py::_digest': NOT_READ,
-    'remixer_t5x/devices/compilation_cache.py::machine': SYSTEM,
+    'remixer_t5x/devices/compilation_cache.py::machine_name': SYSTEM,
     'remixer_t5x/extras/export/run.py::__init__': 'the folder that this program is in, whose user trusts it',
     'remixer_t5x/extras/export/run.py::_function': 'the folder that this program is in, whose user trusts it',
     'remixer_t5x/extras/serve/server.py::_read_body': 'a request of at most 1 MiB; see tests/extras/test_serve.py',

@@ -114,7 +114,7 @@ def test_adapters_move_with_their_base_and_refuse_another(adapted, place, capsys
     shutil.copytree(os.path.dirname(os.path.dirname(base)), place / 'elsewhere')
     (place / 'moved/base.txt').write_text('../elsewhere\n')
     np.testing.assert_array_equal(score('moved'), score(adapted))
-    for text, words in (('../adapted', 'is not the checkpoint that'), ('', 'write the path of the base of these'),
+    for text, words in (('../adapted', 'is not the base of the adapters'), ('', 'write the path of the base of these'),
                         ('/nowhere', 'base.txt, /nowhere does not contain a checkpoint')):  # fmt: skip
         (place / 'moved/base.txt').write_text(text)
         with pytest.raises(remixer_t5x.UserError, match=words):

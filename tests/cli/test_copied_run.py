@@ -144,7 +144,7 @@ def test_eval_names_the_missing_rows_in_one_line(kind, journey, capsys):
         pytest.skip('text has no rows')
     assert main(['eval', '--checkpoint=model']) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert 'PAIRS' in error and 'rows.csv' in error and 'does not exist' in error
+    assert 'PAIRS' in error and 'rows.csv' in error and 'existing path' in error
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_recomputing_everything_is_seen_by_the_model(clean_environment):
         (['--self_check', '--memory'], 'not allowed with argument'),
         (
             ['--sharding', *MODEL, '--gin_file=hardware/gpu.gin', '--gin.TOPOLOGY=h100:8', '--mesh=fsdp=3'],
-            'product is the 8 device',
+            'product is the number of devices, 8',
         ),
         (
             ['--sharding', *MODEL, '--gin_file=hardware/gpu.gin', '--gin.TOPOLOGY=h100:8', '--mesh=model=8'],
