@@ -11,7 +11,7 @@ import jax
 
 from remixer_t5x import startup
 from remixer_t5x.data import batch_formats, task_vocabulary
-from remixer_t5x.devices import compiler_options
+from remixer_t5x.devices import collectives, compiler_options
 from remixer_t5x.optim import train_state, train_step
 from remixer_t5x.optim.train_state import TrainState
 from remixer_t5x.run_folder import model_dir, object_store
@@ -28,7 +28,8 @@ class Jitted(Protocol):
 class CompiledAhead:
     """A jitted function that `start` compiles in a thread, for arguments with the given shapes.
 
-    A call waits for the compilation and raises its error. `options` are XLA options.
+    The first call waits for the compilation, also in all other processes, and raises its error. `options` are XLA
+    options.
     """
 
     def __init__(self, function: Jitted, *shapes: Any, options: Mapping[str, Any] | None = None):
@@ -36,6 +37,7 @@ class CompiledAhead:
         self._program: jax.stages.Compiled | None = None
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
+        self._is_first_call = True
 
     def start(self) -> None:
         """Traces the function and starts its compilation; later calls do nothing. Raises errors of tracing."""
@@ -60,8 +62,11 @@ class CompiledAhead:
             raise self._error
 
     def __call__(self, *args: Any) -> Any:
-        if self._program is None:
+        if self._is_first_call:
             self.wait()
+            # On CPUs, Gloo waits at most 30 s for each process to join the first collective operation.
+            collectives.barrier()
+            self._is_first_call = False
         assert self._program is not None
         return self._program(*args)
 

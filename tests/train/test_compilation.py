@@ -10,7 +10,7 @@ import pytest
 
 from remixer_t5x import startup
 from remixer_t5x.config import loading
-from remixer_t5x.devices import compiler_options
+from remixer_t5x.devices import collectives, compiler_options
 from remixer_t5x.devices.described_hardware import PLATFORMS
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
@@ -47,6 +47,19 @@ def test_a_call_raises_the_error_of_tracing():
     for _ in range(2):
         with pytest.raises(UserError, match='cannot decode'):
             ahead(jnp.ones(SHAPE.shape))
+
+
+def test_processes_wait_for_each_other_between_compilation_and_first_call(monkeypatch):
+    events = []
+
+    def lower(shape):
+        return types.SimpleNamespace(compile=lambda options: events.append('compiled') or events.append)
+
+    monkeypatch.setattr(collectives, 'barrier', lambda: events.append('barrier'))
+    ahead = CompiledAhead(types.SimpleNamespace(lower=lower), SHAPE)
+    ahead('first call')
+    ahead('second call')
+    assert events == ['compiled', 'barrier', 'first call', 'second call']
 
 
 @pytest.mark.parametrize('options', [{'xla_cpu_of_the_moon': True}, {'xla_cpu_enable_fast_math': 'perhaps'}])
