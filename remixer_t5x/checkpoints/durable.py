@@ -153,6 +153,8 @@ def _read_file_list(folder: epath.Path) -> dict[str, list[Any]]:
         entries = listed.values() if isinstance(listed, dict) else [None]
         if not all(isinstance(entry, list) and [*map(type, entry)] == [int, str] for entry in entries):
             raise untrusted_files.NotJson('it is not a list of files')
+        if not all(name.isprintable() for name in listed):
+            raise untrusted_files.NotJson('a file name contains a control character')
     except (OSError, untrusted_files.NotJson) as error:
         is_missing = isinstance(error, FileNotFoundError)
         problem = 'is missing' if is_missing else f'cannot be read ({reason(error)})'

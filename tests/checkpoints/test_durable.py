@@ -84,6 +84,15 @@ def test_any_damaged_file_is_named(written, tmp_path, data):
         assert path.relative_to(copy).as_posix() in str(raised.value)
 
 
+def test_a_changed_bit_in_a_listed_file_name_is_damage(written, tmp_path):
+    copy = tmp_path / 'copy'
+    shutil.copytree(written[0], copy)
+    path = copy / durable.FILE_LIST
+    path.write_text(path.read_text().replace('ocdbt', '\x7fcdbt', 1))
+    with pytest.raises(durable.DamagedCheckpoint, match=durable.FILE_LIST):
+        durable.check_files(copy)
+
+
 def test_a_checkpoint_with_nan_is_refused(tmp_path):
     checkpoints = manager.Checkpoints(model_dir.claim(tmp_path / 'run'))
     bad = {**STATE, 'w': STATE['w'].at[7].set(jnp.nan)}
