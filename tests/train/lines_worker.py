@@ -43,7 +43,7 @@ def register(file):
 
 
 def work(file, commands, join):
-    """Runs the commands one after the other on the lines of `file` and returns the largest exit code.
+    """Runs the commands one after the other on the lines of `file`; the first that fails ends all processes.
 
     `join` has fields of `processes.ProcessFlags` if several commands run over several processes; a single command has
     flags for them.
@@ -52,7 +52,14 @@ def work(file, commands, join):
     # AutoGraph takes seconds to rewrite seqio's functions, none of which needs it here.
     run = tf.autograph.experimental.do_not_convert(main.main)
     with processes.connected_processes(processes.ProcessFlags(**join), main.report_error, saves=True):
-        return max(run(argv) for argv in commands)
+        for argv in commands:
+            code = run(argv)
+            if code and not join:
+                return code
+            if code:
+                # Reported to the other processes, which would otherwise wait for this one.
+                raise UserError(f'{argv[0]} has ended with exit code {code}')
+    return 0
 
 
 def compare_identities(gin_files, flags, join):
