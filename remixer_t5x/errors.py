@@ -30,7 +30,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
     Up to three known names that start with `name` take precedence: `models/t5.gin` is not a misspelt `models/tim`.
     """
-    # Of names that differ only in case, the dict keeps the last, which has the most letters of the same case.
+    # Of several names that differ only in case, the dict keeps the last one, whose case agrees in the most letters.
     known = sorted({*known} - {name}, key=lambda candidate: (sum(map(str.__eq__, candidate, name)), candidate))
     by_lower = {candidate.lower(): candidate for candidate in known}
     prefix = name.lower().removesuffix('.gin')

@@ -26,7 +26,7 @@ MODULE_ROOTS = ('', 'tasks/', 'scripts/studies/')
 EVERYTHING = {'tests/conftest.py', 'pyproject.toml', 'setup.py', 'scripts/environment.sh'}
 EVERYTHING |= {'requirements.lock', 'requirements-py311.lock'}
 EVERYTHING |= {'remixer_t5x/__init__.py'}
-# No test reads these, whatever else changes in them.
+# Files that no test reads.
 UNREAD = {'LICENSE', 'SECURITY.md', '.gitignore', '.ci/run', 'scripts/test.sh', '.github/pull_request_template.md'}
 
 
@@ -67,7 +67,7 @@ class Files:
                 path = root + '/'.join(parts[:end])
                 found = [name for name in (f'{path}.py', f'{path}/__init__.py') if name in self.names]
                 if found:
-                    # The outermost package imports lazily, all that it names.
+                    # The top-level package lazily imports every module that it names.
                     packages = [f'{root}{"/".join(parts[:k])}/__init__.py' for k in range(2, end)]
                     yield from (name for name in (*found, *packages) if name in self.names)
                     break
@@ -94,7 +94,7 @@ class Files:
             return {*self._statements(text), *self._words(text)} - {name}
         tree = ast.parse(text)
         if name.startswith(('remixer_t5x/', 'tasks/')):
-            # Their comments and messages name files as examples; what they read is a whole string.
+            # Comments and messages name files as examples; a file that a test reads is a complete string.
             strings: set[object] = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
             return {*self._imports(tree), *self._strings(strings)} - {name}
         found = {*self._imports(tree), *self._words(text)}
@@ -146,7 +146,7 @@ class Files:
         for word in set(re.findall(r'[\w.-]+(?:/[\w.-]+)*/?', text)):
             if '/' in word or '.' in word:
                 yield from self.path(word)
-        # A folder is a dependence where files are looked for, or in the middle of a path: f'models/{name}.gin'.
+        # A test depends on a folder in which it lists files, or that is part of a path such as f'models/{name}.gin'.
         folders = set(re.findall(r'([\w-]+)/[{*]', text))
         if 'glob(' in text:
             folders |= set(re.findall(r"'([\w/-]+)'", text))

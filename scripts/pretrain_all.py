@@ -14,7 +14,7 @@ import time
 from remixer_t5x.extras.reports import curves, write
 
 CONFIGS = pathlib.Path(__file__).resolve().parent.parent / 'configs'
-# Models with sizes of their own, or another model type. The layers of remixer_scaled are remixer's.
+# Models with their own sizes or another model type. remixer_scaled has the same layers as remixer.
 OTHERS = ('bert', 'gpt2', 'modern_bert', 'remixer_scaled', 't5_1_0')
 
 

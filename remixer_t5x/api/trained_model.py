@@ -294,7 +294,7 @@ def gin_text(model: interface.Model, lengths: Mapping[str, int]) -> str:
             'model must come from load, or from build_model with values that are numbers, texts, or classes and '
             'functions at the top of an importable module; move the class to a file and import it'
         )
-    # The text of a model that depends on the lengths contains them.
+    # The configuration sets TASK_FEATURE_LENGTHS only if the model depends on the lengths.
     known = re.search(r'^TASK_FEATURE_LENGTHS = ', model.config, re.MULTILINE)
     return model.config if known else f'{model.config}\nTASK_FEATURE_LENGTHS = {dict(lengths)}\n'
 

@@ -8,7 +8,8 @@ from remixer_t5x.data import fingerprint
 from remixer_t5x.errors import UserError
 
 Shapes = Mapping[str, tuple[int, ...]]
-# Entries of a checkpoint's record that must not change, and their settings: the data position counts such batches.
+# Entries of a checkpoint's record that must not change, and their settings, because the data position is a number of
+# batches.
 FIXED = {
     'batch_size': 'BATCH_SIZE',
     'feature_lengths': 'TASK_FEATURE_LENGTHS',

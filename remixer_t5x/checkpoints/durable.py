@@ -122,7 +122,7 @@ def check_files(folder: epath.Path) -> None:
     """
     listed = _read_file_list(folder)
     is_remote = object_store.is_remote(folder)
-    # None without credentials, with which a public bucket can be read but its checksums cannot be queried.
+    # None if there are no credentials: a public bucket can then be read, but its checksums cannot be queried.
     contents = object_store.list_objects(folder) if is_remote else None
     if is_remote and contents is None:
         return

@@ -179,7 +179,7 @@ def write_params(
         if step in writer.all_steps():
             writer.delete(step)
         writer.save(step, args=items, force=True)
-        # Removes the others last, so that there is always a checkpoint.
+        # Removes the replaced checkpoints last, so that there is always a complete one.
         for other in replaced:
             writer.delete(other)
 

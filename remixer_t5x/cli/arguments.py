@@ -156,7 +156,7 @@ def _run_sources(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, s
     from remixer_t5x.data import task_vocabulary
     from remixer_t5x.run_folder import model_dir
 
-    # The last one counts; `eval` takes several checkpoints by comma.
+    # The last value is used; `eval` accepts several checkpoints, separated by commas.
     macros = (value for name, value in reversed(args.gin_flags) if name == CHECKPOINT)
     text = getattr(args, 'checkpoint', None) or next(macros, '')
     first = text.strip('\'"').partition(',')[0].strip()

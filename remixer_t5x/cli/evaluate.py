@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
     """Evaluates each checkpoint: prints a table, writes metrics, predictions and files for leaderboards."""
     arguments.apply_decoder(args)
     if 'VALIDATION_PAIRS' in (names := dict(args.gin_flags)) and 'PAIRS' not in names and not args.gin_file:
-        # Rows to evaluate on; those of the training run may no longer exist.
+        # The rows that the run was trained on are not needed here and may no longer exist.
         args.gin_flags = [('PAIRS', 'None'), *args.gin_flags]
     if args.predictions is not None:
         process_flags.refuse(args, 'this is done by one process')

@@ -119,7 +119,7 @@ def _infer(settings: TextInference, template: str | None) -> None:
     text_inference.skip_done(texts, out, inputs.shown)
     predict = text_inference.predict_with(settings.predictor(), settings.restore(folder), settings.model)
     codec = settings.codec()
-    # Texts typed at a terminal are answered one by one.
+    # At a terminal, each line is answered before the next one is read.
     window = 1 if inputs.is_stdin and sys.stdin.isatty() else decoding.batch_size * text_inference.WINDOW_BATCHES
     reporter = _Reporter(inputs, out.counts)
     with contextlib.closing(out):

@@ -20,7 +20,7 @@ import remixer_t5x
 import remixer_tasks
 from remixer_t5x.errors import UserError
 
-# By flag: the field of `devices.processes.ProcessFlags`, the placeholder of its value, and its help.
+# For each flag: the field of `devices.processes.ProcessFlags`, the placeholder of its value, and its help.
 _FLAGS = {
     'coordinator_address': ('address', 'HOST:PORT', 'of process 0'),
     'process_count': ('count', 'N', 'how many processes; 1 is this one alone, whatever the cluster says'),

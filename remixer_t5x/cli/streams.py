@@ -48,7 +48,7 @@ def protect() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            # The lowest free descriptor is this one.
+            # `open` returns the lowest free descriptor, which is the closed one.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 (lives as long as the process)

@@ -88,7 +88,7 @@ def _double_fsdp(step: Step, memory: StepMemory) -> Change | None:
     if data % 2:
         return None
     text = mesh.format_sizes((data // 2, fsdp * 2, tensor))
-    # `sizes` replaces the other settings of the mesh.
+    # `sizes` overrides the default sizes of the mesh axes.
     partitioner = dataclasses.replace(step.partitioner, data=-1, fsdp=1, tensor=1, sizes=text)
     return Change('--mesh', text, dataclasses.replace(step, partitioner=partitioner))
 

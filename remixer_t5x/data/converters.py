@@ -62,7 +62,7 @@ _CONVERTERS = {
     ),
     (batch_formats.ENCODER_ONLY, 'inputs', 'targets'): MaskedLMConverter,
 }
-# Functions (inputs, targets, vocabulary, length, ...) -> arrays of a row, or of several rows for SPAN, by model type.
+# For each model type, a function (inputs, targets, vocabulary, length, ...) -> arrays of a row (SPAN: of several rows).
 _TEXT_CONVERTERS: dict[str, Callable[..., dict[str, np.ndarray]]] = {
     batch_formats.TOKEN_LABELS: token_alignment.tag_arrays,
     batch_formats.SPAN: token_alignment.span_arrays,

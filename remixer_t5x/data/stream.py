@@ -35,7 +35,7 @@ def hide_accelerators() -> None:
         try:
             tf.config.set_visible_devices([], kind)
         except (RuntimeError, ValueError):
-            # TensorFlow is already initialized. That is harmless without such a device.
+            # TensorFlow is already initialized, which is harmless if it has no such device.
             if tf.config.list_logical_devices(kind):
                 raise
 

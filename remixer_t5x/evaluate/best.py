@@ -28,7 +28,7 @@ MEAN = 'mean'
 # Name of the average over the tasks of a mixture in records and folders.
 AVERAGE = 'average'
 BestMetrics = Mapping[str, str] | str | None
-# Metrics whose lower values are better, by the last words of their names.
+# Metrics for which lower is better, matched by the last words of their names.
 _LOWER = re.compile(r'-.*|([^/]*_)?(error|loss|perplexity|distance|error_rate|wer|cer|ter)(/.*)?')
 
 

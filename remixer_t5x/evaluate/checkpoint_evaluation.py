@@ -139,7 +139,7 @@ class Evaluator:
         try:
             return saved_params.restore_params(str(folder), self._abstract, self._vocabulary, 'CHECKPOINT_PATH')
         except UserError:
-            # Processes may have reached different points of reading.
+            # With several processes, others may have read more or less of the checkpoint.
             if may_disappear and jax.process_count() == 1 and _is_removed(folder):
                 return None
             raise

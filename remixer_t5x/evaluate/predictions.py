@@ -29,7 +29,7 @@ MAX_PENDING = 2
 SHORTEST = 32
 # Compiling a shape takes about as long as running this many batches.
 FEWEST_BATCHES = 4
-# Each call of a program that streams tokens casts the parameters once.
+# Number of tokens per call when streaming; each call casts the parameters once.
 STREAMED_TOKENS = 8
 
 
@@ -280,7 +280,7 @@ def plan_batches(lengths: Sequence[int], batch_size: int, longest: int) -> list[
     order = np.argsort(-np.asarray(lengths, np.int64), kind='stable')
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     sizes = [bucket(lengths[int(rows[0])], longest) for rows in batches]
-    # Batches of a size that few batches have get the next larger size. `sizes` are descending.
+    # Batch sizes with few batches are merged into the next larger size. `sizes` are descending.
     for size in sorted(set(sizes))[:-1]:
         if sizes.count(size) < FEWEST_BATCHES:
             larger = min(other for other in sizes if other > size)

@@ -19,7 +19,7 @@ from remixer_t5x.optim.optimizer import Optimizer, as_optimizer, with_decay
 from remixer_t5x.optim.schedules import Schedule, as_schedule
 
 AVERAGE = 'average'
-# Names in a saved train state of the parameters, their averages, and the values that schedule-free averages.
+# Names, in a saved train state, of the parameters, their averages, and the iterates that schedule-free averages.
 PARAMS, _AVERAGES, _ITERATES, _B1 = 'params/', f'opt_state/{AVERAGE}/', 'opt_state/z/', 'opt_state/b1'
 
 

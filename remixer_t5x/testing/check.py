@@ -18,7 +18,7 @@ from remixer_t5x.testing.contract import ContractViolation
 from remixer_t5x.testing.fixture import DECODER, ENCODER, LENGTH, MEMORY, ROWS, SublayerFixture
 
 PASSED, FAILED, REFUSED, SKIPPED = 'passed', 'FAILED', 'refused', 'skipped'
-# A bug that fails one check often explains the failures after it.
+# In this order, because a bug that fails one check often explains the failures of later ones.
 CHECKS: dict[str, Callable[[SublayerFixture], None]] = {
     check.__name__: check
     for check in (

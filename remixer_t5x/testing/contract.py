@@ -237,7 +237,7 @@ def bfloat16(fixture: SublayerFixture) -> None:
     expected = fixture.outputs(params, x, fixture.context(rows, memory))
     low_x: Any = x.astype(jnp.bfloat16)
     low_context = fixture.context(rows, memory.astype(jnp.bfloat16))
-    # Outside of a layer, which raises UserError for another dtype.
+    # Applied without a layer, because a layer raises UserError for a wrong dtype.
     for factory in fixture.sublayers:
         dtype = jax.eval_shape(factory().init_with_output, jax.random.key(0), low_x, low_context)[0].dtype
         require(dtype == jnp.bfloat16, f'the output for bfloat16 is {dtype}; compute in x.dtype')

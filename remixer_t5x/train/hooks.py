@@ -21,7 +21,7 @@ from remixer_t5x.train.run_log import RunLog
 from remixer_t5x.train.saving import RunState, Saver
 
 PROFILED_STEPS = 3
-# Selects the parameters to evaluate: an average, or the last ones.
+# Returns the parameters to evaluate: the averaged or the latest ones.
 ParamsOf = Callable[[TrainState], Any]
 LAST_PARAMS: ParamsOf = operator.attrgetter('params')
 

@@ -51,7 +51,7 @@ class RunData:
 
         Raises UserError if data cannot be read, or if the vocabulary does not fit the model.
         """
-        # Before the first TensorFlow operation.
+        # Must run before the first TensorFlow operation.
         stream.hide_accelerators()
         prepared = pipeline.prepare_data(dataset, model.vocab_size)
         self._dataset, self.vocabulary = prepared.config, prepared.vocabulary

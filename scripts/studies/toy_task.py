@@ -85,7 +85,7 @@ def run_cell(mixer: str, examples: int, seed: int, settings: Settings) -> dict[s
         label=f'{mixer}, {examples:,} examples, seed {seed}',
     )
     test_inputs, test_targets, _ = test_rows(settings)
-    # In parts, because attention on all rows at once would need gigabytes.
+    # Evaluates in parts, because attention over all rows at once would need gigabytes.
     parts = np.array_split(test_inputs, max(1, len(test_inputs) // 100))
     predicted = np.concatenate([predict(carry[0], part) for part in parts])
     test = float(np.mean(np.square(predicted - test_targets)))

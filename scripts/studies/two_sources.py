@@ -102,7 +102,7 @@ def train(shuffled: bool, seed: int, tim_layers: int, steps: int, batch_size: in
 def compute_weights(model, params, images: np.ndarray) -> list[np.ndarray]:
     """Returns for each TIM layer the weight of mechanism 1 at the token of each pixel, [count, HEIGHT, 2 * HALF]."""
     batch = make_batch(images)
-    # A token's own features: those of position i + 1 of the input, which is pixel i.
+    # The features at position i + 1 of the input belong to pixel i.
     inputs = np.pad(batch['decoder_target_tokens'], ((0, 0), (1, 0)))
     _, sown = model.module.apply({'params': params}, inputs, enable_dropout=False, mutable=['intermediates'])
     layers = learned.by_layer(jax.device_get(sown['intermediates']), params, 'competition', 'competition')

@@ -86,7 +86,7 @@ def _pairs(
     columns: Sequence[str],
 ) -> Iterator[str]:
     for path in paths:
-        # The columns of the first row, and of all rows.
+        # `names` are the columns of the first row, `seen` the columns of all rows.
         names: list[str] = []
         seen: set[str] = set()
         for number, row in row_files.read(path, layout, malformed):

@@ -60,7 +60,7 @@ class Template:
             return
         for number, part in enumerate(_PARTS.split(self.text)):
             is_column = number % 2 == 1 and part not in ('{{', '}}')
-            # Text between the matches has no braces.
+            # The text between the matches contains no braces.
             yield is_column, part[1:-1] if is_column else part.replace('{{', '{').replace('}}', '}')
 
     @property

@@ -11,7 +11,7 @@ from remixer_t5x.cli import arguments
 from remixer_t5x.cli.command import ON_CPU, Command
 from remixer_t5x.errors import UserError
 
-# The targets of each source; one of the two is a checkpoint or MODEL_DIR of ours.
+# The targets of each source; either the source or the target is a checkpoint or MODEL_DIR of remixer_t5x.
 TARGETS = {
     'from_hf': ('to',),
     'from_safetensors': ('to',),
@@ -19,7 +19,7 @@ TARGETS = {
     'average': ('to',),
     'checkpoint': ('to', 'to_adapters', 'to_hf', 'to_safetensors', 'to_t5x', 'to_shared', 'push_to_hub'),
 }
-# The sources and targets that read each of the other flags.
+# For each other flag, the sources and targets that use it.
 READERS = {
     'dtype': ('to_hf', 'to_safetensors'),
     'vocabulary': ('from_hf',),

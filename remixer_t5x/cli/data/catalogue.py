@@ -13,7 +13,7 @@ from remixer_t5x.cli.command import ON_CPU, Command
 if TYPE_CHECKING:
     from remixer_tasks.catalogue import ShownExample, TaskStatus
 
-# Long enough for any path: a line of a file is not wrapped.
+# Wide enough for any path, so that lines are not wrapped if the output is a file.
 _PIPE_WIDTH = 1000
 _DATA_DIR_HELP = 'search this folder alone (default: TFDS_DATA_DIR, then REMIXER_T5X_DATA, then downloads)'
 

@@ -117,7 +117,7 @@ def _measure(step: Step) -> StepMemory:
 
 def _try_changes(step: Step, memory: StepMemory, available: int, recomputing_model: Any, trials: int) -> None:
     _print('changes, each on top of those before it, compiled in turn:')
-    # By flag, because a later value replaces an earlier one.
+    # Keyed by flag, so that a later value replaces an earlier one.
     useful: dict[str, str] = {}
     fits = False
     for trial in memory_advice.search(step, memory, available, recomputing_model, _measure, trials):

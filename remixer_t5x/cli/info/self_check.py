@@ -20,7 +20,7 @@ from remixer_t5x.models import interface
 from remixer_t5x.models.interface import Model
 from remixer_t5x.run_folder import model_dir
 
-# Models that together use all kernels, at lengths of one block and of several.
+# Models that together use all kernels; their lengths cover one block and several blocks.
 _MODELS = ('t5_1_1', 'hyper_mixer', 'mixer_enc_dec')
 
 

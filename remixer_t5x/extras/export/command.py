@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from remixer_t5x.extras.export.functions import Function
 
 STABLEHLO, SAVED_MODEL = 'stablehlo', 'saved_model'
-# Kinds of vocabularies; programs of a vocabulary of the last kind read and return ids.
+# Kinds of vocabularies; with IDS, the exported program reads and returns ids.
 SENTENCEPIECE, BYTES, IDS = 'sentencepiece', 'bytes', 'ids'
 
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f'--to must be a new folder, got {folder}, which exists')
     from remixer_t5x.cli import infer
 
-    # A function takes one text: the result of a template of rows.
+    # An exported function takes one text, the result of filling in a row template.
     args.gin_flags = [('INPUT_TEMPLATE', 'None'), *args.gin_flags]
     infer.load(args)
     settings, template = infer.settings_of(args)

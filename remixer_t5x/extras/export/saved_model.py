@@ -20,7 +20,7 @@ from remixer_t5x.extras.export.functions import Function
 from remixer_t5x.lazy import tf
 
 Call = Callable[..., Any]
-# Ids before those of bytes.
+# Number of ids before the ids of bytes.
 _SPECIAL_IDS = 3
 
 

@@ -68,7 +68,7 @@ def forecast(step: Step, chip: str, slices: Sequence[int]) -> Forecast:
             'to find changes with which it fits'
         ) from None
     program = compiled_program.read(compiled.as_text(), len(slices))
-    # Traced without kernels, whose matrix products cannot be counted.
+    # Traced without kernels, because matrix products inside kernels cannot be counted.
     with compiling_for('accelerator'):
         row_counts = counts.count_row(step.model, step.batch)
     return Forecast(

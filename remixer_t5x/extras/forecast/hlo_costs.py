@@ -29,7 +29,7 @@ _SLICING = ('dynamic-slice', 'slice', 'gather')
 # Dtypes of the context of an asynchronous copy.
 _CONTEXT = ('u32', 'token')
 
-# Bytes that each of n devices sends, in units of the bytes of its operands.
+# Bytes that each of n devices sends, as a multiple of the bytes of its operands.
 _SENT = {
     'all-gather': lambda n: n - 1,
     'all-reduce': lambda n: 2 * (n - 1) / n,

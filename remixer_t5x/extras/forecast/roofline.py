@@ -55,7 +55,7 @@ def parse_place(op_name: str) -> Place:
         return Place(UNNAMED, '-', '-')
     *scopes, primitive = op_name.split('/')
     if not scopes:
-        # The name of a copied argument is the argument's.
+        # XLA names the copy of an argument after the argument.
         return Place(OPTIMIZER, UPDATE, 'copy')
     modules = '/'.join(scope for scope in scopes if not _ADDED_SCOPES.fullmatch(scope))
     if 'transpose(' in op_name:
@@ -215,7 +215,7 @@ def _exchanges(collectives: Iterable[Collective], machine: Machine, slices: Sequ
         kind, members = collective.kind, collective.members
         if members == 1:
             continue
-        # The group's slowest link.
+        # The exchange is limited by the slowest link of the group.
         crossed = max(len({slices[device] for device in group}) for group in collective.groups)
         key = kind, machine.link_name if crossed == 1 else NETWORK, members
         times[key] += collective.times

@@ -133,7 +133,7 @@ def render(card: Card, run: Run | None, curve: str = '') -> str:
 
 
 def _code(card: Card, kind: Kind) -> str:
-    # A local folder has no scheme.
+    # The address of a local folder has no scheme such as `hf://`.
     name = card.address if '://' in card.address or card.address[:1] in '/.~' else f'hf://{card.address}'
     arguments = f'{name!r}{", trust_gin=True" if card.needs_trust else ""}'
     ours = f'import remixer_t5x\n\nmodel = remixer_t5x.load({arguments})\n{kind.code}'

@@ -79,7 +79,7 @@ def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: s
         missing=missing,
     )
     run = saved_models.containing_model_dir(checkpoint)
-    # A converted model has no metrics.
+    # The folder of a converted model has no metrics.jsonl.
     runs = run_folders.read_all([str(run)]) if (run / model_dir.METRICS).exists() else [None]
     model_card.write(folder, card, runs[0])
     return step

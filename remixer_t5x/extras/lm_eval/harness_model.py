@@ -224,7 +224,7 @@ class RemixerLM(LM):
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[Ids, Ids]:
         if self.model_type == batch_formats.ENCODER_DECODER:
-            # They are encoded separately: only white space moves to the continuation.
+            # Context and continuation are encoded separately; only white space moves from one to the other.
             stripped = context.rstrip()
             return [*self._ids(stripped), *self._end], self._continuation_ids(context[len(stripped) :] + continuation)
         return self._split_text(context, continuation)
@@ -238,7 +238,8 @@ class RemixerLM(LM):
         text, prefix = self._ids(context + continuation), self._ids(context) if context else []
         if len(text) > len(prefix):
             return text[: len(prefix)], text[len(prefix) :]
-        # One piece holds the end of the context and the continuation: score the continuation's own pieces.
+        # One piece contains the end of the context and the start of the continuation, so the continuation is encoded
+        # alone.
         return prefix, self._continuation_ids(continuation)
 
     def _continuation_ids(self, continuation: str) -> Ids:

@@ -192,7 +192,7 @@ def _make_equal(
         equal.count(args, first, model, ())
         steps, timed = resolved.macro('TRAIN_STEPS'), str(3 * resolved.macro('LOG_PERIOD', 100))
         short = (('TRAIN_STEPS', timed), ('WARMUP_STEPS', '1'), ('CHECKPOINT_PERIOD', timed))
-        # Without a setting of the search, whose learning rate may be too high.
+        # Measured without the settings of the search, because a learning rate may be too high.
         cells = [runs.cell(label, (), runs.seeds[0], short, 'timing') for label in runs.models]
         sweep.run(cells)
         for cell, line in sweep.failed.items():

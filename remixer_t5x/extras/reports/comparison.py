@@ -24,7 +24,7 @@ from remixer_t5x.extras.reports.sweep import Cell, Setting, setting_text
 from remixer_t5x.train import progress
 
 _FIGURE_WIDTH = 4.4
-# Numbers of trials in the table of a search.
+# The numbers of trials for which a search prints the expected validation performance.
 _TRIALS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500)
 
 

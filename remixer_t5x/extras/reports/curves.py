@@ -91,7 +91,7 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
         label = 'held out' if len(held_out) == 1 else f'held out: {kind.removeprefix("held_out/")}'
         colour = _HELD_OUT if index == 0 else f'C{index}'
         axes.plot(*zip(*points, strict=True), color=colour, linewidth=2, marker='o', markersize=4, label=label)
-    # The newest loss of the best constant answer, of the first evaluation that has one.
+    # The latest constant-answer loss of the first evaluation that reports one.
     for points in list(read_series(metrics_file, 'constant_loss').values())[:1]:
         axes.axhline(points[-1][1], color=drawing.INK, linewidth=1.2, linestyle=':', label='best constant answer')
     # The last held-out losses, to the right of the axes, each moved up if it would overlap the one below.

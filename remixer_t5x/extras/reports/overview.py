@@ -13,7 +13,7 @@ OF_LOSS = ('loss', 'cross_ent_loss', 'constant_loss', 'perplexity', 'accuracy', 
 # An evaluation with more metrics than this, such as COGS, is broken down by type.
 MOST_METRICS = 6
 MEMORY = {'host_mib': 'host memory', 'device_mib': 'device memory', 'device_peak_mib': 'device memory, peak'}
-# The summary warns if the last held-out loss exceeds the lowest by more than this share.
+# The summary warns if the last held-out loss exceeds the lowest one by more than this fraction.
 _OVERFITTING = 0.01
 
 

@@ -21,7 +21,7 @@ from remixer_t5x.run_folder import model_dir
 PROGRAM = (sys.executable, '-P', '-m', 'remixer_t5x.cli.main')
 # A file in the folder of the sweep with the commands that have finished.
 FINISHED = 'finished.jsonl'
-# Macros and their values as text.
+# Pairs of a macro and its value as text.
 Setting = tuple[tuple[str, str], ...]
 _USER_MISTAKE = 2
 # Seconds between two lines of progress.

@@ -131,7 +131,7 @@ def _result_tables(table: Any, findings: Iterable[tuple[Any, Any, Any]]) -> Sequ
     results: dict[str, Any] = {}
     for column, row, finding in findings:
         if column.name not in results:
-            # At small scale, the evaluation is of other data than the paper's.
+            # At small scale, the models are evaluated on other data than in the paper.
             heading = f'{column.name} ({column.evaluation} {column.metric})' if column.evaluation else column.name
             differences = () if table.is_counted else ("paper's difference", 'our difference')
             results[column.name] = console.table(

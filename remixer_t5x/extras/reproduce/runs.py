@@ -74,7 +74,7 @@ class Cost:
     flops: float
 
 
-# By stage and row.
+# Costs by (stage, row).
 Costs = Mapping[tuple[str, str], Cost]
 
 

@@ -9,7 +9,7 @@ from remixer_t5x.extras.reports.differences import compare_models
 from remixer_t5x.extras.reproduce.tables import COUNTED, Column, Row, Table
 
 REPRODUCED, CONTRADICTED, NOT_SHOWN, DIFFERENT = 'reproduced', 'contradicted', 'not shown', 'different'
-# Relative tolerance for counted numbers, of which papers print two or three digits.
+# Relative tolerance for counts (parameters, FLOPs), because papers print only two or three digits.
 COUNT_TOLERANCE = 0.05
 
 

@@ -29,7 +29,7 @@ from remixer_t5x.models import decoding
 log = functools.partial(print, file=sys.stderr, flush=True)
 # Seconds to wait for more rows if a batch is not full.
 WINDOW = 0.004
-# `top_k` of a row that samples from all tokens.
+# The `top_k` of rows that sample from all tokens.
 NO_TOP_K = 2**31 - 1
 # Decoding settings of a row; `number` is folded into its key, as the index of a text in `infer`.
 SETTINGS: dict[str, Any] = dict.fromkeys(('number', 'max_tokens', 'top_k'), np.int32)

@@ -26,7 +26,7 @@ from remixer_t5x.models.masked_lm import MaskedLM
 from remixer_t5x.models.sublayers.attention import ScaledAttention
 from remixer_t5x.models.sublayers.feed_forward import GeluMLP
 
-# In order of preference.
+# Tokenizer files in order of preference.
 TOKENIZERS = ('tokenizer.json', 'vocab.txt')
 TABLE, HEAD = 'bert.embeddings.word_embeddings.weight', 'cls.predictions'
 # Published BERTs name the parameters of norms as TensorFlow does.

@@ -196,7 +196,8 @@ def compare_ids(folder: pathlib.Path, vocabulary: Any) -> str:
         # transformers raises many types of errors for missing or unknown files.
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         return f'ids are not compared: transformers cannot load a tokenizer from {folder} ({reason})'
-    # Special tokens stand for no text. ByT5 was pretrained with the last bytes as sentinels, which its tokenizer lacks.
+    # Special tokens do not represent text. ByT5 was pretrained with the last bytes as sentinels, which its tokenizer
+    # lacks.
     special = ('pad', 'eos', 'bos', 'unk', 'cls', 'sep', 'mask')
     skipped = {getattr(tokenizer, f'{name}_token', None) for name in special}
     added = tokenizer.get_added_vocab()

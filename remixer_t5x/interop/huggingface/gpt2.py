@@ -68,7 +68,7 @@ class Gpt2(Family):
     }
     constants = {'initializer_range': 0.02, **dict.fromkeys(('resid_pdrop', 'embd_pdrop', 'attn_pdrop'), 0.1)}
     copies = {'lm_head.weight': TABLE}
-    # Older files include the causal masks.
+    # Older checkpoint files include the causal masks as arrays.
     ignored = r'transformer\.h\.\d+\.attn\.(masked_)?bias'
 
     num_layers: int
@@ -102,7 +102,7 @@ class Gpt2(Family):
             yield Row(f'{path}/kernel', f'{joined}.weight', (dim, 3 * dim), part=(index, 3))
             yield Row(f'{path}/bias', f'{joined}.bias', (3 * dim,), part=(index, 3))
         yield from layer_norm(f'{ours}/gelu_mlp_norm', f'{theirs}.ln_2', dim)
-        # transformers' Conv1D has kernels of our shape.
+        # The kernels of transformers' Conv1D already have the shape [in, out].
         for path, name, inputs, outputs in (
             ('scaled_attention/out', 'attn.c_proj', dim, dim),
             ('gelu_mlp/wi', 'mlp.c_fc', dim, hidden),

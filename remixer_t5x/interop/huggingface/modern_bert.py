@@ -89,7 +89,7 @@ class ModernBert(Family):
     copies = {'decoder.weight': TABLE}
 
     num_layers: int
-    # Our model has no limit, so it cannot describe it.
+    # Not part of the comparison, because models of remixer_t5x have no maximum length.
     max_length: int = dataclasses.field(default=8192, compare=False)
     window: int = 128
     global_every: int = 3
@@ -102,7 +102,7 @@ class ModernBert(Family):
 
     @classmethod
     def from_config(cls, config: Config, tensors: Tensors) -> Self:
-        # Version 5 replaces some settings.
+        # transformers 5 replaces some settings.
         values = dict(config.values)
         types, ropes = values.get('layer_types'), values.get('rope_parameters')
         if isinstance(types, list) and types:

@@ -61,13 +61,13 @@ class SentenceT5(T5Encoder):
         pooling, dense = (
             Config(untrusted_files.read_object(folder / name / CONFIG), str(folder / name)) for name in (POOLING, DENSE)
         )
-        # Before version 6, each pooling had a flag.
+        # Before version 6 of sentence-transformers, each kind of pooling had a flag.
         for name, value in pooling.values.items():
             if name.startswith('pooling_mode') and value not in ('mean', name == 'pooling_mode_mean_tokens'):
                 raise pooling.error(name, 'the pooling must be the mean over tokens')
         dense.check({'bias': (False,), 'activation_function': (IDENTITY,), 'use_residual': (False,)})
         settings = untrusted_files.read_object(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
-        # Version 6 has no such setting, and transformers writes 10**30 for no limit.
+        # sentence-transformers 6 has no such setting, and transformers writes 10**30 if there is no limit.
         longest = settings.get('max_seq_length') or tokenizer_files.read_config(folder).get('model_max_length')
         limits = {} if isinstance(longest, int) and longest > MAX_NUMBER else {'max_seq_length': longest}
         return cls(

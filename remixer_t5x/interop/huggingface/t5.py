@@ -74,7 +74,7 @@ class T5Encoder(Family):
         'relative_attention_max_distance': 'max_distance',
         'layer_norm_epsilon': 'epsilon',
     }
-    # Ids as in published T5s and in our models.
+    # The special ids of published T5 models and of remixer_t5x.
     allowed = {
         'is_encoder_decoder': (False, True),
         'feed_forward_proj': tuple(FEED_FORWARDS),
@@ -150,7 +150,7 @@ class T5Encoder(Family):
     @staticmethod
     def canonical_names(tensors: Tensors) -> dict[str, str]:
         names = {name: name for name in tensors}
-        # Some files have only the copy of a stack.
+        # Some files contain only a stack's copy of the embedding table.
         for copy in TABLE_COPIES:
             if TABLE not in names and copy in names:
                 names[TABLE] = copy
@@ -160,7 +160,7 @@ class T5Encoder(Family):
     def describe(cls, model: Any, vocabulary: Any) -> tuple[Self, Runs]:
         module, description = model.module, Description(cls.kind)
         stacks = {side: getattr(module, f'{side}_stack')() for side in cls.sides}
-        # The sublayers come first, because they are what most models change.
+        # Checks the sublayers first, because most other models differ in their sublayers.
         biases: list[tuple[Any, str]] = []
         for side, stack in stacks.items():
             for sublayer in description.stack(side, stack, PreNorm, RMSNorm, SUBLAYERS[side]):
@@ -255,7 +255,7 @@ class T5(T5Encoder):
     sizes = {**T5Encoder.sizes, 'num_decoder_layers': 'num_decoder_layers'}
     allowed = {**T5Encoder.allowed, 'is_encoder_decoder': (True,)}
     copies = dict.fromkeys((*TABLE_COPIES, OUTPUT), TABLE)
-    # Written by the converter of the first T5.
+    # An unused array that the original T5 converter wrote.
     ignored = r'decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight'
 
     num_decoder_layers: int
@@ -269,7 +269,7 @@ class T5(T5Encoder):
         flags = cls.read_flags(config)
         tied = OUTPUT not in tensors or TABLE in tensors and np.array_equal(tensors[OUTPUT], tensors[TABLE])
         scaled = values['model_type'] != 'mt5' and values.get('tie_word_embeddings') is not False
-        # Version 5 writes tie_word_embeddings for every umT5, even if lm_head.weight differs.
+        # transformers 5 writes tie_word_embeddings for every umT5, even if lm_head.weight differs.
         if not tied and scaled and 'scale_decoder_outputs' not in values and not flags['layer_biases']:
             raise UserError(
                 f'{config.file} ties the output to the embedding (tie_word_embeddings), and the weights have an '

@@ -75,7 +75,7 @@ class T5Gemma(Family):
         *('architecture.encoder_decoder', 'layers.embedding', 'layers.norms', 'layers.positions'),
         'sublayers.attention',
     )
-    # Of the configuration of each stack.
+    # Sizes in the configuration of each stack.
     sizes = {
         'hidden_size': 'embed_dim',
         'intermediate_size': 'mlp_dim',
@@ -97,7 +97,7 @@ class T5Gemma(Family):
     num_encoder_layers: int
     num_decoder_layers: int
     num_kv_heads: int
-    # Our model has no limit, so it cannot describe it.
+    # Not part of the comparison, because models of remixer_t5x have no maximum length.
     max_length: int = dataclasses.field(default=8192, compare=False)
     window: int = 4096
     query_scale: int = 256

@@ -18,7 +18,7 @@ from remixer_t5x.kernels.diagonals import spread_over_diagonals
 from remixer_t5x.kernels.gelu import recomputed, sigmoid_gelu, sigmoid_gelu_and_slope
 
 _FLOAT32 = jnp.float32
-# The program has one product for each token of a window.
+# The compiled program contains a matmul for each token of a window, so windows are limited.
 _LONGEST_WINDOW = 64
 
 
@@ -104,7 +104,7 @@ def _product_gradients(
     hidden_gradient = split(hidden_gradient)
     product = functools.partial(jnp.einsum, preferred_element_type=_FLOAT32)
     reach_gradient = product('bntsf,bntsr->bnrf', hidden_gradient, jnp.where(same_example, weights, 0))
-    # An additional token of ones has the gradient of the bias.
+    # The gradient of an additional token of ones is the gradient of the bias.
     seen = jnp.pad(reach(tokens), ((0, 0), (0, 0), (0, 1), (0, 0)), constant_values=1)
     weight_gradient = product('bntsf,bnrf->bntsr', hidden_gradient, seen)
     bias_gradient = jnp.sum(weight_gradient[..., -1], axis=(0, 1, 2))

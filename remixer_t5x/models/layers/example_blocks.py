@@ -99,7 +99,7 @@ def cut(ids_in: jax.Array, ids_out: jax.Array) -> tuple[Side, Side, jax.Array]:
     """
     names = ids_in.shape[1] + ids_out.shape[1] + 1
     counts = [jax.vmap(lambda row: jnp.bincount(row, length=names))(ids) for ids in (ids_in, ids_out)]
-    # An example without a token that is written needs no pass.
+    # Examples without an output token are skipped.
     used = (counts[1] > 0) & (jnp.arange(names) > 0)
     by_rank = jnp.argsort(jnp.where(used, -(counts[0] + counts[1]), 1), axis=1, stable=True)
     rank = jnp.argsort(by_rank, axis=1)

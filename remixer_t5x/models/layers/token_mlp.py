@@ -77,7 +77,7 @@ def read_hidden(w_out: jax.Array, units: jax.Array) -> jax.Array:
 
 def sum_of_products(w_in: jax.Array, value: jax.Array, take: jax.Array) -> jax.Array:
     """`sum_j w_in[j] (x) v[j]` over the tokens where `take` is True, float32 [batch, heads, hidden, features]."""
-    # Both are masked, because values at padding that are not finite would survive a zero weight.
+    # Both are masked, because a non-finite value at padding would remain non-finite if it were only multiplied by 0.
     w_in, value = (jnp.where(take[..., None, None], array, 0) for array in (w_in, value))
     if on_cpu():
         total = jnp.einsum('bnhk,bnhf->bhkf', w_in, value, preferred_element_type=jnp.float32)

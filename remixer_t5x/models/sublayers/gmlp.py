@@ -139,7 +139,8 @@ class TinyAttention(nn.Module):
             for name in ('query', 'key', 'value')
         ]
         if target_platform() == 'gpu' and not ctx.decode:
-            # One matmul: with three, a GPU writes three gradients of x, which is larger than all that they compute.
+            # A single matmul, because with three of them a GPU writes three gradients of x, each larger than their
+            # outputs.
             projected = jnp.split(matmul(x, jnp.concatenate(kernels, axis=-1)), 3, axis=-1)
         else:
             projected = [matmul(x, kernel) for kernel in kernels]

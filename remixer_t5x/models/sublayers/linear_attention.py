@@ -122,7 +122,7 @@ def _read_other_chunks(query, key, value, ids, reverse: bool) -> tuple[jax.Array
     last = ids[:, :, 0 if reverse else -1]
     is_last = ids == last[:, :, None]
     sums = _sum_tokens(jnp.where(is_last[..., None, None], key, 0), value)
-    # The example that is carried into a chunk. The outermost chunk starts with sums of zero, whatever its id says.
+    # The id of the example whose sums are carried into each chunk. The first chunk starts with sums of zero for any id.
     carried_id = jnp.roll(last, -1 if reverse else 1, axis=1)
     keep = (last == carried_id).astype(jnp.float32)
 

@@ -35,7 +35,7 @@ from remixer_t5x.models.layers.dropout import dropout
 
 Projection = Callable[[jax.Array], jax.Array]
 
-# Small noise around zero: mixing starts uniform, but no two columns get the same gradient.
+# Small noise around zero, so that mixing starts nearly uniform but all columns receive different gradients.
 MIXING_INIT = nn.initializers.normal(stddev=0.02)
 # `bounded` does not change logits up to EXACT_LOGIT, and limits all logits to EXACT_LOGIT + LOGIT_MARGIN.
 EXACT_LOGIT, LOGIT_MARGIN = 20.0, 10.0

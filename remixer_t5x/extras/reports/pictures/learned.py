@@ -81,7 +81,7 @@ def _leaves_named(tree: Any, names: tuple[str, ...], path: tuple[str, ...] = ())
         for name, child in tree.items():
             yield from _leaves_named(child, names, (*path, name))
     elif path[-len(names) :] == names:
-        # Below 'layer', and 'layer_N' of a `Block`, the first name is the sublayer's.
+        # The first name below 'layer' (or 'layer_N' in a `Block`) is the name of the sublayer.
         yield (
             next(name for name in path[1:] if not name.startswith('layer_')),
             tree[0] if isinstance(tree, tuple) else tree,

@@ -13,7 +13,7 @@ import numpy as np
 
 from remixer_t5x.context import Memory, describe_tokens
 
-# Wider tokens are probed with random signs instead of with every feature.
+# If tokens have more features than this, random sign vectors replace the unit vectors of all features.
 MOST_EXACT = 64
 PROBES = 32
 # Number of rows in one backward pass.
