@@ -36,7 +36,7 @@ def test_a_killed_process_leaves_nothing_for_long(tmp_path):
         assert len(list(tmp_path.glob('x.*.tmp'))) == 2
         killed.send_signal(signal.SIGKILL)
         killed.wait()
-        with cache.adding(tmp_path / 'entry') as path:
+        with cache.add_entry(tmp_path / 'entry') as path:
             # The killed one's is gone, the living one's is there.
             assert len(list(tmp_path.glob('x.*.tmp'))) == 1
             path.write_text('content')

@@ -164,7 +164,7 @@ class TrainedModel:
         ids, target_ids = self._encode_pairs(inputs, targets)
         if not ids:
             return np.zeros(0, np.float32)
-        length = predictions.bucket(max(map(len, target_ids)), self.lengths['targets'])
+        length = predictions.bucket_length(max(map(len, target_ids)), self.lengths['targets'])
         return self._predictor(len(ids), length).score(self.params, ids, target_ids)
 
     def classify(self, texts: Strings) -> list[Answer]:
@@ -318,7 +318,7 @@ def make_batch(
         if longest[side] > length:
             raise UserError(f'{side} must have at most {length} tokens, got {longest[side]}; truncate them first')
     lengths = lengths or longest
-    encoder = {'encoder_input_tokens': predictions.padded(inputs, lengths['inputs'])}
+    encoder = {'encoder_input_tokens': predictions.pad_ids(inputs, lengths['inputs'])}
     return {**encoder, **predictions.decoder_arrays(targets, lengths['targets'])}
 
 

@@ -79,7 +79,7 @@ class SavedParams:
         }
         arrays |= self._read_arrays({**here, **matrices})
         for kernel, pair in merged.items():
-            add = jax.jit(dense.merged, out_shardings=abstract[kernel].sharding, donate_argnums=0)
+            add = jax.jit(dense.merge_adapter, out_shardings=abstract[kernel].sharding, donate_argnums=0)
             arrays[kernel] = add(arrays[kernel], *(arrays.pop(name) for name in pair))
         return arrays
 

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
     arguments.load(args, ROOT, base=BASE)
     from remixer_t5x.config import resolved
 
-    with process_flags.together(args):
+    with process_flags.connect_processes(args):
         _evaluate(resolved.call_configured(ROOT), args.quantize)
 
 
@@ -108,7 +108,7 @@ def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> No
     if quantize and jax.process_count() > 1:
         raise UserError('--quantize works in one process; leave it out, or start one')
     settings.checkpoints.check()
-    evaluator = Evaluator(settings, submissions.knows)
+    evaluator = Evaluator(settings, submissions.has_leaderboard)
     for note in evaluator.notes:
         _print(note)
     # Only the first process writes.

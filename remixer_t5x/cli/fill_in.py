@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
 
     dataset = pipeline.DatasetConfig(mixture, lengths, BATCH_SIZE, 'validation', False, *data)
     vocab = pipeline.get_vocabulary(dataset)
-    if not sentinels.of(vocab)[1]:
+    if not sentinels.first_and_count(vocab)[1]:
         raise UserError('the vocabulary has no sentinels; use a span-corruption task')
     interface.require_type(model, batch_formats.ENCODER_DECODER, 'fill_in')
     abstract = saved_params.abstract_params(model, pipeline.batch_shapes(dataset), partitioner)
@@ -67,7 +67,9 @@ def show(console: Console, vocab: Any, inputs: np.ndarray, targets: np.ndarray, 
     from rich.text import Text
 
     def split(ids: np.ndarray) -> Iterator[tuple[int | None, str]]:
-        for sentinel, part in split_at_sentinels(ids, sentinels.of(vocab)[0], sentinels.ordinary_ids(vocab)):
+        for sentinel, part in split_at_sentinels(
+            ids, sentinels.first_and_count(vocab)[0], sentinels.ordinary_ids(vocab)
+        ):
             yield sentinel, vocab.decode([int(token) for token in part])
 
     parts = list(split(inputs[:TOKENS_SHOWN]))

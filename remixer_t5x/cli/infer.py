@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
         process_flags.refuse(args, 'embeddings are written by one process')
     arguments.apply_decoder(args)
     load(args)
-    with process_flags.together(args):
+    with process_flags.connect_processes(args):
         settings, template = settings_of(args)
         if args.embed is None:
             _infer(settings, template)

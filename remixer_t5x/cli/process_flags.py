@@ -49,7 +49,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 @contextlib.contextmanager
-def together(args: argparse.Namespace, saves: bool = False) -> Iterator[None]:
+def connect_processes(args: argparse.Namespace, saves: bool = False) -> Iterator[None]:
     """Connects the processes of the run for the duration of the block; with `saves`, SIGTERM lets the block save first.
 
     Call it after gin is loaded: raises UserError on all processes if their command, code, settings or devices differ.

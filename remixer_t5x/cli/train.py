@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
     _check_steps(resolved.raw_macro('TRAIN_STEPS'), resolved.raw_macro('INITIAL_CHECKPOINT_PATH'), args.command)
     # Our signal handlers stay installed until the summary is printed.
-    with process_flags.together(args, saves=True), contextlib.ExitStack() as signals:
+    with process_flags.connect_processes(args, saves=True), contextlib.ExitStack() as signals:
         # The step compiles before a task is made, which loads TensorFlow.
         settings: Run = resolved.call_configured(ROOT, deferred=(TRAINING_TASK, EVALUATION_TASKS))
         _check_command(args.command, settings)

@@ -27,7 +27,7 @@ class _CurrentFolder(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, [self._folder])
         if spec is not None:
-            allowed.update(imported(spec))
+            allowed.update(imported_modules(spec))
         return spec
 
 
@@ -37,7 +37,7 @@ def install(folder: str) -> None:
     sys.meta_path.append(_CurrentFolder(folder))
 
 
-def imported(spec: importlib.machinery.ModuleSpec) -> Iterator[str]:
+def imported_modules(spec: importlib.machinery.ModuleSpec) -> Iterator[str]:
     """Yields the top-level names of all imports in the files of a module or package."""
     folders = [pathlib.Path(folder) for folder in spec.submodule_search_locations or ()]
     for file in [file for folder in folders for file in folder.rglob('*.py')] or [pathlib.Path(spec.origin or '')]:

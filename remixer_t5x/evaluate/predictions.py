@@ -133,8 +133,8 @@ class Predictor:
         """Generates an answer to one input; yields its ids so far, every STREAMED_TOKENS tokens and at the end."""
         if not isinstance(self._settings.decoder, RowDecoder):
             raise UserError(f'decoder must be Greedy() or Sampling() to stream, got {self._settings.decoder}')
-        length = bucket(len(ids), self._longest)
-        batch = self._place({self._input: padded([ids], length), 'number': np.zeros(1, np.int32)})
+        length = bucket_length(len(ids), self._longest)
+        batch = self._place({self._input: pad_ids([ids], length), 'number': np.zeros(1, np.int32)})
         rows, limit, is_done = None, 0, False
         while not is_done:
             limit += STREAMED_TOKENS
@@ -172,7 +172,7 @@ class Predictor:
 
     def rank(self, params: Any, inputs: Sequence[Ids], choices: Sequence[Ids]) -> np.ndarray:
         """Returns log p(choice | inputs) of every choice for each example, [examples, choices] float32."""
-        ids = padded(choices, max(map(len, choices)))
+        ids = pad_ids(choices, max(map(len, choices)))
         arrays = {'choices': np.broadcast_to(ids, (len(inputs), *ids.shape))}
         return self._gather(self._rank, params, inputs, arrays, (len(choices),))
 
@@ -203,7 +203,7 @@ class Predictor:
         pending: collections.deque = collections.deque()
         for rows in plan_batches(lengths, self._settings.batch_size, self._longest):
             batch = {
-                self._input: padded([inputs[row] for row in rows.examples], rows.length),
+                self._input: pad_ids([inputs[row] for row in rows.examples], rows.length),
                 'number': (rows.examples + first).astype(np.int32),
                 **{name: array[rows.examples] for name, array in arrays.items()},
             }
@@ -232,7 +232,7 @@ def compile_stop_strings(stop_strings: str | Sequence[str], vocabulary: Any) -> 
 
 def decoder_arrays(targets: Sequence[Ids], length: int) -> dict[str, np.ndarray]:
     """Returns the decoder's arrays of a batch, [rows, length] int32 each; its inputs are the targets shifted by one."""
-    ids = padded(targets, length)
+    ids = pad_ids(targets, length)
     return {
         'decoder_input_tokens': np.pad(ids, ((0, 0), (1, 0)))[:, :-1],
         'decoder_target_tokens': ids,
@@ -240,7 +240,7 @@ def decoder_arrays(targets: Sequence[Ids], length: int) -> dict[str, np.ndarray]
     }
 
 
-def padded(rows: Sequence[Ids], length: int) -> np.ndarray:
+def pad_ids(rows: Sequence[Ids], length: int) -> np.ndarray:
     """Pads rows of ids with 0 to [rows, length] int32."""
     filled: np.ndarray = np.zeros((len(rows), length), np.int32)
     for row, ids in enumerate(rows):
@@ -261,7 +261,7 @@ class BatchRows(NamedTuple):
     length: int
 
 
-def bucket(length: int, longest: int) -> int:
+def bucket_length(length: int, longest: int) -> int:
     """Returns the next power of two, at least SHORTEST and at most `longest`."""
     size = min(SHORTEST, longest)
     while size < min(length, longest):
@@ -279,7 +279,7 @@ def plan_batches(lengths: Sequence[int], batch_size: int, longest: int) -> list[
     """
     order = np.argsort(-np.asarray(lengths, np.int64), kind='stable')
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    sizes = [bucket(lengths[int(rows[0])], longest) for rows in batches]
+    sizes = [bucket_length(lengths[int(rows[0])], longest) for rows in batches]
     # Batch sizes with few batches are merged into the next larger size. `sizes` are descending.
     for size in sorted(set(sizes))[:-1]:
         if sizes.count(size) < FEWEST_BATCHES:

@@ -100,11 +100,14 @@ def read(
         examples = list(tf_data.numpy_iterator(dataset.take(-1 if limit is None else limit)))
     if not examples:
         raise UserError(f'{task.name} has no examples in split {split!r}; give another split')
-    notes = [*_truncated(task, examples, lengths, generated), *(_changed(examples, vocabulary) if generated else ())]
+    notes = [
+        *_describe_truncated(task, examples, lengths, generated),
+        *(_describe_changed_targets(examples, vocabulary) if generated else ()),
+    ]
     return TaskExamples(task, split, examples, tuple(f'{task.name}, {split}: {note}' for note in notes))
 
 
-def _truncated(
+def _describe_truncated(
     task: seqio.Task, examples: Sequence[Example], lengths: Mapping[str, int], generated: bool
 ) -> Iterator[str]:
     consequences = {'inputs': 'truncated', **({'targets': 'cannot be generated'} if generated else {})}
@@ -120,7 +123,7 @@ def _truncated(
             yield f'{count:,} of {len(examples):,} {name} have more than {length} tokens: {consequence}'
 
 
-def _changed(examples: Sequence[Example], vocabulary: seqio.Vocabulary) -> Iterator[str]:
+def _describe_changed_targets(examples: Sequence[Example], vocabulary: seqio.Vocabulary) -> Iterator[str]:
     """Reports targets that the vocabulary cannot represent; '<unk>' stands for labels that are not public."""
     changed = [
         (row, text, decoded)

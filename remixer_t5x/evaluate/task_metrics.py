@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate.predictions import padded
+from remixer_t5x.evaluate.predictions import pad_ids
 from remixer_t5x.evaluate.task_examples import TaskExamples
 from remixer_t5x.lazy import seqio
 
@@ -96,7 +96,7 @@ def _compute_objects(task: seqio.Task, examples: Sequence[Any], outputs: Outputs
     """
     objects = _metric_objects(task)
     encoded = [task.output_features['targets'].vocabulary.encode(text) for text in outputs.predictions if objects]
-    ids = padded(encoded, max([1, *map(len, encoded)]))
+    ids = pad_ids(encoded, max([1, *map(len, encoded)]))
     kinds = seqio.metrics.ModelOutputType
     model_outputs = {
         kinds.SCORE: np.asarray(outputs.target_scores),

@@ -169,7 +169,7 @@ def read_params(path: str) -> tuple[Params, int, dict[str, Any]]:
     return params, step, {**record, 'versions': versions}
 
 
-def rounded(params: Params, dtype: str) -> Params:
+def round_params(params: Params, dtype: str) -> Params:
     """The float32 `params` rounded to `dtype`."""
     return jax.tree.map(lambda array: np.asarray(array).astype(np.dtype(dtype)).astype(np.float32), params)
 

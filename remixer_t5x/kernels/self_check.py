@@ -75,7 +75,7 @@ _RECORD: contextvars.ContextVar[dict[str, Check] | None] = contextvars.ContextVa
 
 
 @contextlib.contextmanager
-def recording() -> Iterator[dict[str, Check]]:
+def record_checks() -> Iterator[dict[str, Check]]:
     """Records the checks of the traced kernels instead of running them."""
     checks: dict[str, Check] = {}
     token = _RECORD.set(checks)

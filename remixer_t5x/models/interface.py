@@ -121,7 +121,7 @@ def sublayers(model: Model) -> dict[str, list[Callable[..., nn.Module]]]:
 def param_shapes(model: Model, batch_shapes: Mapping[str, tuple[int, ...]]) -> Params:
     """Returns the result of `model.init` with `jax.ShapeDtypeStruct` leaves, without computing arrays."""
     # Shapes do not depend on the choice of kernels, so kernels are not compared with their formulas here.
-    with stack.traced_once(), self_check.recording():
+    with stack.traced_once(), self_check.record_checks():
         return jax.eval_shape(lambda: model.init(jax.random.key(0), batch_shapes))
 
 

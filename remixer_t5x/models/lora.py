@@ -80,7 +80,7 @@ class Lora:
         return traverse_util.unflatten_dict(params, sep='/')
 
 
-def adapted(model: Any, modules: str | None = None, rank: ranges.Count = 8) -> Any:
+def with_adapters(model: Any, modules: str | None = None, rank: ranges.Count = 8) -> Any:
     """Returns `model` with `Lora(modules, rank)`, or `model` itself if `modules` is None."""
     return model if modules is None else dataclasses.replace(model, lora=Lora(modules, rank))
 

@@ -21,8 +21,8 @@ Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 def constant(value: ranges.Positive, warmup_steps: ranges.Whole = 0) -> Schedule:
     """Constant `value` after a linear warmup from 0 over `warmup_steps`."""
     if not warmup_steps:
-        return _float32(optax.constant_schedule(value))
-    return _float32(optax.warmup_constant_schedule(0.0, value, warmup_steps))
+        return _as_float32(optax.constant_schedule(value))
+    return _as_float32(optax.warmup_constant_schedule(0.0, value, warmup_steps))
 
 
 @ranges.checked
@@ -41,7 +41,7 @@ def rsqrt(
         decayed = base * jax.lax.rsqrt(jnp.maximum(step, constant_steps).astype(jnp.float32))
         return decayed * jnp.minimum(1.0, step / warmup_steps) if warmup_steps else decayed
 
-    return _float32(rate)
+    return _as_float32(rate)
 
 
 # Default warmup of `cosine`, as a fraction of all steps.
@@ -64,7 +64,7 @@ def cosine(
     if warmup_steps is None:
         warmup_steps = int(WARMUP_SHARE * total_steps)
     _check_decay(warmup_steps, total_steps)
-    return _float32(optax.warmup_cosine_decay_schedule(warmup_start, peak, warmup_steps, total_steps, final))
+    return _as_float32(optax.warmup_cosine_decay_schedule(warmup_start, peak, warmup_steps, total_steps, final))
 
 
 @ranges.checked
@@ -79,7 +79,7 @@ def linear(
     _check_decay(warmup_steps, total_steps)
     warmup = optax.linear_schedule(warmup_start, peak, warmup_steps)
     decay = optax.linear_schedule(peak, final, total_steps - warmup_steps)
-    return _float32(optax.join_schedules([warmup, decay], [warmup_steps]) if warmup_steps else decay)
+    return _as_float32(optax.join_schedules([warmup, decay], [warmup_steps]) if warmup_steps else decay)
 
 
 @ranges.checked
@@ -110,7 +110,7 @@ def wsd(
         decayed = jnp.sqrt(jnp.clip((step - (total_steps - decay_steps)) / decay_steps, 0.0, 1.0))
         return warmup_start + (peak - warmup_start) * ramp - (peak - final) * decayed
 
-    return _float32(rate)
+    return _as_float32(rate)
 
 
 @ranges.checked
@@ -119,7 +119,7 @@ def as_schedule(learning_rate: ranges.Positive | Schedule) -> Schedule:
     return learning_rate if callable(learning_rate) else constant(learning_rate)
 
 
-def _float32(schedule: Schedule) -> Schedule:
+def _as_float32(schedule: Schedule) -> Schedule:
     return lambda step: jnp.asarray(schedule(step), jnp.float32)
 
 

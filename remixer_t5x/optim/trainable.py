@@ -24,7 +24,7 @@ LORA_MATRICES = f'/({LORA_IN}|{LORA_OUT})$'
 def only(optimizer: Any, trainable: str | None = None, lora: str | None = None) -> Optimizer:
     """Restricts `optimizer` to the parameters whose names match the regular expression `trainable`.
 
-    If `trainable` is None, all parameters are trained; if `lora` is set (`models.lora.adapted`), only LoRA's matrices.
+    If `trainable` is None, all parameters are trained; if `lora` is set (`lora.with_adapters`), only LoRA's matrices.
 
     Raises:
         UserError: `trainable` is not a regular expression, or (once the parameters are known) it matches no name.

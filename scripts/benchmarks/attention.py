@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from remixer_t5x.kernels.attention import formula as module
 
 
-def plain(query, key, value, mask, bias):
+def plain_attention(query, key, value, mask, bias):
     logits = jnp.einsum('bqhd,bkhd->bhqk', query, key) + bias
     weights = jax.nn.softmax(jnp.where(mask, logits, module.MASKED), axis=-1)
     return jnp.einsum('bhqk,bkhd->bqhd', weights, value)
@@ -54,7 +54,7 @@ def main() -> None:
     print(f'{jax.devices()[0].device_kind} x {jax.device_count()}; batch {args.batch}, length {args.length}, '
           f'{args.heads} heads of {args.head_dim}, float32, forward and backward')  # fmt: skip
     implementations = {
-        'plain formula': (plain, False),
+        'plain formula': (plain_attention, False),
         'recomputing, whole batch': (module.dot_product_attention, False),
         'recomputing, row by row': (module.dot_product_attention, True),
     }

@@ -57,7 +57,7 @@ def stages(documents: tf.data.Dataset, vocabulary: seqio.Vocabulary) -> dict[str
     tokens = documents.map(lambda example: example['targets'])
     return {
         'read tokenized documents': documents,
-        'join and split': segments.joined(tokens, 568),
+        'join and split': segments.join_and_split(tokens, 568),
         'corrupt spans': corrupted,
         'trim, pad, shift (seqio)': converter(corrupted, task_feature_lengths=LENGTHS),
         'shuffle and batch': converter(corrupted, task_feature_lengths=LENGTHS).shuffle(1000).batch(BATCH_SIZE),

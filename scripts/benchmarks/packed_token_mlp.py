@@ -44,7 +44,7 @@ def packed_ids(rng, batch, length, examples):
 
 def tokens_of_blocks(ids):
     """Counts the tokens in the blocks of one row, over all steps of the loop."""
-    into, _, ranks = example_blocks.cut(ids, ids)
+    into, _, ranks = example_blocks.sort_by_example(ids, ids)
     longest = np.max(np.asarray(into.count), axis=0)[: int(ranks)]
     return int(np.sum(-(-longest // example_blocks.BLOCK)) * example_blocks.BLOCK)
 

@@ -48,7 +48,7 @@ class Settings:
 
 
 @functools.cache
-def compiled(mixer: str, settings: Settings) -> tuple[Program, Callable]:
+def compile_training(mixer: str, settings: Settings) -> tuple[Program, Callable]:
     """Returns the training program of (inputs, targets), and predict(params, inputs)."""
     network = toy_model.ShapesNetwork(
         toy_model.mixers(settings.width, settings.hidden, settings.length)[mixer], settings.width
@@ -62,7 +62,7 @@ def compiled(mixer: str, settings: Settings) -> tuple[Program, Callable]:
         return jnp.mean(jnp.square(network.apply(params, inputs) - targets))
 
     schedule = optax.cosine_decay_schedule(settings.learning_rate, settings.steps)
-    return training_loop.compiled(initial, loss, schedule, clip=None), jax.jit(network.apply)
+    return training_loop.compile_training(initial, loss, schedule, clip=None), jax.jit(network.apply)
 
 
 def run_cell(mixer: str, examples: int, seed: int, settings: Settings) -> dict[str, float]:
@@ -71,7 +71,7 @@ def run_cell(mixer: str, examples: int, seed: int, settings: Settings) -> dict[s
     The seed determines the rows, their order and the initial parameters.
     """
     start = time.perf_counter()
-    program, predict = compiled(mixer, settings)
+    program, predict = compile_training(mixer, settings)
     rng = np.random.default_rng([seed, examples])
     inputs, targets, _ = shapes.make_rows(rng, examples, settings.length)
     order = batches(rng, examples, settings.batch)

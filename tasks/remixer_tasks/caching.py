@@ -59,7 +59,7 @@ def cache(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_op
         UserError: the cache was written with another note, or `write` failed.
     """
     path = folder(task, directory)
-    before = completed(path)
+    before = read_completed(path)
     if before is None:
         write(task, directory, note, shards, beam_options)
         return [f'{task.name} is cached in {path}', *(f'  {part.summary_line()}' for part in summary(task, directory))]
@@ -69,7 +69,7 @@ def cache(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_op
     return [f'{task.name} is cached in {path} already, {examples:,} examples; to recreate it, delete that folder']
 
 
-def completed(path: str) -> str | None:
+def read_completed(path: str) -> str | None:
     """Returns the note in COMPLETED, or None if the cache is incomplete."""
     name = os.path.join(path, COMPLETED)
     if not tf.io.gfile.exists(name):
@@ -121,7 +121,7 @@ def write(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_op
     for split in task.splits:
         task.source.list_shards(split)
     notice = Notice(f'caching {task.name}')
-    with _registered(task):
+    with _only_registered(task):
         outputs = [
             output for split in sorted(task.splits) for output in _cache_split(pipeline, task, split, path, shards)
         ]
@@ -200,7 +200,7 @@ def _remove_leftovers(path: str) -> None:
 
 
 @contextlib.contextmanager
-def _registered(task: seqio.Task) -> Iterator[None]:
+def _only_registered(task: seqio.Task) -> Iterator[None]:
     """Registers exactly this task under its name, because `seqio.beam_utils` looks it up there."""
     registry = seqio.TaskRegistry
     before = registry.get(task.name) if task.name in registry.names() else None

@@ -131,7 +131,7 @@ def examples(
     source = task.source(data_dir)
     split = split or next((split for split in source.splits if source.origin(split)), source.splits[0])
     if source.origin(split) is None:
-        raise UserError(data_files.missing(task.dataset, split, data_dir))
+        raise UserError(data_files.missing_files_message(task.dataset, split, data_dir))
     dataset = source.get_dataset(split, shuffle=False).take(n)
     shown = []
     for index, row in enumerate(tf_data.numpy_iterator(dataset)):

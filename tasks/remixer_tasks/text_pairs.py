@@ -172,7 +172,7 @@ def task(
         columns: further columns of the rows, as in `local_pairs.corpus`, which are written with the predictions.
         metrics_by: a column; each metric is also computed for each of its values.
     """
-    metric_fns, names = text_metrics.named(metrics), column_names(columns, metrics_by)
+    metric_fns, names = text_metrics.select_metrics(metrics), column_names(columns, metrics_by)
     postprocess = text_metrics.keep_group(metrics_by) if metrics_by else None
     metric_fns = [text_metrics.by_group(metric) for metric in metric_fns] if metrics_by else metric_fns
     to_text = functools.partial(decode_pair, columns=names)

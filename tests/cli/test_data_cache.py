@@ -238,7 +238,7 @@ def test_data_cache_writes_what_training_reads(typed, tmp_path):
     corpus = local_files.corpus(f'{tmp_path}/train.txt', f'{tmp_path}/validation.txt')
     task = pretraining.span_corruption(corpus, vocabularies.byte(), 'own_text')
     pipeline.require_cache(task, f'{tmp_path}/cache', record(vocabularies.byte()))
-    assert caching.completed(task.cache_dir) == pipeline.cache_note(record(vocabularies.byte()))
+    assert caching.read_completed(task.cache_dir) == pipeline.cache_note(record(vocabularies.byte()))
     for split in DOCUMENTS:
         read = task.preprocess_precache(task.source.get_dataset(split, shuffle=False))
         cached = task._get_cached_source(split).get_dataset(split, shuffle=False)
@@ -265,4 +265,4 @@ def test_a_pipeline_that_fails_leaves_no_cache_and_says_why(tmp_path):
     with pytest.raises(UserError) as caught:
         caching.write(broken, str(tmp_path), 'note')
     assert 'line 7 is no text' in str(caught.value) and '\n' not in str(caught.value)
-    assert caching.completed(caching.folder(task, str(tmp_path))) is None
+    assert caching.read_completed(caching.folder(task, str(tmp_path))) is None

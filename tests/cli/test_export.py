@@ -129,7 +129,7 @@ def test_integers_are_a_quarter_and_nearly_the_same(place, capsys):
     found, wanted = np.asarray(alone(SCORE, place / 'small')), trained.score(*PAIRS)
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
     assert 0 < np.abs(found[0] - wanted).max() < 0.02 * np.abs(wanted).max()
-    rounded = dataclasses.replace(trained, params=int8.rounded(trained.model, trained.params))
+    rounded = dataclasses.replace(trained, params=int8.round_params(trained.model, trained.params))
     np.testing.assert_allclose(found[0], rounded.score(*PAIRS), rtol=1e-5)
     exact = 4 * sum(leaf.size for leaf in jax.tree.leaves(trained.params))
     # Rows of 16 have a scale each, and the file a header; in a model of a usual width both are 1%.

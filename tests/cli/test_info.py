@@ -44,7 +44,7 @@ def test_a_training_configuration_can_be_inspected_as_it_is(info, monkeypatch):
 
 def test_settings_lists_macros_that_contain_a_word(info, capsys):
     out = info('--settings', 'lora')
-    assert 'LORA_RANK' in out and 'models.lora.adapted' in out and 'BATCH_SIZE' not in out
+    assert 'LORA_RANK' in out and 'models.lora.with_adapters' in out and 'BATCH_SIZE' not in out
     assert main(['info', '--settings=no_such_word']) == 2
     assert 'no_such_word' in capsys.readouterr().err
 

@@ -79,7 +79,7 @@ def test_eval_judges_the_model_that_a_quantised_export_has(finetuned, monkeypatc
     assert run('eval', '--gin.EVAL_BATCH_SIZE=4', '--checkpoint=first', '--quantize=int8') == 0
     assert judged['place'].endswith('first/eval_int8')
     exact = parameters('first')
-    jax.tree.map(np.testing.assert_array_equal, judged['params'], int8.rounded(build_model('toy.gin'), exact))
+    jax.tree.map(np.testing.assert_array_equal, judged['params'], int8.round_params(build_model('toy.gin'), exact))
     table = exact['token_embedder']['embedding']
     assert 0 < np.abs(judged['params']['token_embedder']['embedding'] - table).max() < np.abs(table).max() / 200
 

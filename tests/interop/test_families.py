@@ -115,7 +115,8 @@ def test_half_precision_files_are_read_without_loss(tiny, tmp_path):
         low = {name: array.astype(np.dtype(dtype)) for name, array in tiny.weights.items()}
         source = huggingface.read(str(hf_folders.write(tmp_path / dtype, tiny.config, low)))
         assert (
-            safetensors_files.first_difference(source.params(), safetensors_files.rounded(tiny.params, dtype)) is None
+            safetensors_files.first_difference(source.params(), safetensors_files.round_params(tiny.params, dtype))
+            is None
         )
 
 

@@ -203,7 +203,7 @@ def shapes_of(tree, prefix):
 
 
 def test_adapters_are_merged():
-    model = lora.adapted(built('t5_1_1')[0], 'query', 2)
+    model = lora.with_adapters(built('t5_1_1')[0], 'query', 2)
     params = nn.unbox(model.init(jax.random.key(0), batch_formats.smallest_shapes(model.model_type)))
     params = jax.tree.map(lambda array: array + 1.0, params)
     query = params['encoder']['run_0']['layer']['self_attention']['query']

@@ -252,7 +252,7 @@ def test_our_model_loads_in_transformers(v1_0_maker, tmp_path):
     theirs = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / 'hf').float().eval()
     arrays |= outputs(theirs, arrays)
     # Random parameters of standard deviation 1 give large logits, and therefore larger rounding.
-    assert_same_logits(model, safetensors_files.rounded(params, 'bfloat16'), arrays, 3e-5)
+    assert_same_logits(model, safetensors_files.round_params(params, 'bfloat16'), arrays, 3e-5)
 
 
 SIZES = {'VOCAB_SIZE': 48, 'EMBED_DIM': 16, 'MLP_DIM': 24, 'NUM_HEADS': 2, 'HEAD_DIM': 4, 'NUM_DECODER_LAYERS': 2}
@@ -288,7 +288,7 @@ def test_any_model_is_written_to_safetensors_and_read(tmp_path):
         safetensors_files.write_params(str(file), params, 12, record)
     low = safetensors_files.write_params(str(tmp_path / 'low.safetensors'), params, 12, record, 'bfloat16')
     assert low.stat().st_size < 0.6 * file.stat().st_size
-    rounded = safetensors_files.rounded(params, 'bfloat16')
+    rounded = safetensors_files.round_params(params, 'bfloat16')
     assert safetensors_files.first_difference(rounded, safetensors_files.read_params(str(low))[0]) is None
     assert safetensors_files.first_difference(params, rounded) is not None
     save_file({'x': np.ones(2, np.float32)}, tmp_path / 'foreign.safetensors', {'format': 'pt'})

@@ -59,7 +59,7 @@ def merge(params):
 
 def adapted_shapes(*files):
     """The boxed shapes of a shipped model with adapters of all dense layers."""
-    model = lora.adapted(loading.values(loading.ConfigSources(list(files)), 'MODEL')[0], '.', 3)
+    model = lora.with_adapters(loading.values(loading.ConfigSources(list(files)), 'MODEL')[0], '.', 3)
     return flatten(interface.param_shapes(model, SHAPES))
 
 
@@ -76,7 +76,7 @@ def assert_all_kernels_are_adapted(flat):
 @pytest.mark.quick
 def test_adapted_model_equals_merged_model(base_model):
     """For the loss, and for decoding, which unstacks the layers."""
-    model = lora.adapted(base_model, '.', 3)
+    model = lora.with_adapters(base_model, '.', 3)
     params, rng = random_params(model), np.random.default_rng(0)
     names = ('encoder_input_tokens', 'decoder_input_tokens', 'decoder_target_tokens')
     batch = {name: rng.integers(1, 384, (2, 6)).astype(np.int32) for name in names}
@@ -94,7 +94,7 @@ def test_adapted_model_equals_merged_model(base_model):
 
 
 def test_every_dense_layer_is_adapted_and_starts_at_zero(base_model):
-    model = lora.adapted(base_model, '.', 3)
+    model = lora.with_adapters(base_model, '.', 3)
     flat = flatten(interface.param_shapes(model, SHAPES))
     assert_all_kernels_are_adapted(flat)
     name = 'encoder/run_0/layer/gated_mlp/wo'
@@ -138,4 +138,4 @@ def test_each_group_of_a_grouped_layer_has_an_adapter():
 )  # fmt: skip
 def test_invalid_settings_raise(base_model, modules, rank, message):
     with pytest.raises(UserError, match=message):
-        jax.eval_shape(lambda key: lora.adapted(base_model, modules, rank).init(key, SHAPES), jax.random.key(0))
+        jax.eval_shape(lambda key: lora.with_adapters(base_model, modules, rank).init(key, SHAPES), jax.random.key(0))

@@ -122,7 +122,7 @@ def test_invalid_expressions_are_rejected(model, names, words):
 
 def test_moments_are_sharded_like_trained_parameters(model):
     """Uses an abstract mesh of eight devices, adapters of all dense layers, and a trained sublayer."""
-    adapted = lora.adapted(model, '.', 4)
+    adapted = lora.with_adapters(model, '.', 4)
     made = trainable.only(optimizer.adamw_rms(0.1), 'lora_|gated_mlp')
     plan = train_state.plan(adapted, made, SHAPES, Partitioner(data=2, fsdp=2, tensor=2, devices=8))
     params = {name: leaf.sharding.spec for name, leaf in by_name(plan.abstract.params).items()}

@@ -246,7 +246,7 @@ def test_a_process_without_tensorflow_computes_the_same_ids(made, tmp_path):
 @pytest.mark.parametrize('name', ['sentencepiece', 'bytes', 'byt5'])
 def test_a_sentinel_is_found_next_to_any_character(made, name):
     vocabulary = made(name)
-    first, _ = sentinels.of(vocabulary)
+    first, _ = sentinels.first_and_count(vocabulary)
     for text in (
         'the <extra_id_0> word',
         'the(<extra_id_0>)',

@@ -262,5 +262,5 @@ def test_rates_out_of_range_are_refused(made):
 
 def test_documents_are_cut_separately():
     documents = dataset([list(range(3, 3 + size)) for size in (0, 5, 2, 4)]).map(lambda example: example['targets'])
-    found = [part.tolist() for part in segments.separate(documents, 4).as_numpy_iterator()]
+    found = [part.tolist() for part in segments.split_documents(documents, 4).as_numpy_iterator()]
     assert found == [[3, 4, 5, 6], [7], [3, 4], [3, 4, 5, 6]]

@@ -214,10 +214,10 @@ def test_a_second_process_waits_for_the_first(tmp_path, capsys):
     found = []
 
     def second():
-        with cache.filling(tmp_path / 'entry', 'some text') as is_unsealed:
+        with cache.fill_entry(tmp_path / 'entry', 'some text') as is_unsealed:
             found.append(is_unsealed)
 
-    with cache.filling(tmp_path / 'entry', 'some text') as is_unsealed:
+    with cache.fill_entry(tmp_path / 'entry', 'some text') as is_unsealed:
         thread = threading.Thread(target=second)
         thread.start()
         while 'waiting for another process that parses some text' not in capsys.readouterr().err:

@@ -76,7 +76,7 @@ def test_an_invalid_prediction_is_never_better_than_a_wrong_one(rows):
 
 def test_metrics_by_name_are_those_computed_by_hand():
     values = {}
-    for metric in text_metrics.named('accuracy, exact_match, best_constant_answer, squad, macro_f1'):
+    for metric in text_metrics.select_metrics('accuracy, exact_match, best_constant_answer, squad, macro_f1'):
         values |= metric(TARGETS, PREDICTIONS)
     # 'yes' is named twice and once right; ' no' is another text than 'no'.
     assert values == pytest.approx(
@@ -92,7 +92,7 @@ def test_metrics_by_name_are_those_computed_by_hand():
 
 
 def test_regression_compares_numbers():
-    (metric,) = text_metrics.named(['regression'])
+    (metric,) = text_metrics.select_metrics(['regression'])
     values = metric(['1', '2', '4'], ['1.5', '2', 'x'])
     assert values['mean_absolute_error'] == pytest.approx(1.5)
     assert set(values) == {'pearson_corrcoef', 'spearman_corrcoef', 'mean_absolute_error'}
@@ -100,7 +100,7 @@ def test_regression_compares_numbers():
 
 @pytest.mark.parametrize('text', ['nan', 'NaN', 'inf', '-infinity', '1_000', '1e999', '٣', '', '0x10', '1,5'])
 def test_only_decimal_digits_are_a_number(text):
-    (metric,) = text_metrics.named(['regression'])
+    (metric,) = text_metrics.select_metrics(['regression'])
     assert metric(['1', '2', '4'], ['1.5', '2', text]) == metric(['1', '2', '4'], ['1.5', '2', 'x'])
     assert prompts.number(text) == prompts.INVALID and prompts.number(' -1.5e1 ') == -15.0
 
@@ -108,7 +108,7 @@ def test_only_decimal_digits_are_a_number(text):
 @pytest.mark.parametrize('names', [['acuracy'], [], 'f2'])
 def test_unknown_metrics_are_refused(names):
     with pytest.raises(UserError, match='METRICS must be some of accuracy, exact_match'):
-        text_metrics.named(names)
+        text_metrics.select_metrics(names)
 
 
 def rows(tmp_path, name='a.jsonl', count=20):

@@ -30,7 +30,7 @@ def model(name):
     macros = {'VOCAB_SIZE': 512, 'NUM_ENCODER_LAYERS': 2, 'NUM_DECODER_LAYERS': 2}
     macros |= {'COMPOSITION': _COMPOSITIONS[name]} if name in _COMPOSITIONS else {}
     built = build_model(*files, f'sizes/{size}.gin', **macros)
-    return lora.adapted(built, '.', 8) if name in ADAPTED else built
+    return lora.with_adapters(built, '.', 8) if name in ADAPTED else built
 
 
 @functools.cache

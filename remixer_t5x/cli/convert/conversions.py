@@ -91,7 +91,7 @@ def to_safetensors(args: argparse.Namespace) -> None:
     file = safetensors_files.write_params(args.to_safetensors, params, step, record, dtype)
     print_line('read', f'{describe_size(params)}, step {step}')
     print_line('wrote', f'{file}, {dtype}, {file.stat().st_size / 2**20:,.1f} MiB')
-    check_equal(safetensors_files.rounded(params, dtype), safetensors_files.read_params(str(file))[0], file)
+    check_equal(safetensors_files.round_params(params, dtype), safetensors_files.read_params(str(file))[0], file)
 
 
 def merge_adapters(args: argparse.Namespace) -> None:

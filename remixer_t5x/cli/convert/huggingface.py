@@ -84,7 +84,7 @@ def from_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
     folder = folders.write(args.to_hf, family, params, runs, dtype)
     print_line('wrote', f'{folder}, {dtype}')
     print_line('tokenizer', family.write_tokenizer(vocabulary, folder))
-    params, source = safetensors_files.rounded(params, dtype), folders.read(str(folder))
+    params, source = safetensors_files.round_params(params, dtype), folders.read(str(folder))
     conversions.check_no_difference(source.first_difference(params, runs), folder)
     print_line('check', 'every weight, read back, is what was written')
     _compare_with_reference(source, model, params, vocabulary)
@@ -110,7 +110,7 @@ def from_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> Non
     if missing := folders.missing_packages():
         print_line('check', f'without {" and ".join(missing)}, logits are not compared; {INSTALL}')
     else:
-        difference = pytorch_export.compare_logits(folder, model, safetensors_files.rounded(params, dtype))
+        difference = pytorch_export.compare_logits(folder, model, safetensors_files.round_params(params, dtype))
         print_line('check', f'logits of the PyTorch code and ours differ by {difference}')
     auto_class = pytorch_export.CLASSES[model.model_type][1]
     print_line('load', f'transformers.{auto_class}.from_pretrained({str(folder)!r}, trust_remote_code=True)')

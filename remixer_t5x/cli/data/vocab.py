@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> None:
     Raises UserError, from the vocabulary, when its model cannot be read or trained.
     """
     (vocabulary,) = arguments.values(args, 'VOCABULARY')
-    first, count = sentinels.of(vocabulary)
+    first, count = sentinels.first_and_count(vocabulary)
     lines = [
         f'ids          {vocabulary.vocab_size} (VOCAB_SIZE must be at least this)',
         f'padding {vocabulary.pad_id}, EOS {vocabulary.eos_id}, unknown {vocabulary.unk_id}',

@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> None:
     elif args.memory is not None:
         from remixer_t5x.cli.info import memory
 
-        memory.show(*memory.read(args), memory.recomputing(args), args.memory)
+        memory.show(*memory.read(args), memory.with_full_recomputation(args), args.memory)
     else:
         model, lengths = arguments.values(args, 'MODEL', *LENGTHS, defaults=LENGTHS)
         from remixer_t5x.cli.info import model as model_table

@@ -61,7 +61,7 @@ def read(args: argparse.Namespace) -> tuple[Step, Hardware]:
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise UserError(f'BATCH_SIZE must be a positive integer, got {size!r}; type --gin.BATCH_SIZE=128')
     step = Step(
-        lora.adapted(model, values['LORA'], values['LORA_RANK']),
+        lora.with_adapters(model, values['LORA'], values['LORA_RANK']),
         trainable.only(averaged(values['OPTIMIZER'], values['EMA_DECAY']), values['TRAINABLE'], values['LORA']),
         values['PARTITIONER'],
         batch_formats.abstract_batch(model.model_type, lengths, size, values['PACK']),
@@ -75,10 +75,10 @@ def read(args: argparse.Namespace) -> tuple[Step, Hardware]:
     return step, Hardware(values['PLATFORM'], devices, memory, values['TOPOLOGY'], args.compiler)
 
 
-def recomputing(args: argparse.Namespace) -> Any:
+def with_full_recomputation(args: argparse.Namespace) -> Any:
     """Returns the model of that step, recomputing all activations."""
     remat = {'REMAT_POLICY': stack.full_remat}
-    return lora.adapted(*arguments.values(args, 'MODEL', 'LORA', 'LORA_RANK', defaults=_DEFAULTS, objects=remat))
+    return lora.with_adapters(*arguments.values(args, 'MODEL', 'LORA', 'LORA_RANK', defaults=_DEFAULTS, objects=remat))
 
 
 def show(step: Step, hardware: Hardware, recomputing_model: Any, trials: int) -> None:
@@ -92,7 +92,7 @@ def show(step: Step, hardware: Hardware, recomputing_model: Any, trials: int) ->
     """
     with lazy.without_stderr():
         devices, compiler = hardware.compile_devices()
-    step, available = place(step, hardware, devices), hardware.memory_bytes
+    step, available = place_step(step, hardware, devices), hardware.memory_bytes
     _print(describe(step, hardware, compiler))
     with tracing_for(hardware, compiler):
         memory = _measure(step)
@@ -155,7 +155,7 @@ def verdict(memory: StepMemory, available: int | None) -> str:
     return f'fits: {gibibytes(available - memory.total)} of {gibibytes(available)} are left'
 
 
-def place(step: Step, hardware: Hardware, devices: Sequence[Any]) -> Step:
+def place_step(step: Step, hardware: Hardware, devices: Sequence[Any]) -> Step:
     """Places the step on a mesh of the devices that `hardware` describes."""
     partitioner = dataclasses.replace(step.partitioner, devices=devices)
     nodes = len({device.process_index for device in devices})

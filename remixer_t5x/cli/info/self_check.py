@@ -72,7 +72,7 @@ def _checks(
     batch = batch_formats.abstract_batch(model.model_type, lengths, self_check.ROWS, pack)
     params = interface.param_shapes(model, {name: array.shape for name, array in batch.items()})
     target = compiling_for(interpreted, interpret=True) if interpreted else contextlib.nullcontext()
-    with target, self_check.recording() as checks:
+    with target, self_check.record_checks() as checks:
         jax.eval_shape(model.loss, nn.unbox(params), batch)
     return checks
 

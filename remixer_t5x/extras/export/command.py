@@ -72,8 +72,8 @@ def _export(args: argparse.Namespace, settings: TextInference, folder: pathlib.P
     )
     step = settings.step_folder()
     _print('reading', step)
-    exact = int8.flat(settings.restore(step))
-    weights = int8.quantized(model, exact) if args.quantize else exact
+    exact = int8.flatten_params(settings.restore(step))
+    weights = int8.quantize(model, exact) if args.quantize else exact
     folder.mkdir(parents=True)
     kind = _write_vocabulary(vocabulary, folder)
     contents = {

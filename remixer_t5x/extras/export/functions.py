@@ -34,7 +34,7 @@ class Function:
 
     Attributes:
         name: one of NAMES.
-        call: weights are arrays by name, as `int8.quantized` returns them or unquantised; inputs are int32 arrays in
+        call: weights are arrays by name, as `int8.quantize` returns them or unquantised; inputs are int32 arrays in
             the order of `inputs`; outputs are arrays by name.
         inputs: the name of each input and its shape without the rows.
     """
@@ -85,7 +85,7 @@ def make_functions(
     def generate(weights: Weights, inputs: jax.Array, seed: jax.Array) -> Outputs:
         # One seed for each row, so that an answer does not depend on the other rows.
         keys = jax.vmap(jax.random.key)(seed)
-        params = int8.expanded(weights)
+        params = int8.dequantize(weights)
         answers = model.generate(params, {array: inputs}, lengths['targets'], eos_id, decoder, keys, stop_strings)
         return {'tokens': answers.tokens, 'scores': answers.scores}
 
@@ -96,16 +96,16 @@ def make_functions(
             'decoder_target_tokens': targets,
             'decoder_loss_weights': (targets > 0).astype(jnp.int32),
         }
-        return {'scores': model.score(int8.expanded(weights), batch)}
+        return {'scores': model.score(int8.dequantize(weights), batch)}
 
     def encode(weights: Weights, inputs: jax.Array) -> Outputs:
-        hidden = model.encode(int8.expanded(weights), inputs).astype(jnp.float32)
+        hidden = model.encode(int8.dequantize(weights), inputs).astype(jnp.float32)
         mask = (inputs > 0).astype(jnp.float32)[..., None]
         mean = jnp.sum(hidden * mask, 1) / jnp.maximum(jnp.sum(mask, 1), 1)
         return {'hidden': hidden * mask, 'mean': mean}
 
     def classify(weights: Weights, inputs: jax.Array) -> Outputs:
-        return {'scores': model.classify(int8.expanded(weights), inputs)}
+        return {'scores': model.classify(int8.dequantize(weights), inputs)}
 
     inputs: dict[str, tuple[int, ...]] = {'inputs': (lengths['inputs'],)}
     functions = {

@@ -30,17 +30,17 @@ SCALE = '.scale'
 _SMALLEST = 1024
 
 
-def flat(params: Params) -> dict[str, np.ndarray]:
+def flatten_params(params: Params) -> dict[str, np.ndarray]:
     """The parameters by name, unquantised."""
     arrays = traverse_util.flatten_dict(params, sep='/')
     return {name: np.asarray(array, np.float32) for name, array in arrays.items()}
 
 
-def quantized(model: interface.Model, weights: Weights) -> dict[str, np.ndarray]:
+def quantize(model: interface.Model, weights: Weights) -> dict[str, np.ndarray]:
     """int8 arrays with their float32 scales, and the float32 arrays that are not quantised.
 
     Args:
-        weights: all parameters of the model, from `flat`.
+        weights: all parameters of the model, from `flatten_params`.
     """
     boxes = interface.param_shapes(model, batch_formats.smallest_shapes(model.model_type))
     logical_axes = traverse_util.flatten_dict(nn.get_partition_spec(boxes), sep='/')
@@ -65,7 +65,7 @@ def _scaled_axis(names: tuple[str | None, ...]) -> int | None:
     return -2 if names == (axes.EMBED, axes.VOCAB) or axes.is_hidden_matrix(names) else None
 
 
-def expanded(weights: Weights) -> Params:
+def dequantize(weights: Weights) -> Params:
     """Returns weights, quantized or not, as nested float32 parameters."""
     params = {
         name: jnp.asarray(array, jnp.float32) * weights[name + SCALE] if name + SCALE in weights else array
@@ -75,12 +75,12 @@ def expanded(weights: Weights) -> Params:
     return traverse_util.unflatten_dict(params, sep='/')
 
 
-def rounded(model: interface.Model, params: Params) -> Params:
+def round_params(model: interface.Model, params: Params) -> Params:
     """The float32 parameters that a quantised model computes with."""
-    return jax.device_get(expanded(quantized(model, flat(params))))
+    return jax.device_get(dequantize(quantize(model, flatten_params(params))))
 
 
 def rounded_in_place(model: interface.Model, params: Params) -> Params:
-    """`rounded` for arrays on devices, with the same shardings."""
-    values = rounded(model, jax.device_get(params))
+    """`round_params` for arrays on devices, with the same shardings."""
+    values = round_params(model, jax.device_get(params))
     return jax.tree.map(lambda value, array: jax.device_put(value, array.sharding), values, params)

@@ -105,7 +105,7 @@ def _read(args: argparse.Namespace) -> tuple[Step, Hardware]:
     hardware.require_chip_compiler()
     with lazy.without_stderr():
         devices, _ = hardware.compile_devices()
-    return memory.place(step, hardware, devices), hardware
+    return memory.place_step(step, hardware, devices), hardware
 
 
 def _forecast(step: Step, hardware: Hardware) -> Forecast:

@@ -68,7 +68,7 @@ def folder_of(path: str, print_line: Callable[[str, str], None] = lambda label, 
     return snapshot
 
 
-def origin(folder: str) -> str:
+def cached_origin(folder: str) -> str:
     """The name and commit of a model whose folder is in Hugging Face's cache; otherwise the folder's name."""
     match = re.search(r'/models--([^/]+)/snapshots/([^/]+)/?$', folder)
     if match is None:

@@ -169,7 +169,7 @@ def _results(run: Run | None) -> Iterator[tuple[str, int, str, float]]:
         numbers = {name: record.numbers.get(name) for name in overview.OF_LOSS}
         losses = {name: value for name, value in numbers.items() if value is not None}
         for name, value in (overview.task_metrics(record) or losses).items():
-            yield overview.readable(kind), record.step, name, value
+            yield overview.readable_kind(kind), record.step, name, value
 
 
 def _template() -> Any:

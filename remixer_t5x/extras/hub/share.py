@@ -73,7 +73,7 @@ def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: s
         vocabulary=f'{type(vocabulary).__name__}, {vocabulary.vocab_size:,} ids',
         step=step,
         versions=record.get('versions', {}),
-        origin=client.origin(str(record['converted_from'])) if record.get('converted_from') else '',
+        origin=client.cached_origin(str(record['converted_from'])) if record.get('converted_from') else '',
         needs_trust=bool(packages),
         code=sorted(set(packages) - set(missing)),
         missing=missing,

@@ -176,7 +176,7 @@ class RemixerLM(LM):
             room = longest['targets']
             if self.model_type == batch_formats.DECODER_ONLY:
                 room = max(len(continuation), room + 1 - max(len(context), 1))
-            groups.setdefault(predictions.bucket(len(continuation), room), []).append(index)
+            groups.setdefault(predictions.bucket_length(len(continuation), room), []).append(index)
         for length, group in tqdm(sorted(groups.items()), disable=disable_tqdm, desc='Lengths of loglikelihood'):
             lengths = self._fit_lengths(length)
             contexts = [pairs[index][0][-lengths['inputs'] :] for index in group]

@@ -67,7 +67,7 @@ def overview(run: Run) -> Overview:
         sentences.append(f'The best constant answer has {constant[-1][1]:.4g}; a model below it uses its context.')
     for kind, record in run.latest().items():
         for name, value in list(task_metrics(record).items())[:1]:
-            sentences.append(f'{readable(kind)}: {name} {value:.4g}{unit(name)}.')
+            sentences.append(f'{readable_kind(kind)}: {name} {value:.4g}{unit(name)}.')
     if lost := sum(record.numbers.get('loss', 0.0) is None for record in run.records):
         sentences.append(f'{lost} logged losses were not finite.')
     return Overview(
@@ -84,7 +84,7 @@ def overview(run: Run) -> Overview:
     )
 
 
-def readable(kind: str) -> str:
+def readable_kind(kind: str) -> str:
     """'eval/cogs' as 'cogs, eval'; the name of a held-out evaluation is unchanged."""
     split, slash, task = kind.partition('/')
     return f'{task}, {split}' if slash else kind
@@ -111,11 +111,11 @@ def charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
 
     held_out, tasks = [], []
     for kind in dict.fromkeys(kind for run in runs for kind in run.kinds()):
-        title = 'Held-out loss' + (f', {readable(kind)}' if kind != 'eval' else '')
+        title = 'Held-out loss' + (f', {readable_kind(kind)}' if kind != 'eval' else '')
         held_out.append(chart(title, 'nats per token', kind, 'loss'))
         of_kind = (record for run in runs for record in run.records if record.kind == kind)
         names = list(dict.fromkeys(name for record in of_kind for name in task_metrics(record)))
-        tasks += [chart(f'{readable(kind)}: {name}', '', kind, name) for name in names[:MOST_METRICS]]
+        tasks += [chart(f'{readable_kind(kind)}: {name}', '', kind, name) for name in names[:MOST_METRICS]]
     by_heading = {
         'curves': [
             chart('Training loss', 'nats per token', TRAIN, 'loss', smooth=True),

@@ -93,7 +93,7 @@ def _run_score(run: Run, kind: str, metric: str) -> str:
     """One metric of one run, in the evaluation with the readable name `kind`."""
     for name, record in run.latest().items():
         value = overview.task_metrics(record).get(metric)
-        if overview.readable(name) == kind and value is not None:
+        if overview.readable_kind(name) == kind and value is not None:
             return f'{value:.2f}{overview.unit(metric)}'
     return '–'
 

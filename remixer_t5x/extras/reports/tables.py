@@ -10,7 +10,7 @@ from typing import Any
 
 from remixer_t5x.evaluate.best import rank
 from remixer_t5x.extras.reports.differences import BySeed, Measure, compare_models, conclusion
-from remixer_t5x.extras.reports.overview import MOST_METRICS, Overview, readable, task_metrics
+from remixer_t5x.extras.reports.overview import MOST_METRICS, Overview, readable_kind, task_metrics
 from remixer_t5x.extras.reports.records import Group, Run
 
 HELD_OUT = 'held-out loss'
@@ -62,7 +62,7 @@ def task_table(groups: Sequence[Group]) -> list[Row]:
 def breakdowns(groups: Sequence[Group]) -> list[tuple[str, list[Row]]]:
     """The name and the rows of each evaluation with many metrics, such as COGS by type."""
     return [
-        (readable(kind), [_row(groups, kind, name) for name in names])
+        (readable_kind(kind), [_row(groups, kind, name) for name in names])
         for kind, names in _metric_names(groups)
         if len(names) > MOST_METRICS
     ]
@@ -98,7 +98,7 @@ def _row(groups: Sequence[Group], kind: str, name: str) -> Row:
     for key in cells:
         if 0 < wins[key] == len(cells) - 1:
             cells[key] = dataclasses.replace(cells[key], best=True)
-    return readable(kind), name, [cells.get(key) for key in keys]
+    return readable_kind(kind), name, [cells.get(key) for key in keys]
 
 
 def main_rows(rows: Sequence[Row]) -> list[Row]:

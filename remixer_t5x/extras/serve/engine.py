@@ -2,7 +2,7 @@
 
 A text is one row of a batch. Decoding settings are arrays with a value for each row, so that all settings share batches
 and programs. Programs are compiled before the first request: for one row and for `batch_size` rows, with inputs padded
-to each of the lengths of `predictions.bucket`.
+to each of the lengths of `predictions.bucket_length`.
 """
 
 import asyncio
@@ -160,7 +160,7 @@ class Engine:
     def _warm_up(self) -> None:
         longest, length = self.trained.lengths['inputs'], 0
         while length < longest:
-            length = predictions.bucket(length + 1, longest)
+            length = predictions.bucket_length(length + 1, longest)
             for operation, size in itertools.product(('generate', 'score', 'encode'), self._predictors):
                 if hasattr(self.trained.model, operation) and self.state != 'stopping':
                     row = Row(operation, [self.eos_id] * length, [self.eos_id], dict.fromkeys(SETTINGS, 1))

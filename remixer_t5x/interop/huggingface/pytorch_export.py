@@ -163,7 +163,9 @@ def arrays(params: Params) -> dict[str, np.ndarray]:
     flat = {name: np.asarray(array) for name, array in traverse_util.flatten_dict(params, sep='/').items()}
     for name in [name for name in flat if name.rpartition('/')[0] + f'/{dense.LORA_IN}' in flat]:
         if name == lora.kernel_of(name):
-            flat[name] = np.asarray(dense.merged(flat[name], *(flat[matrix] for matrix in lora.matrices_of(name))))
+            flat[name] = np.asarray(
+                dense.merge_adapter(flat[name], *(flat[matrix] for matrix in lora.matrices_of(name)))
+            )
     return dict(_torch_names({name: array for name, array in flat.items() if not lora.is_adapter(name)}))
 
 

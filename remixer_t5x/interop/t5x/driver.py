@@ -103,7 +103,7 @@ class EncoderDecoderModel(models.EncoderDecoderModel):
         return variables['cache'], None
 
 
-def registered(task: seqio.Task | seqio.Mixture | str) -> str:
+def register_task(task: seqio.Task | seqio.Mixture | str) -> str:
     """Registers `task` in seqio's registry, where T5X looks up tasks, and returns its name.
 
     Replaces an existing task of that name. A name is returned as it is.

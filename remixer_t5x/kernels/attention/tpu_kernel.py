@@ -350,7 +350,9 @@ def _backward_kernel(
             if has_bias and plan.one_block:
                 bias_sum[head] += logits_gradient
             elif has_bias:
-                bias_gradient_ref[0, head, :, _window(plan, q_block, k_block)] += _sum_over_diagonals(logits_gradient)
+                bias_gradient_ref[0, head, :, _distance_slice(plan, q_block, k_block)] += _sum_over_diagonals(
+                    logits_gradient
+                )
 
     @pl.when(last_q)
     def finish_keys():
@@ -377,11 +379,11 @@ def _prepare_bias(plan: Plan, bias_ref, block_ref, row, q_block, k_block) -> Non
     @pl.when((row == 0) | (not plan.one_block))
     def spread():
         for head in range(plan.group):
-            window = bias_ref[0, head, :, _window(plan, q_block, k_block)]
+            window = bias_ref[0, head, :, _distance_slice(plan, q_block, k_block)]
             block_ref[head] = _spread_bias(window, plan.block_k, plan.block_q)
 
 
-def _window(plan: Plan, q_block, k_block):
+def _distance_slice(plan: Plan, q_block, k_block):
     """Returns the slice of distances between a block of queries and a block of keys."""
     start = q_block * plan.block_q + (plan.blocks_k - 1 - k_block) * plan.block_k
     return pl.ds(pl.multiple_of(start, _LANES), plan.block_q + plan.block_k)

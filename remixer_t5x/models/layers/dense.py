@@ -71,7 +71,7 @@ class Dense(nn.Module):
         """[width, features] in `dtype`, for a caller that multiplies by it; the product of an adapter is part of it."""
         kernel, _ = self._parameters(width)
         if self.has_variable('params', LORA_IN):
-            kernel = merged(kernel, *(self.get_variable('params', name) for name in (LORA_IN, LORA_OUT)))
+            kernel = merge_adapter(kernel, *(self.get_variable('params', name) for name in (LORA_IN, LORA_OUT)))
         return whole_rows(kernel, self.axes, dtype)
 
     @nn.compact
@@ -105,7 +105,7 @@ class Product(NamedTuple):
         return matmul(self.left, self.right)
 
 
-def merged(kernel: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+def merge_adapter(kernel: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
     """A kernel with its adapter, W + A B, [..., in, out], with leading axes of stacked layers and of groups."""
     product = jnp.einsum('...ir,...ro->...io', first, second, precision=jax.lax.Precision.HIGHEST)
     return kernel + product

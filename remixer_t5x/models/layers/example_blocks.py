@@ -90,7 +90,7 @@ class Side:
         )
 
 
-def cut(ids_in: jax.Array, ids_out: jax.Array) -> tuple[Side, Side, jax.Array]:
+def sort_by_example(ids_in: jax.Array, ids_out: jax.Array) -> tuple[Side, Side, jax.Array]:
     """Sorts the tokens that are read and those that are written; also returns the number of ranks.
 
     Args:

@@ -110,7 +110,7 @@ def _mix_examples(activation, w_in, value, w_out, hidden_bias, ids_in, ids_out):
         return jnp.where((ids_out == 1)[..., None, None], mixed, 0)
 
     # If no row has two examples, sorting would take a third longer.
-    cut = functools.partial(example_blocks.cut, ids_in, ids_out)
+    cut = functools.partial(example_blocks.sort_by_example, ids_in, ids_out)
     return jax.lax.cond(jnp.max(ids_out) > 1, lambda: _mix_ranks(activation, *cut(), *weights), mix_one)
 
 
@@ -152,7 +152,7 @@ def _mix_examples_backward(activation, arguments, gradient):
         return jax.vjp(mix, *weights)[1](jnp.where((ids_out == 1)[..., None, None], gradient, 0))
 
     def of_ranks():
-        return _gradients_of_ranks(activation, example_blocks.cut(ids_in, ids_out), weights, gradient)
+        return _gradients_of_ranks(activation, example_blocks.sort_by_example(ids_in, ids_out), weights, gradient)
 
     return *jax.lax.cond(jnp.max(ids_out) > 1, of_ranks, of_one_example), None, None
 

@@ -30,7 +30,7 @@ class Program:
     train: Callable[..., tuple[Any, jax.Array]]
 
 
-def compiled(
+def compile_training(
     initial: Callable[[jax.Array], Any],
     loss: Callable[[Any, Any, jax.Array], jax.Array],
     schedule: Callable[[jax.Array], jax.Array],

@@ -93,7 +93,7 @@ def corpus(data_dir: str | None = None) -> ParsedCorpus:
 
     Raises UserError if the files are missing.
     """
-    paths = {split: _path(split, data_dir) for split in (TRAIN, VALIDATION)}
+    paths = {split: _split_file(split, data_dir) for split in (TRAIN, VALIDATION)}
     return ParsedCorpus(
         name='COGS',
         identity=cache.key('cogs 1', [cache.file_state(path) for path in paths.values()]),
@@ -113,7 +113,7 @@ def words(data_dir: str | None = None, positions: int = 64) -> Vocabulary:
 
 def _training_texts(data_dir: str | None, positions: int) -> Iterator[str]:
     yield ' '.join(map(str, range(positions)))
-    yield from _texts(_path(TRAIN, data_dir), Malformed(strict=True))
+    yield from _texts(_split_file(TRAIN, data_dir), Malformed(strict=True))
 
 
 def _texts(path: str, malformed: Malformed) -> Iterator[str]:
@@ -123,8 +123,8 @@ def _texts(path: str, malformed: Malformed) -> Iterator[str]:
         yield example['logical_form']
 
 
-def _path(split: str, data_dir: str | None) -> str:
+def _split_file(split: str, data_dir: str | None) -> str:
     raw = data_files.find_raw(DATA, split, data_dir)
     if raw is None:
-        raise UserError(data_files.missing(DATA, split, data_dir))
+        raise UserError(data_files.missing_files_message(DATA, split, data_dir))
     return raw[1][0]

@@ -51,7 +51,7 @@ def find_tfds(dataset: Dataset, data_dir: str | None = None) -> str | None:
     return os.path.join(folder, version if version in versions else newest)
 
 
-def missing(dataset: Dataset, split: str, data_dir: str | None) -> str:
+def missing_files_message(dataset: Dataset, split: str, data_dir: str | None) -> str:
     """Returns an error message with the missing files and the folders that were searched."""
     places = []
     if layouts := dataset.splits[split]:

@@ -94,18 +94,18 @@ def question_answering(unanswerable: str | None = None) -> Preprocessor:
     """
 
     def as_text(example):
-        answers = _spaced(example['answers/text'])
+        answers = _pad_punctuation(example['answers/text'])
         if unanswerable is not None:
             nothing = tf.constant([unanswerable])
             answers = tf.cond(tf.size(answers) > 0, lambda: answers, lambda: nothing)
-        parts = ['question:', _spaced(example['question']), 'context:', _spaced(example['context'])]
+        parts = ['question:', _pad_punctuation(example['question']), 'context:', _pad_punctuation(example['context'])]
         inputs = tf.strings.regex_replace(tf.strings.join(parts, separator=' '), r'\s+', ' ')
         return {'inputs': inputs, 'targets': answers[0], 'answers': answers, 'id': example['id']}
 
     return lambda dataset: dataset.map(as_text)
 
 
-def _spaced(text: tf.Tensor) -> tf.Tensor:
+def _pad_punctuation(text: tf.Tensor) -> tf.Tensor:
     text = tf.strings.regex_replace(text, r'([[:punct:]])', r' \1 ')
     return tf.strings.regex_replace(text, r'\s+', ' ')
 

@@ -126,7 +126,7 @@ def csv(path: str) -> Rows:
 
 def whole_json(path: str) -> Any:
     """Returns the value in a file that is one JSON text."""
-    with row_files.opened(path, _FILE_ADVICE) as file:
+    with row_files.open_bytes(path, _FILE_ADVICE) as file:
         content = file.read(MAX_JSON_BYTES + 1)
     if len(content) > MAX_JSON_BYTES:
         raise bad_row(path, 1, f'the file has more than {MAX_JSON_BYTES:,} bytes')

@@ -156,13 +156,13 @@ class LabelledSource(seqio.DataSource):
         """Returns the folder of the split's rows in the cache, parsed first if necessary."""
         raw = data_files.find_raw(self._dataset, split, self._data_dir)
         if raw is None:
-            raise UserError(data_files.missing(self._dataset, split, self._data_dir))
+            raise UserError(data_files.missing_files_message(self._dataset, split, self._data_dir))
         layout, paths = raw
         states = [cache.file_state(path) for path in paths]
         name = cache.key('rows 2', self._dataset.name, split, sorted(self._dataset.features), states)
         folder = cache.root() / 'rows' / name
         if not folder.exists():
-            with cache.adding(folder) as temporary:
+            with cache.add_entry(folder) as temporary:
                 temporary.mkdir()
                 notice = Notice(f'reading {self._dataset.name}, split {split}')
                 records = [self._serialize(example) for example in layout.read(*paths)]

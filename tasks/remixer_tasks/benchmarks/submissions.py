@@ -38,7 +38,7 @@ def write(folder: str, task: str, rows: Sequence[Row]) -> str:
 
     Raises UserError for a task without a leaderboard, rows without `idx`, and if the file cannot be written.
     """
-    if not knows(task):
+    if not has_leaderboard(task):
         raise UserError(f'the task of a submission must be one of {", ".join(_FILES)}, got {task}')
     file = _FILES[task]
     labels = [file.label(row) for row in rows]
@@ -55,7 +55,7 @@ def write(folder: str, task: str, rows: Sequence[Row]) -> str:
     return line + (f', {invalid:,} of them invalid and written as {file.default}' if invalid else '')
 
 
-def knows(task: str) -> bool:
+def has_leaderboard(task: str) -> bool:
     """Returns whether the task has a leaderboard."""
     return task in _FILES
 

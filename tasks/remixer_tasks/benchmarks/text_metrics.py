@@ -30,7 +30,7 @@ _PUNCTUATION = str.maketrans('', '', string.punctuation)
 ROUGE = ('rouge1', 'rouge2', 'rougeLsum')
 
 
-def labelled(metric: Metric) -> Metric:
+def skip_unlabelled(metric: Metric) -> Metric:
     """Wraps `metric` to return {} if no target has a label, and to raise ValueError for lists of unequal length."""
 
     @functools.wraps(metric)
@@ -42,13 +42,13 @@ def labelled(metric: Metric) -> Metric:
     return checked_metric
 
 
-@labelled
+@skip_unlabelled
 def accuracy(targets: Sequence[Hashable], predictions: Sequence[Hashable]) -> Metrics:
     """Computes the percentage of predictions that equal their targets."""
     return {'accuracy': 100 * float(np.mean([a == b for a, b in zip(targets, predictions, strict=True)]))}
 
 
-@labelled
+@skip_unlabelled
 def f1(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
     """Computes F1 of class 1 of two; an INVALID prediction counts as the wrong class."""
     target, predicted = np.asarray(targets), np.asarray(predictions)
@@ -59,7 +59,7 @@ def f1(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
 def mean_f1(classes: int) -> Metric:
     """Returns a metric: the mean F1 of `classes` classes, as for CB."""
 
-    @labelled
+    @skip_unlabelled
     def mean_class_f1(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
         target, predicted = np.asarray(targets), np.asarray(predictions)
         values = [_f1_of_class(target, predicted, label) for label in range(classes)]
@@ -74,7 +74,7 @@ def _f1_of_class(target: np.ndarray, predicted: np.ndarray, label: int) -> float
     return 2 * right / total if total else 0.0
 
 
-@labelled
+@skip_unlabelled
 def matthews_corrcoef(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
     """Computes Matthews' correlation of two or more classes (Gorodkin 2004), with INVALID as another class."""
     target, predicted = np.asarray(targets), np.asarray(predictions)
@@ -88,13 +88,13 @@ def matthews_corrcoef(targets: Sequence[int], predictions: Sequence[int]) -> Met
     return {'matthews_corrcoef': 100 * float(covariance / np.sqrt(spread)) if spread else 0.0}
 
 
-@labelled
+@skip_unlabelled
 def pearson_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> Metrics:
     """Computes Pearson's correlation, 0 if one side is constant."""
     return {'pearson_corrcoef': 100 * _correlation(scipy.stats.pearsonr, targets, predictions)}
 
 
-@labelled
+@skip_unlabelled
 def spearman_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> Metrics:
     """Computes Pearson's correlation of ranks, with the mean rank for ties; 0 if one side is constant."""
     return {'spearman_corrcoef': 100 * _correlation(scipy.stats.spearmanr, targets, predictions)}
@@ -308,7 +308,7 @@ NAMED: dict[str, Metric] = {
 }
 
 
-def named(names: Texts | str) -> list[Metric]:
+def select_metrics(names: Texts | str) -> list[Metric]:
     """Returns the metrics of these names. Raises UserError for an unknown name or an empty list."""
     names = [name.strip() for name in names.split(',')] if isinstance(names, str) else list(names)
     if not names or not set(names) <= set(NAMED):

@@ -41,7 +41,7 @@ def _pairs(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Converts SuperGLUE's WSC; the candidate is the target, and `label` is whether the pronoun refers to it."""
 
     def as_text(example):
-        inputs = tf.strings.join(['wsc:', _starred(example)], separator=' ')
+        inputs = tf.strings.join(['wsc:', _mark_pronoun(example)], separator=' ')
         return {'idx': example['idx'], 'label': example['label'], 'inputs': inputs, 'targets': example['span1_text']}
 
     return dataset.map(as_text)
@@ -51,7 +51,7 @@ def _true_pairs(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return _pairs(dataset.filter(lambda example: example['label'] == 1))
 
 
-def _starred(example: Example) -> tf.Tensor:
+def _mark_pronoun(example: Example) -> tf.Tensor:
     """Returns the text with the pronoun between stars. T5 first replaces it by an X, then puts stars around each X."""
     text, index = example['text'], example['span2_index']
     words = tf.strings.split(text, sep=' ')

@@ -93,7 +93,7 @@ class ParsedCorpus:
         name = cache.key('corpus 2', self.identity, self.validation_fraction, self.strict)
         folder = cache.root() / 'corpora' / name
         if not (folder / cache.SEAL).exists():
-            with cache.filling(folder, self.name) as is_unsealed:
+            with cache.fill_entry(folder, self.name) as is_unsealed:
                 if is_unsealed:
                     _parse(self, folder)
         cache.check(folder)
@@ -202,7 +202,7 @@ def _write(read: Read, path: Path, strict: bool, progress: Callable[[int], Any] 
     # A name that no other process uses.
     unfinished = path.with_suffix(f'.{os.getpid()}.unfinished')
     try:
-        with cache.writing():
+        with cache.wrap_write_errors():
             arrow_files.write(unfinished, documents(), lambda: json.dumps(malformed.counts()))
             temporary.sync_and_rename(unfinished, path)
     finally:

@@ -58,12 +58,12 @@ def key(*parts: Any) -> str:
 
 
 @contextlib.contextmanager
-def adding(entry: Path) -> Iterator[Path]:
+def add_entry(entry: Path) -> Iterator[Path]:
     """Yields a temporary path for a file or folder, which is renamed to `entry` at the end of the block.
 
     Raises UserError if the cache folder cannot be written or its disk is full.
     """
-    with writing():
+    with wrap_write_errors():
         entry.parent.mkdir(parents=True, exist_ok=True)
         with temporary.temporary_path(entry.parent, f'{entry.name}.') as path:
             yield path
@@ -76,14 +76,14 @@ def adding(entry: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def filling(folder: Path, name: str) -> Iterator[bool]:
+def fill_entry(folder: Path, name: str) -> Iterator[bool]:
     """Locks a folder to which files are added one by one until `seal`; yields whether it is not sealed yet.
 
     Other processes wait for the lock and print a message with the `name` of the entry. Files of a killed process remain
     for the next process; after a UserError the folder is removed. Raises UserError if the cache folder cannot be
     written or its disk is full.
     """
-    with writing():
+    with wrap_write_errors():
         folder.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(folder / _LOCK)
         try:
@@ -107,7 +107,7 @@ def filling(folder: Path, name: str) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def writing() -> Iterator[None]:
+def wrap_write_errors() -> Iterator[None]:
     """Raises UserError instead of an OSError if the cache folder cannot be written or its disk is full."""
     try:
         yield

@@ -37,7 +37,7 @@ _NOT_UTF_8 = re.compile('[\udc80-\udcff]')
 
 
 @contextlib.contextmanager
-def opened(path: str, advice: str) -> Iterator[Any]:
+def open_bytes(path: str, advice: str) -> Iterator[Any]:
     """Opens a file for reading bytes, decompressed if it ends in .gz. Raises UserError with `advice` for errors."""
     try:
         with io.BufferedReader(_Remote(path), _CHUNK) if '://' in path else untrusted_files.open_file(path) as file:
@@ -78,7 +78,7 @@ def lines(path: str, longest: int, malformed: Malformed, encoding: str = 'utf-8'
     """
     is_utf_8 = codecs.lookup(encoding).name == 'utf-8'
     codec, errors = ('utf-8-sig', 'surrogateescape') if is_utf_8 else (encoding, 'strict')
-    with opened(path, malformed.file_advice) as file:
+    with open_bytes(path, malformed.file_advice) as file:
         with io.TextIOWrapper(file, codec, errors, newline='\n') as text:
             number = 0
             try:
@@ -254,7 +254,7 @@ def parquet_rows(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with opened(path, f'correct the file, or set {setting}') as file:
+    with open_bytes(path, f'correct the file, or set {setting}') as file:
         try:
             # Parquet is read from its end, which a gzip stream does not support.
             table = pq.ParquetFile(pa.BufferReader(file.read()) if path.endswith('.gz') else file)

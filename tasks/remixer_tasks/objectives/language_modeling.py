@@ -45,7 +45,7 @@ def causal_lm(
     eos = [output_features['targets'].vocabulary.eos_id]
     documents = segments.tokens(dataset).filter(lambda tokens: tf.size(tokens) > 0)
     documents = documents.map(lambda tokens: tf.concat([tokens, eos], 0))
-    return segments.joined(documents, sequence_length['targets']).map(lambda tokens: {'targets': tokens})
+    return segments.join_and_split(documents, sequence_length['targets']).map(lambda tokens: {'targets': tokens})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,5 +125,5 @@ def prefix_lm(
         start, rest = split(tokens, prefix, seed)
         return {'inputs': tf.concat([front, start, eos], 0), 'targets': tf.concat([rest, eos], 0)}
 
-    cut = segments.joined if prefix.join_documents else segments.separate
+    cut = segments.join_and_split if prefix.join_documents else segments.split_documents
     return split_segment(cut(segments.tokens(dataset), length))

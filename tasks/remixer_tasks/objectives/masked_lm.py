@@ -79,7 +79,9 @@ def choose(words: tf.Tensor, count: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.gather(chosen, words) > 0
 
 
-def damage(tokens: tf.Tensor, chosen: tf.Tensor, masking: Masking, vocabulary: seqio.Vocabulary, seed: tf.Tensor):
+def replace_tokens(
+    tokens: tf.Tensor, chosen: tf.Tensor, masking: Masking, vocabulary: seqio.Vocabulary, seed: tf.Tensor
+):
     """Masks, replaces or keeps the chosen tokens of [n]. `seed` has [2] integers."""
     which, ids = tf.unstack(tf.random.experimental.stateless_split(seed, 2))
     draw = tf.random.stateless_uniform(tf.shape(tokens), which)
@@ -94,7 +96,7 @@ def mask_of(vocabulary: seqio.Vocabulary) -> int:
     """Returns the id of the mask. Raises UserError for a vocabulary that has none."""
     if hasattr(vocabulary, 'mask_id'):
         return int(vocabulary.mask_id)
-    first, count = sentinels.of(vocabulary)
+    first, count = sentinels.first_and_count(vocabulary)
     if count < 1:
         raise UserError('masked LM needs a sentinel as its mask: give the vocabulary extra_ids=100')
     return first
@@ -149,10 +151,10 @@ def masked_lm(
             words -= words[0]
         chosen = choose(words, tf.constant(counts)[tf.size(tokens)], seeds[0])
         chosen &= ~tf.reduce_any(tokens[:, None] == special, axis=1)
-        inputs = damage(tokens, chosen, masking, vocabulary, seeds[1])
+        inputs = replace_tokens(tokens, chosen, masking, vocabulary, seeds[1])
         return {
             'inputs': tf.concat([inputs, [vocabulary.eos_id]], 0),
             'targets': tf.concat([tf.where(chosen, tokens, 0), [0]], 0),
         }
 
-    return mask(segments.joined(segments.tokens(dataset), length - 1))
+    return mask(segments.join_and_split(segments.tokens(dataset), length - 1))

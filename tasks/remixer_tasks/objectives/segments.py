@@ -17,7 +17,7 @@ def tokens(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.map(lambda example: example['targets'])
 
 
-def joined(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
+def join_and_split(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
     """Joins token vectors ([n] int32, n >= 0) across the whole stream and splits it into vectors of `length`.
 
     No token is lost or reordered; the remainder of the stream is one shorter vector.
@@ -39,7 +39,7 @@ def joined(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
     return pieces.flat_map(tf.data.Dataset.from_tensor_slices)
 
 
-def separate(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
+def split_documents(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
     """Splits each document ([n] int32, n >= 0) into vectors of `length`; the last may be shorter.
 
     An empty document has none.

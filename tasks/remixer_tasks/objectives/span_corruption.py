@@ -138,7 +138,7 @@ def corrupt(tokens: tf.Tensor, mask: tf.Tensor, vocabulary: seqio.Vocabulary) ->
     Sentinels count down from the vocabulary's last id. mask[0] is False, so the sentinel of a span can replace the
     visible token before it in the targets.
     """
-    last, _ = sentinels.of(vocabulary)
+    last, _ = sentinels.first_and_count(vocabulary)
     eos = [vocabulary.eos_id]
     # Whether a span starts at the next token.
     before = ~mask & tf.concat([mask[1:], [False]], 0)
@@ -171,14 +171,14 @@ def span_corruption(
     inputs_length, targets_length = sequence_length['inputs'] - len(front), sequence_length['targets']
     if prompt is None:
         length = segment_length(inputs_length, targets_length, noise)
-        spans, count = noise.counts(length)[1], sentinels.of(vocabulary)[1]
+        spans, count = noise.counts(length)[1], sentinels.first_and_count(vocabulary)[1]
         if spans > count:
             raise UserError(
                 f'segments of {length} tokens hide {spans} spans, the vocabulary has {count} '
                 f'sentinels: give the vocabulary extra_ids={spans}, or use longer spans or shorter inputs'
             )
     else:
-        length = longest_segment(inputs_length, targets_length, noise, sentinels.of(vocabulary)[1])
+        length = longest_segment(inputs_length, targets_length, noise, sentinels.first_and_count(vocabulary)[1])
     counts = [noise.counts(size) for size in range(length + 1)]
 
     @seqio.map_over_dataset(num_seeds=1)
@@ -189,7 +189,7 @@ def span_corruption(
         example = corrupt(tokens, mask, vocabulary)
         return {**example, 'inputs': tf.concat([front, example['inputs']], 0)} if front else example
 
-    return hide(segments.joined(segments.tokens(dataset), length))
+    return hide(segments.join_and_split(segments.tokens(dataset), length))
 
 
 def iid_noise_mask(length: tf.Tensor, density: float, seed: tf.Tensor) -> tf.Tensor:
@@ -225,7 +225,7 @@ def iid_denoising(
     if sequence_length is None or sequence_length['inputs'] < 3:
         raise UserError("i.i.d. denoising needs lengths: set TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 256}")
     vocabulary = output_features['targets'].vocabulary
-    last, count = sentinels.of(vocabulary)
+    last, count = sentinels.first_and_count(vocabulary)
     if count < 2:
         raise UserError('i.i.d. denoising needs sentinels: give the vocabulary extra_ids=100')
     eos = [vocabulary.eos_id]
@@ -239,4 +239,4 @@ def iid_denoising(
             'targets': tf.concat([targets, eos], 0),
         }
 
-    return hide(segments.joined(segments.tokens(dataset), sequence_length['inputs'] - 1))
+    return hide(segments.join_and_split(segments.tokens(dataset), sequence_length['inputs'] - 1))

@@ -204,7 +204,7 @@ def load(path: str) -> tuple[Any, list[int], list[int]]:
             "type pip install 'remixer-t5x[wordpiece]'"
         ) from error
     content = untrusted_files.read_object(path)
-    text = json.dumps(checked(content, path))
+    text = json.dumps(check_components(content, path))
     try:
         trial = subprocess.run(
             [sys.executable, '-c', _TRIAL], input=text, capture_output=True, text=True, timeout=TIME_LIMIT, check=True
@@ -223,7 +223,7 @@ def load(path: str) -> tuple[Any, list[int], list[int]]:
     return tokenizer, whole[:start], whole[start + len(plain) :]
 
 
-def checked(content: dict[str, Any], path: str) -> dict[str, Any]:
+def check_components(content: dict[str, Any], path: str) -> dict[str, Any]:
     """Returns the parts of a tokenizer.json that are run. Raises UserError for a part that is not allowed."""
     for place, allowed in ALLOWED.items():
         for component in _components(content.get(place)):

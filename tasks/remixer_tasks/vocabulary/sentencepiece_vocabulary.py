@@ -83,7 +83,7 @@ def ensure_trained(corpus: Corpus, settings: Settings) -> Path:
             f'training a vocabulary of {settings.pieces} pieces on {characters / 1e6:.1f} M characters of {corpus.name}'
         )
         model = _train(sample, settings)
-        with cache.adding(path) as temporary:
+        with cache.add_entry(path) as temporary:
             temporary.write_bytes(model)
         notice.done(f'saved to {path}')
     return path
@@ -107,7 +107,7 @@ def check(model: bytes) -> None:
 
 def sentinels_in(model: bytes) -> int:
     """Returns the number of sentinels at the end of a SentencePiece model's own pieces."""
-    return sentinels.trailing([piece.piece for piece in _PROTO.FromString(model).pieces[-1000:]])
+    return sentinels.count_trailing([piece.piece for piece in _PROTO.FromString(model).pieces[-1000:]])
 
 
 def _train(sample: list[str], settings: Settings) -> bytes:
@@ -296,7 +296,7 @@ def convert_unigram(path: str) -> Path:
     model = unigram_model(untrusted_files.read_object(Path(path)), path)
     file = cache.root() / 'vocabularies' / f'{cache.key("tokenizer.json", model.hex())}.model'
     if not file.exists():
-        with cache.adding(file) as temporary:
+        with cache.add_entry(file) as temporary:
             temporary.write_bytes(model)
     return file
 

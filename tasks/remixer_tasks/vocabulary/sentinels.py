@@ -13,14 +13,14 @@ from typing import Any
 UNUSED_BYTES = 11
 
 
-def of(vocabulary: Any) -> tuple[int, int]:
+def first_and_count(vocabulary: Any) -> tuple[int, int]:
     """Returns the id of <extra_id_0>, from which the others count down, and the number of sentinels."""
     return vocabulary.vocab_size - 1, getattr(vocabulary, 'sentinels', vocabulary.extra_ids)
 
 
 def ordinary_ids(vocabulary: Any) -> int:
     """Returns the number of ids below the sentinels."""
-    first, count = of(vocabulary)
+    first, count = first_and_count(vocabulary)
     return first + 1 - count
 
 
@@ -29,7 +29,7 @@ def pattern(count: int) -> str:
     return f'<extra_id_({"|".join(map(str, range(count)))})>'
 
 
-def trailing(pieces: list[str]) -> int:
+def count_trailing(pieces: list[str]) -> int:
     """Returns the number of sentinels at the end of the pieces, in T5's order, <extra_id_0> last."""
     count = 0
     while count < len(pieces) and re.fullmatch(f'▁?<extra_id_{count}>', pieces[-1 - count]):

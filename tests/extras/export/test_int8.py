@@ -28,8 +28,8 @@ def random_weights(name):
 def test_every_parameter_of_every_model(name):
     """Which are quantised, by name; by half a step of its channel at most, and 1.5% (RMS) of each layer."""
     model, weights = shipped_models.model(name), random_weights(name)
-    quantized = int8.quantized(model, weights)
-    expanded = traverse_util.flatten_dict(int8.expanded(quantized), sep='/')
+    quantized = int8.quantize(model, weights)
+    expanded = traverse_util.flatten_dict(int8.dequantize(quantized), sep='/')
     for path, array in weights.items():
         expected = bool(shipped_models.HIDDEN.search(path)) or path in ALSO_QUANTIZED
         assert (quantized[path].dtype == np.int8) == expected, path
@@ -52,7 +52,7 @@ def test_channels_of_zeros_and_outliers(size):
     path = 'encoder/run_0/layer/gated_mlp/wo/kernel'
     array = size * np.random.default_rng(1).standard_t(2, weights[path].shape).astype(np.float32)
     array[0, 3], array[1, :, 5] = 0, 0
-    expanded = int8.expanded(int8.quantized(model, {**weights, path: array}))
+    expanded = int8.dequantize(int8.quantize(model, {**weights, path: array}))
     found = np.asarray(traverse_util.flatten_dict(expanded, sep='/')[path])
     assert (np.abs(found - array) <= np.abs(array).max(axis=-2, keepdims=True) / 127 * 0.501).all()
     largest = np.abs(array).argmax(axis=-2)[:, None]

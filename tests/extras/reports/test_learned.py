@@ -122,7 +122,7 @@ def test_spread_ignores_what_softmax_ignores(seed, causal, offset):
     logits = rng.normal(size=(5, 5))
     moved = logits + offset * rng.normal(size=(5, 1))
     moved[np.triu_indices(5, 1)] += 7 * causal
-    np.testing.assert_allclose(learned.spread(logits, 5, causal), learned.spread(moved, 5, causal), atol=1e-9)
+    np.testing.assert_allclose(learned.row_spread(logits, 5, causal), learned.row_spread(moved, 5, causal), atol=1e-9)
 
 
 def test_layers_near_zero_are_named():

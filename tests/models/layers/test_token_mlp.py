@@ -93,7 +93,7 @@ def test_blocks_are_few(examples):
     rng, length = np.random.default_rng(examples), 512
     cuts = np.sort(rng.integers(0, length, (8, examples - 1)), axis=1)
     ids = jnp.asarray([1 + np.searchsorted(row, np.arange(length), side='right') for row in cuts], jnp.int32)
-    into, _, ranks = example_blocks.cut(ids, ids)
+    into, _, ranks = example_blocks.sort_by_example(ids, ids)
     longest = np.max(np.asarray(into.count), axis=0)[: int(ranks)]
     assert ranks <= examples
     assert np.sum(longest) <= length * np.sum(1 / np.arange(1, examples + 1))

@@ -92,7 +92,7 @@ def _draw_remixer(text: TrainedText, sown: Mapping[str, Any]) -> Iterator[Pictur
 
 def _near_zero_note(layers: Sequence[LayerArray], lengths: Mapping[str, int]) -> str:
     spreads = ', '.join(
-        f'{layer.title}: {learned.spread(layer.array, lengths[layer.stack], layer.stack == DECODER):.3f}'
+        f'{layer.title}: {learned.row_spread(layer.array, lengths[layer.stack], layer.stack == DECODER):.3f}'
         for layer in layers
     )
     quiet = [layer.title for layer in learned.near_zero(list(layers), lengths)]

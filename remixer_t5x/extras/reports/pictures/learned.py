@@ -103,7 +103,7 @@ def softmax_rows(logits: np.ndarray, length: int, causal: bool) -> np.ndarray:
     return (weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32)
 
 
-def spread(logits: np.ndarray, length: int, causal: bool) -> float:
+def row_spread(logits: np.ndarray, length: int, causal: bool) -> float:
     """Root mean square of H about the mean of each row, over the columns that are visible to the row.
 
     softmax(H) depends only on these differences, and is uniform if they are 0. See NEAR_ZERO.
@@ -115,8 +115,10 @@ def spread(logits: np.ndarray, length: int, causal: bool) -> float:
 
 
 def near_zero(layers: list[LayerArray], lengths: Mapping[str, int]) -> list[LayerArray]:
-    """The layers that hardly mix by position: `spread` is below NEAR_ZERO over the trained length of their stack."""
-    return [layer for layer in layers if spread(layer.array, lengths[layer.stack], layer.stack == DECODER) < NEAR_ZERO]
+    """Layers that hardly mix by position: `row_spread` is below NEAR_ZERO over the trained length of their stack."""
+    return [
+        layer for layer in layers if row_spread(layer.array, lengths[layer.stack], layer.stack == DECODER) < NEAR_ZERO
+    ]
 
 
 def spatial_weights(params: Mapping[str, Any], lengths: Mapping[str, int]) -> list[LayerArray]:
