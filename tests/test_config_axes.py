@@ -31,7 +31,6 @@ AXES = {
 UNDER_T5X = {'models': AXES['models'], 'sizes': AXES['sizes'], 'data': AXES['data'], 't5x': ('t5x',)}
 # These say in their headers that they change what files before them set.
 OVERRIDE = {
-    'ablations': 'before it',
     'experiments': 'include',
     'model_types': 'before it',
     'objectives': 'before it',

@@ -145,7 +145,7 @@ def _bind(macros: Mapping[str, Any]) -> None:
 
 
 def model_files(text: str, search_paths: Sequence[str] = ()) -> list[str]:
-    """Returns the gin files and settings of `--model=remixer+ablations/token_mixing_only+TIED=False`.
+    """Returns the gin files and settings of `--model=bert+sublayers/fnet+ENCODER_MIXER=@fnet.FNet`.
 
     A name without a folder refers to models/, the current folder or `search_paths`. If both exist, `mine.gin` is the
     user's file and `mine` the file of models/. Raises UserError if a name is empty.

@@ -34,7 +34,7 @@ SMALL = [
     [
         ('t5_1_1', [attention.SelfAttention, feed_forward.GatedMLP]),
         ('remixer', [attention.SelfAttention, remixer.Remixer]),
-        ('hyper_mixer+ablations/token_mixing_only', [hyper_mixer.HyperMixer]),
+        ('hyper_mixer+ENCODER_SUBLAYERS=(%ENCODER_MIXER,)', [hyper_mixer.HyperMixer]),
         ('t5_1_1+sublayers/fnet+ENCODER_MIXER=@fnet.FNet', [fnet.FNet, feed_forward.GatedMLP]),
     ],
 )

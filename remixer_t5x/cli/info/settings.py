@@ -16,12 +16,12 @@ from remixer_t5x.errors import UserError
 _ORDER = (
     *('runs/_common', 'runs', 'data', 'optimizers', 'hardware/gpu', 'hardware'),
     *('models/t5_1_1', 'models', 'model_types'),
-    *('sublayers', 'sizes/base.gin', 'sizes', 'defaults', 'objectives', 't5x', 'experiments', 'ablations'),
+    *('sublayers', 'sizes/base.gin', 'sizes', 'defaults', 'objectives', 't5x', 'experiments'),
 )
 # Recipes set values that are not defaults.
-_RECIPES = ('experiments/', 'ablations/')
+_RECIPES = ('experiments/',)
 # Their comments say why a value was chosen and not what the macro means.
-_NO_MEANINGS = ('ablations/', 'sizes/', 'defaults')
+_NO_MEANINGS = ('sizes/', 'defaults')
 # Comment lines, a macro or setting, and its value with the lines that continue it.
 _STATEMENT = re.compile(r'^((?:#.*\n)*)([\w/.]+) = (.*(?:\n[ )}\]].*)*)', re.M)
 _LONGEST_VALUE = 60

@@ -121,7 +121,7 @@ def plan(args: argparse.Namespace) -> Plan:
         if name in _SWEEP_MACROS:
             raise UserError(f'--gin.{name} is set for each run; type {_SWEEP_MACROS[name]} instead')
     names = _split_names(args.models, '--models=t5_1_1,remixer')
-    # Labels for folders and tables: `./mine.gin+ablations/x` becomes `mine+ablations/x`.
+    # Labels for folders and tables: `./mine.gin+sublayers/x` becomes `mine+sublayers/x`.
     parts = {name: [part.strip().removeprefix('./').removesuffix('.gin') for part in name.split('+')] for name in names}
     models = {'+'.join(parts[name]): name for name in names}
     if len(models) < len(names):
