@@ -1,6 +1,6 @@
 """A stack: runs of identical layers, executed by `nn.scan`, and a final norm.
 
-The parameters of a run are stacked on a leading `layers` axis, so that compile time is independent of depth.
+The parameters of a run are stacked on a leading `layers` axis. With `unroll=1`, compile time is independent of depth.
 """
 
 import contextlib
@@ -120,7 +120,8 @@ class Stack(nn.Module):
         dropout_rate: dropout on the stack's input and output.
         remat_policy: which activations are saved for the backward pass: None (all), `dots_remat` or `full_remat`.
         attention: implementation of attention, one of `kernels.attention.api.IMPLEMENTATIONS`.
-        unroll: number of layers that one iteration of a scan executes; larger values compile more slowly.
+        unroll: number of layers that one iteration of the scan executes, or None for all. Larger values compile more
+            slowly, but XLA:GPU then does not copy the activations that the backward pass reads into arrays over layers.
     """
 
     runs: Sequence[tuple[LayerFactory, int]]
@@ -130,7 +131,7 @@ class Stack(nn.Module):
     dropout_rate: ranges.Rate = 0.0
     remat_policy: Callable[..., bool] | None = None
     attention: str = 'auto'
-    unroll: int = 1
+    unroll: ranges.Count | None = 1
 
     def __post_init__(self) -> None:
         for _, count in self.runs:
@@ -175,8 +176,10 @@ class Stack(nn.Module):
             apart = nn.map_variables(_UnrolledRun, 'params', trans_in_fn=layers_apart)
             return apart(layer, count, name=name)(x, ctx)
         body: type[nn.Module] = _Repeated
+        unroll = count if self.unroll is None else min(self.unroll, count)
         if self.remat_policy is not None:
-            body = nn.remat(body, policy=self.remat_policy, prevent_cse=False)
+            # In a scan of single layers, XLA cannot replace a recomputed value by the forward pass's.
+            body = nn.remat(body, policy=self.remat_policy, prevent_cse=unroll > 1)
         split = {'params': True, 'dropout': True}
         # Flax's check traces the layer twice, and the second trace draws other random numbers than the first. It stays
         # enabled if random numbers are drawn, because they must not change for a seed.
@@ -188,7 +191,7 @@ class Stack(nn.Module):
             check_constancy_invariants=draws,
             in_axes=nn.broadcast,
             length=count,
-            unroll=min(self.unroll, count),
+            unroll=unroll,
             metadata_params={nn.PARTITION_NAME: axes.LAYERS},
         )
         x, _ = run(layer, name=name)(x, ctx)
