@@ -33,7 +33,8 @@ def mix_through_hidden(
     """Tokens of an example mix through hidden units that see all of them, H heads of it side by side.
 
     Args:
-        w_in: [batch, n, heads, hidden] weights of the tokens that are read; those at padding do not matter.
+        w_in: [batch, n, heads, hidden] weights of the tokens that are read; those at padding must be finite if not
+            `packed`, and otherwise do not matter.
         value: [batch, n, heads, features] what is read.
         w_out: [batch, m, heads, hidden] weights of the tokens that are written.
         ids_in: [batch, n] int32, 1.. names the example of a token, 0 is padding.
@@ -48,18 +49,20 @@ def mix_through_hidden(
     if packed:
         mixed = _mix_examples(activation, w_in, value, w_out, hidden_bias, ids_in, ids_out)
     else:
-        mixed = _mix_example(activation, w_in, value, w_out, hidden_bias, ids_in > 0)
+        # A mask of w_in would be a pass over an array that is often larger than all others.
+        value = jnp.where((ids_in > 0)[..., None, None], value, 0)
+        mixed = _mix_example(activation, w_in, value, w_out, hidden_bias, None)
     return checkpoint_name(mixed, ATTENTION_OUTPUT)
 
 
 def hidden_units(
     w_in: jax.Array,
     value: jax.Array,
-    take: jax.Array,
+    take: jax.Array | None,
     hidden_bias: jax.Array | None = None,
     activation: Activation = jax.nn.gelu,
 ) -> jax.Array:
-    """`f(sum_j w_in[j] (x) v[j] + bias)` over the tokens where `take` [batch, n] is True.
+    """`f(sum_j w_in[j] (x) v[j] + bias)` over the tokens where `take` [batch, n] is True, None for all.
 
     Returns float32 [batch, heads, hidden, features]; other arguments as in `mix_through_hidden`.
     """
@@ -75,10 +78,11 @@ def read_hidden(w_out: jax.Array, units: jax.Array) -> jax.Array:
     return jnp.einsum('bmhk,bhkf->bmhf', w_out, units)
 
 
-def sum_of_products(w_in: jax.Array, value: jax.Array, take: jax.Array) -> jax.Array:
+def sum_of_products(w_in: jax.Array, value: jax.Array, take: jax.Array | None) -> jax.Array:
     """`sum_j w_in[j] (x) v[j]` over the tokens where `take` is True, float32 [batch, heads, hidden, features]."""
-    # Both are masked, because a non-finite value at padding would remain non-finite if it were only multiplied by 0.
-    w_in, value = (jnp.where(take[..., None, None], array, 0) for array in (w_in, value))
+    if take is not None:
+        # Both are masked, because a non-finite value would remain non-finite if it were only multiplied by 0.
+        w_in, value = (jnp.where(take[..., None, None], array, 0) for array in (w_in, value))
     if on_cpu():
         total = jnp.einsum('bnhk,bnhf->bhkf', w_in, value, preferred_element_type=jnp.float32)
         return checkpoint_name(total, ATTENTION_OUTPUT)

@@ -144,6 +144,8 @@ class HyperMixer(_TokenMixer):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
+        if not ctx.decode:
+            x = _zero_padding(x, ctx)
         value = self._split(x)
         inputs = self._add_information(x, ctx, 'token_information')
         w_in = self._generate(inputs, 'w_in')
@@ -199,13 +201,18 @@ class HyperMixerCross(_TokenMixer):
 
     def _project_memory(self, memory: Memory) -> tuple[jax.Array, jax.Array]:
         """W_1 and V of the memory, [batch, memory_length, heads, ...]."""
-        value = self._split(memory.hidden)
-        w_in = self._generate(self._add_information(memory.hidden, memory.context, 'key_information'), 'w_in')
-        return _scale_by_length(w_in, memory.context) if self.length_scale else w_in, value
+        hidden = _zero_padding(memory.hidden, memory.context)
+        w_in = self._generate(self._add_information(hidden, memory.context, 'key_information'), 'w_in')
+        return _scale_by_length(w_in, memory.context) if self.length_scale else w_in, self._split(hidden)
 
     def _memory_units(self, memory: Memory) -> jax.Array:
         w_in, value = self._project_memory(memory)
         return token_mlp.hidden_units(w_in, value, memory.context.is_token)
+
+
+def _zero_padding(x: jax.Array, ctx: SequenceContext) -> jax.Array:
+    """Zeroes the input at padding, so that weights generated from it are finite (see `token_mlp.mix_through_hidden`)."""
+    return jnp.where(ctx.is_token[..., None], x, 0)
 
 
 def _initial_state(w_in: jax.Array, value: jax.Array, ctx: SequenceContext) -> jax.Array:
