@@ -47,8 +47,18 @@ def backward(
     """Computes the gradients of a block; arguments as in `tpu.backward`."""
     function, length, dtype = _fast_activation(activation), tokens.value.shape[1], tokens.value.dtype
 
-    def segment_gradients(later: jax.Array, inputs) -> tuple[jax.Array, list[jax.Array]]:
+    def split_sum(total: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns two arrays in the dtype of the tokens whose sum is `total` with twice the precision of this dtype."""
+        # XLA may remove conversions to bfloat16 and back, but not `reduce_precision`.
+        high = jax.lax.reduce_precision(total, jnp.finfo(dtype).nexp, jnp.finfo(dtype).nmant)
+        return high.astype(dtype), (total - high).astype(dtype)
+
+    def join_sum(high: jax.Array, low: jax.Array) -> jax.Array:
+        return high.astype(jnp.float32) + low.astype(jnp.float32)
+
+    def segment_gradients(parts: tuple[jax.Array, jax.Array], inputs):
         index, tokens, gradient = inputs
+        later = join_sum(*parts)
         start = jax.lax.dynamic_index_in_dim(starts, index, axis=3, keepdims=False)
         sums = [*enumerate(_running_sums(tokens.w_in, tokens.value, tokens, start))]
         w_out_gradient = [jnp.sum(function(total) * _columns(gradient, t), axis=-1) for t, total in sums]
@@ -58,21 +68,24 @@ def backward(
             later = later + slope * _rows(tokens.w_out, t) * _columns(gradient, t)
             sum_gradients.append(later.astype(dtype))
             later = later * _per_row(tokens.keep, t)
+        high, low = split_sum(later)
+        # Without `keep`, the gradient of the first token is `high`, and is written once.
+        parts = sum_gradients[-1] if tokens.keep is None else high, low
         # Otherwise XLA would recompute the gradients of A for each sum.
-        sum_gradients, later, w_out_gradient = jax.lax.optimization_barrier((sum_gradients, later, w_out_gradient))
+        sum_gradients, parts, w_out_gradient = jax.lax.optimization_barrier((sum_gradients, parts, w_out_gradient))
         of_sums = [(t, array.astype(jnp.float32)) for t, array in enumerate(reversed(sum_gradients))]
         w_in_gradient = [jnp.sum(array * _columns(tokens.value, t), axis=-1) for t, array in of_sums]
         value_gradient = [jnp.sum(array * _rows(tokens.w_in, t), axis=-2) for t, array in of_sums]
         gradients = w_in_gradient, value_gradient, w_out_gradient
-        return later, [jnp.stack(parts, axis=1).astype(dtype) for parts in gradients]
+        return parts, [jnp.stack(arrays, axis=1).astype(dtype) for arrays in gradients]
 
     # XLA would copy the array to make the segments its first axis.
     starts = _starts('bhknf', tokens, start)
     inputs = jnp.arange(starts.shape[3]), split_blocks(tokens, _SEGMENT), split_blocks(gradient, _SEGMENT)
-    later = zero_sum(tokens) if later is None else later
-    later, gradients = jax.lax.scan(segment_gradients, later, inputs, reverse=True)
+    parts = split_sum(zero_sum(tokens) if later is None else later)
+    parts, gradients = jax.lax.scan(segment_gradients, parts, inputs, reverse=True)
     w_in, value, w_out = (join_blocks(array, length) for array in gradients)
-    return BlockGradients(w_in, value, w_out, None if start is None else later)
+    return BlockGradients(w_in, value, w_out, None if start is None else join_sum(*parts))
 
 
 def _starts(axes: str, tokens: Tokens, start: jax.Array | None) -> jax.Array:
@@ -92,7 +105,9 @@ def _starts(axes: str, tokens: Tokens, start: jax.Array | None) -> jax.Array:
         before = jnp.pad(examples, ((0, 0), (1, 0)))[:, first].T  # [segments, batch], up to the previous token
         is_added = is_added & (examples == before[..., None])
         keep = (before == 0).astype(jnp.float32)
-    value = jnp.where(is_added[..., None, None], tokens.value, 0)
+    # Without the barrier, the mask of a scanned layer would be an array of this size, computed before the scan.
+    value, is_added = jax.lax.optimization_barrier((tokens.value, is_added))
+    value = jnp.where(is_added[..., None, None], value, 0)
     starts = jnp.einsum(
         f'bthk,nbthf->{axes}',
         tokens.w_in,

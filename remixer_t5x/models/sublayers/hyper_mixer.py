@@ -211,7 +211,7 @@ class HyperMixerCross(_TokenMixer):
 
 
 def _zero_padding(x: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """Zeroes the input at padding, so that weights generated from it are finite (see `token_mlp.mix_through_hidden`)."""
+    """Zeroes the input at padding: weights generated there must be finite (`token_mlp.mix_through_hidden`)."""
     return jnp.where(ctx.is_token[..., None], x, 0)
 
 
