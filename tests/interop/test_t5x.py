@@ -215,9 +215,9 @@ class TestUnderT5X:
         )
         first, second = make(), make()
         mixture = seqio.Mixture('a_mixture', [(second, 1.0)])
-        assert t5x.registered(first) == t5x.registered('a_task') == 'a_task'
+        assert t5x.register_task(first) == t5x.register_task('a_task') == 'a_task'
         assert seqio.get_mixture_or_task('a_task') is first
-        assert t5x.registered(mixture) == 'a_mixture'
+        assert t5x.register_task(mixture) == 'a_mixture'
         assert seqio.get_mixture_or_task('a_mixture') is mixture and seqio.TaskRegistry.get('a_task') is second
 
     def test_t5xs_script_trains_a_remixer_on_eight_devices(self, tmp_path, monkeypatch):
