@@ -150,7 +150,7 @@ def prepare_data(config: DatasetConfig, model_vocab_size: int) -> PreparedData:
 
 
 def cache_note(vocabulary_record: str) -> str:
-    """Returns the content of the file COMPLETED of a cache, given a `task_vocabulary.record`."""
+    """Returns the JSON text that marks a cache as complete (its file COMPLETED) and names its vocabulary record."""
     return json.dumps({'vocabulary': vocabulary_record})
 
 

@@ -43,7 +43,7 @@ def checked_lengths(model_type: str, feature_lengths: Mapping[str, int] | None) 
 
 @dataclasses.dataclass
 class Node:
-    """A module with the total cost of its contents."""
+    """A module of the model, with the total parameters and FLOPs of the modules that it contains."""
 
     name: str
     parameters: int = 0

@@ -1,8 +1,8 @@
 """The minimum time of a compiled program on a machine (roofline).
 
-A kernel takes the longer of its FLOPs at the peak rate and its bytes at the HBM bandwidth. A collective takes the bytes
-that a device sends at the rate of its link. A real step takes longer, because kernels do not reach these rates and a
-GPU has gaps between kernels.
+The time of a kernel is the longer of FLOPs / peak FLOP/s and bytes / HBM bandwidth. The time of a collective is the
+number of bytes that a device sends / the bandwidth of its link. A real step takes longer, because kernels do not reach
+these rates and a GPU has gaps between kernels.
 """
 
 import collections

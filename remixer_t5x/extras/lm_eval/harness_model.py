@@ -134,7 +134,7 @@ class RemixerLM(LM):
         return totals
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """The answer to each context, up to the first of the texts in `until`."""
+        """Generates an answer to each context, and truncates it before the first stop string in `until`."""
         if self.model_type in (batch_formats.ENCODER_ONLY, batch_formats.CLASSIFIER):
             raise UserError(
                 f'a task needs generated text, and MODEL_TYPE = {self.model_type!r} generates none; omit the task'

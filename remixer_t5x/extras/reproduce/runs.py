@@ -125,7 +125,7 @@ def measure_peak() -> float:
 
 
 def chip_peak(chip: str) -> float:
-    """FLOP/s of bfloat16 matrix products of a chip such as 'h100'. Raises UserError for an unknown chip."""
+    """Returns the peak bfloat16 FLOP/s of a chip such as 'h100'. Raises UserError for an unknown chip."""
     return machines.find(chip).peak('bf16')
 
 

@@ -95,7 +95,7 @@ class Table:
 
     @property
     def is_counted(self) -> bool:
-        """Whether no column needs a training run."""
+        """Whether all columns can be counted without a training run."""
         return all(column.metric in COUNTED for column in self.columns)
 
 

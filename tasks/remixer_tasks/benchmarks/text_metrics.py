@@ -120,8 +120,8 @@ def squad(targets: Sequence[Texts], predictions: Texts) -> Metrics:
 def squad_2(unanswerable: str) -> Metric:
     """Returns SQuAD 2.0's metrics: `em` and `f1` of all questions, and of those with and without an answer.
 
-    The prefixes of the latter are `HasAns_` and `NoAns_`. `unanswerable` is the text for no answer, in targets and in
-    predictions.
+    The metrics of the two groups have the prefixes `HasAns_` and `NoAns_`. `unanswerable` is the text for no answer, in
+    targets and in predictions.
     """
 
     def squad_with_unanswerable(targets: Sequence[Texts], predictions: Texts) -> Metrics:

@@ -89,7 +89,7 @@ def _leaves_named(tree: Any, names: tuple[str, ...], path: tuple[str, ...] = ())
 
 
 def remixer_logits(params: Mapping[str, Any]) -> list[LayerArray]:
-    """H of every Remixer layer, the input of its softmax, each [max_length, max_length]."""
+    """Returns the mixing logits H of every Remixer layer, each [max_length, max_length]."""
     layers = by_layer(params, params, 'mixing', 'logits')
     return [dataclasses.replace(layer, array=np.asarray(remixer.bounded(jnp.asarray(layer.array)))) for layer in layers]
 
