@@ -120,7 +120,7 @@ class Stack(nn.Module):
         dropout_rate: dropout on the stack's input and output.
         remat_policy: which activations are saved for the backward pass: None (all), `dots_remat` or `full_remat`.
         attention: implementation of attention, one of `kernels.attention.api.IMPLEMENTATIONS`.
-        unroll: number of layers that one iteration of the scan executes, or None for all. Larger values compile more
+        unroll: maximum number of layers in one iteration of the scan, or None for all layers. Larger values compile more
             slowly, but XLA:GPU then does not copy the activations that the backward pass reads into arrays over layers.
     """
 
