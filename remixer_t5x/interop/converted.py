@@ -30,7 +30,10 @@ def record(vocabulary: str, config: str, source: str) -> dict[str, Any]:
 
 
 def claim(path: str | os.PathLike[str]) -> epath.Path:
-    """Creates a MODEL_DIR for one checkpoint. Raises UserError if it already contains checkpoints, or is not ours."""
+    """Creates a MODEL_DIR for one checkpoint.
+
+    Raises UserError if the folder already contains checkpoints, or files that no run wrote.
+    """
     folder = model_dir.absolute_path(path)
     if steps := saved_params.list_steps(folder / model_dir.CHECKPOINTS):
         raise UserError(f'{folder} already contains the checkpoint of step {steps[-1]}; give a new or empty folder')

@@ -1,4 +1,4 @@
-"""Arrays in safetensors files: a Hugging Face folder, in one file or in shards, or one file with any of our models.
+"""Reads and writes safetensors: the weights of a Hugging Face folder (one file or shards), or any model in one file.
 
 A file is 8 bytes with the header's length N (little endian), N bytes of JSON, and the bytes of the arrays. In our files
 the name of an array is its path in our tree, `encoder/run_0/layer/...`, with layers stacked, and the metadata has
@@ -128,7 +128,7 @@ def write_params(
 ) -> pathlib.Path:
     """Writes the parameters of any of our models, in `dtype`, to the file `path`, which must not exist, and returns it.
 
-    `step` and `record` are those of the checkpoint.
+    `step` and `record` come from the checkpoint.
     """
     file = pathlib.Path(path).expanduser()
     if file.exists():

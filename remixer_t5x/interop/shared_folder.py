@@ -1,4 +1,4 @@
-"""A self-contained folder with any of our models, to share with others.
+"""Reads and writes self-contained folders that share a model with others.
 
     model.safetensors   the parameters, as --to_safetensors writes them
     model.gin           the statements of the run's configuration that MODEL and TASK_FEATURE_LENGTHS read

@@ -1,4 +1,4 @@
-"""Hugging Face's BERT, which is models/bert.gin, as a masked language model and as a classifier.
+"""Converts Hugging Face's BERT to and from models/bert.gin, as a masked language model and as a classifier.
 
 Source: `BertConfig`, `BertForMaskedLM` and `BertForSequenceClassification` of transformers 4 and 5. Both sides have
 post-norm layers, biases, the exact GELU, and an output projection that is the embedding table. A masked language model

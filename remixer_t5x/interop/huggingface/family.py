@@ -74,7 +74,7 @@ class Config:
 
 
 class Refusal(UserError):
-    """Hugging Face has no equivalent of one of our models, for a `reason`."""
+    """Raised if Hugging Face has no equivalent of a model of remixer_t5x; `reason` is the first difference."""
 
     def __init__(self, reason: str):
         self.reason = reason
@@ -197,7 +197,7 @@ class Family(abc.ABC):
 
     @classmethod
     def from_config(cls, config: Config, tensors: Tensors) -> Self:
-        """The model in a folder. Raises UserError for a feature that our models lack."""
+        """Reads the sizes of the model in a folder. Raises UserError for a feature that remixer_t5x does not have."""
         return cls(**cls.read_sizes(config))
 
     @classmethod

@@ -124,7 +124,7 @@ def write(path: str, family: Family, params: Params, runs: Runs, dtype: str = 'f
 
 
 def check_free(path: str) -> pathlib.Path:
-    """The folder to write into. Raises UserError if it is not empty."""
+    """Returns the path of a folder to write into. Raises UserError if the folder is not empty."""
     folder = pathlib.Path(path).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f'{folder} is not empty; give a new or empty folder')
@@ -185,7 +185,7 @@ def describe_difference(ours: np.ndarray, theirs: np.ndarray) -> str:
 
 
 def compare_ids(folder: pathlib.Path, vocabulary: Any) -> str:
-    """Describes whether the tokenizer in `folder` and `vocabulary` give the same ids."""
+    """Describes whether the tokenizer in `folder` and `vocabulary` produce the same ids."""
     import transformers
 
     try:

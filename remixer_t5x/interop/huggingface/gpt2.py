@@ -1,4 +1,4 @@
-"""Hugging Face's GPT-2, which is models/gpt2.gin.
+"""Converts Hugging Face's GPT-2 to and from models/gpt2.gin.
 
 Source: `GPT2Config` and `GPT2LMHeadModel` of transformers 4 and 5. Both sides have pre-norm layers, biases, the tanh
 approximation of GELU, learned positions, and an output projection that is the embedding table.

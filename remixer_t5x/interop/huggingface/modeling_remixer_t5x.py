@@ -97,7 +97,7 @@ ACTIVATIONS = {
 }
 
 
-# Layers that everything is made of.
+# Basic layers.
 
 
 class Dense(Module):
@@ -633,7 +633,7 @@ class Serialized(Layer):
 
 
 class Block(Module):
-    """Different layers, one after another."""
+    """Applies different layers in sequence."""
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         for layer in self.children():
@@ -644,7 +644,7 @@ class Block(Module):
 class Stack(Module):
     """Layers with a position bias or embedding before them and a norm behind them, each if there is one."""
 
-    # `generate` compares it with the model's.
+    # `generate` requires the same name as in the model.
     main_input_name = 'input_ids'
 
     def __init__(self, spec: dict):
@@ -714,7 +714,7 @@ class RemixerT5xModel(PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Weights come from the file."""
+        """Does nothing, because the weights are loaded from the file."""
 
     def get_input_embeddings(self) -> nn.Module:
         return self.token_embedder

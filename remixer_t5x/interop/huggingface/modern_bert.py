@@ -1,5 +1,5 @@
-"""Hugging Face's ModernBERT (Warner et al. 2024), which is models/modern_bert.gin, as a masked language model and as a
-classifier.
+"""Converts Hugging Face's ModernBERT (Warner et al. 2024) to and from models/modern_bert.gin, as a masked language
+model and as a classifier.
 
 Source: `ModernBertConfig`, `ModernBertForMaskedLM` and `ModernBertForSequenceClassification` of transformers 4.48 to 5.
 The norms have no bias, layer 0 has no norm before its attention, and attention layers see all tokens or a window, each

@@ -1,4 +1,4 @@
-"""Hugging Face's T5, T5 v1.1, mT5, ByT5 and umT5, and their encoders.
+"""Converts Hugging Face's T5, T5 v1.1, mT5, ByT5, umT5 and their encoders to and from models/t5_1_*.gin.
 
 Source: `T5Config`, `MT5Config` and `UMT5Config` of transformers 4 and 5, which differ in two points. In version 4,
 `tie_word_embeddings` decides both whether the output is the embedding table and whether the decoder's output is scaled

@@ -27,7 +27,7 @@ _SPECIAL = ('<pad>', '</s>', '<unk>', '<s>')
 
 
 def read(folder: pathlib.Path, file: str | None = None) -> Tokenizer:
-    """The vocabulary of the tokenizer in `folder`.
+    """Returns the vocabulary of the tokenizer in `folder`.
 
     Args:
         folder: Hugging Face's folder.

@@ -1,4 +1,5 @@
-"""Hugging Face's T5Gemma (Zhang et al. 2025), which is models/modern_t5.gin with Gemma's norms and embeddings.
+"""Converts Hugging Face's T5Gemma (Zhang et al. 2025) to and from models/modern_t5.gin with Gemma's norms and
+embeddings.
 
 Source: `T5GemmaConfig` and `T5GemmaForConditionalGeneration` of transformers 4.53 to 5. Encoder and decoder are stacks
 of Gemma 2's layers: RMSNorm of the input and the output of each sublayer, rotary positions, grouped queries, bounded

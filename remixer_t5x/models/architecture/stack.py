@@ -120,8 +120,9 @@ class Stack(nn.Module):
         dropout_rate: dropout on the stack's input and output.
         remat_policy: which activations are saved for the backward pass: None (all), `dots_remat` or `full_remat`.
         attention: implementation of attention, one of `kernels.attention.api.IMPLEMENTATIONS`.
-        unroll: maximum number of layers in one iteration of the scan, or None for all layers. Larger values compile more
-            slowly, but XLA:GPU then does not copy the activations that the backward pass reads into arrays over layers.
+        unroll: maximum number of layers in one iteration of the scan, or None for all layers. Larger values compile
+            more slowly, but XLA:GPU then does not copy the activations that the backward pass reads into an array over
+            layers.
     """
 
     runs: Sequence[tuple[LayerFactory, int]]
