@@ -174,7 +174,7 @@ def _decoder(odd_numbers: bool) -> json.JSONDecoder:
             return value
         if odd_numbers:
             return None
-        raise NotJson(f'it has the number {text[:30]}, which is not finite')
+        raise NotJson(f'it contains the number {text[:30]}, which is not finite')
 
     return json.JSONDecoder(parse_int=parse_int, parse_float=parse_float, parse_constant=parse_float)
 

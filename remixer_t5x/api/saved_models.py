@@ -89,7 +89,7 @@ def _load_folder(
     with object_store.wrap_read_errors(folder):
         if not folder.is_dir():
             raise UserError(
-                f'{folder} is not a folder; give a MODEL_DIR, a checkpoint, a Hugging Face T5 folder, or hf://NAME for '
+                f'{folder} is not a folder; use a MODEL_DIR, a checkpoint, a Hugging Face T5 folder, or hf://NAME for '
                 'a model on the Hub'
             )
         is_hugging_face = (folder / folders.CONFIG).is_file() and not saved_params.list_steps(
@@ -172,7 +172,7 @@ def saved_gin(checkpoint: str) -> Iterator[str]:
     file = model_dir.saved_gin(run)
     if file is None:
         names = f'{model_dir.CONFIG} nor {model_dir.CONVERTED}'
-        raise UserError(f'{run} has neither {names}, which describe the model')
+        raise UserError(f'{run} has neither {names}, which would describe the model')
     if not object_store.is_remote(file):
         yield str(file)
         return
@@ -199,7 +199,7 @@ def _trained_model(
 ) -> TrainedModel:  # fmt: skip
     """Returns the model with the lengths of its run, overridden by `lengths`."""
     if unknown := sorted(set(lengths or {}) - set(DEFAULT_LENGTHS)):
-        raise UserError(f'lengths must be of inputs and targets, got {", ".join(unknown)}')
+        raise UserError(f'lengths must have the keys inputs and targets, got {", ".join(unknown)}')
     lengths = {**batch_formats.text_lengths(run_lengths), **(lengths or {})}
     return TrainedModel(model, params, vocabulary, lengths, source, partitioner, ends_inputs='inputs' in run_lengths)
 
@@ -220,7 +220,7 @@ def _load_shared(
         )
     shapes = (shared_folder.shapes(tree) for tree in (arrays, _abstract_params(model, partitioner)))
     if difference := changes.describe_shapes(*shapes):
-        raise UserError(f'{folder} has other parameters than the model of its {shared_folder.GIN}: {difference}')
+        raise UserError(f'{folder} has parameters that differ from the model in its {shared_folder.GIN}: {difference}')
     params = _place_params(arrays, model, partitioner)
     saved_params.check_finite(folder, params)
     return _trained_model(model, params, vocabulary, str(folder), partitioner, run_lengths, lengths)

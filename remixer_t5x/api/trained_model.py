@@ -122,8 +122,8 @@ class TrainedModel:
         decoded = predictor.predict(self.params, rows) if rows else []
         if decoded and answers is not None and not 1 <= answers <= len(decoded[0].ids):
             raise UserError(
-                f'answers must be from 1 to {len(decoded[0].ids)}, the number that the decoder returns, got {answers}; '
-                'type decoder=BeamSearch(beams=N) or decoder=Sampling(num_samples=N)'
+                f'answers must be from 1 to {len(decoded[0].ids)}, the number of outputs of the decoder, '
+                f'got {answers}; type decoder=BeamSearch(beams=N) or decoder=Sampling(num_samples=N)'
             )
         return [
             Answer([self.vocabulary.decode(ids) for ids in row.ids[:answers]], row.scores[:answers], cut)

@@ -32,14 +32,14 @@ def check_compatible(saved: Mapping[str, Any], current: Mapping[str, Any]) -> No
     old, new = saved.get('vocabulary'), current.get('vocabulary')
     if old != new:
         raise UserError(
-            f'the checkpoint was trained with vocabulary {old} and this run has {new}; give the same '
+            f'the checkpoint was trained with vocabulary {old} and this run has {new}; use the same '
             'vocabulary, or another MODEL_DIR'
         )
     for key, setting in FIXED.items():
         if saved.get(key) != current.get(key):
             raise UserError(
                 f'the checkpoint was trained with {setting} = {saved.get(key)!r} and this run has '
-                f'{current.get(key)!r}; give the same value, or {_PARAMETERS_ALONE}'
+                f'{current.get(key)!r}; use the same value, or {_PARAMETERS_ALONE}'
             )
     changed = fingerprint.describe_difference(saved.get('data') or {}, current.get('data') or {})
     if changed:

@@ -182,7 +182,7 @@ def check_fit(checkpoint: epath.Path, saved: changes.Shapes, current: changes.Sh
     if difference := changes.describe_shapes(saved, current):
         raise UserError(
             f'the checkpoint at {checkpoint} does not fit this model: {difference}; '
-            'give the same model and sizes, or another checkpoint'
+            'use the same model and sizes, or another checkpoint'
         )
 
 
@@ -231,7 +231,7 @@ def find_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> epat
                 return folder / str(steps[-1])
     near = [child.name for child in (start.parent.iterdir() if start.parent.is_dir() else ()) if child.is_dir()]
     raise UserError(
-        f'{setting} {start} does not contain a checkpoint{nearest(start.name, near)}; give the MODEL_DIR of a run that '
+        f'{setting} {start} does not contain a checkpoint{nearest(start.name, near)}; use the MODEL_DIR of a run that '
         'saved one, or one of the folders in its `checkpoints`'
     )
 
@@ -330,7 +330,7 @@ def check_vocabulary(saved: SavedParams, vocabulary: str, setting: str = 'INITIA
     if saved.record.get('vocabulary') != vocabulary:
         raise UserError(
             f'{setting} {saved.step} was trained with vocabulary {saved.record.get("vocabulary")} and this run has '
-            f'{vocabulary}; give the vocabulary of the checkpoint'
+            f'{vocabulary}; use the vocabulary of the checkpoint'
         )
 
 

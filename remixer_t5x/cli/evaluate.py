@@ -74,9 +74,11 @@ def _score_predictions(args: argparse.Namespace) -> None:
     tasks, _ = task_examples.find_tasks(mixture, split, name)
     if len(tasks) > 1:
         names = ', '.join(task.name for task in tasks)
-        raise UserError(f'{path} can be of one task, and these are {names}; give one with --task')
+        raise UserError(f'{path} must belong to one task, but {names} were selected; select one with --task')
     if task_metrics.needs_target_scores(tasks[0]):
-        raise UserError(f'{tasks[0].name} is judged by likelihoods, which the file lacks; give a checkpoint')
+        raise UserError(
+            f'{tasks[0].name} is scored by likelihood, but the file has no likelihoods; evaluate a checkpoint instead'
+        )
     examples = task_examples.read(tasks[0], split, lengths, limit)
     rows = results.read_predictions(path)
     _check_inputs(examples, rows, path)
@@ -106,7 +108,7 @@ def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> No
     from remixer_tasks.benchmarks import submissions
 
     if quantize and jax.process_count() > 1:
-        raise UserError('--quantize works in one process; leave it out, or start one')
+        raise UserError('--quantize works only in a single process; omit it, or use --process_count=1')
     settings.checkpoints.check()
     evaluator = Evaluator(settings, submissions.has_leaderboard)
     for note in evaluator.notes:

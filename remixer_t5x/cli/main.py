@@ -121,7 +121,7 @@ def _run(argv: Sequence[str], own_process: bool) -> int:
     command = next(command for command in COMMANDS if command.name == args.command)
     if gin_flags and not hasattr(args, 'gin_file'):
         name = f'{parser.prog} {args.command}'
-        raise UserError(f'--gin.{gin_flags[0][0]} is given, and {name} reads no gin files; see {name} --help')
+        raise UserError(f'--gin.{gin_flags[0][0]} is given, but {name} reads no gin files; see {name} --help')
     args.gin_flags = [*gin_flags, *getattr(args, 'macros', ())]
     args.report_error = report_error
     _check_limits()

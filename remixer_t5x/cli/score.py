@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Writes a line for each pair, in order, and prints the means at the end."""
     if args.output is not None and os.path.exists(os.path.expanduser(args.output)):
-        raise UserError(f'{args.output} exists already; give another --output, or remove it')
+        raise UserError(f'{args.output} exists already; use another --output, or remove it')
     with arguments.libraries(args):
         from remixer_t5x.api import saved_models
     pairs = _pairs(args)
@@ -90,7 +90,7 @@ def _write(args: argparse.Namespace, rows: Iterable[dict[str, Any]]) -> str:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 file = stack.enter_context(open(path, 'x', encoding='utf-8'))
             except OSError as error:
-                raise UserError(f'{args.output} cannot be written ({error.strerror}); give another --output') from None
+                raise UserError(f'{args.output} cannot be written ({error.strerror}); use another --output') from None
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False) + '\n')
             count, tokens, total = count + 1, tokens + row['tokens'], total + row['score']

@@ -134,7 +134,7 @@ def get_formats(model_type: str) -> tuple[BatchFormat, ...]:
     """Returns the batch formats of a model type. Raises UserError for an unknown model type."""
     if model_type not in FORMATS:
         raise UserError(
-            f'MODEL_TYPE must be one of {", ".join(FORMATS)}, got {model_type!r}; give --gin_file=model_types/NAME.gin'
+            f'MODEL_TYPE must be one of {", ".join(FORMATS)}, got {model_type!r}; pass --gin_file=model_types/NAME.gin'
         )
     return FORMATS[model_type]
 

@@ -180,7 +180,7 @@ def _label_index(text: tf.Tensor, labels: Sequence[str], name: str) -> tf.Tensor
 
 def _parse_number(text: tf.Tensor, name: str) -> tf.Tensor:
     is_number = tf.strings.regex_full_match(text, r'\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*')
-    message = f'UserError: the targets of {name} must be numbers if LABELS is None; give LABELS'
+    message = f'UserError: the targets of {name} must be numbers if LABELS is None; set LABELS'
     with tf.control_dependencies([tf.debugging.Assert(is_number, [message])]):
         return tf.strings.to_number(tf.strings.strip(text), tf.float32)
 
@@ -194,5 +194,5 @@ def check_labels(source: Any, labels: Sequence[str] | None) -> None:
         value = ', '.join(json.dumps(label, ensure_ascii=False) for label in known)
         raise UserError(
             f'LABELS must include the {len(known)} labels of {source.name}, got {labels and tuple(labels)}; '
-            f"give --gin.LABELS='({value})'"
+            f"pass --gin.LABELS='({value})'"
         )

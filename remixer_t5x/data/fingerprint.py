@@ -84,7 +84,7 @@ def file_mark(path: str, reads_content: bool = True) -> str:
         return f'{size} {_content_digest(path, size)}' if reads_content else str(size)
     except (OSError, tf.errors.OpError) as error:
         raise UserError(
-            f'{path} cannot be read ({reason(error)}); restore the file, or give the new path if the data has moved'
+            f'{path} cannot be read ({reason(error)}); restore the file, or use the new path if the data has moved'
         ) from error
 
 

@@ -104,7 +104,7 @@ class Stream:
         if saves and (unsaved := _unsaved_operation(dataset)):
             raise UserError(
                 f'{name} uses a {unsaved}, whose position cannot be saved; read files with seqio.TextLineDataSource, '
-                'call Python with tf.numpy_function(..., stateful=False), or give SAVE_DATA_POSITION=False (a resumed '
+                'call Python with tf.numpy_function(..., stateful=False), or set SAVE_DATA_POSITION=False (a resumed '
                 'run then restarts the data, in another order)'
             )
         self._name, self._saves = name, saves
@@ -158,7 +158,7 @@ def _temporary_folder(name: str) -> Iterator[pathlib.Path]:
     except (OSError, tf.errors.OpError) as error:
         raise UserError(
             f'the position in {name} cannot be written to {tempfile.gettempdir()} ({error_message(error)}); free some '
-            'space there, set TMPDIR to another folder, or give SAVE_DATA_POSITION=False'
+            'space there, set TMPDIR to another folder, or set SAVE_DATA_POSITION=False'
         ) from error
 
 

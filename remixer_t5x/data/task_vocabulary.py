@@ -42,7 +42,7 @@ def get_vocabulary(source: seqio.Task | seqio.Mixture) -> seqio.Vocabulary:
     if 'inputs' in features and features['inputs'].vocabulary != targets:
         raise UserError(
             f'inputs and targets of {source.name} must have the same vocabulary, because the model has one embedding '
-            'table, got two; give both features the same vocabulary'
+            'table, got two; use the same vocabulary for both features'
         )
     return targets
 

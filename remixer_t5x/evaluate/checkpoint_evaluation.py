@@ -104,7 +104,7 @@ class Evaluator:
         )
         readers = [reader for reader in (self.task_evaluator, self.submission_evaluator) if reader]
         if not readers:
-            raise UserError('EVAL_SPLIT or SUBMISSION_DIR must be set, got None for both; give --split=validation')
+            raise UserError('EVAL_SPLIT or SUBMISSION_DIR must be set, got None for both; pass --split=validation')
         self.notes = [note for reader in readers for note in reader.notes]
         self._vocabulary = task_vocabulary.record(readers[0].vocabulary)
         lengths, size = tasks.decoding.feature_lengths, tasks.decoding.batch_size

@@ -39,10 +39,10 @@ def check_output(path: str) -> None:
     """Raises UserError unless `path` is a new file of a known format."""
     if pathlib.PurePath(path).suffix not in (NPZ, PARQUET):
         raise UserError(
-            f'--output of --embed must end with .npz or .parquet, got {path!r}; give --output=embeddings.npz'
+            f'--output of --embed must end with .npz or .parquet, got {path!r}; pass --output=embeddings.npz'
         )
     if model_dir.absolute_path(path).exists():
-        raise UserError(f'{path} exists already; give another --output, or remove it')
+        raise UserError(f'{path} exists already; use another --output, or remove it')
 
 
 def sentence_vectors(model: Any, params: Any, mean: np.ndarray) -> np.ndarray:
@@ -87,7 +87,7 @@ def write(
         counts.add(record)
         after_row(counts)
     if not records:
-        raise UserError('there is no text to embed; give --input=FILE')
+        raise UserError('there is no text to embed; pass --input=FILE')
     if pooling is None:
         pooled = np.stack([record['sentence'] for record in records])
         records = [{**record, 'sentence': vector} for record, vector in zip(records, embed(pooled), strict=True)]

@@ -76,7 +76,7 @@ def evaluate(
                 else:
                     totals[key] = totals.get(key, 0.0) + float(value)
     if not totals.get('weights'):
-        raise UserError(f'the {name} split has no target token; give a split with text, or EVAL_PERIOD = None')
+        raise UserError(f'the {name} split has no target token; use a split with text, or EVAL_PERIOD = None')
     totals.setdefault(metrics.STEPS, 1.0)
     text_bytes = totals.pop('bytes', 0.0)
     averages = metrics.means(totals)

@@ -69,7 +69,7 @@ def read_predictions(path: str) -> list[dict[str, Any]]:
 
     Raises UserError, with the line, for anything else.
     """
-    advice = 'give a file of predictions'
+    advice = 'use a file of predictions'
     rows = []
     with untrusted_files.as_user_errors(path, advice):
         # The score of an impossible text is -inf, which JSON lacks.

@@ -66,7 +66,7 @@ def find_tasks(
         for name in selected:
             if name not in tasks:
                 raise UserError(
-                    f'EVAL_TASKS must be among {", ".join(tasks)}, got {name!r}{nearest(name, tasks)}; give another'
+                    f'EVAL_TASKS must be among {", ".join(tasks)}, got {name!r}{nearest(name, tasks)}; use another'
                 )
         tasks = {name: tasks[name] for name in selected}
     notes, usable = [], []
@@ -79,7 +79,7 @@ def find_tasks(
             usable.append(task)
     if not usable:
         name = ', '.join(provider.name for provider in providers)
-        raise UserError(f'no task of {name} can be evaluated: {"; ".join(notes)}; give another split or task')
+        raise UserError(f'no task of {name} can be evaluated: {"; ".join(notes)}; use another split or task')
     return usable, notes
 
 
@@ -99,7 +99,7 @@ def read(
         )
         examples = list(tf_data.numpy_iterator(dataset.take(-1 if limit is None else limit)))
     if not examples:
-        raise UserError(f'{task.name} has no examples in split {split!r}; give another split')
+        raise UserError(f'{task.name} has no examples in split {split!r}; use another split')
     notes = [
         *_describe_truncated(task, examples, lengths, generated),
         *(_describe_changed_targets(examples, vocabulary) if generated else ()),

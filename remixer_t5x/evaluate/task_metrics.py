@@ -44,7 +44,7 @@ def compute(examples: TaskExamples, outputs: Outputs) -> Metrics:
     if len(outputs.predictions) != count:
         raise UserError(
             f'predictions of {task.name}, split {examples.split}, must have {count:,} rows, got '
-            f'{len(outputs.predictions):,}; give the predictions of this split'
+            f'{len(outputs.predictions):,}; use the predictions of this split'
         )
 
     def postprocess(texts: Sequence[str], is_target: bool) -> list[Any]:

@@ -29,7 +29,7 @@ from remixer_t5x.run_folder import model_dir, object_store
 
 # Texts are sorted by length within a window of this many batches.
 WINDOW_BATCHES = 16
-_ANOTHER_OUTPUT = 'give another --output, or remove it'
+_ANOTHER_OUTPUT = 'use another --output, or remove it'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Texts:
         if count > self.longest and self.refuse_long:
             raise UserError(
                 f"input {index + 1} must have at most TASK_FEATURE_LENGTHS['inputs'] = {self.longest} tokens, got "
-                f'{count:,}; give REFUSE_LONG = False to truncate it, or a larger length'
+                f'{count:,}; set REFUSE_LONG = False to truncate it, or increase the length'
             )
         return encoded, count > self.longest
 
@@ -165,7 +165,7 @@ def skip_done(texts: Iterator[str], output: Output, source: str) -> None:
         if text is None or hash_of(text) != digest:
             reason = f'has only {index:,} texts' if text is None else f'has another text in line {index + 1}'
             raise UserError(
-                f'{output.path} has {len(output.hashes):,} predictions, and {source} {reason}; give the same input, or '
+                f'{output.path} has {len(output.hashes):,} predictions, and {source} {reason}; use the same input, or '
                 'another --output'
             )
 
@@ -239,7 +239,7 @@ class TextInference:
         if collectives.is_distributed() and (self.inputs.is_stdin or self.output == '-'):
             raise UserError(
                 f'--input and --output must be files that all processes share, got {self.inputs.path} and '
-                f'{self.output}; give files, or --process_count=1'
+                f'{self.output}; use files, or --process_count=1'
             )
         task_vocabulary.check_ids('VOCABULARY', self.vocabulary, self.model.vocab_size)
         if collectives.is_distributed():

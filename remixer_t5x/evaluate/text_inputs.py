@@ -56,7 +56,7 @@ class TextInputs:
         extension = os.path.splitext(self.path.removesuffix('.gz'))[1]
         if (self.format or extension.removeprefix('.').lower()) in ROWS:
             raise UserError(
-                f'{self.shown} has rows, which need a template; give INPUTS as in finetuning, as '
+                f'{self.shown} has rows, which need a template; set INPUTS as in finetuning, as '
                 "in --gin.INPUTS='question: {question}', or --gin.INPUT_FORMAT=txt to read its lines"
             )
         is_jsonl = (self.format or _FORMATS.get(extension, TXT)) == JSONL
@@ -75,7 +75,7 @@ class TextInputs:
             raise
         except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
             raise UserError(
-                f'{self.shown} cannot be read as UTF-8 text ({reason(error)}); give --input=FILE, or --input=- for a '
+                f'{self.shown} cannot be read as UTF-8 text ({reason(error)}); pass --input=FILE, or --input=- for a '
                 'pipe'
             ) from error
 
@@ -96,7 +96,7 @@ class TextInputs:
         try:
             row = untrusted_files.parse_json(line, odd_numbers=True)
         except untrusted_files.NotJson as error:
-            raise UserError(f'{self.shown} line {number}: {error}; for text give INPUT_FORMAT=txt') from error
+            raise UserError(f'{self.shown} line {number}: {error}; for text set INPUT_FORMAT=txt') from error
         text = row.get(self.field) if isinstance(row, dict) else None
         if not isinstance(text, str):
             names = one_line(', '.join(row)[:200]) if isinstance(row, dict) else 'none, because it is not an object'

@@ -36,7 +36,7 @@ def claim(path: str | os.PathLike[str]) -> epath.Path:
     """
     folder = model_dir.absolute_path(path)
     if steps := saved_params.list_steps(folder / model_dir.CHECKPOINTS):
-        raise UserError(f'{folder} already contains the checkpoint of step {steps[-1]}; give a new or empty folder')
+        raise UserError(f'{folder} already contains the checkpoint of step {steps[-1]}; use a new or empty folder')
     return model_dir.claim(path)
 
 

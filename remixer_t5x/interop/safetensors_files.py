@@ -64,7 +64,7 @@ class Tensors(Mapping[str, np.ndarray]):
         if part.get_dtype() not in FLOATS:
             raise UserError(
                 f'{name} in {self._places[name][0]} is stored as {part.get_dtype()}; allowed are {", ".join(FLOATS)}: '
-                'give the model as it was before it was quantised'
+                'use the model as it was before it was quantised'
             )
         return tuple(part.get_shape())
 
@@ -96,14 +96,14 @@ def read_folder(folder: pathlib.Path) -> Tensors:
             f'it: python -c "import transformers as t; t.T5ForConditionalGeneration.from_pretrained({str(folder)!r})'
             f'.save_pretrained({str(folder)!r})" writes {WHOLE}'
         )
-    raise UserError(f'{folder} has no {WHOLE} and no {INDEX}; give the folder of a Hugging Face model')
+    raise UserError(f'{folder} has no {WHOLE} and no {INDEX}; use the folder of a Hugging Face model')
 
 
 def read_file(path: str) -> tuple[Tensors, dict[str, str]]:
     """The arrays and the metadata of one file."""
     file = pathlib.Path(path).expanduser()
     if not file.is_file():
-        raise UserError(f'{file} is not a file; give a file that --to_safetensors wrote')
+        raise UserError(f'{file} is not a file; use a file that --to_safetensors wrote')
     return _read_tensors(file), dict(_open(file).metadata() or {})
 
 
@@ -132,7 +132,7 @@ def write_params(
     """
     file = pathlib.Path(path).expanduser()
     if file.exists():
-        raise UserError(f'{file} exists already; give another file')
+        raise UserError(f'{file} exists already; use another file')
     arrays = traverse_util.flatten_dict(params, sep='/')
     cast = {name: np.asarray(array).astype(np.dtype(dtype), copy=False) for name, array in arrays.items()}
     metadata = {
@@ -156,7 +156,9 @@ def read_params(path: str) -> tuple[Params, int, dict[str, Any]]:
         )
     parents = {name[: match.start()] for name in tensors for match in re.finditer('/', name)}
     if nested := sorted(parents & tensors.keys()):
-        raise UserError(f'{path} has the array {ascii(nested[0])[:80]} and arrays below this name; copy it again')
+        raise UserError(
+            f'{path} has the array {ascii(nested[0])[:80]} and also arrays nested under that name; copy it again'
+        )
     try:
         if not re.fullmatch('[0-9]{1,18}', metadata['step']):
             raise ValueError(f'step {metadata["step"]!a:.60}')

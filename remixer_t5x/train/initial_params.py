@@ -127,7 +127,7 @@ def _check_sources(
             continue
         if source.name != name and source.name not in saved:
             raise UserError(
-                f'{SETTING} takes {name} from {source.name}, which {checkpoint.step} lacks; '
+                f'{SETTING} maps {name} to {source.name}, which is not in {checkpoint.step}; '
                 f'its arrays have names like {next(iter(saved))}'
             )
         expected[name] = targets[name].shape

@@ -98,7 +98,7 @@ class RunData:
         if not saved.is_saved:
             raise UserError(
                 f'SAVE_DATA_POSITION must be False as at the start of this run, whose checkpoint of step {step} has no '
-                'saved data position, got True; type --gin.SAVE_DATA_POSITION=False, or give a new MODEL_DIR'
+                'saved data position, got True; type --gin.SAVE_DATA_POSITION=False, or use a new MODEL_DIR'
             )
         return saved
 
@@ -203,7 +203,7 @@ def _move_away(damaged: str, checkpoints: manager.Checkpoints, step: int, error:
         advice = (
             f'type --restore previous to continue from step {others[-1]}'
             if others
-            else 'there is no other checkpoint: give a new MODEL_DIR, or type --restore previous to start again'
+            else 'there is no other checkpoint: use a new MODEL_DIR, or type --restore previous to start again'
         )
         raise UserError(f'{error}; {advice}') from error
     folder = collectives.broadcast(str(checkpoints.move_away(step)) if jax.process_index() == 0 else None)

@@ -64,7 +64,7 @@ def cache(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_op
         write(task, directory, note, shards, beam_options)
         return [f'{task.name} is cached in {path}', *(f'  {part.summary_line()}' for part in summary(task, directory))]
     if before not in (note, ''):
-        raise UserError(f'the cache {path} must have the note {note}, got {before}; give another CACHE_DIR')
+        raise UserError(f'the cache {path} must have the note {note}, got {before}; use another CACHE_DIR')
     examples = sum(part.examples for part in summary(task, directory))
     return [f'{task.name} is cached in {path} already, {examples:,} examples; to recreate it, delete that folder']
 
@@ -195,7 +195,7 @@ def _remove_leftovers(path: str) -> None:
     names = [name.rstrip('/') for name in tf.io.gfile.listdir(path)]
     foreign = sorted(name for name in names if not re.search(r'\.tfrecord|^(info|stats)\.\w+\.json|^beam-temp-', name))
     if foreign:
-        raise UserError(f'{path} contains {foreign[0]}, which is not part of a cache; give another CACHE_DIR')
+        raise UserError(f'{path} contains {foreign[0]}, which is not part of a cache; use another CACHE_DIR')
     tf.io.gfile.rmtree(path)
 
 

@@ -116,13 +116,13 @@ class HubDataset:
                 builder = datasets.load_dataset_builder(self.path, self.name, revision=self.revision)
                 urls = [url for part in (builder.config.data_files or {}).values() for url in part]
                 if outside := [url for url in urls if not url.startswith('hf://')]:
-                    raise UserError(f'{self.path} names {outside[0]}, which is not on the Hub; give another data set')
+                    raise UserError(f'{self.path} names {outside[0]}, which is not on the Hub; use another data set')
                 splits, files = _build(builder, streaming)
         except UserError:
             raise
         except Exception as error:
             # `datasets` raises errors of many libraries, for example for connections and file formats.
-            advice = '; give a folder or a name' if isinstance(error, FileNotFoundError) else ''
+            advice = '; use a folder or a name' if isinstance(error, FileNotFoundError) else ''
             raise UserError(f'HF_DATASET {self.path} cannot be read ({reason(error)}){advice}') from error
         if split not in splits:
             raise UserError(f'the split of {self.path} must be one of {", ".join(splits)}, got {split!r}')
@@ -166,7 +166,7 @@ def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mappi
     if not extensions:
         raise UserError(
             f'{place} must have files with the extension {", ".join(_READERS)} (may be gzipped), or be written by '
-            'save_to_disk, got none; give another HF_DATASET'
+            'save_to_disk, got none; use another HF_DATASET'
         )
     ((extension, _),) = extensions.most_common(1)
     chosen = {

@@ -82,7 +82,7 @@ def expand(files: Files, macro: str, check: Callable[[str], object], example: st
     for pattern in [files] if isinstance(files, str) else files:
         paths.update(_match(pattern, macro, example))
     if not paths:
-        raise UserError(f"{macro} must be a path or glob, got none; give --gin.{macro}='~/data/{example}'")
+        raise UserError(f"{macro} must be a path or glob, got none; pass --gin.{macro}='~/data/{example}'")
     for path in sorted(paths):
         check(path)
     return sorted(paths)
@@ -103,14 +103,14 @@ def _match(pattern: str, macro: str, example: str) -> list[str]:
         files = [match for match in matches if not tf.io.gfile.isdir(match)]
     except tf.errors.OpError as error:
         raise UserError(
-            f'{macro}: {pattern} cannot be read ({error.message.splitlines()[0]}); give local files'
+            f'{macro}: {pattern} cannot be read ({error.message.splitlines()[0]}); use local files'
         ) from error
     if special := [file for file in files if not is_remote and os.path.exists(file) and not os.path.isfile(file)]:
-        raise UserError(f'{macro} must be regular files, got the pipe or device {special[0]}; give files')
+        raise UserError(f'{macro} must be regular files, got the pipe or device {special[0]}; use files')
     if not files and is_glob:
         raise UserError(f'{macro} must match a file, got {pattern}; correct the path or the pattern')
     if not files:
         raise UserError(
-            f"{macro} must be files, got the folder {pattern}; give a glob such as '{pattern.rstrip('/')}/{example}'"
+            f"{macro} must be files, got the folder {pattern}; use a glob such as '{pattern.rstrip('/')}/{example}'"
         )
     return files

@@ -73,8 +73,8 @@ def corpus(
         validation_fraction=validation_fraction,
         strict=strict,
         noun='row',
-        hold_out_advice='give VALIDATION_PAIRS, or more rows',
-        empty_advice='give files with rows, and check PAIRS_FORMAT, DELIMITER and ENCODING',
+        hold_out_advice='set VALIDATION_PAIRS, or add rows',
+        empty_advice='use files with rows, and check PAIRS_FORMAT, DELIMITER and ENCODING',
     )
 
 

@@ -173,7 +173,7 @@ def mixture(
             created, also if tasks have no files.
     """
     if not tasks:
-        raise UserError("TASKS must have a task, got none; give TASKS = ['super_glue_rte_v102', 'conj_nli_v001']")
+        raise UserError("TASKS must have a task, got none; set TASKS = ['super_glue_rte_v102', 'conj_nli_v001']")
     by_name: dict[str, seqio.Task] = {}
     for task in tasks:
         resolved = provider(task, vocabulary, data_dir) if isinstance(task, str) else task

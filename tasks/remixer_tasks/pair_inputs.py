@@ -42,7 +42,7 @@ def texts(lines: Any, template: str | None, delimiter: str | None = None, encodi
         columns = ' and '.join(dict.fromkeys(row_template.columns)) or 'any'
         raise UserError(
             f'INPUTS is {template!r}, so {lines.shown} must have rows with the column {columns}, got lines of text; '
-            f'give --input=rows.csv (CSV, TSV, JSON lines, Parquet), {_AS_TEXT}'
+            f'pass --input=rows.csv (CSV, TSV, JSON lines, Parquet), {_AS_TEXT}'
         )
     return lines
 
@@ -62,7 +62,7 @@ class RowTexts:
 
     def __post_init__(self) -> None:
         if self.lines.is_stdin:
-            raise UserError('--input must be a file of rows, got standard input; give --input=rows.jsonl')
+            raise UserError('--input must be a file of rows, got standard input; pass --input=rows.jsonl')
         if self.lines.field != 'text':
             raise UserError(
                 f'--field must not be given with INPUTS = {self.template.text!r}, which names the columns, got '

@@ -127,7 +127,7 @@ def saved(folder: str) -> Vocabulary:
     places = [place for place in (place, place / 'vocabulary') if (place / 'vocabulary.json').is_file()]
     if not places:
         raise UserError(
-            f'the folder of a vocabulary must have vocabulary.json, got {folder}; give the MODEL_DIR of a run'
+            f'the folder of a vocabulary must have vocabulary.json, got {folder}; use the MODEL_DIR of a run'
         )
     place = places[0]
     if '://' in folder:

@@ -126,6 +126,6 @@ def test_what_cannot_be_done_is_one_line(place, capsys):
     assert main(['convert', f'--checkpoint={base}', '--to_adapters=none', f'--base={base}']) == 2
     assert 'so there is nothing to write' in capsys.readouterr().err
     assert main(['convert', f'--checkpoint={base}', '--to_adapters=none']) == 2
-    assert 'give the checkpoint to compare with: --base=PATH' in capsys.readouterr().err
+    assert 'type --base=PATH' in capsys.readouterr().err
     assert main(['finetune', *BASE, '--from_hf=no/such/folder', '--gin.MODEL_DIR=x']) == 2
     assert 'no/such/folder is not a folder' in capsys.readouterr().err

@@ -80,7 +80,7 @@ def test_to_hugging_face_gives_the_same_files(place, capsys):
     assert 'every weight, read back, is what was written' in out
     if not huggingface.missing_packages():
         assert "logits of Hugging Face's model and ours differ by" in out
-        assert "Hugging Face's tokenizer and ours give the same ids" in out
+        assert "Hugging Face's tokenizer and ours use the same ids" in out
     weights = load_file('back/model.safetensors')
     jax.tree.map(np.testing.assert_array_equal, weights, hf_folders.weights('t5_v1_0_tiny'))
     assert (place / 'back/spiece.model').read_bytes() == (place / 'hf/spiece.model').read_bytes()

@@ -72,7 +72,7 @@ def test_a_missing_library_or_vocabulary_raises_one_line(folder, tmp_path, capsy
     assert "pip install 'remixer-t5x[wordpiece]'" in capsys.readouterr().err
     (folder / 'vocab.txt').unlink()
     assert main(['convert', f'--from_hf={folder}', f'--to={tmp_path / "ours"}']) == 2
-    assert 'has no tokenizer.json and no vocab.txt; give --vocabulary' in capsys.readouterr().err
+    assert 'has no tokenizer.json and no vocab.txt; pass --vocabulary' in capsys.readouterr().err
 
 
 @needs_tokenizers
@@ -82,7 +82,7 @@ def test_a_bert_is_loaded_from_its_folder_as_from_a_model_dir(folder, tmp_path):
     first, second = (model.encode('a text of words') for model in loaded)
     np.testing.assert_array_equal(first.mean, second.mean)
     (folder / 'vocab.txt').unlink()
-    with pytest.raises(UserError, match='has no tokenizer.json and no vocab.txt; give --vocabulary'):
+    with pytest.raises(UserError, match='has no tokenizer.json and no vocab.txt; pass --vocabulary'):
         remixer_t5x.load(str(folder))
 
 

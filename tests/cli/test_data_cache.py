@@ -217,7 +217,7 @@ def test_a_cache_of_another_vocabulary_is_not_taken_for_this_one(typed, tmp_path
     write(tmp_path / 'cache', 'own_text_span_corruption', vocabulary=seqio.ByteVocabulary(0))
     code, out, error = typed()
     assert code == 2 and not out
-    assert error.startswith('error: ') and 'give another CACHE_DIR' in error
+    assert error.startswith('error: ') and 'use another CACHE_DIR' in error
 
 
 @WITH_BEAM

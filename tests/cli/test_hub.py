@@ -177,7 +177,7 @@ def test_a_damaged_shared_folder_raises_one_line(run, tmp_path):
     assert main(['convert', f'--checkpoint={run}', f'--to_shared={tmp_path}/shared']) == 0
     gin_file = pathlib.Path(tmp_path, 'shared/model.gin')
     gin_file.write_text(gin_file.read_text().replace('MLP_DIM = 24', 'MLP_DIM = 32'))
-    with pytest.raises(UserError, match='other parameters than the model of its model.gin'):
+    with pytest.raises(UserError, match='parameters that differ from the model in its model.gin'):
         remixer_t5x.load(str(tmp_path / 'shared'))
     gin_file.unlink()
     with pytest.raises(UserError, match='has no model.gin'):

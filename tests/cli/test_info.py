@@ -119,7 +119,7 @@ def test_recomputing_everything_is_seen_by_the_model(clean_environment):
 @pytest.mark.parametrize(
     ('arguments', 'advice'),
     [
-        (['--compare', '--memory'], 'leave --sharding or --memory out'),
+        (['--compare', '--memory'], 'omit them'),
         (['--speed', *MODEL, '--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin'], 'TOPOLOGY=v5e:2x4'),
         (['--sharding', '--memory'], 'not allowed with argument'),
         (['--self_check', '--memory'], 'not allowed with argument'),

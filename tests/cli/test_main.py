@@ -57,7 +57,7 @@ MISTAKES = {
     'flag without value': (['info', '--gin.X'], 'error: --gin.X has no value; type --gin.X=VALUE'),
     'gin flag where nothing reads gin': (
         ['data', 'list', '--gin.X=3'],
-        'error: --gin.X is given, and remixer-t5x data list reads no gin files; see remixer-t5x data list --help',
+        'error: --gin.X is given, but remixer-t5x data list reads no gin files; see remixer-t5x data list --help',
     ),
     'missing file': (
         ['info', '--gin_file=sizes/bse.gin'],

@@ -89,7 +89,7 @@ def _broken(place, name, file, text):
         ),
         (['empty'], 'empty has no metrics yet; wait for the first log (LOG_PERIOD steps), or type another run'),
         (['torn'], 'torn/metrics.jsonl line 1 is not a metrics record: invalid JSON (Expecting value'),
-        (['first', './first'], 'first is named twice; name each run once'),
+        (['first', './first'], 'first is listed twice; list each run once'),
         (['first', '--pictures=maybe'], "ignored explicit argument 'maybe'"),
         (['first', '--text=x'], '--text needs --pictures, which runs the config.gin of each run'),
         (['first', '--out=text.txt/x.html'], 'type another file in --out'),

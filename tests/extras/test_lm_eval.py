@@ -361,5 +361,5 @@ def test_a_masked_language_model_has_pseudo_log_likelihoods(tmp_path_factory):
     wanted = sum(found[row, len(before) + row, token] for row, token in enumerate(after))
     ((score, _),) = model.loglikelihood(requests(('ab', ' cd')))
     np.testing.assert_allclose(score, wanted, rtol=1e-4)
-    with pytest.raises(UserError, match='generates none'):
+    with pytest.raises(UserError, match='cannot generate'):
         model.generate_until(requests(('ab', {})))

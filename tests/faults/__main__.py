@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None, compiled: pathlib.Path | None = None
     folder = pathlib.Path(args.folder).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.glob('unbroken_*')):
-        print(f'error: {folder} holds other trials; give a new --folder', file=sys.stderr)
+        print(f'error: {folder} holds other trials; use a new --folder', file=sys.stderr)
         return 2
     seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
     print(f'seed {seed}; runs and their output in {folder}')

@@ -55,7 +55,7 @@ def main() -> int:
     args = _arguments()
     folder = pathlib.Path(args.folder)
     if (folder / 'samples.jsonl').exists():
-        print(f'error: {folder} holds another soak; give a new --folder', file=sys.stderr)
+        print(f'error: {folder} holds another soak; use a new --folder', file=sys.stderr)
         return 2
     folder.mkdir(parents=True, exist_ok=True)
     program = [sys.executable, '-m', 'remixer_t5x.cli.main']

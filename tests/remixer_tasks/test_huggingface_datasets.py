@@ -58,7 +58,7 @@ def test_a_schema_error_is_shown_with_its_cause(tmp_path):
     corpus = huggingface_datasets.corpus(HubDataset(str(tmp_path)))
     with pytest.raises(UserError, match='extra') as error:
         list(corpus.read(Malformed(strict=False)))
-    assert 'give a folder' not in str(error.value) and '\n' not in str(error.value)
+    assert 'use a folder' not in str(error.value) and '\n' not in str(error.value)
 
 
 def test_rows_become_pairs_with_the_names_of_labels(folder, capsys):

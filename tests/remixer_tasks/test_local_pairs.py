@@ -198,14 +198,14 @@ UNCLOSED = [*(f'q{i},a{i}' for i in range(30)), '"never closed,no', *(f'q{i},a{i
         (
             'a.csv',
             '\n'.join(['q,a', *UNCLOSED]).encode(),
-            'line 32: a cell that begins here with a quote is not closed',
+            'line 32: a quoted cell that starts here is never closed',
         ),
         ('a.csv', '\n'.join(['q,a', *UNCLOSED, '"x",y']).encode(), 'line 32: a cell that begins here with a quote'),
         ('a.txt', b'a', 'set PAIRS_FORMAT to one of jsonl, tsv, csv, parquet'),
         ('a.csv.gz', b'no gzip', 'damaged gzip file'),
         ('a.parquet', b'no parquet', 'not a Parquet file'),
-        ('a.jsonl', GOOD.encode(), 'is a single row.*; give VALIDATION_PAIRS, or more rows'),
-        ('a.jsonl', GOOD.encode() * 40, 'all 40 rows of .* are equal; give VALIDATION_PAIRS, or more rows'),
+        ('a.jsonl', GOOD.encode(), 'is a single row.*; set VALIDATION_PAIRS, or add rows'),
+        ('a.jsonl', GOOD.encode() * 40, 'all 40 rows of .* are equal; set VALIDATION_PAIRS, or add rows'),
     ],
 )
 def test_an_unusable_file_is_refused_with_a_hint(tmp_path, name, content, message):

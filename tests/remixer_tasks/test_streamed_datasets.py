@@ -227,7 +227,7 @@ def test_a_data_set_on_the_hub_is_streamed_with_its_commit(folders, tmp_path, mo
         assert 'other content in 5 of its files, such as train-00000-of-00005.jsonl' in describe_difference(
             before, identity()
         )
-        with pytest.raises(UserError, match='HF_DATASET some/mind cannot be read .*; give a folder or a name') as error:
+        with pytest.raises(UserError, match='HF_DATASET some/mind cannot be read .*; use a folder or a name') as error:
             documents(streamed('some/mind'), 'train')
         assert '\n' not in str(error.value)
     finally:

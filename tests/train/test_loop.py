@@ -84,7 +84,7 @@ def test_a_generator_requires_save_position_false(training, tmp_path):
     run = {'model_dir': str(tmp_path / 'run'), 'generator': True, 'log_period': 1, 'quiet': False}
     code, output = training.run(train_steps=2, **run)
     assert code == 2 and 'whose position cannot be saved' in error_of(output)
-    assert 'give SAVE_DATA_POSITION=False' in error_of(output)
+    assert 'set SAVE_DATA_POSITION=False' in error_of(output)
     for steps, message in ((2, 'starting at step 0'), (4, 'resuming at step 2')):
         code, output = training.run(train_steps=steps, save_position=False, **run)
         assert code == 0, output

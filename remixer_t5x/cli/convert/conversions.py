@@ -138,7 +138,7 @@ def to_adapters(args: argparse.Namespace) -> None:
     config = str(record.get('config') or '')
     path = args.base or changes.parse_bindings(config).get('INITIAL_CHECKPOINT_PATH', 'None').strip('\'"')
     if path == 'None':
-        raise UserError('the run started from random parameters; give the checkpoint to compare with: --base=PATH')
+        raise UserError('the run started from random parameters; type --base=PATH with the checkpoint to compare with')
     base = saved_params.find_checkpoint(path, '--base')
     base_arrays = traverse_util.flatten_dict(converted.read(str(base), '--base')[0], sep='/')
     changed = {
@@ -147,7 +147,9 @@ def to_adapters(args: argparse.Namespace) -> None:
         if name not in base_arrays or not np.array_equal(base_arrays[name], array, equal_nan=True)
     }
     if not changed:
-        raise UserError(f'{args.checkpoint} has the parameters of {base}, so there is nothing to write; give another')
+        raise UserError(
+            f'{args.checkpoint} has the same parameters as {base}, so there is nothing to write; use another checkpoint'
+        )
     folder = converted.claim(args.to_adapters)
     print_line('differing', f'{describe_size(changed)}, of {describe_size(params)}')
     converted.copy_vocabulary(args.checkpoint, folder)

@@ -57,7 +57,9 @@ def _shared_to_model_dir(args: argparse.Namespace, place: pathlib.Path) -> None:
     Its gin text is not run here, but later commands load it from MODEL_DIR, so it must be harmless or trusted.
     """
     if args.vocabulary is not None:
-        raise UserError(f'--vocabulary is for a Hugging Face model, and {place} has a vocabulary; leave it out')
+        raise UserError(
+            f'--vocabulary is only for Hugging Face models, but {place} contains its vocabulary; omit --vocabulary'
+        )
     shared = shared_folder.read(place)
     if not args.trust_gin:
         saved_models.check_gin(shared, f'remixer-t5x convert --from_hf={place} --to={args.to} --trust_gin')

@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Prints the table that the flags select."""
     if args.compare is not None and (args.sharding is not None or args.memory is not None):
-        raise UserError('--compare compares models, or with --speed their speed; leave --sharding or --memory out')
+        raise UserError('--compare cannot be combined with --sharding or --memory; omit them')
     if args.self_check:
         from remixer_t5x.cli.info import self_check
 

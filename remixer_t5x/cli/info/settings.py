@@ -46,7 +46,7 @@ def show(word: str) -> None:
     """Prints the macros that contain `word`."""
     macros = rows(word)
     if not macros:
-        raise UserError(f'no macro contains {word!r} in its name, reader or meaning; type info --settings for all')
+        raise UserError(f'no macro matches {word!r} by name, owner or meaning; type info --settings for all')
     table = console.table()
     for heading in ('macro', 'default', 'set by', 'read by', 'meaning'):
         table.add_column(heading, overflow='fold', no_wrap=heading == 'macro')

@@ -83,7 +83,9 @@ class Model:
 
     def _padded(self, texts, side):
         if self.vocabulary['kind'] == 'ids':
-            raise SystemExit('this model has no vocabulary here: call the functions in *.stablehlo with ids')
+            raise SystemExit(
+                'the model was exported without a vocabulary; call the functions in *.stablehlo with token ids'
+            )
         length, eos = self.lengths[side], self.vocabulary['eos_id']
         ends = eos is not None and (self.vocabulary['ends_inputs'] or side == 'targets')
         rows = np.zeros((len(texts), length), np.int32)

@@ -43,7 +43,7 @@ def folder_of(path: str, print_line: Callable[[str, str], None] = lambda label, 
         return folder
     parsed = _parse_name(path)
     if parsed is None or folder.exists():
-        raise UserError(f'{path} is not a folder; give a folder, or the name of a model on the Hub, as in NAME/MODEL')
+        raise UserError(f'{path} is not a folder; use a folder, or the name of a model on the Hub, as in NAME/MODEL')
     name, revision = parsed
     hub = _library(f'{path} is not a folder, and a model of the Hub')
 
@@ -80,7 +80,9 @@ def check_upload(name: str) -> str:
     """`name` without `hf://`. Raises UserError if the name is invalid, or nobody is logged in."""
     parsed = _parse_name(name)
     if parsed is None or parsed[1] is not None:
-        raise UserError(f'{name} is not a name of the Hub; type NAME or USER/NAME, of letters, digits, - _ and .')
+        raise UserError(
+            f'{name} is not a valid Hub name; use NAME or USER/NAME with only letters, digits and the signs -_.'
+        )
     if _library('--push_to_hub').get_token() is None:
         raise UserError(f'uploading {name} needs a login to the Hub; type hf auth login, or set HF_TOKEN')
     return parsed[0]
@@ -153,7 +155,7 @@ def _user_errors(name: str, action: str) -> Iterator[None]:
             text = 'does not have this revision on the Hub; check what follows @, or leave it out'
         elif isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
             why = 'HF_HUB_OFFLINE is set' if constants.HF_HUB_OFFLINE else 'the Hub does not answer'
-            text = f'cannot be {action}: {why}, and the cache has no complete copy; connect, or give a folder'
+            text = f'cannot be {action}: {why}, and the cache has no complete copy; connect, or use a folder'
         elif getattr(getattr(error, 'response', None), 'status_code', None) in (401, 403):
             text = f'cannot be {action}: the Hub denies access; type hf auth login, with a token that has the rights'
         raise UserError(f'{name} {text}') from error

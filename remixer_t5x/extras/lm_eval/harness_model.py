@@ -116,7 +116,7 @@ class RemixerLM(LM):
         """
         if self.model_type == batch_formats.CLASSIFIER:
             raise UserError(
-                'a task needs loglikelihood_rolling, and a classifier only scores its labels; omit the task'
+                'the task needs loglikelihood_rolling, but a classifier only scores its labels; omit the task'
             )
         lengths = self._max_lengths()
         longest = lengths['targets']
@@ -137,7 +137,7 @@ class RemixerLM(LM):
         """Generates an answer to each context, and truncates it before the first stop string in `until`."""
         if self.model_type in (batch_formats.ENCODER_ONLY, batch_formats.CLASSIFIER):
             raise UserError(
-                f'a task needs generated text, and MODEL_TYPE = {self.model_type!r} generates none; omit the task'
+                f'the task needs generated text, but MODEL_TYPE = {self.model_type!r} cannot generate; omit the task'
             )
         groups: dict[str, list[int]] = {}
         for index, request in enumerate(requests):
@@ -192,7 +192,7 @@ class RemixerLM(LM):
         longest = self.trained.lengths['inputs'] - len(self._begin) - len(self._end)
         for index, (context, continuation) in enumerate(pairs):
             if len(continuation) > longest:
-                raise UserError(f'a continuation has {len(continuation)} tokens, and the model reads {longest}')
+                raise UserError(f'a continuation has {len(continuation)} tokens, but the model accepts {longest}')
             text = [*context, *continuation][-longest:]
             for place in range(len(text) - len(continuation), len(text)):
                 rows.append([*self._begin, *text[:place], self._mask, *text[place + 1 :], *self._end])
@@ -313,7 +313,7 @@ def parse_generation_kwargs(kwargs: Mapping[str, Any], default_length: int) -> t
     if settings.get('do_sample') and temperature > 0:
         if beams > 1:
             raise UserError(
-                f'generation_kwargs must have do_sample or num_beams, got do_sample and num_beams = {beams}'
+                f'generation_kwargs must not set both do_sample and num_beams, got do_sample and num_beams = {beams}'
             )
         decoder = Sampling(temperature, settings.get('top_k') or None, float(settings.get('top_p') or 1.0))
     elif beams > 1:

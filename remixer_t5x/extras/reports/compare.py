@@ -125,7 +125,7 @@ def plan(args: argparse.Namespace) -> Plan:
     parts = {name: [part.strip().removeprefix('./').removesuffix('.gin') for part in name.split('+')] for name in names}
     models = {'+'.join(parts[name]): name for name in names}
     if len(models) < len(names):
-        raise UserError(f'--models={args.models} names a model twice; name each once')
+        raise UserError(f'--models={args.models} lists a model twice; list each model once')
     search_paths = arguments.names(','.join(args.gin_search_paths))
     # Finds a missing file before another model is trained.
     for name in names:
@@ -175,7 +175,7 @@ def _split_names(text: str | None, example: str) -> list[str]:
     if not items:
         raise UserError(f'{flag} has no value; type {example}')
     if len(set(items)) < len(items):
-        raise UserError(f'{flag}={text} has a repeated item; name each once')
+        raise UserError(f'{flag}={text} has a repeated item; list each item once')
     return items
 
 

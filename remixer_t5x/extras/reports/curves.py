@@ -82,7 +82,7 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
     losses = read_series(metrics_file, 'loss')
     train = losses.get(records.TRAIN)
     if train is None:
-        raise UserError(f'{metrics_file} has no training loss; plot a run that has logged at least one step')
+        raise UserError(f'{metrics_file} has no training loss; choose a run that has logged at least one step')
     held_out = {kind: points for kind, points in losses.items() if kind != records.TRAIN}
     figure = drawing.new_figure(8, 4.5)
     axes = figure.add_subplot()

@@ -25,7 +25,7 @@ def read_all(folders: Sequence[str]) -> list[Run]:
     paths = [model_dir.absolute_path(folder) for folder in folders]
     for path in paths:
         if paths.count(path) > 1:
-            raise UserError(f'{path} is named twice; name each run once')
+            raise UserError(f'{path} is listed twice; list each run once')
     # The fewest last parts of each path that make all names different.
     for count in range(1, max(len(path.parts) for path in paths) + 1):
         names = ['/'.join(path.parts[-count:]) for path in paths]

@@ -85,7 +85,7 @@ def _draw_learned(runs: Sequence[Run], text: str, folder: str | None) -> list[pa
 def _draw_run(run: Run, text: str, number: int) -> page.Learned:
     trained = saved_models.load(run.folder)
     if trained.model.model_type != batch_formats.ENCODER_DECODER:
-        raise UserError(f'pictures need an encoder-decoder, and MODEL_TYPE is {trained.model.model_type!r}')
+        raise UserError(f'--pictures needs an encoder-decoder, but MODEL_TYPE is {trained.model.model_type!r}')
     inputs: np.ndarray = np.asarray(Texts(trained.vocabulary, trained.lengths['inputs']).encode(text, 0)[0], np.int32)
     targets = _answer(trained, inputs)
     pieces = [[vocab.piece(trained.vocabulary, int(token)) for token in ids] for ids in (inputs, targets)]

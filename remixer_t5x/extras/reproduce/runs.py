@@ -151,5 +151,7 @@ def _read_value(column: Column, cell: Cell) -> float:
     value = record.numbers.get(column.metric) if record else None
     if value is None:
         known = ', '.join(f'{kind} {name}' for kind, found in records.items() for name in found.numbers) or 'none'
-        raise UserError(f'{cell.folder} has no {column.evaluation} {column.metric}; its evaluations are {known}')
+        raise UserError(
+            f'{cell.folder} has no metric {column.metric} of {column.evaluation}; its evaluations are {known}'
+        )
     return value

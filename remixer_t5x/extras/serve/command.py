@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         listener.bind((args.host, args.port))
     except (OSError, OverflowError) as error:
-        raise UserError(f'cannot listen on {args.host}:{args.port} ({reason(error)}); give another --port') from error
+        raise UserError(f'cannot listen on {args.host}:{args.port} ({reason(error)}); use another --port') from error
     with arguments.libraries(args):
         try:
             from remixer_t5x.extras.serve import server

@@ -158,7 +158,7 @@ class Api:
         if len(rows) > most:
             raise HTTPException(400, f'a request must have at most {most} texts (n counts), got {len(rows)}')
         if waiting + len(rows) > most:
-            raise HTTPException(429, f'{waiting} texts are waiting, and at most {most} may; try again later')
+            raise HTTPException(429, f'{waiting} texts are queued, and the limit is {most}; try again later')
         self._tokens.labels('prompt').inc(sum(len(row.inputs) + len(row.targets) for row in rows))
         return await self._engine.compute(rows)
 

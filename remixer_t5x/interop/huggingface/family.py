@@ -91,7 +91,7 @@ class Description:
     def require(self, holds: bool, difference: str) -> None:
         """Raises Refusal with the `difference` unless `holds`."""
         if not holds:
-            raise Refusal(f"Hugging Face's {self._kind} does not have this model: {difference}")
+            raise Refusal(f"Hugging Face's {self._kind} cannot represent this model: {difference}")
 
     def size(self, name: str, value: Any, where: str) -> None:
         """Sets a size. Raises Refusal if another part of the model has a different value."""
@@ -303,18 +303,18 @@ class Family(abc.ABC):
         rows, runs, tensors = list(self.rows()), self.one_run(), tensors.renamed(self.canonical_names(tensors))
         shapes = {name: row.shape for row in rows for _, names in row.places(runs) for name in names}
         if missing := [name for name in shapes if name not in tensors]:
-            raise UserError(f'{folder} lacks the weight {_first(missing)}; give a whole {self.hf_class}')
+            raise UserError(f'{folder} lacks the weight {_first(missing)}; use a whole {self.hf_class}')
         if differing := [name for name, shape in shapes.items() if tensors.shape(name) != shape]:
             name = differing[0]
             raise UserError(
-                f'{name} in {folder} has shape {tensors.shape(name)}, and {shapes[name]} by config.json; '
-                'give the config.json that belongs to the weights'
+                f'{name} in {folder} has shape {tensors.shape(name)}, but config.json requires {shapes[name]}; '
+                'use the config.json that belongs to the weights'
             )
         extra = [name for name in sorted({*tensors} - {*shapes, *self.copies}) if not re.fullmatch(self.ignored, name)]
         if extra:
             raise UserError(
                 f'{folder} has the weight {_first(extra)}, which a {self.hf_class} of its config.json does not have; '
-                'give the config.json that belongs to the weights'
+                'use the config.json that belongs to the weights'
             )
         for copy, name in self.copies.items():
             if copy in tensors and copy not in shapes and not np.array_equal(tensors[copy], tensors[name]):
@@ -329,14 +329,14 @@ class Family(abc.ABC):
 
     def check_vocabulary(self, vocabulary: Any, name: str, folder: str) -> None:
         """Raises UserError if `vocabulary` cannot belong to the model in `folder`."""
-        advice = 'give the vocabulary of this model by --vocabulary'
+        advice = 'pass the vocabulary of this model with --vocabulary'
         rows = self.settings().get('VOCAB_SIZE', self.vocab_size)
         if vocabulary.vocab_size > rows:
-            raise UserError(f'{name} has {vocabulary.vocab_size} ids, and the model in {folder} has {rows}; {advice}')
+            raise UserError(f'{name} has {vocabulary.vocab_size} ids, but the model in {folder} has {rows}; {advice}')
         eos_id = getattr(self, 'eos_id', vocabulary.eos_id)
         if vocabulary.eos_id != eos_id:
             raise UserError(
-                f'{folder}/config.json says eos_token_id {eos_id}, and {name} has {vocabulary.eos_id}; {advice}'
+                f'{folder}/config.json sets eos_token_id to {eos_id}, but {name} uses {vocabulary.eos_id}; {advice}'
             )
 
     def gin_text(self, origin: str) -> str:

@@ -66,11 +66,11 @@ def read(path: str) -> Source:
     """Opens the folder `path`. Raises UserError if it does not contain a model that one of ours can express."""
     folder = pathlib.Path(path).expanduser()
     if not folder.is_dir():
-        hint = 'for a model on the Hub type hf://NAME' if '/' in path else f'give a folder with {CONFIG}'
+        hint = 'for a model on the Hub type hf://NAME' if '/' in path else f'use a folder with {CONFIG}'
         raise UserError(f'{path} is not a folder; {hint}')
     safe_paths.check_inside(folder)
     if not (folder / CONFIG).is_file():
-        raise UserError(f'{folder} has no {CONFIG}; give the folder of a Hugging Face model')
+        raise UserError(f'{folder} has no {CONFIG}; use the folder of a Hugging Face model')
     config = Config(untrusted_files.read_object(folder / CONFIG), str(folder))
     model_type = config.values.get('model_type')
     families = [family for family in FAMILIES if model_type in family.model_types]
@@ -127,7 +127,7 @@ def check_free(path: str) -> pathlib.Path:
     """Returns the path of a folder to write into. Raises UserError if the folder is not empty."""
     folder = pathlib.Path(path).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f'{folder} is not empty; give a new or empty folder')
+        raise UserError(f'{folder} is not empty; use a new or empty folder')
     return folder
 
 
@@ -178,7 +178,7 @@ def describe_difference(ours: np.ndarray, theirs: np.ndarray) -> str:
     # Negated, so that NaN fails.
     if not difference <= TOLERANCE * largest:
         raise UserError(
-            f'the converted model does not compute the same: its logits differ by {text}; do not use the '
+            f'the converted model computes different logits; they differ by {text}; do not use the '
             'converted files, and report the problem with the config.json'
         )
     return text
@@ -208,4 +208,4 @@ def compare_ids(folder: pathlib.Path, vocabulary: Any) -> str:
     for text in texts:
         if tokenizer(text, add_special_tokens=False).input_ids != [int(token) for token in ids_of(text)]:
             return f"Hugging Face's tokenizer gives DIFFERENT ids for {text!r}; use our tokenizer with this model"
-    return f"Hugging Face's tokenizer and ours give the same ids for {len(texts)} texts"
+    return f"Hugging Face's tokenizer and ours use the same ids for {len(texts)} texts"

@@ -160,7 +160,8 @@ class Gpt2(Family):
     def tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
         if file is not None:
             raise UserError(
-                f'--vocabulary is for a T5 or BERT, and {folder} is a GPT-2 with its own tokenizer; leave it out'
+                f'--vocabulary is only for T5 and BERT, but {folder} is a GPT-2, which has its own '
+                'tokenizer; omit --vocabulary'
             )
         _tokenizer_files(folder)
         return Tokenizer('byte_pairs', {'folder': str(folder), 'end_id': self.end_id}, str(folder))

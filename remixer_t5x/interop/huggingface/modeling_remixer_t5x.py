@@ -75,7 +75,7 @@ class Module(nn.Module):
     def check_length(self, length: int) -> None:
         limit = self.settings['max_length']
         if length > limit:
-            raise ValueError(f'{type(self).__name__} takes rows of at most {limit} tokens, got {length}')
+            raise ValueError(f'{type(self).__name__} accepts rows of at most {limit} tokens, got {length}')
 
 
 def build(spec: dict) -> Module:

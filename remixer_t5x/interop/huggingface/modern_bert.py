@@ -253,7 +253,7 @@ class ModernBert(Family):
         path = file or str(folder / tokenizer_files.TOKENIZER)
         if not pathlib.Path(path).is_file():
             raise UserError(
-                f'{folder} has no {tokenizer_files.TOKENIZER}; give --vocabulary=/path/to/{tokenizer_files.TOKENIZER}'
+                f'{folder} has no {tokenizer_files.TOKENIZER}; pass --vocabulary=/path/to/{tokenizer_files.TOKENIZER}'
             )
         return Tokenizer('huggingface_tokenizer', {'path': path, 'shifted': True}, path)
 

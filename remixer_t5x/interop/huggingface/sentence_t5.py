@@ -51,7 +51,7 @@ class SentenceT5(T5Encoder):
         if [(entry.get('path'), name) for entry, name in zip(entries, classes, strict=True)] != [*LAYOUT.items()]:
             raise UserError(
                 f'{folder / MODULES} must list the modules {", ".join(LAYOUT.values())}, as of a sentence-T5, got '
-                f'{", ".join(classes):.100}; give the folder of a sentence-T5'
+                f'{", ".join(classes):.100}; use the folder of a sentence-T5'
             )
         return super().read_tensors(folder).joined(DENSE, safetensors_files.read_folder(folder / DENSE))
 

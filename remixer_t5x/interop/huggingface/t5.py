@@ -102,7 +102,7 @@ class T5Encoder(Family):
         """Reads the fields that are not sizes."""
         values = config.values
         if not isinstance(values.get('eos_token_id'), int | None):
-            raise config.error('eos_token_id', 'it must be one id, as in the vocabulary')
+            raise config.error('eos_token_id', 'it must be a single id, that of the vocabulary')
         return {
             'activation': FEED_FORWARDS[values.get('feed_forward_proj', 'relu')],
             'layer_biases': values['model_type'] == UMT5,

@@ -43,7 +43,7 @@ def read(folder: pathlib.Path, file: str | None = None) -> Tokenizer:
     model = next((folder / name for name in (MODEL, BOTH) if (folder / name).is_file()), None)
     if file is None and model is None:
         raise UserError(
-            f'{folder} has neither {MODEL} nor {BOTH}; give --vocabulary=/path/to/{MODEL} '
+            f'{folder} has neither {MODEL} nor {BOTH}; pass --vocabulary=/path/to/{MODEL} '
             '(T5, T5 v1.1 and FLAN-T5 share one: gs://t5-data/vocabs/cc_all.32000/sentencepiece.model)'
         )
     path = file or str(model)
@@ -106,7 +106,7 @@ def _count_piece_sentinels(config: Mapping[str, Any], folder: pathlib.Path, path
         return len(set(_SENTINEL.findall(json.dumps(config)))) or DEFAULT_SENTINELS
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MAX_SENTINELS:
         raise UserError(
-            f'{folder / CONFIG} says extra_ids {count!a:.60}; it must be a number from 0 to {MAX_SENTINELS}'
+            f'{folder / CONFIG} sets extra_ids to {count!a:.60}; it must be a number from 0 to {MAX_SENTINELS}'
         )
     return count
 
@@ -131,8 +131,8 @@ def _check_added_tokens(names: Iterable[str], folder: pathlib.Path) -> None:
     other = sorted(name for name in names if name not in _SPECIAL)
     if other:
         raise UserError(
-            f'{folder} has the added token {other[0]!r:.60} ({len(other)} of them), which our vocabulary cannot have; '
-            'give a model without added tokens'
+            f'{folder} has the added token {other[0]!r:.60} ({len(other)} in total), which this vocabulary does not '
+            'support; use a model without added tokens'
         )
 
 
@@ -143,7 +143,7 @@ def _count_descending(sentinels: Mapping[str, int], first: int, folder: pathlib.
         expected = first + count - 1 - int(name[len('<extra_id_') : -1])
         if index != expected:
             raise UserError(
-                f'{folder} gives {name} the id {index}, and our vocabulary {expected}; give a model whose sentinels '
-                'count down from its last id'
+                f'{folder} assigns id {index} to {name}, but this vocabulary assigns {expected}; use a model '
+                'whose sentinels count down from its last id'
             )
     return count

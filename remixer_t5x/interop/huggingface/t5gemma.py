@@ -133,7 +133,7 @@ class T5Gemma(Family):
             if differing := [name for name, value in sizes.items() if fields.get(name, value) != value]:
                 names = {field: name for name, field in cls.sizes.items()}
                 name = names.get(differing[0], differing[0])
-                raise stack.error(name, f'the encoder has {fields[differing[0]]}, and both stacks must have the same')
+                raise stack.error(name, f'the encoder has {fields[differing[0]]}; both stacks must have the same value')
             fields |= {**sizes, f'num_{side}_layers': layers}
             if math.log2(fields['query_scale']) % 2:
                 raise stack.error('query_pre_attn_scalar', 'it must be a power of 4, such as 64 or 256')
@@ -311,7 +311,7 @@ class T5Gemma(Family):
         path = file or str(folder / tokenizer_files.TOKENIZER)
         if not pathlib.Path(path).is_file():
             raise UserError(
-                f'{folder} has no {tokenizer_files.TOKENIZER}; give --vocabulary=/path/to/{tokenizer_files.TOKENIZER}'
+                f'{folder} has no {tokenizer_files.TOKENIZER}; pass --vocabulary=/path/to/{tokenizer_files.TOKENIZER}'
             )
         return Tokenizer('huggingface_tokenizer', {'path': path}, path)
 

@@ -105,7 +105,7 @@ class _Source(NamedTuple):
             value = np.moveaxis(value, self.axis, 0)
         if self.shared:
             if not (value == value[:1]).all():
-                raise ValueError('each layer has its own position bias, and our stacks share one')
+                raise ValueError('each layer has its own position bias, but the stacks here share one')
             value = value[0]
         has_heads = value.ndim == len(shape) + 1 and value.size == np.prod(shape)
         return np.ascontiguousarray(value.reshape(shape) if has_heads else value)
@@ -134,7 +134,7 @@ def read(path: str, abstract: Params) -> tuple[Params, int]:
         missing, extra = sorted(needed - saved.shapes.keys()), sorted(saved.shapes.keys() - needed)
         if missing or extra:
             problem = f'it has no {missing[0]}' if missing else f'the model has no {extra[0]}'
-            raise UserError(f'{folder} does not fit this model: {problem}; give the model and size that was trained')
+            raise UserError(f'{folder} does not fit this model: {problem}; use the model and size that was trained')
         arrays = {}
         for name, source in sources.items():
             _check_size(folder, name, expected[name], source, saved.shapes)
@@ -156,7 +156,7 @@ def write(path: str, params: Params, step: int, model: Seq2Seq, own_names: bool 
     arrays = flat if own_names else _to_network(flat, model)
     folder = model_dir.absolute_path(path) / f'checkpoint_{step}'
     if folder.exists():
-        raise UserError(f'{folder} exists already; give another folder, or remove it')
+        raise UserError(f'{folder} exists already; use another folder, or remove it')
     unfinished = folder.parent / f'{folder.name}.tmp'
     with saved_params.wrap_errors(folder, 'written'):
         if unfinished.exists():
@@ -190,7 +190,7 @@ def _find(path: str) -> epath.Path:
     if complete:
         return steps[complete[-1]]
     raise UserError(
-        f'{folder} does not contain a T5X checkpoint; give a folder checkpoint_<step>, or the MODEL_DIR of a T5X run'
+        f'{folder} does not contain a T5X checkpoint; use a folder checkpoint_<step>, or the MODEL_DIR of a T5X run'
     )
 
 
@@ -236,7 +236,9 @@ def _read_leaf(folder: epath.Path, leaf: Any) -> Array:
     array = ts.open({'driver': 'zarr', 'kvstore': {'driver': 'file', 'path': str(place)}}, open=True).result()
     shape = tuple(leaf['metadata']['shape'])
     if array.shape != shape:
-        raise UserError(f'{place} has shape {array.shape}, and {shape} by {folder / _FILE}; copy the checkpoint again')
+        raise UserError(
+            f'{place} has shape {array.shape}, but {folder / _FILE} requires {shape}; copy the checkpoint again'
+        )
     return array.read().result()
 
 
@@ -283,7 +285,7 @@ def _check_size(folder: epath.Path, name: str, shape: tuple[int, ...], source: _
 def _shape_error(folder: epath.Path, name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> UserError:
     return UserError(
         f'{folder} does not fit this model: {name} has shape {shape} there and {expected} here; '
-        'give the model and size that was trained'
+        'use the model and size that was trained'
     )
 
 
@@ -323,7 +325,9 @@ def _to_network(flat: Mapping[str, Array], model: Seq2Seq) -> dict[str, Array]:
     module: Any = model.module
     for stack in (module.encoder_stack(), module.decoder_stack()):
         if len(stack.runs) != 1 or not isinstance(stack.runs[0][0](), PreNorm):
-            raise UserError(f"T5X's network has one run of PreNorm layers, and this model has others; {_KEEP_NAMES}")
+            raise UserError(
+                f"T5X's network has a single sequence of PreNorm layers, and this model has other layers; {_KEEP_NAMES}"
+            )
     sublayers = [factory() for factories in interface.sublayers(model).values() for factory in factories]
     if later := sorted({name for sublayer in sublayers for name in later_options(sublayer)}):
         raise UserError(f"T5X's network has no {', '.join(later)}; {_KEEP_NAMES}")

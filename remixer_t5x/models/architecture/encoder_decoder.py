@@ -24,7 +24,7 @@ from remixer_t5x.models.layers.embedding import Embed, output_scale
 def checked_dtype(name: str) -> jnp.dtype:
     """Returns the dtype of activations. Raises UserError for float16, because T5's activations overflow."""
     if str(name) not in ('float32', 'bfloat16'):
-        raise UserError(f"DTYPE must be 'bfloat16' or 'float32', got {name!r}; give --gin.DTYPE=bfloat16")
+        raise UserError(f"DTYPE must be 'bfloat16' or 'float32', got {name!r}; pass --gin.DTYPE=bfloat16")
     return jnp.dtype(name)
 
 

@@ -17,8 +17,9 @@ def refuse_prefix(ctx: SequenceContext, owner: str) -> None:
     """Raises UserError if tokens have a prefix, which the class named `owner` cannot read in both directions."""
     if ctx.prefix is not None:
         raise UserError(
-            f'{owner} cannot read a prefix in both directions; type PREFIX_LM = False, to read it from left to right, '
-            'or use @attention.SelfAttention, @hyper_mixer.HyperMixer or @linear_attention.LinearAttention'
+            f'{owner} does not support bidirectional attention to a prefix; type PREFIX_LM = False, to read '
+            'the prefix from left to right, or use @attention.SelfAttention, @hyper_mixer.HyperMixer or '
+            '@linear_attention.LinearAttention'
         )
 
 

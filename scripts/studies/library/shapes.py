@@ -26,7 +26,7 @@ def make_rows(rng: np.random.Generator, count: int, length: int) -> tuple[np.nda
         ValueError: `length` is less than `SHORTEST`.
     """
     if length < SHORTEST:
-        raise ValueError(f'a row needs {SHORTEST} tokens to hold any four shapes, got {length}: give a longer one')
+        raise ValueError(f'a row needs {SHORTEST} tokens to hold any four shapes, got {length}: use a longer one')
     is_triangle = rng.permuted(np.tile([False, False, True, True], (count, 1)), axis=1)
     widths = rng.choice(WIDTHS, (count, NUM_SHAPES))
     heights = rng.uniform(*HEIGHTS, (count, NUM_SHAPES))

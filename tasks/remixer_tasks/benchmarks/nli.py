@@ -66,7 +66,9 @@ def _read_abductive(path: str, labels_path: str | None = None) -> Iterator[Examp
                 raise raw_rows.bad_row(str(labels_path), row.number, reason)
         yield _abductive_example(row, label, str(labels_path or path))
     if labels is not None and (rest := next(labels, None)):
-        raise raw_rows.bad_row(str(labels_path), rest[0], f'a label without a line in {os.path.basename(path)}')
+        raise raw_rows.bad_row(
+            str(labels_path), rest[0], f'a label without a matching line in {os.path.basename(path)}'
+        )
 
 
 def _read_opinions(path: str) -> Iterator[Example]:

@@ -15,7 +15,7 @@ from remixer_tasks.benchmarks.prompts import UNLABELLED
 from remixer_tasks.files import row_files
 from remixer_tasks.files.malformed import Malformed
 
-# Maximum size of a file with one JSON value; the largest published file has 42 MB.
+# Maximum size of a file with one JSON value; the largest published file is 42 MB.
 MAX_JSON_BYTES = 10**9
 _MAX_REASON = 300
 _FILE_ADVICE = 'set DATA_DIR to the folder that contains the published files'

@@ -50,7 +50,7 @@ def write(folder: str, task: str, rows: Sequence[Row]) -> str:
         with open(path, 'w', encoding='utf-8') as out:
             out.write('\n'.join(file.arrange(pairs)) + '\n')
     except OSError as error:
-        raise UserError(f'{path} cannot be written ({error.strerror}); give another SUBMISSION_DIR') from error
+        raise UserError(f'{path} cannot be written ({error.strerror}); use another SUBMISSION_DIR') from error
     line = f'submission   {path}: {len(rows):,} predictions'
     return line + (f', {invalid:,} of them invalid and written as {file.default}' if invalid else '')
 

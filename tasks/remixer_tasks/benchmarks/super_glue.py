@@ -107,7 +107,7 @@ def _read_wsc(path: str) -> Iterator[Example]:
             index = target.integer(f'{span}_index')
             example[f'{span}_index'] = index
             if not 0 <= index < len(text.split()):
-                raise row.error(f'{span}_index is {index}, the text has {len(text.split())} words')
+                raise row.error(f'{span}_index is {index}, but the text has {len(text.split())} words')
             example[f'{span}_text'] = _as_in_text(target.text(f'{span}_text'), index, text)
         _check_pronoun(example, row)
         yield example

@@ -312,7 +312,7 @@ def select_metrics(names: Texts | str) -> list[Metric]:
     """Returns the metrics of these names. Raises UserError for an unknown name or an empty list."""
     names = [name.strip() for name in names.split(',')] if isinstance(names, str) else list(names)
     if not names or not set(names) <= set(NAMED):
-        raise UserError(f"METRICS must be some of {', '.join(NAMED)}, got {names}; give METRICS = ['accuracy']")
+        raise UserError(f"METRICS must be some of {', '.join(NAMED)}, got {names}; set METRICS = ['accuracy']")
     return [NAMED[name] for name in names]
 
 

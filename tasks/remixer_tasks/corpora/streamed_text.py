@@ -110,7 +110,7 @@ class StreamedCorpus:
                     yield document
         if not self._held_out:
             raise UserError(
-                f'{self.name} has no validation documents; give a larger VALIDATION_FRACTION, HF_VALIDATION_SPLIT, or '
+                f'{self.name} has no validation documents; use a larger VALIDATION_FRACTION, HF_VALIDATION_SPLIT, or '
                 'EVAL_PERIOD = None'
             )
 
@@ -160,7 +160,7 @@ class Reader:
             if is_whole and is_empty:
                 raise UserError(
                     f'{self._corpus.name} has no documents to train on in {len(self._shards)} of its {shards.count} '
-                    'shards; give a data set with text, a smaller VALIDATION_FRACTION, or fewer STREAMS'
+                    'shards; use a data set with text, a smaller VALIDATION_FRACTION, or fewer STREAMS'
                 )
             if self._seed is None:
                 return

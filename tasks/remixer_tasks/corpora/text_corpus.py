@@ -74,9 +74,9 @@ class ParsedCorpus:
     strict: bool = False
     noun: str = 'document'
     hold_out_advice: str = (
-        "give VALIDATION_FILES, or cut the text into documents (blank lines between them, or TXT_DOCUMENTS = 'line')"
+        "set VALIDATION_FILES, or cut the text into documents (blank lines between them, or TXT_DOCUMENTS = 'line')"
     )
-    empty_advice: str = 'give files with text'
+    empty_advice: str = 'use files with text'
 
     def __post_init__(self):
         if self.read_validation is None:

@@ -179,7 +179,7 @@ def _megabytes(count: int) -> str:
 def _find_copy(source: Path, name: str, download: Download) -> Path:
     """Returns the file in `source` or in its folder of the data set. Raises UserError if it is missing."""
     if not source.is_dir():
-        raise UserError(f'--from must be a folder, got {source}; give the folder with {name}')
+        raise UserError(f'--from must be a folder, got {source}; use the folder with {name}')
     for path in (source / name, source / download.folder / name):
         if path.is_file():
             return path

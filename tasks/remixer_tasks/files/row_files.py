@@ -214,7 +214,7 @@ def _csv_cells(path: str, layout: RowLayout, malformed: Malformed) -> Iterator[t
         except csv.Error as error:
             if last > before + 1 or 'unexpected end' in str(error) or 'field larger' in str(error):
                 raise UserError(
-                    f'{path} line {before + 1}: a cell that begins here with a quote is not closed by one ({error}); '
+                    f'{path} line {before + 1}: a quoted cell that starts here is never closed ({error}); '
                     'correct the line, or set PAIRS_FORMAT'
                 ) from error
             malformed.record(path, last, f'invalid CSV ({error})')

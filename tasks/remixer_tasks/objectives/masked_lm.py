@@ -98,7 +98,7 @@ def mask_of(vocabulary: seqio.Vocabulary) -> int:
         return int(vocabulary.mask_id)
     first, count = sentinels.first_and_count(vocabulary)
     if count < 1:
-        raise UserError('masked LM needs a sentinel as its mask: give the vocabulary extra_ids=100')
+        raise UserError('masked LM needs a sentinel as its mask: set extra_ids=100 of the vocabulary')
     return first
 
 
@@ -108,7 +108,7 @@ def word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
         return np.array([not piece.startswith('##') for piece in vocabulary.words])
     if not hasattr(vocabulary, 'tokenizer'):
         raise UserError(
-            f'whole words need a SentencePiece vocabulary, and this is a {type(vocabulary).__name__}: '
+            f'whole-word masking needs a SentencePiece vocabulary, got a {type(vocabulary).__name__}: '
             'set WHOLE_WORDS = False'
         )
     ordinary = sentinels.ordinary_ids(vocabulary)

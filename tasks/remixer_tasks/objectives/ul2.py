@@ -80,7 +80,7 @@ def denoisers(rows: Any = None) -> tuple[Denoiser, ...]:
     except (TypeError, ValueError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f'DENOISERS must be rows of denoisers, got {rows!r}; {hint}') from error
+        raise UserError(f'DENOISERS must be a sequence of rows, one per denoiser, got {rows!r}; {hint}') from error
     if not chosen or len({denoiser.name for denoiser in chosen}) < len(chosen):
         raise UserError(f'DENOISERS must have one or more different denoisers, got {rows!r}; {hint}')
     return chosen

@@ -96,9 +96,9 @@ class BytePairs(Vocabulary):
             pieces = untrusted_files.read_object(folder / VOCABULARY)
             merges = untrusted_files.read_text(folder / MERGES).split('\n')
         else:
-            raise UserError(f'{folder} has neither {VOCABULARY} and {MERGES} nor {BOTH}; give the folder of a GPT-2')
+            raise UserError(f'{folder} has neither {VOCABULARY} and {MERGES} nor {BOTH}; use the folder of a GPT-2')
         if not isinstance(pieces, dict) or not isinstance(merges, list) or not pieces:
-            raise UserError(f'{folder} has no byte pairs in its tokenizer; give the folder of a GPT-2')
+            raise UserError(f'{folder} has no byte pairs in its tokenizer; use the folder of a GPT-2')
         tokenizer_files.check_settings(
             tokenizer_files.read_config(folder), _CONFIG, str(folder / tokenizer_files.CONFIG)
         )

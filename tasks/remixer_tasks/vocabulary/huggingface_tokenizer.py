@@ -213,7 +213,7 @@ def load(path: str) -> tuple[Any, list[int], list[int]]:
         tokenizer = tokenizers.Tokenizer.from_str(text)
     except subprocess.TimeoutExpired as error:
         raise UserError(
-            f'{path} takes the package tokenizers more than {TIME_LIMIT} seconds to parse; download it again'
+            f'parsing {path} with the package tokenizers takes more than {TIME_LIMIT} seconds; download it again'
         ) from error
     except Exception as error:
         # The library raises Exception itself.
@@ -235,7 +235,7 @@ def check_components(content: dict[str, Any], path: str) -> dict[str, Any]:
                 raise UserError(f'{path}: {place} must be one of {allowed.replace(" ", ", ")}, got {kind!a:.60}')
             pattern = component.get('pattern')
             if isinstance(pattern, dict) and pattern.get('Regex', r'\s+') not in REGEXES:
-                raise UserError(f'{path}: a regular expression of {place} is not a known one: {pattern["Regex"]!a:.80}')
+                raise UserError(f'{path}: {place} has an unsupported regular expression: {pattern["Regex"]!a:.80}')
             for name, value in component.items():
                 if name not in ('vocab', 'merges') and not _is_small(value):
                     raise UserError(f'{path}: {name} of {place} must be short, got {value!a:.60}; download it again')
@@ -254,7 +254,7 @@ def check_components(content: dict[str, Any], path: str) -> dict[str, Any]:
     for piece, index in [*pieces, *tokens]:
         if not isinstance(piece, str) or len(piece) > MAX_TEXT or type(index) is not int or not 0 <= index < MAX_ID:
             raise UserError(
-                f'{path}: {piece!a:.60} with id {index!a:.60} is no piece of a vocabulary; download it again'
+                f'{path}: {piece!a:.60} with id {index!a:.60} is not a valid vocabulary entry; download it again'
             )
     return {'version': '1.0', 'truncation': None, 'padding': None, 'added_tokens': added} | {
         place: content.get(place) for place in ALLOWED

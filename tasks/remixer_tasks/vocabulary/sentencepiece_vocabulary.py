@@ -140,7 +140,7 @@ def _train(sample: list[str], settings: Settings) -> bytes:
             return _train(sample, dataclasses.replace(settings, pieces=most, at_most=False))
         raise UserError(
             f'this text allows at most {most} pieces, got {settings.pieces}; reduce VOCAB_SIZE by at least '
-            f'{settings.pieces - most}, give more text, or use VOCABULARY = @vocabularies.byte()'
+            f'{settings.pieces - most}, use more text, or use VOCABULARY = @vocabularies.byte()'
         ) from error
     return writer.getvalue()
 

@@ -55,7 +55,7 @@ class WordPieceVocabulary(Vocabulary):
     def _id(self, piece: str) -> int:
         index = self._tokenizer.token_to_id(piece)
         if index is None:
-            raise UserError(f'{self._path} has no {piece}, which BERT needs; give the tokenizer of a BERT')
+            raise UserError(f'{self._path} has no {piece}, which BERT needs; use the tokenizer of a BERT')
         return int(index)
 
     @property
@@ -119,7 +119,7 @@ def read(path: str) -> Any:
             "type pip install 'remixer-t5x[wordpiece]'"
         ) from error
     if not os.path.isfile(path):
-        raise UserError(f'there is no file {path}; give a tokenizer.json or vocab.txt of a BERT')
+        raise UserError(f'there is no file {path}; use a tokenizer.json or vocab.txt of a BERT')
     folder = pathlib.Path(path).parent
     config = tokenizer_files.read_config(folder)
     try:
@@ -139,21 +139,21 @@ def read(path: str) -> Any:
         # The library raises plain Exception.
         raise UserError(f'{path} cannot be read as a tokenizer ({reason(error)})') from error
     if tokenizer.token_to_id(UNKNOWN) is None:
-        raise UserError(f'{path} has no {UNKNOWN}, which BERT needs; give the tokenizer of a BERT')
+        raise UserError(f'{path} has no {UNKNOWN}, which BERT needs; use the tokenizer of a BERT')
     if tokenizer.token_to_id(PAD) != 0:
-        raise UserError(f'{PAD} in {path} must have id 0, got {tokenizer.token_to_id(PAD)}; give a tokenizer of BERT')
+        raise UserError(f'{PAD} in {path} must have id 0, got {tokenizer.token_to_id(PAD)}; use a tokenizer of BERT')
     for ours, theirs in SETTINGS.items():
         value = getattr(tokenizer.normalizer, ours, None)
         if config.get(theirs) is not None and value is not None and bool(value) != bool(config[theirs]):
             raise UserError(
-                f'{path} has {ours} {value}, and tokenizer_config.json has {theirs} {config[theirs]}; make them equal'
+                f'{path} has {ours} {value}, but tokenizer_config.json has {theirs} {config[theirs]}; make them equal'
             )
     for token, index in sorted(tokenizer_files.added_tokens(folder).items(), key=lambda item: item[1]):
         tokenizer.add_special_tokens([tokenizers.AddedToken(token, normalized=False)])
         if tokenizer.token_to_id(token) != index:
             raise UserError(
-                f'{folder} gives {token!r:.60} the id {index}, and its vocabulary {tokenizer.token_to_id(token)}; '
-                'correct its files'
+                f'{folder} assigns id {index} to {token!r:.60}, but its vocabulary assigns '
+                f'{tokenizer.token_to_id(token)}; correct its files'
             )
     return tokenizer
 
@@ -182,10 +182,10 @@ def _read_json(path: str) -> Any:
     for piece, index in [*pieces, (unknown, 0), (prefix, 0)]:
         if not isinstance(piece, str) or not 0 < len(piece) <= _MAX_PIECE or type(index) is not int:
             raise UserError(
-                f'{path}: {piece!r:.60} with id {index!r:.60} is not a piece of a vocabulary; download it again'
+                f'{path}: {piece!r:.60} with id {index!r:.60} is not a valid vocabulary entry; download it again'
             )
     if {index for _, index in pieces} != {*range(len({*pieces}))} or unknown not in vocab:
-        raise UserError(f'{path}: ids must be 0, 1, 2 ... without a gap, and one of {unknown!r:.60}; download it again')
+        raise UserError(f'{path}: ids must be consecutive from 0 and include {unknown!r:.60}; download it again')
     tokenizer = Tokenizer(
         models.WordPiece(vocab, unk_token=unknown, max_input_chars_per_word=longest, continuing_subword_prefix=prefix)
     )

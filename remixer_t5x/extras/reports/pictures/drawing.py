@@ -189,5 +189,5 @@ def save(picture: Picture, folder: str | os.PathLike[str]) -> list[pathlib.Path]
             picture.figure.savefig(paths[0], dpi=150, facecolor='white')
         paths[1].write_text(_svg(picture.figure, picture.name, facecolor='white'), encoding='utf-8')
     except OSError as error:
-        raise UserError(f'{place} cannot be written ({error.strerror}); give a folder that you can write to') from None
+        raise UserError(f'{place} cannot be written ({error.strerror}); use a folder that you can write to') from None
     return paths
