@@ -1,7 +1,7 @@
 """Beam search: finds the n best sequences by keeping the most likely beginnings at each step.
 
 Each step extends the live beams by every token and takes the best 2 * beams of all candidates. Among the best `beams`
-of these, the candidates that end join the sequences that ended before, of which the best remain. The best `beams`
+of these, the candidates that end are added to the ended sequences, of which only the best are kept. The best `beams`
 candidates that do not end stay live. At the last position every candidate counts as ended. The results equal those of
 Hugging Face's `generate`, also with logits processors, which change log-probabilities. In T5X all 2 * beams candidates
 may end, and its penalty is `BrevityPenalty`.
@@ -208,9 +208,9 @@ def _find_beam_leaves(cache: Cache, larger: Cache) -> list[bool]:
 
 
 def _place_near_parents(chosen: jax.Array, parents: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Puts beams into the places of their parents if possible, so that few rows of the cache are copied.
+    """Assigns beams to the slots of their parents where possible, so that few rows of the cache are copied.
 
-    One child of each parent gets the parent's place; other children get the places of beams without a child.
+    One child of each parent gets the parent's slot; other children get the slots of beams without a child.
 
     Args:
         chosen: [batch, beams], indices of the candidates that stay live.

@@ -169,7 +169,7 @@ class Greedy(RowDecoder):
 
 
 def top_values(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the `count` largest along the last axis, largest first, and their indices, like `jax.lax.top_k`.
+    """Returns the `count` largest values along the last axis, sorted, and their indices, like `jax.lax.top_k`.
 
     Sorts in a program that is exported for any number of rows, because TensorFlow cannot run JAX's operation there.
     """
@@ -207,7 +207,7 @@ def score_choices(generation: Generation, choices: jax.Array) -> jax.Array:
 
 
 def kernels_in(dtype: jnp.dtype, params: Any) -> Any:
-    """Casts the parameters that a matmul or a lookup would cast to `dtype`: kernels and token embeddings."""
+    """Casts kernels and token embeddings to `dtype`, as each matmul or lookup would do."""
 
     def cast(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
         names = [entry.key for entry in path]

@@ -50,11 +50,11 @@ class Generating(Model):
         return loss, {**sums, 'sequences': count_sequences(batch, 'decoder_target_tokens')}
 
     def score(self, params: Params, batch: Batch) -> jax.Array:
-        """The log-likelihood of each row's target tokens, [batch] float32, without z-loss and label smoothing."""
+        """Returns the log-likelihood of each row's targets, [batch] float32, without z-loss and label smoothing."""
         return self.score_and_match(params, batch)[0]
 
     def score_and_match(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """`score`, and whether greedy decoding returns the target tokens of each row, [batch] bool."""
+        """Returns `score`, and whether greedy decoding would return the target tokens of each row, [batch] bool."""
         hidden, (targets, weights) = self._hidden(params, batch), targets_and_weights(batch, 'decoder')
         kernel = self.module.output_kernel(params)
         return losses.score_and_match_rows(
@@ -103,7 +103,7 @@ class Generating(Model):
             eos_id: the token that ends a sequence; tokens after it are 0.
             decoder: `decoding.Greedy()`, `sampling.Sampling(...)` or `beam_search.BeamSearch(...)`, which sets n.
             rng: one key or [batch] keys, for decoders that sample.
-            stop_strings: texts that end a sequence, too.
+            stop_strings: texts that end a sequence, in addition to `eos_id`.
         """
         return decoder(self.generation(params, batch, max_decode_length, eos_id, stop_strings), rng)
 

@@ -115,7 +115,7 @@ def _check_ids(setting: str, ids: Iterable[int], vocab: int) -> None:
 
 
 def _contains(tokens: jax.Array, is_counted: jax.Array, vocab: int) -> jax.Array:
-    """Whether each id is among the counted tokens of a row: [rows, length] tokens and mask -> [rows, vocab] bool."""
+    """Returns whether each id occurs in a row, [rows, vocab] bool, from tokens and mask, both [rows, length]."""
     rows = jnp.arange(tokens.shape[0])[:, None]
     return jnp.zeros((tokens.shape[0], vocab), bool).at[rows, tokens].max(is_counted, mode='drop')
 

@@ -65,7 +65,7 @@ class MaskedLM(Model):
         return self._apply('encode', params, inputs, encoder_token_types=token_types)
 
     def project_sentence(self, params: Params, mean: jax.Array) -> jax.Array:
-        """The embeddings of texts, [texts, outputs], from the mean over their tokens, [texts, embed]."""
+        """Computes text embeddings, [texts, outputs], from the means over tokens, [texts, embed]."""
         return self._apply('project_sentence', params, mean)
 
     def logits(self, params: Params, batch: Batch) -> jax.Array:

@@ -72,7 +72,7 @@ def make_functions(
         lengths: tokens of `inputs` and `targets`, to which ids are padded with 0.
         decoder: the decoder of `generate`.
         eos_id: the token that ends a sequence.
-        stop_strings: texts that end a sequence, too.
+        stop_strings: texts that end a sequence, in addition to `eos_id`.
 
     Raises UserError if the model lacks one.
     """

@@ -2,7 +2,7 @@
 
     x = Embed(tokens)        h = Stack(x)        logits = h W, or h Embed^T with a tied output
 
-The stack is that of an encoder-decoder's decoder, so every causal sublayer and every layout works. A prefix language
+The stack equals an encoder-decoder's decoder, so every causal sublayer and every layout works. A prefix language
 model (Raffel et al. 2019, section 3.2.1) uses bidirectional attention for the first tokens of each example. GPT-2
 (Radford et al. 2019) is this model with learned positions, biases and a tied output.
 """
@@ -40,7 +40,7 @@ class DecoderOnly(nn.Module):
         scaled_output: the input of the projection is scaled by embed_dim ** -0.5, as T5 does with a tied output.
         base_embed_dim: the base width of muP (`optim.mup`), which a tied output needs; None without muP.
         begin_id: the token whose embedding begins a sequence, as GPT-2's end token does; id 0 is then only padding and
-            is never predicted. 0: id 0 has its own embedding.
+            is never predicted. If it is 0, id 0 has its own embedding.
     """
 
     vocab_size: ranges.Count
@@ -126,7 +126,7 @@ class DecoderOnly(nn.Module):
     def next_hidden(self, tokens: jax.Array, slots: int) -> jax.Array:
         """Returns the input of the output projection, [batch, 1, embed], for one token of each row, [batch, 1].
 
-        The first call reads the last token of each prompt.
+        The first call processes the last token of each prompt.
         """
         ctx = describe_tokens(jnp.ones_like(tokens), causal=True, decode=True)
         return self._output_input(self.decoder(self._embed(tokens), ctx, slots))

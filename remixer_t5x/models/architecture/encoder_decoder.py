@@ -47,7 +47,7 @@ class EncoderDecoder(nn.Module):
         shared_embedding: encoder and decoder have one token embedding; otherwise the decoder's is
             `decoder_token_embedder`.
         begin_id: the token whose embedding the decoder reads for id 0, which begins a sequence.
-        logit_softcap: output logits are `c tanh(logits / c)`, as in Gemma 2; None leaves them.
+        logit_softcap: c in `c tanh(logits / c)`, which bounds the output logits, as in Gemma 2; None disables it.
     """
 
     vocab_size: ranges.Count

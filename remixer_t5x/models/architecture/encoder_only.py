@@ -4,7 +4,7 @@
     h = Stack(x)
     logits = head(h) Embed^T + b  (BertHead: Devlin et al. 2019, section 3.1), or h Embed^T / sqrt(D) without a head
 
-The stack is that of an encoder-decoder's encoder, so every encoder sublayer and every layout works. T5 scales the input
+The stack equals an encoder-decoder's encoder, so every encoder sublayer and every layout works. T5 scales the input
 of a tied output by 1 / sqrt(D); BERT instead initialises embeddings with standard deviation 0.02.
 """
 
@@ -94,7 +94,7 @@ class EncoderOnly(nn.Module):
         return logits if self.head_layer is None else logits + self.head.bias.astype(logits.dtype)
 
     def project_sentence(self, mean: jax.Array, enable_dropout: bool = False) -> jax.Array:
-        """The embeddings of texts, [texts, outputs], from the mean over their tokens, [texts, embed]."""
+        """Computes text embeddings, [texts, outputs], from the means over tokens, [texts, embed]."""
         return mean if self.sentence_layer is None else self.sentence(mean)
 
     def output_hidden(self, hidden: jax.Array) -> jax.Array:
@@ -131,7 +131,7 @@ def _context(
 
 
 def pair_token_types(tokens: jax.Array, ctx: SequenceContext, separator_id: int) -> jax.Array:
-    """BERT's token types of two texts, [batch, length] int32: 0 up to the first separator of an example, then 1."""
+    """Returns BERT's token types, [batch, length] int32: 0 up to the first separator of an example, then 1."""
     separators = jnp.cumsum(tokens == separator_id, axis=-1) - (tokens == separator_id)
     if ctx.packed:
         starts = jnp.arange(tokens.shape[-1]) - ctx.positions
@@ -164,7 +164,7 @@ class BertInput(nn.Module):
 
 
 class NormInput(nn.Module):
-    """`norm(x)`, [batch, length, embed]: ModernBERT's embeddings (Warner et al. 2024), which have no token types.
+    """Computes `norm(x)`, [batch, length, embed], as ModernBERT does (Warner et al. 2024): without token types.
 
     Attributes:
         norm: factory of the norm.
@@ -218,7 +218,7 @@ def mean_of_tokens(hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
 
 
 class SentenceProjection(nn.Module):
-    """`y / |y|` with `y = x W`, [texts, embed] -> [texts, outputs] float32: sentence-T5 (Ni et al. 2021).
+    """Computes `y / |y|` with `y = x W`, [texts, embed] -> [texts, outputs] float32 (sentence-T5, Ni et al. 2021).
 
     Attributes:
         outputs: width of a sentence embedding.

@@ -166,7 +166,7 @@ def make_layer(
 
 
 class Block(nn.Module):
-    """Different layers, one after another, that a run repeats as a whole.
+    """A sequence of different layers, which a run repeats as a whole.
 
     Attributes:
         layers: factories of layers.
@@ -176,7 +176,7 @@ class Block(nn.Module):
 
     @property
     def sublayers(self) -> tuple[SublayerFactory, ...]:
-        """The factories of the sublayers of all layers."""
+        """Returns the sublayer factories of all layers."""
         return tuple(sublayer for layer in self.layers for sublayer in layer().sublayers)
 
     @nn.compact
@@ -189,7 +189,7 @@ class Block(nn.Module):
 def alternate(
     layers: Sequence[Callable[..., Layer]], num_layers: ranges.Count
 ) -> tuple[tuple[Callable[..., nn.Module], int], ...]:
-    """The runs of a stack whose layers alternate, such as layers with a sliding window and layers that see all tokens.
+    """Returns the runs of a stack with alternating layers, such as local (sliding-window) and global attention.
 
     Args:
         layers: factories of the layers to repeat, in order.
@@ -210,5 +210,5 @@ def alternate_after_first(
     period: ranges.Count,
     num_layers: ranges.Count,
 ) -> tuple[tuple[Callable[..., nn.Module], int], ...]:
-    """The runs of a ModernBERT: one `first` layer, then `period` - 1 `local` layers and one `last` layer, repeated."""
+    """Returns ModernBERT's runs: one `first` layer, then repeatedly `period` - 1 `local` layers and a `last` layer."""
     return ((first, 1), *alternate([*[local] * (period - 1), last], num_layers - 1))

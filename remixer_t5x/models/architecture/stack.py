@@ -32,12 +32,12 @@ _CUDNN_ATTENTION = 'dot_product_attention_fwd_wrapper'
 
 
 def full_remat(prim, *args, **params) -> bool:
-    """Remat policy: saves only the input of each layer; about a third more FLOPs, the least memory."""
+    """Remat policy that saves only the input of each layer: about a third more FLOPs, but the least memory."""
     return jax.checkpoint_policies.nothing_saveable(prim, *args, **params)
 
 
 def dots_remat(prim, *args, **params) -> bool:
-    """Remat policy: saves the results of attention and of matmuls with parameters, and recomputes the rest."""
+    """Remat policy that saves the results of attention and of matmuls with parameters, and recomputes the rest."""
     return _DOTS_AND_ATTENTION(prim, *args, **params) or prim.name == _CUDNN_ATTENTION
 
 
@@ -179,7 +179,7 @@ class Stack(nn.Module):
         body: type[nn.Module] = _Repeated
         unroll = count if self.unroll is None else min(self.unroll, count)
         if self.remat_policy is not None:
-            # In a scan of single layers, XLA cannot replace a recomputed value by the forward pass's.
+            # In a scan of single layers, XLA cannot replace a recomputed value by the one from the forward pass.
             body = nn.remat(body, policy=self.remat_policy, prevent_cse=unroll > 1)
         split = {'params': True, 'dropout': True}
         # Flax's check traces the layer twice, and the second trace draws other random numbers than the first. It stays

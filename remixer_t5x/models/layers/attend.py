@@ -29,7 +29,7 @@ def attend_to_sequence(
     softcap: float | None = None,
     window: int | None = None,
 ) -> jax.Array:
-    """Computes attention to the tokens of the same sequence; while decoding, to the cached tokens.
+    """Computes attention to the tokens of the same sequence, or to the cached tokens while decoding.
 
     Args:
         module: the sublayer.
@@ -71,7 +71,7 @@ def attend_to_memory(
     dropout_rate: float = 0.0,
     softcap: float | None = None,
 ) -> jax.Array:
-    """Computes attention to the memory; the allocating call of decoding computes and caches its keys and values.
+    """Computes attention to the memory. The first call of decoding computes and caches its keys and values.
 
     Args:
         module: the sublayer.

@@ -46,7 +46,7 @@ def _allocate(value: jax.Array, slots: int | None, axis: int) -> jax.Array:
 
 
 def at_prompt_end(values: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """The initial cache of a sublayer that stores one token's values: those of the second-last token of each prompt.
+    """Returns the initial cache of a sublayer that caches only one token: the second-last token of each prompt.
 
     Args:
         values: [batch, length, ...] of the allocating call.
@@ -63,15 +63,15 @@ def at_prompt_end(values: jax.Array, ctx: SequenceContext) -> jax.Array:
 
 
 def is_before_last(ctx: SequenceContext) -> jax.Array:
-    """[batch, length] bool, True for all tokens of each row except the last; rows have one example."""
+    """Returns [batch, length] bool, True for all tokens of each row except the last one; rows have one example."""
     count = jnp.sum(ctx.is_token, axis=1, keepdims=True)
     return jnp.arange(ctx.segment_ids.shape[1]) < count - 1
 
 
 def visible(max_length: int, ctx: SequenceContext, window: int | None = None) -> jax.Array:
-    """The positions visible at `ctx.step`, bool [max_length], or [batch, max_length] if each row has its own step.
+    """Returns which positions are visible at `ctx.step`, bool [max_length]; [batch, max_length] if rows differ in step.
 
-    With a `window`, only that many: the token at `ctx.step` and the tokens before it.
+    A `window` limits their number to the token at `ctx.step` and the `window - 1` tokens before it.
     """
     step = decoding_step(ctx)
     positions, step = jnp.arange(max_length), step[:, None] if step.ndim else step

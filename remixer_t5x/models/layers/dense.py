@@ -52,7 +52,7 @@ class Dense(nn.Module):
         features: width of the output.
         axes: logical names of the kernel's two axes.
         kernel_init: initialiser of the kernel.
-        use_bias: adds a learned bias, 0 at the start; T5 has none, BERT and GPT-2 have one everywhere.
+        use_bias: adds a learned bias, initialised with 0; T5 has no biases, BERT and GPT-2 have them in all layers.
     """
 
     features: int
@@ -96,7 +96,7 @@ def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 class Product(NamedTuple):
-    """A product that its reader may join with another one: `left @ right`, [..., depth] and [depth, features]."""
+    """An uncomputed product `left @ right`, [..., depth] @ [depth, features], that a caller may fuse with another."""
 
     left: jax.Array
     right: jax.Array
@@ -106,13 +106,13 @@ class Product(NamedTuple):
 
 
 def merge_adapter(kernel: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-    """A kernel with its adapter, W + A B, [..., in, out], with leading axes of stacked layers and of groups."""
+    """Returns a kernel merged with its adapter, W + A B, [..., in, out]; leading axes are layers and groups."""
     product = jnp.einsum('...ir,...ro->...io', first, second, precision=jax.lax.Precision.HIGHEST)
     return kernel + product
 
 
 def _low_rank(module: nn.Module, x: Any, matmul: Callable[[Any, jax.Array], Any]) -> Any:
-    """What the adapter of a `Dense` or a `GroupDense` adds to its output."""
+    """Returns the term that the adapter of a `Dense` or a `GroupDense` adds to its output."""
     first, second = (module.get_variable('params', name) for name in (LORA_IN, LORA_OUT))
     *groups, inward, outward = module.axes
     dtype = jax.tree.leaves(x)[0].dtype
@@ -151,7 +151,7 @@ def join_groups(groups: Groups) -> jax.Array:
 class GroupDense(nn.Module):
     """`x[j] @ kernel[j]` for each group j (GroupLinear of TIM), arrays [groups, ..., in] -> [groups, ..., features].
 
-    Each group has a low-rank matrix of its own where the parameters have an adapter, as in `Dense`.
+    If the parameters contain an adapter, each group has its own low-rank matrices, as in `Dense`.
 
     Attributes:
         features: width of a group's output.

@@ -50,12 +50,12 @@ class Embed(nn.Module):
         return jnp.take(table, tokens, axis=0).astype(self.dtype)
 
     def attend(self, x: jax.Array) -> jax.Array:
-        """Inner products with every embedding, [..., features] -> [..., num_embeddings], in x's dtype."""
+        """Computes inner products with all embeddings, [..., features] -> [..., num_embeddings], in x's dtype."""
         return x @ self.embedding.astype(x.dtype).T
 
 
 def output_scale(width: int, scaled: bool, base_width: int | None) -> float:
-    """The factor of the input of a tied output projection: T5's `width ** -0.5` if `scaled`, otherwise 1.
+    """Returns the factor for the input of a tied output projection: T5's `width ** -0.5` if `scaled`, otherwise 1.
 
     With the base width of muP (`optim.mup`), logits have the scale that they would have at that width.
     """

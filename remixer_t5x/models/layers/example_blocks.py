@@ -22,11 +22,11 @@ class Side:
     """The tokens of a row that are read, or those that are written, sorted by the rank of their example.
 
     Attributes:
-        order: [batch, n] int32, the place in the row of each sorted token.
-        inverse: [batch, n] int32, the place among sorted tokens of each token of the row.
-        is_used: [batch, n] bool, whether a token of the row is of an example with a rank.
-        first: [batch, ranks] int32, the first sorted token of an example.
-        count: [batch, ranks] int32, its number of tokens.
+        order: [batch, n] int32, the position in the row of each sorted token.
+        inverse: [batch, n] int32, the index of each token of the row among the sorted tokens.
+        is_used: [batch, n] bool, whether a token of the row belongs to an example with a rank.
+        first: [batch, ranks] int32, the index of the first sorted token of an example.
+        count: [batch, ranks] int32, the number of tokens of an example.
     """
 
     order: jax.Array
@@ -41,7 +41,7 @@ class Side:
         return jnp.pad(_take(array, self.order), ((0, 0), (0, BLOCK), *rest))
 
     def back(self, array: jax.Array) -> jax.Array:
-        """The inverse of `sort`; zero at tokens that are not used."""
+        """Inverts `sort`; tokens that are not used get zeros."""
         return jnp.where(_expand(self.is_used, array), _take(array, self.inverse), 0)
 
     def nothing(self, like: jax.Array) -> jax.Array:
@@ -54,7 +54,7 @@ class Side:
 
         `read` cuts [batch, tokens, ...] out of a sorted array, `write` puts it back, and `take` [batch, tokens] is
         False at tokens of other examples. What is written there is written again by a later block, or is behind the
-        last token of the row: so a loop over all ranks in their order leaves no trace of it.
+        last token of the row, so a loop over all ranks in order overwrites it.
         """
         first, count = self.first[:, rank], self.count[:, rank]
         length = self.order.shape[1]

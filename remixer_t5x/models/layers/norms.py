@@ -87,13 +87,13 @@ class GroupedRMSNorm(nn.Module):
         return (x32 * inverse(jnp.square(x32)) * scale).astype(x.dtype)
 
     def _inverse_per_part(self, squares: jax.Array) -> jax.Array:
-        """1 / rms of the part of each feature."""
+        """Returns 1 / rms of the part that each feature belongs to."""
         parts = squares.reshape(*squares.shape[:-1], self.num_groups, -1)
         inverse = jax.lax.rsqrt(jnp.mean(parts, axis=-1, keepdims=True) + self.epsilon)
         return jnp.broadcast_to(inverse, parts.shape).reshape(squares.shape)
 
     def _inverse_per_feature(self, squares: jax.Array) -> jax.Array:
-        """The same without reshaping to parts, which a TPU would copy unless they have 128 features."""
+        """Like `_inverse_per_part`, without a reshape, which a TPU would copy unless parts have 128 features."""
         width = squares.shape[-1] // self.num_groups
         part_of_feature = jnp.arange(squares.shape[-1]) // width
         inverse = jnp.zeros_like(squares)

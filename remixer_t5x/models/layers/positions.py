@@ -13,14 +13,14 @@ from remixer_t5x.kernels.attention.formula import DistanceBias
 from remixer_t5x.kernels.compile_target import target_platform
 from remixer_t5x.models.layers.checks import check_length
 
-# T5's lengths, for a model without data.
+# T5's lengths, for a model that is built without data.
 DEFAULT_MAX_LENGTH = 512
 
 
 def relative_position_bucket(
     relative_position: jax.Array, *, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128
 ) -> jax.Array:
-    """Bucket of `key position - query position`, int32 in [0, num_buckets).
+    """Returns the bucket of `key position - query position`, int32 in [0, num_buckets).
 
     Half of the buckets hold one distance each. The others grow logarithmically up to `max_distance`, and all larger
     distances share the last bucket. If `bidirectional`, each sign has half of the buckets; otherwise keys ahead of the
@@ -60,7 +60,7 @@ class RelativePositionBias(nn.Module):
     def __call__(self, length: int, ctx: SequenceContext) -> jax.Array | DistanceBias:
         """float32 [1 or batch, heads, query, key]; while decoding, one query at `ctx.step` and `length` keys.
 
-        A `DistanceBias` with the same values on devices whose attention kernel expands it.
+        On devices whose attention kernel expands biases, returns a `DistanceBias` with the same values instead.
         """
         table = self.param(
             'embedding',
@@ -102,14 +102,14 @@ class AlibiBias(nn.Module):
 
 
 def _relative_positions(length: int, ctx: SequenceContext) -> jax.Array:
-    """The distances `key - query` of a bias: [distances], or [batch, distances] if each row has its own step."""
+    """Returns the distances `key - query` of a bias: [distances], or [batch, distances] if rows differ in step."""
     if ctx.step is None:
         return jnp.arange(1 - length, length)
     return jnp.arange(length) - (ctx.step[:, None] if ctx.step.ndim else ctx.step)
 
 
 def _to_bias(values: jax.Array, ctx: SequenceContext) -> jax.Array | DistanceBias:
-    """The bias for values [heads, distances] at `_relative_positions`, or [heads, batch, distances]."""
+    """Returns the bias for values [heads, distances] at `_relative_positions`, or [heads, batch, distances]."""
     if ctx.step is not None:
         return jnp.moveaxis(values, 1, 0)[:, :, None] if ctx.step.ndim else values[None, :, None]
     bias = DistanceBias(values)
@@ -147,7 +147,7 @@ class RotaryEmbedding(nn.Module):
 
 
 def example_lengths(ctx: SequenceContext) -> jax.Array:
-    """The number of tokens of each token's example, float32 [batch, length]; at least 1, and undefined at padding."""
+    """Returns the length of each token's example, float32 [batch, length]: at least 1, and undefined at padding."""
     if not ctx.packed:
         count = jnp.sum(ctx.is_token, axis=1, keepdims=True)
         return jnp.broadcast_to(jnp.maximum(count, 1), ctx.positions.shape).astype(jnp.float32)
@@ -192,12 +192,12 @@ class LearnedPositions(nn.Module):
 
 
 def max_input_length(lengths: Mapping[str, int] | None = None) -> int:
-    """The longest inputs by TASK_FEATURE_LENGTHS, for sublayers with a `max_length`."""
+    """Returns the input length in TASK_FEATURE_LENGTHS, for sublayers with a `max_length`."""
     return (lengths or {}).get('inputs', DEFAULT_MAX_LENGTH)
 
 
 def max_target_length(lengths: Mapping[str, int] | None = None, model_type: str = 'encoder_decoder') -> int:
-    """The longest targets by TASK_FEATURE_LENGTHS; a decoder-only model reads inputs and targets in one row."""
+    """Returns the target length in TASK_FEATURE_LENGTHS; a decoder-only model reads inputs and targets in one row."""
     if model_type == 'decoder_only' and lengths:
         return sum(lengths.values())
     return (lengths or {}).get('targets', DEFAULT_MAX_LENGTH)

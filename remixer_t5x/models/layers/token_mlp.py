@@ -30,12 +30,12 @@ def mix_through_hidden(
     hidden_bias: jax.Array | None = None,
     activation: Activation = jax.nn.gelu,
 ) -> jax.Array:
-    """Tokens of an example mix through hidden units that see all of them, H heads of it side by side.
+    """Mixes the tokens of each example through hidden units that depend on all of them, in independent heads.
 
     Args:
         w_in: [batch, n, heads, hidden] weights of the tokens that are read; those at padding must be finite if not
             `packed`, and otherwise do not matter.
-        value: [batch, n, heads, features] what is read.
+        value: [batch, n, heads, features], the values that are read.
         w_out: [batch, m, heads, hidden] weights of the tokens that are written.
         ids_in: [batch, n] int32, 1.. names the example of a token, 0 is padding.
         ids_out: [batch, m] int32, the same for the tokens written.
@@ -113,7 +113,7 @@ def _mix_examples(activation, w_in, value, w_out, hidden_bias, ids_in, ids_out):
         mixed = _mix_example(activation, *weights, ids_in == 1)
         return jnp.where((ids_out == 1)[..., None, None], mixed, 0)
 
-    # If no row has two examples, sorting would take a third longer.
+    # If no row has two examples, sorting would only take time: a third more.
     cut = functools.partial(example_blocks.sort_by_example, ids_in, ids_out)
     return jax.lax.cond(jnp.max(ids_out) > 1, lambda: _mix_ranks(activation, *cut(), *weights), mix_one)
 
@@ -134,7 +134,7 @@ def _mix_ranks(activation, into, out, ranks, w_in, value, w_out, hidden_bias):
 
 
 def _total(into, rank, w_in, value, hidden_bias):
-    """The sum before the activation of the example of a rank in each row, [batch, heads, hidden, features]."""
+    """Returns the pre-activation sum of the example with a given rank in each row, [batch, heads, hidden, features]."""
     batch, _, heads, hidden = w_in.shape
     start = jnp.zeros((batch, heads, hidden, value.shape[-1]), jnp.float32)
     if hidden_bias is not None:

@@ -18,7 +18,7 @@ from remixer_t5x.kernels.compile_target import target_platform
 
 
 def fourier_real(x: jax.Array) -> jax.Array:
-    """Real part of the two-dimensional Fourier transform of float32 `x` [..., length, features], not normalized.
+    """Returns the real part of the 2-D Fourier transform of float32 `x` [..., length, features], not normalized.
 
     The channels of a real input have a symmetric spectrum, `out[-l, -d] = out[l, d]`, so half of it is computed.
     """
@@ -43,7 +43,7 @@ def fourier_real_by_matmul(x: jax.Array) -> jax.Array:
 
 
 def _waves(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin of 2 pi j k / size, [size, size] float32."""
+    """Returns cos and sin of 2 pi j k / size, [size, size] float32."""
     index = np.arange(size)
     # Reduced modulo the period first, because float32 sines of large angles are inaccurate.
     angles = np.outer(index, index) % size * (2 * np.pi / size)

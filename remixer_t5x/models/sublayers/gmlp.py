@@ -73,7 +73,7 @@ def split_gate(expand: Expansion, project: SpatialProjection, hidden_dim: ranges
 
 
 class FreeSpatial(nn.Module):
-    """W as a free [max_length, max_length] matrix."""
+    """W as an unconstrained [max_length, max_length] matrix."""
 
     max_length: ranges.Count
 
@@ -222,7 +222,7 @@ class SpatialMixing(nn.Module):
         return factor.astype(inputs.dtype) if gated is None else gelu_times(gated, factor)
 
     def _weights_and_bias(self, length: int, ctx: SequenceContext) -> tuple[jax.Array, jax.Array]:
-        """W, and b at each token's position, broadcastable to [batch, length, features]."""
+        """Returns W, and b at the position of each token, broadcastable to [batch, length, features]."""
         check_length('GMLP', self.max_length, length)
         weights = self.weights(max_length=self.max_length, name='weights')(length, ctx)
         init = nn.with_logical_partitioning(nn.initializers.ones, (axes.POSITIONS_OUT,))
@@ -233,7 +233,7 @@ class SpatialMixing(nn.Module):
 
 
 def _mask_weights(weights: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """W of each row, [batch, length, length]: zero if a token does not see another.
+    """Returns W of each row, [batch, length, length], which is zero where a token does not see another.
 
     On a GPU, masking the units instead would transpose them to make one matmul of the batch.
     """

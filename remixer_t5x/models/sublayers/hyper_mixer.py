@@ -200,7 +200,7 @@ class HyperMixerCross(_TokenMixer):
         return self._join(mixed).reshape(shape)
 
     def _project_memory(self, memory: Memory) -> tuple[jax.Array, jax.Array]:
-        """W_1 and V of the memory, [batch, memory_length, heads, ...]."""
+        """Computes W_1 and V of the memory, [batch, memory_length, heads, ...]."""
         hidden = _zero_padding(memory.hidden, memory.context)
         w_in = self._generate(self._add_information(hidden, memory.context, 'key_information'), 'w_in')
         return _scale_by_length(w_in, memory.context) if self.length_scale else w_in, self._split(hidden)
@@ -216,7 +216,7 @@ def _zero_padding(x: jax.Array, ctx: SequenceContext) -> jax.Array:
 
 
 def _initial_state(w_in: jax.Array, value: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """The running sum before the first step: zeros, or the sum over a prompt."""
+    """Returns the running sum before the first step: zeros, or the sum over a prompt."""
     if ctx.cache_slots is None:
         return jnp.zeros((*w_in.shape[:1], *w_in.shape[2:], value.shape[-1]), jnp.float32)
     return token_mlp.sum_of_products(w_in, value, cache.is_before_last(ctx))

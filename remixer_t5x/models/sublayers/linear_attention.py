@@ -103,7 +103,7 @@ def _split_chunks(array: jax.Array) -> jax.Array:
 
 
 def _read_chunk(query, key, value, ids, causal: bool) -> tuple[jax.Array, jax.Array]:
-    """What tokens read from their chunk, computed from all pairs."""
+    """Computes what tokens read from their own chunk, from all pairs of its tokens."""
     is_visible = ids[..., :, None] == ids[..., None, :]
     if causal:
         is_visible &= jnp.tri(ids.shape[-1], dtype=bool)
@@ -114,7 +114,7 @@ def _read_chunk(query, key, value, ids, causal: bool) -> tuple[jax.Array, jax.Ar
 
 
 def _read_other_chunks(query, key, value, ids, reverse: bool) -> tuple[jax.Array, jax.Array]:
-    """What tokens read from the chunks before theirs (after theirs, if `reverse`).
+    """Computes what tokens read from the chunks before their own (after their own, if `reverse`).
 
     Only the last example of a chunk (the first, if `reverse`) continues in the next, so the sums of one example are
     carried, and reset when another example begins.
@@ -191,7 +191,7 @@ class LinearAttention(_LinearHeads):
         return self._project_out(mixed, x.shape)
 
     def _cached_sums(self, key: jax.Array, value: jax.Array, ctx: SequenceContext) -> tuple[nn.Variable, nn.Variable]:
-        """The cached sums over the tokens decoded so far: initially zero, or the sums over a prompt."""
+        """Returns the cached sums over the tokens decoded so far; initially zero, or the sums over a prompt."""
         batch, _, *head = key.shape
         if ctx.cache_slots is not None:
             take = cache.is_before_last(ctx)[..., None, None]
@@ -225,7 +225,7 @@ class LinearCrossAttention(_LinearHeads):
         return self._project_out(mixed, shape)
 
     def _keys_and_values(self, memory: Memory, ctx: SequenceContext) -> tuple[jax.Array, jax.Array]:
-        """phi of the memory's keys, and its values, zero at padding; [batch, memory_length, heads, kv] each."""
+        """Returns phi(keys) and values of the memory, zero at padding, [batch, memory_length, heads, kv] each."""
         is_token = memory.context.is_token[..., None, None]
         key = jnp.where(is_token, feature_map(self._project('key', memory.hidden)), 0)
         value = jnp.where(is_token, self._project('value', memory.hidden), 0)
@@ -243,7 +243,7 @@ class LinearCrossAttention(_LinearHeads):
         return self.get_variable('cache', 'memory_state'), self.get_variable('cache', 'memory_total')
 
     def _read_packed(self, query: jax.Array, memory: Memory, ctx: SequenceContext) -> jax.Array:
-        """Packed rows: computes the sums of one example at a time; a feature of ones gives the denominator."""
+        """Reads packed rows with the sums of one example at a time; a feature of ones yields the denominator."""
         key, value = self._keys_and_values(memory, ctx)
         value = jnp.concatenate([value, jnp.ones_like(value[..., :1])], axis=-1)
         mixed = mix_through_hidden(
