@@ -19,12 +19,17 @@ def show(*parts: Any, pipe_width: int = 150) -> None:
     sys.stdout.flush()
 
 
-def table(*headings: str, words: tuple[str, ...] = (), **options: Any) -> Any:
-    """A rich table without frame; the columns `words` are left-aligned, the others right-aligned."""
+def table(*headings: str, words: tuple[str, ...] = (), wraps: bool = False, **options: Any) -> Any:
+    """Returns a rich table without a frame.
+
+    The columns `words` are left-aligned, and the others right-aligned. With `wraps`, all columns are left-aligned, and
+    all but the first are wrapped.
+    """
     from rich import box
     from rich.table import Table
 
     result = Table(box=box.SIMPLE_HEAD, **options)
     for heading in headings:
-        result.add_column(heading, justify='left' if heading in words else 'right', no_wrap=True)
+        justify: Any = 'left' if wraps or heading in words else 'right'
+        result.add_column(heading, justify=justify, overflow='fold', no_wrap=not wraps or heading == headings[0])
     return result

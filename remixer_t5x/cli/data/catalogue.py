@@ -1,17 +1,11 @@
 """`remixer-t5x data list`, `data get NAME` and `data show NAME`: the labelled tasks and their data."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
-from typing import TYPE_CHECKING
 
 from remixer_t5x.cli import arguments, console
 from remixer_t5x.cli.command import ON_CPU, Command
-
-if TYPE_CHECKING:
-    from remixer_tasks.catalogue import ShownExample, TaskStatus
 
 # Wide enough for any path, so that lines are not wrapped if the output is a file.
 _PIPE_WIDTH = 1000
@@ -27,25 +21,20 @@ def list_tasks(args: argparse.Namespace) -> None:
     with arguments.libraries(args):
         from remixer_tasks import catalogue
     tasks = catalogue.status(args.data_dir)
-    table = console.table()
-    for heading in ('task', 'here', 'not here', 'where'):
-        table.add_column(heading, overflow='fold', no_wrap=heading == 'task')
+    table = console.table('task', 'here', 'not here', 'where', wraps=True)
     for task in tasks:
-        here = [f'{split.name} {split.amount}'.strip() for split in task.splits if split.origin]
-        missing = [split.name for split in task.splits if not split.origin]
-        table.add_row(task.name, ' · '.join(here), ', '.join(missing), _describe_place(task))
+        here = [split for split in task.splits if split.origin]
+        # The folders of the task's files, or the command that downloads them.
+        paths = [path for split in here for path in (split.origin or '').split(', ')]
+        place = ', '.join(sorted({path if os.path.isdir(path) else os.path.dirname(path) for path in paths}))
+        get_task = f'data get {task.name}'
+        advice = f'remixer-t5x {get_task}' if task.has_download else f'no download: {get_task} says more'
+        amounts = ' · '.join(f'{split.name} {split.amount}'.strip() for split in here)
+        table.add_row(task.name, amounts, ', '.join(s.name for s in task.splits if not s.origin), place or advice)
     whole = sum(all(split.origin for split in task.splits) for task in tasks)
     summary = f'{whole} of {len(tasks)} tasks are here; downloads go to {catalogue.download_folder(args.data_dir)}'
     corpora = 'Corpora for pretraining are gin files: data/python_docs.gin, data/own_text.gin, data/c4.gin'
     console.show(table, summary, corpora, pipe_width=_PIPE_WIDTH)
-
-
-def _describe_place(task: TaskStatus) -> str:
-    """Returns the folders of a task's files, or the command that downloads them."""
-    paths = [path for split in task.splits if split.origin for path in split.origin.split(', ')]
-    if paths:
-        return ', '.join(sorted({path if os.path.isdir(path) else os.path.dirname(path) for path in paths}))
-    return f'remixer-t5x data get {task.name}' if task.has_download else f'no download: data get {task.name} says more'
 
 
 def add_get_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,15 +67,14 @@ def show(args: argparse.Namespace) -> None:
     split, examples = catalogue.examples(args.name, args.split, args.num_examples, args.data_dir)
     print(f'{args.name}, split {split}')
     for number, example in enumerate(examples, 1):
-        print('', f'example {number}', *_lines(example), sep='\n')
-
-
-def _lines(example: ShownExample) -> list[str]:
-    width = max(len(field) for field in (*example.raw, 'targets'))
-    lines = [f'  {field:<{width}}  {json.dumps(value, ensure_ascii=False)}' for field, value in example.raw.items()]
-    for inputs, targets in example.texts:
-        lines += [f'  {"inputs":<{width}}→ {inputs}', f'  {"targets":<{width}}→ {targets}']
-    return lines if example.texts else [*lines, '  the task leaves this example out']
+        print(f'\nexample {number}')
+        width = max(len(field) for field in (*example.raw, 'targets'))
+        for field, value in example.raw.items():
+            print(f'  {field:<{width}}  {json.dumps(value, ensure_ascii=False)}')
+        for inputs, targets in example.texts:
+            print(f'  {"inputs":<{width}}→ {inputs}\n  {"targets":<{width}}→ {targets}')
+        if not example.texts:
+            print('  the task leaves this example out')
 
 
 LIST = Command(

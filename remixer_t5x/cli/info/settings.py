@@ -1,15 +1,14 @@
 """`remixer-t5x info --settings`: all gin macros with default, file, reader and meaning."""
 
-import ast
 import functools
-import importlib.util
-import pathlib
+import importlib
+import inspect
 import re
 from collections import defaultdict
 from typing import NamedTuple
 
 from remixer_t5x.cli import console
-from remixer_t5x.config import files, resolved
+from remixer_t5x.config import files
 from remixer_t5x.errors import UserError
 
 # The default of a macro is its value in the first of these files that sets it.
@@ -47,9 +46,7 @@ def show(word: str) -> None:
     macros = rows(word)
     if not macros:
         raise UserError(f'no macro matches {word!r} by name, owner or meaning; type info --settings for all')
-    table = console.table()
-    for heading in ('macro', 'default', 'set by', 'read by', 'meaning'):
-        table.add_column(heading, overflow='fold', no_wrap=heading == 'macro')
+    table = console.table('macro', 'default', 'set by', 'read by', 'meaning', wraps=True)
     for row in macros:
         # Brackets in a cell would be styles of rich.
         cells = (row.name, row.default, row.where, row.owner, row.meaning)
@@ -117,32 +114,17 @@ def _row(name: str, values: dict[str, tuple[str, str]], readers: dict[str, tuple
 
 
 def _default_and_meaning(argument: str) -> tuple[str, str]:
-    """Returns an argument's default as gin text, and what the docstring of its class or function says about it.
-
-    Both come from the source, because importing all of it would load TensorFlow.
-    """
+    """Returns an argument's default as gin text, and what the docstring of its class or function says about it."""
     module, owner, name = argument.rsplit('.', 2)
-    spec = importlib.util.find_spec(module)
-    tree = ast.parse(pathlib.Path(spec.origin).read_text(encoding='utf-8') if spec and spec.origin else '')
-    names = {getattr(node, 'name', ''): node for node in tree.body}
-    node = names.get(owner)
-    if isinstance(node, ast.FunctionDef):
-        values = [None] * len(node.args.args) + node.args.defaults
-        parameters = dict(zip([each.arg for each in node.args.args], values[len(node.args.defaults) :], strict=True))
-        parameters |= dict(zip([each.arg for each in node.args.kwonlyargs], node.args.kw_defaults, strict=True))
-    elif isinstance(node, ast.ClassDef):
-        parameters = {ast.unparse(field.target): field.value for field in node.body if isinstance(field, ast.AnnAssign)}
-        imports = [item for item in tree.body if isinstance(item, ast.ImportFrom)]
-        modules = dict.fromkeys(names, module)
-        modules |= {alias.name: item.module or '' for item in imports for alias in item.names}
-        bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
-        if name not in parameters and (base := next((base for base in bases if base in modules), None)):
-            return _default_and_meaning(f'{modules[base]}.{base}.{name}')
-    else:
+    function = getattr(importlib.import_module(module), owner, None)
+    if function is None:
         return '', ''
-    value = parameters.get(name)
-    default = '' if value is None else ast.unparse(value)
-    if default.isidentifier() and default.isupper():
-        default = repr(resolved.import_by_name(f'{module}.{default}'))
-    match = re.search(rf'^(\s+)(?:\w+, )*{name}(?:, \w+)*: (.*(?:\n\1\s+.*)*)', ast.get_docstring(node) or '', re.M)
-    return default, ' '.join(match[2].split()) if match else ''
+    parameter = inspect.signature(function).parameters.get(name, inspect.Parameter.empty)
+    default = getattr(parameter, 'default', inspect.Parameter.empty)
+    text = '' if default is inspect.Parameter.empty else getattr(default, '__name__', repr(default))
+    # The docstring of a base class describes inherited fields.
+    for kind in inspect.getmro(function) if inspect.isclass(function) else [function]:
+        pattern = rf'^(\s+)(?:\w+, )*{name}(?:, \w+)*: (.*(?:\n\1\s+.*)*)'
+        if match := re.search(pattern, inspect.getdoc(kind) or '', re.M):
+            return text, ' '.join(match[2].split())
+    return text, ''
