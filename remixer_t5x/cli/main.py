@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from remixer_t5x import __version__, lazy, startup
-from remixer_t5x.cli import arguments, convert, evaluate, fill_in, infer, info, quiet, score, streams, train
+from remixer_t5x.cli import arguments, convert, evaluate, fill_in, infer, info, score, streams, train
 from remixer_t5x.cli.command import Command, keep_buffers
 from remixer_t5x.cli.data import cache, catalogue, preview, vocab
 from remixer_t5x.config import user_modules
@@ -112,7 +112,10 @@ def _run(argv: Sequence[str], own_process: bool) -> int:
     words = {command.name.partition(' ')[0] for command in COMMANDS}
     if rest and rest[0][0:1] not in ('-', '') and rest[0] not in words:
         raise UserError(f'{rest[0]!a} is not a command{nearest(rest[0], words)}; see {parser.prog} --help')
-    args, unknown = parser.parse_known_args(_join_words(rest))
+    # Two words such as `data list` are one name in COMMANDS.
+    if (name := ' '.join(rest[:2])) in {command.name for command in COMMANDS}:
+        rest = [name, *rest[2:]]
+    args, unknown = parser.parse_known_args(rest)
     if unknown:
         raise UserError(_unknown_flag(args, unknown))
     if args.command is None:
@@ -120,8 +123,8 @@ def _run(argv: Sequence[str], own_process: bool) -> int:
         return 0
     command = next(command for command in COMMANDS if command.name == args.command)
     if gin_flags and not hasattr(args, 'gin_file'):
-        name = f'{parser.prog} {args.command}'
-        raise UserError(f'--gin.{gin_flags[0][0]} is given, but {name} reads no gin files; see {name} --help')
+        prog = args.own_parser.prog
+        raise UserError(f'--gin.{gin_flags[0][0]} is given, but {prog} reads no gin files; see {prog} --help')
     args.gin_flags = [*gin_flags, *getattr(args, 'macros', ())]
     args.report_error = report_error
     _check_limits()
@@ -133,16 +136,10 @@ def _run(argv: Sequence[str], own_process: bool) -> int:
     if args.verbose:
         startup.start_timer()
     else:
-        quiet.hush()
+        streams.hush()
     if not command.prints_result:
         streams.continue_without_stdout()
     return command.run(args) or 0
-
-
-def _join_words(argv: list[str]) -> list[str]:
-    """Joins two words such as `data list` into one name, as in COMMANDS."""
-    name = ' '.join(argv[:2])
-    return [name, *argv[2:]] if any(command.name == name for command in COMMANDS) else argv
 
 
 def _unknown_flag(args: argparse.Namespace, unknown: list[str]) -> str:

@@ -1,14 +1,24 @@
-"""Standard input, output and error of a command: a closed, full or abandoned stream does not stop a run."""
+"""Standard input, output and error of a command: a closed, full or abandoned stream does not stop a run.
+
+Also hides log lines and warnings of libraries.
+"""
 
 import errno
 import io
+import logging
 import os
 import select
 import signal
 import sys
+import warnings
 from typing import Any
 
+from remixer_t5x import lazy
 from remixer_t5x.errors import UserError
+
+# asyncio and Orbax (through absl) log tracebacks of failed writes, which the checkpoint manager reports in one line.
+_REPORTED_ELSEWHERE = ('absl', 'asyncio')
+_LOGGERS = ('jax', 'orbax', 'tensorflow', 'datasets', 'matplotlib')
 
 
 class _Stream(io.FileIO):
@@ -34,10 +44,11 @@ class _Stream(io.FileIO):
     def _report(self, error: OSError) -> None:
         if self.is_result and error.errno == errno.EPIPE:
             raise SystemExit(128 + signal.SIGPIPE)
+        problem = f'standard output cannot be written ({error.strerror})'
         if self.is_result:
-            raise UserError(f'standard output cannot be written ({error.strerror}); write to a file on another disk')
+            raise UserError(f'{problem}; write to a file on another disk')
         if self.fileno() == 1:
-            print(f'warning: standard output cannot be written ({error.strerror}); continuing', file=sys.stderr)
+            print(f'warning: {problem}; continuing', file=sys.stderr)
 
 
 def protect() -> None:
@@ -76,3 +87,17 @@ def continue_without_stdout() -> None:
     raw = getattr(getattr(sys.stdout, 'buffer', None), 'raw', None)
     if isinstance(raw, _Stream):
         raw.is_result = False
+
+
+def hush() -> None:
+    """Hides warnings and log lines below ERROR of libraries from now on."""
+    lazy.set_environment()
+    warnings.simplefilter('ignore')
+    logging.basicConfig(level=logging.ERROR, format='%(name)s: %(message)s')
+    for name in _LOGGERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for name in _REPORTED_ELSEWHERE:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    # TensorStore's threads report failed writes to an event loop that is already closed.
+    sys.unraisablehook = lambda unraisable: None
+    logging.getLogger('remixer_t5x').setLevel(logging.WARNING)

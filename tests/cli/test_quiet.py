@@ -15,8 +15,8 @@ def test_loading_tensorflow_prints_nothing():
     code = (
         'import sys\n'
         'from remixer_t5x import lazy\n'
-        'from remixer_t5x.cli import quiet\n'
-        'quiet.hush()\n'
+        'from remixer_t5x.cli import streams\n'
+        'streams.hush()\n'
         'lazy.tf.__version__\n'
         'sys.stderr.write("on")\n'
     )

@@ -21,7 +21,7 @@ import seqio
 import tensorflow as tf
 from flax import linen as nn
 
-from remixer_t5x.cli import quiet as cli_quiet
+from remixer_t5x.cli import streams
 from remixer_t5x.data import pipeline
 from remixer_t5x.devices import partition
 from remixer_t5x.errors import UserError
@@ -211,7 +211,7 @@ def run(
 
 def main(settings: dict[str, Any]) -> int:
     """Runs with the arguments of `run`, prints the result as JSON, and returns the exit code of the command line."""
-    cli_quiet.hush()
+    streams.hush()
     try:
         # AutoGraph takes seconds to rewrite seqio's functions, none of which needs it here.
         result = tf.autograph.experimental.do_not_convert(run)(**settings)
