@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from remixer_t5x import lazy
@@ -14,7 +14,6 @@ from remixer_t5x.errors import UserError
 if TYPE_CHECKING:
     from remixer_t5x.evaluate.checkpoint_evaluation import CheckpointEvaluation
     from remixer_t5x.evaluate.task_evaluation import Report
-    from remixer_t5x.evaluate.task_examples import TaskExamples
 
 BASE = ('runs/eval.gin',)
 ROOT = 'remixer_t5x.evaluate.checkpoint_evaluation.CheckpointEvaluation'
@@ -81,21 +80,17 @@ def _score_predictions(args: argparse.Namespace) -> None:
         )
     examples = task_examples.read(tasks[0], split, lengths, limit)
     rows = results.read_predictions(path)
-    _check_inputs(examples, rows, path)
+    for number, (row, text) in enumerate(zip(rows, examples.texts('inputs'), strict=False), 1):
+        if row.get('input', text) != text:
+            raise UserError(
+                f'{path} line {number} does not match {tasks[0].name}, split {split}: '
+                f'its input is {row["input"][:40]!r}, and the input of the example is {text[:40]!r}'
+            )
     scores = [row.get('score') or 0.0 for row in rows]
     metrics = task_metrics.compute(examples, task_metrics.Outputs([row['prediction'] for row in rows], scores))
     print(f'{tasks[0].name}, {split}, {len(rows):,} predictions of {path}')
     for metric, value in metrics.items():
         print(f'  {metric:<24} {value:.2f}')
-
-
-def _check_inputs(examples: TaskExamples, rows: Sequence[Mapping[str, Any]], path: str) -> None:
-    for number, (row, text) in enumerate(zip(rows, examples.texts('inputs'), strict=False), 1):
-        if row.get('input', text) != text:
-            raise UserError(
-                f'{path} line {number} does not match {examples.task.name}, split {examples.split}: '
-                f'its input is {row["input"][:40]!r}, and the input of the example is {text[:40]!r}'
-            )
 
 
 def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> None:

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
         if args.embed is None:
             _infer(settings, template)
         else:
-            _embed(settings, template, args.embed == 'tokens', args.pooling)
+            _embed(settings, template, args)
 
 
 def load(args: argparse.Namespace) -> None:
@@ -89,22 +89,13 @@ def other_template(checkpoint: str, template: str | None) -> str | None:
     if folder is None or not (folder / model_dir.CONFIG).is_file():
         return None
     config = untrusted_files.read_text(folder / model_dir.CONFIG, 'restore it, or remove it')
-    try:
+    trained = None
+    with contextlib.suppress(ValueError, SyntaxError):
         trained = ast.literal_eval(changes.parse_bindings(config).get('INPUTS', 'None'))
-    except (ValueError, SyntaxError):
-        return None
     if trained is None or trained == template:
         return None
     now = 'the texts are read as they are' if template is None else f'INPUTS is now {template!r}'
     return f'warning: {folder} was trained with INPUTS = {trained!r}, and {now}; type --gin.INPUTS="{trained!r}"'
-
-
-def _warn_of_template(folder: str, template: str | None) -> None:
-    import jax
-
-    warning = other_template(folder, template)
-    if warning and not jax.process_index():
-        print(warning, file=sys.stderr)
 
 
 def _infer(settings: TextInference, template: str | None) -> None:
@@ -112,7 +103,7 @@ def _infer(settings: TextInference, template: str | None) -> None:
 
     settings.check()
     folder = settings.step_folder()
-    _warn_of_template(folder, template)
+    _print(other_template(folder, template))
     out = settings.open_output(folder)
     inputs, decoding = settings.inputs, settings.decoding
     texts = iter(inputs)
@@ -127,20 +118,21 @@ def _infer(settings: TextInference, template: str | None) -> None:
     reporter.print_end(out)
 
 
-def _embed(settings: TextInference, template: str | None, with_tokens: bool, pooling: str | None) -> None:
+def _embed(settings: TextInference, template: str | None, args: argparse.Namespace) -> None:
     from remixer_t5x.evaluate import embeddings, text_inference
 
     settings.check(embed=True)
     embeddings.check_output(settings.output)
     folder = settings.step_folder()
-    _warn_of_template(folder, template)
+    _print(other_template(folder, template))
     params, predictor = settings.restore(folder), settings.predictor()
     codec = text_inference.Texts(settings.vocabulary, settings.decoding.feature_lengths['inputs'], settings.refuse_long)
     window = settings.decoding.batch_size * text_inference.WINDOW_BATCHES
     reporter = _Reporter(settings.inputs, text_inference.Counts())
     rows = embeddings.rows(iter(settings.inputs), codec, lambda ids: predictor.encode(params, ids), window)
     vectors_of = functools.partial(embeddings.sentence_vectors, settings.model, params)
-    counts = embeddings.write(settings.output, rows, with_tokens, pooling, reporter.update, vectors_of)
+    with_tokens = args.embed == 'tokens'
+    counts = embeddings.write(settings.output, rows, with_tokens, args.pooling, reporter.update, vectors_of)
     cut = f', {counts.cut:,} cut' if counts.cut else ''
     print(f'{counts.written:,} texts in {settings.output}{cut}', file=sys.stderr)
 
@@ -152,13 +144,13 @@ class _Reporter:
         self._start, self._last_time = time.monotonic(), time.monotonic()
         self._total = '' if inputs.is_stdin else f' of {sum(1 for _ in inputs):,}'
         if counts.before:
-            self._print(f'continuing after {counts.before:,} predictions')
+            _print(f'continuing after {counts.before:,} predictions')
 
     def update(self, counts: text_inference.Counts) -> None:
         if (now := time.monotonic()) - self._last_time >= SECONDS_BETWEEN_LINES:
             self._last_time = now
             rate = (counts.written - counts.before) / max(now - self._start, 1e-9)
-            self._print(f'{counts.written:,}{self._total} predictions · {rate:.1f} a second')
+            _print(f'{counts.written:,}{self._total} predictions · {rate:.1f} a second')
 
     def print_end(self, output: text_inference.Output) -> None:
         from remixer_t5x.train import progress
@@ -167,13 +159,14 @@ class _Reporter:
         cut = f', {counts.cut:,} of all texts cut' if counts.cut else ''
         place = '' if output.is_stdout else f', {counts.written:,} in {output.path}'
         new = counts.written - counts.before
-        self._print(f'{new:,} predictions in {progress.format_duration(seconds)}{place}{cut}')
+        _print(f'{new:,} predictions in {progress.format_duration(seconds)}{place}{cut}')
 
-    def _print(self, text: str) -> None:
-        import jax
 
-        if jax.process_index() == 0:
-            print(text, file=sys.stderr)
+def _print(text: str | None) -> None:
+    import jax
+
+    if text and jax.process_index() == 0:
+        print(text, file=sys.stderr)
 
 
 COMMAND = Command(

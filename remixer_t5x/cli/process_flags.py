@@ -102,15 +102,11 @@ def _code() -> dict[str, str]:
         file = getattr(module, '__file__', None) or ''
         if file.endswith('.py') and '-packages/' not in file and not file.startswith(elsewhere):
             files[name] = [pathlib.Path(file)]
-    return {f'the code of {name}': _digest(paths) for name, paths in files.items()}
-
-
-def _digest(files: list[pathlib.Path]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        content = file.read_bytes() if file.exists() else b''
-        digest.update(f'{file.name} {len(content)}\n'.encode() + content)
-    return digest.hexdigest()[:16]
+    digests = {}
+    for name, paths in files.items():
+        contents = [(path.name, path.read_bytes() if path.exists() else b'') for path in paths]
+        digests[f'the code of {name}'] = hashlib.sha256(repr(contents).encode()).hexdigest()[:16]
+    return digests
 
 
 def _values(args: argparse.Namespace) -> dict[str, str]:

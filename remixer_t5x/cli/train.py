@@ -51,7 +51,12 @@ def run(args: argparse.Namespace) -> int:
     from remixer_t5x.testing.check import check_custom_sublayers
     from remixer_t5x.train import loop
 
-    _check_steps(resolved.raw_macro('TRAIN_STEPS'), resolved.raw_macro('INITIAL_CHECKPOINT_PATH'), args.command)
+    steps, start = (resolved.raw_macro(name) for name in ('TRAIN_STEPS', 'INITIAL_CHECKPOINT_PATH'))
+    if args.command == 'finetune' and isinstance(steps, int) and isinstance(start, str):
+        raise UserError(
+            f'TRAIN_STEPS is {steps} and INITIAL_CHECKPOINT_PATH is given; in T5X TRAIN_STEPS includes the steps of '
+            'that checkpoint, and a run here counts its own; type --gin.TRAIN_STEPS_RELATIVE=10000 for this run'
+        )
     # Our signal handlers stay installed until the summary is printed.
     with process_flags.connect_processes(args, saves=True), contextlib.ExitStack() as signals:
         # The step compiles before a task is made, which loads TensorFlow.
@@ -84,15 +89,6 @@ def _begin_with_hugging_face(args: argparse.Namespace) -> None:
     folder = huggingface.cached_model_dir(args.from_hf)
     args.gin_file = [*args.gin_file, f'{folder}/{model_dir.CONVERTED}']
     args.gin_flags = [('INITIAL_CHECKPOINT_PATH', str(folder)), *args.gin_flags]
-
-
-def _check_steps(steps: object, start: object, command: str) -> None:
-    """Raises UserError for TRAIN_STEPS of `finetune` with a checkpoint, whose steps T5X counts and a run does not."""
-    if command == 'finetune' and isinstance(steps, int) and isinstance(start, str):
-        raise UserError(
-            f'TRAIN_STEPS is {steps} and INITIAL_CHECKPOINT_PATH is given; in T5X TRAIN_STEPS includes the steps of '
-            'that checkpoint, and a run here counts its own; type --gin.TRAIN_STEPS_RELATIVE=10000 for this run'
-        )
 
 
 def _check_command(command: str, settings: Run) -> None:

@@ -94,19 +94,17 @@ def _show(row: Mapping[str, np.ndarray], vocabulary: seqio.Vocabulary) -> None:
                 here &= weights > 0
             _print(side, row[tokens][here], vocabulary)
     if _IN_PLACE in row:
-        _print_in_place(row['encoder_input_tokens'], row[_IN_PLACE], vocabulary)
+        places = zip(row['encoder_input_tokens'].tolist(), row[_IN_PLACE].tolist(), strict=True)
+        pairs = [
+            f'{as_text([token], vocabulary)} → {as_text([target], vocabulary)}' for token, target in places if target
+        ]
+        print(f'  targets, {len(pairs)} tokens, in their places: {" · ".join(pairs)}')
 
 
 def _print(side: str, tokens: np.ndarray, vocabulary: seqio.Vocabulary) -> None:
     ids = [int(token) for token in tokens]
     print(f'  {side}, {len(ids)} tokens: {as_text(ids, vocabulary)}')
     print(f'    ids: {" ".join(map(str, ids))}')
-
-
-def _print_in_place(inputs: np.ndarray, targets: np.ndarray, vocabulary: seqio.Vocabulary) -> None:
-    pairs = [(int(token), int(target)) for token, target in zip(inputs, targets, strict=True) if target]
-    shown = ' · '.join(f'{as_text([token], vocabulary)} → {as_text([target], vocabulary)}' for token, target in pairs)
-    print(f'  targets, {len(pairs)} tokens, in their places: {shown}')
 
 
 def as_text(ids: list[int], vocabulary: seqio.Vocabulary) -> str:

@@ -27,24 +27,17 @@ def run(args: argparse.Namespace) -> None:
     """
     (vocabulary,) = arguments.values(args, 'VOCABULARY')
     first, count = sentinels.first_and_count(vocabulary)
-    lines = [
-        f'ids          {vocabulary.vocab_size} (VOCAB_SIZE must be at least this)',
-        f'padding {vocabulary.pad_id}, EOS {vocabulary.eos_id}, unknown {vocabulary.unk_id}',
-        f'sentinels    {count}'
-        + (
-            f': <extra_id_0> is {first}, <extra_id_{count - 1}> is {first + 1 - count}'
-            if count
-            else ', span corruption needs some'
-        ),
-    ]
-    model = getattr(vocabulary, 'sentencepiece_model_file', None)
-    if model:
-        lines.append(f'model        {model}')
+    print(f'ids          {vocabulary.vocab_size} (VOCAB_SIZE must be at least this)')
+    print(f'padding {vocabulary.pad_id}, EOS {vocabulary.eos_id}, unknown {vocabulary.unk_id}')
+    sentinel_ids = f': <extra_id_0> is {first}, <extra_id_{count - 1}> is {first + 1 - count}'
+    print(f'sentinels    {count}{sentinel_ids if count else ", span corruption needs some"}')
+    if model := getattr(vocabulary, 'sentencepiece_model_file', None):
+        print(f'model        {model}')
     if args.text:
         ids = [int(token) for token in vocabulary.encode(args.text)]
-        lines += [f'text         {args.text}', f'{len(ids)} tokens']
-        lines += [f'  {token:>6}  {piece(vocabulary, token)}' for token in ids]
-    print('\n'.join(lines))
+        print(f'text         {args.text}\n{len(ids)} tokens')
+        for token in ids:
+            print(f'  {token:>6}  {piece(vocabulary, token)}')
 
 
 def piece(vocabulary: seqio.Vocabulary, token: int) -> str:

@@ -89,7 +89,11 @@ def _papers_table(feature_lengths: Mapping[str, int]) -> Table:
     words = ('model', 'size', 'of', 'source')
     table = console.table('model', 'size', 'paper', 'ours', 'ratio', 'of', 'source', words=words)
     for figure in FIGURES:
-        parameters, flops = _part(_count(figure.model, figure.size, {**feature_lengths, 'inputs': 512}), figure.part)
+        count = _count(figure.model, figure.size, {**feature_lengths, 'inputs': 512})
+        parameters, flops = count.total_parameters, count.total_forward_flops
+        if figure.part == ENCODER:
+            parameters = sum(n for path, n in count.parameters.items() if path[0] in ('encoder', 'token_embedder'))
+            flops = sum(flops for path, flops in count.forward_flops.items() if path[:1] == ('encoder',))
         pairs: list[tuple[float, float, str]] = [(figure.parameters, parameters, figure.part)]
         if figure.flops:
             pairs.append((figure.flops, flops, 'forward FLOPs, 512 tokens'))
@@ -97,14 +101,6 @@ def _papers_table(feature_lengths: Mapping[str, int]) -> Table:
             numbers = quantity(paper), quantity(ours), f'{ours / paper:.3f}'
             table.add_row(figure.model, figure.size, *numbers, of, figure.source)
     return table
-
-
-def _part(count: Counts, part: str) -> tuple[int, float]:
-    """Parameters and forward FLOPs of the part that a paper counts."""
-    if part == WHOLE:
-        return count.total_parameters, count.total_forward_flops
-    parameters = sum(n for path, n in count.parameters.items() if path[0] in ('encoder', 'token_embedder'))
-    return parameters, sum(flops for path, flops in count.forward_flops.items() if path[:1] == ('encoder',))
 
 
 def _count(model: str, size: str, feature_lengths: Mapping[str, int]) -> Counts:

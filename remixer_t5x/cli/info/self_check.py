@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import platform as python_platform
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import jax
 from flax import linen as nn
@@ -25,11 +24,7 @@ _MODELS = ('t5_1_1', 'hyper_mixer', 'mixer_enc_dec')
 
 
 def show(args: argparse.Namespace) -> None:
-    """Prints the result of each check, for the model in the gin files or for models that use all kernels.
-
-    Raises:
-        UserError: a gin file or a macro is wrong.
-    """
+    """Prints the result of each check, for the model in the gin files or for models that use all kernels."""
     device = jax.devices()[0]
     versions = {**model_dir.package_versions(), 'python': python_platform.python_version()}
     console.show(
@@ -44,9 +39,15 @@ def show(args: argparse.Namespace) -> None:
     for interpreted in (None,) if device.platform in ('tpu', 'gpu') else ('tpu', 'gpu'):
         for model, lengths, pack in _models(args):
             for key, check in _checks(model, lengths, pack, interpreted).items():
-                if key not in checked:
-                    checked.add(key)
-                    _add_row(table, check, interpreted)
+                if key in checked:
+                    continue
+                checked.add(key)
+                verdict = self_check.run(check, interpreted)
+                difference = '' if verdict.difference is None else f'{verdict.difference:.1e}'
+                result = verdict.error or ('failed' if verdict.failure(check) else 'passed')
+                run_as = f"{interpreted}'s, interpreted" if interpreted else 'compiled'
+                tolerance = f'{check.tolerance:.0e}'
+                table.add_row(check.kernel, run_as, check.dtype, check.call, difference, tolerance, result)
     console.show(table if checked else 'no kernel is used: this model, its dtype or ATTENTION selects the formulas')
     if args.gin_file and device.platform != 'cpu' and lazy.has_extra('forecast'):
         lazy.import_extra('forecast.command').show_measured(args)
@@ -75,11 +76,3 @@ def _checks(
     with target, self_check.record_checks() as checks:
         jax.eval_shape(model.loss, nn.unbox(params), batch)
     return checks
-
-
-def _add_row(table: Any, check: self_check.Check, interpreted: str | None) -> None:
-    verdict = self_check.run(check, interpreted)
-    difference = '' if verdict.difference is None else f'{verdict.difference:.1e}'
-    result = verdict.error or ('failed' if verdict.failure(check) else 'passed')
-    run_as = f"{interpreted}'s, interpreted" if interpreted else 'compiled'
-    table.add_row(check.kernel, run_as, check.dtype, check.call, difference, f'{check.tolerance:.0e}', result)

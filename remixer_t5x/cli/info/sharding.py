@@ -4,7 +4,6 @@ import dataclasses
 import fnmatch
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rich.table import Table
 
@@ -62,7 +61,11 @@ def sharding_table(rows: Sequence[ShardingRow]) -> Table:
     words = ('parameter', 'shape', 'logical axes', 'mesh axes')
     table = console.table(*words, 'bytes per device', 'of', words=words)
     for row in rows:
-        axes = [', '.join(map(_axis, names)) for names in (row.logical_axes, row.mesh_axes)]
+        # An axis that several mesh axes split is `data+fsdp`, and an axis without a name, or that is not split, a dash.
+        axes = [
+            ', '.join('+'.join(axis) if isinstance(axis, tuple) else axis or '-' for axis in names)
+            for names in (row.logical_axes, row.mesh_axes)
+        ]
         size = f'{row.bytes_per_device:,}', _share(row.bytes_per_device, _total_bytes(row))
         table.add_row(row.name, ' x '.join(map(str, row.shape)), *axes, *size)
         if row.note:
@@ -75,13 +78,6 @@ def sharding_table(rows: Sequence[ShardingRow]) -> Table:
 
 def _total_bytes(row: ShardingRow) -> int:
     return math.prod(row.shape) * _FLOAT32_BYTES
-
-
-def _axis(axis: Any) -> str:
-    """A dash for an axis that has no name or is not split; `data+fsdp` for an axis that several mesh axes split."""
-    if axis is None:
-        return '-'
-    return axis if isinstance(axis, str) else '+'.join(axis)
 
 
 def _share(part: int, whole: int) -> str:
