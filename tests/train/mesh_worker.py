@@ -2,7 +2,7 @@
 
 Writes one JSON object. `runs`: run -> losses and norms per step, bytes that the state holds on the first device, bytes
 of parameters there according to `sharding_table`, and of the whole state according to its plan. `attention`:
-implementation -> sums of its output and gradients. `decoded`: heads -> tokens and scores on one device and on a mesh.
+implementation -> sums of its output and gradients. `decoded`: tokens and scores on one device and on a mesh.
 """
 
 import json
@@ -36,7 +36,6 @@ VOCAB, EMBED, MLP, ROWS, LENGTH = 64, 32, 48, 16, 12
 TWO_HEADS = {'num_heads': 2}
 # Four query heads can be sharded over tensor=4; their key heads cannot.
 GROUPED_HEADS = {'num_heads': 4, 'num_kv_heads': 2}
-MULTI_QUERY_HEADS = {'num_heads': 4, 'num_kv_heads': 1}
 
 
 def make_model(heads):
@@ -177,8 +176,6 @@ def main(path):
         'adafactor all, 2 microbatches': (factored, Partitioner(data=2, fsdp=2, tensor=2), 2),
         'grouped single': (adam, Partitioner(devices=one), 1, False, GROUPED_HEADS),
         'grouped tensor': (adam, Partitioner(tensor=4), 1, False, GROUPED_HEADS),
-        'multi-query single': (adam, Partitioner(devices=one), 1, False, MULTI_QUERY_HEADS),
-        'multi-query tensor': (adam, Partitioner(tensor=4), 1, False, MULTI_QUERY_HEADS),
     }
     results = {name: train(*arguments) for name, arguments in runs.items()}
     formula = {
@@ -187,10 +184,9 @@ def main(path):
         'window': WINDOW(Partitioner(devices=one)),
         'amlp': AMLP(Partitioner(devices=one)),
     }
-    decoded = {
-        name: [generate(heads, partitioner) for partitioner in (Partitioner(devices=one), Partitioner(tensor=4))]
-        for name, heads in {'grouped': GROUPED_HEADS, 'multi-query': MULTI_QUERY_HEADS}.items()
-    }
+    decoded = [
+        generate(GROUPED_HEADS, partitioner) for partitioner in (Partitioner(devices=one), Partitioner(tensor=4))
+    ]
     mesh = Partitioner(data=2, fsdp=2, tensor=2)
     with compiling_for('tpu', interpret=True):
         of_tpu = {'attention': attend('tpu_kernel', mesh), 'running': mix_tokens(mesh), 'window': WINDOW(mesh)}

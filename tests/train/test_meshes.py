@@ -31,7 +31,6 @@ def runs(answers):
         ('adafactor tensor', 'adafactor single'),
         ('adafactor all, 2 microbatches', 'adafactor single'),
         ('grouped tensor', 'grouped single'),
-        ('multi-query tensor', 'multi-query single'),
     ],
 )
 def test_losses_and_norms_do_not_depend_on_the_mesh(runs, mesh, single):
@@ -39,9 +38,8 @@ def test_losses_and_norms_do_not_depend_on_the_mesh(runs, mesh, single):
     np.testing.assert_allclose(runs[mesh]['losses'], runs[single]['losses'], rtol=2e-4)
 
 
-@pytest.mark.parametrize('heads', ['grouped', 'multi-query'])
-def test_decoding_with_fewer_key_heads_than_devices(answers, heads):
-    single, sharded = answers['decoded'][heads]
+def test_decoding_with_fewer_key_heads_than_devices(answers):
+    single, sharded = answers['decoded']
     assert sharded['tokens'] == single['tokens']
     np.testing.assert_allclose(sharded['scores'], single['scores'], rtol=2e-4)
 
@@ -53,15 +51,11 @@ def test_fsdp_shards_parameters_and_moments_over_eight_devices(runs):
     assert whole['bytes'] / 8 < part['bytes'] < whole['bytes'] / 7
 
 
-def test_the_sharding_table_counts_the_bytes_on_a_device(runs):
+def test_the_sharding_table_and_the_plan_count_the_bytes_on_a_device(runs):
     for run in ('adam single', 'adam fsdp'):
         # Parameters, two moments of equal size, and a few int32 counters of steps.
         assert abs(runs[run]['bytes'] - 3 * runs[run]['table']) <= 16
-
-
-def test_the_plan_counts_the_bytes_on_a_device(runs):
-    for run in runs.values():
-        assert run['planned'] == run['bytes']
+    assert all(run['planned'] == run['bytes'] for run in runs.values())
 
 
 def test_factored_moments_are_sharded_like_their_parameters(runs):

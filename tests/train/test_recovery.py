@@ -56,8 +56,9 @@ def test_bad_batches_are_skipped_and_a_killed_run_ends_equal(training, tmp_path,
 
 
 def test_a_bad_step_stops_by_default_and_too_many_always_do(training, tmp_path):
-    code, output = train(training, tmp_path / 'stop', strange=(math.nan,))
-    assert code == 2 and 'is not finite at step' in error_of(output) and 'ON_BAD_STEP' in output
+    code, output = train(training, tmp_path / 'stop', nan_below=384)
+    assert code == 2 and 'is not finite at step 1; no checkpoint was saved yet' in error_of(output)
+    assert 'ON_BAD_STEP' in output and not logged(tmp_path / 'stop')
     code, output = train(training, tmp_path / 'skip', nan_below=384, recovery={'on_bad_step': 'skip'})
     assert code == 2 and '20 steps in a row were skipped' in error_of(output)
     code, output = train(training, tmp_path / 'rewind', nan_below=384, recovery={'on_bad_step': 'rewind'})

@@ -349,7 +349,6 @@ OWN_TEXT = ['--gin_file=data/own_text.gin', '--gin.TXT_DOCUMENTS=line', *gin({'F
     ('what', 'named'),
     [
         ('setting', 'LEARNING_RATE'),
-        ('command', 'the command'),
         ('devices', 'the devices of a process'),
         ('lines', 'the data for training'),
         ('text', 'the vocabulary for training'),
@@ -380,8 +379,6 @@ def test_processes_that_differ_are_refused(runs, processes, tmp_path, what, name
         command = ['infer', '--checkpoint=checkpoint', *model_flags(), vocabulary, '--gin.INFER_BATCH_SIZE=8']
         command += ['--input=text.txt', '--output=answers.jsonl']
     pair = pair_by_flags(command, [], ['--gin.LEARNING_RATE=0.5'] if what == 'setting' else [])
-    if what == 'command':
-        pair[1][1][0][0] = 'finetune'
     if what == 'devices':
         pair[1] = (2, *pair[1][1:])
     for index, (code, output) in enumerate(wait_for(processes.start(*pair, folders=folders))):
