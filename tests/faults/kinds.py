@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 
 from tests.faults.bench import HEARTBEAT, Bench, TrialFailed, TrialResult, wait, without_autograph, writing
-from tests.support import compare_runs, ports
+from tests.support import compare_runs
 
 # Note on a kill that missed the write of a checkpoint.
 OUTSIDE = 'outside of a write'
@@ -206,16 +206,6 @@ def _damage(path: pathlib.Path, how: str, rng: random.Random) -> None:
         path.write_bytes(content[:at] + bytes([content[at] ^ (1 << rng.randrange(8))]) + content[at + 1 :])
 
 
-def not_finite(bench: Bench, run: pathlib.Path) -> TrialResult:
-    """A restart with an infinite learning rate: the run stops without saving another checkpoint."""
-    _stop_at_some_checkpoint(bench, run)
-    kept = compare_runs.checkpoint_steps(run)
-    bench.refused(run, 'not finite', '--gin.LEARNING_RATE=1e38')
-    if compare_runs.checkpoint_steps(run) != kept:
-        raise TrialFailed('another checkpoint was written')
-    return bench.finish(run, reached=kept[-1])
-
-
 def changed(bench: Bench, run: pathlib.Path) -> TrialResult:
     """Batch size, model, vocabulary, seed or data changed: refused; the original command resumes."""
     _stop_at_some_checkpoint(bench, run)
@@ -235,22 +225,6 @@ def changed(bench: Bench, run: pathlib.Path) -> TrialResult:
     return bench.finish(run, reached=kept[-1])
 
 
-def host_killed(bench: Bench, run: pathlib.Path) -> TrialResult:
-    """One of two processes is killed: JAX aborts the other."""
-    bench.unbroken(2)
-    both = bench.start_several(run)
-    bench.some_step(run, both[0])
-    victim = bench.rng.randrange(2)
-    both[victim].send(signal.SIGKILL)
-    begun = time.monotonic()
-    both[victim].end()
-    code, reached = both[1 - victim].end(), compare_runs.last_step(run)
-    waited = time.monotonic() - begun
-    if code != -signal.SIGABRT or waited > 3 * HEARTBEAT or 'another task died' not in both[1 - victim].output():
-        raise TrialFailed(f'the other process ended with {code} after {waited:.0f} s: {both[1 - victim].log}')
-    return bench.finish(run, reached=reached, processes=2, note=f'the other process ended after {waited:.1f} s')
-
-
 def host_slow(bench: Bench, run: pathlib.Path) -> TrialResult:
     """One of two processes is suspended for half of the heartbeat timeout: the run continues."""
     bench.unbroken(2)
@@ -263,29 +237,6 @@ def host_slow(bench: Bench, run: pathlib.Path) -> TrialResult:
     for process in both:
         process.expect_exit(0)
     bench.compare(run, 2)
-    return TrialResult()
-
-
-def host_never_comes(bench: Bench, run: pathlib.Path) -> TrialResult:
-    """One of two processes is never started: the other one ends after the timeout."""
-    flags = (f'--coordinator_address=localhost:{ports.reserve()}', '--process_count=2', '--initialization_timeout=10')
-    alone = bench.start(run, *flags, f'--process_index={bench.rng.randrange(2)}')
-    begun = time.monotonic()
-    alone.expect_exit(-signal.SIGABRT, patience=90)
-    return bench.finish(run, reached=0, note=f'ended after {time.monotonic() - begun:.1f} s')
-
-
-def two_runs(bench: Bench, run: pathlib.Path) -> TrialResult:
-    """A second run in the same MODEL_DIR is refused, and does not affect the first."""
-    first = bench.start(run)
-    bench.some_step(run, first, 5)
-    first.send(signal.SIGSTOP)
-    try:
-        bench.refused(run, 'in use by process')
-    finally:
-        first.send(signal.SIGCONT)
-    first.expect_exit(0)
-    bench.compare(run)
     return TrialResult()
 
 
@@ -473,9 +424,8 @@ FAULTS = {
     fault.__name__: fault
     for fault in (
         *(kill, kill_in_write, kill_at_start, sigterm, sigint, signal_twice, full_disk, full_disk_for_a_while),
-        *(full_disk_of_model_dir, read_only, damaged, not_finite, changed, host_killed, host_slow, host_never_comes),
-        *(host_disk_full, other_processes, two_runs, race, no_locks, poor_environment, low_memory, data_removed),
-        *(odd_folder, clock_set_back),
+        *(full_disk_of_model_dir, read_only, damaged, changed, host_slow, host_disk_full, other_processes, race),
+        *(no_locks, poor_environment, low_memory, data_removed, odd_folder, clock_set_back),
     )
 }
 KILLS = ('kill', 'kill_in_write')
