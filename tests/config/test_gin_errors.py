@@ -11,12 +11,10 @@ IMPORTS = 'from __gin__ import dynamic_registration\nimport toy_house\n'
 # Line 3 of `user.gin` or a flag, and two parts of the message.
 IN_A_FILE = {
     'misspelt parameter': ('toy_house.Engine.pwoer = 3', 'pwoer', 'did you mean power?'),
-    'unlike any parameter': ('toy_house.Engine.xyz = 3', 'xyz', 'it has power, dtype'),
     'misspelt configurable': ('toy_house.Engin.power = 3', 'Engin', 'did you mean Engine?'),
     'misspelt reference': ('ENGINE = @toy_house.Turbin()', 'Turbin', 'did you mean Turbine?'),
     'module not imported': ('toy_hose.Engine.power = 3', 'toy_hose', 'did you mean toy_house?'),
     'unimportable module': ('import no_such_thing', 'no_such_thing', 'installed'),
-    'misspelt module': ('from remixer_t5x import eror', 'remixer_t5x.eror', 'installed'),
     'misspelt macro': ('POWERR = 3', 'POWERR', 'did you mean POWER?'),
     'macro like no other': ('XYZXYZ = 3', 'XYZXYZ', 'remove it'),
     'misspelt macro reference': ('toy_house.Engine.power = %PWOER', '%PWOER', 'did you mean POWER?'),
@@ -24,8 +22,6 @@ IN_A_FILE = {
     'syntax': ('POWER 3', "'='", 'NAME = value'),
     'bare text': ('toy_house.run.colour = red', "'red'", 'quotes'),
     'open bracket': ('POWER = (3,\n', 'bracket', 'close it'),
-    'open quote': ("POWER = '3\n", 'quote', 'close'),
-    'missing include': ("include 'runs/infr.gin'", "'runs/infr.gin'", 'did you mean runs/infer.gin?'),
     'include of itself': ("include 'user.gin'", 'user.gin', 'remove'),
     'text for a reference': (
         "VOCABULARY = 'bytes'\ntoy_house.run.colour = %VOCABULARY",
@@ -38,7 +34,6 @@ AS_A_FLAG = {
     'misspelt macro': (('POWR', '3'), 'POWR', 'did you mean POWER?'),
     'macro of a part not in use': (('INPUT_FIELD', '3'), 'INPUT_FIELD', 'it is for runs/infer.gin'),
     'misspelt setting': (('Engine.powr', '3'), 'powr', 'did you mean power?'),
-    'misspelt configurable': (('Engin.power', '3'), 'Engin', 'did you mean Engine?'),
     'module that does not exist': (('ENGINE', '@toy_hangar.Plane()'), 'toy_hangar.Plane', ''),
     'name that an importable module lacks': (('ENGINE', '@fractions.Fractoin()'), 'Fractoin', 'did you mean Fraction?'),
     'sublayer of a file that is not read': (
@@ -46,7 +41,6 @@ AS_A_FLAG = {
         'fnet.Fourier',
         '--gin_file=sublayers/fnet.gin',
     ),
-    'macro that is not set': (('POWER', '%PWR'), '%PWR', 'did you mean POWER?'),
     'open bracket': (('POWER', '[3'), '[3', 'brackets'),
     'lower-case truth': (('run.colour', 'true'), 'true', '--gin.run.colour=True'),
     'nothing': (('POWER', ''), 'no value', '--gin.POWER=VALUE'),
@@ -72,9 +66,8 @@ def test_mistakes_in_flags_have_advice(house, flag, wrong, advice):
 
 @pytest.mark.parametrize(
     ('macro', 'value', 'reference'),
-    [('LAYOUT', 'prenorm', '@layer.PreNorm'), ('ENCODER_MIXER', 'attention.SelfAttention', '@attention.SelfAttention'),
-     ('VOCABULARY', 'bytes', "'@vocabularies.byte()'"), ('SCHEDULE', 'cosine', "'@schedules.cosine()'")],
-)  # fmt: skip
+    [('LAYOUT', 'prenorm', '@layer.PreNorm'), ('VOCABULARY', 'bytes', "'@vocabularies.byte()'")],
+)
 def test_a_string_instead_of_a_reference_is_rejected_with_an_example(macro, value, reference):
     given = ConfigSources(
         ['models/t5_1_1.gin', 'sizes/tiny.gin', 'data/c4.gin', 'optimizers/adamw.gin'], [(macro, value)]
