@@ -4,14 +4,13 @@ import json
 import os
 import shutil
 
-import gin
 import numpy as np
 import pytest
 
 import remixer_t5x
 from remixer_t5x.cli.convert import huggingface
 from remixer_t5x.cli.main import main
-from tests.support import compare_runs, hf_folders
+from tests.support import command_folder, compare_runs, hf_folders
 
 BASE = ['--gin_file=experiments/finetune_pairs.gin', '--from_hf=t5', '--gin.PAIRS=rows.jsonl']
 BASE += ["--gin.TASK_FEATURE_LENGTHS={'inputs': 8, 'targets': 6}", '--gin.BATCH_SIZE=4', '--gin.EVAL_PERIOD=None']
@@ -25,17 +24,11 @@ TEXTS = ['the this is', 'a test']
 @pytest.fixture(scope='module')
 def place(tmp_path_factory):
     """The current folder, with a Hugging Face T5 in `t5` and labelled rows."""
-    folder, before, environment = tmp_path_factory.mktemp('adapters'), os.getcwd(), dict(os.environ)
-    weights = hf_folders.weights_of(hf_folders.recorded('t5_v1_1_tiny'))
-    hf_folders.write(folder / 't5', hf_folders.V1_1, weights)
     rows = [{'inputs': f'this is {i}', 'targets': 'a test'} for i in range(40)]
-    (folder / 'rows.jsonl').write_text('\n'.join(map(json.dumps, rows)))
-    os.chdir(folder)
-    yield folder
-    os.chdir(before)
-    os.environ.clear()
-    os.environ.update(environment)
-    gin.clear_config()
+    with command_folder.entered(tmp_path_factory.mktemp('adapters')) as folder:
+        hf_folders.write_tiny(folder / 't5', 't5_v1_1_tiny')
+        (folder / 'rows.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+        yield folder
 
 
 @pytest.fixture(scope='module')
@@ -64,7 +57,7 @@ def test_a_mixer_is_put_into_a_pretrained_model_and_trained_alone(place, capsys)
     assert set(places['left']) == {*attention, 'encoder/position_bias'}
     assert set(places['fresh']) == {f'encoder/run_0/layer/hyper_mixer{end}' for end in ('', '_norm')}
     assert 'decoder' in places['taken'] and 'encoder/run_0/layer/gated_mlp' in places['taken']
-    weights = hf_folders.weights_of(hf_folders.recorded('t5_v1_1_tiny'))
+    weights = hf_folders.weights('t5_v1_1_tiny')
     ours = params('grafted', 2)
     np.testing.assert_array_equal(ours['token_embedder/embedding'], weights['shared.weight'])
     theirs = [weights[f'encoder.block.{layer}.layer.1.DenseReluDense.wo.weight'].T for layer in range(2)]
@@ -83,7 +76,7 @@ def test_a_run_with_adapters_resumes_bit_for_bit(adapted, place):
     for name, array in theirs.items():
         np.testing.assert_array_equal(ours[name], array, name)
     moved = {name for name, array in params(adapted, 4).items() if not np.array_equal(array, params(adapted, 2)[name])}
-    assert moved == {name for name in theirs_adapters(theirs)} and len(moved) == 12
+    assert moved == theirs_adapters(theirs) and len(moved) == 12
 
 
 def theirs_adapters(arrays):
@@ -106,19 +99,16 @@ def test_adapters_are_a_small_checkpoint_on_top_of_their_base(adapted, place, ca
     infer = ['infer', '--gin_file=adapted/config.gin', '--input=t.txt', '--output=o.jsonl', '--checkpoint=small']
     (place / 't.txt').write_text('\n'.join(TEXTS))
     assert main(infer) == 0 and len((place / 'o.jsonl').read_text().splitlines()) == 2
-
-
-def test_adapters_move_with_their_base_and_refuse_another(adapted, place, capsys):
-    assert main(['convert', '--checkpoint=adapted', '--to_adapters=moved']) == 0
-    base = (place / 'moved/base.txt').read_text().strip()
+    # Adapters move with their base, and refuse another one.
+    base = (place / 'small/base.txt').read_text().strip()
     shutil.copytree(os.path.dirname(os.path.dirname(base)), place / 'elsewhere')
-    (place / 'moved/base.txt').write_text('../elsewhere\n')
-    np.testing.assert_array_equal(score('moved'), score(adapted))
+    (place / 'small/base.txt').write_text('../elsewhere\n')
+    np.testing.assert_array_equal(score('small'), wanted)
     for text, words in (('../adapted', 'is not the base of the adapters'), ('', 'write the path of the base of these'),
                         ('/nowhere', 'base.txt, /nowhere does not contain a checkpoint')):  # fmt: skip
-        (place / 'moved/base.txt').write_text(text)
+        (place / 'small/base.txt').write_text(text)
         with pytest.raises(remixer_t5x.UserError, match=words):
-            score('moved')
+            score('small')
 
 
 def test_what_cannot_be_done_is_one_line(place, capsys):

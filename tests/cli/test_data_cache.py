@@ -8,7 +8,6 @@ import collections
 import importlib.util
 import json
 import pathlib
-import signal
 import sys
 
 import numpy as np
@@ -19,11 +18,9 @@ import tensorflow as tf
 from remixer_t5x.cli import main
 from remixer_t5x.data import pipeline, task_batches, task_vocabulary
 from remixer_t5x.errors import UserError
-from remixer_tasks import caching
-from tests.support import compare_runs
-from tests.support.real_processes import Process
+from remixer_tasks import caching, pretraining
+from remixer_tasks.corpora import text_corpus
 
-HERE = pathlib.Path(__file__).parent
 DOCUMENTS = {
     'train': [f'document {i} has {i * i} letters and {"some more words " * (i % 5)}' for i in range(24)],
     'validation': [f'held out {i} of them' for i in range(5)],
@@ -36,13 +33,6 @@ WITH_BEAM = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def no_folder_of_another_test():
     seqio.set_global_cache_dirs([])
-
-
-@pytest.fixture(scope='module')
-def worker():
-    from tests.cli import cached_training
-
-    return cached_training
 
 
 def documents_task(extra_ids=100):
@@ -117,9 +107,16 @@ def test_batches_from_the_cache_are_those_without_it_up_to_order(tmp_path, split
     assert rows(documents_task(), split, use_cached=True, cache_dir=folder) == read
 
 
-def test_order_is_the_same_every_time_and_a_position_goes_on_exactly(tmp_path, worker):
+def _refuse(malformed):
+    raise AssertionError('the text was read instead of the cache')
+
+
+def test_order_is_the_same_every_time_and_a_position_goes_on_exactly(tmp_path):
     folder = write(tmp_path, 'cached_span_corruption')
-    config = pipeline.DatasetConfig(worker.task(), worker.LENGTHS, 4, seed=3, use_cached=True, cache_dir=folder)
+    corpus = text_corpus.ParsedCorpus('some text', 'some text', _refuse)
+    task = pretraining.span_corruption(corpus, seqio.ByteVocabulary(100), 'cached', shuffle_buffer_size=16)
+    lengths = {'inputs': 24, 'targets': 10}
+    config = pipeline.DatasetConfig(task, lengths, 4, seed=3, use_cached=True, cache_dir=folder)
     first, second, resumed = (task_batches.TrainBatches(config) for _ in range(3))
     batches = [next(first) for _ in range(30)]
     for _ in range(13):
@@ -129,24 +126,6 @@ def test_order_is_the_same_every_time_and_a_position_goes_on_exactly(tmp_path, w
         for name, value in expected.items():
             np.testing.assert_array_equal(other[name], value)
             np.testing.assert_array_equal(again[name], value)
-
-
-def test_killed_and_resumed_on_a_cache_is_bit_equal(tmp_path, worker, compiled):
-    examples = write(tmp_path / 'cache', 'cached_span_corruption')
-
-    def start(name):
-        output = tmp_path / f'{name}.txt'
-        return Process(worker.train, examples, str(tmp_path / name), 48, output=output, compiled=compiled)
-
-    unbroken = start('unbroken')
-    assert unbroken.wait() == 0, unbroken.output()
-    broken = start('broken')
-    broken.until(lambda: compare_runs.last_step(tmp_path / 'broken') > 12, 'step 13')
-    assert broken.kill() == -signal.SIGKILL
-    again = start('broken')
-    assert again.wait() == 0, again.output()
-    assert len(compare_runs.logged(tmp_path / 'broken')) == 48 + 6
-    assert compare_runs.difference(tmp_path / 'broken', tmp_path / 'unbroken', 48) is None
 
 
 def refusal(task, folder):
@@ -175,22 +154,13 @@ def typed(tmp_path, monkeypatch, clean_environment, capfd):
     for split, texts in DOCUMENTS.items():
         (tmp_path / f'{split}.txt').write_text('\n\n'.join(texts))
 
-    def run(*flags, folder=tmp_path / 'cache'):
+    files = [f'--gin.FILES={tmp_path}/train.txt', f'--gin.VALIDATION_FILES={tmp_path}/validation.txt']
+    command = ['data', 'cache', '--gin_file=data/own_text.gin', *files, f'--output_dir={tmp_path}/cache']
+    command += ['--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384']
+
+    def run(*flags):
         capfd.readouterr()
-        code = main.main(
-            [
-                'data',
-                'cache',
-                '--gin_file=data/own_text.gin',
-                f'--gin.FILES={tmp_path}/train.txt',
-                f'--gin.VALIDATION_FILES={tmp_path}/validation.txt',
-                '--gin.VOCABULARY=@vocabularies.byte()',
-                '--gin.VOCAB_SIZE=384',
-                f'--output_dir={folder}',
-                *flags,
-            ]
-        )
-        return code, *capfd.readouterr()
+        return main.main([*command, *flags]), *capfd.readouterr()
 
     return run
 

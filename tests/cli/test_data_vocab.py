@@ -1,16 +1,27 @@
 """`remixer-t5x data` and `vocab` through the shipped gin files, on a user's own text."""
 
+import pathlib
+
 import numpy as np
 import pytest
 
 from remixer_t5x.cli import main
 from remixer_t5x.cli.data import preview
 
+OBJECTIVES = sorted(path.stem for path in (pathlib.Path(main.__file__).parents[2] / 'configs' / 'objectives').iterdir())
+SHOWN = {
+    'causal_lm': ('  targets, 48 tokens: ', '</s>'),
+    'iid_denoising': ('  inputs, ', '<extra_id_0>'),
+    'masked_lm': ('  inputs, 48 tokens: ', '<extra_id_0>'),
+    'prefix_lm': ('  targets, ', '</s>'),
+    'span_corruption': ('  targets, ', '<extra_id_1>'),
+    'ul2': ('  inputs, ', ('[NLU]', '[NLG]', '[S2S]')),
+}
 TEXT = '\n\n'.join(f'Paragraph {number} tells of {number * 7919 % 10007} naïve things.' for number in range(400))
 
 
 @pytest.fixture
-def own_text(tmp_path, monkeypatch):
+def own_text(tmp_path, monkeypatch, clean_environment):
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
     (tmp_path / 'a.txt').write_text(TEXT)
     return ['--gin_file=data/own_text.gin', f'--gin.FILES={tmp_path}/*.txt']
@@ -19,12 +30,16 @@ def own_text(tmp_path, monkeypatch):
 BYTES = ['--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384']
 
 
-def test_data_shows_text_ids_and_efficiency(own_text, capsys):
-    assert main.main(['data', *own_text, *BYTES, '--num_examples=1']) == 0
-    shown = capsys.readouterr().out
-    assert 'own_text_span_corruption, split train' in shown
-    assert '<extra_id_0>' in shown and '</s>' in shown and 'ids: ' in shown
-    assert 'inputs: 9' in shown and '1.00 examples per row' in shown
+@pytest.mark.parametrize('objective', OBJECTIVES)
+def test_every_objective_is_shown_with_ids_and_efficiency(objective, own_text, capsys):
+    lengths = {'targets': 48} if objective == 'causal_lm' else {'inputs': 48, 'targets': 48}
+    flags = [f'--gin.TASK_FEATURE_LENGTHS={lengths}', '--gin.DATA_NAME=mine', '--num_examples=3']
+    assert main.main(['data', *own_text, f'--gin_file=objectives/{objective}.gin', *BYTES, *flags]) == 0
+    out = capsys.readouterr().out
+    line, word = SHOWN[objective]
+    assert out.startswith(f'mine_{objective}, split train, one example per row\n')
+    assert line in out and 'ids: ' in out and '1.00 examples per row' in out
+    assert any(each in out for each in ([word] if isinstance(word, str) else word))
 
 
 def test_vocab_shows_special_ids_and_pieces(own_text, capsys):
@@ -39,7 +54,6 @@ def test_vocab_shows_special_ids_and_pieces(own_text, capsys):
     ('flags', 'said'),
     [
         (['--split=test'], "must be one of train, validation, got 'test'"),
-        (['--num_examples=-1'], "'-1' is not a whole number from 0"),
         (['--gin.FILES=/nowhere/*.txt'], 'FILES must match a file, got /nowhere/*.txt'),
         (['--gin.MIXTURE_OR_TASK_NAME=no_such_task'], "got 'no_such_task'"),
         (["--gin.TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 64}"], "use {'inputs': 512, 'targets': 114}"),

@@ -1,12 +1,13 @@
 """Exported models in processes that cannot import this package, against the model."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import os
 import subprocess
 import sys
 
-import gin
 import jax
 import numpy as np
 import pytest
@@ -14,12 +15,8 @@ import pytest
 import remixer_t5x
 from remixer_t5x.cli.main import main
 from remixer_t5x.extras.export import int8
-from tests.support import hf_folders, saved_run
+from tests.support import command_folder, hf_folders, saved_run
 
-pytestmark = [
-    pytest.mark.filterwarnings('ignore::DeprecationWarning'),
-    pytest.mark.filterwarnings('ignore::ResourceWarning'),
-]
 # With sentinels, an unknown letter, a text that is too long, and one without tokens.
 TEXTS = ['this is a <extra_id_0> test', 'Ünknown', '', 'the ' * 60, 'a test']
 PAIRS = [['a test', 'this', ''], ['a', 'te', 'tes']]
@@ -39,17 +36,11 @@ sys.meta_path.insert(0, Refuse())
 @pytest.fixture(scope='module')
 def place(tmp_path_factory):
     """The current folder, with two converted models: `pieces` of SentencePiece and `bytes`."""
-    folder, before, environment = tmp_path_factory.mktemp('export'), os.getcwd(), dict(os.environ)
-    weights = hf_folders.weights_of(hf_folders.recorded('t5_v1_1_tiny'))
-    os.chdir(folder)
-    hf_folders.write(folder / 't5', hf_folders.V1_1, weights)
-    assert main(['convert', '--from_hf=t5', '--to=pieces']) == 0
-    saved_run.write_run(folder / 'bytes', steps=(1,))
-    yield folder
-    os.chdir(before)
-    os.environ.clear()
-    os.environ.update(environment)
-    gin.clear_config()
+    with command_folder.entered(tmp_path_factory.mktemp('export')) as folder:
+        hf_folders.write_tiny(folder / 't5', 't5_v1_1_tiny')
+        assert main(['convert', '--from_hf=t5', '--to=pieces']) == 0
+        saved_run.write_run(folder / 'bytes', steps=(1,))
+        yield folder
 
 
 def export(name, to, *flags):
@@ -73,42 +64,39 @@ import json
 sys.path.insert(0, '.')
 import run
 model, texts, pairs = run.Model('.'), {TEXTS!r}, {PAIRS!r}
-print(json.dumps([model.generate(texts), model.score(*pairs).tolist(), model.encode(texts).tolist()]))
+made = [model.generate(texts), model.score(*pairs).tolist(), model.encode(texts).tolist()]
+print(json.dumps([*made, run.Model('../small').score(*pairs).tolist()]))
 """
 SERVE = f"""
 import json
 import tensorflow as tf
 import tensorflow_text
 model, texts, pairs = tf.saved_model.load('saved_model'), tf.constant({TEXTS!r}), tf.constant({PAIRS!r})
+small = tf.saved_model.load('../small/saved_model').signatures['score'](inputs=pairs[0], targets=pairs[1])
 call = lambda name, **given: {{key: value.numpy() for key, value in model.signatures[name](**given).items()}}
 made = call('generate', inputs=texts)
 answers = [[[text.decode(), float(score)] for text, score in zip(*row)] for row in zip(made['texts'], made['scores'])]
 score = call('score', inputs=pairs[0], targets=pairs[1])['scores'].tolist()
 assert call('encode_ids', inputs=tf.zeros([3, 12], tf.int32))['hidden'].shape[:2] == (3, 12)
-print(json.dumps([answers, score, call('encode', inputs=texts)['mean'].tolist()]))
+print(json.dumps([answers, score, call('encode', inputs=texts)['mean'].tolist(), small['scores'].numpy().tolist()]))
 """
-SCORE = f"""
-import json
-import tensorflow as tf
-sys.path.insert(0, '.')
-import run
-pairs = {PAIRS!r}
-model = tf.saved_model.load('saved_model')
-served = model.signatures['score'](inputs=tf.constant(pairs[0]), targets=tf.constant(pairs[1]))['scores']
-print(json.dumps([run.Model('.').score(*pairs).tolist(), served.numpy().tolist()]))
-"""
+PROGRAMS = {'StableHLO': RUN, 'SavedModel': SERVE}
 
 
 @pytest.fixture(scope='module')
-def served(place):
+def printed(place):
+    """What each program prints of `pieces` and of a quantized `bytes`, and what the export of the latter prints."""
     assert export('pieces', 'served', '--formats=stablehlo,saved_model', *BEAMS) == 0
-    return place / 'served'
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        flags = ['--quantize=int8', '--functions=score', '--formats=stablehlo,saved_model']
+        assert export('bytes', 'small', *flags) == 0
+    return {name: alone(program, place / 'served') for name, program in PROGRAMS.items()}, out.getvalue()
 
 
-@pytest.mark.parametrize('program', [RUN, SERVE], ids=['StableHLO', 'SavedModel'])
-def test_a_model_runs_alone(served, program):
+@pytest.mark.parametrize('name', PROGRAMS)
+def test_a_model_runs_alone(printed, name):
     trained = remixer_t5x.load('pieces', lengths=LENGTHS)
-    generated, scores, means = alone(program, served)
+    generated, scores, means, _ = printed[0][name]
     wanted = trained.generate(TEXTS, decoder=remixer_t5x.BeamSearch(beams=2))
     assert [[text for text, _ in answers] for answers in generated] == [answer.texts for answer in wanted]
     ours = [[score for _, score in answers] for answers in generated]
@@ -117,16 +105,14 @@ def test_a_model_runs_alone(served, program):
     np.testing.assert_allclose(means, trained.encode(TEXTS).mean, rtol=1e-4, atol=1e-4)
 
 
-def test_the_program_for_users_imports_nothing_of_ours(served):
-    assert 'remixer_t5x' not in (served / 'run.py').read_text().partition('"""\n\nimport')[2]
+def test_the_program_for_users_imports_nothing_of_ours(printed, place):
+    assert 'remixer_t5x' not in (place / 'served/run.py').read_text().partition('"""\n\nimport')[2]
 
 
-def test_integers_are_a_quarter_and_nearly_the_same(place, capsys):
-    flags = ['--quantize=int8', '--functions=score', '--formats=stablehlo,saved_model']
-    assert export('bytes', 'small', *flags) == 0
-    assert 'its scores differ by at most' in capsys.readouterr().out
+def test_integers_are_a_quarter_and_nearly_the_same(printed, place):
+    assert 'its scores differ by at most' in printed[1]
     trained = remixer_t5x.load('bytes', lengths=LENGTHS)
-    found, wanted = np.asarray(alone(SCORE, place / 'small')), trained.score(*PAIRS)
+    found, wanted = np.asarray([printed[0][name][-1] for name in PROGRAMS]), trained.score(*PAIRS)
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
     assert 0 < np.abs(found[0] - wanted).max() < 0.02 * np.abs(wanted).max()
     rounded = dataclasses.replace(trained, params=int8.round_params(trained.model, trained.params))

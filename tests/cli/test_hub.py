@@ -1,7 +1,6 @@
 """Downloads from the Hub, uploads to it, and shared folders, with the real huggingface_hub and a fake Hub."""
 
 import json
-import pathlib
 import re
 import shlex
 import shutil
@@ -24,10 +23,6 @@ from tests.support import hf_folders, saved_run
 from tests.support.fake_hub import FakeHub
 
 pytest.importorskip('huggingface_hub')
-pytestmark = [
-    pytest.mark.filterwarnings('ignore::DeprecationWarning'),
-    pytest.mark.filterwarnings('ignore::ResourceWarning'),
-]
 FLAN = 'google/flan-t5-tiny'
 MIXER = 'from remixer_t5x.models.sublayers import fnet\nENCODER_MIXER = @fnet.FNet\nENCODER_POSITION_BIAS = None\n'
 
@@ -158,24 +153,30 @@ def test_a_model_that_transformers_lacks_is_pushed_and_loaded(hub, run, tmp_path
     np.testing.assert_array_equal(back.score(texts, texts), local.score(texts, texts))
 
 
-def test_the_card_has_recipe_metrics_and_curve_and_no_folders(run, tmp_path):
-    assert main(['convert', f'--checkpoint={run}', f'--to_shared={tmp_path}/shared']) == 0
-    card = (tmp_path / 'shared/README.md').read_text()
+@pytest.fixture(scope='module')
+def shared(run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('shared') / 'fnet'
+    assert main(['convert', f'--checkpoint={run}', f'--to_shared={folder}']) == 0
+    return folder
+
+
+def test_the_card_has_recipe_metrics_and_curve_and_no_folders(shared):
+    card = (shared / 'README.md').read_text()
     front = card.split('---')[1]
     assert 'library_name: "remixer_t5x"' in front and '"fnet"' in front
     for words in ('| held_out | 7 | loss | 1.25 |', '![Training and held-out loss](loss.png)', '| TRAIN_STEPS | `7` |',
                   'Finished all 7 steps.', '| encoder | FNet, GatedMLP |'):  # fmt: skip
         assert words in card, words
     assert '/home/anna' not in card and '*.txt' in card
-    assert (tmp_path / 'shared/loss.png').read_bytes().startswith(b'\x89PNG')
+    assert (shared / 'loss.png').read_bytes().startswith(b'\x89PNG')
     code = card.split('```python\n')[1].split('```')[0]
-    assert f"remixer_t5x.load('{tmp_path}/shared'" in code
-    assert remixer_t5x.load(str(tmp_path / 'shared')).generate('a text', max_length=3)
+    assert f"remixer_t5x.load('{shared}'" in code
+    assert remixer_t5x.load(str(shared)).generate('a text', max_length=3)
 
 
-def test_a_damaged_shared_folder_raises_one_line(run, tmp_path):
-    assert main(['convert', f'--checkpoint={run}', f'--to_shared={tmp_path}/shared']) == 0
-    gin_file = pathlib.Path(tmp_path, 'shared/model.gin')
+def test_a_damaged_shared_folder_raises_one_line(shared, tmp_path):
+    shutil.copytree(shared, tmp_path / 'shared')
+    gin_file = tmp_path / 'shared/model.gin'
     gin_file.write_text(gin_file.read_text().replace('MLP_DIM = 24', 'MLP_DIM = 32'))
     with pytest.raises(UserError, match='parameters that differ from the model in its model.gin'):
         remixer_t5x.load(str(tmp_path / 'shared'))
@@ -197,13 +198,6 @@ def hostile_copy(shared, folder, statement):
     with (folder / 'model.gin').open('a') as file:
         file.write(f'\n{statement}\n')
     return str(folder)
-
-
-@pytest.fixture(scope='module')
-def shared(run, tmp_path_factory):
-    folder = tmp_path_factory.mktemp('shared') / 'fnet'
-    assert main(['convert', f'--checkpoint={run}', f'--to_shared={folder}']) == 0
-    return folder
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import pytest
 
 from remixer_t5x.cli.main import main
 
+MODEL = ('--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin')
+
 
 @pytest.fixture
 def info(capsys, clean_environment):
@@ -26,20 +28,12 @@ def test_the_table_shows_modules_and_totals(info):
 
 
 def test_depth_and_lengths_are_obeyed(info):
-    arguments = ['--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin']
+    # The training configuration has no MODEL_DIR and no task, which `info` does not need.
+    arguments = [*MODEL, '--gin_file=runs/pretrain.gin', '--gin.BATCH_SIZE=8']
     shallow = info(*arguments, '--depth', '1', "--gin.TASK_FEATURE_LENGTHS={'inputs': 32, 'targets': 8}")
     deep = info(*arguments, '--depth=4')
     assert 'self_attention' not in shallow and 'query' in deep
     assert 'one example: 32 input and 8 target tokens' in shallow
-
-
-def test_a_training_configuration_can_be_inspected_as_it_is(info, monkeypatch):
-    # MODEL_DIR and the task are missing here, and info needs neither.
-    import gin
-
-    arguments = ['--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin', '--gin_file=runs/pretrain.gin']
-    assert 'total' in info(*arguments, '--gin.BATCH_SIZE=8')
-    gin.clear_config()
 
 
 def test_settings_lists_macros_that_contain_a_word(info, capsys):
@@ -56,9 +50,6 @@ def test_all_models_are_compared_and_the_papers_figures_stand_beside_ours(info):
     assert ['gmlp', 'tiny', '22,834,172', '1.004'] in [row[:4] for row in rows]
     # 130M in the paper's table 5; 129.9M by our count of encoder and embedding.
     assert ['gmlp', 'gmlp_paper_base', '130', 'M', '130', 'M', '1.000'] in [row[:7] for row in rows]
-
-
-MODEL = ('--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin')
 
 
 def test_shardings_of_a_described_slice_are_printed_without_its_devices(info):
@@ -116,28 +107,19 @@ def test_recomputing_everything_is_seen_by_the_model(clean_environment):
     assert recomputed.temporaries < kept.temporaries
 
 
+H100 = ('--gin_file=hardware/gpu.gin', '--gin.TOPOLOGY=h100:8')
+
+
 @pytest.mark.parametrize(
     ('arguments', 'advice'),
     [
         (['--compare', '--memory'], 'omit them'),
         (['--speed', *MODEL, '--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin'], 'TOPOLOGY=v5e:2x4'),
         (['--sharding', '--memory'], 'not allowed with argument'),
-        (['--self_check', '--memory'], 'not allowed with argument'),
-        (
-            ['--sharding', *MODEL, '--gin_file=hardware/gpu.gin', '--gin.TOPOLOGY=h100:8', '--mesh=fsdp=3'],
-            'product is the number of devices, 8',
-        ),
-        (
-            ['--sharding', *MODEL, '--gin_file=hardware/gpu.gin', '--gin.TOPOLOGY=h100:8', '--mesh=model=8'],
-            'data, fsdp, tensor',
-        ),
+        (['--sharding', *MODEL, *H100, '--mesh=fsdp=3'], 'product is the number of devices, 8'),
         (['--sharding', *MODEL, '--gin_file=hardware/gpu.gin'], '--devices=32'),
         (['--sharding', *MODEL], 'hardware/'),
-        (
-            ['--sharding=zzz', *MODEL, '--gin_file=hardware/gpu.gin', '--gin.TOPOLOGY=h100:1'],
-            '--sharding must match',
-        ),
-        (['--memory=x', *MODEL, '--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin'], 'not a whole'),
+        (['--sharding=zzz', *MODEL, *H100], '--sharding must match'),
         (['--memory', *MODEL, '--gin_file=hardware/cpu.gin'], 'optimizers/'),
     ],
 )
@@ -164,9 +146,9 @@ def test_a_step_is_timed(clean_environment):
     from remixer_t5x.extras.forecast import command, machines
 
     files = ['models/t5_1_1.gin', 'sizes/tiny.gin', 'optimizers/adafactor.gin', 'hardware/cpu.gin']
-    sizes = {'BATCH_SIZE': '2', 'TASK_FEATURE_LENGTHS': "{'inputs': 8, 'targets': 4}", 'PACK': 'True'}
+    flags = [tuple(flag.removeprefix('--gin.').split('=', 1)) for flag in (*MINIATURE, '--gin.PACK=True')]
     args = argparse.Namespace(
-        command='info', gin_file=files, gin_flags=list(sizes.items()), gin_search_paths=[], model=None,
+        command='info', gin_file=files, gin_flags=flags, gin_search_paths=[], model=None,
         tfds_data_dir=None, devices=1, device_memory=None, compiler=None, verbose=True,
     )  # fmt: skip
     step, _ = memory.read(args)

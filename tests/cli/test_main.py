@@ -7,7 +7,7 @@ import sys
 import types
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x import lazy
@@ -20,6 +20,7 @@ NAMES = st.from_regex(r'[A-Z_]+(\.[a-z_]+)?', fullmatch=True)
 VALUES = st.text(st.characters(blacklist_categories=['Cs', 'Cc']), min_size=1).filter(lambda v: not v.startswith('--'))
 
 
+@settings(max_examples=30)
 @given(st.lists(st.tuples(NAMES, VALUES, st.booleans())))
 def test_gin_flags_are_taken_out_in_order(flags):
     argv = ['train']
@@ -42,14 +43,6 @@ MISTAKES = {
         ['info', '--batch_size=8'],
         'error: unrecognized arguments: --batch_size=8; the setting is --gin.BATCH_SIZE=8; see remixer-t5x info --help',
     ),
-    'unknown model': (
-        ['info', '--gin_file=models/t5_1_1.gin', '--model=t5'],
-        "error: --model: gin file 'models/t5.gin' not found here or among the shipped configs",
-    ),
-    'unknown class': (
-        ['info', '--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin', '--gin.ENCODER_MIXER=@attention.Foo'],
-        "error: --gin.ENCODER_MIXER: Couldn't resolve selector attention.Foo;",
-    ),
     'unknown flag': (
         ['info', '--gin_fil=x'],
         'error: unrecognized arguments: --gin_fil=x; did you mean --gin_file; see',
@@ -62,14 +55,6 @@ MISTAKES = {
     'missing file': (
         ['info', '--gin_file=sizes/bse.gin'],
         "error: gin file 'sizes/bse.gin' not found here or among the shipped configs; did you mean sizes/base.gin?",
-    ),
-    'misspelt macro': (
-        ['train', '--gin_file=runs/pretrain.gin', '--gin.TRAIN_STPES=3'],
-        'error: --gin.TRAIN_STPES is set, but nothing reads it; did you mean TRAIN_STEPS?',
-    ),
-    'bad lengths': (
-        ['info', '--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin', '--gin.TASK_FEATURE_LENGTHS=3'],
-        'error: TASK_FEATURE_LENGTHS ',
     ),
 }
 
@@ -165,22 +150,25 @@ def test_buffers_are_kept_and_not_paid_for_again():
     assert kept < 100 < 10_000 < returned
 
 
-def test_a_system_without_threads_is_one_line(capsys, clean_environment, monkeypatch):
-    def refuse(self):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(cli.threading.Thread, 'start', refuse)
-    assert cli.main(['data', 'list']) == 2
-    error = capsys.readouterr().err
-    assert error.count('\n') == 1 and 'allows 0 more threads' in error and 'ulimit -u' in error
+def refuse_thread(self):
+    raise RuntimeError("can't start new thread")
 
 
-def test_a_system_without_memory_is_one_line(capsys, clean_environment, monkeypatch):
+@pytest.mark.parametrize(
+    ('name', 'replacement', 'words'),
+    [
+        ('threading.Thread.start', refuse_thread, ('allows 0 more threads', 'ulimit -u')),
+        ('resource.getrlimit', lambda limit: (4 << 30, 4 << 30), ('ulimit -v',)),
+    ],
+)
+def test_a_system_without_threads_or_memory_is_one_line(
+    capsys, clean_environment, monkeypatch, name, replacement, words
+):
     with monkeypatch.context() as patch:
-        patch.setattr(cli.resource, 'getrlimit', lambda limit: (4 << 30, 4 << 30))
+        patch.setattr(f'remixer_t5x.cli.main.{name}', replacement)
         assert cli.main(['data', 'list']) == 2
     error = capsys.readouterr().err
-    assert error.count('\n') == 1 and 'ulimit -v' in error
+    assert error.count('\n') == 1 and all(word in error for word in words)
     assert cli.report_error(MemoryError()) == 2
     assert capsys.readouterr().err.count('\n') == 1
 

@@ -59,22 +59,41 @@ def test_an_invalid_record_raises_one_line_and_keeps_the_old_report(run, text):
     assert sorted(path.name for path in run.parent.iterdir()) == ['report.html', 'run']
 
 
-@pytest.mark.parametrize('value', ['1e308', '-1e308', '0', 'null', '"text"', '1e-320'])
-@pytest.mark.parametrize('name', ['loss', 'clock', 'seconds_per_step', 'tokens'])
-def test_any_number_is_drawn_or_omitted(run, name, value):
-    numbers, timing = {k: v for k, v in LINE.items() if k != 'timing'}, LINE['timing']
-    inner = changed(timing, {name: value} if name in timing else {}).strip()
-    lines = changed(numbers, {'timing': inner} | ({} if name in timing else {name: value}))
-    (run / model_dir.METRICS).write_text(lines * 3)
-    if name in metrics.READ_METRICS and value == '"text"':
+def write_line(run, numbers, timing):
+    """Replaces the metrics by three lines with these numbers and timings."""
+    line = {name: value for name, value in LINE.items() if name != 'timing'}
+    inner = changed({'host_mib': 9.0, **LINE['timing']}, timing).strip()
+    (run / model_dir.METRICS).write_text(3 * changed(line, {**numbers, 'timing': inner}))
+
+
+@pytest.mark.parametrize('value', ['1e308', '-1e308', '0', 'null', '1e-320'])
+def test_any_number_is_drawn_or_omitted(run, value):
+    write_line(run, {'loss': value, 'tokens': value}, {'clock': value, 'seconds_per_step': value})
+    assert 'run' in report(run)
+
+
+@pytest.mark.parametrize('name', ['loss', 'seconds_per_step', 'tokens'])
+def test_a_text_instead_of_a_number_is_an_error_if_it_is_read(run, name):
+    change = {name: '"text"'}
+    write_line(run, *(({}, change) if name in LINE['timing'] else (change, {})))
+    if name in metrics.READ_METRICS:
         with pytest.raises(UserError, match=f'metrics.jsonl line 1 .* `{name}` is not a number'):
             report(run)
     else:
         assert 'run' in report(run)
 
 
-@pytest.mark.parametrize('kind', hostile_files.ODD_THINGS)
-@pytest.mark.parametrize('name', [model_dir.METRICS, model_dir.CONFIG, 'eval/predictions/cogs-gen-3.jsonl'])
+@pytest.mark.parametrize(
+    ('name', 'kind'),
+    [
+        *((model_dir.METRICS, kind) for kind in hostile_files.ODD_THINGS),
+        *(
+            (name, kind)
+            for name in (model_dir.CONFIG, 'eval/predictions/cogs-gen-3.jsonl')
+            for kind in ('pipe', 'folder')
+        ),
+    ],
+)
 def test_what_is_not_a_file_raises_one_line_or_is_omitted(run, name, kind):
     """Does not wait for a pipe."""
     (run / name).unlink(missing_ok=True)

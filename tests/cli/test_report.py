@@ -1,19 +1,12 @@
 """`remixer-t5x report` over two tiny runs, as a user types it."""
 
 import json
-import os
-import pathlib
 import shutil
 
-import gin
 import pytest
 
 from remixer_t5x.cli.main import main
-
-pytestmark = [
-    pytest.mark.filterwarnings('ignore::DeprecationWarning'),
-    pytest.mark.filterwarnings('ignore::ResourceWarning'),
-]
+from tests.support import command_folder
 
 TRAIN = [
     'train', '--gin_file=experiments/own_text.gin', '--gin.FILES=text.txt', '--gin.VALIDATION_FRACTION=0.5',
@@ -28,26 +21,19 @@ TRAIN = [
 @pytest.fixture(scope='module')
 def place(tmp_path_factory):
     """The current folder, with a run `first`, and `second`, which differs in its seed."""
-    folder, before, environment = tmp_path_factory.mktemp('report'), pathlib.Path.cwd(), dict(os.environ)
-    os.chdir(folder)
-    os.environ['REMIXER_T5X_CACHE'] = str(folder / 'cache')
-    (folder / 'text.txt').write_text('\n\n'.join(f'Paragraph {n} of a text about {n} things.' for n in range(60)))
-    assert main([*TRAIN, '--gin.MODEL_DIR=first']) == 0
-    shutil.copytree('first', 'second')
-    config = folder / 'second' / 'config.gin'
-    config.write_text(config.read_text().replace('\nSEED = 0\n', '\nSEED = 1\n'))
-    predictions = folder / 'first' / 'eval' / 'predictions'
-    predictions.mkdir(parents=True)
     row = {'index': 0, 'input': '<script>alert(1)</script>', 'target': 'a b', 'prediction': '<script>alert(2)</script>'}
-    (predictions / 'cogs-gen-2.jsonl').write_text(json.dumps(row) + '\n')
     types = {f'type_{n}': 1.5 * n for n in range(9)}
     record = {'kind': 'gen/cogs', 'step': 2, 'exact_match': 36.0, **types, 'timing': {}}
-    (folder / 'first' / 'eval' / 'metrics.jsonl').write_text(json.dumps(record) + '\n')
-    yield folder
-    os.chdir(before)
-    os.environ.clear()
-    os.environ.update(environment)
-    gin.clear_config()
+    with command_folder.entered(tmp_path_factory.mktemp('report')) as folder:
+        (folder / 'text.txt').write_text('\n\n'.join(f'Paragraph {n} of a text about {n} things.' for n in range(60)))
+        assert main([*TRAIN, '--gin.MODEL_DIR=first']) == 0
+        shutil.copytree('first', 'second')
+        config = folder / 'second' / 'config.gin'
+        config.write_text(config.read_text().replace('\nSEED = 0\n', '\nSEED = 1\n'))
+        (folder / 'first' / 'eval' / 'predictions').mkdir(parents=True)
+        (folder / 'first' / 'eval' / 'predictions' / 'cogs-gen-2.jsonl').write_text(json.dumps(row) + '\n')
+        (folder / 'first' / 'eval' / 'metrics.jsonl').write_text(json.dumps(record) + '\n')
+        yield folder
 
 
 def test_a_report_of_two_seeds_has_the_pictures_of_the_first(place, capsys):
@@ -73,32 +59,20 @@ def test_pictures_are_omitted_without_the_vocabulary(place, capsys):
     assert reason in capsys.readouterr().err and reason in (place / 'moved.html').read_text()
 
 
-def _broken(place, name, file, text):
-    folder = place / name
-    shutil.copytree('first', folder, dirs_exist_ok=True)
-    (folder / file).write_text(text)
-
-
 @pytest.mark.parametrize(
     ('argv', 'line'),
     [
         (['none'], 'none is not a folder; type the MODEL_DIR of a run'),
-        (
-            ['first/checkpoints'],
-            'first/checkpoints is not a run (it has no remixer_t5x_run.json); type the MODEL_DIR of a run',
-        ),
-        (['empty'], 'empty has no metrics yet; wait for the first log (LOG_PERIOD steps), or type another run'),
-        (['torn'], 'torn/metrics.jsonl line 1 is not a metrics record: invalid JSON (Expecting value'),
+        (['first/checkpoints'], 'is not a run (it has no remixer_t5x_run.json)'),
+        (['empty'], 'empty has no metrics yet; wait for the first log (LOG_PERIOD steps)'),
         (['first', './first'], 'first is listed twice; list each run once'),
-        (['first', '--pictures=maybe'], "ignored explicit argument 'maybe'"),
         (['first', '--text=x'], '--text needs --pictures, which runs the config.gin of each run'),
         (['first', '--out=text.txt/x.html'], 'type another file in --out'),
-        ([], 'the following arguments are required: MODEL_DIR; see remixer-t5x report --help'),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(place, capsys, argv, line):
-    _broken(place, 'empty', 'metrics.jsonl', '')
-    _broken(place, 'torn', 'metrics.jsonl', 'x\n{}\n')
+    shutil.copytree('first', 'empty', dirs_exist_ok=True)
+    (place / 'empty/metrics.jsonl').write_text('')
     assert main(['report', *argv]) == 2
     error = capsys.readouterr().err
     assert error.startswith('error: ') and error.count('\n') == 1 and line in error

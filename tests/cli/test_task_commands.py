@@ -1,5 +1,7 @@
 """finetune, eval and infer as a user types them, on a task of a few examples in memory."""
 
+import contextlib
+import io
 import json
 import pathlib
 import types
@@ -120,15 +122,21 @@ def test_it_starts_from_parameters_alone_and_goes_on_from_its_own(finetuned):
     assert second[2]['loss'] < second[0]['loss']
 
 
+@pytest.fixture(scope='module')
+def evaluated(finetuned):
+    """What `eval` prints about `first`; its files are in `evaluated`."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert run('eval', '--checkpoint=first', '--gin.EVAL_BATCH_SIZE=3', '--output=evaluated') == 0
+    return out.getvalue()
+
+
 @pytest.mark.quick
-def test_eval_gives_the_numbers_of_the_training_run(finetuned, capsys):
-    assert run('eval', '--checkpoint=first', '--gin.EVAL_BATCH_SIZE=3', '--output=evaluated') == 0
-    out = capsys.readouterr().out
+def test_eval_gives_the_numbers_of_the_training_run(finetuned, evaluated):
     trained = of_kind('first/metrics.jsonl', 'eval/glue_cola_v002')[-1]
     (found,) = records('evaluated/metrics.jsonl')
     assert (found['kind'], found['step']) == ('validation/glue_cola_v002', 4)
     assert found['accuracy'] == trained['accuracy'] and found['checkpoint'].endswith('first/checkpoints/4')
-    assert 'accuracy' in out and f'{trained["accuracy"]:.2f}' in out
+    assert 'accuracy' in evaluated and f'{trained["accuracy"]:.2f}' in evaluated
     rows = records('evaluated/predictions/glue_cola_v002-validation-4.jsonl')
     assert [row['input'] for row in rows] == [f'text {i % 7}' for i in range(10)]
     right = [row['prediction'] == row['target'] for row in rows]
@@ -152,14 +160,13 @@ def test_submission_files_and_ranked_labels(finetuned, capsys):
     assert 'CoLA.tsv: 5 predictions' in capsys.readouterr().out
 
 
-def test_infer_writes_what_eval_predicts_and_goes_on(finetuned, capsys):
+def test_infer_writes_what_eval_predicts_and_goes_on(finetuned, evaluated, capsys):
     (finetuned / 'in.txt').write_text(''.join(f'text {i % 7}\n' for i in range(10)))
     command = ('infer', '--checkpoint=first', '--input=in.txt', '--output=out.jsonl', '--gin.INFER_BATCH_SIZE=4')
     assert run(*command) == 0
     assert '10 predictions in' in capsys.readouterr().err
     rows = records('out.jsonl')
-    run('eval', '--checkpoint=first', '--gin.EVAL_BATCH_SIZE=4', '--output=again')
-    wanted = records('again/predictions/glue_cola_v002-validation-4.jsonl')
+    wanted = records('evaluated/predictions/glue_cola_v002-validation-4.jsonl')
     assert [row['prediction'] for row in rows] == [row['prediction'] for row in wanted]
     assert [row['score'] for row in rows] == pytest.approx([row['score'] for row in wanted], rel=1e-4)
 
@@ -178,51 +185,26 @@ EVAL = ['eval', '--gin.EVAL_BATCH_SIZE=4']
 INFER = ['infer', '--checkpoint=first', '--gin.INFER_BATCH_SIZE=4']
 FINETUNE_NEW = ['finetune', '--gin_file=runs/finetune.gin', *FINETUNE, '--gin.MODEL_DIR=new']
 MISTAKES = {
-    'no such checkpoint': ([*EVAL, '--checkpoint=first/checkpoints/9'], 'does not contain a checkpoint'),
     'no such run': ([*EVAL, '--checkpoint=frist'], 'does not contain a checkpoint; did you mean first?'),
     'other sizes': ([*EVAL, '--checkpoint=first', '--gin.EMBED_DIM=8'], 'does not fit this model: '),
     'other vocabulary': ([*EVAL, '--checkpoint=first', '--gin.byte.extra_ids=5'], 'was trained with vocabulary'),
-    'small table': (
-        [*EVAL, '--checkpoint=first', '--gin.VOCAB_SIZE=128'],
-        'VOCAB_SIZE must be at least 359',
-    ),
-    'missing split': ([*EVAL, '--checkpoint=first', '--split=dev'], "has no split 'dev', its splits are"),
-    'empty split': ([*EVAL, '--checkpoint=first', '--split=empty'], "has no examples in split 'empty'"),
     'unknown task': ([*EVAL, '--checkpoint=first', '--task=cb'], "EVAL_TASKS must be among glue_cola_v002, got 'cb'"),
-    'nothing to do': (
-        [*EVAL, '--checkpoint=first', '--split=None'],
-        'EVAL_SPLIT or SUBMISSION_DIR must be set',
-    ),
+    'nothing to do': ([*EVAL, '--checkpoint=first', '--split=None'], 'EVAL_SPLIT or SUBMISSION_DIR must be set'),
     'no leaderboard': (
         [*EVAL, '--checkpoint=first', '--submission=files', '--gin.toy_tasks.labelled.name=toy'],
         'SUBMISSION_DIR needs tasks of GLUE or SuperGLUE, got toy',
     ),
-    'predictions of another split': (
-        ['eval', '--predictions=ten.jsonl', '--split=test'],
-        'rows, got 10',
-    ),
     'predictions of another input': (['eval', '--predictions=other.jsonl'], 'line 2 does not match glue_cola_v002'),
     'predictions that are none': (['eval', '--predictions=toy.gin'], 'toy.gin line 2: invalid JSON'),
     'no input': ([*INFER, '--input=nowhere.txt'], 'nowhere.txt cannot be read'),
-    'foreign output': ([*INFER, '--input=toy.gin', '--output=toy.gin'], 'is not a prediction'),
     'finetune without saying from what': (FINETUNE_NEW, 'INITIAL_CHECKPOINT_PATH is not set'),
-    'other sizes in finetune': (
-        [*FINETUNE_NEW, '--gin.INITIAL_CHECKPOINT_PATH=first', '--gin.MLP_DIM=24'],
-        'has shape (',
-    ),
 }
 
 
-@pytest.fixture(scope='module')
-def predictions(finetuned):
-    rows = [{'prediction': 'acceptable', 'input': f'text {i % 7}'} for i in range(10)]
-    for name in ('ten.jsonl', 'other.jsonl'):
-        (finetuned / name).write_text(''.join(json.dumps(row) + '\n' for row in rows))
-        rows[1]['input'] = 'another text'
-
-
 @pytest.mark.parametrize(('argv', 'line'), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_one_line_and_exit_code_2(predictions, argv, line, capsys):
+def test_a_mistake_is_one_line_and_exit_code_2(finetuned, argv, line, capsys):
+    rows = [{'prediction': 'acceptable', 'input': 'another text' if i == 1 else f'text {i % 7}'} for i in range(10)]
+    (finetuned / 'other.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
     assert run(*argv) == 2
     err = capsys.readouterr().err
     assert err.startswith('error: ') and line in err and err.count('\n') == 1

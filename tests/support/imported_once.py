@@ -19,7 +19,6 @@ from remixer_t5x.evaluate import (
 from remixer_t5x.train import loop  # noqa: F401
 from remixer_tasks import catalogue  # noqa: F401
 from remixer_tasks.benchmarks import text_metrics  # noqa: F401
-from tests.cli import cached_training  # noqa: F401
 from tests.evaluate import prediction_worker  # noqa: F401
 from tests.support import cheap_processes, quick_command, tiny_training  # noqa: F401
 from tests.train import lines_worker, mesh_worker  # noqa: F401
