@@ -131,16 +131,6 @@ def test_a_failed_build_of_the_wheel_is_reported_in_one_line(programs):
     assert said == 'error: the wheel could not be built, see above; --wheel=FILE installs one that you have\n'
 
 
-def test_tpu_vm_requests_and_deletes_a_queued_resource():
-    place = ['--name=m', '--zone=z', '--type=v5litepod-16', '--queued', '--spot', '--version=v2-alpha-tpuv5-lite']
-    made = next(call for call in dry('tpu_vm.sh', 'create', *place) if 'create' in call)
-    assert made[:6] == ['gcloud', 'compute', 'tpus', 'queued-resources', 'create', 'm']
-    assert {'--node-id=m', '--spot', '--runtime-version=v2-alpha-tpuv5-lite'} <= set(made)
-    assert dry('tpu_vm.sh', 'delete', *place) == [
-        ['gcloud', 'compute', 'tpus', 'queued-resources', 'delete', 'm', '--zone=z', '--force', '--quiet']
-    ]
-
-
 # The first start is preempted with its slice, the second is stopped by SIGTERM, the third succeeds.
 RUN_ON_TPU = """
 start="$(cat "$FAKE/starts$JAX_PROCESS_ID" 2> /dev/null || echo 0)"
