@@ -180,19 +180,12 @@ def pytest_xdist_make_scheduler(config, log):
 # Those that take longest, longest first.
 LONG_FILES = (
     *('test_several_processes', 'test_runs', 'test_contract', 'test_recovery', 'test_faults', 'test_liveness'),
-    *('test_docs', 'test_token_ids', 'test_encoder_commands', 'test_studies', 'test_trained_model', 'test_local_files'),
-    *('test_meshes', 'test_decoder_only', 'test_pipeline', 'test_learned', 'test_seq2seq', 'test_text_tasks'),
-    *('test_compare', 'test_task_commands', 'test_resume', 'test_loop', 'test_info', 'test_beam_search', 'test_report'),
-    *('test_corpora', 'test_bucket', 'test_bucket_commands', 'test_data_cache', 'test_language_model', 'test_page'),
-    *(
-        'test_t5_semantics',
-        'test_manager',
-        'test_predictions',
-        'test_floors',
-        'test_lazy',
-        'test_guide',
-        'test_decoding',
-    ),
+    *('test_own_task', 'test_export', 'test_copied_run', 'test_docs', 'test_encoder_commands', 'test_studies'),
+    *('test_trained_model', 'test_local_files', 'test_meshes', 'test_decoder_only', 'test_pipeline', 'test_learned'),
+    *('test_seq2seq', 'test_text_tasks', 'test_compare', 'test_task_commands', 'test_resume', 'test_loop'),
+    *('test_info', 'test_beam_search', 'test_report', 'test_corpora', 'test_bucket', 'test_bucket_commands'),
+    *('test_data_cache', 'test_language_model', 'test_page', 'test_t5_semantics', 'test_manager', 'test_predictions'),
+    *('test_floors', 'test_lazy', 'test_guide', 'test_decoding'),
 )
 # What ids of the contract's tests have in addition to the name of a sublayer.
 SIDES = {'encoder', 'decoder', 'one', 'packed'}
