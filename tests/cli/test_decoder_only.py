@@ -1,6 +1,7 @@
 """Decoders alone through the commands: train, resume, infer, and the Python API."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -11,23 +12,13 @@ from remixer_t5x.errors import UserError
 
 TEXT = 'The cat sat on the mat and looked at the dog. ' * 3
 BASE = [
-    '--gin_file=data/own_text.gin',
-    '--gin.VOCABULARY=@vocabularies.byte()',
-    '--gin.VOCAB_SIZE=384',
-    '--gin.NUM_DECODER_LAYERS=1',
-    '--gin.EMBED_DIM=32',
-    '--gin.VALIDATION_FRACTION=0.3',
-    '--gin_file=hardware/cpu.gin',
-    '--gin_file=sizes/tiny.gin',
+    *('--gin_file=data/own_text.gin', '--gin_file=hardware/cpu.gin', '--gin_file=sizes/tiny.gin'),
+    *('--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384', '--gin.VALIDATION_FRACTION=0.3'),
+    *('--gin.NUM_DECODER_LAYERS=1', '--gin.EMBED_DIM=32'),
 ]
 TRAIN = [
-    '--gin_file=runs/pretrain.gin',
-    '--gin_file=optimizers/adafactor_constant.gin',
-    '--gin.BATCH_SIZE=4',
-    '--gin.LOG_PERIOD=1',
-    '--gin.EVAL_PERIOD=2',
-    '--gin.EVAL_STEPS=1',
-    '--gin.CHECKPOINT_PERIOD=2',
+    *('--gin_file=runs/pretrain.gin', '--gin_file=optimizers/adafactor_constant.gin', '--gin.BATCH_SIZE=4'),
+    *('--gin.LOG_PERIOD=1', '--gin.EVAL_PERIOD=2', '--gin.EVAL_STEPS=1', '--gin.CHECKPOINT_PERIOD=2'),
 ]
 
 
@@ -56,8 +47,10 @@ def causal(arguments, tmp_path_factory):
     """A run of 4 steps, and one that was resumed after 2."""
     folder = tmp_path_factory.mktemp('runs')
     given = arguments('hyper_mixer', 'causal_lm', {'targets': 24}, *TRAIN)
-    for name, steps in (('whole', 4), ('resumed', 2), ('resumed', 4)):
-        assert main(['train', *given, f'--gin.MODEL_DIR={folder}/{name}', f'--gin.TRAIN_STEPS={steps}']) == 0
+    assert main(['train', *given, f'--gin.MODEL_DIR={folder}/whole', '--gin.TRAIN_STEPS=4']) == 0
+    shutil.copytree(folder / 'whole', folder / 'resumed')
+    shutil.rmtree(folder / 'resumed/checkpoints/4')
+    assert main(['train', *given, f'--gin.MODEL_DIR={folder}/resumed', '--gin.TRAIN_STEPS=4']) == 0
     return folder
 
 
@@ -88,15 +81,7 @@ def test_infer_continues_prompts(causal, arguments, tmp_path):
         loaded.encode('The cat')
 
 
-def test_a_prefix_language_model_trains_on_packed_rows(arguments, tmp_path):
-    lengths = {'inputs': 24, 'targets': 24}
-    given = arguments('t5_1_1', 'prefix_lm', lengths, *TRAIN, '--gin.PACK=True', '--gin.HEAD_DIM=8')
-    assert main(['train', *given, f'--gin.MODEL_DIR={tmp_path}/run', '--gin.TRAIN_STEPS=2']) == 0
-    assert 'language_model.LanguageModel.prefix = %PREFIX_LM' in (tmp_path / 'run/config.gin').read_text()
-    assert records(tmp_path / 'run')[-1]['bits_per_byte'] > 0
-
-
-def test_a_decoder_alone_is_finetuned_and_judged_on_pairs(tmp_path, capsys):
+def test_a_prefix_language_model_is_finetuned_on_packed_pairs_and_judged(tmp_path, capsys):
     rows = [json.dumps({'number': index, 'answer': 'even' if index % 2 == 0 else 'odd'}) for index in range(60)]
     (tmp_path / 'rows.jsonl').write_text('\n'.join(rows))
     model = [
@@ -110,18 +95,13 @@ def test_a_decoder_alone_is_finetuned_and_judged_on_pairs(tmp_path, capsys):
     run = [
         '--gin_file=optimizers/adafactor_constant.gin', '--gin_file=runs/finetune.gin', '--gin.BATCH_SIZE=4',
         '--gin.INITIAL_CHECKPOINT_PATH=None', '--gin.TRAIN_STEPS=2', '--gin.EVAL_PERIOD=2', '--gin.LOG_PERIOD=1',
-        f'--gin.MODEL_DIR={tmp_path}/run',
+        f'--gin.MODEL_DIR={tmp_path}/run', '--gin.PACK=True',
     ]  # fmt: skip
     assert main(['finetune', *model, *run]) == 0, capsys.readouterr().err
+    assert 'language_model.LanguageModel.prefix = %PREFIX_LM' in (tmp_path / 'run/config.gin').read_text()
     (judged,) = [record for record in records(tmp_path / 'run') if record['kind'].startswith('eval/')]
     (held_out,) = [record for record in records(tmp_path / 'run') if record['kind'].startswith('held_out/')]
     assert isinstance(judged['accuracy'], float) and held_out['bits_per_byte'] > 0
     assert main(['eval', *model, f'--checkpoint={tmp_path}/run']) == 0, capsys.readouterr().err
     (again,) = records(tmp_path / 'run/eval')
     assert again['accuracy'] == judged['accuracy']
-
-
-def test_a_frame_without_its_file_is_refused_in_one_line(arguments, tmp_path, capsys):
-    given = arguments('t5_1_1', 'causal_lm', {'targets': 24}, *TRAIN, '--gin.MODEL_TYPE=encoder_decoder')
-    assert main(['train', *given, f'--gin.MODEL_DIR={tmp_path}/run', '--gin.TRAIN_STEPS=2']) != 0
-    assert "got {'targets': 24}" in capsys.readouterr().err
