@@ -4,7 +4,7 @@
     python scripts/studies/liveness.py --models=fnet --layout=@layer.PreNorm
 
 Prints a row for each stack: the relative change of its output if a kind of sublayer is set to zero in all layers
-(`remixer_t5x.testing.liveness`).
+(`library.liveness`).
 """
 
 import argparse
@@ -12,9 +12,9 @@ import pathlib
 
 import jax
 import numpy as np
+from library import liveness
 
 from remixer_t5x import build_model
-from remixer_t5x.testing import liveness
 
 MODELS = sorted(path.stem for path in (pathlib.Path(__file__).parents[2] / 'configs' / 'models').glob('*.gin'))
 VOCAB = 512

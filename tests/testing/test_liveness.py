@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from remixer_t5x import build_model
-from remixer_t5x.testing import liveness
+from scripts.studies.library import liveness
 
 CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
 MODELS = sorted(path.stem for path in (CONFIGS / 'models').glob('*.gin'))
@@ -30,19 +30,19 @@ def compute_effects(model: str, dtype: str, **macros: str) -> dict[liveness.Kind
     )
 
 
+def too_small(effects: dict[liveness.Kind, float]) -> list[liveness.Kind]:
+    """Returns the kinds with an effect below 0.05, or NaN. Rounding in bfloat16 changes a stack's output by 0.01."""
+    return [kind for kind, effect in effects.items() if not effect >= 0.05]
+
+
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 @pytest.mark.parametrize('model', MODELS)
 def test_every_sublayer_changes_the_output_of_its_stack(model, dtype):
     effects = compute_effects(model, dtype)
     assert {stack for stack, _ in effects} == STACKS.get(model, {'encoder', 'decoder'})
-    assert liveness.too_small(effects) == []
+    assert too_small(effects) == []
 
 
 def test_feed_forward_of_fnet_in_pre_norm_layers_is_too_small():
     effects = compute_effects('fnet', 'float32', ENCODER_LAYOUT='@layer.PreNorm')
-    assert liveness.too_small(effects) == [('encoder', 'gated_mlp')]
-
-
-def test_nan_effect_is_too_small():
-    effects = {('encoder', 'a'): float('nan'), ('encoder', 'b'): 0.5, ('decoder', 'c'): 0.04}
-    assert liveness.too_small(effects) == [('encoder', 'a'), ('decoder', 'c')]
+    assert too_small(effects) == [('encoder', 'gated_mlp')]

@@ -4,7 +4,6 @@ If the updates of a sublayer are small compared with the residual stream, it has
 in bfloat16 the addition rounds its updates to zero. Tests of shapes, gradients or losses do not detect this.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,10 +16,6 @@ from remixer_t5x.models.architecture.layer import Layer
 from remixer_t5x.models.architecture.stack import traced_once
 from remixer_t5x.models.interface import Model
 from remixer_t5x.testing.fixture import fast_key
-
-# The smallest allowed change of the output, relative to its norm, if a kind of sublayer is set to zero. Rounding in
-# bfloat16 changes a stack's output by 0.01.
-MINIMUM = 0.05
 
 Kind = tuple[str, str]
 
@@ -47,11 +42,6 @@ def effects(model: Model, inputs: np.ndarray, targets: np.ndarray, seed: int = 0
         full, ablated = outputs[stack][0][is_token], outputs[stack][index][is_token]
         result[stack, name] = float(np.linalg.norm(full - ablated) / np.linalg.norm(full))
     return result
-
-
-def too_small(effects: dict[Kind, float], minimum: float = MINIMUM) -> Sequence[Kind]:
-    """Returns the kinds whose effect is below the minimum or NaN."""
-    return [kind for kind, effect in effects.items() if not effect >= minimum]
 
 
 def _outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tuple[list[Kind], dict[str, Any]]:
