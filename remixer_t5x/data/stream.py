@@ -29,17 +29,6 @@ UNSAVED_OPERATIONS = (
 )
 
 
-def hide_accelerators() -> None:
-    """Hides accelerators from TensorFlow, whose first operation would reserve all GPU memory."""
-    for kind in ('GPU', 'TPU'):
-        try:
-            tf.config.set_visible_devices([], kind)
-        except (RuntimeError, ValueError):
-            # TensorFlow is already initialized, which is harmless if it has no such device.
-            if tf.config.list_logical_devices(kind):
-                raise
-
-
 @contextlib.contextmanager
 def patch_tf_data() -> Iterator[None]:
     """Patches two tf.data methods whose position TensorFlow 2.21 does not restore exactly; the order stays the same.

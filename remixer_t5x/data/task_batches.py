@@ -24,7 +24,6 @@ from remixer_t5x.data.pipeline import DatasetConfig
 from remixer_t5x.data.stream import (
     Stream,
     error_message,
-    hide_accelerators,
     patch_tf_data,
     without_autograph,
     without_traceback,
@@ -41,7 +40,6 @@ def _open_examples(
 ) -> tf.data.Dataset:
     from remixer_t5x.data import converters
 
-    hide_accelerators()
     lengths = dict(config.task_feature_lengths)
     if config.use_cached:
         pipeline.require_cache(task, config.cache_dir, task_vocabulary.record(task_vocabulary.get_vocabulary(task)))
@@ -208,9 +206,11 @@ class EvalBatches:
     def __iter__(self) -> Iterator[Batch]:
         try:
             for batch in self._dataset:
-                yield {
-                    name: _pad_rows(value.numpy(), self._config.batch_size)[self._rows] for name, value in batch.items()
-                }
+                arrays = {name: _narrow(value.numpy()) for name, value in batch.items()}
+                for name, array in arrays.items():
+                    padding = [(0, self._config.batch_size - len(array)), *[(0, 0)] * (array.ndim - 1)]
+                    arrays[name] = np.pad(array, padding)[self._rows]
+                yield arrays
         except tf.errors.OpError as error:
             raise UserError(
                 f'{self._task.name} failed in split {self._config.split!r}: {error_message(error)}'
@@ -220,7 +220,3 @@ class EvalBatches:
 def _narrow(value: np.ndarray) -> np.ndarray:
     """Converts an array to float32 or int32."""
     return np.asarray(value, np.float32 if np.issubdtype(value.dtype, np.floating) else np.int32)
-
-
-def _pad_rows(value: np.ndarray, rows: int) -> np.ndarray:
-    return np.pad(_narrow(value), [(0, rows - len(value)), *[(0, 0)] * (value.ndim - 1)])

@@ -91,7 +91,6 @@ def read(
     `generated`: whether answers are generated, so that targets must be representable in the vocabulary. Raises
     UserError if the examples cannot be read, if there are none, or if they use two vocabularies.
     """
-    stream.hide_accelerators()
     vocabulary = task_vocabulary.get_vocabulary(task)
     with stream.wrap_task_errors(task.name):
         dataset = stream.without_autograph(

@@ -5,11 +5,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 from etils import epath
 
 from remixer_t5x.checkpoints import changes, durable, manager, saved_params
-from remixer_t5x.data import pipeline, prefetch, stream, task_batches, task_vocabulary
+from remixer_t5x.data import pipeline, prefetch, task_batches, task_vocabulary
 from remixer_t5x.devices import collectives
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
@@ -33,6 +32,7 @@ class RunData:
     Attributes:
         vocabulary: the vocabulary of the targets.
         record: describes the data in each checkpoint; compared by `changes.check_compatible`.
+        place: transfers the rows of this process to the devices.
         tokens_per_batch: number of input and target positions of a training batch.
         loss_kind: the `kind` of the held-out loss in metrics.jsonl; empty if the run does not compute it.
         evaluator: computes the tasks' metrics; None for a run without tasks.
@@ -51,11 +51,10 @@ class RunData:
 
         Raises UserError if data cannot be read, or if the vocabulary does not fit the model.
         """
-        # Must run before the first TensorFlow operation.
-        stream.hide_accelerators()
         prepared = pipeline.prepare_data(dataset, model.vocab_size)
         self._dataset, self.vocabulary = prepared.config, prepared.vocabulary
         self._partitioner, self._evaluation = partitioner, evaluation
+        self.place = partitioner.shard_batch
         self.record = {
             **prepared.record,
             'batch_size': dataset.batch_size,
@@ -82,10 +81,6 @@ class RunData:
         ]
         # On a CPU, the train step needs most of the cores.
         self._threads = task_batches.tf_data_threads(jax.default_backend())
-
-    def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Transfers the rows of this process to the devices."""
-        return self._partitioner.shard_batch(batch)
 
     def first_position(self) -> prefetch.Position:
         """Returns the position before the first batch. A run keeps its number of streams when it resumes."""

@@ -29,12 +29,10 @@ def run(args: argparse.Namespace) -> None:
     folder = args.output_dir or folder
     if not isinstance(folder, str) or not folder:
         raise UserError(f'CACHE_DIR is {folder!r}; type where the examples go, as in --output_dir=/data/cached')
-    import seqio
-
-    from remixer_t5x.data import pipeline, stream, task_vocabulary
+    from remixer_t5x.data import pipeline, task_vocabulary
+    from remixer_t5x.lazy import seqio
     from remixer_tasks import caching
 
-    stream.hide_accelerators()
     for task in seqio.get_subtasks(pipeline.get_task(mixture)):
         vocabulary = task_vocabulary.record(task.output_features['targets'].vocabulary)
         note = pipeline.cache_note(vocabulary)

@@ -40,14 +40,13 @@ def run(args: argparse.Namespace) -> None:
     macros = ('MIXTURE_OR_TASK_NAME', 'TASK_FEATURE_LENGTHS', 'PACK', 'MODEL_TYPE')
     mixture, lengths, pack, model_type = arguments.values(args, *macros, defaults={'PACK': False})
     from remixer_t5x import tf_data
-    from remixer_t5x.data import batch_formats, converters, pipeline, stream
+    from remixer_t5x.data import batch_formats, converters, pipeline
 
     if isinstance(lengths, Mapping) and set(lengths) == {'targets'}:
         # Text without inputs is for a decoder-only model, even if no model type is set.
         model_type = batch_formats.DECODER_ONLY
     config = pipeline.DatasetConfig(mixture, lengths, batch_size=1, split=args.split, pack=pack, model_type=model_type)
     task = pipeline.get_provider(config)
-    stream.hide_accelerators()
     dataset = task.get_dataset(dict(lengths), split=args.split, shuffle=True, seed=_SEED, num_epochs=1)
     dataset = converters.convert(model_type, dataset, lengths, pack, task)
     rows = list(itertools.islice(tf_data.numpy_iterator(dataset), max(MEASURED_ROWS, args.num_examples)))
