@@ -32,18 +32,13 @@ def build_model(*gin_files: str, **macros: object) -> Model:
     (model,) = loading.values(sources, 'MODEL', only=True)
     if not isinstance(model, Model):
         return model
-    return dataclasses.replace(model, config=_config_text(sources))
-
-
-def _config_text(sources: loading.ConfigSources) -> str:
-    """Returns the gin text of MODEL, or '' if a value has no importable name."""
     try:
-        values = {name: _to_gin(value) for name, value in sources.objects.items()}
+        flags = [*sources.flags, *((name, _to_gin(value)) for name, value in objects.items())]
     except ValueError:
-        return ''
-    flags = [*sources.flags, *values.items()]
+        # A value has no importable name.
+        return dataclasses.replace(model, config='')
     loading.load(dataclasses.replace(sources, flags=flags, objects={}), '%MODEL', only=True)
-    return loading.config_text()
+    return dataclasses.replace(model, config=loading.config_text())
 
 
 def _to_gin(value: Any) -> str:

@@ -129,7 +129,11 @@ def check_files(folder: epath.Path) -> None:
     for name, (size, digest) in sorted(listed.items()):
         try:
             if contents is None:
-                size_now, digest_now = _size_and_digest(pathlib.Path(folder), name, digest)
+                path = safe_paths.resolve_inside(pathlib.Path(folder), name, str(folder / FILE_LIST))
+                with untrusted_files.open_file(path) as file:
+                    size_now, digest_now = os.fstat(file.fileno()).st_size, ''
+                    if not digest.startswith(object_store.CRC32C):
+                        digest_now = hashlib.file_digest(file, 'sha256').hexdigest()
             elif name in contents:
                 size_now, digest_now = int(contents[name][0]), str(contents[name][1])
             else:
@@ -160,11 +164,3 @@ def _read_file_list(folder: epath.Path) -> dict[str, list[Any]]:
         problem = 'is missing' if is_missing else f'cannot be read ({reason(error)})'
         raise DamagedCheckpoint(f'the checkpoint at {folder} is damaged: {FILE_LIST} {problem}') from error
     return listed
-
-
-def _size_and_digest(folder: pathlib.Path, name: str, digest: str) -> list[Any]:
-    """Returns the size of a listed file and its SHA-256, or '' if `digest` is a bucket's. Raises OSError."""
-    with untrusted_files.open_file(safe_paths.resolve_inside(folder, name, str(folder / FILE_LIST))) as file:
-        size = os.fstat(file.fileno()).st_size
-        is_from_bucket = digest.startswith(object_store.CRC32C)
-        return [size, '' if is_from_bucket else hashlib.file_digest(file, 'sha256').hexdigest()]

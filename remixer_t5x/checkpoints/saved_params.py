@@ -73,26 +73,22 @@ class SavedParams:
         here = {name: leaf for name, leaf in abstract.items() if name in self.saved_shapes}
         in_base = {name: leaf for name, leaf in abstract.items() if name not in here}
         arrays = self._base.read(in_base) if self._base else {}
-        merged = {name: lora.matrices_of(name) for name in abstract if self._is_merged(name, abstract)}
-        matrices = {
-            name: self._describe_matrix(name, abstract[kernel]) for kernel, pair in merged.items() for name in pair
-        }
+        merged, matrices = {}, {}
+        for kernel in abstract:
+            pair, sharding = lora.matrices_of(kernel), abstract[kernel].sharding
+            if lora.kernel_of(kernel) != kernel or pair[0] not in self.saved_shapes or {*pair} & abstract.keys():
+                continue
+            merged[kernel] = pair
+            # The matrices of an adapter are small, and therefore replicated on all devices of its kernel.
+            if isinstance(sharding, NamedSharding):
+                sharding = NamedSharding(sharding.mesh, PartitionSpec())
+            for name in pair:
+                matrices[name] = jax.ShapeDtypeStruct(self.saved_shapes[name], jnp.float32, sharding=sharding)
         arrays |= self._read_arrays({**here, **matrices})
         for kernel, pair in merged.items():
             add = jax.jit(dense.merge_adapter, out_shardings=abstract[kernel].sharding, donate_argnums=0)
             arrays[kernel] = add(arrays[kernel], *(arrays.pop(name) for name in pair))
         return arrays
-
-    def _is_merged(self, kernel: str, names: Mapping[str, Any]) -> bool:
-        matrices = lora.matrices_of(kernel)
-        return lora.kernel_of(kernel) == kernel and matrices[0] in self.saved_shapes and not {*matrices} & names.keys()
-
-    def _describe_matrix(self, name: str, kernel: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        """Describes a matrix of an adapter. It is small, and therefore replicated on all devices of its kernel."""
-        sharding = kernel.sharding
-        if isinstance(sharding, NamedSharding):
-            sharding = NamedSharding(sharding.mesh, PartitionSpec())
-        return jax.ShapeDtypeStruct(self.saved_shapes[name], jnp.float32, sharding=sharding)
 
     def _read_arrays(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
         if not abstract:

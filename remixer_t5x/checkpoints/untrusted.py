@@ -94,13 +94,10 @@ def _described_bytes(text: bytes) -> int:
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise ValueError(f'dtype is {ascii(dtype)[:40]}')
     for name, sizes in (('shape', shape), ('chunks', chunk)):
-        if not isinstance(sizes, list) or len(sizes) > MAX_DIMENSIONS or not all(map(_is_size, sizes)):
+        is_shape = isinstance(sizes, list) and len(sizes) <= MAX_DIMENSIONS
+        if not is_shape or not all(type(size) is int and 0 <= size < 2**62 for size in sizes):
             raise ValueError(f'{name} is {ascii(sizes)[:60]}')
     array, largest = (math.prod(sizes) * ITEM_BYTES[dtype] for sizes in (shape, chunk))
     if largest > max(SMALL_CHUNK, 4 * array):
         raise ValueError(f'its chunks of {str(chunk):.40} do not fit {str(shape):.40}')
     return array
-
-
-def _is_size(number: object) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**62

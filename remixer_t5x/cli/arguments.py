@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from remixer_t5x import lazy, ranges, startup
@@ -103,36 +103,26 @@ def split_gin_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str
     return rest, pairs
 
 
-def load(
-    args: argparse.Namespace,
-    root: str,
-    base: Sequence[str] = (),
-    defaults: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> None:
-    """Reads the gin files and flags of the command line, for a call of `root`; see `config.loading.load`."""
+def load(args: argparse.Namespace, root: str, partial: bool = True, **sources: Any) -> None:
+    """Reads the gin files and flags of the command line, for a call of `root`.
+
+    `partial` is an argument of `config.loading.load`, and `sources` are `base`, `defaults` and `objects` of its
+    ConfigSources.
+    """
     from remixer_t5x.config import loading
 
-    given = _given(args, base=base, defaults=defaults or {})
-    loading.load(given, root, importing=libraries(args), **options)
+    loading.load(_config_sources(args, **sources), root, importing=libraries(args), partial=partial)
     startup.end_phase('imports')
 
 
-def values(
-    args: argparse.Namespace,
-    *macros: str,
-    base: Sequence[str] = (),
-    defaults: Mapping[str, Any] | None = None,
-    objects: Mapping[str, Any] | None = None,
-) -> list[Any]:
-    """Returns the values of macros, which the gin files and flags of the command line set."""
+def values(args: argparse.Namespace, *macros: str, **sources: Any) -> list[Any]:
+    """Returns the values of macros, which the gin files and flags of the command line set; `sources` as in `load`."""
     from remixer_t5x.config import loading
 
-    given = _given(args, base=base, defaults=defaults or {}, objects=objects or {})
-    return loading.values(given, *macros, importing=libraries(args))
+    return loading.values(_config_sources(args, **sources), *macros, importing=libraries(args))
 
 
-def _given(args: argparse.Namespace, **sources: Any) -> Any:
+def _config_sources(args: argparse.Namespace, **sources: Any) -> Any:
     from remixer_t5x.config import loading
 
     if args.tfds_data_dir:

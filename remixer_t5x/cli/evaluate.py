@@ -98,7 +98,7 @@ def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> No
     import jax
 
     from remixer_t5x.evaluate import results, task_evaluation
-    from remixer_t5x.evaluate.checkpoint_evaluation import Evaluator
+    from remixer_t5x.evaluate.checkpoint_evaluation import Evaluator, write_reports
     from remixer_t5x.run_folder import model_dir
     from remixer_tasks.benchmarks import submissions
 
@@ -122,13 +122,13 @@ def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> No
                 place = f'{place}_{quantize}'
             if place not in outlets and jax.process_index() == 0:
                 outlets[place] = results.Results(place)
-            reports = evaluator.evaluate(params, folder, outlets.get(place))
+            reports = write_reports(evaluator.task_evaluator, params, folder, outlets.get(place))
             if reports:
                 _print(_table(reports, f'step {folder.name}, {reports[0].split}'))
             for report in reports:
                 for line in task_evaluation.shown_answers(report, settings.tasks.shown):
                     _print(line)
-            for report in evaluator.predict_submissions(params, folder, outlets.get(place)):
+            for report in write_reports(evaluator.submission_evaluator, params, folder, outlets.get(place)):
                 if jax.process_index() == 0:
                     _print(submissions.write(settings.submission_dir or '', report.task, report.rows))
         for outlet in outlets.values():

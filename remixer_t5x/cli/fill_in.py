@@ -66,18 +66,12 @@ def show(console: Console, vocab: Any, inputs: np.ndarray, targets: np.ndarray, 
     """Prints one example: its beginning with numbered gaps, then each gap's true and predicted text."""
     from rich.text import Text
 
-    def split(ids: np.ndarray) -> Iterator[tuple[int | None, str]]:
-        for sentinel, part in split_at_sentinels(
-            ids, sentinels.first_and_count(vocab)[0], sentinels.ordinary_ids(vocab)
-        ):
-            yield sentinel, vocab.decode([int(token) for token in part])
-
-    parts = list(split(inputs[:TOKENS_SHOWN]))
+    parts = list(split_at_sentinels(inputs[:TOKENS_SHOWN], vocab))
     text = Text('text   ', style='dim')
     for sentinel, words in parts:
         text += Text('' if sentinel is None else f' [{sentinel + 1}] ', style='bold') + Text(words)
     console.print(text + Text(' ...'))
-    truth, guess = dict(split(targets)), dict(split(predicted))
+    truth, guess = (dict(split_at_sentinels(ids, vocab)) for ids in (targets, predicted))
     for sentinel, _ in parts:
         if sentinel is not None:
             was, says = (f'"{words}"' if words else 'nothing' for words in (truth.get(sentinel), guess.get(sentinel)))
@@ -85,21 +79,20 @@ def show(console: Console, vocab: Any, inputs: np.ndarray, targets: np.ndarray, 
     console.print()
 
 
-def split_at_sentinels(
-    ids: Iterable[int], first_sentinel: int, last_sentinel: int
-) -> Iterator[tuple[int | None, list[int]]]:
-    """Yields (number of a sentinel, ids after it), the number None before the first; stops at the end token."""
+def split_at_sentinels(ids: Iterable[int], vocab: Any) -> Iterator[tuple[int | None, str]]:
+    """Yields (number of a sentinel, text after it), the number None before the first; stops at the end token."""
+    first_sentinel, last_sentinel = sentinels.first_and_count(vocab)[0], sentinels.ordinary_ids(vocab)
     number: int | None = None
     part: list[int] = []
     for token in ids:
         if token in (0, 1):
             break
         if last_sentinel <= token <= first_sentinel:
-            yield number, part
+            yield number, vocab.decode(part)
             number, part = first_sentinel - int(token), []
         else:
             part.append(int(token))
-    yield number, part
+    yield number, vocab.decode(part)
 
 
 COMMAND = Command(

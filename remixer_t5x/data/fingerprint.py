@@ -81,20 +81,18 @@ def file_mark(path: str, reads_content: bool = True) -> str:
             # Requesting the sizes of many files would take long.
             return str(tf.io.gfile.stat(path).length) if reads_content else ''
         size = os.stat(path).st_size
-        return f'{size} {_content_digest(path, size)}' if reads_content else str(size)
+        if not reads_content:
+            return str(size)
+        with untrusted_files.open_file(path) as file:
+            content = file.read(WHOLE_BYTES if size <= WHOLE_BYTES else END_BYTES)
+            if size > WHOLE_BYTES:
+                file.seek(size - END_BYTES)
+                content += file.read(END_BYTES)
+        return f'{size} {_short_hash(content)}'
     except (OSError, tf.errors.OpError) as error:
         raise UserError(
             f'{path} cannot be read ({reason(error)}); restore the file, or use the new path if the data has moved'
         ) from error
-
-
-def _content_digest(path: str, size: int) -> str:
-    with untrusted_files.open_file(path) as file:
-        if size <= WHOLE_BYTES:
-            return _short_hash(file.read())
-        first = file.read(END_BYTES)
-        file.seek(size - END_BYTES)
-        return _short_hash(first + file.read(END_BYTES))
 
 
 def _short_hash(text: str | bytes) -> str:

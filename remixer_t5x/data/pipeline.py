@@ -89,11 +89,6 @@ def get_provider(config: DatasetConfig) -> seqio.Task | seqio.Mixture:
     return task
 
 
-def get_tasks(config: DatasetConfig) -> list[seqio.Task]:
-    """Returns the tasks of `config`: those of its mixture, or its single task."""
-    return list(seqio.get_subtasks(get_provider(config)))
-
-
 def get_task(name: TaskOrName) -> seqio.Task | seqio.Mixture:
     """Returns the task or mixture with this name. Raises UserError for an unknown name."""
     name = name() if callable(name) else name

@@ -143,15 +143,14 @@ class Prefetcher:
             self._put_item((None, error))
 
     def _capture_state(self, drawn: int) -> None:
-        captured, failure = None, None
+        failure, captures = None, []
         try:
-            captured = Position.captured(drawn, self._source.capture())
+            captures = [Position.captured(drawn, self._source.capture())]
         except UserError as error:
             failure = error
         with self._lock:
             self._failure = failure
-            if captured is not None:
-                self._captures.append(captured)
+            self._captures += captures
 
     def _put_item(self, item: tuple[Any, BaseException | None]) -> None:
         while not self._stop.is_set():

@@ -1,7 +1,7 @@
 """Evaluates checkpoints with the metrics of tasks, and predicts test sets for leaderboards; reads each example once."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import jax
@@ -144,18 +144,11 @@ class Evaluator:
                 return None
             raise
 
-    def evaluate(self, params: Any, folder: epath.Path, outlet: results.Results | None) -> Sequence[Report]:
-        """Computes the metrics of the parameters of `folder` and writes them to `outlet`, if any."""
-        return _write_reports(self.task_evaluator, params, folder, outlet)
 
-    def predict_submissions(self, params: Any, folder: epath.Path, outlet: results.Results | None) -> Sequence[Report]:
-        """Predicts the submissions to leaderboards and writes them to `outlet`, if any."""
-        return _write_reports(self.submission_evaluator, params, folder, outlet)
-
-
-def _write_reports(
+def write_reports(
     evaluator: TaskEvaluator | None, params: Any, folder: epath.Path, outlet: results.Results | None
 ) -> list[Report]:
+    """Evaluates the parameters of `folder`, and writes the reports to `outlet`; either may be None."""
     reports = []
     for report in evaluator(params) if evaluator else ():
         reports.append(report)

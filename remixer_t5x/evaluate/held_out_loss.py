@@ -16,6 +16,7 @@ import numpy as np
 from remixer_t5x import ranges
 from remixer_t5x.data import pipeline, task_batches
 from remixer_t5x.errors import UserError
+from remixer_t5x.lazy import seqio
 from remixer_t5x.optim.train_step import TARGET_COUNTS
 from remixer_t5x.run_folder import metrics
 
@@ -39,7 +40,8 @@ class Evaluation:
 
     def by_task(self) -> tuple['Evaluation', ...]:
         """Returns an evaluation NAME/TASK for each task of a mixture that has the split; none for a single task."""
-        tasks = [task for task in pipeline.get_tasks(self.dataset) if self.dataset.split in task.splits]
+        tasks = seqio.get_subtasks(pipeline.get_provider(self.dataset))
+        tasks = [task for task in tasks if self.dataset.split in task.splits]
         return self.of_tasks(tasks) if len(tasks) > 1 else ()
 
     def of_tasks(self, tasks: Sequence[Any]) -> tuple['Evaluation', ...]:

@@ -174,17 +174,14 @@ class TaskEvaluator:
     def _rows(self, examples: TaskExamples, texts: Sequence[str], answers: Sequence[Prediction]) -> Iterator[dict]:
         inputs, targets = examples.texts('inputs'), examples.texts('targets')
         for index, (prediction, example) in enumerate(zip(answers, examples.examples, strict=True)):
-            several: dict[str, Any] = {}
-            if len(prediction.scores) > 1:
-                several['predictions'] = prediction.decoded(self.vocabulary)
-                several['scores'] = prediction.scores
+            several = {'predictions': prediction.decoded(self.vocabulary), 'scores': prediction.scores}
             yield {
                 'index': index,
                 'input': inputs[index],
                 'target': targets[index],
                 'prediction': texts[index],
                 'score': prediction.scores[0],
-                **several,
+                **(several if len(prediction.scores) > 1 else {}),
                 'example': {
                     name: _as_json(value)
                     for name, value in example.items()

@@ -62,12 +62,8 @@ def compute(examples: TaskExamples, outputs: Outputs) -> Metrics:
     for metric in task.score_metric_fns:
         metrics.update(metric(targets, outputs.target_scores))
     metrics.update(_compute_objects(task, examples.examples, outputs))
-    return {name: number for name, value in metrics.items() if (number := _number(value)) is not None}
-
-
-def _number(value: Any) -> float | None:
-    value = getattr(value, 'value', value)
-    return float(value) if np.ndim(value) == 0 and np.issubdtype(np.asarray(value).dtype, np.number) else None
+    arrays = {name: np.asarray(getattr(value, 'value', value)) for name, value in metrics.items()}
+    return {name: float(x) for name, x in arrays.items() if x.ndim == 0 and np.issubdtype(x.dtype, np.number)}
 
 
 def describe(metrics: Mapping[str, float], most: int = 3) -> str:

@@ -236,13 +236,14 @@ class TextInference:
             interface.require(self.model, 'encode', 'infer --embed')
         elif not (predictions.is_classifier(self.model) or head_predictions.has_head(self.model)):
             interface.require(self.model, 'generate', 'infer without --embed')
-        if collectives.is_distributed() and (self.inputs.is_stdin or self.output == '-'):
+        is_distributed = collectives.is_distributed()
+        if is_distributed and (self.inputs.is_stdin or self.output == '-'):
             raise UserError(
                 f'--input and --output must be files that all processes share, got {self.inputs.path} and '
                 f'{self.output}; use files, or --process_count=1'
             )
         task_vocabulary.check_ids('VOCABULARY', self.vocabulary, self.model.vocab_size)
-        if collectives.is_distributed():
+        if is_distributed:
             texts_mark = fingerprint.file_mark(os.path.expanduser(self.inputs.path))
             collectives.check_same(
                 {'VOCABULARY': task_vocabulary.record(self.vocabulary), 'the texts of INPUT': texts_mark}

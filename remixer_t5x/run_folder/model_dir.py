@@ -86,10 +86,8 @@ def claim(path: str | os.PathLike[str]) -> epath.Path:
 
 def write_config(folder: epath.Path, text: str) -> None:
     """Writes the operative gin to `folder`/config.gin. Raises UserError if it cannot be written."""
-    try:
+    with object_store.wrap_write_errors(folder / CONFIG):
         object_store.write_atomically(folder / CONFIG, text)
-    except lazy.file_errors() as error:
-        raise UserError(f'{folder / CONFIG} cannot be written: {object_store.describe_error(error)}') from error
 
 
 def package_versions() -> dict[str, str]:

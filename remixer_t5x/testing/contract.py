@@ -28,7 +28,7 @@ from flax import linen as nn
 
 from remixer_t5x import axes
 from remixer_t5x.models.architecture import layer, stack
-from remixer_t5x.testing.fixture import LENGTH, MEMORY, ROWS, SublayerFixture, fast_key, layout_rows, uses_dropout
+from remixer_t5x.testing.fixture import LENGTH, MEMORY, ROWS, SublayerFixture, fast_key, layout_rows
 
 # Relative to the largest output. Rounding is far below this for the parameters of the fixture, and bugs are far above.
 TOLERANCE = 1e-4
@@ -251,7 +251,9 @@ def bfloat16(fixture: SublayerFixture) -> None:
 def dropout(fixture: SublayerFixture) -> None:
     """Checks the layer's dropout, or that of the sublayers if they have a dropout rate."""
     x, ctx = fixture.features(8), fixture.context([[LENGTH]] * ROWS, fixture.features(9, MEMORY))
-    model = fixture.stack(dropout=0.0) if uses_dropout(fixture.sublayers) else fixture.stack()
+    settings = [item for factory in fixture.sublayers for item in vars(factory()).items()]
+    has_dropout = any(value for name, value in settings if name.endswith('dropout_rate'))
+    model = fixture.stack(dropout=0.0) if has_dropout else fixture.stack()
     try:
         # Without a key.
         evaluated = fixture.trace(x, ctx).outputs

@@ -158,9 +158,3 @@ def layout_rows(segments: Segments, length: int) -> tuple[np.ndarray, np.ndarray
             positions[row, start : start + count] = np.arange(count)
             start += count
     return ids, positions
-
-
-def uses_dropout(sublayers: Sequence[Callable[..., nn.Module]]) -> bool:
-    """Returns whether a sublayer has a dropout rate above 0."""
-    modules = [factory() for factory in sublayers]
-    return any(value for module in modules for name, value in vars(module).items() if name.endswith('dropout_rate'))

@@ -5,7 +5,7 @@ The train step and random initial parameters compile in threads while the data i
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
@@ -19,20 +19,14 @@ from remixer_t5x.train import initial_params
 from remixer_t5x.train.settings import Folder, StepConfig
 
 
-class Jitted(Protocol):
-    """The result of `jax.jit`, or `train_step.CompiledStep`."""
-
-    def lower(self, *args: Any) -> jax.stages.Lowered: ...
-
-
 class CompiledAhead:
     """A jitted function that `start` compiles in a thread, for arguments with the given shapes.
 
-    The first call waits for the compilation, also in all other processes, and raises its error. `options` are XLA
-    options.
+    The first call waits for the compilation, also in all other processes, and raises its error. `function` is the
+    result of `jax.jit`, or a `train_step.CompiledStep`. `options` are XLA options.
     """
 
-    def __init__(self, function: Jitted, *shapes: Any, options: Mapping[str, Any] | None = None):
+    def __init__(self, function: Any, *shapes: Any, options: Mapping[str, Any] | None = None):
         self._function, self._shapes, self._options = function, shapes, options or {}
         self._program: jax.stages.Compiled | None = None
         self._error: BaseException | None = None

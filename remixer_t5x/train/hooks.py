@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import operator
 import pathlib
 import tempfile
 import time
@@ -23,7 +22,6 @@ from remixer_t5x.train.saving import RunState, Saver
 PROFILED_STEPS = 3
 # Returns the parameters to evaluate: the averaged or the latest ones.
 ParamsOf = Callable[[TrainState], Any]
-LAST_PARAMS: ParamsOf = operator.attrgetter('params')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +121,7 @@ class EvaluateTasks:
     evaluator: TaskEvaluator
     best_checkpoints: best.BestCheckpoints
     log: RunLog
-    params_of: ParamsOf = LAST_PARAMS
+    params_of: ParamsOf
     shown: int = 0
 
     def __call__(self, state: RunState) -> None:

@@ -156,7 +156,11 @@ def _read_sources(
     for name, source in taken.items():
         leaf, shape = targets[name], saved.shapes[source.name]
         if name in rows:
-            shapes[source.name] = _row_shape(leaf, shape, rows[name][0])
+            # An array with another vocabulary is unsharded along this axis, whose size may not divide evenly.
+            spec = [*leaf.sharding.spec, *[None] * (len(shape) - len(leaf.sharding.spec))]
+            spec[rows[name][0]] = None
+            sharding = NamedSharding(leaf.sharding.mesh, PartitionSpec(*spec))
+            shapes[source.name] = jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding)
         else:
             shapes[source.name] = jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=leaf.sharding)
     arrays = saved.read(shapes)
@@ -253,13 +257,6 @@ def match_pieces(vocabulary: Any, other: Any) -> np.ndarray:
     return np.asarray([ids.get(piece, -1) for piece in task_vocabulary.list_pieces(vocabulary)], np.int32)
 
 
-def _row_shape(target: jax.ShapeDtypeStruct, shape: tuple[int, ...], axis: int) -> jax.ShapeDtypeStruct:
-    """Describes an array with another vocabulary: unsharded along `axis`, whose size may not divide evenly."""
-    spec = [*target.sharding.spec, *[None] * (len(shape) - len(target.sharding.spec))]
-    spec[axis] = None
-    return jax.ShapeDtypeStruct(shape, target.dtype, sharding=NamedSharding(target.sharding.mesh, PartitionSpec(*spec)))
-
-
 def _copy_rows(fresh: jax.Array, other: jax.Array, matches: np.ndarray, axis: int) -> jax.Array:
     """Replaces rows of `fresh` along `axis` with the rows of `other` at `matches`, except where these are -1."""
     index = np.full(fresh.shape[axis], -1, np.int32)
@@ -285,11 +282,11 @@ def _table_rows(taken: Shapes, fresh: Shapes, left: Shapes) -> Iterator[str]:
         for name, prefix in shortest_prefixes(shapes.keys(), everything - shapes.keys()).items():
             sizes_of.setdefault(prefix, []).append(math.prod(shapes[name]))
         ordered = sorted(sizes_of.items(), key=lambda item: -sum(item[1]))
-        for prefix, sizes in ordered[:MAX_ROWS]:
-            yield _table_row(kind, prefix, len(sizes), sum(sizes))
         if rest := ordered[MAX_ROWS:]:
-            arrays = sum(len(sizes) for _, sizes in rest)
-            yield _table_row(kind, f'{len(rest)} more parts', arrays, sum(sum(sizes) for _, sizes in rest))
+            ordered[MAX_ROWS:] = [(f'{len(rest)} more parts', [size for _, sizes in rest for size in sizes])]
+        for prefix, sizes in ordered:
+            arrays = f'{len(sizes):>4} {"array " if len(sizes) == 1 else "arrays"}'
+            yield f'  {kind:<5}  {prefix:<44}  {arrays}  {sum(sizes):>14,} parameters'
 
 
 def shortest_prefixes(names: Collection[str], others: Collection[str]) -> dict[str, str]:
@@ -301,7 +298,3 @@ def shortest_prefixes(names: Collection[str], others: Collection[str]) -> dict[s
         candidates = ('/'.join(parts[:depth]) for depth in range(1, len(parts) + 1))
         prefixes[name] = next((prefix for prefix in candidates if prefix not in known), name)
     return prefixes
-
-
-def _table_row(kind: str, prefix: str, arrays: int, size: int) -> str:
-    return f'  {kind:<5}  {prefix:<44}  {arrays:>4} {"array " if arrays == 1 else "arrays"}  {size:>14,} parameters'

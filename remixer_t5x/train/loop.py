@@ -6,8 +6,9 @@ the previous step. All numbers are determined by the state, the position in the 
 
 import contextlib
 import dataclasses
+import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -134,7 +135,10 @@ class Loop:
 
     def _step(self, state: saving.RunState, first: int, last: int) -> None:
         with self._during(progress.STEPS):
-            batch = self._next_batch()
+            begin = time.perf_counter()
+            with self._during(progress.DATA):
+                batch = next(self.batches)
+            self.log.clock.wait_for_data(time.perf_counter() - begin)
             is_first = state.step + 1 == first
             with self._during(progress.COMPILE if is_first else progress.STEPS):
                 state.train_state, step_metrics = self.train_step(state.train_state, batch)
@@ -154,13 +158,6 @@ class Loop:
                 self.profiler.after_step(state.step, step_metrics)
                 if is_first:
                     self._prepare_hooks()
-
-    def _next_batch(self) -> Any:
-        begin = time.perf_counter()
-        with self._during(progress.DATA):
-            batch = next(self.batches)
-        self.log.clock.wait_for_data(time.perf_counter() - begin)
-        return batch
 
     def _prepare_hooks(self) -> None:
         begin = time.perf_counter()
@@ -194,36 +191,24 @@ def _build_loop(
     saver = saving.Saver(run.recovery, last, checkpoints, batches, bad_steps, record, abstract, log)
     profiler = hooks.Profiler(path / 'profile')
     best_checkpoints = best.BestCheckpoints(path, record, run.folder.best_metrics)
-    shown_answers = run.tasks.shown if run.tasks else 0
-    # A checkpoint follows the records of its step, so that a resumed run does not repeat them.
-    run_hooks = [
-        hooks.Hook(run.periods.log_period, hooks.LogWindow(log, saver)),
-        *_evaluation_hooks(run.periods, programs, data, best_checkpoints, shown_answers, log),
-        hooks.Hook(run.periods.checkpoint_period, saver, activity=progress.CHECKPOINT),
-        hooks.Hook(run.periods.profile_period, profiler.start, at_end=False),
-    ]
-    return Loop(programs.train_step, batches, run_hooks, bad_steps, saver, profiler, log)
-
-
-def _evaluation_hooks(
-    periods: settings.Periods,
-    programs: compilation.Programs,
-    data: start.RunData,
-    best_checkpoints: best.BestCheckpoints,
-    shown_answers: int,
-    log: run_log.RunLog,
-) -> Iterator[hooks.Hook]:
-    """Yields the hooks that compute the held-out loss and the tasks' metrics, if the run has them."""
-    params_of, period, at_start = programs.evaluated_params(), periods.eval_period, periods.eval_at_start
+    params_of, period = programs.evaluated_params(), run.periods.eval_period
+    new_hook = functools.partial(hooks.Hook, period, at_start=run.periods.eval_at_start, activity=progress.EVALUATION)
+    run_hooks = [hooks.Hook(run.periods.log_period, hooks.LogWindow(log, saver))]
     if data.loss_kind and period is not None:
         # With tasks, early stopping observes their metrics.
         early_stopping = None if data.evaluator else data.loss_kind
         eval_step = programs.eval_step(data.vocabulary)
         loss = hooks.EvaluateLoss(data.open_held_out, eval_step, data.place, log, params_of, early_stopping)
-        yield hooks.Hook(period, loss, at_start=at_start, activity=progress.EVALUATION, prepare=lambda: loss.batches)
+        run_hooks.append(new_hook(loss, prepare=lambda: loss.batches))
     if data.evaluator is not None:
-        task_metrics = hooks.EvaluateTasks(data.evaluator, best_checkpoints, log, params_of, shown_answers)
-        yield hooks.Hook(period, task_metrics, at_start=at_start, activity=progress.EVALUATION)
+        shown_answers = run.tasks.shown if run.tasks else 0
+        run_hooks.append(new_hook(hooks.EvaluateTasks(data.evaluator, best_checkpoints, log, params_of, shown_answers)))
+    # A checkpoint follows the records of its step, so that a resumed run does not repeat them.
+    run_hooks += [
+        hooks.Hook(run.periods.checkpoint_period, saver, activity=progress.CHECKPOINT),
+        hooks.Hook(run.periods.profile_period, profiler.start, at_end=False),
+    ]
+    return Loop(programs.train_step, batches, run_hooks, bad_steps, saver, profiler, log)
 
 
 def _make_result(

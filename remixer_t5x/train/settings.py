@@ -167,15 +167,6 @@ class Run:
             raise UserError('STOP_AFTER_EVALUATIONS needs evaluations; set EVAL_PERIOD to a number of steps')
         if self.periods.eval_at_start and period is None:
             raise UserError('EVAL_AT_START needs evaluations; set EVAL_PERIOD to a number of steps')
-        self._check_model_type()
-        check_batch_size = self.step_config.partitioner.check_batch_size
-        check_batch_size(self.dataset.batch_size, self.step_config.microbatches)
-        if self.evaluation is not None:
-            check_batch_size(self.evaluation.dataset.batch_size)
-        if self.tasks is not None:
-            check_batch_size(self.tasks.decoding.batch_size)
-
-    def _check_model_type(self) -> None:
         model_type = self.step_config.model.model_type
         for dataset in [self.dataset] if self.evaluation is None else [self.dataset, self.evaluation.dataset]:
             if dataset.model_type != model_type:
@@ -183,6 +174,12 @@ class Run:
                     f"MODEL_TYPE must be MODEL's type {model_type!r}, got {dataset.model_type!r}; type "
                     f"--gin_file=model_types/{model_type}.gin after the model's file, or --gin.MODEL_TYPE={model_type}"
                 )
+        check_batch_size = self.step_config.partitioner.check_batch_size
+        check_batch_size(self.dataset.batch_size, self.step_config.microbatches)
+        if self.evaluation is not None:
+            check_batch_size(self.evaluation.dataset.batch_size)
+        if self.tasks is not None:
+            check_batch_size(self.tasks.decoding.batch_size)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from remixer_t5x import build_model
 from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.cli.main import main
 from remixer_t5x.devices.partition import Partitioner
-from remixer_t5x.evaluate.checkpoint_evaluation import Evaluator
+from remixer_t5x.evaluate import checkpoint_evaluation
 from remixer_t5x.extras.export import int8
 from remixer_t5x.optim import train_state
 from tests.support import command_folder, toy_tasks
@@ -73,11 +73,11 @@ def test_eval_judges_the_model_that_a_quantised_export_has(finetuned, monkeypatc
     """The parameters that are judged, and where results go; `tests/extras/export` has what rounding does."""
     judged = {}
 
-    def keep(self, params, folder, outlet):
+    def keep(evaluator, params, folder, outlet):
         judged.update(params=params, place=str(outlet.folder))
         return []
 
-    monkeypatch.setattr(Evaluator, 'evaluate', keep)
+    monkeypatch.setattr(checkpoint_evaluation, 'write_reports', keep)
     assert run('eval', '--gin.EVAL_BATCH_SIZE=4', '--checkpoint=first', '--quantize=int8') == 0
     assert judged['place'].endswith('first/eval_int8')
     exact = parameters('first')

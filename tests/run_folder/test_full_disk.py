@@ -154,7 +154,8 @@ def test_go_on_warns_once_and_writes_the_lines_later(log, folder, capsys):
 def test_go_on_warns_about_the_best_checkpoint(log, folder, capsys):
     state = types.SimpleNamespace(params={'a': np.ones(9)})
     run, now = log(settings.GO_ON), types.SimpleNamespace(step=2, train_state=state, patience=Patience())
-    hook = hooks.EvaluateTasks(lambda params: [REPORT], best.BestCheckpoints(epath.Path(folder), {}), run)
+    best_checkpoints = best.BestCheckpoints(epath.Path(folder), {})
+    hook = hooks.EvaluateTasks(lambda params: [REPORT], best_checkpoints, run, lambda state: state.params)
     with full_disks.full():
         hook(now)
     output = capsys.readouterr().out
