@@ -8,9 +8,6 @@ from remixer_t5x.cli import arguments
 from remixer_t5x.cli.command import ON_CPU, Command
 from remixer_t5x.errors import UserError
 
-# None: the default lengths of the model type.
-LENGTHS = {'TASK_FEATURE_LENGTHS': None}
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser)
@@ -80,26 +77,21 @@ def run(args: argparse.Namespace) -> None:
 
         settings.show(args.settings)
     elif args.compare is not None:
-        (lengths,) = arguments.values(args, *LENGTHS, defaults=LENGTHS)
         from remixer_t5x.cli.info import models
 
-        models.show(arguments.names(args.compare or 'tiny,small,base'), args.models or models.MODELS, lengths)
+        models.show(args)
     elif args.sharding is not None:
-        names = ('MODEL', 'PARTITIONER', 'TASK_FEATURE_LENGTHS', 'DEVICES')
-        model, partitioner, lengths, devices = arguments.values(args, *names, defaults=LENGTHS)
         from remixer_t5x.cli.info import sharding
-        from remixer_t5x.devices.described_hardware import Hardware
 
-        sharding.show(model, partitioner, Hardware(devices=args.devices or devices), lengths, args.sharding)
+        sharding.show(args)
     elif args.memory is not None:
         from remixer_t5x.cli.info import memory
 
-        memory.show(*memory.read(args), memory.with_full_recomputation(args), args.memory)
+        memory.show(args)
     else:
-        model, lengths = arguments.values(args, 'MODEL', *LENGTHS, defaults=LENGTHS)
-        from remixer_t5x.cli.info import model as model_table
+        from remixer_t5x.cli.info import model
 
-        model_table.show(model, lengths, args.depth)
+        model.show(args)
 
 
 COMMAND = Command(

@@ -81,15 +81,10 @@ def with_full_recomputation(args: argparse.Namespace) -> Any:
     return lora.with_adapters(*arguments.values(args, 'MODEL', 'LORA', 'LORA_RANK', defaults=_DEFAULTS, objects=remat))
 
 
-def show(step: Step, hardware: Hardware, recomputing_model: Any, trials: int) -> None:
-    """Prints the table, and changes to try if the step does not fit.
-
-    Args:
-        step: the training step.
-        hardware: the hardware to compile for.
-        recomputing_model: the step's model, recomputing all activations.
-        trials: the maximum number of changes to compile if it does not fit.
-    """
+def show(args: argparse.Namespace) -> None:
+    """Prints the table, and changes to try if the step does not fit."""
+    step, hardware = read(args)
+    recomputing_model = with_full_recomputation(args)
     with lazy.without_stderr():
         devices, compiler = hardware.compile_devices()
     step, available = place_step(step, hardware, devices), hardware.memory_bytes
@@ -105,8 +100,9 @@ def show(step: Step, hardware: Hardware, recomputing_model: Any, trials: int) ->
                 f'JAX takes {hardware.memory_share:.0%} of a GPU: {gibibytes(available)} of {hardware.memory:g} GiB; '
                 f'{GPU_SHARE}=0.95 before the command gives a run more'
             )
-        if available is not None and memory.total > available and trials:
-            _try_changes(step, memory, available, recomputing_model, trials)
+        if available is not None and memory.total > available and args.memory:
+            trials = memory_advice.search(step, memory, available, recomputing_model, _measure, args.memory)
+            _try_changes(trials, available)
 
 
 def _measure(step: Step) -> StepMemory:
@@ -115,12 +111,12 @@ def _measure(step: Step) -> StepMemory:
         return step_memory.measure(step)
 
 
-def _try_changes(step: Step, memory: StepMemory, available: int, recomputing_model: Any, trials: int) -> None:
+def _try_changes(trials: Iterator[memory_advice.Trial], available: int) -> None:
     _print('changes, each on top of those before it, compiled in turn:')
     # Keyed by flag, so that a later value replaces an earlier one.
     useful: dict[str, str] = {}
     fits = False
-    for trial in memory_advice.search(step, memory, available, recomputing_model, _measure, trials):
+    for trial in trials:
         typed = f'{trial.flag}={trial.value}'
         note = '' if trial.saves_memory else ', saves no memory, not kept'
         _print(f'  {typed:<44} {gibibytes(trial.memory.total):>12}{note}')

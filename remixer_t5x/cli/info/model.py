@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from collections.abc import Iterator, Mapping
 
 from rich.table import Table
 
-from remixer_t5x.cli import console
+from remixer_t5x.cli import arguments, console
 from remixer_t5x.costs import counts
 from remixer_t5x.costs.counts import TRAINING_FORWARD_PASSES, Counts
 from remixer_t5x.data import batch_formats
-from remixer_t5x.models.interface import Model
 
 _FLOAT32_BYTES = 4
+# None: the default lengths of the model type.
+LENGTHS = {'TASK_FEATURE_LENGTHS': None}
 
 
-def show(model: Model, feature_lengths: Mapping[str, int] | None, depth: int) -> None:
-    """Prints the table of a model, `depth` levels of modules deep, and the totals with their conventions."""
+def show(args: argparse.Namespace) -> None:
+    """Prints the table of a model, `--depth` levels of modules deep, and the totals with their conventions."""
+    model, feature_lengths = arguments.values(args, 'MODEL', *LENGTHS, defaults=LENGTHS)
     lengths = checked_lengths(model.model_type, feature_lengths)
     count = counts.count(model, lengths)
     parameters, training = count.total_parameters, count.training_flops
     console.show(
-        cost_table(count, depth),
+        cost_table(count, args.depth),
         f'{parameters:,} parameters ({parameters / 1e6:,.1f}M), '
         f'{parameters * _FLOAT32_BYTES / 2**20:,.1f} MiB in float32',
         f'one example: {describe_lengths(lengths)}; forward pass {quantity(count.total_forward_flops)}FLOPs, '

@@ -1,13 +1,14 @@
 """`remixer-t5x info --compare`: compares all shipped models, and the papers' figures with ours."""
 
+import argparse
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from rich.table import Table
 
 from remixer_t5x.api.building import build_model
-from remixer_t5x.cli import console
-from remixer_t5x.cli.info.model import checked_lengths, describe_lengths, quantity
+from remixer_t5x.cli import arguments, console
+from remixer_t5x.cli.info.model import LENGTHS, checked_lengths, describe_lengths, quantity
 from remixer_t5x.costs import counts
 from remixer_t5x.costs.counts import Counts
 from remixer_t5x.data.batch_formats import ENCODER_DECODER
@@ -60,14 +61,10 @@ FIGURES = (
 )
 
 
-def show(sizes: Sequence[str], models: Sequence[str], feature_lengths: Mapping[str, int] | None) -> None:
-    """Prints two tables.
-
-    Args:
-        sizes: names of files in sizes/.
-        models: names of files in models/; the others are compared with the first.
-        feature_lengths: `inputs` and `targets` in tokens.
-    """
+def show(args: argparse.Namespace) -> None:
+    """Prints the models with ratios to the first one, and the papers' figures."""
+    (feature_lengths,) = arguments.values(args, *LENGTHS, defaults=LENGTHS)
+    sizes, models = arguments.names(args.compare or 'tiny,small,base'), args.models or MODELS
     lengths = checked_lengths(ENCODER_DECODER, feature_lengths)
     words = ('model', 'size')
     table = console.table(*words, 'parameters', 'ratio', 'forward FLOPs', 'ratio', words=words)

@@ -1,48 +1,36 @@
 """`remixer-t5x info --sharding`: how each parameter is sharded over the mesh of a described machine."""
 
+import argparse
 import dataclasses
 import fnmatch
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.table import Table
 
-from remixer_t5x.cli import console
-from remixer_t5x.cli.info.model import checked_lengths
+from remixer_t5x.cli import arguments, console
+from remixer_t5x.cli.info.model import LENGTHS, checked_lengths
 from remixer_t5x.data import batch_formats
 from remixer_t5x.devices import mesh
 from remixer_t5x.devices.described_hardware import Hardware
-from remixer_t5x.devices.partition import Partitioner, ShardingRow
+from remixer_t5x.devices.partition import ShardingRow
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import interface
-from remixer_t5x.models.interface import Model
 
 _FLOAT32_BYTES = 4
 
 
-def show(
-    model: Model,
-    partitioner: Partitioner,
-    hardware: Hardware,
-    feature_lengths: Mapping[str, int] | None,
-    pattern: str,
-) -> None:
-    """Prints the table. The described devices need not be present.
-
-    Args:
-        model: the model.
-        partitioner: mesh sizes and rules, from a hardware file.
-        hardware: the number and kind of devices.
-        feature_lengths: `inputs` and `targets` in tokens.
-        pattern: shows the parameters whose names match, such as 'encoder/*'.
-    """
-    described = dataclasses.replace(partitioner, devices=hardware.count())
-    shapes = batch_formats.batch_shapes(model.model_type, checked_lengths(model.model_type, feature_lengths))
+def show(args: argparse.Namespace) -> None:
+    """Prints the parameters whose names match `--sharding`. The described devices need not be present."""
+    macros = ('MODEL', 'PARTITIONER', 'DEVICES', *LENGTHS)
+    model, partitioner, devices, lengths = arguments.values(args, *macros, defaults=LENGTHS)
+    described = dataclasses.replace(partitioner, devices=Hardware(devices=args.devices or devices).count())
+    shapes = batch_formats.batch_shapes(model.model_type, checked_lengths(model.model_type, lengths))
     rows = described.sharding_table(interface.param_shapes(model, shapes))
-    shown = [row for row in rows if fnmatch.fnmatch(row.name, pattern)]
+    shown = [row for row in rows if fnmatch.fnmatch(row.name, args.sharding)]
     if not shown:
         raise UserError(
-            f"--sharding must match a parameter's name, got {pattern!r}; type a part of a name and stars, "
+            f"--sharding must match a parameter's name, got {args.sharding!r}; type a part of a name and stars, "
             f"such as '{rows[0].name}'"
         )
     local, total = sum(row.bytes_per_device for row in rows), sum(map(_total_bytes, rows))
