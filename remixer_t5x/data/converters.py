@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from remixer_t5x.data import batch_formats, task_vocabulary, token_alignment
-from remixer_t5x.data.batch_formats import Lengths
+from remixer_t5x.data.pipeline import DatasetConfig
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
 
@@ -70,44 +70,26 @@ _TEXT_CONVERTERS: dict[str, Callable[..., dict[str, np.ndarray]]] = {
 }
 
 
-def convert(
-    model_type: str,
-    dataset: tf.data.Dataset,
-    lengths: Lengths,
-    pack: bool,
-    source: Any,
-    labels: Sequence[str] | None = None,
-    doc_stride: int | None = None,
-) -> tf.data.Dataset:
-    """Converts examples to rows of the arrays that `batch_formats.abstract_batch` lists.
-
-    Args:
-        model_type: the model type.
-        dataset: the examples of a task.
-        lengths: maximum tokens of each feature.
-        pack: whether rows hold several short examples.
-        source: the task or mixture of the examples.
-        labels: the texts of a classifier's labels; None for a regression, or another model type.
-        doc_stride: see `DatasetConfig`.
-    """
+def convert(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -> tf.data.Dataset:
+    """Converts examples of the task or mixture `source` to rows of the arrays that `pipeline.abstract_batch` lists."""
+    model_type, lengths = config.model_type, config.task_feature_lengths
     if model_type == batch_formats.CLASSIFIER:
-        return _classification_arrays(dataset, lengths, source, labels)
+        return _classification_arrays(config, dataset, source)
     if model_type in _TEXT_CONVERTERS:
-        return _text_arrays(model_type, dataset, lengths, source, labels, doc_stride)
+        return _text_arrays(config, dataset, source)
     if model_type == batch_formats.ENCODER_ONLY and lengths['inputs'] != lengths['targets']:
         raise UserError(
             f'TASK_FEATURE_LENGTHS must have the same length for inputs and targets, got {dict(lengths)}; a masked '
             'language model predicts each token in place'
         )
     # The task has already truncated each feature, and seqio's length check takes 20% of the time to open a dataset.
-    converter = _CONVERTERS[model_type, *sorted(lengths)](pack=pack, apply_length_check=False)
+    converter = _CONVERTERS[model_type, *sorted(lengths)](pack=config.pack, apply_length_check=False)
     return converter(dataset, task_feature_lengths=dict(lengths))
 
 
-def _classification_arrays(
-    dataset: tf.data.Dataset, lengths: Lengths, source: Any, labels: Sequence[str] | None
-) -> tf.data.Dataset:
-    """Converts each target to its index in `labels`, or, without labels, parses it as a number."""
+def _classification_arrays(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -> tf.data.Dataset:
+    """Converts each target to its index in `config.labels`, or, without labels, parses it as a number."""
+    labels, length = config.labels, config.task_feature_lengths['inputs']
     vocabulary, name = source.output_features['targets'].vocabulary, source.name
     # The vocabulary may change a text. Without the original texts, decoded targets are compared with decoded labels.
     has_texts = getattr(dataset.element_spec.get('targets_pretokenized'), 'dtype', None) == tf.string
@@ -115,11 +97,11 @@ def _classification_arrays(
 
     def arrays(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         inputs, targets = (tf.cast(example[key], tf.int32) for key in ('inputs', 'targets'))
-        inputs = inputs[: lengths['inputs']]
+        inputs = inputs[:length]
         text = example['targets_pretokenized'] if has_texts else vocabulary.decode_tf(targets)
         label = _parse_number(text, name) if labels is None else _label_index(text, label_texts, name)
         return {
-            'encoder_input_tokens': tf.pad(inputs, [[0, lengths['inputs'] - tf.shape(inputs)[0]]]),
+            'encoder_input_tokens': tf.pad(inputs, [[0, length - tf.shape(inputs)[0]]]),
             'labels': tf.reshape(label, []),
             'label_weights': tf.ones([], tf.float32),
         }
@@ -127,19 +109,13 @@ def _classification_arrays(
     return dataset.map(arrays, num_parallel_calls=tf.data.AUTOTUNE)
 
 
-def _text_arrays(
-    model_type: str,
-    dataset: tf.data.Dataset,
-    lengths: Lengths,
-    source: Any,
-    labels: Sequence[str] | None,
-    doc_stride: int | None,
-) -> tf.data.Dataset:
+def _text_arrays(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -> tf.data.Dataset:
     """Converts texts in Python, because TensorFlow cannot align tokens with words for every vocabulary."""
+    model_type, lengths = config.model_type, config.task_feature_lengths
     vocabulary = source.output_features['inputs'].vocabulary
     settings: dict[str, Any] = {
-        batch_formats.TOKEN_LABELS: {'labels': tuple(labels or ()), 'name': source.name},
-        batch_formats.SPAN: {'stride': doc_stride},
+        batch_formats.TOKEN_LABELS: {'labels': tuple(config.labels or ()), 'name': source.name},
+        batch_formats.SPAN: {'stride': config.doc_stride},
     }.get(model_type, {})
     has_windows = model_type == batch_formats.SPAN
     shapes = batch_formats.abstract_batch(model_type, lengths)

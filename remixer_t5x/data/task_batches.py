@@ -56,9 +56,7 @@ def _open_examples(
             num_epochs=epochs,
             try_in_mem_cache=False,
         )
-        return converters.convert(
-            config.model_type, dataset, lengths, config.pack, task, config.labels, config.doc_stride
-        )
+        return converters.convert(config, dataset, task)
 
     with wrap_task_errors(task.name), patch_tf_data(), _repeating_sources(task, epochs is None):
         return without_autograph(build)

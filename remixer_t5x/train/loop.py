@@ -51,7 +51,7 @@ def train(
     batch = pipeline.abstract_batch(run.dataset)
     programs = compilation.Programs(run.step_config, run.folder, batch, run.recovery.spike_factor)
     startup.end_phase('model')
-    data = start.RunData(run.step_config.model, run.step_config.partitioner, run.dataset, run.evaluation, run.tasks)
+    data = start.RunData(run)
     startup.end_phase('data')
 
     path = start.claim_model_dir(run.folder.model_dir)

@@ -10,13 +10,11 @@ from etils import epath
 from remixer_t5x.checkpoints import changes, durable, manager, saved_params
 from remixer_t5x.data import pipeline, prefetch, task_batches, task_vocabulary
 from remixer_t5x.devices import collectives
-from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import held_out_loss, task_evaluation
-from remixer_t5x.models import interface
+from remixer_t5x.evaluate import task_evaluation
 from remixer_t5x.run_folder import model_dir, object_store
 from remixer_t5x.train import compilation, saving
-from remixer_t5x.train.settings import PREVIOUS
+from remixer_t5x.train.settings import PREVIOUS, Run
 
 # Maximum number of batches that a resumed run draws again, because the data position is only captured periodically.
 MAX_BATCHES_DRAWN_AGAIN = 100
@@ -39,18 +37,13 @@ class RunData:
         notes: warnings for the user.
     """
 
-    def __init__(
-        self,
-        model: interface.Model,
-        partitioner: Partitioner,
-        dataset: pipeline.DatasetConfig,
-        evaluation: held_out_loss.Evaluation | None,
-        tasks: task_evaluation.TaskEvaluation | None,
-    ):
+    def __init__(self, run: Run):
         """Parses text and trains the vocabulary, unless they are cached.
 
         Raises UserError if data cannot be read, or if the vocabulary does not fit the model.
         """
+        model, partitioner = run.step_config.model, run.step_config.partitioner
+        dataset, evaluation, tasks = run.dataset, run.evaluation, run.tasks
         prepared = pipeline.prepare_data(dataset, model.vocab_size)
         self._dataset, self.vocabulary = prepared.config, prepared.vocabulary
         self._partitioner, self._evaluation = partitioner, evaluation
