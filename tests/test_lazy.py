@@ -2,6 +2,7 @@
 
 import gc
 import importlib.util
+import os
 import subprocess
 import sys
 import types
@@ -9,6 +10,7 @@ import types
 import pytest
 
 from remixer_t5x import lazy
+from remixer_t5x.errors import UserError
 
 _LIGHT = (
     'remixer_tasks.python_docs',
@@ -85,3 +87,18 @@ def test_an_import_is_not_interrupted_by_garbage_collection(collects, monkeypatc
         assert while_importing == [False] and gc.isenabled() == collects
     finally:
         (gc.enable if before else gc.disable)()
+
+
+@pytest.mark.parametrize(('error', 'shown'), [(UserError('a mistake'), ''), (ImportError('a bug'), 'the reason')])
+def test_output_of_libraries_is_shown_only_if_their_import_fails(error, shown, capfd):
+    with pytest.raises(type(error)), lazy.without_stderr():
+        os.write(2, b'the reason')
+        raise error
+    assert capfd.readouterr().err == shown
+
+
+def test_loading_tensorflow_in_a_command_prints_nothing():
+    pytest.importorskip('tensorflow')
+    code = 'from remixer_t5x import lazy\nfrom remixer_t5x.cli import streams\nstreams.hush()\nlazy.tf.__version__'
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, '', '')
