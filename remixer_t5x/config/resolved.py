@@ -100,17 +100,14 @@ class ReferenceResolver:
             )
         return makers
 
-    def root(self, function: Callable[..., Any] | str, scope: Sequence[str] = ()) -> dict[str, ValueMaker]:
-        """Returns makers of the arguments of a function or class, which is given directly or by its full name."""
-        selector = function if isinstance(function, str) else f'{function.__module__}.{function.__name__}'
+    def root(self, selector: str, scope: Sequence[str] = ()) -> dict[str, ValueMaker]:
+        """Returns makers of the arguments of the function or class `selector`. Raises UserError if gin binds none."""
         try:
             gin.get_bindings(selector, resolve_references=False)
         except ValueError:
             arguments = {}
         else:
-            arguments = self.arguments(
-                import_by_name(function) if isinstance(function, str) else function, selector, scope
-            )
+            arguments = self.arguments(import_by_name(selector), selector, scope)
         if not arguments:
             short = '.'.join(selector.split('.')[-2:])
             raise UserError(f'a gin file must configure {selector}{files.advise_file(short)}')
@@ -140,8 +137,8 @@ def call_configured(root: Callable[..., Any] | str, scope: str = '', deferred: C
     are first called. Raises UserError if an argument is invalid, or if gin binds none.
     """
     scopes = scope.split('/') if scope else []
-    function = import_by_name(root) if isinstance(root, str) else root
-    return _call(function, ReferenceResolver(deferred).root(function, scopes), scopes)
+    selector = root if isinstance(root, str) else f'{root.__module__}.{root.__name__}'
+    return _call(import_by_name(selector), ReferenceResolver(deferred).root(selector, scopes), scopes)
 
 
 def import_by_name(name: str) -> Any:

@@ -10,13 +10,13 @@ from typing import Any
 import jax
 
 from remixer_t5x import startup
-from remixer_t5x.data import batch_formats, task_vocabulary
+from remixer_t5x.data import batch_formats, pipeline, task_vocabulary
 from remixer_t5x.devices import collectives, compiler_options
 from remixer_t5x.optim import train_state, train_step
 from remixer_t5x.optim.train_state import TrainState
 from remixer_t5x.run_folder import model_dir, object_store
 from remixer_t5x.train import initial_params
-from remixer_t5x.train.settings import Folder, StepConfig
+from remixer_t5x.train.settings import Run
 
 
 class CompiledAhead:
@@ -73,16 +73,10 @@ class Programs:
         train_step: `(state, batch) -> (state, metrics)`.
     """
 
-    def __init__(
-        self,
-        config: StepConfig,
-        folder: Folder,
-        abstract_batch: Mapping[str, jax.ShapeDtypeStruct],
-        spike_factor: float | None = None,
-    ):
+    def __init__(self, run: Run):
         """Starts to compile the train step and, if the run starts with random parameters, their initialization."""
-        self._config, self._folder = config, folder
-        shapes = {name: array.shape for name, array in abstract_batch.items()}
+        self._config, self._folder = config, folder = run.step_config, run.folder
+        shapes = pipeline.batch_shapes(run.dataset)
         self.plan = train_state.plan(config.model, config.optimizer, shapes, config.partitioner)
         step = train_step.make_train_step(
             config.model,
@@ -92,14 +86,14 @@ class Programs:
             dropout=config.dropout_rate > 0,
             seed=config.seed,
             learning_rate=config.optimizer.learning_rate,
-            spike_factor=spike_factor,
+            spike_factor=run.recovery.spike_factor,
             trainable=config.optimizer.trainable,
         )
         jitted = train_step.jit_train_step(step, self.plan.shardings, config.partitioner, donate=True)
         sharding = config.partitioner.batch_sharding
         batch = {
             name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
-            for name, array in abstract_batch.items()
+            for name, array in pipeline.abstract_batch(run.dataset).items()
         }
         options = compiler_options.for_training(config.xla_options, config.partitioner.mesh.devices.flat[0])
         self.train_step = CompiledAhead(jitted, self.plan.abstract, batch, options=options)

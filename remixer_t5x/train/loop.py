@@ -16,7 +16,7 @@ from etils import epath
 
 from remixer_t5x import startup
 from remixer_t5x.checkpoints import manager
-from remixer_t5x.data import pipeline, prefetch
+from remixer_t5x.data import prefetch
 from remixer_t5x.evaluate import best
 from remixer_t5x.run_folder import metrics, model_dir
 from remixer_t5x.train import compilation, hooks, preemption, progress, run_log, saving, settings, start
@@ -48,8 +48,7 @@ def train(
     startup.end_phase('configuration')
 
     # XLA compiles the train step in a thread while this one opens the data.
-    batch = pipeline.abstract_batch(run.dataset)
-    programs = compilation.Programs(run.step_config, run.folder, batch, run.recovery.spike_factor)
+    programs = compilation.Programs(run)
     startup.end_phase('model')
     data = start.RunData(run)
     startup.end_phase('data')
