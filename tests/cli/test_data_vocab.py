@@ -93,7 +93,9 @@ SHOWN = {
 
 
 @pytest.mark.parametrize('objective', sorted(path.stem for path in (ROOT / 'configs' / 'objectives').iterdir()))
-def test_every_objective_is_shown(objective, own_text, capsys):
+def test_every_objective_is_shown(objective, own_text, tmp_path, capsys):
+    words = 'one two three four five six seven eight nine ten'
+    (tmp_path / 'a.txt').write_text('\n\n'.join(f'{words} {number} {words}' for number in range(40)))
     lengths = {'targets': 48} if objective == 'causal_lm' else {'inputs': 48, 'targets': 48}
     flags = [*BYTES[:1], f'--gin.TASK_FEATURE_LENGTHS={lengths}', '--gin.DATA_NAME=mine', '--num_examples=1']
     assert main.main(['data', *own_text, f'--gin_file=objectives/{objective}.gin', *flags]) == 0
