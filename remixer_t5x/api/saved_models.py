@@ -64,14 +64,17 @@ def load(
     Raises:
         UserError: the folder, a checkpoint, the saved gin text, a module or a vocabulary is missing or damaged.
     """
+    if unknown := sorted(set(lengths or {}) - set(DEFAULT_LENGTHS)):
+        raise UserError(f'lengths must have the keys inputs and targets, got {", ".join(unknown)}')
     low_precision = None if dtype is None else checked_dtype(dtype)
     # Orbax warns about checkpoints without its metadata, such as converted weights.
     logger, level = logging.getLogger('absl'), logging.getLogger('absl').level
     logger.setLevel(logging.ERROR)
     try:
-        trained = _load_folder(os.fspath(path), lengths, partitioner or Partitioner(), vocabulary, trust_gin)
+        trained = _load_folder(os.fspath(path), partitioner or Partitioner(), vocabulary, trust_gin)
     finally:
         logger.setLevel(level)
+    trained = dataclasses.replace(trained, lengths={**trained.lengths, **(lengths or {})})
     if low_precision is None:
         return trained
     model = dataclasses.replace(trained.model, module=trained.model.module.clone(dtype=low_precision.name))
@@ -79,9 +82,7 @@ def load(
     return dataclasses.replace(trained, model=model, params=params)
 
 
-def _load_folder(
-    path: str, lengths: Mapping[str, int] | None, partitioner: Partitioner, vocabulary: str | None, trust_gin: bool
-) -> TrainedModel:
+def _load_folder(path: str, partitioner: Partitioner, vocabulary: str | None, trust_gin: bool) -> TrainedModel:
     advice = f'load({path!r}, trust_gin=True)'
     if path.startswith(shared_folder.HUB_SCHEME):
         path = str(lazy.import_extra('hub.client').folder_of(path))
@@ -99,15 +100,15 @@ def _load_folder(
         shared = shared_folder.read(pathlib.Path(folder))
         if not trust_gin:
             check_gin(shared, advice)
-        return _load_shared(shared, lengths, partitioner, trust_gin)
+        return _load_shared(shared, partitioner, trust_gin)
     if is_hugging_face:
-        return _load_hugging_face(str(folder), lengths, partitioner, vocabulary)
+        return _load_hugging_face(str(folder), partitioner, vocabulary)
     if vocabulary is not None:
         raise UserError(f'vocabulary must be None for {folder}, which contains one, got {vocabulary}; leave it out')
     checkpoint = find_checkpoint(str(folder))
     model, vocab, run_lengths = read_model(checkpoint)
     params = restore_params(checkpoint, model, vocab, partitioner)
-    return _trained_model(model, params, vocab, checkpoint, partitioner, run_lengths, lengths)
+    return _trained_model(model, params, vocab, checkpoint, partitioner, run_lengths)
 
 
 def check_gin(shared: shared_folder.Shared, advice: str) -> None:
@@ -194,19 +195,13 @@ def containing_model_dir(checkpoint: str) -> epath.Path:
 
 
 def _trained_model(
-    model: Any, params: Any, vocabulary: Any, source: str, partitioner: Partitioner,
-    run_lengths: Mapping[str, int], lengths: Mapping[str, int] | None,
-) -> TrainedModel:  # fmt: skip
-    """Returns the model with the lengths of its run, overridden by `lengths`."""
-    if unknown := sorted(set(lengths or {}) - set(DEFAULT_LENGTHS)):
-        raise UserError(f'lengths must have the keys inputs and targets, got {", ".join(unknown)}')
-    lengths = {**batch_formats.text_lengths(run_lengths), **(lengths or {})}
+    model: Any, params: Any, vocabulary: Any, source: str, partitioner: Partitioner, run_lengths: Mapping[str, int]
+) -> TrainedModel:
+    lengths = batch_formats.text_lengths(run_lengths)
     return TrainedModel(model, params, vocabulary, lengths, source, partitioner, ends_inputs='inputs' in run_lengths)
 
 
-def _load_shared(
-    shared: shared_folder.Shared, lengths: Mapping[str, int] | None, partitioner: Partitioner, trust_gin: bool
-) -> TrainedModel:
+def _load_shared(shared: shared_folder.Shared, partitioner: Partitioner, trust_gin: bool) -> TrainedModel:
     folder = shared.folder
     arrays, _, record = shared.params()
     # Without trust, a file in `code` with the name of a module that is not loaded yet must not be imported.
@@ -223,20 +218,18 @@ def _load_shared(
         raise UserError(f'{folder} has parameters that differ from the model in its {shared_folder.GIN}: {difference}')
     params = _place_params(arrays, model, partitioner)
     saved_params.check_finite(folder, params)
-    return _trained_model(model, params, vocabulary, str(folder), partitioner, run_lengths, lengths)
+    return _trained_model(model, params, vocabulary, str(folder), partitioner, run_lengths)
 
 
-def _load_hugging_face(
-    path: str, lengths: Mapping[str, int] | None, partitioner: Partitioner, vocabulary_path: str | None
-) -> TrainedModel:
+def _load_hugging_face(path: str, partitioner: Partitioner, vocabulary_path: str | None) -> TrainedModel:
     source = folders.read(path)
     tokenizer = source.family.tokenizer(source.folder, vocabulary_path)
     flags = task_vocabulary.gin_flags(tokenizer.function, **tokenizer.arguments)
     model, vocabulary, run_lengths = _read_gin_text(source.family.gin_text(f'Made from {path}.'), flags)
     source.family.check_vocabulary(vocabulary, tokenizer.name, path)
     params = _place_params(source.params(), model, partitioner)
-    lengths = {**(source.family.lengths or {}), **(lengths or {})}
-    return _trained_model(model, params, vocabulary, path, partitioner, run_lengths, lengths)
+    trained = _trained_model(model, params, vocabulary, path, partitioner, run_lengths)
+    return dataclasses.replace(trained, lengths={**trained.lengths, **(source.family.lengths or {})})
 
 
 def _read_gin_text(text: str, flags: Sequence[tuple[str, str]] = ()) -> tuple[Any, Any, Mapping[str, int]]:
