@@ -15,9 +15,9 @@ from remixer_t5x.data import task_batches
 from remixer_t5x.evaluate import best, held_out_loss, task_evaluation, task_metrics
 from remixer_t5x.evaluate.task_evaluation import Report, TaskEvaluator
 from remixer_t5x.optim.train_state import TrainState
-from remixer_t5x.run_folder import metrics, object_store
+from remixer_t5x.run_folder import object_store
 from remixer_t5x.train.run_log import RunLog
-from remixer_t5x.train.saving import RunState, Saver
+from remixer_t5x.train.saving import RunState
 
 PROFILED_STEPS = 3
 # Returns the parameters to evaluate: the averaged or the latest ones.
@@ -47,19 +47,6 @@ class Hook:
 
     def is_due(self, step: int, last: int) -> bool:
         return self.period is not None and (step % self.period == 0 or (self.at_end and step == last))
-
-
-class LogWindow:
-    """Logs the mean metrics of the steps since the last log, and checks for a checkpoint that failed to write."""
-
-    def __init__(self, log: RunLog, saver: Saver):
-        self._log, self._saver = log, saver
-
-    def __call__(self, state: RunState) -> None:
-        numbers = metrics.means(state.window.totals())
-        state.window = metrics.MetricsWindow()
-        self._log.log_train(state.step, numbers)
-        self._saver.check()
 
 
 @dataclasses.dataclass

@@ -192,7 +192,7 @@ def _build_loop(
     best_checkpoints = best.BestCheckpoints(path, record, run.folder.best_metrics)
     params_of, period = programs.evaluated_params(), run.periods.eval_period
     new_hook = functools.partial(hooks.Hook, period, at_start=run.periods.eval_at_start, activity=progress.EVALUATION)
-    run_hooks = [hooks.Hook(run.periods.log_period, hooks.LogWindow(log, saver))]
+    run_hooks = [hooks.Hook(run.periods.log_period, saver.log_window)]
     if data.loss_kind and period is not None:
         # With tasks, early stopping observes their metrics.
         early_stopping = None if data.evaluator else data.loss_kind

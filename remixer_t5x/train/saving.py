@@ -228,8 +228,11 @@ class Saver:
                 self(state, is_last=True)
         self.checkpoints.wait()
 
-    def check(self) -> None:
-        """Handles a write that failed in the background."""
+    def log_window(self, state: RunState) -> None:
+        """Logs the mean metrics of the steps since the last log, and handles a write that failed in the background."""
+        numbers = metrics.means(state.window.totals())
+        state.window = metrics.MetricsWindow()
+        self.log.log_train(state.step, numbers)
         with self._tolerate_failure():
             self.checkpoints.check_for_errors()
 
