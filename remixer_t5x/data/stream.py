@@ -50,17 +50,11 @@ def patch_tf_data() -> Iterator[None]:
 
 
 def _shard(dataset: tf.data.Dataset, num_shards: int, index: int, name: str | None = None) -> tf.data.Dataset:
-    @tf.autograph.experimental.do_not_convert
-    def is_in_shard(number: tf.Tensor, element: Any) -> tf.Tensor:
-        return tf.equal(number % num_shards, index)
-
-    @tf.autograph.experimental.do_not_convert
-    def without_number(number: tf.Tensor, element: Any) -> Any:
-        return element
-
     if num_shards == 1:
         return dataset
-    return dataset.enumerate().filter(is_in_shard).map(without_number, name=name)
+    plain = tf.autograph.experimental.do_not_convert
+    numbered = dataset.enumerate().filter(plain(lambda number, element: tf.equal(number % num_shards, index)))
+    return numbered.map(plain(lambda number, element: element), name=name)
 
 
 def without_autograph(build: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:

@@ -10,7 +10,6 @@ files that have not been read since.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -58,21 +57,14 @@ def _open_examples(
         )
         return converters.convert(config, dataset, task)
 
-    with wrap_task_errors(task.name), patch_tf_data(), _repeating_sources(task, epochs is None):
-        return without_autograph(build)
-
-
-@contextlib.contextmanager
-def _repeating_sources(task: seqio.Task | seqio.Mixture, repeats: bool) -> Iterator[None]:
-    """Sets the attribute `repeats` of sources that have it: these repeat their examples themselves.
-
-    Epochs are then exact even if streams have unequal lengths, because seqio repeats each stream separately.
-    """
+    # Sources with the attribute `repeats` repeat their examples themselves. Epochs are then exact even if streams have
+    # unequal lengths, because seqio repeats each stream separately.
     sources = [part.source for part in seqio.get_subtasks(task) if hasattr(part.source, 'repeats')]
     for source in sources:
-        source.repeats = repeats
+        source.repeats = epochs is None
     try:
-        yield
+        with wrap_task_errors(task.name), patch_tf_data():
+            return without_autograph(build)
     finally:
         for source in sources:
             source.repeats = False
