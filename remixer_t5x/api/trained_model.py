@@ -20,7 +20,6 @@ from remixer_t5x.evaluate import embeddings, held_out_loss, predictions
 from remixer_t5x.evaluate.text_inference import Texts
 from remixer_t5x.interop import converted
 from remixer_t5x.models import interface
-from remixer_t5x.models.classifier import Classifier
 from remixer_t5x.models.decoding import Decoder, Greedy
 from remixer_t5x.models.language_model import join_prompts
 from remixer_t5x.optim import train_step
@@ -173,10 +172,9 @@ class TrainedModel:
         A regression returns the number, as a text and as a score.
         """
         interface.require(self.model, 'classify', 'classify')
-        assert isinstance(self.model, Classifier)
         ids, cuts = self._encode_inputs(texts)
         predictor = self._predictor(len(ids), self.lengths['targets'])
-        rows = predictions.class_predictions(predictor, self.params, ids, self.model.labels, None) if ids else []
+        rows = predictor.predict_labels(self.params, ids) if ids else []
         return [Answer(list(row.texts or ()), row.scores, cut) for row, cut in zip(rows, cuts, strict=True)]
 
     def encode(self, texts: Strings) -> Encoded:

@@ -170,6 +170,37 @@ class Predictor:
         """Returns log p(label) of each label, or one number, for each of `inputs`, [examples, outputs] float32."""
         return self._gather(self._classify, params, inputs, {}, (self._outputs,))
 
+    def predict_labels(
+        self, params: Any, inputs: Sequence[Ids], task_labels: Sequence[str] | None = None
+    ) -> list[Prediction]:
+        """Predicts a classifier's labels of each text, most likely first, with their log-likelihoods.
+
+        `task_labels` are the labels to choose from, None for all. A regression predicts a number, as text and as score.
+        """
+        labels, outputs = self._model.labels, self.classify(params, inputs)
+        if labels is None:
+            return [Prediction([], [float(value)], [f'{value:.6g}']) for value in outputs[:, 0]]
+        chosen = self._label_indices(labels if task_labels is None else task_labels)
+        names, scores = [labels[index] for index in chosen], outputs[:, chosen]
+        order = np.argsort(-scores, axis=1, kind='stable')
+        return [
+            Prediction([], [float(row[index]) for index in best], [names[index] for index in best])
+            for row, best in zip(scores, order, strict=True)
+        ]
+
+    def score_labels(self, params: Any, inputs: Sequence[Ids], targets: Sequence[str]) -> list[float]:
+        """Returns log p(target) of each text. Raises UserError for a regression, or a target that is not a label."""
+        if self._model.labels is None:
+            raise UserError('LABELS must be set for tasks that are scored by likelihood, got None')
+        return self.classify(params, inputs)[np.arange(len(inputs)), self._label_indices(targets)].tolist()
+
+    def _label_indices(self, names: Sequence[str]) -> list[int]:
+        labels = self._model.labels
+        for name in names:
+            if name not in labels:
+                raise UserError(f'LABELS must include the target {name!r:.60} of the task, got {tuple(labels)}')
+        return [labels.index(name) for name in names]
+
     def rank(self, params: Any, inputs: Sequence[Ids], choices: Sequence[Ids]) -> np.ndarray:
         """Returns log p(choice | inputs) of every choice for each example, [examples, choices] float32."""
         ids = pad_ids(choices, max(map(len, choices)))
@@ -291,47 +322,3 @@ def plan_batches(lengths: Sequence[int], batch_size: int, longest: int) -> list[
 def is_classifier(model: Any) -> bool:
     """Returns whether the model predicts labels or numbers instead of text."""
     return callable(getattr(model, 'classify', None))
-
-
-def class_predictions(
-    predictor: Predictor,
-    params: Any,
-    inputs: Sequence[Ids],
-    labels: Sequence[str] | None,
-    task_labels: Sequence[str] | None,
-) -> list[Prediction]:
-    """Predicts each text's labels, most likely first, with their log-likelihoods, or a regression's number as text.
-
-    Args:
-        predictor: of the classifier.
-        params: its parameters.
-        inputs: ids of each text.
-        labels: the classifier's labels, None for a regression.
-        task_labels: the labels of the task, a subset of `labels`; None for all.
-    """
-    outputs = predictor.classify(params, inputs)
-    if labels is None:
-        return [Prediction([], [float(value)], [f'{value:.6g}']) for value in outputs[:, 0]]
-    chosen = _label_indices(labels, labels if task_labels is None else task_labels)
-    names, scores = [labels[index] for index in chosen], outputs[:, chosen]
-    order = np.argsort(-scores, axis=1, kind='stable')
-    return [
-        Prediction([], [float(row[index]) for index in best], [names[index] for index in best])
-        for row, best in zip(scores, order, strict=True)
-    ]
-
-
-def target_scores(
-    predictor: Predictor, params: Any, inputs: Sequence[Ids], labels: Sequence[str] | None, targets: Sequence[str]
-) -> list[float]:
-    """Returns log p(target) of each text. Raises UserError for a regression, or a target that is not a label."""
-    if labels is None:
-        raise UserError('LABELS must be set for tasks that are scored by likelihood, got None')
-    return predictor.classify(params, inputs)[np.arange(len(inputs)), _label_indices(labels, targets)].tolist()
-
-
-def _label_indices(labels: Sequence[str], names: Sequence[str]) -> list[int]:
-    for name in names:
-        if name not in labels:
-            raise UserError(f'LABELS must include the target {name!r:.60} of the task, got {tuple(labels)}')
-    return [labels.index(name) for name in names]

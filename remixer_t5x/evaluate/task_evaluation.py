@@ -142,8 +142,7 @@ class TaskEvaluator:
         if self._has_head:
             return head_predictions.predict(self._predictor, params, self._model, self._encode_for_head(examples))
         if self._classifies:
-            labels = task_vocabulary.get_labels(examples.task)
-            return predictions.class_predictions(self._predictor, params, examples.inputs, self._model.labels, labels)
+            return self._predictor.predict_labels(params, examples.inputs, task_vocabulary.get_labels(examples.task))
         ranked = self._ranked_labels(examples.task)
         if ranked is None:
             return self._predictor.predict(params, examples.inputs)
@@ -167,8 +166,7 @@ class TaskEvaluator:
         if not task_metrics.needs_target_scores(examples.task):
             return None
         if self._classifies:
-            targets = examples.texts('targets')
-            return predictions.target_scores(self._predictor, params, examples.inputs, self._model.labels, targets)
+            return self._predictor.score_labels(params, examples.inputs, examples.texts('targets'))
         return self._predictor.score(params, examples.inputs, examples.targets).tolist()
 
     def _rows(self, examples: TaskExamples, texts: Sequence[str], answers: Sequence[Prediction]) -> Iterator[dict]:

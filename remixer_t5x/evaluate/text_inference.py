@@ -208,7 +208,7 @@ def predict_with(predictor: predictions.Predictor, params: Any, model: Any) -> C
     if head_predictions.has_head(model):
         return lambda inputs, first: head_predictions.predict(predictor, params, model, inputs)
     if predictions.is_classifier(model):
-        return lambda inputs, first: predictions.class_predictions(predictor, params, inputs, model.labels, None)
+        return lambda inputs, first: predictor.predict_labels(params, inputs)
     return lambda inputs, first: predictor.predict(params, inputs, first)
 
 
