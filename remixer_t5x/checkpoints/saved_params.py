@@ -247,25 +247,20 @@ def is_complete(step: epath.Path) -> bool:
     return (step / 'state').exists() and ocp.utils.is_checkpoint_finalized(step)
 
 
-def find_checkpoints(paths: str, setting: str = 'CHECKPOINT_PATH') -> list[epath.Path]:
+def find_checkpoints(paths: str) -> list[epath.Path]:
     """Returns `find_checkpoint` of each of the comma-separated `paths`.
 
     Raises UserError if two have the same step, because their evaluation results would be mixed.
     """
-    checkpoints = [find_checkpoint(path.strip(), setting) for path in paths.split(',') if path.strip()]
+    checkpoints = [find_checkpoint(path.strip(), 'CHECKPOINT_PATH') for path in paths.split(',') if path.strip()]
     steps = [folder.name for folder in checkpoints]
     if not steps or len({*steps}) < len(steps):
-        raise UserError(f'{setting} must name one or more checkpoints of different steps, got {paths!r}')
+        raise UserError(f'CHECKPOINT_PATH must name one or more checkpoints of different steps, got {paths!r}')
     return checkpoints
 
 
 def follow_checkpoints(
-    path: str,
-    timeout: float,
-    until: int | None = None,
-    done: Collection[int] = (),
-    poll: float = 10.0,
-    setting: str = 'CHECKPOINT_PATH',
+    path: str, timeout: float, until: int | None = None, done: Collection[int] = (), poll: float = 10.0
 ) -> Iterator[epath.Path]:
     """Yields the checkpoints of a MODEL_DIR (or of its `checkpoints`) in ascending order, and waits for new ones.
 
@@ -291,7 +286,7 @@ def follow_checkpoints(
             time.sleep(min(poll, timeout))
     if not seen:
         # Raises UserError, with the most similar name.
-        find_checkpoint(path, setting)
+        find_checkpoint(path, 'CHECKPOINT_PATH')
 
 
 def open_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> SavedParams:

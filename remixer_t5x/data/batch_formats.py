@@ -182,11 +182,9 @@ def abstract_batch(
     }
 
 
-def batch_shapes(
-    model_type: str, lengths: Lengths | None = None, batch_size: int = 1, pack: bool = False
-) -> dict[str, tuple[int, ...]]:
+def batch_shapes(model_type: str, lengths: Lengths | None = None, batch_size: int = 1) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of `abstract_batch`, for `Model.init`."""
-    return {name: array.shape for name, array in abstract_batch(model_type, lengths, batch_size, pack).items()}
+    return {name: array.shape for name, array in abstract_batch(model_type, lengths, batch_size).items()}
 
 
 def smallest_shapes(model_type: str) -> dict[str, tuple[int, ...]]:

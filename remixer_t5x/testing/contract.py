@@ -234,7 +234,7 @@ def bfloat16(fixture: SublayerFixture) -> None:
     """
     x, memory, rows = fixture.features(6), fixture.features(7, MEMORY), [[LENGTH]] * ROWS
     params = jax.device_get(nn.unbox(fixture.boxed_params))
-    expected = fixture.outputs(params, x, fixture.context(rows, memory))
+    expected = fixture.trace(x, fixture.context(rows, memory), params=params).outputs
     low_x: Any = x.astype(jnp.bfloat16)
     low_context = fixture.context(rows, memory.astype(jnp.bfloat16))
     # Applied without a layer, because a layer raises UserError for a wrong dtype.

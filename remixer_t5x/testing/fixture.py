@@ -110,14 +110,12 @@ class SublayerFixture:
         model = self.stack()
         return jax.jit(lambda params, x, ctx: model.apply({'params': params}, x, ctx))
 
-    def trace(self, x: np.ndarray, ctx: SequenceContext, cotangents: np.ndarray | None = None) -> Traced:
+    def trace(
+        self, x: np.ndarray, ctx: SequenceContext, cotangents: np.ndarray | None = None, params: Any = None
+    ) -> Traced:
         """Returns the outputs for x [ROWS, LENGTH, embed] and the gradients of their product with `cotangents`."""
         cotangents = np.zeros_like(x) if cotangents is None else cotangents
-        return jax.device_get(self._traced()(self.params, x, ctx, cotangents))
-
-    def outputs(self, params: Any, x: np.ndarray, ctx: SequenceContext) -> np.ndarray:
-        """Returns the outputs for other parameters, computed by the program of `trace`."""
-        return np.asarray(self._traced()(params, x, ctx, np.zeros_like(x)).outputs)
+        return jax.device_get(self._traced()(self.params if params is None else params, x, ctx, cotangents))
 
     def gradients(self, **options: Any) -> Any:
         """Returns the gradients of the parameters for random cotangents at tokens, with rows of two lengths."""
