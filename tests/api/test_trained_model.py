@@ -209,7 +209,7 @@ def test_folders_without_a_model_are_an_error(run, tmp_path):
     assert 'is not a folder' in refusal(tmp_path / 'nowhere')
     assert 'does not contain a checkpoint' in refusal(tmp_path)
     assert 'leave it out' in refusal(run, vocabulary='spiece.model')
-    assert 'lengths must be of inputs and targets' in refusal(run, lengths={'input': 3})
+    assert 'lengths must have the keys inputs and targets' in refusal(run, lengths={'input': 3})
     bare = shutil.copytree(run, tmp_path / 'bare')
     (bare / 'config.gin').unlink()
     assert 'neither config.gin nor model.gin' in refusal(bare)
