@@ -185,7 +185,7 @@ LONG_FILES = (
     *('test_seq2seq', 'test_text_tasks', 'test_compare', 'test_task_commands', 'test_resume', 'test_loop'),
     *('test_info', 'test_beam_search', 'test_report', 'test_corpora', 'test_bucket', 'test_bucket_commands'),
     *('test_data_cache', 'test_language_model', 'test_page', 'test_t5_semantics', 'test_manager', 'test_predictions'),
-    *('test_floors', 'test_lazy', 'test_guide', 'test_decoding'),
+    *('test_imports', 'test_guide', 'test_decoding'),
 )
 # What ids of the contract's tests have in addition to the name of a sublayer.
 SIDES = {'encoder', 'decoder', 'one', 'packed'}

@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
 from remixer_t5x.extras.reports import sweep
 from tests.support import paths
 
@@ -37,51 +35,28 @@ OWN_TEXT = [
     *('--gin.BATCH_SIZE=2', '--gin.TRAIN_STEPS=1', '--gin.EVAL_PERIOD=None', '--gin.MODEL_DIR=run'),
 ]
 USER = ['--gin_file=mixers.gin', '--gin.ENCODER_FEED_FORWARD=@my_package.mixers.Another']
+COMMANDS = [
+    ['info', *TINY],
+    ['data', 'list'],
+    ['train', *OWN_TEXT],
+    ['report', 'run'],
+    ['infer', '--checkpoint=run', '--input=text.txt', '--output=answers.jsonl', '--gin.INFER_BATCH_SIZE=200'],
+    ['convert', '--checkpoint=run', '--to_shared=shared'],
+    ['info', *TINY, *USER],
+]
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A stranger's folder: a file of the name of each module of the standard library, and what libraries try."""
+def test_commands_run_only_what_gin_files_and_flags_name_of_a_strangers_folder(tmp_path):
+    """Also what the named modules import from the folder; libraries that look for a module find nothing there."""
+    folder, log = tmp_path / 'folder', tmp_path / 'log'
+    trap = TRAP.format(log=str(log))
+    (folder / 'jax_plugins' / 'stranger').mkdir(parents=True)
+    (folder / 'jax_plugins' / 'stranger' / '__init__.py').write_text(trap)
+    # A file of the name of each module of the standard library, and of modules that libraries try to import.
     names = {*sys.stdlib_module_names, 'libtpu', 'zstandard', 'cloudpickle', 'brotli', 'jax_cuda12_plugin'}
     for name in names - {'antigravity'}:
-        (tmp_path / f'{name}.py').write_text(TRAP.format(log=str(tmp_path / 'log')))
-    (tmp_path / 'jax_plugins' / 'stranger').mkdir(parents=True)
-    (tmp_path / 'jax_plugins' / 'stranger' / '__init__.py').write_text(TRAP.format(log=str(tmp_path / 'log')))
-    (tmp_path / 'text.txt').write_text(''.join(f'a line of text, number {number}\n' for number in range(200)))
-    return tmp_path
-
-
-def run(folder, *commands):
-    trap = TRAP.format(log=str(folder / 'log'))
-    script = folder.parent / 'script.py'
-    script.write_text(f'TRAP, COMMANDS = {trap!r}, {commands!r}\n{SCRIPT}')
-    environment = paths.environment(REMIXER_T5X_CACHE=str(folder / 'cache'))
-    # As for the console script, the folder of the script is on sys.path.
-    done = subprocess.run(
-        [sys.executable, '-P', str(script)], cwd=folder, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def test_a_command_runs_nothing_of_a_strangers_folder(folder):
-    run(
-        folder,
-        ['info', *TINY],
-        ['data', 'list'],
-        ['train', *OWN_TEXT],
-        ['report', 'run'],
-        ['infer', '--checkpoint=run', '--input=text.txt', '--output=answers.jsonl', '--gin.INFER_BATCH_SIZE=200'],
-        ['convert', '--checkpoint=run', '--to_shared=shared'],
-    )
-    children = subprocess.run([*sweep.PROGRAM, '--version'], cwd=folder, env=paths.environment(), capture_output=True)
-    assert children.returncode == 0, children.stderr
-    assert not (folder / 'log').exists(), (folder / 'log').read_text()
-    assert (folder / 'brotli.py').exists() and len(list(folder.glob('*.py'))) > len(sys.stdlib_module_names)
-
-
-def test_modules_that_gin_files_and_flags_name_are_found(folder):
-    """With what they import from the folder; libraries that do so find nothing there."""
+        (folder / f'{name}.py').write_text(trap)
+    (folder / 'text.txt').write_text(''.join(f'a line of text, number {number}\n' for number in range(200)))
     (folder / 'my_mixers.py').write_text('def make():\n    pass\nfrom my_helpers import FNet as Mine\n')
     (folder / 'my_helpers.py').write_text('from remixer_t5x.models.sublayers.fnet import FNet\n')
     (folder / 'my_package').mkdir()
@@ -89,6 +64,15 @@ def test_modules_that_gin_files_and_flags_name_are_found(folder):
     (folder / 'mixers.gin').write_text(
         'from __gin__ import dynamic_registration\nimport my_mixers\nENCODER_MIXER = @my_mixers.Mine\n'
     )
-    output = run(folder, ['info', *TINY, *USER])
-    assert output.count('f_net') >= 2
-    assert not (folder / 'log').exists(), (folder / 'log').read_text()
+    script = tmp_path / 'script.py'
+    script.write_text(f'TRAP, COMMANDS = {trap!r}, {COMMANDS!r}\n{SCRIPT}')
+    # As for the console script, the folder of the script is on sys.path.
+    words = [sys.executable, '-P', str(script)]
+    environment = paths.environment(REMIXER_T5X_CACHE=str(folder / 'cache'))
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count('f_net') >= 2
+    children = subprocess.run([*sweep.PROGRAM, '--version'], cwd=folder, env=paths.environment(), capture_output=True)
+    assert children.returncode == 0, children.stderr
+    assert not log.exists(), log.read_text()
+    assert len(list(folder.glob('*.py'))) > len(names)

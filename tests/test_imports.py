@@ -1,0 +1,138 @@
+"""Which modules load TensorFlow, seqio and gin; the first two are imported at their first use, without Keras."""
+
+import gc
+import importlib.util
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+
+from remixer_t5x import lazy
+from remixer_t5x.errors import UserError
+
+# Each part runs in the process of the parts before it, and prints names of modules that are loaded then.
+PARTS = {
+    'the Python API of a train step': """
+import importlib, pkgutil, sys
+import remixer_t5x
+
+def loaded(*names):
+    print(*sorted({*names} & {*sys.modules}))
+
+remixer_t5x.make_train_step, remixer_t5x.plan_train_state, remixer_t5x.adamw_rms, remixer_t5x.Partitioner
+loaded('jax', 'flax', 'numpy', 'tensorflow', 'seqio', 'gin', 'remixer_tasks')
+""",
+    'a train step and a prediction': """
+import functools
+import jax, jax.numpy as jnp
+
+MODELS = ('models.layers', 'models.sublayers', 'models.architecture', 'models')
+for floor in (*MODELS, 'devices', 'optim', 'costs', 'run_folder', 'checkpoints'):
+    package = importlib.import_module(f'remixer_t5x.{floor}')
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f'{package.__name__}.{module.name}')
+
+from remixer_t5x.models.architecture import encoder_decoder, layer, stack
+from remixer_t5x.models.seq2seq import Seq2Seq
+from remixer_t5x.models.sublayers import attention, remixer
+
+mixer = functools.partial(remixer.Remixer, hidden_dim=8, max_length=4)
+cross = functools.partial(attention.CrossAttention, num_heads=1, head_dim=4)
+layers = (functools.partial(layer.PreNorm, sublayers=sublayers) for sublayers in ((mixer,), (cross, mixer)))
+stacks = (functools.partial(stack.Stack, ((each, 1),)) for each in layers)
+model = Seq2Seq(encoder_decoder.EncoderDecoder(16, 8, *stacks))
+tokens = jnp.ones((2, 4), jnp.int32)
+batch = {name: tokens for name in ('encoder_input_tokens', 'decoder_input_tokens', 'decoder_target_tokens')}
+partitioner, optimizer = remixer_t5x.Partitioner(), remixer_t5x.adafactor(0.1)
+plan = remixer_t5x.plan_train_state(model, optimizer, {name: (2, 4) for name in batch}, partitioner)
+step = remixer_t5x.jit_train_step(remixer_t5x.make_train_step(model, plan.tx), plan.shardings, partitioner)
+state, metrics = step(plan.create(jax.random.key(0)), partitioner.shard_batch(batch))
+assert int(state.step) == 1 and float(metrics['loss']) > 0
+assert model.predict(state.params, batch, 3).shape == (2, 3)
+loaded('tensorflow', 'seqio', 'gin', 'tensorflow_datasets')
+""",
+    'modules that gin files name': """
+import remixer_tasks.python_docs, remixer_tasks.local_files, remixer_tasks.c4, remixer_tasks.vocabularies
+import remixer_tasks.pretraining, remixer_t5x.data.pipeline, remixer_t5x.evaluate.task_evaluation
+import remixer_t5x.train.loop
+HEAVY = ('tensorflow', 'seqio', 'keras', 'pandas', 'matplotlib', 'pyglove')
+loaded(*HEAVY)
+""",
+    'the first use': """
+from remixer_t5x.lazy import seqio, tf
+assert seqio.ByteVocabulary().eos_id == 1
+loaded(*HEAVY)
+assert tf.config.get_visible_devices('GPU') == [] and tf.data.Dataset.__name__ == 'DatasetV2'
+assert tf is not sys.modules['tensorflow']
+import matplotlib, pandas, tensorflow, tensorflow_text
+assert pandas.DataFrame.__name__ == 'DataFrame'
+loaded('keras')
+assert tensorflow.keras.layers.Layer.__name__ == 'Layer'
+from tensorflow.keras import losses
+from tensorflow_text.python import keras
+assert keras.layers.ToDense is tensorflow_text.keras.layers.ToDense
+assert seqio.dataset_providers.pg.hyper.HyperPrimitive.__name__ == 'HyperPrimitive'
+""",
+}
+
+
+def test_each_part_loads_only_the_libraries_that_it_needs():
+    done = subprocess.run([sys.executable, '-c', ''.join(PARTS.values())], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ['flax jax numpy', '', '', 'seqio tensorflow', '']
+
+
+def test_accelerators_are_hidden_where_another_library_has_imported_tensorflow(monkeypatch):
+    tensorflow, hidden = types.ModuleType('tensorflow'), []
+    tensorflow.data = 'data'
+    tensorflow.config = types.SimpleNamespace(set_visible_devices=lambda *given: hidden.append(given))
+    monkeypatch.setitem(sys.modules, 'tensorflow', tensorflow)
+    spec = importlib.util.find_spec('remixer_t5x.lazy')
+    first = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(first)
+    assert (first.tf.data, first.tf.data) == ('data', 'data')
+    assert hidden == [([], 'GPU'), ([], 'TPU')]
+
+
+def test_a_name_that_the_library_lacks_is_an_attribute_error():
+    pytest.importorskip('tensorflow')
+    from remixer_t5x.lazy import tf
+
+    with pytest.raises(AttributeError, match='nothing_like_this'):
+        tf.nothing_like_this  # noqa: B018
+
+
+@pytest.mark.parametrize('collects', [True, False])
+def test_an_import_is_not_interrupted_by_garbage_collection(collects, monkeypatch):
+    """Each collection would look through all that the import has made; a process that switched it off keeps it off."""
+    while_importing = []
+    monkeypatch.setattr(lazy, '_tensorflow', lambda: None)
+    monkeypatch.setattr(lazy, 'check_installed', lambda name: None)
+    monkeypatch.setattr(importlib, 'import_module', lambda name: while_importing.append(gc.isenabled()))
+    monkeypatch.setitem(sys.modules, 'imported_late', None)
+    monkeypatch.delitem(sys.modules, 'imported_late')
+    before = gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    try:
+        with pytest.raises(KeyError, match='imported_late'):
+            lazy._load('imported_late')
+        assert while_importing == [False] and gc.isenabled() == collects
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
+@pytest.mark.parametrize(('error', 'shown'), [(UserError('a mistake'), ''), (ImportError('a bug'), 'the reason')])
+def test_output_of_libraries_is_shown_only_if_their_import_fails(error, shown, capfd):
+    with pytest.raises(type(error)), lazy.without_stderr():
+        os.write(2, b'the reason')
+        raise error
+    assert capfd.readouterr().err == shown
+
+
+def test_loading_tensorflow_in_a_command_prints_nothing():
+    pytest.importorskip('tensorflow')
+    code = 'from remixer_t5x import lazy\nfrom remixer_t5x.cli import streams\nstreams.hush()\nlazy.tf.__version__'
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, '', '')
