@@ -102,7 +102,7 @@ def test_records_ignore_an_incomplete_line(studies, tmp_path):
 
 def run_toy(studies, monkeypatch, out, *more):
     words = [f'--{name}={value}' for name, value in TINY.items()]
-    command = ['toy_task.py', *words, f'--out={out}', '--mixers=none,hyper_mixer', '--examples=3,7', *more]
+    command = ['toy_task.py', *words, f'--out={out}', '--mixers=none,hyper_mixer', '--examples=3', *more]
     monkeypatch.setattr(sys, 'argv', command)
     studies.toy_task.main()
 
@@ -111,21 +111,21 @@ def test_toy_study_resumes_after_a_kill(studies, tmp_path, monkeypatch, capsys):
     out, figure = tmp_path / 'toy.jsonl', tmp_path / 'toy.png'
     run_toy(studies, monkeypatch, out, '--seeds=2', f'--figure={figure}')
     first = out.read_text().splitlines()
-    assert len(first) == 8 and figure.stat().st_size > 0
+    assert len(first) == 4 and figure.stat().st_size > 0
     table = capsys.readouterr().out
-    assert 'not yet run' not in table and table.count('[2]') == 4
+    assert 'not yet run' not in table and table.count('[2]') == 2
 
-    # Three cells and part of a fourth were written when it was killed.
-    out.write_text('\n'.join(first[:3]) + '\n' + first[3][:20])
+    # One cell and part of a second were written when it was killed.
+    out.write_text(first[0] + '\n' + first[1][:20])
     run_toy(studies, monkeypatch, out, '--seeds=2', '--show')
     assert 'not yet run' in capsys.readouterr().out
     run_toy(studies, monkeypatch, out, '--seeds=2')
-    assert '8 cells, 3 done before' in capsys.readouterr().out
+    assert '4 cells, 1 done before' in capsys.readouterr().out
     second = out.read_text().splitlines()
-    assert second[:3] == first[:3]
-    numbers = [json.loads(line)['result']['test_mse'] for line in first[3:]]
+    assert second[0] == first[0]
+    numbers = [json.loads(line)['result']['test_mse'] for line in first[1:]]
     # A cell does not depend on those before it.
-    np.testing.assert_allclose([json.loads(line)['result']['test_mse'] for line in second[4:]], numbers, rtol=1e-4)
+    np.testing.assert_allclose([json.loads(line)['result']['test_mse'] for line in second[2:]], numbers, rtol=1e-4)
 
     run_toy(studies, monkeypatch, out, '--seeds=2', '--learning_rate=0.1', '--show')
     assert 'not yet run' in capsys.readouterr().out.partition('[seeds]')[2]  # other settings are other cells

@@ -9,6 +9,7 @@ each width with learning rates in powers of 2 and prints the losses.
 """
 
 import argparse
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 import jax
@@ -63,14 +64,9 @@ def train(
 
 def activations(model: Model, params: train_state.Params, batch: Mapping[str, jax.Array]) -> dict[str, float]:
     """Returns the RMS of the logits and of the output of each layer, the residual stream."""
-    _, state = model.module.apply(
-        {'params': params},
-        batch['encoder_input_tokens'],
-        batch['decoder_input_tokens'],
-        enable_dropout=False,
-        capture_intermediates=True,
-        mutable=['intermediates'],
-    )
+    options = {'enable_dropout': False, 'capture_intermediates': True, 'mutable': ['intermediates']}
+    apply = jax.jit(functools.partial(model.module.apply, **options))
+    _, state = apply({'params': params}, batch['encoder_input_tokens'], batch['decoder_input_tokens'])
     arrays = {
         jax.tree_util.keystr(path, simple=True, separator='/'): array
         for path, array in jax.tree_util.tree_flatten_with_path(state['intermediates'])[0]

@@ -184,7 +184,7 @@ def test_a_loaded_model_does_not_change_when_another_is_loaded(run, tmp_path):
 
 
 @pytest.mark.parametrize('name', hf_folders.T5_CONFIGS)
-def test_a_hugging_face_folder_is_loaded_with_equal_logits(name, tmp_path):
+def test_a_hugging_face_folder_is_loaded_with_equal_logits_and_saved(name, tmp_path):
     arrays = hf_folders.recorded(name)
     folder = hf_folders.write(tmp_path / 'hf', hf_folders.CONFIGS[name], hf_folders.weights_of(arrays))
     # Code in the folder is not run.
@@ -197,6 +197,10 @@ def test_a_hugging_face_folder_is_loaded_with_equal_logits(name, tmp_path):
     real = targets > 0
     np.testing.assert_allclose(logits[real], arrays['logits'][real], atol=1e-3)
     assert len(loaded.generate(['a b', 'c'])) == 2
+    again = remixer_t5x.load(loaded.save(tmp_path / 'ours'))
+    assert again.lengths == loaded.lengths
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, again.params)
+    np.testing.assert_array_equal(again.score(['a b'], ['c']), loaded.score(['a b'], ['c']))
 
 
 def test_folders_without_a_model_are_an_error(run, tmp_path):
@@ -248,17 +252,6 @@ def test_finetuned_parameters_are_saved_and_loaded_ones_unchanged(trained, tmp_p
     assert again.generate(TEXTS) == tuned.generate(TEXTS)
     with pytest.raises(UserError, match='already contains the checkpoint of step 3'):
         tuned.save(tmp_path / 'moved')
-
-
-@pytest.mark.parametrize('name', hf_folders.T5_CONFIGS)
-def test_a_hugging_face_model_is_saved_and_loaded(name, tmp_path):
-    arrays = hf_folders.recorded(name)
-    folder = hf_folders.write(tmp_path / 'hf', hf_folders.CONFIGS[name], hf_folders.weights_of(arrays))
-    loaded = remixer_t5x.load(str(folder), lengths={'inputs': 16, 'targets': 8})
-    again = remixer_t5x.load(loaded.save(tmp_path / 'ours'))
-    assert again.lengths == loaded.lengths
-    jax.tree.map(np.testing.assert_array_equal, loaded.params, again.params)
-    np.testing.assert_array_equal(again.score(['a b'], ['c']), loaded.score(['a b'], ['c']))
 
 
 def test_a_custom_vocabulary_cannot_be_saved(trained, tmp_path):

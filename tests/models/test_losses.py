@@ -33,10 +33,11 @@ def arrays(length, seed=0):
     return hidden, kernel, targets, weights
 
 
-@pytest.mark.parametrize('label_smoothing', [0.0, 0.1])
-@pytest.mark.parametrize('z_loss', [0.0, 1e-2])
-@pytest.mark.parametrize('softcap', [None, 2.0])
-@pytest.mark.parametrize('chunk_length', [1, 3, 100])
+OPTIONS = [(0.0, 0.0, None), (1e-2, 0.1, None), (0.0, 0.1, 2.0), (1e-2, 0.0, 2.0)]
+
+
+@pytest.mark.parametrize(('z_loss', 'label_smoothing', 'softcap'), OPTIONS)
+@pytest.mark.parametrize('chunk_length', [3, 100])
 def test_loss_and_gradients_equal_the_definition(z_loss, label_smoothing, chunk_length, softcap):
     hidden, kernel, targets, weights = arrays(length=7)
     config = losses.CrossEntropy(z_loss, label_smoothing, chunk_length)
@@ -55,7 +56,7 @@ def test_loss_and_gradients_equal_the_definition(z_loss, label_smoothing, chunk_
         np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, database=None)
+@settings(max_examples=5, deadline=None, derandomize=True, database=None)
 @given(st.integers(1, 9), st.integers(1, 10), st.integers(0, 99))
 def test_sums_equal_numpy(length, chunk_length, seed):
     hidden, kernel, targets, weights = arrays(length, seed)
@@ -92,11 +93,3 @@ def test_logits_exist_for_one_chunk_only():
     jaxpr = jax.make_jaxpr(jax.grad(lambda h, k: config(h, k, targets, weights)[0], argnums=(0, 1)))(hidden, kernel)
     assert f'f32[{B},3,{V}]' in str(jaxpr)
     assert f'[{B},12,{V}]' not in str(jaxpr) and f'[{B * 12},{V}]' not in str(jaxpr)
-
-
-def test_bfloat16_loss_is_close_to_float32():
-    hidden, kernel, targets, weights = arrays(length=7)
-    config = losses.CrossEntropy()
-    low, _ = config(hidden.astype(jnp.bfloat16), kernel, targets, weights)
-    assert low.dtype == jnp.float32
-    np.testing.assert_allclose(low, config(hidden, kernel, targets, weights)[0], rtol=0.02)

@@ -19,24 +19,13 @@ def found(tmp_path_factory, compiled):
 
 
 @pytest.mark.parametrize('name', OPTIMIZERS)
-def test_results_on_eight_devices_equal_those_on_one(found, name):
-    np.testing.assert_allclose(found[name]['mesh'], found[name]['single'], rtol=2e-5)
-
-
-@pytest.mark.parametrize('name', OPTIMIZERS)
-def test_a_resumed_run_is_bit_identical(found, name):
-    assert found[name]['resumed']
-
-
-@pytest.mark.parametrize('name', OPTIMIZERS)
-def test_a_bad_step_changes_nothing(found, name):
-    assert found['bad'] == 1.0 and found[name]['unchanged'] and found[name]['moved']
-
-
-@pytest.mark.parametrize('name', OPTIMIZERS)
-def test_states_are_sharded_like_parameters(found, name):
-    # Adafactor stores rows and columns instead of matrices.
-    assert found[name]['share'] == (0 if name == 'adafactor' else 1 / 8)
+def test_results_equal_those_on_one_device_and_resume_and_bad_steps_are_exact(found, name):
+    result = found[name]
+    np.testing.assert_allclose(result['mesh'], result['single'], rtol=2e-5)
+    assert result['resumed']
+    assert found['bad'] == 1.0 and result['unchanged'] and result['moved']
+    # States are sharded like parameters; Adafactor stores rows and columns instead of matrices.
+    assert result['share'] == (0 if name == 'adafactor' else 1 / 8)
 
 
 def test_momentum_may_be_bfloat16_and_second_moments_stay_float32(found):

@@ -21,6 +21,8 @@ width_transfer = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(width_transfer)
 SHAPES = {'encoder_input_tokens': (2, 16), 'decoder_input_tokens': (2, 8), 'decoder_target_tokens': (2, 8)}
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / 'golden' / 'mup.json').read_text())
+# Its updates are the factors.
+FACTORS_ONLY = optimizer.Optimizer(None, lambda logical_axes, factors: factors, takes_multipliers=True)
 OPTIMIZERS = {'adamw': optimizer.adamw, 'adamw_rms': optimizer.adamw_rms, 'adafactor': optimizer.adafactor}
 
 
@@ -37,8 +39,7 @@ def kinds(name):
 def test_factors_equal_those_of_the_mup_package():
     """[initial values, Adam's learning rate] of T5's decoder; the package leaves position biases unchanged."""
     boxed = interface.param_shapes(width_transfer.build('t5_1_1', GOLDEN['width'], None), SHAPES)
-    factors_only = optimizer.Optimizer(None, lambda logical_axes, factors: factors, takes_multipliers=True)
-    scaled = mup.scaled(factors_only, GOLDEN['width'], GOLDEN['base_width'])
+    scaled = mup.scaled(FACTORS_ONLY, GOLDEN['width'], GOLDEN['base_width'])
     rates = by_name(scaled.make(nn.get_partition_spec(boxed)))
     compared = set()
     for name, initial in by_name(scaled.initial(boxed)).items():
@@ -58,32 +59,30 @@ def test_parameters_are_classified_as_in_the_paper():
     assert {kind for name, kind in tim.items() if 'score' in name} == {'output'}
 
 
-@pytest.mark.parametrize('name', OPTIMIZERS)
-def test_the_base_width_is_bit_identical_without_mup(name):
-    model = width_transfer.build('t5_1_1', 64, None)
-    rules = [OPTIMIZERS[name](0.01), mup.scaled(OPTIMIZERS[name](0.01), 64, 64)]
-    plans = [train_state.plan(model, rule, SHAPES, Partitioner()) for rule in rules]
-    states = [plan.create(jax.random.key(0)) for plan in plans]
-    gradients = jax.tree.map(lambda leaf: leaf * leaf, states[0].params)
-    updates = [
-        jax.jit(plan.tx.update)(gradients, state.opt_state, state.params)[0]
-        for plan, state in zip(plans, states, strict=True)
-    ]
-    jax.tree.map(np.testing.assert_array_equal, states[0].params, states[1].params)
-    jax.tree.map(np.testing.assert_array_equal, *updates)
+def test_every_factor_is_1_at_the_base_width():
+    boxed = interface.param_shapes(width_transfer.build('t5_1_1', 64, None), SHAPES)
+    scaled = mup.scaled(FACTORS_ONLY, 64, 64)
+    factors = scaled.initial(boxed), scaled.make(nn.get_partition_spec(boxed))
+    assert set(jax.tree.leaves(factors)) == {1.0}
+
+
+@pytest.fixture(scope='module')
+def wide():
+    """The initial parameters of a model of width 256, with factors for a base width of 64 and without."""
+    model = width_transfer.build('t5_1_1', 256, None)
+    rules = optimizer.adamw(0.01), mup.scaled(optimizer.adamw(0.01), 256, 64)
+    return [train_state.plan(model, rule, SHAPES, Partitioner()).create(jax.random.key(0)).params for rule in rules]
 
 
 @pytest.mark.parametrize('name', OPTIMIZERS)
-def test_updates_and_initial_values_scale_with_the_width(name):
+def test_updates_and_initial_values_scale_with_the_width(wide, name):
     """From width 64 to 256, updates of matrices are divided by 4, and initial values of output matrices by 2."""
-    rules = [OPTIMIZERS[name](0.01), mup.scaled(OPTIMIZERS[name](0.01), 256, 64)]
-    plans = [train_state.plan(width_transfer.build('t5_1_1', 256, None), rule, SHAPES, Partitioner()) for rule in rules]
-    states = [plan.create(jax.random.key(0)) for plan in plans]
-    gradients = jax.tree.map(lambda leaf: leaf * leaf + 1e-3, states[0].params)
-    standard, scaled = (
-        plan.tx.update(gradients, plan.tx.init(state.params), state.params)[0]
-        for plan, state in zip(plans, states, strict=True)
-    )
+    boxed = interface.param_shapes(width_transfer.build('t5_1_1', 256, None), SHAPES)
+    gradients = jax.tree.map(lambda leaf: leaf * leaf + 1e-3, wide[0])
+    updates = []
+    for rule, params in zip((OPTIMIZERS[name](0.01), mup.scaled(OPTIMIZERS[name](0.01), 256, 64)), wide, strict=True):
+        tx = rule.make(nn.get_partition_spec(boxed))
+        updates.append(jax.jit(lambda params, tx=tx: tx.update(gradients, tx.init(params), params)[0])(params))
     relative = name != 'adamw'
     expected = {
         # Relative updates of a hidden matrix are already halved by its fan-in initialization.
@@ -91,7 +90,7 @@ def test_updates_and_initial_values_scale_with_the_width(name):
         'logits/kernel': (0.5, 0.5 if relative else 0.25),
         'token_embedder/embedding': (1.0, 1.0),
     }
-    trees = [by_name(tree) for tree in (states[0].params, states[1].params, standard, scaled)]
+    trees = [by_name(tree) for tree in (*wide, *updates)]
     for name, (initial, update) in expected.items():
         leaves = [np.asarray(tree[name]) for tree in trees]
         np.testing.assert_allclose(leaves[1], initial * leaves[0], rtol=1e-6)

@@ -23,28 +23,16 @@ class TwoLayers:
         }
 
 
-@pytest.fixture(params=[optimizer.adafactor, optimizer.adamw_rms], ids=['adafactor', 'adamw_rms'])
-def plan(request):
-    return train_state.plan(TwoLayers(), request.param(0.01), SHAPES, Partitioner())
-
-
-def test_created_state_is_as_planned(plan):
-    state = plan.create(jax.random.key(0))
+@pytest.mark.parametrize('make', [optimizer.adafactor, optimizer.adamw_rms])
+def test_created_state_is_as_planned_with_the_parameters_of_the_model(make):
+    plan = train_state.plan(TwoLayers(), make(0.01), SHAPES, Partitioner())
+    state = plan.create(jax.random.key(7))
     shape = lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding)  # noqa: E731
     assert jax.tree.map(shape, state) == jax.tree.map(shape, plan.abstract)
     assert state.step.dtype == np.int32 and state.step == 0
     assert state.params['scale'].dtype == np.float32
-
-
-def test_initial_parameters_are_those_of_the_model(plan):
-    state = plan.create(jax.random.key(7))
     expected = TwoLayers().init(jax.random.key(7), SHAPES)['kernel'].value
     np.testing.assert_allclose(state.params['kernel'], expected, rtol=1e-6)
-
-
-def test_moments_are_zero_and_belong_to_the_parameters(plan):
-    opt_state = plan.create(jax.random.key(0)).opt_state
-    moments = [leaf for leaf in jax.tree.leaves(opt_state) if leaf.shape == (3, 4, 6)]
+    moments = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.shape == (3, 4, 6)]
     assert moments and all(not leaf.any() for leaf in moments)
-    specs = {leaf.sharding.spec for leaf in moments}
-    assert specs == {plan.shardings.params['kernel'].spec}
+    assert {leaf.sharding.spec for leaf in moments} == {plan.shardings.params['kernel'].spec}

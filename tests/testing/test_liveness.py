@@ -1,4 +1,4 @@
-"""Every sublayer of the shipped models has an effect at initialisation, in float32 and bfloat16."""
+"""Every sublayer of the shipped models has an effect at initialisation."""
 
 import pathlib
 
@@ -35,10 +35,10 @@ def too_small(effects: dict[liveness.Kind, float]) -> list[liveness.Kind]:
     return [kind for kind, effect in effects.items() if not effect >= 0.05]
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 @pytest.mark.parametrize('model', MODELS)
-def test_every_sublayer_changes_the_output_of_its_stack(model, dtype):
-    effects = compute_effects(model, dtype)
+def test_every_sublayer_changes_the_output_of_its_stack(model):
+    """In bfloat16, whose rounding alone has effects that are smaller than the minimum."""
+    effects = compute_effects(model, 'bfloat16')
     assert {stack for stack, _ in effects} == STACKS.get(model, {'encoder', 'decoder'})
     assert too_small(effects) == []
 

@@ -62,8 +62,7 @@ class Case(NamedTuple):
 
 SUBLAYERS = {
     't5': Case((_self, _gated_mlp), (_self, _cross, _gated_mlp)),
-    'gated_mlp': Case((_identity, _gated_mlp), (_identity, _gated_mlp), reach=1),
-    'relu_mlp': Case((_relu_mlp,), (_relu_mlp,), reach=1),
+    'feed_forward': Case((_identity, _gated_mlp, _relu_mlp), (_identity, _gated_mlp, _relu_mlp), reach=1),
 }
 # BERT's layer in the encoder, GPT-2's in the decoder.
 _scaled = functools.partial(attention.ScaledAttention, num_heads=2, head_dim=8, dropout_rate=DROPOUT)
@@ -84,7 +83,7 @@ SUBLAYERS['sliding_window'] = Case((_local,), (_local,), reach=5, position_bias=
 _relative = functools.partial(attention.RelativeAttention, num_heads=2, head_dim=8, dropout_rate=DROPOUT)
 _positional = functools.partial(_relative, content=False)
 SUBLAYERS['relative_attention'] = Case((_relative, _gelu_mlp), (_positional, _gelu_mlp))
-# Each form of composition and of the residual once, each in another layout.
+# Each form of composition and of the residual once.
 _gated = functools.partial(_remixer, composition=remixer.GatedAlpha)
 _gated_composition = functools.partial(
     _remixer, composition=functools.partial(remixer.GatedComposition, remixer.ElementwiseGate)
@@ -95,12 +94,8 @@ _vector = functools.partial(
 _fixed = functools.partial(_remixer, composition=remixer.FixedAlpha, residual=remixer.no_residual)
 _uncomposed = functools.partial(_remixer, composition=remixer.NoComposition)
 SUBLAYERS['remixer'] = Case((_remixer,), (_remixer, _cross))
-SUBLAYERS['remixer_gated_post'] = Case((_gated,), (_cross, _gated), layer.PostNorm)
-SUBLAYERS['remixer_vector_parallel'] = Case((_vector, _relu_mlp), (_cross, _vector), layer.Parallel)
-SUBLAYERS['remixer_fixed_rezero'] = Case((_fixed,), (_cross, _fixed), layer.ReZero)
-SUBLAYERS['remixer_uncomposed_serialized'] = Case(
-    (_uncomposed, _gated_mlp), (_gated_composition, _cross), layer.Serialized
-)
+SUBLAYERS['remixer_gates'] = Case((_gated, _fixed), (_cross, _gated_composition, _gated), layer.PostNorm)
+SUBLAYERS['remixer_vectors'] = Case((_vector, _uncomposed), (_cross, _fixed, _vector), layer.Serialized)
 
 _gmlp = functools.partial(gmlp.GMLP, hidden_dim=HIDDEN, max_length=LENGTH + 2, dropout_rate=DROPOUT)
 _tiny = functools.partial(gmlp.TinyAttention, head_dim=8)
@@ -110,7 +105,7 @@ _gates = [
 ]
 SUBLAYERS['gmlp'] = Case((_gmlp,), (_gmlp, _cross))
 SUBLAYERS['gmlp_gates'] = Case((), (*_gates, _cross), norm=functools.partial(LayerNorm))
-SUBLAYERS['amlp'] = Case((_amlp,), (_amlp, _cross))
+SUBLAYERS['amlp'] = Case((_amlp,), (_amlp, _cross), layer.Parallel)
 
 _tim_self = functools.partial(tim.TimAttention, 2, num_heads=2, head_dim=8, dropout_rate=DROPOUT)
 _tim_cross = functools.partial(tim.TimCrossAttention, 2, num_heads=2, head_dim=8, dropout_rate=DROPOUT)
@@ -136,7 +131,7 @@ _linear = functools.partial(linear_attention.LinearAttention, num_heads=2, head_
 _linear_cross = functools.partial(linear_attention.LinearCrossAttention, num_heads=2, head_dim=8, dropout_rate=DROPOUT)
 _mlp_mixer = functools.partial(mlp_mixer.MLPMixer, HIDDEN, max_length=LENGTH + 2, dropout_rate=DROPOUT)
 _window = functools.partial(mlp_mixer.WindowMixer, HIDDEN, window=3, dropout_rate=DROPOUT)
-SUBLAYERS['linear_attention'] = Case((_linear,), (_linear, _linear_cross))
+SUBLAYERS['linear_attention'] = Case((_linear, _gated_mlp), (_linear, _linear_cross), layer.ReZero)
 SUBLAYERS['mlp_mixer'] = Case((_mlp_mixer,), (_window, _cross), reach=5)
 SUBLAYERS['fnet'] = Case((functools.partial(fnet.FNet), _gated_mlp), whole_rows=True)
 
@@ -274,9 +269,9 @@ def test_remat_and_unroll_change_nothing(name, side):
     contract.remat(make_fixture(name, side), policies)
 
 
-@both_sides
+@fuller_side
 def test_every_layout_keeps_shape_and_dtype(name, side):
-    """What a layout computes is tested in test_layer.py, and with Remixer above."""
+    """What a layout computes is tested in test_layer.py."""
     contract.layouts(make_fixture(name, side))
 
 
