@@ -8,22 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import beam_search
-from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
-from remixer_t5x.models.architecture.layer import PreNorm
-from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.beam_search import BeamSearch, BrevityPenalty, PowerPenalty
 from remixer_t5x.models.decoding import Greedy
-from remixer_t5x.models.layers.positions import RelativePositionBias
-from remixer_t5x.models.seq2seq import Seq2Seq
-from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
-from remixer_t5x.models.sublayers.feed_forward import GatedMLP
-from remixer_t5x.models.sublayers.remixer import Remixer
+from tests.models.tiny_models import make_seq2seq
 
 GOLDEN = pathlib.Path(__file__).parent.parent / 'golden'
 STOPS = {
@@ -81,31 +73,11 @@ def test_with_enough_beams_it_is_exhaustive_search(toy, penalty):
     law()
 
 
-@functools.cache
-def make_model(kind: str) -> tuple[Seq2Seq, dict]:
-    feed_forward = {
-        't5': functools.partial(GatedMLP, hidden_dim=12),
-        'remixer': functools.partial(Remixer, hidden_dim=12, max_length=8),
-    }[kind]
-    attention = functools.partial(SelfAttention, num_heads=2, head_dim=4)
-    mixers = (attention,) if kind == 't5' else ()
-
-    def stack(*sublayers):
-        bias = functools.partial(RelativePositionBias, num_heads=2) if mixers else None
-        layer = functools.partial(PreNorm, sublayers=sublayers)
-        return functools.partial(Stack, runs=((layer, 2),), position_bias=bias)
-
-    cross = functools.partial(CrossAttention, num_heads=2, head_dim=4)
-    model = Seq2Seq(EncoderDecoder(4, 8, stack(*mixers, feed_forward), stack(*mixers, cross, feed_forward)))
-    shapes = {'encoder_input_tokens': (1, 5), 'decoder_target_tokens': (1, 3)}
-    params = nn.unbox(jax.jit(lambda key: model.init(key, shapes))(jax.random.key(0)))
-    # Larger steps than at the start of training, so that no beginning is far ahead of the others for good.
-    return model, jax.tree.map(lambda x: 1.5 * x, params)
-
-
 @pytest.mark.parametrize('kind', ['t5', 'remixer'])
 def test_a_model_decodes_as_exhaustive_scoring_says(toy, kind):
-    model, params = make_model(kind)
+    model, params = make_seq2seq(kind, 4)
+    # Larger steps than at the start of training, so that no beginning is far ahead of the others for good.
+    params = jax.tree.map(lambda x: 1.5 * x, params)
     inputs = jnp.asarray([[3, 2, 3, 1, 2], [2, 3, 0, 0, 0], [3, 3, 2, 0, 0]])
     penalty = PowerPenalty(0.6)
     decode = jax.jit(lambda params, batch: model.generate(params, batch, 3, decoder=BeamSearch(16, penalty)))

@@ -7,20 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
-from remixer_t5x.models.architecture.layer import PreNorm
-from remixer_t5x.models.architecture.stack import Stack, layers_apart
+from remixer_t5x.models.architecture.stack import layers_apart
 from remixer_t5x.models.decoding import Greedy
-from remixer_t5x.models.layers.positions import RelativePositionBias
 from remixer_t5x.models.sampling import Sampling
-from remixer_t5x.models.seq2seq import Seq2Seq
-from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
-from remixer_t5x.models.sublayers.remixer import Remixer
+from tests.models.tiny_models import make_seq2seq
 
 VOCAB = 12
 
@@ -154,24 +148,8 @@ def test_sampling_without_keys_is_refused(toy, rng):
         Sampling()(toy.generation(tables, 1), rng)
 
 
-@functools.cache
-def make_model() -> tuple[Seq2Seq, dict]:
-    attention = functools.partial(SelfAttention, num_heads=2, head_dim=4)
-    cross = functools.partial(CrossAttention, num_heads=2, head_dim=4)
-    remixer = functools.partial(Remixer, hidden_dim=12, max_length=8)
-
-    def stack(*sublayers):
-        bias = functools.partial(RelativePositionBias, num_heads=2)
-        layer = functools.partial(PreNorm, sublayers=sublayers)
-        return functools.partial(Stack, runs=((layer, 2), (layer, 1)), position_bias=bias)
-
-    model = Seq2Seq(EncoderDecoder(VOCAB, 8, stack(attention, remixer), stack(attention, cross, remixer)))
-    shapes = {'encoder_input_tokens': (1, 5), 'decoder_target_tokens': (1, 3)}
-    return model, nn.unbox(jax.jit(lambda key: model.init(key, shapes))(jax.random.key(0)))
-
-
 def test_choices_share_one_encoder_pass_and_score_as_rows_of_their_own():
-    model, params = make_model()
+    model, params = make_seq2seq('remixer', VOCAB, (2, 1))
     inputs = jnp.asarray([[3, 2, 3, 1, 0], [2, 5, 7, 9, 1]])
     choices = jnp.asarray([[[5, 1, 0], [6, 7, 1], [0, 0, 0]], [[4, 4, 4], [1, 0, 0], [9, 1, 0]]])
     targets = choices.reshape(6, 3)
@@ -187,7 +165,7 @@ def test_choices_share_one_encoder_pass_and_score_as_rows_of_their_own():
 
 def test_samples_of_a_model_score_as_its_likelihoods_say():
     """Rows that share the encoder's output, several runs of layers, and a score that teacher forcing confirms."""
-    model, params = make_model()
+    model, params = make_seq2seq('remixer', VOCAB, (2, 1))
     inputs = jnp.asarray([[3, 2, 3, 1, 0], [2, 5, 7, 9, 1]])
     sample = jax.jit(lambda params, batch, rng: model.generate(params, batch, 3, 1, Sampling(num_samples=4), rng))
     actual = sample(params, {'encoder_input_tokens': inputs}, jax.random.key(0))
@@ -205,7 +183,7 @@ def ended_before(tokens) -> np.ndarray:
 
 
 def test_layers_apart_are_slices_of_runs_and_stay_apart():
-    _, params = make_model()
+    _, params = make_seq2seq('remixer', VOCAB, (2, 1))
     apart = layers_apart(params['decoder'])
     assert set(apart['run_0']) == {'layer_0', 'layer_1'} and set(apart['run_1']) == {'layer_0'}
     stacked = params['decoder']['run_0']['layer']

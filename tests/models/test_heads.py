@@ -1,13 +1,15 @@
-"""Heads for token labels, spans and embeddings equal transformers and their equations."""
+"""Heads for classes, numbers, token labels, spans and embeddings equal transformers and their equations."""
 
 import jax
 import numpy as np
 import pytest
 
 from remixer_t5x import build_model
+from remixer_t5x.context import describe_tokens
 from remixer_t5x.devices.partition import unbox
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import folders
+from remixer_t5x.models.architecture import encoder_only
 from tests.support import hf_folders, references
 
 LENGTH, LABELS = 12, ('O', 'B-PER', 'I-PER')
@@ -33,6 +35,33 @@ def make_tokens(rows=4):
 def log_softmax(logits):
     logits = np.asarray(logits, np.float64)
     return logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
+
+
+@pytest.mark.parametrize('labels', [('no', 'maybe', 'yes'), None], ids=['classes', 'regression'])
+def test_classifier_loss_is_the_cross_entropy_or_the_squared_error(labels):
+    model = make_model('classifier', LABELS=labels)
+    params, tokens = init_params(model), make_tokens()
+    tokens[3] = 0
+    answers, weights = [0.5, -1.0, 3.8] if labels is None else [2, 0, 1], np.float32([1, 1, 1, 0])
+    batch = {'encoder_input_tokens': tokens, 'labels': np.float32([*answers, 0]), 'label_weights': weights}
+    outputs = np.asarray(jax.jit(model.classify)(params, tokens))
+    loss, sums = jax.jit(model.loss)(params, batch)
+    if labels is None:
+        assert outputs.shape == (4, 1)
+        assert float(loss) == pytest.approx(((outputs[:3, 0] - answers) ** 2).sum(), rel=1e-5)
+    else:
+        np.testing.assert_allclose(np.exp(outputs).sum(-1), 1.0, rtol=1e-5)
+        assert float(loss) == pytest.approx(-outputs[[0, 1, 2], answers].sum(), rel=1e-5)
+        assert float(sums['weights']) == 3 == float(sums['sequences'])
+        assert float(sums['correct']) == (outputs.argmax(-1)[:3] == answers).sum()
+
+
+@pytest.mark.parametrize('pool', [encoder_only.mean_of_tokens, encoder_only.first_token])
+def test_poolings_ignore_padding(pool):
+    ctx = describe_tokens(np.asarray([[1, 1, 1, 0]], np.int32))
+    hidden = np.arange(8, dtype=np.float32).reshape(1, 4, 2)
+    expected = hidden[:, :3].mean(1) if pool is encoder_only.mean_of_tokens else hidden[:, 0]
+    np.testing.assert_allclose(pool(hidden, ctx), expected)
 
 
 def test_token_label_loss_equals_its_equation():
@@ -90,10 +119,14 @@ def test_contrastive_loss_equals_info_nce(temperature):
     np.testing.assert_allclose(jax.jit(model.loss)(params, padded)[0], loss, rtol=1e-6)
 
 
-@pytest.mark.parametrize('labels', [None, ('O',), 'ab'])
-def test_token_classifier_requires_labels(labels):
-    with pytest.raises(UserError, match='LABELS must be'):
-        make_model('token_labels', LABELS=labels)
+INVALID_LABELS = [('token_labels', labels) for labels in (None, ('O',), 'ab')]
+INVALID_LABELS += [('classifier', labels) for labels in (('yes',), ('a', 'a'), 'ab', (0, 1))]
+
+
+@pytest.mark.parametrize(('model_type', 'labels'), INVALID_LABELS)
+def test_invalid_labels_raise(model_type, labels):
+    with pytest.raises(UserError, match='LABELS'):
+        make_model(model_type, LABELS=labels)
 
 
 @pytest.mark.parametrize('seed', [0, 1])

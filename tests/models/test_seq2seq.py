@@ -12,43 +12,11 @@ import remixer_t5x
 from remixer_t5x.context import describe_tokens
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import decoding, interface
-from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
-from remixer_t5x.models.architecture.layer import PreNorm
-from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.layers.embedding import Embed
-from remixer_t5x.models.layers.positions import RelativePositionBias
-from remixer_t5x.models.seq2seq import Seq2Seq
-from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
-from remixer_t5x.models.sublayers.feed_forward import GatedMLP
-from remixer_t5x.models.sublayers.remixer import Remixer
+from tests.models.tiny_models import FEED_FORWARD, make_seq2seq
 from tests.support.paths import CONFIGS
 
 VOCAB = 40
-FEED_FORWARD = {
-    't5': functools.partial(GatedMLP, hidden_dim=24),
-    'remixer': functools.partial(Remixer, hidden_dim=24, max_length=16),
-}
-
-
-@functools.cache
-def make_model(kind: str, dtype: str = 'float32') -> Seq2Seq:
-    attention = functools.partial(SelfAttention, num_heads=2, head_dim=8)
-    cross = functools.partial(CrossAttention, num_heads=2, head_dim=8)
-
-    def stack(*sublayers):
-        bias = functools.partial(RelativePositionBias, num_heads=2)
-        return functools.partial(
-            Stack, runs=((functools.partial(PreNorm, sublayers=sublayers), 2),), position_bias=bias
-        )
-
-    encoder, decoder = stack(attention, FEED_FORWARD[kind]), stack(attention, cross, FEED_FORWARD[kind])
-    return Seq2Seq(EncoderDecoder(VOCAB, 16, encoder, decoder, dtype))
-
-
-@functools.cache
-def make_parameters(kind: str):
-    shapes = {'encoder_input_tokens': (1, 8), 'decoder_target_tokens': (1, 8)}
-    return nn.unbox(jax.jit(lambda key: make_model(kind).init(key, shapes))(jax.random.key(0)))
 
 
 def shift(targets):
@@ -68,7 +36,7 @@ def teacher_forced(model, params, inputs, decoder_inputs):
 
 @pytest.mark.parametrize('kind', FEED_FORWARD)
 def test_greedy_tokens_are_the_argmax_of_teacher_forcing(kind):
-    model, params = make_model(kind), make_parameters(kind)
+    model, params = make_seq2seq(kind, VOCAB)
     inputs = jax.random.randint(jax.random.key(1), (4, 9), 1, VOCAB).at[1, 5:].set(0)
     eos = 3
     tokens = jax.jit(lambda params, batch: model.predict(params, batch, 12, eos))(
@@ -84,7 +52,7 @@ def test_greedy_tokens_are_the_argmax_of_teacher_forcing(kind):
 
 @pytest.mark.parametrize('kind', FEED_FORWARD)
 def test_packing_keeps_losses_and_counts(kind):
-    model, params = make_model(kind), make_parameters(kind)
+    model, params = make_seq2seq(kind, VOCAB)
     rng = np.random.default_rng(0)
     inputs, targets = rng.integers(1, VOCAB, (2, 6)), rng.integers(1, VOCAB, (2, 4))
     inputs[1, 4:], targets[1, 3:] = 0, 0
@@ -120,18 +88,16 @@ def test_positions_are_derived_from_segments():
 
 
 def test_bfloat16_loss_is_close_to_float32():
-    params = make_parameters('remixer')
+    (model, params), (low_model, _) = (make_seq2seq('remixer', VOCAB, dtype=dtype) for dtype in ('float32', 'bfloat16'))
     batch = make_batch(np.arange(1, 25).reshape(3, 8), np.arange(1, 19).reshape(3, 6))
-    high, low = (jax.jit(make_model('remixer', dtype).loss)(params, batch)[0] for dtype in ('float32', 'bfloat16'))
+    high, low = (jax.jit(each.loss)(params, batch)[0] for each in (model, low_model))
     assert low.dtype == jnp.float32
     np.testing.assert_allclose(low, high, rtol=0.02)
 
 
 def test_float16_is_refused():
     with pytest.raises(UserError, match="^DTYPE must be .* got 'float16'"):
-        make_model('t5', 'float16').init(
-            jax.random.key(0), {'encoder_input_tokens': (1, 2), 'decoder_target_tokens': (1, 2)}
-        )
+        make_seq2seq('t5', VOCAB, dtype='float16')
 
 
 def test_one_hot_embedding_equals_the_gather():

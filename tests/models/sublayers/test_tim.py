@@ -94,9 +94,10 @@ def relative_bias(length=LENGTH):
     return jax.random.normal(jax.random.key(7), (1, HEADS, length, length))
 
 
-@pytest.mark.parametrize('num_mechanisms', [2, 4])
-@pytest.mark.parametrize('competes', [True, False])
-@pytest.mark.parametrize('layout', [layer.PostNorm, layer.PreNorm])
+@pytest.mark.parametrize(
+    ('num_mechanisms', 'competes', 'layout'),
+    [(2, True, layer.PostNorm), (2, False, layer.PreNorm), (4, True, layer.PreNorm), (4, False, layer.PostNorm)],
+)
 def test_encoder_layer_is_algorithm_1(num_mechanisms, competes, layout):
     competition = tim.Competition if competes else None
     sublayers = (
