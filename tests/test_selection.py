@@ -36,9 +36,9 @@ def test_quick_has_every_law_for_every_module_of_sublayers():
         f'remixer_t5x.models.sublayers.{path.stem}'
         for path in (ROOT / 'remixer_t5x/models/sublayers').glob('[a-z]*.py')
     }
-    rows = marks.covering_rows(contract)
+    rows = contract.covering_rows()
     factories = [factory for name, side in rows for factory in getattr(contract.SUBLAYERS[name], side)]
-    assert {part.__module__ for factory in factories for part in marks.parts(factory)} == modules
+    assert {part.__module__ for factory in factories for part in contract.parts(factory)} == modules
     assert len(rows) < len(contract.SUBLAYERS), 'the rows of --quick are all of them'
     for test, quick in {'law[t5-decoder]': True, 'law[t5-one]': True, 'law[t5-encoder]': False, 'law': True}.items():
         assert marks._is_quick(types.SimpleNamespace(name=test, module=contract)) == quick, test

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import os
-import pathlib
 import shutil
 import subprocess
 import sys
@@ -13,11 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import linen as nn
 
 import remixer_t5x
 from remixer_t5x import UserError
-from remixer_t5x.data import batch_formats
 from tests.support import hf_folders
 from tests.support.saved_run import CONFIG, VOCABULARY, write_run
 
@@ -270,24 +267,6 @@ def test_bfloat16_halves_the_parameters_and_changes_little(run, trained):
     assert len(low.generate(TEXTS)) == len(TEXTS)
     with pytest.raises(UserError, match='float16'):
         remixer_t5x.load(str(run), dtype='float16')
-
-
-MODELS = sorted(path.stem for path in (pathlib.Path(__file__).parents[2] / 'configs/models').glob('*.gin'))
-
-
-@pytest.mark.parametrize('name', MODELS)
-def test_every_model_computes_with_bfloat16_parameters(name):
-    model = remixer_t5x.build_model(f'models/{name}.gin', 'sizes/tiny.gin', VOCAB_SIZE=384, DTYPE='bfloat16')
-    batch = batch_formats.abstract_batch(
-        model.model_type, dict.fromkeys(batch_formats.get_formats(model.model_type)[0].features, 16)
-    )
-    shapes = {name: array.shape for name, array in batch.items()}
-    params = nn.unbox(jax.eval_shape(lambda: model.init(jax.random.key(0), shapes)))
-    low = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), params)
-    assert jax.eval_shape(model.loss, low, batch)[0].dtype == jnp.float32
-    if hasattr(model, 'predict'):
-        inputs = {batch_formats.input_array(model.model_type): jax.ShapeDtypeStruct((1, 16), jnp.int32)}
-        assert jax.eval_shape(lambda *args: model.predict(*args, 4), low, inputs).shape == (1, 4)
 
 
 ONE_EXAMPLE = """

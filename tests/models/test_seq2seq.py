@@ -10,6 +10,7 @@ from flax import linen as nn
 
 import remixer_t5x
 from remixer_t5x.context import describe_tokens
+from remixer_t5x.data import batch_formats
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import decoding, interface
 from remixer_t5x.models.layers.embedding import Embed
@@ -109,17 +110,25 @@ def test_one_hot_embedding_equals_the_gather():
 MODELS = sorted(path.stem for path in (CONFIGS / 'models').glob('*.gin') if 'scaled' not in path.stem)
 
 
-@pytest.mark.parametrize('name', [name for name in MODELS if name not in ('bert', 'modern_bert')])
-def test_casting_for_generation_keeps_outputs(name):
-    """Parameters that a sublayer uses in float32 are not cast before decoding."""
+@pytest.mark.parametrize('name', MODELS)
+def test_bfloat16_parameters_give_a_float32_loss_and_casting_them_for_generation_keeps_outputs(name):
     model = remixer_t5x.build_model(
         f'models/{name}.gin', 'sizes/tiny.gin', VOCAB_SIZE=64, DTYPE='bfloat16', DROPOUT_RATE=0.0,
         NUM_ENCODER_LAYERS=1, NUM_DECODER_LAYERS=1,
     )  # fmt: skip
-    tokens = np.arange(2, 10, dtype=np.int32)[None]
-    batch = {'encoder_input_tokens': tokens, 'decoder_input_tokens': tokens, 'decoder_target_tokens': tokens}
+    lengths = dict.fromkeys(batch_formats.get_formats(model.model_type)[0].features, 8)
+    batch = batch_formats.abstract_batch(model.model_type, lengths)
     shapes = nn.unbox(interface.param_shapes(model, {k: v.shape for k, v in batch.items()}))
+    low = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), shapes)
+    assert jax.eval_shape(model.loss, low, batch)[0].dtype == jnp.float32
+    if not hasattr(model, 'predict'):
+        return
+    inputs = {batch_formats.input_array(model.model_type): jax.ShapeDtypeStruct((1, 8), jnp.int32)}
+    assert jax.eval_shape(lambda *args: model.predict(*args, 4), low, inputs).shape == (1, 4)
+    # Parameters that a sublayer uses in float32 are not cast before decoding.
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape, scale=0.3).astype(leaf.dtype), shapes)
+    tokens = np.arange(2, 10, dtype=np.int32)[None]
+    batch = dict.fromkeys(('encoder_input_tokens', 'decoder_input_tokens', 'decoder_target_tokens'), tokens)
     hidden = jax.jit(lambda params: model._hidden(params, batch, None))
     np.testing.assert_array_equal(hidden(params), hidden(decoding.kernels_in(jnp.bfloat16, params)))
