@@ -1,7 +1,6 @@
 """Hugging Face's T5s compute the same on both sides: logits, losses, generated tokens; safetensors of any model."""
 
 import functools
-import importlib.util
 import json
 
 import gin
@@ -23,7 +22,6 @@ from remixer_t5x.models.sublayers.feed_forward import ReluMLP
 from remixer_tasks import vocabularies
 from tests.interop import small_models
 from tests.support import hf_folders, references
-from tests.support.paths import GOLDEN
 
 VOCABULARY = vocabularies.byte(0)
 
@@ -36,12 +34,11 @@ def _clean_gin():
 
 @pytest.fixture(scope='session')
 def v1_0_maker():
-    """The module make_t5_v1_0_tiny.py; skips if its libraries are missing."""
+    """The module make_t5_tiny.py; skips if its libraries are missing."""
     references.need('torch', 'transformers')
-    spec = importlib.util.spec_from_file_location('maker', GOLDEN / 'make_t5_v1_0_tiny.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    from tests.golden import make_t5_tiny
+
+    return make_t5_tiny
 
 
 def model_of(folder, source) -> Seq2Seq:
@@ -130,7 +127,7 @@ def test_a_tied_scaled_model_equals_recorded_outputs(first_t5):
 
 
 def test_a_tied_scaled_model_equals_hugging_face_live(first_t5, v1_0_maker, tmp_path):
-    arrays = v1_0_maker.make_arrays(seed=3)
+    arrays = v1_0_maker.make_v1_0(seed=3)
     folder = hf_folders.write(tmp_path / 'hf', hf_folders.V1_0, hf_folders.weights_of(arrays))
     first_t5.check(huggingface.read(str(folder)).params(), arrays)
 

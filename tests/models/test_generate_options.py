@@ -21,6 +21,7 @@ from remixer_t5x.models.sampling import Sampling
 from remixer_t5x.models.stop_strings import StopStrings
 from remixer_tasks import vocabularies
 from remixer_tasks.vocabulary import byte_pairs
+from tests.models.tiny_models import make_t5, t5_params
 from tests.support import hf_folders, references
 
 ROWS, LENGTH, BEAMS = 64, 10, 3
@@ -81,20 +82,22 @@ class Pair:
 
 
 @pytest.fixture(scope='module')
-def t5(hugging_face, t5_parity):
+def t5():
+    references.need('torch', 'transformers')
     import torch
     import transformers
 
-    theirs = hugging_face.make_model(3)
+    from tests.golden import make_t5_tiny
+
+    theirs = make_t5_tiny.generating_model(3)
     weights = {name: weight.numpy() for name, weight in theirs.state_dict().items() if 'embed_tokens' not in name}
-    t5_parity.LAYERS['decoder'] = 2
     inputs = np.random.default_rng(0).integers(2, 96, (ROWS, 9))
     inputs[::3, 5:] = 0
     ids = {'input_ids': torch.from_numpy(inputs), 'attention_mask': torch.from_numpy((inputs > 0).astype(int))}
     texts = task_vocabulary.token_texts(vocabularies.byte(0))
     batch = {'encoder_input_tokens': jnp.asarray(inputs, jnp.int32)}
     tokenizer = transformers.ByT5Tokenizer()
-    return Pair(t5_parity.make_model(), t5_parity.our_parameters(weights), batch, 1, 0, texts, theirs, ids, tokenizer)
+    return Pair(make_t5(2), t5_params(weights, 2), batch, 1, 0, texts, theirs, ids, tokenizer)
 
 
 @pytest.fixture(scope='module')
