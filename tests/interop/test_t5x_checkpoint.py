@@ -4,7 +4,7 @@ import functools
 import importlib.util
 import json
 import pathlib
-import pickle
+import pickle  # noqa: TID251 (writes a pickle that must not be loaded)
 import shutil
 
 import jax

@@ -3,7 +3,7 @@
 import json
 import os
 import pathlib
-import pickle  # noqa: S403 (writes files that must not be unpickled)
+import pickle  # noqa: TID251 (writes files that must not be unpickled)
 
 import numpy as np
 import pytest

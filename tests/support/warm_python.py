@@ -110,7 +110,7 @@ def interpret(words: list[str], given: str) -> Any:
             return importlib.import_module(name).main(arguments)
         code = given if option == '-' else rest.pop(0)
         sys.argv = [option, *rest]
-        exec(compile(code, '<string>', 'exec'), {'__name__': '__main__'})
+        exec(compile(code, '<string>', 'exec'), {'__name__': '__main__'})  # noqa: S102 (does what `python -c` does)
     except SystemExit as leaving:
         return leaving.code
     return 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
-import pickle
+import pickle  # noqa: TID251 (pipes to processes that this process started)
 import signal
 import subprocess
 import sys

@@ -46,7 +46,7 @@ ALPHAS = {
 
 
 @pytest.mark.parametrize(
-    ('composition', 'residual'), zip(ALPHAS, ('no', 'hidden', 'identity', 'hidden', 'no'), strict=True)
+    ('composition', 'residual'), [*zip(ALPHAS, ('no', 'hidden', 'identity', 'hidden', 'no'), strict=True)]
 )
 @pytest.mark.parametrize('causal', [False, True])
 def test_equals_the_paper(composition, residual, causal):
