@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from remixer_t5x.cli import arguments as cli_arguments
 from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import results, text_inputs
+from remixer_t5x.evaluate import text_inputs
 from remixer_tasks import vocabularies
 from remixer_tasks.benchmarks import raw_rows
 from remixer_tasks.corpora import documents
@@ -92,29 +92,6 @@ def test_raw_rows(tmp_path_factory, content):
     for reader in (raw_rows.jsonl, raw_rows.tsv, raw_rows.csv, raw_rows.lines):
         parses_or_one_line(lambda: list(reader(path)))  # noqa: B023
     parses_or_one_line(lambda: raw_rows.whole_json(path))
-
-
-@FUZZ
-@given(BYTES, st.sampled_from(['txt', 'jsonl']))
-@example(LONG_NUMBER, 'jsonl')
-@example(DEEP, 'jsonl')
-@example(b'{"a\\nb": 1}', 'jsonl')
-@example(b'{"text": "\\ud800"}', 'jsonl')
-def test_texts_to_infer_from(tmp_path_factory, content, kind):
-    path = file_with(tmp_path_factory, content)
-    for text in parses_or_one_line(lambda: list(text_inputs.TextInputs(path, format=kind))) or ():
-        text.encode()
-
-
-@FUZZ
-@given(BYTES)
-@example(b'{"prediction": ' + b'9' * 5000 + b'}')
-@example(DEEP)
-@example(b'')
-def test_predictions(tmp_path_factory, content):
-    path = file_with(tmp_path_factory, content)
-    for row in parses_or_one_line(lambda: results.read_predictions(path)) or ():
-        assert isinstance(row['prediction'], str)
 
 
 @FUZZ
