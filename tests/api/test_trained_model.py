@@ -65,11 +65,8 @@ def test_generate_equals_the_generation_of_the_model(trained):
         assert not answer.cut
 
 
-@pytest.mark.parametrize('batch_size', [1, 3])
-def test_results_do_not_depend_on_the_batch_size(run, trained, batch_size):
-    small = remixer_t5x.TrainedModel(
-        trained.model, trained.params, trained.vocabulary, trained.lengths, batch_size=batch_size
-    )
+def test_results_do_not_depend_on_the_batch_size(trained):
+    small = remixer_t5x.TrainedModel(trained.model, trained.params, trained.vocabulary, trained.lengths, batch_size=3)
     sampling = remixer_t5x.Sampling(num_samples=2)
     for decoder in (remixer_t5x.Greedy(), sampling):
         large, few = (model.generate(TEXTS, decoder=decoder, seed=7) for model in (trained, small))

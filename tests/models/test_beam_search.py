@@ -204,9 +204,8 @@ def test_equals_recorded_hugging_face_generate():
         check_parity(dict(arrays))
 
 
-@pytest.mark.parametrize('seed', [6, 7])
-def test_equals_hugging_face_generate_live(seed):
+def test_equals_hugging_face_generate_live():
     references.need('torch', 'transformers')
     from tests.golden import make_t5_tiny
 
-    check_parity(make_t5_tiny.make_generate(seed))
+    check_parity(make_t5_tiny.make_generate(seed=6))

@@ -129,16 +129,15 @@ def test_invalid_labels_raise(model_type, labels):
         make_model(model_type, LABELS=labels)
 
 
-@pytest.mark.parametrize('seed', [0, 1])
 @pytest.mark.parametrize('name', ['T5', 'Bert'])
 @pytest.mark.parametrize('model_type', ['token_labels', 'span'])
-def test_logits_equal_transformers(name, model_type, seed, tmp_path):
+def test_logits_equal_transformers(name, model_type, tmp_path):
     """T5ForQuestionAnswering reads its decoder, so its projection is applied to the encoder's output here."""
     references.need('torch', 'transformers')
     import torch
     import transformers
 
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     sizes = {'T5': hf_folders.V1_1, 'Bert': hf_folders.BERT}[name]
     config = getattr(transformers, f'{name}Config')(**sizes, num_labels=3 if model_type == 'token_labels' else 2)
     base = {'T5': transformers.T5ForConditionalGeneration, 'Bert': transformers.BertForMaskedLM}[name](config).eval()
@@ -152,7 +151,7 @@ def test_logits_equal_transformers(name, model_type, seed, tmp_path):
     output = reference.classifier if model_type == 'token_labels' else reference.qa_outputs
     assert not [key for key in missing if not key.startswith('qa_outputs')]
 
-    tokens = np.random.default_rng(seed).integers(3, 60, (3, LENGTH)).astype(np.int32)
+    tokens = np.random.default_rng(0).integers(3, 60, (3, LENGTH)).astype(np.int32)
     tokens[1, 7:] = 0
     inputs = {'input_ids': torch.tensor(tokens).long(), 'attention_mask': torch.tensor(tokens > 0).long()}
     with torch.no_grad():
@@ -175,5 +174,4 @@ def test_logits_equal_transformers(name, model_type, seed, tmp_path):
     logits = np.asarray(jax.jit(model.token_logits)(params, tokens))
     is_token = tokens > 0
     error = np.max(np.abs(logits[is_token] - expected[is_token])) / np.max(np.abs(expected[is_token]))
-    print(f'{name}For{task}, seed {seed}: {is_token.sum()} tokens, largest relative difference {error:.1e}')
     assert error < 1e-5

@@ -2,7 +2,6 @@
 
 import jax
 import numpy as np
-import pytest
 from flax import linen as nn
 
 from tests.models.tiny_models import T5, T5_EMBED, T5_MLP, make_t5, t5_params
@@ -47,12 +46,11 @@ def test_equals_recorded_hugging_face_outputs_on_a_padded_batch():
         check_parity(dict(arrays))
 
 
-@pytest.mark.parametrize('seed', [1, 2])
-def test_equals_hugging_face_live(seed):
+def test_equals_hugging_face_live():
     references.need('torch', 'transformers')
     from tests.golden import make_t5_tiny
 
-    check_parity(make_t5_tiny.make_v1_1(seed))
+    check_parity(make_t5_tiny.make_v1_1(seed=1))
 
 
 def test_initial_deviations_are_those_of_t5x():
