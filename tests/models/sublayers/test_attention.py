@@ -1,4 +1,4 @@
-"""The options of attention against their formulas, and whole stacks against transformers' T5Gemma."""
+"""The options of attention against their formulas; `tests/interop/test_t5gemma.py` compares whole models."""
 
 import functools
 
@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from remixer_t5x.context import Memory, SequenceContext
+from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
-from remixer_t5x.models.architecture import layer, stack
 from remixer_t5x.models.layers.positions import RotaryEmbedding
 from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
 from remixer_t5x.models.sublayers.feed_forward import ACTIVATIONS, GatedMLP
@@ -117,81 +116,3 @@ def test_activations_equal_transformers():
     x = np.linspace(-6, 6, 501, dtype=np.float32)
     for ours, theirs in TORCH_ACTIVATIONS.items():
         np.testing.assert_allclose(ACTIVATIONS[ours](x), ACT2FN[theirs](torch.from_numpy(x)), rtol=1e-5, atol=1e-6)
-
-
-@functools.cache
-def t5gemma():
-    """A random T5Gemma with four layers, of which the first and the third have a window of 3 tokens."""
-    import torch
-    from transformers import T5GemmaConfig, T5GemmaModel
-
-    sizes = {'hidden_size': EMBED, 'intermediate_size': 20, 'num_hidden_layers': 4, 'num_attention_heads': HEADS}
-    sizes |= {'num_key_value_heads': 2, 'head_dim': WIDTH, 'vocab_size': 30, 'query_pre_attn_scalar': 5}
-    sizes |= {'sliding_window': 3, 'attn_logit_softcapping': 2.0, 'dropout_rate': 0.0}
-    torch.manual_seed(0)
-    model = T5GemmaModel(T5GemmaConfig(encoder={**sizes}, decoder={**sizes}, attn_implementation='eager')).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.4)
-    return model
-
-
-def converted(tensors, side):
-    """T5Gemma's weights as parameters of our stack: kernels are transposed, and norms multiply by 1 + weight."""
-    scale = 5**-0.5
-
-    def attention(name):
-        parts = ('query', 'q', scale), ('key', 'k', 1.0), ('value', 'v', 1.0), ('out', 'o', 1.0)
-        return {ours: {'kernel': tensors[f'{name}.{theirs}_proj.weight'].T * c} for ours, theirs, c in parts}
-
-    def norm(name):
-        return {'scale': 1 + tensors[f'{name}.weight']}
-
-    def one_layer(index):
-        name, kinds = f'layers.{index}', {'self_attention': 'self_attn', 'gated_mlp': 'feedforward'}
-        kinds |= {'cross_attention': 'cross_attn'} if side == 'decoder' else {}
-        params = {f'{ours}_norm': norm(f'{name}.pre_{theirs}_layernorm') for ours, theirs in kinds.items()}
-        params |= {f'{ours}_post_norm': norm(f'{name}.post_{theirs}_layernorm') for ours, theirs in kinds.items()}
-        mlp = {'wi_0': 'gate', 'wi_1': 'up', 'wo': 'down'}
-        params['gated_mlp'] = {ours: {'kernel': tensors[f'{name}.mlp.{mlp[ours]}_proj.weight'].T} for ours in mlp}
-        return params | {ours: attention(f'{name}.{kinds[ours]}') for ours in kinds if ours != 'gated_mlp'}
-
-    blocks = [{'layer_0': one_layer(index), 'layer_1': one_layer(index + 1)} for index in (0, 2)]
-    return {
-        'run_0': {'layer': jax.tree.map(lambda *arrays: np.stack(arrays), *blocks)},
-        'final_norm': norm('norm'),
-    }
-
-
-@pytest.mark.parametrize('side', ['encoder', 'decoder'])
-def test_an_alternating_stack_equals_transformers_t5gemma(side):
-    references.need('torch', 'transformers')
-    import torch
-
-    rng = np.random.default_rng(0)
-    x, memory = (rng.standard_normal((BATCH, length, EMBED), np.float32) for length in (LENGTH, 5))
-    grouped = {'num_heads': HEADS, 'head_dim': WIDTH, 'num_kv_heads': 2, 'logit_softcap': 2.0}
-    self_attention = functools.partial(SelfAttention, **grouped, rotary=RotaryEmbedding)
-    rest = [functools.partial(CrossAttention, **grouped)] * (side == 'decoder') + [functools.partial(GatedMLP, 20)]
-    # transformers includes the distance `sliding_window` in an encoder, and excludes it in a decoder.
-    windows = (4 if side == 'encoder' else 3), None
-    sublayers = [(functools.partial(self_attention, sliding_window=window), *rest) for window in windows]
-    layers = [functools.partial(layer.make_layer, parts, layer.SandwichNorm) for parts in sublayers]
-    model = stack.Stack(layer.alternate(layers, 4))
-    ids, positions = layout_rows([[LENGTH], [6]], LENGTH)
-    memory_ids, memory_positions = layout_rows([[5], [4]], 5)
-    ctx = SequenceContext(
-        ids,
-        positions,
-        causal=side == 'decoder',
-        memory=Memory(memory, SequenceContext(memory_ids, memory_positions)) if side == 'decoder' else None,
-    )
-    reference = getattr(t5gemma(), side)
-    params = converted({name: tensor.detach().numpy() for name, tensor in reference.named_parameters()}, side)
-    actual = jax.jit(model.apply)({'params': params}, x * EMBED**0.5, ctx)
-    inputs = {'inputs_embeds': torch.from_numpy(x), 'attention_mask': torch.from_numpy(ids > 0).long()}
-    if side == 'decoder':
-        inputs |= {'encoder_hidden_states': torch.from_numpy(memory)}
-        inputs |= {'encoder_attention_mask': torch.from_numpy(memory_ids > 0).long()}
-    with torch.no_grad():
-        expected = reference(**inputs).last_hidden_state.numpy()
-    np.testing.assert_allclose(actual[ids > 0], expected[ids > 0], rtol=1e-5, atol=1e-5)

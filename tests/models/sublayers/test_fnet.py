@@ -30,16 +30,6 @@ def test_transforms_equal_hugging_face(transform, size):
     np.testing.assert_allclose(transform(GOLDEN[f'x/{size}']), expected, atol=1e-5 * np.max(np.abs(expected)))
 
 
-def test_equals_hugging_face_live():
-    torch = pytest.importorskip('torch', reason='torch is not installed')
-    modeling_fnet = pytest.importorskip('transformers.models.fnet.modeling_fnet')
-    transformers = pytest.importorskip('transformers')
-    mix = modeling_fnet.FNetBasicFourierTransform(transformers.FNetConfig())
-    x = np.random.default_rng(1).normal(size=(2, LENGTH, WIDTH)).astype(np.float32)
-    actual = jax.jit(fnet.FNet().apply)({}, jnp.asarray(x), context([LENGTH] * 2))
-    np.testing.assert_allclose(actual, mix(torch.from_numpy(x))[0].numpy(), atol=1e-4)
-
-
 def test_both_transforms_have_the_same_gradient():
     """The transform is symmetric: its gradient is the transform of the gradient."""
     x, cotangent = jax.random.normal(jax.random.key(0), (2, 1, 8, 7))
