@@ -57,7 +57,7 @@ CHANGES = {
     ),
     'remixer_t5x/cli/info/model.py': ('cli/test_info', 'test_docs'),
     'configs/sizes/tiny.gin': ('cli/test_info', 'test_configs', 'test_docs'),
-    'docs/guide/new_mixer.md': ('models/sublayers/test_contract', 'test_docs'),
+    'docs/guide/new_mixer.md': ('testing/test_check_sublayer', 'test_docs'),
     'tests/support/tiny_training.py': ('train/test_resume',),
     'tests/golden/fnet.npz': ('models/sublayers/test_fnet',),
     'scripts/launch/worker.sh': ('launch/test_scripts',),

@@ -98,10 +98,9 @@ def test_updates_and_initial_values_scale_with_the_width(wide, name):
         np.testing.assert_allclose(leaves[3], update * leaves[2], rtol=1e-5)
 
 
-@pytest.mark.parametrize('name', ['t5_1_1', 'hyper_mixer'])
-def test_activations_are_independent_of_width_only_with_mup(name):
-    flat = width_transfer.slopes(name, (64, 256), 64, 2**-8, steps=3)
-    standard = width_transfer.slopes(name, (64, 256), None, 2**-8, steps=3)
+def test_activations_are_independent_of_width_only_with_mup():
+    flat = width_transfer.slopes('t5_1_1', (64, 256), 64, 2**-8, steps=3)
+    standard = width_transfer.slopes('t5_1_1', (64, 256), None, 2**-8, steps=3)
     assert max(abs(slope) for key, slope in flat.items() if key != 'logits') < 0.1
     assert standard['logits'] - flat['logits'] > 0.3
 

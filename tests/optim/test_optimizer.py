@@ -128,7 +128,9 @@ def test_stacked_layers_get_the_updates_of_optax_on_each_layer(name, lengths):
     updated, state = train(ours(axes), params, axes)
     assert_same(updated, train(reference, params, axes, flat=True)[0], axes)
     counters = [leaf for leaf in jax.tree.leaves(state) if leaf.dtype == np.int32]
-    assert counters and all(leaf.shape == () and leaf == 4 for leaf in counters)
+    assert counters and all(leaf.shape == () for leaf in counters)
+    # Schedule-free counts from 1.
+    assert {int(leaf) for leaf in counters} == ({4, 5} if name == 'schedule_free' else {4})
     assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {np.dtype('float32'), np.dtype('int32')}
 
 
