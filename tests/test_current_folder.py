@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 from remixer_t5x.extras.reports import sweep
-from tests.support import paths
+from tests.support import kept_programs, paths
 
 TRAP = 'open({log!r}, "a").write(f"{{__name__}}\\n")\n'
 # Runs commands in one process. Whatever module Python looks for, a file of that name is in the folder by then.
@@ -46,7 +46,7 @@ COMMANDS = [
 ]
 
 
-def test_commands_run_only_what_gin_files_and_flags_name_of_a_strangers_folder(tmp_path):
+def test_commands_run_only_what_gin_files_and_flags_name_of_a_strangers_folder(tmp_path, compiled):
     """Also what the named modules import from the folder; libraries that look for a module find nothing there."""
     folder, log = tmp_path / 'folder', tmp_path / 'log'
     trap = TRAP.format(log=str(log))
@@ -68,7 +68,7 @@ def test_commands_run_only_what_gin_files_and_flags_name_of_a_strangers_folder(t
     script.write_text(f'TRAP, COMMANDS = {trap!r}, {COMMANDS!r}\n{SCRIPT}')
     # As for the console script, the folder of the script is on sys.path.
     words = [sys.executable, '-P', str(script)]
-    environment = paths.environment(REMIXER_T5X_CACHE=str(folder / 'cache'))
+    environment = paths.environment(REMIXER_T5X_CACHE=str(folder / 'cache'), **kept_programs.variables(compiled))
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count('f_net') >= 2

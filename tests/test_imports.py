@@ -11,6 +11,7 @@ import pytest
 
 from remixer_t5x import lazy
 from remixer_t5x.errors import UserError
+from tests.support import kept_programs, paths
 
 # Each part runs in the process of the parts before it, and prints names of modules that are loaded then.
 PARTS = {
@@ -78,8 +79,10 @@ assert seqio.dataset_providers.pg.hyper.HyperPrimitive.__name__ == 'HyperPrimiti
 }
 
 
-def test_each_part_loads_only_the_libraries_that_it_needs():
-    done = subprocess.run([sys.executable, '-c', ''.join(PARTS.values())], capture_output=True, text=True)
+def test_each_part_loads_only_the_libraries_that_it_needs(compiled):
+    environment = paths.environment(**kept_programs.variables(compiled))
+    words = [sys.executable, '-c', ''.join(PARTS.values())]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ['flax jax numpy', '', '', 'seqio tensorflow', '']
 

@@ -11,6 +11,7 @@ import zipfile
 import pytest
 
 from tests.launch.clusters import rented
+from tests.support import kept_programs
 from tests.support.paths import ROOT
 
 PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
@@ -18,9 +19,9 @@ SHIPPED = ('pyproject.toml', 'setup.py', 'MANIFEST.in', 'README.md', 'LICENSE', 
 SHIPPED += ('requirements.lock', 'requirements-py311.lock', 'remixer_t5x', 'tasks', 'configs')
 
 
-def run(*words, cwd):
+def run(*words, cwd, **variables):
     env = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
-    env |= {'PIP_NO_INDEX': '1', 'PIP_DISABLE_PIP_VERSION_CHECK': '1', 'TF_CPP_MIN_LOG_LEVEL': '3'}
+    env |= {**variables, 'PIP_NO_INDEX': '1', 'PIP_DISABLE_PIP_VERSION_CHECK': '1', 'TF_CPP_MIN_LOG_LEVEL': '3'}
     done = subprocess.run([str(word) for word in words], cwd=cwd, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -47,7 +48,7 @@ def test_names_of_extras_are_normalized():
     assert [name for name in PROJECT['optional-dependencies'] if not re.fullmatch('[a-z0-9-]+', name)] == []
 
 
-def test_an_installed_sdist_describes_a_model_and_trains_without_extras(archives, tmp_path):
+def test_an_installed_sdist_describes_a_model_and_trains_without_extras(archives, tmp_path, compiled):
     """The wheel is not installed, because it has the same files as a wheel built from the sdist."""
     pip = (sys.executable, '-m', 'pip', '--quiet')
     run(sys.executable, '-m', 'venv', '--without-pip', 'venv', cwd=tmp_path)
@@ -79,5 +80,5 @@ def test_an_installed_sdist_describes_a_model_and_trains_without_extras(archives
     assert 'parameters' in table
     (tmp_path / 'text.txt').write_text(rented.TEXT)
     train = (*rented.TRAIN, '--gin.TRAIN_STEPS=5', '--gin.FILES=text.txt', '--gin.MODEL_DIR=run')
-    run(command, *train, cwd=tmp_path)
+    run(command, *train, cwd=tmp_path, **kept_programs.variables(compiled))
     assert (tmp_path / 'run/checkpoints/5').is_dir()

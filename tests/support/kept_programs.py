@@ -28,6 +28,15 @@ def keep(folder: str) -> None:
     compilation_cache.reset_cache()
 
 
+def variables(folder: pathlib.Path) -> dict[str, str]:
+    """Environment variables with which a new process does the same."""
+    return {
+        'JAX_COMPILATION_CACHE_DIR': str(folder),
+        'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+        'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
+    }
+
+
 def remove_old(folder: pathlib.Path) -> None:
     """Removes entries written more than `DAYS` days ago."""
     oldest = time.time() - DAYS * 24 * 3600
