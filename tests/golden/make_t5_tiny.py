@@ -1,5 +1,5 @@
-"""Writes t5_v1_1_tiny.npz, t5_v1_0_tiny.npz, umt5_tiny.npz and t5_generate.npz: tiny random T5s of Hugging Face's
-transformers, padded batches, their outputs, and the answers of `generate`.
+"""Writes t5_v1_1_tiny.npz, t5_v1_0_tiny.npz, umt5_tiny.npz, t5gemma_tiny.npz and t5_generate.npz: tiny random T5s of
+Hugging Face's transformers, padded batches, their outputs, and the answers of `generate`.
 
 Needs torch and transformers: `python tests/golden/make_t5_tiny.py`.
 """
@@ -11,10 +11,16 @@ import numpy as np
 import torch
 import transformers
 
-PAD, EOS = 0, 1
+PAD, EOS, BOS = 0, 1, 2
 V1_1 = {
     'vocab_size': 96, 'd_model': 32, 'd_kv': 8, 'd_ff': 48, 'num_layers': 2, 'num_heads': 4,
     'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False,
+}  # fmt: skip
+# The configuration of `tests/interop/test_t5gemma.py`.
+T5GEMMA = {
+    'vocab_size': 48, 'hidden_size': 16, 'intermediate_size': 20, 'num_attention_heads': 2, 'head_dim': 16,
+    'num_key_value_heads': 1, 'query_pre_attn_scalar': 16, 'sliding_window': 4, 'attn_logit_softcapping': 1.0,
+    'final_logit_softcapping': 3.0,
 }  # fmt: skip
 SMALL = {'d_model': 24, 'd_kv': 8, 'd_ff': 40, 'num_layers': 3, 'num_decoder_layers': 2, 'num_heads': 2}
 # (length_penalty, early_stopping) of the beam searches of `make_generate`.
@@ -44,9 +50,9 @@ def randomize(model, factor, norms=True):
             weight.mul_(factor)  # Otherwise the last token alone determines the next token.
 
 
-def padded(rng, vocab, width, lengths):
-    """Returns random ids [rows, width] int64 with padding after the length of each row."""
-    ids = rng.integers(2, vocab, (len(lengths), width))
+def padded(rng, vocab, width, lengths, low=2):
+    """Returns random ids [rows, width] int64 from `low`, with padding after the length of each row."""
+    ids = rng.integers(low, vocab, (len(lengths), width))
     return np.where(np.arange(width) < np.asarray(lengths)[:, None], ids, PAD)
 
 
@@ -135,6 +141,25 @@ def make_umt5(seed):
     return {**weights(model), **{name: arrays[name] for name in ('inputs', 'targets', 'logits')}, 'greedy': greedy}
 
 
+def make_t5gemma(seed):
+    """Weights, the batch, and logits, all float32; greedy tokens."""
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    stacks = {'encoder': {**T5GEMMA, 'num_hidden_layers': 3}, 'decoder': {**T5GEMMA, 'num_hidden_layers': 2}}
+    config = transformers.T5GemmaConfig(**stacks, vocab_size=48, attn_implementation='eager')
+    model = transformers.T5GemmaForConditionalGeneration(config).eval()
+    inputs, targets = padded(rng, 48, 14, (14, 10, 1), low=3), padded(rng, 48, 9, (9, 5, 2), low=3)
+    shifted = np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(std=0.3)
+        logits = model(decoder_input_ids=torch.from_numpy(shifted), **read(inputs)).logits
+    greedy = generate(model, inputs, 8, eos_token_id=None, decoder_start_token_id=BOS)[0][:, 0]
+    state = {f'weights/{name}': weight.numpy() for name, weight in model.state_dict().items() if 'lm_head' not in name}
+    batch = {'inputs': inputs.astype(np.int32), 'targets': targets.astype(np.int32)}
+    return {**state, **batch, 'logits': logits.numpy(), 'greedy': greedy}
+
+
 def generating_model(seed):
     """A model whose sequences differ in length: a larger row makes the logit of the end token vary more."""
     model = build('T5', seed, **V1_1, num_decoder_layers=2)
@@ -157,7 +182,13 @@ def make_generate(seed):
     return {**weights(model), **arrays}
 
 
-FILES = {'t5_v1_1_tiny': make_v1_1, 't5_v1_0_tiny': make_v1_0, 'umt5_tiny': make_umt5, 't5_generate': make_generate}
+FILES = {
+    't5_v1_1_tiny': make_v1_1,
+    't5_v1_0_tiny': make_v1_0,
+    'umt5_tiny': make_umt5,
+    't5gemma_tiny': make_t5gemma,
+    't5_generate': make_generate,
+}
 
 if __name__ == '__main__':
     for file, make in FILES.items():
