@@ -60,8 +60,7 @@ def train(
             stack.enter_context(model_dir.locked(path))
         checkpoints = stack.enter_context(saving.open_checkpoints(path, run.folder.keep_checkpoints))
         with timeline.during(progress.STATE):
-            patience = saving.Patience(run.periods.stop_after_evaluations)
-            state, notes = start.restore_or_create(checkpoints, programs, data, record, run.recovery.restore, patience)
+            state, notes = start.restore_or_create(run, checkpoints, programs, data, record)
         startup.end_phase('state')
 
         first, last, is_new = state.step, run.periods.train_steps, state.saved_step is None

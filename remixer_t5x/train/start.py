@@ -142,22 +142,16 @@ def write_run_files(
 
 
 def restore_or_create(
-    checkpoints: manager.Checkpoints,
-    programs: compilation.Programs,
-    data: RunData,
-    record: Mapping[str, Any],
-    damaged: str,
-    patience: saving.Patience,
+    run: Run, checkpoints: manager.Checkpoints, programs: compilation.Programs, data: RunData, record: Mapping[str, Any]
 ) -> tuple[saving.RunState, list[str]]:
     """Restores the newest checkpoint, or creates the state at step 0 if there is none.
 
     Args:
+        run: the reaction to a damaged checkpoint, and the limit for early stopping.
         checkpoints: the checkpoints of MODEL_DIR.
         programs: describe the state, and create the initial one.
         data: the data of the run.
         record: describes this run; a checkpoint with an incompatible record is refused.
-        damaged: `settings.Recovery.restore`, the reaction to a damaged checkpoint.
-        patience: the initial count for early stopping.
 
     Returns:
         The state, and notes for the user.
@@ -166,6 +160,7 @@ def restore_or_create(
         UserError: the newest checkpoint is damaged or incompatible, or the initial parameters do not fit.
     """
     notes: list[str] = []
+    patience = saving.Patience(run.periods.stop_after_evaluations)
     while (step := collectives.broadcast(checkpoints.latest_step())) is not None:
         folder = checkpoints.folder / str(step)
         try:
@@ -174,7 +169,7 @@ def restore_or_create(
             changes.check_compatible(saved_record, record)
             state = saving.restore(checkpoints, step, programs.plan.abstract, saved_record, patience)
         except durable.DamagedCheckpoint as error:
-            notes.append(_move_away(damaged, checkpoints, step, error))
+            notes.append(_move_away(run.recovery.restore, checkpoints, step, error))
             continue
         state.position = data.resumed_position(state.position, step)
         if changed := changes.describe_config(saved_record.get('config', ''), record['config']):
