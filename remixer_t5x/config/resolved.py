@@ -59,9 +59,8 @@ class ReferenceResolver:
     def maker(self, value: Any, scope: Sequence[str] = ()) -> ValueMaker:
         """Returns a maker of a value, with references resolved in the current configuration."""
         if isinstance(value, dict):
-            items = [(self.maker(key, scope), self.maker(item, scope)) for key, item in value.items()]
-            fresh = any(part.fresh for item in items for part in item)
-            return ValueMaker(lambda: {key.make(): item.make() for key, item in items}, fresh)
+            items = self.maker(list(value.items()), scope)
+            return ValueMaker(lambda: dict(items.make()), items.fresh)
         if isinstance(value, list | tuple):
             parts = [self.maker(part, scope) for part in value]
             return ValueMaker(lambda: type(value)(part.make() for part in parts), any(part.fresh for part in parts))
