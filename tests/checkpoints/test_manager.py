@@ -12,9 +12,9 @@ import pytest
 
 from remixer_t5x.checkpoints import changes, manager, saved_params
 from remixer_t5x.data.prefetch import Position
-from remixer_t5x.errors import UserError
 from remixer_t5x.optim.train_state import TrainState
 from remixer_t5x.run_folder import model_dir
+from tests.support.error_lines import error_message
 
 RUN = {'vocabulary': 'ab12 of 384 ids', 'batch_size': 8, 'feature_lengths': {'inputs': 16, 'targets': 12}}
 pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning')
@@ -32,13 +32,6 @@ def abstract(state):
 def assert_equal(ours, theirs):
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), ours, theirs)
-
-
-def message(call):
-    with pytest.raises(UserError) as raised:
-        call()
-    assert '\n' not in str(raised.value)
-    return str(raised.value)
 
 
 @pytest.fixture
@@ -96,7 +89,7 @@ def test_an_interrupted_write_is_not_a_checkpoint_and_is_removed(saved):
 
 def test_restoring_other_shapes_is_an_error(saved):
     checkpoints = manager.Checkpoints(saved)
-    text = message(lambda: checkpoints.restore(3, abstract(state_of(0, embed=5))))
+    text = error_message(lambda: checkpoints.restore(3, abstract(state_of(0, embed=5))))
     assert 'has shape' in text and '(4,) there and (5,) here' in text
     checkpoints.close()
 
@@ -117,16 +110,16 @@ def test_a_damaged_description_without_file_list_is_an_error(saved, file):
     step = pathlib.Path(saved / 'checkpoints' / '3')
     (step / 'files.json').unlink()
     (step / 'state' / file).write_text('[]')
-    text = message(lambda: saved_params.restore_params(str(saved), abstract(state_of(0)).params))
+    text = error_message(lambda: saved_params.restore_params(str(saved), abstract(state_of(0)).params))
     assert 'damaged' in text and 'copy the checkpoint again, or use another' in text
 
 
 def test_resuming_with_other_settings_is_an_error():
     changes.check_compatible(RUN, RUN)
-    assert 'vocabulary ab12 of 384 ids' in message(
+    assert 'vocabulary ab12 of 384 ids' in error_message(
         lambda: changes.check_compatible(RUN, {**RUN, 'vocabulary': 'other'})
     )
-    text = message(lambda: changes.check_compatible(RUN, {**RUN, 'batch_size': 16}))
+    text = error_message(lambda: changes.check_compatible(RUN, {**RUN, 'batch_size': 16}))
     assert 'BATCH_SIZE = 8' in text and '16' in text and 'INITIAL_CHECKPOINT_PATH' in text
     assert 'keeps the parameters and starts optimizer, step and data again' in text
 
@@ -147,14 +140,14 @@ def test_parameters_are_restored_from_a_run_or_a_checkpoint(saved, place):
 )
 def test_an_unsuitable_initial_checkpoint_is_an_error(saved, place, embed, vocabulary, words):
     params = abstract(state_of(0, embed)).params
-    assert words in message(lambda: saved_params.restore_params(str(saved / place), params, vocabulary))
+    assert words in error_message(lambda: saved_params.restore_params(str(saved / place), params, vocabulary))
 
 
 def test_a_full_disk_is_an_error_before_writing(saved, monkeypatch):
     checkpoints = manager.Checkpoints(saved)
     usage = shutil.disk_usage(saved)._replace(free=10)
     monkeypatch.setattr(manager.shutil, 'disk_usage', lambda path: usage)
-    text = message(lambda: checkpoints.save(4, state_of(4), Position(), RUN))
+    text = error_message(lambda: checkpoints.save(4, state_of(4), Position(), RUN))
     assert '0.0 MiB left' in text and 'the checkpoint of step 3 is kept' in text
     checkpoints.close()
 
@@ -165,10 +158,10 @@ def test_model_dir_must_be_a_new_or_an_own_folder(tmp_path, monkeypatch):
     foreign = tmp_path / 'foreign'
     foreign.mkdir()
     (foreign / 'thesis.tex').write_text('')
-    assert f'without {model_dir.MARKER}' in message(lambda: model_dir.claim(foreign))
-    assert 'must be a folder, got the file' in message(lambda: model_dir.claim(foreign / 'thesis.tex'))
-    assert 'cannot be written' in message(lambda: model_dir.claim(foreign / 'thesis.tex' / 'run'))
-    assert "MODEL_DIR must be a folder for this run, got ''" in message(lambda: model_dir.claim(''))
+    assert f'without {model_dir.MARKER}' in error_message(lambda: model_dir.claim(foreign))
+    assert 'must be a folder, got the file' in error_message(lambda: model_dir.claim(foreign / 'thesis.tex'))
+    assert 'cannot be written' in error_message(lambda: model_dir.claim(foreign / 'thesis.tex' / 'run'))
+    assert "MODEL_DIR must be a folder for this run, got ''" in error_message(lambda: model_dir.claim(''))
     assert [p.name for p in foreign.iterdir()] == ['thesis.tex']
 
 
@@ -176,10 +169,10 @@ def test_model_dir_must_be_a_new_or_an_own_folder(tmp_path, monkeypatch):
 def test_a_name_with_pattern_characters_is_refused(saved, tmp_path, name):
     """Orbax would write a checkpoint there and not find it again."""
     place = tmp_path / name
-    assert 'as a pattern' in message(lambda: model_dir.claim(place))
+    assert 'as a pattern' in error_message(lambda: model_dir.claim(place))
     assert not place.exists()
     shutil.copytree(saved, place)
-    assert 'as a pattern' in message(lambda: saved_params.open_checkpoint(str(place)))
+    assert 'as a pattern' in error_message(lambda: saved_params.open_checkpoint(str(place)))
 
 
 def test_a_read_only_folder_is_an_error(tmp_path, monkeypatch):
@@ -189,4 +182,4 @@ def test_a_read_only_folder_is_an_error(tmp_path, monkeypatch):
         raise PermissionError(13, 'Permission denied')
 
     monkeypatch.setattr(type(model_dir.absolute_path(tmp_path)), 'write_text', refuse)
-    assert 'Permission denied' in message(lambda: model_dir.claim(tmp_path / 'run'))
+    assert 'Permission denied' in error_message(lambda: model_dir.claim(tmp_path / 'run'))

@@ -12,8 +12,8 @@ import tensorstore as ts
 from etils import epath
 
 from remixer_t5x.checkpoints import durable, saved_params, untrusted
-from remixer_t5x.errors import UserError
 from remixer_t5x.interop import converted
+from tests.support.error_lines import error_message
 
 PARAMS = {'scale': np.arange(6, dtype=np.float32).reshape(2, 3), 'one': np.float32(3)}
 # TensorStore aborted the process when it opened or read such an array.
@@ -51,21 +51,14 @@ def change(saved, tmp_path):
     return changed
 
 
-def refused(call, *args):
-    with pytest.raises(UserError) as error:
-        call(*args)
-    assert len(str(error.value).splitlines()) == 1 and len(str(error.value)) < 600
-    return str(error.value)
-
-
 @pytest.mark.parametrize('kind', HOSTILE)
 def test_a_description_that_would_abort_the_process_is_refused(change, kind):
     """`convert` calls the first function; `infer`, `eval` and INITIAL_CHECKPOINT_PATH call the second."""
     folder = change(HOSTILE[kind])
-    error = refused(converted.read, str(folder))
+    error = error_message(converted.read, str(folder))
     assert 'GiB by their descriptions' in error or 'does not describe an array of numbers' in error
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), np.float32), PARAMS)
-    assert refused(saved_params.restore_params, str(folder), abstract) == error
+    assert error_message(saved_params.restore_params, str(folder), abstract) == error
 
 
 def test_a_checkpoint_with_valid_descriptions_is_read(saved, change):
@@ -91,7 +84,7 @@ def test_arrays_of_zeros_may_be_larger_than_their_files(tmp_path):
     (tmp_path / '.zarray').write_text(json.dumps(described))
     untrusted.check(tmp_path)
     (tmp_path / '.zarray').write_text(json.dumps({**described, 'shape': [2**29], 'chunks': [2**27]}))
-    assert '2.0 GiB by their descriptions' in refused(untrusted.check, tmp_path)
+    assert '2.0 GiB by their descriptions' in error_message(untrusted.check, tmp_path)
     with (tmp_path / '0').open('wb') as file:
         file.truncate(2**25)
     untrusted.check(tmp_path)
@@ -110,12 +103,12 @@ def test_a_folder_with_a_noncanonical_number_is_not_a_step(saved, tmp_path, name
 def test_an_invalid_record_is_an_error(change, record):
     folder = change({})
     (folder / 'run' / 'metadata').write_text(record)
-    assert 'cannot be read' in refused(converted.read, str(folder))
+    assert 'cannot be read' in error_message(converted.read, str(folder))
 
 
 def test_parameters_larger_than_the_memory_are_refused(saved, monkeypatch):
     monkeypatch.setattr(os, 'sysconf', lambda name: 1 if name == 'SC_PHYS_PAGES' else 16)
-    assert 'convert them on a larger machine' in refused(converted.read, str(saved))
+    assert 'convert them on a larger machine' in error_message(converted.read, str(saved))
 
 
 def test_the_check_skips_broken_links(tmp_path):

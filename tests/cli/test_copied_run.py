@@ -6,12 +6,12 @@ import os
 import pathlib
 import shutil
 
-import gin
 import numpy as np
 import pytest
 
 import remixer_t5x
 from remixer_t5x.cli.main import main
+from tests.support import command_folder
 
 SIZES = """
 EMBED_DIM = 16
@@ -66,10 +66,8 @@ def predictions(path):
 def journey(request, tmp_path_factory):
     """Trains in one home folder, and continues in another one with a copy of MODEL_DIR; nothing else is left."""
     command, config = COMMANDS[request.param]
-    before, environment = pathlib.Path.cwd(), dict(os.environ)
     first, second = tmp_path_factory.mktemp('first'), tmp_path_factory.mktemp('second')
-    try:
-        os.chdir(first)
+    with command_folder.entered(first):
         os.environ.update(HOME=str(first), REMIXER_T5X_CACHE=str(first / 'cache'))
         (first / 'own.gin').write_text(config)
         write_rows('rows.csv', range(60))
@@ -88,11 +86,6 @@ def journey(request, tmp_path_factory):
         os.environ.update(HOME=str(second), REMIXER_T5X_CACHE=str(second / 'cache'))
         (second / 'lines.txt').write_text('the number 7\nis odd\n')
         yield request.param, second
-    finally:
-        os.chdir(before)
-        os.environ.clear()
-        os.environ.update(environment)
-        gin.clear_config()
 
 
 @pytest.fixture

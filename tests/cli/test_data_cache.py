@@ -17,9 +17,9 @@ import tensorflow as tf
 
 from remixer_t5x.cli import main
 from remixer_t5x.data import pipeline, task_batches, task_vocabulary
-from remixer_t5x.errors import UserError
 from remixer_tasks import caching, pretraining
 from remixer_tasks.corpora import text_corpus
+from tests.support.error_lines import error_message
 
 DOCUMENTS = {
     'train': [f'document {i} has {i * i} letters and {"some more words " * (i % 5)}' for i in range(24)],
@@ -129,10 +129,7 @@ def test_order_is_the_same_every_time_and_a_position_goes_on_exactly(tmp_path):
 
 
 def refusal(task, folder):
-    with pytest.raises(UserError) as caught:
-        rows(task, use_cached=True, cache_dir=folder and str(folder))
-    assert '\n' not in str(caught.value)
-    return str(caught.value)
+    return error_message(lambda: rows(task, use_cached=True, cache_dir=folder and str(folder)))
 
 
 def test_what_is_not_there_or_half_written_or_of_another_vocabulary_is_refused(tmp_path):
@@ -232,7 +229,5 @@ def test_a_pipeline_that_fails_leaves_no_cache_and_says_why(tmp_path):
         preprocessors=[seqio.map_over_dataset(refuse), *task.preprocessors],
         output_features=task.output_features,
     )
-    with pytest.raises(UserError) as caught:
-        caching.write(broken, str(tmp_path), 'note')
-    assert 'line 7 is no text' in str(caught.value) and '\n' not in str(caught.value)
+    assert 'line 7 is no text' in error_message(caching.write, broken, str(tmp_path), 'note')
     assert caching.read_completed(caching.folder(task, str(tmp_path))) is None

@@ -9,6 +9,7 @@ import pytest
 import remixer_t5x
 from remixer_t5x.cli.main import main
 from remixer_t5x.errors import UserError
+from tests.support.compare_runs import logged
 
 TEXT = 'The cat sat on the mat and looked at the dog. ' * 3
 BASE = [
@@ -37,11 +38,6 @@ def arguments(tmp_path_factory):
     return make
 
 
-def records(run):
-    lines = [json.loads(line) for line in (run / 'metrics.jsonl').read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != 'timing'} for line in lines]
-
-
 @pytest.fixture(scope='module')
 def causal(arguments, tmp_path_factory):
     """A run of 4 steps, and one that was resumed after 2."""
@@ -55,8 +51,8 @@ def causal(arguments, tmp_path_factory):
 
 
 def test_a_causal_language_model_resumes_exactly_and_reports_bits_per_byte(causal):
-    assert records(causal / 'whole') == records(causal / 'resumed')
-    (held_out, *_) = [record for record in records(causal / 'whole') if record['kind'] == 'eval']
+    assert logged(causal / 'whole') == logged(causal / 'resumed')
+    (held_out, *_) = [record for record in logged(causal / 'whole') if record['kind'] == 'eval']
     # Bytes are the vocabulary: nearly one token a byte, but for end tokens, which have no byte.
     assert held_out['bits_per_byte'] == pytest.approx(held_out['loss'] / np.log(2), rel=0.05)
 
@@ -99,9 +95,9 @@ def test_a_prefix_language_model_is_finetuned_on_packed_pairs_and_judged(tmp_pat
     ]  # fmt: skip
     assert main(['finetune', *model, *run]) == 0, capsys.readouterr().err
     assert 'language_model.LanguageModel.prefix = %PREFIX_LM' in (tmp_path / 'run/config.gin').read_text()
-    (judged,) = [record for record in records(tmp_path / 'run') if record['kind'].startswith('eval/')]
-    (held_out,) = [record for record in records(tmp_path / 'run') if record['kind'].startswith('held_out/')]
+    (judged,) = [record for record in logged(tmp_path / 'run') if record['kind'].startswith('eval/')]
+    (held_out,) = [record for record in logged(tmp_path / 'run') if record['kind'].startswith('held_out/')]
     assert isinstance(judged['accuracy'], float) and held_out['bits_per_byte'] > 0
     assert main(['eval', *model, f'--checkpoint={tmp_path}/run']) == 0, capsys.readouterr().err
-    (again,) = records(tmp_path / 'run/eval')
+    (again,) = logged(tmp_path / 'run/eval')
     assert again['accuracy'] == judged['accuracy']

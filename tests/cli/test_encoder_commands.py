@@ -54,10 +54,6 @@ def said():
     return io.StringIO()
 
 
-def records(folder):
-    return [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
-
-
 def test_a_masked_language_model_resumes_bit_for_bit(mlm):
     shutil.copytree('mlm', 'resumed')
     shutil.rmtree('resumed/checkpoints/4')
@@ -66,7 +62,7 @@ def test_a_masked_language_model_resumes_bit_for_bit(mlm):
     assert whole.keys() == resumed.keys()
     for name, array in whole.items():
         np.testing.assert_array_equal(array, resumed[name], name)
-    held_out = [record for record in records(mlm) if record['kind'] == 'eval']
+    held_out = [record for record in compare_runs.logged(mlm) if record['kind'] == 'eval']
     assert held_out and 0 < held_out[-1]['loss'] < 20 and 0 <= held_out[-1]['accuracy'] <= 1
 
 
@@ -75,7 +71,7 @@ def test_a_classifier_begins_with_the_encoder_and_a_fresh_head(mlm, classes, sai
     assert 'parameters of mlm taken' in table and ' fresh head ' in table
     before, after = compare_runs.arrays(mlm, 4), compare_runs.arrays(classes, 2)
     assert not any('head' in name for name in before) and any('head' in name for name in after)
-    report = [record for record in records(classes) if record['kind'].endswith('labelled')]
+    report = [record for record in compare_runs.logged(classes) if record['kind'].endswith('labelled')]
     assert report and 0 <= report[-1]['accuracy'] <= 100
 
 

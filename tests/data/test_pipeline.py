@@ -16,6 +16,7 @@ from remixer_t5x.data import pipeline, task_batches, task_vocabulary
 from remixer_t5x.data.prefetch import Position
 from remixer_t5x.data.stream import Stream, without_autograph
 from remixer_t5x.errors import UserError
+from tests.support.error_lines import error_message
 
 LENGTHS = {'inputs': 16, 'targets': 12}
 
@@ -164,7 +165,7 @@ def test_a_source_whose_position_cannot_be_saved_is_an_error(tmp_path, kind):
 
     source = seqio.FunctionDataSource(read, ['train'])
     config = pipeline.DatasetConfig(lines_task(tmp_path, f'no_position_{kind}', source), LENGTHS, batch_size=8)
-    assert 'position cannot be saved' in message(lambda: task_batches.TrainBatches(config))
+    assert 'position cannot be saved' in error_message(lambda: task_batches.TrainBatches(config))
     without_position = dataclasses.replace(config, save_position=False)
 
     def first_batch(batches_before):
@@ -198,13 +199,6 @@ def test_shares_of_an_evaluation_batch_are_disjoint_and_complete(task):
         np.testing.assert_array_equal(rows, np.concatenate([parts[0][0][name], parts[1][0][name]]))
 
 
-def message(call):
-    with pytest.raises(UserError) as raised:
-        call()
-    assert '\n' not in str(raised.value)
-    return str(raised.value)
-
-
 def test_invalid_settings_are_an_error(task):
     config = pipeline.DatasetConfig(task, LENGTHS, 4)
     change = functools.partial(dataclasses.replace, config)
@@ -221,13 +215,13 @@ def test_invalid_settings_are_an_error(task):
         'set VOCAB_SIZE to 384': lambda: pipeline.prepare_data(config, 256),
     }
     for text, call in errors.items():
-        assert text in message(call)
+        assert text in error_message(call)
     pipeline.prepare_data(config, 359)
 
 
 def test_an_empty_split_is_an_error(tiny):
     config = pipeline.DatasetConfig(tiny.task('tiny_none', train=0), LENGTHS, 4, shuffle=False)
-    assert 'no full batch' in message(lambda: next(task_batches.TrainBatches(config)))
+    assert 'no full batch' in error_message(lambda: next(task_batches.TrainBatches(config)))
 
 
 def test_vocabulary_fingerprints_differ():

@@ -11,7 +11,6 @@ import pytest
 from etils import epath
 
 from remixer_t5x.cli import train as train_command
-from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import best, results
 from remixer_t5x.evaluate.task_evaluation import Report
 from remixer_t5x.interop import safetensors_files
@@ -20,16 +19,10 @@ from remixer_t5x.train import hooks, progress, run_log, settings
 from remixer_t5x.train.saving import Patience
 from remixer_t5x.train.settings import Result
 from tests.run_folder import full_disks
+from tests.support.error_lines import error_message
 
 LOSS = {'loss': 2.0}
 REPORT = Report('cogs', 'gen', {'f1': 2.0}, [{'prediction': 'a'}], 1.0)
-
-
-def one_line(call):
-    with pytest.raises(UserError) as error:
-        call()
-    assert len(str(error.value).splitlines()) == 1
-    return str(error.value)
 
 
 def _tensorboard(folder):
@@ -85,7 +78,7 @@ def folder(tmp_path):
 def test_every_writer_raises_a_one_line_error(folder, name):
     threads = threading.active_count()
     with full_disks.full():
-        assert 'cannot be' in one_line(lambda: WRITERS[name](folder))
+        assert 'cannot be' in error_message(lambda: WRITERS[name](folder))
     assert threading.active_count() <= threads + (name == 'best') * 50
 
 
@@ -97,7 +90,7 @@ def test_tensorboard_opens_a_new_file_after_a_full_disk(tmp_path):
         for step in range(2, 1000):
             with contextlib.suppress(object_store.CannotWrite):
                 writer.write('train', step, LOSS, {})
-        one_line(writer.close)
+        error_message(writer.close)
     writer.write('train', 1000, LOSS, {})
     writer.close()
     assert len(list(tmp_path.glob('events*'))) > 1
@@ -110,7 +103,7 @@ def test_lines_are_written_completely_or_not_at_all(tmp_path):
     size = path.stat().length
     with full_disks.full(size + 10):
         for step in (2, 3):
-            one_line(lambda: writer.write('train', step, LOSS, {}))  # noqa: B023
+            error_message(lambda: writer.write('train', step, LOSS, {}))  # noqa: B023
             assert path.stat().length == size, 'a partial line was written'
     writer.write('train', 4, LOSS, {})
     assert [record['step'] for record in metrics.read(path)] == [1, 2, 3, 4]
@@ -134,7 +127,7 @@ def log(folder):
 def test_a_run_stops_if_its_log_cannot_be_written(log, capsys):
     run = log(settings.STOP)
     with full_disks.full():
-        assert 'metrics.jsonl cannot be written' in one_line(lambda: run.log_evaluation('eval', 2, LOSS, 1.0))
+        assert 'metrics.jsonl cannot be written' in error_message(lambda: run.log_evaluation('eval', 2, LOSS, 1.0))
         run.close()
     output = capsys.readouterr()
     # The command prints the error, not the log.
@@ -170,4 +163,4 @@ def test_safetensors_in_a_read_only_folder_raise_a_one_line_error(tmp_path, monk
 
     monkeypatch.setattr(pathlib.Path, 'unlink', refuse)
     with full_disks.full():
-        assert 'x cannot be written' in one_line(lambda: WRITERS['safetensors'](tmp_path))
+        assert 'x cannot be written' in error_message(lambda: WRITERS['safetensors'](tmp_path))

@@ -11,6 +11,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.run_folder import model_dir
 from tests.support import paths
 from tests.support.compare_runs import difference
+from tests.support.error_lines import error_message, printed_error
 from tests.support.fake_gcs import CUT, FakeGcs
 
 RUN = {'train_steps': 30, 'log_period': 3, 'eval_period': 20, 'checkpoint_period': 10}
@@ -50,12 +51,6 @@ def start(training, store, **options):
 def train(training, store, **options):
     process = start(training, store, **options)
     return process.wait(), process.output()
-
-
-def error_of(output):
-    (error,) = [line for line in output.splitlines() if line.startswith('error: ')]
-    assert 'Traceback' not in output
-    return error
 
 
 def complete_steps(store):
@@ -116,7 +111,7 @@ def test_failed_requests_are_retried(training, store, unbroken, tmp_path):
 def test_a_failed_upload_keeps_the_previous_checkpoint(training, store, unbroken, tmp_path):
     store.fail(f'(POST|PUT) {INSIDE}/checkpoints/20/state/.*ocdbt', status=403)
     code, output = train(training, store)
-    error = error_of(output)
+    error = printed_error(output)
     assert code == 2 and 'the checkpoint of step 10 is kept' in error and 'credentials are not allowed' in error
     assert complete_steps(store) == [10]
 
@@ -138,10 +133,10 @@ def test_damaged_objects_are_named_and_log_records_not_repeated(training, store,
 
     name = damage(store, 20)
     code, output = train(training, store)
-    assert code == 2 and f'{name} differs from what was written; type --restore previous' in error_of(output)
+    assert code == 2 and f'{name} differs from what was written; type --restore previous' in printed_error(output)
     store.remove('bucket', f'{INSIDE}/checkpoints/20/{name}')
     code, output = train(training, store)
-    assert code == 2 and f'{name} is missing' in error_of(output)
+    assert code == 2 and f'{name} is missing' in printed_error(output)
     code, output = train(training, store, recovery={'restore': 'previous'})
     assert code == 0, output
     assert f'{INSIDE}/damaged/20/files.json' in store.names('bucket')
@@ -150,10 +145,7 @@ def test_damaged_objects_are_named_and_log_records_not_repeated(training, store,
 
 def test_bucket_errors_are_one_line_with_advice(here, monkeypatch, tmp_path):
     def message(folder=MODEL_DIR):
-        with pytest.raises(UserError) as error:
-            model_dir.claim(folder)
-        assert '\n' not in str(error.value)
-        return str(error.value)
+        return error_message(model_dir.claim, folder)
 
     assert 'got s3://; type gs://' in message('s3://bucket/run')
     assert 'does not exist' in message('gs://other/run')

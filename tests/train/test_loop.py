@@ -10,6 +10,7 @@ import pytest
 from remixer_t5x.errors import UserError
 from remixer_t5x.train import hooks, loop, progress, settings
 from remixer_t5x.train.saving import Patience
+from tests.support.error_lines import printed_error
 
 LOSSES = ('loss', 'accuracy', 'grad_norm')
 
@@ -17,13 +18,6 @@ LOSSES = ('loss', 'accuracy', 'grad_norm')
 def records(folder, kind='train'):
     lines = pathlib.Path(folder, 'metrics.jsonl').read_text().splitlines()
     return [record for record in map(json.loads, lines) if record['kind'] == kind]
-
-
-def error_of(output):
-    lines = output.splitlines()
-    assert 'Traceback' not in output
-    (error,) = [line for line in lines if line.startswith('error: ')]
-    return error
 
 
 def test_a_run_learns_and_writes_its_folder(training, tmp_path):
@@ -60,7 +54,7 @@ def test_a_run_learns_and_writes_its_folder(training, tmp_path):
     assert first['step'] == 3 and first['loss'] < train[-1]['loss'] + 0.5
 
     code, output = training.run(model_dir=str(folder), train_steps=60, batch_size=4)
-    assert code == 2 and 'BATCH_SIZE = 8 and this run has 4' in error_of(output)
+    assert code == 2 and 'BATCH_SIZE = 8 and this run has 4' in printed_error(output)
     assert records(folder) == train
 
 
@@ -69,7 +63,7 @@ def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(training, tmp_path
     folder = tmp_path / 'run'
     assert training.run(model_dir=str(folder), train_steps=5)[0] == 0
     code, output = training.run(model_dir=str(folder), train_steps=60, learning_rate=float('inf'))
-    error = error_of(output)
+    error = printed_error(output)
     assert code == 2 and 'not finite at step' in error and 'the last good checkpoint is step 5' in error
     assert [p.name for p in (folder / 'checkpoints').iterdir()] == ['5']
 
@@ -77,8 +71,8 @@ def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(training, tmp_path
 def test_a_generator_requires_save_position_false(training, tmp_path):
     run = {'model_dir': str(tmp_path / 'run'), 'generator': True, 'log_period': 1, 'quiet': False}
     code, output = training.run(train_steps=2, **run)
-    assert code == 2 and 'whose position cannot be saved' in error_of(output)
-    assert 'set SAVE_DATA_POSITION=False' in error_of(output)
+    assert code == 2 and 'whose position cannot be saved' in printed_error(output)
+    assert 'set SAVE_DATA_POSITION=False' in printed_error(output)
     for steps, message in ((2, 'starting at step 0'), (4, 'resuming at step 2')):
         code, output = training.run(train_steps=steps, save_position=False, **run)
         assert code == 0, output
@@ -87,7 +81,7 @@ def test_a_generator_requires_save_position_false(training, tmp_path):
     assert len(losses) == 4 and np.isfinite(losses).all()
     # A run that saves its position cannot resume from this checkpoint.
     code, output = training.run(train_steps=6, **{**run, 'generator': False})
-    assert code == 2 and 'has no saved data position' in error_of(output)
+    assert code == 2 and 'has no saved data position' in printed_error(output)
 
 
 def run_loop(events, hook, batches, saved_step=None):
@@ -121,7 +115,7 @@ def test_at_start_hooks_are_called_in_new_runs_only(saved_step, expected):
 
 def test_bad_data_in_the_middle_of_a_run_is_a_one_line_error(training, tmp_path):
     code, output = training.run(model_dir=str(tmp_path / 'run'), train_steps=60, poison='line 30 ab')
-    assert code == 2 and 'notes.jsonl line 7 is not JSON' in error_of(output)
+    assert code == 2 and 'notes.jsonl line 7 is not JSON' in printed_error(output)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +124,7 @@ def test_bad_data_in_the_middle_of_a_run_is_a_one_line_error(training, tmp_path)
 )
 def test_errors_are_raised_before_a_folder_is_created(training, tmp_path, changed, words):
     code, output = training.run(model_dir=str(tmp_path / 'run'), train_steps=5, **changed)
-    assert code == 2 and words in error_of(output)
+    assert code == 2 and words in printed_error(output)
     assert not (tmp_path / 'run').exists()
 
 

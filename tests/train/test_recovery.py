@@ -12,14 +12,9 @@ import pytest
 
 from remixer_t5x.checkpoints import changes
 from tests.support.compare_runs import arrays, checkpoint_steps, difference, last_step, logged
+from tests.support.error_lines import printed_error
 
 RUN = {'train_steps': 60, 'log_period': 1, 'eval_period': 30, 'checkpoint_period': 10}
-
-
-def error_of(output):
-    (error,) = [line for line in output.splitlines() if line.startswith('error: ')]
-    assert 'Traceback' not in output
-    return error
 
 
 def train(training, folder, **options):
@@ -57,12 +52,12 @@ def test_bad_batches_are_skipped_and_a_killed_run_ends_equal(training, tmp_path,
 
 def test_a_bad_step_stops_by_default_and_too_many_always_do(training, tmp_path):
     code, output = train(training, tmp_path / 'stop', nan_below=384)
-    assert code == 2 and 'is not finite at step 1; no checkpoint was saved yet' in error_of(output)
+    assert code == 2 and 'is not finite at step 1; no checkpoint was saved yet' in printed_error(output)
     assert 'ON_BAD_STEP' in output and not logged(tmp_path / 'stop')
     code, output = train(training, tmp_path / 'skip', nan_below=384, recovery={'on_bad_step': 'skip'})
-    assert code == 2 and '20 steps in a row were skipped' in error_of(output)
+    assert code == 2 and '20 steps in a row were skipped' in printed_error(output)
     code, output = train(training, tmp_path / 'rewind', nan_below=384, recovery={'on_bad_step': 'rewind'})
-    assert code == 2 and 'went back to step 0 5 times' in error_of(output)
+    assert code == 2 and 'went back to step 0 5 times' in printed_error(output)
 
 
 def test_a_failed_save_stops_the_run_or_is_retried(training, tmp_path):
@@ -70,9 +65,9 @@ def test_a_failed_save_stops_the_run_or_is_retried(training, tmp_path):
     folder, limit = tmp_path / 'run', {'file_size': 300_000, 'embed': 256}
     assert train(training, folder, train_steps=10, embed=256)[0] == 0
     code, output = train(training, folder, **limit)
-    assert code == 2 and 'could not be written' in error_of(output) and 'step 10 is kept' in error_of(output)
+    assert code == 2 and 'could not be written' in printed_error(output) and 'step 10 is kept' in printed_error(output)
     code, output = train(training, folder, recovery={'on_save_failure': 'go_on'}, quiet=False, **limit)
-    assert code == 2 and 'could not be written' in error_of(output)
+    assert code == 2 and 'could not be written' in printed_error(output)
     assert output.count('training continues (ON_SAVE_FAILURE)') >= 3
     assert checkpoint_steps(folder) == [10] and steps_of(folder) == list(range(1, 61))
     assert train(training, folder, embed=256)[0] == 0
@@ -93,7 +88,7 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_restored(training, f
     content = path.read_bytes()
     path.write_bytes(content[:9] + bytes([content[9] ^ 4]) + content[10:])
     code, output = train(training, folder, train_steps=70)
-    error = error_of(output)
+    error = printed_error(output)
     assert code == 2 and path.name in error and 'damaged' in error and '--restore previous' in error and '50' in error
     assert checkpoint_steps(folder) == [40, 50, 60]
     code, output = train(training, folder, recovery={'restore': 'previous'}, quiet=False)
@@ -107,7 +102,7 @@ def test_a_second_run_in_a_used_folder_is_refused(training, tmp_path):
     first = training.start(model_dir=str(folder), **{**RUN, 'train_steps': 10**6})
     first.until(lambda: last_step(folder) >= 3, 'step 3')
     code, output = train(training, folder, devices=8, mesh={'data': 8})
-    assert code == 2 and f'is in use by process {first.pid} on ' in error_of(output)
+    assert code == 2 and f'is in use by process {first.pid} on ' in printed_error(output)
     assert first.running
     first.kill()
     # The lock ended with the killed process.
