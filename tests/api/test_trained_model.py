@@ -92,7 +92,7 @@ def test_generate_follows_decoder_seed_and_number_of_answers(trained):
 
 @pytest.mark.parametrize('decoder', [remixer_t5x.Greedy(), remixer_t5x.Sampling(no_repeat_ngram_size=2)])
 def test_streamed_pieces_join_to_the_generated_text(trained, decoder):
-    for text in TEXTS[:3]:
+    for text in TEXTS[:2]:
         pieces = list(trained.stream(text, decoder=decoder, seed=3))
         expected = trained.generate(text, decoder=decoder, seed=3)[0].text
         assert ''.join(pieces) == expected and all(pieces)

@@ -14,6 +14,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.models import beam_search
 from remixer_t5x.models.beam_search import BeamSearch, BrevityPenalty, PowerPenalty
 from remixer_t5x.models.decoding import Greedy
+from tests.models import toy_generation as toy
 from tests.models.tiny_models import make_seq2seq, make_t5, t5_params
 from tests.support import references
 from tests.support.paths import GOLDEN
@@ -44,7 +45,7 @@ def assert_is_exhaustive(actual, log_probabilities, penalty):
     np.testing.assert_array_equal(tokens[settled], np.asarray(wanted_tokens)[settled])
 
 
-def search_tables(toy, length, beams, penalty=PowerPenalty, stop=beam_search.until_settled):
+def search_tables(length, beams, penalty=PowerPenalty, stop=beam_search.until_settled):
     """Compiled search (tables, alpha) -> Decoded."""
 
     @jax.jit
@@ -59,8 +60,8 @@ def of_row(actual, row):
 
 
 @pytest.mark.parametrize('penalty', [PowerPenalty, BrevityPenalty])
-def test_with_enough_beams_it_is_exhaustive_search(toy, penalty):
-    search = search_tables(toy, 3, 16, penalty)
+def test_with_enough_beams_it_is_exhaustive_search(penalty):
+    search = search_tables(3, 16, penalty)
 
     @examples
     @given(seeds, st.floats(-0.5, 1.5))
@@ -74,7 +75,7 @@ def test_with_enough_beams_it_is_exhaustive_search(toy, penalty):
 
 
 @pytest.mark.parametrize('kind', ['t5', 'remixer'])
-def test_a_model_decodes_as_exhaustive_scoring_says(toy, kind):
+def test_a_model_decodes_as_exhaustive_scoring_says(kind):
     model, params = make_seq2seq(kind, 4)
     # Larger steps than at the start of training, so that no beginning is far ahead of the others for good.
     params = jax.tree.map(lambda x: 1.5 * x, params)
@@ -94,8 +95,8 @@ def test_a_model_decodes_as_exhaustive_scoring_says(toy, kind):
         assert_is_exhaustive(of_row(actual, row), dict(zip(sequences, scores[row], strict=True)), penalty)
 
 
-def test_one_beam_that_stops_at_the_first_end_is_greedy(toy):
-    search = search_tables(toy, 4, 1, stop=beam_search.until_enough)
+def test_one_beam_that_stops_at_the_first_end_is_greedy():
+    search = search_tables(4, 1, stop=beam_search.until_enough)
     greedy = jax.jit(lambda tables: Greedy()(toy.generation(tables, 4)))
 
     @examples
@@ -109,11 +110,11 @@ def test_one_beam_that_stops_at_the_first_end_is_greedy(toy):
     law()
 
 
-def test_stopping_when_settled_changes_nothing(toy):
+def test_stopping_when_settled_changes_nothing():
     def never(live, ended, length, max_length, penalty):
         return jnp.ones_like(live, bool)
 
-    stopping, going_on = search_tables(toy, 6, 3), search_tables(toy, 6, 3, stop=never)
+    stopping, going_on = search_tables(6, 3), search_tables(6, 3, stop=never)
 
     @examples
     @given(seeds, st.floats(0, 1.5))
@@ -145,7 +146,7 @@ def test_beams_stay_with_their_parents_and_the_cache_follows(parents):
 
 
 @pytest.mark.parametrize('decoder', [BeamSearch(2, PowerPenalty(0.0)), Greedy()])
-def test_it_stops_when_every_sequence_has_ended(toy, decoder):
+def test_it_stops_when_every_sequence_has_ended(decoder):
     tables = toy.make_tables(0, batch=2, vocab=3, length=6)
     tables[:, :, toy.EOS] += 8
     generation = toy.generation(tables, 6)
@@ -161,7 +162,7 @@ def test_it_stops_when_every_sequence_has_ended(toy, decoder):
 
 
 @pytest.mark.parametrize('decoder', [BeamSearch(4), Greedy()])
-def test_padding_of_the_batch_is_not_decoded(toy, decoder):
+def test_padding_of_the_batch_is_not_decoded(decoder):
     tables = toy.make_tables(3, batch=3, vocab=4, length=3)
     actual, expected = (decoder(toy.generation(tables, 3, is_real)) for is_real in ([True, False, True], None))
     assert not np.any(actual.tokens[1]) and not np.any(actual.scores[1])

@@ -14,12 +14,13 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.models.architecture.stack import layers_apart
 from remixer_t5x.models.decoding import Greedy
 from remixer_t5x.models.sampling import Sampling
+from tests.models import toy_generation as toy
 from tests.models.tiny_models import make_seq2seq
 
 VOCAB = 12
 
 
-def sample_tables(toy, length, sampling):
+def sample_tables(length, sampling):
     return jax.jit(lambda tables, rng: sampling(toy.generation(tables, length), rng))
 
 
@@ -50,10 +51,10 @@ def restricted(logits, temperature=1.0, top_k=None, top_p=1.0) -> np.ndarray:
         {'temperature': 1.5, 'top_k': 5, 'top_p': 0.8},
     ],
 )
-def test_samples_have_the_restricted_distribution(toy, options):
+def test_samples_have_the_restricted_distribution(options):
     count = 20_000
     tables = toy.make_tables(1, batch=2, vocab=6, length=1)
-    actual = sample_tables(toy, 1, Sampling(num_samples=count, **options))(tables, jax.random.key(0))
+    actual = sample_tables(1, Sampling(num_samples=count, **options))(tables, jax.random.key(0))
     for row in range(2):
         expected = restricted(tables[row, 0], **options)
         seen = np.bincount(np.asarray(actual.tokens[row, :, 0]), minlength=6)
@@ -64,10 +65,10 @@ def test_samples_have_the_restricted_distribution(toy, options):
         assert chi_square < 25, chi_square  # Of at most 5 degrees of freedom: one in 7,000 by chance.
 
 
-def test_later_tokens_are_drawn_given_the_earlier_ones(toy):
+def test_later_tokens_are_drawn_given_the_earlier_ones():
     count = 20_000
     tables = toy.make_tables(2, batch=1, vocab=3, length=2)
-    actual = sample_tables(toy, 2, Sampling(num_samples=count))(tables, jax.random.key(1))
+    actual = sample_tables(2, Sampling(num_samples=count))(tables, jax.random.key(1))
     seen = collections.Counter(map(tuple, np.asarray(actual.tokens[0]).tolist()))
     log_probabilities = toy.log_probabilities(tables[0], 2)
     for sequence, log_probability in log_probabilities.items():
@@ -79,29 +80,29 @@ def test_later_tokens_are_drawn_given_the_earlier_ones(toy):
 
 @settings(max_examples=20, deadline=None, derandomize=True, database=None)
 @given(st.integers(0, 10**6), st.floats(0.05, 1.0))
-def test_one_candidate_is_greedy(toy, seed, temperature):
+def test_one_candidate_is_greedy(seed, temperature):
     tables = toy.make_tables(seed, batch=2, vocab=4, length=3)
-    greedy = compiled_greedy(toy)(tables)
-    for actual in compiled_single(toy)(tables, jax.random.key(seed)):
+    greedy = compiled_greedy()(tables)
+    for actual in compiled_single()(tables, jax.random.key(seed)):
         np.testing.assert_array_equal(actual.tokens, greedy.tokens)
         np.testing.assert_allclose(actual.scores, greedy.scores, rtol=1e-5)
 
 
 @functools.cache
-def compiled_greedy(toy):
+def compiled_greedy():
     return jax.jit(lambda tables: Greedy()(toy.generation(tables, 3)))
 
 
 @functools.cache
-def compiled_single(toy):
+def compiled_single():
     both = Sampling(top_k=1), Sampling(top_p=1e-6)
     return jax.jit(lambda tables, rng: [sampling(toy.generation(tables, 3), rng) for sampling in both])
 
 
-def test_scores_are_log_likelihoods_under_the_model(toy):
+def test_scores_are_log_likelihoods_under_the_model():
     tables = toy.make_tables(5, batch=2, vocab=4, length=3)
     sampling = Sampling(temperature=3.0, top_k=3, num_samples=16)
-    for actual in (sample_tables(toy, 3, sampling)(tables, jax.random.key(0)), compiled_greedy(toy)(tables)):
+    for actual in (sample_tables(3, sampling)(tables, jax.random.key(0)), compiled_greedy()(tables)):
         for row in range(2):
             expected = {
                 tuple(toy.padded(sequence, 3)): score
@@ -111,10 +112,10 @@ def test_scores_are_log_likelihoods_under_the_model(toy):
                 assert abs(score - expected[tuple(tokens)]) < 1e-4
 
 
-def test_a_key_for_each_sequence_makes_samples_independent_of_the_batch(toy):
+def test_a_key_for_each_sequence_makes_samples_independent_of_the_batch():
     tables = toy.make_tables(7, batch=4, vocab=5, length=4)
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(3), jnp.arange(4))
-    sample = sample_tables(toy, 4, Sampling(num_samples=3))
+    sample = sample_tables(4, Sampling(num_samples=3))
     whole = sample(tables, keys)
     order = np.asarray([2, 0])
     part = sample(tables[order], keys[order])
@@ -142,7 +143,7 @@ def test_impossible_settings_are_refused(options, message):
 
 
 @pytest.mark.parametrize('rng', [None, np.zeros(2, np.uint32), np.zeros((3,), np.uint32)])
-def test_sampling_without_keys_is_refused(toy, rng):
+def test_sampling_without_keys_is_refused(rng):
     tables = toy.make_tables(0, batch=2, vocab=3, length=1)
     with pytest.raises(ValueError, match='jax.random.key'):
         Sampling()(toy.generation(tables, 1), rng)

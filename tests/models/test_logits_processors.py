@@ -15,6 +15,7 @@ from remixer_t5x.models.beam_search import BeamSearch
 from remixer_t5x.models.decoding import Greedy
 from remixer_t5x.models.sampling import Sampling
 from remixer_t5x.models.stop_strings import StopStrings
+from tests.models import toy_generation as toy
 
 VOCAB, EOS = 5, 1
 
@@ -79,7 +80,7 @@ def test_forced_token_that_is_forbidden_gets_the_logit_0():
     np.testing.assert_array_equal(processed, [[-np.inf, -np.inf, 0, -np.inf]])
 
 
-def test_processors_read_the_prompt_and_the_generated_tokens(toy):
+def test_processors_read_the_prompt_and_the_generated_tokens():
     """The logits of a step are the tokens before it, so the decoder returns what a processor has read."""
     seen = []
 
@@ -98,7 +99,7 @@ def test_processors_read_the_prompt_and_the_generated_tokens(toy):
 
 
 @pytest.mark.parametrize('decoder', [Greedy, BeamSearch])
-def test_constraint_holds_in_every_answer(toy, decoder):
+def test_constraint_holds_in_every_answer(decoder):
     decode = decoder(no_repeat_ngram_size=1, bad_words_ids=[[3]], min_new_tokens=2)
     tokens = np.asarray(decode(toy.generation(toy.make_tables(1, 4, 6, 3), 3)).tokens).reshape(-1, 3).tolist()
     for row in tokens:
@@ -106,7 +107,7 @@ def test_constraint_holds_in_every_answer(toy, decoder):
         assert len(set(generated)) == len(generated) >= 2 and 3 not in generated
 
 
-def test_sampling_of_one_candidate_is_greedy_with_processors(toy):
+def test_sampling_of_one_candidate_is_greedy_with_processors():
     generation, options = toy.generation(toy.make_tables(2, 4, 6, 3), 3), {'no_repeat_ngram_size': 1}
     expected = Greedy(**options)(generation)
     for restriction in ({'top_k': 1}, {'min_p': 1.0}):
@@ -121,7 +122,7 @@ def test_min_p_excludes_tokens_below_a_share_of_the_largest_probability():
     np.testing.assert_array_equal(Sampling(min_p=0.1).restrict(logits), np.where(excluded, -np.inf, logits))
 
 
-def test_program_without_options_has_no_trace_of_them(toy):
+def test_program_without_options_has_no_trace_of_them():
     """A loop without options, written out, compiles to the same program as `Greedy()`."""
 
     def plain(tables):
@@ -175,7 +176,7 @@ def test_stop_strings_are_found_wherever_their_tokens_begin(strings, ids):
 
 
 @pytest.mark.parametrize('decoder', [Greedy(), Sampling(num_samples=3), BeamSearch(beams=3)])
-def test_generation_ends_with_a_stop_string(toy, decoder):
+def test_generation_ends_with_a_stop_string(decoder):
     texts = [b'', b'', b'x', b'y', b'xy', b'z']
     generation = toy.generation(toy.make_tables(3, 8, 6, 5), 5)
     stopped = toy.generation(toy.make_tables(3, 8, 6, 5), 5, stop_strings=StopStrings.compile(['xy', 'zz'], texts))
@@ -199,7 +200,7 @@ def test_generation_ends_with_a_stop_string(toy, decoder):
         ({'forced_prefix': [4]}, 'FORCED_PREFIX must be ids from 0 to 3, got 4'),
     ],
 )
-def test_invalid_option_raises_an_error(toy, options, message):
+def test_invalid_option_raises_an_error(options, message):
     with pytest.raises(UserError, match=message):
         Greedy(**options)(toy.generation(toy.make_tables(0, 1, 4, 2), 2))
     with pytest.raises(UserError, match='STOP_STRINGS must not contain an empty text'):
