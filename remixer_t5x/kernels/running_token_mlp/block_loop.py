@@ -7,7 +7,7 @@ or unrolled operations that XLA fuses (`unrolled`) compute the outputs and gradi
 import functools
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
+from remixer_t5x.kernels.blocks import join_blocks, split_blocks
 from remixer_t5x.kernels.compile_target import batch_and_head_axes, on_each_device
 
 Activation = Callable[[jax.Array], jax.Array]
@@ -155,19 +156,3 @@ def _add_block(start: jax.Array, tokens: Tokens) -> jax.Array:
     return start + jnp.einsum(
         'bthk,bthf->bhkf', w_in, tokens.value, preferred_element_type=jnp.float32, precision=jax.lax.Precision.HIGHEST
     )
-
-
-def split_blocks(tree: Any, block: int) -> Any:
-    """Splits [batch, length, ...] into [blocks, batch, block, ...], padded with zeros."""
-
-    def split(array: jax.Array) -> jax.Array:
-        padded = jnp.pad(array, ((0, 0), (0, -array.shape[1] % block), *((0, 0),) * (array.ndim - 2)))
-        return jnp.moveaxis(padded.reshape(array.shape[0], -1, block, *array.shape[2:]), 1, 0)
-
-    return jax.tree.map(split, tree)
-
-
-def join_blocks(blocks: jax.Array, length: int) -> jax.Array:
-    """Joins [blocks, batch, block, ...] to [batch, length, ...]."""
-    rows = jnp.moveaxis(blocks, 0, 1)
-    return rows.reshape(rows.shape[0], -1, *rows.shape[3:])[:, :length]

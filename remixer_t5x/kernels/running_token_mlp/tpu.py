@@ -26,6 +26,9 @@ _MAX_UNITS = 16
 _MAX_VMEM = 56 * 2**20
 # The parts for A before and after a block, and for the weights of hidden units.
 _STATE_BYTES, _WEIGHT_BYTES = 4 * 2**20, 4 * 2**20
+# The order of the axes of weights [batch, tokens, heads, hidden], of inputs [batch, tokens, heads, features] and of A
+# [batch, heads, hidden, features] in the kernels, which join the batch and the heads to one axis of lanes.
+_HIDDEN_AXES, _FEATURE_AXES, _STATE_AXES = (3, 1, 0, 2), (1, 3, 0, 2), (2, 3, 0, 1)
 
 
 def refusal(w_in: jax.Array, value: jax.Array) -> str | None:
@@ -80,7 +83,7 @@ def forward(activation, tokens: Tokens, start: jax.Array | None) -> jax.Array:
         name='running_token_mlp_forward',
         **plan.call_options(operations=12, arrays=operands),
     )(operands)
-    return _features_last(mixed, tokens.value)
+    return _from_lanes(mixed, _FEATURE_AXES, tokens.value)
 
 
 def backward(
@@ -95,7 +98,7 @@ def backward(
     """
     operands = _operands(tokens, start)
     plan = _Plan(operands)
-    later = None if later is None else _state_lanes(later)
+    later = None if later is None else _to_lanes(later, _STATE_AXES)
     state = None if start is None else plan.state
     # The gradient of value is summed over programs, in float32.
     dtypes = operands.w_in.dtype, _FLOAT32, operands.w_out.dtype, _FLOAT32
@@ -112,15 +115,12 @@ def backward(
         scratch_shapes=[*[plan.row_scratch] * 4, pltpu.VMEM(plan.tile, _FLOAT32)],
         name='running_token_mlp_backward',
         **plan.call_options(operations=30, arrays=(operands, operands)),
-    )(operands, later, _feature_lanes(gradient))
-    batch, _, heads, _ = tokens.w_in.shape
-    if start_gradient is not None:
-        start_gradient = start_gradient.reshape(*start_gradient.shape[:2], batch, heads).transpose(2, 3, 0, 1)
+    )(operands, later, _to_lanes(gradient, _FEATURE_AXES))
     return BlockGradients(
-        _hidden_last(w_in_gradient, tokens.w_in),
-        _features_last(value_gradient, tokens.value),
-        _hidden_last(w_out_gradient, tokens.w_out),
-        start_gradient,
+        _from_lanes(w_in_gradient, _HIDDEN_AXES, tokens.w_in),
+        _from_lanes(value_gradient, _FEATURE_AXES, tokens.value),
+        _from_lanes(w_out_gradient, _HIDDEN_AXES, tokens.w_out),
+        None if start is None else _from_lanes(start_gradient, _STATE_AXES, start),
     )
 
 
@@ -251,35 +251,22 @@ def _scaled(operands: _Operands, hidden: jax.Array, row) -> jax.Array:
 def _operands(tokens: Tokens, start: jax.Array | None) -> _Operands:
     heads = tokens.value.shape[2]
     return _Operands(
-        _hidden_lanes(tokens.w_in),
-        _feature_lanes(tokens.value),
-        _hidden_lanes(tokens.w_out),
+        _to_lanes(tokens.w_in, _HIDDEN_AXES),
+        _to_lanes(tokens.value, _FEATURE_AXES),
+        _to_lanes(tokens.w_out, _HIDDEN_AXES),
         None if tokens.keep is None else jnp.repeat(tokens.keep.T, heads, axis=1),
         None if tokens.scale is None else jnp.repeat(tokens.scale.T, heads, axis=1),
-        None if start is None else _state_lanes(start),
+        None if start is None else _to_lanes(start, _STATE_AXES),
     )
 
 
-def _hidden_lanes(array: jax.Array) -> jax.Array:
-    """Transposes [batch, tokens, heads, hidden] to [hidden, tokens, batch * heads]."""
-    return array.transpose(3, 1, 0, 2).reshape(array.shape[3], array.shape[1], -1)
+def _to_lanes(array: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """Transposes an array to the order `axes`, whose last two, the batch and the heads, become one axis of lanes."""
+    array = array.transpose(axes)
+    return array.reshape(*array.shape[:2], -1)
 
 
-def _hidden_last(lanes: jax.Array, like: jax.Array) -> jax.Array:
-    batch, length, heads, hidden = like.shape
-    return lanes.reshape(hidden, length, batch, heads).transpose(2, 1, 3, 0).astype(like.dtype)
-
-
-def _feature_lanes(array: jax.Array) -> jax.Array:
-    """Transposes [batch, tokens, heads, features] to [tokens, features, batch * heads]."""
-    return array.transpose(1, 3, 0, 2).reshape(array.shape[1], array.shape[3], -1)
-
-
-def _features_last(lanes: jax.Array, like: jax.Array) -> jax.Array:
-    batch, length, heads, features = like.shape
-    return lanes.reshape(length, features, batch, heads).transpose(2, 0, 3, 1).astype(like.dtype)
-
-
-def _state_lanes(state: jax.Array) -> jax.Array:
-    """Transposes [batch, heads, hidden, features] to [hidden, features, batch * heads]."""
-    return state.transpose(2, 3, 0, 1).reshape(*state.shape[2:], -1)
+def _from_lanes(lanes: jax.Array, axes: tuple[int, ...], like: jax.Array) -> jax.Array:
+    """Inverts `_to_lanes` for the shape and dtype of `like`."""
+    transposed = lanes.reshape([like.shape[axis] for axis in axes])
+    return transposed.transpose([axes.index(axis) for axis in range(4)]).astype(like.dtype)

@@ -10,15 +10,9 @@ from it. docs/forecast.md lists the costs of other formulations.
 import jax
 import jax.numpy as jnp
 
+from remixer_t5x.kernels.blocks import join_blocks, split_blocks
 from remixer_t5x.kernels.gelu import sigmoid_gelu, sigmoid_gelu_and_slope
-from remixer_t5x.kernels.running_token_mlp.block_loop import (
-    Activation,
-    BlockGradients,
-    Tokens,
-    join_blocks,
-    split_blocks,
-    zero_sum,
-)
+from remixer_t5x.kernels.running_token_mlp.block_loop import Activation, BlockGradients, Tokens, zero_sum
 
 # XLA:GPU writes intermediate values of A to memory if it unrolls more tokens.
 _SEGMENT = 5

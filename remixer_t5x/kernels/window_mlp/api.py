@@ -15,6 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from remixer_t5x.kernels import self_check
 from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
+from remixer_t5x.kernels.blocks import join_blocks, split_blocks
 from remixer_t5x.kernels.compile_target import on_single_cpu, target_platform
 from remixer_t5x.kernels.window_mlp import gpu, tpu
 
@@ -118,14 +119,7 @@ def _mix_chunks(weights, tokens, scale, ids):
 
 
 def _mix_rows_by_chunk(weights, tokens, scale, ids):
-    batch, length, embed = tokens.shape
-    window = weights.wi.shape[0]
-
-    def split(array: jax.Array) -> jax.Array:
-        """Splits [batch, length, ...] into [chunks, batch, CHUNK, ...], padded with zeros."""
-        rest = array.shape[2:]
-        array = jnp.pad(array, ((0, 0), (0, -length % CHUNK)) + ((0, 0),) * len(rest))
-        return jnp.moveaxis(array.reshape(batch, -1, CHUNK, *rest), 1, 0)
+    (batch, length, _), window = tokens.shape, weights.wi.shape[0]
 
     def windows(reach: jax.Array) -> jax.Array:
         """Stacks the windows of [batch, window - 1 + CHUNK, ...] to [window, batch, CHUNK, ...]."""
@@ -139,10 +133,10 @@ def _mix_rows_by_chunk(weights, tokens, scale, ids):
             seen = jnp.where((windows(reach[1]) == chunk[1])[..., None], seen, 0)
         return jax.tree.map(lambda array: array[:, CHUNK:], reach), mix_window(weights, seen, scale)
 
-    chunks = jax.tree.map(split, (tokens, ids))
+    chunks = split_blocks((tokens, ids), CHUNK)
     before = jax.tree.map(lambda array: jnp.zeros((batch, window - 1, *array.shape[3:]), array.dtype), chunks)
     _, mixed = jax.lax.scan(mix_chunk, before, chunks)
-    return jnp.moveaxis(mixed, 0, 1).reshape(batch, -1, embed)[:, :length]
+    return join_blocks(mixed, length)
 
 
 def mix_window(weights: TokenMLP, seen: jax.Array, scale: jax.Array | None) -> jax.Array:

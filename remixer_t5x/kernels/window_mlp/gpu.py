@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
-from remixer_t5x.kernels.diagonals import spread_over_diagonals
+from remixer_t5x.kernels.blocks import is_same_example, join_previous_blocks, split_blocks, spread_window
 from remixer_t5x.kernels.gelu import recomputed, sigmoid_gelu, sigmoid_gelu_and_slope
 
 _FLOAT32 = jnp.float32
@@ -77,31 +77,18 @@ def _product_gradients(
     wi: jax.Array, tokens: jax.Array, ids: jax.Array | None, hidden_gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Computes the gradients of wi, bias and tokens from the gradient of the hidden units before the activation."""
-    (window, hidden), (batch, length, _) = wi.shape, tokens.shape
-    blocks = max(1, length // window)
-    block = -(-length // blocks)
-
-    def split(array: jax.Array) -> jax.Array:
-        """Splits [batch, length, ...] into [batch, blocks, block, ...], padded with zeros."""
-        rest = array.shape[2:]
-        padded = jnp.pad(array, ((0, 0), (0, blocks * block - length), *((0, 0),) * len(rest)))
-        return padded.reshape(batch, blocks, block, *rest)
-
-    def reach(array: jax.Array) -> jax.Array:
-        """Concatenates each block with the previous block, [batch, blocks, 2 * block, ...]."""
-        here = split(array)
-        return jnp.concatenate([jnp.pad(here, ((0, 0), (1, 0), *((0, 0),) * (here.ndim - 2)))[:, :-1], here], axis=2)
+    window, length = wi.shape[0], tokens.shape[1]
+    block = -(-length // max(1, length // window))
+    reach = functools.partial(join_previous_blocks, block=block)
 
     def by_place(wi: jax.Array) -> jax.Array:
         """Returns the weights from each token of both blocks to each token of a block, [block, hidden, 2 * block]."""
-        latest = wi[-block:]
-        by_distance = jnp.pad(latest.T, ((0, 0), (2 * block - len(latest), 2 * block - 1)))
-        return jnp.swapaxes(spread_over_diagonals(by_distance, 2 * block)[:, block:], 0, 1)
+        return jnp.swapaxes(spread_window(wi, block), 0, 1)
 
     # Broadcast to all blocks, because XLA would copy `hidden_gradient` for a product with shared weights.
-    weights = jnp.broadcast_to(by_place(wi), (batch, blocks, block, hidden, 2 * block))
-    same_example = True if ids is None else (split(ids)[..., None] == reach(ids)[:, :, None])[:, :, :, None]
-    hidden_gradient = split(hidden_gradient)
+    hidden_gradient = split_blocks(hidden_gradient, block, axis=1)
+    weights = jnp.broadcast_to(by_place(wi), (*hidden_gradient.shape[:4], 2 * block))
+    same_example = True if ids is None else is_same_example(ids, block)[:, :, :, None]
     product = functools.partial(jnp.einsum, preferred_element_type=_FLOAT32)
     reach_gradient = product('bntsf,bntsr->bnrf', hidden_gradient, jnp.where(same_example, weights, 0))
     # The gradient of an additional token of ones is the gradient of the bias.

@@ -20,8 +20,8 @@ from jax.sharding import PartitionSpec
 
 from remixer_t5x.kernels import compile_target
 from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
+from remixer_t5x.kernels.blocks import is_same_example, spread_window
 from remixer_t5x.kernels.compile_target import batch_and_head_axes, interprets_kernels, on_each_device
-from remixer_t5x.kernels.diagonals import spread_over_diagonals
 from remixer_t5x.kernels.gelu import sigmoid_gelu, sigmoid_gelu_and_slope
 
 _FLOAT32 = jnp.float32
@@ -89,10 +89,9 @@ def mix(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: 
     Returns:
         [batch, length, features] in tokens' dtype; hidden units are float32.
     """
-    (window, hidden), length = wi.shape, tokens.shape[1]
+    length = tokens.shape[1]
     fill = ((0, 0), (0, -length % BLOCK))
-    by_distance = jnp.pad(wi.astype(tokens.dtype).T, ((0, 0), (2 * BLOCK - window, 2 * BLOCK - 1)))
-    weights = spread_over_diagonals(by_distance, 2 * BLOCK)[:, BLOCK:].reshape(hidden * BLOCK, 2 * BLOCK)
+    weights = spread_window(wi.astype(tokens.dtype), BLOCK).reshape(-1, 2 * BLOCK)
     tokens = jnp.pad(tokens, (*fill, (0, 0)))
     ids = None if ids is None else jnp.pad(ids, fill)
     return _mix(_Operands(tokens, weights, bias.astype(_FLOAT32), out.astype(_FLOAT32), ids))[:, :length]
@@ -171,13 +170,8 @@ def _backward(operands: _Operands, gradient: jax.Array) -> tuple[jax.Array, ...]
 
 def _blocks(operands: _Operands) -> _Blocks:
     tokens, weights, bias, out, ids = operands
-    if ids is None:
-        return _Blocks(tokens, tokens, weights, None, bias, out)
-    here = ids.reshape(ids.shape[0], -1, BLOCK)
-    earlier = jnp.pad(here[:, :-1], ((0, 0), (1, 0), (0, 0)))
-    reach = jnp.concatenate([earlier, here], axis=-1)
-    same_example = (here[..., None] == reach[:, :, None]).reshape(*ids.shape, -1)  # [batch, length, 2 * BLOCK]
-    return _Blocks(tokens, tokens, weights, same_example.astype(tokens.dtype), bias, out)
+    same_example = None if ids is None else is_same_example(ids, BLOCK).reshape(*ids.shape, -1).astype(tokens.dtype)
+    return _Blocks(tokens, tokens, weights, same_example, bias, out)
 
 
 class _Plan:

@@ -1,0 +1,51 @@
+"""Splits rows of tokens into blocks, and the weights of windows that reach into the previous block."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from remixer_t5x.kernels.diagonals import spread_over_diagonals
+
+
+def split_blocks(tree: Any, block: int, axis: int = 0) -> Any:
+    """Splits [batch, length, ...] into [blocks, batch, block, ...], padded with zeros; blocks are the axis `axis`."""
+
+    def split(array: jax.Array) -> jax.Array:
+        padded = jnp.pad(array, ((0, 0), (0, -array.shape[1] % block), *((0, 0),) * (array.ndim - 2)))
+        return jnp.moveaxis(padded.reshape(array.shape[0], -1, block, *array.shape[2:]), 1, axis)
+
+    return jax.tree.map(split, tree)
+
+
+def join_blocks(blocks: jax.Array, length: int) -> jax.Array:
+    """Joins [blocks, batch, block, ...] to [batch, length, ...]."""
+    rows = jnp.moveaxis(blocks, 0, 1)
+    return rows.reshape(rows.shape[0], -1, *rows.shape[3:])[:, :length]
+
+
+def join_previous_blocks(array: jax.Array, block: int) -> jax.Array:
+    """Concatenates each block of [batch, length, ...] with the previous block, [batch, blocks, 2 * block, ...]."""
+    here = split_blocks(array, block, axis=1)
+    earlier = jnp.pad(here[:, :-1], ((0, 0), (1, 0), *((0, 0),) * (here.ndim - 2)))
+    return jnp.concatenate([earlier, here], axis=2)
+
+
+def is_same_example(ids: jax.Array, block: int) -> jax.Array:
+    """Compares the examples of each token of a block and of both blocks, bool [batch, blocks, block, 2 * block]."""
+    return split_blocks(ids, block, axis=1)[..., None] == join_previous_blocks(ids, block)[:, :, None]
+
+
+def spread_window(wi: jax.Array, block: int) -> jax.Array:
+    """Spreads the weights of a window over the tokens of a block and the previous block.
+
+    Args:
+        wi: [window, hidden]; the last row is for the token itself. Rows beyond the previous block are ignored.
+        block: number of tokens of a block.
+
+    Returns:
+        [hidden, block, 2 * block], from each token of both blocks to each token of a block.
+    """
+    latest = wi[-2 * block :]
+    by_distance = jnp.pad(latest.T, ((0, 0), (2 * block - len(latest), 2 * block - 1)))
+    return spread_over_diagonals(by_distance, 2 * block)[:, block:]
