@@ -66,8 +66,8 @@ def _one_line(error: Exception, text: GinText, before: Sequence[GinText], header
         number = max((number for number, line in enumerate(lines, 1) if line[:1].isalpha()), default=1)
         problem = 'a bracket or quote is not closed; close it'
     elif isinstance(error, SyntaxError):
-        number, problem = error.lineno or 1, str(error.msg).splitlines()[-1].strip()
-        problem += '; write NAME = value or module.name.setting = value, with strings in quotes'
+        number, problem = error.lineno or 1, str(error.msg).splitlines()[-1].strip(' .')
+        problem += '; write NAME = value or module.name.setting = value, and close quotes and brackets'
     elif isinstance(error, ModuleNotFoundError):
         if error.name in lazy.FOR_TASKS:
             problem += f'; type {lazy.INSTALL}'
