@@ -228,6 +228,7 @@ class TestUnderT5X:
             'MODEL_DIR': repr(str(tmp_path)), 'TRAIN_STEPS': 2, 'BATCH_SIZE': 8, 'EVAL_PERIOD': 2, 'EVAL_STEPS': 1,
             'TASK_FEATURE_LENGTHS': {'inputs': 64, 'targets': 24}, 'CHECKPOINT_PERIOD': 2, 'NUM_PARTITIONS': None,
             'MODEL_PARALLEL_SUBMESH': (1, 2), 'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 2,
+            'DATA_SEED': 0,
         }  # fmt: skip
         command = [sys.executable, '-m', 't5x.train', f'--gin_search_paths={CONFIGS}']
         command += [f'--gin_file={file}' for file in with_defaults]
