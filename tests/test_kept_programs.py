@@ -2,7 +2,6 @@
 
 import functools
 import os
-import pathlib
 import time
 
 import jax
@@ -21,19 +20,15 @@ def test_old_programs_are_removed(tmp_path):
     assert list(tmp_path.iterdir()) == [new]
 
 
-def test_programs_are_unloaded_once_there_are_many(monkeypatch):
-    monkeypatch.setattr(kept_programs, 'MOST_LOADED', 50)
+def test_programs_are_unloaded_before_there_are_too_many_mappings(monkeypatch):
     programs = kept_programs.LoadedPrograms()
     functions = [jax.jit(functools.partial(jnp.add, index)) for index in range(60)]
-
-    def mappings():
-        return len(pathlib.Path('/proc/self/maps').read_text().splitlines())
-
-    before = mappings()
+    before = kept_programs.count_mappings()
     for function in functions:
         function(jnp.ones(3))
-    loaded = mappings()
-    assert programs.count >= 60
+    loaded = kept_programs.count_mappings()
+    assert loaded - before > 100
+    monkeypatch.setattr(kept_programs, 'CHECK_PERIOD', 50)
+    monkeypatch.setattr(kept_programs, 'MAX_MAPPINGS', loaded - 1)
     programs.unload_if_many()
-    assert loaded - before > 100 and mappings() < loaded - 100
-    assert programs.count == 0
+    assert kept_programs.count_mappings() < loaded - 100

@@ -10,9 +10,11 @@ from jax.experimental.compilation_cache import compilation_cache
 
 # Entries older than this belong to code that has changed, or are worth compiling again.
 DAYS = 7
-# A program on a CPU takes three memory mappings, and Linux allows a process 65,530 (vm.max_map_count). Beyond them,
-# XLA ends the process with a segmentation fault.
-MOST_LOADED = 5_000
+# Linux allows a process 65,530 memory mappings (vm.max_map_count). Compiled programs take most of them, and beyond the
+# limit XLA ends the process with a segmentation fault.
+MAX_MAPPINGS = 40_000
+# Number of compilations between two checks, because reading the mappings takes milliseconds.
+CHECK_PERIOD = 200
 
 
 def keep(folder: str) -> None:
@@ -48,19 +50,26 @@ def remove_old(folder: pathlib.Path) -> None:
 
 
 class LoadedPrograms:
-    """Counts the programs that JAX has compiled or read from its cache in this process, and unloads them."""
+    """Unloads the programs of this process before it has too many memory mappings."""
 
     def __init__(self):
-        self.count = 0
+        self._compiled = 0
         jax.monitoring.register_event_duration_secs_listener(self._count)
 
     def _count(self, event: str, duration: float, **_) -> None:
         if event == '/jax/core/compile/backend_compile_duration':
-            self.count += 1
+            self._compiled += 1
 
     def unload_if_many(self) -> None:
-        """Removes all programs from memory once there are more than `MOST_LOADED`."""
-        if self.count > MOST_LOADED:
-            jax.clear_caches()
-            gc.collect()
-            self.count = 0
+        """Removes all programs from memory if the process has more than `MAX_MAPPINGS`."""
+        if self._compiled >= CHECK_PERIOD:
+            self._compiled = 0
+            if count_mappings() > MAX_MAPPINGS:
+                jax.clear_caches()
+                gc.collect()
+
+
+def count_mappings() -> int:
+    """Counts the memory mappings of this process; 0 on systems without /proc."""
+    maps = pathlib.Path('/proc/self/maps')
+    return len(maps.read_bytes().splitlines()) if maps.exists() else 0
