@@ -145,12 +145,12 @@ def prepare_data(config: DatasetConfig, model_vocab_size: int) -> PreparedData:
 
 
 def cache_note(vocabulary_record: str) -> str:
-    """Returns the JSON text that marks a cache as complete (its file COMPLETED) and names its vocabulary record."""
+    """Returns the text of a cache's file COMPLETED: JSON with the record of the vocabulary."""
     return json.dumps({'vocabulary': vocabulary_record})
 
 
 def require_cache(source: seqio.Task | seqio.Mixture, cache_dir: str | None, vocabulary_record: str) -> None:
-    """Sets seqio's cache folder, and checks the cache of each task. A `cache_dir` of None keeps seqio's folders.
+    """Sets seqio's cache folder, and checks the cache of each task. If `cache_dir` is None, uses seqio's own folders.
 
     seqio itself reads any folder with the task's name, even if its ids belong to another vocabulary.
 

@@ -24,13 +24,13 @@ class Machine:
 
     Attributes:
         name: display name.
-        peaks: FLOP/s of matrix products by dtype; other dtypes have the lowest of them.
+        peaks: FLOP/s of matrix products by dtype; all other dtypes use the lowest of these.
         bandwidth: bytes per second between HBM and the core.
         link: bytes per second that a device sends to others of its slice or node.
         link_name: 'ICI' or 'NVLink'.
         network: bytes per second that a device sends to other slices or nodes; None if unknown.
-        clock: cycles per second of a TPU, which convert its compiler's estimates to seconds; None for GPUs.
-        devices_per_chip: number of JAX devices of a chip; prices are for chips.
+        clock: clock rate of a TPU in Hz, to convert its compiler's estimates in cycles to seconds; None for GPUs.
+        devices_per_chip: number of JAX devices of a chip; prices are per chip.
         gap: seconds between two kernels; 0 for a TPU, which runs one program.
     """
 

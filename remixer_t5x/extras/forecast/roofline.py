@@ -1,8 +1,8 @@
 """The minimum time of a compiled program on a machine (roofline).
 
 The time of a kernel is the longer of FLOPs / peak FLOP/s and bytes / HBM bandwidth. The time of a collective is the
-number of bytes that a device sends / the bandwidth of its link. A real step takes longer, because kernels do not reach
-these rates and a GPU has gaps between kernels.
+number of bytes that a device sends divided by the bandwidth of its link. A real step takes longer, because kernels do
+not reach these rates and a GPU has gaps between kernels.
 """
 
 import collections

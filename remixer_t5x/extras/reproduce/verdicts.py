@@ -39,7 +39,7 @@ class Finding:
 def judge(
     table: Table, results: Mapping[tuple[str, str], Mapping[int, float]]
 ) -> Iterator[tuple[Column, Row, Finding]]:
-    """Judges every row of every column.
+    """Compares every cell of the table with the paper, and yields a finding for each.
 
     A difference is reproduced if it has the sign of the paper's and its interval excludes zero, contradicted if the
     interval excludes zero on the other side, and otherwise not shown. A counted number is reproduced if it is within
