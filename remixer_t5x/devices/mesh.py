@@ -67,7 +67,7 @@ def build(shape: Sequence[int], devices: Sequence[jax.Device], slices: int | Non
     return Mesh(arrange_over_slices(shape, devices, attribute, count), MESH_AXES, axis_types=types)
 
 
-def abstract(shape: Sequence[int], axis_type: AxisType = AxisType.Auto) -> AbstractMesh:
+def abstract_mesh(shape: Sequence[int], axis_type: AxisType = AxisType.Auto) -> AbstractMesh:
     """Returns a mesh without devices, for computing shapes and shardings."""
     return AbstractMesh(tuple(shape), MESH_AXES, (axis_type,) * len(MESH_AXES))
 

@@ -107,7 +107,7 @@ class Partitioner:
     def mesh(self) -> Mesh | AbstractMesh:
         """The device mesh, axes `data`, `fsdp`, `tensor`; abstract if `devices` is a number."""
         if isinstance(self.devices, int):
-            return meshes.abstract(meshes.mesh_shape(self.axis_sizes, self.devices))
+            return meshes.abstract_mesh(meshes.mesh_shape(self.axis_sizes, self.devices))
         devices = list(jax.devices() if self.devices is None else self.devices)
         return meshes.build(meshes.mesh_shape(self.axis_sizes, len(devices)), devices, self.slices)
 
@@ -178,7 +178,7 @@ class Partitioner:
         parameter. JAX's sharding types determine the sharding of all other leaves: factored moments keep the sharding
         of their remaining axes, counters are replicated.
         """
-        explicit = meshes.abstract(tuple(self.mesh.shape.values()), AxisType.Explicit)
+        explicit = meshes.abstract_mesh(tuple(self.mesh.shape.values()), AxisType.Explicit)
 
         def with_type(leaf, sharding):
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(explicit, sharding.spec))
