@@ -18,7 +18,7 @@ from remixer_t5x.run_folder import model_dir
 FILE, CURVE, TEMPLATE = 'README.md', 'loss.png', 'model_card.md.jinja'
 
 
-class Kind(NamedTuple):
+class TypeTexts(NamedTuple):
     """The texts for the models of one type.
 
     Attributes:
@@ -36,23 +36,23 @@ class Kind(NamedTuple):
 
 _ENCODE = "print(model.encode(['The cat is on the mat.']).mean.shape)"
 KINDS = {
-    'encoder_decoder': Kind(
+    'encoder_decoder': TypeTexts(
         'text2text-generation', 'An encoder-decoder', 'AutoModelForSeq2SeqLM',
         "print(model.generate('The cat <extra_id_0> on the mat.')[0].text)",
     ),
-    'decoder_only': Kind(
+    'decoder_only': TypeTexts(
         'text-generation', 'A decoder-only model', 'AutoModelForCausalLM', "print(model.generate('The cat')[0].text)"
     ),
-    'encoder_only': Kind(
+    'encoder_only': TypeTexts(
         'fill-mask', 'A masked language model', 'AutoModelForMaskedLM',
         _ENCODE,
     ),
-    'classifier': Kind(
+    'classifier': TypeTexts(
         'text-classification', 'A classifier', '', "print(model.classify('The cat is on the mat.')[0].texts)"
     ),
-    'token_labels': Kind('token-classification', 'A token classifier', '', _ENCODE),
-    'span': Kind('question-answering', 'A model for extractive question answering', '', _ENCODE),
-    'embedding': Kind('sentence-similarity', 'A text embedding', '', _ENCODE),
+    'token_labels': TypeTexts('token-classification', 'A token classifier', '', _ENCODE),
+    'span': TypeTexts('question-answering', 'A model for extractive question answering', '', _ENCODE),
+    'embedding': TypeTexts('sentence-similarity', 'A text embedding', '', _ENCODE),
 }  # fmt: skip
 # Macros to list first.
 _FIRST = (
@@ -132,7 +132,7 @@ def render(card: Card, run: Run | None, curve: str = '') -> str:
     )
 
 
-def _code(card: Card, kind: Kind) -> str:
+def _code(card: Card, kind: TypeTexts) -> str:
     # The address of a local folder has no scheme such as `hf://`.
     name = card.address if '://' in card.address or card.address[:1] in '/.~' else f'hf://{card.address}'
     arguments = f'{name!r}{", trust_gin=True" if card.needs_trust else ""}'
