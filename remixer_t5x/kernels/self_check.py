@@ -109,9 +109,11 @@ def failure(check: Check) -> str | None:
 
 
 @functools.cache
-def log_fallback(operation: str, kernel: str, refusal: str) -> None:
+def log_fallback(operation: str, kernel: str, unsupported_reason: str) -> None:
     """Logs a fallback to the formula, once for each reason."""
-    logging.getLogger('remixer_t5x').warning('%s falls back to its formula: %s %s', operation, kernel, refusal)
+    logging.getLogger('remixer_t5x').warning(
+        '%s falls back to its formula: %s %s', operation, kernel, unsupported_reason
+    )
 
 
 def run(check: Check, platform: str | None = None) -> Verdict:

@@ -16,7 +16,7 @@ class Kernel:
         self.attend = attend
 
     @staticmethod
-    def refusal(*_):
+    def unsupported_reason(*_):
         return None
 
 

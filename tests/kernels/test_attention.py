@@ -148,7 +148,7 @@ def test_an_unsupported_call_names_the_reason():
     refused('gpu', 'cudnn', 'at most 112 for packed rows, got 120', x=jnp.tile(low, 15), visibility=several)
     refused('gpu', 'cudnn', 'at most 128 for rows of one example, got 4', x=low[..., :4])
     for visibility in (everything, several):
-        assert cudnn.refusal(low, low, low, visibility, bias) is None
+        assert cudnn.unsupported_reason(low, low, low, visibility, bias) is None
     prefix = Visibility(None, jnp.ones((1, 4), jnp.int32), True, jnp.ones((1, 4), bool))
     for platform, (name, _) in api.KERNELS.items():
         refused(platform, name, 'does not support a bidirectional prefix', x=low, visibility=prefix)

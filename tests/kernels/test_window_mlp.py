@@ -52,7 +52,7 @@ def test_equals_the_formula_with_gradients(platform, length, window, packed):
     ids = ids if packed else None
     expected = value_and_gradients(formula, arrays, ids)
     with compiling_for(platform, interpret=True):
-        assert KERNELS[platform].refusal(arrays[0], arrays[-1]) is None
+        assert KERNELS[platform].unsupported_reason(arrays[0], arrays[-1]) is None
         actual = value_and_gradients(KERNELS[platform].mix, arrays, ids)
     jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-3), actual, expected)
 
@@ -84,4 +84,4 @@ def test_the_sublayer_uses_the_kernel_with_the_same_dropout(platform, monkeypatc
 def test_a_kernel_refuses_unsupported_calls(platform, chip, window, width, words):
     wi, tokens = jnp.zeros((window, HIDDEN)), jnp.zeros((1, 8, width), jnp.bfloat16)
     with compiling_for(platform, chip=chip):
-        assert words in KERNELS[platform].refusal(wi, tokens)
+        assert words in KERNELS[platform].unsupported_reason(wi, tokens)

@@ -19,7 +19,7 @@ from remixer_t5x.kernels.attention import cudnn, tpu
 from remixer_t5x.kernels.attention.formula import Bias, DistanceBias, Visibility, dot_product_attention, full_bias
 from remixer_t5x.kernels.compile_target import target_platform
 
-# For each platform, the kernel's name in ATTENTION and its module, which has `refusal` and `attend`.
+# For each platform, the kernel's name in ATTENTION and its module, which has `unsupported_reason` and `attend`.
 KERNELS = {'tpu': ('tpu_kernel', tpu), 'gpu': ('cudnn', cudnn)}
 IMPLEMENTATIONS = ('auto', 'formula', *(name for name, _ in KERNELS.values()))
 
@@ -54,21 +54,21 @@ def attention(
     platform = target_platform()
     name, kernel = KERNELS.get(platform, (None, None))
     if kernel is not None and implementation in ('auto', name):
-        refusal = 'does not support a bidirectional prefix'
+        unsupported_reason = 'does not support a bidirectional prefix'
         if softcap is not None:
-            refusal = 'does not support a softcap on the logits'
+            unsupported_reason = 'does not support a softcap on the logits'
         elif visibility.key_prefix is None:
-            refusal = kernel.refusal(query, key, value, visibility, bias)
-        if refusal is None:
-            refusal = self_check.failure(_check(name, kernel, query, key, visibility, bias))
-        if refusal is None:
+            unsupported_reason = kernel.unsupported_reason(query, key, value, visibility, bias)
+        if unsupported_reason is None:
+            unsupported_reason = self_check.failure(_check(name, kernel, query, key, visibility, bias))
+        if unsupported_reason is None:
             return kernel.attend(query, key, value, visibility, bias)
         if implementation == 'auto':
-            self_check.log_fallback('attention', name, refusal)
+            self_check.log_fallback('attention', name, unsupported_reason)
     else:
-        refusal = f'does not run on a {platform}'
+        unsupported_reason = f'does not run on a {platform}'
     if implementation not in ('auto', 'formula'):
-        raise UserError(f'ATTENTION is {implementation!r}, which {refusal}; type --gin.ATTENTION=auto')
+        raise UserError(f'ATTENTION is {implementation!r}, which {unsupported_reason}; type --gin.ATTENTION=auto')
     return _formula(query, key, value, visibility, bias, softcap)
 
 

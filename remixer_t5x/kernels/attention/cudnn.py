@@ -27,7 +27,9 @@ _SEGMENT_FEATURES = 16
 _FAR = 2.0**20
 
 
-def refusal(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias) -> str | None:
+def unsupported_reason(
+    query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias
+) -> str | None:
     """Returns why the kernel does not support this call, or None."""
     if query.dtype != jnp.bfloat16:
         return f'requires bfloat16, got {query.dtype}'
@@ -41,7 +43,7 @@ def refusal(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visi
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias) -> jax.Array:
-    """Computes `api.attention` for a call that `refusal` accepts."""
+    """Computes `api.attention` for a call that `unsupported_reason` accepts."""
     full, (batch, num_queries, _, head_dim) = full_bias(bias), query.shape
     query_segments, key_segments = visibility.query_segments, visibility.key_segments
     window = visibility.window

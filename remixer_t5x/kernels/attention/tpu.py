@@ -18,7 +18,9 @@ from remixer_t5x.kernels.attention.tpu_kernel import Operands, Plan
 from remixer_t5x.kernels.compile_target import batch_and_head_axes, on_each_device
 
 
-def refusal(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias) -> str | None:
+def unsupported_reason(
+    query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias
+) -> str | None:
     """Returns why the kernel does not support this call, or None."""
     if isinstance(bias, jax.Array):
         return 'requires a bias by distance, got one by query and key'
@@ -34,7 +36,7 @@ def refusal(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visi
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias) -> jax.Array:
-    """Computes `api.attention` for a call that `refusal` accepts."""
+    """Computes `api.attention` for a call that `unsupported_reason` accepts."""
     by_distance = bias.by_distance if isinstance(bias, DistanceBias) else None
     if query.shape[2] != key.shape[2]:
         key, value = (jnp.repeat(array, query.shape[2] // array.shape[2], axis=2) for array in (key, value))

@@ -46,13 +46,13 @@ def mix_through_running_hidden(
     operands = jnp.where(is_token, w_in, 0), jnp.where(is_token, value, 0), w_out, ids, hidden_scale
     kernel = token_loop if on_cpu() else unrolled
     if target_platform() == 'tpu':
-        refusal = tpu.refusal(w_in, value)
-        if refusal is None:
-            refusal = self_check.failure(_check(packed, activation, w_in, value, hidden_scale))
-        if refusal is None:
+        unsupported_reason = tpu.unsupported_reason(w_in, value)
+        if unsupported_reason is None:
+            unsupported_reason = self_check.failure(_check(packed, activation, w_in, value, hidden_scale))
+        if unsupported_reason is None:
             kernel = tpu
         else:
-            self_check.log_fallback('the running token MLP', 'the tpu kernel', refusal)
+            self_check.log_fallback('the running token MLP', 'the tpu kernel', unsupported_reason)
     return _mix(kernel, packed, activation, *operands)
 
 

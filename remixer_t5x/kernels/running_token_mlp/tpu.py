@@ -31,7 +31,7 @@ _STATE_BYTES, _WEIGHT_BYTES = 4 * 2**20, 4 * 2**20
 _HIDDEN_AXES, _FEATURE_AXES, _STATE_AXES = (3, 1, 0, 2), (1, 3, 0, 2), (2, 3, 0, 1)
 
 
-def refusal(w_in: jax.Array, value: jax.Array) -> str | None:
+def unsupported_reason(w_in: jax.Array, value: jax.Array) -> str | None:
     """Returns why the kernel does not support this call, or None."""
     is_supported = block_length(w_in, value) > 0
     return None if is_supported else f'requires narrower heads on this TPU, got {value.shape[-1]} features'

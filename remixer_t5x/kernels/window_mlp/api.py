@@ -49,14 +49,14 @@ def mix_windows(weights: TokenMLP, tokens: jax.Array, scale: jax.Array | None, i
     """
     platform = target_platform()
     if kernel := _KERNELS.get(platform):
-        refusal = kernel.refusal(weights.wi, tokens)
-        if refusal is None and platform == 'tpu':
-            refusal = self_check.failure(_self_check(weights, tokens, ids))
-        if refusal is None:
+        unsupported_reason = kernel.unsupported_reason(weights.wi, tokens)
+        if unsupported_reason is None and platform == 'tpu':
+            unsupported_reason = self_check.failure(_self_check(weights, tokens, ids))
+        if unsupported_reason is None:
             shape = len(tokens), weights.wi.shape[1]
             out = jnp.broadcast_to(weights.wo, shape) if scale is None else weights.wo * scale
             return kernel.mix(weights.wi, weights.wi_bias, out, tokens, ids) + weights.wo_bias
-        self_check.log_fallback('the window mixer', f'the {platform} kernel', refusal)
+        self_check.log_fallback('the window mixer', f'the {platform} kernel', unsupported_reason)
     return _mix_by_formula(weights, tokens, scale, ids)
 
 

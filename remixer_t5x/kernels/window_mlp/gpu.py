@@ -22,7 +22,7 @@ _FLOAT32 = jnp.float32
 _LONGEST_WINDOW = 64
 
 
-def refusal(wi: jax.Array, tokens: jax.Array) -> str | None:
+def unsupported_reason(wi: jax.Array, tokens: jax.Array) -> str | None:
     """Returns why this module does not support a call, or None."""
     return f'supports windows of at most {_LONGEST_WINDOW} tokens' if wi.shape[0] > _LONGEST_WINDOW else None
 

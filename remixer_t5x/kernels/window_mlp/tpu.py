@@ -68,7 +68,7 @@ class _Blocks(NamedTuple):
     out: Any
 
 
-def refusal(wi: jax.Array, tokens: jax.Array) -> str | None:
+def unsupported_reason(wi: jax.Array, tokens: jax.Array) -> str | None:
     """Returns why the kernel does not support this call, or None."""
     if wi.shape[0] > BLOCK + 1:
         return f'supports windows of at most {BLOCK + 1} tokens'
