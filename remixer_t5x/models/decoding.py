@@ -206,7 +206,7 @@ def score_choices(generation: Generation, choices: jax.Array) -> jax.Array:
     return jnp.sum(scores, axis=0).reshape(batch, count)
 
 
-def kernels_in(dtype: jnp.dtype, params: Any) -> Any:
+def cast_kernels(dtype: jnp.dtype, params: Any) -> Any:
     """Casts kernels and token embeddings to `dtype`, as each matmul or lookup would do."""
 
     def cast(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:

@@ -118,7 +118,7 @@ class Generating(Model):
         """Prepares parameters for decoding: unstacks layers and casts kernels to the dtype of activations."""
         params = {**params, 'decoder': layers_apart(params['decoder'])}
         # A GPU would otherwise read float32 kernels and cast them at every step.
-        return jax.lax.optimization_barrier(decoding.kernels_in(jnp.dtype(self.module.dtype), params))
+        return jax.lax.optimization_barrier(decoding.cast_kernels(jnp.dtype(self.module.dtype), params))
 
     def _next_logits(self, params: Params, hidden: jax.Array) -> jax.Array:
         """Returns logits of the next token, [rows, vocab] float32, from the decoder's output [rows, 1, embed]."""

@@ -131,4 +131,4 @@ def test_bfloat16_parameters_give_a_float32_loss_and_casting_them_for_generation
     tokens = np.arange(2, 10, dtype=np.int32)[None]
     batch = dict.fromkeys(('encoder_input_tokens', 'decoder_input_tokens', 'decoder_target_tokens'), tokens)
     hidden = jax.jit(lambda params: model._hidden(params, batch, None))
-    np.testing.assert_array_equal(hidden(params), hidden(decoding.kernels_in(jnp.bfloat16, params)))
+    np.testing.assert_array_equal(hidden(params), hidden(decoding.cast_kernels(jnp.bfloat16, params)))
