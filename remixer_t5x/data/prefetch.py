@@ -52,7 +52,7 @@ class Position:
         """Returns the streams that must skip more than `skipped` batches after their state is restored."""
         return [index for index, at in self.captured_at.items() if self.batches - at > skipped]
 
-    def restarted(self) -> 'Position':
+    def with_streams_restarted(self) -> 'Position':
         """Returns a position with the same number of batches and all streams at their start."""
         return self.captured(self.batches, dict.fromkeys(self.states, b''))
 

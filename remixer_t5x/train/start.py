@@ -82,7 +82,7 @@ class RunData:
     def resumed_position(self, saved: prefetch.Position, step: int) -> prefetch.Position:
         """Returns the position from which a run resumes. Raises UserError if the checkpoint of `step` has none."""
         if not self._dataset.save_position:
-            return saved.restarted()
+            return saved.with_streams_restarted()
         if not saved.is_saved:
             raise UserError(
                 f'SAVE_DATA_POSITION must be False as at the start of this run, whose checkpoint of step {step} has no '
