@@ -165,14 +165,14 @@ class _Sampler:
     def object(self) -> Phrase:
         """Draws a direct object; a third of them have a prepositional phrase."""
         head = self.noun(*NAMES, *ANIMATE, *THINGS, *ONLY_OBJECTS * 4)
-        return self.placed(head) if head.form not in NAMES and self._random.random() < 1 / 3 else head
+        return self.with_location(head) if head.form not in NAMES and self._random.random() < 1 / 3 else head
 
-    def placed(self, head: Phrase, depth: int = 1) -> Phrase:
+    def with_location(self, head: Phrase, depth: int = 1) -> Phrase:
         """Returns the head with `depth` nested prepositional phrases."""
         if depth == 0:
             return head
         preposition = self.choice(PLACES)
-        return modified(head, preposition, self.placed(self.noun(*PLACES[preposition]), depth - 1))
+        return modified(head, preposition, self.with_location(self.noun(*PLACES[preposition]), depth - 1))
 
     def clause(self) -> Phrase:
         """Draws a clause that contains no other clause."""
@@ -208,7 +208,7 @@ class _Sampler:
     def deeper(self) -> Pair:
         verb = self.choice(TRANSITIVE)
         if self._random.random() < 0.5:
-            return pair(active(verb, self.agent(), self.placed(self.noun(*THINGS), depth=2)), DEEPER)
+            return pair(active(verb, self.agent(), self.with_location(self.noun(*THINGS), depth=2)), DEEPER)
         clause = active(verb, self.agent(), self.theme())
         for _ in range(2):
             clause = clausal(self.choice(CLAUSAL), self.agent(), clause)
