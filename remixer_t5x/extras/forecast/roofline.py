@@ -44,7 +44,7 @@ class Place(NamedTuple):
     primitive: str
 
 
-def parse_place(op_name: str) -> Place:
+def parse_op_name(op_name: str) -> Place:
     """Parses the name stack of an operation.
 
     Args:
@@ -195,7 +195,7 @@ def bound(program: CompiledProgram, machine: Machine, slices: Sequence[int]) -> 
     """
     by_place: dict[Place, list[Kernel]] = {}
     for kernel in program.kernels:
-        by_place.setdefault(parse_place(kernel.op_name), []).append(kernel)
+        by_place.setdefault(parse_op_name(kernel.op_name), []).append(kernel)
     operations = [Operation(machine, kernels, place) for place, kernels in by_place.items()]
     operations.sort(key=lambda operation: -operation.seconds)
     exchanges = _exchanges(program.collectives, machine, slices)

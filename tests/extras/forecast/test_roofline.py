@@ -101,7 +101,7 @@ def test_a_device_sends_its_part_between_slices(kind, sent):
     ],
 )
 def test_the_place_of_an_operation_is_its_module_and_phase(op_name, expected):
-    assert roofline.parse_place(op_name) == expected
+    assert roofline.parse_op_name(op_name) == expected
 
 
 def test_an_unknown_chip_is_a_user_error():
