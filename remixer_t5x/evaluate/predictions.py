@@ -93,7 +93,7 @@ class Predictor:
             return model.generate(params, batch, self._target_length, eos_id, chosen, keys(batch), stop_strings)
 
         def continue_rows(params, batch, rows, limit):
-            generation = model.generation(params, batch, self._target_length, eos_id, stop_strings)
+            generation = model.prepare_generation(params, batch, self._target_length, eos_id, stop_strings)
             return decoder.advance(generation, decoder.start(generation) if rows is None else rows, limit, keys(batch))
 
         self._generate = self._jit(generate, compiler_options.for_decoding())

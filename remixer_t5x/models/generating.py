@@ -105,9 +105,9 @@ class Generating(Model):
             rng: one key or [batch] keys, for decoders that sample.
             stop_strings: texts that end a sequence, in addition to `eos_id`.
         """
-        return decoder(self.generation(params, batch, max_decode_length, eos_id, stop_strings), rng)
+        return decoder(self.prepare_generation(params, batch, max_decode_length, eos_id, stop_strings), rng)
 
-    def generation(
+    def prepare_generation(
         self, params: Params, batch: Batch, max_length: int, eos_id: int = 1, stop_strings: StopStrings | None = None
     ) -> decoding.Generation:
         """Encodes the inputs for a decoder; see `generate` for the arguments."""
