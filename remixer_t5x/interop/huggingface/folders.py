@@ -87,9 +87,9 @@ def read(path: str) -> Source:
 
 
 def describe(model: Any, vocabulary: Any) -> tuple[Family, Runs]:
-    """The family and sizes of one of our models, and the lengths of its runs of layers.
+    """Returns the family and sizes of a model, and the number of layers in each run of identical layers.
 
-    Raises Refusal, with the first part that differs, if no family has an equivalent.
+    Raises Refusal if no family has an equivalent; its reason names the first part that differs.
     """
     refusals = []
     for family in FAMILIES:
