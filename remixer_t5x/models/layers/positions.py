@@ -120,8 +120,8 @@ def _to_bias(values: jax.Array, ctx: SequenceContext) -> jax.Array | DistanceBia
 class RotaryEmbedding(nn.Module):
     """Rotary position embedding of queries or keys (RoPE, Su et al. 2021), as in Llama and Gemma; no parameters.
 
-    Features i and i + n / 2 of a head, of which the first n are rotated, turn by `position * theta^(-2i / n)`. So the
-    product of a query and a key depends on their distance only.
+    Rotates the first n features of each head: the pair of features i and i + n / 2 by `position * theta^(-2i / n)`. So
+    the product of a query and a key depends only on their distance.
 
     Attributes:
         theta: base of the wavelengths.
