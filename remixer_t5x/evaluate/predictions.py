@@ -38,7 +38,7 @@ class Decoding:
     """Settings of predictions.
 
     `batch_size` counts examples over all devices; `feature_lengths` bounds `inputs` and `targets`, including the end
-    token; `seed` is for decoders that sample; a generated text ends with any of `stop_strings`, one or several.
+    token; `seed` is for decoders that sample; generation stops at the first of `stop_strings` (a string or several).
     """
 
     batch_size: ranges.Count

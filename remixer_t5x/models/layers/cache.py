@@ -71,7 +71,7 @@ def is_before_last(ctx: SequenceContext) -> jax.Array:
 def visible(max_length: int, ctx: SequenceContext, window: int | None = None) -> jax.Array:
     """Returns which positions are visible at `ctx.step`, bool [max_length]; [batch, max_length] if rows differ in step.
 
-    A `window` limits their number to the token at `ctx.step` and the `window - 1` tokens before it.
+    With a `window`, only the token at `ctx.step` and the `window - 1` tokens before it are visible.
     """
     step = decoding_step(ctx)
     positions, step = jnp.arange(max_length), step[:, None] if step.ndim else step
