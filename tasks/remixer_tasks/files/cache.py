@@ -122,8 +122,8 @@ def wrap_write_errors() -> Iterator[None]:
 
 
 def seal(folder: Path) -> None:
-    """Writes the names and sizes of the files in `folder` to its seal, for `check`."""
-    # A killed run may have left an unfinished seal.
+    """Marks a cache folder as complete: writes a list of its files and their sizes, which `check` reads."""
+    # A killed run may have left a partial file of this kind, which must not be listed.
     files = [path for path in sorted(folder.iterdir()) if path.name not in (SEAL, _LOCK) and path.suffix != _UNFINISHED]
     unfinished = (folder / SEAL).with_suffix(_UNFINISHED)
     unfinished.write_text(json.dumps({path.name: path.stat().st_size for path in files}))
