@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> None:
     """
     for flag in ('text', 'pictures_dir'):
         if getattr(args, flag) is not None and not args.pictures:
-            raise UserError(f'--{flag} needs --pictures, which runs the config.gin of each run; add it')
+            raise UserError(f'--{flag} requires --pictures; add it (it runs the gin code in each config.gin)')
     if args.text is not None and not args.text.strip():
         raise UserError('--text must not be empty; type a sentence, as in --text="A dog barks."')
     with arguments.libraries(args):
