@@ -83,9 +83,9 @@ class EncoderDecoderModel(models.EncoderDecoderModel):
         decoder_input_tokens: jax.Array,
         prefill_decoder_prompt: bool = False,
     ) -> tuple[Any, None]:
-        """Allocates caches for the real inputs, because our caches include what depends only on the encoder's output.
+        """Allocates caches from the actual inputs, because they also store values computed from the encoder's output.
 
-        T5X allocates caches with inputs of ones, and recomputes keys and values of the memory at every step.
+        T5X itself allocates caches from dummy inputs of ones, and recomputes the memory's keys and values at every step.
         """
         if prefill_decoder_prompt:
             raise ValueError('prefill_decoder_prompt is not supported')
