@@ -210,8 +210,8 @@ def _load_shared(shared: shared_folder.Shared, partitioner: Partitioner, trust_g
     vocabulary_record = task_vocabulary.record(vocabulary)
     if record['vocabulary'] != vocabulary_record:
         raise UserError(
-            f'{folder} was trained with vocabulary {record["vocabulary"]}, but contains {vocabulary_record}; download it '
-            'again'
+            f'{folder} was trained with vocabulary {record["vocabulary"]}, but contains {vocabulary_record}; '
+            'download it again'
         )
     shapes = (shared_folder.shapes(tree) for tree in (arrays, _abstract_params(model, partitioner)))
     if difference := changes.describe_shapes(*shapes):

@@ -66,7 +66,7 @@ def test_pictures_are_omitted_without_the_vocabulary(place, capsys):
         (['first/checkpoints'], 'is not a run (it has no remixer_t5x_run.json)'),
         (['empty'], 'empty has no metrics yet; wait for the first log (LOG_PERIOD steps)'),
         (['first', './first'], 'first is listed twice; list each run once'),
-        (['first', '--text=x'], '--text needs --pictures, which runs the config.gin of each run'),
+        (['first', '--text=x'], '--text requires --pictures'),
         (['first', '--out=text.txt/x.html'], 'type another file in --out'),
     ],
 )

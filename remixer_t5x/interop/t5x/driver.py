@@ -85,7 +85,7 @@ class EncoderDecoderModel(models.EncoderDecoderModel):
     ) -> tuple[Any, None]:
         """Allocates caches from the actual inputs, because they also store values computed from the encoder's output.
 
-        T5X itself allocates caches from dummy inputs of ones, and recomputes the memory's keys and values at every step.
+        T5X allocates caches from dummy inputs of ones, and recomputes the memory's keys and values at every step.
         """
         if prefill_decoder_prompt:
             raise ValueError('prefill_decoder_prompt is not supported')
