@@ -162,7 +162,7 @@ def test_packing_keeps_the_loss_of_documents():
     ('call', 'message'),
     [
         (lambda model: model.loss(make_params(model), {'decoder_input_tokens': PROMPTS}), 'PREFIX_LM must be False'),
-        (lambda _: make_params(make_model('window', True)), 'WindowMixer cannot read a prefix'),
+        (lambda _: make_params(make_model('window', True)), 'WindowMixer does not support bidirectional attention'),
         (lambda model: interface.require(model, 'encode', 'infer --embed'), "for infer --embed, got 'decoder_only'"),
         (lambda model: interface.require_type(model, 'encoder_decoder', 'fill_in'), 'must be encoder_decoder for fill'),
     ],

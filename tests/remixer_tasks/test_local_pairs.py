@@ -200,7 +200,7 @@ UNCLOSED = [*(f'q{i},a{i}' for i in range(30)), '"never closed,no', *(f'q{i},a{i
             '\n'.join(['q,a', *UNCLOSED]).encode(),
             'line 32: a quoted cell that starts here is never closed',
         ),
-        ('a.csv', '\n'.join(['q,a', *UNCLOSED, '"x",y']).encode(), 'line 32: a cell that begins here with a quote'),
+        ('a.csv', '\n'.join(['q,a', *UNCLOSED, '"x",y']).encode(), 'line 32: a quoted cell that starts here'),
         ('a.txt', b'a', 'set PAIRS_FORMAT to one of jsonl, tsv, csv, parquet'),
         ('a.csv.gz', b'no gzip', 'damaged gzip file'),
         ('a.parquet', b'no parquet', 'not a Parquet file'),

@@ -124,7 +124,7 @@ BAD = {
     'super_glue/WSC/train.jsonl': [
         (
             '{"idx": 0, "text": "a b", "target": {"span1_text": "a", "span1_index": 7}}\n',
-            ':1: span1_index is 7, the text has 2 words',
+            ':1: span1_index is 7, but the text has 2 words',
         )
     ],
     'glue/STS-B/train.tsv': [
