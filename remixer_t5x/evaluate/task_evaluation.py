@@ -172,14 +172,16 @@ class TaskEvaluator:
     def _rows(self, examples: TaskExamples, texts: Sequence[str], answers: Sequence[Prediction]) -> Iterator[dict]:
         inputs, targets = examples.texts('inputs'), examples.texts('targets')
         for index, (prediction, example) in enumerate(zip(answers, examples.examples, strict=True)):
-            several = {'predictions': prediction.decoded(self.vocabulary), 'scores': prediction.scores}
+            several: dict[str, Any] = {}
+            if len(prediction.scores) > 1:
+                several = {'predictions': prediction.decoded(self.vocabulary), 'scores': prediction.scores}
             yield {
                 'index': index,
                 'input': inputs[index],
                 'target': targets[index],
                 'prediction': texts[index],
                 'score': prediction.scores[0],
-                **(several if len(prediction.scores) > 1 else {}),
+                **several,
                 'example': {
                     name: _as_json(value)
                     for name, value in example.items()
