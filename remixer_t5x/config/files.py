@@ -90,6 +90,11 @@ def files_reading(macro: str) -> list[str]:
     return [name for name, text in shipped().items() if macro in text.macros_read]
 
 
+def is_known(macro: str) -> bool:
+    """Returns whether a shipped file reads or sets a macro."""
+    return any(macro in text.macros_read or macro in text.macros_set for text in shipped().values())
+
+
 def advise_file(setting: str) -> str:
     """Returns `; add --gin_file=X` for a shipped file that sets a macro or configures a class, or an empty string."""
     names = [

@@ -238,8 +238,7 @@ def _check_macros(texts: Sequence[GinText], sources: ConfigSources, roots: Colle
     users = [text for text in texts if not text.shipped]
     places = {name: place for text in users for name, place in text.macros_set.items()}
     for name, place in [*places.items(), *((name, name) for name in sources.objects)]:
-        is_shipped = any(name in text.macros_read or name in text.macros_set for text in files.shipped().values())
-        if name not in macros_read and not (partial and is_shipped):
+        if name not in macros_read and not (partial and files.is_known(name)):
             raise _unread_macro_error(name, place, macros_read)
     shipped_reads = {name for text in texts if text.shipped for name in text.macros_read}
     for name, place in (item for text in users for item in text.macros_read.items()):
