@@ -86,9 +86,12 @@ def _tensorflow() -> Any:
         tensorflow = _import('tensorflow')
         # TensorFlow would allocate all memory of a GPU at its first operation.
         for kind in ('GPU', 'TPU'):
-            # Raised if TensorFlow has already initialized its devices.
-            with contextlib.suppress(RuntimeError):
+            try:
                 tensorflow.config.set_visible_devices([], kind)
+            except RuntimeError:
+                # TensorFlow has already initialized its devices, which is harmless if it has none of this kind.
+                if tensorflow.config.list_logical_devices(kind):
+                    raise
     return tensorflow
 
 

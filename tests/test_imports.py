@@ -1,5 +1,6 @@
 """Which modules load TensorFlow, seqio and gin; the first two are imported at their first use, without Keras."""
 
+import contextlib
 import gc
 import importlib.util
 import os
@@ -87,16 +88,32 @@ def test_each_part_loads_only_the_libraries_that_it_needs(compiled):
     assert done.stdout.splitlines() == ['flax jax numpy', '', '', 'seqio tensorflow', '']
 
 
-def test_accelerators_are_hidden_where_another_library_has_imported_tensorflow(monkeypatch):
-    tensorflow, hidden = types.ModuleType('tensorflow'), []
-    tensorflow.data = 'data'
-    tensorflow.config = types.SimpleNamespace(set_visible_devices=lambda *given: hidden.append(given))
+def lazy_with_tensorflow(monkeypatch, **config):
+    """A new `lazy`, in a process where another library has imported a TensorFlow with these functions in `config`."""
+    tensorflow = types.ModuleType('tensorflow')
+    tensorflow.data, tensorflow.config = 'data', types.SimpleNamespace(**config)
     monkeypatch.setitem(sys.modules, 'tensorflow', tensorflow)
     spec = importlib.util.find_spec('remixer_t5x.lazy')
-    first = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(first)
-    assert (first.tf.data, first.tf.data) == ('data', 'data')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_accelerators_are_hidden_where_another_library_has_imported_tensorflow(monkeypatch):
+    hidden = []
+    module = lazy_with_tensorflow(monkeypatch, set_visible_devices=lambda *given: hidden.append(given))
+    assert (module.tf.data, module.tf.data) == ('data', 'data')
     assert hidden == [([], 'GPU'), ([], 'TPU')]
+
+
+@pytest.mark.parametrize(('devices', 'is_error'), [([], False), (['GPU:0'], True)])
+def test_a_tensorflow_that_already_uses_a_gpu_is_an_error(monkeypatch, devices, is_error):
+    def refuse(*_):
+        raise RuntimeError('devices are initialized')
+
+    module = lazy_with_tensorflow(monkeypatch, set_visible_devices=refuse, list_logical_devices=lambda kind: devices)
+    with pytest.raises(RuntimeError, match='initialized') if is_error else contextlib.nullcontext():
+        assert module.tf.data == 'data'
 
 
 def test_a_name_that_the_library_lacks_is_an_attribute_error():
