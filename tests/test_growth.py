@@ -1,4 +1,4 @@
-"""Readers, tokenizers and metrics take at most n^1.3 of time in the length n of the worst text, from 3 kB to 300 kB.
+"""The time of readers, tokenizers and metrics grows at most as n^1.3 for adversarial texts of n = 3 kB to 300 kB.
 
 Only the ratio of processor times is compared, each the least of several, so a busy machine cannot fail a test.
 """

@@ -169,7 +169,7 @@ class Greedy(RowDecoder):
 
 
 def top_values(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the `count` largest values along the last axis, sorted, and their indices, like `jax.lax.top_k`.
+    """Returns the `count` largest values along the last axis in descending order, and their indices (`jax.lax.top_k`).
 
     Sorts in a program that is exported for any number of rows, because TensorFlow cannot run JAX's operation there.
     """

@@ -80,9 +80,7 @@ def check_upload(name: str) -> str:
     """`name` without `hf://`. Raises UserError if the name is invalid, or nobody is logged in."""
     parsed = _parse_name(name)
     if parsed is None or parsed[1] is not None:
-        raise UserError(
-            f'{name} is not a valid Hub name; use NAME or USER/NAME with only letters, digits and the signs -_.'
-        )
+        raise UserError(f'{name} is not a valid Hub name; use NAME or USER/NAME with only letters, digits, -, _ and .')
     if _library('--push_to_hub').get_token() is None:
         raise UserError(f'uploading {name} needs a login to the Hub; type hf auth login, or set HF_TOKEN')
     return parsed[0]

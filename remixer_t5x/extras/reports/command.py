@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> None:
     """
     for flag in ('text', 'pictures_dir'):
         if getattr(args, flag) is not None and not args.pictures:
-            raise UserError(f'--{flag} requires --pictures; add it (it runs the gin code in each config.gin)')
+            raise UserError(f'--{flag} requires --pictures, which runs the gin code in each config.gin; add --pictures')
     if args.text is not None and not args.text.strip():
         raise UserError('--text must not be empty; type a sentence, as in --text="A dog barks."')
     with arguments.libraries(args):

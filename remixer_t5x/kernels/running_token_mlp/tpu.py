@@ -26,8 +26,8 @@ _MAX_UNITS = 16
 _MAX_VMEM = 56 * 2**20
 # The parts for A before and after a block, and for the weights of hidden units.
 _STATE_BYTES, _WEIGHT_BYTES = 4 * 2**20, 4 * 2**20
-# The order of the axes of weights [batch, tokens, heads, hidden], of inputs [batch, tokens, heads, features] and of A
-# [batch, heads, hidden, features] in the kernels, which join the batch and the heads to one axis of lanes.
+# The orders in which the kernels store the axes of weights [batch, tokens, heads, hidden], of inputs [batch, tokens,
+# heads, features] and of A [batch, heads, hidden, features]: batch and heads come last, merged into one axis of lanes.
 _HIDDEN_AXES, _FEATURE_AXES, _STATE_AXES = (3, 1, 0, 2), (1, 3, 0, 2), (2, 3, 0, 1)
 
 

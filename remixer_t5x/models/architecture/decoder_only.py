@@ -2,7 +2,7 @@
 
     x = Embed(tokens)        h = Stack(x)        logits = h W, or h Embed^T with a tied output
 
-The stack equals an encoder-decoder's decoder, so every causal sublayer and every layout works. A prefix language
+The stack is the same as in an encoder-decoder, so every causal sublayer and every layout works. A prefix language
 model (Raffel et al. 2019, section 3.2.1) uses bidirectional attention for the first tokens of each example. GPT-2
 (Radford et al. 2019) is this model with learned positions, biases and a tied output.
 """

@@ -4,7 +4,7 @@
     h = Stack(x)
     logits = head(h) Embed^T + b  (BertHead: Devlin et al. 2019, section 3.1), or h Embed^T / sqrt(D) without a head
 
-The stack equals an encoder-decoder's encoder, so every encoder sublayer and every layout works. T5 scales the input
+The stack is the same as in an encoder-decoder, so every encoder sublayer and every layout works. T5 scales the input
 of a tied output by 1 / sqrt(D); BERT instead initialises embeddings with standard deviation 0.02.
 """
 

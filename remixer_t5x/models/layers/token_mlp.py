@@ -113,7 +113,7 @@ def _mix_examples(activation, w_in, value, w_out, hidden_bias, ids_in, ids_out):
         mixed = _mix_example(activation, *weights, ids_in == 1)
         return jnp.where((ids_out == 1)[..., None, None], mixed, 0)
 
-    # If no row has two examples, sorting would only take time: a third more.
+    # Without a row of two examples, sorting is not needed and would take a third longer.
     cut = functools.partial(example_blocks.sort_by_example, ids_in, ids_out)
     return jax.lax.cond(jnp.max(ids_out) > 1, lambda: _mix_ranks(activation, *cut(), *weights), mix_one)
 

@@ -200,7 +200,7 @@ class HyperMixerCross(_TokenMixer):
         return self._join(mixed).reshape(shape)
 
     def _project_memory(self, memory: Memory) -> tuple[jax.Array, jax.Array]:
-        """Computes W_1 and V of the memory, [batch, memory_length, heads, ...]."""
+        """Returns W_1 and V of the memory, [batch, memory_length, heads, ...] each."""
         hidden = _zero_padding(memory.hidden, memory.context)
         w_in = self._generate(self._add_information(hidden, memory.context, 'key_information'), 'w_in')
         return _scale_by_length(w_in, memory.context) if self.length_scale else w_in, self._split(hidden)
