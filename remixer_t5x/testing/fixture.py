@@ -1,4 +1,4 @@
-"""Two layers of the checked sublayers in an encoder or a decoder, and the compiled programs that the checks share.
+"""An encoder or decoder of two layers with the sublayers to check, and the compiled programs that the checks share.
 
 `trace` returns outputs and gradients from one program of one shape: its rows are the examples of a check, and its
 cotangents select the gradients.

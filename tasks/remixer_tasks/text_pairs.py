@@ -29,7 +29,7 @@ class UnusableRow(ValueError):
 
 
 class MissingColumn(UnusableRow):
-    """A row without a column of a template."""
+    """A row that lacks a column which the template uses."""
 
 
 @dataclasses.dataclass(frozen=True)

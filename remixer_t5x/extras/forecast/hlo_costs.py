@@ -163,7 +163,10 @@ def count_bytes(instruction: Instruction, computation: Computation, program: Pro
 
 
 def _custom_call_bytes(instruction: Instruction, operands: int) -> float:
-    """Returns the kernel's estimate, or the bytes of its operands and results without a library's scratch memory."""
+    """Returns the HBM traffic in the kernel's `pl.CostEstimate`, or without one the bytes of its operands and results.
+
+    The scratch memory that libraries return as an 8-bit array is not counted.
+    """
     scratch = sum(array.hbm_bytes for array in instruction.results if array.dtype in ('u8', 's8'))
     results = instruction.result_bytes - (scratch if len(instruction.results) > 1 else 0)
     return _cost_estimate(instruction).get('bytes_accessed') or operands + results

@@ -110,7 +110,7 @@ class Work:
 
     @property
     def estimated_seconds(self) -> float:
-        """The TPU compiler's estimate of the kernels that it estimates."""
+        """The total time of all kernels for which the TPU compiler reports an estimate."""
         cycles = sum(kernel.times * (kernel.cycles or 0) for kernel in self.kernels)
         return cycles / self.machine.clock if self.machine.clock else 0.0
 

@@ -173,7 +173,7 @@ async def serve(trained: TrainedModel, name: str, listener: socket.socket, batch
     engine = Engine(trained, batch_size, max_queue)
 
     class Server(uvicorn.Server):
-        """After a signal, refuses requests and ends when those accepted are answered, or at a second signal."""
+        """A signal rejects new requests and exits once pending ones are answered; a second one exits at once."""
 
         signal_number = 0
 

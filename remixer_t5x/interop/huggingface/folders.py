@@ -185,7 +185,7 @@ def describe_difference(ours: np.ndarray, theirs: np.ndarray) -> str:
 
 
 def compare_ids(folder: pathlib.Path, vocabulary: Any) -> str:
-    """Describes whether the tokenizer in `folder` and `vocabulary` produce the same ids."""
+    """Returns a message that says whether the tokenizer in `folder` and `vocabulary` produce the same ids."""
     import transformers
 
     try:
