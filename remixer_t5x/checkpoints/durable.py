@@ -26,7 +26,7 @@ from remixer_t5x.errors import UserError, reason
 from remixer_t5x.run_folder import object_store
 
 FILE_LIST = 'files.json'
-# Objects that Orbax writes or changes after the list is written.
+# Objects that Orbax writes or changes after FILE_LIST is written, so the list does not contain them.
 _AFTER_LIST = ('_CHECKPOINT_METADATA', 'commit_success.txt')
 
 

@@ -78,7 +78,7 @@ def file_mark(path: str, reads_content: bool = True) -> str:
         return _short_hash(path)
     try:
         if '://' in path:
-            # Requesting the sizes of many files would take long.
+            # Requesting the sizes of many files would be slow.
             return str(tf.io.gfile.stat(path).length) if reads_content else ''
         size = os.stat(path).st_size
         if not reads_content:

@@ -38,7 +38,7 @@ SUBLAYERS: Mapping[str, list[type]] = {
     'encoder': [SelfAttention, GatedMLP],
     'decoder': [SelfAttention, CrossAttention, GatedMLP],
 }
-# Our name of a sublayer: its module, and the middle of the names of its norms.
+# Maps names of sublayers to Hugging Face's name of the module, and the INFIX in its norms `pre_INFIX_layernorm`.
 NAMES = {
     'self_attention': ('self_attn', 'self_attn'),
     'cross_attention': ('cross_attn', 'cross_attn'),
