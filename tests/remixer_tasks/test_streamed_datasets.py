@@ -245,7 +245,11 @@ def test_wrong_settings_are_refused(folders, tmp_path, monkeypatch):
     path = folders / 'jsonl'
     trained = vocabularies.trained(streamed(path), 300)
     fails(streamed(path), r"cannot be trained on .*, which is streamed .*--gin.VOCABULARY='@voc", trained)
-    fails(streamed(path), 'STREAMS must be at most the 5 shards of .* got 8 .*; type STREAMS = 4, so', streams=8)
+    fails(
+        streamed(path),
+        'STREAMS must be at most 5, the number of shards of .* got 8 .*; type STREAMS = 4, so',
+        streams=8,
+    )
     fails(streamed(path, validation_fraction=1 - 1e-9), 'has no documents to train on in 5 of its 5 shards')
     fails(huggingface_datasets.corpus(HubDataset(str(path)), 'body', True), "TEXT_FIELD must be .* got 'body'")
     fails(streamed(tmp_path), f'HF_DATASET {tmp_path} cannot be read')

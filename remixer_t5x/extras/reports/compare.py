@@ -154,7 +154,10 @@ def _settings(args: argparse.Namespace) -> list[Setting]:
     for text in args.over:
         name, _, values = text.partition('=')
         if name in axes or name in _SWEEP_MACROS or not name:
-            raise UserError(f'--over={text} must name another macro; type --over LEARNING_RATE=1e-3,3e-3')
+            raise UserError(
+                f'--over={text} must name a macro that neither compare nor an earlier --over sets; '
+                'type --over LEARNING_RATE=1e-3,3e-3'
+            )
         # Commas in brackets and parentheses belong to a value.
         axes[name] = [value.strip() for value in re.split(r',(?![^(\[{]*[)\]}])', values) if value.strip()]
         if not axes[name] or len(set(axes[name])) < len(axes[name]):

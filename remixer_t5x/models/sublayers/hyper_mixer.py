@@ -71,7 +71,7 @@ class SharedWeightVector(nn.Module):
     """The same learned row of weights for every token (the paper's ablation, appendix C.2).
 
     Attributes:
-        hidden_dim: width of the hidden layer of the generated MLP, d': number of weights of a token in all heads.
+        hidden_dim: number of hidden units of the generated MLP in all heads, d'.
         num_heads: number of heads.
     """
 

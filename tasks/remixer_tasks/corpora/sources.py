@@ -103,9 +103,9 @@ class StreamedSource(seqio.DataSource):
         if count < shard.num_shards:
             fewer = max(number for number in range(1, count + 1) if shard.num_shards % number == 0)
             raise UserError(
-                f'STREAMS must be at most the {count} shard{"s" if count > 1 else ""} of {self._corpus.name}, got '
-                f'{shard.num_shards} (one for each host by default); type STREAMS = {fewer}, so that several hosts '
-                'share a stream, or write the data as more files'
+                f'STREAMS must be at most {count}, the number of shards of {self._corpus.name}, got {shard.num_shards} '
+                f'(the default is the number of hosts); type STREAMS = {fewer}, so that several hosts share a stream, '
+                'or write the data as more files'
             )
         reader = Reader(self._corpus, range(shard.index, count, shard.num_shards), seed)
 
