@@ -1,8 +1,8 @@
 """FNet's token mixer (Lee-Thorp et al. 2021): `Y = Re(F_tokens(F_channels(X)))`, two Fourier transforms.
 
-X and Y are [batch, length, D]; there are no parameters. Padding is set to zero before the transforms. A transform mixes
-all positions of a row including padding, so outputs at tokens depend on the padded length, unlike those of all other
-sublayers. Evaluate a model at the length that it was trained at (TASK_FEATURE_LENGTHS).
+X and Y are [batch, length, D]; the layer has no parameters. Padding is zeroed before the transforms. A transform mixes
+all positions of a row including padding, so unlike in all other sublayers the output depends on the padded length.
+Evaluate a model at the sequence length of its training (TASK_FEATURE_LENGTHS).
 """
 
 import functools
@@ -18,9 +18,9 @@ from remixer_t5x.kernels.compile_target import target_platform
 
 
 def fourier_real(x: jax.Array) -> jax.Array:
-    """Returns the real part of the 2-D Fourier transform of float32 `x` [..., length, features], not normalized.
+    """Returns the real part of the unnormalized 2-D Fourier transform of float32 `x` [..., length, features].
 
-    The channels of a real input have a symmetric spectrum, `out[-l, -d] = out[l, d]`, so half of it is computed.
+    Only half of the channels are computed, because the result is symmetric for real inputs: `out[-l, -d] = out[l, d]`.
     """
     features = x.shape[-1]
     half = jnp.fft.fft(jnp.fft.rfft(x, axis=-1), axis=-2).real
@@ -30,31 +30,31 @@ def fourier_real(x: jax.Array) -> jax.Array:
 
 
 def fourier_real_by_matmul(x: jax.Array) -> jax.Array:
-    """Computes `fourier_real` as `C_L x C_D - S_L x S_D` with matrices of cosines and sines, float32.
+    """Computes `fourier_real` as `C_L x C_D - S_L x S_D`, with C and S matrices of cosines and sines.
 
-    The operands have the dtype of x, and products are accumulated in float32.
+    The operands are cast to the dtype of x; the result is float32.
     """
-    cos_l, sin_l, cos_d, sin_d = (wave.astype(x.dtype) for size in x.shape[-2:] for wave in _waves(size))
-    # By default a TPU multiplies float32 as bfloat16.
+    cos_l, sin_l, cos_d, sin_d = (matrix.astype(x.dtype) for size in x.shape[-2:] for matrix in _fourier_matrices(size))
+    # TPUs multiply float32 arrays in bfloat16 by default.
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     product = functools.partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
-    by_cos, by_sin = (product('...ld,df->...lf', x, wave).astype(x.dtype) for wave in (cos_d, sin_d))
+    by_cos, by_sin = (product('...ld,df->...lf', x, matrix).astype(x.dtype) for matrix in (cos_d, sin_d))
     return product('kl,...lf->...kf', cos_l, by_cos) - product('kl,...lf->...kf', sin_l, by_sin)
 
 
-def _waves(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns cos and sin of 2 pi j k / size, [size, size] float32."""
+def _fourier_matrices(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the matrices cos(2 pi j k / size) and sin(2 pi j k / size), [size, size] float32."""
     index = np.arange(size)
-    # Reduced modulo the period first, because float32 sines of large angles are inaccurate.
+    # Reduce angles modulo 2 pi first, because float32 sines of large angles are inaccurate.
     angles = np.outer(index, index) % size * (2 * np.pi / size)
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
 class FNet(nn.Module):
-    """`Y = Re(F_tokens(F_channels(X)))`; a token mixer for encoders whose rows have one example each.
+    """FNet's token mixer for encoders with one example per row, `Y = Re(F_tokens(F_channels(X)))`.
 
-    Raises UserError for packed rows, whose examples it would mix, and in decoders. It computes in float32; on a TPU the
-    matmuls of a bfloat16 x have bfloat16 operands.
+    Raises UserError in decoders, and for packed rows, whose examples would be mixed. Computes in float32, except on
+    TPUs, where the matmul operands keep the dtype of x.
     """
 
     @nn.compact
@@ -72,9 +72,9 @@ class FNet(nn.Module):
             )
         tokens = jnp.where(ctx.is_token[..., None], x, 0)
         if target_platform() == 'tpu':
-            # XLA:TPU's FFT moves complex numbers through memory, while matmuls of all rows fill the matrix unit.
+            # On a TPU the FFT is limited by memory traffic, while the matmuls fully use the matrix unit.
             return fourier_real_by_matmul(tokens).astype(x.dtype)
-        # On one device the FFT is several times faster (measured on a CPU), and on a GPU it moves fewer bytes. But the
-        # partitioner does not split it: each of several devices would gather and transform the whole batch.
+        # On one device the FFT is several times faster (measured on a CPU), and on a GPU the FFT moves fewer bytes.
+        # XLA cannot partition an FFT, so with multiple devices each would gather and transform the whole batch.
         transform = fourier_real if jax.device_count() == 1 else fourier_real_by_matmul
         return transform(tokens.astype(jnp.float32)).astype(x.dtype)

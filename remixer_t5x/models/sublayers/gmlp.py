@@ -8,11 +8,11 @@ aMLP adds a tiny attention (figure 6), which reads the same X, to f:
 
     tiny_attn(X) = softmax(q k^T / sqrt(d)) v W_out,   q, k, v = X W_qkv,   d = 64 or 128
 
-The block is a whole layer: it needs neither attention nor a feed-forward sublayer, but a layer may have them too.
+The block usually replaces both the attention and the feed-forward sublayer of a layer.
 
-Departures: no biases on projections, as in T5; padding is set to zero before W reads it (the paper leaves this to be
-learned); W and b are indexed by position in the example, so packing changes nothing; in a decoder W is lower
-triangular. The layout adds the norm before the block and the residual connection.
+Differences from the paper: projections have no biases, as in T5; padding is zeroed before the multiplication by W (the
+paper leaves this to be learned); W and b are indexed by position in the example, so packing does not change the output;
+in a decoder W is lower triangular. The layer layout adds the norm before the block and the residual connection.
 """
 
 from collections.abc import Callable
@@ -34,14 +34,14 @@ from remixer_t5x.models.layers.dense import Dense, Product, matmul
 from remixer_t5x.models.layers.dropout import dropout
 from remixer_t5x.models.layers.norms import LayerNorm
 
-# (name, features) -> X U, whose GELU is Z.
+# Maps (name, features) to X U, the input of the GELU.
 Expansion = Callable[[str, int], jax.Array]
-# X U -> f(Z). With a second X U, whose GELU is Z_1: Z_1 * f(Z), which a GPU computes in one kernel.
+# Maps X U to f(Z), or two arrays X U to Z_1 * f(Z_2), which a GPU computes in one kernel.
 SpatialProjection = Callable[..., jax.Array]
 
-# cuBLAS reads 16 bytes at a time, so the depth of a matmul should be a multiple of 8 numbers.
+# cuBLAS loads 16 bytes at a time, so the contracted dimension of a matmul should be a multiple of 8.
 _DEPTH = 8
-# Near zero, so that f starts as its bias, 1; not below Adafactor's minimum for the scale of a parameter.
+# Initializes W near zero, so f(Z) starts near its bias of 1; not below 1e-3, Adafactor's minimum parameter scale.
 SPATIAL_INIT = nn.initializers.normal(stddev=1e-3)
 
 
@@ -63,9 +63,9 @@ def multiplicative_gate(expand: Expansion, project: SpatialProjection, hidden_di
 
 
 def split_gate(expand: Expansion, project: SpatialProjection, hidden_dim: ranges.Count) -> jax.Array:
-    """`s(Z) = Z_1 * f(Z_2)`, Z = Z_1 | Z_2: the paper's spatial gating unit.
+    """Computes the paper's spatial gating unit, `s(Z) = Z_1 * f(Z_2)`, with Z_1 and Z_2 the halves of Z.
 
-    U is two matrices: the halves of one matrix would be on different devices if F is sharded.
+    U is stored as two matrices, because sharding F would place the halves of one matrix on different devices.
     """
     if hidden_dim % 2:
         raise UserError(f'GMLP.hidden_dim must be even for gmlp.split_gate, got {hidden_dim}; use {hidden_dim + 1}')
@@ -73,14 +73,16 @@ def split_gate(expand: Expansion, project: SpatialProjection, hidden_dim: ranges
 
 
 class FreeSpatial(nn.Module):
-    """W as an unconstrained [max_length, max_length] matrix."""
+    """Unconstrained spatial weights W: a learned [max_length, max_length] matrix."""
 
     max_length: ranges.Count
 
     @nn.compact
     def __call__(self, length: int, ctx: SequenceContext) -> jax.Array:
-        """float32 [length, length]; [batch, length, length] for packed rows; [1, length] while decoding, or [batch, 1,
-        length] if each row has its own step. With a prefix, the caller masks tokens ahead.
+        """Returns W, float32 [length, length], or [batch, length, length] for packed rows.
+
+        While decoding, returns [1, length], or [batch, 1, length] if rows differ in step. If there is a prefix, later
+        tokens are not masked; the caller must do it.
         """
         init = nn.with_logical_partitioning(SPATIAL_INIT, (axes.POSITIONS_OUT, axes.POSITIONS_IN))
         matrix = self.param('kernel', init, (self.max_length, self.max_length), jnp.float32)
@@ -94,16 +96,19 @@ class FreeSpatial(nn.Module):
 
 
 class ToeplitzSpatial(nn.Module):
-    """W with one number for each distance between two tokens, `W[i, j] = w[j - i]`: a convolution along the tokens.
+    """Toeplitz spatial weights, `W[i, j] = w[j - i]`, equivalent to a convolution along the tokens.
 
-    There are 2 * max_length - 1 parameters, or max_length in a decoder, which has no tokens ahead.
+    The vector w has 2 * max_length - 1 parameters, or max_length in a causal decoder.
     """
 
     max_length: ranges.Count
 
     @nn.compact
     def __call__(self, length: int, ctx: SequenceContext) -> jax.Array:
-        """float32 [length, length]; [1, length] while decoding, or [batch, 1, length] if each row has its own step."""
+        """Returns W, float32 [length, length].
+
+        While decoding, returns [1, length], or [batch, 1, length] if rows differ in step.
+        """
         refuse_prefix(ctx, 'ToeplitzSpatial')
         count = self.max_length if ctx.causal else 2 * self.max_length - 1
         init = nn.with_logical_partitioning(SPATIAL_INIT, (axes.RELPOS_BUCKETS,))
@@ -112,16 +117,16 @@ class ToeplitzSpatial(nn.Module):
             values = jnp.pad(values, (0, length - 1))
         center = self.max_length - 1  # index of the value of distance 0
         if ctx.step is None:
-            # Within an example, distances in the row and in the example are the same.
+            # Packing needs no special case: within an example, distances do not depend on where the example starts.
             return spread_over_diagonals(values[None, center + 1 - length : center + length], length)[0]
         rows = jax.vmap(lambda step: jax.lax.dynamic_slice_in_dim(values, center - step, length))
         return rows(ctx.step)[:, None] if ctx.step.ndim else rows(ctx.step[None])
 
 
 class TinyAttention(nn.Module):
-    """aMLP's attention with one small head, [batch, length, D] -> a `Product` [batch, length, features].
+    """The attention of aMLP, with one small head; a value of `GMLP.attention`.
 
-    It is a value of `GMLP.attention`, not a sublayer of a layer.
+    Maps [batch, length, D] to a `Product` with shape [batch, length, features].
 
     Attributes:
         features: width of the output; GMLP sets it to the width of its gate.
@@ -133,14 +138,14 @@ class TinyAttention(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> Product:
-        # The head is not sharded: split over devices, its logits would be sums across them.
+        # The head is not sharded, because each attention logit would then be a sum across devices.
         kernels = [
             Dense(self.head_dim, (axes.EMBED, None), name=name).kernel(x.shape[-1], x.dtype)
             for name in ('query', 'key', 'value')
         ]
         if target_platform() == 'gpu' and not ctx.decode:
-            # A single matmul, because with three of them a GPU writes three gradients of x, each larger than their
-            # outputs.
+            # Use one matmul for all three projections: three matmuls would make a GPU write three gradients of x, each
+            # larger than the projections.
             projected = jnp.split(matmul(x, jnp.concatenate(kernels, axis=-1)), 3, axis=-1)
         else:
             projected = [matmul(x, kernel) for kernel in kernels]
@@ -150,7 +155,7 @@ class TinyAttention(nn.Module):
 
 
 class SpatialMixing(nn.Module):
-    """`f(Z) = W LN(Z) + b` over the tokens that each token may see, [batch, length, features].
+    """The spatial projection `f(Z) = W LN(Z) + b` over the tokens that each token may see.
 
     Attributes:
         max_length: size of W and b; longer rows raise UserError.
@@ -164,7 +169,10 @@ class SpatialMixing(nn.Module):
     def __call__(
         self, inputs: jax.Array, gated: jax.Array | None, added: jax.Array | Product | None, ctx: SequenceContext
     ) -> jax.Array:
-        """`f(Z) + added`, or `gelu(gated) * (f(Z) + added)` if `gated` is not None; Z is the GELU of `inputs`."""
+        """Returns `f(Z) + added` with Z = gelu(inputs), times `gelu(gated)` if `gated` is not None.
+
+        All arrays are [batch, length, features].
+        """
         norm = LayerNorm(axis=axes.MLP, name='norm')
         if target_platform() == 'gpu' and not ctx.decode:
             return self._in_one_matmul(norm, inputs, gated, added, ctx)
@@ -193,12 +201,12 @@ class SpatialMixing(nn.Module):
         added: jax.Array | Product | None,
         ctx: SequenceContext,
     ) -> jax.Array:
-        """Computes `__call__` with one matmul, because GPUs are bound by what each matmul reads and writes.
+        """Computes `__call__` with one matmul, because the memory traffic of each matmul limits the speed on GPUs.
 
             W (scale Z + shift) + heads V + b = [W | heads | W 1] [scale Z ; V ; shift] + b
 
-        Z is normalized, and heads V is the added product. The two matmuls of the backward pass compute the gradients of
-        W, heads, V and shift too.
+        Here Z is normalized, and `heads V` is the added product. The two matmuls of the backward pass also compute the
+        gradients of W, heads, V and shift.
         """
         scale, shift = norm.scale_and_bias(inputs.shape[-1])
         weights, bias = self._weights_and_bias(inputs.shape[1], ctx)
@@ -222,7 +230,7 @@ class SpatialMixing(nn.Module):
         return factor.astype(inputs.dtype) if gated is None else gelu_times(gated, factor)
 
     def _weights_and_bias(self, length: int, ctx: SequenceContext) -> tuple[jax.Array, jax.Array]:
-        """Returns W, and b at the position of each token, broadcastable to [batch, length, features]."""
+        """Returns W and the bias b of each token, broadcastable to [batch, length, features]."""
         check_length('GMLP', self.max_length, length)
         weights = self.weights(max_length=self.max_length, name='weights')(length, ctx)
         init = nn.with_logical_partitioning(nn.initializers.ones, (axes.POSITIONS_OUT,))
@@ -233,9 +241,9 @@ class SpatialMixing(nn.Module):
 
 
 def _mask_weights(weights: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """Returns W of each row, [batch, length, length], which is zero where a token does not see another.
+    """Returns W with invisible pairs of tokens zeroed, [batch, length, length].
 
-    On a GPU, masking the units instead would transpose them to make one matmul of the batch.
+    On a GPU, masking the hidden units instead would merge the batch into one matmul and transpose the units for it.
     """
     if ctx.prefix is not None:
         seen = visible_in_sequence(ctx).mask()[:, 0]
@@ -247,15 +255,15 @@ def _mask_weights(weights: jax.Array, ctx: SequenceContext) -> jax.Array:
 
 
 class GMLP(nn.Module):
-    """`Y = s(gelu(X U)) V`: an MLP whose hidden units are gated by a learned mix of all tokens.
+    """gMLP block, `Y = s(gelu(X U)) V`: an MLP whose hidden units are gated by a learned mix of all tokens.
 
     Attributes:
         hidden_dim: number of hidden units, F; `split_gate` halves it.
         max_length: size of W and b; longer rows raise UserError.
         gate: s, one of `split_gate`, `multiplicative_gate`, `additive_gate` and `linear_gate`.
         spatial: factory of W, `ToeplitzSpatial` (the paper's language models) or `FreeSpatial`.
-        attention: factory of a module (x, ctx) -> array or `Product` that is added to f: `TinyAttention` for aMLP, None
-            for gMLP.
+        attention: factory of a module (x, ctx) -> array or `Product`, whose output is added to f: `TinyAttention` for
+            aMLP, None for gMLP.
         dropout_rate: dropout on the gated units.
     """
 

@@ -1,15 +1,15 @@
-"""Linear attention (Katharopoulos et al. 2020, "Transformers are RNNs"): attention in time linear in length.
+"""Linear attention (Katharopoulos et al. 2020, "Transformers are RNNs"), in linear time in the sequence length.
 
     y_i = (phi(q_i) sum_j phi(k_j) v_j^T) / (phi(q_i) . sum_j phi(k_j))        phi(x) = elu(x) + 1        (equation 5)
 
-X and Y are [batch, length, D], and q, k and v linear projections of X for each head, [length, kv]. The sums run over
-the tokens that token i may see. In a decoder they are running sums, [kv, kv] for each head, and the only state that
-decoding caches (equations 18 to 20). Over whole rows they are computed in chunks, so that memory grows with length x
-width. In packed rows each example has separate sums.
+X and Y are [batch, length, D]; q, k and v are linear projections of X for each head, [length, kv]. The sums run over
+the tokens that token i may see. In a decoder these are running sums with a state of size [kv, kv] for each head, which
+is all that decoding caches (equations 18 to 20). Whole rows are processed in chunks, so memory is proportional to
+length x width. In packed rows each example has separate sums.
 
-Departures: no biases on projections, as in T5; dropout on whole value rows, which equals attention dropout with one
-mask for all queries. There is no position bias, which would need [length, length] weights: if nothing else
-distinguishes positions, the stack must add positions to its input.
+Differences from the paper: projections have no biases, as in T5; dropout zeroes whole value rows, which equals
+attention dropout with one mask for all queries. A position bias is not supported, because it would need
+[length, length] weights, so position embeddings must be added to the input of the stack.
 """
 
 import dataclasses
@@ -27,30 +27,30 @@ from remixer_t5x.models.layers.dense import Dense, split_heads
 from remixer_t5x.models.layers.dropout import drop_value_rows
 from remixer_t5x.models.layers.token_mlp import mix_through_hidden
 
-# `sum_j phi(k_j) v_j^T` [..., heads, kv, kv] and `sum_j phi(k_j)` [..., heads, kv], float32.
+# The pair `sum_j phi(k_j) v_j^T` [..., heads, kv, kv] and `sum_j phi(k_j)` [..., heads, kv], both float32.
 Sums = tuple[jax.Array, jax.Array]
 
-# Tokens in a chunk. All pairs within a chunk are computed; only sums are carried between chunks.
+# Number of tokens in a chunk. Attention within a chunk is quadratic; only sums are carried between chunks.
 CHUNK = 128
-# Avoids division by zero in a row without tokens; the same as in the authors' code.
+# Prevents division by zero for rows without tokens; same value as in the authors' code.
 EPSILON = 1e-6
 
 
 def feature_map(x: jax.Array) -> jax.Array:
-    """`elu(x) + 1`, positive, in x's dtype."""
+    """Computes the feature map phi, `elu(x) + 1`."""
     x32 = x.astype(jnp.float32)
-    # Not expm1 + 1, which rounds small features to zero.
+    # `nn.elu` computes expm1, and expm1(x) + 1 would round small features to zero.
     return jnp.where(x32 > 0, x32 + 1, jnp.exp(jnp.minimum(x32, 0))).astype(x.dtype)
 
 
 def linear_attention(query: jax.Array, key: jax.Array, value: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """Computes equation 5: tokens read their example, or if `ctx.causal` the tokens up to and including themselves.
+    """Computes linear attention (equation 5) within each example; causal if `ctx.causal` is True.
 
     Args:
         query: [batch, length, heads, kv], mapped by phi.
         key: [batch, length, heads, kv], mapped by phi.
         value: [batch, length, heads, kv].
-        ctx: facts about the tokens; examples of a packed row are contiguous.
+        ctx: context of the tokens; examples of a packed row must be contiguous.
 
     Returns:
         [batch, length, heads, kv] in value's dtype.
@@ -76,10 +76,10 @@ def _divide(mixed: jax.Array, total: jax.Array, dtype: jax.typing.DTypeLike) -> 
 
 
 def _sum_tokens(key: jax.Array, value: jax.Array, dtype: jax.typing.DTypeLike = jnp.float32) -> Sums:
-    """Sums over the tokens of [..., tokens, heads, kv].
+    """Computes the sums over the token axis of keys and values [..., tokens, heads, kv].
 
-    Accelerators accumulate in float32 anyway. If the sums are read in a smaller `dtype`, computing them in that dtype
-    makes their gradient a matmul of that dtype too.
+    If later computation casts the sums to a smaller dtype, pass that `dtype`, so that the gradient is a matmul in it
+    too; accelerators accumulate in float32 for any dtype.
     """
     result = jnp.float32 if on_cpu() else dtype
     state = jnp.einsum('...khd,...khv->...hdv', key, value, preferred_element_type=result)
@@ -87,15 +87,15 @@ def _sum_tokens(key: jax.Array, value: jax.Array, dtype: jax.typing.DTypeLike = 
 
 
 def _read(query: jax.Array, sums: Sums) -> tuple[jax.Array, jax.Array]:
-    """Numerators [..., tokens, heads, kv] and denominators [..., tokens, heads] of queries, float32."""
+    """Returns numerators [..., tokens, heads, kv] and denominators [..., tokens, heads] of equation 5, float32."""
     state, total = (array.astype(query.dtype) for array in sums)
-    # XLA:CPU does not support preferred_element_type=float32 for bfloat16 in this form.
+    # Cast afterwards, because XLA:CPU does not support preferred_element_type=float32 for this bfloat16 einsum.
     mixed = jnp.einsum('...qhd,...hdv->...qhv', query, state).astype(jnp.float32)
     return mixed, jnp.einsum('...qhd,...hd->...qh', query, total, preferred_element_type=jnp.float32)
 
 
 def _split_chunks(array: jax.Array) -> jax.Array:
-    """[batch, length, ...] -> [batch, chunks, chunk, ...], padded with zeros."""
+    """Splits [batch, length, ...] into chunks, [batch, chunks, chunk, ...], padded with zeros."""
     size = min(CHUNK, array.shape[1])
     missing = -array.shape[1] % size
     array = jnp.pad(array, ((0, 0), (0, missing)) + ((0, 0),) * (array.ndim - 2))
@@ -103,7 +103,7 @@ def _split_chunks(array: jax.Array) -> jax.Array:
 
 
 def _read_chunk(query, key, value, ids, causal: bool) -> tuple[jax.Array, jax.Array]:
-    """Computes what tokens read from their own chunk, from all pairs of its tokens."""
+    """Returns numerators and denominators for the pairs of tokens within each chunk."""
     is_visible = ids[..., :, None] == ids[..., None, :]
     if causal:
         is_visible &= jnp.tri(ids.shape[-1], dtype=bool)
@@ -114,15 +114,15 @@ def _read_chunk(query, key, value, ids, causal: bool) -> tuple[jax.Array, jax.Ar
 
 
 def _read_other_chunks(query, key, value, ids, reverse: bool) -> tuple[jax.Array, jax.Array]:
-    """Computes what tokens read from the chunks before their own (after their own, if `reverse`).
+    """Returns numerators and denominators from all earlier chunks, or from all later chunks if `reverse`.
 
-    Only the last example of a chunk (the first, if `reverse`) continues in the next, so the sums of one example are
-    carried, and reset when another example begins.
+    Only the last example of a chunk (the first example if `reverse`) can extend into the next chunk, so the scan
+    carries the sums of one example and resets them when another example begins.
     """
     last = ids[:, :, 0 if reverse else -1]
     is_last = ids == last[:, :, None]
     sums = _sum_tokens(jnp.where(is_last[..., None, None], key, 0), value)
-    # The id of the example whose sums are carried into each chunk. The first chunk starts with sums of zero for any id.
+    # ID of the example whose sums are carried into each chunk. In the first chunk, any id works, as the sums are zero.
     carried_id = jnp.roll(last, -1 if reverse else 1, axis=1)
     keep = (last == carried_id).astype(jnp.float32)
 
@@ -142,7 +142,7 @@ def _read_other_chunks(query, key, value, ids, reverse: bool) -> tuple[jax.Array
 
 
 class _LinearHeads(nn.Module):
-    """The settings and projections of self- and cross-attention.
+    """Base class with the settings and projections of linear self-attention and cross-attention.
 
     Attributes:
         num_heads: number of heads.
@@ -155,7 +155,7 @@ class _LinearHeads(nn.Module):
     dropout_rate: ranges.Rate = 0.0
 
     def _project(self, name: str, x: jax.Array) -> jax.Array:
-        """[batch, length, embed] -> [batch, length, heads, kv]."""
+        """Projects [batch, length, embed] to [batch, length, heads, kv]."""
         width = self.num_heads * self.head_dim
         return split_heads(Dense(width, (axes.EMBED, axes.JOINED_KV), name=name)(x), self.num_heads)
 
@@ -165,9 +165,9 @@ class _LinearHeads(nn.Module):
 
 
 class LinearAttention(_LinearHeads):
-    """Self-attention in linear time, equation 5; a token mixer for encoders and decoders.
+    """Linear self-attention (equation 5); a token mixer for encoders and decoders.
 
-    While decoding it caches running sums, so memory and time for a token do not grow with length.
+    While decoding, the layer caches running sums, so memory and time per token do not depend on the length.
     """
 
     @nn.compact
@@ -191,7 +191,7 @@ class LinearAttention(_LinearHeads):
         return self._project_out(mixed, x.shape)
 
     def _cached_sums(self, key: jax.Array, value: jax.Array, ctx: SequenceContext) -> tuple[nn.Variable, nn.Variable]:
-        """Returns the cached sums over the tokens decoded so far; initially zero, or the sums over a prompt."""
+        """Returns the cached sums over the decoded tokens, initialized with zeros or with the sums over a prompt."""
         batch, _, *head = key.shape
         if ctx.cache_slots is not None:
             take = cache.is_before_last(ctx)[..., None, None]
@@ -205,10 +205,9 @@ class LinearAttention(_LinearHeads):
 
 
 class LinearCrossAttention(_LinearHeads):
-    """Cross-attention in linear time: q of the decoder's tokens, k and v of the encoder's output in `ctx.memory`.
+    """Linear cross-attention of decoder tokens to the encoder's output in `ctx.memory`.
 
-    While decoding, the allocating call computes the sums over the memory. The memory is not read again, for any number
-    of beams.
+    While decoding, the first call computes and caches the sums over the memory, which all beams share.
     """
 
     @nn.compact
@@ -225,7 +224,7 @@ class LinearCrossAttention(_LinearHeads):
         return self._project_out(mixed, shape)
 
     def _keys_and_values(self, memory: Memory, ctx: SequenceContext) -> tuple[jax.Array, jax.Array]:
-        """Returns phi(keys) and values of the memory, zero at padding, [batch, memory_length, heads, kv] each."""
+        """Returns phi(keys) and values of the memory, [batch, memory_length, heads, kv] each, zero at padding."""
         is_token = memory.context.is_token[..., None, None]
         key = jnp.where(is_token, feature_map(self._project('key', memory.hidden)), 0)
         value = jnp.where(is_token, self._project('value', memory.hidden), 0)
@@ -243,7 +242,10 @@ class LinearCrossAttention(_LinearHeads):
         return self.get_variable('cache', 'memory_state'), self.get_variable('cache', 'memory_total')
 
     def _read_packed(self, query: jax.Array, memory: Memory, ctx: SequenceContext) -> jax.Array:
-        """Reads packed rows with the sums of one example at a time; a feature of ones yields the denominator."""
+        """Computes cross-attention for packed rows, one example at a time.
+
+        Ones are appended to the values as an extra feature, which yields the denominator of equation 5.
+        """
         key, value = self._keys_and_values(memory, ctx)
         value = jnp.concatenate([value, jnp.ones_like(value[..., :1])], axis=-1)
         mixed = mix_through_hidden(

@@ -1,13 +1,13 @@
-"""MLP-Mixer's token mixing (Tolstikhin et al. 2021), and its form for decoders (REMIXERS, section 3.1.2).
+"""Token mixing of MLP-Mixer (Tolstikhin et al. 2021), and a causal variant for decoders (REMIXERS, section 3.1.2).
 
-An MLP along the tokens, the same for every feature d:
+Both mixers apply the same MLP along the tokens to every feature d:
 
     MLPMixer     Y[:, d] = W_2^T gelu(W_1^T X[:, d] + b_1) + b_2           W_1: [length, S], W_2: [S, length]
     WindowMixer  y_t[d]  = w_2 . gelu(W_1^T X[t-w+1..t, d] + b_1) + b_2    W_1: [w, S], w_2: [S]
 
-Departures, where the papers leave a choice: rows and columns of the weights are indexed by position in the example, so
-packing changes nothing; tokens that are padding, before the first token or in another example are zero; GELU is the
-tanh approximation. The layout adds the norm before the mixing and the residual connection.
+Choices that the papers leave open: the weights are indexed by position in the example, so packing does not change the
+output; padding, positions before the first token and tokens of other examples are treated as zeros; GELU is the tanh
+approximation. The layer layout adds the norm before the mixing and the residual connection.
 """
 
 import jax
@@ -28,24 +28,27 @@ from remixer_t5x.models.layers.token_mlp import mix_through_hidden
 def _token_mlp(
     module: nn.Module, num_inputs: int, hidden_dim: int, num_outputs: int | None, dtype: jnp.dtype
 ) -> TokenMLP:
-    """Creates the parameters of `module`, with one output if `num_outputs` is None; call within `nn.compact`."""
+    """Creates the token MLP's parameters in `module`; call within `nn.compact`.
+
+    If `num_outputs` is None, the MLP has a single output and `wo` is a vector.
+    """
     outputs = () if num_outputs is None else (num_outputs,)
     out_axes = (axes.POSITIONS_OUT,) * len(outputs)
     wo_init = nn.initializers.normal(stddev=hidden_dim**-0.5)  # variance 1 / fan-in, also for a vector
 
-    def make(name, init, names, shape):
+    def parameter(name, init, names, shape):
         return module.param(name, nn.with_logical_partitioning(init, names), shape, jnp.float32).astype(dtype)
 
     return TokenMLP(
-        make('wi', FAN_IN_NORMAL, (axes.POSITIONS_IN, axes.TOKEN_MLP), (num_inputs, hidden_dim)),
-        make('wi_bias', nn.initializers.zeros, (axes.TOKEN_MLP,), (hidden_dim,)),
-        make('wo', wo_init, (axes.TOKEN_MLP, *out_axes), (hidden_dim, *outputs)),
-        make('wo_bias', nn.initializers.zeros, out_axes, outputs),
+        parameter('wi', FAN_IN_NORMAL, (axes.POSITIONS_IN, axes.TOKEN_MLP), (num_inputs, hidden_dim)),
+        parameter('wi_bias', nn.initializers.zeros, (axes.TOKEN_MLP,), (hidden_dim,)),
+        parameter('wo', wo_init, (axes.TOKEN_MLP, *out_axes), (hidden_dim, *outputs)),
+        parameter('wo_bias', nn.initializers.zeros, out_axes, outputs),
     )
 
 
 def _unit_scale(rate: float, batch: int, weights: TokenMLP, ctx: SequenceContext) -> jax.Array | None:
-    """Dropout of hidden units, one mask for all features of a row: factors [batch, hidden], or None for ones."""
+    """Returns dropout factors of the hidden units, [batch, hidden], or None if dropout is disabled."""
     if rate == 0.0 or ctx.deterministic:
         return None
     ones = jnp.ones((batch, 1, weights.wi.shape[1]), weights.wi.dtype)
@@ -53,11 +56,11 @@ def _unit_scale(rate: float, batch: int, weights: TokenMLP, ctx: SequenceContext
 
 
 class MLPMixer(nn.Module):
-    """`Y[:, d] = W_2^T gelu(W_1^T X[:, d] + b_1) + b_2` over all tokens of an example; a token mixer for encoders.
+    """MLP-Mixer's token mixer for encoders, `Y[:, d] = W_2^T gelu(W_1^T X[:, d] + b_1) + b_2`.
 
     Attributes:
         hidden_dim: number of hidden units along the tokens, S.
-        max_length: number of positions of the weights; longer rows raise UserError.
+        max_length: number of positions in W_1 and W_2; longer rows raise UserError.
         dropout_rate: dropout on the hidden units, with one mask for all features of a row.
     """
 
@@ -79,7 +82,7 @@ class MLPMixer(nn.Module):
 
 
 def _mix_rows(weights: TokenMLP, x: jax.Array, scale: jax.Array | None, ctx: SequenceContext) -> jax.Array:
-    """One example per row: the position in the example is the position in the row."""
+    """Mixes the tokens of rows that contain one example each."""
     length = x.shape[1]
     tokens = jnp.where(ctx.is_token[..., None], x, 0)
     hidden = jnp.einsum('ls,bld->bsd', weights.wi[:length], tokens) + weights.wi_bias[:, None]
@@ -90,7 +93,7 @@ def _mix_rows(weights: TokenMLP, x: jax.Array, scale: jax.Array | None, ctx: Seq
 
 
 def _mix_packed(weights: TokenMLP, x: jax.Array, scale: jax.Array | None, ctx: SequenceContext) -> jax.Array:
-    """Several examples per row: gathers the weights of each token's position."""
+    """Mixes the tokens of packed rows with weights gathered by position in the example."""
     w_in = jnp.take(weights.wi, ctx.positions, axis=0)
     w_out = jnp.take(weights.wo.T, ctx.positions, axis=0)
     if scale is not None:
@@ -102,14 +105,14 @@ def _mix_packed(weights: TokenMLP, x: jax.Array, scale: jax.Array | None, ctx: S
 
 
 class WindowMixer(nn.Module):
-    """`y_t[d] = w_2 . gelu(W_1^T X[t-w+1..t, d] + b_1) + b_2` for every position t; a token mixer.
+    """Causal token mixer over a sliding window, `y_t[d] = w_2 . gelu(W_1^T X[t-w+1..t, d] + b_1) + b_2`.
 
-    It never sees later tokens, even in an encoder. While decoding it caches the last `window` inputs, so memory and
-    time for a token do not grow with length.
+    The mixer is causal in encoders too. While decoding, the layer caches the last `window` inputs, so memory and time
+    per token do not depend on the length.
 
     Attributes:
         hidden_dim: number of hidden units along the window, S.
-        window: number of tokens in a window, including the token itself, w.
+        window: number of tokens in a window including the current token, w.
         dropout_rate: dropout on the hidden units, with one mask for all tokens and features of a row.
     """
 
@@ -132,7 +135,7 @@ class WindowMixer(nn.Module):
 
 
 def _initial_window(x: jax.Array, window: int, ctx: SequenceContext) -> jax.Array:
-    """The inputs before the first step, [batch, window, embed]: zeros, or the last ones of a prompt."""
+    """Returns the window cache before the first step, [batch, window, embed]: zeros, or the end of a prompt."""
     if ctx.cache_slots is None:
         return jnp.zeros((x.shape[0], window, x.shape[-1]), x.dtype)
     before = jnp.pad(jnp.where(cache.is_before_last(ctx)[..., None], x, 0), ((0, 0), (window, 0), (0, 0)))
