@@ -1,18 +1,19 @@
 """HyperMixer (Mai et al. 2023, "HyperMixer: An MLP-based Low Cost Alternative to Transformers", section 2.3).
 
-A token mixer in linear time: an MLP along the tokens whose weights are generated for each token by hypernetworks:
+HyperMixer is a linear-time token mixer: an MLP along the tokens, with weights generated from each token by
+hypernetworks:
 
     W_1 = MLP_in(K + p)  [N, d']        W_2 = MLP_out(Q + p)  [M, d']
     Y   = LayerNorm(W_2 gelu(W_1^T V))                                   V: [N, D], Y: [M, D]
 
-Each hypernetwork is D -> D -> d' with GELU between; there are no other projections. Heads are from the authors' later
-paper ("HyperConformer"): D and d' are split into groups, and each head generates, mixes and reads within its group.
-Tied weights (`W_2 = W_1`) are the paper's default.
+Each hypernetwork is an MLP with layer widths D, D and d' and a GELU; there are no other projections. Multiple heads are
+from the authors' later paper ("HyperConformer"): D and d' are split into groups, one for each head. Tied weights
+(`W_2 = W_1`) are the paper's default.
 
-Departures, where the paper leaves a choice: GELU is the tanh approximation; the length normalization scales only W_1;
-dropout drops hidden units of the generated MLP. In a decoder, which the paper does not cover, token t reads
-`gelu(sum_{j <= t} w_1[j] v[j]^T)`, a state of constant size, and its length is the number of tokens seen; tokens of a
-prefix read the sum over the whole prefix.
+Choices that the paper leaves open: GELU is the tanh approximation; the length normalization scales only W_1; dropout is
+applied to the hidden units of the generated MLP. The paper does not cover decoders; here token t uses the hidden units
+`gelu(sum_{j <= t} w_1[j] v[j]^T)`, a state of constant size, and length normalization divides by the number of tokens
+seen. Tokens of a prefix use the sum over the whole prefix.
 """
 
 import dataclasses
@@ -38,10 +39,10 @@ ModuleFactory = Callable[..., nn.Module]
 
 
 class GeneratedWeights(nn.Module):
-    """A row of weights for each token, computed by an MLP from that token alone (section 2.3).
+    """Hypernetwork that generates a weight vector for each token from that token alone (section 2.3).
 
     Attributes:
-        hidden_dim: number of weights of a token in all heads, d'.
+        hidden_dim: number of weights per token, summed over heads, d'.
         num_heads: number of heads.
         use_bias: whether both layers of the MLP have a bias.
     """
@@ -52,7 +53,7 @@ class GeneratedWeights(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[batch, length, embed] -> [batch, length, heads, hidden / heads]."""
+        """Maps [batch, length, embed] to weights [batch, length, heads, hidden / heads]."""
         [groups] = split_groups(x, self.num_heads)
         hidden = nn.gelu(self._project('wi', groups.shape[-1], (axes.EMBED, axes.MLP), groups), approximate=True)
         weights = self._project('wo', self.hidden_dim // self.num_heads, (axes.MLP, axes.TOKEN_MLP), hidden)
@@ -68,10 +69,10 @@ class GeneratedWeights(nn.Module):
 
 
 class SharedWeightVector(nn.Module):
-    """The same learned row of weights for every token (the paper's ablation, appendix C.2).
+    """A learned weight vector that all tokens share (an ablation in appendix C.2 of the paper).
 
     Attributes:
-        hidden_dim: number of hidden units of the generated MLP in all heads, d'.
+        hidden_dim: number of hidden units of the generated MLP, summed over heads, d'.
         num_heads: number of heads.
     """
 
@@ -80,22 +81,22 @@ class SharedWeightVector(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[batch, length, embed] -> [batch, length, heads, hidden / heads]."""
+        """Returns the weights for x [batch, length, embed], [batch, length, heads, hidden / heads]."""
         init = nn.with_logical_partitioning(nn.initializers.normal(stddev=1.0), (axes.HEADS, axes.TOKEN_MLP))
         vector = self.param('vector', init, (self.num_heads, self.hidden_dim // self.num_heads), jnp.float32)
         return jnp.broadcast_to(vector.astype(x.dtype), (*x.shape[:2], *vector.shape))
 
 
 class _TokenMixer(nn.Module):
-    """The settings and projections of self- and cross-mixing.
+    """Base class of `HyperMixer` and `HyperMixerCross`, with their settings and projections.
 
     Attributes:
-        hidden_dim: number of hidden units of the generated MLP in all heads, d'.
-        num_heads: number of heads; divides the model's width and `hidden_dim`.
-        weights: factory of a module [batch, length, embed] -> [batch, length, heads, hidden / heads].
-        token_information: factory of a module (width, ctx) -> p, added to the input of the weights, or None.
-        norm: factory of a norm of the output, or None (the paper's "layer normalisation").
-        length_scale: whether W_1 is divided by the number of tokens read (the paper's "length normalisation").
+        hidden_dim: number of hidden units of the generated MLP, summed over heads, d'.
+        num_heads: number of heads; must divide the model width and `hidden_dim`.
+        weights: factory of a hypernetwork, which maps [batch, length, embed] to [batch, length, heads, hidden / heads].
+        token_information: factory of a module (width, ctx) -> p, which is added to the hypernetwork's input, or None.
+        norm: factory of the norm of the output (the paper's "layer normalisation"), or None.
+        length_scale: whether to divide W_1 by the number of mixed tokens (the paper's "length normalisation").
         dropout_rate: dropout on the hidden units of the generated MLP, with one mask for all tokens and features.
     """
 
@@ -108,11 +109,13 @@ class _TokenMixer(nn.Module):
     dropout_rate: ranges.Rate = 0.0
 
     def _split(self, x: jax.Array) -> jax.Array:
-        """[batch, length, embed] -> [batch, length, heads, embed / heads]."""
-        for what, width in (('the width of the model', x.shape[-1]), ('hidden_dim', self.hidden_dim)):
+        """Reshapes [batch, length, embed] to [batch, length, heads, embed / heads]."""
+        for setting, width in (('EMBED_DIM', x.shape[-1]), ('hidden_dim', self.hidden_dim)):
             if width % self.num_heads:
-                setting = f'{type(self).__name__}.num_heads'
-                raise UserError(f'{setting} must divide {what}, {width}, got {self.num_heads}; use a divisor')
+                raise UserError(
+                    f'{type(self).__name__}.num_heads must divide {setting} = {width}, got {self.num_heads}; '
+                    f'use a divisor of {width}'
+                )
         return x.reshape(*x.shape[:-1], self.num_heads, -1)
 
     def _add_information(self, x: jax.Array, ctx: SequenceContext, name: str) -> jax.Array:
@@ -124,7 +127,7 @@ class _TokenMixer(nn.Module):
         return self.weights(hidden_dim=self.hidden_dim, num_heads=self.num_heads, name=name)(x)
 
     def _drop_units(self, w_out: jax.Array, ctx: SequenceContext) -> jax.Array:
-        """Drops hidden units by setting the weights that read them to zero."""
+        """Applies dropout to the hidden units by zeroing their output weights in `w_out`."""
         units = w_out.reshape(*w_out.shape[:2], -1)
         return dropout(self.dropout_rate, units, deterministic=ctx.deterministic).reshape(w_out.shape)
 
@@ -134,10 +137,10 @@ class _TokenMixer(nn.Module):
 
 
 class HyperMixer(_TokenMixer):
-    """`Y = LayerNorm(W_2 gelu(W_1^T X))` with W_1 and W_2 generated from X; a token mixer.
+    """HyperMixer for self-mixing, `Y = LayerNorm(W_2 gelu(W_1^T X))`, with W_1 and W_2 generated from X.
 
     Attributes:
-        tied: whether `W_2 = W_1`; otherwise a second hypernetwork generates W_2.
+        tied: whether `W_2 = W_1`; if False, a second hypernetwork generates W_2.
     """
 
     tied: bool = True
@@ -176,10 +179,10 @@ class HyperMixer(_TokenMixer):
 
 
 class HyperMixerCross(_TokenMixer):
-    """`Y = LayerNorm(W_2 gelu(W_1^T M))` with W_1 generated from the encoder's output M, and W_2 from X.
+    """HyperMixer instead of cross-attention, `Y = LayerNorm(W_2 gelu(W_1^T M))`.
 
-    While decoding, the allocating call computes and caches the hidden units: once per sequence, and their size does not
-    depend on the length of the memory.
+    W_1 is generated from the encoder's output M, and W_2 from the decoder's features X. While decoding, the first call
+    computes and caches the hidden units; the size of the cache does not depend on the length of M.
     """
 
     @nn.compact
@@ -200,7 +203,7 @@ class HyperMixerCross(_TokenMixer):
         return self._join(mixed).reshape(shape)
 
     def _project_memory(self, memory: Memory) -> tuple[jax.Array, jax.Array]:
-        """Returns W_1 and V of the memory, [batch, memory_length, heads, ...] each."""
+        """Returns W_1 and the values V of the memory, [batch, memory_length, heads, ...] each."""
         hidden = _zero_padding(memory.hidden, memory.context)
         w_in = self._generate(self._add_information(hidden, memory.context, 'key_information'), 'w_in')
         return _scale_by_length(w_in, memory.context) if self.length_scale else w_in, self._split(hidden)
@@ -211,12 +214,12 @@ class HyperMixerCross(_TokenMixer):
 
 
 def _zero_padding(x: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """Zeroes the input at padding: weights generated there must be finite (`token_mlp.mix_through_hidden`)."""
+    """Zeroes x at padding, because `token_mlp.mix_through_hidden` requires finite weights at padding."""
     return jnp.where(ctx.is_token[..., None], x, 0)
 
 
 def _initial_state(w_in: jax.Array, value: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """Returns the running sum before the first step: zeros, or the sum over a prompt."""
+    """Returns the running sum before the first decoding step: zeros, or the sum over a prompt."""
     if ctx.cache_slots is None:
         return jnp.zeros((*w_in.shape[:1], *w_in.shape[2:], value.shape[-1]), jnp.float32)
     return token_mlp.sum_of_products(w_in, value, cache.is_before_last(ctx))
@@ -227,7 +230,7 @@ def _scale_by_length(w_in: jax.Array, ctx: SequenceContext) -> jax.Array:
 
 
 class Identity(nn.Module):
-    """`Y = X`: tokens do not mix (the ablation "feature mixing only", appendix C.2); for encoders and decoders."""
+    """Identity instead of a token mixer, `Y = X` (the ablation "feature mixing only" in appendix C.2)."""
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:

@@ -1,19 +1,21 @@
 """TIM (Transformers with Competitive Ensembles of Independent Mechanisms, section 2.2 and algorithm 1).
 
-The D features of a token are n_s mechanisms of D / n_s, each with its own parameters; GroupLinear(h, W)_j = h_j W_j.
+The D features of a token are split into n_s mechanisms with D / n_s features and separate parameters each. GroupLinear
+multiplies each mechanism by its matrix: GroupLinear(h, W)_j = h_j W_j.
 
     step 1  c = softmax over mechanisms of GroupLinear(h, W^c)                      one weight per mechanism and token
     step 2  h = norm(h + c * GroupLinear(Attention(Q, K, V), W^O))                  Q, K, V = GroupLinear(h, .)
     step 3  as step 2, but the n_s mechanisms of one token attend to each other, without c
     step 4  h = norm(h + GroupLinear(gelu(GroupLinear(h, W_1)), W_2))
 
-`TimAttention` is steps 1 and 2, `InterMechanismAttention` step 3, `TimMLP` step 4; in a decoder `TimCrossAttention`
-comes between steps 2 and 3. The layout adds residuals and norms; `norms.GroupedRMSNorm` is the norm per mechanism.
+`TimAttention` implements steps 1 and 2, `InterMechanismAttention` step 3, and `TimMLP` step 4. In a decoder,
+`TimCrossAttention` is applied between steps 2 and 3. The layer layout adds residual connections and norms;
+`norms.GroupedRMSNorm` normalizes each mechanism.
 
-Departures, which follow T5: the feed-forward is gated like T5.1.1's, `(gelu(h W_0) * h W_1) W_2` with F / n_s units for
-each mechanism; attention has T5's position bias, no scale on the logits (folded into the query initializer) and no
-biases; with pre-norm, c is computed from the normalized features. `num_heads` counts the heads of all mechanisms, n_s
-times the H of algorithm 1.
+Differences from the paper, which follow T5: the feed-forward is gated as in T5.1.1, `(gelu(h W_0) * h W_1) W_2` with
+F / n_s units for each mechanism; attention has T5's position bias, no scale on the logits (folded into the query
+initializer) and no biases; with pre-norm, c is computed from the normalized features. `num_heads` is the total number
+of heads of all mechanisms, n_s times the H of algorithm 1.
 """
 
 import functools
@@ -48,25 +50,26 @@ _OUT_OF_HEADS = (axes.MECHANISMS, axes.JOINED_KV, axes.EMBED)
 
 def _check_divides(num_mechanisms: int, size: int, setting: str) -> None:
     if num_mechanisms < 1 or size % num_mechanisms:
-        raise UserError(f'num_mechanisms must divide {setting}, {size}, got {num_mechanisms}; use a divisor of {size}')
+        raise UserError(f'num_mechanisms must divide {setting} = {size}, got {num_mechanisms}; use a divisor of {size}')
 
 
 def _split_mechanisms(module: nn.Module, x: jax.Array, num_mechanisms: int, ctx: SequenceContext) -> Groups:
-    """[batch, length, embed] -> one array [mechanisms, batch, length, embed / mechanisms], or one for each mechanism.
+    """Splits [batch, length, embed] into mechanisms [mechanisms, batch, length, embed / mechanisms].
 
-    Caches and sown intermediates have the heads of all mechanisms in one array.
+    On a TPU, returns a separate array for each mechanism. If caches or intermediates are stored, returns a single array
+    on every platform, because they contain the heads of all mechanisms in one array.
     """
-    _check_divides(num_mechanisms, x.shape[-1], 'the model width EMBED_DIM')
+    _check_divides(num_mechanisms, x.shape[-1], 'EMBED_DIM')
     is_separate = target_platform() == 'tpu' and not ctx.decode and not module.is_mutable_collection('intermediates')
     return split_groups(x, num_mechanisms, num_mechanisms if is_separate else 1)
 
 
 class Competition(nn.Module):
-    """Step 1: how much each mechanism may update a token, `softmax over mechanisms of GroupLinear(h, W^c)`."""
+    """Computes the weights c of step 1: how much each mechanism may update a token."""
 
     @nn.compact
     def __call__(self, mechanisms: Groups) -> Groups:
-        """Arrays [mechanisms, batch, length, width] -> [mechanisms, batch, length, 1], sums to 1 over mechanisms."""
+        """Returns weights [mechanisms, batch, length, 1] that sum to 1 over all mechanisms."""
         scores = GroupDense(1, (axes.MECHANISMS, axes.EMBED, axes.OUTPUTS), name='score')(mechanisms)
         weights = _softmax([score.astype(jnp.float32) for array in scores for score in array])
         if self.is_mutable_collection('intermediates'):
@@ -83,17 +86,17 @@ def _softmax(logits: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def _stack_like(groups: Groups, mechanisms: Sequence[jax.Array]) -> Groups:
-    """Stacks arrays of single mechanisms into arrays of as many mechanisms as those of `groups` have."""
+    """Stacks one array per mechanism into arrays with the same leading axes as those of `groups`."""
     remaining = iter(mechanisms)
     return tuple(jnp.stack(list(itertools.islice(remaining, array.shape[0]))) for array in groups)
 
 
 class _MechanismHeads(nn.Module):
-    """The settings and grouped projections of self- and cross-attention.
+    """Base class of `TimAttention` and `TimCrossAttention`, with their settings and grouped projections.
 
     Attributes:
-        num_mechanisms: number of groups of features, n_s; divides the model width and `num_heads`.
-        num_heads: number of heads in all mechanisms.
+        num_mechanisms: number of feature groups, n_s; must divide the model width and `num_heads`.
+        num_heads: total number of heads of all mechanisms.
         head_dim: width of a head's queries, keys and values.
         dropout_rate: dropout on the attention weights, with one mask for all queries.
     """
@@ -104,25 +107,28 @@ class _MechanismHeads(nn.Module):
     dropout_rate: ranges.Rate = 0.0
 
     def _project(self, name: str, mechanisms: Groups) -> list[jax.Array]:
-        """Arrays [mechanisms, batch, length, width] -> [batch, length, heads, kv], heads ordered by mechanism."""
-        _check_divides(self.num_mechanisms, self.num_heads, 'the number of heads NUM_HEADS')
+        """Projects each array [mechanisms, batch, length, width] to heads [batch, length, heads, kv].
+
+        The heads are ordered by mechanism.
+        """
+        _check_divides(self.num_mechanisms, self.num_heads, 'NUM_HEADS')
         init = group_fan_in_normal(1.0 / self.head_dim if name == 'query' else 1.0)
         width = self.num_heads * self.head_dim // self.num_mechanisms
         heads = GroupDense(width, _INTO_HEADS, kernel_init=init, name=name)(mechanisms)
         return [join_groups((array,)).reshape(*array.shape[1:-1], -1, self.head_dim) for array in heads]
 
     def _project_out(self, mixed: Sequence[jax.Array], width: int) -> Groups:
-        """Arrays [batch, length, heads, kv] -> [mechanisms, batch, length, width]."""
+        """Projects heads [batch, length, heads, kv] to mechanisms [mechanisms, batch, length, width]."""
         count = self.num_mechanisms // len(mixed)
         mechanisms = [split_groups(array.reshape(*array.shape[:2], -1), count)[0] for array in mixed]
         return GroupDense(width, _OUT_OF_HEADS, name='out')(tuple(mechanisms))
 
 
 class TimAttention(_MechanismHeads):
-    """Steps 1 and 2: each mechanism attends to other tokens, and mechanisms compete for the update; a token mixer.
+    """TIM's self-attention within each mechanism, with competition between mechanisms (steps 1 and 2).
 
     Attributes:
-        competition: factory of a module that weights the updates of mechanisms, or None (the paper's TIM-NoComp).
+        competition: factory of a module that weights the updates of the mechanisms, or None (TIM-NoComp in the paper).
     """
 
     competition: Callable[..., nn.Module] | None = Competition
@@ -143,10 +149,9 @@ class TimAttention(_MechanismHeads):
 
 
 class TimCrossAttention(_MechanismHeads):
-    """Step 2 in a decoder: each mechanism attends to the same mechanism of the encoder's output in `ctx.memory`.
+    """TIM's cross-attention: each mechanism attends to the same mechanism of the encoder's output in `ctx.memory`.
 
-    While decoding, the allocating call computes and caches the keys and values of the memory: once per sequence, for
-    any number of beams.
+    While decoding, the first call computes and caches the keys and values of the memory, which all beams share.
     """
 
     @nn.compact
@@ -171,11 +176,13 @@ class TimCrossAttention(_MechanismHeads):
 
 
 class InterMechanismAttention(nn.Module):
-    """Step 3: the mechanisms of one token attend to each other, the only way in which they exchange information.
+    """Attention between the mechanisms of one token (step 3).
+
+    Mechanisms exchange information only in this sublayer, so the heads are few and narrow by default.
 
     Attributes:
-        num_mechanisms: number of groups of features, n_s; divides the model width.
-        num_heads: number of heads of each mechanism; few and narrow, so that mechanisms exchange little.
+        num_mechanisms: number of feature groups, n_s; must divide the model width.
+        num_heads: number of heads of each mechanism.
         head_dim: width of a head's queries, keys and values.
     """
 
@@ -188,22 +195,22 @@ class InterMechanismAttention(nn.Module):
         mechanisms = _split_mechanisms(self, x, self.num_mechanisms, ctx)
 
         def project(name: str, scale: float = 1.0) -> list[jax.Array]:
-            """[batch, length, heads, kv] for each mechanism."""
+            """Returns the heads of each mechanism, [batch, length, heads, kv]."""
             width, init = self.num_heads * self.head_dim, group_fan_in_normal(scale)
             projected = GroupDense(width, _INTO_HEADS, kernel_init=init, name=name)(mechanisms)
             return [split_heads(mechanism, self.num_heads) for array in projected for mechanism in array]
 
         query, key, value = project('query', 1.0 / self.head_dim), project('key'), project('value')
-        mixed = [_read_mechanisms(mechanism, key, value) for mechanism in query]
+        mixed = [_attend_to_mechanisms(mechanism, key, value) for mechanism in query]
         joined = _stack_like(mechanisms, [heads.reshape(*heads.shape[:-2], -1) for heads in mixed])
         return join_groups(GroupDense(mechanisms[0].shape[-1], _OUT_OF_HEADS, name='out')(joined))
 
 
-def _read_mechanisms(query: jax.Array, key: Sequence[jax.Array], value: Sequence[jax.Array]) -> jax.Array:
-    """What one mechanism [..., heads, kv] reads from all including itself; softmax and sums in float32.
+def _attend_to_mechanisms(query: jax.Array, key: Sequence[jax.Array], value: Sequence[jax.Array]) -> jax.Array:
+    """Computes attention of one mechanism [..., heads, kv] to all mechanisms including itself.
 
-    It is an element-wise product for each pair of mechanisms: a matmul of a few rows for every token would be slower,
-    and XLA:CPU crashes on the gradient of the broadcast over pairs (seen with jaxlib 0.10.2).
+    The logits are element-wise products and sums for each pair of mechanisms: a separate small matmul for every token
+    would be slower, and broadcasting over pairs makes XLA:CPU crash in the backward pass (seen with jaxlib 0.10.2).
     """
     query32 = query.astype(jnp.float32)
     weights = _softmax([jnp.sum(query32 * other.astype(jnp.float32), axis=-1, keepdims=True) for other in key])
@@ -212,11 +219,11 @@ def _read_mechanisms(query: jax.Array, key: Sequence[jax.Array], value: Sequence
 
 
 class TimMLP(nn.Module):
-    """Step 4: a gated feed-forward sublayer for each mechanism, `(gelu(h W_0) * h W_1) W_2`.
+    """Gated feed-forward sublayer for each mechanism, `(gelu(h W_0) * h W_1) W_2` (step 4).
 
     Attributes:
-        num_mechanisms: number of groups of features, n_s; divides the model width and `hidden_dim`.
-        hidden_dim: number of hidden units in all mechanisms, F.
+        num_mechanisms: number of feature groups, n_s; must divide the model width and `hidden_dim`.
+        hidden_dim: total number of hidden units of all mechanisms, F.
         dropout_rate: dropout on the hidden units.
     """
 
@@ -226,7 +233,7 @@ class TimMLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        _check_divides(self.num_mechanisms, self.hidden_dim, 'the feed-forward width MLP_DIM')
+        _check_divides(self.num_mechanisms, self.hidden_dim, 'MLP_DIM')
         mechanisms = _split_mechanisms(self, x, self.num_mechanisms, ctx)
         width, inward = self.hidden_dim // self.num_mechanisms, (axes.MECHANISMS, axes.EMBED, axes.MLP)
         gates, values = (GroupDense(width, inward, name=name)(mechanisms) for name in ('wi_0', 'wi_1'))

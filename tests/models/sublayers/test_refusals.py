@@ -41,7 +41,7 @@ REFUSED = {
     'hyper_mixer heads of features': (
         hyper_mixer.HyperMixer(6, 3),
         {},
-        ('HyperMixer.num_heads', 'width', '8', 'got 3'),
+        ('HyperMixer.num_heads', 'EMBED_DIM', '8', 'got 3'),
     ),
     'hyper_mixer heads of units': (
         hyper_mixer.HyperMixer(9, 2),
