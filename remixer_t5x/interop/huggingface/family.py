@@ -19,7 +19,7 @@ from remixer_t5x.interop.huggingface import table
 from remixer_t5x.interop.huggingface.table import Params, Row, Runs
 from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.architecture.layer import Block
-from remixer_t5x.models.sublayers.attention import later_options
+from remixer_t5x.models.sublayers.attention import non_t5_options
 
 # Reading looks up every layer, so layer counts from an untrusted file need a limit.
 MAX_LAYERS = 4096
@@ -129,7 +129,7 @@ class Description:
             self.require(getattr(layer, 'first_norm', True), f'a layer of the {side} sets first_norm')
             self.norm(layer.norm, norm, f'the norm of the {side}')
             for sublayer in sublayers:
-                later = ', '.join(name for name in later_options(sublayer) if name != 'activation')
+                later = ', '.join(name for name in non_t5_options(sublayer) if name != 'activation')
                 self.require(not later, f'{type(sublayer).__name__} of the {side} sets {later}')
                 for name in ('num_heads', 'head_dim', 'hidden_dim', 'approximate'):
                     if hasattr(sublayer, name):

@@ -36,7 +36,7 @@ from remixer_t5x.models.classifier import Classifier
 from remixer_t5x.models.layers.norms import LayerNorm
 from remixer_t5x.models.layers.positions import RotaryEmbedding
 from remixer_t5x.models.masked_lm import MaskedLM
-from remixer_t5x.models.sublayers.attention import SelfAttention, later_options
+from remixer_t5x.models.sublayers.attention import SelfAttention, non_t5_options
 from remixer_t5x.models.sublayers.feed_forward import GatedMLP
 
 TABLE = 'model.embeddings.tok_embeddings.weight'
@@ -195,7 +195,7 @@ class ModernBert(Family):
             for name, part in (('num_heads', attention), ('head_dim', attention), ('hidden_dim', feed_forward)):
                 description.size(name, getattr(part, name), where)
             description.size(theta, rotary.theta, where)
-            later = sorted({*later_options(attention)} - {'rotary', 'sliding_window'})
+            later = sorted({*non_t5_options(attention)} - {'rotary', 'sliding_window'})
             for holds, difference in (
                 (layer.first_norm == (index > 0), f'first_norm of {where} is {layer.first_norm}'),
                 (not later, f'{where} has {", ".join(later)}'),

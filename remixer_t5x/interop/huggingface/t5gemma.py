@@ -28,7 +28,7 @@ from remixer_t5x.models.architecture.layer import SandwichNorm
 from remixer_t5x.models.layers.norms import RMSNorm
 from remixer_t5x.models.layers.positions import RotaryEmbedding
 from remixer_t5x.models.seq2seq import Seq2Seq
-from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention, later_options
+from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention, non_t5_options
 from remixer_t5x.models.sublayers.feed_forward import GatedMLP
 
 SIDES = ('encoder', 'decoder')
@@ -268,7 +268,7 @@ class T5Gemma(Family):
             description.size('head_dim', part.head_dim, where)
             description.size('num_kv_heads', part.num_kv_heads or part.num_heads, where)
             description.size('softcap', part.logit_softcap, where)
-            later = {*later_options(part)} - {'num_kv_heads', 'logit_softcap', 'rotary', 'sliding_window'}
+            later = {*non_t5_options(part)} - {'num_kv_heads', 'logit_softcap', 'rotary', 'sliding_window'}
             description.require(not later, f'{where} has {", ".join(sorted(later))}')
         attention, feed_forward = parts[0], parts[-1]
         description.size('hidden_dim', feed_forward.hidden_dim, where)

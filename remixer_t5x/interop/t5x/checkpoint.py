@@ -28,7 +28,7 @@ from remixer_t5x.interop.huggingface.family import MAX_LAYERS
 from remixer_t5x.models import interface
 from remixer_t5x.models.architecture.layer import PreNorm
 from remixer_t5x.models.seq2seq import Seq2Seq
-from remixer_t5x.models.sublayers.attention import later_options
+from remixer_t5x.models.sublayers.attention import non_t5_options
 from remixer_t5x.run_folder import model_dir
 
 Params = Any
@@ -329,7 +329,7 @@ def _to_network(flat: Mapping[str, Array], model: Seq2Seq) -> dict[str, Array]:
                 f"T5X's network has a single sequence of PreNorm layers, and this model has other layers; {_KEEP_NAMES}"
             )
     sublayers = [factory() for factories in interface.sublayers(model).values() for factory in factories]
-    if later := sorted({name for sublayer in sublayers for name in later_options(sublayer)}):
+    if later := sorted({name for sublayer in sublayers for name in non_t5_options(sublayer)}):
         raise UserError(f"T5X's network has no {', '.join(later)}; {_KEEP_NAMES}")
     if module.tied != module.scaled_output:
         raise UserError(f"T5X's network scales the output if and only if it is tied; {_KEEP_NAMES}")

@@ -1,18 +1,18 @@
-"""Multi-head attention (Vaswani et al. 2017, section 3.2) as in T5, and as in BERT and GPT-2.
+"""Multi-head attention (Vaswani et al. 2017, section 3.2) of T5, BERT and GPT-2.
 
     head_i = softmax(q_i k_i^T + bias) v_i,   q = X W_q,   k = M W_k,   v = M W_v,   Y = [head_1 | ... | head_h] W_o
 
-X and Y are [batch, length, D], heads have width d. M is X in self-attention, and the encoder's output in
-cross-attention. T5 has no biases and no factor 1/sqrt(d) on the logits: the factor is folded into the initializer of
-W_q, which is equivalent under Adafactor and saves a pass over the logits. `ScaledAttention` has both.
+X and Y are [batch, length, D], and each head has width d. In self-attention M is X; in cross-attention M is the
+encoder's output. T5 has no biases and no factor 1/sqrt(d) on the logits: the factor is folded into the initializer of
+W_q, which is equivalent under Adafactor and saves a pass over the logits. `ScaledAttention` has biases and the factor.
 
-`SelfAttention` and `CrossAttention` have the options of later models:
+`SelfAttention` and `CrossAttention` support the options of more recent models:
 
-    grouped queries   k and v have fewer heads, each for h / num_kv_heads heads of q (Ainslie et al. 2023)
+    grouped queries   each head of k and v is shared by h / num_kv_heads heads of q (Ainslie et al. 2023)
     QK norm           q = RMSNorm(x W_q) / sqrt(d), k = RMSNorm(M W_k), per head (Henry et al. 2020)
-    softcap           c tanh(q k^T / c) + bias are the logits (Gemma 2, Riviere et al. 2024)
-    RoPE              q and k are rotated by their positions, in self-attention (`layers.positions.RotaryEmbedding`)
-    sliding window    a token sees tokens at a distance below the window, in self-attention (Beltagy et al. 2020)
+    softcap           the logits are c tanh(q k^T / c) + bias (Gemma 2, Riviere et al. 2024)
+    RoPE              q and k are rotated by position; self-attention only (`layers.positions.RotaryEmbedding`)
+    sliding window    distances are limited to below the window; self-attention only (Beltagy et al. 2020)
 """
 
 from collections.abc import Callable
@@ -37,14 +37,14 @@ _IN_AXES, _OUT_AXES = (axes.EMBED, axes.JOINED_KV), (axes.JOINED_KV, axes.EMBED)
 _BERT_INIT = nn.initializers.normal(stddev=0.02)
 
 
-def later_options(sublayer: nn.Module) -> list[str]:
-    """Returns the names of the non-T5 options that a sublayer sets, which most other formats lack."""
+def non_t5_options(sublayer: nn.Module) -> list[str]:
+    """Returns the names of the sublayer's enabled options that T5 lacks and most checkpoint formats do not support."""
     defaults: dict[str, Any] = dict.fromkeys(('num_kv_heads', 'logit_softcap', 'rotary', 'sliding_window'))
     defaults |= {'qk_norm': False, 'activation': 'gelu'}
     return [name for name, default in defaults.items() if getattr(sublayer, name, default) != default]
 
 
-class _MultiHead(nn.Module):
+class _MultiHeadAttention(nn.Module):
     """Base class with the settings of all attention sublayers.
 
     Attributes:
@@ -58,14 +58,14 @@ class _MultiHead(nn.Module):
     dropout_rate: ranges.Rate = 0.0
 
 
-class _T5Attention(_MultiHead):
-    """Base class with the settings of T5's self-attention and cross-attention.
+class _T5Attention(_MultiHeadAttention):
+    """Base class of T5's self-attention and cross-attention, with their settings and projections.
 
     Attributes:
-        num_kv_heads: number of heads of keys and values, a divisor of `num_heads`; 1 is multi-query attention, None is
-            `num_heads`.
-        qk_norm: normalizes each head of queries and keys.
-        logit_softcap: bounds the logits to `-logit_softcap` and `logit_softcap`; None disables it.
+        num_kv_heads: number of heads of keys and values, a divisor of `num_heads`; 1 selects multi-query attention;
+            None means `num_heads`.
+        qk_norm: whether to normalize each head of queries and keys.
+        logit_softcap: limits the logits to between `-logit_softcap` and `logit_softcap`; None disables the limit.
     """
 
     num_kv_heads: ranges.Count | None = None
@@ -74,19 +74,19 @@ class _T5Attention(_MultiHead):
 
     def __post_init__(self) -> None:
         if self.num_kv_heads and self.num_heads % self.num_kv_heads:
-            raise UserError(f'NUM_KV_HEADS must divide the {self.num_heads} heads, got {self.num_kv_heads}')
+            raise UserError(f'NUM_KV_HEADS must divide NUM_HEADS = {self.num_heads}, got {self.num_kv_heads}')
         super().__post_init__()
 
-    def _query(self, x: jax.Array) -> jax.Array:
-        """Returns the queries, [batch, length, heads, kv]."""
+    def _project_query(self, x: jax.Array) -> jax.Array:
+        """Projects x to the queries, [batch, length, heads, kv]."""
         init = nn.initializers.variance_scaling(1.0 / self.head_dim, 'fan_in', 'normal')
         query = Dense(self.num_heads * self.head_dim, _IN_AXES, kernel_init=init, name='query')(x)
         query = self._norm('query', split_heads(query, self.num_heads))
-        # The norm removes the factor that the initializer contains.
+        # QK norm cancels the 1/sqrt(d) in the initializer, so it is applied here instead.
         return query * self.head_dim**-0.5 if self.qk_norm else query
 
-    def _key_or_value(self, name: str, x: jax.Array) -> jax.Array:
-        """Projects [..., embed] to [..., kv_heads, kv]; `name` is 'key' or 'value'."""
+    def _project_key_or_value(self, name: str, x: jax.Array) -> jax.Array:
+        """Projects x [..., embed] to the keys or values [..., kv_heads, kv]; `name` is 'key' or 'value'."""
         num_heads = self.num_kv_heads or self.num_heads
         heads = split_heads(Dense(num_heads * self.head_dim, _IN_AXES, name=name)(x), num_heads)
         return self._norm(name, heads) if name == 'key' else heads
@@ -99,12 +99,12 @@ class SelfAttention(_T5Attention):
     """T5's self-attention; a token mixer.
 
     Attributes:
-        position_bias: factory of a module (number of keys, ctx) -> bias, with separate parameters for this layer, as in
-            umT5 (Chung et al. 2023); None for the bias that all layers of the stack share, as in T5.
+        position_bias: factory of a module (number of keys, ctx) -> bias with separate parameters for each layer, as in
+            umT5 (Chung et al. 2023); None to use the bias that all layers of the stack share, as in T5.
         rotary: factory of a module (x, ctx) -> x that rotates queries and keys by their positions, or None.
-        sliding_window: a token sees the tokens whose distance is below this number: on both sides in an encoder; itself
-            and the tokens before it in a decoder. None for all tokens. Encoders of transformers also see the distance
-            `config.sliding_window`, so their window is one more here.
+        sliding_window: tokens attend only to distances below this number: in both directions in an encoder, backwards
+            in a decoder. None disables the limit. Set 1 more than `config.sliding_window` of encoders in Hugging Face
+            transformers, which includes that distance.
     """
 
     position_bias: Callable[..., nn.Module] | None = None
@@ -113,7 +113,8 @@ class SelfAttention(_T5Attention):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        query, key, value = self._query(x), self._key_or_value('key', x), self._key_or_value('value', x)
+        query = self._project_query(x)
+        key, value = (self._project_key_or_value(name, x) for name in ('key', 'value'))
         if self.rotary is not None:
             rotary = self.rotary(name='rotary')
             query, key = rotary(query, ctx), rotary(key, ctx)
@@ -126,10 +127,9 @@ class SelfAttention(_T5Attention):
 
 
 class CrossAttention(_T5Attention):
-    """T5's cross-attention: the tokens of a decoder attend to the encoder's output in `ctx.memory`.
+    """T5's cross-attention: decoder tokens attend to the encoder's output in `ctx.memory`.
 
-    While decoding, the allocating call computes and caches the keys and values of the memory: once per sequence, for
-    any number of beams.
+    While decoding, the first call computes and caches the keys and values of the memory, which all beams share.
     """
 
     @nn.compact
@@ -138,22 +138,22 @@ class CrossAttention(_T5Attention):
         shape = x.shape
         if ctx.decode:
             x = cache.beams_as_queries(x, memory.hidden.shape[0])
-        query = self._query(x)
+        query = self._project_query(x)
 
         def project_memory(name: str) -> jax.Array:
-            # Flatten the tokens: otherwise what the encoder and the decoder save of the memory for the backward pass
-            # has the same shape, and the TPU compiler fills one buffer of zeros for both, at 2% of a step.
+            # Flatten the tokens, so that the encoder and the decoder save the memory in different shapes for the
+            # backward pass; with equal shapes, the TPU compiler shares and zero-fills a buffer, at 2% of a step.
             tokens = memory.hidden.reshape(-1, memory.hidden.shape[-1])
-            return self._key_or_value(name, tokens).reshape(*memory.hidden.shape[:2], -1, self.head_dim)
+            return self._project_key_or_value(name, tokens).reshape(*memory.hidden.shape[:2], -1, self.head_dim)
 
         mixed = attend_to_memory(self, query, project_memory, memory, ctx, self.dropout_rate, self.logit_softcap)
         return Dense(x.shape[-1], _OUT_AXES, name='out')(mixed.reshape(*shape[:-1], -1))
 
 
-class ScaledAttention(_MultiHead):
+class ScaledAttention(_MultiHeadAttention):
     """Self-attention of BERT and GPT-2, `softmax(q k^T / sqrt(d)) v`, with biases on all projections; a token mixer.
 
-    It ignores `ctx.position_bias`, because these models add positions to the embeddings.
+    `ctx.position_bias` is ignored, because BERT and GPT-2 add position embeddings to the token embeddings.
     """
 
     @nn.compact
@@ -175,14 +175,14 @@ class ScaledAttention(_MultiHead):
 
 
 class RelativeAttention(ScaledAttention):
-    """`ScaledAttention` with a position bias for each layer and head, `softmax(q k^T / sqrt(d) + bias) v`.
+    """`ScaledAttention` with a separate position bias in each layer, `softmax(q k^T / sqrt(d) + bias) v`.
 
-    With `content=False` it is softmax(bias) v, whose weights depend on positions only: the baseline "rel pos - attn" of
-    gMLP (Liu et al. 2021, table 3), a Random Synthesizer (Tay et al. 2020).
+    If `content` is False, the layer computes `softmax(bias) v`, with weights that depend only on positions. This is the
+    baseline "rel pos - attn" of gMLP (Liu et al. 2021, table 3), a Random Synthesizer (Tay et al. 2020).
 
     Attributes:
         position_bias: factory of a module (number of keys, ctx) -> bias.
-        content: whether queries and keys add to the bias.
+        content: whether the logits include the product of queries and keys.
     """
 
     position_bias: Callable[..., nn.Module] = RelativePositionBias

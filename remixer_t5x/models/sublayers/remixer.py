@@ -1,18 +1,22 @@
 """Remixer block (REMIXERS: A Mixer-Transformer Architecture with Compositional Operators, section 2.1).
 
-A gated feed-forward sublayer that also mixes tokens with a learned matrix H, the same for all inputs, and composes the
-mixed with the unmixed hidden units:
+The block is a gated feed-forward sublayer that also mixes tokens with a learned matrix H, which does not depend on the
+input, and then combines ("composes") the mixed and the unmixed hidden units:
 
     X' = gelu(X W_1) * (X W_2)                       X: [length, D]; W_1, W_2: [D, F]
     S  = softmax(H) X'                               H: [length, length]
     C  = alpha (S * X') + (1 - alpha) (X' - S)
     Y  = C W_3 + R(X')                               W_3: [F, D]
 
-Choices that the paper leaves open: the hidden width F may differ from D (the paper's footnote 2), and then
-the residual R is added to the hidden units, `Y = (C + X') W_3`; padding is masked in the softmax; rows of H are
-indexed by position in the example, so packing does not change the output; in a decoder H is masked causally; the
-softmax reads `bounded(H)`, which is H between -20 and 20; dropout is applied to softmax(H), as in attention, where
-section 3.1.2 drops "values from H"; alpha is one learned number by default.
+Choices that the paper leaves open:
+
+- The hidden width F may differ from D (the paper's footnote 2); the residual is then added to the hidden units,
+  `Y = (C + X') W_3`.
+- The softmax masks padding, and in a decoder also later tokens.
+- H is indexed by position in the example, so packing does not change the output.
+- Logits outside -20 to 20 are bounded smoothly before the softmax (`bound_logits`).
+- Dropout is applied to softmax(H), as in attention; section 3.1.2 of the paper drops "values from H".
+- By default, alpha is a single learned number.
 """
 
 from collections.abc import Callable
@@ -35,14 +39,17 @@ from remixer_t5x.models.layers.dropout import dropout
 
 Projection = Callable[[jax.Array], jax.Array]
 
-# Small noise around zero, so that mixing starts nearly uniform but all columns receive different gradients.
+# Small random logits make the initial mixing nearly uniform while the columns of H receive different gradients.
 MIXING_INIT = nn.initializers.normal(stddev=0.02)
-# `bounded` does not change logits up to EXACT_LOGIT, and limits all logits to EXACT_LOGIT + LOGIT_MARGIN.
+# `bound_logits` does not change logits up to EXACT_LOGIT, and limits all logits to EXACT_LOGIT + LOGIT_MARGIN.
 EXACT_LOGIT, LOGIT_MARGIN = 20.0, 10.0
 
 
 def compose(alpha: jax.Array | float, mixed: jax.Array, unmixed: jax.Array) -> jax.Array:
-    """`alpha (S * X') + (1 - alpha) (X' - S)`, section 2.1.2; alpha broadcasts to [batch, length, F]."""
+    """Computes the composition `alpha (S * X') + (1 - alpha) (X' - S)` of section 2.1.2.
+
+    `alpha` must be broadcastable to [batch, length, F].
+    """
     return alpha * (mixed * unmixed) + (1 - alpha) * (unmixed - mixed)
 
 
@@ -57,7 +64,7 @@ class FixedAlpha(nn.Module):
 
 
 class ScalarAlpha(nn.Module):
-    """Composition with one learned alpha, the sigmoid of a parameter that starts at 0."""
+    """Composition with one learned alpha, parameterized as a sigmoid and initialized to 0.5."""
 
     @nn.compact
     def __call__(self, mixed: jax.Array, unmixed: jax.Array) -> jax.Array:
@@ -76,7 +83,7 @@ class VectorAlpha(nn.Module):
 
 
 class DenseGate(nn.Module):
-    """Computes the gate `sigmoid(X' G)`, G: [F, F]: a vector for each token."""
+    """Computes the gate `sigmoid(X' G)`, a vector for each token, with a learned matrix G [F, F]."""
 
     @nn.compact
     def __call__(self, unmixed: jax.Array) -> jax.Array:
@@ -84,7 +91,7 @@ class DenseGate(nn.Module):
 
 
 class ElementwiseGate(nn.Module):
-    """Computes the gate `sigmoid(X' * g)`, g: [F]: a vector for each token, with only F parameters."""
+    """Computes the gate `sigmoid(X' * g)`, a vector for each token, with a learned vector g [F]."""
 
     @nn.compact
     def __call__(self, unmixed: jax.Array) -> jax.Array:
@@ -94,13 +101,13 @@ class ElementwiseGate(nn.Module):
 
 
 class GatedAlpha(nn.Module):
-    """Composition with a vector alpha for each token, `alpha = g(X')`.
+    """Composition with an alpha vector for each token, computed from X' by a gate.
 
-    One of two interpretations of row (2) in table 5: section 4.1 describes a "gating vector sigma(G(x)) to
-    parameterize alpha".
+    This is one of two interpretations of row (2) in table 5 of the paper: section 4.1 describes a "gating vector
+    sigma(G(x)) to parameterize alpha".
 
     Attributes:
-        gate: factory of a module X' -> numbers in (0, 1), [batch, length, F].
+        gate: factory of a module that maps X' to gates in (0, 1), [batch, length, F].
     """
 
     gate: Callable[..., nn.Module] = DenseGate
@@ -111,12 +118,12 @@ class GatedAlpha(nn.Module):
 
 
 class GatedComposition(nn.Module):
-    """`C = g X_C + (1 - g) S`: the gate decides whether to compose at all.
+    """Gated composition, `C = g X_C + (1 - g) S`, which interpolates between composed and mixed hidden units.
 
-    The other interpretation of row (2) in table 5, "gating between X_c and X_s".
+    This is the second interpretation of row (2) in table 5 of the paper: "gating between X_c and X_s".
 
     Attributes:
-        gate: factory of g, a module X' -> numbers in (0, 1), [batch, length, F].
+        gate: factory of a module that maps X' to gates g in (0, 1), [batch, length, F].
         composition: factory of a module (S, X') -> X_C.
     """
 
@@ -131,7 +138,7 @@ class GatedComposition(nn.Module):
 
 
 class NoComposition(nn.Module):
-    """`C = S`: mixing without composition (the paper's ablation)."""
+    """Mixing without composition, `C = S` (an ablation in the paper)."""
 
     @nn.compact
     def __call__(self, mixed: jax.Array, unmixed: jax.Array) -> jax.Array:
@@ -144,10 +151,10 @@ def hidden_residual(project: Projection, composed: jax.Array, hidden: jax.Array,
 
 
 def identity_residual(project: Projection, composed: jax.Array, hidden: jax.Array, features: int) -> jax.Array:
-    """`Y = C W_3 + X'`, if F = D."""
+    """`Y = C W_3 + X'`; raises UserError unless F = D."""
     if hidden.shape[-1] != features:
         raise UserError(
-            f'Remixer.hidden_dim must be {features}, the width of the model, for remixer.identity_residual, '
+            f'Remixer.hidden_dim must equal the model width {features} for remixer.identity_residual, '
             f'got {hidden.shape[-1]}; use remixer.hidden_residual'
         )
     return project(composed) + hidden
@@ -158,12 +165,12 @@ def no_residual(project: Projection, composed: jax.Array, hidden: jax.Array, fea
     return project(composed)
 
 
-def bounded(logits: jax.Array) -> jax.Array:
-    """Bounds logits smoothly: unchanged from -20 to 20, then approaching -30 and 30 with a nonzero gradient.
+def bound_logits(logits: jax.Array) -> jax.Array:
+    """Bounds logits smoothly: values from -20 to 20 do not change; larger ones approach 30 with a nonzero gradient.
 
-    One softmax of H serves all rows of a batch, although they have different padding. Without the bound, the column of
-    a padding token could exceed the columns of all tokens so far that their weights underflow. Between -30 and 30 no
-    weight is below exp(-60), which float32 and bfloat16 represent.
+    All rows of a batch share one softmax of H, although their padding differs. Without the bound, a large logit at a
+    padding position could make the weights of all tokens underflow. With logits between -30 and 30, weights are at
+    least about exp(-60), which float32 and bfloat16 can represent.
     """
     excess = jnp.maximum(jnp.abs(logits) - EXACT_LOGIT, 0.0)
     within = jnp.clip(logits, -EXACT_LOGIT, EXACT_LOGIT)
@@ -171,11 +178,11 @@ def bounded(logits: jax.Array) -> jax.Array:
 
 
 class LearnedMixing(nn.Module):
-    """`S = softmax(H) X'`, [batch, length, F], over the tokens that each token may see.
+    """Token mixing with learned weights, `S = softmax(H) X'`, over the tokens that each token may see.
 
     Attributes:
         max_length: size of H; longer rows raise UserError.
-        dropout_rate: dropout on softmax(H), with one mask for the whole batch (for each row if rows are packed).
+        dropout_rate: dropout on softmax(H), with one mask for the whole batch, or one mask per row if rows are packed.
     """
 
     max_length: ranges.Count
@@ -188,7 +195,7 @@ class LearnedMixing(nn.Module):
         length = hidden.shape[1]
         check_length('Remixer', self.max_length, length)
         init = nn.with_logical_partitioning(MIXING_INIT, (axes.POSITIONS_OUT, axes.POSITIONS_IN))
-        logits = bounded(self.param('logits', init, (self.max_length, self.max_length), jnp.float32))
+        logits = bound_logits(self.param('logits', init, (self.max_length, self.max_length), jnp.float32))
         if ctx.step is not None:
             return self._mix_step(logits[:, :length], hidden, ctx)
         logits = logits[:length, :length]
@@ -200,22 +207,22 @@ class LearnedMixing(nn.Module):
         return self._mix_rows(weights, hidden, ctx)
 
     def _mix_rows(self, weights: jax.Array, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
-        """One example per row: `W (m * X') / (W m)` with W = softmax(H), the same for all rows, and m the token mask.
+        """Mixes rows with one example each: `W (m * X') / (W m)`, with W = softmax(H) and m the token mask.
 
-        This equals the softmax over the tokens alone, without an array [batch, length, length].
+        This equals a softmax over the tokens without padding, but needs no [batch, length, length] array.
         """
         is_token = ctx.is_token.astype(jnp.float32)
         scale = _inverse(jnp.einsum('qk,bk->bq', weights, is_token))
         weights = self._drop_weights(weights, ctx)
         if target_platform() == 'gpu':
-            # A single matmul for the batch would transpose X' and S on a GPU; the weights of each row are smaller.
+            # Repeat W for each row on GPUs: one matmul for the whole batch would transpose X' and S, which are larger.
             row_weights = weights * (is_token[:, None, :] * scale[:, :, None])
             return jnp.einsum('bqk,bkf->bqf', row_weights.astype(hidden.dtype), hidden)
         tokens = hidden * is_token[..., None].astype(hidden.dtype)
         return jnp.einsum('qk,bkf->bqf', weights.astype(hidden.dtype), tokens) * scale.astype(hidden.dtype)[..., None]
 
     def _mix_packed(self, weights: jax.Array, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
-        """Several examples per row, or a prefix: weights by position in the example, [batch, length, length]."""
+        """Mixes rows that are packed or have a prefix, using separate weights [length, length] for each row."""
         weights = weights.astype(hidden.dtype)
         placed = place_examples(weights, ctx.positions) if ctx.packed else weights
         if ctx.prefix is not None:
@@ -228,7 +235,7 @@ class LearnedMixing(nn.Module):
         return jnp.einsum('bqk,bkf->bqf', weights, hidden)
 
     def _mix_step(self, logits: jax.Array, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
-        """Mixes the cached X' up to and including the token at `ctx.step`."""
+        """Computes S for the token at `ctx.step` from the cached X' of all tokens up to it."""
         step = cache.decoding_step(ctx)
         rows = jnp.where(cache.visible(logits.shape[1], ctx), jnp.take(logits, step, axis=0), -jnp.inf)
         equation = 'bk,bkf->bf' if step.ndim else 'k,bkf->bf'
@@ -241,20 +248,20 @@ class LearnedMixing(nn.Module):
 
 
 def _inverse(total: jax.Array) -> jax.Array:
-    """Returns 1 / total, or 0 where total is 0, so that rows of padding have no NaN in their gradient."""
+    """Returns 1 / total, or 0 if total is 0, so that gradients of rows without tokens contain no NaN."""
     has_tokens = total > 0
     return jnp.where(has_tokens, 1.0 / jnp.where(has_tokens, total, 1.0), 0.0)
 
 
 class Remixer(nn.Module):
-    """The Remixer block, [batch, length, D] -> [batch, length, D]; the module's docstring has the equations.
+    """The Remixer block; see the module docstring for the equations.
 
     Attributes:
         hidden_dim: number of hidden units, F.
         max_length: size of H; longer rows raise UserError.
         composition: factory of a module (S, X') -> C.
         residual: how X' is added to the output: `hidden_residual`, `identity_residual` or `no_residual`.
-        dropout_rate: dropout on the hidden units that W_3 reads.
+        dropout_rate: dropout on the hidden units that are multiplied by W_3.
         mixing_dropout_rate: dropout on the mixing weights softmax(H), 0.0 to 0.2 in the paper.
     """
 

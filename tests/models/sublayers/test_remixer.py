@@ -86,11 +86,11 @@ def test_gated_composition_is_between_composed_and_mixed(gate):
 
 def test_bounded_leaves_ordinary_logits_alone_and_has_a_gradient_everywhere():
     ordinary = np.linspace(-20, 20, 81, dtype=np.float32)
-    np.testing.assert_array_equal(remixer.bounded(ordinary), ordinary)
+    np.testing.assert_array_equal(remixer.bound_logits(ordinary), ordinary)
     logits = jnp.linspace(-200, 200, 4001)
-    actual = remixer.bounded(logits)
+    actual = remixer.bound_logits(logits)
     assert np.all(np.diff(actual) > 0) and np.max(np.abs(actual)) < 30
-    assert np.min(jax.vmap(jax.grad(remixer.bounded))(logits)) > 1e-3
+    assert np.min(jax.vmap(jax.grad(remixer.bound_logits))(logits)) > 1e-3
 
 
 def logits_up_to_200(seed, high):
@@ -117,7 +117,7 @@ def test_no_logit_of_a_column_that_is_not_seen_changes_a_token():
             ctx = ctx.replace(segment_ids=jnp.asarray(ids[None], jnp.int32), positions=jnp.asarray(positions[None]))
             ctx = ctx.replace(packed=True)
         mixed = mix({'params': {'logits': jnp.asarray(h)}}, jnp.asarray(hidden), ctx)
-        bounded = np.asarray(remixer.bounded(h), np.float64)
+        bounded = np.asarray(remixer.bound_logits(h), np.float64)
         for begin, end in [(0, n), (n, LENGTH)] if packed else [(0, n)]:
             own = bounded[: end - begin, : end - begin]
             own = np.where(np.tri(len(own), dtype=bool), own, -np.inf) if causal else own

@@ -91,7 +91,9 @@ def _leaves_named(tree: Any, names: tuple[str, ...], path: tuple[str, ...] = ())
 def remixer_logits(params: Mapping[str, Any]) -> list[LayerArray]:
     """Returns the mixing logits H of every Remixer layer, each [max_length, max_length]."""
     layers = by_layer(params, params, 'mixing', 'logits')
-    return [dataclasses.replace(layer, array=np.asarray(remixer.bounded(jnp.asarray(layer.array)))) for layer in layers]
+    return [
+        dataclasses.replace(layer, array=np.asarray(remixer.bound_logits(jnp.asarray(layer.array)))) for layer in layers
+    ]
 
 
 def softmax_rows(logits: np.ndarray, length: int, causal: bool) -> np.ndarray:
