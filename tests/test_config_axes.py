@@ -71,7 +71,7 @@ def test_every_setting_has_one_axis(axes):
     assert {setting: found for setting, found in owners.items() if len(found) > 1} == {}
 
 
-def test_every_folder_is_an_axis_or_says_that_it_overrides():
+def test_every_config_folder_is_an_axis_or_declares_overrides():
     folders = {path.name for path in CONFIGS.iterdir() if path.is_dir()}
     assert folders == {*AXES, *OVERRIDE, 'sublayers', 't5x'}
     for folder, words in OVERRIDE.items():
@@ -130,7 +130,7 @@ A_FILE_OF_EACH = ('models/amlp.gin', 'sizes/tiny.gin', 'data/c4.gin', 'optimizer
 
 @pytest.mark.parametrize('file', ['sizes/base.gin', 'sizes/small.gin', 'optimizers/adamw.gin', 'optimizers/muon.gin',
                                   'optimizers/adafactor.gin', 'hardware/gpu.gin', 'hardware/cpu.gin'])  # fmt: skip
-def test_nothing_of_the_files_before_stays_in_an_axis(file):
+def test_a_file_overrides_all_settings_of_earlier_files_of_its_axis(file):
     axis = file.partition('/')[0]
     others = [f'{axis}/{path.name}' for path in sorted((CONFIGS / axis).glob('[!_]*.gin'))]
     rest = [other for other in A_FILE_OF_EACH if not other.startswith(axis)]
@@ -138,7 +138,7 @@ def test_nothing_of_the_files_before_stays_in_an_axis(file):
     assert configuration(after_others) == configuration(alone)
 
 
-def test_a_model_after_an_experiment_keeps_its_vocabulary_hardware_and_dropout():
+def test_a_model_file_keeps_other_settings_of_an_experiment():
     configuration(['experiments/own_text.gin', 'data/own_text.gin', 'models/t5_1_1.gin'])
     assert gin.query_parameter('%VOCAB_SIZE') == 8192
     configuration(['experiments/cogs_cpu.gin', 'models/remixer.gin'])
@@ -149,7 +149,7 @@ def test_a_model_after_an_experiment_keeps_its_vocabulary_hardware_and_dropout()
 
 
 @pytest.mark.parametrize('model', ['t5_1_1', 'remixer', 'tim'])
-def test_a_model_after_all_the_others_is_that_model(model):
+def test_the_last_model_file_determines_the_model(model):
     others = [f'models/{path.name}' for path in (CONFIGS / 'models').glob('*.gin')]
     shapes = {'encoder_input_tokens': (1, 8), 'decoder_target_tokens': (1, 4)}
     programs = []

@@ -28,19 +28,19 @@ def trace_loss(model, lengths):
 
 
 @pytest.mark.parametrize('name', MODELS)
-def test_every_model_has_a_decoder_alone(name):
+def test_every_model_has_a_decoder_only_form(name):
     model = build_model(f'models/{name}.gin', 'sizes/tiny.gin', DECODER_ONLY, NUM_DECODER_LAYERS=1)
     names = str(jax.tree.structure(trace_loss(model, {'targets': 32})))
     assert model.model_type == 'decoder_only' and 'cross' not in names and "'encoder'" not in names
 
 
 @pytest.mark.parametrize('name', ['t5_1_1', 'remixer', 'hyper_mixer', 'linear_transformer', 'tim', 'gpt2'])
-def test_these_read_a_prefix_in_both_directions(name):
+def test_sublayers_with_prefix_support_are_bidirectional_in_the_prefix(name):
     trace_loss(build_model(f'models/{name}.gin', 'sizes/tiny.gin', DECODER_ONLY, PREFIX_LM=True), PREFIXES)
 
 
 @pytest.mark.parametrize('name', ['gmlp', 'gmlp_mixer', 'amlp', 'mixer_enc_dec'])
-def test_these_refuse_a_prefix_when_built(name):
+def test_sublayers_without_prefix_support_are_rejected_when_built(name):
     model = build_model(f'models/{name}.gin', 'sizes/tiny.gin', DECODER_ONLY, PREFIX_LM=True)
     with pytest.raises(UserError, match='PREFIX_LM = False'):
         trace_loss(model, PREFIXES)

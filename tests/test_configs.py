@@ -160,7 +160,7 @@ def test_one_line_swaps_half_a_layer(line):
     assert 'remixer' in shapes[other]['run_0']['layer']
 
 
-def test_every_experiment_is_complete_but_for_what_its_header_requires():
+def test_experiments_lack_only_the_settings_that_their_headers_require():
     files = sorted((CONFIGS / 'experiments').rglob('*.gin'))
     assert len(files) >= 14
     for path in files:
@@ -223,7 +223,7 @@ def test_every_ablation_changes_its_model(model, change):
     assert parameters_of(model, 'tiny', change) != parameters_of(model, 'tiny')
 
 
-def test_the_other_reading_of_the_scaled_remixer_has_the_papers_count_too():
+def test_the_alternative_scaled_remixer_has_the_papers_size_as_well():
     shapes = parameters_of('remixer_scaled', 'scaled_base', 'DECODER_FEED_FORWARD=@feed_forward.GatedMLP')
     assert sum(math.prod(shape) for shape in shapes.values()) == 223_973_394
 
@@ -251,7 +251,7 @@ def test_tim_in_all_layers_has_no_plain_layer():
         ('fnet+ENCODER_LAYOUT=@layer.Serialized', ('Serialized', 'PreNorm')),
     ],
 )
-def test_layouts_of_both_stacks(model, layouts):
+def test_both_stacks_have_the_expected_layouts(model, layouts):
     given = loading.ConfigSources(['models/t5_1_1.gin', 'sizes/tiny.gin'], model=loading.model_files(model))
     module = loading.values(given, 'MODEL')[0].module
     stacks = module.encoder_stack(), module.decoder_stack()
@@ -263,13 +263,13 @@ def test_layouts_of_both_stacks(model, layouts):
     [('models/fnet.gin', ('DECODER_MIXER', '@fnet.FNet'), 'SelfAttention'),
      ('models/mixer_enc.gin', ('DECODER_MIXER', '@mlp_mixer.MLPMixer'), 'WindowMixer')],
 )  # fmt: skip
-def test_what_cannot_be_causal_refuses_in_a_decoder_when_built(file, line, instead):
+def test_noncausal_sublayers_are_rejected_when_a_decoder_is_built(file, line, instead):
     model = build_model(file, 'sizes/tiny.gin', **dict([line]))
     with pytest.raises(UserError, match=instead):
         interface.param_shapes(model, SHAPES)
 
 
-def test_what_cannot_be_packed_refuses_when_built():
+def test_sublayers_without_packing_are_rejected_when_a_model_is_built():
     model = build('models/fnet.gin', 'sizes/tiny.gin')
     shapes = {**SHAPES, 'encoder_segment_ids': (1, 512), 'decoder_segment_ids': (1, 114)}
     with pytest.raises(UserError, match='pack'):

@@ -46,7 +46,7 @@ COMMANDS = [
 ]
 
 
-def test_commands_run_only_what_gin_files_and_flags_name_of_a_strangers_folder(tmp_path, compiled):
+def test_only_modules_named_by_gin_files_and_flags_are_imported(tmp_path, compiled):
     """Also what the named modules import from the folder; libraries that look for a module find nothing there."""
     folder, log = tmp_path / 'folder', tmp_path / 'log'
     trap = TRAP.format(log=str(log))

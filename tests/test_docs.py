@@ -283,7 +283,7 @@ def test_the_page_about_a_new_mixer_runs(tmp_path, warm_python):
     assert re.search(r'^  decode +decoder +passed$', done.stdout, re.MULTILINE)
 
 
-def test_a_page_that_fails_is_told(tmp_path):
+def test_a_failing_page_is_reported(tmp_path):
     page = tmp_path / 'page.md'
     page.write_text('```bash\necho first\n```\ntext\n```text\nfalse\n```\n```bash\nfalse\necho never\n```\n')
     done = run_docs.run(page, tmp_path / 'folder')

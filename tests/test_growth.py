@@ -81,7 +81,7 @@ def find_steep(function, texts, prepare=lambda text: text):
     return steep
 
 
-def test_growth_is_measured(monkeypatch):
+def test_the_exponent_of_time_growth_is_measured(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(time, 'process_time', lambda: clock[0])
 

@@ -99,7 +99,7 @@ def lazy_with_tensorflow(monkeypatch, **config):
     return module
 
 
-def test_accelerators_are_hidden_where_another_library_has_imported_tensorflow(monkeypatch):
+def test_accelerators_are_hidden_if_a_library_has_imported_tensorflow(monkeypatch):
     hidden = []
     module = lazy_with_tensorflow(monkeypatch, set_visible_devices=lambda *given: hidden.append(given))
     assert (module.tf.data, module.tf.data) == ('data', 'data')

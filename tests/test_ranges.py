@@ -36,7 +36,7 @@ class Sizes:
      ('heads', 0, 'at least 1'), ('heads', 1.5, 'a whole number'), ('dropout', 1, 'from 0 to below 1 or None'),
      ('dropout', -0.1, 'from 0'), ('dropout', float('nan'), 'from 0'), ('make', 'int', 'a reference')],
 )  # fmt: skip
-def test_another_kind_is_refused(argument, value, allowed):
+def test_values_of_the_wrong_type_or_range_are_rejected(argument, value, allowed):
     with pytest.raises(UserError) as error:
         ranges.check_argument(Sizes, argument, value, 'MACRO')
     line = str(error.value)
@@ -51,7 +51,7 @@ def test_another_kind_is_refused(argument, value, allowed):
     [('width', 3), ('rate', 1), ('rate', 1.5), ('name', None), ('name', 'a'), ('fast', True), ('depth', None),
      ('width', [3]), ('width', Sizes), ('absent', 'x'), ('dropout', None), ('dropout', 0), ('heads', 1), ('make', int)],
 )  # fmt: skip
-def test_what_fits_or_cannot_be_known_is_taken(argument, value):
+def test_valid_and_unverifiable_values_are_accepted(argument, value):
     ranges.check_argument(Sizes, argument, value, 'MACRO')
 
 
@@ -61,7 +61,7 @@ def test_what_fits_or_cannot_be_known_is_taken(argument, value):
      (('NUM_HEADS', '0'), 'NUM_HEADS must be a whole number of at least 1'),
      (('stack.Stack.dropout_rate', 'a'), 'stack.Stack.dropout_rate must be a number')],
 )  # fmt: skip
-def test_a_model_is_not_made_of_another_kind(flag, allowed):
+def test_a_model_with_an_invalid_setting_is_rejected(flag, allowed):
     with pytest.raises(UserError, match=allowed):
         loading.values(loading.ConfigSources(['models/t5_1_1.gin', 'sizes/tiny.gin'], [flag]), 'MODEL')
 
@@ -113,7 +113,7 @@ def test_the_walk_finds_the_settings():
 
 
 @pytest.mark.parametrize('macro', sorted(MACROS))
-def test_no_value_of_a_number_is_a_bug(macro):
+def test_any_number_is_accepted_or_rejected_with_a_user_error(macro):
     """A value is used, or refused on one line that names the setting."""
     file = MACROS[macro]
     first = file if file.startswith('models/') else 'models/gmlp.gin' if 'gmlp' in file else 'models/t5_1_1.gin'

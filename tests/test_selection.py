@@ -67,7 +67,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize('changed', CHANGES)
-def test_a_change_runs_the_tests_that_depend_on_it_and_not_all(changed_tests, files, changed):
+def test_a_change_selects_only_the_tests_that_depend_on_it(changed_tests, files, changed):
     chosen = changed_tests.choose(files, {changed})
     assert {f'tests/{name}.py' for name in CHANGES[changed]} <= set(chosen)
     assert 'tests/remixer_tasks/test_submissions.py' not in chosen
@@ -78,5 +78,5 @@ def test_a_change_that_cannot_be_placed_runs_everything(changed_tests, files, ch
     assert list(changed_tests.choose(files, {changed})) == files.tests
 
 
-def test_what_no_test_reads_runs_none(changed_tests, files):
+def test_a_file_that_no_test_reads_selects_no_tests(changed_tests, files):
     assert changed_tests.choose(files, {'LICENSE'}) == {}

@@ -41,7 +41,7 @@ def test_no_markup_is_left_in_the_text_of_a_page(site):
             assert not re.search(r'\|--|```|\]\(|\*\*|\n\| |\n\d+\. ', paragraph), f'{page}: {paragraph}'
 
 
-def test_links_that_leave_the_documentation_lead_to_files_of_the_repository(site):
+def test_links_outside_the_documentation_lead_to_repository_files(site):
     links = {link for text in site.values() for link in re.findall(r'href="[^"]*/blob/main/([^"#]*)', text)}
     assert 'CONTRIBUTING.md' in links
     assert [link for link in links if not (ROOT / link).exists()] == []

@@ -5,7 +5,7 @@ import re
 from remixer_t5x import startup
 
 
-def test_phases_are_said_once_and_add_up():
+def test_phases_are_printed_once_and_add_up():
     said = []
     startup.start_timer()
     startup.end_phase('imports')
@@ -19,7 +19,7 @@ def test_phases_are_said_once_and_add_up():
     )
 
 
-def test_nothing_is_said_without_a_beginning():
+def test_nothing_is_printed_if_the_timer_was_not_started():
     said = []
     startup.end_phase('imports')
     startup.report_phases(said.append)

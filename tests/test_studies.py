@@ -171,7 +171,7 @@ def test_competition_is_summarized_by_token(studies):
     assert rows[0] == (3, 2, 0.1, pytest.approx(0.4), 0.7) and rows[1] == (5, 1, 0.2, pytest.approx(0.4), 0.6)
 
 
-def test_halves_of_images_have_two_sources_and_those_of_the_control_one(studies):
+def test_image_halves_have_two_sources_and_control_images_one(studies):
     module, rng = studies.two_sources, np.random.default_rng(0)
     images = module.make_images(rng, 400, shuffled=False)
     left, right = images[:, :, : module.HALF], images[:, :, module.HALF :]

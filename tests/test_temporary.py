@@ -45,7 +45,7 @@ def test_a_killed_process_leaves_nothing_for_long(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ['entry']
 
 
-def test_an_entry_that_moved_away_or_failed_leaves_nothing(tmp_path):
+def test_moved_and_failed_temporary_paths_leave_no_files(tmp_path):
     with temporary.temporary_path(tmp_path, 'a.') as path:
         path.write_text('content')
         path.rename(tmp_path / 'kept')
@@ -84,7 +84,7 @@ def test_a_position_that_a_killed_process_left_is_removed(tmp_path, monkeypatch)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_renamed_was_synced_before(tmp_path, monkeypatch):
+def test_folders_are_synced_before_they_are_renamed(tmp_path, monkeypatch):
     calls, replace = [], os.replace
     monkeypatch.setattr(os, 'fsync', lambda descriptor: calls.append(os.readlink(f'/proc/self/fd/{descriptor}')))
     monkeypatch.setattr(os, 'replace', lambda a, b: (calls.append('rename'), replace(a, b)))

@@ -33,7 +33,7 @@ def test_batches_are_read_without_autotuning(monkeypatch):
     assert [dataset.options().autotune.enabled for dataset in opened] == [False, False]
 
 
-def test_only_tf_data_calls_as_numpy_iterator():
+def test_as_numpy_iterator_is_called_only_in_tf_data():
     files = [path for name in ('remixer_t5x', 'tasks', 'scripts') for path in (ROOT / name).rglob('*.py')]
     callers = [path for path in files if re.search(r'\bas_numpy_iterator\(', path.read_text())]
     assert callers == [ROOT / 'remixer_t5x/tf_data.py']

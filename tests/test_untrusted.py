@@ -50,7 +50,7 @@ UNSAFE += ('f(x, trust_remote_code=True)',)
 @pytest.mark.parametrize(
     'text', [*UNSAFE, 'np.load(f)', 'np.load(f, allow_pickle=False)', 'torch.load(f, weights_only=True)']
 )
-def test_unsafe_calls_are_found(text):
+def test_unsafe_calls_are_detected(text):
     assert len([*unsafe_calls(text)]) == (text in UNSAFE)
 
 
@@ -153,7 +153,7 @@ def _loaders():
 
 
 @pytest.mark.parametrize('name', sorted({*_loaders(), *LOADERS}))
-def test_gin_is_loaded_from_where_the_user_said_alone(name):
+def test_gin_files_are_loaded_only_from_the_given_locations(name):
     """gin runs code by design, so nothing loads it from a checkpoint, a MODEL_DIR or a folder of data by itself."""
     assert name in LOADERS
 

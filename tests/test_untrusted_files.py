@@ -302,7 +302,7 @@ LINES = st.lists(hostile_files.altered(RECORDS).map('{}\n'.format), max_size=3).
 
 
 @pytest.mark.parametrize('user', USERS)
-def test_any_content_is_read_or_one_line(tmp_path_factory, user):
+def test_any_content_is_read_or_raises_a_one_line_error(tmp_path_factory, user):
     path = tmp_path_factory.mktemp('fuzz') / 'file'
 
     @FUZZ
@@ -320,7 +320,7 @@ PLACES = [(user, kind) for user in USERS for kind in hostile_files.ODD_THINGS]
 
 
 @pytest.mark.parametrize(('user', 'kind'), [one for one in PLACES if one not in [(u, 'sparse') for u in OF_ANY_SIZE]])
-def test_what_is_not_a_file_is_one_line(tmp_path, user, kind):
+def test_non_files_raise_a_one_line_error(tmp_path, user, kind):
     """None of them waits for a pipe, reads a device, or fills the memory."""
     hostile_files.place_odd_thing(kind, tmp_path / 'file')
     one_line_or_result(USERS[user], tmp_path / 'file')

@@ -48,7 +48,7 @@ seqio.MixtureRegistry.add('written_mixture', ['written_task'], default_rate=1.0)
 """
 
 
-def test_a_forgotten_module_may_be_written_again_with_the_same_names(tmp_path, monkeypatch):
+def test_an_unloaded_module_can_be_written_again_with_the_same_names(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / 'written_package').mkdir()
     kept = set(sys.modules)

@@ -27,7 +27,7 @@ def run(text):
     return runpy.run_path(str(path))
 
 
-def test_loading(folder, capsys):
+def test_the_loading_example_runs(folder, capsys):
     (folder / 'runs').mkdir()
     write_run(folder / 'runs' / 'first', steps=(1,))
     names = run(LOADING)
@@ -37,7 +37,7 @@ def test_loading(folder, capsys):
     assert re.search(r'\n\[ *-', printed) and '(2, 19, 16) [10 19] (2, 16)' in printed and "'perplexity'" in printed
 
 
-def test_finetuning_and_saving(folder, capsys):
+def test_the_finetuning_and_saving_example_runs(folder, capsys):
     (folder / 'runs').mkdir()
     write_run(folder / 'runs' / 'first', steps=(1,))
     names = run(FINETUNING)

@@ -273,7 +273,7 @@ print(jax.device_count(), trained.loss(trained.make_batch(['one'], ['1']))['loss
 """
 
 
-def test_one_example_on_eight_devices_and_nothing_on_the_screen(run, trained):
+def test_one_example_runs_on_eight_devices_without_warnings(run, trained):
     environment = {name: value for name, value in os.environ.items() if name != 'TF_CPP_MIN_LOG_LEVEL'}
     environment['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8'
     program = [sys.executable, '-c', ONE_EXAMPLE, str(run)]

@@ -67,7 +67,7 @@ def test_following_yields_each_new_checkpoint_once(tmp_path, monkeypatch):
     assert names(saved_params.follow_checkpoints(str(tmp_path), timeout=20, until=30, poll=0.01)) == ['10', '20', '30']
 
 
-def test_following_skips_done_steps_and_ends_after_the_timeout(tmp_path, monkeypatch):
+def test_following_skips_evaluated_steps_and_ends_after_the_timeout(tmp_path, monkeypatch):
     save(tmp_path, 10, 20, 30)
     clock = FakeTime()
     monkeypatch.setattr(saved_params, 'time', clock)

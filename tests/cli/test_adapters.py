@@ -46,7 +46,7 @@ def score(path):
     return remixer_t5x.load(str(path), lengths={'inputs': 24, 'targets': 24}).score(TEXTS, TEXTS)
 
 
-def test_a_mixer_is_put_into_a_pretrained_model_and_trained_alone(place, capsys):
+def test_a_mixer_is_inserted_into_a_pretrained_model_and_trained_alone(place, capsys):
     command = ['finetune', *BASE, *GRAFT, '--gin.MODEL_DIR=grafted', '--gin.TRAIN_STEPS_RELATIVE=2']
     assert main(command) == 2
     assert 'does not fit this model: encoder/' in capsys.readouterr().err
@@ -111,7 +111,7 @@ def test_adapters_are_a_small_checkpoint_on_top_of_their_base(adapted, place, ca
             score('small')
 
 
-def test_what_cannot_be_done_is_one_line(place, capsys):
+def test_unsupported_requests_raise_a_one_line_error(place, capsys):
     base = huggingface.cached_model_dir('t5')
     assert main(['convert', f'--checkpoint={base}', '--to_adapters=none', f'--base={base}']) == 2
     assert 'so there is nothing to write' in capsys.readouterr().err

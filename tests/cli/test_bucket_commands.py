@@ -40,7 +40,7 @@ def lines(store, name):
     return [json.loads(line) for line in store.read('bucket', name).decode().splitlines()]
 
 
-def test_finetune_keeps_logs_checkpoints_traces_and_the_best_in_the_bucket(finetuned):
+def test_finetune_writes_logs_checkpoints_and_traces_to_a_bucket(finetuned):
     found = [r for r in lines(finetuned, 'tuned/metrics.jsonl') if r['kind'] == 'eval/glue_cola_v002']
     best = max(found, key=lambda record: record['accuracy'])['step']
     complete = [name for name in finetuned.names('bucket', 'tuned/') if name.endswith('commit_success.txt')]

@@ -92,7 +92,7 @@ def compare(*arguments):
         (['--models=t5_1_1', '--folder=f', '--over=MLP_DIM=8,8'], '--over=MLP_DIM=8,8 must have different values'),
     ],
 )
-def test_a_mistake_is_one_line(arguments, words, capsys, tmp_path, monkeypatch):
+def test_invalid_arguments_raise_a_one_line_error(arguments, words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert compare(*arguments) == 2
     error = capsys.readouterr().err
@@ -245,7 +245,7 @@ def test_every_model_is_built_before_the_first_run(tmp_path, monkeypatch, capsys
     assert not (tmp_path / 'runs/t5_1_1').exists()
 
 
-def test_a_users_mistake_stops_the_sweep(tmp_path, monkeypatch, capsys):
+def test_a_user_error_stops_the_sweep(tmp_path, monkeypatch, capsys):
     programs(tmp_path, monkeypatch, 'import sys; print("error: no such file", file=sys.stderr); sys.exit(2)')
     assert main(['compare', 'train', '--models=t5_1_1,remixer', f'--folder={tmp_path}/runs']) == 2
     assert capsys.readouterr().err.splitlines()[-1] == 'error: t5_1_1, seed 0: no such file'

@@ -150,7 +150,7 @@ def test_the_average_of_checkpoints_is_their_mean(place, capsys):
         (('--gin_file=ours/model.gin', '--checkpoint=ours', '--to_hf=x', '--gin.MLP_DIM=8'), 'relu_mlp'),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line(place, capsys, argv, named, monkeypatch):
+def test_invalid_arguments_raise_a_one_line_error(place, capsys, argv, named, monkeypatch):
     monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
     assert named in error_of(capsys, *argv)
     assert not (place / 'x').exists()

@@ -80,7 +80,7 @@ def test_a_checkpoint_survives_a_round_trip(folder, ours, tmp_path, own_names, c
     ],
     ids=['no checkpoint', 'another model', 'own names', 'taken'],
 )  # fmt: skip
-def test_a_mistake_is_one_line(folder, ours, tmp_path, flags, model, message, capsys):
+def test_invalid_arguments_raise_a_one_line_error(folder, ours, tmp_path, flags, model, message, capsys):
     assert convert(folder, *(flag.format(folder=folder, tmp=tmp_path) for flag in flags), model=model) == 2
     error = capsys.readouterr().err.strip()
     assert message in error and '\n' not in error

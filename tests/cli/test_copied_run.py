@@ -112,7 +112,7 @@ def test_infer_and_eval_need_no_training_data(kind, journey, capsys):
         assert 'PAIRS' in error and 'rows.csv' in error and 'existing path' in error
 
 
-def test_what_is_loaded_converted_and_exported_needs_no_training_data(kind, journey, capsys):
+def test_loading_conversion_and_export_need_no_training_data(kind, journey, capsys):
     texts, answers = ['is 3 even?', 'the number 8'], ['odd', 'even']
     expected = remixer_t5x.load('model').score(texts, answers)
     capsys.readouterr()

@@ -111,7 +111,7 @@ def _refuse(malformed):
     raise AssertionError('the text was read instead of the cache')
 
 
-def test_order_is_the_same_every_time_and_a_position_goes_on_exactly(tmp_path):
+def test_order_is_deterministic_and_positions_resume_exactly(tmp_path):
     folder = write(tmp_path, 'cached_span_corruption')
     corpus = text_corpus.ParsedCorpus('some text', 'some text', _refuse)
     task = pretraining.span_corruption(corpus, seqio.ByteVocabulary(100), 'cached', shuffle_buffer_size=16)
@@ -132,7 +132,7 @@ def refusal(task, folder):
     return error_message(lambda: rows(task, use_cached=True, cache_dir=folder and str(folder)))
 
 
-def test_what_is_not_there_or_half_written_or_of_another_vocabulary_is_refused(tmp_path):
+def test_missing_incomplete_and_mismatched_caches_are_rejected(tmp_path):
     assert 'a complete cache of cached_documents' in refusal(documents_task(), tmp_path / 'nowhere')
     assert 'of cached_documents, got None' in refusal(documents_task(), None)
     half = write(tmp_path / 'half', 'cached_documents', completed=False)
@@ -162,7 +162,7 @@ def typed(tmp_path, monkeypatch, clean_environment, capfd):
     return run
 
 
-def test_without_beam_one_line_says_what_to_install(typed, monkeypatch):
+def test_a_missing_beam_package_is_reported_with_its_extra(typed, monkeypatch):
     monkeypatch.setitem(sys.modules, 'apache_beam', None)
     code, _, error = typed()
     assert code == 2
@@ -170,7 +170,7 @@ def test_without_beam_one_line_says_what_to_install(typed, monkeypatch):
     assert "pip install 'remixer-t5x[beam]'" in error
 
 
-def test_a_cache_that_is_there_is_kept_and_said_in_one_line(typed, tmp_path):
+def test_an_existing_cache_is_kept_and_reported_in_one_line(typed, tmp_path):
     folder = write(tmp_path / 'cache', 'own_text_span_corruption')
     code, out, _ = typed()
     assert code == 0
@@ -180,7 +180,7 @@ def test_a_cache_that_is_there_is_kept_and_said_in_one_line(typed, tmp_path):
     )
 
 
-def test_a_cache_of_another_vocabulary_is_not_taken_for_this_one(typed, tmp_path):
+def test_a_cache_with_another_vocabulary_is_not_used(typed, tmp_path):
     write(tmp_path / 'cache', 'own_text_span_corruption', vocabulary=seqio.ByteVocabulary(0))
     code, out, error = typed()
     assert code == 2 and not out
@@ -216,7 +216,7 @@ def test_data_cache_writes_what_training_reads(typed, tmp_path):
 
 @WITH_BEAM
 @pytest.mark.filterwarnings('ignore')
-def test_a_pipeline_that_fails_leaves_no_cache_and_says_why(tmp_path):
+def test_a_failed_pipeline_leaves_no_cache_and_reports_the_reason(tmp_path):
     task = documents_task()
 
     def refuse(example):

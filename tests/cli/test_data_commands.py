@@ -40,7 +40,7 @@ def typed(capsys, *argv):
     return capsys.readouterr().out
 
 
-def test_list_has_every_task_and_where_it_is(published, capsys):
+def test_list_prints_every_task_and_the_location_of_its_data(published, capsys):
     rows = {line.split()[0]: ' '.join(line.split()) for line in typed(capsys, 'list').splitlines() if line.strip()}
     assert set(catalogue.TASKS) <= set(rows)
     where = f'{published}/super_glue/CB'
@@ -52,7 +52,7 @@ def test_list_has_every_task_and_where_it_is(published, capsys):
     assert rows['cogs_v001'] == f'cogs_v001 validation train, test, gen {published}/cogs'
 
 
-def test_list_of_a_given_folder(tmp_path, capsys):
+def test_list_searches_the_folder_of_data_dir(tmp_path, capsys):
     shown = typed(capsys, 'list', f'--data_dir={tmp_path}/empty')
     assert f'0 of {len(catalogue.TASKS)} tasks are here; downloads go to {tmp_path}/empty' in shown
 
@@ -96,7 +96,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(('argv', 'said'), MISTAKES.values(), ids=MISTAKES)
-def test_mistakes_are_one_line(argv, said, capsys):
+def test_invalid_arguments_raise_a_one_line_error(argv, said, capsys):
     assert main.main(['data', *argv]) == 2
     out, err = capsys.readouterr()
     line = err.splitlines()[-1]

@@ -55,13 +55,13 @@ def test_vocab_shows_special_ids_and_pieces(own_text, capsys):
         (["--gin.TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 64}"], "use {'inputs': 512, 'targets': 114}"),
     ],
 )
-def test_mistakes(own_text, capsys, flags, said):
+def test_invalid_arguments_raise_a_one_line_error(own_text, capsys, flags, said):
     assert main.main(['data', *own_text, *BYTES, *flags]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith('error: ') and said in error
 
 
-def test_packing_efficiency():
+def test_the_packing_efficiency_is_computed():
     rows = [
         {
             'encoder_input_tokens': tokens,

@@ -77,7 +77,7 @@ def test_infer_continues_prompts(causal, arguments, tmp_path):
         loaded.encode('The cat')
 
 
-def test_a_prefix_language_model_is_finetuned_on_packed_pairs_and_judged(tmp_path, capsys):
+def test_a_prefix_language_model_is_finetuned_on_packed_pairs(tmp_path, capsys):
     rows = [json.dumps({'number': index, 'answer': 'even' if index % 2 == 0 else 'odd'}) for index in range(60)]
     (tmp_path / 'rows.jsonl').write_text('\n'.join(rows))
     model = [

@@ -110,7 +110,7 @@ def test_embeddings_in_both_kinds_of_files(mlm):
      (['infer', '--pooling=first'], '--pooling is read with --embed only')],
     ids=['no answers', 'no such file', 'no embeddings'],
 )  # fmt: skip
-def test_what_cannot_be_done_is_one_line(mlm, capsys, argv, words):
+def test_unsupported_requests_raise_a_one_line_error(mlm, capsys, argv, words):
     texts = ['--input=texts.txt'] if argv[0] == 'infer' else []
     code = main([argv[0], '--gin_file=mlm.gin', '--checkpoint=mlm', *texts, *argv[1:]])
     assert code == 2 and words in capsys.readouterr().err

@@ -94,7 +94,7 @@ def printed(place):
 
 
 @pytest.mark.parametrize('name', PROGRAMS)
-def test_a_model_runs_alone(printed, name):
+def test_an_exported_model_runs_without_this_package(printed, name):
     trained = remixer_t5x.load('pieces', lengths=LENGTHS)
     generated, scores, means, _ = printed[0][name]
     wanted = trained.generate(TEXTS, decoder=remixer_t5x.BeamSearch(beams=2))
@@ -105,11 +105,11 @@ def test_a_model_runs_alone(printed, name):
     np.testing.assert_allclose(means, trained.encode(TEXTS).mean, rtol=1e-4, atol=1e-4)
 
 
-def test_the_program_for_users_imports_nothing_of_ours(printed, place):
+def test_the_exported_program_does_not_import_this_package(printed, place):
     assert 'remixer_t5x' not in (place / 'served/run.py').read_text().partition('"""\n\nimport')[2]
 
 
-def test_integers_are_a_quarter_and_nearly_the_same(printed, place):
+def test_an_int8_export_is_a_quarter_of_the_size_and_nearly_equal(printed, place):
     assert 'its scores differ by at most' in printed[1]
     trained = remixer_t5x.load('bytes', lengths=LENGTHS)
     found, wanted = np.asarray([printed[0][name][-1] for name in PROGRAMS]), trained.score(*PAIRS)
@@ -128,6 +128,6 @@ def test_integers_are_a_quarter_and_nearly_the_same(printed, place):
      (['--functions=classify'], 'must be classifier for'),
      (['--formats=onnx'], '--formats must be stablehlo, saved_model or both, got onnx')],
 )  # fmt: skip
-def test_what_cannot_be_exported_is_one_line(place, capsys, flags, words):
+def test_unsupported_exports_raise_a_one_line_error(place, capsys, flags, words):
     assert export('bytes', 'refused', *flags) == 2
     assert words in capsys.readouterr().err and not (place / 'refused').exists()

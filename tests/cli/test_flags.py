@@ -51,7 +51,7 @@ def test_two_decoders_are_refused():
             arguments.values(args, 'DECODER', base=infer.BASE)
 
 
-def test_no_value_is_called_by_its_flag():
+def test_no_metavar_repeats_the_name_of_its_flag():
     """`--folder DIR`, and not `--folder FOLDER`, which says nothing."""
     repeated = [
         f'{command.name} --{action.dest}'

@@ -79,7 +79,7 @@ def test_a_model_is_downloaded_once_and_available_offline(hub, t5, tmp_path, mon
         client.folder_of('google/another')
 
 
-def test_weights_in_the_hubs_own_pull_request_are_downloaded(hub, t5, monkeypatch):
+def test_weights_in_an_automatic_hub_pull_request_are_downloaded(hub, t5, monkeypatch):
     hub.add(FLAN, t5, without='.safetensors')
     hub.add(FLAN, t5, 'refs/pr/3', without='config.json')
     hub.add(FLAN, t5, 'refs/pr/4')
@@ -160,7 +160,7 @@ def shared(run, tmp_path_factory):
     return folder
 
 
-def test_the_card_has_recipe_metrics_and_curve_and_no_folders(shared):
+def test_the_card_has_recipe_metrics_and_curve_but_no_folder_names(shared):
     card = (shared / 'README.md').read_text()
     front = card.split('---')[1]
     assert 'library_name: "remixer_t5x"' in front and '"fnet"' in front

@@ -43,7 +43,7 @@ def test_settings_lists_macros_that_contain_a_word(info, capsys):
     assert 'no_such_word' in capsys.readouterr().err
 
 
-def test_all_models_are_compared_and_the_papers_figures_stand_beside_ours(info):
+def test_all_models_are_compared_with_the_papers_figures(info):
     out = info('--compare', 'tiny', '--models=t5_1_1,gmlp')
     rows = [line.split() for line in out.splitlines() if line.strip()]
     assert ['t5_1_1', 'tiny', '22,746,880', '1.000'] in [row[:4] for row in rows]
@@ -78,7 +78,7 @@ MINIATURE = [
 ]  # fmt: skip
 
 
-def test_memory_of_a_step_and_what_to_change(info):
+def test_info_prints_the_memory_of_a_step_and_changes(info):
     hardware = ('--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin')
     out = info('--memory=1', *MODEL, *hardware, *MINIATURE, '--device_memory=0.0001')
     lines = [line.split() for line in out.splitlines()]
@@ -123,7 +123,7 @@ H100 = ('--gin_file=hardware/gpu.gin', '--gin.TOPOLOGY=h100:8')
         (['--memory', *MODEL, '--gin_file=hardware/cpu.gin'], 'optimizers/'),
     ],
 )
-def test_mistakes_are_one_line(arguments, advice, capsys, clean_environment):
+def test_invalid_arguments_raise_a_one_line_error(arguments, advice, capsys, clean_environment):
     assert main(['info', *arguments]) == 2
     error = capsys.readouterr().err
     assert advice in error and error.count('\n') == 1

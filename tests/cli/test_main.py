@@ -60,7 +60,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize('argv, line', MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_one_line_and_exit_code_2(argv, line, capsys, clean_environment, monkeypatch):
+def test_an_invalid_flag_is_one_line_and_exit_code_2(argv, line, capsys, clean_environment, monkeypatch):
     # TensorFlow takes seconds to load, and none of these mistakes needs it.
     monkeypatch.setattr(lazy, '_load', lambda name: pytest.fail(f'loaded {name} before the answer'))
     assert cli.main(argv) == 2
@@ -105,7 +105,7 @@ def test_modules_of_the_current_folder_are_found_after_libraries(capsys, clean_e
     assert 'f_net' in capsys.readouterr().out
 
 
-def test_interrupt_is_clean(capsys, clean_environment, monkeypatch):
+def test_an_interrupt_exits_with_code_130_and_one_line(capsys, clean_environment, monkeypatch):
     def interrupt(*args):
         raise KeyboardInterrupt
 
@@ -135,7 +135,7 @@ def test_help_imports_no_library():
         assert command.name in done.stdout and all(example in done.stdout for example in command.examples)
 
 
-def test_buffers_are_kept_and_not_paid_for_again():
+def test_freed_buffers_are_reused_without_page_faults():
     """Page faults of a buffer of 64 MiB that is made again; glibc returns it to the system otherwise."""
     code = (
         'import resource\n'
@@ -173,7 +173,7 @@ def test_a_system_without_threads_or_memory_is_one_line(
     assert capsys.readouterr().err.count('\n') == 1
 
 
-def test_a_bug_with_text_that_cannot_be_encoded_has_its_traceback_in_a_file():
+def test_a_traceback_with_unencodable_text_is_written_to_a_file():
     path = cli._describe_bug(ValueError('the name \udc80')).rpartition(' ')[2]
     assert 'the name \\udc80' in pathlib.Path(path).read_text()
     os.remove(path)

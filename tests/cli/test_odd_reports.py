@@ -36,7 +36,7 @@ def changed(record, text):
     ) + '}\n'  # fmt: skip
 
 
-def test_a_lone_surrogate_is_a_question_mark(run):
+def test_a_lone_surrogate_becomes_a_question_mark(run):
     texts = {name: rf'"{name} \ud800 text"' for name in ('prediction', 'input', 'target')}
     (run / 'eval' / 'predictions' / 'cogs-gen-2.jsonl').write_text(changed(ROW, texts))
     (run / 'eval' / model_dir.METRICS).write_text(changed({'step': 2, 'f1': 5.0}, {'kind': r'"gen/\ud800x"'}))
@@ -94,7 +94,7 @@ def test_a_text_instead_of_a_number_is_an_error_if_it_is_read(run, name):
         ),
     ],
 )
-def test_what_is_not_a_file_raises_one_line_or_is_omitted(run, name, kind):
+def test_non_files_raise_a_one_line_error_or_are_omitted(run, name, kind):
     """Does not wait for a pipe."""
     (run / name).unlink(missing_ok=True)
     hostile_files.place_odd_thing(kind, run / name)

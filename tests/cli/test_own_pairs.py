@@ -67,7 +67,7 @@ def place(tmp_path_factory):
         yield folder
 
 
-def test_each_file_has_metrics_predictions_and_a_best_checkpoint_of_its_own(place):
+def test_each_file_has_separate_metrics_and_a_best_checkpoint(place):
     names = {'own_pairs', 'own_pairs_small', 'own_pairs_large'}
     found = {r['kind']: r for r in records('run/metrics.jsonl') if r['kind'].startswith('eval/')}
     assert set(found) - {'eval/average'} == {f'eval/{name}' for name in names}
@@ -98,7 +98,7 @@ def test_a_checkpoint_without_a_gin_file_is_read_by_the_config_of_its_run(place,
     assert 'large' in capsys.readouterr().out
 
 
-def test_infer_refuses_lines_for_a_template_unless_they_are_filled_in(place, capsys):
+def test_infer_rejects_lines_that_do_not_fill_in_the_template(place, capsys):
     (place / 'lines.txt').write_text('is 3 even?\n')
     assert run('infer', '--checkpoint=run', '--input=lines.txt') == 2
     error = capsys.readouterr().err
@@ -126,7 +126,7 @@ def test_infer_warns_of_another_template_than_the_run_had(place, capsys, flags):
         ('--gin.METRICS_BY=typ', "got 'typ'"),
     ],
 )
-def test_a_mistake_is_one_line(place, capsys, flag, said):
+def test_invalid_arguments_raise_a_one_line_error(place, capsys, flag, said):
     assert run('finetune', '--gin.MODEL_DIR=new', flag) == 2
     error = capsys.readouterr().err
     assert said in error and [line for line in error.splitlines() if line.startswith('error: ')], error

@@ -72,7 +72,7 @@ def test_finetuning_has_a_held_out_loss_and_metrics(runs):
     assert [answer['input'] for answer in answers] == ['abca', 'bbca']
 
 
-def test_a_mixture_has_losses_metrics_and_a_best_checkpoint_of_each_task_and_of_the_average(runs):
+def test_each_task_of_a_mixture_has_a_loss_metrics_and_a_best_checkpoint(runs):
     path, tasks = runs / 'runs/mixed/metrics.jsonl', ('reverse_v001', 'copy_v001')
     assert all(records(path, f'held_out/{task}') for task in tasks)
     each = {task: records(path, f'eval/{task}')[0]['accuracy'] for task in tasks}

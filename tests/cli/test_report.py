@@ -36,7 +36,7 @@ def place(tmp_path_factory):
         yield folder
 
 
-def test_a_report_of_two_seeds_has_the_pictures_of_the_first(place, capsys):
+def test_a_report_on_two_seeds_has_the_pictures_of_the_first(place, capsys):
     assert main(['report', 'first', 'second', '--pictures', '--text=What is it?', '--pictures_dir=pictures']) == 0
     assert capsys.readouterr().out.startswith('report       report.html')
     text = (place / 'report.html').read_text()
@@ -70,7 +70,7 @@ def test_pictures_are_omitted_without_the_vocabulary(place, capsys):
         (['first', '--out=text.txt/x.html'], 'type another file in --out'),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(place, capsys, argv, line):
+def test_an_invalid_flag_is_one_line_and_exit_code_2(place, capsys, argv, line):
     shutil.copytree('first', 'empty', dirs_exist_ok=True)
     (place / 'empty/metrics.jsonl').write_text('')
     assert main(['report', *argv]) == 2

@@ -53,7 +53,7 @@ def test_each_pair_has_its_line_with_the_models_score(run, pairs, capsys):
         (('--targets=answer', '--max_length=4'), 'more than 4 tokens'),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_line(run, pairs, monkeypatch, capsys, change, named):
+def test_invalid_arguments_raise_a_one_line_error(run, pairs, monkeypatch, capsys, change, named):
     monkeypatch.chdir(pairs)
     (pairs / 'out.jsonl').write_text('')
     assert main(['score', str(run), 'pairs.jsonl', '--inputs=is {n} even?', *change]) == 2

@@ -56,7 +56,7 @@ sys.exit(main.main())
 """
 
 
-def test_the_step_compiles_before_tensorflow_is_loaded_and_a_mistake_does_not_wait_for_it(tmp_path):
+def test_the_step_compiles_before_tensorflow_is_imported(tmp_path):
     layers = [f'--gin.NUM_{side}_LAYERS=1' for side in ('ENCODER', 'DECODER')]
     flags = ['--gin_file=experiments/python_docs.gin', f'--gin.MODEL_DIR={tmp_path / "run"}', *layers]
     done = subprocess.run([sys.executable, '-c', _TRAIN, 'train', *flags], capture_output=True, text=True, timeout=300)

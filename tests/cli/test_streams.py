@@ -60,7 +60,7 @@ def text(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('kinds', BROKEN.values(), ids=BROKEN)
-def test_train_trains_and_saves_whatever_its_streams_are(kinds, text, tmp_path, compiled):
+def test_train_runs_with_closed_or_broken_standard_streams(kinds, text, tmp_path, compiled):
     """With an empty cache, so that the data are read in this process too."""
     argv = [*TRAIN, f'--gin.FILES={text}', f'--gin.MODEL_DIR={tmp_path}/run']
     process = Process(with_streams, kinds, argv, output=tmp_path / 'output.txt', compiled=compiled)
@@ -122,7 +122,7 @@ def test_a_command_ends_if_its_result_cannot_be_written(redirection, code, error
     assert done.returncode == code and done.stderr.startswith(error) and len(done.stderr.splitlines()) == bool(error)
 
 
-def test_a_mistake_is_a_mistake_without_a_reader():
+def test_exit_code_is_2_if_the_output_pipe_is_closed():
     command = f'{sys.executable} -m remixer_t5x.cli.main trian 2>&1 | true; exit ${{PIPESTATUS[0]}}'
     assert subprocess.run(['bash', '-c', command], env=paths.environment()).returncode == 2
 
@@ -138,7 +138,7 @@ def test_closed_descriptors_are_given_to_no_file(tmp_path):
     assert done.returncode == 0 and pathlib.Path(tmp_path / 'checkpoint').read_text() == ''
 
 
-def test_a_letter_that_the_locale_lacks_is_written_as_an_escape():
+def test_a_character_outside_of_the_locale_is_written_as_an_escape():
     code = 'from remixer_t5x.cli import streams\nstreams.protect()\nprint("loss · é\\udcff")'
     done = subprocess.run(
         [sys.executable, '-c', code], env=paths.environment(PYTHONIOENCODING='ascii'), stdout=subprocess.PIPE

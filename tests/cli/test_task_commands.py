@@ -69,7 +69,7 @@ def records(path):
     return [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
 
 
-def test_eval_judges_the_model_that_a_quantised_export_has(finetuned, monkeypatch):
+def test_eval_evaluates_the_model_of_a_quantised_export(finetuned, monkeypatch):
     """The parameters that are judged, and where results go; `tests/extras/export` has what rounding does."""
     judged = {}
 
@@ -110,7 +110,7 @@ def test_metrics_are_logged_and_the_best_is_kept(finetuned):
 
 
 @pytest.mark.quick
-def test_it_starts_from_parameters_alone_and_goes_on_from_its_own(finetuned):
+def test_finetuning_loads_only_parameters_and_resumes_from_its_checkpoint(finetuned):
     first = of_kind('first/metrics.jsonl', 'train')
     second = of_kind('second/metrics.jsonl', 'train')
     assert [record['step'] for record in second] == [1, 2, 3]
@@ -202,7 +202,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(('argv', 'line'), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_one_line_and_exit_code_2(finetuned, argv, line, capsys):
+def test_an_invalid_flag_is_one_line_and_exit_code_2(finetuned, argv, line, capsys):
     rows = [{'prediction': 'acceptable', 'input': 'another text' if i == 1 else f'text {i % 7}'} for i in range(10)]
     (finetuned / 'other.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
     assert run(*argv) == 2

@@ -48,7 +48,7 @@ AS_A_FLAG = {
 
 
 @pytest.mark.parametrize(('text', 'wrong', 'advice'), IN_A_FILE.values(), ids=IN_A_FILE)
-def test_mistakes_in_files_have_location_and_advice(house, text, wrong, advice):
+def test_errors_in_files_include_the_location_and_advice(house, text, wrong, advice):
     (house / 'user.gin').write_text(f'{IMPORTS}{text}\n')
     with pytest.raises(UserError, match='^user.gin line 3: ') as caught:
         loading.load(ConfigSources(['car.gin', 'user.gin']), 'toy_house.run', partial=False)
@@ -57,7 +57,7 @@ def test_mistakes_in_files_have_location_and_advice(house, text, wrong, advice):
 
 
 @pytest.mark.parametrize(('flag', 'wrong', 'advice'), AS_A_FLAG.values(), ids=AS_A_FLAG)
-def test_mistakes_in_flags_have_advice(house, flag, wrong, advice):
+def test_errors_in_flags_include_advice(house, flag, wrong, advice):
     with pytest.raises(UserError, match=f'^--gin.{flag[0]}') as caught:
         loading.load(ConfigSources(['car.gin'], [flag]), 'toy_house.run', partial=False)
     line = str(caught.value)
@@ -105,7 +105,7 @@ def test_line_numbers_below_an_include_are_correct(house):
         ('crash', 'toy_house.crash.power = 3', KeyError, 'a bug'),
     ],
 )
-def test_errors_of_calls(house, function, setting, error, message):
+def test_errors_in_calls_name_the_setting(house, function, setting, error, message):
     import toy_house
 
     (house / 'user.gin').write_text(f'{IMPORTS}{setting}\n')

@@ -28,7 +28,7 @@ def t5_flops(embed, hidden, heads, head_dim, layers, vocab, inputs, targets):
     return layers * (encoder + decoder) + 2 * targets * embed * vocab
 
 
-def test_t5_1_1_has_the_published_parameters_and_the_flops_of_its_equations():
+def test_t5_1_1_has_the_published_parameters_and_expected_flops():
     model = build_model('models/t5_1_1.gin', 'sizes/base.gin')
     counted = counts.count(model, {'inputs': 512, 'targets': 114})
     # Hugging Face's google/t5-v1_1-base.

@@ -229,7 +229,7 @@ def test_vocabulary_fingerprints_differ():
     assert len({task_vocabulary.fingerprint(vocabulary) for vocabulary in vocabularies}) == 3
 
 
-def test_positions_are_small(tiny):
+def test_saved_positions_are_small(tiny):
     """A position contains the shuffled examples, compressed to about 100 bytes each."""
     config = pipeline.DatasetConfig(tiny.task('tiny_size', train=3000, shuffle_buffer_size=1000), LENGTHS, 4)
     source = task_batches.TrainBatches(config, threads=1)

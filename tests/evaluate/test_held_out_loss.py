@@ -33,7 +33,7 @@ def numbers(setting, batch_size, steps=None):
 
 
 @pytest.mark.parametrize('batch_size', [1, 4, 20])
-def test_numbers_equal_those_of_one_big_batch(setting, batch_size):
+def test_averages_equal_those_of_one_large_batch(setting, batch_size):
     model, config, params, _ = setting
     (batch,) = task_batches.EvalBatches(dataclasses.replace(config, batch_size=13))
     loss, sums = model.loss(params, batch)

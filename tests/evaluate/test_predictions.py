@@ -100,5 +100,5 @@ def test_short_examples_get_short_rows():
     ('length', 'longest', 'size'),
     [(1, 512, 32), (32, 512, 32), (33, 512, 64), (500, 512, 512), (40, 48, 48), (3, 16, 16), (0, 512, 32)],
 )
-def test_bucket_sizes(length, longest, size):
+def test_lengths_are_rounded_up_to_buckets(length, longest, size):
     assert predictions.bucket_length(length, longest) == size

@@ -205,7 +205,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(('call', 'line'), MISTAKES.values(), ids=MISTAKES)
-def test_mistakes_are_reported(call, line):
+def test_invalid_calls_raise_errors(call, line):
     with pytest.raises(UserError, match=line):
         call()
 

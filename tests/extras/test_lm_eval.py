@@ -233,7 +233,7 @@ linear_attention.LinearAttention.head_dim = %HEAD_DIM
     return saved_run.write_run(tmp_path_factory.mktemp('causal') / 'run', config, steps=(1,))
 
 
-def test_a_mixer_alone_in_a_decoder_is_scored_by_definition(causal):
+def test_a_decoder_with_only_a_mixer_is_scored_by_definition(causal):
     """Also beyond the length of one window, each token of the text exactly once."""
     model = ours(causal)
     trained = model.trained
@@ -270,7 +270,7 @@ def test_the_command_line_gives_a_device_to_every_model(t5):
     assert given is not None and ours(t5, device=given).model_type == 'encoder_decoder'
 
 
-def test_what_a_model_cannot_do_is_told_in_one_line(t5):
+def test_unsupported_operations_raise_a_one_line_error(t5):
     from remixer_t5x.extras.lm_eval import harness_model
 
     with pytest.raises(UserError, match='until, .*repetition_penalty'):

@@ -9,7 +9,7 @@ from tests.faults import __main__ as faults
 from tests.support import compare_runs
 
 
-def test_runs_with_faults_end_equal_to_an_uninterrupted_run(tmp_path, capsys, monkeypatch, compiled):
+def test_runs_with_faults_equal_an_uninterrupted_run(tmp_path, capsys, monkeypatch, compiled):
     """A kill during the write of a checkpoint, changed settings, and an environment without HOME and TMPDIR."""
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
     names = ('kill_in_write', 'changed', 'poor_environment')

@@ -68,7 +68,7 @@ def test_logits_are_the_recorded_ones(tiny):
     assert np.max(np.abs(np.asarray(ours)[is_recorded] - theirs)) < 1e-5 * np.max(np.abs(theirs))
 
 
-def test_our_model_has_these_parameters_and_is_described_as_the_family(tiny):
+def test_our_model_has_the_parameters_and_description_of_the_family(tiny):
     shapes = {'encoder_input_tokens': (1, 4), 'decoder_target_tokens': (1, 4)}
     ours = unbox(interface.param_shapes(tiny.model, shapes))
     assert jax.tree.map(np.shape, tiny.params) == jax.tree.map(np.shape, ours)

@@ -110,7 +110,7 @@ def test_text_is_split_into_byte_pairs_in_the_order_of_merges(folder):
     assert np.array_equal(vocabulary.encode_tf(text).numpy(), ids)
 
 
-def test_words_are_gpt2s():
+def test_words_are_split_like_gpt2s():
     text = "I'll take 25 of  them,\n\n  it's Émile's -- ok?\t"
     words = ['I', "'ll", ' take', ' 25', ' of', ' ', ' them', ',', '\n\n ', ' it', "'s", ' Émile', "'s", ' --', ' ok']
     assert list(byte_pairs.words(text)) == [*words, '?', '\t']

@@ -126,7 +126,7 @@ class TestUnderT5X:
             driver_model(module)
 
     @pytest.mark.parametrize('model', [model for model in MODELS if model not in OTHER_TYPES])
-    def test_optimizer_and_partitioner_take_every_encoder_decoder(self, model):
+    def test_optimizer_and_partitioner_support_every_encoder_decoder(self, model):
         from t5x import partitioning, train_state
 
         size = {'remixer_scaled': 'scaled_base', 't5_1_0': 'small'}.get(model, 'tiny')

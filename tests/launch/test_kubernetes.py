@@ -102,7 +102,7 @@ def test_kubernetes_rejects_invalid_options_in_one_line(options, said):
     assert bash('kubernetes.sh', *options, *COMMAND, code=2)[1] == f'error: {said}\n'
 
 
-def test_jobset_restarts_after_all_failures_except_user_mistakes():
+def test_jobset_restarts_after_all_failures_except_user_errors():
     found, job, _ = jobset((LAUNCH / 'kubernetes_jobset.yaml').read_text())
     policy = found['spec']['failurePolicy']
     assert policy['maxRestarts'] > 0

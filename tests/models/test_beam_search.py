@@ -60,7 +60,7 @@ def of_row(actual, row):
 
 
 @pytest.mark.parametrize('penalty', [PowerPenalty, BrevityPenalty])
-def test_with_enough_beams_it_is_exhaustive_search(penalty):
+def test_beam_search_with_enough_beams_is_exhaustive(penalty):
     search = search_tables(3, 16, penalty)
 
     @examples
@@ -75,7 +75,7 @@ def test_with_enough_beams_it_is_exhaustive_search(penalty):
 
 
 @pytest.mark.parametrize('kind', ['t5', 'remixer'])
-def test_a_model_decodes_as_exhaustive_scoring_says(kind):
+def test_decoding_equals_exhaustive_scoring(kind):
     model, params = make_seq2seq(kind, 4)
     # Larger steps than at the start of training, so that no beginning is far ahead of the others for good.
     params = jax.tree.map(lambda x: 1.5 * x, params)
@@ -146,7 +146,7 @@ def test_beams_stay_with_their_parents_and_the_cache_follows(parents):
 
 
 @pytest.mark.parametrize('decoder', [BeamSearch(2, PowerPenalty(0.0)), Greedy()])
-def test_it_stops_when_every_sequence_has_ended(decoder):
+def test_decoding_stops_when_every_sequence_has_ended(decoder):
     tables = toy.make_tables(0, batch=2, vocab=3, length=6)
     tables[:, :, toy.EOS] += 8
     generation = toy.generation(tables, 6)

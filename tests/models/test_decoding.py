@@ -149,7 +149,7 @@ def test_sampling_without_keys_is_refused(rng):
         Sampling()(toy.generation(tables, 1), rng)
 
 
-def test_choices_share_one_encoder_pass_and_score_as_rows_of_their_own():
+def test_choices_share_one_encoder_pass_and_score_like_separate_rows():
     model, params = make_seq2seq('remixer', VOCAB, (2, 1))
     inputs = jnp.asarray([[3, 2, 3, 1, 0], [2, 5, 7, 9, 1]])
     choices = jnp.asarray([[[5, 1, 0], [6, 7, 1], [0, 0, 0]], [[4, 4, 4], [1, 0, 0], [9, 1, 0]]])
@@ -164,7 +164,7 @@ def test_choices_share_one_encoder_pass_and_score_as_rows_of_their_own():
     np.testing.assert_allclose(scores.reshape(-1), jax.jit(model.score)(params, batch), rtol=1e-5)
 
 
-def test_samples_of_a_model_score_as_its_likelihoods_say():
+def test_scores_of_samples_equal_their_likelihoods():
     """Rows that share the encoder's output, several runs of layers, and a score that teacher forcing confirms."""
     model, params = make_seq2seq('remixer', VOCAB, (2, 1))
     inputs = jnp.asarray([[3, 2, 3, 1, 0], [2, 5, 7, 9, 1]])

@@ -122,7 +122,7 @@ def test_min_p_excludes_tokens_below_a_share_of_the_largest_probability():
     np.testing.assert_array_equal(Sampling(min_p=0.1).restrict(logits), np.where(excluded, -np.inf, logits))
 
 
-def test_program_without_options_has_no_trace_of_them():
+def test_a_decoder_without_options_compiles_to_the_greedy_program():
     """A loop without options, written out, compiles to the same program as `Greedy()`."""
 
     def plain(tables):

@@ -58,7 +58,7 @@ def test_loss_and_gradients_equal_the_definition(z_loss, label_smoothing, chunk_
 
 @settings(max_examples=5, deadline=None, derandomize=True, database=None)
 @given(st.integers(1, 9), st.integers(1, 10), st.integers(0, 99))
-def test_sums_equal_numpy(length, chunk_length, seed):
+def test_sums_equal_those_of_numpy(length, chunk_length, seed):
     hidden, kernel, targets, weights = arrays(length, seed)
     config = losses.CrossEntropy(z_loss=0.1, chunk_length=chunk_length)
     # Everything outside of `jax.jit` is NumPy, because JAX compiles each operation for each shape.

@@ -111,7 +111,7 @@ MODELS = sorted(path.stem for path in (CONFIGS / 'models').glob('*.gin') if 'sca
 
 
 @pytest.mark.parametrize('name', MODELS)
-def test_bfloat16_parameters_give_a_float32_loss_and_casting_them_for_generation_keeps_outputs(name):
+def test_bfloat16_parameters_have_a_float32_loss_and_generate_the_same(name):
     model = remixer_t5x.build_model(
         f'models/{name}.gin', 'sizes/tiny.gin', VOCAB_SIZE=64, DTYPE='bfloat16', DROPOUT_RATE=0.0,
         NUM_ENCODER_LAYERS=1, NUM_DECODER_LAYERS=1,

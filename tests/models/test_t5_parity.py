@@ -46,7 +46,7 @@ def test_equals_recorded_hugging_face_outputs_on_a_padded_batch():
         check_parity(dict(arrays))
 
 
-def test_equals_hugging_face_live():
+def test_t5_equals_hugging_face_live():
     references.need('torch', 'transformers')
     from tests.golden import make_t5_tiny
 

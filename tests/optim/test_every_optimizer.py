@@ -19,7 +19,7 @@ def found(tmp_path_factory, compiled):
 
 
 @pytest.mark.parametrize('name', OPTIMIZERS)
-def test_results_equal_those_on_one_device_and_resume_and_bad_steps_are_exact(found, name):
+def test_results_and_resumed_runs_equal_those_on_one_device(found, name):
     result = found[name]
     np.testing.assert_allclose(result['mesh'], result['single'], rtol=2e-5)
     assert result['resumed']

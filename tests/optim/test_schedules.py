@@ -13,7 +13,7 @@ from remixer_t5x.optim import schedules
 
 
 @pytest.mark.parametrize('step', [0, 1, 9_999, 10_000, 10_001, 1_000_000])
-def test_rsqrt_is_t5s(step):
+def test_the_rsqrt_schedule_equals_t5s(step):
     assert float(schedules.rsqrt()(step)) == pytest.approx(1 / math.sqrt(max(step, 10_000)), rel=1e-6)
 
 

@@ -24,7 +24,7 @@ class TwoLayers:
 
 
 @pytest.mark.parametrize('make', [optimizer.adafactor, optimizer.adamw_rms])
-def test_created_state_is_as_planned_with_the_parameters_of_the_model(make):
+def test_created_state_matches_the_plan_and_the_model_parameters(make):
     plan = train_state.plan(TwoLayers(), make(0.01), SHAPES, Partitioner())
     state = plan.create(jax.random.key(7))
     shape = lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding)  # noqa: E731

@@ -104,7 +104,7 @@ def test_no_gradient_of_a_frozen_parameter_is_computed(model):
 
 
 @pytest.mark.parametrize('names', [NAMES, 'scale$', '.', 'encoder/run_0/layer/self_attention/query/kernel'])
-def test_split_and_join(model, names):
+def test_split_and_join_of_parameters_are_inverse(model, names):
     params = interface.param_shapes(model, batch_formats.smallest_shapes(model.model_type))
     trained, frozen = trainable.split(params, names)
     assert trainable.join(trained, frozen) == params

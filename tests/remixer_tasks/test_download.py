@@ -114,7 +114,7 @@ def test_downloads_are_verified_and_their_place_is_shown(plain, cache_folder, ca
 
 
 @pytest.mark.parametrize(('kind', 'folder'), [('plain', ''), ('zipped', 'Toy/')])
-def test_files_that_are_here_are_not_downloaded_again(kind, folder, request, server, cache_folder):
+def test_existing_files_are_not_downloaded_again(kind, folder, request, server, cache_folder):
     request.getfixturevalue(kind)
     download.get('toy')
     assert tree(cache_folder) == {f'data/toy/{folder}{name}': content for name, content in CONTENT.items()}
@@ -234,7 +234,7 @@ def test_another_folder_that_is_read_first_is_named(plain, tmp_path, monkeypatch
     assert lines[-1].startswith(f'tasks still read {tmp_path}/toy/a.tsv, {tmp_path}/toy/b.tsv, because')
 
 
-def test_without_a_known_download_the_files_to_place_are_named(nothing_elsewhere, cache_folder):
+def test_required_files_are_listed_if_no_download_is_known(nothing_elsewhere, cache_folder):
     with pytest.raises(UserError) as error:
         download.get('abductive_nli_v001')
     assert 'put abductive_nli/train.jsonl + abductive_nli/train-labels.lst, ' in str(error.value)

@@ -54,7 +54,7 @@ def test_tsv_by_column_name_and_number(tmp_path, name, field, extra):
 
 
 @pytest.mark.parametrize(('setting', 'count'), [('passage', 2), ('paragraph', 2), ('line', 3), ('file', 1)])
-def test_documents_of_txt(tmp_path, setting, count):
+def test_text_files_are_split_into_documents(tmp_path, setting, count):
     (tmp_path / 'a.txt').write_bytes(b'\xef\xbb\xbfone\r\ntwo\r\n\r\n\r\nthree\r\n')
     (tmp_path / 'b.txt').write_text('other')
     found = both(local_files.corpus(str(tmp_path / '*.txt'), txt_documents=setting))
@@ -84,7 +84,7 @@ def test_a_passage_consists_of_adjacent_paragraphs(tmp_path):
     assert not any({0, 1} == {index // 2000 for index in place} for place in places)
 
 
-def test_globs_lists_and_the_home_folder(tmp_path, monkeypatch):
+def test_files_may_be_globs_lists_and_in_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv('HOME', str(tmp_path))
     for name in ('a.txt', 'b.txt', 'c.jsonl'):
         write(tmp_path, name, [f'{name} {number}' for number in range(3)])

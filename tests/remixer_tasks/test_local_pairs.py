@@ -170,7 +170,7 @@ def test_other_delimiters_and_encodings(tmp_path):
         pairs(tmp_path, 'a.tsv', latin, encoding='ascii')
 
 
-def test_a_quote_in_one_csv_row_is_counted_and_a_text_may_be_too_long(tmp_path):
+def test_invalid_csv_quotes_and_too_long_texts_are_counted(tmp_path):
     read, skipped = pairs(tmp_path, 'a.csv', 'q,a\n"x"y,z\nb,c\n')
     assert read == [('b', 'c')] and ':2: invalid CSV' in skipped
     read, skipped = pairs(tmp_path, 'a.jsonl', GOOD, inputs='{q}' * 40, longest=30)

@@ -74,7 +74,7 @@ def in_the_users_folder(tmp_path, monkeypatch):
     gin.clear_config()
 
 
-def test_a_tasks_folder_and_another_package_are_used(tmp_path, in_the_users_folder, capsys):
+def test_tasks_of_the_users_tasks_folder_and_package_are_found(tmp_path, in_the_users_folder, capsys):
     write_task(tmp_path / 'tasks' / 'mine.py', 'task_of_the_folder')
     write_task(tmp_path / 'my_tasks' / 'more.py', 'task_of_the_package')
     (tmp_path / 'my_tasks' / '__init__.py').touch()

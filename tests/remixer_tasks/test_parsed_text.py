@@ -71,7 +71,7 @@ def in_this_process(function, jobs, count):
     return (function(*job) for job in jobs)
 
 
-def test_several_processes_give_the_documents_of_one_in_order(text, tmp_path, small_jobs, monkeypatch, capsys):
+def test_several_processes_return_the_documents_of_one_in_order(text, tmp_path, small_jobs, monkeypatch, capsys):
     corpus = corpus_of(text)
     assert len(corpus.read) > 10
     train, held_out = both(corpus)

@@ -111,7 +111,7 @@ TWO_DENOISERS = [('r', 3, 0.15, 1), ('s', None, 0.25, 1)]
         (pretraining.ul2, {'denoisers': TWO_DENOISERS}, 20),
     ],
 )
-def test_a_resumed_run_has_the_batches_of_an_unbroken_one(folders, objective, settings, batches_before):
+def test_a_resumed_run_has_the_batches_of_an_uninterrupted_run(folders, objective, settings, batches_before):
     """After 3 batches reading is within a shard; 40 are more than an epoch. UL2 has a place for each denoiser."""
 
     def batches():

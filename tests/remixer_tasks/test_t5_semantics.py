@@ -59,12 +59,12 @@ def in_order(rows):
 
 
 @pytest.mark.parametrize('name', sorted(T5['examples']))
-def test_rows_are_worded_as_by_t5(name, raw_folder):
+def test_rows_have_the_text_format_of_t5(name, raw_folder):
     assert in_order(rows_of(name, raw_folder)) == in_order(T5['examples'][name])
 
 
 @pytest.mark.parametrize('name', sorted(REAL_ROWS))
-def test_real_rows_are_worded_as_by_t5(name, real_data):
+def test_real_rows_have_the_text_format_of_t5(name, real_data):
     count, digest = REAL_ROWS[name]
     rows = in_order(rows_of(name, str(real_data)))
     assert len(rows) == count
@@ -92,7 +92,7 @@ def judge(task, examples, predictions):
 
 
 @pytest.mark.parametrize('index', range(len(T5['scores'])))
-def test_predictions_are_scored_as_by_t5(index):
+def test_scores_of_predictions_equal_those_of_t5(index):
     case = T5['scores'][index]
     found = judge(catalogue.find(JUDGES[case['task']]), case['examples'], case['predictions'])
     assert found == pytest.approx(case['metrics'], abs=1e-9)

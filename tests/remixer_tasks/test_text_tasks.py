@@ -82,7 +82,7 @@ def test_the_wording_of_tasks_that_t5_does_not_have(tmp_path, name, split, files
         ('wmt16_enro_v003', {'en': 'Yes', 'ro': 'Da'}, 'translate English to Romanian: Yes', 'Da'),
     ],
 )
-def test_summaries_and_translations_are_worded_as_by_t5(name, row, inputs, targets):
+def test_summaries_and_translations_have_the_text_format_of_t5(name, row, inputs, targets):
     dataset = tf.data.Dataset.from_tensors({key: tf.constant(value) for key, value in row.items()})
     (example,) = catalogue.find(name).to_text(dataset).as_numpy_iterator()
     assert example == {'inputs': inputs.encode(), 'targets': targets.encode()}
@@ -245,7 +245,7 @@ def test_the_ids_of_cogs_are_counted_in_its_gin_file():
 
 
 @pytest.mark.parametrize('name', sorted(catalogue.TASKS))
-def test_real_data_becomes_ids_whose_targets_are_all_correct(name, real_data):
+def test_targets_of_real_data_score_as_correct_predictions(name, real_data):
     """The first examples of every split that is there become ids, and targets as predictions are all right."""
     task = catalogue.task(name, vocabularies.byte(), str(real_data))
     source = catalogue.find(name).source(str(real_data))

@@ -46,7 +46,7 @@ def test_a_restored_window_continues_bit_identically(steps, cut):
     assert window_of(steps[cut:], saved) == window_of(steps)
 
 
-def test_means_of_norms_learning_rate_and_cross_entropy():
+def test_means_are_computed_for_norms_learning_rate_and_cross_entropy():
     steps = [{'loss': 1.0, 'weights': 2.0, 'grad_norm': g, 'learning_rate': r} for g, r in ((1.0, 0.1), (3.0, 0.25))]
     means = metrics.means(window_of(steps))
     assert means['grad_norm'] == 2.0 and means['learning_rate'] == 0.25

@@ -109,7 +109,7 @@ def test_violation_is_reported_in_one_line(check, side, call, words, capsys):
     assert '\n' not in message and 'FAILED' in capsys.readouterr().out
 
 
-def test_every_check_can_fail():
+def test_every_check_has_a_violating_example():
     assert {case[0] for case in VIOLATIONS} == set(CHECKS) - {'layouts'}
 
 

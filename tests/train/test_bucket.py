@@ -69,7 +69,7 @@ def damage(store, step):
     return name.removeprefix(prefix)
 
 
-def test_a_run_killed_during_an_upload_ends_bit_equal(training, here, unbroken, tmp_path):
+def test_a_run_killed_during_an_upload_ends_bit_identical(training, here, unbroken, tmp_path):
     state = f'{INSIDE}/checkpoints/20/state'
     # The store never accepts the arrays of step 20.
     here.hold(f'(POST|PUT) {state}/.*ocdbt')

@@ -50,7 +50,7 @@ def test_bad_batches_are_skipped_and_a_killed_run_ends_equal(training, tmp_path,
     assert difference(broken, folder, 60) is None
 
 
-def test_a_bad_step_stops_by_default_and_too_many_always_do(training, tmp_path):
+def test_a_bad_step_stops_a_run_by_default_and_many_always_do(training, tmp_path):
     code, output = train(training, tmp_path / 'stop', nan_below=384)
     assert code == 2 and 'is not finite at step 1; no checkpoint was saved yet' in printed_error(output)
     assert 'ON_BAD_STEP' in output and not logged(tmp_path / 'stop')
@@ -81,7 +81,7 @@ def finished(training, tmp_path_factory):
     return folder
 
 
-def test_a_damaged_checkpoint_is_named_and_the_previous_one_restored(training, finished, tmp_path):
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_restored(training, finished, tmp_path):
     folder = tmp_path / 'run'
     shutil.copytree(finished, folder)
     path = max((folder / 'checkpoints' / '60' / 'state').rglob('*'), key=lambda p: p.is_file() * p.stat().st_size)

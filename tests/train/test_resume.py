@@ -38,7 +38,7 @@ def unbroken(training, tmp_path_factory):
     return folder
 
 
-def test_a_run_killed_at_random_moments_ends_bit_equal(training, unbroken, tmp_path):
+def test_a_run_killed_at_random_times_ends_bit_identical(training, unbroken, tmp_path):
     seed = random.SystemRandom().randrange(10**6)
     chosen, folder, log = random.Random(seed), tmp_path / 'run', []
 
@@ -72,7 +72,7 @@ def test_a_run_killed_at_random_moments_ends_bit_equal(training, unbroken, tmp_p
     assert not [p for p in (folder / 'checkpoints').iterdir() if 'tmp' in p.name]
 
 
-def test_sigterm_saves_the_step_and_the_run_resumes_bit_equal(training, unbroken, tmp_path):
+def test_sigterm_saves_the_step_and_the_run_resumes_bit_identical(training, unbroken, tmp_path):
     folder = tmp_path / 'run'
     code, output = start_and_signal(training, signal.SIGTERM, lambda: last_step(folder) >= 14, folder)
     assert code == 0, output

@@ -437,7 +437,7 @@ BY_HAND = distributed.ProcessFlags('node1:8476', '2', '1')
         ({'KUBERNETES_SERVICE_HOST': '10.0.0.1'}, distributed.ProcessFlags(), None),
     ],
 )
-def test_the_place_of_a_process_is_found_in_the_environment(monkeypatch, environment, settings, place):
+def test_the_index_of_a_process_is_found_in_the_environment(monkeypatch, environment, settings, place):
     for name in [name for name in os.environ if name.startswith(('SLURM', 'OMPI', 'JAX_COORD', 'KUBERNETES'))]:
         monkeypatch.delenv(name)
     for name, value in environment.items():

@@ -25,7 +25,7 @@ def random_weights(name):
 
 @pytest.mark.quick
 @pytest.mark.parametrize('name', shipped_models.NAMES)
-def test_every_parameter_of_every_model(name):
+def test_int8_rounds_the_parameters_of_every_model(name):
     """Which are quantised, by name; by half a step of its channel at most, and 1.5% (RMS) of each layer."""
     model, weights = shipped_models.model(name), random_weights(name)
     quantized = int8.quantize(model, weights)
@@ -47,7 +47,7 @@ def test_every_parameter_of_every_model(name):
 
 
 @pytest.mark.parametrize('size', [1e-6, 1e6])
-def test_channels_of_zeros_and_outliers(size):
+def test_int8_rounds_channels_with_zeros_and_outliers(size):
     model, weights = shipped_models.model('t5_1_1'), random_weights('t5_1_1')
     path = 'encoder/run_0/layer/gated_mlp/wo/kernel'
     array = size * np.random.default_rng(1).standard_t(2, weights[path].shape).astype(np.float32)

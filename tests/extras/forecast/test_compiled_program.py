@@ -89,7 +89,7 @@ def test_a_fourier_transform_counts_n_log_n():
 
 
 @pytest.mark.parametrize('name', ['scan_tpu_v5e_8', 'scan_h100_8'])
-def test_products_and_collectives_of_an_accelerator_program(name):
+def test_flops_and_collectives_of_an_accelerator_program_are_counted(name):
     program = compiled_program.read((PROGRAMS / f'{name}.hlo').read_text(), devices=8)
     assert sum(kernel.times * kernel.flops['bf16'] for kernel in program.kernels) == LAYERS * PRODUCT
     collectives = {collective.kind: collective for collective in program.collectives}

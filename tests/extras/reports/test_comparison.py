@@ -54,7 +54,7 @@ def test_the_best_setting_has_the_lowest_held_out_loss():
     assert found.expected('t5') == pytest.approx([2.25, 2.125])
 
 
-def test_settings_of_tasks_are_chosen_by_the_mean_metric_on_validation_data():
+def test_task_settings_are_selected_by_the_mean_validation_metric():
     runs = {
         cell('t5', rate): run(rate, 0, 1.0, cb=cb, rte=rte) for rate, cb, rte in (('1', 50.0, 60.0), ('2', 70.0, 50.0))
     }
@@ -145,7 +145,7 @@ def test_a_cost_that_no_width_reaches_raises_an_error():
         equal.match_widths(lambda widths: 20_000 + widths['A'], {'A': 128}, 1000)
 
 
-def test_costs_that_differ_by_more_than_five_percent_are_warned_about():
+def test_cost_differences_above_five_percent_cause_a_warning():
     more = dataclasses.replace(COUNTS, parameters={('a',): 1100})
     (line,) = equal.warnings({'t5': COUNTS, 'remixer': more})
     assert 'remixer has 10% more parameters than t5' in line and '--equal=parameters' in line

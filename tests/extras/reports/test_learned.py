@@ -103,7 +103,7 @@ def test_sown_weights_times_the_values_are_the_output():
 
 
 @pytest.mark.parametrize('causal', [False, True])
-def test_softmax_of_h_are_the_weights_of_the_layer(causal):
+def test_mixing_weights_of_the_layer_are_the_softmax_of_h(causal):
     """Mixing one-hot tokens gives the rows of softmax(H), as SciPy's softmax does."""
     module = remixer.LearnedMixing(max_length=9)
     x = jnp.eye(LENGTH)[None]

@@ -47,7 +47,7 @@ def test_the_newest_evaluation_is_used_and_the_later_line_of_a_step():
     assert Run('r', '/r', lines).latest()['eval/cb'].numbers == {'f1': 31.0}
 
 
-def test_many_metrics_are_one_line_of_the_table_and_a_breakdown():
+def test_many_metrics_are_shown_in_one_table_row_and_a_breakdown():
     types = {f'type_{n}': float(n) for n in range(9)}
     runs = [_run('r', eval__cogs=(5, types), eval__cb=(5, {'accuracy': 50.0}))]
     groups = records.by_seed(runs)

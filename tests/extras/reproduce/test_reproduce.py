@@ -162,12 +162,12 @@ def test_table_shows_our_numbers_beside_the_papers(tmp_path, monkeypatch, capsys
         (['remixers/table_4', '--gin.SEED=1'], '--seeds'),
     ],
 )
-def test_mistakes_are_one_line_with_what_to_type(words, facts, capsys):
+def test_invalid_arguments_raise_one_line_with_what_to_type(words, facts, capsys):
     assert main.main(['reproduce', *words]) == 2
     assert facts in capsys.readouterr().err.strip().splitlines()[-1]
 
 
-def test_results_without_the_metric_name_what_there_is(tmp_path):
+def test_a_missing_metric_raises_an_error_that_lists_metrics(tmp_path):
     table = tables.load('remixers/table_4', tables.SMALL)
     cells = runs.plan(table, ARGS, [0], tmp_path)
     for cell in cells.values():

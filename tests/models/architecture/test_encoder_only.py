@@ -51,7 +51,7 @@ def test_number_of_parameters(name, size):
     assert count(name, size) == PARAMETERS[name, size]
 
 
-def test_an_mlp_mixer_of_250_tokens_has_the_parameters_of_the_others():
+def test_mlp_mixer_with_250_tokens_has_as_many_parameters_as_the_others():
     """HyperMixer, appendix B.2: the length at which MLP-Mixer has 11M parameters too."""
     assert count('mixer_enc', 'hyper_mixer_paper', MAX_INPUT_LENGTH=250) == 11_339_996
 
@@ -59,7 +59,7 @@ def test_an_mlp_mixer_of_250_tokens_has_the_parameters_of_the_others():
 @pytest.mark.parametrize(
     'figure', [f for f in papers.FIGURES if f.part == papers.ENCODER], ids=lambda f: f'{f.model}-{f.size}'
 )
-def test_the_papers_count_the_same(figure):
+def test_parameter_counts_are_close_to_those_of_the_papers(figure):
     """HyperMixer's 11M, gMLP's 130M and 365M, aMLP's 109M and 316M, which all count an encoder and its embedding."""
     assert count(figure.model, figure.size) == pytest.approx(figure.parameters, rel=0.035)
 

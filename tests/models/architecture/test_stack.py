@@ -44,7 +44,7 @@ def traces(function, *args):
     return len(calls)
 
 
-def test_a_layer_is_traced_once_where_no_number_is_drawn(variables):
+def test_a_layer_without_random_numbers_is_traced_once(variables):
     assert traces(lambda variables: STACK.apply(variables, X, context()), variables) == 1
 
 
@@ -56,7 +56,7 @@ def test_shapes_need_one_trace(variables):
     assert jax.tree.leaves(jax.tree.map(jnp.shape, shapes)) == jax.tree.leaves(jax.tree.map(jnp.shape, variables))
 
 
-def test_a_seed_gives_the_numbers_that_it_gave_before(variables):
+def test_a_seed_returns_the_recorded_numbers(variables):
     """Flax counts the keys that a layer draws, over all traces of it: another number of traces draws other keys."""
     kernel = variables['params']['run_0']['layer']['counted']['kernel']
     dropped = jax.jit(lambda key: STACK.apply(variables, X, context(False), rngs={'dropout': key}))(jax.random.key(1))

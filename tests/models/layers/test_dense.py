@@ -26,7 +26,7 @@ def block_diagonal(kernels):
 
 
 @pytest.mark.parametrize(('platform', 'apart'), [('cpu', False), ('gpu', False), ('tpu', True)])
-def test_is_a_block_diagonal_matrix(platform, apart):
+def test_group_dense_multiplies_by_a_block_diagonal_matrix(platform, apart):
     @settings(max_examples=5, deadline=None, derandomize=True, database=None)
     @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 5), st.integers(0, 99))
     def law(groups, width, features, seed):
@@ -59,7 +59,7 @@ def test_variance_is_that_of_one_group():
     np.testing.assert_allclose(spreads, 1 / 16, rtol=0.02)
 
 
-def test_computes_in_the_dtype_of_its_input():
+def test_group_dense_computes_in_the_dtype_of_its_input():
     x = jnp.ones((2, 3, 4), jnp.bfloat16)
     (y,), variables = GroupDense(5, AXES).init_with_output(jax.random.key(0), (x,))
     kernel = variables['params']['kernel']

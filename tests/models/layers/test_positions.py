@@ -14,7 +14,7 @@ BEHIND = {True: [0, 1, 7, 8, 9, 10, 11, 12, 14, 15, 15, 15], False: [0, 1, 7, 8,
 
 
 @pytest.mark.parametrize('bidirectional', [True, False])
-def test_recorded_buckets(bidirectional):
+def test_position_buckets_equal_recorded_values(bidirectional):
     behind = positions.relative_position_bucket(-jnp.asarray(DISTANCES), bidirectional=bidirectional)
     np.testing.assert_array_equal(behind, BEHIND[bidirectional])
     ahead = positions.relative_position_bucket(jnp.asarray(DISTANCES[1:]), bidirectional=bidirectional)

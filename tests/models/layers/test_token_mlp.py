@@ -88,7 +88,7 @@ def test_values_and_gradients_of_an_example_do_not_depend_on_others(block):
 
 
 @pytest.mark.parametrize('examples', [1, 4, 16])
-def test_blocks_are_few(examples):
+def test_the_number_of_example_blocks_is_bounded(examples):
     """Rows of examples of any lengths take at most a harmonic number of passes, and a block for each example."""
     rng, length = np.random.default_rng(examples), 512
     cuts = np.sort(rng.integers(0, length, (8, examples - 1)), axis=1)
@@ -100,7 +100,7 @@ def test_blocks_are_few(examples):
 
 
 @pytest.mark.parametrize('packed', [False, True])
-def test_padding_may_be_anything(packed):
+def test_the_content_of_padding_does_not_change_the_output(packed):
     ids_in, ids_out = jnp.asarray([[1] * 6 + [0] * 3]), jnp.ones((1, M), jnp.int32)
     w_in, value, w_out, bias = arrays(0, 1)
     expected = plain(ids_in, ids_out, w_in, value, w_out, bias)
@@ -110,7 +110,7 @@ def test_padding_may_be_anything(packed):
 
 
 @pytest.mark.parametrize('heads', [1, HEADS])
-def test_an_accelerator_mixes_the_same(heads):
+def test_mixing_on_an_accelerator_equals_mixing_on_a_cpu(heads):
     ids_in, ids_out = jnp.asarray([[1] * 6 + [0] * 3]), jnp.ones((1, M), jnp.int32)
     *weights, bias = arrays(0, 1)
     weights = [*(array[:, :, :heads] for array in weights), bias[:heads]]

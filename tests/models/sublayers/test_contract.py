@@ -269,7 +269,7 @@ def test_bfloat16_is_close_to_float32(name, side):
 
 
 @fuller_side
-def test_dropout_in_training_only(name, side):
+def test_dropout_is_applied_only_in_training(name, side):
     contract.dropout(make_fixture(name, side))
 
 

@@ -62,7 +62,7 @@ def test_a_tpu_transforms_by_matmuls_in_the_dtype_of_x():
     assert 1e-4 < error < 4 * 2**-9
 
 
-def test_what_padding_holds_does_not_matter():
+def test_the_content_of_padding_does_not_change_the_output():
     apply = jax.jit(fnet.FNet().apply)
 
     @settings(max_examples=10, deadline=None, derandomize=True, database=None)

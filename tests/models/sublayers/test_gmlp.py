@@ -48,7 +48,7 @@ class ArrayAttention(gmlp.TinyAttention):
         ('linear', PACKED.replace(causal=True), gmlp.TinyAttention),
     ],
 )
-def test_a_gpu_computes_the_same(gate, ctx, attention):
+def test_outputs_on_a_gpu_equal_those_on_a_cpu(gate, ctx, attention):
     """With gradients of all parameters and of the input; the norm's scale may be zero."""
     block = gmlp.GMLP(F, LENGTH + SPARE, getattr(gmlp, f'{gate}_gate'), gmlp.FreeSpatial, attention)
     params = random_params(block, jnp.zeros((*ctx.segment_ids.shape, D)), ctx)
@@ -133,7 +133,7 @@ GATES = {
         ('multiplicative', 'FreeSpatial', True),
     ],
 )
-def test_equals_the_paper(gate, spatial, causal):
+def test_gmlp_equals_the_papers_equations(gate, spatial, causal):
     """Also where a row is shorter than max_length: the same corner of W, or the same distances, is used."""
     max_length = LENGTH + SPARE
     block = gmlp.GMLP(F, max_length, getattr(gmlp, f'{gate}_gate'), getattr(gmlp, spatial))
@@ -174,7 +174,7 @@ def test_a_full_row_reaches_every_toeplitz_parameter(causal):
     assert np.all(kernel != 0)
 
 
-def test_starts_as_a_feed_forward_sublayer():
+def test_gmlp_is_initialised_close_to_a_feed_forward_sublayer():
     """f is about one: a token's output depends on the others hardly at all, and the split gate passes Z_1."""
     block = gmlp.GMLP(64, 128)
     x = jax.random.normal(jax.random.key(3), (1, 128, D))

@@ -42,7 +42,7 @@ def parameters_of(arrays):
 
 
 @pytest.mark.parametrize('case', ['one_head', 'heads', 'heads_bias_norm', 'cross'])
-def test_equals_the_authors_code(case):
+def test_hyper_mixer_equals_the_authors_code(case):
     arrays = golden(case)
     params = parameters_of(arrays)
     heads, _, per_head = params['w_in']['wo']['kernel'].shape
@@ -87,7 +87,7 @@ def paper_mixer(x, positions, params, length_scale, causal):
     ('causal', 'tied', 'heads', 'length_scale'),
     [(False, False, 1, True), (False, True, 2, False), (True, False, 2, True), (True, True, 1, False)],
 )
-def test_equals_the_paper(causal, tied, heads, length_scale):
+def test_hyper_mixer_equals_the_papers_equations(causal, tied, heads, length_scale):
     mixer = hyper_mixer.HyperMixer(
         HIDDEN, heads, tied=tied, norm=None, length_scale=length_scale, token_information=SinusoidalPositions
     )

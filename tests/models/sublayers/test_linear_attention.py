@@ -29,7 +29,7 @@ def golden_weights():
 
 @pytest.mark.parametrize('chunk', [4, 128])
 @pytest.mark.parametrize('form', ['bidirectional', 'causal'])
-def test_equals_the_authors_package(form, chunk, monkeypatch):
+def test_linear_attention_equals_the_authors_package(form, chunk, monkeypatch):
     monkeypatch.setattr(linear_attention, 'CHUNK', chunk)
     layer = linear_attention.LinearAttention(HEADS, HEAD_DIM)
     apply = jax.jit(lambda params, x, ctx: layer.apply({'params': params}, x, ctx))

@@ -80,7 +80,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize('case', REFUSED)
-def test_a_refusal_is_one_line_that_says_what_to_type(case):
+def test_errors_are_one_line_with_what_to_type(case):
     module, flags, facts = REFUSED[case]
     ids, x = np.ones((1, LENGTH)), jnp.zeros((1, LENGTH, WIDTH))
     ctx = context_of_ids(ids, **{'memory': Memory(x, context_of_ids(ids)), **flags})

@@ -49,7 +49,7 @@ ALPHAS = {
     ('composition', 'residual'), [*zip(ALPHAS, ('no', 'hidden', 'identity', 'hidden', 'no'), strict=True)]
 )
 @pytest.mark.parametrize('causal', [False, True])
-def test_equals_the_paper(composition, residual, causal):
+def test_remixer_equals_the_papers_equations(composition, residual, causal):
     factory = getattr(remixer, composition)
     if composition == 'FixedAlpha':
         factory = functools.partial(factory, value=0.25)
@@ -84,7 +84,7 @@ def test_gated_composition_is_between_composed_and_mixed(gate):
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_bounded_leaves_ordinary_logits_alone_and_has_a_gradient_everywhere():
+def test_bounded_keeps_ordinary_logits_and_has_a_gradient_everywhere():
     ordinary = np.linspace(-20, 20, 81, dtype=np.float32)
     np.testing.assert_array_equal(remixer.bound_logits(ordinary), ordinary)
     logits = jnp.linspace(-200, 200, 4001)
@@ -100,7 +100,7 @@ def logits_up_to_200(seed, high):
     return np.where(rng.random(LENGTH) < high, h + rng.uniform(-200, 200, size=(LENGTH, LENGTH)), h).astype(np.float32)
 
 
-def test_no_logit_of_a_column_that_is_not_seen_changes_a_token():
+def test_logits_of_masked_columns_do_not_change_tokens():
     """Padding, and in a packed row everything but the token's own example; H up to 200, in float64 by NumPy."""
     mixing = remixer.LearnedMixing(LENGTH)
     mix = jax.jit(mixing.apply)
@@ -128,7 +128,7 @@ def test_no_logit_of_a_column_that_is_not_seen_changes_a_token():
 
 
 @pytest.mark.parametrize('causal', [True, False])
-def test_a_gpu_mixes_the_same(causal):
+def test_mixing_on_a_gpu_equals_mixing_on_a_cpu(causal):
     mixing, ctx = remixer.LearnedMixing(LENGTH), context([LENGTH, 5], causal=causal)
     rng = np.random.default_rng(0)
     hidden, direction = (jnp.asarray(rng.normal(size=(2, LENGTH, F)), jnp.float32) for _ in range(2))

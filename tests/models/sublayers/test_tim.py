@@ -158,7 +158,7 @@ def test_mechanisms_do_not_see_each_other(module, which):
 
 
 @pytest.mark.parametrize('platform', ['gpu', 'tpu'])
-def test_accelerators_compute_the_same(platform):
+def test_outputs_on_accelerators_equal_those_on_a_cpu(platform):
     """A TPU with an array for each mechanism; attention by its formula, as its kernels have tests of their own."""
     attends = tim.TimAttention, tim.TimCrossAttention
     sublayers = (
@@ -187,7 +187,7 @@ def test_inter_mechanism_attention_mixes_mechanisms_and_not_tokens():
     assert not np.any(gradient.at[0, 2].set(0.0))
 
 
-def test_competition_weights_sum_to_one_and_are_each_tokens_own():
+def test_competition_weights_sum_to_one_and_are_computed_per_token():
     module, mechanisms = tim.Competition(), jax.random.normal(jax.random.key(0), (4, 2, LENGTH, D))
     params = random_params(module, (mechanisms,))
     [weights] = module.apply({'params': params}, (mechanisms,))
