@@ -79,7 +79,7 @@ def _rows(reader):
         from remixer_tasks.benchmarks import raw_rows
 
         found = getattr(raw_rows, reader)(str(path))
-        return list(found) if reader != 'whole_json' else found
+        return list(found) if reader != 'parse_json_file' else found
 
     return read
 
@@ -110,7 +110,7 @@ def _checkpoint(path):
 
 READERS = {
     'txt': _documents('txt'), 'jsonl': _documents('jsonl'), 'tsv': _documents('tsv'), 'parquet': _documents('parquet'),
-    'rows jsonl': _rows('jsonl'), 'rows csv': _rows('csv'), 'rows json': _rows('whole_json'),
+    'rows jsonl': _rows('jsonl'), 'rows csv': _rows('csv'), 'rows json': _rows('parse_json_file'),
     'vocabulary': _vocabulary, 'predictions': _predictions, 'texts': _texts, 'checkpoint': _checkpoint,
 }  # fmt: skip
 

@@ -227,7 +227,7 @@ def _seal_of_the_cache(path):
 def _published_json(path):
     from remixer_tasks.benchmarks import raw_rows
 
-    raw_rows.whole_json(str(path))
+    raw_rows.parse_json_file(str(path))
 
 
 def _published_rows(path):

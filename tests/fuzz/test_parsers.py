@@ -91,7 +91,7 @@ def test_parsing_any_raw_rows_returns_or_raises_one_line(tmp_path_factory, conte
     path = file_with(tmp_path_factory, content)
     for reader in (raw_rows.jsonl, raw_rows.tsv, raw_rows.csv, raw_rows.lines):
         parses_or_one_line(lambda: list(reader(path)))  # noqa: B023
-    parses_or_one_line(lambda: raw_rows.whole_json(path))
+    parses_or_one_line(lambda: raw_rows.parse_json_file(path))
 
 
 @FUZZ

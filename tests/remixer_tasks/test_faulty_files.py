@@ -145,4 +145,4 @@ def test_published_rows_are_never_skipped(tmp_path, monkeypatch):
     monkeypatch.setattr(raw_rows.row_files, 'LONGEST', 8)
     assert ':2: the line has more than' in error_of(lambda: list(raw_rows.lines(str(path))))
     monkeypatch.setattr(raw_rows, 'MAX_JSON_BYTES', 8)
-    assert 'the file has more than 8 bytes' in error_of(raw_rows.whole_json, str(path))
+    assert 'at most 8 bytes' in error_of(raw_rows.parse_json_file, str(path))

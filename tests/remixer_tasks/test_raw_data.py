@@ -113,9 +113,9 @@ BAD = {
         ('{"premise": "P", "idx": 0}\n', ":1: the field 'hypothesis' is missing or not a text"),
         (
             '{"premise": "P", "hypothesis": "H", "idx": 0, "label": "maybe"}\n',
-            ":1: unknown label 'maybe', allowed are entailment, not_entailment",
+            ":1: the label must be one of entailment, not_entailment, got 'maybe'",
         ),
-        ('{"premise": "P", "hypothesis": "H", "label": 0}\n', ":1: the field 'idx' is missing or not a whole number"),
+        ('{"premise": "P", "hypothesis": "H", "label": 0}\n', ":1: the field 'idx' is missing or not an integer"),
         ('', 'has no examples; download it again'),
     ],
     'super_glue/MultiRC/train.jsonl': [
@@ -131,13 +131,17 @@ BAD = {
         ('sentence1\tsentence2\tscore\na\tb\t1.5\na\tb\tgood\n', ":3: the score 'good' is not a number"),
         ('sentence1\tsentence2\tscore\na\tb\n', ':2: 2 columns instead of 3'),
     ],
-    'glue/SST-2/train.tsv': [('sentence\tlabel\nfine\t2\n', ":2: unknown label '2', allowed are negative, positive")],
+    'glue/SST-2/train.tsv': [
+        ('sentence\tlabel\nfine\t2\n', ":2: the label must be one of negative, positive, got '2'")
+    ],
     'nli_datasets/wnli/train.csv': [('premise,hypothesis,label\na,b\n', ':2: 2 columns, the first line has 3')],
     'dpr_wsc/train.c.txt': [
         ('A b c.\nb\nA,c\n\n', ':1: 3 lines instead of sentence'),
         ('A b c.\nb\nA,c\nD\n\n', ":3: the antecedent 'D' is not one of two candidates 'A,c'"),
     ],
-    'conjnli/adversarial_train_15k.tsv': [('Premise\tHypothesis\tLabel\na\tb\tyes\n', ":2: unknown label 'yes'")],
+    'conjnli/adversarial_train_15k.tsv': [
+        ('Premise\tHypothesis\tLabel\na\tb\tyes\n', "entailment, neutral, contradiction, got 'yes'")
+    ],
     'cogs/train.tsv': [('A b .\tb ( x _ 1 )\n', ':1: 2 columns instead of 3')],
     'squad/train-v1.1.json': [
         ('{"data": [{}]}', ":1: data 0: the field 'paragraphs' is missing"),
@@ -187,7 +191,7 @@ def test_bad_rows_are_refused_with_file_and_line(tmp_path, cache_folder, file, t
             lambda folder: names.mixture(['cogs_v001', 'conj_nli_v001'], vocabularies.byte(), folder).get_dataset(
                 split='train'
             ),
-            r"no train files of cogs_v001, conj_nli_v001; set DATA_DIR .* WITHOUT = \['cogs_v001', 'conj_nli_v001'\]",
+            r"no train files for cogs_v001, conj_nli_v001; set DATA_DIR .* WITHOUT = \['cogs_v001', 'conj_nli_v001'\]",
         ),
     ],
 )

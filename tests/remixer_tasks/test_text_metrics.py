@@ -102,7 +102,7 @@ def test_regression_compares_numbers():
 def test_only_decimal_digits_are_a_number(text):
     (metric,) = text_metrics.select_metrics(['regression'])
     assert metric(['1', '2', '4'], ['1.5', '2', text]) == metric(['1', '2', '4'], ['1.5', '2', 'x'])
-    assert prompts.number(text) == prompts.INVALID and prompts.number(' -1.5e1 ') == -15.0
+    assert prompts.parse_number(text) == prompts.INVALID and prompts.parse_number(' -1.5e1 ') == -15.0
 
 
 @pytest.mark.parametrize('names', [['acuracy'], [], 'f2'])

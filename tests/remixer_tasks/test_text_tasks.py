@@ -225,7 +225,7 @@ def test_a_pronoun_at_the_end_keeps_its_stars(tmp_path):
 @pytest.mark.parametrize(
     ('text', 'index', 'word', 'message'),
     [
-        ('He saw Bob now', 0, 'He', 'the pronoun may not be the first word'),
+        ('He saw Bob now', 0, 'He', 'span2_index must be above 0'),
         ('They gave it to her', 3, 'her', "span2_text is 'her', word 3 is 'to'"),
         ('They gave it to\ther', 4, 'her', "span2_text is 'her', word 4 is ''"),
     ],

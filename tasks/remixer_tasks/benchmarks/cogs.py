@@ -18,7 +18,16 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import tf
 from remixer_tasks.benchmarks import data_files, raw_rows
 from remixer_tasks.benchmarks.text_metrics import Metrics
-from remixer_tasks.benchmarks.text_task import TEST, TRAIN, VALIDATION, Dataset, Download, TextTask, one_layout, texts
+from remixer_tasks.benchmarks.text_task import (
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Dataset,
+    Download,
+    TextTask,
+    single_file_layouts,
+    texts,
+)
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache
 from remixer_tasks.files.malformed import Malformed
@@ -48,26 +57,26 @@ _read = functools.partial(raw_rows.tsv, columns=_COLUMNS)
 DATA = Dataset(
     name='cogs',
     features=texts(*_COLUMNS),
-    splits=one_layout({split: f'cogs/{file}.tsv' for split, (file, _) in _FILES.items()}, _read),
+    splits=single_file_layouts({split: f'cogs/{file}.tsv' for split, (file, _) in _FILES.items()}, _read),
     terms='MIT: https://github.com/najoungkim/COGS',
     downloads=tuple(Download(_URL.format(file), sha256, 'cogs') for file, sha256 in _FILES.values()),
 )
 
 
-def _as_text(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def _format_rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.map(lambda row: {'inputs': row['sentence'], 'targets': row['logical_form'], 'type': row['type']})
 
 
-def _form(text: str, example: dict[str, Any] | None = None, is_target: bool = False) -> Any:
-    """Normalizes the spaces of a logical form; targets become (form, type)."""
+def _normalize_form(text: str, example: dict[str, Any] | None = None, is_target: bool = False) -> Any:
+    """Collapses the white space of a logical form; for a target, returns (form, type)."""
     form = ' '.join(text.split())
     return (form, example['type'].decode()) if is_target and example is not None else form
 
 
 def exact_match(targets: Sequence[tuple[str, str]], predictions: Sequence[str]) -> Metrics:
-    """Computes `exact_match` of all examples and of each type of generalization, and means over types.
+    """Computes `exact_match` over all examples, for each generalization type, and for groups of types.
 
-    The means are `lexical`, `structural` and `generalization`; `in_distribution` is exact match of other examples.
+    The groups are `lexical`, `structural` and `generalization`; `in_distribution` covers all other examples.
     """
     right = collections.defaultdict(list)
     for (form, kind), prediction in zip(targets, predictions, strict=True):
@@ -85,45 +94,45 @@ def exact_match(targets: Sequence[tuple[str, str]], predictions: Sequence[str]) 
     return {group: 100 * float(np.mean(matches)) for group, matches in values.items() if matches}
 
 
-TASKS = (TextTask('cogs_v001', DATA, _as_text, _form, (exact_match,)),)
+TASKS = (TextTask('cogs_v001', DATA, _format_rows, _normalize_form, (exact_match,)),)
 
 
 def corpus(data_dir: str | None = None) -> ParsedCorpus:
-    """Returns the sentences and logical forms of the training split, for `vocabularies.trained`; dev is held out.
+    """Returns the sentences and logical forms of the training split, for training a vocabulary; dev is held out.
 
     Raises UserError if the files are missing.
     """
-    paths = {split: _split_file(split, data_dir) for split in (TRAIN, VALIDATION)}
+    paths = {split: _find_split_file(split, data_dir) for split in (TRAIN, VALIDATION)}
     return ParsedCorpus(
         name='COGS',
         identity=cache.key('cogs 1', [cache.file_state(path) for path in paths.values()]),
-        read=functools.partial(_texts, paths[TRAIN]),
-        read_validation=functools.partial(_texts, paths[VALIDATION]),
+        read=functools.partial(_read_texts, paths[TRAIN]),
+        read_validation=functools.partial(_read_texts, paths[VALIDATION]),
     )
 
 
 def words(data_dir: str | None = None, positions: int = 64) -> Vocabulary:
-    """Returns a vocabulary of the words in the training split, and of the numbers below `positions`.
+    """Returns a vocabulary of the words in the training split and the numbers below `positions`.
 
-    Logical forms number the words of their sentence. Training has fewer than 20 of these numbers, but the deep
-    recursion of `gen` requires more. The file is read at first use.
+    Logical forms refer to words by their position in the sentence. Training sentences have fewer than 20 positions, but
+    the deep recursion in `gen` requires more. The training file is read at first use.
     """
-    return WordVocabulary('COGS', functools.partial(_training_texts, data_dir, positions))
+    return WordVocabulary('COGS', functools.partial(_read_vocabulary_texts, data_dir, positions))
 
 
-def _training_texts(data_dir: str | None, positions: int) -> Iterator[str]:
+def _read_vocabulary_texts(data_dir: str | None, positions: int) -> Iterator[str]:
     yield ' '.join(map(str, range(positions)))
-    yield from _texts(_split_file(TRAIN, data_dir), Malformed(strict=True))
+    yield from _read_texts(_find_split_file(TRAIN, data_dir), Malformed(strict=True))
 
 
-def _texts(path: str, malformed: Malformed) -> Iterator[str]:
+def _read_texts(path: str, malformed: Malformed) -> Iterator[str]:
     del malformed  # A malformed row of a labelled data set is an error, see `raw_rows`.
     for example in _read(path):
         yield example['sentence']
         yield example['logical_form']
 
 
-def _split_file(split: str, data_dir: str | None) -> str:
+def _find_split_file(split: str, data_dir: str | None) -> str:
     raw = data_files.find_raw(DATA, split, data_dir)
     if raw is None:
         raise UserError(data_files.missing_files_message(DATA, split, data_dir))

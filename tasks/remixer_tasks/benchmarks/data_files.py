@@ -1,7 +1,8 @@
-"""Finds the files of a labelled data set, either prepared for TFDS or as published.
+"""Locates the files of a labelled data set, either prepared by TFDS or as published.
 
-If `data_dir` is given, only that folder is searched, for TFDS's layout first. Otherwise the folders are TFDS_DATA_DIR
-or ~/tensorflow_datasets, then REMIXER_T5X_DATA, then the `data` folder of the cache, which has the downloads.
+If `data_dir` is given, only that folder is searched, first for a prepared TFDS data set. Otherwise the folders are
+TFDS_DATA_DIR or ~/tensorflow_datasets, then REMIXER_T5X_DATA, then the `data` folder of the cache, which contains the
+downloads.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def find_raw(dataset: Dataset, split: str, data_dir: str | None = None) -> tuple
 
 
 def find_tfds(dataset: Dataset, data_dir: str | None = None) -> str | None:
-    """Returns the folder of the prepared TFDS data set: the version of `dataset.tfds`, or else the newest."""
+    """Returns the folder of the prepared TFDS data set, with the version in `dataset.tfds` or else the newest."""
     if dataset.tfds is None:
         return None
     root = data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
@@ -52,7 +53,7 @@ def find_tfds(dataset: Dataset, data_dir: str | None = None) -> str | None:
 
 
 def missing_files_message(dataset: Dataset, split: str, data_dir: str | None) -> str:
-    """Returns an error message with the missing files and the folders that were searched."""
+    """Builds an error message that lists the missing files and the searched folders."""
     places = []
     if layouts := dataset.splits[split]:
         files = ' or '.join(' + '.join(layout.paths) for layout in layouts)

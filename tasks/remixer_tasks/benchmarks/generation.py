@@ -1,7 +1,7 @@
-"""SQuAD, CNN/DailyMail and WMT, tasks with free-text answers, with T5's names and prompts.
+"""Text generation tasks with T5's names and prompts: SQuAD, CNN/DailyMail and WMT.
 
-SQuAD is read from the published JSON or TFDS, the others from TFDS. T5 has no task for SQuAD 2.0; its name and the
-target 'unanswerable' of questions without an answer are specific to this project.
+SQuAD is read from the published JSON files or TFDS, the other data sets from TFDS. T5 has no task for SQuAD 2.0; the
+task name and the target 'unanswerable' for questions without an answer are specific to this project.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from remixer_tasks.benchmarks.text_task import (
     Download,
     Example,
     TextTask,
-    one_layout,
+    single_file_layouts,
     texts,
 )
 
@@ -43,7 +43,7 @@ _SQUAD_SHA256 = {
 
 
 def _read_squad(has_unanswerable: bool, path: str) -> Iterator[Example]:
-    file = raw_rows.Row({'file': raw_rows.whole_json(path)}, path, 1).object('file')
+    file = raw_rows.Row({'file': raw_rows.parse_json_file(path)}, path, 1).object('file')
     paragraphs = itertools.chain.from_iterable(article.objects('paragraphs') for article in file.objects('data'))
     for paragraph in paragraphs:
         for question in paragraph.objects('qas'):
@@ -53,12 +53,12 @@ def _read_squad(has_unanswerable: bool, path: str) -> Iterator[Example]:
             yield {**question.texts(('id', 'question')), 'context': paragraph.text('context'), 'answers/text': right}
 
 
-def _squad(version: str, has_unanswerable: bool) -> Dataset:
+def _squad_dataset(version: str, has_unanswerable: bool) -> Dataset:
     files = {TRAIN: f'squad/train-{version}.json', VALIDATION: f'squad/dev-{version}.json'}
     return Dataset(
         name=f'squad/{version}',
         features=texts('id', 'question', 'context', **{'answers/text': TEXTS}),
-        splits=one_layout(files, functools.partial(_read_squad, has_unanswerable)),
+        splits=single_file_layouts(files, functools.partial(_read_squad, has_unanswerable)),
         tfds=f'squad/{version}:3.0.0',
         terms='CC BY-SA 4.0: https://rajpurkar.github.io/SQuAD-explorer',
         downloads=tuple(
@@ -68,29 +68,29 @@ def _squad(version: str, has_unanswerable: bool) -> Dataset:
     )
 
 
-def _summarize(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    def as_text(example):
+def _format_summaries(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    def format_example(example):
         inputs = tf.strings.join(['summarize:', example['article']], separator=' ')
         return {'inputs': inputs, 'targets': example['highlights']}
 
-    return dataset.map(as_text)
+    return dataset.map(format_example)
 
 
-def _translation(name: str, builder: str, language: str, splits: tuple[str, ...] = _SPLITS) -> TextTask:
-    """Returns a task that translates English to `language`, with the data of TFDS's `builder`."""
+def _translation_task(name: str, builder: str, language: str, splits: tuple[str, ...] = _SPLITS) -> TextTask:
+    """Returns a task that translates English to `language`, with data from the TFDS data set `builder`."""
     terms = 'see https://www.statmt.org/wmt19/translation-task.html and the pages of the other years'
 
-    def translate(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    def format_translations(dataset: tf.data.Dataset) -> tf.data.Dataset:
         prompt = f'translate English to {_LANGUAGES[language]}: '
 
-        def as_text(example):
+        def format_example(example):
             return {'inputs': tf.strings.join([prompt, example['en']]), 'targets': example[language]}
 
-        return dataset.map(as_text)
+        return dataset.map(format_example)
 
     tfds = f'{builder}/{language}-en'
     data = Dataset(tfds, {'en': TEXT, language: TEXT}, {split: [] for split in splits}, f'{tfds}:1.0.0', terms)
-    return TextTask(name, data, translate, metrics=(text_metrics.bleu,))
+    return TextTask(name, data, format_translations, metrics=(text_metrics.bleu,))
 
 
 _CNN_DAILYMAIL = Dataset(
@@ -103,23 +103,23 @@ _CNN_DAILYMAIL = Dataset(
 TASKS = (
     TextTask(
         'squad_v010_allanswers',
-        _squad('v1.1', has_unanswerable=False),
+        _squad_dataset('v1.1', has_unanswerable=False),
         prompts.question_answering(),
-        prompts.any_answer,
+        prompts.squad_answers,
         (text_metrics.squad,),
     ),
     TextTask(
         'squad2_v001_allanswers',
-        _squad('v2.0', has_unanswerable=True),
+        _squad_dataset('v2.0', has_unanswerable=True),
         prompts.question_answering(UNANSWERABLE),
-        prompts.any_answer,
+        prompts.squad_answers,
         (text_metrics.squad_2(UNANSWERABLE),),
     ),
-    TextTask('cnn_dailymail_v002', _CNN_DAILYMAIL, _summarize, metrics=(text_metrics.rouge,)),
-    _translation('wmt14_ende_v003', 'wmt14_translate', 'de'),
-    _translation('wmt14_enfr_v003', 'wmt14_translate', 'fr'),
-    _translation('wmt16_enro_v003', 'wmt16_translate', 'ro'),
-    _translation('wmt15_enfr_v003', 'wmt15_translate', 'fr'),
-    _translation('wmt19_ende_v003', 'wmt19_translate', 'de', (TRAIN, VALIDATION)),
-    _translation('wmt_t2t_ende_v003', 'wmt_t2t_translate', 'de'),
+    TextTask('cnn_dailymail_v002', _CNN_DAILYMAIL, _format_summaries, metrics=(text_metrics.rouge,)),
+    _translation_task('wmt14_ende_v003', 'wmt14_translate', 'de'),
+    _translation_task('wmt14_enfr_v003', 'wmt14_translate', 'fr'),
+    _translation_task('wmt16_enro_v003', 'wmt16_translate', 'ro'),
+    _translation_task('wmt15_enfr_v003', 'wmt15_translate', 'fr'),
+    _translation_task('wmt19_ende_v003', 'wmt19_translate', 'de', (TRAIN, VALIDATION)),
+    _translation_task('wmt_t2t_ende_v003', 'wmt_t2t_translate', 'de'),
 )

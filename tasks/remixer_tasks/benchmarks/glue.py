@@ -1,10 +1,11 @@
 """GLUE (Wang et al. 2018) with T5's names and prompts, from the published TSV files or TFDS's `glue`.
 
 Other supported layouts are CoLA as published by its authors, AX with labels, and the CSV files of
-github.com/felipessalvatore/NLI_datasets. `idx` is the index of the row.
+github.com/felipessalvatore/NLI_datasets. The feature `idx` is the row index.
 
-The diagnostic AX uses the prompt of MNLI. T5 has no metric for it; this task computes the leaderboard's metric if
-labels are present. WNLI has two tasks: a classification, and T5's evaluation by the noun that WSC's models predict.
+The diagnostic data set AX uses MNLI's prompt. T5 has no metric for AX; this task computes the leaderboard's metric if
+labels are present. WNLI has two tasks: classification, and T5's evaluation of the noun predicted by models trained on
+WSC.
 """
 
 import functools
@@ -25,7 +26,7 @@ from remixer_tasks.benchmarks.text_task import (
     Layout,
     Reader,
     TextTask,
-    one_layout,
+    single_file_layouts,
     texts,
 )
 
@@ -47,7 +48,7 @@ _TEXTS = {
     'qqp': ('question1', 'question2'),
     'qnli': ('question', 'sentence'),
 }
-# The archive of each data set under _URL, and its SHA-256, as published by TFDS.
+# The archive name of each data set at _URL and its SHA-256, as published by TFDS.
 _URL = 'https://dl.fbaipublicfiles.com/glue/data/{}.zip'
 _ARCHIVES = {
     'cola': ('CoLA', 'f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff'),
@@ -62,10 +63,10 @@ _ARCHIVES = {
 _MATCHED = 9815  # Rows of MNLI's matched validation set, which come first if both are in one file.
 
 
-def _reader(
+def _make_reader(
     name: str, columns: Mapping[str, str] | None = None, label: str = 'label', read: raw_rows.RowReader = raw_rows.tsv
 ) -> Reader:
-    """Returns a reader of the data set `name`; `columns` maps texts to columns, None to columns of the same name."""
+    """Returns a reader for the data set `name`. `columns` maps feature names to columns; None means equal names."""
     columns = columns or {text: text for text in _TEXTS[name]}
 
     def read_examples(*paths: str) -> Iterator[Example]:
@@ -86,42 +87,42 @@ def _read_similarity(path: str) -> Iterator[Example]:
 
 
 def read_section(first: int, last: int | None, read: Reader, path: str) -> Iterator[Example]:
-    """Yields examples `first` to `last` - 1 of a file, numbered from 0."""
+    """Yields examples `first` to `last` - 1 of a file, with an `idx` that starts at 0."""
     examples = enumerate(itertools.islice(read(path), first, last))
     if (start := next(examples, None)) is None:
-        raise UserError(f'{path} must have row {first + 1}, the first of this split; download the file again')
+        raise UserError(f'{path} must contain row {first + 1}, the first row of this split; download the file again')
     return ({**example, 'idx': index} for index, example in itertools.chain([start], examples))
 
 
-def _files(folder: str, read: Reader) -> dict[str, list[Layout]]:
+def _tsv_layouts(folder: str, read: Reader) -> dict[str, list[Layout]]:
     names = {TRAIN: 'train', VALIDATION: 'dev', TEST: 'test'}
-    return one_layout({split: f'glue/{folder}/{name}.tsv' for split, name in names.items()}, read)
+    return single_file_layouts({split: f'glue/{folder}/{name}.tsv' for split, name in names.items()}, read)
 
 
-def _cola() -> dict[str, list[Layout]]:
+def _cola_layouts() -> dict[str, list[Layout]]:
     columns = ('source', 'label', 'mark', 'sentence')
-    read = _reader('cola', read=functools.partial(raw_rows.tsv, columns=columns))
-    layouts = _files('CoLA', read)
-    layouts[TEST] = [Layout(('glue/CoLA/test.tsv',), _reader('cola'))]
+    read = _make_reader('cola', read=functools.partial(raw_rows.tsv, columns=columns))
+    layouts = _tsv_layouts('CoLA', read)
+    layouts[TEST] = [Layout(('glue/CoLA/test.tsv',), _make_reader('cola'))]
     layouts[TRAIN].append(Layout(('glue/CoLA/in_domain_train.tsv',), read))
     layouts[VALIDATION].append(Layout(('glue/CoLA/in_domain_dev.tsv', 'glue/CoLA/out_of_domain_dev.tsv'), read))
     return layouts
 
 
-def _pair_of_sentences(name: str) -> dict[str, list[Layout]]:
-    """Returns the layouts of RTE or WNLI."""
-    layouts = _files(name.upper(), _reader(name))
-    read = _reader(name, {'sentence1': 'premise', 'sentence2': 'hypothesis'}, read=raw_rows.csv)
+def _rte_or_wnli_layouts(name: str) -> dict[str, list[Layout]]:
+    """Returns the file layouts of RTE or WNLI by split."""
+    layouts = _tsv_layouts(name.upper(), _make_reader(name))
+    read = _make_reader(name, {'sentence1': 'premise', 'sentence2': 'hypothesis'}, read=raw_rows.csv)
     layouts[TRAIN].append(Layout((f'nli_datasets/{name}/train.csv',), read))
     layouts[VALIDATION].append(Layout((f'nli_datasets/{name}/dev.csv',), read))
-    layouts[TEST].append(Layout((f'dpr_wsc/{name}-test.tsv',), _reader(name)))
+    layouts[TEST].append(Layout((f'dpr_wsc/{name}-test.tsv',), _make_reader(name)))
     return layouts
 
 
-def _mnli() -> dict[str, list[Layout]]:
-    """Returns the layouts of the splits, which have TFDS's names."""
-    read = _reader('mnli', {'premise': 'sentence1', 'hypothesis': 'sentence2'}, 'gold_label')
-    both = _reader('mnli', read=raw_rows.csv)
+def _mnli_layouts() -> dict[str, list[Layout]]:
+    """Returns MNLI's file layouts by split, with TFDS's split names."""
+    read = _make_reader('mnli', {'premise': 'sentence1', 'hypothesis': 'sentence2'}, 'gold_label')
+    both = _make_reader('mnli', read=raw_rows.csv)
     rows = {'matched': (0, _MATCHED), 'mismatched': (_MATCHED, None)}
     layouts = {TRAIN: [Layout(('glue/MNLI/train.tsv',), read)]}
     for kind, bounds in rows.items():
@@ -132,32 +133,34 @@ def _mnli() -> dict[str, list[Layout]]:
     return layouts | {f'test_{kind}': [Layout((f'glue/MNLI/test_{kind}.tsv',), read)] for kind in rows}
 
 
-def _ax() -> dict[str, list[Layout]]:
-    with_labels = _reader('ax', {'premise': 'Premise', 'hypothesis': 'Hypothesis'}, 'Label')
-    plain = _reader('ax', {'premise': 'sentence1', 'hypothesis': 'sentence2'})
+def _ax_layouts() -> dict[str, list[Layout]]:
+    with_labels = _make_reader('ax', {'premise': 'Premise', 'hypothesis': 'Hypothesis'}, 'Label')
+    plain = _make_reader('ax', {'premise': 'sentence1', 'hypothesis': 'sentence2'})
     return {TEST: [Layout(('glue/AX/diagnostic-full.tsv',), with_labels), Layout(('glue/AX/AX.tsv',), plain)]}
 
 
 _SPLITS = {
-    'cola': _cola(),
-    'sst2': _files('SST-2', _reader('sst2')),
-    'mrpc': _files('MRPC', _reader('mrpc', {'sentence1': '#1 String', 'sentence2': '#2 String'}, 'Quality')),
+    'cola': _cola_layouts(),
+    'sst2': _tsv_layouts('SST-2', _make_reader('sst2')),
+    'mrpc': _tsv_layouts('MRPC', _make_reader('mrpc', {'sentence1': '#1 String', 'sentence2': '#2 String'}, 'Quality')),
     # Some published rows lack cells.
-    'qqp': _files('QQP', _reader('qqp', None, 'is_duplicate', functools.partial(raw_rows.tsv, skip_short=True))),
-    'stsb': _files('STS-B', _read_similarity),
-    'mnli': _mnli(),
+    'qqp': _tsv_layouts(
+        'QQP', _make_reader('qqp', None, 'is_duplicate', functools.partial(raw_rows.tsv, skip_short=True))
+    ),
+    'stsb': _tsv_layouts('STS-B', _read_similarity),
+    'mnli': _mnli_layouts(),
     **{
-        f'mnli_{kind}': {VALIDATION: _mnli()[f'validation_{kind}'], TEST: _mnli()[f'test_{kind}']}
+        f'mnli_{kind}': {VALIDATION: _mnli_layouts()[f'validation_{kind}'], TEST: _mnli_layouts()[f'test_{kind}']}
         for kind in ('matched', 'mismatched')
     },
-    'qnli': _files('QNLI', _reader('qnli')),
-    'rte': _pair_of_sentences('rte'),
-    'wnli': _pair_of_sentences('wnli'),
-    'ax': _ax(),
+    'qnli': _tsv_layouts('QNLI', _make_reader('qnli')),
+    'rte': _rte_or_wnli_layouts('rte'),
+    'wnli': _rte_or_wnli_layouts('wnli'),
+    'ax': _ax_layouts(),
 }
 
 
-def _dataset(name: str) -> Dataset:
+def _build_dataset(name: str) -> Dataset:
     archive = _ARCHIVES.get(name.partition('_')[0])
     return Dataset(
         name=f'glue/{name}',
@@ -169,11 +172,11 @@ def _dataset(name: str) -> Dataset:
     )
 
 
-def _task(name: str, *metrics: text_metrics.Metric) -> TextTask:
+def _classification_task(name: str, *metrics: text_metrics.Metric) -> TextTask:
     wording = 'mnli' if LABELS[name] is MNLI else name
     return TextTask(
         f'glue_{name}_v002',
-        _dataset(name),
+        _build_dataset(name),
         prompts.classification(wording, _TEXTS[name], LABELS[name]),
         prompts.ClassId(LABELS[name]),
         metrics or (text_metrics.accuracy,),
@@ -181,29 +184,29 @@ def _task(name: str, *metrics: text_metrics.Metric) -> TextTask:
 
 
 TASKS = (
-    _task('cola', text_metrics.matthews_corrcoef),
-    _task('sst2'),
-    _task('mrpc', text_metrics.f1, text_metrics.accuracy),
-    _task('qqp', text_metrics.f1, text_metrics.accuracy),
+    _classification_task('cola', text_metrics.matthews_corrcoef),
+    _classification_task('sst2'),
+    _classification_task('mrpc', text_metrics.f1, text_metrics.accuracy),
+    _classification_task('qqp', text_metrics.f1, text_metrics.accuracy),
     TextTask(
         'glue_stsb_v002',
-        _dataset('stsb'),
-        prompts.similarity,
-        prompts.number,
+        _build_dataset('stsb'),
+        prompts.format_similarity,
+        prompts.parse_number,
         (text_metrics.pearson_corrcoef, text_metrics.spearman_corrcoef),
     ),
-    _task('mnli'),
-    _task('mnli_matched'),
-    _task('mnli_mismatched'),
-    _task('qnli'),
-    _task('rte'),
-    _task('wnli'),
-    _task('ax', text_metrics.matthews_corrcoef),
+    _classification_task('mnli'),
+    _classification_task('mnli_matched'),
+    _classification_task('mnli_mismatched'),
+    _classification_task('qnli'),
+    _classification_task('rte'),
+    _classification_task('wnli'),
+    _classification_task('ax', text_metrics.matthews_corrcoef),
     TextTask(
         'glue_wnli_v002_simple_eval',
-        _dataset('wnli'),
-        winograd.as_schema,
-        prompts.refers,
+        _build_dataset('wnli'),
+        winograd.format_wnli,
+        prompts.matches_candidate,
         (text_metrics.accuracy,),
         splits=(VALIDATION, TEST),
     ),

@@ -1,6 +1,7 @@
-"""Natural language inference beyond GLUE, with prompts like MNLI: SNLI, ANLI's three rounds, ConjNLI, Abductive NLI.
+"""Natural language inference tasks in the format of T5's MNLI prompt: SNLI, ANLI, ConjNLI and Abductive NLI.
 
-T5 has no such tasks; names and prompts are specific to this project. Pairs of SNLI without a label are excluded.
+T5 does not define these tasks; their names and prompts are specific to this project. SNLI pairs without a label are
+excluded.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from remixer_tasks.benchmarks.text_task import (
     Layout,
     Preprocessor,
     TextTask,
-    one_layout,
+    single_file_layouts,
     texts,
 )
 
@@ -43,7 +44,8 @@ def _read_pairs(
 
     Args:
         read: reader of rows.
-        columns: columns of the two texts and the label, which is a name, its first letter, or '-' for no label.
+        columns: names of the columns with the two texts and the label. A label is a class name, its first letter, or
+            '-' for no label.
         path: the file.
         names: names of the texts in the examples.
     """
@@ -55,7 +57,7 @@ def _read_pairs(
 
 
 def _read_abductive(path: str, labels_path: str | None = None) -> Iterator[Example]:
-    """Yields the examples of a file of texts and a file with the number of the right hypothesis on each line."""
+    """Yields examples from a file of texts and a file with the number of the correct hypothesis on each line."""
     labels = raw_rows.lines(labels_path) if labels_path else None
     for row in raw_rows.jsonl(path):
         label = None
@@ -63,27 +65,27 @@ def _read_abductive(path: str, labels_path: str | None = None) -> Iterator[Examp
             _, label = next(labels, (0, None))
             if label is None:
                 reason = f'no label for line {row.number} of {os.path.basename(path)}'
-                raise raw_rows.bad_row(str(labels_path), row.number, reason)
+                raise raw_rows.row_error(str(labels_path), row.number, reason)
         yield _abductive_example(row, label, str(labels_path or path))
     if labels is not None and (rest := next(labels, None)):
-        raise raw_rows.bad_row(
+        raise raw_rows.row_error(
             str(labels_path), rest[0], f'a label without a matching line in {os.path.basename(path)}'
         )
 
 
-def _read_opinions(path: str) -> Iterator[Example]:
-    """Yields the validation set from ChaosNLI's file, with the original labels."""
+def _read_chaosnli(path: str) -> Iterator[Example]:
+    """Yields the validation examples in ChaosNLI's file, with their original labels."""
     for row in raw_rows.jsonl(path):
         yield _abductive_example(row.object('example'), str(row.get('old_label')), path)
 
 
 def _abductive_example(row: raw_rows.Row, label: str | None, path: str) -> Example:
     if label not in (None, '1', '2'):
-        raise raw_rows.bad_row(path, row.number, f'unknown label {label!r}, allowed are 1, 2')
+        raise raw_rows.row_error(path, row.number, f'the label must be 1 or 2, got {label!r}')
     return {**row.texts(_HYPOTHESES), 'label': prompts.UNLABELLED if label is None else int(label) - 1}
 
 
-def _snli(file: str) -> list[Layout]:
+def _snli_layouts(file: str) -> list[Layout]:
     published = functools.partial(_read_pairs, raw_rows.jsonl, ('sentence1', 'sentence2', 'gold_label'))
     plain = functools.partial(_read_pairs, raw_rows.csv, ('premise', 'hypothesis', 'label'))
     return [
@@ -95,18 +97,18 @@ def _snli(file: str) -> list[Layout]:
 _SNLI = Dataset(
     name='snli',
     features=texts('premise', 'hypothesis', label=INTEGER),
-    splits={split: _snli(file) for split, file in _FILES.items()},
+    splits={split: _snli_layouts(file) for split, file in _FILES.items()},
     tfds='snli:1.1.0',
     terms='CC BY-SA 4.0: https://nlp.stanford.edu/projects/snli',
     downloads=(Download('https://nlp.stanford.edu/projects/snli/snli_1.0.zip', _SNLI_SHA256, '', unzip=True),),
 )
 
 
-def _anli(number: int) -> Dataset:
-    """Returns the data set of one round; the validation set may be the authors' annotated ANLI_analysis."""
+def _anli_dataset(number: int) -> Dataset:
+    """Returns one round of ANLI; the authors' annotated ANLI_analysis files can replace its validation files."""
     read = functools.partial(_read_pairs, raw_rows.jsonl, ('context', 'hypothesis', 'label'), names=_NAMES)
     annotated = functools.partial(_read_pairs, raw_rows.csv, ('context', 'statement', 'gold_label'), names=_NAMES)
-    splits = one_layout({split: f'anli_v0.1/R{number}/{file}.jsonl' for split, file in _FILES.items()}, read)
+    splits = single_file_layouts({split: f'anli_v0.1/R{number}/{file}.jsonl' for split, file in _FILES.items()}, read)
     splits[VALIDATION].append(Layout((f'anli_dev/ANLI_analysis_r{number}_dev.csv',), annotated))
     return Dataset(
         name=f'anli/r{number}',
@@ -129,7 +131,7 @@ _CONJUNCTIVE_FILES = {
 _CONJUNCTIVE = Dataset(
     name='conjnli',
     features=texts('premise', 'hypothesis', label=INTEGER),
-    splits=one_layout(
+    splits=single_file_layouts(
         {split: f'conjnli/{file}' for split, (file, _) in _CONJUNCTIVE_FILES.items()},
         functools.partial(_read_pairs, raw_rows.tsv, ('Premise', 'Hypothesis', 'Label')),
     ),
@@ -140,40 +142,47 @@ _CONJUNCTIVE = Dataset(
 )
 
 
-def _abductive(file: str) -> Layout:
+def _abductive_layout(file: str) -> Layout:
     return Layout((f'abductive_nli/{file}.jsonl', f'abductive_nli/{file}-labels.lst'), _read_abductive)
 
 
-# No download: the checksum of the published archive (storage.googleapis.com/ai2-mosaic, anli.zip) is not known to us.
+# Without a download, because the checksum of the archive (storage.googleapis.com/ai2-mosaic, anli.zip) is unknown.
 _ABDUCTIVE = Dataset(
     name='abductive_nli',
     features=texts(*_HYPOTHESES, label=INTEGER),
     splits={
-        TRAIN: [_abductive('train')],
-        VALIDATION: [_abductive('dev'), Layout(('chaosnli_alphanli/chaosNLI_alphanli.jsonl',), _read_opinions)],
-        TEST: [_abductive('test'), Layout(('abductive_nli/test.jsonl',), _read_abductive)],
+        TRAIN: [_abductive_layout('train')],
+        VALIDATION: [_abductive_layout('dev'), Layout(('chaosnli_alphanli/chaosNLI_alphanli.jsonl',), _read_chaosnli)],
+        TEST: [_abductive_layout('test'), Layout(('abductive_nli/test.jsonl',), _read_abductive)],
     },
     terms='http://abductivecommonsense.xyz',
 )
 
 
-def _task(name: str, dataset: Dataset, to_text: Preprocessor, labels: Sequence[str] = _LABELS) -> TextTask:
+def _classification_task(
+    name: str, dataset: Dataset, to_text: Preprocessor, labels: Sequence[str] = _LABELS
+) -> TextTask:
     return TextTask(name, dataset, to_text, prompts.ClassId(tuple(labels)), (text_metrics.accuracy,))
 
 
-def _pairs(wording: str, columns: Mapping[str, str]) -> Preprocessor:
+def _pair_prompt(wording: str, columns: Mapping[str, str]) -> Preprocessor:
     return prompts.classification(wording, columns, _LABELS)
 
 
-def _labelled_pairs(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    return _pairs('snli', _COLUMNS)(dataset.filter(lambda example: example['label'] != prompts.UNLABELLED))
+def _format_labelled_snli(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    return _pair_prompt('snli', _COLUMNS)(dataset.filter(lambda example: example['label'] != prompts.UNLABELLED))
 
 
 _COLUMNS = {'hypothesis': 'hypothesis', 'premise': 'premise'}
 _CONTEXT = {'hypothesis': 'hypothesis', 'premise': 'context'}
 TASKS = (
-    _task('snli_v001', _SNLI, _labelled_pairs),
-    *(_task(f'anli_r{number}_v001', _anli(number), _pairs('anli', _CONTEXT)) for number in (1, 2, 3)),
-    _task('conj_nli_v001', _CONJUNCTIVE, _pairs('conj_nli', _COLUMNS)),
-    _task('abductive_nli_v001', _ABDUCTIVE, prompts.classification('abductive_nli', _HYPOTHESES, _CHOICES), _CHOICES),
+    _classification_task('snli_v001', _SNLI, _format_labelled_snli),
+    *(
+        _classification_task(f'anli_r{number}_v001', _anli_dataset(number), _pair_prompt('anli', _CONTEXT))
+        for number in (1, 2, 3)
+    ),
+    _classification_task('conj_nli_v001', _CONJUNCTIVE, _pair_prompt('conj_nli', _COLUMNS)),
+    _classification_task(
+        'abductive_nli_v001', _ABDUCTIVE, prompts.classification('abductive_nli', _HYPOTHESES, _CHOICES), _CHOICES
+    ),
 )

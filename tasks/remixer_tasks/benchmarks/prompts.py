@@ -1,4 +1,4 @@
-"""T5's prompts (Raffel et al. 2020, appendix D): preprocessors to inputs and targets, and postprocessors.
+"""T5's prompts (Raffel et al. 2020, appendix D): preprocessors that build inputs and targets, and postprocessors.
 
 Preprocessors keep the features that metrics use: `idx` or `idx/...`, `answers`, `label`. Postprocessors map texts to
 the values that metrics compare. seqio calls them as f(text, example=..., is_target=...), with is_target=True for the
@@ -16,7 +16,7 @@ from typing import Any
 from remixer_t5x.lazy import tf
 from remixer_tasks.benchmarks.text_task import Preprocessor
 
-# The class id of an example without a label, and of a text that is not a label.
+# The class id of unlabelled examples and of predicted texts that are not a label.
 UNLABELLED = INVALID = -1
 NO_LABEL = '<unk>'
 # fmt: off
@@ -32,17 +32,17 @@ Example = Mapping[str, Any]
 def classification(
     name: str, features: Sequence[str] | Mapping[str, str], labels: Sequence[str], markup: bool = False
 ) -> Preprocessor:
-    """Returns a preprocessor to 'NAME feature: text feature: text ...', with the label's name as target.
+    """Returns a preprocessor that builds 'NAME feature: text feature: text ...', with the label's name as target.
 
     Args:
         name: first word of the inputs.
-        features: names of the features, in order, or a mapping from names in the inputs to names in the data.
+        features: names of the features, in order, or a mapping from prompt names to names in the data.
         labels: names of the labels.
         markup: whether to remove the HTML of MultiRC's passages; <br> becomes a space.
     """
     columns = features if isinstance(features, Mapping) else {feature: feature for feature in features}
 
-    def as_text(example):
+    def format_example(example):
         parts = [name]
         for feature, column in columns.items():
             parts += [f'{feature}:', example[column]]
@@ -50,50 +50,50 @@ def classification(
         if markup:
             inputs = tf.strings.regex_replace(tf.strings.regex_replace(inputs, '<br>', ' '), '</?b>', '')
         target = tf.gather(tf.constant([NO_LABEL, *labels]), example['label'] - UNLABELLED)
-        return {**_index(example), 'inputs': inputs, 'targets': target}
+        return {**_select_index(example), 'inputs': inputs, 'targets': target}
 
-    return lambda dataset: dataset.map(as_text)
+    return lambda dataset: dataset.map(format_example)
 
 
-def similarity(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Converts STS-B; the target is the score rounded to a multiple of 0.2, as in '3.8'."""
+def format_similarity(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Builds STS-B's inputs and targets; a target is the score rounded to a multiple of 0.2, as in '3.8'."""
 
-    def as_text(example):
+    def format_example(example):
         parts = ['stsb sentence1:', example['sentence1'], 'sentence2:', example['sentence2']]
         score = tf.as_string(tf.round(example['label'] * 5) / 5, precision=1)
-        return {**_index(example), 'inputs': tf.strings.join(parts, separator=' '), 'targets': score}
+        return {**_select_index(example), 'inputs': tf.strings.join(parts, separator=' '), 'targets': score}
 
-    return dataset.map(as_text)
+    return dataset.map(format_example)
 
 
-def record(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Converts ReCoRD to an example for each right answer of a query, or one without a target if there is none.
+def format_record(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Builds one ReCoRD example per correct answer to a query; a query without answers has the target '<unk>'.
 
-    Highlights of the passage become sentences.
+    Highlights in the passage are converted to sentences.
     """
 
-    def per_answer(example):
+    def split_by_answer(example):
         passage = tf.strings.regex_replace(example['passage'], r'([.?!"\'])\n@highlight\n', r'\1 ')
         passage = tf.strings.regex_replace(passage, r'\n@highlight\n', '. ')
         entities = tf.strings.reduce_join(example['entities'], separator=', ')
         parts = ['record query:', example['query'], 'entities:', entities, 'passage:', passage]
         answers = example['answers']
-        shared = {**_index(example), 'inputs': tf.strings.join(parts, separator=' '), 'answers': answers}
+        shared = {**_select_index(example), 'inputs': tf.strings.join(parts, separator=' '), 'answers': answers}
         targets = tf.cond(tf.size(answers) > 0, lambda: answers, lambda: tf.constant([NO_LABEL]))
         each = tf.data.Dataset.from_tensor_slices(targets)
         return each.map(lambda target: {**shared, 'targets': target})
 
-    return dataset.flat_map(per_answer)
+    return dataset.flat_map(split_by_answer)
 
 
 def question_answering(unanswerable: str | None = None) -> Preprocessor:
-    """Returns SQuAD's preprocessor to 'question: ... context: ...', with spaces around punctuation.
+    """Returns SQuAD's preprocessor, which builds 'question: ... context: ...' with spaces around punctuation.
 
-    The target is the first right answer. `unanswerable` is the target, and the only right answer, of questions without
-    an answer; None if all questions have one.
+    The target is the first correct answer. `unanswerable` is the target and the only correct answer of questions
+    without an answer; None requires an answer to every question.
     """
 
-    def as_text(example):
+    def format_example(example):
         answers = _pad_punctuation(example['answers/text'])
         if unanswerable is not None:
             nothing = tf.constant([unanswerable])
@@ -102,7 +102,7 @@ def question_answering(unanswerable: str | None = None) -> Preprocessor:
         inputs = tf.strings.regex_replace(tf.strings.join(parts, separator=' '), r'\s+', ' ')
         return {'inputs': inputs, 'targets': answers[0], 'answers': answers, 'id': example['id']}
 
-    return lambda dataset: dataset.map(as_text)
+    return lambda dataset: dataset.map(format_example)
 
 
 def _pad_punctuation(text: tf.Tensor) -> tf.Tensor:
@@ -110,13 +110,13 @@ def _pad_punctuation(text: tf.Tensor) -> tf.Tensor:
     return tf.strings.regex_replace(text, r'\s+', ' ')
 
 
-def _index(example):
+def _select_index(example):
     return {name: value for name, value in example.items() if name.split('/')[0] == 'idx'}
 
 
 @dataclasses.dataclass(frozen=True)
 class ClassId:
-    """Postprocessor to the index of the text in `labels`, or INVALID if it is not a label."""
+    """Postprocessor that converts a text to its index in `labels`, or to INVALID if the text is not a label."""
 
     labels: tuple[str, ...]
 
@@ -124,17 +124,20 @@ class ClassId:
         return self.labels.index(text) if text in self.labels else INVALID
 
 
-def number(text: str, default: float = INVALID, **_: Any) -> float:
+def parse_number(text: str, default: float = INVALID, **_: Any) -> float:
     """Parses a finite decimal number, for STS-B; returns `default` for other texts.
 
-    Unlike float(), does not accept 'nan', 'infinity' and '1_000'.
+    Unlike float(), this parser rejects 'nan', 'infinity' and '1_000'.
     """
     value = float(text) if _NUMBER.fullmatch(text) else math.nan
     return value if math.isfinite(value) else float(default)
 
 
-class MultiRC:
-    """MultiRC's postprocessor to `value`: 0, 1 or INVALID. Targets also have `group`, the index of their question."""
+class MultiRCLabel:
+    """Postprocessor for MultiRC that returns `value`: 0, 1 or INVALID.
+
+    Targets also have the question's index as `group`.
+    """
 
     labels = ('False', 'True')
 
@@ -143,24 +146,24 @@ class MultiRC:
         return {**answer, 'group': int(example['idx/question'])} if is_target and example is not None else answer
 
 
-def record_answer(text: str, example: Example | None = None, is_target: bool = False) -> dict[str, Any]:
-    """Returns `value`, the text or, for targets, all right answers of ReCoRD, and `group`, their passage and query."""
+def record_answers(text: str, example: Example | None = None, is_target: bool = False) -> dict[str, Any]:
+    """Returns a predicted text as `value`; for ReCoRD targets, all correct answers and the query's key as `group`."""
     if not is_target or example is None:
         return {'value': text}
     group = (int(example['idx/passage']), int(example['idx/query']))
     return {'value': [answer.decode() for answer in example['answers']], 'group': group}
 
 
-def any_answer(text: str, example: Example | None = None, is_target: bool = False) -> str | list[str]:
-    """Returns the text or, for targets, all right answers of SQuAD."""
+def squad_answers(text: str, example: Example | None = None, is_target: bool = False) -> str | list[str]:
+    """Returns a predicted text unchanged; for SQuAD targets, returns all correct answers."""
     return [answer.decode() for answer in example['answers']] if is_target and example is not None else text
 
 
-def refers(text: str, example: Example | None = None, is_target: bool = False) -> int:
-    """Returns 1 if a prediction of WSC names the candidate of the example, 0 if not, INVALID if it is empty.
+def matches_candidate(text: str, example: Example | None = None, is_target: bool = False) -> int:
+    """Returns 1 if a WSC prediction names the candidate of the example, 0 if not, and INVALID if it is empty.
 
     For targets, returns the label. Case and determiners are ignored, and one name may be a part of the other: 'bunny'
-    matches 'the fuzzy bunny'. A possessive does not match a name that is not possessive.
+    matches 'the fuzzy bunny'. A possessive matches only another possessive.
     """
     if example is None:
         raise ValueError('WSC predictions must have an example, got None')

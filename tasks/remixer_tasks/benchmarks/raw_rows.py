@@ -1,7 +1,6 @@
 """Reads the rows of published data sets: JSON lines, TSV, CSV and SQuAD's JSON.
 
-A record that cannot be read raises UserError with file and line, because metrics of a labelled data set without some of
-its rows are not comparable.
+An unreadable record raises UserError with file and line, because metrics on an incomplete data set are not comparable.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ _LINE_ADVICE = 'correct the line, or download the file again'
 _STRICT = Malformed(True, _FILE_ADVICE, _LINE_ADVICE)
 
 
-def bad_row(path: str, number: int, reason: str) -> UserError:
+def row_error(path: str, number: int, reason: str) -> UserError:
     """Returns the error for an unusable row that starts on line `number`."""
     shown = reason if len(reason) <= _MAX_REASON else f'{reason[:_MAX_REASON]}...'
     return UserError(f'{path}:{number}: {" ".join(shown.split())}; {_LINE_ADVICE}')
 
 
 class Row(dict[str, Any]):
-    """A row, or a JSON object within a row.
+    """The fields of a row, or of a JSON object within a row.
 
     Attributes:
         path: path of the file.
         number: line on which the row starts, from 1.
-        place: location of the object within the row, for errors, as in 'questions 0 answers 3: '.
+        place: location of the object within the row, for error messages, as in 'questions 0 answers 3: '.
     """
 
     def __init__(self, values: Mapping[str, Any], path: str, number: int, place: str = ''):
@@ -43,27 +42,27 @@ class Row(dict[str, Any]):
         self.path, self.number, self.place = path, number, place
 
     def error(self, reason: str) -> UserError:
-        return bad_row(self.path, self.number, f'{self.place}{reason}')
+        return row_error(self.path, self.number, f'{self.place}{reason}')
 
     def text(self, column: str) -> str:
-        """Returns the text in a column. Raises UserError if it is missing or not a text."""
+        """Returns the text in a column. Raises UserError if the column is missing or not a text."""
         if not isinstance(self.get(column), str):
             raise self.error(f'the field {column!r} is missing or not a text')
         return self[column]
 
     def texts(self, columns: Iterable[str]) -> dict[str, Any]:
-        """Returns the `text` of each column."""
+        """Returns a dict from column names to their texts."""
         return {column: self.text(column) for column in columns}
 
     def integer(self, column: str) -> int:
-        """Returns the whole number in a column. Raises UserError if it is missing or not a number."""
+        """Returns the integer in a column. Raises UserError if the column is missing or not an integer."""
         try:
             return int(self[column])
         except (KeyError, TypeError, ValueError) as error:
-            raise self.error(f'the field {column!r} is missing or not a whole number') from error
+            raise self.error(f'the field {column!r} is missing or not an integer') from error
 
     def label(self, names: Sequence[str], column: str = 'label') -> int:
-        """Returns the class id of a label (a name, a JSON boolean or the id itself), or UNLABELLED without the column.
+        """Returns the class id of a label (a name, JSON boolean or id), or UNLABELLED if the column is missing.
 
         Raises UserError for any other label.
         """
@@ -75,16 +74,16 @@ class Row(dict[str, Any]):
             return names.index(text)
         if not isinstance(value, bool) and text in map(str, range(len(names))):
             return int(text)
-        raise self.error(f'unknown label {text!r}, allowed are {", ".join(names)}')
+        raise self.error(f'the label must be one of {", ".join(names)}, got {text!r}')
 
     def object(self, column: str) -> Row:
-        """Returns the JSON object in a column. Raises UserError if there is none."""
+        """Returns the JSON object in a column. Raises UserError if the column has no object."""
         if not isinstance(self.get(column), dict):
             raise self.error(f'the field {column!r} is missing or not a JSON object')
         return Row(self[column], self.path, self.number, self.place)
 
     def objects(self, column: str) -> list[Row]:
-        """Returns the JSON objects of the list in a column. Raises UserError if there is no such list."""
+        """Returns the JSON objects of the list in a column. Raises UserError if the column has no such list."""
         values = self.get(column)
         if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
             raise self.error(f'the field {column!r} is missing or not a list of JSON objects')
@@ -102,12 +101,12 @@ def jsonl(path: str) -> Rows:
 
 
 def tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool = False) -> Rows:
-    """Yields rows of cells separated by tabs, in which quotes are ordinary characters.
+    """Yields the rows of a tab-separated file; quotes are ordinary characters.
 
     Args:
         path: the file.
         columns: names of the columns; None reads them from the first line.
-        skip_short: whether to skip rows with missing cells, which some published files have, as TFDS does.
+        skip_short: whether to skip rows with missing cells, as TFDS does; some published files contain such rows.
     """
     for number, line in lines(path):
         cells = line.split('\t')
@@ -116,26 +115,26 @@ def tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool = Fals
         elif len(cells) >= len(columns):
             yield Row(dict(zip(columns, cells, strict=False)), path, number)
         elif not skip_short and line:
-            raise bad_row(path, number, f'{len(cells)} columns instead of {len(columns)}')
+            raise row_error(path, number, f'{len(cells)} columns instead of {len(columns)}')
 
 
 def csv(path: str) -> Rows:
-    """Yields rows of CSV with a header line; quoted cells may contain line ends."""
+    """Yields the rows of a CSV file with a header line; quoted cells may contain line breaks."""
     return (Row(row, path, number) for number, row in row_files.read(path, row_files.RowLayout('csv'), _STRICT))
 
 
-def whole_json(path: str) -> Any:
-    """Returns the value in a file that is one JSON text."""
+def parse_json_file(path: str) -> Any:
+    """Parses a whole file as a single JSON value."""
     with row_files.open_bytes(path, _FILE_ADVICE) as file:
         content = file.read(MAX_JSON_BYTES + 1)
     if len(content) > MAX_JSON_BYTES:
-        raise bad_row(path, 1, f'the file has more than {MAX_JSON_BYTES:,} bytes')
+        raise row_error(path, 1, f'the file must have at most {MAX_JSON_BYTES:,} bytes')
     try:
         return untrusted_files.parse_json(content)
     except untrusted_files.NotJson as error:
-        raise bad_row(path, 1, str(error)) from error
+        raise row_error(path, 1, str(error)) from error
 
 
 def lines(path: str) -> Iterator[tuple[int, str]]:
-    """Yields (number, line without its end), without a byte order mark."""
+    """Yields (line number, line) without line ends and the byte order mark."""
     return row_files.lines(path, row_files.LONGEST, _STRICT)

@@ -2,8 +2,8 @@
 
 Importing this module loads seqio. Published files are parsed once into the cache, so that errors are reported before
 training starts, and are read by index (`arrow_files.Documents.dataset`). TFDS's files are read in one thread, because
-tf.data cannot restore the position of several threads. In both cases examples are repeated after shuffling, so that
-each occurs once in every epoch.
+tf.data cannot restore the position of several threads. In both cases examples are shuffled before they are repeated, so
+every epoch contains each example once.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from remixer_tasks.corpora import arrow_files
 from remixer_tasks.files import cache
 from remixer_tasks.files.notice import Notice
 
-# Examples in the shuffle buffer of TFDS. TensorFlow saves them, a few kilobytes each, with every position.
+# Number of TFDS examples in the shuffle buffer, which TensorFlow saves with every position (a few kB per example).
 SHUFFLE_BUFFER = 256
-# Every stream reads a whole TFDS data set of up to this number of examples, so that streams share their epochs.
+# Every stream reads all files of a TFDS data set with up to this number of examples, so that the streams of an epoch
+# together contain each example once.
 _MAX_WHOLE = 1_000_000
 _ROWS = 'rows.arrow'
 _DTYPES = {TEXT: tf.string, TEXTS: tf.string, INTEGER: tf.int64, REAL: tf.float32}
 
 
 class LabelledSource(seqio.DataSource):
-    """seqio source of a Dataset, which opens files at first use.
+    """seqio data source of a labelled `Dataset`; files are opened at first use.
 
-    It does not report a number of examples to seqio, which would then cache small data sets in memory, with an
-    operation whose position cannot be saved; `count` returns it.
+    The source does not report its number of examples, because seqio would cache small data sets in memory with an
+    operation whose position cannot be saved; call `count` instead.
 
     Attributes:
         repeats: as in `corpora.sources.TextSource`.
@@ -52,7 +53,7 @@ class LabelledSource(seqio.DataSource):
         return True
 
     def origin(self, split: str) -> str | None:
-        """Returns the TFDS folder or the files that the split is read from, or None."""
+        """Returns the TFDS folder or the files of the split, or None if the split has no data."""
         folder = self._tfds_folder(split)
         if folder:
             return folder
@@ -62,20 +63,20 @@ class LabelledSource(seqio.DataSource):
     def count(self, split: str) -> int:
         """Returns the number of examples before preprocessing. Raises UserError if there are none."""
         folder = self._tfds_folder(split)
-        return self._tfds_info(folder, split).num_examples if folder else len(self._rows(split))
+        return self._tfds_info(folder, split).num_examples if folder else len(self._open_rows(split))
 
     def list_shards(self, split: str) -> list[str]:
         folder = self._tfds_folder(split)
         if folder:
             return [os.fspath(path) for path in self._tfds_info(folder, split).filepaths]
-        return [str(self._parsed(split) / _ROWS)]
+        return [str(self._parse_files(split) / _ROWS)]
 
     def records(self, split: str) -> list[str]:
-        """Returns the TFRecord files, whose names TensorFlow does not report if they are damaged."""
+        """Returns the TFRecord files to check after a read error; TensorFlow does not report the damaged file."""
         return self.list_shards(split) if self._tfds_folder(split) else []
 
     def repair(self, path: str) -> str:
-        """Returns the advice in the error for a damaged file of `records`."""
+        """Returns the advice to print if a file of `records` is damaged."""
         return f'prepare the TFDS data set in {Path(path).parent} again'
 
     def get_dataset(
@@ -86,7 +87,7 @@ class LabelledSource(seqio.DataSource):
         shard_info: seqio.ShardInfo | None = None,
         **_: Any,
     ) -> tf.data.Dataset:
-        """Returns flat examples; ignores other arguments of seqio.
+        """Returns examples as flat dicts; other arguments of seqio are ignored.
 
         Raises UserError for a split that is missing, empty or malformed.
         """
@@ -94,11 +95,11 @@ class LabelledSource(seqio.DataSource):
             seed = np.random.default_rng().integers(2**31).item()
         folder = self._tfds_folder(split)
         if folder:
-            return self._from_tfds(folder, split, shuffle, seed, shard_info or seqio.ShardInfo(0, 1))
-        rows = self._rows(split).dataset(seed if shuffle else None, shard_info, shuffle and self.repeats)
+            return self._tfds_dataset(folder, split, shuffle, seed, shard_info or seqio.ShardInfo(0, 1))
+        rows = self._open_rows(split).dataset(seed if shuffle else None, shard_info, shuffle and self.repeats)
         return rows.map(self._parse)
 
-    def _from_tfds(
+    def _tfds_dataset(
         self, folder: str, split: str, shuffle: bool, seed: int | None, shard: seqio.ShardInfo
     ) -> tf.data.Dataset:
         info = self._tfds_info(folder, split)
@@ -114,7 +115,7 @@ class LabelledSource(seqio.DataSource):
         )
         builder = tfds.builder_from_directory(folder)
         with warnings.catch_warnings():
-            # TFDS requests a deterministic order, which an interleave in one thread always has.
+            # The warning is irrelevant, because an interleave in one thread is always deterministic.
             warnings.filterwarnings('ignore', 'The `deterministic` argument has no effect')
             examples = builder.as_dataset(split=split, shuffle_files=shuffle, read_config=config)
         if shuffle and is_whole:
@@ -152,8 +153,8 @@ class LabelledSource(seqio.DataSource):
         }
         return tf.io.parse_single_example(record, spec)
 
-    def _parsed(self, split: str) -> Path:
-        """Returns the folder of the split's rows in the cache, parsed first if necessary."""
+    def _parse_files(self, split: str) -> Path:
+        """Returns the cache folder of the split's parsed rows; parses the published files if necessary."""
         raw = data_files.find_raw(self._dataset, split, self._data_dir)
         if raw is None:
             raise UserError(data_files.missing_files_message(self._dataset, split, self._data_dir))
@@ -174,16 +175,16 @@ class LabelledSource(seqio.DataSource):
         cache.check(folder)
         return folder
 
-    def _rows(self, split: str) -> arrow_files.Documents:
-        folder = self._parsed(split)
+    def _open_rows(self, split: str) -> arrow_files.Documents:
+        folder = self._parse_files(split)
         return arrow_files.Documents([folder / _ROWS], repair=cache.repair(folder))
 
     def _serialize(self, example: Example) -> bytes:
-        features = {name: _feature(kind, example[name]) for name, kind in self._dataset.features.items()}
+        features = {name: _encode_feature(kind, example[name]) for name, kind in self._dataset.features.items()}
         return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
 
 
-def _feature(kind: str, value: Any) -> tf.train.Feature:
+def _encode_feature(kind: str, value: Any) -> tf.train.Feature:
     if kind == INTEGER:
         return tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
     if kind == REAL:
@@ -193,7 +194,7 @@ def _feature(kind: str, value: Any) -> tf.train.Feature:
 
 
 class LabelledMixture(seqio.Mixture):
-    """A mixture that raises UserError with the tasks that have no data, before any task is opened."""
+    """seqio mixture that raises UserError with the names of tasks without data before opening any task."""
 
     def get_dataset(self, *args: Any, **kwargs: Any) -> tf.data.Dataset:
         split = kwargs.get('split', args[1] if len(args) > 1 else TRAIN)
@@ -204,7 +205,7 @@ class LabelledMixture(seqio.Mixture):
         ]
         if absent:
             raise UserError(
-                f'{self.name} has no {split} files of {", ".join(absent)}; set DATA_DIR to their folder, or exclude '
+                f'{self.name} has no {split} files for {", ".join(absent)}; set DATA_DIR to their folder, or exclude '
                 f'these tasks with WITHOUT = {absent}'
             )
         return super().get_dataset(*args, **kwargs)

@@ -1,7 +1,7 @@
 """SuperGLUE (Wang et al. 2019) with T5's names and prompts, from the published JSON lines or TFDS.
 
-The tasks of WSC are in `winograd`. The diagnostics AX-b and AX-g use the prompt of RTE. T5 has no metrics for them;
-these tasks compute those of the leaderboard if labels are present, except AX-g's gender parity.
+WSC's tasks are in `winograd`. The diagnostic data sets AX-b and AX-g use RTE's prompt. T5 has no metrics for AX-b and
+AX-g; these tasks compute the leaderboard's metrics, except gender parity, if labels are present.
 
 FewGLUE (Schick and Schuetze 2021) has the same format: 32 training and 32 validation examples of each task, drawn from
 SuperGLUE's training sets.
@@ -23,7 +23,7 @@ from remixer_tasks.benchmarks.text_task import (
     Example,
     Reader,
     TextTask,
-    one_layout,
+    single_file_layouts,
     texts,
 )
 
@@ -46,7 +46,7 @@ _SHA256 = {
     'WiC': 'ee7e67f4ae9eafbf533780faa198e62167f3cda54256cdf261877be3c0e90900',
 }
 _TFDS_CONFIGS = {'AX-b': 'axb', 'AX-g': 'axg', 'WSC': 'wsc.fixed'}
-# Tasks with one line per example: the texts, in the order of T5's prompts, and the labels.
+# Tasks with one line per example: text columns, in the order of T5's prompts, and labels.
 _CLASSIFICATION = {
     'BoolQ': (('passage', 'question'), BOOLEAN),
     'CB': (('hypothesis', 'premise'), COMMITMENT),
@@ -81,7 +81,7 @@ def _read_multirc(path: str) -> Iterator[Example]:
 
 
 def _read_record(path: str) -> Iterator[Example]:
-    """Yields an example for each query; entities and right answers are sorted sets, as in TFDS."""
+    """Yields an example for each query; entities and correct answers are distinct and sorted, as in TFDS."""
     for row in raw_rows.jsonl(path):
         passage = row.object('passage')
         text = passage.text('text')
@@ -99,7 +99,7 @@ def _read_record(path: str) -> Iterator[Example]:
 
 
 def _read_wsc(path: str) -> Iterator[Example]:
-    """Yields WSC's examples; case, line ends and final full stops of spans are those of the text, as in `wsc.fixed`."""
+    """Yields WSC's examples; corrects case, line breaks and final periods of spans, as TFDS's `wsc.fixed` does."""
     for row in raw_rows.jsonl(path):
         text, target = row.text('text'), row.object('target')
         example: Example = {'text': text, 'idx': row.integer('idx'), 'label': row.label(BOOLEAN)}
@@ -108,7 +108,7 @@ def _read_wsc(path: str) -> Iterator[Example]:
             example[f'{span}_index'] = index
             if not 0 <= index < len(text.split()):
                 raise row.error(f'{span}_index is {index}, but the text has {len(text.split())} words')
-            example[f'{span}_text'] = _as_in_text(target.text(f'{span}_text'), index, text)
+            example[f'{span}_text'] = _correct_span(target.text(f'{span}_text'), index, text)
         _check_pronoun(example, row)
         yield example
 
@@ -120,21 +120,21 @@ PRONOUN_ELSEWHERE = (
     'When they had eventually calmed down a bit , and had gotten home, Mr. Farley put the magic pebble in an iron safe '
     '. Some day they might want to use it , but really for now, what more could they wish for?',
 )
-# Names that are not adjacent in the text, so the span cannot be corrected.
+# Spans whose names are not adjacent in the text, so they cannot be corrected.
 _SCATTERED = ('Kamenev and Zinoviev', 'Kamenev, Zinoviev, and Stalin')
 
 
 def _check_pronoun(example: Example, row: raw_rows.Row) -> None:
-    """Raises UserError for a pronoun that T5 does not accept: the first word, or not the word at the index."""
+    """Raises UserError if the pronoun is the first word or differs from the word at its index, which T5 rejects."""
     index, text, words = example['span2_index'], example['text'], example['text'].split(' ')
     if index == 0:
-        raise row.error('span2_index is 0; the pronoun may not be the first word')
+        raise row.error('span2_index must be above 0, got 0')
     word = words[index] if index < len(words) else ''
     if word != example['span2_text'] and text not in PRONOUN_ELSEWHERE:
         raise row.error(f'span2_text is {example["span2_text"]!a:.60}, word {index} is {word!a:.60}')
 
 
-def _as_in_text(span: str, index: int, text: str) -> str:
+def _correct_span(span: str, index: int, text: str) -> str:
     if not span or span in text or span in _SCATTERED:
         return span
     first = span[0].lower() if text.split()[index][0].islower() else span[0].upper()
@@ -173,29 +173,29 @@ def dataset(folder: str) -> Dataset:
     return Dataset(
         name=f'super_glue/{folder}',
         features=features,
-        splits=one_layout({split: f'super_glue/{folder}/{name}' for split, name in files.items()}, read),
+        splits=single_file_layouts({split: f'super_glue/{folder}/{name}' for split, name in files.items()}, read),
         tfds=f'super_glue/{_TFDS_CONFIGS.get(folder, folder.lower())}:1.0.2',
         terms='for research, terms of each task: https://super.gluebenchmark.com',
         downloads=(Download(_URL.format(folder), _SHA256[folder], 'super_glue', unzip=True),),
     )
 
 
-def few_shot(folder: str) -> Dataset:
+def few_shot_dataset(folder: str) -> Dataset:
     """Returns FewGLUE's 32 training and 32 validation examples of a task."""
     features, read = _READERS[folder]
     files = {TRAIN: f'fewglue/{folder}/train.jsonl', VALIDATION: f'fewglue/{folder}/dev32.jsonl'}
     return Dataset(
         name=f'fewglue/{folder}',
         features=features,
-        splits=one_layout(files, read),
+        splits=single_file_layouts(files, read),
         terms='for research, terms of each task: https://github.com/timoschick/fewglue',
     )
 
 
-def _tasks(data: Callable[[str], Dataset], name: str) -> tuple[TextTask, ...]:
-    """Returns the seven tasks; `name` is a format string for SuperGLUE's name of the task."""
+def _build_tasks(data: Callable[[str], Dataset], name: str) -> tuple[TextTask, ...]:
+    """Returns the seven tasks of SuperGLUE or FewGLUE; `name` is a format string for their names."""
 
-    def classification(folder: str, *metrics: text_metrics.Metric) -> TextTask:
+    def classification_task(folder: str, *metrics: text_metrics.Metric) -> TextTask:
         task = folder.lower()
         columns, names = _CLASSIFICATION[folder]
         to_text = prompts.classification(task, columns, names)
@@ -203,23 +203,25 @@ def _tasks(data: Callable[[str], Dataset], name: str) -> tuple[TextTask, ...]:
         return TextTask(name.format(task), data(folder), to_text, prompts.ClassId(names), metrics)
 
     return (
-        classification('BoolQ'),
-        classification('CB', text_metrics.mean_f1(3), text_metrics.accuracy),
-        classification('COPA'),
+        classification_task('BoolQ'),
+        classification_task('CB', text_metrics.mean_f1(3), text_metrics.accuracy),
+        classification_task('COPA'),
         TextTask(
             name.format('multirc'),
             data('MultiRC'),
             prompts.classification('multirc', ('question', 'answer', 'paragraph'), BOOLEAN, markup=True),
-            prompts.MultiRC(),
+            prompts.MultiRCLabel(),
             (text_metrics.multirc_f1, text_metrics.multirc_exact_match),
         ),
-        TextTask(name.format('record'), data('ReCoRD'), prompts.record, prompts.record_answer, (text_metrics.record,)),
-        classification('RTE'),
-        classification('WiC'),
+        TextTask(
+            name.format('record'), data('ReCoRD'), prompts.format_record, prompts.record_answers, (text_metrics.record,)
+        ),
+        classification_task('RTE'),
+        classification_task('WiC'),
     )
 
 
-def _diagnostic(name: str, folder: str, columns: Mapping[str, str], metric: text_metrics.Metric) -> TextTask:
+def _diagnostic_task(name: str, folder: str, columns: Mapping[str, str], metric: text_metrics.Metric) -> TextTask:
     to_text = prompts.classification('rte', columns, ENTAILMENT)
     return TextTask(name, dataset(folder), to_text, prompts.ClassId(ENTAILMENT), (metric,))
 
@@ -227,8 +229,8 @@ def _diagnostic(name: str, folder: str, columns: Mapping[str, str], metric: text
 _AXB = {'hypothesis': 'sentence2', 'premise': 'sentence1'}
 _AXG = {'hypothesis': 'hypothesis', 'premise': 'premise'}
 TASKS = (
-    *_tasks(dataset, 'super_glue_{}_v102'),
-    _diagnostic('super_glue_axb_v102', 'AX-b', _AXB, text_metrics.matthews_corrcoef),
-    _diagnostic('super_glue_axg_v102', 'AX-g', _AXG, text_metrics.accuracy),
+    *_build_tasks(dataset, 'super_glue_{}_v102'),
+    _diagnostic_task('super_glue_axb_v102', 'AX-b', _AXB, text_metrics.matthews_corrcoef),
+    _diagnostic_task('super_glue_axg_v102', 'AX-g', _AXG, text_metrics.accuracy),
 )
-FEW_SHOT = _tasks(few_shot, 'fewglue_{}_v001')
+FEW_SHOT = _build_tasks(few_shot_dataset, 'fewglue_{}_v001')

@@ -1,8 +1,8 @@
 """Metrics in percent: seqio metric functions (targets, predictions) -> {name: value}.
 
-Metrics of classes compare ids (or numbers); INVALID, for a text that is not a label, is always wrong. If the labels of
-a split are not public, all targets are INVALID and metrics are empty. BLEU and ROUGE use T5's settings and require the
-libraries sacrebleu and rouge-score. `NAMED` has the metrics for labelled rows of users.
+Classification metrics compare class ids; the id INVALID, for a text that is not a label, is always wrong. If the labels
+of a split are not public, all targets are INVALID and metrics are empty. BLEU and ROUGE use T5's settings and require
+the libraries sacrebleu and rouge-score. `NAMED` contains the metrics that users can select for their own data.
 """
 
 import collections
@@ -50,14 +50,14 @@ def accuracy(targets: Sequence[Hashable], predictions: Sequence[Hashable]) -> Me
 
 @skip_unlabelled
 def f1(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
-    """Computes F1 of class 1 of two; an INVALID prediction counts as the wrong class."""
+    """Computes F1 of class 1 in binary classification; an INVALID prediction counts as the wrong class."""
     target, predicted = np.asarray(targets), np.asarray(predictions)
     predicted = np.where((predicted == 0) | (predicted == 1), predicted, 1 - target)
     return {'f1': 100 * _f1_of_class(target, predicted, 1)}
 
 
 def mean_f1(classes: int) -> Metric:
-    """Returns a metric: the mean F1 of `classes` classes, as for CB."""
+    """Returns a metric that computes the mean F1 over `classes` classes, as in CB."""
 
     @skip_unlabelled
     def mean_class_f1(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
@@ -76,7 +76,7 @@ def _f1_of_class(target: np.ndarray, predicted: np.ndarray, label: int) -> float
 
 @skip_unlabelled
 def matthews_corrcoef(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
-    """Computes Matthews' correlation of two or more classes (Gorodkin 2004), with INVALID as another class."""
+    """Computes the Matthews correlation of two or more classes (Gorodkin 2004), with INVALID as an extra class."""
     target, predicted = np.asarray(targets), np.asarray(predictions)
     labels = np.union1d(target, predicted)
     one_hot, one_hot_predicted = (values[:, None] == labels for values in (target, predicted))
@@ -90,18 +90,18 @@ def matthews_corrcoef(targets: Sequence[int], predictions: Sequence[int]) -> Met
 
 @skip_unlabelled
 def pearson_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> Metrics:
-    """Computes Pearson's correlation, 0 if one side is constant."""
+    """Computes the Pearson correlation; returns 0 if the targets or the predictions are constant."""
     return {'pearson_corrcoef': 100 * _correlation(scipy.stats.pearsonr, targets, predictions)}
 
 
 @skip_unlabelled
 def spearman_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> Metrics:
-    """Computes Pearson's correlation of ranks, with the mean rank for ties; 0 if one side is constant."""
+    """Computes the Spearman correlation, with mean ranks for ties; returns 0 for constant targets or predictions."""
     return {'spearman_corrcoef': 100 * _correlation(scipy.stats.spearmanr, targets, predictions)}
 
 
 def _correlation(function: Callable[..., Any], targets: Sequence[float], predictions: Sequence[float]) -> float:
-    # SciPy warns and returns NaN if one side is constant.
+    # SciPy warns and returns NaN for constant values.
     if not np.ptp(targets) or not np.ptp(predictions):
         return 0.0
     return float(function(np.asarray(targets, float), np.asarray(predictions, float)).statistic)
@@ -113,15 +113,15 @@ def normalize(answer: str) -> str:
 
 
 def squad(targets: Sequence[Texts], predictions: Texts) -> Metrics:
-    """Computes `em` and `f1`, the maximum over the answers to each question; {} if no question has an answer."""
+    """Computes `em` and `f1` with each question's best-matching answer; returns {} if no question has an answer."""
     return _em_and_f1(_score_answers(targets, predictions)) if any(targets) else {}
 
 
 def squad_2(unanswerable: str) -> Metric:
-    """Returns SQuAD 2.0's metrics: `em` and `f1` of all questions, and of those with and without an answer.
+    """Returns SQuAD 2.0's metric: `em` and `f1` of all questions, and of questions with and without an answer.
 
-    The metrics of the two groups have the prefixes `HasAns_` and `NoAns_`. `unanswerable` is the text for no answer, in
-    targets and in predictions.
+    Values for questions with and without an answer have the prefixes `HasAns_` and `NoAns_`. The text `unanswerable`
+    means that there is no answer, in targets and predictions.
     """
 
     def squad_with_unanswerable(targets: Sequence[Texts], predictions: Texts) -> Metrics:
@@ -186,12 +186,12 @@ def multirc_exact_match(targets: Sequence[dict[str, Any]], predictions: Sequence
 
 
 def bleu(targets: Texts | Sequence[Texts], predictions: Texts) -> Metrics:
-    """Computes sacrebleu's corpus BLEU, with its international tokenizer, of one or several references per target."""
+    """Computes sacrebleu's corpus BLEU with the `intl` tokenizer; a target is one reference or a list of them."""
     if not targets:
         return {}
     # sacrebleu expects a list for each reference, not for each example.
     references = [list(targets)] if isinstance(targets[0], str) else [list(each) for each in zip(*targets, strict=True)]
-    score = _library('sacrebleu').corpus_bleu(
+    score = _import_library('sacrebleu').corpus_bleu(
         list(predictions), references, smooth_method='exp', smooth_value=0.0, tokenize='intl'
     )
     return {'bleu': float(score.score)}
@@ -200,18 +200,18 @@ def bleu(targets: Texts | Sequence[Texts], predictions: Texts) -> Metrics:
 def rouge(targets: Texts, predictions: Texts) -> Metrics:
     """Computes the mean F-measure of `rouge1`, `rouge2` and `rougeLsum` over the examples, without stemming.
 
-    T5 reports the median of a bootstrap of that mean, which differs randomly in the second decimal.
+    T5 reports the median of bootstrap samples of this mean, which varies randomly in the second decimal.
     """
     if not targets:
         return {}
-    scorer = _library('rouge_score.rouge_scorer').RougeScorer(ROUGE)
+    scorer = _import_library('rouge_score.rouge_scorer').RougeScorer(ROUGE)
     pairs = zip(targets, predictions, strict=True)
     # rougeLsum expects one sentence per line.
     scores = [scorer.score(*(text.replace(' . ', ' .\n') for text in pair)) for pair in pairs]
     return {name: 100 * sum(score[name].fmeasure for score in scores) / len(scores) for name in ROUGE}
 
 
-def _library(name: str) -> Any:
+def _import_library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -244,8 +244,10 @@ def best_constant_answer(targets: Texts, predictions: Texts) -> Metrics:
 
 
 def regression(targets: Texts, predictions: Texts) -> Metrics:
-    """Computes correlations and `mean_absolute_error` of texts with numbers; other predictions count as 0."""
-    numbers, predicted = ([prompts.number(text, default=0.0) for text in texts] for texts in (targets, predictions))
+    """Computes correlations and `mean_absolute_error` of numbers; a prediction that is not a number counts as 0."""
+    numbers, predicted = (
+        [prompts.parse_number(text, default=0.0) for text in texts] for texts in (targets, predictions)
+    )
     return {
         **pearson_corrcoef(numbers, predicted),
         **spearman_corrcoef(numbers, predicted),
@@ -254,7 +256,7 @@ def regression(targets: Texts, predictions: Texts) -> Metrics:
 
 
 def entity_f1(targets: Texts, predictions: Texts) -> Metrics:
-    """Computes precision, recall and F1 of entities, and the accuracy of tags; a text has a tag for each word.
+    """Computes precision, recall and F1 of entities, and the accuracy of tags, from texts with one tag per word.
 
     As in seqeval's default mode, an entity begins at B- or S-, after O, E- or S-, and if the type changes.
     """
@@ -272,7 +274,7 @@ def entity_f1(targets: Texts, predictions: Texts) -> Metrics:
 
 
 def _entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
-    """Returns the type, first and last word of each entity."""
+    """Returns (type, index of the first word, index of the last word) for each entity."""
     entities, start, previous_prefix, previous_type = set(), 0, 'O', ''
     for index, tag in enumerate([*tags, 'O']):
         prefix, kind = tag[0], tag[1:].split('-', 1)[-1] or '_'
@@ -286,9 +288,9 @@ def _entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
 
 
 def span_answers(targets: Texts, predictions: Texts) -> Metrics:
-    """Computes SQuAD 2.0's metrics of targets with SQuAD's `answers` as JSON, {'text': [...], ...}; '' is no answer."""
+    """Computes SQuAD 2.0's metrics. Targets are SQuAD's `answers` as JSON, {'text': [...], ...}; '' means no answer."""
     answers = [json.loads(target)['text'] for target in targets]
-    # Texts without words are equal, but have no F1 of words, so they are replaced by one word.
+    # Word F1 is undefined for texts without words, so a placeholder word replaces these texts.
     words = [[text for text in texts if normalize(text)] or ['\ue000'] for texts in answers]
     scores = _score_answers(words, [text if normalize(text) else '\ue000' for text in predictions])
     return _em_and_f1_by_answer(scores, np.array([bool(texts) for texts in answers]))
@@ -309,7 +311,10 @@ NAMED: dict[str, Metric] = {
 
 
 def select_metrics(names: Texts | str) -> list[Metric]:
-    """Returns the metrics of these names. Raises UserError for an unknown name or an empty list."""
+    """Returns the metrics with these names, given as a list or a comma-separated text.
+
+    Raises UserError for an unknown name or an empty list.
+    """
     names = [name.strip() for name in names.split(',')] if isinstance(names, str) else list(names)
     if not names or not set(names) <= set(NAMED):
         raise UserError(f"METRICS must be some of {', '.join(NAMED)}, got {names}; set METRICS = ['accuracy']")
@@ -317,26 +322,26 @@ def select_metrics(names: Texts | str) -> list[Metric]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Grouped:
-    """A target text and the value of the METRICS_BY column in its row."""
+class GroupedTarget:
+    """A target text, and the value of the METRICS_BY column in the target's row."""
 
     text: str
     group: str
 
 
 def keep_group(column: str) -> Callable[..., Any]:
-    """Returns a seqio postprocessor: targets become `Grouped`, predictions stay texts."""
+    """Returns a seqio postprocessor that converts targets to `GroupedTarget` and returns predictions unchanged."""
 
     def postprocess(text: str, example: dict[str, Any] | None = None, is_target: bool = False) -> Any:
-        return Grouped(text, example[column].decode()) if is_target and example is not None else text
+        return GroupedTarget(text, example[column].decode()) if is_target and example is not None else text
 
     return postprocess
 
 
 def by_group(metric: Metric) -> Metric:
-    """Returns a metric of all examples that adds NAME/VALUE, the metric for each value of the column."""
+    """Extends a metric with NAME/VALUE: its value over the targets of each group."""
 
-    def grouped(targets: Sequence[Grouped], predictions: Texts) -> Metrics:
+    def grouped_metric(targets: Sequence[GroupedTarget], predictions: Texts) -> Metrics:
         rows: dict[str, tuple[list[str], list[str]]] = {}
         for target, prediction in zip(targets, predictions, strict=True):
             texts, predicted = rows.setdefault(target.group, ([], []))
@@ -347,4 +352,4 @@ def by_group(metric: Metric) -> Metric:
             values |= {f'{name}/{group}': value for name, value in metric(*rows[group]).items()}
         return values
 
-    return grouped
+    return grouped_metric

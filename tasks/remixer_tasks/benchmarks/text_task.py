@@ -1,7 +1,7 @@
-"""Descriptions of text-to-text tasks: a labelled data set, a prompt, and metrics.
+"""Dataclasses that describe text-to-text tasks: a labelled data set, a prompt, and metrics.
 
-A data set is read from TFDS or the published files. Both yield the same examples: flat dicts with the names of
-`Dataset.features`, in which nested names are joined by '/', as in 'idx/question'.
+A data set is read from TFDS or the published files. Both sources yield the same examples: flat dicts with the keys of
+`Dataset.features`; nested names are joined by '/', as in 'idx/question'.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ TEXT, TEXTS, INTEGER, REAL = 'text', 'texts', 'integer', 'real'
 TRAIN, VALIDATION, TEST = 'train', 'validation', 'test'
 
 Example = dict[str, Any]
-# Called with the path of each file of the layout.
+# A reader is called with the path of each file in the layout.
 Reader = Callable[..., Iterator[Example]]
 Preprocessor: TypeAlias = 'Callable[[tf.data.Dataset], tf.data.Dataset]'
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """One set of files in which a split is published: `paths` below the data folder, and their reader."""
+    """Files that contain a published split: `paths` relative to the data folder, and a function that reads them."""
 
     paths: tuple[str, ...]
     read: Reader
@@ -47,8 +47,8 @@ class Dataset:
     Attributes:
         name: name in this package.
         features: maps names to TEXT, TEXTS (any number), INTEGER or REAL.
-        splits: the layouts of each split; the first whose files exist is read. A split without layouts is read only
-            from TFDS.
+        splits: the layouts of each split; the first layout whose files exist is read. A split without layouts is read
+            only from TFDS.
         tfds: TFDS's name and version, as in 'super_glue/cb:1.0.2', or None.
         terms: licence or terms, and homepage.
         downloads: the published files.
@@ -63,12 +63,12 @@ class Dataset:
 
 
 def texts(*names: str, **others: str) -> dict[str, str]:
-    """Returns features: TEXT for each of `names`, and the kinds of `others`."""
+    """Returns a features dict: each of `names` has the type TEXT, and `others` are copied."""
     return {**dict.fromkeys(names, TEXT), **others}
 
 
-def one_layout(files: Mapping[str, str], read: Reader) -> dict[str, list[Layout]]:
-    """Returns the layouts of splits that are published as a single file each."""
+def single_file_layouts(files: Mapping[str, str], read: Reader) -> dict[str, list[Layout]]:
+    """Returns the layouts of splits, each published as a single file."""
     return {split: [Layout((path,), read)] for split, path in files.items()}
 
 
@@ -79,7 +79,8 @@ class TextTask:
     Attributes:
         name: T5's name if T5 has the task.
         to_text: maps examples of `dataset` to inputs and targets.
-        postprocess: maps predicted and target texts to what `metrics` compare (see `prompts`); None keeps the texts.
+        postprocess: maps predicted and target texts to the values that `metrics` compare (see `prompts`); None keeps
+            the texts.
         splits: the splits of the data set to use; None uses all.
     """
 
@@ -92,7 +93,7 @@ class TextTask:
 
     def source(self, data_dir: str | None = None) -> Any:
         """Returns the `sources.LabelledSource` of the examples, without opening a file."""
-        # Imported here, because the class derives from seqio's.
+        # Imported here, because the module loads seqio.
         from remixer_tasks.benchmarks.sources import LabelledSource
 
         return LabelledSource(self.dataset, self.splits or tuple(self.dataset.splits), data_dir)
@@ -112,7 +113,7 @@ def build_task(
     metrics: Sequence[Callable[..., dict[str, float]]],
     postprocess: Callable[..., Any] | None,
 ) -> seqio.Task:
-    """Returns a seqio task with features inputs and targets with EOS, whose examples the source shuffles.
+    """Returns a seqio task with the features inputs and targets, which end with EOS; the source shuffles examples.
 
     The task has no shuffle buffer, because seqio shuffles after `repeat`, which would mix epochs.
     """

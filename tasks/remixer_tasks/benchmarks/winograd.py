@@ -1,9 +1,9 @@
-"""Winograd schemas as T5 reads them: the pronoun between stars in the text, and its noun as the target.
+"""Winograd schemas in T5's format: the pronoun is marked with asterisks, and the target is its referent.
 
-SuperGLUE's WSC is trained on its true pairs and on DPR (Rahman and Ng 2012), and evaluated by whether the predicted
-noun is the candidate of the pair. GLUE's WNLI is evaluated in the same way: which pronoun of the premise does the
-hypothesis replace, and by what? That is the pronoun whose neighbours on both sides also occur in the hypothesis; the
-words between them there are the candidate. T5's authors checked the result by hand on the published sentences.
+WSC models are trained on SuperGLUE's true pairs and on DPR (Rahman and Ng 2012), and evaluated by whether they predict
+the candidate noun of a pair. GLUE's WNLI is converted to the same format: the marked pronoun is the one in the premise
+whose neighbours on both sides also occur in the hypothesis, and the candidate is the text between these neighbours in
+the hypothesis. T5's authors checked the result by hand on the published sentences.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from remixer_tasks.benchmarks.text_task import (
     Download,
     Example,
     TextTask,
-    one_layout,
+    single_file_layouts,
     texts,
 )
 
@@ -37,46 +37,46 @@ _ARTICLES = ('a', 'an', 'the')
 _MARKS = '.,?!'
 
 
-def _pairs(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Converts SuperGLUE's WSC; the candidate is the target, and `label` is whether the pronoun refers to it."""
+def _format_wsc(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Formats SuperGLUE's WSC; the target is the candidate, and `label` is 1 if the pronoun refers to the candidate."""
 
-    def as_text(example):
+    def format_example(example):
         inputs = tf.strings.join(['wsc:', _mark_pronoun(example)], separator=' ')
         return {'idx': example['idx'], 'label': example['label'], 'inputs': inputs, 'targets': example['span1_text']}
 
-    return dataset.map(as_text)
+    return dataset.map(format_example)
 
 
-def _true_pairs(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    return _pairs(dataset.filter(lambda example: example['label'] == 1))
+def _format_true_pairs(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    return _format_wsc(dataset.filter(lambda example: example['label'] == 1))
 
 
 def _mark_pronoun(example: Example) -> tf.Tensor:
-    """Returns the text with the pronoun between stars. T5 first replaces it by an X, then puts stars around each X."""
+    """Marks the pronoun with asterisks. Like T5, replaces the pronoun by X first, then each X by the marked pronoun."""
     text, index = example['text'], example['span2_index']
     words = tf.strings.split(text, sep=' ')
     before, after = (tf.strings.reduce_join(part, separator=' ') for part in (words[:index], words[index + 1 :]))
-    # T5 leaves a space after a pronoun at the end too.
+    # Like T5, appends a space even if the pronoun is the last word.
     blanked = tf.strings.join([before, 'X', after], separator=' ')
     for original, (wrong, right) in _CORRECTIONS.items():
         blanked = tf.where(text == original, original.replace(wrong, right), blanked)
     return tf.strings.regex_replace(blanked, ' X ', tf.strings.join([' *', example['span2_text'], '* ']))
 
 
-def _resolution(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Converts DPR's rows; the pronoun to resolve is its first occurrence in the sentence."""
+def _format_dpr(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Formats DPR's rows and marks the first occurrence of the pronoun in the sentence."""
 
-    def as_text(example):
+    def format_example(example):
         pronoun = tf.strings.join([' (', example['pronoun'], r')( |\.|,)'])
         starred = tf.strings.regex_replace(example['sentence'], pronoun, r' *\1*\2', replace_global=False)
         inputs = tf.strings.join(['wsc:', starred], separator=' ')
         return {'inputs': inputs, 'targets': example['candidates'][example['label']]}
 
-    return dataset.map(as_text)
+    return dataset.map(format_example)
 
 
 def _read_dpr(path: str) -> Iterator[Example]:
-    """Yields examples of five lines: sentence, pronoun, candidates, antecedent, and a blank line."""
+    """Parses examples of five lines: sentence, pronoun, candidates, antecedent, and a blank line."""
     for has_text, numbered in itertools.groupby(raw_rows.lines(path), lambda row: bool(row[1].strip())):
         if not has_text:
             continue
@@ -84,12 +84,12 @@ def _read_dpr(path: str) -> Iterator[Example]:
         number, block = rows[0][0], [line.strip() for _, line in rows]
         if len(block) != 4:
             reason = f'{len(block)} lines instead of sentence, pronoun, candidates, antecedent'
-            raise raw_rows.bad_row(path, number, reason)
+            raise raw_rows.row_error(path, number, reason)
         sentence, pronoun, names, antecedent = block
         candidates = [name.strip() for name in names.split(',')]
         if len(candidates) != 2 or antecedent not in candidates:
             reason = f'the antecedent {antecedent!r} is not one of two candidates {names!r}'
-            raise raw_rows.bad_row(path, number + 2, reason)
+            raise raw_rows.row_error(path, number + 2, reason)
         label = candidates.index(antecedent)
         yield {'sentence': sentence, 'pronoun': pronoun, 'candidates': candidates, 'label': label}
 
@@ -102,69 +102,69 @@ _DPR_SHA256 = {
 _DPR = Dataset(
     name='dpr_wsc',
     features=texts('sentence', 'pronoun', candidates=TEXTS, label=INTEGER),
-    splits=one_layout({TRAIN: 'dpr_wsc/train.c.txt', TEST: 'dpr_wsc/test.c.txt'}, _read_dpr),
+    splits=single_file_layouts({TRAIN: 'dpr_wsc/train.c.txt', TEST: 'dpr_wsc/test.c.txt'}, _read_dpr),
     tfds='definite_pronoun_resolution:1.1.0',
     terms='for research: https://www.hlt.utdallas.edu/~vince/data/emnlp12/',
     downloads=tuple(Download(_DPR_URL.format(name), sha256, 'dpr_wsc') for name, sha256 in _DPR_SHA256.items()),
 )
 
 
-def _wsc(name: str, data: Dataset, splits: tuple[str, ...]) -> tuple[TextTask, TextTask]:
+def _wsc_tasks(name: str, data: Dataset, splits: tuple[str, ...]) -> tuple[TextTask, TextTask]:
     """Returns the training task, which has only true pairs, and the evaluation task."""
     accuracy = (text_metrics.accuracy,)
     return (
-        TextTask(f'{name}_simple_train', data, _true_pairs, splits=(TRAIN,)),
-        TextTask(f'{name}_simple_eval', data, _pairs, prompts.refers, accuracy, splits=splits),
+        TextTask(f'{name}_simple_train', data, _format_true_pairs, splits=(TRAIN,)),
+        TextTask(f'{name}_simple_eval', data, _format_wsc, prompts.matches_candidate, accuracy, splits=splits),
     )
 
 
 TASKS = (
-    *_wsc('super_glue_wsc_v102', super_glue.dataset('WSC'), (VALIDATION, TEST)),
-    TextTask('dpr_v001_simple', _DPR, _resolution, metrics=(text_metrics.accuracy,)),
+    *_wsc_tasks('super_glue_wsc_v102', super_glue.dataset('WSC'), (VALIDATION, TEST)),
+    TextTask('dpr_v001_simple', _DPR, _format_dpr, metrics=(text_metrics.accuracy,)),
 )
-FEW_SHOT = _wsc('fewglue_wsc_v001', super_glue.few_shot('WSC'), (VALIDATION,))
+FEW_SHOT = _wsc_tasks('fewglue_wsc_v001', super_glue.few_shot_dataset('WSC'), (VALIDATION,))
 
 
-def as_schema(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Converts WNLI's rows to inputs with the pronoun between stars and, as target, the candidate, right or wrong."""
+def format_wnli(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Formats WNLI's rows; the input marks the pronoun, and the target is the candidate, whether correct or not."""
 
-    def as_text(example):
+    def format_example(example):
         premise, hypothesis = example['sentence1'], example['sentence2']
-        inputs, target = tf.numpy_function(_schema, [premise, hypothesis], [tf.string, tf.string], stateful=False)
+        inputs, target = tf.numpy_function(_convert_wnli, [premise, hypothesis], [tf.string, tf.string], stateful=False)
         schema = {'inputs': tf.reshape(inputs, []), 'targets': tf.reshape(target, [])}
         metadata = {'idx': example['idx'], 'label': example['label'], 'premise': premise, 'hypothesis': hypothesis}
         return {**schema, **metadata}
 
-    return dataset.map(as_text)
+    return dataset.map(format_example)
 
 
-def _schema(premise: bytes, hypothesis: bytes) -> tuple[bytes, bytes]:
+def _convert_wnli(premise: bytes, hypothesis: bytes) -> tuple[bytes, bytes]:
     text, other = premise.decode(), hypothesis.decode()
-    words, other_words = _words(text), _words(other)
+    words, other_words = _split_words(text), _split_words(other)
     pronouns = [index for index, word in enumerate(words) if word in _PRONOUNS]
     if not pronouns:
         raise ValueError(f'WNLI: there is no pronoun in {text!r}')
-    matches = [(*_match(words[:index], words[index + 1 :], other_words), index) for index in pronouns]
+    matches = [(*_match_context(words[:index], words[index + 1 :], other_words), index) for index in pronouns]
     _, candidate, index = max(matches, key=lambda match: match[0])
     starred = text.split(' ')
     word = starred[index]
     starred[index] = f'*{word[:-1]}* {word[-1]}' if word[-1] in _MARKS else f'*{word}*'
-    # Removes the beginning of the sentence, which a match may include.
+    # Removes the words before the candidate's article, because a match may start at the beginning of the sentence.
     candidate_words = candidate.split(' ')
     start = max((candidate_words.index(article) for article in _ARTICLES if article in candidate_words), default=0)
-    return f'wsc: {" ".join(starred)}'.encode(), _as_written(' '.join(candidate_words[start:]), other).encode()
+    return f'wsc: {" ".join(starred)}'.encode(), _restore_case(' '.join(candidate_words[start:]), other).encode()
 
 
-def _words(text: str) -> list[str]:
-    """Returns lower-case words without a punctuation mark at the end."""
+def _split_words(text: str) -> list[str]:
+    """Splits a text into lower-case words and strips a trailing punctuation mark from each."""
     words = (word[:-1] if word.endswith(tuple(_MARKS)) else word for word in text.strip().lower().split(' '))
     return [word for word in words if word]
 
 
-def _match(before: list[str], after: list[str], other: list[str]) -> tuple[int, str]:
-    """Returns how many words around the pronoun match the other sentence, and the words between them there."""
-    left = _prefix_in(other[::-1], before[::-1])
-    right = _prefix_in(other, after)
+def _match_context(before: list[str], after: list[str], other: list[str]) -> tuple[int, str]:
+    """Returns how many words around the pronoun also occur in `other`, and the words between them in `other`."""
+    left = _count_prefix(other[::-1], before[::-1])
+    right = _count_prefix(other, after)
     if not left + right:
         return 0, ''
     left_words, right_words = before[len(before) - left :], after[:right]
@@ -177,8 +177,8 @@ def _match(before: list[str], after: list[str], other: list[str]) -> tuple[int, 
     return left + right, ''
 
 
-def _prefix_in(sentence: Sequence[str], words: Sequence[str]) -> int:
-    """Returns the length of the longest beginning of `words` that `sentence` contains as text."""
+def _count_prefix(sentence: Sequence[str], words: Sequence[str]) -> int:
+    """Returns the number of words in the longest prefix of `words` that occurs in the text of `sentence`."""
     text = ' '.join(sentence)
     size = 0
     while size < len(words) and ' '.join(words[: size + 1]) in text:
@@ -186,8 +186,8 @@ def _prefix_in(sentence: Sequence[str], words: Sequence[str]) -> int:
     return size
 
 
-def _as_written(candidate: str, sentence: str) -> str:
-    """Returns the candidate with the sentence's case and marks, without a mark at its end, never possessive."""
+def _restore_case(candidate: str, sentence: str) -> str:
+    """Restores the candidate's case and punctuation from the sentence; strips a final mark and possessive 's."""
     pattern = ' '.join(f'{re.escape(word)}[{re.escape(_MARKS)}]?' for word in candidate.split(' '))
     match = re.search(pattern, sentence, re.IGNORECASE)
     if not match:
