@@ -35,7 +35,7 @@ class TfdsCorpus:
         return repr(self)
 
     def source(self, order: int = 0) -> seqio.DataSource:
-        # Imported here, because the class derives from seqio's.
+        # Imported here, because the module loads seqio.
         from remixer_tasks.corpora.sources import TfdsSource
 
         return TfdsSource(self.name, self.data_dir, {TRAIN: self.train, VALIDATION: self.validation}, order)

@@ -2,10 +2,10 @@
 
 The pipeline consists of seqio's Apache Beam transforms (`seqio.beam_utils`), so the files are those of
 `seqio_cache_tasks`: `<directory>/<task>/` with TFRecord shards, `info.<split>.json` and `stats.<split>.json`. The file
-COMPLETED is written last; readers ignore a folder without it. Beam shuffles the examples.
+COMPLETED is written last; readers ignore folders without this file. Beam shuffles the examples.
 
-Unlike in seqio's script, a task need not be registered (workers receive the task itself), files of a killed job are
-removed first, and COMPLETED contains a note about the vocabulary.
+Unlike seqio's script, this module also caches unregistered tasks (workers receive the task itself), first removes the
+files of a killed job, and writes a note about the vocabulary to COMPLETED.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.files.notice import Notice
 
 COMPLETED = 'COMPLETED'
-# DirectRunner would first download another runner.
+# Beam's DirectRunner would first download another runner.
 LOCAL_RUNNER = 'FnApiRunner'
 
 
 @dataclasses.dataclass(frozen=True)
 class CachedSplit:
-    """A cached split: `tokens` of each feature, without padding and EOS, and `size` in bytes."""
+    """Statistics of a cached split: `tokens` per feature, without padding and EOS, and `size` in bytes."""
 
     split: str
     examples: int
@@ -45,12 +45,12 @@ class CachedSplit:
 
 
 def folder(task: seqio.Task, directory: str) -> str:
-    """Returns the folder of the task in `directory`, with seqio's name."""
+    """Returns the cache folder of the task in `directory`, named as in seqio."""
     return os.path.join(directory, seqio.get_task_dir_from_name(task.name))
 
 
 def cache(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_options: str | None = None) -> list[str]:
-    """Caches the task in `directory` unless it is cached already; returns lines that describe the cache.
+    """Caches the task in `directory` unless it is already cached; returns the lines of a summary.
 
     Args:
         note, shards, beam_options: see `write`.
@@ -114,14 +114,14 @@ def write(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_op
         )
     if isinstance(task.source, sources.StreamedSource):
         raise UserError(f'{task.name} is streamed (HF_STREAMING=True) and cannot be cached; remove HF_STREAMING')
-    pipeline = _pipeline(beam_options)
+    pipeline = _create_pipeline(beam_options)
     path = folder(task, directory)
     _remove_leftovers(path)
     # Sources parse their files in this process, not in the workers.
     for split in task.splits:
         task.source.list_shards(split)
     notice = Notice(f'caching {task.name}')
-    with _only_registered(task):
+    with _temporarily_registered(task):
         outputs = [
             output for split in sorted(task.splits) for output in _cache_split(pipeline, task, split, path, shards)
         ]
@@ -129,7 +129,7 @@ def write(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_op
         try:
             pipeline.run().wait_until_finish()
         except Exception as error:
-            raise UserError(f'caching {task.name} failed: {_reason(error)}') from error
+            raise UserError(f'caching {task.name} failed: {_summarize_error(error)}') from error
         if not tf.io.gfile.exists(os.path.join(path, COMPLETED)):
             raise UserError(f'caching {task.name} failed: the pipeline ended without {path}/{COMPLETED}; see its log')
         notice.done(f'{sum(part.examples for part in summary(task, directory)):,} examples')
@@ -140,7 +140,7 @@ def _cache_split(pipeline: Any, task: seqio.Task, split: str, path: str, shards:
     import apache_beam as beam
     from seqio import beam_utils
 
-    source = beam_utils.PreprocessTask(task, split, setup_fn=functools.partial(_register, task))
+    source = beam_utils.PreprocessTask(task, split, setup_fn=functools.partial(_register_in_worker, task))
     shards = max(len(source.shards), shards)
     examples = pipeline | f'{split}_read' >> source | f'{split}_shuffle' >> beam.Reshuffle()
     records = beam_utils.WriteExampleTfRecord(seqio.get_cached_tfrecord_prefix(path, split), shards)
@@ -162,7 +162,7 @@ def _write_completed(outputs: list[Any], path: str, note: str) -> None:
     _ = nothing | 'complete' >> beam.io.WriteToText(name, num_shards=1, shard_name_template='', header=note)
 
 
-def _pipeline(beam_options: str | None) -> Any:
+def _create_pipeline(beam_options: str | None) -> Any:
     """Returns an empty pipeline. Raises UserError if Beam is missing or rejects the options."""
     try:
         import apache_beam as beam
@@ -177,7 +177,9 @@ def _pipeline(beam_options: str | None) -> Any:
         known, every = options.get_all_options(), options.get_all_options(retain_unknown_options=True)
         pipeline = beam.Pipeline(options=options)
     except (ValueError, ImportError, SystemExit) as error:
-        raise UserError(f'BEAM_OPTIONS must be options of Beam, got {beam_options!r} ({_reason(error)})') from error
+        raise UserError(
+            f'BEAM_OPTIONS must be options of Beam, got {beam_options!r} ({_summarize_error(error)})'
+        ) from error
     unknown = sorted(set(every) - set(known))
     if unknown and known['runner'] == LOCAL_RUNNER:
         # Other runners may have options that only their servers recognize.
@@ -200,8 +202,8 @@ def _remove_leftovers(path: str) -> None:
 
 
 @contextlib.contextmanager
-def _only_registered(task: seqio.Task) -> Iterator[None]:
-    """Registers exactly this task under its name, because `seqio.beam_utils` looks it up there."""
+def _temporarily_registered(task: seqio.Task) -> Iterator[None]:
+    """Temporarily registers the task under its name, because `seqio.beam_utils` looks up tasks by name."""
     registry = seqio.TaskRegistry
     before = registry.get(task.name) if task.name in registry.names() else None
     registry.remove(task.name)
@@ -214,13 +216,13 @@ def _only_registered(task: seqio.Task) -> Iterator[None]:
             registry.add_provider(task.name, before)
 
 
-def _register(task: seqio.Task) -> None:
+def _register_in_worker(task: seqio.Task) -> None:
     """Registers the task in a worker, which may be another process."""
     if task.name not in seqio.TaskRegistry.names():
         seqio.TaskRegistry.add_provider(task.name, task)
 
 
-def _reason(error: BaseException) -> str:
+def _summarize_error(error: BaseException) -> str:
     """Returns the most specific line of an error, because Beam's messages contain the tracebacks of workers."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r'[\w.]*(Error|Exception): ', line)]

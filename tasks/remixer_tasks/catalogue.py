@@ -1,4 +1,4 @@
-"""Lists all text-to-text tasks by name, with the location and size of their data, and prints their examples."""
+"""Lists all text-to-text tasks by name, with the location and size of their data, and loads examples."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _SUITES = (super_glue, winograd, glue, nli, cogs, generation)
 _ALL = (*(task for suite in _SUITES for task in suite.TASKS), *super_glue.FEW_SHOT, *winograd.FEW_SHOT)
 TASKS: dict[str, TextTask] = {task.name: task for task in _ALL}
 DATASETS: dict[str, Dataset] = {task.dataset.name: task.dataset for task in TASKS.values()}
-# Examples are counted in published files up to this size, which takes some hundredths of a second.
+# Examples are counted only in published files up to this size, which takes a few hundredths of a second.
 _MAX_COUNTED_BYTES = 1_000_000
 
 
 def task(name: str, vocabulary: seqio.Vocabulary, data_dir: str | None = None) -> seqio.Task:
-    """Returns the task `name`, which reads the data that `data_files` finds, without opening a file.
+    """Returns the seqio task `name` without opening a file; `data_files` locates its data.
 
     Raises UserError for an unknown name, with the nearest known names.
     """
@@ -60,7 +60,7 @@ class SplitStatus:
 
     Attributes:
         origin: the TFDS folder or the files, or None.
-        amount: '250', the number of examples before preprocessing, or '12 MB' if counting takes long.
+        amount: number of examples before preprocessing, as in '250', or file size, as in '12 MB', if counting is slow.
     """
 
     name: str
@@ -92,13 +92,13 @@ def status(data_dir: str | None = None) -> list[TaskStatus]:
 
 def _split_status(dataset: Dataset, data_dir: str | None) -> list[SplitStatus]:
     return [
-        SplitStatus(split, origin, _amount(dataset, split, data_dir) if origin else '')
+        SplitStatus(split, origin, _describe_size(dataset, split, data_dir) if origin else '')
         for split, origin in origins(dataset, data_dir).items()
     ]
 
 
-def _amount(dataset: Dataset, split: str, data_dir: str | None) -> str:
-    """Returns '' if the data cannot be read, so that other tasks are still listed; `examples` reports the reason."""
+def _describe_size(dataset: Dataset, split: str, data_dir: str | None) -> str:
+    """Returns the number of examples or the file size of a split, or '' if the data cannot be read."""
     from remixer_tasks.benchmarks.sources import LabelledSource
 
     try:
@@ -114,7 +114,7 @@ def _amount(dataset: Dataset, split: str, data_dir: str | None) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ShownExample:
-    """An example of the data set, and the (inputs, targets) that a task creates from it: none, one or several."""
+    """A row of a data set, and the (inputs, targets) pairs that a task creates from this row."""
 
     raw: dict[str, Any]
     texts: Sequence[tuple[str, str]]
@@ -123,7 +123,7 @@ class ShownExample:
 def examples(
     name: str, split: str | None = None, n: int = 2, data_dir: str | None = None
 ) -> tuple[str, list[ShownExample]]:
-    """Returns the name of the split (None selects the first with data), and its first `n` examples.
+    """Returns the name of the split and its first `n` examples; None selects the first split with data.
 
     Raises UserError for an unknown task or split, and for data that is missing or cannot be read.
     """
@@ -135,7 +135,7 @@ def examples(
     dataset = source.get_dataset(split, shuffle=False).take(n)
     shown = []
     for index, row in enumerate(tf_data.numpy_iterator(dataset)):
-        # One row at a time, because a task may create several examples from it, or none.
+        # Rows are processed one at a time, because a task may create any number of examples from a row.
         texts = [
             (example['inputs'].decode(), example['targets'].decode())
             for example in tf_data.numpy_iterator(task.to_text(dataset.skip(index).take(1)))

@@ -62,7 +62,7 @@ SQUAD = {'squad_v010_allanswers': 87_599}
 
 def labelled_mixture(name: str, tasks: Sequence[tuple[Any, Any]]) -> seqio.Mixture:
     """Returns a mixture of (task, rate) that raises UserError with the tasks that have no data."""
-    # Imported here, because the class derives from seqio's.
+    # Imported here, because the module loads seqio.
     from remixer_tasks.benchmarks.sources import LabelledMixture
 
     return LabelledMixture(name, tasks)

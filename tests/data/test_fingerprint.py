@@ -203,7 +203,7 @@ def test_the_folder_of_a_damaged_parsed_corpus_is_named(tmp_path, monkeypatch):
         # Open data sets keep the old file.
         shard.unlink()
         shard.write_bytes(content)
-        text_corpus._open.cache_clear()
+        text_corpus._open_documents.cache_clear()
 
     for damaged in (
         sound.replace(b'document 77', b'dokument 77'),

@@ -1,7 +1,7 @@
 """Arrow files of documents, which are memory-mapped and read by index in a seeded random order.
 
-A file has two columns: the text, and its share (see `text_corpus.share_of`), which determines whether the document is
-held out, and serves as checksum. Only `dataset` imports TensorFlow.
+A file has two columns: the text, and its hash as a number (see `text_corpus.hash_fraction`), which selects the held-out
+documents and serves as a checksum. Only `dataset` imports TensorFlow.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import pyarrow as pa
 
 from remixer_t5x.errors import UserError, reason
 from remixer_t5x.lazy import seqio, tf
-from remixer_tasks.corpora.text_corpus import share_of
+from remixer_tasks.corpora.text_corpus import hash_fraction
 
 _SCHEMA = pa.schema([('text', pa.large_binary()), ('share', pa.float64())])
 _NOTES = b'notes'
-# Bytes of text in a record batch.
+# Number of bytes of text in a record batch.
 _BATCH_BYTES = 4 << 20
 # Documents per call from tf.data to Python, because a call takes longer than the lookup of a document.
 _LOOKUP_BATCH = 64
 
 
 def write(path: Path, documents: Iterable[bytes], notes: Callable[[], str]) -> None:
-    """Writes the documents to a new file; `notes()` is called after the last document and stored with them."""
+    """Writes the documents to a new file, and the result of `notes()`, which is called after the last document."""
     with pa.OSFile(str(path), 'wb') as file, pa.ipc.new_file(file, _SCHEMA) as writer:
         texts: list[bytes] = []
         size = 0
@@ -34,17 +34,19 @@ def write(path: Path, documents: Iterable[bytes], notes: Callable[[], str]) -> N
             texts.append(text)
             size += len(text)
             if size >= _BATCH_BYTES:
-                writer.write_batch(_batch(texts))
+                writer.write_batch(_record_batch(texts))
                 texts, size = [], 0
-        writer.write_batch(_batch(texts), {_NOTES: notes().encode()})
+        writer.write_batch(_record_batch(texts), {_NOTES: notes().encode()})
 
 
-def _batch(texts: Sequence[bytes]) -> pa.RecordBatch:
-    return pa.record_batch([pa.array(texts, pa.large_binary()), pa.array(map(share_of, texts), pa.float64())], _SCHEMA)
+def _record_batch(texts: Sequence[bytes]) -> pa.RecordBatch:
+    return pa.record_batch(
+        [pa.array(texts, pa.large_binary()), pa.array(map(hash_fraction, texts), pa.float64())], _SCHEMA
+    )
 
 
 def read_notes(path: Path) -> str:
-    """Returns the notes that `write` stored with the documents. Raises OSError or ValueError for a damaged file."""
+    """Returns the notes that `write` stored in a file. Raises OSError or ValueError for a damaged file."""
     with pa.memory_map(str(path)) as file:
         reader = pa.ipc.open_file(file)
         _, notes = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)
@@ -52,12 +54,12 @@ def read_notes(path: Path) -> str:
 
 
 class Documents:
-    """The documents of several files, by index.
+    """Random access to the documents of Arrow files by index.
 
     Args:
         paths: files written by `write`.
         rows: the documents to include, as indices into the concatenation of all files; None includes all.
-        repair: advice in the error for a damaged file.
+        repair: advice in the error if a file is damaged.
     """
 
     def __init__(self, paths: Sequence[Path], rows: np.ndarray | None = None, repair: str = 'write it again'):
@@ -76,8 +78,8 @@ class Documents:
     def __len__(self) -> int:
         return int(self._starts[-1]) if self._rows is None else len(self._rows)
 
-    def shares(self) -> np.ndarray:
-        """Returns the share of every document of the files."""
+    def hash_fractions(self) -> np.ndarray:
+        """Returns the hash fraction of every document in the files."""
         return np.concatenate([np.zeros(0), *(column.to_numpy() for _, column, _ in self._batches)])
 
     def at(self, indices: np.ndarray) -> np.ndarray:
@@ -89,22 +91,23 @@ class Documents:
             texts, shares, path = self._batches[batch]
             offset = row - int(self._starts[batch])
             documents[number] = texts[offset].as_py()
-            if share_of(documents[number]) != shares[offset].as_py():
+            if hash_fraction(documents[number]) != shares[offset].as_py():
                 raise UserError(f'{path} is damaged; {self._repair}')
         return documents
 
     def dataset(self, seed: int | None, shard: seqio.ShardInfo | None = None, repeat: bool = False) -> tf.data.Dataset:
-        """Returns the documents of a shard as scalars.
+        """Returns a dataset of the documents of a shard, as scalar strings.
 
-        The document at a place depends only on the seed and the place: it is number `place % len` in a permutation for
-        the seed and the epoch, `place // len`. All shards of an epoch together therefore have every document once, in
-        the same order for any number of shards. With `repeat`, the saved position is a place; without it, only the
-        first epoch of a shuffled dataset can be restored, because TensorFlow 2.21 does not save the iteration count.
+        The stream of all shards is a sequence of places. The document at a place depends only on the seed and the
+        place: the epoch `place // len` and the seed determine a permutation, and `place % len` is the index in this
+        permutation. All shards together therefore contain every document once per epoch, in the same order for any
+        number of shards. With `repeat`, the saved position is a place; otherwise, only the first epoch of a shuffled
+        dataset can be restored, because TensorFlow 2.21 does not save the iteration count.
 
         Args:
             seed: seed of the order; None keeps the order of the files.
             shard: selects every `num_shards`-th place.
-            repeat: whether to repeat without end, in a different order in each epoch.
+            repeat: whether to repeat forever, in a different order in each epoch.
         """
         first, step = (shard.index, shard.num_shards) if shard else (0, 1)
         count = len(self)
@@ -114,7 +117,7 @@ class Documents:
         def one_epoch(epoch: tf.Tensor | int) -> tf.data.Dataset:
             return tf.data.Dataset.range(first, count, step).map(lambda place: place + epoch * count)
 
-        def shuffled(place: tf.Tensor) -> tf.Tensor:
+        def shuffle_place(place: tf.Tensor) -> tf.Tensor:
             # Computes the permutation index by index, without storing it.
             keys = tf.stack([tf.constant(seed, tf.int64), place // count])
             return tf.random.experimental.index_shuffle(place % count, keys, tf.constant(count - 1, tf.int64))
@@ -123,14 +126,14 @@ class Documents:
             indices = tf.data.Dataset.range(first, count, step)
             indices = indices.repeat() if repeat else indices
         elif repeat:
-            indices = tf.data.Dataset.counter(first, step).map(shuffled)
+            indices = tf.data.Dataset.counter(first, step).map(shuffle_place)
         else:
             epoch = tf.data.Dataset.random(seed, rerandomize_each_iteration=True).take(1)
-            indices = epoch.flat_map(lambda epoch: one_epoch(epoch % 2**20)).map(shuffled)
+            indices = epoch.flat_map(lambda epoch: one_epoch(epoch % 2**20)).map(shuffle_place)
 
         def look_up(indices: tf.Tensor) -> tf.data.Dataset:
             texts = tf.numpy_function(self.at, [indices], tf.string, stateful=False)
             return tf.data.Dataset.from_tensor_slices(tf.ensure_shape(texts, [None]))
 
-        # A saved position contains the indices of these documents instead of their texts.
+        # Batches contain indices, so a saved position does not contain the texts of documents.
         return indices.batch(_LOOKUP_BATCH).flat_map(look_up)

@@ -1,7 +1,7 @@
 """Reads documents from txt, JSON lines, TSV and Parquet files, plain or gzipped, local or gs://.
 
-Readers stream non-empty texts, pass unreadable and empty records to `Malformed`, and raise UserError if a whole file is
-unusable (missing, not gzip, without the field). `jobs` divides the files among processes.
+Readers stream non-empty texts, report unreadable and empty records to `Malformed`, and raise UserError if a whole file
+is unusable (missing, damaged, or without the field). `jobs` divides the files among processes.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ FORMATS = ('txt', 'jsonl', 'tsv', 'parquet')
 TXT_DOCUMENTS = ('passage', 'paragraph', 'line', 'file')
 _EXTENSIONS = {'txt': 'txt', 'text': 'txt', 'md': 'txt', 'json': 'jsonl', 'ndjson': 'jsonl'}
 _EXTENSIONS |= {format: format for format in FORMATS}
-# Minimum bytes of a job, and maximum number of jobs of a corpus, because each job writes a file that stays open.
+# Minimum number of bytes per job, and maximum number of jobs per corpus; each job writes a file that stays open.
 JOB_BYTES, MAX_JOBS = 16 << 20, 64
-# Bytes of a passage: about 2,000 tokens, several times the length of a row, so that few rows contain parts of two
-# texts. The passages of a small corpus are shorter, so that there are about a hundred and some can be held out.
+# Bytes per passage, about 2,000 tokens, so that few training examples contain parts of two texts. A small corpus is
+# split into about 100 shorter passages, so that some can be held out.
 PASSAGE, PASSAGES = 8_000, 100
-# Pairs of a line or row number, from 1, and a text.
+# Pairs of a line or row number, counted from 1, and a text.
 Documents = Iterator[tuple[int, str]]
 Read = Callable[[Malformed], Iterator[str]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The layout of documents in files.
+    """Settings that define the documents of a file.
 
     Attributes:
         format: one of FORMATS, or None to use each file's extension.
         field: JSON field or column name; for TSV without a header line, a column number from 0.
         txt_documents: the documents of a txt file: paragraphs separated by blank lines ('paragraph'), several joined
             paragraphs ('passage'), lines ('line'), or whole files ('file').
-        longest: maximum number of characters of a line or document. Longer ones are malformed, and never in memory.
+        longest: maximum number of characters of a line or document. Longer ones are malformed and are never loaded
+            completely.
     """
 
     format: str | None = None
@@ -58,12 +59,15 @@ class Layout:
         ranges.check('LONGEST_DOCUMENT', self.longest, ranges.Count)
 
     def format_of(self, path: str) -> str:
-        """Returns the format of this file. Raises UserError if neither setting nor extension names it."""
+        """Returns the format of this file.
+
+        Raises UserError if neither the setting nor the extension specifies a format.
+        """
         return self.format or row_files.format_by_extension(path, _EXTENSIONS, 'TEXT_FORMAT')
 
 
 def jobs(files: Sequence[cache.FileState], layout: Layout) -> list[Read]:
-    """Returns picklable functions that together yield the documents of the files in order.
+    """Returns picklable functions that together yield all documents of the files, in order.
 
     Small files are grouped into jobs of at least JOB_BYTES, at most about MAX_JOBS jobs. Files are not split.
     """
@@ -81,7 +85,7 @@ def jobs(files: Sequence[cache.FileState], layout: Layout) -> list[Read]:
 
 
 def _read_files(files: Sequence[cache.FileState], layout: Layout, passage: int, malformed: Malformed) -> Iterator[str]:
-    """Yields the documents of the files. Raises UserError if a file has changed since the jobs were made."""
+    """Yields the documents of the files. Raises UserError if a file has changed since its size was read."""
     for file in files:
         texts = read(file.path, layout, malformed)
         is_passages = layout.txt_documents == 'passage' and layout.format_of(file.path) == 'txt'
@@ -91,7 +95,7 @@ def _read_files(files: Sequence[cache.FileState], layout: Layout, passage: int, 
 
 
 def _join_paragraphs(paragraphs: Iterable[str], min_bytes: int) -> Iterator[str]:
-    """Joins adjacent paragraphs, with a blank line between them, until they have `min_bytes`."""
+    """Joins adjacent paragraphs, separated by blank lines, into passages of at least `min_bytes`."""
     passage: list[str] = []
     size = 0
     for paragraph in paragraphs:
@@ -115,7 +119,7 @@ def read(path: str, layout: Layout, malformed: Malformed) -> Iterator[str]:
 
 
 def _read_txt(path: str, layout: Layout, malformed: Malformed) -> Documents:
-    """Yields non-empty documents, or '' for a file without text, because blank lines are separators."""
+    """Yields the non-empty documents of a text file, or a single '' if the file has no text."""
     is_empty = True
     for number, document in _join_lines(path, layout, malformed):
         if document.strip():
@@ -136,7 +140,7 @@ def _join_lines(path: str, layout: Layout, malformed: Malformed) -> Documents:
         if line is not None and (layout.txt_documents == 'file' or line.strip()):
             start = start if size else number
             size += len(line) + 1
-            # A document that is already too long is not kept in memory.
+            # Lines of a document that is already too long are not stored.
             if size <= layout.longest:
                 document.append(line)
             else:
@@ -154,7 +158,7 @@ def _read_jsonl(path: str, layout: Layout, malformed: Malformed) -> Documents:
     is_first = True
     for number, record in row_files.json_rows(path, layout.longest, malformed):
         if is_first and layout.field not in record:
-            raise _no_field(path, layout.field, 'field', list(record))
+            raise _missing_field_error(path, layout.field, 'field', list(record))
         is_first = False
         text = record.get(layout.field)  # type: ignore[arg-type]
         if isinstance(text, str):
@@ -170,7 +174,7 @@ def _read_tsv(path: str, layout: Layout, malformed: Malformed) -> Documents:
         cells = line.split('\t')
         if column is None:
             if field not in cells:
-                raise _no_field(path, field, 'column', cells)
+                raise _missing_field_error(path, field, 'column', cells)
             column = cells.index(field)
         elif column < len(cells) and line:
             yield number, cells[column]
@@ -181,12 +185,12 @@ def _read_tsv(path: str, layout: Layout, malformed: Malformed) -> Documents:
 def _read_parquet(path: str, layout: Layout, malformed: Malformed) -> Documents:
     field = str(layout.field)
 
-    def only_field(names: list[str]) -> list[str]:
+    def select_field(names: list[str]) -> list[str]:
         if field not in names:
-            raise _no_field(path, field, 'column', names)
+            raise _missing_field_error(path, field, 'column', names)
         return [field]
 
-    for number, row in row_files.parquet_rows(path, 'TEXT_FORMAT', only_field):
+    for number, row in row_files.parquet_rows(path, 'TEXT_FORMAT', select_field):
         if not isinstance(row[field], str):
             malformed.record(path, number, f"the column '{field}' is empty or not a text")
         elif len(row[field]) > layout.longest:
@@ -195,6 +199,6 @@ def _read_parquet(path: str, layout: Layout, malformed: Malformed) -> Documents:
             yield number, row[field]
 
 
-def _no_field(path: str, field: str | int, kind: str, names: Sequence[str]) -> UserError:
+def _missing_field_error(path: str, field: str | int, kind: str, names: Sequence[str]) -> UserError:
     shown = ', '.join(ascii(name)[:60] for name in names[:10]) + (', ...' if len(names) > 10 else '')
     return UserError(f"TEXT_FIELD must be a {kind} of {path}, got '{field}'; set it to one of {shown}")

@@ -1,7 +1,7 @@
 """seqio data sources for parsed, streamed and TFDS corpora. Importing this module loads seqio.
 
-No source reports its number of examples, because seqio would cache a small corpus in memory, with an operation whose
-position cannot be saved.
+The sources do not report their number of examples, because seqio would cache a small corpus in memory with an operation
+whose position cannot be saved.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION, ParsedCorpus
 
 
 class TextSource(seqio.DataSource):
-    """The documents of a `ParsedCorpus`, with a position that can be saved.
+    """seqio source of a `ParsedCorpus`, with a position that can be saved in checkpoints.
 
     Attributes:
-        repeats: whether a shuffled dataset repeats without end, see `arrow_files.Documents.dataset`. `task_batches`
-            sets it.
+        repeats: whether a shuffled dataset repeats forever, see `arrow_files.Documents.dataset`. `task_batches` sets
+            it.
     """
 
     repeats = False
 
     def __init__(self, corpus: ParsedCorpus, order: int = 0):
-        """`order` is added to every seed."""
+        """`order` is added to every seed, so that two sources of a corpus differ in order."""
         self._corpus, self._order = corpus, order
         super().__init__((TRAIN, VALIDATION), performs_internal_shuffling=True)
 
@@ -43,7 +43,7 @@ class TextSource(seqio.DataSource):
         return self._corpus.files(split)
 
     def records(self, split: str) -> list[str]:
-        """Returns the TFRecord files, whose names TensorFlow does not report if they are damaged: none."""
+        """Returns the TFRecord files to check after a read error: none, because a corpus is stored in Arrow files."""
         return []
 
     def get_dataset(
@@ -54,7 +54,7 @@ class TextSource(seqio.DataSource):
         shard_info: seqio.ShardInfo | None = None,
         **_: Any,
     ) -> tf.data.Dataset:
-        """Returns one epoch of {'text': UTF-8 scalar}, or all if `repeats`; ignores other arguments of seqio."""
+        """Returns a dataset of {'text': UTF-8 scalar}, infinite if `repeats`; other arguments of seqio are ignored."""
         if shuffle:
             seed = (np.random.default_rng().integers(2**31).item() if seed is None else seed) + self._order
         dataset = self._corpus.documents(split).dataset(seed if shuffle else None, shard_info, shuffle and self.repeats)
@@ -62,7 +62,7 @@ class TextSource(seqio.DataSource):
 
 
 class StreamedSource(seqio.DataSource):
-    """The documents of a `StreamedCorpus`, whose training split has a position that can be saved."""
+    """seqio source of a `StreamedCorpus`; the position in the training split can be saved in checkpoints."""
 
     def __init__(self, corpus: StreamedCorpus, order: int = 0):
         """`order` changes the order of the shards for the same seed."""
@@ -71,7 +71,7 @@ class StreamedSource(seqio.DataSource):
 
     @property
     def supports_arbitrary_sharding(self) -> bool:
-        # Otherwise seqio lets every host read everything if there are more hosts than shards.
+        # Without this check, every host would read all data if there are more hosts than shards.
         return True
 
     def list_shards(self, split: str) -> list[str]:
@@ -85,20 +85,20 @@ class StreamedSource(seqio.DataSource):
         shard_info: seqio.ShardInfo | None = None,
         **_: Any,
     ) -> tf.data.Dataset:
-        """Returns examples {'text': UTF-8 scalar}; ignores other arguments of seqio.
+        """Returns a dataset of {'text': UTF-8 scalar}; other arguments of seqio are ignored.
 
-        With `shuffle`, the training documents repeat without end, with a different order of the shards in each epoch.
+        With `shuffle`, the training documents repeat forever, with a different order of the shards in each epoch.
         """
         shard = shard_info or seqio.ShardInfo(0, 1)
         if split == TRAIN:
-            return self._training(shard, f'{seed} {self._order}' if shuffle else None)
+            return self._training_dataset(shard, f'{seed} {self._order}' if shuffle else None)
         held_out = tf.data.Dataset.from_generator(
             lambda: ({'text': document} for document in self._corpus.held_out()),
             output_signature={'text': tf.TensorSpec((), tf.string)},
         )
         return held_out.shard(shard.num_shards, shard.index)
 
-    def _training(self, shard: seqio.ShardInfo, seed: str | None) -> tf.data.Dataset:
+    def _training_dataset(self, shard: seqio.ShardInfo, seed: str | None) -> tf.data.Dataset:
         count = self._corpus.shards(TRAIN).count
         if count < shard.num_shards:
             fewer = max(number for number in range(1, count + 1) if shard.num_shards % number == 0)
@@ -111,7 +111,8 @@ class StreamedSource(seqio.DataSource):
 
         def read_next(place: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
             kinds = [tf.string, tf.string, tf.bool]
-            # Not stateful, because the next document depends only on the place; tf.data may save a position here.
+            # The operation is not stateful, because the next document depends only on the place, so tf.data can save
+            # its position.
             after, text, is_end = tf.numpy_function(reader.after, [place], kinds, stateful=False)
             for tensor in (after, text, is_end):
                 tensor.set_shape([])
@@ -122,10 +123,10 @@ class StreamedSource(seqio.DataSource):
 
 
 class TfdsSource(seqio.TfdsDataSource):
-    """seqio's TFDS source that does not prepare data sets, and raises UserError if one cannot be read."""
+    """seqio's TFDS source, changed to never prepare a data set and to raise UserError if one cannot be read."""
 
     def __init__(self, name: str, data_dir: str | None, splits: Mapping[str, str], order: int = 0):
-        """`order` is added to every seed."""
+        """`order` is added to every seed, so that two sources of a corpus differ in order."""
         self._order = order
         self._name = name
         super().__init__(name, tfds_data_dir=data_dir, read_only=True, splits=splits)
@@ -138,20 +139,20 @@ class TfdsSource(seqio.TfdsDataSource):
         try:
             return super().list_shards(split)
         except Exception as error:
-            raise self._unreadable(error) from error
+            raise self._unreadable_error(error) from error
 
     def get_dataset(self, *args: Any, **kwargs: Any) -> tf.data.Dataset:
         if kwargs.get('seed') is not None:
             kwargs['seed'] += self._order
         try:
             with warnings.catch_warnings():
-                # TFDS requests a deterministic order, which an interleave in one thread always has.
+                # The warning is irrelevant, because an interleave in one thread is always deterministic.
                 warnings.filterwarnings('ignore', 'The `deterministic` argument has no effect')
                 return super().get_dataset(*args, **kwargs)
         except Exception as error:
-            raise self._unreadable(error) from error
+            raise self._unreadable_error(error) from error
 
-    def _unreadable(self, error: Exception) -> UserError:
+    def _unreadable_error(self, error: Exception) -> UserError:
         folder = self.tfds_dataset.data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
         reason = ' '.join(str(error).split())[:120]
         return UserError(
@@ -161,7 +162,7 @@ class TfdsSource(seqio.TfdsDataSource):
 
 
 class _SequentialLoader(seqio.LazyTfdsLoader):
-    """Interleaves files in one thread without a cache in memory, because tf.data could not restore the position."""
+    """seqio's TFDS loader that reads in one thread without a memory cache, so tf.data can save its position."""
 
     @property
     def read_config(self) -> tfds.ReadConfig:

@@ -1,9 +1,9 @@
-"""A corpus that is read during training, without a local copy.
+"""Corpora that are read during training, without a local copy.
 
 A *place* is a short JSON text: the epoch, the number of finished shards of the epoch, and the state of the current
-shard. `Reader.after` returns the document after a place, and the place after that document. The place is a tensor of
-the pipeline (see `sources.StreamedSource`), so tf.data saves it together with the documents that are being joined,
-corrupted and shuffled at that moment, and a restored pipeline continues with the next document.
+shard. `Reader.after` returns the document after a place, and the place after that document. The place is a tensor in
+the pipeline (see `sources.StreamedSource`), so tf.data saves the place together with the documents in its buffers, and
+a restored pipeline continues with the next document.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any, Protocol
 from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio
-from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION, share_of
+from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION, hash_fraction
 
 START = b''
 
 
 class Shards(Protocol):
-    """The documents of a split in numbered shards."""
+    """Interface to the documents of a split, in numbered shards."""
 
     @property
     def count(self) -> int:
@@ -32,23 +32,23 @@ class Shards(Protocol):
 
     @property
     def files(self) -> Sequence[str]:
-        """Paths or URLs of the data, so that a resumed run notices other data."""
+        """Paths or URLs of the data, for detecting changed data when a run is resumed."""
 
     def read(self, shard: int, state: Any) -> Iterator[tuple[str, Any]]:
-        """Yields the documents of a shard after `state` (None: all), each with the state after it, a JSON value.
+        """Yields (document, state) pairs of a shard, starting after `state` or, for None, at the first document.
 
-        Raises UserError if the shard cannot be read.
+        States are JSON values. Raises UserError if the shard cannot be read.
         """
 
 
 class StreamedCorpus:
-    """Documents of `open_split(split)`, for tasks; see `text_corpus.Corpus`.
+    """Corpus of the documents in `open_split(split)`; implements `text_corpus.Corpus`.
 
-    `validation_fraction` of the training documents are held out by the hash of their text, as in
-    `text_corpus.ParsedCorpus`; None if 'validation' is a separate split.
+    A `validation_fraction` of the training documents is held out by the hash of their text, as in
+    `text_corpus.ParsedCorpus`; None uses the separate split 'validation'.
 
-    Held-out documents that an evaluation has read stay in memory, because each evaluation reads them again, and finding
-    them requires reading all documents before them.
+    Held-out documents stay in memory after they are first read, because every evaluation needs them and searching the
+    training shards again would be slow.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class StreamedCorpus:
         self._more_held_out = self._find_held_out()
 
     def source(self, order: int = 0) -> seqio.DataSource:
-        # Imported here, because the class derives from seqio's.
+        # Imported here, because the module loads seqio.
         from remixer_tasks.corpora.sources import StreamedSource
 
         return StreamedSource(self, order)
@@ -77,7 +77,7 @@ class StreamedCorpus:
         )
 
     def shards(self, split: str) -> Shards:
-        """Returns the shards of a split; documents of 'validation' may be held out from the shards of 'train'.
+        """Returns the shards of a split; for a held-out 'validation' split, returns the shards of 'train'.
 
         Raises UserError if the shards cannot be opened.
         """
@@ -87,8 +87,8 @@ class StreamedCorpus:
         return self._opened[opened]
 
     def is_held_out(self, document: bytes) -> bool:
-        """Returns whether a document of the training shards is held out."""
-        return self._fraction is not None and share_of(document) < self._fraction
+        """Returns whether a document in the training shards belongs to the held-out split."""
+        return self._fraction is not None and hash_fraction(document) < self._fraction
 
     def held_out(self) -> Iterator[bytes]:
         """Yields the documents of 'validation', in the order of the shards. Raises UserError if there are none."""
@@ -116,13 +116,15 @@ class StreamedCorpus:
 
 
 class Reader:
-    """Reads the documents of some shards from any place. Iterators in several threads may share a reader.
+    """Reads the training documents of a set of shards, starting from any place.
+
+    Iterators in several threads may share a reader.
 
     Args:
-        corpus: a corpus, whose training documents are read.
+        corpus: the corpus to read.
         shards: indices of the shards.
-        seed: seed of the order of the shards, which differs in each epoch and repeats without end; None reads the
-            shards once, in order.
+        seed: seed of the order of the shards, which differs in each epoch and repeats forever; None reads the shards
+            once, in order.
     """
 
     def __init__(self, corpus: StreamedCorpus, shards: Sequence[int], seed: str | None):
@@ -132,14 +134,14 @@ class Reader:
         self._documents: Iterator[tuple[bytes, bytes]] = iter(())
 
     def after(self, place: bytes) -> tuple[bytes, bytes, bool]:
-        """Returns the place after the next document, the document, and whether the end was reached instead.
+        """Returns (place after the next document, next document, whether there are no more documents).
 
         Raises UserError if a shard cannot be read, or if an epoch has no document.
         """
         with self._lock:
             if place != self._place:
                 self._documents = self._read(place)
-            # If the next line raises, the shards must be reopened.
+            # The place is unset, so that the shards are reopened if the next line raises an error.
             self._place = None
             after, document = next(self._documents, (place, None))
             self._place = after
@@ -150,7 +152,7 @@ class Reader:
         shards = self._corpus.shards(TRAIN)
         while True:
             is_whole, is_empty = not finished and state is None, True
-            for turn, shard in list(enumerate(self._order(epoch)))[finished:]:
+            for turn, shard in list(enumerate(self._order_shards(epoch)))[finished:]:
                 for text, after in shards.read(shard, state):
                     document = text.encode()
                     if not self._corpus.is_held_out(document):
@@ -166,8 +168,8 @@ class Reader:
                 return
             epoch, finished = epoch + 1, 0
 
-    def _order(self, epoch: int) -> Sequence[int]:
+    def _order_shards(self, epoch: int) -> Sequence[int]:
         if self._seed is None:
             return self._shards
-        # Sorted by hash, because NumPy's generators may differ between versions.
+        # The order is computed with a hash, because NumPy's generators may differ between versions.
         return sorted(self._shards, key=lambda shard: hashlib.sha256(f'{self._seed} {epoch} {shard}'.encode()).digest())

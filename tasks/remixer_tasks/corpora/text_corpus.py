@@ -1,8 +1,8 @@
-"""Corpora: documents with a held-out part, for tasks and for training vocabularies.
+"""Text corpora with a held-out split, for tasks and for training vocabularies.
 
-`ParsedCorpus` parses its documents once into Arrow files in the cache and reads them from there. This takes as much
-disk space as the text. In return, errors are counted before training starts, the whole corpus is shuffled, shards are
-equal for any number of hosts, and a position is one number.
+`ParsedCorpus` parses its documents once into Arrow files in the cache, which need as much disk space as the text.
+Therefore errors are reported before training starts, the whole corpus is shuffled, shards are equal for any number of
+hosts, and a position is a single number.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from remixer_tasks.files.malformed import Malformed
 from remixer_tasks.files.notice import Notice
 
 TRAIN, VALIDATION = 'train', 'validation'
-# A function that yields documents and passes records that it cannot read to `Malformed`.
+# A function that yields documents and reports unreadable records to `Malformed`.
 Read = Callable[[Malformed], Iterator[str]]
 
 
@@ -54,12 +54,12 @@ class Corpus(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ParsedCorpus:
-    """Documents that Python functions yield, stored in the cache.
+    """A corpus of documents that Python functions yield, stored in the cache.
 
     Attributes:
-        read: a function that yields all documents, or functions that each yield a part of them. Several functions are
-            called in as many processes as there are cores; after a kill, only unfinished functions are repeated.
-        read_validation: the same for held-out documents; None holds out documents of `read` by their hash.
+        read: a function that yields all documents, or a list of functions that each yield a part. The functions run in
+            parallel processes, one per core; after a kill, only unfinished functions are repeated.
+        read_validation: like `read`, for held-out documents; None holds out documents of `read` by their hash.
         validation_fraction: fraction of the documents to hold out; at least one document is held out.
         noun: the word for a document in messages.
         hold_out_advice: advice in the error if no document can be held out.
@@ -83,30 +83,33 @@ class ParsedCorpus:
             ranges.check('validation_fraction', self.validation_fraction, ranges.OpenShare)
 
     def source(self, order: int = 0) -> seqio.DataSource:
-        # Imported here, because the class derives from seqio's.
+        # Imported here, because the module loads seqio.
         from remixer_tasks.corpora.sources import TextSource
 
         return TextSource(self, order)
 
     def folder(self) -> Path:
-        """Returns its folder in the cache; parses the text first if necessary. Raises UserError for unusable text."""
+        """Returns the corpus folder in the cache; parses the text first if necessary.
+
+        Raises UserError for unusable text.
+        """
         name = cache.key('corpus 2', self.identity, self.validation_fraction, self.strict)
         folder = cache.root() / 'corpora' / name
         if not (folder / cache.SEAL).exists():
             with cache.fill_entry(folder, self.name) as is_unsealed:
                 if is_unsealed:
-                    _parse(self, folder)
+                    _parse_corpus(self, folder)
         cache.check(folder)
         return folder
 
     def files(self, split: str) -> list[str]:
-        """Returns the paths of the Arrow files, and last the path of the row numbers of a split."""
+        """Returns the paths of the Arrow files, followed by the path of the split's row numbers."""
         folder = self.folder()
         return [str(path) for path in (*sorted(folder.glob('*.arrow')), *folder.glob(f'{split}-*.npy'))]
 
     def documents(self, split: str) -> Any:
         """Returns the `arrow_files.Documents` of a split."""
-        return _open(tuple(self.files(split)))
+        return _open_documents(tuple(self.files(split)))
 
     def training_documents(self) -> Iterator[str]:
         for document in tf_data.numpy_iterator(self.documents(TRAIN).dataset(seed=0)):
@@ -114,8 +117,8 @@ class ParsedCorpus:
 
 
 @functools.cache
-def _open(files: tuple[str, ...]) -> Any:
-    """Opens `ParsedCorpus.files`, once for all tasks and streams, because every file stays open."""
+def _open_documents(files: tuple[str, ...]) -> Any:
+    """Opens `ParsedCorpus.files`, cached because all tasks and streams share the open files."""
     from remixer_tasks.corpora import arrow_files
 
     *paths, rows = map(Path, files)
@@ -127,38 +130,38 @@ def _open(files: tuple[str, ...]) -> Any:
     return arrow_files.Documents(paths, numbers, repair)
 
 
-def share_of(document: bytes) -> float:
-    """Returns a number in [0, 1) that is a hash of the document, which stays in its split when others are added."""
+def hash_fraction(document: bytes) -> float:
+    """Hashes a document to a number in [0, 1), so that its split does not depend on other documents."""
     return int.from_bytes(hashlib.sha256(document).digest()[:6], 'big') / 2**48
 
 
-def _parse(corpus: ParsedCorpus, folder: Path) -> None:
-    """Writes the documents that are missing, the row numbers of both splits, and the seal."""
+def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
+    """Parses the missing documents, and writes the row numbers of both splits and the seal."""
     from remixer_tasks.corpora import arrow_files
 
     nouns = f'{corpus.noun}s'
     notice, malformed = Notice(f'reading {corpus.name}'), Malformed(corpus.strict)
-    paths = _read(corpus, corpus.read, 'documents', folder, malformed, notice)
-    shares = arrow_files.Documents(paths).shares()
+    paths = _write_parts(corpus, corpus.read, 'documents', folder, malformed, notice)
+    shares = arrow_files.Documents(paths).hash_fractions()
     if corpus.read_validation is None:
         if len(shares) == 1:
             raise UserError(f'{corpus.name} is a single {corpus.noun}; {corpus.hold_out_advice}')
         is_held_out = shares < corpus.validation_fraction
         if not is_held_out.any() and len(shares):
-            # There are too few documents for this share.
+            # Small corpora hold out the document with the smallest hash.
             is_held_out = shares == shares.min()
         if is_held_out.all() and len(shares):
             raise UserError(f'all {len(shares):,} {nouns} of {corpus.name} are equal; {corpus.hold_out_advice}')
     else:
-        paths = _read(corpus, corpus.read_validation, 'held_out', folder, malformed, notice)
-        held_out = arrow_files.Documents(paths).shares()
+        paths = _write_parts(corpus, corpus.read_validation, 'held_out', folder, malformed, notice)
+        held_out = arrow_files.Documents(paths).hash_fractions()
         is_held_out = np.repeat([False, True], [len(shares), len(held_out)])
         shares = np.concatenate([shares, held_out])
-    # Part of the file name, so that a resumed run detects other text without reading it.
+    # The digest is part of the file name, so that a resumed run detects changed text without reading it.
     digest = hashlib.sha256(shares.tobytes()).hexdigest()[:16]
     for split, numbers in {TRAIN: np.flatnonzero(~is_held_out), VALIDATION: np.flatnonzero(is_held_out)}.items():
         if not len(numbers):
-            raise UserError(f'{corpus.name} has no {split} {nouns}{malformed.summary()}: {corpus.empty_advice}')
+            raise UserError(f'{corpus.name} has no {split} {nouns}{malformed.summary()}; {corpus.empty_advice}')
         np.save(folder / 'rows.tmp.npy', numbers)
         temporary.sync_and_rename(folder / 'rows.tmp.npy', folder / f'{split}-{digest}.npy')
     for path in folder.glob('*.unfinished'):
@@ -169,25 +172,30 @@ def _parse(corpus: ParsedCorpus, folder: Path) -> None:
     cache.seal(folder)
 
 
-def _read(
+def _write_parts(
     corpus: ParsedCorpus, read: Read | Sequence[Read], name: str, folder: Path, malformed: Malformed, notice: Notice
 ) -> list[Path]:
-    """Writes each function's documents to a file and returns the paths of the files."""
+    """Writes the documents of each function to a file; returns the paths of the files."""
     functions = [read] if callable(read) else read
     paths = [folder / f'{name}-{number:05d}.arrow' for number in range(len(functions))]
     jobs = [(function, path, corpus.strict) for function, path in zip(functions, paths, strict=True)]
     if len(jobs) == 1:
-        results = iter([_write(*jobs[0], lambda count: notice.update(lambda: f'{count:,} {corpus.noun}s'))])
+        results = iter([_write_part(*jobs[0], lambda count: notice.update(lambda: f'{count:,} {corpus.noun}s'))])
     else:
-        results = workers.in_order(_write, jobs, workers.cores())
+        results = workers.in_order(_write_part, jobs, workers.cores())
     for number, counts in enumerate(results, 1):
         malformed.add(counts)
         notice.step(number, len(jobs), 'parts')
     return paths
 
 
-def _write(read: Read, path: Path, strict: bool, progress: Callable[[int], Any] = lambda count: None) -> dict[str, Any]:
-    """Writes a function's documents unless the file exists; returns its `Malformed.counts`. May run in a worker."""
+def _write_part(
+    read: Read, path: Path, strict: bool, progress: Callable[[int], Any] = lambda count: None
+) -> dict[str, Any]:
+    """Writes the documents of a function to `path` unless the file exists; returns its `Malformed.counts`.
+
+    May run in a worker.
+    """
     from remixer_tasks.corpora import arrow_files
 
     with contextlib.suppress(OSError, ValueError):
@@ -199,7 +207,7 @@ def _write(read: Read, path: Path, strict: bool, progress: Callable[[int], Any] 
             yield document.encode()
             progress(number)
 
-    # A name that no other process uses.
+    # The name contains the process id, so that concurrent processes write different files.
     unfinished = path.with_suffix(f'.{os.getpid()}.unfinished')
     try:
         with cache.wrap_write_errors():
