@@ -152,7 +152,7 @@ def test_no_model_or_size_is_left_out():
 
 
 @pytest.mark.parametrize('line', ['ENCODER_FEED_FORWARD', 'DECODER_FEED_FORWARD'])
-def test_one_line_swaps_half_a_layer(line):
+def test_one_line_swaps_a_sublayer(line):
     swapped = build_model('models/remixer.gin', 'sizes/tiny.gin', **{line: '@feed_forward.GatedMLP'})
     shapes = interface.param_shapes(swapped, SHAPES)
     side, other = ('encoder', 'decoder') if line.startswith('ENCODER') else ('decoder', 'encoder')

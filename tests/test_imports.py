@@ -107,7 +107,7 @@ def test_accelerators_are_hidden_if_a_library_has_imported_tensorflow(monkeypatc
 
 
 @pytest.mark.parametrize(('devices', 'is_error'), [([], False), (['GPU:0'], True)])
-def test_a_tensorflow_that_already_uses_a_gpu_is_an_error(monkeypatch, devices, is_error):
+def test_a_tensorflow_that_already_uses_a_gpu_raises_an_error(monkeypatch, devices, is_error):
     def refuse(*_):
         raise RuntimeError('devices are initialized')
 

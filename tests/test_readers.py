@@ -110,7 +110,7 @@ def _reads(call):
     return name in NAMES and (not name.startswith('load') or module in ('json', 'np', 'tomllib'))
 
 
-def test_every_reader_is_listed():
+def test_every_function_that_reads_a_file_is_listed():
     """A new reader uses `untrusted_files` and joins `USERS`, or joins `OPENED` with the reason why it need not."""
     found = readers()
     unlisted, gone = sorted(found - OPENED.keys()), sorted(OPENED.keys() - found)
@@ -123,6 +123,6 @@ WRITING = ('open(p, "w")', 'p.open("ab")', 'open(p, mode="x")', 'untrusted_files
 
 
 @pytest.mark.parametrize('text', [*READING, *WRITING])
-def test_a_reader_is_found_and_a_writer_is_not(text):
+def test_calls_that_read_files_are_found(text):
     tree = ast.parse(f'class A:\n  def b(self):\n    {text}')
     assert list(_readers(tree, '<module>')) == ['b'] * (text in READING)

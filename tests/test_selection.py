@@ -30,7 +30,7 @@ def files(changed_tests):
     return changed_tests.Files({path.relative_to(ROOT).as_posix() for path in [*found, *top] if path.is_file()})
 
 
-def test_quick_has_every_law_for_every_module_of_sublayers():
+def test_quick_runs_each_contract_test_for_each_sublayer_module():
     contract, marks = (load(ROOT / f'tests/models/sublayers/{name}.py') for name in ('test_contract', 'conftest'))
     modules = {
         f'remixer_t5x.models.sublayers.{path.stem}'

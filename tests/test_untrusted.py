@@ -158,7 +158,7 @@ def test_gin_files_are_loaded_only_from_the_given_locations(name):
     assert name in LOADERS
 
 
-def test_nothing_in_a_hugging_face_folder_gets_into_gin():
+def test_values_of_a_hugging_face_folder_cannot_inject_gin():
     """The text of a converted model has our statements, with numbers that were checked, and nothing else."""
     from remixer_t5x.interop.huggingface.bert import Bert
 

@@ -327,7 +327,7 @@ def test_non_files_raise_a_one_line_error(tmp_path, user, kind):
 
 
 @pytest.mark.parametrize('text', ['NaN', '[1e999]', '{"a": -Infinity}', '9' * 400, '[' * 100_000, '{', '', '"a\nb"'])
-def test_odd_json_is_refused_in_one_short_line(text):
+def test_odd_json_is_rejected_in_one_short_line(text):
     with pytest.raises(untrusted_files.NotJson) as error:
         untrusted_files.parse_json(text)
     assert len(str(error.value).splitlines()) == 1 and len(str(error.value)) < 200

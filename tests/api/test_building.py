@@ -71,7 +71,7 @@ def test_a_macro_may_be_a_gin_reference():
         (('sizes/tiny.gin',), {}, 'MODEL'),
     ],
 )
-def test_invalid_arguments_are_a_one_line_error(files, macros, message):
+def test_invalid_arguments_raise_a_one_line_error(files, macros, message):
     with pytest.raises(UserError, match=message) as error:
         build_model(*files, **macros)
     assert '\n' not in str(error.value)

@@ -160,7 +160,7 @@ def test_long_texts_are_truncated_or_an_error(trained):
             trained.make_batch(inputs, targets)
 
 
-def test_invalid_texts_are_an_error(trained):
+def test_invalid_texts_raise_an_error(trained):
     for method in (trained.score, trained.make_batch):
         with pytest.raises(UserError, match='2 inputs and 1 targets'):
             method(['a', 'b'], ['c'])
@@ -197,7 +197,7 @@ def test_a_hugging_face_folder_is_loaded_with_equal_logits_and_saved(name, tmp_p
     np.testing.assert_array_equal(again.score(['a b'], ['c']), loaded.score(['a b'], ['c']))
 
 
-def test_folders_without_a_model_are_an_error(run, tmp_path):
+def test_folders_without_a_model_raise_an_error(run, tmp_path):
     def refusal(path, **options):
         with pytest.raises(UserError) as error:
             remixer_t5x.load(str(path), **options)

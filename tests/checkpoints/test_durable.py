@@ -58,7 +58,7 @@ def test_files_are_synced_before_the_rename_and_parents_after_it(written):
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_damaged_file_is_named(written, tmp_path, data):
+def test_any_damaged_file_is_reported(written, tmp_path, data):
     durable.check_files(written[0])
     copy = tmp_path / 'copy'
     shutil.rmtree(copy, ignore_errors=True)
@@ -93,7 +93,7 @@ def test_a_changed_bit_in_a_listed_file_name_is_damage(written, tmp_path):
         durable.check_files(copy)
 
 
-def test_a_checkpoint_with_nan_is_refused(tmp_path):
+def test_a_checkpoint_with_nan_is_rejected(tmp_path):
     checkpoints = manager.Checkpoints(model_dir.claim(tmp_path / 'run'))
     bad = {**STATE, 'w': STATE['w'].at[7].set(jnp.nan)}
     checkpoints.save(1, bad, Position(), {'window': {}})
@@ -147,7 +147,7 @@ def test_a_damaged_array_description_is_reported_as_damage(written, tmp_path, ch
         saved_params.verify_files(folder, listed=True)
 
 
-def test_a_file_list_with_files_outside_is_refused(written, tmp_path):
+def test_a_file_list_with_files_outside_is_rejected(written, tmp_path):
     folder = tmp_path / 'copy'
     shutil.copytree(written[0], folder)
     listed = json.loads((folder / durable.FILE_LIST).read_text())

@@ -87,14 +87,14 @@ def test_an_interrupted_write_is_not_a_checkpoint_and_is_removed(saved):
     assert sorted(p.name for p in steps.iterdir()) == ['2', '3', '4']
 
 
-def test_restoring_other_shapes_is_an_error(saved):
+def test_restoring_other_shapes_raises_an_error(saved):
     checkpoints = manager.Checkpoints(saved)
     text = error_message(lambda: checkpoints.restore(3, abstract(state_of(0, embed=5))))
     assert 'has shape' in text and '(4,) there and (5,) here' in text
     checkpoints.close()
 
 
-def test_the_most_informative_shape_difference_is_named():
+def test_the_most_informative_shape_difference_is_reported():
     """A parameter rather than its moments, and an array of both rather than an absent one."""
     moment, kernel, logits = 'opt_state/1/mu/encoder/remixer/kernel', 'params/encoder/remixer/kernel', 'params/logits'
     saved = dict.fromkeys((moment, kernel, logits), (1,))
@@ -106,7 +106,7 @@ def test_the_most_informative_shape_difference_is_named():
 
 
 @pytest.mark.parametrize('file', ['_sharding', '_METADATA'])
-def test_a_damaged_description_without_file_list_is_an_error(saved, file):
+def test_a_damaged_description_without_file_list_raises_an_error(saved, file):
     step = pathlib.Path(saved / 'checkpoints' / '3')
     (step / 'files.json').unlink()
     (step / 'state' / file).write_text('[]')
@@ -114,7 +114,7 @@ def test_a_damaged_description_without_file_list_is_an_error(saved, file):
     assert 'damaged' in text and 'copy the checkpoint again, or use another' in text
 
 
-def test_resuming_with_other_settings_is_an_error():
+def test_resuming_with_other_settings_raises_an_error():
     changes.check_compatible(RUN, RUN)
     assert 'vocabulary ab12 of 384 ids' in error_message(
         lambda: changes.check_compatible(RUN, {**RUN, 'vocabulary': 'other'})
@@ -138,12 +138,12 @@ def test_parameters_are_restored_from_a_run_or_a_checkpoint(saved, place):
         ('', 5, None, '(4,) there and (5,) here'),
     ],
 )
-def test_an_unsuitable_initial_checkpoint_is_an_error(saved, place, embed, vocabulary, words):
+def test_an_unsuitable_initial_checkpoint_raises_an_error(saved, place, embed, vocabulary, words):
     params = abstract(state_of(0, embed)).params
     assert words in error_message(lambda: saved_params.restore_params(str(saved / place), params, vocabulary))
 
 
-def test_a_full_disk_is_an_error_before_writing(saved, monkeypatch):
+def test_a_full_disk_raises_an_error_before_writing(saved, monkeypatch):
     checkpoints = manager.Checkpoints(saved)
     usage = shutil.disk_usage(saved)._replace(free=10)
     monkeypatch.setattr(manager.shutil, 'disk_usage', lambda path: usage)
@@ -166,7 +166,7 @@ def test_model_dir_must_be_a_new_or_an_own_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('name', ['a*b', 'what?', 'run[1]'])
-def test_a_name_with_pattern_characters_is_refused(saved, tmp_path, name):
+def test_a_name_with_pattern_characters_is_rejected(saved, tmp_path, name):
     """Orbax would write a checkpoint there and not find it again."""
     place = tmp_path / name
     assert 'as a pattern' in error_message(lambda: model_dir.claim(place))
@@ -175,7 +175,7 @@ def test_a_name_with_pattern_characters_is_refused(saved, tmp_path, name):
     assert 'as a pattern' in error_message(lambda: saved_params.open_checkpoint(str(place)))
 
 
-def test_a_read_only_folder_is_an_error(tmp_path, monkeypatch):
+def test_a_read_only_folder_raises_an_error(tmp_path, monkeypatch):
     """The error is simulated, because root can write anywhere."""
 
     def refuse(self, text):

@@ -23,7 +23,7 @@ def folder(tmp_path):
 @pytest.mark.parametrize(
     'target', ['/etc/passwd', '../../../secret', '/nowhere/at/all', '../../../given_too/file', '/']
 )
-def test_a_link_that_leaves_is_refused(folder, tmp_path, target):
+def test_a_link_out_of_its_folder_is_rejected(folder, tmp_path, target):
     """This includes links to a folder whose name has the folder's name as a prefix, and broken links."""
     (tmp_path / 'given_too').mkdir()
     (folder / 'deep' / 'deeper' / 'link').symlink_to(target)
@@ -47,7 +47,7 @@ def test_a_chain_of_links_is_followed_to_its_end(folder, tmp_path):
     assert 'is a link that leaves' in error_message(safe_paths.resolve_inside, folder, 'a', 'an index')
 
 
-def test_a_pipe_is_refused_without_opening_it(folder):
+def test_a_pipe_is_rejected_without_opening_it(folder):
     os.mkfifo(folder / 'deep' / 'pipe')
     assert 'is a pipe, socket or device' in error_message(safe_paths.check_inside, folder)
     assert 'is a pipe, socket or device' in error_message(safe_paths.resolve_inside, folder, 'deep/pipe', 'an index')
@@ -66,14 +66,14 @@ def test_links_to_the_blobs_of_a_hugging_face_cache_are_allowed(tmp_path):
 
 @pytest.mark.parametrize('name', ['../x', '/etc/passwd', 'a/../../x', '..', '', ' ', 'a\0b', 'a\nb', 7, None, ['a'],
                                   'C:\\x', '..\\x', '\x1b[31m', 'file:///etc/passwd'])  # fmt: skip
-def test_names_that_lead_out_of_the_folder_are_refused(folder, name):
+def test_names_that_lead_out_of_the_folder_are_rejected(folder, name):
     assert 'an index names the file' in error_message(safe_paths.resolve_inside, folder, name, 'an index')
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=30) | st.lists(st.sampled_from(['..', '.', 'a', '', 'deep']), max_size=5).map('/'.join))
 @example('./../x')
-def test_any_name_is_resolved_inside_or_refused(tmp_path_factory, name):
+def test_any_name_is_resolved_inside_or_rejected(tmp_path_factory, name):
     folder = tmp_path_factory.getbasetemp()
     try:
         path = safe_paths.resolve_inside(folder, name, 'an index')

@@ -52,7 +52,7 @@ def change(saved, tmp_path):
 
 
 @pytest.mark.parametrize('kind', HOSTILE)
-def test_a_description_that_would_abort_the_process_is_refused(change, kind):
+def test_a_description_that_would_abort_the_process_is_rejected(change, kind):
     """`convert` calls the first function; `infer`, `eval` and INITIAL_CHECKPOINT_PATH call the second."""
     folder = change(HOSTILE[kind])
     error = error_message(converted.read, str(folder))
@@ -100,13 +100,13 @@ def test_a_folder_with_a_noncanonical_number_is_not_a_step(saved, tmp_path, name
 
 
 @pytest.mark.parametrize('record', ['[]', '3', 'null', '[' * 100_000, '{"a": 1e999}', '\x00', ''])
-def test_an_invalid_record_is_an_error(change, record):
+def test_an_invalid_record_raises_an_error(change, record):
     folder = change({})
     (folder / 'run' / 'metadata').write_text(record)
     assert 'cannot be read' in error_message(converted.read, str(folder))
 
 
-def test_parameters_larger_than_the_memory_are_refused(saved, monkeypatch):
+def test_parameters_larger_than_the_memory_are_rejected(saved, monkeypatch):
     monkeypatch.setattr(os, 'sysconf', lambda name: 1 if name == 'SC_PHYS_PAGES' else 16)
     assert 'convert them on a larger machine' in error_message(converted.read, str(saved))
 

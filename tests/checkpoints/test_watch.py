@@ -38,7 +38,7 @@ def test_an_incomplete_checkpoint_is_ignored(tmp_path):
         ('run,run/checkpoints/100', 'of different steps'),
     ],
 )
-def test_a_wrong_path_is_an_error(tmp_path, path, line):
+def test_a_wrong_path_raises_an_error(tmp_path, path, line):
     save(tmp_path / 'run', 5, 100)
     paths = ','.join(f'{tmp_path}/{part}' for part in path.split(',')) if path else ''
     with pytest.raises(UserError) as error:
@@ -75,7 +75,7 @@ def test_following_skips_evaluated_steps_and_ends_after_the_timeout(tmp_path, mo
     assert clock.now == pytest.approx(0.1, abs=0.02)
 
 
-def test_following_a_missing_folder_is_an_error(tmp_path):
+def test_following_a_missing_folder_raises_an_error(tmp_path):
     save(tmp_path / 'run', 10)
     with pytest.raises(UserError, match='did you mean run?'):
         list(saved_params.follow_checkpoints(str(tmp_path / 'rum'), timeout=0, poll=0.01))

@@ -69,7 +69,7 @@ def test_an_invalid_model_raises_an_error():
         ('nowhere.gin', ['models/nowhere.gin']),
     ],
 )
-def test_a_model_is_a_shipped_file_or_the_users(name, files, tmp_path, monkeypatch):
+def test_the_model_flag_accepts_shipped_and_custom_files(name, files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'paths').mkdir()
     for file in ('mine.gin', 'paths/there.gin', 'remixer.gin'):

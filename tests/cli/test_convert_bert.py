@@ -66,7 +66,7 @@ def test_texts_begin_with_cls_and_end_with_sep(folder, tmp_path):
     assert vocabulary == vocabularies.wordpiece(str(folder / 'vocab.txt')) and vocabulary.vocab_size == len(PIECES)
 
 
-def test_a_missing_library_or_vocabulary_raises_one_line(folder, tmp_path, capsys, monkeypatch):
+def test_a_missing_library_or_vocabulary_raises_a_one_line_error(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, 'tokenizers', None)
     assert main(['convert', f'--from_hf={folder}', f'--to={tmp_path / "ours"}']) == 2
     assert "pip install 'remixer-t5x[wordpiece]'" in capsys.readouterr().err

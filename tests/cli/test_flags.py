@@ -40,7 +40,7 @@ def test_flags_choose_the_decoder_and_the_batch_size(command, flags, decoder):
     gin.clear_config()
 
 
-def test_two_decoders_are_refused():
+def test_two_decoders_are_rejected():
     for flags in (['--beams=2', '--sampling'], ['--beams=2', '--embed'], ['--beams=1']):
         with pytest.raises(UserError, match='--beams'):
             parsed('infer', *flags)

@@ -96,7 +96,7 @@ def test_weights_in_an_automatic_hub_pull_request_are_downloaded(hub, t5, monkey
     assert client.folder_of(f'{FLAN}@refs/pr/4') == folder
 
 
-def test_a_model_with_only_pickles_raises_one_line(hub, t5, tmp_path, capsys):
+def test_a_model_with_only_pickles_raises_a_one_line_error(hub, t5, tmp_path, capsys):
     hub.add(FLAN, t5, without='.safetensors')
     hub.pull_requests[FLAN] = [('stranger', 3, 'open')]
     error = error_of(capsys, f'--from_hf={FLAN}', f'--to={tmp_path}/x')
@@ -109,12 +109,12 @@ def test_a_model_with_only_pickles_raises_one_line(hub, t5, tmp_path, capsys):
     [('nobody/nothing', 'no such model'), (f'{FLAN}@v9', 'revision'), ('../up', 'is not a folder'),
      ('a/b/c', 'is not a folder')],
 )  # fmt: skip
-def test_a_wrong_name_raises_one_line(hub, t5, tmp_path, capsys, name, named):
+def test_a_wrong_name_raises_a_one_line_error(hub, t5, tmp_path, capsys, name, named):
     hub.add(FLAN, t5)
     assert named in error_of(capsys, f'--from_hf={name}', f'--to={tmp_path}/x')
 
 
-def test_a_hub_that_does_not_answer_raises_one_line(hub, t5, tmp_path, capsys):
+def test_a_hub_that_does_not_answer_raises_a_one_line_error(hub, t5, tmp_path, capsys):
     hub.close()
     assert 'does not answer' in error_of(capsys, f'--from_hf={FLAN}', f'--to={tmp_path}/x')
 
@@ -174,7 +174,7 @@ def test_the_card_has_recipe_metrics_and_curve_but_no_folder_names(shared):
     assert remixer_t5x.load(str(shared)).generate('a text', max_length=3)
 
 
-def test_a_damaged_shared_folder_raises_one_line(shared, tmp_path):
+def test_a_damaged_shared_folder_raises_a_one_line_error(shared, tmp_path):
     shutil.copytree(shared, tmp_path / 'shared')
     gin_file = tmp_path / 'shared/model.gin'
     gin_file.write_text(gin_file.read_text().replace('MLP_DIM = 24', 'MLP_DIM = 32'))

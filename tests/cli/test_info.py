@@ -63,7 +63,7 @@ def test_shardings_of_a_described_slice_are_printed_without_its_devices(info):
     assert 'of 86.8 MiB in all' in out and 'heads=4 does not divide by 8: replicated' in out
 
 
-def test_some_parameters_are_shown_by_name(info):
+def test_matching_parameters_are_shown_by_name(info):
     out = info('--sharding=*/wi_0/*', *MODEL, '--gin_file=hardware/gpu.gin', '--devices=8')
     assert out.count('wi_0') == 2 and 'embedding' not in out
 

@@ -73,7 +73,7 @@ def test_any_number_is_drawn_or_omitted(run, value):
 
 
 @pytest.mark.parametrize('name', ['loss', 'seconds_per_step', 'tokens'])
-def test_a_text_instead_of_a_number_is_an_error_if_it_is_read(run, name):
+def test_a_text_instead_of_a_number_raises_an_error_if_it_is_read(run, name):
     change = {name: '"text"'}
     write_line(run, *(({}, change) if name in LINE['timing'] else (change, {})))
     if name in metrics.READ_METRICS:
@@ -101,7 +101,7 @@ def test_non_files_raise_a_one_line_error_or_are_omitted(run, name, kind):
     hostile_files.one_line_or_result(report, run)
 
 
-def test_predictions_that_are_not_utf_8_raise_one_line(run):
+def test_predictions_that_are_not_utf_8_raise_a_one_line_error(run):
     (run / 'eval' / 'predictions' / 'cogs-gen-2.jsonl').write_bytes(b'{"prediction": "\xff"}\n')
     with pytest.raises(UserError, match='line 1: invalid UTF-8'):
         report(run)

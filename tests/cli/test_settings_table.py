@@ -19,7 +19,7 @@ def test_the_table_has_every_macro_of_the_gin_files():
     assert len(named) > 100 and {*TABLE} == named
 
 
-def test_every_macro_has_a_meaning_and_its_default_is_that_of_its_file():
+def test_every_macro_has_a_meaning_and_its_default_equals_that_of_its_file():
     assert [name for name, row in TABLE.items() if not row.meaning] == []
     for name, row in TABLE.items():
         assert all(re.search(rf'^{name} =', GIN[file], re.MULTILINE) for file in row.files), name
@@ -28,7 +28,7 @@ def test_every_macro_has_a_meaning_and_its_default_is_that_of_its_file():
             assert float(text) == float(row.default)
 
 
-def test_default_file_and_reader_are_those_of_the_gin_files():
+def test_default_file_and_reader_equal_those_of_the_gin_files():
     row = TABLE['BATCH_SIZE']
     assert (row.default, row.files[0], row.owner) == (
         '128',
@@ -52,7 +52,7 @@ def test_a_word_selects_rows_by_name_reader_or_meaning():
     assert settings.rows('no such word') == []
 
 
-def test_the_defaults_for_t5x_are_those_of_the_arguments():
+def test_the_defaults_for_t5x_equal_those_of_the_arguments():
     """And all macros that no other file sets, but for those that a user must set."""
     lines = re.findall(r'^([A-Z_]+) = (.*)$', GIN['t5x/defaults.gin'], re.MULTILINE)
     defaults = {name: ast.literal_eval(row.default) for name, row in TABLE.items() if name in dict(lines)}

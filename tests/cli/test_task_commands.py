@@ -160,7 +160,7 @@ def test_submission_files_and_ranked_labels(finetuned, capsys):
     assert 'CoLA.tsv: 5 predictions' in capsys.readouterr().out
 
 
-def test_infer_writes_what_eval_predicts_and_goes_on(finetuned, evaluated, capsys):
+def test_infer_writes_what_eval_predicts_and_continues(finetuned, evaluated, capsys):
     (finetuned / 'in.txt').write_text(''.join(f'text {i % 7}\n' for i in range(10)))
     command = ('infer', '--checkpoint=first', '--input=in.txt', '--output=out.jsonl', '--gin.INFER_BATCH_SIZE=4')
     assert run(*command) == 0

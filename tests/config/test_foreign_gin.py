@@ -29,7 +29,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize('text', HOSTILE.values(), ids=HOSTILE)
-def test_code_outside_of_the_allow_list_is_named(text):
+def test_code_outside_of_the_allow_list_is_reported(text):
     assert foreign_gin.first_foreign(f'{text}\n', 'model.gin')
 
 

@@ -197,7 +197,7 @@ def test_several_task_names_become_a_list_of_tasks(tasks):
     assert [task.name for task in resolved.macro(EVALUATED)] == ['en_mix', 'cogs_v001']
 
 
-def test_the_default_vocabulary_is_that_of_the_task():
+def test_the_default_vocabulary_equals_that_of_the_task():
     load_task((TASK, 'python_docs_v001_span_corruption'), macro=VOCABULARY)
     assert repr(gin.query_parameter('%VOCABULARY')) == '@names.vocabulary_of()'
     task = gin.get_bindings(names.vocabulary_of, resolve_references=False)['task']

@@ -69,7 +69,7 @@ def test_microbatches_reduce_only_activations(measured):
     assert whole.total == sum(dataclasses.astuple(whole)[:-1])
 
 
-def test_a_batch_that_does_not_divide_is_a_user_error():
+def test_a_batch_that_does_not_divide_raises_a_user_error():
     with pytest.raises(UserError, match='BATCH_SIZE'):
         step_memory.measure(step(5, microbatches=2))
 

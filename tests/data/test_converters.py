@@ -80,12 +80,12 @@ def test_every_model_type_has_a_batch_format():
      ('decoder_only', {'inputs': 8}, "of targets, as in {'targets': 512}, or inputs and targets"),
      ('decoder_only', {'targets': 0}, 'positive')],
 )  # fmt: skip
-def test_unsupported_features_are_an_error(model_type, lengths, words):
+def test_unsupported_features_raise_an_error(model_type, lengths, words):
     with pytest.raises(UserError, match=words):
         pipeline.DatasetConfig('any', lengths, 2, model_type=model_type)
 
 
-def test_a_task_without_a_required_feature_is_an_error():
+def test_a_task_without_a_required_feature_raises_an_error():
     with pytest.raises(UserError, match='has no inputs'):
         pipeline.get_provider(config_of(task_of([{'targets': [3]}]), LENGTHS, 2))
 
@@ -161,7 +161,7 @@ def test_targets_become_numbers_without_labels():
      (lambda: first_batch(config_of(task_of(CORRUPTED), {'inputs': 8, 'targets': 4}, 1, model_type='encoder_only')),
       'same length for inputs and targets')],
 )  # fmt: skip
-def test_data_that_does_not_fit_an_encoder_is_an_error(call, words):
+def test_data_that_does_not_fit_an_encoder_raises_an_error(call, words):
     with pytest.raises(UserError, match=words):
         call()
 

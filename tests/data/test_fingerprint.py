@@ -107,7 +107,7 @@ def test_many_files_are_identified_by_their_sizes(tmp_path, monkeypatch):
     assert '300 files as before' in fingerprints.describe_difference(before, fingerprint(tmp_path))
 
 
-def test_a_missing_file_is_named(folder):
+def test_a_missing_file_is_reported(folder):
     class Listed(seqio.FileDataSource):
         def list_shards(self, split):
             return [str(folder / 'a' / '0.txt'), str(folder / 'a' / 'gone.txt')]
@@ -164,7 +164,7 @@ def read_all(config):
         next(batches)
 
 
-def test_a_file_that_is_removed_while_reading_is_named(records):
+def test_a_file_that_is_removed_while_reading_is_reported(records):
     """The third of three files is removed when the first record of the second file is read."""
     third = records / 'data-00002-of-00003'
 
@@ -182,7 +182,7 @@ def test_a_file_that_is_removed_while_reading_is_named(records):
         read_all(pipeline.DatasetConfig(task, LENGTHS, 10, shuffle=False, save_position=False))
 
 
-def test_the_folder_of_a_damaged_parsed_corpus_is_named(tmp_path, monkeypatch):
+def test_the_folder_of_a_damaged_parsed_corpus_is_reported(tmp_path, monkeypatch):
     """A truncated file is detected before the first step, changed content when it is read."""
     from remixer_tasks import local_files
     from remixer_tasks.corpora import text_corpus

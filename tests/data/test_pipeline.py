@@ -157,7 +157,7 @@ def test_sequential_reading_has_the_order_of_parallel_reading(tmp_path):
 
 
 @pytest.mark.parametrize('kind', ['generator', 'cache'])
-def test_a_source_whose_position_cannot_be_saved_is_an_error(tmp_path, kind):
+def test_a_source_whose_position_cannot_be_saved_raises_an_error(tmp_path, kind):
     def read(split, shuffle_files, seed=None):
         if kind == 'cache':
             return tf.data.Dataset.from_tensor_slices([*'abcdefghij']).cache()
@@ -199,7 +199,7 @@ def test_shares_of_an_evaluation_batch_are_disjoint_and_complete(task):
         np.testing.assert_array_equal(rows, np.concatenate([parts[0][0][name], parts[1][0][name]]))
 
 
-def test_invalid_settings_are_an_error(task):
+def test_invalid_settings_raise_an_error(task):
     config = pipeline.DatasetConfig(task, LENGTHS, 4)
     change = functools.partial(dataclasses.replace, config)
     errors = {
@@ -219,7 +219,7 @@ def test_invalid_settings_are_an_error(task):
     pipeline.prepare_data(config, 359)
 
 
-def test_an_empty_split_is_an_error(tiny):
+def test_an_empty_split_raises_an_error(tiny):
     config = pipeline.DatasetConfig(tiny.task('tiny_none', train=0), LENGTHS, 4, shuffle=False)
     assert 'no full batch' in error_message(lambda: next(task_batches.TrainBatches(config)))
 

@@ -57,7 +57,7 @@ def test_resumed_runs_return_every_batch_once(lengths, period, depth):
     assert seen == list(range(sum(lengths)))
 
 
-def test_a_failed_capture_is_an_error_until_the_next_capture(monkeypatch):
+def test_a_failed_capture_raises_an_error_until_the_next_capture(monkeypatch):
     counter, capture = Counter(), Counter.capture
 
     def fail_at_4(self):
@@ -128,7 +128,7 @@ def test_an_error_in_the_thread_is_raised_at_its_batch():
     assert not [t for t in threading.enumerate() if t.name == 'prefetch']
 
 
-def test_a_blocked_source_is_an_error_after_the_timeout():
+def test_a_blocked_source_raises_an_error_after_the_timeout():
     answer = threading.Event()
 
     class Silent(Counter):

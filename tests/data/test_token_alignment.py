@@ -143,7 +143,7 @@ def test_long_questions_are_truncated_to_half_of_the_length():
     assert {at for window in encoded.windows for at in window.ids[10:]} == {*encoded.whole.ids[25:]}
 
 
-def test_invalid_texts_are_an_error():
+def test_invalid_texts_raise_an_error():
     with pytest.raises(UserError, match="INPUTS must contain 'context: '"):
         token_alignment.context_start('question: who?')
     with pytest.raises(UserError, match='INPUTS must be two texts with a tab'):

@@ -148,7 +148,7 @@ def test_groups_are_printed_next_to_their_metric():
 
 
 @pytest.mark.parametrize('text', ['even ', ' even', 'even  odd', 'even\n', '½ Ｅven', 'né'])
-def test_targets_that_the_vocabulary_changes_are_reported(text):
+def test_targets_that_the_vocabulary_cannot_represent_are_reported(text):
     lines = [f'even {number * 7919 % 10007} odd' for number in range(2000)]
     vocabulary = vocabularies.trained(ParsedCorpus('words', 'even words', lambda malformed: iter(lines)), 380)
     (note,) = evaluator(task('echo_changed', texts=['even', 'odd', text, 'even'], vocabulary=vocabulary)).notes

@@ -110,7 +110,7 @@ def compare(path, begin=''):
 
 
 @needs_torch
-def test_numbers_of_a_t5_are_those_of_lm_evals_own_model(t5):
+def test_numbers_of_a_t5_equal_those_of_lm_evals_own_model(t5):
     """Of generated text the ids: lm_eval's own model adds the tokens of the input to an encoder-decoder's limit."""
     import torch
 
@@ -128,7 +128,7 @@ def test_numbers_of_a_t5_are_those_of_lm_evals_own_model(t5):
 
 
 @needs_torch
-def test_beams_are_those_of_transformers(t5, tmp_path):
+def test_beams_equal_those_of_transformers(t5, tmp_path):
     """With an end token that is as likely as a letter, `early_stopping` changes some answers."""
     import torch
     from safetensors.numpy import load_file, save_file
@@ -156,7 +156,7 @@ def test_beams_are_those_of_transformers(t5, tmp_path):
 
 
 @needs_torch
-def test_numbers_of_a_gpt2_are_those_of_lm_evals_own_model(gpt2):
+def test_numbers_of_a_gpt2_equal_those_of_lm_evals_own_model(gpt2):
     """Ours begins each row with the end token, as GPT-2 was trained; lm_eval's own model only an empty context."""
     begin = '<|endoftext|>'
     model, other = compare(gpt2, begin)
@@ -304,7 +304,7 @@ def test_a_continuation_within_a_piece_is_scored_by_its_own_pieces(gpt2):
 
 
 @pytest.mark.parametrize('context', ['a test', '', 'a '])
-def test_a_continuation_without_tokens_is_refused(t5, context):
+def test_a_continuation_without_tokens_is_rejected(t5, context):
     """It would have probability 1 and win every choice."""
     with pytest.raises(UserError, match='has no tokens') as error:
         ours(t5).loglikelihood(requests((context, ' is'), (context.strip(), '\n')))

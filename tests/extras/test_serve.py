@@ -187,7 +187,7 @@ def test_a_full_queue_and_a_stopping_server_refuse(trained):
     assert [response.headers.get('retry-after') for response in responses] == [None, '1', '1', '1', None]
 
 
-def test_a_used_port_is_an_error_in_one_line(run, capsys):
+def test_a_used_port_raises_an_error_in_one_line(run, capsys):
     with socket.create_server(('127.0.0.1', 0)) as listener:
         assert main(['serve', str(run), f'--port={listener.getsockname()[1]}']) == 2
     error = capsys.readouterr().err

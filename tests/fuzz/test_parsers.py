@@ -56,7 +56,7 @@ def file_with(tmp_path_factory, content, name='fuzz'):
 @example(DEEP, 'jsonl', 'line', False)
 @example(b'{"' + b'x' * 5000 + b'\\n": 1}', 'jsonl', 'line', False)
 @example(b'PAR1' + bytes(20) + b'PAR1', 'parquet', 'line', False)
-def test_parsing_any_document_returns_or_raises_one_line(tmp_path_factory, content, kind, txt_documents, strict):
+def test_any_document_parses_or_raises_a_one_line_error(tmp_path_factory, content, kind, txt_documents, strict):
     path = file_with(tmp_path_factory, content)
     layout = documents.Layout(kind, 'text', txt_documents, longest=40)
     for field in ('text', 1):
@@ -87,7 +87,7 @@ def test_gzipped_documents_and_texts(tmp_path_factory, content):
 @example(b'a,b\n"' + b'x' * 200_000)
 @example(b'a\rb\n')
 @example(b'a,b\n\0,1\n')
-def test_parsing_any_raw_rows_returns_or_raises_one_line(tmp_path_factory, content):
+def test_any_raw_rows_parse_or_raise_a_one_line_error(tmp_path_factory, content):
     path = file_with(tmp_path_factory, content)
     for reader in (raw_rows.jsonl, raw_rows.tsv, raw_rows.csv, raw_rows.lines):
         parses_or_one_line(lambda: list(reader(path)))  # noqa: B023
@@ -98,7 +98,7 @@ def test_parsing_any_raw_rows_returns_or_raises_one_line(tmp_path_factory, conte
 @given(st.binary(max_size=200))
 @example(b'\x0a\x02\x08\x00')
 @example(b'')
-def test_any_vocabulary_file_loads_or_raises_one_line(tmp_path_factory, content):
+def test_any_vocabulary_file_loads_or_raises_a_one_line_error(tmp_path_factory, content):
     # Models are read once for each path.
     path = file_with(tmp_path_factory, content, f'{abs(hash(content))}.model')
     assert parses_or_one_line(lambda: vocabularies.sentencepiece(path).vocab_size) is None
@@ -149,7 +149,7 @@ VALUES = st.text(max_size=30) | st.lists(
 
 @FUZZ
 @given(VALUES)
-def test_any_gin_flag_parses_or_raises_one_line(text):
+def test_any_gin_flag_parses_or_raises_a_one_line_error(text):
     """Gives one gin value, which its own text gives again; of a text that is not one, the text itself."""
     found = parses_or_one_line(lambda: loading.flag_text('X', text).text)
     if found is not None and found != f'X = {text!r}\n':
@@ -160,7 +160,7 @@ def test_any_gin_flag_parses_or_raises_one_line(text):
 
 
 @pytest.mark.parametrize('text', [json.dumps({'text': 'x' * 100}), 'x' * 100])
-def test_a_line_longer_than_the_limit_raises_one_line(tmp_path, monkeypatch, text):
+def test_a_line_longer_than_the_limit_raises_a_one_line_error(tmp_path, monkeypatch, text):
     monkeypatch.setattr(text_inputs, 'LONGEST', 50)
     (tmp_path / 'a').write_text('short\n' + text)
     with pytest.raises(UserError, match='line 2 must have at most 50 characters'):

@@ -61,7 +61,7 @@ def tiny(request, tmp_path_factory):
     return Tiny(request.param, tmp_path_factory.mktemp('tiny'))
 
 
-def test_logits_are_the_recorded_ones(tiny):
+def test_logits_equal_recorded_values(tiny):
     inputs, is_recorded = tiny.inputs()
     ours = jax.jit(lambda params: tiny.family.our_logits(tiny.model, params, inputs))(tiny.params)
     theirs = tiny.arrays['logits'][is_recorded]
@@ -76,7 +76,7 @@ def test_our_model_has_the_parameters_and_description_of_the_family(tiny):
     assert huggingface.describe(tiny.model, VOCABULARY) == (tiny.family, tiny.family.one_run())
 
 
-def test_a_folder_is_written_back_bit_by_bit(tiny, tmp_path):
+def test_a_folder_is_written_back_bit_for_bit(tiny, tmp_path):
     back = huggingface.write(str(tmp_path / 'back'), tiny.family, tiny.params, tiny.family.one_run())
     written = load_file(back / 'model.safetensors')
     assert set(written) == set(tiny.weights)
@@ -216,7 +216,7 @@ def test_a_model_that_hugging_face_lacks_raises_its_difference(files, flags, wor
         ('gpt2_tiny', {'eos_token_id': 60}, 'eos_token_id 60'),
     ],
 )
-def test_an_unsupported_config_raises_one_line(tmp_path, name, changes, words):
+def test_an_unsupported_config_raises_a_one_line_error(tmp_path, name, changes, words):
     config = {**hf_folders.CONFIGS[name], **changes}
     folder = hf_folders.write(tmp_path / 'hf', config, hf_folders.weights(name), tokenizer=False)
     with pytest.raises(UserError, match=words) as error:
@@ -240,7 +240,7 @@ ONES = np.ones(60, np.float32)
         ('gpt2_tiny', {'lm_head.weight': np.zeros((60, 24), np.float32)}, 'differs from transformer.wte.weight'),
     ],
 )
-def test_unsupported_weights_raise_one_line(tmp_path, name, changes, words):
+def test_unsupported_weights_raise_a_one_line_error(tmp_path, name, changes, words):
     weights = {**hf_folders.weights(name), **changes}
     weights = {weight: array for weight, array in weights.items() if array is not None}
     with pytest.raises(UserError, match=words) as error:
@@ -276,7 +276,7 @@ def test_names_and_arrays_of_published_files_are_read(tmp_path, name):
     assert other.first_difference(plain.params()) is None
 
 
-def test_folders_without_readable_weights_are_refused(tmp_path):
+def test_folders_without_readable_weights_are_rejected(tmp_path):
     def check(words, folder):
         with pytest.raises(UserError, match=words):
             huggingface.read(str(folder)).params()
@@ -295,7 +295,7 @@ def test_folders_without_readable_weights_are_refused(tmp_path):
     check('config.json cannot be read', folder)
 
 
-def test_hidden_states_of_a_bert_are_the_recorded_ones(tmp_path):
+def test_hidden_states_of_a_bert_equal_recorded_values(tmp_path):
     arrays, source = (
         hf_folders.recorded('bert_tiny'),
         huggingface.read(str(hf_folders.write_tiny(tmp_path / 'b', 'bert_tiny'))),

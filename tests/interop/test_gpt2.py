@@ -47,7 +47,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_continuations_are_the_recorded_ones(recorded, folder):
+def test_continuations_equal_recorded_values(recorded, folder):
     loaded, tokens = remixer_t5x.load(str(folder)), recorded['tokens'] + 1
     generate = jax.jit(lambda params: loaded.model.generate(params, {'prompt_tokens': tokens}, 4, eos_id=END + 1))
     is_end = recorded['continued'] == END
@@ -116,7 +116,7 @@ def test_words_are_split_like_gpt2s():
     assert list(byte_pairs.words(text)) == [*words, '?', '\t']
 
 
-def test_rows_of_several_documents_are_those_of_transformers(folder):
+def test_rows_of_several_documents_equal_those_of_transformers(folder):
     """Logits, loss, gradients, scores and continuations with end tokens within rows and prompts."""
     references.need('torch', 'transformers')
     import torch

@@ -181,7 +181,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize('kind', HOSTILE)
-def test_a_hostile_file_raises_one_line(tmp_path, kind):
+def test_a_hostile_file_raises_a_one_line_error(tmp_path, kind):
     change, words = HOSTILE[kind]
     file = tmp_path / 'tokenizer.json'
     TOKENIZERS['gemma']().save(str(file))
@@ -199,7 +199,7 @@ def test_padding_and_truncation_of_a_file_are_not_run(tmp_path):
     assert len(vocabularies.huggingface_tokenizer(str(file), end='</s>').encode('word word')) > 3
 
 
-def test_a_file_that_hangs_the_library_raises_one_line(tmp_path, monkeypatch):
+def test_a_file_that_hangs_the_library_raises_a_one_line_error(tmp_path, monkeypatch):
     TOKENIZERS['gemma']().save(str(tmp_path / 'tokenizer.json'))
     monkeypatch.setattr(huggingface_tokenizer, 'TIME_LIMIT', 0.01)
     with pytest.raises(UserError, match='more than 0.01 seconds'):

@@ -217,7 +217,7 @@ class OwnMixer(nn.Module):
         return x
 
 
-def test_a_users_own_sublayer_is_refused_by_name():
+def test_a_users_own_sublayer_is_rejected_by_name():
     model, _ = built('t5_1_1', ENCODER_MIXER=OwnMixer)
     with pytest.raises(Refusal, match=r'OwnMixer.*--to_shared'):
         pytorch_export.module_tree(model)

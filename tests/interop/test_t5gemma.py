@@ -44,7 +44,7 @@ def tiny(tmp_path_factory):
     return types.SimpleNamespace(arrays=arrays, source=source, model=model, params=source.params())
 
 
-def test_logits_are_the_recorded_ones(tiny):
+def test_logits_equal_recorded_values(tiny):
     targets = tiny.arrays['targets']
     # Our decoder inputs begin with id 0, in whose place the model reads T5Gemma's begin token.
     shifted = np.pad(targets[:, :-1], ((0, 0), (1, 0)))
@@ -55,7 +55,7 @@ def test_logits_are_the_recorded_ones(tiny):
     assert 2 < np.max(np.abs(expected)) < 3  # the softcap
 
 
-def test_losses_and_scores_are_those_of_the_recorded_logits(tiny):
+def test_losses_and_scores_equal_those_of_the_recorded_logits(tiny):
     targets = tiny.arrays['targets']
     weights = (targets > 0).astype(np.float32)
     batch = {
@@ -72,13 +72,13 @@ def test_losses_and_scores_are_those_of_the_recorded_logits(tiny):
     np.testing.assert_allclose(sums['loss'] - sums['z_loss'], -expected.sum(), rtol=1e-5)
 
 
-def test_greedy_tokens_are_the_recorded_ones(tiny):
+def test_greedy_tokens_equal_recorded_values(tiny):
     batch, expected = {'encoder_input_tokens': tiny.arrays['inputs']}, tiny.arrays['greedy']
     ours = jax.jit(lambda p: tiny.model.predict(p, batch, expected.shape[1]))(tiny.params)
     np.testing.assert_array_equal(ours, expected)
 
 
-def test_a_folder_is_written_back_bit_by_bit(tiny, tmp_path):
+def test_a_folder_is_written_back_bit_for_bit(tiny, tmp_path):
     shapes = {'encoder_input_tokens': (1, 4), 'decoder_target_tokens': (1, 4)}
     ours = unbox(interface.param_shapes(tiny.model, shapes))
     assert jax.tree.map(np.shape, tiny.params) == jax.tree.map(np.shape, ours)
@@ -105,7 +105,7 @@ def test_a_folder_is_written_back_bit_by_bit(tiny, tmp_path):
         ({'rope_parameters': {'rope_type': 'yarn'}}, 'rope_type'),
     ],
 )
-def test_an_unsupported_config_raises_one_line(tiny, tmp_path, changes, words):
+def test_an_unsupported_config_raises_a_one_line_error(tiny, tmp_path, changes, words):
     config = {**CONFIG, 'decoder': {**CONFIG['decoder'], **changes}}
     folder = hf_folders.write(tmp_path / 'hf', config, hf_folders.weights_of(tiny.arrays), tokenizer=False)
     with pytest.raises(UserError, match=words) as error:

@@ -180,7 +180,7 @@ class TestUnderT5X:
         assert len(np.unique(expected)) > 4
         np.testing.assert_array_equal(tokens, expected)
 
-    def test_scores_of_beams_are_those_of_their_tokens(self, params, batch):
+    def test_scores_of_beams_equal_those_of_their_tokens(self, params, batch):
         """Fails if the caches are not reordered with their beams."""
         tokens, aux = driver_model(make_module()).predict_batch_with_aux(
             params, batch, num_decodes=3, return_all_decodes=True

@@ -102,7 +102,7 @@ def test_t5x_reads_what_is_written(tmp_path, own_names):
 
 @pytest.mark.parametrize('own_names', [False, True], ids=['names of T5X', 'our names'])
 @pytest.mark.parametrize('kind', ['t5_1_1', 't5_1_0'])
-def test_a_written_checkpoint_reads_back_bit_by_bit(tmp_path, kind, own_names):
+def test_a_written_checkpoint_reads_back_bit_for_bit(tmp_path, kind, own_names):
     model = model_of(kind)
     params = random_params(model)
     for step in (3, 12):
@@ -177,7 +177,7 @@ def test_layers_with_different_position_biases_raise_an_error(golden, tmp_path):
     ],
     ids=['fewer layers', 'more layers', 'other feed-forward', 'wider', 'another architecture'],
 )  # fmt: skip
-def test_a_checkpoint_of_another_model_raises_one_line(golden, model, message):
+def test_a_checkpoint_of_another_model_raises_a_one_line_error(golden, model, message):
     with pytest.raises(UserError, match=message) as error:
         t5x_checkpoint.read(str(golden / 't5_1_1'), abstract_params(model))
     assert '\n' not in str(error.value)
@@ -233,7 +233,7 @@ TABLE = 'target.token_embedder.embedding'
         ),
     ],
 )
-def test_a_checkpoint_with_invalid_specs_raises_one_line(golden, tmp_path, change, message):
+def test_a_checkpoint_with_invalid_specs_raises_a_one_line_error(golden, tmp_path, change, message):
     copy = changed_copy(golden, tmp_path, lambda target: change(target['token_embedder']['embedding']))
     shutil.copytree(copy / TABLE, tmp_path / 'elsewhere')
     if 'link' in message:
@@ -247,7 +247,7 @@ def test_a_checkpoint_with_invalid_specs_raises_one_line(golden, tmp_path, chang
 @pytest.mark.parametrize(
     'change', [{'shape': [10**7, 10**7]}, {'chunks': [10**7, 10**7]}, {'dtype': '|O'}, {'zarr_format': 9}]
 )
-def test_an_array_with_invalid_metadata_raises_one_line(golden, tmp_path, kind, change):
+def test_an_array_with_invalid_metadata_raises_a_one_line_error(golden, tmp_path, kind, change):
     """A zarr array without chunks is filled with a constant, whatever its size; Orbax stores arrays in a database."""
     copy = tmp_path / 'checkpoint_7'
     shutil.copytree(golden / kind / 'checkpoint_7', copy)
@@ -286,7 +286,7 @@ def test_a_pickle_as_a_checkpoint_is_never_loaded(golden, tmp_path):
 )
 @example(b'\x91' * 3000)
 @example(serialization.msgpack_serialize({'version': 3, 'optimizer': {'target': {'a': 'x'}, 'state': {'step': 1}}}))
-def test_any_bytes_as_a_checkpoint_raise_one_line(tmp_path_factory, content):
+def test_any_bytes_as_a_checkpoint_raise_a_one_line_error(tmp_path_factory, content):
     folder = tmp_path_factory.getbasetemp() / 'checkpoint_1'
     folder.mkdir(exist_ok=True)
     (folder / 'checkpoint').write_bytes(content)

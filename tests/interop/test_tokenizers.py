@@ -119,7 +119,7 @@ def vocabulary_of(name, folder):
 
 
 @pytest.mark.parametrize('name', FOLDERS)
-def test_ids_are_those_of_transformers(tmp_path, monkeypatch, name):
+def test_ids_equal_those_of_transformers(tmp_path, monkeypatch, name):
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
     folder = FOLDERS[name](tmp_path / name)
     theirs = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -148,7 +148,7 @@ def test_ids_are_those_of_transformers(tmp_path, monkeypatch, name):
         ({f'<extra_id_{index}>': 60 + index for index in range(10)}, '<extra_id_0>.*69'),
     ],
 )
-def test_added_tokens_and_reordered_sentinels_raise_one_line(tmp_path, added, words):
+def test_added_tokens_and_reordered_sentinels_raise_a_one_line_error(tmp_path, added, words):
     folder = t5(tmp_path / 't5')
     (folder / 'added_tokens.json').write_text(json.dumps(added))
     with pytest.raises(UserError, match=words) as error:
@@ -172,7 +172,7 @@ def test_contradicting_settings_raise_an_error(tmp_path):
      (('normalizer',), {'type': 'Lowercase'}, 'normalizer'),
      (('model', 'type'), 'BPE', 'type')],
 )  # fmt: skip
-def test_a_tokenizer_json_with_unsupported_steps_raises_one_line(tmp_path, monkeypatch, place, value, words):
+def test_a_tokenizer_json_with_unsupported_steps_raises_a_one_line_error(tmp_path, monkeypatch, place, value, words):
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
     file = saved_again(t5(tmp_path / 't5')) / 'tokenizer.json'
     content = json.loads(file.read_text())

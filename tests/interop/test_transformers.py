@@ -190,7 +190,7 @@ def test_a_sentence_t5_is_written_as_it_was_read(tmp_path):
     np.testing.assert_allclose(model.project_sentence(source.params(), mean), expected, atol=1e-6)
 
 
-def test_a_sentence_t5_of_other_modules_raises_one_line(tmp_path):
+def test_a_sentence_t5_of_other_modules_raises_a_one_line_error(tmp_path):
     save_random(encoder('T5'), tmp_path / 'st')
     (tmp_path / 'st/modules.json').write_text('[{"path": "", "type": "a.Transformer"}, {"path": "1", "type": "b.CNN"}]')
     with pytest.raises(UserError, match='Transformer, CNN'):

@@ -92,7 +92,7 @@ def test_an_invalid_header_raises_its_fault(tmp_path, kind):
 )
 @example(save(GOOD)[:-1])
 @example(file_of({'a': {**array(), 'shape': [True, 6]}}, DATA))
-def test_any_bytes_are_read_or_raise_one_line(tmp_path_factory, content):
+def test_any_bytes_are_read_or_raise_a_one_line_error(tmp_path_factory, content):
     """Reads no more bytes than the header describes."""
     path = tmp_path_factory.getbasetemp() / 'fuzz.safetensors'
     path.write_bytes(content)
@@ -150,7 +150,7 @@ FORMER_FAILURES = [
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.dictionaries(FIELDS, JSON, max_size=3), min_size=1, max_size=1))
 @example(FORMER_FAILURES)
-def test_any_config_is_read_or_raises_one_line(hf, changes):
+def test_any_config_is_read_or_raises_a_one_line_error(hf, changes):
     for change in changes:
         (hf / 'config.json').write_text(json.dumps({**hf_folders.V1_0, **change}))
         try:
@@ -160,7 +160,7 @@ def test_any_config_is_read_or_raises_one_line(hf, changes):
 
 
 @pytest.mark.parametrize('name', ['config.json', 'spiece.model', 'model.safetensors', 'deep/unread'])
-def test_a_link_out_of_the_folder_raises_one_line(tmp_path, name):
+def test_a_link_out_of_the_folder_raises_a_one_line_error(tmp_path, name):
     folder = hf_folders.write_tiny(tmp_path / 'hf', 't5_v1_0_tiny')
     (folder / 'deep').mkdir()
     (folder / name).unlink(missing_ok=True)

@@ -81,7 +81,7 @@ def test_the_sublayer_uses_the_kernel_with_the_same_dropout(platform, monkeypatc
         ('tpu', 'v3', 33, 128, 'a TPU v4 or newer for bfloat16, got a v3'),
     ],
 )
-def test_a_kernel_refuses_unsupported_calls(platform, chip, window, width, words):
+def test_a_kernel_rejects_unsupported_calls(platform, chip, window, width, words):
     wi, tokens = jnp.zeros((window, HIDDEN)), jnp.zeros((1, 8, width), jnp.bfloat16)
     with compiling_for(platform, chip=chip):
         assert words in KERNELS[platform].unsupported_reason(wi, tokens)

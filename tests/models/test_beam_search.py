@@ -171,7 +171,7 @@ def test_padding_of_the_batch_is_not_decoded(decoder):
         np.testing.assert_array_equal(actual.scores[row], expected.scores[row])
 
 
-def test_no_beam_is_refused():
+def test_zero_beams_are_rejected():
     with pytest.raises(UserError, match='^BEAMS must be a whole number of at least 1, got 0'):
         BeamSearch(0)
 

@@ -137,13 +137,13 @@ def test_a_key_for_each_sequence_makes_samples_independent_of_the_batch():
         ({'num_samples': 0}, '^SAMPLES must be a whole number of at least 1, got 0'),
     ],
 )
-def test_impossible_settings_are_refused(options, message):
+def test_impossible_settings_are_rejected(options, message):
     with pytest.raises(UserError, match=message):
         Sampling(**options)
 
 
 @pytest.mark.parametrize('rng', [None, np.zeros(2, np.uint32), np.zeros((3,), np.uint32)])
-def test_sampling_without_keys_is_refused(rng):
+def test_sampling_without_keys_is_rejected(rng):
     tables = toy.make_tables(0, batch=2, vocab=3, length=1)
     with pytest.raises(ValueError, match='jax.random.key'):
         Sampling()(toy.generation(tables, 1), rng)

@@ -168,7 +168,7 @@ def test_packing_keeps_the_loss_of_documents():
     ],
     ids=['prefix', 'mixer', 'ability', 'type'],
 )
-def test_unsupported_call_raises_one_line(call, message):
+def test_unsupported_call_raises_a_one_line_error(call, message):
     model = make_model('attention', True)
     interface.require(model, 'generate', 'infer')
     with pytest.raises(UserError, match=message) as error:

@@ -96,7 +96,7 @@ def test_bfloat16_loss_is_close_to_float32():
     np.testing.assert_allclose(low, high, rtol=0.02)
 
 
-def test_float16_is_refused():
+def test_float16_is_rejected():
     with pytest.raises(UserError, match="^DTYPE must be .* got 'float16'"):
         make_seq2seq('t5', VOCAB, dtype='float16')
 

@@ -53,7 +53,7 @@ def test_t5_equals_hugging_face_live():
     check_parity(make_t5_tiny.make_v1_1(seed=1))
 
 
-def test_initial_deviations_are_those_of_t5x():
+def test_initial_deviations_equal_those_of_t5x():
     """T5X's examples/t5/layers.py: queries are divided by sqrt(head_dim), because their products with keys are not."""
     shapes = {'encoder_input_tokens': (1, 8), 'decoder_target_tokens': (1, 8)}
     params = nn.unbox(jax.jit(lambda key: make_t5(decoder_layers=3).init(key, shapes))(jax.random.key(0)))

@@ -149,7 +149,7 @@ def test_dropout_depends_only_on_seed_step_and_microbatch():
     assert loss(dropout=True, microbatches=2) != pytest.approx(2 * float(one), rel=1e-4)
 
 
-def test_the_reported_learning_rate_is_that_of_the_update():
+def test_the_reported_learning_rate_equals_that_of_the_update():
     schedule = schedules.cosine(1.0, 10, 20)
     tx = optax.sgd(schedule)
     step = jax.jit(train_step.make_train_step(Bigrams(), tx, learning_rate=schedule))

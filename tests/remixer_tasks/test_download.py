@@ -198,7 +198,7 @@ def test_files_are_copied_from_a_folder(plain, server, tmp_path, cache_folder, b
         ('nowhere', '--from must be a folder, got .*nowhere'),
     ],
 )
-def test_a_folder_without_the_published_file_is_refused(folder, message, plain, tmp_path, cache_folder):
+def test_a_folder_without_the_published_file_is_rejected(folder, message, plain, tmp_path, cache_folder):
     for name in ('other', 'empty'):
         (tmp_path / name).mkdir()
     (tmp_path / 'other' / 'a.tsv').write_bytes(b'other')
@@ -224,7 +224,7 @@ def test_a_folder_that_cannot_be_written_is_reported(plain, tmp_path):
         download.get('toy', data_dir=str(tmp_path / 'file'))
 
 
-def test_another_folder_that_is_read_first_is_named(plain, tmp_path, monkeypatch):
+def test_another_folder_that_is_read_first_is_reported(plain, tmp_path, monkeypatch):
     for name, content in CONTENT.items():
         (tmp_path / 'toy').mkdir(exist_ok=True)
         (tmp_path / 'toy' / name).write_bytes(content)
@@ -242,7 +242,7 @@ def test_required_files_are_listed_if_no_download_is_known(nothing_elsewhere, ca
     assert str(error.value).endswith('which is not verified')
 
 
-def test_an_unknown_name_is_refused_with_the_nearest():
+def test_an_unknown_name_is_rejected_with_the_nearest():
     with pytest.raises(UserError, match="got 'conjnly'; the nearest names are conjnli, conj_nli"):
         download.get('conjnly')
     assert download.find('conj_nli_v001') is download.find('conjnli')

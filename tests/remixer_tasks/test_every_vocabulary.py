@@ -123,7 +123,7 @@ def check_position(config) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(('name', 'objective', 'model_type'), CASES)
-def test_an_objective_has_exact_positions_or_is_refused(made, name, objective, model_type):
+def test_an_objective_has_exact_positions_or_is_rejected(made, name, objective, model_type):
     vocabulary, (task, _, lengths, needs_sentinels) = made(name), OBJECTIVES[objective]
     config = pipeline.DatasetConfig(lambda: task(corpus(), vocabulary), lengths, 4, model_type=model_type)
     refused = needs_sentinels and name in WITHOUT_SENTINELS and (name, objective) != ('wordpiece', 'masked_lm')
@@ -258,13 +258,13 @@ def test_a_sentinel_is_found_next_to_any_character(made, name):
     assert vocabulary.encode('<extra_id_0><extra_id_3>') == [first, first - 3]
 
 
-def test_extra_ids_for_a_model_with_sentinels_are_refused(tmp_path):
+def test_extra_ids_for_a_model_with_sentinels_are_rejected(tmp_path):
     with pytest.raises(UserError, match='extra_ids must be 0'):
         vocabularies.sentencepiece(write_mt5(tmp_path), extra_ids=3).vocab_size  # noqa: B018
 
 
 @pytest.mark.parametrize('special', [{'pad_id': -1, 'unk_id': 0, 'bos_id': 1, 'eos_id': 2}, {'pad_id': 3, 'unk_id': 0}])
-def test_a_model_without_padding_at_id_0_is_refused(tmp_path, special):
+def test_a_model_without_padding_at_id_0_is_rejected(tmp_path, special):
     file = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(LINES), model_writer=file, vocab_size=60, minloglevel=2, **special
@@ -274,7 +274,7 @@ def test_a_model_without_padding_at_id_0_is_refused(tmp_path, special):
         vocabularies.sentencepiece(str(tmp_path / 'a.model')).vocab_size  # noqa: B018
 
 
-def test_a_stateful_python_function_is_refused():
+def test_a_stateful_python_function_is_rejected():
     def tokenize(dataset):
         def one_id(text):
             return tf.ensure_shape(tf.numpy_function(lambda text: np.ones(1, np.int32), [text], tf.int32), [1])
@@ -291,7 +291,7 @@ def test_a_stateful_python_function_is_refused():
         next(task_batches.TrainBatches(config))
 
 
-def test_gpt2_reads_added_tokens_and_refuses_other_settings(tmp_path):
+def test_gpt2_reads_added_tokens_and_rejects_other_settings(tmp_path):
     folder = pathlib.Path(write_gpt2(tmp_path))
     vocabulary = vocabularies.byte_pairs(str(folder), 259)
     assert vocabulary.encode('<|user|>th<|endoftext|>') == [261, 257, 260]

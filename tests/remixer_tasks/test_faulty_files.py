@@ -45,7 +45,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize('kind', FAULTS)
-def test_a_faulty_line_is_counted_or_refused(tmp_path, kind):
+def test_a_faulty_line_is_counted_or_rejected(tmp_path, kind):
     content, form, found, message = FAULTS[kind]
     path = tmp_path / 'a'
     path.write_bytes(content)
@@ -105,7 +105,7 @@ def test_longest_sets_the_limit_of_a_document(tmp_path):
 
 
 @pytest.mark.parametrize('length', [0, 5, 11, 200, -9, -1])
-def test_a_truncated_gzip_file_is_refused(tmp_path, length):
+def test_a_truncated_gzip_file_is_rejected(tmp_path, length):
     path = tmp_path / 'a.txt.gz'
     whole = gzip.compress(b''.join(b'line %05d\n' % number for number in range(2000)))
     path.write_bytes(whole[:length])
@@ -115,7 +115,7 @@ def test_a_truncated_gzip_file_is_refused(tmp_path, length):
         assert 'damaged gzip file' in error_of(read, path)
 
 
-def test_pipes_and_folders_are_refused(tmp_path):
+def test_pipes_and_folders_are_rejected(tmp_path):
     os.mkfifo(tmp_path / 'pipe.txt')
     (tmp_path / 'folder.txt').mkdir()
     for path in ('pipe.txt', 'p*.txt'):
@@ -127,7 +127,7 @@ def test_pipes_and_folders_are_refused(tmp_path):
         assert f'it is {kind}, not a file' in error_of(lambda: list(raw_rows.jsonl(str(path))))  # noqa: B023
 
 
-def test_a_file_that_was_deleted_is_named(tmp_path, monkeypatch):
+def test_a_file_that_was_deleted_is_reported(tmp_path, monkeypatch):
     """Between the listing of a glob and the reading, or between the listing and the look at its size."""
     path = tmp_path / 'a.txt'
     path.write_text('one\n\ntwo\n')

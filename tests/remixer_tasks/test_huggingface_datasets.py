@@ -86,14 +86,14 @@ def test_rows_are_held_out_of_a_single_split(folder, kind):
         ({'strict': True}, ('{question}', '{label}'), 'column question is empty'),
     ],
 )
-def test_wrong_splits_and_columns_are_refused(folder, settings, templates, message):
+def test_wrong_splits_and_columns_are_rejected(folder, settings, templates, message):
     with pytest.raises(UserError, match=message) as error:
         corpus = huggingface_datasets.pairs(HubDataset(str(folder / 'both'), **settings), *templates)
         list(corpus.training_documents())
     assert '\n' not in str(error.value)
 
 
-def test_a_missing_column_and_an_empty_folder_are_refused(folder, tmp_path, monkeypatch):
+def test_a_missing_column_and_an_empty_folder_are_rejected(folder, tmp_path, monkeypatch):
     corpus = huggingface_datasets.corpus(HubDataset(str(folder / 'rows')), 'body')
     with pytest.raises(UserError, match=r"TEXT_FIELD must be a column of .*question, label, text.*got 'body'"):
         list(corpus.training_documents())

@@ -126,7 +126,7 @@ BROKEN = (
 )
 
 
-def test_malformed_lines_are_skipped_and_counted_or_refused(tmp_path, cache_folder, capsys):
+def test_malformed_lines_are_skipped_and_counted_or_rejected(tmp_path, cache_folder, capsys):
     (tmp_path / 'a.jsonl').write_bytes(BROKEN)
     corpus = local_files.corpus(str(tmp_path / 'a.jsonl'))
     assert both(corpus) == ['fine', 'good']
@@ -162,7 +162,7 @@ def test_malformed_lines_are_skipped_and_counted_or_refused(tmp_path, cache_fold
         ({'files': 'empty.txt'}, 'has no train documents'),
     ],
 )
-def test_wrong_settings_and_files_are_refused(tmp_path, monkeypatch, settings, message):
+def test_wrong_settings_and_files_are_rejected(tmp_path, monkeypatch, settings, message):
     monkeypatch.chdir(tmp_path)
     for name in ('a.txt', 'a.jsonl', 'a.parquet'):
         write(tmp_path, name)

@@ -116,7 +116,7 @@ def test_csv_is_read_as_python_writes_it(tmp_path_factory, rows):
         ('{"q": " ", "a": "y"}', [], 'the inputs are empty'),
     ],
 )
-def test_an_odd_row_is_skipped_and_counted_or_refused(tmp_path, row, pair, message):
+def test_an_odd_row_is_skipped_and_counted_or_rejected(tmp_path, row, pair, message):
     content = GOOD + row + '\n'
     read, skipped = pairs(tmp_path, 'a.jsonl', content)
     assert read == [('b', 'c'), *pair]
@@ -208,7 +208,7 @@ UNCLOSED = [*(f'q{i},a{i}' for i in range(30)), '"never closed,no', *(f'q{i},a{i
         ('a.jsonl', GOOD.encode() * 40, 'all 40 rows of .* are equal; set VALIDATION_PAIRS, or add rows'),
     ],
 )
-def test_an_unusable_file_is_refused_with_a_hint(tmp_path, name, content, message):
+def test_an_unusable_file_is_rejected_with_a_hint(tmp_path, name, content, message):
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(UserError, match=message) as error:
@@ -236,7 +236,7 @@ def test_an_unusable_file_is_refused_with_a_hint(tmp_path, name, content, messag
         ({'files': ['no*']}, r'PAIRS must match a file, got no\*'),
     ],
 )
-def test_a_wrong_setting_is_refused(tmp_path, monkeypatch, settings, message):
+def test_a_wrong_setting_is_rejected(tmp_path, monkeypatch, settings, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'a.csv').write_text('q,a\nb,c\n')
     with pytest.raises(UserError, match=message) as error:
@@ -266,7 +266,7 @@ def test_lines_are_texts_if_the_template_adds_nothing(tmp_path):
         ({'path': 'bad.jsonl'}, r'bad.jsonl:2: invalid JSON .*; correct or remove the row'),
     ],
 )
-def test_inputs_that_cannot_be_rows_are_refused(tmp_path, monkeypatch, options, message):
+def test_inputs_that_cannot_be_rows_are_rejected(tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, 'a.csv')
     (tmp_path / 'a.txt').write_text('is 3 even?\n')

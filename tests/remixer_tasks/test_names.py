@@ -48,13 +48,13 @@ def mixture_task(mixture, name):
     return next(task for task in mixture.tasks if task.name == name)
 
 
-def test_every_name_of_ours_has_a_version():
+def test_every_name_that_t5_lacks_has_a_version():
     own = set(names.MAKERS) - set(T5['tasks']) - set(T5['mixtures'])
     assert len(own) > 15
     assert [name for name in own if not re.search(r'_v\d{3}(_|$)', name)] == []
 
 
-def test_an_unknown_name_is_refused_with_the_nearest():
+def test_an_unknown_name_is_rejected_with_the_nearest():
     with pytest.raises(UserError, match="got 'super_glue_boolq'; .* super_glue_boolq_v102"):
         names.find('super_glue_boolq')
 

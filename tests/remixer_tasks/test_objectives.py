@@ -35,7 +35,7 @@ def examples(preprocessor, documents, lengths, seed=0, **options):
 
 
 @pytest.mark.parametrize('density', [0.5, 0.25])
-def test_prefixes_are_those_of_t5(density):
+def test_prefixes_equal_those_of_t5(density):
     cases = [case for case in T5['prefix_lm'] if case['density'] == density]
     for case in cases:
         start, rest = language_modeling.split(
@@ -45,7 +45,7 @@ def test_prefixes_are_those_of_t5(density):
     assert len(cases) == 12
 
 
-def test_segments_of_a_prefix_lm_are_those_of_t5():
+def test_segments_of_a_prefix_lm_equal_those_of_t5():
     documents = [tokens_of(size).tolist() for size in (200, 1, 17, 64)]
     found = examples(language_modeling.prefix_lm, documents, {'inputs': 32, 'targets': 32})
     # Each of ours has two EOS.
@@ -75,7 +75,7 @@ def mask_of(case):
     return np.concatenate([np.repeat([False, True], pair) for pair in pairs])
 
 
-def test_corrupted_spans_are_those_of_t5():
+def test_corrupted_spans_equal_those_of_t5():
     for case in T5['span_corruption']:
         mask = mask_of(case)
         assert spans.Noise(case['density'], case['mean_span']).counts(case['size'])[0] == mask.sum()
@@ -92,7 +92,7 @@ def test_segments_of_every_denoiser_are_as_long_as_those_of_t5(inputs):
         assert spans.longest_segment(inputs, inputs, spans.Noise(density, span), 10_000) == length - forgotten
 
 
-def test_causal_text_is_that_of_t5():
+def test_causal_text_equals_that_of_t5():
     documents = [tokens_of(size).tolist() for size in (200, 1, 17, 64)]
     found = examples(language_modeling.causal_lm, [[], *documents], {'targets': 24})
     assert [{'targets': example['targets'].tolist()} for example in found] == T5['full_lm']
@@ -105,7 +105,7 @@ def masked(size=2000, count=4, **options):
     return np.array([e['inputs'] for e in found]), np.array([e['targets'] for e in found]), tokens_of(size)
 
 
-def test_masked_tokens_are_those_of_bert():
+def test_masked_tokens_equal_those_of_bert():
     inputs, targets, tokens = masked()
     assert (inputs[:, -1] == EOS).all() and (targets[:, -1] == 0).all()
     inputs, targets = inputs[:, :-1], targets[:, :-1]
@@ -162,7 +162,7 @@ def test_the_x_denoiser_of_rate_15_has_few_spans(inputs, hidden, count):
              [('r', 3, 0.15, 1)] * 2],
     ids=str,
 )  # fmt: skip
-def test_invalid_denoisers_are_refused(rows):
+def test_invalid_denoisers_are_rejected(rows):
     with pytest.raises(UserError, match="DENOISERS must .*'ul2', 'ul2r', or rows"):
         ul2.denoisers(rows)
 
@@ -233,7 +233,7 @@ def test_few_sentinels_shorten_segments():
         (spans.iid_denoising, {'inputs': 2, 'targets': 8}, "{'inputs': 512, 'targets': 256}"),
     ],
 )
-def test_unusable_lengths_are_refused(preprocessor, lengths, message):
+def test_unusable_lengths_are_rejected(preprocessor, lengths, message):
     with pytest.raises(UserError) as error:
         examples(preprocessor, [[5, 6]], lengths)
     assert message in str(error.value) and '\n' not in str(error.value)
@@ -255,7 +255,7 @@ def test_a_short_target_shortens_the_segments_of_a_prefix_lm():
         lambda: masked_lm.Masking(masked=0.9, random=0.2),
     ],
 )
-def test_rates_out_of_range_are_refused(made):
+def test_rates_out_of_range_are_rejected(made):
     with pytest.raises(UserError, match='uses 0'):
         made()
 

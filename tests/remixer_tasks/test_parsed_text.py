@@ -192,7 +192,7 @@ def test_a_damaged_part_is_parsed_again(text, tmp_path, small_jobs, monkeypatch,
     assert both(corpus_of(text)) == expected
 
 
-def test_a_file_that_changes_while_it_is_parsed_is_refused(tmp_path, small_jobs, monkeypatch):
+def test_a_file_that_changes_while_it_is_parsed_is_rejected(tmp_path, small_jobs, monkeypatch):
     (tmp_path / 'a.txt').write_text('\n\n'.join(DOCUMENTS))
     corpus = corpus_of(tmp_path)
     (tmp_path / 'a.txt').write_text('other\n\ntext')
@@ -262,7 +262,7 @@ def end(how):
     return how
 
 
-def test_a_killed_or_failing_worker_is_an_error():
+def test_a_killed_or_failing_worker_raises_an_error():
     assert list(workers.in_order(end, [('fine',), ('well',)] * 3, 2)) == ['fine', 'well'] * 3
     with pytest.raises(UserError, match='was killed; if memory ran out') as error:
         list(workers.in_order(end, [('fine',), ('killed',)], 2))

@@ -163,7 +163,7 @@ TASK_OF = {
 
 
 @pytest.mark.parametrize(('file', 'text', 'message'), [(file, *case) for file, cases in BAD.items() for case in cases])
-def test_bad_rows_are_refused_with_file_and_line(tmp_path, cache_folder, file, text, message):
+def test_bad_rows_are_rejected_with_file_and_line(tmp_path, cache_folder, file, text, message):
     write(tmp_path, file, text)
     with pytest.raises(UserError) as error:
         catalogue.examples(TASK_OF[file], 'train', data_dir=str(tmp_path))
@@ -195,7 +195,7 @@ def test_bad_rows_are_refused_with_file_and_line(tmp_path, cache_folder, file, t
         ),
     ],
 )
-def test_unknown_names_and_missing_files_are_refused(tmp_path, call, message):
+def test_unknown_names_and_missing_files_are_rejected(tmp_path, call, message):
     with pytest.raises(UserError, match=message) as error:
         call(str(tmp_path))
     assert '\n' not in str(error.value)

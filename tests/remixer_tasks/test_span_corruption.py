@@ -55,7 +55,7 @@ def rebuilt(example):
     return [token for pair in zip(hidden, visible, strict=True) for token in (*pair[0], *pair[1])]
 
 
-def test_the_default_lengths_are_those_of_t5():
+def test_the_default_lengths_equal_those_of_t5():
     assert spans.segment_length(512, 114, spans.Noise()) == 568
     assert spans.Noise().counts(568) == (85, 28)
 
@@ -99,7 +99,7 @@ def test_segments_are_as_long_as_fits(inputs, density, mean_span):
     assert noise.lengths(length)[0] <= inputs < noise.lengths(length + 1)[0]
 
 
-def test_spans_have_the_statistics_of_random_cuts():
+def test_spans_have_the_statistics_of_random_boundaries():
     examples = corrupted(documents([568 * 2000]))
     hidden = np.array([len(tokens) for example in examples for tokens in parts(example['targets'])[1:]])
     kept = np.array([len(tokens) for example in examples for tokens in parts(example['inputs'])[:-1]])
@@ -152,13 +152,13 @@ def test_every_epoch_hides_other_tokens():
         ({'inputs': 4096, 'targets': 4096}, 'extra_ids=227'),
     ],
 )
-def test_lengths_too_short_for_the_noise_are_refused(lengths, message):
+def test_lengths_too_short_for_the_noise_are_rejected(lengths, message):
     with pytest.raises(UserError, match=message) as error:
         corrupted(documents([10]), lengths)
     assert '\n' not in str(error.value)
 
 
 @pytest.mark.parametrize('noise', [(0.0, 3.0), (1.0, 3.0), (0.15, 0.5), (float('nan'), 3.0)])
-def test_noise_out_of_range_is_refused(noise):
+def test_noise_out_of_range_is_rejected(noise):
     with pytest.raises(UserError, match='T5 uses'):
         spans.Noise(*noise)

@@ -159,7 +159,7 @@ def test_an_evaluation_reads_no_further_than_its_batches(tmp_path, monkeypatch):
     assert opened == {0}
 
 
-def test_a_validation_split_is_used_and_unknown_splits_are_refused(folders, tmp_path):
+def test_a_validation_split_is_used_and_unknown_splits_are_rejected(folders, tmp_path):
     rows = datasets.Dataset.from_dict({'text': ALL})
     datasets.DatasetDict(train=rows, dev=rows.select(range(7))).save_to_disk(tmp_path / 'both')
     corpus = streamed(tmp_path / 'both', validation_split='dev')
@@ -168,7 +168,7 @@ def test_a_validation_split_is_used_and_unknown_splits_are_refused(folders, tmp_
         documents(streamed(tmp_path / 'both', train_split='test'), 'train')
 
 
-def test_malformed_rows_are_skipped_with_one_warning_or_refused(tmp_path, capsys):
+def test_malformed_rows_are_skipped_with_one_warning_or_rejected(tmp_path, capsys):
     rows = [{'text': 'one'}, {'text': None}, {'text': ' '}, {'text': None}, {'text': 'two'}]
     (tmp_path / 'train.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
     assert documents(streamed(tmp_path), 'train') == ['one', 'two']
@@ -241,7 +241,7 @@ def fails(corpus, match, vocabulary=BYTES, **settings):
     assert '\n' not in str(error.value)
 
 
-def test_wrong_settings_are_refused(folders, tmp_path, monkeypatch):
+def test_wrong_settings_are_rejected(folders, tmp_path, monkeypatch):
     path = folders / 'jsonl'
     trained = vocabularies.trained(streamed(path), 300)
     fails(streamed(path), r"cannot be trained on .*, which is streamed .*--gin.VOCABULARY='@voc", trained)
@@ -267,7 +267,7 @@ def test_wrong_settings_are_refused(folders, tmp_path, monkeypatch):
     fails(streamed(path), r"datasets.* pip install 'remixer-t5x\[hf-datasets\]'")
 
 
-def test_a_damaged_shard_is_named(folders, tmp_path):
+def test_a_damaged_shard_is_reported(folders, tmp_path):
     """The run learns of it in the middle of an epoch, in one line, and does not take it for the end."""
     for path in sorted((folders / 'jsonl').iterdir())[:2]:
         (tmp_path / path.name).write_bytes(path.read_bytes())

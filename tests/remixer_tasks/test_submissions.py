@@ -49,7 +49,7 @@ LINES = {
 
 
 @pytest.mark.parametrize('task', LINES)
-def test_file_names_and_labels_are_those_of_the_leaderboards(tmp_path, task):
+def test_file_names_and_labels_equal_those_of_the_leaderboards(tmp_path, task):
     prediction, name, line = LINES[task]
     lines = [line] if name.endswith('jsonl') else ['index\tprediction', line]
     assert write(tmp_path, task, rows(prediction))[:2] == (name, lines)
@@ -96,7 +96,7 @@ def test_record_has_one_line_for_each_query(tmp_path):
     assert [json.loads(line) for line in lines] == [{'idx': 2, 'label': 'Cy'}, {'idx': 7, 'label': 'Ann'}]
 
 
-def test_predictions_that_cannot_be_submitted_are_refused(tmp_path):
+def test_predictions_that_cannot_be_submitted_are_rejected(tmp_path):
     with pytest.raises(UserError, match='got squad'):
         submissions.write(str(tmp_path), 'squad', rows('x'))
     with pytest.raises(UserError, match="must have 'idx'"):

@@ -20,7 +20,7 @@ BYTES = seqio.ByteVocabulary(extra_ids=100)
 TARGETS, PREDICTIONS = ['yes', 'no', 'no', 'no'], ['yes', 'no', 'yes', ' no']
 
 
-def test_bleu_is_that_of_t5():
+def test_bleu_equals_that_of_t5():
     references.need('sacrebleu', 't5')
     from t5.evaluation import metrics
 
@@ -106,7 +106,7 @@ def test_only_decimal_digits_are_a_number(text):
 
 
 @pytest.mark.parametrize('names', [['acuracy'], [], 'f2'])
-def test_unknown_metrics_are_refused(names):
+def test_unknown_metrics_are_rejected(names):
     with pytest.raises(UserError, match='METRICS must be some of accuracy, exact_match'):
         text_metrics.select_metrics(names)
 
@@ -118,7 +118,7 @@ def rows(tmp_path, name='a.jsonl', count=20):
     return str(path)
 
 
-def test_columns_are_kept_and_metrics_are_grouped_by_one(tmp_path):
+def test_columns_are_kept_and_metrics_are_grouped_by_a_column(tmp_path):
     options = {'columns': ['id'], 'metrics_by': 'type'}
     corpus = local_pairs.corpus(rows(tmp_path), 'q', 'a', validation_fraction=0.3, **options)
     task = text_pairs.task(corpus, BYTES, 'mine', **options)
@@ -151,7 +151,7 @@ def test_columns_are_part_of_the_identity_but_not_of_the_texts(tmp_path):
     [({'columns': ['kind']}, "must be columns of .*q, a, type, id.*got 'kind'"),
      ({'metrics_by': 'targets'}, 'must name columns other than inputs')],
 )  # fmt: skip
-def test_missing_columns_are_refused(tmp_path, options, message):
+def test_missing_columns_are_rejected(tmp_path, options, message):
     with pytest.raises(UserError, match=message):
         list(local_pairs.corpus(rows(tmp_path), 'q', 'a', **options).training_documents())
 

@@ -168,7 +168,7 @@ def test_mixtures_have_the_rates_of_t5_without_tasks_left_out(tmp_path):
 
 @pytest.mark.parametrize('maximum', [None, 300])
 @pytest.mark.parametrize('temperature', [1.0, 2.0])
-def test_rates_are_those_of_seqio(tmp_path, maximum, temperature):
+def test_rates_equal_those_of_seqio(tmp_path, maximum, temperature):
     class Counted:
         cache_dir = None
         name = 'counted'
@@ -201,7 +201,7 @@ def test_rates_are_those_of_seqio(tmp_path, maximum, temperature):
         *(({'maximum': value}, 'MAXIMUM_RATE must be a number above 0') for value in (0, 'x', float('nan'), True)),
     ],
 )
-def test_invalid_rates_are_refused(settings, message):
+def test_invalid_rates_are_rejected(settings, message):
     with pytest.raises(UserError, match=message):
         names.mixture(['super_glue_cb_v102'], vocabularies.byte(), **settings)
     if 'maximum' in settings:
@@ -230,7 +230,7 @@ def test_a_pronoun_at_the_end_keeps_its_stars(tmp_path):
         ('They gave it to\ther', 4, 'her', "span2_text is 'her', word 4 is ''"),
     ],
 )
-def test_a_pronoun_that_t5_refuses_is_refused(tmp_path, text, index, word, message):
+def test_a_pronoun_that_t5_rejects_is_rejected(tmp_path, text, index, word, message):
     write(tmp_path, 'super_glue/WSC/train.jsonl', wsc_row(text, index, word))
     with pytest.raises(UserError, match=f'train.jsonl:1: .*{message}'):
         pairs('super_glue_wsc_v102_simple_train', 'train', tmp_path)

@@ -64,7 +64,7 @@ def content(**flags):
 
 
 @pytest.mark.parametrize('flags', [{}, {'lowercase': False}, {'strip_accents': False}, {'clean_text': False}])
-def test_ids_and_texts_are_those_of_the_library(tmp_path, flags):
+def test_ids_and_texts_equal_those_of_the_library(tmp_path, flags):
     from remixer_tasks.vocabulary import wordpiece
 
     path = tmp_path / 'tokenizer.json'
@@ -92,7 +92,7 @@ def read(path):
     assert time.monotonic() - begun < 20
 
 
-def test_hostile_files_are_refused_or_harmless(tmp_path):
+def test_hostile_files_are_rejected_or_harmless(tmp_path):
     started = []
     for number, (place, value) in enumerate(HOSTILE):
         changed = copy.deepcopy(content())

@@ -56,7 +56,7 @@ def test_a_vocabulary_is_trained_while_a_graph_is_traced():
     assert next(dataset.as_numpy_iterator()).tolist() == vocabulary.encode('the word')
 
 
-def test_other_text_or_size_is_another_vocabulary():
+def test_vocabularies_of_other_texts_or_sizes_differ():
     paths = {
         vocabularies.trained(corpus(words), size).sentencepiece_model_file for words in (10, 20) for size in (400, 500)
     }
@@ -64,7 +64,7 @@ def test_other_text_or_size_is_another_vocabulary():
 
 
 @pytest.mark.parametrize(('size', 'message'), [(227, 'at least 228'), (30000, 'allows at most .* got 29900')])
-def test_impossible_sizes_are_refused(size, message):
+def test_impossible_sizes_are_rejected(size, message):
     with pytest.raises(UserError, match=message) as error:
         vocabularies.trained(corpus(), size).vocab_size  # noqa: B018
     assert '\n' not in str(error.value)
@@ -78,7 +78,7 @@ def test_impossible_sizes_are_refused(size, message):
         ('empty.model', 'this is not a SentencePiece model.*; give a local file'),
     ],
 )
-def test_unreadable_model_files_are_refused(tmp_path, name, message):
+def test_unreadable_model_files_are_rejected(tmp_path, name, message):
     (tmp_path / 'text.model').write_text('no model')
     (tmp_path / 'empty.model').write_text('')
     vocabulary = vocabularies.sentencepiece(str(tmp_path / name))
@@ -144,7 +144,7 @@ def test_a_saved_vocabulary_gives_the_same_ids_without_its_sources(make, tmp_pat
     'text',
     ['{}', '{"kind": "new"}', '{"kind": "bytes", "extra_ids": -1}', '{"kind": "bytes", "extra_ids": 99999}', 'x'],
 )
-def test_a_damaged_saved_vocabulary_is_refused(tmp_path, text):
+def test_a_damaged_saved_vocabulary_is_rejected(tmp_path, text):
     (tmp_path / 'vocabulary.json').write_text(text)
     with pytest.raises(UserError) as error:
         vocabularies.saved(str(tmp_path))

@@ -63,7 +63,7 @@ def test_processes_wait_for_each_other_between_compilation_and_first_call(monkey
 
 
 @pytest.mark.parametrize('options', [{'xla_cpu_of_the_moon': True}, {'xla_cpu_enable_fast_math': 'perhaps'}])
-def test_an_invalid_xla_option_is_named(options):
+def test_an_invalid_xla_option_is_reported(options):
     ahead = CompiledAhead(jax.jit(jnp.sin), SHAPE, options=options)
     with pytest.raises(UserError, match=f'XLA_OPTIONS must be .*{next(iter(options))}.*--gin.XLA_OPTIONS=None'):
         ahead(jnp.ones(SHAPE.shape))

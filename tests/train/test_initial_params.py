@@ -105,7 +105,7 @@ def test_layers_of_a_run_can_be_split_over_other_runs(seq2seq):
      ({'encoder/run_0/(.*)': r'encoder/run_0/\1[2:7]'}, r'has shape \(2, .*\) there and \(4, ')],
     ids=['part', 'no expression', 'no group', 'no name', 'lacks', 'shape', 'layers'],
 )  # fmt: skip
-def test_an_invalid_checkpoint_map_is_an_error(seq2seq, renamed, words):
+def test_an_invalid_checkpoint_map_raises_an_error(seq2seq, renamed, words):
     with pytest.raises(UserError, match=words):
         load(seq2seq, 'encoder_decoder', renamed=renamed)
 

@@ -113,7 +113,7 @@ def test_at_start_hooks_are_called_in_new_runs_only(saved_step, expected):
     assert run_loop(events, hook, ['batch'], saved_step) == expected
 
 
-def test_bad_data_in_the_middle_of_a_run_is_a_one_line_error(training, tmp_path):
+def test_bad_data_in_the_middle_of_a_run_raises_a_one_line_error(training, tmp_path):
     code, output = training.run(model_dir=str(tmp_path / 'run'), train_steps=60, poison='line 30 ab')
     assert code == 2 and 'notes.jsonl line 7 is not JSON' in printed_error(output)
 

@@ -97,7 +97,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_one_restored(training
     assert difference(folder, finished, 60) is None
 
 
-def test_a_second_run_in_a_used_folder_is_refused(training, tmp_path):
+def test_a_second_run_in_a_used_folder_is_rejected(training, tmp_path):
     folder = tmp_path / 'run'
     first = training.start(model_dir=str(folder), **{**RUN, 'train_steps': 10**6})
     first.until(lambda: last_step(folder) >= 3, 'step 3')

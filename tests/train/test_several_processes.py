@@ -357,7 +357,7 @@ OWN_TEXT = ['--gin_file=data/own_text.gin', '--gin.TXT_DOCUMENTS=line', *gin({'F
         ('input', 'the texts of INPUT'),
     ],
 )
-def test_processes_that_differ_are_refused(runs, processes, tmp_path, what, named):
+def test_processes_that_differ_are_rejected(runs, processes, tmp_path, what, named):
     """The processes have different working directories, and read files by the same relative names."""
     folders = [tmp_path / 'first', tmp_path / 'second']
     for folder, run in zip(folders, ('alone', 'together'), strict=True):
@@ -457,7 +457,7 @@ def test_the_index_of_a_process_is_found_in_the_environment(monkeypatch, environ
         (('node1:8476', '2', '1', 'soon'), '--initialization_timeout must be'),
     ],
 )
-def test_invalid_process_flags_are_a_one_line_error(settings, words):
+def test_invalid_process_flags_raise_a_one_line_error(settings, words):
     with pytest.raises(UserError) as error:
         distributed.resolve_config(distributed.ProcessFlags(*settings), {})
     assert words in str(error.value) and '\n' not in str(error.value)

@@ -242,6 +242,6 @@ def test_a_device_sends_the_bytes_of_a_ring(op, sent):
 
 
 @pytest.mark.parametrize('text', ['hello', COLLECTIVE.replace('OP', 'all-reduce').replace('GROUPS', 'mesh_of_devices')])
-def test_unknown_text_is_an_error(text):
+def test_unknown_text_raises_an_error(text):
     with pytest.raises(ValueError, match='not an HLO module|replica groups'):
         compiled_program.read(text, devices=8)

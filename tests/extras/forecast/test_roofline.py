@@ -104,7 +104,7 @@ def test_the_place_of_an_operation_is_its_module_and_phase(op_name, expected):
     assert roofline.parse_op_name(op_name) == expected
 
 
-def test_an_unknown_chip_is_a_user_error():
+def test_an_unknown_chip_raises_a_user_error():
     assert find('h100').name.startswith('H100')
     with pytest.raises(UserError, match="v5e.*got 'v9'"):
         find('v9')

@@ -49,7 +49,7 @@ def test_the_picture_shows_both_curves(tmp_path):
 
 
 @pytest.mark.parametrize('text, reason', [('', 'has no training loss'), (None, 'cannot be read')])
-def test_a_file_without_training_losses_is_named(tmp_path, text, reason):
+def test_a_file_without_training_losses_is_reported(tmp_path, text, reason):
     path = tmp_path / 'metrics.jsonl'
     if text is not None:
         path.write_text(text)

@@ -22,7 +22,7 @@ def shown(gains, confidence=differences.CONFIDENCE):
     return abs(mean) > margin
 
 
-def test_the_interval_is_that_of_a_paired_t_test():
+def test_the_interval_equals_that_of_a_paired_t_test():
     a, b = [3.0, 4.5, 4.0, 5.5], [2.5, 4.75, 3.0, 4.0]
     models = {'a': dict(enumerate(a)), 'b': dict(enumerate(b))}
     (pair,) = differences.compare_models(models, higher_is_better=True)

@@ -135,7 +135,7 @@ def test_layers_near_zero_are_named():
 
 @pytest.mark.parametrize('weights', [gmlp.ToeplitzSpatial, gmlp.FreeSpatial])
 @pytest.mark.parametrize('stack', [ENCODER, DECODER])
-def test_spatial_weights_are_those_of_the_layer(weights, stack):
+def test_spatial_weights_equal_those_of_the_layer(weights, stack):
     module = weights(max_length=9)
     ctx = describe_tokens(jnp.ones((1, LENGTH), jnp.int32), causal=stack == DECODER)
     params = _random(unbox(module.init(jax.random.key(0), LENGTH, ctx)['params']))
@@ -152,7 +152,7 @@ def test_competition_sums_to_one_over_mechanisms(observed):
 
 
 @given(st.integers(1, 4), st.integers(0, 1000))
-def test_entropies_are_those_of_scipy(count, seed):
+def test_entropies_equal_those_of_scipy(count, seed):
     weights = np.random.default_rng(seed).dirichlet(np.full(count + 1, 0.3), size=7).T
     weights[:, 0] = np.eye(count + 1)[0]
     np.testing.assert_allclose(learned.entropy(weights), scipy.stats.entropy(weights, base=2, axis=0), atol=1e-9)

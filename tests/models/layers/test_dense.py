@@ -52,7 +52,7 @@ def test_split_and_join_are_inverse(groups, width):
         np.testing.assert_array_equal(join_groups(parts), x)
 
 
-def test_variance_is_that_of_one_group():
+def test_variance_equals_that_of_one_group():
     plain = Dense(64, AXES[1:]).init(jax.random.key(0), jnp.zeros((1, 256)))
     grouped = GroupDense(64, AXES).init(jax.random.key(0), (jnp.zeros((8, 1, 256)),))
     spreads = [float(np.std(nn.unbox(variables)['params']['kernel'])) for variables in (plain, grouped)]
@@ -83,6 +83,6 @@ def test_grouped_norm_is_the_norm_of_each_part(platform):
         law()
 
 
-def test_grouped_norm_refuses_a_width_it_cannot_split():
+def test_grouped_norm_rejects_a_width_it_cannot_split():
     with pytest.raises(UserError, match='num_groups must divide 8 features, got 3'):
         GroupedRMSNorm(3).init(jax.random.key(0), jnp.zeros((1, 8)))

@@ -92,7 +92,7 @@ def test_the_decoding_cache_holds_only_key_heads():
         (lambda: GatedMLP(8, activation='swish'), ('ACTIVATION', 'silu', 'swish')),
     ],
 )
-def test_invalid_settings_are_refused_with_their_value(build, facts):
+def test_invalid_settings_are_rejected_with_their_value(build, facts):
     with pytest.raises(UserError) as error:
         build()
     assert all(fact in str(error.value) for fact in facts)

@@ -154,6 +154,6 @@ def appendix_d(n, d, hidden):
 
 
 @pytest.mark.parametrize('length', [32, 256])
-def test_cost_is_that_of_appendix_d(length):
+def test_cost_equals_that_of_appendix_d(length):
     """Within 2%: XLA counts a GELU as other than 9 operations, and masks the padding."""
     assert operations(length, norm=None) == pytest.approx(appendix_d(length, 64, 128), rel=0.02)

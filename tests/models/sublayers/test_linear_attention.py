@@ -87,7 +87,7 @@ def test_chunks_of_packed_rows_equal_the_quadratic_formula(chunk, causal, monkey
     law()
 
 
-def test_gradients_of_the_packed_cross_form_are_those_of_its_examples():
+def test_gradients_of_the_packed_cross_form_equal_those_of_its_examples():
     rng = np.random.default_rng(1)
     x, memory = (jnp.asarray(rng.normal(size=(1, n, 4)), jnp.float32) for n in (6, 7))
     layer = linear_attention.LinearCrossAttention(2, 3)

@@ -82,7 +82,7 @@ def test_window_form_equals_the_equation(window):
 
 
 @pytest.mark.parametrize('devices', [1, 4])
-def test_gradient_of_the_window_form_is_that_of_the_equation(devices, monkeypatch):
+def test_gradient_of_the_window_form_equals_that_of_the_equation(devices, monkeypatch):
     """Against autodiff of one gather of all windows; with rows one after another, and together for several devices."""
     monkeypatch.setattr(jax, 'device_count', lambda: devices)
     length, window = window_mlp.CHUNK + 3, 5
