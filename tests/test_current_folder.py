@@ -25,7 +25,7 @@ for command in COMMANDS:
     code = main.main()
     print('exit code', code, command, flush=True)
     assert code == 0
-assert list(workers.in_order(len, [('abc',)], 1)) == [3]
+assert list(workers.map_in_order(len, [('abc',)], 1)) == [3]
 """
 TINY = ['--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin']
 OWN_TEXT = [

@@ -25,9 +25,10 @@ from remixer_tasks.files.malformed import Malformed
 from remixer_tasks.text_pairs import Template, encode_pair
 
 Row = dict[str, Any]
-# Number of shards of a saved data set that is streamed, enough for the hosts of a large pod.
+# Number of shards of a streamed data set from `save_to_disk`, enough for the hosts of a large pod.
 _SHARDS = 64
-# The readers of `datasets` by file extension; others can open files that the data names, or unpickle objects.
+# The readers of `datasets` by file extension. Other readers are unsafe: they open files that the data refers to, or
+# unpickle objects.
 _READERS = {
     **{'.parquet': 'parquet', '.jsonl': 'json', '.ndjson': 'json', '.json': 'json'},
     **{'.csv': 'csv', '.tsv': 'csv', '.txt': 'text'},
@@ -36,7 +37,7 @@ _READERS = {
 
 @dataclasses.dataclass(frozen=True)
 class HubDataset:
-    """A data set and the splits to use.
+    """A Hugging Face data set and the splits to use.
 
     Attributes:
         path: a folder, or a name on the Hub.
@@ -62,7 +63,7 @@ class HubDataset:
         read = functools.partial(self._documents, document)
         return ParsedCorpus(
             name=f'{self.path}, split {self.train_split}',
-            identity=cache.key('hugging face', self._state(), *kind),
+            identity=cache.key('hugging face', self._fingerprint(), *kind),
             read=functools.partial(read, self.train_split),
             read_validation=functools.partial(read, self.validation_split) if self.validation_split else None,
             validation_fraction=self.validation_fraction,
@@ -70,15 +71,15 @@ class HubDataset:
         )
 
     def streamed(self, kind: tuple[str, ...], document: Callable[[Row], str]) -> StreamedCorpus:
-        """Returns the documents of `corpus`, read during training."""
+        """Like `corpus`, but returns a corpus that reads the documents during training."""
         return StreamedCorpus(
             name=f'{self.path}, split {self.train_split}',
-            identity=cache.key('streamed hugging face', self._state(), *kind),
-            open_split=functools.partial(self._open, document),
+            identity=cache.key('streamed hugging face', self._fingerprint(), *kind),
+            open_split=functools.partial(self._open_shards, document),
             validation_fraction=None if self.validation_split else self.validation_fraction,
         )
 
-    def _state(self) -> list[Any]:
+    def _fingerprint(self) -> list[Any]:
         """Returns values that change if the data may have changed."""
         files = sorted(path for path in Path(self.path).expanduser().rglob('*') if path.is_file())
         settings = [self.path, self.name, self.revision, self.train_split, self.validation_split]
@@ -90,12 +91,12 @@ class HubDataset:
         texts = (parser.parse(row, number) for number, row in enumerate(rows, start=1))
         return (text for text in texts if text is not None)
 
-    def _open(self, document: Callable[[Row], str], split: str) -> _Shards:
+    def _open_shards(self, document: Callable[[Row], str], split: str) -> _Shards:
         name = self.train_split if split == TRAIN else str(self.validation_split)
         rows, files = self._load(name, streaming=True)
         parser = _RowParser(f'{self.path}, split {name}', rows.features, document, _WarnedMalformed(self.strict))
         shards = _Shards(rows, files, parser)
-        # Reads a row, so that a wrong TEXT_FIELD is reported before a pipeline runs.
+        # Reads one row, so that a wrong TEXT_FIELD is reported before a pipeline runs.
         next(shards.read(0, None), None)
         return shards
 
@@ -116,12 +117,14 @@ class HubDataset:
                 builder = datasets.load_dataset_builder(self.path, self.name, revision=self.revision)
                 urls = [url for part in (builder.config.data_files or {}).values() for url in part]
                 if outside := [url for url in urls if not url.startswith('hf://')]:
-                    raise UserError(f'{self.path} names {outside[0]}, which is not on the Hub; use another data set')
-                splits, files = _build(builder, streaming)
+                    raise UserError(
+                        f'{self.path} refers to {outside[0]}, which is not on the Hub; use another data set'
+                    )
+                splits, files = _load_splits(builder, streaming)
         except UserError:
             raise
         except Exception as error:
-            # `datasets` raises errors of many libraries, for example for connections and file formats.
+            # `datasets` raises errors of many libraries, for example connection and file format errors.
             advice = '; use a folder or a name' if isinstance(error, FileNotFoundError) else ''
             raise UserError(f'HF_DATASET {self.path} cannot be read ({reason(error)}){advice}') from error
         if split not in splits:
@@ -130,10 +133,10 @@ class HubDataset:
 
 
 def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Returns the splits of a folder, and their files. Reads only data files in the folder.
+    """Returns the splits of a local folder, and their files.
 
-    The folder is not trusted: README.md and state.json, which can name any file or URL, are ignored, and links that
-    point outside the folder raise UserError.
+    The folder is not trusted, so only its data files are read: README.md and state.json, which can refer to any file or
+    URL, are ignored, and links that point outside the folder raise UserError.
     """
     import datasets
 
@@ -145,7 +148,7 @@ def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mappi
     if (place / 'state.json').exists():
         saved = {'train': place}
     if saved:
-        # The files of `save_to_disk`, without those that `datasets` caches in the same folder.
+        # The patterns match the files of `save_to_disk`, but not those that `datasets` caches in the same folder.
         files = {
             split: sorted(str(file) for pattern in ('data-*.arrow', 'dataset.arrow') for file in part.glob(pattern))
             for split, part in saved.items()
@@ -175,14 +178,14 @@ def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mappi
         if any(_extension(file) == extension for file in paths)
     }
     options = {'sep': '\t'} if extension == '.tsv' else {}
-    return _build(datasets.load_dataset_builder(_READERS[extension], data_files=chosen, **options), streaming)
+    return _load_splits(datasets.load_dataset_builder(_READERS[extension], data_files=chosen, **options), streaming)
 
 
 def _extension(file: str) -> str | None:
     return next((suffix for suffix in Path(file).suffixes if suffix in _READERS), None)
 
 
-def _build(builder: Any, streaming: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def _load_splits(builder: Any, streaming: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     files = builder.config.data_files or {}
     if streaming:
         return builder.as_streaming_dataset(), files
@@ -195,7 +198,7 @@ class _RowParser:
     """Converts rows to texts.
 
     Attributes:
-        where: the name of the rows in messages.
+        where: the data set and split, for messages.
         features: features of the data set; class labels are replaced by their names.
         document: converts a row to a text.
         malformed: records the rows without a text.
@@ -207,7 +210,7 @@ class _RowParser:
     malformed: Malformed
 
     def parse(self, row: Row, number: int, part: str = '') -> str | None:
-        """Returns the text of row `number`, from 1, of a part of the data; None for a malformed or empty row."""
+        """Converts a row to a text; returns None for a malformed or empty row. `number` and `part` are for messages."""
         for name, feature in (self.features or {}).items():
             if hasattr(feature, 'int2str'):
                 row[name] = feature.int2str(row[name]) if row[name] is not None and row[name] >= 0 else None
@@ -219,13 +222,13 @@ class _RowParser:
             self.malformed.record(self.where + part, number, str(error))
             return None
         if not text.strip():
-            self.malformed.empty(self.where + part, number)
+            self.malformed.record_empty(self.where + part, number)
             return None
         return text
 
 
 class _WarnedMalformed(Malformed):
-    """Warns of the first malformed row when it is read, because a stream never prints a summary."""
+    """Warns about the first malformed row immediately, because a stream never prints a summary."""
 
     def record(self, path: str, line: int, reason: str) -> None:
         super().record(path, line, reason)
@@ -239,9 +242,9 @@ class _WarnedMalformed(Malformed):
 
 @dataclasses.dataclass(frozen=True)
 class _Shards:
-    """The shards of an `IterableDataset`, whose `state_dict` is the state of a shard; see `streamed_text.Shards`.
+    """Shards of an `IterableDataset`, with its `state_dict` as the state; implements `streamed_text.Shards`.
 
-    `shuffle` of `datasets` is not used, because its buffer is not part of the `state_dict`.
+    The method `shuffle` is not used, because the `state_dict` does not contain its buffer.
     """
 
     rows: Any
@@ -272,24 +275,24 @@ class _Shards:
 
 
 def corpus(dataset: HubDataset, field: str = 'text', streaming: bool = False) -> ParsedCorpus | StreamedCorpus:
-    """Returns the texts of the column `field`, for pretraining.
+    """Returns a corpus with the texts of the column `field`, for pretraining.
 
-    With `streaming`, they are read during training, without a local copy. Raises UserError, at first use, if the column
-    is missing.
+    With `streaming`, the texts are read during training, without a local copy. Raises UserError, at first use, if the
+    column is missing.
     """
 
-    def text_of(row: Row) -> str:
+    def get_text(row: Row) -> str:
         if field not in row:
             raise UserError(f'TEXT_FIELD must be a column of {dataset.path} ({", ".join(row)}), got {field!r}')
         if not isinstance(row[field], str):
             raise ValueError(f'column {field} has no text')
         return row[field]
 
-    return (dataset.streamed if streaming else dataset.corpus)(('text', field), text_of)
+    return (dataset.streamed if streaming else dataset.corpus)(('text', field), get_text)
 
 
 def pairs(dataset: HubDataset, inputs: str, targets: str) -> ParsedCorpus:
-    """Returns pairs for `text_pairs.task` from two columns or templates, as in 'premise: {premise}'.
+    """Returns a corpus of pairs for `text_pairs.task` from two columns or templates, as in 'premise: {premise}'.
 
     Class labels are replaced by their names. A row without a value for a column is malformed.
     """

@@ -1,4 +1,4 @@
-"""Corpora of local text files, configured with gin or flags (FILES, VALIDATION_FILES, TEXT_FIELD, ...)."""
+"""Corpora of local text files, configured with gin macros or flags (FILES, VALIDATION_FILES, TEXT_FIELD, ...)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def corpus(
 
 
 def describe(paths: Sequence[str]) -> str:
-    """Returns the name of a corpus of these files for messages."""
+    """Returns a name for a corpus of these files, for messages."""
     return paths[0] if len(paths) == 1 else f'{len(paths)} files ({paths[0]}, ...)'
 
 
@@ -66,7 +66,7 @@ def expand_held_out(
     check: Callable[[str], object],
     example: str = '*.txt',
 ) -> list[str]:
-    """Expands `files`, or returns an empty list for None. Raises UserError for a file that is also in `train`."""
+    """Expands held-out `files`, or returns an empty list for None. A file that is also in `train` raises UserError."""
     held_out = expand(files, macro, check, example) if files else []
     if both := sorted({os.path.realpath(path) for path in train} & {os.path.realpath(path) for path in held_out}):
         raise UserError(f'{macro} must not have files of {train_macro}, got {both[0]} in both; remove it from one')
@@ -76,11 +76,11 @@ def expand_held_out(
 def expand(files: Files, macro: str, check: Callable[[str], object], example: str = '*.txt') -> list[str]:
     """Expands paths and globs to sorted distinct paths, and calls `check` with each path.
 
-    Raises UserError; `macro` and the glob `example` are used in the message.
+    The UserError for an invalid path contains `macro` and the glob `example`.
     """
     paths: set[str] = set()
     for pattern in [files] if isinstance(files, str) else files:
-        paths.update(_match(pattern, macro, example))
+        paths.update(_match_files(pattern, macro, example))
     if not paths:
         raise UserError(f"{macro} must be a path or glob, got none; pass --gin.{macro}='~/data/{example}'")
     for path in sorted(paths):
@@ -88,11 +88,11 @@ def expand(files: Files, macro: str, check: Callable[[str], object], example: st
     return sorted(paths)
 
 
-def _match(pattern: str, macro: str, example: str) -> list[str]:
+def _match_files(pattern: str, macro: str, example: str) -> list[str]:
     is_remote = '://' in pattern
     path = pattern if is_remote else os.path.abspath(os.path.expanduser(pattern))
     try:
-        # An existing file whose name looks like a pattern is not a pattern.
+        # A path of an existing file is never treated as a pattern.
         is_glob = glob.has_magic(path) and (is_remote or not os.path.exists(path))
         if is_glob:
             matches = tf.io.gfile.glob(path) if is_remote else glob.glob(path, recursive=True)

@@ -34,7 +34,7 @@ def corpus(
     columns: Sequence[str] = (),
     metrics_by: str | None = None,
 ) -> ParsedCorpus:
-    """Returns pairs for `text_pairs.task` from the rows of files, which are read at first use.
+    """Returns a corpus of pairs for `text_pairs.task` from the rows of files, which are read at first use.
 
     Args:
         files: a path or glob, or a list of them; None, to evaluate on `validation_files` only.
@@ -45,9 +45,9 @@ def corpus(
         validation_files: held-out rows; None holds out `validation_fraction` of the rows by their hash.
         format: see `row_files.RowLayout`, like `delimiter` and `encoding`.
         strict: whether to raise UserError for a row that cannot be read or lacks a value, instead of skipping and
-            counting it. Null and NaN in JSON and Parquet count as missing; in TSV and CSV `null` is a text.
+            counting it. Null and NaN count as missing in JSON and Parquet; in TSV and CSV, `null` is a text.
         longest: maximum number of characters of a line or a text.
-        columns: further columns of each pair, as in `text_pairs.task`; '' for a row without the column.
+        columns: additional columns of each pair, as in `text_pairs.task`; '' for a row without the column.
         metrics_by: like `columns`.
 
     Raises:
@@ -62,7 +62,7 @@ def corpus(
         train = expand(files or (), 'PAIRS', layout.format_of, _EXAMPLE)
         held_out = expand_held_out(validation_files, train, 'PAIRS', 'VALIDATION_PAIRS', layout.format_of, _EXAMPLE)
     further = column_names(columns, metrics_by)
-    read = functools.partial(_pairs, layout=layout, templates=templates, columns=further)
+    read = functools.partial(_read_pairs, layout=layout, templates=templates, columns=further)
     states = [[cache.file_state(path) for path in group] for group in (train, held_out)]
     settings = (format, inputs, targets, longest, delimiter, encoding)
     return ParsedCorpus(
@@ -78,7 +78,7 @@ def corpus(
     )
 
 
-def _pairs(
+def _read_pairs(
     paths: Sequence[str],
     malformed: Malformed,
     layout: row_files.RowLayout,
@@ -86,7 +86,7 @@ def _pairs(
     columns: Sequence[str],
 ) -> Iterator[str]:
     for path in paths:
-        # `names` are the columns of the first row, `seen` the columns of all rows.
+        # `names` are the columns of the first row, and `seen` the columns of all rows.
         names: list[str] = []
         seen: set[str] = set()
         for number, row in row_files.read(path, layout, malformed):
@@ -110,7 +110,7 @@ def _pairs(
 
 
 def texts(pairs: ParsedCorpus) -> PairTexts:
-    """Returns the inputs and targets of the pairs as documents, to train a vocabulary."""
+    """Returns a corpus with the inputs and targets as documents, for training a vocabulary."""
     return PairTexts(pairs)
 
 
@@ -120,9 +120,10 @@ def evaluated(
     read: Callable[..., ParsedCorpus],
     make: Callable[..., seqio.Task],
 ) -> seqio.Task | list[seqio.Task]:
-    """Returns `task` and a task NAME_dev for each set of files, as in {'dev': 'dev.tsv', 'hard': 'hard/*.tsv'}.
+    """Returns `task` and one evaluation task per set of files, as in {'dev': 'dev.tsv', 'hard': 'hard/*.tsv'}.
 
-    The split `validation` of such a task has all rows of its files. No file is opened. Without files, returns `task`.
+    An evaluation task is named NAME_dev, and its split `validation` contains all rows of its files. No file is opened.
+    Without files, only `task` is returned.
 
     Args:
         task: the training task.

@@ -1,16 +1,15 @@
 """Mini COGS: generated English sentences and their logical forms, in the style of COGS (Kim and Linzen 2020).
 
-The sentence 'Emma said that the cake was eaten by a fox .' has the logical form
-`say ( agent Emma , ccomp eat ( agent fox , theme * cake ) )`; `*` marks a definite noun. The task `mini_cogs` has
-20,000 training and 500 held-out pairs. The task `mini_cogs_generalization` evaluates 100 sentences of each of three
-types that do not occur in training:
+The sentence 'Emma said that the cake was eaten by a fox .' has the logical form `say ( agent Emma , ccomp eat ( agent
+fox , theme * cake ) )`; `*` marks a definite noun. The task `mini_cogs` has 20,000 training and 500 held-out pairs. The
+task `mini_cogs_generalization` evaluates 100 sentences of each of three types that do not occur in training:
 
 - `new passive`: the subject of a passive is a noun that occurs in training only as the subject of active verbs;
 - `new agent`: the agent is a noun that occurs in training only as a direct object;
 - `deeper`: two nested clauses or prepositional phrases; training sentences nest one.
 """
 
-# ruff: noqa: SIM905 (words are easier to read than lists)
+# ruff: noqa: SIM905 (strings of words are easier to read than lists)
 from __future__ import annotations
 
 import random
@@ -39,13 +38,13 @@ PLACES = {
     'on': 'table bed stage chair boat bench'.split(),
     'beside': 'house tree table lake bed fence'.split(),
 }
-# Nouns that occur in training in one role only.
+# Nouns that occur in training in only one role.
 ONLY_AGENTS = 'hedgehog pilot dancer lawyer'.split()
 ONLY_OBJECTS = 'guest penguin wizard tiger'.split()
 
 
 def _parse_verbs(text: str) -> dict[str, list[str]]:
-    """Maps each lemma to its past and, if the verb has one, its participle."""
+    """Maps each verb to its past tense and, for transitive verbs, its participle."""
     return {verb.split()[0]: verb.split()[1:] for verb in text.split(',')}
 
 
@@ -59,14 +58,14 @@ DATIVE = _parse_verbs(
     'give gave given, send sent sent, show showed shown, sell sold sold, lend lent lent, '
     'bring brought brought, throw threw thrown'
 )
-# The subject acts (`sleep`), or undergoes a change (`break`).
+# In unergative verbs the subject acts (`sleep`); in unaccusative verbs it undergoes a change (`break`).
 UNERGATIVE = _parse_verbs('sleep slept, laugh laughed, run ran, dance danced, sing sang, wait waited, cry cried')
 UNACCUSATIVE = _parse_verbs('break broke, fall fell, burn burned, float floated, vanish vanished')
 CLAUSAL = _parse_verbs('say said, think thought, know knew, hope hoped, believe believed, dream dreamed')
 
 
 class Pair(NamedTuple):
-    """A sentence and its logical form, words separated by spaces; `kind` is a type of generalization or ''."""
+    """A sentence and its logical form, both with spaces between words; `kind` is a generalization type or ''."""
 
     sentence: str
     form: str
@@ -74,70 +73,72 @@ class Pair(NamedTuple):
 
 
 class Phrase(NamedTuple):
-    """Words and logical form of a noun phrase or clause."""
+    """The words and the logical form of a noun phrase or clause."""
 
     words: str
     form: str
 
 
 def noun(name: str, definite: bool = True) -> Phrase:
-    """Returns a name ('Emma'), or a noun with its article."""
+    """Returns a phrase for a name ('Emma'), or for a noun with an article."""
     if name[0].isupper():
         return Phrase(name, name)
     return Phrase(f'the {name}', f'* {name}') if definite else Phrase(f'a {name}', name)
 
 
-def modified(head: Phrase, preposition: str, place: Phrase) -> Phrase:
-    """'the cake on the table'"""
+def modify_noun(head: Phrase, preposition: str, place: Phrase) -> Phrase:
+    """Adds a prepositional phrase to a noun, as in 'the cake on the table'."""
     return Phrase(f'{head.words} {preposition} {place.words}', f'{head.form} ( {preposition} {place.form} )')
 
 
-def active(verb: str, agent: Phrase, theme: Phrase) -> Phrase:
-    return Phrase(f'{agent.words} {TRANSITIVE[verb][0]} {theme.words}', _form(verb, agent=agent, theme=theme))
+def active_clause(verb: str, agent: Phrase, theme: Phrase) -> Phrase:
+    return Phrase(f'{agent.words} {TRANSITIVE[verb][0]} {theme.words}', _logical_form(verb, agent=agent, theme=theme))
 
 
-def passive(verb: str, theme: Phrase, agent: Phrase | None = None) -> Phrase:
+def passive_clause(verb: str, theme: Phrase, agent: Phrase | None = None) -> Phrase:
     words = f'{theme.words} was {TRANSITIVE[verb][1]}'
     if agent is None:
-        return Phrase(words, _form(verb, theme=theme))
-    return Phrase(f'{words} by {agent.words}', _form(verb, agent=agent, theme=theme))
+        return Phrase(words, _logical_form(verb, theme=theme))
+    return Phrase(f'{words} by {agent.words}', _logical_form(verb, agent=agent, theme=theme))
 
 
-def double_object(verb: str, agent: Phrase, recipient: Phrase, theme: Phrase) -> Phrase:
-    """'Emma gave the boy a cake'"""
+def double_object_clause(verb: str, agent: Phrase, recipient: Phrase, theme: Phrase) -> Phrase:
+    """Builds a clause such as 'Emma gave the boy a cake'."""
     words = f'{agent.words} {DATIVE[verb][0]} {recipient.words} {theme.words}'
-    return Phrase(words, _form(verb, agent=agent, theme=theme, recipient=recipient))
+    return Phrase(words, _logical_form(verb, agent=agent, theme=theme, recipient=recipient))
 
 
-def dative(verb: str, agent: Phrase, theme: Phrase, recipient: Phrase) -> Phrase:
-    """'Emma gave a cake to the boy'"""
+def dative_clause(verb: str, agent: Phrase, theme: Phrase, recipient: Phrase) -> Phrase:
+    """Builds a clause such as 'Emma gave a cake to the boy'."""
     words = f'{agent.words} {DATIVE[verb][0]} {theme.words} to {recipient.words}'
-    return Phrase(words, _form(verb, agent=agent, theme=theme, recipient=recipient))
+    return Phrase(words, _logical_form(verb, agent=agent, theme=theme, recipient=recipient))
 
 
-def passive_dative(verb: str, theme: Phrase, recipient: Phrase) -> Phrase:
-    """'a cake was given to the boy'"""
+def passive_dative_clause(verb: str, theme: Phrase, recipient: Phrase) -> Phrase:
+    """Builds a clause such as 'a cake was given to the boy'."""
     words = f'{theme.words} was {DATIVE[verb][1]} to {recipient.words}'
-    return Phrase(words, _form(verb, theme=theme, recipient=recipient))
+    return Phrase(words, _logical_form(verb, theme=theme, recipient=recipient))
 
 
-def intransitive(verb: str, subject: Phrase) -> Phrase:
+def intransitive_clause(verb: str, subject: Phrase) -> Phrase:
     if verb in UNERGATIVE:
-        return Phrase(f'{subject.words} {UNERGATIVE[verb][0]}', _form(verb, agent=subject))
-    return Phrase(f'{subject.words} {UNACCUSATIVE[verb][0]}', _form(verb, theme=subject))
+        return Phrase(f'{subject.words} {UNERGATIVE[verb][0]}', _logical_form(verb, agent=subject))
+    return Phrase(f'{subject.words} {UNACCUSATIVE[verb][0]}', _logical_form(verb, theme=subject))
 
 
-def clausal(verb: str, agent: Phrase, clause: Phrase) -> Phrase:
-    """'Emma said that ...'"""
-    return Phrase(f'{agent.words} {CLAUSAL[verb][0]} that {clause.words}', _form(verb, agent=agent, ccomp=clause))
+def embedded_clause(verb: str, agent: Phrase, clause: Phrase) -> Phrase:
+    """Builds a clause such as 'Emma said that ...'."""
+    return Phrase(
+        f'{agent.words} {CLAUSAL[verb][0]} that {clause.words}', _logical_form(verb, agent=agent, ccomp=clause)
+    )
 
 
 def pair(clause: Phrase, kind: str = '') -> Pair:
-    """Returns the clause as a sentence and its logical form."""
+    """Returns a pair of the clause, as a sentence, and its logical form."""
     return Pair(f'{clause.words[0].upper()}{clause.words[1:]} .', clause.form, kind)
 
 
-def _form(verb: str, **roles: Phrase) -> str:
+def _logical_form(verb: str, **roles: Phrase) -> str:
     return f'{verb} ( ' + ' , '.join(f'{role} {phrase.form}' for role, phrase in roles.items()) + ' )'
 
 
@@ -168,26 +169,26 @@ class _Sampler:
         return self.with_location(head) if head.form not in NAMES and self._random.random() < 1 / 3 else head
 
     def with_location(self, head: Phrase, depth: int = 1) -> Phrase:
-        """Returns the head with `depth` nested prepositional phrases."""
+        """Adds `depth` nested prepositional phrases to a noun."""
         if depth == 0:
             return head
         preposition = self.choice(PLACES)
-        return modified(head, preposition, self.with_location(self.noun(*PLACES[preposition]), depth - 1))
+        return modify_noun(head, preposition, self.with_location(self.noun(*PLACES[preposition]), depth - 1))
 
     def clause(self) -> Phrase:
         """Draws a clause that contains no other clause."""
         verb, dative_verb = self.choice(TRANSITIVE), self.choice(DATIVE)
         return self._random.choice(
             [
-                lambda: active(verb, self.agent(), self.object()),
-                lambda: active(verb, self.agent(), self.object()),
-                lambda: passive(verb, self.theme(), self.person()),
-                lambda: passive(verb, self.theme()),
-                lambda: double_object(dative_verb, self.agent(), self.person(), self.noun(*THINGS)),
-                lambda: dative(dative_verb, self.agent(), self.noun(*THINGS), self.person()),
-                lambda: passive_dative(dative_verb, self.noun(*THINGS), self.person()),
-                lambda: intransitive(self.choice(UNERGATIVE), self.agent()),
-                lambda: intransitive(self.choice(UNACCUSATIVE), self.theme()),
+                lambda: active_clause(verb, self.agent(), self.object()),
+                lambda: active_clause(verb, self.agent(), self.object()),
+                lambda: passive_clause(verb, self.theme(), self.person()),
+                lambda: passive_clause(verb, self.theme()),
+                lambda: double_object_clause(dative_verb, self.agent(), self.person(), self.noun(*THINGS)),
+                lambda: dative_clause(dative_verb, self.agent(), self.noun(*THINGS), self.person()),
+                lambda: passive_dative_clause(dative_verb, self.noun(*THINGS), self.person()),
+                lambda: intransitive_clause(self.choice(UNERGATIVE), self.agent()),
+                lambda: intransitive_clause(self.choice(UNACCUSATIVE), self.theme()),
             ]
         )()
 
@@ -195,46 +196,46 @@ class _Sampler:
         """Draws a training sentence; a third of them have a nested clause."""
         clause = self.clause()
         if self._random.random() < 1 / 3:
-            clause = clausal(self.choice(CLAUSAL), self.agent(), clause)
+            clause = embedded_clause(self.choice(CLAUSAL), self.agent(), clause)
         return pair(clause)
 
     def new_passive(self) -> Pair:
         verb, theme = self.choice(TRANSITIVE), self.noun(*ONLY_AGENTS)
-        return pair(passive(verb, theme, self.person() if self._random.random() < 0.5 else None), NEW_PASSIVE)
+        return pair(passive_clause(verb, theme, self.person() if self._random.random() < 0.5 else None), NEW_PASSIVE)
 
     def new_agent(self) -> Pair:
-        return pair(active(self.choice(TRANSITIVE), self.noun(*ONLY_OBJECTS), self.theme()), NEW_AGENT)
+        return pair(active_clause(self.choice(TRANSITIVE), self.noun(*ONLY_OBJECTS), self.theme()), NEW_AGENT)
 
     def deeper(self) -> Pair:
         verb = self.choice(TRANSITIVE)
         if self._random.random() < 0.5:
-            return pair(active(verb, self.agent(), self.with_location(self.noun(*THINGS), depth=2)), DEEPER)
-        clause = active(verb, self.agent(), self.theme())
+            return pair(active_clause(verb, self.agent(), self.with_location(self.noun(*THINGS), depth=2)), DEEPER)
+        clause = active_clause(verb, self.agent(), self.theme())
         for _ in range(2):
-            clause = clausal(self.choice(CLAUSAL), self.agent(), clause)
+            clause = embedded_clause(self.choice(CLAUSAL), self.agent(), clause)
         return pair(clause, DEEPER)
 
 
 def training_pairs(seed: int = 0) -> list[Pair]:
     """Returns distinct training sentences."""
-    return _draw_different(_Sampler(seed).sentence, TRAINING_PAIRS, frozenset())
+    return _draw_distinct(_Sampler(seed).sentence, TRAINING_PAIRS, frozenset())
 
 
 def held_out_pairs(seed: int = 0) -> list[Pair]:
-    """Returns sentences from the training distribution; none of them, nor its form, is in the training pairs."""
+    """Draws sentences from the training distribution; neither a sentence nor its form occurs in the training pairs."""
     known = frozenset(text for pair in training_pairs(seed) for text in (pair.sentence, pair.form))
-    return _draw_different(_Sampler(seed + 1).sentence, HELD_OUT_PAIRS, known)
+    return _draw_distinct(_Sampler(seed + 1).sentence, HELD_OUT_PAIRS, known)
 
 
 def generalization_pairs(seed: int = 0) -> list[Pair]:
-    """Returns sentences of the three types, alternating."""
+    """Draws sentences of the three generalization types in turn."""
     sampler = _Sampler(seed + 2)
     draws = (sampler.new_passive, sampler.new_agent, sampler.deeper)
-    types = [_draw_different(draw, PAIRS_PER_TYPE, frozenset()) for draw in draws]
+    types = [_draw_distinct(draw, PAIRS_PER_TYPE, frozenset()) for draw in draws]
     return [pair for group in zip(*types, strict=True) for pair in group]
 
 
-def _draw_different(draw: Callable[[], Pair], count: int, excluded: frozenset[str]) -> list[Pair]:
+def _draw_distinct(draw: Callable[[], Pair], count: int, excluded: frozenset[str]) -> list[Pair]:
     pairs: dict[str, Pair] = {}
     while len(pairs) < count:
         drawn = draw()
@@ -244,7 +245,7 @@ def _draw_different(draw: Callable[[], Pair], count: int, excluded: frozenset[st
 
 
 def corpus(generalization: bool = False, seed: int = 0) -> ParsedCorpus:
-    """Returns the training pairs; `validation` has the held-out pairs, or those of the three types."""
+    """Returns a corpus of the training pairs; its split `validation` has the held-out or the generalization pairs."""
     held_out = generalization_pairs if generalization else held_out_pairs
     return ParsedCorpus(
         name='mini COGS' + (' (generalization)' if generalization else ''),
@@ -269,7 +270,7 @@ def task(vocabulary: seqio.Vocabulary, seed: int = 0) -> seqio.Task:
 
 
 def evaluated(vocabulary: seqio.Vocabulary, seed: int = 0) -> list[seqio.Task]:
-    """Returns `task` and `mini_cogs_generalization`, whose metrics are also computed for each type."""
+    """Returns the tasks `mini_cogs` and `mini_cogs_generalization`, which has metrics per generalization type."""
     generalization = text_pairs.task(
         corpus(generalization=True, seed=seed),
         vocabulary,

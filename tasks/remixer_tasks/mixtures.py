@@ -1,7 +1,7 @@
-"""Mixtures of tasks: GLUE and SuperGLUE at T5's rates, five entailment tasks, and multi-task (MT) pretraining.
+"""Mixtures of tasks: GLUE and SuperGLUE with T5's rates, five entailment tasks, and multi-task (MT) pretraining.
 
-A rate is a number of training examples, as counted by T5, so that all examples are equally frequent; a task with rate 0
-is only evaluated. In all functions, `data_dir` is the folder of the data (see `sources`), and `without` names tasks to
+A rate is a number of training examples, as counted by T5, so every example is equally likely; a task with rate 0 is
+only evaluated. In all functions, `data_dir` is the folder of the data (see `sources`), and `without` names tasks to
 exclude. In gin: `MIXTURE_OR_TASK_NAME = @mixtures.super_glue()`.
 """
 
@@ -16,7 +16,7 @@ from remixer_t5x.lazy import seqio
 from remixer_tasks import catalogue
 from remixer_tasks.benchmarks.text_task import TRAIN
 
-# T5's counts; the rows of ReCoRD after duplication, of WSC without the false pairs.
+# T5's counts: ReCoRD is counted after one row per answer is created, and WSC without the false pairs.
 SUPER_GLUE = {
     'dpr_v001_simple': 1_322,
     'super_glue_wsc_v102_simple_train': 259,
@@ -31,7 +31,7 @@ SUPER_GLUE = {
     'super_glue_axb_v102': 0,
     'super_glue_axg_v102': 0,
 }
-# Without WNLI, whose models train on WSC and DPR.
+# WNLI is not included, because T5 evaluates WNLI with models trained on WSC and DPR.
 GLUE = {
     'glue_cola_v002': 8_551,
     'glue_sst2_v002': 67_349,
@@ -45,7 +45,7 @@ GLUE = {
     'glue_mnli_matched_v002': 0,
     'glue_ax_v002': 0,
 }
-# The tasks of Tay et al. (Remixer): MNLI, Adversarial, Conjunctive and Abductive NLI, QNLI.
+# The entailment tasks of Tay et al. (Remixer): MNLI, Adversarial, Conjunctive and Abductive NLI, QNLI.
 ENTAILMENT = {
     'glue_mnli_v002': 392_702,
     'glue_mnli_mismatched_v002': 0,
@@ -61,7 +61,7 @@ SQUAD = {'squad_v010_allanswers': 87_599}
 
 
 def labelled_mixture(name: str, tasks: Sequence[tuple[Any, Any]]) -> seqio.Mixture:
-    """Returns a mixture of (task, rate) that raises UserError with the tasks that have no data."""
+    """Returns a mixture of (task, rate) pairs that raises UserError if tasks have no data."""
     # Imported here, because the module loads seqio.
     from remixer_tasks.benchmarks.sources import LabelledMixture
 
@@ -75,7 +75,7 @@ def glue(
     name: str = 'glue_v002_proportional',
 ) -> seqio.Mixture:
     """Returns the mixture of GLUE without WNLI."""
-    return _mixture(name, GLUE, vocabulary, data_dir, without)
+    return _build_mixture(name, GLUE, vocabulary, data_dir, without)
 
 
 def super_glue(
@@ -85,7 +85,7 @@ def super_glue(
     name: str = 'super_glue_v102_proportional',
 ) -> seqio.Mixture:
     """Returns the mixture of SuperGLUE with DPR and the diagnostic tasks."""
-    return _mixture(name, SUPER_GLUE, vocabulary, data_dir, without)
+    return _build_mixture(name, SUPER_GLUE, vocabulary, data_dir, without)
 
 
 def entailment(
@@ -95,7 +95,7 @@ def entailment(
     name: str = 'entailment_v001_proportional',
 ) -> seqio.Mixture:
     """Returns the mixture of the five entailment tasks."""
-    return _mixture(name, ENTAILMENT, vocabulary, data_dir, without)
+    return _build_mixture(name, ENTAILMENT, vocabulary, data_dir, without)
 
 
 def multi_task(
@@ -107,7 +107,7 @@ def multi_task(
     without: Sequence[str] = (),
     name: str = 'mt_v001_mix',
 ) -> seqio.Mixture:
-    """Returns the mixture of MT pretraining, T5's en_mix: span corruption, GLUE, SuperGLUE and SQuAD.
+    """Returns the mixture for MT pretraining, T5's en_mix: span corruption, GLUE, SuperGLUE and SQuAD.
 
     Args:
         unsupervised: the span corruption task.
@@ -118,11 +118,11 @@ def multi_task(
     vocabulary = vocabulary or unsupervised.output_features['targets'].vocabulary
     ranges.check('MAXIMUM_RATE', maximum, ranges.Positive)
     rates = {task: min(rate, maximum) for task, rate in {**GLUE, **SUPER_GLUE, **SQUAD}.items()}
-    return _mixture(name, rates, vocabulary, data_dir, without, [(unsupervised, unsupervised_rate)])
+    return _build_mixture(name, rates, vocabulary, data_dir, without, [(unsupervised, unsupervised_rate)])
 
 
-def count(task: seqio.Task) -> float:
-    """Returns the number of training examples, from T5's tables or the data; 0 for a task without training data."""
+def count_examples(task: seqio.Task) -> float:
+    """Returns the number of training examples from T5's tables or the data; 0 for a task without training data."""
     if TRAIN not in task.splits:
         return 0.0
     known = {**GLUE, **SUPER_GLUE, **ENTAILMENT, **SQUAD}
@@ -134,13 +134,13 @@ def count(task: seqio.Task) -> float:
     number = task.source.count(TRAIN) if is_labelled else task.source.num_input_examples(TRAIN)
     if number is None:
         raise UserError(
-            f'RATES must include {task.name}, whose number of examples is unknown; give '
+            f'RATES must include {task.name}, whose number of examples is unknown; set '
             f"RATES = {{'{task.name}': 1000000}}"
         )
     return float(number)
 
 
-def _mixture(
+def _build_mixture(
     name: str,
     rates: Mapping[str, float],
     vocabulary: seqio.Vocabulary,

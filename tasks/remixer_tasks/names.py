@@ -1,8 +1,8 @@
-"""Builds tasks and mixtures by name on demand, with T5's names if T5 has the task.
+"""Builds tasks and mixtures by name; tasks of T5 have the same names as in T5.
 
-This module does not change seqio's registry, so that `import t5.data.mixtures` also works. Names in the registry take
-precedence. `remixer_tasks.registered` adds all names to the registry. In gin: `MIXTURE_OR_TASK_NAME = 'en_mix'`, which
-every command passes to `provider`.
+This module does not register names with seqio, so that `import t5.data.mixtures` still works. Names in seqio's registry
+take precedence. `remixer_tasks.registered` adds all names to the registry. In gin: `MIXTURE_OR_TASK_NAME = 'en_mix'`,
+which every command passes to `provider`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from remixer_t5x.lazy import seqio
 from remixer_tasks import c4, catalogue, mixtures, pretraining, python_docs, vocabularies
 
 Provider: TypeAlias = 'seqio.Task | seqio.Mixture'
-# (vocabulary, folder of the data) -> the task or mixture.
+# A maker maps (vocabulary, data folder) to a task or mixture.
 Maker: TypeAlias = 'Callable[[Any, str | None], Provider]'
 
 UNSUPERVISED = 'c4_v020_unsupervised'
-# T5's rate of C4 next to labelled tasks, in examples.
+# T5's rate of C4, in examples, in mixtures with labelled tasks.
 UNSUPERVISED_RATE = 1e6
 PYTHON_DOCS_VOCAB_SIZE = 4096
 _GLUE, _SUPER_GLUE = tuple(mixtures.GLUE), tuple(mixtures.SUPER_GLUE)
@@ -34,19 +34,19 @@ _LARGE = ('wmt_t2t_ende_v003', 'wmt15_enfr_v003', 'cnn_dailymail_v002')
 _WSC = ('dpr_v001_simple', 'super_glue_wsc_v102_simple_train', 'super_glue_wsc_v102_simple_eval')
 
 
-def _text(objective: Callable[..., Provider], tfds: str, name: str | None = None, data: str = '') -> Maker:
-    """Returns a maker of an objective's task on the text of a TFDS data set."""
+def _text_task_maker(objective: Callable[..., Provider], tfds: str, name: str | None = None, data: str = '') -> Maker:
+    """Returns a maker of a pretraining task with this objective on the text of a TFDS data set."""
     names = {'name': name} if name else {'data': data}
     return lambda vocabulary, data_dir: objective(c4.corpus(tfds, data_dir), vocabulary, **names)
 
 
 def _count_halving_rte(task: seqio.Task) -> float:
-    """Returns `mixtures.count`, halved for RTE, which is in GLUE and SuperGLUE."""
-    return mixtures.count(task) * (0.5 if 'glue' in task.name and 'rte' in task.name else 1.0)
+    """Returns `mixtures.count_examples`, halved for RTE because GLUE and SuperGLUE both contain RTE."""
+    return mixtures.count_examples(task) * (0.5 if 'glue' in task.name and 'rte' in task.name else 1.0)
 
 
-def _mixture(name: str, tasks: Sequence[str], rate: Any, unsupervised: Any = None) -> Maker:
-    """Returns a maker of a mixture of the tasks at `rate`, with C4 at the rate `unsupervised`."""
+def _mixture_maker(name: str, tasks: Sequence[str], rate: Any, unsupervised: Any = None) -> Maker:
+    """Returns a maker of a mixture of tasks, each with `rate` (a number or function), and C4 with `unsupervised`."""
 
     def make(vocabulary: seqio.Vocabulary, data_dir: str | None) -> seqio.Mixture:
         rates = [(catalogue.task(task, vocabulary, data_dir), rate) for task in tasks]
@@ -57,16 +57,16 @@ def _mixture(name: str, tasks: Sequence[str], rate: Any, unsupervised: Any = Non
     return make
 
 
-def _leave_one_out() -> dict[str, Maker]:
-    """Returns makers of T5's mixtures without one task; RTE's rate is not halved if one of its suites is excluded."""
+def _leave_one_out_makers() -> dict[str, Maker]:
+    """Returns makers of T5's leave-one-out mixtures; RTE's rate is not halved if GLUE or SuperGLUE is left out."""
     suites = {'glue_v002_proportional': _GLUE, 'super_glue_v102_proportional': _SUPER_GLUE}
     makers: dict[str, Maker] = {}
     for left_out in (*suites, 'cnn_dailymail_v002', _SQUAD, *_WMT):
         tasks = [task for task in _SUPERVISED if task not in suites.get(left_out, (left_out,))]
-        rate = mixtures.count if left_out in suites else _count_halving_rte
+        rate = mixtures.count_examples if left_out in suites else _count_halving_rte
         name = f'leave_one_out_{left_out}'
-        # C4's rate is its number of examples, as in T5's `rate_num_examples`.
-        makers[name] = _mixture(name, tasks, rate, C4_COUNT)
+        # C4's rate is its number of examples, as with T5's `rate_num_examples`.
+        makers[name] = _mixture_maker(name, tasks, rate, C4_COUNT)
     return makers
 
 
@@ -74,13 +74,13 @@ def _leave_one_out() -> dict[str, Maker]:
 C4_COUNT = 364_868_892.0
 _C4 = 'c4/en:2.2.0'
 MAKERS: dict[str, Maker] = {
-    'c4_v220_span_corruption': _text(pretraining.span_corruption, _C4, data='c4_v220'),
-    'c4_v220_iid_denoising': _text(pretraining.iid_denoising, _C4, data='c4_v220'),
-    'c4_v220_prefix_lm': _text(pretraining.prefix_lm, _C4, data='c4_v220'),
-    'c4_v220_full_lm': _text(pretraining.causal_lm, _C4, 'c4_v220_full_lm'),
-    # T5 sets the objective of these in gin; its papers' files set span corruption.
+    'c4_v220_span_corruption': _text_task_maker(pretraining.span_corruption, _C4, data='c4_v220'),
+    'c4_v220_iid_denoising': _text_task_maker(pretraining.iid_denoising, _C4, data='c4_v220'),
+    'c4_v220_prefix_lm': _text_task_maker(pretraining.prefix_lm, _C4, data='c4_v220'),
+    'c4_v220_full_lm': _text_task_maker(pretraining.causal_lm, _C4, 'c4_v220_full_lm'),
+    # T5 sets the objective of these tasks in gin; the gin files of its papers select span corruption.
     **{
-        name: _text(pretraining.span_corruption, tfds, name)
+        name: _text_task_maker(pretraining.span_corruption, tfds, name)
         for name, tfds in {
             UNSUPERVISED: _C4,
             'c4_noclean_v020_unsupervised': 'c4/en.noclean:2.2.0',
@@ -89,40 +89,40 @@ MAKERS: dict[str, Maker] = {
             'wikipedia_20190301.en_v003_unsupervised': 'wikipedia/20190301.en:1.0.0',
         }.items()
     },
-    'c4_v310_span_corruption': _text(pretraining.span_corruption, 'c4/en:3.1.0', data='c4_v310'),
+    'c4_v310_span_corruption': _text_task_maker(pretraining.span_corruption, 'c4/en:3.1.0', data='c4_v310'),
     **{name: functools.partial(catalogue.task, name) for name in catalogue.TASKS},
     'glue_v002_proportional': mixtures.glue,
     'entailment_v001_proportional': mixtures.entailment,
     'super_glue_v102_proportional': mixtures.super_glue,
-    'glue_mnli_and_dev_v002': _mixture('glue_mnli_and_dev_v002', [name for name in _GLUE if 'mnli' in name], 1.0),
-    'wsc_dpr_simple_proportional': _mixture('wsc_dpr_simple_proportional', _WSC, mixtures.count),
-    'en_mix': _mixture('en_mix', [*_GLUE, *_SUPER_GLUE, _SQUAD], mixtures.count, UNSUPERVISED_RATE),
-    'all_equal': _mixture('all_equal', _SUPERVISED, 1.0, 1.0),
-    'all_proportional': _mixture('all_proportional', _SUPERVISED, _count_halving_rte, C4_COUNT),
-    'all_mix': _mixture('all_mix', _SUPERVISED, _count_halving_rte, UNSUPERVISED_RATE),
-    'large_supervised_equal': _mixture('large_supervised_equal', _LARGE, 1.0),
-    'large_supervised_proportional': _mixture('large_supervised_proportional', _LARGE, mixtures.count),
-    'large_translation_equal': _mixture('large_translation_equal', _LARGE[:2], 1.0),
-    **_leave_one_out(),
+    'glue_mnli_and_dev_v002': _mixture_maker('glue_mnli_and_dev_v002', [name for name in _GLUE if 'mnli' in name], 1.0),
+    'wsc_dpr_simple_proportional': _mixture_maker('wsc_dpr_simple_proportional', _WSC, mixtures.count_examples),
+    'en_mix': _mixture_maker('en_mix', [*_GLUE, *_SUPER_GLUE, _SQUAD], mixtures.count_examples, UNSUPERVISED_RATE),
+    'all_equal': _mixture_maker('all_equal', _SUPERVISED, 1.0, 1.0),
+    'all_proportional': _mixture_maker('all_proportional', _SUPERVISED, _count_halving_rte, C4_COUNT),
+    'all_mix': _mixture_maker('all_mix', _SUPERVISED, _count_halving_rte, UNSUPERVISED_RATE),
+    'large_supervised_equal': _mixture_maker('large_supervised_equal', _LARGE, 1.0),
+    'large_supervised_proportional': _mixture_maker('large_supervised_proportional', _LARGE, mixtures.count_examples),
+    'large_translation_equal': _mixture_maker('large_translation_equal', _LARGE[:2], 1.0),
+    **_leave_one_out_makers(),
 }
 
 
 @functools.cache
-def _python_docs() -> seqio.Task:
-    """Returns the task whose vocabulary is trained on its text."""
+def _python_docs_task() -> seqio.Task:
+    """Returns the span corruption task on Python's documentation, with a vocabulary trained on the same text."""
     corpus = python_docs.corpus()
     vocabulary = vocabularies.trained(corpus, PYTHON_DOCS_VOCAB_SIZE)
     return pretraining.span_corruption(corpus, vocabulary, data='python_docs_v001')
 
 
-MAKERS['python_docs_v001_span_corruption'] = lambda vocabulary, data_dir: _python_docs()
+MAKERS['python_docs_v001_span_corruption'] = lambda vocabulary, data_dir: _python_docs_task()
 
 
 def find(name: str, vocabulary: seqio.Vocabulary | None = None, data_dir: str | None = None) -> Provider:
     """Returns the task or mixture with this name, without opening a file.
 
-    A `vocabulary` of None is T5's; see `catalogue.task` for `data_dir`. Raises UserError for an unknown name, with the
-    nearest known names.
+    If `vocabulary` is None, T5's is used; see `catalogue.task` for `data_dir`. Raises UserError for an unknown name,
+    with the nearest known names.
     """
     if name not in MAKERS:
         known = sorted({*MAKERS, *seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
@@ -146,7 +146,7 @@ def provider(
 def providers(
     names: str | Sequence[str], vocabulary: seqio.Vocabulary | None = None, data_dir: str | None = None
 ) -> list[str | seqio.Task | seqio.Mixture]:
-    """Returns the `provider` of each name in a list or a text separated by commas."""
+    """Returns the `provider` of each name in a list or a comma-separated text."""
     names = names.split(',') if isinstance(names, str) else names
     return [provider(name.strip(), vocabulary, data_dir) for name in names]
 
@@ -169,8 +169,8 @@ def mixture(
         temperature: rates are raised to the power 1 / temperature; values above 1 make them more uniform.
 
     Raises:
-        UserError: there is no task, a setting is not above 0, or a rate names an unknown task; when a dataset is
-            created, also if tasks have no files.
+        UserError: there is no task, a setting is not above 0, or `rates` has an unknown task; also, when a dataset is
+            created, if tasks have no files.
     """
     if not tasks:
         raise UserError("TASKS must have a task, got none; set TASKS = ['super_glue_rte_v102', 'conj_nli_v001']")
@@ -191,15 +191,15 @@ def mixture(
     ranges.check('MIXING_TEMPERATURE', temperature, ranges.Positive)
     ranges.check('MAXIMUM_RATE', maximum, ranges.Positive | None)
 
-    def rate_of(task: seqio.Task) -> float:
+    def compute_rate(task: seqio.Task) -> float:
         if task.name in fixed_rates:
             return float(fixed_rates[task.name])
-        return min(mixtures.count(task), maximum or math.inf) ** (1 / temperature)
+        return min(mixtures.count_examples(task), maximum or math.inf) ** (1 / temperature)
 
-    return mixtures.labelled_mixture(name, [(task, rate_of) for task in by_name.values()])
+    return mixtures.labelled_mixture(name, [(task, compute_rate) for task in by_name.values()])
 
 
 def vocabulary_of(task: str | seqio.Task | seqio.Mixture) -> seqio.Vocabulary:
-    """Returns the vocabulary of the targets of a task or mixture, or of its name in seqio's registry."""
+    """Returns the target vocabulary of a task or mixture, given as an object or a name in seqio's registry."""
     resolved = seqio.get_mixture_or_task(task) if isinstance(task, str) else task
     return resolved.output_features['targets'].vocabulary

@@ -134,7 +134,7 @@ def test_a_file_that_was_deleted_is_reported(tmp_path, monkeypatch):
     corpus = local_files.corpus(str(tmp_path / '*.txt'))
     path.unlink()
     assert f'{path}: No such file or directory' in error_of(lambda: list(corpus.training_documents()))
-    monkeypatch.setattr(local_files, '_match', lambda *_: [str(path)])
+    monkeypatch.setattr(local_files, '_match_files', lambda *_: [str(path)])
     assert 'cannot be read' in error_of(local_files.corpus, str(path))
 
 

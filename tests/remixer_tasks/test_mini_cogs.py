@@ -13,25 +13,26 @@ def a_noun(name):
     return noun(name, definite=False)
 
 
-CAKE_ON_A_TABLE = mini_cogs.modified(noun('cake'), 'on', a_noun('table'))
-FOX_WAS_FOUND = mini_cogs.passive('find', noun('fox'), a_noun('boy'))
+CAKE_ON_A_TABLE = mini_cogs.modify_noun(noun('cake'), 'on', a_noun('table'))
+FOX_WAS_FOUND = mini_cogs.passive_clause('find', noun('fox'), a_noun('boy'))
 GIFT = 'give ( agent Emma , theme cake , recipient * boy )'
 # fmt: off
 BY_HAND = [
-    (mini_cogs.active('see', noun('girl'), a_noun('cake')),
+    (mini_cogs.active_clause('see', noun('girl'), a_noun('cake')),
      'The girl saw a cake .', 'see ( agent * girl , theme cake )'),
-    (mini_cogs.active('hide', noun('Emma'), CAKE_ON_A_TABLE),
+    (mini_cogs.active_clause('hide', noun('Emma'), CAKE_ON_A_TABLE),
      'Emma hid the cake on a table .', 'hide ( agent Emma , theme * cake ( on table ) )'),
-    (mini_cogs.passive('draw', a_noun('fox')), 'A fox was drawn .', 'draw ( theme fox )'),
-    (mini_cogs.passive('draw', noun('fox'), noun('Emma')),
+    (mini_cogs.passive_clause('draw', a_noun('fox')), 'A fox was drawn .', 'draw ( theme fox )'),
+    (mini_cogs.passive_clause('draw', noun('fox'), noun('Emma')),
      'The fox was drawn by Emma .', 'draw ( agent Emma , theme * fox )'),
-    (mini_cogs.double_object('give', noun('Emma'), noun('boy'), a_noun('cake')), 'Emma gave the boy a cake .', GIFT),
-    (mini_cogs.dative('give', noun('Emma'), a_noun('cake'), noun('boy')), 'Emma gave a cake to the boy .', GIFT),
-    (mini_cogs.passive_dative('send', noun('letter'), noun('Noah')),
+    (mini_cogs.double_object_clause('give', noun('Emma'), noun('boy'), a_noun('cake')),
+     'Emma gave the boy a cake .', GIFT),
+    (mini_cogs.dative_clause('give', noun('Emma'), a_noun('cake'), noun('boy')), 'Emma gave a cake to the boy .', GIFT),
+    (mini_cogs.passive_dative_clause('send', noun('letter'), noun('Noah')),
      'The letter was sent to Noah .', 'send ( theme * letter , recipient Noah )'),
-    (mini_cogs.intransitive('sleep', noun('dog')), 'The dog slept .', 'sleep ( agent * dog )'),
-    (mini_cogs.intransitive('break', noun('vase')), 'The vase broke .', 'break ( theme * vase )'),
-    (mini_cogs.clausal('say', noun('Emma'), FOX_WAS_FOUND), 'Emma said that the fox was found by a boy .',
+    (mini_cogs.intransitive_clause('sleep', noun('dog')), 'The dog slept .', 'sleep ( agent * dog )'),
+    (mini_cogs.intransitive_clause('break', noun('vase')), 'The vase broke .', 'break ( theme * vase )'),
+    (mini_cogs.embedded_clause('say', noun('Emma'), FOX_WAS_FOUND), 'Emma said that the fox was found by a boy .',
      'say ( agent Emma , ccomp find ( agent boy , theme * fox ) )'),
 ]
 # fmt: on

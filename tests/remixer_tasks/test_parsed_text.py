@@ -46,7 +46,7 @@ def text(tmp_path_factory):
 def small_jobs(monkeypatch):
     """Each file is parsed by a job, as if it were large, and there are two processes."""
     monkeypatch.setattr(documents, 'JOB_BYTES', 200)
-    monkeypatch.setattr(workers, 'cores', lambda: 2)
+    monkeypatch.setattr(workers, 'count_cores', lambda: 2)
     # Nothing here survives the machine, and syncing takes most of the time.
     monkeypatch.setattr(temporary, 'sync', lambda path: None)
 
@@ -67,7 +67,7 @@ def both(corpus):
 
 
 def in_this_process(function, jobs, count):
-    """`workers.in_order` without other processes."""
+    """`workers.map_in_order` without other processes."""
     return (function(*job) for job in jobs)
 
 
@@ -82,7 +82,7 @@ def test_several_processes_return_the_documents_of_one_in_order(text, tmp_path, 
     order = {document: number for number, document in enumerate(DOCUMENTS)}
     assert train == sorted(train, key=order.__getitem__)
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'other'))
-    monkeypatch.setattr(workers, 'in_order', in_this_process)
+    monkeypatch.setattr(workers, 'map_in_order', in_this_process)
     assert both(corpus_of(text)) == (train, held_out)
     assert capsys.readouterr().err.splitlines()[-1].rpartition(' (')[0] == message.rpartition(' (')[0]
 
@@ -117,7 +117,7 @@ def kill_after(patch, count):
 
         return act
 
-    patch.setattr(arrow_files, '_batch', counted(arrow_files._batch))
+    patch.setattr(arrow_files, '_record_batch', counted(arrow_files._record_batch))
     patch.setattr(os, 'replace', counted(os.replace))
     patch.setattr(np, 'save', counted(np.save))
     patch.setattr(cache, 'seal', counted(cache.seal))
@@ -132,7 +132,7 @@ def test_a_parse_killed_at_any_place_is_completed(tmp_path, small_jobs, monkeypa
     (tmp_path / 'other.txt').write_text('\n\n'.join(f'held out {number} ' * 20 for number in range(6)))
     # The share holds nothing out by itself.
     held_out = {'validation_files': str(tmp_path / 'other.txt')} if how == 'in files' else {'validation_fraction': 1e-9}
-    monkeypatch.setattr(workers, 'in_order', in_this_process)
+    monkeypatch.setattr(workers, 'map_in_order', in_this_process)
     expected = both(corpus_of(text, **held_out))
     for kill_at in range(100):
         monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / f'killed {kill_at}'))
@@ -149,7 +149,7 @@ def test_a_parse_killed_at_any_place_is_completed(tmp_path, small_jobs, monkeypa
 def parse_until_the_fifth_part(text, folder):
     """The process that is killed."""
     os.environ['REMIXER_T5X_CACHE'] = str(folder)
-    documents.JOB_BYTES, workers.cores = 200, lambda: 2
+    documents.JOB_BYTES, workers.count_cores = 200, lambda: 2
     add, parts = Malformed.add, []
 
     def stop(malformed, counts):
@@ -181,7 +181,7 @@ def test_a_killed_process_leaves_complete_parts_to_the_next(text, tmp_path, smal
 
 @pytest.mark.parametrize('damage', ['', 'cut'])
 def test_a_damaged_part_is_parsed_again(text, tmp_path, small_jobs, monkeypatch, damage):
-    monkeypatch.setattr(workers, 'in_order', in_this_process)
+    monkeypatch.setattr(workers, 'map_in_order', in_this_process)
     expected = both(corpus_of(text))
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'again'))
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
@@ -263,12 +263,12 @@ def end(how):
 
 
 def test_a_killed_or_failing_worker_raises_an_error():
-    assert list(workers.in_order(end, [('fine',), ('well',)] * 3, 2)) == ['fine', 'well'] * 3
+    assert list(workers.map_in_order(end, [('fine',), ('well',)] * 3, 2)) == ['fine', 'well'] * 3
     with pytest.raises(UserError, match='was killed; if memory ran out') as error:
-        list(workers.in_order(end, [('fine',), ('killed',)], 2))
+        list(workers.map_in_order(end, [('fine',), ('killed',)], 2))
     assert '\n' not in str(error.value)
     with pytest.raises(RuntimeError, match='ZeroDivisionError'):
-        list(workers.in_order(end, [('fault',)], 1))
+        list(workers.map_in_order(end, [('fault',)], 1))
 
 
 def write_pid_and_work(path):
@@ -282,7 +282,7 @@ STARTS_A_WORKER = """
 import sys
 from remixer_tasks.files import workers
 from tests.remixer_tasks import test_parsed_text
-list(workers.in_order(test_parsed_text.write_pid_and_work, [(sys.argv[1],)], 1))
+list(workers.map_in_order(test_parsed_text.write_pid_and_work, [(sys.argv[1],)], 1))
 """
 
 

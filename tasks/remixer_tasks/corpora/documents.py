@@ -115,7 +115,7 @@ def read(path: str, layout: Layout, malformed: Malformed) -> Iterator[str]:
         if document.strip():
             yield document
         else:
-            malformed.empty(path, number)
+            malformed.record_empty(path, number)
 
 
 def _read_txt(path: str, layout: Layout, malformed: Malformed) -> Documents:

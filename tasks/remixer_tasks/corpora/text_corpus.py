@@ -182,9 +182,9 @@ def _write_parts(
     if len(jobs) == 1:
         results = iter([_write_part(*jobs[0], lambda count: notice.update(lambda: f'{count:,} {corpus.noun}s'))])
     else:
-        results = workers.in_order(_write_part, jobs, workers.cores())
+        results = workers.map_in_order(_write_part, jobs, workers.count_cores())
     for number, counts in enumerate(results, 1):
-        malformed.add(counts)
+        malformed.add_counts(counts)
         notice.step(number, len(jobs), 'parts')
     return paths
 

@@ -1,8 +1,8 @@
-"""The cache folder of derived files: parsed corpora, trained vocabularies, downloads.
+"""Manages the cache folder of derived files: parsed corpora, trained vocabularies, downloads.
 
-The name of an entry is a hash of everything that its content depends on, so entries are added and never changed. A
-killed run leaves a temporary file that the next run removes, or a folder without a seal that the next run completes. If
-two runs create an entry at the same time, both write the same content.
+The name of an entry is a hash of all values that determine its content, so entries are never changed. A killed run
+leaves a temporary file that the next run removes, or a folder without a seal that the next run completes. If two runs
+create an entry at the same time, both write the same content.
 """
 
 import contextlib
@@ -21,13 +21,13 @@ from remixer_t5x.errors import UserError, reason
 from remixer_t5x.lazy import tf
 from remixer_tasks.files.notice import Notice
 
-# Names and sizes of the files of an entry; see `seal`.
+# File that lists the names and sizes of an entry's files; see `seal`.
 SEAL = 'files.json'
 _LOCK, _UNFINISHED = 'lock', '.tmp'
 
 
 class FileState(NamedTuple):
-    """Identifies the content of a file: path, size in bytes, and modification time in nanoseconds."""
+    """Path, size in bytes and modification time in nanoseconds of a file, which identify its content."""
 
     path: str
     size: int
@@ -35,7 +35,7 @@ class FileState(NamedTuple):
 
 
 def file_state(path: str) -> FileState:
-    """Returns the state of a file, local or in a bucket. Raises UserError if it does not exist."""
+    """Returns the state of a local or remote file. Raises UserError if the file does not exist."""
     try:
         if '://' in path:
             remote = tf.io.gfile.stat(path)
@@ -52,7 +52,7 @@ def root() -> Path:
 
 
 def key(*parts: Any) -> str:
-    """Hashes `parts` (JSON values) to the name of an entry, 32 hexadecimal digits of a SHA-256."""
+    """Hashes `parts` (JSON values) to an entry name: 32 hexadecimal digits of a SHA-256."""
     text = json.dumps(parts, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -70,18 +70,18 @@ def add_entry(entry: Path) -> Iterator[Path]:
             try:
                 temporary.sync_and_rename(path, entry)
             except OSError:
-                # Another run may have created the folder, which a rename cannot replace.
+                # A rename cannot replace the folder if another run has created it.
                 if not entry.is_dir():
                     raise
 
 
 @contextlib.contextmanager
 def fill_entry(folder: Path, name: str) -> Iterator[bool]:
-    """Locks a folder to which files are added one by one until `seal`; yields whether it is not sealed yet.
+    """Locks a folder while files are added one by one until `seal`; yields whether the folder is not sealed yet.
 
-    Other processes wait for the lock and print a message with the `name` of the entry. Files of a killed process remain
-    for the next process; after a UserError the folder is removed. Raises UserError if the cache folder cannot be
-    written or its disk is full.
+    Other processes wait for the lock and print a message with the entry's `name`. Files of a killed process remain for
+    the next process, but a UserError removes the folder. Raises UserError if the cache folder cannot be written or its
+    disk is full.
     """
     with wrap_write_errors():
         folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def fill_entry(folder: Path, name: str) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def wrap_write_errors() -> Iterator[None]:
-    """Raises UserError instead of an OSError if the cache folder cannot be written or its disk is full."""
+    """Converts an OSError to a UserError if the cache folder cannot be written or its disk is full."""
     try:
         yield
     except OSError as error:
@@ -123,7 +123,7 @@ def wrap_write_errors() -> Iterator[None]:
 
 def seal(folder: Path) -> None:
     """Marks a cache folder as complete: writes a list of its files and their sizes, which `check` reads."""
-    # A killed run may have left a partial file of this kind, which must not be listed.
+    # Excludes partial files that a killed run may have left.
     files = [path for path in sorted(folder.iterdir()) if path.name not in (SEAL, _LOCK) and path.suffix != _UNFINISHED]
     unfinished = (folder / SEAL).with_suffix(_UNFINISHED)
     unfinished.write_text(json.dumps({path.name: path.stat().st_size for path in files}))
@@ -131,12 +131,12 @@ def seal(folder: Path) -> None:
 
 
 def check(folder: Path) -> None:
-    """Raises UserError if a file in the seal of `folder` is missing or has another size."""
+    """Raises UserError if a file listed in the seal of `folder` is missing or has a different size."""
     try:
         sizes = untrusted_files.parse_json(untrusted_files.read_bytes(folder / SEAL))
         damaged = [name for name, size in sizes.items() if (folder / name).stat().st_size != size]
     except (OSError, ValueError, AttributeError) as error:
-        # A damaged seal may not be an object, or may have names that are too long for the file system.
+        # A damaged seal may contain another JSON type, or names that are too long for the file system.
         name = getattr(error, 'filename', None) or folder / SEAL
         raise UserError(f'{name} is missing or damaged ({reason(error)}); {repair(folder)}') from error
     if damaged:
@@ -144,5 +144,5 @@ def check(folder: Path) -> None:
 
 
 def repair(folder: Path) -> str:
-    """Returns the advice in the error for a damaged entry."""
+    """Returns the advice to print if a cache entry is damaged."""
     return f'delete the folder {folder} to recreate it'

@@ -1,7 +1,7 @@
-"""Fetches published files from their URL or a folder into the folder that `data_files` searches last.
+"""Downloads or copies published files into the folder that `data_files` searches last.
 
-This package has the SHA-256 of each file or archive. A file is moved into place or extracted after its SHA-256 was
-verified, and never replaces another file.
+The SHA-256 of each file or archive is part of this package. A file is moved into place or extracted after its SHA-256
+was verified, and never replaces another file.
 """
 
 import difflib
@@ -23,21 +23,21 @@ from remixer_tasks.benchmarks.text_task import Dataset, Download
 from remixer_tasks.files.notice import Notice
 
 _CHUNK = 1 << 20
-# Maximum time without a byte from the server.
+# Maximum time in seconds without data from the server.
 _TIMEOUT_SECONDS = 30
-# Maximum size of a file in bytes; the largest published file has 0.4 GB.
+# Maximum file size in bytes; the largest published file has 0.4 GB.
 _LARGEST = 20 * 10**9
 
 
 def get(name: str, source: str | None = None, data_dir: str | None = None) -> list[str]:
-    """Fetches the files of a task or data set into `catalogue.download_folder(data_dir)`.
+    """Downloads or copies the files of a task or data set into `catalogue.download_folder(data_dir)`.
 
     Args:
         name: a task, as in 'cogs_v001', or a data set, as in 'super_glue/CB'.
         source: a folder that contains the published files; None downloads them.
 
     Returns:
-        Lines to print: what was done, the location of each split, and the terms.
+        Lines to print: a summary, the location of each split, and the terms of use.
 
     Raises:
         UserError: the name is unknown, the data set has no downloads, or a file cannot be fetched or written, or is not
@@ -66,7 +66,7 @@ def get(name: str, source: str | None = None, data_dir: str | None = None) -> li
 
 
 def find(name: str) -> Dataset:
-    """Returns the data set with this name, or that of a task. Raises UserError with the nearest known names."""
+    """Returns the data set with this name, or of the task with this name. An unknown name raises UserError."""
     named = {**catalogue.DATASETS, **{task.name: task.dataset for task in catalogue.TASKS.values()}}
     if name not in named:
         near = difflib.get_close_matches(str(name), named, n=3, cutoff=0.4)
@@ -82,7 +82,7 @@ def _describe(dataset: Dataset, origins: dict[str, str | None]) -> list[str]:
 
 
 def _fetch(dataset: Dataset, download: Download, folder: Path, source: str | None, name: str) -> bool:
-    """Fetches one file unless it is in `folder`; returns whether it was fetched."""
+    """Downloads or copies one file unless it is in `folder`; returns whether the file is new."""
     file_name, target = os.path.basename(urllib.parse.urlparse(download.url).path), folder / download.folder
     if download.unzip:
         is_there = all(
@@ -131,7 +131,7 @@ def _fetch(dataset: Dataset, download: Download, folder: Path, source: str | Non
 
 
 def _is_hidden(name: str) -> bool:
-    """Returns whether the operating system that made the archive added the file."""
+    """Returns whether the file was added to the archive by the operating system, as in '__MACOSX/'."""
     parts = name.split('/')
     return parts[0] == '__MACOSX' or parts[-1].startswith('.') or not name.isprintable()
 
@@ -154,7 +154,7 @@ def _download(url: str, file: Path, offline: str) -> None:
                 out.write(chunk)
                 if out.tell() > _LARGEST:
                     raise UserError(
-                        f'{file.name} has more than {_megabytes(_LARGEST)}, so it is not the published file'
+                        f'{file.name} must have at most {_megabytes(_LARGEST)}, so it is not the published file'
                     )
                 notice.update(lambda: f'{_megabytes(out.tell())} of {_megabytes(length)}')
             size = out.tell()
@@ -177,7 +177,7 @@ def _megabytes(count: int) -> str:
 
 
 def _find_copy(source: Path, name: str, download: Download) -> Path:
-    """Returns the file in `source` or in its folder of the data set. Raises UserError if it is missing."""
+    """Returns the path of the file in `source` or its subfolder. Raises UserError if the file is missing."""
     if not source.is_dir():
         raise UserError(f'--from must be a folder, got {source}; use the folder with {name}')
     for path in (source / name, source / download.folder / name):

@@ -1,4 +1,4 @@
-"""Counts malformed and empty records of user data, or raises UserError for the first one."""
+"""Counts malformed and empty records in user data, or raises UserError for the first such record."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Malformed:
         self.count = self._empty_count = 0
 
     def record(self, path: str, line: int, reason: str) -> None:
-        """Records that line (or row) `line`, from 1, of `path` cannot be read. Raises UserError if strict."""
+        """Records that a line or row of `path`, counted from 1, cannot be read. Raises UserError if strict."""
         place = f'{path}:{line}: {reason}'
         if self._strict:
             raise UserError(f'{place}; {self._line_advice}')
@@ -37,24 +37,24 @@ class Malformed:
         if self.count <= _SHOWN:
             self._first.append(place)
 
-    def empty(self, path: str, line: int) -> None:
+    def record_empty(self, path: str, line: int) -> None:
         """Records that the record on line `line` has no text. Raises UserError if strict."""
         if self._strict:
             raise UserError(f'{path}:{line}: the text is empty; {self._line_advice}')
         self._empty_count += 1
 
     def counts(self) -> dict[str, Any]:
-        """Returns the counts of skipped records as JSON values, for `add`."""
+        """Returns the counts of skipped records as a JSON object, for `add_counts`."""
         return {'skipped': self.count, 'empty': self._empty_count, 'first': self._first}
 
-    def add(self, counts: dict[str, Any]) -> None:
-        """Adds the `counts` of another part of the data."""
+    def add_counts(self, counts: dict[str, Any]) -> None:
+        """Adds the `counts` returned for another part of the data."""
         self.count += counts['skipped']
         self._empty_count += counts['empty']
         self._first = [*self._first, *counts['first']][:_SHOWN]
 
     def summary(self) -> str:
-        """Returns counts and locations of skipped records, to append to a line; '' if there are none."""
+        """Returns the counts and locations of skipped records as the end of a message, or ''."""
         more = ', ...' if self.count > _SHOWN else ''
         malformed = f', {self.count:,} malformed skipped ({", ".join(self._first)}{more})' if self.count else ''
         return malformed + (f', {self._empty_count:,} empty skipped' if self._empty_count else '')

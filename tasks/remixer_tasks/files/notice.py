@@ -8,7 +8,7 @@ _REDRAW_SECONDS = 0.5
 
 
 class Notice:
-    """Reports progress with a line that is redrawn on a terminal, or with plain lines in a log."""
+    """Reports progress by redrawing a line on a terminal, or by printing lines in a log."""
 
     def __init__(self, what: str):
         self._what = what
@@ -18,13 +18,13 @@ class Notice:
         self._print(f'{what} ...', last=not self._terminal)
 
     def update(self, progress: Callable[[], str]) -> None:
-        """Redraws the line at most twice a second; `progress` is called only then."""
+        """Redraws the line at most twice per second; `progress` is called only to redraw."""
         if self._terminal and time.monotonic() - self._drawn > _REDRAW_SECONDS:
             self._drawn = time.monotonic()
             self._print(f'{self._what}: {self._steps}{progress()} ...', last=False)
 
     def step(self, number: int, total: int, things: str) -> None:
-        """Adds 'parsed 3 of 7 parts' to the line, unless the total is 1; a log gets a line for every tenth."""
+        """Adds 'parsed 3 of 7 parts' to the line unless the total is 1; a log has a line for every 10%."""
         if total == 1:
             return
         text = f'parsed {number} of {total} {things}'

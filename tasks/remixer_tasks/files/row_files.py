@@ -1,7 +1,7 @@
 """Reads lines and rows of text, JSON lines, TSV, CSV and Parquet files, plain or gzipped, local or in a bucket.
 
-Readers stream in bounded memory, pass records that cannot be read to `Malformed`, and raise UserError if a whole file
-is unusable.
+Readers stream in bounded memory, report unreadable records to `Malformed`, and raise UserError if a whole file is
+unusable.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from remixer_tasks.files.malformed import Malformed
 FORMATS = ('jsonl', 'tsv', 'csv', 'parquet')
 EXTENSIONS = {'json': 'jsonl', 'ndjson': 'jsonl', **{name: name for name in FORMATS}}
 Row = dict[str, Any]
-# Pairs of a line or row number, from 1, and a row.
+# Pairs of a line or row number, counted from 1, and a row.
 Rows = Iterator[tuple[int, Row]]
-# Default maximum characters of a line or document: more than a book, but several fit in memory.
+# Default for the maximum number of characters of a line or document: longer than a book, but small enough for memory.
 LONGEST = 50_000_000
 _CHUNK = 1 << 20
-# Python decodes bytes that are not UTF-8 to these characters (PEP 383).
+# Python decodes invalid UTF-8 to these characters (PEP 383).
 _NOT_UTF_8 = re.compile('[\udc80-\udcff]')
 
 
 @contextlib.contextmanager
 def open_bytes(path: str, advice: str) -> Iterator[Any]:
-    """Opens a file for reading bytes, decompressed if it ends in .gz. Raises UserError with `advice` for errors."""
+    """Opens a file for reading bytes, and decompresses .gz files. Raises UserError with `advice` on errors."""
     try:
-        with io.BufferedReader(_Remote(path), _CHUNK) if '://' in path else untrusted_files.open_file(path) as file:
+        with io.BufferedReader(_RemoteFile(path), _CHUNK) if '://' in path else untrusted_files.open_file(path) as file:
             if path.endswith('.gz'):
                 with gzip.GzipFile(fileobj=file) as decompressed:
                     yield decompressed
@@ -52,8 +52,8 @@ def open_bytes(path: str, advice: str) -> Iterator[Any]:
         raise UserError(f'{path}: {reason(error)}; {advice}') from error
 
 
-class _Remote(io.RawIOBase):
-    """A file in a bucket. TensorFlow's own object has no `readline(size)`, which `io.BufferedReader` adds."""
+class _RemoteFile(io.RawIOBase):
+    """A file in a bucket. `io.BufferedReader` adds `readline(size)`, which TensorFlow's file objects lack."""
 
     def __init__(self, path: str):
         self._file = tf.io.gfile.GFile(path, 'rb')
@@ -71,10 +71,10 @@ class _Remote(io.RawIOBase):
 
 
 def lines(path: str, longest: int, malformed: Malformed, encoding: str = 'utf-8') -> Iterator[tuple[int, str]]:
-    """Yields (number from 1, line without its end) of the valid lines.
+    """Yields (line number, line) for valid lines, counted from 1 and without line ends.
 
-    A line of more than `longest` characters, with a NUL, or that is not UTF-8 is malformed. Raises UserError for a file
-    that is not text in an `encoding` other than UTF-8.
+    A line is malformed if it has more than `longest` characters, a NUL, or invalid UTF-8. With another `encoding`,
+    invalid text raises UserError.
     """
     is_utf_8 = codecs.lookup(encoding).name == 'utf-8'
     codec, errors = ('utf-8-sig', 'surrogateescape') if is_utf_8 else (encoding, 'strict')
@@ -85,7 +85,7 @@ def lines(path: str, longest: int, malformed: Malformed, encoding: str = 'utf-8'
                 while line := text.readline(longest + 1):
                     number += 1
                     if len(line) > longest and not line.endswith('\n'):
-                        # Recorded before skipping the rest of the line, which may take minutes.
+                        # The line is recorded before its rest is skipped, because skipping may take minutes.
                         malformed.record(path, number, f'the line has more than {longest:,} characters')
                         while line and not line.endswith('\n'):
                             line = text.readline(_CHUNK)
@@ -101,15 +101,15 @@ def lines(path: str, longest: int, malformed: Malformed, encoding: str = 'utf-8'
 
 @dataclasses.dataclass(frozen=True)
 class RowLayout:
-    """The layout of rows in files.
+    """Settings that define the rows of a file.
 
     Attributes:
-        format: one of FORMATS, or None to use each file's extension. TSV and CSV begin with a line of column names.
-        longest: maximum number of characters of a line; longer lines are malformed, and never fully in memory.
-        delimiter: delimiter of TSV and CSV; None is a tab or a comma.
+        format: one of FORMATS, or None to use each file's extension. TSV and CSV files begin with a line of column
+            names.
+        longest: maximum number of characters of a line; longer lines are malformed and never loaded completely.
+        delimiter: delimiter of TSV and CSV; None uses a tab for TSV and a comma for CSV.
         encoding: encoding of JSON lines, TSV and CSV.
-        numbered: whether the columns of TSV and CSV are named 0, 1, 2, ... and the first line is a row, unless it has
-            these names.
+        numbered: whether TSV and CSV files have no line of column names; the columns are then named 0, 1, 2, ...
     """
 
     format: str | None = None
@@ -130,16 +130,19 @@ class RowLayout:
             ''.encode(self.encoding)
         except (LookupError, TypeError, ValueError) as error:
             raise UserError(
-                f"ENCODING must be a text encoding, as 'latin-1', got {self.encoding!r} ({error})"
+                f"ENCODING must be a text encoding such as 'latin-1', got {self.encoding!r} ({error})"
             ) from error
 
     def format_of(self, path: str) -> str:
-        """Returns the format of this file. Raises UserError if neither setting nor extension names it."""
+        """Returns the format of this file.
+
+        Raises UserError if neither the setting nor the extension specifies a format.
+        """
         return self.format or format_by_extension(path, EXTENSIONS, 'PAIRS_FORMAT')
 
 
 def format_by_extension(path: str, formats: Mapping[str, str], setting: str) -> str:
-    """Returns the format of a file by its extension before .gz. Raises UserError, with `setting`, if it is unknown."""
+    """Returns the format for the extension of a file, ignoring .gz. An unknown extension raises UserError."""
     name = path.lower().removesuffix('.gz').rsplit('/', 1)[-1]
     extension = name.rpartition('.')[2] if '.' in name else ''
     if extension not in formats:
@@ -159,7 +162,7 @@ def read(path: str, layout: RowLayout, malformed: Malformed) -> Rows:
 
 
 def json_rows(path: str, longest: int, malformed: Malformed, encoding: str = 'utf-8') -> Rows:
-    """Yields the objects of a file of JSON lines; blank lines are skipped."""
+    """Yields (line number, object) from a JSON lines file; blank lines are skipped."""
     is_first = True
     for number, line in lines(path, longest, malformed, encoding):
         if not line.strip():
@@ -186,7 +189,7 @@ def _tsv_rows(path: str, layout: RowLayout, malformed: Malformed) -> Rows:
 
 
 def _csv_rows(path: str, layout: RowLayout, malformed: Malformed) -> Rows:
-    """RFC 4180: a quoted cell may contain commas, quotes and line ends."""
+    """Reads CSV as in RFC 4180: quoted cells may contain commas, quotes and line breaks."""
     before = csv.field_size_limit(min(layout.longest, 2**31 - 1))
     try:
         yield from _name_columns(path, _csv_cells(path, layout, malformed), layout, malformed)
@@ -203,7 +206,7 @@ def _csv_cells(path: str, layout: RowLayout, malformed: Malformed) -> Iterator[t
             last = number
             yield f'{line}\n'
 
-    # With strict=False, an unclosed quote would make the rest of the file one cell.
+    # With strict=False, an unclosed quote would turn the rest of the file into one cell.
     reader = csv.reader(read_lines(), delimiter=layout.delimiter or ',', strict=True)
     while True:
         before = last
@@ -224,7 +227,7 @@ def _csv_cells(path: str, layout: RowLayout, malformed: Malformed) -> Iterator[t
 
 
 def _name_columns(path: str, cells: Iterator[tuple[int, list[str]]], layout: RowLayout, malformed: Malformed) -> Rows:
-    """Yields the rows below the line of column names; all rows if columns are numbered."""
+    """Converts rows of cells to dicts, with names from the first line, or column numbers if there are no names."""
     skipped = malformed.count
     number, names = next(cells, (0, []))
     first = []
@@ -247,9 +250,9 @@ def _name_columns(path: str, cells: Iterator[tuple[int, list[str]]], layout: Row
 def parquet_rows(
     path: str, setting: str, choose: Callable[[list[str]], Sequence[str] | None] = lambda names: None
 ) -> Rows:
-    """Yields the rows of a Parquet file, with the columns that `choose` selects by their names (None: all).
+    """Yields the rows of a Parquet file, with all columns or those that `choose` returns for the column names.
 
-    Raises UserError, with `setting`, if the file is not Parquet, and what `choose` raises.
+    Raises UserError, with advice to change `setting`, if the file is not Parquet.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

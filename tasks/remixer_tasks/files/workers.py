@@ -1,7 +1,7 @@
-"""Calls a function in several Python processes, because a Python process uses only one core.
+"""Runs a function in parallel Python processes, because a single Python process uses only one core.
 
-A new program forks the processes, because forks of this process could hang (TensorFlow and JAX have threads), and the
-spawn method of `multiprocessing` would run the user's main module again. All of them end when this process ends.
+A new Python program forks the workers, because forks of this process could hang (TensorFlow and JAX start threads), and
+the spawn method of `multiprocessing` would run the user's main module again. The workers end when this process ends.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _START = 'import sys; sys.path[:] = {path!r}; from remixer_tasks.files import wo
 _KILLED = 'a process that parses data was killed; if memory ran out, use fewer cores (taskset)'
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
 
 
-def in_order(function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], count: int) -> Iterator[Any]:
-    """Yields the results of `function(*job)` in the order of the jobs, computed by `count` processes.
+def map_in_order(function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], count: int) -> Iterator[Any]:
+    """Computes `function(*job)` in `count` processes and yields the results in the order of `jobs`.
 
-    Function, arguments and results are pickled. Raises UserError if the function raises it or a process is killed, and
-    RuntimeError for any other error.
+    Function, arguments and results are pickled. A UserError of the function is raised again, and a killed process
+    raises UserError; other errors raise RuntimeError.
     """
     command = [sys.executable, '-P', '-c', _START.format(path=sys.path)]
-    # In a new session, so that only this process receives Ctrl-C; it then kills the others.
+    # Workers run in a new session, so that only this process receives Ctrl-C and then kills the workers.
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdin and process.stdout
     try:
@@ -59,13 +59,13 @@ def in_order(function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], coun
 
 
 def main() -> None:
-    """Runs the jobs from standard input, and writes their results to standard output."""
+    """Runs jobs from standard input and writes their results to standard output."""
     results = os.fdopen(os.dup(1), 'wb', 0)
-    # The output of libraries must not mix with the results.
+    # Redirects standard output to standard error, so that library output does not mix with results.
     os.dup2(2, 1)
     function, jobs, count = pickle.load(sys.stdin.buffer)
     with ProcessPoolExecutor(min(count, len(jobs)), multiprocessing.get_context('fork')) as pool:
-        finished = pool.map(functools.partial(_call, function), jobs)
+        finished = pool.map(functools.partial(_run_job, function), jobs)
         threading.Thread(target=_end_with_parent, daemon=True).start()
         try:
             for result in finished:
@@ -75,12 +75,12 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    # The other end of the pipe closes when the parent ends, even if it is killed.
+    # The pipe closes when the parent process ends, even if the parent is killed.
     sys.stdin.buffer.read()
     os.killpg(0, signal.SIGKILL)
 
 
-def _call(function: Callable[..., Any], job: tuple[Any, ...]) -> tuple[type[Exception] | None, Any]:
+def _run_job(function: Callable[..., Any], job: tuple[Any, ...]) -> tuple[type[Exception] | None, Any]:
     try:
         return None, function(*job)
     except UserError as error:
