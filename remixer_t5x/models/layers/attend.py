@@ -1,7 +1,7 @@
-"""Attention of a sublayer's heads to their own sequence or to the memory, with caches for decoding.
+"""Attention to the tokens of the same sequence or to the encoder output, with decoding caches.
 
-Sublayers that project queries, keys and values in different ways share masks, dropout and caches. Call these functions
-within the `nn.compact` method of the sublayer, which owns the caches.
+All attention sublayers share this code for masks, dropout and caches, and differ only in how they project queries, keys
+and values. The functions must be called within the `nn.compact` method of the sublayer that owns the caches.
 """
 
 from collections.abc import Callable
@@ -32,10 +32,10 @@ def attend_to_sequence(
     """Computes attention to the tokens of the same sequence, or to the cached tokens while decoding.
 
     Args:
-        module: the sublayer.
+        module: the sublayer that owns the caches.
         query: [batch, length, heads, kv].
         key, value: [batch, length, kv_heads, kv], with kv_heads a divisor of heads.
-        ctx: facts about the tokens.
+        ctx: context of the tokens.
         bias: added to the logits: [1, heads, q, k] float32, a `DistanceBias`, or None.
         dropout_rate: dropout on the attention weights, with one mask for all queries of a key head.
         softcap: see `formula.dot_product_attention`.
@@ -71,14 +71,16 @@ def attend_to_memory(
     dropout_rate: float = 0.0,
     softcap: float | None = None,
 ) -> jax.Array:
-    """Computes attention to the memory. The first call of decoding computes and caches its keys and values.
+    """Computes cross-attention to the encoder output in `memory`.
+
+    When decoding, the first call computes and caches the keys and values of the memory.
 
     Args:
-        module: the sublayer.
+        module: the sublayer that owns the caches.
         query: [batch, length, heads, kv].
         project: maps 'key' or 'value' to the keys or values of the memory, [batch, memory_length, kv_heads, kv].
-        memory: the tokens that are attended to.
-        ctx: facts about the tokens that attend.
+        memory: the encoder output.
+        ctx: context of the decoder tokens.
         dropout_rate: dropout on the attention weights, with one mask for all queries of a key head.
         softcap: see `formula.dot_product_attention`.
 
@@ -87,28 +89,31 @@ def attend_to_memory(
     """
     visibility = Visibility(ctx.segment_ids if ctx.packed else None, memory.context.segment_ids)
 
-    def dropped_value() -> jax.Array:
+    def project_value() -> jax.Array:
         return drop_value_rows(dropout_rate, project('value'), deterministic=ctx.deterministic)
 
     if not ctx.decode:
-        value, key = dropped_value(), project('key')
+        value, key = project_value(), project('key')
         _sow_weights(module, query, key, visibility, None, softcap)
         return attention(query, key, value, visibility, None, ctx.attention, softcap)
     key = module.variable('cache', 'memory_key', lambda: memory_key_to_cache_layout(project('key'))).value
-    value = module.variable('cache', 'memory_value', lambda: to_cache_layout(dropped_value())[0]).value
+    value = module.variable('cache', 'memory_value', lambda: to_cache_layout(project_value())[0]).value
     return attend_step(query, key, value, visibility.mask(), None, softcap)
 
 
 def _sow_weights(
     module: nn.Module, query: jax.Array, key: jax.Array, visibility: Visibility, bias: Bias, softcap: float | None
 ) -> None:
-    """Sows the weights, [batch, heads, q, k], for pictures; attention itself never stores them."""
-    # `sow` checks this too, but a training step should not even trace the weights.
+    """Sows the attention weights, [batch, heads, q, k], for the reports' pictures.
+
+    The weights are computed again, because the attention kernels do not return them.
+    """
+    # `sow` checks the collection too, but without this check a training step would trace the computation.
     if module.is_mutable_collection('intermediates'):
         weights = attention_weights(query, key, visibility.mask(), full_bias(bias), softcap)
         module.sow('intermediates', 'attention_weights', weights)
 
 
 def visible_in_sequence(ctx: SequenceContext, window: int | None = None) -> Visibility:
-    """Returns the tokens of the same sequence that each token may attend to."""
+    """Returns the visibility of the tokens of a sequence to each other."""
     return Visibility(ctx.segment_ids if ctx.packed else None, ctx.segment_ids, ctx.causal, ctx.prefix, window)

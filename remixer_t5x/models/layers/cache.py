@@ -1,9 +1,9 @@
-"""Decoding caches: buffers in the `cache` collection, batch first, with one slot per position.
+"""Decoding caches: buffers in Flax's `cache` collection with a leading batch axis and one slot per position.
 
-The first call with `ctx.decode` receives values for all positions and allocates; each later call receives the token at
-`ctx.step`. If the first call receives a prompt (`ctx.cache_slots`), the second call processes the last token of each
-row again. So after the first call buffers hold all tokens of the prompt, and running sums all except the last
-(`is_before_last`).
+The first call with `ctx.decode` receives values for all positions and allocates the buffers (the allocating call); each
+later call receives the token at `ctx.step`. If the first call receives a prompt (`ctx.cache_slots`), the second call
+processes the last token of each row again. After the first call, buffers therefore contain all tokens of the prompt,
+while running sums must exclude the last token (`is_before_last`).
 """
 
 import jax
@@ -14,13 +14,13 @@ from remixer_t5x.context import SequenceContext
 
 
 def extend(module: nn.Module, name: str, value: jax.Array, ctx: SequenceContext, axis: int = 1) -> jax.Array:
-    """Writes `value` into the buffer `name` and returns the buffer.
+    """Writes `value` into the cache variable `name` and returns the buffer.
 
     Args:
         module: the sublayer that owns the buffer; call within its `nn.compact` method.
         name: name of the cache variable.
         value: [batch, length, ...] on the allocating call, [batch, 1, ...] afterwards.
-        ctx: facts about the token, `ctx.decode` True.
+        ctx: context of the token, with `ctx.decode` set.
         axis: the length axis.
 
     Returns:
@@ -46,14 +46,14 @@ def _allocate(value: jax.Array, slots: int | None, axis: int) -> jax.Array:
 
 
 def at_prompt_end(values: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """Returns the initial cache of a sublayer that caches only one token: the second-last token of each prompt.
+    """Returns the initial cache of a sublayer that caches a single token: the second-last token of each prompt.
 
     Args:
         values: [batch, length, ...] of the allocating call.
-        ctx: facts about its tokens.
+        ctx: context of the same tokens.
 
     Returns:
-        [batch, 1, ...], zeros if there is no such token.
+        [batch, 1, ...], zeros for prompts with a single token, or without a prompt.
     """
     if ctx.cache_slots is None:
         return jnp.zeros_like(values[:, :1])
@@ -63,15 +63,18 @@ def at_prompt_end(values: jax.Array, ctx: SequenceContext) -> jax.Array:
 
 
 def is_before_last(ctx: SequenceContext) -> jax.Array:
-    """Returns [batch, length] bool, True for all tokens of each row except the last one; rows have one example."""
+    """Returns the mask of all tokens except the last token of each row, [batch, length] bool.
+
+    Each row must contain a single example.
+    """
     count = jnp.sum(ctx.is_token, axis=1, keepdims=True)
     return jnp.arange(ctx.segment_ids.shape[1]) < count - 1
 
 
 def visible(max_length: int, ctx: SequenceContext, window: int | None = None) -> jax.Array:
-    """Returns which positions are visible at `ctx.step`, bool [max_length]; [batch, max_length] if rows differ in step.
+    """Returns the mask of positions visible at `ctx.step`, bool [max_length], or [batch, max_length] if steps differ.
 
-    With a `window`, only the token at `ctx.step` and the `window - 1` tokens before it are visible.
+    With a `window`, only the token at `ctx.step` and the preceding `window - 1` tokens are visible.
     """
     step = decoding_step(ctx)
     positions, step = jnp.arange(max_length), step[:, None] if step.ndim else step
@@ -79,15 +82,15 @@ def visible(max_length: int, ctx: SequenceContext, window: int | None = None) ->
 
 
 def decoding_step(ctx: SequenceContext) -> jax.Array:
-    """Returns `ctx.step`, which is set when one token of each row is decoded."""
+    """Returns `ctx.step`, which must be set."""
     assert ctx.step is not None
     return ctx.step
 
 
 def beams_as_queries(x: jax.Array, memory_rows: int) -> jax.Array:
-    """[memory_rows * beams, length, embed] of a decoding call -> [memory_rows, beams * length, embed].
+    """Reshapes [memory_rows * beams, length, embed] to [memory_rows, beams * length, embed] for cross-attention.
 
-    Beams of one sequence are adjacent and share its memory. A sublayer that reads the memory can treat them as queries
-    of one row, so that the memory is not repeated for each beam.
+    The beams of a sequence are adjacent and share its memory. Treating them as queries of one row avoids repeating the
+    memory for each beam.
     """
     return x.reshape(memory_rows, -1, x.shape[-1])

@@ -1,6 +1,6 @@
-"""Dropout with one mask for all tokens of a row, as in T5's training on TPUs.
+"""Dropout with one mask for all tokens of a row, as in T5's published recipes.
 
-A shared mask needs fewer random numbers by a factor of the length, and T5's published recipes use it.
+Compared with separate masks, this reduces the number of random values by a factor of the row length.
 """
 
 import jax
@@ -8,16 +8,19 @@ from flax import linen as nn
 
 
 def dropout(rate: float, x: jax.Array, *, deterministic: bool) -> jax.Array:
-    """Zeroes features of `x` [batch, length, features] with probability `rate`; call within `nn.compact`."""
+    """Zeroes features of `x` [batch, length, features] with probability `rate` and scales up the others.
+
+    Must be called within an `nn.compact` method.
+    """
     if rate == 0.0 or deterministic:
         return x
     return nn.Dropout(rate, broadcast_dims=(-2,))(x, deterministic=False)
 
 
 def drop_value_rows(rate: float, value: jax.Array, *, deterministic: bool) -> jax.Array:
-    """Dropout on attention weights with one mask for all queries, as in T5: zeroes whole rows of a head's values.
+    """Applies dropout to attention weights, with one mask for all queries as in T5, by zeroing whole rows of values.
 
-    `value` is [..., heads, ..., kv]; call within `nn.compact`.
+    `value` is [..., heads, ..., kv]. Must be called within an `nn.compact` method.
     """
     if rate == 0.0 or deterministic:
         return value

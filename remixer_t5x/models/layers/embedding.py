@@ -1,4 +1,4 @@
-"""Token embedding, and the scale of an output projection that shares its table."""
+"""Token embeddings and the scale of a tied output projection."""
 
 import jax
 import jax.numpy as jnp
@@ -8,17 +8,17 @@ from remixer_t5x import axes, ranges
 
 
 class Embed(nn.Module):
-    """[batch, length] int32 token ids -> [batch, length, features] in `dtype`.
+    """Embedding layer that maps token ids [batch, length] to vectors [batch, length, features] in `dtype`.
 
     Attributes:
         num_embeddings: size of the vocabulary.
         features: width of an embedding.
-        dtype: dtype of the output, in which the model computes.
-        one_hot: whether to look up with a matmul of one-hot rows, which partitions well if the vocabulary is sharded
-            over a TPU. It costs 2 * num_embeddings * features FLOPs per token, half the FLOPs of a small model; the
-            default is a gather.
-        stddev: standard deviation of the initial embeddings; 1 is T5's.
-        scale: factor of the embeddings that the model reads, `features ** 0.5` in Gemma; `attend` does not apply it.
+        dtype: dtype of the output.
+        one_hot: whether to use a matmul of one-hot vectors instead of a gather. The matmul partitions well on TPUs if
+            the vocabulary is sharded, but costs 2 * num_embeddings * features FLOPs per token, half the FLOPs of a
+            small model.
+        stddev: standard deviation of the initial embeddings; 1 in T5.
+        scale: factor for the output of the layer, `features ** 0.5` in Gemma; `attend` does not apply this factor.
     """
 
     num_embeddings: int
@@ -45,19 +45,19 @@ class Embed(nn.Module):
         if self.one_hot:
             rows = jax.nn.one_hot(tokens, self.num_embeddings, dtype=self.dtype)
             return rows @ table.astype(self.dtype)
-        # Gather from a table that is not sharded along its width; otherwise the partitioner would gather the result.
+        # Gather the table along its width before the lookup; otherwise the partitioner would gather the larger result.
         table = nn.with_logical_constraint(table, (axes.VOCAB, axes.ACTIVATION_EMBED))
         return jnp.take(table, tokens, axis=0).astype(self.dtype)
 
     def attend(self, x: jax.Array) -> jax.Array:
-        """Computes inner products with all embeddings, [..., features] -> [..., num_embeddings], in x's dtype."""
+        """Computes inner products of x [..., features] with all embeddings, [..., num_embeddings]."""
         return x @ self.embedding.astype(x.dtype).T
 
 
 def output_scale(width: int, scaled: bool, base_width: int | None) -> float:
-    """Returns the factor for the input of a tied output projection: T5's `width ** -0.5` if `scaled`, otherwise 1.
+    """Returns the input factor of a tied output projection: T5's `width ** -0.5` if `scaled`, otherwise 1.
 
-    With the base width of muP (`optim.mup`), logits have the scale that they would have at that width.
+    If muP's base width is set (`optim.mup`), the logits have the same scale as in a model with this base width.
     """
     scale = width**-0.5 if scaled else 1.0
     return scale if base_width is None else scale * (base_width / width) ** (0.5 if scaled else 1.0)

@@ -10,12 +10,12 @@ from remixer_t5x.kernels.compile_target import target_platform
 
 
 class RMSNorm(nn.Module):
-    """`x / rms(x) * scale` over the last axis; no mean, no bias; statistics in float32 for any dtype of x.
+    """RMS normalization over the last axis, `x / rms(x) * scale`, computed in float32.
 
     Attributes:
         epsilon: added to the mean square.
         axis: logical name of the normalized axis.
-        zero_centered: multiplies by 1 + scale instead of scale, which is initialized with 0, as in Gemma.
+        zero_centered: whether to multiply by 1 + scale and initialize scale with 0, as in Gemma.
     """
 
     epsilon: ranges.Positive = 1e-6
@@ -34,7 +34,7 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """`(x - mean(x)) / std(x) * scale + bias` over the last axis; statistics in float32 for any dtype of x.
+    """Layer normalization over the last axis, `(x - mean(x)) / std(x) * scale + bias`, computed in float32.
 
     Attributes:
         epsilon: added to the variance.
@@ -55,7 +55,7 @@ class LayerNorm(nn.Module):
 
     @nn.compact
     def scale_and_bias(self, width: int) -> tuple[jax.Array, jax.Array]:
-        """The parameters, float32 [width], for a caller that normalizes itself."""
+        """Returns the parameters, float32 [width], for callers with a custom implementation of the normalization."""
 
         def parameter(name: str, init: nn.initializers.Initializer) -> jax.Array:
             return self.param(name, nn.with_logical_partitioning(init, (self.axis,)), (width,), jnp.float32)
@@ -65,7 +65,7 @@ class LayerNorm(nn.Module):
 
 
 class GroupedRMSNorm(nn.Module):
-    """`RMSNorm` of each of `num_groups` equal parts of the last axis, with a scale for every feature.
+    """RMS normalization of equal parts of the last axis, with a learned scale for each feature.
 
     Attributes:
         num_groups: number of parts; must divide the width of the input.
@@ -79,21 +79,24 @@ class GroupedRMSNorm(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         width = x.shape[-1]
         if width % self.num_groups:
-            raise UserError(f'GroupedRMSNorm.num_groups must divide {width} features, got {self.num_groups}')
+            raise UserError(
+                f'GroupedRMSNorm.num_groups must divide the input width of {width} features, got {self.num_groups}; '
+                f'use a divisor of {width}'
+            )
         init = nn.with_logical_partitioning(nn.initializers.ones, (axes.EMBED,))
         scale = self.param('scale', init, (width,), jnp.float32)
         x32 = x.astype(jnp.float32)
-        inverse = self._inverse_per_feature if target_platform() == 'tpu' else self._inverse_per_part
-        return (x32 * inverse(jnp.square(x32)) * scale).astype(x.dtype)
+        inverse_rms = self._inverse_rms_without_reshape if target_platform() == 'tpu' else self._inverse_rms
+        return (x32 * inverse_rms(jnp.square(x32)) * scale).astype(x.dtype)
 
-    def _inverse_per_part(self, squares: jax.Array) -> jax.Array:
-        """Returns 1 / rms of the part that each feature belongs to."""
+    def _inverse_rms(self, squares: jax.Array) -> jax.Array:
+        """Computes 1 / rms of each part, broadcast to the features."""
         parts = squares.reshape(*squares.shape[:-1], self.num_groups, -1)
         inverse = jax.lax.rsqrt(jnp.mean(parts, axis=-1, keepdims=True) + self.epsilon)
         return jnp.broadcast_to(inverse, parts.shape).reshape(squares.shape)
 
-    def _inverse_per_feature(self, squares: jax.Array) -> jax.Array:
-        """Like `_inverse_per_part`, without a reshape, which a TPU would copy unless parts have 128 features."""
+    def _inverse_rms_without_reshape(self, squares: jax.Array) -> jax.Array:
+        """Computes `_inverse_rms` without a reshape, which requires a copy on TPUs unless parts have 128 features."""
         width = squares.shape[-1] // self.num_groups
         part_of_feature = jnp.arange(squares.shape[-1]) // width
         inverse = jnp.zeros_like(squares)

@@ -1,4 +1,4 @@
-"""Position biases of attention (T5's and ALiBi), rotary and absolute position embeddings, and lengths of rows."""
+"""Position biases for attention (T5 and ALiBi), rotary and absolute position embeddings, and sequence lengths."""
 
 import math
 from collections.abc import Mapping
@@ -13,18 +13,18 @@ from remixer_t5x.kernels.attention.formula import DistanceBias
 from remixer_t5x.kernels.compile_target import target_platform
 from remixer_t5x.models.layers.checks import check_length
 
-# T5's lengths, for a model that is built without data.
+# Default sequence length, as in T5, for models that are built without data.
 DEFAULT_MAX_LENGTH = 512
 
 
 def relative_position_bucket(
     relative_position: jax.Array, *, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128
 ) -> jax.Array:
-    """Returns the bucket of `key position - query position`, int32 in [0, num_buckets).
+    """Returns T5's bucket of each relative position, `key position - query position`, int32 in [0, num_buckets).
 
-    Half of the buckets hold one distance each. The others grow logarithmically up to `max_distance`, and all larger
-    distances share the last bucket. If `bidirectional`, each sign has half of the buckets; otherwise keys ahead of the
-    query fall into bucket 0.
+    Half of the buckets contain a single distance each. The sizes of the others grow logarithmically up to
+    `max_distance`, and all larger distances share the last bucket. If `bidirectional`, each sign uses half of the
+    buckets; otherwise all keys after the query share bucket 0 with distance 0.
     """
     if bidirectional:
         num_buckets //= 2
@@ -41,15 +41,15 @@ def relative_position_bucket(
 
 
 class RelativePositionBias(nn.Module):
-    """A learned scalar per head and bucket of relative distance, added to attention logits.
+    """T5's relative position bias: a learned scalar for each head and distance bucket, added to attention logits.
 
-    Distances are measured in the row. Within an example these are the distances in the example, and attention masks
-    pairs of tokens from different examples.
+    Packing needs no special case: distances within an example do not depend on its place in the row, and attention
+    masks pairs of tokens from different examples.
 
     Attributes:
         num_heads: number of attention heads.
-        num_buckets: number of buckets of distances.
-        max_distance: the distance from which all larger ones share a bucket.
+        num_buckets: number of distance buckets.
+        max_distance: all distances from this one on share the last bucket.
     """
 
     num_heads: ranges.Count
@@ -58,9 +58,9 @@ class RelativePositionBias(nn.Module):
 
     @nn.compact
     def __call__(self, length: int, ctx: SequenceContext) -> jax.Array | DistanceBias:
-        """float32 [1 or batch, heads, query, key]; while decoding, one query at `ctx.step` and `length` keys.
+        """Returns the bias, float32 [1 or batch, heads, query, key]; while decoding, only for the query at `ctx.step`.
 
-        On devices whose attention kernel expands biases, returns a `DistanceBias` with the same values instead.
+        On platforms with an attention kernel that expands biases, returns an equivalent `DistanceBias` instead.
         """
         table = self.param(
             'embedding',
@@ -76,15 +76,15 @@ class RelativePositionBias(nn.Module):
             num_buckets=self.num_buckets,
             max_distance=self.max_distance,
         )
-        return _to_bias(jnp.take(table, bucket, axis=1), ctx)
+        return _build_bias(jnp.take(table, bucket, axis=1), ctx)
 
 
 class AlibiBias(nn.Module):
-    """`-slope * |query - key|` with a fixed slope for each head (ALiBi, Press et al. 2022); no parameters.
+    """ALiBi (Press et al. 2022): the bias `-slope * |query - key|` with a fixed slope for each head.
 
-    The slopes are a geometric sequence from 2^(-8/n) to 2^-8, for the largest power of two n up to `num_heads`. Further
-    heads take every second slope of the sequence for 2n heads, as in the paper's code. In an encoder both sides have
-    the same slope.
+    The slopes are a geometric sequence from 2^(-8/n) to 2^-8, with n the largest power of two up to `num_heads`. The
+    remaining heads use every second slope of the sequence for 2n heads, as in the authors' code. In an encoder, earlier
+    and later keys use the same slope.
 
     Attributes:
         num_heads: number of attention heads.
@@ -98,35 +98,35 @@ class AlibiBias(nn.Module):
         slopes = [2 ** (-8 * head / power) for head in range(1, power + 1)]
         slopes += [2 ** (-4 * head / power) for head in range(1, 2 * (self.num_heads - power), 2)]
         distance = jnp.abs(_relative_positions(length, ctx)).astype(jnp.float32)
-        return _to_bias(jnp.multiply.outer(-jnp.asarray(slopes, jnp.float32), distance), ctx)
+        return _build_bias(jnp.multiply.outer(-jnp.asarray(slopes, jnp.float32), distance), ctx)
 
 
 def _relative_positions(length: int, ctx: SequenceContext) -> jax.Array:
-    """Returns the distances `key - query` of a bias: [distances], or [batch, distances] if rows differ in step."""
+    """Returns the relative positions `key - query` for a bias: [distances], or [batch, distances] if steps differ."""
     if ctx.step is None:
         return jnp.arange(1 - length, length)
     return jnp.arange(length) - (ctx.step[:, None] if ctx.step.ndim else ctx.step)
 
 
-def _to_bias(values: jax.Array, ctx: SequenceContext) -> jax.Array | DistanceBias:
-    """Returns the bias for values [heads, distances] at `_relative_positions`, or [heads, batch, distances]."""
+def _build_bias(values: jax.Array, ctx: SequenceContext) -> jax.Array | DistanceBias:
+    """Builds an attention bias from values [heads, distances] or [heads, batch, distances]."""
     if ctx.step is not None:
         return jnp.moveaxis(values, 1, 0)[:, :, None] if ctx.step.ndim else values[None, :, None]
     bias = DistanceBias(values)
-    # The formula would expand the values in every layer of the stack.
+    # Without a kernel, expand the values here once instead of in the attention of every layer.
     return bias if target_platform() in ('tpu', 'gpu') and not ctx.decode else bias.spread()
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotary position embedding of queries or keys (RoPE, Su et al. 2021), as in Llama and Gemma; no parameters.
+    """Rotary position embedding of queries or keys (RoPE, Su et al. 2021), as in Llama and Gemma.
 
-    Rotates the first n features of each head: the pair of features i and i + n / 2 by `position * theta^(-2i / n)`. So
-    the product of a query and a key depends only on their distance.
+    Rotates the first n features of each head: features i and i + n / 2 form a pair, which is rotated by the angle
+    `position * theta^(-2i / n)`. The product of a query and a key then depends only on their relative position.
 
     Attributes:
         theta: base of the wavelengths.
-        fraction: share of a head's features that is rotated, n.
-        scaling_factor: positions are divided by it, which extends a model to longer rows (Chen et al. 2023).
+        fraction: fraction of the features of each head to rotate, n / head_dim.
+        scaling_factor: divisor of the positions, which extends a model to longer sequences (Chen et al. 2023).
     """
 
     theta: ranges.Positive = 10_000.0
@@ -134,9 +134,9 @@ class RotaryEmbedding(nn.Module):
     scaling_factor: ranges.Positive = 1.0
 
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        """[batch, length, heads, kv] -> the same shape and dtype; positions are those in the example."""
+        """Rotates x, [batch, length, heads, kv], by the positions of its tokens in their example."""
         half = int(x.shape[-1] * self.fraction) // 2
-        # Without packing all rows have the same positions.
+        # All rows have the same positions unless they are packed or differ in step.
         positions = ctx.positions if ctx.packed or ctx.step is not None else ctx.positions[:1]
         frequencies = 1.0 / self.theta ** (jnp.arange(half) / half)
         angles = positions[..., None, None] / self.scaling_factor * frequencies  # [batch or 1, length, 1, half]
@@ -147,7 +147,7 @@ class RotaryEmbedding(nn.Module):
 
 
 def example_lengths(ctx: SequenceContext) -> jax.Array:
-    """Returns the length of each token's example, float32 [batch, length]: at least 1, and undefined at padding."""
+    """Returns the length of the example of each token, float32 [batch, length]; undefined but at least 1 at padding."""
     if not ctx.packed:
         count = jnp.sum(ctx.is_token, axis=1, keepdims=True)
         return jnp.broadcast_to(jnp.maximum(count, 1), ctx.positions.shape).astype(jnp.float32)
@@ -158,11 +158,11 @@ def example_lengths(ctx: SequenceContext) -> jax.Array:
 
 
 class SinusoidalPositions(nn.Module):
-    """Sines and cosines of a token's position in its example (Vaswani et al. 2017, section 3.5)."""
+    """Sinusoidal embeddings of the position in the example (Vaswani et al. 2017, section 3.5)."""
 
     @nn.compact
     def __call__(self, width: int, ctx: SequenceContext) -> jax.Array:
-        """float32 [batch, length, width]: sines in the first half of the features, cosines in the second."""
+        """Returns float32 [batch, length, width], with sines in the first half of the features, then cosines."""
         num_waves = -(-width // 2)
         exponents = jnp.arange(num_waves) * (2.0 / width)
         angles = ctx.positions[..., None].astype(jnp.float32) * jnp.power(10_000.0, -exponents)
@@ -170,7 +170,7 @@ class SinusoidalPositions(nn.Module):
 
 
 class LearnedPositions(nn.Module):
-    """A learned vector for each position in an example.
+    """Learned embeddings of the position in the example.
 
     Attributes:
         max_length: number of positions; longer rows raise UserError.
@@ -187,17 +187,20 @@ class LearnedPositions(nn.Module):
         table = self.param('table', init, (self.max_length, width), jnp.float32)
         if ctx.packed or ctx.step is not None:
             return jnp.take(table, ctx.positions, axis=0)
-        # With one example per row a slice suffices, whose gradient needs no scatter.
+        # Rows with one example need only a slice, whose gradient is cheaper than the scatter of a gather's gradient.
         return table[None, :length]
 
 
 def max_input_length(lengths: Mapping[str, int] | None = None) -> int:
-    """Returns the input length in TASK_FEATURE_LENGTHS, for sublayers with a `max_length`."""
+    """Returns the input length in TASK_FEATURE_LENGTHS, for the `max_length` of sublayers."""
     return (lengths or {}).get('inputs', DEFAULT_MAX_LENGTH)
 
 
 def max_target_length(lengths: Mapping[str, int] | None = None, model_type: str = 'encoder_decoder') -> int:
-    """Returns the target length in TASK_FEATURE_LENGTHS; a decoder-only model reads inputs and targets in one row."""
+    """Returns the target length in TASK_FEATURE_LENGTHS, for the `max_length` of sublayers.
+
+    For decoder-only models, returns the sum of the lengths, because each row contains inputs and targets.
+    """
     if model_type == 'decoder_only' and lengths:
         return sum(lengths.values())
     return (lengths or {}).get('targets', DEFAULT_MAX_LENGTH)
