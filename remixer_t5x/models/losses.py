@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from remixer_t5x import axes, ranges
 from remixer_t5x.kernels.attention.formula import cap_logits
-from remixer_t5x.models.layers.dense import whole_rows
+from remixer_t5x.models.layers.dense import cast_and_gather
 
 Sums = dict[str, jax.Array]
 
@@ -155,7 +155,7 @@ def _zero_sums() -> Sums:
 
 def _forward(config, hidden, kernel, targets, weights, softcap):
     """Computes the loss and the gradients with respect to hidden and kernel, chunk by chunk."""
-    low = whole_rows(kernel, (axes.EMBED, axes.VOCAB), hidden.dtype)
+    low = cast_and_gather(kernel, (axes.EMBED, axes.VOCAB), hidden.dtype)
 
     def body(carry, chunk):
         total, kernel_gradient = carry

@@ -30,7 +30,7 @@ from remixer_t5x.kernels.gelu import gelu, gelu_times, normalized_gelu
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.attend import attend_to_sequence, visible_in_sequence
 from remixer_t5x.models.layers.checks import check_length, refuse_prefix
-from remixer_t5x.models.layers.dense import Dense, Product, matmul
+from remixer_t5x.models.layers.dense import Dense, LazyProduct, matmul
 from remixer_t5x.models.layers.dropout import dropout
 from remixer_t5x.models.layers.norms import LayerNorm
 
@@ -126,7 +126,7 @@ class ToeplitzSpatial(nn.Module):
 class TinyAttention(nn.Module):
     """The attention of aMLP, with one small head; a value of `GMLP.attention`.
 
-    Maps [batch, length, D] to a `Product` with shape [batch, length, features].
+    Maps [batch, length, D] to a `LazyProduct` with shape [batch, length, features].
 
     Attributes:
         features: width of the output; GMLP sets it to the width of its gate.
@@ -137,7 +137,7 @@ class TinyAttention(nn.Module):
     head_dim: ranges.Count = 64
 
     @nn.compact
-    def __call__(self, x: jax.Array, ctx: SequenceContext) -> Product:
+    def __call__(self, x: jax.Array, ctx: SequenceContext) -> LazyProduct:
         # The head is not sharded, because each attention logit would then be a sum across devices.
         kernels = [
             Dense(self.head_dim, (axes.EMBED, None), name=name).kernel(x.shape[-1], x.dtype)
@@ -151,7 +151,7 @@ class TinyAttention(nn.Module):
             projected = [matmul(x, kernel) for kernel in kernels]
         query, key, value = (array[:, :, None] for array in projected)
         mixed = attend_to_sequence(self, query * self.head_dim**-0.5, key, value, ctx)[:, :, 0]
-        return Product(mixed, Dense(self.features, (None, axes.MLP), name='out').kernel(self.head_dim, x.dtype))
+        return LazyProduct(mixed, Dense(self.features, (None, axes.MLP), name='out').kernel(self.head_dim, x.dtype))
 
 
 class SpatialMixing(nn.Module):
@@ -167,7 +167,7 @@ class SpatialMixing(nn.Module):
 
     @nn.compact
     def __call__(
-        self, inputs: jax.Array, gated: jax.Array | None, added: jax.Array | Product | None, ctx: SequenceContext
+        self, inputs: jax.Array, gated: jax.Array | None, added: jax.Array | LazyProduct | None, ctx: SequenceContext
     ) -> jax.Array:
         """Returns `f(Z) + added` with Z = gelu(inputs), times `gelu(gated)` if `gated` is not None.
 
@@ -176,7 +176,7 @@ class SpatialMixing(nn.Module):
         norm = LayerNorm(axis=axes.MLP, name='norm')
         if target_platform() == 'gpu' and not ctx.decode:
             return self._in_one_matmul(norm, inputs, gated, added, ctx)
-        added = added.value() if isinstance(added, Product) else added
+        added = added.value() if isinstance(added, LazyProduct) else added
         activated = gelu(inputs)
         units = norm(activated)
         if ctx.decode:
@@ -198,7 +198,7 @@ class SpatialMixing(nn.Module):
         norm: LayerNorm,
         inputs: jax.Array,
         gated: jax.Array | None,
-        added: jax.Array | Product | None,
+        added: jax.Array | LazyProduct | None,
         ctx: SequenceContext,
     ) -> jax.Array:
         """Computes `__call__` with one matmul, because the memory traffic of each matmul limits the speed on GPUs.
@@ -212,7 +212,7 @@ class SpatialMixing(nn.Module):
         weights, bias = self._weights_and_bias(inputs.shape[1], ctx)
         weights = _mask_weights(weights, ctx)
         columns, rows = [weights, jnp.sum(weights, axis=-1, keepdims=True)], [shift[None]]
-        if isinstance(added, Product):
+        if isinstance(added, LazyProduct):
             columns.append(added.left)
             rows.append(added.right)
         fill = -sum(part.shape[-1] for part in columns) % _DEPTH
@@ -224,7 +224,7 @@ class SpatialMixing(nn.Module):
         right = jnp.concatenate([normalized_gelu(inputs, scale, norm.epsilon), below], axis=1)
         mixed = jnp.einsum('bqk,bkf->bqf', left, right)
         bias = bias if bias.ndim == 3 else bias[None]
-        if added is not None and not isinstance(added, Product):
+        if added is not None and not isinstance(added, LazyProduct):
             mixed = mixed + added
         factor = mixed.astype(jnp.float32) + bias
         return factor.astype(inputs.dtype) if gated is None else gelu_times(gated, factor)
@@ -262,8 +262,8 @@ class GMLP(nn.Module):
         max_length: size of W and b; longer rows raise UserError.
         gate: s, one of `split_gate`, `multiplicative_gate`, `additive_gate` and `linear_gate`.
         spatial: factory of W, `ToeplitzSpatial` (the paper's language models) or `FreeSpatial`.
-        attention: factory of a module (x, ctx) -> array or `Product`, whose output is added to f: `TinyAttention` for
-            aMLP, None for gMLP.
+        attention: factory of a module (x, ctx) -> array or `LazyProduct`, whose output is added to f(Z):
+            `TinyAttention` for aMLP, None for gMLP.
         dropout_rate: dropout on the gated units.
     """
 
