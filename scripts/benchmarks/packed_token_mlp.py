@@ -21,7 +21,8 @@ def pass_for_each_example(w_in, value, w_out, ids, examples):
     """Runs one pass over the row for each example, with recomputation in the backward pass."""
     mixed = jnp.zeros((*w_out.shape[:-1], value.shape[-1]), value.dtype)
     mix = jax.checkpoint(
-        lambda take: token_mlp.read_hidden(w_out, token_mlp.hidden_units(w_in, value, take)), static_argnums=()
+        lambda take: token_mlp.project_hidden_units(w_out, token_mlp.compute_hidden_units(w_in, value, take)),
+        static_argnums=(),
     )
     for example in range(1, examples + 1):
         mixed = jnp.where((ids == example)[..., None, None], mix(ids == example), mixed)

@@ -1,9 +1,9 @@
-"""Cuts packed rows into blocks of tokens of one example, for computations that need a pass for each example.
+"""Splits packed rows into blocks with tokens of one example, for computations that process one example at a time.
 
-The tokens of a row are sorted by example, the longest example first. Step k of a loop then takes the k-th longest
-example of every row, in as many blocks as the longest of these needs. The k-th longest of a row of n tokens has at most
-n / k, so a loop over E examples takes at most `n (1 + 1/2 + ... + 1/E) + E * BLOCK` tokens of a row, where a pass over
-the row for each example takes `n E`.
+The tokens of a row are sorted by example, starting with the longest example (rank 0). Step k of a loop processes the
+example of rank k in every row, with as many blocks as the longest of these examples requires. For rows of n tokens and
+E examples, the loop processes at most `n (1 + 1/2 + ... + 1/E) + E * BLOCK` tokens per row, because the k-th longest
+example has at most n / k tokens. A separate pass over the row for each example would process `n E` tokens.
 """
 
 import dataclasses
@@ -13,20 +13,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# A shorter block wastes less on short examples, and needs more steps for long ones.
+# Number of tokens in a block. Smaller blocks need less padding for short examples, but more steps for long examples.
 BLOCK = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Side:
-    """The tokens of a row that are read, or those that are written, sorted by the rank of their example.
+class SortedTokens:
+    """Sort order of the input or output tokens of each row by the rank of their example.
 
     Attributes:
         order: [batch, n] int32, the position in the row of each sorted token.
-        inverse: [batch, n] int32, the index of each token of the row among the sorted tokens.
-        is_used: [batch, n] bool, whether a token of the row belongs to an example with a rank.
-        first: [batch, ranks] int32, the index of the first sorted token of an example.
-        count: [batch, ranks] int32, the number of tokens of an example.
+        inverse: [batch, n] int32, the index among the sorted tokens of each token of the row.
+        is_used: [batch, n] bool, whether each token of the row belongs to an example with a rank.
+        first: [batch, ranks] int32, the index of the first sorted token of each example.
+        count: [batch, ranks] int32, the number of tokens of each example.
     """
 
     order: jax.Array
@@ -36,32 +36,35 @@ class Side:
     count: jax.Array
 
     def sort(self, array: jax.Array) -> jax.Array:
-        """[batch, n, ...] -> [batch, n + BLOCK, ...]; zeros follow the last token."""
+        """Sorts the tokens of an array [batch, n, ...] and appends zeros, [batch, n + BLOCK, ...]."""
         rest = ((0, 0),) * (array.ndim - 2)
-        return jnp.pad(_take(array, self.order), ((0, 0), (0, BLOCK), *rest))
+        return jnp.pad(_take_tokens(array, self.order), ((0, 0), (0, BLOCK), *rest))
 
-    def back(self, array: jax.Array) -> jax.Array:
-        """Inverts `sort`; tokens that are not used get zeros."""
-        return jnp.where(_expand(self.is_used, array), _take(array, self.inverse), 0)
+    def unsort(self, array: jax.Array) -> jax.Array:
+        """Inverts `sort`, and sets unused tokens to zero."""
+        return jnp.where(_append_axes(self.is_used, array), _take_tokens(array, self.inverse), 0)
 
-    def nothing(self, like: jax.Array) -> jax.Array:
-        """Sorted zeros with the features of `like`, [batch, n + BLOCK, ...]."""
+    def sorted_zeros(self, like: jax.Array) -> jax.Array:
+        """Returns zeros with the shape and dtype of `sort(like)`."""
         batch, length = self.order.shape
         return jnp.zeros((batch, length + BLOCK, *like.shape[2:]), like.dtype)
 
-    def loop(self, rank: jax.Array, body: Callable[[Callable, Callable, jax.Array, Any], Any], start: Any) -> Any:
-        """Runs `body(read, write, take, carry) -> carry` for each block of an example of `rank`, or once for the row.
+    def loop_over_blocks(
+        self, rank: jax.Array, body: Callable[[Callable, Callable, jax.Array, Any], Any], start: Any
+    ) -> Any:
+        """Runs `body(read, write, is_member, carry) -> carry` for each block of the examples of `rank`.
 
-        `read` cuts [batch, tokens, ...] out of a sorted array, `write` puts it back, and `take` [batch, tokens] is
-        False at tokens of other examples. What is written there is written again by a later block, or is behind the
-        last token of the row, so a loop over all ranks in order overwrites it.
+        If the longest of these examples exceeds half of the row, the whole row is a single block. `read` slices a block
+        [batch, tokens, ...] from a sorted array, `write` writes a block to a sorted array, and `is_member`
+        [batch, tokens] is False at tokens of other examples. Loop over all ranks in order: later blocks then overwrite
+        the values that `body` writes for tokens of other examples.
         """
         first, count = self.first[:, rank], self.count[:, rank]
         length = self.order.shape[1]
 
-        def block(index, carry):
+        def run_block(index, carry):
             place = jnp.minimum(first + index * BLOCK, length)
-            take = place[:, None] + jnp.arange(BLOCK) < (first + count)[:, None]
+            is_member = place[:, None] + jnp.arange(BLOCK) < (first + count)[:, None]
 
             def read(array):
                 return jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, BLOCK))(array, place)
@@ -70,51 +73,51 @@ class Side:
                 put = jax.vmap(lambda row, values, at: jax.lax.dynamic_update_slice_in_dim(row, values, at, 0))
                 return put(array, values.astype(array.dtype), place)
 
-            return body(read, write, take, carry)
+            return body(read, write, is_member, carry)
 
-        def whole_row(carry):
+        def run_whole_row(carry):
             place = jnp.arange(length)
-            take = (place >= first[:, None]) & (place < (first + count)[:, None])
+            is_member = (place >= first[:, None]) & (place < (first + count)[:, None])
 
             def write(array, values):
-                updated = jnp.where(_expand(take, values), values.astype(array.dtype), array[:, :length])
+                updated = jnp.where(_append_axes(is_member, values), values.astype(array.dtype), array[:, :length])
                 return array.at[:, :length].set(updated)
 
-            return body(lambda array: array[:, :length], write, take, carry)
+            return body(lambda array: array[:, :length], write, is_member, carry)
 
         longest = jnp.max(count)
         blocks = (longest + BLOCK - 1) // BLOCK
-        # One matmul of the whole row is faster than a matmul for each block.
+        # One matmul for the whole row is faster than a matmul for each of many blocks.
         return jax.lax.cond(
-            2 * longest > length, whole_row, lambda carry: jax.lax.fori_loop(0, blocks, block, carry), start
+            2 * longest > length, run_whole_row, lambda carry: jax.lax.fori_loop(0, blocks, run_block, carry), start
         )
 
 
-def sort_by_example(ids_in: jax.Array, ids_out: jax.Array) -> tuple[Side, Side, jax.Array]:
-    """Sorts the tokens that are read and those that are written; also returns the number of ranks.
+def sort_by_example(ids_in: jax.Array, ids_out: jax.Array) -> tuple[SortedTokens, SortedTokens, jax.Array]:
+    """Returns the sort orders of the input tokens and the output tokens by example, and the number of ranks.
 
     Args:
-        ids_in, ids_out: [batch, n] and [batch, m] int32; 1..k names the example of a token, 0 is padding. Tokens of an
-            example need not be next to each other.
+        ids_in, ids_out: [batch, n] and [batch, m] int32; 1..k identifies the example of a token, 0 is padding. The
+            tokens of an example need not be contiguous.
     """
     names = ids_in.shape[1] + ids_out.shape[1] + 1
     counts = [jax.vmap(lambda row: jnp.bincount(row, length=names))(ids) for ids in (ids_in, ids_out)]
-    # Examples without an output token are skipped.
+    # Examples without output tokens need no computation.
     used = (counts[1] > 0) & (jnp.arange(names) > 0)
     by_rank = jnp.argsort(jnp.where(used, -(counts[0] + counts[1]), 1), axis=1, stable=True)
     rank = jnp.argsort(by_rank, axis=1)
     sides = []
     for ids, count in zip((ids_in, ids_out), counts, strict=True):
-        order = jnp.argsort(_take(rank, ids), axis=1, stable=True)
-        count = _take(jnp.where(used, count, 0), by_rank)
+        order = jnp.argsort(_take_tokens(rank, ids), axis=1, stable=True)
+        count = _take_tokens(jnp.where(used, count, 0), by_rank)
         first = jnp.cumsum(count, axis=1) - count
-        sides.append(Side(order, jnp.argsort(order, axis=1), _take(used, ids), first, count))
+        sides.append(SortedTokens(order, jnp.argsort(order, axis=1), _take_tokens(used, ids), first, count))
     return *sides, jnp.max(jnp.sum(used, axis=1))
 
 
-def _take(array: jax.Array, places: jax.Array) -> jax.Array:
-    return jnp.take_along_axis(array, _expand(places, array), axis=1)
+def _take_tokens(array: jax.Array, places: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(array, _append_axes(places, array), axis=1)
 
 
-def _expand(array: jax.Array, like: jax.Array) -> jax.Array:
+def _append_axes(array: jax.Array, like: jax.Array) -> jax.Array:
     return array.reshape(*array.shape, *(1,) * (like.ndim - 2))

@@ -195,7 +195,7 @@ class HyperMixerCross(_TokenMixer):
         w_out = self._drop_units(self._generate(inputs, 'w_out'), ctx)
         if ctx.decode:
             units = self.variable('cache', 'memory_units', self._memory_units, memory)
-            mixed = token_mlp.read_hidden(w_out, units.value)
+            mixed = token_mlp.project_hidden_units(w_out, units.value)
         else:
             w_in, value = self._project_memory(memory)
             ids = memory.context.segment_ids
@@ -210,7 +210,7 @@ class HyperMixerCross(_TokenMixer):
 
     def _memory_units(self, memory: Memory) -> jax.Array:
         w_in, value = self._project_memory(memory)
-        return token_mlp.hidden_units(w_in, value, memory.context.is_token)
+        return token_mlp.compute_hidden_units(w_in, value, memory.context.is_token)
 
 
 def _zero_padding(x: jax.Array, ctx: SequenceContext) -> jax.Array:
@@ -222,7 +222,7 @@ def _initial_state(w_in: jax.Array, value: jax.Array, ctx: SequenceContext) -> j
     """Returns the running sum before the first decoding step: zeros, or the sum over a prompt."""
     if ctx.cache_slots is None:
         return jnp.zeros((*w_in.shape[:1], *w_in.shape[2:], value.shape[-1]), jnp.float32)
-    return token_mlp.sum_of_products(w_in, value, cache.is_before_last(ctx))
+    return token_mlp.sum_outer_products(w_in, value, cache.is_before_last(ctx))
 
 
 def _scale_by_length(w_in: jax.Array, ctx: SequenceContext) -> jax.Array:
