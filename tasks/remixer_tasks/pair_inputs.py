@@ -1,4 +1,4 @@
-"""Reads the rows of a file as inputs for inference, with the template used for finetuning."""
+"""Converts the rows of a file to inputs for inference, with the template used for finetuning."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _AS_TEXT = 'or, for complete input texts, --gin.INPUT_TEMPLATE=None'
 
 
 def texts(lines: Any, template: str | None, delimiter: str | None = None, encoding: str = 'utf-8') -> Any:
-    """Returns `lines`, or the rows of its file in the template INPUTS of `local_pairs.corpus`.
+    """Returns `lines` unchanged, or an iterable that fills the template INPUTS with the rows of the file.
 
-    If the template is a single column, each line of a text file or of standard input is a text. Other templates require
-    rows, and raise UserError for lines.
+    If the template is a single column, each line of a text file or of standard input is an input text. Other templates
+    require rows; lines raise UserError.
 
     Args:
         lines: a `text_inputs.TextInputs`.
@@ -49,10 +49,10 @@ def texts(lines: Any, template: str | None, delimiter: str | None = None, encodi
 
 @dataclasses.dataclass(frozen=True)
 class RowTexts:
-    """Iterates over the template's text for each row of the file of `lines`, any number of times.
+    """Re-iterable input texts: the template filled with each row of the file of `lines`.
 
-    No row is skipped, because predictions are matched to rows by number: a row that cannot be read or lacks a value
-    raises UserError with its line number.
+    No row is skipped, because predictions are matched to rows by number: an unreadable row or a missing value raises
+    UserError with the line number.
     """
 
     lines: Any

@@ -1,13 +1,13 @@
-"""Pretraining tasks, each with a corpus, a vocabulary and one of the objectives in `objectives/`.
+"""Builds pretraining tasks from a corpus, a vocabulary and one of the objectives in `objectives/`.
 
-Tasks are named after their data and objective, as in `own_text_prefix_lm`; metrics, caches and files use this name.
-`name` overrides it for tasks with another name in T5.
+Tasks are named after their data and objective, as in `own_text_prefix_lm`; metrics, caches and files use this name. The
+argument `name` overrides this name for tasks that T5 names differently.
 
 `shuffle_buffer_size` counts examples. Documents are already in random order, so the buffer only separates the segments
-of one document. It is small because TensorFlow saves it with every position (2 kB per example).
+of one document. The buffer is small because TensorFlow saves its content with every position (2 kB per example).
 
 No file is opened and no vocabulary is trained before the first dataset is created. Rates out of range raise UserError
-at once; lengths and vocabulary are checked when a dataset is created. Features are int32 ids.
+immediately; lengths and vocabulary are checked when a dataset is created. Features are int32 ids.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def span_corruption(
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
     name: str | None = None,
 ) -> seqio.Task:
-    """Returns a task of T5's span corruption, with EOS in inputs and targets; see `objectives/span_corruption.py`."""
+    """Returns a span corruption task, with EOS in inputs and targets; see `objectives/span_corruption.py`."""
     noise = spans.Noise(noise_density, mean_noise_span_length)
     objective = functools.partial(spans.span_corruption, noise=noise)
-    return _task(name or f'{data}_span_corruption', corpus, vocabulary, objective, shuffle_buffer_size)
+    return _build_task(name or f'{data}_span_corruption', corpus, vocabulary, objective, shuffle_buffer_size)
 
 
 def prefix_lm(
@@ -51,9 +51,9 @@ def prefix_lm(
     join_documents: bool = False,
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
 ) -> seqio.Task:
-    """Returns a task that continues the start of a text, with EOS; see `objectives/language_modeling.py`."""
+    """Returns a prefix LM task, with EOS in inputs and targets; see `objectives/language_modeling.py`."""
     objective = functools.partial(language_modeling.prefix_lm, prefix=language_modeling.Prefix(density, join_documents))
-    return _task(f'{data}_prefix_lm', corpus, vocabulary, objective, shuffle_buffer_size)
+    return _build_task(f'{data}_prefix_lm', corpus, vocabulary, objective, shuffle_buffer_size)
 
 
 def causal_lm(
@@ -63,8 +63,8 @@ def causal_lm(
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
     name: str | None = None,
 ) -> seqio.Task:
-    """Returns a task with joined and split documents as targets, without inputs; see `language_modeling.py`."""
-    return _task(
+    """Returns a causal LM task, with targets and without inputs; see `objectives/language_modeling.py`."""
+    return _build_task(
         name or f'{data}_causal_lm', corpus, vocabulary, language_modeling.causal_lm, shuffle_buffer_size, ('targets',)
     )
 
@@ -79,10 +79,10 @@ def masked_lm(
     whole_words: bool = False,
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
 ) -> seqio.Task:
-    """Returns a task with BERT's masking; inputs and targets are aligned. See `objectives/masked_lm.py`."""
+    """Returns a masked LM task, in which inputs and targets are aligned; see `objectives/masked_lm.py`."""
     masking = masked.Masking(rate, masked_share, random_share, whole_words)
     objective = functools.partial(masked.masked_lm, masking=masking)
-    return _task(f'{data}_masked_lm', corpus, vocabulary, objective, shuffle_buffer_size, eos=False)
+    return _build_task(f'{data}_masked_lm', corpus, vocabulary, objective, shuffle_buffer_size, eos=False)
 
 
 def iid_denoising(
@@ -92,9 +92,9 @@ def iid_denoising(
     density: float = 0.15,
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
 ) -> seqio.Task:
-    """Returns a task that masks each token independently; see `objectives/span_corruption.py`."""
+    """Returns a task that hides each token independently; see `objectives/span_corruption.py`."""
     objective = functools.partial(spans.iid_denoising, density=spans.Noise(density).density)
-    return _task(f'{data}_iid_denoising', corpus, vocabulary, objective, shuffle_buffer_size)
+    return _build_task(f'{data}_iid_denoising', corpus, vocabulary, objective, shuffle_buffer_size)
 
 
 def ul2(
@@ -107,8 +107,9 @@ def ul2(
 ) -> seqio.Mixture:
     """Returns UL2's mixture, with a task and a prompt for each denoiser; see `objectives/ul2.py`.
 
-    `denoisers` are 'ul2', 'ul2r', or rows (see `ul2.denoisers`); `prompts` are texts for 'r', 'x' and 's', None for
-    UL2's. Each denoiser reads the corpus in a different order, so that a batch does not repeat a text.
+    `denoisers` is 'ul2', 'ul2r', or a list of rows (see `ul2.denoisers`). `prompts` maps 'r', 'x' and 's' to texts;
+    None uses UL2's prompts. Each denoiser reads the corpus in a different order, so that a batch does not repeat a
+    text.
     """
     chosen = ul2_denoisers.denoisers(denoisers)
     prompts = {**ul2_denoisers.PROMPTS, **(prompts or {})}
@@ -120,12 +121,12 @@ def ul2(
             if isinstance(denoiser.how, language_modeling.Prefix)
             else functools.partial(spans.span_corruption, noise=denoiser.how, prompt=prompt)
         )
-        task = _task(name, corpus, vocabulary, objective, shuffle_buffer_size, order=order)
+        task = _build_task(name, corpus, vocabulary, objective, shuffle_buffer_size, order=order)
         tasks.append((task, denoiser.rate))
     return seqio.Mixture(f'{data}_ul2r' if denoisers == 'ul2r' else f'{data}_ul2', tasks)
 
 
-def _task(
+def _build_task(
     name: str,
     corpus: Corpus,
     vocabulary: seqio.Vocabulary,
@@ -135,7 +136,7 @@ def _task(
     eos: bool = True,
     order: int = 0,
 ) -> seqio.Task:
-    """Returns the task of an objective, a preprocessor of documents {'targets': ids}; `order`: see `Corpus.source`."""
+    """Returns the task of an objective, which preprocesses documents {'targets': ids}."""
     feature = seqio.Feature(vocabulary, add_eos=eos)
     return seqio.Task(
         name,
@@ -152,5 +153,5 @@ def _task(
 
 
 def text_as_targets(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
-    """Renames 'text' to 'targets', the feature whose vocabulary tokenizes it, and loads or trains the vocabulary."""
+    """Renames 'text' to 'targets', so that this feature's vocabulary tokenizes the text, and loads the vocabulary."""
     return load_vocabulary(dataset, output_features).map(lambda example: {'targets': example['text']})

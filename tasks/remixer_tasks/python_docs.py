@@ -1,6 +1,7 @@
-"""A corpus of the documentation of Python: pydoc's topics and the docstrings of the standard library.
+"""A corpus of Python's documentation: pydoc's topics and the docstrings of the standard library.
 
-It has about 2 MB of English, enough to train a small model without a download. The sources are parsed, not imported.
+The corpus has about 2 MB of English, enough to train a small model without a download. The sources are parsed, not
+imported.
 """
 
 import ast
@@ -14,7 +15,7 @@ from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache
 from remixer_tasks.files.malformed import Malformed
 
-# Tests and tools have few docstrings, and all encodings have the same docstring.
+# These folders are skipped, because tests and tools have few docstrings and all encodings share a docstring.
 _SKIPPED = {
     *('site-packages', 'dist-packages', '__pycache__', 'test', 'tests', 'idlelib', 'lib2to3', 'turtledemo'),
     *('ensurepip', 'encodings', 'pydoc_data'),
@@ -23,7 +24,7 @@ _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def corpus(validation_fraction: float = 0.05) -> ParsedCorpus:
-    """Returns the documentation of the running Python; `validation_fraction` of its documents is held out by hash."""
+    """Returns a corpus of the running Python's documentation, with `validation_fraction` of the documents held out."""
     return ParsedCorpus(
         name=f'the documentation of Python {sys.version.split()[0]}',
         identity=cache.key('python docs 1', sys.version, sysconfig.get_path('stdlib')),
@@ -33,10 +34,10 @@ def corpus(validation_fraction: float = 0.05) -> ParsedCorpus:
 
 
 def read(malformed: Malformed) -> Iterator[str]:
-    """Yields the topics, then the docstrings of every module and of its top-level classes and functions."""
+    """Yields pydoc's topics, then the docstrings of every module and of its top-level classes and functions."""
     yield from topics()
     root = Path(sysconfig.get_path('stdlib'))
-    for path in _modules(root):
+    for path in _find_modules(root):
         try:
             tree = ast.parse(path.read_text(encoding='utf-8'))
         except (SyntaxError, ValueError) as error:
@@ -63,12 +64,12 @@ def docstrings(tree: ast.Module, name: str) -> Iterator[str]:
         yield f'{name}\n\n{docstring}'
     for node in tree.body:
         if isinstance(node, _DEFINITIONS):
-            text = '\n\n'.join(_describe(node, name))
+            text = '\n\n'.join(_describe_definition(node, name))
             if text:
                 yield text
 
 
-def _describe(node: ast.AST, prefix: str) -> Iterator[str]:
+def _describe_definition(node: ast.AST, prefix: str) -> Iterator[str]:
     """Yields the signatures and docstrings of a definition and, for a class, of its members."""
     assert isinstance(node, _DEFINITIONS)
     name = f'{prefix}.{node.name}'
@@ -79,10 +80,10 @@ def _describe(node: ast.AST, prefix: str) -> Iterator[str]:
     if isinstance(node, ast.ClassDef):
         for member in node.body:
             if isinstance(member, _DEFINITIONS):
-                yield from _describe(member, name)
+                yield from _describe_definition(member, name)
 
 
-def _modules(root: Path) -> Iterator[Path]:
+def _find_modules(root: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(set(folders) - _SKIPPED)
         for file in sorted(files):

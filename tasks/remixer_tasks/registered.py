@@ -1,4 +1,4 @@
-"""Adds every name of `names` to seqio's registry, for T5X and for custom mixtures, without opening a file.
+"""Registers all tasks and mixtures of `names` with seqio, for T5X and custom mixtures, without opening a file.
 
 Existing names are not replaced. Import `t5.data.mixtures` before this module, because t5 raises an error for names that
 already exist. The commands of remixer-t5x do not need this module.

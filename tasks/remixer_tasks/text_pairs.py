@@ -1,7 +1,7 @@
 """seqio tasks of pairs of input and target texts, and the templates that build texts from columns.
 
-A pair is one document of a corpus (`text_corpus.ParsedCorpus`). Like text for pretraining, pairs are parsed once, held
-out by hash, and read with an exact position.
+A pair is stored as one document of a corpus (`text_corpus.ParsedCorpus`). As in pretraining, pairs are parsed once,
+held out by hash, and read with an exact position.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.benchmarks import text_metrics, text_task
 from remixer_tasks.corpora.text_corpus import Corpus
 
-# Separates the texts of a document; `encode_pair` refuses texts that contain it.
+# Separates the texts of a document; `encode_pair` rejects texts that contain this character.
 SEPARATOR = '\x1f'
 _PARTS = re.compile(r'(\{\{|\}\}|\{[^{}]*\})')
 
 
 class UnusableRow(ValueError):
-    """A row in which a column of a template is missing, empty, or neither a text nor a number."""
+    """Error for a row in which a column of the template is missing, empty, or neither a text nor a number."""
 
 
 class MissingColumn(UnusableRow):
-    """A row that lacks a column which the template uses."""
+    """Error for a row that lacks a column of the template."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-    """A template that builds a text from the columns of a row: the value `text` of the setting `macro`.
+    """A template that builds a text from the columns of a row; `text` is the value of the setting `macro`.
 
-    It is the name of a column, or a text with column names in braces; `{{` and `}}` are literal braces. Names may
-    contain any characters. Python's format strings are not used, because they allow access to attributes
+    A template is the name of a column, or a text with column names in braces; `{{` and `}}` are literal braces. Column
+    names may contain any characters. Python's format strings are not used, because they allow access to attributes
     (`{a.__class__}`) and texts of gigabytes (`{a:>1000000000}`). Raises UserError for unbalanced braces.
     """
 
@@ -54,7 +54,7 @@ class Template:
             raise UserError(f"{self.macro} must have columns in braces, as in 'answer: {{label}}', got {self.text!r}")
 
     def _parts(self) -> Iterator[tuple[bool, str]]:
-        """Yields (whether the part is a column, the name of the column or the literal text)."""
+        """Yields (is a column, column name or literal text) for each part of the template."""
         if not set(self.text) & set('{}'):
             yield True, self.text
             return
@@ -69,11 +69,11 @@ class Template:
         return [part for is_column, part in self._parts() if is_column]
 
     def fill(self, row: Mapping[str, Any]) -> str:
-        """Returns the text of a row. Raises UnusableRow, or MissingColumn if a column is missing."""
-        return ''.join(_text(row, part) if is_column else part for is_column, part in self._parts())
+        """Fills the template with a row. Raises UnusableRow, or MissingColumn if a column is missing."""
+        return ''.join(_column_text(row, part) if is_column else part for is_column, part in self._parts())
 
     def missing_column(self, names: Iterable[str]) -> UserError:
-        """Returns the error for data in which no row has one of the columns."""
+        """Returns the UserError for data without one of the template's columns."""
         known = [*names]
         absent = next(name for name in self.columns if name not in known)
         shown = ', '.join(ascii(name)[:60] for name in known[:20]) + (', ...' if len(known) > 20 else '')
@@ -83,7 +83,7 @@ class Template:
         return UserError(f'{self.macro} must have columns of the data ({shown}), got {absent!r} in {self.text!r}{hint}')
 
 
-def _text(row: Mapping[str, Any], name: str) -> str:
+def _column_text(row: Mapping[str, Any], name: str) -> str:
     if name not in row:
         raise MissingColumn(f'the row has no column {name}')
     value = row[name]
@@ -106,7 +106,7 @@ def _text(row: Mapping[str, Any], name: str) -> str:
 
 
 def encode_pair(inputs: str, targets: str, longest: int | None = None, columns: Sequence[str] = ()) -> str:
-    """Joins a pair and the values of further columns, in which separators become spaces, to one document.
+    """Joins a pair and the values of additional columns to one document; separators in the values become spaces.
 
     Raises ValueError for a text that is empty, contains the separator, or has more than `longest` characters.
     """
@@ -121,7 +121,7 @@ def encode_pair(inputs: str, targets: str, longest: int | None = None, columns: 
 
 
 def column_names(columns: Sequence[str], metrics_by: str | None) -> tuple[str, ...]:
-    """Returns the further columns of a pair, in order. Raises UserError for the names inputs and targets."""
+    """Returns the names of additional columns, in order. Raises UserError for the names inputs and targets."""
     names = tuple(dict.fromkeys([*columns, *([metrics_by] if metrics_by else [])]))
     taken = [name for name in names if name.removesuffix('_pretokenized') in ('inputs', 'targets')]
     if isinstance(columns, str) or taken:
@@ -134,7 +134,7 @@ def column_names(columns: Sequence[str], metrics_by: str | None) -> tuple[str, .
 
 @dataclasses.dataclass(frozen=True)
 class PairTexts:
-    """The texts of a corpus of pairs as separate documents, for `vocabularies.trained`."""
+    """A corpus in which the inputs and targets of pairs are separate documents, for training a vocabulary."""
 
     corpus: Corpus
 
@@ -169,8 +169,8 @@ def task(
 
     Args:
         metrics: names of `text_metrics.NAMED`.
-        columns: further columns of the rows, as in `local_pairs.corpus`, which are written with the predictions.
-        metrics_by: a column; each metric is also computed for each of its values.
+        columns: additional columns of the rows, as in `local_pairs.corpus`, which are written with the predictions.
+        metrics_by: name of a column; each metric is also computed for each value of this column.
     """
     metric_fns, names = text_metrics.select_metrics(metrics), column_names(columns, metrics_by)
     postprocess = text_metrics.keep_group(metrics_by) if metrics_by else None
@@ -180,7 +180,7 @@ def task(
 
 
 def decode_pair(dataset: tf.data.Dataset, columns: Sequence[str] = ()) -> tf.data.Dataset:
-    """Splits the documents of `encode_pair` into inputs, targets and further columns."""
+    """Splits the documents of `encode_pair` into inputs, targets and additional columns."""
 
     def split(example):
         parts = tf.strings.split(example['text'], SEPARATOR)

@@ -1,8 +1,8 @@
-"""Vocabularies: SentencePiece, bytes, words, pieces trained on a corpus, BERT's WordPiece, and GPT-2's byte pairs.
+"""Builds vocabularies: SentencePiece (loaded or trained), bytes, words, Hugging Face, BERT's WordPiece, GPT-2's BPE.
 
-All except BERT's and GPT-2's reserve T5's ids (0 padding, 1 EOS, 2 unknown). SentencePiece and byte vocabularies end
-with `extra_ids` sentinels, <extra_id_0> last. Files are read at first use.
-In gin: `VOCABULARY = @vocabularies.sentencepiece()`, with `vocabularies.sentencepiece.path = '...'`.
+SentencePiece, byte and word vocabularies reserve T5's ids (0 padding, 1 EOS, 2 unknown). SentencePiece and byte
+vocabularies end with `extra_ids` sentinels, <extra_id_0> last. Files are read at first use. In gin: `VOCABULARY =
+@vocabularies.sentencepiece()`, with `vocabularies.sentencepiece.path = '...'`.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from remixer_tasks.vocabulary.words_and_bytes import ByteVocabulary, WordVocabul
 
 T5_MODEL = 'gs://t5-data/vocabs/cc_all.32000/sentencepiece.model'
 SENTINELS = 100
-# A saved vocabulary with a larger number is damaged.
+# Maximum number of sentinels in a saved vocabulary; a larger number means a damaged file.
 MAX_SENTINELS = 10_000
 
 
 def sentencepiece(path: str = T5_MODEL, extra_ids: int = SENTINELS) -> SentencePiece:
-    """Returns the SentencePiece model at `path` (local, also with ~, or gs://) with `extra_ids` sentinels.
+    """Returns the vocabulary of the SentencePiece model at `path` (local or gs://) with `extra_ids` sentinels.
 
-    The default is T5's: 32,000 pieces, 32,100 ids with the sentinels. The tokenizer.json of a T5 in Hugging Face's
-    format is converted to a SentencePiece model in the cache.
+    The default is T5's vocabulary: 32,000 pieces, 32,100 ids with the sentinels. The tokenizer.json of a T5 in Hugging
+    Face's format is converted to a SentencePiece model in the cache.
     """
-    # Models are cached by path, and a relative path depends on the current folder.
+    # Models are cached by absolute path, because a relative path depends on the current folder.
     path = path if '://' in path else os.path.abspath(os.path.expanduser(path))
     if path.endswith('.json'):
         path = str(sentencepiece_vocabulary.convert_unigram(path))
@@ -48,7 +48,7 @@ def sentencepiece(path: str = T5_MODEL, extra_ids: int = SENTINELS) -> SentenceP
 
 
 def byte(extra_ids: int = SENTINELS) -> ByteVocabulary:
-    """Returns ByT5's UTF-8 bytes (Xue et al. 2022): 3 special ids, 256 bytes, `extra_ids` sentinels.
+    """Returns ByT5's byte vocabulary (Xue et al. 2022): 3 special ids, 256 UTF-8 bytes, `extra_ids` sentinels.
 
     With `extra_ids` 0, the 11 bytes that do not occur in UTF-8 are the sentinels, as in ByT5's pretraining.
     """
@@ -56,12 +56,12 @@ def byte(extra_ids: int = SENTINELS) -> ByteVocabulary:
 
 
 def words(corpus: Corpus) -> WordVocabulary:
-    """Returns the words, separated by spaces, of the training documents, for small languages; without sentinels."""
+    """Returns a vocabulary of the words in the training documents, without sentinels, for small languages."""
     return WordVocabulary(f'words of {corpus.identity}', corpus.training_documents)
 
 
 def wordpiece(path: str) -> WordPieceVocabulary:
-    """Returns BERT's WordPiece vocabulary in a `tokenizer.json` or `vocab.txt`; requires the package tokenizers.
+    """Loads BERT's WordPiece vocabulary from a `tokenizer.json` or `vocab.txt`; requires the package tokenizers.
 
     Each text begins with `[CLS]`, and `[SEP]` is the end token. There are no sentinels.
     """
@@ -69,20 +69,20 @@ def wordpiece(path: str) -> WordPieceVocabulary:
 
 
 def huggingface_tokenizer(path: str, end: str | None = None, shifted: bool = False) -> HuggingFaceTokenizer:
-    """Returns the tokenizer of a `tokenizer.json`, such as those of Llama, Gemma and ModernBERT.
+    """Loads the vocabulary of a `tokenizer.json`, such as those of Llama, Gemma and ModernBERT.
 
-    It is run by the package tokenizers.
+    Requires the package tokenizers.
 
     Args:
         path: the file.
-        end: the end token, such as '</s>'; None uses the one in the files.
+        end: the end token, such as '</s>'; None uses the end token in the files.
         shifted: whether to add 1 to the ids, for files in which id 0 is not padding.
     """
     return HuggingFaceTokenizer(path, end, shifted)
 
 
 def byte_pairs(folder: str, end_id: int = 50256) -> BytePairs:
-    """Returns GPT-2's byte pairs in `folder`, with ids shifted by one, because id 0 is padding.
+    """Loads GPT-2's byte-pair vocabulary from `folder`, with ids shifted by one, because id 0 is padding.
 
     `end_id` is GPT-2's id of <|endoftext|>, the end token.
     """
@@ -102,8 +102,9 @@ def trained(
         corpus: the documents.
         vocab_size: number of ids.
         extra_ids: number of sentinels.
-        character_coverage: fraction of the characters in the text that have a piece; others have the unknown id.
-        at_most: whether the vocabulary may be smaller if the text does not have enough pieces.
+        character_coverage: fraction of the characters in the text that have a piece; other characters map to the
+            unknown id.
+        at_most: whether the vocabulary may be smaller if the text is too small for `vocab_size` ids.
 
     Raises:
         UserError: `vocab_size` is too small, or, at first use, too large for the text.
@@ -119,9 +120,9 @@ def trained(
 
 
 def saved(folder: str) -> Vocabulary:
-    """Loads the vocabulary that a run saved in MODEL_DIR or its folder `vocabulary`; copies gs:// to this machine.
+    """Loads the vocabulary that a run saved in MODEL_DIR or its folder `vocabulary`; copies remote files first.
 
-    Raises UserError if the folder has no vocabulary, or if its description is damaged.
+    Raises UserError if the folder has no vocabulary, or if vocabulary.json is damaged.
     """
     place = epath.Path(folder).expanduser()
     places = [place for place in (place, place / 'vocabulary') if (place / 'vocabulary.json').is_file()]
@@ -159,7 +160,7 @@ def saved(folder: str) -> Vocabulary:
 
 
 def load_vocabulary(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
-    """Loads or trains the vocabulary before a graph is traced, so that its errors are not wrapped by TensorFlow."""
+    """Loads or trains the vocabularies before a graph is traced, so that TensorFlow does not wrap their errors."""
     for feature in output_features.values():
-        feature.vocabulary.vocab_size  # noqa: B018 (the property loads)
+        feature.vocabulary.vocab_size  # noqa: B018 (the property loads the vocabulary)
     return dataset

@@ -125,14 +125,14 @@ def test_masked_tokens_equal_those_of_bert():
 def test_whole_words_are_predicted_together():
     words = np.repeat(np.arange(120), np.random.default_rng(0).integers(1, 5, 120))
     for seed in range(20):
-        chosen = masked_lm.choose(tf.constant(words), 40, tf.constant([seed, 1])).numpy()
+        chosen = masked_lm.choose_tokens(tf.constant(words), 40, tf.constant([seed, 1])).numpy()
         by_word = [set(chosen[words == word]) for word in range(120)]
         assert all(len(found) == 1 for found in by_word)
         assert 36 < chosen.sum() <= 40
 
 
 def test_a_word_longer_than_its_share_is_predicted():
-    assert masked_lm.choose(tf.zeros([9], tf.int32), 1, tf.constant([0, 1])).numpy().all()
+    assert masked_lm.choose_tokens(tf.zeros([9], tf.int32), 1, tf.constant([0, 1])).numpy().all()
 
 
 def test_the_seven_denoisers_of_ul2():

@@ -1,8 +1,8 @@
 """Causal and prefix language modelling.
 
-Causal language modelling (t5's `full_lm`) predicts every token from the tokens before it. Documents end with EOS, are
-joined, and the stream is split into segments of the targets' length; the first token of a segment is also predicted. t5
-splits each group of 128 documents separately.
+Causal language modelling (t5's `full_lm`) predicts every token from the preceding tokens. Documents with EOS are
+concatenated to a stream, which is split into segments of the targets' length. The first token of a segment is also
+predicted. Unlike here, t5 splits each group of 128 documents separately.
 
     documents  [Thank you] [for inviting me to your party]
     targets    Thank you </s> for inviting me
@@ -15,10 +15,10 @@ second half from the first:
     inputs   Thank you for inviting </s>
     targets  me to your party last week </s>
 
-A segment of n tokens of one document has a prefix of 1 to n - 1 tokens, drawn uniformly. With a `density` d below 0.5,
-the mean fraction of the targets, the prefix has (1 - 2 d) (n - 1) to n - 1 tokens. With the same segment and seed, the
-example is bit-identical to t5's. Differences from t5: a document of more than 65,536 tokens is used as a whole (t5 uses
-one part), and segments may be joined from several documents, as in span corruption.
+In a segment of n tokens, the length of the prefix is drawn uniformly from 1 to n - 1. If the `density` d, the mean
+fraction of tokens in the targets, is below 0.5, the prefix has (1 - 2 d) (n - 1) to n - 1 tokens. With the same segment
+and seed, the example is bit-identical to t5's. Differences from t5: all tokens of a document with more than 65,536
+tokens are used (t5 uses only a part), and segments can be joined across documents, as in span corruption.
 """
 
 from __future__ import annotations
@@ -36,21 +36,22 @@ def causal_lm(
     sequence_length: Mapping[str, int] | None,
     output_features: Mapping[str, seqio.Feature],
 ) -> tf.data.Dataset:
-    """seqio preprocessor from documents {'targets': [n] int32 ids} to joined {'targets': [length]}.
+    """seqio preprocessor that joins documents {'targets': [n] int32 ids} and splits them into {'targets': [length]}.
 
-    Only the last example of a finite dataset is shorter. Raises UserError if the length of targets is missing.
+    Only the last example of a finite dataset is shorter. Raises UserError if the feature length of the targets is
+    missing.
     """
     if sequence_length is None or sequence_length['targets'] < 2:
         raise UserError("causal LM needs a length of 2 or more: set TASK_FEATURE_LENGTHS = {'targets': 512}")
     eos = [output_features['targets'].vocabulary.eos_id]
-    documents = segments.tokens(dataset).filter(lambda tokens: tf.size(tokens) > 0)
+    documents = segments.extract_tokens(dataset).filter(lambda tokens: tf.size(tokens) > 0)
     documents = documents.map(lambda tokens: tf.concat([tokens, eos], 0))
     return segments.join_and_split(documents, sequence_length['targets']).map(lambda tokens: {'targets': tokens})
 
 
 @dataclasses.dataclass(frozen=True)
 class Prefix:
-    """The settings of a prefix language model.
+    """Settings of the prefix LM objective.
 
     Attributes:
         density: mean fraction of the tokens of a segment in the targets, above 0 and at most 0.5.
@@ -68,7 +69,7 @@ class Prefix:
 
 
 def segment_length(inputs_length: int, targets_length: int, prefix: Prefix) -> int:
-    """Returns the maximum length of a segment whose prefix and rest, each with EOS, always fit.
+    """Returns the maximum segment length for which prefix and rest, each with EOS, always fit the feature lengths.
 
     Raises UserError if no segment of two tokens fits.
     """
@@ -86,16 +87,16 @@ def segment_length(inputs_length: int, targets_length: int, prefix: Prefix) -> i
 
 
 def min_prefix(length: int, prefix: Prefix) -> int:
-    """Returns the minimum prefix length, in tokens, of a segment with `length` tokens."""
+    """Returns the minimum number of prefix tokens in a segment of `length` tokens."""
     return min(length - 1, max(1, round((1 - 2 * prefix.density) * (length - 1))))
 
 
 def split(tokens: tf.Tensor, prefix: Prefix, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Splits a segment [n] int32, n >= 1, into (prefix, rest), without EOS. `seed` has [2] integers."""
+    """Splits a segment of [n] int32 ids, n >= 1, into (prefix, rest), without EOS. `seed` has [2] integers."""
     most = tf.size(tokens) - 1
     share = tf.cast(tf.round((1 - 2 * prefix.density) * tf.cast(most, tf.float32)), tf.int32)
     fewest = tf.minimum(most, tf.maximum(1, share))
-    # t5 draws from the first of six seeds.
+    # As in t5, the split is drawn with the first of six seeds.
     draw = tf.random.experimental.stateless_split(seed, 6)[0]
     size = tf.random.stateless_uniform([], draw, fewest, most + 1, tf.int32)
     return tokens[:size], tokens[size:]
@@ -108,10 +109,10 @@ def prefix_lm(
     prefix: Prefix = Prefix(),  # noqa: B008 (frozen)
     prompt: str = '',
 ) -> tf.data.Dataset:
-    """seqio preprocessor from documents {'targets': [n] int32 ids} to {'inputs', 'targets'} with EOS.
+    """seqio preprocessor that converts documents {'targets': [n] int32 ids} to {'inputs', 'targets'} with EOS.
 
-    `prompt` is a text before every prefix. The split depends only on seqio's map seed and the position of the example
-    in the stream. Raises UserError if the feature lengths are missing or too short.
+    `prompt` is a text to prepend to every prefix. The split depends only on seqio's map seed and the position of the
+    example in the stream. Raises UserError if the feature lengths are missing or too short.
     """
     if sequence_length is None:
         raise UserError("prefix LM got no feature lengths: set TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 512}")
@@ -126,4 +127,4 @@ def prefix_lm(
         return {'inputs': tf.concat([front, start, eos], 0), 'targets': tf.concat([rest, eos], 0)}
 
     cut = segments.join_and_split if prefix.join_documents else segments.split_documents
-    return split_segment(cut(segments.tokens(dataset), length))
+    return split_segment(cut(segments.extract_tokens(dataset), length))

@@ -4,14 +4,14 @@
     inputs   Thank you <M> inviting me to apple party last week </s>
     targets     _   _  for    _     _   _  your   _     _    _    _
 
-Of a segment of n tokens, round(15% of n), at least one, are predicted: 80% of them are replaced by the mask, 10% by a
-random token, and 10% are unchanged. Other targets are 0 (padding), so a loss over tokens that are not padding is the
-loss of the paper. The mask is the vocabulary's `mask_id` (BERT's [MASK]); T5's vocabularies have none and use the last
-id, <extra_id_0>. Pieces without text, such as [CLS], are not predicted.
+In each segment, 15% of the tokens (at least one) are predicted: 80% of these are replaced by the mask, 10% by a random
+token, and 10% are unchanged. Other targets are 0 (padding), so the loss over non-padding targets equals the paper's.
+The mask is the vocabulary's `mask_id` (BERT's [MASK]); T5's vocabularies use their last id, <extra_id_0>. Pieces
+without text, such as [CLS], are not predicted.
 
-With `whole_words` all pieces of a word are chosen together, as in BERT's later models: words in random order, until the
-next word would exceed the number (BERT's code skips that word and tries others). Differences from BERT: segments are
-joined across documents, and each epoch draws new masks (BERT's data has ten copies with different masks).
+With `whole_words`, all pieces of a word are selected together, as in later BERT models: words are selected in random
+order until the next word would exceed 15% (BERT's code skips this word and tries others). Differences from BERT:
+segments are joined across documents, and each epoch draws new masks (BERT's data has ten copies with different masks).
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.objectives import segments
 from remixer_tasks.vocabulary import sentinels
 
-# Number of special ids: padding, EOS and unknown.
+# Number of special ids in T5's vocabularies: padding, EOS and unknown.
 _SPECIAL = 3
 _WORD_START = '▁'
 
 
 @dataclasses.dataclass(frozen=True)
 class Masking:
-    """The settings of masking.
+    """Settings of masked language modelling.
 
     Attributes:
-        rate: fraction of the tokens of a segment that are predicted, above 0 and below 1.
-        masked: fraction of these that are replaced by the mask.
-        random: fraction of these that are replaced by a random token; the rest is unchanged.
-        whole_words: whether to predict all pieces of a word or none.
+        rate: fraction of tokens that are predicted, above 0 and below 1.
+        masked: fraction of predicted tokens that are replaced by the mask.
+        random: fraction of predicted tokens that are replaced by a random token; the rest is unchanged.
+        whole_words: whether to select all pieces of a word together.
     """
 
     rate: float = 0.15
@@ -57,17 +57,17 @@ class Masking:
             )
 
     def count(self, length: int) -> int:
-        """Returns the number of predicted tokens of a segment of `length` tokens; the maximum with whole words."""
+        """Returns the number of predicted tokens in a segment of `length` tokens, an upper bound for whole words."""
         return min(max(round(length * self.rate), 1), length)
 
 
-def choose(words: tf.Tensor, count: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Chooses the tokens to predict: `count` tokens, or whole words of at most `count` tokens, [n] bool.
+def choose_tokens(words: tf.Tensor, count: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """Selects the tokens to predict, [n] bool: `count` single tokens, or whole words with at most `count` tokens.
 
-    The first word that is drawn is always chosen.
+    At least one word is always selected, even if it has more than `count` tokens.
 
     Args:
-        words: [n] int32, the index of each token's word, from 0; n different indices choose single tokens.
+        words: [n] int32, the index of each token's word, from 0; if all indices differ, single tokens are selected.
         count: number of tokens.
         seed: [2] integers.
     """
@@ -82,18 +82,18 @@ def choose(words: tf.Tensor, count: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 def replace_tokens(
     tokens: tf.Tensor, chosen: tf.Tensor, masking: Masking, vocabulary: seqio.Vocabulary, seed: tf.Tensor
 ):
-    """Masks, replaces or keeps the chosen tokens of [n]. `seed` has [2] integers."""
+    """Masks, randomly replaces or keeps the chosen tokens in a segment of [n] ids. `seed` has [2] integers."""
     which, ids = tf.unstack(tf.random.experimental.stateless_split(seed, 2))
     draw = tf.random.stateless_uniform(tf.shape(tokens), which)
     ordinary = sentinels.ordinary_ids(vocabulary)
     random = tf.random.stateless_uniform(tf.shape(tokens), ids, _SPECIAL, ordinary, tf.int32)
     replaced = tf.where(draw < masking.masked + masking.random, random, tokens)
-    replaced = tf.where(draw < masking.masked, mask_of(vocabulary), replaced)
+    replaced = tf.where(draw < masking.masked, get_mask_id(vocabulary), replaced)
     return tf.where(chosen, replaced, tokens)
 
 
-def mask_of(vocabulary: seqio.Vocabulary) -> int:
-    """Returns the id of the mask. Raises UserError for a vocabulary that has none."""
+def get_mask_id(vocabulary: seqio.Vocabulary) -> int:
+    """Returns the id of the mask token. Raises UserError if the vocabulary has none."""
     if hasattr(vocabulary, 'mask_id'):
         return int(vocabulary.mask_id)
     first, count = sentinels.first_and_count(vocabulary)
@@ -103,7 +103,7 @@ def mask_of(vocabulary: seqio.Vocabulary) -> int:
 
 
 def word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
-    """Returns which pieces begin a word, [vocab_size] bool. Raises UserError for a vocabulary without pieces."""
+    """Returns whether each piece starts a word, [vocab_size] bool. Raises UserError if there are no pieces."""
     if hasattr(vocabulary, 'mask_id'):
         return np.array([not piece.startswith('##') for piece in vocabulary.words])
     if not hasattr(vocabulary, 'tokenizer'):
@@ -122,7 +122,7 @@ def masked_lm(
     output_features: Mapping[str, seqio.Feature],
     masking: Masking = Masking(),  # noqa: B008 (frozen)
 ) -> tf.data.Dataset:
-    """seqio preprocessor from documents {'targets': [n] int32 ids} to {'inputs', 'targets'}, both [length].
+    """seqio preprocessor that converts documents {'targets': [n] int32 ids} to {'inputs', 'targets'}, both [length].
 
     Inputs end with EOS; targets are the original ids of predicted tokens, and 0 elsewhere. Raises UserError if the
     feature lengths are missing or differ, and for a vocabulary without a sentinel.
@@ -138,7 +138,7 @@ def masked_lm(
         )
     length = sequence_length['inputs']
     vocabulary = output_features['targets'].vocabulary
-    mask_of(vocabulary)
+    get_mask_id(vocabulary)
     special = tf.constant(getattr(vocabulary, 'special_ids', ()), tf.int32)
     counts = [masking.count(size) for size in range(length)]
     starts = word_starts(vocabulary) if masking.whole_words else None
@@ -149,7 +149,7 @@ def masked_lm(
         if starts is not None:
             words = tf.cumsum(tf.cast(tf.gather(starts, tokens), tf.int32))
             words -= words[0]
-        chosen = choose(words, tf.constant(counts)[tf.size(tokens)], seeds[0])
+        chosen = choose_tokens(words, tf.constant(counts)[tf.size(tokens)], seeds[0])
         chosen &= ~tf.reduce_any(tokens[:, None] == special, axis=1)
         inputs = replace_tokens(tokens, chosen, masking, vocabulary, seeds[1])
         return {
@@ -157,4 +157,4 @@ def masked_lm(
             'targets': tf.concat([tf.where(chosen, tokens, 0), [0]], 0),
         }
 
-    return mask(segments.join_and_split(segments.tokens(dataset), length - 1))
+    return mask(segments.join_and_split(segments.extract_tokens(dataset), length - 1))

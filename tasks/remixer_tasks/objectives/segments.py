@@ -1,26 +1,26 @@
 """Splits the token ids of documents into segments, across documents or one document at a time.
 
-Every transformation supports tf.data's checkpoints (`Dataset.rebatch` and `Dataset.cache` do not), so that the position
-in the stream can be saved in a training checkpoint.
+All transformations support tf.data checkpoints, so that training checkpoints can store the position in the stream;
+`Dataset.rebatch` and `Dataset.cache` would not.
 """
 
 from __future__ import annotations
 
 from remixer_t5x.lazy import tf
 
-# Documents per graph call when joining; larger groups are faster if documents are single lines.
+# Number of documents per graph call when joining; larger groups are faster if documents are single lines.
 DOCUMENTS_PER_GROUP = 32
 
 
-def tokens(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Maps {'targets': [n] ids} to [n] ids."""
+def extract_tokens(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Maps examples {'targets': [n] ids} to [n] ids."""
     return dataset.map(lambda example: example['targets'])
 
 
 def join_and_split(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
     """Joins token vectors ([n] int32, n >= 0) across the whole stream and splits it into vectors of `length`.
 
-    No token is lost or reordered; the remainder of the stream is one shorter vector.
+    All tokens are used in order; the last vector of the stream may be shorter.
     """
 
     groups = documents.ragged_batch(DOCUMENTS_PER_GROUP).map(lambda group: (group.flat_values, False))
@@ -30,7 +30,7 @@ def join_and_split(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
         tokens, is_end = element
         stream = tf.concat([carry, tokens], 0)
         size = tf.size(stream)
-        # The remainder is a segment, unless it is empty.
+        # At the end of the stream, the remainder becomes a segment unless it is empty.
         piece = tf.where(is_end, tf.maximum(size, 1), length)
         whole = size // piece * piece
         return stream[whole:], tf.reshape(stream[:whole], [size // piece, piece])
@@ -42,7 +42,7 @@ def join_and_split(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
 def split_documents(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
     """Splits each document ([n] int32, n >= 0) into vectors of `length`; the last may be shorter.
 
-    An empty document has none.
+    An empty document yields no vector.
     """
 
     def pieces(tokens):

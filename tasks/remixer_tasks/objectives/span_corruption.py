@@ -1,25 +1,25 @@
 """T5's denoising objectives (Raffel et al. 2020), as tf.data transformations.
 
 Span corruption (section 3.1.4; t5's `span_corruption`): documents are joined without a separator and split into
-segments. In each segment, a random 15% of the tokens, in spans of 3 on average, is replaced by one sentinel per span.
-The targets are the hidden spans, each after its sentinel:
+segments. In each segment, random spans with 15% of the tokens, 3 tokens long on average, are each replaced by a
+sentinel. The targets are the hidden spans, each preceded by its sentinel:
 
     text     Thank you for inviting me to your party last week
     inputs   Thank you <X> me to your party <Y> week </s>
     targets  <X> for inviting <Y> last </s>
 
 Independent masking (section 3.2.2, "replace spans"; t5's `iid_denoising`): every token is hidden with probability
-`density`, independently of the others. A run of hidden tokens becomes one sentinel in the inputs, and a run of visible
-tokens one in the targets:
+`density`, independently of other tokens. Each run of hidden tokens becomes a sentinel in the inputs, and each run of
+visible tokens becomes a sentinel in the targets:
 
     inputs   Thank <X> for inviting <Y> your party last <Z> </s>
     targets  <X'> you <Y'> me to <Z'> week </s>
 
 With the same segment and seed, independent masks are bit-identical to t5's. Differences from T5:
-- Documents are joined across the whole stream, so only its end becomes a shorter example. T5 makes a shorter example
-  from the remainder of every group of documents, and uses one part of a document of more than 65,536 tokens.
-- Targets of span corruption that do not fit raise an error; T5 truncates them.
-- If a segment has more independent runs than the vocabulary has sentinels, later runs stay visible. t5 would use
+- Documents are joined across the whole stream, so only the last example of the stream is shorter. T5 creates a shorter
+  example at the end of every group of documents, and uses only a part of a document with more than 65,536 tokens.
+- Targets of span corruption that do not fit the feature length raise an error; T5 truncates such targets.
+- If a segment has more independent runs than the vocabulary has sentinels, later runs stay visible; t5 would use
   ordinary pieces as sentinels.
 """
 
@@ -36,10 +36,10 @@ from remixer_tasks.vocabulary import sentinels
 
 @dataclasses.dataclass(frozen=True)
 class Noise:
-    """The settings of span corruption.
+    """Settings of span corruption.
 
     Attributes:
-        density: fraction of the tokens of a segment that are hidden, between 0 and 1.
+        density: fraction of the tokens in a segment that are hidden, between 0 and 1.
         mean_span: mean length of a hidden span in tokens, at least 1.
     """
 
@@ -53,7 +53,7 @@ class Noise:
             raise UserError(f'mean noise span must be at least 1 token, got {self.mean_span}; T5 uses 3.0')
 
     def counts(self, length: int) -> tuple[int, int]:
-        """Returns (hidden tokens, hidden spans) of a segment of `length` tokens; a single token is not hidden."""
+        """Returns the numbers of (hidden tokens, spans) in a segment of `length` tokens; (0, 0) below 2 tokens."""
         if length < 2:
             return 0, 0
         hidden = min(max(round(length * self.density), 1), length - 1)
@@ -61,18 +61,18 @@ class Noise:
         return hidden, min(spans, hidden, length - hidden)
 
     def lengths(self, length: int) -> tuple[int, int]:
-        """Returns the lengths of (inputs, targets), with EOS, of a segment of `length` tokens."""
+        """Returns the lengths of (inputs, targets), with EOS, for a segment of `length` tokens."""
         hidden, spans = self.counts(length)
         return length - hidden + spans + 1, hidden + spans + 1
 
 
 def segment_length(inputs_length: int, targets_length: int, noise: Noise) -> int:
-    """Returns the largest segment, in tokens, whose inputs with EOS fit: 568 for T5's 512 inputs and 114 targets.
+    """Returns the maximum segment length whose inputs with EOS fit: 568 tokens for T5's 512 inputs and 114 targets.
 
     Raises UserError if the targets of such a segment do not fit `targets_length`.
     """
     length = 1
-    # The length of the inputs grows monotonically with that of the segment.
+    # The length of the inputs never decreases with the length of the segment.
     while noise.lengths(length + 1)[0] <= inputs_length:
         length += 1
     needed = noise.lengths(length)[1]
@@ -90,7 +90,7 @@ def segment_length(inputs_length: int, targets_length: int, noise: Noise) -> int
 
 
 def longest_segment(inputs_length: int, targets_length: int, noise: Noise, sentinels: int) -> int:
-    """Returns the largest segment, in tokens, whose inputs, targets and spans fit. Raises UserError if below 2."""
+    """Returns the maximum segment length whose inputs, targets and number of spans fit. Raises UserError if below 2."""
     if sentinels < 1:
         raise UserError('span corruption needs sentinels, and the vocabulary has none: set its extra_ids=100')
 
@@ -120,9 +120,9 @@ def _random_parts(items: tf.Tensor, parts: tf.Tensor, scores: tf.Tensor) -> tf.T
 
 
 def noise_mask(length: tf.Tensor, hidden: tf.Tensor, spans: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Draws a mask of hidden tokens, [length] bool: `spans` spans with `hidden` tokens in total.
+    """Draws a mask with `spans` spans of `hidden` tokens in total, [length] bool.
 
-    The first token is not hidden. Requires 1 <= spans <= min(hidden, length - hidden). `seed` has [2] integers.
+    The first token is never hidden. Requires 1 <= spans <= min(hidden, length - hidden). `seed` has [2] integers.
     """
     visible = length - hidden
     scores = tf.random.stateless_uniform([length - 2], seed)
@@ -133,14 +133,14 @@ def noise_mask(length: tf.Tensor, hidden: tf.Tensor, spans: tf.Tensor, seed: tf.
 
 
 def corrupt(tokens: tf.Tensor, mask: tf.Tensor, vocabulary: seqio.Vocabulary) -> dict[str, tf.Tensor]:
-    """Returns {'inputs', 'targets'}, int32 with EOS, of a segment [n] and its noise mask [n].
+    """Builds {'inputs', 'targets'}, int32 ids with EOS, from a segment [n] and its noise mask [n].
 
     Sentinels count down from the vocabulary's last id. mask[0] is False, so the sentinel of a span can replace the
     visible token before it in the targets.
     """
     last, _ = sentinels.first_and_count(vocabulary)
     eos = [vocabulary.eos_id]
-    # Whether a span starts at the next token.
+    # True for tokens directly before a span.
     before = ~mask & tf.concat([mask[1:], [False]], 0)
     targets = tf.where(before, last + 1 - tf.cumsum(tf.cast(before, tf.int32)), tokens)
     return {
@@ -156,13 +156,13 @@ def span_corruption(
     noise: Noise = Noise(),  # noqa: B008 (frozen)
     prompt: str | None = None,
 ) -> tf.data.Dataset:
-    """seqio preprocessor from documents {'targets': [n] int32 ids} to {'inputs', 'targets'} with EOS.
+    """seqio preprocessor that converts documents {'targets': [n] int32 ids} to {'inputs', 'targets'} with EOS.
 
     All examples have the lengths of `noise.lengths(segment_length(...))`, except the last of a finite dataset. The
-    hidden spans depend only on seqio's map seed and the position of the example in the stream. `prompt` is a text
-    before the inputs, as in UL2; segments then have the maximum length (`longest_segment`), because several denoisers
-    share the feature lengths. Without a prompt, raises UserError if the noise does not fit the feature lengths or the
-    vocabulary.
+    hidden spans depend only on seqio's map seed and the position of the example in the stream. `prompt` is a text to
+    prepend to the inputs, as in UL2; segments then have the length `longest_segment`, because denoisers with different
+    noise share the feature lengths. Without a prompt, raises UserError if the noise does not fit the feature lengths or
+    the vocabulary.
     """
     if sequence_length is None:
         raise UserError("span corruption needs lengths: set TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 114}")
@@ -189,7 +189,7 @@ def span_corruption(
         example = corrupt(tokens, mask, vocabulary)
         return {**example, 'inputs': tf.concat([front, example['inputs']], 0)} if front else example
 
-    return hide(segments.join_and_split(segments.tokens(dataset), length))
+    return hide(segments.join_and_split(segments.extract_tokens(dataset), length))
 
 
 def iid_noise_mask(length: tf.Tensor, density: float, seed: tf.Tensor) -> tf.Tensor:
@@ -199,14 +199,14 @@ def iid_noise_mask(length: tf.Tensor, density: float, seed: tf.Tensor) -> tf.Ten
 
 
 def runs_to_sentinels(tokens: tf.Tensor, mask: tf.Tensor, last_id: int) -> tf.Tensor:
-    """Replaces each run of True in the mask [n] by one id, counting down from `last_id`; returns [m <= n] ids."""
+    """Replaces each run of True in the mask [n] by an id that counts down from `last_id`; returns [m <= n] ids."""
     starts = mask & ~tf.concat([[False], mask[:-1]], 0)
     marked = tf.where(starts, last_id + 1 - tf.cumsum(tf.cast(starts, tf.int32)), tokens)
     return tf.boolean_mask(marked, starts | ~mask)
 
 
 def _limit_runs(mask: tf.Tensor, sentinel_count: int) -> tf.Tensor:
-    """Returns the mask with at most `sentinel_count` runs of False, and therefore about as many runs of True."""
+    """Unmasks later runs so that at most `sentinel_count` runs of False, and about as many runs of True, remain."""
     visible_starts = ~mask & tf.concat([[True], mask[:-1]], 0)
     return mask & (tf.cumsum(tf.cast(visible_starts, tf.int32)) < sentinel_count)
 
@@ -217,9 +217,9 @@ def iid_denoising(
     output_features: Mapping[str, seqio.Feature],
     density: float = 0.15,
 ) -> tf.data.Dataset:
-    """seqio preprocessor from documents {'targets': [n] int32 ids} to {'inputs', 'targets'} with EOS.
+    """seqio preprocessor that converts documents {'targets': [n] int32 ids} to {'inputs', 'targets'} with EOS.
 
-    Targets have a random length and are truncated to the feature's length, as in t5. Raises UserError if the feature
+    Targets have random lengths and are truncated to the feature length, as in t5. Raises UserError if the feature
     lengths are missing or too short, and for a vocabulary with fewer than two sentinels.
     """
     if sequence_length is None or sequence_length['inputs'] < 3:
@@ -239,4 +239,4 @@ def iid_denoising(
             'targets': tf.concat([targets, eos], 0),
         }
 
-    return hide(segments.join_and_split(segments.tokens(dataset), sequence_length['inputs'] - 1))
+    return hide(segments.join_and_split(segments.extract_tokens(dataset), sequence_length['inputs'] - 1))

@@ -1,16 +1,14 @@
 """The denoisers of UL2 (Tay et al. 2023, arXiv:2205.05131, section 3.1.2 and table 1) and of UL2R.
 
-R, regular:  span corruption as in T5, spans of 3 or 8 tokens on average, 15% of a segment.
-X, extreme:  long spans (64) or a high rate (50%), or both.
-S, sequential: a prefix LM whose targets are 25% of a segment on average.
+R, regular: span corruption as in T5, with spans of 3 or 8 tokens on average and 15% of the tokens hidden. X, extreme:
+long spans (64) or a high rate (50%), or both. S, sequential: a prefix LM whose targets are 25% of a segment on average.
 
-A prompt before the inputs names the denoiser: [R], [X], [S] in the paper, and [NLU], [NLG], [S2S] for UL2's
+A prompt before the inputs identifies the denoiser: [R], [X], [S] in the paper, and [NLU], [NLG], [S2S] in UL2's
 checkpoints. All seven denoisers are equally frequent. UL2R (Tay et al. 2022, arXiv:2210.11399, section 3) continues
-training from another checkpoint with half S, a quarter R, a quarter X.
+training from another checkpoint with 50% S, 25% R and 25% X.
 
-As in t5's masks, the number of spans is fixed by their mean length (the paper draws lengths around the mean). Segments
-are as long as inputs, targets and the vocabulary's sentinels allow; the paper's code uses pieces as sentinels if there
-are too few.
+As in t5, the number of spans is computed from the mean length (the paper draws lengths around the mean). Segments are
+as long as inputs, targets and the number of sentinels allow; the paper's code uses ordinary pieces as extra sentinels.
 """
 
 from __future__ import annotations
@@ -28,12 +26,12 @@ PROMPTS = {REGULAR: '[NLU]', EXTREME: '[NLG]', SEQUENTIAL: '[S2S]'}
 
 @dataclasses.dataclass(frozen=True)
 class Denoiser:
-    """One denoiser of the mixture.
+    """A denoiser of the UL2 mixture.
 
     Attributes:
         kind: 'r', 'x' or 's'.
         how: the noise, or the prefix for 's'.
-        rate: frequency relative to the other denoisers.
+        rate: sampling rate relative to the other denoisers.
     """
 
     kind: str
@@ -42,7 +40,7 @@ class Denoiser:
 
     @property
     def name(self) -> str:
-        """Name for tasks, metrics and files, such as r_span3_rate15."""
+        """Name used in tasks, metrics and files, such as r_span3_rate15."""
         density = f'rate{100 * self.how.density:g}'.replace('.', '_')
         span = '' if isinstance(self.how, Prefix) else f'span{self.how.mean_span:g}_'.replace('.', '_')
         return f'{self.kind}_{span}{density}'
@@ -66,17 +64,17 @@ UL2R = (
 
 
 def denoisers(rows: Any = None) -> tuple[Denoiser, ...]:
-    """Returns the paper's seven for None, UL2R's for 'ul2r', or those of rows (kind, mean span, density, rate).
+    """Returns UL2's denoisers for None, UL2R's for 'ul2r', or denoisers from rows (kind, mean span, density, rate).
 
-    A row's mean span is None for 's', as in [('r', 3, 0.15, 1), ('s', None, 0.25, 1)]. Raises UserError for other rows.
+    The mean span of kind 's' is None, as in [('r', 3, 0.15, 1), ('s', None, 0.25, 1)]. Invalid rows raise UserError.
     """
     if rows is None or rows == 'ul2':
         return SEVEN
     if rows == 'ul2r':
         return UL2R
-    hint = "give 'ul2', 'ul2r', or rows such as ('r', 3, 0.15, 1.0) and ('s', None, 0.25, 1.0)"
+    hint = "use 'ul2', 'ul2r', or rows such as ('r', 3, 0.15, 1.0) and ('s', None, 0.25, 1.0)"
     try:
-        chosen = tuple(_denoiser(*row) for row in rows)
+        chosen = tuple(_parse_denoiser(*row) for row in rows)
     except (TypeError, ValueError) as error:
         if isinstance(error, UserError):
             raise
@@ -86,7 +84,7 @@ def denoisers(rows: Any = None) -> tuple[Denoiser, ...]:
     return chosen
 
 
-def _denoiser(kind: str, span: float | None, share: float, rate: float) -> Denoiser:
+def _parse_denoiser(kind: str, span: float | None, share: float, rate: float) -> Denoiser:
     if kind not in PROMPTS or (kind == SEQUENTIAL) != (span is None) or not rate > 0:
         raise ValueError(kind)
     how = Prefix(share, join_documents=True) if span is None else Noise(share, span)

@@ -1,6 +1,6 @@
-"""GPT-2's byte-level byte-pair encoding (Radford et al. 2019, section 2.2), from the files of its tokenizer.
+"""GPT-2's byte-level byte-pair encoding (Radford et al. 2019, section 2.2), loaded from tokenizer files.
 
-A text is split into words, each with the space before it. Pairs in a word are merged in the order in which they were
+A text is split into words with their preceding space. Pairs in a word are merged in the order in which they were
 learned. Ids are GPT-2's plus one, because id 0 is padding.
 """
 
@@ -21,7 +21,7 @@ from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.errors import UserError
 
 VOCABULARY, MERGES, BOTH = 'vocab.json', 'merges.txt', tokenizer_files.TOKENIZER
-# The settings of tokenizer.json that this module implements, by component.
+# The settings in tokenizer.json that this module supports, by component.
 _MODEL: dict[str, Any] = {
     'type': 'BPE',
     'dropout': None,
@@ -31,17 +31,18 @@ _MODEL: dict[str, Any] = {
 _MODEL |= {'byte_fallback': (None, False), 'ignore_merges': (None, False)}
 _PRE_TOKENIZER = {'type': 'ByteLevel', 'add_prefix_space': False, 'use_regex': (None, True)}
 _CONFIG = {'add_prefix_space': (None, False), 'add_bos_token': (None, False)}
-# Splits words by the kind of each character: letters, numbers, the space, other white space, and the rest.
+# Matches words in a text of character classes: letters (L), numbers (N), the space (_), other white space (S), and
+# others (O).
 _WORD = re.compile(r'_?L+|_?N+|_?O+|[_S]+(?![^_S])|[_S]+')
 _ENDING = re.compile(r"'(?:s|t|re|ve|m|ll|d)")
 
-# Unicode's White_Space without the space; str.isspace() has four more control characters.
+# Unicode's White_Space without the space; str.isspace() also accepts four control characters.
 _WHITE_SPACE = frozenset(
     '\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000' + ''.join(map(chr, range(0x2000, 0x200B)))
 )
 
 
-def _kind(character: str) -> str:
+def _character_class(character: str) -> str:
     if character == ' ':
         return '_'
     if character in _WHITE_SPACE:
@@ -51,9 +52,9 @@ def _kind(character: str) -> str:
 
 def words(text: str) -> Iterator[str]:
     """Splits a text into GPT-2's words."""
-    kinds, place = ''.join(map(_kind, text)), 0
+    classes, place = ''.join(map(_character_class, text)), 0
     while place < len(text):
-        word = _ENDING.match(text, place) or _WORD.match(kinds, place)
+        word = _ENDING.match(text, place) or _WORD.match(classes, place)
         assert word is not None
         yield text[place : word.end()]
         place = word.end()
@@ -61,17 +62,17 @@ def words(text: str) -> Iterator[str]:
 
 @functools.cache
 def byte_letters() -> tuple[str, ...]:
-    """Returns the letter for each byte in the tokenizer's files: the byte's own character if it is printable."""
+    """Returns the character that represents each byte in the tokenizer's files; printable bytes are unchanged."""
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return tuple(chr(byte) if byte in printed else chr(next(others)) for byte in range(256))
 
 
 class BytePairs(Vocabulary):
-    """The vocabulary in the folder of a GPT-2 tokenizer. Its files are read at first use.
+    """The vocabulary of a GPT-2 tokenizer; the files are read at first use.
 
     Attributes:
-        folder: folder with tokenizer.json, or with vocab.json and merges.txt. Added tokens and settings are also read
+        folder: folder with tokenizer.json, or with vocab.json and merges.txt; added tokens and settings are also read
             from tokenizer_config.json and added_tokens.json.
         end_id: GPT-2's id of <|endoftext|>; `eos_id` is one more.
     """
@@ -82,7 +83,7 @@ class BytePairs(Vocabulary):
 
     @functools.cached_property
     def _files(self) -> tuple[dict[str, int], dict[tuple[str, ...], int], dict[str, int]]:
-        """GPT-2's id of each piece, the rank of each pair, and GPT-2's id of each added token."""
+        """Returns GPT-2's id of each piece, the rank of each pair, and GPT-2's id of each added token."""
         folder = pathlib.Path(self.folder)
         if (folder / BOTH).is_file():
             tokenizer = untrusted_files.read_object(folder / BOTH)
@@ -96,7 +97,7 @@ class BytePairs(Vocabulary):
             pieces = untrusted_files.read_object(folder / VOCABULARY)
             merges = untrusted_files.read_text(folder / MERGES).split('\n')
         else:
-            raise UserError(f'{folder} has neither {VOCABULARY} and {MERGES} nor {BOTH}; use the folder of a GPT-2')
+            raise UserError(f'{folder} must contain {BOTH}, or {VOCABULARY} and {MERGES}; use the folder of a GPT-2')
         if not isinstance(pieces, dict) or not isinstance(merges, list) or not pieces:
             raise UserError(f'{folder} has no byte pairs in its tokenizer; use the folder of a GPT-2')
         tokenizer_files.check_settings(
@@ -117,7 +118,7 @@ class BytePairs(Vocabulary):
 
     @functools.cached_property
     def _pieces(self) -> list[bytes]:
-        """The bytes of each id, empty for padding and the end token."""
+        """The bytes of each id; empty for padding and the end token."""
         byte_of_letter = {letter: byte for byte, letter in enumerate(byte_letters())}
         pieces, _, added = self._files
         texts = [b''] * (1 + len({**pieces, **added}))
@@ -129,7 +130,7 @@ class BytePairs(Vocabulary):
 
     @property
     def token_texts(self) -> list[bytes]:
-        """The bytes of each id, for bits per byte and stop strings."""
+        """The bytes of each id, used for bits per byte and stop strings."""
         return self._pieces
 
     @property
@@ -151,8 +152,8 @@ class BytePairs(Vocabulary):
                 continue
             for word in words(part):
                 spelled = ''.join(letters[byte] for byte in word.encode())
-                # Long words rarely repeat, so they are not cached.
-                merged = self._cached_merge(spelled) if len(spelled) < 100 else self._merge(spelled)
+                # Long words are not cached, because they rarely repeat.
+                merged = self._merge_cached(spelled) if len(spelled) < 100 else self._merge(spelled)
                 ids += [pieces.get(piece, self.end_id) + 1 for piece in merged]
         return ids
 
@@ -161,7 +162,7 @@ class BytePairs(Vocabulary):
         return [index - 1 for index in self.encode(text)]
 
     @functools.lru_cache(maxsize=2**16)  # noqa: B019 (a vocabulary lives as long as its process)
-    def _cached_merge(self, word: str) -> list[str]:
+    def _merge_cached(self, word: str) -> list[str]:
         return self._merge(word)
 
     @functools.cached_property
@@ -169,7 +170,7 @@ class BytePairs(Vocabulary):
         return tokenizer_files.make_splitter(self._files[2])
 
     def _merge(self, word: str) -> list[str]:
-        """Splits a word into pieces in O(n log n), with a heap of pairs by rank and position, and linked lists."""
+        """Splits a word into pieces in O(n log n), using a heap of pairs, by rank and position, and linked lists."""
         ranks, parts = self._files[1], list(word)
         before, after = list(range(-1, len(word) - 1)), list(range(1, len(word) + 1))
         heap = [(ranks[pair], place) for place, pair in enumerate(itertools.pairwise(parts)) if pair in ranks]
@@ -205,5 +206,5 @@ class BytePairs(Vocabulary):
 
     @property
     def words(self) -> list[str]:
-        """The pieces by id, for the record of a checkpoint."""
+        """The pieces by id, as hexadecimal bytes, which checkpoints record."""
         return [piece.hex() for piece in self._pieces]

@@ -1,8 +1,8 @@
-"""Vocabularies of a Hugging Face `tokenizer.json`, run by the library `tokenizers`.
+"""Vocabulary of a Hugging Face `tokenizer.json`, which the library `tokenizers` runs.
 
 A malicious file can make the library abort, panic or hang. Therefore only the components in `ALLOWED` are accepted,
-with bounded texts and known regular expressions. Padding and truncation are removed. A child process with a time limit
-parses and tries the file before this process parses it.
+with bounded texts and known regular expressions, and a child process with a time limit tests the file before this
+process loads it. Padding and truncation are removed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.errors import UserError, reason
 
-# Accepted types for each component of the file.
+# Accepted types of each component of the file.
 ALLOWED = {
     'model': 'BPE Unigram WordPiece WordLevel',
     'normalizer': 'Sequence NFC NFD NFKC NFKD Lowercase Strip StripAccents Prepend Replace BertNormalizer',
@@ -45,7 +45,7 @@ REGEXES = frozenset({
 # Maximum length of a text, largest number, and maximum nesting of sequences.
 MAX_TEXT, MAX_ID, MAX_DEPTH = 1000, 10_000_000, 8
 TIME_LIMIT = 60
-# Runs in the child process: the ids of a text with and without the special tokens that the file adds.
+# The child process prints the ids of a text with and without the special tokens that the file adds.
 _TRIAL = """
 import json, sys
 from tokenizers import Tokenizer
@@ -63,11 +63,13 @@ class HuggingFaceTokenizer(Vocabulary):
     """
 
     def __init__(self, path: str, end: str | None = None, shifted: bool = False):
-        """Args:
-        path: a tokenizer.json. Its folder may have a tokenizer_config.json.
-        end: the end token, such as '</s>'; None uses the token that the file adds after a text, or `eos_token` of
-            tokenizer_config.json.
-        shifted: whether to add 1 to the ids, for files in which id 0 is not padding.
+        """Stores the arguments; the file is read at first use.
+
+        Args:
+            path: a tokenizer.json; tokenizer_config.json is read from the same folder.
+            end: the end token, such as '</s>'; None uses the token that the file adds after a text, or `eos_token` of
+                tokenizer_config.json.
+            shifted: whether to add 1 to the ids, for files in which id 0 is not padding.
         """
         super().__init__()
         self._path, self._end, self._shift = os.path.expanduser(path), end, int(shifted)
@@ -82,7 +84,7 @@ class HuggingFaceTokenizer(Vocabulary):
 
     @functools.cached_property
     def words(self) -> tuple[str, ...]:
-        """Pieces by id; '' for an id without a piece."""
+        """Pieces by id, with '' for unused ids."""
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
         pieces = [''] * (max(ids.values()) + 1 + self._shift)
         for piece, index in ids.items():
@@ -104,7 +106,7 @@ class HuggingFaceTokenizer(Vocabulary):
         end = end.get('content') if isinstance(end, dict) else end
         index = self._tokenizer.token_to_id(end) if isinstance(end, str) else None
         if index is None:
-            raise UserError(f'{self._path} has no end token {end!a:.60}; give vocabularies.huggingface_tokenizer.end')
+            raise UserError(f'{self._path} has no end token {end!a:.60}; set vocabularies.huggingface_tokenizer.end')
         return int(index) + self._shift
 
     @property
@@ -130,7 +132,7 @@ class HuggingFaceTokenizer(Vocabulary):
 
     @property
     def token_bytes(self) -> np.ndarray:
-        """The number of bytes of each id's text, [ids] int32."""
+        """The number of text bytes of each id, [ids] int32."""
         byte_level = 'ByteLevel' in str(json.loads(self._tokenizer.to_str()).get('decoder'))
         counts = [
             0 if index in self.special_ids
@@ -148,11 +150,11 @@ class HuggingFaceTokenizer(Vocabulary):
     def encode(self, text: str) -> list[int]:
         _, before, _ = self._loaded
         ids = [*before, *self.huggingface_ids(text)]
-        # Id 0 is padding and must not be in a text.
+        # Id 0 is padding, so it is removed from texts.
         return [index + self._shift for index in ids if index + self._shift]
 
     def huggingface_ids(self, text: str) -> list[int]:
-        """Returns the file's ids of a text, without the special tokens that it puts around a text."""
+        """Returns the ids in the file's numbering, without special tokens."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def _decode(self, ids: Sequence[int]) -> str:
@@ -165,14 +167,14 @@ class HuggingFaceTokenizer(Vocabulary):
 
     @property
     def file_ids(self) -> dict[str, int] | None:
-        """The file's ids of padding and of the first and last token of a text; None if our ids are not shifted."""
+        """The file's ids of padding and of the first and last token of a text, or None if ids are not shifted."""
         roles = {'pad': self._special.get('[PAD]', self._special.get('<pad>')), 'cls': self.bos_id, 'sep': self.eos_id}
         is_complete = self._shift and None not in roles.values()
         return {role: index - 1 for role, index in roles.items() if index} if is_complete else None
 
     @property
     def special_names(self) -> dict[str, str]:
-        """The special tokens by their names in tokenizer_config.json."""
+        """The special tokens, by their keys in tokenizer_config.json."""
         roles = {'pad_token': ('[PAD]', '<pad>'), 'unk_token': ('[UNK]', '<unk>'), 'mask_token': ('[MASK]', '<mask>')}
         names = {role: name for role, choices in roles.items() for name in choices if name in self._special}
         first = {} if self.bos_id is None else {'cls_token': self.words[self.bos_id]}
@@ -180,7 +182,7 @@ class HuggingFaceTokenizer(Vocabulary):
 
     @property
     def saved_settings(self) -> dict[str, Any]:
-        """The arguments, besides the path, with which the saved file gives this vocabulary."""
+        """The arguments, besides the path, that restore this vocabulary from the saved file."""
         return {'end': self.words[self.eos_id], 'shifted': bool(self._shift)}
 
     def __eq__(self, other: object) -> bool:
@@ -191,7 +193,7 @@ class HuggingFaceTokenizer(Vocabulary):
 
 
 def load(path: str) -> tuple[Any, list[int], list[int]]:
-    """Returns the tokenizer, and the ids that it puts before and after a text.
+    """Returns the tokenizer, and the special ids that the tokenizer adds before and after a text.
 
     Raises UserError if the library is missing, if the file has other components than ALLOWED, or if the library cannot
     parse it in the child process within TIME_LIMIT seconds.
@@ -224,12 +226,12 @@ def load(path: str) -> tuple[Any, list[int], list[int]]:
 
 
 def check_components(content: dict[str, Any], path: str) -> dict[str, Any]:
-    """Returns the parts of a tokenizer.json that are run. Raises UserError for a part that is not allowed."""
+    """Returns the supported parts of a tokenizer.json. Raises UserError if a component is not allowed."""
     for place, allowed in ALLOWED.items():
         for component in _components(content.get(place)):
             kind = component.get('type')
             if place == 'model' and kind is None:
-                # Older files do not name it.
+                # Older files do not specify the type of the model.
                 kind = 'BPE' if 'merges' in component else 'WordPiece'
             if kind not in allowed.split():
                 raise UserError(f'{path}: {place} must be one of {allowed.replace(" ", ", ")}, got {kind!a:.60}')
@@ -262,7 +264,7 @@ def check_components(content: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def _components(part: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
-    """Yields a component, and those of a Sequence."""
+    """Yields a component and, for a Sequence, its nested components."""
     if part is None:
         return
     part = part if isinstance(part, dict) and depth < MAX_DEPTH else {'type': str(part)}
@@ -273,7 +275,7 @@ def _components(part: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
 
 
 def _is_small(value: Any, depth: int = 0) -> bool:
-    """Returns whether texts and lists in a setting have at most MAX_TEXT items, and numbers are at most MAX_ID."""
+    """Returns whether texts and lists in a setting have at most MAX_TEXT items and numbers are at most MAX_ID."""
     if isinstance(value, dict | list):
         items = [*value, *value.values()] if isinstance(value, dict) else value
         return depth < MAX_DEPTH and len(items) <= MAX_TEXT and all(_is_small(item, depth + 1) for item in items)

@@ -1,7 +1,7 @@
 """SentencePiece vocabularies, loaded or trained at first use.
 
-A unigram model is trained on a corpus once: the same corpus and settings give the same file. Normalisation is
-SentencePiece's default (NFKC, runs of white space become one space), as in T5's model.
+A unigram model is trained once per corpus and settings, and cached. Training is deterministic. Normalization is
+SentencePiece's default (NFKC, and white space is collapsed), as in T5's model.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from remixer_tasks.vocabulary import sentinels
 SAMPLE_CHARACTERS = 20_000_000
 # SentencePiece skips sentences of more than 4,192 bytes, so longer lines are cut.
 LINE_CHARACTERS = 1000
-# Fixed, because the sums of the EM steps depend on the number of threads.
+# The number is fixed, because the sums in the EM steps depend on the number of threads.
 THREADS = 4
-# In every vocabulary, because labels of tasks contain them ('not_entailment').
+# Every trained vocabulary contains these characters, because labels of tasks use them ('not_entailment').
 REQUIRED = string.digits + string.ascii_letters + string.punctuation
 _PROTO: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]  # made at run time
 _PIECE = _PROTO.SentencePiece
 _SPECIAL = {'<pad>': _PIECE.CONTROL, '</s>': _PIECE.CONTROL, '<s>': _PIECE.CONTROL}
-# The steps of a tokenizer.json that SentencePiece has too.
+# The steps of a tokenizer.json that SentencePiece also performs.
 _METASPACE = {'type': 'Metaspace', 'replacement': '▁', 'prepend_scheme': 'always'}
 _NORMALIZERS = (
     {'type': 'Replace', 'pattern': {'Regex': ' {2,}'}, 'content': '▁'},
@@ -53,12 +53,12 @@ _NORMALIZERS = (
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The settings of a trained model.
+    """Settings for training a SentencePiece model.
 
     Attributes:
-        pieces: ids without sentinels, including padding, EOS and unknown.
-        character_coverage: share of the text's characters that get a piece.
-        at_most: uses fewer pieces if the text does not allow more.
+        pieces: number of ids without sentinels, including padding, EOS and unknown.
+        character_coverage: fraction of the text's characters that have a piece.
+        at_most: whether to use fewer pieces if the text is too small for `pieces`.
     """
 
     pieces: int
@@ -77,7 +77,7 @@ def ensure_trained(corpus: Corpus, settings: Settings) -> Path:
     """Trains the model unless it is in the cache. Raises UserError if the text is too small."""
     path = model_path(corpus, settings)
     if not path.exists():
-        sample = list(_lines(corpus.training_documents()))
+        sample = list(_sample_lines(corpus.training_documents()))
         characters = sum(map(len, sample))
         notice = Notice(
             f'training a vocabulary of {settings.pieces} pieces on {characters / 1e6:.1f} M characters of {corpus.name}'
@@ -96,17 +96,17 @@ def check(model: bytes) -> None:
             raise ValueError('it has no pieces')
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     except Exception as error:
-        # Among others, protobuf's DecodeError and RuntimeError.
+        # Possible errors include protobuf's DecodeError and RuntimeError.
         raise ValueError(f'this is not a SentencePiece model ({reason(error)})') from error
     if not processor.IsControl(0) or processor.eos_id() <= 0:
         raise ValueError(
-            f'id 0 is {processor.IdToPiece(0)!a:.40} and eos_id is {processor.eos_id()}, and id 0 must be padding and '
+            f'id 0 is {processor.IdToPiece(0)!a:.40} and eos_id is {processor.eos_id()}, but id 0 must be padding and '
             'eos_id above it (train the model with --pad_id=0 --eos_id=1 --unk_id=2)'
         )
 
 
 def sentinels_in(model: bytes) -> int:
-    """Returns the number of sentinels at the end of a SentencePiece model's own pieces."""
+    """Returns the number of sentinels among the last pieces of a SentencePiece model."""
     return sentinels.count_trailing([piece.piece for piece in _PROTO.FromString(model).pieces[-1000:]])
 
 
@@ -128,11 +128,11 @@ def _train(sample: list[str], settings: Settings) -> bytes:
             minloglevel=2,
         )
     except RuntimeError as error:
-        # SentencePiece names the largest number of pieces that the text allows.
+        # SentencePiece's message contains the largest number of pieces that the text allows.
         limit = re.search(r'<= ?(\d+)', str(error))
         if limit is None:
             raise UserError(
-                f'SentencePiece cannot train {settings.pieces} pieces on this text ({reason(error)}): '
+                f'SentencePiece cannot train {settings.pieces} pieces on this text ({reason(error)}); '
                 'try another VOCAB_SIZE, or VOCABULARY = @vocabularies.byte()'
             ) from error
         most = int(limit[1])
@@ -145,8 +145,8 @@ def _train(sample: list[str], settings: Settings) -> bytes:
     return writer.getvalue()
 
 
-def _lines(documents: Iterator[str]) -> Iterator[str]:
-    """Lines of the first documents, cut to the lengths that SentencePiece accepts."""
+def _sample_lines(documents: Iterator[str]) -> Iterator[str]:
+    """Yields the lines of the first documents, cut to lengths that SentencePiece accepts."""
     characters = 0
     for document in documents:
         for line in document.splitlines():
@@ -158,32 +158,32 @@ def _lines(documents: Iterator[str]) -> Iterator[str]:
 
 
 class SentencePiece(Vocabulary):
-    """The pieces of a SentencePiece model, which is read at first use, and `extra_ids` sentinels, <extra_id_0> last.
+    """Vocabulary of a SentencePiece model, loaded at first use, followed by `extra_ids` sentinels, <extra_id_0> last.
 
-    <extra_id_N> in a text is always a sentinel; the texts before and after it are encoded separately.
-    Two vocabularies of the same file with the same sentinels are equal.
+    <extra_id_N> in a text is always a sentinel; the texts before and after it are encoded separately. Vocabularies with
+    the same file and the same number of sentinels are equal.
     """
 
     def __init__(self, sentencepiece_model_file: str, extra_ids: int = 0):
         super().__init__(extra_ids)
         self.sentencepiece_model_file = sentencepiece_model_file
 
-    def _model(self) -> Model:
+    def _model(self) -> LoadedModel:
         return _load(self.sentencepiece_model_file, self.extra_ids)
 
     @property
     def tokenizer(self) -> sentencepiece.SentencePieceProcessor:
-        """The processor of the library, with the sentinels as pieces."""
+        """The SentencePiece processor, with the sentinels as pieces."""
         return self._model().processor
 
     @property
     def sp_model(self) -> bytes:
-        """The model with the sentinels as pieces."""
+        """The serialized model, with the sentinels as pieces."""
         return self._model().content
 
     @property
     def sentinels(self) -> int:
-        """The number of sentinels: `extra_ids`, or those that are pieces of the model, as mT5 has them."""
+        """The number of sentinels: `extra_ids`, or the number of sentinels in the model's own pieces, as in mT5."""
         return self.extra_ids or sentinels_in(self.sp_model)
 
     @property
@@ -203,24 +203,26 @@ class SentencePiece(Vocabulary):
         return self.tokenizer.GetPieceSize()
 
     def encode(self, text: str) -> list[int]:
-        return self.tokenizer.EncodeAsIds(re.sub(*self._separated, text) if self.extra_ids else text)
+        return self.tokenizer.EncodeAsIds(re.sub(*self._separate_sentinels, text) if self.extra_ids else text)
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.DecodeIds(list(ids))
 
     @property
     def tf_tokenizer(self) -> Any:
-        """The tokenizer of TensorFlow Text, whose operation a graph can contain."""
+        """The TensorFlow Text tokenizer, which can be used in a tf.data graph."""
         return tf_text.SentencepieceTokenizer(model=self.sp_model)
 
     def encode_tf(self, text: tf.Tensor) -> tf.Tensor:
-        return self.tf_tokenizer.tokenize(tf.strings.regex_replace(text, *self._separated) if self.extra_ids else text)
+        return self.tf_tokenizer.tokenize(
+            tf.strings.regex_replace(text, *self._separate_sentinels) if self.extra_ids else text
+        )
 
     @property
-    def _separated(self) -> tuple[str, str]:
-        """A pattern and a replacement that adds a space on both sides of each sentinel.
+    def _separate_sentinels(self) -> tuple[str, str]:
+        """A pattern and a replacement that surround each sentinel with spaces.
 
-        The first space is part of the sentinel's piece. After the second, SentencePiece begins a word.
+        The first space is part of the sentinel's piece. After the second space, SentencePiece starts a word.
         """
         return sentinels.pattern(self.extra_ids), r' <extra_id_\1> '
 
@@ -236,41 +238,44 @@ class SentencePiece(Vocabulary):
 
 
 class TrainedPieces(SentencePiece):
-    """A SentencePiece vocabulary whose model file is trained on a corpus when it is first needed."""
+    """A SentencePiece vocabulary whose model is trained on a corpus at first use."""
 
     def __init__(self, corpus: Corpus, settings: Settings, extra_ids: int):
         self._corpus = corpus
         self._settings = settings
         super().__init__(str(model_path(corpus, settings)), extra_ids=extra_ids)
 
-    def _model(self) -> Model:
+    def _model(self) -> LoadedModel:
         if not os.path.exists(self.sentencepiece_model_file):
-            # seqio needs the model while tracing a graph; reading the documents requires eager execution.
+            # seqio needs the model while tracing a graph, but reading the documents requires eager execution.
             with tf.init_scope():
                 ensure_trained(self._corpus, self._settings)
         return super()._model()
 
 
-class Model(NamedTuple):
-    """A SentencePiece model: the library's processor, and the content of its file, both with sentinels as pieces."""
+class LoadedModel(NamedTuple):
+    """A loaded SentencePiece model: the processor and the serialized model, both with sentinels as pieces."""
 
     processor: sentencepiece.SentencePieceProcessor
     content: bytes
 
 
-# Several threads may load a model at the same time, which is not thread-safe.
+# The lock serializes loading, because several threads may load a model at the same time.
 _LOADING = threading.Lock()
 
 
-def _load(path: str, extra_ids: int) -> Model:
+def _load(path: str, extra_ids: int) -> LoadedModel:
     with _LOADING:
-        return _load_once(path, extra_ids)
+        return _load_cached(path, extra_ids)
 
 
 @functools.lru_cache(maxsize=16)
-def _load_once(path: str, extra_ids: int) -> Model:
-    """Raises UserError if `path` has no SentencePiece model, or one with sentinels although `extra_ids` is not 0."""
-    hint = 'give a local file: --gin.vocabularies.sentencepiece.path=/path/to/sentencepiece.model'
+def _load_cached(path: str, extra_ids: int) -> LoadedModel:
+    """Loads the model at `path`.
+
+    Raises UserError for an invalid model, or for a model with sentinels if `extra_ids` is not 0.
+    """
+    hint = 'use a local file: --gin.vocabularies.sentencepiece.path=/path/to/sentencepiece.model'
     try:
         model = epath.Path(path).read_bytes()
     except lazy.file_errors() as error:
@@ -288,11 +293,11 @@ def _load_once(path: str, extra_ids: int) -> Model:
     for index in reversed(range(extra_ids)):
         proto.pieces.add(piece=f'▁<extra_id_{index}>', score=0.0, type=_PIECE.USER_DEFINED)
     content = proto.SerializeToString()
-    return Model(sentencepiece.SentencePieceProcessor(model_proto=content), content)
+    return LoadedModel(sentencepiece.SentencePieceProcessor(model_proto=content), content)
 
 
 def convert_unigram(path: str) -> Path:
-    """Returns the SentencePiece model of a T5's tokenizer.json, as a file in the cache."""
+    """Converts the tokenizer.json of a T5 to a SentencePiece model; returns its path in the cache."""
     model = unigram_model(untrusted_files.read_object(Path(path)), path)
     file = cache.root() / 'vocabularies' / f'{cache.key("tokenizer.json", model.hex())}.model'
     if not file.exists():
@@ -302,9 +307,9 @@ def convert_unigram(path: str) -> Path:
 
 
 def unigram_model(tokenizer: dict[str, Any], where: str) -> bytes:
-    """Returns a SentencePiece model with the ids of `tokenizer`, the content of the file `where`, without sentinels.
+    """Converts `tokenizer`, the content of the file `where`, to a SentencePiece model without sentinels.
 
-    Raises UserError if it is not a Unigram model of a T5, or has a step that SentencePiece does not support.
+    Raises UserError if the tokenizer is not a T5's Unigram model, or has a step that SentencePiece does not support.
     """
     settings = {'type': 'Unigram', 'byte_fallback': (None, False, True)}
     tokenizer_files.check_settings(tokenizer.get('model'), settings, f'{where}, model')
@@ -336,18 +341,18 @@ def unigram_model(tokenizer: dict[str, Any], where: str) -> bytes:
     proto.trainer_spec.pad_id = names.index('<pad>') if '<pad>' in names else -1
     proto.trainer_spec.eos_id = names.index('</s>') if '</s>' in names else -1
     proto.trainer_spec.byte_fallback = bool(tokenizer['model'].get('byte_fallback'))
-    proto.normalizer_spec.precompiled_charsmap = _charsmap(tokenizer.get('normalizer'), where)
+    proto.normalizer_spec.precompiled_charsmap = _read_charsmap(tokenizer.get('normalizer'), where)
     return proto.SerializeToString(deterministic=True)
 
 
 def _steps(component: Any, name: str) -> list[Any]:
-    """Returns the steps of a normalizer or pre-tokenizer, whose list in a sequence is called `name`."""
+    """Returns the steps of a normalizer or pre-tokenizer; `name` is the key of the list of steps in a Sequence."""
     if not isinstance(component, dict):
         return []
     return component.get(name) or [] if component.get('type') == 'Sequence' else [component]
 
 
-def _charsmap(normalizer: Any, where: str) -> bytes:
+def _read_charsmap(normalizer: Any, where: str) -> bytes:
     charsmap = b''
     for step in _steps(normalizer, 'normalizers'):
         if isinstance(step, dict) and step.get('type') == 'Precompiled':

@@ -1,7 +1,7 @@
 """Ids and texts of the sentinels <extra_id_0>, <extra_id_1>, ... of a vocabulary.
 
-T5 counts sentinels down from the last id. Those of mT5 are the last pieces of its SentencePiece model; those of ByT5
-are the last bytes, which do not occur in UTF-8.
+T5 counts sentinels down from the last id. mT5's sentinels are the last pieces of its SentencePiece model; ByT5's are
+the last byte values, which do not occur in UTF-8.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ UNUSED_BYTES = 11
 
 
 def first_and_count(vocabulary: Any) -> tuple[int, int]:
-    """Returns the id of <extra_id_0>, from which the others count down, and the number of sentinels."""
+    """Returns the id of <extra_id_0>, from which the other sentinels count down, and the number of sentinels."""
     return vocabulary.vocab_size - 1, getattr(vocabulary, 'sentinels', vocabulary.extra_ids)
 
 
@@ -25,12 +25,12 @@ def ordinary_ids(vocabulary: Any) -> int:
 
 
 def pattern(count: int) -> str:
-    """Returns a regular expression, for Python and TensorFlow, of the names of `count` sentinels."""
+    """Returns a regular expression, for Python and TensorFlow, that matches the names of `count` sentinels."""
     return f'<extra_id_({"|".join(map(str, range(count)))})>'
 
 
 def count_trailing(pieces: list[str]) -> int:
-    """Returns the number of sentinels at the end of the pieces, in T5's order, <extra_id_0> last."""
+    """Returns the number of sentinels at the end of `pieces`, in T5's order with <extra_id_0> last."""
     count = 0
     while count < len(pieces) and re.fullmatch(f'▁?<extra_id_{count}>', pieces[-1 - count]):
         count += 1

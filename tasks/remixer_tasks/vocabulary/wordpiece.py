@@ -1,10 +1,10 @@
 """BERT's WordPiece vocabulary, with the library `tokenizers`, for encoders from Hugging Face.
 
-Ids are those of the file. Each text begins with `[CLS]`, as in BERT's training. `[SEP]` is the end token, which tasks
-append.
+The ids equal those in the file. Each text begins with `[CLS]`, as in BERT's training. Tasks append the end token
+`[SEP]`.
 
-The library does not load `tokenizer.json` itself, because a malicious file can make it abort, panic or hang. Instead,
-the tokenizer is built from BERT's components with the vocabulary, the added tokens and the flags of the file; padding,
+The library does not load `tokenizer.json` directly, because a malicious file can make the library abort, panic or hang.
+Instead, the tokenizer is built from BERT's components with the vocabulary, added tokens and flags in the file. Padding,
 truncation and the post-processor are not used.
 """
 
@@ -30,13 +30,13 @@ SETTINGS = {
 _COMPONENTS = {'normalizer': 'BertNormalizer', 'pre_tokenizer': 'BertPreTokenizer', 'model': 'WordPiece'}
 _FLAGS = {'clean_text': True, 'handle_chinese_chars': True, 'strip_accents': None, 'lowercase': True}
 _TOKEN_FLAGS = {'single_word': False, 'lstrip': False, 'rstrip': False, 'normalized': True, 'special': False}
-# The time to encode a word grows with the square of its length. Published BERTs allow 100.
+# The limit is needed because encoding time grows quadratically with word length; published BERT models allow 100.
 MAX_WORD = 1000
 _MAX_PIECE = 1000
 
 
 class WordPieceVocabulary(Vocabulary):
-    """The vocabulary of a `tokenizer.json`. Two vocabularies with the same words are equal."""
+    """BERT's vocabulary in a `tokenizer.json`. Vocabularies with the same words are equal."""
 
     def __init__(self, path: str):
         super().__init__()
@@ -55,7 +55,7 @@ class WordPieceVocabulary(Vocabulary):
     def _id(self, piece: str) -> int:
         index = self._tokenizer.token_to_id(piece)
         if index is None:
-            raise UserError(f'{self._path} has no {piece}, which BERT needs; use the tokenizer of a BERT')
+            raise UserError(f'{self._path} has no {piece}, which BERT requires; use the tokenizer of a BERT model')
         return int(index)
 
     @property
@@ -119,7 +119,7 @@ def read(path: str) -> Any:
             "type pip install 'remixer-t5x[wordpiece]'"
         ) from error
     if not os.path.isfile(path):
-        raise UserError(f'there is no file {path}; use a tokenizer.json or vocab.txt of a BERT')
+        raise UserError(f'{path} must be an existing file; use a tokenizer.json or vocab.txt of a BERT model')
     folder = pathlib.Path(path).parent
     config = tokenizer_files.read_config(folder)
     try:
@@ -139,9 +139,11 @@ def read(path: str) -> Any:
         # The library raises plain Exception.
         raise UserError(f'{path} cannot be read as a tokenizer ({reason(error)})') from error
     if tokenizer.token_to_id(UNKNOWN) is None:
-        raise UserError(f'{path} has no {UNKNOWN}, which BERT needs; use the tokenizer of a BERT')
+        raise UserError(f'{path} has no {UNKNOWN}, which BERT requires; use the tokenizer of a BERT model')
     if tokenizer.token_to_id(PAD) != 0:
-        raise UserError(f'{PAD} in {path} must have id 0, got {tokenizer.token_to_id(PAD)}; use a tokenizer of BERT')
+        raise UserError(
+            f'{PAD} in {path} must have id 0, got {tokenizer.token_to_id(PAD)}; use the tokenizer of a BERT model'
+        )
     for ours, theirs in SETTINGS.items():
         value = getattr(tokenizer.normalizer, ours, None)
         if config.get(theirs) is not None and value is not None and bool(value) != bool(config[theirs]):
@@ -159,7 +161,10 @@ def read(path: str) -> Any:
 
 
 def _read_json(path: str) -> Any:
-    """Raises UserError if the file is not a BERT's, and the library's errors for flags of another type."""
+    """Builds the tokenizer of a `tokenizer.json`.
+
+    Raises UserError if the file is not BERT's, and errors of the library for invalid flags.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     content = untrusted_files.read_object(path)
@@ -167,7 +172,7 @@ def _read_json(path: str) -> Any:
     for name, kind in _COMPONENTS.items():
         part = content.get(name)
         parts[name] = part if isinstance(part, dict) else {}
-        # Older files do not name the type of the model.
+        # Older files do not specify the type of the model.
         allowed = (None, kind) if name == 'model' else kind
         tokenizer_files.check_settings(parts[name], {'type': allowed}, f'{path}, {name}')
     model, added = parts['model'], content.get('added_tokens') or []

@@ -10,14 +10,14 @@ from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.lazy import tf
 from remixer_tasks.vocabulary import sentinels
 
-# T5's ids of padding, the end token and unknown text, before those of words and bytes.
+# Number of T5's special ids: padding, the end token and unknown text.
 _SPECIAL = 3
 
 
 class WordVocabulary(Vocabulary):
-    """T5's special ids, and then the sorted words of texts, for small languages such as COGS.
+    """Vocabulary of T5's special ids and the sorted words of texts, for small languages such as COGS.
 
-    There are no sentinels. Two vocabularies with the same name and words are equal.
+    The vocabulary has no sentinels. Vocabularies with the same name and words are equal.
     """
 
     def __init__(self, name: str, texts: Callable[[], Iterable[str]]):
@@ -43,7 +43,7 @@ class WordVocabulary(Vocabulary):
         return [self._ids.get(word, self.unk_id) for word in text.split()]
 
     def _decode(self, ids: Sequence[int]) -> str:
-        """Skips padding and the end token; the unknown id is '<unk>'."""
+        """Decodes ids without padding and the end token; the unknown id becomes '<unk>'."""
         shown = [index for index in ids if index not in (self.pad_id, self.eos_id)]
         return ' '.join('<unk>' if index < _SPECIAL else self.words[index - _SPECIAL] for index in shown)
 
@@ -60,7 +60,7 @@ class WordVocabulary(Vocabulary):
 
 
 class ByteVocabulary(Vocabulary):
-    """T5's special ids, 256 bytes and `extra_ids` sentinels. <extra_id_N> in a text is a sentinel."""
+    """Vocabulary of T5's special ids, 256 bytes and `extra_ids` sentinels; <extra_id_N> in a text is a sentinel."""
 
     @property
     def vocab_size(self) -> int:
@@ -68,11 +68,11 @@ class ByteVocabulary(Vocabulary):
 
     @property
     def sentinels(self) -> int:
-        """The number of sentinels; without `extra_ids`, the bytes that do not occur in UTF-8, as in ByT5."""
+        """The number of sentinels; if `extra_ids` is 0, the number of bytes that do not occur in UTF-8, as in ByT5."""
         return self.extra_ids or sentinels.UNUSED_BYTES
 
     def encode(self, text: str) -> list[int]:
-        # Every second part is the number of a sentinel.
+        # Every second part is a sentinel's number, which the pattern captures.
         parts = re.split(sentinels.pattern(self.sentinels), text)
         ids = [byte + _SPECIAL for byte in parts[0].encode()]
         for number, part in zip(parts[1::2], parts[2::2], strict=True):
@@ -80,7 +80,7 @@ class ByteVocabulary(Vocabulary):
         return ids
 
     def _decode(self, ids: Sequence[int]) -> str:
-        """Skips special ids, sentinels and bytes that are not UTF-8."""
+        """Decodes ids without special ids, sentinels and invalid UTF-8."""
         return bytes(index - _SPECIAL for index in ids if 0 <= index - _SPECIAL < 256).decode(errors='ignore')
 
     def encode_tf(self, text: tf.Tensor) -> tf.Tensor:
