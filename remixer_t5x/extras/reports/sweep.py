@@ -1,4 +1,4 @@
-"""Runs the processes of `remixer-t5x compare` one after another, and skips those that finished before.
+"""Runs the processes of `remixer-t5x compare` and `reproduce`, and skips those that finished before.
 
 A failed run does not affect the others. An interrupted run resumes from its checkpoint when the command is repeated.
 """
@@ -24,8 +24,8 @@ FINISHED = 'finished.jsonl'
 # Pairs of a macro and its value as text.
 Setting = tuple[tuple[str, str], ...]
 _USER_MISTAKE = 2
-# Seconds between two lines of progress.
-_PROGRESS_PERIOD = 30.0
+# Seconds between two lines of progress of a run, and between two checks whether a run has ended.
+_PROGRESS_PERIOD, _POLL_PERIOD = 30.0, 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,70 +73,92 @@ class Sweep:
                 if isinstance(line.value, list):
                     self._finished.append(line.value)
 
-    def run(self, cells: Sequence[Cell]) -> None:
-        """Runs the cells that have not finished.
+    def run(self, cells: Sequence[Cell], parallel: int = 1) -> None:
+        """Runs the cells that have not finished, up to `parallel` of them at the same time.
 
         Raises:
             Stopped: a signal stopped the sweep; the exit code is 128 plus its number.
             UserError: a run without a search reported a mistake before its first log, and no run has finished.
         """
+        from remixer_t5x.train import preemption
+
         todo = [cell for cell in cells if not self._is_finished(cell) and cell not in self.failed]
         print_line(f'{len(cells)} runs, {len(cells) - len(todo)} finished before; in {self.folder}')
-        for number, cell in enumerate(todo, 1):
-            print_line(f'{number} of {len(todo)}: {cell.name}; {cell.log}')
-            start = time.monotonic()
-            code, stop_signal = _run_cell(cell)
-            if code == 0:
-                with (self.folder / FINISHED).open('a') as file:
-                    file.write(json.dumps(list(cell.command)) + '\n')
-                self._finished.append(list(cell.command))
-                print_line(f'{cell.name}: finished in {time.monotonic() - start:,.0f} s')
-            if stop_signal:
-                print_line('stopped; run the same command again to continue')
-                raise Stopped(128 + stop_signal)
-            if code:
-                line = _last_line(cell.log)
-                is_mistake = code == _USER_MISTAKE and not (cell.folder / model_dir.METRICS).exists()
-                # A setting of a search may fail, for example if its learning rate is too high.
-                if is_mistake and not cell.setting and not self._finished:
-                    raise UserError(f'{cell.name}: {line.removeprefix("error: ")}')
-                self.failed[cell] = line
-                print_line(f'{cell.name}: FAILED with {code}: {line}')
+        started, running, received = 0, list[_Process](), list[int]()
+        stop_signal, mistake = 0, None
+        with contextlib.ExitStack() as handlers:
+            for number in preemption.stop_signals():
+                previous = signal.signal(number, lambda number, _: received.append(number))
+                handlers.callback(signal.signal, number, previous)
+            while received or running or (started < len(todo) and not stop_signal):
+                while received:
+                    stop_signal = received.pop(0)
+                    for process in running:
+                        print_line(
+                            f'{signal.Signals(stop_signal).name}: {process.cell.name} saves, then the sweep ends'
+                        )
+                        process.send_signal(stop_signal)
+                while len(running) < parallel and started < len(todo) and not stop_signal:
+                    cell, started = todo[started], started + 1
+                    print_line(f'{started} of {len(todo)}: {cell.name}; {cell.log}')
+                    running.append(_Process(cell))
+                time.sleep(_POLL_PERIOD)
+                for process in tuple(running):
+                    if process.poll() is None:
+                        process.show_progress()
+                        continue
+                    running.remove(process)
+                    try:
+                        self._record(process, bool(stop_signal))
+                    except UserError as error:
+                        mistake = error
+                        received.append(signal.SIGTERM)
+        if mistake:
+            raise mistake
+        if stop_signal:
+            print_line('stopped; run the same command again to continue')
+            raise Stopped(128 + stop_signal)
+
+    def _record(self, process: '_Process', stopped: bool) -> None:
+        """Records whether a run finished or failed. Raises UserError if its mistake should stop the sweep."""
+        cell, code = process.cell, process.returncode
+        if code == 0:
+            with (self.folder / FINISHED).open('a') as file:
+                file.write(json.dumps(list(cell.command)) + '\n')
+            self._finished.append(list(cell.command))
+            print_line(f'{cell.name}: finished in {time.monotonic() - process.start:,.0f} s')
+        elif not stopped:
+            line = _last_line(cell.log)
+            is_mistake = code == _USER_MISTAKE and not (cell.folder / model_dir.METRICS).exists()
+            # A setting of a search may fail, for example if its learning rate is too high.
+            if is_mistake and not cell.setting and not self._finished:
+                raise UserError(f'{cell.name}: {line.removeprefix("error: ")}')
+            self.failed[cell] = line
+            print_line(f'{cell.name}: FAILED with {code}: {line}')
 
     def _is_finished(self, cell: Cell) -> bool:
         return list(cell.command) in self._finished and cell.folder.is_dir()
 
 
-def _run_cell(cell: Cell) -> tuple[int, int]:
-    """Runs one cell; returns its exit code, and the signal that stops the sweep (0: none), upon which the run saves."""
-    from remixer_t5x.train import preemption
+class _Process(subprocess.Popen):
+    """The process of a running cell."""
 
-    stop_signal, shown_step = 0, -1
-    cell.folder.parent.mkdir(parents=True, exist_ok=True)
-    with cell.log.open('ab') as log:
-        # New process group, so the child gets one SIGINT, forwarded by us.
-        process = subprocess.Popen(
-            [*PROGRAM, *cell.command], stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
+    def __init__(self, cell: Cell):
+        self.cell, self.start = cell, time.monotonic()
+        self._next_progress, self._shown_step = self.start + _PROGRESS_PERIOD, -1
+        cell.folder.parent.mkdir(parents=True, exist_ok=True)
+        with cell.log.open('ab') as log:
+            # New process group, so the child gets one SIGINT, forwarded by us.
+            super().__init__([*PROGRAM, *cell.command], stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
-        def forward(number: int, _: object) -> None:
-            nonlocal stop_signal
-            stop_signal = number
-            print_line(f'{signal.Signals(number).name}: {cell.name} saves, then the sweep ends')
-            process.send_signal(number)
-
-        handlers = {number: signal.signal(number, forward) for number in preemption.stop_signals()}
-        try:
-            while True:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    return process.wait(_PROGRESS_PERIOD), stop_signal
-                step, line = _progress(cell.folder)
-                if step > shown_step:
-                    print_line(f'{cell.name}: {line}')
-                    shown_step = step
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+    def show_progress(self) -> None:
+        """Prints the last logged step every `_PROGRESS_PERIOD`, if it has changed."""
+        if time.monotonic() >= self._next_progress:
+            self._next_progress = time.monotonic() + _PROGRESS_PERIOD
+            step, line = _progress(self.cell.folder)
+            if step > self._shown_step:
+                print_line(f'{self.cell.name}: {line}')
+                self._shown_step = step
 
 
 def _progress(folder: pathlib.Path) -> tuple[int, str]:

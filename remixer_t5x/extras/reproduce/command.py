@@ -1,6 +1,7 @@
 """`remixer-t5x reproduce`: trains the models of a paper's table and prints our numbers beside the paper's."""
 
 import argparse
+import os
 import pathlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -11,6 +12,8 @@ from remixer_t5x.cli.command import Command
 from remixer_t5x.errors import UserError
 
 _SEEDS = {'small': '0,1,2', 'paper': '0'}
+# Each small run takes about 1.3 GB of memory.
+_MAX_PARALLEL_RUNS = 4
 _RUN_MACROS = ('MODEL_DIR', 'SEED', 'INITIAL_CHECKPOINT_PATH')
 
 
@@ -66,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         folder = pathlib.Path(args.folder or f'runs/reproduce/{args.table}/{args.scale}').expanduser().absolute()
         cells, runner = runs.plan(table, args, seeds, folder), sweep.Sweep(folder)
         try:
-            runner.run(list(cells.values()))
+            runner.run(list(cells.values()), _parallel_runs() if args.scale == tables.SMALL else 1)
         except sweep.Stopped as stop:
             return stop.args[0]
         failed = runner.failed
@@ -76,6 +79,15 @@ def run(args: argparse.Namespace) -> int:
     if table.note:
         console.show(table.note)
     return int(bool(failed))
+
+
+def _parallel_runs() -> int:
+    """Returns the number of small runs to train at the same time: one per CPU core, or 1 on an accelerator.
+
+    Selects the CPU unless JAX_PLATFORMS is set, because the first run would reserve the memory of a GPU.
+    """
+    is_cpu = os.environ.setdefault('JAX_PLATFORMS', 'cpu') == 'cpu'
+    return min(os.cpu_count() or 1, _MAX_PARALLEL_RUNS) if is_cpu else 1
 
 
 _LEGEND = (

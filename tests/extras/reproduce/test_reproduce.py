@@ -135,7 +135,7 @@ def write_run(cell, value):
 def test_table_shows_our_numbers_beside_the_papers(tmp_path, monkeypatch, capsys):
     """The runs are replaced by their results: Remixer is 5 points better than T5.1.1 with every seed."""
 
-    def run_cells(self, cells):
+    def run_cells(self, cells, parallel):
         assert self.folder == tmp_path and len(cells) == 6
         for cell in cells:
             write_run(cell, 50.0 + cell.seed + (5.0 + 0.1 * cell.seed) * cell.model.startswith('Remixer'))

@@ -1,0 +1,41 @@
+"""`Sweep.run` with parallel cells: a failed cell is listed, and a signal stops all of them."""
+
+import signal
+import sys
+
+import pytest
+
+from remixer_t5x.extras.reports import sweep
+
+# Seeds 0 and 1 wait for each other; seed 0 then fails if the last argument is `fails`, or signals the sweep.
+PROGRAM = """
+import os, pathlib, signal, sys, time
+folder, action = pathlib.Path(sys.argv[1]), sys.argv[2]
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+folder.mkdir()
+while not all((folder.parent / f'seed_{seed}').is_dir() for seed in (0, 1)):
+    time.sleep(0.01)
+if folder.name == 'seed_0' and action == 'fails':
+    sys.exit('error: boom')
+if action == 'stops':
+    os.kill(os.getppid(), signal.SIGTERM) if folder.name == 'seed_0' else None
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize('action', ['fails', 'stops'])
+def test_parallel_cells_fail_separately_and_stop_together(action, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, 'PROGRAM', (sys.executable, '-c', PROGRAM))
+    folders = [tmp_path / f'seed_{seed}' for seed in range(3)]
+    cells = [sweep.Cell('t5', (), seed, path, (str(path), action)) for seed, path in enumerate(folders)]
+    runner = sweep.Sweep(tmp_path)
+    handler = signal.getsignal(signal.SIGTERM)
+    if action == 'stops':
+        with pytest.raises(sweep.Stopped, match=str(128 + signal.SIGTERM)):
+            runner.run(cells, parallel=2)
+        assert not runner.failed and not folders[2].exists()
+    else:
+        runner.run(cells, parallel=2)
+        assert runner.failed == {cells[0]: 'error: boom'}
+        assert [list(cell.command) in sweep.Sweep(tmp_path)._finished for cell in cells] == [False, True, True]
+    assert signal.getsignal(signal.SIGTERM) == handler
