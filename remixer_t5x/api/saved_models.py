@@ -23,7 +23,7 @@ from remixer_t5x.errors import UserError, one_line
 from remixer_t5x.evaluate import best
 from remixer_t5x.interop import shared_folder
 from remixer_t5x.interop.huggingface import folders
-from remixer_t5x.models.architecture.encoder_decoder import checked_dtype
+from remixer_t5x.models.architecture.encoder_decoder import parse_dtype
 from remixer_t5x.models.interface import Model
 from remixer_t5x.run_folder import model_dir, object_store
 
@@ -66,7 +66,7 @@ def load(
     """
     if unknown := sorted(set(lengths or {}) - set(DEFAULT_LENGTHS)):
         raise UserError(f'lengths must have the keys inputs and targets, got {", ".join(unknown)}')
-    low_precision = None if dtype is None else checked_dtype(dtype)
+    low_precision = None if dtype is None else parse_dtype(dtype)
     # Orbax warns about checkpoints without its metadata, such as converted weights.
     logger, level = logging.getLogger('absl'), logging.getLogger('absl').level
     logger.setLevel(logging.ERROR)

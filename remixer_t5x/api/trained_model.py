@@ -159,7 +159,7 @@ class TrainedModel:
 
         Raises UserError if the numbers of inputs and targets differ, or if a text is too long.
         """
-        interface.require(self.model, 'score', 'score')
+        interface.require_method(self.model, 'score', 'score')
         ids, target_ids = self._encode_pairs(inputs, targets)
         if not ids:
             return np.zeros(0, np.float32)
@@ -171,7 +171,7 @@ class TrainedModel:
 
         A regression returns the number, as a text and as a score.
         """
-        interface.require(self.model, 'classify', 'classify')
+        interface.require_method(self.model, 'classify', 'classify')
         ids, cuts = self._encode_inputs(texts)
         predictor = self._predictor(len(ids), self.lengths['targets'])
         rows = predictor.predict_labels(self.params, ids) if ids else []
@@ -179,7 +179,7 @@ class TrainedModel:
 
     def encode(self, texts: Strings) -> Encoded:
         """Computes the encoder's output for each text and its mean over tokens. Long texts are truncated."""
-        interface.require(self.model, 'encode', 'encode')
+        interface.require_method(self.model, 'encode', 'encode')
         rows, cuts = self._encode_inputs(texts)
         width = self.model.module.embed_dim
         hidden = np.zeros((len(rows), max(map(len, rows), default=0), width), np.float32)
@@ -263,7 +263,7 @@ class TrainedModel:
     def _generation_predictor(
         self, count: int, max_length: int | None, decoder: Decoder, seed: int, stop_strings: Strings
     ) -> predictions.Predictor:
-        interface.require(self.model, 'generate', 'generate')
+        interface.require_method(self.model, 'generate', 'generate')
         length = self.lengths['targets'] if max_length is None else max_length
         if length < 1:
             raise UserError(f'max_length must be 1 or more, got {max_length}')

@@ -62,7 +62,7 @@ class SavedParams:
         return {
             name: shape
             for name, shape in self.shapes.items()
-            if name in names or not lora.is_adapter(name) or lora.kernel_of(name) not in names
+            if name in names or not lora.is_adapter(name) or lora.adapted_kernel_name(name) not in names
         }
 
     def read(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
@@ -75,8 +75,12 @@ class SavedParams:
         arrays = self._base.read(in_base) if self._base else {}
         merged, matrices = {}, {}
         for kernel in abstract:
-            pair, sharding = lora.matrices_of(kernel), abstract[kernel].sharding
-            if lora.kernel_of(kernel) != kernel or pair[0] not in self.saved_shapes or {*pair} & abstract.keys():
+            pair, sharding = lora.adapter_names(kernel), abstract[kernel].sharding
+            if (
+                lora.adapted_kernel_name(kernel) != kernel
+                or pair[0] not in self.saved_shapes
+                or {*pair} & abstract.keys()
+            ):
                 continue
             merged[kernel] = pair
             # The matrices of an adapter are small, and therefore replicated on all devices of its kernel.

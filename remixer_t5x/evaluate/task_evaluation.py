@@ -79,7 +79,7 @@ class TaskEvaluator:
             raise UserError('EVAL_SPLIT must be a split, got None; pass --split=validation')
         self._classifies, self._has_head = predictions.is_classifier(model), head_predictions.has_head(model)
         if not (self._classifies or self._has_head):
-            interface.require(model, 'generate', 'evaluation by metrics')
+            interface.require_method(model, 'generate', 'evaluation by metrics')
         self._settings, self._model = settings, model
         self.split = settings.split
         self.seqio_tasks, self.notes = task_examples.find_tasks(

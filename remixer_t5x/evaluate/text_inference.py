@@ -233,9 +233,9 @@ class TextInference:
     def check(self, embed: bool = False) -> None:
         """Raises UserError for standard streams with several processes, and for an unsuitable vocabulary or model."""
         if embed:
-            interface.require(self.model, 'encode', 'infer --embed')
+            interface.require_method(self.model, 'encode', 'infer --embed')
         elif not (predictions.is_classifier(self.model) or head_predictions.has_head(self.model)):
-            interface.require(self.model, 'generate', 'infer without --embed')
+            interface.require_method(self.model, 'generate', 'infer without --embed')
         is_distributed = collectives.is_distributed()
         if is_distributed and (self.inputs.is_stdin or self.output == '-'):
             raise UserError(

@@ -52,7 +52,7 @@ class Classifier(Model):
         outputs = self._apply('classify', params, inputs)
         return outputs if self.labels is None else jax.nn.log_softmax(outputs)
 
-    def _init_call(self, batch: Batch) -> tuple[str, dict[str, Any]]:
+    def _init_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
         return 'classify', select_arrays(batch, 'encoder_input_tokens')
 
 

@@ -1,8 +1,8 @@
 """Decoding with a cache, one token of every row per step: the interface of decoders, and greedy decoding.
 
-A decoder is a frozen dataclass `(generation, rng) -> Decoded`, which gin selects by class: `Greedy`,
-`sampling.Sampling` or `beam_search.BeamSearch`. Rows of one sequence (samples, beams) are adjacent and share its
-encoder output and everything computed from it.
+A decoder is a frozen dataclass that implements `(generation, rng) -> Decoded`: `Greedy`, `sampling.Sampling` or
+`beam_search.BeamSearch`. Rows of the same sequence (samples or beams) are adjacent and share its encoder output and
+cached keys and values.
 """
 
 import dataclasses
@@ -19,13 +19,13 @@ Cache = Any
 
 
 class Decoded(NamedTuple):
-    """The result of a decoder.
+    """Generated tokens and their scores.
 
     Attributes:
         tokens: [batch, n, length] int32, 0 after the end token.
-        scores: [batch, n] float32, the sum of the log-probabilities of a row's tokens, including the end token. Greedy
-            decoding and sampling ignore logits processors here. Beam search sums processed log-probabilities and
-            divides by its length penalty, as transformers does.
+        scores: [batch, n] float32, the sum of the log-probabilities of the tokens, including the end token. In greedy
+            decoding and sampling, logits processors do not affect scores. Beam search sums processed log-probabilities
+            and divides by the length penalty, as in Hugging Face's transformers.
     """
 
     tokens: jax.Array
@@ -34,18 +34,19 @@ class Decoded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """A model and a batch, as functions for a decoder.
+    """The inputs of a decoder: the model's decoding functions for a batch, and when to stop.
 
     Attributes:
-        allocate: number of rows per sequence -> an empty cache for `max_length` tokens of each row.
+        allocate: function that maps the number of rows per sequence to an empty cache for `max_length` tokens per row.
         step: (tokens [rows], cache) -> (logits of the next token [rows, vocab] float32, cache).
-        has_input: [batch] bool, False for a sequence that only pads the batch; its tokens are 0.
+        has_input: [batch] bool, False for sequences that only pad the batch; their generated tokens are 0.
         max_length: maximum number of tokens to generate, including the end token.
         eos_id: the token that ends a sequence.
-        last: [batch] int32, the input of the first step, the last token of each prompt; None is the padding id, with
-            which T5 starts a sequence.
-        prompt: [batch, length] int32, all tokens before the generated ones, right-aligned after -1; None is `last`.
-        stop_strings: end a sequence in addition to `eos_id`; None for none.
+        last: [batch] int32, the input of the first step: the last token of each prompt, or None for T5's start token,
+            the padding id.
+        prompt: [batch, length] int32, all tokens before the generated tokens, left-padded with -1; None if the only
+            token is `last`.
+        stop_strings: strings that end a sequence in addition to `eos_id`, or None.
     """
 
     allocate: Callable[[int], Cache]
@@ -64,15 +65,15 @@ class Generation:
         return jnp.repeat(self.last, rows_per_sequence)
 
     def first_stop_states(self, rows_per_sequence: int) -> jax.Array | None:
-        """Returns the states of the stop strings before the first step, [rows] int32."""
+        """Returns the states of the stop-string automaton before the first step, [rows] int32."""
         if self.stop_strings is None:
             return None
-        return self.stop_strings.read_all(self._prompts(rows_per_sequence))
+        return self.stop_strings.states_after(self._prompts(rows_per_sequence))
 
     def process_logits(
         self, processors: Sequence[LogitsProcessor], logits: jax.Array, generated: jax.Array, step: jax.Array
     ) -> jax.Array:
-        """Applies processors to [rows, vocab] logits after `step` tokens of `generated` [rows, max_length]."""
+        """Applies `processors` to logits [rows, vocab] after `step` tokens of `generated` [rows, max_length]."""
         if not processors:
             return logits
         prompts = self._prompts(generated.shape[0] // self.has_input.shape[0])
@@ -89,13 +90,13 @@ class Generation:
 
 
 class Decoder(Protocol):
-    """Generates from a fresh `Generation`. Decoders that sample read `rng`; for others it is None."""
+    """Interface of decoders: generates tokens for a `Generation`. Only sampling decoders use `rng`."""
 
     def __call__(self, generation: Generation, rng: jax.Array | None = None) -> Decoded: ...
 
 
-class Rows(NamedTuple):
-    """The state of decoding independent rows."""
+class DecodingState(NamedTuple):
+    """State of a `RowDecoder` between two tokens."""
 
     index: jax.Array  # int32 scalar, the number of generated tokens
     tokens: jax.Array  # [rows, max_length] int32
@@ -103,19 +104,19 @@ class Rows(NamedTuple):
     scores: jax.Array  # [rows] float32
     ended: jax.Array  # [rows] bool
     cache: Cache
-    stop_states: jax.Array | None  # [rows] int32, of the stop strings
+    stop_states: jax.Array | None  # [rows] int32, states of the stop-string automaton
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class RowDecoder(LogitsOptions):
-    """Generates independent rows until all have ended; a subclass chooses the tokens."""
+    """Base class of decoders that generate independent rows; subclasses define how to select tokens."""
 
     @property
     def rows_per_sequence(self) -> int:
         return 1
 
-    def make_chooser(self, rng: jax.Array | None, batch: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        """Returns the function (processed logits [rows, vocab], index of the token) -> tokens [rows]."""
+    def build_token_selector(self, rng: jax.Array | None, batch: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        """Returns a function that maps (processed logits [rows, vocab], index of the token) to tokens [rows]."""
         raise NotImplementedError
 
     def __call__(self, generation: Generation, rng: jax.Array | None = None) -> Decoded:
@@ -123,10 +124,10 @@ class RowDecoder(LogitsOptions):
         shape = generation.has_input.shape[0], self.rows_per_sequence
         return Decoded(rows.tokens.reshape(*shape, generation.max_length), rows.scores.reshape(shape))
 
-    def start(self, generation: Generation) -> Rows:
-        """Returns the state before the first token."""
+    def start(self, generation: Generation) -> DecodingState:
+        """Returns the initial decoding state, with an allocated cache."""
         count = generation.has_input.shape[0] * self.rows_per_sequence
-        return Rows(
+        return DecodingState(
             jnp.zeros((), jnp.int32),
             jnp.zeros((count, generation.max_length), jnp.int32),
             generation.first_tokens(self.rows_per_sequence),
@@ -136,15 +137,17 @@ class RowDecoder(LogitsOptions):
             generation.first_stop_states(self.rows_per_sequence),
         )
 
-    def advance(self, generation: Generation, rows: Rows, limit: int | jax.Array, rng: jax.Array | None) -> Rows:
-        """Generates until there are `limit` tokens or all rows have ended."""
-        choose = self.make_chooser(rng, generation.has_input.shape[0])
+    def advance(
+        self, generation: Generation, rows: DecodingState, limit: int | jax.Array, rng: jax.Array | None
+    ) -> DecodingState:
+        """Generates until each row has `limit` tokens or all rows have ended."""
+        choose = self.build_token_selector(rng, generation.has_input.shape[0])
         processors = self.processors(generation.eos_id)
 
-        def keep_going(rows: Rows) -> jax.Array:
+        def should_continue(rows: DecodingState) -> jax.Array:
             return (rows.index < limit) & ~jnp.all(rows.ended)
 
-        def generate_token(rows: Rows) -> Rows:
+        def generate_token(rows: DecodingState) -> DecodingState:
             index, tokens, last, scores, ended, cache, stop_states = rows
             logits, cache = generation.step(last, cache)
             processed = generation.process_logits(processors, logits, tokens, index)
@@ -153,25 +156,26 @@ class RowDecoder(LogitsOptions):
             tokens = jax.lax.dynamic_update_slice_in_dim(tokens, token[:, None], index, axis=1)
             ended |= token == generation.eos_id
             if generation.stop_strings is not None:
-                stop_states, is_complete = generation.stop_strings.read(stop_states, token)
+                stop_states, is_complete = generation.stop_strings.next_states(stop_states, token)
                 ended |= is_complete
-            return Rows(index + 1, tokens, token, scores, ended, cache, stop_states)
+            return DecodingState(index + 1, tokens, token, scores, ended, cache, stop_states)
 
-        return jax.lax.while_loop(keep_going, generate_token, rows)
+        return jax.lax.while_loop(should_continue, generate_token, rows)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Greedy(RowDecoder):
     """Generates the most likely token at each step, one row per sequence."""
 
-    def make_chooser(self, rng: jax.Array | None, batch: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    def build_token_selector(self, rng: jax.Array | None, batch: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
         return lambda logits, index: jnp.argmax(logits, axis=-1)
 
 
 def top_values(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the `count` largest values along the last axis in descending order, and their indices (`jax.lax.top_k`).
+    """Returns the `count` largest values along the last axis in descending order, and their indices.
 
-    Sorts in a program that is exported for any number of rows, because TensorFlow cannot run JAX's operation there.
+    If the number of rows is symbolic, as in exported programs, uses a sort instead of `jax.lax.top_k`, because
+    TensorFlow cannot run JAX's top_k operation with symbolic shapes.
     """
     if all(isinstance(size, int) for size in values.shape):
         return jax.lax.top_k(values, count)
@@ -180,18 +184,18 @@ def top_values(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 
 
 def log_probability(logits: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Returns log softmax(logits)[tokens], [rows], for [rows, vocab] logits and [rows] tokens."""
+    """Returns the log-probabilities of tokens [rows] under logits [rows, vocab]."""
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
     return chosen - jax.nn.logsumexp(logits, axis=-1)
 
 
 def score_choices(generation: Generation, choices: jax.Array) -> jax.Array:
-    """Returns the sum of the log-probabilities of each choice's tokens, [batch, choices] float32.
+    """Returns the log-probability of each choice, [batch, choices] float32.
 
     Args:
-        generation: model and batch.
-        choices: [batch, choices, length] int32, each with its end token and 0 after it; a choice of only padding has
-            the score 0.
+        generation: the model and batch.
+        choices: [batch, choices, length] int32, each followed by its end token and zeros; the score of a choice with
+            only padding is 0.
     """
     batch, count, length = choices.shape
 
@@ -207,7 +211,7 @@ def score_choices(generation: Generation, choices: jax.Array) -> jax.Array:
 
 
 def cast_kernels(dtype: jnp.dtype, params: Any) -> Any:
-    """Casts kernels and token embeddings to `dtype`, as each matmul or lookup would do."""
+    """Casts kernels and token embeddings to `dtype` once, so that the decoding steps need not cast them."""
 
     def cast(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
         names = [entry.key for entry in path]

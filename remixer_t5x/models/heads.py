@@ -31,7 +31,7 @@ class _EncoderWithHead(Model):
         """Returns the head's output for each token, [batch, length, outputs] float32."""
         return self._apply('classify', params, inputs, rng=rng)
 
-    def _init_call(self, batch: Batch) -> tuple[str, dict[str, Any]]:
+    def _init_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
         return 'classify', select_arrays(batch, 'encoder_input_tokens')
 
 
@@ -130,5 +130,5 @@ class TextEmbedder(_EncoderWithHead):
         logits = jnp.where(is_text, first @ second.T / self.temperature, jnp.finfo(jnp.float32).min)
         return label_loss(logits, jnp.arange(first.shape[0]), batch['label_weights'] * is_text)
 
-    def _init_call(self, batch: Batch) -> tuple[str, dict[str, Any]]:
+    def _init_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
         return 'encode', select_arrays(batch, 'encoder_input_tokens')

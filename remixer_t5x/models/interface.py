@@ -33,7 +33,7 @@ class Model:
         lora: adapters that `init` adds to the parameters, or None.
         config: the gin text that describes the model, for `TrainedModel.save`; empty if it was built without gin.
         model_type: the name of the model type.
-        fresh_parameters: top-level names of parameters that another model's checkpoint cannot initialise.
+        fresh_parameters: top-level names of parameters that another model's checkpoint cannot initialize.
     """
 
     module: Any
@@ -56,7 +56,7 @@ class Model:
             batch_shapes: shapes of the token arrays of a batch, and of the segment ids if rows are packed. The
                 parameters do not depend on them, but a sublayer may refuse a length, or packing.
         """
-        method, inputs = self._init_call({name: jnp.ones(shape, jnp.int32) for name, shape in batch_shapes.items()})
+        method, inputs = self._init_inputs({name: jnp.ones(shape, jnp.int32) for name, shape in batch_shapes.items()})
 
         def init() -> Params:
             return self.module.init(rng, **inputs, enable_dropout=False, method=method)['params']
@@ -73,7 +73,7 @@ class Model:
         """
         raise NotImplementedError
 
-    def _init_call(self, batch: Batch) -> tuple[str, dict[str, Any]]:
+    def _init_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
         """Returns the name of a module method that uses all parameters, and its arguments from `batch`."""
         raise NotImplementedError
 
@@ -108,7 +108,7 @@ def count_sequences(batch: Batch, tokens: str) -> jax.Array:
     return jnp.sum(jnp.max(segments, axis=-1).astype(jnp.float32))
 
 
-def sublayers(model: Model) -> dict[str, list[Callable[..., nn.Module]]]:
+def sublayer_factories(model: Model) -> dict[str, list[Callable[..., nn.Module]]]:
     """Returns the sublayer factories of each stack ('encoder', 'decoder') in order."""
     stacks = {side: getattr(model.module, f'{side}_stack', None) for side in ('encoder', 'decoder')}
     return {
@@ -121,7 +121,7 @@ def sublayers(model: Model) -> dict[str, list[Callable[..., nn.Module]]]:
 def param_shapes(model: Model, batch_shapes: Mapping[str, tuple[int, ...]]) -> Params:
     """Returns the result of `model.init` with `jax.ShapeDtypeStruct` leaves, without computing arrays."""
     # Shapes do not depend on the choice of kernels, so kernels are not compared with their formulas here.
-    with stack.traced_once(), self_check.record_checks():
+    with stack.trace_layers_once(), self_check.record_checks():
         return jax.eval_shape(lambda: model.init(jax.random.key(0), batch_shapes))
 
 
@@ -135,7 +135,7 @@ ABILITIES = {
 }
 
 
-def require(model: Model, ability: str, reader: str) -> None:
+def require_method(model: Model, ability: str, reader: str) -> None:
     """Raises UserError if the model lacks the method `ability`, which `reader` (a command, a setting) calls."""
     if not callable(getattr(model, ability, None)):
         description, model_types = ABILITIES[ability]
@@ -145,7 +145,7 @@ def require(model: Model, ability: str, reader: str) -> None:
         )
 
 
-def require_type(model: Model, model_type: str, reader: str) -> None:
+def require_model_type(model: Model, model_type: str, reader: str) -> None:
     """Raises UserError unless the model has the type that `reader` (a command, a flag) requires."""
     if model.model_type != model_type:
         raise UserError(f'MODEL_TYPE must be {model_type} for {reader}, got {model.model_type!r}')

@@ -10,12 +10,12 @@ from remixer_t5x.context import token_counts
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import decoding
 from remixer_t5x.models.architecture.decoder_only import DecoderOnly
-from remixer_t5x.models.generating import Generating
+from remixer_t5x.models.generative_model import GenerativeModel
 from remixer_t5x.models.interface import Batch, Params, select_arrays
 
 
 @dataclasses.dataclass(frozen=True)
-class LanguageModel(Generating):
+class LanguageModel(GenerativeModel):
     """A decoder-only language model.
 
     A batch has the arrays of seqio's LMFeatureConverter, [batch, length] int32: decoder_input_tokens,
@@ -42,7 +42,7 @@ class LanguageModel(Generating):
             batch = join_prompts(batch['prompt_tokens'], batch['decoder_target_tokens'])
         return super().score_and_match(params, batch)
 
-    def _init_call(self, batch: Batch) -> tuple[str, dict[str, Any]]:
+    def _init_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
         tokens = batch['decoder_target_tokens']
         prefix = tokens > 0 if self.prefix else None
         return '__call__', {
@@ -51,7 +51,7 @@ class LanguageModel(Generating):
             **select_arrays(batch, 'decoder_segment_ids'),
         }
 
-    def _hidden(self, params: Params, batch: Batch, rng: jax.Array | None = None) -> jax.Array:
+    def _compute_hidden(self, params: Params, batch: Batch, rng: jax.Array | None = None) -> jax.Array:
         arrays = select_arrays(batch, 'decoder_input_tokens', 'decoder_segment_ids', 'decoder_positions')
         return self._apply('decode_hidden', params, **arrays, prefix=self._prefix(batch), rng=rng)
 
@@ -65,7 +65,9 @@ class LanguageModel(Generating):
             )
         return batch['decoder_causal_attention'] > 0
 
-    def _generation(self, params: Params, prompts: jax.Array, max_length: int, eos_id: int = 1) -> decoding.Generation:
+    def _build_generation(
+        self, params: Params, prompts: jax.Array, max_length: int, eos_id: int = 1
+    ) -> decoding.Generation:
         params = self._decoding_params(params)
         slots = prompts.shape[1] + max_length
         # Id 0 starts a sequence, as in training.

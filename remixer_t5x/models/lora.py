@@ -3,7 +3,7 @@
     y = x W + x A B        W frozen [in, out], A [in, rank], B [rank, out]
     y = x W[j] + x A[j] B[j]                  for each group j of a `GroupDense`, whose W is [groups, in, out]
 
-A is initialised with a normal distribution of variance 1 / in and B with zeros, so an adapted model starts as the base
+A is initialized with a normal distribution of variance 1 / in and B with zeros, so an adapted model starts as the base
 model. The paper's scale alpha / rank is 1, because it only scales the learning rate of B. Every `Dense` and
 `GroupDense` of the encoder and the decoder can be adapted: they read `lora_in` and `lora_out` if the parameters contain
 them next to `kernel`, and merging adds A B to W.
@@ -90,12 +90,12 @@ def is_adapter(name: str) -> bool:
     return name.rpartition('/')[2] in (LORA_IN, LORA_OUT)
 
 
-def kernel_of(name: str) -> str:
+def adapted_kernel_name(name: str) -> str:
     """Returns the name of the kernel that the matrix `name` adapts."""
     return f'{name.rpartition("/")[0]}/kernel'
 
 
-def matrices_of(kernel: str) -> tuple[str, str]:
+def adapter_names(kernel: str) -> tuple[str, str]:
     """Returns the names of the matrices A and B that adapt `kernel`."""
     layer = kernel.rpartition('/')[0]
     return f'{layer}/{LORA_IN}', f'{layer}/{LORA_OUT}'

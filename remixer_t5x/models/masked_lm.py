@@ -38,7 +38,10 @@ class MaskedLM(Model):
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
         """See `Model.loss`; the sum is over the tokens to predict."""
-        hidden, (targets, weights) = self._hidden(params, batch, dropout_rng), targets_and_weights(batch, 'encoder')
+        hidden, (targets, weights) = (
+            self._compute_hidden(params, batch, dropout_rng),
+            targets_and_weights(batch, 'encoder'),
+        )
 
         def compute_loss(hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> tuple[jax.Array, Sums]:
             return self.loss_function(*self._output(params, hidden), targets, weights)
@@ -78,14 +81,14 @@ class MaskedLM(Model):
         The batch contains encoder_input_tokens, `places` [batch] and `tokens` [batch]. If the positions are masked, the
         sum over all positions of a text is its pseudo-log-likelihood (Salazar et al. 2020).
         """
-        hidden = jnp.take_along_axis(self._hidden(params, batch), batch['places'][:, None, None], axis=1)
+        hidden = jnp.take_along_axis(self._compute_hidden(params, batch), batch['places'][:, None, None], axis=1)
         targets = batch['tokens'][:, None]
         return losses.score_and_match_rows(*self._output(params, hidden), targets, jnp.ones(targets.shape, jnp.float32))
 
-    def _init_call(self, batch: Batch) -> tuple[str, dict[str, Any]]:
+    def _init_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
         return 'predict_tokens', select_arrays(batch, 'encoder_input_tokens', 'encoder_segment_ids')
 
-    def _hidden(self, params: Params, batch: Batch, rng: jax.Array | None = None) -> jax.Array:
+    def _compute_hidden(self, params: Params, batch: Batch, rng: jax.Array | None = None) -> jax.Array:
         return self._apply('encode', params, **select_arrays(batch, *_INPUTS), rng=rng)
 
     def _output(self, params: Params, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 
 from remixer_t5x.models import decoding
 from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
-from remixer_t5x.models.generating import Generating
+from remixer_t5x.models.generative_model import GenerativeModel
 from remixer_t5x.models.interface import Batch, Params, select_arrays
 
 
 @dataclasses.dataclass(frozen=True)
-class Seq2Seq(Generating):
+class Seq2Seq(GenerativeModel):
     """An encoder-decoder.
 
     A batch has the arrays of seqio's EncDecFeatureConverter, [batch, length] int32: encoder_input_tokens,
@@ -34,18 +34,20 @@ class Seq2Seq(Generating):
         """Returns the encoder output [batch, length, embed] for `inputs` [batch, length], one example per row."""
         return self._apply('encode', params, inputs)
 
-    def _init_call(self, batch: Batch) -> tuple[str, dict[str, Any]]:
+    def _init_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
         arrays = select_arrays(batch, 'encoder_input_tokens', 'encoder_segment_ids', 'decoder_segment_ids')
         return '__call__', {**arrays, 'decoder_input_tokens': batch['decoder_target_tokens']}
 
-    def _hidden(self, params: Params, batch: Batch, rng: jax.Array | None = None) -> jax.Array:
+    def _compute_hidden(self, params: Params, batch: Batch, rng: jax.Array | None = None) -> jax.Array:
         inputs = select_arrays(batch, 'encoder_input_tokens', 'encoder_segment_ids', 'encoder_positions')
         encoded = self._apply('encode', params, **inputs, rng=rng)
         names = ('encoder_input_tokens', 'decoder_input_tokens')
         packed = ('encoder_segment_ids', 'decoder_segment_ids', 'decoder_positions')
         return self._apply('decode_hidden', params, encoded, **select_arrays(batch, *names, *packed), rng=rng)
 
-    def _generation(self, params: Params, inputs: jax.Array, max_length: int, eos_id: int = 1) -> decoding.Generation:
+    def _build_generation(
+        self, params: Params, inputs: jax.Array, max_length: int, eos_id: int = 1
+    ) -> decoding.Generation:
         encoded = self.encode(params, inputs)
         params = self._decoding_params(params)
 

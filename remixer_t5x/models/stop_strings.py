@@ -1,7 +1,7 @@
-"""Stop strings: generation ends with the token that completes one, as with Hugging Face's `StopStringCriteria`.
+"""Stop strings, which end generation when the generated text contains one, as in Hugging Face's `StopStringCriteria`.
 
-The strings are compiled into an automaton (Aho and Corasick 1975) that reads tokens. Its state is the longest end of
-the text so far that begins a stop string, so that a string is found wherever its tokens begin and end.
+The strings are compiled into an automaton over tokens (Aho and Corasick 1975), so stop strings need not be aligned with
+token boundaries. A state represents the longest suffix of the text that is a proper prefix of a stop string.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from remixer_t5x.errors import UserError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StopStrings:
-    """The automaton.
+    """Automaton that detects stop strings in a sequence of token ids.
 
     Attributes:
-        next_state: [states, ids] int32, the state after a token. State 0 has seen no beginning of a stop string.
+        next_state: [states, ids] int32, the state after each token. In state 0, no suffix of the text begins a stop
+            string.
         completes: [states, ids] bool, whether the token completes a stop string.
     """
 
@@ -30,7 +31,7 @@ class StopStrings:
 
     @classmethod
     def compile(cls, stop_strings: Sequence[str], token_texts: Sequence[bytes]) -> StopStrings:
-        """Builds the automaton for strings, from the text of each id."""
+        """Builds the automaton for `stop_strings`; `token_texts` are the UTF-8 texts of all token ids."""
         if not all(stop_strings):
             raise UserError(f'STOP_STRINGS must not contain an empty text, got {list(stop_strings)}')
         stops = tuple(text.encode() for text in stop_strings)
@@ -52,16 +53,16 @@ class StopStrings:
             next_state[:, ids] = by_byte[next_state[:, ids], values]
         return cls(next_state, completes)
 
-    def read(self, states: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the state after a token and whether the token completes a stop string; all arrays have one shape.
+    def next_states(self, states: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the state after each token and whether the token completes a stop string.
 
-        Ids without text, such as padding, keep the state.
+        All arrays have the same shape. Ids without text, such as padding, do not change the state.
         """
         is_known = (tokens >= 0) & (tokens < self.next_state.shape[1])
         next_states = jnp.where(is_known, jnp.asarray(self.next_state)[states, tokens], states)
         return next_states, is_known & jnp.asarray(self.completes)[states, tokens]
 
-    def read_all(self, tokens: jax.Array) -> jax.Array:
-        """Returns the states after [rows, length] tokens, [rows]."""
+    def states_after(self, tokens: jax.Array) -> jax.Array:
+        """Returns the state of each row after its tokens, [rows], for tokens [rows, length]."""
         states = jnp.zeros(tokens.shape[:1], jnp.int32)
-        return jax.lax.scan(lambda states, column: (self.read(states, column)[0], None), states, tokens.T)[0]
+        return jax.lax.scan(lambda states, column: (self.next_states(states, column)[0], None), states, tokens.T)[0]

@@ -119,7 +119,7 @@ def check_custom_sublayers(model: interface.Model) -> list[str]:
     Returns a line about each sublayer. Raises UserError if a decoder reads later tokens.
     """
     lines = []
-    for side, factories in interface.sublayers(model).items():
+    for side, factories in interface.sublayer_factories(model).items():
         bias = getattr(model.module, f'{side}_stack')().position_bias
         for name, factory in {_unwrap_partial(factory).__name__: factory for factory in factories}.items():
             if not _unwrap_partial(factory).__module__.startswith('remixer_t5x.'):

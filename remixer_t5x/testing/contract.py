@@ -263,7 +263,7 @@ def dropout(fixture: SublayerFixture) -> None:
         raise ContractViolation('deterministic=True requires a key') from error
     train_ctx = dataclasses.replace(ctx, deterministic=False)
     train = jax.jit(lambda params, key: model.apply({'params': params}, x, train_ctx, rngs={'dropout': key}))
-    with stack.traced_once():
+    with stack.trace_layers_once():
         trained = [np.asarray(train(fixture.params, fast_key(seed))) for seed in (1, 1, 2)]
     require(np.array_equal(trained[0], trained[1]), 'the same key gives different outputs')
     require(not np.allclose(trained[0], trained[2]), 'different keys give the same output')

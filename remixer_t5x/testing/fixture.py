@@ -94,7 +94,7 @@ class SublayerFixture:
         """Initial parameters, boxed with their logical axes."""
         init = jax.jit(self.stack().init)
         # Cache arrays rather than tracers, even if the first call is inside `jax.jit`.
-        with jax.ensure_compile_time_eval(), stack.traced_once():
+        with jax.ensure_compile_time_eval(), stack.trace_layers_once():
             return init(fast_key(0), self.features(0), self.context([[LENGTH]] * ROWS)).get('params', {})
 
     @functools.cached_property

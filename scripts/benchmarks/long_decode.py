@@ -34,7 +34,7 @@ class TimedGreedy(decoding.RowDecoder):
 
     seconds: Any = None
 
-    def make_chooser(self, rng: jax.Array | None, batch: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    def build_token_selector(self, rng: jax.Array | None, batch: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
         def record(tokens: jax.Array, index: jax.Array) -> jax.Array:
             self.seconds[:, index] = time.perf_counter(), time.process_time()
             return tokens

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.models.architecture.stack import layers_apart
+from remixer_t5x.models.architecture.stack import unstack_layers
 from remixer_t5x.models.decoding import Greedy
 from remixer_t5x.models.sampling import Sampling
 from tests.models import toy_generation as toy
@@ -185,9 +185,9 @@ def ended_before(tokens) -> np.ndarray:
 
 def test_layers_apart_are_slices_of_runs_and_stay_apart():
     _, params = make_seq2seq('remixer', VOCAB, (2, 1))
-    apart = layers_apart(params['decoder'])
+    apart = unstack_layers(params['decoder'])
     assert set(apart['run_0']) == {'layer_0', 'layer_1'} and set(apart['run_1']) == {'layer_0'}
     stacked = params['decoder']['run_0']['layer']
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[1]), apart['run_0']['layer_1'], stacked)
     np.testing.assert_array_equal(apart['final_norm']['scale'], params['decoder']['final_norm']['scale'])
-    jax.tree.map(np.testing.assert_array_equal, layers_apart(apart), apart)
+    jax.tree.map(np.testing.assert_array_equal, unstack_layers(apart), apart)

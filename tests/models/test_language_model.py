@@ -163,14 +163,20 @@ def test_packing_keeps_the_loss_of_documents():
     [
         (lambda model: model.loss(make_params(model), {'decoder_input_tokens': PROMPTS}), 'PREFIX_LM must be False'),
         (lambda _: make_params(make_model('window', True)), 'WindowMixer does not support bidirectional attention'),
-        (lambda model: interface.require(model, 'encode', 'infer --embed'), "for infer --embed, got 'decoder_only'"),
-        (lambda model: interface.require_type(model, 'encoder_decoder', 'fill_in'), 'must be encoder_decoder for fill'),
+        (
+            lambda model: interface.require_method(model, 'encode', 'infer --embed'),
+            "for infer --embed, got 'decoder_only'",
+        ),
+        (
+            lambda model: interface.require_model_type(model, 'encoder_decoder', 'fill_in'),
+            'must be encoder_decoder for fill',
+        ),
     ],
     ids=['prefix', 'mixer', 'ability', 'type'],
 )
 def test_unsupported_call_raises_a_one_line_error(call, message):
     model = make_model('attention', True)
-    interface.require(model, 'generate', 'infer')
+    interface.require_method(model, 'generate', 'infer')
     with pytest.raises(UserError, match=message) as error:
         call(model)
     assert '\n' not in str(error.value)

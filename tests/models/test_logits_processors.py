@@ -170,9 +170,9 @@ def test_stop_strings_are_found_wherever_their_tokens_begin(strings, ids):
         ends = [len(text) + place + 1 for place in range(len(piece))]
         expected = any((text + piece)[:end].endswith(string.encode()) for end in ends for string in strings)
         text += piece
-        state, is_complete = automaton.read(state, np.int32(token))
+        state, is_complete = automaton.next_states(state, np.int32(token))
         assert bool(is_complete) == expected
-    assert int(automaton.read_all(jnp.asarray([ids]))[0]) == int(state)
+    assert int(automaton.states_after(jnp.asarray([ids]))[0]) == int(state)
 
 
 @pytest.mark.parametrize('decoder', [Greedy(), Sampling(num_samples=3), BeamSearch(beams=3)])

@@ -130,5 +130,5 @@ def test_bfloat16_parameters_have_a_float32_loss_and_generate_the_same(name):
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape, scale=0.3).astype(leaf.dtype), shapes)
     tokens = np.arange(2, 10, dtype=np.int32)[None]
     batch = dict.fromkeys(('encoder_input_tokens', 'decoder_input_tokens', 'decoder_target_tokens'), tokens)
-    hidden = jax.jit(lambda params: model._hidden(params, batch, None))
+    hidden = jax.jit(lambda params: model._compute_hidden(params, batch, None))
     np.testing.assert_array_equal(hidden(params), hidden(decoding.cast_kernels(jnp.bfloat16, params)))

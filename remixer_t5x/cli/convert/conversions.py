@@ -162,7 +162,7 @@ def to_adapters(args: argparse.Namespace) -> None:
 
 def from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
     """`--from_t5x=DIR --to=MODEL_DIR`."""
-    interface.require_type(model, batch_formats.ENCODER_DECODER, '--from_t5x')
+    interface.require_model_type(model, batch_formats.ENCODER_DECODER, '--from_t5x')
     task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
     folder = converted.claim(args.to)
     print_line('reading', args.from_t5x)
@@ -176,7 +176,7 @@ def from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
 
 def to_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
     """`--checkpoint=PATH --to_t5x=DIR`."""
-    interface.require_type(model, batch_formats.ENCODER_DECODER, '--to_t5x')
+    interface.require_model_type(model, batch_formats.ENCODER_DECODER, '--to_t5x')
     params = restore(args, model, vocabulary)
     step = int(saved_params.find_checkpoint(args.checkpoint, '--checkpoint').name)
     checkpoint = t5x_checkpoint.write(args.to_t5x, params, step, model, bool(args.own_names))

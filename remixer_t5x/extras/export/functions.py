@@ -79,7 +79,7 @@ def make_functions(
     for name in names:
         if name not in NAMES:
             raise UserError(f'--functions must be some of {", ".join(supported_names(model))}, got {name!r}')
-        interface.require(model, name, f'export --functions={name}')
+        interface.require_method(model, name, f'export --functions={name}')
     array = batch_formats.input_array(model.model_type)
 
     def generate(weights: Weights, inputs: jax.Array, seed: jax.Array) -> Outputs:

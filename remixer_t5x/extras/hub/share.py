@@ -61,7 +61,7 @@ def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: s
                 print_line('warning', f'{package}, which model.gin imports, is not copied; the card says to install it')
     sublayers = {
         side: list(dict.fromkeys(type(factory()).__name__ for factory in factories))
-        for side, factories in interface.sublayers(model).items()
+        for side, factories in interface.sublayer_factories(model).items()
     }
     card = model_card.Card(
         name=name,

@@ -50,8 +50,8 @@ class SettingsDecoder(decoding.RowDecoder):
     top_p: Any = None
     end_id: int = 1
 
-    def make_chooser(self, rng: jax.Array | None, batch: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        """See `decoding.RowDecoder.make_chooser`; `rng` is [batch] keys."""
+    def build_token_selector(self, rng: jax.Array | None, batch: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        """See `decoding.RowDecoder.build_token_selector`; `rng` is [batch] keys."""
         fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
         keys, is_sampled = fold(rng, 0), self.temperature > 0
 

@@ -162,9 +162,9 @@ def arrays(params: Params) -> dict[str, np.ndarray]:
     """The parameters by PyTorch's names, `encoder.layers.3.remixer.wi_0.kernel`; adapters are merged."""
     flat = {name: np.asarray(array) for name, array in traverse_util.flatten_dict(params, sep='/').items()}
     for name in [name for name in flat if name.rpartition('/')[0] + f'/{dense.LORA_IN}' in flat]:
-        if name == lora.kernel_of(name):
+        if name == lora.adapted_kernel_name(name):
             flat[name] = np.asarray(
-                dense.merge_adapter(flat[name], *(flat[matrix] for matrix in lora.matrices_of(name)))
+                dense.merge_adapter(flat[name], *(flat[matrix] for matrix in lora.adapter_names(name)))
             )
     return dict(_torch_names({name: array for name, array in flat.items() if not lora.is_adapter(name)}))
 

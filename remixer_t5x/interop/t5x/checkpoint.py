@@ -328,7 +328,7 @@ def _to_network(flat: Mapping[str, Array], model: Seq2Seq) -> dict[str, Array]:
             raise UserError(
                 f"T5X's network has a single sequence of PreNorm layers, and this model has other layers; {_KEEP_NAMES}"
             )
-    sublayers = [factory() for factories in interface.sublayers(model).values() for factory in factories]
+    sublayers = [factory() for factories in interface.sublayer_factories(model).values() for factory in factories]
     if later := sorted({name for sublayer in sublayers for name in non_t5_options(sublayer)}):
         raise UserError(f"T5X's network has no {', '.join(later)}; {_KEEP_NAMES}")
     if module.tied != module.scaled_output:

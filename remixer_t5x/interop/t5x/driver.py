@@ -18,7 +18,7 @@ from t5x import models
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
-from remixer_t5x.models.architecture.stack import layers_apart
+from remixer_t5x.models.architecture.stack import unstack_layers
 
 
 class _T5XModule(EncoderDecoder):
@@ -72,7 +72,7 @@ class EncoderDecoderModel(models.EncoderDecoderModel):
 
     def predict_batch_with_aux(self, params: Any, batch: Mapping[str, jax.Array], *args: Any, **kwargs: Any) -> Any:
         """Same as in T5X, but unstacks the layers once instead of slicing stacked parameters at every decoding step."""
-        params = {**params, 'decoder': layers_apart(params['decoder'])}
+        params = {**params, 'decoder': unstack_layers(params['decoder'])}
         return super().predict_batch_with_aux(params, batch, *args, **kwargs)
 
     def _compute_kv_cache(

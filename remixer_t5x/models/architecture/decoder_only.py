@@ -16,7 +16,7 @@ from flax import linen as nn
 
 from remixer_t5x import axes, ranges
 from remixer_t5x.context import describe_tokens
-from remixer_t5x.models.architecture.encoder_decoder import checked_dtype
+from remixer_t5x.models.architecture.encoder_decoder import parse_dtype
 from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.layers.dense import Dense
 from remixer_t5x.models.layers.embedding import Embed, output_scale
@@ -54,7 +54,7 @@ class DecoderOnly(nn.Module):
     begin_id: int = 0
 
     def setup(self) -> None:
-        self.token_embedder = self.embedding(self.vocab_size, self.embed_dim, dtype=checked_dtype(self.dtype))
+        self.token_embedder = self.embedding(self.vocab_size, self.embed_dim, dtype=parse_dtype(self.dtype))
         self.decoder = self.decoder_stack()
         if not self.tied:
             self.logits = Dense(self.vocab_size, (axes.EMBED, axes.VOCAB))

@@ -21,7 +21,7 @@ from remixer_t5x.models.layers.dense import Dense
 from remixer_t5x.models.layers.embedding import Embed, output_scale
 
 
-def checked_dtype(name: str) -> jnp.dtype:
+def parse_dtype(name: str) -> jnp.dtype:
     """Returns the dtype of activations. Raises UserError for float16, because T5's activations overflow."""
     if str(name) not in ('float32', 'bfloat16'):
         raise UserError(f"DTYPE must be 'bfloat16' or 'float32', got {name!r}; pass --gin.DTYPE=bfloat16")
@@ -64,11 +64,9 @@ class EncoderDecoder(nn.Module):
     logit_softcap: ranges.Positive | None = None
 
     def setup(self) -> None:
-        self.token_embedder = self.embedding(self.vocab_size, self.embed_dim, dtype=checked_dtype(self.dtype))
+        self.token_embedder = self.embedding(self.vocab_size, self.embed_dim, dtype=parse_dtype(self.dtype))
         if not self.shared_embedding:
-            self.decoder_token_embedder = self.embedding(
-                self.vocab_size, self.embed_dim, dtype=checked_dtype(self.dtype)
-            )
+            self.decoder_token_embedder = self.embedding(self.vocab_size, self.embed_dim, dtype=parse_dtype(self.dtype))
         self.encoder = self.encoder_stack()
         self.decoder = self.decoder_stack()
         if not self.tied:

@@ -5,7 +5,7 @@
     logits = head(h) Embed^T + b  (BertHead: Devlin et al. 2019, section 3.1), or h Embed^T / sqrt(D) without a head
 
 The stack is the same as in an encoder-decoder, so every encoder sublayer and every layout works. T5 scales the input
-of a tied output by 1 / sqrt(D); BERT instead initialises embeddings with standard deviation 0.02.
+of a tied output by 1 / sqrt(D); BERT instead initializes embeddings with standard deviation 0.02.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from flax import linen as nn
 
 from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext, describe_tokens
-from remixer_t5x.models.architecture.encoder_decoder import checked_dtype
+from remixer_t5x.models.architecture.encoder_decoder import parse_dtype
 from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.layers.dense import Dense
 from remixer_t5x.models.layers.embedding import Embed, output_scale
@@ -58,7 +58,7 @@ class EncoderOnly(nn.Module):
     separator_id: int | None = None
 
     def setup(self) -> None:
-        self.token_embedder = self.embedding(self.vocab_size, self.embed_dim, dtype=checked_dtype(self.dtype))
+        self.token_embedder = self.embedding(self.vocab_size, self.embed_dim, dtype=parse_dtype(self.dtype))
         self.encoder = self.encoder_stack()
         if self.input_layer is not None:
             self.input = self.input_layer()
@@ -241,7 +241,7 @@ class TransformedClassifierHead(nn.Module):
         outputs: number of labels, or 1 for a regression.
         pooling: `first_token` or `mean_of_tokens`.
         norm: factory of the norm.
-        dropout_rate: dropout on the normalised features.
+        dropout_rate: dropout on the normalized features.
     """
 
     outputs: ranges.Count

@@ -3,7 +3,7 @@
     pre         y = x + f(N(x));   z = y + g(N(y))
     post        y = N(x + f(x));   z = N(y + g(y))
     sandwich    y = x + N(f(N(x)));   z = y + N(g(N(y)))       Gemma 2 and T5Gemma
-    rezero      y = x + a f(x);    z = y + b g(y)       a, b learned and initialised with 0; no norms
+    rezero      y = x + a f(x);    z = y + b g(y)       a, b learned and initialized with 0; no norms
     parallel    z = x + f(N(x)) + g(N(x))
     serialized  y = x + f(N(x));   z = x + g(N(y))
 
@@ -80,10 +80,10 @@ class NormedLayer(Layer):
 
 
 class PreNorm(NormedLayer):
-    """Normalises the input of each sublayer, as T5 does.
+    """Normalizes the input of each sublayer, as T5 does.
 
     Attributes:
-        first_norm: whether the first sublayer has a norm; False suits normalised embeddings, as in ModernBERT.
+        first_norm: whether the first sublayer has a norm; False suits normalized embeddings, as in ModernBERT.
     """
 
     first_norm: bool = True
@@ -97,7 +97,7 @@ class PreNorm(NormedLayer):
 
 
 class PostNorm(NormedLayer):
-    """Normalises the sum of input and update, as the original Transformer does."""
+    """Normalizes the sum of input and update, as the original Transformer does."""
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
@@ -107,7 +107,7 @@ class PostNorm(NormedLayer):
 
 
 class SandwichNorm(NormedLayer):
-    """Normalises the input and the output of each sublayer (Ding et al. 2021), as Gemma 2 and T5Gemma do."""
+    """Normalizes the input and the output of each sublayer (Ding et al. 2021), as Gemma 2 and T5Gemma do."""
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
@@ -119,7 +119,7 @@ class SandwichNorm(NormedLayer):
 
 
 class ReZero(Layer):
-    """Scales each update by a learned number, initialised with 0, without norms (Bachlechner et al. 2020)."""
+    """Scales each update by a learned number, initialized with 0, without norms (Bachlechner et al. 2020)."""
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
@@ -131,7 +131,7 @@ class ReZero(Layer):
 
 
 class Parallel(NormedLayer):
-    """Applies all sublayers to the same normalised input and adds their updates."""
+    """Applies all sublayers to the same normalized input and adds their updates."""
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:

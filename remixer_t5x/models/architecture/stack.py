@@ -41,20 +41,20 @@ def dots_remat(prim, *args, **params) -> bool:
     return _DOTS_AND_ATTENTION(prim, *args, **params) or prim.name == _CUDNN_ATTENTION
 
 
-_TRACED_ONCE = contextvars.ContextVar('traced_once', default=False)
+_TRACE_ONCE = contextvars.ContextVar('trace_layers_once', default=False)
 
 
 @contextlib.contextmanager
-def traced_once() -> Iterator[None]:
+def trace_layers_once() -> Iterator[None]:
     """Traces the layer of a run once instead of twice, which halves the tracing time.
 
     The same seed draws different random numbers inside this context, so use it for shapes or arbitrary parameters only.
     """
-    token = _TRACED_ONCE.set(True)
+    token = _TRACE_ONCE.set(True)
     try:
         yield
     finally:
-        _TRACED_ONCE.reset(token)
+        _TRACE_ONCE.reset(token)
 
 
 class _Repeated(nn.Module):
@@ -85,7 +85,7 @@ class _UnrolledRun(nn.Module):
         return x
 
 
-def layers_apart(params: Params) -> Params:
+def unstack_layers(params: Params) -> Params:
     """Unstacks the parameters of runs, `{'layer': stacked}`, into layers, `{'layer_0': ..., 'layer_1': ...}`.
 
     Decoding accepts both forms; unstacking before many steps avoids slicing in each step. All other parameters and
@@ -94,7 +94,7 @@ def layers_apart(params: Params) -> Params:
     if not isinstance(params, Mapping):
         return params
     if set(params) != {'layer'}:
-        return {name: layers_apart(child) for name, child in params.items()}
+        return {name: unstack_layers(child) for name, child in params.items()}
     stacked = params['layer']
     count = jax.tree.leaves(stacked)[0].shape[0]
     return {f'layer_{index}': jax.tree.map(operator.itemgetter(index), stacked) for index in range(count)}
@@ -174,7 +174,7 @@ class Stack(nn.Module):
 
     def _run(self, name: str, layer: LayerFactory, count: int, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         if ctx.decode:
-            apart = nn.map_variables(_UnrolledRun, 'params', trans_in_fn=layers_apart)
+            apart = nn.map_variables(_UnrolledRun, 'params', trans_in_fn=unstack_layers)
             return apart(layer, count, name=name)(x, ctx)
         body: type[nn.Module] = _Repeated
         unroll = count if self.unroll is None else min(self.unroll, count)
@@ -184,7 +184,7 @@ class Stack(nn.Module):
         split = {'params': True, 'dropout': True}
         # Flax's check traces the layer twice, and the second trace draws other random numbers than the first. It stays
         # enabled if random numbers are drawn, because they must not change for a seed.
-        draws = any(self.has_rng(name) for name in split) and not _TRACED_ONCE.get()
+        draws = any(self.has_rng(name) for name in split) and not _TRACE_ONCE.get()
         run = nn.scan(
             body,
             variable_axes={'params': 0, 'intermediates': 0},

@@ -13,7 +13,7 @@ from flax import linen as nn
 
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.models.architecture.layer import Layer
-from remixer_t5x.models.architecture.stack import traced_once
+from remixer_t5x.models.architecture.stack import trace_layers_once
 from remixer_t5x.models.interface import Model
 from remixer_t5x.testing.fixture import fast_key
 
@@ -73,7 +73,7 @@ def _outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tuple[list[K
             outputs['decoder'] = apply('decoder', 'decode_hidden', *memory, targets)
         return {stack: y.astype(jnp.float32) for stack, y in outputs.items()}
 
-    with traced_once():
+    with trace_layers_once():
         outputs = jax.device_get(run(fast_key(seed)))
     return kinds, {stack: np.asarray(y, np.float64) for stack, y in outputs.items()}
 

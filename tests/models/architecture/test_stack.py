@@ -49,7 +49,7 @@ def test_a_layer_without_random_numbers_is_traced_once(variables):
 
 
 def test_shapes_need_one_trace(variables):
-    with stack.traced_once():
+    with stack.trace_layers_once():
         assert traces(lambda key: STACK.init(key, X, context()), jax.random.key(0)) == 1
         shapes = jax.eval_shape(lambda key: STACK.init(key, X, context()), jax.random.key(0))
     assert jax.tree.structure(shapes) == jax.tree.structure(variables)

@@ -1,4 +1,4 @@
-"""The base class of models with a decoder: loss, scores and generated text."""
+"""Base class of models that generate text: encoder-decoders and decoder-only language models."""
 
 import dataclasses
 from typing import ClassVar
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from remixer_t5x.models import decoding, losses
-from remixer_t5x.models.architecture.stack import layers_apart
+from remixer_t5x.models.architecture.stack import unstack_layers
 from remixer_t5x.models.interface import Batch, Model, Params, Sums, count_sequences, targets_and_weights
 from remixer_t5x.models.stop_strings import StopStrings
 
@@ -15,13 +15,13 @@ _GREEDY = decoding.Greedy()
 
 
 @dataclasses.dataclass(frozen=True)
-class Generating(Model):
-    """Predicts the next token of `decoder_target_tokens`.
+class GenerativeModel(Model):
+    """Base class of models with a decoder that predicts `decoder_target_tokens`.
 
     Attributes:
         module: the Flax module with the decoder.
         loss_function: the loss of the target tokens.
-        input_array: the name, in a batch, of the [batch, length] int32 array that the generated text follows.
+        input_array: name of the batch array, [batch, length] int32, with the inputs or prompts of generation.
     """
 
     loss_function: losses.CrossEntropy = losses.CrossEntropy()
@@ -30,20 +30,22 @@ class Generating(Model):
 
     @property
     def logit_softcap(self) -> float | None:
-        """The softcap of the module's output logits."""
+        """Returns the softcap of the output logits, or None."""
         return None
 
-    def _hidden(self, params: Params, batch: Batch, rng: jax.Array | None = None) -> jax.Array:
+    def _compute_hidden(self, params: Params, batch: Batch, rng: jax.Array | None = None) -> jax.Array:
         """Returns the input of the output projection, [batch, length, embed]; dropout is enabled if `rng` is a key."""
         raise NotImplementedError
 
-    def _generation(self, params: Params, inputs: jax.Array, max_length: int, eos_id: int = 1) -> decoding.Generation:
-        """Encodes the inputs and prepares the steps of a decoder."""
+    def _build_generation(
+        self, params: Params, inputs: jax.Array, max_length: int, eos_id: int = 1
+    ) -> decoding.Generation:
+        """Encodes the inputs and returns the model's decoding functions."""
         raise NotImplementedError
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-        """See `Model.loss`; the sum is over the target tokens with a weight."""
-        hidden = self._hidden(params, batch, dropout_rng)
+        """See `Model.loss`; the loss is summed over the target tokens with nonzero weights."""
+        hidden = self._compute_hidden(params, batch, dropout_rng)
         loss, sums = self.loss_function(
             hidden, self.module.output_kernel(params), *targets_and_weights(batch, 'decoder'), self.logit_softcap
         )
@@ -54,8 +56,8 @@ class Generating(Model):
         return self.score_and_match(params, batch)[0]
 
     def score_and_match(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """Returns `score`, and whether greedy decoding would return the target tokens of each row, [batch] bool."""
-        hidden, (targets, weights) = self._hidden(params, batch), targets_and_weights(batch, 'decoder')
+        """Returns `score`, and whether greedy decoding would generate the target tokens of each row, [batch] bool."""
+        hidden, (targets, weights) = self._compute_hidden(params, batch), targets_and_weights(batch, 'decoder')
         kernel = self.module.output_kernel(params)
         return losses.score_and_match_rows(
             hidden, kernel, targets, weights, self.loss_function.chunk_length, self.logit_softcap
@@ -67,10 +69,10 @@ class Generating(Model):
         Args:
             params: unboxed parameters.
             inputs: [batch, input_length] int32.
-            choices: [batch, choices, length] int32, each with its end token and 0 after it; a choice of only padding
-                has the score 0.
+            choices: [batch, choices, length] int32, each followed by its end token and zeros; the score of a choice
+                with only padding is 0.
         """
-        return decoding.score_choices(self._generation(params, inputs, choices.shape[2]), choices)
+        return decoding.score_choices(self._build_generation(params, inputs, choices.shape[2]), choices)
 
     def predict(
         self,
@@ -94,15 +96,15 @@ class Generating(Model):
         rng: jax.Array | None = None,
         stop_strings: StopStrings | None = None,
     ) -> decoding.Decoded:
-        """Generates from `input_array`: tokens [batch, n, max_decode_length] and scores [batch, n].
+        """Generates text from `input_array`: tokens [batch, n, max_decode_length] and scores [batch, n].
 
         Args:
             params: unboxed parameters.
-            batch: has `input_array`, one example per row, padded with 0; a row of padding has tokens and scores of 0.
+            batch: contains `input_array`, one example per row, padded with 0; tokens and scores of empty rows are 0.
             max_decode_length: maximum number of tokens to generate, including the end token.
             eos_id: the token that ends a sequence; tokens after it are 0.
-            decoder: `decoding.Greedy()`, `sampling.Sampling(...)` or `beam_search.BeamSearch(...)`, which sets n.
-            rng: one key or [batch] keys, for decoders that sample.
+            decoder: `decoding.Greedy()`, `sampling.Sampling(...)` or `beam_search.BeamSearch(...)`; determines n.
+            rng: a single key or [batch] keys, for sampling decoders.
             stop_strings: texts that end a sequence, in addition to `eos_id`.
         """
         return decoder(self.prepare_generation(params, batch, max_decode_length, eos_id, stop_strings), rng)
@@ -111,15 +113,15 @@ class Generating(Model):
         self, params: Params, batch: Batch, max_length: int, eos_id: int = 1, stop_strings: StopStrings | None = None
     ) -> decoding.Generation:
         """Encodes the inputs for a decoder; see `generate` for the arguments."""
-        generation = self._generation(params, batch[self.input_array], max_length, eos_id)
+        generation = self._build_generation(params, batch[self.input_array], max_length, eos_id)
         return dataclasses.replace(generation, stop_strings=stop_strings)
 
     def _decoding_params(self, params: Params) -> Params:
         """Prepares parameters for decoding: unstacks layers and casts kernels to the dtype of activations."""
-        params = {**params, 'decoder': layers_apart(params['decoder'])}
-        # A GPU would otherwise read float32 kernels and cast them at every step.
+        params = {**params, 'decoder': unstack_layers(params['decoder'])}
+        # The barrier prevents XLA:GPU from moving the casts into the decoding loop, where they would run at every step.
         return jax.lax.optimization_barrier(decoding.cast_kernels(jnp.dtype(self.module.dtype), params))
 
     def _next_logits(self, params: Params, hidden: jax.Array) -> jax.Array:
-        """Returns logits of the next token, [rows, vocab] float32, from the decoder's output [rows, 1, embed]."""
+        """Returns the logits of the next token, [rows, vocab] float32, for the decoder's output [rows, 1, embed]."""
         return losses.token_logits(hidden[:, 0], self.module.output_kernel(params), self.logit_softcap)
