@@ -1,10 +1,10 @@
-"""Beam search: finds the n best sequences by keeping the most likely beginnings at each step.
+"""Beam search, which extends the most likely partial sequences (live beams) at each step.
 
-Each step extends the live beams by every token and takes the best 2 * beams of all candidates. Among the best `beams`
-of these, the candidates that end are added to the ended sequences, of which only the best are kept. The best `beams`
-candidates that do not end stay live. At the last position every candidate counts as ended. The results equal those of
-Hugging Face's `generate`, also with logits processors, which change log-probabilities. In T5X all 2 * beams candidates
-may end, and its penalty is `BrevityPenalty`.
+Each step extends the live beams by every token and selects the best 2 * beams candidates. Candidates that end and are
+among the best `beams` are added to the ended sequences, of which only the best `beams` are retained. The best `beams`
+candidates that do not end become the next live beams. At the last position, every candidate ends. The results equal
+those of Hugging Face's `generate`, including logits processors, which are applied to log-probabilities. T5X differs: it
+allows all 2 * beams candidates to end, and uses `BrevityPenalty`.
 """
 
 import dataclasses
@@ -19,13 +19,16 @@ from remixer_t5x.kernels.compile_target import on_single_cpu
 from remixer_t5x.models.decoding import Cache, Decoded, Generation, top_values
 from remixer_t5x.models.logits_processors import LogitsOptions
 
-# Returns the positive divisor of the score of a sequence of `length` tokens, including its end token.
+# Maps the length of a sequence, including its end token, to the positive divisor of its score.
 LengthPenalty = Callable[[jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
 class PowerPenalty:
-    """Hugging Face's penalty `length ** alpha`: 0 compares sums of log-probabilities, 1 compares means."""
+    """Hugging Face's length penalty, `length ** alpha`.
+
+    With alpha = 0, sequences are compared by the sum of their log-probabilities; with alpha = 1, by the mean.
+    """
 
     alpha: float = 1.0
 
@@ -35,7 +38,7 @@ class PowerPenalty:
 
 @dataclasses.dataclass(frozen=True)
 class BrevityPenalty:
-    """T5X's penalty `((5 + length) / 6) ** alpha` (Wu et al. 2016)."""
+    """T5X's length penalty, `((5 + length) / 6) ** alpha` (Wu et al. 2016)."""
 
     alpha: float = 0.6
 
@@ -46,11 +49,19 @@ class BrevityPenalty:
 def until_settled(
     live: jax.Array, ended: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
 ) -> jax.Array:
-    """Stops when no live beam can beat the worst ended sequence at any length, for a penalty monotone in length.
+    """Stops when no live beam can beat the worst ended sequence at any length, as in T5X.
 
-    This is T5X's rule, and Hugging Face's `early_stopping='never'`. A rule returns whether the search continues,
-    [batch] bool, from the largest sum of log-probabilities of the live beams [batch], the worst score of the ended
-    sequences [batch] (-inf while there are fewer than `beams`), and the number of generated tokens.
+    Equivalent to Hugging Face's `early_stopping='never'`. The penalty must be monotone in length.
+
+    Args:
+        live: [batch], largest sum of log-probabilities of the live beams.
+        ended: [batch], worst score of the ended sequences; -inf if fewer than `beams` sequences have ended.
+        length: number of generated tokens.
+        max_length: maximum number of tokens.
+        penalty: length penalty.
+
+    Returns:
+        [batch] bool, whether the search continues.
     """
     return jnp.maximum(live / penalty(max_length), live / penalty(length)) > ended
 
@@ -58,9 +69,10 @@ def until_settled(
 def until_unlikely(
     live: jax.Array, ended: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
 ) -> jax.Array:
-    """Stops when no live beam, at its present length, beats the worst ended sequence; Hugging Face's default.
+    """Stops when no live beam has a better score at its current length than the worst ended sequence.
 
-    This is faster than `until_settled`, but misses a beam whose score would rise with its length.
+    This is Hugging Face's default. The search stops earlier than with `until_settled`, but can miss beams whose score
+    would increase with their length.
     """
     return live / penalty(length) > ended
 
@@ -68,12 +80,12 @@ def until_unlikely(
 def until_enough(
     live: jax.Array, ended: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
 ) -> jax.Array:
-    """Stops when as many sequences have ended as there are beams; Hugging Face's `early_stopping=True`."""
+    """Stops when `beams` sequences have ended, equivalent to Hugging Face's `early_stopping=True`."""
     return jnp.isneginf(ended)
 
 
 class _Beams(NamedTuple):
-    """Sequences: tokens [batch, count, length] and scores [batch, count], -inf for missing sequences."""
+    """Sequences with tokens [batch, count, length] and scores [batch, count], -inf for unused slots."""
 
     tokens: jax.Array
     scores: jax.Array
@@ -81,15 +93,15 @@ class _Beams(NamedTuple):
 
 class _State(NamedTuple):
     index: jax.Array  # of the token to generate, int32
-    live: _Beams  # scores are sums of log-probabilities, in no order
-    ended: _Beams  # scores are divided by the penalty, best first
+    live: _Beams  # unsorted; scores are sums of log-probabilities
+    ended: _Beams  # best first; scores are divided by the penalty
     is_open: jax.Array  # [batch], whether the search continues
     cache: Cache
-    stop_states: jax.Array | None  # [batch, beams], of the stop strings
+    stop_states: jax.Array | None  # [batch, beams], states of the stop-string automaton
 
 
 class _Candidates(NamedTuple):
-    """The best extensions of live beams, best first, each [batch, 2 * beams]."""
+    """The best extensions of live beams, best first; each array is [batch, 2 * beams]."""
 
     scores: jax.Array
     parents: jax.Array  # index of the live beam that is extended
@@ -98,13 +110,15 @@ class _Candidates(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class BeamSearch(LogitsOptions):
-    """Returns `beams` sequences, best first; if fewer exist, the rest have the score -inf and no tokens.
+    """Decoder that returns the best `beams` sequences, best first.
+
+    If fewer sequences exist, the remaining slots have no tokens and the score -inf.
 
     Attributes:
-        beams: number of live beams, and of sequences returned.
-        length_penalty: divisor of the score of an ended sequence, a function of its length: `PowerPenalty(alpha)`,
+        beams: number of live beams and of returned sequences.
+        length_penalty: maps the length of an ended sequence to the divisor of its score: `PowerPenalty(alpha)` or
             `BrevityPenalty(alpha)`.
-        stop: the stopping rule of a sequence's search: `until_settled`, `until_unlikely` or `until_enough`.
+        stop: the stopping rule: `until_settled`, `until_unlikely` or `until_enough`.
     """
 
     beams: ranges.Count = 4
@@ -115,13 +129,13 @@ class BeamSearch(LogitsOptions):
         cache = generation.allocate(self.beams)
         beam_leaves = _find_beam_leaves(cache, jax.eval_shape(lambda: generation.allocate(2 * self.beams)))
 
-        def keep_going(state: _State) -> jax.Array:
+        def should_continue(state: _State) -> jax.Array:
             return (state.index < generation.max_length) & jnp.any(state.is_open)
 
         def body(state: _State) -> _State:
             return self._step(generation, beam_leaves, state)
 
-        state = jax.lax.while_loop(keep_going, body, self._start(generation, cache))
+        state = jax.lax.while_loop(should_continue, body, self._start(generation, cache))
         tokens, scores = state.ended
         tokens = jnp.where(jnp.isneginf(scores)[..., None], 0, tokens)
         return Decoded(tokens, jnp.where(generation.has_input[:, None], scores, 0.0))
@@ -130,7 +144,7 @@ class BeamSearch(LogitsOptions):
         batch = generation.has_input.shape[0]
         tokens = jnp.zeros((batch, self.beams, generation.max_length), jnp.int32)
         none = jnp.full((batch, self.beams), -jnp.inf, jnp.float32)
-        # All beams are equal at the start, so only the first may be extended.
+        # All beams are identical at first, so only the first beam has a finite score and is extended.
         live = _Beams(tokens, none.at[:, 0].set(0.0))
         states = generation.first_stop_states(self.beams)
         states = None if states is None else states.reshape(batch, self.beams)
@@ -138,7 +152,7 @@ class BeamSearch(LogitsOptions):
 
     def _step(self, generation: Generation, beam_leaves: list[bool], state: _State) -> _State:
         index, live, ended, is_open, cache, stop_states = state
-        # At the first step this reads the last position, which is replaced below.
+        # At the first step, index - 1 selects the last position, whose token is replaced by `first` below.
         previous = live.tokens[:, :, index - 1].reshape(-1)
         first = 0 if generation.last is None else generation.first_tokens(self.beams)
         logits, cache = generation.step(jnp.where(index == 0, first, previous), cache)
@@ -147,46 +161,49 @@ class BeamSearch(LogitsOptions):
             generated = live.tokens.reshape(-1, generation.max_length)
             logits = generation.process_logits(processors, jax.nn.log_softmax(logits), generated, index)
         candidates = _best_extensions(live.scores, logits, 2 * self.beams, normalize=not processors)
-        tokens = _take(live.tokens, candidates.parents)
+        tokens = _gather(live.tokens, candidates.parents)
         tokens = jax.lax.dynamic_update_slice_in_dim(tokens, candidates.tokens[..., None], index, axis=2)
         length = index + 1
         ends = (candidates.tokens == generation.eos_id) | (length == generation.max_length)
         if generation.stop_strings is not None:
-            parent_states = _take(stop_states, candidates.parents)
-            candidate_states, is_complete = generation.stop_strings.read(parent_states, candidates.tokens)
+            parent_states = _gather(stop_states, candidates.parents)
+            candidate_states, is_complete = generation.stop_strings.next_states(parent_states, candidates.tokens)
             ends |= is_complete
 
         may_end = ends & (jnp.arange(ends.shape[1]) < self.beams) & is_open[:, None]
         scores = jnp.where(may_end, candidates.scores / self.length_penalty(length), -jnp.inf)
-        ended = _best(self.beams, ended, _Beams(tokens, scores))
+        ended = _select_best(self.beams, ended, _Beams(tokens, scores))
 
         _, chosen = top_values(jnp.where(ends, -jnp.inf, candidates.scores), self.beams)
-        chosen, parents = _place_near_parents(chosen, _take(candidates.parents, chosen))
-        live = _Beams(_take(tokens, chosen), jnp.where(_take(ends, chosen), -jnp.inf, _take(candidates.scores, chosen)))
-        stop_states = None if stop_states is None else _take(candidate_states, chosen)
+        chosen, parents = _place_near_parents(chosen, _gather(candidates.parents, chosen))
+        live = _Beams(
+            _gather(tokens, chosen),
+            jnp.where(_gather(ends, chosen), -jnp.inf, _gather(candidates.scores, chosen)),
+        )
+        stop_states = None if stop_states is None else _gather(candidate_states, chosen)
         cache = _reorder_cache(cache, beam_leaves, parents)
         best_live, worst_ended = jnp.max(live.scores, axis=1), ended.scores[:, -1]
         can_improve = self.stop(best_live, worst_ended, length, generation.max_length, self.length_penalty)
         return _State(length, live, ended, is_open & can_improve & ~jnp.isneginf(best_live), cache, stop_states)
 
 
-def _take(array: jax.Array, index: jax.Array) -> jax.Array:
-    """[batch, n, ...] and [batch, m] indices -> [batch, m, ...]."""
+def _gather(array: jax.Array, index: jax.Array) -> jax.Array:
+    """Gathers along the second axis: [batch, n, ...] and indices [batch, m] to [batch, m, ...]."""
     return jax.vmap(lambda row, index: row.at[index].get(mode='promise_in_bounds'))(array, index)
 
 
-def _best(count: int, *groups: _Beams) -> _Beams:
-    """Returns the best sequences of all groups, best first. If scores are equal, the earlier group wins."""
+def _select_best(count: int, *groups: _Beams) -> _Beams:
+    """Returns the best sequences of all groups, best first; ties are resolved in favor of earlier groups."""
     tokens, scores = (jnp.concatenate(parts, axis=1) for parts in zip(*groups, strict=True))
     scores, index = top_values(scores, count)
-    return _Beams(_take(tokens, index), scores)
+    return _Beams(_gather(tokens, index), scores)
 
 
 def _best_extensions(scores: jax.Array, logits: jax.Array, count: int, normalize: bool = True) -> _Candidates:
     """Returns the `count` best extensions of all beams, from scores [batch, beams] and logits [rows, vocab].
 
-    Takes the best of each beam and then the best of these, so that no unneeded score is computed. `normalize` is False
-    for log-probabilities.
+    Selects the best extensions of each beam first, to avoid computing scores for all tokens. Set `normalize` to False
+    if `logits` are log-probabilities.
     """
     batch, beams = scores.shape
     largest, tokens = (x.reshape(batch, beams, -1) for x in top_values(logits, min(count, logits.shape[-1])))
@@ -202,37 +219,41 @@ def _best_extensions(scores: jax.Array, logits: jax.Array, count: int, normalize
 
 
 def _find_beam_leaves(cache: Cache, larger: Cache) -> list[bool]:
-    """Returns whether each leaf of a cache has rows for beams: its shape differs in `larger`, for twice the beams."""
+    """Returns, for each leaf of `cache`, whether it has separate rows for beams.
+
+    These are the leaves whose shape differs in `larger`, a cache for twice the number of beams.
+    """
     pairs = zip(jax.tree.leaves(cache), jax.tree.leaves(larger), strict=True)
     return [leaf.shape != other.shape for leaf, other in pairs]
 
 
 def _place_near_parents(chosen: jax.Array, parents: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Assigns beams to the slots of their parents where possible, so that few rows of the cache are copied.
+    """Assigns beams to the slots of their parents if possible, to reduce the number of cache rows to copy.
 
-    One child of each parent gets the parent's slot; other children get the slots of beams without a child.
+    The first child of each parent is assigned to the parent's slot; other children are assigned to the slots of beams
+    without children.
 
     Args:
-        chosen: [batch, beams], indices of the candidates that stay live.
-        parents: [batch, beams], the place of each candidate's parent.
+        chosen: [batch, beams], indices of the candidates that become live beams.
+        parents: [batch, beams], the slot of each candidate's parent.
 
     Returns:
-        `chosen` and `parents` in the order of the new places.
+        `chosen` and `parents` in the order of the new slots.
     """
     beams = parents.shape[1]
     is_parent = jnp.any(parents[:, :, None] == jnp.arange(beams), axis=1)
     has_earlier_sibling = jnp.any(jnp.tril(parents[:, :, None] == parents[:, None, :], -1), axis=2)
     free = jnp.argsort(is_parent, axis=1, stable=True)
-    place = jnp.where(has_earlier_sibling, _take(free, jnp.cumsum(has_earlier_sibling, axis=1) - 1), parents)
+    place = jnp.where(has_earlier_sibling, _gather(free, jnp.cumsum(has_earlier_sibling, axis=1) - 1), parents)
     order = jnp.argsort(place, axis=1)
-    return _take(chosen, order), _take(parents, order)
+    return _gather(chosen, order), _gather(parents, order)
 
 
 def _reorder_cache(cache: Cache, beam_leaves: list[bool], parents: jax.Array) -> Cache:
-    """Copies the rows of beam `parents[:, i]` to beam i of each sequence; see `_place_near_parents`."""
+    """Copies the cache rows of beam `parents[:, i]` to beam i of each sequence; see `_place_near_parents`."""
     leaves, tree = jax.tree.flatten(cache)
     old = [leaf for leaf, has_beams in zip(leaves, beam_leaves, strict=True) if has_beams]
-    # On other devices, a loop of small copies is slower than one gather.
+    # A loop of small copies is faster than one gather only on a single CPU device.
     new = iter(_copy_rows(old, parents) if on_single_cpu() else _gather_rows(old, parents))
     return tree.unflatten(
         [next(new) if has_beams else leaf for leaf, has_beams in zip(leaves, beam_leaves, strict=True)]
@@ -241,13 +262,13 @@ def _reorder_cache(cache: Cache, beam_leaves: list[bool], parents: jax.Array) ->
 
 def _gather_rows(leaves: list[jax.Array], parents: jax.Array) -> list[jax.Array]:
     """Gathers all rows of [batch * beams, ...] leaves from their parents."""
-    return [_take(leaf.reshape(*parents.shape, *leaf.shape[1:]), parents).reshape(leaf.shape) for leaf in leaves]
+    return [_gather(leaf.reshape(*parents.shape, *leaf.shape[1:]), parents).reshape(leaf.shape) for leaf in leaves]
 
 
 def _copy_rows(leaves: list[jax.Array], parents: jax.Array) -> list[jax.Array]:
-    """Equals `_gather_rows`, but copies rows in place, except rows that are their own parents.
+    """Computes `_gather_rows` in place, copying only rows whose parent has a different slot.
 
-    A gather would write the cache twice. No row is both read and written, because a parent keeps its place.
+    Copying in place is safe, because the parent of a copied row always remains in its slot and is not overwritten.
     """
     batch, beams = parents.shape
     source = (parents + beams * jnp.arange(batch)[:, None]).reshape(-1)

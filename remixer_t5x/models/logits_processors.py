@@ -1,7 +1,7 @@
 """Logits processors: constraints on the next token, with the names and semantics of Hugging Face's `generate`.
 
-A processor is a pure function of the logits, the tokens before the next one, and the step, so it runs under `jax.jit`.
-Forbidden tokens get the logit -inf. Beam search processes log-probabilities in place of logits, as transformers does.
+A processor is a pure function of the logits, the preceding tokens and the step, and runs under `jax.jit`. The logits of
+forbidden tokens are set to -inf. In beam search, processors are applied to log-probabilities, as in transformers.
 """
 
 import dataclasses
@@ -17,13 +17,12 @@ from remixer_t5x.errors import UserError
 
 
 class LogitsProcessor(Protocol):
-    """Changes the logits of the next token.
+    """Interface of functions that modify the logits of the next token.
 
     Args:
         logits: [rows, vocab] float32; a row is a sample or a beam.
-        tokens: [rows, length] int32, right-aligned: `tokens[:, -1]` is the last token and -1 fills up the left. They
-            are the generated tokens and those before: the start token (id 0) of an encoder-decoder, the prompt of a
-            decoder-only model and the token that begins it.
+        tokens: [rows, length] int32, the preceding tokens, left-padded with -1: the start token (id 0) of an
+            encoder-decoder, or the start token and prompt of a decoder-only model, and then the generated tokens.
         step: int32 scalar, the number of generated tokens.
 
     Returns:
@@ -35,18 +34,21 @@ class LogitsProcessor(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class RepetitionPenalty:
-    """Divides positive logits of earlier tokens by `penalty`, and multiplies negative ones (Keskar et al. 2019)."""
+    """Makes preceding tokens less likely (Keskar et al. 2019).
+
+    Positive logits of preceding tokens are divided by `penalty`, and negative logits are multiplied by it.
+    """
 
     penalty: float
 
     def __call__(self, logits: jax.Array, tokens: jax.Array, step: jax.Array) -> jax.Array:
         penalized = jnp.where(logits < 0, logits * self.penalty, logits / self.penalty)
-        return jnp.where(_contains(tokens, tokens >= 0, logits.shape[-1]), penalized, logits)
+        return jnp.where(_occurring_ids(tokens, tokens >= 0, logits.shape[-1]), penalized, logits)
 
 
 @dataclasses.dataclass(frozen=True)
 class NoRepeatNGram:
-    """Forbids tokens that would complete an n-gram of `size` tokens that has occurred before (Paulus et al. 2017)."""
+    """Forbids tokens that would repeat an n-gram of `size` tokens (Paulus et al. 2017)."""
 
     size: int
 
@@ -57,12 +59,12 @@ class NoRepeatNGram:
         repeats = tokens[:, :windows] >= 0
         for place in range(self.size - 1):
             repeats &= tokens[:, place : place + windows] == tokens[:, windows + place, None]
-        return jnp.where(_contains(tokens[:, self.size - 1 :], repeats, logits.shape[-1]), -jnp.inf, logits)
+        return jnp.where(_occurring_ids(tokens[:, self.size - 1 :], repeats, logits.shape[-1]), -jnp.inf, logits)
 
 
 @dataclasses.dataclass(frozen=True)
 class NoBadWords:
-    """Forbids the last token of each of `words` (sequences of ids) if the tokens before it have been generated."""
+    """Forbids sequences of token ids (`words`) by excluding the last id after the others have been generated."""
 
     words: Sequence[Sequence[int]]
 
@@ -72,14 +74,14 @@ class NoBadWords:
             return logits
         _check_ids('BAD_WORDS_IDS', (token for word in words for token in word), logits.shape[-1])
         longest = max(len(word) - 1 for word in words)
-        # -1 matches every token.
+        # Shorter words are padded with -1, which matches every token.
         starts: np.ndarray = np.asarray(
             [[-1] * (longest + 1 - len(word)) + list(word[:-1]) for word in words], np.int32
         )
         recent = tokens[:, None, tokens.shape[1] - longest :]
         matches = jnp.all((recent == starts) | (starts < 0), axis=-1)
         last = jnp.broadcast_to(np.asarray([word[-1] for word in words], np.int32), matches.shape)
-        return jnp.where(_contains(last, matches, logits.shape[-1]), -jnp.inf, logits)
+        return jnp.where(_occurring_ids(last, matches, logits.shape[-1]), -jnp.inf, logits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +98,10 @@ class MinNewTokens:
 
 @dataclasses.dataclass(frozen=True)
 class ForcedPrefix:
-    """Forbids all tokens but those of `prefix` at the first steps; a forced token with the logit -inf gets 0."""
+    """Forces the first generated tokens to be `prefix`.
+
+    If the logit of a forced token is -inf, it is set to 0.
+    """
 
     prefix: Sequence[int]
 
@@ -114,23 +119,26 @@ def _check_ids(setting: str, ids: Iterable[int], vocab: int) -> None:
             raise UserError(f'{setting} must be ids from 0 to {vocab - 1}, got {token}')
 
 
-def _contains(tokens: jax.Array, is_counted: jax.Array, vocab: int) -> jax.Array:
-    """Returns whether each id occurs in a row, [rows, vocab] bool, from tokens and mask, both [rows, length]."""
+def _occurring_ids(tokens: jax.Array, is_counted: jax.Array, vocab: int) -> jax.Array:
+    """Returns the mask of ids that occur in each row of `tokens`, [rows, vocab] bool.
+
+    Only tokens for which `is_counted` [rows, length] is True are considered.
+    """
     rows = jnp.arange(tokens.shape[0])[:, None]
     return jnp.zeros((tokens.shape[0], vocab), bool).at[rows, tokens].max(is_counted, mode='drop')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class LogitsOptions:
-    """The options that all decoders share, with the names of Hugging Face's `GenerationConfig`.
+    """Options of all decoders, named as in Hugging Face's `GenerationConfig`.
 
     Attributes:
-        no_repeat_ngram_size: n-grams of this size occur at most once, the prompt of a decoder-only model included.
-        repetition_penalty: above 1 makes earlier tokens less likely, below 1 more likely.
-        bad_words_ids: sequences of ids that are never generated.
+        no_repeat_ngram_size: n-grams of this size occur at most once, including the prompt of a decoder-only model.
+        repetition_penalty: values above 1 make preceding tokens less likely; values below 1 make them more likely.
+        bad_words_ids: sequences of ids that must not be generated.
         min_new_tokens: minimum number of tokens before the end token.
-        forced_prefix: ids that every answer begins with.
-        logits_processor: the user's own processors, called after the others; see `LogitsProcessor`.
+        forced_prefix: ids at the start of every generated sequence.
+        logits_processor: custom processors, called after the others; see `LogitsProcessor`.
     """
 
     no_repeat_ngram_size: ranges.Whole = 0
@@ -143,10 +151,10 @@ class LogitsOptions:
     def __post_init__(self) -> None:
         ranges.check_fields(self)
         for name in ('bad_words_ids', 'forced_prefix', 'logits_processor'):
-            # Hashable, because a decoder is a key of compiled functions.
-            object.__setattr__(self, name, _as_tuple(getattr(self, name)))
+            # Decoders must be hashable, because they are cache keys of compiled functions.
+            object.__setattr__(self, name, _to_nested_tuple(getattr(self, name)))
         if not all(word and isinstance(word, tuple) for word in self.bad_words_ids):
-            raise UserError(f'BAD_WORDS_IDS must be lists of ids, as in [[5, 6], [7]], got {self.bad_words_ids}')
+            raise UserError(f'BAD_WORDS_IDS must be lists of ids, such as [[5, 6], [7]], got {self.bad_words_ids}')
 
     def __repr__(self) -> str:
         shared = {field.name: field.default for field in dataclasses.fields(LogitsOptions)}
@@ -155,7 +163,7 @@ class LogitsOptions:
         return f'{type(self).__name__}({", ".join(shown)})'
 
     def processors(self, eos_id: int) -> list[LogitsProcessor]:
-        """Returns the processors of the options that are set, in the order of transformers."""
+        """Returns the processors for the options that are set, in the order used by transformers."""
         processors: list[LogitsProcessor] = []
         if self.repetition_penalty != 1:
             processors.append(RepetitionPenalty(self.repetition_penalty))
@@ -170,5 +178,5 @@ class LogitsOptions:
         return [*processors, *self.logits_processor]
 
 
-def _as_tuple(value: Any) -> Any:
-    return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value
+def _to_nested_tuple(value: Any) -> Any:
+    return tuple(map(_to_nested_tuple, value)) if isinstance(value, list | tuple) else value

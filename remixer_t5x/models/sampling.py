@@ -1,7 +1,7 @@
-"""Sampling: tokens drawn from softmax(logits / temperature), restricted to the most likely tokens.
+"""Sampling from softmax(logits / temperature), optionally restricted to the most likely tokens.
 
-Restrictions are top-k (Fan et al. 2018), top-p or nucleus (Holtzman et al. 2019) and min-p (Nguyen et al. 2024), after
-the temperature and in this order, as in transformers.
+Restrictions are top-k (Fan et al. 2018), top-p or nucleus (Holtzman et al. 2019) and min-p (Nguyen et al. 2024). They
+are applied after the temperature in this order, as in Hugging Face's transformers.
 """
 
 import dataclasses
@@ -17,17 +17,17 @@ from remixer_t5x.models.decoding import RowDecoder, top_values
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Sampling(RowDecoder):
-    """Draws independent samples for each sequence.
+    """Decoder that draws independent samples for each sequence.
 
     Scores are log-probabilities under the model, without temperature and restrictions.
 
     Attributes:
-        temperature: divides the logits; below 1 sharpens, above 1 flattens.
-        top_k: sample from this many tokens with the largest logits; None for all.
-        top_p: sample from the fewest tokens whose probabilities sum to at least this, and from tokens as likely as the
-            last of them.
+        temperature: divisor of the logits; values below 1 sharpen the distribution, values above 1 flatten it.
+        top_k: number of tokens with the largest logits to sample from; None for all tokens.
+        top_p: sample from the smallest set of most likely tokens whose total probability is at least this value; tokens
+            tied with the least likely token of the set are included.
         num_samples: number of samples per sequence.
-        min_p: sample from tokens whose probability is at least this share of the largest probability.
+        min_p: sample from tokens whose probability is at least this fraction of the largest probability.
     """
 
     temperature: ranges.Positive = 1.0
@@ -44,15 +44,15 @@ class Sampling(RowDecoder):
     def rows_per_sequence(self) -> int:
         return self.num_samples
 
-    def make_chooser(self, rng: jax.Array | None, batch: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        """See `RowDecoder.make_chooser`.
+    def build_token_selector(self, rng: jax.Array | None, batch: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        """See `RowDecoder.build_token_selector`.
 
-        `rng` is one key, from which sequence i of the batch uses `fold_in(rng, i)`; or a key for each sequence,
-        [batch], so that samples do not depend on the batch size or the place in the batch.
+        `rng` is either a single key, with `fold_in(rng, i)` used for sequence i of the batch, or a separate key for
+        each sequence, [batch], which makes samples independent of the batch.
         """
         if rng is None or not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) or rng.shape not in ((), (batch,)):
             description = None if rng is None else f'{rng.dtype}{list(rng.shape)}'
-            raise ValueError(f'rng must be one typed key or {batch}, got {description}; type jax.random.key(seed)')
+            raise ValueError(f'rng must be a typed key or {batch} keys, got {description}; use jax.random.key(seed)')
         fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
         keys = fold(rng, jnp.arange(batch)) if rng.ndim == 0 else rng
         keys = jax.vmap(fold, in_axes=(0, None))(keys, jnp.arange(self.num_samples)).reshape(-1)
@@ -69,7 +69,7 @@ class Sampling(RowDecoder):
         return jnp.take_along_axis(tokens, drawn[:, None], axis=-1)[:, 0]
 
     def restrict(self, logits: jax.Array) -> jax.Array:
-        """Returns `logits` with -inf for tokens that top-p and min-p exclude."""
+        """Returns `logits` with tokens excluded by top-p and min-p set to -inf."""
         if self.top_p < 1:
             ordered = jnp.sort(logits, axis=-1, descending=True)
             probabilities = jax.nn.softmax(ordered, axis=-1)
