@@ -118,7 +118,7 @@ def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> No
                 continue
             place = settings.folder_of_results(folder)
             if quantize:
-                params = lazy.import_extra('export.int8').rounded_in_place(settings.model, params)
+                params = lazy.import_extra('export.int8').round_on_devices(settings.model, params)
                 place = f'{place}_{quantize}'
             if place not in outlets and jax.process_index() == 0:
                 outlets[place] = results.Results(place)

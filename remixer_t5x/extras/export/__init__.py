@@ -1,1 +1,1 @@
-"""Exports trained models as files that programs without this package can run."""
+"""Exports trained models to files that run without this package."""

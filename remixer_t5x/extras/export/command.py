@@ -1,4 +1,4 @@
-"""`remixer-t5x export`: writes a trained model as files that programs without this package can run."""
+"""`remixer-t5x export`: exports a trained model to files that run without this package."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from remixer_t5x.errors import UserError
 
 if TYPE_CHECKING:
     from remixer_t5x.evaluate.text_inference import TextInference
-    from remixer_t5x.extras.export.functions import Function
+    from remixer_t5x.extras.export.functions import ExportedFunction
 
 STABLEHLO, SAVED_MODEL = 'stablehlo', 'saved_model'
-# Kinds of vocabularies; with IDS, the exported program reads and returns ids.
+# Kinds of vocabularies. With IDS, the exported functions accept and return token ids instead of texts.
 SENTENCEPIECE, BYTES, IDS = 'sentencepiece', 'bytes', 'ids'
 
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes the folder, and compares its programs with the model."""
+    """Exports the model to a new folder, and compares the outputs of the exported programs with those of the model."""
     if not args.formats or not set(args.formats) <= {STABLEHLO, SAVED_MODEL}:
         raise UserError(f'--formats must be {STABLEHLO}, {SAVED_MODEL} or both, got {",".join(args.formats)}')
     if SAVED_MODEL in args.formats:
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f'--to must be a new folder, got {folder}, which exists')
     from remixer_t5x.cli import infer
 
-    # An exported function takes one text, the result of filling in a row template.
+    # Exported functions accept complete input texts, so they do not apply the input template.
     args.gin_flags = [('INPUT_TEMPLATE', 'None'), *args.gin_flags]
     infer.load(args)
     settings, template = infer.settings_of(args)
@@ -67,7 +67,7 @@ def _export(args: argparse.Namespace, settings: TextInference, folder: pathlib.P
     eos_id = None if vocabulary.eos_id is None else int(vocabulary.eos_id)
     names = args.functions or functions.supported_names(model)
     stop_strings = predictions.compile_stop_strings(settings.decoding.stop_strings, vocabulary)
-    programs = functions.make_functions(
+    programs = functions.build_functions(
         model, names, lengths, decoder, task_vocabulary.end_id(vocabulary), stop_strings
     )
     step = settings.step_folder()
@@ -101,11 +101,9 @@ def _export(args: argparse.Namespace, settings: TextInference, folder: pathlib.P
 
 
 def _write_vocabulary(vocabulary: Any, folder: pathlib.Path) -> str:
-    """Writes the file that decoding needs, for programs that have only SentencePiece, or only Python; returns the kind
-    of vocabulary.
-    """
+    """Writes the SentencePiece model, if the vocabulary has one, and returns the kind of vocabulary."""
     if isinstance(getattr(vocabulary, 'sp_model', None), bytes):
-        # With the sentinels as pieces, as this package reads it.
+        # The serialized SentencePiece model contains the sentinel tokens as pieces.
         (folder / 'vocabulary.model').write_bytes(vocabulary.sp_model)
         return SENTENCEPIECE
     name = type(vocabulary).__name__
@@ -116,7 +114,7 @@ def _write_vocabulary(vocabulary: Any, folder: pathlib.Path) -> str:
 
 
 def _write_stablehlo(
-    folder: pathlib.Path, programs: Sequence[Function], weights: Mapping[str, Any], exact: Mapping[str, Any]
+    folder: pathlib.Path, programs: Sequence[ExportedFunction], weights: Mapping[str, Any], exact: Mapping[str, Any]
 ) -> None:
     from safetensors.numpy import save_file
 
@@ -126,13 +124,15 @@ def _write_stablehlo(
     _print_file(folder / 'weights.safetensors')
     shutil.copyfile(standalone.__file__, folder / 'run.py')
     for function in programs:
-        file, program = folder / f'{function.name}.stablehlo', function.exported(weights).serialize()
+        file, program = folder / f'{function.name}.stablehlo', function.to_stablehlo(weights).serialize()
         file.write_bytes(program)
-        _print_file(file, _compare(program, function, weights, exact))
+        _print_file(file, _describe_difference(program, function, weights, exact))
 
 
-def _compare(program: bytearray, function: Function, weights: Mapping[str, Any], exact: Mapping[str, Any]) -> str:
-    """Compares the program's outputs with the original model's, on two rows of random ids."""
+def _describe_difference(
+    program: bytearray, function: ExportedFunction, weights: Mapping[str, Any], exact: Mapping[str, Any]
+) -> str:
+    """Describes the largest difference between the outputs of the program and the model on two rows of random ids."""
     import jax
     import numpy as np
     from jax import export

@@ -1,8 +1,8 @@
-"""The functions that an exported model computes, of weights and token ids with any number of rows, as StableHLO.
+"""Builds the functions of an exported model, and converts them to StableHLO programs for any batch size.
 
-A StableHLO program (`jax.export`) runs on CPUs, GPUs and TPUs. It excludes the weights, which all functions of a model
-share. JAX versions released in at least the next six months can read it (JAX's compatibility guarantee), without this
-package.
+A StableHLO program (`jax.export`) runs on CPUs, GPUs and TPUs. The weights are arguments of the program, because all
+functions of a model share them. JAX guarantees that its releases of at least the next six months can load the program;
+this package is not needed.
 """
 
 import dataclasses
@@ -22,29 +22,29 @@ from remixer_t5x.models import interface
 from remixer_t5x.models.decoding import Decoder
 from remixer_t5x.models.stop_strings import StopStrings
 
-# In the order in which they are written.
+# The functions that can be exported, in the default order.
 NAMES = ('generate', 'score', 'encode', 'classify')
 PLATFORMS = ('cpu', 'cuda', 'tpu')
 Outputs = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class Function:
-    """One function `(weights, *inputs) -> outputs`.
+class ExportedFunction:
+    """A function `(weights, *inputs) -> outputs` to export.
 
     Attributes:
         name: one of NAMES.
-        call: weights are arrays by name, as `int8.quantize` returns them or unquantised; inputs are int32 arrays in
-            the order of `inputs`; outputs are arrays by name.
-        inputs: the name of each input and its shape without the rows.
+        call: the function; `weights` maps names to arrays, quantized by `int8.quantize` or not, the inputs are int32
+            arrays in the order of `inputs`, and the outputs map names to arrays.
+        inputs: maps the name of each input to its shape without the batch dimension.
     """
 
     name: str
     call: Callable[..., Outputs]
     inputs: Mapping[str, tuple[int, ...]]
 
-    def exported(self, weights: Mapping[str, np.ndarray]) -> export.Exported:
-        """The program for weights of these shapes."""
+    def to_stablehlo(self, weights: Mapping[str, np.ndarray]) -> export.Exported:
+        """Exports the function for weights with the shapes and dtypes of `weights`."""
         (rows,) = export.symbolic_shape('rows')
         shapes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in weights.items()}
         inputs = [jax.ShapeDtypeStruct((rows, *shape), jnp.int32) for shape in self.inputs.values()]
@@ -52,29 +52,29 @@ class Function:
 
 
 def supported_names(model: Any) -> list[str]:
-    """The functions that the model has."""
+    """Returns the names of the functions that the model supports."""
     return [name for name in NAMES if callable(getattr(model, name, None))]
 
 
-def make_functions(
+def build_functions(
     model: Any,
     names: Sequence[str],
     lengths: Mapping[str, int],
     decoder: Decoder,
     eos_id: int,
     stop_strings: StopStrings | None = None,
-) -> list[Function]:
-    """The functions of these names.
+) -> list[ExportedFunction]:
+    """Builds the functions with the given names.
 
     Args:
         model: a model.
-        names: some of NAMES.
-        lengths: tokens of `inputs` and `targets`, to which ids are padded with 0.
+        names: names of functions, from NAMES.
+        lengths: lengths to which the ids of `inputs` and `targets` are padded with 0.
         decoder: the decoder of `generate`.
         eos_id: the token that ends a sequence.
         stop_strings: texts that end a sequence, in addition to `eos_id`.
 
-    Raises UserError if the model lacks one.
+    Raises UserError for a function that the model does not support.
     """
     for name in names:
         if name not in NAMES:
@@ -83,7 +83,7 @@ def make_functions(
     array = batch_formats.input_array(model.model_type)
 
     def generate(weights: Weights, inputs: jax.Array, seed: jax.Array) -> Outputs:
-        # One seed for each row, so that an answer does not depend on the other rows.
+        # With one seed per row, an answer does not depend on the other rows of the batch.
         keys = jax.vmap(jax.random.key)(seed)
         params = int8.dequantize(weights)
         answers = model.generate(params, {array: inputs}, lengths['targets'], eos_id, decoder, keys, stop_strings)
@@ -109,9 +109,9 @@ def make_functions(
 
     inputs: dict[str, tuple[int, ...]] = {'inputs': (lengths['inputs'],)}
     functions = {
-        'generate': Function('generate', generate, {**inputs, 'seed': ()}),
-        'score': Function('score', score, {**inputs, 'targets': (lengths['targets'],)}),
-        'encode': Function('encode', encode, inputs),
-        'classify': Function('classify', classify, inputs),
+        'generate': ExportedFunction('generate', generate, {**inputs, 'seed': ()}),
+        'score': ExportedFunction('score', score, {**inputs, 'targets': (lengths['targets'],)}),
+        'encode': ExportedFunction('encode', encode, inputs),
+        'classify': ExportedFunction('classify', classify, inputs),
     }
     return [functions[name] for name in names]

@@ -1,11 +1,11 @@
-"""Quantizes weights to 8-bit integers: symmetric, one scale for each output channel; activations stay unquantised.
+"""Quantizes weights symmetrically to 8-bit integers with one scale per output channel; activations are not quantized.
 
     W[..., i, o] ~ q[..., i, o] s[..., o]      s = max over i of |W[..., i, o]| / 127
 
-Hidden matrices, the token embedding and the output projection are quantised, which is nearly all of a model. Kernels
-have a scale for each column of each layer and group, embeddings for each row, so that a rare word does not share a
-scale with frequent ones. Norms, biases, heads and weights along positions or distances stay float32. A program expands
-the weights when it is called, so storage, and memory between calls, shrink to a quarter.
+The hidden matrices, the token embedding and the output projection are quantized, which hold nearly all parameters.
+Kernels have one scale per column of each layer and group. Embeddings have one scale per row, so that rare words do not
+share a scale with frequent words. Norms, biases, heads and weights over positions or distances stay in float32. The
+exported program dequantizes the weights in each call, so storage and memory between calls shrink to a quarter.
 """
 
 from collections.abc import Mapping
@@ -24,20 +24,20 @@ from remixer_t5x.models import interface
 Params = Any
 Weights = Mapping[str, Any]
 LARGEST = 127
-# Suffix of a quantised array's name, for its scales.
+# The scales of a quantized array are stored under its name with this suffix.
 SCALE = '.scale'
 # Smaller arrays stay float32.
 _SMALLEST = 1024
 
 
 def flatten_params(params: Params) -> dict[str, np.ndarray]:
-    """The parameters by name, unquantised."""
+    """Returns the unquantized parameters by name."""
     arrays = traverse_util.flatten_dict(params, sep='/')
     return {name: np.asarray(array, np.float32) for name, array in arrays.items()}
 
 
 def quantize(model: interface.Model, weights: Weights) -> dict[str, np.ndarray]:
-    """int8 arrays with their float32 scales, and the float32 arrays that are not quantised.
+    """Returns int8 arrays with float32 scales, and the remaining arrays in float32.
 
     Args:
         weights: all parameters of the model, from `flatten_params`.
@@ -46,27 +46,27 @@ def quantize(model: interface.Model, weights: Weights) -> dict[str, np.ndarray]:
     logical_axes = traverse_util.flatten_dict(nn.get_partition_spec(boxes), sep='/')
     arrays: dict[str, np.ndarray] = {}
     for name, array in weights.items():
-        axis = _scaled_axis(tuple(logical_axes[name]))
+        axis = _shared_scale_axis(tuple(logical_axes[name]))
         if axis is None or array.size < _SMALLEST:
             arrays[name] = array
             continue
         scale = np.abs(array).max(axis=axis, keepdims=True) / LARGEST
-        # The scale of a channel of zeros does not matter.
+        # A channel of zeros may have any scale except 0.
         scale = np.where(scale > 0, scale, 1).astype(np.float32)
         arrays[name] = np.clip(np.rint(array / scale), -LARGEST, LARGEST).astype(np.int8)
         arrays[name + SCALE] = scale
     return arrays
 
 
-def _scaled_axis(names: tuple[str | None, ...]) -> int | None:
-    """The axis along which values share a scale; None for a parameter that is not quantised."""
+def _shared_scale_axis(names: tuple[str | None, ...]) -> int | None:
+    """Returns the axis along which values share a scale, or None for a parameter that is not quantized."""
     if names == (axes.VOCAB, axes.EMBED):
         return -1
     return -2 if names == (axes.EMBED, axes.VOCAB) or axes.is_hidden_matrix(names) else None
 
 
 def dequantize(weights: Weights) -> Params:
-    """Returns weights, quantized or not, as nested float32 parameters."""
+    """Returns nested float32 parameters from weights, which may be quantized or not."""
     params = {
         name: jnp.asarray(array, jnp.float32) * weights[name + SCALE] if name + SCALE in weights else array
         for name, array in weights.items()
@@ -76,11 +76,11 @@ def dequantize(weights: Weights) -> Params:
 
 
 def round_params(model: interface.Model, params: Params) -> Params:
-    """The float32 parameters that a quantised model computes with."""
+    """Rounds parameters to the values of the quantized model, in float32."""
     return jax.device_get(dequantize(quantize(model, flatten_params(params))))
 
 
-def rounded_in_place(model: interface.Model, params: Params) -> Params:
-    """`round_params` for arrays on devices, with the same shardings."""
+def round_on_devices(model: interface.Model, params: Params) -> Params:
+    """Rounds device arrays like `round_params`, and preserves their shardings."""
     values = round_params(model, jax.device_get(params))
     return jax.tree.map(lambda value, array: jax.device_put(value, array.sharding), values, params)

@@ -1,7 +1,7 @@
-"""Runs an exported model. This file is copied into the folder of the model and imports nothing of remixer_t5x.
+"""Runs an exported model. `export` copies this file into the model's folder, so it must not import remixer_t5x.
 
     python run.py generate < texts.txt        an answer for each line
-    python run.py score < pairs.tsv           log p(target | input) for each line, input and target with a tab between
+    python run.py score < pairs.tsv           log p(target | input) for each line INPUT<tab>TARGET
     python run.py encode < texts.txt          one vector for each line, as JSON
     python run.py classify < texts.txt        the most likely label for each line
 
@@ -22,7 +22,7 @@ BATCH = 16
 
 
 class Model:
-    """The model in `folder`, by default the folder of this file."""
+    """An exported model, loaded from `folder` (default: the folder of this file)."""
 
     def __init__(self, folder=pathlib.Path(__file__).parent):
         self.folder = pathlib.Path(folder)
@@ -31,57 +31,57 @@ class Model:
         self.weights = load_file(self.folder / 'weights.safetensors')
 
     def generate(self, texts, seed=0):
-        """The answers to each text, best first, as [(answer, score), ...]; `seed` is for models that sample."""
+        """Returns a list of (answer, score) for each text, best first; only sampling uses `seed`."""
         seeds = np.arange(seed, seed + len(texts), dtype=np.int32)
-        outputs = self._run('generate', self._padded(texts, 'inputs'), seeds)
+        outputs = self._run('generate', self._tokenize(texts, 'inputs'), seeds)
         return [
             [(self.decode(ids), float(score)) for ids, score in zip(tokens, scores, strict=True)]
             for tokens, scores in zip(outputs['tokens'], outputs['scores'], strict=True)
         ]
 
     def score(self, inputs, targets):
-        """log p(target | input) of each pair."""
-        return self._run('score', self._padded(inputs, 'inputs'), self._padded(targets, 'targets'))['scores']
+        """Returns log p(target | input) for each pair of texts."""
+        return self._run('score', self._tokenize(inputs, 'inputs'), self._tokenize(targets, 'targets'))['scores']
 
     def encode(self, texts):
-        """The mean of the encoder's output over each text, [texts, width]."""
-        return self._run('encode', self._padded(texts, 'inputs'))['mean']
+        """Returns the mean encoder output of each text, [texts, width]."""
+        return self._run('encode', self._tokenize(texts, 'inputs'))['mean']
 
     def classify(self, texts):
-        """The most likely label of each text; for a regression its number."""
-        scores, labels = self._run('classify', self._padded(texts, 'inputs'))['scores'], self.contents['labels']
+        """Returns the most likely label of each text, or the predicted number for a regression model."""
+        scores, labels = self._run('classify', self._tokenize(texts, 'inputs'))['scores'], self.contents['labels']
         return [labels[int(np.argmax(row))] if labels else float(row[0]) for row in scores]
 
     def ids(self, text):
-        """The ids of a text, without an end token."""
+        """Tokenizes a text without an end token."""
         if self.vocabulary['kind'] == 'bytes':
             return [byte + 3 for byte in text.encode()]
-        return self._pieces.EncodeAsIds(text)
+        return self._tokenizer.EncodeAsIds(text)
 
     def decode(self, ids):
-        """The text of ids, up to their end token."""
+        """Decodes token ids up to the first end token."""
         ids, eos = [int(index) for index in ids], self.vocabulary['eos_id']
         ids = ids[: ids.index(eos) + 1] if eos in ids else ids
         while ids and not ids[-1]:
             ids.pop()
         if self.vocabulary['kind'] == 'bytes':
             return bytes(index - 3 for index in ids if 3 <= index < 259).decode(errors='ignore')
-        unknown, count = self._pieces.unk_id(), self._pieces.GetPieceSize()
-        return self._pieces.DecodeIds([index if index < count else unknown for index in ids])
+        unknown, count = self._tokenizer.unk_id(), self._tokenizer.GetPieceSize()
+        return self._tokenizer.DecodeIds([index if index < count else unknown for index in ids])
 
     @functools.cached_property
-    def _pieces(self):
+    def _tokenizer(self):
         import sentencepiece
 
         return sentencepiece.SentencePieceProcessor(model_file=str(self.folder / 'vocabulary.model'))
 
     @functools.cache  # noqa: B019 (a model lives as long as the program)
-    def _function(self, name):
+    def _load_function(self, name):
         if name not in self.contents['functions']:
-            raise SystemExit(f'this model has no {name}; it has {", ".join(self.contents["functions"])}')
+            raise SystemExit(f'the model has no function {name}; it has {", ".join(self.contents["functions"])}')
         return export.deserialize(bytearray((self.folder / f'{name}.stablehlo').read_bytes()))
 
-    def _padded(self, texts, side):
+    def _tokenize(self, texts, side):
         if self.vocabulary['kind'] == 'ids':
             raise SystemExit(
                 'the model was exported without a vocabulary; call the functions in *.stablehlo with token ids'
@@ -95,8 +95,8 @@ class Model:
         return rows
 
     def _run(self, name, *inputs):
-        """Runs a function in batches of few sizes, because each size is compiled."""
-        call, parts = self._function(name).call, []
+        """Runs a function in batches with few different sizes, because each batch size is compiled separately."""
+        call, parts = self._load_function(name).call, []
         for first in range(0, len(inputs[0]), BATCH):
             rows = [array[first : first + BATCH] for array in inputs]
             count = len(rows[0])

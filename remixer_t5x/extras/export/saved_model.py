@@ -1,8 +1,8 @@
-"""Writes functions as a TensorFlow SavedModel that contains the tokenizer: texts in, texts out, any number of rows.
+"""Writes a TensorFlow SavedModel that includes the tokenizer, and maps texts to texts for any batch size.
 
-Each function has a signature for texts, of its name, and one for ids, `NAME_ids`. The program is the function's
-StableHLO, which TensorFlow runs through XLA, so no operation is translated. Tokenizers are operations of TensorFlow (of
-TensorFlow Text for SentencePiece), not Python functions.
+Each function has two signatures: `NAME` for texts and `NAME_ids` for token ids. TensorFlow runs the function's
+StableHLO program through XLA without translating operations. Tokenizers are TensorFlow operations (from TensorFlow Text
+for SentencePiece), not Python functions.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import numpy as np
 
 from remixer_t5x.devices import jax_workarounds
 from remixer_t5x.extras.export.command import BYTES, IDS
-from remixer_t5x.extras.export.functions import Function
+from remixer_t5x.extras.export.functions import ExportedFunction
 from remixer_t5x.lazy import tf
 
 Call = Callable[..., Any]
-# Number of ids before the ids of bytes.
+# Number of special ids that precede the ids of bytes.
 _SPECIAL_IDS = 3
 
 
 def write(
     folder: str | os.PathLike[str],
-    functions: Sequence[Function],
+    functions: Sequence[ExportedFunction],
     weights: Mapping[str, np.ndarray],
     vocabulary: Any,
     contents: Mapping[str, Any],
@@ -37,7 +37,7 @@ def write(
         contents: the content of contents.json.
     """
     module = tf.Module()
-    # Attributes of the module, so that all functions share and save them once.
+    # Weights that are attributes of the module are shared by all functions and saved once.
     module.weights = {name: tf.Variable(array, trainable=False, name=name) for name, array in weights.items()}
     codec = None
     if contents['vocabulary']['kind'] != IDS:
@@ -46,22 +46,22 @@ def write(
         codec = _Codec(vocabulary, module.tokenizer)
     signatures: dict[str, Any] = {}
     for function in functions:
-        call = _ids_call(function.exported(weights), module.weights)
+        call = _build_ids_call(function.to_stablehlo(weights), module.weights)
         specs = [tf.TensorSpec([None, *shape], tf.int32, name=name) for name, shape in function.inputs.items()]
         signatures[f'{function.name}_ids'] = tf.function(call, input_signature=specs, autograph=False)
         if codec is not None:
             specs = [tf.TensorSpec([None], tf.string, name=name) for name in function.inputs if name != 'seed']
-            text_call = _text_call(call, function, codec, contents)
+            text_call = _build_text_call(call, function, codec, contents)
             signatures[function.name] = tf.function(text_call, input_signature=specs, autograph=False)
     module.functions = dict(signatures)
     tf.saved_model.save(module, os.fspath(folder), signatures=signatures)
     return sorted(signatures)
 
 
-def _ids_call(exported: jax.export.Exported, weights: Mapping[str, Any]) -> Call:
-    """The program as one operation of TensorFlow, XlaCallModule, for ids.
+def _build_ids_call(exported: jax.export.Exported, weights: Mapping[str, Any]) -> Call:
+    """Returns a function of token ids that runs the program as one TensorFlow operation, XlaCallModule.
 
-    jax2tf cannot be used: it writes StableHLO for readers at most a month old, and TensorFlow releases are older.
+    jax2tf does not work here, because it writes StableHLO that TensorFlow releases older than a month cannot read.
     """
     from tensorflow.compiler.tf2xla.python import xla
 
@@ -85,7 +85,7 @@ def _ids_call(exported: jax.export.Exported, weights: Mapping[str, Any]) -> Call
     return call
 
 
-def _text_call(call: Call, function: Function, codec: _Codec, contents: Mapping[str, Any]) -> Call:
+def _build_text_call(call: Call, function: ExportedFunction, codec: _Codec, contents: Mapping[str, Any]) -> Call:
     lengths, ends_inputs = contents['lengths'], contents['vocabulary']['ends_inputs']
 
     def call_with_texts(*texts: Any) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _text_call(call: Call, function: Function, codec: _Codec, contents: Mapping[
 
 
 class _Codec:
-    """Texts [rows] to ids [rows, length] and back, in TensorFlow's operations.
+    """Converts texts [rows] to ids [rows, length] and back with TensorFlow operations.
 
     Args:
         tokenizer: a TensorFlow Text SentencePiece tokenizer; None for a byte vocabulary.
@@ -117,7 +117,7 @@ class _Codec:
         self._vocabulary, self._tokenizer = vocabulary, tokenizer
 
     def encode(self, strings: Any, length: int, ends: bool) -> Any:
-        """Ids padded or truncated to `length`, with an end token if `ends`."""
+        """Tokenizes texts, padded or truncated to `length`, with an end token if `ends`."""
         eos_id = self._vocabulary.eos_id if ends else None
         if self._tokenizer is None:
             split = tf.strings.bytes_split(strings)
@@ -132,7 +132,7 @@ class _Codec:
         return ids.to_tensor(shape=[None, length])
 
     def decode(self, tokens: Any) -> Any:
-        """[rows, answers, length] ids -> [rows, answers] texts."""
+        """Decodes ids [rows, answers, length] to texts [rows, answers]."""
         flat = tf.reshape(tokens, [-1, tf.shape(tokens)[-1]])
         return tf.reshape(self._decode_rows(flat), tf.shape(tokens)[:-1])
 
@@ -145,5 +145,5 @@ class _Codec:
         values = tokens - _SPECIAL_IDS
         kept = tf.ragged.boolean_mask(values, before_end & (values >= 0) & (values < 256))
         texts = tf.strings.reduce_join(tf.gather(tf.constant([bytes([value]) for value in range(256)]), kept), axis=-1)
-        # Drops bytes that are not UTF-8.
+        # Drops bytes that are not valid UTF-8.
         return tf.strings.unicode_transcode(texts, 'UTF-8', 'UTF-8', errors='ignore')
