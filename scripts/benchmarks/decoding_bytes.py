@@ -41,7 +41,7 @@ def main() -> None:
     hardware.require_chip_compiler()
     model: Any = remixer_t5x.build_model(f'models/{args.model}.gin', f'sizes/{args.size}.gin', DTYPE='bfloat16')
     for rows in args.rows:
-        report(model, hardware, machines.find(topology.chip), rows, args)
+        report(model, hardware, machines.find_machine(topology.chip), rows, args)
 
 
 def report(model: Seq2Seq, hardware: Hardware, machine: machines.Machine, rows: int, args: Any) -> None:
@@ -59,7 +59,7 @@ def report(model: Seq2Seq, hardware: Hardware, machine: machines.Machine, rows: 
 
     with tracing_for(hardware, compiler):
         compiled = jax.jit(generate).lower(params, inputs).compile()
-    program = compiled_program.read(compiled.as_text())
+    program = compiled_program.parse_program(compiled.as_text())
     step = [kernel for kernel in program.kernels if _is_in_step(kernel.op_name)]
     moved = sum(kernel.times * kernel.bytes for kernel in step)
     seconds = sum(kernel.times * max(roofline.kernel_seconds(kernel, machine)) for kernel in step)

@@ -153,4 +153,4 @@ def test_a_step_is_timed(clean_environment):
     )  # fmt: skip
     step, _ = memory.read(args)
     assert 0 < command.measure_step(step) < 60
-    assert machines.chip_of('NVIDIA H100 80GB HBM3') == 'h100' and machines.chip_of('TPU v5 lite') == 'v5e'
+    assert machines.chip_name('NVIDIA H100 80GB HBM3') == 'h100' and machines.chip_name('TPU v5 lite') == 'v5e'

@@ -81,12 +81,12 @@ def compiled(monkeypatch):
     def forecast(step, hardware):
         seen.append(step)
         parameters = sum(array.size for array in jax.tree.leaves(step.plan.abstract.params))
-        program = compiled_program.read(PRODUCT)
+        program = compiled_program.parse_program(PRODUCT)
         program = dataclasses.replace(program, kernels=program.kernels * (parameters // 10**6))
-        bound = roofline.bound(program, machines.find('h100'), [0])
+        bound = roofline.bound_time(program, machines.find_machine('h100'), [0])
         return Forecast(step, bound, StepMemory(0, 0, 0, 0, 2**30, 0, 0, 2**30), 1e12, 1000, 1)
 
-    monkeypatch.setattr(speed, '_read', memory.read)
+    monkeypatch.setattr(speed, '_build_step', memory.read)
     monkeypatch.setattr(speed, '_forecast', forecast)
     return seen
 

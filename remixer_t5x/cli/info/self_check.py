@@ -50,7 +50,7 @@ def show(args: argparse.Namespace) -> None:
                 table.add_row(check.kernel, run_as, check.dtype, check.call, difference, tolerance, result)
     console.show(table if checked else 'no kernel is used: this model, its dtype or ATTENTION selects the formulas')
     if args.gin_file and device.platform != 'cpu' and lazy.has_extra('forecast'):
-        lazy.import_extra('forecast.command').show_measured(args)
+        lazy.import_extra('forecast.command').print_measured_step(args)
 
 
 def _models(args: argparse.Namespace) -> Iterator[tuple[Model, Mapping[str, int], bool]]:

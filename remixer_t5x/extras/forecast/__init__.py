@@ -1,1 +1,1 @@
-"""Forecasts of a training step on a machine that is not present: HLO costs, a roofline, and advice."""
+"""Predicts the speed of a training step on hardware that is not available: HLO costs, roofline, advice."""

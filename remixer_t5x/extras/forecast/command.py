@@ -1,4 +1,4 @@
-"""`remixer-t5x info --speed`: the minimum time of a training step on a machine that is not present, and its limits."""
+"""`remixer-t5x info --speed`: bounds the time of a training step on hardware that is not available."""
 
 import argparse
 import copy
@@ -20,20 +20,20 @@ from remixer_t5x.devices.hardware_table import Topology
 from remixer_t5x.extras.forecast import forecast, machines, speed_table
 from remixer_t5x.extras.forecast.forecast import Advice, Forecast
 
-# Measured steps, after two warm-up steps.
+# Number of measured steps, after two warm-up steps.
 _MEASURED_STEPS = 10
 _NOTE = 'The bound is a lower limit and not a prediction: compare ratios of bounds or of estimates, not milliseconds.'
 _print = functools.partial(console.show, pipe_width=150)
 
 
 def show(args: argparse.Namespace) -> None:
-    """Prints the forecast of one configuration, and compiles up to `--speed` of the advised changes.
+    """Prints the forecast of one configuration, then compiles the first `--speed` recommended changes.
 
     Raises:
         UserError: the chip's compiler is not installed, the mesh does not match the devices, or the step does not fit
             into their memory.
     """
-    step, hardware = _read(args)
+    step, hardware = _build_step(args)
     _print(_describe(step, hardware))
     current = _forecast(step, hardware)
     tables = speed_table.work_table(current), speed_table.time_table(current, args.price)
@@ -50,10 +50,10 @@ def show(args: argparse.Namespace) -> None:
 
 
 def compare(args: argparse.Namespace, models: Sequence[str], sizes: Sequence[str]) -> None:
-    """Prints a table of all `models` at all `sizes`, with the other settings from the command line.
+    """Prints a table of forecasts for all `models` at all `sizes`; other settings come from the command line.
 
     Raises:
-        UserError: see `show`; also if a model or size does not exist.
+        UserError: as for `show`, or a model or size does not exist.
     """
     forecasts: list[tuple[str, str, Forecast]] = []
     for size in sizes:
@@ -61,7 +61,7 @@ def compare(args: argparse.Namespace, models: Sequence[str], sizes: Sequence[str
             changed = copy.copy(args)
             changed.gin_file = [f'models/{model}.gin', *args.gin_file, f'sizes/{size}.gin']
             changed.model = model
-            step, hardware = _read(changed)
+            step, hardware = _build_step(changed)
             if not forecasts:
                 _print(_describe(step, hardware))
             forecasts.append((model, size, _forecast(step, hardware)))
@@ -69,23 +69,23 @@ def compare(args: argparse.Namespace, models: Sequence[str], sizes: Sequence[str
     _print(speed_table.comparison_table(forecasts), _NOTE)
 
 
-def show_measured(args: argparse.Namespace) -> None:
-    """Prints the median time of a train step on this process's devices next to its forecast.
+def print_measured_step(args: argparse.Namespace) -> None:
+    """Prints the measured median time of a train step on the local devices next to its forecast.
 
-    Prints nothing on a device without published peaks.
+    Prints nothing if the peak rates of the device are unknown.
     """
     devices = jax.devices()
-    chip = machines.chip_of(devices[0].device_kind)
+    chip = machines.chip_name(devices[0].device_kind)
     if chip:
         step, _ = memory.read(args)
-        bound = forecast.forecast(step, chip, [getattr(device, 'slice_index', 0) or 0 for device in devices])
+        bound = forecast.forecast_step(step, chip, [getattr(device, 'slice_index', 0) or 0 for device in devices])
         _print(speed_table.time_table(bound, args.price, measure_step(step)))
 
 
 def measure_step(step: Step) -> float:
-    """Returns the median seconds of a train step on this process's devices, after two warm-up steps."""
+    """Measures the median seconds of a train step on the local devices, after two warm-up steps."""
     program = step_memory.compile_step(step, for_analysis=False)
-    # A row of ones is one example, in which every token has a weight.
+    # A row of ones is a single example whose tokens all have a loss weight of 1.
     batch = {
         name: jax.device_put(np.ones(array.shape, array.dtype), array.sharding)
         for name, array in step.sharded_batch().items()
@@ -99,8 +99,8 @@ def measure_step(step: Step) -> float:
     return statistics.median(seconds[2:])
 
 
-def _read(args: argparse.Namespace) -> tuple[Step, Hardware]:
-    """Builds the step of a command line for the devices of its topology."""
+def _build_step(args: argparse.Namespace) -> tuple[Step, Hardware]:
+    """Builds the training step that the command line describes, for the devices of its topology."""
     step, hardware = memory.read(args)
     hardware.require_chip_compiler()
     with lazy.without_stderr():
@@ -114,17 +114,17 @@ def _forecast(step: Step, hardware: Hardware) -> Forecast:
     slices = [getattr(device, slice_of, None) or 0 for device in step.partitioner.mesh.devices.flat]
     # XLA prints warnings about slow compilations to stderr.
     with lazy.without_stderr(), memory.tracing_for(hardware, _compiler(hardware)):
-        return forecast.forecast(step, chip, slices)
+        return forecast.forecast_step(step, chip, slices)
 
 
 def _compile_changes(args: argparse.Namespace, current: Forecast, changes: Sequence[Advice]) -> None:
-    """Compiles each change separately, and prints its tokens per second relative to the current step."""
+    """Compiles each recommended change separately, and prints its tokens per second relative to the current step."""
     if changes:
         _print('compiled separately:')
     for change in changes:
         changed = copy.copy(args)
         changed.gin_flags = [*args.gin_flags, (change.macro, change.value)]
-        after = _forecast(*_read(changed))
+        after = _forecast(*_build_step(changed))
         more_tokens = after.tokens / current.tokens
         gain = more_tokens * current.bound.serial_seconds / after.bound.serial_seconds
         line = f'{gain:.2f} times the tokens per second by the bound'

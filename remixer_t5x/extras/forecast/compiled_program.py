@@ -1,4 +1,4 @@
-"""Lists the kernels and collectives that a compiled program runs on each device, with loop iterations counted.
+"""Lists the kernels and collectives that a compiled program runs on each device, and how often each one runs.
 
 XLA's `cost_analysis()` counts the body of a loop once, so it misses most of a model with scanned layers.
 """
@@ -11,32 +11,33 @@ from remixer_t5x.extras.forecast import hlo, hlo_costs
 from remixer_t5x.extras.forecast.hlo import Computation, Instruction, Program
 from remixer_t5x.extras.forecast.hlo_costs import Flops
 
-# Operations that run no kernel.
+# Operations that do not launch a kernel.
 _FREE = {
     *('parameter', 'constant', 'get-tuple-element', 'tuple', 'bitcast', 'after-all', 'opt-barrier', 'add-dependency'),
     *('optimization-barrier', 'partition-id', 'replica-id', 'iota', 'domain'),
 }
-# Custom calls that annotate a value and run no kernel.
+# Custom calls that only annotate a value and do not launch a kernel.
 _ANNOTATIONS = {'Sharding', 'AllocateBuffer', 'AssumeGatherIndicesInBound', 'ConcatBitcast'}
 # Operations that preserve a value.
 _ALIASES = ('copy', 'bitcast', 'convert')
-# The largest number of readers of a result that are searched for an `op_name`.
+# Maximum number of users of a result to search for an `op_name`.
 _MAX_READERS = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """An instruction that runs on a device.
+    """An HLO instruction that runs as a kernel on a device.
 
     Attributes:
         name: name in the HLO.
-        op: 'fusion', 'dot', ...; for a custom call, its target.
-        op_name: JAX's name stack of the operation.
+        op: opcode, such as 'fusion' or 'dot', or the target of a custom call.
+        op_name: JAX's name stack, from the HLO metadata.
         times: number of runs in a program.
-        flops: FLOPs of one run, by dtype.
-        bytes: HBM traffic of one run.
-        cycles: the TPU compiler's estimate for one run; None without an estimate.
-        is_opaque: whether it is a custom call without a FLOP estimate, for which only operands and results are counted.
+        flops: FLOPs per run, by dtype.
+        bytes: HBM traffic per run.
+        cycles: the TPU compiler's estimate per run, or None if it has no estimate.
+        is_opaque: whether the kernel is a custom call without a FLOP estimate; only its operands and results are
+            counted.
     """
 
     name: str
@@ -56,8 +57,8 @@ class Collective:
     Attributes:
         kind: 'all-gather', 'all-reduce', ...
         times: number of runs in a program.
-        operand_bytes: bytes of a device's operands in one run.
-        groups: groups of devices that exchange data, by position in the program's device assignment.
+        operand_bytes: size of the operands of one device, per run.
+        groups: groups of devices that exchange data, as positions in the program's device assignment.
     """
 
     kind: str
@@ -67,25 +68,25 @@ class Collective:
 
     @property
     def members(self) -> int:
-        """The number of devices of the largest group."""
+        """The number of devices in the largest group."""
         return max(len(group) for group in self.groups)
 
     @property
     def sent(self) -> float:
-        """Bytes that each device sends in one run if its group is within one slice."""
+        """Bytes that each device sends per run, if each group of devices lies within one slice."""
         return hlo_costs.bytes_sent(self.kind, self.operand_bytes, self.members)
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledProgram:
-    """Kernels and collectives in the order of their schedule."""
+    """The kernels and collectives of a program in scheduled order."""
 
     kernels: tuple[Kernel, ...]
     collectives: tuple[Collective, ...]
 
 
-def read(text: str, devices: int = 1) -> CompiledProgram:
-    """Reads the kernels and collectives of an optimised HLO text.
+def parse_program(text: str, devices: int = 1) -> CompiledProgram:
+    """Parses the kernels and collectives of an optimized HLO module.
 
     Args:
         text: `compiled.as_text()`.
@@ -103,11 +104,11 @@ def read(text: str, devices: int = 1) -> CompiledProgram:
 
 
 def _walk(program: Program, name: str, times: int, devices: int, loop: str = '') -> Iterator[Kernel | Collective]:
-    """Yields the kernels and collectives of computation `name`.
+    """Yields the kernels and collectives of the computation `name`.
 
     Args:
         times: number of runs of the computation.
-        loop: JAX's name stack of the innermost loop around it.
+        loop: JAX's name stack of the innermost loop that contains the computation.
     """
     computation = program[name]
     for instruction in computation:
@@ -119,27 +120,31 @@ def _walk(program: Program, name: str, times: int, devices: int, loop: str = '')
             continue
         if instruction.op == 'while':
             repeats = times * count_iterations(instruction, computation, program)
-            yield from _walk(program, instruction.called('body'), repeats, devices, instruction.op_name or loop)
+            yield from _walk(
+                program, instruction.called_computation('body'), repeats, devices, instruction.op_name or loop
+            )
         elif instruction.op == 'conditional':
             branches = (list(_walk(program, branch, times, devices, loop)) for branch in instruction.branches())
             yield from max(branches, key=_total_work)
         elif instruction.op in ('call', 'async-start'):
-            called = instruction.called('to_apply') or instruction.called()
+            called = instruction.called_computation('to_apply') or instruction.called_computation()
             yield from _walk(program, called, times, devices, loop)
         elif hlo_costs.collective_kind(instruction):
-            yield _collective(instruction, computation, times, devices)
+            yield _build_collective(instruction, computation, times, devices)
         else:
             yield from _fused_collectives(instruction, program, times, devices)
-            yield _kernel(instruction, computation, program, times, loop)
+            yield _build_kernel(instruction, computation, program, times, loop)
 
 
 def _total_work(runs: list[Kernel | Collective]) -> float:
-    """Returns a measure of work, which selects the most expensive branch of a conditional."""
+    """Returns the total bytes and FLOPs, to select the most expensive branch of a conditional."""
     return sum(run.times * (run.bytes + run.flops.total() if isinstance(run, Kernel) else run.sent) for run in runs)
 
 
-def _kernel(instruction: Instruction, computation: Computation, program: Program, times: int, loop: str) -> Kernel:
-    cycles = instruction.attribute(r'"estimated_cycles": ?"(\d+)"')
+def _build_kernel(
+    instruction: Instruction, computation: Computation, program: Program, times: int, loop: str
+) -> Kernel:
+    cycles = instruction.find_attribute(r'"estimated_cycles": ?"(\d+)"')
     flops = hlo_costs.count_flops(instruction, computation, program)
     return Kernel(
         name=instruction.name,
@@ -154,12 +159,12 @@ def _kernel(instruction: Instruction, computation: Computation, program: Program
 
 
 def _find_op_name(instruction: Instruction, computation: Computation, program: Program) -> str:
-    """Returns JAX's name stack of an instruction; instructions that XLA adds, such as copies, get their reader's."""
+    """Returns the JAX name stack of an instruction, or of its first user if XLA added it, as it does with copies."""
     readers = [instruction]
     for reader in readers:
         op_name = reader.op_name
         if reader.op == 'fusion' and not op_name:
-            names = [inner.op_name for inner in program[reader.called()] if inner.op != 'parameter']
+            names = [inner.op_name for inner in program[reader.called_computation()] if inner.op != 'parameter']
             op_name = next(filter(None, reversed(names)), '')
         if op_name or len(readers) > _MAX_READERS:
             return op_name
@@ -167,36 +172,36 @@ def _find_op_name(instruction: Instruction, computation: Computation, program: P
     return ''
 
 
-def _collective(instruction: Instruction, computation: Computation, times: int, devices: int) -> Collective:
+def _build_collective(instruction: Instruction, computation: Computation, times: int, devices: int) -> Collective:
     operand_bytes = sum(array.bytes for array in computation.operand_arrays(instruction))
     groups = hlo_costs.device_groups(instruction, devices)
     return Collective(hlo_costs.collective_kind(instruction), times, operand_bytes, groups)
 
 
 def _fused_collectives(instruction: Instruction, program: Program, times: int, devices: int) -> Iterator[Collective]:
-    """Yields the collectives that the TPU compiler has fused."""
-    fused = program[instruction.called()] if instruction.op == 'fusion' else Computation()
+    """Yields the collectives inside a fusion, which the TPU compiler creates."""
+    fused = program[instruction.called_computation()] if instruction.op == 'fusion' else Computation()
     for inner in fused:
         if hlo_costs.collective_kind(inner):
-            yield _collective(inner, fused, times, devices)
+            yield _build_collective(inner, fused, times, devices)
         yield from _fused_collectives(inner, program, times, devices)
 
 
 def count_iterations(loop: Instruction, outside: Computation, program: Program) -> int:
-    """Returns the number of iterations of a `while`, or 1 if it cannot be determined.
+    """Returns the trip count of a `while` loop, or 1 if it cannot be determined.
 
-    Most loops have XLA's `known_trip_count`. For loops that the TPU compiler has unrolled or pipelined, the number is
-    computed from the counter's initial value, its increment, and the bound in the condition.
+    Most loops have XLA's `known_trip_count`. For loops that the TPU compiler has unrolled or pipelined, the trip count
+    is computed from the counter's initial value, its increment and the loop bound.
 
     Args:
         loop: a `while` instruction.
         outside: the computation that contains the loop.
-        program: the program that contains both.
+        program: the whole program.
     """
-    known = loop.attribute(r'"known_trip_count": ?\{"n": ?"(\d+)"')
+    known = loop.find_attribute(r'"known_trip_count": ?\{"n": ?"(\d+)"')
     if known:
         return int(known)
-    condition, body = program[loop.called('condition')], program[loop.called('body')]
+    condition, body = program[loop.called_computation('condition')], program[loop.called_computation('body')]
     compare, state = condition.root, outside.operands(loop)[0]
     if compare.op != 'compare' or 'direction=LT' not in compare.attributes:
         return 1
@@ -214,7 +219,7 @@ def count_iterations(loop: Instruction, outside: Computation, program: Program) 
 
 
 def _evaluate(instruction: Instruction, computation: Computation, state: Mapping[int, int | None]) -> int | None:
-    """Evaluates an integer instruction with known elements of the loop's state; returns None if it is unknown."""
+    """Evaluates an integer instruction from the known elements of the loop state; returns None for an unknown value."""
     if instruction.op == 'constant':
         return int(instruction.arguments) if instruction.arguments.lstrip('-').isdecimal() else None
     if instruction.op == 'get-tuple-element':
@@ -226,4 +231,4 @@ def _evaluate(instruction: Instruction, computation: Computation, state: Mapping
 
 
 def _element_index(instruction: Instruction) -> int:
-    return int(instruction.attribute(r'index=(\d+)'))
+    return int(instruction.find_attribute(r'index=(\d+)'))

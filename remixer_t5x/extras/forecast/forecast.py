@@ -1,4 +1,4 @@
-"""Forecasts a training step on a machine: minimum time, memory, limits, and changes that could help."""
+"""Forecasts a training step on given hardware: minimum time, memory, bottlenecks and recommended changes."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -7,57 +7,56 @@ from remixer_t5x.costs import counts, step_memory
 from remixer_t5x.costs.step_memory import Step, StepMemory, gibibytes
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.forecast import compiled_program, machines, roofline
-from remixer_t5x.extras.forecast.roofline import RECOMPUTED, UPDATE, Bound
+from remixer_t5x.extras.forecast.roofline import RECOMPUTED, UPDATE, StepBound
 from remixer_t5x.kernels.compile_target import compiling_for
 
-# Changes that save less than this share of the step are not advised.
+# Changes that save less than this fraction of the step time are not recommended.
 _MIN_SAVING = 0.03
-# XLA has split matrix products into windowed einsums if a program has more collective-permutes.
+# A program with more collective-permutes contains windowed einsums, into which XLA splits matrix products.
 _MAX_PERMUTES = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
-    """A compiled training step.
+    """A compiled training step with its cost estimates.
 
     Attributes:
         step: the step that was compiled.
-        bound: roofline of one device.
-        memory: memory of one device.
-        model_flops: FLOPs of a step on all devices, from the model's equations (three forward passes).
-        tokens: input and target tokens of a global batch, with padding.
+        bound: roofline of one device. memory: memory of one device.
+        model_flops: model FLOPs of a step on all devices, which are three times those of the forward pass.
+        tokens: input and target tokens of a global batch, including padding.
         devices: number of devices.
     """
 
     step: Step
-    bound: Bound
+    bound: StepBound
     memory: StepMemory
     model_flops: float
     tokens: int
     devices: int
 
     def mfu(self, seconds: float) -> float:
-        """Returns the model FLOPs utilization (Chowdhery et al. 2022, "PaLM") of a step of `seconds`."""
+        """Returns the model FLOPs utilization (Chowdhery et al. 2022, "PaLM") if a step takes `seconds`."""
         return self.model_flops / (seconds * self.devices * self.bound.machine.peak('bf16'))
 
     def dollars_per_million_tokens(self, seconds: float, price: float) -> float:
-        """Returns the cost of a million tokens at a `price` in dollars per chip and hour."""
+        """Returns the dollars per million tokens, for a step time in seconds and a price per chip-hour."""
         chips = self.devices / self.bound.machine.devices_per_chip
         return price * chips * seconds / 3600 / self.tokens * 1e6
 
 
-def forecast(step: Step, chip: str, slices: Sequence[int]) -> Forecast:
-    """Compiles a step for its partitioner's devices, and bounds its time.
+def forecast_step(step: Step, chip: str, slices: Sequence[int]) -> Forecast:
+    """Compiles a training step for the devices of its partitioner, and bounds the step time.
 
     Args:
         step: the step to compile.
-        chip: chip name, as in a topology.
-        slices: slice or node of each device, in the order of the mesh.
+        chip: name of the chip in topologies, such as 'v5e'.
+        slices: index of the slice or node of each device, in mesh order.
 
     Raises:
         UserError: the chip is unknown, or its memory is too small for the step.
     """
-    machine = machines.find(chip)
+    machine = machines.find_machine(chip)
     try:
         compiled = step_memory.compile_step(step)
     except Exception as error:
@@ -67,13 +66,13 @@ def forecast(step: Step, chip: str, slices: Sequence[int]) -> Forecast:
             f'the step does not fit into the memory of a {machine.name}; type --memory instead of --speed '
             'to find changes with which it fits'
         ) from None
-    program = compiled_program.read(compiled.as_text(), len(slices))
-    # Traced without kernels, because matrix products inside kernels cannot be counted.
+    program = compiled_program.parse_program(compiled.as_text(), len(slices))
+    # The model is traced without custom kernels, because matrix products inside custom kernels are not counted.
     with compiling_for('accelerator'):
         row_counts = counts.count_row(step.model, step.batch)
     return Forecast(
         step=step,
-        bound=roofline.bound(program, machine, slices),
+        bound=roofline.bound_time(program, machine, slices),
         memory=step_memory.read_memory(step, compiled),
         model_flops=step.rows * row_counts.training_flops,
         tokens=step.rows * row_counts.tokens,
@@ -83,7 +82,7 @@ def forecast(step: Step, chip: str, slices: Sequence[int]) -> Forecast:
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """An advised change: the macro, its new value, and the reason."""
+    """A recommended change: the macro, its new value, and the reason."""
 
     macro: str
     value: str
@@ -91,12 +90,12 @@ class Advice:
 
     @property
     def flag(self) -> str:
-        """The command-line flag of the change."""
+        """The command-line flag that makes the change."""
         return f'--mesh={self.value}' if self.macro == 'MESH' else f'--gin.{self.macro}={self.value}'
 
 
 def describe_limits(forecast: Forecast) -> list[str]:
-    """Describes what limits the step, starting with the most important limit."""
+    """Describes the bottlenecks of the step, in decreasing order of time."""
     bound = forecast.bound
     parts = [
         ('compute', 'in kernels that fill the matrix units', bound.compute_seconds),
@@ -105,31 +104,33 @@ def describe_limits(forecast: Forecast) -> list[str]:
         (f'gaps between {bound.count:,} kernels', '(a guess, not in the bound)', bound.gap_seconds),
     ]
     return [
-        f'{name}: {milliseconds(seconds)} {what} ({seconds / bound.serial_seconds:.0%})'
+        f'{name}: {format_milliseconds(seconds)} {what} ({seconds / bound.serial_seconds:.0%})'
         for name, what, seconds in sorted(parts, key=lambda part: -part[2])
         if seconds > 0
     ]
 
 
 def describe_uncounted(forecast: Forecast) -> list[str]:
-    """Describes kernels that report no FLOPs, and kernels without an estimate of the TPU compiler."""
+    """Describes the kernels without a FLOP count, and those without a time estimate from the TPU compiler."""
     lines, bound = [], forecast.bound
     names = sorted({kernel.op for kernel in bound.kernels if kernel.is_opaque})
     if names:
         lines.append(f'{", ".join(names)} report no FLOPs: only their operands and results are in the bound')
     missing = bound.unestimated_seconds()
     if bound.estimated_seconds and missing.total() > 0:
-        listed = ', '.join(f'{op} {milliseconds(seconds)}' for op, seconds in missing.most_common(4))
-        lines.append(f"without the compiler's estimate, by the bound: {milliseconds(missing.total())} ({listed})")
+        listed = ', '.join(f'{op} {format_milliseconds(seconds)}' for op, seconds in missing.most_common(4))
+        lines.append(
+            f"without the compiler's estimate, by the bound: {format_milliseconds(missing.total())} ({listed})"
+        )
     return lines
 
 
 def advise(forecast: Forecast, available: int | None) -> Iterator[Advice]:
-    """Yields changes to try, starting with those that cost nothing.
+    """Yields recommended changes, starting with those that have no drawback.
 
     Args:
         forecast: forecast of the current step.
-        available: memory of a device in bytes; None disables the check of memory.
+        available: memory of a device in bytes, or None to skip the memory check.
     """
     bound, memory, step = forecast.bound, forecast.memory, forecast.step
     float32 = (bound.flops['f32'] + bound.flops['f32 exact']) / max(bound.flops.total(), 1)
@@ -146,21 +147,21 @@ def advise(forecast: Forecast, available: int | None) -> Iterator[Advice]:
     recomputing = bound.phase_seconds(RECOMPUTED)
     share, repeated = recomputing / bound.serial_seconds, bound.flops.total() * forecast.devices / forecast.model_flops
     if max(share, repeated - 1) >= _MIN_SAVING:
-        reason = f'recomputation takes {milliseconds(recomputing)} ({share:.0%}), and the step has {repeated:.2f} times'
-        yield Advice('REMAT_POLICY', 'None', f'{reason} the model FLOPs')
+        reason = f'recomputation takes {format_milliseconds(recomputing)} ({share:.0%}), and '
+        yield Advice('REMAT_POLICY', 'None', f'{reason}the step has {repeated:.2f} times the model FLOPs')
     constant = bound.phase_seconds(UPDATE) + bound.gap_seconds
     share = constant / (bound.serial_seconds + bound.gap_seconds)
     if share >= _MIN_SAVING:
-        reason = f'the optimizer and gaps take {milliseconds(constant)} ({share:.0%}) for any batch size'
+        reason = f'the optimizer and gaps take {format_milliseconds(constant)} ({share:.0%}) for any batch size'
         yield Advice('BATCH_SIZE', str(2 * step.rows), reason)
 
 
 def _advise_mesh(forecast: Forecast, available: int | None) -> Iterator[Advice]:
-    """Yields data parallelism for a mesh with sharded parameters, and FSDP for a mesh without."""
+    """Recommends data parallelism if the mesh shards parameters, and otherwise FSDP."""
     bound, memory = forecast.bound, forecast.memory
     data, fsdp, tensor = forecast.step.partitioner.mesh.shape.values()
     parts, update = fsdp * tensor, bound.phase_seconds(UPDATE)
-    # Gradients are temporaries, sharded like the parameters.
+    # Gradients are counted as a second copy of the parameters with the same sharding.
     state = 2 * memory.parameters + memory.optimizer_state
     if parts > 1:
         needed = memory.total + (parts - 1) * state
@@ -169,7 +170,7 @@ def _advise_mesh(forecast: Forecast, available: int | None) -> Iterator[Advice]:
         permutes = sum(exchange.times for exchange in bound.exchanges if exchange.kind == 'collective-permute')
         # Data parallelism still all-reduces the gradients.
         reduced = 2 * (1 - 1 / forecast.devices) * memory.parameters * parts
-        # Assumes that half of the collectives overlap with kernels. Each device then updates all parameters.
+        # Assumes that half of the collectives overlap with kernels, and that each device then updates all parameters.
         saved = (1 - reduced / (bound.bytes_sent or 1)) * bound.exchange_seconds / 2 - (parts - 1) * update
         if permutes > _MAX_PERMUTES:
             reason = f'{permutes:,} collective-permutes split the matrix products into small pieces'
@@ -181,16 +182,17 @@ def _advise_mesh(forecast: Forecast, available: int | None) -> Iterator[Advice]:
         limit = f' of {gibibytes(available)}' if available else ''
         yield Advice('MESH', 'data=-1', f'{reason}; unsharded, a step would take {gibibytes(needed)}{limit}')
     elif data > 1 and not any(exchange.link == roofline.NETWORK for exchange in bound.exchanges):
-        # FSDP gathers the parameters twice, which sends about twice the bytes. Half of them overlap with kernels.
+        # FSDP gathers the parameters twice, so each device sends about twice the bytes, half of them during kernels.
         saved = update * (1 - 1 / data) - bound.exchange_seconds / 2
         if saved >= _MIN_SAVING * bound.serial_seconds:
             reason = (
-                f'each device updates all parameters, {milliseconds(update)}; sharded, each updates 1/{data} of them'
+                f'each device updates all parameters, {format_milliseconds(update)}; '
+                f'sharded, each updates 1/{data} of them'
             )
             freed = gibibytes(int((1 - 1 / data) * state))
             yield Advice('MESH', 'fsdp=-1', f'{reason}, and a step takes {freed} less')
 
 
-def milliseconds(seconds: float) -> str:
+def format_milliseconds(seconds: float) -> str:
     """Formats seconds as milliseconds with three significant digits, such as `12.3 ms`."""
     return f'{1e3 * seconds:,.3g} ms' if seconds < 1 else f'{1e3 * seconds:,.0f} ms'

@@ -1,6 +1,5 @@
-"""Parses the text of an optimised HLO module (`compiled.as_text()`) into instructions.
-
-It keeps only what a cost model needs: shapes, operands and attributes.
+"""Parses the text of an optimized HLO module (`compiled.as_text()`) into instructions with shapes, operands and
+attributes.
 """
 
 import dataclasses
@@ -12,11 +11,11 @@ from typing import NamedTuple
 
 _ARRAY = re.compile(r'([a-z][a-z0-9]*)\[([^\]]*)\](?:\{([^}]*)\})?')
 _COMPUTATION = re.compile(r'(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{')
-# ROOT %name = type op(arguments), attributes
+# Matches `ROOT %name = type op(arguments), attributes`.
 _INSTRUCTION = re.compile(r'\s+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(([^)]*)\)(.*)')
 _COMMENT = re.compile(r'/\*index=\d+\*/')
 _NAME = re.compile(r'%?([\w.\-]+)')
-# Operations with a value in parentheses instead of operands.
+# Operations whose parentheses contain a literal value instead of operands.
 _LITERAL = ('constant', 'parameter', 'iota')
 
 
@@ -26,8 +25,8 @@ class Array(NamedTuple):
     Attributes:
         dtype: XLA's name, such as 'bf16'.
         shape: dimensions.
-        bytes: size, including the padding of a TPU's tiles.
-        memory_space: 0 for the main memory (HBM), 1 for a TPU's on-chip memory (VMEM).
+        bytes: size in bytes, including the padding to TPU tiles.
+        memory_space: 0 for HBM, 1 for the on-chip memory of a TPU (VMEM).
     """
 
     dtype: str
@@ -42,13 +41,13 @@ class Array(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One line of a computation.
+    """An HLO instruction.
 
     Attributes:
         op: 'fusion', 'dot', 'while', ...
-        results: arrays of the result, several for a tuple.
-        operands: names of the instructions that it reads.
-        arguments: text between the parentheses; the value of a constant.
+        results: the result array, or all arrays of a tuple.
+        operands: names of the instructions whose results are the operands.
+        arguments: text between the parentheses, such as the value of a constant.
         attributes: text after the parentheses.
     """
 
@@ -62,35 +61,35 @@ class Instruction:
 
     @property
     def op_name(self) -> str:
-        """JAX's name stack: function transformations, Flax modules and the primitive, separated by '/'."""
-        return self.attribute(r'op_name="([^"]*)"')
+        """JAX's name stack: transformations, Flax modules and the primitive, separated by '/'."""
+        return self.find_attribute(r'op_name="([^"]*)"')
 
     @property
     def target(self) -> str:
         """The target of a custom call."""
-        return self.attribute(r'custom_call_target="([^"]*)"')
+        return self.find_attribute(r'custom_call_target="([^"]*)"')
 
     @property
     def result_bytes(self) -> int:
         return sum(array.hbm_bytes for array in self.results)
 
-    def attribute(self, pattern: str) -> str:
-        """Returns the first group of `pattern` in the attributes, or '' without a match."""
+    def find_attribute(self, pattern: str) -> str:
+        """Returns the first group of `pattern` in the attributes, or '' if it does not match."""
         match = re.search(pattern, self.attributes)
         return match[1] if match else ''
 
-    def called(self, role: str = 'calls') -> str:
-        """Returns the computation that it calls as 'calls', 'to_apply', 'body' or 'condition', or ''."""
-        return self.attribute(rf'\b{role}=%?([\w.\-]+)')
+    def called_computation(self, role: str = 'calls') -> str:
+        """Returns the name of the called computation for 'calls', 'to_apply', 'body' or 'condition', or ''."""
+        return self.find_attribute(rf'\b{role}=%?([\w.\-]+)')
 
     def branches(self) -> list[str]:
-        """Returns the computations of a conditional."""
-        listed = _NAME.findall(self.attribute(r'branch_computations=\{([^}]*)\}'))
-        return listed or [self.called('true_computation'), self.called('false_computation')]
+        """Returns the names of the branch computations of a conditional."""
+        listed = _NAME.findall(self.find_attribute(r'branch_computations=\{([^}]*)\}'))
+        return listed or [self.called_computation('true_computation'), self.called_computation('false_computation')]
 
 
 class Computation:
-    """Instructions by name, in the order of the schedule."""
+    """A sequence of instructions in scheduled order, indexed by name."""
 
     def __init__(self) -> None:
         self.instructions: dict[str, Instruction] = {}
@@ -104,12 +103,12 @@ class Computation:
 
     @functools.cached_property
     def parameters(self) -> dict[int, str]:
-        """Names of the parameters by their number."""
+        """Maps parameter numbers to instruction names."""
         return {int(instruction.arguments): instruction.name for instruction in self if instruction.op == 'parameter'}
 
     @functools.cached_property
     def users(self) -> dict[str, list[tuple[Instruction, int]]]:
-        """The readers of each instruction, with the position of the operand."""
+        """Maps each instruction to its users, as (user, operand index)."""
         users: dict[str, list[tuple[Instruction, int]]] = {}
         for user in self:
             for position, name in enumerate(user.operands):
@@ -126,7 +125,7 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Computations by name, and the name of the entry computation."""
+    """An HLO module: its computations by name, and the name of the entry computation."""
 
     computations: Mapping[str, Computation]
     entry: str
@@ -160,10 +159,10 @@ def parse(text: str) -> Program:
 
 def parse_arrays(kind: str) -> tuple[Array, ...]:
     """Parses the arrays of a type such as `(bf16[8,128]{1,0:T(8,128)(2,1)S(1)}, u32[])`."""
-    return tuple(_array(*match.groups()) for match in _ARRAY.finditer(kind))
+    return tuple(_parse_array(*match.groups()) for match in _ARRAY.finditer(kind))
 
 
-def _array(dtype: str, dimensions: str, layout: str | None) -> Array:
+def _parse_array(dtype: str, dimensions: str, layout: str | None) -> Array:
     shape = tuple(int(size.lstrip('<=')) for size in dimensions.split(',') if size)
     number = re.search(r'\d+', dtype)
     bits = 8 if dtype == 'pred' else int(number[0]) if number else 0
@@ -173,7 +172,7 @@ def _array(dtype: str, dimensions: str, layout: str | None) -> Array:
 
 
 def _tiled_shape(shape: tuple[int, ...], layout: str) -> list[int]:
-    """Rounds `shape` up to whole tiles; `2,1,0:T(8,128)` tiles the two minor dimensions, 128 for the most minor."""
+    """Rounds `shape` up to whole tiles; `2,1,0:T(8,128)` means tiles of 8 x 128 in the two minor dimensions."""
     order, _, tiling = layout.partition(':')
     tile = re.match(r'T\(([\d,]+)\)', tiling)
     sizes = list(shape)

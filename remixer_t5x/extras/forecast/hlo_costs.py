@@ -1,14 +1,15 @@
-"""Costs of an HLO instruction: FLOPs, HBM traffic in bytes, and bytes sent to other devices.
+"""Computes the costs of HLO instructions: FLOPs, HBM traffic in bytes, and bytes sent to other devices.
 
-FLOPs are those of matrix products, convolutions and Fourier transforms; a multiply and an add count as two. Elementwise
+FLOPs are counted for matrix products, convolutions and Fourier transforms; a multiply-add counts as two. Elementwise
 operations are not counted, because memory traffic hides them. TPU programs express matrix products as convolutions with
 padded windows, so only window positions that overlap an element are counted.
 
-A fusion reads each operand once and writes its results once; intermediate values stay in registers. An operand that is
-only sliced or gathered counts as its slices, and a result that is updated in place counts as its update.
+A fusion reads each operand once and writes its results once; intermediate values stay in registers. For an operand that
+is only sliced or gathered, the size of the slices is counted; for a result that is updated in place, the size of the
+update.
 
-Bytes sent are the minimum that each device sends in a collective, with a ring of its group. If the group spans several
-slices, there are rings within the slices first, so that each device sends only its part of the result between slices.
+Bytes sent are the minimum per device, for a ring algorithm over the group. If a group spans multiple slices, a ring
+within each slice runs first, and each device sends only its shard of the result to other slices.
 """
 
 import collections
@@ -20,16 +21,16 @@ import numpy as np
 
 from remixer_t5x.extras.forecast.hlo import Computation, Instruction, Program
 
-# FLOPs by the dtype of the products: XLA's name, or EXACT.
+# Maps the dtype of products, in XLA's notation or EXACT, to FLOPs.
 Flops = collections.Counter
-# Products of float32 with a higher precision than the default.
+# The dtype of float32 products above the default precision.
 EXACT = 'f32 exact'
-# Operations that read a part of their first operand, as large as their result.
+# Operations that read only as many elements of their first operand as the result has.
 _SLICING = ('dynamic-slice', 'slice', 'gather')
-# Dtypes of the context of an asynchronous copy.
+# Dtypes of the context values of an asynchronous copy.
 _CONTEXT = ('u32', 'token')
 
-# Bytes that each of n devices sends, as a multiple of the bytes of its operands.
+# Bytes that each of n devices sends, relative to the size of its operands.
 _SENT = {
     'all-gather': lambda n: n - 1,
     'all-reduce': lambda n: 2 * (n - 1) / n,
@@ -39,7 +40,7 @@ _SENT = {
     'collective-broadcast': lambda n: 1,
     'collective-permute': lambda n: 1,
 }
-# Collectives in which each device of a slice exchanges only its part with other slices.
+# Collectives in which each device of a slice sends only its shard to other slices.
 _DIVIDED = ('all-reduce', 'reduce-scatter')
 _MESH = r'mesh\[[^\]]*\](?:, device_ids=\(.*?\))? ?\{[^}]*\}'
 _DEVICE_IDS = re.compile(r'device_ids=\((?:\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d, ]+))\)')
@@ -47,11 +48,13 @@ _AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 
 
 def count_flops(instruction: Instruction, computation: Computation, program: Program) -> Flops:
-    """Counts the FLOPs of one run, including fused instructions."""
+    """Counts the FLOPs per run of an instruction, including fused instructions."""
     if instruction.op in ('fusion', 'call'):
-        return computation_flops(program[instruction.called() or instruction.called('to_apply')], program)
+        return computation_flops(
+            program[instruction.called_computation() or instruction.called_computation('to_apply')], program
+        )
     if instruction.op == 'dot':
-        contracting = instruction.attribute(r'lhs_contracting_dims=\{([\d,]*)\}')
+        contracting = instruction.find_attribute(r'lhs_contracting_dims=\{([\d,]*)\}')
         count: float = _product_flops(instruction, computation, _find_integers(contracting))
     elif instruction.op == 'convolution':
         count = _convolution_flops(instruction, computation)
@@ -65,7 +68,7 @@ def count_flops(instruction: Instruction, computation: Computation, program: Pro
 
 
 def computation_flops(computation: Computation, program: Program) -> Flops:
-    """Counts the FLOPs of one run of a computation."""
+    """Counts the FLOPs per run of a computation."""
     total: Flops = Flops()
     for instruction in computation:
         total.update(count_flops(instruction, computation, program))
@@ -73,7 +76,7 @@ def computation_flops(computation: Computation, program: Program) -> Flops:
 
 
 def _product_dtype(instruction: Instruction, computation: Computation) -> str:
-    """Returns the wider dtype of both operands; EXACT for float32 with a higher precision than the default."""
+    """Returns the wider dtype of the operands, or EXACT for float32 products above the default precision."""
     widest = max(computation.operand_arrays(instruction)[:2], key=lambda array: array.bytes / math.prod(array.shape))
     precise = re.search(r'operand_precision"?[=:][\[{][^\]}]*high', instruction.attributes, re.IGNORECASE)
     return EXACT if widest.dtype == 'f32' and precise else widest.dtype
@@ -88,8 +91,8 @@ def _convolution_flops(instruction: Instruction, computation: Computation) -> in
     left, right = computation.operand_arrays(instruction)[:2]
     out = instruction.results[0]
     # `dim_labels=b0f_0io->b0f`: the axes of the operands and the result; digits are spatial dimensions.
-    left_axes, right_axes, out_axes = re.split('_|->', instruction.attribute(r'dim_labels=(\w+->\w+)'))
-    groups = int(instruction.attribute(r'batch_group_count=(\d+)') or 1)
+    left_axes, right_axes, out_axes = re.split('_|->', instruction.find_attribute(r'dim_labels=(\w+->\w+)'))
+    groups = int(instruction.find_attribute(r'batch_group_count=(\d+)') or 1)
     # XLA has already divided the kernel's input features by the number of feature groups.
     features = right.shape[right_axes.index('i')] * out.shape[out_axes.index('f')]
     taps = 1
@@ -100,9 +103,9 @@ def _convolution_flops(instruction: Instruction, computation: Computation) -> in
 
 
 def _count_taps(instruction: Instruction, dimension: int, length: int, outputs: int) -> int:
-    """Counts the pairs of an output and a window position that overlap an element, not padding or a dilation gap."""
+    """Counts the pairs of output and window position that read an element rather than padding or a dilation gap."""
     # `window={size=8x1 pad=0_0x7_7}` has two dimensions.
-    settings = dict(word.split('=') for word in instruction.attribute(r'window=\{([^}]*)\}').split())
+    settings = dict(word.split('=') for word in instruction.find_attribute(r'window=\{([^}]*)\}').split())
     window = {name: _find_integers(values.split('x')[dimension])[0] for name, values in settings.items()}
     dilation = window.get('lhs_dilate', 1)
     taps: np.ndarray = np.arange(window.get('size', 1)) * window.get('rhs_dilate', 1) - window.get('pad', 0)
@@ -112,30 +115,30 @@ def _count_taps(instruction: Instruction, dimension: int, length: int, outputs: 
 
 
 def _fft_flops(instruction: Instruction, computation: Computation) -> float:
-    """Returns 5 n log2 n for each complex transform and half of it for a real transform, as in FFTW's benchmarks."""
-    kind = instruction.attribute(r'fft_type=(\w+)')
+    """Counts 5 n log2 n FLOPs per complex transform and half as many per real transform, as in FFTW's benchmarks."""
+    kind = instruction.find_attribute(r'fft_type=(\w+)')
     whole = instruction.results[0] if kind == 'IRFFT' else computation.operand_arrays(instruction)[0]
-    points = math.prod(_find_integers(instruction.attribute(r'fft_length=\{([\d,]*)\}')))
+    points = math.prod(_find_integers(instruction.find_attribute(r'fft_length=\{([\d,]*)\}')))
     return (2.5 if 'RFFT' in kind else 5.0) * math.log2(max(points, 2)) * math.prod(whole.shape)
 
 
 def _custom_call_flops(instruction: Instruction, computation: Computation) -> float:
-    """Counts cuBLAS and cuDNN calls by their dimensions, and other kernels by their cost estimate, if any."""
+    """Computes FLOPs of cuBLAS and cuDNN calls from shapes, and FLOPs of other kernels from their cost estimates."""
     if 'cudnn$fmha' in instruction.target:
-        logits = instruction.attribute(r'"intermediate_tensor_shape": ?\{.*?"dimensions": ?\[([^\]]*)\]')
+        logits = instruction.find_attribute(r'"intermediate_tensor_shape": ?\{.*?"dimensions": ?\[([^\]]*)\]')
         # Attention has two products. Its gradient has five, one of which recomputes the logits.
         products = 5 if instruction.target.endswith('Backward') else 2
         head_dim = computation.operand_arrays(instruction)[0].shape[-1]
         return products * 2 * math.prod(_find_integers(logits)) * head_dim
-    contracting = instruction.attribute(r'"lhs_contracting_dimensions": ?\[([^\]]*)\]')
+    contracting = instruction.find_attribute(r'"lhs_contracting_dimensions": ?\[([^\]]*)\]')
     if contracting and 'cublas' in instruction.target:
         return _product_flops(instruction, computation, _find_integers(contracting))
     return _cost_estimate(instruction).get('flops', 0)
 
 
 def _cost_estimate(instruction: Instruction) -> dict[str, float]:
-    """Returns a Pallas kernel's `pl.CostEstimate` ('flops', 'transcendentals', 'bytes_accessed'), or {}."""
-    estimate = json.loads(instruction.attribute(r'"cost_estimate": ?(\{[^}]*\})') or '{}')
+    """Returns the `pl.CostEstimate` of a Pallas kernel ('flops', 'transcendentals', 'bytes_accessed'), or {}."""
+    estimate = json.loads(instruction.find_attribute(r'"cost_estimate": ?(\{[^}]*\})') or '{}')
     return {name: float(value) for name, value in estimate.items()}
 
 
@@ -144,7 +147,7 @@ def _find_integers(text: str) -> list[int]:
 
 
 def count_bytes(instruction: Instruction, computation: Computation, program: Program) -> float:
-    """Counts the HBM traffic of one run in bytes."""
+    """Counts the HBM traffic per run of an instruction, in bytes."""
     operands = sum(array.hbm_bytes for array in computation.operand_arrays(instruction))
     if instruction.op == 'fusion':
         return _fusion_bytes(instruction, computation, program)
@@ -163,9 +166,9 @@ def count_bytes(instruction: Instruction, computation: Computation, program: Pro
 
 
 def _custom_call_bytes(instruction: Instruction, operands: int) -> float:
-    """Returns the HBM traffic in the kernel's `pl.CostEstimate`, or without one the bytes of its operands and results.
+    """Returns the HBM traffic from the kernel's `pl.CostEstimate`, or else the size of its operands and results.
 
-    The scratch memory that libraries return as an 8-bit array is not counted.
+    Excludes the scratch memory that libraries return as an 8-bit array.
     """
     scratch = sum(array.hbm_bytes for array in instruction.results if array.dtype in ('u8', 's8'))
     results = instruction.result_bytes - (scratch if len(instruction.results) > 1 else 0)
@@ -173,7 +176,7 @@ def _custom_call_bytes(instruction: Instruction, operands: int) -> float:
 
 
 def _fusion_bytes(instruction: Instruction, computation: Computation, program: Program) -> float:
-    fused = program[instruction.called()]
+    fused = program[instruction.called_computation()]
     total = 0
     for position, operand in enumerate(computation.operands(instruction)):
         size = operand.result_bytes
@@ -185,7 +188,7 @@ def _fusion_bytes(instruction: Instruction, computation: Computation, program: P
 
 
 def _bytes_read(fused: Computation, position: int, size: int, program: Program) -> tuple[int, bool]:
-    """Counts the bytes of a parameter that a fusion reads; also returns whether it returns the parameter unchanged."""
+    """Returns the bytes of a parameter that a fusion reads, and whether the fusion returns that parameter unchanged."""
     total, is_returned, aliases = 0, False, [fused.parameters[position]]
     for name in aliases:
         is_returned |= name == fused.root.name
@@ -195,7 +198,7 @@ def _bytes_read(fused: Computation, position: int, size: int, program: Program) 
             elif user.op == 'bitcast':
                 aliases.append(user.name)
             elif user.op == 'fusion':
-                inner, passes_on = _bytes_read(program[user.called()], place, size, program)
+                inner, passes_on = _bytes_read(program[user.called_computation()], place, size, program)
                 total += inner
                 aliases += [user.name] if passes_on else []
             elif user.op != 'tuple' and not (user.op == 'dynamic-update-slice' and place == 0):
@@ -204,7 +207,7 @@ def _bytes_read(fused: Computation, position: int, size: int, program: Program) 
 
 
 def _bytes_written(result: Instruction, fused: Computation, program: Program) -> list[int]:
-    """Counts the bytes that a fusion writes for each array of `result`."""
+    """Returns the bytes that a fusion writes to each array of `result`."""
     if result.op == 'bitcast':
         return _bytes_written(fused.operands(result)[0], fused, program)
     if result.op == 'tuple':
@@ -212,25 +215,25 @@ def _bytes_written(result: Instruction, fused: Computation, program: Program) ->
     if result.op == 'dynamic-update-slice':
         return [fused.operands(result)[1].results[0].bytes]
     if result.op == 'fusion':
-        inner = program[result.called()]
+        inner = program[result.called_computation()]
         return _bytes_written(inner.root, inner, program)
     return [array.bytes for array in result.results]
 
 
 def collective_kind(instruction: Instruction) -> str:
-    """Returns 'all-gather' for `all-gather` and `all-gather-start`, and '' for other than collectives."""
+    """Returns the kind of a collective, such as 'all-gather' for `all-gather-start`, or '' for other instructions."""
     name = instruction.op.removesuffix('-start')
     return name if name in _SENT else ''
 
 
 def bytes_sent(kind: str, operand_bytes: float, members: int, slices: int = 1) -> float:
-    """Counts the bytes that one device sends over the slowest link of its group.
+    """Returns the bytes that each device sends over the slowest link of its group.
 
     Args:
         kind: 'all-gather', 'all-reduce', ...
         operand_bytes: bytes of the device's operands.
         members: number of devices in the group.
-        slices: number of slices with devices of the group; if above 1, bytes between slices are counted.
+        slices: number of slices that the group spans; if above 1, only bytes sent between slices are counted.
     """
     if slices == 1:
         return _SENT[kind](members) * operand_bytes
@@ -238,7 +241,7 @@ def bytes_sent(kind: str, operand_bytes: float, members: int, slices: int = 1) -
 
 
 def device_groups(instruction: Instruction, devices: int) -> tuple[tuple[int, ...], ...]:
-    """Returns the groups of devices that exchange data, by position in the program's device assignment.
+    """Returns the groups of devices that exchange data, as positions in the program's device assignment.
 
     Args:
         instruction: a collective.
@@ -247,8 +250,8 @@ def device_groups(instruction: Instruction, devices: int) -> tuple[tuple[int, ..
     Raises:
         ValueError: the format of the groups is unknown.
     """
-    text = instruction.attribute(r'source_target_pairs=\{(\{.*?\})\}')
-    text = text or instruction.attribute(rf'replica_groups=({_MESH}|\{{\{{.*?\}}\}}|\S+)')
+    text = instruction.find_attribute(r'source_target_pairs=\{(\{.*?\})\}')
+    text = text or instruction.find_attribute(rf'replica_groups=({_MESH}|\{{\{{.*?\}}\}}|\S+)')
     if text.startswith('mesh'):
         groups = _mesh_groups(text)
     elif '<=' in text:
@@ -259,7 +262,7 @@ def device_groups(instruction: Instruction, devices: int) -> tuple[tuple[int, ..
 
 
 def _iota_groups(text: str) -> list[list[int]]:
-    """Parses `[4,2]<=[2,4]T(1,0)`: 0 to 7 as an array [2, 4], transposed and reshaped to 4 groups of 2."""
+    """Parses `[4,2]<=[2,4]T(1,0)`: devices 0 to 7 in an array [2, 4], transposed and reshaped to 4 groups of 2."""
     match = re.match(r'\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', text)
     if not match:
         raise ValueError(f'unknown format of replica groups: {text}')
@@ -269,9 +272,9 @@ def _iota_groups(text: str) -> list[list[int]]:
 
 
 def _mesh_groups(text: str) -> list[list[int]]:
-    """Parses `mesh['a'=2,'b'=4] {'b'}`: the devices along the named mesh axes; `'b':(2)2` is a part of an axis.
+    """Parses `mesh['a'=2,'b'=4] {'b'}`: groups of devices along the named mesh axes; `'b':(2)2` is a part of an axis.
 
-    Devices are in order, unless the mesh has `device_ids=([4,2]T(1,0))`: 0 to 7 as an array, transposed.
+    The devices are in order unless the mesh has `device_ids=([4,2]T(1,0))`: 0 to 7 as an array, transposed.
     """
     head, brace, named = text.partition('{')
     if not brace:

@@ -1,8 +1,8 @@
-"""The minimum time of a compiled program on a machine (roofline).
+"""Computes the minimum time of a compiled program on a machine with a roofline model.
 
-The time of a kernel is the longer of FLOPs / peak FLOP/s and bytes / HBM bandwidth. The time of a collective is the
-number of bytes that a device sends divided by the bandwidth of its link. A real step takes longer, because kernels do
-not reach these rates and a GPU has gaps between kernels.
+The time of a kernel is the maximum of FLOPs / peak FLOP/s and bytes / HBM bandwidth. The time of a collective is the
+number of bytes that a device sends divided by the link bandwidth. A real step takes longer, because kernels do not
+reach peak rates, and GPUs have gaps between kernels.
 """
 
 import collections
@@ -19,10 +19,10 @@ from remixer_t5x.extras.forecast.machines import Machine
 COMPUTE, HBM, NETWORK = 'compute', 'HBM', 'network'
 OPTIMIZER, LOSS = 'optimizer, norms', 'loss'
 FORWARD, RECOMPUTED, BACKWARD, UPDATE = 'forward', 'recomputed', 'backward', 'update'
-# Operations that XLA adds, such as zeros for the arrays that a loop fills.
+# Operations that XLA adds, such as zero initialization of the arrays that a loop fills.
 UNNAMED = 'copies and fills by XLA'
 
-# Scopes in a name stack that are not modules: transformations, control flow, einsum equations, and methods such as
+# Scopes of a name stack that are not modules: transformations, control flow, einsum equations, and methods such as
 # `layer._update`.
 _ADDED_SCOPES = re.compile(
     r'.*[(.].*|.*->.*|while|body|cond|branch_\d+_fun|closed_call|checkpoint|rematted_computation|core_call|'
@@ -30,8 +30,8 @@ _ADDED_SCOPES = re.compile(
 )
 
 
-class Place(NamedTuple):
-    """The place of an operation in the training step.
+class StepLocation(NamedTuple):
+    """The location of an operation in the training step.
 
     Attributes:
         module: path of the Flax module, separated by '/'; OPTIMIZER, LOSS or UNNAMED outside of modules.
@@ -44,7 +44,7 @@ class Place(NamedTuple):
     primitive: str
 
 
-def parse_op_name(op_name: str) -> Place:
+def parse_op_name(op_name: str) -> StepLocation:
     """Parses the name stack of an operation.
 
     Args:
@@ -52,24 +52,24 @@ def parse_op_name(op_name: str) -> Place:
             `jit(step_fn)/transpose(jvp(EncoderDecoder.encode))/encoder/while/body/checkpoint/run_0/layer/norm/mul`.
     """
     if not op_name:
-        return Place(UNNAMED, '-', '-')
+        return StepLocation(UNNAMED, '-', '-')
     *scopes, primitive = op_name.split('/')
     if not scopes:
-        # XLA names the copy of an argument after the argument.
-        return Place(OPTIMIZER, UPDATE, 'copy')
+        # For the copy of an argument, XLA uses the name of the argument as op_name.
+        return StepLocation(OPTIMIZER, UPDATE, 'copy')
     modules = '/'.join(scope for scope in scopes if not _ADDED_SCOPES.fullmatch(scope))
     if 'transpose(' in op_name:
         phase = RECOMPUTED if 'rematted_computation' in op_name else BACKWARD
     elif 'jvp(' in op_name:
         phase = FORWARD
     else:
-        return Place(modules or OPTIMIZER, UPDATE, primitive)
-    return Place(modules or LOSS, phase, primitive)
+        return StepLocation(modules or OPTIMIZER, UPDATE, primitive)
+    return StepLocation(modules or LOSS, phase, primitive)
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
-    """Kernels that one device of a machine runs in a step, and their totals."""
+class KernelCosts:
+    """The kernels that one device runs in a training step, with their total costs."""
 
     machine: Machine
     kernels: Sequence[Kernel]
@@ -94,28 +94,28 @@ class Work:
 
     @property
     def seconds(self) -> float:
-        """The roofline."""
+        """The minimum time of the kernels, without collectives."""
         return sum(kernel.times * max(kernel_seconds(kernel, self.machine)) for kernel in self.kernels)
 
     @property
     def compute_seconds(self) -> float:
-        """The part of the roofline in compute-bound kernels; the rest is memory-bound."""
+        """The part of the minimum time in compute-bound kernels; the rest is in memory-bound kernels."""
         times = ((kernel.times, *kernel_seconds(kernel, self.machine)) for kernel in self.kernels)
         return sum(count * compute for count, compute, memory in times if compute > memory)
 
     @property
     def limit(self) -> str:
-        """COMPUTE or HBM, whichever bounds most of the time."""
+        """COMPUTE or HBM, whichever limits the larger part of the minimum time."""
         return COMPUTE if 2 * self.compute_seconds > self.seconds else HBM
 
     @property
     def estimated_seconds(self) -> float:
-        """The total time of all kernels for which the TPU compiler reports an estimate."""
+        """The total estimated time of all kernels for which the TPU compiler reports an estimate."""
         cycles = sum(kernel.times * (kernel.cycles or 0) for kernel in self.kernels)
         return cycles / self.machine.clock if self.machine.clock else 0.0
 
     def unestimated_seconds(self) -> collections.Counter[str]:
-        """Returns the roofline of the kernels that the TPU compiler does not estimate, by operation."""
+        """Returns the minimum time of the kernels without an estimate from the TPU compiler, by operation."""
         total: collections.Counter[str] = collections.Counter()
         for kernel in self.kernels:
             if kernel.cycles is None:
@@ -124,23 +124,23 @@ class Work:
 
 
 @dataclasses.dataclass(frozen=True)
-class Operation(Work):
-    """The kernels of one place in the training step."""
+class OperationCosts(KernelCosts):
+    """The kernels at one location in the training step."""
 
-    place: Place
+    place: StepLocation
 
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """All collectives of one kind over one link.
+    """All collectives of one kind over one type of link.
 
     Attributes:
         kind: 'all-gather', ...
-        link: name of the machine's link, or NETWORK.
+        link: 'ICI' or 'NVLink' within a slice or node, otherwise NETWORK.
         members: number of devices in a group.
         times: number of runs in a step.
         sent: bytes that each device sends in a step.
-        seconds: time at the rate of the link; None if the rate is unknown.
+        seconds: time at the link bandwidth, or None if the bandwidth is unknown.
     """
 
     kind: str
@@ -152,10 +152,10 @@ class Exchange:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bound(Work):
-    """The minimum time of a training step on a machine; operations and exchanges are sorted by cost, descending."""
+class StepBound(KernelCosts):
+    """The minimum time of a training step on a machine; operations and exchanges are in decreasing order of cost."""
 
-    operations: tuple[Operation, ...]
+    operations: tuple[OperationCosts, ...]
     exchanges: tuple[Exchange, ...]
 
     @property
@@ -178,32 +178,32 @@ class Bound(Work):
 
     @property
     def gap_seconds(self) -> float:
-        """The time of gaps between kernels, which is not in the bound."""
+        """The total time of gaps between kernels, which the bound excludes."""
         return self.count * self.machine.gap
 
     def phase_seconds(self, phase: str) -> float:
         return sum(operation.seconds for operation in self.operations if operation.place.phase == phase)
 
 
-def bound(program: CompiledProgram, machine: Machine, slices: Sequence[int]) -> Bound:
-    """Bounds the time of a program.
+def bound_time(program: CompiledProgram, machine: Machine, slices: Sequence[int]) -> StepBound:
+    """Computes the minimum time of a program.
 
     Args:
         program: the program to bound.
         machine: the device that runs it.
-        slices: slice or node of each device in the program's assignment.
+        slices: index of the slice or node of each device in the program's device assignment.
     """
-    by_place: dict[Place, list[Kernel]] = {}
+    by_place: dict[StepLocation, list[Kernel]] = {}
     for kernel in program.kernels:
         by_place.setdefault(parse_op_name(kernel.op_name), []).append(kernel)
-    operations = [Operation(machine, kernels, place) for place, kernels in by_place.items()]
+    operations = [OperationCosts(machine, kernels, place) for place, kernels in by_place.items()]
     operations.sort(key=lambda operation: -operation.seconds)
     exchanges = _exchanges(program.collectives, machine, slices)
-    return Bound(machine, program.kernels, tuple(operations), exchanges)
+    return StepBound(machine, program.kernels, tuple(operations), exchanges)
 
 
 def kernel_seconds(kernel: Kernel, machine: Machine) -> tuple[float, float]:
-    """Returns the compute and memory seconds of one run."""
+    """Returns the compute time and the memory time of one run, in seconds."""
     compute = sum(flops / machine.peak(dtype) for dtype, flops in kernel.flops.items())
     return compute, kernel.bytes / machine.bandwidth
 
@@ -215,7 +215,7 @@ def _exchanges(collectives: Iterable[Collective], machine: Machine, slices: Sequ
         kind, members = collective.kind, collective.members
         if members == 1:
             continue
-        # The exchange is limited by the slowest link of the group.
+        # The slowest link of a group limits the exchange.
         crossed = max(len({slices[device] for device in group}) for group in collective.groups)
         key = kind, machine.link_name if crossed == 1 else NETWORK, members
         times[key] += collective.times

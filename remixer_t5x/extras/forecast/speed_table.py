@@ -1,4 +1,4 @@
-"""The tables of `remixer-t5x info --speed`."""
+"""Builds the tables of `remixer-t5x info --speed`."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,13 @@ from rich.table import Table
 
 from remixer_t5x.cli import console
 from remixer_t5x.extras.forecast.forecast import Forecast
-from remixer_t5x.extras.forecast.roofline import Work
+from remixer_t5x.extras.forecast.roofline import KernelCosts
 
 _SHOWN_OPERATIONS = 10
 
 
 def work_table(forecast: Forecast) -> Table:
-    """Builds the table of a device's work in a step, with the time of each kind of work at the machine's rate."""
+    """Builds a table of the FLOPs and bytes of a step on one device, with the time that each takes at peak rates."""
     bound, machine = forecast.bound, forecast.bound.machine
     first = 'work of a step on a device'
     table = console.table(first, '', 'at', 'ms', words=(first,))
@@ -29,12 +29,12 @@ def work_table(forecast: Forecast) -> Table:
 
 
 def time_table(forecast: Forecast, price: float | None, measured: float | None = None) -> Table:
-    """Builds the table of step times, with utilization, throughput and cost.
+    """Builds a table of step times, with utilization, throughput and cost.
 
     Args:
         forecast: forecast of the step.
-        price: dollars per chip and hour; None omits the cost.
-        measured: measured seconds of a step; None omits the row.
+        price: dollars per chip-hour, or None to omit the cost.
+        measured: measured seconds per step, or None to omit the row.
     """
     bound = forecast.bound
     dollars = ['$ per M tokens'] if price is not None else []
@@ -54,13 +54,13 @@ def time_table(forecast: Forecast, price: float | None, measured: float | None =
 
 
 def operations_table(forecast: Forecast) -> Table:
-    """Builds the table of the most expensive operations, by module."""
+    """Builds a table of the most expensive operations by module."""
     bound = forecast.bound
     words = ('module', 'phase', 'operation')
     estimate = ['est. ms'] if bound.estimated_seconds else []
     table = console.table(*words, 'ms', '%', *estimate, 'GFLOP', 'GB', 'kernels', 'limit', words=words)
 
-    def add_row(names: Sequence[str], work: Work, limit: str) -> None:
+    def add_row(names: Sequence[str], work: KernelCosts, limit: str) -> None:
         table.add_row(
             *names,
             _format_ms(work.seconds),
@@ -75,13 +75,13 @@ def operations_table(forecast: Forecast) -> Table:
     for operation in bound.operations[:_SHOWN_OPERATIONS]:
         add_row(operation.place, operation, operation.limit)
     if others := bound.operations[_SHOWN_OPERATIONS:]:
-        work = Work(bound.machine, [kernel for operation in others for kernel in operation.kernels])
+        work = KernelCosts(bound.machine, [kernel for operation in others for kernel in operation.kernels])
         add_row((f'{len(others)} others', '', ''), work, '')
     return table
 
 
 def exchanges_table(forecast: Forecast) -> Table:
-    """Builds the table of collectives by kind and link."""
+    """Builds a table of collectives by kind and link."""
     words = ('collective', 'link')
     table = console.table(*words, 'devices', 'times', 'MB sent by each device', 'ms', words=words)
     for exchange in forecast.bound.exchanges:
@@ -92,10 +92,10 @@ def exchanges_table(forecast: Forecast) -> Table:
 
 
 def comparison_table(forecasts: Sequence[tuple[str, str, Forecast]]) -> Table:
-    """Builds the table that compares models; ratios are relative to the first model of each size.
+    """Builds a table that compares models; ratios are relative to the first model of each size.
 
     Args:
-        forecasts: name of the model, name of the size, and forecast.
+        forecasts: tuples (model name, size name, forecast).
     """
     estimate = ['est. ms', 'ratio'] if any(forecast.bound.estimated_seconds for _, _, forecast in forecasts) else []
     headings = ('TFLOP', 'GB', 'GB sent', 'at least, ms', 'ratio', *estimate, 'MFU', 'memory GiB', 'ratio')

@@ -126,7 +126,7 @@ def measure_peak() -> float:
 
 def chip_peak(chip: str) -> float:
     """Returns the peak bfloat16 FLOP/s of a chip such as 'h100'. Raises UserError for an unknown chip."""
-    return machines.find(chip).peak('bf16')
+    return machines.find_machine(chip).peak('bf16')
 
 
 def read_results(

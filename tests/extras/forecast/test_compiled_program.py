@@ -67,7 +67,7 @@ def test_a_loop_counts_all_iterations_of_its_body():
 
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 16), (5, 16, 16))]
     compiled = jax.jit(both).lower(*shapes).compile()
-    program = compiled_program.read(compiled.as_text())
+    program = compiled_program.parse_program(compiled.as_text())
     assert sum(kernel.times * kernel.flops.total() for kernel in program.kernels) == 3 * 5 * 2 * 8 * 16 * 16
     # An iteration reads only its slice of the stacked weights.
     sliced = [kernel for kernel in program.kernels if 'dynamic-slice' in kernel.name or 'dynamic_slice' in kernel.name]
@@ -79,7 +79,7 @@ def test_a_conditional_counts_its_most_expensive_branch():
         return jax.lax.cond(x[0, 0] > 0, lambda: x @ y, lambda: jnp.tanh(x) @ y @ y)
 
     shape = jax.ShapeDtypeStruct((8, 8), jnp.float32)
-    program = compiled_program.read(jax.jit(either).lower(shape, shape).compile().as_text())
+    program = compiled_program.parse_program(jax.jit(either).lower(shape, shape).compile().as_text())
     assert sum(kernel.flops.total() for kernel in program.kernels) == 2 * 2 * 8**3
 
 
@@ -90,7 +90,7 @@ def test_a_fourier_transform_counts_n_log_n():
 
 @pytest.mark.parametrize('name', ['scan_tpu_v5e_8', 'scan_h100_8'])
 def test_flops_and_collectives_of_an_accelerator_program_are_counted(name):
-    program = compiled_program.read((PROGRAMS / f'{name}.hlo').read_text(), devices=8)
+    program = compiled_program.parse_program((PROGRAMS / f'{name}.hlo').read_text(), devices=8)
     assert sum(kernel.times * kernel.flops['bf16'] for kernel in program.kernels) == LAYERS * PRODUCT
     collectives = {collective.kind: collective for collective in program.collectives}
     assert set(collectives) == {'all-gather', 'all-reduce'}
@@ -102,10 +102,12 @@ def test_flops_and_collectives_of_an_accelerator_program_are_counted(name):
 
 def test_on_chip_arrays_are_not_memory_traffic():
     text = (PROGRAMS / 'scan_tpu_v5e_8.hlo').read_text()
-    product = {kernel.name: kernel for kernel in compiled_program.read(text).kernels}['fusion.11']
+    product = {kernel.name: kernel for kernel in compiled_program.parse_program(text).kernels}['fusion.11']
     assert product.bytes == 0 and product.cycles == 2450
     # The same program with x, a matrix and the result in HBM.
-    product = {kernel.name: kernel for kernel in compiled_program.read(text.replace('S(1)', '')).kernels}['fusion.11']
+    product = {kernel.name: kernel for kernel in compiled_program.parse_program(text.replace('S(1)', '')).kernels}[
+        'fusion.11'
+    ]
     assert product.bytes == 2 * (2 * ROWS * WIDTH + WIDTH * WIDTH)
 
 
@@ -138,9 +140,9 @@ ENTRY %main (x: bf16[256,128]) -> (bf16[256,256], u8[4096]) {
 
 def test_a_custom_call_counts_its_estimate_or_its_arrays():
     estimate = ', backend_config={"custom_call_config":{"cost_estimate":{"flops":"700","bytes_accessed":"12345"}}}'
-    (estimated,) = compiled_program.read(KERNEL.replace('ESTIMATE', estimate)).kernels
+    (estimated,) = compiled_program.parse_program(KERNEL.replace('ESTIMATE', estimate)).kernels
     assert (estimated.flops, estimated.bytes) == ({'bf16': 700}, 12345)
-    (bare,) = compiled_program.read(KERNEL.replace('ESTIMATE', '')).kernels
+    (bare,) = compiled_program.parse_program(KERNEL.replace('ESTIMATE', '')).kernels
     # The library's scratch memory is not traffic.
     assert (bare.flops, bare.bytes) == ({}, 2 * (2 * 256 * 128 + 256 * 256)) and bare.op == 'tpu_custom_call'
 
@@ -159,7 +161,7 @@ ENTRY %main (q: bf16[8,114,4,64], k: bf16[8,512,4,64]) -> (bf16[8,4,114,64], u8[
     ('target', 'products'), [('__cudnn$fmhaScaleBiasSoftmax', 2), ('__cudnn$fmhaScaleBiasSoftmaxBackward', 5)]
 )
 def test_cudnn_attention_counts_its_products(target, products):
-    (kernel,) = compiled_program.read(ATTENTION.replace('TARGET', target)).kernels
+    (kernel,) = compiled_program.parse_program(ATTENTION.replace('TARGET', target)).kernels
     assert kernel.flops == {'bf16': products * 2 * 8 * 4 * 114 * 512 * 64} and not kernel.is_opaque
 
 
@@ -194,7 +196,7 @@ ENTRY %main (x: f32[8]) -> (u32[], f32[8]) {
 
 def test_iterations_without_a_known_trip_count_follow_from_the_counter():
     # From 2 to 8 in steps of 2, as in loops that the TPU compiler has unrolled.
-    program = compiled_program.read(LOOP)
+    program = compiled_program.parse_program(LOOP)
     assert {kernel.name: kernel.times for kernel in program.kernels}['y'] == 4
 
 
@@ -224,7 +226,7 @@ PAIRS = [(0, 2), (1, 3), (4, 6), (5, 7)]
 )
 def test_device_groups_are_parsed_in_all_formats_of_xla(groups, expected):
     text = COLLECTIVE.replace('OP', 'all-reduce').replace('GROUPS', groups)
-    (collective,) = compiled_program.read(text, devices=8).collectives
+    (collective,) = compiled_program.parse_program(text, devices=8).collectives
     assert list(collective.groups) == expected
 
 
@@ -237,11 +239,11 @@ def test_a_device_sends_the_bytes_of_a_ring(op, sent):
     text = COLLECTIVE.replace('OP', op).replace('GROUPS', '[2,4]<=[8]')
     if op == 'collective-permute':
         text = text.replace('replica_groups=[2,4]<=[8]', 'source_target_pairs={{0,1},{1,0}}')
-    (collective,) = compiled_program.read(text, devices=8).collectives
+    (collective,) = compiled_program.parse_program(text, devices=8).collectives
     assert collective.sent == sent * 8 * 16 * 4
 
 
 @pytest.mark.parametrize('text', ['hello', COLLECTIVE.replace('OP', 'all-reduce').replace('GROUPS', 'mesh_of_devices')])
 def test_unknown_text_raises_an_error(text):
     with pytest.raises(ValueError, match='not an HLO module|replica groups'):
-        compiled_program.read(text, devices=8)
+        compiled_program.parse_program(text, devices=8)

@@ -14,7 +14,7 @@ from remixer_t5x.extras.forecast import roofline, speed_table
 from remixer_t5x.extras.forecast.compiled_program import Collective, CompiledProgram, Kernel
 from remixer_t5x.extras.forecast.forecast import Forecast
 from remixer_t5x.extras.forecast.hlo_costs import EXACT, Flops
-from remixer_t5x.extras.forecast.machines import MACHINES, Machine, find
+from remixer_t5x.extras.forecast.machines import MACHINES, Machine, find_machine
 from remixer_t5x.extras.forecast.roofline import BACKWARD, FORWARD, RECOMPUTED, UPDATE
 
 # 100 FLOP/s, 10 bytes/s, links of 5 bytes/s, a network of 1; 10 cycles per second.
@@ -28,7 +28,7 @@ def kernel(op_name='jit(step_fn)/jvp(f)/encoder/mlp/dot_general', times=1, flops
 
 def bound(*runs, machine=MACHINE, slices=(0, 0, 1, 1)):
     kernels = tuple(run for run in runs if isinstance(run, Kernel))
-    return roofline.bound(CompiledProgram(kernels, tuple(r for r in runs if r not in kernels)), machine, slices)
+    return roofline.bound_time(CompiledProgram(kernels, tuple(r for r in runs if r not in kernels)), machine, slices)
 
 
 def test_a_kernel_takes_the_longer_of_compute_and_memory_time():
@@ -105,9 +105,9 @@ def test_the_place_of_an_operation_is_its_module_and_phase(op_name, expected):
 
 
 def test_an_unknown_chip_raises_a_user_error():
-    assert find('h100').name.startswith('H100')
+    assert find_machine('h100').name.startswith('H100')
     with pytest.raises(UserError, match="v5e.*got 'v9'"):
-        find('v9')
+        find_machine('v9')
 
 
 GIB = 2**30
