@@ -2,9 +2,9 @@
 
     x = Embed(tokens)        h = Stack(x)        logits = h W, or h Embed^T with a tied output
 
-The stack is the same as in an encoder-decoder, so every causal sublayer and every layout works. A prefix language
-model (Raffel et al. 2019, section 3.2.1) uses bidirectional attention for the first tokens of each example. GPT-2
-(Radford et al. 2019) is this model with learned positions, biases and a tied output.
+The stack is the same as in an encoder-decoder, so all causal sublayers and all layer layouts are supported. A prefix
+language model (Raffel et al. 2019, section 3.2.1) uses bidirectional attention for the first tokens of each example.
+GPT-2 (Radford et al. 2019) is this model with learned positions, biases and a tied output.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,26 +21,27 @@ from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.layers.dense import Dense
 from remixer_t5x.models.layers.embedding import Embed, output_scale
 
-# The logit of a token that is never predicted: probability 0 in float32. Infinity would make label smoothing NaN.
-_NEVER = -1e3
+# Logit of forbidden tokens, whose probability is then 0 in float32. With -inf, label smoothing would yield NaN.
+_FORBIDDEN_LOGIT = -1e3
 
 
 class DecoderOnly(nn.Module):
-    """[batch, length] tokens in and out; id 0 begins a sequence.
+    """Decoder-only Transformer that maps tokens [batch, length] to the logits of the next tokens.
 
-    No id is padding to the decoder: padding follows the tokens of a row, and a causal decoder never looks ahead.
+    Sequences start with id 0. Padding in the input need not be masked, because it follows the tokens of a row and the
+    decoder is causal.
 
     Attributes:
         vocab_size: number of embeddings and of output logits.
         embed_dim: width of the residual stream, D.
-        decoder_stack: factory of a `Stack` whose layers do not read `ctx.memory`.
+        decoder_stack: factory of a `Stack` without cross-attention.
         dtype: dtype of activations; parameters are float32.
         embedding: factory of the token embedding.
-        tied: the output projection is the transposed token embedding, without separate weights.
-        scaled_output: the input of the projection is scaled by embed_dim ** -0.5, as T5 does with a tied output.
-        base_embed_dim: the base width of muP (`optim.mup`), which a tied output needs; None without muP.
-        begin_id: the token whose embedding begins a sequence, as GPT-2's end token does; id 0 is then only padding and
-            is never predicted. If it is 0, id 0 has its own embedding.
+        tied: whether the output projection is the transposed token embedding.
+        scaled_output: whether to scale the input of the projection by embed_dim ** -0.5, as T5 does with a tied output.
+        base_embed_dim: base width of muP (`optim.mup`), which is required for a tied output; None without muP.
+        begin_id: id whose embedding is used for the start token, such as GPT-2's end token; id 0 is then only padding
+            and is never predicted. If `begin_id` is 0, the start token is embedded as id 0.
     """
 
     vocab_size: ranges.Count
@@ -60,21 +61,22 @@ class DecoderOnly(nn.Module):
             self.logits = Dense(self.vocab_size, (axes.EMBED, axes.VOCAB))
 
     def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
-        """Returns the logits [batch, length, vocab] in `dtype`; same arguments as `decode_hidden`."""
+        """Returns the logits [batch, length, vocab] in `dtype`; see `decode_hidden` for the arguments."""
         hidden = self.decode_hidden(*args, **kwargs)[..., : self.embed_dim]
         logits = self.token_embedder.attend(hidden) if self.tied else self.logits(hidden)
-        return logits.at[..., 0].set(_NEVER) if self.begin_id else logits
+        return logits.at[..., 0].set(_FORBIDDEN_LOGIT) if self.begin_id else logits
 
     @nn.nowrap
     def output_kernel(self, params: Mapping[str, Any]) -> jax.Array:
         """Returns the kernel of the output projection, [embed, vocab], from this module's unboxed parameters.
 
-        With `begin_id` it has one more row, the bias of each token, for the constant feature from `_output_input`.
+        If `begin_id` is set, the kernel has an additional row with the bias of each token, which is multiplied by the
+        constant feature added in `_output_input`.
         """
         kernel = params['token_embedder']['embedding'].T if self.tied else params['logits']['kernel']
         if not self.begin_id:
             return kernel
-        bias = jnp.zeros_like(kernel[:1]).at[:, 0].set(_NEVER)
+        bias = jnp.zeros_like(kernel[:1]).at[:, 0].set(_FORBIDDEN_LOGIT)
         return jnp.concatenate([kernel.at[:, 0].set(0), bias])
 
     def decode_hidden(
@@ -92,8 +94,8 @@ class DecoderOnly(nn.Module):
             decoder_input_tokens: [batch, length] int32, the targets shifted by one position.
             decoder_segment_ids: [batch, length] if rows are packed; 0 is padding.
             decoder_positions: [batch, length], or None.
-            prefix: [batch, length] bool, the tokens with bidirectional attention, or None.
-            enable_dropout: whether dropout is active.
+            prefix: [batch, length] bool, mask of the tokens with bidirectional attention, or None.
+            enable_dropout: whether to apply dropout.
         """
         ctx = describe_tokens(
             jnp.ones_like(decoder_input_tokens),
@@ -106,12 +108,12 @@ class DecoderOnly(nn.Module):
         return self._output_input(self.decoder(self._embed(decoder_input_tokens), ctx))
 
     def read_prompt(self, tokens: jax.Array, is_token: jax.Array, slots: int, bidirectional: bool) -> jax.Array:
-        """Allocates the caches and fills them from prompts in one call; `next_hidden` then reads each last token.
+        """Allocates the caches and fills them with the prompts; call `next_hidden` with the last tokens afterwards.
 
         Args:
             tokens: [batch, length] int32, the start token and the prompts.
             is_token: [batch, length] bool, False after the end of a prompt.
-            slots: number of positions to allocate, for prompt and continuation.
+            slots: number of positions to allocate for the prompt and the generated tokens.
             bidirectional: whether attention is bidirectional over the prompt.
         """
         ctx = describe_tokens(
@@ -124,7 +126,7 @@ class DecoderOnly(nn.Module):
         return self._output_input(self.decoder(self._embed(tokens), ctx))
 
     def next_hidden(self, tokens: jax.Array, slots: int) -> jax.Array:
-        """Returns the input of the output projection, [batch, 1, embed], for one token of each row, [batch, 1].
+        """Returns the input of the output projection, [batch, 1, embed], for the next token of each row, [batch, 1].
 
         The first call processes the last token of each prompt.
         """
@@ -139,5 +141,5 @@ class DecoderOnly(nn.Module):
         hidden = hidden if scale == 1.0 else hidden * scale
         if not self.begin_id:
             return hidden
-        # A constant feature of 1 adds the bias, so the loss and the decoders do not need a bias argument.
+        # Append a constant feature of 1 for the bias in `output_kernel`; the loss has no bias argument.
         return jnp.concatenate([hidden, jnp.ones_like(hidden[..., :1])], axis=-1)

@@ -1,8 +1,8 @@
-"""Encoder-decoder of T5 (Raffel et al. 2019), with any sublayers.
+"""T5's encoder-decoder (Raffel et al. 2019) with configurable sublayers.
 
-Both stacks share one token embedding, or have one each, as in T5Gemma. The output projection has separate weights, as
-in T5.1.1, or is the transposed embedding of the decoder applied to a scaled input, as in T5 1.0. Arguments have T5X's
-names.
+The token embedding is shared between both stacks, or separate as in T5Gemma. The output projection has separate
+weights, as in T5.1.1, or is the transposed embedding of the decoder applied to a scaled input, as in T5 1.0. Arguments
+are named as in T5X.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,31 +22,35 @@ from remixer_t5x.models.layers.embedding import Embed, output_scale
 
 
 def parse_dtype(name: str) -> jnp.dtype:
-    """Returns the dtype of activations. Raises UserError for float16, because T5's activations overflow."""
+    """Returns the dtype with the given name.
+
+    Raises UserError unless the name is float32 or bfloat16; in float16, T5's activations overflow.
+    """
     if str(name) not in ('float32', 'bfloat16'):
         raise UserError(f"DTYPE must be 'bfloat16' or 'float32', got {name!r}; pass --gin.DTYPE=bfloat16")
     return jnp.dtype(name)
 
 
 class EncoderDecoder(nn.Module):
-    """[batch, length] tokens in and out; trailing zeros of the inputs are padding.
+    """Encoder-decoder that maps input and decoder tokens [batch, length] to the logits of the next decoder tokens.
 
-    No id is padding to the decoder: padding follows the tokens of a row, and a causal decoder never looks ahead.
+    Trailing zeros of the inputs are padding. Padding in the decoder input need not be masked, because it follows the
+    tokens of a row and the decoder is causal.
 
     Attributes:
         vocab_size: number of embeddings and of output logits.
         embed_dim: width of the residual stream, D.
         encoder_stack: factory of a `Stack`.
-        decoder_stack: factory of a `Stack` whose layers read `ctx.memory`.
+        decoder_stack: factory of a `Stack` with cross-attention.
         dtype: dtype of activations; parameters are float32.
         embedding: factory of the token embedding.
-        tied: the output projection is the transposed token embedding, without separate weights.
-        scaled_output: the input of the projection is scaled by embed_dim ** -0.5; otherwise a tied projection starts
-            with logits as large as the embeddings.
-        base_embed_dim: the base width of muP (`optim.mup`), which a tied output needs; None without muP.
-        shared_embedding: encoder and decoder have one token embedding; otherwise the decoder's is
-            `decoder_token_embedder`.
-        begin_id: the token whose embedding the decoder reads for id 0, which begins a sequence.
+        tied: whether the output projection is the transposed token embedding.
+        scaled_output: whether to scale the input of the projection by embed_dim ** -0.5; without scaling, the initial
+            logits of a tied projection are as large as the embeddings.
+        base_embed_dim: base width of muP (`optim.mup`), which is required for a tied output; None without muP.
+        shared_embedding: whether the encoder and the decoder share one token embedding; if False, the decoder's
+            embedding is `decoder_token_embedder`.
+        begin_id: id whose embedding the decoder uses for the start token, id 0.
         logit_softcap: c in `c tanh(logits / c)`, which bounds the output logits, as in Gemma 2; None disables it.
     """
 
@@ -82,7 +86,7 @@ class EncoderDecoder(nn.Module):
         enable_dropout: bool = True,
         **decoder: Any,
     ) -> jax.Array:
-        """Returns logits [batch, target_length, vocab] in `dtype`; `decoder` has arguments of `decode_hidden`."""
+        """Returns the logits [batch, target_length, vocab] in `dtype`; `decoder` is passed to `decode_hidden`."""
         encoded = self.encode(encoder_input_tokens, encoder_segment_ids, encoder_positions, enable_dropout)
         return self.decode(
             encoded,
@@ -107,7 +111,7 @@ class EncoderDecoder(nn.Module):
         return self.encoder(self.token_embedder(encoder_input_tokens), ctx)
 
     def decode(self, *args, **kwargs) -> jax.Array:
-        """Returns the logits of the next token for an encoder output; same arguments as `decode_hidden`."""
+        """Returns the logits of the next tokens; see `decode_hidden` for the arguments."""
         hidden = self.decode_hidden(*args, **kwargs)
         logits = self._decoder_embedder().attend(hidden) if self.tied else self.logits(hidden)
         return cap_logits(logits, self.logit_softcap)
@@ -119,7 +123,7 @@ class EncoderDecoder(nn.Module):
     def output_kernel(self, params: Mapping[str, Any]) -> jax.Array:
         """Returns the kernel of the output projection, [embed, vocab], from this module's unboxed parameters.
 
-        The loss applies it to the result of `decode_hidden` in chunks, because all logits at once are large.
+        The loss multiplies the output of `decode_hidden` by the kernel in chunks to save memory.
         """
         if not self.tied:
             return params['logits']['kernel']
@@ -140,9 +144,9 @@ class EncoderDecoder(nn.Module):
     ) -> jax.Array:
         """Returns the input of the output projection, [batch, target_length, embed].
 
-        With `decode`, which does not support segment ids, the first call allocates a cache for
-        `decoder_input_tokens.shape[1]` positions and computes everything that depends only on the encoder output.
-        Each later call processes one token, [batch, 1]; `max_decode_length` is the number of allocated positions.
+        If `decode` is True, the first call allocates a cache for `decoder_input_tokens.shape[1]` positions and computes
+        the cached values that depend only on the encoder output. Each later call processes one token, [batch, 1], and
+        requires `max_decode_length`, the number of allocated positions. Packed rows are not supported.
         """
         memory = Memory(encoded, describe_tokens(encoder_input_tokens, encoder_segment_ids))
         flags = {'causal': True, 'decode': decode, 'deterministic': not enable_dropout, 'memory': memory}

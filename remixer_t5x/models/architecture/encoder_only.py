@@ -1,11 +1,12 @@
-"""Encoder-only models with a head: masked language models and classifiers.
+"""Encoder-only models with an optional head, for masked language models and classifiers.
 
     x = Embed(tokens)             with an input layer: norm(Embed(tokens) + positions + token types), as in BERT
     h = Stack(x)
     logits = head(h) Embed^T + b  (BertHead: Devlin et al. 2019, section 3.1), or h Embed^T / sqrt(D) without a head
 
-The stack is the same as in an encoder-decoder, so every encoder sublayer and every layout works. T5 scales the input
-of a tied output by 1 / sqrt(D); BERT instead initializes embeddings with standard deviation 0.02.
+The stack is the same as in an encoder-decoder, so all encoder sublayers and all layer layouts are supported. T5 scales
+the input of a tied output projection by 1 / sqrt(D); BERT instead initializes the embeddings with standard deviation
+0.02.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +29,7 @@ _INIT = nn.initializers.normal(stddev=0.02)
 
 
 class EncoderOnly(nn.Module):
-    """Maps tokens [batch, length] to features of each token; id 0 is padding.
+    """Encoder that maps tokens [batch, length] to features of each token; id 0 is padding.
 
     Attributes:
         vocab_size: number of embeddings.
@@ -36,14 +37,15 @@ class EncoderOnly(nn.Module):
         encoder_stack: factory of a `Stack`.
         dtype: dtype of activations; parameters are float32.
         embedding: factory of the token embedding.
-        input_layer: factory of a module (x, ctx, token_types) -> x between embedding and stack, `BertInput`, or None.
-        head_layer: factory of the head, or None: a module x -> x with a `bias` over the vocabulary (`BertHead`) for
-            masked language models, and a module (x, ctx) -> y for other models.
-        base_embed_dim: the base width of muP (`optim.mup`), which a tied output needs; None without muP.
-        sentence_layer: factory of a module from the mean over a text's tokens to its embedding (`SentenceProjection`),
-            or None.
+        input_layer: factory of a module (x, ctx, token_types) -> x between the embedding and the stack, such as
+            `BertInput`, or None.
+        head_layer: factory of the head, or None. The head is a module x -> x with a `bias` over the vocabulary
+            (`BertHead`) for masked language models, and a module (x, ctx) -> y for other models.
+        base_embed_dim: base width of muP (`optim.mup`), which is required for a tied output; None without muP.
+        sentence_layer: factory of a module that maps the mean over a text's tokens to the text's embedding
+            (`SentenceProjection`), or None.
         separator_id: id of the token between two texts, such as BERT's [SEP]. Tokens after the first separator have
-            token type 1 unless `encoder_token_types` is given; None gives all tokens type 0.
+            token type 1 unless `encoder_token_types` is passed. If None, all tokens have type 0.
     """
 
     vocab_size: ranges.Count
@@ -75,7 +77,7 @@ class EncoderOnly(nn.Module):
         encoder_token_types: jax.Array | None = None,
         enable_dropout: bool = True,
     ) -> jax.Array:
-        """Returns the stack's output, [batch, length, embed]; only an input layer reads `encoder_token_types`."""
+        """Returns the encoder output, [batch, length, embed]; `encoder_token_types` requires an input layer."""
         ctx = _context(encoder_input_tokens, encoder_segment_ids, encoder_positions, enable_dropout)
         x = self.token_embedder(encoder_input_tokens)
         if self.input_layer is not None:
@@ -85,7 +87,7 @@ class EncoderOnly(nn.Module):
         return self.encoder(x, ctx)
 
     def predict_tokens(self, *args: Any, **kwargs: Any) -> jax.Array:
-        """Returns the logits at each position, [batch, length, vocab], in `dtype`; same arguments as `encode`."""
+        """Returns the logits of each token, [batch, length, vocab], in `dtype`; see `encode` for the arguments."""
         hidden = self.encode(*args, **kwargs)
         if self.is_initializing() and self.sentence_layer is not None:
             self.sentence(hidden[:, 0])
@@ -94,18 +96,18 @@ class EncoderOnly(nn.Module):
         return logits if self.head_layer is None else logits + self.head.bias.astype(logits.dtype)
 
     def project_sentence(self, mean: jax.Array, enable_dropout: bool = False) -> jax.Array:
-        """Computes text embeddings, [texts, outputs], from the means over tokens, [texts, embed]."""
+        """Computes text embeddings, [texts, outputs], from mean-pooled encoder outputs, [texts, embed]."""
         return mean if self.sentence_layer is None else self.sentence(mean)
 
     def output_hidden(self, hidden: jax.Array) -> jax.Array:
-        """Returns the input of the output projection, [..., embed], for the stack's output."""
+        """Returns the input of the output projection, [..., embed], for the encoder output."""
         scale = output_scale(self.embed_dim, self.head_layer is None, self.base_embed_dim)
         hidden = hidden if self.head_layer is None else self.head(hidden)
         return hidden if scale == 1.0 else hidden * scale
 
     @nn.nowrap
     def output_kernel(self, params: Mapping[str, Any]) -> jax.Array:
-        """Returns the output projection, [embed, vocab], from this module's unboxed parameters."""
+        """Returns the kernel of the output projection, [embed, vocab], from this module's unboxed parameters."""
         return params['token_embedder']['embedding'].T
 
     @nn.nowrap
@@ -119,7 +121,7 @@ class EncoderOnly(nn.Module):
         encoder_token_types: jax.Array | None = None,
         enable_dropout: bool = True,
     ) -> jax.Array:
-        """Returns the output of a classifier's head in float32; one example in each row."""
+        """Returns the output of the classification head in float32; each row must contain a single example."""
         hidden = self.encode(encoder_input_tokens, None, None, encoder_token_types, enable_dropout)
         return self.head(hidden, _context(encoder_input_tokens, None, None, enable_dropout))
 
@@ -140,11 +142,11 @@ def pair_token_types(tokens: jax.Array, ctx: SequenceContext, separator_id: int)
 
 
 class BertInput(nn.Module):
-    """Computes `norm(x + position + token type)`, [batch, length, embed], as BERT does (Devlin et al. 2019, figure 2).
+    """Input layer of BERT, `norm(x + position + token type)` (Devlin et al. 2019, figure 2).
 
     Attributes:
         max_length: number of learned positions, and the maximum length of a row.
-        token_types: number of learned token types; BERT has 2, for the first and the second sentence.
+        token_types: number of learned token types; 2 in BERT, for the first and the second sentence.
         norm: factory of the norm.
     """
 
@@ -154,7 +156,7 @@ class BertInput(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext, token_types: jax.Array | None = None) -> jax.Array:
-        """`token_types` is [batch, length] int32; None means type 0 everywhere."""
+        """Computes the input of the stack; `token_types` is [batch, length] int32, or None for type 0 everywhere."""
         width = x.shape[-1]
         x = x + LearnedPositions(self.max_length, name='positions')(width, ctx).astype(x.dtype)
         init = nn.with_logical_partitioning(_INIT, (None, axes.EMBED))
@@ -164,7 +166,7 @@ class BertInput(nn.Module):
 
 
 class NormInput(nn.Module):
-    """Computes `norm(x)`, [batch, length, embed], as ModernBERT does (Warner et al. 2024): without token types.
+    """Input layer of ModernBERT (Warner et al. 2024), which only normalizes the embeddings.
 
     Attributes:
         norm: factory of the norm.
@@ -178,12 +180,12 @@ class NormInput(nn.Module):
 
 
 class BertHead(nn.Module):
-    """Computes `norm(gelu(x W + b))`, [..., embed]; the output projection then adds `bias` [vocab].
+    """Masked language modeling head of BERT, `norm(gelu(x W + b))`, and the bias of the output projection.
 
     Attributes:
-        vocab_size: length of `bias`.
+        vocab_size: length of the output bias.
         norm: factory of the norm.
-        use_bias: whether the dense layer has a bias b; ModernBERT's has none.
+        use_bias: whether the dense layer has a bias b; False in ModernBERT.
     """
 
     vocab_size: ranges.Count
@@ -197,7 +199,7 @@ class BertHead(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        # The output axis has no name, because a mesh axis shards at most one axis of an array.
+        # Leave the output axis unnamed, because `embed` may be sharded and a mesh axis can shard only one array axis.
         dense = Dense(x.shape[-1], (axes.EMBED, None), _INIT, use_bias=self.use_bias, name='dense')
         return self.output_norm(nn.gelu(dense(x), approximate=False))
 
@@ -206,23 +208,23 @@ Pooling = Callable[[jax.Array, SequenceContext], jax.Array]
 
 
 def first_token(hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """Returns the first token's features, [batch, embed]; for vocabularies that begin each text with `[CLS]`."""
+    """Returns the features of the first token, [batch, embed], for texts that begin with BERT's `[CLS]`."""
     return hidden[:, 0]
 
 
 def mean_of_tokens(hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """Returns the mean over the tokens of each row, [batch, embed], summed in float32; 0 for a row of padding."""
+    """Returns the mean over the tokens of each row, [batch, embed], computed in float32; 0 for empty rows."""
     is_token = ctx.is_token[..., None].astype(jnp.float32)
     total = jnp.sum(hidden.astype(jnp.float32) * is_token, axis=1)
     return (total / jnp.maximum(jnp.sum(is_token, axis=1), 1.0)).astype(hidden.dtype)
 
 
 class SentenceProjection(nn.Module):
-    """Computes `y / |y|` with `y = x W`, [texts, embed] -> [texts, outputs] float32 (sentence-T5, Ni et al. 2021).
+    """Projection layer of Sentence-T5 (Ni et al. 2021), `y / |y|` with `y = x W`, [texts, outputs] float32.
 
     Attributes:
         outputs: width of a sentence embedding.
-        max_length: maximum number of tokens of a text, for the model's description in other libraries.
+        max_length: maximum number of tokens of a text; used only when exporting to other libraries.
     """
 
     outputs: ranges.Count
@@ -235,11 +237,11 @@ class SentenceProjection(nn.Module):
 
 
 class TransformedClassifierHead(nn.Module):
-    """Maps pooled features p to `norm(gelu(p W_p)) W + b`, [batch, outputs] float32, as ModernBERT does.
+    """Classification head of ModernBERT, `norm(gelu(p W_p)) W + b` for pooled features p.
 
     Attributes:
         outputs: number of labels, or 1 for a regression.
-        pooling: `first_token` or `mean_of_tokens`.
+        pooling: pooling function, `first_token` or `mean_of_tokens`.
         norm: factory of the norm.
         dropout_rate: dropout on the normalized features.
     """
@@ -259,16 +261,14 @@ class TransformedClassifierHead(nn.Module):
 
 
 class ClassifierHead(nn.Module):
-    """Maps [batch, length, embed] to [batch, outputs] float32, as BERT's pooler and classifier do (Devlin et al. 2019).
+    """Pooler and classification head of BERT (Devlin et al. 2019), [batch, outputs] float32.
 
-    p = first token's features, or their mean over the row's tokens
-    y = dropout(tanh(p W_p + b_p)) W + b
-
-    Without pooling, maps each token to y = dropout(h) W + b, [batch, length, outputs].
+    Computes `dropout(tanh(p W_p + b_p)) W + b`, with p the pooled features of the tokens. Without pooling, computes
+    `dropout(h) W + b` for the features h of each token, [batch, length, outputs].
 
     Attributes:
         outputs: number of labels, or 1 for a regression.
-        pooling: `first_token`, `mean_of_tokens` or None.
+        pooling: pooling function, `first_token` or `mean_of_tokens`, or None.
         dropout_rate: dropout on the input of the last projection.
     """
 

@@ -1,4 +1,7 @@
-"""Layers: a list of sublayers in one of six layouts; appendix F of HyperMixer (Mai et al. 2023) names five of them.
+"""Layer layouts, which define how sublayers, norms and residual connections are combined.
+
+The following equations show layers with two sublayers, f and g, and the norm N. Five of the layouts are described in
+appendix F of HyperMixer (Mai et al. 2023).
 
     pre         y = x + f(N(x));   z = y + g(N(y))
     post        y = N(x + f(x));   z = N(y + g(y))
@@ -6,8 +9,6 @@
     rezero      y = x + a f(x);    z = y + b g(y)       a, b learned and initialized with 0; no norms
     parallel    z = x + f(N(x)) + g(N(x))
     serialized  y = x + f(N(x));   z = x + g(N(y))
-
-Each layout is a class, so that gin can swap it.
 """
 
 import functools
@@ -28,14 +29,14 @@ SublayerFactory = Callable[..., nn.Module]
 
 
 def _parameter_names(factories: Sequence[SublayerFactory]) -> list[str]:
-    """Returns the class name of each sublayer in snake case; repeated classes are numbered from the second one on."""
+    """Returns a unique parameter name for each sublayer: the class name in snake case, with a number if repeated."""
     names: list[str] = []
     for factory in factories:
         while isinstance(factory, functools.partial):
             factory = factory.func
         if isinstance(factory, nn.Module):
             name = type(factory).__name__
-            raise UserError(f'a sublayer must be a class, got an instance of {name}; use @{name} without ()')
+            raise UserError(f'a sublayer must be a class or factory, got an instance of {name}; use @{name} without ()')
         words = re.findall(r'[A-Z]+(?![a-z])\d*|[A-Z][a-z0-9]*|[a-z0-9]+', factory.__name__)
         name = '_'.join(words).lower()
         repeats = sum(other == name or other.startswith(f'{name}_') for other in names)
@@ -44,10 +45,10 @@ def _parameter_names(factories: Sequence[SublayerFactory]) -> list[str]:
 
 
 class Layer(nn.Module):
-    """Base class of the layouts: builds the sublayers and applies dropout to their outputs.
+    """Base class of layer layouts, which creates the sublayers and applies dropout to their outputs.
 
     Attributes:
-        sublayers: factories of modules `(x, ctx) -> y`; instances would share their weights between layers.
+        sublayers: factories of modules `(x, ctx) -> y`. Do not pass instances, which would share weights across layers.
         dropout_rate: dropout on each sublayer's output, before the residual connection.
     """
 
@@ -59,11 +60,11 @@ class Layer(nn.Module):
             yield name, factory(name=name)
 
     def _update(self, sublayer: nn.Module, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        return dropout(self.dropout_rate, _output(sublayer, x, ctx), deterministic=ctx.deterministic)
+        return dropout(self.dropout_rate, _call_sublayer(sublayer, x, ctx), deterministic=ctx.deterministic)
 
 
-def _output(sublayer: nn.Module, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """Calls a sublayer. Raises UserError if shape or dtype of the output differ from x's."""
+def _call_sublayer(sublayer: nn.Module, x: jax.Array, ctx: SequenceContext) -> jax.Array:
+    """Calls a sublayer, and raises UserError if the shape or dtype of its output differs from its input."""
     y = sublayer(x, ctx)
     if not isinstance(y, jax.Array) or y.shape != x.shape or jnp.result_type(x, y) != x.dtype:
         output = f'{y.dtype}{[*y.shape]}' if isinstance(y, jax.Array) else type(y).__name__
@@ -74,16 +75,17 @@ def _output(sublayer: nn.Module, x: jax.Array, ctx: SequenceContext) -> jax.Arra
 
 
 class NormedLayer(Layer):
-    """Base class of layouts with norms; `norm` is a factory of a module `x -> y`."""
+    """Base class of layouts with norms; `norm` is a factory of the norm."""
 
     norm: Callable[..., nn.Module] = RMSNorm
 
 
 class PreNorm(NormedLayer):
-    """Normalizes the input of each sublayer, as T5 does.
+    """Layout that normalizes the input of each sublayer, as in T5.
 
     Attributes:
-        first_norm: whether the first sublayer has a norm; False suits normalized embeddings, as in ModernBERT.
+        first_norm: whether to normalize the input of the first sublayer; set to False if the embeddings are already
+            normalized, as in ModernBERT.
     """
 
     first_norm: bool = True
@@ -97,7 +99,7 @@ class PreNorm(NormedLayer):
 
 
 class PostNorm(NormedLayer):
-    """Normalizes the sum of input and update, as the original Transformer does."""
+    """Layout that normalizes the output of each residual connection, as in the original Transformer."""
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
@@ -107,19 +109,19 @@ class PostNorm(NormedLayer):
 
 
 class SandwichNorm(NormedLayer):
-    """Normalizes the input and the output of each sublayer (Ding et al. 2021), as Gemma 2 and T5Gemma do."""
+    """Layout that normalizes the input and output of each sublayer (Ding et al. 2021), as in Gemma 2 and T5Gemma."""
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         for name, sublayer in self._named_sublayers():
-            update = _output(sublayer, self.norm(name=f'{name}_norm')(x), ctx)
+            update = _call_sublayer(sublayer, self.norm(name=f'{name}_norm')(x), ctx)
             update = self.norm(name=f'{name}_post_norm')(update)
             x = x + dropout(self.dropout_rate, update, deterministic=ctx.deterministic)
         return x
 
 
 class ReZero(Layer):
-    """Scales each update by a learned number, initialized with 0, without norms (Bachlechner et al. 2020)."""
+    """Layout without norms that scales each update by a learned scalar, initialized to 0 (Bachlechner et al. 2020)."""
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
@@ -131,7 +133,7 @@ class ReZero(Layer):
 
 
 class Parallel(NormedLayer):
-    """Applies all sublayers to the same normalized input and adds their updates."""
+    """Layout that applies all sublayers to the same normalized input and sums their updates."""
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
@@ -141,7 +143,7 @@ class Parallel(NormedLayer):
 
 
 class Serialized(NormedLayer):
-    """Like `PreNorm`, but adds the last update to the layer's input rather than to the running sum."""
+    """Variant of `PreNorm` that adds the last update to the layer's input instead of the running sum."""
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
@@ -159,14 +161,17 @@ def make_layer(
     norm: Callable[..., nn.Module] | None = None,
     name: str | None = None,
 ) -> Layer:
-    """Builds a layer of the given layout. `norm` replaces the layout's default; sublayers that are None are skipped."""
+    """Builds a layer with the given layout, skipping sublayers that are None.
+
+    If `norm` is None, the default norm of the layout is used.
+    """
     sublayers = tuple(sublayer for sublayer in sublayers if sublayer is not None)
     options = {} if norm is None else {'norm': norm}
     return layout(sublayers=sublayers, dropout_rate=dropout_rate, name=name, **options)
 
 
 class Block(nn.Module):
-    """A sequence of different layers, which a run repeats as a whole.
+    """A sequence of different layers that is repeated as a unit, for stacks with alternating layers.
 
     Attributes:
         layers: factories of layers.
@@ -189,14 +194,11 @@ class Block(nn.Module):
 def alternate(
     layers: Sequence[Callable[..., Layer]], num_layers: ranges.Count
 ) -> tuple[tuple[Callable[..., nn.Module], int], ...]:
-    """Returns the runs of a stack with alternating layers, such as local (sliding-window) and global attention.
+    """Returns `Stack.runs` for alternating layers, such as layers with local and with global attention.
 
     Args:
         layers: factories of the layers to repeat, in order.
-        num_layers: number of layers of the stack; the last repetition may be incomplete.
-
-    Returns:
-        `Stack.runs`: one run of blocks, then the rest of the layers.
+        num_layers: total number of layers of the stack; the last repetition may be incomplete.
     """
     repeats, rest = divmod(num_layers, len(layers))
     runs = ((functools.partial(Block, tuple(layers)), repeats), (functools.partial(Block, tuple(layers[:rest])), 1))
@@ -210,5 +212,8 @@ def alternate_after_first(
     period: ranges.Count,
     num_layers: ranges.Count,
 ) -> tuple[tuple[Callable[..., nn.Module], int], ...]:
-    """Returns ModernBERT's runs: one `first` layer, then repeatedly `period` - 1 `local` layers and a `last` layer."""
+    """Returns `Stack.runs` for ModernBERT.
+
+    After one `first` layer, the runs repeat `period` - 1 `local` layers and one `last` layer.
+    """
     return ((first, 1), *alternate([*[local] * (period - 1), last], num_layers - 1))

@@ -1,6 +1,7 @@
-"""A stack: runs of identical layers, executed by `nn.scan`, and a final norm.
+"""A stack of layers, organized as runs of identical layers that are executed with `nn.scan`.
 
-The parameters of a run are stacked on a leading `layers` axis. With `unroll=1`, compile time is independent of depth.
+The parameters of a run are stacked along a leading `layers` axis. If `unroll` is 1, the compilation time does not
+depend on the number of layers.
 """
 
 import contextlib
@@ -27,17 +28,17 @@ _DOTS_AND_ATTENTION = jax.checkpoint_policies.save_from_both_policies(
     jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     jax.checkpoint_policies.save_only_these_names(ATTENTION_OUTPUT),
 )
-# cuDNN's attention is a primitive, so its results cannot be named with `checkpoint_name`.
+# Name of the JAX primitive of cuDNN attention, whose internal results cannot be tagged with `checkpoint_name`.
 _CUDNN_ATTENTION = 'dot_product_attention_fwd_wrapper'
 
 
 def full_remat(prim, *args, **params) -> bool:
-    """Remat policy that saves only the input of each layer: about a third more FLOPs, but the least memory."""
+    """Remat policy that saves only the input of each layer, which minimizes memory at a cost of a third more FLOPs."""
     return jax.checkpoint_policies.nothing_saveable(prim, *args, **params)
 
 
 def dots_remat(prim, *args, **params) -> bool:
-    """Remat policy that saves the results of attention and of matmuls with parameters, and recomputes the rest."""
+    """Remat policy that saves the outputs of attention and of matmuls with parameters."""
     return _DOTS_AND_ATTENTION(prim, *args, **params) or prim.name == _CUDNN_ATTENTION
 
 
@@ -46,9 +47,10 @@ _TRACE_ONCE = contextvars.ContextVar('trace_layers_once', default=False)
 
 @contextlib.contextmanager
 def trace_layers_once() -> Iterator[None]:
-    """Traces the layer of a run once instead of twice, which halves the tracing time.
+    """Context manager that traces the layers of each run only once instead of twice, to reduce the tracing time.
 
-    The same seed draws different random numbers inside this context, so use it for shapes or arbitrary parameters only.
+    Random initial parameters differ from those without this context for the same seed, so use it only to compute shapes
+    or if any parameters are acceptable.
     """
     token = _TRACE_ONCE.set(True)
     try:
@@ -57,8 +59,8 @@ def trace_layers_once() -> Iterator[None]:
         _TRACE_ONCE.reset(token)
 
 
-class _Repeated(nn.Module):
-    """Body of the scan over a run: carries x and returns no per-layer output."""
+class _ScanBody(nn.Module):
+    """Body of the scan over the layers of a run; x is the carry, and there are no per-layer outputs."""
 
     layer: LayerFactory
 
@@ -69,10 +71,10 @@ class _Repeated(nn.Module):
 
 
 class _UnrolledRun(nn.Module):
-    """A run while decoding: each layer has separate parameters and caches.
+    """A run of layers with separate parameters and caches, for decoding.
 
-    With stacked parameters and caches, each step would slice all parameters and write back all caches, which takes
-    longer than the computation.
+    A scan over stacked parameters and caches would slice all parameters and update all caches at every step, which
+    takes longer than the computation.
     """
 
     layer: LayerFactory
@@ -86,9 +88,9 @@ class _UnrolledRun(nn.Module):
 
 
 def unstack_layers(params: Params) -> Params:
-    """Unstacks the parameters of runs, `{'layer': stacked}`, into layers, `{'layer_0': ..., 'layer_1': ...}`.
+    """Unstacks the parameters of runs, from `{'layer': stacked}` to `{'layer_0': ..., 'layer_1': ...}`.
 
-    Decoding accepts both forms; unstacking before many steps avoids slicing in each step. All other parameters and
+    Decoding accepts both forms, but unstacking once before decoding avoids slicing at every step. Other parameters and
     layers that are already separate are returned unchanged.
     """
     if not isinstance(params, Mapping):
@@ -101,28 +103,27 @@ def unstack_layers(params: Params) -> Params:
 
 
 def _first_step(ctx: SequenceContext) -> jax.Array:
-    """Returns the index of the token that the first decoding step reads: 0, or the last token of each prompt."""
+    """Returns the index of the first token to decode: 0, or the index of the last token of each prompt."""
     if ctx.cache_slots is None:
         return jnp.zeros((), jnp.int32)
     return jnp.sum(ctx.is_token, axis=1, dtype=jnp.int32) - 1
 
 
 class Stack(nn.Module):
-    """[batch, length, embed] -> the same shape.
+    """A stack of layers with an optional final norm; input and output are [batch, length, embed].
 
     Attributes:
-        runs: ((layer factory, number of layers), ...) from first to last.
-        position_bias: factory of a module (length, ctx) -> [1, heads, q, k] or `DistanceBias`, or None; shared by all
-            layers, except attention with a separate `position_bias`.
-        position_embedding: factory of a module (embed, ctx) -> [batch, length, embed] added to the input, or None; for
-            mixers that do not read the bias or the order of tokens.
-        final_norm: factory of a norm after the last layer, or None (for layouts that end with one or need none).
+        runs: pairs (layer factory, number of layers), from first to last.
+        position_bias: factory of a module (length, ctx) -> [1, heads, q, k] or `DistanceBias`, or None. The bias is
+            shared by all attention sublayers without a separate `position_bias`.
+        position_embedding: factory of a module (embed, ctx) -> [batch, length, embed], which is added to the input, or
+            None; required if no sublayer uses a position bias or depends on the order of tokens.
+        final_norm: factory of the norm after the last layer; None for layouts that end with a norm or need none.
         dropout_rate: dropout on the stack's input and output.
-        remat_policy: which activations are saved for the backward pass: None (all), `dots_remat` or `full_remat`.
+        remat_policy: which activations to save for the backward pass: `dots_remat`, `full_remat` or None (all).
         attention: implementation of attention, one of `kernels.attention.api.IMPLEMENTATIONS`.
         unroll: maximum number of layers in one iteration of the scan, or None for all layers. Larger values compile
-            more slowly, but XLA:GPU then does not copy the activations that the backward pass reads into an array over
-            layers.
+            more slowly, but save XLA:GPU from copying the activations for the backward pass to stacked arrays.
     """
 
     runs: Sequence[tuple[LayerFactory, int]]
@@ -145,7 +146,7 @@ class Stack(nn.Module):
         length = x.shape[1]
         ctx = dataclasses.replace(ctx, attention=self.attention)
         if ctx.decode:
-            ctx = self._at_decoding_step(x, ctx)
+            ctx = self._set_decoding_step(x, ctx)
             if ctx.step is not None:
                 length = max_decode_length
         ctx = dataclasses.replace(ctx, num_keys=length)
@@ -161,8 +162,8 @@ class Stack(nn.Module):
             x = self.final_norm(name='final_norm')(x)
         return dropout(self.dropout_rate, x, deterministic=ctx.deterministic)
 
-    def _at_decoding_step(self, x: jax.Array, ctx: SequenceContext) -> SequenceContext:
-        """Sets the step and position of the token being decoded, except in the call that allocates the cache."""
+    def _set_decoding_step(self, x: jax.Array, ctx: SequenceContext) -> SequenceContext:
+        """Returns `ctx` with the step and position of the current token; unchanged in the allocating call."""
         is_allocated = self.has_variable('cache', 'cache_index')
         index = self.variable('cache', 'cache_index', _first_step, ctx)
         if not is_allocated:
@@ -174,16 +175,16 @@ class Stack(nn.Module):
 
     def _run(self, name: str, layer: LayerFactory, count: int, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         if ctx.decode:
-            apart = nn.map_variables(_UnrolledRun, 'params', trans_in_fn=unstack_layers)
-            return apart(layer, count, name=name)(x, ctx)
-        body: type[nn.Module] = _Repeated
+            run_type = nn.map_variables(_UnrolledRun, 'params', trans_in_fn=unstack_layers)
+            return run_type(layer, count, name=name)(x, ctx)
+        body: type[nn.Module] = _ScanBody
         unroll = count if self.unroll is None else min(self.unroll, count)
         if self.remat_policy is not None:
-            # In a scan of single layers, XLA cannot replace a recomputed value by the one from the forward pass.
+            # Without unrolling, XLA cannot undo rematerialization by common subexpression elimination (CSE).
             body = nn.remat(body, policy=self.remat_policy, prevent_cse=unroll > 1)
         split = {'params': True, 'dropout': True}
-        # Flax's check traces the layer twice, and the second trace draws other random numbers than the first. It stays
-        # enabled if random numbers are drawn, because they must not change for a seed.
+        # With Flax's check, the layer is traced twice, and random numbers differ between both traces. Disabling the
+        # check would therefore change the random numbers of a seed, so it is disabled only if none are drawn.
         draws = any(self.has_rng(name) for name in split) and not _TRACE_ONCE.get()
         run = nn.scan(
             body,

@@ -94,7 +94,7 @@ def sublayer(**call):
         (sublayer(Broadcast=lambda x: x[..., :1]), r'the output of Broadcast must be .* got bfloat16\[2, 3, 1\]'),
         (sublayer(Pair=lambda x: (x, x)), 'the output of Pair must be .* got tuple'),
         (sublayer(Wide=lambda x: x.astype(jnp.float32)), r'the output of Wide must be .* got float32\[2, 3, 4\]'),
-        (Mixer(shift=0.1), 'a sublayer must be a class, got an instance of Mixer; use @Mixer without'),
+        (Mixer(shift=0.1), 'a sublayer must be a class or factory, got an instance of Mixer; use @Mixer without'),
     ],
     ids=range(5),
 )
