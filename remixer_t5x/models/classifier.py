@@ -1,4 +1,4 @@
-"""Loss and predictions of classifiers: encoders with a head that returns a label or a number for each text."""
+"""Text classification and regression models: encoders with a head that predicts a label or a number for each text."""
 
 import dataclasses
 from typing import Any
@@ -13,15 +13,15 @@ from remixer_t5x.models.interface import Batch, Model, Params, Sums, select_arra
 
 @dataclasses.dataclass(frozen=True)
 class Classifier(Model):
-    """An encoder with a head that returns a label or a number for each row.
+    """Model that predicts a label or a number for each row.
 
-    A batch has `encoder_input_tokens` [batch, length] int32, `labels` [batch] float32 (the index of the label, or the
-    number itself) and `label_weights` [batch] float32.
+    A batch contains `encoder_input_tokens` [batch, length] int32, `labels` [batch] float32 (the index of the label, or
+    the target of a regression) and `label_weights` [batch] float32.
 
     Attributes:
-        module: the encoder, whose head returns a logit for each label, or one number for a regression.
-        labels: the texts of the labels in the order of their indices; None for a regression.
-        label_smoothing: probability spread evenly over all labels.
+        module: the encoder, with a head that returns a logit for each label, or a single number for a regression.
+        labels: names of the labels, in the order of their indices; None for a regression.
+        label_smoothing: probability mass distributed evenly over all labels.
     """
 
     module: EncoderOnly
@@ -29,14 +29,14 @@ class Classifier(Model):
     label_smoothing: float = 0.0
 
     model_type = 'classifier'
-    # Masked language models have another head.
+    # The head of a pretrained masked language model has different parameters.
     fresh_parameters = ('head',)
 
     def __post_init__(self) -> None:
         check_labels(self.labels)
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-        """See `Model.loss`; sums the cross-entropy over rows, or the squared error of a regression."""
+        """See `Model.loss`; the loss is the cross-entropy, or the squared error for a regression."""
         outputs = self._apply('classify', params, batch['encoder_input_tokens'], rng=dropout_rng)
         labels, weights = batch['labels'], batch['label_weights'].astype(jnp.float32)
         if self.labels is None:
@@ -44,11 +44,11 @@ class Classifier(Model):
         return label_loss(outputs, labels, weights, self.label_smoothing)
 
     def encode(self, params: Params, inputs: jax.Array) -> jax.Array:
-        """Returns the stack's output [batch, length, embed] for `inputs` [batch, length], one example per row."""
+        """Returns the encoder output [batch, length, embed] for `inputs` [batch, length], one example per row."""
         return self._apply('encode', params, inputs)
 
     def classify(self, params: Params, inputs: jax.Array) -> jax.Array:
-        """Returns log p(label) of each label, [batch, labels] float32, or the number of a regression, [batch, 1]."""
+        """Returns the log-probability of each label, [batch, labels] float32, or the predicted number, [batch, 1]."""
         outputs = self._apply('classify', params, inputs)
         return outputs if self.labels is None else jax.nn.log_softmax(outputs)
 
@@ -59,13 +59,13 @@ class Classifier(Model):
 def label_loss(
     logits: jax.Array, labels: jax.Array, weights: jax.Array, label_smoothing: float = 0.0
 ) -> tuple[jax.Array, Sums]:
-    """Returns the cross-entropy of logits [batch, ..., classes] summed with `weights`, and the sums of `Model.loss`.
+    """Returns the weighted sum of the cross-entropy, and the sums of `Model.loss`.
 
     Args:
-        logits: float32.
-        labels: index of the class, [batch, ...].
+        logits: [batch, ..., classes] float32.
+        labels: [batch, ...], index of the class.
         weights: [batch, ...] float32.
-        label_smoothing: probability spread evenly over all classes.
+        label_smoothing: probability mass distributed evenly over all classes.
     """
     classes, log_probabilities = logits.shape[-1], jax.nn.log_softmax(logits)
     target = jax.nn.one_hot(labels.astype(jnp.int32), classes)
@@ -75,7 +75,7 @@ def label_loss(
 
 
 def weighted_sums(losses: jax.Array, correct: jax.Array, weights: jax.Array) -> tuple[jax.Array, Sums]:
-    """Returns the loss sum and the sums of `Model.loss` for losses, predictions and weights [batch, ...]."""
+    """Returns the weighted sum of `losses` [batch, ...], and the sums of `Model.loss`."""
     loss = jnp.sum(losses * weights)
     has_weight = jnp.any(weights.reshape(weights.shape[0], -1) > 0, axis=1)
     return loss, {
@@ -88,7 +88,7 @@ def weighted_sums(losses: jax.Array, correct: jax.Array, weights: jax.Array) -> 
 
 
 def outputs(labels: tuple[str, ...] | None) -> int:
-    """Returns the number of outputs of a head for these labels; 1 for a regression."""
+    """Returns the number of outputs of a classification head: the number of labels, or 1 for a regression."""
     check_labels(labels)
     return 1 if labels is None else len(labels)
 
@@ -100,6 +100,6 @@ def check_labels(labels: Any) -> None:
     fits = isinstance(labels, list | tuple) and all(isinstance(label, str) for label in labels)
     if not fits or len(set(labels)) != len(labels) or len(labels) < 2:
         raise UserError(
-            f'LABELS must be two or more different texts, or None for a regression, got {labels!r:.80}; give '
-            "--gin.LABELS=\"('negative', 'positive')\""
+            f'LABELS must be at least two different texts, or None for a regression, got {labels!r:.80}; pass '
+            "for example --gin.LABELS=\"('negative', 'positive')\""
         )

@@ -1,4 +1,4 @@
-"""Encoders that label tokens, extract answers or embed texts."""
+"""Encoder models for token classification, extractive question answering and text embedding."""
 
 import dataclasses
 from typing import Any
@@ -16,15 +16,15 @@ from remixer_t5x.models.interface import Batch, Model, Params, Sums, select_arra
 
 @dataclasses.dataclass(frozen=True)
 class _EncoderWithHead(Model):
-    """Base class of the models in this file."""
+    """Base class of encoder models with a head for other outputs than the vocabulary."""
 
     module: EncoderOnly
 
-    # Masked language models have another head.
+    # The head of a pretrained masked language model has different parameters.
     fresh_parameters = ('head',)
 
     def encode(self, params: Params, inputs: jax.Array) -> jax.Array:
-        """Returns the stack's output [batch, length, embed] for `inputs` [batch, length], one example per row."""
+        """Returns the encoder output [batch, length, embed] for `inputs` [batch, length], one example per row."""
         return self._apply('encode', params, inputs)
 
     def token_logits(self, params: Params, inputs: jax.Array, rng: jax.Array | None = None) -> jax.Array:
@@ -37,15 +37,15 @@ class _EncoderWithHead(Model):
 
 @dataclasses.dataclass(frozen=True)
 class TokenClassifier(_EncoderWithHead):
-    """Predicts a label for each token, for example for named entity recognition.
+    """Model that predicts a label for each token, for example for named entity recognition.
 
-    A batch has [batch, length] arrays: `encoder_input_tokens` int32, and `labels` (indices) and `label_weights`
-    float32, which are nonzero at the first token of each word.
+    A batch contains three [batch, length] arrays: `encoder_input_tokens` (int32), `labels` (label indices, float32) and
+    `label_weights` (float32), which are nonzero at the first token of each word.
 
     Attributes:
-        module: the encoder, whose head returns a logit for each label.
-        labels: the texts of the labels in the order of their indices.
-        label_smoothing: probability spread evenly over all labels.
+        module: the encoder, with a head that returns a logit for each label.
+        labels: names of the labels, in the order of their indices.
+        label_smoothing: probability mass distributed evenly over all labels.
     """
 
     labels: tuple[str, ...] | None = None
@@ -55,28 +55,30 @@ class TokenClassifier(_EncoderWithHead):
 
     def __post_init__(self) -> None:
         if self.labels is None:
-            raise UserError("LABELS must be two or more texts, got None; pass --gin.LABELS=\"('O', 'B-PER', 'I-PER')\"")
+            raise UserError(
+                "LABELS must be at least two texts, got None; pass --gin.LABELS=\"('O', 'B-PER', 'I-PER')\""
+            )
         check_labels(self.labels)
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-        """See `Model.loss`; sums over the tokens with a weight."""
+        """See `Model.loss`; the loss is summed over tokens with nonzero weights."""
         logits = self.token_logits(params, batch['encoder_input_tokens'], dropout_rng)
         return label_loss(logits, batch['labels'], batch['label_weights'], self.label_smoothing)
 
 
 @dataclasses.dataclass(frozen=True)
 class SpanExtractor(_EncoderWithHead):
-    """Predicts the first and the last token of an answer (Devlin et al. 2019, sections 4.2 and 4.3).
+    """Model that predicts the first and the last token of an answer (Devlin et al. 2019, sections 4.2 and 4.3).
 
-    A batch has `encoder_input_tokens` [batch, length] and `start_positions` and `end_positions` [batch], int32, and
-    `label_weights` [batch] float32. The positions of a question without an answer are 0.
+    A batch contains the int32 arrays `encoder_input_tokens` [batch, length], `start_positions` [batch] and
+    `end_positions` [batch], and `label_weights` [batch] float32. Both positions are 0 for questions without an answer.
 
     Attributes:
-        module: the encoder, whose head returns two logits for each token.
+        module: the encoder, with a head that returns two logits for each token.
         max_answer_length: maximum number of tokens of a predicted answer.
-        null_threshold: the empty answer is predicted if its score exceeds the best span's score by more than this; None
-            never predicts it.
-        doc_stride: number of context tokens between the starts of two windows of a long context; None for windows
+        null_threshold: the empty answer is predicted if its score exceeds the best span's score by more than this
+            value; None disables empty answers.
+        doc_stride: number of tokens between the starts of consecutive windows of a long context; None for windows
             without overlap.
     """
 
@@ -87,7 +89,7 @@ class SpanExtractor(_EncoderWithHead):
     model_type = 'span'
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-        """See `Model.loss`; sums the cross-entropies of start and end, which both count as predictions."""
+        """See `Model.loss`; sums the cross-entropy of the start and of the end, as two separate predictions."""
         inputs = batch['encoder_input_tokens']
         logits = jnp.swapaxes(self.token_logits(params, inputs, dropout_rng), 1, 2)
         logits = jnp.where(describe_tokens(inputs).is_token[:, None], logits, jnp.finfo(logits.dtype).min)
@@ -97,17 +99,18 @@ class SpanExtractor(_EncoderWithHead):
 
 @dataclasses.dataclass(frozen=True)
 class TextEmbedder(_EncoderWithHead):
-    """Computes text embeddings, trained with in-batch negatives (van den Oord et al. 2018; Gao et al. 2021).
+    """Text embedding model, trained with in-batch negatives (van den Oord et al. 2018; Gao et al. 2021).
 
     loss_i = -log(exp(cos(a_i, b_i) / T) / sum_j exp(cos(a_i, b_j) / T))
 
-    A batch has `encoder_input_tokens` (a) and `positive_input_tokens` (b), [batch, length] int32, and `label_weights`
-    [batch] float32: the weight of each pair in the loss. Texts b of all rows, except padding, are negatives.
+    A batch contains the int32 arrays `encoder_input_tokens` (a) and `positive_input_tokens` (b) [batch, length], and
+    `label_weights` [batch] float32, the weight of each pair in the loss. The texts b of all other rows, except empty
+    rows, are negatives.
 
     Attributes:
         module: the encoder, without a head.
-        temperature: T.
-        pooling: function (hidden, ctx) -> [batch, embed] of the stack's output.
+        temperature: the softmax temperature, T.
+        pooling: function that maps (hidden, ctx) to one vector per row, [batch, embed].
     """
 
     temperature: ranges.Positive = 0.05
@@ -116,13 +119,13 @@ class TextEmbedder(_EncoderWithHead):
     model_type = 'embedding'
 
     def embed(self, params: Params, inputs: jax.Array, rng: jax.Array | None = None) -> jax.Array:
-        """Returns embeddings with norm 1, [batch, embed] float32, of texts [batch, length]."""
+        """Returns normalized embeddings, [batch, embed] float32, of texts [batch, length]."""
         hidden = self._apply('encode', params, inputs, rng=rng)
         pooled = self.pooling(hidden, describe_tokens(inputs)).astype(jnp.float32)
         return pooled * jax.lax.rsqrt(jnp.sum(jnp.square(pooled), axis=-1, keepdims=True) + 1e-12)
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-        """See `Model.loss`; sums over pairs, and counts a pair as correct if b_i is the most similar text to a_i."""
+        """See `Model.loss`; a pair counts as correct if b_i is the text most similar to a_i."""
         keys = (None, None) if dropout_rng is None else jax.random.split(dropout_rng)
         names = ('encoder_input_tokens', 'positive_input_tokens')
         first, second = (self.embed(params, batch[name], key) for name, key in zip(names, keys, strict=True))

@@ -1,6 +1,6 @@
-"""Defines the base class of all models, and checks that a model supports a command.
+"""The base class of all models, and checks that a model supports a command.
 
-`data.batch_formats` lists the arrays of a batch for each model type.
+See `data.batch_formats` for the arrays of a batch of each model type.
 """
 
 import dataclasses
@@ -24,16 +24,17 @@ Sums = losses.Sums
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """Couples a Flax module with a loss. It does not store parameters: every method is a pure function of them.
+    """Base class of all models: a Flax module and a loss.
 
-    A batch maps the names of seqio's feature converters to arrays; each subclass lists its arrays.
+    Models do not store parameters; every method is a pure function of the parameters. A batch maps the feature names of
+    seqio's feature converters to arrays; each subclass documents its arrays.
 
     Attributes:
         module: the Flax module, which defines the parameters.
-        lora: adapters that `init` adds to the parameters, or None.
-        config: the gin text that describes the model, for `TrainedModel.save`; empty if it was built without gin.
+        lora: settings of LoRA adapters that `init` adds to the parameters, or None.
+        config: the gin configuration of the model, for `TrainedModel.save`; empty if the model was built without gin.
         model_type: the name of the model type.
-        fresh_parameters: top-level names of parameters that another model's checkpoint cannot initialize.
+        fresh_parameters: top-level names of parameters that cannot be initialized from another model's checkpoint.
     """
 
     module: Any
@@ -45,16 +46,16 @@ class Model:
 
     @property
     def vocab_size(self) -> int:
-        """Returns the number of token ids."""
+        """Returns the size of the vocabulary."""
         return self.module.vocab_size
 
     def init(self, rng: jax.Array, batch_shapes: Mapping[str, tuple[int, ...]]) -> Params:
-        """Returns random float32 parameters, each boxed with its logical axes (`nn.LogicallyPartitioned`).
+        """Returns random float32 parameters, boxed with their logical axes (`nn.LogicallyPartitioned`).
 
         Args:
-            rng: a key.
+            rng: a PRNG key.
             batch_shapes: shapes of the token arrays of a batch, and of the segment ids if rows are packed. The
-                parameters do not depend on them, but a sublayer may refuse a length, or packing.
+                parameters do not depend on the shapes, but some sublayers raise UserError for long or packed rows.
         """
         method, inputs = self._init_inputs({name: jnp.ones(shape, jnp.int32) for name, shape in batch_shapes.items()})
 
@@ -64,21 +65,23 @@ class Model:
         return init() if self.lora is None else self.lora.init(init, rng)
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-        """Returns the loss summed over all predictions, and float32 sums to report; divide by sums['weights'] once.
+        """Returns the loss summed over all predictions, and float32 sums of metrics.
+
+        To compute means, divide by sums['weights'] after summing over microbatches.
 
         Args:
             params: unboxed parameters.
-            batch: see the class.
-            dropout_rng: a key; None disables dropout.
+            batch: the arrays documented by the class.
+            dropout_rng: a PRNG key, or None to disable dropout.
         """
         raise NotImplementedError
 
     def _init_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
-        """Returns the name of a module method that uses all parameters, and its arguments from `batch`."""
+        """Returns the name of a module method that uses all parameters, and the arguments of the method."""
         raise NotImplementedError
 
     def _apply(self, method: str, params: Params, *args: Any, rng: jax.Array | None = None, **kwargs: Any) -> jax.Array:
-        """Calls a method of the module; dropout is enabled if `rng` is a key."""
+        """Calls a method of the module; dropout is enabled if `rng` is not None."""
         return self.module.apply(
             {'params': params},
             *args,
@@ -90,18 +93,18 @@ class Model:
 
 
 def select_arrays(batch: Batch, *names: str) -> dict[str, jax.Array]:
-    """Selects arrays of `batch` by name; names that are not in the batch are skipped."""
+    """Selects arrays of `batch` by name; skips names that are not in the batch."""
     return {name: batch[name] for name in names if name in batch}
 
 
 def targets_and_weights(batch: Batch, side: str) -> tuple[jax.Array, jax.Array]:
-    """Returns the target tokens of `side` ('encoder', 'decoder') and their float32 weights, [batch, length] each."""
+    """Returns target tokens and float32 loss weights, [batch, length] each, of the 'encoder' or 'decoder' `side`."""
     targets, weights = batch[f'{side}_target_tokens'], batch.get(f'{side}_loss_weights')
     return targets, (targets > 0 if weights is None else weights).astype(jnp.float32)
 
 
 def count_sequences(batch: Batch, tokens: str) -> jax.Array:
-    """Counts the examples of a batch, packed or not, that are not empty in the array `tokens`."""
+    """Counts the examples of a batch that are not empty in the array named `tokens`; supports packed rows."""
     segments = batch.get(f'{tokens.partition("_")[0]}_segment_ids')
     if segments is None:
         return jnp.sum(jnp.any(batch[tokens] > 0, axis=-1).astype(jnp.float32))
@@ -120,12 +123,12 @@ def sublayer_factories(model: Model) -> dict[str, list[Callable[..., nn.Module]]
 
 def param_shapes(model: Model, batch_shapes: Mapping[str, tuple[int, ...]]) -> Params:
     """Returns the result of `model.init` with `jax.ShapeDtypeStruct` leaves, without computing arrays."""
-    # Shapes do not depend on the choice of kernels, so kernels are not compared with their formulas here.
+    # Shapes do not depend on which kernels are used, so the kernels' self-checks are skipped.
     with stack.trace_layers_once(), self_check.record_checks():
         return jax.eval_shape(lambda: model.init(jax.random.key(0), batch_shapes))
 
 
-# Optional methods of a model: a description for error messages, and the model types that implement the method.
+# Maps optional methods of models to a description for error messages and the model types that implement the method.
 ABILITIES = {
     'generate': ('generates text', ('encoder_decoder', 'decoder_only')),
     'score': ('scores a text given another', ('encoder_decoder', 'decoder_only')),
@@ -136,7 +139,7 @@ ABILITIES = {
 
 
 def require_method(model: Model, ability: str, reader: str) -> None:
-    """Raises UserError if the model lacks the method `ability`, which `reader` (a command, a setting) calls."""
+    """Raises UserError if the model does not implement the method `ability`, which the command `reader` needs."""
     if not callable(getattr(model, ability, None)):
         description, model_types = ABILITIES[ability]
         raise UserError(
@@ -146,6 +149,6 @@ def require_method(model: Model, ability: str, reader: str) -> None:
 
 
 def require_model_type(model: Model, model_type: str, reader: str) -> None:
-    """Raises UserError unless the model has the type that `reader` (a command, a flag) requires."""
+    """Raises UserError unless the model has the type required by the command or flag `reader`."""
     if model.model_type != model_type:
         raise UserError(f'MODEL_TYPE must be {model_type} for {reader}, got {model.model_type!r}')

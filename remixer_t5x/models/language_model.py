@@ -1,4 +1,4 @@
-"""Loss, scores and continuations of decoder-only language models."""
+"""Decoder-only language models."""
 
 import dataclasses
 from typing import Any
@@ -16,19 +16,19 @@ from remixer_t5x.models.interface import Batch, Params, select_arrays
 
 @dataclasses.dataclass(frozen=True)
 class LanguageModel(GenerativeModel):
-    """A decoder-only language model.
+    """Decoder-only language model.
 
-    A batch has the arrays of seqio's LMFeatureConverter, [batch, length] int32: decoder_input_tokens,
-    decoder_target_tokens, decoder_loss_weights, and for packed rows decoder_segment_ids and decoder_positions; or those
-    of its PrefixLMFeatureConverter, which adds decoder_causal_attention.
+    A batch contains the arrays of seqio's LMFeatureConverter, [batch, length] int32: decoder_input_tokens,
+    decoder_target_tokens, decoder_loss_weights, and for packed rows decoder_segment_ids and decoder_positions. With
+    PrefixLMFeatureConverter, batches also contain decoder_causal_attention.
 
     If the batch contains `prompt_tokens` [batch, prompt_length], `score` and `score_and_match` return
     log p(decoder_target_tokens | prompt).
 
     Attributes:
         module: the decoder.
-        loss_function: applied to the tokens with a nonzero weight.
-        prefix: whether attention is bidirectional over prompts and over the tokens that decoder_causal_attention marks.
+        loss_function: the loss of tokens with nonzero weights.
+        prefix: whether attention is bidirectional over prompts and over tokens marked by decoder_causal_attention.
     """
 
     module: DecoderOnly
@@ -61,7 +61,7 @@ class LanguageModel(GenerativeModel):
         if 'decoder_causal_attention' not in batch:
             raise UserError(
                 'PREFIX_LM must be False for tasks without inputs, got True; set PREFIX_LM = False, or use a task with '
-                "inputs and their length, such as TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 114}"
+                "inputs and set their length, for example TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 114}"
             )
         return batch['decoder_causal_attention'] > 0
 
@@ -70,7 +70,7 @@ class LanguageModel(GenerativeModel):
     ) -> decoding.Generation:
         params = self._decoding_params(params)
         slots = prompts.shape[1] + max_length
-        # Id 0 starts a sequence, as in training.
+        # Prepend the start token, id 0, as in training.
         tokens, count = jnp.pad(prompts, ((0, 0), (1, 0))), token_counts(prompts)
         is_token = jnp.arange(tokens.shape[1]) <= count[:, None]
 
@@ -87,7 +87,7 @@ class LanguageModel(GenerativeModel):
             return self._next_logits(params, hidden), cache
 
         last = jnp.take_along_axis(tokens, count[:, None], axis=1)[:, 0]
-        # All tokens, right-aligned, for the options of decoders.
+        # Align the prompts to the right for logits processors and stop strings.
         source = jnp.arange(tokens.shape[1]) - (prompts.shape[1] - count[:, None])
         aligned = jnp.where(source < 0, -1, jnp.take_along_axis(tokens, jnp.maximum(source, 0), axis=1))
         if self.module.begin_id:
@@ -96,11 +96,14 @@ class LanguageModel(GenerativeModel):
 
 
 def join_prompts(prompts: jax.Array, targets: jax.Array) -> dict[str, jax.Array]:
-    """Joins prompts [batch, prompt_length] and targets [batch, target_length]; only targets have loss weights."""
+    """Returns a batch that joins prompts [batch, prompt_length] and targets [batch, target_length].
+
+    Loss weights are nonzero only for the targets.
+    """
     count = token_counts(prompts)[:, None]
     tokens = jnp.concatenate([prompts, targets], axis=1)
     position = jnp.arange(tokens.shape[1])
-    # Positions after the targets read the appended 0.
+    # Positions after the targets are mapped to the appended 0.
     source = jnp.where(position < count, position, position - count + prompts.shape[1])
     tokens = jnp.take_along_axis(jnp.pad(tokens, ((0, 0), (0, 1))), jnp.minimum(source, tokens.shape[1]), axis=1)
     return {

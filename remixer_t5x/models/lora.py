@@ -3,10 +3,10 @@
     y = x W + x A B        W frozen [in, out], A [in, rank], B [rank, out]
     y = x W[j] + x A[j] B[j]                  for each group j of a `GroupDense`, whose W is [groups, in, out]
 
-A is initialized with a normal distribution of variance 1 / in and B with zeros, so an adapted model starts as the base
-model. The paper's scale alpha / rank is 1, because it only scales the learning rate of B. Every `Dense` and
-`GroupDense` of the encoder and the decoder can be adapted: they read `lora_in` and `lora_out` if the parameters contain
-them next to `kernel`, and merging adds A B to W.
+A is initialized with a normal distribution of variance 1 / in and B with zeros, so an adapted model is initially equal
+to the base model. The paper's scale alpha / rank is omitted, because it only changes the learning rate of B. Every
+`Dense` and `GroupDense` of the encoder and the decoder can be adapted. A and B are stored as `lora_in` and `lora_out`
+next to the `kernel` W; merging adds A B to W.
 """
 
 import dataclasses
@@ -29,12 +29,12 @@ Params = Any
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
-    """Settings of the adapters.
+    """Settings of LoRA adapters.
 
     Attributes:
-        modules: regular expression that is searched in the names of dense layers, such as
-            `encoder/run_0/layer/self_attention/query`.
-        rank: width of A.
+        modules: regular expression that selects dense layers by name, such as
+            `encoder/run_0/layer/self_attention/query`; a match anywhere in the name is sufficient.
+        rank: rank of the update A B.
     """
 
     modules: str
@@ -46,13 +46,13 @@ class Lora:
             re.compile(self.modules)
         except (re.error, TypeError) as error:
             raise UserError(
-                f'LORA must be a regular expression, got {self.modules!r} ({error}); for example query|value'
+                f'LORA must be a valid regular expression, got {self.modules!r} ({error}); use for example query|value'
             ) from error
 
     def init(self, init_base: Callable[[], Params], rng: jax.Array) -> Params:
-        """Returns the boxed parameters of `init_base` with A and B next to the kernel of each adapted layer.
+        """Returns the boxed parameters of `init_base`, with A and B added to each adapted layer.
 
-        The output projection cannot be adapted, because the loss reads its kernel directly.
+        The output projection cannot be adapted, because the loss uses its kernel directly.
         """
         layers: set[str] = set()
 
@@ -70,7 +70,7 @@ class Lora:
         for name in adapted_layers:
             kernel = params[f'{name}/kernel']
             (*stacked, inputs, outputs), (*stacked_axes, input_axis, output_axis) = kernel.value.shape, kernel.names
-            # The key depends on the name, so that adapting more layers does not change the others.
+            # Derive the key from the name, so that adapting more layers does not change the initial values of others.
             key = jax.random.fold_in(rng, zlib.crc32(name.encode()))
             first = jax.random.normal(key, (*stacked, inputs, self.rank)) * inputs**-0.5
             second = jnp.zeros((*stacked, self.rank, outputs))
@@ -81,21 +81,21 @@ class Lora:
 
 
 def with_adapters(model: Any, modules: str | None = None, rank: ranges.Count = 8) -> Any:
-    """Returns `model` with `Lora(modules, rank)`, or `model` itself if `modules` is None."""
+    """Returns `model` with LoRA adapters, or `model` unchanged if `modules` is None."""
     return model if modules is None else dataclasses.replace(model, lora=Lora(modules, rank))
 
 
 def is_adapter(name: str) -> bool:
-    """Returns whether the parameter `name`, a path joined by '/', is a matrix of an adapter."""
+    """Returns whether the parameter `name`, a path joined by '/', is a matrix of a LoRA adapter."""
     return name.rpartition('/')[2] in (LORA_IN, LORA_OUT)
 
 
 def adapted_kernel_name(name: str) -> str:
-    """Returns the name of the kernel that the matrix `name` adapts."""
+    """Returns the name of the kernel that is adapted by the LoRA matrix `name`."""
     return f'{name.rpartition("/")[0]}/kernel'
 
 
 def adapter_names(kernel: str) -> tuple[str, str]:
-    """Returns the names of the matrices A and B that adapt `kernel`."""
+    """Returns the names of the LoRA matrices A and B of `kernel`."""
     layer = kernel.rpartition('/')[0]
     return f'{layer}/{LORA_IN}', f'{layer}/{LORA_OUT}'

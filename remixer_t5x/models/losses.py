@@ -1,9 +1,9 @@
-"""Cross-entropy of the output projection, in chunks, with z-loss and label smoothing.
+"""Chunked cross-entropy loss with z-loss and label smoothing.
 
-The logits of a batch are its largest array: 114 targets of 128 sequences over 32,128 pieces take 1.9 GB in float32,
-twice that with the gradient. This module splits the targets into chunks along the length and keeps the logits of one
-chunk at a time. The forward pass also computes the gradients, so that nothing is recomputed: each chunk takes three
-matmuls, as without chunks.
+The logits are often the largest array of a training step: 114 targets of 128 sequences with a vocabulary of 32,128
+pieces take 1.9 GB in float32, and twice as much with the gradient. This module splits the targets into chunks along the
+length and stores the logits of only one chunk at a time. The forward pass also computes the gradients, which avoids
+recomputing logits in the backward pass: each chunk takes three matmuls, as without chunks.
 """
 
 import dataclasses
@@ -22,12 +22,12 @@ Sums = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class CrossEntropy:
-    """Settings of the loss; hashable, because compiled programs depend on them.
+    """Cross-entropy loss with hashable settings, which can be static arguments of compiled functions.
 
     Attributes:
         z_loss: factor of log(Z)^2, which prevents the logits from drifting (1e-4 in T5.1.1).
-        label_smoothing: probability mass of all tokens other than the target. The entropy of the smoothed distribution
-            is subtracted, so a perfect prediction has loss 0.
+        label_smoothing: probability mass assigned to all tokens other than the target. The entropy of the smoothed
+            distribution is subtracted, so the loss of a perfect prediction is 0.
         chunk_length: number of targets per row in a chunk.
     """
 
@@ -43,36 +43,39 @@ class CrossEntropy:
         weights: jax.Array,
         softcap: float | None = None,
     ) -> tuple[jax.Array, Sums]:
-        """Returns the loss summed over targets; see `cross_entropy`."""
+        """Returns the loss summed over the targets; see `cross_entropy`."""
         return cross_entropy(self, hidden, kernel, targets, weights, softcap)
 
 
 def token_logits(hidden: jax.Array, kernel: jax.Array, softcap: float | None = None) -> jax.Array:
-    """Multiplies [..., embed] by [embed, vocab] in hidden's dtype and returns [..., vocab] float32.
+    """Computes the logits `hidden @ kernel`, [..., vocab] float32, with operands in hidden's dtype.
 
-    With a softcap c, the logits are `c tanh(logits / c)`.
+    If a softcap c is set, returns `c tanh(logits / c)`.
     """
     tokens = hidden.reshape(-1, hidden.shape[-1])
     logits = jnp.dot(tokens, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32)
     return cap_logits(logits.reshape(*hidden.shape[:-1], kernel.shape[-1]), softcap)
 
 
-def _is_target(targets: jax.Array, vocab_size: int) -> jax.Array:
-    """Returns a one-hot mask, [batch, length, vocab] bool, which unlike a gather works with a sharded vocabulary."""
+def _one_hot_mask(targets: jax.Array, vocab_size: int) -> jax.Array:
+    """Returns a one-hot mask of the targets, [batch, length, vocab] bool.
+
+    Unlike a gather, the mask can be partitioned efficiently if the vocabulary is sharded.
+    """
     return targets[..., None] == jnp.arange(vocab_size, dtype=targets.dtype)
 
 
 def _chunk_sums(
     config: CrossEntropy, logits: jax.Array, targets: jax.Array, weights: jax.Array
 ) -> tuple[Sums, jax.Array]:
-    """Returns the weighted sums of one chunk, and log Z [batch, length]."""
+    """Returns the weighted sums of one chunk, and the log-partition function log Z, [batch, length]."""
     vocab_size = logits.shape[-1]
     largest = jnp.max(logits, axis=-1)
     log_z = largest + jnp.log(jnp.sum(jnp.exp(logits - largest[..., None]), axis=-1))
-    target_logit = jnp.sum(jnp.where(_is_target(targets, vocab_size), logits, 0.0), axis=-1)
+    target_logit = jnp.sum(jnp.where(_one_hot_mask(targets, vocab_size), logits, 0.0), axis=-1)
     loss = log_z - target_logit
     if config.label_smoothing:
-        confidence, rest = _smoothed(config.label_smoothing, vocab_size)
+        confidence, rest = _smoothed_probabilities(config.label_smoothing, vocab_size)
         mean_loss = vocab_size * log_z - jnp.sum(logits, axis=-1)
         entropy = -(confidence * math.log(confidence) + (vocab_size - 1) * rest * math.log(rest))
         loss = (confidence - rest) * loss + rest * mean_loss - entropy
@@ -86,8 +89,8 @@ def _chunk_sums(
     return sums, log_z
 
 
-def _smoothed(label_smoothing: float, vocab_size: int) -> tuple[float, float]:
-    """Returns the probability of the target and of each other token."""
+def _smoothed_probabilities(label_smoothing: float, vocab_size: int) -> tuple[float, float]:
+    """Returns the smoothed probability of the target and that of each other token."""
     return 1.0 - label_smoothing, label_smoothing / (vocab_size - 1)
 
 
@@ -97,13 +100,13 @@ def _chunk_logits_gradient(
     """Returns the gradient of the chunk's loss sum with respect to its logits."""
     probabilities = jnp.exp(logits - log_z[..., None])
     scale = 1.0 + 2.0 * config.z_loss * log_z
-    confidence, rest = _smoothed(config.label_smoothing, logits.shape[-1])
-    target = jnp.where(_is_target(targets, logits.shape[-1]), confidence, rest)
+    confidence, rest = _smoothed_probabilities(config.label_smoothing, logits.shape[-1])
+    target = jnp.where(_one_hot_mask(targets, logits.shape[-1]), confidence, rest)
     return (probabilities * scale[..., None] - target) * weights[..., None]
 
 
-def _to_chunks(config: CrossEntropy, *arrays: jax.Array) -> list[jax.Array]:
-    """Splits [batch, length, ...] into equal chunks, [chunks, batch, chunk_length, ...], padded with zeros."""
+def _split_into_chunks(config: CrossEntropy, *arrays: jax.Array) -> list[jax.Array]:
+    """Splits arrays [batch, length, ...] into equal chunks, [chunks, batch, chunk_length, ...], padded with zeros."""
     length = arrays[0].shape[1]
     count = max(1, math.ceil(length / config.chunk_length))
     size = math.ceil(length / count)
@@ -124,19 +127,20 @@ def cross_entropy(
     weights: jax.Array,
     softcap: float | None = None,
 ) -> tuple[jax.Array, Sums]:
-    """Sums cross-entropy and z-loss of the logits `hidden @ kernel` over targets.
+    """Computes the sum over targets of the cross-entropy and z-loss of the logits `hidden @ kernel`.
 
     Args:
-        config: settings.
+        config: settings of the loss.
         hidden: [batch, length, embed], float32 or bfloat16.
         kernel: [embed, vocab] float32.
         targets: [batch, length] int32.
-        weights: [batch, length] float32, 0 for a target that does not count.
+        weights: [batch, length] float32; 0 for targets to ignore.
         softcap: see `token_logits`.
 
     Returns:
-        The loss sum, a float32 scalar differentiable in hidden and kernel, and the sums 'loss' (z-loss included),
-        'z_loss', 'weights' and 'correct' (targets with the largest logit), which are not differentiable.
+        The loss sum, a float32 scalar that is differentiable with respect to hidden and kernel; and the sums 'loss'
+        (including z-loss), 'z_loss', 'weights' and 'correct' (targets with the largest logit), which are not
+        differentiable.
     """
 
     def body(total: Sums, chunk) -> tuple[Sums, None]:
@@ -145,7 +149,7 @@ def cross_entropy(
             sums, _ = _chunk_sums(config, token_logits(hidden, kernel, softcap), targets, weights)
         return jax.tree.map(jnp.add, total, sums), None
 
-    sums, _ = jax.lax.scan(body, _zero_sums(), _to_chunks(config, hidden, targets, weights))
+    sums, _ = jax.lax.scan(body, _zero_sums(), _split_into_chunks(config, hidden, targets, weights))
     return sums['loss'], sums
 
 
@@ -153,8 +157,8 @@ def _zero_sums() -> Sums:
     return {name: jnp.zeros((), jnp.float32) for name in ('loss', 'z_loss', 'weights', 'correct')}
 
 
-def _forward(config, hidden, kernel, targets, weights, softcap):
-    """Computes the loss and the gradients with respect to hidden and kernel, chunk by chunk."""
+def _cross_entropy_forward(config, hidden, kernel, targets, weights, softcap):
+    """Computes the loss and its gradients with respect to hidden and kernel, one chunk at a time."""
     low = cast_and_gather(kernel, (axes.EMBED, axes.VOCAB), hidden.dtype)
 
     def body(carry, chunk):
@@ -173,19 +177,21 @@ def _forward(config, hidden, kernel, targets, weights, softcap):
         return (jax.tree.map(jnp.add, total, sums), kernel_gradient), hidden_gradient
 
     start = (_zero_sums(), jnp.zeros_like(kernel, dtype=jnp.float32))
-    (sums, kernel_gradient), hidden_gradients = jax.lax.scan(body, start, _to_chunks(config, hidden, targets, weights))
+    (sums, kernel_gradient), hidden_gradients = jax.lax.scan(
+        body, start, _split_into_chunks(config, hidden, targets, weights)
+    )
     batch, length, embed = hidden.shape
     hidden_gradient = jnp.moveaxis(hidden_gradients, 0, 1).reshape(batch, -1, embed)[:, :length]
     return (sums['loss'], sums), (hidden_gradient, kernel_gradient.astype(kernel.dtype))
 
 
-def _backward(config, softcap, gradients, cotangents):
+def _cross_entropy_backward(config, softcap, gradients, cotangents):
     hidden_gradient, kernel_gradient = gradients
     scale = cotangents[0]
     return (hidden_gradient * scale.astype(hidden_gradient.dtype), kernel_gradient * scale, None, None)
 
 
-cross_entropy.defvjp(_forward, _backward)
+cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 
 
 def score_and_match_targets(
@@ -193,21 +199,21 @@ def score_and_match_targets(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns log p(target), [batch, length] float32, and whether each target is the argmax, [batch, length] bool.
 
-    Has the arguments of `cross_entropy` and computes in chunks like it.
+    See `cross_entropy` for the arguments.
     """
     config = CrossEntropy(chunk_length=chunk_length)
 
     def body(_, chunk):
         hidden, targets = chunk
         logits = token_logits(hidden, kernel, softcap)
-        target_logit = jnp.sum(jnp.where(_is_target(targets, logits.shape[-1]), logits, 0.0), axis=-1)
+        target_logit = jnp.sum(jnp.where(_one_hot_mask(targets, logits.shape[-1]), logits, 0.0), axis=-1)
         is_best = target_logit >= jnp.max(logits, axis=-1)
         return None, (target_logit - jax.nn.logsumexp(logits, axis=-1), is_best)
 
     def join(chunks: jax.Array) -> jax.Array:
         return jnp.moveaxis(chunks, 0, 1).reshape(targets.shape[0], -1)[:, : targets.shape[1]]
 
-    _, (scores, is_best) = jax.lax.scan(body, None, _to_chunks(config, hidden, targets))
+    _, (scores, is_best) = jax.lax.scan(body, None, _split_into_chunks(config, hidden, targets))
     return join(scores), join(is_best)
 
 
@@ -219,6 +225,9 @@ def score_and_match_rows(
     chunk_length: int = 64,
     softcap: float | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns log p of each row's weighted targets, [batch] float32, and whether all are the argmax, [batch] bool."""
+    """Returns the log-probability of the targets of each row, and whether all of them are the argmax.
+
+    Targets with weight 0 are ignored. The results are [batch] float32 and [batch] bool.
+    """
     scores, is_best = score_and_match_targets(hidden, kernel, targets, chunk_length, softcap)
     return jnp.sum(scores * weights, axis=-1), jnp.all(is_best | (weights == 0), axis=-1)

@@ -1,4 +1,4 @@
-"""Loss, features and predictions of masked language models (Devlin et al. 2019)."""
+"""Masked language models (Devlin et al. 2019)."""
 
 import dataclasses
 from typing import Any
@@ -16,18 +16,18 @@ _INPUTS = ('encoder_input_tokens', 'encoder_segment_ids', 'encoder_positions', '
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLM(Model):
-    """An encoder that predicts the tokens that were masked.
+    """Masked language model: an encoder that predicts masked tokens.
 
-    A batch has [batch, length] int32 arrays: `encoder_input_tokens` (the masked text), `encoder_target_tokens` (the
-    original tokens at the positions to predict, 0 elsewhere), `encoder_loss_weights`, and for packed rows
+    A batch contains [batch, length] int32 arrays: `encoder_input_tokens` (the masked text), `encoder_target_tokens`
+    (the original tokens at the positions to predict, 0 elsewhere), `encoder_loss_weights`, and for packed rows
     `encoder_segment_ids` and `encoder_positions`.
 
     Attributes:
-        module: the encoder with its head.
-        loss_function: applied to the tokens to predict.
-        predicted_share: share of a row's tokens for which logits are computed. BERT predicts 15% of the tokens; the
-            logits of all tokens are three quarters of a small model's FLOPs. If a row of the batch has more targets,
-            all logits are computed, so this setting never changes the loss. 1.0 always computes all logits.
+        module: the encoder and its head.
+        loss_function: the loss of the tokens to predict.
+        predicted_share: fraction of the tokens for which logits are computed, which saves FLOPs: BERT predicts only 15%
+            of the tokens, and the logits of all tokens take three quarters of a small model's FLOPs. If any row of the
+            batch has more targets, all logits are computed, so this setting does not change the loss.
     """
 
     module: EncoderOnly
@@ -37,7 +37,7 @@ class MaskedLM(Model):
     model_type = 'encoder_only'
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-        """See `Model.loss`; the sum is over the tokens to predict."""
+        """See `Model.loss`; the loss is summed over the tokens to predict."""
         hidden, (targets, weights) = (
             self._compute_hidden(params, batch, dropout_rng),
             targets_and_weights(batch, 'encoder'),
@@ -50,25 +50,25 @@ class MaskedLM(Model):
         if count >= targets.shape[1]:
             loss, sums = compute_loss(hidden, targets, weights)
         else:
-            # Sorts the tokens to predict to the front of each row.
+            # Move the tokens to predict to the start of each row.
             order = jnp.argsort(weights <= 0, axis=1, stable=True)[:, :count]
 
-            def loss_of_targets() -> tuple[jax.Array, Sums]:
+            def compute_loss_of_targets() -> tuple[jax.Array, Sums]:
                 target_hidden = jnp.take_along_axis(hidden, order[..., None], axis=1)
                 return compute_loss(
                     target_hidden, *(jnp.take_along_axis(array, order, 1) for array in (targets, weights))
                 )
 
             fits = jnp.all(jnp.sum(weights > 0, axis=1) <= count)
-            loss, sums = jax.lax.cond(fits, loss_of_targets, lambda: compute_loss(hidden, targets, weights))
+            loss, sums = jax.lax.cond(fits, compute_loss_of_targets, lambda: compute_loss(hidden, targets, weights))
         return loss, {**sums, 'sequences': count_sequences(batch, 'encoder_input_tokens')}
 
     def encode(self, params: Params, inputs: jax.Array, token_types: jax.Array | None = None) -> jax.Array:
-        """Returns the stack's output [batch, length, embed] for `inputs` [batch, length], one example per row."""
+        """Returns the encoder output [batch, length, embed] for `inputs` [batch, length], one example per row."""
         return self._apply('encode', params, inputs, encoder_token_types=token_types)
 
     def project_sentence(self, params: Params, mean: jax.Array) -> jax.Array:
-        """Computes text embeddings, [texts, outputs], from the means over tokens, [texts, embed]."""
+        """Computes text embeddings, [texts, outputs], from mean-pooled encoder outputs, [texts, embed]."""
         return self._apply('project_sentence', params, mean)
 
     def logits(self, params: Params, batch: Batch) -> jax.Array:
@@ -76,10 +76,11 @@ class MaskedLM(Model):
         return self._apply('predict_tokens', params, **select_arrays(batch, *_INPUTS))
 
     def score_and_match(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """Returns log p(token) at one position of each row, [batch] float32, and whether it is the argmax, bool.
+        """Returns the log-probability of one token per row, [batch] float32, and whether the token is the argmax.
 
-        The batch contains encoder_input_tokens, `places` [batch] and `tokens` [batch]. If the positions are masked, the
-        sum over all positions of a text is its pseudo-log-likelihood (Salazar et al. 2020).
+        The batch contains `encoder_input_tokens`, and the positions `places` [batch] and ids `tokens` [batch] to score.
+        If these positions are masked, the sum of the scores over all positions of a text is the text's
+        pseudo-log-likelihood (Salazar et al. 2020).
         """
         hidden = jnp.take_along_axis(self._compute_hidden(params, batch), batch['places'][:, None, None], axis=1)
         targets = batch['tokens'][:, None]
@@ -96,7 +97,7 @@ class MaskedLM(Model):
         hidden = self.module.apply({'params': params}, hidden, method='output_hidden')
         kernel, bias = self.module.output_kernel(params), self.module.output_bias(params)
         if bias is not None:
-            # A constant feature of 1 adds the bias, so the loss does not need a bias argument.
+            # Append the bias to the kernel, with a constant feature of 1, because the loss has no bias argument.
             kernel = jnp.concatenate([kernel, bias[None]])
             hidden = jnp.concatenate([hidden, jnp.ones_like(hidden[..., :1])], axis=-1)
         return hidden, kernel

@@ -1,4 +1,4 @@
-"""Loss, scores and predictions of encoder-decoders."""
+"""Sequence-to-sequence models with an encoder and a decoder."""
 
 import dataclasses
 from typing import Any
@@ -14,9 +14,9 @@ from remixer_t5x.models.interface import Batch, Params, select_arrays
 
 @dataclasses.dataclass(frozen=True)
 class Seq2Seq(GenerativeModel):
-    """An encoder-decoder.
+    """Sequence-to-sequence model with an encoder-decoder.
 
-    A batch has the arrays of seqio's EncDecFeatureConverter, [batch, length] int32: encoder_input_tokens,
+    A batch contains the arrays of seqio's EncDecFeatureConverter, [batch, length] int32: encoder_input_tokens,
     decoder_input_tokens, decoder_target_tokens, decoder_loss_weights, and for packed rows encoder_segment_ids,
     encoder_positions, decoder_segment_ids, decoder_positions.
     """
