@@ -85,7 +85,7 @@ def load(
 def _load_folder(path: str, partitioner: Partitioner, vocabulary: str | None, trust_gin: bool) -> TrainedModel:
     advice = f'load({path!r}, trust_gin=True)'
     if path.startswith(shared_folder.HUB_SCHEME):
-        path = str(lazy.import_extra('hub.client').folder_of(path))
+        path = str(lazy.import_extra('hub.client').resolve_folder(path))
     folder = model_dir.absolute_path(path)
     with object_store.wrap_read_errors(folder):
         if not folder.is_dir():

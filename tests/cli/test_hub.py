@@ -72,11 +72,11 @@ def test_a_model_is_downloaded_once_and_available_offline(hub, t5, tmp_path, mon
     assert not [name for name in hub.requests if name.endswith('.bin')]
     monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
     hub.requests.clear()
-    again = client.folder_of(FLAN)
+    again = client.resolve_folder(FLAN)
     assert (again / 'model.safetensors').read_bytes() == (t5 / 'model.safetensors').read_bytes()
     assert not hub.requests
     with pytest.raises(UserError, match='HF_HUB_OFFLINE is set'):
-        client.folder_of('google/another')
+        client.resolve_folder('google/another')
 
 
 def test_weights_in_an_automatic_hub_pull_request_are_downloaded(hub, t5, monkeypatch):
@@ -85,15 +85,15 @@ def test_weights_in_an_automatic_hub_pull_request_are_downloaded(hub, t5, monkey
     hub.add(FLAN, t5, 'refs/pr/4')
     hub.pull_requests[FLAN] = [('stranger', 3, 'open'), ('SFconvertbot', 2, 'closed'), ('SFconvertbot', 4, 'open')]
     lines = []
-    folder = client.folder_of(FLAN, lambda *line: lines.append(line))
+    folder = client.resolve_folder(FLAN, lambda *line: lines.append(line))
     assert 'refs/pr/4' in lines[0][1] and (folder / 'model.safetensors').is_file()
     assert not [name for name in hub.requests if 'refs%2Fpr%2F3' in name]
-    client.folder_of(f'{FLAN}@refs/pr/3')
+    client.resolve_folder(f'{FLAN}@refs/pr/3')
     monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
     # The cache has both, without their authors.
     with pytest.raises(UserError, match='name one that you trust'):
-        client.folder_of(FLAN)
-    assert client.folder_of(f'{FLAN}@refs/pr/4') == folder
+        client.resolve_folder(FLAN)
+    assert client.resolve_folder(f'{FLAN}@refs/pr/4') == folder
 
 
 def test_a_model_with_only_pickles_raises_a_one_line_error(hub, t5, tmp_path, capsys):

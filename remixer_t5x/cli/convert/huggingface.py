@@ -25,7 +25,7 @@ INSTALL = "pip install 'remixer-t5x[hf]'"
 
 def to_model_dir(args: argparse.Namespace) -> None:
     """`--from_hf=NAME --to=MODEL_DIR`."""
-    place = lazy.import_extra('hub.client').folder_of(args.from_hf, print_line)
+    place = lazy.import_extra('hub.client').resolve_folder(args.from_hf, print_line)
     if shared_folder.is_shared(place):
         _shared_to_model_dir(args, place)
         return

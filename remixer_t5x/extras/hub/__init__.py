@@ -1,1 +1,1 @@
-"""Models on the Hugging Face Hub: folders that are downloaded, and folders that are written and uploaded."""
+"""Downloads models from the Hugging Face Hub, and writes and uploads models to it."""

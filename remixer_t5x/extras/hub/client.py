@@ -1,7 +1,7 @@
-"""Downloads models from the Hugging Face Hub and uploads them, with the library huggingface_hub.
+"""Downloads models from the Hugging Face Hub and uploads models to it, using huggingface_hub.
 
-Downloads configuration, safetensors and tokenizer, never a pickle. Files stay in Hugging Face's cache (HF_HOME), which
-is used alone if HF_HUB_OFFLINE is set or the Hub does not answer.
+Downloads the configuration, safetensors and tokenizer of a model, but never pickles. Files are stored in the Hugging
+Face cache (HF_HOME), which is the only source if HF_HUB_OFFLINE is set or the Hub does not respond.
 """
 
 import contextlib
@@ -20,23 +20,24 @@ _OTHERS = (
     *('modules.json', 'sentence_bert_config.json', '1_Pooling/config.json'),
     *('2_Dense/config.json', '2_Dense/model.safetensors'),
 )
-# The Hub's own account, which opens pull requests with safetensors for models that have only pickles.
+# The Hub's conversion bot, which opens pull requests that add safetensors to models with only pickles.
 CONVERTER = 'SFconvertbot'
-# NAMESPACE/NAME, or NAME alone for old models such as gpt2, then optionally a branch, tag, commit or refs/pr/N.
+# Matches NAMESPACE/NAME, or NAME for old models such as gpt2, optionally followed by @ and a branch, tag, commit or
+# refs/pr/N.
 _NAME = re.compile(r'(?P<name>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>[\w./-]+))?')
-# huggingface_hub 1 and 2, and their HTTP clients.
+# Packages of huggingface_hub 1 and 2 and of their HTTP clients.
 _MODULES = {'huggingface_hub', 'httpx', 'httpx2', 'requests'}
 
 
-def folder_of(path: str, print_line: Callable[[str, str], None] = lambda label, text: None) -> pathlib.Path:
-    """The folder `path`, or the cached folder of the model on the Hub that it names.
+def resolve_folder(path: str, print_line: Callable[[str, str], None] = lambda label, text: None) -> pathlib.Path:
+    """Returns the folder `path`, or downloads the Hub model `path` and returns its folder in the cache.
 
     Args:
-        path: a folder, or `NAME`, `NAME@REVISION` or `hf://NAME` of the Hub. Existing folders take precedence.
-        print_line: called with what is downloaded, as ('hub', ...).
+        path: a folder, or a Hub model as `NAME`, `NAME@REVISION` or `hf://NAME`. Existing folders take precedence.
+        print_line: called with 'hub' and a description of the downloaded model.
 
     Raises:
-        UserError: neither a folder nor a model that can be downloaded, or a model without safetensors.
+        UserError: `path` is neither a folder nor a downloadable model, or the model has no safetensors.
     """
     folder = pathlib.Path(path).expanduser()
     if folder.is_dir():
@@ -45,7 +46,7 @@ def folder_of(path: str, print_line: Callable[[str, str], None] = lambda label, 
     if parsed is None or folder.exists():
         raise UserError(f'{path} is not a folder; use a folder, or the name of a model on the Hub, as in NAME/MODEL')
     name, revision = parsed
-    hub = _library(f'{path} is not a folder, and a model of the Hub')
+    hub = _import_hub(f'{path} is not a folder, and a model of the Hub')
 
     def download(revision: str | None) -> pathlib.Path:
         return pathlib.Path(hub.snapshot_download(name, revision=revision, allow_patterns=[*WEIGHTS, *_OTHERS]))
@@ -53,9 +54,9 @@ def folder_of(path: str, print_line: Callable[[str, str], None] = lambda label, 
     def has_weights(folder: pathlib.Path) -> bool:
         return any(next(folder.glob(pattern), None) for pattern in WEIGHTS)
 
-    with _user_errors(name, 'downloaded'):
+    with _wrap_hub_errors(name, 'downloaded'):
         snapshot = download(revision)
-        if not has_weights(snapshot) and revision is None and (revision := _converted_revision(hub, name)):
+        if not has_weights(snapshot) and revision is None and (revision := _find_converted_revision(hub, name)):
             snapshot = download(revision)
     if not has_weights(snapshot):
         raise UserError(
@@ -68,8 +69,8 @@ def folder_of(path: str, print_line: Callable[[str, str], None] = lambda label, 
     return snapshot
 
 
-def cached_origin(folder: str) -> str:
-    """The name and commit of a model whose folder is in Hugging Face's cache; otherwise the folder's name."""
+def describe_origin(folder: str) -> str:
+    """Returns the model name and commit of a folder in the Hugging Face cache, or the name of any other folder."""
     match = re.search(r'/models--([^/]+)/snapshots/([^/]+)/?$', folder)
     if match is None:
         return pathlib.PurePath(folder).name
@@ -77,35 +78,35 @@ def cached_origin(folder: str) -> str:
 
 
 def check_upload(name: str) -> str:
-    """`name` without `hf://`. Raises UserError if the name is invalid, or nobody is logged in."""
+    """Returns `name` without `hf://`. Raises UserError if the name is invalid or the user is not logged in."""
     parsed = _parse_name(name)
     if parsed is None or parsed[1] is not None:
         raise UserError(f'{name} is not a valid Hub name; use NAME or USER/NAME with only letters, digits, -, _ and .')
-    if _library('--push_to_hub').get_token() is None:
+    if _import_hub('--push_to_hub').get_token() is None:
         raise UserError(f'uploading {name} needs a login to the Hub; type hf auth login, or set HF_TOKEN')
     return parsed[0]
 
 
 def upload(folder: pathlib.Path, name: str, private: bool, message: str) -> str:
-    """Commits the files of `folder` to the model `name` on the Hub, and returns its address.
+    """Commits the files of `folder` to the Hub model `name`, and returns its URL.
 
-    Creates the model if it does not exist. Raises UserError if the Hub returns an error or does not answer.
+    Creates the model if it does not exist. Raises UserError if the Hub returns an error or does not respond.
     """
-    api = _library('--push_to_hub').HfApi()
-    with _user_errors(name, 'uploaded'):
+    api = _import_hub('--push_to_hub').HfApi()
+    with _wrap_hub_errors(name, 'uploaded'):
         address = api.create_repo(name, private=private, exist_ok=True)
         api.upload_folder(folder_path=str(folder), repo_id=address.repo_id, commit_message=message)
     return str(address)
 
 
 def _parse_name(text: str) -> tuple[str, str | None] | None:
-    """(name, revision) of `NAME` or `NAME@REVISION`; None if `text` cannot be the name of a model on the Hub."""
+    """Parses `NAME` or `NAME@REVISION` to (name, revision). Returns None if `text` is not a valid Hub name."""
     match = _NAME.fullmatch(text.removeprefix(shared_folder.HUB_SCHEME))
     return (match['name'], match['revision']) if match else None
 
 
-def _library(user: str) -> Any:
-    """Imports huggingface_hub. Raises UserError if it is not installed; `user` is what needs it."""
+def _import_hub(user: str) -> Any:
+    """Imports huggingface_hub. Raises UserError if it is not installed, with `user` as the subject of the message."""
     try:
         import huggingface_hub
     except ImportError as error:
@@ -116,8 +117,8 @@ def _library(user: str) -> Any:
     return huggingface_hub
 
 
-def _converted_revision(hub: Any, name: str) -> str | None:
-    """refs/pr/N of the pull request in which the Hub's own account adds safetensors, if there is one."""
+def _find_converted_revision(hub: Any, name: str) -> str | None:
+    """Returns refs/pr/N of the pull request in which the Hub's conversion bot adds safetensors, or None."""
     try:
         requests = hub.HfApi().get_repo_discussions(name, author=CONVERTER, discussion_type='pull_request')
         for request in requests:
@@ -127,7 +128,7 @@ def _converted_revision(hub: Any, name: str) -> str | None:
     except Exception as error:
         if not _is_hub_error(error):
             raise
-        # The cache does not record the author of a pull request.
+        # Offline, the author of a pull request cannot be checked, because the cache does not record it.
         raise UserError(
             f'{name} has no safetensors in main, and the Hub does not list the pull requests that may have them '
             f'({reason(error)}); name one that you trust, as in {name}@refs/pr/1'
@@ -135,8 +136,8 @@ def _converted_revision(hub: Any, name: str) -> str | None:
 
 
 @contextlib.contextmanager
-def _user_errors(name: str, action: str) -> Iterator[None]:
-    """Converts the library's errors about the model `name` to UserError; `action` is 'downloaded' or 'uploaded'."""
+def _wrap_hub_errors(name: str, action: str) -> Iterator[None]:
+    """Converts errors of huggingface_hub to UserError; `action` is 'downloaded' or 'uploaded'."""
     try:
         yield
     except Exception as error:
@@ -160,6 +161,6 @@ def _user_errors(name: str, action: str) -> Iterator[None]:
 
 
 def _is_hub_error(error: Exception) -> bool:
-    """Whether the library, its HTTP client or the disk raised `error`."""
+    """Whether huggingface_hub, its HTTP client or the file system raised `error`."""
     modules = {kind.__module__.partition('.')[0] for kind in type(error).__mro__}
     return bool(modules & _MODULES) or isinstance(error, OSError)

@@ -1,4 +1,4 @@
-"""The model card of a shared model: README.md for the Hugging Face Hub, generated from the records of the run."""
+"""Generates the model card (README.md) of a shared model for the Hugging Face Hub from the records of its run."""
 
 import dataclasses
 import json
@@ -19,13 +19,13 @@ FILE, CURVE, TEMPLATE = 'README.md', 'loss.png', 'model_card.md.jinja'
 
 
 class TypeTexts(NamedTuple):
-    """The texts for the models of one type.
+    """The model card texts for one type of model.
 
     Attributes:
-        pipeline: the Hub's name of the task.
+        pipeline: the `pipeline_tag` of the Hub.
         description: a description of the model.
-        auto_class: the auto class of transformers.
-        code: an example that uses `model`.
+        auto_class: the auto class in transformers.
+        code: example code that uses the variable `model`.
     """
 
     pipeline: str
@@ -66,22 +66,22 @@ _MAX_CELL = 120
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """The content of a card that is not in the run's metrics.
+    """The content of a model card that does not come from the metrics of the run.
 
     Attributes:
         name: name of the model.
-        address: argument of `convert --from_hf`: the name on the Hub, or a folder.
-        library: 'transformers' or 'remixer_t5x': the format of the folder.
+        address: the Hub name or folder to pass to `convert --from_hf`.
+        library: format of the folder, 'transformers' or 'remixer_t5x'.
         model_type: the type of the model.
         parameters: number of parameters.
-        sublayers: names of the sublayers in one layer, by stack.
+        sublayers: names of the sublayers of a layer, by stack.
         vocabulary: description of the vocabulary.
         step: step of the checkpoint.
         versions: versions of packages, from the checkpoint.
-        origin: source of converted weights, or empty.
-        needs_trust: whether `load` needs trust_gin=True, because model.gin names modules that are not ours.
-        code: names of the modules in the folder's `code`.
-        missing: names of packages that model.gin imports and the folder lacks.
+        origin: source of the weights if they were converted, otherwise empty.
+        needs_trust: whether `load` requires trust_gin=True, because model.gin imports modules outside this package.
+        code: names of the modules in the subfolder `code`.
+        missing: names of packages that model.gin imports and the folder does not contain.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Card:
 
 
 def write(folder: pathlib.Path, card: Card, run: Run | None) -> None:
-    """Writes README.md, and the curve if the run has one, into `folder`; `run` is None for a model without metrics."""
+    """Writes README.md, and the loss curve if available, into `folder`; `run` is None for a model without metrics."""
     has_curve = run is not None and bool(run.series(TRAIN, 'loss'))
     if run is not None and has_curve:
         curves.plot_loss(f'{run.folder}/{model_dir.METRICS}', folder / CURVE, card.name)
@@ -108,32 +108,32 @@ def write(folder: pathlib.Path, card: Card, run: Run | None) -> None:
 
 
 def render(card: Card, run: Run | None, curve: str = '') -> str:
-    """The text of README.md; `curve` is the file name of the loss curve, or empty."""
-    settings, kind = _settings(run), KINDS[card.model_type]
+    """Renders README.md; `curve` is the file name of the loss curve, or empty."""
+    settings, kind = _macro_cells(run), KINDS[card.model_type]
     numbers = overview.overview(run) if run is not None else None
     first = {name: settings[name] for name in _FIRST if name in settings}
     command = ['remixer-t5x', 'convert', f'--from_hf={card.address}', f'--to=runs/{card.name.rpartition("/")[2]}']
     command += ['--trust_gin'] if card.needs_trust else []
     sublayers = sorted({name.lower() for names in card.sublayers.values() for name in names})
     metadata = {'library_name': card.library, 'pipeline_tag': kind.pipeline, 'tags': ['remixer_t5x', *sublayers]}
-    return _template().render(
+    return _load_template().render(
         card=card,
         command=Markup(shlex.join(map(one_line, command))),
         metadata=metadata,
         summary=f'{kind.description} with {card.parameters:,} parameters, trained with remixer_t5x.',
-        code=Markup(_code(card, kind)),
+        code=Markup(_example_code(card, kind)),
         numbers=numbers,
         settings=first,
         others={name: value for name, value in settings.items() if name not in first},
         data=next((Markup(f'`{settings[name]}`') for name in _DATA if name in settings), 'unnamed data'),
-        results=list(_results(run)),
+        results=list(_iterate_metrics(run)),
         curve=curve,
         versions=', '.join(f'{name} {version}' for name, version in card.versions.items()),
     )
 
 
-def _code(card: Card, kind: TypeTexts) -> str:
-    # The address of a local folder has no scheme such as `hf://`.
+def _example_code(card: Card, kind: TypeTexts) -> str:
+    # The path of a local folder has no scheme such as `hf://`.
     name = card.address if '://' in card.address or card.address[:1] in '/.~' else f'hf://{card.address}'
     arguments = f'{name!r}{", trust_gin=True" if card.needs_trust else ""}'
     ours = f'import remixer_t5x\n\nmodel = remixer_t5x.load({arguments})\n{kind.code}'
@@ -145,8 +145,8 @@ def _code(card: Card, kind: TypeTexts) -> str:
     )
 
 
-def _settings(run: Run | None) -> dict[str, str]:
-    """The run's macros as code in a table, with only the last part of absolute paths, which may name a person."""
+def _macro_cells(run: Run | None) -> dict[str, str]:
+    """Returns the macros of the run as table cells. Keeps only the last part of absolute paths, for privacy."""
     settings: dict[str, str] = {}
     for name, value in sorted(run.settings().items()) if run is not None else ():
         if re.fullmatch('[A-Z][A-Z0-9_]*', name) and name not in PLACES and value not in ('None', 'True', 'False'):
@@ -158,13 +158,13 @@ def _settings(run: Run | None) -> dict[str, str]:
 
 
 def _escape(value: Any) -> str:
-    """Escapes a value to plain text on one line, without markup, HTML or links; Markup is returned as it is."""
+    """Escapes a value to one line of plain text without markup, HTML or links; returns Markup unchanged."""
     if isinstance(value, Markup):
         return value
     return re.sub(r'([\\`*\[\]<>|]|(?<=:)/(?=/))', r'\\\1', one_line(str(value)))
 
 
-def _results(run: Run | None) -> Iterator[tuple[str, int, str, float]]:
+def _iterate_metrics(run: Run | None) -> Iterator[tuple[str, int, str, float]]:
     for kind, record in (run.latest() if run is not None else {}).items():
         numbers = {name: record.numbers.get(name) for name in overview.OF_LOSS}
         losses = {name: value for name, value in numbers.items() if value is not None}
@@ -172,7 +172,7 @@ def _results(run: Run | None) -> Iterator[tuple[str, int, str, float]]:
             yield overview.readable_kind(kind), record.step, name, value
 
 
-def _template() -> Any:
+def _load_template() -> Any:
     import jinja2
 
     environment = jinja2.Environment(

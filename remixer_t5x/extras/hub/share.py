@@ -1,4 +1,4 @@
-"""`convert --to_shared` and `--push_to_hub`: a self-contained folder, with a model card generated from the run."""
+"""Implements `convert --to_shared` and `--push_to_hub`: writes a self-contained folder with a model card."""
 
 import argparse
 import pathlib
@@ -39,7 +39,7 @@ def push(args: argparse.Namespace) -> None:
 
 
 def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: str) -> int:
-    """Writes weights, configuration, vocabulary and card. Returns the step of the checkpoint."""
+    """Writes weights, configuration, vocabulary and model card. Returns the step of the checkpoint."""
     checkpoint = saved_models.find_checkpoint(args.checkpoint)
     model, vocabulary, lengths = saved_models.read_model(checkpoint)
     gin_text = trained_model.gin_text(model, lengths)
@@ -73,13 +73,13 @@ def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: s
         vocabulary=f'{type(vocabulary).__name__}, {vocabulary.vocab_size:,} ids',
         step=step,
         versions=record.get('versions', {}),
-        origin=client.cached_origin(str(record['converted_from'])) if record.get('converted_from') else '',
+        origin=client.describe_origin(str(record['converted_from'])) if record.get('converted_from') else '',
         needs_trust=bool(packages),
         code=sorted(set(packages) - set(missing)),
         missing=missing,
     )
     run = saved_models.containing_model_dir(checkpoint)
-    # The folder of a converted model has no metrics.jsonl.
+    # Converted models have no metrics.jsonl.
     runs = run_folders.read_all([str(run)]) if (run / model_dir.METRICS).exists() else [None]
     model_card.write(folder, card, runs[0])
     return step
@@ -88,7 +88,7 @@ def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: s
 def _write_shared(
     folder: pathlib.Path, model: Any, vocabulary: Any, gin_text: str, params: Any, step: int, record: dict[str, Any]
 ) -> None:
-    """Writes the folder in our own format, and reads it back."""
+    """Writes the folder in the format of this package, and verifies the weights by reading them back."""
     folder.mkdir(parents=True, exist_ok=True)
     record = {**record, 'vocabulary': task_vocabulary.record(vocabulary)}
     shared_folder.write(folder, model, vocabulary, gin_text, params, step, record)

@@ -1,8 +1,8 @@
-"""Models for lm-evaluation-harness, which finds none by itself: `register()` adds the model `remixer_t5x`.
+"""Registers the model `remixer_t5x` with lm-evaluation-harness, which does not discover third-party models.
 
     python -m remixer_t5x.extras.lm_eval --model remixer_t5x --model_args path=runs/mine --tasks ...
 
-is `lm_eval` with this model; all arguments are lm_eval's.
+runs the `lm_eval` command with this model, and accepts the same arguments.
 """
 
 from remixer_t5x.errors import UserError, reason
@@ -18,7 +18,7 @@ def register() -> None:
         raise UserError(
             f"lm_eval cannot be imported ({reason(error)}); type pip install 'remixer-t5x[lm-eval]'"
         ) from error
-    # Registers lm_eval's own models, which it would otherwise skip because the registry is not empty.
+    # Registers the built-in models of lm_eval, which lm_eval skips if the registry is not empty.
     import lm_eval.models  # noqa: F401
 
     if NAME not in model_registry:

@@ -1,4 +1,4 @@
-"""Runs lm_eval's own command with the model `remixer_t5x` registered."""
+"""Runs the lm_eval command with the model `remixer_t5x` registered."""
 
 import sys
 

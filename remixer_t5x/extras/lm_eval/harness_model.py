@@ -1,13 +1,13 @@
-"""lm-evaluation-harness (0.4.13) with any model: `lm_eval.api.model.LM` on top of `TrainedModel`.
+"""Implements `lm_eval.api.model.LM` of lm-evaluation-harness (0.4.13) for a `TrainedModel`.
 
-How each type of model reads a request:
+Each type of model processes a request as follows:
 
-    encoder-decoder    the context is the encoder's input, the continuation the decoder's, as with lm_eval's `hf`
-    decoder alone      the context is a prompt, the continuation follows it; an empty context is id 0
-    masked LM          pseudo-log-likelihood (Salazar et al. 2020): each token of the continuation masked in turn
+    encoder-decoder    the context is the encoder input, the continuation the decoder target, as in lm_eval's `hf`
+    decoder-only       the context is the prompt, followed by the continuation; an empty context is id 0
+    masked LM          pseudo-log-likelihood (Salazar et al. 2020): masks one token of the continuation at a time
     classifier         the continuation is a label
 
-A context that is too long loses its beginning, as with lm_eval's `hf`.
+Contexts that are too long are truncated at the start, as in lm_eval's `hf`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,30 +31,30 @@ from remixer_t5x.models.decoding import Decoder, Greedy
 from remixer_t5x.models.sampling import Sampling
 
 Ids = list[int]
-Judgement = tuple[float, bool]
-# Rows of a batch with --batch_size=auto.
+Likelihood = tuple[float, bool]
+# Number of rows per batch with --batch_size=auto.
 AUTO = 32
 GREEDY = Greedy()
 # lm_eval's default when --device is not given.
 DEFAULT_DEVICE = 'cuda:0'
-# lm_eval's names for the maximum length of an answer; the first is its preferred one.
+# lm_eval's settings for the maximum length of an answer; lm_eval prefers the first.
 _LENGTHS = ('max_gen_toks', 'max_new_tokens', 'max_tokens', 'max_completion_tokens')
 _OTHERS = ('do_sample', 'temperature', 'top_k', 'top_p', 'num_beams', 'early_stopping', 'length_penalty')
-# transformers' `early_stopping`, whose default is False.
+# Converts `early_stopping` of transformers, whose default is False.
 _STOPS = {False: beam_search.until_unlikely, True: beam_search.until_enough, 'never': beam_search.until_settled}
 
 
 class RemixerLM(LM):
-    """A model for lm_eval: `--model remixer_t5x --model_args path=runs/mine`.
+    """The lm_eval model for `--model remixer_t5x --model_args path=runs/mine`.
 
     Args:
-        path: a MODEL_DIR, a checkpoint, a Hugging Face folder or hf://NAME, as for `remixer_t5x.load`.
-        batch_size: texts of one batch; 'auto' is 32.
-        max_length: maximum tokens of a context, and of a continuation; None is the model's lengths.
-        trust_gin: passed on to `load`.
-        seed: seed of sampled answers.
-        max_batch_size: not used; lm_eval passes it to every model.
-        device: not used, because JAX chooses (JAX_PLATFORMS); None, or the default of lm_eval's command line.
+        path: path to load with `remixer_t5x.load`: a MODEL_DIR, a checkpoint, a Hugging Face folder or hf://NAME.
+        batch_size: texts per batch; 'auto' means 32.
+        max_length: maximum tokens of a context and of a continuation; None uses the lengths of the model.
+        trust_gin: passed to `remixer_t5x.load`.
+        seed: random seed for sampled answers.
+        max_batch_size: unused, but lm_eval passes it to every model.
+        device: must be None or lm_eval's default, because JAX selects the device (JAX_PLATFORMS).
     """
 
     def __init__(
@@ -83,36 +83,38 @@ class RemixerLM(LM):
         shards = self.trained.partitioner.batch_shards
         self._size, self._seed = -(-max(size, 1) // shards) * shards, int(seed)
         vocabulary = self.trained.vocabulary
-        # [CLS] of a BERT, which starts each row and is not scored.
+        # A BERT's [CLS] token starts each row and is not scored.
         self._begin = [int(token) for token in vocabulary.encode('')]
         self._end = task_vocabulary.end_ids(vocabulary)
-        # As in objectives/masked_lm.gin: the last id of a vocabulary without a mask.
+        # As in objectives/masked_lm.gin, the last id is the mask if the vocabulary does not define a mask token.
         self._mask = int(getattr(vocabulary, 'mask_id', vocabulary.vocab_size - 1))
         self._predictors: dict[Any, predictions.Predictor] = {}
 
     @property
     def tokenizer_name(self) -> str:
-        """The name by which lm_eval distinguishes caches of requests."""
+        """The name that lm_eval includes in the keys of its request cache."""
         return f'{NAME}_{self.trained.source}'
 
-    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Judgement]:
-        """(log p(continuation | context), whether greedy decoding returns the continuation) of each request."""
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Likelihood]:
+        """Returns for each request log p(continuation | context), and whether the continuation is the greedy output."""
         pairs = [request.args for request in requests]
         if self.model_type == batch_formats.CLASSIFIER:
-            judgements = self._judge_labels(pairs)
+            judgements = self._score_labels(pairs)
         elif self.model_type == batch_formats.ENCODER_ONLY:
-            judgements = self._judge_masked([self._split_text(*pair) for pair in pairs])
+            judgements = self._score_masked([self._tokenize_and_split(*pair) for pair in pairs])
         else:
-            judgements = self._judge([self._encode_pair(*pair) for pair in pairs], self._max_lengths(), disable_tqdm)
+            judgements = self._score_pairs(
+                [self._encode_pair(*pair) for pair in pairs], self._max_lengths(), disable_tqdm
+            )
         for request, judgement in zip(requests, judgements, strict=True):
             self.cache_hook.add_partial('loglikelihood', request.args, judgement)
         return judgements
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """log p of each whole text, in windows of the model's length, each token once, as lm_eval's `hf`.
+        """Returns log p of each text, computed in windows that score each token once, as in lm_eval's `hf`.
 
-        A window starts with as much of the preceding text as fits, which an encoder-decoder reads in the encoder. For a
-        masked language model it is the text's pseudo-log-likelihood.
+        Each window is preceded by as much of the previous text as fits, which is the encoder input of an
+        encoder-decoder. Returns the pseudo-log-likelihood for a masked language model.
         """
         if self.model_type == batch_formats.CLASSIFIER:
             raise UserError(
@@ -125,9 +127,9 @@ class RemixerLM(LM):
         windows = [list(self._windows(request.args[0], longest)) for request in requests]
         pairs = [pair for text in windows for pair in text]
         if self.model_type == batch_formats.ENCODER_ONLY:
-            scores = iter(self._judge_masked(pairs))
+            scores = iter(self._score_masked(pairs))
         else:
-            scores = iter(self._judge(pairs, lengths, disable_tqdm))
+            scores = iter(self._score_pairs(pairs, lengths, disable_tqdm))
         totals = [float(sum(next(scores)[0] for _ in text)) for text in windows]
         for request, total in zip(requests, totals, strict=True):
             self.cache_hook.add_partial('loglikelihood_rolling', request.args, total)
@@ -154,18 +156,18 @@ class RemixerLM(LM):
         until, length, decoder = parse_generation_kwargs(kwargs, self.trained.lengths['targets'])
         lengths = self._fit_lengths(length)
         end = self._end if self.trained.ends_inputs else []
-        inputs = [[*self._ids(context), *end][-lengths['inputs'] :] for context in contexts]
-        answers = self._predictor(lengths, decoder).predict(self.trained.params, inputs)
+        inputs = [[*self._tokenize(context), *end][-lengths['inputs'] :] for context in contexts]
+        answers = self._build_predictor(lengths, decoder).predict(self.trained.params, inputs)
         texts = [self.trained.vocabulary.decode(answer.ids[0]) for answer in answers]
         for stop in filter(None, until):
             texts = [text.split(stop)[0] for text in texts]
         return texts
 
-    def _judge(
+    def _score_pairs(
         self, pairs: Sequence[tuple[Ids, Ids]], longest: Mapping[str, int], disable_tqdm: bool
-    ) -> list[Judgement]:
-        """Judges (context, continuation) pairs of ids with a decoder, in batches of similar length."""
-        judgements: list[Judgement] = [(0.0, False)] * len(pairs)
+    ) -> list[Likelihood]:
+        """Scores (context, continuation) pairs of ids with a decoder, in batches of similar length."""
+        judgements: list[Likelihood] = [(0.0, False)] * len(pairs)
         groups: dict[int, list[int]] = {}
         for index, (context, continuation) in enumerate(pairs):
             if len(continuation) > longest['targets']:
@@ -181,13 +183,13 @@ class RemixerLM(LM):
             lengths = self._fit_lengths(length)
             contexts = [pairs[index][0][-lengths['inputs'] :] for index in group]
             arrays = predictions.decoder_arrays([pairs[index][1] for index in group], length)
-            results = self._predictor(lengths).score_and_match(self.trained.params, contexts, arrays)
+            results = self._build_predictor(lengths).score_and_match(self.trained.params, contexts, arrays)
             for index, (score, is_greedy) in zip(group, results, strict=True):
                 judgements[index] = float(score), bool(is_greedy)
         return judgements
 
-    def _judge_masked(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[Judgement]:
-        """Judges pairs with a masked language model, one row for each token of a continuation."""
+    def _score_masked(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[Likelihood]:
+        """Scores pairs with a masked language model, with one row per token of a continuation."""
         rows, places, tokens, owners = [], [], [], []
         longest = self.trained.lengths['inputs'] - len(self._begin) - len(self._end)
         for index, (context, continuation) in enumerate(pairs):
@@ -201,7 +203,9 @@ class RemixerLM(LM):
                 owners.append(index)
         arrays: dict[str, Any] = {'places': np.asarray(places, np.int32), 'tokens': np.asarray(tokens, np.int32)}
         results = (
-            self._predictor(self.trained.lengths).score_and_match(self.trained.params, rows, arrays) if rows else ()
+            self._build_predictor(self.trained.lengths).score_and_match(self.trained.params, rows, arrays)
+            if rows
+            else ()
         )
         scores, greedy = [0.0] * len(pairs), [True] * len(pairs)
         for index, (score, is_greedy) in zip(owners, results, strict=True):
@@ -209,7 +213,7 @@ class RemixerLM(LM):
             greedy[index] &= bool(is_greedy)
         return list(zip(scores, greedy, strict=True))
 
-    def _judge_labels(self, pairs: Sequence[tuple[str, str]]) -> list[Judgement]:
+    def _score_labels(self, pairs: Sequence[tuple[str, str]]) -> list[Likelihood]:
         assert isinstance(self.trained.model, Classifier)
         labels = self.trained.model.labels or ()
         for _, continuation in pairs:
@@ -224,27 +228,30 @@ class RemixerLM(LM):
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[Ids, Ids]:
         if self.model_type == batch_formats.ENCODER_DECODER:
-            # Context and continuation are encoded separately; only white space moves from one to the other.
+            # Context and continuation are tokenized separately; white space at the end of the context moves to the
+            # continuation.
             stripped = context.rstrip()
-            return [*self._ids(stripped), *self._end], self._continuation_ids(context[len(stripped) :] + continuation)
-        return self._split_text(context, continuation)
+            return [*self._tokenize(stripped), *self._end], self._tokenize_continuation(
+                context[len(stripped) :] + continuation
+            )
+        return self._tokenize_and_split(context, continuation)
 
-    def _split_text(self, context: str, continuation: str) -> tuple[Ids, Ids]:
-        """One text, split after the context; a prefix language model's prompt has an end token."""
+    def _tokenize_and_split(self, context: str, continuation: str) -> tuple[Ids, Ids]:
+        """Tokenizes a text and splits it after the context; prompts of prefix language models receive an end token."""
         stripped = context.rstrip()
         continuation, context = context[len(stripped) :] + continuation, stripped
         if self.model_type == batch_formats.DECODER_ONLY and self.trained.ends_inputs:
-            return [*self._ids(context), *self._end] if context else [], self._continuation_ids(continuation)
-        text, prefix = self._ids(context + continuation), self._ids(context) if context else []
+            return [*self._tokenize(context), *self._end] if context else [], self._tokenize_continuation(continuation)
+        text, prefix = self._tokenize(context + continuation), self._tokenize(context) if context else []
         if len(text) > len(prefix):
             return text[: len(prefix)], text[len(prefix) :]
-        # One piece contains the end of the context and the start of the continuation, so the continuation is encoded
-        # alone.
-        return prefix, self._continuation_ids(continuation)
+        # If one token spans the end of the context and the start of the continuation, the continuation is tokenized
+        # separately.
+        return prefix, self._tokenize_continuation(continuation)
 
-    def _continuation_ids(self, continuation: str) -> Ids:
-        """The ids of a continuation. Raises UserError if it has none, because its probability would be 1."""
-        ids = self._ids(continuation)
+    def _tokenize_continuation(self, continuation: str) -> Ids:
+        """Tokenizes a continuation. Raises UserError if it has no tokens, because its probability would be 1."""
+        ids = self._tokenize(continuation)
         if not ids:
             raise UserError(
                 f'a continuation has no tokens in the vocabulary of the model, got {continuation!r:.60}; correct '
@@ -252,19 +259,19 @@ class RemixerLM(LM):
             )
         return ids
 
-    def _ids(self, text: str) -> Ids:
+    def _tokenize(self, text: str) -> Ids:
         return [int(token) for token in self.trained.vocabulary.encode(text)][len(self._begin) :]
 
     def _windows(self, text: str, length: int) -> Iterator[tuple[Ids, Ids]]:
-        # A decoder starts each row with id 0 by itself, so the first window has no context. Texts of an
-        # encoder-decoder end with an end token, as in lm_eval's `hf`.
+        # Decoder-only models start each row with id 0, so the first window has no context. Texts of an encoder-decoder
+        # end with an end token, as in lm_eval's `hf`.
         end = self._end if self.model_type == batch_formats.ENCODER_DECODER else []
-        for window in utils.get_rolling_token_windows([*self._ids(text), *end], -1, length, 1):
+        for window in utils.get_rolling_token_windows([*self._tokenize(text), *end], -1, length, 1):
             context, continuation = utils.make_disjoint_window(window)
             yield end if context == [-1] else context, continuation
 
     def _max_lengths(self) -> dict[str, int]:
-        """The maximum tokens of a context, and of a continuation, which leaves a decoder's context one token."""
+        """Returns the maximum tokens of a context and a continuation; decoder-only models reserve one context token."""
         lengths = self.trained.lengths
         if self.model_type != batch_formats.DECODER_ONLY:
             return dict(lengths)
@@ -272,7 +279,7 @@ class RemixerLM(LM):
         return {'inputs': row, 'targets': row - 1}
 
     def _fit_lengths(self, length: int) -> dict[str, int]:
-        """Lengths for answers of `length` tokens; the prompt of a decoder alone gets the rest of its row."""
+        """Returns the lengths for answers of `length` tokens; decoder-only prompts fill the rest of the row."""
         lengths = self.trained.lengths
         if self.model_type != batch_formats.DECODER_ONLY:
             return {'inputs': lengths['inputs'], 'targets': length}
@@ -281,7 +288,7 @@ class RemixerLM(LM):
             raise UserError(f'max_gen_toks must be less than the {row} tokens of a row of the model, got {length}')
         return {'inputs': row - length, 'targets': length}
 
-    def _predictor(self, lengths: Mapping[str, int], decoder: Decoder = GREEDY) -> predictions.Predictor:
+    def _build_predictor(self, lengths: Mapping[str, int], decoder: Decoder = GREEDY) -> predictions.Predictor:
         key = (tuple(sorted(lengths.items())), decoder)
         if key not in self._predictors:
             settings = predictions.Decoding(self._size, dict(lengths), decoder, self._seed)
@@ -293,10 +300,10 @@ class RemixerLM(LM):
 
 
 def parse_generation_kwargs(kwargs: Mapping[str, Any], default_length: int) -> tuple[list[str], int, Decoder]:
-    """The texts at which an answer ends, its maximum tokens, and the decoder, from lm_eval's `gen_kwargs`.
+    """Parses lm_eval's `gen_kwargs` to stop strings, the maximum length of an answer in tokens, and a decoder.
 
-    Beams have the defaults of transformers' `generate`, which lm_eval's `hf` uses. Raises UserError for a setting that
-    no decoder has.
+    The defaults of beam search are those of transformers' `generate`, which lm_eval's `hf` uses. Raises UserError for a
+    setting that no decoder supports.
     """
     settings = {name: value for name, value in kwargs.items() if value is not None}
     unknown = settings.keys() - {'until', *_LENGTHS, *_OTHERS}
