@@ -1,4 +1,4 @@
-"""`remixer-t5x report`: writes one HTML file about runs."""
+"""`remixer-t5x report`: writes an HTML report about runs."""
 
 import argparse
 
@@ -43,6 +43,6 @@ COMMAND = Command(
         'remixer-t5x report runs/quickstart',
         "remixer-t5x report runs/remixer runs/t5 --out=compared.html --pictures --text='What does it look at?'",
     ),
-    # A run that is still training uses the accelerator.
+    # The report uses the CPU, because a run that is still training uses the accelerator.
     ON_CPU,
 )

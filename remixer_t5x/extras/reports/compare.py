@@ -1,6 +1,6 @@
-"""`remixer-t5x compare`: trains one recipe with several models and seeds, and tells which differences they show.
+"""`remixer-t5x compare`: trains multiple models and seeds with one recipe, and reports significant differences.
 
-With `--over`, the first seed searches over settings, and the other seeds run at the best setting of each model.
+With `--over`, the first seed is used to search over settings, and the other seeds use the best setting of each model.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from remixer_t5x.extras.reports.sweep import Cell, Setting, Stopped, Sweep, prin
 
 COMMANDS = (train.TRAIN.name, train.FINETUNE.name)
 REPORT, TABLE, PARAGRAPH, FIGURES = 'report.html', 'runs.csv', 'comparison.txt', 'figures'
-# Macros that the sweep sets for each run, and the flags to type instead.
+# Macros that the sweep sets for each run, and the flags to use instead.
 _SWEEP_MACROS = {'MODEL_DIR': '--folder=DIR', 'SEED': '--seeds=0,1,2'}
 
 
@@ -30,12 +30,12 @@ class Plan:
     """The runs of a comparison.
 
     Attributes:
-        models: the `--model` of each model by its label.
-        settings: settings that are tried for each model; one empty setting without a search.
-        seeds: seeds of the runs at the best setting; the first is that of the search.
-        folder: folder of all runs.
-        recipe: the command and flags of all runs.
-        changes: settings of a model that make it equal to the first one.
+        models: maps the label of each model to the value of `--model`.
+        settings: settings to try for each model; without a search, a single empty setting.
+        seeds: seeds of the runs at the best setting; the search uses the first seed.
+        folder: parent folder of all runs.
+        recipe: the command and the flags that all runs share.
+        changes: settings that match the cost of a model to that of the first model.
     """
 
     models: Mapping[str, str]
@@ -46,7 +46,7 @@ class Plan:
     changes: Mapping[str, Setting] = dataclasses.field(default_factory=dict)
 
     def cell(self, model: str, setting: Setting, seed: int, extra: Setting = (), name: str = '') -> Cell:
-        """One run, in `<model>/[<setting>/]seed_<n>`, or in `<model>/<name>`; `extra` overrides other settings."""
+        """Builds a run in `<model>/[<setting>/]seed_<n>`, or in `<model>/<name>`; `extra` overrides other settings."""
         place = [model.replace('/', '_'), re.sub(r'[^\w.=,+-]+', '_', setting_text(setting)), name or f'seed_{seed}']
         folder = self.folder.joinpath(*filter(None, place))
         flags = [*self.changes.get(model, ()), *setting, *extra, ('SEED', str(seed)), ('MODEL_DIR', str(folder))]
@@ -76,15 +76,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the missing runs, then prints the results and writes files; returns the exit code.
+    """Starts the runs that have not finished, then prints and writes the results; returns the exit code.
 
     Raises:
-        UserError: a mistake in the command, or one that the first run reports.
+        UserError: a flag is invalid, or the first run reports an invalid setting.
     """
     runs = plan(args)
     equal.import_on_cpu(args)
     best = dict.fromkeys(runs.models, runs.settings[0])
-    # Also finds a mistake in the last model before the first one trains for hours.
+    # Counting first reports an invalid model before any other model is trained for hours.
     counts = _count(args, runs, best)
     sweep = Sweep(runs.folder)
     try:
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         if search:
             best = {model: search.best(model) for model in search.values}
             counts = _count(args, runs, best)
-        # Seed by seed, so that a stopped sweep has equally many runs of each model.
+        # Runs are ordered by seed, so that a stopped sweep has the same number of runs for each model.
         cells = [runs.cell(model, setting, seed) for seed in runs.seeds for model, setting in best.items()]
         sweep.run(cells)
     except Stopped as stop:
@@ -114,20 +114,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def plan(args: argparse.Namespace) -> Plan:
-    """Checks the flags of the command, and finds the files of its models."""
+    """Validates the flags of the command and the files of its models."""
     from remixer_t5x.config import files, loading
 
     for name, _ in args.gin_flags:
         if name in _SWEEP_MACROS:
             raise UserError(f'--gin.{name} is set for each run; type {_SWEEP_MACROS[name]} instead')
     names = _split_names(args.models, '--models=t5_1_1,remixer')
-    # Labels for folders and tables: `./mine.gin+sublayers/x` becomes `mine+sublayers/x`.
+    # Labels in folder names and tables are shortened: `./mine.gin+sublayers/x` becomes `mine+sublayers/x`.
     parts = {name: [part.strip().removeprefix('./').removesuffix('.gin') for part in name.split('+')] for name in names}
     models = {'+'.join(parts[name]): name for name in names}
     if len(models) < len(names):
         raise UserError(f'--models={args.models} lists a model twice; list each model once')
     search_paths = arguments.names(','.join(args.gin_search_paths))
-    # Finds a missing file before another model is trained.
+    # Reports a missing file before any model is trained.
     for name in names:
         for file in loading.model_files(name, search_paths):
             if '=' not in file:
@@ -149,7 +149,7 @@ def plan(args: argparse.Namespace) -> Plan:
 
 
 def _settings(args: argparse.Namespace) -> list[Setting]:
-    """The grid of `--over`, or a random part of it in an order that does not depend on `--over_random`."""
+    """Builds the grid of `--over`, or with `--over_random` the first settings of the shuffled grid."""
     axes: dict[str, list[str]] = {}
     for text in args.over:
         name, _, values = text.partition('=')
@@ -158,7 +158,7 @@ def _settings(args: argparse.Namespace) -> list[Setting]:
                 f'--over={text} must name a macro that neither compare nor an earlier --over sets; '
                 'type --over LEARNING_RATE=1e-3,3e-3'
             )
-        # Commas in brackets and parentheses belong to a value.
+        # Commas inside brackets and parentheses are part of a value.
         axes[name] = [value.strip() for value in re.split(r',(?![^(\[{]*[)\]}])', values) if value.strip()]
         if not axes[name] or len(set(axes[name])) < len(axes[name]):
             raise UserError(f'--over={text} must have different values; type --over {name}=1e-3,3e-3')
@@ -172,7 +172,7 @@ def _settings(args: argparse.Namespace) -> list[Setting]:
 
 
 def _split_names(text: str | None, example: str) -> list[str]:
-    """Splits a flag at commas. Raises UserError for no items, or an item that is repeated."""
+    """Splits a flag at commas. Raises UserError for an empty flag or a repeated item."""
     flag = example.partition('=')[0]
     items = [item.strip() for item in (text or '').split(',') if item.strip()]
     if not items:
@@ -185,7 +185,7 @@ def _split_names(text: str | None, example: str) -> list[str]:
 def _make_equal(
     args: argparse.Namespace, runs: Plan, sweep: Sweep, counts: Mapping[str, Any]
 ) -> tuple[Plan, list[str]]:
-    """Changes the other models to equal the first one, as `--equal` says; also returns a sentence for each change."""
+    """Matches the cost of the other models to that of the first model; also returns a sentence about each change."""
     from remixer_t5x.config import resolved
 
     (first, model), *others = runs.models.items()
@@ -195,7 +195,7 @@ def _make_equal(
         equal.count(args, first, model, ())
         steps, timed = resolved.macro('TRAIN_STEPS'), str(3 * resolved.macro('LOG_PERIOD', 100))
         short = (('TRAIN_STEPS', timed), ('WARMUP_STEPS', '1'), ('CHECKPOINT_PERIOD', timed))
-        # Measured without the settings of the search, because a learning rate may be too high.
+        # Step times are measured without the settings of the search, in which a learning rate may be too high.
         cells = [runs.cell(label, (), runs.seeds[0], short, 'timing') for label in runs.models]
         sweep.run(cells)
         for cell, line in sweep.failed.items():
@@ -232,7 +232,7 @@ def _make_equal(
 
 
 def _count(args: argparse.Namespace, runs: Plan, best: Mapping[str, Setting]) -> dict[str, Any]:
-    """Parameters and FLOPs of each model at its setting."""
+    """Counts the parameters and FLOPs of each model at its best setting."""
     return {
         model: equal.count(args, model, runs.models[model], [*runs.changes.get(model, ()), *setting])
         for model, setting in best.items()
@@ -240,7 +240,7 @@ def _count(args: argparse.Namespace, runs: Plan, best: Mapping[str, Setting]) ->
 
 
 def _search(runs: Plan, sweep: Sweep) -> Any:
-    """Runs all settings with the first seed, and returns the `comparison.Search`."""
+    """Runs all settings with the first seed, and returns a `comparison.Search`."""
     print_line(f'search: {len(runs.settings)} settings of each model with seed {runs.seeds[0]}')
     cells = [runs.cell(model, setting, runs.seeds[0]) for setting in runs.settings for model in runs.models]
     sweep.run(cells)
@@ -252,7 +252,7 @@ def _search(runs: Plan, sweep: Sweep) -> Any:
 
 
 def _read(cells: Sequence[Cell], sweep: Sweep) -> dict[Cell, Any]:
-    """Reads the cells that have not failed."""
+    """Reads the runs of the cells that have not failed."""
     from remixer_t5x.extras.reports import run_folders
 
     cells = [cell for cell in dict.fromkeys(cells) if cell not in sweep.failed]
@@ -262,7 +262,7 @@ def _read(cells: Sequence[Cell], sweep: Sweep) -> dict[Cell, Any]:
 def _show_results(
     sweep: Sweep, cells: Sequence[Cell], counts: Mapping[str, Any], search: Any, changes: Sequence[str]
 ) -> None:
-    """Prints the table and what it shows; writes the report, the figures, the CSV file and the paragraph."""
+    """Prints the table and the conclusions; writes the report, the figures, the CSV file and the paragraph."""
     from remixer_t5x.extras.reports import comparison, page, write
     from remixer_t5x.extras.reports.pictures import drawing
     from remixer_t5x.extras.reports.records import Group

@@ -1,4 +1,4 @@
-"""Results of `remixer-t5x compare`: a table, figures, a CSV file, and a paragraph that can be pasted into a paper."""
+"""Formats the results of `remixer-t5x compare` as a table, figures, a CSV file, and a paragraph for a paper."""
 
 import csv
 import dataclasses
@@ -24,19 +24,19 @@ from remixer_t5x.extras.reports.sweep import Cell, Setting, setting_text
 from remixer_t5x.train import progress
 
 _FIGURE_WIDTH = 4.4
-# The numbers of trials for which a search prints the expected validation performance.
+# The numbers of trials for which the expected best value is printed.
 _TRIALS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500)
 
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """A search over settings with one seed.
+    """The results of a search over settings with one seed.
 
     Attributes:
-        measure: name of the measure by which settings are chosen.
+        measure: name of the measure that selects the best setting.
         sign: 1 if a higher value of the measure is better, otherwise -1.
-        cells: all runs, seed by seed and setting by setting.
-        values: the measure by model and setting, without failed runs.
+        cells: all runs, ordered by setting.
+        values: the measure by model and setting, excluding failed runs.
     """
 
     measure: str
@@ -50,19 +50,20 @@ class Search:
         return list(dict.fromkeys(cell.setting for cell in self.cells))
 
     def best(self, model: str) -> Setting:
-        """The best setting of a model."""
+        """Returns the best setting of a model."""
         return max(self.values[model], key=lambda setting: self.sign * self.values[model][setting])
 
     def expected(self, model: str) -> list[float]:
-        """The expected best value of k = 1, ..., n settings; see `differences.expected_best`."""
+        """Returns the expected best value of k = 1, ..., n settings; see `differences.expected_best`."""
         values: np.ndarray = self.sign * np.asarray(list(self.values[model].values()))
         return (self.sign * differences.expected_best(values)).tolist()
 
 
 def search_results(cells: Sequence[Cell], runs: Mapping[Cell, Run]) -> Search:
-    """Collects the mean of the tasks' main metrics, or without tasks the held-out loss, of each run of a search.
+    """Collects the mean of the main metrics of the tasks, or the held-out loss if there are no tasks, for each run of a
+    search.
 
-    Only uses evaluations during training, which are on the validation split. `runs` has the cells that succeeded.
+    Only uses evaluations during training, which use the validation split. `runs` contains the cells that succeeded.
     """
     measure, sign = tables.HELD_OUT, -1
     values: dict[str, dict[Setting, float]] = {}
@@ -82,14 +83,14 @@ def search_results(cells: Sequence[Cell], runs: Mapping[Cell, Run]) -> Search:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Models over seeds, at their best settings if there was a search.
+    """The results of all models and seeds, at the best settings if there was a search.
 
     Attributes:
         groups: the runs of each model.
         counts: parameters and FLOPs by model.
         search: results of the search, or None.
-        changes: sentences on how the models were made equal.
-        failed: the last line of the log of each failed run.
+        changes: sentences about the changes that match the costs of the models.
+        failed: maps the name of each failed run to the last line of its log.
     """
 
     groups: Sequence[Group]
@@ -100,12 +101,12 @@ class Comparison:
 
     @functools.cached_property
     def overviews(self) -> dict[str, Overview]:
-        """The overview of each run, by its name."""
+        """The overview of each run, by run name."""
         return {run.name: overview.overview(run) for group in self.groups for run in group.runs}
 
     @functools.cached_property
     def rows(self) -> list[tables.Row]:
-        """All metrics of tasks."""
+        """The metrics of all tasks."""
         return tables.task_table(self.groups)
 
     @functools.cached_property
@@ -115,22 +116,22 @@ class Comparison:
 
     @functools.cached_property
     def bootstrap(self) -> list[str]:
-        """Sentences on the predictions of tasks."""
+        """Sentences that compare the predictions of the models."""
         return bootstrap_sentences(self.groups)
 
     @property
     def headline(self) -> list[str]:
-        """Sentences on what the runs show."""
+        """Sentences that state the differences between the models."""
         return [*tables.headline(self.measures, self.overviews), *self.bootstrap]
 
     @property
     def trials(self) -> int:
-        """Number of settings that were tried for each model."""
+        """The number of settings that were tried for each model."""
         return len(self.search.settings) if self.search else 1
 
     @property
     def table(self) -> list[tuple[str, list[str]]]:
-        """(heading, the text of each model) for each row of the table."""
+        """The rows of the table as (heading, text for each model)."""
         columns = [self._column(index) for index in range(len(self.groups))]
         names = dict.fromkeys(name for column in columns for name in column)
         return [(name, [column.get(name, '-') for column in columns]) for name in names]
@@ -167,14 +168,14 @@ class Comparison:
         return quantity(self.counts[model].total_forward_flops / self.counts[model].tokens)
 
     def _cost(self, group: Group) -> str:
-        """HyperMixer's E x D x H: training FLOPs of an example, examples of a run, and settings that were tried."""
+        """Formats HyperMixer's E x D x H: training FLOPs per example x examples per run x settings tried."""
         examples = max(self.overviews[run.name].step for run in group.runs)
         examples *= int(group.runs[0].settings().get('BATCH_SIZE', '1'))
         return f'{quantity(self.counts[group.name].training_flops * examples * self.trials)}FLOPs'
 
     @property
     def search_table(self) -> list[tuple[str, list[str]]]:
-        """(setting, the measure of each model), then the expected best of k of these settings."""
+        """The rows (setting, measure of each model), then the expected best value of k settings."""
         if self.search is None:
             return []
         values = [self.search.values[group.name] for group in self.groups]
@@ -188,7 +189,7 @@ class Comparison:
 
     @property
     def paragraph(self) -> str:
-        """The comparison in words."""
+        """A paragraph that describes the comparison."""
         names = [group.name for group in self.groups]
         seeds = [len(group.runs) for group in self.groups]
         sizes = _join(
@@ -225,7 +226,7 @@ class Comparison:
         return ' '.join([*sentences, *self.bootstrap])
 
     def pictures(self) -> list[Picture]:
-        """The value of each seed; and of a search, the value of each setting, and the expected best value."""
+        """Draws the values of all seeds, and for a search the value of each setting and the expected best value."""
         models = [group.name for group in self.groups]
         pictures = []
         for number, measure in enumerate(self.measures, 1):
@@ -257,9 +258,9 @@ class Comparison:
 
 
 def bootstrap_sentences(groups: Sequence[Group]) -> list[str]:
-    """Compares the share of predictions that equal the target, by a bootstrap over examples and seeds.
+    """Compares the accuracy of the models' predictions with a bootstrap over examples and seeds, in sentences.
 
-    Uses the seeds and examples that all models with predictions of a task have in common.
+    For each task, only the seeds and examples that all models share are used.
     """
     sentences = []
     for task in dict.fromkeys(name for group in groups for run in group.runs for name in run.predictions):
@@ -299,7 +300,7 @@ def bootstrap_sentences(groups: Sequence[Group]) -> list[str]:
 def write_csv(
     runs: Mapping[Cell, Run], failed: Mapping[Cell, str], counts: Mapping[Cell, Counts], path: pathlib.Path
 ) -> None:
-    """Writes a line for each run: setting, parameters and FLOPs if counted, losses, metrics, and the error if any."""
+    """Writes one line per run: setting, parameters and FLOPs if counted, losses, metrics, and the error if any."""
     lines: list[dict[str, Any]] = []
     for cell in (*runs, *failed):
         line = {'model': cell.model, 'setting': setting_text(cell.setting), 'seed': cell.seed, 'folder': cell.folder}
@@ -322,7 +323,7 @@ def write_csv(
 def draw_dots(
     rows: Mapping[str, Mapping[str, Sequence[float]]], models: Sequence[str], unit: str, show_mean: bool = False
 ) -> Any:
-    """Draws values as dots: a row for each key of `rows`, with the values of each model in its colour."""
+    """Draws a row of dots for each key of `rows`, with one colour per model."""
     figure = drawing.new_figure(_FIGURE_WIDTH, 0.9 + 0.3 * len(rows) + 0.2 * (not show_mean) * len(models))
     axes = figure.add_subplot()
     for height, by_model in enumerate(rows.values()):
@@ -357,7 +358,7 @@ def _digits(measure: str) -> int:
 
 
 def _mean_text(values: Iterable[float], digits: int) -> str:
-    """`5.12 ± 0.03`: mean and sample standard deviation; only the mean for one value."""
+    """Formats the mean and sample standard deviation as `5.12 ± 0.03`, or only the mean for a single value."""
     cell = tables.Cell(list(enumerate(values)))
     return ' ± '.join(f'{value:,.{digits}f}' for value in (cell.mean, cell.deviation) if value is not None)
 
@@ -367,16 +368,16 @@ def _short(value: float | None) -> str:
 
 
 def _range(values: Sequence[int]) -> str:
-    """`3`, or `2 to 3` for different values."""
+    """Formats the range of the values as `2 to 3`, or `3` if all are equal."""
     return ' to '.join(f'{value:,}' for value in sorted({min(values), max(values)}))
 
 
 def _join(parts: Iterable[str]) -> str:
-    """`a, b and c`."""
+    """Joins parts as `a, b and c`."""
     *others, last = parts
     return f'{", ".join(others)} and {last}' if others else last
 
 
 def _plural_s(count: int) -> str:
-    """The `s` of a plural noun."""
+    """Returns the plural suffix of a noun."""
     return 's' if count > 1 else ''

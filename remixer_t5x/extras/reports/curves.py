@@ -1,4 +1,4 @@
-"""Draws curves: the loss of a run as a PNG, and the charts of a report."""
+"""Draws the loss curve of a run as a PNG, and the charts of a report."""
 
 import dataclasses
 import io
@@ -17,7 +17,7 @@ from remixer_t5x.run_folder import object_store
 
 Points = Sequence[tuple[int, float]]
 SMOOTHING = 0.6
-# A plot has no pixels for more points, and a page with many runs would become large.
+# More points would not be visible in a plot, and would increase the size of the page.
 MOST_POINTS = 400
 _FEW_POINTS = 20
 _TRAIN, _HELD_OUT = '#8fb3d9', '#c0392b'
@@ -25,7 +25,7 @@ _TRAIN, _HELD_OUT = '#8fb3d9', '#c0392b'
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """A plot of `lines`, the points of each run by its index; `smooth` adds the moving average of noisy values."""
+    """A line chart; `lines` maps run indices to points, and `smooth` adds a moving average."""
 
     title: str
     unit: str
@@ -34,7 +34,7 @@ class Chart:
 
 
 def moving_average(values: Sequence[float], weight: float) -> list[float]:
-    """Computes TensorBoard's moving average, `sum_k weight^(t-k) x_k / sum_k weight^(t-k)`, for each step t."""
+    """Computes TensorBoard's moving average at each step t: `sum_k weight^(t-k) x_k / sum_k weight^(t-k)`."""
     averages, total, count = [], 0.0, 0.0
     for value in values:
         total, count = weight * total + value, weight * count + 1.0
@@ -43,7 +43,7 @@ def moving_average(values: Sequence[float], weight: float) -> list[float]:
 
 
 def thin(points: Points, most: int = MOST_POINTS) -> Points:
-    """Returns at most `most` evenly spaced points, including the first and the last."""
+    """Selects at most `most` evenly spaced points, including the first and the last."""
     if len(points) <= most:
         return points
     indices = np.linspace(0, len(points) - 1, most).round()
@@ -51,7 +51,7 @@ def thin(points: Points, most: int = MOST_POINTS) -> Points:
 
 
 def draw(chart: Chart, name: str) -> Picture:
-    """Draws a chart. `name` must be unique in the page. Smoothed curves include the raw values as a thin line."""
+    """Draws a chart. `name` must be unique on the page. Smoothed curves include the raw values as a thin line."""
     figure = drawing.new_figure(4.6, 2.3)
     axes = figure.add_subplot()
     drawing.style_axes(axes)
@@ -71,10 +71,10 @@ def draw(chart: Chart, name: str) -> Picture:
 
 
 def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, title: str = 'Loss') -> epath.Path:
-    """Draws training and held-out loss over steps and returns the path of the PNG, which may be in a bucket.
+    """Plots training and held-out loss by step, and returns the path of the PNG, which may be in a bucket.
 
     Args:
-        metrics_file: JSON lines with `kind` ('train', or an evaluation's name), `step` and `loss`.
+        metrics_file: JSON lines with `kind` ('train' or the name of an evaluation), `step` and `loss`.
 
     Raises:
         UserError: the file is missing, has a malformed line, or has no training loss.
@@ -91,10 +91,10 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
         label = 'held out' if len(held_out) == 1 else f'held out: {kind.removeprefix("held_out/")}'
         colour = _HELD_OUT if index == 0 else f'C{index}'
         axes.plot(*zip(*points, strict=True), color=colour, linewidth=2, marker='o', markersize=4, label=label)
-    # The latest constant-answer loss of the first evaluation that reports one.
+    # The dotted line shows the latest constant-answer loss of the first evaluation that reports this loss.
     for points in list(read_series(metrics_file, 'constant_loss').values())[:1]:
         axes.axhline(points[-1][1], color=drawing.INK, linewidth=1.2, linestyle=':', label='best constant answer')
-    # The last held-out losses, to the right of the axes, each moved up if it would overlap the one below.
+    # The last held-out losses are printed to the right of the axes, and moved up if they would overlap.
     low, high = axes.get_ylim()
     height, right = low - high, max((points[-1][0] for points in held_out.values()), default=0)
     for value, index in sorted((points[-1][1], index) for index, points in enumerate(held_out.values())):
@@ -118,7 +118,7 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
 
 
 def read_series(metrics_file: str | os.PathLike, number: str) -> dict[str, list[tuple[int, float]]]:
-    """(step, value) pairs of a number by kind, in the order of the file, without values that are not finite.
+    """Reads the finite (step, value) pairs of a metric by kind, in file order.
 
     Raises:
         UserError: the file cannot be read, or one of its lines is not a metrics record.

@@ -1,4 +1,4 @@
-"""Compares models over seeds and examples: intervals, and sentences that state only what the intervals show."""
+"""Compares models over seeds and examples with confidence intervals, and describes significant differences."""
 
 import dataclasses
 import itertools
@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy import special
 
-# Joint confidence of all intervals of one measure, if differences between seeds are normally distributed.
+# Joint confidence of all intervals of a measure, assuming normally distributed differences between seeds.
 CONFIDENCE = 0.9
 BOOTSTRAP_SAMPLES = 2000
 
-# The value of one measure for each seed.
+# Maps seeds to values of a measure.
 BySeed = Mapping[int, float]
 
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """A measure by which models are compared, with its value by model and seed."""
+    """A measure for comparing models, with the values by model and seed."""
 
     name: str
     models: Mapping[str, BySeed]
@@ -27,14 +27,14 @@ class Measure:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """How much better the mean of `model` is than that of `other`, over their common seeds.
+    """The difference between the means of `model` and `other` over their common seeds.
 
     Attributes:
         model: name of the model with the better mean.
         other: name of the other model.
-        gain: mean over seeds of the improvement, at least 0.
-        low: lower end of the confidence interval of the gain; -infinity for one seed.
-        high: upper end; infinity for one seed.
+        gain: mean improvement over seeds, at least 0.
+        low: lower end of the confidence interval of `gain`; -infinity for one seed.
+        high: upper end of the confidence interval; infinity for one seed.
         seeds: number of common seeds.
     """
 
@@ -60,7 +60,7 @@ class Difference:
 
 
 def joint_confidence(models: int) -> float:
-    """Confidence of each interval by Bonferroni's correction, so that those of all pairs hold jointly."""
+    """Returns the confidence of each interval with Bonferroni's correction for all pairs of models."""
     return 1 - (1 - CONFIDENCE) / max(1, models * (models - 1) // 2)
 
 
@@ -84,13 +84,13 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Computes a percentile bootstrap interval of the mean of `gains`, [seeds, examples].
 
-    Each sample draws seeds and examples independently with replacement, because the same examples are predicted with
-    every seed (the pigeonhole bootstrap of Owen 2007).
+    Draws seeds and examples independently with replacement, because every seed predicts the same examples (pigeonhole
+    bootstrap, Owen 2007).
     """
     rng = np.random.default_rng(0)
     seeds, examples = gains.shape
     means: list[np.ndarray] = []
-    # Blocks limit memory to about 2 million numbers.
+    # Processing samples in blocks limits the memory to about 2 million numbers.
     for block in np.array_split(np.arange(samples), 1 + samples * examples // 2_000_000):
         weights = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=len(block)) / seeds
         drawn = rng.integers(examples, size=(len(block), examples))
@@ -100,17 +100,14 @@ def bootstrap_interval(
 
 
 def expected_best(values: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Expected maximum of k = 1, ..., n draws with replacement from n results, [n] (Dodge et al. 2019, equation 2).
-
-    For sorted results v_1 <= ... <= v_n, it is sum_i v_i ((i/n)^k - ((i-1)/n)^k).
-    """
+    """Computes the expected maximum of k = 1, ..., n draws with replacement (Dodge et al. 2019, equation 2), [n]."""
     ordered, n = np.sort(values), len(values)
     k, rank = np.arange(1, n + 1)[:, None], np.arange(1, n + 1)
     return np.sum(ordered * ((rank / n) ** k - ((rank - 1) / n) ** k), axis=1)
 
 
 def compare_models(models: Mapping[str, BySeed], higher_is_better: bool) -> list[Difference]:
-    """Compares all pairs of models, seed by seed, with Student's intervals; skips pairs without a common seed.
+    """Compares all pairs of models with paired Student's intervals over seeds; skips pairs without a common seed.
 
     Runs with the same seed share the data order and held-out rows, whose effects cancel in the difference.
     """
@@ -128,7 +125,7 @@ def compare_models(models: Mapping[str, BySeed], higher_is_better: bool) -> list
 
 
 def conclusion(measure: Measure) -> str:
-    """Compares the model with the best mean with each other model, in one line; empty without a common seed."""
+    """Describes the differences between the best model and all other models; empty if no models share a seed."""
     means = {name: statistics.fmean(by_seed.values()) for name, by_seed in measure.models.items()}
     best = (max if measure.higher_is_better else min)(means, key=means.__getitem__)
     pairs = [

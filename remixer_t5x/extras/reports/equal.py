@@ -1,4 +1,4 @@
-"""Costs of the models of a comparison, and changes of width that make their costs equal."""
+"""Counts the costs of the models in a comparison, and matches the costs by scaling widths."""
 
 import argparse
 import os
@@ -10,21 +10,21 @@ from typing import Any
 from remixer_t5x.cli import arguments, train
 from remixer_t5x.errors import UserError
 
-# Maps each cost that `--equal` accepts to its name in messages, and to its attribute of `counts.Counts`.
+# The costs that `--equal` accepts, with their names in messages, and the attributes of `counts.Counts`.
 NAMES = {'parameters': 'parameters', 'flops': 'FLOPs', 'time': 'training time'}
 _ATTRIBUTES = {'parameters': 'total_parameters', 'flops': 'total_forward_flops'}
-# The largest relative difference of matched costs, and the largest that is reported without a warning.
+# Maximum relative difference between matched costs, and maximum relative difference without a warning.
 TOLERANCE, WARNING = 0.01, 0.05
-# The range of factors by which widths are scaled.
+# The range of factors for scaling widths.
 _SMALLEST, _LARGEST = 1 / 16, 16
-# A feed-forward width of at least 32 times this unit is scaled in multiples of it, which accelerators are faster with.
+# Widths of at least 32 times this unit are scaled to multiples of the unit, for speed on accelerators.
 _UNIT = 8
 
 Flags = Sequence[tuple[str, str]]
 
 
 def import_on_cpu(args: argparse.Namespace) -> None:
-    """Imports JAX for the CPU, because the runs need the accelerator; they inherit the unchanged environment."""
+    """Imports JAX on the CPU, because the runs need the accelerator; restores the environment for the runs."""
     platforms = os.environ.get('JAX_PLATFORMS')
     os.environ['JAX_PLATFORMS'] = 'cpu'
     try:
@@ -37,10 +37,7 @@ def import_on_cpu(args: argparse.Namespace) -> None:
 
 
 def count(args: argparse.Namespace, label: str, model: str, flags: Flags) -> Any:
-    """Loads the configuration of a model (`--model`) as its run does, and returns its `counts.Counts`.
-
-    Raises UserError, with the model's label, for a mistake in it.
-    """
+    """Loads the configuration of a model (`--model`) as in a run, and returns its `counts.Counts`."""
     from remixer_t5x.config import loading, resolved
     from remixer_t5x.costs import counts
 
@@ -55,12 +52,12 @@ def count(args: argparse.Namespace, label: str, model: str, flags: Flags) -> Any
 
 
 def cost(counts: Any, measure: str) -> float:
-    """The number of parameters, or the FLOPs of a forward pass for one example."""
+    """Returns the number of parameters, or the FLOPs of a forward pass for one example."""
     return getattr(counts, _ATTRIBUTES[measure])
 
 
 def loaded_widths() -> dict[str, int]:
-    """Macros of the widths of feed-forward layers of the loaded model; EMBED_DIM for a model that has none."""
+    """Returns the feed-forward widths of the loaded model by macro, or EMBED_DIM without feed-forward layers."""
     from remixer_t5x.checkpoints import changes
     from remixer_t5x.config import loading
 
@@ -73,10 +70,10 @@ def loaded_widths() -> dict[str, int]:
 def match_widths(
     cost_of: Callable[[Mapping[str, int]], float], start: Mapping[str, int], target: float
 ) -> dict[str, int]:
-    """Scales the widths `start` by one factor, so that their cost is within `TOLERANCE` of `target`.
+    """Scales the widths `start` by a common factor to a cost within `TOLERANCE` of `target`.
 
     Args:
-        cost_of: widths -> cost, which increases with the widths.
+        cost_of: function from widths to a cost, which must increase with the widths.
 
     Raises:
         UserError: no width reaches the target.
@@ -91,7 +88,7 @@ def match_widths(
 
     def excess(factor: float) -> float:
         difference = cost_of(scale(factor)) / target - 1
-        # Zero ends the search.
+        # `brentq` stops as soon as the function returns 0.
         return 0.0 if abs(difference) <= TOLERANCE / 4 else difference
 
     low, high = (f'{" and ".join(f"{n}={w}" for n, w in scale(factor).items())}' for factor in (_SMALLEST, _LARGEST))
@@ -107,7 +104,7 @@ def match_widths(
 
 
 def warnings(costs: Mapping[str, Any]) -> list[str]:
-    """Warnings for parameters or FLOPs that differ by more than `WARNING` between models."""
+    """Returns warnings if parameters or FLOPs differ by more than `WARNING` between models."""
     lines = []
     for measure in _ATTRIBUTES:
         values = {model: cost(counts, measure) for model, counts in costs.items()}
@@ -119,6 +116,6 @@ def warnings(costs: Mapping[str, Any]) -> list[str]:
 
 
 def seconds_per_step(run: Any) -> float:
-    """Median seconds of a step of a short run, without the first log, which includes the compilation."""
+    """Returns the median step time of a short run, excluding the first log, which includes the compilation."""
     times = [seconds for _, seconds in run.series('train', 'seconds_per_step')]
     return statistics.median(times[1:] or times)

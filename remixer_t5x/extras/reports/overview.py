@@ -1,4 +1,4 @@
-"""Summarizes runs in numbers and sentences, for a report, a model card and the progress of a sweep."""
+"""Summarizes runs in numbers and sentences for reports, model cards and progress lines."""
 
 import dataclasses
 import statistics
@@ -8,7 +8,7 @@ from remixer_t5x import ranges
 from remixer_t5x.extras.reports.curves import Chart
 from remixer_t5x.extras.reports.records import TRAIN, Record, Run
 
-# Numbers of every evaluation on held-out text, which are not metrics of a task.
+# Metrics that every evaluation on held-out text reports; all others are metrics of a task.
 OF_LOSS = ('loss', 'cross_ent_loss', 'constant_loss', 'perplexity', 'accuracy', 'z_loss', 'tokens')
 # An evaluation with more metrics than this, such as COGS, is broken down by type.
 MOST_METRICS = 6
@@ -19,7 +19,7 @@ _OVERFITTING = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class Overview:
-    """One run in numbers, None for numbers that were not recorded, and `summary` in a few sentences."""
+    """A summary of a run in numbers, which are None if not recorded, and in sentences (`summary`)."""
 
     name: str
     step: int
@@ -34,9 +34,9 @@ class Overview:
 
 
 def overview(run: Run) -> Overview:
-    """Summarizes one run."""
+    """Summarizes a run."""
     losses, speeds = run.series(TRAIN, 'loss'), [value for _, value in run.series(TRAIN, 'tokens_per_second')]
-    # The first evaluation that has the number.
+    # Uses the first evaluation that reports the number.
     held_out, constant = (
         next((points for kind in run.kinds() if (points := run.series(kind, number))), [])
         for number in ('loss', 'constant_loss')
@@ -46,7 +46,7 @@ def overview(run: Run) -> Overview:
     text = settings.get('TRAIN_STEPS', '')
     # Finetuning refers to TRAIN_STEPS_RELATIVE.
     steps = ranges.whole_number(settings.get(text[1:], '') if text.startswith('%') else text)
-    # Time spent in training steps, without evaluations and the time between interruptions.
+    # The time of training steps excludes evaluations and interruptions.
     seconds, previous = 0.0, 0
     for logged_step, seconds_per_step in run.series(TRAIN, 'seconds_per_step'):
         seconds += seconds_per_step * (logged_step - previous)
@@ -85,25 +85,25 @@ def overview(run: Run) -> Overview:
 
 
 def readable_kind(kind: str) -> str:
-    """'eval/cogs' as 'cogs, eval'; the name of a held-out evaluation is unchanged."""
+    """Formats 'eval/cogs' as 'cogs, eval'; returns names of held-out evaluations unchanged."""
     split, slash, task = kind.partition('/')
     return f'{task}, {split}' if slash else kind
 
 
 def task_metrics(record: Record) -> dict[str, float]:
-    """The metrics of a task; empty for an evaluation of the loss."""
+    """Returns the metrics of a task, or nothing for a held-out loss evaluation."""
     if 'loss' in record.numbers:
         return {}
     return {name: value for name, value in record.numbers.items() if value is not None}
 
 
 def unit(metric: str) -> str:
-    """'%' for metrics in percent, such as accuracy; empty for others."""
+    """Returns '%' for metrics in percent, such as accuracy, or '' for other metrics."""
     return '%' if metric.rpartition('_')[2] in ('accuracy', 'match', 'majority', 'f1', 'em') else ''
 
 
 def charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
-    """The charts of the page by heading: 'curves', 'optimization', and 'speed'."""
+    """Builds the charts of the page by heading: 'curves', 'optimization', and 'speed'."""
 
     def chart(title: str, unit: str, kind: str, number: str, smooth: bool = False) -> Chart:
         lines = {index: points for index, run in enumerate(runs) if (points := run.series(kind, number))}

@@ -1,4 +1,4 @@
-"""Renders the report of runs as one HTML file. It loads no other file, and text from files is escaped."""
+"""Renders the report about runs as a self-contained HTML file. Text from files is escaped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Learned:
-    """Pictures of one run with their checkpoint and text, or the reason why there are none."""
+    """The pictures of one run, with a caption in `about` or the reason for missing pictures."""
 
     run: str
     pictures: Sequence[Picture] = ()
@@ -36,13 +36,13 @@ def render(
     now: datetime.datetime | None = None,
     comparison: Comparison | None = None,
 ) -> str:
-    """Renders the page.
+    """Renders the HTML page.
 
     Args:
         runs: all runs.
-        learned: pictures of learned parameters, in the order of their runs.
-        now: the time to show; None for the current time.
-        comparison: results of `compare`, whose groups replace those by settings.
+        learned: pictures of learned parameters, in the order of the runs.
+        now: creation time to print; None means the current time.
+        comparison: results of `compare`, which determine the groups of runs; None groups runs by settings.
     """
     groups = comparison.groups if comparison else records.by_seed(runs)
     overviews = comparison.overviews if comparison else {run.name: overview.overview(run) for run in runs}
@@ -79,7 +79,7 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader('remixer_t5x.extras.reports', '.'),
         autoescape=True,
-        # A missing name is a bug and must not become an empty text.
+        # An undefined name raises an error instead of rendering as empty text.
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -90,7 +90,7 @@ def _template() -> jinja2.Template:
 
 
 def _run_score(run: Run, kind: str, metric: str) -> str:
-    """One metric of one run, in the evaluation with the readable name `kind`."""
+    """Formats a metric of a run in the evaluation with the readable name `kind`."""
     for name, record in run.latest().items():
         value = overview.task_metrics(record).get(metric)
         if overview.readable_kind(name) == kind and value is not None:
@@ -99,7 +99,7 @@ def _run_score(run: Run, kind: str, metric: str) -> str:
 
 
 def _figure(picture: Picture) -> markupsafe.Markup:
-    """The figure's SVG, whose texts matplotlib has escaped, with its title for screen readers."""
+    """Returns the figure as SVG with a title for screen readers; matplotlib has escaped the text."""
     svg = drawing.inline_svg(picture)
     return markupsafe.Markup(svg.replace('<svg ', f'<svg role="img" aria-label="{html.escape(picture.title)}" ', 1))
 

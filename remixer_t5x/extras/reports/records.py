@@ -1,4 +1,4 @@
-"""The results of a run as plain data: metrics, settings and predictions; groups of runs that differ in their seed."""
+"""Represents the results of runs: metrics, settings, predictions, and groups of runs that differ only in the seed."""
 
 import dataclasses
 import os
@@ -11,20 +11,20 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.run_folder import metrics
 
 TRAIN = 'train'
-# The folders that a run writes to and reads from do not change what it computes.
+# Macros for input and output folders, which do not affect results.
 PLACES = ('MODEL_DIR', 'CACHE_DIR', 'DATA_DIR')
 SEED = 'SEED'
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """One line of a metrics.jsonl.
+    """A line of metrics.jsonl.
 
     Attributes:
         kind: 'train', or the name of an evaluation.
-        step: the step.
-        numbers: metrics by name, None if not finite.
-        timing: timings by name, None if not finite.
+        step: training step.
+        numbers: metrics by name; None represents values that are not finite.
+        timing: timings by name; None represents values that are not finite.
     """
 
     kind: str
@@ -35,16 +35,16 @@ class Record:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run.
+    """The results of a run.
 
     Attributes:
-        name: a name that is unique in the report.
+        name: unique name in the report.
         folder: MODEL_DIR.
-        records: metrics of training.
-        config: the operative gin.
+        records: metrics that were logged during training.
+        config: the operative gin configuration.
         evaluations: metrics of `remixer-t5x eval`.
-        predictions: the rows of each file of predictions, of the newest step only, by '<task>-<split>'.
-        spent: seconds of its processes by activity, the longest first.
+        predictions: rows of the newest prediction file for each '<task>-<split>'.
+        spent: seconds by activity of the run's processes, in decreasing order.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Run:
     spent: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def series(self, kind: str, number: str) -> list[tuple[int, float]]:
-        """(step, value) of one number or timing, sorted by step, without values that are not finite."""
+        """Returns the finite (step, value) pairs of a metric or timing, sorted by step."""
         values = {}
         for record in self.records:
             value = record.numbers.get(number, record.timing.get(number))
@@ -65,11 +65,11 @@ class Run:
         return sorted(values.items())
 
     def kinds(self) -> list[str]:
-        """The evaluations during training, in the order of their first lines."""
+        """Returns the names of the evaluations during training, in order of first appearance."""
         return list(dict.fromkeys(record.kind for record in self.records if record.kind != TRAIN))
 
     def latest(self) -> dict[str, Record]:
-        """The newest record of each evaluation, during training and afterwards; the later line for equal steps."""
+        """Returns the newest record of each evaluation, during or after training."""
         newest: dict[str, Record] = {}
         for record in (*self.records, *self.evaluations):
             if record.kind != TRAIN and (record.kind not in newest or record.step >= newest[record.kind].step):
@@ -77,12 +77,12 @@ class Run:
         return newest
 
     def settings(self) -> dict[str, str]:
-        """Gin values as text, by macro or `module.Class.argument`."""
+        """Returns gin values as text, by macro or `module.Class.argument`."""
         return changes.parse_bindings(self.config)
 
     @property
     def seed(self) -> int:
-        """The seed; 0, the default, if the settings have none."""
+        """The random seed, or the default 0 if not set."""
         text = self.settings().get(SEED, '0')
         return int(text) if text.isdecimal() else 0
 
@@ -96,9 +96,8 @@ class Group:
 
 
 def read(metrics_file: str | os.PathLike[str]) -> list[Record]:
-    """The records of a metrics.jsonl in the order of the file.
-
-    Skips an unfinished last line, which a running or killed process leaves behind.
+    """Reads the records of a metrics.jsonl in file order. Skips an incomplete last line, which running and killed
+    processes leave behind.
 
     Raises:
         UserError: the file cannot be read, or one of its lines is not a metrics record.
@@ -121,15 +120,12 @@ def read(metrics_file: str | os.PathLike[str]) -> list[Record]:
 
 
 def _is_number(value: Any) -> bool:
-    # Numbers near the largest float make sums and axes infinite.
+    # Numbers close to the largest float would overflow in sums and plot axes.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def differences(runs: Sequence[Run]) -> list[tuple[str, list[str | None]]]:
-    """(setting, its value in each run, None if not set) for settings that differ between runs, macros first.
-
-    A setting whose value is a macro has the same text in all runs, so a changed macro is one line.
-    """
+    """Returns (setting, value in each run or None) for settings that differ between runs, macros first."""
     settings_of_runs = [run.settings() for run in runs]
     names = dict.fromkeys(name for settings in settings_of_runs for name in settings)
     values = {name: [settings.get(name) for settings in settings_of_runs] for name in names if name not in PLACES}

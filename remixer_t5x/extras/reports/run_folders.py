@@ -1,4 +1,4 @@
-"""Reads the folder of a run for a report: metrics, evaluations, predictions and settings."""
+"""Reads the metrics, evaluations, predictions and settings of runs from their folders."""
 
 import os
 import re
@@ -18,15 +18,15 @@ from remixer_t5x.train import progress
 
 
 def read_all(folders: Sequence[str]) -> list[Run]:
-    """Reads runs, named by the last part of their path, or by more parts if names would be equal.
+    """Reads runs. Run names are the shortest distinct suffixes of the paths.
 
-    Raises UserError for a folder that is not a run, a run without metrics, and a file that cannot be read.
+    Raises UserError for a folder that is not a run, a run without metrics, or an unreadable file.
     """
     paths = [model_dir.absolute_path(folder) for folder in folders]
     for path in paths:
         if paths.count(path) > 1:
             raise UserError(f'{path} is listed twice; list each run once')
-    # The fewest last parts of each path that make all names different.
+    # Uses as few trailing path components as are needed for distinct names.
     for count in range(1, max(len(path.parts) for path in paths) + 1):
         names = ['/'.join(path.parts[-count:]) for path in paths]
         if len(set(names)) == len(names):
@@ -60,14 +60,14 @@ def _read(folder: epath.Path, name: str) -> Run:
 
 
 def _predictions(folder: epath.Path) -> Iterator[tuple[str, Sequence[Mapping[str, Any]]]]:
-    """Yields ('<task>-<split>', rows) of the newest step of each."""
+    """Yields ('<task>-<split>', rows) from the newest prediction file of each task and split."""
     newest: dict[str, tuple[int, epath.Path]] = {}
     for path in folder.iterdir() if folder.is_dir() else ():
         match = re.fullmatch(r'(.+)-(\d+)\.jsonl', path.name)
         if match and int(match[2]) >= newest.get(match[1], (-1, path))[0]:
             newest[match[1]] = int(match[2]), path
     for name, (_, path) in sorted(newest.items()):
-        # The file of a task without examples is empty.
+        # Tasks without examples have empty files.
         rows = results.read_predictions(os.fspath(path))
         if rows:
             yield name, rows

@@ -1,4 +1,4 @@
-"""The tables of a report: metrics of tasks over seeds, and predictions."""
+"""Builds the tables of a report: task metrics over seeds, and sample predictions."""
 
 import collections
 import dataclasses
@@ -20,11 +20,11 @@ _LONGEST_TEXT = 600
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One metric of a group of runs.
+    """A metric of a group of runs.
 
     Attributes:
-        values: (seed, value) of each run.
-        best: whether the group is shown to be better than every other one.
+        values: (seed, value) for each run.
+        best: whether the group is significantly better than every other group.
     """
 
     values: Sequence[tuple[int, float]]
@@ -44,14 +44,13 @@ class Cell:
         return statistics.stdev(value for _, value in self.values) if len(self.values) > 1 else None
 
 
-# The name of an evaluation and of a metric, and a cell for each group of seeds.
+# (evaluation name, metric name, cell for each group of runs).
 Row = tuple[str, str, list[Cell | None]]
 
 
 def task_table(groups: Sequence[Group]) -> list[Row]:
-    """The newest value of each metric; marks a group that is shown to be better than all others.
-
-    Only the first metric of an evaluation with many metrics; `breakdowns` has all of them.
+    """Builds a table of the newest value of each metric, and marks groups that are significantly better than all
+    others. For evaluations with many metrics, the table contains only the first metric; see `breakdowns`.
     """
     rows = []
     for kind, names in _metric_names(groups):
@@ -60,7 +59,7 @@ def task_table(groups: Sequence[Group]) -> list[Row]:
 
 
 def breakdowns(groups: Sequence[Group]) -> list[tuple[str, list[Row]]]:
-    """The name and the rows of each evaluation with many metrics, such as COGS by type."""
+    """Builds a table of all metrics for each evaluation with many metrics, such as COGS by type."""
     return [
         (readable_kind(kind), [_row(groups, kind, name) for name in names])
         for kind, names in _metric_names(groups)
@@ -69,12 +68,12 @@ def breakdowns(groups: Sequence[Group]) -> list[tuple[str, list[Row]]]:
 
 
 def _metric_names(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
-    """Every evaluation of any run, and the names of its metrics in all runs, in order of first appearance."""
+    """Returns all evaluations and the names of their metrics, in order of first appearance in the runs."""
     latest = [run.latest() for group in groups for run in group.runs]
     names: dict[str, dict[str, None]] = {}
     for kind, record in (item for records in latest for item in records.items()):
         names.setdefault(kind, {}).update(dict.fromkeys(task_metrics(record)))
-    # If `eval` evaluates the same split as training, the same numbers have two names: only the first is shown.
+    # If `eval` uses the same split as training, identical results appear under two names; only the first is shown.
     unique: dict[tuple[object, ...], str] = {}
     for kind in names:
         numbers = [records[kind].numbers if kind in records else None for records in latest]
@@ -102,15 +101,12 @@ def _row(groups: Sequence[Group], kind: str, name: str) -> Row:
 
 
 def main_rows(rows: Sequence[Row]) -> list[Row]:
-    """The first row of each evaluation, which has its main metric."""
+    """Selects the row of the main metric of each evaluation, which is the first row."""
     return list({row[0]: row for row in reversed(rows)}.values())[::-1]
 
 
 def measures(groups: Sequence[Group], rows: Sequence[Row], overviews: Mapping[str, Overview]) -> list[Measure]:
-    """The held-out loss, and the main metric of each evaluation (`rows` of `main_rows`), without empty ones.
-
-    `overviews` has the overview of each run by its name.
-    """
+    """Collects the held-out loss and the main metric of each evaluation, excluding empty measures."""
     losses: dict[str, BySeed] = {
         group.name: {run.seed: loss for run in group.runs if (loss := overviews[run.name].held_out) is not None}
         for group in groups
@@ -123,7 +119,7 @@ def measures(groups: Sequence[Group], rows: Sequence[Row], overviews: Mapping[st
 
 
 def headline(measures: Sequence[Measure], overviews: Mapping[str, Overview]) -> list[str]:
-    """Sentences on which groups differ in each measure."""
+    """Returns sentences about the differences between groups in each measure."""
     sentences = [conclusion(measure) for measure in measures if len(measure.models) > 1]
     if sentences and len({overview.step for overview in overviews.values()}) > 1:
         sentences.append('The runs are at different steps.')
@@ -132,12 +128,12 @@ def headline(measures: Sequence[Measure], overviews: Mapping[str, Overview]) -> 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One example.
+    """An evaluation example with the predictions of all runs.
 
     Attributes:
         input: the input, truncated.
         target: the target, truncated.
-        predictions: the prediction of each run as (text, whether it differs from the target), or None.
+        predictions: prediction of each run as (text, whether the text differs from the target) parts, or None.
     """
 
     input: str
@@ -146,11 +142,7 @@ class Sample:
 
 
 def samples(runs: Sequence[Run]) -> list[tuple[str, list[Sample], list[str]]]:
-    """(task and split, examples, share of each run's predictions that equal the target) for each file of predictions.
-
-    The first half of the examples are wrong predictions of the first run that has the file. All runs show the same
-    examples.
-    """
+    """Selects examples for each prediction file: (task and split, examples, accuracy of each run as text)."""
     tables = []
     for name in dict.fromkeys(name for run in runs for name in run.predictions):
         by_index = [
@@ -174,7 +166,7 @@ def is_right(row: Mapping[str, Any]) -> bool:
 
 
 def _sample(rows: Sequence[Mapping[str, Any] | None]) -> Sample:
-    """One example, from its row of each run; None for a run without it."""
+    """Builds a sample from the rows of an example in all runs; the row is None for runs without the example."""
     first = next(row for row in rows if row is not None)
     predictions = [
         None if row is None else compare_words(str(row.get('target', '')), str(row['prediction'])) for row in rows
@@ -183,7 +175,7 @@ def _sample(rows: Sequence[Mapping[str, Any] | None]) -> Sample:
 
 
 def compare_words(target: str, prediction: str) -> list[tuple[str, bool]]:
-    """The prediction in parts of whole words, each with whether it differs from the target."""
+    """Splits the prediction into parts of whole words, each with whether the part differs from the target."""
     expected, words = (re.findall(r'\s+|\S+', _truncate(text)) for text in (target, prediction))
     parts = []
     for tag, _, _, first, last in difflib.SequenceMatcher(None, expected, words, autojunk=False).get_opcodes():

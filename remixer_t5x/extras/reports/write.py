@@ -1,4 +1,4 @@
-"""Writes the report: reads runs, draws pictures of what their models learned, and renders the page."""
+"""Writes the report: reads runs, draws learned parameters, and renders the page."""
 
 import dataclasses
 import pathlib
@@ -24,7 +24,7 @@ from remixer_t5x.extras.reports.pictures import drawing, gallery
 from remixer_t5x.extras.reports.records import Run
 
 TEXT = 'The small dog that the children found in the park did not bark, but it followed them home.'
-# Maximum tokens of the model's answer, which the pictures of the decoder show.
+# Maximum tokens of the model's answer in the pictures of the decoder.
 MOST_TARGETS = 24
 _INITIAL = 'INITIAL_CHECKPOINT_PATH'
 
@@ -32,14 +32,14 @@ _INITIAL = 'INITIAL_CHECKPOINT_PATH'
 def write(
     folders: Sequence[str], out: str, text: str = TEXT, pictures: bool = False, pictures_dir: str | None = None
 ) -> None:
-    """Writes the report about MODEL_DIRs and prints its path.
+    """Writes the report about runs and prints the path of the report.
 
     Args:
-        folders: MODEL_DIRs.
+        folders: the MODEL_DIR of each run.
         out: the HTML file.
         text: the input text of the pictures.
-        pictures: whether to draw what was learned, which needs the models, and therefore runs each config.gin.
-        pictures_dir: a folder for the pictures as PNG and SVG, or None.
+        pictures: whether to draw learned parameters, which builds the models by running the code in each config.gin.
+        pictures_dir: folder for the pictures as PNG and SVG, or None.
 
     Raises:
         UserError: a folder that is not a run, a run without metrics, a file that cannot be read or written.
@@ -52,11 +52,11 @@ def write(
 
 
 def save(html: str, target: pathlib.Path) -> None:
-    """Writes the page and prints its path. Raises UserError if it cannot be written."""
+    """Writes the page to a file and prints the path. Raises UserError if the file cannot be written."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with temporary.temporary_path(target.parent, target.name) as unfinished:
-            # Names of folders may contain bytes that are not UTF-8, which Python represents as lone surrogates.
+            # Folder names may contain bytes that are not UTF-8, which Python represents as lone surrogates.
             unfinished.write_bytes(html.encode('utf-8', 'replace'))
             temporary.sync_and_rename(unfinished, target)
     except OSError as error:
@@ -65,7 +65,7 @@ def save(html: str, target: pathlib.Path) -> None:
 
 
 def _draw_learned(runs: Sequence[Run], text: str, folder: str | None) -> list[page.Learned]:
-    """Draws the first run of each group of seeds; gives the reason instead if its model cannot be built."""
+    """Draws the first run of each group of seeds, or returns the reason if the model cannot be built."""
     learned = []
     for number, group in enumerate(records.by_seed(runs), 1):
         run = group.runs[0]
@@ -103,7 +103,7 @@ def _draw_run(run: Run, text: str, number: int) -> page.Learned:
 
 
 def _answer(trained: TrainedModel, inputs: np.ndarray) -> np.ndarray:
-    """The greedy answer of the model to the inputs, from one to MOST_TARGETS tokens; [length] int32."""
+    """Decodes the model's greedy answer of one to MOST_TARGETS tokens, [length] int32."""
     model: Any = trained.model
     eos = task_vocabulary.end_id(trained.vocabulary)
     length = min(MOST_TARGETS, trained.lengths['targets'])
@@ -117,7 +117,7 @@ def _answer(trained: TrainedModel, inputs: np.ndarray) -> np.ndarray:
 
 
 def _initial_params(trained: TrainedModel) -> Any:
-    """The parameters that the run started from; None for random parameters, or if their checkpoint is missing."""
+    """Returns the initial parameters of the run, or None if they were random or their checkpoint is missing."""
     with saved_models.saved_gin(trained.source) as gin_file:
         (initial,) = loading.values(loading.ConfigSources([gin_file], defaults={_INITIAL: None}), _INITIAL)
     if not initial:

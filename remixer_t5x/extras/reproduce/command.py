@@ -1,4 +1,4 @@
-"""`remixer-t5x reproduce`: trains the models of a paper's table and prints our numbers beside the paper's."""
+"""`remixer-t5x reproduce`: trains the models of a paper's table and prints the results next to the published ones."""
 
 import argparse
 import os
@@ -35,10 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the cost of each run, trains the missing ones and prints the table; returns the exit code.
+    """Prints the cost of each run, starts the runs that have not finished, and prints the table; returns the exit code.
 
     Raises:
-        UserError: a mistake in the command, or one that a run reports.
+        UserError: a flag is invalid, or a run reports an invalid setting.
     """
     from remixer_t5x.extras.reports import equal, sweep
     from remixer_t5x.extras.reproduce import tables
@@ -114,7 +114,7 @@ def _list_table(entries: Mapping[str, Mapping[str, Any]]) -> Any:
 
 
 def _cost_table(table: Any, costs: Mapping[tuple[str, str], Any], chip: str, seeds: int) -> Any:
-    """A row for each run of one seed, and their sum over all seeds."""
+    """Builds a table with the cost of each run for one seed, and the total for all seeds."""
     from remixer_t5x.cli.info.model import quantity
     from remixer_t5x.extras.reproduce import runs
 
@@ -135,7 +135,7 @@ def _cost_table(table: Any, costs: Mapping[tuple[str, str], Any], chip: str, see
 
 
 def _result_tables(table: Any, findings: Iterable[tuple[Any, Any, Any]]) -> Sequence[Any]:
-    """A table for each column of the paper's table."""
+    """Builds a table for each column of the paper's table."""
 
     def number(value: float | None, signed: bool = False) -> str:
         return '' if value is None else f'{value:{"+" if signed else ""},.4g}'
@@ -143,19 +143,19 @@ def _result_tables(table: Any, findings: Iterable[tuple[Any, Any, Any]]) -> Sequ
     results: dict[str, Any] = {}
     for column, row, finding in findings:
         if column.name not in results:
-            # At small scale, the models are evaluated on other data than in the paper.
+            # The heading shows the evaluation, because the small scale uses different data than the paper.
             heading = f'{column.name} ({column.evaluation} {column.metric})' if column.evaluation else column.name
             differences = () if table.is_counted else ("paper's difference", 'our difference')
             results[column.name] = console.table(
                 heading, 'paper', 'ours', *differences, 'verdict', words=(heading, 'verdict')
             )
         ours = number(finding.ours) + (f' ± {finding.deviation:.2g}' if finding.deviation is not None else '')
-        cells = [number(finding.printed), ours]
+        cells = [number(finding.published), ours]
         if not table.is_counted:
             difference = number(finding.difference, signed=True)
             if finding.margin is not None:
                 difference += f' ± {finding.margin:.2g}' if finding.margin < float('inf') else ' (one seed)'
-            cells += [number(finding.printed_difference, signed=True), difference]
+            cells += [number(finding.published_difference, signed=True), difference]
         verdict = 'baseline' if row.name == table.baseline and not table.is_counted else finding.verdict
         results[column.name].add_row(row.name, *cells, verdict)
     for index, column in enumerate(table.columns):

@@ -1,4 +1,4 @@
-"""Plans the runs of a table, counts what they cost, and reads their results."""
+"""Plans the runs of a table, counts their costs, and reads their results."""
 
 import argparse
 import dataclasses
@@ -19,14 +19,14 @@ from remixer_t5x.extras.reports import run_folders
 from remixer_t5x.extras.reports.sweep import Cell
 from remixer_t5x.extras.reproduce.tables import COUNTED, PARAMETERS, Column, Row, Stage, Table
 
-# The share of a device's matrix-product peak that a run is assumed to reach.
+# Assumed fraction of the device's peak matrix-product rate that a run reaches.
 UTILIZATION = 0.3
 
 
 def plan(
     table: Table, args: argparse.Namespace, seeds: Sequence[int], folder: pathlib.Path
 ) -> dict[tuple[str, str, int], Cell]:
-    """The runs by stage, row and seed, in the order in which they are trained: stage by stage, seed by seed."""
+    """Builds the runs by (stage, row, seed), in training order: by stage, then by seed."""
     cells: dict[tuple[str, str, int], Cell] = {}
     for stage in table.stages:
         for seed in seeds:
@@ -59,7 +59,7 @@ def _flags(stage: Stage, row: Row, args: argparse.Namespace) -> dict[str, object
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Cost of one run.
+    """The cost of a run.
 
     Attributes:
         parameters: number of parameters.
@@ -79,7 +79,7 @@ Costs = Mapping[tuple[str, str], Cost]
 
 
 def count(stage: Stage, row: Row, args: argparse.Namespace) -> Cost:
-    """Counts the cost of a run from shapes alone. Raises UserError, with the row's name, for a wrong setting."""
+    """Counts the cost of a run from array shapes. Raises UserError for an invalid setting."""
     search_paths = arguments.names(','.join(args.gin_search_paths))
     flags = [(name, str(value)) for name, value in _flags(stage, row, args).items()]
     model_files = loading.model_files(row.model, search_paths)
@@ -95,12 +95,12 @@ def count(stage: Stage, row: Row, args: argparse.Namespace) -> Cost:
 
 
 def count_all(table: Table, args: argparse.Namespace) -> Costs:
-    """Returns the cost of every run of one seed, by stage and row."""
+    """Counts the costs of all runs with one seed, by stage and row."""
     return {(stage.name, row.name): count(stage, row, args) for stage in table.stages for row in table.rows}
 
 
 def counted_results(table: Table, costs: Costs) -> dict[tuple[str, str], dict[int, float]]:
-    """The results of the columns that need no training."""
+    """Returns the results of the columns that require no training."""
     results = {}
     for column in table.columns:
         base = costs[column.stage.name, table.baseline]
@@ -114,7 +114,7 @@ def counted_results(table: Table, costs: Costs) -> dict[tuple[str, str], dict[in
 
 
 def measure_peak() -> float:
-    """FLOP/s of float32 matrix products on this machine's CPU."""
+    """Measures the FLOP/s of float32 matrix products on the local CPU."""
     matrix, repeats = jnp.ones((1024, 1024)), 10
     multiply = jax.jit(lambda x: x @ x)
     multiply(matrix).block_until_ready()
@@ -132,9 +132,8 @@ def chip_peak(chip: str) -> float:
 def read_results(
     table: Table, cells: Mapping[tuple[str, str, int], Cell], failed: Collection[Cell]
 ) -> dict[tuple[str, str], dict[int, float]]:
-    """The newest value of each column that needs training, by row and column, and seed; leaves out runs that failed.
-
-    Raises UserError if an evaluation has no such metric.
+    """Reads the newest value of each column that requires training, by (row, column) and by seed; skips failed runs.
+    Raises UserError for a missing metric.
     """
     results: dict[tuple[str, str], dict[int, float]] = {}
     for column in table.columns:

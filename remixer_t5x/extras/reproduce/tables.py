@@ -1,7 +1,7 @@
-"""Loads the tables of the papers from `papers/*.toml`: rows, recipes and printed numbers.
+"""Loads the tables of the papers from `papers/*.toml`: rows, recipes and published numbers.
 
-A file has a `title`, training runs (`stages`), `models` and `tables`. Stages and models have gin `files` and `flags`
-for each scale: `paper`, and `small` for runs that two cores finish in about a minute.
+Each file contains a `title`, training runs (`stages`), `models` and `tables`. Stages and models define gin `files` and
+`flags` for each scale: `paper`, and `small` for runs that take about a minute on two CPU cores.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from remixer_t5x.errors import UserError, nearest
 
 PAPER, SMALL = 'paper', 'small'
 SCALES = (SMALL, PAPER)
-# Metrics that are counted without training. FLOPs are relative to the baseline's.
+# Metrics that are counted without training. FLOPs are relative to the FLOPs of the baseline.
 PARAMETERS, FLOPS = 'parameters', 'relative FLOPs'
 COUNTED = (PARAMETERS, FLOPS)
 _FOLDER = pathlib.Path(__file__).parent / 'papers'
@@ -23,14 +23,14 @@ _FOLDER = pathlib.Path(__file__).parent / 'papers'
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A training run of every model of a table.
+    """A training stage, which is one run for every model of a table.
 
     Attributes:
-        name: name in the paper's file.
+        name: name of the stage in the file of the paper.
         command: 'train' or 'finetune'.
         files: gin files.
-        flags: gin settings, after the files.
-        after: the stage whose checkpoint initializes this one; '' for random parameters.
+        flags: gin settings, applied after the files.
+        after: name of the stage whose checkpoint initializes this stage; '' for random parameters.
     """
 
     name: str
@@ -42,14 +42,14 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A model of a table.
+    """A row of a table, which is a model.
 
     Attributes:
-        name: name in the paper.
+        name: name of the model in the paper.
         model: value of `--model`.
-        files: gin files, after those of the stage.
-        flags: gin settings, after those of the stage.
-        numbers: the printed number of each column, None if the paper has none.
+        files: gin files, loaded after those of the stage.
+        flags: gin settings, applied after those of the stage.
+        numbers: the published number for each column, or None if not published.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A measure of a table: a metric of an evaluation of a stage (`eval/cogs_v001`, `exact_match`), or of COUNTED."""
+    """A column of a table: a metric in COUNTED, or `metric` of the evaluation `evaluation` of a stage."""
 
     name: str
     stage: Stage
@@ -74,13 +74,13 @@ class Table:
     """A table or figure of a paper at one scale.
 
     Attributes:
-        name: such as 'remixers/table_4'.
+        name: name of the table, such as 'remixers/table_4'.
         title: title of the table.
-        columns: the measures.
+        columns: columns of the table.
         rows: models, including the baseline.
-        baseline: the name of the row that the others are compared with.
-        stages: the training runs of `columns`, each after the one it starts from.
-        cited: numbers of models that the paper cites from elsewhere and does not train, by model.
+        baseline: name of the row that all other rows are compared to.
+        stages: the training stages of `columns`, in the order of training.
+        cited: numbers that the paper cites from other work, by model.
         note: known differences from the paper.
     """
 
@@ -101,12 +101,12 @@ class Table:
 
 @functools.cache
 def read_papers() -> dict[str, dict[str, Any]]:
-    """The content of each paper's file, by the paper's name."""
+    """Parses all files, by name of the paper."""
     return {path.stem: tomllib.loads(path.read_text(encoding='utf-8')) for path in sorted(_FOLDER.glob('*.toml'))}
 
 
 def list_tables() -> dict[str, dict[str, Any]]:
-    """The entries of all papers, such as 'remixers/table_4'; those that cannot be reproduced have a `reason`."""
+    """Returns all tables by name, such as 'remixers/table_4'; a `reason` marks tables that cannot be reproduced."""
     return {
         f'{paper}/{name}': entry
         for paper, content in read_papers().items()
@@ -115,9 +115,8 @@ def list_tables() -> dict[str, dict[str, Any]]:
 
 
 def load(name: str, scale: str) -> Table:
-    """Loads a table with the rows and columns that exist at a scale; a table of COUNTED metrics has the paper's only.
-
-    Raises UserError for an unknown name, a table that cannot be reproduced, and one that has no small scale.
+    """Loads a table with the rows and columns of a scale; tables of COUNTED metrics always use the paper's scale.
+    Raises UserError for an unknown table, a table that cannot be reproduced, or a missing small scale.
     """
     entries = list_tables()
     if name not in entries:
@@ -137,23 +136,23 @@ def load(name: str, scale: str) -> Table:
     if not columns:
         raise UserError(f'{name} has no small scale; type --scale=paper --dry_run for its cost')
 
-    def printed(numbers: Sequence[Any]) -> list[float | None]:
+    def select_columns(numbers: Sequence[Any]) -> list[float | None]:
         return [numbers[index] if numbers[index : index + 1] not in ([], ['']) else None for index in indices]
 
     rows = []
     for label, numbers in entry['rows'].items():
         model = paper['models'][label]
-        # `small = false` leaves the model out.
+        # `small = false` excludes the model from the small scale.
         if (settings := model.get(scale, {})) is not False:
             flags = {**model.get('flags', {}), **settings.get('flags', {})}
-            rows.append(Row(label, model['model'], settings.get('files', ()), flags, printed(numbers)))
+            rows.append(Row(label, model['model'], settings.get('files', ()), flags, select_columns(numbers)))
     stages: dict[str, Stage] = {}
     for column in columns:
         chain = [column.stage]
         while chain[0].after:
             chain.insert(0, _load_stage(paper, chain[0].after, scale))
         stages |= {stage.name: stage for stage in chain}
-    cited = {label: printed(numbers) for label, numbers in entry.get('cited', {}).items()}
+    cited = {label: select_columns(numbers) for label, numbers in entry.get('cited', {}).items()}
     baseline, note = entry.get('baseline', rows[0].name), entry.get('note', '')
     return Table(name, entry['title'], columns, rows, baseline, list(stages.values()), cited, note)
 

@@ -1,4 +1,4 @@
-"""Compares our results with a paper's: the direction of each difference from the baseline, with its interval."""
+"""Compares results with a paper's by the sign of each difference from the baseline and its confidence interval."""
 
 import dataclasses
 import statistics
@@ -15,22 +15,22 @@ COUNT_TOLERANCE = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One number of a table.
+    """The comparison of a published number with our result.
 
     Attributes:
-        printed: the paper's number, None if it has none.
-        ours: mean over seeds, None if no run has finished.
-        deviation: standard deviation over seeds, None for fewer than two.
-        printed_difference: the paper's difference from the baseline.
-        difference: our mean difference over common seeds.
-        margin: half of the 90% interval of `difference`; infinity for one seed.
-        verdict: REPRODUCED, CONTRADICTED, NOT_SHOWN, DIFFERENT for a counted number, or '' without numbers to compare.
+        published: the published number, or None.
+        ours: mean over seeds, or None if no run has finished.
+        deviation: standard deviation over seeds, or None for fewer than two seeds.
+        published_difference: published difference from the baseline.
+        difference: our mean difference from the baseline over common seeds.
+        margin: half-width of the 90% confidence interval of `difference`; infinity for one seed.
+        verdict: REPRODUCED, CONTRADICTED, NOT_SHOWN, DIFFERENT (counted numbers only), or '' if a number is missing.
     """
 
-    printed: float | None
+    published: float | None
     ours: float | None = None
     deviation: float | None = None
-    printed_difference: float | None = None
+    published_difference: float | None = None
     difference: float | None = None
     margin: float | None = None
     verdict: str = ''
@@ -39,55 +39,55 @@ class Finding:
 def judge(
     table: Table, results: Mapping[tuple[str, str], Mapping[int, float]]
 ) -> Iterator[tuple[Column, Row, Finding]]:
-    """Compares every cell of the table with the paper, and yields a finding for each.
+    """Compares every number of the table with the paper, and yields (column, row, finding).
 
-    A difference is reproduced if it has the sign of the paper's and its interval excludes zero, contradicted if the
-    interval excludes zero on the other side, and otherwise not shown. A counted number is reproduced if it is within
-    COUNT_TOLERANCE of the paper's, and otherwise different.
+    A difference is reproduced if its interval excludes zero and its sign equals that of the published difference,
+    contradicted if its interval excludes zero and its sign is opposite, and otherwise not shown. A counted number is
+    reproduced if it is within COUNT_TOLERANCE of the published number, and otherwise different.
     """
     for index, column in enumerate(table.columns):
-        printed = {row.name: row.numbers[index] for row in table.rows}
+        published = {row.name: row.numbers[index] for row in table.rows}
         base = results.get((table.baseline, column.name), {})
         for row in table.rows:
             by_seed = results.get((row.name, column.name), {})
-            finding = Finding(printed[row.name])
+            finding = Finding(published[row.name])
             if by_seed:
                 values = list(by_seed.values())
                 deviation = statistics.stdev(values) if len(values) > 1 else None
                 finding = dataclasses.replace(finding, ours=statistics.fmean(values), deviation=deviation)
                 if column.metric in COUNTED:
-                    finding = dataclasses.replace(finding, verdict=_judge_count(finding.printed, finding.ours))
+                    finding = dataclasses.replace(finding, verdict=_judge_count(finding.published, finding.ours))
                 elif row.name != table.baseline and base:
-                    finding = _compare(finding, by_seed, base, printed[table.baseline], column.metric)
+                    finding = _compare(finding, by_seed, base, published[table.baseline], column.metric)
             yield column, row, finding
 
 
-def _judge_count(printed: float | None, ours: float | None) -> str:
-    if printed is None or ours is None:
+def _judge_count(published: float | None, ours: float | None) -> str:
+    if published is None or ours is None:
         return ''
-    return REPRODUCED if abs(ours / printed - 1) <= COUNT_TOLERANCE else DIFFERENT
+    return REPRODUCED if abs(ours / published - 1) <= COUNT_TOLERANCE else DIFFERENT
 
 
 def _compare(
-    finding: Finding, ours: Mapping[int, float], base: Mapping[int, float], printed_base: float | None, metric: str
+    finding: Finding, ours: Mapping[int, float], base: Mapping[int, float], published_base: float | None, metric: str
 ) -> Finding:
     higher_is_better = rank(metric, 1.0) > 0
     pairs = compare_models({'ours': ours, 'baseline': base}, higher_is_better)
     if not pairs:
         return finding
     (pair,) = pairs
-    # `pair.gain` is the improvement of the better model, at least 0.
+    # `pair.gain` is the non-negative improvement of the better model.
     sign = 1 if (pair.model == 'ours') == higher_is_better else -1
-    printed_difference = None
-    if finding.printed is not None and printed_base is not None:
-        printed_difference = finding.printed - printed_base
+    published_difference = None
+    if finding.published is not None and published_base is not None:
+        published_difference = finding.published - published_base
     verdict = ''
-    if printed_difference:
-        agrees = printed_difference * sign > 0
+    if published_difference:
+        agrees = published_difference * sign > 0
         verdict = NOT_SHOWN if not pair.is_shown else REPRODUCED if agrees else CONTRADICTED
     return dataclasses.replace(
         finding,
-        printed_difference=printed_difference,
+        published_difference=published_difference,
         difference=sign * pair.gain,
         margin=pair.high - pair.gain,
         verdict=verdict,

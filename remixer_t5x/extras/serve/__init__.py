@@ -1,1 +1,1 @@
-"""An HTTP server for one model: `remixer-t5x serve`, docs/guide/serving.md."""
+"""Serves a model over HTTP: `remixer-t5x serve`, described in docs/guide/serving.md."""

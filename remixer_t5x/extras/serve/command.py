@@ -1,4 +1,4 @@
-"""`remixer-t5x serve`: answers HTTP requests with a trained model."""
+"""`remixer-t5x serve`: serves a trained model over HTTP."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serves until SIGTERM or SIGINT, and returns 128 plus the number of the signal."""
+    """Serves requests until SIGTERM or SIGINT, and returns 128 plus the signal number."""
     name = args.name or os.path.basename(os.path.normpath(args.model))
     listener = socket.socket(socket.AF_INET6 if ':' in args.host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,8 +1,8 @@
-"""Runs a model for many clients: queues their texts, batches them, and computes batches in one thread.
+"""Runs a model for concurrent requests: queues texts, forms batches, and computes the batches in one thread.
 
-A text is one row of a batch. Decoding settings are arrays with a value for each row, so that all settings share batches
-and programs. Programs are compiled before the first request: for one row and for `batch_size` rows, with inputs padded
-to each of the lengths of `predictions.bucket_length`.
+Each text is a row of a batch. Decoding settings are arrays with one value per row, so that requests with different
+settings share batches and compiled programs. Before the first request, programs are compiled for one row and for
+`batch_size` rows, with each input length of `predictions.bucket_length`.
 """
 
 import asyncio
@@ -27,21 +27,23 @@ from remixer_t5x.evaluate import predictions
 from remixer_t5x.models import decoding
 
 log = functools.partial(print, file=sys.stderr, flush=True)
-# Seconds to wait for more rows if a batch is not full.
+# Seconds to wait for more rows before computing a batch that is not full.
 WINDOW = 0.004
-# The `top_k` of rows that sample from all tokens.
+# The value of `top_k` for rows that sample from all tokens.
 NO_TOP_K = 2**31 - 1
-# Decoding settings of a row; `number` is folded into its key, as the index of a text in `infer`.
+# Decoding settings of a row. `number` is folded into the random key, like the index of a text in `infer`.
 SETTINGS: dict[str, Any] = dict.fromkeys(('number', 'max_tokens', 'top_k'), np.int32)
 SETTINGS |= dict.fromkeys(('temperature', 'top_p'), np.float32)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class SettingsDecoder(decoding.RowDecoder):
-    """Decodes each sequence with its own settings, arrays [batch]; temperature 0 selects the most likely token.
+    """Decodes each sequence with separate settings, given as arrays [batch]; temperature 0 selects the most likely
+    token.
 
-    Tokens are those of `Greedy` or `Sampling` with the same key, up to an end token after `max_tokens`. Only `top_k`
-    differs: `Sampling` draws other random numbers for it, and drops tokens that are as likely as the last of the k.
+    Generates the same tokens as `Greedy` or `Sampling` with the same key, and an end token after `max_tokens`. Results
+    differ from `Sampling` only with `top_k`, for which `Sampling` draws different random numbers and drops tokens that
+    are tied with the k-th most likely token.
     """
 
     max_tokens: Any = None
@@ -63,14 +65,14 @@ class SettingsDecoder(decoding.RowDecoder):
         return choose
 
     def _sample(self, logits: jax.Array, keys: jax.Array) -> jax.Array:
-        """Draws a token for each row, [rows], from [rows, vocab] logits."""
+        """Samples a token for each row, [rows], from logits [rows, vocab]."""
         logits /= jnp.where(self.temperature > 0, self.temperature, 1)[:, None]
         is_restricted = (self.top_k < logits.shape[-1]) | (self.top_p < 1)
         logits = jax.lax.cond(jnp.any(is_restricted), self._restrict, lambda logits: logits, logits)
         return jax.vmap(jax.random.categorical)(keys, logits)
 
     def _restrict(self, logits: jax.Array) -> jax.Array:
-        """Sets logits to -inf outside of the k largest, and then outside of the nucleus."""
+        """Masks the logits outside the top k, and then those outside the nucleus, with -inf."""
         ordered, top_p = jnp.sort(logits, axis=-1, descending=True), self.top_p[:, None]
         is_inside = jnp.arange(logits.shape[-1]) < self.top_k[:, None]
         probabilities = jax.nn.softmax(jnp.where(is_inside, ordered, -jnp.inf), axis=-1)
@@ -81,7 +83,7 @@ class SettingsDecoder(decoding.RowDecoder):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Row:
-    """A text to compute `operation` for: 'generate' with `settings`, 'score' with the ids of `targets`, or 'encode'."""
+    """A tokenized text and the operation to run: 'generate' with `settings`, 'score' with `targets`, or 'encode'."""
 
     operation: str
     inputs: list[int]
@@ -90,13 +92,14 @@ class Row:
 
 
 class Engine:
-    """A model, its queue, and the thread that runs it. Methods are called from the event loop's thread.
+    """A model with a request queue and a thread that runs the model. Methods must be called from the event loop's
+    thread.
 
     Attributes:
         trained: the model.
-        max_queue: maximum rows that wait.
+        max_queue: maximum number of queued rows.
         state: 'starting' while programs are compiled, 'ready', or 'stopping'.
-        waiting: (row, future of its result) in the order of arrival, including the batch that is computed.
+        waiting: (row, future for the result) in order of arrival, including the batch that is being computed.
     """
 
     def __init__(self, trained: TrainedModel, batch_size: int, max_queue: int):
@@ -114,14 +117,14 @@ class Engine:
             )
 
     async def compute(self, rows: Sequence[Row]) -> list[Any]:
-        """Appends rows to the queue and returns their results: a `Prediction`, log-likelihood or vector each."""
+        """Queues rows and returns a `Prediction`, log-likelihood or vector for each row."""
         futures = [asyncio.get_running_loop().create_future() for _ in rows]
         self.waiting += zip(rows, futures, strict=True)
         self._arrived.set()
         return await asyncio.gather(*futures)
 
     async def run(self) -> None:
-        """Compiles all programs, then computes batches until it is cancelled."""
+        """Compiles all programs, then computes batches until cancelled."""
         loop, start = asyncio.get_running_loop(), time.monotonic()
         with ThreadPoolExecutor(1, 'model') as thread:
             await loop.run_in_executor(thread, self._warm_up)
@@ -135,7 +138,7 @@ class Engine:
                 batch = [pair for pair in self.waiting if pair[0].operation == operation][: self._batch_size]
                 results = await loop.run_in_executor(thread, self._compute, [row for row, _ in batch])
                 for (_, future), result in zip(batch, results, strict=True):
-                    # The future of a cancelled request is done.
+                    # The future is already done if the request was cancelled.
                     if not future.done():
                         (future.set_exception if isinstance(result, Exception) else future.set_result)(result)
                 self.waiting = [pair for pair in self.waiting if pair not in batch]
@@ -143,7 +146,7 @@ class Engine:
                     self._arrived.clear()
 
     def _compute(self, rows: Sequence[Row], batch_size: int | None = None) -> list[Any]:
-        """Returns the result of each row, which is an exception if the model fails."""
+        """Returns the result of each row, or an exception for each row if the model fails."""
         size = batch_size or min(size for size in self._predictors if size >= len(rows))
         predictor, params, inputs = self._predictors[size], self.trained.params, [row.inputs for row in rows]
         try:

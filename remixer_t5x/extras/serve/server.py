@@ -1,4 +1,5 @@
-"""The HTTP API: completions, embeddings and errors in OpenAI's format, scores, health, and Prometheus metrics.
+"""Implements the HTTP API: completions, embeddings and errors in OpenAI's format, scores, health, and Prometheus
+metrics.
 
 Formats: https://platform.openai.com/docs/api-reference/completions and /embeddings.
 """
@@ -31,11 +32,11 @@ from remixer_t5x.errors import reason
 from remixer_t5x.evaluate.text_inference import Texts
 from remixer_t5x.extras.serve.engine import NO_TOP_K, Engine, Row, log
 
-# Bytes of a request, and samples of a prompt.
+# Maximum size of a request in bytes, and maximum number of samples per prompt.
 MAX_BYTES, MAX_SAMPLES = 1 << 20, 128
 METRICS_TYPE = prometheus.CONTENT_TYPE_LATEST
 ERROR_TYPES = {429: 'rate_limit_error', 500: 'server_error', 503: 'server_error'}
-# The operation of each endpoint and the fields that it reads. Other fields must be null, false, 0 or empty.
+# The operation of each endpoint and its supported fields. Other fields must be null, false, 0 or empty.
 ENDPOINTS = {
     '/v1/completions': ('generate', 'prompt max_tokens temperature top_p top_k n seed stop'),
     '/v1/score': ('score', 'inputs targets'),
@@ -44,7 +45,7 @@ ENDPOINTS = {
 
 
 class Api:
-    """Serves one model under the name `name`."""
+    """The HTTP API for a model called `name` in requests and responses."""
 
     def __init__(self, engine: Engine, name: str):
         self._engine, self._name = engine, name
@@ -127,7 +128,7 @@ class Api:
             raise HTTPException(400, f'targets must have as many texts as inputs, {len(inputs)}, got {len(targets)}')
         pairs = zip(inputs, targets, strict=True)
         scores = await self._compute([Row('score', ids, target_ids) for ids, target_ids in pairs])
-        # JSON cannot represent -inf, the score of an impossible text.
+        # JSON cannot represent -inf, which is the score of a text with probability 0.
         scores = [score if math.isfinite(score) else None for score in scores]
         data = [{'index': i, 'score': scores[i], 'tokens': len(ids)} for i, ids in enumerate(targets)]
         return {'object': 'list', 'data': data, 'usage': self._usage([*inputs, *targets])}
@@ -169,11 +170,11 @@ class Api:
 
 
 async def serve(trained: TrainedModel, name: str, listener: socket.socket, batch_size: int, max_queue: int) -> int:
-    """Serves at a bound socket until a signal, and returns 128 plus the number of the signal."""
+    """Serves requests on a bound socket until a signal arrives, and returns 128 plus the signal number."""
     engine = Engine(trained, batch_size, max_queue)
 
     class Server(uvicorn.Server):
-        """A signal rejects new requests and exits once pending ones are answered; a second one exits at once."""
+        """A server that finishes pending requests after the first signal, and exits immediately after the second."""
 
         signal_number = 0
 
@@ -220,7 +221,7 @@ async def _read_body(request: Request) -> dict[str, Any]:
 
 
 def _texts(body: dict[str, Any], field: str) -> list[Any]:
-    """Returns a text or a list of texts as a list. Raises HTTPException for others, or unpaired surrogates."""
+    """Reads a text or a list of texts as a list. Raises HTTPException for other values and unpaired surrogates."""
     value = body.get(field)
     texts = value if isinstance(value, list) else [value]
     if not texts or not all(isinstance(text, str) and not re.search('[\ud800-\udfff]', text) for text in texts):
@@ -229,7 +230,7 @@ def _texts(body: dict[str, Any], field: str) -> list[Any]:
 
 
 def _number(body: dict[str, Any], field: str, default: Any, least: float, most: float) -> Any:
-    """Returns a number of the type of `default`. Raises HTTPException for others, or outside of the range."""
+    """Reads a number of the same type as `default`. Raises HTTPException for other types and values out of range."""
     value = default if body.get(field) is None else body[field]
     if type(value) not in (int, type(default)) or not least <= value <= most:
         kind = 'a number' if isinstance(default, float) else 'a whole number'

@@ -65,7 +65,7 @@ def test_every_stage_and_model_is_a_valid_configuration(scale):
 
 
 @pytest.mark.parametrize(
-    ('table', 'row', 'printed'),
+    ('table', 'row', 'published'),
     [
         ('remixers/table_1', 'Remixer base, F 3312', 324),
         ('gmlp/table_3', 'BERT base + rel pos - attn', 96),
@@ -77,12 +77,12 @@ def test_every_stage_and_model_is_a_valid_configuration(scale):
         ('tim/table_2', 'TIM, all layers', 110),
     ],
 )
-def test_models_have_the_papers_number_of_parameters(table, row, printed):
+def test_models_have_the_papers_number_of_parameters(table, row, published):
     loaded_table = tables.load(table, tables.PAPER)
     (model,) = [model for model in loaded_table.rows if model.name == row]
     (column,) = [column for column in loaded_table.columns if column.metric == tables.PARAMETERS]
-    assert model.numbers[loaded_table.columns.index(column)] == printed
-    assert runs.count(column.stage, model, ARGS).parameters / 1e6 == pytest.approx(printed, rel=0.03)
+    assert model.numbers[loaded_table.columns.index(column)] == published
+    assert runs.count(column.stage, model, ARGS).parameters / 1e6 == pytest.approx(published, rel=0.03)
 
 
 def small_table(metric='accuracy', numbers=(70.0, 72.0, 69.0, None)):
@@ -109,7 +109,7 @@ def test_verdict_is_the_sign_of_the_interval(metric, ours, expected):
     assert (found['b'].difference, found['b'].margin, found['b'].verdict) == (
         pytest.approx(expected[0]), pytest.approx(expected[1], rel=1e-4), expected[2],
     )  # fmt: skip
-    assert found['b'].printed_difference == 2.0 and found['a'].verdict == found['c'].verdict == ''
+    assert found['b'].published_difference == 2.0 and found['a'].verdict == found['c'].verdict == ''
 
 
 def test_finetuning_starts_from_the_pretraining_of_its_model_and_seed(tmp_path):

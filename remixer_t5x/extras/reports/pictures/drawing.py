@@ -1,7 +1,7 @@
-"""Figures: colours that colour-blind readers can distinguish, axes, and output to files and to a page.
+"""Creates figures with colour-blind safe colours, and writes figures to files and HTML pages.
 
-Figures have no background, and one colour for text and axes. In a page, this colour and those of lines become CSS
-variables, so that a figure is legible in light and in dark mode. In a file, the background is white.
+Figures have a transparent background, and use one colour for text and axes. In a page, CSS variables replace this
+colour and the line colours, so that figures are legible in light and dark mode. In a file, the background is white.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, GRID = '#1d2733', '#c9d1d9'
-# Okabe and Ito's palette, in an order in which neighbours differ in lightness too.
+# Okabe and Ito's palette, ordered so that neighbours also differ in lightness.
 COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#56b4e9', '#e69f00')
-# More opaque for higher values, so that they stand out on white and on black.
+# Higher values are more opaque, so that they stand out on white and black backgrounds.
 HEAT = '#1f78c8'
-# With more pieces than this, labels would overlap, and the axes count tokens instead.
+# With more tokens than this, labels would overlap, so the axes show token indices instead.
 MOST_LABELS = 48
 
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A figure with the `name` of its files, a title, and a `note` that explains it."""
+    """A figure with a title, an explanatory `note`, and the `name` of the files that it is saved to."""
 
     name: str
     title: str
@@ -44,8 +44,8 @@ class Picture:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, in inches, that needs no display."""
-    # pyplot has global state and may look for a display.
+    """Creates an empty figure of a size in inches, without a display."""
+    # pyplot is not used, because it has global state and may require a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -55,7 +55,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def style_axes(axes: Axes, title: str = '', x: str = '', y: str = '') -> None:
-    """Title on the left, labels, no box, no fill."""
+    """Sets the title (left-aligned) and labels of axes, and removes the box and fill."""
     axes.set_facecolor('none')
     axes.set_title(title, loc='left', color=INK, fontsize=9, parse_math=False)
     axes.set_xlabel(x, color=INK, fontsize=8, parse_math=False)
@@ -66,7 +66,7 @@ def style_axes(axes: Axes, title: str = '', x: str = '', y: str = '') -> None:
 
 
 def draw_heat_map(axes: Axes, values: np.ndarray, largest: float) -> None:
-    """Draws a matrix in HEAT, from transparent at 0 to opaque at `largest`."""
+    """Draws a matrix with colours from transparent at 0 to opaque at `largest`."""
     from matplotlib.colors import LinearSegmentedColormap, to_rgb
 
     colours = LinearSegmentedColormap.from_list('heat', [(*to_rgb(HEAT), 0.0), (*to_rgb(HEAT), 1.0)])
@@ -74,11 +74,11 @@ def draw_heat_map(axes: Axes, values: np.ndarray, largest: float) -> None:
 
 
 def token_ticks(axes: Axes, x: list[str] | None = None, y: list[str] | None = None) -> None:
-    """Labels ticks with pieces of text. A `$` does not start a formula."""
+    """Labels ticks with tokens. A `$` does not start a formula."""
     for axis, labels in ((axes.xaxis, x), (axes.yaxis, y)):
         if labels is not None:
             axis.set_ticks(range(len(labels)))
-            # SentencePiece's word mark would overlap the next label.
+            # Removes SentencePiece's word boundary mark, which would overlap the next label.
             texts = [label.replace('▁', '·') for label in labels]
             axis.set_ticklabels(texts, fontsize=min(6.5, 165 / max(len(labels), 1)), parse_math=False)
     if x is not None:
@@ -87,9 +87,9 @@ def token_ticks(axes: Axes, x: list[str] | None = None, y: list[str] | None = No
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """One matrix, [rows, columns], and the pieces of text of its rows and columns, if any.
+    """A matrix, [rows, columns], with optional token labels for rows and columns.
 
-    `off_diagonal` scales the colours to the values off the diagonal, if the diagonal would hide them.
+    `off_diagonal` scales the colours to the off-diagonal values, for matrices with a dominant diagonal.
     """
 
     title: str
@@ -100,9 +100,8 @@ class Panel:
 
 
 def draw_matrices(grid: Sequence[Sequence[Panel]], row_names: Sequence[str] = ()) -> Figure:
-    """Draws magnitudes: a row of panels for each of `grid`, labelled by `row_names`, each scaled to its maximum.
-
-    As in REMIXERS, figure 2, and HyperMixer, figures 5 and 6. Values beyond the scale have the darkest colour.
+    """Draws a grid of matrices with rows labelled by `row_names`, each matrix scaled to its maximum, as in REMIXERS,
+    figure 2, and HyperMixer, figures 5 and 6. Values beyond the scale use the darkest colour.
     """
     width = max(len(row) for row in grid)
     size = 2.6 if width > 1 else 4.2
@@ -136,13 +135,13 @@ def _draw_panel(axes: Axes, panel: Panel, is_first: bool) -> None:
 
 
 def inline_svg(picture: Picture) -> str:
-    """The figure as an `<svg>` element, with unique ids, text as text, and colours from the page's variables."""
+    """Converts the figure to an `<svg>` element with unique ids, selectable text, and colours from CSS variables."""
     text = _svg(picture.figure, salt=picture.name)
     text = text[text.index('<svg') :]
     text = re.sub(r'<metadata>.*?</metadata>', '', text, flags=re.DOTALL)
     for pattern in (r'( id=")', r'(url\(#)', r'(href="#)'):
         text = re.sub(pattern, rf'\g<1>{picture.name}-', text)
-    # Repeated images and markers have equal ids, and a page must have each id once. The first serves all references.
+    # Repeated images and markers have identical ids, but ids must be unique on a page. The first serves all references.
     seen: set[str] = set()
 
     def without_repeated_id(match: re.Match[str]) -> str:
@@ -155,7 +154,7 @@ def inline_svg(picture: Picture) -> str:
     for index, colour in enumerate(COLOURS):
         text = text.replace(colour, f'var(--c{index})')
     text = text.replace('<svg ', '<svg preserveAspectRatio="xMinYMin meet" ', 1)
-    # Without a size in points, the figure scales with the page.
+    # Without a size in points, the figure scales with the page width.
     start, end = text.split('>', 1)
     return re.sub(r' (width|height)="[^"]*"', '', start) + '>' + end
 
@@ -164,7 +163,7 @@ def _svg(figure: Figure, salt: str, **options: Any) -> str:
     import matplotlib
 
     buffer = io.StringIO()
-    # Text stays text, for search, screen readers and the reader's fonts.
+    # Text is not converted to paths, so that it works with search, screen readers and page fonts.
     with matplotlib.rc_context({'svg.fonttype': 'none', 'svg.hashsalt': salt}), _ignore_missing_glyphs():
         figure.savefig(buffer, format='svg', dpi=100, metadata={'Date': None}, **options)
     return buffer.getvalue()
@@ -172,7 +171,7 @@ def _svg(figure: Figure, salt: str, **options: Any) -> str:
 
 @contextlib.contextmanager
 def _ignore_missing_glyphs() -> Iterator[None]:
-    """Silences the warnings about characters that matplotlib's font lacks, which become boxes in a PNG."""
+    """Suppresses matplotlib's warnings about missing glyphs, which appear as boxes in a PNG."""
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', message='Glyph .* missing from')
         warnings.filterwarnings('ignore', message='Matplotlib currently does not support .* natively')

@@ -1,4 +1,4 @@
-"""Draws all pictures of one trained model and one text."""
+"""Draws all pictures of a trained model and a text."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,22 +10,22 @@ from remixer_t5x.extras.reports.pictures import drawing, learned, pseudo_attenti
 from remixer_t5x.extras.reports.pictures.drawing import Panel, Picture
 from remixer_t5x.extras.reports.pictures.learned import DECODER, ENCODER, LayerArray
 
-# Maximum number of layers side by side: the first, the last, and evenly spaced ones between.
+# Maximum number of layers to draw side by side.
 MOST_LAYERS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedText:
-    """The model and the text of the pictures.
+    """A trained model with the input and answer to draw.
 
     Attributes:
         model: a `Seq2Seq`.
         params: its parameters.
-        inputs: ids and their pieces of text.
-        targets: the same for the decoder.
-        lengths: trained lengths of `encoder` and `decoder`.
-        initial: the parameters that training started from, or None.
-        name: prefix of the names of pictures.
+        inputs: token ids and the text of each token.
+        targets: token ids of the decoder and the text of each token.
+        lengths: training sequence lengths of `encoder` and `decoder`.
+        initial: initial parameters of the training run, or None.
+        name: prefix of picture names.
     """
 
     model: Any
@@ -38,12 +38,12 @@ class TrainedText:
 
     @property
     def stacks(self) -> list[tuple[str, np.ndarray, Sequence[str]]]:
-        """Each stack with the ids and pieces that it reads."""
+        """Each stack with its token ids and the text of each token."""
         return [(ENCODER, *self.inputs), (DECODER, *self.targets)]
 
 
 def draw_all(text: TrainedText) -> list[Picture]:
-    """All pictures, in the order of the page."""
+    """Draws all pictures in page order."""
     sown = learned.observe(text.model, text.params, text.inputs[0], text.targets[0])
     kinds = (_draw_remixer(text, sown), _draw_tim(text, sown), _draw_gmlp(text), _draw_attention(text, sown))
     pictures = [picture for kind in (*kinds, _draw_pseudo_attention(text)) for picture in kind]
@@ -51,7 +51,7 @@ def draw_all(text: TrainedText) -> list[Picture]:
 
 
 def evenly_spaced(layers: Sequence[LayerArray], most: int = MOST_LAYERS) -> list[LayerArray]:
-    """At most `most` of the layers, including the first and the last."""
+    """Selects at most `most` evenly spaced layers, including the first and the last."""
     indices = np.linspace(0, len(layers) - 1, min(most, len(layers))).round()
     return [layers[int(index)] for index in indices]
 
@@ -61,7 +61,7 @@ def _in_stack(layers: Iterable[LayerArray], stack: str, sublayer: str = '') -> l
 
 
 def _draw_remixer(text: TrainedText, sown: Mapping[str, Any]) -> Iterator[Picture]:
-    """Mean self-attention, softmax(H) before finetuning, and softmax(H)."""
+    """Draws for Remixer layers the mean self-attention, softmax(H) before finetuning, and softmax(H)."""
     logits = learned.remixer_logits(text.params)
     initial = [] if text.initial is None else learned.remixer_logits(text.initial)
     attention = [layer for layer in learned.attention_maps(sown, text.params) if 'self_attention' in layer.sublayer]
@@ -73,7 +73,7 @@ def _draw_remixer(text: TrainedText, sown: Mapping[str, Any]) -> Iterator[Pictur
         means = {layer.layer: layer.array.mean(axis=0) for layer in _in_stack(attention, stack)}
         before = {layer.layer: layer for layer in _in_stack(initial, stack)}
         rows: dict[str, list[Panel]] = {}
-        # A row is drawn only if every shown layer has it.
+        # Only rows that are available for all shown layers are drawn.
         if all(layer.layer in means for layer in shown):
             rows['self-attention, mean'] = [Panel(layer.title, means[layer.layer], pieces, pieces) for layer in shown]
         for name, matrices in (
@@ -116,7 +116,7 @@ def _draw_tim(text: TrainedText, sown: Mapping[str, Any]) -> Iterator[Picture]:
 
 
 def draw_competition(layers: Sequence[LayerArray], pieces: Sequence[str]) -> Any:
-    """TIM's mechanisms (figure 1): a panel for each, with layers from top to bottom and tokens from left to right."""
+    """Draws a panel for each TIM mechanism (figure 1), with layers from top to bottom and tokens from left to right."""
     count = layers[0].array.shape[0]
     figure = drawing.new_figure(max(5.0, 0.24 * len(pieces) + 1.6), count * (0.28 * len(layers) + 1.25))
     for index, axes in enumerate(figure.subplots(count, 1, squeeze=False)[:, 0]):

@@ -1,7 +1,8 @@
-"""Extracts what a trained model has learned and computes, layer by layer: the data of the papers' figures.
+"""Extracts learned parameters and intermediate arrays of a trained model by layer, for the papers' figures.
 
-Matrices (Remixer's H, gMLP's spatial weights) are read from the parameters. Arrays that depend on a text (attention
-weights, TIM's competition) are sown by sublayers into `intermediates`, a collection that only `observe` collects.
+Matrices such as Remixer's H and gMLP's spatial weights are read from the parameters. Arrays that depend on a text, such
+as attention weights and TIM's competition, are sown by sublayers into the collection `intermediates`, which only
+`observe` reads.
 """
 
 import dataclasses
@@ -16,14 +17,14 @@ from remixer_t5x.models.sublayers import remixer
 
 ENCODER, DECODER = 'encoder', 'decoder'
 
-# Row-centred root mean square of H below which softmax(H) is nearly uniform: weights are then typically within a tenth
-# of the mean of their row. H is initialised at 0.02.
+# If the row-centred root mean square of H is lower, softmax(H) is nearly uniform: weights typically differ from their
+# row mean by at most a tenth. H is initialised at 0.02.
 NEAR_ZERO = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerArray:
-    """An array of one layer. `layer` counts from 1 in its stack; `sublayer` is the name of its parameters."""
+    """An array of a layer. `layer` is the 1-based index in the stack; `sublayer` is the name of the parameters."""
 
     stack: str
     layer: int
@@ -36,13 +37,13 @@ class LayerArray:
 
 
 def observe(model: Any, params: Any, inputs: np.ndarray, targets: np.ndarray) -> Mapping[str, Any]:
-    """Runs the model on one text without dropout, and returns the arrays that sublayers sow.
+    """Runs the model on a text without dropout, and returns the `intermediates` that sublayers sow.
 
     Args:
         model: a `Seq2Seq`.
         params: unboxed parameters.
-        inputs: ids of the text, [length] int32 without padding.
-        targets: ids of the answer, [length] int32 without padding.
+        inputs: token ids of the text, [length] int32 without padding.
+        targets: token ids of the answer, [length] int32 without padding.
     """
     decoder_inputs = np.concatenate([[0], targets[:-1]]).astype(np.int32)
 
@@ -55,10 +56,11 @@ def observe(model: Any, params: Any, inputs: np.ndarray, targets: np.ndarray) ->
 
 
 def by_layer(tree: Mapping[str, Any], params: Mapping[str, Any], *names: str) -> list[LayerArray]:
-    """The arrays of `tree` whose path ends with `names`, from the encoder's first layer to the decoder's last.
+    """Returns the arrays of `tree` whose path ends with `names`, from the first encoder layer to the last decoder
+    layer.
 
-    `tree` has the structure of the parameters, or of `intermediates`, whose leaves are tuples of one array; every array
-    has the layers of its run as its first axis. The number of layers of each run comes from `params`.
+    `tree` is structured like the parameters or like `intermediates`, whose leaves are tuples of one array. The first
+    axis of every array is the layers of a scanned run; `params` determines the number of layers of each run.
     """
     arrays = []
     for stack in (ENCODER, DECODER):
@@ -76,12 +78,12 @@ def by_layer(tree: Mapping[str, Any], params: Mapping[str, Any], *names: str) ->
 
 
 def _leaves_named(tree: Any, names: tuple[str, ...], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Yields (name of the sublayer, array) for each array in a stack's layers whose path ends with `names`."""
+    """Yields (sublayer name, array) for each array in the layers of a stack whose path ends with `names`."""
     if isinstance(tree, Mapping):
         for name, child in tree.items():
             yield from _leaves_named(child, names, (*path, name))
     elif path[-len(names) :] == names:
-        # The first name below 'layer' (or 'layer_N' in a `Block`) is the name of the sublayer.
+        # The first name after 'layer' (or 'layer_N' in a `Block`) is the sublayer name.
         yield (
             next(name for name in path[1:] if not name.startswith('layer_')),
             tree[0] if isinstance(tree, tuple) else tree,
@@ -97,7 +99,7 @@ def remixer_logits(params: Mapping[str, Any]) -> list[LayerArray]:
 
 
 def softmax_rows(logits: np.ndarray, length: int, causal: bool) -> np.ndarray:
-    """softmax(H) for a text of `length` tokens, [length, length] float32; rows sum to 1."""
+    """Computes softmax(H) for a text of `length` tokens, [length, length] float32; rows sum to 1."""
     matrix = np.asarray(logits, np.float64)[:length, :length]
     if causal:
         matrix = np.where(np.tri(length, dtype=bool), matrix, -np.inf)
@@ -106,9 +108,8 @@ def softmax_rows(logits: np.ndarray, length: int, causal: bool) -> np.ndarray:
 
 
 def row_spread(logits: np.ndarray, length: int, causal: bool) -> float:
-    """Root mean square of H about the mean of each row, over the columns that are visible to the row.
-
-    softmax(H) depends only on these differences, and is uniform if they are 0. See NEAR_ZERO.
+    """Computes the root mean square deviation of H from its row means, over the columns that each row can attend to.
+    softmax(H) depends only on these deviations, and is uniform if all are 0. See NEAR_ZERO.
     """
     matrix = np.asarray(logits, np.float64)[:length, :length]
     visible = np.tri(length, dtype=bool) if causal else np.ones_like(matrix, bool)
@@ -117,14 +118,14 @@ def row_spread(logits: np.ndarray, length: int, causal: bool) -> float:
 
 
 def near_zero(layers: list[LayerArray], lengths: Mapping[str, int]) -> list[LayerArray]:
-    """Layers that hardly mix by position: `row_spread` is below NEAR_ZERO over the trained length of their stack."""
+    """Returns the layers that hardly mix by position, with a `row_spread` below NEAR_ZERO at the training length."""
     return [
         layer for layer in layers if row_spread(layer.array, lengths[layer.stack], layer.stack == DECODER) < NEAR_ZERO
     ]
 
 
 def spatial_weights(params: Mapping[str, Any], lengths: Mapping[str, int]) -> list[LayerArray]:
-    """W of every gMLP layer, [length, length] with the trained length of its stack; zero above a decoder's diagonal."""
+    """Returns W of every gMLP layer, [length, length] at the training length; zero above the diagonal in a decoder."""
     layers = []
     for layer in by_layer(params, params, 'mixing', 'weights', 'kernel'):
         length, causal = lengths[layer.stack], layer.stack == DECODER
@@ -134,25 +135,25 @@ def spatial_weights(params: Mapping[str, Any], lengths: Mapping[str, int]) -> li
 
 
 def _toeplitz(values: np.ndarray, length: int, causal: bool) -> np.ndarray:
-    """W[i, j] = w[j - i]; `values` starts with the most negative distance, and ends with distance 0 in a decoder."""
+    """Expands w to W[i, j] = w[j - i]; `values` starts at the most negative distance, and ends at 0 in a decoder."""
     zero = len(values) - 1 if causal else (len(values) - 1) // 2
     distance = np.arange(length)[None, :] - np.arange(length)[:, None]
     return values[np.clip(zero + distance, 0, len(values) - 1)]
 
 
 def attention_maps(intermediates: Mapping[str, Any], params: Mapping[str, Any]) -> list[LayerArray]:
-    """Attention weights of every layer, [heads, queries, keys] each; the sublayer's name is the kind of attention."""
+    """Returns the attention weights [heads, queries, keys] of every layer; `sublayer` is the kind of attention."""
     layers = by_layer(intermediates, params, 'attention_weights')
     return [dataclasses.replace(layer, array=layer.array[0]) for layer in layers]
 
 
 def competition_weights(intermediates: Mapping[str, Any], params: Mapping[str, Any]) -> list[LayerArray]:
-    """TIM's competition in every TIM layer, [mechanisms, tokens] each; sums to 1 over mechanisms."""
+    """Returns TIM's competition weights [mechanisms, tokens] of every TIM layer; they sum to 1 over mechanisms."""
     layers = by_layer(intermediates, params, 'competition', 'competition')
     return [dataclasses.replace(layer, array=layer.array[:, 0, :, 0]) for layer in layers]
 
 
 def entropy(weights: np.ndarray) -> np.ndarray:
-    """Entropy in bits along the first axis; 0 log 0 is 0."""
+    """Computes the entropy in bits along the first axis, with 0 log 0 = 0."""
     logs = np.log2(weights, where=weights > 0, out=np.zeros_like(weights))
     return -np.sum(weights * logs, axis=0)

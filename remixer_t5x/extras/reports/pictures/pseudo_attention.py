@@ -1,7 +1,7 @@
 """Computes pseudo-attention: how strongly each output token depends on each input token, for any mixer.
 
 Entry (i, j) is the norm of the Jacobian of output token i with respect to input token j, as in HyperMixer (figures 5
-and 6 and their appendix), after Simonyan et al. 2014. It is comparable to an attention matrix.
+and 6), following Simonyan et al. 2014. The result can be compared to an attention matrix.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,23 +13,22 @@ import numpy as np
 
 from remixer_t5x.context import Memory, describe_tokens
 
-# If tokens have more features than this, random sign vectors replace the unit vectors of all features.
+# For tokens with more features than this, random sign vectors replace the unit vectors.
 MOST_EXACT = 64
 PROBES = 32
-# Number of rows in one backward pass.
+# Number of rows per backward pass.
 ROWS = 32
 
 
 class JacobianNorms:
-    """Frobenius norms of d function(x, *others)[i] / d x[j]; compiled once for all calls with the same shapes.
-
-    Rows of a batch are independent, so one backward pass of N equal rows gives N rows of the Jacobian. (`jax.jacrev`
+    """Computes the Frobenius norms of d function(x, *others)[i] / d x[j], compiled once per set of shapes. Rows of a
+    batch are independent, so one backward pass over N identical rows computes N rows of the Jacobian. (`jax.jacrev`
     uses vmap, and jaxlib 0.10.2 crashes on some such programs on a CPU.)
 
     Attributes:
         function: ([rows, inputs, embed], *others) -> [rows, outputs, features]; rows are independent.
-        seed: seed of the random signs, which estimate the norm for more than MOST_EXACT features: the mean square of
-            `v . J` is the squared norm of J.
+        seed: seed of random sign vectors v, which estimate the norm for more than MOST_EXACT features, because the mean
+            square of `v . J` is the squared norm of J.
     """
 
     def __init__(self, function: Callable[..., jax.Array], seed: int = 0):
@@ -37,7 +36,7 @@ class JacobianNorms:
         self._squares = jax.jit(self._squared)
 
     def __call__(self, x: jax.Array, *others: Any) -> np.ndarray:
-        """[outputs, inputs] float32, for x [inputs, embed]."""
+        """Returns norms [outputs, inputs] float32 for x [inputs, embed]."""
         _, outputs, features = jax.eval_shape(self._function, x[None], *others).shape
         squares = np.zeros((outputs, x.shape[0]), np.float64)
         for positions, vectors in _batches(outputs, _directions(features, self._seed)):
@@ -46,14 +45,14 @@ class JacobianNorms:
         return np.sqrt(squares).astype(np.float32)
 
     def _squared(self, x: jax.Array, others: tuple[Any, ...], cotangents: jax.Array) -> jax.Array:
-        """Squared norms of the gradient at each input, [rows, inputs], for cotangents [rows, outputs, features]."""
+        """Returns squared gradient norms [rows, inputs] at each input, for cotangents [rows, outputs, features]."""
         repeated = jnp.broadcast_to(x, (cotangents.shape[0], *x.shape))
         outputs, backward = jax.vjp(lambda rows: self._function(rows, *others), repeated)
         return jnp.sum(jnp.square(backward(cotangents.astype(outputs.dtype))[0].astype(jnp.float32)), axis=-1)
 
 
 def _directions(features: int, seed: int) -> np.ndarray:
-    """Vectors whose squared products with J sum to the squared norm of J, exactly or in expectation over the signs."""
+    """Returns vectors whose squared products with J sum to the squared norm of J, exactly or in expectation."""
     if features <= MOST_EXACT:
         return np.eye(features, dtype=np.float32)
     signs = np.random.default_rng(seed).choice((-1.0, 1.0), size=(PROBES, features))
@@ -61,26 +60,25 @@ def _directions(features: int, seed: int) -> np.ndarray:
 
 
 def _batches(outputs: int, directions: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(position [ROWS], vector [ROWS, features]) of every direction at every output."""
+    """Yields batches (position [ROWS], vector [ROWS, features]) of all directions at all outputs."""
     total = outputs * len(directions)
     for first in range(0, total, ROWS):
         number = np.arange(first, first + ROWS)
-        # Zero vectors fill the last batch and do not change the sums.
+        # Zero vectors pad the last batch without changing the sums.
         vectors = directions[number % len(directions)] * (number < total)[:, None]
         yield np.minimum(number // len(directions), outputs - 1), vectors
 
 
 def encoder_layers(model: Any, params: Mapping[str, Any], inputs: np.ndarray) -> list[np.ndarray]:
-    """Pseudo-attention of each encoder layer, each [length, length], of what the layer adds to its input.
-
-    Excludes the residual, whose Jacobian is the identity in every layer.
+    """Computes the pseudo-attention [length, length] of each encoder layer, excluding the residual connection, whose
+    Jacobian is the identity.
     """
     stack, stack_params = model.module.encoder_stack(), params['encoder']
     shared = {name: child for name, child in stack_params.items() if not name.startswith(('run_', 'final_norm'))}
     hidden = _apply(stack.clone(runs=(), final_norm=None), shared, _embedded(model, params, inputs)[None], inputs)[0]
     maps = []
     for index, (factory, count) in enumerate(stack.runs):
-        # A stack of one layer prepares its inputs as in the model.
+        # A stack with one layer prepares the layer's inputs in the same way as the model.
         single = stack.clone(runs=((factory, 1),), final_norm=None, position_embedding=None, remat_policy=None)
 
         def layer(x: jax.Array, layer_params: Any, single: Any = single) -> jax.Array:
@@ -95,14 +93,14 @@ def encoder_layers(model: Any, params: Mapping[str, Any], inputs: np.ndarray) ->
 
 
 def encoder(model: Any, params: Mapping[str, Any], inputs: np.ndarray) -> np.ndarray:
-    """Pseudo-attention of the whole encoder: its outputs with respect to the embeddings of the text."""
+    """Computes the pseudo-attention of the encoder outputs to the input embeddings."""
     stack = model.module.encoder_stack()
     norms = JacobianNorms(lambda x, stack_params: _apply(stack, stack_params, x, inputs))
     return norms(_embedded(model, params, inputs), params['encoder'])
 
 
 def decoder_to_text(model: Any, params: Mapping[str, Any], inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Pseudo-attention of the decoder: its outputs with respect to the embeddings of the text, through all layers."""
+    """Computes the pseudo-attention of the decoder outputs to the encoder's input embeddings, through all layers."""
     encoder_stack, decoder_stack = model.module.encoder_stack(), model.module.decoder_stack()
     decoder_inputs = _embedded(model, params, np.concatenate([[0], targets[:-1]]).astype(np.int32))
 
@@ -118,7 +116,7 @@ def decoder_to_text(model: Any, params: Mapping[str, Any], inputs: np.ndarray, t
 
 
 def _apply(stack: Any, params: Mapping[str, Any], x: jax.Array, tokens: np.ndarray) -> jax.Array:
-    """Runs the stack on [rows, length, embed], with the context of `tokens` for every row."""
+    """Applies the stack to [rows, length, embed], with the context of `tokens` for every row."""
     return stack.apply({'params': params}, x, describe_tokens(_rows(tokens, x.shape[0])))
 
 
