@@ -1,11 +1,12 @@
 """PyTorch models of remixer_t5x, for transformers:
 `AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)`.
 
-This file needs torch and transformers only, and is copied beside the weights. config.json holds a tree of modules, each
-with its class, settings, and the shapes of its parameters; `CLASSES` has the PyTorch class for each. Parameters have
-the names and layouts of the Flax model, with one module per layer.
+This file only requires torch and transformers, and is exported together with the weights. config.json describes a tree
+of modules: the class, the settings and the parameter shapes of each module. `CLASSES` maps class names to the PyTorch
+classes. Parameters use the names and layouts of the Flax model, with a separate module for each layer.
 
-Inference has no caches: each new token costs a forward pass over the whole prefix. Dropout is not applied.
+Generation does not use a key-value cache: each new token requires a forward pass over the whole prefix. Dropout is not
+applied.
 """
 
 import dataclasses
@@ -24,18 +25,18 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
 )
 
-# The logit of a token that is never predicted.
+# The logit of padding, which must never be predicted.
 NEVER = -1e3
 
 
 @dataclasses.dataclass
 class Tokens:
-    """Facts about a [batch, length] block of tokens; each row is one example, followed by padding.
+    """The masks, position bias and encoder output for a [batch, length] array of tokens, padded at the end of each row.
 
     Attributes:
         mask: [batch, length] bool, False at padding.
-        causal: whether a token sees only itself and what comes before it.
-        bias: [1, heads, query, key], added to the logits of self-attention, or None.
+        causal: whether each token attends only to itself and earlier tokens.
+        bias: [1, heads, query, key], added to the self-attention logits, or None.
         memory: the encoder's output [batch, memory_length, embed] and its mask, or None.
     """
 
@@ -46,23 +47,23 @@ class Tokens:
 
     @property
     def visible(self) -> Tensor:
-        """[batch, 1, query, key] bool, True where a query may see a key of the same row."""
+        """The attention mask, [batch, 1, query, key] bool, True where a query may attend to a key."""
         visible = self.mask[:, None, None, :]
         return visible & torch.ones_like(self.mask[0].outer(self.mask[0])).tril() if self.causal else visible
 
     @property
     def positions(self) -> Tensor:
-        """[length] float32: 0, 1, ..."""
+        """The position of each token, [length] float32."""
         return torch.arange(self.mask.shape[1], device=self.mask.device, dtype=torch.float32)
 
     @property
     def distances(self) -> Tensor:
-        """[query, key] float32, at least 0."""
+        """The absolute distance between each query and key, [query, key] float32."""
         return (self.positions[:, None] - self.positions).abs()
 
 
 class Module(nn.Module):
-    """A module with the parameters and children that config.json lists; `settings` has its other entries."""
+    """A module created from its entry in config.json, with the settings in `settings`."""
 
     def __init__(self, spec: dict):
         super().__init__()
@@ -79,12 +80,12 @@ class Module(nn.Module):
 
 
 def build(spec: dict) -> Module:
-    """The module that an entry of config.json describes."""
+    """Creates the module described by an entry of config.json."""
     return CLASSES[spec['class']](spec)
 
 
 def gelu(x: Tensor) -> Tensor:
-    """GELU in its tanh form."""
+    """The tanh approximation of GELU."""
     return functional.gelu(x, approximate='tanh')
 
 
@@ -140,7 +141,7 @@ class LayerNorm(Module):
 
 
 class GroupedRMSNorm(Module):
-    """RMSNorm of each of `num_groups` equal parts of the features."""
+    """Applies RMSNorm separately to `num_groups` equal groups of features."""
 
     def forward(self, x: Tensor) -> Tensor:
         groups = x.float().unflatten(-1, (self.settings['num_groups'], -1))
@@ -152,7 +153,7 @@ class GroupedRMSNorm(Module):
 
 
 class RelativePositionBias(Module):
-    """T5's bias for each head and bucket of distances, [1, heads, query, key]."""
+    """T5's learned bias for each head and bucket of relative positions, [1, heads, query, key]."""
 
     def forward(self, tokens: Tokens) -> Tensor:
         index = torch.arange(tokens.mask.shape[1], device=tokens.mask.device)
@@ -182,7 +183,7 @@ class AlibiBias(Module):
 
 
 class RotaryEmbedding(Module):
-    """Rotates the first `fraction` of the features of queries or keys by their positions."""
+    """Applies rotary position embeddings to the first `fraction` of the features of queries or keys."""
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         half = int(x.shape[-1] * self.settings['fraction']) // 2
@@ -194,7 +195,7 @@ class RotaryEmbedding(Module):
 
 
 class SinusoidalPositions(Module):
-    """Sines in the first half of the features, cosines in the second."""
+    """Sinusoidal position embeddings: sines in the first half of the features, cosines in the second half."""
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         width = x.shape[-1]
@@ -220,7 +221,7 @@ def attend(
     bias: Tensor | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Attention of [batch, length, heads, kv] arrays, without a scale on the logits."""
+    """Computes attention over [batch, length, heads, head_dim] arrays without scaling the logits."""
     key, value = (array.repeat_interleave(query.shape[2] // array.shape[2], 2) for array in (key, value))
     logits = torch.einsum('bqhd,bkhd->bhqk', query, key).float()
     if softcap is not None:
@@ -232,7 +233,7 @@ def attend(
 
 
 class SelfAttention(Module):
-    """T5's attention. `position_bias` is this layer's own, as in umT5; usually all layers share one."""
+    """T5's self-attention. Uses the position bias of this layer if there is one (umT5), otherwise that of the stack."""
 
     def project(self, name: str, x: Tensor) -> Tensor:
         heads = self.settings['num_heads']
@@ -262,7 +263,7 @@ class CrossAttention(SelfAttention):
 
 
 class ScaledAttention(SelfAttention):
-    """Attention of BERT and GPT-2: logits scaled by 1 / sqrt(kv), no position bias."""
+    """Self-attention of BERT and GPT-2: logits are scaled by 1 / sqrt(head_dim), without a position bias."""
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         query, key, value = (self.project(name, x) for name in ('query', 'key', 'value'))
@@ -270,7 +271,7 @@ class ScaledAttention(SelfAttention):
 
 
 class TinyAttention(Module):
-    """aMLP's attention: one head, whose output is as wide as the gate."""
+    """aMLP's single-head attention, whose output has the width of the gate."""
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         query, key, value = (getattr(self, name)(x)[:, :, None] for name in ('query', 'key', 'value'))
@@ -281,9 +282,9 @@ class LinearAttention(SelfAttention):
     """y_i = phi(q_i) sum_j phi(k_j) v_j^T / (phi(q_i) . sum_j phi(k_j)), phi(x) = elu(x) + 1."""
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
-        return self.read(x, x, tokens.visible)
+        return self.attend_linearly(x, x, tokens.visible)
 
-    def read(self, x: Tensor, source: Tensor, visible: Tensor) -> Tensor:
+    def attend_linearly(self, x: Tensor, source: Tensor, visible: Tensor) -> Tensor:
         query, key = (functional.elu(self.project(name, y)) + 1 for name, y in (('query', x), ('key', source)))
         weights = torch.einsum('bqhd,bkhd->bhqk', query, key).float() * visible
         mixed = torch.einsum('bhqk,bkhd->bqhd', weights, self.project('value', source).float())
@@ -294,7 +295,7 @@ class LinearAttention(SelfAttention):
 class LinearCrossAttention(LinearAttention):
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         memory, mask = tokens.memory
-        return self.read(x, memory, mask[:, None, None, :])
+        return self.attend_linearly(x, memory, mask[:, None, None, :])
 
 
 # Feed-forward sublayers.
@@ -326,7 +327,7 @@ class Identity(Module):
 
 
 class Remixer(Module):
-    """X' = gelu(x W_1) * x W_2; S = softmax(H) X'; Y = (C(S, X') + X') W_3, with three forms of the residual."""
+    """X' = gelu(x W_1) * x W_2; S = softmax(H) X'; Y = (C(S, X') + X') W_3, with three types of residual connection."""
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         hidden = gelu(self.wi_0(x)) * self.wi_1(x)
@@ -340,7 +341,7 @@ class Remixer(Module):
 
 
 class LearnedMixing(Module):
-    """softmax(H) X' over the visible tokens; logits of H beyond 20 approach 30."""
+    """softmax(H) X' over the visible tokens; logits with absolute value above 20 saturate at 30."""
 
     def forward(self, hidden: Tensor, tokens: Tokens) -> Tensor:
         length = hidden.shape[1]
@@ -368,7 +369,7 @@ class ScalarAlpha(Module):
 
 
 class VectorAlpha(ScalarAlpha):
-    """An alpha for each hidden unit."""
+    """Uses a separate alpha for each hidden unit."""
 
 
 class DenseGate(Module):
@@ -401,7 +402,7 @@ class NoComposition(Module):
 
 
 class MLPMixer(Module):
-    """W_2^T gelu(W_1^T X + b_1) + b_2 along the tokens; padding is zero."""
+    """W_2^T gelu(W_1^T X + b_1) + b_2 along the token axis; padding tokens are set to zero."""
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         length = x.shape[1]
@@ -411,7 +412,7 @@ class MLPMixer(Module):
 
 
 class WindowMixer(Module):
-    """w_2 . gelu(W_1^T x[t-w+1..t] + b_1) + b_2 for each feature; tokens before the first are zero."""
+    """w_2 . gelu(W_1^T x[t-w+1..t] + b_1) + b_2 for each feature, padded with zeros before the first token."""
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         padded = functional.pad(x * tokens.mask[..., None], (0, 0, self.settings['window'] - 1, 0))
@@ -420,7 +421,7 @@ class WindowMixer(Module):
 
 
 class GeneratedWeights(Module):
-    """An MLP of each head's features, [batch, length, embed] -> [batch, length, heads, hidden]."""
+    """Applies an MLP to the features of each head, [batch, length, embed] -> [batch, length, heads, hidden]."""
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.wi(x.unflatten(-1, (self.settings['num_heads'], -1)))
@@ -434,43 +435,44 @@ class SharedWeightVector(Module):
 
 
 class HyperMixer(Module):
-    """W_2 gelu(W_1^T V): W_1 and W_2 are generated from the tokens; in a decoder the sum runs up to each token."""
+    """W_2 gelu(W_1^T V), with W_1 and W_2 generated from the tokens; decoders use causal (cumulative) sums."""
 
-    def inform(self, name: str, x: Tensor, tokens: Tokens) -> Tensor:
+    def add_information(self, name: str, x: Tensor, tokens: Tokens) -> Tensor:
         return x + getattr(self, name)(x, tokens) if hasattr(self, name) else x
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
-        informed = self.inform('token_information', x, tokens)
+        informed = self.add_information('token_information', x, tokens)
         w_in = self.w_in(informed)
         w_out = w_in if self.settings['tied'] else self.w_out(informed)
         if not tokens.causal:
-            return self.mix(w_in, x, w_out, tokens.mask)
+            return self.mix_tokens(w_in, x, w_out, tokens.mask)
         value = (x * tokens.mask[..., None]).unflatten(-1, (self.settings['num_heads'], -1))
         hidden = torch.einsum('bnhk,bnhf->bnhkf', w_in, value).float().cumsum(1)
         if self.settings['length_scale']:
             hidden = hidden / (tokens.positions + 1)[:, None, None, None]
-        return self.join(torch.einsum('bnhk,bnhkf->bnhf', w_out, gelu(hidden).to(x.dtype)))
+        return self.merge_heads(torch.einsum('bnhk,bnhkf->bnhf', w_out, gelu(hidden).to(x.dtype)))
 
-    def mix(self, w_in: Tensor, source: Tensor, w_out: Tensor, mask: Tensor) -> Tensor:
+    def mix_tokens(self, w_in: Tensor, source: Tensor, w_out: Tensor, mask: Tensor) -> Tensor:
         value = (source * mask[..., None]).unflatten(-1, (self.settings['num_heads'], -1))
         if self.settings['length_scale']:
             w_in = w_in / mask.sum(1).clamp(min=1)[:, None, None, None]
         hidden = torch.einsum('bnhk,bnhf->bhkf', w_in * mask[..., None, None], value).float()
-        return self.join(torch.einsum('bmhk,bhkf->bmhf', w_out, gelu(hidden).to(source.dtype)))
+        return self.merge_heads(torch.einsum('bmhk,bhkf->bmhf', w_out, gelu(hidden).to(source.dtype)))
 
-    def join(self, mixed: Tensor) -> Tensor:
+    def merge_heads(self, mixed: Tensor) -> Tensor:
         return self.norm(mixed.flatten(-2)) if hasattr(self, 'norm') else mixed.flatten(-2)
 
 
 class HyperMixerCross(HyperMixer):
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         memory, mask = tokens.memory
-        w_in = self.w_in(self.inform('key_information', memory, Tokens(mask)))
-        return self.mix(w_in, memory, self.w_out(self.inform('query_information', x, tokens)), mask)
+        w_in = self.w_in(self.add_information('key_information', memory, Tokens(mask)))
+        w_out = self.w_out(self.add_information('query_information', x, tokens))
+        return self.mix_tokens(w_in, memory, w_out, mask)
 
 
 class FNet(Module):
-    """Re(F_tokens(F_features(X))); padding is zero, and outputs depend on the length of the padded row."""
+    """Re(F_tokens(F_features(X))) with padding set to zero; the output depends on the padded length."""
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         return torch.fft.fft2((x * tokens.mask[..., None]).float()).real.to(x.dtype)
@@ -480,7 +482,7 @@ class FNet(Module):
 
 
 class GMLP(Module):
-    """(gate of Z and f(Z)) V, Z = gelu(x U), f(Z) = W LN(Z) + b, plus a tiny attention in aMLP."""
+    """gate(Z, f(Z)) V with Z = gelu(x U) and f(Z) = W LN(Z) + b; aMLP adds a tiny attention to f(Z)."""
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         split = self.settings['gate'] == 'split_gate'
@@ -513,7 +515,7 @@ class FreeSpatial(Module):
 
 
 class ToeplitzSpatial(Module):
-    """W[i, j] = w[j - i]; the weight for distance 0 has index max_length - 1."""
+    """The Toeplitz matrix W[i, j] = w[j - i]; the weight for distance 0 has index max_length - 1."""
 
     def forward(self, length: int, causal: bool) -> Tensor:
         index = torch.arange(length, device=self.kernel.device)
@@ -522,27 +524,29 @@ class ToeplitzSpatial(Module):
         return weights.tril() if causal else weights
 
 
-# TIM: the features are `num_mechanisms` groups with separate parameters.
+# TIM splits the features into `num_mechanisms` groups with separate parameters.
 
 
 class TimModule(Module):
-    def split(self, x: Tensor) -> Tensor:
+    def split_mechanisms(self, x: Tensor) -> Tensor:
         """[batch, length, embed] -> [batch, length, mechanisms, embed / mechanisms]."""
         return x.unflatten(-1, (self.settings['num_mechanisms'], -1))
 
     def project(self, name: str, x: Tensor) -> Tensor:
-        """[batch, length, heads of all mechanisms, kv]."""
-        return getattr(self, name)(self.split(x)).flatten(-2).unflatten(-1, (self.settings['num_heads'], -1))
+        """Projects to the heads of all mechanisms, [batch, length, heads, head_dim]."""
+        projected = getattr(self, name)(self.split_mechanisms(x))
+        return projected.flatten(-2).unflatten(-1, (self.settings['num_heads'], -1))
 
 
 class TimAttention(TimModule):
-    """Mechanisms attend to other tokens, each by itself, and compete for the update."""
+    """Each mechanism attends separately over the tokens; mechanisms compete for the update if `competition` is set."""
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         query, key, value = (self.project(name, x) for name in ('query', 'key', 'value'))
-        update = self.out(self.split(attend(query, key, value, tokens.visible, tokens.bias).flatten(-2)))
+        mixed = attend(query, key, value, tokens.visible, tokens.bias)
+        update = self.out(self.split_mechanisms(mixed.flatten(-2)))
         if hasattr(self, 'competition'):
-            update = update * self.competition(self.split(x))
+            update = update * self.competition(self.split_mechanisms(x))
         return update.flatten(-2)
 
 
@@ -556,16 +560,17 @@ class TimCrossAttention(TimModule):
         memory, mask = tokens.memory
         key, value = self.project('key', memory), self.project('value', memory)
         mixed = attend(self.project('query', x), key, value, mask[:, None, None, :])
-        return self.out(self.split(mixed.flatten(-2))).flatten(-2)
+        return self.out(self.split_mechanisms(mixed.flatten(-2))).flatten(-2)
 
 
 class InterMechanismAttention(TimModule):
-    """The mechanisms of one token attend to each other."""
+    """Attention between the mechanisms of each token."""
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         heads = self.settings['num_heads']
+        mechanisms = self.split_mechanisms(x)
         query, key, value = (
-            getattr(self, name)(self.split(x)).unflatten(-1, (heads, -1)) for name in ('query', 'key', 'value')
+            getattr(self, name)(mechanisms).unflatten(-1, (heads, -1)) for name in ('query', 'key', 'value')
         )
         weights = torch.einsum('blmhd,blnhd->blhmn', query.float(), key.float()).softmax(-1)
         mixed = torch.einsum('blhmn,blnhd->blmhd', weights, value.float()).to(x.dtype)
@@ -574,7 +579,7 @@ class InterMechanismAttention(TimModule):
 
 class TimMLP(TimModule):
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
-        mechanisms = self.split(x)
+        mechanisms = self.split_mechanisms(x)
         return self.wo(gelu(self.wi_0(mechanisms)) * self.wi_1(mechanisms)).flatten(-2)
 
 
@@ -582,7 +587,7 @@ class TimMLP(TimModule):
 
 
 class Layer(Module):
-    """The base of the layouts."""
+    """Base class of the layer layouts."""
 
     def sublayers(self) -> list[tuple[str, nn.Module]]:
         names = [name for name, _ in self.named_children() if name != 'norm' and not name.endswith('_norm')]
@@ -642,9 +647,9 @@ class Block(Module):
 
 
 class Stack(Module):
-    """Layers with a position bias or embedding before them and a norm behind them, each if there is one."""
+    """A sequence of layers, with an optional position bias, position embedding and final norm."""
 
-    # `generate` requires the same name as in the model.
+    # `generate` requires this name to match the `main_input_name` of the model.
     main_input_name = 'input_ids'
 
     def __init__(self, spec: dict):
@@ -661,7 +666,7 @@ class Stack(Module):
         return self.final_norm(x) if hasattr(self, 'final_norm') else x
 
 
-# Parts of encoders without a decoder.
+# Input layers and heads of encoder-only models.
 
 
 class BertInput(Module):
@@ -692,7 +697,7 @@ CLASSES = {kind.__name__: kind for kind in globals().values() if isinstance(kind
 
 
 class RemixerT5xConfig(PretrainedConfig):
-    """Sizes for other tools, and `module`, the tree of modules."""
+    """Configuration with the vocabulary and hidden sizes, and the tree of modules in `module`."""
 
     model_type = 'remixer_t5x_pytorch'
 
@@ -702,7 +707,7 @@ class RemixerT5xConfig(PretrainedConfig):
 
 
 class RemixerT5xModel(PreTrainedModel):
-    """The base of the four models: the embedding, the stacks and the output projection of config.json."""
+    """Base class of the four models, with the embedding, stacks and output projection described by config.json."""
 
     config_class = RemixerT5xConfig
 
@@ -714,13 +719,13 @@ class RemixerT5xModel(PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Does nothing, because the weights are loaded from the file."""
+        """Does nothing, because `from_pretrained` loads all weights from the file."""
 
     def get_input_embeddings(self) -> nn.Module:
         return self.token_embedder
 
-    def output(self, hidden: Tensor) -> Tensor:
-        """Logits of the vocabulary, by a projection or by the transposed embedding."""
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Computes the logits of the vocabulary with the output projection, or the embedding table if it is tied."""
         if self.settings.get('scaled_output'):
             hidden = hidden * self.config.hidden_size**-0.5
         logits = self.logits(hidden) if hasattr(self, 'logits') else self.decoder_embedder().attend(hidden)
@@ -733,7 +738,10 @@ class RemixerT5xModel(PreTrainedModel):
     def encode(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, Tokens]:
-        """The encoder's output [batch, length, embed]. Without a mask, zeros at the end of a row are padding."""
+        """Returns the encoder's output [batch, length, embed] and its tokens.
+
+        Without `attention_mask`, trailing zeros in `input_ids` are padding.
+        """
         if attention_mask is None:
             attention_mask = (input_ids != 0).flip(1).cumsum(1).flip(1)
         tokens = Tokens(attention_mask > 0)
@@ -744,18 +752,18 @@ class RemixerT5xModel(PreTrainedModel):
 
 
 def token_loss(logits: Tensor, labels: Tensor | None) -> Tensor | None:
-    """Mean cross-entropy of the labels that are not -100."""
+    """Computes the mean cross-entropy, ignoring labels of -100."""
     return None if labels is None else functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
 
 
 class Encoder(nn.Module):
-    """The encoder of a model as a module by itself, for generation and for export to ONNX."""
+    """Wraps the encoder of a model as a separate module, for generation and for export to ONNX."""
 
     main_input_name = 'input_ids'
 
     def __init__(self, model: RemixerT5xModel):
         super().__init__()
-        # In a tuple, so that it is not registered as a child.
+        # The tuple prevents PyTorch from registering the model as a child.
         self.model = (model,)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_) -> BaseModelOutput:
@@ -777,7 +785,10 @@ class RemixerT5xForConditionalGeneration(RemixerT5xModel, GenerationMixin):
         labels: Tensor | None = None,
         **_,
     ) -> Seq2SeqLMOutput:
-        """Logits of the next token, [batch, target_length, vocab]; decoder inputs are the shifted labels if missing."""
+        """Computes the logits of the next token, [batch, target_length, vocab].
+
+        `decoder_input_ids` default to the labels shifted by one token.
+        """
         if encoder_outputs is None:
             memory, tokens = self.encode(input_ids, attention_mask)
             mask = tokens.mask
@@ -786,13 +797,13 @@ class RemixerT5xForConditionalGeneration(RemixerT5xModel, GenerationMixin):
             mask = torch.ones(memory.shape[:2], dtype=torch.bool) if attention_mask is None else attention_mask > 0
         if decoder_input_ids is None:
             if labels is None:
-                raise ValueError('the decoder needs decoder_input_ids or labels')
+                raise ValueError('decoder_input_ids or labels must be passed to the decoder')
             decoder_input_ids = functional.pad(labels.clamp(min=0), (1, 0))[:, :-1]
         everywhere = torch.ones_like(decoder_input_ids, dtype=torch.bool)
         tokens = Tokens(everywhere, causal=True, memory=(memory, mask.to(memory.device)))
         begin_id = self.settings.get('begin_id', 0)
         decoder_input_ids = torch.where(decoder_input_ids == 0, begin_id, decoder_input_ids)
-        logits = self.output(self.decoder(self.decoder_embedder()(decoder_input_ids), tokens))
+        logits = self.compute_logits(self.decoder(self.decoder_embedder()(decoder_input_ids), tokens))
         return Seq2SeqLMOutput(loss=token_loss(logits, labels), logits=logits, encoder_last_hidden_state=memory)
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, attention_mask=None, encoder_outputs=None, **_) -> dict:
@@ -800,7 +811,7 @@ class RemixerT5xForConditionalGeneration(RemixerT5xModel, GenerationMixin):
 
 
 class RemixerT5xForCausalLM(RemixerT5xModel, GenerationMixin):
-    """A decoder alone. Rows are text without a begin token, which is added here; padding may be on either side."""
+    """A decoder-only model, which adds the begin token itself. Padding may be on either side of the text."""
 
     def forward(
         self,
@@ -809,30 +820,33 @@ class RemixerT5xForCausalLM(RemixerT5xModel, GenerationMixin):
         labels: Tensor | None = None,
         **_,
     ) -> CausalLMOutput:
-        """Logits of the token after each token, [batch, length, vocab]; labels are the inputs, not shifted."""
-        # Positions count from the first token of a row: padding at its start moves to its end.
-        shift = torch.zeros_like(input_ids[:, :1]) if attention_mask is None else first_tokens(attention_mask)
+        """Computes the logits of the next token at each position, [batch, length, vocab].
+
+        `labels` are not shifted: pass the same ids as in `input_ids`.
+        """
+        # Moves leading padding to the end of each row, because positions are counted from the first token.
+        shift = torch.zeros_like(input_ids[:, :1]) if attention_mask is None else first_token_index(attention_mask)
         begin = self.settings.get('begin_id', 0)
-        ids = functional.pad(roll(input_ids, shift), (1, 0), value=begin)
+        ids = functional.pad(roll_left(input_ids, shift), (1, 0), value=begin)
         tokens = Tokens(torch.ones_like(ids, dtype=torch.bool), causal=True)
-        logits = self.output(self.decoder(self.token_embedder(ids), tokens))
+        logits = self.compute_logits(self.decoder(self.token_embedder(ids), tokens))
         if begin:
             logits[..., 0] = NEVER
-        loss = None if labels is None else token_loss(logits[:, :-1], roll(labels, shift))
-        return CausalLMOutput(loss=loss, logits=roll(logits[:, 1:], -shift))
+        loss = None if labels is None else token_loss(logits[:, :-1], roll_left(labels, shift))
+        return CausalLMOutput(loss=loss, logits=roll_left(logits[:, 1:], -shift))
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, attention_mask=None, **_) -> dict:
         return {'input_ids': input_ids, 'attention_mask': attention_mask}
 
 
-def first_tokens(attention_mask: Tensor) -> Tensor:
-    """The place of the first token of each row, [batch, 1]."""
+def first_token_index(attention_mask: Tensor) -> Tensor:
+    """Returns the index of the first token that is not padding in each row, [batch, 1]."""
     return (attention_mask > 0).long().argmax(1, keepdim=True)
 
 
-def roll(rows: Tensor, places: Tensor) -> Tensor:
-    """Moves the entries of each row [batch, length, ...] by `places` [batch, 1] to the left, around the end."""
-    index = (torch.arange(rows.shape[1], device=rows.device) + places) % rows.shape[1]
+def roll_left(rows: Tensor, shifts: Tensor) -> Tensor:
+    """Rolls each row of a [batch, length, ...] array to the left by its entry in `shifts` [batch, 1]."""
+    index = (torch.arange(rows.shape[1], device=rows.device) + shifts) % rows.shape[1]
     return torch.take_along_dim(rows, index.reshape(*index.shape, *(1,) * (rows.ndim - 2)), 1)
 
 
@@ -847,7 +861,7 @@ class RemixerT5xForMaskedLM(RemixerT5xModel):
         labels: Tensor | None = None,
         **unused: Any,
     ) -> MaskedLMOutput:
-        """Logits of the token at each place, [batch, length, vocab]."""
+        """Computes the logits of the token at each position, [batch, length, vocab]."""
         hidden, _ = self.encode(input_ids, attention_mask, token_type_ids)
         if hasattr(self, 'head'):
             logits = self.token_embedder.attend(self.head(hidden)) + self.head.bias
@@ -857,7 +871,7 @@ class RemixerT5xForMaskedLM(RemixerT5xModel):
 
 
 class RemixerT5xForSequenceClassification(RemixerT5xModel):
-    """An encoder with a head for whole rows: labels, or one number."""
+    """An encoder with a classification or regression head."""
 
     def forward(
         self,
@@ -867,7 +881,7 @@ class RemixerT5xForSequenceClassification(RemixerT5xModel):
         labels: Tensor | None = None,
         **_,
     ) -> SequenceClassifierOutput:
-        """Logits of the labels, [batch, labels] float32."""
+        """Computes the logits of the labels, [batch, labels] float32."""
         logits = self.head(*self.encode(input_ids, attention_mask, token_type_ids))
         loss = None
         if labels is not None:
