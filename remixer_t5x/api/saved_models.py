@@ -223,13 +223,13 @@ def _load_shared(shared: shared_folder.Shared, partitioner: Partitioner, trust_g
 
 def _load_hugging_face(path: str, partitioner: Partitioner, vocabulary_path: str | None) -> TrainedModel:
     source = folders.read(path)
-    tokenizer = source.family.tokenizer(source.folder, vocabulary_path)
+    tokenizer = source.family.find_tokenizer(source.folder, vocabulary_path)
     flags = task_vocabulary.gin_flags(tokenizer.function, **tokenizer.arguments)
     model, vocabulary, run_lengths = _read_gin_text(source.family.gin_text(f'Made from {path}.'), flags)
     source.family.check_vocabulary(vocabulary, tokenizer.name, path)
     params = _place_params(source.params(), model, partitioner)
     trained = _trained_model(model, params, vocabulary, path, partitioner, run_lengths)
-    return dataclasses.replace(trained, lengths={**trained.lengths, **(source.family.lengths or {})})
+    return dataclasses.replace(trained, lengths={**trained.lengths, **(source.family.max_lengths or {})})
 
 
 def _read_gin_text(text: str, flags: Sequence[tuple[str, str]] = ()) -> tuple[Any, Any, Mapping[str, int]]:

@@ -17,7 +17,7 @@ from remixer_t5x.devices.partition import unbox
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import folders as huggingface
-from remixer_t5x.interop.huggingface import table
+from remixer_t5x.interop.huggingface import parameter_table
 from remixer_t5x.interop.huggingface.family import Config
 from remixer_t5x.interop.huggingface.t5 import T5
 from remixer_t5x.models import interface
@@ -73,11 +73,11 @@ def test_our_model_has_the_parameters_and_description_of_the_family(tiny):
     ours = unbox(interface.param_shapes(tiny.model, shapes))
     assert jax.tree.map(np.shape, tiny.params) == jax.tree.map(np.shape, ours)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(tiny.params)} == {'float32'}
-    assert huggingface.describe(tiny.model, VOCABULARY) == (tiny.family, tiny.family.one_run())
+    assert huggingface.describe(tiny.model, VOCABULARY) == (tiny.family, tiny.family.default_runs())
 
 
 def test_a_folder_is_written_back_bit_for_bit(tiny, tmp_path):
-    back = huggingface.write(str(tmp_path / 'back'), tiny.family, tiny.params, tiny.family.one_run())
+    back = huggingface.write(str(tmp_path / 'back'), tiny.family, tiny.params, tiny.family.default_runs())
     written = load_file(back / 'model.safetensors')
     assert set(written) == set(tiny.weights)
     for name, array in tiny.weights.items():
@@ -103,7 +103,7 @@ def split_runs(params, lengths):
 
 
 def test_layers_in_several_runs_are_written_in_their_order(tiny):
-    runs = {side: (1, count - 1) for side, count in tiny.family.layers.items()}
+    runs = {side: (1, count - 1) for side, count in tiny.family.layer_counts.items()}
     apart = tiny.family.write(split_runs(tiny.params, runs), runs)
     assert set(apart) == set(tiny.weights)
     assert all(np.array_equal(apart[name], array) for name, array in tiny.weights.items())
@@ -142,11 +142,11 @@ def test_any_t5_is_read_and_written_back(sizes, gated, tied, scaled, layer_biase
         activation='silu' if gated else None, scaled_output=scaled, num_buckets=4, layer_biases=layer_biases,
     )  # fmt: skip
     rng, runs = np.random.default_rng(seed), {'encoder': tuple(encoder_runs), 'decoder': (sizes[-1],)}
-    rows = [(row, name) for row in t5.rows() for _, names in row.places(runs) for name in names]
+    rows = [(row, name) for row in t5.param_rows() for _, names in row.expand_runs(runs) for name in names]
     theirs = InMemory({name: rng.standard_normal(row.shape, np.float32) for row, name in rows})
     params = t5.read(theirs, 'memory')
-    for lengths, tree in ((t5.one_run(), params), (runs, split_runs(params, runs))):
-        back = table.write(t5.rows(), lengths, tree)
+    for lengths, tree in ((t5.default_runs(), params), (runs, split_runs(params, runs))):
+        back = parameter_table.write(t5.param_rows(), lengths, tree)
         assert set(back) == set(theirs) and all(np.array_equal(back[name], theirs[name]) for name in theirs)
     assert T5.from_config(Config(t5.to_config(), 'memory'), theirs) == t5
 
@@ -315,7 +315,7 @@ def test_transformers_reads_a_bert_that_we_write(tmp_path):
         huggingface.read(str(hf_folders.write_tiny(tmp_path / 'b', 'bert_tiny'))),
         hf_folders.recorded('bert_tiny'),
     )
-    folder = huggingface.write(str(tmp_path / 'ours'), source.family, source.params(), source.family.one_run())
+    folder = huggingface.write(str(tmp_path / 'ours'), source.family, source.params(), source.family.default_runs())
     theirs = transformers.BertForMaskedLM.from_pretrained(folder).eval()
     inputs, types = (torch.from_numpy(arrays[name]).long() for name in ('inputs', 'token_types'))
     with torch.no_grad():

@@ -200,7 +200,7 @@ def test_variants_compute_the_same_after_a_round_trip(name, v1_0_maker, tmp_path
     source, back = huggingface.read(str(tmp_path / 'hf')), tmp_path / 'back'
     params = source.params()
     assert_same_logits(model_of(tmp_path, source), params, arrays)
-    huggingface.write(str(back), source.family, params, source.family.one_run())
+    huggingface.write(str(back), source.family, params, source.family.default_runs())
     logits = outputs(transformers.T5ForConditionalGeneration.from_pretrained(back).eval(), arrays)['logits']
     np.testing.assert_array_equal(logits, arrays['logits'])
     assert huggingface.read(str(back)).family == source.family

@@ -83,7 +83,7 @@ def test_a_folder_is_written_back_bit_for_bit(tiny, tmp_path):
     ours = unbox(interface.param_shapes(tiny.model, shapes))
     assert jax.tree.map(np.shape, tiny.params) == jax.tree.map(np.shape, ours)
     family, runs = folders.describe(tiny.model, VOCABULARY)
-    assert (family, dict(runs)) == (tiny.source.family, tiny.source.family.one_run())
+    assert (family, dict(runs)) == (tiny.source.family, tiny.source.family.default_runs())
     back = folders.write(str(tmp_path / 'back'), family, tiny.params, runs)
     written, weights = load_file(back / 'model.safetensors'), hf_folders.weights_of(tiny.arrays)
     assert written.keys() == weights.keys()

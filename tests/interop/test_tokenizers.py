@@ -114,7 +114,7 @@ FAMILIES = {
 
 def vocabulary_of(name, folder):
     family = FAMILIES.get(name.partition('_')[0], FAMILIES['t5'])
-    tokenizer = family.tokenizer(folder, None)
+    tokenizer = family.find_tokenizer(folder, None)
     return getattr(vocabularies, tokenizer.function)(**tokenizer.arguments)
 
 
@@ -137,7 +137,7 @@ def test_ids_equal_those_of_transformers(tmp_path, monkeypatch, name):
         assert list(ids_of(text)) == theirs(text, add_special_tokens=False).input_ids
 
     law()
-    assert 'same ids' in folders.compare_ids(folder, ours)
+    assert 'same ids' in folders.compare_token_ids(folder, ours)
 
 
 @pytest.mark.parametrize(

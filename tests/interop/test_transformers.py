@@ -180,7 +180,7 @@ def test_a_sentence_t5_is_written_as_it_was_read(tmp_path):
     family = SentenceT5(**dataclasses.asdict(family), sentence_dim=16, max_length=32)
     projection = np.random.default_rng(0).standard_normal((24, 16), np.float32)
     params = {**huggingface.read(str(tmp_path / 'hf')).params(), 'sentence': {'dense': {'kernel': projection}}}
-    source = huggingface.read(str(huggingface.write(str(tmp_path / 'st'), family, params, family.one_run())))
+    source = huggingface.read(str(huggingface.write(str(tmp_path / 'st'), family, params, family.default_runs())))
     assert source.family == family and np.array_equal(source.tensors['2_Dense/linear.weight'], projection.T)
     model = build(source, tmp_path)
     check_round_trip(source, model, VOCABULARY, tmp_path)
@@ -207,7 +207,8 @@ def test_a_ul2_20b_has_the_names_and_shapes_of_transformers():
     assert family.activation == 'silu'
     with torch.device('meta'):
         model = transformers.T5ForConditionalGeneration(config)
-    shapes = {name: row.shape for row in family.rows() for _, names in row.places(family.one_run()) for name in names}
+    places = ((row, names) for row in family.param_rows() for _, names in row.expand_runs(family.default_runs()))
+    shapes = {name: row.shape for row, names in places for name in names}
     theirs = {name: tuple(weight.shape) for name, weight in model.state_dict().items() if 'embed_tokens' not in name}
     assert shapes == theirs and sum(map(math.prod, shapes.values())) == 19_591_209_984
 
@@ -217,7 +218,7 @@ def test_outputs_and_files_equal_transformers(name, tmp_path):
     save_random(MODELS[name], tmp_path / 'hf')
     source = huggingface.read(str(tmp_path / 'hf'))
     model = build(source, tmp_path)
-    ours, theirs = huggingface.both_logits(source, model, source.params())
+    ours, theirs = huggingface.compute_both_logits(source, model, source.params())
     print(f'{name}: n = {theirs.size}, largest difference {np.max(np.abs(ours - theirs)):.2g}')
     assert np.max(np.abs(ours - theirs)) < 1e-4 and np.max(np.abs(theirs)) > 0.01
     check_round_trip(source, model, VOCABULARY, tmp_path)

@@ -30,7 +30,7 @@ def to_model_dir(args: argparse.Namespace) -> None:
         _shared_to_model_dir(args, place)
         return
     source = folders.read(str(place))
-    tokenizer = source.family.tokenizer(source.folder, args.vocabulary)
+    tokenizer = source.family.find_tokenizer(source.folder, args.vocabulary)
     vocabulary = getattr(vocabularies, tokenizer.function)(**tokenizer.arguments)
     source.family.check_vocabulary(vocabulary, tokenizer.name, str(source.folder))
     target = converted.claim(args.to)
@@ -80,7 +80,7 @@ def _shared_to_model_dir(args: argparse.Namespace, place: pathlib.Path) -> None:
 def from_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
     """Writes a model that transformers has. Raises Refusal before writing anything if it lacks the model."""
     family, runs = folders.describe(model, vocabulary)
-    folders.check_free(args.to_hf)
+    folders.check_empty(args.to_hf)
     params = conversions.restore(args, model, vocabulary)
     dtype = args.dtype or 'float32'
     folder = folders.write(args.to_hf, family, params, runs, dtype)
@@ -103,7 +103,7 @@ def from_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> Non
     except Refusal as refusal:
         config = pytorch_export.to_config(model, vocabulary)
         print_line('code', f'{refusal.reason}, so PyTorch code is written beside the weights')
-    folder = folders.check_free(args.to_hf)
+    folder = folders.check_empty(args.to_hf)
     params = conversions.restore(args, model, vocabulary)
     dtype = args.dtype or 'float32'
     pytorch_export.write(folder, config, params, dtype)
@@ -126,7 +126,7 @@ def _compare_with_reference(source: folders.Source, model: Any, params: Any, voc
         return
     difference = folders.compare_logits(source, model, params)
     print_line('check', f"logits of Hugging Face's model and ours differ by {difference}")
-    print_line('check', folders.compare_ids(source.folder, vocabulary))
+    print_line('check', folders.compare_token_ids(source.folder, vocabulary))
 
 
 def cached_model_dir(path: str) -> pathlib.Path:

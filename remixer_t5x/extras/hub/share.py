@@ -23,7 +23,7 @@ from remixer_t5x.run_folder import model_dir
 
 def to_folder(args: argparse.Namespace) -> None:
     """`--checkpoint=PATH --to_shared=DIR`."""
-    folder = folders.check_free(args.to_shared)
+    folder = folders.check_empty(args.to_shared)
     _write(args, folder, folder.name, str(folder))
     print_line('wrote', f'{folder}, with its card: {folder / model_card.FILE}')
 

@@ -1,8 +1,8 @@
-"""Converts Hugging Face's BERT to and from models/bert.gin, as a masked language model and as a classifier.
+"""Converts BERT masked language models and classifiers between Hugging Face and models/bert.gin.
 
 Source: `BertConfig`, `BertForMaskedLM` and `BertForSequenceClassification` of transformers 4 and 5. Both sides have
-post-norm layers, biases, the exact GELU, and an output projection that is the embedding table. A masked language model
-has no pooler and no next-sentence head; those of published BERTs are ignored.
+post-norm layers, biases, the exact GELU, and an output projection tied to the embedding. A masked language model has no
+pooler and no next-sentence head, so these weights of published BERT models are ignored.
 """
 
 import dataclasses
@@ -15,8 +15,8 @@ import numpy as np
 
 from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface.family import Config, Description, Family, Tokenizer
-from remixer_t5x.interop.huggingface.table import Params, Row, Runs, dense, layer_norm
+from remixer_t5x.interop.huggingface.family import Config, Family, ModelDescription, Tokenizer
+from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Params, Runs, dense_rows, layer_norm_rows
 from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.architecture.encoder_only import BertHead, BertInput, ClassifierHead, first_token
 from remixer_t5x.models.architecture.layer import PostNorm
@@ -29,7 +29,7 @@ from remixer_t5x.models.sublayers.feed_forward import GeluMLP
 # Tokenizer files in order of preference.
 TOKENIZERS = ('tokenizer.json', 'vocab.txt')
 TABLE, HEAD = 'bert.embeddings.word_embeddings.weight', 'cls.predictions'
-# Published BERTs name the parameters of norms as TensorFlow does.
+# Published BERT models use TensorFlow's names for the parameters of norms.
 OLD_NAMES = {'LayerNorm.gamma': 'LayerNorm.weight', 'LayerNorm.beta': 'LayerNorm.bias'}
 
 
@@ -41,7 +41,7 @@ class Bert(Family):
         num_layers: number of layers.
         max_length: number of learned positions.
         token_types: number of learned token types.
-        separator_id: id of [SEP], after which tokens have type 1; None if the folder has no tokenizer.
+        separator_id: id of [SEP]; tokens after it have type 1. None if the folder has no tokenizer.
     """
 
     kind = 'BERT'
@@ -83,34 +83,34 @@ class Bert(Family):
         return cls(**cls.read_sizes(config), separator_id=_read_separator_id(pathlib.Path(config.file).parent))
 
     @property
-    def layers(self) -> dict[str, int]:
+    def layer_counts(self) -> dict[str, int]:
         return {'encoder': self.num_layers}
 
     @property
-    def lengths(self) -> dict[str, int]:
+    def max_lengths(self) -> dict[str, int]:
         return {'inputs': self.max_length, 'targets': self.max_length}
 
-    def rows(self) -> Iterator[Row]:
+    def param_rows(self) -> Iterator[ParamRow]:
         dim, hidden = self.embed_dim, self.mlp_dim
-        yield Row('token_embedder/embedding', TABLE, (self.vocab_size, dim))
-        yield Row('input/positions/table', 'bert.embeddings.position_embeddings.weight', (self.max_length, dim))
-        yield Row('input/token_types', 'bert.embeddings.token_type_embeddings.weight', (self.token_types, dim))
-        yield from layer_norm('input/norm', 'bert.embeddings.LayerNorm', dim)
+        yield ParamRow('token_embedder/embedding', TABLE, (self.vocab_size, dim))
+        yield ParamRow('input/positions/table', 'bert.embeddings.position_embeddings.weight', (self.max_length, dim))
+        yield ParamRow('input/token_types', 'bert.embeddings.token_type_embeddings.weight', (self.token_types, dim))
+        yield from layer_norm_rows('input/norm', 'bert.embeddings.LayerNorm', dim)
         ours, theirs = 'encoder/run/layer', 'bert.encoder.layer.{}'
         for part in ('query', 'key', 'value'):
-            yield from dense(f'{ours}/scaled_attention/{part}', f'{theirs}.attention.self.{part}', dim, dim)
-        yield from dense(f'{ours}/scaled_attention/out', f'{theirs}.attention.output.dense', dim, dim)
-        yield from layer_norm(f'{ours}/scaled_attention_norm', f'{theirs}.attention.output.LayerNorm', dim)
-        yield from dense(f'{ours}/gelu_mlp/wi', f'{theirs}.intermediate.dense', dim, hidden)
-        yield from dense(f'{ours}/gelu_mlp/wo', f'{theirs}.output.dense', hidden, dim)
-        yield from layer_norm(f'{ours}/gelu_mlp_norm', f'{theirs}.output.LayerNorm', dim)
-        yield from self.head_rows()
+            yield from dense_rows(f'{ours}/scaled_attention/{part}', f'{theirs}.attention.self.{part}', dim, dim)
+        yield from dense_rows(f'{ours}/scaled_attention/out', f'{theirs}.attention.output.dense', dim, dim)
+        yield from layer_norm_rows(f'{ours}/scaled_attention_norm', f'{theirs}.attention.output.LayerNorm', dim)
+        yield from dense_rows(f'{ours}/gelu_mlp/wi', f'{theirs}.intermediate.dense', dim, hidden)
+        yield from dense_rows(f'{ours}/gelu_mlp/wo', f'{theirs}.output.dense', hidden, dim)
+        yield from layer_norm_rows(f'{ours}/gelu_mlp_norm', f'{theirs}.output.LayerNorm', dim)
+        yield from self.head_param_rows()
 
-    def head_rows(self) -> Iterator[Row]:
-        """The parameter table of the head."""
-        yield Row('head/bias', f'{HEAD}.bias', (self.vocab_size,))
-        yield from dense('head/dense', f'{HEAD}.transform.dense', self.embed_dim, self.embed_dim)
-        yield from layer_norm('head/output_norm', f'{HEAD}.transform.LayerNorm', self.embed_dim)
+    def head_param_rows(self) -> Iterator[ParamRow]:
+        """Yields the rows of the parameter table for the head."""
+        yield ParamRow('head/bias', f'{HEAD}.bias', (self.vocab_size,))
+        yield from dense_rows('head/dense', f'{HEAD}.transform.dense', self.embed_dim, self.embed_dim)
+        yield from layer_norm_rows('head/output_norm', f'{HEAD}.transform.LayerNorm', self.embed_dim)
 
     @staticmethod
     def canonical_names(tensors: Tensors) -> dict[str, str]:
@@ -119,9 +119,9 @@ class Bert(Family):
 
     @classmethod
     def describe(cls, model: Any, vocabulary: Any) -> tuple[Self, Runs]:
-        module, description = model.module, Description(cls.kind)
+        module, description = model.module, ModelDescription(cls.kind)
         stack = module.encoder_stack()
-        list(description.stack('encoder', stack, PostNorm, LayerNorm, (ScaledAttention, GeluMLP)))
+        list(description.describe_stack('encoder', stack, PostNorm, LayerNorm, (ScaledAttention, GeluMLP)))
         sizes = description.sizes
         for holds, difference in (
             (sizes['num_heads'] * sizes['head_dim'] == module.embed_dim, 'num_heads * head_dim is not embed_dim'),
@@ -131,7 +131,7 @@ class Bert(Family):
             (stack.final_norm is None, 'the stack has a final norm'),
         ):
             description.require(holds, difference)
-        embedding = description.part(module.input_layer, BertInput, 'INPUT_LAYER')
+        embedding = description.build_part(module.input_layer, BertInput, 'INPUT_LAYER')
         head = cls.describe_head(model, description)
         runs = tuple(count for _, count in stack.runs)
         return cls(
@@ -147,9 +147,9 @@ class Bert(Family):
         ), {'encoder': runs}
 
     @classmethod
-    def describe_head(cls, model: Any, description: Description) -> dict[str, Any]:
-        """Describes the head, by field. Raises Refusal if the family lacks it."""
-        description.part(model.module.head_layer, BertHead, 'TOKEN_HEAD')
+    def describe_head(cls, model: Any, description: ModelDescription) -> dict[str, Any]:
+        """Returns the fields that describe the head. Raises Refusal if the head has no equivalent."""
+        description.build_part(model.module.head_layer, BertHead, 'TOKEN_HEAD')
         return {}
 
     def settings(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class Bert(Family):
             settings['encoder_only.EncoderOnly.separator_id'] = self.separator_id
         return settings
 
-    def tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
+    def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
         path = file or next((str(folder / name) for name in TOKENIZERS if (folder / name).is_file()), None)
         if path is None:
             raise UserError(
@@ -191,10 +191,10 @@ class Bert(Family):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BertClassifier(Bert):
-    """A BERT with the pooler and a head for labels.
+    """A BERT classifier or regression model with a pooler.
 
     Attributes:
-        labels: the texts of the labels; None for a regression.
+        labels: the label names; None for regression.
     """
 
     kind = 'BertForSequenceClassification'
@@ -215,13 +215,13 @@ class BertClassifier(Bert):
     def to_config(self) -> dict[str, Any]:
         return {**super().to_config(), **labels_config(self.labels)}
 
-    def head_rows(self) -> Iterator[Row]:
-        yield from dense('head/dense', 'bert.pooler.dense', self.embed_dim, self.embed_dim)
-        yield from dense('head/output', 'classifier', self.embed_dim, len(self.labels or ' '))
+    def head_param_rows(self) -> Iterator[ParamRow]:
+        yield from dense_rows('head/dense', 'bert.pooler.dense', self.embed_dim, self.embed_dim)
+        yield from dense_rows('head/output', 'classifier', self.embed_dim, len(self.labels or ' '))
 
     @classmethod
-    def describe_head(cls, model: Any, description: Description) -> dict[str, Any]:
-        head = description.part(model.module.head_layer, ClassifierHead, 'head_layer')
+    def describe_head(cls, model: Any, description: ModelDescription) -> dict[str, Any]:
+        head = description.build_part(model.module.head_layer, ClassifierHead, 'head_layer')
         description.require(head.pooling is first_token, 'POOLING is not @encoder_only.first_token')
         return {'labels': None if model.labels is None else tuple(model.labels)}
 
@@ -233,18 +233,18 @@ class BertClassifier(Bert):
 
 
 def read_labels(config: Config) -> tuple[str, ...] | None:
-    """The texts of a classifier's labels by index; None for a regression."""
+    """Returns the label names of a classifier by index, or None for regression."""
     names = config.values.get('id2label', {'0': 'LABEL_0', '1': 'LABEL_1'})
     if not isinstance(names, dict) or set(names) != {str(index) for index in range(len(names))}:
-        raise config.error('id2label', 'it must map 0, 1, 2 ... to texts')
+        raise config.error('id2label', 'it must map 0, 1, 2 ... to label names')
     labels = tuple(str(names[str(index)]) for index in range(len(names)))
     if len(labels) > 1 and len({*labels}) < len(labels):
-        raise config.error('id2label', 'its texts must differ')
+        raise config.error('id2label', 'its label names must be unique')
     return labels if len(labels) > 1 else None
 
 
 def labels_config(labels: tuple[str, ...] | None) -> dict[str, Any]:
-    """The entries of config.json for the labels of a classifier; None for a regression."""
+    """Returns the label settings of config.json for a classifier, or for regression if `labels` is None."""
     names = labels or ('LABEL_0',)
     problem = 'single_label_classification' if labels else 'regression'
     return {
@@ -255,7 +255,7 @@ def labels_config(labels: tuple[str, ...] | None) -> dict[str, Any]:
 
 
 def _read_separator_id(folder: pathlib.Path) -> int | None:
-    """The id of [SEP] in the tokenizer of `folder`; None if there is none."""
+    """Returns the id of [SEP] in the tokenizer of `folder`, or None if the tokenizer or the token is missing."""
     index: Any = None
     if (folder / TOKENIZERS[0]).is_file():
         model = untrusted_files.read_object(folder / TOKENIZERS[0]).get('model')

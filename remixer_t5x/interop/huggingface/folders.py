@@ -1,6 +1,6 @@
-"""Reads and writes folders of Hugging Face models, and verifies that both sides compute the same.
+"""Reads and writes Hugging Face model folders, and compares logits and token ids with transformers.
 
-A folder has config.json, the weights as safetensors, in one file or in shards, and the files of a tokenizer.
+A folder contains config.json, the weights as safetensors (a single file or shards), and tokenizer files.
 """
 
 import dataclasses
@@ -16,24 +16,24 @@ import numpy as np
 from remixer_t5x import safe_paths, untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
-from remixer_t5x.interop.huggingface import table
+from remixer_t5x.interop.huggingface import parameter_table
 from remixer_t5x.interop.huggingface.bert import Bert, BertClassifier
 from remixer_t5x.interop.huggingface.family import Config, Family, Refusal
 from remixer_t5x.interop.huggingface.gpt2 import Gpt2
 from remixer_t5x.interop.huggingface.modern_bert import ModernBert, ModernBertClassifier
+from remixer_t5x.interop.huggingface.parameter_table import Params, Runs
 from remixer_t5x.interop.huggingface.sentence_t5 import MODULES, SentenceT5
 from remixer_t5x.interop.huggingface.t5 import T5, T5Encoder
 from remixer_t5x.interop.huggingface.t5gemma import T5Gemma
-from remixer_t5x.interop.huggingface.table import Params, Runs
 
 FAMILIES: tuple[type[Family], ...] = (
     *(T5, Bert, Gpt2, T5Encoder, SentenceT5, BertClassifier),
     *(ModernBert, ModernBertClassifier, T5Gemma),
 )
 CONFIG = 'config.json'
-# Largest allowed difference of logits, as a share of the largest logit.
+# Maximum difference between logits, as a fraction of the largest absolute logit.
 TOLERANCE = 1e-3
-# Texts to compare tokenizers with, besides one for each added token.
+# Texts for comparing tokenizers; a text is added for each added token of the tokenizer.
 TEXTS = (
     'Thank you for inviting me to your party last week.',
     'Ça va? Über 1,234.50 €; "quoted" (x_1 = 2).',
@@ -45,25 +45,28 @@ LOCAL = {'local_files_only': True, 'trust_remote_code': False}
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A folder with a model of a family; weights are read on demand."""
+    """A Hugging Face model folder, whose weights are read on demand."""
 
     folder: pathlib.Path
     family: Family
     tensors: safetensors_files.Tensors
 
     def params(self) -> Params:
-        """Our parameters, numpy float32. Raises UserError if a weight is missing, has another shape, or is unknown."""
+        """Reads the parameters (NumPy, float32). Raises UserError if a weight is missing, unknown or misshapen."""
         return self.family.read(self.tensors, str(self.folder))
 
     def first_difference(self, params: Params, runs: Runs | None = None) -> str | None:
-        """The name of a weight that differs in `params`, whose layers are grouped in `runs` (None: one run)."""
+        """Returns the name of a weight that differs from `params`, or None if all weights are equal.
+
+        `runs` are the runs of layers in `params`; None for those of models/*.gin.
+        """
         tensors = self.tensors.renamed(self.family.canonical_names(self.tensors))
-        arrays = table.write(self.family.rows(), runs or self.family.one_run(), params)
+        arrays = parameter_table.write(self.family.param_rows(), runs or self.family.default_runs(), params)
         return next((name for name, array in arrays.items() if not np.array_equal(array, tensors[name])), None)
 
 
 def read(path: str) -> Source:
-    """Opens the folder `path`. Raises UserError if it does not contain a model that one of ours can express."""
+    """Opens the folder `path`. Raises UserError if it does not contain a supported model."""
     folder = pathlib.Path(path).expanduser()
     if not folder.is_dir():
         hint = 'for a model on the Hub type hf://NAME' if '/' in path else f'use a folder with {CONFIG}'
@@ -77,7 +80,7 @@ def read(path: str) -> Source:
     if not families:
         model_types = dict.fromkeys(name for family in FAMILIES for name in family.model_types)
         raise config.error('model_type', f'it must be one of {", ".join(model_types)}')
-    # Several classes of transformers have the same model type; the first one is the default.
+    # Some classes of transformers share a model type; the first family is the default.
     architectures = config.values.get('architectures')
     names = tuple(str(name) for name in architectures) if isinstance(architectures, list) else ()
     named = [family for family in families if any(name.endswith(family.hf_class) for name in names)]
@@ -87,9 +90,9 @@ def read(path: str) -> Source:
 
 
 def describe(model: Any, vocabulary: Any) -> tuple[Family, Runs]:
-    """Returns the family and sizes of a model, and the number of layers in each run of identical layers.
+    """Returns the equivalent Hugging Face model and the runs of layers.
 
-    Raises Refusal if no family has an equivalent; its reason names the first part that differs.
+    Raises Refusal if no family has an equivalent; its reason describes the first difference.
     """
     refusals = []
     for family in FAMILIES:
@@ -105,9 +108,9 @@ def describe(model: Any, vocabulary: Any) -> tuple[Family, Runs]:
 
 
 def write(path: str, family: Family, params: Params, runs: Runs, dtype: str = 'float32') -> pathlib.Path:
-    """Writes configuration and weights, in `dtype`, into the new or empty folder `path`, and returns it."""
-    folder = check_free(path)
-    files = {CONFIG: {**family.to_config(), 'dtype': dtype, 'torch_dtype': dtype}, **family.files()}
+    """Writes config.json and the weights, converted to `dtype`, to a new or empty folder, and returns its path."""
+    folder = check_empty(path)
+    files = {CONFIG: {**family.to_config(), 'dtype': dtype, 'torch_dtype': dtype}, **family.extra_files()}
     try:
         for name, content in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -123,8 +126,8 @@ def write(path: str, family: Family, params: Params, runs: Runs, dtype: str = 'f
     return folder
 
 
-def check_free(path: str) -> pathlib.Path:
-    """Returns the path of a folder to write into. Raises UserError if the folder is not empty."""
+def check_empty(path: str) -> pathlib.Path:
+    """Returns the expanded path of an output folder. Raises UserError if the folder is not empty."""
     folder = pathlib.Path(path).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f'{folder} is not empty; use a new or empty folder')
@@ -132,22 +135,22 @@ def check_free(path: str) -> pathlib.Path:
 
 
 def missing_packages() -> list[str]:
-    """The packages that `compare_logits` needs and that are not installed."""
+    """Returns the packages that `compare_logits` requires but that are not installed."""
     return [name for name in ('torch', 'transformers') if importlib.util.find_spec(name) is None]
 
 
 def compare_logits(source: Source, model: Any, params: Params) -> str:
-    """Describes the largest difference between our logits and those of transformers, on a random batch in float32.
+    """Describes the largest difference between our logits and those of transformers on a random batch in float32.
 
-    Raises UserError if it exceeds rounding.
+    Raises UserError if the difference exceeds the tolerance.
     """
-    return describe_difference(*both_logits(source, model, params))
+    return describe_difference(*compute_both_logits(source, model, params))
 
 
-def both_logits(source: Source, model: Any, params: Params) -> tuple[np.ndarray, np.ndarray]:
+def compute_both_logits(source: Source, model: Any, params: Params) -> tuple[np.ndarray, np.ndarray]:
     """Returns our logits and those of transformers for a random batch in float32.
 
-    transformers reads only safetensors, without network access and without code from the folder.
+    transformers only loads safetensors, without accessing the network or running code from the folder.
     """
     import torch
     import transformers
@@ -163,7 +166,7 @@ def both_logits(source: Source, model: Any, params: Params) -> tuple[np.ndarray,
         for name, value in family.reference_settings().items():
             setattr(reference.config, name, value)
         output = reference.float().eval()(attention_mask=(tensors['input_ids'] > 0).long(), **tensors)
-    # Logits, or the hidden states of an encoder.
+    # The first output is the logits, or the hidden states if the model has no head.
     theirs = output[0].numpy()
     ours = np.asarray(jax.jit(lambda params: family.our_logits(model, params, inputs))(params))
     if ours.shape[:2] == inputs['input_ids'].shape:
@@ -172,20 +175,20 @@ def both_logits(source: Source, model: Any, params: Params) -> tuple[np.ndarray,
 
 
 def describe_difference(ours: np.ndarray, theirs: np.ndarray) -> str:
-    """The largest difference of logits, in words. Raises UserError if it exceeds rounding."""
+    """Describes the largest difference between logits. Raises UserError if it exceeds the tolerance."""
     difference, largest = float(np.max(np.abs(ours - theirs))), float(np.max(np.abs(theirs)))
     text = f'{difference:.2g} at most, of logits up to {largest:.3g}'
-    # Negated, so that NaN fails.
+    # The condition is negated so that NaN fails.
     if not difference <= TOLERANCE * largest:
         raise UserError(
-            f'the converted model computes different logits; they differ by {text}; do not use the '
+            f'logits of the converted model must equal those of the original, but differ by {text}; do not use the '
             'converted files, and report the problem with the config.json'
         )
     return text
 
 
-def compare_ids(folder: pathlib.Path, vocabulary: Any) -> str:
-    """Returns a message that says whether the tokenizer in `folder` and `vocabulary` produce the same ids."""
+def compare_token_ids(folder: pathlib.Path, vocabulary: Any) -> str:
+    """Tokenizes texts with the tokenizer in `folder` and with `vocabulary`, and describes whether the ids are equal."""
     import transformers
 
     try:
@@ -193,11 +196,11 @@ def compare_ids(folder: pathlib.Path, vocabulary: Any) -> str:
             warnings.simplefilter('ignore')
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **LOCAL)
     except Exception as error:
-        # transformers raises many types of errors for missing or unknown files.
+        # transformers raises various exceptions for missing or unknown files.
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         return f'ids are not compared: transformers cannot load a tokenizer from {folder} ({reason})'
-    # Special tokens do not represent text. ByT5 was pretrained with the last bytes as sentinels, which its tokenizer
-    # lacks.
+    # Skips special tokens, which never occur in texts, and the sentinels of ByT5's tokenizer, because ByT5 was
+    # pretrained with the last byte ids as sentinels instead.
     special = ('pad', 'eos', 'bos', 'unk', 'cls', 'sep', 'mask')
     skipped = {getattr(tokenizer, f'{name}_token', None) for name in special}
     added = tokenizer.get_added_vocab()

@@ -1,10 +1,10 @@
-"""Converts Hugging Face's GPT-2 to and from models/gpt2.gin.
+"""Converts GPT-2 models between Hugging Face and models/gpt2.gin.
 
 Source: `GPT2Config` and `GPT2LMHeadModel` of transformers 4 and 5. Both sides have pre-norm layers, biases, the tanh
-approximation of GELU, learned positions, and an output projection that is the embedding table.
+approximation of GELU, learned positions, and an output projection tied to the embedding.
 
-Our ids are GPT-2's plus one, because GPT-2 has no padding and our id 0 is padding. The first row of our embedding table
-is zero, and the model neither reads nor predicts it (`DecoderOnly.begin_id`).
+remixer_t5x ids are GPT-2 ids plus one, because GPT-2 has no padding token and id 0 is padding in remixer_t5x. The first
+row of the embedding table is zero, and the model never reads or predicts this id (`DecoderOnly.begin_id`).
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ from typing import Any, Self
 import numpy as np
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface.family import Config, Description, Family, Tokenizer
-from remixer_t5x.interop.huggingface.table import Params, Row, Runs, layer_norm
+from remixer_t5x.interop.huggingface.family import Config, Family, ModelDescription, Tokenizer
+from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Params, Runs, layer_norm_rows
 from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.architecture.layer import PreNorm
 from remixer_t5x.models.language_model import LanguageModel
@@ -27,7 +27,7 @@ from remixer_t5x.models.sublayers.attention import ScaledAttention
 from remixer_t5x.models.sublayers.feed_forward import GeluMLP
 
 PREFIX, TABLE = 'transformer.', 'transformer.wte.weight'
-# A tokenizer consists of one of these sets, the first of which transformers prefers, and optional files.
+# A tokenizer consists of one of these sets of files, in transformers' order of preference, and optional files.
 TOKENIZER_FILES = (('tokenizer.json',), ('vocab.json', 'merges.txt'))
 OPTIONAL_FILES = ('tokenizer_config.json', 'added_tokens.json')
 
@@ -39,7 +39,7 @@ class Gpt2(Family):
     Attributes:
         num_layers: number of layers.
         max_length: number of learned positions.
-        end_id: Hugging Face's id of the token that begins and ends a text.
+        end_id: Hugging Face id of the token that begins and ends a text.
     """
 
     kind = 'GPT-2'
@@ -68,7 +68,7 @@ class Gpt2(Family):
     }
     constants = {'initializer_range': 0.02, **dict.fromkeys(('resid_pdrop', 'embd_pdrop', 'attn_pdrop'), 0.1)}
     copies = {'lm_head.weight': TABLE}
-    # Older checkpoint files include the causal masks as arrays.
+    # Older checkpoints contain the causal masks.
     ignored = r'transformer\.h\.\d+\.attn\.(masked_)?bias'
 
     num_layers: int
@@ -78,7 +78,7 @@ class Gpt2(Family):
 
     @classmethod
     def from_config(cls, config: Config, tensors: Tensors) -> Self:
-        gpt2 = cls(**cls.read_sizes(config, mlp_dim=4 * config.number('n_embd')))
+        gpt2 = cls(**cls.read_sizes(config, mlp_dim=4 * config.read_int('n_embd')))
         if gpt2.end_id >= gpt2.vocab_size:
             raise config.error('eos_token_id', f'it must be less than vocab_size, which is {gpt2.vocab_size}')
         return gpt2
@@ -87,43 +87,43 @@ class Gpt2(Family):
         return {**super().to_config(), 'bos_token_id': self.end_id}
 
     @property
-    def layers(self) -> dict[str, int]:
+    def layer_counts(self) -> dict[str, int]:
         return {'decoder': self.num_layers}
 
-    def rows(self) -> Iterator[Row]:
+    def param_rows(self) -> Iterator[ParamRow]:
         dim, hidden = self.embed_dim, self.mlp_dim
-        yield Row('token_embedder/embedding', TABLE, (self.vocab_size, dim), zero_rows=1)
-        yield Row('decoder/position_embedding/table', 'transformer.wpe.weight', (self.max_length, dim))
-        yield from layer_norm('decoder/final_norm', 'transformer.ln_f', dim)
+        yield ParamRow('token_embedder/embedding', TABLE, (self.vocab_size, dim), zero_rows=1)
+        yield ParamRow('decoder/position_embedding/table', 'transformer.wpe.weight', (self.max_length, dim))
+        yield from layer_norm_rows('decoder/final_norm', 'transformer.ln_f', dim)
         ours, theirs = 'decoder/run/layer', 'transformer.h.{}'
-        yield from layer_norm(f'{ours}/scaled_attention_norm', f'{theirs}.ln_1', dim)
+        yield from layer_norm_rows(f'{ours}/scaled_attention_norm', f'{theirs}.ln_1', dim)
         for index, name in enumerate(('query', 'key', 'value')):
             path, joined = f'{ours}/scaled_attention/{name}', f'{theirs}.attn.c_attn'
-            yield Row(f'{path}/kernel', f'{joined}.weight', (dim, 3 * dim), part=(index, 3))
-            yield Row(f'{path}/bias', f'{joined}.bias', (3 * dim,), part=(index, 3))
-        yield from layer_norm(f'{ours}/gelu_mlp_norm', f'{theirs}.ln_2', dim)
-        # The kernels of transformers' Conv1D already have the shape [in, out].
+            yield ParamRow(f'{path}/kernel', f'{joined}.weight', (dim, 3 * dim), part=(index, 3))
+            yield ParamRow(f'{path}/bias', f'{joined}.bias', (3 * dim,), part=(index, 3))
+        yield from layer_norm_rows(f'{ours}/gelu_mlp_norm', f'{theirs}.ln_2', dim)
+        # Conv1D of transformers stores kernels as [inputs, outputs], so these are not transposed.
         for path, name, inputs, outputs in (
             ('scaled_attention/out', 'attn.c_proj', dim, dim),
             ('gelu_mlp/wi', 'mlp.c_fc', dim, hidden),
             ('gelu_mlp/wo', 'mlp.c_proj', hidden, dim),
         ):
-            yield Row(f'{ours}/{path}/kernel', f'{theirs}.{name}.weight', (inputs, outputs))
-            yield Row(f'{ours}/{path}/bias', f'{theirs}.{name}.bias', (outputs,))
+            yield ParamRow(f'{ours}/{path}/kernel', f'{theirs}.{name}.weight', (inputs, outputs))
+            yield ParamRow(f'{ours}/{path}/bias', f'{theirs}.{name}.bias', (outputs,))
 
     @staticmethod
     def canonical_names(tensors: Tensors) -> dict[str, str]:
-        # The names in older files have no prefix.
+        # Names in older checkpoints do not have the prefix.
         has_prefix = any(name.startswith(PREFIX) for name in tensors)
         return {name if has_prefix or name in Gpt2.copies else PREFIX + name: name for name in tensors}
 
     @classmethod
     def describe(cls, model: Any, vocabulary: Any) -> tuple[Self, Runs]:
-        module, description = model.module, Description(cls.kind)
+        module, description = model.module, ModelDescription(cls.kind)
         vocabulary_type = type(vocabulary).__name__
         description.require(hasattr(vocabulary, 'end_id'), f'VOCABULARY is a {vocabulary_type} and not byte pairs')
         stack = module.decoder_stack()
-        list(description.stack('decoder', stack, PreNorm, LayerNorm, (ScaledAttention, GeluMLP)))
+        list(description.describe_stack('decoder', stack, PreNorm, LayerNorm, (ScaledAttention, GeluMLP)))
         sizes = description.sizes
         begin_id = vocabulary.end_id + 1
         for holds, difference in (
@@ -135,8 +135,8 @@ class Gpt2(Family):
             (module.begin_id == begin_id, f'decoder_only.DecoderOnly.begin_id is {module.begin_id}, not {begin_id}'),
         ):
             description.require(holds, difference)
-        positions = description.part(stack.position_embedding, LearnedPositions, 'DECODER_POSITION_EMBEDDING')
-        description.norm(stack.final_norm, LayerNorm, 'FINAL_NORM')
+        positions = description.build_part(stack.position_embedding, LearnedPositions, 'DECODER_POSITION_EMBEDDING')
+        description.describe_norm(stack.final_norm, LayerNorm, 'FINAL_NORM')
         runs = tuple(count for _, count in stack.runs)
         return cls(
             vocab_size=module.vocab_size - 1,
@@ -157,7 +157,7 @@ class Gpt2(Family):
             'gpt2/norms.LayerNorm.epsilon': self.epsilon,
         }
 
-    def tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
+    def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
         if file is not None:
             raise UserError(
                 f'--vocabulary is only for T5 and BERT, but {folder} is a GPT-2, which has its own '
@@ -173,7 +173,7 @@ class Gpt2(Family):
         return ' and '.join(file.name for file in files)
 
     def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        # Leaves out 0, which is an id of GPT-2 but padding in `random_inputs`.
+        # Excludes id 0, a token of GPT-2, because 0 is padding in `random_inputs`.
         tokens = rng.integers(1, self.vocab_size, (2, min(64, self.max_length)), dtype=np.int32)
         tokens[:, 0] = self.end_id
         return {'input_ids': tokens}
@@ -185,7 +185,7 @@ class Gpt2(Family):
 
 
 def _tokenizer_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The files of the tokenizer in `folder`. Raises UserError if the folder has no tokenizer."""
+    """Returns the tokenizer files in `folder`. Raises UserError if the folder has no tokenizer."""
     for names in TOKENIZER_FILES:
         if all((folder / name).is_file() for name in names):
             return [folder / name for name in (*names, *OPTIONAL_FILES) if (folder / name).is_file()]

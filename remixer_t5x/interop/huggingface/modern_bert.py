@@ -1,12 +1,11 @@
-"""Converts Hugging Face's ModernBERT (Warner et al. 2024) to and from models/modern_bert.gin, as a masked language
-model and as a classifier.
+"""Converts ModernBERT models and classifiers (Warner et al. 2024) between Hugging Face and models/modern_bert.gin.
 
 Source: `ModernBertConfig`, `ModernBertForMaskedLM` and `ModernBertForSequenceClassification` of transformers 4.48 to 5.
-The norms have no bias, layer 0 has no norm before its attention, and attention layers see all tokens or a window, each
-kind with a wavelength base of its rotary embedding.
+The norms have no bias, layer 0 has no norm before its attention, and each attention layer is global or uses a sliding
+window. Global and local layers have rotary embeddings with different bases.
 
-Our ids are ModernBERT's plus one, because its id 0 is a token and ours is padding. Our attention has no factor
-head_dim ** -0.5, so the kernels of queries contain it.
+remixer_t5x ids are ModernBERT ids plus one, because ModernBERT's id 0 is a regular token and id 0 is padding in
+remixer_t5x. The query kernels include the factor head_dim ** -0.5, because `SelfAttention` does not scale the logits.
 """
 
 import dataclasses
@@ -21,8 +20,8 @@ import numpy as np
 from remixer_t5x import tokenizer_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface.bert import labels_config, read_labels
-from remixer_t5x.interop.huggingface.family import Config, Description, Family, Tokenizer, expand_layers
-from remixer_t5x.interop.huggingface.table import Params, Row, Runs, dense, kernel
+from remixer_t5x.interop.huggingface.family import Config, Family, ModelDescription, Tokenizer, expand_layers
+from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Params, Runs, dense_rows, kernel_row
 from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.architecture.encoder_only import (
     BertHead,
@@ -51,14 +50,14 @@ class ModernBert(Family):
 
     Attributes:
         num_layers: number of layers.
-        window: number of tokens in a local layer's window, half of them on each side.
-        global_every: layers 0, n, 2n, ... see all tokens.
-        global_theta: base of the rotary wavelengths of layers that see all tokens.
-        local_theta: base of the rotary wavelengths of layers with a window.
-        max_length: maximum number of tokens, for transformers.
-        pad_id: Hugging Face's id of padding.
-        cls_id: Hugging Face's id of the first token of a text.
-        sep_id: Hugging Face's id of the last token of a text.
+        window: number of tokens in the sliding window of local layers, half of them on each side.
+        global_every: n, if layers 0, n, 2n, ... attend globally.
+        global_theta: base of the rotary embedding in global layers.
+        local_theta: base of the rotary embedding in local layers.
+        max_length: maximum number of tokens, used only by transformers.
+        pad_id: Hugging Face id of padding.
+        cls_id: Hugging Face id of the first token of a text.
+        sep_id: Hugging Face id of the last token of a text.
     """
 
     kind = 'ModernBERT'
@@ -89,7 +88,7 @@ class ModernBert(Family):
     copies = {'decoder.weight': TABLE}
 
     num_layers: int
-    # Not part of the comparison, because models of remixer_t5x have no maximum length.
+    # Excluded from comparisons, because the remixer_t5x model has no maximum length.
     max_length: int = dataclasses.field(default=8192, compare=False)
     window: int = 128
     global_every: int = 3
@@ -111,14 +110,14 @@ class ModernBert(Family):
         sizes = cls.read_sizes(config)
         expected = [LOCAL if layer % sizes['global_every'] else GLOBAL for layer in range(sizes['num_layers'])]
         if types is not None and types != expected:
-            raise config.error('layer_types', 'every n-th layer must be full_attention, as in ModernBERT')
+            raise config.error('layer_types', 'layers 0, n, 2n, ... must be full_attention and the others local')
         thetas: dict[str, Any] = {}
         for field, kind in (('global_theta', GLOBAL), ('local_theta', LOCAL)):
             rope = ropes.get(kind) if isinstance(ropes, dict) else None
-            theta = config.rope_theta(rope if isinstance(rope, dict) else {}, field.replace('_', '_rope_'))
+            theta = config.read_rope_theta(rope if isinstance(rope, dict) else {}, field.replace('_', '_rope_'))
             thetas |= {} if theta is None else {field: theta}
         if math.log2(sizes['head_dim']) % 2:
-            raise config.error('num_attention_heads', 'the width of a head must be 4, 16, 64 or 256')
+            raise config.error('num_attention_heads', 'hidden_size / num_attention_heads must be 4, 16, 64 or 256')
         for role in ROLES:
             if sizes[f'{role}_id'] >= sizes['vocab_size']:
                 raise config.error(f'{role}_token_id', f'it must be below vocab_size, which is {sizes["vocab_size"]}')
@@ -126,7 +125,7 @@ class ModernBert(Family):
 
     @classmethod
     def read_head(cls, config: Config) -> dict[str, Any]:
-        """The fields of the head."""
+        """Reads the fields that describe the head."""
         return {}
 
     def to_config(self) -> dict[str, Any]:
@@ -139,43 +138,43 @@ class ModernBert(Family):
         }
 
     @property
-    def layers(self) -> dict[str, int]:
+    def layer_counts(self) -> dict[str, int]:
         return {'encoder': self.num_layers}
 
-    def one_run(self) -> Runs:
-        # Layer 0, blocks of local layers and a global one, and the rest.
+    def default_runs(self) -> Runs:
+        # Layer 0, blocks of local layers followed by a global layer, and the remaining layers.
         blocks, rest = divmod(self.num_layers - 1, self.global_every)
         shapes = ((blocks, self.global_every), (1, rest))
         return {'encoder': [1, *(shape for shape in shapes if all(shape))]}
 
-    def rows(self) -> Iterator[Row]:
+    def param_rows(self) -> Iterator[ParamRow]:
         dim, hidden = self.embed_dim, self.mlp_dim
-        yield Row('token_embedder/embedding', TABLE, (self.vocab_size, dim), zero_rows=1)
-        yield Row('input/norm/scale', 'model.embeddings.norm.weight', (dim,))
+        yield ParamRow('token_embedder/embedding', TABLE, (self.vocab_size, dim), zero_rows=1)
+        yield ParamRow('input/norm/scale', 'model.embeddings.norm.weight', (dim,))
         ours, theirs = 'encoder/run/layer', 'model.layers.{}'
-        yield Row(f'{ours}/self_attention_norm/scale', f'{theirs}.attn_norm.weight', (dim,), first_layer=1)
+        yield ParamRow(f'{ours}/self_attention_norm/scale', f'{theirs}.attn_norm.weight', (dim,), first_layer=1)
         for index, part in enumerate(('query', 'key', 'value')):
-            row = kernel(f'{ours}/self_attention/{part}', f'{theirs}.attn.Wqkv', dim, 3 * dim)
+            row = kernel_row(f'{ours}/self_attention/{part}', f'{theirs}.attn.Wqkv', dim, 3 * dim)
             factor = 1.0 if index else self.head_dim**-0.5
             yield dataclasses.replace(row, part=(index, 3), factor=factor)
-        yield kernel(f'{ours}/self_attention/out', f'{theirs}.attn.Wo', dim, dim)
-        yield Row(f'{ours}/gated_mlp_norm/scale', f'{theirs}.mlp_norm.weight', (dim,))
+        yield kernel_row(f'{ours}/self_attention/out', f'{theirs}.attn.Wo', dim, dim)
+        yield ParamRow(f'{ours}/gated_mlp_norm/scale', f'{theirs}.mlp_norm.weight', (dim,))
         for index in range(2):
-            row = kernel(f'{ours}/gated_mlp/wi_{index}', f'{theirs}.mlp.Wi', dim, 2 * hidden)
+            row = kernel_row(f'{ours}/gated_mlp/wi_{index}', f'{theirs}.mlp.Wi', dim, 2 * hidden)
             yield dataclasses.replace(row, part=(index, 2))
-        yield kernel(f'{ours}/gated_mlp/wo', f'{theirs}.mlp.Wo', hidden, dim)
-        yield Row('encoder/final_norm/scale', 'model.final_norm.weight', (dim,))
-        yield kernel('head/dense', 'head.dense', dim, dim)
-        yield Row('head/output_norm/scale', 'head.norm.weight', (dim,))
-        yield from self.head_rows()
+        yield kernel_row(f'{ours}/gated_mlp/wo', f'{theirs}.mlp.Wo', hidden, dim)
+        yield ParamRow('encoder/final_norm/scale', 'model.final_norm.weight', (dim,))
+        yield kernel_row('head/dense', 'head.dense', dim, dim)
+        yield ParamRow('head/output_norm/scale', 'head.norm.weight', (dim,))
+        yield from self.head_param_rows()
 
-    def head_rows(self) -> Iterator[Row]:
-        """The rows of the head that depend on the task."""
-        yield Row('head/bias', 'decoder.bias', (self.vocab_size,), zero_rows=1)
+    def head_param_rows(self) -> Iterator[ParamRow]:
+        """Yields the rows of the parameter table for the task-specific part of the head."""
+        yield ParamRow('head/bias', 'decoder.bias', (self.vocab_size,), zero_rows=1)
 
     @classmethod
     def describe(cls, model: Any, vocabulary: Any) -> tuple[Self, Runs]:
-        module, description = model.module, Description(cls.kind)
+        module, description = model.module, ModelDescription(cls.kind)
         special = getattr(vocabulary, 'file_ids', None) or {}
         kind = type(vocabulary).__name__
         description.require(bool(special), f'VOCABULARY is a {kind}, not a shifted vocabularies.huggingface_tokenizer')
@@ -188,13 +187,13 @@ class ModernBert(Family):
             fits = isinstance(layer, PreNorm) and [type(part) for part in parts] == [SelfAttention, GatedMLP]
             description.require(fits, f'{where} is a {type(layer).__name__} with the sublayers {names}')
             attention, feed_forward = parts
-            rotary = description.part(attention.rotary, RotaryEmbedding, f'ROTARY of {where}')
-            description.norm(layer.norm, LayerNorm, f'the norm of {where}')
+            rotary = description.build_part(attention.rotary, RotaryEmbedding, f'ROTARY of {where}')
+            description.describe_norm(layer.norm, LayerNorm, f'the norm of {where}')
             windows.append(attention.sliding_window)
             theta = 'local_theta' if attention.sliding_window else 'global_theta'
             for name, part in (('num_heads', attention), ('head_dim', attention), ('hidden_dim', feed_forward)):
-                description.size(name, getattr(part, name), where)
-            description.size(theta, rotary.theta, where)
+                description.set_size(name, getattr(part, name), where)
+            description.set_size(theta, rotary.theta, where)
             later = sorted({*non_t5_options(attention)} - {'rotary', 'sliding_window'})
             for holds, difference in (
                 (layer.first_norm == (index > 0), f'first_norm of {where} is {layer.first_norm}'),
@@ -207,7 +206,7 @@ class ModernBert(Family):
         sizes = description.sizes
         local = next((window for window in windows if window is not None), 65)
         every = [*windows[1:], None].index(None) + 1
-        norm = description.part(stack.final_norm, LayerNorm, 'FINAL_NORM')
+        norm = description.build_part(stack.final_norm, LayerNorm, 'FINAL_NORM')
         for holds, difference in (
             (sizes['num_heads'] * sizes['head_dim'] == module.embed_dim, 'num_heads * head_dim is not embed_dim'),
             (stack.position_bias is None and stack.position_embedding is None, 'the stack adds positions'),
@@ -215,7 +214,7 @@ class ModernBert(Family):
             (norm.epsilon == sizes['epsilon'] and not norm.use_bias, 'FINAL_NORM differs from LAYER_NORM'),
         ):
             description.require(holds, difference)
-        description.part(module.input_layer, NormInput, 'INPUT_LAYER')
+        description.build_part(module.input_layer, NormInput, 'INPUT_LAYER')
         return cls(
             vocab_size=module.vocab_size - 1,
             embed_dim=module.embed_dim,
@@ -229,9 +228,9 @@ class ModernBert(Family):
         ), {'encoder': runs}
 
     @classmethod
-    def describe_head(cls, model: Any, description: Description) -> dict[str, Any]:
-        """Describes the head, by field. Raises Refusal if the family lacks it."""
-        head = description.part(model.module.head_layer, BertHead, 'TOKEN_HEAD')
+    def describe_head(cls, model: Any, description: ModelDescription) -> dict[str, Any]:
+        """Returns the fields that describe the head. Raises Refusal if the head has no equivalent."""
+        head = description.build_part(model.module.head_layer, BertHead, 'TOKEN_HEAD')
         description.require(not head.use_bias, 'encoder_only.BertHead.use_bias is True')
         return {}
 
@@ -246,10 +245,10 @@ class ModernBert(Family):
         }
 
     @property
-    def lengths(self) -> dict[str, int]:
+    def max_lengths(self) -> dict[str, int]:
         return dict.fromkeys(('inputs', 'targets'), min(self.max_length, 512))
 
-    def tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
+    def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
         path = file or str(folder / tokenizer_files.TOKENIZER)
         if not pathlib.Path(path).is_file():
             raise UserError(
@@ -261,21 +260,21 @@ class ModernBert(Family):
         return write_tokenizer(vocabulary, folder)
 
     def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        # Longer than the window. 0, a token of ModernBERT, is padding in `random_inputs`.
+        # The texts are longer than the window, and exclude id 0, which is padding in `random_inputs`.
         tokens = rng.integers(1, self.vocab_size, (2, min(self.max_length, 2 * self.window)), dtype=np.int32)
         tokens[-1, tokens.shape[1] // 2 :] = 0
         return {'input_ids': tokens}
 
     def our_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
-        return model.logits(params, {'encoder_input_tokens': _shift(inputs)})[..., 1:]
+        return model.logits(params, {'encoder_input_tokens': _shift_ids(inputs)})[..., 1:]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModernBertClassifier(ModernBert):
-    """A ModernBERT with a head for labels.
+    """A ModernBERT classifier or regression model.
 
     Attributes:
-        labels: the texts of the labels; None for a regression.
+        labels: the label names; None for regression.
         pooling: 'cls' or 'mean'.
     """
 
@@ -291,18 +290,18 @@ class ModernBertClassifier(ModernBert):
 
     @classmethod
     def read_head(cls, config: Config) -> dict[str, Any]:
-        config.check({'classifier_pooling': tuple(POOLINGS)})
+        config.check_values({'classifier_pooling': tuple(POOLINGS)})
         return {'labels': read_labels(config), 'pooling': config.values.get('classifier_pooling', 'cls')}
 
     def to_config(self) -> dict[str, Any]:
         return {**super().to_config(), **labels_config(self.labels), 'classifier_pooling': self.pooling}
 
-    def head_rows(self) -> Iterator[Row]:
-        yield from dense('head/output', 'classifier', self.embed_dim, len(self.labels or ' '))
+    def head_param_rows(self) -> Iterator[ParamRow]:
+        yield from dense_rows('head/output', 'classifier', self.embed_dim, len(self.labels or ' '))
 
     @classmethod
-    def describe_head(cls, model: Any, description: Description) -> dict[str, Any]:
-        head = description.part(model.module.head_layer, TransformedClassifierHead, 'the head')
+    def describe_head(cls, model: Any, description: ModelDescription) -> dict[str, Any]:
+        head = description.build_part(model.module.head_layer, TransformedClassifierHead, 'the head')
         pooling = next((name for name, function in POOLINGS.items() if head.pooling is function), None)
         description.require(pooling is not None, 'POOLING is neither first_token nor mean_of_tokens')
         return {'labels': None if model.labels is None else tuple(model.labels), 'pooling': pooling}
@@ -319,17 +318,17 @@ class ModernBertClassifier(ModernBert):
         }
 
     def our_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
-        return model.module.apply({'params': params}, _shift(inputs), enable_dropout=False, method='classify')
+        return model.module.apply({'params': params}, _shift_ids(inputs), enable_dropout=False, method='classify')
 
 
-def _shift(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Our ids, from Hugging Face's `input_ids` in which 0 is padding."""
+def _shift_ids(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Converts Hugging Face's `input_ids`, in which 0 is padding, to remixer_t5x ids."""
     tokens = inputs['input_ids']
     return np.where(tokens > 0, tokens + 1, 0)
 
 
 def write_tokenizer(vocabulary: Any, folder: pathlib.Path) -> str:
-    """Writes the files of a tokenizer that runs a tokenizer.json, and returns a description of them."""
+    """Writes tokenizer.json and tokenizer_config.json, and returns a description of the files."""
     vocabulary.save(str(folder / tokenizer_files.TOKENIZER))
     config = {'tokenizer_class': 'PreTrainedTokenizerFast', **vocabulary.special_names}
     (folder / tokenizer_files.CONFIG).write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')

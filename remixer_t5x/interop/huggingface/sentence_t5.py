@@ -1,9 +1,10 @@
-"""Sentence-T5 (Ni et al. 2021) in the layout of sentence-transformers: the encoder of a T5, the mean over the tokens of
-a text, a linear projection, and a division by the Euclidean norm.
+"""Converts sentence-T5 (Ni et al. 2021), stored in the format of sentence-transformers.
 
-    modules.json             the modules in their order
+The model consists of a T5 encoder, mean pooling over tokens, a linear projection, and L2 normalization.
+
+    modules.json             the list of modules, in order
     config.json, tokenizer   `T5EncoderModel` and its weights
-    1_Pooling, 2_Dense       config.json of each, and model.safetensors with the projection
+    1_Pooling, 2_Dense       config.json of each module, and model.safetensors with the projection
 
 Source: `Pooling`, `Dense` and `Normalize` of sentence-transformers 2 to 6.
 """
@@ -16,26 +17,26 @@ from typing import Any, Self
 from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
-from remixer_t5x.interop.huggingface.family import MAX_NUMBER, Config, Description
+from remixer_t5x.interop.huggingface.family import MAX_NUMBER, Config, ModelDescription
+from remixer_t5x.interop.huggingface.parameter_table import ParamRow, kernel_row
 from remixer_t5x.interop.huggingface.t5 import T5Encoder
-from remixer_t5x.interop.huggingface.table import Row, kernel
 from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.architecture.encoder_only import SentenceProjection
 
 MODULES, SETTINGS, CONFIG = 'modules.json', 'sentence_bert_config.json', 'config.json'
 POOLING, DENSE = '1_Pooling', '2_Dense'
-# The folders of the modules and their classes.
+# Maps the folders of the modules to their classes.
 LAYOUT = {'': 'Transformer', POOLING: 'Pooling', DENSE: 'Dense', '3_Normalize': 'Normalize'}
 IDENTITY = 'torch.nn.modules.linear.Identity'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentenceT5(T5Encoder):
-    """The encoder of a T5 with a projection of the mean over a text's tokens.
+    """A T5 encoder with mean pooling and a linear projection.
 
     Attributes:
-        sentence_dim: width of a sentence embedding.
-        max_length: maximum number of tokens of a text.
+        sentence_dim: width of the sentence embeddings.
+        max_length: maximum number of tokens in a text.
     """
 
     kind = 'sentence-T5'
@@ -50,8 +51,8 @@ class SentenceT5(T5Encoder):
         classes = [str(entry.get('type')).rpartition('.')[2] for entry in entries]
         if [(entry.get('path'), name) for entry, name in zip(entries, classes, strict=True)] != [*LAYOUT.items()]:
             raise UserError(
-                f'{folder / MODULES} must list the modules {", ".join(LAYOUT.values())}, as of a sentence-T5, got '
-                f'{", ".join(classes):.100}; use the folder of a sentence-T5'
+                f'{folder / MODULES} must list the modules {", ".join(LAYOUT.values())}, got '
+                f'{", ".join(classes):.100}; use the folder of a sentence-T5 model'
             )
         return super().read_tensors(folder).joined(DENSE, safetensors_files.read_folder(folder / DENSE))
 
@@ -61,23 +62,23 @@ class SentenceT5(T5Encoder):
         pooling, dense = (
             Config(untrusted_files.read_object(folder / name / CONFIG), str(folder / name)) for name in (POOLING, DENSE)
         )
-        # Before version 6 of sentence-transformers, each kind of pooling had a flag.
+        # Before version 6, sentence-transformers used a separate flag for each pooling mode.
         for name, value in pooling.values.items():
             if name.startswith('pooling_mode') and value not in ('mean', name == 'pooling_mode_mean_tokens'):
-                raise pooling.error(name, 'the pooling must be the mean over tokens')
-        dense.check({'bias': (False,), 'activation_function': (IDENTITY,), 'use_residual': (False,)})
+                raise pooling.error(name, 'the pooling mode must be mean')
+        dense.check_values({'bias': (False,), 'activation_function': (IDENTITY,), 'use_residual': (False,)})
         settings = untrusted_files.read_object(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
-        # sentence-transformers 6 has no such setting, and transformers writes 10**30 if there is no limit.
+        # sentence-transformers 6 does not write max_seq_length, and transformers writes 10**30 if there is no limit.
         longest = settings.get('max_seq_length') or tokenizer_files.read_config(folder).get('model_max_length')
         limits = {} if isinstance(longest, int) and longest > MAX_NUMBER else {'max_seq_length': longest}
         return cls(
-            sentence_dim=dense.number('out_features'),
-            max_length=Config(limits, str(folder)).number('max_seq_length', 512),
+            sentence_dim=dense.read_int('out_features'),
+            max_length=Config(limits, str(folder)).read_int('max_seq_length', 512),
             **cls.read_sizes(config),
             **cls.read_flags(config),
         )
 
-    def files(self) -> dict[str, Any]:
+    def extra_files(self) -> dict[str, Any]:
         return {
             MODULES: [
                 {'idx': index, 'name': str(index), 'path': path, 'type': f'sentence_transformers.models.{name}'}
@@ -94,16 +95,16 @@ class SentenceT5(T5Encoder):
         }
 
     @property
-    def lengths(self) -> dict[str, int]:
+    def max_lengths(self) -> dict[str, int]:
         return {'inputs': self.max_length, 'targets': self.max_length}
 
-    def rows(self) -> Iterator[Row]:
-        yield from super().rows()
-        yield kernel('sentence/dense', f'{DENSE}/linear', self.embed_dim, self.sentence_dim)
+    def param_rows(self) -> Iterator[ParamRow]:
+        yield from super().param_rows()
+        yield kernel_row('sentence/dense', f'{DENSE}/linear', self.embed_dim, self.sentence_dim)
 
     @classmethod
-    def describe_ends(cls, module: Any, description: Description) -> dict[str, Any]:
-        projection = description.part(
+    def describe_outer_layers(cls, module: Any, description: ModelDescription) -> dict[str, Any]:
+        projection = description.build_part(
             module.sentence_layer, SentenceProjection, 'encoder_only.EncoderOnly.sentence_layer'
         )
         for name in ('input_layer', 'head_layer'):
@@ -113,7 +114,7 @@ class SentenceT5(T5Encoder):
     def settings(self) -> dict[str, Any]:
         return {
             **super().settings(),
-            'TASK_FEATURE_LENGTHS': self.lengths,
+            'TASK_FEATURE_LENGTHS': self.max_lengths,
             'encoder_only.EncoderOnly.sentence_layer': '@encoder_only.SentenceProjection',
             'encoder_only.SentenceProjection.outputs': self.sentence_dim,
             'encoder_only.SentenceProjection.max_length': self.max_length,

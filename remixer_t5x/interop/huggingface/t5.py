@@ -1,10 +1,10 @@
-"""Converts Hugging Face's T5, T5 v1.1, mT5, ByT5, umT5 and their encoders to and from models/t5_1_*.gin.
+"""Converts T5, T5 v1.1, mT5, ByT5, umT5 and their encoders between Hugging Face and models/t5_1_*.gin.
 
-Source: `T5Config`, `MT5Config` and `UMT5Config` of transformers 4 and 5, which differ in two points. In version 4,
-`tie_word_embeddings` decides both whether the output is the embedding table and whether the decoder's output is scaled
-by d_model ** -0.5. Version 5 writes the scale as `scale_decoder_outputs`, ties the output if `lm_head.weight` is absent
-from the file, never scales an mT5, and scales every umT5, whatever config.json says. For umT5 we follow config.json, as
-version 4 does.
+Source: `T5Config`, `MT5Config` and `UMT5Config` of transformers 4 and 5, which differ in the output projection. In
+version 4, `tie_word_embeddings` determines both whether the output is tied to the embedding and whether the decoder
+output is scaled by d_model ** -0.5. Version 5 uses `scale_decoder_outputs` for the scale, and ties the output if the
+file does not contain `lm_head.weight`. Version 5 never scales mT5 and always scales umT5, regardless of config.json.
+For umT5, this module follows config.json, like version 4.
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ import numpy as np
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import t5_tokenizer
-from remixer_t5x.interop.huggingface.family import Config, Description, Family, Tokenizer
-from remixer_t5x.interop.huggingface.table import Params, Row, Runs, kernel
+from remixer_t5x.interop.huggingface.family import Config, Family, ModelDescription, Tokenizer
+from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Params, Runs, kernel_row
 from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.architecture.layer import PreNorm
 from remixer_t5x.models.layers.norms import RMSNorm
@@ -31,7 +31,7 @@ UMT5 = 'umt5'
 GENERATION_CONFIG = 'generation_config.json'
 TABLE, OUTPUT = 'shared.weight', 'lm_head.weight'
 TABLE_COPIES = ('encoder.embed_tokens.weight', 'decoder.embed_tokens.weight')
-# Our activation of the gate by Hugging Face's name of the feed-forward; None is a feed-forward without a gate.
+# Maps `feed_forward_proj` to the activation of the gate in remixer_t5x; None is a feed-forward without a gate.
 FEED_FORWARDS = {'relu': None, 'gated-gelu': 'gelu', 'gated-silu': 'silu'}
 SUBLAYERS: Mapping[str, tuple[Any, ...]] = {
     'encoder': (SelfAttention, (GatedMLP, ReluMLP)),
@@ -41,15 +41,15 @@ SUBLAYERS: Mapping[str, tuple[Any, ...]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class T5Encoder(Family):
-    """The encoder of a T5, as `T5EncoderModel`; ours is a masked language model without a head.
+    """A T5 encoder (`T5EncoderModel`), which is a masked language model without a head in remixer_t5x.
 
     Attributes:
-        num_encoder_layers: layers of the encoder.
-        activation: activation of the feed-forward's gate ('gelu' in T5 v1.1, 'silu' in UL2); None is the first T5's
-            feed-forward, which has no gate.
+        num_encoder_layers: number of encoder layers.
+        activation: activation of the feed-forward's gate ('gelu' in T5 v1.1, 'silu' in UL2); None for the original T5,
+            whose feed-forward has no gate.
         num_buckets: number of buckets of relative positions.
         max_distance: distance beyond which all positions share a bucket.
-        layer_biases: whether each layer has a position bias, as in umT5, instead of one per stack.
+        layer_biases: whether each layer has a separate position bias, as in umT5, instead of one per stack.
         eos_id: id of the end-of-sequence token.
     """
 
@@ -74,14 +74,14 @@ class T5Encoder(Family):
         'relative_attention_max_distance': 'max_distance',
         'layer_norm_epsilon': 'epsilon',
     }
-    # The special ids of published T5 models and of remixer_t5x.
+    # The ids must match the special ids of remixer_t5x, as in all published T5 models.
     allowed = {
         'is_encoder_decoder': (False, True),
         'feed_forward_proj': tuple(FEED_FORWARDS),
         'decoder_start_token_id': (0, None),
         'pad_token_id': (0, None),
     }
-    # The dropout for finetuning, which only training with transformers reads.
+    # T5's dropout rate for finetuning, which is only used when training with transformers.
     constants = {'dropout_rate': 0.1, 'initializer_factor': 1.0, 'use_cache': True}
     copies = dict.fromkeys(TABLE_COPIES[:1], TABLE)
 
@@ -99,10 +99,10 @@ class T5Encoder(Family):
 
     @staticmethod
     def read_flags(config: Config) -> dict[str, Any]:
-        """Reads the fields that are not sizes."""
+        """Reads the fields that are not in `sizes`."""
         values = config.values
         if not isinstance(values.get('eos_token_id'), int | None):
-            raise config.error('eos_token_id', 'it must be a single id, that of the vocabulary')
+            raise config.error('eos_token_id', 'it must be a single id, the end token of the vocabulary')
         return {
             'activation': FEED_FORWARDS[values.get('feed_forward_proj', 'relu')],
             'layer_biases': values['model_type'] == UMT5,
@@ -120,37 +120,37 @@ class T5Encoder(Family):
         return config
 
     @property
-    def layers(self) -> dict[str, int]:
+    def layer_counts(self) -> dict[str, int]:
         return {'encoder': self.num_encoder_layers}
 
-    def rows(self) -> Iterator[Row]:
+    def param_rows(self) -> Iterator[ParamRow]:
         dim, hidden, joined = self.embed_dim, self.mlp_dim, self.num_heads * self.head_dim
         buckets, feed_forward = (self.num_buckets, self.num_heads), 'gated_mlp' if self.activation else 'relu_mlp'
-        yield Row('token_embedder/embedding', TABLE, (self.vocab_size, dim))
-        for side in self.layers:
+        yield ParamRow('token_embedder/embedding', TABLE, (self.vocab_size, dim))
+        for side in self.layer_counts:
             ours, theirs = f'{side}/run/layer', f'{side}.block.{{}}.layer'
             attentions = {'self_attention': f'{theirs}.0.SelfAttention'}
             if side == 'decoder':
                 attentions['cross_attention'] = f'{theirs}.1.EncDecAttention'
             path = f'{ours}/self_attention' if self.layer_biases else side
             bias = attentions['self_attention'] if self.layer_biases else f'{side}.block.0.layer.0.SelfAttention'
-            yield Row(f'{path}/position_bias/embedding', f'{bias}.relative_attention_bias.weight', buckets, True)
+            yield ParamRow(f'{path}/position_bias/embedding', f'{bias}.relative_attention_bias.weight', buckets, True)
             for name, attention in attentions.items():
                 for part in ('query', 'key', 'value'):
-                    yield kernel(f'{ours}/{name}/{part}', f'{attention}.{part[0]}', dim, joined)
-                yield kernel(f'{ours}/{name}/out', f'{attention}.o', joined, dim)
-                yield Row(f'{ours}/{name}_norm/scale', f'{attention.rpartition(".")[0]}.layer_norm.weight', (dim,))
+                    yield kernel_row(f'{ours}/{name}/{part}', f'{attention}.{part[0]}', dim, joined)
+                yield kernel_row(f'{ours}/{name}/out', f'{attention}.o', joined, dim)
+                yield ParamRow(f'{ours}/{name}_norm/scale', f'{attention.rpartition(".")[0]}.layer_norm.weight', (dim,))
             last = f'{theirs}.{len(attentions)}'
             for part in ('wi_0', 'wi_1') if self.activation else ('wi',):
-                yield kernel(f'{ours}/{feed_forward}/{part}', f'{last}.DenseReluDense.{part}', dim, hidden)
-            yield kernel(f'{ours}/{feed_forward}/wo', f'{last}.DenseReluDense.wo', hidden, dim)
-            yield Row(f'{ours}/{feed_forward}_norm/scale', f'{last}.layer_norm.weight', (dim,))
-            yield Row(f'{side}/final_norm/scale', f'{side}.final_layer_norm.weight', (dim,))
+                yield kernel_row(f'{ours}/{feed_forward}/{part}', f'{last}.DenseReluDense.{part}', dim, hidden)
+            yield kernel_row(f'{ours}/{feed_forward}/wo', f'{last}.DenseReluDense.wo', hidden, dim)
+            yield ParamRow(f'{ours}/{feed_forward}_norm/scale', f'{last}.layer_norm.weight', (dim,))
+            yield ParamRow(f'{side}/final_norm/scale', f'{side}.final_layer_norm.weight', (dim,))
 
     @staticmethod
     def canonical_names(tensors: Tensors) -> dict[str, str]:
         names = {name: name for name in tensors}
-        # Some files contain only a stack's copy of the embedding table.
+        # Some files only contain the copies of the embedding table in the encoder or decoder.
         for copy in TABLE_COPIES:
             if TABLE not in names and copy in names:
                 names[TABLE] = copy
@@ -158,18 +158,18 @@ class T5Encoder(Family):
 
     @classmethod
     def describe(cls, model: Any, vocabulary: Any) -> tuple[Self, Runs]:
-        module, description = model.module, Description(cls.kind)
+        module, description = model.module, ModelDescription(cls.kind)
         stacks = {side: getattr(module, f'{side}_stack')() for side in cls.sides}
-        # Checks the sublayers first, because most other models differ in their sublayers.
+        # Checks the sublayers first, because they are the most common difference.
         biases: list[tuple[Any, str]] = []
         for side, stack in stacks.items():
-            for sublayer in description.stack(side, stack, PreNorm, RMSNorm, SUBLAYERS[side]):
+            for sublayer in description.describe_stack(side, stack, PreNorm, RMSNorm, SUBLAYERS[side]):
                 if isinstance(sublayer, SelfAttention):
-                    description.size('layer_biases', sublayer.position_bias is not None, f'the {side}')
+                    description.set_size('layer_biases', sublayer.position_bias is not None, f'the {side}')
                     biases.append((sublayer.position_bias, f'the position bias of a layer of the {side}'))
                 elif not isinstance(sublayer, CrossAttention):
-                    description.size('feed_forward', type(sublayer), f'the {side}')
-                    description.size('activation', getattr(sublayer, 'activation', None), f'the {side}')
+                    description.set_size('feed_forward', type(sublayer), f'the {side}')
+                    description.set_size('activation', getattr(sublayer, 'activation', None), f'the {side}')
         sizes = description.sizes
         sizes.pop('feed_forward')
         description.require(sizes['activation'] in FEED_FORWARDS.values(), f'ACTIVATION is {sizes["activation"]!r}')
@@ -179,11 +179,11 @@ class T5Encoder(Family):
             description.require(stack.position_embedding is None, f'the {side} adds a position embedding')
             if sizes['layer_biases']:
                 description.require(stack.position_bias is None, f'the {side} and its layers have position biases')
-            description.norm(stack.final_norm, RMSNorm, f'the final norm of the {side}')
+            description.describe_norm(stack.final_norm, RMSNorm, f'the final norm of the {side}')
         for factory, where in biases:
-            bias = description.part(factory, RelativePositionBias, where)
+            bias = description.build_part(factory, RelativePositionBias, where)
             for name in ('num_heads', 'num_buckets', 'max_distance'):
-                description.size(name, getattr(bias, name), where)
+                description.set_size(name, getattr(bias, name), where)
         runs = {side: tuple(count for _, count in stack.runs) for side, stack in stacks.items()}
         return cls(
             vocab_size=module.vocab_size,
@@ -191,13 +191,13 @@ class T5Encoder(Family):
             mlp_dim=sizes.pop('hidden_dim'),
             eos_id=int(vocabulary.eos_id),
             **{f'num_{side}_layers': sum(counts) for side, counts in runs.items()},
-            **cls.describe_ends(module, description),
+            **cls.describe_outer_layers(module, description),
             **sizes,
         ), runs
 
     @classmethod
-    def describe_ends(cls, module: Any, description: Description) -> dict[str, Any]:
-        """Describes what a model has besides its stacks, by field. Raises Refusal if the family lacks it."""
+    def describe_outer_layers(cls, module: Any, description: ModelDescription) -> dict[str, Any]:
+        """Returns the fields that describe the layers outside the stacks. Raises Refusal if they have no equivalent."""
         for name in ('input_layer', 'head_layer', 'sentence_layer'):
             description.require(getattr(module, name) is None, f'encoder_only.EncoderOnly.{name} is not None')
         return {}
@@ -221,14 +221,14 @@ class T5Encoder(Family):
             settings['positions.RelativePositionBias.max_distance'] = self.max_distance
         return settings
 
-    def tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
+    def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
         return t5_tokenizer.read(folder, file)
 
     def write_tokenizer(self, vocabulary: Any, folder: pathlib.Path) -> str:
         return t5_tokenizer.write(vocabulary, folder)
 
     def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        # Longer than max_distance.
+        # The texts are longer than the default max_distance.
         inputs = rng.integers(2, self.vocab_size, (2, 160), dtype=np.int32)
         inputs[-1, 80:] = 0
         return {'input_ids': inputs}
@@ -242,9 +242,9 @@ class T5(T5Encoder):
     """An encoder-decoder.
 
     Attributes:
-        num_decoder_layers: layers of the decoder.
-        tied: whether the output projection is the embedding table.
-        scaled_output: whether the decoder's output is scaled by embed_dim ** -0.5.
+        num_decoder_layers: number of decoder layers.
+        tied: whether the output projection is tied to the embedding.
+        scaled_output: whether the decoder output is scaled by embed_dim ** -0.5.
     """
 
     kind = 'T5'
@@ -255,7 +255,7 @@ class T5(T5Encoder):
     sizes = {**T5Encoder.sizes, 'num_decoder_layers': 'num_decoder_layers'}
     allowed = {**T5Encoder.allowed, 'is_encoder_decoder': (True,)}
     copies = dict.fromkeys((*TABLE_COPIES, OUTPUT), TABLE)
-    # An unused array that the original T5 converter wrote.
+    # Ignores an unused array that Hugging Face's original T5 converter wrote.
     ignored = r'decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight'
 
     num_decoder_layers: int
@@ -265,15 +265,15 @@ class T5(T5Encoder):
     @classmethod
     def from_config(cls, config: Config, tensors: Tensors) -> Self:
         values, tensors = config.values, tensors.renamed(cls.canonical_names(tensors))
-        sizes = cls.read_sizes(config, num_decoder_layers=config.number('num_layers'))
+        sizes = cls.read_sizes(config, num_decoder_layers=config.read_int('num_layers'))
         flags = cls.read_flags(config)
         tied = OUTPUT not in tensors or TABLE in tensors and np.array_equal(tensors[OUTPUT], tensors[TABLE])
         scaled = values['model_type'] != 'mt5' and values.get('tie_word_embeddings') is not False
-        # transformers 5 writes tie_word_embeddings for every umT5, even if lm_head.weight differs.
+        # transformers 5 sets tie_word_embeddings for every umT5, even if lm_head.weight differs from the embedding.
         if not tied and scaled and 'scale_decoder_outputs' not in values and not flags['layer_biases']:
             raise UserError(
-                f'{config.file} ties the output to the embedding (tie_word_embeddings), and the weights have an '
-                f'{OUTPUT} too; set tie_word_embeddings to false if the model uses it, or remove it from the weights'
+                f'{config.file} ties the output to the embedding (tie_word_embeddings), but the weights contain '
+                f'{OUTPUT}; set tie_word_embeddings to false if the model uses it, or remove it from the weights'
             )
         return cls(tied=tied, scaled_output=bool(values.get('scale_decoder_outputs', scaled)), **flags, **sizes)
 
@@ -284,27 +284,27 @@ class T5(T5Encoder):
             config['scale_decoder_outputs'] = True
         return config
 
-    def files(self) -> dict[str, Any]:
+    def extra_files(self) -> dict[str, Any]:
         return {GENERATION_CONFIG: {'decoder_start_token_id': 0, 'eos_token_id': self.eos_id, 'pad_token_id': 0}}
 
     @property
-    def layers(self) -> dict[str, int]:
-        return {**super().layers, 'decoder': self.num_decoder_layers}
+    def layer_counts(self) -> dict[str, int]:
+        return {**super().layer_counts, 'decoder': self.num_decoder_layers}
 
-    def rows(self) -> Iterator[Row]:
-        yield from super().rows()
+    def param_rows(self) -> Iterator[ParamRow]:
+        yield from super().param_rows()
         if not self.tied:
-            yield Row('logits/kernel', OUTPUT, (self.vocab_size, self.embed_dim), transposed=True)
+            yield ParamRow('logits/kernel', OUTPUT, (self.vocab_size, self.embed_dim), transposed=True)
 
     def write(self, params: Params, runs: Runs) -> dict[str, np.ndarray]:
         arrays = super().write(params, runs)
         if self.tied and not self.scaled_output:
-            # transformers 4 cannot tie without scaling, and version 5 detects that both are equal.
+            # transformers 4 cannot tie the output without scaling it, and version 5 ties equal arrays.
             arrays[OUTPUT] = arrays[TABLE]
         return arrays
 
     @classmethod
-    def describe_ends(cls, module: Any, description: Description) -> dict[str, Any]:
+    def describe_outer_layers(cls, module: Any, description: ModelDescription) -> dict[str, Any]:
         return {'tied': module.tied, 'scaled_output': module.scaled_output}
 
     @property
@@ -313,7 +313,7 @@ class T5(T5Encoder):
 
     def settings(self) -> dict[str, Any]:
         settings = super().settings()
-        # The first T5 ties and scales the output, T5.1.1 does neither.
+        # The gin files tie and scale the output for the original T5, but not for T5.1.1.
         if (self.tied, self.scaled_output) != (self.activation is None, self.activation is None):
             settings['encoder_decoder.EncoderDecoder.tied'] = self.tied
             settings['encoder_decoder.EncoderDecoder.scaled_output'] = self.scaled_output

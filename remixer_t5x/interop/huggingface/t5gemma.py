@@ -1,13 +1,13 @@
-"""Converts Hugging Face's T5Gemma (Zhang et al. 2025) to and from models/modern_t5.gin with Gemma's norms and
-embeddings.
+"""Converts T5Gemma (Zhang et al. 2025) between Hugging Face and models/modern_t5.gin with Gemma's norms and embeddings.
 
 Source: `T5GemmaConfig` and `T5GemmaForConditionalGeneration` of transformers 4.53 to 5. Encoder and decoder are stacks
-of Gemma 2's layers: RMSNorm of the input and the output of each sublayer, rotary positions, grouped queries, bounded
-logits, and a sliding window in layers 0, 2, 4, ... Each stack has its own token embedding, which is multiplied by
-sqrt(hidden_size). A norm multiplies by 1 + weight.
+of Gemma 2 layers: RMSNorm before and after each sublayer, rotary positions, grouped-query attention, soft-capped
+logits, and sliding-window attention in layers 0, 2, 4, ... Each stack has a separate token embedding, which is
+multiplied by sqrt(hidden_size). The norms multiply by 1 + weight.
 
-Our attention has no factor query_pre_attn_scalar ** -0.5, so the kernels of queries contain it. The window of
-transformers' encoder includes the distance `sliding_window`; ours does not, so it is one more.
+The query kernels include the factor query_pre_attn_scalar ** -0.5, because `SelfAttention` does not scale the logits.
+The encoder of transformers attends up to and including the distance `sliding_window`, and `SelfAttention` excludes it,
+so the window of the remixer_t5x encoder is larger by one.
 """
 
 import dataclasses
@@ -20,9 +20,9 @@ import numpy as np
 
 from remixer_t5x import tokenizer_files
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface.family import Config, Description, Family, Tokenizer, expand_layers
+from remixer_t5x.interop.huggingface.family import Config, Family, ModelDescription, Tokenizer, expand_layers
 from remixer_t5x.interop.huggingface.modern_bert import write_tokenizer
-from remixer_t5x.interop.huggingface.table import Params, Row, Runs, kernel
+from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Params, Runs, kernel_row
 from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.architecture.layer import SandwichNorm
 from remixer_t5x.models.layers.norms import RMSNorm
@@ -38,7 +38,7 @@ SUBLAYERS: Mapping[str, list[type]] = {
     'encoder': [SelfAttention, GatedMLP],
     'decoder': [SelfAttention, CrossAttention, GatedMLP],
 }
-# Maps names of sublayers to Hugging Face's name of the module, and the INFIX in its norms `pre_INFIX_layernorm`.
+# Maps sublayers to the Hugging Face module, and to the part X of the norm names `pre_X_layernorm`.
 NAMES = {
     'self_attention': ('self_attn', 'self_attn'),
     'cross_attention': ('cross_attn', 'cross_attn'),
@@ -52,18 +52,18 @@ class T5Gemma(Family):
     """An encoder-decoder whose stacks have the same sizes.
 
     Attributes:
-        num_encoder_layers: layers of the encoder.
-        num_decoder_layers: layers of the decoder.
-        num_kv_heads: heads of keys and values.
+        num_encoder_layers: number of encoder layers.
+        num_decoder_layers: number of decoder layers.
+        num_kv_heads: number of key and value heads.
         window: `sliding_window` of transformers.
-        query_scale: square of the number by which logits are divided, a power of 4.
-        softcap: bound of attention's logits, or None.
-        final_softcap: bound of the output logits, or None.
-        theta: base of the rotary wavelengths.
-        tied: whether the output projection is the decoder's embedding.
-        bos_id: id of the token that begins the decoder's input.
+        query_scale: square of the divisor of the attention logits, a power of 4.
+        softcap: soft cap of the attention logits, or None.
+        final_softcap: soft cap of the output logits, or None.
+        theta: base of the rotary embedding.
+        tied: whether the output projection is tied to the decoder's embedding.
+        bos_id: id of the first token of the decoder inputs.
         eos_id: id of the end-of-sequence token.
-        max_length: maximum number of tokens, for transformers.
+        max_length: maximum number of tokens, used only by transformers.
     """
 
     kind = 'T5Gemma'
@@ -76,7 +76,7 @@ class T5Gemma(Family):
         *('architecture.encoder_decoder', 'layers.embedding', 'layers.norms', 'layers.positions'),
         'sublayers.attention',
     )
-    # Sizes in the configuration of each stack.
+    # These sizes are repeated in the configuration of each stack.
     sizes = {
         'hidden_size': 'embed_dim',
         'intermediate_size': 'mlp_dim',
@@ -98,7 +98,7 @@ class T5Gemma(Family):
     num_encoder_layers: int
     num_decoder_layers: int
     num_kv_heads: int
-    # Not part of the comparison, because models of remixer_t5x have no maximum length.
+    # Excluded from comparisons, because the remixer_t5x model has no maximum length.
     max_length: int = dataclasses.field(default=8192, compare=False)
     window: int = 4096
     query_scale: int = 256
@@ -117,23 +117,23 @@ class T5Gemma(Family):
         for side in SIDES:
             values = config.values.get(side)
             if not isinstance(values, dict):
-                raise config.error(side, 'it must be the configuration of a stack')
+                raise config.error(side, 'it must be an object with the settings of the stack')
             stack = Config(values, folder)
-            layers = stack.number('num_hidden_layers')
+            layers = stack.read_int('num_hidden_layers')
             expected = [GLOBAL if layer % 2 else LOCAL for layer in range(layers)]
             if values.get('layer_types', expected) != expected:
-                raise stack.error('layer_types', 'every second layer must be full_attention, as in T5Gemma')
+                raise stack.error('layer_types', 'it must alternate between sliding_attention and full_attention')
             rope = values.get('rope_parameters')
             sizes = {
                 **cls.read_sizes(stack),
                 'softcap': _read_softcap(stack, 'attn_logit_softcapping'),
                 'final_softcap': _read_softcap(stack, 'final_logit_softcapping'),
-                'theta': stack.rope_theta(rope if isinstance(rope, dict) else {}, 'rope_theta') or cls.theta,
+                'theta': stack.read_rope_theta(rope if isinstance(rope, dict) else {}, 'rope_theta') or cls.theta,
             }
             if differing := [name for name, value in sizes.items() if fields.get(name, value) != value]:
                 names = {field: name for name, field in cls.sizes.items()}
                 name = names.get(differing[0], differing[0])
-                raise stack.error(name, f'the encoder has {fields[differing[0]]}; both stacks must have the same value')
+                raise stack.error(name, f'it must equal the value of the encoder, {fields[differing[0]]}')
             fields |= {**sizes, f'num_{side}_layers': layers}
             if math.log2(fields['query_scale']) % 2:
                 raise stack.error('query_pre_attn_scalar', 'it must be a power of 4, such as 64 or 256')
@@ -160,7 +160,7 @@ class T5Gemma(Family):
                 'layer_types': [GLOBAL if layer % 2 else LOCAL for layer in range(count)],
                 'is_decoder': side == 'decoder',
             }
-            for side, count in self.layers.items()
+            for side, count in self.layer_counts.items()
         }
         return {
             'architectures': [self.hf_class],
@@ -176,57 +176,57 @@ class T5Gemma(Family):
         }
 
     @property
-    def layers(self) -> dict[str, int]:
+    def layer_counts(self) -> dict[str, int]:
         return {'encoder': self.num_encoder_layers, 'decoder': self.num_decoder_layers}
 
-    def one_run(self) -> Runs:
-        # Blocks of a local layer and a global one, and the rest.
+    def default_runs(self) -> Runs:
+        # Blocks of a local and a global layer, and the remaining layer if the number is odd.
         return {
             side: [shape for shape in ((count // 2, 2), (count % 2, 1)) if shape[0]]
-            for side, count in self.layers.items()
+            for side, count in self.layer_counts.items()
         }
 
-    def rows(self) -> Iterator[Row]:
+    def param_rows(self) -> Iterator[ParamRow]:
         dim = self.embed_dim
         for side in SIDES:
             table = 'token_embedder' if side == 'encoder' else 'decoder_token_embedder'
-            yield Row(f'{table}/embedding', f'model.{side}.embed_tokens.weight', (self.vocab_size, dim))
-            yield Row(f'{side}/final_norm/scale', f'model.{side}.norm.weight', (dim,))
+            yield ParamRow(f'{table}/embedding', f'model.{side}.embed_tokens.weight', (self.vocab_size, dim))
+            yield ParamRow(f'{side}/final_norm/scale', f'model.{side}.norm.weight', (dim,))
             for name, (module, norm) in NAMES.items():
                 if name == 'cross_attention' and side == 'encoder':
                     continue
                 ours, theirs = f'{side}/run/layer/{name}', f'model.{side}.layers.{{}}'
-                yield Row(f'{ours}_norm/scale', f'{theirs}.pre_{norm}_layernorm.weight', (dim,))
-                yield Row(f'{ours}_post_norm/scale', f'{theirs}.post_{norm}_layernorm.weight', (dim,))
+                yield ParamRow(f'{ours}_norm/scale', f'{theirs}.pre_{norm}_layernorm.weight', (dim,))
+                yield ParamRow(f'{ours}_post_norm/scale', f'{theirs}.post_{norm}_layernorm.weight', (dim,))
                 yield from self._sublayer_rows(ours, f'{theirs}.{module}', name)
         if not self.tied:
-            yield Row('logits/kernel', OUTPUT, (self.vocab_size, dim), transposed=True)
+            yield ParamRow('logits/kernel', OUTPUT, (self.vocab_size, dim), transposed=True)
 
-    def _sublayer_rows(self, ours: str, theirs: str, name: str) -> Iterator[Row]:
+    def _sublayer_rows(self, ours: str, theirs: str, name: str) -> Iterator[ParamRow]:
         dim = self.embed_dim
         if name == 'gated_mlp':
             for part, projection in MLP_PARTS.items():
                 shape = (self.mlp_dim, dim) if part == 'wo' else (dim, self.mlp_dim)
-                yield kernel(f'{ours}/{part}', f'{theirs}.{projection}', *shape)
+                yield kernel_row(f'{ours}/{part}', f'{theirs}.{projection}', *shape)
             return
         joined, shared = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        query = kernel(f'{ours}/query', f'{theirs}.q_proj', dim, joined)
+        query = kernel_row(f'{ours}/query', f'{theirs}.q_proj', dim, joined)
         yield dataclasses.replace(query, factor=self.query_scale**-0.5)
-        yield kernel(f'{ours}/key', f'{theirs}.k_proj', dim, shared)
-        yield kernel(f'{ours}/value', f'{theirs}.v_proj', dim, shared)
-        yield kernel(f'{ours}/out', f'{theirs}.o_proj', joined, dim)
+        yield kernel_row(f'{ours}/key', f'{theirs}.k_proj', dim, shared)
+        yield kernel_row(f'{ours}/value', f'{theirs}.v_proj', dim, shared)
+        yield kernel_row(f'{ours}/out', f'{theirs}.o_proj', joined, dim)
 
     @classmethod
     def describe(cls, model: Any, vocabulary: Any) -> tuple[Self, Runs]:
-        module, description = model.module, Description(cls.kind)
+        module, description = model.module, ModelDescription(cls.kind)
         runs: dict[str, list[int | tuple[int, int]]] = {}
         for side in SIDES:
             stack = getattr(module, f'{side}_stack')()
             layers, runs[side] = expand_layers(stack)
             for index, layer in enumerate(layers):
                 cls._describe_layer(description, side, layer, f'layer {index} of the {side}', is_local=index % 2 == 0)
-            description.size(f'num_{side}_layers', len(layers), side)
-            norm = description.part(stack.final_norm, RMSNorm, f'the final norm of the {side}')
+            description.set_size(f'num_{side}_layers', len(layers), side)
+            norm = description.build_part(stack.final_norm, RMSNorm, f'the final norm of the {side}')
             has_positions = stack.position_bias is not None or stack.position_embedding is not None
             for holds, difference in (
                 (norm.zero_centered and norm.epsilon == description.sizes['epsilon'], f'the final norm of the {side}'),
@@ -249,33 +249,33 @@ class T5Gemma(Family):
             tied=module.tied,
             bos_id=module.begin_id,
             eos_id=int(vocabulary.eos_id),
-            # The kernels of queries contain the scale, so any value describes the model; this is the usual one.
+            # Any value is valid, because the query kernels include the scale; transformers' usual value is head_dim.
             query_scale=sizes['head_dim'],
             **sizes,
         ), runs
 
     @staticmethod
-    def _describe_layer(description: Description, side: str, layer: Any, where: str, is_local: bool) -> None:
+    def _describe_layer(description: ModelDescription, side: str, layer: Any, where: str, is_local: bool) -> None:
         parts = [sublayer() for sublayer in layer.sublayers]
         names = ', '.join(type(part).__name__ for part in parts)
         fits = isinstance(layer, SandwichNorm) and [type(part) for part in parts] == SUBLAYERS[side]
         description.require(fits, f'{where} is a {type(layer).__name__} with the sublayers {names}')
-        norm = description.part(layer.norm, RMSNorm, f'the norm of {where}')
+        norm = description.build_part(layer.norm, RMSNorm, f'the norm of {where}')
         description.require(norm.zero_centered, f'the norm of {where} is not zero_centered')
-        description.size('epsilon', norm.epsilon, where)
+        description.set_size('epsilon', norm.epsilon, where)
         for part in parts[:-1]:
-            description.size('num_heads', part.num_heads, where)
-            description.size('head_dim', part.head_dim, where)
-            description.size('num_kv_heads', part.num_kv_heads or part.num_heads, where)
-            description.size('softcap', part.logit_softcap, where)
+            description.set_size('num_heads', part.num_heads, where)
+            description.set_size('head_dim', part.head_dim, where)
+            description.set_size('num_kv_heads', part.num_kv_heads or part.num_heads, where)
+            description.set_size('softcap', part.logit_softcap, where)
             later = {*non_t5_options(part)} - {'num_kv_heads', 'logit_softcap', 'rotary', 'sliding_window'}
             description.require(not later, f'{where} has {", ".join(sorted(later))}')
         attention, feed_forward = parts[0], parts[-1]
-        description.size('hidden_dim', feed_forward.hidden_dim, where)
-        rotary = description.part(attention.rotary, RotaryEmbedding, f'ROTARY of {where}')
-        description.size('theta', rotary.theta, where)
+        description.set_size('hidden_dim', feed_forward.hidden_dim, where)
+        rotary = description.build_part(attention.rotary, RotaryEmbedding, f'ROTARY of {where}')
+        description.set_size('theta', rotary.theta, where)
         if is_local and attention.sliding_window is not None:
-            description.size('window', attention.sliding_window - (side == 'encoder'), where)
+            description.set_size('window', attention.sliding_window - (side == 'encoder'), where)
         for holds, difference in (
             (attention.position_bias is None, f'{where} has a position bias'),
             ((rotary.fraction, rotary.scaling_factor) == (1.0, 1.0), f'ROTARY of {where} is partial or scaled'),
@@ -303,11 +303,11 @@ class T5Gemma(Family):
             'encoder_decoder.EncoderDecoder.logit_softcap': self.final_softcap,
         }
 
-    def files(self) -> dict[str, Any]:
+    def extra_files(self) -> dict[str, Any]:
         ids = {'decoder_start_token_id': self.bos_id, 'bos_token_id': self.bos_id, 'eos_token_id': self.eos_id}
         return {'generation_config.json': {**ids, 'pad_token_id': 0}}
 
-    def tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
+    def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
         path = file or str(folder / tokenizer_files.TOKENIZER)
         if not pathlib.Path(path).is_file():
             raise UserError(
@@ -319,7 +319,7 @@ class T5Gemma(Family):
         return write_tokenizer(vocabulary, folder)
 
     def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        # Longer than the window, up to 256 tokens.
+        # The texts are longer than the window, but have at most 256 tokens.
         inputs, targets = (
             rng.integers(3, self.vocab_size, (2, min(2 * self.window + 5, 256) - less), dtype=np.int32)
             for less in (0, 3)
