@@ -1,7 +1,8 @@
-"""Muon: orthogonalizes the momentum of each matrix (Jordan et al. 2024, github.com/KellerJordan/Muon).
+"""Muon, which orthogonalizes the momentum of each matrix (Jordan et al. 2024, github.com/KellerJordan/Muon).
 
-The update rule is optax's; the logical axes of a parameter decide whether Muon updates it. Layers of a stack, heads of
-a generated MLP, and groups of features are leading axes; each of their matrices is orthogonalized separately.
+The update rule is implemented by optax; the logical axes determine which parameters are updated by Muon. If a parameter
+has leading axes (layers of a stack, heads of a generated MLP, groups of features), each of its matrices is
+orthogonalized separately.
 """
 
 import math
@@ -31,15 +32,15 @@ def muon(
     max_grad_norm: ranges.Positive | None = 1.0,
     momentum_dtype: str = 'float32',
 ) -> Optimizer:
-    """Muon for hidden matrices (`axes.is_hidden_matrix`), AdamW with `b1` and `b2` for all other parameters.
+    """Muon for hidden matrices (`axes.is_hidden_matrix`), and AdamW with `b1` and `b2` for all other parameters.
 
-    AdamW also updates position embeddings (a position that no input reaches has no gradient), Remixer's H (logits),
-    and adapters (their two matrices are factors of one matrix).
+    AdamW also updates position embeddings (which have no gradient at unused positions), Remixer's H (logits), and LoRA
+    adapters (whose two matrices are factors of one matrix).
 
     The Nesterov momentum (decay `beta`) of each matrix [in, out] is orthogonalized by `ns_steps` Newton-Schulz
-    iterations and scaled by 0.2 sqrt(max(in, out)) (Liu et al. 2025, arXiv:2502.16982, equation 4). It then has the RMS
-    of AdamW's updates, so that both can share a learning rate and `weight_decay`. Clipping and decay are as in
-    `optimizer.adamw_rms`; an orthogonal update does not depend on the gradient norm.
+    iterations and scaled by 0.2 sqrt(max(in, out)) (Liu et al. 2025, arXiv:2502.16982, equation 4). Its RMS then equals
+    that of AdamW's updates, so that both can share a learning rate and `weight_decay`. Gradient clipping and
+    `weight_decay` are as in `optimizer.adamw_rms`; orthogonalized updates do not depend on the gradient norm.
     """
     dtype = jnp.dtype(momentum_dtype)
 
@@ -48,12 +49,12 @@ def muon(
             lambda spec: 'muon' if axes.is_hidden_matrix(tuple(spec)) else 'adam', logical_axes, is_leaf=is_spec
         )
 
-        def dimensions(params):
-            # The tree has only the matrices; other parameters are masked.
+        def matrix_dimensions(params):
+            # `params` contains only the matrices, because `optax.partition` masks other parameters.
             return jax.tree.map(lambda leaf: MuonDimensionNumbers(-2, -1), params)
 
         orthogonal = optax.chain(
-            scale_by_muon(ns_steps=ns_steps, beta=beta, mu_dtype=dtype, weight_dimension_numbers=dimensions),
+            scale_by_muon(ns_steps=ns_steps, beta=beta, mu_dtype=dtype, weight_dimension_numbers=matrix_dimensions),
             optax.stateless_with_tree_map(lambda step, _: _ADAMW_RMS * math.sqrt(max(step.shape[-2:])) * step),
         )
         adam = optax.scale_by_adam(b1=b1, b2=b2, mu_dtype=dtype)

@@ -1,6 +1,7 @@
 """Maximal update parametrization (muP, Yang et al. 2022, arXiv:2203.03466): learning rates that transfer across widths.
 
-Let m be the width divided by a base width. Relative to the standard parametrization, the axes of a parameter set:
+Let m be the width divided by a base width. The following factors are applied to the standard parametrization, depending
+on the logical axes of a parameter:
 
     parameter                         initial std      Adam's learning rate
     features -> features              1 (fan-in)       1 / m
@@ -9,13 +10,14 @@ Let m be the width divided by a base width. Relative to the standard parametriza
     others: embeddings, norms,        1                1
       biases, position weights
 
-These are the rows of table 3 of the paper. The initial values of T5's position bias are scaled so that their variance
-does not depend on the width. If an optimizer multiplies updates by the RMS of a parameter, its rates are divided by the
-change of that RMS with the width. A tied output projection is also an embedding, so the logits are scaled instead
-(`base_embed_dim` of the models). With m = 1, all results are bit-identical to those without muP.
+The factors are those of table 3 of the paper. The initial values of T5's position bias are scaled so that their
+variance does not depend on the width. For optimizers that multiply updates by the RMS of a parameter, the learning rate
+factors are divided by the factor by which this RMS changes with the width. A tied output projection is also an
+embedding, so the logits are scaled instead (`base_embed_dim` of the models). With m = 1, all results are bit-identical
+to those without muP.
 
-`EMBED_DIM`, hidden widths and numbers of heads must be scaled in proportion. Head widths, and widths along the tokens
-(`token_mlp` in `axes`), must stay constant, so that attention needs no other scale.
+`EMBED_DIM`, hidden widths and numbers of heads must be scaled in proportion. Head widths and widths along the tokens
+(`token_mlp` in `axes`) must stay constant, so that attention needs no other scale.
 """
 
 import dataclasses
@@ -37,15 +39,15 @@ _STACKED = {axes.LAYERS, axes.MECHANISMS}
 
 @ranges.checked
 def scaled(optimizer: Any, width: ranges.Count, base_width: ranges.Count | None = None) -> Optimizer:
-    """Scales learning rates and initial values so that the learning rate tuned at `base_width` suits `width`.
+    """Scales learning rates and initial values so that a learning rate tuned at `base_width` can be used at `width`.
 
     Args:
-        optimizer: the optimizer, with the learning rate of the base width.
+        optimizer: the optimizer with the learning rate tuned at the base width.
         width: width of the residual stream.
         base_width: the width at which the learning rate was tuned; None returns `optimizer` unchanged.
 
     Raises:
-        UserError: the optimizer does not support factors for learning rates.
+        UserError: the optimizer does not support learning rate factors per parameter.
     """
     optimizer = as_optimizer(optimizer)
     if base_width is None:
@@ -56,16 +58,16 @@ def scaled(optimizer: Any, width: ranges.Count, base_width: ranges.Count | None 
         )
     ratio = width / base_width
 
-    def make(logical_axes: Any) -> optax.GradientTransformation:
+    def make_transformation(logical_axes: Any) -> optax.GradientTransformation:
         factors = jax.tree.map(
             lambda spec: _rate_factor(parameter_kind(spec), ratio, optimizer.relative), logical_axes, is_leaf=is_spec
         )
         return optimizer.make(logical_axes, factors)
 
-    def initial(boxed: Any) -> Any:
+    def initial_factors(boxed: Any) -> Any:
         return jax.tree.map(lambda box: _initial_factor(box.names, box.value.shape, ratio), boxed, is_leaf=is_boxed)
 
-    return dataclasses.replace(optimizer, make=make, initial=initial)
+    return dataclasses.replace(optimizer, make=make_transformation, initial=initial_factors)
 
 
 def _initial_factor(names: tuple[str | None, ...], shape: tuple[int, ...], ratio: float) -> float:
@@ -78,13 +80,16 @@ def _initial_factor(names: tuple[str | None, ...], shape: tuple[int, ...], ratio
 def _rate_factor(kind: str, ratio: float, relative: bool) -> float:
     if kind == 'other':
         return 1.0
-    # The RMS of a hidden matrix is proportional to 1 / sqrt(m), that of an output matrix to 1 / m.
+    # The RMS of hidden matrices is proportional to 1 / sqrt(m), and the RMS of output matrices to 1 / m.
     rms = {'hidden': ratio**-0.5, 'output': 1 / ratio}[kind]
     return 1 / ratio / (rms if relative else 1.0)
 
 
 def parameter_kind(spec: PartitionSpec) -> str:
-    """Returns 'hidden' for features -> features, 'output' for features -> anything else, and 'other' otherwise."""
+    """Returns the kind of parameter for muP.
+
+    'hidden' are matrices from features to features, 'output' other matrices from features, and 'other' the rest.
+    """
     names = [name for name in spec if name not in _STACKED]
     if len(names) < 2 or names[-2] not in _FEATURES:
         return 'other'

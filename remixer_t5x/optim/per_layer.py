@@ -1,8 +1,8 @@
 """Applies optax transformations to each layer of a stacked parameter separately.
 
 Layers executed by `nn.scan` share one array with a leading `layers` axis. Adafactor's factored moments, RMS clipping
-and RMS scaling treat a parameter as one matrix or vector, and would mix the layers. Under `jax.vmap`, each layer gets
-the update that it would get without stacking. Elementwise and global transformations do not need this.
+and RMS scaling would treat the stacked layers as a single matrix or vector. With `jax.vmap` over the layers axis, the
+update of each layer is the same as without stacking. Elementwise and global transformations do not need `per_layer`.
 """
 
 from typing import Any
@@ -15,56 +15,57 @@ from jax.sharding import PartitionSpec
 from remixer_t5x import axes
 
 LAYERS_AXIS = 'layers'
-# Logical axes without features.
+# Logical axes that are not features, hidden units, heads or vocabulary entries.
 _NO_FEATURES = {axes.POSITIONS_OUT, axes.POSITIONS_IN, axes.RELPOS_BUCKETS, axes.OUTPUTS, None}
 
 
 def per_layer(inner: optax.GradientTransformation, logical_axes: Any) -> optax.GradientTransformation:
     """Returns a transformation that applies `inner` to every layer of stacked parameters separately.
 
-    `logical_axes` is a tree of PartitionSpecs of logical axis names (`nn.get_partition_spec(boxed_params)`). The state
-    is a dict from group ('single', 'layers_3', ...) to the state of `inner` for that group. Arrays of stacked groups
-    have a leading layers axis; step counters are scalars.
+    `logical_axes` is a tree of PartitionSpecs of logical axis names (`nn.get_partition_spec(boxed_params)`). Parameters
+    are grouped by their number of layers, and the state maps each group ('single', 'layers_3', ...) to the state of
+    `inner`. Arrays of stacked groups have a leading layers axis; step counters are scalars.
 
     Raises:
-        ValueError: a parameter has its layers axis more than once, or not first.
+        ValueError: a layers axis is repeated or is not the first axis.
     """
     stacked = is_stacked(logical_axes)
 
-    def lengths_of(params):
+    def count_layers(params):
         return jax.tree.map(lambda has_layers, leaf: leaf.shape[0] if has_layers else 0, stacked, params)
 
     def init(params):
-        lengths = lengths_of(params)
+        lengths = count_layers(params)
         state = {}
         for length in sorted(set(jax.tree.leaves(lengths))):
-            members = _members(params, lengths, length)
+            members = _mask_other_groups(params, lengths, length)
             init_group = jax.vmap(inner.init, out_axes=_state_axes(inner, members)) if length else inner.init
-            state[_group(length)] = init_group(members)
+            state[_group_name(length)] = init_group(members)
         return state
 
     def update(updates, state, params):
-        lengths = lengths_of(updates)
+        lengths = count_layers(updates)
         results, new_state = [], {}
         for length in sorted(set(jax.tree.leaves(lengths))):
-            members, group = _members(params, lengths, length), _group(length)
+            members, group = _mask_other_groups(params, lengths, length), _group_name(length)
             update_group = inner.update
             if length:
                 state_axes = _state_axes(inner, members)
                 update_group = jax.vmap(inner.update, in_axes=(0, state_axes, 0), out_axes=(0, state_axes))
-            result, new_state[group] = update_group(_members(updates, lengths, length), state[group], members)
+            group_updates = _mask_other_groups(updates, lengths, length)
+            result, new_state[group] = update_group(group_updates, state[group], members)
             results.append(result)
         return jax.tree.map(_select_group, lengths, *results), new_state
 
     return optax.GradientTransformation(init, update)
 
 
-def _group(length: int) -> str:
+def _group_name(length: int) -> str:
     return f'layers_{length}' if length else 'single'
 
 
-def _members(tree: Any, lengths: Any, length: int) -> Any:
-    """Returns `tree` with the leaves of other groups replaced by `optax.MaskedNode`, which keeps all paths."""
+def _mask_other_groups(tree: Any, lengths: Any, length: int) -> Any:
+    """Replaces the leaves of other groups by `optax.MaskedNode`, which preserves the structure of the tree."""
     return jax.tree.map(lambda layers, leaf: leaf if layers == length else optax.MaskedNode(), lengths, tree)
 
 
@@ -73,10 +74,10 @@ def _select_group(_: int, *leaves: Any) -> Any:
 
 
 def _state_axes(inner: optax.GradientTransformation, members: Any) -> Any:
-    """Returns the layers axis of each state leaf of a stacked group: 0, or None for step counters, which are shared."""
+    """Returns the layers axis of each state leaf of a stacked group: 0, or None for the shared step counters."""
     one_layer = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), members)
     state = jax.eval_shape(inner.init, one_layer)
-    # Scalar parameters (gates) have scalar moments, so only integer scalars are counters.
+    # Moments of scalar parameters are also scalars, so only integer scalars are step counters.
     return jax.tree.map(lambda leaf: None if leaf.ndim == 0 and jnp.issubdtype(leaf.dtype, jnp.integer) else 0, state)
 
 
@@ -84,13 +85,13 @@ def is_stacked(logical_axes: Any) -> Any:
     """Returns a tree of bool: True for parameters whose first axis is the layers axis.
 
     Raises:
-        ValueError: a parameter has its layers axis more than once, or not first.
+        ValueError: a layers axis is repeated or is not the first axis.
     """
 
     def has_layers(path: Any, spec: PartitionSpec) -> bool:
         if LAYERS_AXIS in spec[1:]:
             name = jax.tree_util.keystr(path)
-            raise ValueError(f'axes of {name} must have {LAYERS_AXIS!r} first and only once, got {tuple(spec)}')
+            raise ValueError(f'{LAYERS_AXIS!r} must be the first axis of {name} and not be repeated, got {tuple(spec)}')
         return LAYERS_AXIS in spec
 
     return jax.tree_util.tree_map_with_path(has_layers, logical_axes, is_leaf=is_spec)
@@ -102,12 +103,12 @@ def is_spec(leaf: Any) -> bool:
 
 
 def starts_near_zero(logical_axes: Any) -> Any:
-    """Returns a tree of bool: True for parameters that may start near zero although their trained values are large.
+    """Returns a tree of bool: True for parameters that may be initialized near zero and grow large during training.
 
-    These parameters have no axis of features, hidden units, heads or vocabulary entries: scalars (Remixer's alpha,
-    ReZero's scales), matrices between positions (Remixer's H, gMLP's free W), one number per distance (gMLP's Toeplitz
-    W), vectors whose axis has no name (Remixer's vector alpha), and biases of a head's outputs. T5 has no such
-    parameter. The second matrix of a LoRA adapter also starts at zero.
+    These are the parameters without an axis of features, hidden units, heads or vocabulary entries: scalars (Remixer's
+    alpha, ReZero's scales), matrices between positions (Remixer's H, gMLP's free W), vectors over distances (gMLP's
+    Toeplitz W), vectors whose axis has no name (Remixer's vector alpha), and biases of a head's outputs. The second
+    matrix of a LoRA adapter is also included. T5 has no such parameter.
     """
 
     def may_start_near_zero(spec: PartitionSpec) -> bool:
@@ -118,14 +119,14 @@ def starts_near_zero(logical_axes: Any) -> Any:
 
 
 def scale_by_parameter_rms(logical_axes: Any, min_rms: float, min_rms_near_zero: float) -> optax.GradientTransformation:
-    """Multiplies updates by max(RMS of the layer's parameter, a minimum), as Adafactor with relative steps does.
+    """Multiplies updates by max(RMS of the layer's parameter, minimum), as Adafactor with relative steps does.
 
-    Because of the minimum, a parameter can move away from zero.
+    The minimum allows parameters that are initialized at zero to change.
 
     Args:
         logical_axes: tree of PartitionSpec of logical axis names.
-        min_rms: the minimum for most parameters.
-        min_rms_near_zero: the minimum for parameters selected by `starts_near_zero`.
+        min_rms: minimum RMS of most parameters.
+        min_rms_near_zero: minimum RMS of the parameters selected by `starts_near_zero`.
     """
     stacked, near_zero = is_stacked(logical_axes), starts_near_zero(logical_axes)
 

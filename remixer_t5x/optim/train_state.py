@@ -1,4 +1,4 @@
-"""The train state (step, float32 parameters, optimizer state): planned from shapes, and created with shardings."""
+"""The train state (step, float32 parameters, optimizer state), which is planned from shapes and created sharded."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -15,13 +15,13 @@ from remixer_t5x.models.interface import Model, Params
 
 
 class TrainState(struct.PyTreeNode):
-    """Everything that a train step changes.
+    """State that is updated by a train step.
 
     Attributes:
-        step: int32 scalar, number of updates so far.
+        step: int32 scalar, number of completed updates.
         params: float32 parameters, unboxed.
         opt_state: state of the optax transformation.
-        usual_loss: float32 scalar, running mean of the loss per token, for detecting spikes; 0 before the first step.
+        usual_loss: float32 scalar, running mean of the loss per token for detecting spikes; 0 before the first step.
     """
 
     step: jax.Array
@@ -32,13 +32,13 @@ class TrainState(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class StatePlan:
-    """Describes a train state before it is created on devices.
+    """Shapes, shardings and initializer of a train state.
 
     Attributes:
         tx: the optimizer for these parameters.
-        abstract: TrainState of ShapeDtypeStruct with shardings; a checkpoint restores into it.
-        boxed_params: shapes of the parameters, boxed with their logical axes (for tables and counts).
-        init: maps a PRNG key to the state; call it under jit, as `create` does.
+        abstract: TrainState of ShapeDtypeStruct with shardings, for example for restoring checkpoints.
+        boxed_params: shapes of the parameters, boxed with their logical axes.
+        init: function that maps a PRNG key to the initial state; call it under jit, as `create` does.
     """
 
     tx: optax.GradientTransformation
@@ -48,11 +48,11 @@ class StatePlan:
 
     @property
     def shardings(self) -> TrainState:
-        """TrainState of NamedSharding."""
+        """Returns a TrainState of shardings."""
         return jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
 
     def create(self, rng: jax.Array) -> TrainState:
-        """Creates a state. Each device computes only its shards, and the values do not depend on the mesh."""
+        """Creates an initial state, with each device computing its shards; the values do not depend on the mesh."""
         return self.jit_init()(rng)
 
     def jit_init(self) -> jax.stages.Wrapped:
@@ -64,16 +64,16 @@ class StatePlan:
 
         Args:
             params: unboxed parameters of the planned model.
-            donate: whether the state reuses the buffers of `params`, which cannot be used afterwards and must have the
-                shardings of `abstract.params`.
+            donate: whether to donate the buffers of `params` to the state. Donated parameters cannot be used afterwards
+                and must have the shardings of `abstract.params`.
         """
 
-        def fresh(params):
-            # Without `copy` the state would share buffers with `params`.
+        def init_from_copy(params):
+            # Copy the arrays, because the state would otherwise share buffers with `params`.
             params = jax.tree.map(lambda leaf: jnp.copy(leaf).astype(jnp.float32), params)
             return TrainState(jnp.zeros((), jnp.int32), params, self.tx.init(params), jnp.zeros(()))
 
-        return jax.jit(fresh, out_shardings=self.shardings, donate_argnums=0 if donate else ())(params)
+        return jax.jit(init_from_copy, out_shardings=self.shardings, donate_argnums=0 if donate else ())(params)
 
 
 def plan(
@@ -82,15 +82,15 @@ def plan(
     batch_shapes: Mapping[str, tuple[int, ...]],
     partitioner: Partitioner,
 ) -> StatePlan:
-    """Plans the state of `model` on the partitioner's mesh with `jax.eval_shape`, without computing arrays.
+    """Plans the train state of `model` on the partitioner's mesh without computing any arrays.
 
     Args:
         model: the model to train.
-        optimizer: an optax transformation, or an `Optimizer`, which creates one from the parameters' logical axes.
+        optimizer: an optax transformation, or an `Optimizer`, which creates the transformation from logical axes.
         batch_shapes: passed to `model.init`.
         partitioner: the mesh and the sharding rules.
     """
-    # jit caches the trace, which takes most of a second, for all uses below.
+    # `init_params` is used more than once below; jit caches its trace, which takes most of a second.
     init_params = jax.jit(lambda rng: model.init(rng, batch_shapes), inline=True)
     boxed = jax.eval_shape(init_params, jax.random.key(0))
     is_optax = isinstance(optimizer, optax.GradientTransformation)
@@ -99,7 +99,7 @@ def plan(
     factors = initial(boxed) if initial else None
 
     def init(rng):
-        # Under `partitioner.activate()`, flax would constrain parameters whose axes do not divide evenly.
+        # Unbox here, because `nn.unbox` would apply sharding constraints even to axes that do not divide evenly.
         params = unbox(init_params(rng))
         params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
         if factors is not None:
@@ -128,7 +128,7 @@ def all_finite(tree: Any) -> jax.Array:
 
 
 def first_nonfinite(tree: Any) -> str | None:
-    """Returns the name of the first array with NaN or infinity, or None."""
+    """Returns the name of the first array that contains NaN or infinity, or None if all are finite."""
     if bool(all_finite(tree)):
         return None
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:

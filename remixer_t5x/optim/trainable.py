@@ -1,8 +1,7 @@
-"""Trains a subset of the parameters; the others are frozen, without gradients and optimizer state.
+"""Training a subset of the parameters, without gradients and optimizer state for the frozen parameters.
 
-The parameters are split into two nested dicts, trained and frozen parameters. A step differentiates the loss only with
-respect to the trained ones, and the optimizer receives only these: its state, its transformations per layer and its
-shardings are those of a model that has only the trained parameters.
+The parameters are split into two nested dicts, trained and frozen parameters. Gradients are computed only for the
+trained parameters, and the optimizer receives only these, as if the model had no other parameters.
 """
 
 import dataclasses
@@ -24,10 +23,11 @@ LORA_MATRICES = f'/({LORA_IN}|{LORA_OUT})$'
 def only(optimizer: Any, trainable: str | None = None, lora: str | None = None) -> Optimizer:
     """Restricts `optimizer` to the parameters whose names match the regular expression `trainable`.
 
-    If `trainable` is None, all parameters are trained; if `lora` is set (`lora.with_adapters`), only LoRA's matrices.
+    If `trainable` is None, only LoRA matrices are trained if `lora` is set (`lora.with_adapters`); otherwise all
+    parameters are trained.
 
     Raises:
-        UserError: `trainable` is not a regular expression, or (once the parameters are known) it matches no name.
+        UserError: `trainable` is not a valid regular expression, or matches no parameter.
     """
     optimizer = as_optimizer(optimizer)
     pattern = LORA_MATRICES if trainable is None and lora is not None else trainable
@@ -35,7 +35,7 @@ def only(optimizer: Any, trainable: str | None = None, lora: str | None = None) 
         return optimizer
     compile_pattern(pattern)
 
-    def make(logical_axes: Any) -> optax.GradientTransformation:
+    def make_transformation(logical_axes: Any) -> optax.GradientTransformation:
         inner = optimizer.make(split(logical_axes, pattern)[0])
 
         def init(params: Any) -> Any:
@@ -48,28 +48,30 @@ def only(optimizer: Any, trainable: str | None = None, lora: str | None = None) 
 
     average = optimizer.evaluated
 
-    def evaluated(state: Any, params: Any) -> Any:
+    def averaged_params(state: Any, params: Any) -> Any:
         trained, frozen = split(params, pattern)
         return join(average(state, trained), frozen) if average else params
 
-    return dataclasses.replace(optimizer, make=make, evaluated=average and evaluated, trainable=pattern)
+    return dataclasses.replace(
+        optimizer, make=make_transformation, evaluated=average and averaged_params, trainable=pattern
+    )
 
 
 def compile_pattern(trainable: str) -> re.Pattern[str]:
-    """Compiles a regular expression. Raises UserError if it is invalid."""
+    """Compiles the regular expression `trainable`; raises UserError if the expression is invalid."""
     try:
         return re.compile(trainable)
     except (re.error, TypeError) as error:
         raise UserError(
-            f"TRAINABLE must be a regular expression, as in 'encoder/.*/kernel', got {trainable!r} ({error}); "
+            f"TRAINABLE must be a regular expression, such as 'encoder/.*/kernel', got {trainable!r} ({error}); "
             'type --gin.TRAINABLE=remixer'
         ) from error
 
 
 def split(params: Tree, trainable: str | None) -> tuple[Tree, Tree]:
-    """Splits nested dicts into (trained, frozen) by the names of their leaves; None trains all parameters.
+    """Splits parameters into trained and frozen ones; all parameters are trained if `trainable` is None.
 
-    Raises UserError if no name matches the regular expression.
+    Raises UserError if no parameter name matches the regular expression `trainable`.
     """
     if trainable is None:
         return params, {}
@@ -77,15 +79,15 @@ def split(params: Tree, trainable: str | None) -> tuple[Tree, Tree]:
     trained = {name: leaf for name, leaf in flat.items() if pattern.search(name)}
     if not trained:
         raise UserError(
-            f'TRAINABLE must match the name of a parameter, got {trainable!r}; type a part of one, such as '
-            f'{next(iter(flat))}'
+            f'TRAINABLE must match the name of a parameter, such as {next(iter(flat))}, got {trainable!r}; '
+            'type a part of a name'
         )
     frozen = {name: leaf for name, leaf in flat.items() if name not in trained}
     return traverse_util.unflatten_dict(trained, sep='/'), traverse_util.unflatten_dict(frozen, sep='/')
 
 
 def join(trained: Tree, frozen: Tree) -> Tree:
-    """Merges the nested dicts that `split` returns."""
+    """Merges trained and frozen parameters; inverts `split`."""
     if isinstance(frozen, Mapping) and not frozen:
         return trained
     both = trained.keys() & frozen.keys()
