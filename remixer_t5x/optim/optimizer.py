@@ -1,11 +1,11 @@
 """Optimizers: Adafactor with T5's settings, AdamW scaled by parameter RMS, AdamW, and Lion.
 
-All are chains of optax transformations. Transformations of whole parameters run under `per_layer`, so that a layer
-gets the same update whether or not scan stacks it with other layers. Global transformations (gradient norm) and
-elementwise ones do not need `per_layer`.
+All optimizers are chains of optax transformations. Transformations of whole parameters are wrapped in `per_layer`, so
+that the update of a layer does not depend on whether it is stacked with other layers. Elementwise and global
+transformations, such as clipping the gradient norm, do not need `per_layer`.
 
 `momentum_dtype` is the dtype of the first moment, the running mean of gradients: 'bfloat16' halves its memory. Second
-moments stay float32: a step changes them by a fraction of 1 - b2 = 0.001, which bfloat16 would round away.
+moments are always float32: a step changes them by a fraction of 1 - b2 = 0.001, which bfloat16 would round away.
 """
 
 import dataclasses
@@ -21,28 +21,28 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.optim.per_layer import LAYERS_AXIS, is_spec, per_layer, scale_by_parameter_rms
 from remixer_t5x.optim.schedules import Schedule, as_schedule
 
-# The minimum RMS by which updates of Remixer's H and alpha and gMLP's W are multiplied (effect: docs/results.md).
+# Minimum parameter RMS for scaling the updates of Remixer's H and alpha and gMLP's W (effect: docs/results.md).
 MIN_RMS_NEAR_ZERO = 0.2
-# A run warns above this learning rate if updates are multiplied by the RMS of their parameter. T5 is pretrained at 0.01
-# with Adafactor, nanoT5 at 0.02 with AdamW.
+# A run warns if the learning rate is above this value and updates are multiplied by the parameter RMS. For comparison,
+# T5 is pretrained at 0.01 with Adafactor, and nanoT5 at 0.02 with AdamW.
 HIGHEST_RELATIVE_RATE = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """Creates an optax transformation from the logical axes of the parameters.
+    """Factory of an optax transformation that may depend on the logical axes of the parameters.
 
     Attributes:
-        learning_rate: maps the step (the first update is step 0) to the learning rate; None if unknown.
-        make: maps a tree of PartitionSpec of logical axis names (`nn.get_partition_spec(boxed_params)`) to the
-            transformation.
-        evaluated: maps the transformation's state and the parameters to an average of the parameters, which is
-            evaluated in their place (`parameter_averages`); None evaluates the parameters themselves.
-        relative: whether an update is multiplied by the RMS of its parameter.
-        takes_multipliers: whether `make` accepts a second argument, a tree of factors for the learning rates (`mup`).
-        initial: maps boxed parameters to a tree of factors for their initial values; None leaves them unchanged.
-        trainable: a regular expression; parameters whose names do not match it are frozen (`trainable.only`). None
-            trains all parameters.
+        learning_rate: function that maps the step (starting with 0) to the learning rate; None if unknown.
+        make: function that maps a tree of PartitionSpec of logical axis names
+            (`nn.get_partition_spec(boxed_params)`) to the transformation.
+        evaluated: function that maps the transformation's state and the parameters to the averaged parameters to
+            evaluate (`parameter_averages`); None if the optimizer computes no average.
+        relative: whether updates are multiplied by the RMS of their parameter.
+        takes_multipliers: whether `make` accepts a second argument, a tree of learning rate factors (`mup`).
+        initial: function that maps boxed parameters to a tree of factors for their initial values, or None.
+        trainable: regular expression for the names of the parameters to train; the others are frozen
+            (`trainable.only`). None trains all parameters.
     """
 
     learning_rate: Schedule | None
@@ -58,15 +58,14 @@ class Optimizer:
 
     @property
     def highest_rate(self) -> float | None:
-        """A learning rate above which a run warns; None if unknown."""
+        """Returns the learning rate above which a run warns; None if unknown."""
         return HIGHEST_RELATIVE_RATE if self.relative else None
 
 
 def as_optimizer(optimizer: Any) -> Optimizer:
-    """Wraps an optax transformation as an `Optimizer` with an unknown learning rate; returns an `Optimizer` unchanged.
+    """Wraps an optax transformation in an `Optimizer`; returns an `Optimizer` unchanged.
 
-    The transformation receives consecutive identical layers as one parameter with a leading `layers` axis. Raises
-    UserError for any other value.
+    The transformation is not wrapped in `per_layer`. Raises UserError if `optimizer` has another type.
     """
     if isinstance(optimizer, Optimizer):
         return optimizer
@@ -74,7 +73,7 @@ def as_optimizer(optimizer: Any) -> Optimizer:
         return Optimizer(None, lambda logical_axes: optimizer)
     advice = 'add () after its name' if callable(optimizer) else 'type --gin.OPTIMIZER=@optimizer.adafactor()'
     raise UserError(
-        'OPTIMIZER must be an optimizer, as in @optimizer.adafactor(), or an optax transformation, as in '
+        'OPTIMIZER must be an optimizer such as @optimizer.adafactor() or an optax transformation such as '
         f'@optax.adamw(), got {getattr(optimizer, "__name__", None) or repr(optimizer):.80}; {advice}'
     )
 
@@ -92,13 +91,13 @@ def adafactor(
 ) -> Optimizer:
     """Adafactor (Shazeer and Stern 2018) with T5's settings: no momentum, no weight decay, an external learning rate.
 
-    The second moments decay by `1 - (step + 1) ** -decay_rate`. `epsilon1` is added to squared gradients, `epsilon2` is
-    the minimum parameter RMS for `multiply_by_parameter_scale`, and `clipping_threshold` bounds the RMS of a
-    parameter's update before the learning rate is applied. Argument names are T5X's.
+    The decay rate of the second moments is `1 - (step + 1) ** -decay_rate`. `epsilon1` is added to squared gradients,
+    `epsilon2` is the minimum parameter RMS for `multiply_by_parameter_scale`, and `clipping_threshold` limits the RMS
+    of a parameter's update before it is multiplied by the learning rate. Arguments are named as in T5X.
 
-    It differs from T5X in two ways. T5X factors matrices stacked by scan at any size; here they are factored if both
-    dimensions of one layer are at least `min_dim_size_to_factor`. Parameters that may start near zero, which T5 does
-    not have (`per_layer.starts_near_zero`), use the minimum RMS `min_rms_near_zero`.
+    This implementation differs from T5X in two ways. Matrices are factored only if both dimensions of a layer are at
+    least `min_dim_size_to_factor`, whereas T5X factors stacked matrices of any size. Parameters that may be initialized
+    near zero (`per_layer.starts_near_zero`), which T5 does not have, use the minimum RMS `min_rms_near_zero`.
     """
     schedule = as_schedule(learning_rate)
     block_steps = [
@@ -109,14 +108,14 @@ def adafactor(
     if clipping_threshold is not None:
         block_steps.append(optax.clip_by_block_rms(clipping_threshold))
 
-    def make(logical_axes, multipliers=None):
+    def make_transformation(logical_axes, multipliers=None):
         steps = [per_layer(optax.chain(*block_steps), logical_axes)]
         if multiply_by_parameter_scale:
             steps.append(scale_by_parameter_rms(logical_axes, epsilon2, min_rms_near_zero))
-        steps += _multiply(multipliers)
+        steps += _scale_updates(multipliers)
         return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
 
-    return Optimizer(schedule, make, relative=multiply_by_parameter_scale, takes_multipliers=True)
+    return Optimizer(schedule, make_transformation, relative=multiply_by_parameter_scale, takes_multipliers=True)
 
 
 @ranges.checked
@@ -131,13 +130,13 @@ def adamw_rms(
     max_grad_norm: ranges.Positive | None = 1.0,
     momentum_dtype: str = 'float32',
 ) -> Optimizer:
-    """AdamW whose update of a parameter is multiplied by max(RMS of that parameter, `min_rms`).
+    """AdamW with updates multiplied by max(parameter RMS, `min_rms`), as in nanoT5 (Nawrot 2023, arXiv:2309.02373).
 
-    This is the optimizer of nanoT5 (Nawrot 2023, arXiv:2309.02373); the defaults are its recipe for T5.1.1-base.
-    Gradients are first clipped to the global norm `max_grad_norm` (None does not clip). `weight_decay` is decoupled,
-    multiplied by the learning rate only, and does not apply to vectors, scalars and relative position biases.
-    Parameters that may start near zero, which T5 does not have (`per_layer.starts_near_zero`), use `min_rms_near_zero`
-    instead of `min_rms`. `epsilon` is added after the bias correction, as in Adam's paper; nanoT5 adds it before.
+    The defaults are nanoT5's settings for T5.1.1-base. Gradients are first clipped to the global norm `max_grad_norm`
+    (None disables clipping). `weight_decay` is decoupled, multiplied only by the learning rate, and is not applied to
+    vectors, scalars and relative position biases. Parameters that may be initialized near zero
+    (`per_layer.starts_near_zero`), which T5 does not have, use `min_rms_near_zero` instead of `min_rms`. `epsilon` is
+    added after the bias correction, as in Adam's paper; nanoT5 adds it before.
     """
 
     def rule(logical_axes):
@@ -159,7 +158,7 @@ def adamw(
 ) -> Optimizer:
     """AdamW (Loshchilov and Hutter 2019).
 
-    Clipping and `weight_decay` are as in `adamw_rms`, which also scales updates by the sizes of parameters.
+    Gradient clipping and `weight_decay` are as in `adamw_rms`, but updates are not scaled by the parameter RMS.
     """
     adam = optax.scale_by_adam(b1=b1, b2=b2, eps=epsilon, mu_dtype=jnp.dtype(momentum_dtype))
     return with_decay(lambda logical_axes: adam, learning_rate, weight_decay, max_grad_norm, takes_multipliers=True)
@@ -174,10 +173,11 @@ def lion(
     max_grad_norm: ranges.Positive | None = 1.0,
     momentum_dtype: str = 'float32',
 ) -> Optimizer:
-    """Lion (Chen et al. 2023, arXiv:2302.06675): the sign of a running mean, whose only state is another running mean.
+    """Lion (Chen et al. 2023, arXiv:2302.06675), which updates every element by plus or minus the learning rate.
 
-    The update of every element is plus or minus the learning rate. The paper recommends a learning rate 3 to 10 times
-    smaller than AdamW's, and a `weight_decay` larger by the same factor. Clipping and decay are as in `adamw_rms`.
+    The optimizer state contains one running mean of the gradients. The paper recommends a learning rate 3 to 10 times
+    smaller than for AdamW, and a `weight_decay` larger by the same factor. Gradient clipping and `weight_decay` are as
+    in `adamw_rms`.
     """
     rule = optax.scale_by_lion(b1=b1, b2=b2, mu_dtype=jnp.dtype(momentum_dtype))
     return with_decay(lambda logical_axes: rule, learning_rate, weight_decay, max_grad_norm, takes_multipliers=True)
@@ -191,35 +191,36 @@ def with_decay(
     relative: bool = False,
     takes_multipliers: bool = False,
 ) -> Optimizer:
-    """Creates an optimizer that clips the global gradient norm, applies `rule(logical_axes)`, and decays matrices.
+    """Creates an optimizer that combines an update rule with gradient clipping and weight decay.
 
-    The sum of update and decay is multiplied by the learning rate; `relative` and `takes_multipliers` are fields of
+    Gradients are clipped to the global norm `max_grad_norm` and transformed by `rule(logical_axes)`. Weight decay is
+    added for matrices, and the sum is multiplied by the learning rate. `relative` and `takes_multipliers` are fields of
     `Optimizer`.
     """
     schedule = as_schedule(learning_rate)
 
-    def make(logical_axes, multipliers=None):
+    def make_transformation(logical_axes, multipliers=None):
         steps = [optax.clip_by_global_norm(max_grad_norm)] if max_grad_norm is not None else []
-        steps += [rule(logical_axes), *_multiply(multipliers)]
+        steps += [rule(logical_axes), *_scale_updates(multipliers)]
         if weight_decay:
-            steps.append(optax.add_decayed_weights(weight_decay, mask=decays(logical_axes)))
+            steps.append(optax.add_decayed_weights(weight_decay, mask=decay_mask(logical_axes)))
         return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
 
-    return Optimizer(schedule, make, relative=relative, takes_multipliers=takes_multipliers)
+    return Optimizer(schedule, make_transformation, relative=relative, takes_multipliers=takes_multipliers)
 
 
-def _multiply(factors: Any) -> list[optax.GradientTransformation]:
-    """Returns the transformation that multiplies updates by a tree of factors; nothing for None."""
+def _scale_updates(factors: Any) -> list[optax.GradientTransformation]:
+    """Returns a transformation that multiplies updates by a tree of factors, or an empty list for None."""
     if factors is None:
         return []
     return [optax.stateless(lambda updates, params: jax.tree.map(lambda step, factor: factor * step, updates, factors))]
 
 
-def decays(logical_axes: Any) -> Any:
-    """Returns a tree of bool: True for parameters that decay, which are all matrices except position biases."""
+def decay_mask(logical_axes: Any) -> Any:
+    """Returns a tree of bool: True for parameters with weight decay, which are all matrices except position biases."""
 
-    def decay(axes):
+    def is_decayed(axes):
         names = [name for name in axes if name != LAYERS_AXIS]
         return len(names) >= 2 and 'relpos_buckets' not in names
 
-    return jax.tree.map(decay, logical_axes, is_leaf=is_spec)
+    return jax.tree.map(is_decayed, logical_axes, is_leaf=is_spec)

@@ -1,7 +1,7 @@
-"""Averages of the parameters over steps, which are evaluated instead of the latest parameters: EMA and schedule-free.
+"""Parameter averaging: exponential moving averages (EMA) and schedule-free optimizers.
 
-The average is part of the optimizer state, so checkpoints store it, resumed runs continue it, and bad steps leave it
-unchanged. `saved_arrays` lists the arrays of a checkpoint that contain it.
+Averaged parameters are evaluated instead of the latest parameters. The average is part of the optimizer state and is
+therefore saved in checkpoints, restored when a run resumes, and not changed by skipped steps.
 """
 
 import dataclasses
@@ -19,15 +19,15 @@ from remixer_t5x.optim.optimizer import Optimizer, as_optimizer, with_decay
 from remixer_t5x.optim.schedules import Schedule, as_schedule
 
 AVERAGE = 'average'
-# Names, in a saved train state, of the parameters, their averages, and the iterates that schedule-free averages.
+# Name prefixes in a saved train state: parameters, averaged parameters, and the iterates of schedule-free optimizers.
 PARAMS, _AVERAGES, _ITERATES, _B1 = 'params/', f'opt_state/{AVERAGE}/', 'opt_state/z/', 'opt_state/b1'
 
 
 def averaged(optimizer: Any, decay: float | None) -> Optimizer:
-    """Adds a float32 exponential moving average (EMA) of the parameters; `decay` None returns `optimizer` unchanged.
+    """Adds a float32 exponential moving average (EMA) of the parameters, unless `decay` is None.
 
-    After t steps the decay is min(decay, (1 + t) / (10 + t)), as in TensorFlow's ExponentialMovingAverage, so that the
-    average is not biased towards the initial parameters.
+    After t steps the decay is min(decay, (1 + t) / (10 + t)), as in TensorFlow's ExponentialMovingAverage, which
+    reduces the bias towards the initial parameters.
     """
     optimizer = as_optimizer(optimizer)
     if decay is None:
@@ -35,11 +35,11 @@ def averaged(optimizer: Any, decay: float | None) -> Optimizer:
     ranges.check('EMA_DECAY', decay, ranges.OpenShare | None)
     if optimizer.evaluated is not None:
         raise UserError(
-            f'EMA_DECAY must be None for an optimizer that averages parameters itself, got {decay}; '
+            f'EMA_DECAY must be None for an optimizer that already averages parameters, got {decay}; '
             'type --gin.EMA_DECAY=None'
         )
 
-    def make(logical_axes):
+    def make_transformation(logical_axes):
         inner = optimizer(logical_axes)
 
         def init(params):
@@ -57,7 +57,7 @@ def averaged(optimizer: Any, decay: float | None) -> Optimizer:
 
         return optax.GradientTransformation(init, update)
 
-    return dataclasses.replace(optimizer, make=make, evaluated=lambda state, params: state[AVERAGE])
+    return dataclasses.replace(optimizer, make=make_transformation, evaluated=lambda state, params: state[AVERAGE])
 
 
 @ranges.checked
@@ -69,29 +69,30 @@ def schedule_free_adamw(
     weight_decay: ranges.NonNegative = 0.0,
     max_grad_norm: ranges.Positive | None = 1.0,
 ) -> Optimizer:
-    """Schedule-free AdamW (Defazio et al. 2024, arXiv:2405.15682): needs no decay schedule and no number of steps.
+    """Schedule-free AdamW (Defazio et al. 2024, arXiv:2405.15682), which needs no learning rate decay.
 
-    Gradients are computed at y = (1 - b1) z + b1 x, where z are the iterates of AdamW without momentum and x is their
-    average, weighted by the square of the largest learning rate so far. The train state stores y, the optimizer state
-    z; x is evaluated. `learning_rate` is constant after its warmup. `weight_decay` applies at y, to matrices.
+    Gradients are computed at y = (1 - b1) z + b1 x, where z are the iterates of AdamW without momentum, and x is their
+    average, weighted by the square of the largest learning rate so far. The parameters of the train state are y, the
+    optimizer state contains z, and evaluation uses x. The learning rate should be constant after a warmup.
+    `weight_decay` is computed at y and applied only to matrices.
     """
     schedule = as_schedule(learning_rate)
     rule = optax.scale_by_rms(decay=b2, eps=epsilon, eps_in_sqrt=False, bias_correction=True)
     iterates = with_decay(lambda logical_axes: rule, schedule, weight_decay, max_grad_norm)
 
-    def make(logical_axes):
+    def make_transformation(logical_axes):
         inner = schedule_free(iterates(logical_axes), schedule, b1=b1)
         return optax.GradientTransformation(inner.init, inner.update)
 
-    return Optimizer(schedule, make, evaluated=schedule_free_eval_params)
+    return Optimizer(schedule, make_transformation, evaluated=schedule_free_eval_params)
 
 
 def saved_arrays(params: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Returns the arrays of a saved train state that `params_from_saved` reads, by name, with the shapes of `params`.
+    """Returns the names and shapes of the arrays of a saved train state that are needed by `params_from_saved`.
 
     Args:
-        params: parameters by name, such as `encoder/run_0/layer/...`; frozen parameters have no average.
-        names: names of the arrays in the saved state.
+        params: maps names of parameters, such as `encoder/run_0/layer/...`, to arrays or shapes.
+        names: names of all arrays in the saved state.
     """
     arrays = {}
     schedule_free_state = {_B1, 'opt_state/weight_sum'} <= set(names)
@@ -106,7 +107,7 @@ def saved_arrays(params: Mapping[str, Any], names: Collection[str]) -> dict[str,
 
 
 def params_from_saved(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """Returns the parameters to evaluate by name, from the arrays that `saved_arrays` lists."""
+    """Returns the parameters to evaluate, computed from the arrays selected by `saved_arrays`."""
     params, averages, iterates = (
         {name.removeprefix(part): array for name, array in arrays.items() if name.startswith(part)}
         for part in (PARAMS, _AVERAGES, _ITERATES)

@@ -1,7 +1,7 @@
 """Learning rate schedules: functions from the step to a float32 learning rate.
 
-Steps count optimizer updates; the first update is step 0. Each function of this module returns a schedule, which gin
-passes to an optimizer: `optimizer.adafactor.learning_rate = @schedules.rsqrt()`.
+Steps are numbered from 0, the first optimizer update. In gin, bind a schedule to the learning rate of an optimizer:
+`optimizer.adafactor.learning_rate = @schedules.rsqrt()`.
 """
 
 import math
@@ -19,7 +19,7 @@ Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 
 @ranges.checked
 def constant(value: ranges.Positive, warmup_steps: ranges.Whole = 0) -> Schedule:
-    """Constant `value` after a linear warmup from 0 over `warmup_steps`."""
+    """Constant learning rate `value` after a linear warmup from 0 over `warmup_steps`."""
     if not warmup_steps:
         return _as_float32(optax.constant_schedule(value))
     return _as_float32(optax.warmup_constant_schedule(0.0, value, warmup_steps))
@@ -29,19 +29,19 @@ def constant(value: ranges.Positive, warmup_steps: ranges.Whole = 0) -> Schedule
 def rsqrt(
     peak: ranges.Positive = 0.01, constant_steps: ranges.Count = 10_000, warmup_steps: ranges.Whole = 0
 ) -> Schedule:
-    """T5's inverse square root (Raffel et al. 2019, section 3.1.2): `peak` for the first `constant_steps`, then
-    `peak * sqrt(constant_steps / step)`.
+    """T5's inverse square root schedule (Raffel et al. 2019, section 3.1.2).
 
-    The defaults are T5's `1 / sqrt(max(step, 10,000))`. The first `warmup_steps` multiply it by a linear ramp from
-    0, like T5X's `linear_warmup`; T5 has no warmup.
+    The learning rate is `peak` for the first `constant_steps`, then `peak * sqrt(constant_steps / step)`. The defaults
+    are T5's `1 / sqrt(max(step, 10,000))`. During the first `warmup_steps`, the rate is multiplied by a linear ramp
+    from 0, as with T5X's `linear_warmup`; T5 has no warmup.
     """
     base = peak * math.sqrt(constant_steps)
 
-    def rate(step: jax.typing.ArrayLike) -> jax.Array:
+    def learning_rate(step: jax.typing.ArrayLike) -> jax.Array:
         decayed = base * jax.lax.rsqrt(jnp.maximum(step, constant_steps).astype(jnp.float32))
         return decayed * jnp.minimum(1.0, step / warmup_steps) if warmup_steps else decayed
 
-    return _as_float32(rate)
+    return _as_float32(learning_rate)
 
 
 # Default warmup of `cosine`, as a fraction of all steps.
@@ -58,8 +58,8 @@ def cosine(
 ) -> Schedule:
     """Linear warmup from `warmup_start` to `peak`, then cosine decay to `final` at step `total_steps`.
 
-    `peak`, `final` and `warmup_start` are learning rates. `total_steps` includes the warmup; later steps keep the rate
-    `final`. `warmup_steps` None means `WARMUP_SHARE` of `total_steps`.
+    `peak`, `final` and `warmup_start` are learning rates. `total_steps` includes the warmup; the rate of later steps is
+    `final`. If `warmup_steps` is None, the warmup takes a fraction `WARMUP_SHARE` of `total_steps`.
     """
     if warmup_steps is None:
         warmup_steps = int(WARMUP_SHARE * total_steps)
@@ -75,7 +75,7 @@ def linear(
     final: ranges.NonNegative = 0.0,
     warmup_start: ranges.NonNegative = 0.0,
 ) -> Schedule:
-    """Like `cosine`, with linear decay to `final`."""
+    """Linear warmup and linear decay; see `cosine` for the arguments."""
     _check_decay(warmup_steps, total_steps)
     warmup = optax.linear_schedule(warmup_start, peak, warmup_steps)
     decay = optax.linear_schedule(peak, final, total_steps - warmup_steps)
@@ -91,10 +91,10 @@ def wsd(
     final: ranges.NonNegative = 0.0,
     warmup_start: ranges.NonNegative = 0.0,
 ) -> Schedule:
-    """Warmup-stable-decay: linear warmup, constant `peak`, 1 - sqrt decay to `final` (Haegele et al. 2024, section 3).
+    """Warmup-stable-decay schedule: linear warmup, constant rate `peak`, then decay to `final`.
 
-    The decay takes the last fraction `decay_share` of `total_steps` (arXiv:2405.18392). A checkpoint saved before the
-    decay can be resumed with any larger `total_steps`.
+    The last fraction `decay_share` of `total_steps` decays as 1 - sqrt (Haegele et al. 2024, arXiv:2405.18392,
+    section 3). A checkpoint saved before the decay can be resumed with any larger `total_steps`.
     """
     _check_decay(warmup_steps, total_steps)
     decay_steps = round(decay_share * total_steps)
@@ -105,12 +105,12 @@ def wsd(
             f'got {decay_share}; type --gin.DECAY_SHARE={most:.2g}'
         )
 
-    def rate(step: jax.typing.ArrayLike) -> jax.Array:
+    def learning_rate(step: jax.typing.ArrayLike) -> jax.Array:
         ramp = jnp.minimum(1.0, step / warmup_steps) if warmup_steps else 1.0
         decayed = jnp.sqrt(jnp.clip((step - (total_steps - decay_steps)) / decay_steps, 0.0, 1.0))
         return warmup_start + (peak - warmup_start) * ramp - (peak - final) * decayed
 
-    return _as_float32(rate)
+    return _as_float32(learning_rate)
 
 
 @ranges.checked

@@ -1,7 +1,7 @@
-"""The train step, a pure function that updates the parameters once, and the evaluation step.
+"""Train and evaluation steps as pure functions.
 
-Microbatches add up the weights and the gradients of the loss SUM, which are divided once, so the update does not depend
-on how the batch is split.
+With microbatches, the gradients of the summed loss and the weights are accumulated and divided once, so the update does
+not depend on the number of microbatches.
 """
 
 from collections.abc import Callable
@@ -22,13 +22,13 @@ from remixer_t5x.optim.schedules import Schedule
 from remixer_t5x.optim.train_state import TrainState
 
 Metrics = dict[str, jax.Array]
-# Weight of a new loss in the running mean, which averages about fifty steps.
+# Weight of the latest loss in the running mean, which averages over about fifty steps.
 USUAL_LOSS_SHARE = 0.02
 # T5X's name for normalizing the loss by the number of target tokens.
 NUM_REAL_TARGET_TOKENS = 'NUM_REAL_TARGET_TOKENS'
-# The evaluation sum that counts how often each id is a target.
+# Name of the evaluation sum with the number of occurrences of each id in the targets.
 TARGET_COUNTS = 'target_counts'
-# Arrays of token ids, with 0 as padding; a batch has at least one of them.
+# Names of the token id arrays of a batch, with 0 as padding.
 TOKENS = ('encoder_input_tokens', 'decoder_target_tokens')
 StepFn = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
@@ -45,25 +45,23 @@ def make_train_step(
     spike_factor: float | None = None,
     trainable: str | None = None,
 ) -> StepFn:
-    """Returns a pure `step(state, batch) -> (state, metrics)`; `step_metrics` and `update_loss_ema` list the metrics.
+    """Returns a pure train step `step(state, batch) -> (state, metrics)`.
 
-    If the loss or the gradient is not finite, or the loss is a spike, the step only increments the step number of the
-    state; the caller decides what to do.
+    See `step_metrics` and `update_loss_ema` for the metrics. If the loss or the gradient is not finite, or the loss is
+    a spike, the update is skipped and only the step number is incremented.
 
     Args:
-        model: `model.loss(params, batch, dropout_rng)` returns a sum over target tokens and a dict of float32 sums,
-            which includes `weights`.
+        model: the model to train.
         tx: the optimizer.
-        microbatches: number of parts of the batch that are processed sequentially to save activation memory.
+        microbatches: number of microbatches, which are processed sequentially to reduce activation memory.
         loss_normalizing_factor: divisor of the loss sum, as in T5X: a number, None for the sum itself, or
             'NUM_REAL_TARGET_TOKENS' for the number of target tokens (the sum of weights). Released T5 checkpoints were
             trained with a constant, batch rows x target length (233472 in T5X's configs).
-        dropout: whether to pass `model.loss` a PRNG key, which is folded from `seed`, the step and the microbatch.
+        dropout: whether to enable dropout, with a PRNG key derived from `seed`, the step and the microbatch.
         seed: seed of dropout.
-        learning_rate: schedule whose value at `state.step` is reported as the metric `learning_rate`; None does not
-            report it.
+        learning_rate: schedule to report as the metric `learning_rate`, or None.
         spike_factor: a loss per token above this multiple of `state.usual_loss` is a spike; None disables the check.
-        trainable: regular expression of `Optimizer.trainable`; gradients of other parameters are not computed.
+        trainable: regular expression for the names of the parameters to train (`Optimizer.trainable`), or None.
     """
     ranges.check('MICROBATCHES', microbatches, ranges.Count)
     is_mean = loss_normalizing_factor == NUM_REAL_TARGET_TOKENS
@@ -73,7 +71,7 @@ def make_train_step(
             f'LOSS_NORMALIZING_FACTOR must be a number above 0, None (sum) or {NUM_REAL_TARGET_TOKENS!r} (mean), got '
             f'{loss_normalizing_factor!r}; type --gin.LOSS_NORMALIZING_FACTOR={NUM_REAL_TARGET_TOKENS}'
         )
-    gradients = _gradients(model, seed if dropout else None)
+    gradients = _build_gradient_fn(model, seed if dropout else None)
 
     def step_fn(state, batch):
         trained, frozen = trainables.split(state.params, trainable)
@@ -97,10 +95,13 @@ def make_train_step(
     return step_fn
 
 
-def _gradients(model: Model, seed: int | None) -> Callable:
-    """Returns `((trained, frozen), batch, step, index) -> (gradients, sums)`; a `seed` enables dropout."""
+def _build_gradient_fn(model: Model, seed: int | None) -> Callable:
+    """Returns a function `((trained, frozen), batch, step, index) -> (gradients, sums)`.
 
-    def gradients(params, batch, step, index):
+    Dropout is enabled unless `seed` is None.
+    """
+
+    def compute_gradients(params, batch, step, index):
         rng = None
         if seed is not None:
             rng = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), index)
@@ -112,19 +113,19 @@ def _gradients(model: Model, seed: int | None) -> Callable:
         (_, sums), grads = jax.value_and_grad(loss, has_aux=True)(trained)
         return grads, sums
 
-    return gradients
+    return compute_gradients
 
 
 def _target_tokens(sums: Metrics) -> jax.Array:
-    """Returns the number of target tokens; 1 for a batch of padding, to avoid dividing its zero gradient by 0."""
+    """Returns the number of target tokens, but 1 for a batch without targets, to avoid a division by zero."""
     return jnp.where(sums['weights'] > 0, sums['weights'], 1.0)
 
 
 def step_metrics(params: Params, batch: Batch, sums: Metrics, grads: Params) -> tuple[Metrics, jax.Array]:
-    """Returns the metrics of a step, float32 scalars, and whether its loss and its gradient are finite.
+    """Returns the metrics of a step, float32 scalars, and whether the loss and the gradient are finite.
 
     The metrics are `sums`, `grad_norm` (of the normalized gradient, before clipping), `param_norm` (before the update),
-    `non_padding_fraction`, and `nonfinite`, which is 1.0 if the loss or the gradient is not finite.
+    `non_padding_fraction`, and `nonfinite` (1.0 if the loss or the gradient is not finite).
     """
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(grad_norm) & jnp.isfinite(sums['loss'])
@@ -142,9 +143,10 @@ def step_metrics(params: Params, batch: Batch, sums: Metrics, grads: Params) -> 
 def update_loss_ema(
     usual_loss: jax.Array, sums: Metrics, spike_factor: float | None, good: jax.Array
 ) -> tuple[jax.Array, jax.Array, Metrics]:
-    """Updates the running mean of the loss per token.
+    """Updates the running mean of the loss per token and detects loss spikes.
 
-    Returns the mean, whether the step is `good` and not a spike, and the metric `spike` if `spike_factor` is set.
+    Returns the updated mean, whether the step is `good` and not a spike, and a dict with the metric `spike`, which is
+    empty if `spike_factor` is None.
     """
     loss, metrics = sums['loss'] / _target_tokens(sums), {}
     if spike_factor is not None:
@@ -155,7 +157,7 @@ def update_loss_ema(
 
 
 def non_padding_fraction(batch: Batch) -> jax.Array | None:
-    """Returns the fraction of input and target positions that are not padding; None without token ids."""
+    """Returns the fraction of input and target positions that are not padding; None if the batch has no token ids."""
     tokens = [batch[name] for name in TOKENS if name in batch]
     if not tokens:
         return None
@@ -166,12 +168,13 @@ def non_padding_fraction(batch: Batch) -> jax.Array | None:
 def make_eval_step(
     model: Model, token_bytes: np.ndarray | None = None, count_targets: bool = False
 ) -> Callable[[Params, Batch], Metrics]:
-    """Returns a pure `step(params, batch) -> sums`, which computes the sums of `model.loss` without dropout.
+    """Returns a pure evaluation step `step(params, batch) -> sums`, with the sums of `model.loss` without dropout.
 
     Args:
         model: the model to evaluate.
-        token_bytes: [ids], bytes of text of each id; adds the sum `bytes`, the size of the decoder's targets.
-        count_targets: whether to add `target_counts` [ids], how often each id is a target.
+        token_bytes: [ids], number of bytes in the text of each id, for adding the sum `bytes`, the size of the decoder
+            targets; None to omit this sum.
+        count_targets: whether to add `target_counts` [ids], the number of occurrences of each id in the targets.
     """
 
     def step_fn(params, batch):
@@ -191,7 +194,7 @@ def make_eval_step(
 
 
 class CompiledStep:
-    """A jitted function that is traced in the context of the partitioner's mesh and rules."""
+    """A jitted function that is traced and called with the partitioner's mesh and sharding rules."""
 
     def __init__(self, jitted: Any, partitioner: Partitioner):
         self._jitted = jitted
@@ -202,7 +205,7 @@ class CompiledStep:
             return self._jitted(*args)
 
     def lower(self, *args: Any) -> jax.stages.Lowered:
-        """Like `jax.jit(...).lower`, for cost analysis and ahead-of-time compilation."""
+        """Lowers the function for cost analysis and ahead-of-time compilation, like `jax.jit(...).lower`."""
         with self._partitioner.activate():
             return self._jitted.lower(*args)
 
@@ -210,10 +213,10 @@ class CompiledStep:
 def jit_train_step(
     step_fn: StepFn, shardings: TrainState, partitioner: Partitioner, donate: bool = False
 ) -> CompiledStep:
-    """Compiles `step_fn` for the mesh.
+    """Returns the train step `step_fn` as a jitted function with shardings for the partitioner's mesh.
 
-    `donate` reuses the buffers of the input state for the output state. This saves the memory of a second state, and
-    deletes the input state and all arrays that share its buffers.
+    If `donate` is True, the output state reuses the buffers of the input state. This saves the memory of a second
+    state, but deletes the input state and all arrays that share its buffers.
     """
     jitted = jax.jit(
         step_fn,
@@ -227,7 +230,7 @@ def jit_train_step(
 def jit_eval_step(
     step_fn: Callable[[Params, Batch], Metrics], shardings: TrainState, partitioner: Partitioner
 ) -> CompiledStep:
-    """Compiles `step_fn` for the mesh: `(params, batch) -> sums`."""
+    """Returns the evaluation step `step_fn` as a jitted function with shardings for the partitioner's mesh."""
     jitted = jax.jit(
         step_fn,
         in_shardings=(shardings.params, partitioner.batch_sharding),
@@ -239,29 +242,31 @@ def jit_eval_step(
 def accumulate_gradients(
     gradients: Callable, params: Any, batch: Batch, step: jax.Array, microbatches: int
 ) -> tuple[Any, Metrics]:
-    """Sums `gradients(params, microbatch, step, index) -> (grads, sums)` over the microbatches sequentially.
+    """Sums the results of `gradients(params, microbatch, step, index) -> (grads, sums)` over the microbatches.
 
-    Microbatch i consists of the batch rows r with r % microbatches == i. Adjacent rows are on one device, so each
-    device splits its own rows and no row is transferred.
+    Microbatch i consists of the batch rows r with r % microbatches == i. Adjacent rows are on the same device, so this
+    split requires no transfers between devices.
     """
     if microbatches == 1:
         return gradients(params, batch, step, 0)
     rows = {array.shape[0] for array in batch.values()}
     if len(rows) != 1 or min(rows) % microbatches:
-        raise UserError(f'MICROBATCHES must divide a batch of {min(rows)} rows, got {microbatches}; type a divisor')
-    split = {name: _constrain(a.reshape(-1, microbatches, *a.shape[1:])) for name, a in batch.items()}
+        raise UserError(
+            f'MICROBATCHES must divide the batch of {min(rows)} rows, got {microbatches}; use a divisor of {min(rows)}'
+        )
+    split = {name: _shard_rows(a.reshape(-1, microbatches, *a.shape[1:])) for name, a in batch.items()}
 
-    def add_part(total, index):
+    def add_microbatch(total, index):
         part = {
-            name: _constrain(jax.lax.dynamic_index_in_dim(a, index, 1, keepdims=False)) for name, a in split.items()
+            name: _shard_rows(jax.lax.dynamic_index_in_dim(a, index, 1, keepdims=False)) for name, a in split.items()
         }
         return jax.tree.map(jnp.add, total, gradients(params, part, step, index)), None
 
     part = {name: jax.ShapeDtypeStruct((a.shape[0], *a.shape[2:]), a.dtype) for name, a in split.items()}
     shapes = jax.eval_shape(gradients, params, part, step, 0)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    return jax.lax.scan(add_part, zeros, jnp.arange(microbatches))[0]
+    return jax.lax.scan(add_microbatch, zeros, jnp.arange(microbatches))[0]
 
 
-def _constrain(array: jax.Array) -> jax.Array:
+def _shard_rows(array: jax.Array) -> jax.Array:
     return nn.with_logical_constraint(array, ('batch',) + (None,) * (array.ndim - 1))
