@@ -1,8 +1,10 @@
-"""Pretrains every encoder-decoder that we ship, at size tiny, on Python's documentation, and writes a report.
+"""Pretrains all encoder-decoder configurations of this package at size tiny on Python's documentation, and writes a
+report.
 
     python scripts/pretrain_all.py --steps 100 --out runs/all
 
-The same data in the same order, one seed, one optimizer. Running it again resumes what was interrupted.
+All models are trained on the same data in the same order, with the same seed and optimizer. Run the script again to
+resume interrupted runs.
 """
 
 import argparse
@@ -14,12 +16,12 @@ import time
 from remixer_t5x.extras.reports import curves, write
 
 CONFIGS = pathlib.Path(__file__).resolve().parent.parent / 'configs'
-# Models with their own sizes or another model type. remixer_scaled has the same layers as remixer.
+# Excluded are models with special sizes or other model types, and remixer_scaled, which has the same layers as remixer.
 OTHERS = ('bert', 'gpt2', 'modern_bert', 'remixer_scaled', 't5_1_0')
 
 
 def train(model: str, folder: pathlib.Path, args: argparse.Namespace) -> float:
-    """Seconds that `remixer-t5x train` took, all in all."""
+    """Trains a model with `remixer-t5x train`, and returns the total time in seconds."""
     parts = ('data/python_docs', 'optimizers/adamw_rms', 'hardware/cpu', 'runs/pretrain')
     files = [f'models/{model}.gin', 'sizes/tiny.gin', *(f'{part}.gin' for part in parts)]
     settings = {
@@ -42,7 +44,7 @@ def train(model: str, folder: pathlib.Path, args: argparse.Namespace) -> float:
 
 
 def last_losses(metrics_file: pathlib.Path) -> tuple[float, float]:
-    """Mean training loss of the last ten steps, and the last held-out loss."""
+    """Returns the mean training loss of the last ten steps, and the last held-out loss."""
     losses = curves.read_series(metrics_file, 'loss')
     recent = [loss for _, loss in losses.pop('train')[-10:]]
     return sum(recent) / len(recent), list(losses.values())[0][-1][1]

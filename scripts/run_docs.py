@@ -1,5 +1,6 @@
-"""Runs the commands of the guide: all ```bash blocks of a page, and the cells of the notebook. Each page runs in an
-empty folder. A page with `<!-- needs: MODULE -->` is skipped if the module is not installed.
+"""Runs the commands of the guide: all ```bash blocks of each page, and the cells of the notebook.
+
+Each page runs in an empty folder. Pages with `<!-- needs: MODULE -->` are skipped if the module is not installed.
 
     python scripts/run_docs.py                                all pages of docs/guide, and docs/interop.md
     python scripts/run_docs.py docs/guide/new_mixer.md        one page
@@ -26,36 +27,37 @@ PATHS = f'{ROOT}:{ROOT}/tasks'
 GUIDE = ROOT / 'docs' / 'guide'
 
 
-def blocks(page: str, language: str = 'bash') -> list[str]:
-    """Returns the fenced blocks of a language in order."""
+def code_blocks(page: str, language: str = 'bash') -> list[str]:
+    """Returns the fenced code blocks of a language in order."""
     return re.findall(rf'^```{language}\n(.*?)^```$', page, re.DOTALL | re.MULTILINE)
 
 
-def script_of(path: pathlib.Path) -> str:
-    """Returns the shell script of a page."""
+def build_script(path: pathlib.Path) -> str:
+    """Joins the commands of a page to a shell script."""
     if path.suffix == '.ipynb':
         cells = json.loads(path.read_text())['cells']
         code = '\n'.join(''.join(cell['source']) for cell in cells if cell['cell_type'] == 'code')
         return f"export MPLBACKEND=Agg\npython - <<'END'\n{code}\nEND\n"
-    return '\n'.join(blocks(path.read_text()))
+    return '\n'.join(code_blocks(path.read_text()))
 
 
-def heredoc(page: str, name: str) -> str:
-    """Returns the text that a page writes to the file `name`."""
+def heredoc_content(page: str, name: str) -> str:
+    """Returns the content of the file `name` that a page writes with a here-document."""
     return re.findall(rf"^cat > {re.escape(name)} <<'END'\n(.*?)^END$", page, re.DOTALL | re.MULTILINE)[0]
 
 
-def missing(path: pathlib.Path) -> str | None:
-    """Returns the first module that the page needs and that is not installed."""
+def find_missing_module(path: pathlib.Path) -> str | None:
+    """Returns the first required module of the page that is not installed."""
     needed = re.findall(r'<!-- needs: (\w+) -->', path.read_text())
     return next((name for name in needed if importlib.util.find_spec(name) is None), None)
 
 
-def run(page: pathlib.Path, folder: pathlib.Path, python: str = sys.executable) -> subprocess.CompletedProcess:
+def run_page(page: pathlib.Path, folder: pathlib.Path, python: str = sys.executable) -> subprocess.CompletedProcess:
     """Runs all blocks of a page in one shell and captures the output. `python` is the command that starts Python."""
     programs = folder / '.bin'
     programs.mkdir(parents=True)
-    # Scripts rather than symlinks, because a symlink to Python would lose its virtual environment.
+    # Wrapper scripts are used instead of symlinks, because Python would not find its virtual environment through a
+    # symlink.
     for name, start in (('python', python), ('remixer-t5x', f'{python} -m remixer_t5x.cli.main')):
         (programs / name).write_text(f'#!/bin/sh\nexec {start} "$@"\n')
         (programs / name).chmod(0o755)
@@ -65,8 +67,8 @@ def run(page: pathlib.Path, folder: pathlib.Path, python: str = sys.executable) 
         'PATH': f'{programs}:{os.environ["PATH"]}',
         'PYTHONPATH': PATHS,
     }
-    script = script_of(page)
-    # A page may set PYTHONPATH for its own modules; ours must stay on it.
+    script = build_script(page)
+    # A page may set PYTHONPATH for its modules, so the path of this package is appended.
     script = script.replace('export PYTHONPATH=.', f'export PYTHONPATH=.:{PATHS}')
     return subprocess.run(
         ['bash', '-euo', 'pipefail', '-x', '-c', script],
@@ -91,14 +93,14 @@ def main() -> int:
     failed = []
     with tempfile.TemporaryDirectory() as temporary:
         for page in args.pages:
-            if not script_of(page).strip():
+            if not build_script(page).strip():
                 print(f'{page.name}: no commands')
                 continue
-            if missing(page):
-                print(f'{page.name}: skipped, because {missing(page)} is not installed')
+            if find_missing_module(page):
+                print(f'{page.name}: skipped, because {find_missing_module(page)} is not installed')
                 continue
             start = time.monotonic()
-            done = run(page, (args.keep or pathlib.Path(temporary)) / page.name)
+            done = run_page(page, (args.keep or pathlib.Path(temporary)) / page.name)
             if args.keep:
                 (args.keep / page.name / 'said.log').write_text(done.stdout)
             seconds = time.monotonic() - start

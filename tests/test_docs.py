@@ -43,7 +43,7 @@ run_docs = script('run_docs')
 
 def commands(page):
     """Command lines of remixer-t5x in the fenced blocks of a page, without those that leave something out."""
-    text = '\n'.join(run_docs.blocks(page.read_text(), r'(?:bash|text|console|)'))
+    text = '\n'.join(run_docs.code_blocks(page.read_text(), r'(?:bash|text|console|)'))
     # Skip the contents of files that the page writes.
     text = re.sub(r"<<'END'\n.*?^END$", '', text, flags=re.DOTALL | re.MULTILINE)
     for line in text.replace('\\\n', ' ').splitlines():
@@ -187,7 +187,7 @@ def test_configuration_of_every_command_loads(page, words, tmp_path, monkeypatch
     monkeypatch.setattr(sys, 'path', [str(tmp_path), *sys.path])
     for name in re.findall(r"^cat > (\S+) <<'END'$", page.read_text(), re.MULTILINE):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(run_docs.heredoc(page.read_text(), name))
+        (tmp_path / name).write_text(run_docs.heredoc_content(page.read_text(), name))
     _stand_ins(tmp_path, words)
     monkeypatch.setattr(huggingface, 'cached_model_dir', lambda path: tmp_path / 'kept')
 
@@ -276,7 +276,7 @@ def test_macros_that_the_documentation_names_are_known():
 
 
 def test_the_page_about_a_new_mixer_runs(tmp_path, warm_python):
-    done = run_docs.run(ROOT / 'docs/guide/new_mixer.md', tmp_path / 'page', shlex.join(warm_python.command))
+    done = run_docs.run_page(ROOT / 'docs/guide/new_mixer.md', tmp_path / 'page', shlex.join(warm_python.command))
     assert done.returncode == 0, done.stdout[-3000:]
     assert 'MovingAverage' in (tmp_path / 'page/runs/average/config.gin').read_text()
     # The contract of tests/models/sublayers, for the mixer of the page.
@@ -286,14 +286,14 @@ def test_the_page_about_a_new_mixer_runs(tmp_path, warm_python):
 def test_a_failing_page_is_reported(tmp_path):
     page = tmp_path / 'page.md'
     page.write_text('```bash\necho first\n```\ntext\n```text\nfalse\n```\n```bash\nfalse\necho never\n```\n')
-    done = run_docs.run(page, tmp_path / 'folder')
+    done = run_docs.run_page(page, tmp_path / 'folder')
     assert done.returncode == 1 and 'first' in done.stdout and '\nnever' not in done.stdout
 
 
 def test_the_notebook_runs_from_start_to_end(tmp_path, warm_python):
     notebook = ROOT / 'docs/guide/first_run.ipynb'
     assert all(not cell.get('outputs') for cell in json.loads(notebook.read_text())['cells'])
-    done = run_docs.run(notebook, tmp_path / 'page', shlex.join(warm_python.command))
+    done = run_docs.run_page(notebook, tmp_path / 'page', shlex.join(warm_python.command))
     assert done.returncode == 0, done.stdout[-3000:]
     assert (tmp_path / 'page/runs/notebook.html').exists()
 
@@ -315,6 +315,8 @@ def test_the_readme_shows_what_the_quickstart_prints(tmp_path, monkeypatch, caps
     flags = [f'--gin.{name}={value}' for name, value in (smaller | shorter).items()]
     assert main.main(['train', '--gin_file=experiments/quickstart.gin', *flags]) == 0
     printed = {_format(line) for line in capsys.readouterr().out.splitlines()}
-    (block,) = [block for block in run_docs.blocks((ROOT / 'README.md').read_text(), 'text') if '  answer ' in block]
+    (block,) = [
+        block for block in run_docs.code_blocks((ROOT / 'README.md').read_text(), 'text') if '  answer ' in block
+    ]
     shown = [_format(line) for line in block.splitlines() if line != '...']
     assert len(shown) > 15 and set(shown) <= printed

@@ -68,15 +68,15 @@ CHANGES = {
 
 @pytest.mark.parametrize('changed', CHANGES)
 def test_a_change_selects_only_the_tests_that_depend_on_it(changed_tests, files, changed):
-    chosen = changed_tests.choose(files, {changed})
+    chosen = changed_tests.select_tests(files, {changed})
     assert {f'tests/{name}.py' for name in CHANGES[changed]} <= set(chosen)
     assert 'tests/remixer_tasks/test_submissions.py' not in chosen
 
 
 @pytest.mark.parametrize('changed', ['pyproject.toml', 'remixer_t5x/of_which_no_test_knows.py'])
 def test_a_change_that_cannot_be_placed_runs_everything(changed_tests, files, changed):
-    assert list(changed_tests.choose(files, {changed})) == files.tests
+    assert list(changed_tests.select_tests(files, {changed})) == files.tests
 
 
 def test_a_file_that_no_test_reads_selects_no_tests(changed_tests, files):
-    assert changed_tests.choose(files, {'LICENSE'}) == {}
+    assert changed_tests.select_tests(files, {'LICENSE'}) == {}
