@@ -142,7 +142,7 @@ def test_counted_flops_equal_the_papers_formulas(studies):
     args = studies.length.parse_arguments(['--embed=32', '--hidden=48', '--heads=4', '--lengths=16'])
 
     def count(name, n):
-        return studies.length.forward_flops(studies.length.make('bidirectional', name, n, args), n, 32, False)
+        return studies.length.forward_flops(studies.length.build_mixer('bidirectional', name, n, args), n, 32, False)
 
     for n in (16, 64):
         # Matrix products alone: D.1's without GELU; attention with full projections and one for its output.
@@ -155,7 +155,7 @@ def test_counted_flops_equal_the_papers_formulas(studies):
 
 def test_length_study_resumes(studies, tmp_path, monkeypatch, capsys):
     out, figure = tmp_path / 'length.jsonl', tmp_path / 'length.png'
-    monkeypatch.setattr(studies.length, 'names_of', lambda side, args: ['attention', 'fnet'])
+    monkeypatch.setattr(studies.length, 'mixer_names', lambda side, args: ['attention', 'fnet'])
     words = ['--embed=8', '--hidden=8', '--heads=2', '--rounds=1', '--sides=bidirectional', f'--out={out}']
     monkeypatch.setattr(sys, 'argv', ['length.py', *words, '--lengths=4'])
     studies.length.main()

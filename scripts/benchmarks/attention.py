@@ -1,9 +1,10 @@
-"""Times the forward and backward pass of our attention and of plain attention with autodiff, and prints ratios.
+"""Times the forward and backward pass of our attention and of plain attention, and prints the ratio.
 
     python scripts/benchmarks/attention.py --batch 8 --length 512 --heads 6
 
-It compares plain attention, our recomputing backward pass over the whole batch, and the same one row at a time, which
-is used on a single CPU. All have a position bias whose gradient is summed over the batch.
+Compares plain attention with autodiff, our recomputing backward pass over the whole batch, and our recomputing backward
+pass one row at a time, which is used on a single CPU. All variants have a position bias whose gradient is summed over
+the batch.
 """
 
 import argparse
@@ -22,7 +23,7 @@ def plain_attention(query, key, value, mask, bias):
 
 
 def time_gradient(attention, by_rows: bool, arrays, rounds: int) -> tuple[float, float]:
-    """Returns the seconds of the fastest gradient, and megabytes of temporary memory."""
+    """Returns the time of the fastest gradient computation in seconds, and the temporary memory in megabytes."""
     module.on_single_cpu = lambda: by_rows
 
     def loss(query, key, value, mask, bias):

@@ -1,13 +1,13 @@
-"""Times our decoding and Hugging Face's `generate` with the same shapes, and prints tokens/s and ratios.
+"""Times our decoding and Hugging Face's `generate` with the same shapes, and prints tokens/s and the ratio.
 
     python scripts/benchmarks/decode.py                       # T5.1.1 small, greedy and 4 beams, and PyTorch
     python scripts/benchmarks/decode.py --models remixer --size tiny --peer none
 
-A call encodes a batch of random tokens and generates `--outputs` tokens for each sequence; no sequence ends early.
-Tokens/s count one sequence per input, not all beams. Each model has a separate process, and the processes take turns,
-so that a slow machine affects all of them. The table has the fastest and the median call, and the smallest CPU time,
-which depends less on other processes. Set OMP_WAIT_POLICY=passive to exclude the busy waiting of PyTorch's threads.
-Hugging Face's model requires torch and transformers, and is skipped without them.
+Each call encodes a batch of random tokens and generates `--outputs` tokens for each sequence; no sequence ends early.
+Tokens/s counts one sequence per input, not all beams. Each model runs in a separate process, and the processes take
+turns, so that other load on the machine affects all models equally. The table shows the fastest and the median call,
+and the lowest CPU time, which depends less on other processes. Set OMP_WAIT_POLICY=passive to exclude busy waiting in
+PyTorch's threads. Hugging Face's model requires torch and transformers, and is skipped if they are not installed.
 """
 
 import argparse
@@ -27,7 +27,7 @@ NO_EOS = -1
 
 
 def our_calls(model_name: str, args: argparse.Namespace) -> tuple[dict[int, Callable[[], Any]], str]:
-    """Returns a function that decodes the batch for each number of beams (1 is greedy), and the compile time."""
+    """Returns a decoding function for each number of beams (1 is greedy), and the compilation time."""
     import jax
     import numpy as np
     from flax import linen as nn
@@ -64,7 +64,7 @@ def _call_and_wait(compiled: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def peer_calls(args: argparse.Namespace) -> tuple[dict[int, Callable[[], Any]], str]:
-    """Returns the same as `our_calls` for Hugging Face's T5 v1.1."""
+    """Builds the decoding functions of Hugging Face's T5 v1.1; see `our_calls`."""
     import torch
     import transformers
 
@@ -134,7 +134,7 @@ def main() -> None:
 
 
 class ModelProcess:
-    """A model in a separate process; `call` with a number of beams decodes once and returns wall and CPU time."""
+    """A model in a separate process. `call` decodes once with a number of beams, and returns wall and CPU time."""
 
     def __init__(self, name: str, args: argparse.Namespace):
         context = multiprocessing.get_context('spawn')

@@ -1,11 +1,11 @@
-"""Compares the bytes that a decoding step reads and writes on a machine that is not present with the minimum.
+"""Compares the bytes that a decoding step moves on a machine with the minimum, without running on that machine.
 
     python scripts/benchmarks/decoding_bytes.py --topology v5e:1x1 --rows 8 64
 
-It compiles greedy generation with the machine's compiler (`pip install 'remixer-t5x[forecast]'` for TPUs,
-`[forecast-gpu]` for GPUs) and analyzes the optimized program; nothing runs. A step must read each parameter of the
-decoder once, in the dtype of the activations, and the caches once, without padding. The keys and values of the
-encoder's output are projected before the first step.
+Compiles greedy generation with the machine's compiler (`pip install 'remixer-t5x[forecast]'` for TPUs, `[forecast-gpu]`
+for GPUs) and analyzes the optimized program without running it. The minimum is to read each decoder parameter once in
+the dtype of the activations, and the unpadded caches once. The cross-attention keys and values are computed before the
+first step.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def report(model: Seq2Seq, hardware: Hardware, machine: machines.Machine, rows: int, args: Any) -> None:
-    """Compiles generation for a number of rows, and prints a line."""
+    """Compiles generation for a number of rows, and prints the bytes, the minimum, and the time."""
     (device,), compiler = hardware.compile_devices()
     place = SingleDeviceSharding(device)
     names = {'encoder_input_tokens': args.inputs, 'decoder_input_tokens': args.targets}
@@ -80,12 +80,12 @@ def report(model: Seq2Seq, hardware: Hardware, machine: machines.Machine, rows: 
 
 
 def _is_in_step(op_name: str) -> bool:
-    """Whether a kernel is in the loop over tokens, which is outside of all modules."""
+    """Whether a kernel runs in the loop over tokens."""
     return op_name.startswith('jit(generate)/while')
 
 
 def minimum_bytes(model: Seq2Seq, params: Any, inputs: Any, length: int) -> tuple[int, int]:
-    """Counts the bytes of the parameters that a step uses, and of the caches at their full length."""
+    """Returns the size in bytes of the parameters that a step reads, and of the full caches."""
 
     def allocate(params, inputs):
         return model._build_generation(params, inputs, length).allocate(1)

@@ -3,14 +3,14 @@
     python scripts/benchmarks/input_pipeline.py            (from the project root, in its environment)
     python scripts/benchmarks/input_pipeline.py --files '~/news/*.jsonl' --model /path/to/sentencepiece.model
 
-Prints tokens of text per second of CPU time (one core, with all of TensorFlow's threads counted) and of wall time. The
-baselines are tf.data operations for parts of the work: batching the same token vectors without noise, and joining and
-splitting documents token by token with unbatch and batch.
+Prints text tokens per second of CPU time, summed over all TensorFlow threads, and per second of wall time. The
+baselines are plain tf.data pipelines for parts of the work: batching the same token vectors without noise, and joining
+and splitting documents token by token with unbatch and batch.
 
     python scripts/benchmarks/input_pipeline.py --streams 1 2 --device_tokens 6_300_000
 
-measures the batches of a training run with these numbers of streams, and how long a device of that speed waits for
-them.
+measures the batches of a training run for each number of streams, and how long a device of that speed waits for
+batches.
 """
 
 import argparse
@@ -36,7 +36,7 @@ TARGET_SPEED = 300_000
 def measure(dataset: tf.data.Dataset, tokens: int) -> tuple[float, float]:
     """Returns tokens per second of CPU time and of wall time.
 
-    Elements are counted inside TensorFlow, which excludes Python's time per element.
+    Elements are counted inside TensorFlow, which excludes Python's overhead per element.
     """
 
     def count(number, _):
@@ -49,7 +49,7 @@ def measure(dataset: tf.data.Dataset, tokens: int) -> tuple[float, float]:
 
 
 def stages(documents: tf.data.Dataset, vocabulary: seqio.Vocabulary) -> dict[str, tf.data.Dataset]:
-    """Returns datasets with one more stage each, from tokenized documents in memory to batches."""
+    """Returns datasets that each add a pipeline stage, from tokenized documents in memory to batches."""
     features = {name: seqio.Feature(vocabulary, add_eos=True) for name in LENGTHS}
     with seqio.map_seed_manager(0):
         corrupted = span_corruption.span_corruption(documents, LENGTHS, features)
@@ -79,7 +79,7 @@ def baselines(documents: tf.data.Dataset) -> dict[str, tf.data.Dataset]:
 def run_batches(
     corpus: ParsedCorpus, vocabulary: seqio.Vocabulary, counts: list[int], needed: int, tokens: int
 ) -> None:
-    """Prints the speed of a run's batches for each number of streams, measured on `tokens` tokens."""
+    """Prints the speed of a training run's batches for each number of streams, measured over `tokens` tokens."""
     print(f'{"batches of a run":<34}{"tokens/s per core":>18}{"tokens/s wall":>15}{"device waits":>14}')
     task = pretraining.span_corruption(corpus, vocabulary)
     for streams in counts:

@@ -1,10 +1,10 @@
-"""Times single tokens of a long generated sequence, and prints the ratio of token 4,000 to token 100.
+"""Times individual tokens of a long generated sequence, and prints the ratio of token 4,000 to token 100.
 
     python scripts/benchmarks/long_decode.py --models hyper_mixer,linear_transformer,t5_1_1
 
 A single program generates `--length` tokens greedily. The host records the time of every 50th token, and the time of
-token N is the mean over the 100 tokens around it. CPU time of all threads depends less on other processes than wall
-time. The table has the run with the median ratio.
+token N is the mean over the surrounding 100 tokens. CPU time, summed over threads, depends less on other processes than
+wall time. The table shows the run with the median ratio.
 """
 
 import argparse
@@ -30,7 +30,7 @@ POSITIONS, STRIDE = (100, 4000), 50
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class TimedGreedy(decoding.RowDecoder):
-    """Greedy decoding that records wall and CPU time at every `STRIDE`th token in `seconds` [2, length]."""
+    """A greedy decoder that records wall and CPU time of every `STRIDE`th token in `seconds` [2, length]."""
 
     seconds: Any = None
 

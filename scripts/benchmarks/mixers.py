@@ -1,12 +1,12 @@
-"""Measures forward and backward time and temporary memory of all token mixers and of attention, by length.
+"""Measures time and temporary memory of the forward and backward pass of all token mixers and attention by length.
 
     python scripts/benchmarks/mixers.py --lengths 128,512,1024,2048,4096,16384 --plot mixers.png
 
-One row of random features, float32; bidirectional as in an encoder, then causal as in a decoder. Memory is XLA's
-temporary memory, without parameters, inputs and gradients; programs above --memory_gb do not run and print "too large".
-The last table has the time of one decoding step by the number of previous tokens. As in configs/, HyperMixer has one
-head if bidirectional and twice attention's heads if causal, and the window mixer has as many hidden units as tokens in
-its window.
+The input is one row of random float32 features; mixers are bidirectional as in an encoder, then causal as in a decoder.
+Memory is XLA's temporary memory, without parameters, inputs and gradients. Programs that need more than --memory_gb are
+not run, and the table shows "too large". The last table shows the time of a decoding step by number of previous tokens.
+As in configs/, HyperMixer has one head if bidirectional and twice as many heads as attention if causal, and the window
+mixer has as many hidden units as its window has tokens.
 """
 
 import argparse
@@ -22,12 +22,12 @@ from flax import linen as nn
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.models.sublayers import attention, fnet, gmlp, hyper_mixer, linear_attention, mlp_mixer, remixer, tim
 
-# The number of decoding steps in one call, which hides the overhead of the call.
+# Number of decoding steps per call, to amortize the overhead of the call.
 STEPS = 50
 
 
 def mixers(embed: int, hidden: int, heads: int, length: int, window: int) -> dict[str, dict[str, functools.partial]]:
-    """Side -> name -> factory, all with the dimensions of one size."""
+    """Returns mixer factories by side ('bidirectional' or 'causal') and name."""
     part = functools.partial
     both: dict[str, functools.partial] = {
         'attention': part(attention.SelfAttention, heads, embed // heads),
@@ -56,7 +56,7 @@ def context(length: int, causal: bool, **flags) -> SequenceContext:
 
 
 def measure(module: nn.Module, length: int, embed: int, causal: bool, rounds: int, limit: float) -> tuple[float, float]:
-    """Returns the seconds of the fastest gradient (infinite if over the limit), and gigabytes of temporary memory."""
+    """Returns the seconds of the fastest gradient, or infinity above the memory limit, and temporary gigabytes."""
     ctx = context(length, causal)
     x = jax.random.normal(jax.random.key(0), (1, length, embed))
     variables = jax.jit(lambda key: nn.unbox(module.init(key, x, ctx)))(jax.random.key(1))
@@ -78,7 +78,7 @@ def measure(module: nn.Module, length: int, embed: int, causal: bool, rounds: in
 
 
 def decode_seconds(module: nn.Module, length: int, embed: int, rounds: int) -> float:
-    """Returns the seconds of a decoding step with a cache for `length` tokens that is nearly full."""
+    """Returns the time of a decoding step in seconds, with a nearly full cache for `length` tokens."""
     x = jnp.ones((1, length, embed))
     ctx = context(length, causal=True, decode=True)
     params = nn.unbox(module.init(jax.random.key(0), x, context(length, causal=True)))['params']
@@ -128,7 +128,7 @@ def run_side(side: str, lengths: list[int], args: argparse.Namespace) -> Results
 
 
 def print_growth(side: str, results: Results, lengths: list[int]) -> None:
-    """Prints the growth of time between the last two lengths, and the length from which a mixer beats attention."""
+    """Prints the growth of time between the last two lengths, and the length at which a mixer overtakes attention."""
     first, last = lengths[-2:]
     print(f'{side}: time at {last:,} over {first:,} (linear would be {last / first:.1f}), faster than attention from')
     for name, times in results.items():

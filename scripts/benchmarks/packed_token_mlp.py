@@ -1,9 +1,9 @@
-"""Times the token MLP on packed rows, forward and backward, by the number of examples in a row.
+"""Times the forward and backward pass of the token MLP on packed rows by number of examples per row.
 
     python scripts/benchmarks/packed_token_mlp.py --examples 1 4 8 16
 
-It compares `mix_through_hidden` with one pass over the row for each example. Both run alternately in one process; the
-table has the fastest run of each, and the FLOPs of their matmuls.
+Compares `mix_through_hidden` with one pass over the row per example. Both variants run alternately in one process; the
+table shows the fastest run and the matmul FLOPs of each variant.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from remixer_t5x.models.layers import example_blocks, token_mlp
 
 
 def pass_for_each_example(w_in, value, w_out, ids, examples):
-    """Runs one pass over the row for each example, with recomputation in the backward pass."""
+    """Runs one pass over the row per example, with recomputation in the backward pass."""
     mixed = jnp.zeros((*w_out.shape[:-1], value.shape[-1]), value.dtype)
     mix = jax.checkpoint(
         lambda take: token_mlp.project_hidden_units(w_out, token_mlp.compute_hidden_units(w_in, value, take)),
@@ -34,7 +34,7 @@ def blocks(w_in, value, w_out, ids):
 
 
 def packed_ids(rng, batch, length, examples):
-    """Draws examples of random lengths, at least a quarter of the mean, that fill the row."""
+    """Fills a row with examples of random lengths that are at least a quarter of the mean length."""
     rows: list[np.ndarray] = []
     for _ in range(batch):
         shortest = length // examples // 4
@@ -44,14 +44,14 @@ def packed_ids(rng, batch, length, examples):
 
 
 def tokens_of_blocks(ids):
-    """Counts the tokens in the blocks of one row, over all steps of the loop."""
+    """Counts the tokens in the blocks of a row, summed over all steps of the loop."""
     into, _, ranks = example_blocks.sort_by_example(ids, ids)
     longest = np.max(np.asarray(into.count), axis=0)[: int(ranks)]
     return int(np.sum(-(-longest // example_blocks.BLOCK)) * example_blocks.BLOCK)
 
 
 def fastest(runs, repeats):
-    """Returns the seconds of the fastest run of each function, run alternately."""
+    """Runs functions alternately, and returns the time of the fastest run of each function in seconds."""
     best = [float('inf')] * len(runs)
     for _ in range(repeats):
         for index, run in enumerate(runs):

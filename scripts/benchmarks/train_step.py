@@ -1,12 +1,13 @@
-"""Times the training steps of our models and of Hugging Face's T5 with the same shapes, and prints ratios.
+"""Times training steps of our models and of Hugging Face's T5 with the same shapes, and prints ratios.
 
     python scripts/benchmarks/train_step.py                          # T5.1.1 small and Remixer small, and PyTorch
     python scripts/benchmarks/train_step.py --models t5_1_1 --size tiny --peer none
 
-A step is the forward pass, backward pass and Adafactor update of a whole model on random tokens, without dropout. Each
-model has a separate process, and the processes take turns, so that a slow machine affects all of them. The table has
-the fastest and the median step. The matmul limit is the speed if the model's matmuls ran at the speed of a single large
-matmul and everything else were free. PyTorch's T5 requires torch and transformers, and is skipped without them.
+A step consists of the forward pass, backward pass and Adafactor update of a whole model on random tokens without
+dropout. Each model runs in a separate process, and the processes take turns, so that other load on the machine affects
+all models equally. The table shows the fastest and the median step. The matmul limit assumes that the model's matmuls
+run at the speed of a single large matmul, and that all other operations take no time. PyTorch's T5 requires torch and
+transformers, and is skipped if they are not installed.
 """
 
 import argparse
@@ -24,7 +25,7 @@ PEER = 'PyTorch T5'
 
 
 def our_step(model_name: str, args: argparse.Namespace) -> tuple[Callable[[], None], dict[str, Any]]:
-    """Returns a function that runs one step, and the parameters, training FLOPs and compile seconds."""
+    """Returns a function that runs a step, the number of parameters, the training FLOPs, and the compilation time."""
     import jax
     import numpy as np
 
@@ -66,7 +67,7 @@ def our_step(model_name: str, args: argparse.Namespace) -> tuple[Callable[[], No
 
 
 def torch_step(args: argparse.Namespace) -> tuple[Callable[[], None], dict[str, Any]]:
-    """Returns a step of Hugging Face's T5 v1.1 of the same size, with torch's Adafactor."""
+    """Builds a training step of Hugging Face's T5 v1.1 of the same size, with torch's Adafactor."""
     import torch
     import transformers
 
@@ -98,7 +99,7 @@ def torch_step(args: argparse.Namespace) -> tuple[Callable[[], None], dict[str, 
 
 
 def matmul_flops_per_second() -> float:
-    """Returns the best speed of a [4096, 1024] x [1024, 1024] float32 matmul."""
+    """Measures the best FLOP/s of a [4096, 1024] x [1024, 1024] float32 matmul."""
     import jax
     import jax.numpy as jnp
 
@@ -151,7 +152,7 @@ def main() -> None:
 
 
 class ModelProcess:
-    """A model in a separate process; the first `call` returns its facts, later calls run a step and return seconds."""
+    """A model in a separate process. The first `call` returns the properties of the model; later calls time a step."""
 
     def __init__(self, name: str, args: argparse.Namespace):
         context = multiprocessing.get_context('spawn')

@@ -1,11 +1,11 @@
-"""Checks muP (`optim.mup`): activations that do not depend on the width, and one best learning rate for all widths.
+"""Checks muP (`optim.mup`): activations and the best learning rate should not depend on the width.
 
     python scripts/benchmarks/width_transfer.py                       # coordinate check of eight models
     python scripts/benchmarks/width_transfer.py --rates --models t5_1_1
 
-The coordinate check trains models of increasing width for a few steps and fits log RMS of each layer's output, and of
-the logits, against log width. A slope of 0 means that updates have the same effect at every width. `--rates` trains at
-each width with learning rates in powers of 2 and prints the losses.
+The coordinate check trains models of increasing width for a few steps, and fits the log RMS of each layer's output and
+of the logits against log width. A slope of 0 means that updates have the same effect at all widths. `--rates` trains
+models of each width with learning rates in powers of 2, and prints the losses.
 """
 
 import argparse
@@ -26,7 +26,7 @@ VOCAB_SIZE, INPUTS, TARGETS = 64, 16, 8
 
 
 def build(name: str, width: int, base_width: int | None, layers: int = 1) -> Model:
-    """Builds a model with hidden widths and numbers of heads proportional to `width`."""
+    """Builds a model whose hidden widths and number of heads are proportional to `width`."""
     macros: dict[str, int | None] = {'EMBED_DIM': width, 'TIM_EMBED_DIM': width, 'REMIXER_DIM': width, 'HEAD_DIM': 32}
     macros |= dict.fromkeys(('MLP_DIM', 'TIM_MLP_DIM', 'WIDER_MLP_DIM', 'HYPER_MIXER_MLP_DIM'), 2 * width)
     macros |= {'GMLP_DIM': 4 * width, 'NUM_HEADS': width // 32, 'TIM_NUM_HEADS': width // 32}
@@ -38,7 +38,7 @@ def build(name: str, width: int, base_width: int | None, layers: int = 1) -> Mod
 
 
 def batches(rows: int, seed: int = 0) -> Iterator[Mapping[str, jax.Array]]:
-    """Yields batches of a task that reverses the first tokens of the inputs."""
+    """Yields batches of a synthetic task: to reverse the first tokens of the inputs."""
     rng = np.random.default_rng(seed)
     while True:
         inputs = rng.integers(2, VOCAB_SIZE, (rows, INPUTS), np.int32)
@@ -51,7 +51,7 @@ def batches(rows: int, seed: int = 0) -> Iterator[Mapping[str, jax.Array]]:
 def train(
     model: Model, width: int, base_width: int | None, rate: float, data: Sequence[Mapping[str, jax.Array]]
 ) -> tuple[train_state.Params, list[float]]:
-    """Returns the parameters after a step for each batch, and the losses."""
+    """Trains for one step per batch, and returns the parameters and the losses."""
     rule = mup.scaled(optimizer.adamw(rate), width, base_width)
     plan = train_state.plan(model, rule, {name: array.shape for name, array in data[0].items()}, Partitioner())
     state, losses = plan.create(jax.random.key(0)), []
@@ -63,7 +63,7 @@ def train(
 
 
 def activations(model: Model, params: train_state.Params, batch: Mapping[str, jax.Array]) -> dict[str, float]:
-    """Returns the RMS of the logits and of the output of each layer, the residual stream."""
+    """Returns the RMS of the logits and of the residual stream after each layer."""
     options = {'enable_dropout': False, 'capture_intermediates': True, 'mutable': ['intermediates']}
     apply = jax.jit(functools.partial(model.module.apply, **options))
     _, state = apply({'params': params}, batch['encoder_input_tokens'], batch['decoder_input_tokens'])
@@ -79,7 +79,7 @@ def activations(model: Model, params: train_state.Params, batch: Mapping[str, ja
 
 
 def slopes(name: str, widths: Sequence[int], base_width: int | None, rate: float, steps: int) -> dict[str, float]:
-    """Returns the slope of log RMS against log width after `steps` on one batch, for each layer and the logits."""
+    """Returns the slope of log RMS against log width for each layer and the logits, after `steps` on one batch."""
     batch = next(batches(2))
     values = []
     for width in widths:

@@ -1,11 +1,11 @@
-"""TIM's competition by token, and its correlation between layers (Lamb et al. 2021, figure 4).
+"""Measures TIM's competition by token, and its correlation between layers (Lamb et al. 2021, figure 4).
 
     python scripts/studies/competition.py runs/tim --text=held_out.txt
 
-Reads a run whose model has TIM layers, for example one of `remixer-t5x reproduce tim/table_2`, and a text file. Prints
-for each of the most frequent tokens the minimum, mean and maximum of the first mechanism's weight over occurrences and
-layers, and the correlation of that weight between layers. The paper finds that one mechanism specializes in the period
-between sentences, with a wide range, and that layers are highly correlated.
+Loads a run whose model has TIM layers, such as a run of `remixer-t5x reproduce tim/table_2`, and a text file. For the
+most frequent tokens, prints the minimum, mean and maximum weight of the first mechanism over occurrences and layers.
+Also prints the correlation of this weight between layers. The paper reports that one mechanism specializes in the
+period between sentences, and that layers are highly correlated.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def summarize_tokens(ids: np.ndarray, weights: np.ndarray, most: int) -> Iterato
 
 
 def compute_weights(trained: TrainedModel, texts: list[str]) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """The ids of all texts, [tokens]; the first mechanism's weights, [layers, tokens]; and the names of the layers."""
+    """Returns ids of all texts [tokens], weights of the first mechanism [layers, tokens], and layer names."""
     length = trained.lengths['inputs']
     encoder = Texts(trained.vocabulary, length)
     rows: list[np.ndarray] = [np.asarray(encoder.encode(text, 0)[0], np.int32)[:length] for text in texts]
@@ -63,7 +63,7 @@ def compute_weights(trained: TrainedModel, texts: list[str]) -> tuple[np.ndarray
         ]
         if not layers:
             raise UserError(f'{trained.source} has no competition; type a run with --model=tim')
-        # [mechanisms, batch, length, 1] in each layer.
+        # The competition of each layer has shape [mechanisms, batch, length, 1].
         parts.append(np.stack([layer.array[0, 0, : len(row), 0] for layer in layers]))
     return np.concatenate(rows), np.concatenate(parts, axis=1), [layer.title for layer in layers]
 

@@ -1,12 +1,12 @@
-"""Time and FLOPs of one example through every token mixer, by its length (HyperMixer, figure 2).
+"""Measures time and FLOPs of all token mixers for one example, by sequence length (HyperMixer, figure 2).
 
     python scripts/studies/length.py --lengths 64,256,1024 --figure length.png
 
 Mixers and dimensions are those of scripts/benchmarks/mixers.py (width d = 256, hidden size d' = 512 as in appendix
-B.3); batch 1, float32, forward pass. --backward also times gradients, as that benchmark does. FLOPs count matrix
-products and Fourier transforms (`costs/counts.py`), and are printed next to the values of appendix D's formulas.
-Results are appended to
---out; the same command computes only what is missing. --show only prints what is in --out.
+B.3), with batch size 1, in float32. The forward pass is timed; --backward also times gradients, as in that benchmark.
+FLOPs count matrix products and Fourier transforms (`costs/counts.py`), and are printed next to the values of appendix
+D's formulas. Results are appended to --out; running the same command again computes only missing results. --show only
+prints the results in --out.
 """
 
 import argparse
@@ -33,23 +33,23 @@ CLOCKS = {'wall': time.perf_counter, 'cpu': time.process_time}
 
 
 def hyper_mixing_operations(length: int, embed: int, hidden: int) -> int:
-    """`d (4 N d' + 9 d') + N (2 d^2 + 2 d' d + 9 d)`: tied, one head, one example, nine operations for a GELU."""
+    """Computes `d (4 N d' + 9 d') + N (2 d^2 + 2 d' d + 9 d)`: tied weights, one head, nine operations per GELU."""
     return embed * (4 * length * hidden + 9 * hidden) + length * (2 * embed**2 + 2 * hidden * embed + 9 * embed)
 
 
 def attention_operations(length: int, embed: int, heads: int) -> int:
-    """Appendix D.3 as printed: `6 h (d/h)^2 + h N^2 2 (d/h) + 3 N + 2 d N^2`."""
+    """Computes appendix D.3 as published: `6 h (d/h)^2 + h N^2 2 (d/h) + 3 N + 2 d N^2`."""
     return 6 * heads * (embed // heads) ** 2 + 2 * embed * length**2 + 3 * length + 2 * embed * length**2
 
 
 def attention_operations_per_token(length: int, embed: int, heads: int) -> int:
-    """Appendix D.3 with projections for each of the N tokens and a softmax for each token and head."""
+    """Computes appendix D.3 corrected to projections for each of the N tokens and a softmax per token and head."""
     projections = 6 * heads * (embed // heads) ** 2 * length
     return projections + 4 * embed * length**2 + 3 * heads * length**2
 
 
 def formulas(length: int, args: argparse.Namespace) -> dict[str, int]:
-    """Operations by the formulas of appendix D."""
+    """Returns the number of operations according to the formulas of appendix D."""
     return {
         'appendix D: HyperMixing': hyper_mixing_operations(length, args.embed, args.hidden),
         'appendix D: attention': attention_operations(length, args.embed, args.heads),
@@ -57,23 +57,23 @@ def formulas(length: int, args: argparse.Namespace) -> dict[str, int]:
     }
 
 
-def names_of(side: str, args: argparse.Namespace) -> list[str]:
+def mixer_names(side: str, args: argparse.Namespace) -> list[str]:
     return list(benchmark.mixers(args.embed, args.hidden, args.heads, args.lengths[0], args.window)[side])
 
 
-def make(side: str, name: str, length: int, args: argparse.Namespace) -> nn.Module:
+def build_mixer(side: str, name: str, length: int, args: argparse.Namespace) -> nn.Module:
     return benchmark.mixers(args.embed, args.hidden, args.heads, length, args.window)[side][name]()
 
 
 def parameters(module: nn.Module, length: int, embed: int, causal: bool) -> Any:
-    """The shapes of the module's variables."""
+    """Returns the shapes of the module's variables."""
     x = jnp.zeros((1, length, embed))
     shapes = jax.eval_shape(lambda key: module.init(key, x, benchmark.context(length, causal)), jax.random.key(0))
     return nn.unbox(shapes)
 
 
 def forward_flops(module: nn.Module, length: int, embed: int, causal: bool) -> float:
-    """FLOPs of one example, from tracing alone."""
+    """Counts the FLOPs of one example by tracing the module."""
     ctx = benchmark.context(length, causal)
     x = jax.ShapeDtypeStruct((1, length, embed), jnp.float32)
     variables = parameters(module, length, embed, causal)
@@ -81,14 +81,14 @@ def forward_flops(module: nn.Module, length: int, embed: int, causal: bool) -> f
 
 
 def forward_seconds(module: nn.Module, length: int, embed: int, causal: bool, args: argparse.Namespace) -> float | None:
-    """Seconds of the fastest of --rounds forward passes; None if XLA plans more memory than --memory_gb."""
+    """Returns the seconds of the fastest of --rounds forward passes, or None if XLA needs more than --memory_gb."""
     ctx = benchmark.context(length, causal)
     rng = np.random.default_rng(0)
 
     def random(shape) -> jax.Array:
         return jnp.asarray(0.1 * rng.normal(size=shape.shape), shape.dtype)
 
-    # Random numbers, because compiling the module's initialization takes longer than compiling this program.
+    # Parameters are random numbers, because compiling the module's initialization would take longer than this program.
     variables = jax.tree.map(random, parameters(module, length, embed, causal))
     x = random(jax.ShapeDtypeStruct((1, length, embed), jnp.float32))
     run = jax.jit(lambda variables, x: module.apply(variables, x, ctx)).lower(variables, x).compile()
@@ -105,7 +105,7 @@ def forward_seconds(module: nn.Module, length: int, embed: int, causal: bool, ar
 
 
 def run_cell(side: str, name: str, length: int, args: argparse.Namespace) -> dict[str, float | None]:
-    module, causal = make(side, name, length, args), side == 'causal'
+    module, causal = build_mixer(side, name, length, args), side == 'causal'
     result: dict[str, float | None] = {'flops': forward_flops(module, length, args.embed, causal)}
     result['forward'] = forward_seconds(module, length, args.embed, causal, args)
     if args.backward:
@@ -114,7 +114,7 @@ def run_cell(side: str, name: str, length: int, args: argparse.Namespace) -> dic
     return result
 
 
-def cell_of(side: str, name: str, length: int, args: argparse.Namespace) -> dict[str, Any]:
+def build_cell(side: str, name: str, length: int, args: argparse.Namespace) -> dict[str, Any]:
     shared = ('embed', 'hidden', 'heads', 'window', 'rounds', 'memory_gb', 'backward', 'clock')
     device = f'{jax.devices()[0].device_kind} x {jax.device_count()}'
     settings = {option: getattr(args, option) for option in shared}
@@ -125,22 +125,22 @@ Results = dict[str, dict[int, dict[str, float | None]]]
 
 
 def run_missing(records: Records, args: argparse.Namespace) -> None:
-    """Runs the missing cells length by length, so that mixers that are compared run close in time."""
-    cells = [(side, name, n) for n in args.lengths for side in args.sides for name in names_of(side, args)]
-    missing = [cell for cell in cells if records.get(cell_of(*cell, args)) is None]
+    """Runs the missing cells in order of length, so that compared mixers run at about the same time."""
+    cells = [(side, name, n) for n in args.lengths for side in args.sides for name in mixer_names(side, args)]
+    missing = [cell for cell in cells if records.get(build_cell(*cell, args)) is None]
     print(f'{len(cells)} cells, {len(cells) - len(missing)} done before', flush=True)
     for number, cell in enumerate(missing, 1):
         result = run_cell(*cell, args)
-        records.add(cell_of(*cell, args), result)
+        records.add(build_cell(*cell, args), result)
         time_taken = 'too large' if result['forward'] is None else f'{1e3 * result["forward"]:.3f} ms'
         print(f'{number:3d} of {len(missing)}  {cell[0]} {cell[1]} at {cell[2]:,}: {time_taken}', flush=True)
 
 
-def collect(records: Records, side: str, args: argparse.Namespace) -> Results:
-    """Returns results by mixer and length, without cells that have not run."""
+def collect_results(records: Records, side: str, args: argparse.Namespace) -> Results:
+    """Returns the available results by mixer and length."""
     results: Results = {}
-    for name in names_of(side, args):
-        found = {length: records.get(cell_of(side, name, length, args)) for length in args.lengths}
+    for name in mixer_names(side, args):
+        found = {length: records.get(build_cell(side, name, length, args)) for length in args.lengths}
         results[name] = {length: result for length, result in found.items() if result is not None}
     return results
 
@@ -149,10 +149,10 @@ def print_table(title: str, results: Results, what: str, scale: float, args: arg
     print(f'\n{title} (times attention)')
     print(f'{"":26s}' + ''.join(f'{length:>20,}' for length in args.lengths))
     for name in results:
-        print(f'{name:26s}' + ''.join(f'{_shown(results, name, n, what, scale):>20s}' for n in args.lengths))
+        print(f'{name:26s}' + ''.join(f'{_format_cell(results, name, n, what, scale):>20s}' for n in args.lengths))
 
 
-def _shown(results: Results, name: str, length: int, what: str, scale: float) -> str:
+def _format_cell(results: Results, name: str, length: int, what: str, scale: float) -> str:
     if length not in results[name]:
         return 'not yet run'
     value = results[name][length].get(what)
@@ -171,7 +171,7 @@ def print_formulas(args: argparse.Namespace) -> None:
 
 
 def draw(results: Results, file: str, args: argparse.Namespace, note: str) -> None:
-    """Draws time (left) and FLOPs (right) of the bidirectional mixers."""
+    """Plots time (left) and FLOPs (right) of the bidirectional mixers."""
     figure = drawing.new_figure(11.4, 4.4)
     panels = figure.subplots(1, 2)
     for panel, what, scale, label in zip(
@@ -242,7 +242,7 @@ def main() -> None:
         print(f'{records.ignored} unreadable lines of {args.out} are ignored; their cells are done again')
     if not args.show:
         run_missing(records, args)
-    by_side = {side: collect(records, side, args) for side in args.sides}
+    by_side = {side: collect_results(records, side, args) for side in args.sides}
     for side, results in by_side.items():
         print_table(f'{side}, forward, milliseconds', results, 'forward', 1e3, args)
         print_table(f'{side}, forward, million FLOPs', results, 'flops', 1e-6, args)

@@ -1,9 +1,9 @@
-"""Effect of each kind of sublayer on the output of its stack at initialisation, for every model.
+"""Measures the effect of each kind of sublayer on the output of its stack at initialization, for all models.
 
     python scripts/studies/liveness.py
     python scripts/studies/liveness.py --models=fnet --layout=@layer.PreNorm
 
-Prints a row for each stack: the relative change of its output if a kind of sublayer is set to zero in all layers
+Prints for each stack the relative change of its output if a kind of sublayer is set to zero in all layers
 (`library.liveness`).
 """
 

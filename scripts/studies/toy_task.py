@@ -1,13 +1,13 @@
-"""HyperMixer's toy task (Mai et al. 2023, section 4.7): test error against training examples, by token mixer.
+"""Runs HyperMixer's toy task (Mai et al. 2023, section 4.7): test error by token mixer and number of training examples.
 
     python scripts/studies/toy_task.py --figure toy_task.png
 
-A row has two rectangles and two triangles, and the target gives both shapes of a kind the mean of their heights
+A row contains two rectangles and two triangles; in the target, both shapes of a kind have the mean of their heights
 (shapes.py). The model has two convolutions, a token mixer and two convolutions (toy_model.py). Results are appended to
---out; the same command computes only what is missing. --show only prints what is in --out.
+--out; running the same command again computes only missing results. --show only prints the results in --out.
 
-By default at most 10,000 training examples (the paper: 100,000). The paper does not state width, steps, batch size,
-learning rate or seeds; these are ours.
+By default, at most 10,000 training examples are used (the paper uses up to 100,000). The paper does not specify width,
+steps, batch size, learning rate or seeds, so we chose them.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from library.training_loop import Program
 from remixer_t5x.extras.reports.pictures import drawing
 
 TEST_SEED = 20_231
-# Steps in one call of the compiled program; the training error is their mean.
+# Steps per call of the compiled program; the training error is the mean over these steps.
 CHUNK = 50
 
 
@@ -49,7 +49,7 @@ class Settings:
 
 @functools.cache
 def compile_training(mixer: str, settings: Settings) -> tuple[Program, Callable]:
-    """Returns the training program of (inputs, targets), and predict(params, inputs)."""
+    """Returns the training program for rows (inputs, targets), and the function predict(params, inputs)."""
     network = toy_model.ShapesNetwork(
         toy_model.mixers(settings.width, settings.hidden, settings.length)[mixer], settings.width
     )
@@ -66,7 +66,7 @@ def compile_training(mixer: str, settings: Settings) -> tuple[Program, Callable]
 
 
 def run_cell(mixer: str, examples: int, seed: int, settings: Settings) -> dict[str, float]:
-    """Trains one model; returns mean squared errors per token of the last chunk of steps and of the test rows.
+    """Trains one model, and returns the mean squared errors per token on the last chunk of steps and on the test rows.
 
     The seed determines the rows, their order and the initial parameters.
     """
@@ -85,7 +85,7 @@ def run_cell(mixer: str, examples: int, seed: int, settings: Settings) -> dict[s
         label=f'{mixer}, {examples:,} examples, seed {seed}',
     )
     test_inputs, test_targets, _ = test_rows(settings)
-    # Evaluates in parts, because attention over all rows at once would need gigabytes.
+    # Test rows are evaluated in parts, because attention over all rows at once would need gigabytes of memory.
     parts = np.array_split(test_inputs, max(1, len(test_inputs) // 100))
     predicted = np.concatenate([predict(carry[0], part) for part in parts])
     test = float(np.mean(np.square(predicted - test_targets)))
@@ -97,7 +97,7 @@ def test_rows(settings: Settings) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return shapes.make_rows(np.random.default_rng(TEST_SEED), settings.test_examples, settings.length)
 
 
-def cell_of(mixer: str, examples: int, seed: int, settings: Settings) -> dict[str, Any]:
+def build_cell(mixer: str, examples: int, seed: int, settings: Settings) -> dict[str, Any]:
     return {'mixer': mixer, 'examples': examples, 'seed': seed, **dataclasses.asdict(settings)}
 
 
@@ -105,13 +105,13 @@ Errors = dict[str, dict[int, list[float]]]
 
 
 def run_missing(records: Records, args: argparse.Namespace, settings: Settings) -> None:
-    """Runs the missing cells seed by seed, so that an interrupted study has all mixers."""
+    """Runs the missing cells in order of seed, so that an interrupted study has results for all mixers."""
     cells = [(m, n, seed) for seed in range(args.seeds) for m in args.mixers for n in args.examples]
-    missing = [cell for cell in cells if records.get(cell_of(*cell, settings)) is None]
+    missing = [cell for cell in cells if records.get(build_cell(*cell, settings)) is None]
     print(f'{len(cells)} cells, {len(cells) - len(missing)} done before', flush=True)
     for number, (mixer, examples, seed) in enumerate(missing, 1):
         result = run_cell(mixer, examples, seed, settings)
-        records.add(cell_of(mixer, examples, seed, settings), result)
+        records.add(build_cell(mixer, examples, seed, settings), result)
         print(
             f'{number:3d} of {len(missing)}  {mixer:12s}{examples:>8,} examples, seed {seed}: '
             f'test {result["test_mse"]:.3f}, training {result["train_mse"]:.3f}, {result["seconds"]:.0f} s',
@@ -119,12 +119,12 @@ def run_missing(records: Records, args: argparse.Namespace, settings: Settings) 
         )
 
 
-def collect(records: Records, args: argparse.Namespace, settings: Settings) -> Errors:
-    """Returns test errors over seeds, by mixer and number of examples, without cells that have not run."""
+def collect_results(records: Records, args: argparse.Namespace, settings: Settings) -> Errors:
+    """Returns the available test errors over seeds, by mixer and number of examples."""
     errors: Errors = {mixer: {} for mixer in args.mixers}
     for mixer in args.mixers:
         for examples in args.examples:
-            found = [records.get(cell_of(mixer, examples, seed, settings)) for seed in range(args.seeds)]
+            found = [records.get(build_cell(mixer, examples, seed, settings)) for seed in range(args.seeds)]
             done = [result['test_mse'] for result in found if result is not None]
             if done:
                 errors[mixer][examples] = done
@@ -132,7 +132,7 @@ def collect(records: Records, args: argparse.Namespace, settings: Settings) -> E
 
 
 def reference_errors(settings: Settings) -> dict[str, float]:
-    """Errors of two predictions without training: the unchanged input, and the best guess from a shape's own height."""
+    """Returns the errors of two untrained baselines: the unchanged input, and the best guess from a shape's height."""
     inputs, targets, local = test_rows(settings)
     return {
         'input unchanged': float(np.mean(np.square(inputs - targets))),
@@ -160,13 +160,14 @@ def draw(errors: Errors, references: dict[str, float], file: str, note: str) -> 
             continue
         sizes = list(by_size)
         means = np.asarray([np.mean(by_size[size]) for size in sizes])
-        # The range of the seeds: mean minus deviation can be negative, which a logarithmic axis cannot show.
+        # The band is the range over seeds, because mean minus deviation can be negative, which a logarithmic axis
+        # cannot show.
         ranges = [means - [min(by_size[size]) for size in sizes], [max(by_size[size]) for size in sizes] - means]
         axes.errorbar(sizes, means, ranges, marker='o', markersize=4, capsize=3, color=colour, label=mixer)
     axes.axhline(references['own shape alone'], color=drawing.INK, linestyle=':', linewidth=1, label='own shape alone')
     axes.set_xscale('log')
     axes.set_yscale('log')
-    # Errors may span less than a power of ten, and powers of ten alone would leave the axis without labels.
+    # Errors may span less than a power of ten, and an axis with ticks at powers of ten only would have no labels.
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FormatStrFormatter('%g'))
     axes.yaxis.set_minor_formatter(NullFormatter())
@@ -220,7 +221,7 @@ def main() -> None:
         print(f'{records.ignored} unreadable lines of {args.out} are ignored; their cells are done again')
     if not args.show:
         run_missing(records, args, settings)
-    errors, references = collect(records, args, settings), reference_errors(settings)
+    errors, references = collect_results(records, args, settings), reference_errors(settings)
     print_table(errors, args.examples, references)
     if args.figure:
         draw(errors, references, args.figure, note)

@@ -1,11 +1,11 @@
-"""TIM's competition on images whose halves come from two sources (Lamb et al. 2021, section 4.1 and figure 2).
+"""Measures TIM's competition on images with halves from two sources (Lamb et al. 2021, section 4.1 and figure 2).
 
     python scripts/studies/two_sources.py --figure tim_two_sources.png
 
-The paper's images have an MNIST digit on the left and a CIFAR photograph on the right. Here the left half is a digit
-of seven segments, and the right half a smooth random texture; both are generated, so nothing is downloaded. A
-decoder-only TIM with two mechanisms predicts the grey levels pixel by pixel in raster order, without any label of the
-source. Prints for each TIM layer the mean weight of mechanism 1 in the left and in the right half of held-out images.
+The paper's images have an MNIST digit on the left and a CIFAR photograph on the right. Here, the left half is a
+seven-segment digit, and the right half is a smooth random texture; both are generated. A decoder-only TIM with two
+mechanisms predicts the grey levels pixel by pixel in raster order, without source labels. Prints for each TIM layer the
+mean weight of mechanism 1 in the left and the right half of held-out images.
 
 The control shuffles the pixels of each row of an image, so that both halves have the same distribution.
 """
@@ -32,7 +32,7 @@ DEPTH = {'HEAD_DIM': 16, 'NUM_ENCODER_LAYERS': 0, 'TIM_NUM_ENCODER_LAYERS': 0}
 
 
 def draw_digits(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Returns digits at random places, [count, HEIGHT, HALF]: black (0) with strokes of the two highest levels."""
+    """Returns digits at random positions, [count, HEIGHT, HALF], with strokes of the two highest grey levels."""
     images: np.ndarray = np.zeros((count, HEIGHT, HALF), np.int32)
     for image, digit in zip(images, rng.integers(0, 10, count), strict=True):
         height, width = rng.integers(3, 5), rng.integers(4, 6)
@@ -50,7 +50,7 @@ def draw_digits(rng: np.random.Generator, count: int) -> np.ndarray:
 
 
 def draw_textures(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Returns sums of four plane waves of low frequency, [count, HEIGHT, HALF], in levels from 0 to LEVELS - 1."""
+    """Returns sums of four low-frequency plane waves, [count, HEIGHT, HALF], with levels from 0 to LEVELS - 1."""
     y, x = np.mgrid[:HEIGHT, :HALF]
     frequency = rng.uniform(-0.8, 0.8, (2, count, 4, 1, 1))
     phase = rng.uniform(0, 2 * np.pi, (count, 4, 1, 1))
@@ -60,7 +60,7 @@ def draw_textures(rng: np.random.Generator, count: int) -> np.ndarray:
 
 
 def make_images(rng: np.random.Generator, count: int, shuffled: bool) -> np.ndarray:
-    """Returns [count, HEIGHT, 2 * HALF] grey levels; `shuffled` is the control."""
+    """Returns grey levels [count, HEIGHT, 2 * HALF]; `shuffled` is the control."""
     images = np.concatenate([draw_digits(rng, count), draw_textures(rng, count)], axis=2)
     return rng.permuted(images, axis=2) if shuffled else images
 
@@ -70,12 +70,12 @@ def make_batch(images: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def train(shuffled: bool, seed: int, tim_layers: int, steps: int, batch_size: int, learning_rate: float) -> tuple:
-    """Trains one model; returns it with its parameters and the loss of the last 100 steps, in nats per pixel."""
+    """Trains one model, and returns the model, the parameters, and the loss of the last 100 steps in nats per pixel."""
     model = remixer_t5x.build_model(
         *('models/tim.gin', 'sizes/mini.gin', 'model_types/decoder_only.gin'),
         **SIZE,
         **DEPTH,
-        # Two plain layers, the TIM layers, one plain layer.
+        # The model has two plain layers, the TIM layers, and one plain layer.
         NUM_DECODER_LAYERS=tim_layers + 3,
         TIM_NUM_DECODER_LAYERS=tim_layers,
         VOCAB_SIZE=VOCAB_SIZE,
@@ -100,9 +100,9 @@ def train(shuffled: bool, seed: int, tim_layers: int, steps: int, batch_size: in
 
 
 def compute_weights(model, params, images: np.ndarray) -> list[np.ndarray]:
-    """Returns for each TIM layer the weight of mechanism 1 at the token of each pixel, [count, HEIGHT, 2 * HALF]."""
+    """Returns the weight of mechanism 1 at each pixel for each TIM layer, [count, HEIGHT, 2 * HALF]."""
     batch = make_batch(images)
-    # The features at position i + 1 of the input belong to pixel i.
+    # Input position i + 1 corresponds to pixel i.
     inputs = np.pad(batch['decoder_target_tokens'], ((0, 0), (1, 0)))
     _, sown = model.module.apply({'params': params}, inputs, enable_dropout=False, mutable=['intermediates'])
     layers = learned.by_layer(jax.device_get(sown['intermediates']), params, 'competition', 'competition')
@@ -110,7 +110,7 @@ def compute_weights(model, params, images: np.ndarray) -> list[np.ndarray]:
 
 
 def draw(images: np.ndarray, weights: dict[str, np.ndarray], file: str) -> None:
-    """Draws each image above its weights of mechanism 1, by layer."""
+    """Draws each image above the weights of mechanism 1 in each layer."""
     figure = drawing.new_figure(1.4 * len(images) + 1, 0.95 * (len(weights) + 1))
     rows = {'image': (images, 'gray', LEVELS - 1), **{name: (array, 'viridis', 1) for name, array in weights.items()}}
     grid = figure.subplots(len(rows), len(images), squeeze=False)

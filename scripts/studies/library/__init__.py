@@ -1,1 +1,1 @@
-"""What several studies share: training, tasks, variants of a model, results in a file, pictures."""
+"""Shared code of the studies: training, tasks, model variants, result files and figures."""

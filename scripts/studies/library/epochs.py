@@ -6,7 +6,7 @@ import numpy as np
 
 
 def batches(rng: np.random.Generator, examples: int, batch: int) -> Iterator[np.ndarray]:
-    """Yields the indices of batches, epoch by epoch; a batch repeats examples if there are fewer than its size."""
+    """Yields the example indices of batches for successive epochs; a batch repeats examples if there are too few."""
     waiting: np.ndarray = np.empty(0, np.int64)
     while True:
         while len(waiting) < batch:

@@ -1,7 +1,8 @@
-"""Checks that every kind of sublayer changes the output of its stack at initialisation.
+"""Checks that every kind of sublayer changes the output of its stack at initialization.
 
-If the updates of a sublayer are small compared with the residual stream, it has almost no gradient and no effect, and
-in bfloat16 the addition rounds its updates to zero. Tests of shapes, gradients or losses do not detect this.
+If the outputs of a sublayer are small compared to the residual stream, the sublayer has almost no gradient and no
+effect, and in bfloat16 the addition rounds its outputs to zero. Tests of shapes, gradients or losses do not detect this
+problem.
 """
 
 from typing import Any
@@ -21,10 +22,10 @@ Kind = tuple[str, str]
 
 
 def effects(model: Model, inputs: np.ndarray, targets: np.ndarray, seed: int = 0) -> dict[Kind, float]:
-    """Computes the effect of each kind of sublayer on its stack's output y, `norm(y - y_ablated) / norm(y)`.
+    """Computes the effect of each kind of sublayer on the output y of its stack: `norm(y - y_ablated) / norm(y)`.
 
-    For y_ablated, the sublayer's output is zero in every layer of the stack. The decoder reads the original encoder
-    output.
+    For y_ablated, the sublayer's output is set to zero in every layer of the stack. The decoder always uses the
+    original encoder output.
 
     Args:
         model: an encoder-decoder, encoder-only or decoder-only model, which is initialised at random.
@@ -45,7 +46,7 @@ def effects(model: Model, inputs: np.ndarray, targets: np.ndarray, seed: int = 0
 
 
 def _outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tuple[list[Kind], dict[str, Any]]:
-    """Returns the kinds, and outputs [1 + kinds, batch, length, embed] of each stack: complete, then ablated."""
+    """Returns the sublayer kinds, and complete and ablated outputs [1 + kinds, batch, length, embed] per stack."""
     kinds: list[Kind] = []
 
     def ablate(stack: str, keep: jax.Array) -> Any:
@@ -79,7 +80,7 @@ def _outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tuple[list[K
 
 
 def _init(model: Model, kinds: list[Kind], key: jax.Array, inputs: Any, targets: Any) -> Any:
-    """Returns the parameters, and appends the kinds to `kinds` in the order in which they are called."""
+    """Returns initial parameters, and appends the kinds of sublayers to `kinds` in call order."""
 
     def record(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         kind = _kind(args, context)
@@ -92,7 +93,7 @@ def _init(model: Model, kinds: list[Kind], key: jax.Array, inputs: Any, targets:
 
 
 def _kind(args: Any, context: Any) -> Kind | None:
-    """Returns the stack and the name of a called sublayer, or None for other modules such as norms."""
+    """Returns (stack, sublayer name) for a sublayer call, or None for other modules such as norms."""
     module = context.module
     is_sublayer = isinstance(module.parent, Layer) and len(args) == 2 and isinstance(args[1], SequenceContext)
     return (module.path[0], module.name) if is_sublayer and context.method_name == '__call__' else None

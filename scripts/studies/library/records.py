@@ -1,4 +1,4 @@
-"""Results of a study as lines of JSON, appended as they are computed; a restarted study skips finished cells."""
+"""Stores the results of a study as JSON lines; a restarted study skips finished cells."""
 
 import json
 import pathlib
@@ -11,10 +11,10 @@ Cell = Mapping[str, Any]
 
 
 class Records:
-    """A file with the finished cells of a study.
+    """A JSON lines file with the results of the finished cells of a study.
 
-    A cell has all settings that change the result. An incomplete line, which a killed process leaves, is ignored, and
-    its cell is computed again.
+    A cell contains all settings that affect the result. An incomplete line from a killed process is ignored, and the
+    cell is computed again.
     """
 
     def __init__(self, file: str | pathlib.Path):
@@ -33,13 +33,13 @@ class Records:
             self.ignored += 1
 
     def get(self, cell: Cell) -> dict[str, Any] | None:
-        """The result of `cell`, or None if it has none."""
+        """Returns the result of `cell`, or None if it is not finished."""
         return self._results.get(_key(cell))
 
     def add(self, cell: Cell, result: Mapping[str, Any]) -> None:
         """Appends a result to the file."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        # Starts a new line after an incomplete one.
+        # Starts a new line if the last line is incomplete.
         cut = self._file.exists() and not self._file.read_bytes().endswith(b'\n')
         with open(self._file, 'a', encoding='utf-8') as file:
             file.write('\n' * cut + json.dumps({'cell': cell, 'result': result}) + '\n')
@@ -51,7 +51,7 @@ def _key(cell: Cell) -> str:
 
 
 def summary(values: Sequence[float], digits: int = 2) -> str:
-    """Mean, sample standard deviation, and number of seeds."""
+    """Returns the mean, sample standard deviation, and number of seeds."""
     if not values:
         return 'not yet run'
     spread = f' ({np.std(values, ddof=1):.{digits}f})' if len(values) > 1 else ''

@@ -1,10 +1,10 @@
-"""HyperMixer's toy task (Mai et al. 2023, section 4.7 and appendix B.4, after a lecture by Fleuret, 2019).
+"""Generates HyperMixer's toy task (Mai et al. 2023, section 4.7 and appendix B.4, based on a lecture by Fleuret, 2019).
 
-A row holds two rectangles and two triangles of different heights. The target is the same row in which both shapes of a
-kind have the mean of their two heights, so a token must learn the height of the other shape of its kind.
+A row contains two rectangles and two triangles of different heights. In the target, both shapes of a kind have the mean
+of their two heights, so the prediction for each token depends on the height of the other shape of the same kind.
 
-The paper states neither lengths nor ranges. Ours: heights from 1 to 25, widths of 5, 7, 9 or 11 tokens (odd, so that a
-triangle has a tip), at least one empty token between shapes, all placements equally likely.
+The paper does not specify lengths or ranges. We use heights from 1 to 25, widths of 5, 7, 9 or 11 tokens (odd, so that
+a triangle has a tip), at least one empty token between shapes, and uniformly distributed placements.
 """
 
 import numpy as np
@@ -12,15 +12,15 @@ import numpy as np
 HEIGHTS = 1.0, 25.0
 WIDTHS = np.array([5, 7, 9, 11])
 NUM_SHAPES = 4
-# Four of the widest shapes with a token between them.
+# The length of four shapes of maximum width with one token between them.
 SHORTEST = NUM_SHAPES * int(WIDTHS.max()) + NUM_SHAPES - 1
 
 
 def make_rows(rng: np.random.Generator, count: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns inputs, targets, and the best guess from a shape's own height: float32 [count, length] each.
+    """Returns inputs, targets, and the best guess from each shape's height alone: float32 [count, length] each.
 
-    The guess assumes that the other shape has the mean of all heights. Its error is the lowest that a model without
-    token mixing can reach if no other shape is in its receptive field.
+    The guess assumes that the other shape has the mean of all heights. Its error is the lowest possible error of a
+    model without token mixing whose receptive field contains no other shape.
 
     Raises:
         ValueError: `length` is less than `SHORTEST`.
@@ -30,18 +30,18 @@ def make_rows(rng: np.random.Generator, count: int, length: int) -> tuple[np.nda
     is_triangle = rng.permuted(np.tile([False, False, True, True], (count, 1)), axis=1)
     widths = rng.choice(WIDTHS, (count, NUM_SHAPES))
     heights = rng.uniform(*HEIGHTS, (count, NUM_SHAPES))
-    profiles = _place(rng, widths, is_triangle, length)
-    partner = _other_of_its_kind(is_triangle)
+    profiles = _draw_unit_shapes(rng, widths, is_triangle, length)
+    partner = _partner_indices(is_triangle)
     means = (heights + np.take_along_axis(heights, partner, axis=1)) / 2
     guesses = (heights + np.mean(HEIGHTS)) / 2
     inputs, targets, local = (np.einsum('ns,nsl->nl', which, profiles) for which in (heights, means, guesses))
     return inputs.astype(np.float32), targets.astype(np.float32), local.astype(np.float32)
 
 
-def _place(rng: np.random.Generator, widths: np.ndarray, is_triangle: np.ndarray, length: int) -> np.ndarray:
-    """Returns each shape with height 1 at its place, [count, shapes, length]."""
+def _draw_unit_shapes(rng: np.random.Generator, widths: np.ndarray, is_triangle: np.ndarray, length: int) -> np.ndarray:
+    """Returns each shape with height 1 at its position, [count, shapes, length]."""
     room = length - widths.sum(axis=1) - (NUM_SHAPES - 1)
-    # If each shape and the free token after it shrink to one token, a placement is any set of four tokens.
+    # If each shape and the free token after it are shrunk to one token, any set of four tokens is a placement.
     keys = rng.random((len(widths), length))
     keys[np.arange(length) >= (room + NUM_SHAPES)[:, None]] = np.inf
     chosen = np.sort(np.argpartition(keys, NUM_SHAPES, axis=1)[:, :NUM_SHAPES], axis=1)
@@ -53,7 +53,7 @@ def _place(rng: np.random.Generator, widths: np.ndarray, is_triangle: np.ndarray
     return np.where((offset >= 0) & (offset < width), np.where(is_triangle[..., None], triangle, 1.0), 0.0)
 
 
-def _other_of_its_kind(is_triangle: np.ndarray) -> np.ndarray:
+def _partner_indices(is_triangle: np.ndarray) -> np.ndarray:
     """Returns the index of the other shape of the same kind, [count, shapes]."""
     same = is_triangle[:, :, None] == is_triangle[:, None, :]
     same &= ~np.eye(NUM_SHAPES, dtype=bool)

@@ -1,9 +1,9 @@
-"""The network of HyperMixer's toy task (appendix B.4): two convolutions, one token mixer, two convolutions.
+"""Defines the network of HyperMixer's toy task (appendix B.4): two convolutions, one token mixer, two convolutions.
 
     x -> conv -> relu -> conv -> relu -> y -> y + mixer(norm(y)) -> conv -> relu -> conv -> row of heights
 
-The convolutions have a kernel of five tokens and zero padding. `none` has a fifth convolution in place of the mixer.
-The paper does not state whether the mixer has a residual connection and a norm, nor its width; ours is a pre-norm layer
+The convolutions have a kernel of five tokens and zero padding. `none` uses a fifth convolution instead of the mixer.
+The paper does not specify the width, or whether the mixer has a residual connection and a norm; we use a pre-norm layer
 (`models/architecture/layer.py`). Only MLP-Mixer has weights for positions.
 """
 
@@ -23,14 +23,13 @@ from remixer_t5x.models.sublayers.hyper_mixer import HyperMixer
 from remixer_t5x.models.sublayers.mlp_mixer import MLPMixer
 
 KERNEL = 5
-# Inputs and outputs of the network are heights, which are up to 25, divided by this.
+# Heights of up to 25 are divided by this scale in the inputs and outputs of the network.
 UNIT = 10.0
 
 
 class Convolution(nn.Module):
-    """Kernel of five tokens, [batch, length, in] -> [batch, length, features], with a bias.
-
-    Computed as one matmul over five shifted copies, which is faster than XLA's convolution on a CPU.
+    """A convolution over five tokens with bias, [batch, length, in] -> [batch, length, features], computed as one
+    matmul over five shifted copies, which is faster than XLA's convolution on a CPU.
     """
 
     features: int
@@ -55,7 +54,7 @@ def mixers(width: int, hidden: int, length: int) -> dict[str, Callable[..., nn.M
 
 
 class ShapesNetwork(nn.Module):
-    """[batch, length] heights -> [batch, length] heights.
+    """The network of the toy task, which maps heights [batch, length] to heights [batch, length].
 
     Attributes:
         mixer: factory of a module `(x, ctx) -> y`.

@@ -1,4 +1,4 @@
-"""The training loop of the studies: Adam in float32, several steps in one call of a compiled program."""
+"""Implements the training loop of the studies: Adam in float32, with multiple steps per call of a compiled program."""
 
 import dataclasses
 import itertools
@@ -17,7 +17,7 @@ CHUNK = 25
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Compiled functions. A carry is (parameters, Adam state); `train` donates its carry.
+    """Compiled functions. A compiled training program. A carry is (parameters, Adam state); `train` donates its carry.
 
     Attributes:
         init: key -> carry.
@@ -36,12 +36,12 @@ def compile_training(
     schedule: Callable[[jax.Array], jax.Array],
     clip: float | None = 1.0,
 ) -> Program:
-    """Compiles training with Adam, whose learning rate at step n is `rate * schedule(n)`.
+    """Compiles training with Adam and the learning rate `rate * schedule(n)` at step n.
 
     Args:
         initial: key -> parameters.
         loss: (parameters, rows [batch, ...], key of the step) -> mean loss.
-        schedule: an optax schedule. `rate` is an argument of the program, so that all rates share a compilation.
+        schedule: an optax schedule. `rate` is an argument of the program, so that all rates share one compilation.
         clip: maximum norm of the gradient over all parameters; None does not clip.
     """
     adam = optax.scale_by_adam()
@@ -79,13 +79,13 @@ def run(
     place: Callable[[Any], Any] = lambda rows: rows,
     label: str = '',
 ) -> tuple[Any, float]:
-    """Trains for the given steps; returns the carry, and the mean loss of the last `chunk` of steps.
+    """Trains for the given steps, and returns the carry and the mean loss of the last `chunk` of steps.
 
     Args:
         rows: a tree of arrays [examples, ...].
-        order: indices of the examples of each batch (`epochs.batches`).
-        place: puts rows [steps, batch, ...] onto devices.
-        label: printed with the step number on a terminal.
+        order: example indices of each batch, from `epochs.batches`.
+        place: function that puts rows [steps, batch, ...] on devices.
+        label: label to print with the step number on a terminal.
     """
     key = jax.random.key(0) if key is None else key
     loss = float('nan')
