@@ -64,14 +64,14 @@ OPENED = {
     'remixer_t5x/train/hooks.py::_upload': OWN,
     'tasks/remixer_tasks/caching.py::summary': TRUSTED,
     'tasks/remixer_tasks/caching.py::read_completed': TRUSTED,
-    'tasks/remixer_tasks/corpora/text_corpus.py::_open': VERIFIED,
+    'tasks/remixer_tasks/corpora/text_corpus.py::_open_documents': VERIFIED,
     'tasks/remixer_tasks/corpora/streamed_text.py::_read': 'a text of the position, which tf.data has restored',
     'tasks/remixer_tasks/files/download.py::_fetch': 'an archive whose SHA-256 is in this package',
     'tasks/remixer_tasks/files/row_files.py::__init__': VERIFIED,
     'tasks/remixer_tasks/files/download.py::_sha256': VERIFIED,
     'tasks/remixer_tasks/files/row_files.py::open_bytes': 'what untrusted_files has opened',
     'tasks/remixer_tasks/python_docs.py::read': 'a package that is installed here',
-    'tasks/remixer_tasks/vocabulary/sentencepiece_vocabulary.py::_load_once': VERIFIED,
+    'tasks/remixer_tasks/vocabulary/sentencepiece_vocabulary.py::_load_cached': VERIFIED,
 }
 
 

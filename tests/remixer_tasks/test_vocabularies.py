@@ -73,9 +73,9 @@ def test_impossible_sizes_are_rejected(size, message):
 @pytest.mark.parametrize(
     ('name', 'message'),
     [
-        ('missing.model', 'No such file or directory; give a local file'),
-        ('text.model', 'this is not a SentencePiece model.*; give a local file'),
-        ('empty.model', 'this is not a SentencePiece model.*; give a local file'),
+        ('missing.model', 'No such file or directory; use a local file'),
+        ('text.model', 'this is not a SentencePiece model.*; use a local file'),
+        ('empty.model', 'this is not a SentencePiece model.*; use a local file'),
     ],
 )
 def test_unreadable_model_files_are_rejected(tmp_path, name, message):
