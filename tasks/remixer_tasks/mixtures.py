@@ -68,34 +68,19 @@ def labelled_mixture(name: str, tasks: Sequence[tuple[Any, Any]]) -> seqio.Mixtu
     return LabelledMixture(name, tasks)
 
 
-def glue(
-    vocabulary: seqio.Vocabulary,
-    data_dir: str | None = None,
-    without: Sequence[str] = (),
-    name: str = 'glue_v002_proportional',
-) -> seqio.Mixture:
+def glue(vocabulary: seqio.Vocabulary, data_dir: str | None = None, without: Sequence[str] = ()) -> seqio.Mixture:
     """Returns the mixture of GLUE without WNLI."""
-    return _build_mixture(name, GLUE, vocabulary, data_dir, without)
+    return _build_mixture('glue_v002_proportional', GLUE, vocabulary, data_dir, without)
 
 
-def super_glue(
-    vocabulary: seqio.Vocabulary,
-    data_dir: str | None = None,
-    without: Sequence[str] = (),
-    name: str = 'super_glue_v102_proportional',
-) -> seqio.Mixture:
+def super_glue(vocabulary: seqio.Vocabulary, data_dir: str | None = None, without: Sequence[str] = ()) -> seqio.Mixture:
     """Returns the mixture of SuperGLUE with DPR and the diagnostic tasks."""
-    return _build_mixture(name, SUPER_GLUE, vocabulary, data_dir, without)
+    return _build_mixture('super_glue_v102_proportional', SUPER_GLUE, vocabulary, data_dir, without)
 
 
-def entailment(
-    vocabulary: seqio.Vocabulary,
-    data_dir: str | None = None,
-    without: Sequence[str] = (),
-    name: str = 'entailment_v001_proportional',
-) -> seqio.Mixture:
+def entailment(vocabulary: seqio.Vocabulary, data_dir: str | None = None, without: Sequence[str] = ()) -> seqio.Mixture:
     """Returns the mixture of the five entailment tasks."""
-    return _build_mixture(name, ENTAILMENT, vocabulary, data_dir, without)
+    return _build_mixture('entailment_v001_proportional', ENTAILMENT, vocabulary, data_dir, without)
 
 
 def multi_task(
@@ -105,7 +90,6 @@ def multi_task(
     vocabulary: seqio.Vocabulary | None = None,
     data_dir: str | None = None,
     without: Sequence[str] = (),
-    name: str = 'mt_v001_mix',
 ) -> seqio.Mixture:
     """Returns the mixture for MT pretraining, T5's en_mix: span corruption, GLUE, SuperGLUE and SQuAD.
 
@@ -118,7 +102,7 @@ def multi_task(
     vocabulary = vocabulary or unsupervised.output_features['targets'].vocabulary
     ranges.check('MAXIMUM_RATE', maximum, ranges.Positive)
     rates = {task: min(rate, maximum) for task, rate in {**GLUE, **SUPER_GLUE, **SQUAD}.items()}
-    return _build_mixture(name, rates, vocabulary, data_dir, without, [(unsupervised, unsupervised_rate)])
+    return _build_mixture('mt_v001_mix', rates, vocabulary, data_dir, without, [(unsupervised, unsupervised_rate)])
 
 
 def count_examples(task: seqio.Task) -> float:
