@@ -1,7 +1,9 @@
 """The exception for mistakes of users, which commands print as one line without a traceback."""
 
 import difflib
+import importlib
 from collections.abc import Iterable
+from typing import Any
 
 
 class UserError(ValueError):
@@ -17,6 +19,17 @@ def reason(error: BaseException) -> str:
         error = error.__cause__
     text = one_line(str(getattr(error, 'strerror', None) or error))
     return (text if text and not isinstance(error, KeyError) else f'{type(error).__name__}: {text}')[:300]
+
+
+def import_optional(module: str, user: str, extra: str) -> Any:
+    """Imports a module that the feature `user` needs. Raises UserError with the optional dependency to install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f'{user} needs {module.split(".")[0]}, which cannot be imported ({reason(error)}); type pip install '
+            f"'remixer-t5x[{extra}]'"
+        ) from error
 
 
 def one_line(text: str) -> str:

@@ -20,7 +20,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, import_optional
 from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.files.notice import Notice
 
@@ -164,13 +164,9 @@ def _write_completed(outputs: list[Any], path: str, note: str) -> None:
 
 def _create_pipeline(beam_options: str | None) -> Any:
     """Returns an empty pipeline. Raises UserError if Beam is missing or rejects the options."""
-    try:
-        import apache_beam as beam
-        from apache_beam.options.pipeline_options import PipelineOptions
-    except ImportError as error:
-        raise UserError(
-            f"data cache needs Apache Beam, which cannot be imported ({error}); type pip install 'remixer-t5x[beam]'"
-        ) from error
+    beam = import_optional('apache_beam', 'data cache', 'beam')
+    from apache_beam.options.pipeline_options import PipelineOptions
+
     try:
         flags = shlex.split(beam_options or '')
         options = PipelineOptions([f'--runner={LOCAL_RUNNER}', *flags])

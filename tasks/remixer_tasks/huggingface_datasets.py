@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from remixer_t5x import safe_paths
-from remixer_t5x.errors import UserError, reason
+from remixer_t5x.errors import UserError, import_optional, reason
 from remixer_tasks.corpora.streamed_text import StreamedCorpus
 from remixer_tasks.corpora.text_corpus import TRAIN, ParsedCorpus
 from remixer_tasks.files import cache
@@ -102,13 +102,7 @@ class HubDataset:
 
     def _load(self, split: str, streaming: bool = False) -> tuple[Any, Sequence[str]]:
         """Returns the rows of a split, and with `streaming` the paths or URLs of its files."""
-        try:
-            import datasets
-        except ImportError as error:
-            raise UserError(
-                f"{self.path} is read with Hugging Face's datasets, which cannot be imported ({reason(error)}); "
-                "type pip install 'remixer-t5x[hf-datasets]'"
-            ) from error
+        datasets = import_optional('datasets', self.path, 'hf-datasets')
         folder = Path(self.path).expanduser()
         try:
             if folder.is_dir():

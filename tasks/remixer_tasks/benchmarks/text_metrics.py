@@ -8,7 +8,6 @@ the libraries sacrebleu and rouge-score. `NAMED` contains the metrics that users
 import collections
 import dataclasses
 import functools
-import importlib
 import itertools
 import json
 import re
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, import_optional
 from remixer_tasks.benchmarks import prompts
 from remixer_tasks.benchmarks.prompts import INVALID
 
@@ -191,7 +190,7 @@ def bleu(targets: Texts | Sequence[Texts], predictions: Texts) -> Metrics:
         return {}
     # sacrebleu expects a list for each reference, not for each example.
     references = [list(targets)] if isinstance(targets[0], str) else [list(each) for each in zip(*targets, strict=True)]
-    score = _import_library('sacrebleu').corpus_bleu(
+    score = import_optional('sacrebleu', 'BLEU', 'generation').corpus_bleu(
         list(predictions), references, smooth_method='exp', smooth_value=0.0, tokenize='intl'
     )
     return {'bleu': float(score.score)}
@@ -204,22 +203,11 @@ def rouge(targets: Texts, predictions: Texts) -> Metrics:
     """
     if not targets:
         return {}
-    scorer = _import_library('rouge_score.rouge_scorer').RougeScorer(ROUGE)
+    scorer = import_optional('rouge_score.rouge_scorer', 'ROUGE', 'generation').RougeScorer(ROUGE)
     pairs = zip(targets, predictions, strict=True)
     # rougeLsum expects one sentence per line.
     scores = [scorer.score(*(text.replace(' . ', ' .\n') for text in pair)) for pair in pairs]
     return {name: 100 * sum(score[name].fmeasure for score in scores) / len(scores) for name in ROUGE}
-
-
-def _import_library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        package = name.split('.')[0]
-        raise UserError(
-            f'the metric needs {package}, which cannot be imported ({error}); '
-            "type pip install 'remixer-t5x[generation]'"
-        ) from error
 
 
 def exact_match(targets: Texts, predictions: Texts) -> Metrics:

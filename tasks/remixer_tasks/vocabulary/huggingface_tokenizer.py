@@ -21,7 +21,7 @@ import numpy as np
 
 from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.base_vocabulary import Vocabulary
-from remixer_t5x.errors import UserError, reason
+from remixer_t5x.errors import UserError, import_optional
 
 # Accepted types of each component of the file.
 ALLOWED = {
@@ -198,13 +198,7 @@ def load(path: str) -> tuple[Any, list[int], list[int]]:
     Raises UserError if the library is missing, if the file has other components than ALLOWED, or if the library cannot
     parse it in the child process within TIME_LIMIT seconds.
     """
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise UserError(
-            f'{path} is read with the package tokenizers, which cannot be imported ({reason(error)}); '
-            "type pip install 'remixer-t5x[wordpiece]'"
-        ) from error
+    tokenizers = import_optional('tokenizers', path, 'wordpiece')
     content = untrusted_files.read_object(path)
     text = json.dumps(check_components(content, path))
     try:
