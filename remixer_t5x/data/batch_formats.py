@@ -1,4 +1,4 @@
-"""Defines the batch formats of each model type: the task features it uses, and the arrays of a batch.
+"""Defines the batch formats of each model type: the task features to read and the arrays of a batch.
 
 The model types are `encoder_decoder`, `decoder_only`, `encoder_only` (a masked language model), and encoders with a
 head: `classifier`, `token_labels`, `span` and `embedding`. A model type may accept several formats; the features in
@@ -30,12 +30,13 @@ Lengths: TypeAlias = Mapping[str, int]
 
 @dataclasses.dataclass(frozen=True)
 class BatchFormat:
-    """The arrays of a batch, and the task features that they are computed from.
+    """The arrays of a batch, and the task features from which the arrays are computed.
 
     Attributes:
         example: example lengths of the features, by name.
-        arrays: for each array, the features whose lengths add up to its length [batch, length]; () for [batch] arrays.
-        packed: the additional arrays of packed rows, as in `arrays`; None if rows cannot be packed.
+        arrays: maps each [batch, length] array to the features whose lengths add up to `length`; () for [batch] arrays.
+        packed: the additional arrays of packed rows, in the form of `arrays`; None if the format does not support
+        packing.
         floats: names of the float32 arrays; the others are int32.
     """
 
@@ -72,8 +73,8 @@ FORMATS: dict[str, tuple[BatchFormat, ...]] = {
             dict.fromkeys(_DECODER_TOKENS, ('targets',)),
             dict.fromkeys(_DECODER_PACKED, ('targets',)),
         ),
-        # A prefix language model, whose rows are inputs followed by targets. `decoder_causal_attention` is 1 where
-        # attention is bidirectional: at the inputs, and at the first position that predicts a target.
+        # A prefix language model: each row consists of the inputs followed by the targets. `decoder_causal_attention`
+        # is 1 at positions with bidirectional attention: the inputs and the first position that predicts a target.
         BatchFormat(
             {'inputs': 512, 'targets': 114},
             dict.fromkeys((*_DECODER_TOKENS, 'decoder_causal_attention'), _BOTH),
@@ -81,7 +82,8 @@ FORMATS: dict[str, tuple[BatchFormat, ...]] = {
         ),
     ),
     ENCODER_ONLY: (
-        # Inputs are the corrupted text. Targets are the original tokens at the positions to predict, and 0 elsewhere.
+        # Inputs are the corrupted text. Targets contain the original tokens at the positions to predict, and 0 at all
+        # other positions.
         BatchFormat(
             {'inputs': 512, 'targets': 512},
             dict.fromkeys(('encoder_input_tokens', 'encoder_target_tokens', 'encoder_loss_weights'), ('inputs',)),
@@ -89,7 +91,7 @@ FORMATS: dict[str, tuple[BatchFormat, ...]] = {
         ),
     ),
     CLASSIFIER: (
-        # The target is converted to a number: the index of a label, or, for a regression, the number itself.
+        # The target text is converted to a label index or, for regression, parsed as a number.
         BatchFormat(
             {'inputs': 512, 'targets': 114},
             {'encoder_input_tokens': ('inputs',), 'labels': (), 'label_weights': ()},
@@ -98,7 +100,7 @@ FORMATS: dict[str, tuple[BatchFormat, ...]] = {
         ),
     ),
     TOKEN_LABELS: (
-        # The first token of each word has the index of the word's label.
+        # The target of the first token of each word is the label index of that word.
         BatchFormat(
             {'inputs': 512, 'targets': 512},
             dict.fromkeys(('encoder_input_tokens', 'labels', 'label_weights'), ('inputs',)),
@@ -140,7 +142,7 @@ def get_formats(model_type: str) -> tuple[BatchFormat, ...]:
 
 
 def batch_format(model_type: str, lengths: Any) -> BatchFormat:
-    """Returns the model type's format with the features in `lengths`. Raises UserError if it does not exist."""
+    """Returns the format with the features in `lengths`. Raises UserError if the model type has no such format."""
     known = get_formats(model_type)
     if isinstance(lengths, Mapping) and all(type(length) is int and length > 0 for length in lengths.values()):
         for candidate in known:
@@ -188,14 +190,14 @@ def batch_shapes(model_type: str, lengths: Lengths | None = None, batch_size: in
 
 
 def smallest_shapes(model_type: str) -> dict[str, tuple[int, ...]]:
-    """Returns small shapes that any model of this type accepts, to initialize parameters that do not depend on them."""
+    """Returns small batch shapes that any model of this type accepts, for initializing parameters."""
     return batch_shapes(model_type, dict.fromkeys(get_formats(model_type)[0].features, 2))
 
 
 def text_lengths(lengths: Lengths) -> dict[str, int]:
-    """Returns the maximum tokens of inputs and answers in inference.
+    """Returns the maximum number of input tokens and of answer tokens in inference.
 
-    A causal language model has no inputs, so half of its row is reserved for the prompt.
+    The batches of a causal language model have no inputs, so half of the row length is reserved for the prompt.
     """
     if 'inputs' in lengths:
         return dict(lengths)
@@ -204,7 +206,7 @@ def text_lengths(lengths: Lengths) -> dict[str, int]:
 
 
 def input_array(model_type: str) -> str:
-    """Returns the name of the input array in an inference batch, which has no targets."""
+    """Returns the name of the array that contains the input tokens of an inference batch."""
     return 'prompt_tokens' if model_type == DECODER_ONLY else 'encoder_input_tokens'
 
 
