@@ -19,7 +19,7 @@ from remixer_t5x.lazy import seqio, tf
 
 
 class MaskedLMConverter(seqio.FeatureConverter):
-    """Converts `inputs`, the corrupted text, and `targets`, the original token at positions to predict and 0 elsewhere.
+    """Converts `inputs` (corrupted text) and `targets` (the original token at positions to predict, 0 elsewhere).
 
     seqio's EncoderFeatureConverter identifies the positions to predict by a mask id, but BERT also predicts tokens that
     were replaced by a random token or left unchanged.
@@ -62,7 +62,8 @@ _CONVERTERS = {
     ),
     (batch_formats.ENCODER_ONLY, 'inputs', 'targets'): MaskedLMConverter,
 }
-# For each model type, a function (inputs, targets, vocabulary, length, ...) -> arrays of a row (SPAN: of several rows).
+# Maps a model type to a function (inputs, targets, vocabulary, length, ...) -> arrays of one row (for SPAN, of one row
+# per window).
 _TEXT_CONVERTERS: dict[str, Callable[..., dict[str, np.ndarray]]] = {
     batch_formats.TOKEN_LABELS: token_alignment.tag_arrays,
     batch_formats.SPAN: token_alignment.span_arrays,
@@ -82,16 +83,18 @@ def convert(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -> tf.
             f'TASK_FEATURE_LENGTHS must have the same length for inputs and targets, got {dict(lengths)}; a masked '
             'language model predicts each token in place'
         )
-    # The task has already truncated each feature, and seqio's length check takes 20% of the time to open a dataset.
+    # seqio's length check is disabled, because the task truncates each feature and the check takes 20% of the time to
+    # open a dataset.
     converter = _CONVERTERS[model_type, *sorted(lengths)](pack=config.pack, apply_length_check=False)
     return converter(dataset, task_feature_lengths=dict(lengths))
 
 
 def _classification_arrays(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -> tf.data.Dataset:
-    """Converts each target to its index in `config.labels`, or, without labels, parses it as a number."""
+    """Converts each target to its index in `config.labels`, or parses it as a number if there are no labels."""
     labels, length = config.labels, config.task_feature_lengths['inputs']
     vocabulary, name = source.output_features['targets'].vocabulary, source.name
-    # The vocabulary may change a text. Without the original texts, decoded targets are compared with decoded labels.
+    # Encoding and decoding may change a text. If the original texts are unavailable, compare decoded targets with
+    # decoded labels.
     has_texts = getattr(dataset.element_spec.get('targets_pretokenized'), 'dtype', None) == tf.string
     label_texts = [label if has_texts else vocabulary.decode(vocabulary.encode(label)) for label in labels or ()]
 
@@ -134,7 +137,7 @@ def _text_arrays(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -
 
     def arrays(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         texts = [example[f'{feature}_pretokenized'] for feature in ('inputs', 'targets')]
-        # Stateless, because TensorFlow cannot save the position of a pipeline with a stateful call.
+        # TensorFlow cannot save the position of a pipeline that contains a stateful Python call.
         dtypes = [tf.as_dtype(array.dtype) for array in shapes.values()]
         rows = tf.numpy_function(convert_row, texts, dtypes, stateful=False)
         return {
