@@ -1,8 +1,8 @@
 """Fingerprints the data of a task or mixture, so that a resumed run detects changed data and names the changed file.
 
 A fingerprint is computed from the file names relative to their common folder, the sizes, and the first and last bytes
-of each file, so a folder may be moved or copied. A change in the middle of a large file that keeps its size is not
-detected, because a run cannot read all its data at every start.
+of each file, so moving or copying the folder does not change it. Changes in the middle of a large file are not detected
+if its size is unchanged, because hashing all data at every start would be too slow.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ URL_PREFIXES = ('hf://', 'http://', 'https://')
 
 
 def data_fingerprint(provider: seqio.Task | seqio.Mixture, split: str, use_cached: bool = False) -> dict[str, Record]:
-    """Returns the fingerprint of each task, as JSON values by task name.
+    """Returns a dictionary from task name to fingerprint, a JSON value.
 
     Args:
         provider: a task or a mixture.
@@ -50,7 +50,7 @@ def _task_record(task: seqio.Task, split: str, use_cached: bool) -> Record:
     record: Record = {'source': 'cache' if use_cached else type(task.source).__name__, 'files': None}
     if paths is None:
         return record
-    # The length of the path of the deepest folder that contains all files.
+    # The length of the common folder, which is removed from all paths.
     start = os.path.commonprefix([path[: path.rfind('/') + 1] for path in paths]).rfind('/') + 1
     reads_content = len(paths) <= MAX_HASHED_FILES
     marks = {path[start:]: file_mark(path, reads_content) for path in paths}
@@ -73,7 +73,7 @@ def _list_files(task: seqio.Task, split: str, use_cached: bool) -> list[str] | N
 
 
 def file_mark(path: str, reads_content: bool = True) -> str:
-    """Returns the size of a file and, if it is local and `reads_content`, a hash of its content."""
+    """Returns the size of a file and, if the file is local and `reads_content` is true, a hash of its content."""
     if path.startswith(URL_PREFIXES):
         return _short_hash(path)
     try:
@@ -100,7 +100,7 @@ def _short_hash(text: str | bytes) -> str:
 
 
 def describe_difference(old: Mapping[str, Record], new: Mapping[str, Record]) -> str | None:
-    """Describes the first difference between two results of `data_fingerprint`. Returns None if they are equal."""
+    """Describes the first difference between two results of `data_fingerprint`. Returns None for equal results."""
     for name in sorted({*old, *new}):
         if name not in new:
             return f'task {name} was removed'
