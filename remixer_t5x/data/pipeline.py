@@ -1,4 +1,4 @@
-"""Configures the datasets of a run, resolves their task or mixture, and checks vocabulary and caches.
+"""Defines the dataset configuration, resolves the task or mixture, and checks vocabularies and caches.
 
 `task_batches` reads the examples; `batch_formats` lists the arrays of a batch. `DatasetConfig` uses T5X's names.
 """
@@ -21,7 +21,7 @@ from remixer_t5x.data import batch_formats, fingerprint, task_vocabulary
 from remixer_t5x.errors import UserError, nearest
 from remixer_t5x.lazy import seqio
 
-# A function defers the import of seqio until it is called.
+# Accepts a function, which defers the import of seqio.
 TaskOrName: TypeAlias = 'str | seqio.Task | seqio.Mixture | Callable[[], str | seqio.Task | seqio.Mixture]'
 
 
@@ -43,10 +43,10 @@ class DatasetConfig:
         labels: the texts of a classifier's labels; None for a regression, or another model type.
         doc_stride: number of context tokens between the starts of two windows of a long context, for
             `model_type` 'span'; None for windows without overlap.
-        streams: number of parts of the data that all hosts together read in parallel, which determines the order of the
-            examples; None for one per host at the start of the run.
-        save_position: False allows any source, including Python generators, but a resumed run restarts the data, in
-            another order.
+        streams: total number of parts of the data that the hosts read in parallel, which determines the order of the
+        examples; None for one part per host at the start of the run.
+        save_position: False allows any source, including Python generators, but a resumed run reads the data from the
+            beginning, in another order.
     """
 
     mixture_or_task_name: TaskOrName
@@ -110,10 +110,10 @@ def get_vocabulary(config: DatasetConfig) -> seqio.Vocabulary:
 
 @dataclasses.dataclass(frozen=True)
 class PreparedData:
-    """A dataset that is ready to be read.
+    """A dataset with its resolved task and vocabulary.
 
     Attributes:
-        config: the settings, with the task itself instead of its name or a function.
+        config: the settings, with the resolved task as `mixture_or_task_name`.
         vocabulary: the vocabulary of the targets.
         record: the task's name, the vocabulary's record and the fingerprint of the files, for checkpoints.
     """
@@ -124,7 +124,7 @@ class PreparedData:
 
 
 def prepare_data(config: DatasetConfig, model_vocab_size: int) -> PreparedData:
-    """Resolves the task, and parses text and trains the vocabulary if they are not cached.
+    """Resolves the task. Parses the texts and trains the vocabulary unless both are cached.
 
     Raises UserError if text cannot be read, or if the vocabulary is larger than `model_vocab_size`.
     """
@@ -145,14 +145,14 @@ def prepare_data(config: DatasetConfig, model_vocab_size: int) -> PreparedData:
 
 
 def cache_note(vocabulary_record: str) -> str:
-    """Returns the text of a cache's file COMPLETED: JSON with the record of the vocabulary."""
+    """Returns the content of a cache's COMPLETED file: JSON with the vocabulary record."""
     return json.dumps({'vocabulary': vocabulary_record})
 
 
 def require_cache(source: seqio.Task | seqio.Mixture, cache_dir: str | None, vocabulary_record: str) -> None:
-    """Sets seqio's cache folder, and checks the cache of each task. If `cache_dir` is None, uses seqio's own folders.
+    """Sets seqio's cache folder and checks the cache of each task. If `cache_dir` is None, uses seqio's own folders.
 
-    seqio itself reads any folder with the task's name, even if its ids belong to another vocabulary.
+    seqio does not check the vocabulary: it reads any folder with the task's name.
 
     Raises:
         UserError: a task does not support caching, has no complete cache, or was cached with another vocabulary.
@@ -193,7 +193,7 @@ def batch_shapes(config: DatasetConfig) -> dict[str, tuple[int, ...]]:
 
 
 def resume_config(config: DatasetConfig, batches: int) -> DatasetConfig:
-    """Returns the config of a run that resumes after `batches` batches: a new seed if positions are not saved."""
+    """Returns the config of a run resumed after `batches` batches, with a new seed if positions are not saved."""
     if config.save_position or not batches:
         return config
     digest = hashlib.sha256(f'{config.seed} after {batches}'.encode()).digest()
@@ -201,7 +201,7 @@ def resume_config(config: DatasetConfig, batches: int) -> DatasetConfig:
 
 
 def check_divisible(batch_size: int, count: int, kind: str = 'hosts') -> None:
-    """Raises UserError if the rows of a batch do not divide evenly over `count` hosts or streams."""
+    """Raises UserError if the batch size is not a multiple of `count`, the number of hosts or streams."""
     if batch_size % count:
         raise UserError(
             f'BATCH_SIZE must be a multiple of the {count} {kind}, got {batch_size}; use '
