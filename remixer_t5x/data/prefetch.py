@@ -1,10 +1,11 @@
 """Prefetches batches in a background thread, and tracks the exact position of the last consumed batch.
 
-The thread is ahead of the training loop, so it captures the state of the source every few batches. A position consists
-of such a state and the number of batches consumed since then, which are skipped when the position is restored. If
-checkpoints have the same period as captures, usually no batch is skipped. Processes may capture at different batches.
+Because the thread runs ahead of the training loop, it captures the state of the source periodically. A position
+consists of a captured state and the number of batches consumed after the capture, which are skipped when the position
+is restored. If the capture period equals the checkpoint period, usually no batch is skipped. Processes may capture at
+different batches.
 
-This module does not import TensorFlow, because the code of checkpoints imports it.
+This module must not import TensorFlow, because the checkpoint code imports this module.
 """
 
 import base64
@@ -25,8 +26,8 @@ class Position:
 
     Attributes:
         batches: number of consumed batches.
-        captured_at: for each stream, the number of batches after which its state was captured.
-        states: the captured state of each stream; b'' is the start.
+        captured_at: for each stream, the number of batches read before its state was captured.
+        states: the captured state of each stream; b'' at the start of the data.
     """
 
     batches: int = 0
@@ -35,29 +36,29 @@ class Position:
 
     @classmethod
     def captured(cls, batches: int, states: Mapping[int, bytes]) -> 'Position':
-        """Returns the position of a source whose streams were all captured after `batches` batches."""
+        """Returns a position with the stream states that were captured after `batches` batches."""
         return cls(batches, dict.fromkeys(states, batches), states)
 
     @classmethod
     def start(cls, streams: int) -> 'Position':
-        """Returns the position before the first batch of a source with this number of streams."""
+        """Returns the position before the first batch, for this number of streams."""
         return cls.captured(0, dict.fromkeys(range(streams), b''))
 
     @property
     def is_saved(self) -> bool:
-        """Whether the states were saved; False for a run with SAVE_DATA_POSITION=False that drew batches."""
+        """Whether stream states were saved; False if batches were read with SAVE_DATA_POSITION=False."""
         return all(self.states[index] or not at for index, at in self.captured_at.items())
 
     def streams_to_skip(self, skipped: int) -> list[int]:
-        """Returns the streams that must skip more than `skipped` batches after their state is restored."""
+        """Returns the streams that must skip more than `skipped` batches after their states are restored."""
         return [index for index, at in self.captured_at.items() if self.batches - at > skipped]
 
     def with_streams_restarted(self) -> 'Position':
-        """Returns a position with the same number of batches and all streams at their start."""
+        """Returns a copy with the same `batches` and all streams reset to their start."""
         return self.captured(self.batches, dict.fromkeys(self.states, b''))
 
     def to_json(self) -> dict[str, dict[str, Any]]:
-        """Returns a JSON record for each stream number."""
+        """Returns a dictionary from stream number to a JSON record of the stream."""
         return {
             str(index): {
                 'batches': self.batches,
@@ -69,14 +70,14 @@ class Position:
 
     @classmethod
     def from_json(cls, records: Sequence[dict[str, Any]]) -> 'Position':
-        """Returns the position with the records of all streams, in order."""
+        """Returns the position described by the JSON records of all streams, in stream order."""
         states = {index: zlib.decompress(base64.b64decode(record['state'])) for index, record in enumerate(records)}
         captured_at = {index: record['captured_at'] for index, record in enumerate(records)}
         return cls(records[0]['batches'], captured_at, states)
 
 
 class Source(Protocol):
-    """An endless source of batches whose streams have states that can be captured, as `task_batches.TrainBatches`."""
+    """An endless iterator over batches with stream states that can be captured, such as `task_batches.TrainBatches`."""
 
     def __next__(self) -> Any: ...
     def capture(self) -> dict[int, bytes]: ...
@@ -85,9 +86,7 @@ class Source(Protocol):
 
 
 class Prefetcher:
-    """Iterates over prefetched batches. A context manager, which stops the thread on exit.
-
-    An exception in the thread is raised when its batch is requested.
+    """Iterates over prefetched batches; a context manager that stops the prefetch thread on exit.
 
     Args:
         source: the batches on the host.
@@ -116,7 +115,7 @@ class Prefetcher:
         self._lock = threading.Lock()
         # Sorted by batch.
         self._captures = [start]
-        # The error of the last capture, if it failed.
+        # The error of the last capture; None if the capture succeeded.
         self._failure: UserError | None = None
         self._consumed = start.batches
         self._thread = threading.Thread(target=self._produce_batches, args=(start,), name='prefetch', daemon=True)
@@ -139,7 +138,7 @@ class Prefetcher:
                 drawn += 1
                 self._put_item((batch, None))
         except BaseException as error:
-            # Otherwise the consumer would wait forever.
+            # Queue the error, because the consumer would otherwise wait forever.
             self._put_item((None, error))
 
     def _capture_state(self, drawn: int) -> None:
@@ -183,13 +182,13 @@ class Prefetcher:
         with self._lock:
             if self._failure is not None:
                 raise self._failure
-            # Older captures are not needed anymore.
+            # Drop captures older than the one that this position uses.
             while len(self._captures) > 1 and self._captures[1].batches <= self._consumed:
                 del self._captures[0]
             return dataclasses.replace(self._captures[0], batches=self._consumed)
 
     def close(self) -> None:
-        """Stops the thread. Waits at most ten seconds for the batch that it is reading."""
+        """Stops the thread. Waits at most ten seconds for the batch that the thread is reading."""
         self._stop.set()
         self._thread.join(timeout=10.0)
 
