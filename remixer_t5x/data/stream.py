@@ -1,4 +1,4 @@
-"""A tf.data iterator whose exact position can be saved, and the tools to build such a pipeline."""
+"""A tf.data iterator with an exact, saveable position, and functions to build such a pipeline."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from remixer_t5x import temporary
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import tf
 
-# TensorFlow 2.21 cannot save the position of these operations, and hangs when it restores a parallel interleave.
-# PyFunc is a stateful tf.numpy_function, and EagerPyFunc is a tf.py_function.
+# TensorFlow 2.21 cannot save the position of these operations and hangs when restoring a parallel interleave. PyFunc is
+# a stateful tf.numpy_function; EagerPyFunc is a tf.py_function.
 UNSAVED_OPERATIONS = (
     'PyFunc',
     'EagerPyFunc',
@@ -31,10 +31,10 @@ UNSAVED_OPERATIONS = (
 
 @contextlib.contextmanager
 def patch_tf_data() -> Iterator[None]:
-    """Patches two tf.data methods whose position TensorFlow 2.21 does not restore exactly; the order stays the same.
+    """Patches two tf.data methods that TensorFlow 2.21 does not restore exactly; the element order is unchanged.
 
-    `interleave` becomes sequential, because a parallel interleave, which seqio and TFDS request, hangs when it is
-    restored. `shard` becomes a filter, because TensorFlow's shard loses elements at the end of an interleave block.
+    seqio and TFDS use a parallel `interleave`, which hangs when it is restored, so `interleave` becomes sequential.
+    `shard` becomes a filter, because TensorFlow's `shard` loses elements at the end of an interleave block.
     """
     dataset_class: Any = tf.data.Dataset
     interleave, shard = dataset_class.interleave, dataset_class.shard
@@ -60,8 +60,8 @@ def _shard(dataset: tf.data.Dataset, num_shards: int, index: int, name: str | No
 def without_autograph(build: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
     """Calls `build` without AutoGraph, and falls back to AutoGraph if that fails.
 
-    AutoGraph takes most of the time of opening a task. Only Python control flow on tensors needs it, and raises an
-    error without it, so both calls build the same operations.
+    AutoGraph accounts for most of the time needed to open a task. Only Python control flow on tensors requires
+    AutoGraph, and raises an error without AutoGraph, so the fallback builds the same operations.
     """
     try:
         return tf.autograph.experimental.do_not_convert(build)()
@@ -72,15 +72,15 @@ def without_autograph(build: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
 
 
 class Stream:
-    """Iterates over `dataset` with a position that can be saved and restored.
+    """Iterates over a tf.data dataset; the position can be saved and restored.
 
     Args:
         dataset: the elements.
         name: name of the task, for error messages.
-        saves: False leaves the position empty, so that any operation is allowed.
+        saves: False disables saving, so that the pipeline may contain any operation.
 
     Raises:
-        UserError: the position of an operation in the pipeline cannot be saved.
+        UserError: the pipeline contains an operation whose position cannot be saved.
     """
 
     def __init__(self, dataset: tf.data.Dataset, name: str, saves: bool = True):
@@ -118,7 +118,7 @@ class Stream:
         return len(parts[0]).to_bytes(8, 'little') + parts[0] + parts[1]
 
     def restore(self, state: bytes) -> None:
-        """Restores a position that `capture` returned. Raises UserError if the pipeline has changed since."""
+        """Restores a position returned by `capture`. Raises UserError if the pipeline has changed since the capture."""
         split = 8 + int.from_bytes(state[:8], 'little')
         with _temporary_folder(self._name) as folder:
             (folder / 'position.index').write_bytes(state[8:split])
@@ -148,9 +148,9 @@ def _temporary_folder(name: str) -> Iterator[pathlib.Path]:
 def _unsaved_operation(dataset: tf.data.Dataset) -> str | None:
     """Returns the first of UNSAVED_OPERATIONS that the pipeline contains, or None.
 
-    TensorFlow would raise only when the position is saved, and would then hang at the end of the iterator.
+    TensorFlow would raise an error only when saving the position, and then hang at the end of the iterator.
     """
-    # Policy 1 is IGNORE: the state of generators and tables is irrelevant here.
+    # Policy 1 is IGNORE: the graph is only searched for operations, so external state is not needed.
     text = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset), external_state_policy=1)
     graph = tf.compat.v1.GraphDef.FromString(text.numpy())
     operations = {node.op for node in graph.node}
@@ -159,14 +159,14 @@ def _unsaved_operation(dataset: tf.data.Dataset) -> str | None:
 
 
 def without_traceback(error: tf.errors.OpError) -> tf.errors.OpError:
-    """Removes traceback and context, which would keep the iterator and its reading threads alive."""
+    """Removes traceback and context from an exception, because they keep the iterator and its threads alive."""
     error.__context__ = None
     return error.with_traceback(None)
 
 
 @contextlib.contextmanager
 def wrap_task_errors(name: str) -> Iterator[None]:
-    """Converts errors of seqio, tf.data and files into a UserError: the task `name` cannot be read."""
+    """Converts seqio, tf.data and file errors to a UserError that the task `name` cannot be read."""
     try:
         yield
     except UserError:
@@ -176,7 +176,7 @@ def wrap_task_errors(name: str) -> Iterator[None]:
 
 
 def error_message(error: BaseException) -> str:
-    """Returns the message of an error in one line, without the graph trace that tf.data appends."""
+    """Returns an error's message as one line, without the graph trace that tf.data appends."""
     text = str(error)
     if user_error := re.search(r'UserError: ([^\n]+)', text):
         return user_error.group(1).strip()
