@@ -1,11 +1,11 @@
-"""Reads the batches of a task or mixture: endlessly with an exact position for training, or in one pass for evaluation.
+"""Reads batches of a task or mixture: an endless, resumable stream for training, and single passes for evaluation.
 
 tf.data shuffles, packs and batches the examples. The position is a checkpoint of its iterator, which contains the state
-of all operations, including the shuffle buffer. The config determines the order. A restored iterator continues with the
-batch that an uninterrupted iterator would return next, even after several restores.
+of all operations, including the shuffle buffer. The config determines the order. A restored iterator returns the same
+batches as an uninterrupted iterator, even after repeated restores.
 
-TensorFlow's smaller *symbolic* checkpoints are not exact: a checkpoint of a restored iterator lacks the offsets in
-files that have not been read since.
+TensorFlow's smaller *symbolic* checkpoints are not exact: a checkpoint of a restored iterator omits the offsets in
+files that were not read after the restore.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _open_examples(
         pipeline.require_cache(task, config.cache_dir, task_vocabulary.record(task_vocabulary.get_vocabulary(task)))
 
     def build() -> tf.data.Dataset:
-        # An in-memory cache would be part of the saved position.
+        # Disable seqio's in-memory cache, because it would be part of the saved position.
         dataset = task.get_dataset(
             lengths,
             split=config.split,
@@ -57,8 +57,8 @@ def _open_examples(
         )
         return converters.convert(config, dataset, task)
 
-    # Sources with the attribute `repeats` repeat their examples themselves. Epochs are then exact even if streams have
-    # unequal lengths, because seqio repeats each stream separately.
+    # Sources with the attribute `repeats` repeat their examples themselves. seqio would repeat each stream separately,
+    # so epochs would not be exact for streams of unequal length.
     sources = [part.source for part in seqio.get_subtasks(task) if hasattr(part.source, 'repeats')]
     for source in sources:
         source.repeats = epochs is None
@@ -75,7 +75,7 @@ def _with_options(dataset: tf.data.Dataset, threads: int | None) -> tf.data.Data
     options.deterministic = True
     options.experimental_symbolic_checkpoint = False
     if threads:
-        # On a CPU, the train step and this pipeline compete for the cores.
+        # On CPUs, the train step and the input pipeline compete for cores.
         options.threading.private_threadpool_size = threads
         options.threading.max_intra_op_parallelism = 1
     return tf_data.without_autotune(dataset.with_options(options))
@@ -88,19 +88,18 @@ def tf_data_threads(backend: str) -> int | None:
 
 
 class TrainBatches:
-    """Iterates endlessly over one of `share_count` equal shares of the rows of every batch.
+    """Iterates endlessly over training batches; each host reads one of `share_count` equal shares of the rows.
 
-    A batch is the concatenation of rows from several streams, each of which reads a part of the data. A run keeps its
-    number of streams. If the number of shares changes, a share takes rows from several streams, or some rows of one
-    stream, so that every batch has the same rows for any number of hosts.
+    A batch concatenates rows from several streams, each of which reads a part of the data. The number of streams is
+    fixed for a run. If the number of hosts changes, a share contains the rows of several streams or some rows of one
+    stream, so that every batch contains the same rows for any number of hosts.
 
     Arrays are [batch_size / share_count, length] int32, except for `BatchFormat.floats`. `next` raises UserError if the
     data cannot be read.
 
     Args:
-        config: the data.
-        share_index: index of this share.
-        share_count: number of shares, one for each host.
+        config: the dataset to read. share_index: index of this share.
+        share_count: number of shares, usually the number of hosts.
         threads: number of tf.data threads; None for TensorFlow's default.
         streams: number of streams; None for `config.streams`, or one per share.
     """
@@ -118,7 +117,7 @@ class TrainBatches:
             raise UserError(f'STREAMS must not change during a run, got {config.streams}; set STREAMS = {streams}')
         pipeline.check_divisible(config.batch_size, share_count)
         pipeline.check_divisible(config.batch_size, streams, 'streams')
-        # Called once, because a task factory returns a new task at each call.
+        # Resolve the task only once, because a task factory returns a new task at each call.
         self._task, self._config = pipeline.get_provider(config), config
         stream_rows, share_rows = config.batch_size // streams, config.batch_size // share_count
         first = share_index * share_rows
@@ -133,7 +132,7 @@ class TrainBatches:
             return Stream(dataset, self._task.name, config.save_position)
 
         self._streams = {index: open_stream(index) for index in indices}
-        # Threads run in parallel, because TensorFlow releases the GIL.
+        # Threads read streams in parallel, because TensorFlow releases the GIL.
         self._executor = ThreadPoolExecutor(len(indices), 'stream') if len(indices) > 1 else None
 
     def __iter__(self) -> Iterator[Batch]:
@@ -144,7 +143,7 @@ class TrainBatches:
         return {name: np.concatenate([_narrow(part[name].numpy()) for part in parts])[self._rows] for name in parts[0]}
 
     def skip(self, streams: Collection[int]) -> None:
-        """Skips one batch in each stream of `streams` that this share reads."""
+        """Skips one batch in each of the given streams; ignores streams that this share does not read."""
         self._next_elements([self._streams[index] for index in streams if index in self._streams])
 
     def _next_elements(self, streams: Iterable[Stream]) -> list[Any]:
@@ -159,11 +158,11 @@ class TrainBatches:
         return parts
 
     def capture(self) -> dict[int, bytes]:
-        """Returns the position of each stream that this share reads, before its next batch."""
+        """Returns the state of each stream that this share reads, before the stream's next batch."""
         return {index: stream.capture() for index, stream in self._streams.items()}
 
     def restore(self, states: Mapping[int, bytes]) -> None:
-        """Restores the positions that `capture` returned with an equal config; b'' is the start of a stream."""
+        """Restores states returned by `capture` for an equal config; b'' is the start of a stream."""
         for index, stream in self._streams.items():
             if states[index]:
                 stream.restore(states[index])
@@ -173,8 +172,8 @@ class EvalBatches:
     """Iterates over the first `limit` batches of a split, in the same order each time.
 
     The last batch is padded with rows of weight zero. Every host reads all examples and returns its share of the rows
-    (`share_index` of `share_count`), so sums and the number of batches do not depend on the number of hosts. Iteration
-    raises UserError if the data cannot be read.
+    (`share_index` of `share_count`), so the sums over a pass and the number of batches do not depend on the number of
+    hosts. Iteration raises UserError if the data cannot be read.
     """
 
     def __init__(
@@ -189,7 +188,7 @@ class EvalBatches:
         self._task, self._config = pipeline.get_provider(config), config
         rows = config.batch_size // share_count
         self._rows = slice(share_index * rows, (share_index + 1) * rows)
-        # Built once, because building the graph often takes longer than one pass.
+        # Build the dataset only once, because building its graph often takes longer than one pass.
         dataset = _open_examples(self._task, config, None, epochs=1).batch(config.batch_size)
         self._dataset = _with_options(dataset.take(-1 if limit is None else limit), threads)
 
@@ -208,5 +207,5 @@ class EvalBatches:
 
 
 def _narrow(value: np.ndarray) -> np.ndarray:
-    """Converts an array to float32 or int32."""
+    """Converts a floating-point array to float32 and an integer array to int32."""
     return np.asarray(value, np.float32 if np.issubdtype(value.dtype, np.floating) else np.int32)
