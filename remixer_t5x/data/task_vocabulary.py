@@ -1,8 +1,8 @@
-"""Functions on the vocabulary of a task: record for checkpoints, files in MODEL_DIR, bytes and pieces of each id.
+"""Functions for task vocabularies: records for checkpoints, saving to MODEL_DIR, and bytes and pieces of each id.
 
-The bytes of each id serve to compute bits per byte, which, unlike the loss per token, are comparable between
-vocabularies. Padding, the end token, sentinels and the unknown piece have 0 bytes. The space before a word counts,
-including the space that SentencePiece adds before the first word of a text.
+The number of bytes of each id is used to compute bits per byte, which, unlike the loss per token, are comparable
+between vocabularies. Padding, the end token, sentinels and the unknown piece have 0 bytes. The space before a word is
+included, even the space that SentencePiece adds before the first word of a text.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from remixer_t5x.errors import UserError
 if TYPE_CHECKING:
     from remixer_t5x.lazy import seqio
 
-# Folder of the vocabulary in MODEL_DIR. `vocabularies.saved` reads it, so a trained model does not need the text on
-# which its vocabulary was trained.
+# Folder in MODEL_DIR with a copy of the vocabulary, so that a trained model does not need the text on which its
+# vocabulary was trained.
 FOLDER = 'vocabulary'
 INDEX, PIECES, WORDS, TOKENIZER = 'vocabulary.json', 'spiece.model', 'words.txt', 'tokenizer.json'
 _BYTE_PAIR_FILES = (
     *('vocab.json', 'merges.txt', TOKENIZER),
     *('tokenizer_config.json', 'special_tokens_map.json', 'added_tokens.json'),
 )
-# SentencePiece's notation for a space and for a byte.
+# SentencePiece's notation for spaces and bytes.
 SPACE, BYTE = '\u2581', re.compile(r'<0x[0-9A-F]{2}>')
 
 
@@ -53,32 +53,32 @@ def end_id(vocab: seqio.Vocabulary | None) -> int:
 
 
 def end_ids(vocab: seqio.Vocabulary) -> list[int]:
-    """Returns the ids that end a text: the end token, or none for a vocabulary without an end token."""
+    """Returns a list with the id of the end token; [] for a vocabulary without an end token."""
     return [] if vocab.eos_id is None else [int(vocab.eos_id)]
 
 
 def get_labels(task: seqio.Task) -> tuple[str, ...] | None:
-    """Returns the labels that the task's postprocessor lists, or None."""
+    """Returns the labels listed by the task's postprocessor, or None if it lists no labels."""
     labels = getattr(task.postprocessor, 'labels', None)
     return tuple(labels) if labels else None
 
 
 def fingerprint(vocab: seqio.Vocabulary) -> str:
-    """Returns a hash of the vocabulary, 16 hex digits."""
+    """Returns a hash of the vocabulary as 16 hex digits."""
     model = getattr(vocab, 'sp_model', None)
-    # A word vocabulary has no model file.
+    # A hash of the words, because a word vocabulary has no model file.
     name = '\n'.join((type(vocab).__name__, *getattr(vocab, 'words', ())))
     text = model if isinstance(model, bytes) else name.encode()
     return hashlib.sha256(text + f'|{vocab.vocab_size}|{vocab.extra_ids}'.encode()).hexdigest()[:16]
 
 
 def record(vocab: seqio.Vocabulary) -> str:
-    """Returns the record of the vocabulary in a checkpoint. A run refuses checkpoints with a different record."""
+    """Returns the vocabulary record of a checkpoint. A run rejects checkpoints with a different record."""
     return f'{fingerprint(vocab)} of {vocab.vocab_size} ids'
 
 
 def check_ids(name: str, vocab: seqio.Vocabulary, model_vocab_size: int) -> None:
-    """Raises UserError if `vocab`, the vocabulary of the task `name`, is larger than the model's embedding table."""
+    """Raises UserError if the vocabulary of the task `name` is larger than the model's embedding table."""
     size = vocab.vocab_size
     if size > model_vocab_size:
         raise UserError(
@@ -88,7 +88,7 @@ def check_ids(name: str, vocab: seqio.Vocabulary, model_vocab_size: int) -> None
 
 
 def save(vocab: seqio.Vocabulary, folder: epath.PathLike) -> bool:
-    """Writes the files of `vocab` to `folder`. Returns False, and writes nothing, for a custom class."""
+    """Writes a vocabulary to `folder`. Returns False without writing files if the vocabulary has a custom class."""
     with tempfile.TemporaryDirectory() as temporary:
         local = pathlib.Path(temporary)
         settings = _write_files(vocab, local)
@@ -98,13 +98,13 @@ def save(vocab: seqio.Vocabulary, folder: epath.PathLike) -> bool:
         target.mkdir(parents=True, exist_ok=True)
         for file in sorted(local.iterdir()):
             (target / file.name).write_bytes(file.read_bytes())
-        # Written last, because a folder without it is incomplete.
+        # Write this file last: a folder without it is incomplete.
         (target / INDEX).write_text(json.dumps(settings) + '\n')
     return True
 
 
 def _write_files(vocab: Any, folder: pathlib.Path) -> dict[str, Any] | None:
-    """Writes the files and returns the settings for `vocabularies.saved`; None for an unknown class."""
+    """Writes the files and returns the arguments of `vocabularies.saved`; None for an unknown class."""
     if hasattr(vocab, 'save'):
         vocab.save(str(folder / TOKENIZER))
         settings = getattr(vocab, 'saved_settings', None)
@@ -118,7 +118,7 @@ def _write_files(vocab: Any, folder: pathlib.Path) -> dict[str, Any] | None:
         (folder / WORDS).write_text('\n'.join(vocab.words), encoding='utf-8')
         return {'kind': 'words'}
     if model := getattr(vocab, 'sentencepiece_model_file', None):
-        # Not `sp_model`, to which seqio has added its sentinels.
+        # Write the original model file, because seqio has added sentinels to `sp_model`.
         (folder / PIECES).write_bytes(epath.Path(model).expanduser().read_bytes())
         return {'kind': 'sentencepiece', 'extra_ids': int(vocab.extra_ids)}
     if type(vocab).__name__ == 'ByteVocabulary':
@@ -127,7 +127,7 @@ def _write_files(vocab: Any, folder: pathlib.Path) -> dict[str, Any] | None:
 
 
 def gin_statements(folder: epath.PathLike) -> str:
-    """Returns the gin text that loads the vocabulary that `save` wrote to the MODEL_DIR `folder`."""
+    """Returns gin statements that load the vocabulary saved in the MODEL_DIR `folder`."""
     return f"""from remixer_tasks import vocabularies
 VOCABULARY = @vocabularies.saved()
 vocabularies.saved.folder = {str(folder)!r}
@@ -135,14 +135,14 @@ vocabularies.saved.folder = {str(folder)!r}
 
 
 def saved_flags(model_dir: epath.PathLike | None) -> list[tuple[str, str]]:
-    """Returns the gin flags that load the vocabulary of MODEL_DIR; [] if MODEL_DIR has no vocabulary."""
+    """Returns gin flags that load the vocabulary saved in MODEL_DIR; [] if MODEL_DIR has no vocabulary."""
     if model_dir is None or not (epath.Path(model_dir) / FOLDER / INDEX).is_file():
         return []
     return gin_flags('saved', folder=str(epath.Path(model_dir) / FOLDER))
 
 
 def gin_flags(function: str, **arguments: Any) -> list[tuple[str, str]]:
-    """Returns the gin flags that set VOCABULARY to the result of a function of `remixer_tasks.vocabularies`."""
+    """Returns gin flags that set VOCABULARY to a call of a function in `remixer_tasks.vocabularies`."""
     path = f'remixer_tasks.vocabularies.{function}'
     return [('VOCABULARY', f'@{path}()'), *((f'{path}.{name}', repr(value)) for name, value in arguments.items())]
 
@@ -155,13 +155,13 @@ def token_bytes(vocabulary: Any) -> np.ndarray:
 
 
 def token_texts(vocabulary: Any) -> list[bytes]:
-    """Returns the bytes that each id adds to a text, with the space before a word; b'' for special ids."""
+    """Returns the text of each id as bytes, including the space before a word; b'' for special ids."""
     texts = getattr(vocabulary, 'token_texts', None)
     if texts is not None:
         return list(texts)
     model: Any = getattr(vocabulary, 'tokenizer', None)
     count, extra = vocabulary.vocab_size, vocabulary.extra_ids
-    # A byte vocabulary decodes sentinels to nothing.
+    # A byte vocabulary decodes sentinels to the empty string.
     sentinels = [vocabulary.decode([index]).strip().encode() for index in range(count - extra, count)]
     if type(vocabulary).__name__ == 'ByteVocabulary':
         return [b'', b'', b'', *(bytes([byte]) for byte in range(256)), *sentinels]
@@ -177,9 +177,9 @@ def token_texts(vocabulary: Any) -> list[bytes]:
 
 
 def list_pieces(vocabulary: Any) -> list[str]:
-    """Returns the piece of each id in SentencePiece's notation: a space is U+2581, sentinels are `<extra_id_0>`, ...
+    """Returns the piece of each id in SentencePiece's notation: U+2581 for a space, `<extra_id_0>` for a sentinel.
 
-    Raises UserError for vocabularies other than SentencePiece and bytes.
+    Raises UserError unless the vocabulary is a SentencePiece or byte vocabulary.
     """
     count, extra = vocabulary.vocab_size, vocabulary.extra_ids
     model: Any = getattr(vocabulary, 'tokenizer', None)
