@@ -1,6 +1,7 @@
 """Aligns the words and characters of a text with its tokens, for models with outputs per token.
 
-Each word is encoded separately, as in transformers with `is_split_into_words=True`, so each token belongs to one word.
+Each word is encoded separately, as in transformers with `is_split_into_words=True`, so each token belongs to exactly
+one word.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
 
 _WORD = re.compile(r'\S+')
-# Marks the start of the context in 'question: ... context: ...'.
+# Prefix of the context in 'question: ... context: ...'.
 CONTEXT = 'context: '
 # Separates the two texts of a pair.
 SEPARATOR = '\t'
@@ -28,9 +29,9 @@ class EncodedText(NamedTuple):
 
     Attributes:
         text: the text.
-        ids: the token ids, truncated, including the end token.
-        words: the index of each token's word; -1 for special tokens.
-        offsets: the range of each token's characters; (0, 0) for special tokens.
+        ids: the truncated token ids, including the end token.
+        words: for each token, the index of its word; -1 for special tokens.
+        offsets: for each token, its character range in `text`; (0, 0) for special tokens.
         num_tokens: number of tokens before truncation.
     """
 
@@ -41,21 +42,21 @@ class EncodedText(NamedTuple):
     num_tokens: int
 
     def first_tokens(self) -> list[int]:
-        """Returns the position of the first token of each word that was not truncated away."""
+        """Returns the position of the first token of each word that remains after truncation."""
         return [at for at, word in enumerate(self.words) if word >= 0 and (at == 0 or self.words[at - 1] != word)]
 
     def is_context(self) -> np.ndarray:
-        """Returns whether each token belongs to the context of a question, [tokens] bool."""
+        """Returns a [tokens] bool array: whether each token belongs to the context."""
         start = context_start(self.text)
         return np.asarray([end > begin >= start for begin, end in self.offsets], bool)
 
 
 class EncodedQuestion(NamedTuple):
-    """A question with one or more overlapping windows of its context, each at most the input length.
+    """A question with its context, split into windows that do not exceed the input length.
 
     Attributes:
-        whole: the text with all of its tokens.
-        windows: the text with the tokens of the question and of a part of the context.
+        whole: the question and the full context, not truncated.
+        windows: for each window, the tokens of the question and of one part of the context.
         num_tokens: number of tokens of the longest window before the question was truncated.
     """
 
@@ -65,7 +66,7 @@ class EncodedQuestion(NamedTuple):
 
 
 def context_start(text: str) -> int:
-    """Returns the index of the first character of the context. Raises UserError if the text has none."""
+    """Returns the index of the first character of the context. Raises UserError if the text has no context."""
     if CONTEXT not in text:
         raise UserError(
             f"INPUTS must contain '{CONTEXT}' before the context, got {text!r:.60}; for example "
@@ -75,7 +76,7 @@ def context_start(text: str) -> int:
 
 
 def encode_words(vocabulary: Any, text: str, length: int) -> EncodedText:
-    """Encodes each word of `text` to at most `length` tokens, including the end token."""
+    """Encodes `text` word by word, truncated to `length` tokens including the end token."""
     ids: list[int] = []
     words: list[int] = []
     offsets: list[tuple[int, int]] = []
@@ -95,15 +96,15 @@ def encode_words(vocabulary: Any, text: str, length: int) -> EncodedText:
 
 
 def encode_question(vocabulary: Any, text: str, length: int, stride: int | None = None) -> EncodedQuestion:
-    """Encodes a question and windows of its context, as BERT's run_squad does for long contexts.
+    """Encodes a question and overlapping windows of its context, like BERT's run_squad.py.
 
     Args:
         vocabulary: encodes each word.
         text: `question: ... context: ...`.
-        length: maximum number of tokens of a window, including the end token. A question of a long text is truncated to
-            half of it.
-        stride: number of context tokens between the starts of two windows; None, or a stride longer than the window,
-            yields windows without overlap.
+        length: maximum number of tokens of a window, including the end token. If the text is longer, the question is
+            truncated to half of this length.
+        stride: number of context tokens between the starts of two windows; None or a value larger than the window
+            disables overlap.
     """
     whole = encode_words(vocabulary, text, sys.maxsize)
     is_context = whole.is_context()
@@ -129,7 +130,7 @@ def encode_question(vocabulary: Any, text: str, length: int, stride: int | None 
 
 
 def _piece_offsets(vocabulary: Any, pieces: Sequence[int], word: re.Match[str]) -> list[tuple[int, int]]:
-    """Returns the character range of each piece; that of the whole word if the vocabulary changes its length."""
+    """Returns the character range of each piece, or of the whole word if the vocabulary changes the word's length."""
     sizes = [len(vocabulary.decode([piece]).strip().removeprefix('##')) for piece in pieces]
     if sum(sizes) != len(word[0]):
         return [word.span()] * len(pieces)
@@ -140,7 +141,7 @@ def _piece_offsets(vocabulary: Any, pieces: Sequence[int], word: re.Match[str]) 
 def tag_arrays(
     text: str, target: str, vocabulary: Any, length: int, labels: Sequence[str], name: str
 ) -> dict[str, np.ndarray]:
-    """Returns the arrays of a text whose `target` has a tag for each word. Only first tokens of words have a weight."""
+    """Returns the arrays of a text with one tag per word in `target`. Only the first token of a word has weight 1."""
     encoded, tags = encode_words(vocabulary, text, length), target.split()
     if len(tags) != len(text.split()):
         raise UserError(f'the targets of {name} must have a tag for each word, got {len(tags)} for {text!r:.60}')
@@ -156,10 +157,10 @@ def tag_arrays(
 def span_arrays(
     text: str, target: str, vocabulary: Any, length: int, stride: int | None = None
 ) -> dict[str, np.ndarray]:
-    """Returns the arrays, [windows, ...], of a question whose `target` is JSON of SQuAD's `answers`.
+    """Returns the [windows, ...] arrays of a question. `target` is the JSON of SQuAD's `answers` field.
 
-    These are {'text': [], 'answer_start': []}. The label is the first answer in windows that contain all of it, and
-    position 0 in other windows and without an answer. Answers that match no token have weight 0.
+    The label of a window is the position of the first answer, or 0 if the window does not contain the complete answer.
+    Answers that match no token have weight 0.
     """
     question, answers = encode_question(vocabulary, text, length, stride), json.loads(target)
     positions: np.ndarray = np.zeros((2, len(question.windows)), np.int32)
@@ -196,7 +197,7 @@ def encode_pair(vocabulary: Any, text: str, length: int) -> tuple[list[int], lis
 
 
 def pair_arrays(text: str, target: str, vocabulary: Any, length: int) -> dict[str, np.ndarray]:
-    """Returns the arrays of a pair of texts. `target` is the weight of the pair in the loss, such as '1'."""
+    """Returns the arrays of a pair of texts. `target` is the pair's loss weight as text, such as '1'."""
     first, second, _ = encode_pair(vocabulary, text, length)
     return {
         'encoder_input_tokens': _pad(first, length),
