@@ -127,7 +127,7 @@ def check_gin(shared: shared_folder.Shared, advice: str) -> None:
 def read_model(checkpoint: str) -> tuple[Any, Any, Mapping[str, int]]:
     """Returns the model, vocabulary and TASK_FEATURE_LENGTHS in the gin text of a checkpoint's run."""
     with saved_gin(checkpoint) as gin_file:
-        return _read_gin(gin_file, task_vocabulary.saved_flags(containing_model_dir(checkpoint)))
+        return _read_gin(gin_file, task_vocabulary.saved_vocabulary_flags(containing_model_dir(checkpoint)))
 
 
 def _read_gin(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> tuple[Any, Any, Mapping[str, int]]:
@@ -147,7 +147,7 @@ def _read_gin(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> tuple[Any
 
 def restore_params(checkpoint: str, model: Any, vocabulary: Any, partitioner: Partitioner) -> Any:
     """Restores the parameters onto the partitioner's devices. Raises UserError if they do not fit the model."""
-    record = task_vocabulary.record(vocabulary)
+    record = task_vocabulary.vocabulary_record(vocabulary)
     return saved_params.restore_params(checkpoint, _abstract_params(model, partitioner), record, SETTING)
 
 
@@ -206,8 +206,10 @@ def _load_shared(shared: shared_folder.Shared, partitioner: Partitioner, trust_g
     arrays, _, record = shared.params()
     # Without trust, a file in `code` with the name of a module that is not loaded yet must not be imported.
     with shared.importable_code() if trust_gin else contextlib.nullcontext():
-        model, vocabulary, run_lengths = _read_gin_text(shared.gin_text(), task_vocabulary.saved_flags(folder))
-    vocabulary_record = task_vocabulary.record(vocabulary)
+        model, vocabulary, run_lengths = _read_gin_text(
+            shared.gin_text(), task_vocabulary.saved_vocabulary_flags(folder)
+        )
+    vocabulary_record = task_vocabulary.vocabulary_record(vocabulary)
     if record['vocabulary'] != vocabulary_record:
         raise UserError(
             f'{folder} was trained with vocabulary {record["vocabulary"]}, but contains {vocabulary_record}; '

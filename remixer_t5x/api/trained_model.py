@@ -220,13 +220,13 @@ class TrainedModel:
         """
         text = gin_text(self.model, self.lengths if self.ends_inputs else {'targets': sum(self.lengths.values())})
         target = converted.claim(folder)
-        if not task_vocabulary.save(self.vocabulary, target / task_vocabulary.FOLDER):
+        if not task_vocabulary.save_vocabulary(self.vocabulary, target / task_vocabulary.FOLDER):
             kind = type(self.vocabulary).__name__
             raise UserError(f'vocabulary must come from remixer_tasks.vocabularies to be saved, got {kind}')
         text = f'{text}\n{task_vocabulary.gin_statements(target)}'
         (target / model_dir.CONVERTED).write_text(text)
         params = jax.tree.map(lambda array: np.asarray(array, np.float32), self.params)
-        record = converted.record(task_vocabulary.record(self.vocabulary), text, self.source)
+        record = converted.record(task_vocabulary.vocabulary_record(self.vocabulary), text, self.source)
         converted.write(target, params, step, record)
         return str(target)
 

@@ -153,7 +153,7 @@ def _run_sources(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, s
     if not first or first[0] in '%@([':
         return [], []
     folder = model_dir.find_enclosing(first)
-    flags = task_vocabulary.saved_flags(folder)
+    flags = task_vocabulary.saved_vocabulary_flags(folder)
     if args.gin_file or '://' in first:
         return [], flags
     file = None if folder is None else model_dir.saved_gin(folder)

@@ -48,7 +48,9 @@ def run(args: argparse.Namespace) -> None:
         raise UserError('the vocabulary has no sentinels; use a span-corruption task')
     interface.require_model_type(model, batch_formats.ENCODER_DECODER, 'fill_in')
     abstract = saved_params.abstract_params(model, pipeline.batch_shapes(dataset), partitioner)
-    params = saved_params.restore_params(folder, abstract, task_vocabulary.record(vocab), setting='MODEL_DIR')
+    params = saved_params.restore_params(
+        folder, abstract, task_vocabulary.vocabulary_record(vocab), setting='MODEL_DIR'
+    )
     batch = next(iter(task_batches.EvalBatches(dataset, limit=1)))
     with partitioner.activate():
         predict = jax.jit(

@@ -141,7 +141,7 @@ def get_formats(model_type: str) -> tuple[BatchFormat, ...]:
     return FORMATS[model_type]
 
 
-def batch_format(model_type: str, lengths: Any) -> BatchFormat:
+def select_format(model_type: str, lengths: Any) -> BatchFormat:
     """Returns the format with the features in `lengths`. Raises UserError if the model type has no such format."""
     known = get_formats(model_type)
     if isinstance(lengths, Mapping) and all(type(length) is int and length > 0 for length in lengths.values()):
@@ -171,7 +171,7 @@ def abstract_batch(
     """
     if lengths is None:
         lengths = get_formats(model_type)[0].example
-    selected = batch_format(model_type, lengths)
+    selected = select_format(model_type, lengths)
     if pack and selected.packed is None:
         raise UserError(f'PACK must be False with MODEL_TYPE = {model_type!r}, got True')
     arrays = {**selected.arrays, **(selected.packed or {})} if pack else selected.arrays
@@ -205,7 +205,7 @@ def text_lengths(lengths: Lengths) -> dict[str, int]:
     return {'inputs': max(1, half), 'targets': lengths['targets'] - half}
 
 
-def input_array(model_type: str) -> str:
+def input_array_name(model_type: str) -> str:
     """Returns the name of the array that contains the input tokens of an inference batch."""
     return 'prompt_tokens' if model_type == DECODER_ONLY else 'encoder_input_tokens'
 

@@ -53,7 +53,7 @@ def _task_record(task: seqio.Task, split: str, use_cached: bool) -> Record:
     # The length of the common folder, which is removed from all paths.
     start = os.path.commonprefix([path[: path.rfind('/') + 1] for path in paths]).rfind('/') + 1
     reads_content = len(paths) <= MAX_HASHED_FILES
-    marks = {path[start:]: file_mark(path, reads_content) for path in paths}
+    marks = {path[start:]: file_signature(path, reads_content) for path in paths}
     record.update(files=len(paths), hash=_short_hash('\n'.join(f'{name}\t{mark}' for name, mark in marks.items())))
     return record | ({'each': marks} if reads_content else {})
 
@@ -72,7 +72,7 @@ def _list_files(task: seqio.Task, split: str, use_cached: bool) -> list[str] | N
     return shards if has_files else None
 
 
-def file_mark(path: str, reads_content: bool = True) -> str:
+def file_signature(path: str, reads_content: bool = True) -> str:
     """Returns the size of a file and, if the file is local and `reads_content` is true, a hash of its content."""
     if path.startswith(URL_PREFIXES):
         return _short_hash(path)

@@ -79,7 +79,7 @@ def get_provider(config: DatasetConfig) -> seqio.Task | seqio.Mixture:
     splits = sorted(task.splits) if task.splits else []
     if splits and config.split not in splits:
         raise UserError(f'the split of {task.name} must be one of {", ".join(splits)}, got {config.split!r}')
-    features = batch_formats.batch_format(config.model_type, config.task_feature_lengths).features
+    features = batch_formats.select_format(config.model_type, config.task_feature_lengths).features
     missing = [name for name in features if name not in task.output_features]
     if missing:
         raise UserError(
@@ -135,7 +135,7 @@ def prepare_data(config: DatasetConfig, model_vocab_size: int) -> PreparedData:
         from remixer_t5x.data import converters
 
         converters.check_labels(task, config.labels)
-    record = task_vocabulary.record(vocab)
+    record = task_vocabulary.vocabulary_record(vocab)
     if config.use_cached:
         # Also sets seqio's cache folder.
         require_cache(task, config.cache_dir, record)
@@ -144,7 +144,7 @@ def prepare_data(config: DatasetConfig, model_vocab_size: int) -> PreparedData:
     return PreparedData(resolved, vocab, {'task': task.name, 'vocabulary': record, 'data': data})
 
 
-def cache_note(vocabulary_record: str) -> str:
+def format_cache_record(vocabulary_record: str) -> str:
     """Returns the content of a cache's COMPLETED file: JSON with the vocabulary record."""
     return json.dumps({'vocabulary': vocabulary_record})
 

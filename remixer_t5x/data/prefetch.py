@@ -35,14 +35,14 @@ class Position:
     states: Mapping[int, bytes] = dataclasses.field(default_factory=lambda: {0: b''})
 
     @classmethod
-    def captured(cls, batches: int, states: Mapping[int, bytes]) -> 'Position':
+    def from_states(cls, batches: int, states: Mapping[int, bytes]) -> 'Position':
         """Returns a position with the stream states that were captured after `batches` batches."""
         return cls(batches, dict.fromkeys(states, batches), states)
 
     @classmethod
     def start(cls, streams: int) -> 'Position':
         """Returns the position before the first batch, for this number of streams."""
-        return cls.captured(0, dict.fromkeys(range(streams), b''))
+        return cls.from_states(0, dict.fromkeys(range(streams), b''))
 
     @property
     def is_saved(self) -> bool:
@@ -55,7 +55,7 @@ class Position:
 
     def with_streams_restarted(self) -> 'Position':
         """Returns a copy with the same `batches` and all streams reset to their start."""
-        return self.captured(self.batches, dict.fromkeys(self.states, b''))
+        return self.from_states(self.batches, dict.fromkeys(self.states, b''))
 
     def to_json(self) -> dict[str, dict[str, Any]]:
         """Returns a dictionary from stream number to a JSON record of the stream."""
@@ -144,7 +144,7 @@ class Prefetcher:
     def _capture_state(self, drawn: int) -> None:
         failure, captures = None, []
         try:
-            captures = [Position.captured(drawn, self._source.capture())]
+            captures = [Position.from_states(drawn, self._source.capture())]
         except UserError as error:
             failure = error
         with self._lock:

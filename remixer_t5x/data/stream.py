@@ -42,14 +42,14 @@ def patch_tf_data() -> Iterator[None]:
     def sequential(dataset: Any, *args: Any, num_parallel_calls: Any = None, deterministic: Any = None, **kwargs: Any):
         return interleave(dataset, *args, **kwargs)
 
-    dataset_class.interleave, dataset_class.shard = sequential, _shard
+    dataset_class.interleave, dataset_class.shard = sequential, _shard_by_filter
     try:
         yield
     finally:
         dataset_class.interleave, dataset_class.shard = interleave, shard
 
 
-def _shard(dataset: tf.data.Dataset, num_shards: int, index: int, name: str | None = None) -> tf.data.Dataset:
+def _shard_by_filter(dataset: tf.data.Dataset, num_shards: int, index: int, name: str | None = None) -> tf.data.Dataset:
     if num_shards == 1:
         return dataset
     plain = tf.autograph.experimental.do_not_convert

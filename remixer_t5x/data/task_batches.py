@@ -41,7 +41,9 @@ def _open_examples(
 
     lengths = dict(config.task_feature_lengths)
     if config.use_cached:
-        pipeline.require_cache(task, config.cache_dir, task_vocabulary.record(task_vocabulary.get_vocabulary(task)))
+        pipeline.require_cache(
+            task, config.cache_dir, task_vocabulary.vocabulary_record(task_vocabulary.get_vocabulary(task))
+        )
 
     def build() -> tf.data.Dataset:
         # Disable seqio's in-memory cache, because it would be part of the saved position.
@@ -140,7 +142,9 @@ class TrainBatches:
 
     def __next__(self) -> Batch:
         parts = self._next_elements(self._streams.values())
-        return {name: np.concatenate([_narrow(part[name].numpy()) for part in parts])[self._rows] for name in parts[0]}
+        return {
+            name: np.concatenate([_to_32_bits(part[name].numpy()) for part in parts])[self._rows] for name in parts[0]
+        }
 
     def skip(self, streams: Collection[int]) -> None:
         """Skips one batch in each of the given streams; ignores streams that this share does not read."""
@@ -195,7 +199,7 @@ class EvalBatches:
     def __iter__(self) -> Iterator[Batch]:
         try:
             for batch in self._dataset:
-                arrays = {name: _narrow(value.numpy()) for name, value in batch.items()}
+                arrays = {name: _to_32_bits(value.numpy()) for name, value in batch.items()}
                 for name, array in arrays.items():
                     padding = [(0, self._config.batch_size - len(array)), *[(0, 0)] * (array.ndim - 1)]
                     arrays[name] = np.pad(array, padding)[self._rows]
@@ -206,6 +210,6 @@ class EvalBatches:
             ) from without_traceback(error)
 
 
-def _narrow(value: np.ndarray) -> np.ndarray:
+def _to_32_bits(value: np.ndarray) -> np.ndarray:
     """Converts a floating-point array to float32 and an integer array to int32."""
     return np.asarray(value, np.float32 if np.issubdtype(value.dtype, np.floating) else np.int32)

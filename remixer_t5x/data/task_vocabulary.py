@@ -72,7 +72,7 @@ def fingerprint(vocab: seqio.Vocabulary) -> str:
     return hashlib.sha256(text + f'|{vocab.vocab_size}|{vocab.extra_ids}'.encode()).hexdigest()[:16]
 
 
-def record(vocab: seqio.Vocabulary) -> str:
+def vocabulary_record(vocab: seqio.Vocabulary) -> str:
     """Returns the vocabulary record of a checkpoint. A run rejects checkpoints with a different record."""
     return f'{fingerprint(vocab)} of {vocab.vocab_size} ids'
 
@@ -87,7 +87,7 @@ def check_ids(name: str, vocab: seqio.Vocabulary, model_vocab_size: int) -> None
         )
 
 
-def save(vocab: seqio.Vocabulary, folder: epath.PathLike) -> bool:
+def save_vocabulary(vocab: seqio.Vocabulary, folder: epath.PathLike) -> bool:
     """Writes a vocabulary to `folder`. Returns False without writing files if the vocabulary has a custom class."""
     with tempfile.TemporaryDirectory() as temporary:
         local = pathlib.Path(temporary)
@@ -134,7 +134,7 @@ vocabularies.saved.folder = {str(folder)!r}
 """
 
 
-def saved_flags(model_dir: epath.PathLike | None) -> list[tuple[str, str]]:
+def saved_vocabulary_flags(model_dir: epath.PathLike | None) -> list[tuple[str, str]]:
     """Returns gin flags that load the vocabulary saved in MODEL_DIR; [] if MODEL_DIR has no vocabulary."""
     if model_dir is None or not (epath.Path(model_dir) / FOLDER / INDEX).is_file():
         return []

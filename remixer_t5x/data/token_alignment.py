@@ -45,7 +45,7 @@ class EncodedText(NamedTuple):
         """Returns the position of the first token of each word that remains after truncation."""
         return [at for at, word in enumerate(self.words) if word >= 0 and (at == 0 or self.words[at - 1] != word)]
 
-    def is_context(self) -> np.ndarray:
+    def context_mask(self) -> np.ndarray:
         """Returns a [tokens] bool array: whether each token belongs to the context."""
         start = context_start(self.text)
         return np.asarray([end > begin >= start for begin, end in self.offsets], bool)
@@ -107,7 +107,7 @@ def encode_question(vocabulary: Any, text: str, length: int, stride: int | None 
             disables overlap.
     """
     whole = encode_words(vocabulary, text, sys.maxsize)
-    is_context = whole.is_context()
+    is_context = whole.context_mask()
     if whole.num_tokens <= length:
         return EncodedQuestion(whole, [whole], whole.num_tokens)
     end = len(whole.ids) - (vocabulary.eos_id is not None)

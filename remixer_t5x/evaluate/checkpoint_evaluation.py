@@ -106,7 +106,7 @@ class Evaluator:
         if not readers:
             raise UserError('EVAL_SPLIT or SUBMISSION_DIR must be set, got None for both; pass --split=validation')
         self.notes = [note for reader in readers for note in reader.notes]
-        self._vocabulary = task_vocabulary.record(readers[0].vocabulary)
+        self._vocabulary = task_vocabulary.vocabulary_record(readers[0].vocabulary)
         lengths, size = tasks.decoding.feature_lengths, tasks.decoding.batch_size
         shapes = batch_formats.batch_shapes(model.model_type, lengths, size)
         self._abstract = saved_params.abstract_params(model, shapes, partitioner)

@@ -83,7 +83,9 @@ def best_answer(windows: Sequence[EncodedText], logits: Sequence[np.ndarray], ma
         logits: for each window [tokens, 2], of the first and the last token of an answer.
         max_length: maximum number of tokens of an answer.
     """
-    spans = [best_span(values, window.is_context(), max_length) for window, values in zip(windows, logits, strict=True)]
+    spans = [
+        best_span(values, window.context_mask(), max_length) for window, values in zip(windows, logits, strict=True)
+    ]
     best = int(np.argmax([score for _, _, score in spans]))
     start, end, score = spans[best]
     margin = score - min(float(values[0].sum()) for values in logits)

@@ -78,7 +78,7 @@ class Predictor:
         self._model, self._partitioner, self._settings = model, partitioner, settings
         lengths = batch_formats.text_lengths(settings.feature_lengths)
         self._longest, self._target_length = lengths['inputs'], lengths['targets']
-        self._input = batch_formats.input_array(model.model_type)
+        self._input = batch_formats.input_array_name(model.model_type)
 
         decoder: Any = settings.decoder
         eos_id = task_vocabulary.end_id(vocabulary)

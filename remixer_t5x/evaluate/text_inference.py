@@ -244,9 +244,9 @@ class TextInference:
             )
         task_vocabulary.check_ids('VOCABULARY', self.vocabulary, self.model.vocab_size)
         if is_distributed:
-            texts_mark = fingerprint.file_mark(os.path.expanduser(self.inputs.path))
+            texts_mark = fingerprint.file_signature(os.path.expanduser(self.inputs.path))
             collectives.check_same(
-                {'VOCABULARY': task_vocabulary.record(self.vocabulary), 'the texts of INPUT': texts_mark}
+                {'VOCABULARY': task_vocabulary.vocabulary_record(self.vocabulary), 'the texts of INPUT': texts_mark}
             )
 
     def step_folder(self) -> str:
@@ -267,7 +267,9 @@ class TextInference:
         lengths, size = self.decoding.feature_lengths, self.decoding.batch_size
         shapes = batch_formats.batch_shapes(self.model.model_type, lengths, size)
         abstract = saved_params.abstract_params(self.model, shapes, self.partitioner)
-        return saved_params.restore_params(folder, abstract, task_vocabulary.record(self.vocabulary), 'CHECKPOINT_PATH')
+        return saved_params.restore_params(
+            folder, abstract, task_vocabulary.vocabulary_record(self.vocabulary), 'CHECKPOINT_PATH'
+        )
 
     def codec(self) -> Texts:
         """Returns the encoder of texts. A model of tasks without inputs continues prompts, which have no end token."""

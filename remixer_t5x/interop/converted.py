@@ -43,7 +43,7 @@ def claim(path: str | os.PathLike[str]) -> epath.Path:
 def copy_vocabulary(checkpoint: str, folder: epath.Path) -> None:
     """Copies the vocabulary of the MODEL_DIR that contains `checkpoint`, if it has one, to the MODEL_DIR `folder`."""
     source = model_dir.find_enclosing(checkpoint)
-    if source is not None and task_vocabulary.saved_flags(source):
+    if source is not None and task_vocabulary.saved_vocabulary_flags(source):
         (folder / task_vocabulary.FOLDER).mkdir(exist_ok=True)
         for file in (source / task_vocabulary.FOLDER).iterdir():
             file.copy(folder / task_vocabulary.FOLDER / file.name, overwrite=True)

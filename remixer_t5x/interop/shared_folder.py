@@ -120,7 +120,7 @@ def write(
     `gin_text` has the statements of MODEL and TASK_FEATURE_LENGTHS, and replaces the configuration in the `record` of
     the checkpoint. Raises UserError if the vocabulary is a custom class, or the files cannot be written.
     """
-    if not task_vocabulary.save(vocabulary, folder / task_vocabulary.FOLDER):
+    if not task_vocabulary.save_vocabulary(vocabulary, folder / task_vocabulary.FOLDER):
         raise UserError(f'VOCABULARY is a {type(vocabulary).__name__}, which cannot be written to a shared folder')
     (folder / GIN).write_text(gin_text, encoding='utf-8')
     config = {'model_type': MODEL_TYPE, 'architecture': model.model_type, 'vocab_size': model.vocab_size}

@@ -98,9 +98,11 @@ def _match_rows(
     """Returns the vocabulary axis and `match_pieces` of each parameter that has one; {} for one vocabulary."""
     other = folder.initial_vocabulary
     if other is None:
-        saved_params.check_vocabulary(saved, task_vocabulary.record(vocabulary))
+        saved_params.check_vocabulary(saved, task_vocabulary.vocabulary_record(vocabulary))
         return {}
-    saved_params.check_vocabulary(saved, task_vocabulary.record(other), 'with INITIAL_VOCABULARY, the checkpoint')
+    saved_params.check_vocabulary(
+        saved, task_vocabulary.vocabulary_record(other), 'with INITIAL_VOCABULARY, the checkpoint'
+    )
     matches = match_pieces(vocabulary, other)
     specs = traverse_util.flatten_dict(nn.get_partition_spec(plan.boxed_params), sep='/')
     return {name: (tuple(spec).index(axes.VOCAB), matches) for name, spec in specs.items() if axes.VOCAB in tuple(spec)}

@@ -135,9 +135,9 @@ def write_run_files(
     """Writes configuration and vocabulary to MODEL_DIR, so that the model can be used without its training data."""
     model_dir.write_config(path, config_text)
     folder = path / task_vocabulary.FOLDER
-    if is_new or not task_vocabulary.saved_flags(path):
+    if is_new or not task_vocabulary.saved_vocabulary_flags(path):
         with object_store.wrap_write_errors(folder):
-            if not task_vocabulary.save(vocabulary, folder):
+            if not task_vocabulary.save_vocabulary(vocabulary, folder):
                 warn(f'VOCABULARY is a {type(vocabulary).__name__}, which cannot be saved in MODEL_DIR; keep its files')
 
 

@@ -59,7 +59,7 @@ def documents_task(extra_ids=100):
 
 
 def record(vocabulary=None):
-    return task_vocabulary.record(vocabulary or seqio.ByteVocabulary(100))
+    return task_vocabulary.vocabulary_record(vocabulary or seqio.ByteVocabulary(100))
 
 
 def write(folder, name, completed=True, shards=3, vocabulary=None):
@@ -78,7 +78,7 @@ def write(folder, name, completed=True, shards=3, vocabulary=None):
         (path / f'info.{split}.json').write_text(json.dumps(info))
         (path / f'stats.{split}.json').write_text(json.dumps(stats))
     if completed:
-        (path / 'COMPLETED').write_text(pipeline.cache_note(record(vocabulary)) + '\n')
+        (path / 'COMPLETED').write_text(pipeline.format_cache_record(record(vocabulary)) + '\n')
     return str(folder)
 
 
@@ -205,7 +205,7 @@ def test_data_cache_writes_what_training_reads(typed, tmp_path):
     corpus = local_files.corpus(f'{tmp_path}/train.txt', f'{tmp_path}/validation.txt')
     task = pretraining.span_corruption(corpus, vocabularies.byte(), 'own_text')
     pipeline.require_cache(task, f'{tmp_path}/cache', record(vocabularies.byte()))
-    assert caching.read_completed(task.cache_dir) == pipeline.cache_note(record(vocabularies.byte()))
+    assert caching.read_completed(task.cache_dir) == pipeline.format_cache_record(record(vocabularies.byte()))
     for split in DOCUMENTS:
         read = task.preprocess_precache(task.source.get_dataset(split, shuffle=False))
         cached = task._get_cached_source(split).get_dataset(split, shuffle=False)

@@ -234,7 +234,7 @@ def test_saved_positions_are_small(tiny):
     config = pipeline.DatasetConfig(tiny.task('tiny_size', train=3000, shuffle_buffer_size=1000), LENGTHS, 4)
     source = task_batches.TrainBatches(config, threads=1)
     next(source)
-    assert len(Position.captured(1, source.capture()).to_json()['0']['state']) < 150_000
+    assert len(Position.from_states(1, source.capture()).to_json()['0']['state']) < 150_000
 
 
 def test_an_error_does_not_keep_the_iterator_alive():

@@ -70,9 +70,9 @@ def test_the_span_of_an_answer_covers_its_tokens(vocabulary, answer, span):
     assert arrays['label_weights'].tolist() == [1]
     if span:
         assert SQUAD[encoded.offsets[start][0] : encoded.offsets[end][1]] == span
-        assert np.all(encoded.is_context()[start : end + 1])
+        assert np.all(encoded.context_mask()[start : end + 1])
     else:
-        assert start == end == 0 and not encoded.is_context()[0]
+        assert start == end == 0 and not encoded.context_mask()[0]
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_windows_equal_transformers(length, stride, word_pieces):
                 for (begin, end), inside in zip(windows['offset_mapping'][row], is_context, strict=True)
                 if inside
             ]
-            assert [window.offsets[at] for at in np.flatnonzero(window.is_context())] == offsets
+            assert [window.offsets[at] for at in np.flatnonzero(window.context_mask())] == offsets
             first_separator = windows['input_ids'][row].index(vocabulary.eos_id)
             expected = [id for at, id in enumerate(windows['input_ids'][row]) if at != first_separator]
             assert window.ids == expected

@@ -126,7 +126,7 @@ def test_ids_equal_transformers(tmp_path, name, shifted):
             assert ours.decode(ids) == theirs.decode([index - shifted for index in ids], skip_special_tokens=True)
 
     law()
-    assert task_vocabulary.save(ours, tmp_path / 'saved')
+    assert task_vocabulary.save_vocabulary(ours, tmp_path / 'saved')
     saved = vocabularies.saved(str(tmp_path / 'saved'))
     assert saved == ours and saved.eos_id == ours.eos_id and saved.encode('The 你 word') == ours.encode('The 你 word')
 

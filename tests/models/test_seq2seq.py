@@ -123,7 +123,7 @@ def test_bfloat16_parameters_have_a_float32_loss_and_generate_the_same(name):
     assert jax.eval_shape(model.loss, low, batch)[0].dtype == jnp.float32
     if not hasattr(model, 'predict'):
         return
-    inputs = {batch_formats.input_array(model.model_type): jax.ShapeDtypeStruct((1, 8), jnp.int32)}
+    inputs = {batch_formats.input_array_name(model.model_type): jax.ShapeDtypeStruct((1, 8), jnp.int32)}
     assert jax.eval_shape(lambda *args: model.predict(*args, 4), low, inputs).shape == (1, 4)
     # Parameters that a sublayer uses in float32 are not cast before decoding.
     rng = np.random.default_rng(0)

@@ -228,7 +228,7 @@ def test_a_process_without_tensorflow_computes_the_same_ids(made, tmp_path):
     texts, ids = ['the word <extra_id_3>é', '', '\x00 stands (next)', "1's\n"], [5, 9, 20, 1, 7]
     names = [name for name in VOCABULARIES if name != 'wordpiece' or importlib.util.find_spec('tokenizers')]
     for name in names:
-        assert task_vocabulary.save(made(name), tmp_path / name)
+        assert task_vocabulary.save_vocabulary(made(name), tmp_path / name)
     program = f"""if True:
         import json, sys
         sys.modules.update(dict.fromkeys({lazy.FOR_TASKS!r}))

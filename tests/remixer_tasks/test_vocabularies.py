@@ -126,14 +126,14 @@ def wordpiece_file(folder):
 def test_a_saved_vocabulary_gives_the_same_ids_without_its_sources(make, tmp_path, monkeypatch):
     vocabulary = make(tmp_path / 'source')
     texts = ['the word 17 stands', 'the  unknown', '', 'x']
-    ids, record = [vocabulary.encode(text) for text in texts], task_vocabulary.record(vocabulary)
-    assert task_vocabulary.save(vocabulary, tmp_path / 'run/vocabulary')
+    ids, record = [vocabulary.encode(text) for text in texts], task_vocabulary.vocabulary_record(vocabulary)
+    assert task_vocabulary.save_vocabulary(vocabulary, tmp_path / 'run/vocabulary')
     shutil.rmtree(tmp_path / 'source', ignore_errors=True)
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'empty'))
     shutil.move(tmp_path / 'run', tmp_path / 'moved')
     for place in ('moved', 'moved/vocabulary'):
         again = vocabularies.saved(str(tmp_path / place))
-        assert task_vocabulary.record(again) == record and again.eos_id == vocabulary.eos_id
+        assert task_vocabulary.vocabulary_record(again) == record and again.eos_id == vocabulary.eos_id
         assert [again.encode(text) for text in texts] == ids
         assert [again.encode_tf(text).numpy().tolist() for text in texts] == ids
         assert [again.decode(row) for row in ids] == [vocabulary.decode(row) for row in ids]

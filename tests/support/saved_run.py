@@ -35,7 +35,7 @@ def write_run(folder, config=CONFIG, steps=(1, 2)):
     claimed = converted.claim(folder)
     for step in steps:
         params = jax.jit(lambda rng: nn.unbox(model.init(rng, shapes)))(jax.random.key(step))
-        record = converted.record(task_vocabulary.record(VOCABULARY), config, 'a test')
+        record = converted.record(task_vocabulary.vocabulary_record(VOCABULARY), config, 'a test')
         converted.write(claimed, jax.device_get(params), step, record)
     (folder / 'config.gin').write_text(config)
     return folder

@@ -57,7 +57,7 @@ def restore(args: argparse.Namespace, model: Model, vocabulary: Any) -> Any:
     """Reads the parameters of `--checkpoint`, after checking the vocabulary size."""
     task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
     print_line('reading', str(saved_params.find_checkpoint(args.checkpoint, '--checkpoint')))
-    record = task_vocabulary.record(vocabulary)
+    record = task_vocabulary.vocabulary_record(vocabulary)
     params = saved_params.restore_params(args.checkpoint, abstract_params(model), record, '--checkpoint')
     print_line('read', describe_size(params))
     return params
@@ -168,8 +168,8 @@ def from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
     print_line('reading', args.from_t5x)
     params, step = t5x_checkpoint.read(args.from_t5x, abstract_params(model))
     config = loading.config_text()
-    task_vocabulary.save(vocabulary, folder / task_vocabulary.FOLDER)
-    record = converted.record(task_vocabulary.record(vocabulary), config, args.from_t5x)
+    task_vocabulary.save_vocabulary(vocabulary, folder / task_vocabulary.FOLDER)
+    record = converted.record(task_vocabulary.vocabulary_record(vocabulary), config, args.from_t5x)
     write_model_dir(folder, params, step, record, config)
     check_equal(params, converted.read(str(folder))[0], folder)
 

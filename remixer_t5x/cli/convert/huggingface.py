@@ -36,10 +36,10 @@ def to_model_dir(args: argparse.Namespace) -> None:
     target = converted.claim(args.to)
     print_line('reading', str(source.folder))
     params, origin = source.params(), str(source.folder.resolve())
-    task_vocabulary.save(vocabulary, target / task_vocabulary.FOLDER)
+    task_vocabulary.save_vocabulary(vocabulary, target / task_vocabulary.FOLDER)
     text = source.family.gin_text(f'Converted from the Hugging Face folder {origin}.')
     text = f'{text}\n{task_vocabulary.gin_statements(target)}'
-    record = task_vocabulary.record(vocabulary)
+    record = task_vocabulary.vocabulary_record(vocabulary)
     run = converted.record(record, text, origin)
     conversions.write_model_dir(target, params, 0, run, text, model_dir.CONVERTED)
     del params

@@ -34,8 +34,8 @@ def run(args: argparse.Namespace) -> None:
     from remixer_tasks import caching
 
     for task in seqio.get_subtasks(pipeline.get_task(mixture)):
-        vocabulary = task_vocabulary.record(task.output_features['targets'].vocabulary)
-        note = pipeline.cache_note(vocabulary)
+        vocabulary = task_vocabulary.vocabulary_record(task.output_features['targets'].vocabulary)
+        note = pipeline.format_cache_record(vocabulary)
         lines = caching.cache(task, os.path.expanduser(folder), note, args.shards, args.beam_options)
         print('\n'.join(lines), flush=True)
     print(f'train from it: --gin.USE_CACHED_TASKS=True --gin.CACHE_DIR={shlex.quote(folder)}')

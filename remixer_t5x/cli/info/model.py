@@ -40,7 +40,7 @@ def checked_lengths(model_type: str, feature_lengths: Mapping[str, int] | None) 
     """Returns the lengths, or default lengths for None. Raises UserError if the model type has other features."""
     if feature_lengths is None:
         return batch_formats.get_formats(model_type)[0].example
-    batch_formats.batch_format(model_type, feature_lengths)
+    batch_formats.select_format(model_type, feature_lengths)
     return feature_lengths
 
 

@@ -80,7 +80,7 @@ def build_functions(
         if name not in NAMES:
             raise UserError(f'--functions must be some of {", ".join(supported_names(model))}, got {name!r}')
         interface.require_method(model, name, f'export --functions={name}')
-    array = batch_formats.input_array(model.model_type)
+    array = batch_formats.input_array_name(model.model_type)
 
     def generate(weights: Weights, inputs: jax.Array, seed: jax.Array) -> Outputs:
         # With one seed per row, an answer does not depend on the other rows of the batch.

@@ -90,7 +90,7 @@ def _write_shared(
 ) -> None:
     """Writes the folder in the format of this package, and verifies the weights by reading them back."""
     folder.mkdir(parents=True, exist_ok=True)
-    record = {**record, 'vocabulary': task_vocabulary.record(vocabulary)}
+    record = {**record, 'vocabulary': task_vocabulary.vocabulary_record(vocabulary)}
     shared_folder.write(folder, model, vocabulary, gin_text, params, step, record)
     print_line('wrote', describe_size(params))
     check_no_difference(safetensors_files.first_difference(params, shared_folder.read(folder).params()[0]), folder)
