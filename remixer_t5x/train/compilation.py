@@ -1,6 +1,6 @@
-"""Compiles the programs of a run, and creates its initial state.
+"""Compiles the train step and evaluation step of a run, and creates its initial state.
 
-The train step and random initial parameters compile in threads while the data is opened.
+The train step and the parameter initialization are compiled in threads while the data is opened.
 """
 
 import threading
@@ -20,10 +20,10 @@ from remixer_t5x.train.settings import Run
 
 
 class CompiledAhead:
-    """A jitted function that `start` compiles in a thread, for arguments with the given shapes.
+    """A jitted function that `start` compiles in a thread for fixed argument shapes.
 
-    The first call waits for the compilation, also in all other processes, and raises its error. `function` is the
-    result of `jax.jit`, or a `train_step.CompiledStep`. `options` are XLA options.
+    The first call waits until all processes have compiled the function, and raises compilation errors. `function` is
+    the result of `jax.jit`, or a `train_step.CompiledStep`. `options` are XLA options.
     """
 
     def __init__(self, function: Any, *shapes: Any, options: Mapping[str, Any] | None = None):
@@ -48,7 +48,7 @@ class CompiledAhead:
             self._error = error
 
     def wait(self) -> None:
-        """Waits for the compilation, which starts now if `start` was not called. Raises its error."""
+        """Waits for the compilation; starts it first if necessary. Raises compilation errors."""
         self.start()
         assert self._thread is not None
         self._thread.join()
@@ -74,7 +74,7 @@ class Programs:
     """
 
     def __init__(self, run: Run):
-        """Starts to compile the train step and, if the run starts with random parameters, their initialization."""
+        """Starts compiling the train step and, if the run has no initial checkpoint, the random initialization."""
         self._config, self._folder = config, folder = run.step_config, run.folder
         shapes = pipeline.batch_shapes(run.dataset)
         self.plan = train_state.plan(config.model, config.optimizer, shapes, config.partitioner)
@@ -100,14 +100,14 @@ class Programs:
         self.train_step.start()
         self._init = CompiledAhead(self.plan.jit_init(), jax.random.key(config.seed))
         checkpoints = model_dir.absolute_path(folder.model_dir) / model_dir.CHECKPOINTS
-        # Does not query a bucket, which may be slow or unavailable.
+        # Do not query the checkpoint's bucket here, because it may be slow or unavailable.
         if not (folder.initial_checkpoint_path or object_store.is_remote(checkpoints) or checkpoints.exists()):
             self._init.start()
 
     def initial_state(self, vocabulary: Any) -> tuple[TrainState, list[str]]:
-        """Creates the state at step 0, with random parameters or those of INITIAL_CHECKPOINT_PATH.
+        """Returns the state at step 0, with parameters from INITIAL_CHECKPOINT_PATH or random ones, and user notes.
 
-        Also returns notes for the user. `vocabulary` is the run's. Raises UserError if the parameters do not fit.
+        `vocabulary` is the vocabulary of the run. Raises UserError if the checkpoint's parameters do not fit the model.
         """
         if not self._folder.initial_checkpoint_path:
             return self._random_state(), []
@@ -119,7 +119,7 @@ class Programs:
         return self._init(jax.random.key(self._config.seed))
 
     def eval_step(self, vocabulary: Any) -> train_step.CompiledStep:
-        """Returns `(params, batch) -> sums`, which compiles at its first call; `vocabulary` is the run's."""
+        """Returns the evaluation step `(params, batch) -> sums`, which is compiled at its first call."""
         model, token_bytes = self._config.model, None
         if model.model_type == batch_formats.DECODER_ONLY:
             token_bytes = task_vocabulary.token_bytes(vocabulary)
@@ -127,7 +127,7 @@ class Programs:
         return train_step.jit_eval_step(step, self.plan.shardings, self._config.partitioner)
 
     def evaluated_params(self) -> Callable[[TrainState], Any]:
-        """Returns `(state) -> params` to evaluate: the optimizer's average of the parameters, or the last ones."""
+        """Returns a function from state to the parameters to evaluate: the optimizer's average or the latest ones."""
         average = self._config.optimizer.evaluated
         if average is None:
             return lambda state: state.params
