@@ -1,4 +1,4 @@
-"""Hooks, which the training loop calls periodically: logs, evaluations, checkpoints and profiles."""
+"""Defines the hooks that the training loop calls periodically: held-out loss, task metrics and profiles."""
 
 import dataclasses
 import functools
@@ -29,13 +29,12 @@ class Hook:
     """A function that the training loop calls periodically.
 
     Attributes:
-        period: number of steps between calls; None calls it only `at_start`.
+        period: number of steps between calls; None disables periodic calls.
         call: the function.
-        at_end: whether to call it after the last step too.
-        at_start: whether to call it before the first step of a new run.
-        activity: the activity as which its time is counted (`progress.Timeline`); None counts it as training.
-        prepare: called once, after the first step of a process, so that its errors appear early without delaying the
-            start.
+        at_end: whether to call the function after the last step too.
+        at_start: whether to call the function before the first step of a new run.
+        activity: the activity to which the time of the call is attributed (`progress.Timeline`); None for training.
+        prepare: called once, after the first step of a process, so that errors appear early without delaying the start.
     """
 
     period: int | None
@@ -54,12 +53,12 @@ class EvaluateLoss:
     """Logs the held-out loss, perplexity and token accuracy of a split and of each task in it.
 
     Attributes:
-        open_batches: returns the batches of the split and of each task, by the `kind` of their records.
+        open_batches: returns a dictionary from record `kind` to the batches of the split and of each task.
         eval_step: `(params, batch) -> sums`.
         place: transfers a batch to the devices.
         log: receives the records.
         params_of: selects the parameters to evaluate.
-        early_stopping: the `kind` of the loss that early stopping observes, or None.
+        early_stopping: the `kind` of the loss used for early stopping, or None.
     """
 
     open_batches: Callable[[], Mapping[str, task_batches.EvalBatches]]
@@ -71,7 +70,7 @@ class EvaluateLoss:
 
     @functools.cached_property
     def batches(self) -> Mapping[str, task_batches.EvalBatches]:
-        """The batches, which are opened once, because that often takes longer than a pass."""
+        """The batches, opened only once, because opening them often takes longer than a pass."""
         return self.open_batches()
 
     def __call__(self, state: RunState) -> None:
@@ -93,7 +92,7 @@ class EvaluateLoss:
 
 @dataclasses.dataclass
 class EvaluateTasks:
-    """Logs the metrics of each task and their average, and saves the parameters that are the best so far.
+    """Logs the metrics of each task and their average, and saves the best parameters so far.
 
     Early stopping observes the average.
 
@@ -102,7 +101,7 @@ class EvaluateTasks:
         best_checkpoints: saves the best parameters of each task and of the average.
         log: receives the records.
         params_of: selects the parameters to evaluate.
-        shown: number of examples of each task whose answers are printed.
+        shown: number of examples of each task to print with the model's answers.
     """
 
     evaluator: TaskEvaluator
@@ -136,9 +135,9 @@ class EvaluateTasks:
 
 
 class Profiler:
-    """Writes a trace of `PROFILED_STEPS` steps to `folder`, for TensorBoard's profiler, whenever `start` is called.
+    """Writes a trace of `PROFILED_STEPS` steps for TensorBoard's profiler to `folder` whenever `start` is called.
 
-    JAX writes traces to local disks only, so a trace for a bucket is uploaded afterwards.
+    JAX writes traces only to local disks, so the trace is uploaded afterwards if `folder` is in a bucket.
     """
 
     def __init__(self, folder: epath.Path):
@@ -154,7 +153,7 @@ class Profiler:
             self._until = state.step + PROFILED_STEPS
 
     def after_step(self, step: int, result: Any) -> None:
-        """Ends the trace after the last traced step, once its `result` is ready."""
+        """Ends the trace after the last traced step, once the step's `result` is ready."""
         if self._until is not None and step >= self._until:
             jax.block_until_ready(result)
             self.close()
