@@ -1,8 +1,8 @@
 """Loads the initial parameters of a run from INITIAL_CHECKPOINT_PATH, whose model may differ.
 
-Parameters may have other names in the checkpoint (INITIAL_CHECKPOINT_MAP). It may also have another vocabulary
-(INITIAL_VOCABULARY). Then each row of a parameter with the logical axis `vocab` is copied from the row of the same
-piece, or initialized randomly if the other vocabulary lacks the piece.
+INITIAL_CHECKPOINT_MAP maps parameters to other names in the checkpoint. If the checkpoint has another vocabulary
+(INITIAL_VOCABULARY), each row of a parameter with the logical axis `vocab` is copied from the row of the same piece, or
+initialized randomly if the other vocabulary lacks the piece.
 """
 
 import math
@@ -35,13 +35,13 @@ Targets = Mapping[str, jax.ShapeDtypeStruct]
 
 
 class Source(NamedTuple):
-    """The source of a parameter: the name of an array in the checkpoint, and its layers to use (None for all)."""
+    """The source of a parameter: the name of an array in the checkpoint, and the layers to read (None for all)."""
 
     name: str
     layers: tuple[int, int] | None = None
 
     def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the shape of `layers` of an array with this shape."""
+        """Returns the shape of an array with this shape after selecting `layers`."""
         if self.layers is None:
             return shape
         first, last = self.layers
@@ -60,8 +60,9 @@ def load(
 ) -> tuple[Any, str]:
     """Loads the initial parameters, and returns them with a printable table of their sources.
 
-    All parameters are loaded from the checkpoint, except for those that FRESH_PARAMETERS or INITIAL_CHECKPOINT_MAP
-    exclude, adapters that the checkpoint lacks, and a head (`may_be_fresh`) that it lacks or has with other shapes.
+    All parameters are loaded from the checkpoint, except for parameters excluded by FRESH_PARAMETERS or
+    INITIAL_CHECKPOINT_MAP, adapters that the checkpoint lacks, and a head (`may_be_fresh`) that is missing or has other
+    shapes in the checkpoint.
 
     Args:
         folder: the checkpoint and the names of its parameters.
@@ -95,7 +96,7 @@ def load(
 def _match_rows(
     folder: Folder, plan: train_state.StatePlan, saved: SavedParams, vocabulary: Any
 ) -> dict[str, tuple[int, Any]]:
-    """Returns the vocabulary axis and `match_pieces` of each parameter that has one; {} for one vocabulary."""
+    """Returns the vocabulary axis and the matching ids for each parameter with this axis; {} for equal vocabularies."""
     other = folder.initial_vocabulary
     if other is None:
         saved_params.check_vocabulary(saved, task_vocabulary.vocabulary_record(vocabulary))
@@ -109,7 +110,7 @@ def _match_rows(
 
 
 def _mark_fresh_sources(sources: Sources, targets: Targets, saved: Mapping[str, Any], heads: Sequence[str]) -> None:
-    """Marks missing adapters, and a head that does not fit, as fresh."""
+    """Marks adapters missing in the checkpoint, and a head that does not fit, as fresh."""
     head = [name for name in targets if name.split('/')[0] in heads]
     unfit = any((source := sources[name]) and saved.get(source.name) != targets[name].shape for name in head)
     for name in targets:
@@ -122,7 +123,7 @@ def _mark_fresh_sources(sources: Sources, targets: Targets, saved: Mapping[str, 
 def _check_sources(
     sources: Sources, targets: Targets, saved: Mapping[str, Any], checkpoint: SavedParams, rows: Mapping[str, Any]
 ) -> None:
-    """Raises UserError if an array is missing, has another shape, or is not used although no setting excludes it."""
+    """Raises UserError if an array is missing, has another shape, or is unused without being excluded by a setting."""
     expected, available = {}, {}
     for name, source in sources.items():
         if source is None:
@@ -136,7 +137,7 @@ def _check_sources(
         if source.name in saved:
             shape = source.shape_of(saved[source.name])
             if name in rows and len(shape) == len(expected[name]):
-                # The size of the vocabulary axis may differ.
+                # Ignore the size of the vocabulary axis, which may differ.
                 axis = rows[name][0]
                 shape = (*shape[:axis], expected[name][axis], *shape[axis + 1 :])
             available[name] = shape
@@ -152,13 +153,13 @@ def _source_names(sources: Sources) -> set[str]:
 def _read_sources(
     sources: Sources, targets: Targets, saved: SavedParams, rows: Mapping[str, Any], created: Mapping[str, Any]
 ) -> Any:
-    """Reads the arrays that are loaded from the checkpoint, and returns them by their names in the model."""
+    """Reads the arrays to load from the checkpoint. Returns them by parameter name of the model."""
     taken = {name: source for name, source in sources.items() if source is not None}
     shapes: dict[str, jax.ShapeDtypeStruct] = {}
     for name, source in taken.items():
         leaf, shape = targets[name], saved.shapes[source.name]
         if name in rows:
-            # An array with another vocabulary is unsharded along this axis, whose size may not divide evenly.
+            # With another vocabulary, the vocabulary axis is not sharded, because its size may not divide evenly.
             spec = [*leaf.sharding.spec, *[None] * (len(shape) - len(leaf.sharding.spec))]
             spec[rows[name][0]] = None
             sharding = NamedSharding(leaf.sharding.mesh, PartitionSpec(*spec))
@@ -176,7 +177,7 @@ def _read_sources(
             axis, matches = rows[name]
             params[name] = _copy_rows(created[name], array, matches, axis)
         else:
-            # A step donates its state, which must not contain a buffer twice.
+            # Copy shared arrays, because a train step donates its state, which must not contain a buffer twice.
             params[name] = array.copy() if uses.count(source.name) > 1 else array
     return params
 
@@ -199,11 +200,11 @@ def _describe_sources(
 def find_sources(
     names: Mapping[str, Any], renamed: Mapping[str, str | None], fresh: str | None = None
 ) -> dict[str, Source | None]:
-    """Returns the source of each parameter of the model; None for a fresh parameter.
+    """Returns a dictionary from parameter name to its source; None for a fresh parameter.
 
-    `renamed` (INITIAL_CHECKPOINT_MAP) maps regular expressions for full parameter names to names in the checkpoint,
-    which may refer to groups (`\\1`), or to None for fresh parameters. The first match applies. `NAME[4:8]` selects
-    layers of a stacked array. Other parameters have the same name in the checkpoint.
+    `renamed` (INITIAL_CHECKPOINT_MAP) maps regular expressions, which match full parameter names, to names in the
+    checkpoint, which may refer to groups (`\\1`), or to None for fresh parameters. The first match applies. `NAME[4:8]`
+    selects layers of a stacked array. Parameters without an entry have the same name in the checkpoint.
 
     Raises UserError if an expression is invalid or matches no parameter.
     """
@@ -254,13 +255,13 @@ def _parse_source(match: re.Match[str], to: str | None) -> Source | None:
 
 
 def match_pieces(vocabulary: Any, other: Any) -> np.ndarray:
-    """Returns the id of the same piece in `other` for each id of `vocabulary`, [ids] int32; -1 if it has none."""
+    """Returns, for each id of `vocabulary`, the id of the same piece in `other`, or -1: [ids] int32."""
     ids = {piece: index for index, piece in enumerate(task_vocabulary.list_pieces(other)) if piece}
     return np.asarray([ids.get(piece, -1) for piece in task_vocabulary.list_pieces(vocabulary)], np.int32)
 
 
 def _copy_rows(fresh: jax.Array, other: jax.Array, matches: np.ndarray, axis: int) -> jax.Array:
-    """Replaces rows of `fresh` along `axis` with the rows of `other` at `matches`, except where these are -1."""
+    """Replaces rows of `fresh` along `axis` with the rows of `other` at `matches`; -1 keeps the fresh row."""
     index = np.full(fresh.shape[axis], -1, np.int32)
     index[: len(matches)] = np.where(matches < other.shape[axis], matches, -1)[: len(index)]
     is_known = (index >= 0).reshape([-1 if place == axis else 1 for place in range(fresh.ndim)])
@@ -272,14 +273,14 @@ def _copy_rows(fresh: jax.Array, other: jax.Array, matches: np.ndarray, axis: in
 
 
 def _table_rows(taken: Shapes, fresh: Shapes, left: Shapes) -> Iterator[str]:
-    """Yields a line with kind, name prefix, number of arrays and number of parameters for each part of the model.
+    """Yields one line per part of the model: kind, name prefix, number of arrays and number of parameters.
 
-    A part consists of the arrays of one kind (taken, fresh or left) with a prefix that no array of another kind has.
+    A part consists of the arrays of one kind (taken, fresh or left) that share a prefix with no array of another kind.
     """
     kinds = {'taken': taken, 'fresh': fresh, 'left': left}
     everything = {name for shapes in kinds.values() for name in shapes}
     for kind, shapes in kinds.items():
-        # `left` has names in the checkpoint, the others have names in the model.
+        # `left` contains names of the checkpoint; the other kinds contain names of the model.
         sizes_of: dict[str, list[int]] = {}
         for name, prefix in shortest_prefixes(shapes.keys(), everything - shapes.keys()).items():
             sizes_of.setdefault(prefix, []).append(math.prod(shapes[name]))
@@ -292,7 +293,7 @@ def _table_rows(taken: Shapes, fresh: Shapes, left: Shapes) -> Iterator[str]:
 
 
 def shortest_prefixes(names: Collection[str], others: Collection[str]) -> dict[str, str]:
-    """Returns for each name its shortest prefix, such as `encoder/run_0`, that none of `others` has."""
+    """Returns the shortest prefix of each name, such as `encoder/run_0`, that is not a prefix of any of `others`."""
     known = {'/'.join(parts[:depth]) for parts in (name.split('/') for name in others) for depth in range(len(parts))}
     prefixes = {}
     for name in names:
