@@ -1,7 +1,7 @@
 """Trains a model: `train` prepares a run, and `Loop` runs its steps.
 
-The host never waits for the current step: metrics stay on the device until they are logged, and the check for NaN reads
-the previous step. All numbers are determined by the state, the position in the data and the train step.
+The host never waits for the current step: metrics stay on the device until they are logged, and the NaN check reads the
+metrics of the previous step.
 """
 
 import contextlib
@@ -31,15 +31,16 @@ def train(
     signals: contextlib.ExitStack | None = None,
     report: Callable[[str], str] | None = None,
 ) -> settings.Result:
-    """Trains to `run.periods.train_steps`, starting from the newest checkpoint in MODEL_DIR if there is one.
+    """Trains until step `run.periods.train_steps`, resuming from the newest checkpoint in MODEL_DIR if it exists.
 
     Args:
         run: the settings.
         config_text: the operative gin, written to MODEL_DIR/config.gin and into each checkpoint.
-        flops_per_step: returns the model FLOPs of one step on the whole batch; None omits the utilization (MFU).
-        show_progress: whether to print.
+        flops_per_step: returns the model FLOPs of one step on the global batch; None omits the utilization (MFU).
+        show_progress: whether to print progress.
         signals: an exit stack that restores the caller's signal handlers; None restores them on return.
-        report: writes a report on the run in a folder and returns its path; only called if a tracker stores files.
+        report: a function that writes a report for a MODEL_DIR and returns the report's path; only called if a tracker
+            stores files.
 
     Raises:
         UserError: a setting is wrong, the disk is full, or the loss is not finite.
@@ -47,7 +48,7 @@ def train(
     timeline = progress.Timeline()
     startup.end_phase('configuration')
 
-    # XLA compiles the train step in a thread while this one opens the data.
+    # XLA compiles the train step in a thread while this thread opens the data.
     programs = compilation.Programs(run)
     startup.end_phase('model')
     data = start.RunData(run)
@@ -95,7 +96,7 @@ def train(
 
 @dataclasses.dataclass
 class Loop:
-    """Draws a batch, runs the train step, checks for a bad step, and calls the hooks, until the run ends."""
+    """The training loop: reads a batch, runs the train step, checks for a bad step, and calls the hooks."""
 
     train_step: compilation.CompiledAhead
     batches: prefetch.Prefetcher
@@ -109,7 +110,7 @@ class Loop:
         self._during = self.log.timeline.during
 
     def run(self, state: saving.RunState, last: int, stop: preemption.StopRequest) -> str | None:
-        """Trains until step `last`, early stopping or a signal, saves the last state, and returns the signal's name."""
+        """Trains until step `last`, early stopping or a signal. Saves the last state and returns the signal's name."""
         signal_name, first = None, state.step + 1
         if state.saved_step is None:
             for hook in self.run_hooks:
@@ -193,7 +194,7 @@ def _build_loop(
     new_hook = functools.partial(hooks.Hook, period, at_start=run.periods.eval_at_start, activity=progress.EVALUATION)
     run_hooks = [hooks.Hook(run.periods.log_period, saver.log_window)]
     if data.loss_kind and period is not None:
-        # With tasks, early stopping observes their metrics.
+        # If the run evaluates tasks, early stopping uses their metrics instead.
         early_stopping = None if data.evaluator else data.loss_kind
         eval_step = programs.eval_step(data.vocabulary)
         loss = hooks.EvaluateLoss(data.open_held_out, eval_step, data.place, log, params_of, early_stopping)
@@ -201,7 +202,7 @@ def _build_loop(
     if data.evaluator is not None:
         shown_answers = run.tasks.shown if run.tasks else 0
         run_hooks.append(new_hook(hooks.EvaluateTasks(data.evaluator, best_checkpoints, log, params_of, shown_answers)))
-    # A checkpoint follows the records of its step, so that a resumed run does not repeat them.
+    # Save checkpoints after logging the records of a step, so that a resumed run does not repeat the records.
     run_hooks += [
         hooks.Hook(run.periods.checkpoint_period, saver, activity=progress.CHECKPOINT),
         hooks.Hook(run.periods.profile_period, profiler.start, at_end=False),
