@@ -15,13 +15,16 @@ from jax.experimental import multihost_utils
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Returns the signals on which a run saves and stops; without SIGHUP if it is ignored, as under nohup."""
+    """Returns the signals on which a run saves and stops. Omits SIGHUP if it is ignored, as with nohup."""
     hang_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGTERM, signal.SIGINT, *hang_up]
 
 
 class StopRequest:
-    """Installs handlers for `stop_signals`. A loop that starts at `step` calls `agreed_signal` after every step."""
+    """Installs handlers for `stop_signals`.
+
+    The caller is a loop that starts at `step` and calls `agreed_signal` after every step.
+    """
 
     def __init__(self, step: int = 0) -> None:
         self._name: str | None = None
