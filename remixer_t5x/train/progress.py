@@ -19,7 +19,7 @@ STEPS, DATA, COMPILE, STATE = 'steps', 'waiting for data', 'compiling', 'making 
 EVALUATION, CHECKPOINT, OTHER = 'evaluation', 'checkpoints', 'imports and opening files'
 # File in MODEL_DIR with one line per finished process of the run.
 TIMES = 'goodput.jsonl'
-# Dense bfloat16 peak of one device in FLOP/s, from data sheets, by prefix of `device_kind`.
+# Peak dense bfloat16 FLOP/s of one device, from data sheets, by prefix of `device_kind`.
 PEAK_FLOPS = {
     'TPU v2': 45e12 / 2,
     'TPU v3': 123e12 / 2,
@@ -40,7 +40,7 @@ PEAK_FLOPS = {
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Returns the bfloat16 peak of one device in FLOP/s, or None if it is unknown."""
+    """Returns the peak bfloat16 throughput of one device in FLOP/s, or None if it is unknown."""
     kinds = [kind for kind in PEAK_FLOPS if device_kind.lower().startswith(kind.lower())]
     return PEAK_FLOPS[max(kinds, key=len)] if kinds else None
 
@@ -63,13 +63,13 @@ class StepCost:
 
     @classmethod
     def on_this_device(cls, tokens: float, devices: int, flops: Callable[[], float] | None) -> 'StepCost':
-        """Returns the cost on devices of this kind. Calls `flops` only if their peak is known."""
+        """Returns the cost on the current devices. Calls `flops` only if the peak of the devices is known."""
         peak = peak_flops(jax.devices()[0].device_kind)
         return cls(tokens, flops() if flops and peak else None, peak and peak * devices, devices)
 
 
 class Clock:
-    """Measures the speed between logs; `pause` excludes evaluations and checkpoints."""
+    """Measures the training speed between logs; `pause` excludes evaluations and checkpoints."""
 
     def __init__(self, cost: StepCost, step: int):
         self._cost, self._step = cost, step
@@ -80,14 +80,14 @@ class Clock:
         self._paused += seconds
 
     def wait_for_data(self, seconds: float) -> None:
-        """Adds seconds that the host waited for a batch; meanwhile the device may have computed the previous step."""
+        """Adds the seconds that the host waited for a batch; the device may still have been busy."""
         self._waited += seconds
 
     def lap(self, step: int) -> dict[str, float]:
         """Returns the speed since the last lap, and `memory_usage`; {} if there were no steps.
 
-        The speed consists of seconds per step, tokens per second (also per device), seconds of waiting for data, and,
-        if it is known, utilization (`mfu`, 0 to 1).
+        The speed consists of seconds per step, tokens per second (total and per device), seconds of waiting for data,
+        and, if known, the utilization (`mfu`, 0 to 1).
         """
         now, steps = time.perf_counter(), step - self._step
         if not steps:
@@ -103,10 +103,10 @@ class Clock:
 
 
 class Timeline:
-    """Measures how a process spends its time: steps, waiting for data, compilation, evaluation, and so on.
+    """Measures the time that a process spends on each activity: steps, waiting for data, compilation, ...
 
-    Each moment belongs to one activity, so the seconds add up to the time since the constructor. OTHER is all time
-    outside of `during`, such as imports.
+    Activities do not overlap, so their seconds add up to the time since construction. OTHER is the time outside of
+    `measure` blocks, such as imports.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
@@ -115,7 +115,7 @@ class Timeline:
 
     @contextlib.contextmanager
     def during(self, name: str) -> Iterator[None]:
-        """Counts the time of the block as the activity `name`, except for nested blocks."""
+        """Attributes the time of the block to the activity `name`, except for nested `measure` blocks."""
         outer = self._name
         self._switch_activity(name)
         try:
@@ -141,7 +141,10 @@ def describe_times(seconds: Mapping[str, float]) -> str:
 
 
 def append_times(folder: epath.Path, first: int, last: int, seconds: Mapping[str, float]) -> None:
-    """Appends the times of a process that ran from step `first` to `last`. Raises object_store.CannotWrite."""
+    """Appends a record of the activity times of a process that ran from step `first` to `last`.
+
+    Raises object_store.CannotWrite.
+    """
     path = folder / TIMES
     line = json.dumps({'first': first, 'last': last, 'seconds': {name: round(s, 3) for name, s in seconds.items()}})
     with object_store.wrap_write_errors(path):
@@ -150,7 +153,7 @@ def append_times(folder: epath.Path, first: int, last: int, seconds: Mapping[str
 
 
 def read_times(folder: epath.Path) -> dict[str, float]:
-    """Returns the seconds of each activity, summed over the processes of a run; {} if none has finished."""
+    """Returns the seconds of each activity, summed over the finished processes of a run; {} if there are none."""
     path, total = folder / TIMES, dict[str, float]()
     if not path.exists():
         return {}
@@ -204,7 +207,7 @@ def describe_step(step: int, total: int, numbers: Mapping[str, float], timing: M
 class ProgressLine:
     """A progress bar on a terminal, or one line per log if the output is a file.
 
-    `update` moves the bar, `log` changes its numbers, and `print` prints a line above it.
+    `update` moves the bar, `log` changes the numbers on the bar, and `print` prints a line above the bar.
     """
 
     def __init__(self, total: int, step: int = 0, console: Console | None = None, quiet: bool = False):
@@ -221,7 +224,7 @@ class ProgressLine:
             self._bar.update(self._bar.task_ids[0], completed=step)
 
     def log(self, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
-        """Shows the metrics `numbers`, which include `loss`, and `timing` from `Clock.lap`."""
+        """Shows the metrics in `numbers`, which include `loss`, and the `timing` returned by `Clock.lap`."""
         text = describe_step(step, self._total, numbers, timing)
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=step, description=text)
@@ -231,7 +234,7 @@ class ProgressLine:
     def print(self, text: str) -> None:
         if not self._quiet:
             self._console.print(text, markup=False)
-            # A pipe would otherwise show lines only once the buffer is full.
+            # Flush the output, because a pipe would otherwise show lines only once the buffer is full.
             self._console.file.flush()
 
     def close(self) -> None:
