@@ -25,19 +25,19 @@ TRAIN = 'train'
 
 
 class RunLog:
-    """Writes and prints in the first process only.
+    """Writes and prints only in the first process.
 
-    Removes records of steps after `step` from metrics.jsonl, because this process repeats these steps.
+    Removes the records of steps after `step` from metrics.jsonl, because this process repeats these steps.
 
     Args:
         path: MODEL_DIR.
-        step: the step that the run starts from.
+        step: the step at which the process starts.
         last_step: the step at which it ends.
-        cost: the cost of one step, from which `clock` computes the speed.
+        cost: the cost of one step, used to compute the speed.
         tolerates_failures: whether the run continues if a file cannot be written.
         show: whether to print.
         timeline: measures how this process spends its time.
-        is_new: whether the run has no checkpoint; removes all records of earlier processes.
+        is_new: whether the run has no checkpoint; if so, all records of earlier processes are removed.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class RunLog:
         self._warned: set[str] = set()
         self._line = progress.ProgressLine(last_step, step, quiet=not (show and self._is_first_process))
         self._records: metrics.JsonlWriter | None = None
-        # `start` opens the trackers, so that none are opened for a run that is already finished.
+        # `start` opens the trackers, so that a finished run does not open any.
         self._trackers = trackers.Tracking((), trackers.TrackedRun(path, step, {}), self.print)
         self._open_records(-1 if is_new else step)
         self.clock = progress.Clock(cost, step)
@@ -85,7 +85,7 @@ class RunLog:
     ) -> None:
         """Opens the trackers, and prints the model size, the devices, `notes` and the first step.
 
-        `config` is the operative gin, whose settings are sent to the trackers.
+        `config` is the operative gin configuration, which is sent to the trackers.
         """
         if self._is_first_process:
             tracked = trackers.TrackedRun(self._path, self._step, changes.parse_bindings(config))
@@ -127,7 +127,7 @@ class RunLog:
                 self._records.write(kind, step, numbers, timing)
 
     def add_files(self, report: Callable[[str], str] | None) -> None:
-        """Uploads configuration, best checkpoints and the report that `report(MODEL_DIR)` writes to the trackers."""
+        """Uploads the configuration, best checkpoints and the file written by `report(MODEL_DIR)` to the trackers."""
         if not self._trackers.takes_files:
             return
         self._trackers.add_files(model_dir.CONFIG, 'config', self._path / model_dir.CONFIG)
@@ -137,11 +137,11 @@ class RunLog:
             try:
                 self._trackers.add_files('report', 'report', epath.Path(report(str(self._path))))
             except Exception as error:
-                # A missing report must not fail a finished run.
+                # A failing report must not fail a finished run.
                 self.print(f'warning: the report cannot be written: {error}')
 
     def write_times(self, last: int) -> dict[str, float]:
-        """Appends the time that this process spent per activity to goodput.jsonl, and returns it in seconds."""
+        """Appends the seconds that this process spent on each activity to goodput.jsonl, and returns them."""
         seconds = self.timeline.seconds()
         if self._is_first_process:
             try:
@@ -152,7 +152,7 @@ class RunLog:
 
     @contextlib.contextmanager
     def tolerate_write_errors(self) -> Iterator[None]:
-        """Warns once per file that cannot be written, with `tolerates_failures`; otherwise raises CannotWrite."""
+        """Warns once per file that cannot be written, or raises CannotWrite without `tolerates_failures`."""
         try:
             yield
         except object_store.CannotWrite as error:
@@ -164,7 +164,7 @@ class RunLog:
                 self.print(f'warning: {error}; training continues (ON_SAVE_FAILURE)')
 
     def flush(self, closing: bool = False) -> None:
-        """Returns once all records are stored. Raises UserError if they cannot be written."""
+        """Waits until all records are stored. Raises UserError if they cannot be written."""
         if self._records is not None:
             self._records.close() if closing else self._records.flush()
 
@@ -173,7 +173,7 @@ class RunLog:
         try:
             self.flush(closing=True)
         except object_store.CannotWrite as error:
-            # Does not raise, because the error that ended the run is more useful.
+            # Do not raise errors here, because the error that ended the run is more useful.
             if str(error) not in self._warned:
                 print(f'warning: {error}', file=sys.stderr)
         self._trackers.close()
@@ -182,7 +182,7 @@ class RunLog:
 def learning_rate_notes(optimizer: Optimizer, steps: int) -> Iterator[str]:
     """Describes the start, peak and end of the learning rate, and warns of a peak above `optimizer.highest_rate`.
 
-    Yields nothing if the optimizer's learning rate is unknown.
+    Yields no line if the optimizer's learning rate is unknown.
     """
     if optimizer.learning_rate is None:
         return
