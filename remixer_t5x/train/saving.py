@@ -20,7 +20,7 @@ from remixer_t5x.train.settings import GO_ON, REWIND, SKIP, STOP, Recovery
 
 # Seconds to wait for a pending checkpoint if one of several processes fails.
 CLOSING_SECONDS = 20.0
-# The run stops after more skipped steps in a row, or more rewinds to the same checkpoint.
+# Maximum number of consecutive skipped steps, and of rewinds to the same checkpoint.
 MAX_SKIPPED_IN_A_ROW = 20
 MAX_REWINDS = 5
 
@@ -32,10 +32,10 @@ class Patience:
     Checkpoints contain the count, so a resumed run stops at the same step as an uninterrupted run.
 
     Attributes:
-        limit: number of consecutive evaluations without improvement that ends the run; None disables early stopping.
+        limit: maximum number of consecutive evaluations without improvement; None disables early stopping.
         best: the highest value so far; None before the first evaluation.
-        step: the step of that value.
-        since: number of evaluations since then.
+        step: the step of the highest value.
+        since: number of evaluations after this step.
     """
 
     limit: int | None = None
@@ -44,11 +44,11 @@ class Patience:
     since: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the record of the count in a checkpoint."""
+        """Returns the JSON state to store in a checkpoint."""
         return {'best': self.best, 'step': self.step, 'since': self.since}
 
     def observe(self, step: int, value: float) -> None:
-        """Counts the evaluation at `step`. A higher `value` is better; NaN never is."""
+        """Counts the evaluation at `step`. Higher values are better; NaN is never an improvement."""
         value = collectives.broadcast(value)
         if value == value and (self.best is None or value > self.best):
             self.best, self.step, self.since = value, step, 0
@@ -72,13 +72,13 @@ class RunState:
     """The state of a run between two steps, which the loop and its hooks update.
 
     Attributes:
-        train_state: parameters and optimizer state after `step` updates. Keep no other reference to it, because a step
-            donates its buffers.
+        train_state: parameters and optimizer state after `step` updates. Do not keep other references to it, because a
+            step donates the buffers.
         step: number of updates.
         window: metrics since the last log.
         saved_step: step of the newest checkpoint; None without a checkpoint.
-        position: position in the data at which this process started.
-        patience: count of the evaluations since the best one.
+        position: data position at which this process started.
+        patience: counter of the evaluations since the best one.
     """
 
     train_state: TrainState
@@ -92,10 +92,10 @@ class RunState:
 def restore(
     checkpoints: manager.Checkpoints, step: int, abstract: TrainState, record: Mapping[str, Any], patience: Patience
 ) -> RunState:
-    """Restores what `Saver` saved at `step`, with the shapes and shardings of `abstract`.
+    """Restores the state that `Saver` saved at `step`, with the shapes and shardings of `abstract`.
 
-    `record` is the record of the checkpoint, with the metrics window and the count for `patience`. Raises UserError or
-    durable.DamagedCheckpoint.
+    `record` is the record of the checkpoint, which includes the metrics window and the state of `patience`. Raises
+    UserError or durable.DamagedCheckpoint.
     """
     restored, position = checkpoints.restore(step, abstract)
     patience = dataclasses.replace(patience, **(record.get('patience') or {}))
@@ -103,15 +103,15 @@ def restore(
 
 
 class Rewind(Exception):
-    """Raised if the run must return to its last checkpoint; the message is the reason."""
+    """Signals that the run must return to its last checkpoint; the message contains the reason."""
 
 
 class BadSteps:
-    """Handles bad steps: the loss or gradient is not finite, or the loss is a spike.
+    """Handles bad steps: steps with a loss or gradient that is not finite, or with a loss spike.
 
-    A bad step has left parameters and optimizer state unchanged (`train_step`). `add` checks the previous step, whose
-    metrics have arrived, so that the device never waits for the host. Methods raise Rewind, or UserError if the run has
-    to stop. `policy` is `settings.Recovery.on_bad_step`.
+    The train step leaves parameters and optimizer state unchanged in a bad step. `add` checks the metrics of the
+    previous step, so that the device never waits for the host. Methods raise Rewind, or UserError if the run has to
+    stop. `policy` is `settings.Recovery.on_bad_step`.
     """
 
     def __init__(self, policy: str, checkpoints: manager.Checkpoints):
@@ -121,12 +121,12 @@ class BadSteps:
         self._rewinds: dict[int, int] = {}
 
     def add(self, step: int, step_metrics: Mapping[str, jax.Array]) -> None:
-        """Checks the previous step, and stores the metrics of this one."""
+        """Checks the metrics of the previous step, and stores the metrics of the current step."""
         self.check_last()
         self._unchecked = (step, step_metrics)
 
     def check_last(self) -> None:
-        """Checks the last step that was added, and waits for its metrics."""
+        """Waits for the metrics of the last added step and checks them."""
         unchecked, self._unchecked = self._unchecked, None
         if unchecked is None:
             return
@@ -177,17 +177,17 @@ class BadSteps:
 
 @dataclasses.dataclass
 class Saver:
-    """Saves checkpoints of a run: train state, data position and unfinished metrics window. Rewinds to the newest one.
+    """Saves checkpoints of a run: the train state, the data position and the metrics since the last log.
 
     Attributes:
         recovery: the reactions to failed writes and bad steps.
         last_step: the step at which the run ends.
-        checkpoints: the checkpoints of MODEL_DIR.
+        checkpoints: the checkpoint manager of MODEL_DIR.
         batches: the training batches, whose position is saved.
         bad_steps: checks the state before it is saved.
-        record: describes the run in each checkpoint.
+        record: the description of the run to store in each checkpoint.
         abstract: shapes and shardings of the train state.
-        log: is flushed before each save, and rewound with the run.
+        log: the log, which is flushed before each save and rewound together with the run.
     """
 
     recovery: Recovery
@@ -200,15 +200,15 @@ class Saver:
     log: RunLog
 
     def __call__(self, state: RunState, is_last: bool = False) -> None:
-        """Starts to save the state. Raises UserError if it or the previous checkpoint cannot be written."""
+        """Starts saving the state. Raises UserError if this or the previous checkpoint cannot be written."""
         self.bad_steps.check_params(state.step, state.train_state.params)
         with self._tolerate_failure():
-            # Orbax would wait for the previous write in any case.
+            # Wait for the previous write, as Orbax would also do.
             self.checkpoints.wait()
         record = {**self.record, 'window': state.window.totals(), 'patience': state.patience.to_json()}
         with self._tolerate_failure(another_follows=not is_last and state.step < self.last_step):
             try:
-                # A resumed run does not repeat the log records before its checkpoint.
+                # Flush the log first, because a resumed run does not repeat the records before its checkpoint.
                 self.log.flush()
                 position = self.batches.position()
             except UserError as error:
@@ -229,7 +229,7 @@ class Saver:
         self.checkpoints.wait()
 
     def log_window(self, state: RunState) -> None:
-        """Logs the mean metrics of the steps since the last log, and handles a write that failed in the background."""
+        """Logs the mean metrics of the steps since the last log, and handles failed checkpoint writes."""
         numbers = metrics.means(state.window.totals())
         state.window = metrics.MetricsWindow()
         self.log.log_train(state.step, numbers)
@@ -242,7 +242,7 @@ class Saver:
         step = collectives.broadcast(self.checkpoints.latest_step())
         count = self.bad_steps.count_rewind(step)
         self.log.print(f'{reason}: back to step {step} (time {count} of {MAX_REWINDS}), without the batches since then')
-        # Device memory may be too small for two states.
+        # Delete the old state first, because the device memory may be too small for two states.
         del state.train_state
         record = saved_params.read_record(self.checkpoints.folder / str(step))
         restored = restore(self.checkpoints, step, self.abstract, record, state.patience)
@@ -252,9 +252,9 @@ class Saver:
 
     @contextlib.contextmanager
     def _tolerate_failure(self, another_follows: bool = True) -> Iterator[None]:
-        """Warns of a failed write instead of raising, with ON_SAVE_FAILURE = 'go_on' and if another write follows.
+        """Warns of a failed write instead of raising an error if ON_SAVE_FAILURE = 'go_on' and another write follows.
 
-        A run of several processes always raises, because the other processes wait for this one's part.
+        Runs with several processes always raise the error, because the other processes wait for this process.
         """
         try:
             yield
@@ -267,20 +267,20 @@ class Saver:
 
 @contextlib.contextmanager
 def open_checkpoints(path: epath.Path, keep: int | None) -> Iterator[manager.Checkpoints]:
-    """Opens the checkpoints of MODEL_DIR. Waits for a pending write at the end of the block."""
+    """Opens the checkpoints of MODEL_DIR; waits for pending writes at the end of the block."""
     checkpoints = manager.Checkpoints(path, keep)
     try:
         yield checkpoints
     except BaseException:
 
         def close() -> None:
-            # The first error is more useful than an error of closing.
+            # Ignore errors raised by closing, because the first error is more useful.
             with contextlib.suppress(Exception):
                 checkpoints.close()
 
         closing = threading.Thread(target=close, daemon=True)
         closing.start()
-        # Closing waits for the other processes, which may be waiting for this one elsewhere.
+        # Limit the wait, because the other processes may be waiting for this process elsewhere.
         closing.join(None if jax.process_count() == 1 else CLOSING_SECONDS)
         raise
     checkpoints.close()
