@@ -1,4 +1,4 @@
-"""Dataclasses with the settings of a training run, which gin builds (configs/runs/pretrain.gin)."""
+"""Dataclasses with the settings of a training run, configured by gin (configs/runs/pretrain.gin)."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -23,9 +23,10 @@ class StepConfig:
         model: the model to train.
         optimizer: an `Optimizer`, or an optax transformation, which is converted to one.
         partitioner: the mesh and the sharding rules.
-        microbatches: number of parts of a batch whose gradients are accumulated.
+        microbatches: number of parts into which a batch is split for gradient accumulation.
         loss_normalizing_factor: divisor of the summed loss.
-        dropout_rate: only decides whether a step draws dropout keys; the model has its own dropout setting.
+        dropout_rate: determines only whether a step creates dropout keys; the dropout rate itself is a setting of the
+            model.
         seed: seed of the initial parameters and of dropout.
         xla_options: XLA options for the train step, by platform.
     """
@@ -50,12 +51,13 @@ class Folder:
     Attributes:
         model_dir: the folder of the run.
         keep_checkpoints: number of checkpoints to keep; None keeps all.
-        initial_checkpoint_path: MODEL_DIR or one checkpoint of another run. Only its parameters are loaded, and only if
-            `model_dir` has no checkpoint.
+        initial_checkpoint_path: MODEL_DIR or a checkpoint of another run, from which only parameters are loaded;
+            ignored if `model_dir` has a checkpoint.
         best_metrics: the metric that selects the best checkpoint of each task; see `evaluate.best.score`.
-        fresh_parameters: part of the names of parameters that are initialized randomly, not from that checkpoint.
-        checkpoint_map: maps parameter names to their names in that checkpoint; see `initial_params.find_sources`.
-        initial_vocabulary: the vocabulary of that checkpoint; None if it is the vocabulary of this run.
+        fresh_parameters: a part of parameter names; matching parameters are initialized randomly instead of from the
+            initial checkpoint.
+        checkpoint_map: maps parameter names to names in the initial checkpoint; see `initial_params.find_sources`.
+        initial_vocabulary: the vocabulary of the initial checkpoint; None for the vocabulary of this run.
     """
 
     model_dir: str
@@ -102,13 +104,14 @@ class Recovery:
     """How a run reacts to bad steps, failed writes and damaged checkpoints.
 
     Attributes:
-        on_bad_step: the reaction to a loss or gradient that is not finite, and to a spike: 'stop'; 'skip' the update;
-            or 'rewind' to the last checkpoint and skip the batches since.
-        spike_factor: a loss per token above this multiple of its running mean is a spike; None disables the check.
+        on_bad_step: the reaction to a spike, or to a loss or gradient that is not finite: 'stop'; 'skip' the update; or
+            'rewind' to the last checkpoint and skip the batches read since then.
+        spike_factor: threshold for spikes, as a multiple of the running mean of the loss per token; None disables the
+            check.
         on_save_failure: the reaction to a checkpoint that cannot be written: 'stop', or 'go_on' and retry at the next
             checkpoint.
-        restore: the reaction to a damaged newest checkpoint: 'newest' raises an error, 'previous' moves it away and
-            restores the checkpoint before it.
+        restore: the reaction to a damaged newest checkpoint: 'newest' raises an error, 'previous' moves the damaged
+            checkpoint away and restores the previous one.
     """
 
     on_bad_step: str = STOP
@@ -133,14 +136,14 @@ class Run:
         dataset: the training data.
         folder: MODEL_DIR and the initial checkpoint.
         periods: the number of steps, and the periods of logs, evaluations and checkpoints.
-        evaluation: computes the held-out loss, with `tasks` also of each task; None disables it.
-        tasks: computes the tasks' metrics; None disables them.
+        evaluation: the held-out evaluation; None disables it.
+        tasks: the evaluation with task metrics; None disables it.
         recovery: reactions to failures.
         trackers: services that receive the metrics during training.
 
     Raises:
-        UserError: the data and the model have different types, a batch size does not divide over the devices, or
-            settings of evaluations contradict each other.
+        UserError: the data and the model have different model types, a batch size is not divisible by the number of
+            devices, or evaluation settings contradict each other.
     """
 
     step_config: StepConfig
