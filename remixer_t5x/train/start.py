@@ -1,4 +1,4 @@
-"""Prepares a run before its first step: the data, MODEL_DIR and the state."""
+"""Prepares the data, MODEL_DIR and the state of a run before its first step."""
 
 import secrets
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from remixer_t5x.run_folder import model_dir, object_store
 from remixer_t5x.train import compilation, saving
 from remixer_t5x.train.settings import PREVIOUS, Run
 
-# Maximum number of batches that a resumed run draws again, because the data position is only captured periodically.
+# Maximum number of batches between two captured data positions, which a resumed run may have to read again.
 MAX_BATCHES_DRAWN_AGAIN = 100
 NO_POSITION = (
     'warning: the position in the data is not saved (SAVE_DATA_POSITION=False): a resumed run restarts the data, in '
@@ -29,7 +29,7 @@ class RunData:
 
     Attributes:
         vocabulary: the vocabulary of the targets.
-        record: describes the data in each checkpoint; compared by `changes.check_compatible`.
+        record: the description of the data to store in each checkpoint; compared by `changes.check_compatible`.
         place: transfers the rows of this process to the devices.
         tokens_per_batch: number of input and target positions of a training batch.
         loss_kind: the `kind` of the held-out loss in metrics.jsonl; empty if the run does not compute it.
@@ -66,13 +66,13 @@ class RunData:
         )
         self.evaluator: task_evaluation.TaskEvaluator | None = None
         if tasks is not None:
-            # Also compares the examples between processes.
+            # Read the examples here, which also compares them between processes.
             self.evaluator = task_evaluation.TaskEvaluator(tasks, model, partitioner)
         self.notes = [
             *([] if dataset.save_position else [NO_POSITION]),
             *(self.evaluator.notes if self.evaluator else ()),
         ]
-        # On a CPU, the train step needs most of the cores.
+        # Limit the tf.data threads on CPUs, because the train step needs most of the cores.
         self._threads = task_batches.tf_data_threads(jax.default_backend())
 
     def first_position(self) -> prefetch.Position:
@@ -80,7 +80,7 @@ class RunData:
         return prefetch.Position.start(self._dataset.streams or self._partitioner.data_shard()[1])
 
     def resumed_position(self, saved: prefetch.Position, step: int) -> prefetch.Position:
-        """Returns the position from which a run resumes. Raises UserError if the checkpoint of `step` has none."""
+        """Returns the data position saved in the checkpoint of `step`. Raises UserError if the checkpoint has none."""
         if not self._dataset.save_position:
             return saved.with_streams_restarted()
         if not saved.is_saved:
@@ -91,14 +91,14 @@ class RunData:
         return saved
 
     def open_batches(self, start: prefetch.Position, checkpoint_period: int) -> prefetch.Prefetcher:
-        """Opens the training batches after the position `start`, on the devices. A context manager."""
+        """Opens the training batches at the position `start`, and transfers them to the devices. A context manager."""
         dataset = pipeline.resume_config(self._dataset, start.batches)
         source = task_batches.TrainBatches(dataset, *self._partitioner.data_shard(), self._threads, len(start.states))
         period = min(checkpoint_period, MAX_BATCHES_DRAWN_AGAIN)
         return prefetch.Prefetcher(source, self.place, start, capture_period=period)
 
     def open_held_out(self) -> dict[str, task_batches.EvalBatches]:
-        """Opens the batches of the held-out loss, by `kind` in metrics.jsonl: of the split and of each task in it."""
+        """Opens the held-out batches of the split and of each task in it. Returns them by `kind` in metrics.jsonl."""
         split = self._evaluation
         if split is None:
             return {}
@@ -107,8 +107,8 @@ class RunData:
 
 
 def claim_model_dir(path: str) -> epath.Path:
-    """Creates MODEL_DIR in the first process. Raises UserError if another process does not see it."""
-    # A new name, because each machine may have an old folder with this path.
+    """Creates MODEL_DIR in the first process. Raises UserError if it is not visible to another process."""
+    # Use a new file name, because each machine may have an old folder with this path.
     token = collectives.broadcast(secrets.token_hex(8))
     is_first = jax.process_index() == 0
     folder = model_dir.claim(path) if is_first else model_dir.absolute_path(path)
@@ -144,14 +144,14 @@ def write_run_files(
 def restore_or_create(
     run: Run, checkpoints: manager.Checkpoints, programs: compilation.Programs, data: RunData, record: Mapping[str, Any]
 ) -> tuple[saving.RunState, list[str]]:
-    """Restores the newest checkpoint, or creates the state at step 0 if there is none.
+    """Restores the newest checkpoint, or creates the state at step 0 if there is no checkpoint.
 
     Args:
-        run: the reaction to a damaged checkpoint, and the limit for early stopping.
-        checkpoints: the checkpoints of MODEL_DIR.
-        programs: describe the state, and create the initial one.
+        run: the settings of the run.
+        checkpoints: the checkpoint manager of MODEL_DIR.
+        programs: create the initial state.
         data: the data of the run.
-        record: describes this run; a checkpoint with an incompatible record is refused.
+        record: the description of this run; checkpoints with an incompatible record are rejected.
 
     Returns:
         The state, and notes for the user.
