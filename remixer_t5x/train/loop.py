@@ -60,7 +60,7 @@ def train(
         if jax.process_index() == 0:
             stack.enter_context(model_dir.locked(path))
         checkpoints = stack.enter_context(saving.open_checkpoints(path, run.folder.keep_checkpoints))
-        with timeline.during(progress.STATE):
+        with timeline.measure(progress.STATE):
             state, notes = start.restore_or_create(run, checkpoints, programs, data, record)
         startup.end_phase('state')
 
@@ -107,7 +107,7 @@ class Loop:
     log: run_log.RunLog
 
     def __post_init__(self) -> None:
-        self._during = self.log.timeline.during
+        self._during = self.log.timeline.measure
 
     def run(self, state: saving.RunState, last: int, stop: preemption.StopRequest) -> str | None:
         """Trains until step `last`, early stopping or a signal. Saves the last state and returns the signal's name."""

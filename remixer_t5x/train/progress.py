@@ -114,7 +114,7 @@ class Timeline:
         self._seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
-    def during(self, name: str) -> Iterator[None]:
+    def measure(self, name: str) -> Iterator[None]:
         """Attributes the time of the block to the activity `name`, except for nested `measure` blocks."""
         outer = self._name
         self._switch_activity(name)

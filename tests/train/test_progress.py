@@ -94,7 +94,7 @@ def test_each_moment_belongs_to_the_innermost_block(blocks):
     def run(block):
         name, before, inner, after = block
         expected[name] = expected.get(name, 0.0) + before + after
-        with timeline.during(name):
+        with timeline.measure(name):
             now[0] += before
             for child in inner:
                 run(child)
