@@ -112,7 +112,9 @@ class Programs:
         if not self._folder.initial_checkpoint_path:
             return self._random_state(), []
         fresh = getattr(self._config.model, 'fresh_parameters', ())
-        params, description = initial_params.load(self._folder, self.plan, vocabulary, self._random_state, fresh)
+        params, description = initial_params.load_initial_params(
+            self._folder, self.plan, vocabulary, self._random_state, fresh
+        )
         return self.plan.init_from_params(params, donate=True), [description]
 
     def _random_state(self) -> TrainState:

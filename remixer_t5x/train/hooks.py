@@ -80,7 +80,7 @@ class EvaluateLoss:
             numbers = held_out_loss.evaluate(params, batches, self.eval_step, self.place, name)
             self.log.log_evaluation(name, state.step, numbers, time.perf_counter() - begun)
             if name == self.early_stopping:
-                state.patience.observe(state.step, -numbers['loss'])
+                state.patience.add_evaluation(state.step, -numbers['loss'])
             task = name.partition('/')[2]
             self.log.print(
                 f'step {state.step} · {f"{task} · " if task else ""}held-out loss {numbers["loss"]:.4f}'
@@ -121,7 +121,7 @@ class EvaluateTasks:
             metrics = {best.AVERAGE: best.average(scores)}
             self._log_report(state, params, Report(best.AVERAGE, self.evaluator.split, metrics, (), 0.0))
         if scores:
-            state.patience.observe(state.step, best.average(scores))
+            state.patience.add_evaluation(state.step, best.average(scores))
 
     def _log_report(self, state: RunState, params: Any, report: Report) -> None:
         self.log.log_evaluation(f'eval/{report.task}', state.step, report.metrics, report.seconds)

@@ -40,7 +40,7 @@ class Source(NamedTuple):
     name: str
     layers: tuple[int, int] | None = None
 
-    def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def sliced_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of an array with this shape after selecting `layers`."""
         if self.layers is None:
             return shape
@@ -51,7 +51,7 @@ class Source(NamedTuple):
 Sources = dict[str, Source | None]
 
 
-def load(
+def load_initial_params(
     folder: Folder,
     plan: train_state.StatePlan,
     vocabulary: Any,
@@ -135,7 +135,7 @@ def _check_sources(
             )
         expected[name] = targets[name].shape
         if source.name in saved:
-            shape = source.shape_of(saved[source.name])
+            shape = source.sliced_shape(saved[source.name])
             if name in rows and len(shape) == len(expected[name]):
                 # Ignore the size of the vocabulary axis, which may differ.
                 axis = rows[name][0]

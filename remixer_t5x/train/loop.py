@@ -54,7 +54,7 @@ def train(
     data = start.RunData(run)
     startup.end_phase('data')
 
-    path = start.claim_model_dir(run.folder.model_dir)
+    path = start.create_model_dir(run.folder.model_dir)
     record = {**data.record, 'config': config_text, 'versions': model_dir.package_versions()}
     with contextlib.ExitStack() as stack:
         if jax.process_index() == 0:
@@ -73,10 +73,10 @@ def train(
         if jax.process_index() == 0:
             start.write_run_files(path, config_text, data.vocabulary, is_new, log.print)
         if first >= last or state.patience.is_exhausted:
-            reason = f'TRAIN_STEPS = {last}' if first >= last else state.patience.describe()
+            reason = f'TRAIN_STEPS = {last}' if first >= last else state.patience.describe_stop()
             for line in (f'{path} is at step {first} already ({reason}); nothing was trained', *notes):
                 log.print(line)
-            return _make_result(data.loss_kind, path, first, None)
+            return _build_result(data.loss_kind, path, first, None)
         log.start(run.step_config, programs.plan, run.trackers, config_text, (*notes, *data.notes))
 
         stop = (signals or stack).enter_context(preemption.StopRequest(first))
@@ -91,7 +91,7 @@ def train(
             latest = state.saved_step
             error.add_note(f'the newest checkpoint is of step {latest}' if latest else 'there is no checkpoint')
             raise
-    return _make_result(data.loss_kind, path, state.step, stopped, spent)
+    return _build_result(data.loss_kind, path, state.step, stopped, spent)
 
 
 @dataclasses.dataclass
@@ -107,7 +107,7 @@ class Loop:
     log: run_log.RunLog
 
     def __post_init__(self) -> None:
-        self._during = self.log.timeline.measure
+        self._measure = self.log.timeline.measure
 
     def run(self, state: saving.RunState, last: int, stop: preemption.StopRequest) -> str | None:
         """Trains until step `last`, early stopping or a signal. Saves the last state and returns the signal's name."""
@@ -116,30 +116,30 @@ class Loop:
             for hook in self.run_hooks:
                 if hook.at_start:
                     self._call_hook(hook, state)
-        with self._during(progress.CHECKPOINT):
+        with self._measure(progress.CHECKPOINT):
             self.saver.save_first(state)
         while state.step < last and not signal_name and not state.patience.is_exhausted:
             try:
                 self._step(state, first, last)
             except saving.Rewind as reason:
-                with self._during(progress.STATE):
+                with self._measure(progress.STATE):
                     self.saver.rewind(state, reason)
             signal_name = stop.agreed_signal(state.step)
         self.profiler.close()
-        with self._during(progress.CHECKPOINT):
+        with self._measure(progress.CHECKPOINT):
             self.saver.save_last(state)
         if state.patience.is_exhausted:
-            self.log.print(f'stopping early at step {state.step}: {state.patience.describe()}')
+            self.log.print(f'stopping early at step {state.step}: {state.patience.describe_stop()}')
         return signal_name
 
     def _step(self, state: saving.RunState, first: int, last: int) -> None:
-        with self._during(progress.STEPS):
+        with self._measure(progress.STEPS):
             begin = time.perf_counter()
-            with self._during(progress.DATA):
+            with self._measure(progress.DATA):
                 batch = next(self.batches)
             self.log.clock.wait_for_data(time.perf_counter() - begin)
             is_first = state.step + 1 == first
-            with self._during(progress.COMPILE if is_first else progress.STEPS):
+            with self._measure(progress.COMPILE if is_first else progress.STEPS):
                 state.train_state, step_metrics = self.train_step(state.train_state, batch)
                 state.step += 1
                 state.window.add(step_metrics)
@@ -160,7 +160,7 @@ class Loop:
 
     def _prepare_hooks(self) -> None:
         begin = time.perf_counter()
-        with self._during(progress.EVALUATION):
+        with self._measure(progress.EVALUATION):
             for hook in self.run_hooks:
                 if hook.prepare is not None:
                     hook.prepare()
@@ -169,7 +169,7 @@ class Loop:
     def _call_hook(self, hook: hooks.Hook, state: saving.RunState) -> None:
         begin = time.perf_counter()
         self.bad_steps.check_last()
-        with self._during(hook.activity or progress.STEPS):
+        with self._measure(hook.activity or progress.STEPS):
             hook.call(state)
         if hook.activity:
             self.log.clock.pause(time.perf_counter() - begin)
@@ -210,7 +210,7 @@ def _build_loop(
     return Loop(programs.train_step, batches, run_hooks, bad_steps, saver, profiler, log)
 
 
-def _make_result(
+def _build_result(
     loss_kind: str, path: epath.Path, step: int, stopped: str | None, spent: Mapping[str, float] | None = None
 ) -> settings.Result:
     last = {record['kind']: record for record in metrics.read(path / model_dir.METRICS)}

@@ -47,7 +47,7 @@ class Patience:
         """Returns the JSON state to store in a checkpoint."""
         return {'best': self.best, 'step': self.step, 'since': self.since}
 
-    def observe(self, step: int, value: float) -> None:
+    def add_evaluation(self, step: int, value: float) -> None:
         """Counts the evaluation at `step`. Higher values are better; NaN is never an improvement."""
         value = collectives.broadcast(value)
         if value == value and (self.best is None or value > self.best):
@@ -59,7 +59,7 @@ class Patience:
     def is_exhausted(self) -> bool:
         return self.limit is not None and self.since >= self.limit
 
-    def describe(self) -> str:
+    def describe_stop(self) -> str:
         """Describes why the run ends early."""
         return (
             f'no better evaluation than that of step {self.step} in the {self.since} since then '
@@ -89,7 +89,7 @@ class RunState:
     patience: Patience = dataclasses.field(default_factory=Patience)
 
 
-def restore(
+def restore_state(
     checkpoints: manager.Checkpoints, step: int, abstract: TrainState, record: Mapping[str, Any], patience: Patience
 ) -> RunState:
     """Restores the state that `Saver` saved at `step`, with the shapes and shardings of `abstract`.
@@ -245,7 +245,7 @@ class Saver:
         # Delete the old state first, because the device memory may be too small for two states.
         del state.train_state
         record = saved_params.read_record(self.checkpoints.folder / str(step))
-        restored = restore(self.checkpoints, step, self.abstract, record, state.patience)
+        restored = restore_state(self.checkpoints, step, self.abstract, record, state.patience)
         state.train_state, state.window, state.patience = restored.train_state, restored.window, restored.patience
         state.step = state.saved_step = step
         self.log.rewind(step)

@@ -106,7 +106,7 @@ class RunData:
         return {part.name: part.batches(self._partitioner.data_shard(), self._threads) for part in parts}
 
 
-def claim_model_dir(path: str) -> epath.Path:
+def create_model_dir(path: str) -> epath.Path:
     """Creates MODEL_DIR in the first process. Raises UserError if it is not visible to another process."""
     # Use a new file name, because each machine may have an old folder with this path.
     token = collectives.broadcast(secrets.token_hex(8))
@@ -167,9 +167,9 @@ def restore_or_create(
             saved_params.verify_files(folder, listed=True)
             saved_record = saved_params.read_record(folder)
             changes.check_compatible(saved_record, record)
-            state = saving.restore(checkpoints, step, programs.plan.abstract, saved_record, patience)
+            state = saving.restore_state(checkpoints, step, programs.plan.abstract, saved_record, patience)
         except durable.DamagedCheckpoint as error:
-            notes.append(_move_away(run.recovery.restore, checkpoints, step, error))
+            notes.append(_move_damaged_checkpoint(run.recovery.restore, checkpoints, step, error))
             continue
         state.position = data.resumed_position(state.position, step)
         if changed := changes.describe_config(saved_record.get('config', ''), record['config']):
@@ -179,7 +179,9 @@ def restore_or_create(
     return saving.RunState(train_state, position=data.first_position(), patience=patience), notes + creation_notes
 
 
-def _move_away(damaged: str, checkpoints: manager.Checkpoints, step: int, error: durable.DamagedCheckpoint) -> str:
+def _move_damaged_checkpoint(
+    damaged: str, checkpoints: manager.Checkpoints, step: int, error: durable.DamagedCheckpoint
+) -> str:
     """Moves a damaged checkpoint away with `--restore previous`, and returns a note; otherwise raises UserError."""
     if damaged != PREVIOUS:
         others = [other for other in checkpoints.steps() if other != step]

@@ -13,7 +13,7 @@ def count_until_end(values, limit, restores=()):
     """Returns the number of values that are observed, if the count is saved and restored after each of `restores`."""
     patience = Patience(limit)
     for number, value in enumerate(values, 1):
-        patience.observe(number, value)
+        patience.add_evaluation(number, value)
         if patience.is_exhausted:
             return number
         if number in restores:

@@ -40,7 +40,9 @@ def load(folder, model_type, fresh=None, renamed=None, vocabularies=None, gin=''
         checkpoint_map=renamed or {},
         initial_vocabulary=theirs,
     )
-    return initial_params.load(settings, plan, ours, lambda: plan.create(jax.random.key(0)), model.fresh_parameters)
+    return initial_params.load_initial_params(
+        settings, plan, ours, lambda: plan.create(jax.random.key(0)), model.fresh_parameters
+    )
 
 
 def parts(description):
