@@ -1,7 +1,7 @@
-"""Broadcasts, barriers and failure reports between the processes of a run, without using devices.
+"""Implements broadcasts, barriers and failure reports between the processes of a run without using devices.
 
-Messages go through the key-value store of JAX's coordination service, so they also reach a process that waits in a
-collective operation for a process that has failed.
+Messages use the key-value store of JAX's coordination service, which remains usable while a device collective waits for
+a failed process.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ from remixer_t5x.errors import UserError, one_line
 _FAILED = 'remixer_t5x/failed'
 _POLL_SECONDS = 1.0
 _EXIT_SECONDS = 5.0
-# Words in the messages of connection errors.
+# Substrings that identify messages of connection errors.
 _CONNECTION_ERRORS = ('Gloo', 'NCCL', 'UNAVAILABLE', 'coordination')
-# Numbers the calls of this module, which all processes make in the same order.
+# Call counter for unique keys; all processes make their calls in the same order.
 _calls = itertools.count()
 
 
@@ -36,7 +36,7 @@ def is_distributed() -> bool:
 def broadcast(value: Any) -> Any:
     """Returns process 0's `value` (JSON) on every process. All processes must call this in the same order.
 
-    Use it for facts that processes could see differently, such as which checkpoint is the latest.
+    Use `broadcast` for values that may differ between processes, such as the step of the latest checkpoint.
     """
     if not is_distributed():
         return value
@@ -48,10 +48,10 @@ def broadcast(value: Any) -> Any:
 
 
 def check_same(values: Mapping[str, Any]) -> None:
-    """Raises UserError on every process if a value (JSON) of any process differs from process 0's.
+    """Raises UserError on every process if any JSON value of `values` differs between processes.
 
-    The error names the first difference, in the order of `values`. All processes must call this in the same order,
-    before work that assumes equal values: otherwise they would compute different numbers or wait for each other.
+    The error names the first difference, in the order of `values`. All processes must call this function in the same
+    order, before any work that assumes equal values.
     """
     if not is_distributed():
         return
@@ -67,9 +67,9 @@ def check_same(values: Mapping[str, Any]) -> None:
 
 
 def barrier() -> None:
-    """Waits until all processes have called it."""
+    """Waits until all processes have called this function."""
     if is_distributed():
-        # One hour is effectively no limit: the heartbeat ends all processes if one is lost.
+        # One hour is effectively no limit, because the heartbeat ends all processes if a process is lost.
         coordination().client.wait_at_barrier(f'remixer_t5x/{next(_calls)}', 3_600_000)
 
 
@@ -78,7 +78,7 @@ def _get(key: str) -> Any:
         try:
             return json.loads(coordination().client.blocking_key_value_get(key, 10_000))
         except jax.errors.JaxRuntimeError as error:
-            # Retry if the other process is slow; if it is lost, the heartbeat ends this process.
+            # Retry, because the other process may be slow; if it is lost, the heartbeat ends this process.
             if 'DEADLINE_EXCEEDED' not in str(error):
                 raise
 
@@ -87,7 +87,7 @@ def _difference(first: Mapping[str, Any], other: Mapping[str, Any], process: str
     for name in {**first, **other}:
         values = [str(side.get(name, 'absent')) for side in (first, other)]
         if values[0] != values[1]:
-            # Long values are truncated around their first difference.
+            # Truncate long values around their first difference.
             start = max(0, len(os.path.commonprefix(values)) - 40)
             expected, actual = (value[start : start + 120] for value in values)
             return (
@@ -98,10 +98,10 @@ def _difference(first: Mapping[str, Any], other: Mapping[str, Any], process: str
 
 
 class FailureWatcher:
-    """Exits this process, with one line on standard error, if another process reports a failure.
+    """Exits this process with a one-line error message if another process reports a failure.
 
-    A process that is killed or hangs cannot report its failure: JAX then aborts all others within the heartbeat timeout
-    (SIGABRT, exit code 134).
+    A process that is killed or hangs cannot report its failure; JAX then aborts all other processes within the
+    heartbeat timeout (SIGABRT, exit code 134).
 
     Args:
         name: name of this process in messages.
@@ -113,25 +113,25 @@ class FailureWatcher:
         self._closed = threading.Event()
 
     def start(self) -> None:
-        """Starts the thread that polls for failures; call it after `jax.distributed.initialize`."""
+        """Starts the thread that polls for failures. Must be called after `jax.distributed.initialize`."""
         threading.Thread(target=self._poll, name='failure watcher', daemon=True).start()
 
     def close(self) -> None:
         self._closed.set()
 
     def report_failure(self, code: int, text: str) -> None:
-        """Reports to the other processes that this process exits with `code`, and why. Waits at most 5 s for them."""
+        """Reports this process's exit code and error message to the other processes. Waits at most 5 s for them."""
         self.close()
         record = {'process': coordination().process_id, 'code': code, 'text': text}
-        # Fails if another process has already reported a failure, or if the coordinator is lost.
+        # Setting the key fails if another process has already reported a failure, or if the coordinator is lost.
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             coordination().client.key_value_set(_FAILED, json.dumps(record))
         self._exit_barrier()
 
     def wait_for_reason(self, error: BaseException) -> None:
-        """Waits for the report of another process's failure if `error` is a lost connection between processes.
+        """Waits for another process's failure report if `error` indicates a lost connection between processes.
 
-        The neighbors of a lost process see a broken connection before the failure is reported.
+        Connected processes detect the broken connection before the failure is reported.
         """
         is_runtime_error = isinstance(error, jax.errors.JaxRuntimeError | ValueError)
         if is_runtime_error and any(word in str(error) for word in _CONNECTION_ERRORS):
@@ -146,14 +146,14 @@ class FailureWatcher:
             if self._closed.is_set():
                 return
             line = one_line(f'error ({self._name}): process {record["process"]} has failed: {record["text"]}')
-            # The main thread may hold the lock of sys.stderr.
+            # Write to the file descriptor, because the main thread may hold the lock of sys.stderr.
             with contextlib.suppress(OSError):
                 os.write(2, f'{line}\n'.encode())
             self._exit_barrier()
             exit_process(record['code'])
 
     def _exit_barrier(self) -> None:
-        """Waits for all processes; process 0 exits last, because it serves the messages."""
+        """Waits for all processes. Process 0 exits last, because it runs the coordination service."""
         try:
             coordination().client.wait_at_barrier(_FAILED, int(1000 * _EXIT_SECONDS))
         except jax.errors.JaxRuntimeError:
@@ -163,7 +163,7 @@ class FailureWatcher:
 
 
 def exit_process(code: int) -> None:
-    """Exits immediately: a normal exit would wait for the other processes at a barrier."""
+    """Exits the process immediately, because a normal exit would wait for the other processes at a barrier."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, RuntimeError):
             stream.flush()
