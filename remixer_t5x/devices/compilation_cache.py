@@ -1,8 +1,8 @@
 """Enables JAX's persistent compilation cache, so that commands reuse programs compiled by earlier commands.
 
-The key of an entry is a hash of the program, the compiler's options, its version, and the devices. Code compiled for a
-CPU uses the instructions of that CPU, so each type of machine has a separate folder in the cache. This module does not
-import JAX, which reads the environment variables when it is imported.
+The key of a cache entry is a hash of the program, the compiler's version and options, and the devices. Code compiled
+for a CPU uses the instructions of that CPU, so each type of machine has a separate folder in the cache. This module
+does not import JAX, which reads the environment variables when it is imported.
 """
 
 import contextlib
@@ -13,16 +13,17 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 FOLDER = 'compiled'
-# JAX evicts the least recently used entries beyond this size. A train step takes 1 to 50 MB.
+# JAX evicts the least recently used entries beyond this size; a compiled train step takes 1 to 50 MB.
 MAX_BYTES = 2 * 2**30
-# Programs that compile faster are not cached, because loading them takes as long.
+# Minimum compile time of cached programs; loading a faster program from the cache would take as long as compiling it.
 MIN_SECONDS = 0.2
 
 
 def enable(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Sets JAX's variables to use the cache $REMIXER_T5X_CACHE/compiled (default ~/.cache/remixer_t5x/compiled).
+    """Sets environment variables to enable JAX's compilation cache.
 
-    Does nothing if JAX_COMPILATION_CACHE_DIR or JAX_ENABLE_COMPILATION_CACHE is set, or if the folder is not writable.
+    The folder is $REMIXER_T5X_CACHE/compiled (default ~/.cache/remixer_t5x/compiled). Does nothing if
+    JAX_COMPILATION_CACHE_DIR or JAX_ENABLE_COMPILATION_CACHE is set, or if the folder is not writable.
     """
     if 'JAX_COMPILATION_CACHE_DIR' in environment or 'JAX_ENABLE_COMPILATION_CACHE' in environment:
         return
@@ -39,7 +40,7 @@ def enable(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def machine_name() -> str:
-    """Returns the same name for all machines with the same CPU instructions: the architecture and 8 hex digits."""
+    """Returns a name for machines with the same CPU instruction set: the architecture and 8 hex digits."""
     text = platform.processor()
     with contextlib.suppress(OSError):
         lines = Path('/proc/cpuinfo').read_text(encoding='utf-8').splitlines()
