@@ -1,7 +1,7 @@
 """XLA options of individual programs.
 
-They are passed to the compiler rather than through XLA_FLAGS or LIBTPU_INIT_ARGS, because an unknown flag there aborts
-the process when JAX starts, and because programs for hardware that is not present need them too.
+Options are passed to the compiler instead of through XLA_FLAGS or LIBTPU_INIT_ARGS, because an unknown flag in these
+variables aborts the process when JAX starts, and because programs compiled for absent hardware also need the options.
 """
 
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ import jax
 
 from remixer_t5x.errors import UserError
 
-# XLA:GPU merges matmuls with a common input (query, key, value) up to this size in MiB, which copies their kernels in
-# every decoding step.
+# Disable merging of matmuls with a common input (query, key, value) in XLA:GPU, which would copy their kernels in every
+# decoding step.
 _GPU_DECODING = {'xla_gpu_dot_merger_threshold_mb': 0}
-# XLA options by platform and name.
+# Maps a platform to its XLA options.
 ByPlatform = Mapping[str, Mapping[str, Any]]
 
 
@@ -24,7 +24,7 @@ def for_decoding() -> dict[str, Any] | None:
 
 
 def for_training(options: ByPlatform | None, device: jax.Device) -> dict[str, Any]:
-    """Returns the options for a train step on `device`."""
+    """Returns the XLA options for compiling a train step on `device`."""
     return dict((options or {}).get(device.platform, {}))
 
 
