@@ -1,4 +1,4 @@
-"""Hardware descriptions, for compiling programs without the device.
+"""Describes hardware for compiling programs without the device.
 
 The TPU compiler requires `libtpu`, and the GPU compiler JAX's CUDA plugin; neither requires the device. Without them,
 programs are compiled for virtual CPU devices, over which XLA partitions them in the same way.
@@ -19,7 +19,7 @@ from remixer_t5x.devices.hardware_table import Topology
 from remixer_t5x.errors import UserError, reason
 
 PLATFORMS = ('cpu', 'gpu', 'tpu')
-# How to install each compiler, and an example of its topologies.
+# Installation command of each compiler, and example topologies.
 _INSTALL = {
     'tpu': "pip install 'remixer-t5x[forecast]', which has libtpu",
     'gpu': "pip install 'remixer-t5x[forecast-gpu]', which has JAX's CUDA plugin",
@@ -27,13 +27,13 @@ _INSTALL = {
 _EXAMPLES = {'tpu': 'v3:4x4', 'gpu': 'h100:8'}
 # The share of a GPU's memory that JAX preallocates (docs.jax.dev/en/latest/gpu_memory_allocation.html).
 GPU_SHARE, DEFAULT_GPU_SHARE = 'XLA_PYTHON_CLIENT_MEM_FRACTION', '0.75'
-# Without these variables, libtpu queries the metadata server of a TPU host, with long timeouts.
+# Without these variables, libtpu would query the metadata server of a TPU host, with long timeouts.
 _TPU_ENV = {
     'TPU_SKIP_MDS_QUERY': '1',
     'TPU_ACCELERATOR_TYPE': 'v5litepod-8',
     'TPU_WORKER_HOSTNAMES': 'localhost',
     'TPU_MIN_LOG_LEVEL': '3',
-    # Allows several processes to compile at the same time; none of them uses a TPU.
+    # Allows concurrent compilation by multiple processes, because none of them uses a TPU.
     'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
 }
 # cuDNN 9.8 in JAX's version format.
@@ -53,7 +53,7 @@ GPUS: dict[str, dict[str, Any]] = {
     ),
     'h100': _H100,
     'h200': {**_H100, 'name': 'NVIDIA H200', 'memory': 150_754_820_096, 'bandwidth': 4_800_000_000_000},
-    # Memory according to nvidia-smi; the other numbers are from NVIDIA's data sheet and compute capability 10.0.
+    # The memory size is from nvidia-smi; the other numbers are from NVIDIA's data sheet and compute capability 10.0.
     'b200': dict(
         name='NVIDIA B200', capability=10, cores=148, memory=192_265_846_784, bandwidth=8_000_000_000_000,
         shared_memory=233_472, l2_cache=132_644_864, clock=1.965, fpus=128,
@@ -95,14 +95,15 @@ def target_config(chip: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """Describes devices that need not be present, from a file in configs/hardware and a topology.
+    """A description of devices that may be absent, configured by a file in configs/hardware and a topology.
 
     Attributes:
         platform: 'cpu', 'gpu' or 'tpu'.
-        devices: number of devices; None if the file does not set it.
+        devices: number of devices; None if not configured.
         memory: memory of one device in GiB; None if unknown.
         topology: text for `Topology.parse` ('v3:4x4', 'h100:8'); None if unknown.
-        compiler: the XLA compiler to use, 'tpu', 'gpu' or 'cpu'; None selects that of the chip if it is installed.
+        compiler: the XLA compiler to use, 'tpu', 'gpu' or 'cpu'; None selects the compiler of the chip if it is
+            installed.
     """
 
     platform: str = 'cpu'
@@ -131,18 +132,18 @@ class Hardware:
 
     @property
     def memory_bytes(self) -> int | None:
-        """The number of bytes of a device that JAX can use; None if unknown."""
+        """The device memory in bytes that JAX can use; None if unknown."""
         return None if self.memory is None else int(self.memory * self.memory_share * 2**30)
 
     @property
     def memory_share(self) -> float:
-        """The fraction of a device's memory that JAX can use: 1 on a TPU, set by environment variables on a GPU."""
+        """The fraction of device memory that JAX can use: 1 on a TPU; configured by environment variables on a GPU."""
         if self.platform != 'gpu' or os.environ.get('XLA_PYTHON_CLIENT_ALLOCATOR') == 'platform':
             return 1.0
         return float(os.environ.get(GPU_SHARE) or DEFAULT_GPU_SHARE)
 
     def count(self) -> int:
-        """Returns the number of devices. Raises UserError if it is not set."""
+        """Returns the number of devices. Raises UserError if the number is not set."""
         if self.devices is None:
             raise UserError('DEVICES must be a number of devices, got None; type --devices=32')
         return self.devices
@@ -154,7 +155,7 @@ class Hardware:
         return 'gpu' if Topology.parse(self.topology).is_gpu else 'tpu'
 
     def compile_devices(self) -> tuple[Sequence[jax.Device], str]:
-        """Returns devices to compile for and the name of the compiler, 'XLA:TPU', 'XLA:GPU' or 'XLA:CPU'.
+        """Returns the target devices and the name of the compiler: 'XLA:TPU', 'XLA:GPU' or 'XLA:CPU'.
 
         Raises:
             UserError: the topology does not exist or has another number of devices, or this process has already
@@ -188,7 +189,7 @@ def has_compiler(name: str) -> bool:
 
 
 def _cpu_devices(count: int) -> Sequence[jax.Device]:
-    """Creates `count` virtual CPU devices; possible once, before the process initializes JAX's devices."""
+    """Creates `count` virtual CPU devices. Works only once, before the process initializes JAX's devices."""
     with contextlib.suppress(RuntimeError):
         jax.config.update('jax_num_cpu_devices', count)
     devices = jax.devices('cpu')
@@ -206,10 +207,10 @@ def _tpu_devices(topology: str) -> Sequence[jax.Device]:
     slices, chip, shape = Topology.parse(topology)
     options: dict[str, object] = {'num_slices': slices} if slices > 1 else {}
     if chip == 'v4':
-        # A v4 chip is one device in megacore mode, which is the default on a TPU host.
+        # In megacore mode, the default on a TPU host, a v4 chip is a single device.
         options['chip_config_name'] = 'megacore'
     if set(shape.split('x')) == {'1'}:
-        # A host with a single chip; the default is several.
+        # Select a host with a single chip; libtpu's default is a host with multiple chips.
         options['chips_per_host_bounds'] = (1, 1, 1)
     try:
         name = 'tpu7x' if chip == 'v7x' else chip
