@@ -1,6 +1,6 @@
 """Maps a topology such as 'v5e:4x4' or '2*h100:8' to a mesh, the memory of a device, and XLA options.
 
-gin calls these functions with TOPOLOGY (configs/hardware/gpu.gin); None means any hardware.
+gin calls these functions with TOPOLOGY (configs/hardware/gpu.gin); None stands for unknown hardware.
 """
 
 import math
@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 from remixer_t5x.errors import UserError
 
 GPUS = ('a100', 'h100', 'h200', 'b200')
-# Chips that are two devices in JAX: the cores of a v3, the chiplets of an Ironwood.
+# Chips with two JAX devices: the cores of a v3, the chiplets of an Ironwood.
 TWO_DEVICES = ('v3', 'v7x')
 # GiB per device.
 MEMORY = {'v3': 16, 'v4': 32, 'v5e': 16, 'v5p': 95, 'v6e': 32, 'v7x': 96}
 MEMORY |= {'a100': 80, 'h100': 80, 'h200': 140, 'b200': 179}
 # Size of the mesh axis `fsdp`, if it is smaller than the slice or node. By default, parameters and moments are sharded
-# over a whole slice or node, so that each device updates only its shard (measurements: docs/forecast.md).
+# over an entire slice or node, so that each device updates only its shard (measurements: docs/forecast.md).
 _FSDP = {'v3:2x2': 2, 'v3:2x4': 2, 'v3:4x4': 2, 'v4:2x2x4': 4, 'v5e:4x4': 8}
 # XLA options of the train step, by platform; most overlap collectives with computation. Sources:
 # docs.jax.dev/en/latest/gpu_performance_tips.html for GPUs, benchmarks/xla_flags_library.py of
 # github.com/AI-Hypercomputer/maxtext (CF_FOR_ALL_GATHER) for TPUs. Most are XLA's current defaults.
-# The dot merger would copy the operands of the gradients' matmuls to concatenate them.
+# The dot merger is disabled, because it would copy the operands of the gradient matmuls to concatenate them.
 _NO_DOT_MERGER = {'xla_gpu_dot_merger_threshold_mb': 0}
 _XLA_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     'gpu': {'xla_gpu_enable_latency_hiding_scheduler': True, **_NO_DOT_MERGER},
@@ -41,7 +41,7 @@ class Topology(NamedTuple):
     """How devices are connected.
 
     Attributes:
-        slices: number of TPU slices or GPU nodes, which are connected by a network.
+        slices: number of TPU slices or GPU nodes connected by a network.
         chip: 'v5e', 'h100', ...
         shape: shape of a slice in libtpu's notation ('4x4'), or the number of GPUs of a node.
     """
@@ -52,7 +52,7 @@ class Topology(NamedTuple):
 
     @property
     def devices(self) -> int:
-        """The number of devices in JAX: chips, or two for each chip of TWO_DEVICES."""
+        """The number of JAX devices: one per chip, or two per chip of TWO_DEVICES."""
         return self.slices * math.prod(map(int, self.shape.split('x'))) * (2 if self.chip in TWO_DEVICES else 1)
 
     @property
@@ -77,17 +77,17 @@ class Topology(NamedTuple):
 
 
 def devices(topology: str | None = None) -> int | None:
-    """Returns the number of devices, None if unknown."""
+    """Returns the number of devices; None if unknown."""
     return None if topology is None else Topology.parse(topology).devices
 
 
 def memory(topology: str | None = None) -> int | None:
-    """Returns the memory of one device in GiB, None if unknown."""
+    """Returns the memory of one device in GiB; None if unknown."""
     return None if topology is None else MEMORY.get(Topology.parse(topology).chip)
 
 
 def mesh(topology: str | None = None) -> str:
-    """Returns the mesh in the form of `--mesh`; -1 means all remaining devices."""
+    """Returns the default mesh in the format of `--mesh`; -1 means all remaining devices."""
     if topology is None:
         return 'fsdp=-1'
     slices = Topology.parse(topology).slices
@@ -99,7 +99,7 @@ def mesh(topology: str | None = None) -> str:
 
 
 def xla_options(topology: str | None = None) -> Mapping[str, Mapping[str, Any]] | None:
-    """Returns XLA options of the train step, by platform; a single device has no collectives."""
+    """Returns XLA options of the train step by platform, without collective options for a single device."""
     if devices(topology) == 1:
         return {'gpu': _NO_DOT_MERGER} if Topology.parse(topology or '').is_gpu else None
     return _XLA_OPTIONS
