@@ -1,4 +1,4 @@
-"""All uses of JAX's private API, each with the change in JAX that would make it obsolete (JAX 0.10.2 and 0.12.0)."""
+"""Contains all uses of JAX's private API (JAX 0.10.2 and 0.12.0), and the JAX changes that would make them obsolete."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ def cluster_types() -> Sequence[Any]:
 
 @contextlib.contextmanager
 def cudnn_of_described_gpu(version: int) -> Iterator[None]:
-    """Makes JAX assume cuDNN `version` (90800 is 9.8), to compile attention on a machine without cuDNN.
+    """Makes JAX assume cuDNN `version` (90800 is 9.8), for compiling attention on a machine without cuDNN.
 
     Obsolete once JAX reads the cuDNN version from the topology that it compiles for.
     """
@@ -46,10 +46,10 @@ def cudnn_of_described_gpu(version: int) -> Iterator[None]:
 
 
 def stablehlo_for_older_readers(program: export.Exported) -> bytes:
-    """Serializes a program to a StableHLO version that is compatible with readers of twelve weeks ago.
+    """Serializes a program to a StableHLO version that readers released twelve weeks ago can parse.
 
-    Obsolete once `jax.export` has an argument for the version: it is compatible with readers of four weeks ago, and
-    TensorFlow's reader is older.
+    Obsolete once `jax.export` accepts a version: its default supports readers released four weeks ago, but TensorFlow's
+    reader is older.
     """
     from jax.extend.mlir.dialects import stablehlo
 
