@@ -1,8 +1,8 @@
 """The device mesh `data` x `fsdp` x `tensor`: parses its sizes and assigns devices to it.
 
-A slice is a group of devices with fast links: a TPU slice (ICI), or the GPUs of a node (NVLink). With several slices,
-the axes that communicate least cross slices: first `data`, then `fsdp`, and never `tensor`. JAX arranges the devices of
-one slice (`jax.make_mesh`) or several slices (`create_hybrid_device_mesh`).
+A slice is a group of devices with fast links: a TPU slice (ICI), or the GPUs of a node (NVLink). With multiple slices,
+    the axes with the least communication span slices: first `data`, then `fsdp`, but never `tensor`. JAX arranges the
+    devices of one slice (`jax.make_mesh`) or of multiple slices (`create_hybrid_device_mesh`).
 """
 
 import math
@@ -18,7 +18,7 @@ from remixer_t5x import ranges
 from remixer_t5x.errors import UserError, nearest
 
 MESH_AXES = ('data', 'fsdp', 'tensor')
-# Devices on which a mesh axis may be assigned to parts of two physical axes, as in jax.make_mesh.
+# Device kinds on which a mesh axis may use parts of two physical axes, as in jax.make_mesh.
 _SPLIT_AXES_KINDS = ('TPU v5 lite', 'TPU v5e')
 
 
@@ -43,7 +43,7 @@ def parse_sizes(text: str) -> tuple[int, int, int]:
 
 
 def mesh_shape(sizes: Sequence[int], num_devices: int) -> tuple[int, ...]:
-    """Returns `sizes` with -1 filled in. Raises UserError unless their product is `num_devices`."""
+    """Replaces -1 in `sizes` by the remaining devices. Raises UserError unless the product is `num_devices`."""
     fixed = abs(math.prod(sizes)) or 1
     shape = tuple(num_devices // fixed if size == -1 else size for size in sizes)
     if min(shape) < 1 or math.prod(shape) != num_devices or list(sizes).count(-1) > 1:
@@ -55,11 +55,11 @@ def mesh_shape(sizes: Sequence[int], num_devices: int) -> tuple[int, ...]:
 
 
 def build(shape: Sequence[int], devices: Sequence[jax.Device], slices: int | None = None) -> Mesh:
-    """Returns the mesh of `devices`, which are in JAX's order.
+    """Builds a mesh from devices in JAX's order.
 
     Raises UserError if the devices cannot be divided into `slices` slices.
     """
-    # JAX's default is Explicit, which does not allow sharding constraints.
+    # Override JAX's default axis type, Explicit, which does not allow sharding constraints.
     types = (AxisType.Auto,) * len(MESH_AXES)
     attribute, count = identify_slices(devices, slices)
     if count == 1:
@@ -73,10 +73,10 @@ def abstract_mesh(shape: Sequence[int], axis_type: AxisType = AxisType.Auto) -> 
 
 
 def identify_slices(devices: Sequence[Any], slices: int | None = None) -> tuple[str, int]:
-    """Returns the attribute of a device that identifies its slice, and the number of slices.
+    """Returns the name of the device attribute that identifies the slice, and the number of slices.
 
-    `slices` is the number that the devices report (also for None), or the number of processes for devices that do not
-    report slices (CPU hosts). Raises UserError for any other number.
+    `slices` must be None, the number of slices that the devices report, or, for devices that do not report slices (CPU
+    hosts), the number of processes. Raises UserError for any other number.
     """
     reported = {getattr(device, 'slice_index', None) for device in devices}
     processes = {device.process_index for device in devices}
@@ -91,7 +91,7 @@ def identify_slices(devices: Sequence[Any], slices: int | None = None) -> tuple[
 
 
 def arrange_over_slices(shape: Sequence[int], devices: Sequence[Any], attribute: str, slices: int) -> np.ndarray:
-    """Arranges devices as [data, fsdp, tensor] so that only the axes of `split_over_slices` cross slices."""
+    """Arranges devices as [data, fsdp, tensor] so that only the axes selected by `split_over_slices` span slices."""
     outer = split_over_slices(shape, slices)
     inner = tuple(size // across for size, across in zip(shape, outer, strict=True))
     return mesh_utils.create_hybrid_device_mesh(
@@ -104,7 +104,7 @@ def arrange_over_slices(shape: Sequence[int], devices: Sequence[Any], attribute:
 
 
 def split_over_slices(shape: Sequence[int], slices: int) -> tuple[int, int, int]:
-    """Returns how many slices each axis spans; the product is `slices`.
+    """Returns the number of slices that each axis spans; their product is `slices`.
 
     Raises UserError if `data` x `fsdp` is not a multiple of `slices`.
     """
@@ -125,5 +125,5 @@ def format_shape(sizes: Mapping[str, int]) -> str:
 
 
 def format_sizes(sizes: Sequence[int]) -> str:
-    """Formats (2, 4, 1) as `data=2,fsdp=4,tensor=1`, which `parse_sizes` reads."""
+    """Formats (2, 4, 1) as `data=2,fsdp=4,tensor=1`, the format of `parse_sizes`."""
     return format_shape(dict(zip(MESH_AXES, sizes, strict=True))).replace(' ', '')
