@@ -2,7 +2,7 @@
 
 `data` shards the rows of a batch and replicates parameters; `fsdp` shards both (parameters are gathered before use);
 `tensor` shards the hidden axes of a layer. The rules have the semantics of `flax.linen.logical_axis_rules`: pairs
-(logical name, mesh axes), earlier pairs take precedence, and a mesh axis is used once per array.
+(logical name, mesh axes), earlier pairs take precedence, and a mesh axis is used at most once per array.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from remixer_t5x.errors import UserError
 
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 
-# A name without a rule is replicated. `activation_embed` differs from `embed` because the rows of a batch already use
-# `fsdp` in activations.
+# A name without a rule is replicated. In activations, the rows of a batch already use `fsdp`, so `activation_embed`
+# differs from `embed`.
 DEFAULT_RULES: Rules = (
     ('batch', ('data', 'fsdp')),
     ('vocab', 'tensor'),
@@ -47,7 +47,7 @@ DEFAULT_RULES: Rules = (
 
 
 class ShardingRow(NamedTuple):
-    """One parameter in `Partitioner.sharding_table`; `note` is the reason why an axis is replicated, or empty."""
+    """A parameter's row in `Partitioner.sharding_table`; `note` states why an axis is replicated, or is empty."""
 
     name: str
     shape: tuple[int, ...]
@@ -62,15 +62,14 @@ class Partitioner:
     """A mesh and the rules that map logical axes onto it.
 
     Attributes:
-        data, fsdp, tensor: size of each mesh axis; one of them may be -1, which means all remaining devices.
+        data, fsdp, tensor: sizes of the mesh axes; at most one may be -1, which stands for all remaining devices.
         sizes: the three sizes as one string, 'data=2,fsdp=4' (`mesh.parse_sizes`), instead of the three fields.
-        slices: number of TPU slices or GPU nodes; None means the number that the devices report.
+        slices: number of TPU slices or GPU nodes; None uses the number that the devices report.
         rules: pairs (logical axis, mesh axis or axes or None); earlier pairs take precedence.
-        extra_rules: pairs that precede `rules`, for changing single rules in gin.
-        devices: the devices to use, in JAX's order; None uses all. A number creates an abstract mesh of this size for
-            shardings and tables, which cannot run programs.
-
-    The first use of the mesh raises UserError if its sizes do not fit the devices or slices.
+        extra_rules: pairs that take precedence over `rules`, for changing individual rules in gin.
+        devices: the devices to use, in JAX's order; None uses all. A number creates an abstract mesh of this size,
+            which supports shardings and tables but cannot run programs. The first use of the mesh raises UserError if
+            the mesh sizes do not match the devices or slices.
     """
 
     data: int = -1
@@ -92,7 +91,7 @@ class Partitioner:
 
     @property
     def all_rules(self) -> tuple[tuple[str, Any], ...]:
-        """The rules in order of precedence, with hashable mesh axes (lists from gin become tuples)."""
+        """All rules in order of precedence, with hashable mesh axes: lists from gin are converted to tuples."""
         return tuple(
             (name, tuple(axes) if isinstance(axes, list | tuple) else axes)
             for name, axes in (*self.extra_rules, *self.rules)
@@ -100,7 +99,7 @@ class Partitioner:
 
     @property
     def axis_sizes(self) -> tuple[int, int, int]:
-        """The configured sizes of the mesh axes, in which -1 is not resolved."""
+        """The configured sizes of the mesh axes, which may include -1."""
         return (self.data, self.fsdp, self.tensor) if self.sizes is None else meshes.parse_sizes(self.sizes)
 
     @functools.cached_property
@@ -113,7 +112,7 @@ class Partitioner:
 
     @contextlib.contextmanager
     def activate(self) -> Iterator[Mesh]:
-        """Context in which logical constraints and PartitionSpecs use this mesh. Enter it outside of jit."""
+        """Context manager for using this mesh in logical constraints and PartitionSpecs. Enter it outside of jit."""
         with jax.set_mesh(self.mesh), nn.logical_axis_rules(self.all_rules):
             yield self.mesh
 
@@ -129,7 +128,7 @@ class Partitioner:
 
     @property
     def batch_sharding(self) -> NamedSharding:
-        """The sharding of any array whose first axis is the batch."""
+        """The sharding of arrays whose first axis is the batch."""
         return NamedSharding(self.mesh, PartitionSpec(self.batch_axes or None))
 
     @property
@@ -159,24 +158,24 @@ class Partitioner:
         return process_share(processes, jax.process_index())
 
     def shard_batch(self, host_batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Makes global arrays from this process's rows, `[batch / data_shard()[1], ...]` of each array."""
+        """Creates global arrays from this process's rows, `[batch / data_shard()[1], ...]` of each array."""
         sharding = self.batch_sharding
         return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in host_batch.items()}
 
     def param_shardings(self, boxed_params: Any) -> Any:
         """Returns a tree of NamedSharding for the unboxed parameters.
 
-        `boxed_params` has arrays or ShapeDtypeStructs in flax's `Partitioned` boxes. Unboxed leaves are replicated, as
-        are axes that are not divisible by their mesh axes (`sharding_table` lists them).
+        `boxed_params` has arrays or ShapeDtypeStructs in flax's `Partitioned` boxes. Unboxed leaves and axes that are
+        not divisible by their mesh axes are replicated; `sharding_table` lists these axes.
         """
         return jax.tree.map(lambda leaf: NamedSharding(self.mesh, self._spec(leaf)[0]), boxed_params, is_leaf=is_boxed)
 
     def state_shardings(self, init: Callable[[Any], Any], params: Any, param_shardings: Any) -> Any:
         """Returns shardings of the optimizer state `init(params)`; `params` are shapes.
 
-        A leaf whose path ends with the path of a parameter of the same shape is a moment, and is sharded like that
-        parameter. JAX's sharding types determine the sharding of all other leaves: factored moments keep the sharding
-        of their remaining axes, counters are replicated.
+        A leaf is a moment, sharded like its parameter, if its path ends with the path of a parameter of the same shape.
+        JAX's sharding types determine the sharding of all other leaves: factored moments retain the sharding of their
+        remaining axes, and counters are replicated.
         """
         explicit = meshes.abstract_mesh(tuple(self.mesh.shape.values()), AxisType.Explicit)
 
@@ -213,7 +212,7 @@ class Partitioner:
         return rows
 
     def _spec(self, leaf: Any) -> tuple[PartitionSpec, str]:
-        """Returns the mesh axes of a boxed parameter, and a note about axes that stay replicated."""
+        """Returns the mesh axes of a boxed parameter, and a note on indivisible axes, which are replicated."""
         names, shape = _names(leaf), unbox(leaf).shape
         mesh_axes = nn.logical_to_mesh_axes(names, self.all_rules)
         spec, notes = [], []
@@ -229,10 +228,10 @@ class Partitioner:
 
 
 def process_share(processes: np.ndarray, process: int) -> tuple[int, int]:
-    """Returns (index, count): `process` loads part `index` of `count` of the rows.
+    """Returns (index, count): `process` loads part `index` of `count` equal parts of the batch rows.
 
-    `processes` [batch shards, devices of the shard] contains the process of each device. Parts are numbered by their
-    first row, like the rows of a global array.
+    `processes` [batch shards, devices of the shard] contains the process of each device. Parts are numbered in the
+    order of their rows in the global array.
     """
     shards_of: dict[int, list[int]] = {}
     for shard, owners in enumerate(processes.tolist()):
@@ -248,12 +247,12 @@ def process_share(processes: np.ndarray, process: int) -> tuple[int, int]:
 
 
 def is_boxed(leaf: Any) -> bool:
-    """Returns whether `leaf` is a parameter boxed with its logical axis names."""
+    """Returns whether `leaf` is a flax box with a parameter and its logical axis names."""
     return isinstance(leaf, nn.meta.AxisMetadata)
 
 
 def unbox(tree: Any) -> Any:
-    """Removes boxes without adding sharding constraints, unlike flax's `unbox`, because axes need not be divisible."""
+    """Removes flax boxes. Does not add sharding constraints like flax's `unbox`, because axes may be indivisible."""
     return jax.tree.map(
         lambda leaf: leaf.unbox(apply_constraint=False) if isinstance(leaf, nn.Partitioned) else leaf,
         tree,
