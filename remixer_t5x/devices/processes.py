@@ -1,4 +1,4 @@
-"""Connects the processes of one run through `jax.distributed`, and makes them exit together.
+"""Connects the processes of a run through `jax.distributed`, and ends all of them if a process fails.
 
 Every process connects to the coordinator, process 0; JAX then sees the devices of all processes. The address, the
 number of processes and the index come from flags, environment variables, or the cluster that JAX detects (TPU pods,
@@ -25,7 +25,7 @@ _ALL_FLAGS = 'type --coordinator_address=HOST:PORT --process_count=N --process_i
 
 @dataclasses.dataclass(frozen=True)
 class ProcessFlags:
-    """The command-line flags that describe the processes of a run; None if not set.
+    """The command-line flags that describe the processes of a run; unset flags are None.
 
     Attributes:
         address: HOST:PORT on which process 0 listens.
@@ -44,7 +44,7 @@ class ProcessFlags:
 
 @dataclasses.dataclass(frozen=True)
 class DistributedConfig:
-    """Arguments of `jax.distributed.initialize`; `devices` are local device ids, None for all."""
+    """The arguments of `jax.distributed.initialize`; `devices` are local device ids, or None for all devices."""
 
     address: str
     count: int
@@ -53,7 +53,7 @@ class DistributedConfig:
 
 
 def resolve_config(settings: ProcessFlags, environment: Mapping[str, str] = os.environ) -> DistributedConfig | None:
-    """Returns the arguments of `jax.distributed.initialize`, None for a single process. Does not initialize devices.
+    """Returns the arguments of `jax.distributed.initialize`, or None for a single process. Does not initialize devices.
 
     Raises UserError if flags are invalid or incomplete, or if the cluster cannot be queried.
     """
@@ -104,10 +104,9 @@ def _integer(name: str, value: Any, minimum: int) -> int:
 
 
 def _detect_cluster(environment: Mapping[str, str]) -> Any:
-    """Returns JAX's class for the cluster that started this process, None outside of clusters.
+    """Returns JAX's class for the cluster that started this process, or None outside of clusters.
 
-    `jax.distributed.initialize` is not used for this: it raises an error for a single process and assigns one GPU to
-    each process.
+    `jax.distributed.initialize` would raise an error for a single process and assign one GPU to each process.
     """
     is_numbered_pod = 'KUBERNETES_SERVICE_HOST' in environment and 'JOB_COMPLETION_INDEX' in environment
     for cluster in jax_workarounds.cluster_types():
@@ -136,12 +135,12 @@ def _cluster_errors(cluster: Any) -> Iterator[None]:
 
 
 def _local_devices(cluster: Any, environment: Mapping[str, str]) -> tuple[int, ...] | None:
-    """Returns the GPU of the local rank if a machine runs several processes, otherwise None (all devices).
+    """Returns the GPU of the local rank if the machine runs several processes, or None for all devices.
 
     JAX assigns one GPU in both cases, so a single process on a machine with eight GPUs would use one of them.
     """
     local = cluster.get_local_process_id()
-    # Processes per machine, as '4', '4(x2)' or '4,3'.
+    # Slurm formats the processes per machine as '4', '4(x2)' or '4,3'.
     names = ('OMPI_COMM_WORLD_LOCAL_SIZE', 'SLURM_STEP_TASKS_PER_NODE', 'SLURM_TASKS_PER_NODE')
     text = next((environment[name] for name in names if environment.get(name)), '0')
     per_machine = max(int(count.partition('(')[0]) for count in text.split(','))
@@ -157,12 +156,12 @@ def connected_processes(
 ) -> Iterator[None]:
     """Connects the processes of a run for the duration of the block; does nothing for a single process.
 
-    If the block raises an exception, prints it, reports it to the other processes, and exits this process, so that no
-    process waits for the others.
+    If the block raises an exception, the exception is printed and reported to the other processes, and this process
+    exits, so that all processes end.
 
     Args:
         settings: the flags.
-        print_error: prints an error with the name of its process, and returns the exit code.
+        print_error: prints an error with the name of the process, and returns the exit code.
         saves: whether the run saves a checkpoint and stops on SIGTERM (see `preemption`); otherwise SIGTERM ends the
             process.
     """
@@ -181,7 +180,7 @@ def connected_processes(
     try:
         yield
         watcher.close()
-        # Includes a barrier, so that the coordinator, process 0, exits last.
+        # The shutdown includes a barrier, so that the coordinator, process 0, exits last.
         jax.distributed.shutdown()
     except BaseException as error:
         watcher.wait_for_reason(error)
@@ -193,11 +192,12 @@ def connected_processes(
 def _connect(config: DistributedConfig, timeout: int, heartbeat: int, saves: bool) -> None:
     bind_address = None
     if config.index == 0:
-        # JAX does not authenticate connections and by default listens on all interfaces, even for a loopback address.
+        # Bind to the given address, because JAX does not authenticate connections and by default listens on all
+        # interfaces.
         host, _, port = config.address.rpartition(':')
         if host in ('localhost', '127.0.0.1') and 'JAX_COORDINATOR_BIND_ADDRESS' not in os.environ:
             bind_address = f'127.0.0.1:{port}'
-        # If a process does not connect, JAX aborts without this information.
+        # Print this information first, because JAX aborts without it if a process does not connect.
         line = f'process 0 waits up to {timeout} s for {config.count} processes at {config.address}'
         print(f'{line} (--initialization_timeout)', file=sys.stderr, flush=True)
     jax.config.update('jax_enable_preemption_service', saves)
