@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
     with partitioner.activate():
         predict = jax.jit(
             lambda params, batch: model.predict(params, batch, lengths['targets']),
-            compiler_options=compiler_options.for_decoding(),
+            compiler_options=compiler_options.decoding_options(),
         )
         predicted = np.asarray(predict(params, partitioner.shard_batch(batch)))
     console = Console(highlight=False)

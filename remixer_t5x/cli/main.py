@@ -128,7 +128,7 @@ def _run(argv: Sequence[str], own_process: bool) -> int:
     args.gin_flags = [*gin_flags, *getattr(args, 'macros', ())]
     args.report_error = report_error
     _check_limits()
-    compilation_cache.enable()
+    compilation_cache.enable_cache()
     os.environ.update({name: value for name, value in command.env.items() if name not in os.environ})
     if command.keeps_buffers and own_process:
         keep_buffers()

@@ -117,7 +117,7 @@ def compile_step(step: Step, for_analysis: bool = True) -> jax.stages.Compiled:
     jitted = train_step.jit_train_step(function, step.plan.shardings, step.partitioner, donate=True)
     device = step.partitioner.mesh.devices.flat[0]
     options = _COMPILER_OPTIONS.get(device.platform, {}) if for_analysis else {}
-    options = {**options, **compiler_options.for_training(step.xla_options, device)}
+    options = {**options, **compiler_options.training_options(step.xla_options, device)}
     return compiler_options.compile_with_options(jitted.lower(step.plan.abstract, step.sharded_batch()), options)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from remixer_t5x.devices.jax_workarounds import coordination
+from remixer_t5x.devices.jax_workarounds import coordination_state
 from remixer_t5x.errors import UserError, one_line
 
 _FAILED = 'remixer_t5x/failed'
@@ -41,10 +41,10 @@ def broadcast(value: Any) -> Any:
     if not is_distributed():
         return value
     key = f'remixer_t5x/{next(_calls)}'
-    if coordination().process_id == 0:
-        coordination().client.key_value_set(key, json.dumps(value))
+    if coordination_state().process_id == 0:
+        coordination_state().client.key_value_set(key, json.dumps(value))
         return value
-    return _get(key)
+    return _wait_for_value(key)
 
 
 def check_same(values: Mapping[str, Any]) -> None:
@@ -55,13 +55,15 @@ def check_same(values: Mapping[str, Any]) -> None:
     """
     if not is_distributed():
         return
-    key, difference, index = f'remixer_t5x/{next(_calls)}', '', coordination().process_id
+    key, difference, index = f'remixer_t5x/{next(_calls)}', '', coordination_state().process_id
     if index:
-        coordination().client.key_value_set(f'{key}/{index}', json.dumps(values))
+        coordination_state().client.key_value_set(f'{key}/{index}', json.dumps(values))
     else:
         first = json.loads(json.dumps(values))
-        for other in range(1, coordination().num_processes):
-            difference = difference or _difference(first, _get(f'{key}/{other}'), f'process {other}')
+        for other in range(1, coordination_state().num_processes):
+            difference = difference or _describe_difference(
+                first, _wait_for_value(f'{key}/{other}'), f'process {other}'
+            )
     if difference := broadcast(difference):
         raise UserError(difference)
 
@@ -70,20 +72,20 @@ def barrier() -> None:
     """Waits until all processes have called this function."""
     if is_distributed():
         # One hour is effectively no limit, because the heartbeat ends all processes if a process is lost.
-        coordination().client.wait_at_barrier(f'remixer_t5x/{next(_calls)}', 3_600_000)
+        coordination_state().client.wait_at_barrier(f'remixer_t5x/{next(_calls)}', 3_600_000)
 
 
-def _get(key: str) -> Any:
+def _wait_for_value(key: str) -> Any:
     while True:
         try:
-            return json.loads(coordination().client.blocking_key_value_get(key, 10_000))
+            return json.loads(coordination_state().client.blocking_key_value_get(key, 10_000))
         except jax.errors.JaxRuntimeError as error:
             # Retry, because the other process may be slow; if it is lost, the heartbeat ends this process.
             if 'DEADLINE_EXCEEDED' not in str(error):
                 raise
 
 
-def _difference(first: Mapping[str, Any], other: Mapping[str, Any], process: str) -> str:
+def _describe_difference(first: Mapping[str, Any], other: Mapping[str, Any], process: str) -> str:
     for name in {**first, **other}:
         values = [str(side.get(name, 'absent')) for side in (first, other)]
         if values[0] != values[1]:
@@ -122,10 +124,10 @@ class FailureWatcher:
     def report_failure(self, code: int, text: str) -> None:
         """Reports this process's exit code and error message to the other processes. Waits at most 5 s for them."""
         self.close()
-        record = {'process': coordination().process_id, 'code': code, 'text': text}
+        record = {'process': coordination_state().process_id, 'code': code, 'text': text}
         # Setting the key fails if another process has already reported a failure, or if the coordinator is lost.
         with contextlib.suppress(jax.errors.JaxRuntimeError):
-            coordination().client.key_value_set(_FAILED, json.dumps(record))
+            coordination_state().client.key_value_set(_FAILED, json.dumps(record))
         self._exit_barrier()
 
     def wait_for_reason(self, error: BaseException) -> None:
@@ -140,7 +142,7 @@ class FailureWatcher:
     def _poll(self) -> None:
         while not self._closed.wait(_POLL_SECONDS):
             try:
-                record = json.loads(coordination().client.key_value_try_get(_FAILED))
+                record = json.loads(coordination_state().client.key_value_try_get(_FAILED))
             except (jax.errors.JaxRuntimeError, AttributeError):
                 continue
             if self._closed.is_set():
@@ -155,10 +157,10 @@ class FailureWatcher:
     def _exit_barrier(self) -> None:
         """Waits for all processes. Process 0 exits last, because it runs the coordination service."""
         try:
-            coordination().client.wait_at_barrier(_FAILED, int(1000 * _EXIT_SECONDS))
+            coordination_state().client.wait_at_barrier(_FAILED, int(1000 * _EXIT_SECONDS))
         except jax.errors.JaxRuntimeError:
             return
-        if coordination().process_id == 0:
+        if coordination_state().process_id == 0:
             time.sleep(0.5)
 
 

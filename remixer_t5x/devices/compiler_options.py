@@ -18,12 +18,12 @@ _GPU_DECODING = {'xla_gpu_dot_merger_threshold_mb': 0}
 ByPlatform = Mapping[str, Mapping[str, Any]]
 
 
-def for_decoding() -> dict[str, Any] | None:
+def decoding_options() -> dict[str, Any] | None:
     """Returns the argument `compiler_options` of `jax.jit` for a program that generates tokens."""
     return _GPU_DECODING if jax.default_backend() == 'gpu' else None
 
 
-def for_training(options: ByPlatform | None, device: jax.Device) -> dict[str, Any]:
+def training_options(options: ByPlatform | None, device: jax.Device) -> dict[str, Any]:
     """Returns the XLA options for compiling a train step on `device`."""
     return dict((options or {}).get(device.platform, {}))
 

@@ -7,7 +7,7 @@ from typing import Any
 from jax import export
 
 
-def coordination() -> Any:
+def coordination_state() -> Any:
     """Returns the state of `jax.distributed`: `client` (the coordination service), `process_id`, `num_processes`.
 
     Obsolete once the key-value store is public. `multihost_utils` uses the devices, so it cannot reach a process that

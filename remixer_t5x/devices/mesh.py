@@ -54,7 +54,7 @@ def mesh_shape(sizes: Sequence[int], num_devices: int) -> tuple[int, ...]:
     return shape
 
 
-def build(shape: Sequence[int], devices: Sequence[jax.Device], slices: int | None = None) -> Mesh:
+def build_mesh(shape: Sequence[int], devices: Sequence[jax.Device], slices: int | None = None) -> Mesh:
     """Builds a mesh from devices in JAX's order.
 
     Raises UserError if the devices cannot be divided into `slices` slices.

@@ -108,7 +108,7 @@ class Partitioner:
         if isinstance(self.devices, int):
             return meshes.abstract_mesh(meshes.mesh_shape(self.axis_sizes, self.devices))
         devices = list(jax.devices() if self.devices is None else self.devices)
-        return meshes.build(meshes.mesh_shape(self.axis_sizes, len(devices)), devices, self.slices)
+        return meshes.build_mesh(meshes.mesh_shape(self.axis_sizes, len(devices)), devices, self.slices)
 
     @contextlib.contextmanager
     def activate(self) -> Iterator[Mesh]:
@@ -168,7 +168,9 @@ class Partitioner:
         `boxed_params` has arrays or ShapeDtypeStructs in flax's `Partitioned` boxes. Unboxed leaves and axes that are
         not divisible by their mesh axes are replicated; `sharding_table` lists these axes.
         """
-        return jax.tree.map(lambda leaf: NamedSharding(self.mesh, self._spec(leaf)[0]), boxed_params, is_leaf=is_boxed)
+        return jax.tree.map(
+            lambda leaf: NamedSharding(self.mesh, self._partition_spec(leaf)[0]), boxed_params, is_leaf=is_boxed
+        )
 
     def state_shardings(self, init: Callable[[Any], Any], params: Any, param_shardings: Any) -> Any:
         """Returns shardings of the optimizer state `init(params)`; `params` are shapes.
@@ -179,17 +181,17 @@ class Partitioner:
         """
         explicit = meshes.abstract_mesh(tuple(self.mesh.shape.values()), AxisType.Explicit)
 
-        def with_type(leaf, sharding):
+        def with_sharding(leaf, sharding):
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(explicit, sharding.spec))
 
         with jax.sharding.use_abstract_mesh(explicit):
-            typed = jax.eval_shape(init, jax.tree.map(with_type, params, param_shardings))
+            typed = jax.eval_shape(init, jax.tree.map(with_sharding, params, param_shardings))
         shardings = jax.tree_util.tree_leaves_with_path(param_shardings)
         known = {
             path: (leaf.shape, value) for leaf, (path, value) in zip(jax.tree.leaves(params), shardings, strict=True)
         }
 
-        def sharding_of(path, leaf):
+        def get_sharding(path, leaf):
             for start in range(len(path)):
                 shape, sharding = known.get(path[start:], (None, None))
                 if shape == leaf.shape:
@@ -197,23 +199,23 @@ class Partitioner:
             spec = PartitionSpec() if leaf.sharding is None else leaf.sharding.spec
             return NamedSharding(self.mesh, PartitionSpec(*spec))
 
-        return jax.tree_util.tree_map_with_path(sharding_of, typed)
+        return jax.tree_util.tree_map_with_path(get_sharding, typed)
 
     def sharding_table(self, boxed_params: Any) -> list[ShardingRow]:
         """Returns one row per parameter."""
         rows = []
         for path, leaf in jax.tree_util.tree_flatten_with_path(boxed_params, is_leaf=is_boxed)[0]:
-            spec, note = self._spec(leaf)
+            spec, note = self._partition_spec(leaf)
             value = unbox(leaf)
             local = NamedSharding(self.mesh, spec).shard_shape(value.shape)
             size = math.prod(local) * np.dtype(value.dtype).itemsize
             name = '/'.join(str(getattr(key, 'key', key)) for key in path)
-            rows.append(ShardingRow(name, tuple(value.shape), _names(leaf), tuple(spec), size, note))
+            rows.append(ShardingRow(name, tuple(value.shape), _logical_axis_names(leaf), tuple(spec), size, note))
         return rows
 
-    def _spec(self, leaf: Any) -> tuple[PartitionSpec, str]:
+    def _partition_spec(self, leaf: Any) -> tuple[PartitionSpec, str]:
         """Returns the mesh axes of a boxed parameter, and a note on indivisible axes, which are replicated."""
-        names, shape = _names(leaf), unbox(leaf).shape
+        names, shape = _logical_axis_names(leaf), unbox(leaf).shape
         mesh_axes = nn.logical_to_mesh_axes(names, self.all_rules)
         spec, notes = [], []
         for name, size, axes in zip(names, shape, mesh_axes, strict=True):
@@ -260,7 +262,7 @@ def unbox(tree: Any) -> Any:
     )
 
 
-def _names(leaf: Any) -> tuple[str | None, ...]:
+def _logical_axis_names(leaf: Any) -> tuple[str | None, ...]:
     return tuple(leaf.names) if is_boxed(leaf) else (None,) * len(leaf.shape)
 
 

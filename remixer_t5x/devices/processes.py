@@ -61,12 +61,12 @@ def resolve_config(settings: ProcessFlags, environment: Mapping[str, str] = os.e
     values = {name: environment.get(VARIABLES[name]) if flag is None else flag for name, flag in flags.items()}
     address, devices = values['address'], None
     count, index = (
-        None if values[name] is None else _integer(name, values[name], minimum)
+        None if values[name] is None else _parse_integer(name, values[name], minimum)
         for name, minimum in (('count', 1), ('index', 0))
     )
     if count == 1 and not index:
         return None
-    timeout = _integer('initialization_timeout', settings.initialization_timeout, 1)
+    timeout = _parse_integer('initialization_timeout', settings.initialization_timeout, 1)
     if None in values.values():
         cluster = _detect_cluster(environment)
         if cluster is None:
@@ -74,7 +74,7 @@ def resolve_config(settings: ProcessFlags, environment: Mapping[str, str] = os.e
             if any(value is not None for value in values.values()):
                 raise UserError(f'the flags of several processes must include {missing}; {_ALL_FLAGS}')
             return None
-        with _cluster_errors(cluster):
+        with _wrap_cluster_errors(cluster):
             count = int(cluster.get_process_count()) if count is None else count
             if count == 1:
                 return None
@@ -94,7 +94,7 @@ def resolve_config(settings: ProcessFlags, environment: Mapping[str, str] = os.e
     return DistributedConfig(str(address), count, index, devices)
 
 
-def _integer(name: str, value: Any, minimum: int) -> int:
+def _parse_integer(name: str, value: Any, minimum: int) -> int:
     number = ranges.whole_number(value, minimum)
     if number is None:
         source = f'{FLAGS[name]} (or {VARIABLES[name]})' if name in FLAGS else f'--{name}'
@@ -110,7 +110,7 @@ def _detect_cluster(environment: Mapping[str, str]) -> Any:
     """
     is_numbered_pod = 'KUBERNETES_SERVICE_HOST' in environment and 'JOB_COMPLETION_INDEX' in environment
     for cluster in jax_workarounds.cluster_types():
-        with _cluster_errors(cluster):
+        with _wrap_cluster_errors(cluster):
             # A pod outside of an indexed Job, such as a notebook, is a single process.
             if (is_numbered_pod or cluster.__name__ != 'K8sCluster') and cluster.is_env_present():
                 return cluster
@@ -123,7 +123,7 @@ def _detect_cluster(environment: Mapping[str, str]) -> Any:
 
 
 @contextlib.contextmanager
-def _cluster_errors(cluster: Any) -> Iterator[None]:
+def _wrap_cluster_errors(cluster: Any) -> Iterator[None]:
     """Raises UserError if the cluster cannot be queried."""
     try:
         yield
@@ -170,7 +170,7 @@ def connected_processes(
         yield
         return
     name = f'process {config.index}'
-    heartbeat = _integer('heartbeat_timeout', settings.heartbeat_timeout, 1)
+    heartbeat = _parse_integer('heartbeat_timeout', settings.heartbeat_timeout, 1)
     watcher = collectives.FailureWatcher(name, heartbeat)
     try:
         _connect(config, int(settings.initialization_timeout), heartbeat, saves)

@@ -96,8 +96,8 @@ class Predictor:
             generation = model.prepare_generation(params, batch, self._target_length, eos_id, stop_strings)
             return decoder.advance(generation, decoder.start(generation) if rows is None else rows, limit, keys(batch))
 
-        self._generate = self._jit(generate, compiler_options.for_decoding())
-        self._continue_rows = self._jit(continue_rows, compiler_options.for_decoding())
+        self._generate = self._jit(generate, compiler_options.decoding_options())
+        self._continue_rows = self._jit(continue_rows, compiler_options.decoding_options())
         self._score = self._jit(lambda params, batch: model.score(params, batch))
         self._score_and_match = self._jit(
             lambda params, batch: jnp.stack(model.score_and_match(params, batch), axis=-1)

@@ -95,7 +95,7 @@ class Programs:
             name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
             for name, array in pipeline.abstract_batch(run.dataset).items()
         }
-        options = compiler_options.for_training(config.xla_options, config.partitioner.mesh.devices.flat[0])
+        options = compiler_options.training_options(config.xla_options, config.partitioner.mesh.devices.flat[0])
         self.train_step = CompiledAhead(jitted, self.plan.abstract, batch, options=options)
         self.train_step.start()
         self._init = CompiledAhead(self.plan.jit_init(), jax.random.key(config.seed))

@@ -109,7 +109,7 @@ def _answer(trained: TrainedModel, inputs: np.ndarray) -> np.ndarray:
     length = min(MOST_TARGETS, trained.lengths['targets'])
     predict = jax.jit(
         lambda params, ids: model.predict(params, {'encoder_input_tokens': ids}, length, eos),
-        compiler_options=compiler_options.for_decoding(),
+        compiler_options=compiler_options.decoding_options(),
     )
     tokens = np.asarray(predict(trained.params, inputs[None]))[0]
     used = np.flatnonzero(tokens)
