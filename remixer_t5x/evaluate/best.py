@@ -1,10 +1,10 @@
-"""Saves the best parameters of each task apart from the rotating checkpoints.
+"""Saves the best parameters of each task separately from the regular checkpoints.
 
-`MODEL_DIR/best/<task>/<step>` has the items `state` (only parameters) and `run` of a checkpoint, so it can be used as a
+`MODEL_DIR/best/<task>/<step>` contains the checkpoint items `state` (only parameters) and `run`, so it can be used as a
 checkpoint. `run` also records the metric and its value.
 
-Scores are those of T5's `eval_utils`: the mean of a task's metrics, and for a mixture the mean over its tasks; the
-matched and the mismatched examples of MNLI are one task.
+Scores are those of T5's `eval_utils`: the mean of a task's metrics and, for a mixture, the mean over its tasks. The
+matched and mismatched examples of MNLI count as one task.
 """
 
 import contextlib
@@ -23,25 +23,25 @@ from remixer_t5x.evaluate.task_evaluation import Report
 from remixer_t5x.run_folder import model_dir, object_store
 
 BEST = 'best'
-# BEST_METRICS = 'mean' scores each task by the mean of its metrics.
+# The value of BEST_METRICS that scores each task by the mean of its metrics.
 MEAN = 'mean'
 # Name of the average over the tasks of a mixture in records and folders.
 AVERAGE = 'average'
 BestMetrics = Mapping[str, str] | str | None
-# Metrics for which lower is better, matched by the last words of their names.
+# Name suffixes of metrics for which lower is better.
 _LOWER = re.compile(r'-.*|([^/]*_)?(error|loss|perplexity|distance|error_rate|wer|cer|ter)(/.*)?')
 
 
 def rank(name: str, value: float) -> float:
-    """Negates an error, a loss, or a metric that BEST_METRICS names `-NAME`, so that higher is better."""
+    """Negates errors, losses and metrics listed as `-NAME` in BEST_METRICS, so that higher values are better."""
     return -value if _LOWER.fullmatch(name) else value
 
 
 def score(task: str, metrics: Mapping[str, float], best_metrics: BestMetrics = None) -> tuple[str, float] | None:
-    """Returns the metric by which checkpoints of a task are compared, and its value; None without metrics.
+    """Returns the name and value of the metric for comparing a task's checkpoints; None if there are no metrics.
 
     `best_metrics` is a mapping from task to metric name (`-NAME` if lower is better), `MEAN`, or None for the first
-    metric of each task. `MEAN` excludes metrics whose lower values are better, unless there are no others. Raises
+    metric of each task. `MEAN` excludes metrics for which lower is better, unless all metrics are of this kind. Raises
     UserError if the task does not have the metric.
     """
     if task == AVERAGE:
@@ -71,16 +71,16 @@ def average(scores: Mapping[str, float]) -> float:
 
 
 class BestCheckpoints:
-    """Keeps the parameters with the best value of one metric of each task: the highest, or the lowest error.
+    """Stores the parameters with the best value of one metric of each task.
 
-    `metrics` are the `best_metrics` of `score`. `record` is the record of the run in its checkpoints.
+    `metrics` is the argument `best_metrics` of `score`. `record` is the record to store in the checkpoints.
     """
 
     def __init__(self, folder: epath.Path, record: Mapping[str, Any], metrics: BestMetrics = None):
         self._folder, self._record, self._metrics = folder / BEST, record, metrics
 
     def keep(self, report: Report, step: int, params: Any) -> bool:
-        """Saves `params` if they are better than those saved before, and returns whether it did.
+        """Saves `params` if they are the best so far, and returns whether they were saved.
 
         NaN is never better. Raises UserError if the task does not have the metric, and CannotWrite if the parameters
         cannot be written.
@@ -90,7 +90,7 @@ class BestCheckpoints:
             return False
         (name, value), folder = metric, self._folder / report.task
         known = collectives.broadcast(self.known(report.task))
-        # A resumed run may reach the same step again.
+        # Reject equal values, because a resumed run may evaluate the same step again.
         if known and (known['metric'] == name and rank(name, known['value']) >= rank(name, value)):
             return False
         record = {**self._record, BEST: {'task': report.task, 'metric': name, 'value': value, 'step': step}}
@@ -103,17 +103,17 @@ class BestCheckpoints:
         return True
 
     def score(self, report: Report) -> tuple[str, float] | None:
-        """Returns the metric of a report's task, and its value; see `score`."""
+        """Returns the result of `score` for a report."""
         return score(report.task, report.metrics, self._metrics)
 
     def known(self, task: str) -> Mapping[str, Any] | None:
-        """Returns `metric`, `value` and `step` of the parameters saved for `task`."""
+        """Returns `metric`, `value` and `step` of the best checkpoint of `task`."""
         steps = saved_params.list_steps(self._folder / task)
         return read_best(self._folder / task / str(steps[-1])) if steps else None
 
 
 def best_checkpoints(folder: str) -> dict[str, Mapping[str, Any]]:
-    """Lists the best checkpoints in MODEL_DIR by task: `metric`, `value`, `step`, and `path`."""
+    """Returns a dictionary from task to its best checkpoint in MODEL_DIR: `metric`, `value`, `step` and `path`."""
     checkpoints: dict[str, Mapping[str, Any]] = {}
     best = model_dir.absolute_path(folder) / BEST
     for task in sorted(best.iterdir()) if best.is_dir() else []:
@@ -126,7 +126,7 @@ def best_checkpoints(folder: str) -> dict[str, Mapping[str, Any]]:
 
 
 def read_best(step: epath.Path) -> dict[str, Any]:
-    """Reads `metric`, `value` and `step` of the checkpoint at `step`. Raises UserError if its record lacks them."""
+    """Reads `metric`, `value` and `step` from the record of a checkpoint. Raises UserError if the record lacks them."""
     record = saved_params.read_record(step).get(BEST)
     kinds = {'metric': str, 'value': int | float, 'step': int}
     if not isinstance(record, dict) or not all(isinstance(record.get(name), kind) for name, kind in kinds.items()):
