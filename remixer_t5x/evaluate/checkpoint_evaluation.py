@@ -1,4 +1,4 @@
-"""Evaluates checkpoints with the metrics of tasks, and predicts test sets for leaderboards; reads each example once."""
+"""Evaluates checkpoints with task metrics and predicts test sets for leaderboards. Reads each example only once."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterator
@@ -24,9 +24,9 @@ EVAL = 'eval'
 class Checkpoints:
     """The checkpoints to evaluate.
 
-    `path` is a checkpoint, a MODEL_DIR (its newest), or several separated by commas. If `follow` is not None, every
-    checkpoint of one MODEL_DIR is evaluated as it appears, until step `until`, or until `follow` seconds pass without a
-    new one.
+    `path` is a checkpoint, a MODEL_DIR (selects the newest checkpoint), or a comma-separated list of these. If `follow`
+    is not None, each new checkpoint of a MODEL_DIR is evaluated until step `until`, or until no checkpoint appears for
+    `follow` seconds.
     """
 
     path: str
@@ -37,17 +37,17 @@ class Checkpoints:
         ranges.check_fields(self)
 
     def check(self) -> None:
-        """Raises UserError if there is no such checkpoint, before examples are read."""
+        """Raises UserError if `path` contains no checkpoint. Call before reading examples."""
         if self.follow is None:
             saved_params.find_checkpoints(self.path)
 
     def find(self, done: Collection[int]) -> Iterator[epath.Path]:
-        """Yields their folders, the same on every process; when following, without the steps in `done`."""
+        """Yields the checkpoint folders, the same on every process. Skips steps in `done` if `follow` is set."""
         if self.follow is None:
             folders = iter(saved_params.find_checkpoints(self.path))
         else:
             folders = saved_params.follow_checkpoints(self.path, self.follow, self.until, done)
-        # The first process decides, because processes see a new checkpoint at different times.
+        # The first process selects the checkpoint, because processes may see a new checkpoint at different times.
         folders = folders if jax.process_index() == 0 else iter(())
         while folder := collectives.broadcast(str(next(folders, ''))):
             yield epath.Path(folder)
@@ -55,16 +55,16 @@ class Checkpoints:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointEvaluation:
-    """An evaluation of a model's checkpoints.
+    """The settings of `remixer-t5x evaluate`.
 
     Attributes:
         model: the model.
         partitioner: shards its parameters.
         checkpoints: the checkpoints.
-        tasks: the tasks whose metrics are computed; with a split of None only submissions are written.
-        output_dir: folder of the results, None for `eval` in the MODEL_DIR of each checkpoint.
-        submission_dir: folder of the files for leaderboards, None for no files.
-        submission_split: the split of these files.
+        tasks: the tasks whose metrics are computed; if their split is None, only submissions are written.
+        output_dir: folder of the results; None uses `eval` in the MODEL_DIR of each checkpoint.
+        submission_dir: folder of the leaderboard files; None writes no files.
+        submission_split: the split of the leaderboard files.
     """
 
     model: Any
@@ -86,16 +86,19 @@ class CheckpointEvaluation:
 
 
 class Evaluator:
-    """A model and the examples of its evaluation, which are read once for all checkpoints.
+    """Evaluates checkpoints of one model on examples that are read only once.
 
     Attributes:
-        task_evaluator: computes the metrics of tasks, None without a split.
-        submission_evaluator: predicts for leaderboards, None without a folder for submissions.
-        notes: what was skipped and truncated.
+        task_evaluator: computes task metrics; None without a split.
+        submission_evaluator: computes leaderboard predictions; None without a submission folder.
+        notes: messages on skipped tasks and truncated texts.
     """
 
     def __init__(self, settings: CheckpointEvaluation, has_leaderboard: Callable[[str], bool]):
-        """Reads the examples. Raises UserError if there is nothing to do, or no leaderboard for the tasks."""
+        """Reads the examples.
+
+        Raises UserError if neither metrics nor submissions are requested, or if no task has a leaderboard.
+        """
         tasks, model, partitioner = settings.tasks, settings.model, settings.partitioner
         self._settings = settings
         self.task_evaluator = TaskEvaluator(tasks, model, partitioner) if tasks.split is not None else None
@@ -112,7 +115,7 @@ class Evaluator:
         self._abstract = saved_params.abstract_params(model, shapes, partitioner)
 
     def _create_submission_evaluator(self, has_leaderboard: Callable[[str], bool]) -> TaskEvaluator:
-        """Returns the evaluator of the tasks with a leaderboard, for all examples of their split."""
+        """Returns an evaluator for all examples of the tasks with a leaderboard."""
         settings, tasks = self._settings, self._settings.tasks
         split = settings.submission_split
         tasks_with_split, _ = task_examples.find_tasks(tasks.mixture_or_task_name, split, tasks.tasks)
@@ -124,7 +127,7 @@ class Evaluator:
         return TaskEvaluator(whole, settings.model, settings.partitioner)
 
     def evaluated_steps(self) -> set[int]:
-        """Returns the steps that an earlier command with `follow` has evaluated."""
+        """Returns the steps evaluated by an earlier command with `follow`."""
         checkpoints = self._settings.checkpoints
         if checkpoints.follow is None or self.task_evaluator is None:
             return set()
@@ -132,14 +135,14 @@ class Evaluator:
         return results.evaluated_steps(place, self.task_evaluator.split, self.task_evaluator.tasks)
 
     def restore(self, folder: epath.Path) -> Any:
-        """Restores the parameters; None if the training run removed them while this command follows it."""
+        """Restores parameters. Returns None if `follow` is set and the training run has removed the checkpoint."""
         may_disappear = self._settings.checkpoints.follow is not None
         if may_disappear and collectives.broadcast(_is_removed(folder)):
             return None
         try:
             return saved_params.restore_params(str(folder), self._abstract, self._vocabulary, 'CHECKPOINT_PATH')
         except UserError:
-            # With several processes, others may have read more or less of the checkpoint.
+            # With several processes, raise the error, because the other processes may have read the checkpoint.
             if may_disappear and jax.process_count() == 1 and _is_removed(folder):
                 return None
             raise
@@ -148,7 +151,7 @@ class Evaluator:
 def write_reports(
     evaluator: TaskEvaluator | None, params: Any, folder: epath.Path, outlet: results.Results | None
 ) -> list[Report]:
-    """Evaluates the parameters of `folder`, and writes the reports to `outlet`; either may be None."""
+    """Evaluates the parameters of the checkpoint `folder` and writes reports to `outlet`; both may be None."""
     reports = []
     for report in evaluator(params) if evaluator else ():
         reports.append(report)
