@@ -1,12 +1,12 @@
-"""Writes an encoder's output for texts to a file: one vector for each text, and on request one for each token.
+"""Writes the embeddings of texts to a file: one vector per text and, optionally, one vector per token.
 
 | file | contents |
 |---|---|
 | `.npz` | `sentences` [texts, embed] float32; with tokens `tokens` [all tokens, embed], `ids` [all tokens] and `offsets` [texts + 1], so that text i has `tokens[offsets[i]:offsets[i + 1]]` |
 | `.parquet` | a row for each text: `index`, `input`, `sentence`, `cut`; with tokens `ids` and `tokens` |
 
-A text's vector is the mean over its tokens, the end token included, with the model's sentence projection if it has one,
-or the first token's features.
+The vector of a text is either the mean over its tokens, including the end token, mapped by the model's sentence
+projection if it exists, or the features of the first token.
 """  # noqa: E501 (a table)
 
 import itertools
@@ -26,7 +26,7 @@ MEAN, FIRST = 'mean', 'first'
 
 
 class Row(NamedTuple):
-    """A text with its ids, whether it was truncated, and the features of its tokens, [tokens, embed] float32."""
+    """A text, its token ids, whether it was truncated, and its token features, [tokens, embed] float32."""
 
     number: int
     text: str
@@ -46,7 +46,7 @@ def check_output(path: str) -> None:
 
 
 def sentence_vectors(model: Any, params: Any, mean: np.ndarray) -> np.ndarray:
-    """Returns the embeddings of texts, [texts, outputs], from the mean over their tokens, [texts, embed]."""
+    """Maps the mean over the tokens of texts, [texts, embed], to embeddings of the texts, [texts, outputs]."""
     project = getattr(model, 'project_sentence', None)
     return mean if project is None else np.asarray(project(params, mean), np.float32)
 
@@ -54,7 +54,7 @@ def sentence_vectors(model: Any, params: Any, mean: np.ndarray) -> np.ndarray:
 def rows(
     texts: Iterator[str], codec: Texts, encode: Callable[[list[list[int]]], Sequence[np.ndarray]], window: int
 ) -> Iterator[Row]:
-    """Encodes each text; `encode` receives the ids of up to `window` texts."""
+    """Yields the encoder's output for each text; `encode` receives the ids of up to `window` texts."""
     index = 0
     while chunk := list(itertools.islice(texts, window)):
         coded = [codec.encode(text, index + row) for row, text in enumerate(chunk)]
@@ -71,16 +71,16 @@ def write(
     after_row: Callable[[Counts], None] = lambda counts: None,
     embed: Callable[[np.ndarray], np.ndarray] = lambda pooled: pooled,
 ) -> Counts:
-    """Writes all rows and returns the number of texts; the file appears only when it is complete.
+    """Writes all rows to a file, which is created atomically, and returns the number of texts.
 
-    `pooling` is the mean (MEAN) or the first token (FIRST); None is the mean, mapped by `embed`, [texts, embed] to
-    [texts, outputs].
+    `pooling` is MEAN (the mean over tokens), FIRST (the first token), or None (the mean, mapped from [texts, embed] to
+    [texts, outputs] by `embed`).
     """
     counts = Counts()
     records: list[dict[str, Any]] = []
     for row in rows:
         tokens = row.tokens[:1] if pooling == FIRST else row.tokens
-        # A text without tokens has a vector of zeros.
+        # The vector of a text without tokens is zero.
         sentence = tokens.sum(axis=0, dtype=np.float32) / max(1, len(tokens))
         record = {'index': row.number, 'input': row.text, 'cut': row.cut, 'sentence': sentence}
         records.append(record | ({'ids': row.ids, 'tokens': row.tokens} if with_tokens else {}))
