@@ -1,4 +1,4 @@
-"""Predictions of models with outputs per token or per pair of texts, as texts that metrics and JSON lines contain.
+"""Converts outputs per token or per pair of texts to text predictions for metrics and JSON lines.
 
 | model type | input | prediction | score |
 |---|---|---|---|
@@ -19,7 +19,7 @@ from remixer_t5x.evaluate.predictions import Prediction, Predictor
 
 
 class Pair(NamedTuple):
-    """The ids of two texts, and the number of tokens of the longer text before truncation."""
+    """The token ids of two texts, and the length of the longer text before truncation."""
 
     first: list[int]
     second: list[int]
@@ -27,7 +27,7 @@ class Pair(NamedTuple):
 
 
 def has_head(model: Any) -> bool:
-    """Returns whether this module computes the predictions of the model."""
+    """Returns whether the model has outputs per token or per pair of texts."""
     return model.model_type in _PREDICTIONS
 
 
@@ -41,7 +41,7 @@ def encode(model: Any, vocabulary: Any, text: str, length: int) -> EncodedText |
 
 
 def predict(predictor: Predictor, params: Any, model: Any, inputs: Sequence[Any]) -> list[Prediction]:
-    """Returns a prediction for each result of `encode`."""
+    """Returns a prediction for each input encoded by `encode`."""
     return _PREDICTIONS[model.model_type](predictor, params, model, inputs)
 
 
@@ -51,7 +51,7 @@ def _predict_tags(predictor: Predictor, params: Any, model: Any, inputs: Sequenc
         logits = logits[encoded.first_tokens()]
         log_probabilities = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
         tags = [model.labels[index] for index in np.argmax(logits, axis=1)]
-        # Words that were truncated get the label O, or the first label.
+        # Label truncated words O, or with the first label if there is no O.
         rest = 'O' if 'O' in model.labels else model.labels[0]
         tags += [rest] * (len(encoded.text.split()) - len(tags))
         score = float(np.mean(np.max(log_probabilities, axis=1))) if len(logits) else 0.0
@@ -73,14 +73,14 @@ def _predict_spans(
 
 
 def best_answer(windows: Sequence[EncodedText], logits: Sequence[np.ndarray], max_length: int) -> tuple[str, float]:
-    """Returns the best answer in all windows of a question, and its score minus that of no answer.
+    """Returns the best answer in all windows of a question, and its score minus the no-answer score.
 
-    The score of no answer is its minimum over the windows, as in transformers' `compute_predictions_logits`. The answer
-    is '' and the difference -inf if no token belongs to the context.
+    The no-answer score is the minimum over the windows, as in transformers' `compute_predictions_logits`. If no token
+    belongs to the context, the answer is '' and the score difference is -inf.
 
     Args:
         windows: the windows of the context.
-        logits: for each window [tokens, 2], of the first and the last token of an answer.
+        logits: for each window, [tokens, 2] logits of the first and the last token of an answer.
         max_length: maximum number of tokens of an answer.
     """
     spans = [
@@ -94,12 +94,12 @@ def best_answer(windows: Sequence[EncodedText], logits: Sequence[np.ndarray], ma
 
 
 def best_span(logits: np.ndarray, is_context: np.ndarray, max_length: int) -> tuple[int, int, float]:
-    """Returns the first and last token of the best span in the context, and its score.
+    """Returns the positions of the first and last token of the best span in the context, and the span's score.
 
     The score is the sum of two logits, and -inf if no token belongs to the context.
 
     Args:
-        logits: [tokens, 2], of the first and the last token of an answer.
+        logits: [tokens, 2] logits of the first and the last token of an answer.
         is_context: [tokens] bool.
         max_length: maximum number of tokens of a span.
     """
