@@ -1,7 +1,6 @@
-"""Computes held-out loss, perplexity and token accuracy: sums over one pass, divided once.
+"""Computes held-out loss, perplexity and token accuracy from sums over one pass.
 
-`constant_loss` is the loss of the best prediction that ignores its inputs, the entropy of the token frequencies of the
-targets. Only a model that uses its inputs has a lower loss.
+`constant_loss` is the entropy of the target token frequencies: the lowest loss of a model that ignores its inputs.
 """
 
 import dataclasses
@@ -25,7 +24,10 @@ EvalStep = Callable[[Any, Any], Mapping[str, jax.Array]]
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Evaluates at most `steps` batches of `dataset`, None for all. `name` is the `kind` of its records."""
+    """A held-out evaluation on at most `steps` batches of `dataset`; None uses all batches.
+
+    `name` is the `kind` of its records.
+    """
 
     dataset: pipeline.DatasetConfig
     steps: ranges.Whole | None = None
@@ -35,17 +37,17 @@ class Evaluation:
         ranges.check_fields(self, steps='EVAL_STEPS')
 
     def batches(self, share: tuple[int, int] = (0, 1), threads: int | None = None) -> task_batches.EvalBatches:
-        """Opens the rows of `share` = (index, count), to iterate over once for every evaluation."""
+        """Opens the batches of the rows in `share` = (index, count), to iterate over once per evaluation."""
         return task_batches.EvalBatches(self.dataset, *share, self.steps, threads)
 
     def by_task(self) -> tuple['Evaluation', ...]:
-        """Returns an evaluation NAME/TASK for each task of a mixture that has the split; none for a single task."""
+        """Returns an evaluation named NAME/TASK for each task of a mixture that has the split; () for a single task."""
         tasks = seqio.get_subtasks(pipeline.get_provider(self.dataset))
         tasks = [task for task in tasks if self.dataset.split in task.splits]
         return self.of_tasks(tasks) if len(tasks) > 1 else ()
 
     def of_tasks(self, tasks: Sequence[Any]) -> tuple['Evaluation', ...]:
-        """Returns an evaluation NAME/TASK for each of these seqio tasks."""
+        """Returns an evaluation named NAME/TASK for each of the given seqio tasks."""
         return tuple(
             dataclasses.replace(
                 self,
@@ -59,17 +61,17 @@ class Evaluation:
 def evaluate(
     params: Any, batches: Iterable[Any], eval_step: EvalStep, place: Callable[[Any], Any], name: str = 'eval'
 ) -> dict[str, float]:
-    """Returns `loss`, `cross_ent_loss` (without z-loss), its `perplexity`, `accuracy` and `tokens` of `params`.
+    """Returns `loss`, `cross_ent_loss` (without z-loss), `perplexity`, `accuracy` and `tokens` for `params`.
 
-    Also returns `bits_per_byte` if the sums have `bytes`, the bytes of the targets' text, and `constant_loss`, in nats
-    per token like `cross_ent_loss`, if they have counts of the targets. `eval_step(params, batch)` returns sums;
-    `place` puts a batch on the devices. Raises UserError if there is no target token.
+    Also returns `bits_per_byte` if the sums contain `bytes` (the bytes of the target texts), and `constant_loss` in
+    nats per token if the sums contain target counts. `eval_step(params, batch)` returns sums; `place` transfers a batch
+    to the devices. Raises UserError if there is no target token.
     """
     totals: dict[str, float] = {}
     counts: np.ndarray = np.zeros(1)
     batches = iter(batches)
     while chunk := list(itertools.islice(batches, 16)):
-        # Starts several steps before it fetches their sums, so that the device does not wait for the host.
+        # Start several steps before fetching their sums, so that the device does not wait for the host.
         pending = [eval_step(params, place(batch)) for batch in chunk]
         for sums in jax.device_get(pending):
             for key, value in sums.items():
@@ -90,6 +92,6 @@ def evaluate(
 
 
 def entropy(counts: np.ndarray) -> float:
-    """Returns the entropy, in nats, of the distribution with these counts."""
+    """Returns the entropy in nats of the distribution given by `counts`."""
     shares = counts[counts > 0] / counts.sum()
     return float(-np.sum(shares * np.log(shares)))
