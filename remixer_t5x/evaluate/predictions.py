@@ -1,8 +1,8 @@
 """Runs a model over any number of examples: generates, scores, ranks, encodes and classifies texts.
 
-Examples of similar length share a batch, in few shapes, because each shape is compiled. Empty rows fill up the last
-batch. A result depends only on its example, not on batch size, mesh or number of hosts; keys for sampling are folded
-from the index of the example.
+Examples of similar length share a batch. The number of batch shapes is small, because each shape is compiled. The last
+batch is padded with empty rows. The result of an example does not depend on batch size, mesh or number of hosts;
+sampling keys are derived from the example's index.
 """
 
 import collections
@@ -27,9 +27,9 @@ Ids = Sequence[int]
 # Number of batches in flight, so that device and host work in parallel.
 MAX_PENDING = 2
 SHORTEST = 32
-# Compiling a shape takes about as long as running this many batches.
+# Compiling one shape takes about as long as running this number of batches.
 FEWEST_BATCHES = 4
-# Number of tokens per call when streaming; each call casts the parameters once.
+# Number of tokens generated per call when streaming; each call casts the parameters once.
 STREAMED_TOKENS = 8
 
 
@@ -37,8 +37,9 @@ STREAMED_TOKENS = 8
 class Decoding:
     """Settings of predictions.
 
-    `batch_size` counts examples over all devices; `feature_lengths` bounds `inputs` and `targets`, including the end
-    token; `seed` is for decoders that sample; generation stops at the first of `stop_strings` (a string or several).
+    `batch_size` is the number of examples on all devices; `feature_lengths` limits the lengths of `inputs` and
+    `targets`, including the end token; `seed` is used for sampling; generation stops at the first match of
+    `stop_strings` (a string or a sequence).
     """
 
     batch_size: ranges.Count
@@ -52,9 +53,9 @@ class Decoding:
 
 
 class Prediction(NamedTuple):
-    """The answers to one example, the best first or in the order sampled, and the score of each.
+    """The answers to one example and their scores, sorted by score or in sampling order.
 
-    `ids` end with the end token. A classifier's answers are `texts`, which have no ids.
+    `ids` end with the end token. A classifier sets `texts` instead of `ids`.
     """
 
     ids: list[list[int]]
@@ -67,10 +68,10 @@ class Prediction(NamedTuple):
 
 
 class Predictor:
-    """Runs the inference functions of the model on one mesh; each is compiled once per shape.
+    """Runs the inference functions of the model on one mesh; each function is compiled once per shape.
 
-    `vocabulary` has the end token, which is 1 without a vocabulary, and the text of stop strings. Raises UserError if
-    the batch size does not divide over the mesh.
+    `vocabulary` defines the end token (1 without a vocabulary) and is used to match stop strings. Raises UserError if
+    the batch size is not divisible by the number of batch shards.
     """
 
     def __init__(self, model: Any, partitioner: Partitioner, settings: Decoding, vocabulary: Any = None):
@@ -110,16 +111,16 @@ class Predictor:
         self._rank = self._jit(lambda params, batch: model.score_choices(params, batch[self._input], batch['choices']))
 
     def _jit(self, function: Callable[..., Any], options: dict[str, Any] | None = None) -> CompiledStep:
-        # Replicated, so that every host can read all results.
+        # Replicate the outputs, so that every host can read all results.
         jitted = jax.jit(function, out_shardings=self._partitioner.replicated, compiler_options=options)
         return CompiledStep(jitted, self._partitioner)
 
     def predict(
         self, params: Any, inputs: Sequence[Ids], first: int = 0, arrays: Mapping[str, np.ndarray] | None = None
     ) -> list[Prediction]:
-        """Generates answers to each of `inputs`, whose indices begin at `first`.
+        """Generates answers to each of `inputs`; `first` is the index of the first example.
 
-        `arrays` [examples] replace fields of the decoder, or the indices (`number`), with a value for each example.
+        `arrays`, each [examples], override decoder fields or the indices (`number`) for each example.
         """
         predictions: list[Any] = [None] * len(inputs)
         for rows, decoded in self._run(self._generate, params, inputs, arrays or {}, first):
@@ -130,7 +131,7 @@ class Predictor:
         return predictions
 
     def stream(self, params: Any, ids: Ids) -> Iterator[list[int]]:
-        """Generates an answer to one input; yields its ids so far, every STREAMED_TOKENS tokens and at the end."""
+        """Generates an answer to one input. Yields all ids so far after every STREAMED_TOKENS tokens and at the end."""
         if not isinstance(self._settings.decoder, RowDecoder):
             raise UserError(f'decoder must be Greedy() or Sampling() to stream, got {self._settings.decoder}')
         length = bucket_length(len(ids), self._longest)
@@ -150,16 +151,16 @@ class Predictor:
     def score_and_match(self, params: Any, inputs: Sequence[Ids], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the output of the model's `score_and_match` for each example, [examples, 2] float32.
 
-        `arrays` [examples, ...] are its arguments in addition to `inputs`, such as `decoder_arrays`.
+        `arrays`, each [examples, ...], are additional arguments of `score_and_match`, such as `decoder_arrays`.
         """
         return self._gather(self._score_and_match, params, inputs, arrays, (2,))
 
     def encode(self, params: Any, inputs: Sequence[Ids]) -> list[np.ndarray]:
-        """Returns the encoder's output at the tokens of each of `inputs`, [its length, embed] float32."""
+        """Returns the encoder's output for each of `inputs`, [input length, embed] float32."""
         return self._gather_tokens(self._encode, params, inputs)
 
     def token_logits(self, params: Any, inputs: Sequence[Ids]) -> list[np.ndarray]:
-        """Returns the outputs of a head at the tokens of each of `inputs`, [its length, outputs] float32."""
+        """Returns the head's output per token for each of `inputs`, [input length, outputs] float32."""
         return self._gather_tokens(self._token_logits, params, inputs)
 
     def embed(self, params: Any, inputs: Sequence[Ids]) -> np.ndarray:
@@ -167,15 +168,16 @@ class Predictor:
         return self._gather(self._embed, params, inputs, {}, (self._model.module.embed_dim,))
 
     def classify(self, params: Any, inputs: Sequence[Ids]) -> np.ndarray:
-        """Returns log p(label) of each label, or one number, for each of `inputs`, [examples, outputs] float32."""
+        """Returns log p(label) of each label, or the regression output, per input: [examples, outputs] float32."""
         return self._gather(self._classify, params, inputs, {}, (self._outputs,))
 
     def predict_labels(
         self, params: Any, inputs: Sequence[Ids], task_labels: Sequence[str] | None = None
     ) -> list[Prediction]:
-        """Predicts a classifier's labels of each text, most likely first, with their log-likelihoods.
+        """Predicts the labels of each text, most likely first, with their log-likelihoods.
 
-        `task_labels` are the labels to choose from, None for all. A regression predicts a number, as text and as score.
+        `task_labels` are the candidate labels; None for all labels. A regression model predicts a number as text and
+        score.
         """
         labels, outputs = self._model.labels, self.classify(params, inputs)
         if labels is None:
@@ -189,7 +191,7 @@ class Predictor:
         ]
 
     def score_labels(self, params: Any, inputs: Sequence[Ids], targets: Sequence[str]) -> list[float]:
-        """Returns log p(target) of each text. Raises UserError for a regression, or a target that is not a label."""
+        """Returns log p(target) of each text. Raises UserError for a regression or if a target is not a label."""
         if self._model.labels is None:
             raise UserError('LABELS must be set for tasks that are scored by likelihood, got None')
         return self.classify(params, inputs)[np.arange(len(inputs)), self._label_indices(targets)].tolist()
@@ -229,7 +231,7 @@ class Predictor:
         arrays: Mapping[str, np.ndarray],
         first: int = 0,
     ) -> Iterator[tuple[np.ndarray, Any]]:
-        """Yields (examples, results of their batch) for all of `inputs` with their rows of `arrays`."""
+        """Runs a function on all of `inputs` and `arrays`. Yields (examples, results) for each batch."""
         lengths = [len(ids) for ids in inputs]
         pending: collections.deque = collections.deque()
         for rows in plan_batches(lengths, self._settings.batch_size, self._longest):
@@ -244,7 +246,7 @@ class Predictor:
         yield from pending
 
     def _place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Puts the batch on the devices, with empty rows at its end. Every host passes its share of the rows."""
+        """Transfers a batch to the devices, padded with empty rows. Every host transfers its share of the rows."""
         size = self._settings.batch_size
         index, count = self._partitioner.data_shard()
         share = slice(index * (size // count), (index + 1) * (size // count))
@@ -256,13 +258,13 @@ class Predictor:
 
 
 def compile_stop_strings(stop_strings: str | Sequence[str], vocabulary: Any) -> StopStrings | None:
-    """Returns the automaton of one or several stop strings; None for none."""
+    """Compiles stop strings to an automaton; None if there are no stop strings."""
     texts = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
     return StopStrings.compile(texts, task_vocabulary.token_texts(vocabulary)) if texts else None
 
 
 def decoder_arrays(targets: Sequence[Ids], length: int) -> dict[str, np.ndarray]:
-    """Returns the decoder's arrays of a batch, [rows, length] int32 each; its inputs are the targets shifted by one."""
+    """Returns the decoder's arrays of a batch, each [rows, length] int32. Decoder inputs are targets shifted by one."""
     ids = pad_ids(targets, length)
     return {
         'decoder_input_tokens': np.pad(ids, ((0, 0), (1, 0)))[:, :-1],
@@ -272,7 +274,7 @@ def decoder_arrays(targets: Sequence[Ids], length: int) -> dict[str, np.ndarray]
 
 
 def pad_ids(rows: Sequence[Ids], length: int) -> np.ndarray:
-    """Pads rows of ids with 0 to [rows, length] int32."""
+    """Pads rows of ids with zeros to a [rows, length] int32 array."""
     filled: np.ndarray = np.zeros((len(rows), length), np.int32)
     for row, ids in enumerate(rows):
         filled[row, : len(ids)] = ids
@@ -280,13 +282,13 @@ def pad_ids(rows: Sequence[Ids], length: int) -> np.ndarray:
 
 
 def _without_padding(tokens: np.ndarray) -> list[int]:
-    """Returns the ids up to the last one that is not padding; a model may generate id 0 before its end token."""
+    """Removes trailing padding, but not id 0 before the end token, because a model may generate it."""
     used = np.flatnonzero(tokens)
     return tokens[: used[-1] + 1].tolist() if len(used) else []
 
 
 class BatchRows(NamedTuple):
-    """The indices of a batch's examples, and the length to which they are padded."""
+    """The example indices of a batch, and the padded length."""
 
     examples: np.ndarray
     length: int
@@ -301,12 +303,12 @@ def bucket_length(length: int, longest: int) -> int:
 
 
 def plan_batches(lengths: Sequence[int], batch_size: int, longest: int) -> list[BatchRows]:
-    """Groups the examples into batches, the longest first, so that a lack of memory shows at the start.
+    """Groups examples into batches, longest first, so that out-of-memory errors occur at the start.
 
     Args:
         lengths: number of tokens of each example, at most `longest`.
         batch_size: rows of a batch; the last batch may have fewer examples.
-        longest: the largest shape.
+        longest: the maximum length of a batch.
     """
     order = np.argsort(-np.asarray(lengths, np.int64), kind='stable')
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
