@@ -1,7 +1,7 @@
-"""Writes the files of an evaluation: `metrics.jsonl`, TensorBoard files, and predictions next to targets.
+"""Writes the results of an evaluation: `metrics.jsonl`, TensorBoard files, and predictions with their targets.
 
-`metrics.jsonl` has one object per task and checkpoint: `kind` ('<split>/<task>'), `step`, `checkpoint`, the metrics,
-and `timing`. A repeated evaluation adds another line. `predictions/<task>-<split>-<step>.jsonl` has the rows of
+`metrics.jsonl` contains one object per task and checkpoint: `kind` ('<split>/<task>'), `step`, `checkpoint`, the
+metrics, and `timing`. Repeated evaluations append lines. `predictions/<task>-<split>-<step>.jsonl` contains the rows of
 `task_evaluation.Report`.
 """
 
@@ -21,7 +21,7 @@ PREDICTIONS = 'predictions'
 
 
 class Results:
-    """Writes reports into one folder, which it creates if necessary. Raises UserError if it cannot."""
+    """Writes reports to a folder, created if necessary. Raises UserError if this fails."""
 
     def __init__(self, folder: str):
         self.folder = model_dir.absolute_path(folder)
@@ -33,12 +33,12 @@ class Results:
         self._tensorboard = tensorboard.TensorBoardWriter(self.folder / model_dir.TENSORBOARD, 0)
 
     def write(self, report: Report, step: int, checkpoint: epath.Path) -> epath.Path:
-        """Writes the report and returns the file of its predictions."""
+        """Writes a report and returns the path of its predictions."""
         kind = f'{report.split}/{report.task}'
         record = {'kind': kind, 'step': step, 'checkpoint': str(checkpoint)}
         numbers = {name: value if math.isfinite(value) else None for name, value in report.metrics.items()}
         predictions = self.folder / PREDICTIONS / f'{report.task}-{report.split}-{step}.jsonl'
-        # Writes predictions first, so that a listed task has them.
+        # Write predictions first, so that every task listed in metrics.jsonl has predictions.
         write_jsonl(predictions, report.rows)
         with object_store.wrap_write_errors(self.folder), (self.folder / model_dir.METRICS).open('a') as file:
             file.write(json.dumps({**record, **numbers, 'timing': {'seconds': report.seconds}}) + '\n')
@@ -50,7 +50,7 @@ class Results:
 
 
 def evaluated_steps(folder: str, split: str, tasks: Sequence[str]) -> set[int]:
-    """Returns the steps of which `folder` has results for all these tasks."""
+    """Returns the steps for which `folder` contains results of all these tasks."""
     steps: dict[str, set[int]] = {f'{split}/{task}': set() for task in tasks}
     for record in metrics.read(model_dir.absolute_path(folder) / model_dir.METRICS):
         if record['kind'] in steps:
@@ -59,20 +59,20 @@ def evaluated_steps(folder: str, split: str, tasks: Sequence[str]) -> set[int]:
 
 
 def write_jsonl(path: epath.Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes one JSON object per line; the file appears only when it is complete."""
+    """Writes one JSON object per line to a file, which is created atomically."""
     with object_store.wrap_write_errors(path):
         object_store.write_atomically(path, ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows))
 
 
 def read_predictions(path: str) -> list[dict[str, Any]]:
-    """Reads the rows of a file that `write_jsonl` or `remixer-t5x infer` wrote.
+    """Reads predictions written by `write_jsonl` or `remixer-t5x infer`.
 
-    Raises UserError, with the line, for anything else.
+    Raises UserError with the line number for invalid files.
     """
     advice = 'use a file of predictions'
     rows = []
     with untrusted_files.as_user_errors(path, advice):
-        # The score of an impossible text is -inf, which JSON lacks.
+        # JSON cannot represent -inf, the score of an impossible text.
         for line in untrusted_files.read_json_lines(model_dir.absolute_path(path), odd_numbers=True):
             row, reason = line.value, line.error
             if not reason and not (isinstance(row, dict) and isinstance(row.get('prediction'), str)):
