@@ -1,4 +1,4 @@
-"""Evaluates a model with the metrics of seqio tasks: generates, ranks or classifies every example of a split."""
+"""Evaluates a model with the metrics of seqio tasks. Generates answers, ranks labels or classifies texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from remixer_t5x.evaluate.task_examples import TaskExamples
 from remixer_t5x.lazy import seqio
 from remixer_t5x.models import interface
 
-# Characters of each text that is printed.
+# Maximum number of characters to print of each text.
 SHOWN_CHARACTERS = 200
 
 
@@ -29,12 +29,12 @@ class TaskEvaluation:
     """The tasks of an evaluation: each task of a mixture is evaluated separately.
 
     Attributes:
-        mixture_or_task_name: a mixture or task, its name, or several names separated by commas.
+        mixture_or_task_name: a mixture or task, its name, or a comma-separated list of names.
         decoding: settings of generation.
-        tasks: names of the tasks to evaluate, separated by commas; None for all.
-        split: the split to evaluate; tasks without it are skipped. None if only submissions are written.
-        examples: maximum number of examples of each task, None for all.
-        shown: number of examples of each task that are printed with their answers.
+        tasks: comma-separated names of the tasks to evaluate; None for all tasks.
+        split: the split to evaluate; tasks without this split are skipped. None if only submissions are written.
+        examples: maximum number of examples of each task; None for all examples.
+        shown: number of examples of each task to print with their answers.
         rank_choices: whether to choose the most likely label if the task's postprocessor has `labels`, instead of
             generating.
     """
@@ -54,10 +54,10 @@ class TaskEvaluation:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """A task's metrics, in the order that the task defines, and the input and prediction of each example.
+    """The metrics of a task, in the order defined by the task, and the input and prediction of each example.
 
-    `rows` have `index`, `input`, `target`, `prediction`, `score`, all `predictions` and `scores` if there are several,
-    and in `example` everything else that the task passes to its metrics.
+    `rows` contain `index`, `input`, `target`, `prediction`, `score`, lists of `predictions` and `scores` if there are
+    several, and in `example` all other features that the task passes to its metrics.
     """
 
     task: str
@@ -68,10 +68,10 @@ class Report:
 
 
 class TaskEvaluator:
-    """Reads the examples once and evaluates any number of checkpoints of one model.
+    """Reads the examples once, to evaluate any number of checkpoints of one model.
 
-    `notes` list skipped tasks and truncated texts. Raises UserError for an unknown task, a split that is None, missing
-    or empty, and a vocabulary that is larger than the model's table.
+    `notes` list skipped tasks and truncated texts. Raises UserError if a task is unknown, the split is None, missing or
+    empty, or the vocabulary is larger than the model's embedding table.
     """
 
     def __init__(self, settings: TaskEvaluation, model: Any, partitioner: Partitioner):
@@ -101,7 +101,7 @@ class TaskEvaluator:
             task_examples.read(
                 task,
                 self.split,
-                # Models with a head tokenize the texts themselves.
+                # Do not truncate for models with a head, which tokenize the texts themselves.
                 dict.fromkeys(lengths, 2**20) if self._has_head else lengths,
                 settings.examples,
                 is_generated and not self._ranked_labels(task),
@@ -191,7 +191,7 @@ class TaskEvaluator:
 
 
 def shown_answers(report: Report, count: int) -> Iterator[str]:
-    """Yields lines with input, answer and target of the first `count` examples, each cut to `SHOWN_CHARACTERS`."""
+    """Yields lines with input, answer and target of the first `count` examples, truncated to `SHOWN_CHARACTERS`."""
     if rows := report.rows[:count]:
         yield f'{report.task}, {len(rows)} of {len(report.rows):,} examples of {report.split}:'
     for row in rows:
@@ -200,7 +200,7 @@ def shown_answers(report: Report, count: int) -> Iterator[str]:
 
 
 def _as_json(value: Any) -> Any:
-    """Converts a value to JSON; bytes become text."""
+    """Converts a value to a JSON value; bytes are decoded."""
     if isinstance(value, bytes):
         return value.decode(errors='replace')
     if isinstance(value, np.ndarray):
