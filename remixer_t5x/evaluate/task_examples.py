@@ -1,4 +1,4 @@
-"""Reads the examples of a seqio task's split into memory, as ids and as texts, for the task's metrics."""
+"""Reads the examples of a seqio task's split into memory, as ids and as texts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Example = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class TaskExamples:
-    """The NumPy `examples` of `split` after the task's preprocessors, in the order of the data.
+    """The preprocessed NumPy examples of a split, in the order of the data.
 
-    `notes` report truncated texts, and targets that no generated answer can equal.
+    `notes` are warnings about truncated texts, and about targets that the model cannot generate.
     """
 
     task: seqio.Task
@@ -36,7 +36,7 @@ class TaskExamples:
         return [example['targets'].tolist() for example in self.examples]
 
     def digest(self) -> str:
-        """Hashes the ids of all inputs and targets."""
+        """A hash of the ids of all inputs and targets."""
         return hashlib.sha256(repr((self.inputs, self.targets)).encode()).hexdigest()[:16]
 
     def texts(self, feature: str) -> list[str]:
@@ -51,10 +51,10 @@ class TaskExamples:
 def find_tasks(
     names: pipeline.TaskOrName | Sequence[pipeline.TaskOrName], split: str, only: str | None = None
 ) -> tuple[list[seqio.Task], list[str]]:
-    """Returns the tasks that have the split and metrics, and a note on each task that does not.
+    """Returns the tasks with this split and metrics, and a note on each skipped task.
 
-    `names` may be tasks or mixtures separated by commas; `only` selects some of their tasks by name. Raises UserError
-    for an unknown name, and if no task remains.
+    `names` may be comma-separated tasks or mixtures; `only` selects some of their tasks by name. Raises UserError for
+    an unknown name or if no task remains.
     """
     names = names() if callable(names) else names
     if isinstance(names, str):
@@ -86,7 +86,7 @@ def find_tasks(
 def read(
     task: seqio.Task, split: str, lengths: Mapping[str, int], limit: int | None = None, generated: bool = True
 ) -> TaskExamples:
-    """Reads the first `limit` examples (None for all), truncated to `lengths`.
+    """Reads the first `limit` examples (None for all), truncated to `lengths` tokens.
 
     `generated`: whether answers are generated, so that targets must be representable in the vocabulary. Raises
     UserError if the examples cannot be read, if there are none, or if they use two vocabularies.
@@ -115,7 +115,7 @@ def _describe_truncated(
         count = sum(
             len(feature.vocabulary.encode(text)) + feature.add_eos > length
             for example, text in zip(examples, _original_texts(examples, name), strict=True)
-            # Only an example of full length can be truncated.
+            # Only check examples of maximum length, because shorter ones were not truncated.
             if len(example[name]) >= length and text is not None
         )
         if count:
@@ -123,7 +123,7 @@ def _describe_truncated(
 
 
 def _describe_changed_targets(examples: Sequence[Example], vocabulary: seqio.Vocabulary) -> Iterator[str]:
-    """Reports targets that the vocabulary cannot represent; '<unk>' stands for labels that are not public."""
+    """Reports targets that the vocabulary cannot represent, except '<unk>', which stands for a hidden label."""
     changed = [
         (row, text, decoded)
         for row, text in enumerate(_original_texts(examples, 'targets'), 1)
