@@ -1,4 +1,4 @@
-"""Computes a task's metrics from predictions as seqio's Evaluator does: postprocessor, metric functions and objects."""
+"""Computes task metrics like seqio's Evaluator: applies postprocessor, metric functions and metric objects."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Metrics = dict[str, float]
 class Outputs:
     """The outputs of a model for each example of a split, in order.
 
-    `predictions` are texts, `scores` their log-likelihoods, `target_scores` the log-likelihoods of the targets, for
-    tasks that `needs_target_scores`.
+    `predictions` are texts and `scores` their log-likelihoods. `target_scores` are the log-likelihoods of the targets,
+    set only if `needs_target_scores` is true for the task.
     """
 
     predictions: Sequence[str]
@@ -30,13 +30,13 @@ class Outputs:
 
 
 def needs_target_scores(task: seqio.Task) -> bool:
-    """Returns whether a metric of the task reads the scores of the true targets."""
+    """Returns whether a metric of the task uses the log-likelihoods of the targets."""
     kind = seqio.metrics.ModelOutputType.SCORE
     return bool(task.score_metric_fns) or any(each.model_output_type == kind for each in _metric_objects(task))
 
 
 def compute(examples: TaskExamples, outputs: Outputs) -> Metrics:
-    """Computes the task's metric functions and then its metric objects, in their order; keeps only numbers.
+    """Computes the task's metric functions and then its metric objects. Returns only metrics that are numbers.
 
     Raises UserError if the numbers of outputs and examples differ.
     """
@@ -67,7 +67,7 @@ def compute(examples: TaskExamples, outputs: Outputs) -> Metrics:
 
 
 def describe(metrics: Mapping[str, float], most: int = 3) -> str:
-    """Formats metrics as `accuracy 55.20 (easy 60.40), f1 48.11`, where `accuracy/easy` is 60.40."""
+    """Formats metrics like `accuracy 55.20 (easy 60.40), f1 48.11`, with `accuracy/easy` in parentheses."""
     groups: dict[str, dict[str, float]] = {}
     for name, value in metrics.items():
         metric, _, group = name.partition('/')
@@ -80,15 +80,15 @@ def describe(metrics: Mapping[str, float], most: int = 3) -> str:
 
 
 def _metric_objects(task: seqio.Task) -> list[Any]:
-    """Returns `metric_objs` without the metric functions that seqio appends to them."""
+    """Returns the task's metric objects without the metric functions that seqio appends."""
     return list(task.metric_objs)[: len(task.metric_objs) - len(task.metric_fns)]
 
 
 def _compute_objects(task: seqio.Task, examples: Sequence[Any], outputs: Outputs) -> dict[str, Any]:
-    """Computes the task's metric objects as seqio's Evaluator does.
+    """Computes the task's metric objects like seqio's Evaluator.
 
-    Objects decode ids themselves, so predictions, which are texts here, are encoded again. Raises UserError for an
-    object that needs activations.
+    Metric objects require ids, so predicted texts are encoded again. Raises UserError for a metric object that requires
+    activations.
     """
     objects = _metric_objects(task)
     encoded = [task.output_features['targets'].vocabulary.encode(text) for text in outputs.predictions if objects]
