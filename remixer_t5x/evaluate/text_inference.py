@@ -1,8 +1,8 @@
-"""Runs a model on texts, window by window, and writes results in their order; continues an interrupted output.
+"""Runs a model on windows of texts and writes the results in order; resumes an interrupted output.
 
-The output has one JSON object per text: `index`, `input`, `prediction`, `score`, all `predictions` and `scores` if the
-decoder returns several, and `cut` if the text was truncated. The first line also has the `checkpoint` and `decoder` of
-all predictions. An interrupted output is a prefix of the complete output.
+The output contains one JSON object per text: `index`, `input`, `prediction`, `score`, lists of `predictions` and
+    `scores` if the decoder returns several, and `cut` if the text was truncated. The first line also contains the
+    `checkpoint` and `decoder` of all predictions. An interrupted output is a prefix of the complete output.
 """
 
 import dataclasses
@@ -37,11 +37,11 @@ class Texts:
     """Encodes and decodes texts with a vocabulary.
 
     Attributes:
-        vocabulary: a `base_vocabulary.Vocabulary`, or one of seqio.
-        longest: maximum number of tokens of an input, including its end token.
+        vocabulary: a `base_vocabulary.Vocabulary` or a seqio vocabulary.
+        longest: maximum number of tokens of an input, including the end token.
         refuse_long: whether to raise UserError for a longer text instead of truncating it.
-        ends: whether to add the end token; prompts that are continued have none.
-        model: a model of `head_predictions`, which encodes texts differently, or None.
+        ends: whether to add the end token; False for prompts to be continued.
+        model: a model whose texts `head_predictions` encodes, or None.
     """
 
     vocabulary: Any
@@ -51,7 +51,7 @@ class Texts:
     model: Any = None
 
     def encode(self, text: str, index: int) -> tuple[Any, bool]:
-        """Returns the encoded text and whether it was truncated; `index`, from 0, is for the error."""
+        """Returns the encoded text and whether it was truncated; errors refer to the text by its 0-based `index`."""
         if self.model is not None:
             encoded: Any = head_predictions.encode(self.model, self.vocabulary, text, self.longest)
             count = encoded.num_tokens
@@ -69,7 +69,7 @@ class Texts:
 
 @dataclasses.dataclass
 class Counts:
-    """Numbers of written and truncated texts, including the `before` texts of interrupted runs."""
+    """Numbers of written and truncated texts, including the `before` texts written by interrupted runs."""
 
     written: int = 0
     cut: int = 0
@@ -81,11 +81,11 @@ class Counts:
 
 
 class Output:
-    """The file of predictions, or standard output.
+    """Writes predictions to a file or standard output.
 
-    `origin` has the `checkpoint` and `decoder` of the predictions. If `writes` is False, as in all processes but the
-    first, predictions are counted and not written. Raises UserError if the file has predictions of another origin, or
-    cannot be read or written.
+    `origin` contains the `checkpoint` and `decoder` of the predictions. If `writes` is False, as in all processes but
+    the first, predictions are only counted. Raises UserError if the file contains predictions of another checkpoint or
+    decoder, or cannot be read or written.
     """
 
     def __init__(self, path: str, origin: dict[str, str], writes: bool = True):
@@ -104,7 +104,7 @@ class Output:
         return self.path == '-'
 
     def _read(self) -> None:
-        """Reads the output of an interrupted run. An unfinished last line is removed when writing starts."""
+        """Reads the output of an interrupted run. An incomplete last line is removed when writing starts."""
         with untrusted_files.as_user_errors(self.path, _ANOTHER_OUTPUT):
             # The score of an impossible text is -inf, which JSON lacks.
             for line in untrusted_files.read_json_lines(self.path, odd_numbers=True):
@@ -125,7 +125,7 @@ class Output:
         self.counts.before = self.counts.written
 
     def write(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Appends the rows and flushes, so that they survive an interruption."""
+        """Appends rows and flushes the file, so that the rows survive an interruption."""
         text = ''
         for row in rows:
             origin = {} if self.counts.written else self._origin
@@ -149,17 +149,17 @@ class Output:
 
 
 def hash_of(text: str) -> str:
-    """Hashes a text to 16 hex digits."""
+    """Returns a hash of a text as 16 hex digits."""
     return hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
 
 
 def decoder_name(decoder: Any) -> str:
-    """Returns the decoder and its settings as text, the same in every process."""
+    """Returns a text that identifies the decoder and its settings, the same in every process."""
     return re.sub(r'<function (\S+) at 0x[0-9a-f]+>', r'\1', repr(decoder))
 
 
 def skip_done(texts: Iterator[str], output: Output, source: str) -> None:
-    """Skips the texts that the output already has. Raises UserError, with the name `source`, if the texts differ."""
+    """Skips the texts already in the output. Raises UserError for `source` if the texts differ."""
     for index, digest in enumerate(output.hashes):
         text = next(texts, None)
         if text is None or hash_of(text) != digest:
@@ -178,14 +178,14 @@ def run(
     window: int,
     after_window: Callable[[Counts], None] = lambda counts: None,
 ) -> None:
-    """Writes predictions for all of `texts`, which follow the texts that `output` already has.
+    """Predicts all remaining texts and appends the predictions to `output`.
 
     Args:
         texts: the remaining texts.
         output: receives the predictions.
         codec: encodes and decodes texts.
         predict: (each text as `codec` encodes it, index of the first) -> `predictions.Prediction` of each.
-        window: number of texts at a time.
+        window: number of texts to predict at a time.
         after_window: called with the counts after each window.
     """
     while chunk := list(itertools.islice(texts, window)):
@@ -204,7 +204,7 @@ def run(
 
 
 def predict_with(predictor: predictions.Predictor, params: Any, model: Any) -> Callable[[list[Any], int], Any]:
-    """Returns the `predict` argument of `run`: generated answers, or the predictions of a head, the best first."""
+    """Returns the `predict` argument of `run`: generates answers or computes predictions of a head, best first."""
     if head_predictions.has_head(model):
         return lambda inputs, first: head_predictions.predict(predictor, params, model, inputs)
     if predictions.is_classifier(model):
@@ -214,11 +214,11 @@ def predict_with(predictor: predictions.Predictor, params: Any, model: Any) -> C
 
 @dataclasses.dataclass(frozen=True)
 class TextInference:
-    """A model and the texts that it reads; gin builds it for `remixer-t5x infer`.
+    """The settings of `remixer-t5x infer`, configured by gin.
 
-    `vocabulary` is the one that the model was trained with, `checkpoint` a checkpoint or a MODEL_DIR (its
-    newest), `output` a file or '-' for standard output. `refuse_long` raises UserError for a text that is longer than
-    `decoding` allows, instead of truncating it.
+    `vocabulary` is the vocabulary used in training, `checkpoint` a checkpoint or a MODEL_DIR (selects the newest
+    checkpoint), and `output` a file or '-' for standard output. `refuse_long` raises UserError for a text longer than
+    `decoding` allows, instead of truncating the text.
     """
 
     model: Any
@@ -231,7 +231,7 @@ class TextInference:
     refuse_long: bool = False
 
     def check(self, embed: bool = False) -> None:
-        """Raises UserError for standard streams with several processes, and for an unsuitable vocabulary or model."""
+        """Raises UserError if several processes use standard streams, or if vocabulary or model is unsuitable."""
         if embed:
             interface.require_method(self.model, 'encode', 'infer --embed')
         elif not (predictions.is_classifier(self.model) or head_predictions.has_head(self.model)):
@@ -250,15 +250,15 @@ class TextInference:
             )
 
     def step_folder(self) -> str:
-        """Returns the folder of the checkpoint, or of the newest in a MODEL_DIR, the same on every process."""
+        """Returns the folder of the checkpoint to use, the same on every process."""
         return collectives.broadcast(str(saved_params.find_checkpoint(self.checkpoint, 'CHECKPOINT_PATH')))
 
     def open_output(self, folder: str) -> Output:
-        """Opens the output behind its predictions; only the first process writes."""
+        """Opens the output for appending. Only the first process writes."""
         name, stop_strings = decoder_name(self.decoding.decoder), self.decoding.stop_strings
         name += f' until {stop_strings!r}' if stop_strings else ''
         output = Output(self.output, {'checkpoint': folder, 'decoder': name}, writes=jax.process_index() == 0)
-        # All processes must have read the output before the first one writes to it.
+        # Wait until all processes have read the output before the first process writes to it.
         collectives.barrier()
         return output
 
@@ -272,7 +272,7 @@ class TextInference:
         )
 
     def codec(self) -> Texts:
-        """Returns the encoder of texts. A model of tasks without inputs continues prompts, which have no end token."""
+        """Returns the encoder of texts. Without task inputs, texts are prompts, which have no end token."""
         lengths = self.decoding.feature_lengths
         longest = batch_formats.text_lengths(lengths)['inputs']
         model = self.model if head_predictions.has_head(self.model) else None
