@@ -16,23 +16,22 @@ from remixer_t5x.errors import UserError, one_line, reason
 TXT, JSONL = 'txt', 'jsonl'
 # Formats of rows with columns.
 ROWS = ('csv', 'tsv', 'parquet')
-# Characters of a line; a longer one might not fit into memory.
+# Maximum number of characters of a line; a longer line might not fit into memory.
 LONGEST = 50_000_000
 _FORMATS = {'.txt': TXT, '.jsonl': JSONL, '.ndjson': JSONL, '.json': JSONL}
 
 
 @dataclasses.dataclass(frozen=True)
 class TextInputs:
-    """Iterates over the texts: any number of times for a file, once for standard input.
+    """Iterates over texts: any number of times for a file, once for standard input.
 
     Attributes:
         path: a file, possibly gzipped (`.gz`), or '-' for standard input.
-        field: the field of a JSON line that has the text.
-        format: 'txt' (one text per line, including empty lines) or 'jsonl'; None uses the extension, with text as
-            default. 'csv', 'tsv' and 'parquet' have rows, which need a template (`remixer_tasks.pair_inputs`).
+        field: the field of a JSON line that contains the text.
+        format: 'txt' (one text per line, including empty lines) or 'jsonl'; None uses the file extension, with 'txt' as
+            the default. The rows of 'csv', 'tsv' and 'parquet' files require a template (`remixer_tasks.pair_inputs`).
 
-    Raises UserError if the file cannot be read or has rows, or, with its number, for a line that is not JSON or lacks
-    the field.
+    Raises UserError if the file cannot be read or consists of rows, or if a line is not JSON or lacks the field.
     """
 
     path: str = '-'
@@ -81,7 +80,7 @@ class TextInputs:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[TextIO]:
-        # Only \n ends a line: a text may contain U+2028 or \r.
+        # Split lines only at \n, because a text may contain U+2028 or \r.
         if self.is_stdin:
             with open(sys.stdin.fileno(), encoding='utf-8', newline='\n', closefd=False) as text:
                 yield text
