@@ -66,7 +66,7 @@ def _texts(path):
 def _an_output_to_continue(path):
     from remixer_t5x.evaluate import text_inference
 
-    text_inference.Output(str(path), {'checkpoint': 'a', 'decoder': 'b'})
+    text_inference.PredictionWriter(str(path), {'checkpoint': 'a', 'decoder': 'b'})
 
 
 def _list_of_a_checkpoint(path):

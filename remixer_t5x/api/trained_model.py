@@ -17,7 +17,7 @@ from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import embeddings, held_out_loss, predictions
-from remixer_t5x.evaluate.text_inference import Texts
+from remixer_t5x.evaluate.text_inference import TextCodec
 from remixer_t5x.interop import converted
 from remixer_t5x.models import interface
 from remixer_t5x.models.decoding import Decoder, Greedy
@@ -237,7 +237,7 @@ class TrainedModel:
 
     def _encode_inputs(self, texts: Strings) -> tuple[list[list[int]], list[bool]]:
         """Returns the ids of each text, and whether the text was truncated."""
-        codec = Texts(self.vocabulary, self.lengths['inputs'], ends=self.ends_inputs)
+        codec = TextCodec(self.vocabulary, self.lengths['inputs'], ends=self.ends_inputs)
         pairs = [codec.encode(text, index) for index, text in enumerate(_as_list(texts))]
         return [ids for ids, _ in pairs], [cut for _, cut in pairs]
 
@@ -248,7 +248,7 @@ class TrainedModel:
         return self._encode_whole(input_texts, 'inputs'), self._encode_whole(target_texts, 'targets')
 
     def _encode_whole(self, texts: Sequence[str], side: str) -> list[list[int]]:
-        codec = Texts(self.vocabulary, self.lengths[side], ends=self.ends_inputs or side == 'targets')
+        codec = TextCodec(self.vocabulary, self.lengths[side], ends=self.ends_inputs or side == 'targets')
         rows = []
         for index, text in enumerate(texts):
             ids, cut = codec.encode(text, index)

@@ -78,7 +78,7 @@ def _score_predictions(args: argparse.Namespace) -> None:
         raise UserError(
             f'{tasks[0].name} is scored by likelihood, but the file has no likelihoods; evaluate a checkpoint instead'
         )
-    examples = task_examples.read(tasks[0], split, lengths, limit)
+    examples = task_examples.read_examples(tasks[0], split, lengths, limit)
     rows = results.read_predictions(path)
     for number, (row, text) in enumerate(zip(rows, examples.texts('inputs'), strict=False), 1):
         if row.get('input', text) != text:
@@ -87,7 +87,9 @@ def _score_predictions(args: argparse.Namespace) -> None:
                 f'its input is {row["input"][:40]!r}, and the input of the example is {text[:40]!r}'
             )
     scores = [row.get('score') or 0.0 for row in rows]
-    metrics = task_metrics.compute(examples, task_metrics.Outputs([row['prediction'] for row in rows], scores))
+    metrics = task_metrics.compute_metrics(
+        examples, task_metrics.ModelOutputs([row['prediction'] for row in rows], scores)
+    )
     print(f'{tasks[0].name}, {split}, {len(rows):,} predictions of {path}')
     for metric, value in metrics.items():
         print(f'  {metric:<24} {value:.2f}')
@@ -116,7 +118,7 @@ def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> No
             if params is None:
                 _print(f'step {folder.name} was removed before its turn; KEEP_CHECKPOINTS keeps more')
                 continue
-            place = settings.folder_of_results(folder)
+            place = settings.results_folder(folder)
             if quantize:
                 params = lazy.import_extra('export.int8').round_on_devices(settings.model, params)
                 place = f'{place}_{quantize}'
@@ -126,7 +128,7 @@ def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> No
             if reports:
                 _print(_table(reports, f'step {folder.name}, {reports[0].split}'))
             for report in reports:
-                for line in task_evaluation.shown_answers(report, settings.tasks.shown):
+                for line in task_evaluation.format_answers(report, settings.tasks.shown):
                     _print(line)
             for report in write_reports(evaluator.submission_evaluator, params, folder, outlets.get(place)):
                 if jax.process_index() == 0:

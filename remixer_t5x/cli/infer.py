@@ -108,13 +108,13 @@ def _infer(settings: TextInference, template: str | None) -> None:
     inputs, decoding = settings.inputs, settings.decoding
     texts = iter(inputs)
     text_inference.skip_done(texts, out, inputs.shown)
-    predict = text_inference.predict_with(settings.predictor(), settings.restore(folder), settings.model)
+    predict = text_inference.build_predict_function(settings.predictor(), settings.restore(folder), settings.model)
     codec = settings.codec()
     # At a terminal, each line is answered before the next one is read.
     window = 1 if inputs.is_stdin and sys.stdin.isatty() else decoding.batch_size * text_inference.WINDOW_BATCHES
     reporter = _Reporter(inputs, out.counts)
     with contextlib.closing(out):
-        text_inference.run(texts, out, codec, predict, window, reporter.update)
+        text_inference.write_predictions(texts, out, codec, predict, window, reporter.update)
     reporter.print_end(out)
 
 
@@ -126,13 +126,15 @@ def _embed(settings: TextInference, template: str | None, args: argparse.Namespa
     folder = settings.step_folder()
     _print(other_template(folder, template))
     params, predictor = settings.restore(folder), settings.predictor()
-    codec = text_inference.Texts(settings.vocabulary, settings.decoding.feature_lengths['inputs'], settings.refuse_long)
+    codec = text_inference.TextCodec(
+        settings.vocabulary, settings.decoding.feature_lengths['inputs'], settings.refuse_long
+    )
     window = settings.decoding.batch_size * text_inference.WINDOW_BATCHES
-    reporter = _Reporter(settings.inputs, text_inference.Counts())
-    rows = embeddings.rows(iter(settings.inputs), codec, lambda ids: predictor.encode(params, ids), window)
+    reporter = _Reporter(settings.inputs, text_inference.TextCounts())
+    rows = embeddings.encode_rows(iter(settings.inputs), codec, lambda ids: predictor.encode(params, ids), window)
     vectors_of = functools.partial(embeddings.sentence_vectors, settings.model, params)
     with_tokens = args.embed == 'tokens'
-    counts = embeddings.write(settings.output, rows, with_tokens, args.pooling, reporter.update, vectors_of)
+    counts = embeddings.write_embeddings(settings.output, rows, with_tokens, args.pooling, reporter.update, vectors_of)
     cut = f', {counts.cut:,} cut' if counts.cut else ''
     print(f'{counts.written:,} texts in {settings.output}{cut}', file=sys.stderr)
 
@@ -140,19 +142,19 @@ def _embed(settings: TextInference, template: str | None, args: argparse.Namespa
 class _Reporter:
     """Prints progress on standard error, and a summary at the end."""
 
-    def __init__(self, inputs: TextInputs, counts: text_inference.Counts):
+    def __init__(self, inputs: TextInputs, counts: text_inference.TextCounts):
         self._start, self._last_time = time.monotonic(), time.monotonic()
         self._total = '' if inputs.is_stdin else f' of {sum(1 for _ in inputs):,}'
         if counts.before:
             _print(f'continuing after {counts.before:,} predictions')
 
-    def update(self, counts: text_inference.Counts) -> None:
+    def update(self, counts: text_inference.TextCounts) -> None:
         if (now := time.monotonic()) - self._last_time >= SECONDS_BETWEEN_LINES:
             self._last_time = now
             rate = (counts.written - counts.before) / max(now - self._start, 1e-9)
             _print(f'{counts.written:,}{self._total} predictions · {rate:.1f} a second')
 
-    def print_end(self, output: text_inference.Output) -> None:
+    def print_end(self, output: text_inference.PredictionWriter) -> None:
         from remixer_t5x.train import progress
 
         counts, seconds = output.counts, time.monotonic() - self._start

@@ -136,12 +136,12 @@ def _print_end(result: Result) -> None:
     for task, record in best_checkpoints.items():
         print(f'best         {task}: {record["metric"]} {record["value"]:.2f} at {record["path"]}')
     ranks = {
-        task: best.rank(record['metric'], record['value'])
+        task: best.signed_score(record['metric'], record['value'])
         for task, record in best_checkpoints.items()
         if task != best.AVERAGE
     }
     if len(ranks) > 1:
-        print(f'             average over {len(ranks)} tasks, each at its best step: {best.average(ranks):.2f}')
+        print(f'             average over {len(ranks)} tasks, each at its best step: {best.mean_score(ranks):.2f}')
     if model_dir.absolute_path(f'{result.folder}/{model_dir.TENSORBOARD}').exists():
         print(f'TensorBoard  {result.folder}/{model_dir.TENSORBOARD}  (tensorboard --logdir {result.folder})')
     print(f'metrics      {result.folder}/{model_dir.METRICS}')

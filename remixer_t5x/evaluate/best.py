@@ -32,7 +32,7 @@ BestMetrics = Mapping[str, str] | str | None
 _LOWER = re.compile(r'-.*|([^/]*_)?(error|loss|perplexity|distance|error_rate|wer|cer|ter)(/.*)?')
 
 
-def rank(name: str, value: float) -> float:
+def signed_score(name: str, value: float) -> float:
     """Negates errors, losses and metrics listed as `-NAME` in BEST_METRICS, so that higher values are better."""
     return -value if _LOWER.fullmatch(name) else value
 
@@ -62,8 +62,8 @@ def score(task: str, metrics: Mapping[str, float], best_metrics: BestMetrics = N
     return None if name is None else (name, metrics[name.removeprefix('-')])
 
 
-def average(scores: Mapping[str, float]) -> float:
-    """Returns the mean of the tasks' scores (see `rank`)."""
+def mean_score(scores: Mapping[str, float]) -> float:
+    """Returns the mean of the tasks' scores (see `signed_score`)."""
     parts: dict[str, list[float]] = {}
     for task, value in scores.items():
         parts.setdefault(re.sub(r'_(mis)?matched(?=_|$)', '', task), []).append(value)
@@ -79,7 +79,7 @@ class BestCheckpoints:
     def __init__(self, folder: epath.Path, record: Mapping[str, Any], metrics: BestMetrics = None):
         self._folder, self._record, self._metrics = folder / BEST, record, metrics
 
-    def keep(self, report: Report, step: int, params: Any) -> bool:
+    def save_if_best(self, report: Report, step: int, params: Any) -> bool:
         """Saves `params` if they are the best so far, and returns whether they were saved.
 
         NaN is never better. Raises UserError if the task does not have the metric, and CannotWrite if the parameters
@@ -89,9 +89,9 @@ class BestCheckpoints:
         if metric is None or math.isnan(metric[1]):
             return False
         (name, value), folder = metric, self._folder / report.task
-        known = collectives.broadcast(self.known(report.task))
+        known = collectives.broadcast(self.read_saved(report.task))
         # Reject equal values, because a resumed run may evaluate the same step again.
-        if known and (known['metric'] == name and rank(name, known['value']) >= rank(name, value)):
+        if known and (known['metric'] == name and signed_score(name, known['value']) >= signed_score(name, value)):
             return False
         record = {**self._record, BEST: {'task': report.task, 'metric': name, 'value': value, 'step': step}}
         others = collectives.broadcast([other for other in saved_params.list_steps(folder) if other != step])
@@ -106,7 +106,7 @@ class BestCheckpoints:
         """Returns the result of `score` for a report."""
         return score(report.task, report.metrics, self._metrics)
 
-    def known(self, task: str) -> Mapping[str, Any] | None:
+    def read_saved(self, task: str) -> Mapping[str, Any] | None:
         """Returns `metric`, `value` and `step` of the best checkpoint of `task`."""
         steps = saved_params.list_steps(self._folder / task)
         return read_best(self._folder / task / str(steps[-1])) if steps else None

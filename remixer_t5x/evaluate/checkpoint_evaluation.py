@@ -75,7 +75,7 @@ class CheckpointEvaluation:
     submission_dir: str | None = None
     submission_split: str = 'test'
 
-    def folder_of_results(self, checkpoint: epath.Path) -> str:
+    def results_folder(self, checkpoint: epath.Path) -> str:
         """Returns `output_dir`, or `eval` in the MODEL_DIR with `checkpoints/STEP` or `best/TASK/STEP`."""
         parent = checkpoint.parent
         if parent.name == model_dir.CHECKPOINTS:
@@ -131,7 +131,7 @@ class Evaluator:
         checkpoints = self._settings.checkpoints
         if checkpoints.follow is None or self.task_evaluator is None:
             return set()
-        place = self._settings.folder_of_results(model_dir.absolute_path(checkpoints.path) / '0')
+        place = self._settings.results_folder(model_dir.absolute_path(checkpoints.path) / '0')
         return results.evaluated_steps(place, self.task_evaluator.split, self.task_evaluator.tasks)
 
     def restore(self, folder: epath.Path) -> Any:

@@ -18,14 +18,14 @@ import numpy as np
 
 from remixer_t5x import temporary
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate.text_inference import Counts, Texts
+from remixer_t5x.evaluate.text_inference import TextCodec, TextCounts
 from remixer_t5x.run_folder import model_dir, object_store
 
 NPZ, PARQUET = '.npz', '.parquet'
 MEAN, FIRST = 'mean', 'first'
 
 
-class Row(NamedTuple):
+class EmbeddedText(NamedTuple):
     """A text, its token ids, whether it was truncated, and its token features, [tokens, embed] float32."""
 
     number: int
@@ -51,32 +51,32 @@ def sentence_vectors(model: Any, params: Any, mean: np.ndarray) -> np.ndarray:
     return mean if project is None else np.asarray(project(params, mean), np.float32)
 
 
-def rows(
-    texts: Iterator[str], codec: Texts, encode: Callable[[list[list[int]]], Sequence[np.ndarray]], window: int
-) -> Iterator[Row]:
+def encode_rows(
+    texts: Iterator[str], codec: TextCodec, encode: Callable[[list[list[int]]], Sequence[np.ndarray]], window: int
+) -> Iterator[EmbeddedText]:
     """Yields the encoder's output for each text; `encode` receives the ids of up to `window` texts."""
     index = 0
     while chunk := list(itertools.islice(texts, window)):
         coded = [codec.encode(text, index + row) for row, text in enumerate(chunk)]
         for text, (ids, cut), tokens in zip(chunk, coded, encode([ids for ids, _ in coded]), strict=True):
-            yield Row(index, text, ids, cut, tokens)
+            yield EmbeddedText(index, text, ids, cut, tokens)
             index += 1
 
 
-def write(
+def write_embeddings(
     path: str,
-    rows: Iterator[Row],
+    rows: Iterator[EmbeddedText],
     with_tokens: bool,
     pooling: str | None = None,
-    after_row: Callable[[Counts], None] = lambda counts: None,
+    after_row: Callable[[TextCounts], None] = lambda counts: None,
     embed: Callable[[np.ndarray], np.ndarray] = lambda pooled: pooled,
-) -> Counts:
+) -> TextCounts:
     """Writes all rows to a file, which is created atomically, and returns the number of texts.
 
     `pooling` is MEAN (the mean over tokens), FIRST (the first token), or None (the mean, mapped from [texts, embed] to
     [texts, outputs] by `embed`).
     """
-    counts = Counts()
+    counts = TextCounts()
     records: list[dict[str, Any]] = []
     for row in rows:
         tokens = row.tokens[:1] if pooling == FIRST else row.tokens

@@ -18,7 +18,7 @@ from remixer_t5x.data.token_alignment import EncodedQuestion, EncodedText
 from remixer_t5x.evaluate.predictions import Prediction, Predictor
 
 
-class Pair(NamedTuple):
+class EncodedPair(NamedTuple):
     """The token ids of two texts, and the length of the longer text before truncation."""
 
     first: list[int]
@@ -31,17 +31,17 @@ def has_head(model: Any) -> bool:
     return model.model_type in _PREDICTIONS
 
 
-def encode(model: Any, vocabulary: Any, text: str, length: int) -> EncodedText | EncodedQuestion | Pair:
+def encode_text(model: Any, vocabulary: Any, text: str, length: int) -> EncodedText | EncodedQuestion | EncodedPair:
     """Encodes an input text to rows of at most `length` tokens."""
     if model.model_type == batch_formats.EMBEDDING:
-        return Pair(*token_alignment.encode_pair(vocabulary, text, length))
+        return EncodedPair(*token_alignment.encode_pair(vocabulary, text, length))
     if model.model_type == batch_formats.SPAN:
         return token_alignment.encode_question(vocabulary, text, length, model.doc_stride)
     return token_alignment.encode_words(vocabulary, text, length)
 
 
-def predict(predictor: Predictor, params: Any, model: Any, inputs: Sequence[Any]) -> list[Prediction]:
-    """Returns a prediction for each input encoded by `encode`."""
+def predict_texts(predictor: Predictor, params: Any, model: Any, inputs: Sequence[Any]) -> list[Prediction]:
+    """Returns a prediction for each input encoded by `encode_text`."""
     return _PREDICTIONS[model.model_type](predictor, params, model, inputs)
 
 
@@ -111,7 +111,9 @@ def best_span(logits: np.ndarray, is_context: np.ndarray, max_length: int) -> tu
     return int(start), int(end), float(scores[start, end])
 
 
-def _predict_similarity(predictor: Predictor, params: Any, model: Any, inputs: Sequence[Pair]) -> list[Prediction]:
+def _predict_similarity(
+    predictor: Predictor, params: Any, model: Any, inputs: Sequence[EncodedPair]
+) -> list[Prediction]:
     first = predictor.embed(params, [pair.first for pair in inputs])
     second = predictor.embed(params, [pair.second for pair in inputs])
     cosines = np.sum(first * second, axis=1).tolist()

@@ -40,13 +40,13 @@ class Evaluation:
         """Opens the batches of the rows in `share` = (index, count), to iterate over once per evaluation."""
         return task_batches.EvalBatches(self.dataset, *share, self.steps, threads)
 
-    def by_task(self) -> tuple['Evaluation', ...]:
+    def split_by_task(self) -> tuple['Evaluation', ...]:
         """Returns an evaluation named NAME/TASK for each task of a mixture that has the split; () for a single task."""
         tasks = seqio.get_subtasks(pipeline.get_provider(self.dataset))
         tasks = [task for task in tasks if self.dataset.split in task.splits]
-        return self.of_tasks(tasks) if len(tasks) > 1 else ()
+        return self.for_tasks(tasks) if len(tasks) > 1 else ()
 
-    def of_tasks(self, tasks: Sequence[Any]) -> tuple['Evaluation', ...]:
+    def for_tasks(self, tasks: Sequence[Any]) -> tuple['Evaluation', ...]:
         """Returns an evaluation named NAME/TASK for each of the given seqio tasks."""
         return tuple(
             dataclasses.replace(

@@ -126,7 +126,7 @@ class Predictor:
         for rows, decoded in self._run(self._generate, params, inputs, arrays or {}, first):
             tokens, scores = (np.asarray(part) for part in decoded)
             for row, example in enumerate(rows):
-                ids = [_without_padding(sequence) for sequence in tokens[row]]
+                ids = [_strip_padding(sequence) for sequence in tokens[row]]
                 predictions[example] = Prediction(ids, [float(score) for score in scores[row]])
         return predictions
 
@@ -141,7 +141,7 @@ class Predictor:
             limit += STREAMED_TOKENS
             rows = self._continue_rows(params, batch, rows, np.int32(min(limit, self._target_length)))
             is_done = bool(rows.ended[0]) or limit >= self._target_length
-            yield _without_padding(np.asarray(rows.tokens[0]))
+            yield _strip_padding(np.asarray(rows.tokens[0]))
 
     def score(self, params: Any, inputs: Sequence[Ids], targets: Sequence[Ids]) -> np.ndarray:
         """Returns log p(targets | inputs) of each example, [examples] float32."""
@@ -281,7 +281,7 @@ def pad_ids(rows: Sequence[Ids], length: int) -> np.ndarray:
     return filled
 
 
-def _without_padding(tokens: np.ndarray) -> list[int]:
+def _strip_padding(tokens: np.ndarray) -> list[int]:
     """Removes trailing padding, but not id 0 before the end token, because a model may generate it."""
     used = np.flatnonzero(tokens)
     return tokens[: used[-1] + 1].tolist() if len(used) else []

@@ -98,7 +98,7 @@ class TaskEvaluator:
         lengths = settings.decoding.feature_lengths
         is_generated = not (self._classifies or self._has_head)
         self._examples = [
-            task_examples.read(
+            task_examples.read_examples(
                 task,
                 self.split,
                 # Do not truncate for models with a head, which tokenize the texts themselves.
@@ -128,10 +128,10 @@ class TaskEvaluator:
             begun = time.perf_counter()
             answers = self._predict(params, examples)
             texts = [answer.decoded(self.vocabulary)[0] for answer in answers]
-            outputs = task_metrics.Outputs(
+            outputs = task_metrics.ModelOutputs(
                 texts, [answer.scores[0] for answer in answers], self._target_scores(params, examples)
             )
-            metrics = task_metrics.compute(examples, outputs)
+            metrics = task_metrics.compute_metrics(examples, outputs)
             rows = list(self._rows(examples, texts, answers))
             yield Report(examples.task.name, examples.split, metrics, rows, time.perf_counter() - begun)
 
@@ -140,7 +140,7 @@ class TaskEvaluator:
 
     def _predict(self, params: Any, examples: TaskExamples) -> list[Prediction]:
         if self._has_head:
-            return head_predictions.predict(self._predictor, params, self._model, self._encode_for_head(examples))
+            return head_predictions.predict_texts(self._predictor, params, self._model, self._encode_for_head(examples))
         if self._classifies:
             return self._predictor.predict_labels(params, examples.inputs, task_vocabulary.get_labels(examples.task))
         ranked = self._ranked_labels(examples.task)
@@ -159,7 +159,8 @@ class TaskEvaluator:
     def _encode_for_head(self, examples: TaskExamples) -> list[Any]:
         length = self._settings.decoding.feature_lengths['inputs']
         return [
-            head_predictions.encode(self._model, self.vocabulary, text, length) for text in examples.texts('inputs')
+            head_predictions.encode_text(self._model, self.vocabulary, text, length)
+            for text in examples.texts('inputs')
         ]
 
     def _target_scores(self, params: Any, examples: TaskExamples) -> list[float] | None:
@@ -190,7 +191,7 @@ class TaskEvaluator:
             }
 
 
-def shown_answers(report: Report, count: int) -> Iterator[str]:
+def format_answers(report: Report, count: int) -> Iterator[str]:
     """Yields lines with input, answer and target of the first `count` examples, truncated to `SHOWN_CHARACTERS`."""
     if rows := report.rows[:count]:
         yield f'{report.task}, {len(rows)} of {len(report.rows):,} examples of {report.split}:'

@@ -83,7 +83,7 @@ def find_tasks(
     return usable, notes
 
 
-def read(
+def read_examples(
     task: seqio.Task, split: str, lengths: Mapping[str, int], limit: int | None = None, generated: bool = True
 ) -> TaskExamples:
     """Reads the first `limit` examples (None for all), truncated to `lengths` tokens.

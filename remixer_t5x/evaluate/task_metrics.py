@@ -17,7 +17,7 @@ Metrics = dict[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
-class Outputs:
+class ModelOutputs:
     """The outputs of a model for each example of a split, in order.
 
     `predictions` are texts and `scores` their log-likelihoods. `target_scores` are the log-likelihoods of the targets,
@@ -35,7 +35,7 @@ def needs_target_scores(task: seqio.Task) -> bool:
     return bool(task.score_metric_fns) or any(each.model_output_type == kind for each in _metric_objects(task))
 
 
-def compute(examples: TaskExamples, outputs: Outputs) -> Metrics:
+def compute_metrics(examples: TaskExamples, outputs: ModelOutputs) -> Metrics:
     """Computes the task's metric functions and then its metric objects. Returns only metrics that are numbers.
 
     Raises UserError if the numbers of outputs and examples differ.
@@ -61,12 +61,12 @@ def compute(examples: TaskExamples, outputs: Outputs) -> Metrics:
             metrics.update(metric(targets, predictions, {'scores': list(outputs.scores)}))
     for metric in task.score_metric_fns:
         metrics.update(metric(targets, outputs.target_scores))
-    metrics.update(_compute_objects(task, examples.examples, outputs))
+    metrics.update(_compute_metric_objects(task, examples.examples, outputs))
     arrays = {name: np.asarray(getattr(value, 'value', value)) for name, value in metrics.items()}
     return {name: float(x) for name, x in arrays.items() if x.ndim == 0 and np.issubdtype(x.dtype, np.number)}
 
 
-def describe(metrics: Mapping[str, float], most: int = 3) -> str:
+def format_metrics(metrics: Mapping[str, float], most: int = 3) -> str:
     """Formats metrics like `accuracy 55.20 (easy 60.40), f1 48.11`, with `accuracy/easy` in parentheses."""
     groups: dict[str, dict[str, float]] = {}
     for name, value in metrics.items():
@@ -75,7 +75,7 @@ def describe(metrics: Mapping[str, float], most: int = 3) -> str:
             groups[metric][group] = value
         else:
             groups[name] = {}
-    shown = [f'{name} {metrics[name]:.2f}' + (f' ({describe(of)})' if of else '') for name, of in groups.items()]
+    shown = [f'{name} {metrics[name]:.2f}' + (f' ({format_metrics(of)})' if of else '') for name, of in groups.items()]
     return ', '.join(shown[:most]) + (f' and {len(shown) - most} more' if len(shown) > most else '')
 
 
@@ -84,7 +84,7 @@ def _metric_objects(task: seqio.Task) -> list[Any]:
     return list(task.metric_objs)[: len(task.metric_objs) - len(task.metric_fns)]
 
 
-def _compute_objects(task: seqio.Task, examples: Sequence[Any], outputs: Outputs) -> dict[str, Any]:
+def _compute_metric_objects(task: seqio.Task, examples: Sequence[Any], outputs: ModelOutputs) -> dict[str, Any]:
     """Computes the task's metric objects like seqio's Evaluator.
 
     Metric objects require ids, so predicted texts are encoded again. Raises UserError for a metric object that requires

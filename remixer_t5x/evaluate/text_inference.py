@@ -27,13 +27,13 @@ from remixer_t5x.evaluate.text_inputs import TextInputs
 from remixer_t5x.models import interface
 from remixer_t5x.run_folder import model_dir, object_store
 
-# Texts are sorted by length within a window of this many batches.
+# TextCodec are sorted by length within a window of this many batches.
 WINDOW_BATCHES = 16
 _ANOTHER_OUTPUT = 'use another --output, or remove it'
 
 
 @dataclasses.dataclass(frozen=True)
-class Texts:
+class TextCodec:
     """Encodes and decodes texts with a vocabulary.
 
     Attributes:
@@ -53,7 +53,7 @@ class Texts:
     def encode(self, text: str, index: int) -> tuple[Any, bool]:
         """Returns the encoded text and whether it was truncated; errors refer to the text by its 0-based `index`."""
         if self.model is not None:
-            encoded: Any = head_predictions.encode(self.model, self.vocabulary, text, self.longest)
+            encoded: Any = head_predictions.encode_text(self.model, self.vocabulary, text, self.longest)
             count = encoded.num_tokens
         else:
             ids = [int(token) for token in self.vocabulary.encode(text)]
@@ -68,7 +68,7 @@ class Texts:
 
 
 @dataclasses.dataclass
-class Counts:
+class TextCounts:
     """Numbers of written and truncated texts, including the `before` texts written by interrupted runs."""
 
     written: int = 0
@@ -80,7 +80,7 @@ class Counts:
         self.cut += bool(row.get('cut'))
 
 
-class Output:
+class PredictionWriter:
     """Writes predictions to a file or standard output.
 
     `origin` contains the `checkpoint` and `decoder` of the predictions. If `writes` is False, as in all processes but
@@ -91,7 +91,7 @@ class Output:
     def __init__(self, path: str, origin: dict[str, str], writes: bool = True):
         self.path, self._origin, self._writes = path, origin, writes
         self.hashes: list[str] = []
-        self.counts = Counts()
+        self.counts = TextCounts()
         self._file: TextIO | None = None
         self._complete_bytes = 0
         if not self.is_stdout:
@@ -119,7 +119,7 @@ class Output:
                             f'{self.path} was written with {name} {row.get(name)}, and this run has {value}; '
                             f'{_ANOTHER_OUTPUT}'
                         )
-                self.hashes.append(hash_of(row['input']))
+                self.hashes.append(hash_text(row['input']))
                 self.counts.add(row)
                 self._complete_bytes += line.size
         self.counts.before = self.counts.written
@@ -148,7 +148,7 @@ class Output:
             self._file.close()
 
 
-def hash_of(text: str) -> str:
+def hash_text(text: str) -> str:
     """Returns a hash of a text as 16 hex digits."""
     return hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
 
@@ -158,11 +158,11 @@ def decoder_name(decoder: Any) -> str:
     return re.sub(r'<function (\S+) at 0x[0-9a-f]+>', r'\1', repr(decoder))
 
 
-def skip_done(texts: Iterator[str], output: Output, source: str) -> None:
+def skip_done(texts: Iterator[str], output: PredictionWriter, source: str) -> None:
     """Skips the texts already in the output. Raises UserError for `source` if the texts differ."""
     for index, digest in enumerate(output.hashes):
         text = next(texts, None)
-        if text is None or hash_of(text) != digest:
+        if text is None or hash_text(text) != digest:
             reason = f'has only {index:,} texts' if text is None else f'has another text in line {index + 1}'
             raise UserError(
                 f'{output.path} has {len(output.hashes):,} predictions, and {source} {reason}; use the same input, or '
@@ -170,13 +170,13 @@ def skip_done(texts: Iterator[str], output: Output, source: str) -> None:
             )
 
 
-def run(
+def write_predictions(
     texts: Iterator[str],
-    output: Output,
-    codec: Texts,
+    output: PredictionWriter,
+    codec: TextCodec,
     predict: Callable[[list[Any], int], Any],
     window: int,
-    after_window: Callable[[Counts], None] = lambda counts: None,
+    after_window: Callable[[TextCounts], None] = lambda counts: None,
 ) -> None:
     """Predicts all remaining texts and appends the predictions to `output`.
 
@@ -203,10 +203,12 @@ def run(
         after_window(output.counts)
 
 
-def predict_with(predictor: predictions.Predictor, params: Any, model: Any) -> Callable[[list[Any], int], Any]:
-    """Returns the `predict` argument of `run`: generates answers or computes predictions of a head, best first."""
+def build_predict_function(
+    predictor: predictions.Predictor, params: Any, model: Any
+) -> Callable[[list[Any], int], Any]:
+    """Returns the `predict` argument of `write_predictions`, for generated answers or predictions of a head."""
     if head_predictions.has_head(model):
-        return lambda inputs, first: head_predictions.predict(predictor, params, model, inputs)
+        return lambda inputs, first: head_predictions.predict_texts(predictor, params, model, inputs)
     if predictions.is_classifier(model):
         return lambda inputs, first: predictor.predict_labels(params, inputs)
     return lambda inputs, first: predictor.predict(params, inputs, first)
@@ -253,11 +255,11 @@ class TextInference:
         """Returns the folder of the checkpoint to use, the same on every process."""
         return collectives.broadcast(str(saved_params.find_checkpoint(self.checkpoint, 'CHECKPOINT_PATH')))
 
-    def open_output(self, folder: str) -> Output:
+    def open_output(self, folder: str) -> PredictionWriter:
         """Opens the output for appending. Only the first process writes."""
         name, stop_strings = decoder_name(self.decoding.decoder), self.decoding.stop_strings
         name += f' until {stop_strings!r}' if stop_strings else ''
-        output = Output(self.output, {'checkpoint': folder, 'decoder': name}, writes=jax.process_index() == 0)
+        output = PredictionWriter(self.output, {'checkpoint': folder, 'decoder': name}, writes=jax.process_index() == 0)
         # Wait until all processes have read the output before the first process writes to it.
         collectives.barrier()
         return output
@@ -271,12 +273,12 @@ class TextInference:
             folder, abstract, task_vocabulary.vocabulary_record(self.vocabulary), 'CHECKPOINT_PATH'
         )
 
-    def codec(self) -> Texts:
+    def codec(self) -> TextCodec:
         """Returns the encoder of texts. Without task inputs, texts are prompts, which have no end token."""
         lengths = self.decoding.feature_lengths
         longest = batch_formats.text_lengths(lengths)['inputs']
         model = self.model if head_predictions.has_head(self.model) else None
-        return Texts(self.vocabulary, longest, self.refuse_long, 'inputs' in lengths, model)
+        return TextCodec(self.vocabulary, longest, self.refuse_long, 'inputs' in lengths, model)
 
     def predictor(self) -> predictions.Predictor:
         return predictions.Predictor(self.model, self.partitioner, self.decoding, self.vocabulary)

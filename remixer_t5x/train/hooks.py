@@ -116,21 +116,21 @@ class EvaluateTasks:
         for report in self.evaluator(params):
             self._log_report(state, params, report)
             if (metric := self.best_checkpoints.score(report)) is not None:
-                scores[report.task] = best.rank(*metric)
+                scores[report.task] = best.signed_score(*metric)
         if len(scores) > 1:
-            metrics = {best.AVERAGE: best.average(scores)}
+            metrics = {best.AVERAGE: best.mean_score(scores)}
             self._log_report(state, params, Report(best.AVERAGE, self.evaluator.split, metrics, (), 0.0))
         if scores:
-            state.patience.add_evaluation(state.step, best.average(scores))
+            state.patience.add_evaluation(state.step, best.mean_score(scores))
 
     def _log_report(self, state: RunState, params: Any, report: Report) -> None:
         self.log.log_evaluation(f'eval/{report.task}', state.step, report.metrics, report.seconds)
-        for line in task_evaluation.shown_answers(report, self.shown):
+        for line in task_evaluation.format_answers(report, self.shown):
             self.log.print(line)
         is_best = False
         with self.log.tolerate_write_errors():
-            is_best = self.best_checkpoints.keep(report, state.step, params)
-        text = task_metrics.describe(report.metrics) + (' · the best so far' if is_best else '')
+            is_best = self.best_checkpoints.save_if_best(report, state.step, params)
+        text = task_metrics.format_metrics(report.metrics) + (' · the best so far' if is_best else '')
         self.log.print(f'step {state.step} · {report.task} · {text}')
 
 

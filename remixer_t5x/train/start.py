@@ -102,7 +102,7 @@ class RunData:
         split = self._evaluation
         if split is None:
             return {}
-        parts = split.of_tasks(self.evaluator.seqio_tasks) if self.evaluator else (split, *split.by_task())
+        parts = split.for_tasks(self.evaluator.seqio_tasks) if self.evaluator else (split, *split.split_by_task())
         return {part.name: part.batches(self._partitioner.data_shard(), self._threads) for part in parts}
 
 

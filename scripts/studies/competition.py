@@ -21,7 +21,7 @@ from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.cli.data import vocab
 from remixer_t5x.data.batch_formats import ENCODER_DECODER
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate.text_inference import Texts
+from remixer_t5x.evaluate.text_inference import TextCodec
 from remixer_t5x.extras.reports.pictures import learned
 
 
@@ -42,7 +42,7 @@ def summarize_tokens(ids: np.ndarray, weights: np.ndarray, most: int) -> Iterato
 def compute_weights(trained: TrainedModel, texts: list[str]) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Returns ids of all texts [tokens], weights of the first mechanism [layers, tokens], and layer names."""
     length = trained.lengths['inputs']
-    encoder = Texts(trained.vocabulary, length)
+    encoder = TextCodec(trained.vocabulary, length)
     rows: list[np.ndarray] = [np.asarray(encoder.encode(text, 0)[0], np.int32)[:length] for text in texts]
     layers: list[learned.LayerArray] = []
     parts = []

@@ -40,7 +40,7 @@ def checkpoints(tmp_path, metrics=None):
 def test_only_better_parameters_are_saved(tmp_path):
     values = {10: 50.0, 20: 60.0, 30: 60.0, 40: 55.0}
     saved = [
-        checkpoints(tmp_path).keep(report(accuracy=value, f1=-value), step, params(step))
+        checkpoints(tmp_path).save_if_best(report(accuracy=value, f1=-value), step, params(step))
         for step, value in values.items()
     ]
     assert saved == [True, True, False, False]
@@ -54,14 +54,14 @@ def test_the_metric_can_be_named_by_task(tmp_path):
     kept = checkpoints(tmp_path, {'cb': 'f1'})
     assert kept.score(report('cb', accuracy=1.0, f1=2.0)) == ('f1', 2.0)
     assert kept.score(report('rte', accuracy=1.0)) == ('accuracy', 1.0)
-    assert not kept.keep(report('rte'), 1, params(1))
+    assert not kept.save_if_best(report('rte'), 1, params(1))
     with pytest.raises(UserError, match="BEST_METRICS of cb must be one of accuracy, got 'f1'"):
-        kept.keep(report('cb', accuracy=1.0), 1, params(1))
+        kept.save_if_best(report('cb', accuracy=1.0), 1, params(1))
 
 
 @pytest.mark.parametrize('values', [[10.0, 90.0, np.nan, 50.0, 95.0], [np.nan, 10.0, np.nan, 5.0, 11.0]])
 def test_a_metric_that_is_nan_is_never_better(tmp_path, values):
-    kept = [checkpoints(tmp_path).keep(report(quality=value), step, params(step))
+    kept = [checkpoints(tmp_path).save_if_best(report(quality=value), step, params(step))
             for step, value in enumerate(values, 1)]  # fmt: skip
     highest = [-np.inf, *np.fmax.accumulate(values)[:-1]]
     assert kept == [bool(value > before or np.isnan(before)) and not np.isnan(value)
@@ -77,7 +77,7 @@ def test_a_metric_that_is_nan_is_never_better(tmp_path, values):
 def test_the_lowest_error_is_best(tmp_path, name, metrics):
     kept = checkpoints(tmp_path, metrics)
     values = [1.69, 1.23, 1.31, 1.21]
-    assert [kept.keep(report(**{name: value}), step, params(step)) for step, value in enumerate(values, 1)] == [
+    assert [kept.save_if_best(report(**{name: value}), step, params(step)) for step, value in enumerate(values, 1)] == [
         True, True, False, True
     ]  # fmt: skip
     assert value_of(tmp_path / 'best' / 'rte') == 4.0
@@ -88,7 +88,7 @@ def test_a_full_disk_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage)
     kept = checkpoints(tmp_path)
     with pytest.raises(UserError, match='MiB left and the best parameters take'):
-        kept.keep(report(accuracy=np.float64(1.0)), 1, params(1))
+        kept.save_if_best(report(accuracy=np.float64(1.0)), 1, params(1))
 
 
 @pytest.mark.parametrize('record', ['3', '{}', '{"metric": "f1", "value": "x", "step": 1}', '[]'])
@@ -121,7 +121,7 @@ def test_averages_and_best_steps_are_t5s(benchmark):
     for step, average in enumerate(T5['averages'][benchmark]):
         tasks = by_task(benchmark, step)
         assert len(tasks) >= 8
-        assert best.average({task: mean_score(task, metrics) for task, metrics in tasks.items()}) == pytest.approx(
+        assert best.mean_score({task: mean_score(task, metrics) for task, metrics in tasks.items()}) == pytest.approx(
             average
         )
     for task, metrics in by_task(benchmark, 0).items():
@@ -138,8 +138,8 @@ def test_errors_count_negative_and_are_excluded_from_a_mean():
     metrics = {'pearson': 80.0, 'spearman': 60.0, 'mean_absolute_error': 3.0}
     assert best.score('stsb', metrics, best.MEAN) == ('mean', 70.0)
     assert best.score('stsb', {'a_loss': 3.0, 'perplexity': 5.0}, best.MEAN) == ('mean', -4.0)
-    ranks = {task: best.rank(*score) for task, score in {'a': ('accuracy', 50.0), 'b': ('wer', 10.0)}.items()}
-    assert best.average(ranks) == 20.0
+    ranks = {task: best.signed_score(*score) for task, score in {'a': ('accuracy', 50.0), 'b': ('wer', 10.0)}.items()}
+    assert best.mean_score(ranks) == 20.0
 
 
 def test_the_first_metric_is_the_default():

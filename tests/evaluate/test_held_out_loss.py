@@ -75,12 +75,12 @@ def test_a_mixture_has_a_loss_for_each_of_its_tasks(setting, tiny):
     mixture = seqio.Mixture('tiny_mixture', [(task, 1.0) for task in tasks])
     config = dataclasses.replace(setting[1], mixture_or_task_name=mixture)
     whole = held_out_loss.Evaluation(config)
-    parts = {part.name: part for part in whole.by_task()}
+    parts = {part.name: part for part in whole.split_by_task()}
     assert set(parts) == {'eval/tiny_one', 'eval/tiny_two'}
     for task in tasks:
         part = parts[f'eval/{task.name}']
         alone = held_out_loss.Evaluation(dataclasses.replace(setting[1], mixture_or_task_name=task))
-        assert alone.by_task() == ()
+        assert alone.split_by_task() == ()
         counted = [
             sum(int(np.asarray(batch['decoder_loss_weights']).sum()) for batch in evaluation.batches())
             for evaluation in (part, alone)

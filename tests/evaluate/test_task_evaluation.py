@@ -13,7 +13,7 @@ from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import task_examples, task_metrics
 from remixer_t5x.evaluate.predictions import Decoding
-from remixer_t5x.evaluate.task_evaluation import Report, TaskEvaluation, TaskEvaluator, shown_answers
+from remixer_t5x.evaluate.task_evaluation import Report, TaskEvaluation, TaskEvaluator, format_answers
 from remixer_tasks import vocabularies
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 
@@ -127,15 +127,15 @@ def test_rows_have_inputs_targets_and_predictions():
     assert task_evaluator.notes == ['echo_rows, validation: 1 of 6 inputs have more than 24 tokens: truncated']
 
 
-def test_shown_answers_have_input_answer_and_target():
+def test_format_answers_have_input_answer_and_target():
     rows = [{'input': 'a\nb', 'prediction': '', 'target': 'x' * 999}, {'input': 'c', 'prediction': 'd', 'target': 'e'}]
     report = Report('echo', 'validation', {}, rows, 0.0)
-    head, *texts = shown_answers(report, 1)
+    head, *texts = format_answers(report, 1)
     assert all(fact in head for fact in ('echo', '1 of 2', 'validation'))
     labels, values = zip(*(line.split(maxsplit=1) for line in texts), strict=True)
     assert labels == ('input', 'answer', 'target')
     assert values[0] == 'a b' and values[1] and set(values[2]) == {'x'} and len(values[2]) < 999
-    assert len(list(shown_answers(report, 5))) == 7 and not list(shown_answers(report, 0))
+    assert len(list(format_answers(report, 5))) == 7 and not list(format_answers(report, 0))
     with pytest.raises(UserError, match='SHOWN_ANSWERS must be .* got -1'):
         evaluator(task(), shown=-1)
 
@@ -143,8 +143,8 @@ def test_shown_answers_have_input_answer_and_target():
 def test_groups_are_printed_next_to_their_metric():
     metrics = {'em': 50.0, 'em/easy': 75.0, 'em/hard': 25.0, 'f1': 2.0, 'f1/easy': 1.0, 'f1/hard': 3.0, 'odd/name': 4.0}
     described = 'em 50.00 (easy 75.00, hard 25.00), f1 2.00 (easy 1.00, hard 3.00), odd/name 4.00'
-    assert task_metrics.describe(metrics) == described
-    assert task_metrics.describe(dict.fromkeys('abcde', 1.0)) == 'a 1.00, b 1.00, c 1.00 and 2 more'
+    assert task_metrics.format_metrics(metrics) == described
+    assert task_metrics.format_metrics(dict.fromkeys('abcde', 1.0)) == 'a 1.00, b 1.00, c 1.00 and 2 more'
 
 
 @pytest.mark.parametrize('text', ['even ', ' even', 'even  odd', 'even\n', '½ Ｅven', 'né'])
@@ -211,9 +211,9 @@ def test_invalid_calls_raise_errors(call, line):
 
 
 def test_predictions_of_another_number_are_rejected():
-    examples = task_examples.read(task('echo_j'), 'validation', LENGTHS)
+    examples = task_examples.read_examples(task('echo_j'), 'validation', LENGTHS)
     with pytest.raises(UserError, match='echo_j, split validation, must have 6 rows, got 5'):
-        task_metrics.compute(examples, task_metrics.Outputs(['yes'] * 5, [0.0] * 5))
+        task_metrics.compute_metrics(examples, task_metrics.ModelOutputs(['yes'] * 5, [0.0] * 5))
 
 
 @flax.struct.dataclass
@@ -271,9 +271,9 @@ def share_equal(targets, predictions):
 def test_metric_objects_are_computed_next_to_functions(objects, functions):
     task = objects_task(list(objects), functions)
     assert task_metrics.needs_target_scores(task) == bool(objects)
-    examples = task_examples.read(task, 'validation', {'inputs': 8, 'targets': 8})
-    outputs = task_metrics.Outputs(['yes', 'maybe', 'no'], [0.0] * 3, [-1.0, -2.0, -3.0])
+    examples = task_examples.read_examples(task, 'validation', {'inputs': 8, 'targets': 8})
+    outputs = task_metrics.ModelOutputs(['yes', 'maybe', 'no'], [0.0] * 3, [-1.0, -2.0, -3.0])
     expected = {'equal': 200 / 3, 'mean_score': -2.0} if objects else {}
-    assert task_metrics.compute(examples, outputs) == pytest.approx(
+    assert task_metrics.compute_metrics(examples, outputs) == pytest.approx(
         expected | ({'accuracy': 200 / 3} if functions else {})
     )

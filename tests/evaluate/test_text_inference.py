@@ -27,11 +27,11 @@ def echo(inputs, first):
 
 
 def run(path, texts=TEXTS, origin=ORIGIN, window=3, **codec):
-    output = text_inference.Output(str(path), origin)
+    output = text_inference.PredictionWriter(str(path), origin)
     rest = iter(texts)
     with contextlib.closing(output):
         text_inference.skip_done(rest, output, 'in.txt')
-        text_inference.run(rest, output, text_inference.Texts(BYTES, 16, **codec), echo, window)
+        text_inference.write_predictions(rest, output, text_inference.TextCodec(BYTES, 16, **codec), echo, window)
     return output
 
 

@@ -47,7 +47,7 @@ def _results(folder):
 
 
 def _best(folder):
-    best.BestCheckpoints(epath.Path(folder), {}).keep(REPORT, 1, {'a': np.ones(1000, np.float32)})
+    best.BestCheckpoints(epath.Path(folder), {}).save_if_best(REPORT, 1, {'a': np.ones(1000, np.float32)})
 
 
 WRITERS = {

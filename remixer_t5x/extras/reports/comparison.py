@@ -13,7 +13,7 @@ import numpy as np
 from remixer_t5x.cli.info.model import quantity
 from remixer_t5x.costs.counts import Counts
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate.best import rank
+from remixer_t5x.evaluate.best import signed_score
 from remixer_t5x.extras.reports import differences, overview, tables
 from remixer_t5x.extras.reports.differences import CONFIDENCE, Measure
 from remixer_t5x.extras.reports.overview import Overview
@@ -73,7 +73,7 @@ def search_results(cells: Sequence[Cell], runs: Mapping[Cell, Run]) -> Search:
         value = overview.overview(run).held_out
         if metrics:
             measure, sign = metrics[0][0] if len(metrics) == 1 else 'mean of the main metrics', 1
-            value = statistics.fmean(rank(*metric) for metric in metrics)
+            value = statistics.fmean(signed_score(*metric) for metric in metrics)
         if value is not None:
             values.setdefault(cell.model, {})[cell.setting] = value
     if not values:

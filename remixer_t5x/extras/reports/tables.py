@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remixer_t5x.evaluate.best import rank
+from remixer_t5x.evaluate.best import signed_score
 from remixer_t5x.extras.reports.differences import BySeed, Measure, compare_models, conclusion
 from remixer_t5x.extras.reports.overview import MOST_METRICS, Overview, readable_kind, task_metrics
 from remixer_t5x.extras.reports.records import Group, Run
@@ -92,7 +92,7 @@ def _row(groups: Sequence[Group], kind: str, name: str) -> Row:
         ]
         if values:
             cells[key] = Cell(values)
-    pairs = compare_models({key: cell.by_seed for key, cell in cells.items()}, rank(name, 1.0) > 0)
+    pairs = compare_models({key: cell.by_seed for key, cell in cells.items()}, signed_score(name, 1.0) > 0)
     wins = collections.Counter(pair.model for pair in pairs if pair.is_shown)
     for key in cells:
         if 0 < wins[key] == len(cells) - 1:
@@ -114,7 +114,7 @@ def measures(groups: Sequence[Group], rows: Sequence[Row], overviews: Mapping[st
     measures = [Measure(HELD_OUT, {name: by_seed for name, by_seed in losses.items() if by_seed}, False)]
     for kind, metric, cells in rows:
         values = {group.name: cell.by_seed for group, cell in zip(groups, cells, strict=True) if cell}
-        measures.append(Measure(f'{metric} of {kind}', values, rank(metric, 1.0) > 0))
+        measures.append(Measure(f'{metric} of {kind}', values, signed_score(metric, 1.0) > 0))
     return [measure for measure in measures if measure.models]
 
 

@@ -18,7 +18,7 @@ from remixer_t5x.config import loading
 from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices import compiler_options
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate.text_inference import Texts
+from remixer_t5x.evaluate.text_inference import TextCodec
 from remixer_t5x.extras.reports import page, records, run_folders
 from remixer_t5x.extras.reports.pictures import drawing, gallery
 from remixer_t5x.extras.reports.records import Run
@@ -86,7 +86,8 @@ def _draw_run(run: Run, text: str, number: int) -> page.Learned:
     trained = saved_models.load(run.folder)
     if trained.model.model_type != batch_formats.ENCODER_DECODER:
         raise UserError(f'--pictures needs an encoder-decoder, but MODEL_TYPE is {trained.model.model_type!r}')
-    inputs: np.ndarray = np.asarray(Texts(trained.vocabulary, trained.lengths['inputs']).encode(text, 0)[0], np.int32)
+    ids, _ = TextCodec(trained.vocabulary, trained.lengths['inputs']).encode(text, 0)
+    inputs: np.ndarray = np.asarray(ids, np.int32)
     targets = _answer(trained, inputs)
     pieces = [[vocab.piece(trained.vocabulary, int(token)) for token in ids] for ids in (inputs, targets)]
     trained_text = gallery.TrainedText(

@@ -4,7 +4,7 @@ import dataclasses
 import statistics
 from collections.abc import Iterator, Mapping
 
-from remixer_t5x.evaluate.best import rank
+from remixer_t5x.evaluate.best import signed_score
 from remixer_t5x.extras.reports.differences import compare_models
 from remixer_t5x.extras.reproduce.tables import COUNTED, Column, Row, Table
 
@@ -71,7 +71,7 @@ def _judge_count(published: float | None, ours: float | None) -> str:
 def _compare(
     finding: Finding, ours: Mapping[int, float], base: Mapping[int, float], published_base: float | None, metric: str
 ) -> Finding:
-    higher_is_better = rank(metric, 1.0) > 0
+    higher_is_better = signed_score(metric, 1.0) > 0
     pairs = compare_models({'ours': ours, 'baseline': base}, higher_is_better)
     if not pairs:
         return finding

@@ -29,7 +29,7 @@ from starlette.routing import Route
 
 from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.errors import reason
-from remixer_t5x.evaluate.text_inference import Texts
+from remixer_t5x.evaluate.text_inference import TextCodec
 from remixer_t5x.extras.serve.engine import NO_TOP_K, Engine, Row, log
 
 # Maximum size of a request in bytes, and maximum number of samples per prompt.
@@ -146,7 +146,7 @@ class Api:
 
     def _tokenize(self, body: dict[str, Any], field: str, side: str) -> list[list[int]]:
         trained = self._engine.trained
-        texts = Texts(trained.vocabulary, trained.lengths[side], ends=trained.ends_inputs or side == 'targets')
+        texts = TextCodec(trained.vocabulary, trained.lengths[side], ends=trained.ends_inputs or side == 'targets')
         encoded = [texts.encode(text, index) for index, text in enumerate(_texts(body, field))]
         if any(is_cut or not ids for ids, is_cut in encoded):
             raise HTTPException(400, f'{field} must have from 1 to {texts.longest} tokens in each text; shorten it')
