@@ -286,7 +286,7 @@ def _a_shared_model(path):
 
     with under_the_name(path, shared_folder.CONFIG):
         if shared_folder.is_shared(path.parent):
-            shared_folder.read(path.parent)
+            shared_folder.open_folder(path.parent)
 
 
 USERS = {name.removeprefix('_'): read for name, read in globals().items() if callable(read) and name.startswith('_')}

@@ -97,7 +97,7 @@ def _load_folder(path: str, partitioner: Partitioner, vocabulary: str | None, tr
             folder / model_dir.CHECKPOINTS
         )
     if is_hugging_face and shared_folder.is_shared(pathlib.Path(folder)):
-        shared = shared_folder.read(pathlib.Path(folder))
+        shared = shared_folder.open_folder(pathlib.Path(folder))
         if not trust_gin:
             check_gin(shared, advice)
         return _load_shared(shared, partitioner, trust_gin)
@@ -111,7 +111,7 @@ def _load_folder(path: str, partitioner: Partitioner, vocabulary: str | None, tr
     return _trained_model(model, params, vocab, checkpoint, partitioner, run_lengths)
 
 
-def check_gin(shared: shared_folder.Shared, advice: str) -> None:
+def check_gin(shared: shared_folder.SharedModel, advice: str) -> None:
     """Raises UserError if the gin of a shared folder refers to other code than this package's models.
 
     `advice` is what to type to load it anyway.
@@ -201,7 +201,7 @@ def _trained_model(
     return TrainedModel(model, params, vocabulary, lengths, source, partitioner, ends_inputs='inputs' in run_lengths)
 
 
-def _load_shared(shared: shared_folder.Shared, partitioner: Partitioner, trust_gin: bool) -> TrainedModel:
+def _load_shared(shared: shared_folder.SharedModel, partitioner: Partitioner, trust_gin: bool) -> TrainedModel:
     folder = shared.folder
     arrays, _, record = shared.params()
     # Without trust, a file in `code` with the name of a module that is not loaded yet must not be imported.
@@ -215,7 +215,7 @@ def _load_shared(shared: shared_folder.Shared, partitioner: Partitioner, trust_g
             f'{folder} was trained with vocabulary {record["vocabulary"]}, but contains {vocabulary_record}; '
             'download it again'
         )
-    shapes = (shared_folder.shapes(tree) for tree in (arrays, _abstract_params(model, partitioner)))
+    shapes = (shared_folder.shapes_by_name(tree) for tree in (arrays, _abstract_params(model, partitioner)))
     if difference := changes.describe_shapes(*shapes):
         raise UserError(f'{folder} has parameters that differ from the model in its {shared_folder.GIN}: {difference}')
     params = _place_params(arrays, model, partitioner)

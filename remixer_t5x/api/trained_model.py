@@ -219,15 +219,15 @@ class TrainedModel:
                 vocabulary is a custom class.
         """
         text = gin_text(self.model, self.lengths if self.ends_inputs else {'targets': sum(self.lengths.values())})
-        target = converted.claim(folder)
+        target = converted.claim_model_dir(folder)
         if not task_vocabulary.save_vocabulary(self.vocabulary, target / task_vocabulary.FOLDER):
             kind = type(self.vocabulary).__name__
             raise UserError(f'vocabulary must come from remixer_tasks.vocabularies to be saved, got {kind}')
         text = f'{text}\n{task_vocabulary.gin_statements(target)}'
         (target / model_dir.CONVERTED).write_text(text)
         params = jax.tree.map(lambda array: np.asarray(array, np.float32), self.params)
-        record = converted.record(task_vocabulary.vocabulary_record(self.vocabulary), text, self.source)
-        converted.write(target, params, step, record)
+        record = converted.build_record(task_vocabulary.vocabulary_record(self.vocabulary), text, self.source)
+        converted.write_checkpoint(target, params, step, record)
         return str(target)
 
     @functools.cached_property

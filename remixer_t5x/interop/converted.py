@@ -1,7 +1,7 @@
-"""Writes a MODEL_DIR with one converted checkpoint, and reads the parameters of any checkpoint.
+"""Writes converted checkpoints to a MODEL_DIR, and reads the parameters of any checkpoint.
 
-A converted checkpoint has the items `state` (only parameters) and `run`, so that `train`, `finetune`, `eval` and
-`infer` read it like the checkpoint of a run.
+A converted checkpoint has the items `state` (only the parameters) and `run`, so commands such as `finetune` and `infer`
+load it like the checkpoint of a training run.
 """
 
 import math
@@ -23,16 +23,16 @@ from remixer_t5x.run_folder import model_dir
 Params = Any
 
 
-def record(vocabulary: str, config: str, source: str) -> dict[str, Any]:
-    """The record of a converted checkpoint: vocabulary, gin text, source, versions."""
+def build_record(vocabulary: str, config: str, source: str) -> dict[str, Any]:
+    """Builds the record of a converted checkpoint: vocabulary, gin text, source and package versions."""
     versions = model_dir.package_versions()
     return {'vocabulary': vocabulary, 'config': config, 'converted_from': source, 'versions': versions}
 
 
-def claim(path: str | os.PathLike[str]) -> epath.Path:
-    """Creates a MODEL_DIR for one checkpoint.
+def claim_model_dir(path: str | os.PathLike[str]) -> epath.Path:
+    """Creates a MODEL_DIR for a converted checkpoint.
 
-    Raises UserError if the folder already contains checkpoints, or files that no run wrote.
+    Raises UserError if the folder already contains checkpoints, or files that were not written by a run.
     """
     folder = model_dir.absolute_path(path)
     if steps := saved_params.list_steps(folder / model_dir.CHECKPOINTS):
@@ -41,7 +41,7 @@ def claim(path: str | os.PathLike[str]) -> epath.Path:
 
 
 def copy_vocabulary(checkpoint: str, folder: epath.Path) -> None:
-    """Copies the vocabulary of the MODEL_DIR that contains `checkpoint`, if it has one, to the MODEL_DIR `folder`."""
+    """Copies the vocabulary saved with `checkpoint`, if any, to the MODEL_DIR `folder`."""
     source = model_dir.find_enclosing(checkpoint)
     if source is not None and task_vocabulary.saved_vocabulary_flags(source):
         (folder / task_vocabulary.FOLDER).mkdir(exist_ok=True)
@@ -49,31 +49,37 @@ def copy_vocabulary(checkpoint: str, folder: epath.Path) -> None:
             file.copy(folder / task_vocabulary.FOLDER / file.name, overwrite=True)
 
 
-def write(folder: epath.Path, params: Params, step: int, run: Mapping[str, Any]) -> epath.Path:
-    """Writes the checkpoint of `step` (0 if unknown) into the MODEL_DIR `folder`, and returns its folder.
+def write_checkpoint(folder: epath.Path, params: Params, step: int, run: Mapping[str, Any]) -> epath.Path:
+    """Writes a checkpoint to the MODEL_DIR `folder`, waits until it is on disk, and returns the checkpoint's folder.
 
-    `run` is the record of the checkpoint. Returns after the files are on disk.
+    Args:
+        folder: the MODEL_DIR.
+        params: the parameters.
+        step: the training step; 0 if unknown.
+        run: the record of the checkpoint.
     """
     checkpoints = folder / model_dir.CHECKPOINTS
     manager.write_params(checkpoints, step, params, run)
     return checkpoints / str(step)
 
 
-def read(path: str, setting: str = 'CHECKPOINT_PATH', merge: bool = True) -> tuple[Params, dict[str, Any], int]:
-    """Reads the parameters of any model's checkpoint (numpy), its record, and its step.
+def read_checkpoint(
+    path: str, setting: str = 'CHECKPOINT_PATH', merge: bool = True
+) -> tuple[Params, dict[str, Any], int]:
+    """Reads the parameters (NumPy arrays), the record and the step of a checkpoint.
 
     Args:
-        path: a checkpoint, or a MODEL_DIR (its newest).
-        setting: name of the path in errors.
-        merge: whether to add adapters to the kernels that they adapt, instead of returning them next to the kernels.
+        path: a checkpoint, or a MODEL_DIR, whose newest checkpoint is read.
+        setting: name of the setting or flag that contains the path, for error messages.
+        merge: whether to merge adapters into their kernels, instead of returning adapters and kernels separately.
 
     Raises:
-        UserError: there is no checkpoint, or its arrays need more memory than this machine has.
+        UserError: there is no checkpoint, or the parameters do not fit into the memory of this machine.
     """
     saved = saved_params.open_checkpoint(path, setting)
     kernels = {name for name in saved.shapes if not lora.is_adapter(name)}
     shapes = saved.shapes_for(kernels) if merge else saved.shapes
-    # Reading more than fits into memory would kill the process.
+    # Checks the size first, because the system kills a process that runs out of memory.
     size = sum(map(math.prod, shapes.values())) * np.dtype(np.float32).itemsize
     memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
     if size > memory:

@@ -1,8 +1,9 @@
-"""Reads and writes safetensors: the weights of a Hugging Face folder (one file or shards), or any model in one file.
+"""Reads and writes safetensors: Hugging Face weights (a single file or shards), or any remixer_t5x model in one file.
 
-A file is 8 bytes with the header's length N (little endian), N bytes of JSON, and the bytes of the arrays. In our files
-the name of an array is its path in our tree, `encoder/run_0/layer/...`, with layers stacked, and the metadata has
-`format`, `step`, `config` (the gin text of the run), `vocabulary` (as in a checkpoint) and `versions` (JSON).
+A safetensors file starts with 8 bytes (the length N of the header, little endian), followed by N bytes of JSON and the
+bytes of the arrays. In files of remixer_t5x models, the name of an array is its path in the parameter tree,
+`encoder/run_0/layer/...`, with stacked layers. The metadata contains `format`, `step`, `config` (the gin text of the
+run), `vocabulary` (as in a checkpoint) and `versions` (JSON).
 """
 
 import contextlib
@@ -25,14 +26,15 @@ Params = Any
 FORMAT = 'remixer_t5x'
 WHOLE = 'model.safetensors'
 INDEX = 'model.safetensors.index.json'
-# Dtypes that convert to float32 without loss; others are quantised.
+# Dtypes that can be converted to float32 without loss; arrays of other dtypes are quantized.
 FLOATS = ('F32', 'BF16', 'F16')
 
 
 class Tensors(Mapping[str, np.ndarray]):
-    """Float32 arrays by name, each read on demand.
+    """A mapping from names to float32 arrays, which are read on demand.
 
-    places: the file of each array, and its name in the file.
+    Args:
+        places: for each array, the file that contains it and its name in the file.
     """
 
     def __init__(self, places: Mapping[str, tuple[pathlib.Path, str]]):
@@ -45,8 +47,8 @@ class Tensors(Mapping[str, np.ndarray]):
         try:
             return np.asarray(reader.get_tensor(name_in_file), np.float32)
         except (ValueError, SafetensorError) as error:
-            # The library accepts shapes that NumPy cannot express, such as [0, 2**62].
-            raise _unreadable(self._places[name][0], f'{name!r}: {error}') from error
+            # safetensors accepts shapes that NumPy does not support, such as [0, 2**62].
+            raise _unreadable_error(self._places[name][0], f'{name!r}: {error}') from error
 
     def __contains__(self, name: object) -> bool:
         return name in self._places
@@ -58,33 +60,33 @@ class Tensors(Mapping[str, np.ndarray]):
         return len(self._places)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of an array, without reading it. Raises UserError for a quantised array."""
+        """Returns the shape of an array without reading the array. Raises UserError if the array is quantized."""
         reader, name_in_file = self._locate(name)
         part = reader.get_slice(name_in_file)
         if part.get_dtype() not in FLOATS:
             raise UserError(
-                f'{name} in {self._places[name][0]} is stored as {part.get_dtype()}; allowed are {", ".join(FLOATS)}: '
-                'use the model as it was before it was quantised'
+                f'{name} in {self._places[name][0]} must have dtype {", ".join(FLOATS)}, got {part.get_dtype()}; use '
+                'the model before quantization'
             )
         return tuple(part.get_shape())
 
-    def renamed(self, names: Mapping[str, str]) -> 'Tensors':
-        """The arrays under other names; `names` maps new names to current ones."""
+    def rename(self, names: Mapping[str, str]) -> 'Tensors':
+        """Returns the arrays with new names; `names` maps new names to current names."""
         return Tensors({new: self._places[name] for new, name in names.items()})
 
-    def joined(self, folder: str, tensors: 'Tensors') -> 'Tensors':
-        """These arrays and `tensors`, whose names get the prefix `folder`/."""
+    def join_folder(self, folder: str, tensors: 'Tensors') -> 'Tensors':
+        """Returns these arrays and the arrays of `tensors`, with the prefix `folder`/ added to their names."""
         return Tensors(self._places | {f'{folder}/{name}': place for name, place in tensors._places.items()})
 
     def _locate(self, name: str) -> tuple[safe_open, str]:
         file, name_in_file = self._places[name]
         if file not in self._readers:
-            self._readers[file] = _open(file)
+            self._readers[file] = _open_file(file)
         return self._readers[file], name_in_file
 
 
 def read_folder(folder: pathlib.Path) -> Tensors:
-    """The weights in a Hugging Face folder. Raises UserError if they are not in safetensors."""
+    """Opens the weights in a Hugging Face folder. Raises UserError if they are not in safetensors format."""
     if (folder / INDEX).is_file():
         return _read_shards(folder)
     if (folder / WHOLE).is_file():
@@ -92,27 +94,27 @@ def read_folder(folder: pathlib.Path) -> Tensors:
     pickled = next(iter(sorted([*folder.glob('*.bin'), *folder.glob('*.pt')])), None)
     if pickled:
         raise UserError(
-            f'{folder} has its weights in {pickled.name}, a pickle, which can run code when it is read; if you trust '
-            f'it: python -c "import transformers as t; t.T5ForConditionalGeneration.from_pretrained({str(folder)!r})'
-            f'.save_pretrained({str(folder)!r})" writes {WHOLE}'
+            f'the weights in {folder} must be safetensors, got the pickle {pickled.name}, which can run code when '
+            f'loaded; if you trust the file, convert it to {WHOLE}: python -c "import transformers as t; '
+            f't.T5ForConditionalGeneration.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"'
         )
     raise UserError(f'{folder} has no {WHOLE} and no {INDEX}; use the folder of a Hugging Face model')
 
 
 def read_file(path: str) -> tuple[Tensors, dict[str, str]]:
-    """The arrays and the metadata of one file."""
+    """Opens a single safetensors file, and returns its arrays and metadata."""
     file = pathlib.Path(path).expanduser()
     if not file.is_file():
         raise UserError(f'{file} is not a file; use a file that --to_safetensors wrote')
-    return _read_tensors(file), dict(_open(file).metadata() or {})
+    return _read_tensors(file), dict(_open_file(file).metadata() or {})
 
 
 def write_file(path: pathlib.Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Writes `arrays`, sorted by name, under a temporary name first. Raises UserError if it cannot."""
+    """Writes `arrays` to a temporary file and then renames it to `path`. Raises UserError if writing fails."""
     unfinished = path.with_name(f'{path.name}.unfinished')
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The library writes memory in its order and would scramble a transposed view.
+        # safetensors ignores strides, so transposed views would be written in the wrong order.
         contiguous = {name: np.asarray(arrays[name], order='C') for name in sorted(arrays)}
         save_file(contiguous, unfinished, dict(metadata))
         temporary.sync_and_rename(unfinished, path)
@@ -126,9 +128,14 @@ def write_file(path: pathlib.Path, arrays: Mapping[str, np.ndarray], metadata: M
 def write_params(
     path: str, params: Params, step: int, record: Mapping[str, Any], dtype: str = 'float32'
 ) -> pathlib.Path:
-    """Writes the parameters of any of our models, in `dtype`, to the file `path`, which must not exist, and returns it.
+    """Writes the parameters of a remixer_t5x model to a new file, and returns its path.
 
-    `step` and `record` come from the checkpoint.
+    Args:
+        path: the file, which must not exist.
+        params: the parameters.
+        step: the step of the checkpoint.
+        record: the record of the checkpoint.
+        dtype: dtype of the arrays in the file.
     """
     file = pathlib.Path(path).expanduser()
     if file.exists():
@@ -147,12 +154,12 @@ def write_params(
 
 
 def read_params(path: str) -> tuple[Params, int, dict[str, Any]]:
-    """Reads the parameters (numpy float32), the step and the record in the file `path`, which `write_params` wrote."""
+    """Reads the parameters (NumPy, float32), the step and the record from a file written by `write_params`."""
     tensors, metadata = read_file(path)
     if metadata.get('format') != FORMAT:
         raise UserError(
-            f'{path} was not written by --to_safetensors (its metadata has format {metadata.get("format")!a:.60}); a '
-            'Hugging Face folder is read by --from_hf'
+            f'{path} was not written by --to_safetensors (its metadata has format {metadata.get("format")!a:.60}); to '
+            'convert a Hugging Face folder, use --from_hf'
         )
     parents = {name[: match.start()] for name in tensors for match in re.finditer('/', name)}
     if nested := sorted(parents & tensors.keys()):
@@ -172,12 +179,12 @@ def read_params(path: str) -> tuple[Params, int, dict[str, Any]]:
 
 
 def round_params(params: Params, dtype: str) -> Params:
-    """The float32 `params` rounded to `dtype`."""
+    """Rounds `params` to `dtype`, and returns them as float32."""
     return jax.tree.map(lambda array: np.asarray(array).astype(np.dtype(dtype)).astype(np.float32), params)
 
 
 def first_difference(before: Params, after: Params) -> str | None:
-    """The path of an array that differs in a bit, or is in only one tree; None if there is none."""
+    """Returns the path of the first array that is not bit-identical in both trees, or None if all are."""
     trees = [traverse_util.flatten_dict(tree, sep='/') for tree in (before, after)]
     for name in sorted({*trees[0], *trees[1]}):
         pair = [np.asarray(tree[name]) for tree in trees if name in tree]
@@ -188,35 +195,35 @@ def first_difference(before: Params, after: Params) -> str | None:
     return None
 
 
-def _open(path: pathlib.Path) -> safe_open:
+def _open_file(path: pathlib.Path) -> safe_open:
     try:
         return safe_open(path, framework='numpy')
     except (OSError, SafetensorError) as error:
-        raise _unreadable(path, str(error).removeprefix('Error while deserializing header: ')) from error
+        raise _unreadable_error(path, str(error).removeprefix('Error while deserializing header: ')) from error
 
 
 def _read_tensors(path: pathlib.Path) -> Tensors:
-    return Tensors({name: (path, name) for name in _open(path).keys()})  # noqa: SIM118 (safe_open is no mapping)
+    return Tensors({name: (path, name) for name in _open_file(path).keys()})  # noqa: SIM118 (safe_open is no mapping)
 
 
 def _read_shards(folder: pathlib.Path) -> Tensors:
     by_name = untrusted_files.read_object(folder / INDEX).get('weight_map')
     if not isinstance(by_name, dict):
-        raise UserError(f'{folder / INDEX} has no weight_map from names to files; download it again')
+        raise UserError(f'{folder / INDEX} has no weight_map, which maps arrays to files; download the file again')
     files = {name: safe_paths.resolve_inside(folder, file, str(folder / INDEX)) for name, file in by_name.items()}
     names: dict[pathlib.Path, set[str]] = {}
     for name, file in files.items():
         if not file.is_file():
-            raise UserError(f'{folder} lacks the shard {file.name} that {INDEX} names; download the folder again')
+            raise UserError(f'{folder} lacks the shard {file.name}, listed in {INDEX}; download the folder again')
         if file not in names:
-            names[file] = {*_open(file).keys()}
+            names[file] = {*_open_file(file).keys()}
         if name not in names[file]:
-            raise UserError(f'{file} lacks {name}, which {INDEX} says it has; download the folder again')
+            raise UserError(f'{file} lacks {name}, which {INDEX} assigns to this file; download the folder again')
     return Tensors({name: (file, name) for name, file in files.items()})
 
 
-def _unreadable(path: pathlib.Path, reason: str) -> UserError:
-    """The error for a file that is damaged or not safetensors; `reason` may quote the file."""
+def _unreadable_error(path: pathlib.Path, reason: str) -> UserError:
+    """Returns the error for a file that is damaged or not in safetensors format; `reason` is untrusted text."""
     text = ascii(reason)[1:-1]
     text = text if len(text) <= 200 else f'{text[:200]}...'
     return UserError(f'{path} cannot be read as safetensors: {text}; copy or download it again')

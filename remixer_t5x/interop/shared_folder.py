@@ -1,12 +1,13 @@
-"""Reads and writes self-contained folders that share a model with others.
+"""Reads and writes self-contained folders for sharing a model.
 
-    model.safetensors   the parameters, as --to_safetensors writes them
-    model.gin           the statements of the run's configuration that MODEL and TASK_FEATURE_LENGTHS read
-    config.json         model_type 'remixer_t5x', and our model type as `architecture`
+    model.safetensors   the parameters, in the format of --to_safetensors
+    model.gin           the gin statements that configure MODEL and TASK_FEATURE_LENGTHS
+    config.json         model_type 'remixer_t5x', and the MODEL_TYPE as `architecture`
     vocabulary/         the vocabulary, as in MODEL_DIR
-    code/               the user's own modules that model.gin imports
+    code/               the custom modules that model.gin imports
 
-model.gin is a program, like every gin file. It does not name the vocabulary, whose path changes with the folder's.
+model.gin can execute code, like every gin file. It does not contain the path of the vocabulary, because the folder can
+be moved.
 """
 
 import contextlib
@@ -28,31 +29,33 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
 
 MODEL_TYPE = 'remixer_t5x'
-# Prefix of the names of models on the Hugging Face Hub.
+# Prefix for models on the Hugging Face Hub.
 HUB_SCHEME = 'hf://'
 CONFIG, GIN, CODE = 'config.json', 'model.gin', 'code'
 _ADVICE = 'download it again'
 
 
 @dataclasses.dataclass(frozen=True)
-class Shared:
-    """A folder that `write` wrote, of which only config.json has been read."""
+class SharedModel:
+    """A folder written by `write_folder`; the parameters and gin text are read on demand."""
 
     folder: pathlib.Path
 
     def params(self) -> tuple[Any, int, dict[str, Any]]:
-        """The parameters (numpy float32), the step and the record of the checkpoint."""
+        """Reads the parameters (NumPy, float32), the step and the record of the checkpoint."""
         return safetensors_files.read_params(str(self.folder / safetensors_files.WHOLE))
 
     @contextlib.contextmanager
     def importable_code(self) -> Iterator[None]:
-        """Lets gin import the modules in `code`. Raises UserError if another module of the same name is loaded."""
+        """Makes the modules in `code` importable. Raises UserError if a different module of that name is loaded."""
         code = self.folder / CODE
         for path in code.glob('*'):
             file = path / '__init__.py' if path.is_dir() else path
             loaded = getattr(sys.modules.get(path.stem), '__file__', None)
             if loaded and pathlib.Path(loaded).read_bytes() != file.read_bytes():
-                raise UserError(f'{path.stem} is loaded from {loaded}, and {file} differs; load it in a new process')
+                raise UserError(
+                    f'{path.stem} is already loaded from {loaded}, which differs from {file}; start a new process'
+                )
         sys.path.insert(0, str(code))
         try:
             yield
@@ -60,36 +63,36 @@ class Shared:
             sys.path.remove(str(code))
 
     def gin_text(self) -> str:
-        """The text of model.gin, without the vocabulary."""
+        """Reads model.gin, which does not configure the vocabulary."""
         return untrusted_files.read_text(self.folder / GIN, _ADVICE)
 
 
-def shapes(params: Any) -> dict[str, tuple[int, ...]]:
-    """Shapes of arrays by name, as `changes.describe_shapes` takes them."""
+def shapes_by_name(params: Any) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the parameters by name, for `changes.describe_shapes`."""
     return {f'params/{name}': leaf.shape for name, leaf in traverse_util.flatten_dict(params, sep='/').items()}
 
 
 def is_shared(folder: pathlib.Path) -> bool:
-    """Whether config.json in `folder` says that `write` wrote it."""
+    """Returns whether config.json in `folder` has the model type of shared folders."""
     path = folder / CONFIG
     return path.is_file() and untrusted_files.read_object(path, _ADVICE).get('model_type') == MODEL_TYPE
 
 
-def read(folder: pathlib.Path) -> Shared:
-    """Opens a folder that `write` wrote. Raises UserError for another folder, or one that lacks a file."""
+def open_folder(folder: pathlib.Path) -> SharedModel:
+    """Opens a folder written by `write_folder`. Raises UserError if it is not a shared folder or a file is missing."""
     safe_paths.check_inside(folder)
     if not is_shared(folder):
         raise UserError(f'{folder / CONFIG} does not have the model_type {MODEL_TYPE}; {_ADVICE}')
     for name in (GIN, safetensors_files.WHOLE, f'{task_vocabulary.FOLDER}/{task_vocabulary.INDEX}'):
         if not (folder / name).is_file():
             raise UserError(f'{folder} has no {name}; {_ADVICE}')
-    return Shared(folder)
+    return SharedModel(folder)
 
 
 def copy_code(folder: pathlib.Path, packages: Sequence[str]) -> list[str]:
-    """Copies the user's own modules and packages, and their imports from the same folder, to `folder`/code.
+    """Copies custom modules and packages, and the modules that they import from their folder, to `folder`/code.
 
-    Returns the names of packages that are not copied, because they are installed or not found.
+    Returns the names of packages that were not copied because they are installed or cannot be found.
     """
     missing, names = [], list(packages)
     for name in names:
@@ -112,16 +115,18 @@ def copy_code(folder: pathlib.Path, packages: Sequence[str]) -> list[str]:
     return missing
 
 
-def write(
+def write_folder(
     folder: pathlib.Path, model: Any, vocabulary: Any, gin_text: str, params: Any, step: int, record: Mapping[str, Any]
 ) -> None:
-    """Writes everything but the model card and `code` into the empty folder `folder`.
+    """Writes all files of a shared folder, except for the model card and `code`, to an empty folder.
 
-    `gin_text` has the statements of MODEL and TASK_FEATURE_LENGTHS, and replaces the configuration in the `record` of
-    the checkpoint. Raises UserError if the vocabulary is a custom class, or the files cannot be written.
+    `gin_text` configures MODEL and TASK_FEATURE_LENGTHS, and replaces the configuration in the checkpoint's `record`.
+    Raises UserError if the vocabulary is a custom class, or the files cannot be written.
     """
     if not task_vocabulary.save_vocabulary(vocabulary, folder / task_vocabulary.FOLDER):
-        raise UserError(f'VOCABULARY is a {type(vocabulary).__name__}, which cannot be written to a shared folder')
+        raise UserError(
+            f'VOCABULARY must come from remixer_tasks.vocabularies to be shared, got {type(vocabulary).__name__}'
+        )
     (folder / GIN).write_text(gin_text, encoding='utf-8')
     config = {'model_type': MODEL_TYPE, 'architecture': model.model_type, 'vocab_size': model.vocab_size}
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')

@@ -30,8 +30,8 @@ HOSTILE = {
 
 @pytest.fixture(scope='module')
 def saved(tmp_path_factory):
-    folder = converted.claim(tmp_path_factory.mktemp('saved') / 'run')
-    return converted.write(folder, PARAMS, 7, converted.record('v', '', 'a test'))
+    folder = converted.claim_model_dir(tmp_path_factory.mktemp('saved') / 'run')
+    return converted.write_checkpoint(folder, PARAMS, 7, converted.build_record('v', '', 'a test'))
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def change(saved, tmp_path):
 def test_a_description_that_would_abort_the_process_is_rejected(change, kind):
     """`convert` calls the first function; `infer`, `eval` and INITIAL_CHECKPOINT_PATH call the second."""
     folder = change(HOSTILE[kind])
-    error = error_message(converted.read, str(folder))
+    error = error_message(converted.read_checkpoint, str(folder))
     assert 'GiB by their descriptions' in error or 'does not describe an array of numbers' in error
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), np.float32), PARAMS)
     assert error_message(saved_params.restore_params, str(folder), abstract) == error
@@ -63,7 +63,7 @@ def test_a_description_that_would_abort_the_process_is_rejected(change, kind):
 
 def test_a_checkpoint_with_valid_descriptions_is_read(saved, change):
     for folder in (saved, change({})):
-        params, _, step = converted.read(str(folder))
+        params, _, step = converted.read_checkpoint(str(folder))
         assert step == 7
         np.testing.assert_array_equal(params['scale'], PARAMS['scale'])
         assert params['one'] == 3 and np.ndim(params['one']) == 0
@@ -96,19 +96,19 @@ def test_a_folder_with_a_noncanonical_number_is_not_a_step(saved, tmp_path, name
     shutil.copytree(saved.parent.parent, folder)
     (folder / 'checkpoints' / name / 'state').mkdir(parents=True)
     assert saved_params.list_steps(folder / 'checkpoints') == [7]
-    assert converted.read(str(folder))[2] == 7
+    assert converted.read_checkpoint(str(folder))[2] == 7
 
 
 @pytest.mark.parametrize('record', ['[]', '3', 'null', '[' * 100_000, '{"a": 1e999}', '\x00', ''])
 def test_an_invalid_record_raises_an_error(change, record):
     folder = change({})
     (folder / 'run' / 'metadata').write_text(record)
-    assert 'cannot be read' in error_message(converted.read, str(folder))
+    assert 'cannot be read' in error_message(converted.read_checkpoint, str(folder))
 
 
 def test_parameters_larger_than_the_memory_are_rejected(saved, monkeypatch):
     monkeypatch.setattr(os, 'sysconf', lambda name: 1 if name == 'SC_PHYS_PAGES' else 16)
-    assert 'convert them on a larger machine' in error_message(converted.read, str(saved))
+    assert 'convert them on a larger machine' in error_message(converted.read_checkpoint, str(saved))
 
 
 def test_the_check_skips_broken_links(tmp_path):

@@ -98,7 +98,7 @@ def test_finetuning_starts_from_a_converted_checkpoint(place, capsys):
     assert main(['finetune', *files, *flags]) == 0
     records = [json.loads(line) for line in (place / 'tuned/metrics.jsonl').read_text().splitlines()]
     (trained,) = [record for record in records if record['kind'] == 'train']
-    params, record, step = converted.read('ours')
+    params, record, step = converted.read_checkpoint('ours')
     assert trained['param_norm'] == pytest.approx(float(optax.global_norm(params)), rel=1e-5)
     assert step == 0 and record['vocabulary'].endswith('of 36 ids') and 'VOCAB_SIZE = 64' in record['config']
     # A finetuned model is exported with the gin file of the model alone.
@@ -113,24 +113,26 @@ def test_safetensors_survive_a_round_trip(place, capsys):
     assert main(['convert', '--checkpoint=ours', '--to_safetensors=plain.safetensors']) == 0
     assert main(['convert', '--from_safetensors=plain.safetensors', '--to=again']) == 0
     assert capsys.readouterr().out.count('bit by bit') == 2
-    first, second = converted.read('ours'), converted.read('again')
+    first, second = converted.read_checkpoint('ours'), converted.read_checkpoint('again')
     assert safetensors_files.first_difference(first[0], second[0]) is None
     assert second[1]['vocabulary'] == first[1]['vocabulary'] and second[2] == first[2]
     assert (place / 'again/config.gin').read_text() == first[1]['config']
 
 
 def test_the_average_of_checkpoints_is_their_mean(place, capsys):
-    params, record, _ = converted.read('ours')
+    params, record, _ = converted.read_checkpoint('ours')
     trees = [params]
     for step in (3, 7):
         trees.append(jax.tree.map(lambda array, step=step: array * np.float32(step) + np.float32(0.1), params))
-        converted.write(converted.claim(f'copy_{step}'), trees[-1], step, record)
+        converted.write_checkpoint(converted.claim_model_dir(f'copy_{step}'), trees[-1], step, record)
     assert main(['convert', '--average=ours,copy_3,copy_7/checkpoints/7', '--to=mean']) == 0
-    mean, _, step = converted.read('mean')
+    mean, _, step = converted.read_checkpoint('mean')
     expected = jax.tree.map(lambda *arrays: np.mean(np.stack(arrays), axis=0, dtype=np.float32), *trees)
     assert safetensors_files.first_difference(mean, expected) is None and step == 7
     assert (place / 'mean/vocabulary/vocabulary.json').exists()
-    converted.write(converted.claim('wider'), {'logits': {'kernel': np.ones((3, 3), np.float32)}}, 0, record)
+    converted.write_checkpoint(
+        converted.claim_model_dir('wider'), {'logits': {'kernel': np.ones((3, 3), np.float32)}}, 0, record
+    )
     message = error_of(capsys, '--average=ours,wider', '--to=x')
     assert 'ours/checkpoints/0' in message and 'wider/checkpoints/0' in message and 'params/' in message
 

@@ -74,7 +74,7 @@ def test_a_checkpoint_survives_a_round_trip(folder, ours, tmp_path, own_names, c
     ('flags', 'model', 'message'),
     [
         (['--from_t5x={folder}/nowhere', '--to={tmp}/new'], 't5_1_1', 'does not contain a T5X checkpoint'),
-        (['--from_t5x={folder}/t5_1_1', '--to={tmp}/new'], 'remixer', 'nothing like decoder/run_0/layer/remixer'),
+        (['--from_t5x={folder}/t5_1_1', '--to={tmp}/new'], 'remixer', 'corresponds to decoder/run_0/layer/remixer'),
         (['--from_t5x={folder}/t5_1_1', '--to={tmp}/new', '--own_names'], 't5_1_1', 'read with --to_t5x only'),
         (['--checkpoint={folder}/ours', '--to_t5x={folder}/t5_1_1'], 't5_1_1', 'exists already'),
     ],

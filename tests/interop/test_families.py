@@ -124,7 +124,7 @@ class InMemory(dict):
     def shape(self, name):
         return self[name].shape
 
-    def renamed(self, names):
+    def rename(self, names):
         return InMemory({new: self[name] for new, name in names.items()})
 
 
@@ -205,7 +205,7 @@ def test_a_model_that_hugging_face_lacks_raises_its_difference(files, flags, wor
         ('t5_v1_1_tiny', {'d_model': 16}, r'shared.weight in .* shape \(96, 32\), but config.json requires \(96, 16\)'),
         ('t5_v1_1_tiny', {'num_layers': 3}, 'lacks the weight encoder.block.2'),
         ('t5_v1_1_tiny', {'num_decoder_layers': 1}, 'has the weight decoder.block.1'),
-        ('t5_v1_1_tiny', {'tie_word_embeddings': True}, 'lm_head.weight too'),
+        ('t5_v1_1_tiny', {'tie_word_embeddings': True}, 'weights contain lm_head.weight'),
         ('bert_tiny', {'hidden_act': 'relu'}, "hidden_act 'relu'; it must be 'gelu'"),
         ('bert_tiny', {'position_embedding_type': 'relative_key'}, 'position_embedding_type'),
         ('bert_tiny', {'num_attention_heads': 5}, 'num_attention_heads 5; it must divide'),
@@ -235,7 +235,7 @@ ONES = np.ones(60, np.float32)
         ('t5_v1_1_tiny', {'encoder.block.0.layer.0.adapter.weight': ONES}, 'block.0.layer.0.adapter'),
         ('t5_v1_0_tiny', {'shared.weight': None}, 'lacks the weight shared.weight; use a whole T5For'),
         ('bert_tiny', {'cls.predictions.bias': None}, 'lacks the weight cls.predictions.bias; use a whole BertFor'),
-        ('bert_tiny', {'bert.more.weight': ONES}, 'which a BertForMaskedLM of its config.json does not'),
+        ('bert_tiny', {'bert.more.weight': ONES}, 'not a weight of BertForMaskedLM'),
         ('bert_tiny', {'cls.predictions.decoder.bias': ONES}, 'differs from cls.predictions.bias'),
         ('gpt2_tiny', {'lm_head.weight': np.zeros((60, 24), np.float32)}, 'differs from transformer.wte.weight'),
     ],

@@ -185,7 +185,7 @@ def test_generation_gives_the_same_greedy_tokens_for_100_inputs(name, files, tmp
 def test_every_shipped_model_has_pytorch_code_and_arrays_for_it(name):
     model = shipped_models.model(name)
     params = jax.tree.map(lambda box: np.zeros(box.shape, np.int8), nn.unbox(shipped_models.boxes(name)))
-    arrays = {name: array.shape for name, array in pytorch_export.arrays(params).items()}
+    arrays = {name: array.shape for name, array in pytorch_export.convert_params(params).items()}
     tree = pytorch_export.module_tree(model)
     json.dumps(tree)
     assert dict(shapes_of(tree, '')) == arrays
@@ -207,7 +207,7 @@ def test_adapters_are_merged():
     params = nn.unbox(model.init(jax.random.key(0), batch_formats.smallest_shapes(model.model_type)))
     params = jax.tree.map(lambda array: array + 1.0, params)
     query = params['encoder']['run_0']['layer']['self_attention']['query']
-    found = pytorch_export.arrays(params)['encoder.layers.1.self_attention.query.kernel']
+    found = pytorch_export.convert_params(params)['encoder.layers.1.self_attention.query.kernel']
     np.testing.assert_allclose(found, query['kernel'][1] + query['lora_in'][1] @ query['lora_out'][1], rtol=1e-5)
 
 

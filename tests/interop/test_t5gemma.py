@@ -97,8 +97,8 @@ def test_a_folder_is_written_back_bit_for_bit(tiny, tmp_path):
 @pytest.mark.parametrize(
     ('changes', 'words'),
     [
-        ({'hidden_size': 24}, 'hidden_size 24.*the encoder has 16'),
-        ({'query_pre_attn_scalar': 144}, 'query_pre_attn_scalar 144.*the encoder has 16'),
+        ({'hidden_size': 24}, 'hidden_size 24.*value of the encoder, 16'),
+        ({'query_pre_attn_scalar': 144}, 'query_pre_attn_scalar 144.*value of the encoder, 16'),
         ({'layer_types': ['full_attention'] * 2}, 'layer_types'),
         ({'hidden_activation': 'relu'}, "hidden_activation 'relu'"),
         ({'final_logit_softcapping': -1}, 'final_logit_softcapping -1'),

@@ -32,10 +32,10 @@ def write_run(folder, config=CONFIG, steps=(1, 2)):
     (folder.parent / 'given.gin').write_text(config)
     model = remixer_t5x.build_model(str(folder.parent / 'given.gin'))
     shapes = {'encoder_input_tokens': (1, 2), 'decoder_target_tokens': (1, 2)}
-    claimed = converted.claim(folder)
+    claimed = converted.claim_model_dir(folder)
     for step in steps:
         params = jax.jit(lambda rng: nn.unbox(model.init(rng, shapes)))(jax.random.key(step))
-        record = converted.record(task_vocabulary.vocabulary_record(VOCABULARY), config, 'a test')
-        converted.write(claimed, jax.device_get(params), step, record)
+        record = converted.build_record(task_vocabulary.vocabulary_record(VOCABULARY), config, 'a test')
+        converted.write_checkpoint(claimed, jax.device_get(params), step, record)
     (folder / 'config.gin').write_text(config)
     return folder

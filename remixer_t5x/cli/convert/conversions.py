@@ -41,7 +41,7 @@ def write_model_dir(
     """Writes a checkpoint, and `gin_text` if not empty as the file `name`, into a MODEL_DIR, and prints their paths."""
     if gin_text:
         (folder / name).write_text(gin_text)
-    checkpoint = converted.write(folder, params, step, record)
+    checkpoint = converted.write_checkpoint(folder, params, step, record)
     print_line('read', describe_size(params))
     print_line('checkpoint', str(checkpoint))
     if gin_text:
@@ -78,15 +78,15 @@ def check_no_difference(name: str | None, place: str | os.PathLike[str]) -> None
 def from_safetensors(args: argparse.Namespace) -> None:
     """`--from_safetensors=FILE --to=MODEL_DIR`."""
     params, step, record = safetensors_files.read_params(args.from_safetensors)
-    folder = converted.claim(args.to)
+    folder = converted.claim_model_dir(args.to)
     origin = str(pathlib.Path(args.from_safetensors).expanduser().resolve())
     write_model_dir(folder, params, step, {**record, 'converted_from': origin}, record['config'])
-    check_equal(params, converted.read(str(folder))[0], folder)
+    check_equal(params, converted.read_checkpoint(str(folder))[0], folder)
 
 
 def to_safetensors(args: argparse.Namespace) -> None:
     """`--checkpoint=PATH --to_safetensors=FILE`."""
-    params, record, step = converted.read(args.checkpoint, '--checkpoint')
+    params, record, step = converted.read_checkpoint(args.checkpoint, '--checkpoint')
     dtype = args.dtype or 'float32'
     file = safetensors_files.write_params(args.to_safetensors, params, step, record, dtype)
     print_line('read', f'{describe_size(params)}, step {step}')
@@ -96,13 +96,13 @@ def to_safetensors(args: argparse.Namespace) -> None:
 
 def merge_adapters(args: argparse.Namespace) -> None:
     """`--checkpoint=PATH --to=MODEL_DIR`."""
-    params, record, step = converted.read(args.checkpoint, '--checkpoint')
-    folder = converted.claim(args.to)
+    params, record, step = converted.read_checkpoint(args.checkpoint, '--checkpoint')
+    folder = converted.claim_model_dir(args.to)
     source = str(saved_params.find_checkpoint(args.checkpoint, '--checkpoint'))
     record = {name: value for name, value in record.items() if name != saved_params.BASE} | {'converted_from': source}
     converted.copy_vocabulary(source, folder)
     write_model_dir(folder, params, step, record, str(record.get('config') or ''))
-    check_equal(params, converted.read(str(folder))[0], folder)
+    check_equal(params, converted.read_checkpoint(str(folder))[0], folder)
 
 
 def average(args: argparse.Namespace) -> None:
@@ -111,10 +111,10 @@ def average(args: argparse.Namespace) -> None:
     if len(paths) < 2:
         raise UserError(f'--average must be two or more checkpoints, got {args.average!r}; type --average=A,B')
     checkpoints = [str(saved_params.find_checkpoint(path, '--average')) for path in paths]
-    total, record, step = converted.read(checkpoints[0], '--average')
+    total, record, step = converted.read_checkpoint(checkpoints[0], '--average')
     for checkpoint in checkpoints[1:]:
-        params, other, other_step = converted.read(checkpoint, '--average')
-        difference = changes.describe_shapes(shared_folder.shapes(params), shared_folder.shapes(total))
+        params, other, other_step = converted.read_checkpoint(checkpoint, '--average')
+        difference = changes.describe_shapes(shared_folder.shapes_by_name(params), shared_folder.shapes_by_name(total))
         if not difference and other.get('vocabulary') != record.get('vocabulary'):
             difference = f'the vocabulary is {other.get("vocabulary")} there and {record.get("vocabulary")} here'
         if difference:
@@ -124,23 +124,23 @@ def average(args: argparse.Namespace) -> None:
             )
         total, step = jax.tree.map(np.add, total, params), max(step, other_step)
     mean = jax.tree.map(lambda array: array / np.float32(len(paths)), total)
-    folder = converted.claim(args.to)
+    folder = converted.claim_model_dir(args.to)
     converted.copy_vocabulary(checkpoints[0], folder)
     print_line('averaged', f'{len(paths)} checkpoints: {", ".join(checkpoints)}')
     record = {**record, 'converted_from': ','.join(checkpoints)}
     write_model_dir(folder, mean, step, record, str(record.get('config') or ''))
-    check_equal(mean, converted.read(str(folder))[0], folder)
+    check_equal(mean, converted.read_checkpoint(str(folder))[0], folder)
 
 
 def to_adapters(args: argparse.Namespace) -> None:
     """`--checkpoint=PATH --to_adapters=MODEL_DIR`: writes the arrays that differ from the base, and the base's path."""
-    params, record, step = converted.read(args.checkpoint, '--checkpoint', merge=False)
+    params, record, step = converted.read_checkpoint(args.checkpoint, '--checkpoint', merge=False)
     config = str(record.get('config') or '')
     path = args.base or changes.parse_bindings(config).get('INITIAL_CHECKPOINT_PATH', 'None').strip('\'"')
     if path == 'None':
         raise UserError('the run started from random parameters; type --base=PATH with the checkpoint to compare with')
     base = saved_params.find_checkpoint(path, '--base')
-    base_arrays = traverse_util.flatten_dict(converted.read(str(base), '--base')[0], sep='/')
+    base_arrays = traverse_util.flatten_dict(converted.read_checkpoint(str(base), '--base')[0], sep='/')
     changed = {
         name: array
         for name, array in traverse_util.flatten_dict(params, sep='/').items()
@@ -150,28 +150,28 @@ def to_adapters(args: argparse.Namespace) -> None:
         raise UserError(
             f'{args.checkpoint} has the same parameters as {base}, so there is nothing to write; use another checkpoint'
         )
-    folder = converted.claim(args.to_adapters)
+    folder = converted.claim_model_dir(args.to_adapters)
     print_line('differing', f'{describe_size(changed)}, of {describe_size(params)}')
     converted.copy_vocabulary(args.checkpoint, folder)
     (folder / saved_params.BASE_FILE).write_text(f'{base}\n')
     record = {**record, saved_params.BASE: saved_params.checkpoint_fingerprint(base)}
     write_model_dir(folder, traverse_util.unflatten_dict(changed, sep='/'), step, record, config)
     print_line('base', f'{base}; if you move it, write its new path to {folder / saved_params.BASE_FILE}')
-    check_equal(converted.read(args.checkpoint)[0], converted.read(str(folder))[0], folder)
+    check_equal(converted.read_checkpoint(args.checkpoint)[0], converted.read_checkpoint(str(folder))[0], folder)
 
 
 def from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
     """`--from_t5x=DIR --to=MODEL_DIR`."""
     interface.require_model_type(model, batch_formats.ENCODER_DECODER, '--from_t5x')
     task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
-    folder = converted.claim(args.to)
+    folder = converted.claim_model_dir(args.to)
     print_line('reading', args.from_t5x)
     params, step = t5x_checkpoint.read(args.from_t5x, abstract_params(model))
     config = loading.config_text()
     task_vocabulary.save_vocabulary(vocabulary, folder / task_vocabulary.FOLDER)
-    record = converted.record(task_vocabulary.vocabulary_record(vocabulary), config, args.from_t5x)
+    record = converted.build_record(task_vocabulary.vocabulary_record(vocabulary), config, args.from_t5x)
     write_model_dir(folder, params, step, record, config)
-    check_equal(params, converted.read(str(folder))[0], folder)
+    check_equal(params, converted.read_checkpoint(str(folder))[0], folder)
 
 
 def to_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:

@@ -33,14 +33,14 @@ def to_model_dir(args: argparse.Namespace) -> None:
     tokenizer = source.family.find_tokenizer(source.folder, args.vocabulary)
     vocabulary = getattr(vocabularies, tokenizer.function)(**tokenizer.arguments)
     source.family.check_vocabulary(vocabulary, tokenizer.name, str(source.folder))
-    target = converted.claim(args.to)
+    target = converted.claim_model_dir(args.to)
     print_line('reading', str(source.folder))
     params, origin = source.params(), str(source.folder.resolve())
     task_vocabulary.save_vocabulary(vocabulary, target / task_vocabulary.FOLDER)
     text = source.family.gin_text(f'Converted from the Hugging Face folder {origin}.')
     text = f'{text}\n{task_vocabulary.gin_statements(target)}'
     record = task_vocabulary.vocabulary_record(vocabulary)
-    run = converted.record(record, text, origin)
+    run = converted.build_record(record, text, origin)
     conversions.write_model_dir(target, params, 0, run, text, model_dir.CONVERTED)
     del params
     # Loads the file in the same way as a command.
@@ -60,10 +60,10 @@ def _shared_to_model_dir(args: argparse.Namespace, place: pathlib.Path) -> None:
         raise UserError(
             f'--vocabulary is only for Hugging Face models, but {place} contains its vocabulary; omit --vocabulary'
         )
-    shared = shared_folder.read(place)
+    shared = shared_folder.open_folder(place)
     if not args.trust_gin:
         saved_models.check_gin(shared, f'remixer-t5x convert --from_hf={place} --to={args.to} --trust_gin')
-    target = converted.claim(args.to)
+    target = converted.claim_model_dir(args.to)
     print_line('reading', str(place))
     params, step, record = shared.params()
     shutil.copytree(place / task_vocabulary.FOLDER, target / task_vocabulary.FOLDER)
@@ -74,7 +74,7 @@ def _shared_to_model_dir(args: argparse.Namespace, place: pathlib.Path) -> None:
     text = f'{shared.gin_text()}\n{task_vocabulary.gin_statements(target)}'
     run = {**record, 'config': text, 'converted_from': str(place)}
     conversions.write_model_dir(target, params, step, run, text, model_dir.CONVERTED)
-    conversions.check_equal(params, converted.read(str(target))[0], target)
+    conversions.check_equal(params, converted.read_checkpoint(str(target))[0], target)
 
 
 def from_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:

@@ -45,7 +45,7 @@ def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: s
     gin_text = trained_model.gin_text(model, lengths)
     task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
     print_line('reading', checkpoint)
-    params, record, step = converted.read(checkpoint)
+    params, record, step = converted.read_checkpoint(checkpoint)
     library, packages, missing = 'transformers', [], []
     try:
         target = {**vars(args), 'checkpoint': checkpoint, 'to_hf': str(folder)}
@@ -91,7 +91,9 @@ def _write_shared(
     """Writes the folder in the format of this package, and verifies the weights by reading them back."""
     folder.mkdir(parents=True, exist_ok=True)
     record = {**record, 'vocabulary': task_vocabulary.vocabulary_record(vocabulary)}
-    shared_folder.write(folder, model, vocabulary, gin_text, params, step, record)
+    shared_folder.write_folder(folder, model, vocabulary, gin_text, params, step, record)
     print_line('wrote', describe_size(params))
-    check_no_difference(safetensors_files.first_difference(params, shared_folder.read(folder).params()[0]), folder)
+    check_no_difference(
+        safetensors_files.first_difference(params, shared_folder.open_folder(folder).params()[0]), folder
+    )
     print_line('check', 'every parameter, read back, is what was written, bit by bit')

@@ -1,10 +1,10 @@
-"""Exports any model built from this package's sublayers for transformers, with PyTorch code beside the weights.
+"""Exports models for transformers that have no equivalent there, by adding PyTorch code to the folder.
 
-    config.json               the tree of modules: class, settings and shapes of parameters of each
+    config.json               the tree of modules: class, settings and parameter shapes of each module
     modeling_remixer_t5x.py   the PyTorch classes, copied from this package
-    model.safetensors         parameters by their place in the tree, one array per layer
+    model.safetensors         the parameters, with a separate array for each layer
 
-The tree is recorded while Flax initializes the model, so it is complete for any gin configuration.
+The tree is recorded while Flax initializes the model, so any gin configuration is supported.
 """
 
 import ast
@@ -33,18 +33,18 @@ from remixer_t5x.models.interface import Model, Params
 from remixer_t5x.models.layers import dense
 
 CODE = 'modeling_remixer_t5x.py'
-# Differs from the type of `interop.shared_folder`, whose folders contain gin text instead of PyTorch code.
+# Must differ from `shared_folder.MODEL_TYPE`, because shared folders contain gin text instead of PyTorch code.
 MODEL_TYPE = 'remixer_t5x_pytorch'
-# By model type: the class in `CODE`, and the class of transformers that loads it.
+# Maps each model type to the class in `CODE`, and to the auto class of transformers that loads it.
 CLASSES = {
     'encoder_decoder': ('RemixerT5xForConditionalGeneration', 'AutoModelForSeq2SeqLM'),
     'decoder_only': ('RemixerT5xForCausalLM', 'AutoModelForCausalLM'),
     'encoder_only': ('RemixerT5xForMaskedLM', 'AutoModelForMaskedLM'),
     'classifier': ('RemixerT5xForSequenceClassification', 'AutoModelForSequenceClassification'),
 }
-# Flax modules without a PyTorch class: roots of module trees, and the body of a stack's scan.
-WITHOUT_CLASS = ('EncoderDecoder', 'DecoderOnly', 'EncoderOnly', '_Repeated')
-# Fields of our modules that the PyTorch classes read; the others matter for training, or are factories.
+# Flax modules without a PyTorch class: the roots of module trees, and the layer that a stack scans over.
+WITHOUT_CLASS = ('EncoderDecoder', 'DecoderOnly', 'EncoderOnly', '_ScanBody')
+# Fields of Flax modules that the PyTorch classes use; the other fields only affect training, or are factories.
 SETTINGS = (
     *('activation', 'approximate', 'begin_id', 'epsilon', 'fraction', 'gate', 'length_scale', 'logit_softcap'),
     *('max_distance', 'max_length', 'num_buckets', 'num_groups', 'num_heads', 'num_kv_heads', 'num_mechanisms'),
@@ -54,23 +54,23 @@ SETTINGS = (
 
 
 @functools.cache
-def code() -> str:
-    """The text of the PyTorch classes."""
+def read_code() -> str:
+    """Reads the source code of the PyTorch classes."""
     return importlib.resources.files(__package__).joinpath(CODE).read_text(encoding='utf-8')
 
 
 @functools.cache
 def supported_classes() -> frozenset[str]:
-    """The names of the sublayers, layers and stacks that have a PyTorch class."""
-    return frozenset(node.name for node in ast.parse(code()).body if isinstance(node, ast.ClassDef))
+    """Returns the names of the Flax modules that have a PyTorch class."""
+    return frozenset(node.name for node in ast.parse(read_code()).body if isinstance(node, ast.ClassDef))
 
 
 def to_config(model: Model, vocabulary: Any) -> dict[str, Any]:
-    """The content of config.json. Raises Refusal if a part of the model has no PyTorch class."""
+    """Returns the content of config.json. Raises Refusal if a module has no PyTorch class."""
     if getattr(model, 'prefix', False):
-        raise Refusal('--to_hf does not write prefix language models; set PREFIX_LM = False')
+        raise Refusal('--to_hf does not support prefix language models; set PREFIX_LM = False')
     if model.model_type not in CLASSES:
-        raise Refusal(f'--to_hf does not write models with MODEL_TYPE = {model.model_type!r}')
+        raise Refusal(f'--to_hf does not support models with MODEL_TYPE = {model.model_type!r}')
     kind, auto_class = CLASSES[model.model_type]
     labels = getattr(model, 'labels', None)
     config = {
@@ -98,33 +98,33 @@ def to_config(model: Model, vocabulary: Any) -> dict[str, Any]:
 
 
 def module_tree(model: Model) -> dict[str, Any]:
-    """The tree of modules: class, settings, `params` (shapes by name) and `children` of each; a stack has `runs`."""
+    """Returns the tree of modules: class, settings, `params` (shapes by name) and `children`, or `runs` for stacks."""
     modules: dict[tuple[str, ...], nn.Module] = {}
 
-    def record(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+    def record_module(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         if not isinstance(context.module, nn.Dropout):
             modules.setdefault(context.module.path, context.module)
         return call(*args, **kwargs)
 
-    with nn.intercept_methods(record):
+    with nn.intercept_methods(record_module):
         boxed = interface.param_shapes(model, batch_formats.smallest_shapes(model.model_type))
     shapes = {path: leaf.shape for path, leaf in traverse_util.flatten_dict(nn.unbox(boxed)).items()}
     tree: dict[str, Any] = {}
     for path, module in modules.items():
-        _place(tree, path).update(_describe(module))
+        _find_entry(tree, path).update(_describe_module(module))
     for path, shape in shapes.items():
         if not lora.is_adapter('/'.join(path)):
-            _place(tree, path[:-1]).setdefault('params', {})[path[-1]] = list(shape)
-    return _with_runs(tree)
+            _find_entry(tree, path[:-1]).setdefault('params', {})[path[-1]] = list(shape)
+    return _group_runs(tree)
 
 
-def _place(tree: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+def _find_entry(tree: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
     for name in path:
         tree = tree.setdefault('children', {}).setdefault(name, {})
     return tree
 
 
-def _describe(module: nn.Module) -> dict[str, Any]:
+def _describe_module(module: nn.Module) -> dict[str, Any]:
     kind = type(module)
     is_ours = kind.__module__.startswith('remixer_t5x.models.')
     if not (is_ours and (kind.__name__ in supported_classes() or kind.__name__ in WITHOUT_CLASS)):
@@ -137,42 +137,45 @@ def _describe(module: nn.Module) -> dict[str, Any]:
     return {'class': kind.__name__, **settings}
 
 
-def _with_runs(tree: dict[str, Any]) -> dict[str, Any]:
-    """Replaces the children run_0, run_1, ... of a stack by `runs`: a layer, and how often it is repeated."""
-    children = {name: _with_runs(child) for name, child in tree.get('children', {}).items()}
+def _group_runs(tree: dict[str, Any]) -> dict[str, Any]:
+    """Replaces the children run_0, run_1, ... of stacks with `runs`, the layer and the number of layers in each run."""
+    children = {name: _group_runs(child) for name, child in tree.get('children', {}).items()}
     rest = {name: value for name, value in tree.items() if name not in ('children', 'counts')}
     if 'counts' in tree:
         layers = [children.pop(f'run_{index}')['children']['layer'] for index in range(len(tree['counts']))]
         runs = zip(tree['counts'], layers, strict=True)
-        rest['runs'] = [{'count': count, 'layer': _without_layer_axis(layer)} for count, layer in runs]
+        rest['runs'] = [{'count': count, 'layer': _remove_layer_axis(layer)} for count, layer in runs]
     return {**rest, 'children': children} if children else rest
 
 
-def _without_layer_axis(tree: dict[str, Any]) -> dict[str, Any]:
-    """The tree of one layer, from that of a run, whose parameters have a leading axis of layers."""
+def _remove_layer_axis(tree: dict[str, Any]) -> dict[str, Any]:
+    """Removes the leading layer axis from the parameter shapes of a run."""
     result = dict(tree)
     if 'params' in tree:
         result['params'] = {name: shape[1:] for name, shape in tree['params'].items()}
     if 'children' in tree:
-        result['children'] = {name: _without_layer_axis(child) for name, child in tree['children'].items()}
+        result['children'] = {name: _remove_layer_axis(child) for name, child in tree['children'].items()}
     return result
 
 
-def arrays(params: Params) -> dict[str, np.ndarray]:
-    """The parameters by PyTorch's names, `encoder.layers.3.remixer.wi_0.kernel`; adapters are merged."""
+def convert_params(params: Params) -> dict[str, np.ndarray]:
+    """Converts parameters to arrays with PyTorch names, such as `encoder.layers.3.remixer.wi_0.kernel`.
+
+    Adapters are merged into their kernels.
+    """
     flat = {name: np.asarray(array) for name, array in traverse_util.flatten_dict(params, sep='/').items()}
     for name in [name for name in flat if name.rpartition('/')[0] + f'/{dense.LORA_IN}' in flat]:
         if name == lora.adapted_kernel_name(name):
             flat[name] = np.asarray(
                 dense.merge_adapter(flat[name], *(flat[matrix] for matrix in lora.adapter_names(name)))
             )
-    return dict(_torch_names({name: array for name, array in flat.items() if not lora.is_adapter(name)}))
+    return dict(_unstack_layers({name: array for name, array in flat.items() if not lora.is_adapter(name)}))
 
 
-def _torch_names(flat: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+def _unstack_layers(flat: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     first: dict[str, int] = {}
     offsets: dict[tuple[str, str], int] = {}
-    for name, array in sorted(flat.items(), key=lambda item: _run_order(item[0])):
+    for name, array in sorted(flat.items(), key=lambda item: _run_sort_key(item[0])):
         side, _, rest = name.partition('/run_')
         if not rest:
             yield name.replace('/', '.'), array
@@ -185,41 +188,41 @@ def _torch_names(flat: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarr
             yield f'{side}.layers.{offsets[side, run] + index}.{path.replace("/", ".")}', layer
 
 
-def _run_order(name: str) -> tuple[str, int, str]:
+def _run_sort_key(name: str) -> tuple[str, int, str]:
     side, _, rest = name.partition('/run_')
     return side, int(rest.partition('/')[0]) if rest else 0, name
 
 
 def write(folder: pathlib.Path, config: Mapping[str, Any], params: Params, dtype: str = 'float32') -> None:
-    """Writes configuration, code and weights into the new or empty `folder`.
+    """Writes config.json, the PyTorch code and the weights to a new or empty folder.
 
     Args:
-        folder: created if it does not exist.
+        folder: the folder, which is created if it does not exist.
         config: the result of `to_config`.
-        params: our parameters.
+        params: the parameters of the model.
         dtype: dtype of the weights in the file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**config, 'dtype': dtype, 'torch_dtype': dtype}, indent=2)
     (folder / 'config.json').write_text(text + '\n', encoding='utf-8')
-    (folder / CODE).write_text(code(), encoding='utf-8')
+    (folder / CODE).write_text(read_code(), encoding='utf-8')
     cast: dict[str, np.ndarray] = {
-        name: array.astype(np.dtype(dtype), copy=False) for name, array in arrays(params).items()
+        name: array.astype(np.dtype(dtype), copy=False) for name, array in convert_params(params).items()
     }
     safetensors_files.write_file(folder / safetensors_files.WHOLE, cast, {'format': 'pt'})
 
 
 def compare_logits(folder: pathlib.Path, model: Any, params: Params) -> str:
-    """Describes the largest difference between the logits of the code in `folder` and ours, on random ids in float32.
+    """Describes the largest difference between the logits of the PyTorch and the Flax model, in float32.
 
-    Raises UserError if it exceeds rounding. The code in `folder` must be what `write` wrote: it is executed.
+    Raises UserError if the difference exceeds the tolerance. Executes the code in `folder`, which must be trusted.
     """
     import torch
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    length = min(16, longest_row(module_tree(model)) - 1)
+    length = min(16, max_row_length(module_tree(model)) - 1)
     tokens = np.random.default_rng(0).integers(2, model.vocab_size, (2, length), dtype=np.int32)
     shifted = np.pad(tokens, ((0, 0), (1, 0)))
     inputs, method = {'input_ids': tokens}, '__call__'
@@ -242,14 +245,14 @@ def compare_logits(folder: pathlib.Path, model: Any, params: Params) -> str:
     return folders.describe_difference(ours[:, 1:] if model.model_type == 'decoder_only' else ours, theirs)
 
 
-def longest_row(tree: Mapping[str, Any]) -> int:
-    """The longest row that every module of `module_tree` accepts; 1024 if none has a limit."""
+def max_row_length(tree: Mapping[str, Any]) -> int:
+    """Returns the maximum row length that all modules of `module_tree` accept, at most 1024."""
     parts = [*tree.get('children', {}).values(), *(run['layer'] for run in tree.get('runs', ()))]
-    return min([tree.get('max_length', 1024), *map(longest_row, parts)])
+    return min([tree.get('max_length', 1024), *map(max_row_length, parts)])
 
 
 def write_tokenizer(vocabulary: Any, folder: pathlib.Path) -> str:
-    """Writes the files of a tokenizer with the ids of `vocabulary` if there is one, and returns a description."""
+    """Writes the tokenizer files for `vocabulary`, if it is supported, and returns a description of the files."""
     if type(vocabulary).__name__ == 'WordPieceVocabulary':
         vocabulary.save(str(folder / bert.TOKENIZERS[0]))
         return bert.TOKENIZERS[0]

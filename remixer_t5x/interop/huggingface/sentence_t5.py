@@ -54,7 +54,7 @@ class SentenceT5(T5Encoder):
                 f'{folder / MODULES} must list the modules {", ".join(LAYOUT.values())}, got '
                 f'{", ".join(classes):.100}; use the folder of a sentence-T5 model'
             )
-        return super().read_tensors(folder).joined(DENSE, safetensors_files.read_folder(folder / DENSE))
+        return super().read_tensors(folder).join_folder(DENSE, safetensors_files.read_folder(folder / DENSE))
 
     @classmethod
     def from_config(cls, config: Config, tensors: Tensors) -> Self:

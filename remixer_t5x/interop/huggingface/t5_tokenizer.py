@@ -1,6 +1,6 @@
-"""The tokenizer files of T5 (a SentencePiece model) and ByT5 (bytes).
+"""Reads and writes the tokenizer files of T5 (SentencePiece) and ByT5 (bytes).
 
-transformers 5 writes a T5's SentencePiece model as tokenizer.json alone.
+For T5, transformers 5 only writes tokenizer.json, without the SentencePiece model.
 """
 
 import json
@@ -17,24 +17,24 @@ from remixer_t5x.interop.huggingface.family import Tokenizer
 
 MODEL, BOTH, CONFIG = 'spiece.model', tokenizer_files.TOKENIZER, tokenizer_files.CONFIG
 BYTES_TOKENIZER = 'ByT5Tokenizer'
-# Each sentinel becomes a piece of the vocabulary, so an untrusted number of them needs a limit.
+# Each sentinel is added to the vocabulary, so the number of sentinels in untrusted files needs a limit.
 MAX_SENTINELS = 10_000
-# The number that T5Tokenizer and ByT5Tokenizer add by default.
+# Default number of sentinels of T5Tokenizer and ByT5Tokenizer.
 DEFAULT_SENTINELS = 100
 _SENTINEL = re.compile(r'<extra_id_(\d+)>')
-# Tokens with the same ids in every T5.
+# Tokens that have the same ids in all T5 models.
 _SPECIAL = ('<pad>', '</s>', '<unk>', '<s>')
 
 
 def read(folder: pathlib.Path, file: str | None = None) -> Tokenizer:
-    """Returns the vocabulary of the tokenizer in `folder`.
+    """Finds the tokenizer in `folder`, and returns the corresponding vocabulary.
 
     Args:
-        folder: Hugging Face's folder.
-        file: a SentencePiece model to use instead of the folder's.
+        folder: a Hugging Face model folder.
+        file: a SentencePiece model to use instead of the tokenizer in `folder`.
 
     Raises:
-        UserError: the folder has no vocabulary that we can read, and `file` is None.
+        UserError: `file` is None and the folder has no supported tokenizer.
     """
     safe_paths.check_inside(folder)
     config = tokenizer_files.read_config(folder)
@@ -52,21 +52,21 @@ def read(folder: pathlib.Path, file: str | None = None) -> Tokenizer:
 
 
 def write(vocabulary: Any, folder: pathlib.Path) -> str:
-    """Writes the files of a tokenizer with the ids of `vocabulary`, and returns a description of them.
+    """Writes the tokenizer files for `vocabulary`, and returns a description of the files.
 
-    Nothing is written if `vocabulary` is neither SentencePiece nor bytes.
+    Writes no files if `vocabulary` is neither a SentencePiece nor a byte vocabulary.
     """
     sentinels = vocabulary.extra_ids
     names = [f'<extra_id_{i}>' for i in range(sentinels)]
     config = {'eos_token': '</s>', 'unk_token': '<unk>', 'pad_token': '<pad>', 'extra_ids': sentinels}
     model = getattr(vocabulary, 'sentencepiece_model_file', None)
     if model:
-        # Copies the file, because seqio has added its sentinels to the pieces in memory.
+        # Copies the original file, because seqio adds sentinels to the model in memory.
         (folder / MODEL).write_bytes(epath.Path(model).expanduser().read_bytes())
         config |= {'tokenizer_class': 'T5Tokenizer', 'additional_special_tokens': names}
         description = f'{MODEL} and {CONFIG} ({vocabulary.vocab_size:,} ids, {sentinels} of them sentinels)'
     elif type(vocabulary).__name__ == 'ByteVocabulary':
-        # ByT5Tokenizer numbers the tokens in the order of the list, and <extra_id_0> is our last id.
+        # ByT5Tokenizer assigns ids in list order, and <extra_id_0> is the last id of the vocabulary.
         config |= {'tokenizer_class': BYTES_TOKENIZER, 'extra_special_tokens': names[::-1]}
         description = f'{CONFIG} (bytes, {sentinels} sentinels)'
     else:
@@ -76,10 +76,10 @@ def write(vocabulary: Any, folder: pathlib.Path) -> str:
 
 
 def _count_byte_sentinels(config: Mapping[str, Any], folder: pathlib.Path) -> int:
-    """The number of extra ids of a ByT5.
+    """Returns the number of extra ids of a ByT5 tokenizer.
 
-    0 if the sentinels count up from the first id after the bytes, which is the tokenizer's default. Published ByT5s
-    were pretrained with the last bytes as sentinels instead, as `vocabularies.byte` does without extra ids.
+    Returns 0 for the default tokenizer, whose sentinels ascend from the first id after the bytes. Published ByT5 models
+    were pretrained with the last byte ids as sentinels instead, like `vocabularies.byte` without extra ids.
     """
     names = config.get('extra_special_tokens') or config.get('additional_special_tokens') or []
     tokens = {name: index for index, name in enumerate(name for name in names if _SENTINEL.fullmatch(str(name)))}
@@ -91,7 +91,7 @@ def _count_byte_sentinels(config: Mapping[str, Any], folder: pathlib.Path) -> in
 
 
 def _count_piece_sentinels(config: Mapping[str, Any], folder: pathlib.Path, path: pathlib.Path | None) -> int:
-    """The number of sentinels after the pieces of the model at `path`; None for a model outside of `folder`."""
+    """Returns the number of sentinels to add to a SentencePiece model; `path` is None if it is not in `folder`."""
     if path is not None:
         pieces = _read_pieces(path)
         added = tokenizer_files.added_tokens(folder)
@@ -106,13 +106,13 @@ def _count_piece_sentinels(config: Mapping[str, Any], folder: pathlib.Path, path
         return len(set(_SENTINEL.findall(json.dumps(config)))) or DEFAULT_SENTINELS
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MAX_SENTINELS:
         raise UserError(
-            f'{folder / CONFIG} sets extra_ids to {count!a:.60}; it must be a number from 0 to {MAX_SENTINELS}'
+            f'{folder / CONFIG} sets extra_ids to {count!a:.60}; it must be an integer from 0 to {MAX_SENTINELS}'
         )
     return count
 
 
 def _read_pieces(path: pathlib.Path) -> list[str]:
-    """The pieces of a model, without the sentinels that tokenizer.json lists after them."""
+    """Reads the pieces of a SentencePiece model, without the sentinels at the end of tokenizer.json."""
     if path.name == BOTH:
         model = untrusted_files.read_object(path).get('model')
         rows = model.get('vocab') if isinstance(model, dict) else None
@@ -137,7 +137,7 @@ def _check_added_tokens(names: Iterable[str], folder: pathlib.Path) -> None:
 
 
 def _count_descending(sentinels: Mapping[str, int], first: int, folder: pathlib.Path) -> int:
-    """The number of sentinels. Raises UserError unless <extra_id_0> has the last id and ids descend to `first`."""
+    """Counts the sentinels. Raises UserError if their ids do not descend from <extra_id_0> to the id `first`."""
     count = len(sentinels)
     for name, index in sentinels.items():
         expected = first + count - 1 - int(name[len('<extra_id_') : -1])

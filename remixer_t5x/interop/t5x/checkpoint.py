@@ -1,12 +1,14 @@
-"""Reads and writes checkpoints of T5X, without T5X.
+"""Reads and writes T5X checkpoints without requiring T5X.
 
-A T5X checkpoint, `checkpoint_<step>`, has one of two formats. T5X's own is a msgpack file `checkpoint` of {'version',
-'optimizer'} whose arrays are TensorStore specs that point to zarr folders next to it; published checkpoints have it,
-every T5X reads it, and `write` writes it. Newer versions of T5X save with Orbax, into `state`. Both have the parameters
-in `target`, with the names of the trained module: our names, under configs/t5x, or the names of T5X's own network
-(t5x/examples/t5/network.py), which has separate layers, `encoder/layers_0`. Its scalable variant stacks them,
-`encoder/encoder`, by default along the second axis. Shapes equal ours, except for attention kernels with separate heads
-in some versions.
+A T5X checkpoint, `checkpoint_<step>`, has one of two formats. The original format is a msgpack file `checkpoint` with
+{'version', 'optimizer'}, whose arrays are TensorStore specs of zarr folders next to the file. Published checkpoints use
+this format, all versions of T5X can read it, and `write` writes it. Newer versions of T5X write Orbax checkpoints to
+the subfolder `state`.
+
+In both formats, `target` contains the parameters with the names of the trained module. Models trained with configs/t5x
+have the parameter names of remixer_t5x. T5X's network (t5x/examples/t5/network.py) has separate layers,
+`encoder/layers_0`, and its scalable variant stacks the layers as `encoder/encoder`, by default along the second axis.
+Shapes equal those of remixer_t5x, except for attention kernels with a separate axis of heads in some versions.
 """
 
 import math
@@ -41,7 +43,7 @@ _VERSION = 3
 _CHUNK_BYTES = 2**26
 _STEP_FOLDER = re.compile(r'checkpoint_(\d+)')
 
-# Our names of parameters and sublayers, and those of T5X's network.
+# Maps the names of parameters and sublayers in remixer_t5x to those of T5X's network.
 _OUTSIDE_LAYERS = {
     'token_embedder/embedding': 'token_embedder/embedding',
     'logits/kernel': 'decoder/logits_dense/kernel',
@@ -71,22 +73,22 @@ _IN_A_RUN = re.compile(r'(encoder|decoder)/run_0/layer/([^/]+)/(.+)')
 _KEEP_NAMES = 'with --own_names the checkpoint keeps our names, for t5x/*.gin'
 
 
-class _Saved(NamedTuple):
-    """The parameters in a checkpoint: shapes by name, a function that reads arrays by name, and the step."""
+class _SavedParams(NamedTuple):
+    """The shapes of a checkpoint's parameters by name, a function that reads arrays by name, and the step."""
 
     shapes: Shapes
     read: Callable[[Sequence[str]], dict[str, Array]]
     step: int
 
 
-class _Source(NamedTuple):
-    """The arrays of a checkpoint that make up one of our parameters.
+class _ParamSource(NamedTuple):
+    """The arrays of a T5X checkpoint that correspond to a remixer_t5x parameter.
 
     Attributes:
-        names: one array, or one per layer.
-        apart: whether each of `names` is one layer.
-        axis: the layers axis of a single array, None if it has none.
-        shared: whether the layers of a single array must be equal, and the parameter is one of them.
+        names: the name of a single array, or of an array for each layer.
+        apart: whether each of `names` is a layer.
+        axis: the layer axis of a single array, or None if it has no layer axis.
+        shared: whether the layers of a single array must be equal, so the parameter is the first layer.
     """
 
     names: Sequence[str]
@@ -95,9 +97,9 @@ class _Source(NamedTuple):
     shared: bool = False
 
     def gather(self, arrays: Mapping[str, Array], shape: tuple[int, ...]) -> Array:
-        """The parameter, float32. Joins the heads of attention kernels if they then have `shape`.
+        """Returns the parameter in float32, with the heads of attention kernels joined if necessary.
 
-        Raises ValueError if layers that must be equal differ.
+        Raises ValueError if layers that must be equal are not.
         """
         parts = [np.asarray(arrays[name]).astype(np.float32) for name in self.names]
         value = np.stack(parts) if self.apart else parts[0]
@@ -105,36 +107,37 @@ class _Source(NamedTuple):
             value = np.moveaxis(value, self.axis, 0)
         if self.shared:
             if not (value == value[:1]).all():
-                raise ValueError('each layer has its own position bias, but the stacks here share one')
+                raise ValueError('each layer has a different position bias, but the layers of this model share one')
             value = value[0]
         has_heads = value.ndim == len(shape) + 1 and value.size == np.prod(shape)
         return np.ascontiguousarray(value.reshape(shape) if has_heads else value)
 
 
 def read(path: str, abstract: Params) -> tuple[Params, int]:
-    """Reads the parameters of a T5X checkpoint, numpy float32 in the tree `abstract`, and its step.
+    """Reads the parameters (NumPy, float32) and the step of a T5X checkpoint.
 
     Args:
-        path: a folder `checkpoint_<step>`, or T5X's MODEL_DIR, whose newest checkpoint is read.
-        abstract: ShapeDtypeStruct of each of the model's parameters.
+        path: a folder `checkpoint_<step>`, or the MODEL_DIR of T5X, whose newest checkpoint is read.
+        abstract: the parameter tree of the model, with ShapeDtypeStructs as leaves.
 
     Raises:
-        UserError: there is no checkpoint, it cannot be read, or it has another architecture or size.
+        UserError: there is no checkpoint, it cannot be read, or it does not match the architecture or size.
     """
-    folder = _find(path)
+    folder = _find_checkpoint(path)
     untrusted.check(folder)
     expected = {name: tuple(leaf.shape) for name, leaf in _flatten(abstract).items()}
     with saved_params.wrap_errors(folder, 'read'):
         saved = _open_orbax(folder / _STATE) if (folder / _STATE).is_dir() else _open_msgpack(folder)
         has_our_names = any('/run_0/' in name for name in saved.shapes)
-        sources = (
-            {name: _Source([name]) for name in expected} if has_our_names else _network_sources(expected, saved.shapes)
-        )
+        if has_our_names:
+            sources = {name: _ParamSource([name]) for name in expected}
+        else:
+            sources = _find_network_sources(expected, saved.shapes)
         needed = {name for source in sources.values() for name in source.names}
         missing, extra = sorted(needed - saved.shapes.keys()), sorted(saved.shapes.keys() - needed)
         if missing or extra:
             problem = f'it has no {missing[0]}' if missing else f'the model has no {extra[0]}'
-            raise UserError(f'{folder} does not fit this model: {problem}; use the model and size that was trained')
+            raise UserError(f'{folder} does not fit this model: {problem}; use the model and size of the checkpoint')
         arrays = {}
         for name, source in sources.items():
             _check_size(folder, name, expected[name], source, saved.shapes)
@@ -145,15 +148,16 @@ def read(path: str, abstract: Params) -> tuple[Params, int]:
 
 
 def write(path: str, params: Params, step: int, model: Seq2Seq, own_names: bool = False) -> str:
-    """Writes `params` to `path`/checkpoint_<step> in T5X's own format, without optimizer state, and returns the folder.
+    """Writes `params` to `path`/checkpoint_<step> in the msgpack format of T5X, and returns the folder.
 
-    `own_names` keeps our names, for any model under configs/t5x, instead of the names of T5X's network.
+    The optimizer state is not written. With `own_names`, the checkpoint keeps the parameter names of remixer_t5x, for
+    models under configs/t5x, instead of those of T5X's network.
 
     Raises:
-        UserError: the folder exists or cannot be written, or T5X's network cannot express the model.
+        UserError: the folder exists or cannot be written, or T5X's network does not support the model.
     """
     flat = _flatten(params)
-    arrays = flat if own_names else _to_network(flat, model)
+    arrays = flat if own_names else _convert_to_network(flat, model)
     folder = model_dir.absolute_path(path) / f'checkpoint_{step}'
     if folder.exists():
         raise UserError(f'{folder} exists already; use another folder, or remove it')
@@ -177,10 +181,10 @@ def _flatten(tree: Params) -> dict[str, Any]:
     return traverse_util.flatten_dict(tree, sep='/')
 
 
-def _find(path: str) -> epath.Path:
-    """The folder of a checkpoint: `path`, or the newest checkpoint in it."""
+def _find_checkpoint(path: str) -> epath.Path:
+    """Returns `path` if it is a checkpoint, or the newest checkpoint in the folder `path`."""
     if '://' in path:
-        raise UserError(f'{path} is not a local folder; copy it here first, as in gcloud storage cp -r')
+        raise UserError(f'{path} must be a local folder; copy it with, for example, gcloud storage cp -r')
     folder = model_dir.absolute_path(path)
     if _is_checkpoint(folder):
         return folder
@@ -198,16 +202,16 @@ def _is_checkpoint(folder: epath.Path) -> bool:
     return (folder / _FILE).is_file() or (folder / _STATE / '_METADATA').is_file()
 
 
-def _open_msgpack(folder: epath.Path) -> _Saved:
+def _open_msgpack(folder: epath.Path) -> _SavedParams:
     encoded = (folder / _FILE).read_bytes()
     if encoded.startswith(b'model_checkpoint_path'):
-        raise UserError(f'{folder} is a TensorFlow checkpoint of the first T5; convert it with T5X first')
+        raise UserError(f'{folder} is a TensorFlow checkpoint of the original T5; convert it with T5X first')
     contents = serialization.msgpack_restore(encoded)
     if contents.get('version', 0) < _VERSION:
         raise UserError(
-            f'{folder} has version {contents.get("version", 0)} of the format; version 3 (June 2021) is needed'
+            f'{folder} must have version 3 (June 2021) of the format, got version {contents.get("version", 0)}'
         )
-    leaves = traverse_util.flatten_dict(contents['optimizer'], is_leaf=lambda _, node: _is_spec(node), sep='/')
+    leaves = traverse_util.flatten_dict(contents['optimizer'], is_leaf=lambda _, node: _is_array_spec(node), sep='/')
     parameters = {name.removeprefix('target/'): leaf for name, leaf in leaves.items() if name.startswith('target/')}
     shapes = {
         name: tuple(leaf['metadata']['shape']) if isinstance(leaf, dict) else leaf.shape
@@ -217,22 +221,22 @@ def _open_msgpack(folder: epath.Path) -> _Saved:
     def read_arrays(names: Sequence[str]) -> dict[str, Array]:
         return {name: _read_leaf(folder, parameters[name]) for name in names}
 
-    return _Saved(shapes, read_arrays, int(_read_leaf(folder, leaves['state/step'])))
+    return _SavedParams(shapes, read_arrays, int(_read_leaf(folder, leaves['state/step'])))
 
 
-def _is_spec(node: Any) -> bool:
-    """Whether a dict is the spec of an array in another file."""
+def _is_array_spec(node: Any) -> bool:
+    """Returns whether a dict is a TensorStore spec, which refers to an array in another file."""
     return isinstance(node, Mapping) and node.keys() >= {'driver', 'kvstore', 'metadata'}
 
 
 def _read_leaf(folder: epath.Path, leaf: Any) -> Array:
-    if not _is_spec(leaf):
+    if not _is_array_spec(leaf):
         return np.asarray(leaf)
-    # Before TensorStore 0.1.14 the path was outside of kvstore.
+    # Before TensorStore 0.1.14, the path was not in kvstore.
     name = leaf['kvstore'].get('path') or leaf['path']
     place = safe_paths.resolve_inside(folder, name.rstrip('/'), str(folder / _FILE))
     if leaf['driver'] != 'zarr':
-        raise UserError(f'{folder / _FILE} says that {place.name} is {leaf["driver"]!a:.60}; allowed is zarr')
+        raise UserError(f'the driver of {place.name} in {folder / _FILE} must be zarr, got {leaf["driver"]!a:.60}')
     array = ts.open({'driver': 'zarr', 'kvstore': {'driver': 'file', 'path': str(place)}}, open=True).result()
     shape = tuple(leaf['metadata']['shape'])
     if array.shape != shape:
@@ -243,7 +247,7 @@ def _read_leaf(folder: epath.Path, leaf: Any) -> Array:
 
 
 def _write_array(folder: epath.Path, name: str, value: Array) -> dict[str, Any]:
-    """Writes one array next to the msgpack file, and returns its spec."""
+    """Writes an array to a zarr folder next to the msgpack file, and returns its TensorStore spec."""
     file = name.replace('/', '.')
     rows = max(1, _CHUNK_BYTES // max(1, value[:1].nbytes)) if value.ndim else 1
     chunks = [min(rows, value.shape[0]), *value.shape[1:]] if value.ndim else []
@@ -254,7 +258,7 @@ def _write_array(folder: epath.Path, name: str, value: Array) -> dict[str, Any]:
     return {**spec, 'kvstore': {'driver': 'file', 'path': file}}
 
 
-def _open_orbax(folder: epath.Path) -> _Saved:
+def _open_orbax(folder: epath.Path) -> _SavedParams:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         metadata = reader.metadata(folder)
         tree = getattr(metadata, 'item_metadata', metadata).tree
@@ -271,11 +275,11 @@ def _open_orbax(folder: epath.Path) -> _Saved:
         arrays = restore({f'target/{name}': np.zeros(shapes[name], np.float32) for name in names})
         return {name: arrays[f'target/{name}'] for name in names}
 
-    return _Saved(shapes, read_arrays, int(restore({'state/step': np.zeros((), np.int32)})['state/step']))
+    return _SavedParams(shapes, read_arrays, int(restore({'state/step': np.zeros((), np.int32)})['state/step']))
 
 
-def _check_size(folder: epath.Path, name: str, shape: tuple[int, ...], source: _Source, saved: Shapes) -> None:
-    """Raises UserError for an array that does not fit, before it is read: few bytes can describe many zeros."""
+def _check_size(folder: epath.Path, name: str, shape: tuple[int, ...], source: _ParamSource, saved: Shapes) -> None:
+    """Raises UserError if the stored arrays have the wrong size, before they are decompressed."""
     shapes = [saved[part] for part in source.names]
     copies = shapes[0][source.axis] if source.shared and source.axis is not None and shapes[0] else 1
     if sum(map(math.prod, shapes)) != math.prod(shape) * copies or copies > MAX_LAYERS:
@@ -285,48 +289,49 @@ def _check_size(folder: epath.Path, name: str, shape: tuple[int, ...], source: _
 def _shape_error(folder: epath.Path, name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> UserError:
     return UserError(
         f'{folder} does not fit this model: {name} has shape {shape} there and {expected} here; '
-        'use the model and size that was trained'
+        'use the model and size of the checkpoint'
     )
 
 
-def _network_sources(shapes: Shapes, saved: Shapes) -> dict[str, _Source]:
-    """The sources of our parameters in a checkpoint of T5X's network whose arrays are `saved`.
+def _find_network_sources(shapes: Shapes, saved: Shapes) -> dict[str, _ParamSource]:
+    """Maps each remixer_t5x parameter to the arrays in a checkpoint of T5X's network.
 
-    Raises UserError for a parameter that T5X's network does not have.
+    `shapes` are those of the parameters, and `saved` those of the checkpoint. Raises UserError if T5X's network lacks a
+    parameter.
     """
     scanned = any(name.startswith('encoder/encoder/') for name in saved)
     axis = None
     if scanned:
-        # The scanned norms are [features, layers], unless only [layers, features] fits.
+        # The scales of scanned norms are [features, layers] by default; checks for [layers, features].
         layers = {name.split('/')[0]: shape[0] for name, shape in shapes.items() if _IN_A_RUN.fullmatch(name)}
         norms = {name: shape for name, shape in saved.items() if len(shape) == 2 and name.endswith('/scale')}
         axis = int(all(shape[1] == layers.get(name.split('/')[0]) for name, shape in norms.items()))
 
-    def source(name: str) -> _Source:
+    def find_source(name: str) -> _ParamSource:
         whole = _OUTSIDE_LAYERS.get(name)
         if whole is None:
-            stack, rest = _in_a_layer(name, 'it is read into models/t5_1_1.gin or models/t5_1_0.gin')
+            stack, rest = _network_name(name, 'use models/t5_1_1.gin or models/t5_1_0.gin')
             if scanned:
-                return _Source([f'{stack}/{stack}/{rest}'], axis=axis)
-            return _Source([f'{stack}/layers_{index}/{rest}' for index in range(shapes[name][0])], apart=True)
+                return _ParamSource([f'{stack}/{stack}/{rest}'], axis=axis)
+            return _ParamSource([f'{stack}/layers_{index}/{rest}' for index in range(shapes[name][0])], apart=True)
         stack, _, rest = whole.partition('/')
         if whole not in saved and f'{stack}/{stack}/{rest}' in saved:
-            return _Source([f'{stack}/{stack}/{rest}'], axis=axis, shared=True)
-        return _Source([whole])
+            return _ParamSource([f'{stack}/{stack}/{rest}'], axis=axis, shared=True)
+        return _ParamSource([whole])
 
-    return {name: source(name) for name in shapes}
+    return {name: find_source(name) for name in shapes}
 
 
-def _to_network(flat: Mapping[str, Array], model: Seq2Seq) -> dict[str, Array]:
-    """Our parameters with the names of T5X's network, one array per layer.
+def _convert_to_network(flat: Mapping[str, Array], model: Seq2Seq) -> dict[str, Array]:
+    """Converts parameters to the names of T5X's network, with a separate array for each layer.
 
-    Raises UserError if that network cannot express the model.
+    Raises UserError if T5X's network does not support the model.
     """
     module: Any = model.module
     for stack in (module.encoder_stack(), module.decoder_stack()):
         if len(stack.runs) != 1 or not isinstance(stack.runs[0][0](), PreNorm):
             raise UserError(
-                f"T5X's network has a single sequence of PreNorm layers, and this model has other layers; {_KEEP_NAMES}"
+                f"T5X's network only supports a single sequence of PreNorm layers, unlike this model; {_KEEP_NAMES}"
             )
     sublayers = [factory() for factories in interface.sublayer_factories(model).values() for factory in factories]
     if later := sorted({name for sublayer in sublayers for name in non_t5_options(sublayer)}):
@@ -338,14 +343,14 @@ def _to_network(flat: Mapping[str, Array], model: Seq2Seq) -> dict[str, Array]:
         if name in _OUTSIDE_LAYERS:
             arrays[_OUTSIDE_LAYERS[name]] = value
             continue
-        stack, rest = _in_a_layer(name, _KEEP_NAMES)
+        stack, rest = _network_name(name, _KEEP_NAMES)
         arrays |= {f'{stack}/layers_{index}/{rest}': layer for index, layer in enumerate(value)}
     return arrays
 
 
-def _in_a_layer(name: str, advice: str) -> tuple[str, str]:
-    """The stack of our parameter `name`, and T5X's name within a layer. Raises UserError if T5X has none."""
+def _network_name(name: str, advice: str) -> tuple[str, str]:
+    """Returns the stack of a parameter, and its name within a layer of T5X's network, or raises UserError."""
     match = _IN_A_RUN.fullmatch(name)
     if match is None or match[2] not in _SUBLAYERS[match[1]]:
-        raise UserError(f"T5X's network has nothing like {name}; {advice}")
+        raise UserError(f"T5X's network has no parameter that corresponds to {name}; {advice}")
     return match[1], f'{_SUBLAYERS[match[1]][match[2]]}/{match[3]}'

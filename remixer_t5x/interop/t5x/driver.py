@@ -1,7 +1,7 @@
-"""Adapts our encoder-decoders to T5X (Roberts et al. 2022), for its train, eval and infer scripts.
+"""Adapts remixer_t5x encoder-decoders to the train, eval and infer scripts of T5X (Roberts et al. 2022).
 
-Converts the arguments of modules, the format of parameter axes, and the allocation of decoding caches. Requires T5X,
-which is not on PyPI (docs/t5x.md); only configs/t5x/*.gin import this module.
+Converts module arguments and the format of parameter axes, and allocates decoding caches. Requires T5X, which is not on
+PyPI (docs/t5x.md). Only configs/t5x/*.gin import this module.
 """
 
 import dataclasses
@@ -22,9 +22,10 @@ from remixer_t5x.models.architecture.stack import unstack_layers
 
 
 class _T5XModule(EncoderDecoder):
-    """`EncoderDecoder` with T5X's arguments and float32 logits, because T5X computes its loss in their dtype.
+    """An `EncoderDecoder` with T5X's arguments.
 
-    T5X also passes the decoder's targets, to find padding; our decoder does not need them.
+    The logits are float32, because T5X computes the loss in the dtype of the logits. T5X also passes the decoder's
+    targets, to find padding, which are ignored here.
     """
 
     def __call__(self, encoder_input_tokens, decoder_input_tokens, decoder_target_tokens=None, **kwargs) -> jax.Array:
@@ -40,17 +41,18 @@ class _T5XModule(EncoderDecoder):
 
 
 class EncoderDecoderModel(models.EncoderDecoderModel):
-    """T5X's model with one of our modules.
+    """T5X's encoder-decoder model with a remixer_t5x module.
 
     Args:
-        module: the encoder-decoder of models/*.gin.
+        module: an encoder-decoder, configured by models/*.gin.
         **settings: arguments of `t5x.models.EncoderDecoderModel`.
     """
 
     def __init__(self, module: EncoderDecoder, **settings: Any):
         if not isinstance(module, EncoderDecoder):
             raise UserError(
-                f't5x/*.gin require an encoder-decoder, got {type(module).__name__}; train it with `remixer-t5x train`'
+                f'T5X requires an encoder-decoder, got {type(module).__name__}; train this model with '
+                '`remixer-t5x train`'
             )
         fields = {field.name: getattr(module, field.name) for field in dataclasses.fields(module) if field.init}
         super().__init__(module=_T5XModule(**(fields | {'parent': None, 'name': None})), **settings)
@@ -71,7 +73,7 @@ class EncoderDecoderModel(models.EncoderDecoderModel):
         return flax.core.freeze({name: traverse_util.unflatten_dict(tree) for name, tree in collections.items()})
 
     def predict_batch_with_aux(self, params: Any, batch: Mapping[str, jax.Array], *args: Any, **kwargs: Any) -> Any:
-        """Same as in T5X, but unstacks the layers once instead of slicing stacked parameters at every decoding step."""
+        """Generates outputs as in T5X, but unstacks the layers once instead of slicing them at every decoding step."""
         params = {**params, 'decoder': unstack_layers(params['decoder'])}
         return super().predict_batch_with_aux(params, batch, *args, **kwargs)
 
@@ -83,9 +85,9 @@ class EncoderDecoderModel(models.EncoderDecoderModel):
         decoder_input_tokens: jax.Array,
         prefill_decoder_prompt: bool = False,
     ) -> tuple[Any, None]:
-        """Allocates caches from the actual inputs, because they also store values computed from the encoder's output.
+        """Allocates the caches with the actual inputs, because they also store the keys and values of cross-attention.
 
-        T5X allocates caches from dummy inputs of ones, and recomputes the memory's keys and values at every step.
+        T5X allocates caches with dummy inputs, and recomputes these keys and values at every step.
         """
         if prefill_decoder_prompt:
             raise ValueError('prefill_decoder_prompt is not supported')
@@ -104,9 +106,9 @@ class EncoderDecoderModel(models.EncoderDecoderModel):
 
 
 def register_task(task: seqio.Task | seqio.Mixture | str) -> str:
-    """Registers `task` in seqio's registry, where T5X looks up tasks, and returns its name.
+    """Registers a task in seqio's registry, which T5X uses, and returns its name.
 
-    Replaces an existing task of that name. A name is returned as it is.
+    Replaces an existing task with that name. If `task` is a name, it is returned unchanged.
     """
     if isinstance(task, str):
         return task
