@@ -1,1 +1,1 @@
-"""What `import remixer_t5x` offers: models from config files, trained models, and their building blocks."""
+"""The public API of remixer_t5x: functions that build and load models, and the building blocks of models."""

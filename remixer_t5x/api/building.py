@@ -9,7 +9,7 @@ from remixer_t5x.models.interface import Model
 
 
 def build_model(*gin_files: str, **macros: object) -> Model:
-    """Builds the model that gin files and macros describe. `model.init` creates its parameters.
+    """Builds the model configured by gin files and macros. `model.init` creates its parameters.
 
     Examples: `build_model('models/remixer.gin', 'sizes/tiny.gin', VOCAB_SIZE=384)`, or, with a custom mixer,
     `build_model('models/t5_1_1.gin', 'sizes/tiny.gin', ENCODER_MIXER=MyMixer, ENCODER_POSITION_BIAS=None)`.
@@ -35,7 +35,7 @@ def build_model(*gin_files: str, **macros: object) -> Model:
     try:
         flags = [*sources.flags, *((name, _to_gin(value)) for name, value in objects.items())]
     except ValueError:
-        # A value has no importable name.
+        # Raised if gin cannot refer to a value by an importable name.
         return dataclasses.replace(model, config='')
     loading.load(dataclasses.replace(sources, flags=flags, objects={}), '%MODEL', only=True)
     return dataclasses.replace(model, config=loading.config_text())

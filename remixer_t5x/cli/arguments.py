@@ -1,4 +1,4 @@
-"""Arguments that several commands share: gin files and macros, and types of values."""
+"""Command-line arguments shared by commands: gin files, macros, decoders, and argument types."""
 
 import argparse
 import contextlib
@@ -27,7 +27,7 @@ _MODEL_HELP = (
 
 
 def add_gin(parser: argparse.ArgumentParser, model: bool = True) -> None:
-    """Adds the flags of a command that reads gin files; `model` adds `--model` too."""
+    """Adds the flags for gin files to a parser, including `--model` if `model` is true."""
     parser.epilog = f'{GIN_HELP}\n{parser.epilog}'
     parser.add_argument('--gin_file', action='append', default=[], metavar='FILE', help='a gin file, repeatable')
     if model:
@@ -43,7 +43,7 @@ def add_gin(parser: argparse.ArgumentParser, model: bool = True) -> None:
 def add_macro(
     parser: Any, flag: str, macro: str, help: str, alone: str | None = None, metavar: str | None = None
 ) -> None:
-    """Adds a flag as a short name for `--gin.MACRO`; `alone` is the value of the macro if the flag has no value."""
+    """Adds a flag as a short form of `--gin.MACRO`; `alone` is the value of the macro if the flag has no value."""
     optional: dict[str, Any] = {} if alone is None else {'nargs': '?', 'const': (macro, alone)}
     parser.add_argument(
         flag, dest='macros', action='append', type=lambda text: (macro, text), default=[], help=help,
@@ -104,7 +104,7 @@ def split_gin_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str
 
 
 def load(args: argparse.Namespace, root: str, partial: bool = True, **sources: Any) -> None:
-    """Reads the gin files and flags of the command line, for a call of `root`.
+    """Loads the gin files and flags of the command line, and checks the settings that `root` requires.
 
     `partial` is an argument of `config.loading.load`, and `sources` are `base`, `defaults` and `objects` of its
     ConfigSources.
@@ -116,7 +116,7 @@ def load(args: argparse.Namespace, root: str, partial: bool = True, **sources: A
 
 
 def values(args: argparse.Namespace, *macros: str, **sources: Any) -> list[Any]:
-    """Returns the values of macros, which the gin files and flags of the command line set; `sources` as in `load`."""
+    """Loads the gin files and flags of the command line, and returns the values of macros; `sources` as in `load`."""
     from remixer_t5x.config import loading
 
     return loading.values(_config_sources(args, **sources), *macros, importing=libraries(args))
@@ -126,7 +126,7 @@ def _config_sources(args: argparse.Namespace, **sources: Any) -> Any:
     from remixer_t5x.config import loading
 
     if args.tfds_data_dir:
-        # Every library that reads TFDS looks there.
+        # All libraries that read TFDS data sets use this environment variable.
         os.environ['TFDS_DATA_DIR'] = args.tfds_data_dir
     search_paths = names(','.join(args.gin_search_paths))
     model = loading.model_files(args.model, search_paths) if args.model else ()
@@ -146,7 +146,7 @@ def _run_sources(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, s
     from remixer_t5x.data import task_vocabulary
     from remixer_t5x.run_folder import model_dir
 
-    # The last value is used; `eval` accepts several checkpoints, separated by commas.
+    # The last flag overrides earlier ones; `eval` accepts multiple checkpoints, separated by commas.
     macros = (value for name, value in reversed(args.gin_flags) if name == CHECKPOINT)
     text = getattr(args, 'checkpoint', None) or next(macros, '')
     first = text.strip('\'"').partition(',')[0].strip()
@@ -170,22 +170,22 @@ def _run_sources(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, s
 
 
 def libraries(args: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
-    """Hides the output of libraries while they are imported, except with `--verbose` or if the import fails."""
+    """Hides the output of libraries during their import, unless `--verbose` is set or the import fails."""
     return contextlib.nullcontext() if args.verbose else lazy.without_stderr()
 
 
 def whole_number(minimum: int) -> Callable[[str], int]:
-    """Returns a type for `add_argument`: whole numbers from `minimum`."""
+    """Returns an argparse type for integers that are at least `minimum`."""
 
     def convert(text: str) -> int:
         number = ranges.whole_number(text, minimum)
         if number is None:
-            raise argparse.ArgumentTypeError(f'{text!r} is not a whole number from {minimum}')
+            raise argparse.ArgumentTypeError(f'must be an integer of at least {minimum}, got {text!r}')
         return number
 
     return convert
 
 
 def names(text: str) -> list[str]:
-    """Splits items at commas; a type for `add_argument`."""
+    """Splits a comma-separated list; used as an argparse type."""
     return [item.strip() for item in text.split(',') if item.strip()]

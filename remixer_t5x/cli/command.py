@@ -1,4 +1,4 @@
-"""`Command`: a command's name, arguments and environment, known before any library is imported."""
+"""Defines `Command`: the name, arguments and environment variables of a command."""
 
 import argparse
 import contextlib
@@ -39,7 +39,7 @@ class Command:
 
 def keep_buffers() -> None:
     """Stops glibc from returning large buffers to the system after every step, to avoid page faults."""
-    # Other C libraries have no mallopt.
+    # C libraries other than glibc do not provide mallopt.
     with contextlib.suppress(AttributeError):
         for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1), (M_TOP_PAD, 256 << 20)):
             ctypes.CDLL(None).mallopt(option, value)

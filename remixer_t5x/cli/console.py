@@ -1,18 +1,18 @@
-"""Prints tables and lines on standard output, in the width of the terminal or of a pipe."""
+"""Prints tables and lines to standard output, using the width of the terminal or a fixed width for pipes."""
 
 import sys
 from typing import Any
 
 
 def show(*parts: Any, pipe_width: int = 150) -> None:
-    """Prints rich tables, and texts, which are not wrapped; `pipe_width` is for output that is not a terminal."""
+    """Prints rich tables and unwrapped texts; `pipe_width` is the width if the output is not a terminal."""
     from rich.console import Console
 
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else pipe_width, highlight=False)
     for part in parts:
         text = isinstance(part, str)
         if not text:
-            # The terminal wraps a wide table; numbers are not truncated.
+            # Lets the terminal wrap wide tables, so numbers are never truncated.
             widest = console.measure(part, options=console.options.update(width=10_000)).maximum
             console.width = max(console.width, widest)
         console.print(part, soft_wrap=text, markup=not text)

@@ -19,7 +19,7 @@ TARGETS = {
     'average': ('to',),
     'checkpoint': ('to', 'to_adapters', 'to_hf', 'to_safetensors', 'to_t5x', 'to_shared', 'push_to_hub'),
 }
-# For each other flag, the sources and targets that use it.
+# Maps each other flag to the sources and targets that use it.
 READERS = {
     'dtype': ('to_hf', 'to_safetensors'),
     'vocabulary': ('from_hf',),
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Converts, compares the output with the input, and prints both."""
+    """Runs the conversion, compares the output with the input, and prints the paths of both."""
     source, target = direction(args)
     # These files do not describe their model, so the user's gin files must.
     if {'from_t5x', 'to_hf', 'to_t5x'} & {source, target}:
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def direction(args: argparse.Namespace) -> tuple[str, str]:
-    """The flags of source and target. Raises UserError if they, or the other flags, do not fit together."""
+    """Returns the source and target flags. Raises UserError if flags cannot be combined."""
     (source,) = [name for name in TARGETS if getattr(args, name) is not None]
     (target,) = [name for name in TARGETS['checkpoint'] if getattr(args, name) is not None]
     if target not in TARGETS[source]:

@@ -1,4 +1,4 @@
-"""Conversions between MODEL_DIRs, safetensors and T5X, and of adapters; steps that all conversions share."""
+"""Converts between MODEL_DIRs, safetensors, T5X checkpoints and adapters, and defines steps shared by conversions."""
 
 import argparse
 import os
@@ -25,12 +25,12 @@ from remixer_t5x.run_folder import model_dir
 
 
 def print_line(label: str, text: str) -> None:
-    """Prints a line at once, because the conversion of a large model takes minutes."""
+    """Prints and flushes a line of progress, because converting a large model takes minutes."""
     print(f'{label:<12} {text}', flush=True)
 
 
 def describe_size(params: Any) -> str:
-    """Number of parameters and arrays, in words."""
+    """Returns a text with the number of parameters and arrays."""
     leaves = jax.tree.leaves(params)
     return f'{sum(leaf.size for leaf in leaves):,} parameters in {len(leaves)} arrays'
 
@@ -38,7 +38,7 @@ def describe_size(params: Any) -> str:
 def write_model_dir(
     folder: epath.Path, params: Any, step: int, record: Mapping[str, Any], gin_text: str, name: str = model_dir.CONFIG
 ) -> None:
-    """Writes a checkpoint, and `gin_text` if not empty as the file `name`, into a MODEL_DIR, and prints their paths."""
+    """Writes a checkpoint to a MODEL_DIR, and `gin_text` to the file `name` if it is not empty; prints their paths."""
     if gin_text:
         (folder / name).write_text(gin_text)
     checkpoint = converted.write_checkpoint(folder, params, step, record)
@@ -49,7 +49,7 @@ def write_model_dir(
 
 
 def abstract_params(model: Model) -> Any:
-    """Shapes of the model's parameters, on one device."""
+    """Returns the shapes of the model's parameters, placed on a single device."""
     return saved_params.abstract_params(model, batch_formats.smallest_shapes(model.model_type), Partitioner())
 
 
@@ -70,7 +70,7 @@ def check_equal(before: Any, after: Any, place: str | os.PathLike[str]) -> None:
 
 
 def check_no_difference(name: str | None, place: str | os.PathLike[str]) -> None:
-    """Raises UserError for the array `name` in `place` that differs from the input; None if there is none."""
+    """Raises UserError unless `name`, the first array in `place` that differs from the input, is None."""
     if name:
         raise UserError(f'{name} in {place} differs from what was read; do not use it, and report the problem')
 
@@ -106,7 +106,7 @@ def merge_adapters(args: argparse.Namespace) -> None:
 
 
 def average(args: argparse.Namespace) -> None:
-    """`--average=A,B,C --to=MODEL_DIR`: writes the arithmetic mean of the parameters, in float32."""
+    """`--average=A,B,C --to=MODEL_DIR`: averages the parameters of checkpoints in float32."""
     paths = [path for path in args.average.split(',') if path]
     if len(paths) < 2:
         raise UserError(f'--average must be two or more checkpoints, got {args.average!r}; type --average=A,B')
@@ -133,7 +133,7 @@ def average(args: argparse.Namespace) -> None:
 
 
 def to_adapters(args: argparse.Namespace) -> None:
-    """`--checkpoint=PATH --to_adapters=MODEL_DIR`: writes the arrays that differ from the base, and the base's path."""
+    """`--checkpoint=PATH --to_adapters=MODEL_DIR`: writes the arrays that differ from the base, and its path."""
     params, record, step = converted.read_checkpoint(args.checkpoint, '--checkpoint', merge=False)
     config = str(record.get('config') or '')
     path = args.base or changes.parse_bindings(config).get('INITIAL_CHECKPOINT_PATH', 'None').strip('\'"')

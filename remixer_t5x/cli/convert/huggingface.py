@@ -1,4 +1,4 @@
-"""`convert --from_hf` and `--to_hf`: Hugging Face models, and folders that `--to_shared` wrote."""
+"""Implements `convert --from_hf` and `--to_hf` for Hugging Face models and folders written by `--to_shared`."""
 
 import argparse
 import pathlib
@@ -43,7 +43,7 @@ def to_model_dir(args: argparse.Namespace) -> None:
     run = converted.build_record(record, text, origin)
     conversions.write_model_dir(target, params, 0, run, text, model_dir.CONVERTED)
     del params
-    # Loads the file in the same way as a command.
+    # Loads the gin file in the same way as other commands.
     model: Any = build_model(str(target / model_dir.CONVERTED))
     params = saved_params.restore_params(str(target), conversions.abstract_params(model), record)
     conversions.check_no_difference(source.first_difference(params), target)
@@ -54,7 +54,7 @@ def to_model_dir(args: argparse.Namespace) -> None:
 def _shared_to_model_dir(args: argparse.Namespace, place: pathlib.Path) -> None:
     """Converts the shared model in the folder `place`.
 
-    Its gin text is not run here, but later commands load it from MODEL_DIR, so it must be harmless or trusted.
+    The gin text must be checked or trusted: later commands load it from MODEL_DIR, and gin can run code.
     """
     if args.vocabulary is not None:
         raise UserError(
@@ -78,7 +78,7 @@ def _shared_to_model_dir(args: argparse.Namespace, place: pathlib.Path) -> None:
 
 
 def from_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
-    """Writes a model that transformers has. Raises Refusal before writing anything if it lacks the model."""
+    """Writes a transformers model. Raises Refusal before writing any file if transformers has no equivalent."""
     family, runs = folders.describe(model, vocabulary)
     folders.check_empty(args.to_hf)
     params = conversions.restore(args, model, vocabulary)
@@ -93,9 +93,9 @@ def from_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
 
 
 def from_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
-    """`--checkpoint=PATH --to_hf=DIR`: a model that transformers has, or PyTorch code beside the weights.
+    """`--checkpoint=PATH --to_hf=DIR`: writes a transformers model, or weights and PyTorch code as a fallback.
 
-    Raises Refusal before writing anything if a part of the model has no PyTorch code either.
+    Raises Refusal before writing any file if a part of the model has no PyTorch code.
     """
     try:
         from_model(args, model, vocabulary)
@@ -119,7 +119,7 @@ def from_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> Non
 
 
 def _compare_with_reference(source: folders.Source, model: Any, params: Any, vocabulary: Any) -> None:
-    """Compares logits and ids with transformers, if it is installed. Raises UserError if the logits differ."""
+    """Compares logits and token ids with transformers, if installed. Raises UserError if the logits differ."""
     if missing := folders.missing_packages():
         text = ' and '.join(missing) + (' are' if len(missing) > 1 else ' is')
         print_line('check', f'{text} not installed, so logits are not compared: {INSTALL}')
@@ -130,7 +130,7 @@ def _compare_with_reference(source: folders.Source, model: Any, params: Any, voc
 
 
 def cached_model_dir(path: str) -> pathlib.Path:
-    """The cached MODEL_DIR of the Hugging Face model in the folder `path`, which is converted at its first use."""
+    """Returns the cached MODEL_DIR of the Hugging Face model in `path`, which is converted on first use."""
     source = pathlib.Path(path).expanduser().resolve()
     files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.glob('*.*'))
     folder = cache.root() / 'huggingface' / cache.key(str(source), files)

@@ -1,4 +1,4 @@
-"""`remixer-t5x data list`, `data get NAME` and `data show NAME`: the labelled tasks and their data."""
+"""Implements `remixer-t5x data list`, `data get NAME` and `data show NAME` for labeled tasks."""
 
 import argparse
 import json
@@ -7,7 +7,7 @@ import os
 from remixer_t5x.cli import arguments, console
 from remixer_t5x.cli.command import ON_CPU, Command
 
-# Wide enough for any path, so that lines are not wrapped if the output is a file.
+# Wide enough that paths are not wrapped if the output is a file.
 _PIPE_WIDTH = 1000
 _DATA_DIR_HELP = 'search this folder alone (default: TFDS_DATA_DIR, then REMIXER_T5X_DATA, then downloads)'
 
@@ -24,7 +24,7 @@ def list_tasks(args: argparse.Namespace) -> None:
     table = console.table('task', 'here', 'not here', 'where', wraps=True)
     for task in tasks:
         here = [split for split in task.splits if split.origin]
-        # The folders of the task's files, or the command that downloads them.
+        # Shows the folders of the task's files, or the command that downloads the files.
         paths = [path for split in here for path in (split.origin or '').split(', ')]
         place = ', '.join(sorted({path if os.path.isdir(path) else os.path.dirname(path) for path in paths}))
         get_task = f'data get {task.name}'
@@ -46,7 +46,7 @@ def add_get_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def get(args: argparse.Namespace) -> None:
-    """Downloads the published files of a task, checks them, and prints where they are."""
+    """Downloads and verifies the published files of a task, and prints their paths."""
     with arguments.libraries(args):
         from remixer_tasks.files import download
     print('\n'.join(download.get(args.name, args.source, args.data_dir)))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     import seqio
 
-# Number of rows for measuring the packing efficiency.
+# Number of rows used to measure the packing efficiency.
 MEASURED_ROWS = 300
 _SEED = 0
 # Titles of the token arrays that a batch may have.
@@ -36,14 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Prints rows of the shuffled split as a training run sees them, and the packing efficiency."""
+    """Prints rows of the shuffled split in the format of training batches, and the packing efficiency."""
     macros = ('MIXTURE_OR_TASK_NAME', 'TASK_FEATURE_LENGTHS', 'PACK', 'MODEL_TYPE')
     mixture, lengths, pack, model_type = arguments.values(args, *macros, defaults={'PACK': False})
     from remixer_t5x import tf_data
     from remixer_t5x.data import batch_formats, converters, pipeline
 
     if isinstance(lengths, Mapping) and set(lengths) == {'targets'}:
-        # Text without inputs is for a decoder-only model, even if no model type is set.
+        # Without a model type, tasks without inputs are shown in the format of decoder-only models.
         model_type = batch_formats.DECODER_ONLY
     config = pipeline.DatasetConfig(mixture, lengths, batch_size=1, split=args.split, pack=pack, model_type=model_type)
     task = pipeline.get_provider(config)
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def efficiency(rows: Iterable[Mapping[str, np.ndarray]]) -> list[str]:
-    """For each side, the share of token slots that hold a token, and the examples per row."""
+    """Computes the fraction of token slots that are not padding, and the examples per row, for each side."""
     import numpy as np
 
     rows = list(rows)
@@ -87,7 +87,7 @@ def _show(row: Mapping[str, np.ndarray], vocabulary: seqio.Vocabulary) -> None:
         for example in range(1, int(examples.max()) + 1):
             here = examples == example
             if 'decoder_causal_attention' in row:
-                # In a prefix LM, the inputs are the tokens without a loss weight.
+                # For prefix language models, the inputs are the tokens without a loss weight.
                 weights = row['decoder_loss_weights']
                 _print('inputs', row[tokens][here & (weights == 0)], vocabulary)
                 here &= weights > 0

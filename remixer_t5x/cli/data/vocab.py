@@ -21,9 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Prints size and special ids of the vocabulary, and ids and pieces of the text.
+    """Prints the size and special ids of the vocabulary, and the ids and pieces of the text.
 
-    Raises UserError, from the vocabulary, when its model cannot be read or trained.
+    Raises UserError if the model of the vocabulary cannot be read or trained.
     """
     (vocabulary,) = arguments.values(args, 'VOCABULARY')
     first, count = sentinels.first_and_count(vocabulary)
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def piece(vocabulary: seqio.Vocabulary, token: int) -> str:
-    """The piece of an id, with its word-start mark if the model has one, or the decoded text."""
+    """Returns the piece of an id, with the word-start mark of the model, or the decoded text if there are no pieces."""
     tokenizer = getattr(vocabulary, 'tokenizer', None)
     if tokenizer is not None and token < tokenizer.GetPieceSize():
         return tokenizer.IdToPiece(token)
