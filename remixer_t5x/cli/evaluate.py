@@ -1,4 +1,4 @@
-"""`remixer-t5x eval`: evaluates checkpoints or predictions by tasks' metrics (configs/runs/eval.gin)."""
+"""`remixer-t5x eval`: computes the metrics of tasks for checkpoints or predictions (configs/runs/eval.gin)."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Evaluates each checkpoint: prints a table, writes metrics, predictions and files for leaderboards."""
+    """Evaluates checkpoints, prints a table, and writes metrics, predictions and submissions for leaderboards."""
     arguments.apply_decoder(args)
     if 'VALIDATION_PAIRS' in (names := dict(args.gin_flags)) and 'PAIRS' not in names and not args.gin_file:
-        # The rows that the run was trained on are not needed here and may no longer exist.
+        # Evaluation does not need the training examples, which may no longer exist.
         args.gin_flags = [('PAIRS', 'None'), *args.gin_flags]
     if args.predictions is not None:
         process_flags.refuse(args, 'this is done by one process')
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _score_predictions(args: argparse.Namespace) -> None:
-    """Computes the task's metrics for a file of predictions, without a model.
+    """Computes the metrics of a task for a file of predictions, without a model.
 
     `args.predictions` names JSON lines with a text `prediction`, one for each example of the split and in its order, as
     `remixer-t5x eval` and `infer` write them; where a line has `input` too, it must be the example's.
@@ -96,7 +96,7 @@ def _score_predictions(args: argparse.Namespace) -> None:
 
 
 def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> None:
-    """Evaluates checkpoints, with `quantize` after rounding the weights, in a separate folder of results."""
+    """Evaluates checkpoints; with `quantize`, rounds the weights first and writes the results to a separate folder."""
     import jax
 
     from remixer_t5x.evaluate import results, task_evaluation

@@ -1,4 +1,4 @@
-"""`remixer-t5x fill_in`: shows how a trained model fills the gaps of corrupted examples."""
+"""`remixer-t5x fill_in`: shows how a trained model fills the gaps in corrupted examples."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
 
-# Text around a gap that is shown; a whole example would fill the screen.
+# Number of tokens to show of each example, because whole examples do not fit on the screen.
 TOKENS_SHOWN = 80
 BATCH_SIZE = 32
-# Macros of the training run, with their defaults.
+# Macros of the training run and their defaults.
 _DATA = {'SEED': 0, 'PACK': False, 'USE_CACHED_TASKS': False, 'CACHE_DIR': None}
 
 
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def show(console: Console, vocab: Any, inputs: np.ndarray, targets: np.ndarray, predicted: np.ndarray) -> None:
-    """Prints one example: its beginning with numbered gaps, then each gap's true and predicted text."""
+    """Prints the beginning of an example with numbered gaps, followed by the true and predicted text of each gap."""
     from rich.text import Text
 
     parts = list(split_at_sentinels(inputs[:TOKENS_SHOWN], vocab))
@@ -82,7 +82,7 @@ def show(console: Console, vocab: Any, inputs: np.ndarray, targets: np.ndarray, 
 
 
 def split_at_sentinels(ids: Iterable[int], vocab: Any) -> Iterator[tuple[int | None, str]]:
-    """Yields (number of a sentinel, text after it), the number None before the first; stops at the end token."""
+    """Yields pairs of a sentinel's number (None before the first sentinel) and its text, up to the end token."""
     first_sentinel, last_sentinel = sentinels.first_and_count(vocab)[0], sentinels.ordinary_ids(vocab)
     number: int | None = None
     part: list[int] = []

@@ -1,4 +1,4 @@
-"""`remixer-t5x infer`: runs a model on texts, to JSON lines; gin builds the settings (configs/runs/infer.gin)."""
+"""`remixer-t5x infer`: runs a model on texts and writes JSON lines; configured by configs/runs/infer.gin."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes a prediction (with --embed, an embedding) for each text, in order; resumes an existing output file."""
+    """Writes a prediction (or an embedding with --embed) for each text, in order; resumes an existing output file."""
     if args.pooling is not None and args.embed is None:
-        raise UserError('--pooling is read with --embed only; leave it out')
+        raise UserError('--pooling requires --embed; add --embed, or omit --pooling')
     if args.embed is not None:
         process_flags.refuse(args, 'embeddings are written by one process')
     arguments.apply_decoder(args)
@@ -78,7 +78,7 @@ def settings_of(args: argparse.Namespace) -> tuple[TextInference, str | None]:
 
 
 def other_template(checkpoint: str, template: str | None) -> str | None:
-    """Returns a warning if the run of a checkpoint was trained with another template INPUTS."""
+    """Returns a warning if the checkpoint was trained with a different template INPUTS."""
     import ast
 
     from remixer_t5x import untrusted_files
@@ -110,7 +110,7 @@ def _infer(settings: TextInference, template: str | None) -> None:
     text_inference.skip_done(texts, out, inputs.shown)
     predict = text_inference.build_predict_function(settings.predictor(), settings.restore(folder), settings.model)
     codec = settings.codec()
-    # At a terminal, each line is answered before the next one is read.
+    # In a terminal, prints the answer to each line before reading the next line.
     window = 1 if inputs.is_stdin and sys.stdin.isatty() else decoding.batch_size * text_inference.WINDOW_BATCHES
     reporter = _Reporter(inputs, out.counts)
     with contextlib.closing(out):
@@ -140,7 +140,7 @@ def _embed(settings: TextInference, template: str | None, args: argparse.Namespa
 
 
 class _Reporter:
-    """Prints progress on standard error, and a summary at the end."""
+    """Prints progress to standard error, and a summary at the end."""
 
     def __init__(self, inputs: TextInputs, counts: text_inference.TextCounts):
         self._start, self._last_time = time.monotonic(), time.monotonic()

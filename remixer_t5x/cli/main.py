@@ -26,7 +26,7 @@ from remixer_t5x.errors import UserError, nearest, one_line
 
 
 def _extra(extra: str, module: str) -> tuple[Command, ...]:
-    """The command of an extra, if the installation has it."""
+    """Returns the command of an optional extra, if it is installed."""
     return (lazy.import_extra(f'{extra}.{module}').COMMAND,) if lazy.has_extra(extra) else ()
 
 
@@ -38,9 +38,9 @@ COMMANDS = (
     *_extra('serve', 'command'),
 )
 
-# As many as a small training run has on two cores.
+# Number of threads of a small training run on two cores.
 THREADS = 40
-# Bytes that TensorFlow, JAX and a tiny model reserve.
+# Bytes of address space that TensorFlow, JAX and a tiny model reserve.
 ADDRESS_SPACE = 6 << 30
 
 
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         code = report_error(error, verbose='--verbose' in arguments_given)
     if own_process and startup.is_compiling():
-        # Python would wait for XLA at exit, for example after an error in the data, and cannot interrupt it.
+        # Exits immediately, because Python would otherwise wait for XLA, for example after an error in the data.
         sys.stderr.flush()
         os._exit(code)
     return code
@@ -93,7 +93,7 @@ def report_error(error: BaseException, process: str = '', verbose: bool = False)
 def _describe_bug(error: BaseException) -> str:
     """Describes an unexpected error in one line, with its notes, and writes its traceback to a file."""
     line = one_line(f'{type(error).__name__}: {error}')[:500]
-    # JAX adds a note of several lines about its own frames.
+    # JAX adds a long note about its internal frames, which is removed here.
     notes = ''.join(f'; {note}' for note in getattr(error, '__notes__', ()) if '\n' not in note)
     try:
         with tempfile.NamedTemporaryFile(
@@ -112,7 +112,7 @@ def _run(argv: Sequence[str], own_process: bool) -> int:
     words = {command.name.partition(' ')[0] for command in COMMANDS}
     if rest and rest[0][0:1] not in ('-', '') and rest[0] not in words:
         raise UserError(f'{rest[0]!a} is not a command{nearest(rest[0], words)}; see {parser.prog} --help')
-    # Two words such as `data list` are one name in COMMANDS.
+    # COMMANDS contains names of two words, such as `data list`.
     if (name := ' '.join(rest[:2])) in {command.name for command in COMMANDS}:
         rest = [name, *rest[2:]]
     args, unknown = parser.parse_known_args(rest)
@@ -190,7 +190,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_arguments(of_command)
         of_command.set_defaults(own_parser=of_command)
         of_command.add_argument('--verbose', action='store_true', help='show log lines of libraries, and tracebacks')
-        # Every script of T5X accepts it.
+        # All scripts of T5X accept this flag.
         of_command.add_argument('--alsologtostderr', dest='verbose', action='store_true', help=argparse.SUPPRESS)
     return parser
 

@@ -1,4 +1,4 @@
-"""Flags that identify this process of a run, and the check that all processes of a run agree.
+"""Defines flags that identify a process of a run, and checks that all processes have the same configuration.
 
 The flags are not gin macros, because they differ between processes. The command, configuration, code and kind of
 devices must be the same in all processes, which is checked before any operation that waits for another process.
@@ -50,7 +50,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def connect_processes(args: argparse.Namespace, saves: bool = False) -> Iterator[None]:
-    """Connects the processes of the run for the duration of the block; with `saves`, SIGTERM lets the block save first.
+    """Connects the processes of a run within a `with` block; with `saves`, SIGTERM lets the block save first.
 
     Call it after gin is loaded: raises UserError on all processes if their command, code, settings or devices differ.
     """
@@ -62,7 +62,7 @@ def connect_processes(args: argparse.Namespace, saves: bool = False) -> Iterator
     with processes.connected_processes(settings, functools.partial(args.report_error, verbose=args.verbose), saves):
         if collectives.is_distributed():
             collectives.check_same(identity(args.command))
-            # This starts JAX's devices, which waits for other processes.
+            # Initializing JAX's devices waits for the other processes.
             first, *_ = devices = jax.local_devices()
             kind = f'{len(devices)} {first.device_kind} ({first.client.platform_version})'
             collectives.check_same({'the devices of a process': kind})
@@ -75,7 +75,7 @@ def identity(command: str) -> dict[str, Any]:
     from remixer_t5x.config import loading
     from remixer_t5x.run_folder import model_dir
 
-    # Processes may run in different folders.
+    # Keeps relative paths, because processes may run in different folders.
     text = loading.config_text(absolute_paths=False)
     settings = changes.parse_bindings(text)
     return {

@@ -1,4 +1,4 @@
-"""`remixer-t5x score`: log p(target | input) of each pair of a file, to JSON lines."""
+"""`remixer-t5x score`: computes log p(target | input) of each pair in a file, and writes JSON lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from remixer_t5x.cli import arguments
 from remixer_t5x.cli.command import Command
 from remixer_t5x.errors import UserError
 
-# Pairs of one batch, and batches that are sorted by length together.
+# Number of pairs in a batch, and number of batches that are sorted by length together.
 BATCH_SIZE, WINDOW_BATCHES = 32, 16
 
 

@@ -1,4 +1,4 @@
-"""Standard input, output and error of a command: a closed, full or abandoned stream does not stop a run.
+"""Protects commands from write errors of standard streams, for example if a pipe is closed or a disk is full.
 
 Also hides log lines and warnings of libraries.
 """
@@ -32,7 +32,7 @@ class _Stream(io.FileIO):
     def write(self, data):
         try:
             while (count := super().write(data)) is None:
-                # Another program has set the terminal to non-blocking mode.
+                # Raised if another program has set the terminal to non-blocking mode.
                 select.select([], [self], [])
             return count
         except OSError as error:
@@ -63,7 +63,7 @@ def protect() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 (lives as long as the process)
-    # Streams that a caller has replaced, as pytest does, are kept.
+    # Keeps streams that were replaced by the caller, for example by pytest.
     if sys.stdout is sys.__stdout__:
         sys.stdout = _text_stream(1, sys.stdout)
     if sys.stderr is sys.__stderr__:
@@ -75,7 +75,7 @@ def _text_stream(descriptor: int, before: Any) -> io.TextIOWrapper:
     raw.is_result = descriptor == 1
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
-        # Characters that the locale cannot encode, such as in file names, do not stop a command either.
+        # Escapes characters that the locale cannot encode, for example in file names.
         encoding='utf-8' if before is None else before.encoding,
         errors='backslashreplace',
         line_buffering=before is None or before.line_buffering or before.write_through,

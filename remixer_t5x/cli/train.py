@@ -1,6 +1,6 @@
-"""`remixer-t5x train` and `finetune`, which needs tasks to evaluate; the same command again resumes.
+"""`remixer-t5x train` and `finetune`: train a model, or resume an interrupted run.
 
-gin builds a `settings.Run` (configs/runs/pretrain.gin and finetune.gin).
+The commands are configured by configs/runs/pretrain.gin and finetune.gin; `finetune` requires tasks to evaluate.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         )
     # Our signal handlers stay installed until the summary is printed.
     with process_flags.connect_processes(args, saves=True), contextlib.ExitStack() as signals:
-        # The step compiles before a task is made, which loads TensorFlow.
+        # Starts compiling the step before creating the tasks, because tasks import TensorFlow.
         settings: Run = resolved.call_configured(ROOT, deferred=(TRAINING_TASK, EVALUATION_TASKS))
         _check_command(args.command, settings)
         lines = check_custom_sublayers(settings.step_config.model)
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
             _draw_loss(result, settings.recovery.on_save_failure)
             if result.stopped:
                 print('run the same command again to continue')
-    # The exit code tells a supervising process that the run has not finished.
+    # This exit code signals to a supervising process that the run has not finished.
     return 128 + signal.Signals[result.stopped] if result.stopped else 0
 
 
@@ -119,7 +119,7 @@ def _print_end(result: Result) -> None:
 
     state = f'stopped by {result.stopped} and saved at' if result.stopped else 'finished at'
     numbers = [f'{state} step {result.step}']
-    # A number that was not finite is None.
+    # Values that are not finite are stored as None.
     loss, held_out = result.train.get('loss'), result.evaluation
     if loss is not None:
         numbers.append(f'train loss {loss:.4f}')

@@ -15,15 +15,15 @@ _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 _INCLUDE = re.compile(r"""include\s+(['"])(?P<file>.+?)\1""")
 _IMPORT = re.compile(r'(?:from|import)\s')
 _QUOTED = re.compile(r"""'[^'\n]*'|"[^"\n]*"|\#.*""")
-# Suggested first if several files set a macro.
+# Files to suggest first if more than one file sets a macro.
 _PREFERRED = ('models/t5_1_1.gin', 'sizes/tiny.gin', 'data/own_text.gin', 'hardware/cpu.gin', 'runs/pretrain.gin')
-# Advice for macros, settings and flags of T5X that have another name here.
+# Advice for T5X macros, settings and flags that have different names in remixer_t5x.
 T5X: dict[str, dict[str, str]] = tomllib.loads((_PACKAGE / 'config/t5x_names.toml').read_text(encoding='utf-8'))
 
 
 @dataclasses.dataclass(frozen=True)
 class GinText:
-    """The text of a gin file, of a part of it between include statements, or of a flag (`name` starts with `--gin.`).
+    """The text of a gin file, of the part between two include statements, or of a flag (`name` starts with `--gin.`).
 
     In a part, the lines of other parts are blank to keep the line numbers, except for the imports above it.
     """
@@ -38,13 +38,13 @@ class GinText:
 
     @functools.cached_property
     def macros_set(self) -> dict[str, str]:
-        """The macros that this text sets, with their locations for error messages."""
+        """Returns the macros that the text sets, with their locations for error messages."""
         locations = self._find(r'^([\w/]+)\s*=')
         return {name: self.name if self.is_flag else f'{location}{name}' for name, location in locations.items()}
 
     @functools.cached_property
     def macros_read(self) -> dict[str, str]:
-        """The macros that this text reads, with their locations for error messages."""
+        """Returns the macros that the text reads, with their locations for error messages."""
         return {name: f'{location}%{name}' for name, location in self._find(r'%([\w/.]+)').items()}
 
     def _find(self, pattern: str) -> dict[str, str]:
@@ -57,7 +57,7 @@ class GinText:
 
     @functools.cached_property
     def imports(self) -> dict[str, str]:
-        """The import statements by the name that they bind."""
+        """Returns the import statements by the name that each statement binds."""
         lines = [line.partition('#')[0].strip() for line in self.text.splitlines() if _IMPORT.match(line)]
         words = [(line, re.split(r'[\s.]+', line)) for line in lines if '__gin__' not in line]
         return {parts[1] if parts[0] == 'import' and 'as' not in parts else parts[-1]: line for line, parts in words}
@@ -127,7 +127,7 @@ def find_file(
 
 
 class GinReader:
-    """Reads gin files and the files that they include; `model` lists files and texts that replace models/*.gin."""
+    """Reads gin files and included files; `model` contains files and texts that replace models/*.gin."""
 
     def __init__(self, search_paths: Sequence[str] = (), model: Sequence[str | GinText] = ()):
         self._search_paths, self._model, self._open = search_paths, model, list[pathlib.Path]()
@@ -142,7 +142,7 @@ class GinReader:
         shipped = path.is_relative_to(folder)
         file = str(path.relative_to(folder)) if shipped else name
         if self._model and shipped and file.startswith(MODELS) and not in_model:
-            # The model replaces the first of several files of models/.
+            # `model` replaces the first file of models/, and other files of models/ are skipped.
             replacement, self.model_read = () if self.model_read else self._model, True
             for other in replacement:
                 yield from [other] if isinstance(other, GinText) else self.read(other, '--model: ', in_model=True)

@@ -21,7 +21,7 @@ _IMPORTING_MACRO = 'MIXTURE_OR_TASK_MODULE'
 
 
 def first_foreign(text: str, file: str) -> str:
-    """Returns the first import, include, macro, function or class in `text` that is not allowed; empty if all are.
+    """Returns the first import, include, macro, function or class that is not allowed, or '' if all are allowed.
 
     Imports only allowed modules. Raises UserError, which names `file`, if the text is not valid gin.
     """

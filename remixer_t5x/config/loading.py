@@ -24,7 +24,7 @@ from remixer_t5x.config.files import FLAG, MODELS, T5X, GinText
 from remixer_t5x.config.parsing import DYNAMIC
 from remixer_t5x.errors import UserError, nearest, one_line
 
-# Default values of macros that models read and that files of data, hardware and runs set; loaded first.
+# Default values, loaded first, of macros that models read but that data, hardware or run files set.
 DEFAULTS = 'defaults.gin'
 TASK, MODULE = 'MIXTURE_OR_TASK_NAME', 'MIXTURE_OR_TASK_MODULE'
 # Macros that contain paths. HF_DATASET is a path only if it exists on this machine.
@@ -79,7 +79,7 @@ def load(
         only: whether `config_text` contains only what `roots` read, without other imports.
     """
     texts = _read(sources)
-    # Settings of the model that --model replaces may be unread.
+    # Macros for the model that --model replaces may be unused.
     may_be_unread = partial or bool(sources.model)
     _check_macros(texts, sources, {name[1:] for name in roots if name[0] == '%'}, may_be_unread)
     gin.clear_config()
@@ -124,14 +124,14 @@ def config_text(absolute_paths: bool = True) -> str:
     if not isinstance(path := paths.get('HF_DATASET'), str) or not os.path.exists(os.path.expanduser(path)):
         paths.pop('HF_DATASET', None)
     _bind({name: _absolute(value) for name, value in paths.items() if value is not resolved.UNDEFINED})
-    # As numbers, so that other data with other lengths does not change the shapes of the checkpoint's arrays.
+    # Writes the lengths as numbers, so later data with other lengths does not change the shapes of parameters.
     lengths = ('MAX_INPUT_LENGTH', 'MAX_TARGET_LENGTH')
     _bind({name: resolved.macro(name) for name in lengths if resolved.raw_macro(name) is not resolved.UNDEFINED})
     return gin.config_str()
 
 
 def _absolute(value: Any) -> Any:
-    """Makes the paths in the value of a macro absolute and expands `~`; leaves URLs and other values unchanged."""
+    """Converts paths in the value of a macro to absolute paths and expands `~`; other values are unchanged."""
     if isinstance(value, str) and value and '://' not in value:
         return os.path.abspath(os.path.expanduser(value))
     if isinstance(value, dict):
@@ -164,7 +164,7 @@ def model_files(text: str, search_paths: Sequence[str] = ()) -> list[str]:
 
 
 def _read(sources: ConfigSources) -> list[GinText]:
-    """Reads all texts in gin's order, and allows the user's texts to import modules from the current folder."""
+    """Reads all gin texts in order, and allows custom gin files to import modules from the current folder."""
     model = [
         flag_text(name, value) if value else name for name, _, value in (item.partition('=') for item in sources.model)
     ]
@@ -231,7 +231,7 @@ class References(config_parser.ParserDelegate):
 
 
 def _check_macros(texts: Sequence[GinText], sources: ConfigSources, roots: Collection[str], partial: bool) -> None:
-    """Raises UserError for the user's macros that no text reads or sets, before any library is imported."""
+    """Raises UserError for macros that the user sets but no text reads, or that are read but not set."""
     known = {*sources.defaults, *roots, MODULE, 'gin.REQUIRED'}
     macros_read = known.union(*(text.macros_read for text in texts))
     macros_set = known.union(sources.objects, *(text.macros_set for text in texts))
@@ -256,7 +256,7 @@ def _unread_macro_error(name: str, place: str, known: Collection[str]) -> UserEr
 
 
 def _check_reference(macro: str, place: str) -> None:
-    """Raises UserError if a macro is a string, but shipped files only set it to references."""
+    """Raises UserError if the user sets a macro to a string, but shipped files only set it to references."""
     if not isinstance(value := resolved.raw_macro(macro), str):
         return
     text = '\n'.join(text.text for text in files.shipped().values())
@@ -270,7 +270,7 @@ def _check_reference(macro: str, place: str) -> None:
 
 
 def _name_tasks() -> None:
-    """Replaces names of tasks by calls of `remixer_tasks.names`, and imports MIXTURE_OR_TASK_MODULE."""
+    """Replaces task names with calls of `remixer_tasks.names`, and imports MIXTURE_OR_TASK_MODULE."""
     options = [name for name in ('VOCABULARY', 'DATA_DIR') if resolved.raw_macro(name) is not resolved.UNDEFINED]
     lines = []
     for macro in (TASK, f'EVAL_{TASK}'):

@@ -1,4 +1,4 @@
-"""Parses gin text, and converts errors of gin to UserErrors of one line: the location, the problem, and advice."""
+"""Parses gin text, and converts gin errors to one-line UserErrors with the location, the problem, and advice."""
 
 import importlib.util
 import inspect
@@ -62,7 +62,7 @@ def _one_line(error: Exception, text: GinText, before: Sequence[GinText], header
     match = re.search(r'line (\d+)', ' '.join(rest))
     number = int(match[1]) - header if match else 1
     if isinstance(error, tokenize.TokenError):
-        # gin detects this at the end of the file; the statement starts at the last line that is not indented.
+        # gin detects unclosed brackets at the end of the file; the statement starts at the last unindented line.
         number = max((number for number, line in enumerate(lines, 1) if line[:1].isalpha()), default=1)
         problem = 'a bracket or quote is not closed; close it'
     elif isinstance(error, SyntaxError):
@@ -103,6 +103,6 @@ def _members(name: str, imports: Mapping[str, str]) -> list[str]:
         module = '.'.join(imports.get(name, f'import {name}').split()[1::2])
         members = vars(sys.modules[module]).items() if module in sys.modules else ()
         return [name for name, member in members if getattr(member, '__module__', '') == module]
-    # gin's wrapper of a class has the signature (*args, **kwargs), but its __init__ has that of the class.
+    # gin wraps classes with the signature (*args, **kwargs), so the signature of __init__ is used.
     parameters = inspect.signature(function.__init__ if inspect.isclass(function) else function).parameters
     return [parameter for parameter in parameters if parameter not in ('self', 'parent', 'name')]

@@ -1,4 +1,4 @@
-"""Evaluates gin's configuration to Python values that do not change when another configuration is loaded.
+"""Evaluates the gin configuration to Python values, which do not change when another configuration is loaded.
 
 gin evaluates the arguments of a factory when it is called, and models call their factories while they are traced, so a
 model created by gin would change with the configuration. Here, references are resolved to `functools.partial` objects
@@ -20,14 +20,14 @@ from remixer_t5x.config import files
 from remixer_t5x.errors import UserError
 
 UNDEFINED = object()
-# Must be set explicitly, to None for random parameters.
+# Macros that must be set explicitly; None selects random parameters.
 _REQUIRED = ('INITIAL_CHECKPOINT_PATH',)
 _PLAIN = (bool, int, float, str, type(None), dict, list, tuple)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class ValueMaker(NamedTuple):
-    """Creates a value; if `fresh`, each call creates a new object."""
+    """A function that creates a value; if `fresh` is true, each call creates a new object."""
 
     make: Callable[[], Any]
     fresh: bool = False
@@ -57,7 +57,7 @@ class ReferenceResolver:
         return value
 
     def maker(self, value: Any, scope: Sequence[str] = ()) -> ValueMaker:
-        """Returns a maker of a value, with references resolved in the current configuration."""
+        """Returns a ValueMaker for a value, with references resolved in the current configuration."""
         if isinstance(value, dict):
             items = self.maker(list(value.items()), scope)
             return ValueMaker(lambda: dict(items.make()), items.fresh)
@@ -77,7 +77,7 @@ class ReferenceResolver:
         return ValueMaker(lambda: _factory(function, arguments))
 
     def arguments(self, function: Callable[..., Any], selector: str, scope: Sequence[str]) -> dict[str, ValueMaker]:
-        """Returns makers of the arguments bound in a scope. Raises UserError for values of the wrong type."""
+        """Returns ValueMakers for the arguments bound in a scope. Raises UserError for values of the wrong type."""
         bound: dict[str, Any] = {}
         for prefix in ('/'.join(scope[:depth]) for depth in range(len(scope) + 1)):
             scoped = f'{prefix}/{selector}'.lstrip('/')
@@ -100,7 +100,7 @@ class ReferenceResolver:
         return makers
 
     def root(self, selector: str, scope: Sequence[str] = ()) -> dict[str, ValueMaker]:
-        """Returns makers of the arguments of the function or class `selector`. Raises UserError if gin binds none."""
+        """Returns ValueMakers for the arguments of the function or class `selector`, or raises UserError if unbound."""
         try:
             gin.get_bindings(selector, resolve_references=False)
         except ValueError:

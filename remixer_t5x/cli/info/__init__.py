@@ -1,4 +1,4 @@
-"""`remixer-t5x info`: a model's parameters, FLOPs and shardings, and a step's memory and speed, without the device."""
+"""`remixer-t5x info`: shows the parameters, FLOPs and sharding of a model, and the memory and time of a step."""
 
 import argparse
 import os

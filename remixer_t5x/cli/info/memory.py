@@ -1,4 +1,4 @@
-"""`remixer-t5x info --memory`: the memory of a training step on a device that is described and need not be present."""
+"""`remixer-t5x info --memory`: forecasts the memory of a training step on a device, which need not be present."""
 
 import argparse
 import contextlib
@@ -30,7 +30,7 @@ _CPU_NOTE = (
     'partitioning follows the described mesh; temporaries are laid out by XLA:CPU, which computes bfloat16 in float32: '
     'take temporaries as a rough upper bound'
 )
-# The defaults of runs/pretrain.gin, for macros that no other file sets.
+# Default values from runs/pretrain.gin, for macros that no other gin file sets.
 _DEFAULTS = {
     **{'TASK_FEATURE_LENGTHS': None, 'TRAIN_STEPS': 524288, 'BATCH_SIZE': 128},
     **{'TRAINABLE': None, 'LORA': None, 'LORA_RANK': 8, 'PACK': False, 'EMA_DECAY': None},
@@ -76,13 +76,13 @@ def read(args: argparse.Namespace) -> tuple[Step, Hardware]:
 
 
 def with_full_recomputation(args: argparse.Namespace) -> Any:
-    """Returns the model of that step, recomputing all activations."""
+    """Returns the model of the step, configured to recompute all activations in the backward pass."""
     remat = {'REMAT_POLICY': stack.full_remat}
     return lora.with_adapters(*arguments.values(args, 'MODEL', 'LORA', 'LORA_RANK', defaults=_DEFAULTS, objects=remat))
 
 
 def show(args: argparse.Namespace) -> None:
-    """Prints the table, and changes to try if the step does not fit."""
+    """Prints the memory table, and suggests changes if the step does not fit into memory."""
     step, hardware = read(args)
     recomputing_model = with_full_recomputation(args)
     with lazy.without_stderr():
@@ -129,7 +129,7 @@ def _try_changes(trials: Iterator[memory_advice.Trial], available: int) -> None:
 
 
 def memory_table(memory: StepMemory, available: int | None) -> Table:
-    """One row for each part, and the total; with the `available` bytes of a device, also their shares."""
+    """Returns a table of the memory of each part and the total, with percentages if `available` bytes are known."""
     first = 'on each device'
     shares = [] if available is None else [f'% of {gibibytes(available)}']
     table = console.table(first, 'bytes', 'MiB', *shares, words=(first,))
@@ -156,7 +156,7 @@ def place_step(step: Step, hardware: Hardware, devices: Sequence[Any]) -> Step:
     partitioner = dataclasses.replace(step.partitioner, devices=devices)
     nodes = len({device.process_index for device in devices})
     if hardware.platform == 'gpu' and nodes > 1:
-        # JAX does not report the node of a GPU that is only described.
+        # JAX does not assign described GPUs to nodes.
         partitioner = dataclasses.replace(partitioner, slices=nodes)
     return dataclasses.replace(step, partitioner=partitioner)
 
@@ -164,7 +164,7 @@ def place_step(step: Step, hardware: Hardware, devices: Sequence[Any]) -> Step:
 @contextlib.contextmanager
 def tracing_for(hardware: Hardware, compiler: str) -> Iterator[None]:
     """A context in which models are traced for the described devices and this compiler."""
-    # XLA:CPU, used in place of an accelerator's compiler, cannot compile its kernels.
+    # XLA:CPU, which is used if the compiler of the accelerator is not available, cannot compile custom kernels.
     platform = 'accelerator' if compiler == 'XLA:CPU' and hardware.platform != 'cpu' else hardware.platform
     chip = Topology.parse(hardware.topology).chip if hardware.topology else None
     with contextlib.ExitStack() as contexts:

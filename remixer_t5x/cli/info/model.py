@@ -1,4 +1,4 @@
-"""`remixer-t5x info`: parameters and FLOPs of a model, one row for each module, with shares of the whole."""
+"""`remixer-t5x info`: shows the parameters and FLOPs of each module, and their percentages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from remixer_t5x.costs.counts import TRAINING_FORWARD_PASSES, Counts
 from remixer_t5x.data import batch_formats
 
 _FLOAT32_BYTES = 4
-# None: the default lengths of the model type.
+# None selects the default lengths of the model type.
 LENGTHS = {'TASK_FEATURE_LENGTHS': None}
 
 
@@ -46,7 +46,7 @@ def checked_lengths(model_type: str, feature_lengths: Mapping[str, int] | None) 
 
 @dataclasses.dataclass
 class Node:
-    """A module of the model, with the total parameters and FLOPs of the modules that it contains."""
+    """A module of the model, with the parameters and FLOPs of the module and its submodules."""
 
     name: str
     parameters: int = 0
@@ -55,7 +55,7 @@ class Node:
 
 
 def module_tree(count: Counts) -> Node:
-    """Modules in order of first use. A module that is the only one in its parent shares the parent's row."""
+    """Returns the modules in order of first use. The only child of a module is merged into its parent."""
     root = Node('')
     for path, flops in count.forward_flops.items():
         for node in _path_nodes(root, path):
@@ -84,7 +84,7 @@ def _merge_only_children(node: Node) -> Node:
 
 
 def cost_table(count: Counts, depth: int) -> Table:
-    """Rows indented by depth; a row includes everything below it.
+    """Returns a table of modules, indented by depth; each row includes all submodules.
 
     Args:
         depth: number of levels of modules to show, at least 1.
@@ -111,13 +111,13 @@ def cost_table(count: Counts, depth: int) -> Table:
 
 
 def describe_lengths(feature_lengths: Mapping[str, int]) -> str:
-    """`512 input and 114 target tokens`."""
+    """Formats lengths as, for example, `512 input and 114 target tokens`."""
     parts = (f'{length} {name.removesuffix("s")}' for name, length in sorted(feature_lengths.items()))
     return ' and '.join(parts) + ' tokens'
 
 
 def quantity(number: float) -> str:
-    """`1.23 G`: three digits and a decimal prefix, for FLOPs."""
+    """Formats a number with three digits and a decimal prefix, such as `1.23 G`."""
     for prefix in ('', 'k', 'M', 'G', 'T', 'P'):
         if number < 999.5:
             return f'{number:.3g} {prefix}'

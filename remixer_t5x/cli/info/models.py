@@ -1,4 +1,4 @@
-"""`remixer-t5x info --compare`: compares all shipped models, and the papers' figures with ours."""
+"""`remixer-t5x info --compare`: compares all shipped models, and the sizes published in papers with computed sizes."""
 
 import argparse
 import dataclasses
@@ -13,21 +13,21 @@ from remixer_t5x.costs import counts
 from remixer_t5x.costs.counts import Counts
 from remixer_t5x.data.batch_formats import ENCODER_DECODER
 
-# Files of models/ to show; the others are compared with the first.
+# Files of models/ to show; ratios are relative to the first file.
 MODELS = (
     *('t5_1_1', 'modern_t5', 'remixer', 'mixer_enc', 'mixer_enc_dec', 'hyper_mixer', 'linear_transformer', 'fnet'),
     *('gmlp', 'gmlp_mixer', 'amlp', 'tim'),
 )
-# The part that a paper counts: the whole encoder-decoder, or an encoder with its input embedding (BERT, classifiers).
+# The part whose parameters a paper counts: the encoder-decoder, or the encoder with its embedding (BERT, classifiers).
 WHOLE, ENCODER = 'whole model', 'encoder and embedding'
 
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A number of parameters that a paper prints.
+    """A number of parameters published in a paper.
 
     Attributes:
-        model: gin file in models/ that describes the model.
+        model: gin file in models/ that configures the model.
         size: gin file in sizes/.
         parameters: the number that the paper prints.
         part: the part of the model that the paper counts, `WHOLE` or `ENCODER`.
@@ -62,7 +62,7 @@ FIGURES = (
 
 
 def show(args: argparse.Namespace) -> None:
-    """Prints the models with ratios to the first one, and the papers' figures."""
+    """Prints the models with ratios relative to the first model, and the published sizes."""
     (feature_lengths,) = arguments.values(args, *LENGTHS, defaults=LENGTHS)
     sizes, models = arguments.names(args.compare or 'tiny,small,base'), args.models or MODELS
     lengths = checked_lengths(ENCODER_DECODER, feature_lengths)

@@ -1,4 +1,4 @@
-"""`remixer-t5x info --self_check`: compares kernels with their formulas, and a step's time with its forecast."""
+"""`remixer-t5x info --self_check`: compares kernels with their formulas, and the time of a step with the forecast."""
 
 import argparse
 import contextlib
@@ -54,7 +54,7 @@ def show(args: argparse.Namespace) -> None:
 
 
 def _models(args: argparse.Namespace) -> Iterator[tuple[Model, Mapping[str, int], bool]]:
-    """Yields models, lengths of their features, and whether their rows are packed."""
+    """Yields models, the lengths of their features, and whether their rows are packed."""
     if args.gin_file:
         defaults = {'TASK_FEATURE_LENGTHS': None, 'PACK': False}
         model, lengths, pack = arguments.values(args, 'MODEL', *defaults, defaults=defaults)
@@ -69,7 +69,7 @@ def _models(args: argparse.Namespace) -> Iterator[tuple[Model, Mapping[str, int]
 def _checks(
     model: Model, lengths: Mapping[str, int], pack: bool, interpreted: str | None
 ) -> dict[str, self_check.Check]:
-    """The kernels that a train step of the model calls."""
+    """Returns the checks of the kernels that a train step of the model uses."""
     batch = batch_formats.abstract_batch(model.model_type, lengths, self_check.ROWS, pack)
     params = interface.param_shapes(model, {name: array.shape for name, array in batch.items()})
     target = compiling_for(interpreted, interpret=True) if interpreted else contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""`remixer-t5x info --settings`: all gin macros with default, file, reader and meaning."""
+"""`remixer-t5x info --settings`: lists gin macros with default value, file, owner and meaning."""
 
 import functools
 import importlib
@@ -11,17 +11,17 @@ from remixer_t5x.cli import console
 from remixer_t5x.config import files
 from remixer_t5x.errors import UserError
 
-# The default of a macro is its value in the first of these files that sets it.
+# The default value of a macro is read from the first of these files that sets the macro.
 _ORDER = (
     *('runs/_common', 'runs', 'data', 'optimizers', 'hardware/gpu', 'hardware'),
     *('models/t5_1_1', 'models', 'model_types'),
     *('sublayers', 'sizes/base.gin', 'sizes', 'defaults', 'objectives', 't5x', 'experiments'),
 )
-# Recipes set values that are not defaults.
+# Recipes are excluded, because they set values that are not defaults.
 _RECIPES = ('experiments/',)
-# Their comments say why a value was chosen and not what the macro means.
+# Comments in these files explain why a value was chosen, but do not describe the macro.
 _NO_MEANINGS = ('sizes/', 'defaults')
-# Comment lines, a macro or setting, and its value with the lines that continue it.
+# Matches comment lines, the name of a macro or setting, and its value, including continuation lines.
 _STATEMENT = re.compile(r'^((?:#.*\n)*)([\w/.]+) = (.*(?:\n[ )}\]].*)*)', re.M)
 _LONGEST_VALUE = 60
 
@@ -37,7 +37,7 @@ class Macro(NamedTuple):
 
     @property
     def where(self) -> str:
-        """The file that sets the default, and the number of other files."""
+        """Returns the file that sets the default, and the number of other files that set the macro."""
         return ', '.join(self.files) if len(self.files) <= 2 else f'{self.files[0]} and {len(self.files) - 1} more'
 
 
@@ -48,7 +48,7 @@ def show(word: str) -> None:
         raise UserError(f'no macro matches {word!r} by name, owner or meaning; type info --settings for all')
     table = console.table('macro', 'default', 'set by', 'read by', 'meaning', wraps=True)
     for row in macros:
-        # Brackets in a cell would be styles of rich.
+        # rich would interpret brackets in a cell as styles.
         cells = (row.name, row.default, row.where, row.owner, row.meaning)
         table.add_row(*(cell.replace('[', r'\[') for cell in cells))
     console.show(table, f'{len(macros)} macros; set one with --gin.NAME=VALUE', pipe_width=200)
@@ -75,7 +75,7 @@ def _all_rows() -> list[Macro]:
         modules = {name: '.'.join(line.split()[1::2]) for name, line in text.imports.items()}
         for match in _STATEMENT.finditer(text.text):
             target, value = match[2], ' '.join(match[3].split())
-            # A comment at the beginning of a file is about the file.
+            # A comment at the beginning of a file describes the file.
             comment = ' '.join(line.lstrip('# ') for line in match[1].splitlines()) if match.start() else ''
             first, _, rest = target.rpartition('/')[2].partition('.')
             for macro in re.findall(r'%([A-Z_0-9]+)', re.sub(r"'.*?'", '', value)):
@@ -114,7 +114,7 @@ def _row(name: str, values: dict[str, tuple[str, str]], readers: dict[str, tuple
 
 
 def _default_and_meaning(argument: str) -> tuple[str, str]:
-    """Returns an argument's default as gin text, and what the docstring of its class or function says about it."""
+    """Returns the default of an argument as gin text, and its description in the docstring of the class or function."""
     module, owner, name = argument.rsplit('.', 2)
     function = getattr(importlib.import_module(module), owner, None)
     if function is None:

@@ -1,4 +1,4 @@
-"""`remixer-t5x info --sharding`: how each parameter is sharded over the mesh of a described machine."""
+"""`remixer-t5x info --sharding`: shows how each parameter is sharded over the device mesh."""
 
 import argparse
 import dataclasses
@@ -45,7 +45,7 @@ def show(args: argparse.Namespace) -> None:
 
 
 def sharding_table(rows: Sequence[ShardingRow]) -> Table:
-    """One row for each parameter, with its note below, and the total."""
+    """Returns a table with a row for each parameter, followed by its note, and the total."""
     words = ('parameter', 'shape', 'logical axes', 'mesh axes')
     table = console.table(*words, 'bytes per device', 'of', words=words)
     for row in rows:
@@ -69,7 +69,7 @@ def _total_bytes(row: ShardingRow) -> int:
 
 
 def _share(part: int, whole: int) -> str:
-    """`1/8`, or a percentage if the share is not one over a whole number."""
+    """Formats a fraction as `1/8`, or as a percentage if it is not the reciprocal of an integer."""
     if whole % part == 0:
         return f'1/{whole // part}' if whole != part else 'all'
     return f'{100 * part / whole:.1f}%'
