@@ -215,7 +215,7 @@ def test_no_parameter_of_t5_starts_near_zero():
 
 
 def test_layers_axis_must_come_first():
-    with pytest.raises(ValueError, match="must have 'layers' first"):
+    with pytest.raises(ValueError, match="'layers' must be the first axis"):
         per_layer(optax.scale_by_param_block_rms(), {'w': P('embed', 'layers')})
 
 
