@@ -1,7 +1,7 @@
-"""The platform that a program is traced for, and `shard_map` around kernels.
+"""The platform for which a program is traced, and helpers for running kernels on sharded arrays.
 
-Kernels exist for some platforms only, and loops over rows are fast on a single CPU only. XLA cannot partition a kernel,
-so each device runs the kernel on its shards of the arrays.
+The platform determines which kernel or formula to use. XLA cannot partition a kernel, so kernels are wrapped in
+`shard_map`: each device runs the kernel on its shards of the arrays.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ _TARGET: contextvars.ContextVar[_Target] = contextvars.ContextVar('compile_targe
 
 @contextlib.contextmanager
 def compiling_for(platform: str, interpret: bool = False, chip: str | None = None) -> Iterator[None]:
-    """Traces programs for `platform`, which this process may not have.
+    """Context manager for tracing programs for `platform`, even if this process has no such device.
 
     Args:
-        platform: 'tpu' or 'gpu' for a program that the device's compiler will compile; 'accelerator' for a program
-            that XLA:CPU compiles instead, which cannot contain kernels.
-        interpret: whether Pallas interprets the kernels, so that they run on any device, slowly.
+        platform: 'tpu' or 'gpu' for programs to compile with the compiler of this device; 'accelerator' for programs to
+            compile with XLA:CPU instead, which cannot contain kernels.
+        interpret: whether to run kernels in Pallas's interpreter, which is slow but works on all devices.
         chip: chip generation such as 'v3', or None if unknown; some kernels require a newer chip.
     """
     token = _TARGET.set(_Target(platform, interpret, chip))
@@ -46,36 +46,37 @@ def compiling_for(platform: str, interpret: bool = False, chip: str | None = Non
 
 
 def target_platform() -> str:
-    """Returns 'cpu', 'tpu', 'gpu', or another platform of JAX."""
+    """Returns the platform for which programs are traced, such as 'cpu', 'tpu' or 'gpu'."""
     return _TARGET.get().platform or jax.default_backend()
 
 
 def is_cross_compiling() -> bool:
-    """Whether the program is traced for a device that this process may not have."""
+    """Returns whether the program is traced for another device than that of this process."""
     return _TARGET.get().platform is not None
 
 
 def interprets_kernels() -> bool:
-    """Whether kernels run in Pallas's interpreter."""
+    """Returns whether kernels run in Pallas's interpreter."""
     return _TARGET.get().interpret
 
 
 def on_cpu() -> bool:
-    """Whether the program runs on CPUs."""
+    """Returns whether the program runs on CPUs."""
     return target_platform() == 'cpu'
 
 
 def on_single_cpu() -> bool:
-    """Whether the program runs on one CPU device, where loops over the rows of a batch are fast.
+    """Returns whether the program runs on a single CPU device, on which loops over the rows of a batch are fast.
 
-    The data of one row stays in cache, and rows can be updated in place. With several devices the batch may be sharded,
-    and a loop would gather every row. On an accelerator, each step of the loop would be too small.
+    On a single CPU device, the data of one row remains in cache and rows can be updated in place. With multiple
+    devices, the batch may be sharded, and a loop would gather every row. On accelerators, the work per iteration is too
+    small.
     """
     return on_cpu() and jax.device_count() == 1
 
 
-def bfloat16_refusal(dtype: Any) -> str | None:
-    """Returns why a Pallas TPU kernel cannot multiply arrays of this dtype, or None."""
+def unsupported_bfloat16_reason(dtype: Any) -> str | None:
+    """Returns the reason if Pallas TPU kernels cannot multiply arrays with this dtype on this chip, otherwise None."""
     chip = _TARGET.get().chip
     if chip is None and not is_cross_compiling() and jax.default_backend() == 'tpu':
         chip = jax.devices()[0].device_kind.removeprefix('TPU ')
@@ -85,30 +86,30 @@ def bfloat16_refusal(dtype: Any) -> str | None:
 
 
 def vmem_bytes(default: int) -> int:
-    """Returns the on-chip memory (VMEM) of this process's TPU in bytes; `default` without a TPU."""
+    """Returns the size of the TPU's on-chip memory (VMEM) in bytes, or `default` if this process has no TPU."""
     if jax.default_backend() != 'tpu':
         return default
-    # The import takes 0.3 s.
+    # Import here, because the import takes 0.3 s.
     from jax.experimental.pallas import tpu
 
     return tpu.get_tpu_info().vmem_capacity_bytes
 
 
 def batch_and_head_axes(batch: int, heads: int) -> tuple[Any, Any]:
-    """Returns the mesh axes that shard the batch and the heads, or None for a size that they do not divide."""
+    """Returns the mesh axes that shard the batch and the heads; None for a dimension that cannot be divided evenly."""
     mesh = jax.sharding.get_abstract_mesh()
     rules = nn.get_logical_axis_rules()
     names = nn.logical_to_mesh_axes((axes.BATCH, axes.HEADS)) if rules else PartitionSpec(None, None)
 
-    def if_divisible(mesh_axes: Any, size: int) -> Any:
+    def axes_if_divisible(mesh_axes: Any, size: int) -> Any:
         shards = _num_shards(mesh, mesh_axes)
         return mesh_axes if shards > 1 and size % shards == 0 else None
 
-    return if_divisible(names[0], batch), if_divisible(names[1], heads)
+    return axes_if_divisible(names[0], batch), axes_if_divisible(names[1], heads)
 
 
 def heads_per_device(batch: int, heads: int) -> int:
-    """Returns the number of heads that each device computes."""
+    """Returns the number of heads per device."""
     return heads // _num_shards(jax.sharding.get_abstract_mesh(), batch_and_head_axes(batch, heads)[1])
 
 

@@ -1,10 +1,10 @@
-"""Compares a kernel with its formula on the device before a program uses the kernel.
+"""Compares a kernel with its reference formula on the device before a program uses the kernel.
 
-When tracing reaches a kernel with new shapes, dtypes or flags, `failure` runs it once on two random rows, forward and
-backward, and compares it with the formula in float32. If the kernel differs or raises, the formula replaces it. Results
-are cached next to JAX's compiled programs, with a key of the kernels' source, the versions of JAX and the driver, and
-the chip. A check that crashes or hangs leaves a file in the cache, so that the next start uses the formula. With
-several processes, only process 0 runs checks.
+When a kernel is traced with new shapes, dtypes or flags, `failure_reason` runs the kernel once on two random rows,
+forward and backward, and compares the results with the formula in float32. If the results differ or the kernel raises
+an error, the program uses the formula instead. Results are cached next to JAX's compiled programs; the cache key
+consists of the kernels' source, the versions of JAX and the driver, and the chip. If a check crashes or hangs, a file
+remains in the cache that makes later processes use the formula. In multi-process runs, only process 0 runs checks.
 """
 
 import contextlib
@@ -33,14 +33,14 @@ ROWS, _EXAMPLES = 2, 3  # rows of the random operands, and examples in a packed 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """A kernel call to compare with its formula.
+    """A kernel call to compare with its reference formula.
 
     Attributes:
         kernel: name of the kernel, such as 'cudnn'.
-        call: description of the call: lengths, heads, flags.
-        run, formula: functions from `operands` to one array.
+        call: description of the call: lengths, heads and flags.
+        run, formula: the kernel and its formula, functions that map `operands` to an array.
         operands: trees of `jax.ShapeDtypeStruct`. Integer arrays are segment ids, [ROWS, length].
-        packed: whether a row may hold several examples.
+        packed: whether rows may contain more than one example.
     """
 
     kernel: str
@@ -52,22 +52,22 @@ class Check:
 
     dtype = property(lambda self: str(jax.tree.leaves(self.operands)[0].dtype))
     key = property(lambda self: repr((self.kernel, self.call, self.operands)))
-    # The largest allowed `difference`. Devices may round the operands of float32 products to TF32 or bfloat16.
+    # Largest allowed difference. Devices may round the operands of float32 matmuls to TF32 or bfloat16.
     tolerance = property(lambda self: 1e-2 if self.dtype == 'float32' else 3e-2)
 
 
 class Verdict(NamedTuple):
-    """The kernel's difference from the formula, or the error that the check raised."""
+    """Result of a check: the difference between kernel and formula, or an error message."""
 
     difference: float | None = None
     error: str | None = None
 
-    def failure(self, check: Check) -> str | None:
-        """Returns why the kernel must not be used, or None."""
-        # False if the difference is NaN.
+    def failure_reason(self, check: Check) -> str | None:
+        """Returns the reason if the check failed, otherwise None."""
+        # The comparison is False if the difference is NaN.
         if self.difference is not None and self.difference <= check.tolerance:
             return None
-        reason = self.error or f'differs from the formula by {self.difference:.2g}, allowed is {check.tolerance:g}'
+        reason = self.error or f'differs from the formula by {self.difference:.2g}, more than {check.tolerance:g}'
         return f'failed its self-check ({check.dtype}, {check.call}): {reason}'
 
 
@@ -76,7 +76,7 @@ _RECORD: contextvars.ContextVar[dict[str, Check] | None] = contextvars.ContextVa
 
 @contextlib.contextmanager
 def record_checks() -> Iterator[dict[str, Check]]:
-    """Records the checks of the traced kernels instead of running them."""
+    """Context manager that records the checks of traced kernels instead of running the checks."""
     checks: dict[str, Check] = {}
     token = _RECORD.set(checks)
     try:
@@ -88,10 +88,10 @@ def record_checks() -> Iterator[dict[str, Check]]:
 _failures: dict[str, str | None] = {}
 
 
-def failure(check: Check) -> str | None:
-    """Returns why the kernel must not be used for this call on this process's device, or None.
+def failure_reason(check: Check) -> str | None:
+    """Returns the reason if the kernel fails its check on this device, otherwise None.
 
-    Programs for a device that this process does not have are not checked.
+    Checks are skipped when cross-compiling for another device.
     """
     record = _RECORD.get()
     if record is not None:
@@ -100,7 +100,7 @@ def failure(check: Check) -> str | None:
     if compile_target.is_cross_compiling():
         return None
     if check.key not in _failures:
-        reason = run(check).failure(check) if jax.process_index() == 0 else None
+        reason = run_check(check).failure_reason(check) if jax.process_index() == 0 else None
         if jax.process_count() > 1:
             failed = _run_outside_trace(multihost_utils.broadcast_one_to_all, np.array(reason is not None))
             reason = reason or ('failed its self-check in process 0' if failed else None)
@@ -110,34 +110,35 @@ def failure(check: Check) -> str | None:
 
 @functools.cache
 def log_fallback(operation: str, kernel: str, unsupported_reason: str) -> None:
-    """Logs a fallback to the formula, once for each reason."""
+    """Logs a warning about a fallback to the formula, once for each reason."""
     logging.getLogger('remixer_t5x').warning(
         '%s falls back to its formula: %s %s', operation, kernel, unsupported_reason
     )
 
 
-def run(check: Check, platform: str | None = None) -> Verdict:
-    """Runs a check, unless its result is cached.
+def run_check(check: Check, platform: str | None = None) -> Verdict:
+    """Runs a check, or returns its cached result.
 
     Args:
         check: the call to check.
-        platform: platform whose kernel is interpreted on this device, without the cache; None runs the device's kernel.
+        platform: platform of a kernel to run in Pallas's interpreter, without the cache; None to run the kernel of this
+            device.
     """
     path = _cache_path(check) if platform is None else None
     if path is None:
         return _run_outside_trace(_measure, check, platform)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Another process may check the same call. The lock is released if that process crashes.
+    # Another process may be running the same check. The lock is released if that process crashes.
     with filelock.FileLock(path.with_suffix('.lock')):
         if path.exists():
             return Verdict(**json.loads(path.read_text()))
-        # This file remains if the process crashes.
+        # Record the crash in advance; this file remains only if the process crashes.
         path.write_text(json.dumps({'error': f'crashed or hung in an earlier check; remove {path} to check again'}))
         verdict = _run_outside_trace(_measure, check, platform)
         if verdict.error is None:
             path.write_text(json.dumps(verdict._asdict()))
         else:
-            # The cause of an exception may be temporary, such as a lack of memory.
+            # Do not cache exceptions, whose cause may be temporary, such as a lack of memory.
             path.unlink()
     return verdict
 
@@ -146,13 +147,13 @@ def _measure(check: Check, platform: str | None) -> Verdict:
     target = compile_target.compiling_for(platform, interpret=True) if platform else contextlib.nullcontext()
     try:
         with target:
-            return Verdict(difference(check))
+            return Verdict(compute_difference(check))
     except Exception as error:
         return Verdict(error=f'{type(error).__name__}: {error}'.splitlines()[0][:300])
 
 
-def difference(check: Check) -> float:
-    """Returns the largest error of the result and the gradients, relative to the norm of each expected array."""
+def compute_difference(check: Check) -> float:
+    """Returns the largest relative error (in norm) of the kernel's output and gradients."""
     operands = _random_operands(check)
     exact = jax.tree.map(lambda array: array.astype(jnp.float32) if _is_float(array) else array, operands)
     shape = jax.eval_shape(check.formula, *exact).shape
@@ -166,7 +167,7 @@ def difference(check: Check) -> float:
 
 
 def _value_and_gradients(function: Callable[..., jax.Array], operands: Any, direction: Any) -> list[jax.Array]:
-    """Computes the function's result and its gradients with respect to all floating-point operands."""
+    """Computes the output of `function` and its gradients with respect to all floating-point operands."""
     leaves, tree = jax.tree.flatten(operands)
     places = [place for place, leaf in enumerate(leaves) if _is_float(leaf)]
 
@@ -183,18 +184,18 @@ def _value_and_gradients(function: Callable[..., jax.Array], operands: Any, dire
 
 
 def _random_operands(check: Check) -> Any:
-    """Draws normal numbers, and segment ids of a full row and a row with padding, with one or several examples."""
+    """Returns normally distributed operands, and segment ids of a full row and a row with padding."""
     rng = np.random.default_rng(0)
     examples = _EXAMPLES if check.packed else 1
 
-    def make(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+    def draw_array(leaf: jax.ShapeDtypeStruct) -> jax.Array:
         if _is_float(leaf):
             return jnp.asarray(0.5 * rng.standard_normal(leaf.shape), leaf.dtype)
         length = leaf.shape[1]
         place, used = np.arange(length), np.array([[length], [length - length // 4]])
         return jnp.asarray(np.where(place < used, place * examples // used + 1, 0), leaf.dtype)
 
-    return jax.tree.map(make, check.operands)
+    return jax.tree.map(draw_array, check.operands)
 
 
 def _is_float(array: Any) -> bool:
@@ -202,13 +203,13 @@ def _is_float(array: Any) -> bool:
 
 
 def _run_outside_trace(function: Callable[..., Any], *args: Any) -> Any:
-    """Calls the function in another thread, because this thread may be tracing."""
+    """Calls `function` in another thread, because the current thread may be tracing a JAX program."""
     with futures.ThreadPoolExecutor(1) as executor:
         return executor.submit(function, *args).result()
 
 
 def _cache_path(check: Check) -> pathlib.Path | None:
-    """Returns the cache file of a check; None without a compilation cache."""
+    """Returns the cache file of a check, or None if JAX's compilation cache is disabled."""
     folder, device = jax.config.jax_compilation_cache_dir, jax.local_devices()[0]
     if not folder:
         return None

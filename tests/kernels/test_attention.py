@@ -140,7 +140,7 @@ def test_an_unsupported_call_names_the_reason():
     refused('cpu', 'flash', "one of auto, formula, tpu_kernel, cudnn, got 'flash'")
     refused('cpu', 'tpu_kernel', 'does not run on a cpu; type --gin.ATTENTION=auto')
     refused('gpu', 'tpu_kernel', 'does not run on a gpu')
-    refused('tpu', 'tpu_kernel', 'requires a bias by distance', bias)
+    refused('tpu', 'tpu_kernel', 'requires a relative position bias', bias)
     refused('gpu', 'cudnn', 'requires bfloat16, got float32')
     low = heads.astype(jnp.bfloat16)
     refused('tpu', 'tpu_kernel', 'requires a TPU v4 or newer for bfloat16, got a v3', x=low, chip='v3')

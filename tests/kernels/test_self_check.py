@@ -73,13 +73,13 @@ def test_a_correct_kernel_is_checked_once_and_used(monkeypatch, empty_cache, cap
         return broken_kernels.correct(*arguments)
 
     check = broken_kernels.check(broken_kernels.correct)
-    first = self_check.run(check)
-    assert first.difference < 1e-5 and first.failure(check) is None
+    first = self_check.run_check(check)
+    assert first.difference < 1e-5 and first.failure_reason(check) is None
     assert len(list((empty_cache / self_check.FOLDER).glob('*.json'))) == 1
     # A later start reads the cached result.
-    monkeypatch.setattr(self_check, 'difference', None)
-    assert self_check.run(check) == first
-    monkeypatch.setattr(self_check, 'run', lambda check: first)
+    monkeypatch.setattr(self_check, 'compute_difference', None)
+    assert self_check.run_check(check) == first
+    monkeypatch.setattr(self_check, 'run_check', lambda check: first)
     attend(monkeypatch, kernel)
     assert calls and not caplog.records
 
@@ -90,7 +90,7 @@ def test_the_formula_is_used_after_a_crash(kernel, empty_cache):
 from remixer_t5x.kernels import self_check
 from tests.kernels import broken_kernels
 check = broken_kernels.check(broken_kernels.{kernel})
-print(self_check.run(check).failure(check))
+print(self_check.run_check(check).failure_reason(check))
 """
     environment = {'JAX_PLATFORMS': 'cpu', 'JAX_COMPILATION_CACHE_DIR': str(empty_cache), 'PYTHONPATH': str(ROOT)}
     first, second = (
@@ -105,6 +105,6 @@ print(self_check.run(check).failure(check))
 
 
 def test_programs_for_other_devices_are_not_checked(monkeypatch):
-    monkeypatch.setattr(self_check, 'run', None)
+    monkeypatch.setattr(self_check, 'run_check', None)
     with compiling_for('tpu'):
-        assert self_check.failure(broken_kernels.check(broken_kernels.raises)) is None
+        assert self_check.failure_reason(broken_kernels.check(broken_kernels.raises)) is None

@@ -42,9 +42,9 @@ def show(args: argparse.Namespace) -> None:
                 if key in checked:
                     continue
                 checked.add(key)
-                verdict = self_check.run(check, interpreted)
+                verdict = self_check.run_check(check, interpreted)
                 difference = '' if verdict.difference is None else f'{verdict.difference:.1e}'
-                result = verdict.error or ('failed' if verdict.failure(check) else 'passed')
+                result = verdict.error or ('failed' if verdict.failure_reason(check) else 'passed')
                 run_as = f"{interpreted}'s, interpreted" if interpreted else 'compiled'
                 tolerance = f'{check.tolerance:.0e}'
                 table.add_row(check.kernel, run_as, check.dtype, check.call, difference, tolerance, result)

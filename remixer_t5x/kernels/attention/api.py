@@ -1,7 +1,7 @@
-"""Attention by the formula or by a device kernel.
+"""Attention with selectable implementations:
 
-auto        the device's kernel if it supports the call; otherwise the formula, with a log line that states the reason
-formula     softmax(query key^T + bias) value, compiled by XLA, with the logits in the device's memory
+auto        the device's kernel if it supports the call, otherwise the formula; logs the reason for a fallback
+formula     softmax(query key^T + bias) value, compiled by XLA, with the logits stored in the device's memory
 tpu_kernel  the Pallas kernel in `tpu.py`
 cudnn       NVIDIA's fused attention (`cudnn.py`)
 """
@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels import compile_target, self_check
 from remixer_t5x.kernels.attention import cudnn, tpu
-from remixer_t5x.kernels.attention.formula import Bias, DistanceBias, Visibility, dot_product_attention, full_bias
+from remixer_t5x.kernels.attention.formula import Bias, DistanceBias, Visibility, dot_product_attention, expand_bias
 from remixer_t5x.kernels.compile_target import target_platform
 
-# For each platform, the kernel's name in ATTENTION and its module, which has `unsupported_reason` and `attend`.
+# Maps each platform to the name of its kernel (for the setting ATTENTION) and the module that implements the kernel.
 KERNELS = {'tpu': ('tpu_kernel', tpu), 'gpu': ('cudnn', cudnn)}
 IMPLEMENTATIONS = ('auto', 'formula', *(name for name, _ in KERNELS.values()))
 
@@ -33,7 +33,7 @@ def attention(
     implementation: str = 'auto',
     softcap: float | None = None,
 ) -> jax.Array:
-    """Computes softmax(query key^T + bias) value, without a scale on the logits.
+    """Computes unscaled dot-product attention, softmax(query key^T + bias) value.
 
     Args:
         query: [batch, q, heads, kv].
@@ -47,7 +47,7 @@ def attention(
         [batch, q, heads, kv] in value's dtype; logits and softmax are float32.
 
     Raises:
-        UserError: the implementation does not exist, or does not support this call on this device.
+        UserError: the implementation is unknown or does not support this call on this device.
     """
     if implementation not in IMPLEMENTATIONS:
         raise UserError(f'ATTENTION must be one of {", ".join(IMPLEMENTATIONS)}, got {implementation!r}')
@@ -60,7 +60,7 @@ def attention(
         elif visibility.key_prefix is None:
             unsupported_reason = kernel.unsupported_reason(query, key, value, visibility, bias)
         if unsupported_reason is None:
-            unsupported_reason = self_check.failure(_check(name, kernel, query, key, visibility, bias))
+            unsupported_reason = self_check.failure_reason(_check(name, kernel, query, key, visibility, bias))
         if unsupported_reason is None:
             return kernel.attend(query, key, value, visibility, bias)
         if implementation == 'auto':
@@ -80,7 +80,7 @@ def _formula(
     bias: Bias,
     softcap: float | None = None,
 ) -> jax.Array:
-    return dot_product_attention(query, key, value, visibility.mask(), full_bias(bias), softcap)
+    return dot_product_attention(query, key, value, visibility.mask(), expand_bias(bias), softcap)
 
 
 def _check(
@@ -111,6 +111,6 @@ def _check(
 
 
 def _mask_queries_without_keys(attend, query, key, value, visibility, bias):
-    """Sets the results of queries without a visible key to zero, because kernels leave them undefined."""
+    """Zeroes the outputs of queries without visible keys, which are undefined in kernels."""
     has_key = jnp.any(visibility.mask(), axis=-1)[:, 0, :, None, None]
     return jnp.where(has_key, attend(query, key, value, visibility, bias), 0)

@@ -1,14 +1,14 @@
-"""Attention on a GPU with cuDNN's fused kernel, which does not write the logits to memory.
+"""Attention on GPUs with cuDNN's fused kernel, which does not write the logits to memory.
 
-The bias has the dtype of the queries and is shared by the batch; the kernel sums its gradient over the batch. Padding
-is passed as the length of each row, so tokens must precede padding, as in seqio's batches. The kernel supports
-grouped-query attention, and a window in causal attention. A bidirectional window is added to the bias, because all rows
-of a batch share it.
+The bias has the dtype of the queries and is shared by all rows of the batch; the kernel sums the bias gradient over the
+batch. Padding is passed as the length of each row, so tokens must precede padding, as in seqio's batches. The kernel
+supports grouped-query attention, and windows in causal attention. Bidirectional windows are added to the bias.
 
-cuDNN has no segment mask. A mask in the bias would have the shape [batch, heads, q, k], for which cuDNN computes no
-gradient. Packed rows therefore encode their segments as 16 additional features of each head, whose product is 0 within
-a segment and at most `-_FAR` between segments: each segment is a set of 8 of these features, a query has ones in its
-set, and a key has `-_FAR` outside its set. No set contains another.
+cuDNN does not support segment masks. A mask added to the bias would have the shape [batch, heads, q, k], for which
+cuDNN computes no bias gradient. For packed rows, segments are therefore encoded as 16 additional features of each head.
+Each segment is assigned a different set of 8 features; queries are 1 for the features in their set, and keys are
+`-_FAR` for the features outside their set. The inner product is 0 within a segment and at most `-_FAR` between
+segments, because no set contains another.
 """
 
 import functools
@@ -18,33 +18,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from remixer_t5x.kernels.attention.formula import MASKED, Bias, Visibility, full_bias, is_within_window
+from remixer_t5x.kernels.attention.formula import MASKED, Bias, Visibility, expand_bias, is_within_window
 from remixer_t5x.kernels.compile_target import interprets_kernels
 
 _WIDEST_HEAD = 128
 _SEGMENT_FEATURES = 16
-# A power of two, exact in bfloat16, and larger than any difference of logits.
+# A power of two is exact in bfloat16; this value is larger than any difference between logits.
 _FAR = 2.0**20
 
 
 def unsupported_reason(
     query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias
 ) -> str | None:
-    """Returns why the kernel does not support this call, or None."""
+    """Returns the reason if the kernel does not support this call, otherwise None."""
     if query.dtype != jnp.bfloat16:
         return f'requires bfloat16, got {query.dtype}'
     is_packed = visibility.query_segments is not None
     head_dim, widest = query.shape[-1], _WIDEST_HEAD - _SEGMENT_FEATURES * is_packed
     if head_dim % 8 or head_dim > widest:
         rows = 'packed rows' if is_packed else 'rows of one example'
-        return f'requires head widths that are multiples of 8, at most {widest} for {rows}, got {head_dim}'
+        return f'requires head widths that are multiples of 8 and at most {widest} for {rows}, got {head_dim}'
     longest, limit = max(query.shape[1], key.shape[1]), len(_segment_sets()) - 2
     return f'supports packed rows of at most {limit} tokens, got {longest}' if is_packed and longest > limit else None
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias) -> jax.Array:
-    """Computes `api.attention` for a call that `unsupported_reason` accepts."""
-    full, (batch, num_queries, _, head_dim) = full_bias(bias), query.shape
+    """Computes `api.attention`; the call must be supported (see `unsupported_reason`)."""
+    full, (batch, num_queries, _, head_dim) = expand_bias(bias), query.shape
     query_segments, key_segments = visibility.query_segments, visibility.key_segments
     window = visibility.window
     if window is not None and not visibility.causal:
@@ -77,14 +77,14 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visib
 def _with_segments(
     query: jax.Array, key: jax.Array, value: jax.Array, query_segments: jax.Array, key_segments: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Appends the segment features to the heads; tokens that pad a row to an even length have no segment."""
+    """Appends the segment features to each head."""
     query_segments, key_segments = (
         jnp.pad(segments, ((0, 0), (0, array.shape[1] - segments.shape[1])), constant_values=-1)
         for segments, array in ((query_segments, query), (key_segments, key))
     )
-    # -1 selects the last set, which no segment uses.
+    # Tokens that pad a row to an even length have the id -1, which selects the last set; no segment uses this set.
     query_sets, key_sets = (jnp.asarray(_segment_sets(), query.dtype)[ids] for ids in (query_segments, key_segments))
-    # A query without a visible key averages all values, as in the formula.
+    # For queries without visible keys, average all values as in the formula.
     has_key = jnp.any(query_segments[:, :, None] == key_segments[:, None], axis=2)[..., None]
     query, query_sets = jnp.where(has_key[..., None], query, 0), jnp.where(has_key, query_sets, 0)
 
@@ -97,7 +97,7 @@ def _with_segments(
 
 @functools.cache
 def _segment_sets() -> np.ndarray:
-    """Returns the set of features of each segment as zeros and ones, [segments, features]."""
+    """Returns the feature set of each segment as a matrix of zeros and ones, [segments, features]."""
     members = itertools.combinations(range(_SEGMENT_FEATURES), _SEGMENT_FEATURES // 2)
     return np.eye(_SEGMENT_FEATURES)[np.array(list(members))].sum(axis=1)
 

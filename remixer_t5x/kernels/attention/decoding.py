@@ -1,15 +1,15 @@
-"""Attention for one decoding step: a few queries against a long cache.
+"""Attention for a decoding step, with few queries and a long cache of keys and values.
 
-A step reads the cache once and computes little. The fastest layout depends on the device:
+The time of a decoding step is dominated by reading the cache. The fastest cache layout depends on the device:
 
-heads first     [batch, heads, length, kv], on a CPU and a GPU. XLA:CPU reads it at memory bandwidth, because the
-                operands of each head's matmul are contiguous (6 times as fast as with heads between length and kv).
-feature-packed  [batch, length, heads * kv], on a TPU, whose tiles have 128 lanes: with the 64 features of one head as
-                the last axis, half of the bytes would be padding. One matmul computes all heads, with one query for
-                each head that is zero for the features of other heads. This takes `heads` times the FLOPs, which are
-                still faster than reading the cache.
+heads first     [batch, heads, length, kv], on CPUs and GPUs. The operands of each head's matmul are contiguous, so
+                XLA:CPU reads the cache at full memory bandwidth (6 times as fast as with heads between length and kv).
+feature-packed  [batch, length, heads * kv], on TPUs, whose tiles have 128 lanes: with the 64 features of one head as
+                the last axis, half of the bytes would be padding. A single matmul computes all heads, with a separate
+                query for each head that is zero for the features of other heads. This multiplies the FLOPs by the
+                number of heads, but the matmul still takes less time than reading the cache.
 
-Sublayers store their caches in one of these layouts, and transpose each position once, when they write it.
+Sublayers store their caches in one of these layouts and transpose each position once, when it is written.
 """
 
 import jax
@@ -20,16 +20,19 @@ from remixer_t5x.kernels.compile_target import batch_and_head_axes, target_platf
 
 
 def to_cache_layout(x: jax.Array) -> tuple[jax.Array, int]:
-    """Converts keys or values [batch, length, heads, kv] to the cache layout, and returns the axis of positions."""
+    """Converts keys or values [batch, length, heads, kv] to the cache layout, and also returns the position axis."""
     batch, _, heads, _ = x.shape
-    # With sharded heads, devices would have to exchange the logits of all heads.
+    # The feature-packed layout does not support sharded heads: devices would have to exchange the logits of all heads.
     if target_platform() == 'tpu' and batch_and_head_axes(batch, heads)[1] is None:
         return x.reshape(*x.shape[:2], -1), 1
     return jnp.swapaxes(x, 1, 2), 2
 
 
 def memory_key_to_cache_layout(x: jax.Array) -> jax.Array:
-    """Converts keys of the memory [batch, length, heads, kv] to the cache layout; heads first stores [kv, length]."""
+    """Converts keys of the memory [batch, length, heads, kv] to the cache layout.
+
+    In the heads-first layout, the keys of the memory are stored as [batch, heads, kv, length].
+    """
     key, _ = to_cache_layout(x)
     return key if key.ndim == 3 else jnp.swapaxes(key, 2, 3)
 
@@ -42,7 +45,7 @@ def attend_step(
     bias: jax.Array | None,
     softcap: float | None = None,
 ) -> jax.Array:
-    """Computes attention for decoding, without a scale on the logits.
+    """Computes unscaled dot-product attention for a decoding step.
 
     Args:
         query: [batch, q, heads, kv].

@@ -1,8 +1,8 @@
-"""The attention formula softmax(query key^T + bias) value, with a backward pass that recomputes the weights.
+"""Reference implementation of attention, softmax(query key^T + bias) value, with recomputation in the backward pass.
 
-As in FlashAttention (Dao et al. 2022), the residuals are the output and the log-sum-exp of each row of logits, not the
-[batch, heads, q, k] weights. On a single CPU the rows of the batch are processed sequentially, so that a row's logits
-and the gradient of the shared bias stay in cache (scripts/benchmarks/attention.py).
+As in FlashAttention (Dao et al. 2022), the residuals are the output and the log-sum-exp of each row of logits instead
+of the [batch, heads, q, k] weights. On a single CPU, the rows of the batch are processed sequentially, so that the
+logits of a row and the gradient of the shared bias remain in cache (scripts/benchmarks/attention.py).
 """
 
 import functools
@@ -16,16 +16,16 @@ from jax.ad_checkpoint import checkpoint_name
 from remixer_t5x.kernels.compile_target import on_single_cpu
 from remixer_t5x.kernels.diagonals import spread_over_diagonals
 
-# Remat policies save the arrays with this checkpoint name instead of recomputing them.
+# Checkpoint name of arrays that remat policies save instead of recomputing.
 ATTENTION_OUTPUT = 'attention_output'
 
-# Finite, so that a query without a visible key (padding) averages all values instead of becoming NaN.
+# Logit of masked keys. The value is finite, because a query without visible keys (padding) would otherwise yield NaN.
 MASKED = -1e10
 
 
 @struct.dataclass
 class DistanceBias:
-    """A relative position bias: `bias[0, head, q, k] = by_distance[head, k - q + length - 1]`.
+    """Compact form of a relative position bias, `bias[0, head, q, k] = by_distance[head, k - q + length - 1]`.
 
     Attributes:
         by_distance: [heads, 2 * length - 1] float32, for distances `k - q` from -(length - 1) to length - 1.
@@ -33,22 +33,22 @@ class DistanceBias:
 
     by_distance: jax.Array
 
-    def spread(self) -> jax.Array:
-        """Returns the bias of each query and key, [1, heads, length, length] float32."""
+    def expand(self) -> jax.Array:
+        """Returns the bias for each pair of query and key, [1, heads, length, length] float32."""
         return spread_over_diagonals(self.by_distance, (self.by_distance.shape[1] + 1) // 2)[None]
 
 
-# A bias by query and key, a bias by distance, or none.
+# Attention bias: an array [1, heads, q, k], a compact relative position bias, or None.
 Bias: TypeAlias = 'jax.Array | DistanceBias | None'
 
 
-def full_bias(bias: Bias) -> jax.Array | None:
-    """Returns the bias of each query and key, [1, heads, q, k] float32, or None."""
-    return bias.spread() if isinstance(bias, DistanceBias) else bias
+def expand_bias(bias: Bias) -> jax.Array | None:
+    """Returns the bias for each pair of query and key, [1, heads, q, k] float32, or None."""
+    return bias.expand() if isinstance(bias, DistanceBias) else bias
 
 
 def split_bias(bias: Bias, parts: int) -> list[Bias]:
-    """Splits the heads of a bias into `parts` equal parts."""
+    """Splits a bias into `parts` biases with an equal number of heads."""
     if isinstance(bias, DistanceBias):
         return [DistanceBias(part) for part in jnp.split(bias.by_distance, parts)]
     return [None] * parts if bias is None else [*jnp.split(bias, parts, axis=1)]
@@ -56,15 +56,15 @@ def split_bias(bias: Bias, parts: int) -> list[Bias]:
 
 @struct.dataclass
 class Visibility:
-    """An attention mask, without a [query, key] array.
+    """Compact description of an attention mask, without a [query, key] array.
 
     Attributes:
-        query_segments: [batch, queries] int32, the example of each query; None if each row is one example, whose tokens
-            are visible to every query.
-        key_segments: [batch, keys] int32, the example of each key; 0 is padding.
-        causal: whether keys after a query's position are masked.
-        key_prefix: [batch, keys] bool, keys that are visible to all queries of their example; None if there are none.
-        window: keys at this distance or farther are masked, on both sides unless `causal`; None for no limit.
+        query_segments: [batch, queries] int32, the example id of each query; None if each row is a single example, all
+            of whose tokens are visible to all queries.
+        key_segments: [batch, keys] int32, the example id of each key; 0 is padding.
+        causal: whether to mask keys after a query's position.
+        key_prefix: [batch, keys] bool, keys that are visible to all queries of their example, or None.
+        window: keys at this distance or farther are masked, in both directions unless `causal`; None for no limit.
     """
 
     query_segments: jax.Array | None
@@ -74,7 +74,7 @@ class Visibility:
     window: int | None = struct.field(pytree_node=False, default=None)
 
     def mask(self) -> jax.Array:
-        """Returns a bool mask that broadcasts to [batch, 1, queries, keys]; True if a query attends to a key."""
+        """Returns a bool mask, broadcastable to [batch, 1, queries, keys]; True if a query attends to a key."""
         if self.query_segments is None:
             allowed = (self.key_segments > 0)[:, None, None, :]
         else:
@@ -88,7 +88,7 @@ class Visibility:
 
 
 def is_within_window(length: int, window: int) -> jax.Array:
-    """Returns whether the distance of two positions is below `window`, bool [length, length]."""
+    """Returns the mask of pairs of positions with a distance below `window`, bool [length, length]."""
     position = jnp.arange(length)
     return jnp.abs(position[:, None] - position) < window
 
@@ -101,7 +101,7 @@ def dot_product_attention(
     bias: jax.Array | None,
     softcap: float | None = None,
 ) -> jax.Array:
-    """Computes attention without a scale on the logits.
+    """Computes unscaled dot-product attention.
 
     Args:
         query: [batch, q, heads, kv].
@@ -109,7 +109,8 @@ def dot_product_attention(
         value: [batch, k, kv_heads, kv].
         mask: bool, broadcastable to [batch, 1, q, k]; True if a query attends to a key.
         bias: [1, heads, q, k] float32 added to the logits, or None.
-        softcap: caps the logits, before the bias, at `softcap * tanh(query key^T / softcap)`; None disables it.
+        softcap: replaces the logits, before adding the bias, by `softcap * tanh(query key^T / softcap)`; None disables
+            the softcap.
 
     Returns:
         [batch, q, heads, kv] in value's dtype; logits and softmax are float32.
@@ -121,10 +122,10 @@ def dot_product_attention(
 def group_queries(
     query: jax.Array, kv_heads: int, mask: jax.Array, bias: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Reshapes the query heads that share a key head into additional queries, for grouped-query attention.
+    """Reshapes query heads that share a key head to additional queries, for grouped-query attention.
 
     [batch, q, heads, kv] becomes [batch, q * group, kv_heads, kv]; the mask and the bias are repeated and reshaped to
-    match. All three are unchanged if every query head has its own key head.
+    match. All three are returned unchanged if the numbers of query heads and key heads are equal.
     """
     batch, length, heads, width = query.shape
     group = heads // kv_heads
@@ -140,7 +141,7 @@ def group_queries(
 
 
 def ungroup_queries(mixed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Reshapes a result for `group_queries`, [batch, q * group, kv_heads, kv], to the queries' original `shape`."""
+    """Reshapes [batch, q * group, kv_heads, kv] to the original `shape` of the queries; inverts `group_queries`."""
     batch, length, heads, width = shape
     kv_heads = mixed.shape[2]
     if heads == kv_heads:
@@ -149,14 +150,17 @@ def ungroup_queries(mixed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def cap_logits(logits: jax.Array, softcap: float | None) -> jax.Array:
-    """Computes `softcap * tanh(logits / softcap)`; returns the logits if softcap is None."""
+    """Computes `softcap * tanh(logits / softcap)`; returns the logits unchanged if softcap is None."""
     return logits if softcap is None else softcap * jnp.tanh(logits / softcap)
 
 
 def attention_weights(
     query: jax.Array, key: jax.Array, mask: jax.Array, bias: jax.Array | None, softcap: float | None = None
 ) -> jax.Array:
-    """Computes softmax(query key^T + bias), [batch, heads, q, k] float32; arguments as in `dot_product_attention`."""
+    """Computes the attention weights softmax(query key^T + bias), [batch, heads, q, k] float32.
+
+    See `dot_product_attention` for the arguments.
+    """
     mask = jnp.broadcast_to(mask, (query.shape[0], *mask.shape[1:]))
     shared = None if bias is None else bias[0]
     if query.shape[2] != key.shape[2]:
@@ -173,7 +177,7 @@ def _attention(query, key, value, mask, bias, softcap):
 def _forward_rule(query, key, value, mask, bias, softcap):
     mask = jnp.broadcast_to(mask, (query.shape[0], *mask.shape[1:]))
     shared, rows = None if bias is None else bias[0], (query, key, value, mask)
-    # `map` processes rows sequentially.
+    # On a single CPU, `map` processes the rows sequentially.
     run = jax.lax.map if on_single_cpu() else lambda function, rows: jax.vmap(function)(rows)
     mixed, log_total = run(lambda row: _row_forward(softcap, shared, *row), rows)
     mixed, log_total = (checkpoint_name(array, ATTENTION_OUTPUT) for array in (mixed, log_total))

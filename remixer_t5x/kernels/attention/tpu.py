@@ -1,6 +1,6 @@
-"""Attention on a TPU: the Pallas kernel of `tpu_kernel` as a differentiable function of sharded arrays.
+"""Attention on TPUs: wraps the Pallas kernels of `tpu_kernel` in a differentiable function of sharded arrays.
 
-XLA cannot partition a kernel, so each device runs it on its shard of the batch and the heads.
+XLA cannot partition kernels, so each device runs the kernels on its shard of the batch and the heads.
 """
 
 import functools
@@ -21,9 +21,9 @@ from remixer_t5x.kernels.compile_target import batch_and_head_axes, on_each_devi
 def unsupported_reason(
     query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias
 ) -> str | None:
-    """Returns why the kernel does not support this call, or None."""
+    """Returns the reason if the kernel does not support this call, otherwise None."""
     if isinstance(bias, jax.Array):
-        return 'requires a bias by distance, got one by query and key'
+        return 'requires a relative position bias (DistanceBias), got an array'
     _, length, heads, head_dim = query.shape
     needed = Plan(length, key.shape[1], heads, head_dim, visibility.causal).memory
     available = compile_target.vmem_bytes(default=needed)
@@ -32,11 +32,11 @@ def unsupported_reason(
             f'requires {needed / 2**20:.0f} MiB of on-chip memory for rows of {length} tokens, '
             f'but this TPU has {available / 2**20:.0f}'
         )
-    return compile_target.bfloat16_refusal(query.dtype)
+    return compile_target.unsupported_bfloat16_reason(query.dtype)
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias) -> jax.Array:
-    """Computes `api.attention` for a call that `unsupported_reason` accepts."""
+    """Computes `api.attention`; the call must be supported (see `unsupported_reason`)."""
     by_distance = bias.by_distance if isinstance(bias, DistanceBias) else None
     if query.shape[2] != key.shape[2]:
         key, value = (jnp.repeat(array, query.shape[2] // array.shape[2], axis=2) for array in (key, value))
@@ -49,13 +49,13 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visib
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _attend(head_dim: int, causal: bool, window: int | None, *arrays: Any) -> jax.Array:
-    """Computes softmax(query key^T + bias) value, in the shape of the queries and value's dtype.
+    """Computes softmax(query key^T + bias) value, with the shape of the queries and value's dtype.
 
     Args:
         head_dim: width of a head.
         causal, window: as in `Visibility`.
         arrays: query, key and value, [batch, length, heads * kv]; query segments, [batch, queries] or None; key
-            segments, [batch, keys]; bias by distance, [heads, distances] or None.
+            segments, [batch, keys]; relative position bias, [heads, distances] or None.
     """
     return _forward_rule(head_dim, causal, window, *arrays)[0]
 
@@ -85,7 +85,7 @@ def _backward_rule(
         log_total = log_total.reshape(mixed.shape[0], -1, plan.group, plan.queries)
         *gradients, bias_gradient = tpu_kernel.backward(plan, operands, mixed, log_total, gradient)
         if bias_gradient is not None:
-            spread = functools.partial(tpu_kernel.bias_blocks, plan)
+            spread = functools.partial(tpu_kernel.shift_bias, plan)
             bias_gradient = jax.linear_transpose(spread, arrays[-1])(bias_gradient)[0][None]
         return *gradients, bias_gradient
 
@@ -94,7 +94,7 @@ def _backward_rule(
     in_specs = (*specs, query_spec, log_total_spec, query_spec)
     run = on_each_device(backward, in_specs, (query_spec, key_spec, key_spec, bias_spec))
     *gradients, bias_gradient = run(*arrays, mixed, log_total, gradient)
-    # Each shard of the batch returns a gradient of the bias.
+    # Sum the bias gradients of all batch shards.
     return *gradients, None, None, None if bias_gradient is None else bias_gradient.sum(axis=0)
 
 
@@ -102,7 +102,7 @@ _attend.defvjp(_forward_rule, _backward_rule)
 
 
 def _partition_specs(head_dim: int, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns the specs of the arrays, and of the log-sum-exp of the logits, [batch, heads, queries]."""
+    """Returns the partition specs of the arrays and of the log-sum-exp of the logits, [batch, heads, queries]."""
     rows, heads = batch_and_head_axes(arrays[0].shape[0], arrays[0].shape[-1] // head_dim)
     by_head, by_row = PartitionSpec(rows, None, heads), PartitionSpec(rows, None)
     specs = (by_head, by_head, by_head, by_row, by_row, PartitionSpec(heads, None))
@@ -111,8 +111,8 @@ def _partition_specs(head_dim: int, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _plan_and_operands(head_dim, causal, window, query, key, value, query_segments, key_segments, by_distance):
-    """Builds the kernel's arguments for the rows and heads of one device."""
+    """Returns the arguments of the kernels for the rows and heads of one device."""
     plan = Plan(query.shape[1], key.shape[1], query.shape[2] // head_dim, head_dim, causal, window)
     segments = None if query_segments is None else query_segments[:, None, :]
-    bias = None if by_distance is None else tpu_kernel.bias_blocks(plan, by_distance)
+    bias = None if by_distance is None else tpu_kernel.shift_bias(plan, by_distance)
     return plan, Operands(query, key, value, segments, key_segments[:, :, None], bias)

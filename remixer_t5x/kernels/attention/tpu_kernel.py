@@ -1,12 +1,12 @@
-"""Pallas kernels for attention on a TPU, one forward and one backward, which keep the logits in on-chip memory.
+"""Pallas kernels for the forward and backward pass of attention on TPUs, with logits only in on-chip memory.
 
-They use the blocks of FlashAttention (Dao et al. 2022), for T5's position bias, which depends on the distance and is
-shared by all rows of the batch. The kernels spread the values by distance over a block of logits, and sum the gradient
-of the bias over the batch.
+The kernels use the block algorithm of FlashAttention (Dao et al. 2022) with T5's relative position bias, which is
+shared by all rows of the batch. The kernels expand the bias to the size of a block of logits, and sum the bias gradient
+over the batch.
 
-The heads remain packed in the last axis, as the projections write them, so that no array is transposed in HBM. A
-program reads a group of heads whose features fill the 128 lanes of a register. Logits are [key, query], so that the
-maximum and the sum over keys reduce sublanes, and the statistics of the queries are one row.
+The heads remain packed in the last axis, as in the output of the projections, which avoids transposing arrays in HBM. A
+program loads a group of heads whose features fill the 128 lanes of a register. Blocks of logits are [key, query], so
+that reductions over keys reduce sublanes, and the statistics of the queries form a single row.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from remixer_t5x.kernels.compile_target import interprets_kernels
 
 _FLOAT32 = jnp.float32
 _LANES, _SUBLANES = 128, 8
-# [512, 512] float32 logits take 1 MiB; a few of them fit into the 16 MiB of a TPU v3 or v4 next to the operands.
+# A block of [512, 512] float32 logits takes 1 MiB; a few blocks and the operands fit into the 16 MiB of a TPU v3 or v4.
 _LONGEST_BLOCK = 512
 _BLOCK_BYTES = 8 * 2**20
 # The compiler's default limit of a kernel's VMEM.
@@ -31,14 +31,14 @@ _DEFAULT_VMEM_LIMIT = 16 * 2**20
 
 
 class Operands(NamedTuple):
-    """Operands of both kernels; None for unused ones.
+    """Operands of both kernels; unused operands are None.
 
     Attributes:
         query: [batch, queries, heads * kv].
         key, value: [batch, keys, heads * kv].
-        query_segments: [batch, 1, queries] int32; None if each query attends to all keys with a segment above 0.
-        key_segments: [batch, keys, 1] int32; queries attend to the keys of their segment.
-        bias: [heads // group, group, 8, distances] float32, from `bias_blocks`.
+        query_segments: [batch, 1, queries] int32; None if all queries attend to all keys with a segment above 0.
+        key_segments: [batch, keys, 1] int32; queries attend to the keys with the same segment.
+        bias: [heads // group, group, 8, distances] float32, from `shift_bias`.
     """
 
     query: jax.Array
@@ -51,10 +51,10 @@ class Operands(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The sizes of a call and its division into programs.
+    """Sizes of an attention call and how the call is divided into kernel programs.
 
     Attributes:
-        queries, keys: lengths of the rows.
+        queries, keys: number of queries and keys in a row.
         heads, head_dim: number and width of the heads.
         causal, window: as in `Visibility`.
     """
@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def group(self) -> int:
-        """The number of heads of a program: the smallest that fills whole registers, or all heads."""
+        """Returns the number of heads per program: the smallest number that fills whole registers, or all heads."""
         whole = (g for g in range(1, self.heads) if self.heads % g == 0 and g * self.head_dim % _LANES == 0)
         return next(whole, self.heads)
 
@@ -77,25 +77,25 @@ class Plan:
     block_k = property(lambda self: _block_length(self.keys))
     blocks_q = property(lambda self: pl.cdiv(self.queries, self.block_q))
     blocks_k = property(lambda self: pl.cdiv(self.keys, self.block_k))
-    # If one block contains all logits of a row, its bias is computed once for the whole batch.
+    # If a single block contains all logits of a row, the expanded bias is computed once for the whole batch.
     one_block = property(lambda self: self.blocks_q == self.blocks_k == 1)
-    # The features of a program's heads, and the distances between queries and keys, in whole blocks.
+    # Number of features per program, and number of distances between queries and keys padded to whole blocks.
     width = property(lambda self: self.group * self.head_dim)
     distances = property(lambda self: self.blocks_q * self.block_q + self.blocks_k * self.block_k)
 
     @property
     def memory(self) -> int:
-        """An upper bound of the VMEM that the backward kernel uses, in bytes."""
+        """Returns an upper bound of the VMEM usage of the backward kernel, in bytes."""
         gradient = self.blocks_q * self.block_q * self.width * (4 + 2 * 2)
         bias = 4 * self.group * _SUBLANES * self.distances * 4
         return _BLOCK_BYTES + gradient + bias
 
-    def first_q(self, k_block):
-        """Returns the first block of queries that attends to a block of keys, with a causal mask."""
+    def first_query_block(self, k_block):
+        """Returns the index of the first block of queries that attends to a block of keys, with a causal mask."""
         return jax.lax.div(k_block * self.block_k, self.block_q)
 
-    def last_k(self, q_block):
-        """Returns the last block of keys that a block of queries attends to, with a causal mask."""
+    def last_key_block(self, q_block):
+        """Returns the index of the last block of keys that is visible to a block of queries, with a causal mask."""
         return jax.lax.div((q_block + 1) * self.block_q - 1, self.block_k)
 
 
@@ -104,28 +104,30 @@ def _block_length(length: int) -> int:
     return pl.cdiv(pl.cdiv(length, blocks), _LANES) * _LANES
 
 
-def bias_blocks(plan: Plan, by_distance: jax.Array) -> jax.Array:
-    """Makes eight copies of a bias by distance, each shifted by one, for the sublanes of a register.
+def shift_bias(plan: Plan, by_distance: jax.Array) -> jax.Array:
+    """Creates eight copies of a relative position bias, shifted by 0 to 7 positions, for the sublanes of a register.
 
-    `_spread_bias` computes the bias of a block from them.
+    `_expand_bias` computes the bias of a block of logits from these copies.
 
     Args:
-        by_distance: [heads, 2 * length - 1], by `key - query`.
+        plan: sizes of the attention call.
+        by_distance: [heads, 2 * length - 1], indexed by `key - query`.
 
     Returns:
         [groups, group, 8, distances].
     """
     length = (by_distance.shape[1] + 1) // 2
-    by_query = by_distance[:, ::-1]  # by `query - key`
+    by_query = by_distance[:, ::-1]  # indexed by `query - key`
     padded = jnp.pad(by_query, ((0, 0), (plan.blocks_k * plan.block_k - length, plan.distances + _SUBLANES)))
     copies = jnp.stack([padded[:, _SUBLANES - 1 - i :][:, : plan.distances] for i in range(_SUBLANES)], axis=1)
     return copies.reshape(-1, plan.group, *copies.shape[1:])
 
 
-def _spread_bias(window: jax.Array, num_keys: int, num_queries: int) -> jax.Array:
-    """Spreads [8, num_keys + num_queries] of `bias_blocks` to [num_keys, num_queries]; `out[c, r]` has distance r - c.
+def _expand_bias(window: jax.Array, num_keys: int, num_queries: int) -> jax.Array:
+    """Expands eight shifted rows [8, num_keys + num_queries] to a bias [num_keys, num_queries].
 
-    Each row is the next row shifted by one, so shifting all rows doubles their number.
+    The entry [k, q] of the result is the bias for distance q - k. Each row equals the next row shifted by one, so a
+    shifted copy of all rows doubles the number of rows.
     """
     rows, width = window, window.shape[1]
     while rows.shape[0] < num_keys:
@@ -134,7 +136,7 @@ def _spread_bias(window: jax.Array, num_keys: int, num_queries: int) -> jax.Arra
 
 
 def _sum_over_diagonals(block: jax.Array) -> jax.Array:
-    """Transposes `_spread_bias`: [num_keys, num_queries] -> [8, num_keys + num_queries]."""
+    """Computes the transpose of `_expand_bias`, from [num_keys, num_queries] to [8, num_keys + num_queries]."""
     num_keys, num_queries = block.shape
     rows = jnp.pad(block, ((pl.next_power_of_2(num_keys) - num_keys, 0), (0, num_keys)))
     while rows.shape[0] > _SUBLANES:
@@ -144,15 +146,23 @@ def _sum_over_diagonals(block: jax.Array) -> jax.Array:
 
 
 class _BlockSpecs:
-    """The block specs of all arrays, for the grid (groups of heads, rows, blocks, blocks)."""
+    """Block specs of all arrays for the grid (groups of heads, rows, blocks, blocks)."""
 
     def __init__(self, plan: Plan, q_axis: int, k_axis: int):
         def q_block(*ids):
-            # Blocks that the causal mask excludes are skipped; naming the block that is already in VMEM avoids a copy.
-            return jnp.maximum(ids[q_axis], plan.first_q(ids[k_axis])) if plan.causal and q_axis == 3 else ids[q_axis]
+            # Blocks excluded by the causal mask are skipped; returning the block that is in VMEM avoids loading them.
+            return (
+                jnp.maximum(ids[q_axis], plan.first_query_block(ids[k_axis]))
+                if plan.causal and q_axis == 3
+                else ids[q_axis]
+            )
 
         def k_block(*ids):
-            return jnp.minimum(ids[k_axis], plan.last_k(ids[q_axis])) if plan.causal and k_axis == 3 else ids[k_axis]
+            return (
+                jnp.minimum(ids[k_axis], plan.last_key_block(ids[q_axis]))
+                if plan.causal and k_axis == 3
+                else ids[k_axis]
+            )
 
         rows_q = plan.blocks_q * plan.block_q
         self.query = pl.BlockSpec((1, plan.block_q, plan.width), lambda *ids: (ids[1], q_block(*ids), ids[0]))
@@ -163,7 +173,8 @@ class _BlockSpecs:
         self.key_segments = pl.BlockSpec((1, plan.block_k, 1), lambda *ids: (ids[1], k_block(*ids), 0))
         self.bias = pl.BlockSpec((1, plan.group, _SUBLANES, plan.distances), lambda *ids: (ids[0], 0, 0, 0))
 
-    def operands(self, operands: Operands) -> Operands:
+    def select(self, operands: Operands) -> Operands:
+        """Returns the block specs of the operands that are not None."""
         specs = self.query, self.key, self.key, self.query_segments, self.key_segments, self.bias
         return Operands(*(None if array is None else spec for array, spec in zip(operands, specs, strict=True)))
 
@@ -178,7 +189,7 @@ def _call_options(plan: Plan, operands: Operands, matmuls: int, reads: int) -> d
             transcendentals=pairs,
             bytes_accessed=reads * sum(sizes) + sizes[0],
         ),
-        # Head groups are independent. Rows and blocks run sequentially, because they share sums and the bias.
+        # Head groups are independent; rows and blocks must be sequential, because they share sums and the bias.
         'compiler_params': pltpu.CompilerParams(
             dimension_semantics=('parallel', 'arbitrary', 'arbitrary', 'arbitrary'),
             vmem_limit_bytes=max(plan.memory, _DEFAULT_VMEM_LIMIT),
@@ -191,7 +202,8 @@ def forward(plan: Plan, operands: Operands) -> tuple[jax.Array, jax.Array]:
     """Computes attention.
 
     Returns:
-        [batch, queries, heads * kv] in value's dtype, and the log-sum-exp of logits, [batch, groups, group, queries].
+        The output [batch, queries, heads * kv] in value's dtype, and the log-sum-exp of the logits,
+        [batch, groups, group, queries].
     """
     batch, groups = operands.query.shape[0], plan.heads // plan.group
     specs = _BlockSpecs(plan, q_axis=2, k_axis=3)
@@ -199,7 +211,7 @@ def forward(plan: Plan, operands: Operands) -> tuple[jax.Array, jax.Array]:
     return pl.pallas_call(
         functools.partial(_forward_kernel, plan),
         grid=(groups, batch, plan.blocks_q, plan.blocks_k),
-        in_specs=[specs.operands(operands)],
+        in_specs=[specs.select(operands)],
         out_specs=(specs.query, specs.log_total),
         out_shape=(
             jax.ShapeDtypeStruct(operands.query.shape, operands.value.dtype),
@@ -222,6 +234,7 @@ def backward(
     """Computes the gradients of query, key, value and bias.
 
     Args:
+        plan, operands: arguments of `forward`.
         mixed, log_total: results of `forward`.
         gradient: gradient of `mixed`.
     """
@@ -233,7 +246,7 @@ def backward(
     return pl.pallas_call(
         functools.partial(_backward_kernel, plan),
         grid=(groups, batch, plan.blocks_k, plan.blocks_q),
-        in_specs=[specs.operands(operands), specs.query, specs.log_total, specs.query],
+        in_specs=[specs.select(operands), specs.query, specs.log_total, specs.query],
         out_specs=(specs.all_queries, specs.key, specs.key, specs.bias if has_bias else None),
         out_shape=jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), differentiated),
         scratch_shapes=[
@@ -256,7 +269,7 @@ def _forward_kernel(plan, operands, mixed_ref, log_total_ref, bias_block, larges
     row, q_block, k_block = (pl.program_id(axis) for axis in (1, 2, 3))
 
     @pl.when(k_block == 0)
-    def start():
+    def initialize_sums():
         largest_ref[...] = jnp.full_like(largest_ref, 4 * MASKED)
         total_ref[...] = jnp.zeros_like(total_ref)
         mixed_sum[...] = jnp.zeros_like(mixed_sum)
@@ -265,12 +278,12 @@ def _forward_kernel(plan, operands, mixed_ref, log_total_ref, bias_block, larges
     def add_block():
         _prepare_bias(plan, operands.bias, bias_block, row, q_block, k_block)
         query = operands.query[0]
-        key = _rows(operands.key, k_block, plan.keys)
-        value = _rows(operands.value, k_block, plan.keys).T
-        visible = _visible(plan, operands, q_block, k_block)
+        key = _load_rows(operands.key, k_block, plan.keys)
+        value = _load_rows(operands.value, k_block, plan.keys).T
+        visible = _visibility_mask(plan, operands, q_block, k_block)
         for head in range(plan.group):
             rows = pl.ds(head * plan.head_dim, plan.head_dim)
-            logits = _logits(plan, query, key, bias_block, visible, k_block, head)
+            logits = _compute_logits(plan, query, key, bias_block, visible, k_block, head)
             largest = jnp.maximum(largest_ref[head], jnp.max(logits, axis=0, keepdims=True))
             weights = jnp.exp(logits - largest)
             decay = jnp.exp(largest_ref[head] - largest)
@@ -280,7 +293,7 @@ def _forward_kernel(plan, operands, mixed_ref, log_total_ref, bias_block, larges
             mixed_sum[rows] = mixed_sum[rows] * decay + _dot(head_value, weights.astype(value.dtype))
 
     @pl.when(k_block == plan.blocks_k - 1)
-    def finish():
+    def write_outputs():
         for head in range(plan.group):
             rows = pl.ds(head * plan.head_dim, plan.head_dim)
             mixed_sum[rows] = mixed_sum[rows] / total_ref[head]
@@ -308,18 +321,18 @@ def _backward_kernel(
     has_bias, last_q = operands.bias is not None, q_block == plan.blocks_q - 1
 
     @pl.when(q_block == 0)
-    def start_keys():
+    def initialize_key_sums():
         key_sum[...] = jnp.zeros_like(key_sum)
         value_sum[...] = jnp.zeros_like(value_sum)
 
     @pl.when((q_block == 0) & (k_block == 0))
-    def start_row():
+    def initialize_query_sum():
         query_sum[...] = jnp.zeros_like(query_sum)
 
     if has_bias:
 
         @pl.when((row == 0) & (q_block == 0) & (k_block == 0))
-        def start_bias():
+        def initialize_bias_sum():
             total = bias_sum if plan.one_block else bias_gradient_ref
             total[...] = jnp.zeros_like(total)
 
@@ -327,16 +340,16 @@ def _backward_kernel(
     def add_block():
         _prepare_bias(plan, operands.bias, bias_block, row, q_block, k_block)
         query, mixed, gradient = (
-            _rows(ref, q_block, plan.queries) for ref in (operands.query, mixed_ref, gradient_ref)
+            _load_rows(ref, q_block, plan.queries) for ref in (operands.query, mixed_ref, gradient_ref)
         )
-        key, value = (_rows(ref, k_block, plan.keys) for ref in (operands.key, operands.value))
+        key, value = (_load_rows(ref, k_block, plan.keys) for ref in (operands.key, operands.value))
         key_rows = key.T
-        visible = _visible(plan, operands, q_block, k_block)
+        visible = _visibility_mask(plan, operands, q_block, k_block)
         product = (mixed.astype(_FLOAT32) * gradient.astype(_FLOAT32)).T  # [width, queries]
         q_rows = pl.ds(pl.multiple_of(q_block * plan.block_q, _LANES), plan.block_q)
         for head in range(plan.group):
             rows = slice(head * plan.head_dim, (head + 1) * plan.head_dim)
-            logits = _logits(plan, query, key, bias_block, visible, k_block, head)
+            logits = _compute_logits(plan, query, key, bias_block, visible, k_block, head)
             weights = jnp.exp(logits - log_total_ref[0, 0, head : head + 1])
             if plan.queries % plan.block_q:
                 weights = jnp.where(_token_index(plan, q_block, 1) < plan.queries, weights, 0.0)
@@ -355,32 +368,32 @@ def _backward_kernel(
                 )
 
     @pl.when(last_q)
-    def finish_keys():
+    def write_key_gradients():
         key_gradient_ref[0] = key_sum[...].astype(key_gradient_ref.dtype)
         value_gradient_ref[0] = value_sum[...].astype(value_gradient_ref.dtype)
 
     @pl.when(last_q & (k_block == plan.blocks_k - 1))
-    def finish_row():
+    def write_query_gradient():
         query_gradient_ref[0] = query_sum[...].T.astype(query_gradient_ref.dtype)
 
     if has_bias and plan.one_block:
 
         @pl.when(row == pl.num_programs(1) - 1)
-        def finish_bias():
+        def write_bias_gradient():
             for head in range(plan.group):
                 bias_gradient_ref[0, head] = _sum_over_diagonals(bias_sum[head])
 
 
 def _prepare_bias(plan: Plan, bias_ref, block_ref, row, q_block, k_block) -> None:
-    """Spreads the bias of each head over the block of logits; if a row has one block, only for the first row."""
+    """Expands the bias of each head to the block of logits; only for the first row if each row has a single block."""
     if bias_ref is None:
         return
 
     @pl.when((row == 0) | (not plan.one_block))
-    def spread():
+    def expand_all_heads():
         for head in range(plan.group):
             window = bias_ref[0, head, :, _distance_slice(plan, q_block, k_block)]
-            block_ref[head] = _spread_bias(window, plan.block_k, plan.block_q)
+            block_ref[head] = _expand_bias(window, plan.block_k, plan.block_q)
 
 
 def _distance_slice(plan: Plan, q_block, k_block):
@@ -390,27 +403,27 @@ def _distance_slice(plan: Plan, q_block, k_block):
 
 
 def _is_visible_block(plan: Plan, q_block, k_block):
-    is_visible = k_block <= plan.last_k(q_block) if plan.causal else True
+    is_visible = k_block <= plan.last_key_block(q_block) if plan.causal else True
     if plan.window is None:
         return is_visible
     ahead = k_block * plan.block_k - q_block * plan.block_q  # from the first query to the first key
     return is_visible & (ahead - plan.block_q + 1 < plan.window) & (-ahead - plan.block_k + 1 < plan.window)
 
 
-def _logits(plan: Plan, query, key, bias_block, visible, k_block, head: int) -> jax.Array:
+def _compute_logits(plan: Plan, query, key, bias_block, visible, k_block, head: int) -> jax.Array:
     """Computes the logits of one head, [keys, queries] float32."""
     logits = _dot_transposed(_select_head(plan, key, head), query)
     if bias_block is not None:
         logits += bias_block[head]
     logits = jnp.where(visible, logits, MASKED)
     if plan.keys % plan.block_k:
-        # Lower than MASKED, so that a query without a visible key does not average keys past the end.
+        # Use a value below MASKED, so that queries without visible keys do not average keys past the end of the row.
         logits = jnp.where(_token_index(plan, k_block, 0) < plan.keys, logits, 2 * MASKED)
     return logits
 
 
-def _visible(plan: Plan, operands: Operands, q_block, k_block) -> jax.Array:
-    """Returns the mask of a block, bool, broadcastable to [keys, queries]."""
+def _visibility_mask(plan: Plan, operands: Operands, q_block, k_block) -> jax.Array:
+    """Returns the visibility mask of a block of logits, bool, broadcastable to [keys, queries]."""
     keys = operands.key_segments[0]
     visible = keys > 0 if operands.query_segments is None else keys == operands.query_segments[0]
     if plan.causal:
@@ -427,8 +440,8 @@ def _token_index(plan: Plan, block, axis: int) -> jax.Array:
     return block * shape[axis] + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
 
 
-def _rows(ref, block, length: int) -> jax.Array:
-    """Loads a block, with zeros past the end of the array, where the memory is undefined."""
+def _load_rows(ref, block, length: int) -> jax.Array:
+    """Loads a block, replacing undefined values past the end of the array by zeros."""
     rows = ref[0]
     if length % rows.shape[0] == 0:
         return rows
@@ -437,7 +450,7 @@ def _rows(ref, block, length: int) -> jax.Array:
 
 
 def _select_head(plan: Plan, features: jax.Array, head: int) -> jax.Array:
-    """Sets the features of other heads to zero; the matrix unit always multiplies 128 lanes."""
+    """Zeroes the features of other heads, because the matrix unit always multiplies all 128 lanes."""
     if plan.group == 1:
         return features
     lane = jax.lax.broadcasted_iota(jnp.int32, features.shape, 1)

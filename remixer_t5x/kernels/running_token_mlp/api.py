@@ -48,7 +48,7 @@ def mix_through_running_hidden(
     if target_platform() == 'tpu':
         unsupported_reason = tpu.unsupported_reason(w_in, value)
         if unsupported_reason is None:
-            unsupported_reason = self_check.failure(_check(packed, activation, w_in, value, hidden_scale))
+            unsupported_reason = self_check.failure_reason(_check(packed, activation, w_in, value, hidden_scale))
         if unsupported_reason is None:
             kernel = tpu
         else:

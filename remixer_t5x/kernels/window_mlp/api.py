@@ -51,7 +51,7 @@ def mix_windows(weights: TokenMLP, tokens: jax.Array, scale: jax.Array | None, i
     if kernel := _KERNELS.get(platform):
         unsupported_reason = kernel.unsupported_reason(weights.wi, tokens)
         if unsupported_reason is None and platform == 'tpu':
-            unsupported_reason = self_check.failure(_self_check(weights, tokens, ids))
+            unsupported_reason = self_check.failure_reason(_self_check(weights, tokens, ids))
         if unsupported_reason is None:
             shape = len(tokens), weights.wi.shape[1]
             out = jnp.broadcast_to(weights.wo, shape) if scale is None else weights.wo * scale

@@ -74,7 +74,7 @@ def unsupported_reason(wi: jax.Array, tokens: jax.Array) -> str | None:
         return f'supports windows of at most {BLOCK + 1} tokens'
     if tokens.shape[-1] % _LANES:
         return f'requires a multiple of {_LANES} features'
-    return compile_target.bfloat16_refusal(tokens.dtype)
+    return compile_target.unsupported_bfloat16_reason(tokens.dtype)
 
 
 def mix(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:

@@ -13,7 +13,7 @@ from flax import linen as nn
 from remixer_t5x.context import Memory, SequenceContext
 from remixer_t5x.kernels.attention.api import attention
 from remixer_t5x.kernels.attention.decoding import attend_step, memory_key_to_cache_layout, to_cache_layout
-from remixer_t5x.kernels.attention.formula import Bias, Visibility, attention_weights, full_bias
+from remixer_t5x.kernels.attention.formula import Bias, Visibility, attention_weights, expand_bias
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.dropout import drop_value_rows
 
@@ -59,7 +59,7 @@ def attend_to_sequence(
     else:
         mask = jnp.atleast_2d(cache.visible(key_slots.shape[axis], ctx, window))[:, None, None]
     key_slots = key_slots if key_slots.ndim == 3 else jnp.swapaxes(key_slots, 2, 3)
-    return attend_step(query, key_slots, value_slots, mask, full_bias(bias), softcap)
+    return attend_step(query, key_slots, value_slots, mask, expand_bias(bias), softcap)
 
 
 def attend_to_memory(
@@ -110,7 +110,7 @@ def _sow_weights(
     """
     # `sow` checks the collection too, but without this check a training step would trace the computation.
     if module.is_mutable_collection('intermediates'):
-        weights = attention_weights(query, key, visibility.mask(), full_bias(bias), softcap)
+        weights = attention_weights(query, key, visibility.mask(), expand_bias(bias), softcap)
         module.sow('intermediates', 'attention_weights', weights)
 
 
