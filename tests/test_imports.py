@@ -153,6 +153,6 @@ def test_output_of_libraries_is_shown_only_if_their_import_fails(error, shown, c
 
 def test_loading_tensorflow_in_a_command_prints_nothing():
     pytest.importorskip('tensorflow')
-    code = 'from remixer_t5x import lazy\nfrom remixer_t5x.cli import streams\nstreams.hush()\nlazy.tf.__version__'
+    code = 'from remixer_t5x import lazy\nfrom remixer_t5x.cli import streams\nstreams.hide_logs()\nlazy.tf.__version__'
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, '', '')

@@ -125,7 +125,7 @@ def _configuration_of_a_run(path):
     marker = path.with_name(model_dir.MARKER)
     marker.write_text('{}')
     with under_the_name(path, model_dir.CONFIG):
-        infer.other_template(str(path.parent / 'checkpoints' / '1'), None)
+        infer.find_template_mismatch(str(path.parent / 'checkpoints' / '1'), None)
     marker.unlink()
 
 

@@ -111,15 +111,15 @@ def load(args: argparse.Namespace, root: str, partial: bool = True, **sources: A
     """
     from remixer_t5x.config import loading
 
-    loading.load(_config_sources(args, **sources), root, importing=libraries(args), partial=partial)
+    loading.load(_config_sources(args, **sources), root, importing=hide_library_output(args), partial=partial)
     startup.end_phase('imports')
 
 
-def values(args: argparse.Namespace, *macros: str, **sources: Any) -> list[Any]:
+def load_values(args: argparse.Namespace, *macros: str, **sources: Any) -> list[Any]:
     """Loads the gin files and flags of the command line, and returns the values of macros; `sources` as in `load`."""
     from remixer_t5x.config import loading
 
-    return loading.values(_config_sources(args, **sources), *macros, importing=libraries(args))
+    return loading.values(_config_sources(args, **sources), *macros, importing=hide_library_output(args))
 
 
 def _config_sources(args: argparse.Namespace, **sources: Any) -> Any:
@@ -128,7 +128,7 @@ def _config_sources(args: argparse.Namespace, **sources: Any) -> Any:
     if args.tfds_data_dir:
         # All libraries that read TFDS data sets use this environment variable.
         os.environ['TFDS_DATA_DIR'] = args.tfds_data_dir
-    search_paths = names(','.join(args.gin_search_paths))
+    search_paths = split_names(','.join(args.gin_search_paths))
     model = loading.model_files(args.model, search_paths) if args.model else ()
     if not hasattr(args, 'run_sources'):
         args.run_sources = _run_sources(args)
@@ -158,7 +158,7 @@ def _run_sources(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, s
         return [], flags
     file = None if folder is None else model_dir.saved_gin(folder)
     if file is None:
-        with libraries(args):
+        with hide_library_output(args):
             from remixer_t5x.checkpoints import saved_params
 
         # Raises UserError if there is no checkpoint, with the nearest one.
@@ -169,7 +169,7 @@ def _run_sources(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, s
     return [str(file)], flags
 
 
-def libraries(args: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
+def hide_library_output(args: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
     """Hides the output of libraries during their import, unless `--verbose` is set or the import fails."""
     return contextlib.nullcontext() if args.verbose else lazy.without_stderr()
 
@@ -186,6 +186,6 @@ def whole_number(minimum: int) -> Callable[[str], int]:
     return convert
 
 
-def names(text: str) -> list[str]:
+def split_names(text: str) -> list[str]:
     """Splits a comma-separated list; used as an argparse type."""
     return [item.strip() for item in text.split(',') if item.strip()]

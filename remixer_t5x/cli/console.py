@@ -4,7 +4,7 @@ import sys
 from typing import Any
 
 
-def show(*parts: Any, pipe_width: int = 150) -> None:
+def print_items(*parts: Any, pipe_width: int = 150) -> None:
     """Prints rich tables and unwrapped texts; `pipe_width` is the width if the output is not a terminal."""
     from rich.console import Console
 
@@ -19,7 +19,7 @@ def show(*parts: Any, pipe_width: int = 150) -> None:
     sys.stdout.flush()
 
 
-def table(*headings: str, words: tuple[str, ...] = (), wraps: bool = False, **options: Any) -> Any:
+def build_table(*headings: str, words: tuple[str, ...] = (), wraps: bool = False, **options: Any) -> Any:
     """Returns a rich table without a frame.
 
     The columns `words` are left-aligned, and the others right-aligned. With `wraps`, all columns are left-aligned, and

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_macro(parser, '--submission', 'SUBMISSION_DIR', submission, metavar='DIR')
     parser.add_argument('--quantize', choices=('int8',), help='judge the model that export --quantize writes')
     parser.add_argument('--predictions', metavar='FILE', help='judge this file of predictions; needs no model')
-    process_flags.add(parser)
+    process_flags.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
         # Evaluation does not need the training examples, which may no longer exist.
         args.gin_flags = [('PAIRS', 'None'), *args.gin_flags]
     if args.predictions is not None:
-        process_flags.refuse(args, 'this is done by one process')
+        process_flags.reject_flags(args, 'this is done by one process')
         _score_predictions(args)
         return
     arguments.load(args, ROOT, base=BASE)
@@ -66,7 +66,7 @@ def _score_predictions(args: argparse.Namespace) -> None:
     `remixer-t5x eval` and `infer` write them; where a line has `input` too, it must be the example's.
     """
     defaults = {'EVAL_TASKS': None, 'EVAL_EXAMPLES': None}
-    mixture, lengths, split, name, limit = arguments.values(args, *_TASK_MACROS, base=BASE, defaults=defaults)
+    mixture, lengths, split, name, limit = arguments.load_values(args, *_TASK_MACROS, base=BASE, defaults=defaults)
     from remixer_t5x.evaluate import results, task_examples, task_metrics
 
     path = args.predictions
@@ -145,11 +145,11 @@ def _print(part: Any) -> None:
     import jax
 
     if jax.process_index() == 0:
-        console.show(part, pipe_width=100)
+        console.print_items(part, pipe_width=100)
 
 
 def _table(reports: Sequence[Report], title: str) -> Any:
-    table = console.table('task', 'examples', 'metric', 'value', 'seconds', words=('task', 'metric'), title=title)
+    table = console.build_table('task', 'examples', 'metric', 'value', 'seconds', words=('task', 'metric'), title=title)
     table.title_justify = 'left'
     for report in reports:
         head = (report.task, f'{len(report.rows):,}')

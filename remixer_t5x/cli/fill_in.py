@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Prints the first validation examples, truncated, with the true and the predicted text of each gap."""
     macros = ('MODEL', 'PARTITIONER', 'MODEL_DIR', 'MIXTURE_OR_TASK_NAME', 'TASK_FEATURE_LENGTHS', *_DATA)
-    model, partitioner, folder, mixture, lengths, *data = arguments.values(args, *macros, defaults=_DATA)
+    model, partitioner, folder, mixture, lengths, *data = arguments.load_values(args, *macros, defaults=_DATA)
     import jax
     import numpy as np
     from rich.console import Console

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     decoder.add_argument('--embed', choices=('sentences', 'tokens'), nargs='?', const='sentences', help=embed)
     pooling = 'with --embed: mean over tokens, or first token (default: mean, with the projection of a sentence-T5)'
     parser.add_argument('--pooling', choices=('mean', 'first'), help=pooling)
-    process_flags.add(parser)
+    process_flags.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -47,11 +47,11 @@ def run(args: argparse.Namespace) -> None:
     if args.pooling is not None and args.embed is None:
         raise UserError('--pooling requires --embed; add --embed, or omit --pooling')
     if args.embed is not None:
-        process_flags.refuse(args, 'embeddings are written by one process')
+        process_flags.reject_flags(args, 'embeddings are written by one process')
     arguments.apply_decoder(args)
     load(args)
     with process_flags.connect_processes(args):
-        settings, template = settings_of(args)
+        settings, template = load_settings(args)
         if args.embed is None:
             _infer(settings, template)
         else:
@@ -63,7 +63,7 @@ def load(args: argparse.Namespace) -> None:
     arguments.load(args, ROOT, base=BASE, defaults=DEFAULTS)
 
 
-def settings_of(args: argparse.Namespace) -> tuple[TextInference, str | None]:
+def load_settings(args: argparse.Namespace) -> tuple[TextInference, str | None]:
     """Returns the loaded settings, by default with the task's vocabulary, and the template INPUTS."""
     from remixer_t5x.config import resolved
     from remixer_t5x.data import pipeline, task_vocabulary
@@ -72,12 +72,12 @@ def settings_of(args: argparse.Namespace) -> tuple[TextInference, str | None]:
     template = resolved.macro('INPUTS', None)
     if settings.vocabulary is None:
         # This replaces the loaded configuration.
-        (mixture,) = arguments.values(args, 'MIXTURE_OR_TASK_NAME', base=BASE)
+        (mixture,) = arguments.load_values(args, 'MIXTURE_OR_TASK_NAME', base=BASE)
         settings = dataclasses.replace(settings, vocabulary=task_vocabulary.get_vocabulary(pipeline.get_task(mixture)))
     return settings, template
 
 
-def other_template(checkpoint: str, template: str | None) -> str | None:
+def find_template_mismatch(checkpoint: str, template: str | None) -> str | None:
     """Returns a warning if the checkpoint was trained with a different template INPUTS."""
     import ast
 
@@ -103,7 +103,7 @@ def _infer(settings: TextInference, template: str | None) -> None:
 
     settings.check()
     folder = settings.step_folder()
-    _print(other_template(folder, template))
+    _print(find_template_mismatch(folder, template))
     out = settings.open_output(folder)
     inputs, decoding = settings.inputs, settings.decoding
     texts = iter(inputs)
@@ -124,7 +124,7 @@ def _embed(settings: TextInference, template: str | None, args: argparse.Namespa
     settings.check(embed=True)
     embeddings.check_output(settings.output)
     folder = settings.step_folder()
-    _print(other_template(folder, template))
+    _print(find_template_mismatch(folder, template))
     params, predictor = settings.restore(folder), settings.predictor()
     codec = text_inference.TextCodec(
         settings.vocabulary, settings.decoding.feature_lengths['inputs'], settings.refuse_long

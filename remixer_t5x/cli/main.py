@@ -136,7 +136,7 @@ def _run(argv: Sequence[str], own_process: bool) -> int:
     if args.verbose:
         startup.start_timer()
     else:
-        streams.hush()
+        streams.hide_logs()
     if not command.prints_result:
         streams.continue_without_stdout()
     return command.run(args) or 0

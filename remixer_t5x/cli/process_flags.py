@@ -39,7 +39,7 @@ _OF_ONE_PROCESS = (
 )
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags to a parser as an argument group."""
     group = parser.add_argument_group(
         'several processes', 'found by themselves on TPU, Slurm, Open MPI and Kubernetes; else all of the first three'
@@ -61,7 +61,7 @@ def connect_processes(args: argparse.Namespace, saves: bool = False) -> Iterator
     settings = processes.ProcessFlags(**{_FLAGS[flag][0]: value for flag, value in _values(args).items()})
     with processes.connected_processes(settings, functools.partial(args.report_error, verbose=args.verbose), saves):
         if collectives.is_distributed():
-            collectives.check_same(identity(args.command))
+            collectives.check_same(process_identity(args.command))
             # Initializing JAX's devices waits for the other processes.
             first, *_ = devices = jax.local_devices()
             kind = f'{len(devices)} {first.device_kind} ({first.client.platform_version})'
@@ -69,7 +69,7 @@ def connect_processes(args: argparse.Namespace, saves: bool = False) -> Iterator
         yield
 
 
-def identity(command: str) -> dict[str, Any]:
+def process_identity(command: str) -> dict[str, Any]:
     """Returns the values that must be equal in all processes before JAX starts its devices, in their order."""
     from remixer_t5x.checkpoints import changes
     from remixer_t5x.config import loading
@@ -114,7 +114,7 @@ def _values(args: argparse.Namespace) -> dict[str, str]:
     return {flag: value for flag in _FLAGS if (value := getattr(args, flag)) is not None}
 
 
-def refuse(args: argparse.Namespace, reason: str) -> None:
+def reject_flags(args: argparse.Namespace, reason: str) -> None:
     """Raises UserError if one of the flags is set."""
     for flag in _values(args):
         raise UserError(f'--{flag} is given, and {reason}; leave it out')

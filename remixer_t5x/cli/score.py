@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
     """Writes a line for each pair, in order, and prints the means at the end."""
     if args.output is not None and os.path.exists(os.path.expanduser(args.output)):
         raise UserError(f'{args.output} exists already; use another --output, or remove it')
-    with arguments.libraries(args):
+    with arguments.hide_library_output(args):
         from remixer_t5x.api import saved_models
     pairs = _pairs(args)
     first = list(itertools.islice(pairs, 1))

@@ -89,7 +89,7 @@ def continue_without_stdout() -> None:
         raw.is_result = False
 
 
-def hush() -> None:
+def hide_logs() -> None:
     """Hides warnings and log lines below ERROR of libraries from now on."""
     lazy.set_environment()
     warnings.simplefilter('ignore')

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_macro(parser, '--restore', 'RESTORE', restore, metavar='WHICH')
     hugging_face = 'begin with the T5 in this Hugging Face folder; its sizes and vocabulary replace those of gin files'
     parser.add_argument('--from_hf', metavar='DIR', help=hugging_face)
-    process_flags.add(parser)
+    process_flags.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,8 +81,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _begin_with_hugging_face(args: argparse.Namespace) -> None:
     """Adds the gin file and the checkpoint of the Hugging Face folder; flags override both."""
-    process_flags.refuse(args, f'type remixer-t5x convert --from_hf={args.from_hf} --to=MODEL_DIR first')
-    with arguments.libraries(args):
+    process_flags.reject_flags(args, f'type remixer-t5x convert --from_hf={args.from_hf} --to=MODEL_DIR first')
+    with arguments.hide_library_output(args):
         from remixer_t5x.cli.convert import huggingface
         from remixer_t5x.run_folder import model_dir
 

@@ -107,7 +107,7 @@ def test_embeddings_in_both_kinds_of_files(mlm):
     ('argv', 'words'),
     [(['infer', '--output=x.jsonl'], "for infer without --embed, got 'encoder_only'"),
      (['infer', '--embed', '--output=x.txt'], 'must end with .npz or .parquet'),
-     (['infer', '--pooling=first'], '--pooling is read with --embed only')],
+     (['infer', '--pooling=first'], '--pooling requires --embed')],
     ids=['no answers', 'no such file', 'no embeddings'],
 )  # fmt: skip
 def test_unsupported_requests_raise_a_one_line_error(mlm, capsys, argv, words):

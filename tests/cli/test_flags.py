@@ -36,7 +36,7 @@ def test_flags_choose_the_decoder_and_the_batch_size(command, flags, decoder):
     args = parsed(command.COMMAND.name, *flags, '--batch_size=7')
     arguments.apply_decoder(args)
     macro = {'infer': 'INFER_BATCH_SIZE', 'eval': 'EVAL_BATCH_SIZE'}[command.COMMAND.name]
-    assert arguments.values(args, 'DECODER', macro, base=command.BASE) == [decoder, 7]
+    assert arguments.load_values(args, 'DECODER', macro, base=command.BASE) == [decoder, 7]
     gin.clear_config()
 
 
@@ -48,7 +48,7 @@ def test_two_decoders_are_rejected():
         args = parsed('infer', f'--sampling={temperature}')
         arguments.apply_decoder(args)
         with pytest.raises(UserError, match=f'TEMPERATURE must be .*{temperature}'):
-            arguments.values(args, 'DECODER', base=infer.BASE)
+            arguments.load_values(args, 'DECODER', base=infer.BASE)
 
 
 def test_no_metavar_repeats_the_name_of_its_flag():

@@ -43,7 +43,7 @@ def test_a_row_of_modules_includes_everything_below_it():
     'number, text', [(0, '0 '), (999, '999 '), (999.6, '1 k'), (1.234e12, '1.23 T'), (2.5e18, '2.5 E')]
 )
 def test_quantities_have_three_digits(number, text):
-    assert model.quantity(number) == text
+    assert model.format_quantity(number) == text
 
 
 def test_shares_of_memory_need_the_memory_of_the_device():

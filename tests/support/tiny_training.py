@@ -211,7 +211,7 @@ def run(
 
 def main(settings: dict[str, Any]) -> int:
     """Runs with the arguments of `run`, prints the result as JSON, and returns the exit code of the command line."""
-    streams.hush()
+    streams.hide_logs()
     try:
         # AutoGraph takes seconds to rewrite seqio's functions, none of which needs it here.
         result = tf.autograph.experimental.do_not_convert(run)(**settings)

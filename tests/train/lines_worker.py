@@ -67,7 +67,7 @@ def compare_identities(gin_files, flags, join):
     its name, its value, and the error (None for the comparison without a change, which comes last)."""
     loading.load(loading.ConfigSources(gin_files, flags))
     with processes.connected_processes(processes.ProcessFlags(**join), main.report_error):
-        identity = process_flags.identity('train')
+        identity = process_flags.process_identity('train')
         for name in [*identity, None]:
             values = {**identity, name: 'changed'} if name and join['index'] else identity
             try:

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
     source, target = direction(args)
     # These files do not describe their model, so the user's gin files must.
     if {'from_t5x', 'to_hf', 'to_t5x'} & {source, target}:
-        model, vocabulary = arguments.values(args, 'MODEL', 'VOCABULARY')
+        model, vocabulary = arguments.load_values(args, 'MODEL', 'VOCABULARY')
         from remixer_t5x.cli.convert import conversions, huggingface
 
         convert = {'from_t5x': conversions.from_t5x, 'to_hf': huggingface.from_any_model, 'to_t5x': conversions.to_t5x}
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
         return
     if args.gin_file or args.gin_flags or args.model:
         raise UserError(f'--{source} with --{target} reads no gin files, because the files describe their model')
-    with arguments.libraries(args):
+    with arguments.hide_library_output(args):
         from remixer_t5x.cli.convert import conversions, huggingface
     if source == 'from_hf':
         huggingface.to_model_dir(args)

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Caches each task of a mixture and prints a summary."""
-    mixture, folder = arguments.values(args, 'MIXTURE_OR_TASK_NAME', 'CACHE_DIR', defaults={'CACHE_DIR': None})
+    mixture, folder = arguments.load_values(args, 'MIXTURE_OR_TASK_NAME', 'CACHE_DIR', defaults={'CACHE_DIR': None})
     folder = args.output_dir or folder
     if not isinstance(folder, str) or not folder:
         raise UserError(f'CACHE_DIR is {folder!r}; type where the examples go, as in --output_dir=/data/cached')

@@ -18,10 +18,10 @@ def add_list_arguments(parser: argparse.ArgumentParser) -> None:
 
 def list_tasks(args: argparse.Namespace) -> None:
     """Prints a row for each task: its splits, and the path of its data if it has been downloaded."""
-    with arguments.libraries(args):
+    with arguments.hide_library_output(args):
         from remixer_tasks import catalogue
     tasks = catalogue.status(args.data_dir)
-    table = console.table('task', 'here', 'not here', 'where', wraps=True)
+    table = console.build_table('task', 'here', 'not here', 'where', wraps=True)
     for task in tasks:
         here = [split for split in task.splits if split.origin]
         # Shows the folders of the task's files, or the command that downloads the files.
@@ -34,7 +34,7 @@ def list_tasks(args: argparse.Namespace) -> None:
     whole = sum(all(split.origin for split in task.splits) for task in tasks)
     summary = f'{whole} of {len(tasks)} tasks are here; downloads go to {catalogue.download_folder(args.data_dir)}'
     corpora = 'Corpora for pretraining are gin files: data/python_docs.gin, data/own_text.gin, data/c4.gin'
-    console.show(table, summary, corpora, pipe_width=_PIPE_WIDTH)
+    console.print_items(table, summary, corpora, pipe_width=_PIPE_WIDTH)
 
 
 def add_get_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +47,7 @@ def add_get_arguments(parser: argparse.ArgumentParser) -> None:
 
 def get(args: argparse.Namespace) -> None:
     """Downloads and verifies the published files of a task, and prints their paths."""
-    with arguments.libraries(args):
+    with arguments.hide_library_output(args):
         from remixer_tasks.files import download
     print('\n'.join(download.get(args.name, args.source, args.data_dir)))
 
@@ -62,7 +62,7 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
 
 def show(args: argparse.Namespace) -> None:
     """Prints the first examples of a split, in the order of the data."""
-    with arguments.libraries(args):
+    with arguments.hide_library_output(args):
         from remixer_tasks import catalogue
     split, examples = catalogue.examples(args.name, args.split, args.num_examples, args.data_dir)
     print(f'{args.name}, split {split}')

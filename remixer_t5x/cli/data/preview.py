@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Prints rows of the shuffled split in the format of training batches, and the packing efficiency."""
     macros = ('MIXTURE_OR_TASK_NAME', 'TASK_FEATURE_LENGTHS', 'PACK', 'MODEL_TYPE')
-    mixture, lengths, pack, model_type = arguments.values(args, *macros, defaults={'PACK': False})
+    mixture, lengths, pack, model_type = arguments.load_values(args, *macros, defaults={'PACK': False})
     from remixer_t5x import tf_data
     from remixer_t5x.data import batch_formats, converters, pipeline
 

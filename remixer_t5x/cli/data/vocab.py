@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> None:
 
     Raises UserError if the model of the vocabulary cannot be read or trained.
     """
-    (vocabulary,) = arguments.values(args, 'VOCABULARY')
+    (vocabulary,) = arguments.load_values(args, 'VOCABULARY')
     first, count = sentinels.first_and_count(vocabulary)
     print(f'ids          {vocabulary.vocab_size} (VOCAB_SIZE must be at least this)')
     print(f'padding {vocabulary.pad_id}, EOS {vocabulary.eos_id}, unknown {vocabulary.unk_id}')

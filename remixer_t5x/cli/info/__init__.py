@@ -42,7 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     depth = 'how many levels of modules to show (default 3)'
     parser.add_argument('--depth', metavar='N', type=arguments.whole_number(1), default=3, help=depth)
     parser.add_argument(
-        '--models', metavar='NAMES', type=arguments.names, help='with --compare: these models, by comma (default: all)'
+        '--models',
+        metavar='NAMES',
+        type=arguments.split_names,
+        help='with --compare: models, separated by commas (default: all)',
     )
     arguments.add_macro(parser, '--mesh', 'MESH', f'with --sharding, --memory or --speed: {arguments.MESH_HELP}')
     number = "with --sharding, --memory or --speed: how many devices, in place of the hardware file's"
@@ -71,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
         if args.compare is None:
             speed.show(args)
         else:
-            speed.compare(args, args.models or models.MODELS, arguments.names(args.compare or 'small'))
+            speed.compare(args, args.models or models.MODELS, arguments.split_names(args.compare or 'small'))
     elif args.settings is not None:
         from remixer_t5x.cli.info import settings
 

@@ -50,12 +50,12 @@ _ROWS = {
     'results': 'results other than the state',
     'program': 'program',
 }
-_print = functools.partial(console.show, pipe_width=110)
+_print = functools.partial(console.print_items, pipe_width=110)
 
 
 def read(args: argparse.Namespace) -> tuple[Step, Hardware]:
     """Reads the training step and its hardware from the gin files and flags of the command line."""
-    values = dict(zip(_MACROS, arguments.values(args, *_MACROS, defaults=_DEFAULTS), strict=True))
+    values = dict(zip(_MACROS, arguments.load_values(args, *_MACROS, defaults=_DEFAULTS), strict=True))
     model, size = values['MODEL'], values['BATCH_SIZE']
     lengths = checked_lengths(model.model_type, values['TASK_FEATURE_LENGTHS'])
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
@@ -78,7 +78,9 @@ def read(args: argparse.Namespace) -> tuple[Step, Hardware]:
 def with_full_recomputation(args: argparse.Namespace) -> Any:
     """Returns the model of the step, configured to recompute all activations in the backward pass."""
     remat = {'REMAT_POLICY': stack.full_remat}
-    return lora.with_adapters(*arguments.values(args, 'MODEL', 'LORA', 'LORA_RANK', defaults=_DEFAULTS, objects=remat))
+    return lora.with_adapters(
+        *arguments.load_values(args, 'MODEL', 'LORA', 'LORA_RANK', defaults=_DEFAULTS, objects=remat)
+    )
 
 
 def show(args: argparse.Namespace) -> None:
@@ -132,7 +134,7 @@ def memory_table(memory: StepMemory, available: int | None) -> Table:
     """Returns a table of the memory of each part and the total, with percentages if `available` bytes are known."""
     first = 'on each device'
     shares = [] if available is None else [f'% of {gibibytes(available)}']
-    table = console.table(first, 'bytes', 'MiB', *shares, words=(first,))
+    table = console.build_table(first, 'bytes', 'MiB', *shares, words=(first,))
     for name, label in {**_ROWS, 'total': 'total'}.items():
         size = getattr(memory, name)
         share = [] if available is None else [f'{100 * size / available:.1f}']

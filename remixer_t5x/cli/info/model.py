@@ -20,18 +20,18 @@ LENGTHS = {'TASK_FEATURE_LENGTHS': None}
 
 def show(args: argparse.Namespace) -> None:
     """Prints the table of a model, `--depth` levels of modules deep, and the totals with their conventions."""
-    model, feature_lengths = arguments.values(args, 'MODEL', *LENGTHS, defaults=LENGTHS)
+    model, feature_lengths = arguments.load_values(args, 'MODEL', *LENGTHS, defaults=LENGTHS)
     lengths = checked_lengths(model.model_type, feature_lengths)
     count = counts.count(model, lengths)
     parameters, training = count.total_parameters, count.training_flops
-    console.show(
+    console.print_items(
         cost_table(count, args.depth),
         f'{parameters:,} parameters ({parameters / 1e6:,.1f}M), '
         f'{parameters * _FLOAT32_BYTES / 2**20:,.1f} MiB in float32',
-        f'one example: {describe_lengths(lengths)}; forward pass {quantity(count.total_forward_flops)}FLOPs, '
+        f'one example: {describe_lengths(lengths)}; forward pass {format_quantity(count.total_forward_flops)}FLOPs, '
         'matrix products only, an add and a multiply count as two',
-        f'training step per example: {quantity(training)}FLOPs ({TRAINING_FORWARD_PASSES} x forward), '
-        f'{quantity(training / count.tokens)}FLOPs per token',
+        f'training step per example: {format_quantity(training)}FLOPs ({TRAINING_FORWARD_PASSES} x forward), '
+        f'{format_quantity(training / count.tokens)}FLOPs per token',
         pipe_width=110,
     )
 
@@ -90,14 +90,16 @@ def cost_table(count: Counts, depth: int) -> Table:
         depth: number of levels of modules to show, at least 1.
     """
     root = module_tree(count)
-    table = console.table('module', 'parameters', '%', 'forward FLOPs', '%', words=('module',))
+    table = console.build_table('module', 'parameters', '%', 'forward FLOPs', '%', words=('module',))
 
     def add_rows(node: Node, level: int) -> None:
         shares = [
             f'{100 * part / whole:.1f}' if whole else '-'
             for part, whole in ((node.parameters, root.parameters), (node.flops, root.flops))
         ]
-        table.add_row('  ' * level + node.name, f'{node.parameters:,}', shares[0], quantity(node.flops), shares[1])
+        table.add_row(
+            '  ' * level + node.name, f'{node.parameters:,}', shares[0], format_quantity(node.flops), shares[1]
+        )
         for child in node.children.values() if level + 1 < depth else ():
             add_rows(child, level + 1)
 
@@ -116,7 +118,7 @@ def describe_lengths(feature_lengths: Mapping[str, int]) -> str:
     return ' and '.join(parts) + ' tokens'
 
 
-def quantity(number: float) -> str:
+def format_quantity(number: float) -> str:
     """Formats a number with three digits and a decimal prefix, such as `1.23 G`."""
     for prefix in ('', 'k', 'M', 'G', 'T', 'P'):
         if number < 999.5:

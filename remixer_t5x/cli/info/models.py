@@ -8,7 +8,7 @@ from rich.table import Table
 
 from remixer_t5x.api.building import build_model
 from remixer_t5x.cli import arguments, console
-from remixer_t5x.cli.info.model import LENGTHS, checked_lengths, describe_lengths, quantity
+from remixer_t5x.cli.info.model import LENGTHS, checked_lengths, describe_lengths, format_quantity
 from remixer_t5x.costs import counts
 from remixer_t5x.costs.counts import Counts
 from remixer_t5x.data.batch_formats import ENCODER_DECODER
@@ -63,11 +63,11 @@ FIGURES = (
 
 def show(args: argparse.Namespace) -> None:
     """Prints the models with ratios relative to the first model, and the published sizes."""
-    (feature_lengths,) = arguments.values(args, *LENGTHS, defaults=LENGTHS)
-    sizes, models = arguments.names(args.compare or 'tiny,small,base'), args.models or MODELS
+    (feature_lengths,) = arguments.load_values(args, *LENGTHS, defaults=LENGTHS)
+    sizes, models = arguments.split_names(args.compare or 'tiny,small,base'), args.models or MODELS
     lengths = checked_lengths(ENCODER_DECODER, feature_lengths)
     words = ('model', 'size')
-    table = console.table(*words, 'parameters', 'ratio', 'forward FLOPs', 'ratio', words=words)
+    table = console.build_table(*words, 'parameters', 'ratio', 'forward FLOPs', 'ratio', words=words)
     for size in sizes:
         rows = {model: _count(model, size, lengths) for model in models}
         first = rows[models[0]]
@@ -75,16 +75,16 @@ def show(args: argparse.Namespace) -> None:
             parameters, flops = count.total_parameters, count.total_forward_flops
             parameters_ratio = f'{parameters / first.total_parameters:.3f}'
             flops_ratio = f'{flops / first.total_forward_flops:.3f}'
-            table.add_row(model, size, f'{parameters:,}', parameters_ratio, quantity(flops), flops_ratio)
+            table.add_row(model, size, f'{parameters:,}', parameters_ratio, format_quantity(flops), flops_ratio)
         table.add_section()
     counted = 'matrix products and Fourier transforms; a multiply and an add count as two'
     note = f'ratios to {models[0]}; one example of {describe_lengths(lengths)}; {counted}'
-    console.show(table, note, _papers_table(lengths))
+    console.print_items(table, note, _papers_table(lengths))
 
 
 def _papers_table(feature_lengths: Mapping[str, int]) -> Table:
     words = ('model', 'size', 'of', 'source')
-    table = console.table('model', 'size', 'paper', 'ours', 'ratio', 'of', 'source', words=words)
+    table = console.build_table('model', 'size', 'paper', 'ours', 'ratio', 'of', 'source', words=words)
     for figure in FIGURES:
         count = _count(figure.model, figure.size, {**feature_lengths, 'inputs': 512})
         parameters, flops = count.total_parameters, count.total_forward_flops
@@ -95,7 +95,7 @@ def _papers_table(feature_lengths: Mapping[str, int]) -> Table:
         if figure.flops:
             pairs.append((figure.flops, flops, 'forward FLOPs, 512 tokens'))
         for paper, ours, of in pairs:
-            numbers = quantity(paper), quantity(ours), f'{ours / paper:.3f}'
+            numbers = format_quantity(paper), format_quantity(ours), f'{ours / paper:.3f}'
             table.add_row(figure.model, figure.size, *numbers, of, figure.source)
     return table
 

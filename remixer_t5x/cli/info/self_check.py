@@ -27,11 +27,11 @@ def show(args: argparse.Namespace) -> None:
     """Prints the result of each check, for the model in the gin files or for models that use all kernels."""
     device = jax.devices()[0]
     versions = {**model_dir.package_versions(), 'python': python_platform.python_version()}
-    console.show(
+    console.print_items(
         f'{jax.device_count()} x {device.device_kind} ({device.client.platform_version.splitlines()[0]})',
         ' · '.join(f'{name} {version}' for name, version in versions.items()),
     )
-    table = console.table(
+    table = console.build_table(
         *('kernel', 'run as', 'dtype', 'call', 'difference', 'allowed', 'result'),
         words=('kernel', 'run as', 'dtype', 'call', 'result'),
     )
@@ -48,7 +48,9 @@ def show(args: argparse.Namespace) -> None:
                 run_as = f"{interpreted}'s, interpreted" if interpreted else 'compiled'
                 tolerance = f'{check.tolerance:.0e}'
                 table.add_row(check.kernel, run_as, check.dtype, check.call, difference, tolerance, result)
-    console.show(table if checked else 'no kernel is used: this model, its dtype or ATTENTION selects the formulas')
+    console.print_items(
+        table if checked else 'no kernel is used: this model, its dtype or ATTENTION selects the formulas'
+    )
     if args.gin_file and device.platform != 'cpu' and lazy.has_extra('forecast'):
         lazy.import_extra('forecast.command').print_measured_step(args)
 
@@ -57,7 +59,7 @@ def _models(args: argparse.Namespace) -> Iterator[tuple[Model, Mapping[str, int]
     """Yields models, the lengths of their features, and whether their rows are packed."""
     if args.gin_file:
         defaults = {'TASK_FEATURE_LENGTHS': None, 'PACK': False}
-        model, lengths, pack = arguments.values(args, 'MODEL', *defaults, defaults=defaults)
+        model, lengths, pack = arguments.load_values(args, 'MODEL', *defaults, defaults=defaults)
         yield model, checked_lengths(model.model_type, lengths), pack
         return
     for name in _MODELS:

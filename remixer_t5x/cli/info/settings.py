@@ -46,12 +46,12 @@ def show(word: str) -> None:
     macros = rows(word)
     if not macros:
         raise UserError(f'no macro matches {word!r} by name, owner or meaning; type info --settings for all')
-    table = console.table('macro', 'default', 'set by', 'read by', 'meaning', wraps=True)
+    table = console.build_table('macro', 'default', 'set by', 'read by', 'meaning', wraps=True)
     for row in macros:
         # rich would interpret brackets in a cell as styles.
         cells = (row.name, row.default, row.where, row.owner, row.meaning)
         table.add_row(*(cell.replace('[', r'\[') for cell in cells))
-    console.show(table, f'{len(macros)} macros; set one with --gin.NAME=VALUE', pipe_width=200)
+    console.print_items(table, f'{len(macros)} macros; set one with --gin.NAME=VALUE', pipe_width=200)
 
 
 def rows(word: str = '') -> list[Macro]:

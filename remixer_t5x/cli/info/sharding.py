@@ -23,7 +23,7 @@ _FLOAT32_BYTES = 4
 def show(args: argparse.Namespace) -> None:
     """Prints the parameters whose names match `--sharding`. The described devices need not be present."""
     macros = ('MODEL', 'PARTITIONER', 'DEVICES', *LENGTHS)
-    model, partitioner, devices, lengths = arguments.values(args, *macros, defaults=LENGTHS)
+    model, partitioner, devices, lengths = arguments.load_values(args, *macros, defaults=LENGTHS)
     described = dataclasses.replace(partitioner, devices=Hardware(devices=args.devices or devices).count())
     shapes = batch_formats.batch_shapes(model.model_type, checked_lengths(model.model_type, lengths))
     rows = described.sharding_table(interface.param_shapes(model, shapes))
@@ -35,7 +35,7 @@ def show(args: argparse.Namespace) -> None:
         )
     local, total = sum(row.bytes_per_device for row in rows), sum(map(_total_bytes, rows))
     split = sum(_total_bytes(row) for row in rows if row.bytes_per_device < _total_bytes(row))
-    console.show(
+    console.print_items(
         f'{described.mesh.size} devices, {mesh.format_shape(described.mesh.shape)}',
         sharding_table(shown),
         f'parameters in float32: {local / 2**20:,.1f} MiB on each device of {total / 2**20:,.1f} MiB in all; '
@@ -47,7 +47,7 @@ def show(args: argparse.Namespace) -> None:
 def sharding_table(rows: Sequence[ShardingRow]) -> Table:
     """Returns a table with a row for each parameter, followed by its note, and the total."""
     words = ('parameter', 'shape', 'logical axes', 'mesh axes')
-    table = console.table(*words, 'bytes per device', 'of', words=words)
+    table = console.build_table(*words, 'bytes per device', 'of', words=words)
     for row in rows:
         # An axis that several mesh axes split is `data+fsdp`, and an axis without a name, or that is not split, a dash.
         axes = [

@@ -28,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_macro(parser, '--checkpoint', arguments.CHECKPOINT, arguments.RUN_HELP)
     parser.add_argument('--to', metavar='DIR', required=True, help='a new folder')
     names = 'generate, score, encode, classify, by comma (default: all that the model has)'
-    parser.add_argument('--functions', type=arguments.names, metavar='NAMES', help=names)
+    parser.add_argument('--functions', type=arguments.split_names, metavar='NAMES', help=names)
     formats = 'stablehlo (default) or saved_model, or both by comma'
-    parser.add_argument('--formats', type=arguments.names, metavar='NAMES', default=[STABLEHLO], help=formats)
+    parser.add_argument('--formats', type=arguments.split_names, metavar='NAMES', default=[STABLEHLO], help=formats)
     parser.add_argument('--quantize', choices=('int8',), help='store matrices as 8-bit integers with scales')
 
 
@@ -48,10 +48,10 @@ def run(args: argparse.Namespace) -> None:
     # Exported functions accept complete input texts, so they do not apply the input template.
     args.gin_flags = [('INPUT_TEMPLATE', 'None'), *args.gin_flags]
     infer.load(args)
-    settings, template = infer.settings_of(args)
+    settings, template = infer.load_settings(args)
     if template is not None:
         _print('inputs', f'texts in the form of the template {template!r}')
-    with arguments.libraries(args):
+    with arguments.hide_library_output(args):
         _export(args, settings, folder)
 
 

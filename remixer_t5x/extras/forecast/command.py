@@ -23,7 +23,7 @@ from remixer_t5x.extras.forecast.forecast import Advice, Forecast
 # Number of measured steps, after two warm-up steps.
 _MEASURED_STEPS = 10
 _NOTE = 'The bound is a lower limit and not a prediction: compare ratios of bounds or of estimates, not milliseconds.'
-_print = functools.partial(console.show, pipe_width=150)
+_print = functools.partial(console.print_items, pipe_width=150)
 
 
 def show(args: argparse.Namespace) -> None:

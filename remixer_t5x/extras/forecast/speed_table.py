@@ -15,7 +15,7 @@ def work_table(forecast: Forecast) -> Table:
     """Builds a table of the FLOPs and bytes of a step on one device, with the time that each takes at peak rates."""
     bound, machine = forecast.bound, forecast.bound.machine
     first = 'work of a step on a device'
-    table = console.table(first, '', 'at', 'ms', words=(first,))
+    table = console.build_table(first, '', 'at', 'ms', words=(first,))
     for dtype, flops in bound.flops.most_common():
         peak = machine.peak(dtype)
         cells = f'{flops / 1e12:,.3f} TFLOP', f'{peak / 1e12:,.4g} TFLOP/s', _format_ms(flops / peak)
@@ -38,7 +38,7 @@ def time_table(forecast: Forecast, price: float | None, measured: float | None =
     """
     bound = forecast.bound
     dollars = ['$ per M tokens'] if price is not None else []
-    table = console.table('step time', 'ms', 'MFU', 'sequences/s', 'tokens/s', *dollars, words=('step time',))
+    table = console.build_table('step time', 'ms', 'MFU', 'sequences/s', 'tokens/s', *dollars, words=('step time',))
     times = [
         ('measured', measured),
         ('at least' + (', collectives overlapped' if bound.exchanges else ''), bound.overlapped_seconds),
@@ -58,7 +58,7 @@ def operations_table(forecast: Forecast) -> Table:
     bound = forecast.bound
     words = ('module', 'phase', 'operation')
     estimate = ['est. ms'] if bound.estimated_seconds else []
-    table = console.table(*words, 'ms', '%', *estimate, 'GFLOP', 'GB', 'kernels', 'limit', words=words)
+    table = console.build_table(*words, 'ms', '%', *estimate, 'GFLOP', 'GB', 'kernels', 'limit', words=words)
 
     def add_row(names: Sequence[str], work: KernelCosts, limit: str) -> None:
         table.add_row(
@@ -83,7 +83,7 @@ def operations_table(forecast: Forecast) -> Table:
 def exchanges_table(forecast: Forecast) -> Table:
     """Builds a table of collectives by kind and link."""
     words = ('collective', 'link')
-    table = console.table(*words, 'devices', 'times', 'MB sent by each device', 'ms', words=words)
+    table = console.build_table(*words, 'devices', 'times', 'MB sent by each device', 'ms', words=words)
     for exchange in forecast.bound.exchanges:
         time = '?' if exchange.seconds is None else _format_ms(exchange.seconds)
         counts = str(exchange.members), f'{exchange.times:,}', f'{exchange.sent / 1e6:,.1f}'
@@ -99,7 +99,7 @@ def comparison_table(forecasts: Sequence[tuple[str, str, Forecast]]) -> Table:
     """
     estimate = ['est. ms', 'ratio'] if any(forecast.bound.estimated_seconds for _, _, forecast in forecasts) else []
     headings = ('TFLOP', 'GB', 'GB sent', 'at least, ms', 'ratio', *estimate, 'MFU', 'memory GiB', 'ratio')
-    table = console.table('model', 'size', *headings, words=('model', 'size'))
+    table = console.build_table('model', 'size', *headings, words=('model', 'size'))
     first_of_size: dict[str, Forecast] = {}
     for model, size, forecast in forecasts:
         first, bound = first_of_size.setdefault(size, forecast), forecast.bound

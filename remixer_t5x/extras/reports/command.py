@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> None:
             raise UserError(f'--{flag} requires --pictures, which runs the gin code in each config.gin; add --pictures')
     if args.text is not None and not args.text.strip():
         raise UserError('--text must not be empty; type a sentence, as in --text="A dog barks."')
-    with arguments.libraries(args):
+    with arguments.hide_library_output(args):
         from remixer_t5x.extras.reports import write
 
     write.write(args.folders, args.out, args.text or write.TEXT, args.pictures, args.pictures_dir)

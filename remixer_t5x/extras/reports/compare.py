@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     except Stopped as stop:
         return stop.args[0]
     if any(cell not in sweep.failed for cell in cells):
-        with arguments.libraries(args):
+        with arguments.hide_library_output(args):
             _show_results(sweep, cells, counts, search, changes)
     for cell, line in sweep.failed.items():
         print_line(f'FAILED {cell.name}: {line}')
@@ -126,7 +126,7 @@ def plan(args: argparse.Namespace) -> Plan:
     models = {'+'.join(parts[name]): name for name in names}
     if len(models) < len(names):
         raise UserError(f'--models={args.models} lists a model twice; list each model once')
-    search_paths = arguments.names(','.join(args.gin_search_paths))
+    search_paths = arguments.split_names(','.join(args.gin_search_paths))
     # Reports a missing file before any model is trained.
     for name in names:
         for file in loading.model_files(name, search_paths):
@@ -275,10 +275,10 @@ def _show_results(
     tables = []
     for heading, rows in (('', result.table), (f'search: {search.measure}' if search else '', result.search_table)):
         if rows:
-            tables.append(console.table(heading, *(group.name for group in groups), words=(heading,)))
+            tables.append(console.build_table(heading, *(group.name for group in groups), words=(heading,)))
             for name, texts in rows:
                 tables[-1].add_row(name, *texts)
-    console.show(*tables, *result.headline, '', result.paragraph, '')
+    console.print_items(*tables, *result.headline, '', result.paragraph, '')
     comparison.write_csv(runs, sweep.failed, {cell: counts[cell.model] for cell in cells}, sweep.folder / TABLE)
     (sweep.folder / PARAGRAPH).write_text(result.paragraph + '\n', encoding='utf-8')
     pictures = result.pictures()

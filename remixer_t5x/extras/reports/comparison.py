@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from remixer_t5x.cli.info.model import quantity
+from remixer_t5x.cli.info.model import format_quantity
 from remixer_t5x.costs.counts import Counts
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.best import signed_score
@@ -165,13 +165,13 @@ class Comparison:
         return texts
 
     def _flops(self, model: str) -> str:
-        return quantity(self.counts[model].total_forward_flops / self.counts[model].tokens)
+        return format_quantity(self.counts[model].total_forward_flops / self.counts[model].tokens)
 
     def _cost(self, group: Group) -> str:
         """Formats HyperMixer's E x D x H: training FLOPs per example x examples per run x settings tried."""
         examples = max(self.overviews[run.name].step for run in group.runs)
         examples *= int(group.runs[0].settings().get('BATCH_SIZE', '1'))
-        return f'{quantity(self.counts[group.name].training_flops * examples * self.trials)}FLOPs'
+        return f'{format_quantity(self.counts[group.name].training_flops * examples * self.trials)}FLOPs'
 
     @property
     def search_table(self) -> list[tuple[str, list[str]]]:

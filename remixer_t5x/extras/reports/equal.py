@@ -28,7 +28,7 @@ def import_on_cpu(args: argparse.Namespace) -> None:
     platforms = os.environ.get('JAX_PLATFORMS')
     os.environ['JAX_PLATFORMS'] = 'cpu'
     try:
-        with arguments.libraries(args):
+        with arguments.hide_library_output(args):
             from remixer_t5x.costs import counts  # noqa: F401
     finally:
         del os.environ['JAX_PLATFORMS']
@@ -41,7 +41,7 @@ def count(args: argparse.Namespace, label: str, model: str, flags: Flags) -> Any
     from remixer_t5x.config import loading, resolved
     from remixer_t5x.costs import counts
 
-    search_paths = arguments.names(','.join(args.gin_search_paths))
+    search_paths = arguments.split_names(','.join(args.gin_search_paths))
     flags = [*args.gin_flags, *flags, ('SEED', '0'), ('MODEL_DIR', args.folder)]
     given = loading.ConfigSources(args.gin_file, flags, search_paths, loading.model_files(model, search_paths))
     try:

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from remixer_t5x.extras.reproduce import tables
 
     if args.list:
-        console.show(_list_table(tables.list_tables()))
+        console.print_items(_list_table(tables.list_tables()))
         return 0
     if not args.table:
         raise UserError('reproduce needs a table, such as remixers/table_4; type reproduce --list for all')
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         if name in _RUN_MACROS:
             raise UserError(f'--gin.{name} is set for each run; type --seeds or --folder instead')
     table = tables.load(args.table, args.scale)
-    texts = arguments.names(args.seeds or _SEEDS[args.scale])
+    texts = arguments.split_names(args.seeds or _SEEDS[args.scale])
     seeds = [number for text in texts if (number := ranges.whole_number(text)) is not None]
     if len(set(seeds)) < len(texts):
         raise UserError(f'--seeds must be different whole numbers, got {args.seeds}; type --seeds=0,1,2')
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     results = runs.counted_results(table, costs)
     failed: Collection[sweep.Cell] = ()
     if not table.is_counted:
-        console.show(f'{args.table}: {table.title}', _cost_table(table, costs, args.chip, len(seeds)))
+        console.print_items(f'{args.table}: {table.title}', _cost_table(table, costs, args.chip, len(seeds)))
         if args.dry_run:
             return 0
         folder = pathlib.Path(args.folder or f'runs/reproduce/{args.table}/{args.scale}').expanduser().absolute()
@@ -75,9 +75,9 @@ def run(args: argparse.Namespace) -> int:
         failed = runner.failed
         results |= runs.read_results(table, cells, failed)
     legend = _COUNTED_LEGEND if table.is_counted else _LEGEND.format(table.baseline)
-    console.show(f'{args.table}: {table.title}', *_result_tables(table, verdicts.judge(table, results)), legend)
+    console.print_items(f'{args.table}: {table.title}', *_result_tables(table, verdicts.judge(table, results)), legend)
     if table.note:
-        console.show(table.note)
+        console.print_items(table.note)
     return int(bool(failed))
 
 
@@ -100,7 +100,7 @@ _COUNTED_LEGEND = 'reproduced: within 5% of the paper; counted from shapes, with
 
 
 def _list_table(entries: Mapping[str, Mapping[str, Any]]) -> Any:
-    result = console.table(
+    result = console.build_table(
         'table', 'what it shows', 'at small scale', words=('table', 'what it shows', 'at small scale')
     )
     for name, entry in entries.items():
@@ -115,7 +115,7 @@ def _list_table(entries: Mapping[str, Mapping[str, Any]]) -> Any:
 
 def _cost_table(table: Any, costs: Mapping[tuple[str, str], Any], chip: str, seeds: int) -> Any:
     """Builds a table with the cost of each run for one seed, and the total for all seeds."""
-    from remixer_t5x.cli.info.model import quantity
+    from remixer_t5x.cli.info.model import format_quantity
     from remixer_t5x.extras.reproduce import runs
 
     peaks = runs.chip_peak(chip), runs.measure_peak()
@@ -125,12 +125,14 @@ def _cost_table(table: Any, costs: Mapping[tuple[str, str], Any], chip: str, see
         return [f'{value:,.2g}' if value < 10 else f'{value:,.0f}' for value in values]
 
     headings = ['model', 'stage', 'parameters', 'steps', 'FLOPs', f'{chip} hours', 'hours on this CPU']
-    result = console.table(*headings, words=('model', 'stage'))
+    result = console.build_table(*headings, words=('model', 'stage'))
     for (stage, row), cost in costs.items():
-        result.add_row(row, stage, f'{cost.parameters:,}', f'{cost.steps:,}', quantity(cost.flops), *hours(cost.flops))
+        result.add_row(
+            row, stage, f'{cost.parameters:,}', f'{cost.steps:,}', format_quantity(cost.flops), *hours(cost.flops)
+        )
     result.add_section()
     total = seeds * sum(cost.flops for cost in costs.values())
-    result.add_row('all seeds', f'{seeds} x {len(costs)} runs', '', '', quantity(total), *hours(total))
+    result.add_row('all seeds', f'{seeds} x {len(costs)} runs', '', '', format_quantity(total), *hours(total))
     return result
 
 
@@ -146,7 +148,7 @@ def _result_tables(table: Any, findings: Iterable[tuple[Any, Any, Any]]) -> Sequ
             # The heading shows the evaluation, because the small scale uses different data than the paper.
             heading = f'{column.name} ({column.evaluation} {column.metric})' if column.evaluation else column.name
             differences = () if table.is_counted else ("paper's difference", 'our difference')
-            results[column.name] = console.table(
+            results[column.name] = console.build_table(
                 heading, 'paper', 'ours', *differences, 'verdict', words=(heading, 'verdict')
             )
         ours = number(finding.ours) + (f' ± {finding.deviation:.2g}' if finding.deviation is not None else '')

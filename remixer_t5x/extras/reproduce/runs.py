@@ -80,7 +80,7 @@ Costs = Mapping[tuple[str, str], Cost]
 
 def count(stage: Stage, row: Row, args: argparse.Namespace) -> Cost:
     """Counts the cost of a run from array shapes. Raises UserError for an invalid setting."""
-    search_paths = arguments.names(','.join(args.gin_search_paths))
+    search_paths = arguments.split_names(','.join(args.gin_search_paths))
     flags = [(name, str(value)) for name, value in _flags(stage, row, args).items()]
     model_files = loading.model_files(row.model, search_paths)
     given = loading.ConfigSources(_files(stage, row, args), flags, search_paths, model_files)

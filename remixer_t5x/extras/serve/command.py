@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         listener.bind((args.host, args.port))
     except (OSError, OverflowError) as error:
         raise UserError(f'cannot listen on {args.host}:{args.port} ({reason(error)}); use another --port') from error
-    with arguments.libraries(args):
+    with arguments.hide_library_output(args):
         try:
             from remixer_t5x.extras.serve import server
         except ImportError as error:
