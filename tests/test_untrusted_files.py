@@ -44,7 +44,7 @@ def _a_resumed_run(path):
 def _metrics_of_a_report(path):
     from remixer_t5x.extras.reports import overview, records
 
-    found = records.read(path)
+    found = records.read_records(path)
     if found:
         overview.overview(records.Run('a', 'a', found))
 

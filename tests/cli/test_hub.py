@@ -17,7 +17,7 @@ import remixer_t5x
 from remixer_t5x import UserError
 from remixer_t5x.cli.main import main
 from remixer_t5x.extras.hub import client, model_card
-from remixer_t5x.extras.reports import run_folders
+from remixer_t5x.extras.reports import records
 from remixer_t5x.interop import converted, safetensors_files
 from tests.support import hf_folders, saved_run
 from tests.support.fake_hub import FakeHub
@@ -296,7 +296,7 @@ def test_values_in_a_card_are_plain_text(run, monkeypatch):
         versions={hostile: hostile},
         origin=hostile,
     )
-    (finished,) = run_folders.read_all([str(run)])
+    (finished,) = records.read_runs([str(run)])
     latest = {hostile: finished.latest()['held_out']}
     monkeypatch.setattr(type(finished), 'latest', lambda self: latest)
     text = model_card.render(card, finished).split('---\n', 2)[2]

@@ -13,7 +13,7 @@ from remixer_t5x.cli.convert.conversions import check_no_difference, describe_si
 from remixer_t5x.config import foreign_gin
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.extras.hub import client, model_card
-from remixer_t5x.extras.reports import run_folders
+from remixer_t5x.extras.reports import records
 from remixer_t5x.interop import converted, safetensors_files, shared_folder
 from remixer_t5x.interop.huggingface import folders
 from remixer_t5x.interop.huggingface.family import Refusal
@@ -80,7 +80,7 @@ def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: s
     )
     run = saved_models.containing_model_dir(checkpoint)
     # Converted models have no metrics.jsonl.
-    runs = run_folders.read_all([str(run)]) if (run / model_dir.METRICS).exists() else [None]
+    runs = records.read_runs([str(run)]) if (run / model_dir.METRICS).exists() else [None]
     model_card.write(folder, card, runs[0])
     return step
 

@@ -253,10 +253,10 @@ def _search(runs: Plan, sweep: Sweep) -> Any:
 
 def _read(cells: Sequence[Cell], sweep: Sweep) -> dict[Cell, Any]:
     """Reads the runs of the cells that have not failed."""
-    from remixer_t5x.extras.reports import run_folders
+    from remixer_t5x.extras.reports import records
 
     cells = [cell for cell in dict.fromkeys(cells) if cell not in sweep.failed]
-    return dict(zip(cells, run_folders.read_all([str(cell.folder) for cell in cells]), strict=True))
+    return dict(zip(cells, records.read_runs([str(cell.folder) for cell in cells]), strict=True))
 
 
 def _show_results(

@@ -124,7 +124,7 @@ def read_series(metrics_file: str | os.PathLike, number: str) -> dict[str, list[
         UserError: the file cannot be read, or one of its lines is not a metrics record.
     """
     series: dict[str, list[tuple[int, float]]] = {}
-    for record in records.read(metrics_file):
+    for record in records.read_records(metrics_file):
         value = record.numbers.get(number)
         if value is not None:
             series.setdefault(record.kind, []).append((record.step, value))

@@ -44,7 +44,7 @@ def render(
         now: creation time to print; None means the current time.
         comparison: results of `compare`, which determine the groups of runs; None groups runs by settings.
     """
-    groups = comparison.groups if comparison else records.by_seed(runs)
+    groups = comparison.groups if comparison else records.group_by_seed(runs)
     overviews = comparison.overviews if comparison else {run.name: overview.overview(run) for run in runs}
     rows = tables.task_table(groups)
     main_rows = tables.main_rows(rows)
@@ -67,7 +67,7 @@ def render(
         breakdowns=tables.breakdowns(groups),
         samples=tables.samples(runs),
         learned=learned,
-        differences=records.differences(runs),
+        differences=records.differing_settings(runs),
         created=(now or datetime.datetime.now()).strftime('%Y-%m-%d %H:%M'),
         run_score=_run_score,
         colours=len(drawing.COLOURS),

@@ -1,14 +1,20 @@
-"""Represents the results of runs: metrics, settings, predictions, and groups of runs that differ only in the seed."""
+"""Reads the results of runs: metrics, evaluations, settings and predictions; groups runs by settings."""
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from etils import epath
 
 from remixer_t5x import untrusted_files
 from remixer_t5x.checkpoints import changes
 from remixer_t5x.errors import UserError
-from remixer_t5x.run_folder import metrics
+from remixer_t5x.evaluate import results
+from remixer_t5x.evaluate.checkpoint_evaluation import EVAL
+from remixer_t5x.run_folder import metrics, model_dir, object_store
+from remixer_t5x.train import progress
 
 TRAIN = 'train'
 # Macros for input and output folders, which do not affect results.
@@ -95,7 +101,7 @@ class Group:
     runs: Sequence[Run]
 
 
-def read(metrics_file: str | os.PathLike[str]) -> list[Record]:
+def read_records(metrics_file: str | os.PathLike[str]) -> list[Record]:
     """Reads the records of a metrics.jsonl in file order. Skips an incomplete last line, which running and killed
     processes leave behind.
 
@@ -124,7 +130,63 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
-def differences(runs: Sequence[Run]) -> list[tuple[str, list[str | None]]]:
+def read_runs(folders: Sequence[str]) -> list[Run]:
+    """Reads runs. Run names are the shortest distinct suffixes of the paths.
+
+    Raises UserError for a folder that is not a run, a run without metrics, or an unreadable file.
+    """
+    paths = [model_dir.absolute_path(folder) for folder in folders]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise UserError(f'{path} is listed twice; list each run once')
+    # Uses as few trailing path components as are needed for distinct names.
+    for count in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ['/'.join(path.parts[-count:]) for path in paths]
+        if len(set(names)) == len(names):
+            break
+    runs = []
+    for path, name in zip(paths, names, strict=True):
+        with object_store.wrap_read_errors(path):
+            runs.append(_read_run(path, name))
+    return runs
+
+
+def _read_run(folder: epath.Path, name: str) -> Run:
+    if not folder.is_dir():
+        raise UserError(f'{folder} is not a folder; type the MODEL_DIR of a run')
+    if not (folder / model_dir.MARKER).exists():
+        raise UserError(f'{folder} is not a run (it has no {model_dir.MARKER}); type the MODEL_DIR of a run')
+    path = folder / model_dir.METRICS
+    logged = read_records(path) if path.exists() else []
+    if not logged:
+        raise UserError(f'{folder} has no metrics yet; wait for the first log (LOG_PERIOD steps), or type another run')
+    config, evaluations = folder / model_dir.CONFIG, folder / EVAL / model_dir.METRICS
+    return Run(
+        name=name,
+        folder=os.fspath(folder),
+        records=logged,
+        config=untrusted_files.read_text(config, 'restore it, or remove it') if config.exists() else '',
+        evaluations=read_records(evaluations) if evaluations.exists() else (),
+        predictions=dict(_read_predictions(folder / EVAL / results.PREDICTIONS)),
+        spent=progress.read_times(folder),
+    )
+
+
+def _read_predictions(folder: epath.Path) -> Iterator[tuple[str, Sequence[Mapping[str, Any]]]]:
+    """Yields ('<task>-<split>', rows) from the newest prediction file of each task and split."""
+    newest: dict[str, tuple[int, epath.Path]] = {}
+    for path in folder.iterdir() if folder.is_dir() else ():
+        match = re.fullmatch(r'(.+)-(\d+)\.jsonl', path.name)
+        if match and int(match[2]) >= newest.get(match[1], (-1, path))[0]:
+            newest[match[1]] = int(match[2]), path
+    for name, (_, path) in sorted(newest.items()):
+        # Tasks without examples have empty files.
+        rows = results.read_predictions(os.fspath(path))
+        if rows:
+            yield name, rows
+
+
+def differing_settings(runs: Sequence[Run]) -> list[tuple[str, list[str | None]]]:
     """Returns (setting, value in each run or None) for settings that differ between runs, macros first."""
     settings_of_runs = [run.settings() for run in runs]
     names = dict.fromkeys(name for settings in settings_of_runs for name in settings)
@@ -133,7 +195,7 @@ def differences(runs: Sequence[Run]) -> list[tuple[str, list[str | None]]]:
     return sorted(differing, key=lambda pair: (not pair[0].isupper(), pair[0]))
 
 
-def by_seed(runs: Sequence[Run]) -> list[Group]:
+def group_by_seed(runs: Sequence[Run]) -> list[Group]:
     """Groups runs by their settings, ignoring seed and folders. A run without settings is a separate group."""
     groups: dict[Any, list[Run]] = {}
     for run in runs:

@@ -163,11 +163,11 @@ class _Process(subprocess.Popen):
 
 def _progress(folder: pathlib.Path) -> tuple[int, str]:
     """The last logged step of a run, and a line with step, loss and time left. -1 if there are no metrics yet."""
-    from remixer_t5x.extras.reports import overview, records, run_folders
+    from remixer_t5x.extras.reports import overview, records
     from remixer_t5x.train import progress
 
     try:
-        (run,) = run_folders.read_all([str(folder)])
+        (run,) = records.read_runs([str(folder)])
     except UserError:
         return -1, ''
     numbers, seconds = overview.overview(run), run.series(records.TRAIN, 'seconds_per_step')

@@ -19,7 +19,7 @@ from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices import compiler_options
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.text_inference import TextCodec
-from remixer_t5x.extras.reports import page, records, run_folders
+from remixer_t5x.extras.reports import page, records
 from remixer_t5x.extras.reports.pictures import drawing, gallery
 from remixer_t5x.extras.reports.records import Run
 
@@ -44,7 +44,7 @@ def write(
     Raises:
         UserError: a folder that is not a run, a run without metrics, a file that cannot be read or written.
     """
-    runs = run_folders.read_all(folders)
+    runs = records.read_runs(folders)
     learned = _draw_learned(runs, text, pictures_dir) if pictures else []
     save(page.render(runs, learned), pathlib.Path(out).expanduser())
     if pictures_dir and any(run.pictures for run in learned):
@@ -67,7 +67,7 @@ def save(html: str, target: pathlib.Path) -> None:
 def _draw_learned(runs: Sequence[Run], text: str, folder: str | None) -> list[page.Learned]:
     """Draws the first run of each group of seeds, or returns the reason if the model cannot be built."""
     learned = []
-    for number, group in enumerate(records.by_seed(runs), 1):
+    for number, group in enumerate(records.group_by_seed(runs), 1):
         run = group.runs[0]
         print(f'{run.name}: draws what its model learned', file=sys.stderr, flush=True)
         try:

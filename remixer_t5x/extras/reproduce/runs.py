@@ -15,7 +15,7 @@ from remixer_t5x.config import loading
 from remixer_t5x.costs import counts
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.forecast import machines
-from remixer_t5x.extras.reports import run_folders
+from remixer_t5x.extras.reports import records
 from remixer_t5x.extras.reports.sweep import Cell
 from remixer_t5x.extras.reproduce.tables import COUNTED, PARAMETERS, Column, Row, Stage, Table
 
@@ -144,12 +144,12 @@ def read_results(
 
 
 def _read_value(column: Column, cell: Cell) -> float:
-    (run,) = run_folders.read_all([str(cell.folder)])
-    records = run.latest()
-    record = records.get(column.evaluation)
+    (run,) = records.read_runs([str(cell.folder)])
+    latest = run.latest()
+    record = latest.get(column.evaluation)
     value = record.numbers.get(column.metric) if record else None
     if value is None:
-        known = ', '.join(f'{kind} {name}' for kind, found in records.items() for name in found.numbers) or 'none'
+        known = ', '.join(f'{kind} {name}' for kind, found in latest.items() for name in found.numbers) or 'none'
         raise UserError(
             f'{cell.folder} has no metric {column.metric} of {column.evaluation}; its evaluations are {known}'
         )

@@ -28,7 +28,7 @@ def test_runs_that_differ_only_in_seed_and_folders_are_one_group():
         _run('bare'),
         _run('bare_too'),
     ]
-    groups = records.by_seed(runs)
+    groups = records.group_by_seed(runs)
     assert [[run.name for run in group.runs] for group in groups] == [['a_1', 'a_2'], ['b'], ['bare'], ['bare_too']]
     assert [group.name for group in groups] == ['a × 2', 'b', 'bare', 'bare_too']
 
@@ -36,7 +36,7 @@ def test_runs_that_differ_only_in_seed_and_folders_are_one_group():
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=5))
 def test_the_table_has_mean_and_sample_deviation_over_seeds(values):
     runs = [_run(f'r{n}', f'SEED = {n}\nX = 1\n', eval__cb=(9, {'f1': value})) for n, value in enumerate(values)]
-    [(kind, metric, [cell])] = tables.task_table(records.by_seed(runs))
+    [(kind, metric, [cell])] = tables.task_table(records.group_by_seed(runs))
     assert (kind, metric, len(cell.values)) == ('cb, eval', 'f1', len(values))
     assert cell.mean == pytest.approx(statistics.mean(values))
     assert cell.deviation == (pytest.approx(statistics.stdev(values)) if len(values) > 1 else None)
@@ -50,7 +50,7 @@ def test_the_newest_evaluation_is_used_and_the_later_line_of_a_step():
 def test_many_metrics_are_shown_in_one_table_row_and_a_breakdown():
     types = {f'type_{n}': float(n) for n in range(9)}
     runs = [_run('r', eval__cogs=(5, types), eval__cb=(5, {'accuracy': 50.0}))]
-    groups = records.by_seed(runs)
+    groups = records.group_by_seed(runs)
     assert [(kind, metric) for kind, metric, _ in tables.task_table(groups)] == [
         ('cogs, eval', 'type_0'), ('cb, eval', 'accuracy')
     ]  # fmt: skip
@@ -65,7 +65,7 @@ def test_settings_may_continue_over_several_lines():
 
 def test_differences_are_settings_other_than_folders():
     runs = [_run('a', "A = 1\nm.C.d = 2\nMODEL_DIR = 'a'\n"), _run('b', "A = 1\nZ = 3\nm.C.d = 4\nMODEL_DIR = 'b'\n")]
-    assert records.differences(runs) == [('Z', [None, '3']), ('m.C.d', ['2', '4'])]
+    assert records.differing_settings(runs) == [('Z', [None, '3']), ('m.C.d', ['2', '4'])]
 
 
 def test_the_summary_has_the_best_constant_answer():
@@ -151,13 +151,13 @@ def test_an_invalid_line_is_named_in_the_error(tmp_path, line):
     file = tmp_path / 'metrics.jsonl'
     file.write_text(json.dumps({'kind': 'train', 'step': 1}) + f'\n{line}\n')
     with pytest.raises(UserError, match='line 2 is not a metrics record'):
-        records.read(file)
+        records.read_records(file)
 
 
 def test_an_unfinished_last_line_is_skipped(tmp_path):
     file = tmp_path / 'metrics.jsonl'
     file.write_text(json.dumps({'kind': 'train', 'step': 1, 'loss': 2}) + '\n{"kind": "tr')
-    assert records.read(file) == [Record('train', 1, {'loss': 2}, {})]
+    assert records.read_records(file) == [Record('train', 1, {'loss': 2}, {})]
 
 
 def test_a_task_is_shown_once_and_percentages_have_a_unit():
