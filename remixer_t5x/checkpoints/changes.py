@@ -1,4 +1,4 @@
-"""Compares a checkpoint with the run that resumes from it: data, settings and shapes of arrays."""
+"""Compares data, settings and array shapes of a checkpoint with those of a resuming run."""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from remixer_t5x.data import fingerprint
 from remixer_t5x.errors import UserError
 
 Shapes = Mapping[str, tuple[int, ...]]
-# Entries of a checkpoint's record that must not change, and their settings, because the data position is a number of
+# Maps entries of a checkpoint's record to settings that must not change, because the data position is a number of
 # batches.
 FIXED = {
     'batch_size': 'BATCH_SIZE',
@@ -21,7 +21,7 @@ _PARAMETERS_ALONE = (
     'train into another MODEL_DIR with INITIAL_CHECKPOINT_PATH set to this one, which keeps the parameters and starts '
     'optimizer, step and data again'
 )
-# Settings that do not change the results; their changes are not reported.
+# Settings that do not affect the results; changes of these settings are not reported.
 HARMLESS = ('MODEL_DIR', 'KEEP_CHECKPOINTS', 'RESTORE', 'FILES', 'DATA_DIR', 'CACHE_DIR', 'VOCABULARY_PATH')
 MAX_SHOWN = 6
 _POSITION_MIXERS = ('remixer', 'gmlp', 'mlp_mixer')
@@ -49,7 +49,7 @@ def check_compatible(saved: Mapping[str, Any], current: Mapping[str, Any]) -> No
 
 
 def parse_bindings(config: str) -> dict[str, str]:
-    """Parses an operative gin text, which indents continuation lines, and returns values by name."""
+    """Parses operative gin, in which continuation lines are indented. Returns a dictionary from name to value."""
     values: dict[str, list[str]] = {}
     name = None
     for line in config.splitlines():
@@ -65,7 +65,7 @@ def parse_bindings(config: str) -> dict[str, str]:
 
 
 def describe_config(old: str, new: str) -> str:
-    """Lists the changed settings, as in `LEARNING_RATE 0.001 -> 0.01`; '' if none changed or a text is empty."""
+    """Lists changed settings, such as `LEARNING_RATE 0.001 -> 0.01`; '' if no setting changed or a text is empty."""
     before, now = parse_bindings(old), parse_bindings(new)
     if not before or not now:
         return ''
@@ -77,14 +77,14 @@ def describe_config(old: str, new: str) -> str:
 
 
 def describe_shapes(saved: Shapes, current: Shapes) -> str:
-    """Describes the first array that differs between a checkpoint and a model, and counts the others.
+    """Describes the first array that differs between a checkpoint and a model, with the number of further arrays.
 
     Returns '' if both have the same arrays. Names are like `params/encoder/run_0/layer/...`.
     """
     differing = [name for name in sorted({*saved, *current}) if saved.get(name) != current.get(name)]
     if not differing:
         return ''
-    # Prefers an array that exists in both, and a parameter to its moments.
+    # Prefer arrays that exist in both, and parameters over moments.
     name = min(differing, key=lambda name: (not (name in saved and name in current), not name.startswith('params/')))
     more = f' (and {len(differing) - 1} more differ)' if len(differing) > 1 else ''
     has_fixed_length = name in saved and name in current and any(mixer in name for mixer in _POSITION_MIXERS)
