@@ -1,11 +1,11 @@
 """Commits checkpoint folders durably, and verifies the checksums of their files.
 
-On a local disk, a checkpoint is committed in this order: all files are written; `files.json` lists the size and SHA-256
-of each file; all files and folders are synced; the folder is renamed to its step number; its parent folder is synced.
-If a folder with a step number exists after a power loss, all its bytes are on the disk.
+On a local disk, a checkpoint is committed in this order: all files are written; `files.json` is written with the size
+and SHA-256 of each file; all files and folders are synced; the folder is renamed to its step number; the parent folder
+is synced. If a folder with a step number exists after a power loss, all its bytes are on the disk.
 
-A bucket has no atomic rename. There, all objects are written under the step number; `files.json` lists the size and the
-CRC32C that the bucket computed for each object; and Orbax's marker, which is written last, commits the checkpoint.
+A bucket has no atomic rename. Therefore, all objects are written under the step number; `files.json` lists the size of
+each object and the CRC32C computed by the bucket; and Orbax's marker, which is written last, commits the checkpoint.
 """
 
 import contextlib
@@ -26,24 +26,24 @@ from remixer_t5x.errors import UserError, reason
 from remixer_t5x.run_folder import object_store
 
 FILE_LIST = 'files.json'
-# Objects that Orbax writes or changes after FILE_LIST is written, so the list does not contain them.
+# Objects that Orbax writes or changes after FILE_LIST is written, and which FILE_LIST therefore omits.
 _AFTER_LIST = ('_CHECKPOINT_METADATA', 'commit_success.txt')
 
 
 class DamagedCheckpoint(UserError):
-    """The files of a checkpoint are missing, or differ from those that were written."""
+    """Raised if files of a checkpoint are missing or differ from the files that were written."""
 
 
 class DurableFolder(ocp.path.atomicity.AtomicRenameTemporaryPath):
-    """Orbax's temporary folder on a disk, which is listed and synced before the rename that commits it."""
+    """Orbax's temporary folder on a disk, which is listed and synced before the committing rename."""
 
     async def finalize(self) -> None:
         final: epath.Path = self.get_final()
         if ocp.path.atomicity.TMP_DIR_SUFFIX in final.parent.name:
-            # This item is in the temporary folder of a checkpoint, which is committed as a whole.
+            # Do not commit an item in the temporary folder of a checkpoint, which is committed as a whole.
             return await super().finalize()
-        # Orbax writes its last files and renames the folder in one call. Let it rename to a second temporary name,
-        # which a later start removes like the first.
+        # Orbax writes its last files and renames the folder in one call. Make Orbax rename the folder to a second
+        # temporary name, which the next start also removes after a crash.
         written = final.parent / f'{self._tmp_path.name}.written'
         self._final_path = written
         try:
@@ -54,11 +54,11 @@ class DurableFolder(ocp.path.atomicity.AtomicRenameTemporaryPath):
 
 
 class ManifestCommit(ocp.path.atomicity.CommitFileTemporaryPath):
-    """Orbax's folder in a bucket, whose objects are listed before the marker that commits the checkpoint."""
+    """Orbax's folder in a bucket, whose objects are listed before the committing marker is written."""
 
     async def finalize(self) -> None:
         final: epath.Path = self.get_final()
-        # The items (`state`, `data`, `run`) are listed with their step.
+        # List the items (`state`, `data`, `run`) only once, when the folder of the step is committed.
         if is_step_name(final.name):
             contents = object_store.list_objects(final) or {}
             listed = {name: entry for name, entry in contents.items() if name not in _AFTER_LIST}
@@ -69,7 +69,7 @@ class ManifestCommit(ocp.path.atomicity.CommitFileTemporaryPath):
 def manager_options(
     folder: epath.Path, keep: int | None = None, background: bool = False
 ) -> ocp.CheckpointManagerOptions:
-    """Returns Orbax's options for checkpoints in `folder`, of which the newest `keep` are kept (None keeps all)."""
+    """Returns Orbax's options for `folder` that retain the newest `keep` checkpoints (None retains all)."""
     return ocp.CheckpointManagerOptions(
         max_to_keep=keep,
         cleanup_tmp_directories=True,
@@ -80,9 +80,9 @@ def manager_options(
 
 
 def _make_barrier() -> Callable[..., None]:
-    """Returns Orbax's barrier, changed to not wait in a process that failed to write its part of a checkpoint.
+    """Wraps Orbax's barrier, to skip the wait in a process that failed to write its part of a checkpoint.
 
-    The other processes wait for that part, so all processes would block until Orbax's timeout of twenty minutes.
+    Otherwise, all processes would block until Orbax's timeout of twenty minutes.
     """
     wait = ocp.multihost.get_barrier_sync_fn()
 
@@ -96,12 +96,12 @@ def _make_barrier() -> Callable[..., None]:
 
 
 def is_step_name(name: str) -> bool:
-    """Returns whether a folder name is a step number: `20`, but neither `020` nor `²`."""
+    """Returns whether a folder name is a step number, such as `20`, but not `020` or `²`."""
     return re.fullmatch('0|[1-9][0-9]{0,17}', name) is not None
 
 
 def commit(written: pathlib.Path, final: pathlib.Path) -> None:
-    """Lists and syncs all files in `written`, and renames it to `final`."""
+    """Writes the file list of the folder `written`, syncs all files, and renames the folder to `final`."""
     files = {}
     for path in sorted(filter(pathlib.Path.is_file, written.rglob('*'))):
         with path.open('rb') as file:
@@ -109,7 +109,7 @@ def commit(written: pathlib.Path, final: pathlib.Path) -> None:
         files[path.relative_to(written).as_posix()] = [path.stat().st_size, digest]
     (written / FILE_LIST).write_text(json.dumps(files))
     temporary.sync_and_rename(written, final)
-    # `checkpoints` and MODEL_DIR may be new too.
+    # Sync the parent folders, because `checkpoints` and MODEL_DIR may be new too.
     for folder in list(final.parents)[1:3]:
         temporary.sync(folder)
 
@@ -117,12 +117,13 @@ def commit(written: pathlib.Path, final: pathlib.Path) -> None:
 def check_files(folder: epath.Path) -> None:
     """Raises DamagedCheckpoint with the name of the first file that is missing, truncated or changed.
 
-    Reads every file on a disk, or the sizes and checksums that a bucket reports. Raises UserError if the list contains
-    files outside of the folder.
+    Reads all files of a checkpoint on a disk, but only the sizes and checksums of objects in a bucket. Raises UserError
+    if the list contains files outside of the folder.
     """
     listed = _read_file_list(folder)
     is_remote = object_store.is_remote(folder)
-    # None if there are no credentials: a public bucket can then be read, but its checksums cannot be queried.
+    # Without credentials, `list_objects` returns None: a public bucket can be read, but its checksums cannot be
+    # queried.
     contents = object_store.list_objects(folder) if is_remote else None
     if is_remote and contents is None:
         return
@@ -143,7 +144,8 @@ def check_files(folder: epath.Path) -> None:
             problem = 'is missing' if is_missing else f'cannot be read ({reason(error)})'
         else:
             problem = f'has {size_now:,} bytes instead of {size:,}' if size_now != size else ''
-            # A checkpoint that was copied between a disk and a bucket lists another kind of checksums.
+            # Compare only checksums of the same kind, which differs if a checkpoint was copied between a disk and a
+            # bucket.
             is_same_kind = digest.startswith(object_store.CRC32C) == digest_now.startswith(object_store.CRC32C)
             if not problem and is_same_kind and digest_now != digest:
                 problem = 'differs from what was written'
