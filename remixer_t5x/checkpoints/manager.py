@@ -2,7 +2,7 @@
 
 `MODEL_DIR/checkpoints/<step>` contains three items: `state` (sharded arrays, which can be restored on any mesh), `data`
 (JSON with the position of each data stream) and `run` (JSON with the operative gin, the vocabulary and versions). Orbax
-writes to a temporary folder, which `durable` syncs and renames, so a folder with a step number is complete. The next
+writes to a temporary folder, which `durable` syncs and renames, so folders with step numbers are complete. The next
 start removes the temporary folders of interrupted writes.
 """
 
@@ -31,7 +31,7 @@ class SaveFailed(UserError):
 
 
 class Checkpoints:
-    """The checkpoints of a MODEL_DIR, of which the newest `keep` are kept (None keeps all)."""
+    """Manages the checkpoints of a MODEL_DIR and retains the newest `keep` checkpoints (None retains all)."""
 
     def __init__(self, folder: epath.Path, keep: int | None = 3):
         self.folder = folder / model_dir.CHECKPOINTS
@@ -48,7 +48,8 @@ class Checkpoints:
         """Waits for a pending write, and returns the steps of the complete checkpoints in ascending order."""
         with contextlib.suppress(Exception):
             self._manager.wait_until_finished()
-        # The manager forgets the previous checkpoint as soon as a write starts, even if that write then fails.
+        # List the folder, because the manager forgets the previous checkpoint when a write starts, even if the write
+        # fails.
         return sorted(ocp.utils.checkpoint_steps(self.folder))
 
     def latest_step(self) -> int | None:
@@ -56,9 +57,9 @@ class Checkpoints:
         return max(self.steps(), default=None)
 
     def move_away(self, step: int) -> epath.Path:
-        """Moves a damaged checkpoint to MODEL_DIR/damaged, and returns its new folder.
+        """Moves a damaged checkpoint to MODEL_DIR/damaged, and returns the new folder.
 
-        Call it in one process, and then `reopen` in all processes.
+        Call in one process, followed by `reopen` in all processes.
         """
         target = self.folder.parent / 'damaged' / str(step)
         with saved_params.wrap_errors(self.folder / str(step), 'moved away'):
@@ -75,14 +76,14 @@ class Checkpoints:
         self._open_manager()
 
     def save(self, step: int, state: State, position: Position, record: dict[str, Any]) -> None:
-        """Starts to write a checkpoint, and returns once the arrays are copied to the host.
+        """Starts writing a checkpoint. Returns once the arrays are copied to the host.
 
         Raises SaveFailed if this or the previous write failed. Complete checkpoints are not affected.
         """
         try:
             check_disk_space(self.folder, state, 'a checkpoint takes')
         except UserError as error:
-            # There may be space for the pending write, from which the run could then resume.
+            # Wait for the pending write, which may still succeed, so that the run can resume from it.
             self.steps()
             raise SaveFailed(f'{error} ({self._newest_message()})') from None
         items = ocp.args.Composite(
@@ -117,7 +118,7 @@ class Checkpoints:
             self._manager.check_for_errors()
 
     def wait(self) -> None:
-        """Waits until the last checkpoint is complete. Raises SaveFailed if it cannot be written."""
+        """Waits until the last checkpoint is complete. Raises SaveFailed if the checkpoint cannot be written."""
         with self._save_errors():
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
@@ -129,7 +130,7 @@ class Checkpoints:
 
     def _newest_message(self) -> str:
         with contextlib.suppress(Exception):
-            # In a bucket, a failed write may have left a folder with its step number.
+            # List complete checkpoints only: in a bucket, a failed write may leave a folder with its step number.
             if steps := ocp.utils.checkpoint_steps(self.folder):
                 return f'the checkpoint of step {max(steps)} is kept'
         return 'there is no checkpoint yet'
@@ -148,9 +149,9 @@ class Checkpoints:
 
 
 def check_disk_space(folder: epath.Path, arrays: Any, what: str) -> None:
-    """Raises UserError if the disk has no space for this process's part of `arrays`; `what` describes them.
+    """Raises UserError if the disk has no space for this process's part of `arrays`; `what` describes the arrays.
 
-    A write that fills the disk would also break the log and other programs.
+    Called before writing, because a full disk would also break the log and other programs.
     """
     if object_store.is_remote(folder):
         return
@@ -166,9 +167,9 @@ def check_disk_space(folder: epath.Path, arrays: Any, what: str) -> None:
 def write_params(
     folder: epath.Path, step: int, params: Any, record: Mapping[str, Any], replaced: Sequence[int] = ()
 ) -> None:
-    """Writes a checkpoint with parameters and the record of the run only, and then removes the steps `replaced`.
+    """Writes a checkpoint with only parameters and the record of the run, and then removes the steps `replaced`.
 
-    Returns once the checkpoint is on disk. Raises UserError if it cannot be written.
+    Waits until the checkpoint is on disk. Raises UserError if it cannot be written.
     """
     items = ocp.args.Composite(state=ocp.args.StandardSave({'params': params}), run=ocp.args.JsonSave(dict(record)))
     options = durable.manager_options(folder)
@@ -179,13 +180,13 @@ def write_params(
         if step in writer.all_steps():
             writer.delete(step)
         writer.save(step, args=items, force=True)
-        # Removes the replaced checkpoints last, so that there is always a complete one.
+        # Remove the replaced checkpoints last, so that a complete checkpoint always exists.
         for other in replaced:
             writer.delete(other)
 
 
 def _gather_streams(position: Position) -> list[dict[str, Any]]:
-    """Gathers the records of all streams in order. Only the first host can write JSON with Orbax."""
+    """Gathers the records of all streams in order, because only the first host can write JSON with Orbax."""
     mine = json.dumps(position.to_json()).encode()
     records = json.loads(mine)
     if jax.process_count() > 1:
