@@ -1,8 +1,8 @@
-"""Finds checkpoints and loads their parameters, onto any mesh.
+"""Finds checkpoints and restores their parameters on any mesh.
 
 Checkpoints of a run with LoRA (`models.lora`) contain adapters, which are merged for a model without adapters. A
-checkpoint of `convert --to_adapters` contains only the parameters that differ from another checkpoint, its base. Its
-record contains the base's fingerprint, and the file `base.txt` in its MODEL_DIR contains the base's path.
+checkpoint of `convert --to_adapters` contains only the parameters that differ from another checkpoint, its base. The
+record of such a checkpoint contains the base's fingerprint, and `base.txt` in MODEL_DIR contains the base's path.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ from remixer_t5x.models.layers import dense
 from remixer_t5x.optim import parameter_averages, train_state
 from remixer_t5x.run_folder import model_dir, object_store
 
-# Key of the base's fingerprint in the record of an adapter checkpoint.
+# Key of the base's fingerprint in the records of adapter checkpoints.
 BASE = 'base'
-# File with the path of the base, absolute or relative to the folder of the file.
+# File in MODEL_DIR with the path of the base, absolute or relative to MODEL_DIR.
 BASE_FILE = 'base.txt'
 MAX_BASE_FILE_BYTES = 10_000
 UNREADABLE = 'copy the checkpoint again, or use another'
@@ -41,24 +41,24 @@ Arrays = dict[str, jax.Array]
 class SavedParams:
     """The parameters of a checkpoint and its base, by names such as `encoder/run_0/layer/...`.
 
-    If the optimizer averages parameters (`parameter_averages`), these are the averages.
+    If the optimizer averages parameters (`parameter_averages`), the averages are used.
 
     Attributes:
         step: the folder of the checkpoint.
         record: the record of the run in the checkpoint.
-        shapes: shapes of all arrays; those of the checkpoint take precedence over those of its base.
+        shapes: shapes of all arrays; arrays of the checkpoint take precedence over arrays of the base.
     """
 
     def __init__(self, step: epath.Path, record: Mapping[str, Any], base: 'SavedParams | None' = None):
         self.step, self.record, self._base = step, record, base
-        # Read only once, because Orbax opens every array, each with a request to the bucket.
+        # Read the shapes only once, because Orbax opens every array with a separate request to the bucket.
         self._state = saved_shapes(step / 'state')
         params = parameter_averages.PARAMS
         self.saved_shapes = {name.removeprefix(params): x for name, x in self._state.items() if name.startswith(params)}
         self.shapes: dict[str, tuple[int, ...]] = {**(base.shapes if base else {}), **self.saved_shapes}
 
     def shapes_for(self, names: Any) -> dict[str, tuple[int, ...]]:
-        """Returns `shapes` without the adapters that would be merged for a model with the parameters `names`."""
+        """Returns `shapes` without the adapters that would be merged for a model with parameters `names`."""
         return {
             name: shape
             for name, shape in self.shapes.items()
@@ -66,9 +66,9 @@ class SavedParams:
         }
 
     def read(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
-        """Reads the arrays in `abstract` with these shapes and shardings; all names must be in `shapes`.
+        """Reads arrays with the shapes and shardings in `abstract`, whose names must be in `shapes`.
 
-        Raises UserError if they cannot be read, and durable.DamagedCheckpoint if one contains NaN or infinity.
+        Raises UserError if arrays cannot be read, and durable.DamagedCheckpoint if an array contains NaN or infinity.
         """
         here = {name: leaf for name, leaf in abstract.items() if name in self.saved_shapes}
         in_base = {name: leaf for name, leaf in abstract.items() if name not in here}
@@ -83,7 +83,7 @@ class SavedParams:
             ):
                 continue
             merged[kernel] = pair
-            # The matrices of an adapter are small, and therefore replicated on all devices of its kernel.
+            # Adapter matrices are small and therefore replicated on all devices of the kernel.
             if isinstance(sharding, NamedSharding):
                 sharding = NamedSharding(sharding.mesh, PartitionSpec())
             for name in pair:
@@ -117,7 +117,7 @@ def root_cause(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def wrap_errors(path: epath.Path, done: str) -> Iterator[None]:
-    """Converts errors of Orbax into a UserError: the checkpoint at `path` cannot be `done`, such as 'read'."""
+    """Converts Orbax errors to a UserError that the checkpoint at `path` cannot be `done`, such as 'read'."""
     try:
         yield
     except UserError:
@@ -132,8 +132,8 @@ def wrap_errors(path: epath.Path, done: str) -> Iterator[None]:
 def verify_files(folder: epath.Path, listed: bool = False) -> None:
     """Checks the files of a checkpoint in the first process, before any process reads them.
 
-    Raises durable.DamagedCheckpoint if a file differs from what was written, and UserError if a link or a file name
-    leads out of the folder. `listed` requires a list of files.
+    Raises durable.DamagedCheckpoint if a file differs from the written file, and UserError if a link or a file name
+    leads outside of the folder. `listed` requires a list of files.
     """
     damage = None
     if jax.process_index() == 0:
@@ -141,7 +141,7 @@ def verify_files(folder: epath.Path, listed: bool = False) -> None:
         try:
             if listed or (folder / durable.FILE_LIST).exists():
                 durable.check_files(folder)
-            # After the checksums, because a damaged description would otherwise be reported as malicious.
+            # Check the checksums first, because damaged descriptions would otherwise be reported as malicious.
             untrusted.check_descriptions(folder)
         except durable.DamagedCheckpoint as error:
             damage = str(error)
@@ -164,12 +164,12 @@ def array_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 
 
 def saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the checkpoint's arrays by name, such as `params/encoder/run_0/layer/...`."""
+    """Returns a dictionary from array names, such as `params/encoder/run_0/layer/...`, to their shapes."""
     with wrap_errors(path, 'read'):
         metadata = ocp.StandardCheckpointer().metadata(path)
         described = getattr(metadata, 'item_metadata', metadata)
         if described is None:
-            # Orbax has logged the reason with a traceback.
+            # Orbax returns no description and logs the reason with a traceback.
             raise UserError(
                 f'the checkpoint at {path.parent} cannot be read: _METADATA, _sharding or manifest.ocdbt in its folder '
                 f'{path.name} is missing or damaged; {UNREADABLE}'
@@ -187,13 +187,13 @@ def check_fit(checkpoint: epath.Path, saved: changes.Shapes, current: changes.Sh
 
 
 def read_record(step: epath.Path) -> dict[str, Any]:
-    """Reads the record of the run in the checkpoint at `step`, without its arrays."""
+    """Reads the record of the run in the checkpoint at `step`, without reading arrays."""
     with wrap_errors(step, 'read'):
         return untrusted_files.read_object(step / 'run' / 'metadata', UNREADABLE)
 
 
 def checkpoint_fingerprint(step: epath.Path) -> str:
-    """Returns a fingerprint of the checkpoint, the hash of its file list. Copies have the same fingerprint."""
+    """Returns the fingerprint of a checkpoint: the hash of its file list. Copies have the same fingerprint."""
     with wrap_errors(step, 'read'):
         return hashlib.sha256(untrusted_files.read_bytes(step / durable.FILE_LIST)).hexdigest()
 
@@ -218,9 +218,9 @@ def abstract_params(model: Any, batch_shapes: Any, partitioner: Partitioner) -> 
 
 
 def find_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> epath.Path:
-    """Returns the folder of a checkpoint: `path`, or the newest checkpoint if `path` is a MODEL_DIR or `checkpoints`.
+    """Returns the checkpoint folder at `path`, or the newest checkpoint if `path` is a MODEL_DIR or `checkpoints`.
 
-    Raises UserError if there is none; `setting` is the name of the path in its message.
+    Raises UserError if there is no checkpoint; `setting` is the name of the path in the message.
     """
     start = model_dir.absolute_path(path)
     with object_store.wrap_read_errors(start):
@@ -247,14 +247,14 @@ def list_steps(folder: epath.Path) -> list[int]:
 
 def is_complete(step: epath.Path) -> bool:
     """Returns whether the folder `step` is a complete checkpoint."""
-    # In a bucket, incomplete checkpoints have their final name already.
+    # In a bucket, incomplete checkpoints already have their final name.
     return (step / 'state').exists() and ocp.utils.is_checkpoint_finalized(step)
 
 
 def find_checkpoints(paths: str) -> list[epath.Path]:
-    """Returns `find_checkpoint` of each of the comma-separated `paths`.
+    """Returns the result of `find_checkpoint` for each of the comma-separated `paths`.
 
-    Raises UserError if two have the same step, because their evaluation results would be mixed.
+    Raises UserError if two checkpoints have the same step, because their evaluation results would be mixed.
     """
     checkpoints = [find_checkpoint(path.strip(), 'CHECKPOINT_PATH') for path in paths.split(',') if path.strip()]
     steps = [folder.name for folder in checkpoints]
@@ -266,10 +266,10 @@ def find_checkpoints(paths: str) -> list[epath.Path]:
 def follow_checkpoints(
     path: str, timeout: float, until: int | None = None, done: Collection[int] = (), poll: float = 10.0
 ) -> Iterator[epath.Path]:
-    """Yields the checkpoints of a MODEL_DIR (or of its `checkpoints`) in ascending order, and waits for new ones.
+    """Yields the checkpoints of a MODEL_DIR in ascending order, and waits for new checkpoints.
 
     Ends after step `until`, or if no checkpoint appears for `timeout` seconds. Skips steps in `done`, and checkpoints
-    that the run removes before they are yielded. Raises UserError if no checkpoint appears at all.
+    that the run removes before they are yielded. Raises UserError if no checkpoint appears.
     """
     run = model_dir.absolute_path(path)
     seen: set[int] = set()
@@ -289,14 +289,14 @@ def follow_checkpoints(
                 break
             time.sleep(min(poll, timeout))
     if not seen:
-        # Raises UserError, with the most similar name.
+        # This call raises UserError with the most similar name.
         find_checkpoint(path, 'CHECKPOINT_PATH')
 
 
 def open_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> SavedParams:
     """Opens the checkpoint that `find_checkpoint` returns for `path`, without reading arrays.
 
-    Raises UserError if there is none, if it is damaged, or if the base of its adapters cannot be found.
+    Raises UserError if there is no checkpoint, if it is damaged, or if the base of adapters cannot be found.
     """
     step = find_checkpoint(path, setting)
     model_dir.check_name(step)
@@ -316,12 +316,12 @@ def open_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> Save
             f'{step.parent.parent / BASE_FILE}'
         )
     verify_files(base)
-    # The base has no base itself, because `convert --to_adapters` compares whole parameters.
+    # The base of a checkpoint never has a base, because `convert --to_adapters` compares complete parameters.
     return SavedParams(step, record, SavedParams(base, read_record(base)))
 
 
 def check_vocabulary(saved: SavedParams, vocabulary: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> None:
-    """Raises UserError if the checkpoint was trained with another vocabulary than the one with this record."""
+    """Raises UserError if the vocabulary record of the checkpoint differs from `vocabulary`."""
     if saved.record.get('vocabulary') != vocabulary:
         raise UserError(
             f'{setting} {saved.step} was trained with vocabulary {saved.record.get("vocabulary")} and this run has '
@@ -337,10 +337,10 @@ def restore_params(
 ) -> Any:
     """Restores the parameters of a checkpoint with the shapes and shardings of `abstract_params`.
 
-    Restores averages if the optimizer kept them (`parameter_averages`). Merges adapters that `abstract_params` lacks.
+    Restores the averages of an optimizer with `parameter_averages`. Merges adapters that `abstract_params` lacks.
 
-    Raises UserError if `path` has no checkpoint, or one that is damaged or has another vocabulary or other shapes;
-    `setting` is the name of the path in the message.
+    Raises UserError if `path` contains no checkpoint, or if the checkpoint is damaged or has another vocabulary or other
+    shapes; `setting` is the name of the path in the message.
     """
     saved = open_checkpoint(path, setting)
     if vocabulary is not None:
