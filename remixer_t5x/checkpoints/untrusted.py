@@ -1,8 +1,8 @@
 """Checks the array descriptions in an untrusted checkpoint before TensorStore opens it.
 
-TensorStore aborts the process if an array description requires more memory than is available, even if it only opens the
-array, and a few bytes of JSON can describe an array of any size. Descriptions are zarr's `.zarray` or `zarr.json`, in
-separate files or in the OCDBT database that Orbax writes.
+TensorStore aborts the process if opening an array requires more memory than is available, and a few bytes of JSON can
+describe an array of any size. Descriptions are zarr's `.zarray` or `zarr.json`, in separate files or in the OCDBT
+database that Orbax writes.
 """
 
 import math
@@ -17,12 +17,14 @@ from remixer_t5x.errors import UserError, one_line
 DESCRIPTIONS = ('.zarray', 'zarr.json')
 _DATABASE = 'manifest.ocdbt'
 MAX_DIMENSIONS = 32
-# A chunk is decompressed as a whole. Chunks of up to this many bytes may be larger than their array.
+# Chunks up to this size in bytes may be larger than the array; larger ones may not, because a chunk is decompressed as
+# a whole.
 SMALL_CHUNK = 2**20
 # Limits on the bytes of all arrays relative to the files. Constant chunks have no file, so the arrays of an optimizer
 # state before its first step are larger than the files.
 SMALL_STATE, MAX_RATIO = 2**30, 100
-# Bytes per element of the numeric dtypes of zarr 2 and 3. Others are refused, because structures can have any size.
+# Bytes per element of the numeric dtypes of zarr 2 and 3. Other dtypes are rejected, because structures can have any
+# size.
 _ZARR_2 = {f'{order}{kind}{size}': size for order in '<>|' for kind in 'fiu' for size in (1, 2, 4, 8)} | {'|b1': 1}
 _ZARR_3 = {f'{kind}{8 * size}': size for kind in ('float', 'int', 'uint') for size in (1, 2, 4, 8)}
 ITEM_BYTES = {**_ZARR_2, **_ZARR_3, 'bool': 1, 'bfloat16': 2, 'float8_e4m3fn': 1, 'float8_e5m2': 1, 'int4': 1}
@@ -31,22 +33,22 @@ _ADVICE = 'copy the checkpoint again, or use another'
 
 
 def check(folder: str | os.PathLike[str]) -> None:
-    """Raises UserError if a link in `folder` leads out of it, or if an array description is invalid or too large.
+    """Raises UserError if a link leads outside of `folder`, or if an array description is invalid or too large.
 
-    Reads names and descriptions, but no arrays. Skips buckets, because all of their writers are trusted.
+    Reads names and descriptions, but no arrays. Skips buckets, because all users with write access are trusted.
     """
     safe_paths.check_inside(folder)
     check_descriptions(folder)
 
 
 def check_descriptions(folder: str | os.PathLike[str]) -> None:
-    """Raises UserError if an array description is invalid or too large; the second half of `check`."""
+    """Raises UserError if an array description is invalid or describes too large an array."""
     root = os.fspath(folder)
     if '://' in root:
         return
     described = stored = 0
     for place, _, files in os.walk(root):
-        # Skips broken links, which the code that reads them reports.
+        # Skip broken links, which are reported when they are read.
         paths = (os.path.join(place, name) for name in files)
         stored += sum(os.path.getsize(path) for path in paths if os.path.exists(path))
         for name, text in _read_descriptions(place, files):
@@ -70,7 +72,7 @@ def _read_descriptions(place: str, files: list[str]) -> Iterator[tuple[str, byte
     try:
         for name in {*files}.intersection(DESCRIPTIONS):
             yield name, untrusted_files.read_bytes(os.path.join(place, name), MAX_DESCRIPTION_BYTES)
-        # The database of the parent folder refers to the folders of the processes.
+        # Skip the folders of individual processes, to which the database of the parent folder refers.
         if _DATABASE in files and not os.path.basename(place).startswith('ocdbt.process_'):
             base = {'driver': 'file', 'path': place.rstrip('/') + '/'}
             store = ts.KvStore.open({'driver': 'ocdbt', 'base': base}).result()
