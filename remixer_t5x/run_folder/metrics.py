@@ -1,4 +1,4 @@
-"""Sums the metrics of training and evaluation, divides them once by their weights, and writes them to metrics.jsonl.
+"""Accumulates training and evaluation metrics, and writes them to metrics.jsonl.
 
 Each line of `metrics.jsonl` is one log or evaluation: `kind` ('train' or the name of an evaluation), `step`, the
 metrics, and under `timing` the numbers that depend on the machine (`clock`, `seconds`, `tokens_per_second`,
@@ -19,16 +19,16 @@ from etils import epath
 from remixer_t5x import untrusted_files
 from remixer_t5x.run_folder import object_store
 
-# Sums over tokens that the model's `loss` returns; `weights` counts the target tokens.
+# Maps the sums over tokens returned by the model's `loss` to metrics; `weights` is the number of target tokens.
 PER_TOKEN = {'loss': 'loss', 'z_loss': 'z_loss', 'correct': 'accuracy'}
 COUNTS = ('weights', 'sequences', 'nonfinite', 'spike')
 LAST = ('learning_rate',)
 STEPS = 'steps'
-# Steps whose update was skipped (`train/saving.py`); means exclude their metrics.
+# Number of steps with a skipped update (`train/saving.py`), whose metrics are excluded from the means.
 SKIPPED = 'skipped'
 # Metrics that commands read from metrics.jsonl.
 READ_METRICS = ('loss', 'perplexity', 'accuracy')
-# An upper limit of steps; a larger number means that the file is damaged.
+# Upper limit of steps; a larger step indicates a damaged file.
 MAX_STEP = 10**15
 
 
@@ -60,7 +60,7 @@ class MetricsWindow:
 
 
 def means(totals: Mapping[str, float]) -> dict[str, float]:
-    """Divides sums over tokens by `weights`, once, and averages other metrics over steps.
+    """Divides sums over tokens by `weights`, and averages other metrics over steps.
 
     `loss` is the minimized loss; `cross_ent_loss` is `loss` without `z_loss`.
     """
@@ -83,14 +83,16 @@ def perplexity(loss: float) -> float:
 
 
 class JsonlWriter:
-    """Writes one JSON object per line. Lines are on disk when `write` returns, or in a bucket when `flush` returns.
+    """Writes one JSON object per line.
 
-    Removes the lines after `restored_step`, which the resumed run writes again, and lines that are not records.
+    `write` returns after a line is on disk; `flush` returns after all lines are in a bucket.
+
+    Removes lines that are not records, and lines after `restored_step`, because the resumed run writes them again.
     """
 
     def __init__(self, path: epath.Path, restored_step: int):
         self._path = path
-        # Lines that could not be written to disk yet.
+        # Lines that have not been written to disk yet.
         self._waiting: list[str] = []
         self._object: object_store.GrowingObject | None = None
         with object_store.wrap_write_errors(path):
@@ -119,7 +121,7 @@ class JsonlWriter:
         before = None
         with object_store.wrap_write_errors(self._path):
             try:
-                # Synced each time, so that a line is on disk before any later checkpoint.
+                # Sync the file after each line, so that the line is on disk before any later checkpoint.
                 with self._path.open('a') as file:
                     before = file.tell()
                     file.write(''.join(self._waiting))
@@ -127,7 +129,7 @@ class JsonlWriter:
                     os.fsync(file.fileno())
             except OSError:
                 if before is not None:
-                    # A partial line would corrupt the next line.
+                    # Remove the partial line, which would corrupt the next line.
                     with contextlib.suppress(OSError):
                         os.truncate(self._path, before)
                 raise
@@ -177,5 +179,5 @@ def describe_invalid_record(value: Any) -> str | None:
 
 
 def _finite(value: float) -> float | None:
-    # JSON has no NaN, and parsers other than Python's reject it.
+    # JSON does not support NaN, and parsers other than Python's reject it.
     return float(value) if math.isfinite(value) else None
