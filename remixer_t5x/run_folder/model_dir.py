@@ -21,7 +21,7 @@ CHECKPOINTS = 'checkpoints'
 TENSORBOARD = 'tensorboard'
 METRICS = 'metrics.jsonl'
 CONFIG = 'config.gin'
-# Written by `convert --from_hf` instead of config.gin.
+# File that `convert --from_hf` writes instead of config.gin.
 CONVERTED = 'model.gin'
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'seqio', 'tensorflow', 'numpy')
 
@@ -41,13 +41,13 @@ def absolute_path(path: str | os.PathLike[str]) -> epath.Path:
 
 
 def check_name(folder: epath.Path) -> None:
-    """Raises UserError for a name that Orbax interprets as a pattern, because it could not restore checkpoints."""
+    """Raises UserError for a name that Orbax would interpret as a pattern when restoring checkpoints."""
     if re.search(r'[*?[]', os.fspath(folder)):
         raise UserError(f'{folder} must not contain *, ? or [, which Orbax interprets as a pattern; rename it')
 
 
 def find_enclosing(path: str | os.PathLike[str]) -> epath.Path | None:
-    """Returns the MODEL_DIR that is `path` or contains it; None if there is none."""
+    """Returns the MODEL_DIR that equals or contains `path`, or None."""
     start = absolute_path(path)
     return next((folder for folder in (start, *start.parents) if (folder / MARKER).is_file()), None)
 
@@ -58,9 +58,9 @@ def saved_gin(folder: epath.Path) -> epath.Path | None:
 
 
 def claim(path: str | os.PathLike[str]) -> epath.Path:
-    """Creates MODEL_DIR, or opens that of an earlier run.
+    """Creates MODEL_DIR, or checks the MODEL_DIR of an earlier run.
 
-    Raises UserError for a file, a non-empty folder that is not a MODEL_DIR, or a folder that is not writable.
+    Raises UserError if it is a file, a non-empty folder that is not a MODEL_DIR, or not writable.
     """
     if not os.fspath(path):
         raise UserError("MODEL_DIR must be a folder for this run, got ''; type --gin.MODEL_DIR=runs/first")
@@ -75,7 +75,7 @@ def claim(path: str | os.PathLike[str]) -> epath.Path:
                 f'MODEL_DIR must be the folder of a run, got {folder} without {MARKER}; type a new or empty folder'
             )
         folder.mkdir(parents=True, exist_ok=True)
-        # The marker is rewritten each time to check that the folder is writable.
+        # Rewrite the marker each time, to check that the folder is writable.
         (folder / MARKER).write_text(json.dumps({'format': 'remixer_t5x', 'version': 1}) + '\n')
     except lazy.file_errors() as error:
         raise UserError(
@@ -91,7 +91,7 @@ def write_config(folder: epath.Path, text: str) -> None:
 
 
 def package_versions() -> dict[str, str]:
-    """Returns the versions of the installed packages that affect what a run computes."""
+    """Returns the versions of the installed packages that affect the results of a run."""
     versions = {}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -101,10 +101,10 @@ def package_versions() -> dict[str, str]:
 
 @contextlib.contextmanager
 def locked(folder: epath.Path) -> Iterator[None]:
-    """Holds the lock of `folder`, which the kernel releases if the process is killed.
+    """Holds a lock on `folder` during the block. The kernel releases the lock if the process is killed.
 
-    On NFS, the lock also works across machines. Buckets have no locks, so this does nothing for them. Raises UserError,
-    with the process that holds the lock, if another run uses the folder.
+    On NFS, the lock also works across machines. Does nothing for buckets, which have no locks. Raises UserError naming
+    the process that holds the lock if another run uses the folder.
     """
     if object_store.is_remote(folder):
         yield
@@ -116,7 +116,7 @@ def locked(folder: epath.Path) -> Iterator[None]:
             descriptor = os.open(folder / LOCK, flags, 0o666)
             stack.callback(os.close, descriptor)
             has_lock = False
-            # Some file systems do not support locks.
+            # Ignore errors, because some file systems do not support locks.
             with contextlib.suppress(OSError):
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -132,6 +132,7 @@ def locked(folder: epath.Path) -> Iterator[None]:
                 os.pwrite(descriptor, f'process {os.getpid()} on {socket.gethostname()}'.encode(), 0)
         yield
         if has_lock:
-            # Closing the file releases the lock. Truncating it fails if the disk has become read-only.
+            # Remove the holder's name; closing the file releases the lock. Truncating fails if the disk has become
+            # read-only.
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, 0)
