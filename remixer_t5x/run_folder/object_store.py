@@ -1,9 +1,9 @@
-"""Reads and writes files of a run, on a disk or in a bucket (`gs://bucket/folder`), and describes errors.
+"""Reads and writes files on a disk or in a bucket (`gs://bucket/folder`), and describes errors.
 
-Three libraries access a bucket: etils' paths read and write small files through TensorFlow, TensorStore reads and
-writes arrays, and Orbax lists and deletes checkpoints through google-cloud-storage. Writes of objects are atomic, but
-objects cannot be appended to, renamed atomically, or locked, and accept about one write per second. A file that grows
-is therefore buffered in memory and uploaded as a whole periodically (`GrowingObject`).
+Three libraries access buckets: etils' paths access small files through TensorFlow, TensorStore reads and writes arrays,
+and Orbax lists and deletes checkpoints through google-cloud-storage. Objects are written atomically, but cannot be
+appended to, renamed atomically, or locked, and can be written only about once per second. A growing file is therefore
+buffered in memory and uploaded as a whole periodically (`GrowingObject`).
 """
 
 import contextlib
@@ -22,16 +22,16 @@ from remixer_t5x.errors import UserError
 
 GOOGLE = 'gs://'
 LIBRARY = 'google.cloud.storage'
-# Timeout in seconds of the check of a bucket before a run starts.
+# Timeout in seconds for checking a bucket before a run starts.
 TIMEOUT = 30.0
 # Seconds between uploads of a growing object.
 UPLOAD_SECONDS = 10.0
-# The prefix of checksums computed by the store; our checksums are SHA-256 without a prefix.
+# Prefix of checksums computed by the store; checksums without a prefix are SHA-256.
 CRC32C = 'crc32c='
 
 
 class CannotWrite(UserError):
-    """A file of a run cannot be written: the disk is full, read-only or broken."""
+    """Raised if a file of a run cannot be written because the disk is full, read-only or broken."""
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
@@ -40,7 +40,7 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 
 
 def write_atomically(path: epath.Path, text: str) -> None:
-    """Writes `text` to `path` atomically: even after a power loss, it contains the old text or the new text."""
+    """Writes `text` to `path` atomically: even after a power loss, the file contains either the old or the new text."""
     if is_remote(path):
         path.write_text(text)
         return
@@ -50,7 +50,7 @@ def write_atomically(path: epath.Path, text: str) -> None:
 
 
 def check_writable(folder: epath.Path) -> None:
-    """Raises UserError if a bucket cannot store the checkpoints of a run. Does not check local folders."""
+    """Raises UserError if `folder` is in a bucket that is not accessible. Does not check local folders."""
     if not is_remote(folder):
         return
     try:
@@ -66,7 +66,7 @@ def check_writable(folder: epath.Path) -> None:
 
 
 def list_objects(folder: epath.Path) -> dict[str, list[Any]] | None:
-    """Lists the objects below `folder`: relative name -> [size in bytes, checksum with the prefix CRC32C].
+    """Returns [size in bytes, checksum with the prefix CRC32C] of each object below `folder`, by relative name.
 
     Returns None if google-cloud-storage or credentials are missing on this machine. Raises UserError if the bucket
     cannot be read.
@@ -78,14 +78,14 @@ def list_objects(folder: epath.Path) -> dict[str, list[Any]] | None:
         if isinstance(error, ImportError) or type(error).__name__ == 'DefaultCredentialsError':
             return None
         raise UserError(f'{os.fspath(folder)} cannot be read: {describe_error(error)}') from error
-    # Names that end with a slash mark folders.
+    # Skip names that end with a slash, which represent folders.
     objects = (blob for blob in blobs if not blob.name.endswith('/'))
     return {blob.name.removeprefix(prefix): [int(blob.size), f'{CRC32C}{blob.crc32c}'] for blob in objects}
 
 
 @contextlib.contextmanager
 def wrap_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Converts errors of the disk or the store into a UserError with the reason why `path` cannot be read."""
+    """Converts disk and store errors to a UserError with the reason that `path` cannot be read."""
     try:
         yield
     except lazy.file_errors() as error:
@@ -94,7 +94,7 @@ def wrap_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def wrap_write_errors(path: epath.Path) -> Iterator[None]:
-    """Converts errors of the disk or the store into a CannotWrite with the reason why `path` cannot be written."""
+    """Converts disk and store errors to a CannotWrite with the reason that `path` cannot be written."""
     try:
         yield
     except lazy.file_errors() as error:
@@ -111,11 +111,11 @@ def describe_error(error: BaseException) -> str:
     for words, advice in _ADVICE.items():
         if any(word in f'{type(error).__name__}: {text}' for word in words):
             return advice
-    # Messages start with the failed operation and end with the system's error.
+    # Truncate the middle: messages start with the failed operation and end with the system's error.
     return text if len(text) <= 200 else f'{text[:80]} ... {text[-110:]}'
 
 
-# Names of exceptions or parts of their messages -> description and advice.
+# Maps exception names or parts of messages to a description and advice.
 _ADVICE = {
     ('DefaultCredentialsError', 'RefreshError', 'Unauthorized', 'UNAUTHENTICATED', 'response code 401'): (
         'there are no valid credentials; type gcloud auth application-default login, or set '
@@ -140,10 +140,10 @@ def _bucket_name(folder: epath.Path) -> str:
 
 
 class GrowingObject:
-    """An object in a bucket that grows: buffers its content in memory and uploads it as a whole.
+    """A growing object in a bucket, which is buffered in memory and uploaded as a whole.
 
-    `upload_if_due` uploads at most every UPLOAD_SECONDS; `flush` uploads new data, and raises one of
-    `lazy.file_errors()` if this fails.
+    `upload_if_due` uploads at most once every UPLOAD_SECONDS; `flush` uploads new data and raises one of
+    `lazy.file_errors()` on failure.
     """
 
     def __init__(self, path: epath.Path, data: bytes = b''):
@@ -164,7 +164,7 @@ class GrowingObject:
             self.try_flush()
 
     def try_flush(self) -> bool:
-        """Uploads new data and returns whether this succeeded; the next call tries again."""
+        """Uploads new data and returns whether the upload succeeded. The next call repeats a failed upload."""
         try:
             self.flush()
         except lazy.file_errors():
