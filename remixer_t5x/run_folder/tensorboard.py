@@ -23,12 +23,12 @@ PART_BYTES = 1 << 20
 class TensorBoardWriter:
     """Writes TensorBoard event files in `folder`; tags are `kind/name`.
 
-    Writes in the caller's thread: tensorboardX's own thread ends when the disk is full, and its queue then blocks the
-    caller forever. After a failed write, which may have left a partial event, a new file is started.
+    Writes in the caller's thread, because tensorboardX's thread ends when the disk is full, and its queue would then
+    block the caller forever. A new file is started after a failed write, which may have left a partial event.
     """
 
     def __init__(self, folder: epath.Path, restored_step: int):
-        # tensorboardX's writer for gs:// would upload the whole file at each flush, however long it is.
+        # Replace tensorboardX's writer for gs://, which would upload the entire file at each flush.
         record_writer.register_writer_factory('gs', _EventFileFactory())
         self._folder, self._files = folder, 0
         self._open()
@@ -38,8 +38,8 @@ class TensorBoardWriter:
         self._flushed, self._broken = time.monotonic(), True
         with object_store.wrap_write_errors(self._folder):
             record_writer.directory_check(str(self._folder))
-            # TensorBoard reads files with `tfevents` in their names, in alphabetical order. The number distinguishes
-            # files of the same second.
+            # TensorBoard reads files with `tfevents` in their names in alphabetical order. The number distinguishes
+            # files created in the same second.
             name = f'events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{self._files}'
             self._file = record_writer.RecordWriter(os.path.join(str(self._folder), name))
         self._files += 1
@@ -47,7 +47,7 @@ class TensorBoardWriter:
         self._add(file_version='brain.Event:2')
 
     def rewind(self, step: int) -> None:
-        """Hides the values after `step`, which the run computes again."""
+        """Hides the values after `step`, because the run computes them again."""
         if step:
             session_log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._add(step=step + 1, session_log=session_log)
@@ -78,7 +78,7 @@ class TensorBoardWriter:
         self._broken = False
 
     def add_files(self, name: str, kind: str, path: epath.Path) -> None:
-        """Does nothing: TensorBoard displays only metrics."""
+        """Does nothing, because TensorBoard displays only metrics."""
 
     def close(self) -> None:
         with object_store.wrap_write_errors(self._folder):
@@ -88,7 +88,7 @@ class TensorBoardWriter:
 class _EventFiles:
     """An event file of tensorboardX in a bucket, as a sequence of objects `path`, `path.1`, `path.2`.
 
-    metrics.jsonl contains the same metrics, so a failed upload does not end a run; the next upload repeats it.
+    A failed upload does not end the run, because metrics.jsonl contains the same metrics; the next upload repeats it.
     """
 
     def __init__(self, path: str):
@@ -99,7 +99,7 @@ class _EventFiles:
         self._object.add(data)
 
     def flush(self) -> None:
-        """Uploads new events; called between events, so that no event is split."""
+        """Uploads new events. Called only between events, so that no event is split between objects."""
         if self._object.try_flush() and len(self._object) >= PART_BYTES:
             self._part += 1
             self._object = object_store.GrowingObject(epath.Path(f'{self._path}.{self._part}'))
@@ -109,10 +109,10 @@ class _EventFiles:
 
 
 class _EventFileFactory:
-    """The factory that tensorboardX calls to open files in gs://."""
+    """The factory with which tensorboardX opens files in gs://."""
 
     def open(self, path: str) -> _EventFiles:
         return _EventFiles(path)
 
     def directory_check(self, path: str) -> None:
-        """Does nothing: a bucket has no folders."""
+        """Does nothing, because buckets have no folders."""
