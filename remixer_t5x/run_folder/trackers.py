@@ -1,7 +1,7 @@
-"""Experiment trackers: TensorBoard, Weights & Biases, or a custom class with the same methods.
+"""Implements experiment trackers: TensorBoard, Weights & Biases, or a custom class with the same methods.
 
-`Tracking` calls each tracker in a separate thread, so that none can stop or delay a run. Commands and resumed runs read
-only `metrics.jsonl`, never the files of a tracker.
+`Tracking` calls each tracker in a separate thread, so that no tracker can stop or delay a run. Commands and resumed
+runs read only `metrics.jsonl`, never the files of a tracker.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError, reason
 from remixer_t5x.run_folder import model_dir, object_store
 
-# File in MODEL_DIR with the id of the run for each tracker that uses ids.
+# File in MODEL_DIR with the run's id for each tracker that uses ids.
 IDS = 'trackers.json'
-# Maximum number of queued calls of a slow tracker; further calls are dropped.
+# Maximum number of queued calls to a slow tracker; further calls are dropped.
 MAX_WAITING = 1000
 # Seconds to wait for each tracker at the end of a run, for example for uploads.
 CLOSE_SECONDS = float(os.environ.get('REMIXER_T5X_TRACKER_SECONDS', '120'))
@@ -34,7 +34,7 @@ CLOSE_SECONDS = float(os.environ.get('REMIXER_T5X_TRACKER_SECONDS', '120'))
 
 @dataclasses.dataclass(frozen=True)
 class TrackedRun:
-    """The run that is tracked: MODEL_DIR, the step at which this process starts, and settings by name."""
+    """A run to track: MODEL_DIR, the step at which this process starts, and settings by name."""
 
     folder: epath.Path
     step: int
@@ -48,10 +48,10 @@ class Session(Protocol):
         """Writes metrics of `kind` ('train', or the name of an evaluation) after `step` updates."""
 
     def rewind(self, step: int) -> None:
-        """Called when the run returns to `step`; later metrics are written again."""
+        """Called when the run rewinds to `step`; later metrics are written again."""
 
     def add_files(self, name: str, kind: str, path: epath.Path) -> None:
-        """Stores a file or a folder with the run; `kind` is 'config', 'report' or 'model'."""
+        """Uploads a file or a folder; `kind` is 'config', 'report' or 'model'."""
 
     def close(self) -> None: ...
 
@@ -61,7 +61,7 @@ class Tracker(Protocol):
 
     @property
     def takes_files(self) -> bool:
-        """Whether `add_files` stores files; otherwise no report is written for the tracker."""
+        """Whether `add_files` stores files; if not, no report is written for the tracker."""
 
     def open(self, run: TrackedRun) -> Session: ...
 
@@ -78,7 +78,7 @@ class TensorBoard:
         return False
 
     def open(self, run: TrackedRun) -> Session:
-        # Importing tensorboardX takes half a second.
+        # Import lazily, because importing tensorboardX takes half a second.
         from remixer_t5x.run_folder import tensorboard
 
         return tensorboard.TensorBoardWriter(run.folder / model_dir.TENSORBOARD, run.step)
@@ -90,9 +90,9 @@ class WandB:
 
     Attributes:
         project, entity, group, tags: arguments of `wandb.init`.
-        name: name of the run; None uses the last part of MODEL_DIR.
+        name: name of the run; None uses the last component of MODEL_DIR.
         mode: 'online', 'offline' (files in MODEL_DIR/wandb, for `wandb sync`) or 'disabled'; None for WANDB_MODE.
-        best_checkpoint: whether the best checkpoint of each task is uploaded at the end of a run.
+        best_checkpoint: whether to upload the best checkpoint of each task at the end of a run.
     """
 
     project: str = 'remixer_t5x'
@@ -107,7 +107,7 @@ class WandB:
         if self.mode not in (None, 'online', 'offline', 'disabled'):
             raise UserError(f"WandB.mode must be 'online', 'offline', 'disabled' or None, got {self.mode!r}")
         spec = importlib.util.find_spec('wandb')
-        # A module without an origin is a folder, such as `wandb/`, in which W&B stores runs.
+        # A module without an origin is a folder, such as the folder `wandb/` in which W&B stores runs.
         if spec is None or spec.origin is None:
             raise UserError(
                 "wandb must be installed for @trackers.WandB() in TRACKERS; type pip install 'remixer-t5x[wandb]'"
@@ -122,14 +122,14 @@ class WandB:
 
 
 class _WandBSession:
-    """A run of `wandb`. The step is logged as a metric, because W&B's own steps cannot decrease."""
+    """A run of `wandb`. Steps are logged as a metric, because W&B's steps cannot decrease."""
 
     def __init__(self, tracker: WandB, run: TrackedRun):
         import wandb
 
         self._wandb, self._tracker = wandb, tracker
         mode = tracker.mode or os.environ.get('WANDB_MODE', 'online')
-        # Otherwise, W&B would prompt for a key in the terminal.
+        # Log in without a prompt, because W&B would otherwise ask for a key in the terminal.
         if mode == 'online' and not wandb.login(prompt=False, verify=False):
             raise UserError('W&B must have an API key, got none; type `wandb login`, or set WANDB_MODE=offline')
         folder = tempfile.mkdtemp() if object_store.is_remote(run.folder) else str(run.folder)
@@ -154,7 +154,7 @@ class _WandBSession:
         self._run.log({'step': step, **named})
 
     def rewind(self, step: int) -> None:
-        """Does nothing: the steps are logged again, and W&B displays both values."""
+        """Does nothing, because the steps are logged again, and W&B displays both values."""
 
     def add_files(self, name: str, kind: str, path: epath.Path) -> None:
         if kind == 'model' and not self._tracker.best_checkpoint:
@@ -176,7 +176,7 @@ class _WandBSession:
 
 
 def run_id(folder: epath.Path, tracker: str) -> str:
-    """Returns the id of the run in `folder` for a tracker; the first call creates it.
+    """Returns the tracker's id of the run in `folder`; the first call creates the id.
 
     Raises UserError if the file with the ids is damaged or not writable.
     """
@@ -194,9 +194,10 @@ def run_id(folder: epath.Path, tracker: str) -> str:
 
 
 class Tracking:
-    """Calls each tracker in a separate thread. A tracker that fails or hangs warns once and loses its own metrics.
+    """Calls each tracker in a separate thread.
 
-    No method raises, and only `close` waits.
+    If a tracker fails or hangs, one warning is printed and only the metrics of this tracker are lost. Methods do not
+    raise errors, and only `close` waits.
     """
 
     def __init__(self, trackers: Sequence[Tracker], run: TrackedRun, warn: Callable[[str], None]):
@@ -226,7 +227,7 @@ class Tracking:
 
 
 class _TrackerThread:
-    """A daemon thread that calls one tracker, and its queue of calls; Python can exit while the tracker hangs."""
+    """A daemon thread with a queue of calls to one tracker; Python can exit even if the tracker hangs."""
 
     def __init__(self, tracker: Tracker, run: TrackedRun, warn: Callable[[str], None]):
         self._tracker, self._run, self._warn_user = tracker, run, warn
@@ -271,6 +272,6 @@ class _TrackerThread:
             self._warn(f'failed ({reason(error)})')
 
     def _warn(self, what: str) -> None:
-        """Prints only the first failure of the tracker, as one line."""
+        """Prints the first failure of the tracker as one line; ignores later failures."""
         if self._warned.acquire(blocking=False):
             self._warn_user(f'warning: the tracker {self._name} {what}; training continues')
