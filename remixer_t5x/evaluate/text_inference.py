@@ -27,7 +27,7 @@ from remixer_t5x.evaluate.text_inputs import TextInputs
 from remixer_t5x.models import interface
 from remixer_t5x.run_folder import model_dir, object_store
 
-# TextCodec are sorted by length within a window of this many batches.
+# Texts are sorted by length within a window of this many batches.
 WINDOW_BATCHES = 16
 _ANOTHER_OUTPUT = 'use another --output, or remove it'
 
