@@ -339,7 +339,7 @@ def restore_params(
 
     Restores the averages of an optimizer with `parameter_averages`. Merges adapters that `abstract_params` lacks.
 
-    Raises UserError if `path` contains no checkpoint, or if the checkpoint is damaged or has another vocabulary or other
+    Raises UserError if `path` has no checkpoint, or if the checkpoint is damaged or has another vocabulary or other
     shapes; `setting` is the name of the path in the message.
     """
     saved = open_checkpoint(path, setting)
