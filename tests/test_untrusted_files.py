@@ -25,7 +25,7 @@ def _metrics_of_a_run(path):
 
     from remixer_t5x.run_folder import metrics
 
-    for record in metrics.read(epath.Path(path)):
+    for record in metrics.read_records(epath.Path(path)):
         assert record['step'] >= 0
 
 
@@ -82,7 +82,7 @@ def _description_of_an_array(path):
     from remixer_t5x.checkpoints import untrusted
 
     with under_the_name(path, '.zarray'):
-        untrusted.check(path.parent)
+        untrusted.check_checkpoint(path.parent)
 
 
 def _record_of_a_checkpoint(path):
@@ -256,7 +256,7 @@ def _lock_of_another_run(path):
     try:
         from etils import epath
 
-        with model_dir.locked(epath.Path(path.parent)):
+        with model_dir.lock_model_dir(epath.Path(path.parent)):
             pass
     finally:
         path.with_name(model_dir.LOCK).rename(path)

@@ -170,7 +170,7 @@ def find_checkpoint(path: str) -> str:
 def saved_gin(checkpoint: str) -> Iterator[str]:
     """Yields the gin file of the MODEL_DIR that contains `checkpoint`; copies it to disk if it is in a bucket."""
     run = containing_model_dir(checkpoint)
-    file = model_dir.saved_gin(run)
+    file = model_dir.find_gin_file(run)
     if file is None:
         names = f'{model_dir.CONFIG} nor {model_dir.CONVERTED}'
         raise UserError(f'{run} has neither {names}, which would describe the model')
@@ -185,7 +185,7 @@ def saved_gin(checkpoint: str) -> Iterator[str]:
 
 def containing_model_dir(checkpoint: str) -> epath.Path:
     """Returns the MODEL_DIR that contains `checkpoint`. Raises UserError if there is none."""
-    folder = model_dir.find_enclosing(checkpoint)
+    folder = model_dir.find_model_dir(checkpoint)
     if folder is None:
         raise UserError(
             f'{checkpoint} is not in a MODEL_DIR, whose {model_dir.CONFIG} describes the model; copy the whole '

@@ -50,7 +50,7 @@ class DurableFolder(ocp.path.atomicity.AtomicRenameTemporaryPath):
             await super().finalize()
         finally:
             self._final_path = final
-        commit(pathlib.Path(written), pathlib.Path(final))
+        commit_checkpoint(pathlib.Path(written), pathlib.Path(final))
 
 
 class ManifestCommit(ocp.path.atomicity.CommitFileTemporaryPath):
@@ -74,12 +74,12 @@ def manager_options(
         max_to_keep=keep,
         cleanup_tmp_directories=True,
         enable_async_checkpointing=background,
-        async_options=ocp.options.AsyncOptions(barrier_sync_fn=_make_barrier()),
+        async_options=ocp.options.AsyncOptions(barrier_sync_fn=_build_barrier()),
         temporary_path_class=ManifestCommit if object_store.is_remote(folder) else DurableFolder,
     )
 
 
-def _make_barrier() -> Callable[..., None]:
+def _build_barrier() -> Callable[..., None]:
     """Wraps Orbax's barrier, to skip the wait in a process that failed to write its part of a checkpoint.
 
     Otherwise, all processes would block until Orbax's timeout of twenty minutes.
@@ -100,7 +100,7 @@ def is_step_name(name: str) -> bool:
     return re.fullmatch('0|[1-9][0-9]{0,17}', name) is not None
 
 
-def commit(written: pathlib.Path, final: pathlib.Path) -> None:
+def commit_checkpoint(written: pathlib.Path, final: pathlib.Path) -> None:
     """Writes the file list of the folder `written`, syncs all files, and renames the folder to `final`."""
     files = {}
     for path in sorted(filter(pathlib.Path.is_file, written.rglob('*'))):

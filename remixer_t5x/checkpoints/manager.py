@@ -56,7 +56,7 @@ class Checkpoints:
         """Returns the step of the newest complete checkpoint, or None."""
         return max(self.steps(), default=None)
 
-    def move_away(self, step: int) -> epath.Path:
+    def move_damaged(self, step: int) -> epath.Path:
         """Moves a damaged checkpoint to MODEL_DIR/damaged, and returns the new folder.
 
         Call in one process, followed by `reopen` in all processes.

@@ -198,7 +198,7 @@ def checkpoint_fingerprint(step: epath.Path) -> str:
         return hashlib.sha256(untrusted_files.read_bytes(step / durable.FILE_LIST)).hexdigest()
 
 
-def base_path(step: epath.Path) -> epath.Path:
+def read_base_path(step: epath.Path) -> epath.Path:
     """Reads the path of the base of the adapters in `step` from BASE_FILE. Raises UserError if it is missing."""
     file, advice = step.parent.parent / BASE_FILE, 'write the path of the base of these adapters into it'
     text = untrusted_files.read_text(file, advice, limit=MAX_BASE_FILE_BYTES).strip()
@@ -308,7 +308,7 @@ def open_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> Save
     if BASE not in record:
         return SavedParams(step, record)
     base = find_checkpoint(
-        str(base_path(step)), f'the base of the adapters in {step.parent.parent}, by its {BASE_FILE},'
+        str(read_base_path(step)), f'the base of the adapters in {step.parent.parent}, by its {BASE_FILE},'
     )
     if checkpoint_fingerprint(base) != record[BASE]:
         raise UserError(

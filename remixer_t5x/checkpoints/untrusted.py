@@ -32,7 +32,7 @@ MAX_DESCRIPTION_BYTES = 1_000_000
 _ADVICE = 'copy the checkpoint again, or use another'
 
 
-def check(folder: str | os.PathLike[str]) -> None:
+def check_checkpoint(folder: str | os.PathLike[str]) -> None:
     """Raises UserError if a link leads outside of `folder`, or if an array description is invalid or too large.
 
     Reads names and descriptions, but no arrays. Skips buckets, because all users with write access are trusted.

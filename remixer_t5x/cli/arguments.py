@@ -152,11 +152,11 @@ def _run_sources(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, s
     first = text.strip('\'"').partition(',')[0].strip()
     if not first or first[0] in '%@([':
         return [], []
-    folder = model_dir.find_enclosing(first)
+    folder = model_dir.find_model_dir(first)
     flags = task_vocabulary.saved_vocabulary_flags(folder)
     if args.gin_file or '://' in first:
         return [], flags
-    file = None if folder is None else model_dir.saved_gin(folder)
+    file = None if folder is None else model_dir.find_gin_file(folder)
     if file is None:
         with hide_library_output(args):
             from remixer_t5x.checkpoints import saved_params

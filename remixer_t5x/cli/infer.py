@@ -85,7 +85,7 @@ def find_template_mismatch(checkpoint: str, template: str | None) -> str | None:
     from remixer_t5x.checkpoints import changes
     from remixer_t5x.run_folder import model_dir
 
-    folder = model_dir.find_enclosing(checkpoint)
+    folder = model_dir.find_model_dir(checkpoint)
     if folder is None or not (folder / model_dir.CONFIG).is_file():
         return None
     config = untrusted_files.read_text(folder / model_dir.CONFIG, 'restore it, or remove it')

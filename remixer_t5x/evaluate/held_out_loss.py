@@ -83,7 +83,7 @@ def evaluate(
         raise UserError(f'the {name} split has no target token; use a split with text, or EVAL_PERIOD = None')
     totals.setdefault(metrics.STEPS, 1.0)
     text_bytes = totals.pop('bytes', 0.0)
-    averages = metrics.means(totals)
+    averages = metrics.compute_means(totals)
     if text_bytes:
         averages['bits_per_byte'] = (totals['loss'] - totals.get('z_loss', 0.0)) / math.log(2) / text_bytes
     if counts.any():

@@ -52,7 +52,7 @@ class Results:
 def evaluated_steps(folder: str, split: str, tasks: Sequence[str]) -> set[int]:
     """Returns the steps for which `folder` contains results of all these tasks."""
     steps: dict[str, set[int]] = {f'{split}/{task}': set() for task in tasks}
-    for record in metrics.read(model_dir.absolute_path(folder) / model_dir.METRICS):
+    for record in metrics.read_records(model_dir.absolute_path(folder) / model_dir.METRICS):
         if record['kind'] in steps:
             steps[record['kind']].add(record['step'])
     return set.intersection(*steps.values())

@@ -37,12 +37,12 @@ def claim_model_dir(path: str | os.PathLike[str]) -> epath.Path:
     folder = model_dir.absolute_path(path)
     if steps := saved_params.list_steps(folder / model_dir.CHECKPOINTS):
         raise UserError(f'{folder} already contains the checkpoint of step {steps[-1]}; use a new or empty folder')
-    return model_dir.claim(path)
+    return model_dir.create_model_dir(path)
 
 
 def copy_vocabulary(checkpoint: str, folder: epath.Path) -> None:
     """Copies the vocabulary saved with `checkpoint`, if any, to the MODEL_DIR `folder`."""
-    source = model_dir.find_enclosing(checkpoint)
+    source = model_dir.find_model_dir(checkpoint)
     if source is not None and task_vocabulary.saved_vocabulary_flags(source):
         (folder / task_vocabulary.FOLDER).mkdir(exist_ok=True)
         for file in (source / task_vocabulary.FOLDER).iterdir():

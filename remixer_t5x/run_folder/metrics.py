@@ -59,7 +59,7 @@ class MetricsWindow:
         return dict(self._totals)
 
 
-def means(totals: Mapping[str, float]) -> dict[str, float]:
+def compute_means(totals: Mapping[str, float]) -> dict[str, float]:
     """Divides sums over tokens by `weights`, and averages other metrics over steps.
 
     `loss` is the minimized loss; `cross_ent_loss` is `loss` without `z_loss`.
@@ -96,7 +96,7 @@ class JsonlWriter:
         self._waiting: list[str] = []
         self._object: object_store.GrowingObject | None = None
         with object_store.wrap_write_errors(path):
-            records = _read_records(path)
+            records = _iterate_records(path)
             text = ''.join(json.dumps(record) + '\n' for record in records if record['step'] <= restored_step)
             object_store.write_atomically(path, text)
             if object_store.is_remote(path):
@@ -106,8 +106,8 @@ class JsonlWriter:
         record = {
             'kind': kind,
             'step': step,
-            **{name: _finite(value) for name, value in numbers.items()},
-            'timing': {'clock': time.time(), **{name: _finite(value) for name, value in timing.items()}},
+            **{name: _finite_or_none(value) for name, value in numbers.items()},
+            'timing': {'clock': time.time(), **{name: _finite_or_none(value) for name, value in timing.items()}},
         }
         line = json.dumps(record) + '\n'
         if self._object is not None:
@@ -146,17 +146,17 @@ class JsonlWriter:
             self._write_waiting()
 
 
-def read(path: epath.Path) -> list[dict[str, Any]]:
+def read_records(path: epath.Path) -> list[dict[str, Any]]:
     """Reads the records of a metrics.jsonl in order, skipping lines that are not records.
 
     A record has a string `kind`, a whole number `step` of at least 0, and metrics, which may be None. Raises UserError
     if the file cannot be read.
     """
     with object_store.wrap_read_errors(path), untrusted_files.as_user_errors(path, 'give the metrics.jsonl of a run'):
-        return _read_records(path)
+        return _iterate_records(path)
 
 
-def _read_records(path: epath.Path) -> list[dict[str, Any]]:
+def _iterate_records(path: epath.Path) -> list[dict[str, Any]]:
     lines = untrusted_files.read_json_lines(path) if path.exists() else ()
     return [line.value for line in lines if line.error is None and describe_invalid_record(line.value) is None]
 
@@ -178,6 +178,6 @@ def describe_invalid_record(value: Any) -> str | None:
     return None
 
 
-def _finite(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     # JSON does not support NaN, and parsers other than Python's reject it.
     return float(value) if math.isfinite(value) else None

@@ -46,18 +46,18 @@ def check_name(folder: epath.Path) -> None:
         raise UserError(f'{folder} must not contain *, ? or [, which Orbax interprets as a pattern; rename it')
 
 
-def find_enclosing(path: str | os.PathLike[str]) -> epath.Path | None:
+def find_model_dir(path: str | os.PathLike[str]) -> epath.Path | None:
     """Returns the MODEL_DIR that equals or contains `path`, or None."""
     start = absolute_path(path)
     return next((folder for folder in (start, *start.parents) if (folder / MARKER).is_file()), None)
 
 
-def saved_gin(folder: epath.Path) -> epath.Path | None:
+def find_gin_file(folder: epath.Path) -> epath.Path | None:
     """Returns the gin file that describes the model of a MODEL_DIR, or None if there is none."""
     return next((folder / name for name in (CONFIG, CONVERTED) if (folder / name).is_file()), None)
 
 
-def claim(path: str | os.PathLike[str]) -> epath.Path:
+def create_model_dir(path: str | os.PathLike[str]) -> epath.Path:
     """Creates MODEL_DIR, or checks the MODEL_DIR of an earlier run.
 
     Raises UserError if it is a file, a non-empty folder that is not a MODEL_DIR, or not writable.
@@ -66,7 +66,7 @@ def claim(path: str | os.PathLike[str]) -> epath.Path:
         raise UserError("MODEL_DIR must be a folder for this run, got ''; type --gin.MODEL_DIR=runs/first")
     folder = absolute_path(path)
     check_name(folder)
-    object_store.check_writable(folder)
+    object_store.check_bucket(folder)
     try:
         if folder.exists() and not folder.is_dir():
             raise UserError(f'MODEL_DIR must be a folder, got the file {folder}; type a new or empty folder')
@@ -100,7 +100,7 @@ def package_versions() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def locked(folder: epath.Path) -> Iterator[None]:
+def lock_model_dir(folder: epath.Path) -> Iterator[None]:
     """Holds a lock on `folder` during the block. The kernel releases the lock if the process is killed.
 
     On NFS, the lock also works across machines. Does nothing for buckets, which have no locks. Raises UserError naming

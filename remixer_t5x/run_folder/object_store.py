@@ -49,13 +49,13 @@ def write_atomically(path: epath.Path, text: str) -> None:
     temporary.sync_and_rename(new_file, path)
 
 
-def check_writable(folder: epath.Path) -> None:
+def check_bucket(folder: epath.Path) -> None:
     """Raises UserError if `folder` is in a bucket that is not accessible. Does not check local folders."""
     if not is_remote(folder):
         return
     try:
         retry = importlib.import_module(f'{LIBRARY}.retry').DEFAULT_RETRY.with_timeout(TIMEOUT)
-        _client().get_bucket(_bucket_name(folder), retry=retry, timeout=TIMEOUT)
+        _storage_client().get_bucket(_bucket_name(folder), retry=retry, timeout=TIMEOUT)
     except ImportError as error:
         raise UserError(
             f'google-cloud-storage must be installed for {folder} ({describe_error(error)}); '
@@ -73,7 +73,7 @@ def list_objects(folder: epath.Path) -> dict[str, list[Any]] | None:
     """
     prefix = os.fspath(folder).removeprefix(GOOGLE).partition('/')[2].rstrip('/') + '/'
     try:
-        blobs = list(_client().list_blobs(_bucket_name(folder), prefix=prefix))
+        blobs = list(_storage_client().list_blobs(_bucket_name(folder), prefix=prefix))
     except Exception as error:
         if isinstance(error, ImportError) or type(error).__name__ == 'DefaultCredentialsError':
             return None
@@ -131,7 +131,7 @@ _ADVICE = {
 }
 
 
-def _client() -> Any:
+def _storage_client() -> Any:
     return importlib.import_module(LIBRARY).Client()
 
 

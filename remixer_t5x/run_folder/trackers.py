@@ -223,7 +223,7 @@ class Tracking:
 
     def _call_all(self, call: Call) -> None:
         for thread in self._threads:
-            thread.put(call)
+            thread.enqueue_call(call)
 
 
 class _TrackerThread:
@@ -237,7 +237,7 @@ class _TrackerThread:
         self._thread = threading.Thread(target=self._run_calls, name=f'tracker {self._name}', daemon=True)
         self._thread.start()
 
-    def put(self, call: Call) -> None:
+    def enqueue_call(self, call: Call) -> None:
         if self._thread.is_alive():
             try:
                 self._waiting.put_nowait(call)

@@ -54,11 +54,11 @@ def train(
     data = start.RunData(run)
     startup.end_phase('data')
 
-    path = start.create_model_dir(run.folder.model_dir)
+    path = start.create_shared_model_dir(run.folder.model_dir)
     record = {**data.record, 'config': config_text, 'versions': model_dir.package_versions()}
     with contextlib.ExitStack() as stack:
         if jax.process_index() == 0:
-            stack.enter_context(model_dir.locked(path))
+            stack.enter_context(model_dir.lock_model_dir(path))
         checkpoints = stack.enter_context(saving.open_checkpoints(path, run.folder.keep_checkpoints))
         with timeline.measure(progress.STATE):
             state, notes = start.restore_or_create(run, checkpoints, programs, data, record)
@@ -213,7 +213,7 @@ def _build_loop(
 def _build_result(
     loss_kind: str, path: epath.Path, step: int, stopped: str | None, spent: Mapping[str, float] | None = None
 ) -> settings.Result:
-    last = {record['kind']: record for record in metrics.read(path / model_dir.METRICS)}
+    last = {record['kind']: record for record in metrics.read_records(path / model_dir.METRICS)}
     checkpoint = str(path / model_dir.CHECKPOINTS / str(step))
     return settings.Result(
         step, stopped, last.get(run_log.TRAIN, {}), last.get(loss_kind, {}), str(path), checkpoint, spent or {}

@@ -230,7 +230,7 @@ class Saver:
 
     def log_window(self, state: RunState) -> None:
         """Logs the mean metrics of the steps since the last log, and handles failed checkpoint writes."""
-        numbers = metrics.means(state.window.totals())
+        numbers = metrics.compute_means(state.window.totals())
         state.window = metrics.MetricsWindow()
         self.log.log_train(state.step, numbers)
         with self._tolerate_failure():

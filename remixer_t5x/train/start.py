@@ -106,12 +106,12 @@ class RunData:
         return {part.name: part.batches(self._partitioner.data_shard(), self._threads) for part in parts}
 
 
-def create_model_dir(path: str) -> epath.Path:
+def create_shared_model_dir(path: str) -> epath.Path:
     """Creates MODEL_DIR in the first process. Raises UserError if it is not visible to another process."""
     # Use a new file name, because each machine may have an old folder with this path.
     token = collectives.broadcast(secrets.token_hex(8))
     is_first = jax.process_index() == 0
-    folder = model_dir.claim(path) if is_first else model_dir.absolute_path(path)
+    folder = model_dir.create_model_dir(path) if is_first else model_dir.absolute_path(path)
     if jax.process_count() > 1:
         marker = folder / f'.{token}'
         if is_first:
@@ -191,6 +191,6 @@ def _move_damaged_checkpoint(
             else 'there is no other checkpoint: use a new MODEL_DIR, or type --restore previous to start again'
         )
         raise UserError(f'{error}; {advice}') from error
-    folder = collectives.broadcast(str(checkpoints.move_away(step)) if jax.process_index() == 0 else None)
+    folder = collectives.broadcast(str(checkpoints.move_damaged(step)) if jax.process_index() == 0 else None)
     checkpoints.reopen()
     return f'{error}; it was moved to {folder}'

@@ -24,7 +24,7 @@ STATE = {'w': jnp.arange(512.0), 'step': jnp.int32(4)}
 def written(tmp_path_factory):
     """A checkpoint, and the calls of fsync and rename that wrote it, in order."""
     calls = []
-    folder = model_dir.claim(tmp_path_factory.mktemp('durable') / 'run')
+    folder = model_dir.create_model_dir(tmp_path_factory.mktemp('durable') / 'run')
     with pytest.MonkeyPatch.context() as patch:
         sync, rename = os.fsync, os.replace
 
@@ -94,7 +94,7 @@ def test_a_changed_bit_in_a_listed_file_name_is_damage(written, tmp_path):
 
 
 def test_a_checkpoint_with_nan_is_rejected(tmp_path):
-    checkpoints = manager.Checkpoints(model_dir.claim(tmp_path / 'run'))
+    checkpoints = manager.Checkpoints(model_dir.create_model_dir(tmp_path / 'run'))
     bad = {**STATE, 'w': STATE['w'].at[7].set(jnp.nan)}
     checkpoints.save(1, bad, Position(), {'window': {}})
     checkpoints.wait()
@@ -105,7 +105,7 @@ def test_a_checkpoint_with_nan_is_rejected(tmp_path):
 
 def test_a_failed_background_write_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
     """With keep=1, the previous checkpoint is only removed once the new one is committed."""
-    checkpoints = manager.Checkpoints(model_dir.claim(tmp_path / 'run'), keep=1)
+    checkpoints = manager.Checkpoints(model_dir.create_model_dir(tmp_path / 'run'), keep=1)
     checkpoints.save(1, STATE, Position(), {'window': {}})
     checkpoints.wait()
 
@@ -127,12 +127,12 @@ def test_a_failed_background_write_keeps_the_previous_checkpoint(tmp_path, monke
 
 
 def test_a_locked_model_dir_cannot_be_locked_again(tmp_path):
-    folder = model_dir.claim(tmp_path / 'run')
-    with model_dir.locked(folder):
+    folder = model_dir.create_model_dir(tmp_path / 'run')
+    with model_dir.lock_model_dir(folder):
         with pytest.raises(UserError, match=f'in use by process {os.getpid()} on '):
-            with model_dir.locked(folder):
+            with model_dir.lock_model_dir(folder):
                 pass
-    with model_dir.locked(folder):
+    with model_dir.lock_model_dir(folder):
         pass
 
 

@@ -36,7 +36,7 @@ def assert_equal(ours, theirs):
 
 @pytest.fixture
 def folder(tmp_path):
-    return model_dir.claim(tmp_path / 'run')
+    return model_dir.create_model_dir(tmp_path / 'run')
 
 
 @pytest.fixture
@@ -154,14 +154,14 @@ def test_a_full_disk_raises_an_error_before_writing(saved, monkeypatch):
 
 def test_model_dir_must_be_a_new_or_an_own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert model_dir.claim('runs/first') == model_dir.claim(tmp_path / 'runs' / 'first')
+    assert model_dir.create_model_dir('runs/first') == model_dir.create_model_dir(tmp_path / 'runs' / 'first')
     foreign = tmp_path / 'foreign'
     foreign.mkdir()
     (foreign / 'thesis.tex').write_text('')
-    assert f'without {model_dir.MARKER}' in error_message(lambda: model_dir.claim(foreign))
-    assert 'must be a folder, got the file' in error_message(lambda: model_dir.claim(foreign / 'thesis.tex'))
-    assert 'cannot be written' in error_message(lambda: model_dir.claim(foreign / 'thesis.tex' / 'run'))
-    assert "MODEL_DIR must be a folder for this run, got ''" in error_message(lambda: model_dir.claim(''))
+    assert f'without {model_dir.MARKER}' in error_message(lambda: model_dir.create_model_dir(foreign))
+    assert 'must be a folder, got the file' in error_message(lambda: model_dir.create_model_dir(foreign / 'thesis.tex'))
+    assert 'cannot be written' in error_message(lambda: model_dir.create_model_dir(foreign / 'thesis.tex' / 'run'))
+    assert "MODEL_DIR must be a folder for this run, got ''" in error_message(lambda: model_dir.create_model_dir(''))
     assert [p.name for p in foreign.iterdir()] == ['thesis.tex']
 
 
@@ -169,7 +169,7 @@ def test_model_dir_must_be_a_new_or_an_own_folder(tmp_path, monkeypatch):
 def test_a_name_with_pattern_characters_is_rejected(saved, tmp_path, name):
     """Orbax would write a checkpoint there and not find it again."""
     place = tmp_path / name
-    assert 'as a pattern' in error_message(lambda: model_dir.claim(place))
+    assert 'as a pattern' in error_message(lambda: model_dir.create_model_dir(place))
     assert not place.exists()
     shutil.copytree(saved, place)
     assert 'as a pattern' in error_message(lambda: saved_params.open_checkpoint(str(place)))
@@ -182,4 +182,4 @@ def test_a_read_only_folder_raises_an_error(tmp_path, monkeypatch):
         raise PermissionError(13, 'Permission denied')
 
     monkeypatch.setattr(type(model_dir.absolute_path(tmp_path)), 'write_text', refuse)
-    assert 'Permission denied' in error_message(lambda: model_dir.claim(tmp_path / 'run'))
+    assert 'Permission denied' in error_message(lambda: model_dir.create_model_dir(tmp_path / 'run'))

@@ -75,19 +75,19 @@ def test_numeric_dtypes_of_tensorstore_are_accepted(tmp_path, dtype, driver):
     spec = {'driver': driver, 'kvstore': {'driver': 'file', 'path': str(tmp_path / 'a')}, 'dtype': dtype}
     dtype = ml_dtypes.bfloat16 if dtype == 'bfloat16' else dtype
     ts.open({**spec, 'metadata': {'shape': [3]}}, create=True).result().write(np.ones(3, dtype)).result()
-    untrusted.check(tmp_path)
+    untrusted.check_checkpoint(tmp_path)
 
 
 def test_arrays_of_zeros_may_be_larger_than_their_files(tmp_path):
     """Chunks that only contain the fill value are not written, as in a state before its first step."""
     described = {'zarr_format': 2, 'shape': [2**27], 'chunks': [2**27], 'dtype': '<f4'}
     (tmp_path / '.zarray').write_text(json.dumps(described))
-    untrusted.check(tmp_path)
+    untrusted.check_checkpoint(tmp_path)
     (tmp_path / '.zarray').write_text(json.dumps({**described, 'shape': [2**29], 'chunks': [2**27]}))
     assert '2.0 GiB by their descriptions' in error_message(untrusted.check, tmp_path)
     with (tmp_path / '0').open('wb') as file:
         file.truncate(2**25)
-    untrusted.check(tmp_path)
+    untrusted.check_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize('name', ['²', '٣', '007', '1' + '0' * 30])
@@ -113,7 +113,7 @@ def test_parameters_larger_than_the_memory_are_rejected(saved, monkeypatch):
 
 def test_the_check_skips_broken_links(tmp_path):
     (tmp_path / 'a').symlink_to('gone')
-    untrusted.check(tmp_path)
+    untrusted.check_checkpoint(tmp_path)
 
 
 def test_a_file_named_checkpoints_has_no_steps(tmp_path):

@@ -32,7 +32,7 @@ def _tensorboard(folder):
 
 
 def _lock(folder):
-    with model_dir.locked(epath.Path(folder)):
+    with model_dir.lock_model_dir(epath.Path(folder)):
         pass
 
 
@@ -57,7 +57,7 @@ WRITERS = {
     'loss.png': _loss_png,
     'best': _best,
     'configuration': lambda folder: model_dir.write_config(epath.Path(folder), 'A = 1\n'),
-    'marker': lambda folder: model_dir.claim(folder),
+    'marker': lambda folder: model_dir.create_model_dir(folder),
     'predictions': lambda folder: results.write_jsonl(epath.Path(folder) / 'x.jsonl', [{'prediction': 'a'}]),
     'results': _results,
     'safetensors': lambda folder: safetensors_files.write_params(
@@ -106,7 +106,7 @@ def test_lines_are_written_completely_or_not_at_all(tmp_path):
             error_message(lambda: writer.write('train', step, LOSS, {}))  # noqa: B023
             assert path.stat().length == size, 'a partial line was written'
     writer.write('train', 4, LOSS, {})
-    assert [record['step'] for record in metrics.read(path)] == [1, 2, 3, 4]
+    assert [record['step'] for record in metrics.read_records(path)] == [1, 2, 3, 4]
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_go_on_warns_once_and_writes_the_lines_later(log, folder, capsys):
             run.log_evaluation('eval', step, LOSS, 1.0)
     assert capsys.readouterr().out.count('warning: ') == 1
     run.log_evaluation('eval', 5, LOSS, 1.0)
-    assert [record['step'] for record in metrics.read(epath.Path(folder / 'metrics.jsonl'))] == [1, 2, 3, 4, 5]
+    assert [record['step'] for record in metrics.read_records(epath.Path(folder / 'metrics.jsonl'))] == [1, 2, 3, 4, 5]
 
 
 def test_go_on_warns_about_the_best_checkpoint(log, folder, capsys):

@@ -32,7 +32,7 @@ def window_of(steps, totals=None):
 @settings(max_examples=25, deadline=None)
 @given(STEPS)
 def test_means_are_token_weighted(steps):
-    means = metrics.means(window_of(steps))
+    means = metrics.compute_means(window_of(steps))
     weights = sum(step['weights'] for step in steps)
     np.testing.assert_allclose(means['loss'], sum(s['loss'] for s in steps) / weights, rtol=1e-6)
     np.testing.assert_allclose(means['accuracy'], sum(s['correct'] for s in steps) / weights, rtol=1e-6)
@@ -48,11 +48,11 @@ def test_a_restored_window_continues_bit_identically(steps, cut):
 
 def test_means_are_computed_for_norms_learning_rate_and_cross_entropy():
     steps = [{'loss': 1.0, 'weights': 2.0, 'grad_norm': g, 'learning_rate': r} for g, r in ((1.0, 0.1), (3.0, 0.25))]
-    means = metrics.means(window_of(steps))
+    means = metrics.compute_means(window_of(steps))
     assert means['grad_norm'] == 2.0 and means['learning_rate'] == 0.25
-    means = metrics.means({'loss': 10.0, 'z_loss': 0.5, 'weights': 4.0, 'steps': 1.0})
+    means = metrics.compute_means({'loss': 10.0, 'z_loss': 0.5, 'weights': 4.0, 'steps': 1.0})
     assert means['loss'] == 2.5 and means['cross_ent_loss'] == 9.5 / 4
-    assert metrics.means({'loss': 10.0, 'weights': 4.0, 'steps': 1.0})['cross_ent_loss'] == 2.5
+    assert metrics.compute_means({'loss': 10.0, 'weights': 4.0, 'steps': 1.0})['cross_ent_loss'] == 2.5
     assert metrics.perplexity(2.0) == pytest.approx(math.e**2)
     assert metrics.perplexity(1e4) == math.inf
 

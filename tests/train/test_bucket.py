@@ -145,7 +145,7 @@ def test_damaged_objects_are_named_and_log_records_not_repeated(training, store,
 
 def test_bucket_errors_are_one_line_with_advice(here, monkeypatch, tmp_path):
     def message(folder=MODEL_DIR):
-        return error_message(model_dir.claim, folder)
+        return error_message(model_dir.create_model_dir, folder)
 
     assert 'got s3://; type gs://' in message('s3://bucket/run')
     assert 'does not exist' in message('gs://other/run')

@@ -124,7 +124,7 @@ def read(path: str, abstract: Params) -> tuple[Params, int]:
         UserError: there is no checkpoint, it cannot be read, or it does not match the architecture or size.
     """
     folder = _find_checkpoint(path)
-    untrusted.check(folder)
+    untrusted.check_checkpoint(folder)
     expected = {name: tuple(leaf.shape) for name, leaf in _flatten(abstract).items()}
     with saved_params.wrap_errors(folder, 'read'):
         saved = _open_orbax(folder / _STATE) if (folder / _STATE).is_dir() else _open_msgpack(folder)
