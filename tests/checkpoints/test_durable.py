@@ -113,7 +113,7 @@ def test_a_failed_background_write_keeps_the_previous_checkpoint(tmp_path, monke
         raise OSError(28, 'No space left on device')
 
     with monkeypatch.context() as patch:
-        patch.setattr(durable, 'commit', fail)
+        patch.setattr(durable, 'commit_checkpoint', fail)
         checkpoints.save(2, STATE, Position(), {'window': {}})
         with pytest.raises(manager.SaveFailed, match='no space left on the disk'):
             checkpoints.save(3, STATE, Position(), {'window': {}})
