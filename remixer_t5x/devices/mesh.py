@@ -1,8 +1,8 @@
 """The device mesh `data` x `fsdp` x `tensor`: parses its sizes and assigns devices to it.
 
 A slice is a group of devices with fast links: a TPU slice (ICI), or the GPUs of a node (NVLink). With multiple slices,
-    the axes with the least communication span slices: first `data`, then `fsdp`, but never `tensor`. JAX arranges the
-    devices of one slice (`jax.make_mesh`) or of multiple slices (`create_hybrid_device_mesh`).
+the axes with the least communication span slices: first `data`, then `fsdp`, but never `tensor`. JAX arranges the
+devices of one slice (`jax.make_mesh`) or of multiple slices (`create_hybrid_device_mesh`).
 """
 
 import math

@@ -1,8 +1,8 @@
 """Runs a model on windows of texts and writes the results in order; resumes an interrupted output.
 
 The output contains one JSON object per text: `index`, `input`, `prediction`, `score`, lists of `predictions` and
-    `scores` if the decoder returns several, and `cut` if the text was truncated. The first line also contains the
-    `checkpoint` and `decoder` of all predictions. An interrupted output is a prefix of the complete output.
+`scores` if the decoder returns several, and `cut` if the text was truncated. The first line also contains the
+`checkpoint` and `decoder` of all predictions. An interrupted output is a prefix of the complete output.
 """
 
 import dataclasses
