@@ -1,14 +1,14 @@
-"""Pretrain, finetune, evaluate and run T5-style encoder-decoders with any token mixer.
+"""Pretrains, finetunes, evaluates and runs T5-style encoder-decoders with any token mixer.
 
-The names in `__all__` are the public Python API (docs/guide/python.md). Each is imported when it is first used, so
-that `import remixer_t5x` itself loads neither JAX nor TensorFlow.
+The names in `__all__` are the public Python API (docs/guide/python.md). Each name is imported at its first use, so that
+`import remixer_t5x` loads neither JAX nor TensorFlow.
 """
 
 import importlib
 
 __version__ = '0.1.0'
 
-# The module that defines each public name, and its name there; None is the module itself.
+# Maps each public name to its module and its name in this module; None stands for the module itself.
 _DEFINITIONS: dict[str, tuple[str, str | None]] = {
     'build_model': ('api.building', 'build_model'),
     'load': ('api.saved_models', 'load'),
@@ -45,7 +45,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-# Not imported from `typing`, whose import would take longer than the rest of this file.
+# Define TYPE_CHECKING here, because importing `typing` would take longer than the rest of this file.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from remixer_t5x import testing as testing
