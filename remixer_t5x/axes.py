@@ -26,11 +26,11 @@ LAYERS = 'layers'  # identical layers stacked by scan; never sharded
 
 
 def is_hidden_matrix(names: tuple[str | None, ...]) -> bool:
-    """Returns whether a parameter is a (stacked) matrix from features or hidden units to features or hidden units.
+    """Returns whether axis names belong to a (stacked) matrix that maps features or hidden units to each other.
 
     False for embeddings, output projections, adapters, vectors, and parameters along positions or distances.
     """
-    # None is an axis that is never sharded; (None, EMBED) are embeddings of token types.
+    # None is an axis that is never sharded; (None, EMBED) is the embedding of token types.
     features = {EMBED, MLP, JOINED_KV, TOKEN_MLP, None}
     stacked, ends = {*names[:-2]}, names[-2:]
     if len(ends) < 2 or ends == (None, EMBED):
