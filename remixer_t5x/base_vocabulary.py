@@ -1,4 +1,4 @@
-"""The base class of vocabularies, with the methods that seqio calls; encoding and decoding import no TensorFlow.
+"""The base class of vocabularies with the interface of seqio. Encoding and decoding do not import TensorFlow.
 
 A seqio feature accepts any object with these methods, so tasks and inference use the same vocabulary object.
 """
@@ -18,7 +18,7 @@ class Vocabulary(abc.ABC):
     """Converts texts to token ids and back. Id 0 is padding.
 
     Attributes:
-        extra_ids: number of sentinels that follow the last id of the tokenizer.
+        extra_ids: number of sentinel ids after the last id of the tokenizer.
     """
 
     pad_id = 0
@@ -28,17 +28,17 @@ class Vocabulary(abc.ABC):
 
     @property
     def bos_id(self) -> int | None:
-        """The id of the token that starts a text; None without such a token."""
+        """The id of the start token; None for a vocabulary without a start token."""
         return None
 
     @property
     def eos_id(self) -> int:
-        """The id of the end token; T5's by default."""
+        """The id of the end token; the default is T5's id."""
         return 1
 
     @property
     def unk_id(self) -> int:
-        """The id of unknown text; T5's by default."""
+        """The id of unknown text; the default is T5's id."""
         return 2
 
     @property
@@ -52,10 +52,10 @@ class Vocabulary(abc.ABC):
 
     @abc.abstractmethod
     def _decode(self, ids: Sequence[int]) -> str:
-        """Decodes ids below `vocab_size`; only the last may be the end token."""
+        """Decodes ids below `vocab_size`, of which only the last may be the end token."""
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Decodes the ids up to the first end token; ids of `vocab_size` and above are unknown text."""
+        """Decodes ids up to the first end token; ids of `vocab_size` or more are decoded as unknown text."""
         known = [index if index < self.vocab_size else self.unk_id for index in map(int, ids)]
         if self.eos_id in known:
             known = known[: known.index(self.eos_id) + 1]
@@ -64,11 +64,12 @@ class Vocabulary(abc.ABC):
     def encode_tf(self, text: tf.Tensor) -> tf.Tensor:
         """Returns the ids of a scalar string tensor, [ids] int32.
 
-        The function is declared stateless, because TensorFlow cannot save the position of a stateful pipeline.
+        The TensorFlow function is stateless, because TensorFlow cannot save the position of a stateful pipeline.
         """
 
         def call(text: bytes | np.ndarray) -> np.ndarray:
-            # Bytes in graph mode, a 0-d array in eager mode. np.asarray(bytes) would strip trailing NULs.
+            # The argument is bytes in graph mode and a 0-d array in eager mode. np.asarray(bytes) would strip trailing
+            # NULs.
             data = text if isinstance(text, bytes) else text.item()
             return np.asarray(self.encode(data.decode(errors='replace')), np.int32)
 
