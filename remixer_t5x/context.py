@@ -1,7 +1,7 @@
-"""SequenceContext: the information about each token that a sublayer receives in addition to its features.
+"""Defines SequenceContext, the information on tokens that sublayers receive in addition to token features.
 
-The model passes the context down, and each sublayer derives its own masks from it: attention computes a [query, key]
-mask from the segment ids, and Remixer selects rows of H by the positions.
+The model passes the context to all sublayers, which derive masks from the context: attention computes a [query, key]
+mask from the segment ids, and Remixer selects rows of H by position.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from flax import struct
 
 @struct.dataclass
 class SequenceContext:
-    """Describes a [batch, length] block of tokens.
+    """The context of a [batch, length] block of tokens.
 
     Attributes:
-        segment_ids: [batch, length] int32; 1..n identifies the example of a token, 0 is padding.
-        positions: [batch, length] int32; index of the token within its example.
+        segment_ids: [batch, length] int32; the example number of each token, starting at 1; 0 for padding.
+        positions: [batch, length] int32; the index of each token within its example.
         position_bias: [1, heads, query, key], a `DistanceBias`, or None; computed once by a stack for its attention
             sublayers.
-        num_keys: number of keys of a query: the length of the row, or the slots of the caches while decoding; set by a
+        num_keys: number of keys per query: the row length or, while decoding, the number of cache slots; set by a
             stack.
         memory: the encoder output, for cross-attention of a decoder; None elsewhere.
         step: int32, index of the token while decoding one token at a time: a scalar, or [batch] after prompts of
             different lengths; None elsewhere.
-        prefix: [batch, length] bool, tokens at the start of an example that are visible to all of its tokens even if
-            `causal` is set; None if there are none. A causal sublayer that mixes tokens either supports it or raises
-            UserError (`layers.checks.refuse_prefix`).
+        prefix: [batch, length] bool, marks tokens at the start of an example that are visible to all tokens of the
+            example even if `causal` is set; None without such tokens. A causal sublayer that mixes tokens either
+            supports it or raises UserError (`layers.checks.refuse_prefix`).
         causal: whether a token sees only itself and earlier tokens.
         decode: whether caches in the `cache` collection are allocated (first call) or extended (later calls).
-        cache_slots: number of positions to allocate if the first call contains the tokens of a prompt, which the caches
-            then store; None if it contains dummy tokens, one for each position.
+        cache_slots: number of positions to allocate if the first call contains prompt tokens to be cached; None if the
+            first call contains one dummy token per position.
         deterministic: whether dropout is disabled.
         packed: whether a row may contain several examples. If False, sublayers can skip per-example gathers.
-        attention: implementation of attention, one of `kernels.attention.api.IMPLEMENTATIONS`; set by a stack.
+        attention: the attention implementation, one of `kernels.attention.api.IMPLEMENTATIONS`; set by a stack.
     """
 
     segment_ids: jax.Array
@@ -61,7 +61,7 @@ class SequenceContext:
 
 @struct.dataclass
 class Memory:
-    """The encoder output `hidden` [batch, memory_length, embed] and the context of its tokens."""
+    """The encoder output `hidden`, [batch, memory_length, embed], and the context of the input tokens."""
 
     hidden: jax.Array
     context: SequenceContext
@@ -70,7 +70,7 @@ class Memory:
 def describe_tokens(
     tokens: jax.Array, segment_ids: jax.Array | None = None, positions: jax.Array | None = None, **flags
 ) -> SequenceContext:
-    """Returns the context of [batch, length] tokens; trailing zeros are padding.
+    """Returns the context of [batch, length] tokens, of which trailing zeros are padding.
 
     Args:
         tokens: [batch, length] int32.
@@ -91,6 +91,6 @@ def describe_tokens(
 
 
 def token_counts(tokens: jax.Array) -> jax.Array:
-    """Returns the length of each row up to its last nonzero id, [batch] int32; `tokens` are [batch, length]."""
+    """Returns the length of each row of `tokens` [batch, length] without trailing zeros: [batch] int32."""
     lengths = jnp.arange(1, tokens.shape[1] + 1, dtype=jnp.int32)
     return jnp.max(jnp.where(tokens > 0, lengths, 0), axis=1, initial=0)
