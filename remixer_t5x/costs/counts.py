@@ -1,12 +1,13 @@
 """Counts the parameters and FLOPs of each module from shapes, without a device or a compilation.
 
-FLOPs are those of one forward pass for one example; a training step costs three forward passes, one forward and two for
-the gradients of inputs and weights (Kaplan et al. 2020), without recomputation under remat.
+FLOPs are counted for one forward pass of one example. A training step costs three forward passes: one forward and two
+for the gradients of inputs and weights (Kaplan et al. 2020), not including recomputation under remat.
 
-They include matrix products and convolutions (a multiply and an add are two operations) and Fourier transforms (5 n
-log2 n for complex transforms, half of it for real ones, the usual benchmark convention). Elementwise operations are not
-counted. A scan counts its body times its length, a `cond` its most expensive branch, and a `while` loop one iteration,
-because its length is unknown before it runs.
+The counts include matrix products and convolutions (a multiply and an add are two operations) and Fourier transforms (5
+n log2 n for complex transforms and half of this for real transforms, the usual benchmark convention). Elementwise
+operations are not counted. The cost of a scan is the cost of its body times its length; the cost of a `cond` is the
+cost of its most expensive branch; the cost of a `while` loop is one iteration, because the number of iterations is
+unknown.
 """
 
 import collections
@@ -24,17 +25,17 @@ from remixer_t5x.models.interface import Model
 
 Path = tuple[str, ...]
 TRAINING_FORWARD_PASSES = 3
-# Marks a module in the name stack of its operations. Names of modules and functions cannot contain it.
+# Prefix of module paths in the name stacks of operations; names of modules and functions cannot contain it.
 _MARK = '@module:'
 
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """Parameters and FLOPs of a model.
+    """Parameter and FLOP counts of a model.
 
     Attributes:
-        parameters: number of scalars of each array, by path; layers of a scanned run are counted together.
-        forward_flops: FLOPs per example by module path; `()` is everything outside of modules (the loss).
+        parameters: number of scalars of each array, by path; layers of a scanned run share one entry.
+        forward_flops: FLOPs per example by module path; `()` contains operations outside of modules, such as the loss.
         tokens: number of tokens of one example.
     """
 
@@ -52,7 +53,7 @@ class Counts:
 
     @property
     def training_flops(self) -> float:
-        """FLOPs of one training step per example."""
+        """The FLOPs of one training step per example."""
         return TRAINING_FORWARD_PASSES * self.total_forward_flops
 
 
@@ -60,14 +61,14 @@ def count(model: Model, feature_lengths: Mapping[str, int] | None) -> Counts:
     """Counts a model at given lengths.
 
     Args:
-        model: any model; it is initialised and its loss is traced.
+        model: any model; the model is initialized and its loss is traced.
         feature_lengths: tokens of each feature, `inputs` and `targets`; None uses the defaults of the model type.
     """
     return count_row(model, batch_formats.abstract_batch(model.model_type, feature_lengths))
 
 
 def count_row(model: Model, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Counts:
-    """Counts a model for one row of a batch, which counts as one example."""
+    """Counts the parameters and FLOPs of a model for one row of a batch, treated as one example."""
     row = {
         name: jax.ShapeDtypeStruct((1, *array.shape[1:]), array.dtype)
         for name, array in batch.items()
@@ -92,9 +93,9 @@ def count_parameters(params: Any) -> dict[Path, int]:
 
 
 def flops_per_module(function: Callable[..., Any], *abstract_args: Any) -> dict[Path, float]:
-    """FLOPs of one call of `function`, by the path of the innermost flax module, in order of first use.
+    """Returns the FLOPs of one call of `function` by the path of the innermost flax module, in order of first use.
 
-    Modules without such operations are included with 0; `()` is everything outside of modules.
+    Modules without counted operations are included with 0; `()` contains operations outside of modules.
 
     Args:
         abstract_args: arrays or `jax.ShapeDtypeStruct`s, as for `jax.eval_shape`.
@@ -113,12 +114,12 @@ def flops_per_module(function: Callable[..., Any], *abstract_args: Any) -> dict[
 
 
 def total_flops(function: Callable[..., Any], *abstract_args: Any) -> float:
-    """FLOPs of one call of `function`."""
+    """Returns the FLOPs of one call of `function`."""
     return sum(flops_per_module(function, *abstract_args).values())
 
 
 def _walk(jaxpr: Any, times: float, outer: Path, totals: dict[Path, float]) -> None:
-    """Adds the FLOPs of `jaxpr`, run `times` times inside module `outer`, to `totals`."""
+    """Adds the FLOPs of `jaxpr`, executed `times` times inside module `outer`, to `totals`."""
     for eqn in jaxpr.eqns:
         where = _module_of(eqn, outer)
         name = eqn.primitive.name
@@ -132,7 +133,7 @@ def _walk(jaxpr: Any, times: float, outer: Path, totals: dict[Path, float]) -> N
 
 
 def _module_of(eqn: Any, outer: Path) -> Path:
-    """Name stacks restart inside scan, remat and jit, so the caller's module applies until the next mark."""
+    """Returns the module path of an operation; `outer` if its name stack restarts (in scan, remat and jit)."""
     for scope in reversed(eqn.source_info.name_stack.stack):
         if scope.name.startswith(_MARK):
             return tuple(part for part in scope.name[len(_MARK) :].split('.') if part)
@@ -184,7 +185,7 @@ def _convolution(eqn: Any) -> float:
 
 def _fft(eqn: Any) -> float:
     kind = jax.lax.FftType(eqn.params['fft_type']).name
-    # A real transform keeps only half of the spectrum, so the full length is the length of its real side.
+    # A real transform returns only half of the spectrum, so the full length is the length of the real side.
     whole = eqn.outvars[0].aval if 'IRFFT' in kind else eqn.invars[0].aval
     per_point = (2.5 if 'RFFT' in kind else 5.0) * math.log2(max(math.prod(eqn.params['fft_lengths']), 2))
     return per_point * math.prod(whole.shape)
