@@ -1,9 +1,9 @@
-"""Searches for changes with which a training step fits into a device's memory, by compiling each of them.
+"""Searches for changes that make a training step fit into a device's memory, by compiling each changed step.
 
-Changes are tried in order of their cost: microbatches cost a few small kernels, recomputation a third more FLOPs, and
-sharded parameters network traffic; a smaller batch and another optimizer change the training. If parameters, gradients
-and optimizer state alone are too large, saving activations does not help, so changes that shard or shrink the state are
-tried first.
+Changes are tried in order of their cost: microbatches add a few small kernels, recomputation adds a third of the FLOPs,
+and sharded parameters add network traffic; a smaller batch and another optimizer change the training. If parameters,
+gradients and optimizer state alone exceed the memory, reducing activations does not help, so changes that shard or
+shrink the state are tried first.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ class Change(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A compiled change; later changes are added to it if it saves memory."""
+    """The result of compiling a change. If the change saves memory, later changes are added to it."""
 
     flag: str
     value: str | int
@@ -42,7 +42,7 @@ def search(
     measure: Callable[[Step], StepMemory],
     limit: int,
 ) -> Iterator[Trial]:
-    """Tries changes, each added to the previous ones, until the step takes at most `available` bytes.
+    """Tries cumulative changes until the step uses at most `available` bytes. Yields each tried change.
 
     Args:
         step: the step to change.
@@ -88,7 +88,7 @@ def _double_fsdp(step: Step, memory: StepMemory) -> Change | None:
     if data % 2:
         return None
     text = mesh.format_sizes((data // 2, fsdp * 2, tensor))
-    # `sizes` overrides the default sizes of the mesh axes.
+    # The default axis sizes are required, because `sizes` replaces them.
     partitioner = dataclasses.replace(step.partitioner, data=-1, fsdp=1, tensor=1, sizes=text)
     return Change('--mesh', text, dataclasses.replace(step, partitioner=partitioner))
 
@@ -104,7 +104,7 @@ def _halve_batch(step: Step, memory: StepMemory) -> Change | None:
 def _use_adafactor(step: Step, memory: StepMemory) -> Change | None:
     factored = optimizer.adafactor(getattr(step.optimizer, 'learning_rate', None) or 1e-3)
     changed = dataclasses.replace(step, optimizer=factored)
-    # Skips the compilation if the state would not shrink, such as for a step that already uses Adafactor.
+    # Skip the compilation if the state would not shrink, for example if the step already uses Adafactor.
     if bytes_per_device(changed.plan.abstract.opt_state) > 0.9 * memory.optimizer_state:
         return None
     return Change('--gin_file', 'optimizers/adafactor.gin', changed)
