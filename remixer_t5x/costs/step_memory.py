@@ -1,4 +1,7 @@
-"""The memory of a training step on each device, as reported by the compiler. The step is compiled and not run."""
+"""Computes the memory of a training step on each device, as reported by the compiler.
+
+The step is compiled and not run.
+"""
 
 import dataclasses
 import functools
@@ -15,16 +18,16 @@ from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.optim import train_state, train_step
 
 _COMPILER_OPTIONS = {
-    # LLVM's optimizations do not change buffers and take a third of the compile time.
+    # Disable LLVM's optimizations, which do not change buffers but take a third of the compile time.
     'cpu': {'xla_backend_optimization_level': 0},
-    # Autotuning requires the GPU, and Triton GEMMs are used only after autotuning.
+    # Disable autotuning, which requires the GPU, and Triton GEMMs, which require autotuning.
     'gpu': {'xla_gpu_autotune_level': 0, 'xla_gpu_enable_triton_gemm': False},
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A training step: the arguments of `train_step.make_train_step` and `train_state.plan`.
+    """A training step to compile: the arguments of `train_step.make_train_step` and `train_state.plan`.
 
     `batch` has the shapes of a global batch. The step is compiled for the partitioner's devices, with the XLA options
     of their platform.
@@ -46,7 +49,7 @@ class Step:
 
     @functools.cached_property
     def plan(self) -> train_state.StatePlan:
-        """The shapes and shardings of the train state. Cached, because tracing the model takes seconds."""
+        """The shapes and shardings of the train state, cached because tracing the model takes seconds."""
         shapes = {name: array.shape for name, array in self.batch.items()}
         return train_state.plan(self.model, self.optimizer, shapes, self.partitioner)
 
@@ -61,12 +64,12 @@ class StepMemory:
     """Bytes on one device.
 
     Attributes:
-        parameters, optimizer_state, batch: inputs of the step, computed from shapes and shardings.
-        padding: additional memory for the layout of the inputs (TPU tiles).
+        parameters, optimizer_state, batch: sizes of the inputs of the step, computed from shapes and shardings.
+        padding: additional memory for the device layout of the inputs (TPU tiles).
         temporaries: peak of gradients, activations and all other arrays during the step.
-        results: outputs other than the train state, which is updated in place.
+        results: outputs except for the train state, which is updated in place.
         program: compiled code.
-        total: sum of the above; if the compiler ran out of memory, the memory that it reports as used.
+        total: sum of the other fields, or the memory reported by the compiler if it ran out of memory.
     """
 
     parameters: int
@@ -135,7 +138,7 @@ def read_memory(step: Step, program: jax.stages.Compiled) -> StepMemory:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether a compilation failed because the device's memory is too small."""
+    """Returns whether a compilation failed because the device memory is too small."""
     return 'RESOURCE_EXHAUSTED' in str(error)
 
 
@@ -149,7 +152,7 @@ def _input_bytes(step: Step) -> dict[str, int]:
 
 
 def bytes_per_device(tree: Any) -> int:
-    """Counts the bytes on one device of a tree of ShapeDtypeStructs with shardings."""
+    """Returns the number of bytes on one device for a tree of ShapeDtypeStructs with shardings."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * np.dtype(leaf.dtype).itemsize
         for leaf in jax.tree.leaves(tree)
@@ -162,7 +165,7 @@ def gibibytes(size: int) -> str:
 
 
 def _parse_out_of_memory(inputs: Mapping[str, int], message: str) -> StepMemory:
-    """Parses the memory in the TPU compiler's out-of-memory error."""
+    """Parses the memory usage in an out-of-memory error of the TPU compiler."""
     used = re.search(r'Used ([\d.]+)([KMGT])i?B? of', message)
     total = int(float(used[1]) * 2 ** (10 * (1 + 'KMGT'.index(used[2])))) if used else sum(inputs.values())
     temporaries = max(0, total - sum(inputs.values()))
