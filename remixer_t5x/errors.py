@@ -1,4 +1,4 @@
-"""The exception for mistakes of users, which commands print as one line without a traceback."""
+"""Defines UserError, which commands print as one line without a traceback, and formats error messages."""
 
 import difflib
 import importlib
@@ -7,13 +7,16 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """A mistake of the user. The message is one line: the constraint, the value, and what to type instead."""
+    """A mistake of the user.
+
+    The message is one line with the constraint, the value, and the command or setting to use instead.
+    """
 
 
 def reason(error: BaseException) -> str:
     """Returns the message of the root cause of an error, as one line of at most 300 characters.
 
-    Follows `raise ... from`, because some libraries wrap an error in another one without information.
+    Follows `raise ... from`, because some libraries wrap errors in others with less information.
     """
     while error.__cause__ is not None and not isinstance(error, UserError):
         error = error.__cause__
@@ -22,7 +25,7 @@ def reason(error: BaseException) -> str:
 
 
 def import_optional(module: str, user: str, extra: str) -> Any:
-    """Imports a module that the feature `user` needs. Raises UserError with the optional dependency to install."""
+    """Imports an optional dependency of the feature `user`. Raises UserError with the installation command."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -33,7 +36,7 @@ def import_optional(module: str, user: str, extra: str) -> Any:
 
 
 def one_line(text: str) -> str:
-    """Returns `text` as one line, without control characters, which could change the state of a terminal."""
+    """Returns `text` as one line without control characters, which could change the state of a terminal."""
     line = ' '.join(text.split())
     return ''.join(character if character.isprintable() else '\N{REPLACEMENT CHARACTER}' for character in line)
 
@@ -43,7 +46,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
     Up to three known names that start with `name` take precedence: `models/t5.gin` is not a misspelt `models/tim`.
     """
-    # Of several names that differ only in case, the dict keeps the last one, whose case agrees in the most letters.
+    # Of names that differ only in case, select the last one, whose case agrees with `name` in the most letters.
     known = sorted({*known} - {name}, key=lambda candidate: (sum(map(str.__eq__, candidate, name)), candidate))
     by_lower = {candidate.lower(): candidate for candidate in known}
     prefix = name.lower().removesuffix('.gin')
