@@ -2,9 +2,10 @@
 
     from remixer_t5x.lazy import seqio, tf
 
-Only tasks need these libraries, an installation for inference lacks them, and their imports take longer than all others
-together. A module that uses them needs `from __future__ import annotations`, because evaluating its signatures would
-import them. A class derived from one of their classes is in a separate module, which is imported when it is needed.
+Only tasks require these libraries. Installations for inference lack them, and importing them takes longer than all
+other imports together. Modules that use these libraries require `from __future__ import annotations`, because
+evaluating annotations would import the libraries. Classes derived from their classes are in separate modules, which are
+imported when needed.
 """
 
 from __future__ import annotations
@@ -23,28 +24,28 @@ from typing import TYPE_CHECKING, Any
 
 from remixer_t5x.errors import UserError
 
-# Libraries that only tasks need, and how to install them.
+# Libraries required only by tasks, and the installation command.
 FOR_TASKS = ('tensorflow', 'tensorflow_text', 'tensorflow_datasets', 'seqio')
 INSTALL = "pip install 'remixer-t5x[train]'"
-# Whether to show what libraries write to standard error while they are imported.
+# Whether to show the standard error output of libraries during import.
 verbose = False
-# Log levels that the C++ code of TensorFlow, gRPC and XLA reads when it is loaded.
+# Log levels that the C++ libraries of TensorFlow, gRPC and XLA read when they are loaded.
 _ENVIRONMENT = {'TF_CPP_MIN_LOG_LEVEL': '3', 'GRPC_VERBOSITY': 'ERROR', 'GLOG_minloglevel': '3'}
-# TensorFlow imports Keras through the first module; Keras imports the others for plots and tables.
+# TensorFlow imports Keras through the first module; Keras imports the other modules for plots and tables.
 _NOT_NEEDED = ('keras.src.optimizers', 'matplotlib', 'pandas')
-# Imports of seqio that are rarely used: TensorFlow Text's Keras layers, and hyperparameter search.
+# Rarely used imports of seqio: TensorFlow Text's Keras layers, and hyperparameter search.
 _RARELY_USED = ('tensorflow_text.python.keras', 'pyglove')
 
 
 class _Library:
-    """A proxy that imports the module `name` when an attribute is accessed."""
+    """A proxy of the module `name`, which is imported at the first access of an attribute."""
 
     def __init__(self, name: str):
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
         value = getattr(_load(self._name), attribute)
-        # Cached, because parsing a file accesses attributes a million times.
+        # Cache the attribute, because parsing a file accesses attributes a million times.
         setattr(self, attribute, value)
         return value
 
@@ -58,57 +59,58 @@ def _load(name: str) -> Any:
 
 
 def _import(name: str) -> Any:
-    """Imports a library of the extra `train`. Raises UserError if it is not installed."""
+    """Imports a library of the extra `train`. Raises UserError if the library is not installed."""
     check_installed(name)
     return importlib.import_module(name)
 
 
 def check_installed(*names: str) -> None:
-    """Raises UserError if a library of the extra `train`, by default any of them, is not installed."""
+    """Raises UserError unless the given libraries of the extra `train` (by default all) are installed."""
     for name in names or FOR_TASKS:
         if sys.modules.get(name) is None and importlib.util.find_spec(name) is None:
             raise UserError(f'{name} must be installed; type {INSTALL}')
 
 
 def file_errors() -> tuple[type[BaseException], ...]:
-    """Returns the exceptions of reading and writing files and objects in buckets, without importing TensorFlow."""
+    """Returns the exception types for reading and writing files and bucket objects, without importing TensorFlow."""
     tensorflow = sys.modules.get('tensorflow')
-    # ImportError: the package for a kind of bucket is not installed.
+    # ImportError is raised if the package for a kind of bucket is not installed.
     return (OSError, ImportError, *([] if tensorflow is None else [tensorflow.errors.OpError]))
 
 
 @functools.cache
 def _tensorflow() -> Any:
-    """Imports TensorFlow and hides accelerators from it, even if another library has already imported it."""
+    """Imports TensorFlow and hides accelerators from it, even if TensorFlow has already been imported."""
     if not verbose:
         set_environment()
     with without_stderr(), _pause_garbage_collection(), _block_imports(_NOT_NEEDED):
         tensorflow = _import('tensorflow')
-        # TensorFlow would allocate all memory of a GPU at its first operation.
+        # Hide accelerators, because TensorFlow would allocate all GPU memory at its first operation.
         for kind in ('GPU', 'TPU'):
             try:
                 tensorflow.config.set_visible_devices([], kind)
             except RuntimeError:
-                # TensorFlow has already initialized its devices, which is harmless if it has none of this kind.
+                # Devices cannot be hidden after TensorFlow has initialized them, which is harmless without devices of
+                # this kind.
                 if tensorflow.config.list_logical_devices(kind):
                     raise
     return tensorflow
 
 
 def set_environment() -> None:
-    """Sets the log levels of C++ libraries, which read them once."""
+    """Sets environment variables for the log levels of C++ libraries, which read them only once."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
 
 @contextlib.contextmanager
 def without_stderr() -> Iterator[None]:
-    """Discards output to file descriptor 2, unless the block raises an error or `verbose` is set."""
+    """Discards standard error output during the block, unless the block raises an error or `verbose` is set."""
     if verbose:
         yield
         return
     sys.stderr.flush()
-    # In memory if possible, because the folder for temporary files may not be writable.
+    # Buffer the output in memory if possible, because the folder for temporary files may not be writable.
     with open(os.memfd_create('stderr'), 'w+b') if hasattr(os, 'memfd_create') else tempfile.TemporaryFile() as buffer:
         saved = os.dup(2)
         os.dup2(buffer.fileno(), 2)
@@ -129,7 +131,7 @@ def without_stderr() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _pause_garbage_collection():
-    """Pauses garbage collection, which takes a fifth of the time of importing TensorFlow and seqio."""
+    """Pauses garbage collection, which takes a fifth of the import time of TensorFlow and seqio."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -141,7 +143,7 @@ def _pause_garbage_collection():
 
 @contextlib.contextmanager
 def _block_imports(names: tuple[str, ...]):
-    """Makes imports of these packages fail, unless they are already loaded, as if they were not installed."""
+    """Makes imports of these packages fail as if they were not installed, unless they are already loaded."""
     hidden = [name for name in names if name not in sys.modules]
     # Python raises ModuleNotFoundError for modules that are None.
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
@@ -154,7 +156,7 @@ def _block_imports(names: tuple[str, ...]):
 
 @contextlib.contextmanager
 def _delay_imports(names: tuple[str, ...]):
-    """Delays imports of these packages: a placeholder module imports the package when an attribute is accessed."""
+    """Delays imports of these packages: a placeholder module imports the package at the first attribute access."""
     absent = [name for name in names if name not in sys.modules]
     placeholders = {name: types.ModuleType(name) for name in absent}
     for name, module in placeholders.items():
@@ -168,14 +170,14 @@ def _delay_imports(names: tuple[str, ...]):
 
 
 def _import_attribute(placeholder: types.ModuleType, name: str, attribute: str) -> Any:
-    # The import system accesses names such as __path__.
+    # Do not import the package for names such as __path__, which the import system accesses.
     if attribute.startswith('__') or sys.modules.get(name) is placeholder:
         raise AttributeError(f'module {name!r} has no attribute {attribute!r}')
     return getattr(importlib.import_module(name), attribute)
 
 
 def has_extra(name: str) -> bool:
-    """Returns whether the installation has the folder `remixer_t5x/extras/NAME`."""
+    """Returns whether the installation includes the folder `remixer_t5x/extras/NAME`."""
     try:
         return importlib.util.find_spec(f'remixer_t5x.extras.{name}') is not None
     except ModuleNotFoundError:
@@ -183,9 +185,9 @@ def has_extra(name: str) -> bool:
 
 
 def import_extra(name: str) -> Any:
-    """Imports `remixer_t5x.extras.NAME`; the core must not import extras in any other way.
+    """Imports `remixer_t5x.extras.NAME`.
 
-    Raises UserError if the installation lacks that extra.
+    The core must not import extras in any other way. Raises UserError if the extra is not installed.
     """
     module = f'remixer_t5x.extras.{name}'
     try:
