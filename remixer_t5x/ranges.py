@@ -1,4 +1,4 @@
-"""Types and ranges of settings, as annotations of arguments and dataclass fields.
+"""Checks types and ranges of settings, which are annotations of arguments and dataclass fields.
 
 `dropout_rate: ranges.Rate = 0.0` is checked when gin binds the argument, by the decorator `checked`, and by
 `check_fields`, which a dataclass calls in `__post_init__`.
@@ -21,7 +21,7 @@ from remixer_t5x.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The allowed numbers of a setting, and their description in errors."""
+    """The allowed numbers of a setting, and their description in error messages."""
 
     description: str
     contains: Callable[[float], bool]
@@ -54,7 +54,7 @@ _SCALARS = (bool, int, float, str, types.NoneType)
 
 
 def check_argument(function: Callable[..., Any], argument: str, value: Any, setting: str) -> None:
-    """Raises UserError if the value of a `setting` does not have the type and range of an argument.
+    """Raises UserError if the value of a `setting` does not have the annotated type and range of an argument.
 
     Checks only numbers, strings, booleans and None, and only if the annotation can be resolved.
     """
@@ -62,7 +62,7 @@ def check_argument(function: Callable[..., Any], argument: str, value: Any, sett
 
 
 def checked(function: Function) -> Function:
-    """Decorates a function to raise UserError for arguments that do not have the annotated type and range."""
+    """Decorates a function to raise UserError for arguments without the annotated type and range."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -130,10 +130,10 @@ def whole_number(text: object, least: int = 0, most: int = 2**31 - 1) -> int | N
 
 
 def annotation(function: Callable[..., Any], argument: str) -> Any:
-    """Returns the annotation of an argument, `Parameter.empty` if it has none.
+    """Returns the annotation of an argument; `Parameter.empty` without annotation.
 
-    An annotation that is a string (`from __future__ import annotations`) is resolved if it names only types of this
-    module, built-in types and containers: evaluating other names could import TensorFlow.
+    A string annotation (`from __future__ import annotations`) is resolved only if it consists of types of this module,
+    built-in types and containers, because evaluating other names could import TensorFlow.
     """
     try:
         parameter = inspect.signature(function).parameters[argument]
