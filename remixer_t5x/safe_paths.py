@@ -1,7 +1,7 @@
-"""Checks that links and file names in untrusted folders do not lead outside of these folders.
+"""Checks that links and file names in an untrusted folder do not lead outside of the folder.
 
 The folder itself may be a link, because the user chose it. `check_inside` lists folders without opening files, which
-takes milliseconds for a checkpoint of thousands of files. Buckets have no links.
+takes milliseconds for thousands of files. Buckets have no links.
 """
 
 import os
@@ -12,7 +12,7 @@ from remixer_t5x.errors import UserError, one_line
 
 
 def check_inside(folder: str | os.PathLike[str]) -> None:
-    """Raises UserError if `folder` contains a link to a path outside of it, or a pipe, socket or device.
+    """Raises UserError if `folder` contains a link to a path outside of the folder, or a pipe, socket or device.
 
     In Hugging Face's cache, links from snapshots/<revision> into the neighboring blobs folder are allowed.
     """
@@ -36,10 +36,10 @@ def check_inside(folder: str | os.PathLike[str]) -> None:
 
 
 def resolve_inside(folder: str | os.PathLike[str], name: object, source: str) -> pathlib.Path:
-    """Returns the path of the file `name` in `folder`; the name is from an untrusted index or specification.
+    """Returns the path of the file `name`, which an untrusted file specifies, in `folder`.
 
-    Raises UserError, naming the index `source`, if `name` is not a string, is absolute, contains '..' or a forbidden
-    character, or is a link to a path outside of `folder`.
+    Raises UserError naming the untrusted file `source` if `name` is not a string, is absolute, contains '..' or a
+    forbidden character, or is a link to a path outside of `folder`.
     """
     root = os.fspath(folder)
     parts = name.replace('\\', '/').split('/') if isinstance(name, str) and name.isprintable() else []
@@ -51,7 +51,7 @@ def resolve_inside(folder: str | os.PathLike[str], name: object, source: str) ->
 
 
 def _allowed_roots(folder: str) -> tuple[str, ...]:
-    """Returns the folders that links may target: `folder`, and the blobs folder of Hugging Face's cache."""
+    """Returns the allowed target folders of links: `folder`, and the blobs folder of Hugging Face's cache."""
     real = os.path.realpath(folder)
     blobs = os.path.join(os.path.dirname(os.path.dirname(real)), 'blobs')
     is_cache = os.path.basename(os.path.dirname(real)) == 'snapshots' and os.path.isdir(blobs)
@@ -65,6 +65,6 @@ def _check_entry(path: str, roots: tuple[str, ...], folder: str) -> None:
             f'{one_line(path)} is a link that leaves {folder}, to {one_line(target)}; if you trust it, copy the folder '
             'with the linked files (cp -rL)'
         )
-    # Missing files are reported by the code that reads them.
+    # Ignore missing files, which are reported when they are read.
     if os.path.exists(target) and not stat.S_ISREG(mode := os.stat(target).st_mode) and not stat.S_ISDIR(mode):
         raise UserError(f'{one_line(path)} is a pipe, socket or device, not a file; remove it')
