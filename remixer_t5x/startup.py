@@ -1,4 +1,4 @@
-"""Measures the phases of a command's start-up, which `--verbose` prints.
+"""Measures the phases of a command's start-up for `--verbose`.
 
 Reports wall time in seconds, and CPU time in parentheses. A phase starts at the end of the previous phase.
 """
@@ -7,14 +7,14 @@ import threading
 import time
 from collections.abc import Callable
 
-# Name of the threads that run XLA's compiler, which cannot be interrupted.
+# Name of threads that run XLA's compiler, which cannot be interrupted.
 COMPILES = 'compile'
-# (phase, wall clock, CPU clock) at the end of each phase; the first entry is the start of the command.
+# Tuples (phase, wall clock, CPU clock) at the end of each phase; the first entry is the start of the command.
 _marks: list[tuple[str, float, float]] = []
 
 
 def start_timer() -> None:
-    """Starts measuring; otherwise the other functions do nothing."""
+    """Starts measuring. Without this call, the other functions do nothing."""
     _marks[:] = [('', time.perf_counter() - time.process_time(), 0.0)]
 
 
