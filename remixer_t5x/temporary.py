@@ -1,4 +1,4 @@
-"""Temporary files and folders that are removed even if the process is killed, and atomic renames.
+"""Creates temporary files and folders that are removed even if the process is killed, and renames atomically.
 
 Each temporary entry has a lock file, `NAME.lock`. The kernel releases the lock when the process ends, and the process
 that creates the next temporary entry in the same folder removes all entries whose locks are free.
@@ -17,9 +17,9 @@ _LOCK = '.lock'
 
 @contextlib.contextmanager
 def temporary_path(folder: pathlib.Path, prefix: str, suffix: str = '.tmp') -> Iterator[pathlib.Path]:
-    """Yields a new path in `folder` for a file or folder, and removes it at the end of the block if it still exists.
+    """Yields a new path in `folder` for a file or folder, and removes the path at the end of the block.
 
-    First removes entries with `suffix` of killed processes. Raises OSError if `folder` is not writable.
+    First removes entries with `suffix` that killed processes have left. Raises OSError if `folder` is not writable.
     """
     _remove_abandoned(folder, suffix)
     path = folder / f'{prefix}{uuid.uuid4().hex}{suffix}'
@@ -34,13 +34,13 @@ def temporary_path(folder: pathlib.Path, prefix: str, suffix: str = '.tmp') -> I
 
 
 def _open_locked(lock: pathlib.Path) -> int:
-    """Opens and locks a file; without locking on file systems that do not support it."""
+    """Opens and locks a file. Does not lock the file if the file system does not support locks."""
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        # Without a lock, another process does not remove the entry.
+        # Ignore errors: other processes do not remove an entry without a lock.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        # Another process may have removed the file before it was locked.
+        # Retry if another process removed the file before it was locked.
         with contextlib.suppress(FileNotFoundError):
             if os.stat(lock).st_ino == os.fstat(descriptor).st_ino:
                 return descriptor
@@ -65,7 +65,7 @@ def sync(path: str | os.PathLike[str]) -> None:
     try:
         os.fsync(descriptor)
     except OSError:
-        # Some network file systems cannot sync folders.
+        # Ignore errors for folders, which some network file systems cannot sync.
         if not os.path.isdir(path):
             raise
     finally:
@@ -81,9 +81,9 @@ def remove_path(path: pathlib.Path) -> None:
 
 
 def _remove_abandoned(folder: pathlib.Path, suffix: str) -> None:
-    """Removes the entries with `suffix` of processes that have ended."""
+    """Removes entries with `suffix` whose processes have ended."""
     for lock in folder.glob(f'*{suffix}{_LOCK}'):
-        # Another process may hold the lock or have removed the file.
+        # Ignore errors, because another process may hold the lock or have removed the file.
         with contextlib.suppress(OSError):
             descriptor = os.open(lock, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
