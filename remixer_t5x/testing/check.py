@@ -1,4 +1,4 @@
-"""Runs all checks of `contract` on one sublayer; prints a table of the results and raises the first violation."""
+"""Runs all checks of `contract` on a sublayer, prints a table of the results, and raises the first violation."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ from remixer_t5x.testing.contract import ContractViolation
 from remixer_t5x.testing.fixture import DECODER, ENCODER, LENGTH, MEMORY, ROWS, SublayerFixture
 
 PASSED, FAILED, REFUSED, SKIPPED = 'passed', 'FAILED', 'refused', 'skipped'
-# In this order, because a bug that fails one check often explains the failures of later ones.
+# The order matters: a bug that fails one check often explains the failures of later checks.
 CHECKS: dict[str, Callable[[SublayerFixture], None]] = {
     check.__name__: check
     for check in (
@@ -31,7 +31,7 @@ DECODER_CHECKS = ('causality', 'prefix', 'decode', 'prompt', 'beams')
 
 
 class Row(NamedTuple):
-    """The result of a check: `passed`, `FAILED`, `refused` (the sublayer raised UserError) or `skipped`; the reason."""
+    """A check result: `passed`, `FAILED`, `refused` (the sublayer raised UserError) or `skipped`, with the reason."""
 
     check: str
     side: str
@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The results of all checks; `str(report)` is a table."""
+    """The results of all checks, which `str(report)` formats as a table."""
 
     name: str
     rows: tuple[Row, ...]
@@ -66,19 +66,19 @@ def check_sublayer(
 ) -> Report:
     """Checks that a sublayer fulfils the contract of all shipped sublayers (see `remixer_t5x.testing.contract`).
 
-    Builds two layers of the sublayer, in an encoder and in a decoder, for rows of 12 tokens with `embed_dim` features,
-    and compiles about ten small programs for each side. A sublayer may raise `UserError` at tracing time for features
-    that it does not support; the table lists these checks as refused.
+    Builds two layers with the sublayer, in an encoder and in a decoder, for rows of 12 tokens with `embed_dim`
+    features. Compiles about ten small programs for each side. A sublayer may raise `UserError` at tracing time for
+    unsupported features; the table lists these checks as refused.
 
     Args:
         sublayer: an unbound Flax module `(x, ctx) -> y`, its class, or another factory that accepts `name`.
         sides: the sides to check, 'encoder', 'decoder' or both.
-        without: names of checks to skip, such as `('padding', 'packing')` for a mixer of whole rows.
-        companions: factories of further sublayers in each layer, if the sublayer requires them.
+        without: names of checks to skip, such as `('padding', 'packing')` for a mixer that mixes complete rows.
+        companions: factories of additional sublayers in each layer, if the sublayer requires them.
         layout: the layout of the layers.
-        norm: factory of their norm; None uses the layout's default.
+        norm: factory of the layers' norm; None uses the layout's default.
         position_bias: factory of the stack's position bias, for a sublayer that reads `ctx.position_bias`.
-        embed_dim: features of a token, such as a multiple of the sublayer's number of heads.
+        embed_dim: number of features of a token, which must be a multiple of the sublayer's number of heads.
         show: whether to print the table.
 
     Returns:
@@ -114,9 +114,9 @@ def check_sublayer(
 
 
 def check_custom_sublayers(model: interface.Model) -> list[str]:
-    """Checks in seconds that a model's custom sublayers ignore padding, and in a decoder later tokens.
+    """Checks within seconds that a model's custom sublayers ignore padding and, in a decoder, later tokens.
 
-    Returns a line about each sublayer. Raises UserError if a decoder reads later tokens.
+    Returns one line on each sublayer. Raises UserError if a decoder reads later tokens.
     """
     lines = []
     for side, factories in interface.sublayer_factories(model).items():
@@ -129,7 +129,7 @@ def check_custom_sublayers(model: interface.Model) -> list[str]:
 
 
 def _check_causality_and_padding(name: str, fixture: SublayerFixture) -> str:
-    """Describes what a custom sublayer reads. Raises UserError if it reads later tokens in a decoder."""
+    """Describes whether a custom sublayer reads padding. Raises UserError if it reads later tokens in a decoder."""
     advice = f'remixer_t5x.testing.check_sublayer({name})'
     leaks: Any = []
     try:
@@ -140,7 +140,7 @@ def _check_causality_and_padding(name: str, fixture: SublayerFixture) -> str:
     except ContractViolation as error:
         return f'warning: {error}; read ctx.is_token, and test it with {advice}'
     except Exception as error:
-        # An error that stops the model also stops the run, with its own message.
+        # Do not raise other errors here: if they affect the model, the run itself raises them.
         return f'could not be checked ({one_line(str(error)):.100}); test it with {advice}'
     if len(leaks):
         raise UserError(
@@ -165,7 +165,7 @@ def _check_side(fixture: SublayerFixture, without: Sequence[str]) -> list[Row]:
         elif name != 'beams' or _reads_memory(fixture):
             rows.append(Row(name, side, *_run_check(check, fixture)))
             if rows[-1].result == FAILED and name == 'dropout' and 'requires a key' in rows[-1].reason:
-                # The other checks evaluate the sublayer without a key.
+                # Skip the remaining checks, which evaluate the sublayer without a key.
                 break
     return rows
 
@@ -179,7 +179,7 @@ def _run_check(check: Callable[[SublayerFixture], None], fixture: SublayerFixtur
     except UserError as error:
         return REFUSED, one_line(str(error))
     except Exception as error:
-        # The sublayer itself raised; the first line is enough to identify the error.
+        # The sublayer raised this error, which its first line identifies.
         first = one_line((str(error).splitlines() or [''])[0])
         return FAILED, f'{type(error).__name__}: {first:.200}'
     return PASSED, ''
