@@ -37,7 +37,7 @@ LAYOUTS = (layer.PreNorm, layer.PostNorm, layer.SandwichNorm, layer.ReZero, laye
 
 
 class ContractViolation(AssertionError):
-    """States in one line how a sublayer violates the contract."""
+    """Raised if a sublayer violates the contract, with a one-line description."""
 
 
 def require(condition: Any, message: str) -> None:
@@ -53,7 +53,7 @@ def require_equal(actual: Any, expected: Any, actual_name: str, expected_name: s
 
 
 def forbid(pairs: np.ndarray, message: str) -> None:
-    """Raises ContractViolation if any entry of `pairs` [output, input] is True; its indices are put into `message`."""
+    """Raises ContractViolation if any entry of `pairs` [output, input] is True. Formats `message` with its indices."""
     if np.any(pairs):
         raise ContractViolation(message.format(*np.argwhere(pairs)[0]))
 
@@ -90,7 +90,7 @@ def packing(fixture: SublayerFixture) -> None:
     pairs = np.stack([first, second], 1).tolist()
     memory_pairs = np.stack([memory_first, MEMORY - memory_first], 1).tolist()
     ctx = fixture.context(pairs, memory, memory_pairs)
-    # The causality check compiles a decoder's backward pass in any case.
+    # For decoders, `trace` avoids another compilation, because the causality check uses the same program.
     packed = fixture.trace(x, ctx).outputs if fixture.is_decoder else fixture.forward(fixture.params, x, ctx)
     packed = np.asarray(packed)
     zeros = np.zeros_like(first)
@@ -109,7 +109,7 @@ def packing(fixture: SublayerFixture) -> None:
 
 
 def _move_to_front(x: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Shifts each row r of x so that it begins at position starts[r], and fills the end with zeros."""
+    """Moves the tokens of each row r from position starts[r] to the front, and fills the end with zeros."""
     shifted = np.zeros_like(x)
     for row, start in enumerate(starts):
         shifted[row, : x.shape[1] - start] = x[row, start:]
@@ -117,7 +117,7 @@ def _move_to_front(x: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 
 def causality(fixture: SublayerFixture, segments: tuple[int, ...] = (LENGTH,)) -> None:
-    """Checks gradients, which detect the smallest leak; `segments` are the lengths of the examples in a row."""
+    """Checks gradients, which reveal even small leaks; `segments` are the lengths of the examples in a row."""
     influence = fixture.influence(segments)
     ids, _ = layout_rows([segments], LENGTH)
     are_tokens = (ids.T > 0) & (ids > 0)
@@ -153,7 +153,7 @@ def prefix(fixture: SublayerFixture) -> None:
 def prompt(fixture: SublayerFixture, bidirectional: bool = False) -> None:
     """Fills the caches with prompts of several lengths in one call, then repeats the last token of each prompt.
 
-    `bidirectional` makes the prompts prefixes, which a sublayer may refuse.
+    If `bidirectional` is set, prompts are prefixes, for which a sublayer may raise UserError.
     """
     x = fixture.features(26)
     counts = np.random.default_rng(3).integers(1, SHORT + 1, ROWS)
@@ -188,7 +188,7 @@ def decode(fixture: SublayerFixture) -> None:
         is_counter = leaf.ndim == 0 and name.endswith('cache_index')
         is_batched = leaf.shape[:1] == (ROWS,)
         require(is_batched or is_counter, f'the first axis of the cache {name} must be the batch, got {leaf.shape}')
-    # Later steps must not read the memory, so its features are replaced.
+    # Replace the features of the memory by NaN, because later steps must not read them.
     ctx = fixture.context([[1]] * ROWS, np.full_like(memory, np.nan), lengths, length=1, decode=True)
     for t in range(LENGTH):
         y, variables = step({'params': fixture.params, **variables}, x[:, t : t + 1], ctx)
@@ -202,7 +202,7 @@ def _decoding_step(fixture: SublayerFixture) -> Callable[..., Any]:
 
 
 def beams(fixture: SublayerFixture) -> None:
-    """Compares two beams per sequence with separate sequences that have copies of the memory."""
+    """Compares two beams per sequence with separate sequences that use copies of the memory."""
     model, rows, steps = fixture.stack(), 2, 2
     x, memory = fixture.features(4, rows=2 * rows), fixture.features(5, MEMORY, rows)
     lengths = [[MEMORY], [MEMORY - 2]]
@@ -227,17 +227,17 @@ def beams(fixture: SublayerFixture) -> None:
 
 
 def bfloat16(fixture: SublayerFixture) -> None:
-    """Uses initial parameters: larger ones make attention so sharp that rounding changes the selected token.
+    """Uses initial parameters, because with larger ones attention is so sharp that rounding changes the selected token.
 
-    A few tokens may differ more, because a norm amplifies rounding if a token's features are almost equal. Over three
-    seeds, the shipped sublayers differ by at most 6% in the norm of all tokens, and by 2% in the median token.
+    Individual tokens may differ more, because a norm amplifies rounding if a token's features are almost equal. Over
+    three seeds, the shipped sublayers differ by at most 6% in the norm of all tokens, and by 2% in the median token.
     """
     x, memory, rows = fixture.features(6), fixture.features(7, MEMORY), [[LENGTH]] * ROWS
     params = jax.device_get(nn.unbox(fixture.boxed_params))
     expected = fixture.trace(x, fixture.context(rows, memory), params=params).outputs
     low_x: Any = x.astype(jnp.bfloat16)
     low_context = fixture.context(rows, memory.astype(jnp.bfloat16))
-    # Applied without a layer, because a layer raises UserError for a wrong dtype.
+    # Apply the sublayer without a layer, because a layer raises UserError for a wrong dtype.
     for factory in fixture.sublayers:
         dtype = jax.eval_shape(factory().init_with_output, jax.random.key(0), low_x, low_context)[0].dtype
         require(dtype == jnp.bfloat16, f'the output for bfloat16 is {dtype}; compute in x.dtype')
@@ -249,7 +249,7 @@ def bfloat16(fixture: SublayerFixture) -> None:
 
 
 def dropout(fixture: SublayerFixture) -> None:
-    """Checks the layer's dropout, or that of the sublayers if they have a dropout rate."""
+    """Checks the dropout of the layer, or of the sublayers if they have a dropout rate."""
     x, ctx = fixture.features(8), fixture.context([[LENGTH]] * ROWS, fixture.features(9, MEMORY))
     settings = [item for factory in fixture.sublayers for item in vars(factory()).items()]
     has_dropout = any(value for name, value in settings if name.endswith('dropout_rate'))
@@ -298,7 +298,7 @@ def gradients(fixture: SublayerFixture) -> None:
 
 def remat(fixture: SublayerFixture, policies: tuple[Callable[..., bool], ...] = (stack.full_remat,)) -> None:
     expected = jax.tree_util.tree_leaves_with_path(fixture.gradients())
-    # The gradient of a bias of attention's keys is 0 apart from rounding, which differs between programs.
+    # Tolerate rounding: the exact gradient of a key bias of attention is 0, and rounding differs between programs.
     rounding = 1e-6 * max(np.max(np.abs(gradient)) for _, gradient in expected)
     for policy in policies:
         recomputed = jax.tree.leaves(fixture.gradients(remat_policy=policy, unroll=None))
