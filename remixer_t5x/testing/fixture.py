@@ -1,6 +1,6 @@
-"""An encoder or decoder of two layers with the sublayers to check, and the compiled programs that the checks share.
+"""Builds a two-layer encoder or decoder with the sublayers to check, and the compiled programs shared by the checks.
 
-`trace` returns outputs and gradients from one program of one shape: its rows are the examples of a check, and its
+`trace` computes outputs and gradients with one program of a fixed shape: rows contain the examples of a check, and
 cotangents select the gradients.
 """
 
@@ -18,21 +18,21 @@ from remixer_t5x.models.architecture import layer, stack
 
 Segments = Sequence[Sequence[int]]
 ENCODER, DECODER = 'encoder', 'decoder'
-# Number of tokens in a row, and in a row of the encoder output that a decoder reads.
+# Number of tokens in a row, and in a row of the encoder output for cross-attention.
 LENGTH, MEMORY = 12, 6
-# One row for each position, so that one backward pass computes the gradients of all positions.
+# Use one row per position, so that one backward pass computes the gradients of all positions.
 ROWS = LENGTH
 LAYERS = 2
 DROPOUT = 0.5
 
 
 def fast_key(seed: int) -> jax.Array:
-    """Returns a key whose random numbers are one XLA operation, which compiles faster than the default."""
+    """Returns a key of a generator that is a single XLA operation, which compiles faster than the default generator."""
     return jax.random.key(seed, impl='unsafe_rbg')
 
 
 class Traced(NamedTuple):
-    """Outputs [rows, length, embed], and the gradients of their inner product with the cotangents."""
+    """The outputs, [rows, length, embed], and the gradients of their inner product with the cotangents."""
 
     outputs: Any
     params: Any
@@ -41,15 +41,16 @@ class Traced(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SublayerFixture:
-    """Two layers of `sublayers` on one side, with random parameters.
+    """An encoder or decoder of two layers with the given sublayers and random parameters.
 
     Attributes:
         sublayers: factories of modules `(x, ctx) -> y`.
         side: 'encoder' or 'decoder'.
         layout: the layout of a layer.
-        norm: factory of its norm; None uses the layout's default.
-        position_bias: factory of the stack's position bias, for attention; None for other mixers.
-        reach: number of tokens, itself included, that an output of the decoder must depend on; None is not checked.
+        norm: factory of the layer's norm; None uses the layout's default.
+        position_bias: factory of the stack's position bias for attention; None for other mixers.
+        reach: number of tokens, including the current one, on which a decoder output must depend; None disables this
+            check.
         embed: width of the residual stream.
     """
 
@@ -71,14 +72,14 @@ class SublayerFixture:
         runs = ((make_layer, LAYERS),)
         return stack.Stack(runs=runs, position_bias=self.position_bias, dropout_rate=dropout, **options)
 
-    # Uses NumPy, because JAX would compile a program for each slice and shape.
+    # Use NumPy, because JAX would compile a program for each slice and shape.
     def features(self, seed: int, length: int = LENGTH, rows: int = ROWS) -> np.ndarray:
         return np.random.default_rng(seed).standard_normal((rows, length, self.embed), np.float32)
 
     def context(
         self, segments: Segments, memory: Any = None, memory_segments: Segments | None = None, **flags: Any
     ) -> SequenceContext:
-        """Returns the context of rows of packed examples with the given lengths, for example [[3, 4], [5]]."""
+        """Returns the context of packed rows; `rows` lists the example lengths of each row, such as [[3, 4], [5]]."""
         packed = any(len(row) > 1 for row in segments)
         ids, positions = layout_rows(segments, flags.pop('length', LENGTH))
         ctx = SequenceContext(ids, positions, causal=self.is_decoder, packed=packed, num_keys=ids.shape[1], **flags)
@@ -146,7 +147,7 @@ class SublayerFixture:
 
 
 def layout_rows(segments: Segments, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns segment ids and positions, [rows, length] int32, for rows given as lists of example lengths."""
+    """Returns segment ids and positions, [rows, length] int32, for rows specified as lists of example lengths."""
     ids: np.ndarray = np.zeros((len(segments), length), np.int32)
     positions = np.tile(np.arange(length, dtype=np.int32), (len(segments), 1))
     for row, lengths in enumerate(segments):
