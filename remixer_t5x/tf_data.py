@@ -1,7 +1,7 @@
 """Iterates over tf.data datasets without autotuning.
 
-Deleting an iterator that autotunes can block for up to a minute, because its tuning thread misses the cancellation
-(TensorFlow 2.21). Without autotuning, `AUTOTUNE` means one parallel call per thread, at most 16.
+Deleting an iterator with autotuning can block for up to a minute, because the tuning thread misses the cancellation
+(TensorFlow 2.21). Without autotuning, `AUTOTUNE` selects one parallel call per thread, at most 16.
 """
 
 from __future__ import annotations
@@ -20,5 +20,5 @@ def without_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def numpy_iterator(dataset: tf.data.Dataset) -> Iterator[Any]:
-    """Yields the elements as NumPy arrays. Raises tf.errors.OpError if they cannot be read."""
+    """Yields the elements of a dataset as NumPy arrays. Raises tf.errors.OpError if they cannot be read."""
     return without_autotune(dataset).as_numpy_iterator()
