@@ -16,12 +16,12 @@ _FLAGS = ('single_word', 'lstrip', 'rstrip')
 
 
 def read_config(folder: pathlib.Path) -> Mapping[str, Any]:
-    """Reads tokenizer_config.json in `folder`; returns an empty mapping if the file does not exist."""
+    """Returns the content of tokenizer_config.json in `folder`, or an empty mapping if the file does not exist."""
     return untrusted_files.read_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
 
 
 def added_tokens(folder: pathlib.Path) -> dict[str, int]:
-    """Returns the ids of the added tokens, which are matched before the rest of the text is tokenized.
+    """Returns a dictionary from added token to id. Added tokens are matched before the rest of the text is tokenized.
 
     Raises UserError if a token strips the surrounding text or matches only whole words.
     """
@@ -54,7 +54,7 @@ def added_tokens(folder: pathlib.Path) -> dict[str, int]:
 
 
 def check_settings(settings: Any, allowed: Mapping[str, Any], where: str) -> None:
-    """Raises UserError if a setting does not have its allowed value or one of a tuple of allowed values."""
+    """Raises UserError if a setting differs from the allowed value or values."""
     settings = settings if isinstance(settings, dict) else {}
     for name, values in allowed.items():
         values = values if isinstance(values, tuple) else (values,)
@@ -63,7 +63,7 @@ def check_settings(settings: Any, allowed: Mapping[str, Any], where: str) -> Non
 
 
 def make_splitter(tokens: Iterable[str]) -> Callable[[str], list[str]]:
-    """Returns a function that splits a text into tokens and the text between them; longer tokens match first."""
+    """Returns a function that splits a text into tokens and the text between tokens. Longer tokens match first."""
     ordered = sorted(tokens, key=len, reverse=True)
     pattern = re.compile('(' + '|'.join(map(re.escape, ordered)) + ')') if ordered else None
     return lambda text: [part for part in (pattern.split(text) if pattern else [text]) if part]
