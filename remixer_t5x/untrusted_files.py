@@ -1,7 +1,7 @@
 """Reads bytes, text, JSON and JSON lines from untrusted files, with size limits.
 
-Opens only regular files and objects in buckets, because opening a pipe would block. In parsed JSON, all numbers are
-finite and all strings can be encoded.
+Only regular files and objects in buckets are opened, because opening a pipe would block. In parsed JSON, all numbers
+are finite and all strings can be encoded.
 """
 
 import contextlib
@@ -19,18 +19,18 @@ from typing import Any, NamedTuple
 from remixer_t5x.errors import UserError, one_line, reason
 
 Path = str | os.PathLike[str]
-# Maximum bytes of a file; the largest published configurations and indices have a few megabytes.
+# Maximum size of a file in bytes; the largest published configurations and indices have a few megabytes.
 MAX_BYTES = 100_000_000
-# Maximum bytes of one JSON line, such as a prediction with its input.
+# Maximum size of one JSON line in bytes, such as a prediction with its input.
 LONGEST_LINE = 50_000_000
-# Whole numbers up to this length have finite floats; parsing longer ones takes quadratic time.
+# Maximum number of digits: shorter whole numbers have finite floats, and parsing long ones takes quadratic time.
 _MAX_DIGITS = 300
 _AGAIN = 'copy or download it again'
 _LONE_SURROGATE = re.compile(r'\\u[dD][89a-fA-F]')
 
 
 class NotJson(ValueError):
-    """Raised for invalid JSON and for numbers that are not finite or too long; the message is one short line."""
+    """Raised for invalid JSON, and for numbers that are not finite or too long. The message is one short line."""
 
 
 def open_file(path: Path) -> io.BufferedReader:
@@ -38,7 +38,7 @@ def open_file(path: Path) -> io.BufferedReader:
     name = os.fspath(path)
     if '://' in name:
         return _open_object(name)  # type: ignore[return-value]
-    # Without O_NONBLOCK, opening a pipe blocks until another process opens it for writing.
+    # Without O_NONBLOCK, opening a pipe would block until another process opens the pipe for writing.
     descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return open(descriptor, 'rb')
@@ -56,14 +56,14 @@ def _open_object(name: str) -> Iterator[Any]:
         with epath.Path(name).open('rb') as file:
             yield file
     except Exception as error:
-        # TensorFlow, which reads buckets, raises its own exceptions.
+        # Convert the exceptions of TensorFlow, which reads buckets.
         if not type(error).__module__.startswith('tensorflow'):
             raise
         raise OSError(errno.EIO, str(error).partition('\n')[0], name) from error
 
 
 def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """Reads a whole file. Raises OSError if it cannot be opened or has more than `limit` bytes."""
+    """Reads a whole file. Raises OSError if the file cannot be opened or has more than `limit` bytes."""
     with open_file(path) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -72,7 +72,7 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
 
 
 def read_text(path: Path, advice: str = _AGAIN, limit: int = MAX_BYTES) -> str:
-    """Reads a UTF-8 file. Raises UserError, ending with `advice`, if it is not readable or not UTF-8."""
+    """Reads a UTF-8 file. Raises UserError, ending with `advice`, if the file is not readable or not UTF-8."""
     with as_user_errors(path, advice):
         return _decode(read_bytes(path, limit))
 
@@ -105,10 +105,10 @@ def as_user_errors(path: Path, advice: str = _AGAIN) -> Iterator[None]:
 
 
 class Line(NamedTuple):
-    """One line of a JSON lines file: its number from 1, its size in bytes, and either a value or an error.
+    """A line of a JSON lines file: the 1-based number, the size in bytes, and either a value or an error.
 
-    `ended` is False if the last line has no line end, which means that a killed process may have truncated it.
-    `is_blank` is True for a line of white space, which is also an error.
+    `ended` is False if the last line has no line end, because a killed process may have truncated the line. `is_blank`
+    is True for a line that contains only white space, which is also an error.
     """
 
     number: int
@@ -120,19 +120,19 @@ class Line(NamedTuple):
 
 
 def read_json_lines(path: Path, longest: int = LONGEST_LINE, odd_numbers: bool = False) -> Iterator[Line]:
-    """Yields the lines of a JSON lines file, up to the first line of more than `longest` bytes.
+    """Yields the lines of a JSON lines file. Stops after the first line of more than `longest` bytes.
 
     Raises OSError if the file cannot be opened; see `parse` for `odd_numbers`.
     """
     with open_file(path) as file:
-        # Files in buckets have no `readline` with a limit.
+        # Read objects in buckets as a whole, because they have no `readline` with a limit.
         lines = file if '://' not in os.fspath(path) else io.BytesIO(file.read(10 * MAX_BYTES))
         number = 0
         while line := lines.readline(longest + 1):
             number += 1
             size, ended = len(line), line.endswith(b'\n')
             if size > longest and not ended:
-                # The rest of the line may be endless.
+                # Stop here, because the rest of the line may be endless.
                 yield Line(number, size, None, f'it has more than {longest:,} bytes', ended=True)
                 return
             try:
@@ -142,13 +142,13 @@ def read_json_lines(path: Path, longest: int = LONGEST_LINE, odd_numbers: bool =
 
 
 def parse_json(text: str | bytes, odd_numbers: bool = False) -> Any:
-    """Parses JSON. Lone surrogates, which cannot be encoded, become question marks.
+    """Parses JSON. Lone surrogates, which cannot be encoded, are replaced by question marks.
 
     Raises NotJson if the text is not JSON, is nested too deeply, or contains a whole number of more than 300 digits.
 
     Args:
         text: JSON as a string or as UTF-8 bytes.
-        odd_numbers: whether NaN, Infinity and numbers beyond float64, which are not JSON, are parsed as None.
+        odd_numbers: whether NaN, Infinity and numbers beyond float64, which are invalid JSON, are parsed as None.
     """
     try:
         text = _decode(text) if isinstance(text, bytes) else text
