@@ -162,7 +162,7 @@ def test_values_of_a_hugging_face_folder_cannot_inject_gin():
     """The text of a converted model has our statements, with numbers that were checked, and nothing else."""
     from remixer_t5x.interop.huggingface.bert import Bert
 
-    sizes = dict.fromkeys(('vocab_size', 'embed_dim', 'mlp_dim', 'num_heads', 'head_dim', 'num_layers'), 4)
+    sizes = dict.fromkeys(('vocab_size', 'embed_dim', 'mlp_dim', 'num_heads', 'head_dim', 'num_encoder_layers'), 4)
     hostile = "x'\nimport os\rX = @os.system()\u2028Y = 1\x85include 'evil.gin'\x0b"
     names = []
     for name in (hostile, 'x'):

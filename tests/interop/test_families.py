@@ -231,7 +231,7 @@ ONES = np.ones(60, np.float32)
     ('name', 'changes', 'words'),
     [
         ('t5_v1_1_tiny', {'encoder.embed_tokens.weight': np.zeros((96, 32), np.float32)}, 'differs from shared.weight'),
-        ('t5_v1_1_tiny', {'encoder.final_layer_norm.weight': np.ones(32, np.int8)}, 'stored as I8'),
+        ('t5_v1_1_tiny', {'encoder.final_layer_norm.weight': np.ones(32, np.int8)}, 'got I8'),
         ('t5_v1_1_tiny', {'encoder.block.0.layer.0.adapter.weight': ONES}, 'block.0.layer.0.adapter'),
         ('t5_v1_0_tiny', {'shared.weight': None}, 'lacks the weight shared.weight; use a whole T5For'),
         ('bert_tiny', {'cls.predictions.bias': None}, 'lacks the weight cls.predictions.bias; use a whole BertFor'),
@@ -288,7 +288,7 @@ def test_folders_without_readable_weights_are_rejected(tmp_path):
     (folder / 'model.safetensors').write_bytes((folder / 'model.safetensors').read_bytes()[:5000])
     check('cannot be read as safetensors', folder)
     (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin')
-    check('pytorch_model.bin, a pickle.*save_pretrained', folder)
+    check('pickle pytorch_model.bin.*save_pretrained', folder)
     (folder / 'pytorch_model.bin').unlink()
     check('has no model.safetensors', folder)
     (folder / 'config.json').write_text('{')

@@ -38,7 +38,7 @@ class Bert(Family):
     """An encoder-only model.
 
     Attributes:
-        num_layers: number of layers.
+        num_encoder_layers: number of layers.
         max_length: number of learned positions.
         token_types: number of learned token types.
         separator_id: id of [SEP]; tokens after it have type 1. None if the folder has no tokenizer.
@@ -56,7 +56,7 @@ class Bert(Family):
         'hidden_size': 'embed_dim',
         'intermediate_size': 'mlp_dim',
         'num_attention_heads': 'num_heads',
-        'num_hidden_layers': 'num_layers',
+        'num_hidden_layers': 'num_encoder_layers',
         'max_position_embeddings': 'max_length',
         'type_vocab_size': 'token_types',
         'layer_norm_eps': 'epsilon',
@@ -72,7 +72,7 @@ class Bert(Family):
     copies = {f'{HEAD}.decoder.weight': TABLE, f'{HEAD}.decoder.bias': f'{HEAD}.bias'}
     ignored = r'bert\.pooler\..*|cls\.seq_relationship\..*|bert\.embeddings\.position_ids'
 
-    num_layers: int
+    num_encoder_layers: int
     max_length: int
     token_types: int = 2
     epsilon: float = 1e-12
@@ -81,10 +81,6 @@ class Bert(Family):
     @classmethod
     def from_config(cls, config: Config, tensors: Tensors) -> Self:
         return cls(**cls.read_sizes(config), separator_id=_read_separator_id(pathlib.Path(config.file).parent))
-
-    @property
-    def layer_counts(self) -> dict[str, int]:
-        return {'encoder': self.num_layers}
 
     @property
     def max_lengths(self) -> dict[str, int]:
@@ -138,7 +134,7 @@ class Bert(Family):
             vocab_size=module.vocab_size,
             embed_dim=module.embed_dim,
             mlp_dim=sizes.pop('hidden_dim'),
-            num_layers=sum(runs),
+            num_encoder_layers=sum(runs),
             max_length=embedding.max_length,
             token_types=embedding.token_types,
             separator_id=module.separator_id,

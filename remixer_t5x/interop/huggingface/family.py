@@ -180,6 +180,8 @@ class Family(abc.ABC):
     # The remixer_t5x model class, and the modules of remixer_t5x.models to import in the gin text.
     model_class: ClassVar[type]
     gin_modules: ClassVar[tuple[str, ...]]
+    # The stacks; the fields `num_encoder_layers` and `num_decoder_layers` are the numbers of layers.
+    sides: ClassVar[tuple[str, ...]] = ('encoder',)
     # Dicts keyed by the settings of config.json. `sizes` maps them to field names, `allowed` to the supported values
     # (the first value is the default, which is written), and `constants` to additional values to write.
     sizes: ClassVar[Mapping[str, str]]
@@ -236,9 +238,9 @@ class Family(abc.ABC):
         """
 
     @property
-    @abc.abstractmethod
     def layer_counts(self) -> dict[str, int]:
         """The number of layers by stack ('encoder' or 'decoder')."""
+        return {side: getattr(self, f'num_{side}_layers') for side in self.sides}
 
     @abc.abstractmethod
     def param_rows(self) -> Iterator[ParamRow]:

@@ -37,7 +37,7 @@ class Gpt2(Family):
     """A decoder-only model.
 
     Attributes:
-        num_layers: number of layers.
+        num_decoder_layers: number of layers.
         max_length: number of learned positions.
         end_id: Hugging Face id of the token that begins and ends a text.
     """
@@ -47,6 +47,7 @@ class Gpt2(Family):
     hf_class = 'GPT2LMHeadModel'
     auto_class = 'AutoModelForCausalLM'
     model_class = LanguageModel
+    sides = ('decoder',)
     gin_files = ('models/gpt2.gin',)
     gin_modules = ('architecture.decoder_only', 'layers.norms')
     sizes = {
@@ -54,7 +55,7 @@ class Gpt2(Family):
         'n_embd': 'embed_dim',
         'n_inner': 'mlp_dim',
         'n_head': 'num_heads',
-        'n_layer': 'num_layers',
+        'n_layer': 'num_decoder_layers',
         'n_positions': 'max_length',
         'layer_norm_epsilon': 'epsilon',
         'eos_token_id': 'end_id',
@@ -71,7 +72,7 @@ class Gpt2(Family):
     # Older checkpoints contain the causal masks.
     ignored = r'transformer\.h\.\d+\.attn\.(masked_)?bias'
 
-    num_layers: int
+    num_decoder_layers: int
     max_length: int
     end_id: int = 50256
     epsilon: float = 1e-5
@@ -85,10 +86,6 @@ class Gpt2(Family):
 
     def to_config(self) -> dict[str, Any]:
         return {**super().to_config(), 'bos_token_id': self.end_id}
-
-    @property
-    def layer_counts(self) -> dict[str, int]:
-        return {'decoder': self.num_layers}
 
     def param_rows(self) -> Iterator[ParamRow]:
         dim, hidden = self.embed_dim, self.mlp_dim
@@ -142,7 +139,7 @@ class Gpt2(Family):
             vocab_size=module.vocab_size - 1,
             embed_dim=module.embed_dim,
             mlp_dim=sizes.pop('hidden_dim'),
-            num_layers=sum(runs),
+            num_decoder_layers=sum(runs),
             max_length=positions.max_length,
             end_id=vocabulary.end_id,
             **sizes,

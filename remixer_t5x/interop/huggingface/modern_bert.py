@@ -49,7 +49,7 @@ class ModernBert(Family):
     """An encoder-only model.
 
     Attributes:
-        num_layers: number of layers.
+        num_encoder_layers: number of layers.
         window: number of tokens in the sliding window of local layers, half of them on each side.
         global_every: n, if layers 0, n, 2n, ... attend globally.
         global_theta: base of the rotary embedding in global layers.
@@ -72,7 +72,7 @@ class ModernBert(Family):
         'hidden_size': 'embed_dim',
         'intermediate_size': 'mlp_dim',
         'num_attention_heads': 'num_heads',
-        'num_hidden_layers': 'num_layers',
+        'num_hidden_layers': 'num_encoder_layers',
         'max_position_embeddings': 'max_length',
         'local_attention': 'window',
         'global_attn_every_n_layers': 'global_every',
@@ -87,7 +87,7 @@ class ModernBert(Family):
     constants = {'initializer_range': 0.02}
     copies = {'decoder.weight': TABLE}
 
-    num_layers: int
+    num_encoder_layers: int
     # Excluded from comparisons, because the remixer_t5x model has no maximum length.
     max_length: int = dataclasses.field(default=8192, compare=False)
     window: int = 128
@@ -108,7 +108,7 @@ class ModernBert(Family):
             values['global_attn_every_n_layers'] = (types + [GLOBAL])[1:].index(GLOBAL) + 1
         config = Config(values, str(pathlib.Path(config.file).parent))
         sizes = cls.read_sizes(config)
-        expected = [LOCAL if layer % sizes['global_every'] else GLOBAL for layer in range(sizes['num_layers'])]
+        expected = [LOCAL if layer % sizes['global_every'] else GLOBAL for layer in range(sizes['num_encoder_layers'])]
         if types is not None and types != expected:
             raise config.error('layer_types', 'layers 0, n, 2n, ... must be full_attention and the others local')
         thetas: dict[str, Any] = {}
@@ -137,13 +137,9 @@ class ModernBert(Family):
             'local_rope_theta': self.local_theta,
         }
 
-    @property
-    def layer_counts(self) -> dict[str, int]:
-        return {'encoder': self.num_layers}
-
     def default_runs(self) -> Runs:
         # Layer 0, blocks of local layers followed by a global layer, and the remaining layers.
-        blocks, rest = divmod(self.num_layers - 1, self.global_every)
+        blocks, rest = divmod(self.num_encoder_layers - 1, self.global_every)
         shapes = ((blocks, self.global_every), (1, rest))
         return {'encoder': [1, *(shape for shape in shapes if all(shape))]}
 
@@ -219,7 +215,7 @@ class ModernBert(Family):
             vocab_size=module.vocab_size - 1,
             embed_dim=module.embed_dim,
             mlp_dim=sizes.pop('hidden_dim'),
-            num_layers=len(layers),
+            num_encoder_layers=len(layers),
             window=2 * (local - 1),
             global_every=every,
             **{f'{role}_id': special[role] for role in ROLES},
@@ -249,11 +245,7 @@ class ModernBert(Family):
         return dict.fromkeys(('inputs', 'targets'), min(self.max_length, 512))
 
     def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
-        path = file or str(folder / tokenizer_files.TOKENIZER)
-        if not pathlib.Path(path).is_file():
-            raise UserError(
-                f'{folder} has no {tokenizer_files.TOKENIZER}; pass --vocabulary=/path/to/{tokenizer_files.TOKENIZER}'
-            )
+        path = find_tokenizer_json(folder, file)
         return Tokenizer('huggingface_tokenizer', {'path': path, 'shifted': True}, path)
 
     def write_tokenizer(self, vocabulary: Any, folder: pathlib.Path) -> str:
@@ -325,6 +317,16 @@ def _shift_ids(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
     """Converts Hugging Face's `input_ids`, in which 0 is padding, to remixer_t5x ids."""
     tokens = inputs['input_ids']
     return np.where(tokens > 0, tokens + 1, 0)
+
+
+def find_tokenizer_json(folder: pathlib.Path, file: str | None) -> str:
+    """Returns `file`, or tokenizer.json in `folder` if it is None. Raises UserError if the file does not exist."""
+    path = file or str(folder / tokenizer_files.TOKENIZER)
+    if not pathlib.Path(path).is_file():
+        raise UserError(
+            f'{folder} has no {tokenizer_files.TOKENIZER}; pass --vocabulary=/path/to/{tokenizer_files.TOKENIZER}'
+        )
+    return path
 
 
 def write_tokenizer(vocabulary: Any, folder: pathlib.Path) -> str:

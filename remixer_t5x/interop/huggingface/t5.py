@@ -58,7 +58,6 @@ class T5Encoder(Family):
     hf_class = 'T5EncoderModel'
     auto_class = 'AutoModelForTextEncoding'
     model_class: ClassVar[type] = MaskedLM
-    sides: ClassVar[tuple[str, ...]] = ('encoder',)
     gin_modules = (
         *('architecture.encoder_decoder', 'architecture.encoder_only', 'architecture.layer', 'architecture.stack'),
         *('layers.norms', 'layers.positions', 'sublayers.attention'),
@@ -118,10 +117,6 @@ class T5Encoder(Family):
         if self.layer_biases:
             config |= {'architectures': [f'UM{self.hf_class}'], 'model_type': UMT5}
         return config
-
-    @property
-    def layer_counts(self) -> dict[str, int]:
-        return {'encoder': self.num_encoder_layers}
 
     def param_rows(self) -> Iterator[ParamRow]:
         dim, hidden, joined = self.embed_dim, self.mlp_dim, self.num_heads * self.head_dim
@@ -286,10 +281,6 @@ class T5(T5Encoder):
 
     def extra_files(self) -> dict[str, Any]:
         return {GENERATION_CONFIG: {'decoder_start_token_id': 0, 'eos_token_id': self.eos_id, 'pad_token_id': 0}}
-
-    @property
-    def layer_counts(self) -> dict[str, int]:
-        return {**super().layer_counts, 'decoder': self.num_decoder_layers}
 
     def param_rows(self) -> Iterator[ParamRow]:
         yield from super().param_rows()

@@ -18,10 +18,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from remixer_t5x import tokenizer_files
-from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface.family import Config, Family, ModelDescription, Tokenizer, expand_layers
-from remixer_t5x.interop.huggingface.modern_bert import write_tokenizer
+from remixer_t5x.interop.huggingface.modern_bert import find_tokenizer_json, write_tokenizer
 from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Params, Runs, kernel_row
 from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.architecture.layer import SandwichNorm
@@ -71,6 +69,7 @@ class T5Gemma(Family):
     hf_class = 'T5GemmaForConditionalGeneration'
     auto_class = 'AutoModelForSeq2SeqLM'
     model_class: ClassVar[type] = Seq2Seq
+    sides = SIDES
     gin_files: ClassVar[tuple[str, ...]] = ('models/modern_t5.gin',)
     gin_modules = (
         *('architecture.encoder_decoder', 'layers.embedding', 'layers.norms', 'layers.positions'),
@@ -174,10 +173,6 @@ class T5Gemma(Family):
             'eos_token_id': self.eos_id,
             'pad_token_id': 0,
         }
-
-    @property
-    def layer_counts(self) -> dict[str, int]:
-        return {'encoder': self.num_encoder_layers, 'decoder': self.num_decoder_layers}
 
     def default_runs(self) -> Runs:
         # Blocks of a local and a global layer, and the remaining layer if the number is odd.
@@ -308,11 +303,7 @@ class T5Gemma(Family):
         return {'generation_config.json': {**ids, 'pad_token_id': 0}}
 
     def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
-        path = file or str(folder / tokenizer_files.TOKENIZER)
-        if not pathlib.Path(path).is_file():
-            raise UserError(
-                f'{folder} has no {tokenizer_files.TOKENIZER}; pass --vocabulary=/path/to/{tokenizer_files.TOKENIZER}'
-            )
+        path = find_tokenizer_json(folder, file)
         return Tokenizer('huggingface_tokenizer', {'path': path}, path)
 
     def write_tokenizer(self, vocabulary: Any, folder: pathlib.Path) -> str:
