@@ -71,14 +71,6 @@ class LabelledSource(seqio.DataSource):
             return [os.fspath(path) for path in self._tfds_info(folder, split).filepaths]
         return [str(self._parse_files(split) / _ROWS)]
 
-    def records(self, split: str) -> list[str]:
-        """Returns the TFRecord files to check after a read error; TensorFlow does not report the damaged file."""
-        return self.list_shards(split) if self._tfds_folder(split) else []
-
-    def repair(self, path: str) -> str:
-        """Returns the advice to print if a file of `records` is damaged."""
-        return f'prepare the TFDS data set in {Path(path).parent} again'
-
     def get_dataset(
         self,
         split: str = TRAIN,

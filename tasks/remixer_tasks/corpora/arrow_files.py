@@ -124,7 +124,6 @@ class Documents:
 
         if seed is None:
             indices = tf.data.Dataset.range(first, count, step)
-            indices = indices.repeat() if repeat else indices
         elif repeat:
             indices = tf.data.Dataset.counter(first, step).map(shuffle_place)
         else:

@@ -42,10 +42,6 @@ class TextSource(seqio.DataSource):
     def list_shards(self, split: str) -> list[str]:
         return self._corpus.files(split)
 
-    def records(self, split: str) -> list[str]:
-        """Returns the TFRecord files to check after a read error: none, because a corpus is stored in Arrow files."""
-        return []
-
     def get_dataset(
         self,
         split: str = TRAIN,
