@@ -71,7 +71,7 @@ OPENED = {
     'tasks/remixer_tasks/files/download.py::_sha256': VERIFIED,
     'tasks/remixer_tasks/files/row_files.py::open_bytes': 'what untrusted_files has opened',
     'tasks/remixer_tasks/python_docs.py::read': 'a package that is installed here',
-    'tasks/remixer_tasks/vocabulary/sentencepiece_vocabulary.py::_load_cached': VERIFIED,
+    'tasks/remixer_tasks/vocabulary/sentencepiece_vocabulary.py::_load': VERIFIED,
 }
 
 

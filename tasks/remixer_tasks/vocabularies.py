@@ -93,7 +93,6 @@ def trained(
     corpus: Corpus,
     vocab_size: ranges.Count,
     extra_ids: int = SENTINELS,
-    character_coverage: float = 0.9995,
     at_most: bool = False,
 ) -> SentencePiece:
     """Returns a SentencePiece vocabulary of `vocab_size` ids, with sentinels, trained on `corpus` and cached.
@@ -102,8 +101,6 @@ def trained(
         corpus: the documents.
         vocab_size: number of ids.
         extra_ids: number of sentinels.
-        character_coverage: fraction of the characters in the text that have a piece; other characters map to the
-            unknown id.
         at_most: whether the vocabulary may be smaller if the text is too small for `vocab_size` ids.
 
     Raises:
@@ -115,8 +112,7 @@ def trained(
             f'VOCAB_SIZE must be at least {smallest} for a trained vocabulary with {extra_ids} sentinels, got '
             f'{vocab_size}; type {smallest} or more, or VOCABULARY = @vocabularies.byte()'
         )
-    settings = sentencepiece_vocabulary.Settings(vocab_size - extra_ids, character_coverage, at_most)
-    return sentencepiece_vocabulary.TrainedPieces(corpus, settings, extra_ids)
+    return sentencepiece_vocabulary.TrainedPieces(corpus, vocab_size - extra_ids, at_most, extra_ids)
 
 
 def saved(folder: str) -> Vocabulary:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import dataclasses
 import functools
 import io
 import os
@@ -36,6 +35,8 @@ from remixer_tasks.vocabulary import sentinels
 SAMPLE_CHARACTERS = 20_000_000
 # SentencePiece skips sentences of more than 4,192 bytes, so longer lines are cut.
 LINE_CHARACTERS = 1000
+# Fraction of the text's characters that have a piece; other characters have the unknown id.
+CHARACTER_COVERAGE = 0.9995
 # The number is fixed, because the sums in the EM steps depend on the number of threads.
 THREADS = 4
 # Every trained vocabulary contains these characters, because labels of tasks use them ('not_entailment').
@@ -51,38 +52,26 @@ _NORMALIZERS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """Settings for training a SentencePiece model.
-
-    Attributes:
-        pieces: number of ids without sentinels, including padding, EOS and unknown.
-        character_coverage: fraction of the text's characters that have a piece.
-        at_most: whether to use fewer pieces if the text is too small for `pieces`.
-    """
-
-    pieces: int
-    character_coverage: float
-    at_most: bool = False
-
-
-def model_path(corpus: Corpus, settings: Settings) -> Path:
+def model_path(corpus: Corpus, pieces: int, at_most: bool) -> Path:
     """Returns the path of the trained model in the cache."""
-    values = (settings.pieces, settings.character_coverage, *([True] if settings.at_most else []))
+    values = (pieces, CHARACTER_COVERAGE, *([True] if at_most else []))
     name = cache.key('vocabulary 2', corpus.identity, values, SAMPLE_CHARACTERS)
     return cache.root() / 'vocabularies' / f'{name}.model'
 
 
-def ensure_trained(corpus: Corpus, settings: Settings) -> Path:
-    """Trains the model unless it is in the cache. Raises UserError if the text is too small."""
-    path = model_path(corpus, settings)
+def ensure_trained(corpus: Corpus, pieces: int, at_most: bool) -> Path:
+    """Trains a model of `pieces` ids, without sentinels, unless it is in the cache; returns its path.
+
+    Raises UserError if the text is too small and not `at_most`, which allows fewer pieces.
+    """
+    path = model_path(corpus, pieces, at_most)
     if not path.exists():
         sample = list(_sample_lines(corpus.training_documents()))
         characters = sum(map(len, sample))
         notice = Notice(
-            f'training a vocabulary of {settings.pieces} pieces on {characters / 1e6:.1f} M characters of {corpus.name}'
+            f'training a vocabulary of {pieces} pieces on {characters / 1e6:.1f} M characters of {corpus.name}'
         )
-        model = _train(sample, settings)
+        model = _train(sample, pieces, at_most)
         with cache.add_entry(path) as temporary:
             temporary.write_bytes(model)
         notice.done(f'saved to {path}')
@@ -110,15 +99,15 @@ def sentinels_in(model: bytes) -> int:
     return sentinels.count_trailing([piece.piece for piece in _PROTO.FromString(model).pieces[-1000:]])
 
 
-def _train(sample: list[str], settings: Settings) -> bytes:
+def _train(sample: list[str], pieces: int, at_most: bool) -> bytes:
     writer = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(sample),
             model_writer=writer,
             model_type='unigram',
-            vocab_size=settings.pieces,
-            character_coverage=settings.character_coverage,
+            vocab_size=pieces,
+            character_coverage=CHARACTER_COVERAGE,
             required_chars=REQUIRED,
             pad_id=0,
             eos_id=1,
@@ -132,15 +121,15 @@ def _train(sample: list[str], settings: Settings) -> bytes:
         limit = re.search(r'<= ?(\d+)', str(error))
         if limit is None:
             raise UserError(
-                f'SentencePiece cannot train {settings.pieces} pieces on this text ({reason(error)}); '
+                f'SentencePiece cannot train {pieces} pieces on this text ({reason(error)}); '
                 'try another VOCAB_SIZE, or VOCABULARY = @vocabularies.byte()'
             ) from error
         most = int(limit[1])
-        if settings.at_most:
-            return _train(sample, dataclasses.replace(settings, pieces=most, at_most=False))
+        if at_most:
+            return _train(sample, most, at_most=False)
         raise UserError(
-            f'this text allows at most {most} pieces, got {settings.pieces}; reduce VOCAB_SIZE by at least '
-            f'{settings.pieces - most}, use more text, or use VOCABULARY = @vocabularies.byte()'
+            f'this text allows at most {most} pieces, got {pieces}; reduce VOCAB_SIZE by at least '
+            f'{pieces - most}, use more text, or use VOCABULARY = @vocabularies.byte()'
         ) from error
     return writer.getvalue()
 
@@ -169,7 +158,8 @@ class SentencePiece(Vocabulary):
         self.sentencepiece_model_file = sentencepiece_model_file
 
     def _model(self) -> LoadedModel:
-        return _load(self.sentencepiece_model_file, self.extra_ids)
+        with _LOADING:
+            return _load(self.sentencepiece_model_file, self.extra_ids)
 
     @property
     def tokenizer(self) -> sentencepiece.SentencePieceProcessor:
@@ -240,16 +230,15 @@ class SentencePiece(Vocabulary):
 class TrainedPieces(SentencePiece):
     """A SentencePiece vocabulary whose model is trained on a corpus at first use."""
 
-    def __init__(self, corpus: Corpus, settings: Settings, extra_ids: int):
-        self._corpus = corpus
-        self._settings = settings
-        super().__init__(str(model_path(corpus, settings)), extra_ids=extra_ids)
+    def __init__(self, corpus: Corpus, pieces: int, at_most: bool, extra_ids: int):
+        self._training = (corpus, pieces, at_most)
+        super().__init__(str(model_path(*self._training)), extra_ids=extra_ids)
 
     def _model(self) -> LoadedModel:
         if not os.path.exists(self.sentencepiece_model_file):
             # seqio needs the model while tracing a graph, but reading the documents requires eager execution.
             with tf.init_scope():
-                ensure_trained(self._corpus, self._settings)
+                ensure_trained(*self._training)
         return super()._model()
 
 
@@ -264,13 +253,8 @@ class LoadedModel(NamedTuple):
 _LOADING = threading.Lock()
 
 
-def _load(path: str, extra_ids: int) -> LoadedModel:
-    with _LOADING:
-        return _load_cached(path, extra_ids)
-
-
 @functools.lru_cache(maxsize=16)
-def _load_cached(path: str, extra_ids: int) -> LoadedModel:
+def _load(path: str, extra_ids: int) -> LoadedModel:
     """Loads the model at `path`.
 
     Raises UserError for an invalid model, or for a model with sentinels if `extra_ids` is not 0.
