@@ -58,19 +58,13 @@ def _read_pairs(
 
 def _read_abductive(path: str, labels_path: str | None = None) -> Iterator[Example]:
     """Yields examples from a file of texts and a file with the number of the correct hypothesis on each line."""
-    labels = raw_rows.lines(labels_path) if labels_path else None
-    for row in raw_rows.jsonl(path):
-        label = None
-        if labels is not None:
-            _, label = next(labels, (0, None))
-            if label is None:
-                reason = f'no label for line {row.number} of {os.path.basename(path)}'
-                raise raw_rows.row_error(str(labels_path), row.number, reason)
-        yield _abductive_example(row, label, str(labels_path or path))
-    if labels is not None and (rest := next(labels, None)):
-        raise raw_rows.row_error(
-            str(labels_path), rest[0], f'a label without a matching line in {os.path.basename(path)}'
-        )
+    rows = list(raw_rows.jsonl(path))
+    labels = [label for _, label in raw_rows.lines(labels_path)] if labels_path else [None] * len(rows)
+    if len(labels) != len(rows):
+        reason = f'the file must have {len(rows)} labels as {os.path.basename(path)} has lines, got {len(labels)}'
+        raise raw_rows.row_error(str(labels_path), min(len(labels), len(rows)) + 1, reason)
+    for row, label in zip(rows, labels, strict=True):
+        yield _abductive_example(row, label, labels_path or path)
 
 
 def _read_chaosnli(path: str) -> Iterator[Example]:
