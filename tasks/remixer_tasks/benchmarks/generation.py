@@ -21,6 +21,7 @@ from remixer_tasks.benchmarks.text_task import (
     Dataset,
     Download,
     Example,
+    Preprocessor,
     TextTask,
     single_file_layouts,
     texts,
@@ -68,29 +69,22 @@ def _squad_dataset(version: str, has_unanswerable: bool) -> Dataset:
     )
 
 
-def _format_summaries(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    def format_example(example):
-        inputs = tf.strings.join(['summarize:', example['article']], separator=' ')
-        return {'inputs': inputs, 'targets': example['highlights']}
+def _add_prompt(prompt: str, source: str, target: str) -> Preprocessor:
+    """Returns a preprocessor that puts `prompt` before the text of the feature `source`."""
 
-    return dataset.map(format_example)
+    def format_example(example):
+        return {'inputs': tf.strings.join([prompt, example[source]], separator=' '), 'targets': example[target]}
+
+    return lambda dataset: dataset.map(format_example)
 
 
 def _translation_task(name: str, builder: str, language: str, splits: tuple[str, ...] = _SPLITS) -> TextTask:
     """Returns a task that translates English to `language`, with data from the TFDS data set `builder`."""
     terms = 'see https://www.statmt.org/wmt19/translation-task.html and the pages of the other years'
-
-    def format_translations(dataset: tf.data.Dataset) -> tf.data.Dataset:
-        prompt = f'translate English to {_LANGUAGES[language]}: '
-
-        def format_example(example):
-            return {'inputs': tf.strings.join([prompt, example['en']]), 'targets': example[language]}
-
-        return dataset.map(format_example)
-
+    to_text = _add_prompt(f'translate English to {_LANGUAGES[language]}:', 'en', language)
     tfds = f'{builder}/{language}-en'
     data = Dataset(tfds, {'en': TEXT, language: TEXT}, {split: [] for split in splits}, f'{tfds}:1.0.0', terms)
-    return TextTask(name, data, format_translations, metrics=(text_metrics.bleu,))
+    return TextTask(name, data, to_text, metrics=(text_metrics.bleu,))
 
 
 _CNN_DAILYMAIL = Dataset(
@@ -115,7 +109,12 @@ TASKS = (
         prompts.squad_answers,
         (text_metrics.squad_2(UNANSWERABLE),),
     ),
-    TextTask('cnn_dailymail_v002', _CNN_DAILYMAIL, _format_summaries, metrics=(text_metrics.rouge,)),
+    TextTask(
+        'cnn_dailymail_v002',
+        _CNN_DAILYMAIL,
+        _add_prompt('summarize:', 'article', 'highlights'),
+        metrics=(text_metrics.rouge,),
+    ),
     _translation_task('wmt14_ende_v003', 'wmt14_translate', 'de'),
     _translation_task('wmt14_enfr_v003', 'wmt14_translate', 'fr'),
     _translation_task('wmt16_enro_v003', 'wmt16_translate', 'ro'),
