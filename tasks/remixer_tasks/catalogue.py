@@ -79,7 +79,15 @@ class TaskStatus:
 
 def status(data_dir: str | None = None) -> list[TaskStatus]:
     """Returns the status of every labelled task, in the order of the catalogue."""
-    splits = functools.cache(lambda name: _split_status(DATASETS[name], data_dir))
+
+    @functools.cache
+    def splits(name: str) -> list[SplitStatus]:
+        places = origins(DATASETS[name], data_dir).items()
+        return [
+            SplitStatus(split, origin, _describe_size(DATASETS[name], split, data_dir) if origin else '')
+            for split, origin in places
+        ]
+
     return [
         TaskStatus(
             task.name,
@@ -87,13 +95,6 @@ def status(data_dir: str | None = None) -> list[TaskStatus]:
             bool(task.dataset.downloads),
         )
         for task in TASKS.values()
-    ]
-
-
-def _split_status(dataset: Dataset, data_dir: str | None) -> list[SplitStatus]:
-    return [
-        SplitStatus(split, origin, _describe_size(dataset, split, data_dir) if origin else '')
-        for split, origin in origins(dataset, data_dir).items()
     ]
 
 

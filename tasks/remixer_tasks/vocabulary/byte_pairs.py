@@ -117,7 +117,7 @@ class BytePairs(Vocabulary):
         return pieces, {pair: rank for rank, pair in enumerate(ranked)}, {**added, end: self.end_id}
 
     @functools.cached_property
-    def _pieces(self) -> list[bytes]:
+    def token_texts(self) -> list[bytes]:
         """The bytes of each id; empty for padding and the end token."""
         byte_of_letter = {letter: byte for byte, letter in enumerate(byte_letters())}
         pieces, _, added = self._files
@@ -129,11 +129,6 @@ class BytePairs(Vocabulary):
         return texts
 
     @property
-    def token_texts(self) -> list[bytes]:
-        """The bytes of each id, used for bits per byte and stop strings."""
-        return self._pieces
-
-    @property
     def eos_id(self) -> int:
         return self.end_id + 1
 
@@ -141,7 +136,7 @@ class BytePairs(Vocabulary):
 
     @property
     def vocab_size(self) -> int:
-        return len(self._pieces)
+        return len(self.token_texts)
 
     def encode(self, text: str) -> list[int]:
         letters, (pieces, _, added) = byte_letters(), self._files
@@ -193,7 +188,8 @@ class BytePairs(Vocabulary):
         return [part for part in parts if part]
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return b''.join(self._pieces[index] for index in ids if 0 <= index < len(self._pieces)).decode(errors='replace')
+        texts = self.token_texts
+        return b''.join(texts[index] for index in ids if 0 <= index < len(texts)).decode(errors='replace')
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BytePairs) and (self.folder, self.end_id) == (other.folder, other.end_id)
@@ -207,4 +203,4 @@ class BytePairs(Vocabulary):
     @property
     def words(self) -> list[str]:
         """The pieces by id, as hexadecimal bytes, which checkpoints record."""
-        return [piece.hex() for piece in self._pieces]
+        return [piece.hex() for piece in self.token_texts]
