@@ -1,4 +1,4 @@
-"""Splits rows of tokens into blocks, and the weights of windows that reach into the previous block."""
+"""Splits rows of tokens into blocks, for computations on windows that extend into the previous block."""
 
 from typing import Any
 
@@ -9,7 +9,10 @@ from remixer_t5x.kernels.diagonals import spread_over_diagonals
 
 
 def split_blocks(tree: Any, block: int, axis: int = 0) -> Any:
-    """Splits [batch, length, ...] into [blocks, batch, block, ...], padded with zeros; blocks are the axis `axis`."""
+    """Splits arrays [batch, length, ...] into blocks, [blocks, batch, block, ...] for axis = 0, padded with zeros.
+
+    `axis` is the position of the blocks axis in the result.
+    """
 
     def split(array: jax.Array) -> jax.Array:
         padded = jnp.pad(array, ((0, 0), (0, -array.shape[1] % block), *((0, 0),) * (array.ndim - 2)))
@@ -19,7 +22,7 @@ def split_blocks(tree: Any, block: int, axis: int = 0) -> Any:
 
 
 def join_blocks(blocks: jax.Array, length: int) -> jax.Array:
-    """Joins [blocks, batch, block, ...] to [batch, length, ...]."""
+    """Joins blocks [blocks, batch, block, ...] to rows [batch, length, ...]."""
     rows = jnp.moveaxis(blocks, 0, 1)
     return rows.reshape(rows.shape[0], -1, *rows.shape[3:])[:, :length]
 
@@ -32,19 +35,22 @@ def join_previous_blocks(array: jax.Array, block: int) -> jax.Array:
 
 
 def is_same_example(ids: jax.Array, block: int) -> jax.Array:
-    """Compares the examples of each token of a block and of both blocks, bool [batch, blocks, block, 2 * block]."""
+    """Returns whether each token of a block and each token of the block and the previous block share an example.
+
+    The result is bool, [batch, blocks, block, 2 * block].
+    """
     return split_blocks(ids, block, axis=1)[..., None] == join_previous_blocks(ids, block)[:, :, None]
 
 
-def spread_window(wi: jax.Array, block: int) -> jax.Array:
-    """Spreads the weights of a window over the tokens of a block and the previous block.
+def expand_window_weights(wi: jax.Array, block: int) -> jax.Array:
+    """Expands the weights of a window to a matrix over the tokens of a block and of the previous block.
 
     Args:
-        wi: [window, hidden]; the last row is for the token itself. Rows beyond the previous block are ignored.
+        wi: [window, hidden]; the last row is for the current token. Rows beyond the previous block are ignored.
         block: number of tokens of a block.
 
     Returns:
-        [hidden, block, 2 * block], from each token of both blocks to each token of a block.
+        [hidden, block, 2 * block], the weights from each token of both blocks to each token of the block.
     """
     latest = wi[-2 * block :]
     by_distance = jnp.pad(latest.T, ((0, 0), (2 * block - len(latest), 2 * block - 1)))

@@ -1,7 +1,7 @@
-"""Reads square matrices along their diagonals by reshaping padded copies.
+"""Builds matrices with constant diagonals and gathers submatrices by reshaping padded copies.
 
-Gathering by [query, key] would give the same result, but its gradient scatters single numbers, which is slow on every
-device. The gradient of a reshape is a reshape.
+Gathering single elements by [query, key] would return the same result, but the gradient of this gather is a scatter of
+single elements, which is slow on all devices. The gradient of a reshape is only another reshape.
 """
 
 import jax
@@ -11,10 +11,12 @@ import jax.numpy as jnp
 def spread_over_diagonals(values: jax.Array, length: int) -> jax.Array:
     """Builds a Toeplitz matrix for each head: `out[:, i, j] = values[:, j - i + length - 1]`.
 
-    It copies the values once per query and reads the flat copy with a row stride that is one shorter.
+    The values are copied once per query, and the flattened copies are reshaped to rows that are one element shorter,
+    which shifts each row by one.
 
     Args:
         values: [heads, 2 * length - 1], for relative positions -(length - 1) to length - 1.
+        length: number of queries and keys.
 
     Returns:
         [heads, query, key].
@@ -27,15 +29,15 @@ def spread_over_diagonals(values: jax.Array, length: int) -> jax.Array:
 
 
 def place_examples(matrix: jax.Array, positions: jax.Array) -> jax.Array:
-    """Gathers a matrix of positions for the examples of packed rows.
+    """Gathers the entries of a matrix indexed by positions for the examples of packed rows.
 
-    `out[b, i, j] = matrix[positions[b, i], positions[b, j]]` if i and j belong to the same example, whose tokens are
-    contiguous. Other entries are arbitrary finite numbers, which the caller must mask. Within an example,
-    `positions[b, j] - positions[b, i] = j - i`, so this gathers whole rows of a matrix whose second axis is that
-    difference, and its gradient scatters whole rows.
+    Returns `out[b, i, j] = matrix[positions[b, i], positions[b, j]]` if i and j belong to the same example, whose
+    tokens must be contiguous. All other entries are arbitrary finite numbers, which the caller must mask. Within an
+    example, `positions[b, j] - positions[b, i] = j - i`, so whole rows of a matrix indexed by this difference are
+    gathered, and the gradient scatters whole rows.
 
     Args:
-        matrix: [length, length], by positions within an example.
+        matrix: [length, length], indexed by positions within an example.
         positions: [batch, length] int32.
 
     Returns:

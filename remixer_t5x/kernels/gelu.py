@@ -1,9 +1,9 @@
-"""GELU in its tanh form (Hendrycks and Gimpel 2016), alone, normalized and as a gate, in few GPU kernels.
+"""The tanh approximation of GELU (Hendrycks and Gimpel 2016), optionally normalized or as a gate, for GPUs.
 
     gelu(x) = x / 2 (1 + tanh(u)) = x sigmoid(2 u),   u = sqrt(2 / pi) (x + 0.044715 x^3)
 
-These operations are limited by memory bandwidth on a GPU. Each kernel therefore recomputes GELU from the inputs, in
-float32 and with one exponential, and only operands of matmuls are written to memory.
+On GPUs, these operations are limited by memory bandwidth. Each GPU kernel therefore recomputes GELU from the inputs, in
+float32 and with a single exponential, and writes only operands of matmuls to memory.
 """
 
 import math
@@ -22,12 +22,12 @@ _CUBE = 0.044715 * _SLOPE
 
 
 def sigmoid_gelu(x: jax.Array) -> jax.Array:
-    """Computes GELU with one exponential."""
+    """Computes GELU with a single exponential."""
     return x * jax.nn.sigmoid(x * (_SLOPE + _CUBE * (x * x)))
 
 
 def sigmoid_gelu_and_slope(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Computes GELU and its derivative, with one exponential for both."""
+    """Computes GELU and its derivative with a single exponential."""
     gate = jax.nn.sigmoid(x * (_SLOPE + _CUBE * (x * x)))
     return x * gate, gate + x * gate * (1 - gate) * (_SLOPE + 3 * _CUBE * (x * x))
 
@@ -41,9 +41,9 @@ def gelu(x: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def normalized_gelu(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
-    """Computes `scale * (g - mean(g)) / sqrt(var(g) + epsilon)` of `g = gelu(x)` over the last axis, in x's dtype.
+    """Computes `scale * (g - mean(g)) / sqrt(var(g) + epsilon)` with `g = gelu(x)` over the last axis, in x's dtype.
 
-    The residuals are x, the scale, and the mean and inverse standard deviation of each row.
+    For the backward pass, only x, the scale, and the mean and inverse standard deviation of each row are saved.
     """
     return _normalized_gelu_forward(x, scale, epsilon)[0]
 
@@ -51,13 +51,13 @@ def normalized_gelu(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array
 def _normalized_gelu_forward(x, scale, epsilon):
     units = sigmoid_gelu(x.astype(jnp.float32))
     mean = _mean(units)
-    # One pass over x computes both statistics.
+    # With this formula for the variance, a single pass over x computes both statistics.
     variance = jnp.maximum(_mean(jnp.square(units)) - jnp.square(mean), 0.0)
     inverse = jax.lax.rsqrt(variance + epsilon)
     mean, inverse = (
         checkpoint_name(array, ATTENTION_OUTPUT) for array in jax.lax.optimization_barrier((mean, inverse))
     )
-    units = sigmoid_gelu(recomputed(x.astype(jnp.float32), 1))
+    units = sigmoid_gelu(prevent_cse(x.astype(jnp.float32), 1))
     return (scale * ((units - mean) * inverse)).astype(x.dtype), (x, scale, mean, inverse)
 
 
@@ -65,15 +65,15 @@ def _normalized_gelu_backward(residuals, gradient):
     x, scale, mean, inverse = residuals
     gradient = gradient.astype(jnp.float32)
 
-    def normalized(variant):
-        units, slope = sigmoid_gelu_and_slope(recomputed(x.astype(jnp.float32), variant))
+    def normalize(variant):
+        units, slope = sigmoid_gelu_and_slope(prevent_cse(x.astype(jnp.float32), variant))
         return (units - mean) * inverse, slope
 
-    scale_gradient = jnp.sum(gradient * normalized(2)[0], tuple(range(x.ndim - 1)))
-    result, _ = normalized(3)
+    scale_gradient = jnp.sum(gradient * normalize(2)[0], tuple(range(x.ndim - 1)))
+    result, _ = normalize(3)
     scaled = gradient * scale
     scaled_mean, product_mean = jax.lax.optimization_barrier((_mean(scaled), _mean(scaled * result)))
-    result, slope = normalized(4)
+    result, slope = normalize(4)
     x_gradient = inverse * (scaled - scaled_mean - result * product_mean) * slope
     return x_gradient.astype(x.dtype), scale_gradient, None
 
@@ -82,7 +82,7 @@ normalized_gelu.defvjp(_normalized_gelu_forward, _normalized_gelu_backward)
 
 
 def gelu_times(x: jax.Array, factor: jax.Array) -> jax.Array:
-    """Computes `gelu(x) * factor` in x's dtype; the factor may have a higher precision."""
+    """Computes `gelu(x) * factor` in x's dtype; the dtype of `factor` may have a higher precision."""
     if target_platform() != 'gpu':
         return gelu(x) * factor
     return _gelu_times(x, factor)
@@ -96,7 +96,7 @@ def _gelu_times(x: jax.Array, factor: jax.Array) -> jax.Array:
 def _gelu_times_backward(residuals, gradient):
     x, factor = residuals
     gradient = gradient.astype(jnp.float32)
-    units, slope = sigmoid_gelu_and_slope(recomputed(x.astype(jnp.float32), 1))
+    units, slope = sigmoid_gelu_and_slope(prevent_cse(x.astype(jnp.float32), 1))
     x_gradient = gradient * factor.astype(jnp.float32) * slope
     return x_gradient.astype(x.dtype), (gradient * units).astype(factor.dtype)
 
@@ -108,10 +108,11 @@ def _mean(array: jax.Array) -> jax.Array:
     return jnp.mean(array, axis=-1, keepdims=True)
 
 
-def recomputed(x: jax.Array, variant: int) -> jax.Array:
-    """Returns x in a form that XLA does not merge with its other variants.
+def prevent_cse(x: jax.Array, variant: int) -> jax.Array:
+    """Returns x in a form that prevents common subexpression elimination (CSE) across different variants.
 
-    XLA would write results that several kernels need to memory. Recomputing them from x in each kernel is faster.
+    XLA would otherwise compute values that are used by multiple kernels once and write them to memory, which is slower
+    than recomputing them from x in each kernel.
     """
     power = 2.0**variant
     return x * (jax.lax.optimization_barrier(jnp.float32(power)) / power)

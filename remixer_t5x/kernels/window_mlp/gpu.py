@@ -1,9 +1,9 @@
-"""The equation of `tpu` on a GPU, in operations that XLA fuses so that hidden units stay in registers.
+"""The window MLP of `tpu` for GPUs, with operations that XLA fuses, so that hidden units remain in registers.
 
-The forward pass and the gradients of `out` and `bias` are one GPU kernel each, which computes the hidden units from the
-tokens. The backward pass writes only one array of their size: the gradient of the hidden units in the dtype of the
-tokens, [batch, blocks, block * hidden, features], which two matmuls read. Blocks are at least as long as the window, so
-that the window of a token lies within its block and the previous block.
+XLA compiles the forward pass and the gradients of `out` and `bias` to one GPU kernel each, which computes the hidden
+units from the tokens. The backward pass writes only one array with the size of the hidden units: their gradient in the
+dtype of the tokens, [batch, blocks, block * hidden, features], which is the operand of two matmuls. Blocks are at least
+as long as the window, so the window of a token is contained in its block and the previous block.
 """
 
 import functools
@@ -14,28 +14,28 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
-from remixer_t5x.kernels.blocks import is_same_example, join_previous_blocks, split_blocks, spread_window
-from remixer_t5x.kernels.gelu import recomputed, sigmoid_gelu, sigmoid_gelu_and_slope
+from remixer_t5x.kernels.blocks import expand_window_weights, is_same_example, join_previous_blocks, split_blocks
+from remixer_t5x.kernels.gelu import prevent_cse, sigmoid_gelu, sigmoid_gelu_and_slope
 
 _FLOAT32 = jnp.float32
-# The compiled program contains a matmul for each token of a window, so windows are limited.
+# The window length is limited, because the compiled program contains a multiplication for each token of the window.
 _LONGEST_WINDOW = 64
 
 
 def unsupported_reason(wi: jax.Array, tokens: jax.Array) -> str | None:
-    """Returns why this module does not support a call, or None."""
+    """Returns the reason if the kernel does not support this call, otherwise None."""
     return f'supports windows of at most {_LONGEST_WINDOW} tokens' if wi.shape[0] > _LONGEST_WINDOW else None
 
 
 @jax.custom_vjp
 def mix(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
-    """Computes `tpu.mix`."""
+    """Computes `tpu.mix` with operations that XLA fuses on a GPU."""
     return _forward_rule(wi, bias, out, tokens, ids)[0]
 
 
 def _forward_rule(*operands: Any) -> tuple[jax.Array, Any]:
     wi, bias, out, tokens, ids = operands
-    units = sigmoid_gelu(_hidden(wi, bias, tokens, ids))
+    units = sigmoid_gelu(_pre_activations(wi, bias, tokens, ids))
     mixed = jnp.sum(_broadcast_over_tokens(out) * units, axis=2).astype(tokens.dtype)
     return checkpoint_name(mixed, ATTENTION_OUTPUT), operands
 
@@ -43,11 +43,11 @@ def _forward_rule(*operands: Any) -> tuple[jax.Array, Any]:
 def _backward_rule(operands: Any, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
     wi, bias, out, tokens, ids = operands
     gradient = gradient.astype(_FLOAT32)[:, :, None]
-    units = sigmoid_gelu(_hidden(recomputed(wi.astype(_FLOAT32), 1), bias, tokens, ids))
+    units = sigmoid_gelu(_pre_activations(prevent_cse(wi.astype(_FLOAT32), 1), bias, tokens, ids))
     out_gradient = jnp.sum(units * gradient, axis=(1, 3))
-    _, slope = sigmoid_gelu_and_slope(_hidden(recomputed(wi.astype(_FLOAT32), 2), bias, tokens, ids))
+    _, slope = sigmoid_gelu_and_slope(_pre_activations(prevent_cse(wi.astype(_FLOAT32), 2), bias, tokens, ids))
     hidden_gradient = (_broadcast_over_tokens(out) * slope * gradient).astype(tokens.dtype)
-    wi_gradient, bias_gradient, token_gradient = _product_gradients(wi, tokens, ids, hidden_gradient)
+    wi_gradient, bias_gradient, token_gradient = _input_gradients(wi, tokens, ids, hidden_gradient)
     gradients = zip((wi, bias, out), (wi_gradient, bias_gradient, out_gradient), strict=True)
     return *(gradient.astype(weights.dtype) for weights, gradient in gradients), token_gradient, None
 
@@ -59,7 +59,7 @@ def _broadcast_over_tokens(out: jax.Array) -> jax.Array:
     return out.astype(_FLOAT32)[:, None, :, None]
 
 
-def _hidden(wi: jax.Array, bias: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
+def _pre_activations(wi: jax.Array, bias: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
     """Computes the hidden units before the activation, [batch, length, hidden, features] float32."""
     window, length = wi.shape[0], tokens.shape[1]
     reach = jnp.pad(tokens, ((0, 0), (window - 1, 0), (0, 0)))
@@ -73,7 +73,7 @@ def _hidden(wi: jax.Array, bias: jax.Array, tokens: jax.Array, ids: jax.Array | 
     return total
 
 
-def _product_gradients(
+def _input_gradients(
     wi: jax.Array, tokens: jax.Array, ids: jax.Array | None, hidden_gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Computes the gradients of wi, bias and tokens from the gradient of the hidden units before the activation."""
@@ -81,21 +81,21 @@ def _product_gradients(
     block = -(-length // max(1, length // window))
     reach = functools.partial(join_previous_blocks, block=block)
 
-    def by_place(wi: jax.Array) -> jax.Array:
+    def expand_weights(wi: jax.Array) -> jax.Array:
         """Returns the weights from each token of both blocks to each token of a block, [block, hidden, 2 * block]."""
-        return jnp.swapaxes(spread_window(wi, block), 0, 1)
+        return jnp.swapaxes(expand_window_weights(wi, block), 0, 1)
 
-    # Broadcast to all blocks, because XLA would copy `hidden_gradient` for a product with shared weights.
+    # Broadcast the weights to all blocks, because XLA would copy `hidden_gradient` for a matmul with shared weights.
     hidden_gradient = split_blocks(hidden_gradient, block, axis=1)
-    weights = jnp.broadcast_to(by_place(wi), (*hidden_gradient.shape[:4], 2 * block))
+    weights = jnp.broadcast_to(expand_weights(wi), (*hidden_gradient.shape[:4], 2 * block))
     same_example = True if ids is None else is_same_example(ids, block)[:, :, :, None]
     product = functools.partial(jnp.einsum, preferred_element_type=_FLOAT32)
     reach_gradient = product('bntsf,bntsr->bnrf', hidden_gradient, jnp.where(same_example, weights, 0))
-    # The gradient of an additional token of ones is the gradient of the bias.
+    # Append a token of ones, whose weight gradient is the gradient of the bias.
     seen = jnp.pad(reach(tokens), ((0, 0), (0, 0), (0, 1), (0, 0)), constant_values=1)
     weight_gradient = product('bntsf,bnrf->bntsr', hidden_gradient, seen)
     bias_gradient = jnp.sum(weight_gradient[..., -1], axis=(0, 1, 2))
     weight_gradient = jnp.sum(jnp.where(same_example, weight_gradient[..., :-1], 0), axis=(0, 1))
-    [wi_gradient] = jax.linear_transpose(by_place, jax.ShapeDtypeStruct(wi.shape, _FLOAT32))(weight_gradient)
+    [wi_gradient] = jax.linear_transpose(expand_weights, jax.ShapeDtypeStruct(wi.shape, _FLOAT32))(weight_gradient)
     [token_gradient] = jax.linear_transpose(reach, jax.ShapeDtypeStruct(tokens.shape, _FLOAT32))(reach_gradient)
     return wi_gradient, bias_gradient, token_gradient.astype(tokens.dtype)

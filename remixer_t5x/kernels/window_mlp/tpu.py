@@ -1,11 +1,11 @@
-"""Pallas kernels for the MLP along windows of tokens on a TPU, which keep hidden units in on-chip memory.
+"""Pallas kernels for the MLP along windows of tokens on TPUs, with hidden units only in on-chip memory.
 
     y_t[d] = sum_s out[s] gelu(sum_j wi[j, s] x[t - w + 1 + j, d] + bias[s])
 
-A program reads a block of tokens and the previous block, and computes all hidden units of the block for a tile of
-features as one product: [hidden * BLOCK, 2 * BLOCK] weights times both blocks. The weights have wi[:, s] along their
-diagonals; their zeros double the FLOPs. The backward pass recomputes the hidden units. Programs run sequentially and
-sum the gradients of the weights in on-chip memory.
+A program loads a block of tokens and the previous block, and computes all hidden units of the block for a tile of
+features with a single matmul: [hidden * BLOCK, 2 * BLOCK] weights times both blocks. The diagonals of the weight matrix
+contain wi[:, s]; its zeros double the FLOPs. The backward pass recomputes the hidden units. Programs run sequentially
+and accumulate the gradients of the weights in on-chip memory.
 """
 
 import functools
@@ -20,28 +20,28 @@ from jax.sharding import PartitionSpec
 
 from remixer_t5x.kernels import compile_target
 from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
-from remixer_t5x.kernels.blocks import is_same_example, spread_window
+from remixer_t5x.kernels.blocks import expand_window_weights, is_same_example
 from remixer_t5x.kernels.compile_target import batch_and_head_axes, interprets_kernels, on_each_device
 from remixer_t5x.kernels.gelu import sigmoid_gelu, sigmoid_gelu_and_slope
 
 _FLOAT32 = jnp.float32
 _LANES = 128
-# The number of tokens of a block, and the largest distance within a window.
+# Number of tokens in a block, which is also the largest distance within a window.
 BLOCK = 32
-# The largest size of a program's hidden units in float32; the backward pass stores them twice.
+# Maximum size of a program's hidden units in float32; the backward pass stores two arrays of this size.
 _MAX_HIDDEN_BYTES = 2 * 2**20
 
 
 class _Operands(NamedTuple):
-    """Differentiable operands of the kernels, and the examples of packed rows.
+    """Operands of the kernels.
 
     Attributes:
         tokens: [batch, length, features], zero at padding; the length is a multiple of BLOCK.
         weights: [hidden * BLOCK, 2 * BLOCK] in tokens' dtype: for each hidden unit and token of a block, the weights of
-            the tokens of the previous block and of the block.
+            the tokens of the previous block and the current block.
         bias: [hidden] float32.
         out: [batch, hidden] float32.
-        ids: [batch, length] int32, the example of each token in packed rows; None if a row is one example.
+        ids: [batch, length] int32, the example id of each token in packed rows; None if each row is a single example.
     """
 
     tokens: Any
@@ -52,12 +52,13 @@ class _Operands(NamedTuple):
 
 
 class _Blocks(NamedTuple):
-    """Inputs of a program.
+    """Inputs of a kernel program.
 
     Attributes:
-        before, current: [BLOCK, tile] tokens.
+        before, current: the tokens of the previous and the current block, [BLOCK, tile] each.
         weights, bias, out: as in `_Operands`; bias and out are in scalar memory.
-        same_example: [BLOCK, 2 * BLOCK] in tokens' dtype, 1 for two tokens of the same example, else 0; None for ones.
+        same_example: [BLOCK, 2 * BLOCK] in tokens' dtype, 1 for pairs of tokens of the same example, otherwise 0; None
+            if rows are not packed.
     """
 
     before: Any
@@ -69,7 +70,7 @@ class _Blocks(NamedTuple):
 
 
 def unsupported_reason(wi: jax.Array, tokens: jax.Array) -> str | None:
-    """Returns why the kernel does not support this call, or None."""
+    """Returns the reason if the kernel does not support this call, otherwise None."""
     if wi.shape[0] > BLOCK + 1:
         return f'supports windows of at most {BLOCK + 1} tokens'
     if tokens.shape[-1] % _LANES:
@@ -78,10 +79,10 @@ def unsupported_reason(wi: jax.Array, tokens: jax.Array) -> str | None:
 
 
 def mix(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
-    """Computes the equation above for all tokens.
+    """Computes the window MLP for all tokens.
 
     Args:
-        wi: [window, hidden], with a window of at most BLOCK + 1; the last row is for the token itself.
+        wi: [window, hidden], with a window of at most BLOCK + 1; the last row is for the current token.
         bias: [hidden].
         out: [batch, hidden].
         tokens, ids: as in `_Operands`, with any length.
@@ -91,7 +92,7 @@ def mix(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: 
     """
     length = tokens.shape[1]
     fill = ((0, 0), (0, -length % BLOCK))
-    weights = spread_window(wi.astype(tokens.dtype), BLOCK).reshape(-1, 2 * BLOCK)
+    weights = expand_window_weights(wi.astype(tokens.dtype), BLOCK).reshape(-1, 2 * BLOCK)
     tokens = jnp.pad(tokens, (*fill, (0, 0)))
     ids = None if ids is None else jnp.pad(ids, fill)
     return _mix(_Operands(tokens, weights, bias.astype(_FLOAT32), out.astype(_FLOAT32), ids))[:, :length]
@@ -109,7 +110,7 @@ def _forward_rule(operands: _Operands) -> tuple[jax.Array, _Operands]:
 
 def _backward_rule(operands: _Operands, gradient: jax.Array) -> tuple[_Operands]:
     by_row, specs = _partition_specs(operands)
-    # Each device returns a gradient of weights and bias.
+    # Each device returns separate gradients of the weights and the bias, which are summed below.
     run = on_each_device(_backward, (specs, by_row), (by_row, by_row, by_row, by_row))
     tokens, weights, bias, out = run(operands, gradient)
     weights, bias = jnp.sum(weights, axis=0).astype(operands.weights.dtype), jnp.sum(bias, axis=0)
@@ -120,14 +121,14 @@ _mix.defvjp(_forward_rule, _backward_rule)
 
 
 def _partition_specs(operands: _Operands) -> tuple[PartitionSpec, _Operands]:
-    """Returns the partition specs of rows and of the operands."""
+    """Returns the partition spec of arrays with a leading batch axis, and the partition specs of the operands."""
     rows, _ = batch_and_head_axes(operands.tokens.shape[0], 1)
     by_row, whole = PartitionSpec(rows), PartitionSpec()
     return by_row, _Operands(by_row, whole, whole, by_row, None if operands.ids is None else by_row)
 
 
 def _forward(operands: _Operands) -> jax.Array:
-    plan, blocks = _Plan(operands), _blocks(operands)
+    plan, blocks = _Plan(operands), _build_blocks(operands)
     return pl.pallas_call(
         functools.partial(_forward_kernel, plan),
         grid=plan.grid,
@@ -142,8 +143,8 @@ def _forward(operands: _Operands) -> jax.Array:
 
 
 def _backward(operands: _Operands, gradient: jax.Array) -> tuple[jax.Array, ...]:
-    """Computes the gradients of the operands; those of weights and bias have a leading axis of 1."""
-    plan, blocks = _Plan(operands), _blocks(operands)
+    """Computes the gradients of the operands; gradients of the weights and the bias have a leading axis of size 1."""
+    plan, blocks = _Plan(operands), _build_blocks(operands)
     token_shape, bias_shape = operands.tokens.shape, (plan.hidden, plan.tile)
     shapes = token_shape, token_shape, blocks.weights.shape, bias_shape, (plan.batch, *bias_shape)
     before, current, weights, bias, out = pl.pallas_call(
@@ -163,19 +164,19 @@ def _backward(operands: _Operands, gradient: jax.Array) -> tuple[jax.Array, ...]
         interpret=interprets_kernels(),
         name='window_mlp_backward',
     )(blocks, gradient)
-    # The gradient of the previous block belongs to its tokens; the first block has no previous block.
+    # Shift the gradients with respect to previous blocks by one block, and add them to the gradients of these tokens.
     earlier = jnp.pad(before[:, BLOCK:], ((0, 0), (0, BLOCK), (0, 0)))
     return (earlier + current).astype(operands.tokens.dtype), weights[None], bias.sum(axis=-1)[None], out.sum(axis=-1)
 
 
-def _blocks(operands: _Operands) -> _Blocks:
+def _build_blocks(operands: _Operands) -> _Blocks:
     tokens, weights, bias, out, ids = operands
     same_example = None if ids is None else is_same_example(ids, BLOCK).reshape(*ids.shape, -1).astype(tokens.dtype)
     return _Blocks(tokens, tokens, weights, same_example, bias, out)
 
 
 class _Plan:
-    """Divides the work into programs of one block of tokens and one tile of features."""
+    """Division of the computation into programs, each for one block of tokens and one tile of features."""
 
     def __init__(self, operands: _Operands):
         self.batch, self.length, self.features = operands.tokens.shape
@@ -209,7 +210,7 @@ class _Plan:
 
 
 def _weights_and_reach(plan: _Plan, blocks: _Blocks) -> tuple[jax.Array, jax.Array]:
-    """Returns the weights, masked for packed rows, and the tokens of both blocks, [2 * BLOCK, tile]."""
+    """Returns the weights, masked if rows are packed, and the tokens of both blocks, [2 * BLOCK, tile]."""
     weights, before = blocks.weights[...], blocks.before[...]
     if blocks.same_example is not None:
         weights *= jnp.tile(blocks.same_example[...], (plan.hidden, 1))
@@ -248,16 +249,16 @@ def _backward_kernel(
     hidden_ref,
     low_ref,
 ):
-    """Writes the gradients: `weights` and `bias` summed over all programs, `out` over the programs of a row."""
+    """Accumulates gradients: of `weights` and `bias` over all programs, and of `out` over the programs of a row."""
     row, at, tile = (pl.program_id(axis) for axis in range(3))
     is_row_start = (at == 0) & (tile == 0)
 
     @pl.when(is_row_start)
-    def start_row():
+    def initialize_row_sums():
         out_gradient_ref[...] = jnp.zeros_like(out_gradient_ref)
 
     @pl.when(is_row_start & (row == 0))
-    def start():
+    def initialize_weight_sums():
         weights_gradient_ref[...] = jnp.zeros_like(weights_gradient_ref)
         bias_gradient_ref[...] = jnp.zeros_like(bias_gradient_ref)
 
@@ -265,7 +266,7 @@ def _backward_kernel(
     hidden_ref[...] = _dot(weights, reach)
     gradient = gradient_ref[...].astype(_FLOAT32)
 
-    def unit_gradients(unit, _):
+    def add_unit_gradients(unit, _):
         rows, unit_row = pl.ds(pl.multiple_of(unit * BLOCK, BLOCK), BLOCK), pl.ds(unit, 1)
         units, slope = sigmoid_gelu_and_slope(hidden_ref[rows] + blocks.bias[unit])
         hidden_gradient = blocks.out[row, unit] * gradient * slope
@@ -274,7 +275,7 @@ def _backward_kernel(
         low_ref[rows] = hidden_gradient.astype(low_ref.dtype)
         return 0
 
-    jax.lax.fori_loop(0, plan.hidden, unit_gradients, 0)
+    jax.lax.fori_loop(0, plan.hidden, add_unit_gradients, 0)
     reach_gradient = _dot(weights, low_ref[...], (0, 0))
     before_gradient_ref[...], current_gradient_ref[...] = reach_gradient[:BLOCK], reach_gradient[BLOCK:]
     weight_gradient = _dot(low_ref[...], reach, (1, 1))
