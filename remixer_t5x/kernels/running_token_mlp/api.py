@@ -1,9 +1,9 @@
 """A causal MLP along the tokens of an example: `y_t = w_out[t] . f(c_t A_t)`, `A_t = sum_{j <= t} w_in[j] (x) v[j]`.
 
-The running sum A [heads, hidden, features] is all that a token needs from the tokens before it. Storing A for every
-token would take length x hidden x features numbers, so the backward pass recomputes it, block by block (`block_loop`).
-A loop over tokens computes a block on a CPU (`token_loop`), a kernel on a TPU (`tpu`), and operations that XLA fuses on
-a GPU (`unrolled`).
+The output of a token depends on the preceding tokens only through the running sum A [heads, hidden, features]. Storing
+A for every token would require length x hidden x features numbers, so the backward pass recomputes A one block at a
+time (`block_loop`). A block is computed by a loop over tokens on CPUs (`token_loop`), a Pallas kernel on TPUs (`tpu`),
+and operations that XLA fuses on GPUs (`unrolled`).
 """
 
 import functools
@@ -28,16 +28,16 @@ def mix_through_running_hidden(
     hidden_scale: jax.Array | None = None,
     activation: Activation = jax.nn.gelu,
 ) -> jax.Array:
-    """Mixes each token with the tokens before it in its example, through hidden units.
+    """Mixes each token with the preceding tokens of its example through hidden units.
 
     Args:
-        w_in: [batch, length, heads, hidden] input weights of each token; padding may have any values.
-        value: [batch, length, heads, features] inputs; padding may have any values.
-        w_out: [batch, length, heads, hidden] output weights of each token.
-        ids: [batch, length] int32, the example of each token, counted from 1; 0 is padding.
-        packed: whether rows may contain several examples.
-        hidden_scale: [batch, length] float32, c_t, which gets no gradient; None is 1.
-        activation: elementwise function of the hidden units, by default GELU in its tanh form.
+        w_in: [batch, length, heads, hidden], input weights of each token; values at padding are ignored.
+        value: [batch, length, heads, features], values of each token; values at padding are ignored.
+        w_out: [batch, length, heads, hidden], output weights of each token.
+        ids: [batch, length] int32, the example id of each token, starting with 1; 0 is padding.
+        packed: whether rows may contain more than one example.
+        hidden_scale: [batch, length] float32, c_t, which is not differentiated; None for 1.
+        activation: elementwise activation of the hidden units, by default the tanh approximation of GELU.
 
     Returns:
         [batch, length, heads, features] in value's dtype; A is float32.
@@ -67,7 +67,7 @@ def _mix(kernel: ModuleType, packed: bool, activation: Activation, w_in, value, 
 def _check(
     packed: bool, activation: Activation, w_in: jax.Array, value: jax.Array, scale: jax.Array | None
 ) -> self_check.Check:
-    """Builds the self-check of the TPU kernel, with the heads of one device."""
+    """Returns the self-check of the TPU kernel for the number of heads per device."""
     (batch, length, heads, hidden), features, rows = w_in.shape, value.shape[-1], self_check.ROWS
     heads = compile_target.heads_per_device(batch, heads)
     weights = jax.ShapeDtypeStruct((rows, length, heads, hidden), w_in.dtype)

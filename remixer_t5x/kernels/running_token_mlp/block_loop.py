@@ -1,7 +1,7 @@
-"""The running token MLP block by block: the sum A is in memory only between blocks of tokens.
+"""Loop over blocks of tokens for the running token MLP, which stores the sum A only between blocks.
 
-The backward pass recomputes A before each block with matmuls. Within a block, a loop (`token_loop`), a kernel (`tpu`)
-or unrolled operations that XLA fuses (`unrolled`) compute the outputs and gradients of its tokens.
+The backward pass recomputes A before each block with matmuls. The outputs and gradients within a block are computed by
+a loop (`token_loop`), a kernel (`tpu`) or unrolled operations that XLA fuses (`unrolled`).
 """
 
 import functools
@@ -22,13 +22,13 @@ Activation = Callable[[jax.Array], jax.Array]
 
 
 class Tokens(NamedTuple):
-    """The tokens of whole rows or of one block.
+    """Weights and values of the tokens of whole rows or of one block.
 
     Attributes:
         w_in, w_out: [batch, tokens, heads, hidden].
         value: [batch, tokens, heads, features].
-        keep: [batch, tokens] float32, 0 at the first token of an example, otherwise 1; None if a row is one example.
-        scale: [batch, tokens] float32 factor of A before the activation; None is 1.
+        keep: [batch, tokens] float32, 0 at the first token of an example, otherwise 1; None if rows are not packed.
+        scale: [batch, tokens] float32, factor of A before the activation; None for 1.
     """
 
     w_in: jax.Array
@@ -39,7 +39,7 @@ class Tokens(NamedTuple):
 
 
 class BlockGradients(NamedTuple):
-    """Gradients of w_in, value and w_out, and of A before the block (None if A before the block is None)."""
+    """Gradients with respect to w_in, value, w_out and the sum A before the block (None for the first block)."""
 
     w_in: jax.Array
     value: jax.Array
@@ -57,11 +57,11 @@ def mix_by_blocks(
     keep: jax.Array | None,
     scale: jax.Array | None,
 ) -> jax.Array:
-    """Computes `api.mix_through_running_hidden` for arguments that are zero at padding.
+    """Computes `api.mix_through_running_hidden`; w_in and value must be zero at padding.
 
     Args:
-        kernel: a module with `forward`, `backward` and `block_length`: `token_loop`, `tpu` or `unrolled`.
-        activation: elementwise function of the hidden units.
+        kernel: the module that computes a block: `token_loop`, `tpu` or `unrolled`.
+        activation: elementwise activation of the hidden units.
         w_in, value, w_out, keep, scale: as in `Tokens`, for whole rows.
 
     Returns:
@@ -101,7 +101,7 @@ def _forward(kernel: ModuleType, activation: Activation, tokens: Tokens) -> jax.
     def mix_block(start, tokens):
         return _add_block(start, tokens), kernel.forward(activation, tokens, start)
 
-    _, mixed = jax.lax.scan(mix_block, zero_sum(tokens), split_blocks(tokens, block))
+    _, mixed = jax.lax.scan(mix_block, initial_sum(tokens), split_blocks(tokens, block))
     return join_blocks(mixed, length)
 
 
@@ -110,7 +110,7 @@ def _backward(kernel: ModuleType, activation: Activation, tokens: Tokens, gradie
     if block == length:
         return tuple(kernel.backward(activation, tokens, None, None, gradient)[:3])
 
-    # A is stored at the start of each group of about `hidden` tokens, and before each block of the current group.
+    # Store A before each group of about `hidden` tokens, and before each block of the current group only.
     groups = -(-length // max(block, tokens.w_in.shape[-1]))
     group = -(-length // (groups * block)) * block
 
@@ -123,33 +123,36 @@ def _backward(kernel: ModuleType, activation: Activation, tokens: Tokens, gradie
         tokens, start, gradient = inputs
         blocks = split_blocks(tokens, block)
         later, gradients = jax.lax.scan(
-            block_gradients, later, (blocks, _starts(blocks, start), split_blocks(gradient, block)), reverse=True
+            block_gradients,
+            later,
+            (blocks, _sums_before_blocks(blocks, start), split_blocks(gradient, block)),
+            reverse=True,
         )
         return later, [join_blocks(array, group) for array in gradients]
 
-    zeros, blocks = zero_sum(tokens), split_blocks(tokens, group)
-    inputs = blocks, _starts(blocks, zeros), split_blocks(gradient, group)
+    zeros, blocks = initial_sum(tokens), split_blocks(tokens, group)
+    inputs = blocks, _sums_before_blocks(blocks, zeros), split_blocks(gradient, group)
     _, gradients = jax.lax.scan(group_gradients, zeros, inputs, reverse=True)
     return tuple(join_blocks(array, length) for array in gradients)
 
 
-def _starts(blocks: Tokens, start: jax.Array) -> jax.Array:
-    """Computes A before each block, given A before the first."""
+def _sums_before_blocks(blocks: Tokens, start: jax.Array) -> jax.Array:
+    """Computes the sum A before each block, with `start` the sum before the first block."""
     return jax.lax.scan(lambda start, tokens: (_add_block(start, tokens), start), start, blocks)[1]
 
 
-def zero_sum(tokens: Tokens) -> jax.Array:
-    """Returns the initial A, [batch, heads, hidden, features]."""
+def initial_sum(tokens: Tokens) -> jax.Array:
+    """Returns zeros for the sum A before the first token, [batch, heads, hidden, features]."""
     batch, _, heads, hidden = tokens.w_in.shape
     return jnp.zeros((batch, heads, hidden, tokens.value.shape[-1]), jnp.float32)
 
 
 def _add_block(start: jax.Array, tokens: Tokens) -> jax.Array:
-    """Computes A after the block, which sums the tokens since the last start of an example."""
+    """Computes the sum A after a block, including only tokens of the last example in the block."""
     w_in = tokens.w_in
     if tokens.keep is not None:
         keep = tokens.keep
-        from_start = jnp.cumprod(keep[:, ::-1], axis=1)[:, ::-1]  # 1 if no example starts at this token or later
+        from_start = jnp.cumprod(keep[:, ::-1], axis=1)[:, ::-1]  # 1 if no example starts at this or a later token
         is_added = jnp.concatenate([from_start[:, 1:], jnp.ones_like(keep[:, :1])], axis=1)
         w_in = w_in * is_added[..., None, None].astype(w_in.dtype)
         start = start * from_start[:, 0, None, None, None]

@@ -1,40 +1,44 @@
-"""One block of the running token MLP, token by token: the formula, and the fastest way on a CPU, where A fits in cache.
+"""Computes one block of the running token MLP with a loop over tokens.
 
-The backward pass restores A_{t-1} from A_t by subtracting the product of token t. It recomputes the sum where an
-example or a block ends, so that rounding errors do not accumulate.
+This is the reference formula, and the fastest implementation on CPUs, where A fits in cache. The backward pass restores
+A_{t-1} from A_t by subtracting the outer product of token t. To prevent rounding errors from accumulating, the sum is
+recomputed at the end of each example and block.
 """
 
 import jax
 import jax.numpy as jnp
 
-from remixer_t5x.kernels.running_token_mlp.block_loop import Activation, BlockGradients, Tokens, zero_sum
+from remixer_t5x.kernels.running_token_mlp.block_loop import Activation, BlockGradients, Tokens, initial_sum
 
 
 def add_token(hidden: jax.Array, w_in: jax.Array, value: jax.Array) -> jax.Array:
-    """Adds the outer product of one token's w_in [..., heads, hidden] and value [..., heads, features] to A."""
-    return hidden + _outer(w_in.astype(jnp.float32), value.astype(jnp.float32))
+    """Adds the outer product of a token's w_in [..., heads, hidden] and value [..., heads, features] to the sum A."""
+    return hidden + _outer_product(w_in.astype(jnp.float32), value.astype(jnp.float32))
 
 
-def read_token(activation: Activation, w_out: jax.Array, hidden: jax.Array, scale: jax.Array | None) -> jax.Array:
-    """Computes `w_out . f(scale A)` of one token, [batch, heads, features]; scale is [batch], and None is 1."""
+def compute_output(activation: Activation, w_out: jax.Array, hidden: jax.Array, scale: jax.Array | None) -> jax.Array:
+    """Computes the output `w_out . f(scale A)` of a token, [batch, heads, features]; `scale` is [batch] or None."""
     units = activation(hidden if scale is None else hidden * _per_row(scale)).astype(w_out.dtype)
     return jnp.einsum('bhk,bhkf->bhf', w_out, units)
 
 
 def block_length(w_in: jax.Array, value: jax.Array) -> int:
-    """The number of tokens of a block, about `hidden`, for blocks of equal length."""
+    """Returns the number of tokens per block, about `hidden`, for blocks of equal length."""
     length, hidden = value.shape[1], w_in.shape[-1]
     return -(-length // -(-length // hidden))
 
 
 def forward(activation: Activation, tokens: Tokens, start: jax.Array | None) -> jax.Array:
-    """Computes [batch, tokens, heads, features] in value's dtype; `start` is A before the block, None for zeros."""
+    """Computes the outputs of a block, [batch, tokens, heads, features], in value's dtype.
+
+    `start` is the sum A before the block, or None for zeros.
+    """
 
     def mix_token(hidden: jax.Array, token: Tokens) -> tuple[jax.Array, jax.Array]:
         hidden = add_token(_reset(hidden, token.keep), token.w_in, token.value)
-        return hidden, read_token(activation, token.w_out, hidden, token.scale)
+        return hidden, compute_output(activation, token.w_out, hidden, token.scale)
 
-    first = zero_sum(tokens) if start is None else start
+    first = initial_sum(tokens) if start is None else start
     _, mixed = jax.lax.scan(mix_token, first, jax.tree.map(_swap_axes, tokens))
     return _swap_axes(mixed).astype(tokens.value.dtype)
 
@@ -42,15 +46,15 @@ def forward(activation: Activation, tokens: Tokens, start: jax.Array | None) -> 
 def backward(
     activation: Activation, tokens: Tokens, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array
 ) -> BlockGradients:
-    """Computes the gradients of a block; arguments as in `tpu.backward`."""
-    first = zero_sum(tokens) if start is None else start
+    """Computes the gradients of a block; see `tpu.backward` for the arguments."""
+    first = initial_sum(tokens) if start is None else start
     index = jnp.arange(tokens.value.shape[1])
-    # The number of examples that start in the block up to each token, [batch, tokens].
+    # Number of examples that start in the block up to and including each token, [batch, tokens].
     starts = None if tokens.keep is None else jnp.cumsum(tokens.keep == 0, axis=1)
     exact, gradient = jax.tree.map(lambda array: array.astype(jnp.float32), (tokens, gradient))
 
     def sum_up_to(at: jax.Array) -> jax.Array:
-        """A after token `at`, without restoring it from later tokens."""
+        """Computes the sum A after token `at` from w_in and value of all preceding tokens."""
         is_added = index <= at
         if starts is not None:
             is_added = is_added & (starts == starts[:, at, None])
@@ -63,10 +67,10 @@ def backward(
         scale = 1.0 if token.scale is None else _per_row(token.scale)
         units, pull_back = jax.vjp(lambda hidden: activation(hidden * scale), hidden)
         of_w_out = jnp.einsum('bhkf,bhf->bhk', units, gradient)
-        later = later + pull_back(_outer(token.w_out, gradient))[0]
+        later = later + pull_back(_outer_product(token.w_out, gradient))[0]
         of_w_in = jnp.einsum('bhkf,bhf->bhk', later, token.value)
         of_value = jnp.einsum('bhkf,bhk->bhf', later, token.w_in)
-        before = hidden - _outer(token.w_in, token.value)
+        before = hidden - _outer_product(token.w_in, token.value)
         if token.keep is not None:
             before = jax.lax.cond(jnp.any(token.keep == 0), lambda: sum_up_to(at - 1), lambda: before)
         return (before, _reset(later, token.keep)), (of_w_in, of_value, of_w_out)
@@ -80,12 +84,12 @@ def backward(
     return BlockGradients(w_in, value, w_out, None if start is None else later)
 
 
-def _outer(w: jax.Array, value: jax.Array) -> jax.Array:
+def _outer_product(w: jax.Array, value: jax.Array) -> jax.Array:
     return w[..., None] * value[..., None, :]
 
 
 def _reset(hidden: jax.Array, keep: jax.Array | None) -> jax.Array:
-    """Sets A to zero in rows where `keep` is 0."""
+    """Zeroes the sum A of the rows for which `keep` is 0."""
     return hidden if keep is None else hidden * _per_row(keep)
 
 
@@ -94,5 +98,5 @@ def _per_row(array: jax.Array) -> jax.Array:
 
 
 def _swap_axes(array: jax.Array) -> jax.Array:
-    """Swaps rows and tokens."""
+    """Swaps the batch axis and the token axis."""
     return jnp.swapaxes(array, 0, 1)

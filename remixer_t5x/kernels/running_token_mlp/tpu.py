@@ -1,9 +1,9 @@
-"""One block of the running token MLP on a TPU, as Pallas kernels that keep A in registers over the tokens of a block.
+"""Computes one block of the running token MLP on TPUs, with Pallas kernels that keep the sum A in registers.
 
-A has hidden x features numbers, far more than the operands of a token. The numbers of one hidden unit are a tile
-[features, lanes] of a dozen registers, and each lane is one (row, head), so that sums over features and hidden units
-add registers and do not reduce lanes. The kernels therefore read operands with (row, head) as the last axis, which
-costs one transpose of each operand.
+A consists of hidden x features numbers, far more than the operands of a token. The numbers of one hidden unit are a
+tile [features, lanes] of a dozen registers. Each lane is one pair (row, head), so sums over features and hidden units
+are additions of registers instead of reductions over lanes. The kernels therefore require operands with (row, head) as
+the last axis, at the cost of one transpose of each operand.
 """
 
 import functools
@@ -22,9 +22,9 @@ _LANES = 128
 _FLOAT32 = jnp.float32
 _LONGEST_BLOCK = 128
 _MAX_UNITS = 16
-# The largest VMEM limit of a kernel; TPUs before v5 have 16 MiB.
+# Maximum VMEM limit of a kernel; TPUs before v5 have 16 MiB.
 _MAX_VMEM = 56 * 2**20
-# The parts for A before and after a block, and for the weights of hidden units.
+# VMEM reserved for the sum A before and after a block, and for the weights of hidden units.
 _STATE_BYTES, _WEIGHT_BYTES = 4 * 2**20, 4 * 2**20
 # The orders in which the kernels store the axes of weights [batch, tokens, heads, hidden], of inputs [batch, tokens,
 # heads, features] and of A [batch, heads, hidden, features]: batch and heads come last, merged into one axis of lanes.
@@ -32,15 +32,15 @@ _HIDDEN_AXES, _FEATURE_AXES, _STATE_AXES = (3, 1, 0, 2), (1, 3, 0, 2), (2, 3, 0,
 
 
 def unsupported_reason(w_in: jax.Array, value: jax.Array) -> str | None:
-    """Returns why the kernel does not support this call, or None."""
+    """Returns the reason if the kernel does not support this call, otherwise None."""
     is_supported = block_length(w_in, value) > 0
     return None if is_supported else f'requires narrower heads on this TPU, got {value.shape[-1]} features'
 
 
 def block_length(w_in: jax.Array, value: jax.Array) -> int:
-    """The number of tokens of a block, a multiple of 8 or the whole row; 0 if no block fits."""
+    """Returns the number of tokens per block, a multiple of 8 or the whole row; 0 if no block fits into VMEM."""
     _, length, _, features = value.shape
-    # A of each token, a float32 output and two inputs; inputs and output are double-buffered.
+    # Memory for A after each token, a float32 output and two inputs; the output and inputs are double-buffered.
     per_token = _LANES * features * (4 + 2 * 4 + 4 * value.dtype.itemsize)
     available = _vmem_limit() - _STATE_BYTES - _WEIGHT_BYTES
     return min(length, available // per_token // 8 * 8, _LONGEST_BLOCK)
@@ -51,14 +51,14 @@ def _vmem_limit() -> int:
 
 
 class _Operands(NamedTuple):
-    """Operands of both kernels, with (row, head) as lanes; None for unused ones.
+    """Operands of both kernels, with pairs (row, head) as lanes; unused operands are None.
 
     Attributes:
         w_in, w_out: [hidden, tokens, lanes].
         value: [tokens, features, lanes].
         keep: [tokens, lanes] float32, 0 at the first token of an example, otherwise 1.
-        scale: [tokens, lanes] float32 factor of A before the activation.
-        start: [hidden, features, lanes] float32, A before the block.
+        scale: [tokens, lanes] float32, factor of A before the activation.
+        start: [hidden, features, lanes] float32, the sum A before the block.
     """
 
     w_in: Any
@@ -70,8 +70,11 @@ class _Operands(NamedTuple):
 
 
 def forward(activation, tokens: Tokens, start: jax.Array | None) -> jax.Array:
-    """Computes [batch, tokens, heads, features] in value's dtype; `start` is A before the block, None for zeros."""
-    operands = _operands(tokens, start)
+    """Computes the outputs of a block, [batch, tokens, heads, features], in value's dtype.
+
+    `start` is the sum A before the block, or None for zeros.
+    """
+    operands = _build_operands(tokens, start)
     plan = _Plan(operands)
     mixed = pl.pallas_call(
         functools.partial(_forward_kernel, activation),
@@ -92,15 +95,17 @@ def backward(
     """Computes the gradients of a block.
 
     Args:
-        start: A before the block, or None for zeros.
+        activation: elementwise activation of the hidden units.
+        tokens: the tokens of the block.
+        start: the sum A before the block, or None for zeros.
         later: gradient of A after the block; None if `start` is None.
         gradient: gradient of the block's output.
     """
-    operands = _operands(tokens, start)
+    operands = _build_operands(tokens, start)
     plan = _Plan(operands)
     later = None if later is None else _to_lanes(later, _STATE_AXES)
     state = None if start is None else plan.state
-    # The gradient of value is summed over programs, in float32.
+    # The gradient of `value` is float32, because it is accumulated over programs.
     dtypes = operands.w_in.dtype, _FLOAT32, operands.w_out.dtype, _FLOAT32
     shapes = [
         None if array is None else jax.ShapeDtypeStruct(array.shape, dtype)
@@ -125,7 +130,7 @@ def backward(
 
 
 class _Plan:
-    """Divides the work into programs of 128 lanes and a few hidden units."""
+    """Division of the computation into programs, each for 128 lanes and a few hidden units."""
 
     def __init__(self, operands: _Operands):
         hidden, length, lanes = operands.w_in.shape
@@ -169,8 +174,8 @@ def _forward_kernel(activation, operands: _Operands, mixed_ref, w_in_rows, w_out
 
         def add_token(token, hidden):
             row = pl.ds(token, 1)
-            hidden = _add(operands, w_in_rows, hidden, token)
-            mixed_ref[token] += w_out_rows[row] * activation(_scaled(operands, hidden, row))
+            hidden = _add_token(operands, w_in_rows, hidden, token)
+            mixed_ref[token] += w_out_rows[row] * activation(_apply_scale(operands, hidden, row))
             return hidden
 
         jax.lax.fori_loop(0, operands.value.shape[0], add_token, first)
@@ -204,14 +209,14 @@ def _backward_kernel(
         first = _load_unit(operands, w_in_rows, w_out_rows, unit)
 
         def sum_token(token, hidden):
-            sums[token] = _add(operands, w_in_rows, hidden, token)
+            sums[token] = _add_token(operands, w_in_rows, hidden, token)
             return sums[token]
 
         def token_gradients(back, later):
             token = length - 1 - back
             row = pl.ds(token, 1)
             gradient = gradient_ref[token].astype(_FLOAT32)
-            units, pull_back = jax.vjp(lambda hidden: activation(_scaled(operands, hidden, row)), sums[token])
+            units, pull_back = jax.vjp(lambda hidden: activation(_apply_scale(operands, hidden, row)), sums[token])
             w_out_gradient_rows[row] = jnp.sum(units * gradient, axis=0, keepdims=True)
             later = later + pull_back(w_out_rows[row] * gradient)[0]
             w_in_gradient_rows[row] = jnp.sum(later * operands.value[token].astype(_FLOAT32), axis=0, keepdims=True)
@@ -231,24 +236,24 @@ def _backward_kernel(
 
 
 def _load_unit(operands: _Operands, w_in_rows, w_out_rows, unit) -> jax.Array:
-    """Copies a hidden unit's weights to float32 scratch with addressable rows, and returns A before the block."""
+    """Copies the weights of a hidden unit to float32 scratch memory and returns the sum A before the block."""
     w_in_rows[...] = operands.w_in[unit].astype(_FLOAT32)
     w_out_rows[...] = operands.w_out[unit].astype(_FLOAT32)
     return jnp.zeros(operands.value.shape[1:], _FLOAT32) if operands.start is None else operands.start[unit]
 
 
-def _add(operands: _Operands, w_in_rows, hidden: jax.Array, token) -> jax.Array:
-    """Adds a token to A."""
+def _add_token(operands: _Operands, w_in_rows, hidden: jax.Array, token) -> jax.Array:
+    """Adds the outer product of a token to the sum A."""
     row = pl.ds(token, 1)
     hidden_before = hidden if operands.keep is None else hidden * operands.keep[row]
     return hidden_before + w_in_rows[row] * operands.value[token].astype(_FLOAT32)
 
 
-def _scaled(operands: _Operands, hidden: jax.Array, row) -> jax.Array:
+def _apply_scale(operands: _Operands, hidden: jax.Array, row) -> jax.Array:
     return hidden if operands.scale is None else hidden * operands.scale[row]
 
 
-def _operands(tokens: Tokens, start: jax.Array | None) -> _Operands:
+def _build_operands(tokens: Tokens, start: jax.Array | None) -> _Operands:
     heads = tokens.value.shape[2]
     return _Operands(
         _to_lanes(tokens.w_in, _HIDDEN_AXES),
@@ -261,12 +266,12 @@ def _operands(tokens: Tokens, start: jax.Array | None) -> _Operands:
 
 
 def _to_lanes(array: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """Transposes an array to the order `axes`, whose last two, the batch and the heads, become one axis of lanes."""
+    """Transposes an array to the order `axes` and merges the last two axes, batch and heads, into one axis of lanes."""
     array = array.transpose(axes)
     return array.reshape(*array.shape[:2], -1)
 
 
 def _from_lanes(lanes: jax.Array, axes: tuple[int, ...], like: jax.Array) -> jax.Array:
-    """Inverts `_to_lanes` for the shape and dtype of `like`."""
+    """Inverts `_to_lanes`; the result has the shape and dtype of `like`."""
     transposed = lanes.reshape([like.shape[axis] for axis in axes])
     return transposed.transpose([axes.index(axis) for axis in range(4)]).astype(like.dtype)

@@ -1,10 +1,10 @@
-"""One block of the running token MLP in operations that XLA fuses, for GPUs and for calls without a TPU kernel.
+"""Computes one block of the running token MLP with operations that XLA fuses, for GPUs and as a fallback on TPUs.
 
-A block is divided into segments of five tokens. A matmul computes A before every segment, in the dtype of the tokens.
-Within a segment the tokens are unrolled, so that A stays in registers. The forward pass is one kernel for all segments,
-which writes sums over hidden units. The backward pass loops over segments. One kernel writes sums over features and the
-gradient of A after each token, in the dtype of the tokens. Small kernels compute the gradients of `w_in` and `value`
-from it. docs/forecast.md lists the costs of other formulations.
+A block is divided into segments of five tokens. A matmul computes the sum A before every segment, in the dtype of the
+tokens. Within a segment, the loop over tokens is unrolled, so that A remains in registers. The forward pass is a single
+GPU kernel for all segments, which writes sums over hidden units. The backward pass loops over segments: one kernel
+writes sums over features and the gradient of A after each token, in the dtype of the tokens, and smaller kernels
+compute the gradients of `w_in` and `value` from the gradient of A. docs/forecast.md lists the costs of alternatives.
 """
 
 import jax
@@ -12,38 +12,41 @@ import jax.numpy as jnp
 
 from remixer_t5x.kernels.blocks import join_blocks, split_blocks
 from remixer_t5x.kernels.gelu import sigmoid_gelu, sigmoid_gelu_and_slope
-from remixer_t5x.kernels.running_token_mlp.block_loop import Activation, BlockGradients, Tokens, zero_sum
+from remixer_t5x.kernels.running_token_mlp.block_loop import Activation, BlockGradients, Tokens, initial_sum
 
-# XLA:GPU writes intermediate values of A to memory if it unrolls more tokens.
+# Number of unrolled tokens; with more tokens, XLA:GPU would write intermediate values of A to memory.
 _SEGMENT = 5
 _LONGEST_BLOCK = 120
 
 
 def block_length(w_in: jax.Array, value: jax.Array) -> int:
-    """The number of tokens of a block: the whole row, or a multiple of the segment for blocks of similar length."""
+    """Returns the number of tokens per block: the whole row, or a multiple of the segment length."""
     length = value.shape[1]
     blocks = -(-length // _LONGEST_BLOCK)
     return length if blocks == 1 else -(-length // (blocks * _SEGMENT)) * _SEGMENT
 
 
 def forward(activation: Activation, tokens: Tokens, start: jax.Array | None) -> jax.Array:
-    """Computes [batch, tokens, heads, features] in value's dtype; `start` is A before the block, None for zeros."""
+    """Computes the outputs of a block, [batch, tokens, heads, features], in value's dtype.
+
+    `start` is the sum A before the block, or None for zeros.
+    """
     function, segments = _fast_activation(activation), split_blocks(tokens, _SEGMENT)
-    # A is transposed, because XLA fuses more sums over the last axis.
-    sums = _running_sums(segments.value, segments.w_in, segments, _starts('nbhfk', tokens, start))
-    mixed = [jnp.sum(function(total) * _columns(segments.w_out, t), axis=-1) for t, total in enumerate(sums)]
+    # Transpose A, because XLA fuses more sums over the last axis than over other axes.
+    sums = _running_sums(segments.value, segments.w_in, segments, _sums_before_segments('nbhfk', tokens, start))
+    mixed = [jnp.sum(function(total) * _as_columns(segments.w_out, t), axis=-1) for t, total in enumerate(sums)]
     return join_blocks(jnp.stack(mixed, axis=2), tokens.value.shape[1]).astype(tokens.value.dtype)
 
 
 def backward(
     activation: Activation, tokens: Tokens, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array
 ) -> BlockGradients:
-    """Computes the gradients of a block; arguments as in `tpu.backward`."""
+    """Computes the gradients of a block; see `tpu.backward` for the arguments."""
     function, length, dtype = _fast_activation(activation), tokens.value.shape[1], tokens.value.dtype
 
     def split_sum(total: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns two arrays in the dtype of the tokens whose sum is `total` with twice the precision of this dtype."""
-        # XLA may remove conversions to bfloat16 and back, but not `reduce_precision`.
+        """Splits `total` into two arrays in the dtype of the tokens, whose sum has twice its precision."""
+        # Use `reduce_precision`, because XLA may remove conversions to bfloat16 and back.
         high = jax.lax.reduce_precision(total, jnp.finfo(dtype).nexp, jnp.finfo(dtype).nmant)
         return high.astype(dtype), (total - high).astype(dtype)
 
@@ -55,40 +58,40 @@ def backward(
         later = join_sum(*parts)
         start = jax.lax.dynamic_index_in_dim(starts, index, axis=3, keepdims=False)
         sums = [*enumerate(_running_sums(tokens.w_in, tokens.value, tokens, start))]
-        w_out_gradient = [jnp.sum(function(total) * _columns(gradient, t), axis=-1) for t, total in sums]
+        w_out_gradient = [jnp.sum(function(total) * _as_columns(gradient, t), axis=-1) for t, total in sums]
         sum_gradients = []
         for t, total in reversed(sums):
             slope = _activation_slope(activation, total) * _per_row(tokens.scale, t)
-            later = later + slope * _rows(tokens.w_out, t) * _columns(gradient, t)
+            later = later + slope * _as_rows(tokens.w_out, t) * _as_columns(gradient, t)
             sum_gradients.append(later.astype(dtype))
             later = later * _per_row(tokens.keep, t)
         high, low = split_sum(later)
-        # Without `keep`, the gradient of the first token is `high`, and is written once.
+        # Without `keep`, `high` equals the gradient of the first token; using the latter avoids writing it twice.
         parts = sum_gradients[-1] if tokens.keep is None else high, low
-        # Otherwise XLA would recompute the gradients of A for each sum.
+        # Without this barrier, XLA would recompute the gradients of A for each of the sums below.
         sum_gradients, parts, w_out_gradient = jax.lax.optimization_barrier((sum_gradients, parts, w_out_gradient))
         of_sums = [(t, array.astype(jnp.float32)) for t, array in enumerate(reversed(sum_gradients))]
-        w_in_gradient = [jnp.sum(array * _columns(tokens.value, t), axis=-1) for t, array in of_sums]
-        value_gradient = [jnp.sum(array * _rows(tokens.w_in, t), axis=-2) for t, array in of_sums]
+        w_in_gradient = [jnp.sum(array * _as_columns(tokens.value, t), axis=-1) for t, array in of_sums]
+        value_gradient = [jnp.sum(array * _as_rows(tokens.w_in, t), axis=-2) for t, array in of_sums]
         gradients = w_in_gradient, value_gradient, w_out_gradient
         return parts, [jnp.stack(arrays, axis=1).astype(dtype) for arrays in gradients]
 
-    # XLA would copy the array to make the segments its first axis.
-    starts = _starts('bhknf', tokens, start)
+    # Index this array in the loop instead of scanning it, because XLA would copy it to move the segments axis first.
+    starts = _sums_before_segments('bhknf', tokens, start)
     inputs = jnp.arange(starts.shape[3]), split_blocks(tokens, _SEGMENT), split_blocks(gradient, _SEGMENT)
-    parts = split_sum(zero_sum(tokens) if later is None else later)
+    parts = split_sum(initial_sum(tokens) if later is None else later)
     parts, gradients = jax.lax.scan(segment_gradients, parts, inputs, reverse=True)
     w_in, value, w_out = (join_blocks(array, length) for array in gradients)
     return BlockGradients(w_in, value, w_out, None if start is None else join_sum(*parts))
 
 
-def _starts(axes: str, tokens: Tokens, start: jax.Array | None) -> jax.Array:
-    """Computes A before each segment in the dtype of the tokens.
+def _sums_before_segments(axes: str, tokens: Tokens, start: jax.Array | None) -> jax.Array:
+    """Computes the sum A before each segment, in the dtype of the tokens.
 
     Args:
         axes: order of the axes of the result: segments (n), batch (b), heads (h), hidden (k) and features (f).
         tokens: the tokens of the block.
-        start: A before the block, or None for zeros.
+        start: the sum A before the block, or None for zeros.
     """
     length, dtype = tokens.value.shape[1], tokens.value.dtype
     first = jnp.arange(0, length, _SEGMENT)
@@ -99,7 +102,7 @@ def _starts(axes: str, tokens: Tokens, start: jax.Array | None) -> jax.Array:
         before = jnp.pad(examples, ((0, 0), (1, 0)))[:, first].T  # [segments, batch], up to the previous token
         is_added = is_added & (examples == before[..., None])
         keep = (before == 0).astype(jnp.float32)
-    # Without the barrier, the mask of a scanned layer would be an array of this size, computed before the scan.
+    # Without this barrier, XLA would compute the broadcast mask of a scanned layer before the scan and store it.
     value, is_added = jax.lax.optimization_barrier((tokens.value, is_added))
     value = jnp.where(is_added[..., None, None], value, 0)
     starts = jnp.einsum(
@@ -111,27 +114,27 @@ def _starts(axes: str, tokens: Tokens, start: jax.Array | None) -> jax.Array:
     )
     if start is not None:
         starts = starts + jnp.einsum(f'nb,bhkf->{axes}', keep, start)
-    # The barrier stores this dtype and not float32.
+    # The barrier ensures that the sums are stored in the dtype of the tokens and not in float32.
     return jax.lax.optimization_barrier(starts.astype(dtype))
 
 
 def _running_sums(rows: jax.Array, columns: jax.Array, tokens: Tokens, start: jax.Array) -> list[jax.Array]:
-    """Computes scale A of each token of a segment, [..., heads, rows, columns] float32.
+    """Computes the scaled sum A after each token of a segment, [..., heads, rows, columns] float32.
 
     Args:
-        rows, columns: [..., tokens, heads, .], either `w_in` and `value`, or `value` and `w_in` for A transposed.
+        rows, columns: [..., tokens, heads, .], `w_in` and `value`, or `value` and `w_in` to compute A transposed.
         tokens: the tokens of the segment.
-        start: A before the segment.
+        start: the sum A before the segment.
     """
     total, scaled = start.astype(jnp.float32), []
     for t in range(_SEGMENT):
-        total = total * _per_row(tokens.keep, t) + _rows(rows, t) * _columns(columns, t)
+        total = total * _per_row(tokens.keep, t) + _as_rows(rows, t) * _as_columns(columns, t)
         scaled.append(total * _per_row(tokens.scale, t))
     return scaled
 
 
 def _fast_activation(activation: Activation) -> Activation:
-    """Returns GELU with one exponential; CUDA's tanh computes two formulas and selects one."""
+    """Replaces GELU by an equivalent with a single exponential, because CUDA's tanh is more expensive."""
     return sigmoid_gelu if activation is jax.nn.gelu else activation
 
 
@@ -141,11 +144,11 @@ def _activation_slope(activation: Activation, x: jax.Array) -> jax.Array:
     return jax.jvp(activation, (x,), (jnp.ones_like(x),))[1]
 
 
-def _rows(array: jax.Array, t: int) -> jax.Array:
+def _as_rows(array: jax.Array, t: int) -> jax.Array:
     return array[..., t, :, :, None].astype(jnp.float32)
 
 
-def _columns(array: jax.Array, t: int) -> jax.Array:
+def _as_columns(array: jax.Array, t: int) -> jax.Array:
     return array[..., t, :, None, :].astype(jnp.float32)
 
 

@@ -27,7 +27,7 @@ from remixer_t5x import axes, ranges
 from remixer_t5x.context import Memory, SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.running_token_mlp.api import mix_through_running_hidden
-from remixer_t5x.kernels.running_token_mlp.token_loop import add_token, read_token
+from remixer_t5x.kernels.running_token_mlp.token_loop import add_token, compute_output
 from remixer_t5x.models.layers import cache, token_mlp
 from remixer_t5x.models.layers.checks import require_memory
 from remixer_t5x.models.layers.dense import GroupDense, split_groups
@@ -166,7 +166,9 @@ class HyperMixer(_TokenMixer):
             state = self.variable('cache', 'hidden', _initial_state, w_in, value, ctx)
             if ctx.step is not None:
                 state.value = add_token(state.value, w_in[:, 0], value[:, 0])
-                return read_token(nn.gelu, w_out[:, 0], state.value, None if scale is None else scale[:, 0])[:, None]
+                return compute_output(nn.gelu, w_out[:, 0], state.value, None if scale is None else scale[:, 0])[
+                    :, None
+                ]
         mixed = mix_through_running_hidden(w_in, value, w_out, ctx.segment_ids, packed=ctx.packed, hidden_scale=scale)
         if ctx.prefix is None:
             return mixed
