@@ -1,4 +1,4 @@
-"""The contract of a sublayer. Each check is a function of a `SublayerFixture` that raises `ContractViolation`.
+"""The contract of a sublayer. Each check is a function `check_NAME(SublayerFixture)` that raises `ContractViolation`.
 
 | check | requirement |
 |---|---|
@@ -67,7 +67,7 @@ def relative_difference(actual: Any, expected: Any) -> float:
     return float(error) if np.isfinite(error) else np.inf
 
 
-def padding(fixture: SublayerFixture) -> None:
+def check_padding(fixture: SublayerFixture) -> None:
     lengths = np.random.default_rng(0).integers(1, SHORT + 1, ROWS)
     x, memory, segments = fixture.features(21), fixture.features(22, MEMORY), [[int(n)] for n in lengths]
     long = fixture.trace(x, fixture.context(segments, memory)).outputs
@@ -80,7 +80,7 @@ def padding(fixture: SublayerFixture) -> None:
     forbid(influence, 'token {} reads padding at position {}')
 
 
-def packing(fixture: SublayerFixture) -> None:
+def check_packing(fixture: SublayerFixture) -> None:
     """Compares two packed examples with the same examples in separate rows."""
     rng = np.random.default_rng(1)
     x, memory = fixture.features(23), fixture.features(24, MEMORY)
@@ -116,7 +116,7 @@ def _move_to_front(x: np.ndarray, starts: np.ndarray) -> np.ndarray:
     return shifted
 
 
-def causality(fixture: SublayerFixture, segments: tuple[int, ...] = (LENGTH,)) -> None:
+def check_causality(fixture: SublayerFixture, segments: tuple[int, ...] = (LENGTH,)) -> None:
     """Checks gradients, which reveal even small leaks; `segments` are the lengths of the examples in a row."""
     influence = fixture.influence(segments)
     ids, _ = layout_rows([segments], LENGTH)
@@ -133,7 +133,7 @@ def causality(fixture: SublayerFixture, segments: tuple[int, ...] = (LENGTH,)) -
         forbid(((influence > 0) != within_reach) & are_tokens, message)
 
 
-def prefix(fixture: SublayerFixture) -> None:
+def check_prefix(fixture: SublayerFixture) -> None:
     """Checks gradients of single and packed examples. A sublayer that does not mix tokens passes."""
     for segments, prefixes in (((SHORT,), (4,)), ((5, 4), (3, 2))):
         ids, positions = layout_rows([list(segments)] * ROWS, LENGTH)
@@ -150,7 +150,7 @@ def prefix(fixture: SublayerFixture) -> None:
             forbid(unread, f'token {{}} does not read token {{}} {row}; {advice}')
 
 
-def prompt(fixture: SublayerFixture, bidirectional: bool = False) -> None:
+def check_prompt(fixture: SublayerFixture, bidirectional: bool = False) -> None:
     """Fills the caches with prompts of several lengths in one call, then repeats the last token of each prompt.
 
     If `bidirectional` is set, prompts are prefixes, for which a sublayer may raise UserError.
@@ -175,7 +175,7 @@ def prompt(fixture: SublayerFixture, bidirectional: bool = False) -> None:
         require_equal(np.asarray(y)[:, 0], expected[rows, positions], step_name, reference)
 
 
-def decode(fixture: SublayerFixture) -> None:
+def check_decode(fixture: SublayerFixture) -> None:
     """Allocates the cache in the first call and decodes one token in each later call."""
     x, memory = fixture.features(4), fixture.features(5, MEMORY)
     lengths = [[MEMORY], [MEMORY - 2]] * (ROWS // 2)
@@ -201,7 +201,7 @@ def _decoding_step(fixture: SublayerFixture) -> Callable[..., Any]:
     return jax.jit(lambda variables, x, ctx: model.apply(variables, x, ctx, LENGTH, mutable=['cache']))
 
 
-def beams(fixture: SublayerFixture) -> None:
+def check_beams(fixture: SublayerFixture) -> None:
     """Compares two beams per sequence with separate sequences that use copies of the memory."""
     model, rows, steps = fixture.stack(), 2, 2
     x, memory = fixture.features(4, rows=2 * rows), fixture.features(5, MEMORY, rows)
@@ -226,7 +226,7 @@ def beams(fixture: SublayerFixture) -> None:
     require_equal(run(memory, lengths), copies, 'the output of two beams of a sequence', reference)
 
 
-def bfloat16(fixture: SublayerFixture) -> None:
+def check_bfloat16(fixture: SublayerFixture) -> None:
     """Uses initial parameters, because with larger ones attention is so sharp that rounding changes the selected token.
 
     Individual tokens may differ more, because a norm amplifies rounding if a token's features are almost equal. Over
@@ -248,7 +248,7 @@ def bfloat16(fixture: SublayerFixture) -> None:
     require(total < 0.1 and median < 0.03, f'{message}; keep long sums and large numbers in float32')
 
 
-def dropout(fixture: SublayerFixture) -> None:
+def check_dropout(fixture: SublayerFixture) -> None:
     """Checks the dropout of the layer, or of the sublayers if they have a dropout rate."""
     x, ctx = fixture.features(8), fixture.context([[LENGTH]] * ROWS, fixture.features(9, MEMORY))
     settings = [item for factory in fixture.sublayers for item in vars(factory()).items()]
@@ -270,7 +270,7 @@ def dropout(fixture: SublayerFixture) -> None:
     require(not np.allclose(trained[0], evaluated), 'deterministic=False does not enable dropout')
 
 
-def parameters(fixture: SublayerFixture) -> None:
+def check_parameters(fixture: SublayerFixture) -> None:
     known_axes = {value for key, value in vars(axes).items() if key.isupper()} | {None}
 
     def is_box(leaf):
@@ -289,14 +289,14 @@ def parameters(fixture: SublayerFixture) -> None:
         require(not is_shared, f'{name} has the same initial values in both layers')
 
 
-def gradients(fixture: SublayerFixture) -> None:
+def check_gradients(fixture: SublayerFixture) -> None:
     for path, gradient in jax.tree_util.tree_leaves_with_path(fixture.gradients()):
         name = jax.tree_util.keystr(path, simple=True, separator='/')
         require(np.all(np.isfinite(gradient)), f'the gradient of {name} is not finite')
         require(np.any(gradient != 0), f'the gradient of {name} is zero')
 
 
-def remat(fixture: SublayerFixture, policies: tuple[Callable[..., bool], ...] = (stack.full_remat,)) -> None:
+def check_remat(fixture: SublayerFixture, policies: tuple[Callable[..., bool], ...] = (stack.full_remat,)) -> None:
     expected = jax.tree_util.tree_leaves_with_path(fixture.gradients())
     # Tolerate rounding: the exact gradient of a key bias of attention is 0, and rounding differs between programs.
     rounding = 1e-6 * max(np.max(np.abs(gradient)) for _, gradient in expected)
@@ -308,7 +308,7 @@ def remat(fixture: SublayerFixture, policies: tuple[Callable[..., bool], ...] = 
                 require_equal(other, gradient, f'the gradient of {name} with {policy.__name__}', 'that without')
 
 
-def layouts(fixture: SublayerFixture) -> None:
+def check_layouts(fixture: SublayerFixture) -> None:
     """Traces shapes without computing arrays."""
     ctx, x = fixture.context([[LENGTH]] * ROWS), fixture.features(15)
     for layout in LAYOUTS:

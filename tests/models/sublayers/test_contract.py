@@ -203,31 +203,31 @@ def make_fixture(name: str, side: str) -> SublayerFixture:
 
 @per_example
 def test_outputs_ignore_padding(name, side):
-    contract.padding(make_fixture(name, side))
+    contract.check_padding(make_fixture(name, side))
 
 
 @per_example
 def test_packing_keeps_outputs(name, side):
-    contract.packing(make_fixture(name, side))
+    contract.check_packing(make_fixture(name, side))
 
 
 @every_decoder
 @pytest.mark.parametrize('segments', [(LENGTH,), (5, 4)], ids=['one', 'packed'])
 def test_decoder_is_causal(name, segments):
-    contract.causality(make_fixture(name, 'decoder'), segments)
+    contract.check_causality(make_fixture(name, 'decoder'), segments)
 
 
 @every_decoder
 def test_decoding_equals_all_tokens_at_once(name):
-    contract.decode(make_fixture(name, 'decoder'))
+    contract.check_decode(make_fixture(name, 'decoder'))
 
 
 def test_decoding_with_tpu_caches_equals_all_tokens_at_once(monkeypatch):
     monkeypatch.setattr(attention_decoding, 'target_platform', lambda: 'tpu')
     for name in ('t5', 'modern'):
-        contract.decode(make_fixture(name, 'decoder'))
-        contract.beams(make_fixture(name, 'decoder'))
-        contract.prompt(make_fixture_without_memory(name))
+        contract.check_decode(make_fixture(name, 'decoder'))
+        contract.check_beams(make_fixture(name, 'decoder'))
+        contract.check_prompt(make_fixture_without_memory(name))
 
 
 REFUSES_PREFIX = {'gmlp', 'gmlp_gates', 'mlp_mixer'}
@@ -245,54 +245,54 @@ def make_fixture_without_memory(name: str) -> SublayerFixture:
 def test_prefix_is_bidirectional(name):
     if name in REFUSES_PREFIX:
         with pytest.raises(UserError, match='PREFIX_LM = False') as error:
-            contract.prefix(make_fixture_without_memory(name))
+            contract.check_prefix(make_fixture_without_memory(name))
         assert 'SelfAttention' in str(error.value) and '\n' not in str(error.value)
     else:
-        contract.prefix(make_fixture_without_memory(name))
+        contract.check_prefix(make_fixture_without_memory(name))
 
 
 @every_decoder
 def test_prompts_fill_caches(name):
-    contract.prompt(make_fixture_without_memory(name))
+    contract.check_prompt(make_fixture_without_memory(name))
     if name not in REFUSES_PREFIX:
-        contract.prompt(make_fixture_without_memory(name), bidirectional=True)
+        contract.check_prompt(make_fixture_without_memory(name), bidirectional=True)
 
 
 @pytest.mark.parametrize('name', first_readers_of_memory())
 def test_beams_share_the_memory(name):
-    contract.beams(make_fixture(name, 'decoder'))
+    contract.check_beams(make_fixture(name, 'decoder'))
 
 
 @fuller_side
 def test_bfloat16_is_close_to_float32(name, side):
-    contract.bfloat16(make_fixture(name, side))
+    contract.check_bfloat16(make_fixture(name, side))
 
 
 @fuller_side
 def test_dropout_is_applied_only_in_training(name, side):
-    contract.dropout(make_fixture(name, side))
+    contract.check_dropout(make_fixture(name, side))
 
 
 @both_sides
 def test_parameters_have_axes_and_are_not_shared(name, side):
-    contract.parameters(make_fixture(name, side))
+    contract.check_parameters(make_fixture(name, side))
 
 
 @both_sides
 def test_gradients_are_finite_and_reach_every_parameter(name, side):
-    contract.gradients(make_fixture(name, side))
+    contract.check_gradients(make_fixture(name, side))
 
 
 @pytest.mark.parametrize(('name', 'side'), covering_rows())
 def test_remat_and_unroll_change_nothing(name, side):
     policies = (stack.full_remat, stack.dots_remat) if name == 't5' else (stack.full_remat,)
-    contract.remat(make_fixture(name, side), policies)
+    contract.check_remat(make_fixture(name, side), policies)
 
 
 @pytest.mark.parametrize(('name', 'side'), covering_rows())
 def test_every_layout_keeps_shape_and_dtype(name, side):
     """What a layout computes is tested in test_layer.py."""
-    contract.layouts(make_fixture(name, side))
+    contract.check_layouts(make_fixture(name, side))
 
 
 @pytest.mark.parametrize('unroll', [1, None])
