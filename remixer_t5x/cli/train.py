@@ -99,7 +99,7 @@ def _check_command(command: str, settings: Run) -> None:
 def _flops_per_step(settings: Run) -> float:
     from remixer_t5x.costs import counts
 
-    count = counts.count(settings.step_config.model, settings.dataset.task_feature_lengths)
+    count = counts.count_model(settings.step_config.model, settings.dataset.task_feature_lengths)
     return count.training_flops * settings.dataset.batch_size
 
 

@@ -57,7 +57,7 @@ class Counts:
         return TRAINING_FORWARD_PASSES * self.total_forward_flops
 
 
-def count(model: Model, feature_lengths: Mapping[str, int] | None) -> Counts:
+def count_model(model: Model, feature_lengths: Mapping[str, int] | None) -> Counts:
     """Counts a model at given lengths.
 
     Args:
@@ -109,7 +109,7 @@ def flops_per_module(function: Callable[..., Any], *abstract_args: Any) -> dict[
 
     with nn.intercept_methods(mark_module):
         jaxpr = jax.make_jaxpr(function)(*abstract_args)
-    _walk(jaxpr.jaxpr, 1.0, (), totals)
+    _add_flops(jaxpr.jaxpr, 1.0, (), totals)
     return dict(totals)
 
 
@@ -118,21 +118,21 @@ def total_flops(function: Callable[..., Any], *abstract_args: Any) -> float:
     return sum(flops_per_module(function, *abstract_args).values())
 
 
-def _walk(jaxpr: Any, times: float, outer: Path, totals: dict[Path, float]) -> None:
+def _add_flops(jaxpr: Any, times: float, outer: Path, totals: dict[Path, float]) -> None:
     """Adds the FLOPs of `jaxpr`, executed `times` times inside module `outer`, to `totals`."""
     for eqn in jaxpr.eqns:
-        where = _module_of(eqn, outer)
+        where = _get_module_path(eqn, outer)
         name = eqn.primitive.name
         if name in _COSTS:
             totals[where] += times * _COSTS[name](eqn)
         elif name == 'cond':
-            _walk_most_expensive(eqn.params['branches'], times, where, totals)
+            _add_most_expensive_branch(eqn.params['branches'], times, where, totals)
         else:
-            for inner in _inner_jaxprs(eqn):
-                _walk(inner, times * _repeats(eqn), where, totals)
+            for inner in _find_inner_jaxprs(eqn):
+                _add_flops(inner, times * _count_repetitions(eqn), where, totals)
 
 
-def _module_of(eqn: Any, outer: Path) -> Path:
+def _get_module_path(eqn: Any, outer: Path) -> Path:
     """Returns the module path of an operation; `outer` if its name stack restarts (in scan, remat and jit)."""
     for scope in reversed(eqn.source_info.name_stack.stack):
         if scope.name.startswith(_MARK):
@@ -140,17 +140,17 @@ def _module_of(eqn: Any, outer: Path) -> Path:
     return outer
 
 
-def _walk_most_expensive(branches: Any, times: float, where: Path, totals: dict[Path, float]) -> None:
+def _add_most_expensive_branch(branches: Any, times: float, where: Path, totals: dict[Path, float]) -> None:
     counts = []
     for branch in branches:
         count: dict[Path, float] = collections.defaultdict(float)
-        _walk(branch.jaxpr, times, where, count)
+        _add_flops(branch.jaxpr, times, where, count)
         counts.append(count)
     for path, flops in max(counts, key=lambda count: sum(count.values())).items():
         totals[path] += flops
 
 
-def _inner_jaxprs(eqn: Any) -> Iterator[Any]:
+def _find_inner_jaxprs(eqn: Any) -> Iterator[Any]:
     for value in eqn.params.values():
         for item in value if isinstance(value, list | tuple) else (value,):
             item = getattr(item, 'jaxpr', item)
@@ -158,7 +158,7 @@ def _inner_jaxprs(eqn: Any) -> Iterator[Any]:
                 yield item
 
 
-def _repeats(eqn: Any) -> int:
+def _count_repetitions(eqn: Any) -> int:
     if eqn.primitive.name == 'scan':
         return eqn.params['length']
     if eqn.primitive.name == 'pallas_call':
@@ -166,24 +166,24 @@ def _repeats(eqn: Any) -> int:
     return 1
 
 
-def _dot_general(eqn: Any) -> float:
+def _count_dot_general(eqn: Any) -> float:
     (contracting, _), _ = eqn.params['dimension_numbers']
     shape = eqn.invars[0].aval.shape
     return 2.0 * math.prod(eqn.outvars[0].aval.shape) * math.prod(shape[axis] for axis in contracting)
 
 
-def _ragged_dot(eqn: Any) -> float:
+def _count_ragged_dot(eqn: Any) -> float:
     rows, depth = eqn.invars[0].aval.shape[-2:]
     return 2.0 * rows * depth * eqn.invars[1].aval.shape[-1]
 
 
-def _convolution(eqn: Any) -> float:
+def _count_convolution(eqn: Any) -> float:
     kernel, numbers = eqn.invars[1].aval.shape, eqn.params['dimension_numbers']
     taps = math.prod(kernel) / kernel[numbers.rhs_spec[0]]
     return 2.0 * math.prod(eqn.outvars[0].aval.shape) * taps / eqn.params['batch_group_count']
 
 
-def _fft(eqn: Any) -> float:
+def _count_fft(eqn: Any) -> float:
     kind = jax.lax.FftType(eqn.params['fft_type']).name
     # A real transform returns only half of the spectrum, so the full length is the length of the real side.
     whole = eqn.outvars[0].aval if 'IRFFT' in kind else eqn.invars[0].aval
@@ -192,9 +192,9 @@ def _fft(eqn: Any) -> float:
 
 
 _COSTS: dict[str, Callable[[Any], float]] = {
-    'dot_general': _dot_general,
-    'ragged_dot': _ragged_dot,
-    'ragged_dot_general': _ragged_dot,
-    'conv_general_dilated': _convolution,
-    'fft': _fft,
+    'dot_general': _count_dot_general,
+    'ragged_dot': _count_ragged_dot,
+    'ragged_dot_general': _count_ragged_dot,
+    'conv_general_dilated': _count_convolution,
+    'fft': _count_fft,
 }

@@ -34,7 +34,7 @@ class Trial(NamedTuple):
     saves_memory: bool
 
 
-def search(
+def search_changes(
     step: Step,
     memory: StepMemory,
     available: int,

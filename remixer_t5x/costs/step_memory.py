@@ -82,7 +82,7 @@ class StepMemory:
     total: int
 
 
-def measure(step: Step) -> StepMemory:
+def measure_memory(step: Step) -> StepMemory:
     """Compiles a step and returns its memory.
 
     Raises:
@@ -159,7 +159,7 @@ def bytes_per_device(tree: Any) -> int:
     )
 
 
-def gibibytes(size: int) -> str:
+def format_gibibytes(size: int) -> str:
     """Formats bytes as `1.23 GiB`."""
     return f'{size / 2**30:,.2f} GiB'
 

@@ -30,7 +30,7 @@ def t5_flops(embed, hidden, heads, head_dim, layers, vocab, inputs, targets):
 
 def test_t5_1_1_has_the_published_parameters_and_expected_flops():
     model = build_model('models/t5_1_1.gin', 'sizes/base.gin')
-    counted = counts.count(model, {'inputs': 512, 'targets': 114})
+    counted = counts.count_model(model, {'inputs': 512, 'targets': 114})
     # Hugging Face's google/t5-v1_1-base.
     assert counted.total_parameters == 247_577_856
     assert counted.total_forward_flops == t5_flops(768, 2048, 12, 64, 12, 32128, 512, 114)
@@ -38,7 +38,7 @@ def test_t5_1_1_has_the_published_parameters_and_expected_flops():
 
 
 def test_flops_are_counted_by_module():
-    counted = counts.count(build_model('models/t5_1_1.gin', 'sizes/small.gin'), LENGTHS)
+    counted = counts.count_model(build_model('models/t5_1_1.gin', 'sizes/small.gin'), LENGTHS)
     mlp = sum(n for path, n in counted.forward_flops.items() if path[:1] == ('encoder',) and 'gated_mlp' in path)
     assert mlp == 8 * 2 * 3 * LENGTHS['inputs'] * 512 * 1024
 
@@ -48,7 +48,9 @@ def test_remat_does_not_change_forward_flops():
         build_model('models/t5_1_1.gin', 'sizes/tiny.gin', REMAT_POLICY=policy)
         for policy in (None, '@stack.full_remat')
     )
-    assert counts.count(remat, LENGTHS).total_forward_flops == counts.count(plain, LENGTHS).total_forward_flops
+    assert (
+        counts.count_model(remat, LENGTHS).total_forward_flops == counts.count_model(plain, LENGTHS).total_forward_flops
+    )
 
 
 def test_flops_equal_xlas_except_for_elementwise_operations():

@@ -41,7 +41,7 @@ def step(rows=ROWS, partitioner=None, make=optimizer.adamw_rms, **settings):
 
 @pytest.fixture(scope='module')
 def measured():
-    return functools.cache(lambda rows, microbatches: step_memory.measure(step(rows, microbatches=microbatches)))
+    return functools.cache(lambda rows, microbatches: step_memory.measure_memory(step(rows, microbatches=microbatches)))
 
 
 def test_inputs_of_a_step_are_counted_from_shapes(measured):
@@ -71,7 +71,7 @@ def test_microbatches_reduce_only_activations(measured):
 
 def test_a_batch_that_does_not_divide_raises_a_user_error():
     with pytest.raises(UserError, match='BATCH_SIZE'):
-        step_memory.measure(step(5, microbatches=2))
+        step_memory.measure_memory(step(5, microbatches=2))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def arithmetic(step: Step) -> StepMemory:
 
 def search(start, available, limit=20, measure=arithmetic):
     """Returns the flag, the total bytes and whether it saves memory of each trial."""
-    trials = memory_advice.search(start, arithmetic(start), available, RECOMPUTING, measure, limit)
+    trials = memory_advice.search_changes(start, arithmetic(start), available, RECOMPUTING, measure, limit)
     return [(f'{trial.flag}={trial.value}', trial.memory.total, trial.saves_memory) for trial in trials]
 
 

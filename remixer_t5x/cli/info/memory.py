@@ -13,7 +13,7 @@ from remixer_t5x import lazy
 from remixer_t5x.cli import arguments, console
 from remixer_t5x.cli.info.model import checked_lengths
 from remixer_t5x.costs import memory_advice, step_memory
-from remixer_t5x.costs.step_memory import Step, StepMemory, gibibytes
+from remixer_t5x.costs.step_memory import Step, StepMemory, format_gibibytes
 from remixer_t5x.data import batch_formats
 from remixer_t5x.devices import jax_workarounds, mesh
 from remixer_t5x.devices.described_hardware import CUDNN_VERSION, GPU_SHARE, Hardware
@@ -99,18 +99,18 @@ def show(args: argparse.Namespace) -> None:
         _print(verdict(memory, available))
         if available is not None and hardware.memory_share < 1:
             _print(
-                f'JAX takes {hardware.memory_share:.0%} of a GPU: {gibibytes(available)} of {hardware.memory:g} GiB; '
+                f'JAX takes {hardware.memory_share:.0%} of a GPU: {format_gibibytes(available)} of {hardware.memory:g} GiB; '
                 f'{GPU_SHARE}=0.95 before the command gives a run more'
             )
         if available is not None and memory.total > available and args.memory:
-            trials = memory_advice.search(step, memory, available, recomputing_model, _measure, args.memory)
+            trials = memory_advice.search_changes(step, memory, available, recomputing_model, _measure, args.memory)
             _try_changes(trials, available)
 
 
 def _measure(step: Step) -> StepMemory:
     # XLA prints warnings about slow compilations to standard error.
     with lazy.without_stderr():
-        return step_memory.measure(step)
+        return step_memory.measure_memory(step)
 
 
 def _try_changes(trials: Iterator[memory_advice.Trial], available: int) -> None:
@@ -121,7 +121,7 @@ def _try_changes(trials: Iterator[memory_advice.Trial], available: int) -> None:
     for trial in trials:
         typed = f'{trial.flag}={trial.value}'
         note = '' if trial.saves_memory else ', saves no memory, not kept'
-        _print(f'  {typed:<44} {gibibytes(trial.memory.total):>12}{note}')
+        _print(f'  {typed:<44} {format_gibibytes(trial.memory.total):>12}{note}')
         if trial.saves_memory:
             useful[trial.flag] = typed
         fits = trial.memory.total <= available
@@ -133,7 +133,7 @@ def _try_changes(trials: Iterator[memory_advice.Trial], available: int) -> None:
 def memory_table(memory: StepMemory, available: int | None) -> Table:
     """Returns a table of the memory of each part and the total, with percentages if `available` bytes are known."""
     first = 'on each device'
-    shares = [] if available is None else [f'% of {gibibytes(available)}']
+    shares = [] if available is None else [f'% of {format_gibibytes(available)}']
     table = console.build_table(first, 'bytes', 'MiB', *shares, words=(first,))
     for name, label in {**_ROWS, 'total': 'total'}.items():
         size = getattr(memory, name)
@@ -149,8 +149,8 @@ def verdict(memory: StepMemory, available: int | None) -> str:
     if available is None:
         return 'the hardware file does not say how much memory a device has; type it in GiB, such as --device_memory=16'
     if memory.total > available:
-        return f'does not fit: {gibibytes(memory.total)} needed, {gibibytes(available)} available'
-    return f'fits: {gibibytes(available - memory.total)} of {gibibytes(available)} are left'
+        return f'does not fit: {format_gibibytes(memory.total)} needed, {format_gibibytes(available)} available'
+    return f'fits: {format_gibibytes(available - memory.total)} of {format_gibibytes(available)} are left'
 
 
 def place_step(step: Step, hardware: Hardware, devices: Sequence[Any]) -> Step:

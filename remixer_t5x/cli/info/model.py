@@ -22,7 +22,7 @@ def show(args: argparse.Namespace) -> None:
     """Prints the table of a model, `--depth` levels of modules deep, and the totals with their conventions."""
     model, feature_lengths = arguments.load_values(args, 'MODEL', *LENGTHS, defaults=LENGTHS)
     lengths = checked_lengths(model.model_type, feature_lengths)
-    count = counts.count(model, lengths)
+    count = counts.count_model(model, lengths)
     parameters, training = count.total_parameters, count.training_flops
     console.print_items(
         cost_table(count, args.depth),

@@ -101,4 +101,4 @@ def _papers_table(feature_lengths: Mapping[str, int]) -> Table:
 
 
 def _count(model: str, size: str, feature_lengths: Mapping[str, int]) -> Counts:
-    return counts.count(build_model(f'models/{model}.gin', f'sizes/{size}.gin'), feature_lengths)
+    return counts.count_model(build_model(f'models/{model}.gin', f'sizes/{size}.gin'), feature_lengths)

@@ -131,7 +131,7 @@ def _compile_changes(args: argparse.Namespace, current: Forecast, changes: Seque
         if after.bound.estimated_seconds and current.bound.estimated_seconds:
             gain = more_tokens * current.bound.estimated_seconds / after.bound.estimated_seconds
             line += f", {gain:.2f} by the compiler's estimate"
-        _print(f'  {change.flag:<32} {line}; {step_memory.gibibytes(after.memory.total)}')
+        _print(f'  {change.flag:<32} {line}; {step_memory.format_gibibytes(after.memory.total)}')
 
 
 def _describe(step: Step, hardware: Hardware) -> str:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from remixer_t5x.costs import counts, step_memory
-from remixer_t5x.costs.step_memory import Step, StepMemory, gibibytes
+from remixer_t5x.costs.step_memory import Step, StepMemory, format_gibibytes
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.forecast import compiled_program, machines, roofline
 from remixer_t5x.extras.forecast.roofline import RECOMPUTED, UPDATE, StepBound
@@ -179,8 +179,8 @@ def _advise_mesh(forecast: Forecast, available: int | None) -> Iterator[Advice]:
             reason = f'each device sends {sent}, and {reduced / 1e6:,.0f} MB if parameters are not sharded'
         else:
             return
-        limit = f' of {gibibytes(available)}' if available else ''
-        yield Advice('MESH', 'data=-1', f'{reason}; unsharded, a step would take {gibibytes(needed)}{limit}')
+        limit = f' of {format_gibibytes(available)}' if available else ''
+        yield Advice('MESH', 'data=-1', f'{reason}; unsharded, a step would take {format_gibibytes(needed)}{limit}')
     elif data > 1 and not any(exchange.link == roofline.NETWORK for exchange in bound.exchanges):
         # FSDP gathers the parameters twice, so each device sends about twice the bytes, half of them during kernels.
         saved = update * (1 - 1 / data) - bound.exchange_seconds / 2
@@ -189,7 +189,7 @@ def _advise_mesh(forecast: Forecast, available: int | None) -> Iterator[Advice]:
                 f'each device updates all parameters, {format_milliseconds(update)}; '
                 f'sharded, each updates 1/{data} of them'
             )
-            freed = gibibytes(int((1 - 1 / data) * state))
+            freed = format_gibibytes(int((1 - 1 / data) * state))
             yield Advice('MESH', 'fsdp=-1', f'{reason}, and a step takes {freed} less')
 
 

@@ -46,7 +46,7 @@ def count(args: argparse.Namespace, label: str, model: str, flags: Flags) -> Any
     given = loading.ConfigSources(args.gin_file, flags, search_paths, loading.model_files(model, search_paths))
     try:
         loading.load(given, train.ROOT, partial=False)
-        return counts.count(resolved.macro('MODEL'), resolved.macro('TASK_FEATURE_LENGTHS'))
+        return counts.count_model(resolved.macro('MODEL'), resolved.macro('TASK_FEATURE_LENGTHS'))
     except UserError as error:
         raise UserError(f'{label}: {error}') from error
 

@@ -87,7 +87,7 @@ def count(stage: Stage, row: Row, args: argparse.Namespace) -> Cost:
     macros = ('MODEL', 'TASK_FEATURE_LENGTHS', 'BATCH_SIZE', 'TRAIN_STEPS')
     try:
         model, lengths, batch_size, steps = loading.values(given, *macros)
-        counted = counts.count(model, lengths)
+        counted = counts.count_model(model, lengths)
     except UserError as error:
         raise UserError(f'{row.name}, {stage.name}: {error}') from error
     flops = counted.training_flops * batch_size * steps
