@@ -99,8 +99,8 @@ def show(args: argparse.Namespace) -> None:
         _print(verdict(memory, available))
         if available is not None and hardware.memory_share < 1:
             _print(
-                f'JAX takes {hardware.memory_share:.0%} of a GPU: {format_gibibytes(available)} of {hardware.memory:g} GiB; '
-                f'{GPU_SHARE}=0.95 before the command gives a run more'
+                f'JAX takes {hardware.memory_share:.0%} of a GPU: {format_gibibytes(available)} of '
+                f'{hardware.memory:g} GiB; {GPU_SHARE}=0.95 before the command gives a run more'
             )
         if available is not None and memory.total > available and args.memory:
             trials = memory_advice.search_changes(step, memory, available, recomputing_model, _measure, args.memory)
