@@ -58,7 +58,7 @@ def check_argument(function: Callable[..., Any], argument: str, value: Any, sett
 
     Checks only numbers, strings, booleans and None, and only if the annotation can be resolved.
     """
-    check(setting, value, annotation(function, argument))
+    check_value(setting, value, get_annotation(function, argument))
 
 
 def checked(function: Function) -> Function:
@@ -76,11 +76,11 @@ def checked(function: Function) -> Function:
 def check_fields(instance: Any, **names: str) -> None:
     """Checks all fields of a dataclass. Errors name a field by its entry in `names`, or by its name in upper case."""
     for field in dataclasses.fields(instance):
-        kind = annotation(type(instance), field.name)
-        check(names.get(field.name, field.name.upper()), getattr(instance, field.name), kind)
+        kind = get_annotation(type(instance), field.name)
+        check_value(names.get(field.name, field.name.upper()), getattr(instance, field.name), kind)
 
 
-def check(setting: str, value: Any, kind: Any) -> None:
+def check_value(setting: str, value: Any, kind: Any) -> None:
     """Raises UserError if a number, string, boolean or None does not match an annotation such as `Count | None`."""
     if not isinstance(value, _SCALARS) or kind is inspect.Parameter.empty:
         return
@@ -119,7 +119,7 @@ def split_annotation(kind: Any) -> tuple[Any, Range | None]:
     return (types.NoneType if kind is None else typing.get_origin(kind) or kind), None
 
 
-def whole_number(text: object, least: int = 0, most: int = 2**31 - 1) -> int | None:
+def parse_whole_number(text: object, least: int = 0, most: int = 2**31 - 1) -> int | None:
     """Parses a whole number in a range; returns None for any other value.
 
     `str.isdigit` accepts '²', which `int` rejects; C++ code needs 32-bit numbers.
@@ -129,7 +129,7 @@ def whole_number(text: object, least: int = 0, most: int = 2**31 - 1) -> int | N
     return int(str(text))
 
 
-def annotation(function: Callable[..., Any], argument: str) -> Any:
+def get_annotation(function: Callable[..., Any], argument: str) -> Any:
     """Returns the annotation of an argument; `Parameter.empty` without annotation.
 
     A string annotation (`from __future__ import annotations`) is resolved only if it consists of types of this module,

@@ -20,7 +20,7 @@ def read_config(folder: pathlib.Path) -> Mapping[str, Any]:
     return untrusted_files.read_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
 
 
-def added_tokens(folder: pathlib.Path) -> dict[str, int]:
+def read_added_tokens(folder: pathlib.Path) -> dict[str, int]:
     """Returns a dictionary from added token to id. Added tokens are matched before the rest of the text is tokenized.
 
     Raises UserError if a token strips the surrounding text or matches only whole words.

@@ -72,7 +72,7 @@ def test_a_model_with_an_invalid_setting_is_rejected(flag, allowed):
      ('1_000', None), ('abc', None), ('', None), ('1.5', None), (3, 3), (str(2**31 - 1), 2**31 - 1)],
 )  # fmt: skip
 def test_a_whole_number_is_ascii_and_has_32_bits(text, number):
-    assert ranges.whole_number(text) == number
+    assert ranges.parse_whole_number(text) == number
 
 
 def numeric_macros() -> dict[str, str]:
@@ -88,7 +88,7 @@ def numeric_macros() -> dict[str, str]:
             r'^(?:\w+/)*(\w+)\.(\w+)\.(\w+) = %([A-Z_0-9]+)$', text.text, re.M
         ):
             if line := text.imports.get(first):
-                kind = ranges.annotation(resolved.import_by_name('.'.join([*line.split()[1::2], rest])), argument)
+                kind = ranges.get_annotation(resolved.import_by_name('.'.join([*line.split()[1::2], rest])), argument)
                 if any(base in (int, float) for base, _ in map(ranges.split_annotation, ranges.union_members(kind))):
                     found[macro] = name
     return found

@@ -171,7 +171,7 @@ def _added_tokens(path):
 
     for name in (tokenizer_files.TOKENIZER, tokenizer_files.CONFIG, tokenizer_files.ADDED_TOKENS):
         with under_the_name(path, name):
-            tokenizer_files.added_tokens(path.parent)
+            tokenizer_files.read_added_tokens(path.parent)
 
 
 def _unigram(path):

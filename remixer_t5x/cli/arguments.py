@@ -178,7 +178,7 @@ def whole_number(minimum: int) -> Callable[[str], int]:
     """Returns an argparse type for integers that are at least `minimum`."""
 
     def convert(text: str) -> int:
-        number = ranges.whole_number(text, minimum)
+        number = ranges.parse_whole_number(text, minimum)
         if number is None:
             raise argparse.ArgumentTypeError(f'must be an integer of at least {minimum}, got {text!r}')
         return number

@@ -31,7 +31,7 @@ def parse_sizes(text: str) -> tuple[int, int, int]:
     sizes: dict[str, int] = {}
     for part in str(text).rstrip(', ').split(','):
         name, _, value = (word.strip() for word in part.partition('='))
-        size = ranges.whole_number(value, -1)
+        size = ranges.parse_whole_number(value, -1)
         if name not in MESH_AXES or name in sizes or size is None:
             raise UserError(
                 f'MESH must be sizes of {", ".join(MESH_AXES)}, each at most once, got {text!r}'

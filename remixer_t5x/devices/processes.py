@@ -86,7 +86,7 @@ def resolve_config(settings: ProcessFlags, environment: Mapping[str, str] = os.e
     if index >= count:
         raise UserError(f'{FLAGS["index"]} must be from 0 to {count - 1}, got {index}; {_ALL_FLAGS}')
     host, _, port = str(address).rpartition(':')
-    if not (host and ranges.whole_number(port, 1, 65535)):
+    if not (host and ranges.parse_whole_number(port, 1, 65535)):
         raise UserError(
             f'{FLAGS["address"]} must be the host of process 0 and a free port on it, got {address!r}; '
             f'type {FLAGS["address"]}=node1:8476'
@@ -95,7 +95,7 @@ def resolve_config(settings: ProcessFlags, environment: Mapping[str, str] = os.e
 
 
 def _parse_integer(name: str, value: Any, minimum: int) -> int:
-    number = ranges.whole_number(value, minimum)
+    number = ranges.parse_whole_number(value, minimum)
     if number is None:
         source = f'{FLAGS[name]} (or {VARIABLES[name]})' if name in FLAGS else f'--{name}'
         advice = _ALL_FLAGS if name in FLAGS else f'type seconds, as in --{name}=300'

@@ -48,8 +48,8 @@ class TaskEvaluation:
     shown: ranges.Whole = 0
 
     def __post_init__(self) -> None:
-        ranges.check('EVAL_EXAMPLES', self.examples, ranges.Count | None)
-        ranges.check('SHOWN_ANSWERS', self.shown, ranges.Whole)
+        ranges.check_value('EVAL_EXAMPLES', self.examples, ranges.Count | None)
+        ranges.check_value('SHOWN_ANSWERS', self.shown, ranges.Whole)
 
 
 @dataclasses.dataclass(frozen=True)

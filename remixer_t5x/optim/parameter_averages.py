@@ -32,7 +32,7 @@ def averaged(optimizer: Any, decay: float | None) -> Optimizer:
     optimizer = as_optimizer(optimizer)
     if decay is None:
         return optimizer
-    ranges.check('EMA_DECAY', decay, ranges.OpenShare | None)
+    ranges.check_value('EMA_DECAY', decay, ranges.OpenShare | None)
     if optimizer.evaluated is not None:
         raise UserError(
             f'EMA_DECAY must be None for an optimizer that already averages parameters, got {decay}; '

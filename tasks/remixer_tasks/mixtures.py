@@ -100,7 +100,7 @@ def multi_task(
         vocabulary: vocabulary of the other tasks; None uses that of `unsupervised`.
     """
     vocabulary = vocabulary or unsupervised.output_features['targets'].vocabulary
-    ranges.check('MAXIMUM_RATE', maximum, ranges.Positive)
+    ranges.check_value('MAXIMUM_RATE', maximum, ranges.Positive)
     rates = {task: min(rate, maximum) for task, rate in {**GLUE, **SUPER_GLUE, **SQUAD}.items()}
     return _build_mixture('mt_v001_mix', rates, vocabulary, data_dir, without, [(unsupervised, unsupervised_rate)])
 

@@ -188,8 +188,8 @@ def mixture(
     for task_name, rate in fixed_rates.items():
         if isinstance(rate, bool) or not isinstance(rate, int | float) or rate < 0:
             raise UserError(f'the rate of {task_name} in RATES must be a number of at least 0, got {rate!r}')
-    ranges.check('MIXING_TEMPERATURE', temperature, ranges.Positive)
-    ranges.check('MAXIMUM_RATE', maximum, ranges.Positive | None)
+    ranges.check_value('MIXING_TEMPERATURE', temperature, ranges.Positive)
+    ranges.check_value('MAXIMUM_RATE', maximum, ranges.Positive | None)
 
     def compute_rate(task: seqio.Task) -> float:
         if task.name in fixed_rates:

@@ -70,7 +70,7 @@ class RemixerLM(LM):
         super().__init__()
         if device not in (None, DEFAULT_DEVICE):
             raise UserError(f'--device must not be set, got {device}; JAX chooses the device: set JAX_PLATFORMS')
-        size = AUTO if str(batch_size).startswith('auto') else ranges.whole_number(batch_size)
+        size = AUTO if str(batch_size).startswith('auto') else ranges.parse_whole_number(batch_size)
         if size is None:
             raise UserError(
                 f'--batch_size must be a number of texts or auto, got {batch_size}; type --batch_size={AUTO}'

@@ -133,7 +133,7 @@ def plan(args: argparse.Namespace) -> Plan:
             if '=' not in file:
                 files.find_file(file, search_paths, included_by=f'--models has {name}: ')
     seeds = _split_names(args.seeds, '--seeds=0,1,2')
-    if wrong := [seed for seed in seeds if ranges.whole_number(seed) is None]:
+    if wrong := [seed for seed in seeds if ranges.parse_whole_number(seed) is None]:
         raise UserError(f'--seeds must be whole numbers, got {wrong[0]!r}; type --seeds=0,1,2')
     if not args.folder:
         raise UserError('compare needs a folder for its runs; type --folder=runs/compared')

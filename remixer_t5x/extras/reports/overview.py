@@ -45,7 +45,7 @@ def overview(run: Run) -> Overview:
     settings = run.settings()
     text = settings.get('TRAIN_STEPS', '')
     # Finetuning refers to TRAIN_STEPS_RELATIVE.
-    steps = ranges.whole_number(settings.get(text[1:], '') if text.startswith('%') else text)
+    steps = ranges.parse_whole_number(settings.get(text[1:], '') if text.startswith('%') else text)
     # The time of training steps excludes evaluations and interruptions.
     seconds, previous = 0.0, 0
     for logged_step, seconds_per_step in run.series(TRAIN, 'seconds_per_step'):

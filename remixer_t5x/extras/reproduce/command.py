@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f'--gin.{name} is set for each run; type --seeds or --folder instead')
     table = tables.load(args.table, args.scale)
     texts = arguments.split_names(args.seeds or _SEEDS[args.scale])
-    seeds = [number for text in texts if (number := ranges.whole_number(text)) is not None]
+    seeds = [number for text in texts if (number := ranges.parse_whole_number(text)) is not None]
     if len(set(seeds)) < len(texts):
         raise UserError(f'--seeds must be different whole numbers, got {args.seeds}; type --seeds=0,1,2')
     equal.import_on_cpu(args)

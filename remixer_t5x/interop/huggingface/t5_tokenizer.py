@@ -83,7 +83,9 @@ def _count_byte_sentinels(config: Mapping[str, Any], folder: pathlib.Path) -> in
     """
     names = config.get('extra_special_tokens') or config.get('additional_special_tokens') or []
     tokens = {name: index for index, name in enumerate(name for name in names if _SENTINEL.fullmatch(str(name)))}
-    tokens |= {name: i - 259 for name, i in tokenizer_files.added_tokens(folder).items() if _SENTINEL.fullmatch(name)}
+    tokens |= {
+        name: i - 259 for name, i in tokenizer_files.read_added_tokens(folder).items() if _SENTINEL.fullmatch(name)
+    }
     _check_added_tokens(set(names) - set(tokens), folder)
     if not tokens or tokens == {f'<extra_id_{index}>': index for index in range(len(tokens))}:
         return 0
@@ -94,7 +96,7 @@ def _count_piece_sentinels(config: Mapping[str, Any], folder: pathlib.Path, path
     """Returns the number of sentinels to add to a SentencePiece model; `path` is None if it is not in `folder`."""
     if path is not None:
         pieces = _read_pieces(path)
-        added = tokenizer_files.added_tokens(folder)
+        added = tokenizer_files.read_added_tokens(folder)
         sentinels = {name: index for name, index in added.items() if _SENTINEL.fullmatch(name)}
         _check_added_tokens(set(added) - set(sentinels) - set(pieces), folder)
         if any(_SENTINEL.fullmatch(piece.lstrip('▁')) for piece in pieces):

@@ -56,7 +56,7 @@ class Layout:
             )
         if self.txt_documents not in TXT_DOCUMENTS:
             raise UserError(f'TXT_DOCUMENTS must be one of {", ".join(TXT_DOCUMENTS)}, got {self.txt_documents!r}')
-        ranges.check('LONGEST_DOCUMENT', self.longest, ranges.Count)
+        ranges.check_value('LONGEST_DOCUMENT', self.longest, ranges.Count)
 
     def format_of(self, path: str) -> str:
         """Returns the format of this file.
@@ -169,7 +169,7 @@ def _read_jsonl(path: str, layout: Layout, malformed: Malformed) -> Documents:
 
 def _read_tsv(path: str, layout: Layout, malformed: Malformed) -> Documents:
     field: Any = layout.field
-    column = ranges.whole_number(field)
+    column = ranges.parse_whole_number(field)
     for number, line in row_files.lines(path, layout.longest, malformed):
         cells = line.split('\t')
         if column is None:

@@ -55,7 +55,7 @@ class StreamedCorpus:
         self, name: str, identity: str, open_split: Callable[[str], Shards], validation_fraction: float | None
     ):
         if validation_fraction is not None:
-            ranges.check('validation_fraction', validation_fraction, ranges.OpenShare)
+            ranges.check_value('validation_fraction', validation_fraction, ranges.OpenShare)
         self.name, self.identity = name, identity
         self._open_split, self._fraction = open_split, validation_fraction
         self._opened: dict[str, Shards] = {}

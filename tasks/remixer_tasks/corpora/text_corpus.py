@@ -80,7 +80,7 @@ class ParsedCorpus:
 
     def __post_init__(self):
         if self.read_validation is None:
-            ranges.check('validation_fraction', self.validation_fraction, ranges.OpenShare)
+            ranges.check_value('validation_fraction', self.validation_fraction, ranges.OpenShare)
 
     def source(self, order: int = 0) -> seqio.DataSource:
         # Imported here, because the module loads seqio.

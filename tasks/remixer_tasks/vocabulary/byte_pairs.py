@@ -103,7 +103,7 @@ class BytePairs(Vocabulary):
         tokenizer_files.check_settings(
             tokenizer_files.read_config(folder), _CONFIG, str(folder / tokenizer_files.CONFIG)
         )
-        added = tokenizer_files.added_tokens(folder)
+        added = tokenizer_files.read_added_tokens(folder)
         ids = list({**pieces, **added}.values())
         if sorted(map(str, ids)) != sorted(map(str, range(len(ids)))) or not 0 <= self.end_id < len(ids):
             raise UserError(f'the ids in {folder} are not the numbers from 0 to {len(ids) - 1}; download it again')

@@ -133,7 +133,7 @@ def read(path: str) -> Any:
             raise UserError(
                 f'{path} has {ours} {value}, but tokenizer_config.json has {theirs} {config[theirs]}; make them equal'
             )
-    for token, index in sorted(tokenizer_files.added_tokens(folder).items(), key=lambda item: item[1]):
+    for token, index in sorted(tokenizer_files.read_added_tokens(folder).items(), key=lambda item: item[1]):
         tokenizer.add_special_tokens([tokenizers.AddedToken(token, normalized=False)])
         if tokenizer.token_to_id(token) != index:
             raise UserError(
