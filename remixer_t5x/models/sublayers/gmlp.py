@@ -175,7 +175,7 @@ class SpatialMixing(nn.Module):
         """
         norm = LayerNorm(axis=axes.MLP, name='norm')
         if target_platform() == 'gpu' and not ctx.decode:
-            return self._in_one_matmul(norm, inputs, gated, added, ctx)
+            return self._mix_in_one_matmul(norm, inputs, gated, added, ctx)
         added = added.value() if isinstance(added, LazyProduct) else added
         activated = gelu(inputs)
         units = norm(activated)
@@ -193,7 +193,7 @@ class SpatialMixing(nn.Module):
             return mixed
         return (activated if gated is inputs else gelu(gated)) * mixed
 
-    def _in_one_matmul(
+    def _mix_in_one_matmul(
         self,
         norm: LayerNorm,
         inputs: jax.Array,

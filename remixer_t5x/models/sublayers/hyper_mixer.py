@@ -87,7 +87,7 @@ class SharedWeightVector(nn.Module):
         return jnp.broadcast_to(vector.astype(x.dtype), (*x.shape[:2], *vector.shape))
 
 
-class _TokenMixer(nn.Module):
+class _HyperMixerBase(nn.Module):
     """Base class of `HyperMixer` and `HyperMixerCross`, with their settings and projections.
 
     Attributes:
@@ -108,7 +108,7 @@ class _TokenMixer(nn.Module):
     length_scale: bool = False
     dropout_rate: ranges.Rate = 0.0
 
-    def _split(self, x: jax.Array) -> jax.Array:
+    def _split_heads(self, x: jax.Array) -> jax.Array:
         """Reshapes [batch, length, embed] to [batch, length, heads, embed / heads]."""
         for setting, width in (('EMBED_DIM', x.shape[-1]), ('hidden_dim', self.hidden_dim)):
             if width % self.num_heads:
@@ -118,12 +118,12 @@ class _TokenMixer(nn.Module):
                 )
         return x.reshape(*x.shape[:-1], self.num_heads, -1)
 
-    def _add_information(self, x: jax.Array, ctx: SequenceContext, name: str) -> jax.Array:
+    def _add_token_information(self, x: jax.Array, ctx: SequenceContext, name: str) -> jax.Array:
         if self.token_information is None:
             return x
         return x + self.token_information(name=name)(x.shape[-1], ctx).astype(x.dtype)
 
-    def _generate(self, x: jax.Array, name: str) -> jax.Array:
+    def _generate_weights(self, x: jax.Array, name: str) -> jax.Array:
         return self.weights(hidden_dim=self.hidden_dim, num_heads=self.num_heads, name=name)(x)
 
     def _drop_units(self, w_out: jax.Array, ctx: SequenceContext) -> jax.Array:
@@ -131,12 +131,12 @@ class _TokenMixer(nn.Module):
         units = w_out.reshape(*w_out.shape[:2], -1)
         return dropout(self.dropout_rate, units, deterministic=ctx.deterministic).reshape(w_out.shape)
 
-    def _join(self, mixed: jax.Array) -> jax.Array:
+    def _join_heads(self, mixed: jax.Array) -> jax.Array:
         y = mixed.reshape(*mixed.shape[:2], -1)
         return y if self.norm is None else self.norm(name='norm')(y)
 
 
-class HyperMixer(_TokenMixer):
+class HyperMixer(_HyperMixerBase):
     """HyperMixer for self-mixing, `Y = LayerNorm(W_2 gelu(W_1^T X))`, with W_1 and W_2 generated from X.
 
     Attributes:
@@ -149,16 +149,16 @@ class HyperMixer(_TokenMixer):
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         if not ctx.decode:
             x = _zero_padding(x, ctx)
-        value = self._split(x)
-        inputs = self._add_information(x, ctx, 'token_information')
-        w_in = self._generate(inputs, 'w_in')
-        w_out = self._drop_units(w_in if self.tied else self._generate(inputs, 'w_out'), ctx)
+        value = self._split_heads(x)
+        inputs = self._add_token_information(x, ctx, 'token_information')
+        w_in = self._generate_weights(inputs, 'w_in')
+        w_out = self._drop_units(w_in if self.tied else self._generate_weights(inputs, 'w_out'), ctx)
         if ctx.causal:
-            return self._join(self._mix_causally(w_in, value, w_out, ctx))
+            return self._join_heads(self._mix_causally(w_in, value, w_out, ctx))
         if self.length_scale:
             w_in = _scale_by_length(w_in, ctx)
         ids = ctx.segment_ids
-        return self._join(token_mlp.mix_through_hidden(w_in, value, w_out, ids, ids, packed=ctx.packed))
+        return self._join_heads(token_mlp.mix_through_hidden(w_in, value, w_out, ids, ids, packed=ctx.packed))
 
     def _mix_causally(self, w_in: jax.Array, value: jax.Array, w_out: jax.Array, ctx: SequenceContext) -> jax.Array:
         scale = 1.0 / (ctx.positions + 1.0) if self.length_scale else None
@@ -180,7 +180,7 @@ class HyperMixer(_TokenMixer):
         return jnp.where(ctx.prefix[..., None, None], both_ways, mixed)
 
 
-class HyperMixerCross(_TokenMixer):
+class HyperMixerCross(_HyperMixerBase):
     """HyperMixer instead of cross-attention, `Y = LayerNorm(W_2 gelu(W_1^T M))`.
 
     W_1 is generated from the encoder's output M, and W_2 from the decoder's features X. While decoding, the first call
@@ -191,26 +191,26 @@ class HyperMixerCross(_TokenMixer):
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         memory = require_memory(ctx, 'HyperMixerCross', 'HyperMixer')
         shape = x.shape
-        inputs = self._add_information(x, ctx, 'query_information')
+        inputs = self._add_token_information(x, ctx, 'query_information')
         if ctx.decode:
             inputs = cache.beams_as_queries(inputs, memory.hidden.shape[0])
-        w_out = self._drop_units(self._generate(inputs, 'w_out'), ctx)
+        w_out = self._drop_units(self._generate_weights(inputs, 'w_out'), ctx)
         if ctx.decode:
-            units = self.variable('cache', 'memory_units', self._memory_units, memory)
+            units = self.variable('cache', 'memory_units', self._compute_memory_units, memory)
             mixed = token_mlp.project_hidden_units(w_out, units.value)
         else:
             w_in, value = self._project_memory(memory)
             ids = memory.context.segment_ids
             mixed = token_mlp.mix_through_hidden(w_in, value, w_out, ids, ctx.segment_ids, packed=ctx.packed)
-        return self._join(mixed).reshape(shape)
+        return self._join_heads(mixed).reshape(shape)
 
     def _project_memory(self, memory: Memory) -> tuple[jax.Array, jax.Array]:
         """Returns W_1 and the values V of the memory, [batch, memory_length, heads, ...] each."""
         hidden = _zero_padding(memory.hidden, memory.context)
-        w_in = self._generate(self._add_information(hidden, memory.context, 'key_information'), 'w_in')
-        return _scale_by_length(w_in, memory.context) if self.length_scale else w_in, self._split(hidden)
+        w_in = self._generate_weights(self._add_token_information(hidden, memory.context, 'key_information'), 'w_in')
+        return _scale_by_length(w_in, memory.context) if self.length_scale else w_in, self._split_heads(hidden)
 
-    def _memory_units(self, memory: Memory) -> jax.Array:
+    def _compute_memory_units(self, memory: Memory) -> jax.Array:
         w_in, value = self._project_memory(memory)
         return token_mlp.compute_hidden_units(w_in, value, memory.context.is_token)
 

@@ -58,14 +58,14 @@ def linear_attention(query: jax.Array, key: jax.Array, value: jax.Array, ctx: Se
     key = jnp.where(ctx.is_token[..., None, None], key, 0)
     value = jnp.where(ctx.is_token[..., None, None], value, 0)
     if not (ctx.causal or ctx.packed):
-        return _divide(*_read(query, _sum_tokens(key, value, query.dtype)), value.dtype)
+        return _divide(*_apply_sums(query, _sum_tokens(key, value, query.dtype)), value.dtype)
     length = query.shape[1]
     ids = ctx.segment_ids if ctx.packed else jnp.ones_like(ctx.segment_ids)
     query, key, value, ids = (_split_chunks(array) for array in (query, key, value, ids))
-    mixed, total = _read_chunk(query, key, value, ids, ctx.causal)
+    mixed, total = _attend_within_chunks(query, key, value, ids, ctx.causal)
     directions = (False,) if ctx.causal else (False, True)
     for reverse in directions if query.shape[1] > 1 else ():
-        more_mixed, more_total = _read_other_chunks(query, key, value, ids, reverse)
+        more_mixed, more_total = _attend_across_chunks(query, key, value, ids, reverse)
         mixed, total = mixed + more_mixed, total + more_total
     out = _divide(mixed, total, value.dtype)
     return out.reshape(out.shape[0], -1, *out.shape[3:])[:, :length]
@@ -86,7 +86,7 @@ def _sum_tokens(key: jax.Array, value: jax.Array, dtype: jax.typing.DTypeLike = 
     return state, jnp.sum(key.astype(jnp.float32), axis=-3)
 
 
-def _read(query: jax.Array, sums: Sums) -> tuple[jax.Array, jax.Array]:
+def _apply_sums(query: jax.Array, sums: Sums) -> tuple[jax.Array, jax.Array]:
     """Returns numerators [..., tokens, heads, kv] and denominators [..., tokens, heads] of equation 5, float32."""
     state, total = (array.astype(query.dtype) for array in sums)
     # Cast afterwards, because XLA:CPU does not support preferred_element_type=float32 for this bfloat16 einsum.
@@ -102,7 +102,7 @@ def _split_chunks(array: jax.Array) -> jax.Array:
     return array.reshape(array.shape[0], -1, size, *array.shape[2:])
 
 
-def _read_chunk(query, key, value, ids, causal: bool) -> tuple[jax.Array, jax.Array]:
+def _attend_within_chunks(query, key, value, ids, causal: bool) -> tuple[jax.Array, jax.Array]:
     """Returns numerators and denominators for the pairs of tokens within each chunk."""
     is_visible = ids[..., :, None] == ids[..., None, :]
     if causal:
@@ -113,7 +113,7 @@ def _read_chunk(query, key, value, ids, causal: bool) -> tuple[jax.Array, jax.Ar
     return mixed, jnp.swapaxes(jnp.sum(weights, axis=-1), -1, -2)
 
 
-def _read_other_chunks(query, key, value, ids, reverse: bool) -> tuple[jax.Array, jax.Array]:
+def _attend_across_chunks(query, key, value, ids, reverse: bool) -> tuple[jax.Array, jax.Array]:
     """Returns numerators and denominators from all earlier chunks, or from all later chunks if `reverse`.
 
     Only the last example of a chunk (the first example if `reverse`) can extend into the next chunk, so the scan
@@ -126,7 +126,7 @@ def _read_other_chunks(query, key, value, ids, reverse: bool) -> tuple[jax.Array
     carried_id = jnp.roll(last, -1 if reverse else 1, axis=1)
     keep = (last == carried_id).astype(jnp.float32)
 
-    def add(carried: Sums, chunk) -> tuple[Sums, Sums]:
+    def accumulate(carried: Sums, chunk) -> tuple[Sums, Sums]:
         keep, (state, total) = chunk
         return (
             keep[:, None, None, None] * carried[0] + state,
@@ -135,13 +135,13 @@ def _read_other_chunks(query, key, value, ids, reverse: bool) -> tuple[jax.Array
 
     by_chunk = jax.tree.map(lambda array: jnp.moveaxis(array, 1, 0), (keep, sums))
     zeros = jax.tree.map(lambda array: jnp.zeros_like(array[:, 0]), sums)
-    _, carried = jax.lax.scan(add, zeros, by_chunk, reverse=reverse)
+    _, carried = jax.lax.scan(accumulate, zeros, by_chunk, reverse=reverse)
     carried = jax.tree.map(lambda array: jnp.moveaxis(array, 0, 1), carried)
     reads_carried = ids == carried_id[:, :, None]
-    return _read(jnp.where(reads_carried[..., None, None], query, 0), carried)
+    return _apply_sums(jnp.where(reads_carried[..., None, None], query, 0), carried)
 
 
-class _LinearHeads(nn.Module):
+class _LinearAttentionBase(nn.Module):
     """Base class with the settings and projections of linear self-attention and cross-attention.
 
     Attributes:
@@ -164,7 +164,7 @@ class _LinearHeads(nn.Module):
         return Dense(shape[-1], (axes.JOINED_KV, axes.EMBED), name='out')(mixed.reshape(*shape[:-1], width))
 
 
-class LinearAttention(_LinearHeads):
+class LinearAttention(_LinearAttentionBase):
     """Linear self-attention (equation 5); a token mixer for encoders and decoders.
 
     While decoding, the layer caches running sums, so memory and time per token do not depend on the length.
@@ -180,7 +180,7 @@ class LinearAttention(_LinearHeads):
             if ctx.step is not None:
                 for variable, added in zip(cached_sums, _sum_tokens(key, value), strict=True):
                     variable.value = variable.value + added
-                mixed = _divide(*_read(query, tuple(variable.value for variable in cached_sums)), value.dtype)
+                mixed = _divide(*_apply_sums(query, tuple(variable.value for variable in cached_sums)), value.dtype)
                 return self._project_out(mixed, x.shape)
         mixed = linear_attention(query, key, value, ctx)
         if ctx.prefix is not None:
@@ -204,7 +204,7 @@ class LinearAttention(_LinearHeads):
         )
 
 
-class LinearCrossAttention(_LinearHeads):
+class LinearCrossAttention(_LinearAttentionBase):
     """Linear cross-attention of decoder tokens to the encoder's output in `ctx.memory`.
 
     While decoding, the first call computes and caches the sums over the memory, which all beams share.
@@ -218,9 +218,9 @@ class LinearCrossAttention(_LinearHeads):
             x = cache.beams_as_queries(x, memory.hidden.shape[0])
         query = feature_map(self._project('query', x))
         if ctx.packed:
-            mixed = self._read_packed(query, memory, ctx)
+            mixed = self._attend_packed(query, memory, ctx)
         else:
-            mixed = _divide(*_read(query, self._memory_sums(memory, ctx)), query.dtype)
+            mixed = _divide(*_apply_sums(query, self._memory_sums(memory, ctx)), query.dtype)
         return self._project_out(mixed, shape)
 
     def _keys_and_values(self, memory: Memory, ctx: SequenceContext) -> tuple[jax.Array, jax.Array]:
@@ -241,7 +241,7 @@ class LinearCrossAttention(_LinearHeads):
             return sums
         return self.get_variable('cache', 'memory_state'), self.get_variable('cache', 'memory_total')
 
-    def _read_packed(self, query: jax.Array, memory: Memory, ctx: SequenceContext) -> jax.Array:
+    def _attend_packed(self, query: jax.Array, memory: Memory, ctx: SequenceContext) -> jax.Array:
         """Computes cross-attention for packed rows, one example at a time.
 
         Ones are appended to the values as an extra feature, which yields the denominator of equation 5.

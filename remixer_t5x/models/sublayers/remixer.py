@@ -212,7 +212,7 @@ class LearnedMixing(nn.Module):
         This equals a softmax over the tokens without padding, but needs no [batch, length, length] array.
         """
         is_token = ctx.is_token.astype(jnp.float32)
-        scale = _inverse(jnp.einsum('qk,bk->bq', weights, is_token))
+        scale = _safe_inverse(jnp.einsum('qk,bk->bq', weights, is_token))
         weights = self._drop_weights(weights, ctx)
         if target_platform() == 'gpu':
             # Repeat W for each row on GPUs: one matmul for the whole batch would transpose X' and S, which are larger.
@@ -230,7 +230,7 @@ class LearnedMixing(nn.Module):
         else:
             is_visible = ctx.segment_ids[:, :, None] == ctx.segment_ids[:, None, :]
         weights = jnp.where(is_visible, placed, 0).astype(jnp.float32)
-        weights = weights * _inverse(jnp.sum(weights, axis=-1, keepdims=True))
+        weights = weights * _safe_inverse(jnp.sum(weights, axis=-1, keepdims=True))
         weights = self._drop_weights(weights, ctx).astype(hidden.dtype)
         return jnp.einsum('bqk,bkf->bqf', weights, hidden)
 
@@ -247,7 +247,7 @@ class LearnedMixing(nn.Module):
         return nn.Dropout(self.dropout_rate, deterministic=False)(weights)
 
 
-def _inverse(total: jax.Array) -> jax.Array:
+def _safe_inverse(total: jax.Array) -> jax.Array:
     """Returns 1 / total, or 0 if total is 0, so that gradients of rows without tokens contain no NaN."""
     has_tokens = total > 0
     return jnp.where(has_tokens, 1.0 / jnp.where(has_tokens, total, 1.0), 0.0)

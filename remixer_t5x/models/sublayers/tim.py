@@ -91,7 +91,7 @@ def _stack_like(groups: Groups, mechanisms: Sequence[jax.Array]) -> Groups:
     return tuple(jnp.stack(list(itertools.islice(remaining, array.shape[0]))) for array in groups)
 
 
-class _MechanismHeads(nn.Module):
+class _MechanismAttention(nn.Module):
     """Base class of `TimAttention` and `TimCrossAttention`, with their settings and grouped projections.
 
     Attributes:
@@ -124,7 +124,7 @@ class _MechanismHeads(nn.Module):
         return GroupDense(width, _OUT_OF_HEADS, name='out')(tuple(mechanisms))
 
 
-class TimAttention(_MechanismHeads):
+class TimAttention(_MechanismAttention):
     """TIM's self-attention within each mechanism, with competition between mechanisms (steps 1 and 2).
 
     Attributes:
@@ -148,7 +148,7 @@ class TimAttention(_MechanismHeads):
         return join_groups(update)
 
 
-class TimCrossAttention(_MechanismHeads):
+class TimCrossAttention(_MechanismAttention):
     """TIM's cross-attention: each mechanism attends to the same mechanism of the encoder's output in `ctx.memory`.
 
     While decoding, the first call computes and caches the keys and values of the memory, which all beams share.
