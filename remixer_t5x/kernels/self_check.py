@@ -126,7 +126,7 @@ def run_check(check: Check, platform: str | None = None) -> Verdict:
     """
     path = _cache_path(check) if platform is None else None
     if path is None:
-        return _run_outside_trace(_measure, check, platform)
+        return _run_outside_trace(_run_comparison, check, platform)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Another process may be running the same check. The lock is released if that process crashes.
     with filelock.FileLock(path.with_suffix('.lock')):
@@ -134,7 +134,7 @@ def run_check(check: Check, platform: str | None = None) -> Verdict:
             return Verdict(**json.loads(path.read_text()))
         # Record the crash in advance; this file remains only if the process crashes.
         path.write_text(json.dumps({'error': f'crashed or hung in an earlier check; remove {path} to check again'}))
-        verdict = _run_outside_trace(_measure, check, platform)
+        verdict = _run_outside_trace(_run_comparison, check, platform)
         if verdict.error is None:
             path.write_text(json.dumps(verdict._asdict()))
         else:
@@ -143,7 +143,7 @@ def run_check(check: Check, platform: str | None = None) -> Verdict:
     return verdict
 
 
-def _measure(check: Check, platform: str | None) -> Verdict:
+def _run_comparison(check: Check, platform: str | None) -> Verdict:
     target = compile_target.compiling_for(platform, interpret=True) if platform else contextlib.nullcontext()
     try:
         with target:

@@ -275,7 +275,7 @@ def _copy_rows(leaves: list[jax.Array], parents: jax.Array) -> list[jax.Array]:
     is_moved = source != jnp.arange(batch * beams)
     rows = jnp.argsort(~is_moved, stable=True)
 
-    def copy(index: jax.Array, leaves: list[jax.Array]) -> list[jax.Array]:
+    def copy_row(index: jax.Array, leaves: list[jax.Array]) -> list[jax.Array]:
         row = rows[index]
         parent = source[row]
         return [
@@ -283,4 +283,4 @@ def _copy_rows(leaves: list[jax.Array], parents: jax.Array) -> list[jax.Array]:
             for leaf in leaves
         ]
 
-    return jax.lax.fori_loop(0, jnp.sum(is_moved), copy, leaves)
+    return jax.lax.fori_loop(0, jnp.sum(is_moved), copy_row, leaves)

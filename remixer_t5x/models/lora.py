@@ -56,12 +56,12 @@ class Lora:
         """
         layers: set[str] = set()
 
-        def record(call, args, kwargs, context):
+        def record_layer_name(call, args, kwargs, context):
             if isinstance(context.module, Dense | GroupDense) and context.module.path[0] in ('encoder', 'decoder'):
                 layers.add('/'.join(context.module.path))
             return call(*args, **kwargs)
 
-        with nn.intercept_methods(record):
+        with nn.intercept_methods(record_layer_name):
             params = traverse_util.flatten_dict(init_base(), sep='/')
         adapted_layers = [name for name in sorted(layers) if re.search(self.modules, name)]
         if not adapted_layers:

@@ -44,7 +44,7 @@ class MaskedLM(Model):
         )
 
         def compute_loss(hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> tuple[jax.Array, Sums]:
-            return self.loss_function(*self._output(params, hidden), targets, weights)
+            return self.loss_function(*self._output_projection(params, hidden), targets, weights)
 
         count = max(1, round(targets.shape[1] * self.predicted_share))
         if count >= targets.shape[1]:
@@ -84,7 +84,9 @@ class MaskedLM(Model):
         """
         hidden = jnp.take_along_axis(self._compute_hidden(params, batch), batch['places'][:, None, None], axis=1)
         targets = batch['tokens'][:, None]
-        return losses.score_and_match_rows(*self._output(params, hidden), targets, jnp.ones(targets.shape, jnp.float32))
+        return losses.score_and_match_rows(
+            *self._output_projection(params, hidden), targets, jnp.ones(targets.shape, jnp.float32)
+        )
 
     def _init_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
         return 'predict_tokens', select_arrays(batch, 'encoder_input_tokens', 'encoder_segment_ids')
@@ -92,7 +94,7 @@ class MaskedLM(Model):
     def _compute_hidden(self, params: Params, batch: Batch, rng: jax.Array | None = None) -> jax.Array:
         return self._apply('encode', params, **select_arrays(batch, *_INPUTS), rng=rng)
 
-    def _output(self, params: Params, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _output_projection(self, params: Params, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the input and the kernel of the output projection."""
         hidden = self.module.apply({'params': params}, hidden, method='output_hidden')
         kernel, bias = self.module.output_kernel(params), self.module.output_bias(params)

@@ -76,7 +76,7 @@ def make_train_step(
     def step_fn(state, batch):
         trained, frozen = trainables.split(state.params, trainable)
         grads, sums = accumulate_gradients(gradients, (trained, frozen), batch, state.step, microbatches)
-        normalizer = _target_tokens(sums) if is_mean else divisor
+        normalizer = _count_target_tokens(sums) if is_mean else divisor
         grads = jax.tree.map(lambda grad: grad / normalizer, grads)
         metrics, good = step_metrics(state.params, batch, sums, grads)
         usual_loss = state.usual_loss
@@ -116,7 +116,7 @@ def _build_gradient_fn(model: Model, seed: int | None) -> Callable:
     return compute_gradients
 
 
-def _target_tokens(sums: Metrics) -> jax.Array:
+def _count_target_tokens(sums: Metrics) -> jax.Array:
     """Returns the number of target tokens, but 1 for a batch without targets, to avoid a division by zero."""
     return jnp.where(sums['weights'] > 0, sums['weights'], 1.0)
 
@@ -148,7 +148,7 @@ def update_loss_ema(
     Returns the updated mean, whether the step is `good` and not a spike, and a dict with the metric `spike`, which is
     empty if `spike_factor` is None.
     """
-    loss, metrics = sums['loss'] / _target_tokens(sums), {}
+    loss, metrics = sums['loss'] / _count_target_tokens(sums), {}
     if spike_factor is not None:
         spike = good & (usual_loss > 0) & (loss > spike_factor * usual_loss)
         metrics['spike'] = spike.astype(jnp.float32)

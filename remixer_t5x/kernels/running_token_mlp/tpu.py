@@ -166,7 +166,7 @@ class _Plan:
 
 def _forward_kernel(activation, operands: _Operands, mixed_ref, w_in_rows, w_out_rows):
     @pl.when(pl.program_id(1) == 0)
-    def start():
+    def initialize_output():
         mixed_ref[...] = jnp.zeros_like(mixed_ref)
 
     def add_unit(unit, _):
@@ -202,7 +202,7 @@ def _backward_kernel(
     length = operands.value.shape[0]
 
     @pl.when(pl.program_id(1) == 0)
-    def start():
+    def initialize_value_gradient():
         value_gradient_ref[...] = jnp.zeros_like(value_gradient_ref)
 
     def add_unit(unit, _):

@@ -132,11 +132,11 @@ def _forward(operands: _Operands) -> jax.Array:
     return pl.pallas_call(
         functools.partial(_forward_kernel, plan),
         grid=plan.grid,
-        in_specs=[plan.specs(blocks)],
+        in_specs=[plan.block_specs(blocks)],
         out_specs=plan.current,
         out_shape=jax.ShapeDtypeStruct(operands.tokens.shape, operands.tokens.dtype),
-        scratch_shapes=[plan.scratch(_FLOAT32)],
-        cost_estimate=plan.cost(1, blocks, blocks.current),
+        scratch_shapes=[plan.hidden_scratch(_FLOAT32)],
+        cost_estimate=plan.estimate_cost(1, blocks, blocks.current),
         interpret=interprets_kernels(),
         name='window_mlp_forward',
     )(blocks)
@@ -150,17 +150,17 @@ def _backward(operands: _Operands, gradient: jax.Array) -> tuple[jax.Array, ...]
     before, current, weights, bias, out = pl.pallas_call(
         functools.partial(_backward_kernel, plan),
         grid=plan.grid,
-        in_specs=[plan.specs(blocks), plan.current],
+        in_specs=[plan.block_specs(blocks), plan.current],
         out_specs=(
             plan.current,
             plan.current,
-            plan.whole(blocks.weights.shape),
-            plan.whole(bias_shape),
+            plan.whole_array_spec(blocks.weights.shape),
+            plan.whole_array_spec(bias_shape),
             plan.out_gradient,
         ),
         out_shape=tuple(jax.ShapeDtypeStruct(shape, _FLOAT32) for shape in shapes),
-        scratch_shapes=[plan.scratch(_FLOAT32), plan.scratch(operands.tokens.dtype)],
-        cost_estimate=plan.cost(3, blocks, (blocks.current, blocks.current, blocks.current)),
+        scratch_shapes=[plan.hidden_scratch(_FLOAT32), plan.hidden_scratch(operands.tokens.dtype)],
+        cost_estimate=plan.estimate_cost(3, blocks, (blocks.current, blocks.current, blocks.current)),
         interpret=interprets_kernels(),
         name='window_mlp_backward',
     )(blocks, gradient)
@@ -190,20 +190,22 @@ class _Plan:
         self.before = pl.BlockSpec(block, lambda row, at, tile: (row, jnp.maximum(at - 1, 0), tile))
         self.out_gradient = pl.BlockSpec((None, self.hidden, self.tile), lambda row, at, tile: (row, 0, 0))
 
-    def whole(self, shape: tuple[int, int]) -> pl.BlockSpec:
+    def whole_array_spec(self, shape: tuple[int, int]) -> pl.BlockSpec:
         return pl.BlockSpec(shape, lambda row, at, tile: (0, 0))
 
-    def specs(self, blocks: _Blocks) -> _Blocks:
+    def block_specs(self, blocks: _Blocks) -> _Blocks:
         same_example = None
         if blocks.same_example is not None:
             same_example = pl.BlockSpec((None, BLOCK, 2 * BLOCK), lambda row, at, tile: (row, at, 0))
         scalars = pl.BlockSpec(memory_space=pltpu.SMEM)
-        return _Blocks(self.before, self.current, self.whole(blocks.weights.shape), same_example, scalars, scalars)
+        return _Blocks(
+            self.before, self.current, self.whole_array_spec(blocks.weights.shape), same_example, scalars, scalars
+        )
 
-    def scratch(self, dtype: Any) -> Any:
+    def hidden_scratch(self, dtype: Any) -> Any:
         return pltpu.VMEM((self.hidden * BLOCK, self.tile), dtype)
 
-    def cost(self, products: int, *arrays: Any) -> pl.CostEstimate:
+    def estimate_cost(self, products: int, *arrays: Any) -> pl.CostEstimate:
         units = self.batch * self.length * self.features * self.hidden
         moved = sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(arrays))
         return pl.CostEstimate(flops=products * 4 * BLOCK * units, transcendentals=units, bytes_accessed=moved)

@@ -59,7 +59,7 @@ class Layer(nn.Module):
         for name, factory in zip(_parameter_names(self.sublayers), self.sublayers, strict=True):
             yield name, factory(name=name)
 
-    def _update(self, sublayer: nn.Module, x: jax.Array, ctx: SequenceContext) -> jax.Array:
+    def _compute_update(self, sublayer: nn.Module, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         return dropout(self.dropout_rate, _call_sublayer(sublayer, x, ctx), deterministic=ctx.deterministic)
 
 
@@ -94,7 +94,7 @@ class PreNorm(NormedLayer):
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         for index, (name, sublayer) in enumerate(self._named_sublayers()):
             normed = self.norm(name=f'{name}_norm')(x) if index or self.first_norm else x
-            x = x + self._update(sublayer, normed, ctx)
+            x = x + self._compute_update(sublayer, normed, ctx)
         return x
 
 
@@ -104,7 +104,7 @@ class PostNorm(NormedLayer):
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         for name, sublayer in self._named_sublayers():
-            x = self.norm(name=f'{name}_norm')(x + self._update(sublayer, x, ctx))
+            x = self.norm(name=f'{name}_norm')(x + self._compute_update(sublayer, x, ctx))
         return x
 
 
@@ -128,7 +128,7 @@ class ReZero(Layer):
         for name, sublayer in self._named_sublayers():
             init = nn.with_logical_partitioning(nn.initializers.zeros, ())
             scale = self.param(f'{name}_scale', init, (), jnp.float32)
-            x = x + scale.astype(x.dtype) * self._update(sublayer, x, ctx)
+            x = x + scale.astype(x.dtype) * self._compute_update(sublayer, x, ctx)
         return x
 
 
@@ -138,7 +138,7 @@ class Parallel(NormedLayer):
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         normed = self.norm(name='norm')(x)
-        updates = [self._update(sublayer, normed, ctx) for _, sublayer in self._named_sublayers()]
+        updates = [self._compute_update(sublayer, normed, ctx) for _, sublayer in self._named_sublayers()]
         return x + sum(updates)
 
 
@@ -149,7 +149,7 @@ class Serialized(NormedLayer):
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         stream = x
         for name, sublayer in self._named_sublayers():
-            update = self._update(sublayer, self.norm(name=f'{name}_norm')(stream), ctx)
+            update = self._compute_update(sublayer, self.norm(name=f'{name}_norm')(stream), ctx)
             stream = x + update
         return stream
 
