@@ -36,7 +36,7 @@ OPENED = {
     'remixer_t5x/data/token_alignment.py::span_arrays': 'targets that a task has written',
     'tasks/remixer_tasks/benchmarks/text_metrics.py::span_answers': 'targets that a task has written',
     'tasks/remixer_tasks/vocabulary/huggingface_tokenizer.py::load': 'the output of our child process',
-    'tasks/remixer_tasks/vocabulary/huggingface_tokenizer.py::token_bytes': 'what the tokenizer prints of itself',
+    'tasks/remixer_tasks/vocabulary/huggingface_tokenizer.py::token_texts': 'what the tokenizer prints of itself',
     'remixer_t5x/data/pipeline.py::require_cache': TRUSTED,
     'remixer_t5x/data/stream.py::capture': OWN,
     'remixer_t5x/devices/collectives.py::_poll': PEER,

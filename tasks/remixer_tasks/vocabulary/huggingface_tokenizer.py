@@ -17,11 +17,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.errors import UserError, import_optional
+from remixer_tasks.vocabulary.byte_pairs import byte_letters
 
 # Accepted types of each component of the file.
 ALLOWED = {
@@ -130,18 +129,20 @@ class HuggingFaceTokenizer(Vocabulary):
         """Pieces without text."""
         return tuple(self._special.values())
 
-    @property
-    def token_bytes(self) -> np.ndarray:
-        """The number of text bytes of each id, [ids] int32."""
-        byte_level = 'ByteLevel' in str(json.loads(self._tokenizer.to_str()).get('decoder'))
-        counts = [
-            0 if index in self.special_ids
-            else len(piece) if byte_level
-            else 1 if re.fullmatch(r'<0x[0-9A-F]{2}>', piece)
-            else len(piece.removeprefix('##').replace('\u2581', ' ').encode())
-            for index, piece in enumerate(self.words)
-        ]  # fmt: skip
-        return np.asarray(counts, np.int32)
+    @functools.cached_property
+    def token_texts(self) -> list[bytes]:
+        """The text of each id as bytes; empty for special tokens."""
+        if 'ByteLevel' in str(json.loads(self._tokenizer.to_str()).get('decoder')):
+            byte_of_letter = {letter: bytes([byte]) for byte, letter in enumerate(byte_letters())}
+            texts = [b''.join(byte_of_letter.get(letter, letter.encode()) for letter in piece) for piece in self.words]
+        else:
+            texts = [
+                bytes([int(piece[3:5], 16)])
+                if re.fullmatch(r'<0x[0-9A-F]{2}>', piece)
+                else piece.removeprefix('##').replace('\u2581', ' ').encode()
+                for piece in self.words
+            ]
+        return [b'' if index in self.special_ids else text for index, text in enumerate(texts)]
 
     @property
     def vocab_size(self) -> int:
