@@ -119,8 +119,8 @@ def check_gin(shared: shared_folder.SharedModel, advice: str) -> None:
     file = shared.folder / shared_folder.GIN
     if foreign := foreign_gin.first_foreign(shared.gin_text(), str(file)):
         raise UserError(
-            f'{file} names {one_line(foreign):.200}, which is not part of the models of this package, and gin runs '
-            f'code; read the file, and if you trust it, type {advice}'
+            f'{file} refers to {one_line(foreign):.200}, which is not part of the models of this package, and gin can '
+            f'run code; read the file, and if you trust it, type {advice}'
         )
 
 
@@ -204,7 +204,7 @@ def _trained_model(
 def _load_shared(shared: shared_folder.SharedModel, partitioner: Partitioner, trust_gin: bool) -> TrainedModel:
     folder = shared.folder
     arrays, _, record = shared.params()
-    # Without trust, a file in `code` with the name of a module that is not loaded yet must not be imported.
+    # Without `trust_gin`, the modules in `code` must not be importable.
     with shared.importable_code() if trust_gin else contextlib.nullcontext():
         model, vocabulary, run_lengths = _read_gin_text(
             shared.gin_text(), task_vocabulary.saved_vocabulary_flags(folder)

@@ -171,7 +171,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    # Commands are indented by two columns more than COMMAND is.
+    # argparse indents the names of commands by two more columns than the heading COMMAND.
     width = max(len(command.name) for command in COMMANDS) + 2
     options: dict[str, Any] = {'formatter_class': argparse.RawDescriptionHelpFormatter, 'allow_abbrev': False}
     parser = _Parser(

@@ -58,7 +58,7 @@ def _pairs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     templates = Template(args.inputs, '--inputs'), Template(args.targets, '--targets')
     numbered = all(name.isdecimal() for template in templates for name in template.columns)
     path = os.path.expanduser(args.pairs)
-    # Skipping a row would shift the numbers of all rows after it.
+    # Malformed rows raise an error, because skipping a row would change the numbers of all later rows.
     for number, row in row_files.read(path, row_files.RowLayout(numbered=numbered), Malformed(strict=True)):
         for template in templates:
             if not set(template.columns) <= row.keys():

@@ -27,7 +27,7 @@ from remixer_t5x.errors import UserError, nearest, one_line
 # Default values, loaded first, of macros that models read but that data, hardware or run files set.
 DEFAULTS = 'defaults.gin'
 TASK, MODULE = 'MIXTURE_OR_TASK_NAME', 'MIXTURE_OR_TASK_MODULE'
-# Macros that contain paths. HF_DATASET is a path only if it exists on this machine.
+# Macros that contain paths. HF_DATASET is only treated as a path if the path exists.
 _PATHS = (
     *('MODEL_DIR', 'INITIAL_CHECKPOINT_PATH', 'CHECKPOINT_PATH', 'VOCABULARY_PATH', 'CACHE_DIR', 'DATA_DIR'),
     *('FILES', 'VALIDATION_FILES', 'PAIRS', 'VALIDATION_PAIRS', 'EVAL_PAIRS', 'SUBMISSION_DIR', 'HF_DATASET'),

@@ -19,7 +19,7 @@ DYNAMIC = 'from __gin__ import dynamic_registration'
 
 
 def parse(text: GinText, before: Sequence[GinText]) -> None:
-    """Parses a text with gin. Raises UserError, on one line, for an error of gin.
+    """Parses a gin text. Raises a one-line UserError if gin reports an error.
 
     A text without dynamic registration may use the imports of earlier files; a flag may use any module.
     """

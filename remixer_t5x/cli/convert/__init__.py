@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Runs the conversion, compares the output with the input, and prints the paths of both."""
     source, target = direction(args)
-    # These files do not describe their model, so the user's gin files must.
+    # These conversions require gin files from the user, because their inputs do not configure the model.
     if {'from_t5x', 'to_hf', 'to_t5x'} & {source, target}:
         model, vocabulary = arguments.load_values(args, 'MODEL', 'VOCABULARY')
         from remixer_t5x.cli.convert import conversions, huggingface

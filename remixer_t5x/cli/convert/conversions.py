@@ -64,7 +64,7 @@ def restore(args: argparse.Namespace, model: Model, vocabulary: Any) -> Any:
 
 
 def check_equal(before: Any, after: Any, place: str | os.PathLike[str]) -> None:
-    """Compares two trees of parameters bit by bit. Raises UserError if they differ."""
+    """Raises UserError unless two parameter trees are bit-identical."""
     check_no_difference(safetensors_files.first_difference(before, after), place)
     print_line('check', 'every parameter, read back, is what was read, bit by bit')
 

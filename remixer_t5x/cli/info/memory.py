@@ -115,7 +115,7 @@ def _measure(step: Step) -> StepMemory:
 
 def _try_changes(trials: Iterator[memory_advice.Trial], available: int) -> None:
     _print('changes, each on top of those before it, compiled in turn:')
-    # Keyed by flag, so that a later value replaces an earlier one.
+    # A dict keyed by flag, so later values replace earlier values.
     useful: dict[str, str] = {}
     fits = False
     for trial in trials:
