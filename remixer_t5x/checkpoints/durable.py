@@ -4,8 +4,9 @@ On a local disk, a checkpoint is committed in this order: all files are written;
 and SHA-256 of each file; all files and folders are synced; the folder is renamed to its step number; the parent folder
 is synced. If a folder with a step number exists after a power loss, all its bytes are on the disk.
 
-A bucket has no atomic rename. Therefore, all objects are written under the step number; `files.json` lists the size of
-each object and the CRC32C computed by the bucket; and Orbax's marker, which is written last, commits the checkpoint.
+Buckets do not support atomic renames. Therefore, all objects are written under the step number; `files.json` lists the
+size of each object and the CRC32C computed by the bucket; and Orbax's marker, which is written last, commits the
+checkpoint.
 """
 
 import contextlib
