@@ -58,7 +58,7 @@ class Counts:
 
 
 def count_model(model: Model, feature_lengths: Mapping[str, int] | None) -> Counts:
-    """Counts a model at given lengths.
+    """Counts the parameters and FLOPs of a model.
 
     Args:
         model: any model; the model is initialized and its loss is traced.
