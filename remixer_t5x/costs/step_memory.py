@@ -29,8 +29,8 @@ _COMPILER_OPTIONS = {
 class Step:
     """A training step to compile: the arguments of `train_step.make_train_step` and `train_state.plan`.
 
-    `batch` has the shapes of a global batch. The step is compiled for the partitioner's devices, with the XLA options
-    of their platform.
+    `batch` contains the shapes and dtypes of a global batch. The step is compiled for the partitioner's devices, with
+    the XLA options of their platform.
     """
 
     model: Any
