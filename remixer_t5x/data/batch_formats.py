@@ -211,7 +211,7 @@ def input_array_name(model_type: str) -> str:
 
 
 def token_lengths(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """Returns the row lengths of the encoder and of the decoder, if the model has them."""
+    """Returns the row lengths of the encoder and of the decoder, omitting parts that the model lacks."""
     return tuple(
         shapes[f'{side}_input_tokens'][1] for side in ('encoder', 'decoder') if f'{side}_input_tokens' in shapes
     )
