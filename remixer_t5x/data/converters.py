@@ -1,6 +1,6 @@
 """Converts task features to the arrays of a batch, for each format in `batch_formats`.
 
-Other modules import this one inside functions, because it imports seqio for a base class.
+Other modules must import this module inside functions, because it imports seqio.
 """
 
 from __future__ import annotations
