@@ -1,4 +1,4 @@
-"""Fingerprints the data of a task or mixture, so that a resumed run detects changed data and names the changed file.
+"""Fingerprints the data of a task or mixture, so that a resumed run detects changed data and reports the changed file.
 
 A fingerprint is computed from the file names relative to their common folder, the sizes, and the first and last bytes
 of each file, so moving or copying the folder does not change it. Changes in the middle of a large file are not detected
@@ -18,10 +18,10 @@ from remixer_t5x.errors import UserError, reason
 from remixer_t5x.lazy import seqio, tf
 
 # The fingerprint of one task: 'source' (its class), 'files' (their number, or None for a source without files), 'hash'
-# of all files, and, for at most MAX_HASHED_FILES files, 'each': the mark of each file by name.
+# of all files, and, for at most MAX_HASHED_FILES files, 'each': the size and hash of each file by name.
 Record = dict[str, Any]
 
-# A fingerprint of more files consists of names and sizes only, and its differences do not name a file.
+# Fingerprints of more files contain only names and sizes, so differences cannot be attributed to a file.
 MAX_HASHED_FILES = 64
 # Files of at most WHOLE_BYTES are hashed completely; of larger files, only the first and last END_BYTES.
 WHOLE_BYTES = 1 << 20
