@@ -74,7 +74,7 @@ class DatasetConfig:
 
 
 def get_provider(config: DatasetConfig) -> seqio.Task | seqio.Mixture:
-    """Returns the task or mixture of `config`. Raises UserError if its name, split or a feature does not exist."""
+    """Returns the task or mixture of `config`. Raises UserError if the task name, split or a feature does not exist."""
     task = get_task(config.mixture_or_task_name)
     splits = sorted(task.splits) if task.splits else []
     if splits and config.split not in splits:
