@@ -50,8 +50,8 @@ def broadcast(value: Any) -> Any:
 def check_same(values: Mapping[str, Any]) -> None:
     """Raises UserError on every process if any JSON value of `values` differs between processes.
 
-    The error names the first difference, in the order of `values`. All processes must call this function in the same
-    order, before any work that assumes equal values.
+    The error message describes the first difference in the order of `values`. All processes must call this function in
+    the same order, before any work that assumes equal values.
     """
     if not is_distributed():
         return
