@@ -1,7 +1,7 @@
 """Describes hardware for compiling programs without the device.
 
-The TPU compiler requires `libtpu`, and the GPU compiler JAX's CUDA plugin; neither requires the device. Without them,
-programs are compiled for virtual CPU devices, over which XLA partitions them in the same way.
+The TPU compiler requires `libtpu`, and the GPU compiler JAX's CUDA plugin; neither requires the device. Without these
+packages, programs are compiled for virtual CPU devices, for which XLA partitions programs in the same way.
 """
 
 import contextlib
