@@ -23,7 +23,7 @@ from remixer_t5x.errors import UserError
 
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 
-# A name without a rule is replicated. In activations, the rows of a batch already use `fsdp`, so `activation_embed`
+# Axes without a rule are replicated. In activations, the rows of a batch already use `fsdp`, so `activation_embed`
 # differs from `embed`.
 DEFAULT_RULES: Rules = (
     ('batch', ('data', 'fsdp')),
@@ -165,8 +165,8 @@ class Partitioner:
     def param_shardings(self, boxed_params: Any) -> Any:
         """Returns a tree of NamedSharding for the unboxed parameters.
 
-        `boxed_params` has arrays or ShapeDtypeStructs in flax's `Partitioned` boxes. Unboxed leaves and axes that are
-        not divisible by their mesh axes are replicated; `sharding_table` lists these axes.
+        `boxed_params` contains arrays or ShapeDtypeStructs in flax's `Partitioned` boxes. Unboxed leaves and axes that
+        are not divisible by their mesh axes are replicated; `sharding_table` lists these axes.
         """
         return jax.tree.map(
             lambda leaf: NamedSharding(self.mesh, self._partition_spec(leaf)[0]), boxed_params, is_leaf=is_boxed
