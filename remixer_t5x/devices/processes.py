@@ -137,7 +137,7 @@ def _wrap_cluster_errors(cluster: Any) -> Iterator[None]:
 def _local_devices(cluster: Any, environment: Mapping[str, str]) -> tuple[int, ...] | None:
     """Returns the GPU of the local rank if the machine runs several processes, or None for all devices.
 
-    JAX assigns one GPU in both cases, so a single process on a machine with eight GPUs would use one of them.
+    JAX always assigns one GPU, so a single process on a machine with eight GPUs would use only one GPU.
     """
     local = cluster.get_local_process_id()
     # Slurm formats the processes per machine as '4', '4(x2)' or '4,3'.
