@@ -26,7 +26,7 @@ EvalStep = Callable[[Any, Any], Mapping[str, jax.Array]]
 class Evaluation:
     """A held-out evaluation on at most `steps` batches of `dataset`; None uses all batches.
 
-    `name` is the `kind` of its records.
+    `name` is the `kind` of the evaluation's records in metrics.jsonl.
     """
 
     dataset: pipeline.DatasetConfig
