@@ -27,7 +27,7 @@ class Results:
         self.folder = model_dir.absolute_path(folder)
         with object_store.wrap_write_errors(self.folder):
             (self.folder / PREDICTIONS).mkdir(parents=True, exist_ok=True)
-        # Importing tensorboardX takes half a second.
+        # Import lazily, because importing tensorboardX takes half a second.
         from remixer_t5x.run_folder import tensorboard
 
         self._tensorboard = tensorboard.TensorBoardWriter(self.folder / model_dir.TENSORBOARD, 0)
