@@ -44,21 +44,21 @@ class _Library:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        value = getattr(_load(self._name), attribute)
+        value = getattr(_load_library(self._name), attribute)
         # Cache the attribute, because parsing a file accesses attributes a million times.
         setattr(self, attribute, value)
         return value
 
 
-def _load(name: str) -> Any:
-    _tensorflow()
+def _load_library(name: str) -> Any:
+    _import_tensorflow()
     if name not in sys.modules:
         with without_stderr(), _pause_garbage_collection(), _delay_imports(_RARELY_USED):
-            _import(name)
+            _import_library(name)
     return sys.modules[name]
 
 
-def _import(name: str) -> Any:
+def _import_library(name: str) -> Any:
     """Imports a library of the extra `train`. Raises UserError if the library is not installed."""
     check_installed(name)
     return importlib.import_module(name)
@@ -79,12 +79,12 @@ def file_errors() -> tuple[type[BaseException], ...]:
 
 
 @functools.cache
-def _tensorflow() -> Any:
+def _import_tensorflow() -> Any:
     """Imports TensorFlow and hides accelerators from it, even if TensorFlow has already been imported."""
     if not verbose:
         set_environment()
     with without_stderr(), _pause_garbage_collection(), _block_imports(_NOT_NEEDED):
-        tensorflow = _import('tensorflow')
+        tensorflow = _import_library('tensorflow')
         # Hide accelerators, because TensorFlow would allocate all GPU memory at its first operation.
         for kind in ('GPU', 'TPU'):
             try:

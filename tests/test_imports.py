@@ -137,7 +137,7 @@ def test_an_import_is_not_interrupted_by_garbage_collection(collects, monkeypatc
     (gc.enable if collects else gc.disable)()
     try:
         with pytest.raises(KeyError, match='imported_late'):
-            lazy._load('imported_late')
+            lazy._load_library('imported_late')
         assert while_importing == [False] and gc.isenabled() == collects
     finally:
         (gc.enable if before else gc.disable)()
