@@ -71,7 +71,7 @@ _TEXT_CONVERTERS: dict[str, Callable[..., dict[str, np.ndarray]]] = {
 }
 
 
-def convert(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -> tf.data.Dataset:
+def convert_examples(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -> tf.data.Dataset:
     """Converts examples of the task or mixture `source` to rows of the arrays that `pipeline.abstract_batch` lists."""
     model_type, lengths = config.model_type, config.task_feature_lengths
     if model_type == batch_formats.CLASSIFIER:
@@ -98,7 +98,7 @@ def _classification_arrays(config: DatasetConfig, dataset: tf.data.Dataset, sour
     has_texts = getattr(dataset.element_spec.get('targets_pretokenized'), 'dtype', None) == tf.string
     label_texts = [label if has_texts else vocabulary.decode(vocabulary.encode(label)) for label in labels or ()]
 
-    def arrays(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    def compute_arrays(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         inputs, targets = (tf.cast(example[key], tf.int32) for key in ('inputs', 'targets'))
         inputs = inputs[:length]
         text = example['targets_pretokenized'] if has_texts else vocabulary.decode_tf(targets)
@@ -109,7 +109,7 @@ def _classification_arrays(config: DatasetConfig, dataset: tf.data.Dataset, sour
             'label_weights': tf.ones([], tf.float32),
         }
 
-    return dataset.map(arrays, num_parallel_calls=tf.data.AUTOTUNE)
+    return dataset.map(compute_arrays, num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def _text_arrays(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -> tf.data.Dataset:
@@ -135,7 +135,7 @@ def _text_arrays(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -
             ) from error
         return [arrays[name] for name in shapes]
 
-    def arrays(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    def compute_arrays(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         texts = [example[f'{feature}_pretokenized'] for feature in ('inputs', 'targets')]
         # TensorFlow cannot save the position of a pipeline that contains a stateful Python call.
         dtypes = [tf.as_dtype(array.dtype) for array in shapes.values()]
@@ -145,7 +145,7 @@ def _text_arrays(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -
             for row, (name, array) in zip(rows, shapes.items(), strict=True)
         }
 
-    converted = dataset.map(arrays, num_parallel_calls=tf.data.AUTOTUNE)
+    converted = dataset.map(compute_arrays, num_parallel_calls=tf.data.AUTOTUNE)
     return converted.unbatch() if has_windows else converted
 
 

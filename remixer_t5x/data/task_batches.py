@@ -57,7 +57,7 @@ def _open_examples(
             num_epochs=epochs,
             try_in_mem_cache=False,
         )
-        return converters.convert(config, dataset, task)
+        return converters.convert_examples(config, dataset, task)
 
     # Sources with the attribute `repeats` repeat their examples themselves. seqio would repeat each stream separately,
     # so epochs would not be exact for streams of unequal length.

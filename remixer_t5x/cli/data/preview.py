@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
     config = pipeline.DatasetConfig(mixture, lengths, batch_size=1, split=args.split, pack=pack, model_type=model_type)
     task = pipeline.get_provider(config)
     dataset = task.get_dataset(dict(lengths), split=args.split, shuffle=True, seed=_SEED, num_epochs=1)
-    dataset = converters.convert(config, dataset, task)
+    dataset = converters.convert_examples(config, dataset, task)
     rows = list(itertools.islice(tf_data.numpy_iterator(dataset), max(MEASURED_ROWS, args.num_examples)))
     if not rows:
         raise UserError(f'{task.name} has no examples in split {args.split!r}; choose another with --split')
