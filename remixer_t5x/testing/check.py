@@ -37,7 +37,7 @@ CHECKS: dict[str, Callable[..., None]] = {
 DECODER_CHECKS = ('causality', 'prefix', 'decode', 'prompt', 'beams')
 
 
-class Row(NamedTuple):
+class CheckResult(NamedTuple):
     """A check result: `passed`, `FAILED`, `refused` (the sublayer raised UserError) or `skipped`, with the reason."""
 
     check: str
@@ -51,7 +51,7 @@ class Report:
     """The results of all checks, which `str(report)` formats as a table."""
 
     name: str
-    rows: tuple[Row, ...]
+    rows: tuple[CheckResult, ...]
 
     def __str__(self) -> str:
         lines = [f'{self.name}: {len(self.rows)} checks']
@@ -103,7 +103,7 @@ def check_sublayer(
         fields = {field.name: getattr(sublayer, field.name) for field in dataclasses.fields(sublayer) if field.init}
         kind: Any = type(sublayer)
         factory = functools.partial(kind, **{k: v for k, v in fields.items() if k not in ('name', 'parent')})
-    rows: list[Row] = []
+    rows: list[CheckResult] = []
     for side in sides:
         fixture = SublayerFixture((factory, *companions), side, layout, norm, position_bias, embed=embed_dim)
         rows += _check_side(fixture, without)
@@ -157,20 +157,20 @@ def _check_causality_and_padding(name: str, fixture: SublayerFixture) -> str:
     return 'no token reads a later one or padding' if fixture.is_decoder else 'no token reads padding'
 
 
-def _check_side(fixture: SublayerFixture, without: Sequence[str]) -> list[Row]:
+def _check_side(fixture: SublayerFixture, without: Sequence[str]) -> list[CheckResult]:
     ctx, side = fixture.context([[LENGTH]] * ROWS), fixture.side
     try:
         jax.eval_shape(fixture.stack().init, jax.random.key(0), fixture.features(0), ctx)
     except UserError as error:
-        return [Row('all', side, REFUSED, one_line(str(error)))]
+        return [CheckResult('all', side, REFUSED, one_line(str(error)))]
     rows = []
     for name, check in CHECKS.items():
         if name in DECODER_CHECKS and not fixture.is_decoder:
             continue
         if name in without:
-            rows.append(Row(name, side, SKIPPED))
+            rows.append(CheckResult(name, side, SKIPPED))
         elif name != 'beams' or _reads_memory(fixture):
-            rows.append(Row(name, side, *_run_check(check, fixture)))
+            rows.append(CheckResult(name, side, *_run_check(check, fixture)))
             if rows[-1].result == FAILED and name == 'dropout' and 'requires a key' in rows[-1].reason:
                 # Skip the remaining checks, which evaluate the sublayer without a key.
                 break

@@ -52,7 +52,7 @@ def require_equal(actual: Any, expected: Any, actual_name: str, expected_name: s
     require(error < TOLERANCE, f'{actual_name} differs by {error:.1%} from {expected_name}')
 
 
-def forbid(pairs: np.ndarray, message: str) -> None:
+def require_none(pairs: np.ndarray, message: str) -> None:
     """Raises ContractViolation if any entry of `pairs` [output, input] is True. Formats `message` with its indices."""
     if np.any(pairs):
         raise ContractViolation(message.format(*np.argwhere(pairs)[0]))
@@ -77,7 +77,7 @@ def check_padding(fixture: SublayerFixture) -> None:
         require_equal(long[row, :n], short[row, :n], long_name, f'that with {SHORT - n} positions')
     influence = fixture.influence([SHORT])
     influence[:, :SHORT] = influence[SHORT:] = 0
-    forbid(influence, 'token {} reads padding at position {}')
+    require_none(influence, 'token {} reads padding at position {}')
 
 
 def check_packing(fixture: SublayerFixture) -> None:
@@ -105,7 +105,7 @@ def check_packing(fixture: SublayerFixture) -> None:
             require_equal(tokens, separate[row, :count], packed_name, 'its output in a separate row')
     if fixture.is_decoder:
         leaks = fixture.influence([5, 4])[:5, 5:9]
-        forbid(leaks, 'token {} of one example reads token {} of another example in the same row')
+        require_none(leaks, 'token {} of one example reads token {} of another example in the same row')
 
 
 def _move_to_front(x: np.ndarray, starts: np.ndarray) -> np.ndarray:
@@ -122,15 +122,15 @@ def check_causality(fixture: SublayerFixture, segments: tuple[int, ...] = (LENGT
     ids, _ = layout_rows([segments], LENGTH)
     are_tokens = (ids.T > 0) & (ids > 0)
     may_read = are_tokens & (ids == ids.T) & np.tri(LENGTH, dtype=bool)
-    forbid(
+    require_none(
         (influence != 0) & ~may_read & are_tokens, f'token {{}} reads token {{}} of a row of {list(segments)} tokens'
     )
     unread = (influence == 0) & are_tokens & np.eye(LENGTH, dtype=bool)
-    forbid(unread, 'the output at token {} does not depend on that token')
+    require_none(unread, 'the output at token {} does not depend on that token')
     if fixture.reach is not None:
         within_reach = may_read & ~np.tri(LENGTH, k=-fixture.reach, dtype=bool)
         message = f'token {{}} and token {{}}: reach must be {fixture.reach}'
-        forbid(((influence > 0) != within_reach) & are_tokens, message)
+        require_none(((influence > 0) != within_reach) & are_tokens, message)
 
 
 def check_prefix(fixture: SublayerFixture) -> None:
@@ -143,11 +143,11 @@ def check_prefix(fixture: SublayerFixture) -> None:
         same_example = (ids[0][:, None] == ids[0][None, :]) & is_token[:, None]
         may_read = same_example & (np.tri(LENGTH, dtype=bool) | in_prefix[None, :])
         row = f'of a row of {list(segments)} tokens with prefixes of {list(prefixes)}'
-        forbid((influence != 0) & ~may_read & is_token[:, None], f'token {{}} reads token {{}} {row}')
+        require_none((influence != 0) & ~may_read & is_token[:, None], f'token {{}} reads token {{}} {row}')
         if np.any(influence[~np.eye(LENGTH, dtype=bool)]):
             unread = same_example & in_prefix[:, None] & in_prefix[None, :] & (influence == 0)
             advice = 'read ctx.prefix, or call checks.refuse_prefix'
-            forbid(unread, f'token {{}} does not read token {{}} {row}; {advice}')
+            require_none(unread, f'token {{}} does not read token {{}} {row}; {advice}')
 
 
 def check_prompt(fixture: SublayerFixture, bidirectional: bool = False) -> None:

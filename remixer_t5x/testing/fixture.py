@@ -31,7 +31,7 @@ def fast_key(seed: int) -> jax.Array:
     return jax.random.key(seed, impl='unsafe_rbg')
 
 
-class Traced(NamedTuple):
+class TraceResult(NamedTuple):
     """The outputs, [rows, length, embed], and the gradients of their inner product with the cotangents."""
 
     outputs: Any
@@ -113,16 +113,16 @@ class SublayerFixture:
 
     def trace(
         self, x: np.ndarray, ctx: SequenceContext, cotangents: np.ndarray | None = None, params: Any = None
-    ) -> Traced:
+    ) -> TraceResult:
         """Returns the outputs for x [ROWS, LENGTH, embed] and the gradients of their product with `cotangents`."""
         cotangents = np.zeros_like(x) if cotangents is None else cotangents
-        return jax.device_get(self._traced()(self.params if params is None else params, x, ctx, cotangents))
+        return jax.device_get(self._compile_trace()(self.params if params is None else params, x, ctx, cotangents))
 
     def gradients(self, **options: Any) -> Any:
         """Returns the gradients of the parameters for random cotangents at tokens, with rows of two lengths."""
         ctx = self.context([[LENGTH], [8]] * (ROWS // 2), self.features(11, MEMORY))
         cotangents = self.features(12) * (np.asarray(ctx.segment_ids) > 0)[..., None]
-        return jax.device_get(self._traced(**options)(self.params, self.features(10), ctx, cotangents).params)
+        return jax.device_get(self._compile_trace(**options)(self.params, self.features(10), ctx, cotangents).params)
 
     def influence(self, segments: Sequence[int], **flags: Any) -> np.ndarray:
         """Returns the largest gradient of each output position with respect to each input position, [output, input].
@@ -136,12 +136,12 @@ class SublayerFixture:
         return np.max(np.abs(self.trace(self.features(2), ctx, cotangents).x), axis=-1)
 
     @functools.cache  # noqa: B019 (the cache should live as long as the fixture)
-    def _traced(self, **options: Any) -> Callable[..., Traced]:
+    def _compile_trace(self, **options: Any) -> Callable[..., TraceResult]:
         model = self.stack(**options)
 
         def traced(params, x, ctx, cotangents):
             outputs, pull = jax.vjp(lambda params, x: model.apply({'params': params}, x, ctx), params, x)
-            return Traced(outputs, *pull(cotangents.astype(outputs.dtype)))
+            return TraceResult(outputs, *pull(cotangents.astype(outputs.dtype)))
 
         return jax.jit(traced)
 
