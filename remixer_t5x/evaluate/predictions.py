@@ -135,7 +135,7 @@ class Predictor:
         if not isinstance(self._settings.decoder, RowDecoder):
             raise UserError(f'decoder must be Greedy() or Sampling() to stream, got {self._settings.decoder}')
         length = bucket_length(len(ids), self._longest)
-        batch = self._place({self._input: pad_ids([ids], length), 'number': np.zeros(1, np.int32)})
+        batch = self._transfer_batch({self._input: pad_ids([ids], length), 'number': np.zeros(1, np.int32)})
         rows, limit, is_done = None, 0, False
         while not is_done:
             limit += STREAMED_TOKENS
@@ -240,12 +240,12 @@ class Predictor:
                 'number': (rows.examples + first).astype(np.int32),
                 **{name: array[rows.examples] for name, array in arrays.items()},
             }
-            pending.append((rows.examples, function(params, self._place(batch))))
+            pending.append((rows.examples, function(params, self._transfer_batch(batch))))
             if len(pending) > MAX_PENDING:
                 yield pending.popleft()
         yield from pending
 
-    def _place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+    def _transfer_batch(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """Transfers a batch to the devices, padded with empty rows. Every host transfers its share of the rows."""
         size = self._settings.batch_size
         index, count = self._partitioner.data_shard()

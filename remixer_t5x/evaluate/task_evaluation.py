@@ -132,7 +132,7 @@ class TaskEvaluator:
                 texts, [answer.scores[0] for answer in answers], self._target_scores(params, examples)
             )
             metrics = task_metrics.compute_metrics(examples, outputs)
-            rows = list(self._rows(examples, texts, answers))
+            rows = list(self._build_rows(examples, texts, answers))
             yield Report(examples.task.name, examples.split, metrics, rows, time.perf_counter() - begun)
 
     def _ranked_labels(self, task: seqio.Task) -> tuple[str, ...] | None:
@@ -170,7 +170,9 @@ class TaskEvaluator:
             return self._predictor.score_labels(params, examples.inputs, examples.texts('targets'))
         return self._predictor.score(params, examples.inputs, examples.targets).tolist()
 
-    def _rows(self, examples: TaskExamples, texts: Sequence[str], answers: Sequence[Prediction]) -> Iterator[dict]:
+    def _build_rows(
+        self, examples: TaskExamples, texts: Sequence[str], answers: Sequence[Prediction]
+    ) -> Iterator[dict]:
         inputs, targets = examples.texts('inputs'), examples.texts('targets')
         for index, (prediction, example) in enumerate(zip(answers, examples.examples, strict=True)):
             several: dict[str, Any] = {}
@@ -184,7 +186,7 @@ class TaskEvaluator:
                 'score': prediction.scores[0],
                 **several,
                 'example': {
-                    name: _as_json(value)
+                    name: _to_json_value(value)
                     for name, value in example.items()
                     if name.removesuffix('_pretokenized') not in ('inputs', 'targets')
                 },
@@ -200,10 +202,10 @@ def format_answers(report: Report, count: int) -> Iterator[str]:
             yield f'  {label:7}' + (' '.join(row[name].split())[:SHOWN_CHARACTERS] or '(empty)')
 
 
-def _as_json(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     """Converts a value to a JSON value; bytes are decoded."""
     if isinstance(value, bytes):
         return value.decode(errors='replace')
     if isinstance(value, np.ndarray):
-        return [_as_json(item) for item in value.tolist()]
+        return [_to_json_value(item) for item in value.tolist()]
     return value.item() if isinstance(value, np.generic) else value
