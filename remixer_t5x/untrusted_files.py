@@ -152,7 +152,7 @@ def parse_json(text: str | bytes, odd_numbers: bool = False) -> Any:
     """
     try:
         text = _decode(text) if isinstance(text, bytes) else text
-        value = _decoder(odd_numbers).decode(text)
+        value = _build_decoder(odd_numbers).decode(text)
         return _replace_surrogates(value) if _LONE_SURROGATE.search(text) else value
     except NotJson:
         raise
@@ -163,7 +163,7 @@ def parse_json(text: str | bytes, odd_numbers: bool = False) -> Any:
 
 
 @functools.cache
-def _decoder(odd_numbers: bool) -> json.JSONDecoder:
+def _build_decoder(odd_numbers: bool) -> json.JSONDecoder:
     def parse_int(digits: str) -> int:
         if len(digits) > _MAX_DIGITS:
             raise NotJson(f'it has a number of {len(digits):,} digits')

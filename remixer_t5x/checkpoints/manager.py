@@ -91,7 +91,7 @@ class Checkpoints:
             data=ocp.args.JsonSave({'positions': _gather_streams(position)}),
             run=ocp.args.JsonSave(record),
         )
-        with self._save_errors(f'the checkpoint of step {step} (or the previous checkpoint)'):
+        with self._wrap_save_errors(f'the checkpoint of step {step} (or the previous checkpoint)'):
             self._manager.save(step, args=items, force=True)
 
     def restore(self, step: int, abstract_state: State) -> tuple[State, Position]:
@@ -114,18 +114,18 @@ class Checkpoints:
 
     def check_for_errors(self) -> None:
         """Raises SaveFailed if a write in the background has failed. Does not wait for a pending write."""
-        with self._save_errors():
+        with self._wrap_save_errors():
             self._manager.check_for_errors()
 
     def wait(self) -> None:
         """Waits until the last checkpoint is complete. Raises SaveFailed if the checkpoint cannot be written."""
-        with self._save_errors():
+        with self._wrap_save_errors():
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
 
     def close(self) -> None:
         """Waits for the last write and stops Orbax's threads. Raises SaveFailed if the write failed."""
-        with self._save_errors():
+        with self._wrap_save_errors():
             self._manager.close()
 
     def _newest_message(self) -> str:
@@ -136,7 +136,7 @@ class Checkpoints:
         return 'there is no checkpoint yet'
 
     @contextlib.contextmanager
-    def _save_errors(self, what: str = 'a checkpoint') -> Iterator[None]:
+    def _wrap_save_errors(self, what: str = 'a checkpoint') -> Iterator[None]:
         try:
             yield
         except UserError:

@@ -58,7 +58,7 @@ class TensorBoardWriter:
             if math.isfinite(value):
                 self._add(step=step, summary=summary.scalar(f'{kind}/{name}', value))
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
-            with self._writing():
+            with self._wrap_write_errors():
                 self._file.flush()
             self._flushed = time.monotonic()
 
@@ -67,11 +67,11 @@ class TensorBoardWriter:
             with contextlib.suppress(Exception):
                 self._file.close()
             self._open()
-        with self._writing():
+        with self._wrap_write_errors():
             self._file.write(event_pb2.Event(wall_time=time.time(), **event).SerializeToString())
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _wrap_write_errors(self) -> Iterator[None]:
         self._broken = True
         with object_store.wrap_write_errors(self._folder):
             yield

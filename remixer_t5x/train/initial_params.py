@@ -266,10 +266,10 @@ def _copy_rows(fresh: jax.Array, other: jax.Array, matches: np.ndarray, axis: in
     index[: len(matches)] = np.where(matches < other.shape[axis], matches, -1)[: len(index)]
     is_known = (index >= 0).reshape([-1 if place == axis else 1 for place in range(fresh.ndim)])
 
-    def choose(fresh, other):
+    def choose_rows(fresh, other):
         return jnp.where(is_known, jnp.take(other, np.maximum(index, 0), axis=axis), fresh)
 
-    return jax.jit(choose, out_shardings=fresh.sharding)(fresh, other)
+    return jax.jit(choose_rows, out_shardings=fresh.sharding)(fresh, other)
 
 
 def _table_rows(taken: Shapes, fresh: Shapes, left: Shapes) -> Iterator[str]:

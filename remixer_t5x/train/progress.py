@@ -62,7 +62,7 @@ class StepCost:
     devices: int = 1
 
     @classmethod
-    def on_this_device(cls, tokens: float, devices: int, flops: Callable[[], float] | None) -> 'StepCost':
+    def for_current_devices(cls, tokens: float, devices: int, flops: Callable[[], float] | None) -> 'StepCost':
         """Returns the cost on the current devices. Calls `flops` only if the peak of the devices is known."""
         peak = peak_flops(jax.devices()[0].device_kind)
         return cls(tokens, flops() if flops and peak else None, peak and peak * devices, devices)
