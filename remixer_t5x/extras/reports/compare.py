@@ -139,9 +139,7 @@ def plan(args: argparse.Namespace) -> Plan:
         raise UserError('compare needs a folder for its runs; type --folder=runs/compared')
     recipe = (
         args.compared,
-        *(f'--gin_search_paths={paths}' for paths in args.gin_search_paths),
-        *(f'--gin_file={file}' for file in args.gin_file),
-        *([f'--tfds_data_dir={args.tfds_data_dir}'] if args.tfds_data_dir else ()),
+        *equal.config_flags(args, args.gin_file),
         *(f'--gin.{name}={value}' for name, value in args.gin_flags),
     )
     folder = pathlib.Path(args.folder).expanduser().absolute()

@@ -36,16 +36,22 @@ def import_on_cpu(args: argparse.Namespace) -> None:
             os.environ['JAX_PLATFORMS'] = platforms
 
 
+def config_flags(args: argparse.Namespace, files: Sequence[str]) -> list[str]:
+    """Returns the flags that pass gin files, search paths and the TFDS folder to the command of a run."""
+    data_dir = [f'--tfds_data_dir={args.tfds_data_dir}'] if args.tfds_data_dir else []
+    search_paths = [f'--gin_search_paths={paths}' for paths in args.gin_search_paths]
+    return [*search_paths, *(f'--gin_file={file}' for file in files), *data_dir]
+
+
 def count(args: argparse.Namespace, label: str, model: str, flags: Flags) -> Any:
     """Loads the configuration of a model (`--model`) as in a run, and returns its `counts.Counts`."""
-    from remixer_t5x.config import loading, resolved
+    from remixer_t5x.config import resolved
     from remixer_t5x.costs import counts
 
-    search_paths = arguments.split_names(','.join(args.gin_search_paths))
     flags = [*args.gin_flags, *flags, ('SEED', '0'), ('MODEL_DIR', args.folder)]
-    given = loading.ConfigSources(args.gin_file, flags, search_paths, loading.model_files(model, search_paths))
     try:
-        loading.load(given, train.ROOT, partial=False)
+        sources = argparse.Namespace(**{**vars(args), 'model': model, 'gin_flags': flags})
+        arguments.load(sources, train.ROOT, partial=False)
         return counts.count_model(resolved.macro('MODEL'), resolved.macro('TASK_FEATURE_LENGTHS'))
     except UserError as error:
         raise UserError(f'{label}: {error}') from error

@@ -11,11 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from remixer_t5x.cli import arguments
-from remixer_t5x.config import loading
 from remixer_t5x.costs import counts
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.forecast import machines
-from remixer_t5x.extras.reports import records
+from remixer_t5x.extras.reports import equal, records
 from remixer_t5x.extras.reports.sweep import Cell
 from remixer_t5x.extras.reproduce.tables import COUNTED, PARAMETERS, Column, Row, Stage, Table
 
@@ -38,9 +37,7 @@ def plan(
                     flags['INITIAL_CHECKPOINT_PATH'] = cells[stage.after, row.name, seed].folder
                 command = (
                     stage.command,
-                    *(f'--gin_search_paths={paths}' for paths in args.gin_search_paths),
-                    *([f'--tfds_data_dir={args.tfds_data_dir}'] if args.tfds_data_dir else []),
-                    *(f'--gin_file={file}' for file in _files(stage, row, args)),
+                    *equal.config_flags(args, _files(stage, row, args)),
                     f'--model={row.model}',
                     *(f'--gin.{flag}={value}' for flag, value in flags.items()),
                 )
@@ -80,13 +77,12 @@ Costs = Mapping[tuple[str, str], Cost]
 
 def count(stage: Stage, row: Row, args: argparse.Namespace) -> Cost:
     """Counts the cost of a run from array shapes. Raises UserError for an invalid setting."""
-    search_paths = arguments.split_names(','.join(args.gin_search_paths))
     flags = [(name, str(value)) for name, value in _flags(stage, row, args).items()]
-    model_files = loading.model_files(row.model, search_paths)
-    given = loading.ConfigSources(_files(stage, row, args), flags, search_paths, model_files)
+    changes = {'model': row.model, 'gin_file': _files(stage, row, args), 'gin_flags': flags}
+    sources = argparse.Namespace(**{**vars(args), **changes})
     macros = ('MODEL', 'TASK_FEATURE_LENGTHS', 'BATCH_SIZE', 'TRAIN_STEPS')
     try:
-        model, lengths, batch_size, steps = loading.values(given, *macros)
+        model, lengths, batch_size, steps = arguments.load_values(sources, *macros)
         counted = counts.count_model(model, lengths)
     except UserError as error:
         raise UserError(f'{row.name}, {stage.name}: {error}') from error

@@ -13,7 +13,7 @@ from remixer_t5x.extras.reports import sweep
 from remixer_t5x.extras.reproduce import runs, tables, verdicts
 from remixer_t5x.run_folder import model_dir
 
-ARGS = argparse.Namespace(gin_file=[], gin_flags=[], gin_search_paths=[], tfds_data_dir=None)
+ARGS = argparse.Namespace(gin_file=[], gin_flags=[], gin_search_paths=[], tfds_data_dir=None, verbose=True)
 # Every table and figure of the five papers; of the slides, three groups.
 PAPERS = {
     'remixers': ([1, 2, 3, 4, 5], [1, 2]),
