@@ -14,7 +14,7 @@ from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from remixer_t5x import axes, ranges
 from remixer_t5x.optim.optimizer import Optimizer, with_decay
-from remixer_t5x.optim.per_layer import is_spec
+from remixer_t5x.optim.per_layer import is_partition_spec
 from remixer_t5x.optim.schedules import Schedule
 
 # The RMS of AdamW's updates, as measured by Liu et al. (2025).
@@ -46,7 +46,9 @@ def muon(
 
     def rule(logical_axes):
         labels = jax.tree.map(
-            lambda spec: 'muon' if axes.is_hidden_matrix(tuple(spec)) else 'adam', logical_axes, is_leaf=is_spec
+            lambda spec: 'muon' if axes.is_hidden_matrix(tuple(spec)) else 'adam',
+            logical_axes,
+            is_leaf=is_partition_spec,
         )
 
         def matrix_dimensions(params):

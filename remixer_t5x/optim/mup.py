@@ -31,7 +31,7 @@ from remixer_t5x import axes, ranges
 from remixer_t5x.devices.partition import is_boxed
 from remixer_t5x.errors import UserError
 from remixer_t5x.optim.optimizer import Optimizer, as_optimizer
-from remixer_t5x.optim.per_layer import is_spec
+from remixer_t5x.optim.per_layer import is_partition_spec
 
 _FEATURES = {axes.EMBED, axes.MLP, axes.JOINED_KV}
 _STACKED = {axes.LAYERS, axes.MECHANISMS}
@@ -54,13 +54,16 @@ def scaled(optimizer: Any, width: ranges.Count, base_width: ranges.Count | None 
         return optimizer
     if not optimizer.takes_multipliers:
         raise UserError(
-            'MUP_BASE_WIDTH requires adamw, adamw_rms, lion or adafactor; add --gin_file=optimizers/adamw_rms.gin'
+            'MUP_BASE_WIDTH requires the optimizer adamw, adamw_rms, lion or adafactor; '
+            'add for example --gin_file=optimizers/adamw_rms.gin'
         )
     ratio = width / base_width
 
     def make_transformation(logical_axes: Any) -> optax.GradientTransformation:
         factors = jax.tree.map(
-            lambda spec: _rate_factor(parameter_kind(spec), ratio, optimizer.relative), logical_axes, is_leaf=is_spec
+            lambda spec: _rate_factor(parameter_kind(spec), ratio, optimizer.relative),
+            logical_axes,
+            is_leaf=is_partition_spec,
         )
         return optimizer.make(logical_axes, factors)
 

@@ -18,7 +18,7 @@ import optax
 
 from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
-from remixer_t5x.optim.per_layer import LAYERS_AXIS, is_spec, per_layer, scale_by_parameter_rms
+from remixer_t5x.optim.per_layer import LAYERS_AXIS, is_partition_spec, per_layer, scale_by_parameter_rms
 from remixer_t5x.optim.schedules import Schedule, as_schedule
 
 # Minimum parameter RMS for scaling the updates of Remixer's H and alpha and gMLP's W (effect: docs/results.md).
@@ -223,4 +223,4 @@ def decay_mask(logical_axes: Any) -> Any:
         names = [name for name in axes if name != LAYERS_AXIS]
         return len(names) >= 2 and 'relpos_buckets' not in names
 
-    return jax.tree.map(is_decayed, logical_axes, is_leaf=is_spec)
+    return jax.tree.map(is_decayed, logical_axes, is_leaf=is_partition_spec)

@@ -94,10 +94,10 @@ def is_stacked(logical_axes: Any) -> Any:
             raise ValueError(f'{LAYERS_AXIS!r} must be the first axis of {name} and not be repeated, got {tuple(spec)}')
         return LAYERS_AXIS in spec
 
-    return jax.tree_util.tree_map_with_path(has_layers, logical_axes, is_leaf=is_spec)
+    return jax.tree_util.tree_map_with_path(has_layers, logical_axes, is_leaf=is_partition_spec)
 
 
-def is_spec(leaf: Any) -> bool:
+def is_partition_spec(leaf: Any) -> bool:
     """Returns whether a leaf is a PartitionSpec, which JAX would otherwise treat as a tuple."""
     return isinstance(leaf, PartitionSpec)
 
@@ -115,7 +115,7 @@ def starts_near_zero(logical_axes: Any) -> Any:
         names = {name for name in spec if name != LAYERS_AXIS}
         return names <= _NO_FEATURES or axes.LORA_RANK in spec[-2:-1]
 
-    return jax.tree.map(may_start_near_zero, logical_axes, is_leaf=is_spec)
+    return jax.tree.map(may_start_near_zero, logical_axes, is_leaf=is_partition_spec)
 
 
 def scale_by_parameter_rms(logical_axes: Any, min_rms: float, min_rms_near_zero: float) -> optax.GradientTransformation:

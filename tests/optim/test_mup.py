@@ -113,5 +113,5 @@ def test_tied_logits_have_the_scale_of_the_base_width():
 
 
 def test_an_optimizer_without_factors_is_rejected():
-    with pytest.raises(UserError, match='MUP_BASE_WIDTH requires adamw'):
+    with pytest.raises(UserError, match='MUP_BASE_WIDTH requires the optimizer adamw'):
         mup.scaled(muon.muon(0.01), 256, 64)
