@@ -16,7 +16,7 @@ from remixer_t5x.models.interface import Batch, Model, Params, Sums, select_arra
 
 @dataclasses.dataclass(frozen=True)
 class _EncoderWithHead(Model):
-    """Base class of encoder models with a head for other outputs than the vocabulary."""
+    """Base class of encoder models that do not predict tokens."""
 
     module: EncoderOnly
 

@@ -66,7 +66,7 @@ class Lora:
         adapted_layers = [name for name in sorted(layers) if re.search(self.modules, name)]
         if not adapted_layers:
             names = ', '.join(sorted({name.rpartition('/layer/')[2] for name in layers}))
-            raise UserError(f'LORA must match the name of a dense layer, got {self.modules!r}; the names are {names}')
+            raise UserError(f'LORA must match the name of a dense layer, got {self.modules!r}; use one of {names}')
         for name in adapted_layers:
             kernel = params[f'{name}/kernel']
             (*stacked, inputs, outputs), (*stacked_axes, input_axis, output_axis) = kernel.value.shape, kernel.names

@@ -1,4 +1,4 @@
-"""Stop strings, which end generation when the generated text contains one, as in Hugging Face's `StopStringCriteria`.
+"""Stop strings, which end generation as soon as they occur in the text, as in Hugging Face's `StopStringCriteria`.
 
 The strings are compiled into an automaton over tokens (Aho and Corasick 1975), so stop strings need not be aligned with
 token boundaries. A state represents the longest suffix of the text that is a proper prefix of a stop string.

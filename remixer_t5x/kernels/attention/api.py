@@ -86,7 +86,7 @@ def _formula(
 def _check(
     name: str, kernel: ModuleType, query: jax.Array, key: jax.Array, visibility: Visibility, bias: Bias
 ) -> self_check.Check:
-    """Builds the self-check of a kernel, with the heads of one device."""
+    """Returns the self-check of a kernel for the number of heads per device."""
     (batch, queries, heads, width), keys, rows = query.shape, key.shape[1], self_check.ROWS
     heads, kv_heads = (compile_target.heads_per_device(batch, count) for count in (heads, key.shape[2]))
     shape = jax.ShapeDtypeStruct

@@ -49,8 +49,8 @@ _TRACE_ONCE = contextvars.ContextVar('trace_layers_once', default=False)
 def trace_layers_once() -> Iterator[None]:
     """Context manager that traces the layers of each run only once instead of twice, to reduce the tracing time.
 
-    Random initial parameters differ from those without this context for the same seed, so use it only to compute shapes
-    or if any parameters are acceptable.
+    In this context, the same seed generates different initial parameters. Use it only to compute shapes, or if the
+    values of the parameters do not matter.
     """
     token = _TRACE_ONCE.set(True)
     try:

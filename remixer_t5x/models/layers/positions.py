@@ -49,7 +49,7 @@ class RelativePositionBias(nn.Module):
     Attributes:
         num_heads: number of attention heads.
         num_buckets: number of distance buckets.
-        max_distance: all distances from this one on share the last bucket.
+        max_distance: distances of at least this value share the last bucket.
     """
 
     num_heads: ranges.Count

@@ -61,7 +61,7 @@ class FNet(nn.Module):
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         if ctx.causal:
             raise UserError(
-                'FNet mixes each token with later ones, so it cannot be used in a decoder; '
+                'FNet mixes each token with later tokens, so it cannot be used in a decoder; '
                 'type DECODER_MIXER = @attention.SelfAttention, @linear_attention.LinearAttention or '
                 '@mlp_mixer.WindowMixer'
             )

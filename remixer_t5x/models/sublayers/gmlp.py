@@ -81,8 +81,8 @@ class FreeSpatial(nn.Module):
     def __call__(self, length: int, ctx: SequenceContext) -> jax.Array:
         """Returns W, float32 [length, length], or [batch, length, length] for packed rows.
 
-        While decoding, returns [1, length], or [batch, 1, length] if rows differ in step. If there is a prefix, later
-        tokens are not masked; the caller must do it.
+        While decoding, returns [1, length], or [batch, 1, length] if rows differ in step. With a prefix, the caller
+        must mask later tokens.
         """
         init = nn.with_logical_partitioning(SPATIAL_INIT, (axes.POSITIONS_OUT, axes.POSITIONS_IN))
         matrix = self.param('kernel', init, (self.max_length, self.max_length), jnp.float32)

@@ -72,7 +72,7 @@ class MLPMixer(nn.Module):
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         if ctx.causal:
             raise UserError(
-                'MLPMixer mixes each token with later ones, so it cannot be used in a decoder; '
+                'MLPMixer mixes each token with later tokens, so it cannot be used in a decoder; '
                 'type DECODER_MIXER = @mlp_mixer.WindowMixer'
             )
         check_length('MLPMixer', self.max_length, x.shape[1])
