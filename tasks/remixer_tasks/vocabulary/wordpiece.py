@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
-from collections.abc import Sequence
 from typing import Any
 
 from remixer_t5x import tokenizer_files
-from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.errors import UserError, import_optional, reason
 from remixer_tasks.vocabulary import huggingface_tokenizer
+from remixer_tasks.vocabulary.huggingface_tokenizer import HuggingFaceTokenizer
 
 CLS, SEP, UNKNOWN, PAD, MASK = '[CLS]', '[SEP]', '[UNK]', '[PAD]', '[MASK]'
 # Attributes of the normalizer, and their names in tokenizer_config.json.
@@ -26,36 +25,22 @@ SETTINGS = {
 }
 
 
-class WordPieceVocabulary(Vocabulary):
+class WordPieceVocabulary(HuggingFaceTokenizer):
     """BERT's vocabulary in a `tokenizer.json`. Vocabularies with the same words are equal."""
 
-    def __init__(self, path: str):
-        super().__init__()
-        self._path = os.path.expanduser(path)
+    # Only the path restores the vocabulary.
+    saved_settings: Any = None
 
     @functools.cached_property
-    def _tokenizer(self) -> Any:
-        return read(self._path)
-
-    @functools.cached_property
-    def words(self) -> tuple[str, ...]:
-        """Pieces by id."""
-        ids = self._tokenizer.get_vocab(with_added_tokens=True)
-        return tuple(sorted(ids, key=ids.__getitem__))
+    def _loaded(self) -> tuple[Any, list[int], list[int]]:
+        tokenizer = read(self._path)
+        return tokenizer, [tokenizer.token_to_id(CLS)], [tokenizer.token_to_id(SEP)]
 
     def _id(self, piece: str) -> int:
         index = self._tokenizer.token_to_id(piece)
         if index is None:
             raise UserError(f'{self._path} has no {piece}, which BERT requires; use the tokenizer of a BERT model')
         return int(index)
-
-    @property
-    def bos_id(self) -> int:
-        return self._id(CLS)
-
-    @property
-    def eos_id(self) -> int:
-        return self._id(SEP)
 
     @property
     def mask_id(self) -> int:
@@ -71,29 +56,9 @@ class WordPieceVocabulary(Vocabulary):
     def unk_id(self) -> int:
         return self._id(UNKNOWN)
 
-    @property
-    def vocab_size(self) -> int:
-        return len(self.words)
-
-    def encode(self, text: str) -> list[int]:
-        return [self.bos_id, *self.huggingface_ids(text)]
-
     def huggingface_ids(self, text: str) -> list[int]:
         """Returns the ids without [CLS]. Skips [PAD] in a text, because id 0 is padding."""
         return [token for token in self._tokenizer.encode(text, add_special_tokens=False).ids if token]
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=True)
-
-    def save(self, path: str) -> None:
-        """Writes the vocabulary as a `tokenizer.json`."""
-        self._tokenizer.save(path)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, WordPieceVocabulary) and self.words == other.words
-
-    def __hash__(self) -> int:
-        return hash(self._path)
 
 
 def read(path: str) -> Any:
@@ -121,8 +86,8 @@ def read(path: str) -> Any:
             raise UserError(f'{path} cannot be read as a tokenizer ({reason(error)})') from error
     else:
         tokenizer, _, _ = huggingface_tokenizer.load(path)
-    if tokenizer.token_to_id(UNKNOWN) is None:
-        raise UserError(f'{path} has no {UNKNOWN}, which BERT requires; use the tokenizer of a BERT model')
+    if missing := [piece for piece in (UNKNOWN, CLS, SEP) if tokenizer.token_to_id(piece) is None]:
+        raise UserError(f'{path} has no {missing[0]}, which BERT requires; use the tokenizer of a BERT model')
     if tokenizer.token_to_id(PAD) != 0:
         raise UserError(
             f'{PAD} in {path} must have id 0, got {tokenizer.token_to_id(PAD)}; use the tokenizer of a BERT model'
