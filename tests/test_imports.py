@@ -128,7 +128,7 @@ def test_a_name_that_the_library_lacks_is_an_attribute_error():
 def test_an_import_is_not_interrupted_by_garbage_collection(collects, monkeypatch):
     """Each collection would look through all that the import has made; a process that switched it off keeps it off."""
     while_importing = []
-    monkeypatch.setattr(lazy, '_tensorflow', lambda: None)
+    monkeypatch.setattr(lazy, '_import_tensorflow', lambda: None)
     monkeypatch.setattr(lazy, 'check_installed', lambda name: None)
     monkeypatch.setattr(importlib, 'import_module', lambda name: while_importing.append(gc.isenabled()))
     monkeypatch.setitem(sys.modules, 'imported_late', None)

@@ -62,7 +62,7 @@ MISTAKES = {
 @pytest.mark.parametrize('argv, line', MISTAKES.values(), ids=MISTAKES)
 def test_an_invalid_flag_is_one_line_and_exit_code_2(argv, line, capsys, clean_environment, monkeypatch):
     # TensorFlow takes seconds to load, and none of these mistakes needs it.
-    monkeypatch.setattr(lazy, '_load', lambda name: pytest.fail(f'loaded {name} before the answer'))
+    monkeypatch.setattr(lazy, '_load_library', lambda name: pytest.fail(f'loaded {name} before the answer'))
     assert cli.main(argv) == 2
     out, err = capsys.readouterr()
     assert out == ''
