@@ -62,8 +62,8 @@ def check_descriptions(folder: str | os.PathLike[str]) -> None:
                 ) from error
     if described > SMALL_STATE + MAX_RATIO * stored:
         raise UserError(
-            f'the arrays in {root} have {described / 2**30:,.1f} GiB by their descriptions, and the files '
-            f'{stored / 2**30:,.3f} GiB; {_ADVICE}'
+            f'the arrays described in {root} must fit into its files of {stored / 2**30:,.3f} GiB, got '
+            f'{described / 2**30:,.1f} GiB; {_ADVICE}'
         )
 
 

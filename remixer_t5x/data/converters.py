@@ -131,7 +131,7 @@ def _text_arrays(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -
             raise
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f'MODEL_TYPE = {model_type!r} cannot read the targets of {source.name}: {targets!r:.60} ({error})'
+                f'the targets of {source.name} must suit MODEL_TYPE = {model_type!r}, got {targets!r:.60} ({error})'
             ) from error
         return [arrays[name] for name in shapes]
 

@@ -130,5 +130,7 @@ def read_best(step: epath.Path) -> dict[str, Any]:
     record = saved_params.read_record(step).get(BEST)
     kinds = {'metric': str, 'value': int | float, 'step': int}
     if not isinstance(record, dict) or not all(isinstance(record.get(name), kind) for name, kind in kinds.items()):
-        raise UserError(f'{step} has no record of the best metric; move it away, and the next best is saved')
+        raise UserError(
+            f'{step} has no record of the best metric; move it away, so that the next best checkpoint is saved'
+        )
     return record

@@ -122,7 +122,7 @@ class Evaluator:
         known = [task for task in tasks_with_split if has_leaderboard(task.name)]
         if not known:
             names = ', '.join(task.name for task in tasks_with_split)
-            raise UserError(f'SUBMISSION_DIR needs tasks of GLUE or SuperGLUE, got {names}; leave it out')
+            raise UserError(f'SUBMISSION_DIR needs tasks of GLUE or SuperGLUE, got {names}; omit SUBMISSION_DIR')
         whole = dataclasses.replace(tasks, mixture_or_task_name=known, tasks=None, split=split, examples=None)
         return TaskEvaluator(whole, settings.model, settings.partitioner)
 

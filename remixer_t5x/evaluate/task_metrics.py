@@ -103,7 +103,7 @@ def _compute_metric_objects(task: seqio.Task, examples: Sequence[Any], outputs: 
     for metric in objects:
         kind = metric.model_output_type
         if kind not in model_outputs:
-            raise UserError(f'the metrics of {task.name} must be of predictions or scores, got {kinds.to_str(kind)}')
+            raise UserError(f'the metrics of {task.name} must use predictions or scores, got {kinds.to_str(kind)}')
         state = metric.from_model_output(examples, model_outputs[kind], task.output_features)
         if isinstance(state, seqio.metrics.CollectingMetric):
             values, _ = state.actual_compute(examples, task.output_features)

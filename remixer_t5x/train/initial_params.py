@@ -225,8 +225,8 @@ def find_sources(
     for pattern in renamed:
         if pattern not in used:
             raise UserError(
-                f'{SETTING} has {pattern!r}, which matches no parameter that earlier entries do not match; an '
-                f'expression must match full names, such as {next(iter(names))}'
+                f'{SETTING} must have entries that match parameters without an earlier match, got {pattern!r}; '
+                f'match full names, such as {next(iter(names))}'
             )
     return sources
 
@@ -240,7 +240,7 @@ def _compile_rule(pattern: Any, to: Any) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise UserError(f'{SETTING} has {pattern!r}, which is not a regular expression ({error})') from error
+        raise UserError(f'{SETTING} must map regular expressions, got {pattern!r} ({error})') from error
 
 
 def _parse_source(match: re.Match[str], to: str | None) -> Source | None:
@@ -250,7 +250,7 @@ def _parse_source(match: re.Match[str], to: str | None) -> Source | None:
     try:
         name = match.expand(layers[1] if layers else to)
     except re.error as error:
-        raise UserError(f'{SETTING} has {to!r}, which does not fit its expression ({error})') from error
+        raise UserError(f'{SETTING} must map an expression to a valid replacement, got {to!r} ({error})') from error
     return Source(name, (int(layers[2]), int(layers[3])) if layers else None)
 
 

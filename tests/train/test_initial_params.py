@@ -99,8 +99,8 @@ def test_layers_of_a_run_can_be_split_over_other_runs(seq2seq):
 
 @pytest.mark.parametrize(
     ('renamed', 'words'),
-    [({'encoder/run_0': None}, 'matches no parameter that earlier entries do not'),
-     ({'(': None}, 'not a regular expression'), ({'logits/(.*)': r'logits/\2'}, 'does not fit its expression'),
+    [({'encoder/run_0': None}, "got 'encoder/run_0'"),
+     ({'(': None}, 'must map regular expressions, got'), ({'logits/(.*)': r'logits/\2'}, 'valid replacement'),
      ({'logits/.*': 5}, 'must map regular expressions to names'),
      ({'logits/kernel': 'head/kernel'}, 'maps logits/kernel to head/kernel, which is not in'),
      ({'logits/kernel': 'token_embedder/embedding'}, 'does not fit this model: logits/kernel has shape'),
