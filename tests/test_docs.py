@@ -152,7 +152,7 @@ def _check_flags(line, written, ours):
     """gin files, macros and flags of a command line, which may have `...` and variables in it."""
     words = shlex.split(line, comments=True)
     words = words[: next((i for i, word in enumerate(words) if word in ('||', '|', '>')), None)]
-    macros = {row.name for row in settings.rows()} | {'MIXTURE_OR_TASK_MODULE', 'TRAIN_STEP'}
+    macros = {row.name for row in settings.find_macros()} | {'MIXTURE_OR_TASK_MODULE', 'TRAIN_STEP'}
     command = max((c for c in COMMANDS if f'{line} '.startswith(f'{c.name} ')), key=lambda c: len(c.name), default=None)
     parser = argparse.ArgumentParser()
     if command:
@@ -201,7 +201,7 @@ def test_configuration_of_every_command_loads(page, words, tmp_path, monkeypatch
     if '--settings' in words:
         plain['info'] = call
     if not any('.gin' in word for word in words):
-        plain['convert'] = lambda args: call(convert.direction(args))
+        plain['convert'] = lambda args: call(convert.select_conversion(args))
         if any(word.startswith('--checkpoint') for word in words):
             # The run has the configuration.
             plain.update(dict.fromkeys(('eval', 'infer', 'export'), call))

@@ -24,7 +24,7 @@ OPENED = {
     'remixer_t5x/checkpoints/untrusted.py::_read_descriptions': CHECKED,
     'remixer_t5x/checkpoints/manager.py::_gather_streams': PEER,
     'remixer_t5x/cli/streams.py::protect': NOT_READ,
-    'remixer_t5x/cli/info/settings.py::_all_rows': TRUSTED,
+    'remixer_t5x/cli/info/settings.py::_all_macros': TRUSTED,
     'remixer_t5x/interop/huggingface/pytorch_export.py::read_code': TRUSTED,
     'remixer_t5x/config/files.py::<module>': TRUSTED,
     'remixer_t5x/config/files.py::shipped': TRUSTED,

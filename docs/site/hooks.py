@@ -125,7 +125,7 @@ def _flags(command: Command) -> Iterator[str]:
 
 def _macros() -> str:
     sections: dict[str, list[str]] = defaultdict(list)
-    for row in settings.rows():
+    for row in settings.find_macros():
         folder = row.files[0].partition('/')[0] if row.files else 'No default'
         name = f'`{row.name}`{{ .name #{row.name} }}<br>{_code(row.default)}'
         place = '<br>'.join([*filter(None, [_cell(row.where)]), _code(row.owner)])

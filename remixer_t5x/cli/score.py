@@ -41,16 +41,16 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f'{args.output} exists already; use another --output, or remove it')
     with arguments.hide_library_output(args):
         from remixer_t5x.api import saved_models
-    pairs = _pairs(args)
+    pairs = _read_pairs(args)
     first = list(itertools.islice(pairs, 1))
     lengths = None if args.max_length is None else dict.fromkeys(('inputs', 'targets'), args.max_length)
     trained = saved_models.load(args.model, lengths=lengths)
     trained = dataclasses.replace(trained, batch_size=args.batch_size)
-    total = _write(args, _rows(trained, itertools.chain(first, pairs), args.batch_size * WINDOW_BATCHES))
+    total = _write_scores(args, _score_pairs(trained, itertools.chain(first, pairs), args.batch_size * WINDOW_BATCHES))
     print(total, file=sys.stderr)
 
 
-def _pairs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
+def _read_pairs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     from remixer_tasks.files import row_files
     from remixer_tasks.files.malformed import Malformed
     from remixer_tasks.text_pairs import Template
@@ -69,7 +69,7 @@ def _pairs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
             raise UserError(f'{args.pairs} row {number}: {error}; every row needs an input and a target') from error
 
 
-def _rows(trained: Any, pairs: Iterable[tuple[str, str]], window: int) -> Iterator[dict[str, Any]]:
+def _score_pairs(trained: Any, pairs: Iterable[tuple[str, str]], window: int) -> Iterator[dict[str, Any]]:
     rest, first = iter(pairs), 0
     while chunk := list(itertools.islice(rest, window)):
         inputs, targets = zip(*chunk, strict=True)
@@ -80,7 +80,7 @@ def _rows(trained: Any, pairs: Iterable[tuple[str, str]], window: int) -> Iterat
         first += len(chunk)
 
 
-def _write(args: argparse.Namespace, rows: Iterable[dict[str, Any]]) -> str:
+def _write_scores(args: argparse.Namespace, rows: Iterable[dict[str, Any]]) -> str:
     count, tokens, total = 0, 0, 0.0
     with contextlib.ExitStack() as stack:
         file = sys.stdout

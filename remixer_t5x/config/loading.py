@@ -88,7 +88,7 @@ def load(
         for number, text in enumerate(texts):
             parsing.parse(text, texts[:number])
         _bind(sources.objects)
-        _name_tasks()
+        _replace_task_names()
     macros_set = {name: place for text in texts if not text.shipped for name, place in text.macros_set.items()}
     for name, place in macros_set.items():
         _check_reference(name, place)
@@ -123,20 +123,20 @@ def config_text(absolute_paths: bool = True) -> str:
     paths = {name: resolved.raw_macro(name) for name in _PATHS if absolute_paths}
     if not isinstance(path := paths.get('HF_DATASET'), str) or not os.path.exists(os.path.expanduser(path)):
         paths.pop('HF_DATASET', None)
-    _bind({name: _absolute(value) for name, value in paths.items() if value is not resolved.UNDEFINED})
+    _bind({name: _make_absolute(value) for name, value in paths.items() if value is not resolved.UNDEFINED})
     # Writes the lengths as numbers, so later data with other lengths does not change the shapes of parameters.
     lengths = ('MAX_INPUT_LENGTH', 'MAX_TARGET_LENGTH')
     _bind({name: resolved.macro(name) for name in lengths if resolved.raw_macro(name) is not resolved.UNDEFINED})
     return gin.config_str()
 
 
-def _absolute(value: Any) -> Any:
+def _make_absolute(value: Any) -> Any:
     """Converts paths in the value of a macro to absolute paths and expands `~`; other values are unchanged."""
     if isinstance(value, str) and value and '://' not in value:
         return os.path.abspath(os.path.expanduser(value))
     if isinstance(value, dict):
-        return {name: _absolute(item) for name, item in value.items()}
-    return type(value)(map(_absolute, value)) if isinstance(value, list | tuple) else value
+        return {name: _make_absolute(item) for name, item in value.items()}
+    return type(value)(map(_make_absolute, value)) if isinstance(value, list | tuple) else value
 
 
 def _bind(macros: Mapping[str, Any]) -> None:
@@ -269,7 +269,7 @@ def _check_reference(macro: str, place: str) -> None:
         )
 
 
-def _name_tasks() -> None:
+def _replace_task_names() -> None:
     """Replaces task names with calls of `remixer_tasks.names`, and imports MIXTURE_OR_TASK_MODULE."""
     options = [name for name in ('VOCABULARY', 'DATA_DIR') if resolved.raw_macro(name) is not resolved.UNDEFINED]
     lines = []

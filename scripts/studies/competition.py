@@ -81,7 +81,9 @@ def main() -> None:
     print(f'{len(ids):,} tokens, {len(layers)} TIM layers; weight of mechanism 1')
     print('| token | occurrences | minimum | mean | maximum |\n|---|---|---|---|---|')
     for token, count, low, mean, high in summarize_tokens(ids, weights, args.tokens):
-        print(f'| {vocab.piece(trained.vocabulary, token)!r} | {count:,} | {low:.3f} | {mean:.3f} | {high:.3f} |')
+        print(
+            f'| {vocab.decode_piece(trained.vocabulary, token)!r} | {count:,} | {low:.3f} | {mean:.3f} | {high:.3f} |'
+        )
     print('\n| correlation | ' + ' | '.join(layers) + ' |\n|---' + '|---' * len(layers) + '|')
     for name, row in zip(layers, np.atleast_2d(np.corrcoef(weights)), strict=True):
         print(f'| {name} | ' + ' | '.join(f'{value:.2f}' for value in row) + ' |')

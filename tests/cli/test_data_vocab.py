@@ -71,7 +71,7 @@ def test_the_packing_efficiency_is_computed():
         }
         for tokens, segments in [(np.array([5, 1, 7, 0]), np.array([1, 1, 2, 0]))]
     ]
-    assert preview.efficiency(rows) == [
+    assert preview.packing_efficiency(rows) == [
         'inputs: 75.0% of 4 slots are tokens, 2.00 examples per row (1 rows measured)',
         'targets: 100.0% of 2 slots are tokens, 1.00 examples per row (1 rows measured)',
     ]

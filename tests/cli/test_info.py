@@ -151,6 +151,6 @@ def test_a_step_is_timed(clean_environment):
         command='info', gin_file=files, gin_flags=flags, gin_search_paths=[], model=None,
         tfds_data_dir=None, devices=1, device_memory=None, compiler=None, verbose=True,
     )  # fmt: skip
-    step, _ = memory.read(args)
+    step, _ = memory.read_step(args)
     assert 0 < command.measure_step(step) < 60
     assert machines.chip_name('NVIDIA H100 80GB HBM3') == 'h100' and machines.chip_name('TPU v5 lite') == 'v5e'

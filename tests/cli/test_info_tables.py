@@ -58,7 +58,7 @@ def test_shares_of_memory_need_the_memory_of_the_device():
     [(8 * GIB, 'fits: 2.00 GiB'), (4 * GIB, 'does not fit: 6.00 GiB'), (None, 'the hardware file')],
 )
 def test_the_verdict_names_the_missing_or_remaining_memory(available, start):
-    assert memory.verdict(MEMORY, available).startswith(start)
+    assert memory.describe_fit(MEMORY, available).startswith(start)
 
 
 def test_a_parameter_is_shown_with_its_axes_share_and_note():

@@ -6,7 +6,7 @@ import re
 from remixer_t5x.cli.info import settings
 from tests.support.paths import ROOT
 
-TABLE = {row.name: row for row in settings.rows()}
+TABLE = {row.name: row for row in settings.find_macros()}
 GIN = {str(path.relative_to(ROOT / 'configs')): path.read_text() for path in (ROOT / 'configs').rglob('*.gin')}
 
 
@@ -47,9 +47,9 @@ def test_default_file_and_reader_equal_those_of_the_gin_files():
 
 
 def test_a_word_selects_rows_by_name_reader_or_meaning():
-    assert {'LORA', 'LORA_RANK'} <= {row.name for row in settings.rows('lora')} < {*TABLE}
-    assert 'BATCH_SIZE' in {row.name for row in settings.rows('datasetconfig')}
-    assert settings.rows('no such word') == []
+    assert {'LORA', 'LORA_RANK'} <= {row.name for row in settings.find_macros('lora')} < {*TABLE}
+    assert 'BATCH_SIZE' in {row.name for row in settings.find_macros('datasetconfig')}
+    assert settings.find_macros('no such word') == []
 
 
 def test_the_defaults_for_t5x_equal_those_of_the_arguments():

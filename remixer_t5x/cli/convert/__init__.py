@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Runs the conversion, compares the output with the input, and prints the paths of both."""
-    source, target = direction(args)
+    source, target = select_conversion(args)
     # These conversions require gin files from the user, because their inputs do not configure the model.
     if {'from_t5x', 'to_hf', 'to_t5x'} & {source, target}:
         model, vocabulary = arguments.load_values(args, 'MODEL', 'VOCABULARY')
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
     elif source == 'from_safetensors':
         conversions.from_safetensors(args)
     elif source == 'average':
-        conversions.average(args)
+        conversions.average_checkpoints(args)
     elif target in ('to_shared', 'push_to_hub'):
         share = lazy.import_extra('hub.share')
         (share.to_folder if target == 'to_shared' else share.push)(args)
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> None:
         (conversions.merge_adapters if target == 'to' else conversions.to_adapters)(args)
 
 
-def direction(args: argparse.Namespace) -> tuple[str, str]:
+def select_conversion(args: argparse.Namespace) -> tuple[str, str]:
     """Returns the source and target flags. Raises UserError if flags cannot be combined."""
     (source,) = [name for name in TARGETS if getattr(args, name) is not None]
     (target,) = [name for name in TARGETS['checkpoint'] if getattr(args, name) is not None]

@@ -53,7 +53,7 @@ def abstract_params(model: Model) -> Any:
     return saved_params.abstract_params(model, batch_formats.smallest_shapes(model.model_type), Partitioner())
 
 
-def restore(args: argparse.Namespace, model: Model, vocabulary: Any) -> Any:
+def restore_params(args: argparse.Namespace, model: Model, vocabulary: Any) -> Any:
     """Reads the parameters of `--checkpoint`, after checking the vocabulary size."""
     task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
     print_line('reading', str(saved_params.find_checkpoint(args.checkpoint, '--checkpoint')))
@@ -105,7 +105,7 @@ def merge_adapters(args: argparse.Namespace) -> None:
     check_equal(params, converted.read_checkpoint(str(folder))[0], folder)
 
 
-def average(args: argparse.Namespace) -> None:
+def average_checkpoints(args: argparse.Namespace) -> None:
     """`--average=A,B,C --to=MODEL_DIR`: averages the parameters of checkpoints in float32."""
     paths = [path for path in args.average.split(',') if path]
     if len(paths) < 2:
@@ -177,7 +177,7 @@ def from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
 def to_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
     """`--checkpoint=PATH --to_t5x=DIR`."""
     interface.require_model_type(model, batch_formats.ENCODER_DECODER, '--to_t5x')
-    params = restore(args, model, vocabulary)
+    params = restore_params(args, model, vocabulary)
     step = int(saved_params.find_checkpoint(args.checkpoint, '--checkpoint').name)
     checkpoint = t5x_checkpoint.write(args.to_t5x, params, step, model, bool(args.own_names))
     print_line('checkpoint', checkpoint)

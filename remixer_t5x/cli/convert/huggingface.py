@@ -81,7 +81,7 @@ def from_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
     """Writes a transformers model. Raises Refusal before writing any file if transformers has no equivalent."""
     family, runs = folders.describe(model, vocabulary)
     folders.check_empty(args.to_hf)
-    params = conversions.restore(args, model, vocabulary)
+    params = conversions.restore_params(args, model, vocabulary)
     dtype = args.dtype or 'float32'
     folder = folders.write(args.to_hf, family, params, runs, dtype)
     print_line('wrote', f'{folder}, {dtype}')
@@ -104,7 +104,7 @@ def from_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> Non
         config = pytorch_export.to_config(model, vocabulary)
         print_line('code', f'{refusal.reason}, so PyTorch code is written beside the weights')
     folder = folders.check_empty(args.to_hf)
-    params = conversions.restore(args, model, vocabulary)
+    params = conversions.restore_params(args, model, vocabulary)
     dtype = args.dtype or 'float32'
     pytorch_export.write(folder, config, params, dtype)
     print_line('wrote', f'{folder}, {dtype}')

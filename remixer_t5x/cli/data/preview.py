@@ -56,11 +56,11 @@ def run(args: argparse.Namespace) -> None:
     print(f'{task.name}, split {args.split}, {"packed" if pack else "one example per row"}')
     for number, row in enumerate(rows[: args.num_examples], 1):
         print(f'\nrow {number}')
-        _show(row, vocabulary)
-    print('', *efficiency(rows), sep='\n')
+        _print_row(row, vocabulary)
+    print('', *packing_efficiency(rows), sep='\n')
 
 
-def efficiency(rows: Iterable[Mapping[str, np.ndarray]]) -> list[str]:
+def packing_efficiency(rows: Iterable[Mapping[str, np.ndarray]]) -> list[str]:
     """Computes the fraction of token slots that are not padding, and the examples per row, for each side."""
     import numpy as np
 
@@ -79,7 +79,7 @@ def efficiency(rows: Iterable[Mapping[str, np.ndarray]]) -> list[str]:
     return lines
 
 
-def _show(row: Mapping[str, np.ndarray], vocabulary: seqio.Vocabulary) -> None:
+def _print_row(row: Mapping[str, np.ndarray], vocabulary: seqio.Vocabulary) -> None:
     for side, (tokens, segments) in _SIDES.items():
         if tokens not in row:
             continue
@@ -89,24 +89,26 @@ def _show(row: Mapping[str, np.ndarray], vocabulary: seqio.Vocabulary) -> None:
             if 'decoder_causal_attention' in row:
                 # For prefix language models, the inputs are the tokens without a loss weight.
                 weights = row['decoder_loss_weights']
-                _print('inputs', row[tokens][here & (weights == 0)], vocabulary)
+                _print_tokens('inputs', row[tokens][here & (weights == 0)], vocabulary)
                 here &= weights > 0
-            _print(side, row[tokens][here], vocabulary)
+            _print_tokens(side, row[tokens][here], vocabulary)
     if _IN_PLACE in row:
         places = zip(row['encoder_input_tokens'].tolist(), row[_IN_PLACE].tolist(), strict=True)
         pairs = [
-            f'{as_text([token], vocabulary)} → {as_text([target], vocabulary)}' for token, target in places if target
+            f'{decode_ids([token], vocabulary)} → {decode_ids([target], vocabulary)}'
+            for token, target in places
+            if target
         ]
         print(f'  targets, {len(pairs)} tokens, in their places: {" · ".join(pairs)}')
 
 
-def _print(side: str, tokens: np.ndarray, vocabulary: seqio.Vocabulary) -> None:
+def _print_tokens(side: str, tokens: np.ndarray, vocabulary: seqio.Vocabulary) -> None:
     ids = [int(token) for token in tokens]
-    print(f'  {side}, {len(ids)} tokens: {as_text(ids, vocabulary)}')
+    print(f'  {side}, {len(ids)} tokens: {decode_ids(ids, vocabulary)}')
     print(f'    ids: {" ".join(map(str, ids))}')
 
 
-def as_text(ids: list[int], vocabulary: seqio.Vocabulary) -> str:
+def decode_ids(ids: list[int], vocabulary: seqio.Vocabulary) -> str:
     """Decodes ids, with sentinels as <extra_id_0>, ... and </s> for EOS."""
     ordinary = sentinels.ordinary_ids(vocabulary)
     parts = []

@@ -37,10 +37,10 @@ def run(args: argparse.Namespace) -> None:
         ids = [int(token) for token in vocabulary.encode(args.text)]
         print(f'text         {args.text}\n{len(ids)} tokens')
         for token in ids:
-            print(f'  {token:>6}  {piece(vocabulary, token)}')
+            print(f'  {token:>6}  {decode_piece(vocabulary, token)}')
 
 
-def piece(vocabulary: seqio.Vocabulary, token: int) -> str:
+def decode_piece(vocabulary: seqio.Vocabulary, token: int) -> str:
     """Returns the piece of an id, with the word-start mark of the model, or the decoded text if there are no pieces."""
     tokenizer = getattr(vocabulary, 'tokenizer', None)
     if tokenizer is not None and token < tokenizer.GetPieceSize():

@@ -53,7 +53,7 @@ _ROWS = {
 _print = functools.partial(console.print_items, pipe_width=110)
 
 
-def read(args: argparse.Namespace) -> tuple[Step, Hardware]:
+def read_step(args: argparse.Namespace) -> tuple[Step, Hardware]:
     """Reads the training step and its hardware from the gin files and flags of the command line."""
     values = dict(zip(_MACROS, arguments.load_values(args, *_MACROS, defaults=_DEFAULTS), strict=True))
     model, size = values['MODEL'], values['BATCH_SIZE']
@@ -85,18 +85,18 @@ def with_full_recomputation(args: argparse.Namespace) -> Any:
 
 def show(args: argparse.Namespace) -> None:
     """Prints the memory table, and suggests changes if the step does not fit into memory."""
-    step, hardware = read(args)
+    step, hardware = read_step(args)
     recomputing_model = with_full_recomputation(args)
     with lazy.without_stderr():
         devices, compiler = hardware.compile_devices()
     step, available = place_step(step, hardware, devices), hardware.memory_bytes
-    _print(describe(step, hardware, compiler))
+    _print(describe_step(step, hardware, compiler))
     with tracing_for(hardware, compiler):
         memory = _measure(step)
         _print(memory_table(memory, available))
         if compiler == 'XLA:CPU' and hardware.platform != 'cpu':
             _print(_CPU_NOTE)
-        _print(verdict(memory, available))
+        _print(describe_fit(memory, available))
         if available is not None and hardware.memory_share < 1:
             _print(
                 f'JAX takes {hardware.memory_share:.0%} of a GPU: {format_gibibytes(available)} of '
@@ -144,7 +144,7 @@ def memory_table(memory: StepMemory, available: int | None) -> Table:
     return table
 
 
-def verdict(memory: StepMemory, available: int | None) -> str:
+def describe_fit(memory: StepMemory, available: int | None) -> str:
     """Describes whether the step fits into `available` bytes of a device."""
     if available is None:
         return 'the hardware file does not say how much memory a device has; type it in GiB, such as --device_memory=16'
@@ -176,7 +176,7 @@ def tracing_for(hardware: Hardware, compiler: str) -> Iterator[None]:
         yield
 
 
-def describe(step: Step, hardware: Hardware, compiler: str) -> str:
+def describe_step(step: Step, hardware: Hardware, compiler: str) -> str:
     """Describes the compiled step and the hardware."""
     lengths = batch_formats.token_lengths({name: array.shape for name, array in step.batch.items()})
     target = 'on virtual CPU devices' if compiler == 'XLA:CPU' else f'for {hardware.topology}'

@@ -43,7 +43,7 @@ class Macro(NamedTuple):
 
 def show(word: str) -> None:
     """Prints the macros that contain `word`."""
-    macros = rows(word)
+    macros = find_macros(word)
     if not macros:
         raise UserError(f'no macro matches {word!r} by name, owner or meaning; type info --settings for all')
     table = console.build_table('macro', 'default', 'set by', 'read by', 'meaning', wraps=True)
@@ -54,13 +54,13 @@ def show(word: str) -> None:
     console.print_items(table, f'{len(macros)} macros; set one with --gin.NAME=VALUE', pipe_width=200)
 
 
-def rows(word: str = '') -> list[Macro]:
+def find_macros(word: str = '') -> list[Macro]:
     """Returns the macros whose name, reader or meaning contains `word` in any case, by name."""
-    return [row for row in _all_rows() if word.lower() in ' '.join((row.name, row.owner, row.meaning)).lower()]
+    return [row for row in _all_macros() if word.lower() in ' '.join((row.name, row.owner, row.meaning)).lower()]
 
 
 @functools.cache
-def _all_rows() -> list[Macro]:
+def _all_macros() -> list[Macro]:
     values: dict[str, dict[str, tuple[str, str]]] = defaultdict(dict)  # macro -> file -> (value, comment)
     readers: dict[str, dict[str, tuple[str, str]]] = defaultdict(dict)  # macro -> argument or macro -> (file, comment)
     folder = files.shipped_folder()
@@ -85,7 +85,7 @@ def _all_rows() -> list[Macro]:
             if not rest:
                 short = value if len(value) <= _LONGEST_VALUE else f'{value[: _LONGEST_VALUE - 3]}...'
                 values[first].setdefault(file, (short, comment))
-    rows = {name: _row(name, values[name], readers[name]) for name in sorted({*values, *readers})}
+    rows = {name: _build_macro(name, values[name], readers[name]) for name in sorted({*values, *readers})}
     for name, row in rows.items():
         if not row.meaning:
             reader = next((reader[1:] for reader in readers[name] if reader[0] == '%'), name)
@@ -97,7 +97,7 @@ def _rank(file: str) -> int:
     return next(rank for rank, prefix in enumerate(_ORDER) if file.startswith(prefix))
 
 
-def _row(name: str, values: dict[str, tuple[str, str]], readers: dict[str, tuple[str, str]]) -> Macro:
+def _build_macro(name: str, values: dict[str, tuple[str, str]], readers: dict[str, tuple[str, str]]) -> Macro:
     if not all(file.startswith(_RECIPES) for file, _ in readers.values()):
         values = {file: value for file, value in values.items() if not file.startswith(_RECIPES)}
     arguments = [reader for reader, (file, _) in readers.items() if reader[0] != '%' and not file.startswith('t5x/')]

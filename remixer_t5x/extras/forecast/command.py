@@ -46,7 +46,7 @@ def show(args: argparse.Namespace) -> None:
     _print('what to change:' if changes else 'no known change of mesh, batch, remat or dtype would help')
     _print(*(f'  {change.flag:<32} {change.reason}' for change in changes))
     _compile_changes(args, current, changes[: args.speed])
-    _print(memory.verdict(current.memory, hardware.memory_bytes), _NOTE)
+    _print(memory.describe_fit(current.memory, hardware.memory_bytes), _NOTE)
 
 
 def compare(args: argparse.Namespace, models: Sequence[str], sizes: Sequence[str]) -> None:
@@ -77,7 +77,7 @@ def print_measured_step(args: argparse.Namespace) -> None:
     devices = jax.devices()
     chip = machines.chip_name(devices[0].device_kind)
     if chip:
-        step, _ = memory.read(args)
+        step, _ = memory.read_step(args)
         bound = forecast.forecast_step(step, chip, [getattr(device, 'slice_index', 0) or 0 for device in devices])
         _print(speed_table.time_table(bound, args.price, measure_step(step)))
 
@@ -101,7 +101,7 @@ def measure_step(step: Step) -> float:
 
 def _build_step(args: argparse.Namespace) -> tuple[Step, Hardware]:
     """Builds the training step that the command line describes, for the devices of its topology."""
-    step, hardware = memory.read(args)
+    step, hardware = memory.read_step(args)
     hardware.require_chip_compiler()
     with lazy.without_stderr():
         devices, _ = hardware.compile_devices()
@@ -135,7 +135,7 @@ def _compile_changes(args: argparse.Namespace, current: Forecast, changes: Seque
 
 
 def _describe(step: Step, hardware: Hardware) -> str:
-    return memory.describe(step, hardware, _compiler(hardware))
+    return memory.describe_step(step, hardware, _compiler(hardware))
 
 
 def _compiler(hardware: Hardware) -> str:

@@ -89,7 +89,7 @@ def _draw_run(run: Run, text: str, number: int) -> page.Learned:
     ids, _ = TextCodec(trained.vocabulary, trained.lengths['inputs']).encode(text, 0)
     inputs: np.ndarray = np.asarray(ids, np.int32)
     targets = _answer(trained, inputs)
-    pieces = [[vocab.piece(trained.vocabulary, int(token)) for token in ids] for ids in (inputs, targets)]
+    pieces = [[vocab.decode_piece(trained.vocabulary, int(token)) for token in ids] for ids in (inputs, targets)]
     trained_text = gallery.TrainedText(
         model=trained.model,
         params=trained.params,
