@@ -140,12 +140,7 @@ class TaskEvaluator:
 
     def _predict(self, params: Any, examples: TaskExamples) -> list[Prediction]:
         if self._has_head:
-            length = self._settings.decoding.feature_lengths['inputs']
-            encoded = [
-                head_predictions.encode_text(self._model, self.vocabulary, text, length)
-                for text in examples.texts('inputs')
-            ]
-            return head_predictions.predict_texts(self._predictor, params, self._model, encoded)
+            return head_predictions.predict_texts(self._predictor, params, self._model, self._encode_for_head(examples))
         if self._classifies:
             return self._predictor.predict_labels(params, examples.inputs, task_vocabulary.get_labels(examples.task))
         ranked = self._ranked_labels(examples.task)
@@ -159,6 +154,13 @@ class TaskEvaluator:
         return [
             Prediction([choices[index] for index in best], [float(row[index]) for index in best])
             for row, best in zip(scores, order, strict=True)
+        ]
+
+    def _encode_for_head(self, examples: TaskExamples) -> list[Any]:
+        length = self._settings.decoding.feature_lengths['inputs']
+        return [
+            head_predictions.encode_text(self._model, self.vocabulary, text, length)
+            for text in examples.texts('inputs')
         ]
 
     def _target_scores(self, params: Any, examples: TaskExamples) -> list[float] | None:
