@@ -50,13 +50,9 @@ def folder(task: seqio.Task, directory: str) -> str:
 
 
 def cache(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_options: str | None = None) -> list[str]:
-    """Caches the task in `directory` unless it is already cached; returns the lines of a summary.
+    """Calls `write` unless the task is already cached; returns the lines of a summary.
 
-    Args:
-        note, shards, beam_options: see `write`.
-
-    Raises:
-        UserError: the cache was written with another note, or `write` failed.
+    Raises UserError if the cache was written with another note.
     """
     path = folder(task, directory)
     before = read_completed(path)

@@ -43,14 +43,11 @@ class LabelledSource(seqio.DataSource):
     """
 
     repeats = False
+    supports_arbitrary_sharding = True
 
     def __init__(self, dataset: Dataset, splits: tuple[str, ...], data_dir: str | None = None):
         self._dataset, self._data_dir = dataset, data_dir
         super().__init__(splits, performs_internal_shuffling=True)
-
-    @property
-    def supports_arbitrary_sharding(self) -> bool:
-        return True
 
     def origin(self, split: str) -> str | None:
         """Returns the TFDS folder or the files of the split, or None if the split has no data."""

@@ -29,15 +29,12 @@ class TextSource(seqio.DataSource):
     """
 
     repeats = False
+    supports_arbitrary_sharding = True
 
     def __init__(self, corpus: ParsedCorpus, order: int = 0):
         """`order` is added to every seed, so that two sources of a corpus differ in order."""
         self._corpus, self._order = corpus, order
         super().__init__((TRAIN, VALIDATION), performs_internal_shuffling=True)
-
-    @property
-    def supports_arbitrary_sharding(self) -> bool:
-        return True
 
     def list_shards(self, split: str) -> list[str]:
         return self._corpus.files(split)
@@ -60,15 +57,13 @@ class TextSource(seqio.DataSource):
 class StreamedSource(seqio.DataSource):
     """seqio source of a `StreamedCorpus`; the position in the training split can be saved in checkpoints."""
 
+    # If False, seqio lets every host read all data if there are more hosts than shards.
+    supports_arbitrary_sharding = True
+
     def __init__(self, corpus: StreamedCorpus, order: int = 0):
         """`order` changes the order of the shards for the same seed."""
         self._corpus, self._order = corpus, order
         super().__init__((TRAIN, VALIDATION))
-
-    @property
-    def supports_arbitrary_sharding(self) -> bool:
-        # Without this check, every host would read all data if there are more hosts than shards.
-        return True
 
     def list_shards(self, split: str) -> list[str]:
         return list(self._corpus.shards(split).files)
