@@ -148,8 +148,8 @@ def programs(tmp_path, monkeypatch, text):
     (tmp_path / 'program.py').write_text(text)
     monkeypatch.setattr(sweep, 'PROGRAM', (sys.executable, str(tmp_path / 'program.py')))
     # They have no gin files.
-    monkeypatch.setattr(command, '_count', lambda *args: {})
-    monkeypatch.setattr(equal, 'warnings', lambda counts: [])
+    monkeypatch.setattr(command, '_count_costs', lambda *args: {})
+    monkeypatch.setattr(equal, 'cost_warnings', lambda counts: [])
 
 
 def test_a_failed_run_does_not_stop_the_others_and_is_retried(tmp_path, monkeypatch, capsys):

@@ -110,7 +110,7 @@ def write(folder: pathlib.Path, card: Card, run: Run | None) -> None:
 def render(card: Card, run: Run | None, curve: str = '') -> str:
     """Renders README.md; `curve` is the file name of the loss curve, or empty."""
     settings, kind = _macro_cells(run), KINDS[card.model_type]
-    numbers = overview.overview(run) if run is not None else None
+    numbers = overview.summarize_run(run) if run is not None else None
     first = {name: settings[name] for name in _FIRST if name in settings}
     command = ['remixer-t5x', 'convert', f'--from_hf={card.address}', f'--to=runs/{card.name.rpartition("/")[2]}']
     command += ['--trust_gin'] if card.needs_trust else []

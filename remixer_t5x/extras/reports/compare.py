@@ -45,7 +45,7 @@ class Plan:
     recipe: tuple[str, ...]
     changes: Mapping[str, Setting] = dataclasses.field(default_factory=dict)
 
-    def cell(self, model: str, setting: Setting, seed: int, extra: Setting = (), name: str = '') -> Cell:
+    def build_cell(self, model: str, setting: Setting, seed: int, extra: Setting = (), name: str = '') -> Cell:
         """Builds a run in `<model>/[<setting>/]seed_<n>`, or in `<model>/<name>`; `extra` overrides other settings."""
         place = [model.replace('/', '_'), re.sub(r'[^\w.=,+-]+', '_', setting_text(setting)), name or f'seed_{seed}']
         folder = self.folder.joinpath(*filter(None, place))
@@ -85,23 +85,23 @@ def run(args: argparse.Namespace) -> int:
     equal.import_on_cpu(args)
     best = dict.fromkeys(runs.models, runs.settings[0])
     # Counting first reports an invalid model before any other model is trained for hours.
-    counts = _count(args, runs, best)
+    counts = _count_costs(args, runs, best)
     sweep = Sweep(runs.folder)
     try:
         changes: list[str] = []
         if args.equal:
             runs, changes = _make_equal(args, runs, sweep, counts)
-            counts = _count(args, runs, best)
+            counts = _count_costs(args, runs, best)
         for model, count in counts.items():
             print_line(f'{model}: {count.total_parameters:,} parameters')
-        for line in changes if args.equal else equal.warnings(counts):
+        for line in changes if args.equal else equal.cost_warnings(counts):
             print_line(line)
-        search = _search(runs, sweep) if len(runs.settings) > 1 else None
+        search = _run_search(runs, sweep) if len(runs.settings) > 1 else None
         if search:
             best = {model: search.best(model) for model in search.values}
-            counts = _count(args, runs, best)
+            counts = _count_costs(args, runs, best)
         # Runs are ordered by seed, so that a stopped sweep has the same number of runs for each model.
-        cells = [runs.cell(model, setting, seed) for seed in runs.seeds for model, setting in best.items()]
+        cells = [runs.build_cell(model, setting, seed) for seed in runs.seeds for model, setting in best.items()]
         sweep.run(cells)
     except Stopped as stop:
         return stop.args[0]
@@ -143,10 +143,10 @@ def plan(args: argparse.Namespace) -> Plan:
         *(f'--gin.{name}={value}' for name, value in args.gin_flags),
     )
     folder = pathlib.Path(args.folder).expanduser().absolute()
-    return Plan(models, _settings(args), tuple(map(int, seeds)), folder, recipe)
+    return Plan(models, _build_grid(args), tuple(map(int, seeds)), folder, recipe)
 
 
-def _settings(args: argparse.Namespace) -> list[Setting]:
+def _build_grid(args: argparse.Namespace) -> list[Setting]:
     """Builds the grid of `--over`, or with `--over_random` the first settings of the shuffled grid."""
     axes: dict[str, list[str]] = {}
     for text in args.over:
@@ -190,15 +190,15 @@ def _make_equal(
     setting, notes = runs.settings[0], []
     changes: dict[str, Setting] = {}
     if args.equal == 'time':
-        equal.count(args, first, model, ())
+        equal.count_cost(args, first, model, ())
         steps, timed = resolved.macro('TRAIN_STEPS'), str(3 * resolved.macro('LOG_PERIOD', 100))
         short = (('TRAIN_STEPS', timed), ('WARMUP_STEPS', '1'), ('CHECKPOINT_PERIOD', timed))
         # Step times are measured without the settings of the search, in which a learning rate may be too high.
-        cells = [runs.cell(label, (), runs.seeds[0], short, 'timing') for label in runs.models]
+        cells = [runs.build_cell(label, (), runs.seeds[0], short, 'timing') for label in runs.models]
         sweep.run(cells)
         for cell, line in sweep.failed.items():
             raise UserError(f'--equal=time needs the step time of each model, and {cell.name} failed: {line}')
-        seconds = {cell.model: equal.seconds_per_step(run) for cell, run in _read(cells, sweep).items()}
+        seconds = {cell.model: equal.seconds_per_step(run) for cell, run in _read_runs(cells, sweep).items()}
         for label, _ in others:
             ratio = seconds[label] / seconds[first]
             changes[label] = (('TRAIN_STEPS', str(max(1, round(steps / ratio)))),)
@@ -212,10 +212,10 @@ def _make_equal(
 
             def cost_of(widths: Mapping[str, int], label: str = label, model: str = model) -> float:
                 flags = [*setting, *((name, str(width)) for name, width in widths.items())]
-                return equal.cost(equal.count(args, label, model, flags), args.equal)
+                return equal.cost(equal.count_cost(args, label, model, flags), args.equal)
 
             before = cost_of({}) / target - 1
-            start = equal.loaded_widths()
+            start = equal.find_widths()
             if abs(before) > equal.TOLERANCE:
                 widths = equal.match_widths(cost_of, start, target)
                 changes[label] = tuple((name, str(width)) for name, width in widths.items())
@@ -229,27 +229,27 @@ def _make_equal(
     return dataclasses.replace(runs, changes=changes), notes
 
 
-def _count(args: argparse.Namespace, runs: Plan, best: Mapping[str, Setting]) -> dict[str, Any]:
+def _count_costs(args: argparse.Namespace, runs: Plan, best: Mapping[str, Setting]) -> dict[str, Any]:
     """Counts the parameters and FLOPs of each model at its best setting."""
     return {
-        model: equal.count(args, model, runs.models[model], [*runs.changes.get(model, ()), *setting])
+        model: equal.count_cost(args, model, runs.models[model], [*runs.changes.get(model, ()), *setting])
         for model, setting in best.items()
     }
 
 
-def _search(runs: Plan, sweep: Sweep) -> Any:
+def _run_search(runs: Plan, sweep: Sweep) -> Any:
     """Runs all settings with the first seed, and returns a `comparison.Search`."""
     print_line(f'search: {len(runs.settings)} settings of each model with seed {runs.seeds[0]}')
-    cells = [runs.cell(model, setting, runs.seeds[0]) for setting in runs.settings for model in runs.models]
+    cells = [runs.build_cell(model, setting, runs.seeds[0]) for setting in runs.settings for model in runs.models]
     sweep.run(cells)
     if all(cell in sweep.failed for cell in cells):
         raise UserError(f'every run of the search failed: {sweep.failed[cells[0]]}')
     from remixer_t5x.extras.reports import comparison
 
-    return comparison.search_results(cells, _read(cells, sweep))
+    return comparison.search_results(cells, _read_runs(cells, sweep))
 
 
-def _read(cells: Sequence[Cell], sweep: Sweep) -> dict[Cell, Any]:
+def _read_runs(cells: Sequence[Cell], sweep: Sweep) -> dict[Cell, Any]:
     """Reads the runs of the cells that have not failed."""
     from remixer_t5x.extras.reports import records
 
@@ -265,7 +265,7 @@ def _show_results(
     from remixer_t5x.extras.reports.pictures import drawing
     from remixer_t5x.extras.reports.records import Group
 
-    runs = _read([*(search.cells if search else ()), *cells], sweep)
+    runs = _read_runs([*(search.cells if search else ()), *cells], sweep)
     by_model = {model: [runs[cell] for cell in cells if cell.model == model and cell in runs] for model in counts}
     groups = [Group(model, members) for model, members in by_model.items() if members]
     failed = {cell.name: line for cell, line in sweep.failed.items()}
@@ -283,7 +283,9 @@ def _show_results(
     for picture in pictures:
         drawing.save(picture, sweep.folder / FIGURES)
     print(f'files        {sweep.folder}: {TABLE}, {PARAGRAPH}, {FIGURES}/')
-    write.save(page.render([run for group in groups for run in group.runs], comparison=result), sweep.folder / REPORT)
+    write.write_page(
+        page.render_page([run for group in groups for run in group.runs], comparison=result), sweep.folder / REPORT
+    )
 
 
 COMMAND = Command(

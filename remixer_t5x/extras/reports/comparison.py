@@ -70,7 +70,7 @@ def search_results(cells: Sequence[Cell], runs: Mapping[Cell, Run]) -> Search:
     for cell, run in runs.items():
         latest = dataclasses.replace(run, evaluations=()).latest().values()
         metrics = [next(iter(metrics.items())) for record in latest if (metrics := overview.task_metrics(record))]
-        value = overview.overview(run).held_out
+        value = overview.summarize_run(run).held_out
         if metrics:
             measure, sign = metrics[0][0] if len(metrics) == 1 else 'mean of the main metrics', 1
             value = statistics.fmean(signed_score(*metric) for metric in metrics)
@@ -102,17 +102,17 @@ class Comparison:
     @functools.cached_property
     def overviews(self) -> dict[str, Overview]:
         """The overview of each run, by run name."""
-        return {run.name: overview.overview(run) for group in self.groups for run in group.runs}
+        return {run.name: overview.summarize_run(run) for group in self.groups for run in group.runs}
 
     @functools.cached_property
     def rows(self) -> list[tables.Row]:
         """The metrics of all tasks."""
-        return tables.task_table(self.groups)
+        return tables.build_task_table(self.groups)
 
     @functools.cached_property
     def measures(self) -> list[Measure]:
         """The held-out loss and the main metric of each task."""
-        return tables.measures(self.groups, tables.main_rows(self.rows), self.overviews)
+        return tables.collect_measures(self.groups, tables.select_main_rows(self.rows), self.overviews)
 
     @functools.cached_property
     def bootstrap(self) -> list[str]:
@@ -122,7 +122,7 @@ class Comparison:
     @property
     def headline(self) -> list[str]:
         """Sentences that state the differences between the models."""
-        return [*tables.headline(self.measures, self.overviews), *self.bootstrap]
+        return [*tables.describe_measures(self.measures, self.overviews), *self.bootstrap]
 
     @property
     def trials(self) -> int:
@@ -145,22 +145,22 @@ class Comparison:
         texts |= {
             'parameters': f'{self.counts[group.name].total_parameters:,}',
             'forward FLOPs per token': self._flops(group.name),
-            'steps': _range([run.step for run in runs]),
+            'steps': _format_range([run.step for run in runs]),
             'seeds': str(len(runs)),
             'time in steps, mean': progress.format_duration(statistics.fmean(run.seconds for run in runs)),
             'tokens/s, mean': f'{statistics.fmean(speeds):,.0f}' if speeds else '-',
-            'training loss': _mean_text(train_losses, 4) if train_losses else '-',
+            'training loss': _format_mean(train_losses, 4) if train_losses else '-',
         }
         for measure in self.measures:
             if by_seed := measure.models.get(group.name):
                 best = (max if measure.higher_is_better else min)(by_seed, key=by_seed.__getitem__)
-                digits = _digits(measure.name)
-                texts[measure.name] = _mean_text(by_seed.values(), digits)
+                digits = _count_digits(measure.name)
+                texts[measure.name] = _format_mean(by_seed.values(), digits)
                 texts[f'{measure.name}, median'] = f'{statistics.median(by_seed.values()):.{digits}f}'
                 texts[f'{measure.name}, best seed'] = f'{by_seed[best]:.{digits}f} (seed {best})'
         for kind, metric, cells in self.rows:
             if cell := cells[index]:
-                texts.setdefault(f'{metric} of {kind}', _mean_text(cell.by_seed.values(), _digits(metric)))
+                texts.setdefault(f'{metric} of {kind}', _format_mean(cell.by_seed.values(), _count_digits(metric)))
         texts['E x D x H'] = self._cost(group)
         return texts
 
@@ -180,12 +180,12 @@ class Comparison:
             return []
         values = [self.search.values[group.name] for group in self.groups]
         lines = [
-            (setting_text(setting), [_short(column.get(setting)) for column in values])
+            (setting_text(setting), [_format_value(column.get(setting)) for column in values])
             for setting in self.search.settings
         ]
         curves = [dict(enumerate(self.search.expected(group.name), 1)) for group in self.groups]
         shown = [k for k in range(1, self.trials + 1) if k in _TRIALS or k == self.trials]
-        return lines + [(f'expected best of {k}', [_short(curve.get(k)) for curve in curves]) for k in shown]
+        return lines + [(f'expected best of {k}', [_format_value(curve.get(k)) for curve in curves]) for k in shown]
 
     @property
     def paragraph(self) -> str:
@@ -196,9 +196,9 @@ class Comparison:
             f'{name} ({self.counts[name].total_parameters:,} parameters, {self._flops(name)} forward FLOPs per token)'
             for name in names
         )
-        steps = _range([numbers.step for numbers in self.overviews.values()])
+        steps = _format_range([numbers.step for numbers in self.overviews.values()])
         sentences = [
-            f'We trained {sizes} for {steps} steps with {_range(seeds)} seed{_plural_s(max(seeds))}.',
+            f'We trained {sizes} for {steps} steps with {_format_range(seeds)} seed{_plural_s(max(seeds))}.',
             *self.changes,
         ]
         if search := self.search:
@@ -211,8 +211,8 @@ class Comparison:
                 f'random setting was {first}.'
             )
         for measure in self.measures:
-            digits, models = _digits(measure.name), measure.models.items()
-            means = _join(f'{_mean_text(by_seed.values(), digits)} for {name}' for name, by_seed in models)
+            digits, models = _count_digits(measure.name), measure.models.items()
+            means = _join(f'{_format_mean(by_seed.values(), digits)} for {name}' for name, by_seed in models)
             spread = ' (mean ± standard deviation over seeds)' if max(seeds) > 1 else ''
             result = f'; {differences.conclusion(measure).partition(": ")[2]}' if len(measure.models) > 1 else '.'
             sentences.append(f'The {measure.name} was {means}{spread}{result}')
@@ -279,7 +279,7 @@ def bootstrap_sentences(groups: Sequence[Group]) -> list[str]:
             continue
         right = {
             name: np.asarray(
-                [[100.0 * tables.is_right(rows[name, seed][index]) for index in examples] for seed in seeds]
+                [[100.0 * tables.equals_target(rows[name, seed][index]) for index in examples] for seed in seeds]
             )
             for name in names
         }
@@ -308,7 +308,7 @@ def write_csv(
         line |= {'parameters': count and count.total_parameters}
         line |= {'forward_flops_per_token': count and count.total_forward_flops / count.tokens}
         if cell in runs:
-            numbers = overview.overview(runs[cell])
+            numbers = overview.summarize_run(runs[cell])
             line |= {'steps': numbers.step, 'seconds': numbers.seconds, 'tokens_per_second': numbers.tokens_per_second}
             line |= {'training_loss': numbers.train_loss, 'held_out_loss': numbers.held_out}
             for kind, record in runs[cell].latest().items():
@@ -353,21 +353,21 @@ def _colour(index: int) -> str:
     return drawing.COLOURS[index % len(drawing.COLOURS)]
 
 
-def _digits(measure: str) -> int:
+def _count_digits(measure: str) -> int:
     return 4 if measure == tables.HELD_OUT else 2
 
 
-def _mean_text(values: Iterable[float], digits: int) -> str:
+def _format_mean(values: Iterable[float], digits: int) -> str:
     """Formats the mean and sample standard deviation as `5.12 ± 0.03`, or only the mean for a single value."""
     cell = tables.Cell(list(enumerate(values)))
     return ' ± '.join(f'{value:,.{digits}f}' for value in (cell.mean, cell.deviation) if value is not None)
 
 
-def _short(value: float | None) -> str:
+def _format_value(value: float | None) -> str:
     return '-' if value is None else f'{value:.4g}'
 
 
-def _range(values: Sequence[int]) -> str:
+def _format_range(values: Sequence[int]) -> str:
     """Formats the range of the values as `2 to 3`, or `3` if all are equal."""
     return ' to '.join(f'{value:,}' for value in sorted({min(values), max(values)}))
 

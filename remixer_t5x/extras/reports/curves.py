@@ -42,7 +42,7 @@ def moving_average(values: Sequence[float], weight: float) -> list[float]:
     return averages
 
 
-def thin(points: Points, most: int = MOST_POINTS) -> Points:
+def thin_points(points: Points, most: int = MOST_POINTS) -> Points:
     """Selects at most `most` evenly spaced points, including the first and the last."""
     if len(points) <= most:
         return points
@@ -50,7 +50,7 @@ def thin(points: Points, most: int = MOST_POINTS) -> Points:
     return [points[int(index)] for index in indices]
 
 
-def draw(chart: Chart, name: str) -> Picture:
+def draw_chart(chart: Chart, name: str) -> Picture:
     """Draws a chart. `name` must be unique on the page. Smoothed curves include the raw values as a thin line."""
     figure = drawing.new_figure(4.6, 2.3)
     axes = figure.add_subplot()
@@ -59,7 +59,7 @@ def draw(chart: Chart, name: str) -> Picture:
     axes.locator_params(nbins=6)
     axes.ticklabel_format(axis='both', style='sci', scilimits=(-4, 6), useOffset=False)
     for run, points in chart.lines.items():
-        steps, values = map(list, zip(*thin(points), strict=True))
+        steps, values = map(list, zip(*thin_points(points), strict=True))
         colour = drawing.COLOURS[run % len(drawing.COLOURS)]
         dashes = '--' if run >= len(drawing.COLOURS) else '-'
         if chart.smooth:

@@ -43,7 +43,7 @@ def config_flags(args: argparse.Namespace, files: Sequence[str]) -> list[str]:
     return [*search_paths, *(f'--gin_file={file}' for file in files), *data_dir]
 
 
-def count(args: argparse.Namespace, label: str, model: str, flags: Flags) -> Any:
+def count_cost(args: argparse.Namespace, label: str, model: str, flags: Flags) -> Any:
     """Loads the configuration of a model (`--model`) as in a run, and returns its `counts.Counts`."""
     from remixer_t5x.config import resolved
     from remixer_t5x.costs import counts
@@ -62,7 +62,7 @@ def cost(counts: Any, measure: str) -> float:
     return getattr(counts, _ATTRIBUTES[measure])
 
 
-def loaded_widths() -> dict[str, int]:
+def find_widths() -> dict[str, int]:
     """Returns the feed-forward widths of the loaded model by macro, or EMBED_DIM without feed-forward layers."""
     from remixer_t5x.checkpoints import changes
     from remixer_t5x.config import loading
@@ -109,7 +109,7 @@ def match_widths(
     return widths
 
 
-def warnings(costs: Mapping[str, Any]) -> list[str]:
+def cost_warnings(costs: Mapping[str, Any]) -> list[str]:
     """Returns warnings if parameters or FLOPs differ by more than `WARNING` between models."""
     lines = []
     for measure in _ATTRIBUTES:

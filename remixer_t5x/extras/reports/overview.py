@@ -33,7 +33,7 @@ class Overview:
     summary: str
 
 
-def overview(run: Run) -> Overview:
+def summarize_run(run: Run) -> Overview:
     """Summarizes a run."""
     losses, speeds = run.series(TRAIN, 'loss'), [value for _, value in run.series(TRAIN, 'tokens_per_second')]
     # Uses the first evaluation that reports the number.
@@ -102,7 +102,7 @@ def unit(metric: str) -> str:
     return '%' if metric.rpartition('_')[2] in ('accuracy', 'match', 'majority', 'f1', 'em') else ''
 
 
-def charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
+def build_charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
     """Builds the charts of the page by heading: 'curves', 'optimization', and 'speed'."""
 
     def chart(title: str, unit: str, kind: str, number: str, smooth: bool = False) -> Chart:

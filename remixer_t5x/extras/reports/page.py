@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Learned:
+class LearnedPictures:
     """The pictures of one run, with a caption in `about` or the reason for missing pictures."""
 
     run: str
@@ -30,9 +30,9 @@ class Learned:
     about: str = ''
 
 
-def render(
+def render_page(
     runs: Sequence[Run],
-    learned: Sequence[Learned] = (),
+    learned: Sequence[LearnedPictures] = (),
     now: datetime.datetime | None = None,
     comparison: Comparison | None = None,
 ) -> str:
@@ -45,37 +45,37 @@ def render(
         comparison: results of `compare`, which determine the groups of runs; None groups runs by settings.
     """
     groups = comparison.groups if comparison else records.group_by_seed(runs)
-    overviews = comparison.overviews if comparison else {run.name: overview.overview(run) for run in runs}
-    rows = tables.task_table(groups)
-    main_rows = tables.main_rows(rows)
-    headline = tables.headline(tables.measures(groups, main_rows, overviews), overviews)
+    overviews = comparison.overviews if comparison else {run.name: overview.summarize_run(run) for run in runs}
+    rows = tables.build_task_table(groups)
+    main_rows = tables.select_main_rows(rows)
+    headline = tables.describe_measures(tables.collect_measures(groups, main_rows, overviews), overviews)
     memory = {name for numbers in overviews.values() for name in numbers.memory}
-    return _template().render(
+    return _load_template().render(
         runs=runs,
         groups=groups,
         overviews=list(overviews.values()),
         comparison=comparison,
         headline=comparison.headline if comparison else headline,
         charts={
-            heading: [curves.draw(chart, f'{heading}-{number}') for number, chart in enumerate(charts)]
-            for heading, charts in overview.charts(runs).items()
+            heading: [curves.draw_chart(chart, f'{heading}-{number}') for number, chart in enumerate(charts)]
+            for heading, charts in overview.build_charts(runs).items()
         },
         smoothing=curves.SMOOTHING,
         memory={name: title for name, title in overview.MEMORY.items() if name in memory},
         tasks=rows,
         main_rows=main_rows,
-        breakdowns=tables.breakdowns(groups),
-        samples=tables.samples(runs),
+        breakdowns=tables.build_breakdowns(groups),
+        samples=tables.select_samples(runs),
         learned=learned,
         differences=records.differing_settings(runs),
         created=(now or datetime.datetime.now()).strftime('%Y-%m-%d %H:%M'),
-        run_score=_run_score,
+        run_score=_format_run_score,
         colours=len(drawing.COLOURS),
     )
 
 
 @functools.cache
-def _template() -> jinja2.Template:
+def _load_template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader('remixer_t5x.extras.reports', '.'),
         autoescape=True,
@@ -85,11 +85,11 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
     )
     short, count = '{:.4g}'.format, '{:,.0f}'.format
-    environment.filters.update(duration=_duration, short=short, count=count, svg=_figure, unit=overview.unit)
+    environment.filters.update(duration=_format_duration, short=short, count=count, svg=_inline_svg, unit=overview.unit)
     return environment.get_template('report.html.jinja')
 
 
-def _run_score(run: Run, kind: str, metric: str) -> str:
+def _format_run_score(run: Run, kind: str, metric: str) -> str:
     """Formats a metric of a run in the evaluation with the readable name `kind`."""
     for name, record in run.latest().items():
         value = overview.task_metrics(record).get(metric)
@@ -98,13 +98,13 @@ def _run_score(run: Run, kind: str, metric: str) -> str:
     return '–'
 
 
-def _figure(picture: Picture) -> markupsafe.Markup:
+def _inline_svg(picture: Picture) -> markupsafe.Markup:
     """Returns the figure as SVG with a title for screen readers; matplotlib has escaped the text."""
     svg = drawing.inline_svg(picture)
     return markupsafe.Markup(svg.replace('<svg ', f'<svg role="img" aria-label="{html.escape(picture.title)}" ', 1))
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     minutes = round(seconds / 60)
     if seconds < 90:
         return f'{seconds:.0f} s'

@@ -170,7 +170,7 @@ def _progress(folder: pathlib.Path) -> tuple[int, str]:
         (run,) = records.read_runs([str(folder)])
     except UserError:
         return -1, ''
-    numbers, seconds = overview.overview(run), run.series(records.TRAIN, 'seconds_per_step')
+    numbers, seconds = overview.summarize_run(run), run.series(records.TRAIN, 'seconds_per_step')
     parts = [f'step {numbers.step:,}' + (f' of {numbers.steps:,}' if numbers.steps else '')]
     if numbers.train_loss is not None:
         parts.append(f'loss {numbers.train_loss:.4f}')

@@ -48,26 +48,26 @@ class Cell:
 Row = tuple[str, str, list[Cell | None]]
 
 
-def task_table(groups: Sequence[Group]) -> list[Row]:
+def build_task_table(groups: Sequence[Group]) -> list[Row]:
     """Builds a table of the newest value of each metric, and marks groups that are significantly better than all
-    others. For evaluations with many metrics, the table contains only the first metric; see `breakdowns`.
+    others. For evaluations with many metrics, the table contains only the first metric; see `build_breakdowns`.
     """
     rows = []
-    for kind, names in _metric_names(groups):
-        rows += [_row(groups, kind, name) for name in (names[:1] if len(names) > MOST_METRICS else names)]
+    for kind, names in _list_metrics(groups):
+        rows += [_build_row(groups, kind, name) for name in (names[:1] if len(names) > MOST_METRICS else names)]
     return rows
 
 
-def breakdowns(groups: Sequence[Group]) -> list[tuple[str, list[Row]]]:
+def build_breakdowns(groups: Sequence[Group]) -> list[tuple[str, list[Row]]]:
     """Builds a table of all metrics for each evaluation with many metrics, such as COGS by type."""
     return [
-        (readable_kind(kind), [_row(groups, kind, name) for name in names])
-        for kind, names in _metric_names(groups)
+        (readable_kind(kind), [_build_row(groups, kind, name) for name in names])
+        for kind, names in _list_metrics(groups)
         if len(names) > MOST_METRICS
     ]
 
 
-def _metric_names(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
+def _list_metrics(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
     """Returns all evaluations and the names of their metrics, in order of first appearance in the runs."""
     latest = [run.latest() for group in groups for run in group.runs]
     names: dict[str, dict[str, None]] = {}
@@ -81,7 +81,7 @@ def _metric_names(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
     return [(kind, list(metrics)) for kind, metrics in names.items() if kind in unique.values()]
 
 
-def _row(groups: Sequence[Group], kind: str, name: str) -> Row:
+def _build_row(groups: Sequence[Group], kind: str, name: str) -> Row:
     cells: dict[str, Cell] = {}
     keys = [str(index) for index in range(len(groups))]
     for key, group in zip(keys, groups, strict=True):
@@ -100,12 +100,12 @@ def _row(groups: Sequence[Group], kind: str, name: str) -> Row:
     return readable_kind(kind), name, [cells.get(key) for key in keys]
 
 
-def main_rows(rows: Sequence[Row]) -> list[Row]:
+def select_main_rows(rows: Sequence[Row]) -> list[Row]:
     """Selects the row of the main metric of each evaluation, which is the first row."""
     return list({row[0]: row for row in reversed(rows)}.values())[::-1]
 
 
-def measures(groups: Sequence[Group], rows: Sequence[Row], overviews: Mapping[str, Overview]) -> list[Measure]:
+def collect_measures(groups: Sequence[Group], rows: Sequence[Row], overviews: Mapping[str, Overview]) -> list[Measure]:
     """Collects the held-out loss and the main metric of each evaluation, excluding empty measures."""
     losses: dict[str, BySeed] = {
         group.name: {run.seed: loss for run in group.runs if (loss := overviews[run.name].held_out) is not None}
@@ -118,7 +118,7 @@ def measures(groups: Sequence[Group], rows: Sequence[Row], overviews: Mapping[st
     return [measure for measure in measures if measure.models]
 
 
-def headline(measures: Sequence[Measure], overviews: Mapping[str, Overview]) -> list[str]:
+def describe_measures(measures: Sequence[Measure], overviews: Mapping[str, Overview]) -> list[str]:
     """Returns sentences about the differences between groups in each measure."""
     sentences = [conclusion(measure) for measure in measures if len(measure.models) > 1]
     if sentences and len({overview.step for overview in overviews.values()}) > 1:
@@ -141,7 +141,7 @@ class Sample:
     predictions: Sequence[Sequence[tuple[str, bool]] | None]
 
 
-def samples(runs: Sequence[Run]) -> list[tuple[str, list[Sample], list[str]]]:
+def select_samples(runs: Sequence[Run]) -> list[tuple[str, list[Sample], list[str]]]:
     """Selects examples for each prediction file: (task and split, examples, accuracy of each run as text)."""
     tables = []
     for name in dict.fromkeys(name for run in runs for name in run.predictions):
@@ -149,23 +149,23 @@ def samples(runs: Sequence[Run]) -> list[tuple[str, list[Sample], list[str]]]:
             {row.get('index', place): row for place, row in enumerate(run.predictions.get(name, ()))} for run in runs
         ]
         first = next(rows for rows in by_index if rows)
-        wrong = [index for index, row in first.items() if not is_right(row)]
-        right = [index for index, row in first.items() if is_right(row)]
+        wrong = [index for index, row in first.items() if not equals_target(row)]
+        right = [index for index, row in first.items() if equals_target(row)]
         half = _SHOWN_PREDICTIONS // 2
         indices = wrong[: _SHOWN_PREDICTIONS - min(half, len(right))] + right[:half]
         counts = [
-            f'{sum(map(is_right, rows.values())):,} of {len(rows):,} equal the target' if rows else ''
+            f'{sum(map(equals_target, rows.values())):,} of {len(rows):,} equal the target' if rows else ''
             for rows in by_index
         ]
-        tables.append((name, [_sample([rows.get(index) for rows in by_index]) for index in indices], counts))
+        tables.append((name, [_build_sample([rows.get(index) for rows in by_index]) for index in indices], counts))
     return tables
 
 
-def is_right(row: Mapping[str, Any]) -> bool:
+def equals_target(row: Mapping[str, Any]) -> bool:
     return str(row['prediction']).split() == str(row.get('target', '')).split()
 
 
-def _sample(rows: Sequence[Mapping[str, Any] | None]) -> Sample:
+def _build_sample(rows: Sequence[Mapping[str, Any] | None]) -> Sample:
     """Builds a sample from the rows of an example in all runs; the row is None for runs without the example."""
     first = next(row for row in rows if row is not None)
     predictions = [

@@ -46,12 +46,12 @@ def write(
     """
     runs = records.read_runs(folders)
     learned = _draw_learned(runs, text, pictures_dir) if pictures else []
-    save(page.render(runs, learned), pathlib.Path(out).expanduser())
+    write_page(page.render_page(runs, learned), pathlib.Path(out).expanduser())
     if pictures_dir and any(run.pictures for run in learned):
         print(f'pictures     {pictures_dir}')
 
 
-def save(html: str, target: pathlib.Path) -> None:
+def write_page(html: str, target: pathlib.Path) -> None:
     """Writes the page to a file and prints the path. Raises UserError if the file cannot be written."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def save(html: str, target: pathlib.Path) -> None:
     print(f'report       {target}  ({len(html) / 1e6:.1f} MB, one file; open it in any browser)')
 
 
-def _draw_learned(runs: Sequence[Run], text: str, folder: str | None) -> list[page.Learned]:
+def _draw_learned(runs: Sequence[Run], text: str, folder: str | None) -> list[page.LearnedPictures]:
     """Draws the first run of each group of seeds, or returns the reason if the model cannot be built."""
     learned = []
     for number, group in enumerate(records.group_by_seed(runs), 1):
@@ -75,20 +75,20 @@ def _draw_learned(runs: Sequence[Run], text: str, folder: str | None) -> list[pa
         except UserError as error:
             reason = f'No pictures of what was learned: {" ".join(str(error).split())}'
             print(f'{run.name}: {reason}', file=sys.stderr, flush=True)
-            learned.append(page.Learned(run.name, about=reason))
+            learned.append(page.LearnedPictures(run.name, about=reason))
         for picture in learned[-1].pictures if folder else ():
             stem = re.sub(r'[^\w.-]+', '_', f'{run.name}-{picture.name.partition("-")[2]}')
             drawing.save(dataclasses.replace(picture, name=stem), folder or '')
     return learned
 
 
-def _draw_run(run: Run, text: str, number: int) -> page.Learned:
+def _draw_run(run: Run, text: str, number: int) -> page.LearnedPictures:
     trained = saved_models.load(run.folder)
     if trained.model.model_type != batch_formats.ENCODER_DECODER:
         raise UserError(f'--pictures needs an encoder-decoder, but MODEL_TYPE is {trained.model.model_type!r}')
     ids, _ = TextCodec(trained.vocabulary, trained.lengths['inputs']).encode(text, 0)
     inputs: np.ndarray = np.asarray(ids, np.int32)
-    targets = _answer(trained, inputs)
+    targets = _decode_answer(trained, inputs)
     pieces = [[vocab.decode_piece(trained.vocabulary, int(token)) for token in ids] for ids in (inputs, targets)]
     trained_text = gallery.TrainedText(
         model=trained.model,
@@ -96,14 +96,14 @@ def _draw_run(run: Run, text: str, number: int) -> page.Learned:
         inputs=(inputs, pieces[0]),
         targets=(targets, pieces[1]),
         lengths={'encoder': trained.lengths['inputs'], 'decoder': trained.lengths['targets']},
-        initial=_initial_params(trained),
+        initial=_restore_initial_params(trained),
         name=f'r{number}-',
     )
     about = f'The model of {trained.source} reads “{text}”; its decoder is shown with the model’s answer.'
-    return page.Learned(run.name, gallery.draw_all(trained_text), about)
+    return page.LearnedPictures(run.name, gallery.draw_all(trained_text), about)
 
 
-def _answer(trained: TrainedModel, inputs: np.ndarray) -> np.ndarray:
+def _decode_answer(trained: TrainedModel, inputs: np.ndarray) -> np.ndarray:
     """Decodes the model's greedy answer of one to MOST_TARGETS tokens, [length] int32."""
     model: Any = trained.model
     eos = task_vocabulary.end_id(trained.vocabulary)
@@ -117,7 +117,7 @@ def _answer(trained: TrainedModel, inputs: np.ndarray) -> np.ndarray:
     return tokens[: used[-1] + 1] if len(used) else np.asarray([eos], np.int32)
 
 
-def _initial_params(trained: TrainedModel) -> Any:
+def _restore_initial_params(trained: TrainedModel) -> Any:
     """Returns the initial parameters of the run, or None if they were random or their checkpoint is missing."""
     with saved_models.saved_gin(trained.source) as gin_file:
         (initial,) = loading.values(loading.ConfigSources([gin_file], defaults={_INITIAL: None}), _INITIAL)

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     equal.import_on_cpu(args)
     from remixer_t5x.extras.reproduce import runs, verdicts
 
-    costs = runs.count_all(table, args)
+    costs = runs.count_all_costs(table, args)
     results = runs.counted_results(table, costs)
     failed: Collection[sweep.Cell] = ()
     if not table.is_counted:
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         if args.dry_run:
             return 0
         folder = pathlib.Path(args.folder or f'runs/reproduce/{args.table}/{args.scale}').expanduser().absolute()
-        cells, runner = runs.plan(table, args, seeds, folder), sweep.Sweep(folder)
+        cells, runner = runs.plan_runs(table, args, seeds, folder), sweep.Sweep(folder)
         try:
             runner.run(list(cells.values()), _parallel_runs() if args.scale == tables.SMALL else 1)
         except sweep.Stopped as stop:
@@ -75,7 +75,9 @@ def run(args: argparse.Namespace) -> int:
         failed = runner.failed
         results |= runs.read_results(table, cells, failed)
     legend = _COUNTED_LEGEND if table.is_counted else _LEGEND.format(table.baseline)
-    console.print_items(f'{args.table}: {table.title}', *_result_tables(table, verdicts.judge(table, results)), legend)
+    console.print_items(
+        f'{args.table}: {table.title}', *_result_tables(table, verdicts.judge_table(table, results)), legend
+    )
     if table.note:
         console.print_items(table.note)
     return int(bool(failed))

@@ -22,7 +22,7 @@ from remixer_t5x.extras.reproduce.tables import COUNTED, PARAMETERS, Column, Row
 UTILIZATION = 0.3
 
 
-def plan(
+def plan_runs(
     table: Table, args: argparse.Namespace, seeds: Sequence[int], folder: pathlib.Path
 ) -> dict[tuple[str, str, int], Cell]:
     """Builds the runs by (stage, row, seed), in training order: by stage, then by seed."""
@@ -75,7 +75,7 @@ class Cost:
 Costs = Mapping[tuple[str, str], Cost]
 
 
-def count(stage: Stage, row: Row, args: argparse.Namespace) -> Cost:
+def count_cost(stage: Stage, row: Row, args: argparse.Namespace) -> Cost:
     """Counts the cost of a run from array shapes. Raises UserError for an invalid setting."""
     flags = [(name, str(value)) for name, value in _flags(stage, row, args).items()]
     changes = {'model': row.model, 'gin_file': _files(stage, row, args), 'gin_flags': flags}
@@ -90,9 +90,9 @@ def count(stage: Stage, row: Row, args: argparse.Namespace) -> Cost:
     return Cost(counted.total_parameters, counted.total_forward_flops, steps, flops)
 
 
-def count_all(table: Table, args: argparse.Namespace) -> Costs:
+def count_all_costs(table: Table, args: argparse.Namespace) -> Costs:
     """Counts the costs of all runs with one seed, by stage and row."""
-    return {(stage.name, row.name): count(stage, row, args) for stage in table.stages for row in table.rows}
+    return {(stage.name, row.name): count_cost(stage, row, args) for stage in table.stages for row in table.rows}
 
 
 def counted_results(table: Table, costs: Costs) -> dict[tuple[str, str], dict[int, float]]:

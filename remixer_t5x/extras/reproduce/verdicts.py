@@ -36,7 +36,7 @@ class Finding:
     verdict: str = ''
 
 
-def judge(
+def judge_table(
     table: Table, results: Mapping[tuple[str, str], Mapping[int, float]]
 ) -> Iterator[tuple[Column, Row, Finding]]:
     """Compares every number of the table with the paper, and yields (column, row, finding).

@@ -108,7 +108,7 @@ def test_failed_runs_are_in_the_csv_file_and_on_the_page(tmp_path):
     members = groups()
     names = {each.name: line for each, line in failed.items()}
     result = comparison.Comparison(members, dict.fromkeys(LOSSES, COUNTS), search(VALUES), ['A change.'], names)
-    html = page.render([each for group in members for each in group.runs], comparison=result)
+    html = page.render_page([each for group in members for each in group.runs], comparison=result)
     for words in (
         'LEARNING_RATE=9e-1, seed 0</b> failed: error: the loss is not finite',
         'A change.',
@@ -147,9 +147,9 @@ def test_a_cost_that_no_width_reaches_raises_an_error():
 
 def test_cost_differences_above_five_percent_cause_a_warning():
     more = dataclasses.replace(COUNTS, parameters={('a',): 1100})
-    (line,) = equal.warnings({'t5': COUNTS, 'remixer': more})
+    (line,) = equal.cost_warnings({'t5': COUNTS, 'remixer': more})
     assert 'remixer has 10% more parameters than t5' in line and '--equal=parameters' in line
-    assert equal.warnings({'t5': COUNTS, 'remixer': COUNTS}) == []
+    assert equal.cost_warnings({'t5': COUNTS, 'remixer': COUNTS}) == []
 
 
 def test_the_step_time_excludes_the_log_that_compiles():

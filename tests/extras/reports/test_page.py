@@ -74,8 +74,8 @@ def test_the_scale_of_a_matrix_can_ignore_its_diagonal():
 
 @pytest.fixture(scope='module')
 def text(pictures):
-    learned = [page.Learned(EVIL, pictures, EVIL), page.Learned('none', about=f'No pictures: {EVIL}')]
-    return page.render([_run(EVIL, 1), _run('other', 2)], learned)
+    learned = [page.LearnedPictures(EVIL, pictures, EVIL), page.LearnedPictures('none', about=f'No pictures: {EVIL}')]
+    return page.render_page([_run(EVIL, 1), _run('other', 2)], learned)
 
 
 def test_every_element_is_closed_and_every_id_is_unique(text):
@@ -110,7 +110,7 @@ def test_the_page_has_memory_pictures_and_deviations(text):
         assert words in text, words
     # The first two runs differ in more than their seed, the others in nothing.
     assert '(2)</span>' not in text
-    assert '± 0.00 (2)</span>' in page.render([_run('a', 1), _run('a/b', 1)])
+    assert '± 0.00 (2)</span>' in page.render_page([_run('a', 1), _run('a/b', 1)])
 
 
 def test_figures_use_the_colours_of_the_page(pictures):
@@ -129,5 +129,5 @@ def test_one_run_of_each_model_has_no_loss_in_bold():
     runs = [
         Run(name, f'/{name}', [Record('eval/c4', 5, {'loss': loss}, {})]) for name, loss in (('a', 2.0), ('b', 1.5))
     ]
-    html = page.render(runs)
+    html = page.render_page(runs)
     assert '>1.5</td>' in html and '>2</td>' in html

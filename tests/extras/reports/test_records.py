@@ -36,7 +36,7 @@ def test_runs_that_differ_only_in_seed_and_folders_are_one_group():
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=5))
 def test_the_table_has_mean_and_sample_deviation_over_seeds(values):
     runs = [_run(f'r{n}', f'SEED = {n}\nX = 1\n', eval__cb=(9, {'f1': value})) for n, value in enumerate(values)]
-    [(kind, metric, [cell])] = tables.task_table(records.group_by_seed(runs))
+    [(kind, metric, [cell])] = tables.build_task_table(records.group_by_seed(runs))
     assert (kind, metric, len(cell.values)) == ('cb, eval', 'f1', len(values))
     assert cell.mean == pytest.approx(statistics.mean(values))
     assert cell.deviation == (pytest.approx(statistics.stdev(values)) if len(values) > 1 else None)
@@ -51,10 +51,10 @@ def test_many_metrics_are_shown_in_one_table_row_and_a_breakdown():
     types = {f'type_{n}': float(n) for n in range(9)}
     runs = [_run('r', eval__cogs=(5, types), eval__cb=(5, {'accuracy': 50.0}))]
     groups = records.group_by_seed(runs)
-    assert [(kind, metric) for kind, metric, _ in tables.task_table(groups)] == [
+    assert [(kind, metric) for kind, metric, _ in tables.build_task_table(groups)] == [
         ('cogs, eval', 'type_0'), ('cb, eval', 'accuracy')
     ]  # fmt: skip
-    [(kind, rows)] = tables.breakdowns(groups)
+    [(kind, rows)] = tables.build_breakdowns(groups)
     assert kind == 'cogs, eval' and [(name, cells[0].mean) for _, name, cells in rows] == list(types.items())
 
 
@@ -70,16 +70,16 @@ def test_differences_are_settings_other_than_folders():
 
 def test_the_summary_has_the_best_constant_answer():
     run = _run('r', eval=(2, {'loss': 2.0, 'constant_loss': 5.25}))
-    numbers = overview.overview(run)
+    numbers = overview.summarize_run(run)
     assert numbers.constant == 5.25
     assert 'Held-out loss is 2. The best constant answer has 5.25;' in numbers.summary
-    assert overview.overview(_run('r', eval=(2, {'loss': 2.0}))).constant is None
+    assert overview.summarize_run(_run('r', eval=(2, {'loss': 2.0}))).constant is None
 
 
 def test_a_summary_has_steps_losses_metrics_and_warnings():
     run = _run('r', 'TRAIN_STEPS = 9\n', eval=(1, {'loss': 2.0}), eval__cb=(2, {'f1': 55.5}))
     more = [Record('eval', 2, {'loss': 3.0}, {}), Record('train', 3, {'loss': None}, {})]
-    numbers = overview.overview(dataclasses.replace(run, records=[*run.records, *more]))
+    numbers = overview.summarize_run(dataclasses.replace(run, records=[*run.records, *more]))
     assert 'At step 3 of 9' in numbers.summary and 'fell from 3 to 2' in numbers.summary
     assert 'Held-out loss is 3, 50% above its lowest, 2 at step 1.' in numbers.summary
     assert 'cb, eval: f1 55.5%.' in numbers.summary and '1 logged losses were not finite' in numbers.summary
@@ -96,16 +96,16 @@ def test_smoothing_follows_its_formula(values, weight):
 
 def test_a_long_curve_keeps_its_ends():
     points = [(step, float(step)) for step in range(5000)]
-    thin = curves.thin(points)
+    thin = curves.thin_points(points)
     assert len(thin) == curves.MOST_POINTS and thin[0] == points[0] and thin[-1] == points[-1]
 
 
 def test_a_chart_draws_the_points_of_each_line():
     chart = curves.Chart('loss', '', {0: [(1, 4.0), (2, 2.0)], 7: [(1, 3.0)]})
-    lines = curves.draw(chart, 'a').figure.axes[0].get_lines()
+    lines = curves.draw_chart(chart, 'a').figure.axes[0].get_lines()
     assert [line.get_xydata().tolist() for line in lines] == [[[1, 4], [2, 2]], [[1, 3]]]
     assert lines[0].get_linestyle() == '-' and lines[1].get_linestyle() == '--'
-    smooth = curves.draw(curves.Chart('loss', '', {0: [(1, 4.0), (2, 2.0)]}, smooth=True), 'b')
+    smooth = curves.draw_chart(curves.Chart('loss', '', {0: [(1, 4.0), (2, 2.0)]}, smooth=True), 'b')
     raw, smoothed = smooth.figure.axes[0].get_lines()
     assert raw.get_ydata()[1] == 2 and smoothed.get_ydata()[1] == curves.moving_average([4.0, 2.0], curves.SMOOTHING)[1]
 
@@ -116,9 +116,9 @@ def test_one_run_of_each_model_shows_no_difference(steps):
         Run(name, f'/{name}', [Record('eval/c4', step, {'loss': loss}, {})], '', (), {})
         for name, step, loss in zip('ab', steps, (2.0, 1.5), strict=True)
     ]
-    overviews = {run.name: overview.overview(run) for run in runs}
-    measures = tables.measures([Group(run.name, [run]) for run in runs], [], overviews)
-    sentences = tables.headline(measures, overviews)
+    overviews = {run.name: overview.summarize_run(run) for run in runs}
+    measures = tables.collect_measures([Group(run.name, [run]) for run in runs], [], overviews)
+    sentences = tables.describe_measures(measures, overviews)
     assert all(text in sentences[0] for text in ('held-out loss', 'a 2', 'b 1.5', 'one seed'))
     assert ('different steps' in ' '.join(sentences)) == (steps[0] != steps[1])
 
@@ -130,10 +130,10 @@ def test_a_group_is_marked_best_only_if_its_difference_is_shown():
 
     apart, close = [group('a', [1.0, 1.1]), group('b', [9.0, 9.1])], [group('a', [1.0, 9.0]), group('b', [2.0, 7.0])]
     for groups, best in ((apart, [False, True]), (close, [False, False])):
-        ((_, _, cells),) = rows = tables.task_table(groups)
+        ((_, _, cells),) = rows = tables.build_task_table(groups)
         assert [cell.best for cell in cells] == best
-        overviews = {run.name: overview.overview(run) for group in groups for run in group.runs}
-        (sentence,) = tables.headline(tables.measures(groups, rows, overviews), overviews)
+        overviews = {run.name: overview.summarize_run(run) for group in groups for run in group.runs}
+        (sentence,) = tables.describe_measures(tables.collect_measures(groups, rows, overviews), overviews)
         assert ('b is better than a by 8' in sentence) == best[1] and ('no difference shown' in sentence) != best[1]
 
 
@@ -164,6 +164,6 @@ def test_a_task_is_shown_once_and_percentages_have_a_unit():
     numbers = {'accuracy': 70.99, 'mean_absolute_error': 0.5}
     kinds = ('eval/own_pairs', 'validation/own_pairs', 'validation/other')
     run = types.SimpleNamespace(seed=0, latest=lambda: {kind: Record(kind, 5, numbers, {}) for kind in kinds})
-    rows = [(kind, metric) for kind, metric, _ in tables.task_table([types.SimpleNamespace(runs=[run])])]
+    rows = [(kind, metric) for kind, metric, _ in tables.build_task_table([types.SimpleNamespace(runs=[run])])]
     assert [kind for kind, metric in rows if metric == 'accuracy'] == ['own_pairs, eval', 'other, validation']
     assert overview.unit('accuracy') == overview.unit('macro_f1') == '%' and overview.unit('mean_absolute_error') == ''

@@ -82,7 +82,7 @@ def test_models_have_the_papers_number_of_parameters(table, row, published):
     (model,) = [model for model in loaded_table.rows if model.name == row]
     (column,) = [column for column in loaded_table.columns if column.metric == tables.PARAMETERS]
     assert model.numbers[loaded_table.columns.index(column)] == published
-    assert runs.count(column.stage, model, ARGS).parameters / 1e6 == pytest.approx(published, rel=0.03)
+    assert runs.count_cost(column.stage, model, ARGS).parameters / 1e6 == pytest.approx(published, rel=0.03)
 
 
 def small_table(metric='accuracy', numbers=(70.0, 72.0, 69.0, None)):
@@ -105,7 +105,7 @@ def small_table(metric='accuracy', numbers=(70.0, 72.0, 69.0, None)):
 def test_verdict_is_the_sign_of_the_interval(metric, ours, expected):
     base = {seed: 10.0 + seed for seed in range(len(ours))}
     results = {('a', 'x'): base, ('b', 'x'): {seed: base[seed] + value for seed, value in enumerate(ours)}}
-    found = {row.name: finding for _, row, finding in verdicts.judge(small_table(metric), results)}
+    found = {row.name: finding for _, row, finding in verdicts.judge_table(small_table(metric), results)}
     assert (found['b'].difference, found['b'].margin, found['b'].verdict) == (
         pytest.approx(expected[0]), pytest.approx(expected[1], rel=1e-4), expected[2],
     )  # fmt: skip
@@ -114,7 +114,9 @@ def test_verdict_is_the_sign_of_the_interval(metric, ours, expected):
 
 def test_finetuning_starts_from_the_pretraining_of_its_model_and_seed(tmp_path):
     table = tables.load('remixers/table_4', tables.PAPER)
-    cells = runs.plan(table, argparse.Namespace(**{**vars(ARGS), 'gin_flags': [('BATCH_SIZE', '8')]}), [0, 1], tmp_path)
+    cells = runs.plan_runs(
+        table, argparse.Namespace(**{**vars(ARGS), 'gin_flags': [('BATCH_SIZE', '8')]}), [0, 1], tmp_path
+    )
     assert [stage for stage, _, _ in cells] == ['c4'] * 8 + ['cogs'] * 8
     cell = cells['cogs', 'T5.1.1 large', 1]
     assert f'--gin.INITIAL_CHECKPOINT_PATH={cells["c4", "T5.1.1 large", 1].folder}' in cell.command
@@ -169,7 +171,7 @@ def test_invalid_arguments_raise_one_line_with_what_to_type(words, facts, capsys
 
 def test_a_missing_metric_raises_an_error_that_lists_metrics(tmp_path):
     table = tables.load('remixers/table_4', tables.SMALL)
-    cells = runs.plan(table, ARGS, [0], tmp_path)
+    cells = runs.plan_runs(table, ARGS, [0], tmp_path)
     for cell in cells.values():
         write_run(cell, 1.0)
     other = dataclasses.replace(table.columns[0], metric='f1')
