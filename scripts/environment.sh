@@ -1,12 +1,12 @@
-# Sourced by the other scripts: `say`, and `prepare_environment EXTRAS [WHEEL]`, which makes $VENV and installs the wheel,
-# or this checkout where none is given, with the extra `train`, EXTRAS and the versions of the lock file for its Python,
-# unless that was done already.
+# Defines `say` and `prepare_environment EXTRAS [WHEEL]` for the other scripts. `prepare_environment` creates the
+# virtual environment $VENV and installs the wheel, or by default this checkout, with the extra `train`, EXTRAS and the
+# locked versions for the Python of $VENV, unless the environment is up to date.
 
 VENV="${VENV:-.venv}"
 
 say() { printf '\n== %s\n' "$*"; }
 
-# The newest supported Python, on PATH or among pyenv's versions. TensorFlow has no wheels for Python 3.14.
+# Prints the newest supported Python on PATH or in pyenv. TensorFlow has no wheels for Python 3.14.
 find_python() {
     local candidate minor
     local candidates=()
@@ -24,7 +24,7 @@ find_python() {
     return 2
 }
 
-# The lock file for the Python of $VENV.
+# Prints the lock file for the Python of $VENV.
 lock_file() {
     if "$VENV/bin/python" -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; then
         echo requirements-py311.lock
@@ -47,7 +47,7 @@ prepare_environment() {
     else
         wanted="$(cat pyproject.toml setup.py "$lock" <(echo "$extras $PWD") | cksum)"
     fi
-    # An environment with more extras serves those who need fewer.
+    # An environment with additional extras is reused.
     if grep -qxF "$wanted" "$stamp" 2>/dev/null; then
         say "$VENV is up to date"
         return
@@ -55,9 +55,9 @@ prepare_environment() {
     say "installing remixer_t5x[$extras] into $VENV, versions as in $lock (minutes, the first time)"
     if [[ -n "$wheel" ]]; then
         pip_install "$wheel[$extras]"
-        # pip keeps what has the same version, although the code may be another.
+        # pip does not replace a package of the same version, although its code may differ.
         pip_install --no-deps --force-reinstall "$wheel"
-        # The last wheel is the one that is installed.
+        # Only the last wheel is installed.
         echo "$wanted" > "$stamp"
     else
         pip_install -e ".[$extras]"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# From a fresh clone to a trained model: makes a virtual environment, installs, trains a small Remixer to translate English
-# sentences into logical forms, and shows its answers before and after. No data is downloaded. Run it again to resume.
+# Creates a virtual environment, installs this checkout, trains a small Remixer to translate English sentences to
+# logical forms, and prints its answers before and after training. Downloads no data. Run the script again to resume.
 #
 #   scripts/quickstart.sh                   in .venv, into runs/quickstart
-#   scripts/quickstart.sh --model=t5_1_1    another model, into runs/quickstart_t5_1_1; other flags are passed on too
-#   VENV=/path scripts/quickstart.sh        in another virtual environment, made if it is not there
+#   scripts/quickstart.sh --model=t5_1_1    another model, into runs/quickstart_t5_1_1; passes other flags on
+#   VENV=/path scripts/quickstart.sh        in another virtual environment, created if missing
 #   MODEL_DIR=/path scripts/quickstart.sh   into another folder
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Installs what the tests need into a virtual environment and runs every check; fails when one of them does.
+# Installs the test requirements into a virtual environment and runs all checks. Fails if any check fails.
 #
 #   scripts/test.sh                   everything, in .venv
-#   scripts/test.sh --quick           lint, types, import directions, one test of each law for each sublayer, one run
-#                                     that trains, saves, resumes and evaluates
-#   scripts/test.sh --changed         the tests that a change since the main branch can affect, and why each of them
-#   scripts/test.sh --since REV       the same, for a change since a revision
+#   scripts/test.sh --quick           lint, types, import directions, one test of each property for each sublayer, and
+#                                     one run that trains, saves, resumes and evaluates
+#   scripts/test.sh --changed         the tests that changes since the main branch can affect, with reasons
+#   scripts/test.sh --since REV       the tests that changes since a revision can affect
 #   scripts/test.sh tests/cli -k gin  everything, with these arguments for pytest
 #   scripts/test.sh --random-order-seed 7   files, and the tests of each file, in a random order
-#   VENV=/path scripts/test.sh        in another virtual environment, made if it is not there
+#   VENV=/path scripts/test.sh        in another virtual environment, created if missing
 #   scripts/test.sh --references      everything, with all reference libraries (gigabytes), in .venv-references with
 #                                     Python 3.11; the tests of T5X run if it is on PYTHONPATH (docs/t5x.md)
-#   REMIXER_T5X_DATA=/path ...        a folder with real data, for the tests that read it
-#   TEST_WORKERS=4 ...                pytest processes; unless said one more than cores, each with 4 GB of memory
+#   REMIXER_T5X_DATA=/path ...        folder with real data for the tests that require it
+#   TEST_WORKERS=4 ...                pytest processes (default: cores + 1, with 4 GB of memory each)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -67,7 +67,7 @@ check() {
     fi
 }
 
-# Where it is set, each of about ten processes compiles our modules and the tests again: 4 s of a processor.
+# If this variable is set, each of about ten processes compiles all modules again, which takes 4 s of CPU time.
 unset PYTHONDONTWRITEBYTECODE
 export PYTHONPATH="$PWD:$PWD/tasks${PYTHONPATH:+:$PYTHONPATH}"
 export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-3}"
@@ -76,7 +76,7 @@ if [[ -z "${REMIXER_T5X_DATA:-}" ]]; then
 fi
 case "$SELECT" in
     quick)
-        # Only these files: to collect all others takes longer than to run the quick tests.
+        # Only these files are collected, because collecting all others takes longer than the quick tests.
         CHOSEN="$(grep -rl '^@pytest\.mark\.quick' --include='test_*.py' tests)"
         PYTEST+=(-m quick tests/models/sublayers/test_contract.py) ;;
     changed)
@@ -87,7 +87,7 @@ while IFS= read -r file; do
     if [[ -n "$file" ]]; then PYTEST+=("$file"); fi
 done <<< "$CHOSEN"
 
-# One more than cores: tests wait for disks and for other processes about a fifth of their time.
+# One process more than cores is used, because tests wait for disks and other processes for a fifth of the time.
 workers() {
     local cores memory
     cores="$(nproc 2>/dev/null || echo 1)"
@@ -102,7 +102,7 @@ check 'import directions (import-linter)' "$VENV/bin/lint-imports" --no-cache --
 if [[ "$SELECT" == changed && -z "$CHOSEN" ]]; then
     say 'no test reads a changed file (they are listed above): no test was run'
 else
-    # A worker that crashes ends the run: with a new worker, the scheduler by files of pytest-xdist 3.8 waits for ever.
+    # A crashed worker ends the run, because pytest-xdist 3.8 with loadfile hangs after replacing a worker.
     check 'tests (pytest)' "$VENV/bin/python" -m pytest -q -n "${TEST_WORKERS:-$(workers)}" --max-worker-restart=0 --durations=10 ${PYTEST[@]+"${PYTEST[@]}"}
 fi
 
