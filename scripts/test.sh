@@ -102,7 +102,7 @@ check 'import directions (import-linter)' "$VENV/bin/lint-imports" --no-cache --
 if [[ "$SELECT" == changed && -z "$CHOSEN" ]]; then
     say 'no test reads a changed file (they are listed above): no test was run'
 else
-    # A crashed worker ends the run, because pytest-xdist 3.8 with loadfile hangs after replacing a worker.
+    # A crashed worker ends the run, because the file scheduler of pytest-xdist 3.8 hangs after replacing a worker.
     check 'tests (pytest)' "$VENV/bin/python" -m pytest -q -n "${TEST_WORKERS:-$(workers)}" --max-worker-restart=0 --durations=10 ${PYTEST[@]+"${PYTEST[@]}"}
 fi
 
