@@ -70,8 +70,8 @@ class Tensors(Mapping[str, np.ndarray]):
             )
         return tuple(part.get_shape())
 
-    def rename(self, names: Mapping[str, str]) -> 'Tensors':
-        """Returns the arrays with new names; `names` maps new names to current names."""
+    def with_names(self, names: Mapping[str, str]) -> 'Tensors':
+        """Returns the arrays with new names: `names` maps new names to current names."""
         return Tensors({new: self._places[name] for new, name in names.items()})
 
     def join_folder(self, folder: str, tensors: 'Tensors') -> 'Tensors':

@@ -166,7 +166,7 @@ def test_a_missing_beam_package_is_reported_with_its_extra(typed, monkeypatch):
     monkeypatch.setitem(sys.modules, 'apache_beam', None)
     code, _, error = typed()
     assert code == 2
-    assert error.splitlines()[-1].startswith('error: data cache needs Apache Beam')
+    assert error.splitlines()[-1].startswith('error: data cache needs apache_beam')
     assert "pip install 'remixer-t5x[beam]'" in error
 
 

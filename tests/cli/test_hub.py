@@ -253,7 +253,7 @@ def test_a_custom_mixer_is_shared_with_its_modules(tmp_path, monkeypatch):
         remixer_t5x.load(str(tmp_path / 'shared'))
     # This process has loaded another module of this name.
     (tmp_path / 'shared/code/own_mixers.py').write_text('')
-    with pytest.raises(UserError, match='own_mixers is loaded from'):
+    with pytest.raises(UserError, match='own_mixers is already loaded from'):
         remixer_t5x.load(str(tmp_path / 'shared'), trust_gin=True)
 
 

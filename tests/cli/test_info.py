@@ -100,7 +100,7 @@ def test_recomputing_everything_is_seen_by_the_model(clean_environment):
     files = (*MODEL, '--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin')
     args = cli._parser().parse_args(['info', '--memory', '--verbose', *files])
     args.gin_flags = [tuple(flag.removeprefix('--gin.').split('=', 1)) for flag in MINIATURE]
-    (step, _), recomputing = command.read(args), command.with_full_recomputation(args)
+    (step, _), recomputing = command.read_step(args), command.with_full_recomputation(args)
     assert recomputing.module.encoder_stack().remat_policy is stack.full_remat
     assert step.model.module.encoder_stack().remat_policy is not stack.full_remat
     kept, recomputed = map(command._measure, (step, dataclasses.replace(step, model=recomputing)))

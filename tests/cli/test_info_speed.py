@@ -86,7 +86,7 @@ def compiled(monkeypatch):
         bound = roofline.bound_time(program, machines.find_machine('h100'), [0])
         return Forecast(step, bound, StepMemory(0, 0, 0, 0, 2**30, 0, 0, 2**30), 1e12, 1000, 1)
 
-    monkeypatch.setattr(speed, '_build_step', memory.read)
+    monkeypatch.setattr(speed, '_build_step', memory.read_step)
     monkeypatch.setattr(speed, '_forecast', forecast)
     return seen
 

@@ -138,7 +138,7 @@ def test_leftovers_of_a_killed_download_are_ignored(plain, server, cache_folder)
     [
         ('plain', 'changed', 'must have SHA-256 .* got'),
         ('zipped', 'changed', 'must have SHA-256 .* got'),
-        ('plain', 'endless', 'has more than 1.1 MB'),
+        ('plain', 'endless', 'must have at most 1.1 MB'),
         ('plain', 'truncated', 'the connection ended after 600,000 of 1,200,000 bytes'),
     ],
 )

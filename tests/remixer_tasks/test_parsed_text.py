@@ -150,16 +150,16 @@ def parse_until_the_fifth_part(text, folder):
     """The process that is killed."""
     os.environ['REMIXER_T5X_CACHE'] = str(folder)
     documents.JOB_BYTES, workers.count_cores = 200, lambda: 2
-    add, parts = Malformed.add, []
+    add_counts, parts = Malformed.add_counts, []
 
     def stop(malformed, counts):
-        add(malformed, counts)
+        add_counts(malformed, counts)
         parts.append(counts)
         if len(parts) == 5:
             print('half read', flush=True)
             signal.pause()
 
-    Malformed.add = stop
+    Malformed.add_counts = stop
     corpus_of(text).files('train')
 
 

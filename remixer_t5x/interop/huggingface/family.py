@@ -306,7 +306,7 @@ class Family(abc.ABC):
         rows, runs, tensors = (
             list(self.param_rows()),
             self.default_runs(),
-            tensors.rename(self.canonical_names(tensors)),
+            tensors.with_names(self.canonical_names(tensors)),
         )
         shapes = {name: row.shape for row in rows for _, names in row.expand_runs(runs) for name in names}
         if missing := [name for name in shapes if name not in tensors]:

@@ -60,7 +60,7 @@ class Source:
 
         `runs` are the runs of layers in `params`; None for those of models/*.gin.
         """
-        tensors = self.tensors.rename(self.family.canonical_names(self.tensors))
+        tensors = self.tensors.with_names(self.family.canonical_names(self.tensors))
         arrays = parameter_table.write(self.family.param_rows(), runs or self.family.default_runs(), params)
         return next((name for name, array in arrays.items() if not np.array_equal(array, tensors[name])), None)
 

@@ -259,7 +259,7 @@ class T5(T5Encoder):
 
     @classmethod
     def from_config(cls, config: Config, tensors: Tensors) -> Self:
-        values, tensors = config.values, tensors.rename(cls.canonical_names(tensors))
+        values, tensors = config.values, tensors.with_names(cls.canonical_names(tensors))
         sizes = cls.read_sizes(config, num_decoder_layers=config.read_int('num_layers'))
         flags = cls.read_flags(config)
         tied = OUTPUT not in tensors or TABLE in tensors and np.array_equal(tensors[OUTPUT], tensors[TABLE])
