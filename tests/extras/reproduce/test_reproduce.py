@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import pathlib
 
 import pytest
 
@@ -151,6 +152,24 @@ def test_table_shows_our_numbers_beside_the_papers(tmp_path, monkeypatch, capsys
     (row,) = [line.split() for line in lines if 'Remixer base' in line and '79.2' in line]
     assert row[2:] == ['79.2', '56.1', '±', '1.1', '+1.8', '+5.1', '±', '0.17', 'reproduced']
     assert any(line.split()[:3] == ['Remixer', 'base', 'cogs'] and '848,292' in line for line in lines)
+
+
+def test_a_stage_starts_after_all_runs_of_the_stage_before(tmp_path, monkeypatch):
+    calls = []
+
+    def run_cells(self, cells, parallel):
+        done = {cell.folder for call in calls for cell in call}
+        for cell in cells:
+            starts = [flag for flag in cell.command if flag.startswith('--gin.INITIAL_CHECKPOINT_PATH=')]
+            assert all(pathlib.Path(flag.partition('=')[2]) in done for flag in starts)
+            assert bool(starts) == bool(calls)
+        calls.append(cells)
+        if len(calls) == 2:
+            raise sweep.Stopped(130)
+
+    monkeypatch.setattr(sweep.Sweep, 'run', run_cells)
+    assert main.main(['reproduce', 'remixers/table_4', '--scale=paper', f'--folder={tmp_path}']) == 130
+    assert len(calls) == 2 and len(calls[0]) == len(calls[1])
 
 
 @pytest.mark.parametrize(
