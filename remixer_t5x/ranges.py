@@ -30,13 +30,13 @@ class Range:
 Function = typing.TypeVar('Function', bound=Callable[..., Any])
 
 Count = Annotated[int, Range('a whole number of at least 1', lambda n: n >= 1)]
-Whole = Annotated[int, Range('a whole number of at least 0', lambda n: n >= 0)]
+Whole = Annotated[int, Range('a non-negative integer', lambda n: n >= 0)]
 Rate = Annotated[float, Range('a number from 0 to below 1', lambda n: 0 <= n < 1)]
 Share = Annotated[float, Range('a number from 0 to 1', lambda n: 0 <= n <= 1)]
 OpenShare = Annotated[float, Range('a number above 0 and below 1', lambda n: 0 < n < 1)]
 PositiveShare = Annotated[float, Range('a number above 0 and at most 1', lambda n: 0 < n <= 1)]
 Positive = Annotated[float, Range('a number above 0', lambda n: n > 0)]
-NonNegative = Annotated[float, Range('a number of at least 0', lambda n: n >= 0)]
+NonNegative = Annotated[float, Range('a non-negative number', lambda n: n >= 0)]
 AboveOne = Annotated[float, Range('a number above 1', lambda n: n > 1)]
 
 _DESCRIPTIONS: dict[Any, str] = {

@@ -37,7 +37,7 @@ def _open_locked(lock: pathlib.Path) -> int:
     """Opens and locks a file. Does not lock the file if the file system does not support locks."""
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        # Ignore errors: other processes do not remove an entry without a lock.
+        # Without support for locks, other processes never remove the entry.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         # Retry if another process removed the file before it was locked.

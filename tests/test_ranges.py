@@ -83,7 +83,7 @@ def numeric_macros() -> dict[str, str]:
             continue
         for macro, value in re.findall(r'^([A-Z_0-9]+) = (.*)', text.text, re.M):
             if isinstance(_literal(value), int | float) and not isinstance(_literal(value), bool):
-                found[macro] = [*files.files_reading(macro), name][0]
+                found[macro] = [*files.find_files_with_macro(macro), name][0]
         for first, rest, argument, macro in re.findall(
             r'^(?:\w+/)*(\w+)\.(\w+)\.(\w+) = %([A-Z_0-9]+)$', text.text, re.M
         ):

@@ -48,7 +48,7 @@ class Answer(NamedTuple):
         return self.texts[0]
 
 
-class Encoded(NamedTuple):
+class EncodedTexts(NamedTuple):
     """The encoder's output for texts.
 
     Attributes:
@@ -177,7 +177,7 @@ class TrainedModel:
         rows = predictor.predict_labels(self.params, ids) if ids else []
         return [Answer(list(row.texts or ()), row.scores, cut) for row, cut in zip(rows, cuts, strict=True)]
 
-    def encode(self, texts: Strings) -> Encoded:
+    def encode(self, texts: Strings) -> EncodedTexts:
         """Computes the encoder's output for each text and its mean over tokens. Long texts are truncated."""
         interface.require_method(self.model, 'encode', 'encode')
         rows, cuts = self._encode_inputs(texts)
@@ -189,7 +189,7 @@ class TrainedModel:
             hidden[row, : len(states)], mask[row, : len(states)] = states, True
         mean = (hidden.sum(1) / np.maximum(mask.sum(1, keepdims=True), 1)).astype(np.float32)
         sentence = embeddings.sentence_vectors(self.model, self.params, mean)
-        return Encoded(hidden, mask, mean, np.asarray(cuts, bool), sentence)
+        return EncodedTexts(hidden, mask, mean, np.asarray(cuts, bool), sentence)
 
     def loss(self, batch: Mapping[str, np.ndarray | jax.Array]) -> dict[str, float]:
         """Computes `loss` and `accuracy` per target token, `perplexity` and `tokens` of a batch, without dropout.

@@ -154,7 +154,7 @@ def _unknown_flag(args: argparse.Namespace, unknown: list[str]) -> str:
     near = difflib.get_close_matches(flag, [*re.findall(r'--\w+', parser.format_usage()), *alternatives], n=1)
     if name in files.T5X['flags']:
         message += f'; that is a flag of T5X, and here it is {files.T5X["flags"][name]}'
-    elif hasattr(args, 'gin_file') and value and files.files_reading(name.upper()):
+    elif hasattr(args, 'gin_file') and value and files.find_files_with_macro(name.upper()):
         message += f'; the setting is --gin.{name.upper()}={value}'
     elif near:
         message += f'; did you mean {near[0]}'

@@ -85,7 +85,7 @@ def shipped() -> dict[str, GinText]:
     return public
 
 
-def files_reading(macro: str) -> list[str]:
+def find_files_with_macro(macro: str) -> list[str]:
     """Returns the shipped files that read a macro."""
     return [name for name, text in shipped().items() if macro in text.macros_read]
 

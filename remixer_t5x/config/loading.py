@@ -242,14 +242,14 @@ def _check_macros(texts: Sequence[GinText], sources: ConfigSources, roots: Colle
             raise _unread_macro_error(name, place, macros_read)
     shipped_reads = {name for text in texts if text.shipped for name in text.macros_read}
     for name, place in (item for text in users for item in text.macros_read.items()):
-        if name not in macros_set and not (files.files_reading(name) if partial else name in shipped_reads):
-            misspelt = '' if files.files_reading(name) else nearest(name, macros_set)
+        if name not in macros_set and not (files.find_files_with_macro(name) if partial else name in shipped_reads):
+            misspelt = '' if files.find_files_with_macro(name) else nearest(name, macros_set)
             raise UserError(f'{place} is not set{misspelt or f"; type {FLAG}{name}=VALUE"}')
 
 
 def _unread_macro_error(name: str, place: str, known: Collection[str]) -> UserError:
     advice = T5X['macros'].get(name, '')
-    if not advice and (readers := files.files_reading(name)):
+    if not advice and (readers := files.find_files_with_macro(name)):
         advice = f'it is for {", ".join(readers[:3])}'
     advice = f'; {advice}' if advice else nearest(name, known) or '; remove it'
     return UserError(f'{place} is set, but nothing reads it{advice}')

@@ -101,7 +101,7 @@ class TaskEvaluator:
             task_examples.read_examples(
                 task,
                 self.split,
-                # Do not truncate for models with a head, which tokenize the texts themselves.
+                # Do not truncate the texts if the model has a classification head, which tokenizes them itself.
                 dict.fromkeys(lengths, 2**20) if self._has_head else lengths,
                 settings.examples,
                 is_generated and not self._ranked_labels(task),

@@ -149,7 +149,7 @@ class JsonlWriter:
 def read_records(path: epath.Path) -> list[dict[str, Any]]:
     """Reads the records of a metrics.jsonl in order, skipping lines that are not records.
 
-    A record has a string `kind`, a whole number `step` of at least 0, and metrics, which may be None. Raises UserError
+    A record has a string `kind`, a non-negative integer `step`, and metrics, which may be None. Raises UserError
     if the file cannot be read.
     """
     with object_store.wrap_read_errors(path), untrusted_files.as_user_errors(path, 'give the metrics.jsonl of a run'):

@@ -70,7 +70,7 @@ class HubDataset:
             strict=self.strict,
         )
 
-    def streamed(self, kind: tuple[str, ...], document: Callable[[Row], str]) -> StreamedCorpus:
+    def streamed_corpus(self, kind: tuple[str, ...], document: Callable[[Row], str]) -> StreamedCorpus:
         """Like `corpus`, but returns a corpus that reads the documents during training."""
         return StreamedCorpus(
             name=f'{self.path}, split {self.train_split}',
@@ -282,7 +282,7 @@ def corpus(dataset: HubDataset, field: str = 'text', streaming: bool = False) ->
             raise ValueError(f'column {field} has no text')
         return row[field]
 
-    return (dataset.streamed if streaming else dataset.corpus)(('text', field), get_text)
+    return (dataset.streamed_corpus if streaming else dataset.corpus)(('text', field), get_text)
 
 
 def pairs(dataset: HubDataset, inputs: str, targets: str) -> ParsedCorpus:

@@ -69,7 +69,7 @@ def expand_held_out(
     """Expands held-out `files`, or returns an empty list for None. A file that is also in `train` raises UserError."""
     held_out = expand(files, macro, check, example) if files else []
     if both := sorted({os.path.realpath(path) for path in train} & {os.path.realpath(path) for path in held_out}):
-        raise UserError(f'{macro} must not have files of {train_macro}, got {both[0]} in both; remove it from one')
+        raise UserError(f'{macro} and {train_macro} must not share files, got {both[0]} in both; remove it from one')
     return held_out
 
 

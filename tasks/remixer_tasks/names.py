@@ -187,7 +187,7 @@ def mixture(
         raise UserError(f'RATES must name tasks of TASKS, which has {", ".join(by_name)}; got {", ".join(unknown)}')
     for task_name, rate in fixed_rates.items():
         if isinstance(rate, bool) or not isinstance(rate, int | float) or rate < 0:
-            raise UserError(f'the rate of {task_name} in RATES must be a number of at least 0, got {rate!r}')
+            raise UserError(f'the rate of {task_name} in RATES must be a non-negative number, got {rate!r}')
     ranges.check_value('MIXING_TEMPERATURE', temperature, ranges.Positive)
     ranges.check_value('MAXIMUM_RATE', maximum, ranges.Positive | None)
 

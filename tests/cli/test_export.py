@@ -124,7 +124,7 @@ def test_an_int8_export_is_a_quarter_of_the_size_and_nearly_equal(printed, place
 
 @pytest.mark.parametrize(
     ('flags', 'words'),
-    [(['--functions=rank'], "--functions must be some of generate, score, encode, got 'rank'"),
+    [(['--functions=rank'], "--functions must be names from generate, score, encode, got 'rank'"),
      (['--functions=classify'], 'must be classifier for'),
      (['--formats=onnx'], '--formats must be stablehlo, saved_model or both, got onnx')],
 )  # fmt: skip

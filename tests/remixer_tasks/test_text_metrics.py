@@ -107,7 +107,7 @@ def test_only_decimal_digits_are_a_number(text):
 
 @pytest.mark.parametrize('names', [['acuracy'], [], 'f2'])
 def test_unknown_metrics_are_rejected(names):
-    with pytest.raises(UserError, match='METRICS must be some of accuracy, exact_match'):
+    with pytest.raises(UserError, match='METRICS must be a list of names from accuracy, exact_match'):
         text_metrics.select_metrics(names)
 
 

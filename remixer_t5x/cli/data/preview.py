@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def packing_efficiency(rows: Iterable[Mapping[str, np.ndarray]]) -> list[str]:
-    """Computes the fraction of token slots that are not padding, and the examples per row, for each side."""
+    """Computes the fraction of non-padding tokens and the examples per row, separately for inputs and targets."""
     import numpy as np
 
     rows = list(rows)

@@ -78,7 +78,7 @@ def build_functions(
     """
     for name in names:
         if name not in NAMES:
-            raise UserError(f'--functions must be some of {", ".join(supported_names(model))}, got {name!r}')
+            raise UserError(f'--functions must be names from {", ".join(supported_names(model))}, got {name!r}')
         interface.require_method(model, name, f'export --functions={name}')
     array = batch_formats.input_array_name(model.model_type)
 

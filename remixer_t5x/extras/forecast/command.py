@@ -40,7 +40,7 @@ def show(args: argparse.Namespace) -> None:
     _print(*tables, *forecast.describe_uncounted(current))
     _print('most expensive operations:', speed_table.operations_table(current))
     if current.bound.exchanges:
-        _print(speed_table.exchanges_table(current))
+        _print(speed_table.build_collectives_table(current))
     _print('what limits the step:', *(f'  {line}' for line in forecast.describe_limits(current)))
     changes = list(forecast.advise(current, hardware.memory_bytes))
     _print('what to change:' if changes else 'no known change of mesh, batch, remat or dtype would help')

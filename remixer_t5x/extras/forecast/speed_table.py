@@ -80,7 +80,7 @@ def operations_table(forecast: Forecast) -> Table:
     return table
 
 
-def exchanges_table(forecast: Forecast) -> Table:
+def build_collectives_table(forecast: Forecast) -> Table:
     """Builds a table of collectives by kind and link."""
     words = ('collective', 'link')
     table = console.build_table(*words, 'devices', 'times', 'MB sent by each device', 'ms', words=words)

@@ -309,7 +309,7 @@ def parse_generation_kwargs(kwargs: Mapping[str, Any], default_length: int) -> t
     unknown = settings.keys() - {'until', *_LENGTHS, *_OTHERS}
     if unknown:
         allowed = ', '.join(('until', _LENGTHS[0], *_OTHERS))
-        raise UserError(f'generation_kwargs must be some of {allowed}, got {", ".join(sorted(unknown))}')
+        raise UserError(f'the keys of generation_kwargs must be among {allowed}, got {", ".join(sorted(unknown))}')
     until = settings.get('until', [])
     length = next((int(settings[name]) for name in _LENGTHS if name in settings), default_length)
     beams, temperature = int(settings.get('num_beams') or 1), float(settings.get('temperature') or 0.0)

@@ -104,7 +104,7 @@ def match_widths(
         widths = dict(start)
     if abs(cost_of(widths) / target - 1) > TOLERANCE:
         raise UserError(
-            f'no width from {low} to {high} has a cost of {target:,.0f} within {TOLERANCE:.0%}; change a size'
+            f'no width from {low} to {high} costs {target:,.0f} within {TOLERANCE:.0%}; change the number of layers'
         )
     return widths
 

@@ -41,7 +41,7 @@ SUBLAYERS: Mapping[str, tuple[Any, ...]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class T5Encoder(Family):
-    """A T5 encoder (`T5EncoderModel`), which is a masked language model without a head in remixer_t5x.
+    """A T5 encoder (`T5EncoderModel`), converted to a masked language model without a head.
 
     Attributes:
         num_encoder_layers: number of encoder layers.

@@ -122,7 +122,8 @@ def _running_sums(rows: jax.Array, columns: jax.Array, tokens: Tokens, start: ja
     """Computes the scaled sum A after each token of a segment, [..., heads, rows, columns] float32.
 
     Args:
-        rows, columns: [..., tokens, heads, .], `w_in` and `value`, or `value` and `w_in` to compute A transposed.
+        rows: `w_in`, [..., tokens, heads, rows]; `value`, to compute the transpose of A.
+        columns: `value`, [..., tokens, heads, columns]; `w_in`, to compute the transpose of A.
         tokens: the tokens of the segment.
         start: the sum A before the segment.
     """

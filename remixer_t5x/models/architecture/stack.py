@@ -157,7 +157,7 @@ class Stack(nn.Module):
             x = x + self.position_embedding(name='position_embedding')(x.shape[-1], ctx).astype(x.dtype)
         x = dropout(self.dropout_rate, x, deterministic=ctx.deterministic)
         for index, (layer, count) in enumerate(self.runs):
-            x = self._apply_run(f'run_{index}', layer, count, x, ctx)
+            x = self._apply_equal_layers(f'run_{index}', layer, count, x, ctx)
         if self.final_norm is not None:
             x = self.final_norm(name='final_norm')(x)
         return dropout(self.dropout_rate, x, deterministic=ctx.deterministic)
@@ -173,7 +173,9 @@ class Stack(nn.Module):
         positions = step[:, None] if step.ndim else jnp.broadcast_to(step, x.shape[:2])
         return dataclasses.replace(ctx, step=step, positions=positions)
 
-    def _apply_run(self, name: str, layer: LayerFactory, count: int, x: jax.Array, ctx: SequenceContext) -> jax.Array:
+    def _apply_equal_layers(
+        self, name: str, layer: LayerFactory, count: int, x: jax.Array, ctx: SequenceContext
+    ) -> jax.Array:
         if ctx.decode:
             run_type = nn.map_variables(_UnrolledRun, 'params', trans_in_fn=unstack_layers)
             return run_type(layer, count, name=name)(x, ctx)

@@ -195,7 +195,7 @@ class InterMechanismAttention(nn.Module):
         mechanisms = _split_mechanisms(self, x, self.num_mechanisms, ctx)
 
         def project(name: str, scale: float = 1.0) -> list[jax.Array]:
-            """Returns the heads of each mechanism, [batch, length, heads, kv]."""
+            """Returns a list with one projection for each mechanism, [batch, length, heads, kv]."""
             width, init = self.num_heads * self.head_dim, group_fan_in_normal(scale)
             projected = GroupDense(width, _INTO_HEADS, kernel_init=init, name=name)(mechanisms)
             return [split_heads(mechanism, self.num_heads) for array in projected for mechanism in array]

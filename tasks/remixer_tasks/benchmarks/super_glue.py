@@ -120,7 +120,7 @@ PRONOUN_ELSEWHERE = (
     'When they had eventually calmed down a bit , and had gotten home, Mr. Farley put the magic pebble in an iron safe '
     '. Some day they might want to use it , but really for now, what more could they wish for?',
 )
-# Spans whose names are not adjacent in the text, so they cannot be corrected.
+# Published spans that list several people who are not adjacent in the text, so no index would be correct.
 _SCATTERED = ('Kamenev and Zinoviev', 'Kamenev, Zinoviev, and Stalin')
 
 

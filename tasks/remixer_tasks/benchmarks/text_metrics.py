@@ -305,7 +305,9 @@ def select_metrics(names: Texts | str) -> list[Metric]:
     """
     names = [name.strip() for name in names.split(',')] if isinstance(names, str) else list(names)
     if not names or not set(names) <= set(NAMED):
-        raise UserError(f"METRICS must be some of {', '.join(NAMED)}, got {names}; set METRICS = ['accuracy']")
+        raise UserError(
+            f"METRICS must be a list of names from {', '.join(NAMED)}, got {names}; set METRICS = ['accuracy']"
+        )
     return [NAMED[name] for name in names]
 
 

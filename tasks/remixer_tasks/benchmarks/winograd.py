@@ -162,7 +162,10 @@ def _split_words(text: str) -> list[str]:
 
 
 def _match_context(before: list[str], after: list[str], other: list[str]) -> tuple[int, str]:
-    """Returns how many words around the pronoun also occur in `other`, and the words between them in `other`."""
+    """Finds the words before and after the pronoun in `other`.
+
+    Returns the number of words found, and the words of `other` between those found before and after.
+    """
     left = _count_prefix(other[::-1], before[::-1])
     right = _count_prefix(other, after)
     if not left + right:

@@ -1,8 +1,8 @@
 """T5's denoising objectives (Raffel et al. 2020), as tf.data transformations.
 
 Span corruption (section 3.1.4; t5's `span_corruption`): documents are joined without a separator and split into
-segments. In each segment, random spans with 15% of the tokens, 3 tokens long on average, are each replaced by a
-sentinel. The targets are the hidden spans, each preceded by its sentinel:
+segments. In each segment, random spans are selected that are 3 tokens long on average and contain 15% of the
+tokens in total; each span is replaced by a sentinel. The targets are the hidden spans, each preceded by its sentinel:
 
     text     Thank you for inviting me to your party last week
     inputs   Thank you <X> me to your party <Y> week </s>

@@ -212,6 +212,6 @@ def test_tables_show_the_counts():
     first, second = rows(speed_table.time_table(result, 9.0))
     assert first[:3] == ['at least, collectives overlapped', '12,000.00', '83.3%'] and second[1] == '14,000.00'
     assert [row[0] for row in rows(speed_table.operations_table(result))] == ['encoder/mlp', roofline.OPTIMIZER]
-    assert rows(speed_table.exchanges_table(result)) == [['all-gather', 'link', '4', '5', '0.0', '2,000.00']]
+    assert rows(speed_table.build_collectives_table(result)) == [['all-gather', 'link', '4', '5', '0.0', '2,000.00']]
     both = rows(speed_table.comparison_table([('a', 'tiny', result), ('b', 'tiny', forecast(WORK))]))
     assert [row[6] for row in both] == ['1.00', '0.71']
