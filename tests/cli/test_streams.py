@@ -89,6 +89,8 @@ def on_a_terminal(argv, run):
         os.kill(os.getpid(), signal.SIGHUP)
 
     threading.Thread(target=close, daemon=True).start()
+    # nohup, under which the tests may run, ignores the signal.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     streams.protect()
     return main.main(argv)
 

@@ -124,7 +124,7 @@ class InMemory(dict):
     def shape(self, name):
         return self[name].shape
 
-    def rename(self, names):
+    def with_names(self, names):
         return InMemory({new: self[name] for new, name in names.items()})
 
 

@@ -147,7 +147,7 @@ def test_malformed_lines_are_skipped_and_counted_or_rejected(tmp_path, cache_fol
         ({'files': []}, 'FILES must be .* got none'),
         ({'files': '.'}, 'FILES must be files, got the folder .;'),
         ({'files': 'a.txt', 'validation_files': 'nothing.txt'}, 'VALIDATION_FILES must be .* got nothing.txt'),
-        ({'files': '*.txt', 'validation_files': 'a.txt'}, 'VALIDATION_FILES must not have files of FILES'),
+        ({'files': '*.txt', 'validation_files': 'a.txt'}, 'VALIDATION_FILES and FILES must not share files'),
         ({'files': 'a.dat'}, 'unknown extension; set TEXT_FORMAT'),
         ({'files': 'noextension'}, 'unknown extension; set TEXT_FORMAT'),
         ({'files': 'a.txt', 'format': 'xml'}, "TEXT_FORMAT must be txt, jsonl.* got 'xml'"),

@@ -80,7 +80,7 @@ def test_validation_files_are_held_out(tmp_path):
     assert len(texts(task, 'train')) == 30
     assert texts(task, 'validation') == PAIRS - texts(task, 'train')
     (tmp_path / 'link.jsonl').symlink_to('a.jsonl')
-    with pytest.raises(UserError, match='VALIDATION_PAIRS must not have files of PAIRS'):
+    with pytest.raises(UserError, match='VALIDATION_PAIRS and PAIRS must not share files'):
         local_pairs.corpus(train, validation_files=str(tmp_path / 'link.jsonl'))
 
 
