@@ -46,7 +46,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
     Up to three known names that start with `name` take precedence: `models/t5.gin` is not a misspelt `models/tim`.
     """
-    # Of names that differ only in case, select the last one, whose case agrees with `name` in the most letters.
+    # Sort by the number of letters that agree with `name`, so that `by_lower` keeps the best of several names that
+    # differ only in case.
     known = sorted({*known} - {name}, key=lambda candidate: (sum(map(str.__eq__, candidate, name)), candidate))
     by_lower = {candidate.lower(): candidate for candidate in known}
     prefix = name.lower().removesuffix('.gin')

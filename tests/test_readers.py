@@ -21,7 +21,7 @@ OPENED = {
     'remixer_t5x/data/task_vocabulary.py::_write_files': TRUSTED,
     'remixer_t5x/data/task_vocabulary.py::save_vocabulary': OWN,
     'remixer_t5x/checkpoints/durable.py::commit_checkpoint': OWN,
-    'remixer_t5x/checkpoints/untrusted.py::_read_descriptions': CHECKED,
+    'remixer_t5x/checkpoints/untrusted.py::_read_array_metadata': CHECKED,
     'remixer_t5x/checkpoints/manager.py::_gather_streams': PEER,
     'remixer_t5x/cli/streams.py::protect': NOT_READ,
     'remixer_t5x/cli/info/settings.py::_all_macros': TRUSTED,

@@ -286,7 +286,10 @@ class TrainedModel:
 
 
 def gin_text(model: interface.Model, lengths: Mapping[str, int]) -> str:
-    """Returns the gin statements of MODEL and TASK_FEATURE_LENGTHS. Raises UserError if MODEL has none."""
+    """Returns the gin statements of MODEL and TASK_FEATURE_LENGTHS.
+
+    Raises UserError if MODEL has a value that gin cannot express, such as a lambda.
+    """
     if not model.config:
         raise UserError(
             'model must come from load, or from build_model with values that are numbers, texts, or classes and '

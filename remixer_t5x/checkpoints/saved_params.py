@@ -58,7 +58,7 @@ class SavedParams:
         self.shapes: dict[str, tuple[int, ...]] = {**(base.shapes if base else {}), **self.saved_shapes}
 
     def shapes_for(self, names: Any) -> dict[str, tuple[int, ...]]:
-        """Returns `shapes` without the adapters that would be merged for a model with parameters `names`."""
+        """Returns `shapes` without adapters that loading merges into kernels, because `names` does not contain them."""
         return {
             name: shape
             for name, shape in self.shapes.items()

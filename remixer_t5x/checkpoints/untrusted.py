@@ -51,7 +51,7 @@ def check_descriptions(folder: str | os.PathLike[str]) -> None:
         # Skip broken links, which are reported when they are read.
         paths = (os.path.join(place, name) for name in files)
         stored += sum(os.path.getsize(path) for path in paths if os.path.exists(path))
-        for name, text in _read_descriptions(place, files):
+        for name, text in _read_array_metadata(place, files):
             try:
                 described += _described_bytes(text)
             except (ValueError, KeyError, TypeError) as error:
@@ -67,7 +67,7 @@ def check_descriptions(folder: str | os.PathLike[str]) -> None:
         )
 
 
-def _read_descriptions(place: str, files: list[str]) -> Iterator[tuple[str, bytes]]:
+def _read_array_metadata(place: str, files: list[str]) -> Iterator[tuple[str, bytes]]:
     """Yields the name and content of each description in a folder."""
     try:
         for name in {*files}.intersection(DESCRIPTIONS):

@@ -77,7 +77,7 @@ class Stream:
     Args:
         dataset: the elements.
         name: name of the task, for error messages.
-        saves: False disables saving, so that the pipeline may contain any operation.
+        saves: whether the position can be saved; if False, the pipeline may contain any operation.
 
     Raises:
         UserError: the pipeline contains an operation whose position cannot be saved.

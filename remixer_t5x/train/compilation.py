@@ -105,7 +105,7 @@ class Programs:
             self._init.start()
 
     def initial_state(self, vocabulary: Any) -> tuple[TrainState, list[str]]:
-        """Returns the state at step 0, with parameters from INITIAL_CHECKPOINT_PATH or random ones, and user notes.
+        """Returns the state at step 0, with random parameters or those of the initial checkpoint, and messages.
 
         `vocabulary` is the vocabulary of the run. Raises UserError if the checkpoint's parameters do not fit the model.
         """

@@ -108,7 +108,7 @@ class RunData:
 
 def create_shared_model_dir(path: str) -> epath.Path:
     """Creates MODEL_DIR in the first process. Raises UserError if it is not visible to another process."""
-    # Use a new file name, because each machine may have an old folder with this path.
+    # Use a random file name, because each machine may have a local folder with this path and files of an earlier run.
     token = collectives.broadcast(secrets.token_hex(8))
     is_first = jax.process_index() == 0
     folder = model_dir.create_model_dir(path) if is_first else model_dir.absolute_path(path)

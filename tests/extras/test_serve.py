@@ -195,7 +195,7 @@ def test_a_used_port_raises_an_error_in_one_line(run, capsys):
 
 
 def test_each_row_samples_from_its_k_most_likely_tokens_and_its_nucleus():
-    from remixer_t5x.extras.serve.engine import NO_TOP_K, SettingsDecoder
+    from remixer_t5x.extras.serve.engine import NO_TOP_K, PerRequestDecoder
 
     probabilities = np.asarray([0.1, 0.4, 0.2, 0.3], np.float32)
     rows = [
@@ -212,7 +212,7 @@ def test_each_row_samples_from_its_k_most_likely_tokens_and_its_nucleus():
     step = lambda tokens, cache: (jnp.broadcast_to(jnp.log(probabilities), (count, 4)), cache)  # noqa: E731
     generation = decoding.Generation(lambda rows: (), step, jnp.ones(count, bool), length, eos_id=9)
     settings = {'temperature': temperature, 'top_k': top_k, 'top_p': top_p, 'max_tokens': [length - 1] * count}
-    decoder = SettingsDecoder(**{name: jnp.asarray(values) for name, values in settings.items()}, end_id=9)
+    decoder = PerRequestDecoder(**{name: jnp.asarray(values) for name, values in settings.items()}, end_id=9)
     tokens = decoder(generation, jax.random.split(jax.random.key(0), count)).tokens[:, 0]
     assert [{*row.tolist()} for row in tokens[:, :-1]] == list(possible)
     assert tokens[:, -1].tolist() == [9] * count

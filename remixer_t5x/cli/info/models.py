@@ -46,7 +46,7 @@ class Figure:
 
 FIGURES = (
     Figure('t5_1_1', 'base', 248e6, WHOLE, 'REMIXERS, table 1'),
-    # The table calls this row T5.1.1, whose large size has 783M; the first T5's large has 738M.
+    # The table calls this row T5.1.1, but its number of parameters is that of the original T5-large; T5.1.1 has 783M.
     Figure('t5_1_0', 'large', 738e6, WHOLE, 'REMIXERS, table 4 (there T5.1.1)'),
     Figure('remixer_scaled', 'scaled_base', 224e6, WHOLE, 'REMIXERS, table 1'),
     Figure('remixer', 'base', 324e6, WHOLE, 'REMIXERS, table 1 (302M in table 4)'),

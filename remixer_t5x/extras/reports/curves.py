@@ -118,7 +118,7 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
 
 
 def read_series(metrics_file: str | os.PathLike, number: str) -> dict[str, list[tuple[int, float]]]:
-    """Reads the finite (step, value) pairs of a metric by kind, in file order.
+    """Reads the finite (step, value) pairs of a metric, in file order, for each kind of record ('train', 'eval').
 
     Raises:
         UserError: the file cannot be read, or one of its lines is not a metrics record.

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from remixer_t5x.extras.reproduce import runs, verdicts
 
     costs = runs.count_all_costs(table, args)
-    results = runs.counted_results(table, costs)
+    results = runs.parameter_and_flop_results(table, costs)
     failed: Collection[sweep.Cell] = ()
     if not table.is_counted:
         console.print_items(f'{args.table}: {table.title}', _cost_table(table, costs, args.chip, len(seeds)))

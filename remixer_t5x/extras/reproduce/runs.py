@@ -95,7 +95,7 @@ def count_all_costs(table: Table, args: argparse.Namespace) -> Costs:
     return {(stage.name, row.name): count_cost(stage, row, args) for stage in table.stages for row in table.rows}
 
 
-def counted_results(table: Table, costs: Costs) -> dict[tuple[str, str], dict[int, float]]:
+def parameter_and_flop_results(table: Table, costs: Costs) -> dict[tuple[str, str], dict[int, float]]:
     """Returns the results of the columns that require no training."""
     results = {}
     for column in table.columns:

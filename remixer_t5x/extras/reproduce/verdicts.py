@@ -24,7 +24,8 @@ class Finding:
         published_difference: published difference from the baseline.
         difference: our mean difference from the baseline over common seeds.
         margin: half-width of the 90% confidence interval of `difference`; infinity for one seed.
-        verdict: REPRODUCED, CONTRADICTED, NOT_SHOWN, DIFFERENT (counted numbers only), or '' if a number is missing.
+        verdict: REPRODUCED, CONTRADICTED, NOT_SHOWN, DIFFERENT (only for parameters and FLOPs), or '' if a number is
+            missing.
     """
 
     published: float | None

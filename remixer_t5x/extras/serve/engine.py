@@ -37,7 +37,7 @@ SETTINGS |= dict.fromkeys(('temperature', 'top_p'), np.float32)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class SettingsDecoder(decoding.RowDecoder):
+class PerRequestDecoder(decoding.RowDecoder):
     """Decodes each sequence with separate settings, given as arrays [batch]; temperature 0 selects the most likely
     token.
 
@@ -111,7 +111,7 @@ class Engine:
         self._batch_size = -(-batch_size // shards) * shards
         self._predictors = {}
         for size in (shards, self._batch_size):
-            settings = predictions.Decoding(size, trained.lengths, SettingsDecoder(end_id=self.eos_id))
+            settings = predictions.Decoding(size, trained.lengths, PerRequestDecoder(end_id=self.eos_id))
             self._predictors[size] = predictions.Predictor(
                 trained.model, trained.partitioner, settings, trained.vocabulary
             )

@@ -157,7 +157,7 @@ class Gpt2(Family):
     def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
         if file is not None:
             raise UserError(
-                f'--vocabulary is only for T5 and BERT, but {folder} is a GPT-2, which has its own '
+                f'--vocabulary is only for T5 and BERT, but {folder} is a GPT-2 model, which has its own '
                 'tokenizer; omit --vocabulary'
             )
         _tokenizer_files(folder)

@@ -160,10 +160,10 @@ def _mix_examples_backward(activation, arguments, gradient):
         mix = functools.partial(_mix_example, activation, mask=ids_in == 1)
         return jax.vjp(mix, *weights)[1](jnp.where((ids_out == 1)[..., None, None], gradient, 0))
 
-    def sorted_gradients():
+    def multiple_example_gradients():
         return _sorted_example_gradients(activation, example_blocks.sort_by_example(ids_in, ids_out), weights, gradient)
 
-    return *jax.lax.cond(jnp.max(ids_out) > 1, sorted_gradients, single_example_gradients), None, None
+    return *jax.lax.cond(jnp.max(ids_out) > 1, multiple_example_gradients, single_example_gradients), None, None
 
 
 def _sorted_example_gradients(activation, blocks, weights, gradient):

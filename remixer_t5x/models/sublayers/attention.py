@@ -141,8 +141,8 @@ class CrossAttention(_T5Attention):
         query = self._project_query(x)
 
         def project_memory(name: str) -> jax.Array:
-            # Flatten the tokens, so that the encoder and the decoder save the memory in different shapes for the
-            # backward pass; with equal shapes, the TPU compiler shares and zero-fills a buffer, at 2% of a step.
+            # Flatten the tokens, so that the encoder and the decoder save the encoder's output in different shapes for
+            # the backward pass; with equal shapes, the TPU compiler shares and zero-fills a buffer (2% of the step).
             tokens = memory.hidden.reshape(-1, memory.hidden.shape[-1])
             return self._project_key_or_value(name, tokens).reshape(*memory.hidden.shape[:2], -1, self.head_dim)
 

@@ -241,7 +241,7 @@ class SpatialMixing(nn.Module):
 
 
 def _mask_weights(weights: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """Returns W with invisible pairs of tokens zeroed, [batch, length, length].
+    """Returns W with the weights of masked token pairs set to zero, [batch, length, length].
 
     On a GPU, masking the hidden units instead would merge the batch into one matmul and transpose the units for it.
     """

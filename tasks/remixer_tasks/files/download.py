@@ -113,7 +113,7 @@ def _fetch(dataset: Dataset, download: Download, folder: Path, source: str | Non
                     f'get it from {download.url} again'
                 )
             if not download.unzip:
-                _place(file, target / file_name)
+                _move_into_place(file, target / file_name)
                 return True
             extracted = temporary_folder / 'extracted'
             with zipfile.ZipFile(file) as archive:
@@ -121,7 +121,7 @@ def _fetch(dataset: Dataset, download: Download, folder: Path, source: str | Non
                     if not _is_hidden(name):
                         archive.extract(name, extracted)
             for path in sorted(path for path in extracted.rglob('*') if path.is_file()):
-                _place(path, target / path.relative_to(extracted))
+                _move_into_place(path, target / path.relative_to(extracted))
     except OSError as error:
         raise UserError(
             f'cannot write to {folder} ({error}); set REMIXER_T5X_CACHE, or DATA_DIR if it is set, to a writable '
@@ -136,7 +136,7 @@ def _is_hidden(name: str) -> bool:
     return parts[0] == '__MACOSX' or parts[-1].startswith('.') or not name.isprintable()
 
 
-def _place(file: Path, place: Path) -> None:
+def _move_into_place(file: Path, place: Path) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     if not place.exists():
         temporary.sync_and_rename(file, place)

@@ -98,7 +98,7 @@ def get_mask_id(vocabulary: seqio.Vocabulary) -> int:
         return int(vocabulary.mask_id)
     first, count = sentinels.first_and_count(vocabulary)
     if count < 1:
-        raise UserError('masked LM needs a sentinel as its mask: set extra_ids=100 of the vocabulary')
+        raise UserError('masked LM uses a sentinel as its mask, but the vocabulary has none; set its extra_ids to 100')
     return first
 
 

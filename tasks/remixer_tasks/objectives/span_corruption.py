@@ -92,7 +92,7 @@ def segment_length(inputs_length: int, targets_length: int, noise: Noise) -> int
 def longest_segment(inputs_length: int, targets_length: int, noise: Noise, sentinels: int) -> int:
     """Returns the maximum segment length whose inputs, targets and number of spans fit. Raises UserError if below 2."""
     if sentinels < 1:
-        raise UserError('span corruption needs sentinels, and the vocabulary has none: set its extra_ids=100')
+        raise UserError('span corruption needs sentinels, but the vocabulary has none; set its extra_ids to 100')
 
     def fits(length: int) -> bool:
         inputs, targets = noise.lengths(length)
@@ -175,7 +175,7 @@ def span_corruption(
         if spans > count:
             raise UserError(
                 f'segments of {length} tokens hide {spans} spans, but the vocabulary has {count} '
-                f'sentinels: set extra_ids={spans} of the vocabulary, or use longer spans or shorter inputs'
+                f'sentinels; set its extra_ids to {spans}, or use longer spans or shorter inputs'
             )
     else:
         length = longest_segment(inputs_length, targets_length, noise, sentinels.first_and_count(vocabulary)[1])
@@ -227,7 +227,7 @@ def iid_denoising(
     vocabulary = output_features['targets'].vocabulary
     last, count = sentinels.first_and_count(vocabulary)
     if count < 2:
-        raise UserError('i.i.d. denoising needs sentinels: set extra_ids=100 of the vocabulary')
+        raise UserError('i.i.d. denoising needs sentinels, but the vocabulary has none; set its extra_ids to 100')
     eos = [vocabulary.eos_id]
 
     @seqio.map_over_dataset(num_seeds=1)

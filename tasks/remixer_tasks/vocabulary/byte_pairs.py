@@ -97,9 +97,11 @@ class BytePairs(Vocabulary):
             pieces = untrusted_files.read_object(folder / VOCABULARY)
             merges = untrusted_files.read_text(folder / MERGES).split('\n')
         else:
-            raise UserError(f'{folder} must contain {BOTH}, or {VOCABULARY} and {MERGES}; use the folder of a GPT-2')
+            raise UserError(f'{folder} must contain {BOTH}, or {VOCABULARY} and {MERGES}; use the folder of GPT-2')
         if not isinstance(pieces, dict) or not isinstance(merges, list) or not pieces:
-            raise UserError(f'{folder} has no byte pairs in its tokenizer; use the folder of a GPT-2')
+            raise UserError(
+                f'the tokenizer in {folder} does not use byte-pair encoding; use the folder of a GPT-2 model'
+            )
         tokenizer_files.check_settings(
             tokenizer_files.read_config(folder), _CONFIG, str(folder / tokenizer_files.CONFIG)
         )
