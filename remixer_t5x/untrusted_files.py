@@ -104,7 +104,7 @@ def as_user_errors(path: Path, advice: str = _AGAIN) -> Iterator[None]:
         raise UserError(f'{one_line(os.fspath(path))} cannot be read: {reason(error)}; {advice}') from error
 
 
-class Line(NamedTuple):
+class JsonLine(NamedTuple):
     """A line of a JSON lines file: the 1-based number, the size in bytes, and either a value or an error.
 
     `ended` is False if the last line has no line end, because a killed process may have truncated the line. `is_blank`
@@ -119,7 +119,7 @@ class Line(NamedTuple):
     is_blank: bool = False
 
 
-def read_json_lines(path: Path, longest: int = LONGEST_LINE, odd_numbers: bool = False) -> Iterator[Line]:
+def read_json_lines(path: Path, longest: int = LONGEST_LINE, odd_numbers: bool = False) -> Iterator[JsonLine]:
     """Yields the lines of a JSON lines file. Stops after the first line of more than `longest` bytes.
 
     Raises OSError if the file cannot be opened; see `parse` for `odd_numbers`.
@@ -133,12 +133,12 @@ def read_json_lines(path: Path, longest: int = LONGEST_LINE, odd_numbers: bool =
             size, ended = len(line), line.endswith(b'\n')
             if size > longest and not ended:
                 # Stop here, because the rest of the line may be endless.
-                yield Line(number, size, None, f'it has more than {longest:,} bytes', ended=True)
+                yield JsonLine(number, size, None, f'it has more than {longest:,} bytes', ended=True)
                 return
             try:
-                yield Line(number, size, parse_json(line, odd_numbers), None, ended)
+                yield JsonLine(number, size, parse_json(line, odd_numbers), None, ended)
             except NotJson as error:
-                yield Line(number, size, None, str(error), ended, is_blank=not line.strip())
+                yield JsonLine(number, size, None, str(error), ended, is_blank=not line.strip())
 
 
 def parse_json(text: str | bytes, odd_numbers: bool = False) -> Any:

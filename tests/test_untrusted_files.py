@@ -46,7 +46,7 @@ def _metrics_of_a_report(path):
 
     found = records.read_records(path)
     if found:
-        overview.summarize_run(records.Run('a', 'a', found))
+        overview.summarize_run(records.RecordedRun('a', 'a', found))
 
 
 def _predictions(path):

@@ -19,7 +19,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from remixer_t5x.checkpoints import durable, saved_params
-from remixer_t5x.data.prefetch import Position
+from remixer_t5x.data.prefetch import DataPosition
 from remixer_t5x.errors import UserError
 from remixer_t5x.run_folder import model_dir, object_store
 
@@ -75,7 +75,7 @@ class Checkpoints:
             self._manager.close()
         self._open_manager()
 
-    def save(self, step: int, state: State, position: Position, record: dict[str, Any]) -> None:
+    def save(self, step: int, state: State, position: DataPosition, record: dict[str, Any]) -> None:
         """Starts writing a checkpoint. Returns once the arrays are copied to the host.
 
         Raises SaveFailed if this or the previous write failed. Complete checkpoints are not affected.
@@ -94,7 +94,7 @@ class Checkpoints:
         with self._wrap_save_errors(f'the checkpoint of step {step} (or the previous checkpoint)'):
             self._manager.save(step, args=items, force=True)
 
-    def restore(self, step: int, abstract_state: State) -> tuple[State, Position]:
+    def restore(self, step: int, abstract_state: State) -> tuple[State, DataPosition]:
         """Restores the state with the shapes and shardings of `abstract_state`, and the data position.
 
         Raises UserError if the checkpoint does not fit or cannot be read, and durable.DamagedCheckpoint if an array
@@ -108,7 +108,7 @@ class Checkpoints:
                 step,
                 args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state), data=ocp.args.JsonRestore()),
             )
-            position = Position.from_json(items['data']['positions'])
+            position = DataPosition.from_json(items['data']['positions'])
         saved_params.check_finite(folder, items['state'])
         return items['state'], position
 
@@ -185,7 +185,7 @@ def write_params(
             writer.delete(other)
 
 
-def _gather_streams(position: Position) -> list[dict[str, Any]]:
+def _gather_streams(position: DataPosition) -> list[dict[str, Any]]:
     """Gathers the records of all streams in order, because only the first host can write JSON with Orbax."""
     mine = json.dumps(position.to_json()).encode()
     records = json.loads(mine)

@@ -13,7 +13,7 @@ from remixer_t5x.errors import UserError
 
 if TYPE_CHECKING:
     from remixer_t5x.evaluate.checkpoint_evaluation import CheckpointEvaluation
-    from remixer_t5x.evaluate.task_evaluation import Report
+    from remixer_t5x.evaluate.task_evaluation import TaskReport
 
 BASE = ('runs/eval.gin',)
 ROOT = 'remixer_t5x.evaluate.checkpoint_evaluation.CheckpointEvaluation'
@@ -148,7 +148,7 @@ def _print(part: Any) -> None:
         console.print_items(part, pipe_width=100)
 
 
-def _table(reports: Sequence[Report], title: str) -> Any:
+def _table(reports: Sequence[TaskReport], title: str) -> Any:
     table = console.build_table('task', 'examples', 'metric', 'value', 'seconds', words=('task', 'metric'), title=title)
     table.title_justify = 'left'
     for report in reports:

@@ -18,7 +18,7 @@ from remixer_t5x.cli.command import Command
 from remixer_t5x.errors import UserError
 
 if TYPE_CHECKING:
-    from remixer_t5x.train.settings import Result, Run
+    from remixer_t5x.train.settings import Run, TrainResult
 
 ROOT = 'remixer_t5x.train.settings.Run'
 TRAINING_TASK = 'remixer_t5x.data.pipeline.DatasetConfig.mixture_or_task_name'
@@ -112,7 +112,7 @@ def _write_report(folder: str) -> str:
     return f'{folder}/{REPORT}'
 
 
-def _print_end(result: Result) -> None:
+def _print_end(result: TrainResult) -> None:
     from remixer_t5x.evaluate import best
     from remixer_t5x.run_folder import model_dir
     from remixer_t5x.train import progress
@@ -147,7 +147,7 @@ def _print_end(result: Result) -> None:
     print(f'metrics      {result.folder}/{model_dir.METRICS}')
 
 
-def _draw_loss(result: Result, on_save_failure: str) -> None:
+def _draw_loss(result: TrainResult, on_save_failure: str) -> None:
     """Draws the loss curve of metrics.jsonl."""
     from remixer_t5x.run_folder import model_dir
     from remixer_t5x.train import settings

@@ -17,7 +17,7 @@ from remixer_t5x.optim import optimizer
 _DOUBLINGS = 3
 
 
-class Change(NamedTuple):
+class SettingChange(NamedTuple):
     """A flag, its value, and the changed step."""
 
     flag: str
@@ -25,7 +25,7 @@ class Change(NamedTuple):
     step: Step
 
 
-class Trial(NamedTuple):
+class MemoryTrial(NamedTuple):
     """The result of compiling a change. If the change saves memory, later changes are added to it."""
 
     flag: str
@@ -41,7 +41,7 @@ def search_changes(
     recomputing_model: Any,
     measure: Callable[[Step], StepMemory],
     limit: int,
-) -> Iterator[Trial]:
+) -> Iterator[MemoryTrial]:
     """Tries cumulative changes until the step uses at most `available` bytes. Yields each tried change.
 
     Args:
@@ -53,9 +53,13 @@ def search_changes(
         limit: maximum number of compilations.
     """
 
-    def full_remat(step: Step, memory: StepMemory) -> Change | None:
+    def full_remat(step: Step, memory: StepMemory) -> SettingChange | None:
         changed = dataclasses.replace(step, model=recomputing_model)
-        return Change('--gin.REMAT_POLICY', '@stack.full_remat', changed) if step.model != recomputing_model else None
+        return (
+            SettingChange('--gin.REMAT_POLICY', '@stack.full_remat', changed)
+            if step.model != recomputing_model
+            else None
+        )
 
     state_is_too_large = 2 * memory.parameters + memory.optimizer_state > available
     state_first = (_double_fsdp, _use_adafactor, _double_microbatches, full_remat, _halve_batch)
@@ -68,7 +72,7 @@ def search_changes(
             limit -= 1
             changed_memory = measure(change.step)
             saves_memory = changed_memory.total < memory.total
-            yield Trial(change.flag, change.value, changed_memory, saves_memory)
+            yield MemoryTrial(change.flag, change.value, changed_memory, saves_memory)
             if not saves_memory:
                 break
             step, memory = change.step, changed_memory
@@ -76,35 +80,35 @@ def search_changes(
                 return
 
 
-def _double_microbatches(step: Step, memory: StepMemory) -> Change | None:
+def _double_microbatches(step: Step, memory: StepMemory) -> SettingChange | None:
     microbatches = 2 * step.microbatches
     if step.rows % (step.partitioner.batch_shards * microbatches):
         return None
-    return Change('--gin.MICROBATCHES', microbatches, dataclasses.replace(step, microbatches=microbatches))
+    return SettingChange('--gin.MICROBATCHES', microbatches, dataclasses.replace(step, microbatches=microbatches))
 
 
-def _double_fsdp(step: Step, memory: StepMemory) -> Change | None:
+def _double_fsdp(step: Step, memory: StepMemory) -> SettingChange | None:
     data, fsdp, tensor = step.partitioner.mesh.shape.values()
     if data % 2:
         return None
     text = mesh.format_sizes((data // 2, fsdp * 2, tensor))
     # The default axis sizes are required, because `sizes` replaces them.
     partitioner = dataclasses.replace(step.partitioner, data=-1, fsdp=1, tensor=1, sizes=text)
-    return Change('--mesh', text, dataclasses.replace(step, partitioner=partitioner))
+    return SettingChange('--mesh', text, dataclasses.replace(step, partitioner=partitioner))
 
 
-def _halve_batch(step: Step, memory: StepMemory) -> Change | None:
+def _halve_batch(step: Step, memory: StepMemory) -> SettingChange | None:
     rows = step.rows // 2
     if rows < 1 or rows % (step.partitioner.batch_shards * step.microbatches):
         return None
     batch = {name: array.update(shape=(rows, *array.shape[1:])) for name, array in step.batch.items()}
-    return Change('--gin.BATCH_SIZE', rows, dataclasses.replace(step, batch=batch))
+    return SettingChange('--gin.BATCH_SIZE', rows, dataclasses.replace(step, batch=batch))
 
 
-def _use_adafactor(step: Step, memory: StepMemory) -> Change | None:
+def _use_adafactor(step: Step, memory: StepMemory) -> SettingChange | None:
     factored = optimizer.adafactor(getattr(step.optimizer, 'learning_rate', None) or 1e-3)
     changed = dataclasses.replace(step, optimizer=factored)
     # Skip the compilation if the state would not shrink, for example if the step already uses Adafactor.
     if bytes_per_device(changed.plan.abstract.opt_state) > 0.9 * memory.optimizer_state:
         return None
-    return Change('--gin_file', 'optimizers/adafactor.gin', changed)
+    return SettingChange('--gin_file', 'optimizers/adafactor.gin', changed)

@@ -21,7 +21,7 @@ from remixer_t5x.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class Position:
+class DataPosition:
     """The position of a run in its data.
 
     Attributes:
@@ -35,12 +35,12 @@ class Position:
     states: Mapping[int, bytes] = dataclasses.field(default_factory=lambda: {0: b''})
 
     @classmethod
-    def from_states(cls, batches: int, states: Mapping[int, bytes]) -> 'Position':
+    def from_states(cls, batches: int, states: Mapping[int, bytes]) -> 'DataPosition':
         """Returns a position with the stream states that were captured after `batches` batches."""
         return cls(batches, dict.fromkeys(states, batches), states)
 
     @classmethod
-    def start(cls, streams: int) -> 'Position':
+    def start(cls, streams: int) -> 'DataPosition':
         """Returns the position before the first batch, for this number of streams."""
         return cls.from_states(0, dict.fromkeys(range(streams), b''))
 
@@ -53,7 +53,7 @@ class Position:
         """Returns the streams that must skip more than `skipped` batches after their states are restored."""
         return [index for index, at in self.captured_at.items() if self.batches - at > skipped]
 
-    def with_streams_restarted(self) -> 'Position':
+    def with_streams_restarted(self) -> 'DataPosition':
         """Returns a copy with the same `batches` and all streams reset to their start."""
         return self.from_states(self.batches, dict.fromkeys(self.states, b''))
 
@@ -69,14 +69,14 @@ class Position:
         }
 
     @classmethod
-    def from_json(cls, records: Sequence[dict[str, Any]]) -> 'Position':
+    def from_json(cls, records: Sequence[dict[str, Any]]) -> 'DataPosition':
         """Returns the position described by the JSON records of all streams, in stream order."""
         states = {index: zlib.decompress(base64.b64decode(record['state'])) for index, record in enumerate(records)}
         captured_at = {index: record['captured_at'] for index, record in enumerate(records)}
         return cls(records[0]['batches'], captured_at, states)
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """An endless iterator over batches with stream states that can be captured, such as `task_batches.TrainBatches`."""
 
     def __next__(self) -> Any: ...
@@ -99,15 +99,15 @@ class Prefetcher:
 
     def __init__(
         self,
-        source: Source,
+        source: BatchSource,
         place: Callable[[Any], Any],
-        start: Position | None = None,
+        start: DataPosition | None = None,
         *,
         capture_period: int = 100,
         depth: int = 2,
         timeout: float = 900.0,
     ):
-        start = start or Position()
+        start = start or DataPosition()
         self._source, self._place = source, place
         self._period, self._timeout = capture_period, timeout
         self._queue: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(depth)
@@ -121,7 +121,7 @@ class Prefetcher:
         self._thread = threading.Thread(target=self._produce_batches, args=(start,), name='prefetch', daemon=True)
         self._thread.start()
 
-    def _produce_batches(self, start: Position) -> None:
+    def _produce_batches(self, start: DataPosition) -> None:
         try:
             if any(start.states.values()):
                 self._source.restore(start.states)
@@ -144,7 +144,7 @@ class Prefetcher:
     def _capture_state(self, drawn: int) -> None:
         failure, captures = None, []
         try:
-            captures = [Position.from_states(drawn, self._source.capture())]
+            captures = [DataPosition.from_states(drawn, self._source.capture())]
         except UserError as error:
             failure = error
         with self._lock:
@@ -177,7 +177,7 @@ class Prefetcher:
         self._consumed += 1
         return batch
 
-    def position(self) -> Position:
+    def position(self) -> DataPosition:
         """Returns the exact position after the last consumed batch. Raises UserError if the last capture failed."""
         with self._lock:
             if self._failure is not None:

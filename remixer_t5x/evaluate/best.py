@@ -19,7 +19,7 @@ from etils import epath
 from remixer_t5x.checkpoints import manager, saved_params
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate.task_evaluation import Report
+from remixer_t5x.evaluate.task_evaluation import TaskReport
 from remixer_t5x.run_folder import model_dir, object_store
 
 BEST = 'best'
@@ -79,7 +79,7 @@ class BestCheckpoints:
     def __init__(self, folder: epath.Path, record: Mapping[str, Any], metrics: BestMetrics = None):
         self._folder, self._record, self._metrics = folder / BEST, record, metrics
 
-    def save_if_best(self, report: Report, step: int, params: Any) -> bool:
+    def save_if_best(self, report: TaskReport, step: int, params: Any) -> bool:
         """Saves `params` if they are the best so far, and returns whether they were saved.
 
         NaN is never better. Raises UserError if the task does not have the metric, and CannotWrite if the parameters
@@ -102,7 +102,7 @@ class BestCheckpoints:
             raise object_store.CannotWrite(str(error)) from error
         return True
 
-    def score(self, report: Report) -> tuple[str, float] | None:
+    def score(self, report: TaskReport) -> tuple[str, float] | None:
         """Returns the result of `score` for a report."""
         return score(report.task, report.metrics, self._metrics)
 

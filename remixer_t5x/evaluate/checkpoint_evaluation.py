@@ -13,7 +13,7 @@ from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices import collectives, partition
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import best, results, task_examples
-from remixer_t5x.evaluate.task_evaluation import Report, TaskEvaluation, TaskEvaluator
+from remixer_t5x.evaluate.task_evaluation import TaskEvaluation, TaskEvaluator, TaskReport
 from remixer_t5x.run_folder import model_dir
 
 # Folder of an evaluation in the MODEL_DIR of the run.
@@ -150,7 +150,7 @@ class Evaluator:
 
 def write_reports(
     evaluator: TaskEvaluator | None, params: Any, folder: epath.Path, outlet: results.Results | None
-) -> list[Report]:
+) -> list[TaskReport]:
     """Evaluates the parameters of the checkpoint `folder` and writes reports to `outlet`; both may be None."""
     reports = []
     for report in evaluator(params) if evaluator else ():

@@ -14,7 +14,7 @@ from etils import epath
 
 from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate.task_evaluation import Report
+from remixer_t5x.evaluate.task_evaluation import TaskReport
 from remixer_t5x.run_folder import metrics, model_dir, object_store
 
 PREDICTIONS = 'predictions'
@@ -32,7 +32,7 @@ class Results:
 
         self._tensorboard = tensorboard.TensorBoardWriter(self.folder / model_dir.TENSORBOARD, 0)
 
-    def write(self, report: Report, step: int, checkpoint: epath.Path) -> epath.Path:
+    def write(self, report: TaskReport, step: int, checkpoint: epath.Path) -> epath.Path:
         """Writes a report and returns the path of its predictions."""
         kind = f'{report.split}/{report.task}'
         record = {'kind': kind, 'step': step, 'checkpoint': str(checkpoint)}

@@ -53,7 +53,7 @@ class TaskEvaluation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class TaskReport:
     """The metrics of a task, in the order defined by the task, and the input and prediction of each example.
 
     `rows` contain `index`, `input`, `target`, `prediction`, `score`, lists of `predictions` and `scores` if there are
@@ -122,7 +122,7 @@ class TaskEvaluator:
     def tasks(self) -> list[str]:
         return [task.name for task in self.seqio_tasks]
 
-    def __call__(self, params: Any) -> Iterator[Report]:
+    def __call__(self, params: Any) -> Iterator[TaskReport]:
         """Yields a report for each task, in the order of the tasks."""
         for examples in self._examples:
             begun = time.perf_counter()
@@ -133,7 +133,7 @@ class TaskEvaluator:
             )
             metrics = task_metrics.compute_metrics(examples, outputs)
             rows = list(self._build_rows(examples, texts, answers))
-            yield Report(examples.task.name, examples.split, metrics, rows, time.perf_counter() - begun)
+            yield TaskReport(examples.task.name, examples.split, metrics, rows, time.perf_counter() - begun)
 
     def _ranked_labels(self, task: seqio.Task) -> tuple[str, ...] | None:
         return task_vocabulary.get_labels(task) if self._settings.rank_choices else None
@@ -193,7 +193,7 @@ class TaskEvaluator:
             }
 
 
-def format_answers(report: Report, count: int) -> Iterator[str]:
+def format_answers(report: TaskReport, count: int) -> Iterator[str]:
     """Yields lines with input, answer and target of the first `count` examples, truncated to `SHOWN_CHARACTERS`."""
     if rows := report.rows[:count]:
         yield f'{report.task}, {len(rows)} of {len(report.rows):,} examples of {report.split}:'

@@ -32,7 +32,7 @@ ROWS, _EXAMPLES = 2, 3  # rows of the random operands, and examples in a packed 
 
 
 @dataclasses.dataclass(frozen=True)
-class Check:
+class KernelCheck:
     """A kernel call to compare with its reference formula.
 
     Attributes:
@@ -56,13 +56,13 @@ class Check:
     tolerance = property(lambda self: 1e-2 if self.dtype == 'float32' else 3e-2)
 
 
-class Verdict(NamedTuple):
+class KernelVerdict(NamedTuple):
     """Result of a check: the difference between kernel and formula, or an error message."""
 
     difference: float | None = None
     error: str | None = None
 
-    def failure_reason(self, check: Check) -> str | None:
+    def failure_reason(self, check: KernelCheck) -> str | None:
         """Returns the reason if the check failed, otherwise None."""
         # The comparison is False if the difference is NaN.
         if self.difference is not None and self.difference <= check.tolerance:
@@ -71,13 +71,13 @@ class Verdict(NamedTuple):
         return f'failed its self-check ({check.dtype}, {check.call}): {reason}'
 
 
-_RECORD: contextvars.ContextVar[dict[str, Check] | None] = contextvars.ContextVar('record', default=None)
+_RECORD: contextvars.ContextVar[dict[str, KernelCheck] | None] = contextvars.ContextVar('record', default=None)
 
 
 @contextlib.contextmanager
-def record_checks() -> Iterator[dict[str, Check]]:
+def record_checks() -> Iterator[dict[str, KernelCheck]]:
     """Context manager that records the checks of traced kernels instead of running the checks."""
-    checks: dict[str, Check] = {}
+    checks: dict[str, KernelCheck] = {}
     token = _RECORD.set(checks)
     try:
         yield checks
@@ -88,7 +88,7 @@ def record_checks() -> Iterator[dict[str, Check]]:
 _failures: dict[str, str | None] = {}
 
 
-def failure_reason(check: Check) -> str | None:
+def failure_reason(check: KernelCheck) -> str | None:
     """Returns the reason if the kernel fails its check on this device, otherwise None.
 
     Checks are skipped when cross-compiling for another device.
@@ -116,7 +116,7 @@ def log_fallback(operation: str, kernel: str, unsupported_reason: str) -> None:
     )
 
 
-def run_check(check: Check, platform: str | None = None) -> Verdict:
+def run_check(check: KernelCheck, platform: str | None = None) -> KernelVerdict:
     """Runs a check, or returns its cached result.
 
     Args:
@@ -131,7 +131,7 @@ def run_check(check: Check, platform: str | None = None) -> Verdict:
     # Another process may be running the same check. The lock is released if that process crashes.
     with filelock.FileLock(path.with_suffix('.lock')):
         if path.exists():
-            return Verdict(**json.loads(path.read_text()))
+            return KernelVerdict(**json.loads(path.read_text()))
         # Record the crash in advance; this file remains only if the process crashes.
         path.write_text(json.dumps({'error': f'crashed or hung in an earlier check; remove {path} to check again'}))
         verdict = _run_outside_trace(_run_comparison, check, platform)
@@ -143,16 +143,16 @@ def run_check(check: Check, platform: str | None = None) -> Verdict:
     return verdict
 
 
-def _run_comparison(check: Check, platform: str | None) -> Verdict:
+def _run_comparison(check: KernelCheck, platform: str | None) -> KernelVerdict:
     target = compile_target.compiling_for(platform, interpret=True) if platform else contextlib.nullcontext()
     try:
         with target:
-            return Verdict(compute_difference(check))
+            return KernelVerdict(compute_difference(check))
     except Exception as error:
-        return Verdict(error=f'{type(error).__name__}: {error}'.splitlines()[0][:300])
+        return KernelVerdict(error=f'{type(error).__name__}: {error}'.splitlines()[0][:300])
 
 
-def compute_difference(check: Check) -> float:
+def compute_difference(check: KernelCheck) -> float:
     """Returns the largest relative error (in norm) of the kernel's output and gradients."""
     operands = _random_operands(check)
     exact = jax.tree.map(lambda array: array.astype(jnp.float32) if _is_float(array) else array, operands)
@@ -183,7 +183,7 @@ def _value_and_gradients(function: Callable[..., jax.Array], operands: Any, dire
     return compute(*(leaves[place] for place in places))
 
 
-def _random_operands(check: Check) -> Any:
+def _random_operands(check: KernelCheck) -> Any:
     """Returns normally distributed operands, and segment ids of a full row and a row with padding."""
     rng = np.random.default_rng(0)
     examples = _EXAMPLES if check.packed else 1
@@ -208,7 +208,7 @@ def _run_outside_trace(function: Callable[..., Any], *args: Any) -> Any:
         return executor.submit(function, *args).result()
 
 
-def _cache_path(check: Check) -> pathlib.Path | None:
+def _cache_path(check: KernelCheck) -> pathlib.Path | None:
     """Returns the cache file of a check, or None if JAX's compilation cache is disabled."""
     folder, device = jax.config.jax_compilation_cache_dir, jax.local_devices()[0]
     if not folder:

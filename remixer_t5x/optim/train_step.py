@@ -74,7 +74,7 @@ def make_train_step(
     gradients = _build_gradient_fn(model, seed if dropout else None)
 
     def step_fn(state, batch):
-        trained, frozen = trainables.split(state.params, trainable)
+        trained, frozen = trainables.split_params(state.params, trainable)
         grads, sums = accumulate_gradients(gradients, (trained, frozen), batch, state.step, microbatches)
         normalizer = _count_target_tokens(sums) if is_mean else divisor
         grads = jax.tree.map(lambda grad: grad / normalizer, grads)
@@ -87,7 +87,7 @@ def make_train_step(
         updated = TrainState(state.step + 1, optax.apply_updates(trained, updates), opt_state, usual_loss)
         before = state.replace(params=trained)
         new_state = jax.tree.map(lambda new, old: jnp.where(good, new, old), updated, before)
-        new_state = new_state.replace(step=state.step + 1, params=trainables.join(new_state.params, frozen))
+        new_state = new_state.replace(step=state.step + 1, params=trainables.join_params(new_state.params, frozen))
         if learning_rate is not None:
             metrics['learning_rate'] = learning_rate(state.step)
         return new_state, metrics
@@ -108,7 +108,7 @@ def _build_gradient_fn(model: Model, seed: int | None) -> Callable:
         trained, frozen = params
 
         def loss(trained):
-            return model.loss(trainables.join(trained, frozen), batch, rng)
+            return model.loss(trainables.join_params(trained, frozen), batch, rng)
 
         (_, sums), grads = jax.value_and_grad(loss, has_aux=True)(trained)
         return grads, sums

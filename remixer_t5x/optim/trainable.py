@@ -36,21 +36,21 @@ def only(optimizer: Any, trainable: str | None = None, lora: str | None = None) 
     compile_pattern(pattern)
 
     def make_transformation(logical_axes: Any) -> optax.GradientTransformation:
-        inner = optimizer.make(split(logical_axes, pattern)[0])
+        inner = optimizer.make(split_params(logical_axes, pattern)[0])
 
         def init(params: Any) -> Any:
-            return inner.init(split(params, pattern)[0])
+            return inner.init(split_params(params, pattern)[0])
 
         def update(gradients: Any, state: Any, params: Any) -> Any:
-            return inner.update(gradients, state, split(params, pattern)[0])
+            return inner.update(gradients, state, split_params(params, pattern)[0])
 
         return optax.GradientTransformation(init, update)
 
     average = optimizer.evaluated
 
     def averaged_params(state: Any, params: Any) -> Any:
-        trained, frozen = split(params, pattern)
-        return join(average(state, trained), frozen) if average else params
+        trained, frozen = split_params(params, pattern)
+        return join_params(average(state, trained), frozen) if average else params
 
     return dataclasses.replace(
         optimizer, make=make_transformation, evaluated=average and averaged_params, trainable=pattern
@@ -68,7 +68,7 @@ def compile_pattern(trainable: str) -> re.Pattern[str]:
         ) from error
 
 
-def split(params: Tree, trainable: str | None) -> tuple[Tree, Tree]:
+def split_params(params: Tree, trainable: str | None) -> tuple[Tree, Tree]:
     """Splits parameters into trained and frozen ones; all parameters are trained if `trainable` is None.
 
     Raises UserError if no parameter name matches the regular expression `trainable`.
@@ -86,9 +86,9 @@ def split(params: Tree, trainable: str | None) -> tuple[Tree, Tree]:
     return traverse_util.unflatten_dict(trained, sep='/'), traverse_util.unflatten_dict(frozen, sep='/')
 
 
-def join(trained: Tree, frozen: Tree) -> Tree:
+def join_params(trained: Tree, frozen: Tree) -> Tree:
     """Merges trained and frozen parameters; inverts `split`."""
     if isinstance(frozen, Mapping) and not frozen:
         return trained
     both = trained.keys() & frozen.keys()
-    return {**trained, **frozen, **{name: join(trained[name], frozen[name]) for name in both}}
+    return {**trained, **frozen, **{name: join_params(trained[name], frozen[name]) for name in both}}

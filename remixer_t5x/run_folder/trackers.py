@@ -41,7 +41,7 @@ class TrackedRun:
     settings: Mapping[str, str]
 
 
-class Session(Protocol):
+class TrackerSession(Protocol):
     """An open tracker. Each method may raise an exception or be slow."""
 
     def write(self, kind: str, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
@@ -63,10 +63,10 @@ class Tracker(Protocol):
     def takes_files(self) -> bool:
         """Whether `add_files` stores files; if not, no report is written for the tracker."""
 
-    def open(self, run: TrackedRun) -> Session: ...
+    def open(self, run: TrackedRun) -> TrackerSession: ...
 
 
-Call = Callable[[Session], None]
+Call = Callable[[TrackerSession], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ class TensorBoard:
     def takes_files(self) -> bool:
         return False
 
-    def open(self, run: TrackedRun) -> Session:
+    def open(self, run: TrackedRun) -> TrackerSession:
         # Import lazily, because importing tensorboardX takes half a second.
         from remixer_t5x.run_folder import tensorboard
 
@@ -117,7 +117,7 @@ class WandB:
     def takes_files(self) -> bool:
         return True
 
-    def open(self, run: TrackedRun) -> Session:
+    def open(self, run: TrackedRun) -> TrackerSession:
         return _WandBSession(self, run)
 
 
@@ -265,7 +265,7 @@ class _TrackerThread:
             self._call(call, session)
         self._call(lambda session: session.close(), session)
 
-    def _call(self, call: Call, session: Session) -> None:
+    def _call(self, call: Call, session: TrackerSession) -> None:
         try:
             call(session)
         except BaseException as error:

@@ -13,7 +13,7 @@ from etils import epath
 
 from remixer_t5x.data import task_batches
 from remixer_t5x.evaluate import best, held_out_loss, task_evaluation, task_metrics
-from remixer_t5x.evaluate.task_evaluation import Report, TaskEvaluator
+from remixer_t5x.evaluate.task_evaluation import TaskEvaluator, TaskReport
 from remixer_t5x.optim.train_state import TrainState
 from remixer_t5x.run_folder import object_store
 from remixer_t5x.train.run_log import RunLog
@@ -119,11 +119,11 @@ class EvaluateTasks:
                 scores[report.task] = best.signed_score(*metric)
         if len(scores) > 1:
             metrics = {best.AVERAGE: best.mean_score(scores)}
-            self._log_report(state, params, Report(best.AVERAGE, self.evaluator.split, metrics, (), 0.0))
+            self._log_report(state, params, TaskReport(best.AVERAGE, self.evaluator.split, metrics, (), 0.0))
         if scores:
             state.patience.add_evaluation(state.step, best.mean_score(scores))
 
-    def _log_report(self, state: RunState, params: Any, report: Report) -> None:
+    def _log_report(self, state: RunState, params: Any, report: TaskReport) -> None:
         self.log.log_evaluation(f'eval/{report.task}', state.step, report.metrics, report.seconds)
         for line in task_evaluation.format_answers(report, self.shown):
             self.log.print(line)

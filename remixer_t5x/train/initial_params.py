@@ -34,7 +34,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 Targets = Mapping[str, jax.ShapeDtypeStruct]
 
 
-class Source(NamedTuple):
+class ParamSource(NamedTuple):
     """The source of a parameter: the name of an array in the checkpoint, and the layers to read (None for all)."""
 
     name: str
@@ -48,7 +48,7 @@ class Source(NamedTuple):
         return (max(0, min(last, shape[0]) - first), *shape[1:])
 
 
-Sources = dict[str, Source | None]
+Sources = dict[str, ParamSource | None]
 
 
 def load_initial_params(
@@ -141,7 +141,7 @@ def _check_sources(
                 axis = rows[name][0]
                 shape = (*shape[:axis], expected[name][axis], *shape[axis + 1 :])
             available[name] = shape
-    same_names = all(source == Source(name) or lora.is_adapter(name) for name, source in sources.items())
+    same_names = all(source == ParamSource(name) or lora.is_adapter(name) for name, source in sources.items())
     left = {name: shape for name, shape in saved.items() if name not in _source_names(sources)}
     saved_params.check_fit(checkpoint.step, {**available, **(left if same_names else {})}, expected)
 
@@ -199,7 +199,7 @@ def _describe_sources(
 
 def find_sources(
     names: Mapping[str, Any], renamed: Mapping[str, str | None], fresh: str | None = None
-) -> dict[str, Source | None]:
+) -> dict[str, ParamSource | None]:
     """Returns a dictionary from parameter name to its source; None for a fresh parameter.
 
     `renamed` (INITIAL_CHECKPOINT_MAP) maps regular expressions, which match full parameter names, to names in the
@@ -214,9 +214,9 @@ def find_sources(
         )
     rules = {pattern: _compile_rule(pattern, to) for pattern, to in renamed.items()}
     used: set[str] = set()
-    sources: dict[str, Source | None] = {}
+    sources: dict[str, ParamSource | None] = {}
     for name in names:
-        sources[name] = None if fresh is not None and fresh in name else Source(name)
+        sources[name] = None if fresh is not None and fresh in name else ParamSource(name)
         matches = ((pattern, rule.fullmatch(name)) for pattern, rule in rules.items() if sources[name] is not None)
         pattern, match = next(((pattern, match) for pattern, match in matches if match), ('', None))
         if match:
@@ -243,7 +243,7 @@ def _compile_rule(pattern: Any, to: Any) -> re.Pattern[str]:
         raise UserError(f'{SETTING} must map regular expressions, got {pattern!r} ({error})') from error
 
 
-def _parse_source(match: re.Match[str], to: str | None) -> Source | None:
+def _parse_source(match: re.Match[str], to: str | None) -> ParamSource | None:
     if to is None:
         return None
     layers = _LAYERS.fullmatch(to)
@@ -251,7 +251,7 @@ def _parse_source(match: re.Match[str], to: str | None) -> Source | None:
         name = match.expand(layers[1] if layers else to)
     except re.error as error:
         raise UserError(f'{SETTING} must map an expression to a valid replacement, got {to!r} ({error})') from error
-    return Source(name, (int(layers[2]), int(layers[3])) if layers else None)
+    return ParamSource(name, (int(layers[2]), int(layers[3])) if layers else None)
 
 
 def match_pieces(vocabulary: Any, other: Any) -> np.ndarray:

@@ -30,7 +30,7 @@ def train(
     show_progress: bool = True,
     signals: contextlib.ExitStack | None = None,
     report: Callable[[str], str] | None = None,
-) -> settings.Result:
+) -> settings.TrainResult:
     """Trains until step `run.periods.train_steps`, resuming from the newest checkpoint in MODEL_DIR if it exists.
 
     Args:
@@ -212,9 +212,9 @@ def _build_loop(
 
 def _build_result(
     loss_kind: str, path: epath.Path, step: int, stopped: str | None, spent: Mapping[str, float] | None = None
-) -> settings.Result:
+) -> settings.TrainResult:
     last = {record['kind']: record for record in metrics.read_records(path / model_dir.METRICS)}
     checkpoint = str(path / model_dir.CHECKPOINTS / str(step))
-    return settings.Result(
+    return settings.TrainResult(
         step, stopped, last.get(run_log.TRAIN, {}), last.get(loss_kind, {}), str(path), checkpoint, spent or {}
     )

@@ -94,7 +94,7 @@ class RunLog:
         mesh = ' x '.join(f'{name} {size}' for name, size in step_config.partitioner.mesh.shape.items())
         self.print(f'{parameters:,} parameters · {jax.devices()[0].device_kind} · mesh {mesh}')
         if optimizer.trainable is not None:
-            trained = _num_parameters(trainable.split(plan.abstract.params, optimizer.trainable)[0])
+            trained = _num_parameters(trainable.split_params(plan.abstract.params, optimizer.trainable)[0])
             leaves = jax.tree.leaves(plan.abstract.opt_state)
             memory = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / 2**20
             share = 100 * trained / parameters

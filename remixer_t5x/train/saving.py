@@ -85,7 +85,7 @@ class RunState:
     step: int = 0
     window: metrics.MetricsWindow = dataclasses.field(default_factory=metrics.MetricsWindow)
     saved_step: int | None = None
-    position: prefetch.Position = dataclasses.field(default_factory=prefetch.Position)
+    position: prefetch.DataPosition = dataclasses.field(default_factory=prefetch.DataPosition)
     patience: Patience = dataclasses.field(default_factory=Patience)
 
 

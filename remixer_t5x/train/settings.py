@@ -186,7 +186,7 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class TrainResult:
     """The result of a run.
 
     Attributes:

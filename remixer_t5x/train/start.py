@@ -75,11 +75,11 @@ class RunData:
         # Limit the tf.data threads on CPUs, because the train step needs most of the cores.
         self._threads = task_batches.tf_data_threads(jax.default_backend())
 
-    def first_position(self) -> prefetch.Position:
+    def first_position(self) -> prefetch.DataPosition:
         """Returns the position before the first batch. A run keeps its number of streams when it resumes."""
-        return prefetch.Position.start(self._dataset.streams or self._partitioner.data_shard()[1])
+        return prefetch.DataPosition.start(self._dataset.streams or self._partitioner.data_shard()[1])
 
-    def resumed_position(self, saved: prefetch.Position, step: int) -> prefetch.Position:
+    def resumed_position(self, saved: prefetch.DataPosition, step: int) -> prefetch.DataPosition:
         """Returns the data position saved in the checkpoint of `step`. Raises UserError if the checkpoint has none."""
         if not self._dataset.save_position:
             return saved.with_streams_restarted()
@@ -90,7 +90,7 @@ class RunData:
             )
         return saved
 
-    def open_batches(self, start: prefetch.Position, checkpoint_period: int) -> prefetch.Prefetcher:
+    def open_batches(self, start: prefetch.DataPosition, checkpoint_period: int) -> prefetch.Prefetcher:
         """Opens the training batches at the position `start`, and transfers them to the devices. A context manager."""
         dataset = pipeline.resume_config(self._dataset, start.batches)
         source = task_batches.TrainBatches(dataset, *self._partitioner.data_shard(), self._threads, len(start.states))

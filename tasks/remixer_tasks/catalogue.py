@@ -30,10 +30,10 @@ def task(name: str, vocabulary: seqio.Vocabulary, data_dir: str | None = None) -
 
     Raises UserError for an unknown name, with the nearest known names.
     """
-    return find(name).build(vocabulary, data_dir)
+    return find_task(name).build(vocabulary, data_dir)
 
 
-def find(name: str) -> TextTask:
+def find_task(name: str) -> TextTask:
     """Returns the description of a task. Raises UserError for an unknown name, with the nearest known names."""
     if name not in TASKS:
         near = difflib.get_close_matches(str(name), TASKS, n=3, cutoff=0.4) or list(TASKS)[:3]
@@ -128,7 +128,7 @@ def examples(
 
     Raises UserError for an unknown task or split, and for data that is missing or cannot be read.
     """
-    task = find(name)
+    task = find_task(name)
     source = task.source(data_dir)
     split = split or next((split for split in source.splits if source.origin(split)), source.splits[0])
     if source.origin(split) is None:

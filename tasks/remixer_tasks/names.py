@@ -118,7 +118,7 @@ def _python_docs_task() -> seqio.Task:
 MAKERS['python_docs_v001_span_corruption'] = lambda vocabulary, data_dir: _python_docs_task()
 
 
-def find(name: str, vocabulary: seqio.Vocabulary | None = None, data_dir: str | None = None) -> Provider:
+def find_task(name: str, vocabulary: seqio.Vocabulary | None = None, data_dir: str | None = None) -> Provider:
     """Returns the task or mixture with this name, without opening a file.
 
     If `vocabulary` is None, T5's is used; see `catalogue.task` for `data_dir`. Raises UserError for an unknown name,
@@ -140,7 +140,7 @@ def provider(
     """Returns `name` if seqio's registry has it, otherwise `find(name)`."""
     if name in seqio.TaskRegistry.names() or name in seqio.MixtureRegistry.names():
         return name
-    return find(name, vocabulary, data_dir)
+    return find_task(name, vocabulary, data_dir)
 
 
 def providers(

@@ -11,6 +11,6 @@ from remixer_tasks import names
 
 for _name in names.MAKERS:
     if _name not in seqio.TaskRegistry.names() and _name not in seqio.MixtureRegistry.names():
-        _provider = names.find(_name)
+        _provider = names.find_task(_name)
         _registry = seqio.MixtureRegistry if isinstance(_provider, seqio.Mixture) else seqio.TaskRegistry
         _registry.add_provider(_name, _provider)

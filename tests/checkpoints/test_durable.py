@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x.checkpoints import durable, manager, saved_params
-from remixer_t5x.data.prefetch import Position
+from remixer_t5x.data.prefetch import DataPosition
 from remixer_t5x.errors import UserError
 from remixer_t5x.run_folder import model_dir
 
@@ -39,7 +39,7 @@ def written(tmp_path_factory):
         patch.setattr(durable.os, 'fsync', fsync)
         patch.setattr(durable.os, 'replace', record_rename)
         checkpoints = manager.Checkpoints(folder)
-        checkpoints.save(4, STATE, Position(), {'window': {}})
+        checkpoints.save(4, STATE, DataPosition(), {'window': {}})
         checkpoints.close()
     return folder / 'checkpoints' / '4', calls
 
@@ -96,7 +96,7 @@ def test_a_changed_bit_in_a_listed_file_name_is_damage(written, tmp_path):
 def test_a_checkpoint_with_nan_is_rejected(tmp_path):
     checkpoints = manager.Checkpoints(model_dir.create_model_dir(tmp_path / 'run'))
     bad = {**STATE, 'w': STATE['w'].at[7].set(jnp.nan)}
-    checkpoints.save(1, bad, Position(), {'window': {}})
+    checkpoints.save(1, bad, DataPosition(), {'window': {}})
     checkpoints.wait()
     with pytest.raises(durable.DamagedCheckpoint, match='not finite, first in w'):
         checkpoints.restore(1, bad)
@@ -106,7 +106,7 @@ def test_a_checkpoint_with_nan_is_rejected(tmp_path):
 def test_a_failed_background_write_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
     """With keep=1, the previous checkpoint is only removed once the new one is committed."""
     checkpoints = manager.Checkpoints(model_dir.create_model_dir(tmp_path / 'run'), keep=1)
-    checkpoints.save(1, STATE, Position(), {'window': {}})
+    checkpoints.save(1, STATE, DataPosition(), {'window': {}})
     checkpoints.wait()
 
     def fail(written, final):
@@ -114,13 +114,13 @@ def test_a_failed_background_write_keeps_the_previous_checkpoint(tmp_path, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(durable, 'commit_checkpoint', fail)
-        checkpoints.save(2, STATE, Position(), {'window': {}})
+        checkpoints.save(2, STATE, DataPosition(), {'window': {}})
         with pytest.raises(manager.SaveFailed, match='no space left on the disk'):
-            checkpoints.save(3, STATE, Position(), {'window': {}})
+            checkpoints.save(3, STATE, DataPosition(), {'window': {}})
     assert checkpoints.latest_step() == 1
     durable.check_files(checkpoints.folder / '1')
     checkpoints.reopen()
-    checkpoints.save(4, STATE, Position(), {'window': {}})
+    checkpoints.save(4, STATE, DataPosition(), {'window': {}})
     checkpoints.close()
     # The previous checkpoint and the files of the failed write are removed.
     assert [path.name for path in checkpoints.folder.iterdir()] == ['4']

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from remixer_t5x.checkpoints import changes, manager, saved_params
-from remixer_t5x.data.prefetch import Position
+from remixer_t5x.data.prefetch import DataPosition
 from remixer_t5x.optim.train_state import TrainState
 from remixer_t5x.run_folder import model_dir
 from tests.support.error_lines import error_message
@@ -45,7 +45,7 @@ def saved(folder):
     checkpoints = manager.Checkpoints(folder, keep=2)
     for step in (1, 2, 3):
         checkpoints.save(
-            step, state_of(step), Position(step, {0: 0, 1: 0}, {0: b'\0state\xff', 1: b''}), {**RUN, 'window': {}}
+            step, state_of(step), DataPosition(step, {0: 0, 1: 0}, {0: b'\0state\xff', 1: b''}), {**RUN, 'window': {}}
         )
     checkpoints.close()
     return folder
@@ -56,7 +56,7 @@ def test_a_restored_checkpoint_equals_the_saved_one(saved):
     assert checkpoints.steps() == [2, 3] and checkpoints.latest_step() == 3
     state, position = checkpoints.restore(3, abstract(state_of(0)))
     assert_equal(state, state_of(3))
-    assert position == Position(3, {0: 0, 1: 0}, {0: b'\0state\xff', 1: b''})
+    assert position == DataPosition(3, {0: 0, 1: 0}, {0: b'\0state\xff', 1: b''})
     assert saved_params.read_record(saved / 'checkpoints' / '3')['vocabulary'] == RUN['vocabulary']
     checkpoints.close()
 
@@ -67,7 +67,7 @@ def test_donated_buffers_are_not_written(folder):
     state = TrainState(jnp.int32(0), {'w': jnp.ones((256, 1024))}, ())
     advance = jax.jit(lambda s: jax.tree.map(lambda x: x * 0 + 7, s), donate_argnums=0)
     expected = jax.tree.map(np.array, state)
-    checkpoints.save(1, state, Position(), RUN)
+    checkpoints.save(1, state, DataPosition(), RUN)
     for _ in range(5):
         state = advance(state)
     checkpoints.wait()
@@ -81,7 +81,7 @@ def test_an_interrupted_write_is_not_a_checkpoint_and_is_removed(saved):
     os.remove(steps / '4.orbax-checkpoint-tmp' / '_CHECKPOINT_METADATA')
     checkpoints = manager.Checkpoints(saved)
     assert checkpoints.latest_step() == 3
-    checkpoints.save(4, state_of(4), Position(), RUN)
+    checkpoints.save(4, state_of(4), DataPosition(), RUN)
     checkpoints.wait()
     checkpoints.close()
     assert sorted(p.name for p in steps.iterdir()) == ['2', '3', '4']
@@ -147,7 +147,7 @@ def test_a_full_disk_raises_an_error_before_writing(saved, monkeypatch):
     checkpoints = manager.Checkpoints(saved)
     usage = shutil.disk_usage(saved)._replace(free=10)
     monkeypatch.setattr(manager.shutil, 'disk_usage', lambda path: usage)
-    text = error_message(lambda: checkpoints.save(4, state_of(4), Position(), RUN))
+    text = error_message(lambda: checkpoints.save(4, state_of(4), DataPosition(), RUN))
     assert '0.0 MiB left' in text and 'the checkpoint of step 3 is kept' in text
     checkpoints.close()
 

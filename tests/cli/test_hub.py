@@ -284,7 +284,7 @@ def test_an_installed_package_is_named_at_the_top_of_the_card(tmp_path, monkeypa
 def test_values_in_a_card_are_plain_text(run, monkeypatch):
     """Names of evaluations, of folders and the source of weights may be untrusted."""
     hostile = '\n# heading\n[link](https://evil.example) <img src=x onerror=y> https://evil.example `code` | cell'
-    card = model_card.Card(
+    card = model_card.ModelCard(
         name=f'x;touch y{hostile}',
         address=f"x;touch y'{hostile}\n```",
         library='transformers',

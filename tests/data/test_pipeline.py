@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x.data import pipeline, task_batches, task_vocabulary
-from remixer_t5x.data.prefetch import Position
+from remixer_t5x.data.prefetch import DataPosition
 from remixer_t5x.data.stream import Stream, without_autograph
 from remixer_t5x.errors import UserError
 from tests.support.error_lines import error_message
@@ -105,7 +105,7 @@ def test_other_numbers_of_hosts_resume_with_the_same_batches(task, before, after
     assert sorted(captures[0]) == list(range(streams))
     # Hosts capture after different numbers of batches.
     captured_at = {index: 1 + index % 3 for index in range(streams)}
-    position = Position(3, captured_at, {index: captures[at - 1][index] for index, at in captured_at.items()})
+    position = DataPosition(3, captured_at, {index: captures[at - 1][index] for index, at in captured_at.items()})
     new = [task_batches.TrainBatches(config, share, after, threads=1, streams=streams) for share in range(after)]
     for batches in new:
         batches.restore(position.states)
@@ -234,7 +234,7 @@ def test_saved_positions_are_small(tiny):
     config = pipeline.DatasetConfig(tiny.task('tiny_size', train=3000, shuffle_buffer_size=1000), LENGTHS, 4)
     source = task_batches.TrainBatches(config, threads=1)
     next(source)
-    assert len(Position.from_states(1, source.capture()).to_json()['0']['state']) < 150_000
+    assert len(DataPosition.from_states(1, source.capture()).to_json()['0']['state']) < 150_000
 
 
 def test_an_error_does_not_keep_the_iterator_alive():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.data.prefetch import Position, Prefetcher
+from remixer_t5x.data.prefetch import DataPosition, Prefetcher
 from remixer_t5x.errors import UserError
 
 
@@ -46,12 +46,12 @@ def wait_until(condition):
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 23), min_size=1, max_size=4), st.integers(1, 9), st.integers(1, 4))
 def test_resumed_runs_return_every_batch_once(lengths, period, depth):
-    position, seen = Position(), []
+    position, seen = DataPosition(), []
     for length in lengths:
         with Prefetcher(Counter(), lambda n: n, position, capture_period=period, depth=depth) as batches:
             seen += [next(batches) for _ in range(length)]
             records = json.loads(json.dumps(batches.position().to_json()))
-            position = Position.from_json([records['0']])
+            position = DataPosition.from_json([records['0']])
         assert position.batches == len(seen)
         assert position.batches - position.captured_at[0] < period or position.batches < period + len(seen)
     assert seen == list(range(sum(lengths)))
@@ -75,7 +75,7 @@ def test_a_failed_capture_raises_an_error_until_the_next_capture(monkeypatch):
         for number in range(3, 6):
             assert next(batches) == number
         wait_until(lambda: counter.number >= 7)
-        assert batches.position() == Position(6, {0: 6}, {0: b'6'})
+        assert batches.position() == DataPosition(6, {0: 6}, {0: b'6'})
 
 
 class Counters:
@@ -104,10 +104,10 @@ def test_streams_captured_at_different_batches_resume_together(batches, first, s
     """A checkpoint may contain an older state of a slow process."""
     at = [min(batches, first), min(batches, second)]
     records = [
-        Position(batches, {index: number}, {index: str(number).encode() if number else b''}).to_json()[str(index)]
+        DataPosition(batches, {index: number}, {index: str(number).encode() if number else b''}).to_json()[str(index)]
         for index, number in enumerate(at)
     ]
-    with Prefetcher(Counters(), lambda pair: pair, Position.from_json(records)) as source:
+    with Prefetcher(Counters(), lambda pair: pair, DataPosition.from_json(records)) as source:
         assert next(source) == (batches, batches)
 
 
@@ -117,7 +117,7 @@ def test_a_position_at_a_capture_skips_no_batches():
             next(batches)
         # The thread captures the state just before it reads batch 11.
         wait_until(lambda: batches.position().captured_at == {0: 10})
-        assert batches.position() == Position(10, {0: 10}, {0: b'10'})
+        assert batches.position() == DataPosition(10, {0: 10}, {0: b'10'})
 
 
 def test_an_error_in_the_thread_is_raised_at_its_batch():

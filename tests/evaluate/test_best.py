@@ -12,7 +12,7 @@ from etils import epath
 from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import best
-from remixer_t5x.evaluate.task_evaluation import Report
+from remixer_t5x.evaluate.task_evaluation import TaskReport
 from tests.support.paths import GOLDEN
 
 pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning')
@@ -21,7 +21,7 @@ T5 = json.loads((GOLDEN / 't5_averages.json').read_text())
 
 
 def report(task='rte', **metrics):
-    return Report(task, 'validation', metrics, (), 0.0)
+    return TaskReport(task, 'validation', metrics, (), 0.0)
 
 
 def params(value):

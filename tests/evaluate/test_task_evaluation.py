@@ -13,7 +13,7 @@ from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import task_examples, task_metrics
 from remixer_t5x.evaluate.predictions import Decoding
-from remixer_t5x.evaluate.task_evaluation import Report, TaskEvaluation, TaskEvaluator, format_answers
+from remixer_t5x.evaluate.task_evaluation import TaskEvaluation, TaskEvaluator, TaskReport, format_answers
 from remixer_tasks import vocabularies
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 
@@ -129,7 +129,7 @@ def test_rows_have_inputs_targets_and_predictions():
 
 def test_format_answers_have_input_answer_and_target():
     rows = [{'input': 'a\nb', 'prediction': '', 'target': 'x' * 999}, {'input': 'c', 'prediction': 'd', 'target': 'e'}]
-    report = Report('echo', 'validation', {}, rows, 0.0)
+    report = TaskReport('echo', 'validation', {}, rows, 0.0)
     head, *texts = format_answers(report, 1)
     assert all(fact in head for fact in ('echo', '1 of 2', 'validation'))
     labels, values = zip(*(line.split(maxsplit=1) for line in texts), strict=True)

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from remixer_t5x.checkpoints import manager
-from remixer_t5x.data.prefetch import Position
+from remixer_t5x.data.prefetch import DataPosition
 from remixer_t5x.run_folder import model_dir
 from tests.faults import __main__ as faults
 from tests.support import compare_runs
@@ -26,7 +26,7 @@ def test_the_comparison_detects_changed_arrays_logs_and_positions(tmp_path):
         folder = model_dir.create_model_dir(tmp_path / name)
         (folder / 'metrics.jsonl').write_text(f'{{"kind": "train", "step": 1, "loss": {loss}, "timing": {{}}}}\n')
         checkpoints = manager.Checkpoints(folder)
-        checkpoints.save(1, {'w': jnp.full(3, value)}, Position(batches), {'window': {}})
+        checkpoints.save(1, {'w': jnp.full(3, value)}, DataPosition(batches), {'window': {}})
         checkpoints.close()
         return folder
 

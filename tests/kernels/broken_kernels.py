@@ -56,4 +56,4 @@ def check(attend):
     """Builds the check of one of these kernels."""
     shape = jax.ShapeDtypeStruct((2, 8, 1, 4), 'float32')
     visibility = Visibility(None, jax.ShapeDtypeStruct((2, 8), 'int32'))
-    return self_check.Check('test', '8 tokens', attend, correct, (shape, shape, shape, visibility, None), False)
+    return self_check.KernelCheck('test', '8 tokens', attend, correct, (shape, shape, shape, visibility, None), False)

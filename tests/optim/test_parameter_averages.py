@@ -7,7 +7,7 @@ import pytest
 from etils import epath
 
 from remixer_t5x.checkpoints import manager, saved_params
-from remixer_t5x.data.prefetch import Position
+from remixer_t5x.data.prefetch import DataPosition
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.optim import optimizer, parameter_averages, train_state, trainable
@@ -22,9 +22,9 @@ def states(made, steps=3):
     state = plan.create(jax.random.key(0))
     update = jax.jit(plan.tx.update)
     for _ in range(steps):
-        trained, frozen = trainable.split(state.params, made.trainable)
+        trained, frozen = trainable.split_params(state.params, made.trainable)
         updates, opt_state = update(jax.tree.map(np.ones_like, trained), state.opt_state, state.params)
-        params = trainable.join(optax.apply_updates(trained, updates), frozen)
+        params = trainable.join_params(optax.apply_updates(trained, updates), frozen)
         state = state.replace(params=params, opt_state=opt_state)
         yield plan, state
 
@@ -60,7 +60,7 @@ def test_decay_none_returns_the_optimizer_unchanged():
 def test_checkpoints_contain_the_evaluated_parameters(made, tmp_path):
     *_, (plan, state) = states(made)
     checkpoints = manager.Checkpoints(epath.Path(tmp_path))
-    checkpoints.save(3, state, Position.start(1), {})
+    checkpoints.save(3, state, DataPosition.start(1), {})
     checkpoints.close()
     found = saved_params.restore_params(str(tmp_path), plan.abstract.params)
     expected = made.evaluated(state.opt_state, state.params) if made.evaluated else state.params

@@ -63,8 +63,8 @@ def test_updates_equal_those_of_training_all_parameters(model, run):
     """Updates of a parameter do not depend on which other parameters are trained, also in stacked layers."""
     plan, step = planned(model, optimizer.adafactor(0.1), None)
     theirs, _ = jax.jit(step)(plan.create(jax.random.key(0)), batch())
-    wanted = by_name(trainable.split(jax.device_get(theirs.params), NAMES)[0])
-    for name, array in by_name(trainable.split(jax.device_get(run[3].params), NAMES)[0]).items():
+    wanted = by_name(trainable.split_params(jax.device_get(theirs.params), NAMES)[0])
+    for name, array in by_name(trainable.split_params(jax.device_get(run[3].params), NAMES)[0]).items():
         np.testing.assert_allclose(array, wanted[name], rtol=1e-5, atol=1e-7, err_msg=name)
 
 
@@ -94,7 +94,7 @@ def test_no_gradient_of_a_frozen_parameter_is_computed(model):
         program = jax.jit(step, donate_argnums=0).lower(plan.abstract, given).compile().memory_analysis()
         return program.argument_size_in_bytes, program.temp_size_in_bytes
 
-    frozen = jax.tree.leaves(trainable.split(plan.abstract.params, NAMES)[1])
+    frozen = jax.tree.leaves(trainable.split_params(plan.abstract.params, NAMES)[1])
     size = 4 * sum(leaf.size for leaf in frozen)
     (arguments, temporaries), (all_arguments, all_temporaries) = memory(step, plan), memory(step_of_all, everything)
     assert table.size * 4 > size / 3
@@ -106,8 +106,8 @@ def test_no_gradient_of_a_frozen_parameter_is_computed(model):
 @pytest.mark.parametrize('names', [NAMES, 'scale$', '.', 'encoder/run_0/layer/self_attention/query/kernel'])
 def test_split_and_join_of_parameters_are_inverse(model, names):
     params = interface.param_shapes(model, batch_formats.smallest_shapes(model.model_type))
-    trained, frozen = trainable.split(params, names)
-    assert trainable.join(trained, frozen) == params
+    trained, frozen = trainable.split_params(params, names)
+    assert trainable.join_params(trained, frozen) == params
     assert set(by_name(trained)).isdisjoint(by_name(frozen)) and by_name(trained)
 
 
@@ -127,7 +127,7 @@ def test_moments_are_sharded_like_trained_parameters(model):
     plan = train_state.plan(adapted, made, SHAPES, Partitioner(data=2, fsdp=2, tensor=2, devices=8))
     params = {name: leaf.sharding.spec for name, leaf in by_name(plan.abstract.params).items()}
     moments = {name: leaf for name, leaf in by_name(plan.abstract.opt_state).items() if leaf.ndim}
-    assert len(moments) == 2 * len(by_name(trainable.split(plan.abstract.params, made.trainable)[0]))
+    assert len(moments) == 2 * len(by_name(trainable.split_params(plan.abstract.params, made.trainable)[0]))
     for name, leaf in moments.items():
         (own,) = [spec for path, spec in params.items() if name.endswith(path)]
         assert leaf.sharding.spec == own, name

@@ -27,13 +27,13 @@ def test_every_task_of_t5_has_its_name(tmp_path):
     wanted = [name for name in T5['tasks'] if is_here(name)]
     assert len(wanted) > 40
     for name in wanted:
-        task = names.find(name, BYTES, str(tmp_path))
+        task = names.find_task(name, BYTES, str(tmp_path))
         assert task.name == name and isinstance(task, seqio.Task)
 
 
 @pytest.mark.parametrize('name', sorted(name for name in T5['mixtures'] if is_here(name) and 'trivia' not in name))
 def test_mixtures_of_t5_have_its_tasks_and_rates(name, tmp_path):
-    mixture = names.find(name, BYTES, str(tmp_path))
+    mixture = names.find_task(name, BYTES, str(tmp_path))
     assert mixture.name == name
     rates = dict(mixture._task_to_rate)
     wanted = {task: rate for task, rate in T5['mixtures'][name].items() if is_here(task)}
@@ -56,7 +56,7 @@ def test_every_name_that_t5_lacks_has_a_version():
 
 def test_an_unknown_name_is_rejected_with_the_nearest():
     with pytest.raises(UserError, match="got 'super_glue_boolq'; .* super_glue_boolq_v102"):
-        names.find('super_glue_boolq')
+        names.find_task('super_glue_boolq')
 
 
 def test_registered_names_take_precedence(monkeypatch):
@@ -70,7 +70,7 @@ def test_t5_can_register_its_own_tasks():
     code = """
 from remixer_tasks import names, vocabularies
 from tests.support import references
-ours = names.find('glue_rte_v002', vocabularies.byte())
+ours = names.find_task('glue_rte_v002', vocabularies.byte())
 import t5.data.mixtures, seqio
 import remixer_tasks.registered
 assert names.provider('glue_rte_v002') == 'glue_rte_v002'

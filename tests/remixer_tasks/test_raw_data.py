@@ -78,7 +78,7 @@ def test_csv_with_quotes_and_line_ends(tmp_path):
 
 def test_the_first_layout_whose_files_exist_is_read(tmp_path):
     write(tmp_path, 'nli_datasets/rte/dev.csv', CSV)
-    assert catalogue.origins(catalogue.find('glue_rte_v002').dataset, str(tmp_path)) == {
+    assert catalogue.origins(catalogue.find_task('glue_rte_v002').dataset, str(tmp_path)) == {
         'train': None,
         'validation': str(tmp_path / 'nli_datasets/rte/dev.csv'),
         'test': None,
@@ -176,7 +176,7 @@ def test_bad_rows_are_rejected_with_file_and_line(tmp_path, cache_folder, file, 
 @pytest.mark.parametrize(
     ('call', 'message'),
     [
-        (lambda folder: catalogue.find('super_glue_rte'), 'the nearest names are super_glue_rte_v102'),
+        (lambda folder: catalogue.find_task('super_glue_rte'), 'the nearest names are super_glue_rte_v102'),
         (lambda folder: catalogue.examples('cogs_v001', 'train', 1, folder), 'cogs/train.tsv in .*; set DATA_DIR'),
         (
             lambda folder: catalogue.examples('cogs_v001', 'dev', 1, folder),

@@ -47,7 +47,7 @@ def plain(value):
 
 def rows_of(name, data_dir):
     task, split = name.split('/')
-    found = catalogue.find(task)
+    found = catalogue.find_task(task)
     dataset = found.to_text(found.source(data_dir).get_dataset(split, shuffle=False))
     return [
         {key: plain(value) for key, value in example.items() if key in KEPT} for example in dataset.as_numpy_iterator()
@@ -94,13 +94,13 @@ def judge(task, examples, predictions):
 @pytest.mark.parametrize('index', range(len(T5['scores'])))
 def test_scores_of_predictions_equal_those_of_t5(index):
     case = T5['scores'][index]
-    found = judge(catalogue.find(JUDGES[case['task']]), case['examples'], case['predictions'])
+    found = judge(catalogue.find_task(JUDGES[case['task']]), case['examples'], case['predictions'])
     assert found == pytest.approx(case['metrics'], abs=1e-9)
 
 
 def test_splits_without_labels_have_no_metrics():
     for name in ('super_glue_rte_v102', 'glue_stsb_v002', 'super_glue_multirc_v102', 'super_glue_wsc_v102_simple_eval'):
-        task = catalogue.find(name)
+        task = catalogue.find_task(name)
         target = '-1.0' if 'stsb' in name else '<unk>'
         example = {'targets': target, 'idx/question': 0, 'label': -1, 'targets_pretokenized': 'x'}
         assert judge(task, [example, example], ['entailment', '1.0']) == {}, name
@@ -118,7 +118,7 @@ def test_tfds_and_raw_files_give_the_same_examples(raw_folder, tmp_path):
         'super_glue_cb_v102/validation',
     ):
         task, split = name.split('/')
-        assert catalogue.find(task).source(str(tmp_path)).origin(split).startswith(str(tmp_path / 'super_glue'))
+        assert catalogue.find_task(task).source(str(tmp_path)).origin(split).startswith(str(tmp_path / 'super_glue'))
         assert in_order(rows_of(name, str(tmp_path))) == in_order(rows_of(name, raw_folder)), name
-        counts = {catalogue.find(task).source(folder).count(split) for folder in (str(tmp_path), raw_folder)}
+        counts = {catalogue.find_task(task).source(folder).count(split) for folder in (str(tmp_path), raw_folder)}
         assert len(counts) == 1

@@ -84,7 +84,7 @@ def test_the_wording_of_tasks_that_t5_does_not_have(tmp_path, name, split, files
 )
 def test_summaries_and_translations_have_the_text_format_of_t5(name, row, inputs, targets):
     dataset = tf.data.Dataset.from_tensors({key: tf.constant(value) for key, value in row.items()})
-    (example,) = catalogue.find(name).to_text(dataset).as_numpy_iterator()
+    (example,) = catalogue.find_task(name).to_text(dataset).as_numpy_iterator()
     assert example == {'inputs': inputs.encode(), 'targets': targets.encode()}
 
 
@@ -248,7 +248,7 @@ def test_the_ids_of_cogs_are_counted_in_its_gin_file():
 def test_targets_of_real_data_score_as_correct_predictions(name, real_data):
     """The first examples of every split that is there become ids, and targets as predictions are all right."""
     task = catalogue.task(name, vocabularies.byte(), str(real_data))
-    source = catalogue.find(name).source(str(real_data))
+    source = catalogue.find_task(name).source(str(real_data))
     here = [split for split in source.splits if source.origin(split)]
     if not here:
         pytest.skip(f'no files of {name} in REMIXER_T5X_DATA')

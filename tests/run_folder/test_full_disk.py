@@ -12,17 +12,17 @@ from etils import epath
 
 from remixer_t5x.cli import train as train_command
 from remixer_t5x.evaluate import best, results
-from remixer_t5x.evaluate.task_evaluation import Report
+from remixer_t5x.evaluate.task_evaluation import TaskReport
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.run_folder import metrics, model_dir, object_store, tensorboard
 from remixer_t5x.train import hooks, progress, run_log, settings
 from remixer_t5x.train.saving import Patience
-from remixer_t5x.train.settings import Result
+from remixer_t5x.train.settings import TrainResult
 from tests.run_folder import full_disks
 from tests.support.error_lines import error_message
 
 LOSS = {'loss': 2.0}
-REPORT = Report('cogs', 'gen', {'f1': 2.0}, [{'prediction': 'a'}], 1.0)
+REPORT = TaskReport('cogs', 'gen', {'f1': 2.0}, [{'prediction': 'a'}], 1.0)
 
 
 def _tensorboard(folder):
@@ -38,7 +38,7 @@ def _lock(folder):
 
 def _loss_png(folder):
     (folder / model_dir.METRICS).exists() or pytest.fail('created before the disk was full')
-    train_command._draw_loss(Result(1, None, LOSS, {}, str(folder), ''), settings.STOP)
+    train_command._draw_loss(TrainResult(1, None, LOSS, {}, str(folder), ''), settings.STOP)
 
 
 def _results(folder):

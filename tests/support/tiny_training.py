@@ -177,7 +177,7 @@ def run(
     eval_at_start=False,
     quiet=True,
 ):
-    """One process of a run; returns `settings.Result`. `recovery`: arguments of settings.Recovery."""
+    """One process of a run; returns `settings.TrainResult`. `recovery`: arguments of settings.Recovery."""
     tiny = task(poison=poison, strange=bool(strange), generator=generator)
     learner = settings.StepConfig(
         TinyModel(vocab_size, nan_below, tuple(strange), embed),

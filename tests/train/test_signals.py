@@ -9,7 +9,7 @@ import pytest
 
 from remixer_t5x.cli import train
 from remixer_t5x.train import loop, preemption
-from remixer_t5x.train.settings import Result
+from remixer_t5x.train.settings import TrainResult
 
 
 class Exited(BaseException):
@@ -59,7 +59,7 @@ def command(monkeypatch, tmp_path):
     def stopped(run, *, signals, **_):
         stop = signals.enter_context(preemption.StopRequest())
         signal.raise_signal(signal.SIGINT)
-        return Result(3, stop.agreed_signal(3), {}, {}, str(tmp_path), '')
+        return TrainResult(3, stop.agreed_signal(3), {}, {}, str(tmp_path), '')
 
     monkeypatch.setattr(train.arguments, 'load', lambda *_, **__: None)
     parts = {
@@ -86,7 +86,7 @@ def test_a_second_ctrl_c_during_the_summary_exits_without_traceback(command, cat
 
 def test_the_summary_omits_a_loss_that_is_not_finite(capfd, tmp_path):
     """metrics.jsonl contains null instead."""
-    result = Result(3, None, {'loss': None}, {'loss': None, 'perplexity': None}, str(tmp_path), 'checkpoint')
+    result = TrainResult(3, None, {'loss': None}, {'loss': None, 'perplexity': None}, str(tmp_path), 'checkpoint')
     train._print_end(result)
     train._draw_loss(result, 'stop')
     assert capfd.readouterr().out.startswith('finished at step 3\n')

@@ -118,7 +118,7 @@ def from_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> Non
     print_line('load', f'transformers.{auto_class}.from_pretrained({str(folder)!r}, trust_remote_code=True)')
 
 
-def _compare_with_reference(source: folders.Source, model: Any, params: Any, vocabulary: Any) -> None:
+def _compare_with_reference(source: folders.HuggingFaceSource, model: Any, params: Any, vocabulary: Any) -> None:
     """Compares logits and token ids with transformers, if installed. Raises UserError if the logits differ."""
     if missing := folders.missing_packages():
         text = ' and '.join(missing) + (' are' if len(missing) > 1 else ' is')

@@ -113,7 +113,7 @@ def _measure(step: Step) -> StepMemory:
         return step_memory.measure_memory(step)
 
 
-def _try_changes(trials: Iterator[memory_advice.Trial], available: int) -> None:
+def _try_changes(trials: Iterator[memory_advice.MemoryTrial], available: int) -> None:
     _print('changes, each on top of those before it, compiled in turn:')
     # A dict keyed by flag, so later values replace earlier values.
     useful: dict[str, str] = {}

@@ -23,7 +23,7 @@ WHOLE, ENCODER = 'whole model', 'encoder and embedding'
 
 
 @dataclasses.dataclass(frozen=True)
-class Figure:
+class PublishedFigure:
     """A number of parameters published in a paper.
 
     Attributes:
@@ -45,19 +45,19 @@ class Figure:
 
 
 FIGURES = (
-    Figure('t5_1_1', 'base', 248e6, WHOLE, 'REMIXERS, table 1'),
+    PublishedFigure('t5_1_1', 'base', 248e6, WHOLE, 'REMIXERS, table 1'),
     # The table calls this row T5.1.1, but its number of parameters is that of the original T5-large; T5.1.1 has 783M.
-    Figure('t5_1_0', 'large', 738e6, WHOLE, 'REMIXERS, table 4 (there T5.1.1)'),
-    Figure('remixer_scaled', 'scaled_base', 224e6, WHOLE, 'REMIXERS, table 1'),
-    Figure('remixer', 'base', 324e6, WHOLE, 'REMIXERS, table 1 (302M in table 4)'),
-    Figure('mixer_enc', 'base', 212e6, WHOLE, 'REMIXERS, table 4'),
-    Figure('mixer_enc_dec', 'base', 212e6, WHOLE, 'REMIXERS, table 4'),
-    Figure('t5_1_1', 'hyper_mixer_paper', 11e6, ENCODER, 'HyperMixer, appendix B.2'),
-    Figure('hyper_mixer', 'hyper_mixer_paper', 11e6, ENCODER, 'HyperMixer, appendix B.2'),
-    Figure('gmlp', 'gmlp_paper_base', 130e6, ENCODER, 'gMLP, table 5', 158.0e9),
-    Figure('gmlp', 'gmlp_paper_large', 365e6, ENCODER, 'gMLP, table 5', 430.1e9),
-    Figure('amlp', 'gmlp_paper_base', 109e6, ENCODER, 'gMLP, table 5', 128.9e9),
-    Figure('amlp', 'gmlp_paper_large', 316e6, ENCODER, 'gMLP, table 5', 370.3e9),
+    PublishedFigure('t5_1_0', 'large', 738e6, WHOLE, 'REMIXERS, table 4 (there T5.1.1)'),
+    PublishedFigure('remixer_scaled', 'scaled_base', 224e6, WHOLE, 'REMIXERS, table 1'),
+    PublishedFigure('remixer', 'base', 324e6, WHOLE, 'REMIXERS, table 1 (302M in table 4)'),
+    PublishedFigure('mixer_enc', 'base', 212e6, WHOLE, 'REMIXERS, table 4'),
+    PublishedFigure('mixer_enc_dec', 'base', 212e6, WHOLE, 'REMIXERS, table 4'),
+    PublishedFigure('t5_1_1', 'hyper_mixer_paper', 11e6, ENCODER, 'HyperMixer, appendix B.2'),
+    PublishedFigure('hyper_mixer', 'hyper_mixer_paper', 11e6, ENCODER, 'HyperMixer, appendix B.2'),
+    PublishedFigure('gmlp', 'gmlp_paper_base', 130e6, ENCODER, 'gMLP, table 5', 158.0e9),
+    PublishedFigure('gmlp', 'gmlp_paper_large', 365e6, ENCODER, 'gMLP, table 5', 430.1e9),
+    PublishedFigure('amlp', 'gmlp_paper_base', 109e6, ENCODER, 'gMLP, table 5', 128.9e9),
+    PublishedFigure('amlp', 'gmlp_paper_large', 316e6, ENCODER, 'gMLP, table 5', 370.3e9),
 )
 
 

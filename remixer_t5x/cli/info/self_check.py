@@ -70,7 +70,7 @@ def _models(args: argparse.Namespace) -> Iterator[tuple[Model, Mapping[str, int]
 
 def _checks(
     model: Model, lengths: Mapping[str, int], pack: bool, interpreted: str | None
-) -> dict[str, self_check.Check]:
+) -> dict[str, self_check.KernelCheck]:
     """Returns the checks of the kernels that a train step of the model uses."""
     batch = batch_formats.abstract_batch(model.model_type, lengths, self_check.ROWS, pack)
     params = interface.param_shapes(model, {name: array.shape for name, array in batch.items()})

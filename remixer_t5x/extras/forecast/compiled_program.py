@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from remixer_t5x.extras.forecast import hlo, hlo_costs
-from remixer_t5x.extras.forecast.hlo import Computation, Instruction, Program
+from remixer_t5x.extras.forecast.hlo import Computation, HloProgram, Instruction
 from remixer_t5x.extras.forecast.hlo_costs import Flops
 
 # Operations that do not launch a kernel.
@@ -103,7 +103,7 @@ def parse_program(text: str, devices: int = 1) -> CompiledProgram:
     )
 
 
-def _walk(program: Program, name: str, times: int, devices: int, loop: str = '') -> Iterator[Kernel | Collective]:
+def _walk(program: HloProgram, name: str, times: int, devices: int, loop: str = '') -> Iterator[Kernel | Collective]:
     """Yields the kernels and collectives of the computation `name`.
 
     Args:
@@ -142,7 +142,7 @@ def _total_work(runs: list[Kernel | Collective]) -> float:
 
 
 def _build_kernel(
-    instruction: Instruction, computation: Computation, program: Program, times: int, loop: str
+    instruction: Instruction, computation: Computation, program: HloProgram, times: int, loop: str
 ) -> Kernel:
     cycles = instruction.find_attribute(r'"estimated_cycles": ?"(\d+)"')
     flops = hlo_costs.count_flops(instruction, computation, program)
@@ -158,7 +158,7 @@ def _build_kernel(
     )
 
 
-def _find_op_name(instruction: Instruction, computation: Computation, program: Program) -> str:
+def _find_op_name(instruction: Instruction, computation: Computation, program: HloProgram) -> str:
     """Returns the JAX name stack of an instruction, or of its first user if XLA added it, as it does with copies."""
     readers = [instruction]
     for reader in readers:
@@ -178,7 +178,7 @@ def _build_collective(instruction: Instruction, computation: Computation, times:
     return Collective(hlo_costs.collective_kind(instruction), times, operand_bytes, groups)
 
 
-def _fused_collectives(instruction: Instruction, program: Program, times: int, devices: int) -> Iterator[Collective]:
+def _fused_collectives(instruction: Instruction, program: HloProgram, times: int, devices: int) -> Iterator[Collective]:
     """Yields the collectives inside a fusion, which the TPU compiler creates."""
     fused = program[instruction.called_computation()] if instruction.op == 'fusion' else Computation()
     for inner in fused:
@@ -187,7 +187,7 @@ def _fused_collectives(instruction: Instruction, program: Program, times: int, d
         yield from _fused_collectives(inner, program, times, devices)
 
 
-def count_iterations(loop: Instruction, outside: Computation, program: Program) -> int:
+def count_iterations(loop: Instruction, outside: Computation, program: HloProgram) -> int:
     """Returns the trip count of a `while` loop, or 1 if it cannot be determined.
 
     Most loops have XLA's `known_trip_count`. For loops that the TPU compiler has unrolled or pipelined, the trip count

@@ -19,7 +19,7 @@ _NAME = re.compile(r'%?([\w.\-]+)')
 _LITERAL = ('constant', 'parameter', 'iota')
 
 
-class Array(NamedTuple):
+class HloArray(NamedTuple):
     """The type of an array.
 
     Attributes:
@@ -53,7 +53,7 @@ class Instruction:
 
     name: str
     op: str
-    results: tuple[Array, ...]
+    results: tuple[HloArray, ...]
     operands: tuple[str, ...]
     arguments: str
     attributes: str
@@ -118,13 +118,13 @@ class Computation:
     def operands(self, instruction: Instruction) -> list[Instruction]:
         return [self.instructions[name] for name in instruction.operands if name in self.instructions]
 
-    def operand_arrays(self, instruction: Instruction) -> list[Array]:
+    def operand_arrays(self, instruction: Instruction) -> list[HloArray]:
         """Returns the arrays of all operands, including the elements of tuples."""
         return [array for operand in self.operands(instruction) for array in operand.results]
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class HloProgram:
     """An HLO module: its computations by name, and the name of the entry computation."""
 
     computations: Mapping[str, Computation]
@@ -134,7 +134,7 @@ class Program:
         return self.computations[name]
 
 
-def parse(text: str) -> Program:
+def parse(text: str) -> HloProgram:
     """Parses an HLO text.
 
     Raises:
@@ -154,21 +154,21 @@ def parse(text: str) -> Program:
             )
     if not entry:
         raise ValueError('the text is not an HLO module: it has no entry computation')
-    return Program(computations, entry)
+    return HloProgram(computations, entry)
 
 
-def parse_arrays(kind: str) -> tuple[Array, ...]:
+def parse_arrays(kind: str) -> tuple[HloArray, ...]:
     """Parses the arrays of a type such as `(bf16[8,128]{1,0:T(8,128)(2,1)S(1)}, u32[])`."""
     return tuple(_parse_array(*match.groups()) for match in _ARRAY.finditer(kind))
 
 
-def _parse_array(dtype: str, dimensions: str, layout: str | None) -> Array:
+def _parse_array(dtype: str, dimensions: str, layout: str | None) -> HloArray:
     shape = tuple(int(size.lstrip('<=')) for size in dimensions.split(',') if size)
     number = re.search(r'\d+', dtype)
     bits = 8 if dtype == 'pred' else int(number[0]) if number else 0
     space = re.search(r'S\((\d+)\)', layout or '')
     elements = math.prod(_tiled_shape(shape, layout or ''))
-    return Array(dtype, shape, math.ceil(elements * bits / 8), int(space[1]) if space else 0)
+    return HloArray(dtype, shape, math.ceil(elements * bits / 8), int(space[1]) if space else 0)
 
 
 def _tiled_shape(shape: tuple[int, ...], layout: str) -> list[int]:

@@ -19,7 +19,7 @@ import re
 
 import numpy as np
 
-from remixer_t5x.extras.forecast.hlo import Computation, Instruction, Program
+from remixer_t5x.extras.forecast.hlo import Computation, HloProgram, Instruction
 
 # Maps the dtype of products, in XLA's notation or EXACT, to FLOPs.
 Flops = collections.Counter
@@ -47,7 +47,7 @@ _DEVICE_IDS = re.compile(r'device_ids=\((?:\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d, 
 _AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 
 
-def count_flops(instruction: Instruction, computation: Computation, program: Program) -> Flops:
+def count_flops(instruction: Instruction, computation: Computation, program: HloProgram) -> Flops:
     """Counts the FLOPs per run of an instruction, including fused instructions."""
     if instruction.op in ('fusion', 'call'):
         return computation_flops(
@@ -67,7 +67,7 @@ def count_flops(instruction: Instruction, computation: Computation, program: Pro
     return Flops({_product_dtype(instruction, computation): count}) if count else Flops()
 
 
-def computation_flops(computation: Computation, program: Program) -> Flops:
+def computation_flops(computation: Computation, program: HloProgram) -> Flops:
     """Counts the FLOPs per run of a computation."""
     total: Flops = Flops()
     for instruction in computation:
@@ -146,7 +146,7 @@ def _find_integers(text: str) -> list[int]:
     return [int(number) for number in re.findall(r'-?\d+', text)]
 
 
-def count_bytes(instruction: Instruction, computation: Computation, program: Program) -> float:
+def count_bytes(instruction: Instruction, computation: Computation, program: HloProgram) -> float:
     """Counts the HBM traffic per run of an instruction, in bytes."""
     operands = sum(array.hbm_bytes for array in computation.operand_arrays(instruction))
     if instruction.op == 'fusion':
@@ -175,7 +175,7 @@ def _custom_call_bytes(instruction: Instruction, operands: int) -> float:
     return _cost_estimate(instruction).get('bytes_accessed') or operands + results
 
 
-def _fusion_bytes(instruction: Instruction, computation: Computation, program: Program) -> float:
+def _fusion_bytes(instruction: Instruction, computation: Computation, program: HloProgram) -> float:
     fused = program[instruction.called_computation()]
     total = 0
     for position, operand in enumerate(computation.operands(instruction)):
@@ -187,7 +187,7 @@ def _fusion_bytes(instruction: Instruction, computation: Computation, program: P
     return total
 
 
-def _bytes_read(fused: Computation, position: int, size: int, program: Program) -> tuple[int, bool]:
+def _bytes_read(fused: Computation, position: int, size: int, program: HloProgram) -> tuple[int, bool]:
     """Returns the bytes of a parameter that a fusion reads, and whether the fusion returns that parameter unchanged."""
     total, is_returned, aliases = 0, False, [fused.parameters[position]]
     for name in aliases:
@@ -206,7 +206,7 @@ def _bytes_read(fused: Computation, position: int, size: int, program: Program) 
     return total, is_returned
 
 
-def _bytes_written(result: Instruction, fused: Computation, program: Program) -> list[int]:
+def _bytes_written(result: Instruction, fused: Computation, program: HloProgram) -> list[int]:
     """Returns the bytes that a fusion writes to each array of `result`."""
     if result.op == 'bitcast':
         return _bytes_written(fused.operands(result)[0], fused, program)

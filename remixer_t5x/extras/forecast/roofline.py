@@ -131,7 +131,7 @@ class OperationCosts(KernelCosts):
 
 
 @dataclasses.dataclass(frozen=True)
-class Exchange:
+class CollectiveCost:
     """All collectives of one kind over one type of link.
 
     Attributes:
@@ -156,7 +156,7 @@ class StepBound(KernelCosts):
     """The minimum time of a training step on a machine; operations and exchanges are in decreasing order of cost."""
 
     operations: tuple[OperationCosts, ...]
-    exchanges: tuple[Exchange, ...]
+    exchanges: tuple[CollectiveCost, ...]
 
     @property
     def bytes_sent(self) -> float:
@@ -208,7 +208,9 @@ def kernel_seconds(kernel: Kernel, machine: Machine) -> tuple[float, float]:
     return compute, kernel.bytes / machine.bandwidth
 
 
-def _exchanges(collectives: Iterable[Collective], machine: Machine, slices: Sequence[int]) -> tuple[Exchange, ...]:
+def _exchanges(
+    collectives: Iterable[Collective], machine: Machine, slices: Sequence[int]
+) -> tuple[CollectiveCost, ...]:
     times: collections.Counter[tuple[str, str, int]] = collections.Counter()
     sent: dict[tuple[str, str, int], float] = collections.defaultdict(float)
     for collective in collectives:
@@ -225,5 +227,7 @@ def _exchanges(collectives: Iterable[Collective], machine: Machine, slices: Sequ
     exchanges = []
     for (kind, link, members), size in sent.items():
         rate = rates[link]
-        exchanges.append(Exchange(kind, link, members, times[kind, link, members], size, size / rate if rate else None))
+        exchanges.append(
+            CollectiveCost(kind, link, members, times[kind, link, members], size, size / rate if rate else None)
+        )
     return tuple(sorted(exchanges, key=lambda exchange: -exchange.sent))

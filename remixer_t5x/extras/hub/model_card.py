@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from remixer_t5x.errors import one_line
 from remixer_t5x.extras.reports import curves, overview
-from remixer_t5x.extras.reports.records import PLACES, TRAIN, Run
+from remixer_t5x.extras.reports.records import PLACES, TRAIN, RecordedRun
 from remixer_t5x.run_folder import model_dir
 
 FILE, CURVE, TEMPLATE = 'README.md', 'loss.png', 'model_card.md.jinja'
@@ -65,7 +65,7 @@ _MAX_CELL = 120
 
 
 @dataclasses.dataclass(frozen=True)
-class Card:
+class ModelCard:
     """The content of a model card that does not come from the metrics of the run.
 
     Attributes:
@@ -99,7 +99,7 @@ class Card:
     missing: Sequence[str] = ()
 
 
-def write(folder: pathlib.Path, card: Card, run: Run | None) -> None:
+def write(folder: pathlib.Path, card: ModelCard, run: RecordedRun | None) -> None:
     """Writes README.md, and the loss curve if available, into `folder`; `run` is None for a model without metrics."""
     has_curve = run is not None and bool(run.series(TRAIN, 'loss'))
     if run is not None and has_curve:
@@ -107,7 +107,7 @@ def write(folder: pathlib.Path, card: Card, run: Run | None) -> None:
     (folder / FILE).write_text(render(card, run, CURVE if has_curve else ''), encoding='utf-8')
 
 
-def render(card: Card, run: Run | None, curve: str = '') -> str:
+def render(card: ModelCard, run: RecordedRun | None, curve: str = '') -> str:
     """Renders README.md; `curve` is the file name of the loss curve, or empty."""
     settings, kind = _macro_cells(run), KINDS[card.model_type]
     numbers = overview.summarize_run(run) if run is not None else None
@@ -132,7 +132,7 @@ def render(card: Card, run: Run | None, curve: str = '') -> str:
     )
 
 
-def _example_code(card: Card, kind: TypeTexts) -> str:
+def _example_code(card: ModelCard, kind: TypeTexts) -> str:
     # The path of a local folder has no scheme such as `hf://`.
     name = card.address if '://' in card.address or card.address[:1] in '/.~' else f'hf://{card.address}'
     arguments = f'{name!r}{", trust_gin=True" if card.needs_trust else ""}'
@@ -145,7 +145,7 @@ def _example_code(card: Card, kind: TypeTexts) -> str:
     )
 
 
-def _macro_cells(run: Run | None) -> dict[str, str]:
+def _macro_cells(run: RecordedRun | None) -> dict[str, str]:
     """Returns the macros of the run as table cells. Keeps only the last part of absolute paths, for privacy."""
     settings: dict[str, str] = {}
     for name, value in sorted(run.settings().items()) if run is not None else ():
@@ -164,7 +164,7 @@ def _escape(value: Any) -> str:
     return re.sub(r'([\\`*\[\]<>|]|(?<=:)/(?=/))', r'\\\1', one_line(str(value)))
 
 
-def _iterate_metrics(run: Run | None) -> Iterator[tuple[str, int, str, float]]:
+def _iterate_metrics(run: RecordedRun | None) -> Iterator[tuple[str, int, str, float]]:
     for kind, record in (run.latest() if run is not None else {}).items():
         numbers = {name: record.numbers.get(name) for name in overview.OF_LOSS}
         losses = {name: value for name, value in numbers.items() if value is not None}

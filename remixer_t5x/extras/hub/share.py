@@ -63,7 +63,7 @@ def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: s
         side: list(dict.fromkeys(type(factory()).__name__ for factory in factories))
         for side, factories in interface.sublayer_factories(model).items()
     }
-    card = model_card.Card(
+    card = model_card.ModelCard(
         name=name,
         address=address,
         library=library,

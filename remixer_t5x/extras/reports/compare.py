@@ -17,7 +17,7 @@ from remixer_t5x.cli import arguments, console, train
 from remixer_t5x.cli.command import Command
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import equal
-from remixer_t5x.extras.reports.sweep import Cell, Setting, Stopped, Sweep, print_line, setting_text
+from remixer_t5x.extras.reports.sweep import Setting, Stopped, Sweep, SweepCell, print_line, setting_text
 
 COMMANDS = (train.TRAIN.name, train.FINETUNE.name)
 REPORT, TABLE, PARAGRAPH, FIGURES = 'report.html', 'runs.csv', 'comparison.txt', 'figures'
@@ -45,13 +45,13 @@ class Plan:
     recipe: tuple[str, ...]
     changes: Mapping[str, Setting] = dataclasses.field(default_factory=dict)
 
-    def build_cell(self, model: str, setting: Setting, seed: int, extra: Setting = (), name: str = '') -> Cell:
+    def build_cell(self, model: str, setting: Setting, seed: int, extra: Setting = (), name: str = '') -> SweepCell:
         """Builds a run in `<model>/[<setting>/]seed_<n>`, or in `<model>/<name>`; `extra` overrides other settings."""
         place = [model.replace('/', '_'), re.sub(r'[^\w.=,+-]+', '_', setting_text(setting)), name or f'seed_{seed}']
         folder = self.folder.joinpath(*filter(None, place))
         flags = [*self.changes.get(model, ()), *setting, *extra, ('SEED', str(seed)), ('MODEL_DIR', str(folder))]
         gin_flags = (f'--gin.{macro}={value}' for macro, value in flags)
-        return Cell(model, setting, seed, folder, (*self.recipe, f'--model={self.models[model]}', *gin_flags))
+        return SweepCell(model, setting, seed, folder, (*self.recipe, f'--model={self.models[model]}', *gin_flags))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -249,7 +249,7 @@ def _run_search(runs: Plan, sweep: Sweep) -> Any:
     return comparison.search_results(cells, _read_runs(cells, sweep))
 
 
-def _read_runs(cells: Sequence[Cell], sweep: Sweep) -> dict[Cell, Any]:
+def _read_runs(cells: Sequence[SweepCell], sweep: Sweep) -> dict[SweepCell, Any]:
     """Reads the runs of the cells that have not failed."""
     from remixer_t5x.extras.reports import records
 
@@ -258,16 +258,16 @@ def _read_runs(cells: Sequence[Cell], sweep: Sweep) -> dict[Cell, Any]:
 
 
 def _show_results(
-    sweep: Sweep, cells: Sequence[Cell], counts: Mapping[str, Any], search: Any, changes: Sequence[str]
+    sweep: Sweep, cells: Sequence[SweepCell], counts: Mapping[str, Any], search: Any, changes: Sequence[str]
 ) -> None:
     """Prints the table and the conclusions; writes the report, the figures, the CSV file and the paragraph."""
     from remixer_t5x.extras.reports import comparison, page, write
     from remixer_t5x.extras.reports.pictures import drawing
-    from remixer_t5x.extras.reports.records import Group
+    from remixer_t5x.extras.reports.records import RunGroup
 
     runs = _read_runs([*(search.cells if search else ()), *cells], sweep)
     by_model = {model: [runs[cell] for cell in cells if cell.model == model and cell in runs] for model in counts}
-    groups = [Group(model, members) for model, members in by_model.items() if members]
+    groups = [RunGroup(model, members) for model, members in by_model.items() if members]
     failed = {cell.name: line for cell, line in sweep.failed.items()}
     result = comparison.Comparison(groups, counts, search, changes, failed)
     tables = []

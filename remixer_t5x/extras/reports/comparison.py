@@ -19,8 +19,8 @@ from remixer_t5x.extras.reports.differences import CONFIDENCE, Measure
 from remixer_t5x.extras.reports.overview import Overview
 from remixer_t5x.extras.reports.pictures import drawing
 from remixer_t5x.extras.reports.pictures.drawing import Picture
-from remixer_t5x.extras.reports.records import Group, Run
-from remixer_t5x.extras.reports.sweep import Cell, Setting, setting_text
+from remixer_t5x.extras.reports.records import RecordedRun, RunGroup
+from remixer_t5x.extras.reports.sweep import Setting, SweepCell, setting_text
 from remixer_t5x.train import progress
 
 _FIGURE_WIDTH = 4.4
@@ -29,7 +29,7 @@ _TRIALS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500)
 
 
 @dataclasses.dataclass(frozen=True)
-class Search:
+class SettingSearch:
     """The results of a search over settings with one seed.
 
     Attributes:
@@ -41,7 +41,7 @@ class Search:
 
     measure: str
     sign: int
-    cells: Sequence[Cell]
+    cells: Sequence[SweepCell]
     values: Mapping[str, Mapping[Setting, float]]
 
     @property
@@ -59,7 +59,7 @@ class Search:
         return (self.sign * differences.expected_best(values)).tolist()
 
 
-def search_results(cells: Sequence[Cell], runs: Mapping[Cell, Run]) -> Search:
+def search_results(cells: Sequence[SweepCell], runs: Mapping[SweepCell, RecordedRun]) -> SettingSearch:
     """Collects the mean of the main metrics of the tasks, or the held-out loss if there are no tasks, for each run of a
     search.
 
@@ -78,7 +78,7 @@ def search_results(cells: Sequence[Cell], runs: Mapping[Cell, Run]) -> Search:
             values.setdefault(cell.model, {})[cell.setting] = value
     if not values:
         raise UserError('--over needs an evaluation to choose the best setting; set EVAL_PERIOD to a number of steps')
-    return Search(measure, sign, cells, values)
+    return SettingSearch(measure, sign, cells, values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,9 +93,9 @@ class Comparison:
         failed: maps the name of each failed run to the last line of its log.
     """
 
-    groups: Sequence[Group]
+    groups: Sequence[RunGroup]
     counts: Mapping[str, Counts]
-    search: Search | None = None
+    search: SettingSearch | None = None
     changes: Sequence[str] = ()
     failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -167,7 +167,7 @@ class Comparison:
     def _flops(self, model: str) -> str:
         return format_quantity(self.counts[model].total_forward_flops / self.counts[model].tokens)
 
-    def _cost(self, group: Group) -> str:
+    def _cost(self, group: RunGroup) -> str:
         """Formats HyperMixer's E x D x H: training FLOPs per example x examples per run x settings tried."""
         examples = max(self.overviews[run.name].step for run in group.runs)
         examples *= int(group.runs[0].settings().get('BATCH_SIZE', '1'))
@@ -257,7 +257,7 @@ class Comparison:
         return pictures
 
 
-def bootstrap_sentences(groups: Sequence[Group]) -> list[str]:
+def bootstrap_sentences(groups: Sequence[RunGroup]) -> list[str]:
     """Compares the accuracy of the models' predictions with a bootstrap over examples and seeds, in sentences.
 
     For each task, only the seeds and examples that all models share are used.
@@ -298,7 +298,10 @@ def bootstrap_sentences(groups: Sequence[Group]) -> list[str]:
 
 
 def write_csv(
-    runs: Mapping[Cell, Run], failed: Mapping[Cell, str], counts: Mapping[Cell, Counts], path: pathlib.Path
+    runs: Mapping[SweepCell, RecordedRun],
+    failed: Mapping[SweepCell, str],
+    counts: Mapping[SweepCell, Counts],
+    path: pathlib.Path,
 ) -> None:
     """Writes one line per run: setting, parameters and FLOPs if counted, losses, metrics, and the error if any."""
     lines: list[dict[str, Any]] = []
@@ -359,7 +362,7 @@ def _count_digits(measure: str) -> int:
 
 def _format_mean(values: Iterable[float], digits: int) -> str:
     """Formats the mean and sample standard deviation as `5.12 ± 0.03`, or only the mean for a single value."""
-    cell = tables.Cell(list(enumerate(values)))
+    cell = tables.TableCell(list(enumerate(values)))
     return ' ± '.join(f'{value:,.{digits}f}' for value in (cell.mean, cell.deviation) if value is not None)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from remixer_t5x import ranges
 from remixer_t5x.extras.reports.curves import Chart
-from remixer_t5x.extras.reports.records import TRAIN, Record, Run
+from remixer_t5x.extras.reports.records import TRAIN, MetricsRecord, RecordedRun
 
 # Metrics that every evaluation on held-out text reports; all others are metrics of a task.
 OF_LOSS = ('loss', 'cross_ent_loss', 'constant_loss', 'perplexity', 'accuracy', 'z_loss', 'tokens')
@@ -33,7 +33,7 @@ class Overview:
     summary: str
 
 
-def summarize_run(run: Run) -> Overview:
+def summarize_run(run: RecordedRun) -> Overview:
     """Summarizes a run."""
     losses, speeds = run.series(TRAIN, 'loss'), [value for _, value in run.series(TRAIN, 'tokens_per_second')]
     # Uses the first evaluation that reports the number.
@@ -90,7 +90,7 @@ def readable_kind(kind: str) -> str:
     return f'{task}, {split}' if slash else kind
 
 
-def task_metrics(record: Record) -> dict[str, float]:
+def task_metrics(record: MetricsRecord) -> dict[str, float]:
     """Returns the metrics of a task, or nothing for a held-out loss evaluation."""
     if 'loss' in record.numbers:
         return {}
@@ -102,7 +102,7 @@ def unit(metric: str) -> str:
     return '%' if metric.rpartition('_')[2] in ('accuracy', 'match', 'majority', 'f1', 'em') else ''
 
 
-def build_charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
+def build_charts(runs: Sequence[RecordedRun]) -> dict[str, list[Chart]]:
     """Builds the charts of the page by heading: 'curves', 'optimization', and 'speed'."""
 
     def chart(title: str, unit: str, kind: str, number: str, smooth: bool = False) -> Chart:

@@ -15,7 +15,7 @@ import markupsafe
 from remixer_t5x.extras.reports import curves, overview, records, tables
 from remixer_t5x.extras.reports.pictures import drawing
 from remixer_t5x.extras.reports.pictures.drawing import Picture
-from remixer_t5x.extras.reports.records import Run
+from remixer_t5x.extras.reports.records import RecordedRun
 
 if TYPE_CHECKING:
     from remixer_t5x.extras.reports.comparison import Comparison
@@ -31,7 +31,7 @@ class LearnedPictures:
 
 
 def render_page(
-    runs: Sequence[Run],
+    runs: Sequence[RecordedRun],
     learned: Sequence[LearnedPictures] = (),
     now: datetime.datetime | None = None,
     comparison: Comparison | None = None,
@@ -89,7 +89,7 @@ def _load_template() -> jinja2.Template:
     return environment.get_template('report.html.jinja')
 
 
-def _format_run_score(run: Run, kind: str, metric: str) -> str:
+def _format_run_score(run: RecordedRun, kind: str, metric: str) -> str:
     """Formats a metric of a run in the evaluation with the readable name `kind`."""
     for name, record in run.latest().items():
         value = overview.task_metrics(record).get(metric)

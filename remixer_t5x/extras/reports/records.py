@@ -23,7 +23,7 @@ SEED = 'SEED'
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
+class MetricsRecord:
     """A line of metrics.jsonl.
 
     Attributes:
@@ -40,7 +40,7 @@ class Record:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """The results of a run.
 
     Attributes:
@@ -55,9 +55,9 @@ class Run:
 
     name: str
     folder: str
-    records: Sequence[Record]
+    records: Sequence[MetricsRecord]
     config: str = ''
-    evaluations: Sequence[Record] = ()
+    evaluations: Sequence[MetricsRecord] = ()
     predictions: Mapping[str, Sequence[Mapping[str, Any]]] = dataclasses.field(default_factory=dict)
     spent: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
@@ -74,9 +74,9 @@ class Run:
         """Returns the names of the evaluations during training, in order of first appearance."""
         return list(dict.fromkeys(record.kind for record in self.records if record.kind != TRAIN))
 
-    def latest(self) -> dict[str, Record]:
+    def latest(self) -> dict[str, MetricsRecord]:
         """Returns the newest record of each evaluation, during or after training."""
-        newest: dict[str, Record] = {}
+        newest: dict[str, MetricsRecord] = {}
         for record in (*self.records, *self.evaluations):
             if record.kind != TRAIN and (record.kind not in newest or record.step >= newest[record.kind].step):
                 newest[record.kind] = record
@@ -94,14 +94,14 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class RunGroup:
     """Runs that differ only in their seed."""
 
     name: str
-    runs: Sequence[Run]
+    runs: Sequence[RecordedRun]
 
 
-def read_records(metrics_file: str | os.PathLike[str]) -> list[Record]:
+def read_records(metrics_file: str | os.PathLike[str]) -> list[MetricsRecord]:
     """Reads the records of a metrics.jsonl in file order. Skips an incomplete last line, which running and killed
     processes leave behind.
 
@@ -121,7 +121,7 @@ def read_records(metrics_file: str | os.PathLike[str]) -> list[Record]:
                 {name: value for name, value in values.items() if value is None or _is_number(value)}
                 for values in (line.value, line.value.get('timing', {}))
             )
-            records.append(Record(line.value['kind'], numbers.pop('step'), numbers, timing))
+            records.append(MetricsRecord(line.value['kind'], numbers.pop('step'), numbers, timing))
     return records
 
 
@@ -130,7 +130,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
-def read_runs(folders: Sequence[str]) -> list[Run]:
+def read_runs(folders: Sequence[str]) -> list[RecordedRun]:
     """Reads runs. Run names are the shortest distinct suffixes of the paths.
 
     Raises UserError for a folder that is not a run, a run without metrics, or an unreadable file.
@@ -151,7 +151,7 @@ def read_runs(folders: Sequence[str]) -> list[Run]:
     return runs
 
 
-def _read_run(folder: epath.Path, name: str) -> Run:
+def _read_run(folder: epath.Path, name: str) -> RecordedRun:
     if not folder.is_dir():
         raise UserError(f'{folder} is not a folder; type the MODEL_DIR of a run')
     if not (folder / model_dir.MARKER).exists():
@@ -161,7 +161,7 @@ def _read_run(folder: epath.Path, name: str) -> Run:
     if not logged:
         raise UserError(f'{folder} has no metrics yet; wait for the first log (LOG_PERIOD steps), or type another run')
     config, evaluations = folder / model_dir.CONFIG, folder / EVAL / model_dir.METRICS
-    return Run(
+    return RecordedRun(
         name=name,
         folder=os.fspath(folder),
         records=logged,
@@ -186,7 +186,7 @@ def _read_predictions(folder: epath.Path) -> Iterator[tuple[str, Sequence[Mappin
             yield name, rows
 
 
-def differing_settings(runs: Sequence[Run]) -> list[tuple[str, list[str | None]]]:
+def differing_settings(runs: Sequence[RecordedRun]) -> list[tuple[str, list[str | None]]]:
     """Returns (setting, value in each run or None) for settings that differ between runs, macros first."""
     settings_of_runs = [run.settings() for run in runs]
     names = dict.fromkeys(name for settings in settings_of_runs for name in settings)
@@ -195,9 +195,9 @@ def differing_settings(runs: Sequence[Run]) -> list[tuple[str, list[str | None]]
     return sorted(differing, key=lambda pair: (not pair[0].isupper(), pair[0]))
 
 
-def group_by_seed(runs: Sequence[Run]) -> list[Group]:
+def group_by_seed(runs: Sequence[RecordedRun]) -> list[RunGroup]:
     """Groups runs by their settings, ignoring seed and folders. A run without settings is a separate group."""
-    groups: dict[Any, list[Run]] = {}
+    groups: dict[Any, list[RecordedRun]] = {}
     for run in runs:
         settings = {name: value for name, value in run.settings().items() if name not in (*PLACES, SEED)}
         groups.setdefault(tuple(sorted(settings.items())) or run.folder, []).append(run)
@@ -205,4 +205,4 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
     for key, members in groups.items():
         prefix = os.path.commonprefix([run.name for run in members]).rstrip('_-./ ') or members[0].name
         names[key] = members[0].name if len(members) == 1 else f'{prefix} × {len(members)}'
-    return [Group(names[key], members) for key, members in groups.items()]
+    return [RunGroup(names[key], members) for key, members in groups.items()]

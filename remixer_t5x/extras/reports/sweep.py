@@ -29,7 +29,7 @@ _PROGRESS_PERIOD, _POLL_PERIOD = 30.0, 0.1
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class SweepCell:
     """One run of the sweep: a model, a setting of the search (empty without a search), and a seed."""
 
     model: str
@@ -61,7 +61,7 @@ class Sweep:
 
     def __init__(self, folder: pathlib.Path):
         self.folder = folder
-        self.failed: dict[Cell, str] = {}
+        self.failed: dict[SweepCell, str] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -73,7 +73,7 @@ class Sweep:
                 if isinstance(line.value, list):
                     self._finished.append(line.value)
 
-    def run(self, cells: Sequence[Cell], parallel: int = 1) -> None:
+    def run(self, cells: Sequence[SweepCell], parallel: int = 1) -> None:
         """Runs the cells that have not finished, up to `parallel` of them at the same time.
 
         Raises:
@@ -136,14 +136,14 @@ class Sweep:
             self.failed[cell] = line
             print_line(f'{cell.name}: FAILED with {code}: {line}')
 
-    def _is_finished(self, cell: Cell) -> bool:
+    def _is_finished(self, cell: SweepCell) -> bool:
         return list(cell.command) in self._finished and cell.folder.is_dir()
 
 
 class _Process(subprocess.Popen):
     """The process of a running cell."""
 
-    def __init__(self, cell: Cell):
+    def __init__(self, cell: SweepCell):
         self.cell, self.start = cell, time.monotonic()
         self._next_progress, self._shown_step = self.start + _PROGRESS_PERIOD, -1
         cell.folder.parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from typing import Any
 from remixer_t5x.evaluate.best import signed_score
 from remixer_t5x.extras.reports.differences import BySeed, Measure, compare_models, conclusion
 from remixer_t5x.extras.reports.overview import MOST_METRICS, Overview, readable_kind, task_metrics
-from remixer_t5x.extras.reports.records import Group, Run
+from remixer_t5x.extras.reports.records import RecordedRun, RunGroup
 
 HELD_OUT = 'held-out loss'
 _SHOWN_PREDICTIONS = 10
@@ -19,7 +19,7 @@ _LONGEST_TEXT = 600
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A metric of a group of runs.
 
     Attributes:
@@ -45,10 +45,10 @@ class Cell:
 
 
 # (evaluation name, metric name, cell for each group of runs).
-Row = tuple[str, str, list[Cell | None]]
+Row = tuple[str, str, list[TableCell | None]]
 
 
-def build_task_table(groups: Sequence[Group]) -> list[Row]:
+def build_task_table(groups: Sequence[RunGroup]) -> list[Row]:
     """Builds a table of the newest value of each metric, and marks groups that are significantly better than all
     others. For evaluations with many metrics, the table contains only the first metric; see `build_breakdowns`.
     """
@@ -58,7 +58,7 @@ def build_task_table(groups: Sequence[Group]) -> list[Row]:
     return rows
 
 
-def build_breakdowns(groups: Sequence[Group]) -> list[tuple[str, list[Row]]]:
+def build_breakdowns(groups: Sequence[RunGroup]) -> list[tuple[str, list[Row]]]:
     """Builds a table of all metrics for each evaluation with many metrics, such as COGS by type."""
     return [
         (readable_kind(kind), [_build_row(groups, kind, name) for name in names])
@@ -67,7 +67,7 @@ def build_breakdowns(groups: Sequence[Group]) -> list[tuple[str, list[Row]]]:
     ]
 
 
-def _list_metrics(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
+def _list_metrics(groups: Sequence[RunGroup]) -> list[tuple[str, list[str]]]:
     """Returns all evaluations and the names of their metrics, in order of first appearance in the runs."""
     latest = [run.latest() for group in groups for run in group.runs]
     names: dict[str, dict[str, None]] = {}
@@ -81,8 +81,8 @@ def _list_metrics(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
     return [(kind, list(metrics)) for kind, metrics in names.items() if kind in unique.values()]
 
 
-def _build_row(groups: Sequence[Group], kind: str, name: str) -> Row:
-    cells: dict[str, Cell] = {}
+def _build_row(groups: Sequence[RunGroup], kind: str, name: str) -> Row:
+    cells: dict[str, TableCell] = {}
     keys = [str(index) for index in range(len(groups))]
     for key, group in zip(keys, groups, strict=True):
         values = [
@@ -91,7 +91,7 @@ def _build_row(groups: Sequence[Group], kind: str, name: str) -> Row:
             if kind in (latest := run.latest()) and (value := task_metrics(latest[kind]).get(name)) is not None
         ]
         if values:
-            cells[key] = Cell(values)
+            cells[key] = TableCell(values)
     pairs = compare_models({key: cell.by_seed for key, cell in cells.items()}, signed_score(name, 1.0) > 0)
     wins = collections.Counter(pair.model for pair in pairs if pair.is_shown)
     for key in cells:
@@ -105,7 +105,9 @@ def select_main_rows(rows: Sequence[Row]) -> list[Row]:
     return list({row[0]: row for row in reversed(rows)}.values())[::-1]
 
 
-def collect_measures(groups: Sequence[Group], rows: Sequence[Row], overviews: Mapping[str, Overview]) -> list[Measure]:
+def collect_measures(
+    groups: Sequence[RunGroup], rows: Sequence[Row], overviews: Mapping[str, Overview]
+) -> list[Measure]:
     """Collects the held-out loss and the main metric of each evaluation, excluding empty measures."""
     losses: dict[str, BySeed] = {
         group.name: {run.seed: loss for run in group.runs if (loss := overviews[run.name].held_out) is not None}
@@ -141,7 +143,7 @@ class Sample:
     predictions: Sequence[Sequence[tuple[str, bool]] | None]
 
 
-def select_samples(runs: Sequence[Run]) -> list[tuple[str, list[Sample], list[str]]]:
+def select_samples(runs: Sequence[RecordedRun]) -> list[tuple[str, list[Sample], list[str]]]:
     """Selects examples for each prediction file: (task and split, examples, accuracy of each run as text)."""
     tables = []
     for name in dict.fromkeys(name for run in runs for name in run.predictions):

@@ -21,7 +21,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.text_inference import TextCodec
 from remixer_t5x.extras.reports import page, records
 from remixer_t5x.extras.reports.pictures import drawing, gallery
-from remixer_t5x.extras.reports.records import Run
+from remixer_t5x.extras.reports.records import RecordedRun
 
 TEXT = 'The small dog that the children found in the park did not bark, but it followed them home.'
 # Maximum tokens of the model's answer in the pictures of the decoder.
@@ -64,7 +64,7 @@ def write_page(html: str, target: pathlib.Path) -> None:
     print(f'report       {target}  ({len(html) / 1e6:.1f} MB, one file; open it in any browser)')
 
 
-def _draw_learned(runs: Sequence[Run], text: str, folder: str | None) -> list[page.LearnedPictures]:
+def _draw_learned(runs: Sequence[RecordedRun], text: str, folder: str | None) -> list[page.LearnedPictures]:
     """Draws the first run of each group of seeds, or returns the reason if the model cannot be built."""
     learned = []
     for number, group in enumerate(records.group_by_seed(runs), 1):
@@ -82,7 +82,7 @@ def _draw_learned(runs: Sequence[Run], text: str, folder: str | None) -> list[pa
     return learned
 
 
-def _draw_run(run: Run, text: str, number: int) -> page.LearnedPictures:
+def _draw_run(run: RecordedRun, text: str, number: int) -> page.LearnedPictures:
     trained = saved_models.load(run.folder)
     if trained.model.model_type != batch_formats.ENCODER_DECODER:
         raise UserError(f'--pictures needs an encoder-decoder, but MODEL_TYPE is {trained.model.model_type!r}')

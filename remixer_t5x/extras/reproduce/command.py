@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
     costs = runs.count_all_costs(table, args)
     results = runs.parameter_and_flop_results(table, costs)
-    failed: Collection[sweep.Cell] = ()
+    failed: Collection[sweep.SweepCell] = ()
     if not table.is_counted:
         console.print_items(f'{args.table}: {table.title}', _cost_table(table, costs, args.chip, len(seeds)))
         if args.dry_run:

@@ -15,7 +15,7 @@ from remixer_t5x.costs import counts
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.forecast import machines
 from remixer_t5x.extras.reports import equal, records
-from remixer_t5x.extras.reports.sweep import Cell
+from remixer_t5x.extras.reports.sweep import SweepCell
 from remixer_t5x.extras.reproduce.tables import COUNTED, PARAMETERS, Column, Row, Stage, Table
 
 # Assumed fraction of the device's peak matrix-product rate that a run reaches.
@@ -24,9 +24,9 @@ UTILIZATION = 0.3
 
 def plan_runs(
     table: Table, args: argparse.Namespace, seeds: Sequence[int], folder: pathlib.Path
-) -> dict[tuple[str, str, int], Cell]:
+) -> dict[tuple[str, str, int], SweepCell]:
     """Builds the runs by (stage, row, seed), in training order: by stage, then by seed."""
-    cells: dict[tuple[str, str, int], Cell] = {}
+    cells: dict[tuple[str, str, int], SweepCell] = {}
     for stage in table.stages:
         for seed in seeds:
             for row in table.rows:
@@ -42,7 +42,7 @@ def plan_runs(
                     *(f'--gin.{flag}={value}' for flag, value in flags.items()),
                 )
                 label = f'{row.name}, {stage.name}'
-                cells[stage.name, row.name, seed] = Cell(label, (), seed, run_folder, command)
+                cells[stage.name, row.name, seed] = SweepCell(label, (), seed, run_folder, command)
     return cells
 
 
@@ -55,7 +55,7 @@ def _flags(stage: Stage, row: Row, args: argparse.Namespace) -> dict[str, object
 
 
 @dataclasses.dataclass(frozen=True)
-class Cost:
+class RunCost:
     """The cost of a run.
 
     Attributes:
@@ -72,10 +72,10 @@ class Cost:
 
 
 # Costs by (stage, row).
-Costs = Mapping[tuple[str, str], Cost]
+Costs = Mapping[tuple[str, str], RunCost]
 
 
-def count_cost(stage: Stage, row: Row, args: argparse.Namespace) -> Cost:
+def count_cost(stage: Stage, row: Row, args: argparse.Namespace) -> RunCost:
     """Counts the cost of a run from array shapes. Raises UserError for an invalid setting."""
     flags = [(name, str(value)) for name, value in _flags(stage, row, args).items()]
     changes = {'model': row.model, 'gin_file': _files(stage, row, args), 'gin_flags': flags}
@@ -87,7 +87,7 @@ def count_cost(stage: Stage, row: Row, args: argparse.Namespace) -> Cost:
     except UserError as error:
         raise UserError(f'{row.name}, {stage.name}: {error}') from error
     flops = counted.training_flops * batch_size * steps
-    return Cost(counted.total_parameters, counted.total_forward_flops, steps, flops)
+    return RunCost(counted.total_parameters, counted.total_forward_flops, steps, flops)
 
 
 def count_all_costs(table: Table, args: argparse.Namespace) -> Costs:
@@ -126,7 +126,7 @@ def chip_peak(chip: str) -> float:
 
 
 def read_results(
-    table: Table, cells: Mapping[tuple[str, str, int], Cell], failed: Collection[Cell]
+    table: Table, cells: Mapping[tuple[str, str, int], SweepCell], failed: Collection[SweepCell]
 ) -> dict[tuple[str, str], dict[int, float]]:
     """Reads the newest value of each column that requires training, by (row, column) and by seed; skips failed runs.
     Raises UserError for a missing metric.
@@ -139,7 +139,7 @@ def read_results(
     return results
 
 
-def _read_value(column: Column, cell: Cell) -> float:
+def _read_value(column: Column, cell: SweepCell) -> float:
     (run,) = records.read_runs([str(cell.folder)])
     latest = run.latest()
     record = latest.get(column.evaluation)

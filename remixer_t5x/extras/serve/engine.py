@@ -82,7 +82,7 @@ class PerRequestDecoder(decoding.RowDecoder):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Row:
+class GenerationRow:
     """A tokenized text and the operation to run: 'generate' with `settings`, 'score' with `targets`, or 'encode'."""
 
     operation: str
@@ -105,7 +105,7 @@ class Engine:
     def __init__(self, trained: TrainedModel, batch_size: int, max_queue: int):
         self.trained, self.max_queue, self.state = trained, max_queue, 'starting'
         self.eos_id = task_vocabulary.end_id(trained.vocabulary)
-        self.waiting: list[tuple[Row, asyncio.Future]] = []
+        self.waiting: list[tuple[GenerationRow, asyncio.Future]] = []
         self._arrived = asyncio.Event()
         shards = trained.partitioner.batch_shards
         self._batch_size = -(-batch_size // shards) * shards
@@ -116,7 +116,7 @@ class Engine:
                 trained.model, trained.partitioner, settings, trained.vocabulary
             )
 
-    async def compute(self, rows: Sequence[Row]) -> list[Any]:
+    async def compute(self, rows: Sequence[GenerationRow]) -> list[Any]:
         """Queues rows and returns a `Prediction`, log-likelihood or vector for each row."""
         futures = [asyncio.get_running_loop().create_future() for _ in rows]
         self.waiting += zip(rows, futures, strict=True)
@@ -145,7 +145,7 @@ class Engine:
                 if not self.waiting:
                     self._arrived.clear()
 
-    def _compute(self, rows: Sequence[Row], batch_size: int | None = None) -> list[Any]:
+    def _compute(self, rows: Sequence[GenerationRow], batch_size: int | None = None) -> list[Any]:
         """Returns the result of each row, or an exception for each row if the model fails."""
         size = batch_size or min(size for size in self._predictors if size >= len(rows))
         predictor, params, inputs = self._predictors[size], self.trained.params, [row.inputs for row in rows]
@@ -166,7 +166,7 @@ class Engine:
             length = predictions.bucket_length(length + 1, longest)
             for operation, size in itertools.product(('generate', 'score', 'encode'), self._predictors):
                 if hasattr(self.trained.model, operation) and self.state != 'stopping':
-                    row = Row(operation, [self.eos_id] * length, [self.eos_id], dict.fromkeys(SETTINGS, 1))
+                    row = GenerationRow(operation, [self.eos_id] * length, [self.eos_id], dict.fromkeys(SETTINGS, 1))
                     [result] = self._compute([row], size)
                     if isinstance(result, Exception):
                         raise result

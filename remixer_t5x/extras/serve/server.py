@@ -30,7 +30,7 @@ from starlette.routing import Route
 from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.errors import reason
 from remixer_t5x.evaluate.text_inference import TextCodec
-from remixer_t5x.extras.serve.engine import NO_TOP_K, Engine, Row, log
+from remixer_t5x.extras.serve.engine import NO_TOP_K, Engine, GenerationRow, log
 
 # Maximum size of a request in bytes, and maximum number of samples per prompt.
 MAX_BYTES, MAX_SAMPLES = 1 << 20, 128
@@ -108,7 +108,9 @@ class Api:
         }
         stops = _texts(body, 'stop') if body.get('stop') else []
         texts = [ids for ids in prompts for _ in range(count)]
-        rows = [Row('generate', ids, settings={**settings, 'number': seed + i}) for i, ids in enumerate(texts)]
+        rows = [
+            GenerationRow('generate', ids, settings={**settings, 'number': seed + i}) for i, ids in enumerate(texts)
+        ]
         choices, generated = [], 0
         for index, prediction in enumerate(await self._compute(rows)):
             ids = prediction.ids[0][:max_tokens]
@@ -127,7 +129,7 @@ class Api:
         if len(inputs) != len(targets):
             raise HTTPException(400, f'targets must have as many texts as inputs, {len(inputs)}, got {len(targets)}')
         pairs = zip(inputs, targets, strict=True)
-        scores = await self._compute([Row('score', ids, target_ids) for ids, target_ids in pairs])
+        scores = await self._compute([GenerationRow('score', ids, target_ids) for ids, target_ids in pairs])
         # JSON cannot represent -inf, which is the score of a text with probability 0.
         scores = [score if math.isfinite(score) else None for score in scores]
         data = [{'index': i, 'score': scores[i], 'tokens': len(ids)} for i, ids in enumerate(targets)]
@@ -138,7 +140,7 @@ class Api:
         if encoding not in ('float', 'base64'):
             raise HTTPException(400, f"encoding_format must be 'float' or 'base64', got {encoding!a:.80}")
         texts, data = self._tokenize(body, 'input', 'inputs'), []
-        for index, vector in enumerate(await self._compute([Row('encode', ids) for ids in texts])):
+        for index, vector in enumerate(await self._compute([GenerationRow('encode', ids) for ids in texts])):
             values = np.asarray(vector, '<f4')
             embedding = values.tolist() if encoding == 'float' else base64.b64encode(values.tobytes()).decode()
             data.append({'object': 'embedding', 'index': index, 'embedding': embedding})
@@ -152,7 +154,7 @@ class Api:
             raise HTTPException(400, f'{field} must have from 1 to {texts.longest} tokens in each text; shorten it')
         return [ids for ids, _ in encoded]
 
-    async def _compute(self, rows: list[Row]) -> list[Any]:
+    async def _compute(self, rows: list[GenerationRow]) -> list[Any]:
         waiting, most = len(self._engine.waiting), self._engine.max_queue
         if self._engine.state != 'ready':
             raise HTTPException(503, f'the server is {self._engine.state}; try again later')

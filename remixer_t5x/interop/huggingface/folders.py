@@ -44,7 +44,7 @@ LOCAL = {'local_files_only': True, 'trust_remote_code': False}
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class HuggingFaceSource:
     """A Hugging Face model folder, whose weights are read on demand."""
 
     folder: pathlib.Path
@@ -65,7 +65,7 @@ class Source:
         return next((name for name, array in arrays.items() if not np.array_equal(array, tensors[name])), None)
 
 
-def read(path: str) -> Source:
+def read(path: str) -> HuggingFaceSource:
     """Opens the folder `path`. Raises UserError if it does not contain a supported model."""
     folder = pathlib.Path(path).expanduser()
     if not folder.is_dir():
@@ -86,7 +86,7 @@ def read(path: str) -> Source:
     named = [family for family in families if any(name.endswith(family.hf_class) for name in names)]
     family = SentenceT5 if (folder / MODULES).is_file() else [*named, *families][0]
     tensors = family.read_tensors(folder)
-    return Source(folder, family.from_config(config, tensors), tensors)
+    return HuggingFaceSource(folder, family.from_config(config, tensors), tensors)
 
 
 def describe(model: Any, vocabulary: Any) -> tuple[Family, Runs]:
@@ -139,7 +139,7 @@ def missing_packages() -> list[str]:
     return [name for name in ('torch', 'transformers') if importlib.util.find_spec(name) is None]
 
 
-def compare_logits(source: Source, model: Any, params: Params) -> str:
+def compare_logits(source: HuggingFaceSource, model: Any, params: Params) -> str:
     """Describes the largest difference between our logits and those of transformers on a random batch in float32.
 
     Raises UserError if the difference exceeds the tolerance.
@@ -147,7 +147,7 @@ def compare_logits(source: Source, model: Any, params: Params) -> str:
     return describe_difference(*compute_both_logits(source, model, params))
 
 
-def compute_both_logits(source: Source, model: Any, params: Params) -> tuple[np.ndarray, np.ndarray]:
+def compute_both_logits(source: HuggingFaceSource, model: Any, params: Params) -> tuple[np.ndarray, np.ndarray]:
     """Returns our logits and those of transformers for a random batch in float32.
 
     transformers only loads safetensors, without accessing the network or running code from the folder.

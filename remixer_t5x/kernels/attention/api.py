@@ -85,7 +85,7 @@ def _formula(
 
 def _check(
     name: str, kernel: ModuleType, query: jax.Array, key: jax.Array, visibility: Visibility, bias: Bias
-) -> self_check.Check:
+) -> self_check.KernelCheck:
     """Returns the self-check of a kernel for the number of heads per device."""
     (batch, queries, heads, width), keys, rows = query.shape, key.shape[1], self_check.ROWS
     heads, kv_heads = (compile_target.heads_per_device(batch, count) for count in (heads, key.shape[2]))
@@ -107,7 +107,7 @@ def _check(
         run, formula = (functools.partial(_mask_queries_without_keys, attend) for attend in (run, formula))
     visible = Visibility(segments[0] if packed else None, segments[1], visibility.causal, window=visibility.window)
     operands = query_shape, key_shape, key_shape, visible, bias_shape
-    return self_check.Check(name, ', '.join(facts), run, formula, operands, packed)
+    return self_check.KernelCheck(name, ', '.join(facts), run, formula, operands, packed)
 
 
 def _mask_queries_without_keys(attend, query, key, value, visibility, bias):

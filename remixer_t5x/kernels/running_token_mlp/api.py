@@ -66,7 +66,7 @@ def _mix(kernel: ModuleType, packed: bool, activation: Activation, w_in, value, 
 
 def _check(
     packed: bool, activation: Activation, w_in: jax.Array, value: jax.Array, scale: jax.Array | None
-) -> self_check.Check:
+) -> self_check.KernelCheck:
     """Returns the self-check of the TPU kernel for the number of heads per device."""
     (batch, length, heads, hidden), features, rows = w_in.shape, value.shape[-1], self_check.ROWS
     heads = compile_target.heads_per_device(batch, heads)
@@ -74,7 +74,7 @@ def _check(
     inputs = jax.ShapeDtypeStruct((rows, length, heads, features), value.dtype)
     ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     scales = None if scale is None else jax.ShapeDtypeStruct((rows, length), scale.dtype)
-    return self_check.Check(
+    return self_check.KernelCheck(
         'running_token_mlp_tpu',
         f'{length} tokens, {heads} heads of {hidden} units and {features} features{", packed" * packed}',
         functools.partial(_mix, tpu, packed, activation),

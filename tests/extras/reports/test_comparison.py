@@ -10,8 +10,8 @@ import pytest
 from remixer_t5x.costs.counts import Counts
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import comparison, equal, page
-from remixer_t5x.extras.reports.records import Group, Record, Run
-from remixer_t5x.extras.reports.sweep import Cell
+from remixer_t5x.extras.reports.records import MetricsRecord, RecordedRun, RunGroup
+from remixer_t5x.extras.reports.sweep import SweepCell
 
 COUNTS = Counts({('a',): 1000}, {(): 2e6}, tokens=100)
 LOSSES = {'t5': [2.0, 2.1, 2.2], 'remixer': [1.0, 1.2, 1.1]}
@@ -19,21 +19,21 @@ LOSSES = {'t5': [2.0, 2.1, 2.2], 'remixer': [1.0, 1.2, 1.1]}
 
 def run(name, seed, loss, accuracies=(), **tasks):
     """A run of 10 steps of 4 examples, with tasks' metrics and predictions of `cb`, which are right or wrong."""
-    logged = [Record('train', 10, {'loss': loss}, {'seconds_per_step': 0.5, 'tokens_per_second': 9.0})]
-    logged += [Record('held_out', 10, {'loss': loss}, {})]
-    logged += [Record(f'eval/{task}', 10, {'accuracy': value}, {}) for task, value in tasks.items()]
+    logged = [MetricsRecord('train', 10, {'loss': loss}, {'seconds_per_step': 0.5, 'tokens_per_second': 9.0})]
+    logged += [MetricsRecord('held_out', 10, {'loss': loss}, {})]
+    logged += [MetricsRecord(f'eval/{task}', 10, {'accuracy': value}, {}) for task, value in tasks.items()]
     rows = [{'index': n, 'target': 'x', 'prediction': 'xy'[1 - right]} for n, right in enumerate(accuracies)]
     predictions = {'cb-validation': rows} if rows else {}
-    return Run(name, f'/{name}', logged, f'SEED = {seed}\nBATCH_SIZE = 4\n', predictions=predictions)
+    return RecordedRun(name, f'/{name}', logged, f'SEED = {seed}\nBATCH_SIZE = 4\n', predictions=predictions)
 
 
 def cell(model, rate, seed=0):
-    return Cell(model, (('LEARNING_RATE', rate),), seed, pathlib.Path(f'/{model}/{rate}/seed_{seed}'), ())
+    return SweepCell(model, (('LEARNING_RATE', rate),), seed, pathlib.Path(f'/{model}/{rate}/seed_{seed}'), ())
 
 
 def groups(**options):
     return [
-        Group(name, [run(f'{name}_{seed}', seed, loss, **options) for seed, loss in enumerate(losses)])
+        RunGroup(name, [run(f'{name}_{seed}', seed, loss, **options) for seed, loss in enumerate(losses)])
         for name, losses in LOSSES.items()
     ]
 
@@ -58,7 +58,7 @@ def test_task_settings_are_selected_by_the_mean_validation_metric():
     runs = {
         cell('t5', rate): run(rate, 0, 1.0, cb=cb, rte=rte) for rate, cb, rte in (('1', 50.0, 60.0), ('2', 70.0, 50.0))
     }
-    test = Record('test/cb', 10, {'accuracy': 100.0}, {})
+    test = MetricsRecord('test/cb', 10, {'accuracy': 100.0}, {})
     runs[cell('t5', '1')] = dataclasses.replace(runs[cell('t5', '1')], evaluations=[test])
     found = comparison.search_results(list(runs), runs)
     assert list(found.values['t5'].values()) == [55.0, 60.0] and found.best('t5') == (('LEARNING_RATE', '2'),)
@@ -79,7 +79,7 @@ def test_the_table_has_costs_and_mean_median_and_best_seed():
 def test_the_paragraph_states_the_search_the_interval_and_the_bootstrap():
     right = {'t5': [0, 1] * 20, 'remixer': [1] * 40}
     members = [
-        Group(name, [run(f'{name}{seed}', seed, loss, right[name]) for seed, loss in enumerate(LOSSES[name])])
+        RunGroup(name, [run(f'{name}{seed}', seed, loss, right[name]) for seed, loss in enumerate(LOSSES[name])])
         for name in LOSSES
     ]
     text = comparison.Comparison(members, dict.fromkeys(LOSSES, COUNTS), search(VALUES)).paragraph
@@ -92,7 +92,7 @@ def test_the_paragraph_states_the_search_the_interval_and_the_bootstrap():
 
 
 def test_one_seed_has_no_interval():
-    members = [Group(name, [run(name, 0, losses[0])]) for name, losses in LOSSES.items()]
+    members = [RunGroup(name, [run(name, 0, losses[0])]) for name, losses in LOSSES.items()]
     result = comparison.Comparison(members, dict.fromkeys(LOSSES, COUNTS))
     assert 'one seed: no interval' in result.paragraph and 'inf' not in result.paragraph.replace('interval', '')
 
@@ -153,6 +153,8 @@ def test_cost_differences_above_five_percent_cause_a_warning():
 
 
 def test_the_step_time_excludes_the_log_that_compiles():
-    logged = [Record('train', step, {}, {'seconds_per_step': time}) for step, time in ((1, 9.0), (2, 1.0), (3, 2.0))]
-    assert equal.seconds_per_step(Run('r', '/r', logged)) == 1.5
-    assert np.isclose(equal.seconds_per_step(Run('r', '/r', logged[:1])), 9.0)
+    logged = [
+        MetricsRecord('train', step, {}, {'seconds_per_step': time}) for step, time in ((1, 9.0), (2, 1.0), (3, 2.0))
+    ]
+    assert equal.seconds_per_step(RecordedRun('r', '/r', logged)) == 1.5
+    assert np.isclose(equal.seconds_per_step(RecordedRun('r', '/r', logged[:1])), 9.0)

@@ -10,7 +10,7 @@ from remixer_t5x.extras.reports import page
 from remixer_t5x.extras.reports.pictures import drawing, gallery
 from remixer_t5x.extras.reports.pictures.drawing import Picture
 from remixer_t5x.extras.reports.pictures.learned import LayerArray
-from remixer_t5x.extras.reports.records import Record, Run
+from remixer_t5x.extras.reports.records import MetricsRecord, RecordedRun
 
 EVIL = '</script><script>alert("x")</script><img src=http://evil.example/x onerror=alert(1)> & $\\frac$ "\''
 _VOID = {'meta', 'input', 'br', 'img', 'link', 'hr'}
@@ -55,14 +55,15 @@ def pictures():
 
 def _run(name, seed):
     logged = [
-        Record('train', step, {'loss': 3.0 / step}, {'tokens_per_second': 9.0, 'host_mib': 5.0}) for step in (1, 2)
+        MetricsRecord('train', step, {'loss': 3.0 / step}, {'tokens_per_second': 9.0, 'host_mib': 5.0})
+        for step in (1, 2)
     ]
     logged += [
-        Record(f'eval/{EVIL}', 2, {EVIL: 5.0}, {}),
-        Record('eval/cogs', 2, {f't{n}': 50.0 for n in range(8)}, {}),
+        MetricsRecord(f'eval/{EVIL}', 2, {EVIL: 5.0}, {}),
+        MetricsRecord('eval/cogs', 2, {f't{n}': 50.0 for n in range(8)}, {}),
     ]
     row = {'index': 0, 'input': EVIL, 'target': EVIL, 'prediction': f'other {EVIL}'}
-    return Run(name, f'/runs/{EVIL}', logged, f"SEED = {seed}\nX = '{EVIL}{seed}'\n", (), {EVIL: [row]})
+    return RecordedRun(name, f'/runs/{EVIL}', logged, f"SEED = {seed}\nX = '{EVIL}{seed}'\n", (), {EVIL: [row]})
 
 
 def test_the_scale_of_a_matrix_can_ignore_its_diagonal():
@@ -127,7 +128,8 @@ def test_a_figure_is_saved_as_png_and_svg(pictures, tmp_path):
 
 def test_one_run_of_each_model_has_no_loss_in_bold():
     runs = [
-        Run(name, f'/{name}', [Record('eval/c4', 5, {'loss': loss}, {})]) for name, loss in (('a', 2.0), ('b', 1.5))
+        RecordedRun(name, f'/{name}', [MetricsRecord('eval/c4', 5, {'loss': loss}, {})])
+        for name, loss in (('a', 2.0), ('b', 1.5))
     ]
     html = page.render_page(runs)
     assert '>1.5</td>' in html and '>2</td>' in html

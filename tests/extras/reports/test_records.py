@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import curves, overview, records, tables
-from remixer_t5x.extras.reports.records import Group, Record, Run
+from remixer_t5x.extras.reports.records import MetricsRecord, RecordedRun, RunGroup
 
 
 def _run(name, config='', train=((1, 3.0), (2, 2.0)), **evaluations):
-    logged = [Record('train', step, {'loss': loss}, {'seconds_per_step': 0.5}) for step, loss in train]
-    logged += [Record(kind.replace('__', '/'), step, numbers, {}) for kind, (step, numbers) in evaluations.items()]
-    return Run(name, f'/runs/{name}', logged, config)
+    logged = [MetricsRecord('train', step, {'loss': loss}, {'seconds_per_step': 0.5}) for step, loss in train]
+    logged += [
+        MetricsRecord(kind.replace('__', '/'), step, numbers, {}) for kind, (step, numbers) in evaluations.items()
+    ]
+    return RecordedRun(name, f'/runs/{name}', logged, config)
 
 
 def test_runs_that_differ_only_in_seed_and_folders_are_one_group():
@@ -43,8 +45,11 @@ def test_the_table_has_mean_and_sample_deviation_over_seeds(values):
 
 
 def test_the_newest_evaluation_is_used_and_the_later_line_of_a_step():
-    lines = [Record('eval/cb', step, {'f1': value}, {}) for step, value in ((1, 10.0), (3, 30.0), (2, 20.0), (3, 31.0))]
-    assert Run('r', '/r', lines).latest()['eval/cb'].numbers == {'f1': 31.0}
+    lines = [
+        MetricsRecord('eval/cb', step, {'f1': value}, {})
+        for step, value in ((1, 10.0), (3, 30.0), (2, 20.0), (3, 31.0))
+    ]
+    assert RecordedRun('r', '/r', lines).latest()['eval/cb'].numbers == {'f1': 31.0}
 
 
 def test_many_metrics_are_shown_in_one_table_row_and_a_breakdown():
@@ -60,7 +65,7 @@ def test_many_metrics_are_shown_in_one_table_row_and_a_breakdown():
 
 def test_settings_may_continue_over_several_lines():
     config = 'from x import y\n# a comment\nA = 1\nB = \\\n    (@m.C,\n     2)\nm.C.d = %A\n'
-    assert records.Run('a', 'a', [], config).settings() == {'A': '1', 'B': '(@m.C, 2)', 'm.C.d': '%A'}
+    assert records.RecordedRun('a', 'a', [], config).settings() == {'A': '1', 'B': '(@m.C, 2)', 'm.C.d': '%A'}
 
 
 def test_differences_are_settings_other_than_folders():
@@ -78,7 +83,7 @@ def test_the_summary_has_the_best_constant_answer():
 
 def test_a_summary_has_steps_losses_metrics_and_warnings():
     run = _run('r', 'TRAIN_STEPS = 9\n', eval=(1, {'loss': 2.0}), eval__cb=(2, {'f1': 55.5}))
-    more = [Record('eval', 2, {'loss': 3.0}, {}), Record('train', 3, {'loss': None}, {})]
+    more = [MetricsRecord('eval', 2, {'loss': 3.0}, {}), MetricsRecord('train', 3, {'loss': None}, {})]
     numbers = overview.summarize_run(dataclasses.replace(run, records=[*run.records, *more]))
     assert 'At step 3 of 9' in numbers.summary and 'fell from 3 to 2' in numbers.summary
     assert 'Held-out loss is 3, 50% above its lowest, 2 at step 1.' in numbers.summary
@@ -113,11 +118,11 @@ def test_a_chart_draws_the_points_of_each_line():
 @pytest.mark.parametrize('steps', [(10, 10), (10, 7)])
 def test_one_run_of_each_model_shows_no_difference(steps):
     runs = [
-        Run(name, f'/{name}', [Record('eval/c4', step, {'loss': loss}, {})], '', (), {})
+        RecordedRun(name, f'/{name}', [MetricsRecord('eval/c4', step, {'loss': loss}, {})], '', (), {})
         for name, step, loss in zip('ab', steps, (2.0, 1.5), strict=True)
     ]
     overviews = {run.name: overview.summarize_run(run) for run in runs}
-    measures = tables.collect_measures([Group(run.name, [run]) for run in runs], [], overviews)
+    measures = tables.collect_measures([RunGroup(run.name, [run]) for run in runs], [], overviews)
     sentences = tables.describe_measures(measures, overviews)
     assert all(text in sentences[0] for text in ('held-out loss', 'a 2', 'b 1.5', 'one seed'))
     assert ('different steps' in ' '.join(sentences)) == (steps[0] != steps[1])
@@ -125,8 +130,10 @@ def test_one_run_of_each_model_shows_no_difference(steps):
 
 def test_a_group_is_marked_best_only_if_its_difference_is_shown():
     def group(name, values):
-        records = [[Record('eval/toy', 10, {'accuracy': value}, {})] for value in values]
-        return Group(name, [Run(f'{name}{k}', f'/{name}{k}', r, f'SEED = {k}\n') for k, r in enumerate(records)])
+        records = [[MetricsRecord('eval/toy', 10, {'accuracy': value}, {})] for value in values]
+        return RunGroup(
+            name, [RecordedRun(f'{name}{k}', f'/{name}{k}', r, f'SEED = {k}\n') for k, r in enumerate(records)]
+        )
 
     apart, close = [group('a', [1.0, 1.1]), group('b', [9.0, 9.1])], [group('a', [1.0, 9.0]), group('b', [2.0, 7.0])]
     for groups, best in ((apart, [False, True]), (close, [False, False])):
@@ -157,13 +164,13 @@ def test_an_invalid_line_is_named_in_the_error(tmp_path, line):
 def test_an_unfinished_last_line_is_skipped(tmp_path):
     file = tmp_path / 'metrics.jsonl'
     file.write_text(json.dumps({'kind': 'train', 'step': 1, 'loss': 2}) + '\n{"kind": "tr')
-    assert records.read_records(file) == [Record('train', 1, {'loss': 2}, {})]
+    assert records.read_records(file) == [MetricsRecord('train', 1, {'loss': 2}, {})]
 
 
 def test_a_task_is_shown_once_and_percentages_have_a_unit():
     numbers = {'accuracy': 70.99, 'mean_absolute_error': 0.5}
     kinds = ('eval/own_pairs', 'validation/own_pairs', 'validation/other')
-    run = types.SimpleNamespace(seed=0, latest=lambda: {kind: Record(kind, 5, numbers, {}) for kind in kinds})
+    run = types.SimpleNamespace(seed=0, latest=lambda: {kind: MetricsRecord(kind, 5, numbers, {}) for kind in kinds})
     rows = [(kind, metric) for kind, metric, _ in tables.build_task_table([types.SimpleNamespace(runs=[run])])]
     assert [kind for kind, metric in rows if metric == 'accuracy'] == ['own_pairs, eval', 'other, validation']
     assert overview.unit('accuracy') == overview.unit('macro_f1') == '%' and overview.unit('mean_absolute_error') == ''

@@ -27,7 +27,7 @@ if action == 'stops':
 def test_parallel_cells_fail_separately_and_stop_together(action, tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, 'PROGRAM', (sys.executable, '-c', PROGRAM))
     folders = [tmp_path / f'seed_{seed}' for seed in range(3)]
-    cells = [sweep.Cell('t5', (), seed, path, (str(path), action)) for seed, path in enumerate(folders)]
+    cells = [sweep.SweepCell('t5', (), seed, path, (str(path), action)) for seed, path in enumerate(folders)]
     runner = sweep.Sweep(tmp_path)
     handler = signal.getsignal(signal.SIGTERM)
     if action == 'stops':
