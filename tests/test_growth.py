@@ -112,11 +112,11 @@ def parse_json(parse):
 NOTES = malformed.Malformed(False)
 READERS = {
     **{
-        f'{kind} of txt': drain(documents.read, documents.Layout('txt', txt_documents=kind), NOTES)
+        f'{kind} of txt': drain(documents.read_documents, documents.Layout('txt', txt_documents=kind), NOTES)
         for kind in ('paragraph', 'line', 'file')
     },
-    'jsonl': drain(documents.read, documents.Layout('jsonl'), NOTES),
-    'tsv of texts': drain(documents.read, documents.Layout('tsv'), NOTES),
+    'jsonl': drain(documents.read_documents, documents.Layout('jsonl'), NOTES),
+    'tsv of texts': drain(documents.read_documents, documents.Layout('tsv'), NOTES),
     **{f'rows of {form}': drain(row_files.read, row_files.RowLayout(form), NOTES) for form in ('jsonl', 'tsv', 'csv')},
     'another encoding': drain(row_files.lines, row_files.LONGEST, NOTES, 'latin-1'),
     'texts of infer': drain(TextInputs),

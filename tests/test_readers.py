@@ -62,7 +62,7 @@ OPENED = {
     'remixer_t5x/temporary.py::_remove_abandoned': NOT_READ,
     'remixer_t5x/temporary.py::sync': NOT_READ,
     'remixer_t5x/train/hooks.py::_upload': OWN,
-    'tasks/remixer_tasks/caching.py::summary': TRUSTED,
+    'tasks/remixer_tasks/caching.py::read_cached_splits': TRUSTED,
     'tasks/remixer_tasks/caching.py::read_completed': TRUSTED,
     'tasks/remixer_tasks/corpora/text_corpus.py::_open_documents': VERIFIED,
     'tasks/remixer_tasks/corpora/streamed_text.py::_read': 'a text of the position, which tf.data has restored',

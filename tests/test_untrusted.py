@@ -69,7 +69,7 @@ def _documents(extension):
         from remixer_tasks.corpora import documents
         from remixer_tasks.files import malformed
 
-        return list(documents.read(str(path), documents.Layout(extension), malformed.Malformed(strict=True)))
+        return list(documents.read_documents(str(path), documents.Layout(extension), malformed.Malformed(strict=True)))
 
     return read
 

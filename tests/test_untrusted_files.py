@@ -221,7 +221,7 @@ def _seal_of_the_cache(path):
     from remixer_tasks.files import cache
 
     with under_the_name(path, cache.SEAL):
-        cache.check(path.parent)
+        cache.check_files(path.parent)
 
 
 def _published_json(path):

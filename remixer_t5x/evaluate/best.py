@@ -37,7 +37,9 @@ def signed_score(name: str, value: float) -> float:
     return -value if _LOWER.fullmatch(name) else value
 
 
-def score(task: str, metrics: Mapping[str, float], best_metrics: BestMetrics = None) -> tuple[str, float] | None:
+def score_metrics(
+    task: str, metrics: Mapping[str, float], best_metrics: BestMetrics = None
+) -> tuple[str, float] | None:
     """Returns the name and value of the metric for comparing a task's checkpoints; None if there are no metrics.
 
     `best_metrics` is a mapping from task to metric name (`-NAME` if lower is better), `MEAN`, or None for the first
@@ -104,7 +106,7 @@ class BestCheckpoints:
 
     def score(self, report: TaskReport) -> tuple[str, float] | None:
         """Returns the result of `score` for a report."""
-        return score(report.task, report.metrics, self._metrics)
+        return score_metrics(report.task, report.metrics, self._metrics)
 
     def read_saved(self, task: str) -> Mapping[str, Any] | None:
         """Returns `metric`, `value` and `step` of the best checkpoint of `task`."""

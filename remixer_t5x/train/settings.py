@@ -53,7 +53,7 @@ class Folder:
         keep_checkpoints: number of checkpoints to keep; None keeps all.
         initial_checkpoint_path: MODEL_DIR or a checkpoint of another run, from which only parameters are loaded;
             ignored if `model_dir` has a checkpoint.
-        best_metrics: the metric that selects the best checkpoint of each task; see `evaluate.best.score`.
+        best_metrics: the metric that selects the best checkpoint of each task; see `evaluate.best.score_metrics`.
         fresh_parameters: a part of parameter names; matching parameters are initialized randomly instead of from the
             initial checkpoint.
         checkpoint_map: maps parameter names to names in the initial checkpoint; see `initial_params.find_sources`.

@@ -26,7 +26,9 @@ from remixer_t5x.models.sublayers import attention, fnet, gmlp, hyper_mixer, lin
 STEPS = 50
 
 
-def mixers(embed: int, hidden: int, heads: int, length: int, window: int) -> dict[str, dict[str, functools.partial]]:
+def build_mixers(
+    embed: int, hidden: int, heads: int, length: int, window: int
+) -> dict[str, dict[str, functools.partial]]:
     """Returns mixer factories by side ('bidirectional' or 'causal') and name."""
     part = functools.partial
     both: dict[str, functools.partial] = {
@@ -50,14 +52,14 @@ def mixers(embed: int, hidden: int, heads: int, length: int, window: int) -> dic
     return {'bidirectional': {**both, **encoder}, 'causal': {**both, **decoder}}
 
 
-def context(length: int, causal: bool, **flags) -> SequenceContext:
+def make_context(length: int, causal: bool, **flags) -> SequenceContext:
     positions = jnp.arange(length, dtype=jnp.int32)[None]
     return SequenceContext(jnp.ones((1, length), jnp.int32), positions, causal=causal, **flags)
 
 
 def measure(module: nn.Module, length: int, embed: int, causal: bool, rounds: int, limit: float) -> tuple[float, float]:
     """Returns the seconds of the fastest gradient, or infinity above the memory limit, and temporary gigabytes."""
-    ctx = context(length, causal)
+    ctx = make_context(length, causal)
     x = jax.random.normal(jax.random.key(0), (1, length, embed))
     variables = jax.jit(lambda key: nn.unbox(module.init(key, x, ctx)))(jax.random.key(1))
 
@@ -80,8 +82,8 @@ def measure(module: nn.Module, length: int, embed: int, causal: bool, rounds: in
 def decode_seconds(module: nn.Module, length: int, embed: int, rounds: int) -> float:
     """Returns the time of a decoding step in seconds, with a nearly full cache for `length` tokens."""
     x = jnp.ones((1, length, embed))
-    ctx = context(length, causal=True, decode=True)
-    params = nn.unbox(module.init(jax.random.key(0), x, context(length, causal=True)))['params']
+    ctx = make_context(length, causal=True, decode=True)
+    params = nn.unbox(module.init(jax.random.key(0), x, make_context(length, causal=True)))['params']
     cache = module.apply({'params': params}, x, ctx, mutable=['cache'])[1]['cache']
 
     @jax.jit
@@ -89,7 +91,7 @@ def decode_seconds(module: nn.Module, length: int, embed: int, rounds: int) -> f
         def step(index, carry):
             cache, x = carry
             at = jnp.asarray(length - 1 - STEPS, jnp.int32) + index
-            facts = dataclasses.replace(context(1, causal=True, decode=True), step=at, positions=at[None, None])
+            facts = dataclasses.replace(make_context(1, causal=True, decode=True), step=at, positions=at[None, None])
             x, variables = module.apply({'params': params, 'cache': cache}, x, facts, mutable=['cache'])
             return variables['cache'], x / (1 + jnp.max(jnp.abs(x)))
 
@@ -112,11 +114,11 @@ def run_side(side: str, lengths: list[int], args: argparse.Namespace) -> Results
     print(f'\n{side}: milliseconds (times attention) and megabytes of temporary memory')
     print(f'{"":18s}' + ''.join(f'{length:>26,}' for length in lengths))
     results: Results = {}
-    for name in mixers(args.embed, args.hidden, args.heads, lengths[0], args.window)[side]:
+    for name in build_mixers(args.embed, args.hidden, args.heads, lengths[0], args.window)[side]:
         results[name] = {}
         cells = []
         for length in lengths:
-            module = mixers(args.embed, args.hidden, args.heads, length, args.window)[side][name]()
+            module = build_mixers(args.embed, args.hidden, args.heads, length, args.window)[side][name]()
             causal = side == 'causal'
             seconds, gigabytes = measure(module, length, args.embed, causal, args.rounds, args.memory_gb)
             results[name][length] = seconds, gigabytes
@@ -141,8 +143,8 @@ def print_growth(side: str, results: Results, lengths: list[int]) -> None:
 def run_decoding(lengths: list[int], args: argparse.Namespace) -> None:
     print('\none decoding step, microseconds, by tokens in the cache')
     print(f'{"":18s}' + ''.join(f'{length:>10,}' for length in lengths))
-    for name in mixers(args.embed, args.hidden, args.heads, lengths[0], args.window)['causal']:
-        modules = [mixers(args.embed, args.hidden, args.heads, n, args.window)['causal'][name]() for n in lengths]
+    for name in build_mixers(args.embed, args.hidden, args.heads, lengths[0], args.window)['causal']:
+        modules = [build_mixers(args.embed, args.hidden, args.heads, n, args.window)['causal'][name]() for n in lengths]
         times = [decode_seconds(m, n, args.embed, args.rounds) for m, n in zip(modules, lengths, strict=True)]
         print(f'{name:18s}' + ''.join(f'{1e6 * seconds:10.0f}' for seconds in times), flush=True)
 

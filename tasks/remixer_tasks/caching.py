@@ -44,24 +44,29 @@ class CachedSplit:
         return f'{self.split}: {self.examples:,} examples, {tokens}, {self.shards} files, {self.size / 1e6:,.1f} MB'
 
 
-def folder(task: seqio.Task, directory: str) -> str:
+def cache_folder(task: seqio.Task, directory: str) -> str:
     """Returns the cache folder of the task in `directory`, named as in seqio."""
     return os.path.join(directory, seqio.get_task_dir_from_name(task.name))
 
 
-def cache(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_options: str | None = None) -> list[str]:
+def cache_task(
+    task: seqio.Task, directory: str, note: str, shards: int = 64, beam_options: str | None = None
+) -> list[str]:
     """Calls `write` unless the task is already cached; returns the lines of a summary.
 
     Raises UserError if the cache was written with another note.
     """
-    path = folder(task, directory)
+    path = cache_folder(task, directory)
     before = read_completed(path)
     if before is None:
         write(task, directory, note, shards, beam_options)
-        return [f'{task.name} is cached in {path}', *(f'  {part.summary_line()}' for part in summary(task, directory))]
+        return [
+            f'{task.name} is cached in {path}',
+            *(f'  {part.summary_line()}' for part in read_cached_splits(task, directory)),
+        ]
     if before not in (note, ''):
         raise UserError(f'the cache {path} must have the note {note}, got {before}; use another CACHE_DIR')
-    examples = sum(part.examples for part in summary(task, directory))
+    examples = sum(part.examples for part in read_cached_splits(task, directory))
     return [f'{task.name} is cached in {path} already, {examples:,} examples; to recreate it, delete that folder']
 
 
@@ -74,9 +79,9 @@ def read_completed(path: str) -> str | None:
         return file.read().strip()
 
 
-def summary(task: seqio.Task, directory: str) -> list[CachedSplit]:
+def read_cached_splits(task: seqio.Task, directory: str) -> list[CachedSplit]:
     """Returns the splits of a complete cache."""
-    path, splits = folder(task, directory), []
+    path, splits = cache_folder(task, directory), []
     for split in sorted(task.splits):
         with tf.io.gfile.GFile(seqio.get_cached_info_path(path, split)) as file:
             info = json.load(file)
@@ -111,7 +116,7 @@ def write(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_op
     if isinstance(task.source, sources.StreamedSource):
         raise UserError(f'{task.name} is streamed (HF_STREAMING=True) and cannot be cached; remove HF_STREAMING')
     pipeline = _create_pipeline(beam_options)
-    path = folder(task, directory)
+    path = cache_folder(task, directory)
     _remove_leftovers(path)
     # Sources parse their files in this process, not in the workers.
     for split in task.splits:
@@ -128,7 +133,7 @@ def write(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_op
             raise UserError(f'caching {task.name} failed: {_summarize_error(error)}') from error
         if not tf.io.gfile.exists(os.path.join(path, COMPLETED)):
             raise UserError(f'caching {task.name} failed: the pipeline ended without {path}/{COMPLETED}; see its log')
-        notice.done(f'{sum(part.examples for part in summary(task, directory)):,} examples')
+        notice.done(f'{sum(part.examples for part in read_cached_splits(task, directory)):,} examples')
 
 
 def _cache_split(pipeline: Any, task: seqio.Task, split: str, path: str, shards: int) -> list[Any]:

@@ -41,7 +41,7 @@ def find_task(name: str) -> TextTask:
     return TASKS[name]
 
 
-def origins(dataset: Dataset, data_dir: str | None = None) -> dict[str, str | None]:
+def locate_splits(dataset: Dataset, data_dir: str | None = None) -> dict[str, str | None]:
     """Returns the files or the TFDS folder of each split, or None for a split without data."""
     from remixer_tasks.benchmarks.sources import LabelledSource
 
@@ -70,19 +70,19 @@ class SplitStatus:
 
 @dataclasses.dataclass(frozen=True)
 class TaskStatus:
-    """A task and its splits; `has_download` is whether `download.get` can fetch its data."""
+    """A task and its splits; `has_download` is whether `download.download_files` can fetch its data."""
 
     name: str
     splits: Sequence[SplitStatus]
     has_download: bool
 
 
-def status(data_dir: str | None = None) -> list[TaskStatus]:
+def read_statuses(data_dir: str | None = None) -> list[TaskStatus]:
     """Returns the status of every labelled task, in the order of the catalogue."""
 
     @functools.cache
     def splits(name: str) -> list[SplitStatus]:
-        places = origins(DATASETS[name], data_dir).items()
+        places = locate_splits(DATASETS[name], data_dir).items()
         return [
             SplitStatus(split, origin, _describe_size(DATASETS[name], split, data_dir) if origin else '')
             for split, origin in places
@@ -121,7 +121,7 @@ class ShownExample:
     texts: Sequence[tuple[str, str]]
 
 
-def examples(
+def read_examples(
     name: str, split: str | None = None, n: int = 2, data_dir: str | None = None
 ) -> tuple[str, list[ShownExample]]:
     """Returns the name of the split and its first `n` examples; None selects the first split with data.

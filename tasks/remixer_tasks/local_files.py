@@ -46,8 +46,8 @@ def corpus(
     return ParsedCorpus(
         name=describe(train),
         identity=cache.key('local files 2', states, *settings),
-        read=documents.jobs(states[0], layout),
-        read_validation=documents.jobs(states[1], layout) if held_out else None,
+        read=documents.split_into_jobs(states[0], layout),
+        read_validation=documents.split_into_jobs(states[1], layout) if held_out else None,
         validation_fraction=validation_fraction,
         strict=strict,
     )

@@ -113,7 +113,7 @@ def by_task(benchmark, step):
 
 
 def mean_score(task, metrics):
-    return best.score(task, metrics, best.MEAN)[1]
+    return best.score_metrics(task, metrics, best.MEAN)[1]
 
 
 @pytest.mark.parametrize('benchmark', ['GLUE', 'SuperGLUE'])
@@ -136,14 +136,14 @@ def test_averages_and_best_steps_are_t5s(benchmark):
 
 def test_errors_count_negative_and_are_excluded_from_a_mean():
     metrics = {'pearson': 80.0, 'spearman': 60.0, 'mean_absolute_error': 3.0}
-    assert best.score('stsb', metrics, best.MEAN) == ('mean', 70.0)
-    assert best.score('stsb', {'a_loss': 3.0, 'perplexity': 5.0}, best.MEAN) == ('mean', -4.0)
+    assert best.score_metrics('stsb', metrics, best.MEAN) == ('mean', 70.0)
+    assert best.score_metrics('stsb', {'a_loss': 3.0, 'perplexity': 5.0}, best.MEAN) == ('mean', -4.0)
     ranks = {task: best.signed_score(*score) for task, score in {'a': ('accuracy', 50.0), 'b': ('wer', 10.0)}.items()}
     assert best.mean_score(ranks) == 20.0
 
 
 def test_the_first_metric_is_the_default():
-    assert best.score('cb', {'f1': 2.0, 'accuracy': 3.0}) == ('f1', 2.0)
-    assert best.score('cb', {}) is None and best.score('cb', {}, best.MEAN) is None
+    assert best.score_metrics('cb', {'f1': 2.0, 'accuracy': 3.0}) == ('f1', 2.0)
+    assert best.score_metrics('cb', {}) is None and best.score_metrics('cb', {}, best.MEAN) is None
     with pytest.raises(UserError, match="BEST_METRICS must be 'mean', or a metric by task"):
-        best.score('cb', {'f1': 2.0}, 'f1')
+        best.score_metrics('cb', {'f1': 2.0}, 'f1')

@@ -62,7 +62,7 @@ def test_any_document_parses_or_raises_a_one_line_error(tmp_path_factory, conten
     for field in ('text', 1):
         given_layout = documents.Layout(kind, field, txt_documents, longest=40)
         skipped = malformed.Malformed(strict)
-        found = parses_or_one_line(lambda: list(documents.read(path, given_layout, skipped)))  # noqa: B023
+        found = parses_or_one_line(lambda: list(documents.read_documents(path, given_layout, skipped)))  # noqa: B023
         assert len(skipped.summary().splitlines()) < 2
         for document in found or ():
             assert document.strip() and document.encode()
@@ -76,7 +76,7 @@ def test_any_document_parses_or_raises_a_one_line_error(tmp_path_factory, conten
 def test_gzipped_documents_and_texts(tmp_path_factory, content):
     for data in (content, gzip.compress(content)):
         path = file_with(tmp_path_factory, data, 'fuzz.txt.gz')
-        parses_or_one_line(lambda: list(documents.read(path, documents.Layout(), malformed.Malformed(False))))  # noqa: B023
+        parses_or_one_line(lambda: list(documents.read_documents(path, documents.Layout(), malformed.Malformed(False))))  # noqa: B023
         parses_or_one_line(lambda: list(text_inputs.TextInputs(path)))  # noqa: B023
 
 

@@ -101,7 +101,7 @@ def tree(folder):
 
 
 def test_downloads_are_verified_and_their_place_is_shown(plain, cache_folder, capsys):
-    lines = download.get('toy')
+    lines = download.download_files('toy')
     assert tree(cache_folder) == {f'data/toy/{name}': content for name, content in CONTENT.items()}
     assert lines == [
         f'toy is now in {cache_folder}/data, SHA-256 verified',
@@ -116,10 +116,10 @@ def test_downloads_are_verified_and_their_place_is_shown(plain, cache_folder, ca
 @pytest.mark.parametrize(('kind', 'folder'), [('plain', ''), ('zipped', 'Toy/')])
 def test_existing_files_are_not_downloaded_again(kind, folder, request, server, cache_folder):
     request.getfixturevalue(kind)
-    download.get('toy')
+    download.download_files('toy')
     assert tree(cache_folder) == {f'data/toy/{folder}{name}': content for name, content in CONTENT.items()}
     asked = list(server.asked)
-    assert download.get('toy')[0] == 'toy exists already, nothing was downloaded'
+    assert download.download_files('toy')[0] == 'toy exists already, nothing was downloaded'
     assert server.asked == asked
 
 
@@ -128,7 +128,7 @@ def test_leftovers_of_a_killed_download_are_ignored(plain, server, cache_folder)
     left = cache_folder / 'data' / '.get-abc' / 'a.tsv'
     left.parent.mkdir(parents=True)
     left.write_bytes(CONTENT['a.tsv'][:1000])
-    download.get('toy')
+    download.download_files('toy')
     assert server.asked == ['a.tsv', 'b.tsv']
     assert (cache_folder / 'data' / 'toy' / 'a.tsv').read_bytes() == CONTENT['a.tsv']
 
@@ -151,17 +151,17 @@ def test_a_faulty_download_leaves_nothing(kind, fault, message, request, server,
     else:
         server.cut.add('a.tsv')
     with pytest.raises(UserError, match=message):
-        download.get('toy')
+        download.download_files('toy')
     assert tree(cache_folder) == {}
 
 
 def test_a_repeated_command_fetches_the_file_that_failed(plain, server, cache_folder):
     held = server.files.pop('b.tsv')
     with pytest.raises(UserError, match='the server answers 404 Gone; .* --from DIR'):
-        download.get('toy')
+        download.download_files('toy')
     assert tree(cache_folder) == {'data/toy/a.tsv': CONTENT['a.tsv']}
     server.files['b.tsv'] = held
-    download.get('toy')
+    download.download_files('toy')
     assert server.asked == ['a.tsv', 'b.tsv', 'b.tsv']
 
 
@@ -173,7 +173,7 @@ def test_no_network_is_reported_with_the_offline_command(nothing_elsewhere, monk
         monkeypatch.setenv('no_proxy', '*')
         add(monkeypatch, [Download(url, sha256(b''), 'toy')])
         with pytest.raises(UserError) as error:
-            download.get('toy')
+            download.download_files('toy')
     facts = (url, 'Connection refused', 'remixer-t5x data get toy --from DIR', 'a.tsv', sha256(b''))
     assert all(fact in str(error.value) for fact in facts) and '\n' not in str(error.value)
 
@@ -184,9 +184,9 @@ def test_files_are_copied_from_a_folder(plain, server, tmp_path, cache_folder, b
     given.mkdir(parents=True)
     for name, content in CONTENT.items():
         (given / name).write_bytes(content)
-    assert 'is now in' in download.get('toy', str(tmp_path / 'given'))[0]
+    assert 'is now in' in download.download_files('toy', str(tmp_path / 'given'))[0]
     assert tree(cache_folder) == {f'data/toy/{name}': content for name, content in CONTENT.items()}
-    assert 'already' in download.get('toy', str(tmp_path / 'given'))[0]
+    assert 'already' in download.download_files('toy', str(tmp_path / 'given'))[0]
     assert tree(given) == CONTENT and server.asked == []
 
 
@@ -203,7 +203,7 @@ def test_a_folder_without_the_published_file_is_rejected(folder, message, plain,
         (tmp_path / name).mkdir()
     (tmp_path / 'other' / 'a.tsv').write_bytes(b'other')
     with pytest.raises(UserError, match=message):
-        download.get('toy', str(tmp_path / folder))
+        download.download_files('toy', str(tmp_path / folder))
     assert tree(cache_folder) == {}
 
 
@@ -214,14 +214,14 @@ def test_an_existing_file_is_not_replaced(kind, place, request, cache_folder):
     mine.parent.mkdir(parents=True)
     mine.write_bytes(b'mine')
     with pytest.raises(UserError, match=f'{place} exists, but is not the published file'):
-        download.get('toy')
+        download.download_files('toy')
     assert mine.read_bytes() == b'mine'
 
 
 def test_a_folder_that_cannot_be_written_is_reported(plain, tmp_path):
     (tmp_path / 'file').write_text('')
     with pytest.raises(UserError, match='cannot write to .*DATA_DIR'):
-        download.get('toy', data_dir=str(tmp_path / 'file'))
+        download.download_files('toy', data_dir=str(tmp_path / 'file'))
 
 
 def test_another_folder_that_is_read_first_is_reported(plain, tmp_path, monkeypatch):
@@ -229,14 +229,14 @@ def test_another_folder_that_is_read_first_is_reported(plain, tmp_path, monkeypa
         (tmp_path / 'toy').mkdir(exist_ok=True)
         (tmp_path / 'toy' / name).write_bytes(content)
     monkeypatch.setenv('REMIXER_T5X_DATA', str(tmp_path))
-    assert download.get('toy')[0] == 'toy exists already, nothing was downloaded'
-    lines = download.get('toy', str(tmp_path))
+    assert download.download_files('toy')[0] == 'toy exists already, nothing was downloaded'
+    lines = download.download_files('toy', str(tmp_path))
     assert lines[-1].startswith(f'tasks still read {tmp_path}/toy/a.tsv, {tmp_path}/toy/b.tsv, because')
 
 
 def test_required_files_are_listed_if_no_download_is_known(nothing_elsewhere, cache_folder):
     with pytest.raises(UserError) as error:
-        download.get('abductive_nli_v001')
+        download.download_files('abductive_nli_v001')
     assert 'put abductive_nli/train.jsonl + abductive_nli/train-labels.lst, ' in str(error.value)
     assert f'into {cache_folder}/data' in str(error.value)
     assert str(error.value).endswith('which is not verified')
@@ -244,8 +244,8 @@ def test_required_files_are_listed_if_no_download_is_known(nothing_elsewhere, ca
 
 def test_an_unknown_name_is_rejected_with_the_nearest():
     with pytest.raises(UserError, match="got 'conjnly'; the nearest names are conjnli, conj_nli"):
-        download.get('conjnly')
-    assert download.find('conj_nli_v001') is download.find('conjnli')
+        download.download_files('conjnly')
+    assert download.find_dataset('conj_nli_v001') is download.find_dataset('conjnli')
 
 
 @pytest.mark.parametrize('name', [name for name, dataset in catalogue.DATASETS.items() if dataset.downloads])
@@ -264,5 +264,5 @@ def test_every_download_goes_where_its_task_looks(name):
 def test_real_files_are_the_published_ones(real_data, request, name, cache_folder):
     # Hides the folder from the tasks, so that they look where the files went.
     request.getfixturevalue('nothing_elsewhere')
-    download.get(name, str(real_data))
-    assert all(str(cache_folder) in origin for origin in catalogue.origins(download.find(name)).values())
+    download.download_files(name, str(real_data))
+    assert all(str(cache_folder) in origin for origin in catalogue.locate_splits(download.find_dataset(name)).values())

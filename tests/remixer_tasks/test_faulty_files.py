@@ -15,7 +15,7 @@ from remixer_tasks.files.malformed import Malformed
 
 def read(path, strict=False, **layout):
     skipped = Malformed(strict)
-    return list(documents.read(str(path), documents.Layout(**layout), skipped)), skipped.summary()
+    return list(documents.read_documents(str(path), documents.Layout(**layout), skipped)), skipped.summary()
 
 
 def error_of(call, *args, **kwargs):

@@ -120,7 +120,7 @@ def kill_after(patch, count):
     patch.setattr(arrow_files, '_record_batch', counted(arrow_files._record_batch))
     patch.setattr(os, 'replace', counted(os.replace))
     patch.setattr(np, 'save', counted(np.save))
-    patch.setattr(cache, 'seal', counted(cache.seal))
+    patch.setattr(cache, 'mark_complete', counted(cache.mark_complete))
 
 
 @pytest.mark.parametrize('how', ['by hash', 'in files'])
@@ -222,7 +222,7 @@ def test_a_second_process_waits_for_the_first(tmp_path, capsys):
         thread.start()
         while 'waiting for another process that parses some text' not in capsys.readouterr().err:
             time.sleep(0.01)
-        cache.seal(tmp_path / 'entry')
+        cache.mark_complete(tmp_path / 'entry')
     thread.join()
     assert is_unsealed and found == [False]
 

@@ -24,7 +24,7 @@ def write_rte(folder, train=RTE, validation=RTE[:7], name='super_glue/RTE'):
 
 
 def texts(name, split, folder):
-    _, examples = catalogue.examples(name, split, n=100, data_dir=str(folder))
+    _, examples = catalogue.read_examples(name, split, n=100, data_dir=str(folder))
     return [inputs for example in examples for inputs, _ in example.texts]
 
 
@@ -78,7 +78,7 @@ def test_csv_with_quotes_and_line_ends(tmp_path):
 
 def test_the_first_layout_whose_files_exist_is_read(tmp_path):
     write(tmp_path, 'nli_datasets/rte/dev.csv', CSV)
-    assert catalogue.origins(catalogue.find_task('glue_rte_v002').dataset, str(tmp_path)) == {
+    assert catalogue.locate_splits(catalogue.find_task('glue_rte_v002').dataset, str(tmp_path)) == {
         'train': None,
         'validation': str(tmp_path / 'nli_datasets/rte/dev.csv'),
         'test': None,
@@ -93,7 +93,7 @@ def test_folders_are_searched_in_order(tmp_path, monkeypatch):
         write_rte(tmp_path / name, validation=RTE[:count])
 
     def count(data_dir=None):
-        return len(catalogue.examples('super_glue_rte_v102', 'validation', 100, data_dir)[1])
+        return len(catalogue.read_examples('super_glue_rte_v102', 'validation', 100, data_dir)[1])
 
     monkeypatch.delenv('REMIXER_T5X_DATA', raising=False)
     monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path / 'nothing'))
@@ -166,7 +166,7 @@ TASK_OF = {
 def test_bad_rows_are_rejected_with_file_and_line(tmp_path, cache_folder, file, text, message):
     write(tmp_path, file, text)
     with pytest.raises(UserError) as error:
-        catalogue.examples(TASK_OF[file], 'train', data_dir=str(tmp_path))
+        catalogue.read_examples(TASK_OF[file], 'train', data_dir=str(tmp_path))
     assert str(error.value).startswith(str(tmp_path / file))
     assert message in str(error.value)
     assert '\n' not in str(error.value)
@@ -177,9 +177,9 @@ def test_bad_rows_are_rejected_with_file_and_line(tmp_path, cache_folder, file, 
     ('call', 'message'),
     [
         (lambda folder: catalogue.find_task('super_glue_rte'), 'the nearest names are super_glue_rte_v102'),
-        (lambda folder: catalogue.examples('cogs_v001', 'train', 1, folder), 'cogs/train.tsv in .*; set DATA_DIR'),
+        (lambda folder: catalogue.read_examples('cogs_v001', 'train', 1, folder), 'cogs/train.tsv in .*; set DATA_DIR'),
         (
-            lambda folder: catalogue.examples('cogs_v001', 'dev', 1, folder),
+            lambda folder: catalogue.read_examples('cogs_v001', 'dev', 1, folder),
             "must be one of train, validation.* got 'dev'",
         ),
         (

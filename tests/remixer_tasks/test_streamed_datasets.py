@@ -259,7 +259,7 @@ def test_wrong_settings_are_rejected(folders, tmp_path, monkeypatch):
     with pytest.raises(UserError, match='must be a number above 0 and below 1, got 0'):
         streamed(path, validation_fraction=0)
     with pytest.raises(UserError, match='streamed .HF_STREAMING=True. and cannot be cached'):
-        caching.cache(pretraining.span_corruption(streamed(path), BYTES), str(tmp_path / 'cached'), 'note')
+        caching.cache_task(pretraining.span_corruption(streamed(path), BYTES), str(tmp_path / 'cached'), 'note')
     task = pretraining.span_corruption(streamed(path, validation_fraction=1e-9), BYTES)
     with pytest.raises(UserError, match='no validation documents.*VALIDATION_FRACTION'):
         list(EvalBatches(DatasetConfig(task, LENGTHS, 2, split='validation', shuffle=False)))

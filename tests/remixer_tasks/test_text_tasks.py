@@ -24,7 +24,7 @@ def write(folder, name, text):
 
 
 def pairs(name, split, folder):
-    _, examples = catalogue.examples(name, split, 10, str(folder))
+    _, examples = catalogue.read_examples(name, split, 10, str(folder))
     return [pair for example in examples for pair in example.texts]
 
 

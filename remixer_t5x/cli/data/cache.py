@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> None:
     for task in seqio.get_subtasks(pipeline.get_task(mixture)):
         vocabulary = task_vocabulary.vocabulary_record(task.output_features['targets'].vocabulary)
         note = pipeline.format_cache_record(vocabulary)
-        lines = caching.cache(task, os.path.expanduser(folder), note, args.shards, args.beam_options)
+        lines = caching.cache_task(task, os.path.expanduser(folder), note, args.shards, args.beam_options)
         print('\n'.join(lines), flush=True)
     print(f'train from it: --gin.USE_CACHED_TASKS=True --gin.CACHE_DIR={shlex.quote(folder)}')
 

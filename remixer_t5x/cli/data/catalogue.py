@@ -20,7 +20,7 @@ def list_tasks(args: argparse.Namespace) -> None:
     """Prints a row for each task: its splits, and the path of its data if it has been downloaded."""
     with arguments.hide_library_output(args):
         from remixer_tasks import catalogue
-    tasks = catalogue.status(args.data_dir)
+    tasks = catalogue.read_statuses(args.data_dir)
     table = console.build_table('task', 'here', 'not here', 'where', wraps=True)
     for task in tasks:
         here = [split for split in task.splits if split.origin]
@@ -49,7 +49,7 @@ def get(args: argparse.Namespace) -> None:
     """Downloads and verifies the published files of a task, and prints their paths."""
     with arguments.hide_library_output(args):
         from remixer_tasks.files import download
-    print('\n'.join(download.get(args.name, args.source, args.data_dir)))
+    print('\n'.join(download.download_files(args.name, args.source, args.data_dir)))
 
 
 def add_show_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +64,7 @@ def show(args: argparse.Namespace) -> None:
     """Prints the first examples of a split, in the order of the data."""
     with arguments.hide_library_output(args):
         from remixer_tasks import catalogue
-    split, examples = catalogue.examples(args.name, args.split, args.num_examples, args.data_dir)
+    split, examples = catalogue.read_examples(args.name, args.split, args.num_examples, args.data_dir)
     print(f'{args.name}, split {split}')
     for number, example in enumerate(examples, 1):
         print(f'\nexample {number}')

@@ -38,7 +38,7 @@ def show(args: argparse.Namespace) -> None:
     checked: set[str] = set()
     for interpreted in (None,) if device.platform in ('tpu', 'gpu') else ('tpu', 'gpu'):
         for model, lengths, pack in _models(args):
-            for key, check in _checks(model, lengths, pack, interpreted).items():
+            for key, check in _collect_checks(model, lengths, pack, interpreted).items():
                 if key in checked:
                     continue
                 checked.add(key)
@@ -68,7 +68,7 @@ def _models(args: argparse.Namespace) -> Iterator[tuple[Model, Mapping[str, int]
             yield model, checked_lengths(model.model_type, None), pack
 
 
-def _checks(
+def _collect_checks(
     model: Model, lengths: Mapping[str, int], pack: bool, interpreted: str | None
 ) -> dict[str, self_check.KernelCheck]:
     """Returns the checks of the kernels that a train step of the model uses."""

@@ -60,7 +60,7 @@ def attention(
         elif visibility.key_prefix is None:
             unsupported_reason = kernel.unsupported_reason(query, key, value, visibility, bias)
         if unsupported_reason is None:
-            unsupported_reason = self_check.failure_reason(_check(name, kernel, query, key, visibility, bias))
+            unsupported_reason = self_check.failure_reason(_build_check(name, kernel, query, key, visibility, bias))
         if unsupported_reason is None:
             return kernel.attend(query, key, value, visibility, bias)
         if implementation == 'auto':
@@ -83,7 +83,7 @@ def _formula(
     return dot_product_attention(query, key, value, visibility.mask(), expand_bias(bias), softcap)
 
 
-def _check(
+def _build_check(
     name: str, kernel: ModuleType, query: jax.Array, key: jax.Array, visibility: Visibility, bias: Bias
 ) -> self_check.KernelCheck:
     """Returns the self-check of a kernel for the number of heads per device."""

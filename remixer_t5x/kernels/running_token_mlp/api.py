@@ -48,7 +48,7 @@ def mix_through_running_hidden(
     if target_platform() == 'tpu':
         unsupported_reason = tpu.unsupported_reason(w_in, value)
         if unsupported_reason is None:
-            unsupported_reason = self_check.failure_reason(_check(packed, activation, w_in, value, hidden_scale))
+            unsupported_reason = self_check.failure_reason(_build_check(packed, activation, w_in, value, hidden_scale))
         if unsupported_reason is None:
             kernel = tpu
         else:
@@ -64,7 +64,7 @@ def _mix(kernel: ModuleType, packed: bool, activation: Activation, w_in, value, 
     return mix_by_blocks(kernel, activation, w_in, value, w_out, keep, scale)
 
 
-def _check(
+def _build_check(
     packed: bool, activation: Activation, w_in: jax.Array, value: jax.Array, scale: jax.Array | None
 ) -> self_check.KernelCheck:
     """Returns the self-check of the TPU kernel for the number of heads per device."""

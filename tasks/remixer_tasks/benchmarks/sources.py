@@ -160,13 +160,13 @@ class LabelledSource(seqio.DataSource):
                     raise UserError(f'{", ".join(paths)} has no examples; download it again, or choose another split')
                 arrow_files.write(temporary / _ROWS, records, lambda: '')
                 notice.done(f'{len(records):,} examples')
-                cache.seal(temporary)
-        cache.check(folder)
+                cache.mark_complete(temporary)
+        cache.check_files(folder)
         return folder
 
     def _open_rows(self, split: str) -> arrow_files.Documents:
         folder = self._parse_files(split)
-        return arrow_files.Documents([folder / _ROWS], repair=cache.repair(folder))
+        return arrow_files.Documents([folder / _ROWS], repair=cache.advise_repair(folder))
 
     def _serialize(self, example: Example) -> bytes:
         features = {name: _encode_feature(kind, example[name]) for name, kind in self._dataset.features.items()}

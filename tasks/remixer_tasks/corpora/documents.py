@@ -1,7 +1,7 @@
 """Reads documents from txt, JSON lines, TSV and Parquet files, plain or gzipped, local or gs://.
 
 Readers stream non-empty texts, report unreadable and empty records to `Malformed`, and raise UserError if a whole file
-is unusable (missing, damaged, or without the field). `jobs` divides the files among processes.
+is unusable (missing, damaged, or without the field). `split_into_jobs` divides the files among processes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Layout:
         return self.format or row_files.format_by_extension(path, _EXTENSIONS, 'TEXT_FORMAT')
 
 
-def jobs(files: Sequence[cache.FileState], layout: Layout) -> list[Read]:
+def split_into_jobs(files: Sequence[cache.FileState], layout: Layout) -> list[Read]:
     """Returns picklable functions that together yield all documents of the files, in order.
 
     Small files are grouped into jobs of at least JOB_BYTES, at most about MAX_JOBS jobs. Files are not split.
@@ -87,7 +87,7 @@ def jobs(files: Sequence[cache.FileState], layout: Layout) -> list[Read]:
 def _read_files(files: Sequence[cache.FileState], layout: Layout, passage: int, malformed: Malformed) -> Iterator[str]:
     """Yields the documents of the files. Raises UserError if a file has changed since its size was read."""
     for file in files:
-        texts = read(file.path, layout, malformed)
+        texts = read_documents(file.path, layout, malformed)
         is_passages = layout.txt_documents == 'passage' and layout.format_of(file.path) == 'txt'
         yield from _join_paragraphs(texts, passage) if is_passages else texts
         if cache.file_state(file.path) != file:
@@ -108,7 +108,7 @@ def _join_paragraphs(paragraphs: Iterable[str], min_bytes: int) -> Iterator[str]
         yield '\n\n'.join(passage)
 
 
-def read(path: str, layout: Layout, malformed: Malformed) -> Iterator[str]:
+def read_documents(path: str, layout: Layout, malformed: Malformed) -> Iterator[str]:
     """Yields the non-empty documents of one file, in order. Raises UserError, see the module."""
     readers = {'txt': _read_txt, 'jsonl': _read_jsonl, 'tsv': _read_tsv, 'parquet': _read_parquet}
     for number, document in readers[layout.format_of(path)](path, layout, malformed):

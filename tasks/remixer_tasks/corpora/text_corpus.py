@@ -99,7 +99,7 @@ class ParsedCorpus:
             with cache.fill_entry(folder, self.name) as is_unsealed:
                 if is_unsealed:
                     _parse_corpus(self, folder)
-        cache.check(folder)
+        cache.check_files(folder)
         return folder
 
     def files(self, split: str) -> list[str]:
@@ -122,7 +122,7 @@ def _open_documents(files: tuple[str, ...]) -> Any:
     from remixer_tasks.corpora import arrow_files
 
     *paths, rows = map(Path, files)
-    repair = cache.repair(rows.parent)
+    repair = cache.advise_repair(rows.parent)
     try:
         numbers = np.load(rows, mmap_mode='r', allow_pickle=False)
     except (OSError, ValueError) as error:
@@ -169,7 +169,7 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
         path.unlink(missing_ok=True)
     count = int(is_held_out.sum())
     notice.done(f'{len(shares) - count:,} {nouns}, {count:,} held out{malformed.summary()}')
-    cache.seal(folder)
+    cache.mark_complete(folder)
 
 
 def _write_parts(

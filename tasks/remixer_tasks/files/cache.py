@@ -21,7 +21,7 @@ from remixer_t5x.errors import UserError, reason
 from remixer_t5x.lazy import tf
 from remixer_tasks.files.notice import Notice
 
-# File that lists the names and sizes of an entry's files; see `seal`.
+# File that lists the names and sizes of an entry's files; see `mark_complete`.
 SEAL = 'files.json'
 _LOCK, _UNFINISHED = 'lock', '.tmp'
 
@@ -77,7 +77,7 @@ def add_entry(entry: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def fill_entry(folder: Path, name: str) -> Iterator[bool]:
-    """Locks a folder while files are added one by one until `seal`; yields whether the folder is not sealed yet.
+    """Locks a folder while files are added one by one until `mark_complete`; yields whether it is incomplete.
 
     Other processes wait for the lock and print a message with the entry's `name`. Files of a killed process remain for
     the next process, but a UserError removes the folder. Raises UserError if the cache folder cannot be written or its
@@ -121,8 +121,8 @@ def wrap_write_errors() -> Iterator[None]:
         raise
 
 
-def seal(folder: Path) -> None:
-    """Marks a cache folder as complete: writes a list of its files and their sizes, which `check` reads."""
+def mark_complete(folder: Path) -> None:
+    """Marks a cache folder as complete: writes a list of its files and their sizes, which `check_files` reads."""
     # Excludes partial files that a killed run may have left.
     files = [path for path in sorted(folder.iterdir()) if path.name not in (SEAL, _LOCK) and path.suffix != _UNFINISHED]
     unfinished = (folder / SEAL).with_suffix(_UNFINISHED)
@@ -130,7 +130,7 @@ def seal(folder: Path) -> None:
     temporary.sync_and_rename(unfinished, folder / SEAL)
 
 
-def check(folder: Path) -> None:
+def check_files(folder: Path) -> None:
     """Raises UserError if a file listed in the seal of `folder` is missing or has a different size."""
     try:
         sizes = untrusted_files.parse_json(untrusted_files.read_bytes(folder / SEAL))
@@ -138,11 +138,11 @@ def check(folder: Path) -> None:
     except (OSError, ValueError, AttributeError) as error:
         # A damaged seal may contain another JSON type, or names that are too long for the file system.
         name = getattr(error, 'filename', None) or folder / SEAL
-        raise UserError(f'{name} is missing or damaged ({reason(error)}); {repair(folder)}') from error
+        raise UserError(f'{name} is missing or damaged ({reason(error)}); {advise_repair(folder)}') from error
     if damaged:
-        raise UserError(f'{folder / damaged[0]} was truncated or changed; {repair(folder)}')
+        raise UserError(f'{folder / damaged[0]} was truncated or changed; {advise_repair(folder)}')
 
 
-def repair(folder: Path) -> str:
+def advise_repair(folder: Path) -> str:
     """Returns the advice to print if a cache entry is damaged."""
     return f'delete the folder {folder} to recreate it'

@@ -29,7 +29,7 @@ _TIMEOUT_SECONDS = 30
 _LARGEST = 20 * 10**9
 
 
-def get(name: str, source: str | None = None, data_dir: str | None = None) -> list[str]:
+def download_files(name: str, source: str | None = None, data_dir: str | None = None) -> list[str]:
     """Downloads or copies the files of a task or data set into `catalogue.download_folder(data_dir)`.
 
     Args:
@@ -43,9 +43,9 @@ def get(name: str, source: str | None = None, data_dir: str | None = None) -> li
         UserError: the name is unknown, the data set has no downloads, or a file cannot be fetched or written, or is not
             the published file.
     """
-    dataset = find(name)
+    dataset = find_dataset(name)
     folder = Path(catalogue.download_folder(data_dir))
-    origins = catalogue.origins(dataset, data_dir)
+    origins = catalogue.locate_splits(dataset, data_dir)
     if source is None and all(origins.values()):
         return [f'{dataset.name} exists already, nothing was downloaded', *_describe(dataset, origins)]
     if not dataset.downloads:
@@ -58,14 +58,14 @@ def get(name: str, source: str | None = None, data_dir: str | None = None) -> li
         )
     new = sum(_fetch(dataset, download, folder, source, name) for download in dataset.downloads)
     done = f'is now in {folder}, SHA-256 verified' if new else f'is already in {folder}, nothing was copied'
-    fetched, searched_first = catalogue.origins(dataset, str(folder)), catalogue.origins(dataset, data_dir)
+    fetched, searched_first = catalogue.locate_splits(dataset, str(folder)), catalogue.locate_splits(dataset, data_dir)
     lines = [f'{dataset.name} {done}', *_describe(dataset, fetched)]
     if elsewhere := [str(origin) for split, origin in searched_first.items() if origin != fetched[split]]:
         lines.append(f'tasks still read {", ".join(elsewhere)}, because that folder is searched first')
     return lines
 
 
-def find(name: str) -> Dataset:
+def find_dataset(name: str) -> Dataset:
     """Returns the data set with this name, or of the task with this name. An unknown name raises UserError."""
     named = {**catalogue.DATASETS, **{task.name: task.dataset for task in catalogue.TASKS.values()}}
     if name not in named:

@@ -58,7 +58,7 @@ def observed():
     shapes = {'encoder_input_tokens': (1, LENGTH), 'decoder_target_tokens': (1, 4)}
     params = _random(unbox(interface.param_shapes(model, shapes)))
     inputs, targets = np.asarray([3, 4, 5, 3, 7], np.int32), np.asarray([2, 9, 1], np.int32)
-    return model, params, inputs, targets, learned.observe(model, params, inputs, targets)
+    return model, params, inputs, targets, learned.read_intermediates(model, params, inputs, targets)
 
 
 def test_layers_are_counted_over_runs_and_within_them(observed):

@@ -44,7 +44,7 @@ class TrainedText:
 
 def draw_all(text: TrainedText) -> list[Picture]:
     """Draws all pictures in page order."""
-    sown = learned.observe(text.model, text.params, text.inputs[0], text.targets[0])
+    sown = learned.read_intermediates(text.model, text.params, text.inputs[0], text.targets[0])
     kinds = (_draw_remixer(text, sown), _draw_tim(text, sown), _draw_gmlp(text), _draw_attention(text, sown))
     pictures = [picture for kind in (*kinds, _draw_pseudo_attention(text)) for picture in kind]
     return [dataclasses.replace(picture, name=f'{text.name}{picture.name}') for picture in pictures]

@@ -2,7 +2,7 @@
 
 Matrices such as Remixer's H and gMLP's spatial weights are read from the parameters. Arrays that depend on a text, such
 as attention weights and TIM's competition, are sown by sublayers into the collection `intermediates`, which only
-`observe` reads.
+`read_intermediates` returns.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class LayerArray:
         return f'{self.stack} {self.layer}'
 
 
-def observe(model: Any, params: Any, inputs: np.ndarray, targets: np.ndarray) -> Mapping[str, Any]:
+def read_intermediates(model: Any, params: Any, inputs: np.ndarray, targets: np.ndarray) -> Mapping[str, Any]:
     """Runs the model on a text without dropout, and returns the `intermediates` that sublayers sow.
 
     Args:
