@@ -22,7 +22,8 @@ def build_model(*gin_files: str, **macros: object) -> Model:
     Replaces gin's global configuration. Configurations that are loaded later do not change the model.
 
     Raises:
-        UserError: a file, a name or a value is wrong, or MODEL lacks a setting, such as the sizes of `sizes/*.gin`.
+        UserError: a file does not exist, a name is unknown, a value is invalid, or a setting of the model is missing,
+            such as those in `sizes/*.gin`.
     """
     if not gin_files:
         raise UserError("gin_files must not be empty; type build_model('models/t5_1_1.gin', 'sizes/tiny.gin')")

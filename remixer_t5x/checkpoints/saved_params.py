@@ -339,8 +339,8 @@ def restore_params(
 
     Restores the averages of an optimizer with `parameter_averages`. Merges adapters that `abstract_params` lacks.
 
-    Raises UserError if `path` has no checkpoint, or if the checkpoint is damaged or has another vocabulary or other
-    shapes; `setting` is the name of the path in the message.
+    Raises UserError, which names `setting`, if `path` has no checkpoint, or if the checkpoint is damaged or has a
+    different vocabulary or different shapes.
     """
     saved = open_checkpoint(path, setting)
     if vocabulary is not None:

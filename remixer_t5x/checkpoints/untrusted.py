@@ -101,5 +101,5 @@ def _described_bytes(text: bytes) -> int:
             raise ValueError(f'{name} is {ascii(sizes)[:60]}')
     array, largest = (math.prod(sizes) * ITEM_BYTES[dtype] for sizes in (shape, chunk))
     if largest > max(SMALL_CHUNK, 4 * array):
-        raise ValueError(f'its chunks of {str(chunk):.40} do not fit {str(shape):.40}')
+        raise ValueError(f'chunks of {str(chunk):.40} do not fit an array of {str(shape):.40}')
     return array

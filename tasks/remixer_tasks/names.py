@@ -1,4 +1,4 @@
-"""Builds tasks and mixtures by name; tasks of T5 have the same names as in T5.
+"""Builds tasks and mixtures by name. T5's tasks keep their names.
 
 This module does not register names with seqio, so that `import t5.data.mixtures` still works. Names in seqio's registry
 take precedence. `remixer_tasks.registered` adds all names to the registry. In gin: `MIXTURE_OR_TASK_NAME = 'en_mix'`,

@@ -65,8 +65,8 @@ class RowTexts:
             raise UserError('--input must be a file of rows, got standard input; pass --input=rows.jsonl')
         if self.lines.field != 'text':
             raise UserError(
-                f'--field must not be given with INPUTS = {self.template.text!r}, which names the columns, got '
-                f'{self.lines.field!r}; remove --field, {_AS_TEXT}'
+                f'--field={self.lines.field} cannot be combined with INPUTS = {self.template.text!r}, which names the '
+                f'columns; remove --field, {_AS_TEXT}'
             )
 
     @property

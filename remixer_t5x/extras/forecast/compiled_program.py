@@ -20,7 +20,7 @@ _FREE = {
 _ANNOTATIONS = {'Sharding', 'AllocateBuffer', 'AssumeGatherIndicesInBound', 'ConcatBitcast'}
 # Operations that preserve a value.
 _ALIASES = ('copy', 'bitcast', 'convert')
-# Maximum number of users of a result to search for an `op_name`.
+# If an instruction has no `op_name`, the maximum number of its users that are searched for one.
 _MAX_READERS = 8
 
 

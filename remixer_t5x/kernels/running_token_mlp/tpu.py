@@ -40,7 +40,7 @@ def unsupported_reason(w_in: jax.Array, value: jax.Array) -> str | None:
 def block_length(w_in: jax.Array, value: jax.Array) -> int:
     """Returns the number of tokens per block, a multiple of 8 or the whole row; 0 if no block fits into VMEM."""
     _, length, _, features = value.shape
-    # Memory for A after each token, a float32 output and two inputs; the output and inputs are double-buffered.
+    # Bytes per token of the running sum A, a float32 output and two inputs; outputs and inputs are double-buffered.
     per_token = _LANES * features * (4 + 2 * 4 + 4 * value.dtype.itemsize)
     available = _vmem_limit() - _STATE_BYTES - _WEIGHT_BYTES
     return min(length, available // per_token // 8 * 8, _LONGEST_BLOCK)

@@ -36,7 +36,10 @@ class SortedTokens:
     count: jax.Array
 
     def sort(self, array: jax.Array) -> jax.Array:
-        """Sorts the tokens of an array [batch, n, ...] and appends zeros, [batch, n + BLOCK, ...]."""
+        """Sorts the tokens of an array [batch, n, ...] by example, and appends zeros for the last block.
+
+        Returns [batch, n + BLOCK, ...].
+        """
         rest = ((0, 0),) * (array.ndim - 2)
         return jnp.pad(_take_tokens(array, self.order), ((0, 0), (0, BLOCK), *rest))
 

@@ -68,7 +68,7 @@ def _format_rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _normalize_form(text: str, example: dict[str, Any] | None = None, is_target: bool = False) -> Any:
-    """Collapses the white space of a logical form; for a target, returns (form, type)."""
+    """Normalizes the white space of a logical form. Returns the form, or for a target (form, type of its sentence)."""
     form = ' '.join(text.split())
     return (form, example['type'].decode()) if is_target and example is not None else form
 

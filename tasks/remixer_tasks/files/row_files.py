@@ -27,7 +27,7 @@ from remixer_tasks.files.malformed import Malformed
 FORMATS = ('jsonl', 'tsv', 'csv', 'parquet')
 EXTENSIONS = {'json': 'jsonl', 'ndjson': 'jsonl', **{name: name for name in FORMATS}}
 Row = dict[str, Any]
-# Pairs of a line or row number, counted from 1, and a row.
+# Pairs (number, row), where `number` is the line or row number, counted from 1.
 Rows = Iterator[tuple[int, Row]]
 # Default for the maximum number of characters of a line or document: longer than a book, but small enough for memory.
 LONGEST = 50_000_000

@@ -72,7 +72,7 @@ def segment_length(inputs_length: int, targets_length: int, noise: Noise) -> int
     Raises UserError if the targets of such a segment do not fit `targets_length`.
     """
     length = 1
-    # The length of the inputs never decreases with the length of the segment.
+    # Longer segments never have shorter inputs, so the first segment that does not fit ends the search.
     while noise.lengths(length + 1)[0] <= inputs_length:
         length += 1
     needed = noise.lengths(length)[1]
