@@ -58,23 +58,23 @@ def formulas(length: int, args: argparse.Namespace) -> dict[str, int]:
 
 
 def mixer_names(side: str, args: argparse.Namespace) -> list[str]:
-    return list(benchmark.mixers(args.embed, args.hidden, args.heads, args.lengths[0], args.window)[side])
+    return list(benchmark.build_mixers(args.embed, args.hidden, args.heads, args.lengths[0], args.window)[side])
 
 
 def build_mixer(side: str, name: str, length: int, args: argparse.Namespace) -> nn.Module:
-    return benchmark.mixers(args.embed, args.hidden, args.heads, length, args.window)[side][name]()
+    return benchmark.build_mixers(args.embed, args.hidden, args.heads, length, args.window)[side][name]()
 
 
 def parameters(module: nn.Module, length: int, embed: int, causal: bool) -> Any:
     """Returns the shapes of the module's variables."""
     x = jnp.zeros((1, length, embed))
-    shapes = jax.eval_shape(lambda key: module.init(key, x, benchmark.context(length, causal)), jax.random.key(0))
+    shapes = jax.eval_shape(lambda key: module.init(key, x, benchmark.make_context(length, causal)), jax.random.key(0))
     return nn.unbox(shapes)
 
 
 def forward_flops(module: nn.Module, length: int, embed: int, causal: bool) -> float:
     """Counts the FLOPs of one example by tracing the module."""
-    ctx = benchmark.context(length, causal)
+    ctx = benchmark.make_context(length, causal)
     x = jax.ShapeDtypeStruct((1, length, embed), jnp.float32)
     variables = parameters(module, length, embed, causal)
     return counts.total_flops(lambda variables, x: module.apply(variables, x, ctx), variables, x)
@@ -82,7 +82,7 @@ def forward_flops(module: nn.Module, length: int, embed: int, causal: bool) -> f
 
 def forward_seconds(module: nn.Module, length: int, embed: int, causal: bool, args: argparse.Namespace) -> float | None:
     """Returns the seconds of the fastest of --rounds forward passes, or None if XLA needs more than --memory_gb."""
-    ctx = benchmark.context(length, causal)
+    ctx = benchmark.make_context(length, causal)
     rng = np.random.default_rng(0)
 
     def random(shape) -> jax.Array:

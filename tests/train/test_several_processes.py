@@ -453,7 +453,7 @@ def test_the_index_of_a_process_is_found_in_the_environment(monkeypatch, environ
         (('node1:8476', '2', '2'), 'from 0 to 1, got 2'),
         (('node1', '2', '1'), '--coordinator_address=node1:8476'),
         (('node1:8476', 'two', '1'), "(or JAX_NUM_PROCESSES) must be a whole number of at least 1, got 'two'"),
-        (('node1:8476', '2', '-1'), 'non-negative integer'),
+        (('node1:8476', '2', '-1'), 'whole number of at least 0'),
         (('node1:8476', '2', '1', 'soon'), '--initialization_timeout must be'),
     ],
 )
