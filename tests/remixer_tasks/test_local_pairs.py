@@ -260,7 +260,7 @@ def test_lines_are_texts_if_the_template_adds_nothing(tmp_path):
         ({'path': 'a.txt'}, r"INPUTS is 'is .id.* rows with the column id and question, got lines of text"),
         ({'path': '-'}, r'standard input must have rows .* --gin.INPUT_TEMPLATE=None'),
         ({'path': '-', 'format': 'jsonl'}, r'must be a file of rows, got standard input'),
-        ({'path': 'a.csv', 'field': 'label'}, r"INPUTS = .* got 'label'; remove --field"),
+        ({'path': 'a.csv', 'field': 'label'}, r'--field=label .* INPUTS = .*; remove --field'),
         ({'path': 'short.jsonl'}, r"data .'id'., got 'question'"),
         ({'path': 'null.jsonl'}, r'null.jsonl:2: column question is empty; correct or remove the row'),
         ({'path': 'bad.jsonl'}, r'bad.jsonl:2: invalid JSON .*; correct or remove the row'),
