@@ -149,7 +149,7 @@ def test_every_epoch_hides_other_tokens():
     [
         ({'inputs': 512, 'targets': 64}, "use {'inputs': 512, 'targets': 114}"),
         ({'inputs': 2, 'targets': 64}, 'too short to hide a token'),
-        ({'inputs': 4096, 'targets': 4096}, 'extra_ids=227'),
+        ({'inputs': 4096, 'targets': 4096}, 'extra_ids to 227'),
     ],
 )
 def test_lengths_too_short_for_the_noise_are_rejected(lengths, message):
