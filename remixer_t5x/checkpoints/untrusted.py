@@ -68,7 +68,7 @@ def check_descriptions(folder: str | os.PathLike[str]) -> None:
 
 
 def _read_array_metadata(place: str, files: list[str]) -> Iterator[tuple[str, bytes]]:
-    """Yields the name and content of each description in a folder."""
+    """Yields the name and content of each file in a folder that describes arrays."""
     try:
         for name in {*files}.intersection(DESCRIPTIONS):
             yield name, untrusted_files.read_bytes(os.path.join(place, name), MAX_DESCRIPTION_BYTES)

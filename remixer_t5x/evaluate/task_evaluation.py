@@ -101,7 +101,7 @@ class TaskEvaluator:
             task_examples.read_examples(
                 task,
                 self.split,
-                # Do not truncate the texts if the model has a classification head, which tokenizes them itself.
+                # Models with a head tokenize the original texts themselves, so do not truncate the texts here.
                 dict.fromkeys(lengths, 2**20) if self._has_head else lengths,
                 settings.examples,
                 is_generated and not self._ranked_labels(task),

@@ -149,8 +149,8 @@ class JsonlWriter:
 def read_records(path: epath.Path) -> list[dict[str, Any]]:
     """Reads the records of a metrics.jsonl in order, skipping lines that are not records.
 
-    A record has a string `kind`, a non-negative integer `step`, and metrics, which may be None. Raises UserError
-    if the file cannot be read.
+    A record has a string `kind`, a non-negative integer `step`, and metrics, whose values are numbers or None. Raises
+    UserError if the file cannot be read.
     """
     with object_store.wrap_read_errors(path), untrusted_files.as_user_errors(path, 'give the metrics.jsonl of a run'):
         return _iterate_records(path)

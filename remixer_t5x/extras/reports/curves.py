@@ -118,7 +118,7 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
 
 
 def read_series(metrics_file: str | os.PathLike, number: str) -> dict[str, list[tuple[int, float]]]:
-    """Reads the finite (step, value) pairs of a metric, in file order, for each kind of record ('train', 'eval').
+    """Reads the finite values of a metric as (step, value) pairs in file order, grouped by the kind of record.
 
     Raises:
         UserError: the file cannot be read, or one of its lines is not a metrics record.

@@ -68,11 +68,12 @@ def run(args: argparse.Namespace) -> int:
             return 0
         folder = pathlib.Path(args.folder or f'runs/reproduce/{args.table}/{args.scale}').expanduser().absolute()
         cells, runner = runs.plan_runs(table, args, seeds, folder), sweep.Sweep(folder)
+        parallel = _parallel_runs() if args.scale == tables.SMALL else 1
         try:
             for stage in table.stages:
                 # A run may start from the checkpoint of a run of an earlier stage.
                 stage_cells = [cell for (name, _, _), cell in cells.items() if name == stage.name]
-                runner.run(stage_cells, _parallel_runs() if args.scale == tables.SMALL else 1)
+                runner.run(stage_cells, parallel)
         except sweep.Stopped as stop:
             return stop.args[0]
         failed = runner.failed

@@ -96,8 +96,8 @@ class ParsedCorpus:
         name = cache.key('corpus 2', self.identity, self.validation_fraction, self.strict)
         folder = cache.root() / 'corpora' / name
         if not (folder / cache.SEAL).exists():
-            with cache.fill_entry(folder, self.name) as is_unsealed:
-                if is_unsealed:
+            with cache.fill_entry(folder, self.name) as is_incomplete:
+                if is_incomplete:
                     _parse_corpus(self, folder)
         cache.check_files(folder)
         return folder
@@ -136,7 +136,7 @@ def hash_fraction(document: bytes) -> float:
 
 
 def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
-    """Parses the missing documents, and writes the row numbers of both splits and the seal."""
+    """Parses the missing documents, and writes the row numbers of both splits, and marks the folder as complete."""
     from remixer_tasks.corpora import arrow_files
 
     nouns = f'{corpus.noun}s'

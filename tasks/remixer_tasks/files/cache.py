@@ -1,7 +1,7 @@
 """Manages the cache folder of derived files: parsed corpora, trained vocabularies, downloads.
 
 The name of an entry is a hash of all values that determine its content, so entries are never changed. A killed run
-leaves a temporary file that the next run removes, or a folder without a seal that the next run completes. If two runs
+leaves a temporary file that the next run removes, or an incomplete folder that the next run completes. If two runs
 create an entry at the same time, both write the same content.
 """
 
@@ -131,12 +131,12 @@ def mark_complete(folder: Path) -> None:
 
 
 def check_files(folder: Path) -> None:
-    """Raises UserError if a file listed in the seal of `folder` is missing or has a different size."""
+    """Raises UserError if a file that `mark_complete` listed in `folder` is missing or has a different size."""
     try:
         sizes = untrusted_files.parse_json(untrusted_files.read_bytes(folder / SEAL))
         damaged = [name for name, size in sizes.items() if (folder / name).stat().st_size != size]
     except (OSError, ValueError, AttributeError) as error:
-        # A damaged seal may contain another JSON type, or names that are too long for the file system.
+        # A damaged list may contain another JSON type, or names that are too long for the file system.
         name = getattr(error, 'filename', None) or folder / SEAL
         raise UserError(f'{name} is missing or damaged ({reason(error)}); {advise_repair(folder)}') from error
     if damaged:

@@ -27,7 +27,7 @@ from remixer_tasks.files.malformed import Malformed
 FORMATS = ('jsonl', 'tsv', 'csv', 'parquet')
 EXTENSIONS = {'json': 'jsonl', 'ndjson': 'jsonl', **{name: name for name in FORMATS}}
 Row = dict[str, Any]
-# Pairs (number, row), where `number` is the line or row number, counted from 1.
+# Yields (number, row) pairs, where `number` is the 1-based line or row number.
 Rows = Iterator[tuple[int, Row]]
 # Default for the maximum number of characters of a line or document: longer than a book, but small enough for memory.
 LONGEST = 50_000_000
