@@ -20,7 +20,7 @@ class TfdsCorpus:
 
     Attributes:
         name: data set, config and version, as in 'c4/en:3.1.0'.
-        data_dir: its folder; None uses TFDS_DATA_DIR.
+        data_dir: folder of the prepared data set; None uses TFDS_DATA_DIR.
         train: training split or TFDS slice.
         validation: evaluation split or TFDS slice.
     """
@@ -35,7 +35,7 @@ class TfdsCorpus:
         return repr(self)
 
     def source(self, order: int = 0) -> seqio.DataSource:
-        # Imported here, because the module loads seqio.
+        # Imported lazily, because `sources` imports seqio.
         from remixer_tasks.corpora.sources import TfdsSource
 
         return TfdsSource(self.name, self.data_dir, {TRAIN: self.train, VALIDATION: self.validation}, order)

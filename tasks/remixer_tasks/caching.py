@@ -25,13 +25,13 @@ from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.files.notice import Notice
 
 COMPLETED = 'COMPLETED'
-# Beam's DirectRunner would first download another runner.
+# Not Beam's DirectRunner, which would first download another runner.
 LOCAL_RUNNER = 'FnApiRunner'
 
 
 @dataclasses.dataclass(frozen=True)
 class CachedSplit:
-    """Statistics of a cached split: `tokens` per feature, without padding and EOS, and `size` in bytes."""
+    """Statistics of a cached split: number of `tokens` per feature, without padding and EOS, and `size` in bytes."""
 
     split: str
     examples: int
@@ -52,9 +52,9 @@ def cache_folder(task: seqio.Task, directory: str) -> str:
 def cache_task(
     task: seqio.Task, directory: str, note: str, shards: int = 64, beam_options: str | None = None
 ) -> list[str]:
-    """Calls `write` unless the task is already cached; returns the lines of a summary.
+    """Caches the examples of a task unless they are already cached; returns the lines of a summary.
 
-    Raises UserError if the cache was written with another note.
+    Raises UserError if the examples were cached with a different `note` on the vocabulary.
     """
     path = cache_folder(task, directory)
     before = read_completed(path)
@@ -67,7 +67,7 @@ def cache_task(
     if before not in (note, ''):
         raise UserError(f'the cache {path} must have the note {note}, got {before}; use another CACHE_DIR')
     examples = sum(part.examples for part in read_cached_splits(task, directory))
-    return [f'{task.name} is cached in {path} already, {examples:,} examples; to recreate it, delete that folder']
+    return [f'{task.name} is already cached in {path}, {examples:,} examples; to recreate it, delete that folder']
 
 
 def read_completed(path: str) -> str | None:
@@ -98,8 +98,8 @@ def write(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_op
     """Caches every split of the task in `directory`, a local or gs:// path that all workers can write.
 
     Args:
-        note: content of COMPLETED, one line.
-        shards: number of files of each split; at least one for each file of the source.
+        note: one line to write to COMPLETED, which describes the vocabulary.
+        shards: number of files per split; a source with more files is cached in as many files.
         beam_options: Beam's pipeline options as a command line; None runs the pipeline in this process.
 
     Raises:
@@ -117,8 +117,8 @@ def write(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_op
         raise UserError(f'{task.name} is streamed (HF_STREAMING=True) and cannot be cached; remove HF_STREAMING')
     pipeline = _create_pipeline(beam_options)
     path = cache_folder(task, directory)
-    _remove_leftovers(path)
-    # Sources parse their files in this process, not in the workers.
+    _remove_incomplete_cache(path)
+    # Parses the source files in this process, not in the workers.
     for split in task.splits:
         task.source.list_shards(split)
     notice = Notice(f'caching {task.name}')
@@ -155,7 +155,7 @@ def _cache_split(pipeline: Any, task: seqio.Task, split: str, path: str, shards:
 
 
 def _write_completed(outputs: list[Any], path: str, note: str) -> None:
-    """Writes COMPLETED after all of `outputs`."""
+    """Adds a step to the pipeline that writes COMPLETED after all `outputs`."""
     import apache_beam as beam
 
     nothing = outputs | beam.Flatten() | beam.Filter(lambda _: False)
@@ -187,7 +187,7 @@ def _create_pipeline(beam_options: str | None) -> Any:
     return pipeline
 
 
-def _remove_leftovers(path: str) -> None:
+def _remove_incomplete_cache(path: str) -> None:
     """Removes the folder of an incomplete cache. Raises UserError if it contains other files."""
     if not tf.io.gfile.exists(path):
         return

@@ -21,20 +21,20 @@ _SUITES = (super_glue, winograd, glue, nli, cogs, generation)
 _ALL = (*(task for suite in _SUITES for task in suite.TASKS), *super_glue.FEW_SHOT, *winograd.FEW_SHOT)
 TASKS: dict[str, TextTask] = {task.name: task for task in _ALL}
 DATASETS: dict[str, Dataset] = {task.dataset.name: task.dataset for task in TASKS.values()}
-# Examples are counted only in published files up to this size, which takes a few hundredths of a second.
+# Maximum size of published files whose examples are counted; counting takes a few hundredths of a second.
 _MAX_COUNTED_BYTES = 1_000_000
 
 
 def task(name: str, vocabulary: seqio.Vocabulary, data_dir: str | None = None) -> seqio.Task:
-    """Returns the seqio task `name` without opening a file; `data_files` locates its data.
+    """Returns the seqio task `name` without opening a file; `data_files` defines which folders contain its data.
 
-    Raises UserError for an unknown name, with the nearest known names.
+    Raises UserError for an unknown name, and suggests the nearest known names.
     """
     return find_task(name).build(vocabulary, data_dir)
 
 
 def find_task(name: str) -> TextTask:
-    """Returns the description of a task. Raises UserError for an unknown name, with the nearest known names."""
+    """Returns the `TextTask` with this name. Raises UserError for an unknown name, and suggests the nearest names."""
     if name not in TASKS:
         near = difflib.get_close_matches(str(name), TASKS, n=3, cutoff=0.4) or list(TASKS)[:3]
         raise UserError(f'TASK must be the name of a task, got {name!r}; the nearest names are {", ".join(near)}')
@@ -59,7 +59,7 @@ class SplitStatus:
     """A split of a task.
 
     Attributes:
-        origin: the TFDS folder or the files, or None.
+        origin: TFDS folder or files of the split; None if there are none.
         amount: number of examples before preprocessing, as in '250', or file size, as in '12 MB', if counting is slow.
     """
 
@@ -70,7 +70,7 @@ class SplitStatus:
 
 @dataclasses.dataclass(frozen=True)
 class TaskStatus:
-    """A task and its splits; `has_download` is whether `download.download_files` can fetch its data."""
+    """The name and splits of a task; `has_download` is true if `download.download_files` can fetch its data."""
 
     name: str
     splits: Sequence[SplitStatus]
@@ -82,10 +82,10 @@ def read_statuses(data_dir: str | None = None) -> list[TaskStatus]:
 
     @functools.cache
     def splits(name: str) -> list[SplitStatus]:
-        places = locate_splits(DATASETS[name], data_dir).items()
+        origins = locate_splits(DATASETS[name], data_dir).items()
         return [
             SplitStatus(split, origin, _describe_size(DATASETS[name], split, data_dir) if origin else '')
-            for split, origin in places
+            for split, origin in origins
         ]
 
     return [
@@ -124,7 +124,7 @@ class ShownExample:
 def read_examples(
     name: str, split: str | None = None, n: int = 2, data_dir: str | None = None
 ) -> tuple[str, list[ShownExample]]:
-    """Returns the name of the split and its first `n` examples; None selects the first split with data.
+    """Returns the name of a split and its first `n` examples. If `split` is None, uses the first split with data.
 
     Raises UserError for an unknown task or split, and for data that is missing or cannot be read.
     """

@@ -27,8 +27,8 @@ from remixer_tasks.text_pairs import Template, encode_pair
 Row = dict[str, Any]
 # Number of shards of a streamed data set from `save_to_disk`, enough for the hosts of a large pod.
 _SHARDS = 64
-# The readers of `datasets` by file extension. Other readers are unsafe: they open files that the data refers to, or
-# unpickle objects.
+# Names of readers in `datasets`, by file extension. Other readers are unsafe: they open files that the data refers to,
+# or unpickle objects.
 _READERS = {
     **{'.parquet': 'parquet', '.jsonl': 'json', '.ndjson': 'json', '.json': 'json'},
     **{'.csv': 'csv', '.tsv': 'csv', '.txt': 'text'},
@@ -56,11 +56,11 @@ class HubDataset:
     strict: bool = False
 
     def corpus(self, kind: tuple[str, ...], document: Callable[[Row], str]) -> ParsedCorpus:
-        """Returns a corpus of `document(row)` for each row; a row for which it raises ValueError is malformed.
+        """Returns a corpus with a document for each row. If `document` raises ValueError, the row is malformed.
 
-        `kind` identifies the function.
+        `kind` identifies the function `document` in cache keys.
         """
-        read = functools.partial(self._documents, document)
+        read = functools.partial(self._read_documents, document)
         return ParsedCorpus(
             name=f'{self.path}, split {self.train_split}',
             identity=cache.key('hugging face', self._fingerprint(), *kind),
@@ -71,7 +71,7 @@ class HubDataset:
         )
 
     def streamed_corpus(self, kind: tuple[str, ...], document: Callable[[Row], str]) -> StreamedCorpus:
-        """Like `corpus`, but returns a corpus that reads the documents during training."""
+        """Returns a corpus that reads the documents during training; has the same arguments as `corpus`."""
         return StreamedCorpus(
             name=f'{self.path}, split {self.train_split}',
             identity=cache.key('streamed hugging face', self._fingerprint(), *kind),
@@ -85,22 +85,22 @@ class HubDataset:
         settings = [self.path, self.name, self.revision, self.train_split, self.validation_split]
         return [*settings, *(cache.file_state(str(path)) for path in files)]
 
-    def _documents(self, document: Callable[[Row], str], split: str, malformed: Malformed) -> Iterator[str]:
-        rows, _ = self._load(split)
+    def _read_documents(self, document: Callable[[Row], str], split: str, malformed: Malformed) -> Iterator[str]:
+        rows, _ = self._load_split(split)
         parser = _RowParser(f'{self.path}, split {split}', rows.features, document, malformed)
         texts = (parser.parse(row, number) for number, row in enumerate(rows, start=1))
         return (text for text in texts if text is not None)
 
     def _open_shards(self, document: Callable[[Row], str], split: str) -> _Shards:
         name = self.train_split if split == TRAIN else str(self.validation_split)
-        rows, files = self._load(name, streaming=True)
-        parser = _RowParser(f'{self.path}, split {name}', rows.features, document, _WarnedMalformed(self.strict))
+        rows, files = self._load_split(name, streaming=True)
+        parser = _RowParser(f'{self.path}, split {name}', rows.features, document, _MalformedWithWarning(self.strict))
         shards = _Shards(rows, files, parser)
         # Reads one row, so that a wrong TEXT_FIELD is reported before a pipeline runs.
         next(shards.read(0, None), None)
         return shards
 
-    def _load(self, split: str, streaming: bool = False) -> tuple[Any, Sequence[str]]:
+    def _load_split(self, split: str, streaming: bool = False) -> tuple[Any, Sequence[str]]:
         """Returns the rows of a split, and with `streaming` the paths or URLs of its files."""
         datasets = import_optional('datasets', self.path, 'hf-datasets')
         folder = Path(self.path).expanduser()
@@ -119,7 +119,7 @@ class HubDataset:
             raise
         except Exception as error:
             # `datasets` raises errors of many libraries, for example connection and file format errors.
-            advice = '; use a folder or a name' if isinstance(error, FileNotFoundError) else ''
+            advice = '; use an existing folder or Hub name' if isinstance(error, FileNotFoundError) else ''
             raise UserError(f'HF_DATASET {self.path} cannot be read ({reason(error)}){advice}') from error
         if split not in splits:
             raise UserError(f'the split of {self.path} must be one of {", ".join(splits)}, got {split!r}')
@@ -134,13 +134,13 @@ def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mappi
     """
     import datasets
 
-    place = folder / (name or '')
-    if not place.is_dir():
+    data_folder = folder / (name or '')
+    if not data_folder.is_dir():
         raise UserError(f'HF_NAME must be the name of a folder in {folder}, got {name!r}')
     safe_paths.check_inside(folder)
-    saved = {part.name: part for part in sorted(place.iterdir()) if (part / 'state.json').exists()}
-    if (place / 'state.json').exists():
-        saved = {'train': place}
+    saved = {part.name: part for part in sorted(data_folder.iterdir()) if (part / 'state.json').exists()}
+    if (data_folder / 'state.json').exists():
+        saved = {'train': data_folder}
     if saved:
         # The patterns match the files of `save_to_disk`, but not those that `datasets` caches in the same folder.
         files = {
@@ -157,13 +157,13 @@ def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mappi
                 for split, rows in splits.items()
             }
         return splits, files
-    patterns = datasets.data_files.get_data_patterns(str(place))
-    listed = datasets.data_files.DataFilesDict.from_patterns(patterns, base_path=str(place))
+    patterns = datasets.data_files.get_data_patterns(str(data_folder))
+    listed = datasets.data_files.DataFilesDict.from_patterns(patterns, base_path=str(data_folder))
     extensions = collections.Counter(kind for paths in listed.values() for file in paths if (kind := _extension(file)))
     if not extensions:
         raise UserError(
-            f'{place} must have files with the extension {", ".join(_READERS)} (may be gzipped), or be written by '
-            'save_to_disk, got none; use another HF_DATASET'
+            f'{data_folder} must have files with the extension {", ".join(_READERS)} (may be gzipped), or be written '
+            'by save_to_disk, got none; use another HF_DATASET'
         )
     ((extension, _),) = extensions.most_common(1)
     chosen = {
@@ -189,7 +189,7 @@ def _load_splits(builder: Any, streaming: bool) -> tuple[Mapping[str, Any], Mapp
 
 @dataclasses.dataclass(frozen=True)
 class _RowParser:
-    """Converts rows to texts.
+    """Converts rows of a data set to texts.
 
     Attributes:
         where: the data set and split, for messages.
@@ -204,7 +204,7 @@ class _RowParser:
     malformed: Malformed
 
     def parse(self, row: Row, number: int, part: str = '') -> str | None:
-        """Converts a row to a text; returns None for a malformed or empty row. `number` and `part` are for messages."""
+        """Converts a row to a text; returns None for a malformed or empty row. Messages contain `number` and `part`."""
         for name, feature in (self.features or {}).items():
             if hasattr(feature, 'int2str'):
                 row[name] = feature.int2str(row[name]) if row[name] is not None and row[name] >= 0 else None
@@ -221,15 +221,15 @@ class _RowParser:
         return text
 
 
-class _WarnedMalformed(Malformed):
+class _MalformedWithWarning(Malformed):
     """Warns about the first malformed row immediately, because a stream never prints a summary."""
 
     def record(self, path: str, line: int, reason: str) -> None:
         super().record(path, line, reason)
         if self.count == 1:
             print(
-                f'warning: skipping {path}:{line} ({reason}), and further malformed rows without a message; '
-                'STRICT = True raises an error instead',
+                f'warning: skipping {path}:{line} ({reason}), and further malformed rows without a warning; '
+                'set STRICT = True to raise an error instead',
                 file=sys.stderr,
             )
 
@@ -238,7 +238,7 @@ class _WarnedMalformed(Malformed):
 class _Shards:
     """Shards of an `IterableDataset`, with its `state_dict` as the state; implements `streamed_text.Shards`.
 
-    The method `shuffle` is not used, because the `state_dict` does not contain its buffer.
+    `IterableDataset.shuffle` is not used, because the `state_dict` does not contain its buffer.
     """
 
     rows: Any

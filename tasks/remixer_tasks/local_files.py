@@ -30,13 +30,16 @@ def corpus(
     """Returns a corpus of text files, which are parsed at first use.
 
     Args:
-        files: a path or glob, or a list of them, with `~` or gs://.
-        validation_files: held-out text; None holds out `validation_fraction` of the documents by their hash.
-        format: see `documents.Layout`, like `field`, `txt_documents` and `longest`.
+        files: a path or glob, or a list of them, which may begin with `~` or gs://.
+        validation_files: files with held-out documents; None holds out `validation_fraction` of all documents by hash.
+        format: one of `documents.FORMATS`; None uses the file extensions.
+        field: JSON field, column name or column number that contains the text.
+        txt_documents: unit of a document in txt files, one of `documents.TXT_DOCUMENTS`.
+        longest: maximum number of characters of a line or document.
         strict: whether to raise UserError for a malformed or empty record instead of skipping and counting it.
 
     Raises:
-        UserError: a glob without files, a missing file or an unknown format.
+        UserError: a glob matches no file, a file is missing, or the format is unknown.
     """
     layout = documents.Layout(format, field, txt_documents, longest)
     train = expand(files, 'FILES', layout.format_of)
@@ -66,7 +69,7 @@ def expand_held_out(
     check: Callable[[str], object],
     example: str = '*.txt',
 ) -> list[str]:
-    """Expands held-out `files`, or returns an empty list for None. A file that is also in `train` raises UserError."""
+    """Expands held-out `files` to paths; returns [] for None. Raises UserError for a file that is also in `train`."""
     held_out = expand(files, macro, check, example) if files else []
     if both := sorted({os.path.realpath(path) for path in train} & {os.path.realpath(path) for path in held_out}):
         raise UserError(f'{macro} and {train_macro} must not share files, got {both[0]} in both; remove it from one')
@@ -76,7 +79,7 @@ def expand_held_out(
 def expand(files: Files, macro: str, check: Callable[[str], object], example: str = '*.txt') -> list[str]:
     """Expands paths and globs to sorted distinct paths, and calls `check` with each path.
 
-    The UserError for an invalid path contains `macro` and the glob `example`.
+    Raises UserError for an invalid path; the message names the setting `macro` and suggests the glob `example`.
     """
     paths: set[str] = set()
     for pattern in [files] if isinstance(files, str) else files:
@@ -92,7 +95,7 @@ def _match_files(pattern: str, macro: str, example: str) -> list[str]:
     is_remote = '://' in pattern
     path = pattern if is_remote else os.path.abspath(os.path.expanduser(pattern))
     try:
-        # A path of an existing file is never treated as a pattern.
+        # The path of an existing file may contain glob characters.
         is_glob = glob.has_magic(path) and (is_remote or not os.path.exists(path))
         if is_glob:
             matches = tf.io.gfile.glob(path) if is_remote else glob.glob(path, recursive=True)

@@ -1,4 +1,4 @@
-"""Pairs of texts from labelled rows in local files, configured with gin or flags (PAIRS, INPUTS, TARGETS, ...)."""
+"""Pairs of texts from labelled rows in local files, configured with gin macros or flags (PAIRS, INPUTS, ...)."""
 
 from __future__ import annotations
 
@@ -37,21 +37,23 @@ def corpus(
     """Returns a corpus of pairs for `text_pairs.task` from the rows of files, which are read at first use.
 
     Args:
-        files: a path or glob, or a list of them; None, to evaluate on `validation_files` only.
+        files: a path or glob, or a list of them; None if there are only `validation_files`, which are evaluated.
         inputs: a column (a field of JSON lines), or a template with columns in braces, as in
-            'premise: {premise} hypothesis: {hypothesis}'; a list of words is joined to a text. Columns of TSV and CSV
+            'premise: {premise} hypothesis: {hypothesis}'. A column may contain a list of words. Columns of TSV and CSV
             without a header are numbered: '{0}' is the first column.
-        targets: like `inputs`.
-        validation_files: held-out rows; None holds out `validation_fraction` of the rows by their hash.
-        format: see `row_files.RowLayout`, like `delimiter` and `encoding`.
+        targets: column or template of the targets, with the same syntax as `inputs`.
+        validation_files: files with held-out rows; None holds out `validation_fraction` of the rows by their hash.
+        format: one of `row_files.FORMATS`; None uses the file extensions.
+        delimiter: delimiter of columns in TSV and CSV files; None uses a tab or a comma.
+        encoding: text encoding of the files.
         strict: whether to raise UserError for a row that cannot be read or lacks a value, instead of skipping and
-            counting it. Null and NaN count as missing in JSON and Parquet; in TSV and CSV, `null` is a text.
+            counting it. Null and NaN count as missing in JSON and Parquet; in TSV and CSV, `null` is ordinary text.
         longest: maximum number of characters of a line or a text.
-        columns: additional columns of each pair, as in `text_pairs.task`; '' for a row without the column.
-        metrics_by: like `columns`.
+        columns: additional columns, which are written with the predictions; '' for a row without the column.
+        metrics_by: a column; each metric is also computed for each value of this column.
 
     Raises:
-        UserError: a glob without files, a missing file or an unknown format.
+        UserError: a glob matches no file, a file is missing, or the format is unknown.
     """
     templates = Template(inputs, 'INPUTS'), Template(targets, 'TARGETS')
     numbered = all(name.isdecimal() for template in templates for name in template.columns)
@@ -72,7 +74,7 @@ def corpus(
         read_validation=functools.partial(read, held_out) if held_out else None,
         validation_fraction=validation_fraction,
         strict=strict,
-        noun='row',
+        document_noun='row',
         hold_out_advice='set VALIDATION_PAIRS, or add rows',
         empty_advice='use files with rows, and check PAIRS_FORMAT, DELIMITER and ENCODING',
     )
@@ -97,7 +99,7 @@ def _read_pairs(
                 pair = encode_pair(templates[0].fill(row), templates[1].fill(row), layout.longest, further)
             except ValueError as error:
                 if isinstance(error, MissingColumn) and layout.format_of(path) != 'jsonl':
-                    # All rows have the same columns.
+                    # In this format, all rows have the same columns.
                     break
                 malformed.record(path, number, str(error))
                 continue
@@ -110,7 +112,7 @@ def _read_pairs(
 
 
 def texts(pairs: ParsedCorpus) -> PairTexts:
-    """Returns a corpus with the inputs and targets as documents, for training a vocabulary."""
+    """Returns a corpus whose documents are the inputs and targets of `pairs`, for training a vocabulary."""
     return PairTexts(pairs)
 
 
@@ -120,16 +122,16 @@ def evaluated(
     read: Callable[..., ParsedCorpus],
     make: Callable[..., seqio.Task],
 ) -> seqio.Task | list[seqio.Task]:
-    """Returns `task` and one evaluation task per set of files, as in {'dev': 'dev.tsv', 'hard': 'hard/*.tsv'}.
+    """Returns `task` and an evaluation task for each entry of `files`, as in {'dev': 'dev.tsv', 'hard': 'hard/*.tsv'}.
 
-    An evaluation task is named NAME_dev, and its split `validation` contains all rows of its files. No file is opened.
-    Without files, only `task` is returned.
+    The entry 'dev' adds the task NAME_dev, whose split `validation` contains all rows of its files. No file is opened.
+    If `files` is None or empty, only `task` is returned.
 
     Args:
         task: the training task.
-        files: sets of files by name.
-        read: `corpus` with the settings of the training task.
-        make: `text_pairs.task` with the settings of the training task.
+        files: maps names to paths or globs.
+        read: function that reads a corpus: `corpus` with the settings of the training task.
+        make: function that builds a task: `text_pairs.task` with the settings of the training task.
     """
     if not files:
         return task

@@ -6,7 +6,7 @@ task `mini_cogs_generalization` evaluates 100 sentences of each of three types t
 
 - `new passive`: the subject of a passive is a noun that occurs in training only as the subject of active verbs;
 - `new agent`: the agent is a noun that occurs in training only as a direct object;
-- `deeper`: two nested clauses or prepositional phrases; training sentences nest one.
+- `deeper`: two nested clauses or two nested prepositional phrases; training sentences have at most one of each.
 """
 
 # ruff: noqa: SIM905 (strings of words are easier to read than lists)
@@ -58,7 +58,7 @@ DATIVE = _parse_verbs(
     'give gave given, send sent sent, show showed shown, sell sold sold, lend lent lent, '
     'bring brought brought, throw threw thrown'
 )
-# In unergative verbs the subject acts (`sleep`); in unaccusative verbs it undergoes a change (`break`).
+# The subject of an unergative verb acts (`sleep`); that of an unaccusative verb undergoes a change (`break`).
 UNERGATIVE = _parse_verbs('sleep slept, laugh laughed, run ran, dance danced, sing sang, wait waited, cry cried')
 UNACCUSATIVE = _parse_verbs('break broke, fall fell, burn burned, float floated, vanish vanished')
 CLAUSAL = _parse_verbs('say said, think thought, know knew, hope hoped, believe believed, dream dreamed')
@@ -143,7 +143,7 @@ def _logical_form(verb: str, **roles: Phrase) -> str:
 
 
 class _Sampler:
-    """Draws phrases and sentences from a seeded generator."""
+    """Draws phrases and sentences with a seeded random generator."""
 
     def __init__(self, seed: int):
         self._random = random.Random(seed)
@@ -164,7 +164,7 @@ class _Sampler:
         return self.noun(*NAMES, *ANIMATE)
 
     def object(self) -> Phrase:
-        """Draws a direct object; a third of them have a prepositional phrase."""
+        """Draws a direct object; adds a prepositional phrase to a third of the objects that are not names."""
         head = self.noun(*NAMES, *ANIMATE, *THINGS, *ONLY_OBJECTS * 4)
         return self.with_location(head) if head.form not in NAMES and self._random.random() < 1 / 3 else head
 
@@ -193,7 +193,7 @@ class _Sampler:
         )()
 
     def sentence(self) -> Pair:
-        """Draws a training sentence; a third of them have a nested clause."""
+        """Draws a training sentence, which has a nested clause with probability 1/3."""
         clause = self.clause()
         if self._random.random() < 1 / 3:
             clause = embedded_clause(self.choice(CLAUSAL), self.agent(), clause)
@@ -217,18 +217,18 @@ class _Sampler:
 
 
 def training_pairs(seed: int = 0) -> list[Pair]:
-    """Returns distinct training sentences."""
+    """Returns distinct training pairs."""
     return _draw_distinct(_Sampler(seed).sentence, TRAINING_PAIRS, frozenset())
 
 
 def held_out_pairs(seed: int = 0) -> list[Pair]:
-    """Draws sentences from the training distribution; neither a sentence nor its form occurs in the training pairs."""
+    """Draws pairs from the training distribution whose sentences and logical forms do not occur in training."""
     known = frozenset(text for pair in training_pairs(seed) for text in (pair.sentence, pair.form))
     return _draw_distinct(_Sampler(seed + 1).sentence, HELD_OUT_PAIRS, known)
 
 
 def generalization_pairs(seed: int = 0) -> list[Pair]:
-    """Draws sentences of the three generalization types in turn."""
+    """Draws pairs of the three generalization types, which alternate."""
     sampler = _Sampler(seed + 2)
     draws = (sampler.new_passive, sampler.new_agent, sampler.deeper)
     types = [_draw_distinct(draw, PAIRS_PER_TYPE, frozenset()) for draw in draws]
@@ -250,12 +250,12 @@ def corpus(generalization: bool = False, seed: int = 0) -> ParsedCorpus:
     return ParsedCorpus(
         name='mini COGS' + (' (generalization)' if generalization else ''),
         identity=cache.key('mini cogs 1', generalization, seed),
-        read=lambda malformed: _encode(training_pairs(seed)),
-        read_validation=lambda malformed: _encode(held_out(seed)),
+        read=lambda malformed: _encode_pairs(training_pairs(seed)),
+        read_validation=lambda malformed: _encode_pairs(held_out(seed)),
     )
 
 
-def _encode(pairs: list[Pair]) -> Iterator[str]:
+def _encode_pairs(pairs: list[Pair]) -> Iterator[str]:
     return (text_pairs.encode_pair(pair.sentence, pair.form, columns=(pair.kind,)) for pair in pairs)
 
 
@@ -266,7 +266,7 @@ def words(seed: int = 0) -> seqio.Vocabulary:
 
 def task(vocabulary: seqio.Vocabulary, seed: int = 0) -> seqio.Task:
     """Returns the task `mini_cogs`."""
-    return text_pairs.task(corpus(seed=seed), vocabulary, 'mini_cogs', ('exact_match', 'best_constant_answer'))
+    return text_pairs.task(corpus(seed=seed), vocabulary, 'mini_cogs', ('exact_match', 'best_constant_prediction'))
 
 
 def evaluated(vocabulary: seqio.Vocabulary, seed: int = 0) -> list[seqio.Task]:
@@ -275,7 +275,7 @@ def evaluated(vocabulary: seqio.Vocabulary, seed: int = 0) -> list[seqio.Task]:
         corpus(generalization=True, seed=seed),
         vocabulary,
         'mini_cogs_generalization',
-        ('exact_match', 'best_constant_answer'),
+        ('exact_match', 'best_constant_prediction'),
         metrics_by='type',
     )
     return [task(vocabulary, seed), generalization]

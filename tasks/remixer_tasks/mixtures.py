@@ -1,8 +1,8 @@
 """Mixtures of tasks: GLUE and SuperGLUE with T5's rates, five entailment tasks, and multi-task (MT) pretraining.
 
-A rate is a number of training examples, as counted by T5, so every example is equally likely; a task with rate 0 is
-only evaluated. In all functions, `data_dir` is the folder of the data (see `sources`), and `without` names tasks to
-exclude. In gin: `MIXTURE_OR_TASK_NAME = @mixtures.super_glue()`.
+The mixing rate of a task is its number of training examples, as counted by T5, so all examples are equally likely. A
+task with rate 0 is only evaluated. In all functions, `data_dir` is the folder of the data (see `data_files`), and
+`without` lists tasks to exclude. In gin: `MIXTURE_OR_TASK_NAME = @mixtures.super_glue()`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from remixer_t5x.lazy import seqio
 from remixer_tasks import catalogue
 from remixer_tasks.benchmarks.text_task import TRAIN
 
-# T5's counts: ReCoRD is counted after one row per answer is created, and WSC without the false pairs.
+# T5's numbers of training examples: ReCoRD has one example per answer, and WSC only the true pairs.
 SUPER_GLUE = {
     'dpr_v001_simple': 1_322,
     'super_glue_wsc_v102_simple_train': 259,
@@ -61,8 +61,8 @@ SQUAD = {'squad_v010_allanswers': 87_599}
 
 
 def labelled_mixture(name: str, tasks: Sequence[tuple[Any, Any]]) -> seqio.Mixture:
-    """Returns a mixture of (task, rate) pairs that raises UserError if tasks have no data."""
-    # Imported here, because the module loads seqio.
+    """Returns a mixture of (task, rate) pairs, whose dataset raises UserError if tasks have no data."""
+    # Imported lazily, because `sources` imports seqio.
     from remixer_tasks.benchmarks.sources import LabelledMixture
 
     return LabelledMixture(name, tasks)
@@ -95,9 +95,9 @@ def multi_task(
 
     Args:
         unsupervised: the span corruption task.
-        unsupervised_rate: its rate; 2,620,000 for the final T5 Base.
-        maximum: maximum rate of the other tasks.
-        vocabulary: vocabulary of the other tasks; None uses that of `unsupervised`.
+        unsupervised_rate: mixing rate of this task; 2,620,000 for the final T5 Base.
+        maximum: maximum mixing rate of the other tasks.
+        vocabulary: vocabulary of the other tasks; None uses the vocabulary of `unsupervised`.
     """
     vocabulary = vocabulary or unsupervised.output_features['targets'].vocabulary
     ranges.check_value('MAXIMUM_RATE', maximum, ranges.Positive)
@@ -106,7 +106,7 @@ def multi_task(
 
 
 def count_examples(task: seqio.Task) -> float:
-    """Returns the number of training examples from T5's tables or the data; 0 for a task without training data."""
+    """Returns the number of training examples according to T5 or the data; 0 for a task without a training split."""
     if TRAIN not in task.splits:
         return 0.0
     known = {**GLUE, **SUPER_GLUE, **ENTAILMENT, **SQUAD}
@@ -133,9 +133,9 @@ def _build_mixture(
     more: Sequence[tuple[seqio.Task, float]] = (),
 ) -> seqio.Mixture:
     if unknown := sorted(set(without) - set(rates)):
-        raise UserError(f'WITHOUT must name tasks of {name}, which has {", ".join(rates)}; got {", ".join(unknown)}')
+        raise UserError(f'WITHOUT must contain only tasks of {name} ({", ".join(rates)}), got {", ".join(unknown)}')
     chosen = {task: float(rate) for task, rate in rates.items() if task not in without}
     tasks = [*more, *((catalogue.task(task, vocabulary, data_dir), rate) for task, rate in chosen.items())]
     if not sum(rate for _, rate in tasks):
-        raise UserError(f'WITHOUT must leave a task of {name} to train on, got {", ".join(without)}')
+        raise UserError(f'WITHOUT must leave at least one training task of {name}, got {", ".join(without)}')
     return labelled_mixture(name, tasks)

@@ -1,8 +1,8 @@
 """Builds tasks and mixtures by name. T5's tasks keep their names.
 
-This module does not register names with seqio, so that `import t5.data.mixtures` still works. Names in seqio's registry
-take precedence. `remixer_tasks.registered` adds all names to the registry. In gin: `MIXTURE_OR_TASK_NAME = 'en_mix'`,
-which every command passes to `provider`.
+This module does not register names with seqio, so that `import t5.data.mixtures` still works. If seqio's registry
+contains a name, the registered task is used. `remixer_tasks.registered` adds all names to the registry. In gin:
+`MIXTURE_OR_TASK_NAME = 'en_mix'`, which every command passes to `provider`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from remixer_t5x.lazy import seqio
 from remixer_tasks import c4, catalogue, mixtures, pretraining, python_docs, vocabularies
 
 Provider: TypeAlias = 'seqio.Task | seqio.Mixture'
-# A maker maps (vocabulary, data folder) to a task or mixture.
+# A function (vocabulary, data folder) -> task or mixture.
 Maker: TypeAlias = 'Callable[[Any, str | None], Provider]'
 
 UNSUPERVISED = 'c4_v020_unsupervised'
-# T5's rate of C4, in examples, in mixtures with labelled tasks.
+# Mixing rate of C4, in examples, in T5's mixtures with labelled tasks.
 UNSUPERVISED_RATE = 1e6
 PYTHON_DOCS_VOCAB_SIZE = 4096
 _GLUE, _SUPER_GLUE = tuple(mixtures.GLUE), tuple(mixtures.SUPER_GLUE)
@@ -35,18 +35,18 @@ _WSC = ('dpr_v001_simple', 'super_glue_wsc_v102_simple_train', 'super_glue_wsc_v
 
 
 def _text_task_maker(objective: Callable[..., Provider], tfds: str, name: str | None = None, data: str = '') -> Maker:
-    """Returns a maker of a pretraining task with this objective on the text of a TFDS data set."""
+    """Returns a function that builds a pretraining task: `objective` applied to the TFDS data set `tfds`."""
     names = {'name': name} if name else {'data': data}
     return lambda vocabulary, data_dir: objective(c4.corpus(tfds, data_dir), vocabulary, **names)
 
 
-def _count_halving_rte(task: seqio.Task) -> float:
-    """Returns `mixtures.count_examples`, halved for RTE because GLUE and SuperGLUE both contain RTE."""
+def _count_with_halved_rte(task: seqio.Task) -> float:
+    """Returns the number of training examples, halved for RTE, because GLUE and SuperGLUE both contain RTE."""
     return mixtures.count_examples(task) * (0.5 if 'glue' in task.name and 'rte' in task.name else 1.0)
 
 
 def _mixture_maker(name: str, tasks: Sequence[str], rate: Any, unsupervised: Any = None) -> Maker:
-    """Returns a maker of a mixture of tasks, each with `rate` (a number or function), and C4 with `unsupervised`."""
+    """Returns a function that mixes tasks with the mixing rate `rate`, and C4 with `unsupervised` if it is not None."""
 
     def make(vocabulary: seqio.Vocabulary, data_dir: str | None) -> seqio.Mixture:
         rates = [(catalogue.task(task, vocabulary, data_dir), rate) for task in tasks]
@@ -58,19 +58,19 @@ def _mixture_maker(name: str, tasks: Sequence[str], rate: Any, unsupervised: Any
 
 
 def _leave_one_out_makers() -> dict[str, Maker]:
-    """Returns makers of T5's leave-one-out mixtures; RTE's rate is not halved if GLUE or SuperGLUE is left out."""
+    """Returns functions that build T5's leave-one-out mixtures. Without GLUE or SuperGLUE, RTE's rate is not halved."""
     suites = {'glue_v002_proportional': _GLUE, 'super_glue_v102_proportional': _SUPER_GLUE}
     makers: dict[str, Maker] = {}
     for left_out in (*suites, 'cnn_dailymail_v002', _SQUAD, *_WMT):
         tasks = [task for task in _SUPERVISED if task not in suites.get(left_out, (left_out,))]
-        rate = mixtures.count_examples if left_out in suites else _count_halving_rte
+        rate = mixtures.count_examples if left_out in suites else _count_with_halved_rte
         name = f'leave_one_out_{left_out}'
         # C4's rate is its number of examples, as with T5's `rate_num_examples`.
         makers[name] = _mixture_maker(name, tasks, rate, C4_COUNT)
     return makers
 
 
-# Examples of C4's training split, version 2.2.0 as TFDS counts them (English, cleaned).
+# Number of examples in the training split of C4 2.2.0 (English, cleaned), according to TFDS.
 C4_COUNT = 364_868_892.0
 _C4 = 'c4/en:2.2.0'
 MAKERS: dict[str, Maker] = {
@@ -98,8 +98,8 @@ MAKERS: dict[str, Maker] = {
     'wsc_dpr_simple_proportional': _mixture_maker('wsc_dpr_simple_proportional', _WSC, mixtures.count_examples),
     'en_mix': _mixture_maker('en_mix', [*_GLUE, *_SUPER_GLUE, _SQUAD], mixtures.count_examples, UNSUPERVISED_RATE),
     'all_equal': _mixture_maker('all_equal', _SUPERVISED, 1.0, 1.0),
-    'all_proportional': _mixture_maker('all_proportional', _SUPERVISED, _count_halving_rte, C4_COUNT),
-    'all_mix': _mixture_maker('all_mix', _SUPERVISED, _count_halving_rte, UNSUPERVISED_RATE),
+    'all_proportional': _mixture_maker('all_proportional', _SUPERVISED, _count_with_halved_rte, C4_COUNT),
+    'all_mix': _mixture_maker('all_mix', _SUPERVISED, _count_with_halved_rte, UNSUPERVISED_RATE),
     'large_supervised_equal': _mixture_maker('large_supervised_equal', _LARGE, 1.0),
     'large_supervised_proportional': _mixture_maker('large_supervised_proportional', _LARGE, mixtures.count_examples),
     'large_translation_equal': _mixture_maker('large_translation_equal', _LARGE[:2], 1.0),
@@ -121,8 +121,8 @@ MAKERS['python_docs_v001_span_corruption'] = lambda vocabulary, data_dir: _pytho
 def find_task(name: str, vocabulary: seqio.Vocabulary | None = None, data_dir: str | None = None) -> Provider:
     """Returns the task or mixture with this name, without opening a file.
 
-    If `vocabulary` is None, T5's is used; see `catalogue.task` for `data_dir`. Raises UserError for an unknown name,
-    with the nearest known names.
+    If `vocabulary` is None, T5's vocabulary is used. `data_dir` is the folder of the data; None searches the default
+    folders. Raises UserError for an unknown name, and suggests the nearest known names.
     """
     if name not in MAKERS:
         known = sorted({*MAKERS, *seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
@@ -137,7 +137,7 @@ def find_task(name: str, vocabulary: seqio.Vocabulary | None = None, data_dir: s
 def provider(
     name: str, vocabulary: seqio.Vocabulary | None = None, data_dir: str | None = None
 ) -> str | seqio.Task | seqio.Mixture:
-    """Returns `name` if seqio's registry has it, otherwise `find(name)`."""
+    """Returns `name` if seqio's registry contains it, otherwise the task or mixture `find_task(name)`."""
     if name in seqio.TaskRegistry.names() or name in seqio.MixtureRegistry.names():
         return name
     return find_task(name, vocabulary, data_dir)
@@ -146,7 +146,7 @@ def provider(
 def providers(
     names: str | Sequence[str], vocabulary: seqio.Vocabulary | None = None, data_dir: str | None = None
 ) -> list[str | seqio.Task | seqio.Mixture]:
-    """Returns the `provider` of each name in a list or a comma-separated text."""
+    """Applies `provider` to each name in a list or a comma-separated string."""
     names = names.split(',') if isinstance(names, str) else names
     return [provider(name.strip(), vocabulary, data_dir) for name in names]
 
@@ -160,20 +160,20 @@ def mixture(
     temperature: ranges.Positive = 1.0,
     name: str = 'mixture',
 ) -> seqio.Mixture:
-    """Mixes tasks in proportion to their training examples, as seqio's `mixing_rate_num_examples` does.
+    """Mixes tasks in proportion to their numbers of training examples, like seqio's `mixing_rate_num_examples`.
 
     Args:
         tasks: tasks, or names of tasks and mixtures; a mixture adds all of its tasks.
-        rates: rates by task name, which replace numbers of examples.
-        maximum: upper bound of each number of examples.
-        temperature: rates are raised to the power 1 / temperature; values above 1 make them more uniform.
+        rates: mixing rates by task name, used instead of numbers of examples.
+        maximum: upper limit on the number of examples of each task.
+        temperature: numbers of examples are raised to the power 1 / temperature; values above 1 reduce differences.
 
     Raises:
-        UserError: there is no task, a setting is not above 0, or `rates` has an unknown task; also, when a dataset is
-            created, if tasks have no files.
+        UserError: `tasks` is empty, a setting is out of range, or `rates` contains an unknown task. Creating a dataset
+            also raises UserError if files of a task are missing.
     """
     if not tasks:
-        raise UserError("TASKS must have a task, got none; set TASKS = ['super_glue_rte_v102', 'conj_nli_v001']")
+        raise UserError("TASKS must contain a task, got none; set TASKS = ['super_glue_rte_v102', 'conj_nli_v001']")
     by_name: dict[str, seqio.Task] = {}
     for task in tasks:
         resolved = provider(task, vocabulary, data_dir) if isinstance(task, str) else task
@@ -184,7 +184,7 @@ def mixture(
         raise UserError(f'the tasks of a mixture must have the same features, got {features}')
     fixed_rates = dict(rates or {})
     if unknown := sorted(set(fixed_rates) - set(by_name)):
-        raise UserError(f'RATES must name tasks of TASKS, which has {", ".join(by_name)}; got {", ".join(unknown)}')
+        raise UserError(f'RATES must contain only tasks in TASKS ({", ".join(by_name)}), got {", ".join(unknown)}')
     for task_name, rate in fixed_rates.items():
         if isinstance(rate, bool) or not isinstance(rate, int | float) or rate < 0:
             raise UserError(f'the rate of {task_name} in RATES must be a non-negative number, got {rate!r}')

@@ -17,16 +17,16 @@ _AS_TEXT = 'or, for complete input texts, --gin.INPUT_TEMPLATE=None'
 
 
 def texts(lines: Any, template: str | None, delimiter: str | None = None, encoding: str = 'utf-8') -> Any:
-    """Returns `lines` unchanged, or an iterable that fills the template INPUTS with the rows of the file.
+    """Returns `lines` unchanged, or an iterable of texts: the template INPUTS filled with each row of the file.
 
     If the template is a single column, each line of a text file or of standard input is an input text. Other templates
-    require rows; lines raise UserError.
+    require rows, and raise UserError for a file of plain lines.
 
     Args:
-        lines: a `text_inputs.TextInputs`.
+        lines: the input file, a `text_inputs.TextInputs`.
         template: the template, or None if the lines are complete texts.
-        delimiter: see `row_files.RowLayout`.
-        encoding: see `row_files.RowLayout`.
+        delimiter: delimiter of columns in TSV and CSV files; None uses a tab or a comma.
+        encoding: text encoding of the file.
     """
     if template is None:
         return lines
@@ -49,7 +49,7 @@ def texts(lines: Any, template: str | None, delimiter: str | None = None, encodi
 
 @dataclasses.dataclass(frozen=True)
 class RowTexts:
-    """Re-iterable input texts: the template filled with each row of the file of `lines`.
+    """Input texts, which can be iterated repeatedly: the template filled with each row of the input file.
 
     No row is skipped, because predictions are matched to rows by number: an unreadable row or a missing value raises
     UserError with the line number.

@@ -3,11 +3,12 @@
 Tasks are named after their data and objective, as in `own_text_prefix_lm`; metrics, caches and files use this name. The
 argument `name` overrides this name for tasks that T5 names differently.
 
-`shuffle_buffer_size` counts examples. Documents are already in random order, so the buffer only separates the segments
-of one document. The buffer is small because TensorFlow saves its content with every position (2 kB per example).
+`shuffle_buffer_size` is a number of examples. Documents are already in random order, so the shuffle buffer only
+separates the segments of one document. The buffer is small, because TensorFlow saves its content (2 kB per example)
+with the position of the input pipeline.
 
 No file is opened and no vocabulary is trained before the first dataset is created. Rates out of range raise UserError
-immediately; lengths and vocabulary are checked when a dataset is created. Features are int32 ids.
+immediately; lengths and vocabulary are checked when a dataset is created. Features are int32 token ids.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from remixer_tasks.objectives import ul2 as ul2_denoisers
 from remixer_tasks.vocabularies import load_vocabulary
 
 SHUFFLE_BUFFER = 128
-BOTH = ('inputs', 'targets')
+INPUTS_AND_TARGETS = ('inputs', 'targets')
 
 
 def span_corruption(
@@ -37,7 +38,7 @@ def span_corruption(
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
     name: str | None = None,
 ) -> seqio.Task:
-    """Returns a span corruption task, with EOS in inputs and targets; see `objectives/span_corruption.py`."""
+    """Returns a span corruption task, whose inputs and targets end with EOS; see `objectives/span_corruption.py`."""
     noise = spans.Noise(noise_density, mean_noise_span_length)
     objective = functools.partial(spans.span_corruption, noise=noise)
     return _build_task(name or f'{data}_span_corruption', corpus, vocabulary, objective, shuffle_buffer_size)
@@ -51,7 +52,7 @@ def prefix_lm(
     join_documents: bool = False,
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
 ) -> seqio.Task:
-    """Returns a prefix LM task, with EOS in inputs and targets; see `objectives/language_modeling.py`."""
+    """Returns a prefix LM task, whose inputs and targets end with EOS; see `objectives/language_modeling.py`."""
     objective = functools.partial(language_modeling.prefix_lm, prefix=language_modeling.Prefix(density, join_documents))
     return _build_task(f'{data}_prefix_lm', corpus, vocabulary, objective, shuffle_buffer_size)
 
@@ -63,7 +64,7 @@ def causal_lm(
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
     name: str | None = None,
 ) -> seqio.Task:
-    """Returns a causal LM task, with targets and without inputs; see `objectives/language_modeling.py`."""
+    """Returns a causal LM task, which has targets but no inputs; see `objectives/language_modeling.py`."""
     return _build_task(
         name or f'{data}_causal_lm', corpus, vocabulary, language_modeling.causal_lm, shuffle_buffer_size, ('targets',)
     )
@@ -105,10 +106,10 @@ def ul2(
     prompts: Mapping[str, str] | None = None,
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
 ) -> seqio.Mixture:
-    """Returns UL2's mixture, with a task and a prompt for each denoiser; see `objectives/ul2.py`.
+    """Returns UL2's mixture, which has a task for each denoiser; see `objectives/ul2.py`.
 
     `denoisers` is 'ul2', 'ul2r', or a list of rows (see `ul2.denoisers`). `prompts` maps 'r', 'x' and 's' to texts;
-    None uses UL2's prompts. Each denoiser reads the corpus in a different order, so that a batch does not repeat a
+    None selects UL2's prompts. Each denoiser reads the corpus in a different order, so that a batch does not repeat a
     text.
     """
     chosen = ul2_denoisers.denoisers(denoisers)
@@ -117,9 +118,9 @@ def ul2(
     for order, denoiser in enumerate(chosen):
         name, prompt = f'{data}_ul2_{denoiser.name}', prompts[denoiser.kind]
         objective: Callable[..., tf.data.Dataset] = (
-            functools.partial(language_modeling.prefix_lm, prefix=denoiser.how, prompt=prompt)
-            if isinstance(denoiser.how, language_modeling.Prefix)
-            else functools.partial(spans.span_corruption, noise=denoiser.how, prompt=prompt)
+            functools.partial(language_modeling.prefix_lm, prefix=denoiser.settings, prompt=prompt)
+            if isinstance(denoiser.settings, language_modeling.Prefix)
+            else functools.partial(spans.span_corruption, noise=denoiser.settings, prompt=prompt)
         )
         task = _build_task(name, corpus, vocabulary, objective, shuffle_buffer_size, order=order)
         tasks.append((task, denoiser.rate))
@@ -132,11 +133,11 @@ def _build_task(
     vocabulary: seqio.Vocabulary,
     objective: Callable[..., tf.data.Dataset],
     shuffle_buffer_size: int,
-    features: tuple[str, ...] = BOTH,
+    features: tuple[str, ...] = INPUTS_AND_TARGETS,
     eos: bool = True,
     order: int = 0,
 ) -> seqio.Task:
-    """Returns the task of an objective, which preprocesses documents {'targets': ids}."""
+    """Returns a task that applies `objective` to tokenized documents {'targets': ids}."""
     feature = seqio.Feature(vocabulary, add_eos=eos)
     return seqio.Task(
         name,

@@ -1,6 +1,6 @@
 """A corpus of Python's documentation: pydoc's topics and the docstrings of the standard library.
 
-The corpus has about 2 MB of English, enough to train a small model without a download. The sources are parsed, not
+The corpus has about 2 MB of English, enough to train a small model without a download. Python files are parsed, not
 imported.
 """
 
@@ -15,7 +15,7 @@ from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache
 from remixer_tasks.files.malformed import Malformed
 
-# These folders are skipped, because tests and tools have few docstrings and all encodings share a docstring.
+# Folders to skip: tests and tools have few docstrings, and all modules in `encodings` have the same docstring.
 _SKIPPED = {
     *('site-packages', 'dist-packages', '__pycache__', 'test', 'tests', 'idlelib', 'lib2to3', 'turtledemo'),
     *('ensurepip', 'encodings', 'pydoc_data'),
@@ -41,14 +41,14 @@ def read(malformed: Malformed) -> Iterator[str]:
         try:
             tree = ast.parse(path.read_text(encoding='utf-8'))
         except (SyntaxError, ValueError) as error:
-            malformed.record(str(path), getattr(error, 'lineno', None) or 1, f'not Python in UTF-8 ({error})')
+            malformed.record(str(path), getattr(error, 'lineno', None) or 1, f'invalid Python or UTF-8 ({error})')
             continue
         name = '.'.join(path.relative_to(root).with_suffix('').parts).removesuffix('.__init__')
         yield from docstrings(tree, name)
 
 
 def topics() -> Iterator[str]:
-    """Yields pydoc's topics, chapters of the language reference, which some slim installations lack."""
+    """Yields pydoc's topics, which are chapters of the language reference. Some slim installations have none."""
     try:
         from pydoc_data.topics import topics as by_name
     except ImportError:

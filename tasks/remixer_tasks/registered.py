@@ -1,7 +1,7 @@
-"""Registers all tasks and mixtures of `names` with seqio, for T5X and custom mixtures, without opening a file.
+"""Registers all tasks and mixtures of `remixer_tasks.names` with seqio, for T5X and custom mixtures. Opens no file.
 
-Existing names are not replaced. Import `t5.data.mixtures` before this module, because t5 raises an error for names that
-already exist. The commands of remixer-t5x do not need this module.
+Names that are already registered with seqio are skipped. Import `t5.data.mixtures` before this module, because t5
+raises an error for names that already exist. The commands of remixer-t5x do not need this module.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""seqio tasks of pairs of input and target texts, and the templates that build texts from columns.
+"""Defines seqio tasks on pairs of input and target texts, and templates that build texts from columns.
 
 A pair is stored as one document of a corpus (`text_corpus.ParsedCorpus`). As in pretraining, pairs are parsed once,
-held out by hash, and read with an exact position.
+held-out pairs are selected by hash, and the exact position in the data can be saved.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.benchmarks import text_metrics, text_task
 from remixer_tasks.corpora.text_corpus import Corpus
 
-# Separates the texts of a document; `encode_pair` rejects texts that contain this character.
+# Separates the texts in a document; `encode_pair` rejects texts that contain this character.
 SEPARATOR = '\x1f'
 _PARTS = re.compile(r'(\{\{|\}\}|\{[^{}]*\})')
 
@@ -54,7 +54,7 @@ class Template:
             raise UserError(f"{self.macro} must have columns in braces, as in 'answer: {{label}}', got {self.text!r}")
 
     def _parts(self) -> Iterator[tuple[bool, str]]:
-        """Yields (is a column, column name or literal text) for each part of the template."""
+        """Yields pairs (whether the part is a column, column name or literal text) for all parts of the template."""
         if not set(self.text) & set('{}'):
             yield True, self.text
             return
@@ -73,14 +73,14 @@ class Template:
         return ''.join(_column_text(row, part) if is_column else part for is_column, part in self._parts())
 
     def missing_column(self, names: Iterable[str]) -> UserError:
-        """Returns the UserError for data without one of the template's columns."""
+        """Returns the UserError for data whose columns `names` do not include all columns of the template."""
         known = [*names]
         absent = next(name for name in self.columns if name not in known)
         shown = ', '.join(ascii(name)[:60] for name in known[:20]) + (', ...' if len(known) > 20 else '')
         hint = ''
         if len(known) == 1 and (separator := re.search('[;\t|,]', known[0])):
             hint = f'; if {separator[0]!r} separates the columns, set DELIMITER = {separator[0]!r}'
-        return UserError(f'{self.macro} must have columns of the data ({shown}), got {absent!r} in {self.text!r}{hint}')
+        return UserError(f'{self.macro} must use columns of the data ({shown}), got {absent!r} in {self.text!r}{hint}')
 
 
 def _column_text(row: Mapping[str, Any], name: str) -> str:
@@ -95,7 +95,7 @@ def _column_text(row: Mapping[str, Any], name: str) -> str:
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         raise UnusableRow(f'column {name} is empty')
     if isinstance(value, Mapping) and 'answer_start' in value:
-        # SQuAD's answers.
+        # SQuAD's answers are kept as JSON.
         return json.dumps(value)
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         # Replaces spaces within words, because spaces separate words.
@@ -106,9 +106,9 @@ def _column_text(row: Mapping[str, Any], name: str) -> str:
 
 
 def encode_pair(inputs: str, targets: str, longest: int | None = None, columns: Sequence[str] = ()) -> str:
-    """Joins a pair and the values of additional columns to one document; separators in the values become spaces.
+    """Joins a pair and the values of additional columns to one document; replaces separators in the values by spaces.
 
-    Raises ValueError for a text that is empty, contains the separator, or has more than `longest` characters.
+    Raises ValueError if the input or target is empty, contains the separator, or has more than `longest` characters.
     """
     for name, text in (('inputs', inputs), ('targets', targets)):
         if longest is not None and len(text) > longest:
@@ -162,14 +162,14 @@ def task(
     columns: Sequence[str] = (),
     metrics_by: str | None = None,
 ) -> seqio.Task:
-    """Returns a task with splits train and validation, and features inputs and targets with EOS.
+    """Returns a task with the splits `train` and `validation`, whose inputs and targets end with EOS.
 
     No file is opened and no vocabulary is trained before the first dataset is created. Raises UserError for unknown
     metrics.
 
     Args:
-        metrics: names of `text_metrics.NAMED`.
-        columns: additional columns of the rows, as in `local_pairs.corpus`, which are written with the predictions.
+        metrics: names of metrics in `text_metrics.NAMED`.
+        columns: additional columns of the rows, which are written with the predictions.
         metrics_by: name of a column; each metric is also computed for each value of this column.
     """
     metric_fns, names = text_metrics.select_metrics(metrics), column_names(columns, metrics_by)
@@ -180,7 +180,7 @@ def task(
 
 
 def decode_pair(dataset: tf.data.Dataset, columns: Sequence[str] = ()) -> tf.data.Dataset:
-    """Splits the documents of `encode_pair` into inputs, targets and additional columns."""
+    """Splits documents written by `encode_pair` into inputs, targets and additional columns."""
 
     def split(example):
         parts = tf.strings.split(example['text'], SEPARATOR)

@@ -37,8 +37,8 @@ MAX_SENTINELS = 10_000
 def sentencepiece(path: str = T5_MODEL, extra_ids: int = SENTINELS) -> SentencePiece:
     """Returns the vocabulary of the SentencePiece model at `path` (local or gs://) with `extra_ids` sentinels.
 
-    The default is T5's vocabulary: 32,000 pieces, 32,100 ids with the sentinels. The tokenizer.json of a T5 in Hugging
-    Face's format is converted to a SentencePiece model in the cache.
+    The default is T5's vocabulary: 32,000 pieces, 32,100 ids with the sentinels. If `path` is the tokenizer.json of a
+    T5 model, it is converted to a SentencePiece model, which is cached.
     """
     # Models are cached by absolute path, because a relative path depends on the current folder.
     path = path if '://' in path else os.path.abspath(os.path.expanduser(path))
@@ -50,7 +50,7 @@ def sentencepiece(path: str = T5_MODEL, extra_ids: int = SENTINELS) -> SentenceP
 def byte(extra_ids: int = SENTINELS) -> ByteVocabulary:
     """Returns ByT5's byte vocabulary (Xue et al. 2022): 3 special ids, 256 UTF-8 bytes, `extra_ids` sentinels.
 
-    With `extra_ids` 0, the 11 bytes that do not occur in UTF-8 are the sentinels, as in ByT5's pretraining.
+    With `extra_ids` = 0, the 11 bytes that do not occur in UTF-8 are the sentinels, as in ByT5's pretraining.
     """
     return ByteVocabulary(extra_ids=extra_ids)
 
@@ -74,8 +74,8 @@ def huggingface_tokenizer(path: str, end: str | None = None, shifted: bool = Fal
     Requires the package tokenizers.
 
     Args:
-        path: the file.
-        end: the end token, such as '</s>'; None uses the end token in the files.
+        path: the tokenizer.json.
+        end: the end token, such as '</s>'; None uses the end token that the files specify.
         shifted: whether to add 1 to the ids, for files in which id 0 is not padding.
     """
     return HuggingFaceTokenizer(path, end, shifted)
@@ -98,61 +98,61 @@ def trained(
     """Returns a SentencePiece vocabulary of `vocab_size` ids, with sentinels, trained on `corpus` and cached.
 
     Args:
-        corpus: the documents.
-        vocab_size: number of ids.
+        corpus: the documents to train on.
+        vocab_size: number of ids, including sentinels.
         extra_ids: number of sentinels.
         at_most: whether the vocabulary may be smaller if the text is too small for `vocab_size` ids.
 
     Raises:
-        UserError: `vocab_size` is too small, or, at first use, too large for the text.
+        UserError: `vocab_size` is too small. The first use raises UserError if it is too large for the text.
     """
     smallest = extra_ids + 128
     if vocab_size < smallest:
         raise UserError(
             f'VOCAB_SIZE must be at least {smallest} for a trained vocabulary with {extra_ids} sentinels, got '
-            f'{vocab_size}; type {smallest} or more, or VOCABULARY = @vocabularies.byte()'
+            f'{vocab_size}; use {smallest} or more, or VOCABULARY = @vocabularies.byte()'
         )
     return sentencepiece_vocabulary.TrainedPieces(corpus, vocab_size - extra_ids, at_most, extra_ids)
 
 
 def saved(folder: str) -> Vocabulary:
-    """Loads the vocabulary that a run saved in MODEL_DIR or its folder `vocabulary`; copies remote files first.
+    """Loads the vocabulary that a run saved in MODEL_DIR or its subfolder `vocabulary`. Copies remote files first.
 
     Raises UserError if the folder has no vocabulary, or if vocabulary.json is damaged.
     """
-    place = epath.Path(folder).expanduser()
-    places = [place for place in (place, place / 'vocabulary') if (place / 'vocabulary.json').is_file()]
-    if not places:
+    source = epath.Path(folder).expanduser()
+    found = [path for path in (source, source / 'vocabulary') if (path / 'vocabulary.json').is_file()]
+    if not found:
         raise UserError(
-            f'the folder of a vocabulary must have vocabulary.json, got {folder}; use the MODEL_DIR of a run'
+            f'the folder of a vocabulary must contain vocabulary.json, got {folder}; use the MODEL_DIR of a run'
         )
-    place = places[0]
+    source = found[0]
     if '://' in folder:
         local = tempfile.mkdtemp(prefix='remixer_t5x_vocabulary_')
         atexit.register(shutil.rmtree, local, ignore_errors=True)
-        for file in place.iterdir():
+        for file in source.iterdir():
             file.copy(os.path.join(local, file.name))
-        place = epath.Path(local)
-    index = untrusted_files.read_object(pathlib.Path(place / 'vocabulary.json'), 'copy MODEL_DIR again')
+        source = epath.Path(local)
+    index = untrusted_files.read_object(pathlib.Path(source / 'vocabulary.json'), 'copy MODEL_DIR again')
     kind = index.get('kind')
     name, largest = ('end_id', 2**31) if kind == 'byte_pairs' else ('extra_ids', MAX_SENTINELS)
     number = index.get(name, 0)
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= largest:
-        raise UserError(f'{place / "vocabulary.json"} is damaged: {name} must be from 0 to {largest}, got {number!a}')
+        raise UserError(f'{source / "vocabulary.json"} is damaged: {name} must be from 0 to {largest}, got {number!a}')
     if kind == 'sentencepiece':
-        return sentencepiece(str(place / 'spiece.model'), number)
+        return sentencepiece(str(source / 'spiece.model'), number)
     if kind == 'bytes':
         return byte(number)
     if kind == 'wordpiece':
-        return wordpiece(str(place / 'tokenizer.json'))
+        return wordpiece(str(source / 'tokenizer.json'))
     if kind == 'huggingface':
-        return huggingface_tokenizer(str(place / 'tokenizer.json'), str(index.get('end')), bool(index.get('shifted')))
+        return huggingface_tokenizer(str(source / 'tokenizer.json'), str(index.get('end')), bool(index.get('shifted')))
     if kind == 'byte_pairs':
-        return byte_pairs(str(place), number)
+        return byte_pairs(str(source), number)
     if kind == 'words':
-        text = untrusted_files.read_text(pathlib.Path(place / 'words.txt'), 'copy MODEL_DIR again')
-        return WordVocabulary(f'words of {place}', lambda: text.split('\n'))
-    raise UserError(f'{place / "vocabulary.json"} has the unknown kind {kind!a:.60}; update remixer_t5x')
+        text = untrusted_files.read_text(pathlib.Path(source / 'words.txt'), 'copy MODEL_DIR again')
+        return WordVocabulary(f'words of {source}', lambda: text.split('\n'))
+    raise UserError(f'{source / "vocabulary.json"} has the unknown kind {kind!a:.60}; update remixer_t5x')
 
 
 def load_vocabulary(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:

@@ -1,4 +1,4 @@
-"""COGS (Kim and Linzen 2020): English sentences to logical forms, with exact match for each type of generalization.
+"""COGS (Kim and Linzen 2020): English sentences and their logical forms, with exact match by generalization type.
 
 The split `gen` has 1,000 sentences of each of 21 types that do not occur in training: 18 lexical (a known word in a new
 position) and 3 structural. As in the papers, the input is the sentence without a prompt.
@@ -68,7 +68,7 @@ def _format_rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _normalize_form(text: str, example: dict[str, Any] | None = None, is_target: bool = False) -> Any:
-    """Normalizes the white space of a logical form. Returns the form, or for a target (form, type of its sentence)."""
+    """Returns a logical form with normalized white space; for a target, returns (form, type of the sentence)."""
     form = ' '.join(text.split())
     return (form, example['type'].decode()) if is_target and example is not None else form
 

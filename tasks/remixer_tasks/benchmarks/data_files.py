@@ -35,7 +35,7 @@ def find_raw(dataset: Dataset, split: str, data_dir: str | None = None) -> tuple
 
 
 def find_tfds(dataset: Dataset, data_dir: str | None = None) -> str | None:
-    """Returns the folder of the prepared TFDS data set, with the version in `dataset.tfds` or else the newest."""
+    """Returns the folder of the prepared TFDS data set, in the version of `dataset.tfds` or otherwise the newest."""
     if dataset.tfds is None:
         return None
     root = data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
@@ -54,12 +54,12 @@ def find_tfds(dataset: Dataset, data_dir: str | None = None) -> str | None:
 
 def missing_files_message(dataset: Dataset, split: str, data_dir: str | None) -> str:
     """Builds an error message that lists the missing files and the searched folders."""
-    places = []
+    locations = []
     if layouts := dataset.splits[split]:
         files = ' or '.join(' + '.join(layout.paths) for layout in layouts)
-        places.append(f'{files} in {" and ".join(map(str, raw_folders(data_dir)))}')
+        locations.append(f'{files} in {" and ".join(map(str, raw_folders(data_dir)))}')
     if dataset.tfds:
-        places.append(f'TFDS data set {dataset.tfds} in {data_dir or "TFDS_DATA_DIR"}')
+        locations.append(f'TFDS data set {dataset.tfds} in {data_dir or "TFDS_DATA_DIR"}')
     get = f', or type remixer-t5x data get {dataset.name}' if dataset.downloads else ''
-    looked_for = f'{dataset.name} has no {split} files here (looked for {", and ".join(places)})'
+    looked_for = f'{dataset.name} has no {split} files here (looked for {", and ".join(locations)})'
     return f'{looked_for}; set DATA_DIR to their folder{get}'

@@ -1,6 +1,6 @@
 """GLUE (Wang et al. 2018) with T5's names and prompts, from the published TSV files or TFDS's `glue`.
 
-Other supported layouts are CoLA as published by its authors, AX with labels, and the CSV files of
+Also reads CoLA as published by its authors, AX with labels, and the CSV files of
 github.com/felipessalvatore/NLI_datasets. The feature `idx` is the row index.
 
 The diagnostic data set AX uses MNLI's prompt. T5 has no metric for AX; this task computes the leaderboard's metric if
@@ -60,13 +60,14 @@ _ARCHIVES = {
     'rte': ('RTE', '6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee'),
     'wnli': ('WNLI', 'ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46'),
 }
-_MATCHED = 9815  # Rows of MNLI's matched validation set, which come first if both are in one file.
+# Number of rows of MNLI's matched validation set, which precede the mismatched rows in a file with both sets.
+_NUM_MATCHED = 9815
 
 
 def _make_reader(
     name: str, columns: Mapping[str, str] | None = None, label: str = 'label', read: raw_rows.RowReader = raw_rows.tsv
 ) -> Reader:
-    """Returns a reader for the data set `name`. `columns` maps feature names to columns; None means equal names."""
+    """Returns a reader for the data set `name`. `columns` maps feature names to columns; None if they are equal."""
     columns = columns or {text: text for text in _TEXTS[name]}
 
     def read_examples(*paths: str) -> Iterator[Example]:
@@ -123,7 +124,7 @@ def _mnli_layouts() -> dict[str, list[Layout]]:
     """Returns MNLI's file layouts by split, with TFDS's split names."""
     read = _make_reader('mnli', {'premise': 'sentence1', 'hypothesis': 'sentence2'}, 'gold_label')
     both = _make_reader('mnli', read=raw_rows.csv)
-    rows = {'matched': (0, _MATCHED), 'mismatched': (_MATCHED, None)}
+    rows = {'matched': (0, _NUM_MATCHED), 'mismatched': (_NUM_MATCHED, None)}
     layouts = {TRAIN: [Layout(('glue/MNLI/train.tsv',), read)]}
     for kind, bounds in rows.items():
         layouts[f'validation_{kind}'] = [

@@ -30,7 +30,7 @@ from remixer_tasks.benchmarks.text_task import (
 _LABELS = ('entailment', 'neutral', 'contradiction')
 _LETTERS = {'e': 'entailment', 'n': 'neutral', 'c': 'contradiction', '-': None}
 _CHOICES = ('hyp1', 'hyp2')
-_NAMES = ('context', 'hypothesis')
+_ANLI_TEXTS = ('context', 'hypothesis')
 _HYPOTHESES = ('obs1', 'obs2', 'hyp1', 'hyp2')
 _FILES = {TRAIN: 'train', VALIDATION: 'dev', TEST: 'test'}
 _SNLI_SHA256 = 'afb3d70a5af5d8de0d9d81e2637e0fb8c22d1235c2749d83125ca43dab0dbd3e'
@@ -47,7 +47,7 @@ def _read_pairs(
         columns: names of the columns with the two texts and the label. A label is a class name, its first letter, or
             '-' for no label.
         path: the file.
-        names: names of the texts in the examples.
+        names: names of the two texts in the examples.
     """
     first, second, label = columns
     for row in read(path):
@@ -61,7 +61,7 @@ def _read_abductive(path: str, labels_path: str | None = None) -> Iterator[Examp
     rows = list(raw_rows.jsonl(path))
     labels = [label for _, label in raw_rows.lines(labels_path)] if labels_path else [None] * len(rows)
     if len(labels) != len(rows):
-        reason = f'the file must have {len(rows)} labels as {os.path.basename(path)} has lines, got {len(labels)}'
+        reason = f'the file must have {len(rows)} labels, one per line of {os.path.basename(path)}, got {len(labels)}'
         raise raw_rows.row_error(str(labels_path), min(len(labels), len(rows)) + 1, reason)
     for row, label in zip(rows, labels, strict=True):
         yield _abductive_example(row, label, labels_path or path)
@@ -100,13 +100,13 @@ _SNLI = Dataset(
 
 def _anli_dataset(number: int) -> Dataset:
     """Returns one round of ANLI; the authors' annotated ANLI_analysis files can replace its validation files."""
-    read = functools.partial(_read_pairs, raw_rows.jsonl, ('context', 'hypothesis', 'label'), names=_NAMES)
-    annotated = functools.partial(_read_pairs, raw_rows.csv, ('context', 'statement', 'gold_label'), names=_NAMES)
+    read = functools.partial(_read_pairs, raw_rows.jsonl, ('context', 'hypothesis', 'label'), names=_ANLI_TEXTS)
+    annotated = functools.partial(_read_pairs, raw_rows.csv, ('context', 'statement', 'gold_label'), names=_ANLI_TEXTS)
     splits = single_file_layouts({split: f'anli_v0.1/R{number}/{file}.jsonl' for split, file in _FILES.items()}, read)
     splits[VALIDATION].append(Layout((f'anli_dev/ANLI_analysis_r{number}_dev.csv',), annotated))
     return Dataset(
         name=f'anli/r{number}',
-        features=texts(*_NAMES, label=INTEGER),
+        features=texts(*_ANLI_TEXTS, label=INTEGER),
         splits=splits,
         tfds=f'anli/r{number}:0.1.0',
         terms='CC BY-NC 4.0: https://github.com/facebookresearch/anli',
@@ -140,7 +140,7 @@ def _abductive_layout(file: str) -> Layout:
     return Layout((f'abductive_nli/{file}.jsonl', f'abductive_nli/{file}-labels.lst'), _read_abductive)
 
 
-# Without a download, because the checksum of the archive (storage.googleapis.com/ai2-mosaic, anli.zip) is unknown.
+# Has no download, because the checksum of the archive (storage.googleapis.com/ai2-mosaic, anli.zip) is unknown.
 _ABDUCTIVE = Dataset(
     name='abductive_nli',
     features=texts(*_HYPOTHESES, label=INTEGER),
@@ -164,18 +164,18 @@ def _pair_prompt(wording: str, columns: Mapping[str, str]) -> Preprocessor:
 
 
 def _format_labelled_snli(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    return _pair_prompt('snli', _COLUMNS)(dataset.filter(lambda example: example['label'] != prompts.UNLABELLED))
+    return _pair_prompt('snli', _PROMPT_COLUMNS)(dataset.filter(lambda example: example['label'] != prompts.UNLABELLED))
 
 
-_COLUMNS = {'hypothesis': 'hypothesis', 'premise': 'premise'}
-_CONTEXT = {'hypothesis': 'hypothesis', 'premise': 'context'}
+_PROMPT_COLUMNS = {'hypothesis': 'hypothesis', 'premise': 'premise'}
+_ANLI_PROMPT_COLUMNS = {'hypothesis': 'hypothesis', 'premise': 'context'}
 TASKS = (
     _classification_task('snli_v001', _SNLI, _format_labelled_snli),
     *(
-        _classification_task(f'anli_r{number}_v001', _anli_dataset(number), _pair_prompt('anli', _CONTEXT))
+        _classification_task(f'anli_r{number}_v001', _anli_dataset(number), _pair_prompt('anli', _ANLI_PROMPT_COLUMNS))
         for number in (1, 2, 3)
     ),
-    _classification_task('conj_nli_v001', _CONJUNCTIVE, _pair_prompt('conj_nli', _COLUMNS)),
+    _classification_task('conj_nli_v001', _CONJUNCTIVE, _pair_prompt('conj_nli', _PROMPT_COLUMNS)),
     _classification_task(
         'abductive_nli_v001', _ABDUCTIVE, prompts.classification('abductive_nli', _HYPOTHESES, _CHOICES), _CHOICES
     ),

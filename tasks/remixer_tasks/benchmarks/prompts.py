@@ -134,9 +134,9 @@ def parse_number(text: str, default: float = INVALID, **_: Any) -> float:
 
 
 class MultiRCLabel:
-    """Postprocessor for MultiRC that returns `value`: 0, 1 or INVALID.
+    """Postprocessor for MultiRC that returns a dictionary whose `value` is 0, 1 or INVALID.
 
-    Targets also have the question's index as `group`.
+    For targets, the dictionary also contains the question's index as `group`.
     """
 
     labels = ('False', 'True')
@@ -147,7 +147,7 @@ class MultiRCLabel:
 
 
 def record_answers(text: str, example: Example | None = None, is_target: bool = False) -> dict[str, Any]:
-    """Returns a predicted text as `value`; for ReCoRD targets, all correct answers and the query's key as `group`."""
+    """Returns {'value': predicted text}; for ReCoRD targets, all correct answers and the query's key as `group`."""
     if not is_target or example is None:
         return {'value': text}
     group = (int(example['idx/passage']), int(example['idx/query']))

@@ -16,7 +16,8 @@ from remixer_tasks.files.malformed import Malformed
 
 # Maximum size of a file with one JSON value; the largest published file is 42 MB.
 MAX_JSON_BYTES = 10**9
-_MAX_REASON = 300
+# Maximum number of characters of the reason in an error message.
+_MAX_REASON_LENGTH = 300
 _FILE_ADVICE = 'set DATA_DIR to the folder that contains the published files'
 _LINE_ADVICE = 'correct the line, or download the file again'
 _STRICT = Malformed(True, _FILE_ADVICE, _LINE_ADVICE)
@@ -24,7 +25,7 @@ _STRICT = Malformed(True, _FILE_ADVICE, _LINE_ADVICE)
 
 def row_error(path: str, number: int, reason: str) -> UserError:
     """Returns the error for an unusable row that starts on line `number`."""
-    shown = reason if len(reason) <= _MAX_REASON else f'{reason[:_MAX_REASON]}...'
+    shown = reason if len(reason) <= _MAX_REASON_LENGTH else f'{reason[:_MAX_REASON_LENGTH]}...'
     return UserError(f'{path}:{number}: {" ".join(shown.split())}; {_LINE_ADVICE}')
 
 
@@ -136,5 +137,5 @@ def parse_json_file(path: str) -> Any:
 
 
 def lines(path: str) -> Iterator[tuple[int, str]]:
-    """Yields (line number, line) without line ends and the byte order mark."""
+    """Yields (line number, line) for each line, without line ends and the byte order mark."""
     return row_files.lines(path, row_files.LONGEST, _STRICT)

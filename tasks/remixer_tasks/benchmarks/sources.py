@@ -1,6 +1,6 @@
 """Reads the examples of a labelled data set from TFDS if it is prepared, otherwise from the published files.
 
-Importing this module loads seqio. Published files are parsed once into the cache, so that errors are reported before
+Importing this module imports seqio. Published files are parsed once into the cache, so that errors are reported before
 training starts, and are read by index (`arrow_files.Documents.dataset`). TFDS's files are read in one thread, because
 tf.data cannot restore the position of several threads. In both cases examples are shuffled before they are repeated, so
 every epoch contains each example once.
@@ -25,8 +25,8 @@ from remixer_tasks.files.notice import Notice
 
 # Number of TFDS examples in the shuffle buffer, which TensorFlow saves with every position (a few kB per example).
 SHUFFLE_BUFFER = 256
-# Every stream reads all files of a TFDS data set with up to this number of examples, so that the streams of an epoch
-# together contain each example once.
+# If a TFDS data set has at most this number of examples, every stream reads all of its files, so that all streams
+# together contain each example once per epoch.
 _MAX_WHOLE = 1_000_000
 _ROWS = 'rows.arrow'
 _DTYPES = {TEXT: tf.string, TEXTS: tf.string, INTEGER: tf.int64, REAL: tf.float32}
@@ -39,7 +39,7 @@ class LabelledSource(seqio.DataSource):
     operation whose position cannot be saved; call `count` instead.
 
     Attributes:
-        repeats: as in `corpora.sources.TextSource`.
+        repeats: whether a shuffled dataset repeats forever; set by `task_batches`.
     """
 
     repeats = False

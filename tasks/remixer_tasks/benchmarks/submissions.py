@@ -35,7 +35,7 @@ class SubmissionFile(NamedTuple):
 
 
 def write(folder: str, task: str, rows: Sequence[Row]) -> str:
-    """Writes the file of `task` into `folder`; returns a line with its path and the number of invalid predictions.
+    """Writes the leaderboard file of `task` to `folder`; returns a line with its path and invalid predictions.
 
     Raises UserError for a task without a leaderboard, rows without `idx`, and if the file cannot be written.
     """
@@ -71,7 +71,7 @@ def _classification_file(
 
 
 def _winograd_file(name: str, written: Sequence[Any]) -> SubmissionFile:
-    """Returns the file of a Winograd task: whether `prompts.matches_candidate` accepts each generated noun."""
+    """Returns the file of a Winograd task; a label says whether the predicted noun matches the candidate."""
 
     def label(row: Row) -> Any:
         referent = prompts.matches_candidate(row['prediction'], example={'targets_pretokenized': row['target']})
@@ -126,16 +126,16 @@ def _format_record(pairs: Sequence[tuple[Row, Any]]) -> list[str]:
     return [json.dumps({'idx': query, 'label': label}) for query, label in sorted(first.items())]
 
 
-_LOWER = ('false', 'true')
-_NAMED_LABELS = {'qnli': 'QNLI', 'rte': 'RTE', 'ax': 'AX', 'mnli_matched': 'MNLI-m', 'mnli_mismatched': 'MNLI-mm'}
+_LOWER_CASE_BOOLEANS = ('false', 'true')
+_FILES_WITH_NAMES = {'qnli': 'QNLI', 'rte': 'RTE', 'ax': 'AX', 'mnli_matched': 'MNLI-m', 'mnli_mismatched': 'MNLI-mm'}
 _SUPER_GLUE = {
-    'boolq': _classification_file('BoolQ.jsonl', BOOLEAN, _LOWER),
+    'boolq': _classification_file('BoolQ.jsonl', BOOLEAN, _LOWER_CASE_BOOLEANS),
     'cb': _classification_file('CB.jsonl', COMMITMENT),
     'copa': _classification_file('COPA.jsonl', CHOICES, (0, 1)),
     'multirc': _classification_file('MultiRC.jsonl', BOOLEAN, (0, 1), _format_multirc),
     'record': SubmissionFile('ReCoRD.jsonl', lambda row: row['prediction'], '', _format_record),
     'rte': _classification_file('RTE.jsonl', ENTAILMENT),
-    'wic': _classification_file('WiC.jsonl', BOOLEAN, _LOWER),
+    'wic': _classification_file('WiC.jsonl', BOOLEAN, _LOWER_CASE_BOOLEANS),
     'axb': _classification_file('AX-b.jsonl', ENTAILMENT),
     'axg': _classification_file('AX-g.jsonl', ENTAILMENT),
 }
@@ -144,7 +144,7 @@ _GLUE = {
         name: _classification_file(f'{file}.tsv', glue.LABELS[name], (0, 1))
         for name, file in {'cola': 'CoLA', 'sst2': 'SST-2', 'mrpc': 'MRPC', 'qqp': 'QQP', 'wnli': 'WNLI'}.items()
     },
-    **{name: _classification_file(f'{file}.tsv', glue.LABELS[name]) for name, file in _NAMED_LABELS.items()},
+    **{name: _classification_file(f'{file}.tsv', glue.LABELS[name]) for name, file in _FILES_WITH_NAMES.items()},
     'stsb': SubmissionFile('STS-B.tsv', _format_score, '0.000', _format_tsv),
 }
 _FILES = {

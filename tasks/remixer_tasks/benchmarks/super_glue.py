@@ -46,7 +46,7 @@ _SHA256 = {
     'WiC': 'ee7e67f4ae9eafbf533780faa198e62167f3cda54256cdf261877be3c0e90900',
 }
 _TFDS_CONFIGS = {'AX-b': 'axb', 'AX-g': 'axg', 'WSC': 'wsc.fixed'}
-# Tasks with one line per example: text columns, in the order of T5's prompts, and labels.
+# Text columns, in the order of T5's prompts, and labels of the tasks whose files have one example per line.
 _CLASSIFICATION = {
     'BoolQ': (('passage', 'question'), BOOLEAN),
     'CB': (('hypothesis', 'premise'), COMMITMENT),
@@ -113,7 +113,7 @@ def _read_wsc(path: str) -> Iterator[Example]:
         yield example
 
 
-# Two published texts in which the index does not point at the pronoun.
+# Two published texts in which span2_index is not the index of the pronoun.
 PRONOUN_ELSEWHERE = (
     'The boy continued to whip the pony , and eventually the pony threw him over. John laughed out quite loud. '
     '"Good for him," he said. ',
@@ -125,7 +125,7 @@ _SCATTERED = ('Kamenev and Zinoviev', 'Kamenev, Zinoviev, and Stalin')
 
 
 def _check_pronoun(example: Example, row: raw_rows.Row) -> None:
-    """Raises UserError if the pronoun is the first word or differs from the word at its index, which T5 rejects."""
+    """Raises UserError for rows that T5 rejects: the pronoun is the first word, or is not at its index."""
     index, text, words = example['span2_index'], example['text'], example['text'].split(' ')
     if index == 0:
         raise row.error('span2_index must be above 0, got 0')

@@ -225,10 +225,10 @@ def macro_f1(targets: Texts, predictions: Texts) -> Metrics:
     return {'macro_f1': mean}
 
 
-def best_constant_answer(targets: Texts, predictions: Texts) -> Metrics:
+def best_constant_prediction(targets: Texts, predictions: Texts) -> Metrics:
     """Computes a baseline: the accuracy of always predicting the most frequent target."""
     del predictions
-    return {'best_constant_answer': 100 * max(collections.Counter(targets).values()) / len(targets)}
+    return {'best_constant_prediction': 100 * max(collections.Counter(targets).values()) / len(targets)}
 
 
 def regression(targets: Texts, predictions: Texts) -> Metrics:
@@ -246,7 +246,7 @@ def regression(targets: Texts, predictions: Texts) -> Metrics:
 def entity_f1(targets: Texts, predictions: Texts) -> Metrics:
     """Computes precision, recall and F1 of entities, and the accuracy of tags, from texts with one tag per word.
 
-    As in seqeval's default mode, an entity begins at B- or S-, after O, E- or S-, and if the type changes.
+    As in seqeval's default mode, an entity begins at a tag B- or S-, after a tag O, E- or S-, and if the type changes.
     """
     correct, num_predicted, num_targets, tags = 0, 0, 0, []
     for pair in zip(targets, predictions, strict=True):
@@ -276,7 +276,7 @@ def _entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
 
 
 def span_answers(targets: Texts, predictions: Texts) -> Metrics:
-    """Computes SQuAD 2.0's metrics. Targets are SQuAD's `answers` as JSON, {'text': [...], ...}; '' means no answer."""
+    """Computes SQuAD 2.0's metrics for targets {'text': [...], ...} as JSON; the prediction '' means no answer."""
     answers = [json.loads(target)['text'] for target in targets]
     # Word F1 is undefined for texts without words, so a placeholder word replaces these texts.
     words = [[text for text in texts if normalize(text)] or ['\ue000'] for texts in answers]
@@ -288,7 +288,7 @@ NAMED: dict[str, Metric] = {
     'accuracy': accuracy,
     'exact_match': exact_match,
     'macro_f1': macro_f1,
-    'best_constant_answer': best_constant_answer,
+    'best_constant_prediction': best_constant_prediction,
     'squad': lambda targets, predictions: squad([[target] for target in targets], predictions),
     'rouge': rouge,
     'bleu': bleu,
@@ -329,7 +329,7 @@ def keep_group(column: str) -> Callable[..., Any]:
 
 
 def by_group(metric: Metric) -> Metric:
-    """Extends a metric with NAME/VALUE: its value over the targets of each group."""
+    """Extends a metric to also return NAME/GROUP: its value over the targets of each group."""
 
     def grouped_metric(targets: Sequence[GroupedTarget], predictions: Texts) -> Metrics:
         rows: dict[str, tuple[list[str], list[str]]] = {}

@@ -46,7 +46,7 @@ class Dataset:
 
     Attributes:
         name: name in this package.
-        features: maps names to TEXT, TEXTS (any number), INTEGER or REAL.
+        features: maps feature names to TEXT, TEXTS (a list of any length), INTEGER or REAL.
         splits: the layouts of each split; the first layout whose files exist is read. A split without layouts is read
             only from TFDS.
         tfds: TFDS's name and version, as in 'super_glue/cb:1.0.2', or None.
@@ -77,7 +77,7 @@ class TextTask:
     """A text-to-text task.
 
     Attributes:
-        name: T5's name if T5 has the task.
+        name: name of the task, which is T5's name if T5 has the task.
         to_text: maps examples of `dataset` to inputs and targets.
         postprocess: maps predicted and target texts to the values that `metrics` compare (see `prompts`); None keeps
             the texts.
@@ -93,7 +93,7 @@ class TextTask:
 
     def source(self, data_dir: str | None = None) -> Any:
         """Returns the `sources.LabelledSource` of the examples, without opening a file."""
-        # Imported here, because the module loads seqio.
+        # Imported lazily, because `sources` imports seqio.
         from remixer_tasks.benchmarks.sources import LabelledSource
 
         return LabelledSource(self.dataset, self.splits or tuple(self.dataset.splits), data_dir)
@@ -113,7 +113,7 @@ def build_task(
     metrics: Sequence[Callable[..., dict[str, float]]],
     postprocess: Callable[..., Any] | None,
 ) -> seqio.Task:
-    """Returns a seqio task with the features inputs and targets, which end with EOS; the source shuffles examples.
+    """Returns a seqio task whose inputs and targets end with EOS, and whose source shuffles the examples.
 
     The task has no shuffle buffer, because seqio shuffles after `repeat`, which would mix epochs.
     """

@@ -28,7 +28,7 @@ from remixer_tasks.benchmarks.text_task import (
     texts,
 )
 
-# Replacements for the texts in which the index does not point at the pronoun.
+# Replacements for the texts in which span2_index is not the index of the pronoun.
 _CORRECTIONS = dict(
     zip(super_glue.PRONOUN_ELSEWHERE, (('him," he said. ', 'X ," he said.'), (' it ', ' X ')), strict=True)
 )

@@ -1,7 +1,7 @@
 """Arrow files of documents, which are memory-mapped and read by index in a seeded random order.
 
 A file has two columns: the text, and its hash as a number (see `text_corpus.hash_fraction`), which selects the held-out
-documents and serves as a checksum. Only `dataset` imports TensorFlow.
+documents and serves as a checksum. Only `Documents.dataset` imports TensorFlow.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _SCHEMA = pa.schema([('text', pa.large_binary()), ('share', pa.float64())])
 _NOTES = b'notes'
 # Number of bytes of text in a record batch.
 _BATCH_BYTES = 4 << 20
-# Documents per call from tf.data to Python, because a call takes longer than the lookup of a document.
+# Number of documents per call from tf.data to Python, because a call takes longer than reading a document.
 _LOOKUP_BATCH = 64
 
 
 def write(path: Path, documents: Iterable[bytes], notes: Callable[[], str]) -> None:
-    """Writes the documents to a new file, and the result of `notes()`, which is called after the last document."""
+    """Writes the documents and the result of `notes()` to a new file; calls `notes` after the last document."""
     with pa.OSFile(str(path), 'wb') as file, pa.ipc.new_file(file, _SCHEMA) as writer:
         texts: list[bytes] = []
         size = 0
@@ -98,15 +98,15 @@ class Documents:
     def dataset(self, seed: int | None, shard: seqio.ShardInfo | None = None, repeat: bool = False) -> tf.data.Dataset:
         """Returns a dataset of the documents of a shard, as scalar strings.
 
-        The stream of all shards is a sequence of places. The document at a place depends only on the seed and the
-        place: the epoch `place // len` and the seed determine a permutation, and `place % len` is the index in this
+        Positions number the documents of all shards. The document at a position depends only on the position and the
+        seed: the epoch `position // len` and the seed determine a permutation, and `position % len` is the index in the
         permutation. All shards together therefore contain every document once per epoch, in the same order for any
-        number of shards. With `repeat`, the saved position is a place; otherwise, only the first epoch of a shuffled
+        number of shards. With `repeat`, checkpoints store the position. Otherwise, only the first epoch of a shuffled
         dataset can be restored, because TensorFlow 2.21 does not save the iteration count.
 
         Args:
             seed: seed of the order; None keeps the order of the files.
-            shard: selects every `num_shards`-th place.
+            shard: selects every `num_shards`-th position.
             repeat: whether to repeat forever, in a different order in each epoch.
         """
         first, step = (shard.index, shard.num_shards) if shard else (0, 1)
@@ -115,20 +115,20 @@ class Documents:
             return tf.data.Dataset.from_tensor_slices(tf.zeros([0], tf.string))
 
         def one_epoch(epoch: tf.Tensor | int) -> tf.data.Dataset:
-            return tf.data.Dataset.range(first, count, step).map(lambda place: place + epoch * count)
+            return tf.data.Dataset.range(first, count, step).map(lambda position: position + epoch * count)
 
-        def shuffle_place(place: tf.Tensor) -> tf.Tensor:
+        def shuffle_position(position: tf.Tensor) -> tf.Tensor:
             # Computes the permutation index by index, without storing it.
-            keys = tf.stack([tf.constant(seed, tf.int64), place // count])
-            return tf.random.experimental.index_shuffle(place % count, keys, tf.constant(count - 1, tf.int64))
+            keys = tf.stack([tf.constant(seed, tf.int64), position // count])
+            return tf.random.experimental.index_shuffle(position % count, keys, tf.constant(count - 1, tf.int64))
 
         if seed is None:
             indices = tf.data.Dataset.range(first, count, step)
         elif repeat:
-            indices = tf.data.Dataset.counter(first, step).map(shuffle_place)
+            indices = tf.data.Dataset.counter(first, step).map(shuffle_position)
         else:
             epoch = tf.data.Dataset.random(seed, rerandomize_each_iteration=True).take(1)
-            indices = epoch.flat_map(lambda epoch: one_epoch(epoch % 2**20)).map(shuffle_place)
+            indices = epoch.flat_map(lambda epoch: one_epoch(epoch % 2**20)).map(shuffle_position)
 
         def look_up(indices: tf.Tensor) -> tf.data.Dataset:
             texts = tf.numpy_function(self.at, [indices], tf.string, stateful=False)

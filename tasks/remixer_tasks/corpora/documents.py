@@ -21,10 +21,10 @@ FORMATS = ('txt', 'jsonl', 'tsv', 'parquet')
 TXT_DOCUMENTS = ('passage', 'paragraph', 'line', 'file')
 _EXTENSIONS = {'txt': 'txt', 'text': 'txt', 'md': 'txt', 'json': 'jsonl', 'ndjson': 'jsonl'}
 _EXTENSIONS |= {format: format for format in FORMATS}
-# Minimum number of bytes per job, and maximum number of jobs per corpus; each job writes a file that stays open.
+# Minimum number of bytes per job, and maximum number of jobs per corpus. Each job writes a file, which stays open.
 JOB_BYTES, MAX_JOBS = 16 << 20, 64
-# Bytes per passage, about 2,000 tokens, so that few training examples contain parts of two texts. A small corpus is
-# split into about 100 shorter passages, so that some can be held out.
+# Minimum size of a passage in bytes (about 2,000 tokens), so that few training examples contain parts of two passages.
+# A small corpus is split into about 100 shorter passages, so that some can be held out.
 PASSAGE, PASSAGES = 8_000, 100
 # Pairs of a line or row number, counted from 1, and a text.
 Documents = Iterator[tuple[int, str]]
@@ -40,8 +40,8 @@ class Layout:
         field: JSON field or column name; for TSV without a header line, a column number from 0.
         txt_documents: the documents of a txt file: paragraphs separated by blank lines ('paragraph'), several joined
             paragraphs ('passage'), lines ('line'), or whole files ('file').
-        longest: maximum number of characters of a line or document. Longer ones are malformed and are never loaded
-            completely.
+        longest: maximum number of characters of a line or document. Longer lines and documents are malformed, and are
+            never loaded completely.
     """
 
     format: str | None = None
@@ -69,7 +69,7 @@ class Layout:
 def split_into_jobs(files: Sequence[cache.FileState], layout: Layout) -> list[Read]:
     """Returns picklable functions that together yield all documents of the files, in order.
 
-    Small files are grouped into jobs of at least JOB_BYTES, at most about MAX_JOBS jobs. Files are not split.
+    Small files are grouped into at most about MAX_JOBS jobs of at least JOB_BYTES each. Files are not split.
     """
     total = sum(file.size for file in files)
     smallest = max(JOB_BYTES, total // MAX_JOBS)
@@ -91,7 +91,7 @@ def _read_files(files: Sequence[cache.FileState], layout: Layout, passage: int, 
         is_passages = layout.txt_documents == 'passage' and layout.format_of(file.path) == 'txt'
         yield from _join_paragraphs(texts, passage) if is_passages else texts
         if cache.file_state(file.path) != file:
-            raise UserError(f'{file.path} changed while it was read; type the command again')
+            raise UserError(f'{file.path} changed while it was read; run the command again')
 
 
 def _join_paragraphs(paragraphs: Iterable[str], min_bytes: int) -> Iterator[str]:
@@ -109,7 +109,7 @@ def _join_paragraphs(paragraphs: Iterable[str], min_bytes: int) -> Iterator[str]
 
 
 def read_documents(path: str, layout: Layout, malformed: Malformed) -> Iterator[str]:
-    """Yields the non-empty documents of one file, in order. Raises UserError, see the module."""
+    """Yields the non-empty documents of one file, in order. Raises UserError if the whole file is unusable."""
     readers = {'txt': _read_txt, 'jsonl': _read_jsonl, 'tsv': _read_tsv, 'parquet': _read_parquet}
     for number, document in readers[layout.format_of(path)](path, layout, malformed):
         if document.strip():
@@ -179,7 +179,7 @@ def _read_tsv(path: str, layout: Layout, malformed: Malformed) -> Documents:
         elif column < len(cells) and line:
             yield number, cells[column]
         elif line.strip():
-            malformed.record(path, number, f'{len(cells)} columns, the text should be in column {column} (from 0)')
+            malformed.record(path, number, f'{len(cells)} columns, but the text must be in column {column} (from 0)')
 
 
 def _read_parquet(path: str, layout: Layout, malformed: Malformed) -> Documents:

@@ -1,4 +1,4 @@
-"""seqio data sources for parsed, streamed and TFDS corpora. Importing this module loads seqio.
+"""seqio data sources for parsed, streamed and TFDS corpora. Importing this module imports seqio.
 
 The sources do not report their number of examples, because seqio would cache a small corpus in memory with an operation
 whose position cannot be saved.
@@ -24,15 +24,14 @@ class TextSource(seqio.DataSource):
     """seqio source of a `ParsedCorpus`, with a position that can be saved in checkpoints.
 
     Attributes:
-        repeats: whether a shuffled dataset repeats forever, see `arrow_files.Documents.dataset`. `task_batches` sets
-            it.
+        repeats: whether a shuffled dataset repeats forever; set by `task_batches`.
     """
 
     repeats = False
     supports_arbitrary_sharding = True
 
     def __init__(self, corpus: ParsedCorpus, order: int = 0):
-        """`order` is added to every seed, so that two sources of a corpus differ in order."""
+        """`order` is added to every seed, so that two sources of a corpus have different orders."""
         self._corpus, self._order = corpus, order
         super().__init__((TRAIN, VALIDATION), performs_internal_shuffling=True)
 
@@ -57,7 +56,7 @@ class TextSource(seqio.DataSource):
 class StreamedSource(seqio.DataSource):
     """seqio source of a `StreamedCorpus`; the position in the training split can be saved in checkpoints."""
 
-    # If False, seqio lets every host read all data if there are more hosts than shards.
+    # With False, seqio would let every host read all data if there are more hosts than shards.
     supports_arbitrary_sharding = True
 
     def __init__(self, corpus: StreamedCorpus, order: int = 0):
@@ -100,11 +99,11 @@ class StreamedSource(seqio.DataSource):
             )
         reader = Reader(self._corpus, range(shard.index, count, shard.num_shards), seed)
 
-        def read_next(place: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
+        def read_next(position: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
             kinds = [tf.string, tf.string, tf.bool]
-            # The operation is not stateful, because the next document depends only on the place, so tf.data can save
-            # its position.
-            after, text, is_end = tf.numpy_function(reader.after, [place], kinds, stateful=False)
+            # The operation is stateless, because the next document depends only on `position`. tf.data can therefore
+            # save its state.
+            after, text, is_end = tf.numpy_function(reader.after, [position], kinds, stateful=False)
             for tensor in (after, text, is_end):
                 tensor.set_shape([])
             return after, (text, is_end)
@@ -114,10 +113,10 @@ class StreamedSource(seqio.DataSource):
 
 
 class TfdsSource(seqio.TfdsDataSource):
-    """seqio's TFDS source, changed to never prepare a data set and to raise UserError if one cannot be read."""
+    """seqio's TFDS source, changed to never prepare a data set, and to raise UserError if it cannot be read."""
 
     def __init__(self, name: str, data_dir: str | None, splits: Mapping[str, str], order: int = 0):
-        """`order` is added to every seed, so that two sources of a corpus differ in order."""
+        """`order` is added to every seed, so that two sources of a corpus have different orders."""
         self._order = order
         self._name = name
         super().__init__(name, tfds_data_dir=data_dir, read_only=True, splits=splits)

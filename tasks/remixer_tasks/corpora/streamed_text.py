@@ -1,9 +1,9 @@
 """Corpora that are read during training, without a local copy.
 
-A *place* is a short JSON text: the epoch, the number of finished shards of the epoch, and the state of the current
-shard. `Reader.after` returns the document after a place, and the place after that document. The place is a tensor in
-the pipeline (see `sources.StreamedSource`), so tf.data saves the place together with the documents in its buffers, and
-a restored pipeline continues with the next document.
+The *position* of a reader is a short JSON text: the epoch, the number of finished shards of the epoch, and the state
+of the current shard. `Reader.after` returns the document after a position, and the position after that document. The
+position is a tensor in the tf.data pipeline (see `sources.StreamedSource`), so tf.data saves the position together with
+the documents in its buffers, and a restored pipeline continues with the next document.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Shards(Protocol):
 class StreamedCorpus:
     """Corpus of the documents in `open_split(split)`; implements `text_corpus.Corpus`.
 
-    A `validation_fraction` of the training documents is held out by the hash of their text, as in
-    `text_corpus.ParsedCorpus`; None uses the separate split 'validation'.
+    The fraction `validation_fraction` of the training documents is held out by the hash of their text; if it is None,
+    the separate split 'validation' is held out.
 
     Held-out documents stay in memory after they are first read, because every evaluation needs them and searching the
     training shards again would be slow.
@@ -64,7 +64,7 @@ class StreamedCorpus:
         self._more_held_out = self._find_held_out()
 
     def source(self, order: int = 0) -> seqio.DataSource:
-        # Imported here, because the module loads seqio.
+        # Imported lazily, because `sources` imports seqio.
         from remixer_tasks.corpora.sources import StreamedSource
 
         return StreamedSource(self, order)
@@ -116,39 +116,39 @@ class StreamedCorpus:
 
 
 class Reader:
-    """Reads the training documents of a set of shards, starting from any place.
+    """Reads the training documents of a set of shards, starting from any position.
 
     Iterators in several threads may share a reader.
 
     Args:
         corpus: the corpus to read.
         shards: indices of the shards.
-        seed: seed of the order of the shards, which differs in each epoch and repeats forever; None reads the shards
-            once, in order.
+        seed: seed of the order of the shards. The shards are repeated forever, in a different order in each epoch; None
+            reads the shards once, in order.
     """
 
     def __init__(self, corpus: StreamedCorpus, shards: Sequence[int], seed: str | None):
         self._corpus, self._shards, self._seed = corpus, shards, seed
         self._lock = threading.Lock()
-        self._place: bytes | None = None
+        self._position: bytes | None = None
         self._documents: Iterator[tuple[bytes, bytes]] = iter(())
 
-    def after(self, place: bytes) -> tuple[bytes, bytes, bool]:
-        """Returns (place after the next document, next document, whether there are no more documents).
+    def after(self, position: bytes) -> tuple[bytes, bytes, bool]:
+        """Returns (position after the next document, next document, whether there are no more documents).
 
         Raises UserError if a shard cannot be read, or if an epoch has no document.
         """
         with self._lock:
-            if place != self._place:
-                self._documents = self._read(place)
-            # The place is unset, so that the shards are reopened if the next line raises an error.
-            self._place = None
-            after, document = next(self._documents, (place, None))
-            self._place = after
+            if position != self._position:
+                self._documents = self._read(position)
+            # Unsets the position, so that the shards are reopened if the next line raises an error.
+            self._position = None
+            after, document = next(self._documents, (position, None))
+            self._position = after
         return after, document or b'', document is None
 
-    def _read(self, place: bytes) -> Iterator[tuple[bytes, bytes]]:
-        epoch, finished, state = json.loads(place) if place != START else (0, 0, None)
+    def _read(self, position: bytes) -> Iterator[tuple[bytes, bytes]]:
+        epoch, finished, state = json.loads(position) if position != START else (0, 0, None)
         shards = self._corpus.shards(TRAIN)
         while True:
             is_whole, is_empty = not finished and state is None, True

@@ -1,8 +1,8 @@
 """Text corpora with a held-out split, for tasks and for training vocabularies.
 
 `ParsedCorpus` parses its documents once into Arrow files in the cache, which need as much disk space as the text.
-Therefore errors are reported before training starts, the whole corpus is shuffled, shards are equal for any number of
-hosts, and a position is a single number.
+Therefore errors are reported before training starts, the whole corpus is shuffled, the order of documents does not
+depend on the number of hosts, and the position of a reader is a single number.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Corpus(Protocol):
 
     @property
     def name(self) -> str:
-        """The name in messages."""
+        """The name of the corpus in messages."""
 
     @property
     def identity(self) -> str:
@@ -58,10 +58,10 @@ class ParsedCorpus:
 
     Attributes:
         read: a function that yields all documents, or a list of functions that each yield a part. The functions run in
-            parallel processes, one per core; after a kill, only unfinished functions are repeated.
+            parallel processes, one per core; if they are killed, only unfinished functions are repeated.
         read_validation: like `read`, for held-out documents; None holds out documents of `read` by their hash.
         validation_fraction: fraction of the documents to hold out; at least one document is held out.
-        noun: the word for a document in messages.
+        document_noun: the word for a document in messages.
         hold_out_advice: advice in the error if no document can be held out.
         empty_advice: advice in the error if there is no document.
     """
@@ -72,9 +72,9 @@ class ParsedCorpus:
     read_validation: Read | Sequence[Read] | None = dataclasses.field(default=None, compare=False)
     validation_fraction: float = 0.01
     strict: bool = False
-    noun: str = 'document'
+    document_noun: str = 'document'
     hold_out_advice: str = (
-        "set VALIDATION_FILES, or cut the text into documents (blank lines between them, or TXT_DOCUMENTS = 'line')"
+        "set VALIDATION_FILES, or split the text into documents (blank lines between them, or TXT_DOCUMENTS = 'line')"
     )
     empty_advice: str = 'use files with text'
 
@@ -83,7 +83,7 @@ class ParsedCorpus:
             ranges.check_value('validation_fraction', self.validation_fraction, ranges.OpenShare)
 
     def source(self, order: int = 0) -> seqio.DataSource:
-        # Imported here, because the module loads seqio.
+        # Imported lazily, because `sources` imports seqio.
         from remixer_tasks.corpora.sources import TextSource
 
         return TextSource(self, order)
@@ -95,7 +95,7 @@ class ParsedCorpus:
         """
         name = cache.key('corpus 2', self.identity, self.validation_fraction, self.strict)
         folder = cache.root() / 'corpora' / name
-        if not (folder / cache.SEAL).exists():
+        if not (folder / cache.FILE_LIST).exists():
             with cache.fill_entry(folder, self.name) as is_incomplete:
                 if is_incomplete:
                     _parse_corpus(self, folder)
@@ -103,7 +103,7 @@ class ParsedCorpus:
         return folder
 
     def files(self, split: str) -> list[str]:
-        """Returns the paths of the Arrow files, followed by the path of the split's row numbers."""
+        """Returns the paths of the Arrow files, followed by the path of the file with the split's row numbers."""
         folder = self.folder()
         return [str(path) for path in (*sorted(folder.glob('*.arrow')), *folder.glob(f'{split}-*.npy'))]
 
@@ -118,7 +118,7 @@ class ParsedCorpus:
 
 @functools.cache
 def _open_documents(files: tuple[str, ...]) -> Any:
-    """Opens `ParsedCorpus.files`, cached because all tasks and streams share the open files."""
+    """Opens the paths `ParsedCorpus.files`; cached, because all tasks and streams share the open files."""
     from remixer_tasks.corpora import arrow_files
 
     *paths, rows = map(Path, files)
@@ -136,16 +136,16 @@ def hash_fraction(document: bytes) -> float:
 
 
 def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
-    """Parses the missing documents, and writes the row numbers of both splits, and marks the folder as complete."""
+    """Parses the documents that `folder` lacks, writes the row numbers of both splits, and marks it as complete."""
     from remixer_tasks.corpora import arrow_files
 
-    nouns = f'{corpus.noun}s'
+    nouns = f'{corpus.document_noun}s'
     notice, malformed = Notice(f'reading {corpus.name}'), Malformed(corpus.strict)
     paths = _write_parts(corpus, corpus.read, 'documents', folder, malformed, notice)
     shares = arrow_files.Documents(paths).hash_fractions()
     if corpus.read_validation is None:
         if len(shares) == 1:
-            raise UserError(f'{corpus.name} is a single {corpus.noun}; {corpus.hold_out_advice}')
+            raise UserError(f'{corpus.name} is a single {corpus.document_noun}; {corpus.hold_out_advice}')
         is_held_out = shares < corpus.validation_fraction
         if not is_held_out.any() and len(shares):
             # Small corpora hold out the document with the smallest hash.
@@ -165,7 +165,7 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
         np.save(folder / 'rows.tmp.npy', numbers)
         temporary.sync_and_rename(folder / 'rows.tmp.npy', folder / f'{split}-{digest}.npy')
     for path in folder.glob('*.unfinished'):
-        # Left by a killed command.
+        # A killed command has left this file.
         path.unlink(missing_ok=True)
     count = int(is_held_out.sum())
     notice.done(f'{len(shares) - count:,} {nouns}, {count:,} held out{malformed.summary()}')
@@ -175,12 +175,14 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
 def _write_parts(
     corpus: ParsedCorpus, read: Read | Sequence[Read], name: str, folder: Path, malformed: Malformed, notice: Notice
 ) -> list[Path]:
-    """Writes the documents of each function to a file; returns the paths of the files."""
+    """Writes the documents that each function yields to a separate file; returns the paths of the files."""
     functions = [read] if callable(read) else read
     paths = [folder / f'{name}-{number:05d}.arrow' for number in range(len(functions))]
     jobs = [(function, path, corpus.strict) for function, path in zip(functions, paths, strict=True)]
     if len(jobs) == 1:
-        results = iter([_write_part(*jobs[0], lambda count: notice.update(lambda: f'{count:,} {corpus.noun}s'))])
+        results = iter(
+            [_write_part(*jobs[0], lambda count: notice.update(lambda: f'{count:,} {corpus.document_noun}s'))]
+        )
     else:
         results = workers.map_in_order(_write_part, jobs, workers.count_cores())
     for number, counts in enumerate(results, 1):
@@ -192,9 +194,9 @@ def _write_parts(
 def _write_part(
     read: Read, path: Path, strict: bool, progress: Callable[[int], Any] = lambda count: None
 ) -> dict[str, Any]:
-    """Writes the documents of a function to `path` unless the file exists; returns its `Malformed.counts`.
+    """Writes the documents of `read` to `path` unless the file exists; returns the counts of skipped records.
 
-    May run in a worker.
+    May run in a worker process.
     """
     from remixer_tasks.corpora import arrow_files
 

@@ -22,7 +22,7 @@ from remixer_t5x.lazy import tf
 from remixer_tasks.files.notice import Notice
 
 # File that lists the names and sizes of an entry's files; see `mark_complete`.
-SEAL = 'files.json'
+FILE_LIST = 'files.json'
 _LOCK, _UNFINISHED = 'lock', '.tmp'
 
 
@@ -43,7 +43,7 @@ def file_state(path: str) -> FileState:
         local = os.stat(path)
         return FileState(path, local.st_size, local.st_mtime_ns)
     except lazy.file_errors() as error:
-        raise UserError(f'{path} cannot be read ({reason(error)}); restore it and type the command again') from error
+        raise UserError(f'{path} cannot be read ({reason(error)}); restore it and run the command again') from error
 
 
 def root() -> Path:
@@ -52,7 +52,7 @@ def root() -> Path:
 
 
 def key(*parts: Any) -> str:
-    """Hashes `parts` (JSON values) to an entry name: 32 hexadecimal digits of a SHA-256."""
+    """Hashes `parts` (JSON values) to the name of an entry: 32 hexadecimal digits of a SHA-256."""
     text = json.dumps(parts, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -77,11 +77,11 @@ def add_entry(entry: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def fill_entry(folder: Path, name: str) -> Iterator[bool]:
-    """Locks a folder while files are added one by one until `mark_complete`; yields whether it is incomplete.
+    """Locks a folder while the block adds files and calls `mark_complete`; yields whether the folder is incomplete.
 
     Other processes wait for the lock and print a message with the entry's `name`. Files of a killed process remain for
-    the next process, but a UserError removes the folder. Raises UserError if the cache folder cannot be written or its
-    disk is full.
+    the next process, but if the block raises UserError, the folder is removed. Raises UserError if the cache folder
+    cannot be written or its disk is full.
     """
     with wrap_write_errors():
         folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def fill_entry(folder: Path, name: str) -> Iterator[bool]:
                 f'the cache {root()} must support file locks ({error}); set REMIXER_T5X_CACHE to a local folder'
             ) from error
         try:
-            yield not (folder / SEAL).exists()
+            yield not (folder / FILE_LIST).exists()
         except UserError:
             temporary.remove_path(folder)
             raise
@@ -124,20 +124,22 @@ def wrap_write_errors() -> Iterator[None]:
 def mark_complete(folder: Path) -> None:
     """Marks a cache folder as complete: writes a list of its files and their sizes, which `check_files` reads."""
     # Excludes partial files that a killed run may have left.
-    files = [path for path in sorted(folder.iterdir()) if path.name not in (SEAL, _LOCK) and path.suffix != _UNFINISHED]
-    unfinished = (folder / SEAL).with_suffix(_UNFINISHED)
+    files = [
+        path for path in sorted(folder.iterdir()) if path.name not in (FILE_LIST, _LOCK) and path.suffix != _UNFINISHED
+    ]
+    unfinished = (folder / FILE_LIST).with_suffix(_UNFINISHED)
     unfinished.write_text(json.dumps({path.name: path.stat().st_size for path in files}))
-    temporary.sync_and_rename(unfinished, folder / SEAL)
+    temporary.sync_and_rename(unfinished, folder / FILE_LIST)
 
 
 def check_files(folder: Path) -> None:
     """Raises UserError if a file that `mark_complete` listed in `folder` is missing or has a different size."""
     try:
-        sizes = untrusted_files.parse_json(untrusted_files.read_bytes(folder / SEAL))
+        sizes = untrusted_files.parse_json(untrusted_files.read_bytes(folder / FILE_LIST))
         damaged = [name for name, size in sizes.items() if (folder / name).stat().st_size != size]
     except (OSError, ValueError, AttributeError) as error:
         # A damaged list may contain another JSON type, or names that are too long for the file system.
-        name = getattr(error, 'filename', None) or folder / SEAL
+        name = getattr(error, 'filename', None) or folder / FILE_LIST
         raise UserError(f'{name} is missing or damaged ({reason(error)}); {advise_repair(folder)}') from error
     if damaged:
         raise UserError(f'{folder / damaged[0]} was truncated or changed; {advise_repair(folder)}')

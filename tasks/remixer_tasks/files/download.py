@@ -1,7 +1,7 @@
 """Downloads or copies published files into the folder that `data_files` searches last.
 
-The SHA-256 of each file or archive is part of this package. A file is moved into place or extracted after its SHA-256
-was verified, and never replaces another file.
+This package contains the SHA-256 of each file or archive. A file is moved to the folder or extracted only after its
+SHA-256 was verified, and never replaces another file.
 """
 
 import difflib
@@ -40,33 +40,33 @@ def download_files(name: str, source: str | None = None, data_dir: str | None = 
         Lines to print: a summary, the location of each split, and the terms of use.
 
     Raises:
-        UserError: the name is unknown, the data set has no downloads, or a file cannot be fetched or written, or is not
-            the published file.
+        UserError: the name is unknown, the data set has no downloads, or a file cannot be fetched or written, or it
+            differs from the published file.
     """
     dataset = find_dataset(name)
     folder = Path(catalogue.download_folder(data_dir))
     origins = catalogue.locate_splits(dataset, data_dir)
     if source is None and all(origins.values()):
-        return [f'{dataset.name} exists already, nothing was downloaded', *_describe(dataset, origins)]
+        return [f'{dataset.name} already exists, nothing was downloaded', *_describe_splits(dataset, origins)]
     if not dataset.downloads:
         files = ', '.join(' + '.join(layouts[0].paths) for layouts in dataset.splits.values() if layouts)
         parts = [f'put {files} into {folder}'] if files else []
         parts += [f'prepare TFDS data set {dataset.tfds}'] if dataset.tfds else []
         raise UserError(
             f'{dataset.name} has no download with a known SHA-256 ({dataset.terms}); {", or ".join(parts)}, '
-            'which is not verified'
+            'which are not verified'
         )
-    new = sum(_fetch(dataset, download, folder, source, name) for download in dataset.downloads)
+    new = sum(_fetch_file(dataset, download, folder, source, name) for download in dataset.downloads)
     done = f'is now in {folder}, SHA-256 verified' if new else f'is already in {folder}, nothing was copied'
     fetched, searched_first = catalogue.locate_splits(dataset, str(folder)), catalogue.locate_splits(dataset, data_dir)
-    lines = [f'{dataset.name} {done}', *_describe(dataset, fetched)]
+    lines = [f'{dataset.name} {done}', *_describe_splits(dataset, fetched)]
     if elsewhere := [str(origin) for split, origin in searched_first.items() if origin != fetched[split]]:
         lines.append(f'tasks still read {", ".join(elsewhere)}, because that folder is searched first')
     return lines
 
 
 def find_dataset(name: str) -> Dataset:
-    """Returns the data set with this name, or of the task with this name. An unknown name raises UserError."""
+    """Returns the data set `name`, or the data set of the task `name`. Raises UserError for an unknown name."""
     named = {**catalogue.DATASETS, **{task.name: task.dataset for task in catalogue.TASKS.values()}}
     if name not in named:
         near = difflib.get_close_matches(str(name), named, n=3, cutoff=0.4)
@@ -75,13 +75,13 @@ def find_dataset(name: str) -> Dataset:
     return named[name]
 
 
-def _describe(dataset: Dataset, origins: dict[str, str | None]) -> list[str]:
+def _describe_splits(dataset: Dataset, origins: dict[str, str | None]) -> list[str]:
     width = max(len(word) for word in (*origins, 'terms')) + 2
     lines = [f'{split:<{width}}{origin or "not among the files of this data set"}' for split, origin in origins.items()]
     return [*lines, f'{"terms":<{width}}{dataset.terms}']
 
 
-def _fetch(dataset: Dataset, download: Download, folder: Path, source: str | None, name: str) -> bool:
+def _fetch_file(dataset: Dataset, download: Download, folder: Path, source: str | None, name: str) -> bool:
     """Downloads or copies one file unless it is in `folder`; returns whether the file is new."""
     file_name, target = os.path.basename(urllib.parse.urlparse(download.url).path), folder / download.folder
     if download.unzip:
@@ -100,7 +100,7 @@ def _fetch(dataset: Dataset, download: Download, folder: Path, source: str | Non
             if source is None:
                 origin = download.url
                 offline = (
-                    f'with a copy of the file in a folder DIR, type remixer-t5x data get {name} --from DIR '
+                    f'if a folder DIR contains a copy of the file, run remixer-t5x data get {name} --from DIR '
                     f'(the file is {file_name}, SHA-256 {download.sha256})'
                 )
                 _download(download.url, file, offline)
@@ -118,7 +118,7 @@ def _fetch(dataset: Dataset, download: Download, folder: Path, source: str | Non
             extracted = temporary_folder / 'extracted'
             with zipfile.ZipFile(file) as archive:
                 for name in archive.namelist():
-                    if not _is_hidden(name):
+                    if not _is_system_file(name):
                         archive.extract(name, extracted)
             for path in sorted(path for path in extracted.rglob('*') if path.is_file()):
                 _move_into_place(path, target / path.relative_to(extracted))
@@ -130,18 +130,18 @@ def _fetch(dataset: Dataset, download: Download, folder: Path, source: str | Non
     return True
 
 
-def _is_hidden(name: str) -> bool:
+def _is_system_file(name: str) -> bool:
     """Returns whether the file was added to the archive by the operating system, as in '__MACOSX/'."""
     parts = name.split('/')
     return parts[0] == '__MACOSX' or parts[-1].startswith('.') or not name.isprintable()
 
 
-def _move_into_place(file: Path, place: Path) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if not place.exists():
-        temporary.sync_and_rename(file, place)
-    elif not place.is_file() or _sha256(place) != _sha256(file):
-        raise UserError(f'{place} exists, but is not the published file; move it and type the command again')
+def _move_into_place(file: Path, target_file: Path) -> None:
+    target_file.parent.mkdir(parents=True, exist_ok=True)
+    if not target_file.exists():
+        temporary.sync_and_rename(file, target_file)
+    elif not target_file.is_file() or _sha256(target_file) != _sha256(file):
+        raise UserError(f'{target_file} exists, but is not the published file; move it and run the command again')
 
 
 def _download(url: str, file: Path, offline: str) -> None:
@@ -159,14 +159,14 @@ def _download(url: str, file: Path, offline: str) -> None:
                 notice.update(lambda: f'{_megabytes(out.tell())} of {_megabytes(length)}')
             size = out.tell()
         if length and size != length:
-            raise UserError(f'{url}: the connection ended after {size:,} of {length:,} bytes; type the command again')
+            raise UserError(f'{url}: the connection ended after {size:,} of {length:,} bytes; run the command again')
         result = _megabytes(size)
     except urllib.error.HTTPError as error:
-        raise UserError(f'{url}: the server answers {error.code} {error.reason}; {offline}') from error
+        raise UserError(f'{url}: the server returned {error.code} {error.reason}; {offline}') from error
     except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
         cause = getattr(error, 'reason', error)
         raise UserError(
-            f'{url} cannot be read ({getattr(cause, "strerror", None) or cause}); type the command again, or, {offline}'
+            f'{url} cannot be read ({getattr(cause, "strerror", None) or cause}); run the command again, or, {offline}'
         ) from error
     finally:
         notice.done(result)

@@ -6,7 +6,8 @@ from typing import Any
 
 from remixer_t5x.errors import UserError
 
-_SHOWN = 3
+# Maximum number of records whose locations `summary` contains.
+_MAX_SHOWN = 3
 
 
 class Malformed:
@@ -29,13 +30,13 @@ class Malformed:
         self.count = self._empty_count = 0
 
     def record(self, path: str, line: int, reason: str) -> None:
-        """Records that a line or row of `path`, counted from 1, cannot be read. Raises UserError if strict."""
-        place = f'{path}:{line}: {reason}'
+        """Records that the line or row `line` of `path`, counted from 1, cannot be read. Raises UserError if strict."""
+        problem = f'{path}:{line}: {reason}'
         if self._strict:
-            raise UserError(f'{place}; {self._line_advice}')
+            raise UserError(f'{problem}; {self._line_advice}')
         self.count += 1
-        if self.count <= _SHOWN:
-            self._first.append(place)
+        if self.count <= _MAX_SHOWN:
+            self._first.append(problem)
 
     def record_empty(self, path: str, line: int) -> None:
         """Records that the record on line `line` has no text. Raises UserError if strict."""
@@ -48,13 +49,13 @@ class Malformed:
         return {'skipped': self.count, 'empty': self._empty_count, 'first': self._first}
 
     def add_counts(self, counts: dict[str, Any]) -> None:
-        """Adds the `counts` returned for another part of the data."""
+        """Adds the result of `counts` for another part of the data."""
         self.count += counts['skipped']
         self._empty_count += counts['empty']
-        self._first = [*self._first, *counts['first']][:_SHOWN]
+        self._first = [*self._first, *counts['first']][:_MAX_SHOWN]
 
     def summary(self) -> str:
-        """Returns the counts and locations of skipped records as the end of a message, or ''."""
-        more = ', ...' if self.count > _SHOWN else ''
+        """Returns the counts and locations of skipped records, to append to a message; '' if there are none."""
+        more = ', ...' if self.count > _MAX_SHOWN else ''
         malformed = f', {self.count:,} malformed skipped ({", ".join(self._first)}{more})' if self.count else ''
         return malformed + (f', {self._empty_count:,} empty skipped' if self._empty_count else '')

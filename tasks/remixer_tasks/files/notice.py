@@ -24,7 +24,7 @@ class Notice:
             self._print(f'{self._what}: {self._steps}{progress()} ...', last=False)
 
     def step(self, number: int, total: int, things: str) -> None:
-        """Adds 'parsed 3 of 7 parts' to the line unless the total is 1; a log has a line for every 10%."""
+        """Adds progress, as in 'parsed 3 of 7 parts', unless the total is 1. In a log, prints a line every 10%."""
         if total == 1:
             return
         text = f'parsed {number} of {total} {things}'

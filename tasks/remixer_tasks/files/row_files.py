@@ -71,10 +71,10 @@ class _RemoteFile(io.RawIOBase):
 
 
 def lines(path: str, longest: int, malformed: Malformed, encoding: str = 'utf-8') -> Iterator[tuple[int, str]]:
-    """Yields (line number, line) for valid lines, counted from 1 and without line ends.
+    """Yields (line number, line) for each valid line. Numbers start at 1, and line ends are removed.
 
-    A line is malformed if it has more than `longest` characters, a NUL, or invalid UTF-8. With another `encoding`,
-    invalid text raises UserError.
+    A line is malformed if it has more than `longest` characters, a NUL, or invalid UTF-8. With an `encoding` other
+    than UTF-8, invalid text raises UserError.
     """
     is_utf_8 = codecs.lookup(encoding).name == 'utf-8'
     codec, errors = ('utf-8-sig', 'surrogateescape') if is_utf_8 else (encoding, 'strict')
@@ -85,7 +85,7 @@ def lines(path: str, longest: int, malformed: Malformed, encoding: str = 'utf-8'
                 while line := text.readline(longest + 1):
                     number += 1
                     if len(line) > longest and not line.endswith('\n'):
-                        # The line is recorded before its rest is skipped, because skipping may take minutes.
+                        # Records the line before skipping the rest of it, because skipping may take minutes.
                         malformed.record(path, number, f'the line has more than {longest:,} characters')
                         while line and not line.endswith('\n'):
                             line = text.readline(_CHUNK)
@@ -96,7 +96,7 @@ def lines(path: str, longest: int, malformed: Malformed, encoding: str = 'utf-8'
                     else:
                         yield number, line.rstrip('\r\n')
             except UnicodeError as error:
-                raise UserError(f'ENCODING must be that of {path}, got {encoding!r} ({error})') from error
+                raise UserError(f'ENCODING must be the encoding of {path}, got {encoding!r} ({error})') from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +152,7 @@ def format_by_extension(path: str, formats: Mapping[str, str], setting: str) -> 
 
 
 def read(path: str, layout: RowLayout, malformed: Malformed) -> Rows:
-    """Returns the rows of one file, in order. Raises UserError, see the module."""
+    """Returns an iterator over the rows of one file. Raises UserError if the whole file is unusable."""
     format = layout.format_of(path)
     if format == 'parquet':
         return parquet_rows(path, 'PAIRS_FORMAT')
@@ -176,7 +176,7 @@ def json_rows(path: str, longest: int, malformed: Malformed, encoding: str = 'ut
             yield number, row
         elif is_first and (line.lstrip().startswith('[') or line.strip() == '{'):
             command = "jq -c '.[]'" if '[' in line else 'jq -c .'
-            raise UserError(f'{path} must have one JSON object on each line; type {command} FILE > FILE.jsonl')
+            raise UserError(f'{path} must have one JSON object on each line; run {command} FILE > FILE.jsonl')
         else:
             malformed.record(path, number, problem)
         is_first = False
@@ -227,7 +227,7 @@ def _csv_cells(path: str, layout: RowLayout, malformed: Malformed) -> Iterator[t
 
 
 def _name_columns(path: str, cells: Iterator[tuple[int, list[str]]], layout: RowLayout, malformed: Malformed) -> Rows:
-    """Converts rows of cells to dicts, with names from the first line, or column numbers if there are no names."""
+    """Converts rows of cells to dicts. Keys are the names in the first line, or column numbers without names."""
     skipped = malformed.count
     number, names = next(cells, (0, []))
     first = []

@@ -1,7 +1,8 @@
 """Runs a function in parallel Python processes, because a single Python process uses only one core.
 
-A new Python program forks the workers, because forks of this process could hang (TensorFlow and JAX start threads), and
-the spawn method of `multiprocessing` would run the user's main module again. The workers end when this process ends.
+A separate Python process forks the workers. Forks of this process could hang, because TensorFlow and JAX start threads,
+and the spawn method of `multiprocessing` would run the user's main module again. The workers end when this process
+ends.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def count_cores() -> int:
 def map_in_order(function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], count: int) -> Iterator[Any]:
     """Computes `function(*job)` in `count` processes and yields the results in the order of `jobs`.
 
-    Function, arguments and results are pickled. A UserError of the function is raised again, and a killed process
-    raises UserError; other errors raise RuntimeError.
+    The function, its arguments and its results are pickled. UserErrors of the function are raised again, a killed
+    process raises UserError, and any other error raises RuntimeError.
     """
     command = [sys.executable, '-P', '-c', _START.format(path=sys.path)]
     # Workers run in a new session, so that only this process receives Ctrl-C and then kills the workers.

@@ -1,8 +1,8 @@
 """Causal and prefix language modelling.
 
-Causal language modelling (t5's `full_lm`) predicts every token from the preceding tokens. Documents with EOS are
-concatenated to a stream, which is split into segments of the targets' length. The first token of a segment is also
-predicted. Unlike here, t5 splits each group of 128 documents separately.
+Causal language modelling (t5's `full_lm`) predicts every token from the preceding tokens. Documents that
+end with EOS are joined to a stream, which is split into segments as long as the targets. The first token of a segment
+is also predicted. In contrast, t5 splits each group of 128 documents separately.
 
     documents  [Thank you] [for inviting me to your party]
     targets    Thank you </s> for inviting me
@@ -38,8 +38,8 @@ def causal_lm(
 ) -> tf.data.Dataset:
     """seqio preprocessor that joins documents {'targets': [n] int32 ids} and splits them into {'targets': [length]}.
 
-    Only the last example of a finite dataset is shorter. Raises UserError if the feature length of the targets is
-    missing.
+    Only the last example of a finite dataset may be shorter. Raises UserError if the feature length of the targets is
+    missing or below 2.
     """
     if sequence_length is None or sequence_length['targets'] < 2:
         raise UserError("causal LM needs a length of 2 or more: set TASK_FEATURE_LENGTHS = {'targets': 512}")

@@ -5,9 +5,9 @@
     targets     _   _  for    _     _   _  your   _     _    _    _
 
 In each segment, 15% of the tokens (at least one) are predicted: 80% of these are replaced by the mask, 10% by a random
-token, and 10% are unchanged. Other targets are 0 (padding), so the loss over non-padding targets equals the paper's.
-The mask is the vocabulary's `mask_id` (BERT's [MASK]); T5's vocabularies use their last id, <extra_id_0>. Pieces
-without text, such as [CLS], are not predicted.
+token, and 10% are unchanged. All other targets are 0 (padding), so the loss over non-padding targets equals the
+paper's. The mask is the vocabulary's `mask_id` (BERT's [MASK]); T5's vocabularies use their last id, <extra_id_0>.
+Pieces without text, such as [CLS], are not predicted.
 
 With `whole_words`, all pieces of a word are selected together, as in later BERT models: words are selected in random
 order until the next word would exceed 15% (BERT's code skips this word and tries others). Differences from BERT:
@@ -62,13 +62,13 @@ class Masking:
 
 
 def choose_tokens(words: tf.Tensor, count: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Selects the tokens to predict, [n] bool: `count` single tokens, or whole words with at most `count` tokens.
+    """Selects the tokens to predict, [n] bool: `count` single tokens, or whole words of at most `count` tokens.
 
     At least one word is always selected, even if it has more than `count` tokens.
 
     Args:
         words: [n] int32, the index of each token's word, from 0; if all indices differ, single tokens are selected.
-        count: number of tokens.
+        count: maximum number of tokens to select.
         seed: [2] integers.
     """
     sizes = tf.math.bincount(words)
@@ -103,7 +103,7 @@ def get_mask_id(vocabulary: seqio.Vocabulary) -> int:
 
 
 def word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
-    """Returns whether each piece starts a word, [vocab_size] bool. Raises UserError if there are no pieces."""
+    """Returns whether each piece starts a word, [vocab_size] bool. Raises UserError if the vocabulary has no pieces."""
     if hasattr(vocabulary, 'mask_id'):
         return np.array([not piece.startswith('##') for piece in vocabulary.words])
     if not hasattr(vocabulary, 'tokenizer'):

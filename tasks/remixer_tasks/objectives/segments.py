@@ -18,7 +18,7 @@ def extract_tokens(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def join_and_split(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
-    """Joins token vectors ([n] int32, n >= 0) across the whole stream and splits it into vectors of `length`.
+    """Joins token vectors ([n] int32, n >= 0) across the whole stream and splits them into vectors of `length`.
 
     All tokens are used in order; the last vector of the stream may be shorter.
     """
@@ -40,7 +40,7 @@ def join_and_split(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
 
 
 def split_documents(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
-    """Splits each document ([n] int32, n >= 0) into vectors of `length`; the last may be shorter.
+    """Splits each document ([n] int32, n >= 0) into vectors of `length`; the last one may be shorter.
 
     An empty document yields no vector.
     """

@@ -67,7 +67,7 @@ class Noise:
 
 
 def segment_length(inputs_length: int, targets_length: int, noise: Noise) -> int:
-    """Returns the maximum segment length whose inputs with EOS fit: 568 tokens for T5's 512 inputs and 114 targets.
+    """Returns the maximum segment length for which inputs with EOS fit: 568 tokens for T5's 512 inputs, 114 targets.
 
     Raises UserError if the targets of such a segment do not fit `targets_length`.
     """
@@ -83,14 +83,14 @@ def segment_length(inputs_length: int, targets_length: int, noise: Noise) -> int
         )
     if needed > targets_length:
         raise UserError(
-            f"TASK_FEATURE_LENGTHS has 'targets': {targets_length}, span corruption of {inputs_length} inputs makes "
-            f"{needed}: use {{'inputs': {inputs_length}, 'targets': {needed}}}"
+            f"TASK_FEATURE_LENGTHS has 'targets': {targets_length}, but span corruption of {inputs_length} inputs "
+            f"needs {needed}: use {{'inputs': {inputs_length}, 'targets': {needed}}}"
         )
     return length
 
 
 def longest_segment(inputs_length: int, targets_length: int, noise: Noise, sentinels: int) -> int:
-    """Returns the maximum segment length whose inputs, targets and number of spans fit. Raises UserError if below 2."""
+    """Returns the maximum segment length whose inputs, targets and spans fit. Raises UserError if it is below 2."""
     if sentinels < 1:
         raise UserError('span corruption needs sentinels, but the vocabulary has none; set its extra_ids to 100')
 
@@ -109,8 +109,8 @@ def longest_segment(inputs_length: int, targets_length: int, noise: Noise, senti
     return length
 
 
-def _random_parts(items: tf.Tensor, parts: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
-    """Splits `items` into `parts` non-empty parts, uniformly at random, and returns their lengths, [parts] int32.
+def _divide_randomly(items: tf.Tensor, parts: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
+    """Randomly divides `items` items into `parts` non-empty parts, and returns the lengths of the parts, [parts] int32.
 
     `scores` are [items - 1] independent uniform numbers, one for each possible split point.
     """
@@ -126,8 +126,8 @@ def noise_mask(length: tf.Tensor, hidden: tf.Tensor, spans: tf.Tensor, seed: tf.
     """
     visible = length - hidden
     scores = tf.random.stateless_uniform([length - 2], seed)
-    visible_lengths = _random_parts(visible, spans, scores[: visible - 1])
-    hidden_lengths = _random_parts(hidden, spans, scores[visible - 1 :])
+    visible_lengths = _divide_randomly(visible, spans, scores[: visible - 1])
+    hidden_lengths = _divide_randomly(hidden, spans, scores[visible - 1 :])
     lengths = tf.reshape(tf.stack([visible_lengths, hidden_lengths], 1), [-1])
     return tf.repeat(tf.range(2 * spans) % 2 == 1, lengths)
 
@@ -199,14 +199,14 @@ def iid_noise_mask(length: tf.Tensor, density: float, seed: tf.Tensor) -> tf.Ten
 
 
 def runs_to_sentinels(tokens: tf.Tensor, mask: tf.Tensor, last_id: int) -> tf.Tensor:
-    """Replaces each run of True in the mask [n] by an id that counts down from `last_id`; returns [m <= n] ids."""
+    """Replaces each run of masked tokens by one sentinel, counted down from `last_id`; returns [m <= n] ids."""
     starts = mask & ~tf.concat([[False], mask[:-1]], 0)
     marked = tf.where(starts, last_id + 1 - tf.cumsum(tf.cast(starts, tf.int32)), tokens)
     return tf.boolean_mask(marked, starts | ~mask)
 
 
 def _limit_runs(mask: tf.Tensor, sentinel_count: int) -> tf.Tensor:
-    """Unmasks later runs so that at most `sentinel_count` runs of False, and about as many runs of True, remain."""
+    """Unmasks later runs, so that at most `sentinel_count` runs of False, and about as many runs of True, remain."""
     visible_starts = ~mask & tf.concat([[True], mask[:-1]], 0)
     return mask & (tf.cumsum(tf.cast(visible_starts, tf.int32)) < sentinel_count)
 

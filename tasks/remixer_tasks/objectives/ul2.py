@@ -1,7 +1,8 @@
 """The denoisers of UL2 (Tay et al. 2023, arXiv:2205.05131, section 3.1.2 and table 1) and of UL2R.
 
 R, regular: span corruption as in T5, with spans of 3 or 8 tokens on average and 15% of the tokens hidden. X, extreme:
-long spans (64) or a high rate (50%), or both. S, sequential: a prefix LM whose targets are 25% of a segment on average.
+long spans (64 tokens), many hidden tokens (50%), or both. S, sequential: a prefix LM whose targets are 25% of a segment
+on average.
 
 A prompt before the inputs identifies the denoiser: [R], [X], [S] in the paper, and [NLU], [NLG], [S2S] in UL2's
 checkpoints. All seven denoisers are equally frequent. UL2R (Tay et al. 2022, arXiv:2210.11399, section 3) continues
@@ -30,19 +31,19 @@ class Denoiser:
 
     Attributes:
         kind: 'r', 'x' or 's'.
-        how: the noise, or the prefix for 's'.
+        settings: the settings of span corruption, or of the prefix LM for 's'.
         rate: sampling rate relative to the other denoisers.
     """
 
     kind: str
-    how: Noise | Prefix
+    settings: Noise | Prefix
     rate: float = 1.0
 
     @property
     def name(self) -> str:
         """Name used in tasks, metrics and files, such as r_span3_rate15."""
-        density = f'rate{100 * self.how.density:g}'.replace('.', '_')
-        span = '' if isinstance(self.how, Prefix) else f'span{self.how.mean_span:g}_'.replace('.', '_')
+        density = f'rate{100 * self.settings.density:g}'.replace('.', '_')
+        span = '' if isinstance(self.settings, Prefix) else f'span{self.settings.mean_span:g}_'.replace('.', '_')
         return f'{self.kind}_{span}{density}'
 
 
@@ -64,7 +65,7 @@ UL2R = (
 
 
 def denoisers(rows: Any = None) -> tuple[Denoiser, ...]:
-    """Returns UL2's denoisers for None, UL2R's for 'ul2r', or denoisers from rows (kind, mean span, density, rate).
+    """Returns UL2's denoisers for None or 'ul2', UL2R's for 'ul2r', or those in rows (kind, mean span, density, rate).
 
     The mean span of kind 's' is None, as in [('r', 3, 0.15, 1), ('s', None, 0.25, 1)]. Invalid rows raise UserError.
     """
@@ -87,5 +88,5 @@ def denoisers(rows: Any = None) -> tuple[Denoiser, ...]:
 def _parse_denoiser(kind: str, span: float | None, share: float, rate: float) -> Denoiser:
     if kind not in PROMPTS or (kind == SEQUENTIAL) != (span is None) or not rate > 0:
         raise ValueError(kind)
-    how = Prefix(share, join_documents=True) if span is None else Noise(share, span)
-    return Denoiser(kind, how, float(rate))
+    settings = Prefix(share, join_documents=True) if span is None else Noise(share, span)
+    return Denoiser(kind, settings, float(rate))

@@ -1,7 +1,7 @@
 """GPT-2's byte-level byte-pair encoding (Radford et al. 2019, section 2.2), loaded from tokenizer files.
 
-A text is split into words with their preceding space. Pairs in a word are merged in the order in which they were
-learned. Ids are GPT-2's plus one, because id 0 is padding.
+A text is split into words, each with its preceding space. Adjacent pieces of a word are merged in the order in which
+the merges were learned. Ids are GPT-2's ids plus one, because id 0 is padding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.errors import UserError
 
-VOCABULARY, MERGES, BOTH = 'vocab.json', 'merges.txt', tokenizer_files.TOKENIZER
+VOCABULARY, MERGES, TOKENIZER = 'vocab.json', 'merges.txt', tokenizer_files.TOKENIZER
 # The settings in tokenizer.json that this module supports, by component.
 _MODEL: dict[str, Any] = {
     'type': 'BPE',
@@ -34,9 +34,9 @@ _CONFIG = {'add_prefix_space': (None, False), 'add_bos_token': (None, False)}
 # Matches words in a text of character classes: letters (L), numbers (N), the space (_), other white space (S), and
 # others (O).
 _WORD = re.compile(r'_?L+|_?N+|_?O+|[_S]+(?![^_S])|[_S]+')
-_ENDING = re.compile(r"'(?:s|t|re|ve|m|ll|d)")
+_CONTRACTION = re.compile(r"'(?:s|t|re|ve|m|ll|d)")
 
-# Unicode's White_Space without the space; str.isspace() also accepts four control characters.
+# Unicode's White_Space characters except the space; str.isspace() also accepts four control characters.
 _WHITE_SPACE = frozenset(
     '\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000' + ''.join(map(chr, range(0x2000, 0x200B)))
 )
@@ -52,12 +52,12 @@ def _character_class(character: str) -> str:
 
 def words(text: str) -> Iterator[str]:
     """Splits a text into GPT-2's words."""
-    classes, place = ''.join(map(_character_class, text)), 0
-    while place < len(text):
-        word = _ENDING.match(text, place) or _WORD.match(classes, place)
+    classes, position = ''.join(map(_character_class, text)), 0
+    while position < len(text):
+        word = _CONTRACTION.match(text, position) or _WORD.match(classes, position)
         assert word is not None
-        yield text[place : word.end()]
-        place = word.end()
+        yield text[position : word.end()]
+        position = word.end()
 
 
 @functools.cache
@@ -74,7 +74,7 @@ class BytePairs(Vocabulary):
     Attributes:
         folder: folder with tokenizer.json, or with vocab.json and merges.txt; added tokens and settings are also read
             from tokenizer_config.json and added_tokens.json.
-        end_id: GPT-2's id of <|endoftext|>; `eos_id` is one more.
+        end_id: GPT-2's id of <|endoftext|>; `eos_id` is `end_id` + 1.
     """
 
     def __init__(self, folder: str, end_id: int):
@@ -82,12 +82,12 @@ class BytePairs(Vocabulary):
         self.folder, self.end_id = os.path.expanduser(folder), end_id
 
     @functools.cached_property
-    def _files(self) -> tuple[dict[str, int], dict[tuple[str, ...], int], dict[str, int]]:
+    def _file_contents(self) -> tuple[dict[str, int], dict[tuple[str, ...], int], dict[str, int]]:
         """Returns GPT-2's id of each piece, the rank of each pair, and GPT-2's id of each added token."""
         folder = pathlib.Path(self.folder)
-        if (folder / BOTH).is_file():
-            tokenizer = untrusted_files.read_object(folder / BOTH)
-            where = str(folder / BOTH)
+        if (folder / TOKENIZER).is_file():
+            tokenizer = untrusted_files.read_object(folder / TOKENIZER)
+            where = str(folder / TOKENIZER)
             tokenizer_files.check_settings(tokenizer.get('model'), _MODEL, f'{where}, model')
             tokenizer_files.check_settings(tokenizer.get('pre_tokenizer'), _PRE_TOKENIZER, f'{where}, pre_tokenizer')
             tokenizer_files.check_settings(tokenizer, {'normalizer': None}, where)
@@ -97,7 +97,7 @@ class BytePairs(Vocabulary):
             pieces = untrusted_files.read_object(folder / VOCABULARY)
             merges = untrusted_files.read_text(folder / MERGES).split('\n')
         else:
-            raise UserError(f'{folder} must contain {BOTH}, or {VOCABULARY} and {MERGES}; use the folder of GPT-2')
+            raise UserError(f'{folder} must contain {TOKENIZER}, or {VOCABULARY} and {MERGES}; use the folder of GPT-2')
         if not isinstance(pieces, dict) or not isinstance(merges, list) or not pieces:
             raise UserError(
                 f'the tokenizer in {folder} does not use byte-pair encoding; use the folder of a GPT-2 model'
@@ -120,9 +120,9 @@ class BytePairs(Vocabulary):
 
     @functools.cached_property
     def token_texts(self) -> list[bytes]:
-        """The bytes of each id; empty for padding and the end token."""
+        """The text of each id as bytes; empty for padding and the end token."""
         byte_of_letter = {letter: byte for byte, letter in enumerate(byte_letters())}
-        pieces, _, added = self._files
+        pieces, _, added = self._file_contents
         texts = [b''] * (1 + len({**pieces, **added}))
         for piece, index in pieces.items():
             texts[index + 1] = bytes(byte_of_letter[letter] for letter in piece if letter in byte_of_letter)
@@ -141,7 +141,7 @@ class BytePairs(Vocabulary):
         return len(self.token_texts)
 
     def encode(self, text: str) -> list[int]:
-        letters, (pieces, _, added) = byte_letters(), self._files
+        letters, (pieces, _, added) = byte_letters(), self._file_contents
         ids: list[int] = []
         for part in self._split_added(text):
             if part in added:
@@ -155,7 +155,7 @@ class BytePairs(Vocabulary):
         return ids
 
     def huggingface_ids(self, text: str) -> list[int]:
-        """GPT-2's own ids."""
+        """Returns GPT-2's ids of a text, without adding one."""
         return [index - 1 for index in self.encode(text)]
 
     @functools.lru_cache(maxsize=2**16)  # noqa: B019 (a vocabulary lives as long as its process)
@@ -164,18 +164,18 @@ class BytePairs(Vocabulary):
 
     @functools.cached_property
     def _split_added(self) -> Callable[[str], list[str]]:
-        return tokenizer_files.make_splitter(self._files[2])
+        return tokenizer_files.make_splitter(self._file_contents[2])
 
     def _merge(self, word: str) -> list[str]:
-        """Splits a word into pieces in O(n log n), using a heap of pairs, by rank and position, and linked lists."""
-        ranks, parts = self._files[1], list(word)
+        """Splits a word into pieces in O(n log n), with a heap of pairs by rank and position, and linked lists."""
+        ranks, parts = self._file_contents[1], list(word)
         before, after = list(range(-1, len(word) - 1)), list(range(1, len(word) + 1))
-        heap = [(ranks[pair], place) for place, pair in enumerate(itertools.pairwise(parts)) if pair in ranks]
+        heap = [(ranks[pair], position) for position, pair in enumerate(itertools.pairwise(parts)) if pair in ranks]
         heapq.heapify(heap)
         while heap:
             rank, left = heapq.heappop(heap)
             right = after[left]
-            # Skips a pair if one of its pieces has been merged since.
+            # Skips pairs of which a piece has been merged since they were added.
             if not parts[left] or right == len(parts) or ranks.get((parts[left], parts[right])) != rank:
                 continue
             parts[left], parts[right] = parts[left] + parts[right], ''
@@ -204,5 +204,5 @@ class BytePairs(Vocabulary):
 
     @property
     def words(self) -> list[str]:
-        """The pieces by id, as hexadecimal bytes, which checkpoints record."""
+        """The pieces in the order of their ids, as hexadecimal bytes, which checkpoints store."""
         return [piece.hex() for piece in self.token_texts]

@@ -1,8 +1,8 @@
-"""Vocabulary of a Hugging Face `tokenizer.json`, which the library `tokenizers` runs.
+"""Vocabulary of a Hugging Face `tokenizer.json`, which uses the library `tokenizers`.
 
-A malicious file can make the library abort, panic or hang. Therefore only the components in `ALLOWED` are accepted,
-with bounded texts and known regular expressions, and a child process with a time limit tests the file before this
-process loads it. Padding and truncation are removed.
+A malicious file can make the library abort, panic or hang. Therefore only components in `ALLOWED`, texts of limited
+length and known regular expressions are accepted. A child process with a time limit loads the file first. Settings for
+padding and truncation are removed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.errors import UserError, import_optional
 from remixer_tasks.vocabulary.byte_pairs import byte_letters
 
-# Accepted types of each component of the file.
+# Accepted types of each component of a tokenizer.json.
 ALLOWED = {
     'model': 'BPE Unigram WordPiece WordLevel',
     'normalizer': 'Sequence NFC NFD NFKC NFKD Lowercase Strip StripAccents Prepend Replace BertNormalizer',
@@ -41,7 +41,7 @@ REGEXES = frozenset({
     rf'{_SUFFIXES}|{_WORDS}|\p{{N}}|{_REST}',
     *(r'\p{N}{1,3}', r'\p{N}', r'\s+', r'[0-9]', r'\d'),
 })  # fmt: skip
-# Maximum length of a text, largest number, and maximum nesting of sequences.
+# Limits for a tokenizer.json: length of texts and lists, size of numbers, and nesting depth.
 MAX_TEXT, MAX_ID, MAX_DEPTH = 1000, 10_000_000, 8
 TIME_LIMIT = 60
 # The child process prints the ids of a text with and without the special tokens that the file adds.
@@ -83,7 +83,7 @@ class HuggingFaceTokenizer(Vocabulary):
 
     @functools.cached_property
     def words(self) -> tuple[str, ...]:
-        """Pieces by id, with '' for unused ids."""
+        """The pieces in the order of their ids; '' for unused ids."""
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
         pieces = [''] * (max(ids.values()) + 1 + self._shift)
         for piece, index in ids.items():
@@ -91,8 +91,8 @@ class HuggingFaceTokenizer(Vocabulary):
         return tuple(pieces)
 
     @functools.cached_property
-    def _special(self) -> dict[str, int]:
-        """Ids of the special tokens."""
+    def _special_tokens(self) -> dict[str, int]:
+        """The ids of the special tokens, by token."""
         added = self._tokenizer.get_added_tokens_decoder()
         return {token.content: index + self._shift for index, token in added.items() if token.special}
 
@@ -115,19 +115,22 @@ class HuggingFaceTokenizer(Vocabulary):
 
     @property
     def unk_id(self) -> int:
-        return next((self._special[name] for name in ('[UNK]', '<unk>') if name in self._special), self.eos_id)
+        return next(
+            (self._special_tokens[name] for name in ('[UNK]', '<unk>') if name in self._special_tokens), self.eos_id
+        )
 
     @property
     def mask_id(self) -> int:
         """The id of the mask token, or the last id if the file has none."""
         return next(
-            (self._special[name] for name in ('[MASK]', '<mask>') if name in self._special), len(self.words) - 1
+            (self._special_tokens[name] for name in ('[MASK]', '<mask>') if name in self._special_tokens),
+            len(self.words) - 1,
         )
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        """Pieces without text."""
-        return tuple(self._special.values())
+        """The ids of pieces without text."""
+        return tuple(self._special_tokens.values())
 
     @functools.cached_property
     def token_texts(self) -> list[bytes]:
@@ -151,7 +154,7 @@ class HuggingFaceTokenizer(Vocabulary):
     def encode(self, text: str) -> list[int]:
         _, before, _ = self._loaded
         ids = [*before, *self.huggingface_ids(text)]
-        # Id 0 is padding, so it is removed from texts.
+        # Removes id 0, which is padding.
         return [index + self._shift for index in ids if index + self._shift]
 
     def huggingface_ids(self, text: str) -> list[int]:
@@ -168,8 +171,12 @@ class HuggingFaceTokenizer(Vocabulary):
 
     @property
     def file_ids(self) -> dict[str, int] | None:
-        """The file's ids of padding and of the first and last token of a text, or None if ids are not shifted."""
-        roles = {'pad': self._special.get('[PAD]', self._special.get('<pad>')), 'cls': self.bos_id, 'sep': self.eos_id}
+        """The ids in the file of padding and of the first and last token of a text; None if ids are not shifted."""
+        roles = {
+            'pad': self._special_tokens.get('[PAD]', self._special_tokens.get('<pad>')),
+            'cls': self.bos_id,
+            'sep': self.eos_id,
+        }
         is_complete = self._shift and None not in roles.values()
         return {role: index - 1 for role, index in roles.items() if index} if is_complete else None
 
@@ -177,13 +184,13 @@ class HuggingFaceTokenizer(Vocabulary):
     def special_names(self) -> dict[str, str]:
         """The special tokens, by their keys in tokenizer_config.json."""
         roles = {'pad_token': ('[PAD]', '<pad>'), 'unk_token': ('[UNK]', '<unk>'), 'mask_token': ('[MASK]', '<mask>')}
-        names = {role: name for role, choices in roles.items() for name in choices if name in self._special}
+        names = {role: name for role, choices in roles.items() for name in choices if name in self._special_tokens}
         first = {} if self.bos_id is None else {'cls_token': self.words[self.bos_id]}
         return {**names, **first, 'sep_token': self.words[self.eos_id]}
 
     @property
     def saved_settings(self) -> dict[str, Any]:
-        """The arguments, besides the path, that restore this vocabulary from the saved file."""
+        """The arguments, other than the path, that restore this vocabulary from the saved file."""
         return {'end': self.words[self.eos_id], 'shifted': bool(self._shift)}
 
     def __eq__(self, other: object) -> bool:
@@ -196,8 +203,8 @@ class HuggingFaceTokenizer(Vocabulary):
 def load(path: str) -> tuple[Any, list[int], list[int]]:
     """Returns the tokenizer, and the special ids that the tokenizer adds before and after a text.
 
-    Raises UserError if the library is missing, if the file has other components than ALLOWED, or if the library cannot
-    parse it in the child process within TIME_LIMIT seconds.
+    Raises UserError if the library is missing, if the file has components that are not in ALLOWED, or if the library
+    cannot parse it in the child process within TIME_LIMIT seconds.
     """
     tokenizers = import_optional('tokenizers', path, 'wordpiece')
     content = untrusted_files.read_object(path)
@@ -213,7 +220,7 @@ def load(path: str) -> tuple[Any, list[int], list[int]]:
             f'parsing {path} with the package tokenizers takes more than {TIME_LIMIT} seconds; download it again'
         ) from error
     except Exception as error:
-        # The library raises Exception itself.
+        # The library raises instances of Exception itself.
         lines = (getattr(error, 'stderr', None) or str(error)).strip().splitlines()
         raise UserError(f'{path} cannot be read as a tokenizer ({lines[-1] if lines else error!s:.200})') from error
     start = next(index for index in range(len(whole) + 1) if whole[index : index + len(plain)] == plain)
@@ -221,21 +228,21 @@ def load(path: str) -> tuple[Any, list[int], list[int]]:
 
 
 def check_components(content: dict[str, Any], path: str) -> dict[str, Any]:
-    """Returns the supported parts of a tokenizer.json. Raises UserError if a component is not allowed."""
-    for place, allowed in ALLOWED.items():
-        for component in _components(content.get(place)):
+    """Returns the supported components of a tokenizer.json. Raises UserError if a component is not allowed."""
+    for section, allowed in ALLOWED.items():
+        for component in _nested_components(content.get(section)):
             kind = component.get('type')
-            if place == 'model' and kind is None:
+            if section == 'model' and kind is None:
                 # Older files do not specify the type of the model.
                 kind = 'BPE' if 'merges' in component else 'WordPiece'
             if kind not in allowed.split():
-                raise UserError(f'{path}: {place} must be one of {allowed.replace(" ", ", ")}, got {kind!a:.60}')
+                raise UserError(f'{path}: {section} must be one of {allowed.replace(" ", ", ")}, got {kind!a:.60}')
             pattern = component.get('pattern')
             if isinstance(pattern, dict) and pattern.get('Regex', r'\s+') not in REGEXES:
-                raise UserError(f'{path}: {place} has an unsupported regular expression: {pattern["Regex"]!a:.80}')
+                raise UserError(f'{path}: {section} has an unsupported regular expression: {pattern["Regex"]!a:.80}')
             for name, value in component.items():
                 if name not in ('vocab', 'merges') and not _is_small(value):
-                    raise UserError(f'{path}: {name} of {place} must be short, got {value!a:.60}; download it again')
+                    raise UserError(f'{path}: {name} of {section} must be short, got {value!a:.60}; download it again')
     model: Any = content.get('model')
     added = content.get('added_tokens') or []
     vocab = model.get('vocab') if isinstance(model, dict) else None
@@ -243,7 +250,7 @@ def check_components(content: dict[str, Any], path: str) -> dict[str, Any]:
         raise UserError(f'{path}: vocab must be an object or a list, and added_tokens a list; download it again')
     if model.get('dropout') or model.get('max_input_chars_per_word', 0) > MAX_TEXT:
         raise UserError(f'{path}: dropout must be 0 and max_input_chars_per_word at most {MAX_TEXT}')
-    # Unigram lists pairs of a piece and its score; the other models map pieces to ids.
+    # A Unigram model lists pairs of a piece and its score; the other models map pieces to ids.
     pieces = (
         vocab.items() if isinstance(vocab, dict) else ((row[0], 0) for row in vocab if isinstance(row, list) and row)
     )
@@ -254,11 +261,11 @@ def check_components(content: dict[str, Any], path: str) -> dict[str, Any]:
                 f'{path}: {piece!a:.60} with id {index!a:.60} is not a valid vocabulary entry; download it again'
             )
     return {'version': '1.0', 'truncation': None, 'padding': None, 'added_tokens': added} | {
-        place: content.get(place) for place in ALLOWED
+        section: content.get(section) for section in ALLOWED
     }
 
 
-def _components(part: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
+def _nested_components(part: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
     """Yields a component and, for a Sequence, its nested components."""
     if part is None:
         return
@@ -266,7 +273,7 @@ def _components(part: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
     yield part
     for value in part.values() if part.get('type') == 'Sequence' else ():
         for item in value if isinstance(value, list) else ():
-            yield from _components(item, depth + 1)
+            yield from _nested_components(item, depth + 1)
 
 
 def _is_small(value: Any, depth: int = 0) -> bool:

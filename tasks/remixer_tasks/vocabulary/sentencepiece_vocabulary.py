@@ -31,20 +31,20 @@ from remixer_tasks.files import cache
 from remixer_tasks.files.notice import Notice
 from remixer_tasks.vocabulary import sentinels
 
-# 20 MB of text is enough for ~10k pieces.
+# Number of characters to train on, which is enough for about 10,000 pieces.
 SAMPLE_CHARACTERS = 20_000_000
-# SentencePiece skips sentences of more than 4,192 bytes, so longer lines are cut.
+# Maximum number of characters of a training line; SentencePiece skips lines of more than 4,192 bytes.
 LINE_CHARACTERS = 1000
-# Fraction of the text's characters that have a piece; other characters have the unknown id.
+# Fraction of the text's characters that get a piece; other characters are encoded as the unknown id.
 CHARACTER_COVERAGE = 0.9995
-# The number is fixed, because the sums in the EM steps depend on the number of threads.
+# Number of training threads. The sums in the EM steps depend on this number, so it is fixed.
 THREADS = 4
 # Every trained vocabulary contains these characters, because labels of tasks use them ('not_entailment').
 REQUIRED = string.digits + string.ascii_letters + string.punctuation
 _PROTO: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]  # made at run time
 _PIECE = _PROTO.SentencePiece
 _SPECIAL = {'<pad>': _PIECE.CONTROL, '</s>': _PIECE.CONTROL, '<s>': _PIECE.CONTROL}
-# The steps of a tokenizer.json that SentencePiece also performs.
+# Preprocessing steps in a tokenizer.json that SentencePiece also performs.
 _METASPACE = {'type': 'Metaspace', 'replacement': '▁', 'prepend_scheme': 'always'}
 _NORMALIZERS = (
     {'type': 'Replace', 'pattern': {'Regex': ' {2,}'}, 'content': '▁'},
@@ -62,7 +62,7 @@ def model_path(corpus: Corpus, pieces: int, at_most: bool) -> Path:
 def ensure_trained(corpus: Corpus, pieces: int, at_most: bool) -> Path:
     """Trains a model of `pieces` ids, without sentinels, unless it is in the cache; returns its path.
 
-    Raises UserError if the text is too small and not `at_most`, which allows fewer pieces.
+    Raises UserError if the text is too small for `pieces` ids, unless `at_most` allows fewer ids.
     """
     path = model_path(corpus, pieces, at_most)
     if not path.exists():
@@ -71,7 +71,7 @@ def ensure_trained(corpus: Corpus, pieces: int, at_most: bool) -> Path:
         notice = Notice(
             f'training a vocabulary of {pieces} pieces on {characters / 1e6:.1f} M characters of {corpus.name}'
         )
-        model = _train(sample, pieces, at_most)
+        model = _train_model(sample, pieces, at_most)
         with cache.add_entry(path) as temporary:
             temporary.write_bytes(model)
         notice.done(f'saved to {path}')
@@ -99,7 +99,7 @@ def sentinels_in(model: bytes) -> int:
     return sentinels.count_trailing([piece.piece for piece in _PROTO.FromString(model).pieces[-1000:]])
 
 
-def _train(sample: list[str], pieces: int, at_most: bool) -> bytes:
+def _train_model(sample: list[str], pieces: int, at_most: bool) -> bytes:
     writer = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -126,7 +126,7 @@ def _train(sample: list[str], pieces: int, at_most: bool) -> bytes:
             ) from error
         most = int(limit[1])
         if at_most:
-            return _train(sample, most, at_most=False)
+            return _train_model(sample, most, at_most=False)
         raise UserError(
             f'this text allows at most {most} pieces, got {pieces}; reduce VOCAB_SIZE by at least '
             f'{pieces - most}, use more text, or use VOCABULARY = @vocabularies.byte()'
@@ -157,23 +157,23 @@ class SentencePiece(Vocabulary):
         super().__init__(extra_ids)
         self.sentencepiece_model_file = sentencepiece_model_file
 
-    def _model(self) -> LoadedModel:
+    def _loaded_model(self) -> LoadedModel:
         with _LOADING:
             return _load(self.sentencepiece_model_file, self.extra_ids)
 
     @property
     def tokenizer(self) -> sentencepiece.SentencePieceProcessor:
         """The SentencePiece processor, with the sentinels as pieces."""
-        return self._model().processor
+        return self._loaded_model().processor
 
     @property
     def sp_model(self) -> bytes:
         """The serialized model, with the sentinels as pieces."""
-        return self._model().content
+        return self._loaded_model().content
 
     @property
     def sentinels(self) -> int:
-        """The number of sentinels: `extra_ids`, or the number of sentinels in the model's own pieces, as in mT5."""
+        """The number of sentinels: `extra_ids`, or the number of sentinels among the pieces of the model, as in mT5."""
         return self.extra_ids or sentinels_in(self.sp_model)
 
     @property
@@ -193,7 +193,7 @@ class SentencePiece(Vocabulary):
         return self.tokenizer.GetPieceSize()
 
     def encode(self, text: str) -> list[int]:
-        return self.tokenizer.EncodeAsIds(re.sub(*self._separate_sentinels, text) if self.extra_ids else text)
+        return self.tokenizer.EncodeAsIds(re.sub(*self._sentinel_substitution, text) if self.extra_ids else text)
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.DecodeIds(list(ids))
@@ -205,12 +205,12 @@ class SentencePiece(Vocabulary):
 
     def encode_tf(self, text: tf.Tensor) -> tf.Tensor:
         return self.tf_tokenizer.tokenize(
-            tf.strings.regex_replace(text, *self._separate_sentinels) if self.extra_ids else text
+            tf.strings.regex_replace(text, *self._sentinel_substitution) if self.extra_ids else text
         )
 
     @property
-    def _separate_sentinels(self) -> tuple[str, str]:
-        """A pattern and a replacement that surround each sentinel with spaces.
+    def _sentinel_substitution(self) -> tuple[str, str]:
+        """A pattern and a replacement, which add spaces around each sentinel.
 
         The first space is part of the sentinel's piece. After the second space, SentencePiece starts a word.
         """
@@ -234,12 +234,12 @@ class TrainedPieces(SentencePiece):
         self._training = (corpus, pieces, at_most)
         super().__init__(str(model_path(*self._training)), extra_ids=extra_ids)
 
-    def _model(self) -> LoadedModel:
+    def _loaded_model(self) -> LoadedModel:
         if not os.path.exists(self.sentencepiece_model_file):
             # seqio needs the model while tracing a graph, but reading the documents requires eager execution.
             with tf.init_scope():
                 ensure_trained(*self._training)
-        return super()._model()
+        return super()._loaded_model()
 
 
 class LoadedModel(NamedTuple):
@@ -281,7 +281,7 @@ def _load(path: str, extra_ids: int) -> LoadedModel:
 
 
 def convert_unigram(path: str) -> Path:
-    """Converts the tokenizer.json of a T5 to a SentencePiece model; returns its path in the cache."""
+    """Converts the tokenizer.json of a T5 model to a SentencePiece model; returns its path in the cache."""
     model = unigram_model(untrusted_files.read_object(Path(path)), path)
     file = cache.root() / 'vocabularies' / f'{cache.key("tokenizer.json", model.hex())}.model'
     if not file.exists():
@@ -293,7 +293,8 @@ def convert_unigram(path: str) -> Path:
 def unigram_model(tokenizer: dict[str, Any], where: str) -> bytes:
     """Converts `tokenizer`, the content of the file `where`, to a SentencePiece model without sentinels.
 
-    Raises UserError if the tokenizer is not a T5's Unigram model, or has a step that SentencePiece does not support.
+    Raises UserError if the tokenizer is not a Unigram model like T5's, or has a step that SentencePiece does not
+    support.
     """
     settings = {'type': 'Unigram', 'byte_fallback': (None, False, True)}
     tokenizer_files.check_settings(tokenizer.get('model'), settings, f'{where}, model')
@@ -316,7 +317,7 @@ def unigram_model(tokenizer: dict[str, Any], where: str) -> bytes:
         kind = _PIECE.UNKNOWN if index == unk_id else _SPECIAL.get(text, _PIECE.NORMAL)
         if tokenizer['model'].get('byte_fallback') and re.fullmatch('<0x[0-9A-F]{2}>', text):
             kind = _PIECE.BYTE
-        # mT5's sentinels.
+        # These pieces are mT5's sentinels.
         kind = _PIECE.USER_DEFINED if re.fullmatch(r'▁<extra_id_\d+>', text) else kind
         proto.pieces.add(piece=text, score=score, type=kind)
     names = [piece.piece for piece in proto.pieces]

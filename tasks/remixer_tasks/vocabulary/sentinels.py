@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-# 0xF5 to 0xFF.
+# Number of byte values that do not occur in UTF-8, 0xF5 to 0xFF.
 UNUSED_BYTES = 11
 
 

@@ -1,7 +1,7 @@
-"""BERT's WordPiece vocabulary, with the library `tokenizers`, for encoders from Hugging Face.
+"""BERT's WordPiece vocabulary for encoders from Hugging Face, which uses the library `tokenizers`.
 
-The ids equal those in the file. Each text begins with `[CLS]`, as in BERT's training. Tasks append the end token
-`[SEP]`.
+Token ids equal those in the tokenizer's files. Each encoded text begins with `[CLS]`, as in BERT's training. Tasks
+append the end token `[SEP]`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from remixer_tasks.vocabulary import huggingface_tokenizer
 from remixer_tasks.vocabulary.huggingface_tokenizer import HuggingFaceTokenizer
 
 CLS, SEP, UNKNOWN, PAD, MASK = '[CLS]', '[SEP]', '[UNK]', '[PAD]', '[MASK]'
-# Attributes of the normalizer, and their names in tokenizer_config.json.
+# Maps attributes of the normalizer to their names in tokenizer_config.json.
 SETTINGS = {
     'lowercase': 'do_lower_case',
     'strip_accents': 'strip_accents',
@@ -26,9 +26,9 @@ SETTINGS = {
 
 
 class WordPieceVocabulary(HuggingFaceTokenizer):
-    """BERT's vocabulary in a `tokenizer.json`. Vocabularies with the same words are equal."""
+    """BERT's vocabulary in a `tokenizer.json`. Two vocabularies with the same pieces are equal."""
 
-    # Only the path restores the vocabulary.
+    # None, because the path alone restores the vocabulary.
     saved_settings: Any = None
 
     @functools.cached_property
@@ -36,7 +36,7 @@ class WordPieceVocabulary(HuggingFaceTokenizer):
         tokenizer = read(self._path)
         return tokenizer, [tokenizer.token_to_id(CLS)], [tokenizer.token_to_id(SEP)]
 
-    def _id(self, piece: str) -> int:
+    def _piece_id(self, piece: str) -> int:
         index = self._tokenizer.token_to_id(piece)
         if index is None:
             raise UserError(f'{self._path} has no {piece}, which BERT requires; use the tokenizer of a BERT model')
@@ -45,27 +45,27 @@ class WordPieceVocabulary(HuggingFaceTokenizer):
     @property
     def mask_id(self) -> int:
         """The id of the mask token."""
-        return self._id(MASK)
+        return self._piece_id(MASK)
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        """Pieces without text."""
-        return tuple(self._id(piece) for piece in (PAD, CLS, SEP, MASK))
+        """The ids of pieces without text."""
+        return tuple(self._piece_id(piece) for piece in (PAD, CLS, SEP, MASK))
 
     @property
     def unk_id(self) -> int:
-        return self._id(UNKNOWN)
+        return self._piece_id(UNKNOWN)
 
     def huggingface_ids(self, text: str) -> list[int]:
-        """Returns the ids without [CLS]. Skips [PAD] in a text, because id 0 is padding."""
+        """Returns the ids of a text without [CLS]. Omits [PAD], because id 0 is padding."""
         return [token for token in self._tokenizer.encode(text, add_special_tokens=False).ids if token]
 
 
 def read(path: str) -> Any:
-    """Returns the tokenizer of a `tokenizer.json`, or of BERT's older `vocab.txt`, with the settings and the
-    added tokens in other files of its folder.
+    """Loads the tokenizer of a `tokenizer.json`, or of BERT's older `vocab.txt`.
 
-    Raises UserError if the package `tokenizers` is missing, or if the files cannot be read or contradict each other.
+    Also applies the settings and added tokens in other files of the folder. Raises UserError if the package
+    `tokenizers` is missing, or if the files cannot be read or contradict each other.
     """
     tokenizers = import_optional('tokenizers', path, 'wordpiece')
     if not os.path.isfile(path):
@@ -82,7 +82,7 @@ def read(path: str) -> Any:
                 handle_chinese_chars=bool(config.get('tokenize_chinese_chars', True)),
             )._tokenizer
         except Exception as error:
-            # The library raises plain Exception.
+            # The library raises instances of Exception itself.
             raise UserError(f'{path} cannot be read as a tokenizer ({reason(error)})') from error
     else:
         tokenizer, _, _ = huggingface_tokenizer.load(path)

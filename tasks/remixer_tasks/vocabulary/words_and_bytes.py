@@ -15,9 +15,9 @@ _SPECIAL = 3
 
 
 class WordVocabulary(Vocabulary):
-    """Vocabulary of T5's special ids and the sorted words of texts, for small languages such as COGS.
+    """Vocabulary of words, for small languages such as COGS: T5's special ids, then the sorted words of texts.
 
-    The vocabulary has no sentinels. Vocabularies with the same name and words are equal.
+    The vocabulary has no sentinels. Two vocabularies with the same name and words are equal.
     """
 
     def __init__(self, name: str, texts: Callable[[], Iterable[str]]):
@@ -28,7 +28,7 @@ class WordVocabulary(Vocabulary):
 
     @functools.cached_property
     def words(self) -> tuple[str, ...]:
-        """Returns the words in the order of their ids, without special tokens."""
+        """The words in the order of their ids, without special tokens."""
         return tuple(sorted({word for text in self._texts() for word in text.split()}))
 
     @functools.cached_property
@@ -43,7 +43,7 @@ class WordVocabulary(Vocabulary):
         return [self._ids.get(word, self.unk_id) for word in text.split()]
 
     def _decode(self, ids: Sequence[int]) -> str:
-        """Decodes ids without padding and the end token; the unknown id becomes '<unk>'."""
+        """Decodes ids; omits padding and the end token, and decodes the unknown id as '<unk>'."""
         shown = [index for index in ids if index not in (self.pad_id, self.eos_id)]
         return ' '.join('<unk>' if index < _SPECIAL else self.words[index - _SPECIAL] for index in shown)
 
@@ -80,7 +80,7 @@ class ByteVocabulary(Vocabulary):
         return ids
 
     def _decode(self, ids: Sequence[int]) -> str:
-        """Decodes ids without special ids, sentinels and invalid UTF-8."""
+        """Decodes ids; omits special ids, sentinels and invalid UTF-8."""
         return bytes(index - _SPECIAL for index in ids if 0 <= index - _SPECIAL < 256).decode(errors='ignore')
 
     def encode_tf(self, text: tf.Tensor) -> tf.Tensor:
