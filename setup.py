@@ -1,4 +1,4 @@
-"""Packages whose folders `pyproject.toml` cannot express: it either finds packages or lists them with their folders."""
+"""Defines the packages and their folders, because `pyproject.toml` can either find packages or list their folders."""
 
 from setuptools import find_packages, setup
 

@@ -1,4 +1,4 @@
-"""Defines SequenceContext, the information on tokens that sublayers receive in addition to token features.
+"""Defines SequenceContext, which describes the tokens of a batch to sublayers, in addition to their features.
 
 The model passes the context to all sublayers, which derive masks from the context: attention computes a [query, key]
 mask from the segment ids, and Remixer selects rows of H by position.
@@ -29,7 +29,7 @@ class SequenceContext:
             different lengths; None elsewhere.
         prefix: [batch, length] bool, marks tokens at the start of an example that are visible to all tokens of the
             example even if `causal` is set; None without such tokens. A causal sublayer that mixes tokens either
-            supports it or raises UserError (`layers.checks.refuse_prefix`).
+            supports prefixes or raises UserError (`layers.checks.refuse_prefix`).
         causal: whether a token sees only itself and earlier tokens.
         decode: whether caches in the `cache` collection are allocated (first call) or extended (later calls).
         cache_slots: number of positions to allocate if the first call contains prompt tokens to be cached; None if the

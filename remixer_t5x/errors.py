@@ -7,7 +7,7 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """A mistake of the user.
+    """An error that the user caused and can correct.
 
     The message is one line with the constraint, the value, and the command or setting to use instead.
     """
@@ -44,7 +44,7 @@ def one_line(text: str) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns `; did you mean X?`, or an empty string if no known name is similar. Ignores case.
 
-    Up to three known names that start with `name` take precedence: `models/t5.gin` is not a misspelt `models/tim`.
+    If one to three known names start with `name`, suggests those: for `models/t5.gin`, not `models/tim.gin`.
     """
     # Sort by the number of letters that agree with `name`, so that `by_lower` keeps the best of several names that
     # differ only in case.

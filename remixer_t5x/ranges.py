@@ -1,7 +1,7 @@
-"""Checks types and ranges of settings, which are annotations of arguments and dataclass fields.
+"""Checks the types and ranges of settings, which are annotations of arguments and dataclass fields.
 
-`dropout_rate: ranges.Rate = 0.0` is checked when gin binds the argument, by the decorator `checked`, and by
-`check_fields`, which a dataclass calls in `__post_init__`.
+An argument such as `dropout_rate: ranges.Rate = 0.0` is checked when gin binds it. The decorator `checked` also checks
+the arguments of direct calls. Dataclasses call `check_fields` in `__post_init__`.
 """
 
 import collections.abc
@@ -54,7 +54,7 @@ _SCALARS = (bool, int, float, str, types.NoneType)
 
 
 def check_argument(function: Callable[..., Any], argument: str, value: Any, setting: str) -> None:
-    """Raises UserError if the value of a `setting` does not have the annotated type and range of an argument.
+    """Raises UserError if the value of a setting does not match the annotation of the argument that it sets.
 
     Checks only numbers, strings, booleans and None, and only if the annotation can be resolved.
     """
@@ -62,7 +62,7 @@ def check_argument(function: Callable[..., Any], argument: str, value: Any, sett
 
 
 def checked(function: Function) -> Function:
-    """Decorates a function to raise UserError for arguments without the annotated type and range."""
+    """Decorates a function to raise UserError for arguments that do not match their annotations."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -74,7 +74,7 @@ def checked(function: Function) -> Function:
 
 
 def check_fields(instance: Any, **names: str) -> None:
-    """Checks all fields of a dataclass. Errors name a field by its entry in `names`, or by its name in upper case."""
+    """Checks all fields of a dataclass. Errors name a field by `names[field]`, or by its name in upper case."""
     for field in dataclasses.fields(instance):
         kind = get_annotation(type(instance), field.name)
         check_value(names.get(field.name, field.name.upper()), getattr(instance, field.name), kind)
@@ -130,7 +130,7 @@ def parse_whole_number(text: object, least: int = 0, most: int = 2**31 - 1) -> i
 
 
 def get_annotation(function: Callable[..., Any], argument: str) -> Any:
-    """Returns the annotation of an argument; `Parameter.empty` without annotation.
+    """Returns the annotation of an argument; `Parameter.empty` if there is none.
 
     A string annotation (`from __future__ import annotations`) is resolved only if it consists of types of this module,
     built-in types and containers, because evaluating other names could import TensorFlow.

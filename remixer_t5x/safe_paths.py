@@ -36,7 +36,7 @@ def check_inside(folder: str | os.PathLike[str]) -> None:
 
 
 def resolve_inside(folder: str | os.PathLike[str], name: object, source: str) -> pathlib.Path:
-    """Returns the path of the file `name`, which an untrusted file specifies, in `folder`.
+    """Returns the path of a file in `folder` whose `name` comes from an untrusted file.
 
     Raises UserError naming the untrusted file `source` if `name` is not a string, is absolute, contains '..' or a
     forbidden character, or is a link to a path outside of `folder`.

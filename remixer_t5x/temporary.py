@@ -21,7 +21,7 @@ def temporary_path(folder: pathlib.Path, prefix: str, suffix: str = '.tmp') -> I
 
     First removes entries with `suffix` that killed processes have left. Raises OSError if `folder` is not writable.
     """
-    _remove_abandoned(folder, suffix)
+    _remove_abandoned_entries(folder, suffix)
     path = folder / f'{prefix}{uuid.uuid4().hex}{suffix}'
     lock = path.with_name(path.name + _LOCK)
     descriptor = _open_locked(lock)
@@ -49,10 +49,10 @@ def _open_locked(lock: pathlib.Path) -> int:
 
 def sync_and_rename(written: str | os.PathLike[str], final: str | os.PathLike[str]) -> None:
     """Syncs a file, or a folder with its contents, and renames it to `final`, so that it survives a power loss."""
-    for below, _, names in os.walk(written, topdown=False):
+    for folder, _, names in os.walk(written, topdown=False):
         for name in names:
-            sync(os.path.join(below, name))
-        sync(below)
+            sync(os.path.join(folder, name))
+        sync(folder)
     if not os.path.isdir(written):
         sync(written)
     os.replace(written, final)
@@ -80,7 +80,7 @@ def remove_path(path: pathlib.Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _remove_abandoned(folder: pathlib.Path, suffix: str) -> None:
+def _remove_abandoned_entries(folder: pathlib.Path, suffix: str) -> None:
     """Removes entries with `suffix` whose processes have ended."""
     for lock in folder.glob(f'*{suffix}{_LOCK}'):
         # Ignore errors, because another process may hold the lock or have removed the file.

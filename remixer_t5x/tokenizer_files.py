@@ -21,7 +21,7 @@ def read_config(folder: pathlib.Path) -> Mapping[str, Any]:
 
 
 def read_added_tokens(folder: pathlib.Path) -> dict[str, int]:
-    """Returns a dictionary from added token to id. Added tokens are matched before the rest of the text is tokenized.
+    """Returns the ids of added tokens, by token. Added tokens are matched before the rest of the text is tokenized.
 
     Raises UserError if a token strips the surrounding text or matches only whole words.
     """

@@ -23,9 +23,9 @@ Path = str | os.PathLike[str]
 MAX_BYTES = 100_000_000
 # Maximum size of one JSON line in bytes, such as a prediction with its input.
 LONGEST_LINE = 50_000_000
-# Maximum number of digits: shorter whole numbers have finite floats, and parsing long ones takes quadratic time.
+# Maximum number of digits of a whole number. Longer numbers may exceed float64, and parsing takes quadratic time.
 _MAX_DIGITS = 300
-_AGAIN = 'copy or download it again'
+_DEFAULT_ADVICE = 'copy or download it again'
 _LONE_SURROGATE = re.compile(r'\\u[dD][89a-fA-F]')
 
 
@@ -71,18 +71,18 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
     return content
 
 
-def read_text(path: Path, advice: str = _AGAIN, limit: int = MAX_BYTES) -> str:
+def read_text(path: Path, advice: str = _DEFAULT_ADVICE, limit: int = MAX_BYTES) -> str:
     """Reads a UTF-8 file. Raises UserError, ending with `advice`, if the file is not readable or not UTF-8."""
     with as_user_errors(path, advice):
         return _decode(read_bytes(path, limit))
 
 
-def read_object(path: Path, advice: str = _AGAIN, limit: int = MAX_BYTES) -> dict[str, Any]:
+def read_object(path: Path, advice: str = _DEFAULT_ADVICE, limit: int = MAX_BYTES) -> dict[str, Any]:
     """Reads a file with one JSON object. Raises UserError, ending with `advice`, for any other file."""
     return _read_json(path, advice, limit, dict, 'object')
 
 
-def read_list(path: Path, advice: str = _AGAIN, limit: int = MAX_BYTES) -> list[Any]:
+def read_list(path: Path, advice: str = _DEFAULT_ADVICE, limit: int = MAX_BYTES) -> list[Any]:
     """Reads a file with one JSON array. Raises UserError, ending with `advice`, for any other file."""
     return _read_json(path, advice, limit, list, 'array')
 
@@ -96,7 +96,7 @@ def _read_json(path: Path, advice: str, limit: int, kind: type, name: str) -> An
 
 
 @contextlib.contextmanager
-def as_user_errors(path: Path, advice: str = _AGAIN) -> Iterator[None]:
+def as_user_errors(path: Path, advice: str = _DEFAULT_ADVICE) -> Iterator[None]:
     """Converts OSError and NotJson about `path` to a UserError that ends with `advice`."""
     try:
         yield
@@ -122,7 +122,7 @@ class JsonLine(NamedTuple):
 def read_json_lines(path: Path, longest: int = LONGEST_LINE, odd_numbers: bool = False) -> Iterator[JsonLine]:
     """Yields the lines of a JSON lines file. Stops after the first line of more than `longest` bytes.
 
-    Raises OSError if the file cannot be opened; see `parse` for `odd_numbers`.
+    Raises OSError if the file cannot be opened. `odd_numbers` is passed to `parse_json`.
     """
     with open_file(path) as file:
         # Read objects in buckets as a whole, because they have no `readline` with a limit.

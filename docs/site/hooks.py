@@ -1,4 +1,4 @@
-"""What the documentation site has besides the pages of docs/: a home page, navigation and a generated reference.
+"""Adds a home page, navigation and a generated reference to the documentation site.
 
 mkdocs calls the functions `on_*` while it builds the site (mkdocs.yml, `hooks`).
 """
@@ -25,7 +25,7 @@ from remixer_t5x.models import sublayers
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = ROOT / 'docs'
 HOME = 'index.md'
-# The text of a link, and what it links to in this repository.
+# Matches a link to a file in this repository; the groups are the text and the path.
 LINK = re.compile(r'\[([^\]]*)\]\((?!\w+:|#)([^)#\s]+)')
 
 
@@ -42,7 +42,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def github_anchor(title: str) -> str:
-    """The anchor that GitHub makes of a heading."""
+    """Returns the anchor that GitHub generates for a heading."""
     return re.sub(r'[^\w -]', '', title.lower()).replace(' ', '-')
 
 
@@ -56,9 +56,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Makes what works on GitHub work on the site: links to files outside docs/, and lists without an empty line above.
+    """Adapts GitHub's Markdown to the site: replaces links to files outside docs/, and adds empty lines above lists.
 
-    A link whose text is a path gets the title of the page as its text.
+    The text of a link is replaced by the title of the page if the text is a path.
     """
     path = page.file.src_uri
     source = ROOT / 'README.md' if path == HOME else DOCS / path
@@ -81,24 +81,24 @@ def _site_link(text: str, link: str, source: pathlib.Path, page: str, repository
     return f'[{text}]({os.path.relpath(target, (DOCS / page).parent)}'
 
 
-def _commands() -> str:
+def _commands_page() -> str:
     usage = (
-        '`remixer-t5x COMMAND [flags]`. `--verbose` (every command) shows the log lines of libraries and tracebacks.'
+        '`remixer-t5x COMMAND [flags]`. For every command, `--verbose` shows the log lines of libraries and tracebacks.'
     )
     parts = ['# Commands', usage, f'```text\n{arguments.GIN_HELP}```']
     for command in main.COMMANDS:
         parts += [f'## {command.name}', f'{command.help[0].upper()}{command.help[1:]}.']
-        parts += ['```bash\n' + '\n'.join(command.examples) + '\n```', *_flags(command)]
+        parts += ['```bash\n' + '\n'.join(command.examples) + '\n```', *_flag_table(command)]
     return '\n\n'.join(parts)
 
 
 class _Recorder(argparse.ArgumentParser):
-    """Collects the arguments of a command, those of groups too."""
+    """Argument parser that collects the arguments of a command, including those in groups."""
 
     def __init__(self):
         super().__init__(add_help=False)
         self.actions: list[argparse.Action] = []
-        self.add_argument_group = lambda *args, **options: self  # argparse makes two groups of its own before this
+        self.add_argument_group = lambda *args, **options: self  # argparse has already created its two default groups
 
     def add_argument(self, *args, **options):
         self.actions.append(super().add_argument(*args, **options))
@@ -108,7 +108,7 @@ class _Recorder(argparse.ArgumentParser):
         return self
 
 
-def _flags(command: Command) -> Iterator[str]:
+def _flag_table(command: Command) -> Iterator[str]:
     recorder = _Recorder()
     command.add_arguments(recorder)
     if recorder.actions:
@@ -119,17 +119,17 @@ def _flags(command: Command) -> Iterator[str]:
             if action.option_strings and action.nargs != 0:
                 flag += f'[={value}]' if action.nargs == '?' else f'={value}'
             help_text = (action.help or '').replace('%%', '%')
-            rows.append(f'| `{flag}`{{ .name }} | {_cell(help_text)} |')
-        yield _stacked(rows)
+            rows.append(f'| `{flag}`{{ .name }} | {_escape_cell(help_text)} |')
+        yield _stacked_table(rows)
 
 
-def _macros() -> str:
+def _macros_page() -> str:
     sections: dict[str, list[str]] = defaultdict(list)
     for row in settings.find_macros():
         folder = row.files[0].partition('/')[0] if row.files else 'No default'
-        name = f'`{row.name}`{{ .name #{row.name} }}<br>{_code(row.default)}'
-        place = '<br>'.join([*filter(None, [_cell(row.where)]), _code(row.owner)])
-        sections[folder].append(f'| {name} | {_cell(row.meaning)} | {place} |')
+        name = f'`{row.name}`{{ .name #{row.name} }}<br>{_breakable_code(row.default)}'
+        place = '<br>'.join([*filter(None, [_escape_cell(row.where)]), _breakable_code(row.reader)])
+        sections[folder].append(f'| {name} | {_escape_cell(row.meaning)} | {place} |')
     parts = [
         '# gin macros',
         'Every macro of the shipped gin files, by the folder of `configs/` that sets its default. Set one with '
@@ -137,54 +137,54 @@ def _macros() -> str:
     ]
     for folder, rows in sorted(sections.items()):
         head = ['| macro and default | meaning | set by, read by |', '|---|---|---|']
-        parts += [f'## {folder}', _stacked([*head, *rows])]
+        parts += [f'## {folder}', _stacked_table([*head, *rows])]
     return '\n\n'.join(parts)
 
 
-def _stacked(rows: list[str]) -> str:
-    """A table whose cells are below each other on a narrow screen."""
+def _stacked_table(rows: list[str]) -> str:
+    """Returns a table whose cells are stacked vertically on a narrow screen."""
     return '\n'.join(['<div class="stacked" markdown>\n', *rows, '\n</div>'])
 
 
-def _code(text: str) -> str:
-    """Code that a browser may break after dots and underscores; a phrase stays text."""
+def _breakable_code(text: str) -> str:
+    """Formats code so that a browser can wrap it after dots and underscores; returns phrases unchanged."""
     if text in ('required', 'depends on the file', 'command line'):
         return text
-    breakable = re.sub(r'([._])', r'\1<wbr>', _cell(text)).replace('_', '&#95;')
+    breakable = re.sub(r'([._])', r'\1<wbr>', _escape_cell(text)).replace('_', '&#95;')
     return f'<code>{breakable}</code>'
 
 
-def _cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     return html.escape(text, quote=False).replace('|', r'\|').replace('*', r'\*')
 
 
-def _python() -> str:
-    parts = ['# Python API', 'What `import remixer_t5x` offers; [the guide](../guide/python.md) has examples.']
+def _python_page() -> str:
+    parts = ['# Python API', 'The public names of `remixer_t5x`. [The guide](../guide/python.md) has examples.']
     for name in remixer_t5x.__all__:
         if not name.startswith('__'):
             value = getattr(remixer_t5x, name)
             path = value.__name__ if name == 'testing' else f'{value.__module__}.{value.__qualname__}'
-            parts.append(_docstring(path, f'remixer_t5x.{name}'))
+            parts.append(_docstring_directive(path, f'remixer_t5x.{name}'))
     return '\n\n'.join(parts)
 
 
-def _sublayers() -> str:
+def _sublayers_page() -> str:
     parts = [
         '# Sublayers',
-        'What gin files and `build_model` name; [architectures](../architectures.md) compares them.',
+        'The sublayers that gin files and `build_model` can use. [Architectures](../architectures.md) compares them.',
     ]
     for module in sorted(found.name for found in pkgutil.iter_modules(sublayers.__path__)):
-        parts.append(_docstring(f'remixer_t5x.models.sublayers.{module}', module))
+        parts.append(_docstring_directive(f'remixer_t5x.models.sublayers.{module}', module))
     return '\n\n'.join(parts)
 
 
-def _docstring(path: str, heading: str) -> str:
+def _docstring_directive(path: str, heading: str) -> str:
     return f'::: {path}\n    options: {{heading: {heading}, toc_label: {heading}}}'
 
 
 REFERENCE = {
-    'reference/commands.md': _commands,
-    'reference/macros.md': _macros,
-    'reference/python.md': _python,
-    'reference/sublayers.md': _sublayers,
+    'reference/commands.md': _commands_page,
+    'reference/macros.md': _macros_page,
+    'reference/python.md': _python_page,
+    'reference/sublayers.md': _sublayers_page,
 }

@@ -15,14 +15,14 @@ gin flags:
   --gin_file=FILE        a gin file, repeatable, later files override; looked up in the current folder, then in
                          --gin_search_paths, then among the configs shipped with the package
   --gin.NAME=VALUE       sets a macro (--gin.TRAIN_STEPS=1000) or a setting (--gin.adafactor.decay_rate=0.8) after all
-                         files; a VALUE that is not a gin value is taken as text: --gin.MODEL_DIR=/tmp/x needs no quotes
+                         files; a VALUE that is not a gin value is read as text: --gin.MODEL_DIR=/tmp/x needs no quotes
 """
-MESH_HELP = "sizes of the mesh axes, in place of the hardware file's, such as data=2,fsdp=4"
+MESH_HELP = 'sizes of the mesh axes, such as data=2,fsdp=4; overrides the hardware file'
 CHECKPOINT = 'CHECKPOINT_PATH'
-CHECKPOINT_HELP = 'a checkpoint, or a MODEL_DIR (its newest)'
-RUN_HELP = f'{CHECKPOINT_HELP}; without --gin_file the config.gin of that run is read'
+CHECKPOINT_HELP = 'a checkpoint, or a MODEL_DIR (uses its newest checkpoint)'
+RUN_HELP = f'{CHECKPOINT_HELP}; without --gin_file, the config.gin of that run is read'
 _MODEL_HELP = (
-    'NAME of models/NAME.gin, in place of the model file that a gin file includes; +NAME=VALUE changes a setting of it'
+    'use models/NAME.gin instead of the model file in a gin file; append +NAME=VALUE to change a setting of it'
 )
 
 
@@ -33,10 +33,14 @@ def add_gin(parser: argparse.ArgumentParser, model: bool = True) -> None:
     if model:
         parser.add_argument('--model', metavar='NAME', help=_MODEL_HELP)
     parser.add_argument(
-        '--tfds_data_dir', metavar='DIR', help='folder of prepared TFDS data sets, in place of TFDS_DATA_DIR'
+        '--tfds_data_dir', metavar='DIR', help='folder of prepared TFDS data sets; overrides TFDS_DATA_DIR'
     )
     parser.add_argument(
-        '--gin_search_paths', action='append', default=[], metavar='DIRS', help='more folders with gin files, by comma'
+        '--gin_search_paths',
+        action='append',
+        default=[],
+        metavar='DIRS',
+        help='more folders with gin files, comma-separated',
     )
 
 
@@ -56,7 +60,7 @@ _GENERATION_OPTIONS = {
     'no_repeat_ngram_size': ('N', 'n-grams of this size occur at most once'),
     'repetition_penalty': ('X', 'above 1 makes earlier tokens less likely (default 1.0)'),
     'min_new_tokens': ('N', 'minimum number of tokens before the end token'),
-    'min_p': ('P', 'with --sampling: draw tokens at least P times as likely as the most likely token'),
+    'min_p': ('P', 'with --sampling: sample only tokens at least P times as likely as the most likely one'),
     'bad_words_ids': ('IDS', "token ids that are never generated, as in '[[5, 6], [7]]'"),
     'forced_prefix': ('IDS', "token ids that answers begin with, as in '[5, 6]'"),
     'stop_strings': ('TEXTS', "an answer ends after this text, or the first of several, as in \"['.', 'END']\""),
@@ -65,10 +69,10 @@ _GENERATION_OPTIONS = {
 
 def add_decoder(parser: argparse.ArgumentParser, batch_size: str) -> Any:
     """Adds flags that choose a decoder, and `--batch_size` for a macro; returns the group of exclusive flags."""
-    add_macro(parser, '--batch_size', batch_size, 'texts of one batch over all devices', metavar='N')
+    add_macro(parser, '--batch_size', batch_size, 'texts per batch, over all devices', metavar='N')
     group = parser.add_mutually_exclusive_group()
     group.add_argument('--beams', metavar='N', type=whole_number(2), help='beam search with N beams')
-    sampling = 'draw answers at random, at this temperature (default 1.0)'
+    sampling = 'sample answers at this temperature (default 1.0)'
     group.add_argument('--sampling', metavar='TEMPERATURE', nargs='?', const='1.0', help=sampling)
     for name, (metavar, help) in _GENERATION_OPTIONS.items():
         add_macro(parser, f'--{name}', name.upper(), help, metavar=metavar)
@@ -76,7 +80,7 @@ def add_decoder(parser: argparse.ArgumentParser, batch_size: str) -> Any:
 
 
 def apply_decoder(args: argparse.Namespace) -> None:
-    """Adds the macros of the flags of `add_decoder`."""
+    """Adds the gin macros that the flags `--beams` and `--sampling` set."""
     if args.beams is not None:
         args.gin_flags = [*args.gin_flags, ('DECODER', '@beam_search.BeamSearch()'), ('BEAMS', str(args.beams))]
     if args.sampling is not None:
@@ -106,8 +110,8 @@ def split_gin_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str
 def load(args: argparse.Namespace, root: str, partial: bool = True, **sources: Any) -> None:
     """Loads the gin files and flags of the command line, and checks the settings that `root` requires.
 
-    `partial` is an argument of `config.loading.load`, and `sources` are `base`, `defaults` and `objects` of its
-    ConfigSources.
+    `partial` is whether the command reads only a part of the configuration, so that it may leave macros unread.
+    `sources` are further fields of `config.loading.ConfigSources`: `base`, `defaults` and `objects`.
     """
     from remixer_t5x.config import loading
 
@@ -116,7 +120,7 @@ def load(args: argparse.Namespace, root: str, partial: bool = True, **sources: A
 
 
 def load_values(args: argparse.Namespace, *macros: str, **sources: Any) -> list[Any]:
-    """Loads the gin files and flags of the command line, and returns the values of macros; `sources` as in `load`."""
+    """Loads the gin files and flags of the command line, and returns the values of macros. See `load` for `sources`."""
     from remixer_t5x.config import loading
 
     return loading.values(_config_sources(args, **sources), *macros, importing=hide_library_output(args))
@@ -139,9 +143,10 @@ def _config_sources(args: argparse.Namespace, **sources: Any) -> Any:
 
 
 def _run_sources(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, str]]]:
-    """Returns the gin file (without --gin_file) and the vocabulary's flags of the run of a given checkpoint.
+    """Returns the gin file and the vocabulary flags of the run that wrote the checkpoint on the command line.
 
-    gin files are not read from buckets, so the command line must name one for a run in a bucket.
+    Returns no gin file if --gin_file is set. gin files are not read from buckets, so the command line must name one for
+    a run in a bucket.
     """
     from remixer_t5x.data import task_vocabulary
     from remixer_t5x.run_folder import model_dir

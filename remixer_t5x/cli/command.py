@@ -21,8 +21,8 @@ class Command:
         add_arguments: adds the command's arguments to a parser.
         run: runs the command and returns the exit code (None is 0).
         examples: example command lines for `--help`.
-        prints_result: the result of the command is its standard output, so the command stops if that cannot be
-            written. Other commands only report progress there, and continue.
+        prints_result: whether standard output is the result of the command, which stops if it cannot be written. Other
+            commands only print progress, and continue.
         env: environment variables to set before any library is imported.
         keeps_buffers: whether to call `keep_buffers` first.
     """

@@ -19,26 +19,26 @@ BASE = ('runs/eval.gin',)
 ROOT = 'remixer_t5x.evaluate.checkpoint_evaluation.CheckpointEvaluation'
 _TASK_MACROS = ('MIXTURE_OR_TASK_NAME', 'TASK_FEATURE_LENGTHS', 'EVAL_SPLIT', 'EVAL_TASKS', 'EVAL_EXAMPLES')
 _FOLLOW_HELP = (
-    'every checkpoint of a MODEL_DIR as it appears, until TRAIN_STEPS or this many seconds without one (default 3600)'
+    'evaluate each new checkpoint of a MODEL_DIR, until TRAIN_STEPS or this many seconds without one (default 3600)'
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser)
-    several = f'{arguments.RUN_HELP}; or several checkpoints by comma'
+    several = f'{arguments.RUN_HELP}; or several checkpoints, separated by commas'
     arguments.add_macro(parser, '--checkpoint', arguments.CHECKPOINT, several, metavar='PATH')
-    tasks = 'names of some tasks of the mixture, by comma (default: all)'
+    tasks = 'tasks of the mixture to evaluate, separated by commas (default: all)'
     arguments.add_macro(parser, '--task', 'EVAL_TASKS', tasks, metavar='NAME')
-    arguments.add_macro(parser, '--split', 'EVAL_SPLIT', "which split (default 'validation')", metavar='NAME')
+    arguments.add_macro(parser, '--split', 'EVAL_SPLIT', "split to evaluate (default 'validation')", metavar='NAME')
     arguments.add_decoder(parser, 'EVAL_BATCH_SIZE')
     output = "folder for metrics and predictions (default 'eval' in MODEL_DIR)"
     arguments.add_macro(parser, '--output', 'EVAL_OUTPUT_DIR', output, metavar='DIR')
     arguments.add_macro(parser, '--follow', 'FOLLOW', _FOLLOW_HELP, alone='3600', metavar='SECONDS')
     arguments.add_macro(parser, '--mesh', 'MESH', arguments.MESH_HELP, metavar='AXES')
-    submission = 'also write files for the leaderboards of GLUE and SuperGLUE here'
+    submission = 'folder for files for the leaderboards of GLUE and SuperGLUE'
     arguments.add_macro(parser, '--submission', 'SUBMISSION_DIR', submission, metavar='DIR')
-    parser.add_argument('--quantize', choices=('int8',), help='judge the model that export --quantize writes')
-    parser.add_argument('--predictions', metavar='FILE', help='judge this file of predictions; needs no model')
+    parser.add_argument('--quantize', choices=('int8',), help='evaluate the model that export --quantize writes')
+    parser.add_argument('--predictions', metavar='FILE', help='evaluate this file of predictions; needs no model')
     process_flags.add_arguments(parser)
 
 
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
         # Evaluation does not need the training examples, which may no longer exist.
         args.gin_flags = [('PAIRS', 'None'), *args.gin_flags]
     if args.predictions is not None:
-        process_flags.reject_flags(args, 'this is done by one process')
+        process_flags.reject_flags(args, 'predictions are scored by one process')
         _score_predictions(args)
         return
     arguments.load(args, ROOT, base=BASE)
@@ -62,8 +62,9 @@ def run(args: argparse.Namespace) -> None:
 def _score_predictions(args: argparse.Namespace) -> None:
     """Computes the metrics of a task for a file of predictions, without a model.
 
-    `args.predictions` names JSON lines with a text `prediction`, one for each example of the split and in its order, as
-    `remixer-t5x eval` and `infer` write them; where a line has `input` too, it must be the example's.
+    `args.predictions` is a JSON lines file, as written by `remixer-t5x eval` and `infer`, with one line for each
+    example of the split, in order. Each line has a text `prediction`. If it also has `input`, this must equal the
+    example's input.
     """
     defaults = {'EVAL_TASKS': None, 'EVAL_EXAMPLES': None}
     mixture, lengths, split, name, limit = arguments.load_values(args, *_TASK_MACROS, base=BASE, defaults=defaults)
@@ -111,34 +112,34 @@ def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> No
     for note in evaluator.notes:
         _print(note)
     # Only the first process writes.
-    outlets: dict[str, results.Results] = {}
+    writers: dict[str, results.Results] = {}
     try:
         for folder in settings.checkpoints.find(evaluator.evaluated_steps()):
             params = evaluator.restore(folder)
             if params is None:
-                _print(f'step {folder.name} was removed before its turn; KEEP_CHECKPOINTS keeps more')
+                _print(f'step {folder.name} was removed before it was evaluated; increase KEEP_CHECKPOINTS')
                 continue
-            place = settings.results_folder(folder)
+            results_folder = settings.results_folder(folder)
             if quantize:
                 params = lazy.import_extra('export.int8').round_on_devices(settings.model, params)
-                place = f'{place}_{quantize}'
-            if place not in outlets and jax.process_index() == 0:
-                outlets[place] = results.Results(place)
-            reports = write_reports(evaluator.task_evaluator, params, folder, outlets.get(place))
+                results_folder = f'{results_folder}_{quantize}'
+            if results_folder not in writers and jax.process_index() == 0:
+                writers[results_folder] = results.Results(results_folder)
+            reports = write_reports(evaluator.task_evaluator, params, folder, writers.get(results_folder))
             if reports:
-                _print(_table(reports, f'step {folder.name}, {reports[0].split}'))
+                _print(_build_table(reports, f'step {folder.name}, {reports[0].split}'))
             for report in reports:
                 for line in task_evaluation.format_answers(report, settings.tasks.shown):
                     _print(line)
-            for report in write_reports(evaluator.submission_evaluator, params, folder, outlets.get(place)):
+            for report in write_reports(evaluator.submission_evaluator, params, folder, writers.get(results_folder)):
                 if jax.process_index() == 0:
                     _print(submissions.write(settings.submission_dir or '', report.task, report.rows))
-        for outlet in outlets.values():
-            _print(f'metrics      {outlet.folder / model_dir.METRICS}')
-            _print(f'predictions  {outlet.folder / results.PREDICTIONS}')
+        for writer in writers.values():
+            _print(f'metrics      {writer.folder / model_dir.METRICS}')
+            _print(f'predictions  {writer.folder / results.PREDICTIONS}')
     finally:
-        for outlet in outlets.values():
-            outlet.close()
+        for writer in writers.values():
+            writer.close()
 
 
 def _print(part: Any) -> None:
@@ -148,7 +149,7 @@ def _print(part: Any) -> None:
         console.print_items(part, pipe_width=100)
 
 
-def _table(reports: Sequence[TaskReport], title: str) -> Any:
+def _build_table(reports: Sequence[TaskReport], title: str) -> Any:
     table = console.build_table('task', 'examples', 'metric', 'value', 'seconds', words=('task', 'metric'), title=title)
     table.title_justify = 'left'
     for report in reports:
@@ -163,7 +164,7 @@ def _table(reports: Sequence[TaskReport], title: str) -> Any:
 
 COMMAND = Command(
     'eval',
-    "judge checkpoints by tasks' metrics; leaderboard files",
+    'evaluate checkpoints by the metrics of tasks, and write leaderboard files',
     add_arguments,
     run,
     (

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
 
-# Number of tokens to show of each example, because whole examples do not fit on the screen.
+# Maximum number of tokens to show of each example, because whole examples do not fit on the screen.
 TOKENS_SHOWN = 80
 BATCH_SIZE = 32
-# Macros of the training run and their defaults.
+# Macros that configure the training data, and their defaults.
 _DATA = {'SEED': 0, 'PACK': False, 'USE_CACHED_TASKS': False, 'CACHE_DIR': None}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser)
-    number = 'how many examples to show (default 3)'
+    number = 'number of examples to show (default 3)'
     parser.add_argument('--num_examples', metavar='N', type=arguments.whole_number(1), default=3, help=number)
 
 
@@ -99,7 +99,7 @@ def split_at_sentinels(ids: Iterable[int], vocab: Any) -> Iterator[tuple[int | N
 
 COMMAND = Command(
     'fill_in',
-    'corrupted examples, and what a trained model puts into the gaps',
+    'show corrupted examples, and how a trained model fills the gaps',
     add_arguments,
     run,
     ('remixer-t5x fill_in --gin_file=experiments/python_docs.gin',),

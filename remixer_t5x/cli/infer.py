@@ -28,16 +28,18 @@ SECONDS_BETWEEN_LINES = 10.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser)
     arguments.add_macro(parser, '--checkpoint', arguments.CHECKPOINT, arguments.RUN_HELP, metavar='PATH')
-    text = 'a file with a text per line, JSON lines, or rows for the template INPUTS (default: standard input)'
+    text = 'file with one text per line, JSON lines, or rows for the template INPUTS (default: standard input)'
     arguments.add_macro(parser, '--input', 'INPUT', text, metavar='FILE')
-    arguments.add_macro(parser, '--field', 'INPUT_FIELD', "the field of JSON lines (default 'text')", metavar='NAME')
-    output = 'a file, continued where it ends (default: standard output)'
+    arguments.add_macro(
+        parser, '--field', 'INPUT_FIELD', "field of JSON lines to read (default 'text')", metavar='NAME'
+    )
+    output = 'output file; an existing file is continued (default: standard output)'
     arguments.add_macro(parser, '--output', 'OUTPUT', output, metavar='FILE')
     decoder = arguments.add_decoder(parser, 'INFER_BATCH_SIZE')
     arguments.add_macro(parser, '--mesh', 'MESH', arguments.MESH_HELP, metavar='AXES')
-    embed = "write the encoder's output to --output, a .npz or .parquet file: one vector a text, or also one a token"
+    embed = "write the encoder's output to --output, a .npz or .parquet file: a vector per text, or also per token"
     decoder.add_argument('--embed', choices=('sentences', 'tokens'), nargs='?', const='sentences', help=embed)
-    pooling = 'with --embed: mean over tokens, or first token (default: mean, with the projection of a sentence-T5)'
+    pooling = 'with --embed: mean over tokens, or the first token (default: mean, with the projection of a sentence-T5)'
     parser.add_argument('--pooling', choices=('mean', 'first'), help=pooling)
     process_flags.add_arguments(parser)
 
@@ -71,7 +73,7 @@ def load_settings(args: argparse.Namespace) -> tuple[TextInference, str | None]:
     settings: TextInference = resolved.call_configured(ROOT)
     template = resolved.macro('INPUTS', None)
     if settings.vocabulary is None:
-        # This replaces the loaded configuration.
+        # This call replaces the loaded gin configuration.
         (mixture,) = arguments.load_values(args, 'MIXTURE_OR_TASK_NAME', base=BASE)
         settings = dataclasses.replace(settings, vocabulary=task_vocabulary.get_vocabulary(pipeline.get_task(mixture)))
     return settings, template
@@ -95,7 +97,7 @@ def find_template_mismatch(checkpoint: str, template: str | None) -> str | None:
     if trained is None or trained == template:
         return None
     now = 'the texts are read as they are' if template is None else f'INPUTS is now {template!r}'
-    return f'warning: {folder} was trained with INPUTS = {trained!r}, and {now}; type --gin.INPUTS="{trained!r}"'
+    return f'warning: {folder} was trained with INPUTS = {trained!r}, but {now}; type --gin.INPUTS="{trained!r}"'
 
 
 def _infer(settings: TextInference, template: str | None) -> None:
@@ -152,7 +154,7 @@ class _Reporter:
         if (now := time.monotonic()) - self._last_time >= SECONDS_BETWEEN_LINES:
             self._last_time = now
             rate = (counts.written - counts.before) / max(now - self._start, 1e-9)
-            _print(f'{counts.written:,}{self._total} predictions · {rate:.1f} a second')
+            _print(f'{counts.written:,}{self._total} predictions · {rate:.1f} per second')
 
     def print_end(self, output: text_inference.PredictionWriter) -> None:
         from remixer_t5x.train import progress
@@ -173,7 +175,7 @@ def _print(text: str | None) -> None:
 
 COMMAND = Command(
     'infer',
-    'run a model on texts, to JSON lines; the same command again continues',
+    'run a model on texts and write JSON lines; run the same command again to continue',
     add_arguments,
     run,
     (

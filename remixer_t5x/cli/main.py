@@ -1,7 +1,7 @@
 """The console script `remixer-t5x`: parses the command line, runs one command, and prints user errors in one line.
 
-gin's flags are T5X's: `--gin_file`, `--gin.NAME=value`, `--gin_search_paths`. Libraries are imported only after
-the flags are parsed, so `--help` and errors in flags take no time.
+The gin flags are those of T5X: `--gin_file`, `--gin.NAME=value`, `--gin_search_paths`. Libraries are imported only
+after the flags are parsed, so `--help` and flag errors are fast.
 """
 
 import argparse
@@ -25,17 +25,17 @@ from remixer_t5x.devices import compilation_cache
 from remixer_t5x.errors import UserError, nearest, one_line
 
 
-def _extra(extra: str, module: str) -> tuple[Command, ...]:
-    """Returns the command of an optional extra, if it is installed."""
+def _extra_command(extra: str, module: str) -> tuple[Command, ...]:
+    """Returns a tuple with the command of an optional extra, or an empty tuple if the extra is not installed."""
     return (lazy.import_extra(f'{extra}.{module}').COMMAND,) if lazy.has_extra(extra) else ()
 
 
 COMMANDS = (
-    *(train.TRAIN, train.FINETUNE, *_extra('reports', 'compare'), *_extra('reproduce', 'command')),
+    *(train.TRAIN, train.FINETUNE, *_extra_command('reports', 'compare'), *_extra_command('reproduce', 'command')),
     *(evaluate.COMMAND, infer.COMMAND, info.COMMAND),
     *(preview.COMMAND, catalogue.LIST, catalogue.GET, catalogue.SHOW, cache.COMMAND, vocab.COMMAND),
-    *(score.COMMAND, fill_in.COMMAND, convert.COMMAND, *_extra('export', 'command'), *_extra('reports', 'command')),
-    *_extra('serve', 'command'),
+    *(score.COMMAND, fill_in.COMMAND, convert.COMMAND, *_extra_command('export', 'command')),
+    *(*_extra_command('reports', 'command'), *_extra_command('serve', 'command')),
 )
 
 # Number of threads of a small training run on two cores.
@@ -47,12 +47,12 @@ ADDRESS_SPACE = 6 << 30
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code.
 
-    The exit code is 0 on success, 1 for a bug and 2 for a user error; 129, 130 and 143 after SIGHUP, Ctrl-C and
-    SIGTERM, even if the run saved its state; 141 if the reader of the output closed the pipe (`| head`). In a run of
-    several processes, JAX aborts a process (134) if another one dies or never connects.
+    The exit code is 0 on success, 1 for a bug and 2 for a user error. It is 129 after SIGHUP, 130 after Ctrl-C and 143
+    after SIGTERM, even if the run saved its state, and 141 if the reader of the output closed the pipe (`| head`). In a
+    run of several processes, JAX aborts a process with 134 if another one dies or never connects.
 
     Args:
-        argv: arguments without the program's name; None takes them from the process.
+        argv: arguments without the program's name; None uses those of this process.
     """
     own_process = argv is None
     if own_process:
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments_given = list(sys.argv[1:] if argv is None else argv)
     try:
         try:
-            code = _run(arguments_given, own_process)
+            code = _run_command(arguments_given, own_process)
         finally:
             sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
@@ -84,7 +84,7 @@ def report_error(error: BaseException, process: str = '', verbose: bool = False)
     if verbose:
         traceback.print_exception(error)
     if isinstance(error, MemoryError):
-        error = UserError('this process gets no more memory; use a smaller model or batch, or raise ulimit -v')
+        error = UserError('this process is out of memory; use a smaller model or batch, or raise ulimit -v')
     text = str(error) if isinstance(error, UserError) else _describe_bug(error)
     print(f'error{where}: {one_line(text)}', file=sys.stderr)
     return 2 if isinstance(error, UserError) else 1
@@ -106,9 +106,9 @@ def _describe_bug(error: BaseException) -> str:
     return f'{line}: this is a bug{notes}; its traceback is in {file.name}'
 
 
-def _run(argv: Sequence[str], own_process: bool) -> int:
+def _run_command(argv: Sequence[str], own_process: bool) -> int:
     rest, gin_flags = arguments.split_gin_flags(argv)
-    parser = _parser()
+    parser = _build_parser()
     words = {command.name.partition(' ')[0] for command in COMMANDS}
     if rest and rest[0][0:1] not in ('-', '') and rest[0] not in words:
         raise UserError(f'{rest[0]!a} is not a command{nearest(rest[0], words)}; see {parser.prog} --help')
@@ -117,14 +117,14 @@ def _run(argv: Sequence[str], own_process: bool) -> int:
         rest = [name, *rest[2:]]
     args, unknown = parser.parse_known_args(rest)
     if unknown:
-        raise UserError(_unknown_flag(args, unknown))
+        raise UserError(_unknown_flag_message(args, unknown))
     if args.command is None:
         parser.print_help()
         return 0
     command = next(command for command in COMMANDS if command.name == args.command)
     if gin_flags and not hasattr(args, 'gin_file'):
         prog = args.own_parser.prog
-        raise UserError(f'--gin.{gin_flags[0][0]} is given, but {prog} reads no gin files; see {prog} --help')
+        raise UserError(f'--gin.{gin_flags[0][0]} is set, but {prog} reads no gin files; see {prog} --help')
     args.gin_flags = [*gin_flags, *getattr(args, 'macros', ())]
     args.report_error = report_error
     _check_limits()
@@ -142,18 +142,18 @@ def _run(argv: Sequence[str], own_process: bool) -> int:
     return command.run(args) or 0
 
 
-def _unknown_flag(args: argparse.Namespace, unknown: list[str]) -> str:
+def _unknown_flag_message(args: argparse.Namespace, unknown: list[str]) -> str:
     """Returns the error for unknown arguments of a command, with a suggestion for the first one."""
     from remixer_t5x.config import files
 
     message = f'unrecognized arguments: {" ".join(unknown)}'
-    parser = getattr(args, 'own_parser', None) or _parser()
+    parser = getattr(args, 'own_parser', None) or _build_parser()
     flag, _, value = unknown[0].partition('=')
     name = flag.removeprefix('--')
     alternatives = [command.name.split()[1] for command in COMMANDS if command.name.startswith(f'{args.command} ')]
     near = difflib.get_close_matches(flag, [*re.findall(r'--\w+', parser.format_usage()), *alternatives], n=1)
     if name in files.T5X['flags']:
-        message += f'; that is a flag of T5X, and here it is {files.T5X["flags"][name]}'
+        message += f'; the equivalent of this T5X flag is {files.T5X["flags"][name]}'
     elif hasattr(args, 'gin_file') and value and files.find_files_with_macro(name.upper()):
         message += f'; the setting is --gin.{name.upper()}={value}'
     elif near:
@@ -162,28 +162,29 @@ def _unknown_flag(args: argparse.Namespace, unknown: list[str]) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises UserError for a wrong flag."""
+    """Argument parser that raises UserError for invalid flags."""
 
     def error(self, message: str):
-        # The name COMMAND is padded to the width of the longest one, which aligns the help.
+        # The placeholder COMMAND is padded to the longest command name, to align the help.
         message = re.sub(r'(?<=COMMAND) +', '', message)
         raise UserError(f'{message}; see {self.prog} --help')
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     # argparse indents the names of commands by two more columns than the heading COMMAND.
     width = max(len(command.name) for command in COMMANDS) + 2
     options: dict[str, Any] = {'formatter_class': argparse.RawDescriptionHelpFormatter, 'allow_abbrev': False}
     parser = _Parser(
         prog='remixer-t5x',
         description='Pretrain, finetune, evaluate and run T5-style encoder-decoders with any token mixer.',
-        epilog=f'{arguments.GIN_HELP}\nexamples:\n{_lines(e for c in COMMANDS for e in c.examples)}',
+        epilog=f'{arguments.GIN_HELP}\nexamples:\n{_format_examples(e for c in COMMANDS for e in c.examples)}',
         **options,
     )
     parser.add_argument('--version', action='version', version=f'remixer-t5x {__version__}')
     commands = parser.add_subparsers(dest='command', metavar='{:<{}}'.format('COMMAND', width), title='commands')
     for command in COMMANDS:
-        description, epilog = f'{command.help[0].upper()}{command.help[1:]}.', f'example:\n{_lines(command.examples)}'
+        description = f'{command.help[0].upper()}{command.help[1:]}.'
+        epilog = f'example:\n{_format_examples(command.examples)}'
         of_command = commands.add_parser(
             command.name, help=command.help, description=description, epilog=epilog, **options
         )
@@ -195,7 +196,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _lines(examples) -> str:
+def _format_examples(examples) -> str:
     return ''.join(f'  {example}\n' for example in examples)
 
 
@@ -214,7 +215,7 @@ def _check_limits() -> None:
             threads[-1].start()
     except RuntimeError as error:
         raise UserError(
-            f'the system allows {len(threads) - 1} more threads, and a command needs {THREADS}; raise ulimit -u '
+            f'the system allows {len(threads) - 1} more threads, but a command needs {THREADS}; raise ulimit -u '
             "and -v, or the container's process limit"
         ) from error
     finally:

@@ -20,20 +20,20 @@ import remixer_t5x
 import remixer_tasks
 from remixer_t5x.errors import UserError
 
-# For each flag: the field of `devices.processes.ProcessFlags`, the placeholder of its value, and its help.
+# Maps each flag to a field of `devices.processes.ProcessFlags`, the placeholder of the flag's value, and its help.
 _FLAGS = {
-    'coordinator_address': ('address', 'HOST:PORT', 'of process 0'),
-    'process_count': ('count', 'N', 'how many processes; 1 is this one alone, whatever the cluster says'),
-    'process_index': ('index', 'N', 'which one this is, from 0'),
-    'initialization_timeout': ('initialization_timeout', 'SECONDS', 'to wait for the others (default 300)'),
-    'heartbeat_timeout': ('heartbeat_timeout', 'SECONDS', 'of silence after which a process is lost (default 100)'),
+    'coordinator_address': ('address', 'HOST:PORT', 'address of process 0'),
+    'process_count': ('count', 'N', 'number of processes; 1 runs this process alone, even on a cluster'),
+    'process_index': ('index', 'N', 'index of this process, from 0'),
+    'initialization_timeout': ('initialization_timeout', 'SECONDS', 'to wait for the other processes (default 300)'),
+    'heartbeat_timeout': ('heartbeat_timeout', 'SECONDS', 'without a heartbeat until a process is lost (default 100)'),
 }
-# Settings that may differ between processes: the paths of MODEL_DIR, which all share (`start.claim` checks that), and
-# of its vocabulary, whose ids are compared later; and profiling.
+# Settings that may differ between processes: the paths of MODEL_DIR and its vocabulary, and profiling. `start.claim`
+# checks that all processes share MODEL_DIR, and the ids of the vocabulary are compared later.
 MAY_DIFFER = ('MODEL_DIR', 'PROFILE_PERIOD', 'remixer_tasks.vocabularies.saved.folder')
-# Variables that change what JAX compiles, except for variables of a single process and of logs.
-_COMPILES = ('JAX_', 'XLA_', 'LIBTPU_')
-_OF_ONE_PROCESS = (
+# Prefixes of variables that change what JAX compiles, and of exceptions: variables of a single process, and for logs.
+_COMPILER_VARIABLES = ('JAX_', 'XLA_', 'LIBTPU_')
+_PROCESS_VARIABLES = (
     *('JAX_COORDINATOR_', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID', 'JAX_LOCAL_DEVICE_IDS', 'JAX_COMPILATION_CACHE_DIR'),
     *('JAX_CUDA_VISIBLE_DEVICES', 'JAX_LOG', 'JAX_DUMP', 'JAX_TRACEBACK', 'JAX_CROSS_HOST'),
 )
@@ -42,7 +42,8 @@ _OF_ONE_PROCESS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags to a parser as an argument group."""
     group = parser.add_argument_group(
-        'several processes', 'found by themselves on TPU, Slurm, Open MPI and Kubernetes; else all of the first three'
+        'several processes',
+        'detected on TPU, Slurm, Open MPI and Kubernetes; otherwise, set all of the first three flags',
     )
     for flag, (_, metavar, help) in _FLAGS.items():
         group.add_argument(f'--{flag}', metavar=metavar, help=help)
@@ -50,15 +51,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def connect_processes(args: argparse.Namespace, saves: bool = False) -> Iterator[None]:
-    """Connects the processes of a run within a `with` block; with `saves`, SIGTERM lets the block save first.
+    """Connects the processes of a run within a `with` block. With `saves`, the block can save its state after SIGTERM.
 
-    Call it after gin is loaded: raises UserError on all processes if their command, code, settings or devices differ.
+    Must be called after gin is loaded. Raises UserError on all processes if their command, code, settings or devices
+    differ.
     """
     import jax
 
     from remixer_t5x.devices import collectives, processes
 
-    settings = processes.ProcessFlags(**{_FLAGS[flag][0]: value for flag, value in _values(args).items()})
+    settings = processes.ProcessFlags(**{_FLAGS[flag][0]: value for flag, value in _given_flags(args).items()})
     with processes.connected_processes(settings, functools.partial(args.report_error, verbose=args.verbose), saves):
         if collectives.is_distributed():
             collectives.check_same(process_identity(args.command))
@@ -85,15 +87,15 @@ def process_identity(command: str) -> dict[str, Any]:
         **{
             name: value
             for name, value in sorted(os.environ.items())
-            if name.startswith(_COMPILES) and not name.startswith(_OF_ONE_PROCESS)
+            if name.startswith(_COMPILER_VARIABLES) and not name.startswith(_PROCESS_VARIABLES)
         },
         **{name: value for name, value in settings.items() if name not in MAY_DIFFER},
         'imports of the gin files': [line for line in text.splitlines() if line.startswith(('import ', 'from '))],
-        **_code(),
+        **_code_digests(),
     }
 
 
-def _code() -> dict[str, str]:
+def _code_digests() -> dict[str, str]:
     """Returns digests of our packages and of each module that is loaded from outside the installed packages."""
     packages = (remixer_t5x, remixer_tasks)
     files = {package.__name__: sorted(pathlib.Path(package.__path__[0]).rglob('*.py')) for package in packages}
@@ -109,12 +111,12 @@ def _code() -> dict[str, str]:
     return digests
 
 
-def _values(args: argparse.Namespace) -> dict[str, str]:
+def _given_flags(args: argparse.Namespace) -> dict[str, str]:
     """Returns the flags that the user has set."""
     return {flag: value for flag in _FLAGS if (value := getattr(args, flag)) is not None}
 
 
 def reject_flags(args: argparse.Namespace, reason: str) -> None:
     """Raises UserError if one of the flags is set."""
-    for flag in _values(args):
-        raise UserError(f'--{flag} is given, and {reason}; leave it out')
+    for flag in _given_flags(args):
+        raise UserError(f'--{flag} cannot be used here ({reason}); omit it')

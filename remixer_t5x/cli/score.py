@@ -22,23 +22,23 @@ BATCH_SIZE, WINDOW_BATCHES = 32, 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    path = 'a MODEL_DIR, whose gin text is run, a checkpoint, a Hugging Face folder, or hf://NAME'
+    path = 'a MODEL_DIR (its gin file is executed), a checkpoint, a Hugging Face folder, or hf://NAME'
     parser.add_argument('model', metavar='PATH', help=path)
-    parser.add_argument('pairs', metavar='FILE', help='JSON lines, CSV, TSV or Parquet, with a pair in each row')
+    parser.add_argument('pairs', metavar='FILE', help='JSON lines, CSV, TSV or Parquet file with a pair in each row')
     column = "a column, or a template with columns in braces such as 'is {number} even?'"
     parser.add_argument('--inputs', metavar='COLUMN', default='inputs', help=f'{column} (default inputs)')
-    parser.add_argument('--targets', metavar='COLUMN', default='targets', help='the same (default targets)')
+    parser.add_argument('--targets', metavar='COLUMN', default='targets', help=f'{column} (default targets)')
     parser.add_argument('--output', metavar='FILE', help='a new file (default: standard output)')
-    size = f'pairs of one batch (default {BATCH_SIZE})'
+    size = f'pairs per batch (default {BATCH_SIZE})'
     parser.add_argument('--batch_size', metavar='N', type=arguments.whole_number(1), default=BATCH_SIZE, help=size)
-    lengths = 'the most tokens of an input, and of a target (default: as the model was trained)'
+    lengths = 'maximum number of tokens of an input or a target (default: the lengths used in training)'
     parser.add_argument('--max_length', metavar='N', type=arguments.whole_number(1), help=lengths)
 
 
 def run(args: argparse.Namespace) -> None:
     """Writes a line for each pair, in order, and prints the means at the end."""
     if args.output is not None and os.path.exists(os.path.expanduser(args.output)):
-        raise UserError(f'{args.output} exists already; use another --output, or remove it')
+        raise UserError(f'{args.output} already exists; use another --output, or remove it')
     with arguments.hide_library_output(args):
         from remixer_t5x.api import saved_models
     pairs = _read_pairs(args)
@@ -66,7 +66,7 @@ def _read_pairs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
         try:
             yield templates[0].fill(row), templates[1].fill(row)
         except ValueError as error:
-            raise UserError(f'{args.pairs} row {number}: {error}; every row needs an input and a target') from error
+            raise UserError(f'{args.pairs} row {number}: {error}; every row must have an input and a target') from error
 
 
 def _score_pairs(trained: Any, pairs: Iterable[tuple[str, str]], window: int) -> Iterator[dict[str, Any]]:
@@ -98,14 +98,14 @@ def _write_scores(args: argparse.Namespace, rows: Iterable[dict[str, Any]]) -> s
         return '0 pairs'
     per_token = total / tokens
     return (
-        f'{count:,} pairs, {tokens:,} target tokens: log-likelihood {total / count:.4f} a pair, {per_token:.4f} a '
-        f'token, perplexity {math.exp(-per_token):.4g}'
+        f'{count:,} pairs, {tokens:,} target tokens: log-likelihood {total / count:.4f} per pair, {per_token:.4f} '
+        f'per token, perplexity {math.exp(-per_token):.4g}'
     )
 
 
 COMMAND = Command(
     'score',
-    'log p(target | input) of each pair of a file, to JSON lines',
+    'compute log p(target | input) of each pair in a file, and write JSON lines',
     add_arguments,
     run,
     (

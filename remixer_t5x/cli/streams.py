@@ -22,8 +22,10 @@ _LOGGERS = ('jax', 'orbax', 'tensorflow', 'datasets', 'matplotlib')
 
 
 class _Stream(io.FileIO):
-    """A standard stream that ignores write errors. With `is_result`, the first error ends the command: with the shell's
-    status for SIGPIPE if the reader closed the pipe, otherwise with a UserError.
+    """A standard stream that ignores write errors.
+
+    With `is_result`, the first error ends the command: with the shell's exit code for SIGPIPE if the reader closed the
+    pipe, otherwise with a UserError.
     """
 
     is_result = False
@@ -32,16 +34,16 @@ class _Stream(io.FileIO):
     def write(self, data):
         try:
             while (count := super().write(data)) is None:
-                # Raised if another program has set the terminal to non-blocking mode.
+                # `write` returns None if another program has set the terminal to non-blocking mode.
                 select.select([], [self], [])
             return count
         except OSError as error:
             is_first, self._has_failed = not self._has_failed, True
             if is_first:
-                self._report(error)
+                self._report_error(error)
         return len(data)
 
-    def _report(self, error: OSError) -> None:
+    def _report_error(self, error: OSError) -> None:
         if self.is_result and error.errno == errno.EPIPE:
             raise SystemExit(128 + signal.SIGPIPE)
         problem = f'standard output cannot be written ({error.strerror})'
@@ -52,8 +54,9 @@ class _Stream(io.FileIO):
 
 
 def protect() -> None:
-    """Replaces the standard streams of this process. Closed ones become /dev/null, so that no other file gets their
-    descriptor.
+    """Replaces the standard streams of this process by streams that ignore write errors.
+
+    First opens /dev/null for closed streams, so that no other file gets their descriptors.
     """
     for descriptor in range(3):
         try:
@@ -63,7 +66,7 @@ def protect() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 (lives as long as the process)
-    # Keeps streams that were replaced by the caller, for example by pytest.
+    # Keeps streams that the caller has replaced, as pytest does.
     if sys.stdout is sys.__stdout__:
         sys.stdout = _text_stream(1, sys.stdout)
     if sys.stderr is sys.__stderr__:
@@ -98,6 +101,6 @@ def hide_logs() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     for name in _REPORTED_ELSEWHERE:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    # TensorStore's threads report failed writes to an event loop that is already closed.
+    # TensorStore's threads report failed writes to an event loop that is already closed, which raises such errors.
     sys.unraisablehook = lambda unraisable: None
     logging.getLogger('remixer_t5x').setLevel(logging.WARNING)

@@ -31,19 +31,19 @@ REPORT = 'report.html'
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser)
     arguments.add_macro(parser, '--mesh', 'MESH', arguments.MESH_HELP, metavar='AXES')
-    restore = 'previous: resume from the checkpoint before where the newest is damaged'
+    restore = '`previous`: if the newest checkpoint is damaged, resume from the one before it'
     arguments.add_macro(parser, '--restore', 'RESTORE', restore, metavar='WHICH')
-    hugging_face = 'begin with the T5 in this Hugging Face folder; its sizes and vocabulary replace those of gin files'
+    hugging_face = 'start from the T5 in this Hugging Face folder; its sizes and vocabulary override the gin files'
     parser.add_argument('--from_hf', metavar='DIR', help=hugging_face)
     process_flags.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Trains, prints the paths of the results, and returns the exit code."""
-    # Before MODEL_DIR exists.
+    # Checked before MODEL_DIR is created.
     lazy.check_installed()
     if args.from_hf is not None:
-        _begin_with_hugging_face(args)
+        _start_from_hugging_face(args)
     arguments.load(args, ROOT, partial=False)
     import jax
 
@@ -54,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
     steps, start = (resolved.raw_macro(name) for name in ('TRAIN_STEPS', 'INITIAL_CHECKPOINT_PATH'))
     if args.command == 'finetune' and isinstance(steps, int) and isinstance(start, str):
         raise UserError(
-            f'TRAIN_STEPS is {steps} and INITIAL_CHECKPOINT_PATH is given; in T5X TRAIN_STEPS includes the steps of '
-            'that checkpoint, and a run here counts its own; type --gin.TRAIN_STEPS_RELATIVE=10000 for this run'
+            f'TRAIN_STEPS is {steps} and INITIAL_CHECKPOINT_PATH is set; in T5X, TRAIN_STEPS includes the steps of '
+            'that checkpoint, but a run here counts only its own steps; pass --gin.TRAIN_STEPS_RELATIVE=10000'
         )
     # Our signal handlers stay installed until the summary is printed.
     with process_flags.connect_processes(args, saves=True), contextlib.ExitStack() as signals:
@@ -72,16 +72,16 @@ def run(args: argparse.Namespace) -> int:
         )
         if jax.process_index() == 0:
             _print_end(result)
-            _draw_loss(result, settings.recovery.on_save_failure)
+            _plot_loss(result, settings.recovery.on_save_failure)
             if result.stopped:
                 print('run the same command again to continue')
     # This exit code signals to a supervising process that the run has not finished.
     return 128 + signal.Signals[result.stopped] if result.stopped else 0
 
 
-def _begin_with_hugging_face(args: argparse.Namespace) -> None:
-    """Adds the gin file and the checkpoint of the Hugging Face folder; flags override both."""
-    process_flags.reject_flags(args, f'type remixer-t5x convert --from_hf={args.from_hf} --to=MODEL_DIR first')
+def _start_from_hugging_face(args: argparse.Namespace) -> None:
+    """Adds the gin file and the checkpoint converted from the Hugging Face folder; other flags override both."""
+    process_flags.reject_flags(args, f'run remixer-t5x convert --from_hf={args.from_hf} --to=MODEL_DIR first')
     with arguments.hide_library_output(args):
         from remixer_t5x.cli.convert import huggingface
         from remixer_t5x.run_folder import model_dir
@@ -93,7 +93,7 @@ def _begin_with_hugging_face(args: argparse.Namespace) -> None:
 
 def _check_command(command: str, settings: Run) -> None:
     if command == 'finetune' and settings.tasks is None:
-        raise UserError(f'the gin files set up pretraining, as {FILES["train"]} does; type remixer-t5x train')
+        raise UserError(f'the gin files configure pretraining, like {FILES["train"]}; run remixer-t5x train')
 
 
 def _flops_per_step(settings: Run) -> float:
@@ -125,7 +125,7 @@ def _print_end(result: TrainResult) -> None:
         numbers.append(f'train loss {loss:.4f}')
     if held_out.get('loss') is not None and held_out.get('perplexity') is not None:
         constant = held_out.get('constant_loss')
-        comparison = '' if constant is None else f' (best constant answer {constant:.4f})'
+        comparison = '' if constant is None else f' (best constant prediction {constant:.4f})'
         numbers.append(f'held-out loss {held_out["loss"]:.4f}{comparison}, perplexity {held_out["perplexity"]:.2f}')
     print(' · '.join(numbers))
     if result.spent:
@@ -147,8 +147,8 @@ def _print_end(result: TrainResult) -> None:
     print(f'metrics      {result.folder}/{model_dir.METRICS}')
 
 
-def _draw_loss(result: TrainResult, on_save_failure: str) -> None:
-    """Draws the loss curve of metrics.jsonl."""
+def _plot_loss(result: TrainResult, on_save_failure: str) -> None:
+    """Plots the loss curve of the run to a PNG file, and prints the path of the file."""
     from remixer_t5x.run_folder import model_dir
     from remixer_t5x.train import settings
 
@@ -166,7 +166,7 @@ def _draw_loss(result: TrainResult, on_save_failure: str) -> None:
 
 TRAIN = Command(
     'train',
-    'train a model; the same command again resumes',
+    'train a model; run the same command again to resume',
     add_arguments,
     run,
     (
@@ -177,7 +177,7 @@ TRAIN = Command(
 )
 FINETUNE = Command(
     'finetune',
-    "train a model on tasks, judged by their metrics; keeps each task's best checkpoint",
+    "train a model on tasks, compute their metrics, and keep each task's best checkpoint",
     add_arguments,
     run,
     (

@@ -18,7 +18,7 @@ from remixer_t5x.testing.contract import ContractViolation
 from remixer_t5x.testing.fixture import DECODER, ENCODER, LENGTH, MEMORY, ROWS, SublayerFixture
 
 PASSED, FAILED, REFUSED, SKIPPED = 'passed', 'FAILED', 'refused', 'skipped'
-# The order matters: a bug that fails one check often explains the failures of later checks.
+# The order matters: a bug that one check detects often explains the failures of later checks.
 CHECKS: dict[str, Callable[..., None]] = {
     'dropout': contract.check_dropout,
     'parameters': contract.check_parameters,
@@ -82,8 +82,8 @@ def check_sublayer(
         sides: the sides to check, 'encoder', 'decoder' or both.
         without: names of checks to skip, such as `('padding', 'packing')` for a mixer that mixes complete rows.
         companions: factories of additional sublayers in each layer, if the sublayer requires them.
-        layout: the layout of the layers.
-        norm: factory of the layers' norm; None uses the layout's default.
+        layout: class of the layers.
+        norm: factory of the norm in each layer; None uses the default of `layout`.
         position_bias: factory of the stack's position bias, for a sublayer that reads `ctx.position_bias`.
         embed_dim: number of features of a token, which must be a multiple of the sublayer's number of heads.
         show: whether to print the table.
@@ -97,7 +97,7 @@ def check_sublayer(
     """
     for option, names, known in (('sides', sides, (ENCODER, DECODER)), ('without', without, tuple(CHECKS))):
         if isinstance(names, str) or not set(names) <= set(known):
-            raise UserError(f'{option} must be a tuple of names out of {", ".join(known)}, got {names!r}')
+            raise UserError(f'{option} must be a tuple of names from {", ".join(known)}, got {names!r}')
     factory: Any = sublayer
     if isinstance(sublayer, nn.Module):
         fields = {field.name: getattr(sublayer, field.name) for field in dataclasses.fields(sublayer) if field.init}
@@ -123,7 +123,7 @@ def check_sublayer(
 def check_custom_sublayers(model: interface.Model) -> list[str]:
     """Checks within seconds that a model's custom sublayers ignore padding and, in a decoder, later tokens.
 
-    Returns one line on each sublayer. Raises UserError if a decoder reads later tokens.
+    Returns one line per sublayer. Raises UserError if a sublayer of a decoder reads later tokens.
     """
     lines = []
     for side, factories in interface.sublayer_factories(model).items():
@@ -154,7 +154,7 @@ def _check_causality_and_padding(name: str, fixture: SublayerFixture) -> str:
             f'{name} must not read later tokens in a decoder, got token {leaks[0][0]} reading token {leaks[0][1]}; '
             f'read ctx.causal, and test it with {advice}'
         )
-    return 'no token reads a later one or padding' if fixture.is_decoder else 'no token reads padding'
+    return 'no token reads a later token or padding' if fixture.is_decoder else 'no token reads padding'
 
 
 def _check_side(fixture: SublayerFixture, without: Sequence[str]) -> list[CheckResult]:

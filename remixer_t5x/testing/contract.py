@@ -30,7 +30,8 @@ from remixer_t5x import axes
 from remixer_t5x.models.architecture import layer, stack
 from remixer_t5x.testing.fixture import LENGTH, MEMORY, ROWS, SublayerFixture, fast_key, layout_rows
 
-# Relative to the largest output. Rounding is far below this for the parameters of the fixture, and bugs are far above.
+# Maximum difference relative to the largest output. With the fixture's parameters, rounding is far below this value,
+# and the effect of bugs far above.
 TOLERANCE = 1e-4
 SHORT = 7
 LAYOUTS = (layer.PreNorm, layer.PostNorm, layer.SandwichNorm, layer.ReZero, layer.Parallel, layer.Serialized)
@@ -117,7 +118,7 @@ def _move_to_front(x: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 
 def check_causality(fixture: SublayerFixture, segments: tuple[int, ...] = (LENGTH,)) -> None:
-    """Checks gradients, which reveal even small leaks; `segments` are the lengths of the examples in a row."""
+    """Checks gradients, which reveal even small leaks; `segments` contains the lengths of the examples in a row."""
     influence = fixture.influence(segments)
     ids, _ = layout_rows([segments], LENGTH)
     are_tokens = (ids.T > 0) & (ids > 0)
@@ -176,7 +177,7 @@ def check_prompt(fixture: SublayerFixture, bidirectional: bool = False) -> None:
 
 
 def check_decode(fixture: SublayerFixture) -> None:
-    """Allocates the cache in the first call and decodes one token in each later call."""
+    """Compares decoding one token per call, after a call that allocates the cache, with one call for all tokens."""
     x, memory = fixture.features(4), fixture.features(5, MEMORY)
     lengths = [[MEMORY], [MEMORY - 2]] * (ROWS // 2)
     expected = fixture.trace(x, fixture.context([[LENGTH]] * ROWS, memory, lengths)).outputs
@@ -227,7 +228,7 @@ def check_beams(fixture: SublayerFixture) -> None:
 
 
 def check_bfloat16(fixture: SublayerFixture) -> None:
-    """Uses initial parameters, because with larger ones attention is so sharp that rounding changes the selected token.
+    """Uses initial parameters, because larger ones make attention so sharp that rounding changes the selected token.
 
     Individual tokens may differ more, because a norm amplifies rounding if a token's features are almost equal. Over
     three seeds, the shipped sublayers differ by at most 6% in the norm of all tokens, and by 2% in the median token.
@@ -255,7 +256,7 @@ def check_dropout(fixture: SublayerFixture) -> None:
     has_dropout = any(value for name, value in settings if name.endswith('dropout_rate'))
     model = fixture.stack(dropout=0.0) if has_dropout else fixture.stack()
     try:
-        # Without a key.
+        # No dropout key is passed.
         evaluated = fixture.trace(x, ctx).outputs
     except Exception as error:
         if 'dropout' not in str(error):
@@ -309,7 +310,7 @@ def check_remat(fixture: SublayerFixture, policies: tuple[Callable[..., bool], .
 
 
 def check_layouts(fixture: SublayerFixture) -> None:
-    """Traces shapes without computing arrays."""
+    """Traces each layout to check its output shape and dtype, without computing arrays."""
     ctx, x = fixture.context([[LENGTH]] * ROWS), fixture.features(15)
     for layout in LAYOUTS:
         norm = None if layout is layer.ReZero else fixture.norm

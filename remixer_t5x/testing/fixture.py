@@ -46,8 +46,8 @@ class SublayerFixture:
     Attributes:
         sublayers: factories of modules `(x, ctx) -> y`.
         side: 'encoder' or 'decoder'.
-        layout: the layout of a layer.
-        norm: factory of the layer's norm; None uses the layout's default.
+        layout: class of the layers.
+        norm: factory of the norm in each layer; None uses the default of `layout`.
         position_bias: factory of the stack's position bias for attention; None for other mixers.
         reach: number of tokens, including the current one, on which a decoder output must depend; None disables this
             check.
@@ -79,7 +79,7 @@ class SublayerFixture:
     def context(
         self, segments: Segments, memory: Any = None, memory_segments: Segments | None = None, **flags: Any
     ) -> SequenceContext:
-        """Returns the context of packed rows; `rows` lists the example lengths of each row, such as [[3, 4], [5]]."""
+        """Returns the context of packed rows; `segments` lists the example lengths of each row, as in [[3, 4], [5]]."""
         packed = any(len(row) > 1 for row in segments)
         ids, positions = layout_rows(segments, flags.pop('length', LENGTH))
         ctx = SequenceContext(ids, positions, causal=self.is_decoder, packed=packed, num_keys=ids.shape[1], **flags)
@@ -114,12 +114,12 @@ class SublayerFixture:
     def trace(
         self, x: np.ndarray, ctx: SequenceContext, cotangents: np.ndarray | None = None, params: Any = None
     ) -> TraceResult:
-        """Returns the outputs for x [ROWS, LENGTH, embed] and the gradients of their product with `cotangents`."""
+        """Returns the outputs for x [ROWS, LENGTH, embed] and the gradients of their dot product with `cotangents`."""
         cotangents = np.zeros_like(x) if cotangents is None else cotangents
         return jax.device_get(self._compile_trace()(self.params if params is None else params, x, ctx, cotangents))
 
     def gradients(self, **options: Any) -> Any:
-        """Returns the gradients of the parameters for random cotangents at tokens, with rows of two lengths."""
+        """Returns the gradients of the parameters for random cotangents at tokens, with two different row lengths."""
         ctx = self.context([[LENGTH], [8]] * (ROWS // 2), self.features(11, MEMORY))
         cotangents = self.features(12) * (np.asarray(ctx.segment_ids) > 0)[..., None]
         return jax.device_get(self._compile_trace(**options)(self.params, self.features(10), ctx, cotangents).params)

@@ -1,7 +1,7 @@
-"""`remixer-t5x convert`: converts weights between checkpoints, Hugging Face and its Hub, T5X and safetensors; separates
-adapters from their base, merges them, and averages checkpoints.
+"""`remixer-t5x convert`: converts, merges and averages weights.
 
-Each conversion reads its output back and compares it with the input.
+Converts between checkpoints, Hugging Face and its Hub, T5X and safetensors; separates adapters from their base model or
+merges them; and averages checkpoints. Each conversion reads its output back and compares it with the input.
 """
 
 import argparse
@@ -36,20 +36,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sources.add_argument('--from_hf', metavar='NAME', help='a model on the Hugging Face Hub, or a local folder')
     sources.add_argument('--from_safetensors', metavar='FILE', help='a file that --to_safetensors wrote')
     sources.add_argument('--from_t5x', metavar='DIR', help='a T5X checkpoint')
-    sources.add_argument('--checkpoint', metavar='PATH', help=f'{arguments.CHECKPOINT_HELP}, to convert')
+    sources.add_argument('--checkpoint', metavar='PATH', help=f'source to convert: {arguments.CHECKPOINT_HELP}')
     average = 'checkpoints of one model, separated by commas; their mean is written'
     sources.add_argument('--average', metavar='PATHS', help=average)
     targets = parser.add_mutually_exclusive_group(required=True)
     targets.add_argument('--to', metavar='MODEL_DIR', help='a new MODEL_DIR')
-    adapters = 'a new MODEL_DIR with only the parameters that differ from --base, which it is loaded on top of'
+    adapters = 'a new MODEL_DIR with only the parameters that differ from --base; the others are loaded from --base'
     targets.add_argument('--to_adapters', metavar='MODEL_DIR', help=adapters)
-    to_hf = 'a new folder that transformers can load, with PyTorch code for models that it does not have'
+    to_hf = 'a new folder that transformers can load, with PyTorch code if transformers lacks the model'
     targets.add_argument('--to_hf', metavar='DIR', help=to_hf)
     targets.add_argument('--to_safetensors', metavar='FILE', help='a new file with the parameters of any model')
     targets.add_argument('--to_t5x', metavar='DIR', help='a folder for a T5X checkpoint')
-    shared = 'a new folder for others to load: weights, vocabulary, and a model card generated from the run'
+    shared = 'a new folder to share: weights, vocabulary, and a model card generated from the run'
     targets.add_argument('--to_shared', metavar='DIR', help=shared)
-    targets.add_argument('--push_to_hub', metavar='NAME', help='a model on the Hub to upload such a folder to')
+    targets.add_argument('--push_to_hub', metavar='NAME', help='a model on the Hub; uploads what --to_shared writes')
     base = 'with --to_adapters: the checkpoint that the run started from (default: its INITIAL_CHECKPOINT_PATH)'
     parser.add_argument('--base', metavar='PATH', help=base)
     private = 'with --push_to_hub: create a private model'
@@ -58,10 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--dtype', choices=('float32', 'bfloat16'), help=dtype)
     vocabulary = 'with --from_hf: the SentencePiece model, if the folder has none'
     parser.add_argument('--vocabulary', metavar='FILE', help=vocabulary)
-    trust = "with --from_hf: accept a model.gin that names modules outside of this package's models; gin runs code"
+    trust = "with --from_hf: accept a model.gin that imports modules other than this package's models and can run code"
     parser.add_argument('--trust_gin', action='store_true', default=None, help=trust)
     own_names = (
-        "with --to_t5x: keep our parameter names, for t5x/*.gin and any model, instead of those of T5X's network"
+        "with --to_t5x: keep this package's parameter names (for any model; read with t5x/*.gin) instead of T5X's names"
     )
     parser.add_argument('--own_names', action='store_true', default=None, help=own_names)
 
@@ -101,17 +101,17 @@ def select_conversion(args: argparse.Namespace) -> tuple[str, str]:
     (source,) = [name for name in TARGETS if getattr(args, name) is not None]
     (target,) = [name for name in TARGETS['checkpoint'] if getattr(args, name) is not None]
     if target not in TARGETS[source]:
-        raise UserError(f'--{source} takes --{TARGETS[source][0]} as its target, got --{target}')
+        raise UserError(f'--{source} must be combined with --{TARGETS[source][0]}, got --{target}')
     for flag, readers in READERS.items():
         if getattr(args, flag) is not None and not {source, target} & {*readers}:
             names = ' or '.join(f'--{name}' for name in readers)
-            raise UserError(f'--{flag} is read with {names} only; leave it out')
+            raise UserError(f'--{flag} can only be used with {names}; omit it')
     return source, target
 
 
 COMMAND = Command(
     'convert',
-    'converts weights between checkpoints, Hugging Face and its Hub, T5X and safetensors, and compares both sides',
+    'convert weights between checkpoints, Hugging Face and its Hub, T5X and safetensors, and compare both sides',
     add_arguments,
     run,
     (

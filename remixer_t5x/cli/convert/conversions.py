@@ -30,7 +30,7 @@ def print_line(label: str, text: str) -> None:
 
 
 def describe_size(params: Any) -> str:
-    """Returns a text with the number of parameters and arrays."""
+    """Describes the number of parameters and arrays."""
     leaves = jax.tree.leaves(params)
     return f'{sum(leaf.size for leaf in leaves):,} parameters in {len(leaves)} arrays'
 
@@ -63,20 +63,20 @@ def restore_params(args: argparse.Namespace, model: Model, vocabulary: Any) -> A
     return params
 
 
-def check_equal(before: Any, after: Any, place: str | os.PathLike[str]) -> None:
+def check_equal(before: Any, after: Any, output: str | os.PathLike[str]) -> None:
     """Raises UserError unless two parameter trees are bit-identical."""
-    check_no_difference(safetensors_files.first_difference(before, after), place)
-    print_line('check', 'every parameter, read back, is what was read, bit by bit')
+    check_no_difference(safetensors_files.first_difference(before, after), output)
+    print_line('check', 'all parameters in the output are bit-identical to the input')
 
 
-def check_no_difference(name: str | None, place: str | os.PathLike[str]) -> None:
-    """Raises UserError unless `name`, the first array in `place` that differs from the input, is None."""
+def check_no_difference(name: str | None, output: str | os.PathLike[str]) -> None:
+    """Raises UserError if `name`, the first array in `output` that differs from the input, is not None."""
     if name:
-        raise UserError(f'{name} in {place} differs from what was read; do not use it, and report the problem')
+        raise UserError(f'{name} in {output} differs from the input; do not use it, and report the problem')
 
 
 def from_safetensors(args: argparse.Namespace) -> None:
-    """`--from_safetensors=FILE --to=MODEL_DIR`."""
+    """Converts a safetensors file to a MODEL_DIR (`--from_safetensors=FILE --to=MODEL_DIR`)."""
     params, step, record = safetensors_files.read_params(args.from_safetensors)
     folder = converted.claim_model_dir(args.to)
     origin = str(pathlib.Path(args.from_safetensors).expanduser().resolve())
@@ -85,7 +85,7 @@ def from_safetensors(args: argparse.Namespace) -> None:
 
 
 def to_safetensors(args: argparse.Namespace) -> None:
-    """`--checkpoint=PATH --to_safetensors=FILE`."""
+    """Converts a checkpoint to a safetensors file (`--checkpoint=PATH --to_safetensors=FILE`)."""
     params, record, step = converted.read_checkpoint(args.checkpoint, '--checkpoint')
     dtype = args.dtype or 'float32'
     file = safetensors_files.write_params(args.to_safetensors, params, step, record, dtype)
@@ -95,7 +95,7 @@ def to_safetensors(args: argparse.Namespace) -> None:
 
 
 def merge_adapters(args: argparse.Namespace) -> None:
-    """`--checkpoint=PATH --to=MODEL_DIR`."""
+    """Merges adapters into their base model (`--checkpoint=PATH --to=MODEL_DIR`)."""
     params, record, step = converted.read_checkpoint(args.checkpoint, '--checkpoint')
     folder = converted.claim_model_dir(args.to)
     source = str(saved_params.find_checkpoint(args.checkpoint, '--checkpoint'))
@@ -106,7 +106,7 @@ def merge_adapters(args: argparse.Namespace) -> None:
 
 
 def average_checkpoints(args: argparse.Namespace) -> None:
-    """`--average=A,B,C --to=MODEL_DIR`: averages the parameters of checkpoints in float32."""
+    """Averages the parameters of checkpoints in float32 (`--average=A,B,C --to=MODEL_DIR`)."""
     paths = [path for path in args.average.split(',') if path]
     if len(paths) < 2:
         raise UserError(f'--average must be two or more checkpoints, got {args.average!r}; type --average=A,B')
@@ -133,7 +133,7 @@ def average_checkpoints(args: argparse.Namespace) -> None:
 
 
 def to_adapters(args: argparse.Namespace) -> None:
-    """`--checkpoint=PATH --to_adapters=MODEL_DIR`: writes the arrays that differ from the base, and its path."""
+    """Writes the arrays that differ from the base, and its path (`--checkpoint=PATH --to_adapters=MODEL_DIR`)."""
     params, record, step = converted.read_checkpoint(args.checkpoint, '--checkpoint', merge=False)
     config = str(record.get('config') or '')
     path = args.base or changes.parse_bindings(config).get('INITIAL_CHECKPOINT_PATH', 'None').strip('\'"')
@@ -161,7 +161,7 @@ def to_adapters(args: argparse.Namespace) -> None:
 
 
 def from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
-    """`--from_t5x=DIR --to=MODEL_DIR`."""
+    """Converts a T5X checkpoint to a MODEL_DIR (`--from_t5x=DIR --to=MODEL_DIR`)."""
     interface.require_model_type(model, batch_formats.ENCODER_DECODER, '--from_t5x')
     task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
     folder = converted.claim_model_dir(args.to)
@@ -175,7 +175,7 @@ def from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
 
 
 def to_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
-    """`--checkpoint=PATH --to_t5x=DIR`."""
+    """Converts a checkpoint to a T5X checkpoint (`--checkpoint=PATH --to_t5x=DIR`)."""
     interface.require_model_type(model, batch_formats.ENCODER_DECODER, '--to_t5x')
     params = restore_params(args, model, vocabulary)
     step = int(saved_params.find_checkpoint(args.checkpoint, '--checkpoint').name)

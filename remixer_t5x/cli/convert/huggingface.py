@@ -24,12 +24,12 @@ INSTALL = "pip install 'remixer-t5x[hf]'"
 
 
 def to_model_dir(args: argparse.Namespace) -> None:
-    """`--from_hf=NAME --to=MODEL_DIR`."""
-    place = lazy.import_extra('hub.client').resolve_folder(args.from_hf, print_line)
-    if shared_folder.is_shared(place):
-        _shared_to_model_dir(args, place)
+    """Converts a Hugging Face model or a shared folder to a MODEL_DIR (`--from_hf=NAME --to=MODEL_DIR`)."""
+    folder = lazy.import_extra('hub.client').resolve_folder(args.from_hf, print_line)
+    if shared_folder.is_shared(folder):
+        _shared_to_model_dir(args, folder)
         return
-    source = folders.read(str(place))
+    source = folders.read(str(folder))
     tokenizer = source.family.find_tokenizer(source.folder, args.vocabulary)
     vocabulary = getattr(vocabularies, tokenizer.function)(**tokenizer.arguments)
     source.family.check_vocabulary(vocabulary, tokenizer.name, str(source.folder))
@@ -47,32 +47,32 @@ def to_model_dir(args: argparse.Namespace) -> None:
     model: Any = build_model(str(target / model_dir.CONVERTED))
     params = saved_params.restore_params(str(target), conversions.abstract_params(model), record)
     conversions.check_no_difference(source.first_difference(params), target)
-    print_line('check', 'every weight, read back, is what was read')
+    print_line('check', 'all weights in the output equal those in the input')
     _compare_with_reference(source, model, params, vocabulary)
 
 
-def _shared_to_model_dir(args: argparse.Namespace, place: pathlib.Path) -> None:
-    """Converts the shared model in the folder `place`.
+def _shared_to_model_dir(args: argparse.Namespace, folder: pathlib.Path) -> None:
+    """Converts the shared model in `folder` to a MODEL_DIR.
 
     The gin text must be checked or trusted: later commands load it from MODEL_DIR, and gin can run code.
     """
     if args.vocabulary is not None:
         raise UserError(
-            f'--vocabulary is only for Hugging Face models, but {place} contains its vocabulary; omit --vocabulary'
+            f'--vocabulary is only for Hugging Face models, but {folder} contains its vocabulary; omit --vocabulary'
         )
-    shared = shared_folder.open_folder(place)
+    shared = shared_folder.open_folder(folder)
     if not args.trust_gin:
-        saved_models.check_gin(shared, f'remixer-t5x convert --from_hf={place} --to={args.to} --trust_gin')
+        saved_models.check_gin(shared, f'remixer-t5x convert --from_hf={folder} --to={args.to} --trust_gin')
     target = converted.claim_model_dir(args.to)
-    print_line('reading', str(place))
+    print_line('reading', str(folder))
     params, step, record = shared.params()
-    shutil.copytree(place / task_vocabulary.FOLDER, target / task_vocabulary.FOLDER)
-    if args.trust_gin and (place / shared_folder.CODE).is_dir():
+    shutil.copytree(folder / task_vocabulary.FOLDER, target / task_vocabulary.FOLDER)
+    if args.trust_gin and (folder / shared_folder.CODE).is_dir():
         code = target / shared_folder.CODE
-        shutil.copytree(place / shared_folder.CODE, code)
+        shutil.copytree(folder / shared_folder.CODE, code)
         print_line('code', f'{code}; type PYTHONPATH={code} before commands')
     text = f'{shared.gin_text()}\n{task_vocabulary.gin_statements(target)}'
-    run = {**record, 'config': text, 'converted_from': str(place)}
+    run = {**record, 'config': text, 'converted_from': str(folder)}
     conversions.write_model_dir(target, params, step, run, text, model_dir.CONVERTED)
     conversions.check_equal(params, converted.read_checkpoint(str(target))[0], target)
 
@@ -88,12 +88,12 @@ def from_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
     print_line('tokenizer', family.write_tokenizer(vocabulary, folder))
     params, source = safetensors_files.round_params(params, dtype), folders.read(str(folder))
     conversions.check_no_difference(source.first_difference(params, runs), folder)
-    print_line('check', 'every weight, read back, is what was written')
+    print_line('check', 'all weights, read back from the output, equal those written')
     _compare_with_reference(source, model, params, vocabulary)
 
 
 def from_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
-    """`--checkpoint=PATH --to_hf=DIR`: writes a transformers model, or weights and PyTorch code as a fallback.
+    """Writes a transformers model, or weights and PyTorch code as a fallback (`--checkpoint=PATH --to_hf=DIR`).
 
     Raises Refusal before writing any file if a part of the model has no PyTorch code.
     """
@@ -102,7 +102,7 @@ def from_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> Non
         return
     except Refusal as refusal:
         config = pytorch_export.to_config(model, vocabulary)
-        print_line('code', f'{refusal.reason}, so PyTorch code is written beside the weights')
+        print_line('code', f'{refusal.reason}, so PyTorch code is written next to the weights')
     folder = folders.check_empty(args.to_hf)
     params = conversions.restore_params(args, model, vocabulary)
     dtype = args.dtype or 'float32'

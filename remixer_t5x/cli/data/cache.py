@@ -11,9 +11,9 @@ from remixer_t5x.errors import UserError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser)
-    folder = 'the folder of cached tasks, which gets one for each task (gs:// is fine); CACHE_DIR where it is not given'
+    folder = 'folder for cached tasks, local or in gs://, with a subfolder for each task (default: CACHE_DIR)'
     parser.add_argument('--output_dir', metavar='DIR', help=folder)
-    shards = 'files of each split, for hosts to share; a source of more files gives as many (default 64)'
+    shards = 'number of files per split, at least the number of source files; hosts share the files (default 64)'
     parser.add_argument('--shards', metavar='N', type=arguments.whole_number(1), default=64, help=shards)
     parser.add_argument(
         '--beam_options',
@@ -38,12 +38,12 @@ def run(args: argparse.Namespace) -> None:
         note = pipeline.format_cache_record(vocabulary)
         lines = caching.cache_task(task, os.path.expanduser(folder), note, args.shards, args.beam_options)
         print('\n'.join(lines), flush=True)
-    print(f'train from it: --gin.USE_CACHED_TASKS=True --gin.CACHE_DIR={shlex.quote(folder)}')
+    print(f'to train with the cache: --gin.USE_CACHED_TASKS=True --gin.CACHE_DIR={shlex.quote(folder)}')
 
 
 COMMAND = Command(
     'data cache',
-    "write a task's tokenised examples once, with Apache Beam, to train from",
+    "cache a task's tokenized examples for training, with Apache Beam",
     add_arguments,
     run,
     ('remixer-t5x data cache --gin_file=data/c4.gin --output_dir=/data/cached',),

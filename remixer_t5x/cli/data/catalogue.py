@@ -9,7 +9,7 @@ from remixer_t5x.cli.command import ON_CPU, Command
 
 # Wide enough that paths are not wrapped if the output is a file.
 _PIPE_WIDTH = 1000
-_DATA_DIR_HELP = 'search this folder alone (default: TFDS_DATA_DIR, then REMIXER_T5X_DATA, then downloads)'
+_DATA_DIR_HELP = 'search only this folder (default: TFDS_DATA_DIR, then REMIXER_T5X_DATA, then downloads)'
 
 
 def add_list_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,20 +28,20 @@ def list_tasks(args: argparse.Namespace) -> None:
         paths = [path for split in here for path in (split.origin or '').split(', ')]
         place = ', '.join(sorted({path if os.path.isdir(path) else os.path.dirname(path) for path in paths}))
         get_task = f'data get {task.name}'
-        advice = f'remixer-t5x {get_task}' if task.has_download else f'no download: {get_task} says more'
+        advice = f'remixer-t5x {get_task}' if task.has_download else f'no download, see {get_task}'
         amounts = ' · '.join(f'{split.name} {split.amount}'.strip() for split in here)
         table.add_row(task.name, amounts, ', '.join(s.name for s in task.splits if not s.origin), place or advice)
     whole = sum(all(split.origin for split in task.splits) for task in tasks)
-    summary = f'{whole} of {len(tasks)} tasks are here; downloads go to {catalogue.download_folder(args.data_dir)}'
+    summary = f'{whole} of {len(tasks)} tasks are available; downloads go to {catalogue.download_folder(args.data_dir)}'
     corpora = 'Corpora for pretraining are gin files: data/python_docs.gin, data/own_text.gin, data/c4.gin'
     console.print_items(table, summary, corpora, pipe_width=_PIPE_WIDTH)
 
 
 def add_get_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('name', metavar='NAME', help='a task or data set, as `data list` names them')
-    source = 'take the published files from this folder, without the network'
+    parser.add_argument('name', metavar='NAME', help='a task or data set listed by `data list`')
+    source = 'copy the published files from this folder instead of downloading them'
     parser.add_argument('--from', dest='source', metavar='DIR', help=source)
-    place = 'where the files go (default: REMIXER_T5X_CACHE/data, or ~/.cache/remixer_t5x/data)'
+    place = 'folder for the files (default: REMIXER_T5X_CACHE/data, or ~/.cache/remixer_t5x/data)'
     parser.add_argument('--data_dir', metavar='DIR', help=place)
 
 
@@ -53,9 +53,9 @@ def get(args: argparse.Namespace) -> None:
 
 
 def add_show_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('name', metavar='NAME', help='a task, as `data list` names them')
-    parser.add_argument('--split', metavar='NAME', help='which split to read (default: the first that is here)')
-    number = 'how many examples to show (default 2)'
+    parser.add_argument('name', metavar='NAME', help='a task listed by `data list`')
+    parser.add_argument('--split', metavar='NAME', help='split to read (default: the first with data)')
+    number = 'number of examples to show (default 2)'
     parser.add_argument('--num_examples', metavar='N', type=arguments.whole_number(1), default=2, help=number)
     parser.add_argument('--data_dir', metavar='DIR', help=_DATA_DIR_HELP)
 
@@ -74,12 +74,12 @@ def show(args: argparse.Namespace) -> None:
         for inputs, targets in example.texts:
             print(f'  {"inputs":<{width}}→ {inputs}\n  {"targets":<{width}}→ {targets}')
         if not example.texts:
-            print('  the task leaves this example out')
+            print('  the task excludes this example')
 
 
 LIST = Command(
     'data list',
-    'every labelled task, its splits, and whether its data is here',
+    'list labelled tasks, their splits, and whether their data is available',
     add_list_arguments,
     list_tasks,
     ('remixer-t5x data list',),
@@ -88,7 +88,7 @@ LIST = Command(
 )
 GET = Command(
     'data get',
-    'download the published files of a task, and check them',
+    'download and verify the published files of a task',
     add_get_arguments,
     get,
     ('remixer-t5x data get cogs', 'remixer-t5x data get snli --from ~/Downloads'),
@@ -96,7 +96,7 @@ GET = Command(
 )
 SHOW = Command(
     'data show',
-    'examples of a task as published, and as text to text',
+    'show examples of a task as published, and as inputs and targets',
     add_show_arguments,
     show,
     ('remixer-t5x data show super_glue_cb_v102 --split=validation --num_examples=1',),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Number of rows used to measure the packing efficiency.
 MEASURED_ROWS = 300
 _SEED = 0
-# Titles of the token arrays that a batch may have.
+# Token and segment arrays of a batch, by title.
 _SIDES = {
     'inputs': ('encoder_input_tokens', 'encoder_segment_ids'),
     'targets': ('decoder_target_tokens', 'decoder_segment_ids'),
@@ -30,8 +30,8 @@ _IN_PLACE = 'encoder_target_tokens'
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser)
-    parser.add_argument('--split', metavar='NAME', default='train', help="which split to read (default 'train')")
-    number = 'how many examples to show (default 2)'
+    parser.add_argument('--split', metavar='NAME', default='train', help="split to read (default 'train')")
+    number = 'number of examples to show (default 2)'
     parser.add_argument('--num_examples', metavar='N', type=arguments.whole_number(0), default=2, help=number)
 
 
@@ -99,7 +99,7 @@ def _print_row(row: Mapping[str, np.ndarray], vocabulary: seqio.Vocabulary) -> N
             for token, target in places
             if target
         ]
-        print(f'  targets, {len(pairs)} tokens, in their places: {" · ".join(pairs)}')
+        print(f'  targets, {len(pairs)} tokens, at their positions: {" · ".join(pairs)}')
 
 
 def _print_tokens(side: str, tokens: np.ndarray, vocabulary: seqio.Vocabulary) -> None:
@@ -125,7 +125,7 @@ def decode_ids(ids: list[int], vocabulary: seqio.Vocabulary) -> str:
 
 COMMAND = Command(
     'data',
-    'the first examples of a task, as text and as ids, and how well they pack',
+    'show the first examples of a task as text and as ids, and the packing efficiency',
     add_arguments,
     run,
     (

@@ -17,7 +17,7 @@ TEXT = 'Thank you for inviting me to your party last week.'
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser)
-    parser.add_argument('--text', metavar='WORDS', default=TEXT, help='the text whose pieces are shown')
+    parser.add_argument('--text', metavar='WORDS', default=TEXT, help='text to split into pieces')
 
 
 def run(args: argparse.Namespace) -> None:
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def decode_piece(vocabulary: seqio.Vocabulary, token: int) -> str:
-    """Returns the piece of an id, with the word-start mark of the model, or the decoded text if there are no pieces."""
+    """Returns the piece of an id, with the model's mark of word starts, or the decoded text if there are no pieces."""
     tokenizer = getattr(vocabulary, 'tokenizer', None)
     if tokenizer is not None and token < tokenizer.GetPieceSize():
         return tokenizer.IdToPiece(token)
@@ -50,7 +50,7 @@ def decode_piece(vocabulary: seqio.Vocabulary, token: int) -> str:
 
 COMMAND = Command(
     'vocab',
-    'size, special ids and pieces of a vocabulary',
+    'show the size, special ids and pieces of a vocabulary',
     add_arguments,
     run,
     ("remixer-t5x vocab --gin_file=data/python_docs.gin --text='A list of numbers.'",),

@@ -18,28 +18,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     kinds.add_argument(
         '--memory', nargs='?', const=8, type=arguments.whole_number(0), metavar='CHANGES',
-        help='memory of a training step on a device; a number: changes to try if it does not fit (8)',
+        help='memory of a training step on a device; CHANGES: how many changes to try if it does not fit (default 8)',
     )  # fmt: skip
     kinds.add_argument(
         '--speed', nargs='?', const=0, type=arguments.whole_number(0), metavar='CHANGES',
-        help='minimum time of a training step on the machine of a hardware file, what limits it and what to change; '
-        'a number: how many of the changes to compile too (0)',
+        help='minimum time of a training step on the machine of a hardware file, bottlenecks, and possible changes; '
+        'CHANGES: how many of the changes to compile too (default 0)',
     )  # fmt: skip
     kinds.add_argument(
         '--self_check', action='store_true',
-        help="compare the device's kernels with their formulas (on a CPU: a TPU's and a GPU's, interpreted), and on an "
-        "accelerator a step's time with its forecast",
+        help='compare kernels with plain JAX code (on a CPU, interprets the kernels for TPUs and GPUs); on an '
+        'accelerator, also compare the time of a step with its forecast',
     )  # fmt: skip
     kinds.add_argument(
         '--settings', nargs='?', const='', metavar='WORD',
-        help='all gin macros with default, file, reader and meaning; a WORD shows those that contain it',
+        help='all gin macros with default, file, reader and meaning; WORD shows only those that contain it',
     )  # fmt: skip
     parser.add_argument(
         '--compare', nargs='?', const='', metavar='SIZES',
-        help='all models at these sizes, by comma (default tiny,small,base), and the figures of the papers; '
-        'with --speed, their forecasts (default small)',
+        help='all models at these sizes, separated by commas (default tiny,small,base), and the figures in papers; '
+        'with --speed, forecasts for the models (default small)',
     )  # fmt: skip
-    depth = 'how many levels of modules to show (default 3)'
+    depth = 'number of levels of modules to show (default 3)'
     parser.add_argument('--depth', metavar='N', type=arguments.whole_number(1), default=3, help=depth)
     parser.add_argument(
         '--models',
@@ -48,13 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='with --compare: models, separated by commas (default: all)',
     )
     arguments.add_macro(parser, '--mesh', 'MESH', f'with --sharding, --memory or --speed: {arguments.MESH_HELP}')
-    number = "with --sharding, --memory or --speed: how many devices, in place of the hardware file's"
+    number = 'with --sharding, --memory or --speed: number of devices; overrides the hardware file'
     parser.add_argument('--devices', metavar='N', type=arguments.whole_number(1), help=number)
     parser.add_argument(
         '--device_memory', metavar='GIB', type=float, help='with --memory or --speed: memory of one device, in GiB'
     )
-    parser.add_argument('--compiler', choices=('cpu', 'gpu', 'tpu'), help='with --memory: which XLA compiles the step')
-    parser.add_argument('--price', metavar='DOLLARS', type=float, help='with --speed: dollars for a chip and hour')
+    parser.add_argument('--compiler', choices=('cpu', 'gpu', 'tpu'), help='with --memory: XLA compiler for the step')
+    parser.add_argument('--price', metavar='DOLLARS', type=float, help='with --speed: dollars per chip and hour')
 
 
 def run(args: argparse.Namespace) -> None:
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> None:
 
 COMMAND = Command(
     'info',
-    'parameters and FLOPs of a model, module by module, without a device',
+    'show the parameters and FLOPs of each module of a model, without a device',
     add_arguments,
     run,
     (

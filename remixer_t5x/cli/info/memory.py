@@ -28,7 +28,7 @@ from remixer_t5x.optim.train_step import NUM_REAL_TARGET_TOKENS
 
 _CPU_NOTE = (
     'partitioning follows the described mesh; temporaries are laid out by XLA:CPU, which computes bfloat16 in float32: '
-    'take temporaries as a rough upper bound'
+    'their size is a rough upper bound'
 )
 # Default values from runs/pretrain.gin, for macros that no other gin file sets.
 _DEFAULTS = {
@@ -89,7 +89,7 @@ def show(args: argparse.Namespace) -> None:
     recomputing_model = with_full_recomputation(args)
     with lazy.without_stderr():
         devices, compiler = hardware.compile_devices()
-    step, available = place_step(step, hardware, devices), hardware.memory_bytes
+    step, available = place_on_devices(step, hardware, devices), hardware.memory_bytes
     _print(describe_step(step, hardware, compiler))
     with tracing_for(hardware, compiler):
         memory = _measure(step)
@@ -99,8 +99,8 @@ def show(args: argparse.Namespace) -> None:
         _print(describe_fit(memory, available))
         if available is not None and hardware.memory_share < 1:
             _print(
-                f'JAX takes {hardware.memory_share:.0%} of a GPU: {format_gibibytes(available)} of '
-                f'{hardware.memory:g} GiB; {GPU_SHARE}=0.95 before the command gives a run more'
+                f'JAX uses {hardware.memory_share:.0%} of a GPU: {format_gibibytes(available)} of '
+                f'{hardware.memory:g} GiB; set {GPU_SHARE}=0.95 to use more'
             )
         if available is not None and memory.total > available and args.memory:
             trials = memory_advice.search_changes(step, memory, available, recomputing_model, _measure, args.memory)
@@ -114,7 +114,7 @@ def _measure(step: Step) -> StepMemory:
 
 
 def _try_changes(trials: Iterator[memory_advice.MemoryTrial], available: int) -> None:
-    _print('changes, each on top of those before it, compiled in turn:')
+    _print('changes, each added to the previous ones and compiled:')
     # A dict keyed by flag, so later values replace earlier values.
     useful: dict[str, str] = {}
     fits = False
@@ -126,7 +126,9 @@ def _try_changes(trials: Iterator[memory_advice.MemoryTrial], available: int) ->
             useful[trial.flag] = typed
         fits = trial.memory.total <= available
     _print(
-        f'{"fits with" if fits else "still too large with"} {" ".join(useful.values())}' if useful else 'nothing helps'
+        f'{"fits with" if fits else "still too large with"} {" ".join(useful.values())}'
+        if useful
+        else 'no change helps'
     )
 
 
@@ -147,13 +149,13 @@ def memory_table(memory: StepMemory, available: int | None) -> Table:
 def describe_fit(memory: StepMemory, available: int | None) -> str:
     """Describes whether the step fits into `available` bytes of a device."""
     if available is None:
-        return 'the hardware file does not say how much memory a device has; type it in GiB, such as --device_memory=16'
+        return 'the hardware file does not specify the memory of a device; pass it in GiB, such as --device_memory=16'
     if memory.total > available:
         return f'does not fit: {format_gibibytes(memory.total)} needed, {format_gibibytes(available)} available'
     return f'fits: {format_gibibytes(available - memory.total)} of {format_gibibytes(available)} are left'
 
 
-def place_step(step: Step, hardware: Hardware, devices: Sequence[Any]) -> Step:
+def place_on_devices(step: Step, hardware: Hardware, devices: Sequence[Any]) -> Step:
     """Places the step on a mesh of the devices that `hardware` describes."""
     partitioner = dataclasses.replace(step.partitioner, devices=devices)
     nodes = len({device.process_index for device in devices})
@@ -165,7 +167,7 @@ def place_step(step: Step, hardware: Hardware, devices: Sequence[Any]) -> Step:
 
 @contextlib.contextmanager
 def tracing_for(hardware: Hardware, compiler: str) -> Iterator[None]:
-    """A context in which models are traced for the described devices and this compiler."""
+    """Returns a context in which models are traced for the described devices and this compiler."""
     # XLA:CPU, which is used if the compiler of the accelerator is not available, cannot compile custom kernels.
     platform = 'accelerator' if compiler == 'XLA:CPU' and hardware.platform != 'cpu' else hardware.platform
     chip = Topology.parse(hardware.topology).chip if hardware.topology else None
@@ -184,5 +186,5 @@ def describe_step(step: Step, hardware: Hardware, compiler: str) -> str:
     return (
         f'training step of {step.rows} x ({", ".join(map(str, lengths))}) tokens in {step.microbatches} microbatch(es) '
         f'on {step.partitioner.mesh.size} devices ({hardware.platform}), {mesh.format_shape(shape)}; '
-        f'compiling with {compiler} {target}, which takes a minute or several; nothing is run'
+        f'compiling with {compiler} {target}, which takes minutes; nothing is run'
     )

@@ -13,27 +13,27 @@ from remixer_t5x.costs import counts
 from remixer_t5x.costs.counts import Counts
 from remixer_t5x.data.batch_formats import ENCODER_DECODER
 
-# Files of models/ to show; ratios are relative to the first file.
+# Names of the files in models/ to compare; ratios are relative to the first model.
 MODELS = (
     *('t5_1_1', 'modern_t5', 'remixer', 'mixer_enc', 'mixer_enc_dec', 'hyper_mixer', 'linear_transformer', 'fnet'),
     *('gmlp', 'gmlp_mixer', 'amlp', 'tim'),
 )
-# The part whose parameters a paper counts: the encoder-decoder, or the encoder with its embedding (BERT, classifiers).
+# Parts whose parameters a paper may count: the encoder-decoder, or the encoder with its embedding (BERT, classifiers).
 WHOLE, ENCODER = 'whole model', 'encoder and embedding'
 
 
 @dataclasses.dataclass(frozen=True)
 class PublishedFigure:
-    """A number of parameters published in a paper.
+    """The published number of parameters of a model, and its FLOPs if known.
 
     Attributes:
         model: gin file in models/ that configures the model.
         size: gin file in sizes/.
-        parameters: the number that the paper prints.
+        parameters: number of parameters that the paper reports.
         part: the part of the model that the paper counts, `WHOLE` or `ENCODER`.
         source: paper and table.
-        flops: FLOPs of a forward pass for 512 tokens as printed, a multiply and an add counted as two; None if not
-            printed.
+        flops: reported FLOPs of a forward pass for 512 tokens, in which a multiply and an add count as two; None if not
+            reported.
     """
 
     model: str

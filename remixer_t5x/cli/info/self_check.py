@@ -1,4 +1,4 @@
-"""`remixer-t5x info --self_check`: compares kernels with their formulas, and the time of a step with the forecast."""
+"""`remixer-t5x info --self_check`: compares kernels with plain JAX code, and the time of a step with its forecast."""
 
 import argparse
 import contextlib
@@ -19,7 +19,7 @@ from remixer_t5x.models import interface
 from remixer_t5x.models.interface import Model
 from remixer_t5x.run_folder import model_dir
 
-# Models that together use all kernels; their lengths cover one block and several blocks.
+# Together, these models use all kernels, for sequences of a single block and of several blocks.
 _MODELS = ('t5_1_1', 'hyper_mixer', 'mixer_enc_dec')
 
 
@@ -37,7 +37,7 @@ def show(args: argparse.Namespace) -> None:
     )
     checked: set[str] = set()
     for interpreted in (None,) if device.platform in ('tpu', 'gpu') else ('tpu', 'gpu'):
-        for model, lengths, pack in _models(args):
+        for model, lengths, pack in _models_to_check(args):
             for key, check in _collect_checks(model, lengths, pack, interpreted).items():
                 if key in checked:
                     continue
@@ -49,13 +49,13 @@ def show(args: argparse.Namespace) -> None:
                 tolerance = f'{check.tolerance:.0e}'
                 table.add_row(check.kernel, run_as, check.dtype, check.call, difference, tolerance, result)
     console.print_items(
-        table if checked else 'no kernel is used: this model, its dtype or ATTENTION selects the formulas'
+        table if checked else 'no kernel is used: this model, its dtype or ATTENTION selects plain JAX code'
     )
     if args.gin_file and device.platform != 'cpu' and lazy.has_extra('forecast'):
         lazy.import_extra('forecast.command').print_measured_step(args)
 
 
-def _models(args: argparse.Namespace) -> Iterator[tuple[Model, Mapping[str, int], bool]]:
+def _models_to_check(args: argparse.Namespace) -> Iterator[tuple[Model, Mapping[str, int], bool]]:
     """Yields models, the lengths of their features, and whether their rows are packed."""
     if args.gin_file:
         defaults = {'TASK_FEATURE_LENGTHS': None, 'PACK': False}

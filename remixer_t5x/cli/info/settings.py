@@ -1,4 +1,4 @@
-"""`remixer-t5x info --settings`: lists gin macros with default value, file, owner and meaning."""
+"""`remixer-t5x info --settings`: lists gin macros with default value, file, reader and meaning."""
 
 import functools
 import importlib
@@ -12,27 +12,27 @@ from remixer_t5x.config import files
 from remixer_t5x.errors import UserError
 
 # The default value of a macro is read from the first of these files that sets the macro.
-_ORDER = (
+_FILE_ORDER = (
     *('runs/_common', 'runs', 'data', 'optimizers', 'hardware/gpu', 'hardware'),
     *('models/t5_1_1', 'models', 'model_types'),
     *('sublayers', 'sizes/base.gin', 'sizes', 'defaults', 'objectives', 't5x', 'experiments'),
 )
-# Recipes are excluded, because they set values that are not defaults.
+# Files that are excluded, because they set values that are not defaults.
 _RECIPES = ('experiments/',)
-# Comments in these files explain why a value was chosen, but do not describe the macro.
-_NO_MEANINGS = ('sizes/', 'defaults')
+# Files whose comments explain why a value was chosen, but do not describe the macro.
+_FILES_WITHOUT_MEANINGS = ('sizes/', 'defaults')
 # Matches comment lines, the name of a macro or setting, and its value, including continuation lines.
 _STATEMENT = re.compile(r'^((?:#.*\n)*)([\w/.]+) = (.*(?:\n[ )}\]].*)*)', re.M)
 _LONGEST_VALUE = 60
 
 
 class Macro(NamedTuple):
-    """A row of the table; the default is 'required' if there is none, and 'depends on the file' if files disagree."""
+    """A gin macro; `default` is 'required' if there is none, and 'depends on the file' if files disagree."""
 
     name: str
     default: str
     files: tuple[str, ...]
-    owner: str
+    reader: str
     meaning: str
 
     @property
@@ -45,18 +45,18 @@ def show(word: str) -> None:
     """Prints the macros that contain `word`."""
     macros = find_macros(word)
     if not macros:
-        raise UserError(f'no macro matches {word!r} by name, owner or meaning; type info --settings for all')
+        raise UserError(f'no macro matches {word!r} by name, reader or meaning; type info --settings for all')
     table = console.build_table('macro', 'default', 'set by', 'read by', 'meaning', wraps=True)
     for row in macros:
         # rich would interpret brackets in a cell as styles.
-        cells = (row.name, row.default, row.where, row.owner, row.meaning)
+        cells = (row.name, row.default, row.where, row.reader, row.meaning)
         table.add_row(*(cell.replace('[', r'\[') for cell in cells))
     console.print_items(table, f'{len(macros)} macros; set one with --gin.NAME=VALUE', pipe_width=200)
 
 
 def find_macros(word: str = '') -> list[Macro]:
     """Returns the macros whose name, reader or meaning contains `word` in any case, by name."""
-    return [row for row in _all_macros() if word.lower() in ' '.join((row.name, row.owner, row.meaning)).lower()]
+    return [row for row in _all_macros() if word.lower() in ' '.join((row.name, row.reader, row.meaning)).lower()]
 
 
 @functools.cache
@@ -70,7 +70,7 @@ def _all_macros() -> list[Macro]:
         for path in folder.rglob('*.gin')
         if path.name != 'defaults.gin' or path.parent == folder
     ]
-    for file in sorted(names, key=lambda name: (_rank(name), name)):
+    for file in sorted(names, key=lambda name: (_file_rank(name), name)):
         text = files.GinText(file, (folder / file).read_text(encoding='utf-8'))
         modules = {name: '.'.join(line.split()[1::2]) for name, line in text.imports.items()}
         for match in _STATEMENT.finditer(text.text):
@@ -93,8 +93,8 @@ def _all_macros() -> list[Macro]:
     return list(rows.values())
 
 
-def _rank(file: str) -> int:
-    return next(rank for rank, prefix in enumerate(_ORDER) if file.startswith(prefix))
+def _file_rank(file: str) -> int:
+    return next(rank for rank, prefix in enumerate(_FILE_ORDER) if file.startswith(prefix))
 
 
 def _build_macro(name: str, values: dict[str, tuple[str, str]], readers: dict[str, tuple[str, str]]) -> Macro:
@@ -102,15 +102,15 @@ def _build_macro(name: str, values: dict[str, tuple[str, str]], readers: dict[st
         values = {file: value for file, value in values.items() if not file.startswith(_RECIPES)}
     arguments = [reader for reader, (file, _) in readers.items() if reader[0] != '%' and not file.startswith('t5x/')]
     documented = [_default_and_meaning(argument) for argument in arguments]
-    first = [file for file in values if _rank(file) == _rank(next(iter(values)))]
+    first = [file for file in values if _file_rank(file) == _file_rank(next(iter(values)))]
     defaults = dict.fromkeys([values[file][0] for file in first] or [default for default, _ in documented if default])
     default, *others = defaults or ['required']
-    meanings = [comment for file, (_, comment) in values.items() if not file.startswith(_NO_MEANINGS)]
+    meanings = [comment for file, (_, comment) in values.items() if not file.startswith(_FILES_WITHOUT_MEANINGS)]
     meanings += [*(meaning for _, meaning in documented), *(comment for _, comment in readers.values())]
     sentence = re.split(r"(?<=[\w)\]'`%])(?<! al)\. (?=[A-Z0-9])", next(filter(None, meanings), ''), maxsplit=1)[0]
-    owner = (*arguments, *readers, 'command line')[0].removeprefix('remixer_t5x.')
+    reader = (*arguments, *readers, 'command line')[0].removeprefix('remixer_t5x.')
     default = 'depends on the file' if others and first else default
-    return Macro(name, default, tuple(values), owner, sentence[:1].upper() + sentence[1:].rstrip('.'))
+    return Macro(name, default, tuple(values), reader, sentence[:1].upper() + sentence[1:].rstrip('.'))
 
 
 def _default_and_meaning(argument: str) -> tuple[str, str]:

@@ -21,7 +21,7 @@ _FLOAT32_BYTES = 4
 
 
 def show(args: argparse.Namespace) -> None:
-    """Prints the parameters whose names match `--sharding`. The described devices need not be present."""
+    """Prints the sharding of the parameters whose names match `--sharding`. Does not require the described devices."""
     macros = ('MODEL', 'PARTITIONER', 'DEVICES', *LENGTHS)
     model, partitioner, devices, lengths = arguments.load_values(args, *macros, defaults=LENGTHS)
     described = dataclasses.replace(partitioner, devices=Hardware(devices=args.devices or devices).count())
@@ -30,8 +30,8 @@ def show(args: argparse.Namespace) -> None:
     shown = [row for row in rows if fnmatch.fnmatch(row.name, args.sharding)]
     if not shown:
         raise UserError(
-            f"--sharding must match a parameter's name, got {args.sharding!r}; type a part of a name and stars, "
-            f"such as '{rows[0].name}'"
+            f"--sharding must match a parameter's name, got {args.sharding!r}; pass a pattern with stars, "
+            f"or a name such as '{rows[0].name}'"
         )
     local, total = sum(row.bytes_per_device for row in rows), sum(map(_total_bytes, rows))
     split = sum(_total_bytes(row) for row in rows if row.bytes_per_device < _total_bytes(row))
@@ -49,7 +49,8 @@ def sharding_table(rows: Sequence[ShardingRow]) -> Table:
     words = ('parameter', 'shape', 'logical axes', 'mesh axes')
     table = console.build_table(*words, 'bytes per device', 'of', words=words)
     for row in rows:
-        # An axis that several mesh axes split is `data+fsdp`, and an axis without a name, or that is not split, a dash.
+        # An axis that is split over several mesh axes is shown as `data+fsdp`; an axis without a name or split, as a
+        # dash.
         axes = [
             ', '.join('+'.join(axis) if isinstance(axis, tuple) else axis or '-' for axis in names)
             for names in (row.logical_axes, row.mesh_axes)
