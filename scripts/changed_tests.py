@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Folders that paths and module names are relative to.
 PATH_ROOTS = ('', 'configs/', 'docs/', 'docs/guide/', 'scripts/', 'scripts/studies/', 'remixer_t5x/', 'tests/')
 MODULE_ROOTS = ('', 'tasks/', 'scripts/studies/')
-# Every test depends on these.
+# Files that every test depends on.
 EVERYTHING = {'tests/conftest.py', 'pyproject.toml', 'setup.py', 'scripts/environment.sh'}
 EVERYTHING |= {'requirements.lock', 'requirements-py311.lock'}
 EVERYTHING |= {'remixer_t5x/__init__.py'}
@@ -33,7 +33,7 @@ UNREAD = {'LICENSE', 'SECURITY.md', '.gitignore', '.ci/run', 'scripts/test.sh', 
 def run_git(*words: str) -> list[str]:
     done = subprocess.run(['git', '-C', str(ROOT), *words], capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f'error: git {" ".join(words)}: {done.stderr.strip()}; name a revision with --since REV')
+        raise SystemExit(f'error: git {" ".join(words)}: {done.stderr.strip()}; specify a revision with --since REV')
     return done.stdout.splitlines()
 
 
@@ -43,7 +43,7 @@ def find_branch_point() -> str:
         done = subprocess.run(['git', '-C', str(ROOT), 'merge-base', 'HEAD', name], capture_output=True, text=True)
         if not done.returncode:
             return done.stdout.strip()
-    raise SystemExit('error: there is no branch main to compare with; name a revision with --since REV')
+    raise SystemExit('error: there is no branch main to compare with; specify a revision with --since REV')
 
 
 def changed_files(since: str) -> set[str]:

@@ -37,7 +37,7 @@ prepare_environment() {
     local extras="train${1:+,$1}" wheel="${2:-}" python stamp wanted lock
     if [[ ! -x "$VENV/bin/python" ]]; then
         python="$(find_python)"
-        say "making the virtual environment $VENV with $("$python" --version)"
+        say "creating the virtual environment $VENV with $("$python" --version)"
         "$python" -m venv "$VENV"
     fi
     lock="$(lock_file)"
@@ -52,7 +52,7 @@ prepare_environment() {
         say "$VENV is up to date"
         return
     fi
-    say "installing remixer_t5x[$extras] into $VENV, versions as in $lock (minutes, the first time)"
+    say "installing remixer_t5x[$extras] into $VENV with the versions in $lock (takes minutes the first time)"
     if [[ -n "$wheel" ]]; then
         pip_install "$wheel[$extras]"
         # pip does not replace a package of the same version, although its code may differ.

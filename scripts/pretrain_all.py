@@ -1,5 +1,4 @@
-"""Pretrains all encoder-decoder configurations of this package at size tiny on Python's documentation, and writes a
-report.
+"""Pretrains all encoder-decoders of size tiny on Python's documentation, and writes a report.
 
     python scripts/pretrain_all.py --steps 100 --out runs/all
 
@@ -16,8 +15,8 @@ import time
 from remixer_t5x.extras.reports import curves, write
 
 CONFIGS = pathlib.Path(__file__).resolve().parent.parent / 'configs'
-# Excluded are models with special sizes or other model types, and remixer_scaled, which has the same layers as remixer.
-OTHERS = ('bert', 'gpt2', 'modern_bert', 'remixer_scaled', 't5_1_0')
+# Excluded models: those with special sizes or other model types, and remixer_scaled, whose layers are those of remixer.
+EXCLUDED_MODELS = ('bert', 'gpt2', 'modern_bert', 'remixer_scaled', 't5_1_0')
 
 
 def train(model: str, folder: pathlib.Path, args: argparse.Namespace) -> float:
@@ -53,7 +52,7 @@ def last_losses(metrics_file: pathlib.Path) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     shipped = sorted(path.stem for path in (CONFIGS / 'models').glob('*.gin'))
-    parser.add_argument('--models', default=','.join(model for model in shipped if model not in OTHERS))
+    parser.add_argument('--models', default=','.join(model for model in shipped if model not in EXCLUDED_MODELS))
     parser.add_argument('--steps', type=int, default=100)
     parser.add_argument('--batch', type=int, default=8)
     parser.add_argument('--inputs', type=int, default=256)

@@ -46,7 +46,8 @@ fi
 source scripts/environment.sh
 prepare_environment "$EXTRAS"
 if [[ -n "$REFERENCES" ]]; then
-    # Without the lock file: Beam requires older releases. lm_eval's own models import accelerate, T5X the other four.
+    # Does not use the lock file, because Beam requires older releases. lm_eval's models import accelerate, and T5X imports
+    # the other four packages.
     say 'installing Apache Beam, t5 and what T5X imports'
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
         'remixer-t5x[beam]' accelerate fiddle grain tensorboard cached_property

@@ -101,7 +101,7 @@ def peer_calls(args: argparse.Namespace) -> tuple[dict[int, Callable[[], Any]], 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--models', default='t5_1_1', help='names under configs/models, by comma')
+    parser.add_argument('--models', default='t5_1_1', help='files in configs/models, separated by commas')
     parser.add_argument('--size', default='small', choices=['tiny', 'small', 'base'])
     parser.add_argument('--batch', type=int, default=8)
     parser.add_argument('--inputs', type=int, default=512)
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument('--dtype', default='float32', choices=['float32', 'bfloat16'])
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--peer', default='huggingface', choices=['huggingface', 'none'])
-    parser.add_argument('--gin_file', action='append', default=[], help='more gin files, after model and size')
+    parser.add_argument('--gin_file', action='append', default=[], help='more gin files, loaded after model and size')
     args = parser.parse_args()
 
     names = args.models.split(',')
@@ -156,7 +156,7 @@ def _serve_calls(pipe, name: str, args: argparse.Namespace) -> None:
     pipe.recv()
     calls, facts = peer_calls(args) if name == PEER else our_calls(name, args)
     for call in calls.values():
-        call()  # Not timed: the first call allocates.
+        call()  # Not timed: the first call allocates memory.
     pipe.send(facts)
     while (beams := pipe.recv()) != 'stop':
         start, used = time.perf_counter(), time.process_time()

@@ -1,4 +1,4 @@
-"""Compares the bytes that a decoding step moves on a machine with the minimum, without running on that machine.
+"""Compares the bytes that a decoding step moves with the minimum, for a machine that need not be present.
 
     python scripts/benchmarks/decoding_bytes.py --topology v5e:1x1 --rows 8 64
 
@@ -47,12 +47,12 @@ def main() -> None:
 def report(model: Seq2Seq, hardware: Hardware, machine: machines.Machine, rows: int, args: Any) -> None:
     """Compiles generation for a number of rows, and prints the bytes, the minimum, and the time."""
     (device,), compiler = hardware.compile_devices()
-    place = SingleDeviceSharding(device)
+    sharding = SingleDeviceSharding(device)
     names = {'encoder_input_tokens': args.inputs, 'decoder_input_tokens': args.targets}
     shapes = {**{name: (rows, length) for name, length in names.items()}, 'decoder_target_tokens': (rows, args.targets)}
     params = meta.unbox(jax.eval_shape(lambda rng: model.init(rng, shapes), jax.random.key(0)))
-    params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), params)
-    inputs = jax.ShapeDtypeStruct(shapes['encoder_input_tokens'], jnp.int32, sharding=place)
+    params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), params)
+    inputs = jax.ShapeDtypeStruct(shapes['encoder_input_tokens'], jnp.int32, sharding=sharding)
 
     def generate(params, inputs):
         return model.generate(params, {'encoder_input_tokens': inputs}, args.targets)
@@ -80,7 +80,7 @@ def report(model: Seq2Seq, hardware: Hardware, machine: machines.Machine, rows: 
 
 
 def _is_in_step(op_name: str) -> bool:
-    """Whether a kernel runs in the loop over tokens."""
+    """Returns whether a kernel runs in the loop over tokens."""
     return op_name.startswith('jit(generate)/while')
 
 

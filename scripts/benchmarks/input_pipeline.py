@@ -7,10 +7,10 @@ Prints text tokens per second of CPU time, summed over all TensorFlow threads, a
 baselines are plain tf.data pipelines for parts of the work: batching the same token vectors without noise, and joining
 and splitting documents token by token with unbatch and batch.
 
-    python scripts/benchmarks/input_pipeline.py --streams 1 2 --device_tokens 6_300_000
+The following command measures the batches of a training run for each number of streams, and how long a device of the
+given speed waits for batches:
 
-measures the batches of a training run for each number of streams, and how long a device of that speed waits for
-batches.
+    python scripts/benchmarks/input_pipeline.py --streams 1 2 --device_tokens 6_300_000
 """
 
 import argparse
@@ -161,8 +161,8 @@ def conclude(results: dict[str, float]) -> None:
         if name.startswith('baseline'):
             print(f'{speed / results[name]:.2f} times the speed of {name.removeprefix("baseline: ")}')
     print(
-        f'from raw text: {1 / (1 / speed + 1 / results["tokenise"]):,.0f} tokens/s per core; tokenizing alone '
-        f'reaches {results["tokenise"]:,.0f}'
+        f'from raw text: {1 / (1 / speed + 1 / results["tokenize"]):,.0f} tokens/s per core; tokenizing alone '
+        f'reaches {results["tokenize"]:,.0f}'
     )
 
 

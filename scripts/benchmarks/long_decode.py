@@ -50,7 +50,7 @@ class TimedGreedy(decoding.RowDecoder):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--models', default='hyper_mixer,linear_transformer,t5_1_1', help='names under configs/models')
+    parser.add_argument('--models', default='hyper_mixer,linear_transformer,t5_1_1', help='files in configs/models')
     parser.add_argument('--size', default='tiny')
     parser.add_argument('--decoder_layers', type=int, default=2)
     parser.add_argument('--length', type=int, default=4100)
@@ -75,7 +75,8 @@ def main() -> None:
             jax.block_until_ready(compiled(params, batch))
             for kind, seconds in zip(rows, decoder.seconds, strict=True):
                 early, late = (
-                    1e6 * float(seconds[place + STRIDE] - seconds[place - STRIDE]) / (2 * STRIDE) for place in POSITIONS
+                    1e6 * float(seconds[position + STRIDE] - seconds[position - STRIDE]) / (2 * STRIDE)
+                    for position in POSITIONS
                 )
                 rows[kind].append((late / early, early, late))
         for kind, results in rows.items():

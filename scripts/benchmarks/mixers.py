@@ -1,4 +1,4 @@
-"""Measures time and temporary memory of the forward and backward pass of all token mixers and attention by length.
+"""Measures time and temporary memory of a forward and backward pass of attention and all token mixers, by length.
 
     python scripts/benchmarks/mixers.py --lengths 128,512,1024,2048,4096,16384 --plot mixers.png
 

@@ -116,7 +116,7 @@ def matmul_flops_per_second() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--models', default='t5_1_1,remixer', help='names under configs/models, by comma')
+    parser.add_argument('--models', default='t5_1_1,remixer', help='files in configs/models, separated by commas')
     parser.add_argument('--size', default='small', choices=['tiny', 'small', 'base'])
     parser.add_argument('--batch', type=int, default=8)
     parser.add_argument('--inputs', type=int, default=512)
@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument('--dtype', default='float32', choices=['float32', 'bfloat16'])
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--peer', default='torch', choices=['torch', 'none'])
-    parser.add_argument('--gin_file', action='append', default=[], help='more gin files, after model and size')
+    parser.add_argument('--gin_file', action='append', default=[], help='more gin files, loaded after model and size')
     args = parser.parse_args()
 
     names = args.models.split(',')

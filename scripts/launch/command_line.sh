@@ -3,8 +3,8 @@
 # `run` and `ask` respect DRY_RUN=1.
 
 DRY_RUN="${DRY_RUN:-0}"
-# Exit codes of remixer-t5x: a mistake of the user, which a restart does not fix; JAX's abort (SIGABRT) after another
-# process was lost or did not connect; and SIGTERM, after saving a checkpoint.
+# Exit codes of remixer-t5x: 2 for a user error, which a restart does not fix; 134 if JAX aborts (SIGABRT), because
+# another process was lost or did not connect; and 143 after SIGTERM and saving a checkpoint.
 MISTAKE=2
 # shellcheck disable=SC2034 # (used by the scripts that source this file)
 LOST=134 TERMINATED=143
@@ -85,7 +85,7 @@ ask() {
 }
 
 # Returns the exit code of a child. A trapped signal interrupts `wait`, possibly just before the child ends, so `wait` is
-# called again. It returns 127 or -1 if bash no longer knows the exit code, which is then that of SIGTERM.
+# called again. If it returns 127 or -1, bash no longer knows the exit code, and the code of the signal is returned.
 wait_for() {
     local code again=0
     while true; do
@@ -112,7 +112,7 @@ make_wheel() {
 
 # copy_files FOLDER: copies the files that git tracks or does not ignore.
 copy_files() {
-    # Nothing in this program should be expanded.
+    # This shell must not expand variables in the quoted program.
     # shellcheck disable=SC2016
     run bash -c 'git ls-files -z --cached --others --exclude-standard --deduplicate | tar --create --null --ignore-failed-read --files-from=- | tar --extract --directory="$1"' bash "$1"
 }

@@ -10,7 +10,7 @@
 #   --dry_run       print the commands; DRY_RUN=1 does the same
 #
 # Adds hardware/gpu.gin unless the command names a hardware file. Forwards SIGTERM to the run, which saves a checkpoint and
-# exits with 143. The exit code is that of the last start.
+# exits with 143. The exit code is that of the last attempt.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 source scripts/launch/command_line.sh

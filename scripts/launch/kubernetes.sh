@@ -72,7 +72,7 @@ elif (( slices > 1 )); then
 fi
 [[ "${COMMAND[*]}" == *MODEL_DIR=gs://* ]] || claim="${claim:-remixer-t5x-data}"
 
-# Values are written as JSON, which is valid YAML. Nothing in this program should be expanded.
+# Values are written as JSON, which is valid YAML. This shell must not expand variables in the quoted program.
 # shellcheck disable=SC2016
 fill='
 import json, re, sys

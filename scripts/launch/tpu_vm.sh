@@ -99,7 +99,7 @@ request_state() {
         --format='value(state.state)'
 }
 
-# on COMMAND HOSTS...
+# on COMMAND HOSTS...: runs a command on hosts over ssh.
 on() {
     run gcloud compute tpus "$hosts" ssh "$name" "${where[@]}" "${@:2}" --command="$1"
 }
@@ -120,7 +120,7 @@ create() {
         READY) return ;;
         '' | CREATING | STARTING | RESTARTING | REPAIRING) ;;
         *)
-            # PREEMPTED, TERMINATED, STOPPED: the slice cannot be reused, only its name.
+            # PREEMPTED, TERMINATED or STOPPED: the slice cannot be reused, but its name can.
             echo "$name is $current"
             delete
             current=''
@@ -131,7 +131,7 @@ create() {
         create_queued "$current" "${options[@]}"
     elif [[ -z "$current" ]]; then
         run gcloud compute tpus tpu-vm create "$name" "${options[@]}" --version="$version" \
-            || fail "$name could not be made, see above; --queued waits for capacity"
+            || fail "$name could not be created, see above; --queued waits for capacity"
     fi
     until current="$(state READY)" && [[ "$current" == READY ]]; do
         [[ "$current" =~ ^(|CREATING|STARTING|RESTARTING|REPAIRING)$ ]] || return 1
@@ -151,7 +151,7 @@ create_queued() {
     fi
     if [[ -z "$request" && -z "$current" ]]; then
         run gcloud compute tpus queued-resources create "$name" "${nodes[@]}" "$@" --runtime-version="$version" \
-            || fail "the queued resource $name could not be made, see above"
+            || fail "the queued resource $name could not be created, see above"
     fi
     until request="$(request_state ACTIVE)" && [[ "$request" == ACTIVE ]]; do
         [[ "$request" != FAILED ]] || fail "the queued resource $name failed; see: gcloud compute tpus queued-resources describe $name"
@@ -188,16 +188,16 @@ logs() {
 }
 
 # Prints one line per host, as in `exited 0`; none for a host that did not respond.
-ends() {
+host_states() {
     ask 'exited 0' gcloud compute tpus "$hosts" ssh "$name" "${where[@]}" "${every[@]}" \
         --command="$PLACE/scripts/launch/worker.sh status" | grep -Ex 'running|absent|exited [0-9]+' || true
 }
 
-# Prints `ends` once all hosts agree on whether the command is running, which takes a while after a failure on one host.
-settled_ends() {
+# Prints `host_states` once all hosts agree on whether the command is running, which takes a while after a failure on one host.
+settled_host_states() {
     local states tries
     for (( tries = 0; tries < 10; tries++ )); do
-        states="$(ends)"
+        states="$(host_states)"
         if ! grep -q '^running' <<< "$states" || ! grep -q '^exited' <<< "$states"; then break; fi
         sleep "$POLL_SECONDS"
     done
@@ -206,7 +206,7 @@ settled_ends() {
 
 status() {
     echo "$name: $(state READY)"
-    ends
+    host_states
 }
 
 stop() {
@@ -245,14 +245,14 @@ supervise() {
             sleep "$POLL_SECONDS"
             continue
         fi
-        states="$(settled_ends)"
+        states="$(settled_host_states)"
         case "$(sort -u <<< "$states" | tr '\n' ' ')" in
             'exited 0 ')
                 echo "the command has succeeded; the action delete removes $name"
                 return
                 ;;
             ' ' | 'running ') ;;
-            *"exited $MISTAKE "*) fail 'the command has a mistake, which its last line describes' ;;
+            *"exited $MISTAKE "*) fail 'the command failed with a user error, which the last line of its log describes' ;;
             *)
                 if ! grep -qx "exited $TERMINATED" <<< "$states"; then
                     failed=$((failed + 1))

@@ -1,4 +1,4 @@
-"""Measures TIM's competition by token, and its correlation between layers (Lamb et al. 2021, figure 4).
+"""Measures the competition weights of TIM by token, and their correlation between layers (Lamb et al. 2021, figure 4).
 
     python scripts/studies/competition.py runs/tim --text=held_out.txt
 
@@ -62,7 +62,7 @@ def compute_weights(trained: TrainedModel, texts: list[str]) -> tuple[np.ndarray
             if layer.stack == learned.ENCODER
         ]
         if not layers:
-            raise UserError(f'{trained.source} has no competition; type a run with --model=tim')
+            raise UserError(f'{trained.source} has no layers with competition; use a run with --model=tim')
         # The competition of each layer has shape [mechanisms, batch, length, 1].
         parts.append(np.stack([layer.array[0, 0, : len(row), 0] for layer in layers]))
     return np.concatenate(rows), np.concatenate(parts, axis=1), [layer.title for layer in layers]

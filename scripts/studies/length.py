@@ -33,17 +33,17 @@ CLOCKS = {'wall': time.perf_counter, 'cpu': time.process_time}
 
 
 def hyper_mixing_operations(length: int, embed: int, hidden: int) -> int:
-    """Computes `d (4 N d' + 9 d') + N (2 d^2 + 2 d' d + 9 d)`: tied weights, one head, nine operations per GELU."""
+    """Computes the operations of HyperMixing, `d (4 N d' + 9 d') + N (2 d^2 + 2 d' d + 9 d)`, with tied weights."""
     return embed * (4 * length * hidden + 9 * hidden) + length * (2 * embed**2 + 2 * hidden * embed + 9 * embed)
 
 
 def attention_operations(length: int, embed: int, heads: int) -> int:
-    """Computes appendix D.3 as published: `6 h (d/h)^2 + h N^2 2 (d/h) + 3 N + 2 d N^2`."""
+    """Computes the operations of attention in appendix D.3, `6 h (d/h)^2 + h N^2 2 (d/h) + 3 N + 2 d N^2`."""
     return 6 * heads * (embed // heads) ** 2 + 2 * embed * length**2 + 3 * length + 2 * embed * length**2
 
 
 def attention_operations_per_token(length: int, embed: int, heads: int) -> int:
-    """Computes appendix D.3 corrected to projections for each of the N tokens and a softmax per token and head."""
+    """Computes the operations of attention, corrected to project all N tokens, with a softmax per token and head."""
     projections = 6 * heads * (embed // heads) ** 2 * length
     return projections + 4 * embed * length**2 + 3 * heads * length**2
 
@@ -128,7 +128,7 @@ def run_missing(records: Records, args: argparse.Namespace) -> None:
     """Runs the missing cells in order of length, so that compared mixers run at about the same time."""
     cells = [(side, name, n) for n in args.lengths for side in args.sides for name in mixer_names(side, args)]
     missing = [cell for cell in cells if records.get(build_cell(*cell, args)) is None]
-    print(f'{len(cells)} cells, {len(cells) - len(missing)} done before', flush=True)
+    print(f'{len(cells)} cells, {len(cells) - len(missing)} already done', flush=True)
     for number, cell in enumerate(missing, 1):
         result = run_cell(*cell, args)
         records.add(build_cell(*cell, args), result)
@@ -197,24 +197,24 @@ def draw(results: Results, file: str, args: argparse.Namespace, note: str) -> No
 
 def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--lengths', default='64,256,1024,4096', help='by comma')
-    parser.add_argument('--sides', default='bidirectional,causal', help='by comma')
+    parser.add_argument('--lengths', default='64,256,1024,4096', help='separated by commas')
+    parser.add_argument('--sides', default='bidirectional,causal', help='separated by commas')
     parser.add_argument('--embed', type=int, default=256, help='d')
     parser.add_argument('--hidden', type=int, default=512, help="d' of HyperMixer, F of Remixer, S of MLP-Mixer")
     parser.add_argument('--heads', type=int, default=4)
     parser.add_argument('--window', type=int, default=32)
-    parser.add_argument('--rounds', type=int, default=10, help='forward passes, of which the fastest counts')
+    parser.add_argument('--rounds', type=int, default=10, help='number of forward passes; the fastest is reported')
     parser.add_argument('--memory_gb', type=float, default=4.0)
     parser.add_argument('--backward', action='store_true', help='time gradients too')
     parser.add_argument(
         '--clock',
         choices=CLOCKS,
         default='wall',
-        help='cpu: time of the processor, of all threads, on a shared machine',
+        help='wall time, or CPU time of all threads for a shared machine',
     )
     parser.add_argument('--out', default='runs/studies/length.jsonl', help='results, one line each')
     parser.add_argument('--figure', default='', help='write a PNG here')
-    parser.add_argument('--show', action='store_true', help='print what is in --out, and run nothing')
+    parser.add_argument('--show', action='store_true', help='only print the results in --out')
     args = parser.parse_args(given)
     args.sides = args.sides.split(',')
     if unknown := [side for side in args.sides if side not in SIDES]:
@@ -222,13 +222,13 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     try:
         args.lengths = sorted({int(length) for length in args.lengths.split(',')})
     except ValueError:
-        parser.error(f'--lengths is {args.lengths!r}; give whole numbers, as in 64,256,1024')
+        parser.error(f'--lengths must be whole numbers, as in 64,256,1024, got {args.lengths!r}')
     if args.lengths[0] < 1 or args.rounds < 1:
-        parser.error('--lengths and --rounds need 1 or more')
+        parser.error('--lengths and --rounds must be at least 1')
     if args.backward and args.clock != 'wall':
-        parser.error('--backward is measured by --clock wall; leave out one of them')
+        parser.error('--backward requires --clock wall; omit one of them')
     if args.figure and 'bidirectional' not in args.sides:
-        parser.error('--figure draws the bidirectional mixers; add bidirectional to --sides')
+        parser.error('--figure plots the bidirectional mixers; add bidirectional to --sides')
     return args
 
 
@@ -239,7 +239,7 @@ def main() -> None:
     print(f'{note}; results in {args.out}')
     records = Records(args.out)
     if records.ignored:
-        print(f'{records.ignored} unreadable lines of {args.out} are ignored; their cells are done again')
+        print(f'{records.ignored} unreadable lines of {args.out} are ignored; their cells are computed again')
     if not args.show:
         run_missing(records, args)
     by_side = {side: collect_results(records, side, args) for side in args.sides}

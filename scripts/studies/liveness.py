@@ -3,8 +3,8 @@
     python scripts/studies/liveness.py
     python scripts/studies/liveness.py --models=fnet --layout=@layer.PreNorm
 
-Prints for each stack the relative change of its output if a kind of sublayer is set to zero in all layers
-(`library.liveness`).
+For each stack and kind of sublayer, prints the relative change of the stack's output if these sublayers output zero
+in all layers (`library.liveness`).
 """
 
 import argparse
@@ -22,10 +22,10 @@ VOCAB = 512
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--models', default=','.join(MODELS), help='by comma')
-    parser.add_argument('--size', default='tiny', help='a file of configs/sizes')
-    parser.add_argument('--inputs', type=int, default=256, help='tokens')
-    parser.add_argument('--targets', type=int, default=58, help='tokens')
+    parser.add_argument('--models', default=','.join(MODELS), help='separated by commas')
+    parser.add_argument('--size', default='tiny', help='a file in configs/sizes')
+    parser.add_argument('--inputs', type=int, default=256, help='number of input tokens')
+    parser.add_argument('--targets', type=int, default=58, help='number of target tokens')
     parser.add_argument(
         '--layout', default='', help='layout of both stacks, such as @layer.PreNorm (default: that of the model)'
     )

@@ -30,13 +30,13 @@ from library.training_loop import Program
 from remixer_t5x.extras.reports.pictures import drawing
 
 TEST_SEED = 20_231
-# Steps per call of the compiled program; the training error is the mean over these steps.
+# Number of steps per call of the compiled program. The training error is the mean over the steps of the last call.
 CHUNK = 50
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The settings of all cells. `length` is in tokens; `hidden` is the hidden units of MLP-Mixer and HyperMixer."""
+    """Settings shared by all cells. `length` is in tokens; `hidden` is the number of hidden units of the mixers."""
 
     length: int
     width: int
@@ -108,7 +108,7 @@ def run_missing(records: Records, args: argparse.Namespace, settings: Settings) 
     """Runs the missing cells in order of seed, so that an interrupted study has results for all mixers."""
     cells = [(m, n, seed) for seed in range(args.seeds) for m in args.mixers for n in args.examples]
     missing = [cell for cell in cells if records.get(build_cell(*cell, settings)) is None]
-    print(f'{len(cells)} cells, {len(cells) - len(missing)} done before', flush=True)
+    print(f'{len(cells)} cells, {len(cells) - len(missing)} already done', flush=True)
     for number, (mixer, examples, seed) in enumerate(missing, 1):
         result = run_cell(mixer, examples, seed, settings)
         records.add(build_cell(mixer, examples, seed, settings), result)
@@ -181,19 +181,21 @@ def draw(errors: Errors, references: dict[str, float], file: str, note: str) -> 
 def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = list(toy_model.mixers(1, 1, 1))
-    parser.add_argument('--mixers', default=','.join(known), help='by comma')
-    parser.add_argument('--examples', default='100,1000,10000', help='sizes of the training set, by comma')
+    parser.add_argument('--mixers', default=','.join(known), help='separated by commas')
+    parser.add_argument(
+        '--examples', default='100,1000,10000', help='numbers of training examples, separated by commas'
+    )
     parser.add_argument('--seeds', type=int, default=3, help='number of runs of each cell')
     parser.add_argument('--steps', type=int, default=2000)
     parser.add_argument('--batch', type=int, default=16)
     parser.add_argument('--width', type=int, default=32, help='channels')
     parser.add_argument('--hidden', type=int, default=64, help='hidden units of MLP-Mixer and HyperMixer')
     parser.add_argument('--length', type=int, default=100, help='tokens in a row')
-    parser.add_argument('--learning_rate', type=float, default=3e-3, help="Adam's, falling as a cosine to 0")
+    parser.add_argument('--learning_rate', type=float, default=3e-3, help='of Adam, with cosine decay to 0')
     parser.add_argument('--test_examples', type=int, default=1000)
     parser.add_argument('--out', default='runs/studies/toy_task.jsonl', help='results, one line each')
     parser.add_argument('--figure', default='', help='write a PNG here')
-    parser.add_argument('--show', action='store_true', help='print what is in --out, and run nothing')
+    parser.add_argument('--show', action='store_true', help='only print the results in --out')
     args = parser.parse_args(given)
     args.mixers = args.mixers.split(',')
     if unknown := [mixer for mixer in args.mixers if mixer not in known]:
@@ -201,13 +203,13 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     try:
         args.examples = sorted({int(size) for size in args.examples.split(',')})
     except ValueError:
-        parser.error(f'--examples is {args.examples!r}; give whole numbers, as in 100,1000,10000')
+        parser.error(f'--examples must be whole numbers, as in 100,1000,10000, got {args.examples!r}')
     counts = ('seeds', 'steps', 'batch', 'width', 'hidden', 'test_examples')
     for name, value in [('examples', args.examples[0]), *((name, getattr(args, name)) for name in counts)]:
         if value < 1:
-            parser.error(f'--{name} has {value}; give 1 or more')
+            parser.error(f'--{name} must be at least 1, got {value}')
     if args.length < shapes.SHORTEST:
-        parser.error(f'--length is {args.length}; give {shapes.SHORTEST} or more, which hold any four shapes')
+        parser.error(f'--length must be at least {shapes.SHORTEST}, so that any four shapes fit, got {args.length}')
     return args
 
 
@@ -218,7 +220,7 @@ def main() -> None:
     print(f'{jax.devices()[0].device_kind} x {jax.device_count()}; {note}, hidden {args.hidden}; results in {args.out}')
     records = Records(args.out)
     if records.ignored:
-        print(f'{records.ignored} unreadable lines of {args.out} are ignored; their cells are done again')
+        print(f'{records.ignored} unreadable lines of {args.out} are ignored; their cells are computed again')
     if not args.show:
         run_missing(records, args, settings)
     errors, references = collect_results(records, args, settings), reference_errors(settings)

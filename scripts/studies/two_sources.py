@@ -60,7 +60,7 @@ def draw_textures(rng: np.random.Generator, count: int) -> np.ndarray:
 
 
 def make_images(rng: np.random.Generator, count: int, shuffled: bool) -> np.ndarray:
-    """Returns grey levels [count, HEIGHT, 2 * HALF]; `shuffled` is the control."""
+    """Returns grey levels [count, HEIGHT, 2 * HALF]; `shuffled` selects the control with shuffled pixels."""
     images = np.concatenate([draw_digits(rng, count), draw_textures(rng, count)], axis=2)
     return rng.permuted(images, axis=2) if shuffled else images
 
@@ -110,7 +110,7 @@ def compute_weights(model, params, images: np.ndarray) -> list[np.ndarray]:
 
 
 def draw(images: np.ndarray, weights: dict[str, np.ndarray], file: str) -> None:
-    """Draws each image above the weights of mechanism 1 in each layer."""
+    """Plots each image above the weights of mechanism 1 in each layer."""
     figure = drawing.new_figure(1.4 * len(images) + 1, 0.95 * (len(weights) + 1))
     rows = {'image': (images, 'gray', LEVELS - 1), **{name: (array, 'viridis', 1) for name, array in weights.items()}}
     grid = figure.subplots(len(rows), len(images), squeeze=False)

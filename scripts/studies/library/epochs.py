@@ -1,4 +1,4 @@
-"""The order of training examples."""
+"""Draws batches of training examples in random order."""
 
 from collections.abc import Iterator
 

@@ -36,7 +36,7 @@ def effects(model: Model, inputs: np.ndarray, targets: np.ndarray, seed: int = 0
     Returns:
         {('encoder' or 'decoder', name of the sublayer's parameters): effect}.
     """
-    kinds, outputs = _outputs(model, inputs, targets, seed)
+    kinds, outputs = _compute_outputs(model, inputs, targets, seed)
     result = {}
     for index, (stack, name) in enumerate(kinds, 1):
         is_token = (inputs if stack == 'encoder' else targets) > 0
@@ -45,20 +45,20 @@ def effects(model: Model, inputs: np.ndarray, targets: np.ndarray, seed: int = 0
     return result
 
 
-def _outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tuple[list[Kind], dict[str, Any]]:
+def _compute_outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tuple[list[Kind], dict[str, Any]]:
     """Returns the sublayer kinds, and complete and ablated outputs [1 + kinds, batch, length, embed] per stack."""
     kinds: list[Kind] = []
 
     def ablate(stack: str, keep: jax.Array) -> Any:
         def multiply(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-            y, kind = call(*args, **kwargs), _kind(args, context)
+            y, kind = call(*args, **kwargs), _find_kind(args, context)
             return y * keep[kinds.index(kind)].astype(y.dtype) if kind is not None and kind[0] == stack else y
 
         return nn.intercept_methods(multiply)
 
     @jax.jit
     def run(key: jax.Array) -> dict[str, jax.Array]:
-        params = nn.unbox(_init(model, kinds, key, inputs, targets))
+        params = nn.unbox(_init_params(model, kinds, key, inputs, targets))
         stacks = {stack for stack, _ in kinds}
 
         def apply(stack: str, method: str, *args: Any) -> jax.Array:
@@ -79,11 +79,11 @@ def _outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tuple[list[K
     return kinds, {stack: np.asarray(y, np.float64) for stack, y in outputs.items()}
 
 
-def _init(model: Model, kinds: list[Kind], key: jax.Array, inputs: Any, targets: Any) -> Any:
+def _init_params(model: Model, kinds: list[Kind], key: jax.Array, inputs: Any, targets: Any) -> Any:
     """Returns initial parameters, and appends the kinds of sublayers to `kinds` in call order."""
 
     def record(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        kind = _kind(args, context)
+        kind = _find_kind(args, context)
         if kind is not None and kind not in kinds:
             kinds.append(kind)
         return call(*args, **kwargs)
@@ -92,7 +92,7 @@ def _init(model: Model, kinds: list[Kind], key: jax.Array, inputs: Any, targets:
         return model.init(key, {'encoder_input_tokens': inputs.shape, 'decoder_target_tokens': targets.shape})
 
 
-def _kind(args: Any, context: Any) -> Kind | None:
+def _find_kind(args: Any, context: Any) -> Kind | None:
     """Returns (stack, sublayer name) for a sublayer call, or None for other modules such as norms."""
     module = context.module
     is_sublayer = isinstance(module.parent, Layer) and len(args) == 2 and isinstance(args[1], SequenceContext)

@@ -1,4 +1,4 @@
-"""Stores the results of a study as JSON lines; a restarted study skips finished cells."""
+"""Stores the results of a study as JSON lines, so that a restarted study skips finished cells."""
 
 import json
 import pathlib
@@ -13,8 +13,8 @@ Cell = Mapping[str, Any]
 class Records:
     """A JSON lines file with the results of the finished cells of a study.
 
-    A cell contains all settings that affect the result. An incomplete line from a killed process is ignored, and the
-    cell is computed again.
+    A cell is a mapping with all settings that affect a result. An incomplete line from a killed process is ignored, and
+    the cell is computed again.
     """
 
     def __init__(self, file: str | pathlib.Path):
@@ -23,9 +23,9 @@ class Records:
         self.ignored = 0
         if self._file.exists():
             for line in self._file.read_text(encoding='utf-8').splitlines():
-                self._read(line)
+                self._read_line(line)
 
-    def _read(self, line: str) -> None:
+    def _read_line(self, line: str) -> None:
         try:
             record = json.loads(line)
             self._results[_key(record['cell'])] = record['result']
@@ -51,7 +51,7 @@ def _key(cell: Cell) -> str:
 
 
 def summary(values: Sequence[float], digits: int = 2) -> str:
-    """Returns the mean, sample standard deviation, and number of seeds."""
+    """Formats the mean, sample standard deviation and number of values from several seeds."""
     if not values:
         return 'not yet run'
     spread = f' ({np.std(values, ddof=1):.{digits}f})' if len(values) > 1 else ''

@@ -12,7 +12,7 @@ import numpy as np
 HEIGHTS = 1.0, 25.0
 WIDTHS = np.array([5, 7, 9, 11])
 NUM_SHAPES = 4
-# The length of four shapes of maximum width with one token between them.
+# Minimum length of a row: four shapes of maximum width with one token between them.
 SHORTEST = NUM_SHAPES * int(WIDTHS.max()) + NUM_SHAPES - 1
 
 

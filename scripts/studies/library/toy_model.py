@@ -23,13 +23,14 @@ from remixer_t5x.models.sublayers.hyper_mixer import HyperMixer
 from remixer_t5x.models.sublayers.mlp_mixer import MLPMixer
 
 KERNEL = 5
-# Heights of up to 25 are divided by this scale in the inputs and outputs of the network.
+# The network computes heights, which are at most 25, in this unit.
 UNIT = 10.0
 
 
 class Convolution(nn.Module):
-    """A convolution over five tokens with bias, [batch, length, in] -> [batch, length, features], computed as one
-    matmul over five shifted copies, which is faster than XLA's convolution on a CPU.
+    """A convolution over five tokens with bias, [batch, length, in] -> [batch, length, features].
+
+    One matmul over five shifted copies of the input is faster than XLA's convolution on a CPU.
     """
 
     features: int

@@ -17,7 +17,7 @@ CHUNK = 25
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Compiled functions. A compiled training program. A carry is (parameters, Adam state); `train` donates its carry.
+    """A compiled training program. A carry is a pair (parameters, Adam state); `train` donates its carry.
 
     Attributes:
         init: key -> carry.
