@@ -71,7 +71,7 @@ def read_checkpoint(
     Args:
         path: a checkpoint, or a MODEL_DIR, whose newest checkpoint is read.
         setting: name of the setting or flag that contains the path, for error messages.
-        merge: whether to merge adapters into their kernels, instead of returning adapters and kernels separately.
+        merge: whether to merge LoRA adapters into their kernels instead of returning both separately.
 
     Raises:
         UserError: there is no checkpoint, or the parameters do not fit into the memory of this machine.
@@ -85,7 +85,7 @@ def read_checkpoint(
     if size > memory:
         raise UserError(
             f'the parameters in {saved.step} take {size / 2**30:,.1f} GiB and this machine has '
-            f'{memory / 2**30:,.1f} GiB; convert them on a larger machine'
+            f'{memory / 2**30:,.1f} GiB of memory; convert them on a larger machine'
         )
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     arrays = saved.read({n: jax.ShapeDtypeStruct(shape, np.float32, sharding=device) for n, shape in shapes.items()})

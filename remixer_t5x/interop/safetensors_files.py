@@ -1,9 +1,9 @@
-"""Reads and writes safetensors: Hugging Face weights (a single file or shards), or any remixer_t5x model in one file.
+"""Reads and writes safetensors files with Hugging Face weights (a single file or shards) or a remixer_t5x model.
 
 A safetensors file starts with 8 bytes (the length N of the header, little endian), followed by N bytes of JSON and the
-bytes of the arrays. In files of remixer_t5x models, the name of an array is its path in the parameter tree,
-`encoder/run_0/layer/...`, with stacked layers. The metadata contains `format`, `step`, `config` (the gin text of the
-run), `vocabulary` (as in a checkpoint) and `versions` (JSON).
+bytes of the arrays. In files of remixer_t5x models, layers are stacked, and the name of an array is its path in
+the parameter tree, such as `encoder/run_0/layer/...`. The metadata contains `format`, `step`, the gin text of the run
+as `config`, `vocabulary` as in a checkpoint, and package versions as JSON in `versions`.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ class Tensors(Mapping[str, np.ndarray]):
         return Tensors({new: self._places[name] for new, name in names.items()})
 
     def join_folder(self, folder: str, tensors: 'Tensors') -> 'Tensors':
-        """Returns these arrays and the arrays of `tensors`, with the prefix `folder`/ added to their names."""
+        """Returns these arrays, and those of `tensors` with the prefix `folder`/ added to their names."""
         return Tensors(self._places | {f'{folder}/{name}': place for name, place in tensors._places.items()})
 
     def _locate(self, name: str) -> tuple[safe_open, str]:
@@ -122,7 +122,7 @@ def write_file(path: pathlib.Path, arrays: Mapping[str, np.ndarray], metadata: M
         # On a read-only disk, unlink fails even for a missing file.
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
-        raise UserError(f'{path} cannot be written: {error}; check the space and rights there') from error
+        raise UserError(f'{path} cannot be written: {error}; check free disk space and permissions') from error
 
 
 def write_params(
@@ -139,7 +139,7 @@ def write_params(
     """
     file = pathlib.Path(path).expanduser()
     if file.exists():
-        raise UserError(f'{file} exists already; use another file')
+        raise UserError(f'{file} already exists; use another file')
     arrays = traverse_util.flatten_dict(params, sep='/')
     cast = {name: np.asarray(array).astype(np.dtype(dtype), copy=False) for name, array in arrays.items()}
     metadata = {

@@ -2,8 +2,8 @@
 
     model.safetensors   the parameters, in the format of --to_safetensors
     model.gin           the gin statements that configure MODEL and TASK_FEATURE_LENGTHS
-    config.json         model_type 'remixer_t5x', and the MODEL_TYPE as `architecture`
-    vocabulary/         the vocabulary, as in MODEL_DIR
+    config.json         model_type 'remixer_t5x', and the value of MODEL_TYPE as `architecture`
+    vocabulary/         the vocabulary files, as in a MODEL_DIR
     code/               the custom modules that model.gin imports
 
 model.gin can execute code, like every gin file. It does not contain the path of the vocabulary, because the folder can
@@ -29,7 +29,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
 
 MODEL_TYPE = 'remixer_t5x'
-# Prefix for models on the Hugging Face Hub.
+# URL prefix of models on the Hugging Face Hub.
 HUB_SCHEME = 'hf://'
 CONFIG, GIN, CODE = 'config.json', 'model.gin', 'code'
 _ADVICE = 'download it again'
@@ -47,7 +47,7 @@ class SharedModel:
 
     @contextlib.contextmanager
     def importable_code(self) -> Iterator[None]:
-        """Makes the modules in `code` importable. Raises UserError if a different module of that name is loaded."""
+        """Makes the modules in `code` importable. Raises UserError if another module with the same name is loaded."""
         code = self.folder / CODE
         for path in code.glob('*'):
             file = path / '__init__.py' if path.is_dir() else path
@@ -68,7 +68,7 @@ class SharedModel:
 
 
 def shapes_by_name(params: Any) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the parameters by name, for `changes.describe_shapes`."""
+    """Maps parameter names to shapes, as `changes.describe_shapes` expects."""
     return {f'params/{name}': leaf.shape for name, leaf in traverse_util.flatten_dict(params, sep='/').items()}
 
 
@@ -90,7 +90,7 @@ def open_folder(folder: pathlib.Path) -> SharedModel:
 
 
 def copy_code(folder: pathlib.Path, packages: Sequence[str]) -> list[str]:
-    """Copies custom modules and packages, and the modules that they import from their folder, to `folder`/code.
+    """Copies custom modules and packages to `folder`/code, with the modules that they import from the same folder.
 
     Returns the names of packages that were not copied because they are installed or cannot be found.
     """

@@ -1,8 +1,8 @@
 """Converts BERT masked language models and classifiers between Hugging Face and models/bert.gin.
 
-Source: `BertConfig`, `BertForMaskedLM` and `BertForSequenceClassification` of transformers 4 and 5. Both sides have
+Source: `BertConfig`, `BertForMaskedLM` and `BertForSequenceClassification` of transformers 4 and 5. Both models have
 post-norm layers, biases, the exact GELU, and an output projection tied to the embedding. A masked language model has no
-pooler and no next-sentence head, so these weights of published BERT models are ignored.
+pooler and no next-sentence head, so their weights in published BERT models are ignored.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ OLD_NAMES = {'LayerNorm.gamma': 'LayerNorm.weight', 'LayerNorm.beta': 'LayerNorm
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bert(Family):
-    """An encoder-only model.
+    """A BERT masked language model.
 
     Attributes:
         num_encoder_layers: number of layers.
@@ -123,11 +123,11 @@ class Bert(Family):
             (sizes['num_heads'] * sizes['head_dim'] == module.embed_dim, 'num_heads * head_dim is not embed_dim'),
             (not sizes.pop('approximate'), 'GELU is approximate'),
             (stack.position_bias is None, 'it has a position bias'),
-            (stack.position_embedding is None, 'the stack adds positions'),
+            (stack.position_embedding is None, 'the stack has a position embedding'),
             (stack.final_norm is None, 'the stack has a final norm'),
         ):
             description.require(holds, difference)
-        embedding = description.build_part(module.input_layer, BertInput, 'INPUT_LAYER')
+        embedding = description.build_module(module.input_layer, BertInput, 'INPUT_LAYER')
         head = cls.describe_head(model, description)
         runs = tuple(count for _, count in stack.runs)
         return cls(
@@ -145,7 +145,7 @@ class Bert(Family):
     @classmethod
     def describe_head(cls, model: Any, description: ModelDescription) -> dict[str, Any]:
         """Returns the fields that describe the head. Raises Refusal if the head has no equivalent."""
-        description.build_part(model.module.head_layer, BertHead, 'TOKEN_HEAD')
+        description.build_module(model.module.head_layer, BertHead, 'TOKEN_HEAD')
         return {}
 
     def settings(self) -> dict[str, Any]:
@@ -168,7 +168,7 @@ class Bert(Family):
 
     def write_tokenizer(self, vocabulary: Any, folder: pathlib.Path) -> str:
         if not hasattr(vocabulary, 'save'):
-            return f'none: BERT has no {type(vocabulary).__name__}'
+            return f'no tokenizer: Hugging Face has none for {type(vocabulary).__name__}'
         vocabulary.save(str(folder / TOKENIZERS[0]))
         return TOKENIZERS[0]
 
@@ -217,7 +217,7 @@ class BertClassifier(Bert):
 
     @classmethod
     def describe_head(cls, model: Any, description: ModelDescription) -> dict[str, Any]:
-        head = description.build_part(model.module.head_layer, ClassifierHead, 'head_layer')
+        head = description.build_module(model.module.head_layer, ClassifierHead, 'head_layer')
         description.require(head.pooling is first_token, 'POOLING is not @encoder_only.first_token')
         return {'labels': None if model.labels is None else tuple(model.labels)}
 

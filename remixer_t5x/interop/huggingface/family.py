@@ -1,4 +1,4 @@
-"""The base class of Hugging Face model families: sizes in config.json, parameter table, gin settings and tokenizer.
+"""The base class of Hugging Face model families, which convert config.json, parameters and tokenizers.
 
 To add a family, subclass `Family` in a file of this folder, add the class to `folders.FAMILIES`, and add a tiny model
 to `tests/support/hf_folders.py`, which tests/interop/test_families.py uses.
@@ -35,7 +35,7 @@ class Config:
     def error(self, name: str, advice: str) -> UserError:
         """Returns a UserError for the invalid value of the setting `name`."""
         value = ascii(self.values.get(name))
-        return UserError(f'{self.file} says {name} {value if len(value) <= 60 else value[:60] + "..."}; {advice}')
+        return UserError(f'{self.file} sets {name} to {value if len(value) <= 60 else value[:60] + "..."}; {advice}')
 
     def read_int(self, name: str, default: int | None = None) -> int:
         """Reads a positive integer, or a non-negative token id. Raises UserError for any other value."""
@@ -83,7 +83,7 @@ class Refusal(UserError):
 
 
 class ModelDescription:
-    """Collects the sizes of a remixer_t5x model, which Hugging Face requires to be equal in all layers."""
+    """Collects the sizes of a remixer_t5x model, and checks that they are equal in all layers, as in Hugging Face."""
 
     def __init__(self, kind: str):
         self._kind = kind
@@ -95,30 +95,30 @@ class ModelDescription:
             raise Refusal(f"Hugging Face's {self._kind} cannot represent this model: {difference}")
 
     def set_size(self, name: str, value: Any, where: str) -> None:
-        """Sets a size. Raises Refusal if another part of the model already set a different value."""
+        """Records a size. Raises Refusal if another module of the model has a different value."""
         previous = self.sizes.setdefault(name, value)
         texts = [getattr(number, '__name__', repr(number)) for number in (value, previous)]
-        self.require(previous == value, f'{name} is {texts[0]} in {where} and {texts[1]} in an earlier part')
+        self.require(previous == value, f'{name} is {texts[0]} in {where} and {texts[1]} in an earlier module')
 
-    def build_part(self, factory: Callable[..., Any] | None, allowed: type, where: str) -> Any:
-        """Calls `factory`. Raises Refusal if the result is not an instance of `allowed`."""
+    def build_module(self, factory: Callable[..., Any] | None, allowed: type, where: str) -> Any:
+        """Creates a module with `factory`. Raises Refusal if the module is not an instance of `allowed`."""
         part = factory() if factory is not None else None
         self.require(isinstance(part, allowed), f'{where} is {None if part is None else type(part).__name__}')
         return part
 
     def describe_norm(self, factory: Callable[..., Any] | None, allowed: type, where: str) -> None:
-        """Sets the size `epsilon` to the epsilon of a norm."""
-        self.set_size('epsilon', self.build_part(factory, allowed, where).epsilon, where)
+        """Records the epsilon of a norm as the size `epsilon`."""
+        self.set_size('epsilon', self.build_module(factory, allowed, where).epsilon, where)
 
     def describe_stack(self, side: str, stack: Any, layout: type, norm: type, allowed: Sequence[Any]) -> Iterator[Any]:
-        """Sets the sizes of the layers of a stack, and yields their sublayers.
+        """Records the sizes of the layers of a stack, and yields the sublayers of the layers.
 
         Args:
             side: 'encoder' or 'decoder', for error messages.
             stack: the `Stack` to describe.
             layout: the required class of the layers.
             norm: the required class of the norms.
-            allowed: the class, or tuple of classes, allowed for each sublayer of a layer.
+            allowed: for each sublayer of a layer, the allowed class or a tuple of allowed classes.
         """
         for factory, _ in stack.runs:
             layer = factory()
@@ -130,8 +130,8 @@ class ModelDescription:
             self.require(getattr(layer, 'first_norm', True), f'a layer of the {side} sets first_norm')
             self.describe_norm(layer.norm, norm, f'the norm of the {side}')
             for sublayer in sublayers:
-                later = ', '.join(name for name in non_t5_options(sublayer) if name != 'activation')
-                self.require(not later, f'{type(sublayer).__name__} of the {side} sets {later}')
+                unsupported = ', '.join(name for name in non_t5_options(sublayer) if name != 'activation')
+                self.require(not unsupported, f'{type(sublayer).__name__} of the {side} sets {unsupported}')
                 for name in ('num_heads', 'head_dim', 'hidden_dim', 'approximate'):
                     if hasattr(sublayer, name):
                         self.set_size(name, getattr(sublayer, name), f'{type(sublayer).__name__} of the {side}')
@@ -139,7 +139,7 @@ class ModelDescription:
 
 
 def expand_layers(stack: Any) -> tuple[list[Any], list[int | tuple[int, int]]]:
-    """Returns the layers of a `Stack` in order, with blocks expanded, and the shapes of its runs."""
+    """Returns the layers of a `Stack` in order, with blocks expanded, and its runs as in `Runs`."""
     layers: list[Any] = []
     runs: list[int | tuple[int, int]] = []
     for factory, count in stack.runs:
@@ -152,7 +152,7 @@ def expand_layers(stack: Any) -> tuple[list[Any], list[int | tuple[int, int]]]:
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-    """A function of `remixer_tasks.vocabularies` with its arguments, and the name of the vocabulary in errors."""
+    """A function in `remixer_tasks.vocabularies`, its arguments, and the vocabulary's name for error messages."""
 
     function: str
     arguments: Mapping[str, Any]
@@ -174,20 +174,20 @@ class Family(abc.ABC):
 
     kind: ClassVar[str]
     model_types: ClassVar[tuple[str, ...]]
-    # The model class of transformers, and the auto class that loads it.
+    # The model class in transformers, and the auto class that loads it.
     hf_class: ClassVar[str]
     auto_class: ClassVar[str]
     # The remixer_t5x model class, and the modules of remixer_t5x.models to import in the gin text.
     model_class: ClassVar[type]
     gin_modules: ClassVar[tuple[str, ...]]
-    # The stacks; the fields `num_encoder_layers` and `num_decoder_layers` are the numbers of layers.
+    # Names of the stacks; the fields `num_encoder_layers` and `num_decoder_layers` contain their numbers of layers.
     sides: ClassVar[tuple[str, ...]] = ('encoder',)
-    # Dicts keyed by the settings of config.json. `sizes` maps them to field names, `allowed` to the supported values
-    # (the first value is the default, which is written), and `constants` to additional values to write.
+    # Dicts keyed by the settings of config.json. `sizes` maps settings to field names. `allowed` maps settings to their
+    # supported values; the first is the default, and is written. `constants` contains additional settings to write.
     sizes: ClassVar[Mapping[str, str]]
     allowed: ClassVar[Mapping[str, Sequence[Any]]]
     constants: ClassVar[Mapping[str, Any]] = {}
-    # Optional arrays of a file: `copies` maps names of duplicates to the original, and `ignored` is a regex of names.
+    # Optional arrays: `copies` maps duplicates to their originals, and `ignored` is a regex of array names to ignore.
     copies: ClassVar[Mapping[str, str]] = {}
     ignored: ClassVar[str] = ''
 
@@ -239,7 +239,7 @@ class Family(abc.ABC):
 
     @property
     def layer_counts(self) -> dict[str, int]:
-        """The number of layers by stack ('encoder' or 'decoder')."""
+        """The number of layers of each stack ('encoder' or 'decoder')."""
         return {side: getattr(self, f'num_{side}_layers') for side in self.sides}
 
     @abc.abstractmethod
@@ -253,7 +253,7 @@ class Family(abc.ABC):
 
     @abc.abstractmethod
     def settings(self) -> dict[str, Any]:
-        """Returns the gin settings that override `gin_files`, except for common sizes; strings are gin expressions."""
+        """Returns the gin settings that override `gin_files`, except for common sizes. Strings are gin expressions."""
 
     @abc.abstractmethod
     def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
@@ -283,7 +283,7 @@ class Family(abc.ABC):
 
     @classmethod
     def read_tensors(cls, folder: pathlib.Path) -> Tensors:
-        """Opens the weights in `folder`. A slash in a name separates a subfolder from the name in its file."""
+        """Opens the weights in `folder`. The name of a weight in a subfolder starts with `subfolder/`."""
         return safetensors_files.read_folder(folder)
 
     def extra_files(self) -> dict[str, Any]:
@@ -310,7 +310,7 @@ class Family(abc.ABC):
         )
         shapes = {name: row.shape for row in rows for _, names in row.expand_runs(runs) for name in names}
         if missing := [name for name in shapes if name not in tensors]:
-            raise UserError(f'{folder} lacks the weight {_format_first(missing)}; use a whole {self.hf_class}')
+            raise UserError(f'{folder} lacks the weight {_format_first(missing)}; use a complete {self.hf_class}')
         if differing := [name for name, shape in shapes.items() if tensors.shape(name) != shape]:
             name = differing[0]
             raise UserError(
@@ -320,13 +320,13 @@ class Family(abc.ABC):
         extra = [name for name in sorted({*tensors} - {*shapes, *self.copies}) if not re.fullmatch(self.ignored, name)]
         if extra:
             raise UserError(
-                f'{folder} has the weight {_format_first(extra)}, which is not a weight of {self.hf_class} with its '
+                f'{folder} has the weight {_format_first(extra)}, which is not a weight of {self.hf_class} with this '
                 'config.json; use the config.json that belongs to the weights'
             )
         for copy, name in self.copies.items():
             if copy in tensors and copy not in shapes and not np.array_equal(tensors[copy], tensors[name]):
                 raise UserError(
-                    f'{copy} differs from {name} in {folder}; a {self.hf_class} ties them, so they must be equal'
+                    f'{copy} differs from {name} in {folder}; {self.hf_class} ties these arrays, so they must be equal'
                 )
         return parameter_table.read(rows, runs, tensors)
 
@@ -365,7 +365,7 @@ class Family(abc.ABC):
         imports = [f'from remixer_t5x.models.{name.replace(".", " import ")}' for name in modules]
         return '\n'.join([
             f'# {" ".join(origin.split())}',
-            '# Requires: nothing; give it after the data file, whose VOCABULARY it replaces.',
+            '# Requires: nothing; pass it after the data file, whose VOCABULARY it replaces.',
             '# Provides: MODEL, VOCAB_SIZE, VOCABULARY, and the dimensions.',
             *(f"include '{file}'" for file in self.gin_files),
             "include 'sizes/_common.gin'",

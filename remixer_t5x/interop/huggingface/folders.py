@@ -33,7 +33,7 @@ FAMILIES: tuple[type[Family], ...] = (
 CONFIG = 'config.json'
 # Maximum difference between logits, as a fraction of the largest absolute logit.
 TOLERANCE = 1e-3
-# Texts for comparing tokenizers; a text is added for each added token of the tokenizer.
+# Texts for comparing tokenizers; `compare_token_ids` adds a text for each added token of the tokenizer.
 TEXTS = (
     'Thank you for inviting me to your party last week.',
     'Ça va? Über 1,234.50 €; "quoted" (x_1 = 2).',
@@ -52,13 +52,13 @@ class HuggingFaceSource:
     tensors: safetensors_files.Tensors
 
     def params(self) -> Params:
-        """Reads the parameters (NumPy, float32). Raises UserError if a weight is missing, unknown or misshapen."""
+        """Reads the parameters (NumPy, float32). Raises UserError for a missing, unknown or misshapen weight."""
         return self.family.read(self.tensors, str(self.folder))
 
     def first_difference(self, params: Params, runs: Runs | None = None) -> str | None:
         """Returns the name of a weight that differs from `params`, or None if all weights are equal.
 
-        `runs` are the runs of layers in `params`; None for those of models/*.gin.
+        `runs` describes the runs of layers in `params`. By default, these are the runs in models/*.gin.
         """
         tensors = self.tensors.with_names(self.family.canonical_names(self.tensors))
         arrays = parameter_table.write(self.family.param_rows(), runs or self.family.default_runs(), params)
@@ -69,7 +69,7 @@ def read(path: str) -> HuggingFaceSource:
     """Opens the folder `path`. Raises UserError if it does not contain a supported model."""
     folder = pathlib.Path(path).expanduser()
     if not folder.is_dir():
-        hint = 'for a model on the Hub type hf://NAME' if '/' in path else f'use a folder with {CONFIG}'
+        hint = 'for a model on the Hub, use hf://NAME' if '/' in path else f'use a folder with {CONFIG}'
         raise UserError(f'{path} is not a folder; {hint}')
     safe_paths.check_inside(folder)
     if not (folder / CONFIG).is_file():
@@ -90,9 +90,9 @@ def read(path: str) -> HuggingFaceSource:
 
 
 def describe(model: Any, vocabulary: Any) -> tuple[Family, Runs]:
-    """Returns the equivalent Hugging Face model and the runs of layers.
+    """Returns the equivalent Hugging Face model and the runs of layers in `model`.
 
-    Raises Refusal if no family has an equivalent; its reason describes the first difference.
+    Raises Refusal if no family has an equivalent; the reason describes the first difference.
     """
     refusals = []
     for family in FAMILIES:
@@ -104,7 +104,7 @@ def describe(model: Any, vocabulary: Any) -> tuple[Family, Runs]:
     if refusals:
         raise refusals[0]
     kinds = ', '.join(family.kind for family in FAMILIES)
-    raise Refusal(f'transformers has {kinds}, and MODEL_TYPE is {model.model_type!r}')
+    raise Refusal(f'no Hugging Face model corresponds to MODEL_TYPE = {model.model_type!r} (supported: {kinds})')
 
 
 def write(path: str, family: Family, params: Params, runs: Runs, dtype: str = 'float32') -> pathlib.Path:
@@ -116,13 +116,15 @@ def write(path: str, family: Family, params: Params, runs: Runs, dtype: str = 'f
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')
     except OSError as error:
-        raise UserError(f'{folder} cannot be written ({error.strerror}); check the space and rights there') from error
+        raise UserError(
+            f'{folder} cannot be written ({error.strerror}); check free disk space and permissions'
+        ) from error
     arrays: dict[str, dict[str, np.ndarray]] = {}
     for name, array in family.write(params, runs).items():
-        part, _, name_in_file = name.rpartition('/')
-        arrays.setdefault(part, {})[name_in_file] = array.astype(np.dtype(dtype), copy=False)
-    for part, contents in arrays.items():
-        safetensors_files.write_file(folder / part / safetensors_files.WHOLE, contents, {'format': 'pt'})
+        subfolder, _, name_in_file = name.rpartition('/')
+        arrays.setdefault(subfolder, {})[name_in_file] = array.astype(np.dtype(dtype), copy=False)
+    for subfolder, contents in arrays.items():
+        safetensors_files.write_file(folder / subfolder / safetensors_files.WHOLE, contents, {'format': 'pt'})
     return folder
 
 
@@ -150,7 +152,7 @@ def compare_logits(source: HuggingFaceSource, model: Any, params: Params) -> str
 def compute_both_logits(source: HuggingFaceSource, model: Any, params: Params) -> tuple[np.ndarray, np.ndarray]:
     """Returns our logits and those of transformers for a random batch in float32.
 
-    transformers only loads safetensors, without accessing the network or running code from the folder.
+    transformers loads only safetensors files, and neither accesses the network nor runs code from the folder.
     """
     import torch
     import transformers
@@ -177,12 +179,12 @@ def compute_both_logits(source: HuggingFaceSource, model: Any, params: Params) -
 def describe_difference(ours: np.ndarray, theirs: np.ndarray) -> str:
     """Describes the largest difference between logits. Raises UserError if it exceeds the tolerance."""
     difference, largest = float(np.max(np.abs(ours - theirs))), float(np.max(np.abs(theirs)))
-    text = f'{difference:.2g} at most, of logits up to {largest:.3g}'
+    text = f'up to {difference:.2g} (largest absolute logit: {largest:.3g})'
     # The condition is negated so that NaN fails.
     if not difference <= TOLERANCE * largest:
         raise UserError(
             f'logits of the converted model must equal those of the original, but differ by {text}; do not use the '
-            'converted files, and report the problem with the config.json'
+            'converted files, and report the problem together with config.json'
         )
     return text
 
@@ -210,5 +212,5 @@ def compare_token_ids(folder: pathlib.Path, vocabulary: Any) -> str:
     ids_of = getattr(vocabulary, 'huggingface_ids', vocabulary.encode)
     for text in texts:
         if tokenizer(text, add_special_tokens=False).input_ids != [int(token) for token in ids_of(text)]:
-            return f"Hugging Face's tokenizer gives DIFFERENT ids for {text!r}; use our tokenizer with this model"
+            return f"Hugging Face's tokenizer returns DIFFERENT ids for {text!r}; use our tokenizer with this model"
     return f"Hugging Face's tokenizer and ours use the same ids for {len(texts)} texts"

@@ -1,10 +1,10 @@
 """Converts GPT-2 models between Hugging Face and models/gpt2.gin.
 
-Source: `GPT2Config` and `GPT2LMHeadModel` of transformers 4 and 5. Both sides have pre-norm layers, biases, the tanh
+Source: `GPT2Config` and `GPT2LMHeadModel` of transformers 4 and 5. Both models have pre-norm layers, biases, the tanh
 approximation of GELU, learned positions, and an output projection tied to the embedding.
 
 remixer_t5x ids are GPT-2 ids plus one, because GPT-2 has no padding token and id 0 is padding in remixer_t5x. The first
-row of the embedding table is zero, and the model never reads or predicts this id (`DecoderOnly.begin_id`).
+row of the embedding table is zero. With `DecoderOnly.begin_id`, the model never reads or predicts id 0.
 """
 
 import dataclasses
@@ -27,14 +27,14 @@ from remixer_t5x.models.sublayers.attention import ScaledAttention
 from remixer_t5x.models.sublayers.feed_forward import GeluMLP
 
 PREFIX, TABLE = 'transformer.', 'transformer.wte.weight'
-# A tokenizer consists of one of these sets of files, in transformers' order of preference, and optional files.
+# A tokenizer consists of one of these sets of files (in transformers' order of preference) and the optional files.
 TOKENIZER_FILES = (('tokenizer.json',), ('vocab.json', 'merges.txt'))
 OPTIONAL_FILES = ('tokenizer_config.json', 'added_tokens.json')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gpt2(Family):
-    """A decoder-only model.
+    """A GPT-2 language model.
 
     Attributes:
         num_decoder_layers: number of layers.
@@ -99,7 +99,7 @@ class Gpt2(Family):
             yield ParamRow(f'{path}/kernel', f'{joined}.weight', (dim, 3 * dim), part=(index, 3))
             yield ParamRow(f'{path}/bias', f'{joined}.bias', (3 * dim,), part=(index, 3))
         yield from layer_norm_rows(f'{ours}/gelu_mlp_norm', f'{theirs}.ln_2', dim)
-        # Conv1D of transformers stores kernels as [inputs, outputs], so these are not transposed.
+        # Conv1D of transformers stores kernels as [inputs, outputs], so they are not transposed.
         for path, name, inputs, outputs in (
             ('scaled_attention/out', 'attn.c_proj', dim, dim),
             ('gelu_mlp/wi', 'mlp.c_fc', dim, hidden),
@@ -110,7 +110,7 @@ class Gpt2(Family):
 
     @staticmethod
     def canonical_names(tensors: Tensors) -> dict[str, str]:
-        # Names in older checkpoints do not have the prefix.
+        # Array names in older checkpoints do not have the prefix `transformer.`.
         has_prefix = any(name.startswith(PREFIX) for name in tensors)
         return {name if has_prefix or name in Gpt2.copies else PREFIX + name: name for name in tensors}
 
@@ -118,7 +118,9 @@ class Gpt2(Family):
     def describe(cls, model: Any, vocabulary: Any) -> tuple[Self, Runs]:
         module, description = model.module, ModelDescription(cls.kind)
         vocabulary_type = type(vocabulary).__name__
-        description.require(hasattr(vocabulary, 'end_id'), f'VOCABULARY is a {vocabulary_type} and not byte pairs')
+        description.require(
+            hasattr(vocabulary, 'end_id'), f'VOCABULARY is a {vocabulary_type}, not a byte-pair vocabulary'
+        )
         stack = module.decoder_stack()
         list(description.describe_stack('decoder', stack, PreNorm, LayerNorm, (ScaledAttention, GeluMLP)))
         sizes = description.sizes
@@ -132,7 +134,7 @@ class Gpt2(Family):
             (module.begin_id == begin_id, f'decoder_only.DecoderOnly.begin_id is {module.begin_id}, not {begin_id}'),
         ):
             description.require(holds, difference)
-        positions = description.build_part(stack.position_embedding, LearnedPositions, 'DECODER_POSITION_EMBEDDING')
+        positions = description.build_module(stack.position_embedding, LearnedPositions, 'DECODER_POSITION_EMBEDDING')
         description.describe_norm(stack.final_norm, LayerNorm, 'FINAL_NORM')
         runs = tuple(count for _, count in stack.runs)
         return cls(
@@ -160,17 +162,17 @@ class Gpt2(Family):
                 f'--vocabulary is only for T5 and BERT, but {folder} is a GPT-2 model, which has its own '
                 'tokenizer; omit --vocabulary'
             )
-        _tokenizer_files(folder)
+        _find_tokenizer_files(folder)
         return Tokenizer('byte_pairs', {'folder': str(folder), 'end_id': self.end_id}, str(folder))
 
     def write_tokenizer(self, vocabulary: Any, folder: pathlib.Path) -> str:
-        files = _tokenizer_files(pathlib.Path(vocabulary.folder))
+        files = _find_tokenizer_files(pathlib.Path(vocabulary.folder))
         for file in files:
             shutil.copyfile(file, folder / file.name)
         return ' and '.join(file.name for file in files)
 
     def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        # Excludes id 0, a token of GPT-2, because 0 is padding in `random_inputs`.
+        # Excludes GPT-2's token 0, because 0 means padding in the result of `random_inputs`.
         tokens = rng.integers(1, self.vocab_size, (2, min(64, self.max_length)), dtype=np.int32)
         tokens[:, 0] = self.end_id
         return {'input_ids': tokens}
@@ -181,7 +183,7 @@ class Gpt2(Family):
         return module.apply({'params': params}, tokens, enable_dropout=False)[..., 1:]
 
 
-def _tokenizer_files(folder: pathlib.Path) -> list[pathlib.Path]:
+def _find_tokenizer_files(folder: pathlib.Path) -> list[pathlib.Path]:
     """Returns the tokenizer files in `folder`. Raises UserError if the folder has no tokenizer."""
     for names in TOKENIZER_FILES:
         if all((folder / name).is_file() for name in names):

@@ -26,7 +26,7 @@ from transformers.modeling_outputs import (
 )
 
 # The logit of padding, which must never be predicted.
-NEVER = -1e3
+PADDING_LOGIT = -1e3
 
 
 @dataclasses.dataclass
@@ -102,7 +102,7 @@ ACTIVATIONS = {
 
 
 class Dense(Module):
-    """x W + b, [..., in] -> [..., features]."""
+    """Computes x W + b, [..., in] -> [..., features]."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = x @ self.kernel
@@ -110,7 +110,7 @@ class Dense(Module):
 
 
 class GroupDense(Module):
-    """x[j] W[j] for each group j of features, [..., groups, in] -> [..., groups, features]."""
+    """Computes x[j] W[j] for each group j of features, [..., groups, in] -> [..., groups, features]."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.einsum('...gi,gio->...go', x, self.kernel)
@@ -134,10 +134,10 @@ class RMSNorm(Module):
 
 class LayerNorm(Module):
     def forward(self, x: Tensor) -> Tensor:
-        normalised = functional.layer_norm(
+        normalized = functional.layer_norm(
             x.float(), x.shape[-1:], self.scale.float(), self.bias.float(), self.settings['epsilon']
         )
-        return normalised.to(x.dtype)
+        return normalized.to(x.dtype)
 
 
 class GroupedRMSNorm(Module):
@@ -279,7 +279,7 @@ class TinyAttention(Module):
 
 
 class LinearAttention(SelfAttention):
-    """y_i = phi(q_i) sum_j phi(k_j) v_j^T / (phi(q_i) . sum_j phi(k_j)), phi(x) = elu(x) + 1."""
+    """Computes y_i = phi(q_i) sum_j phi(k_j) v_j^T / (phi(q_i) . sum_j phi(k_j)) with phi(x) = elu(x) + 1."""
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         return self.attend_linearly(x, x, tokens.visible)
@@ -302,7 +302,7 @@ class LinearCrossAttention(LinearAttention):
 
 
 class GatedMLP(Module):
-    """(f(x W_0) * x W_1) W_o."""
+    """Computes (f(x W_0) * x W_1) W_o with the activation f."""
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         return self.wo(ACTIVATIONS[self.settings['activation']](self.wi_0(x)) * self.wi_1(x))
@@ -327,7 +327,10 @@ class Identity(Module):
 
 
 class Remixer(Module):
-    """X' = gelu(x W_1) * x W_2; S = softmax(H) X'; Y = (C(S, X') + X') W_3, with three types of residual connection."""
+    """Computes X' = gelu(x W_1) * x W_2, S = softmax(H) X' and Y = (C(S, X') + X') W_3.
+
+    The setting `residual` determines where X' is added to the composition C.
+    """
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         hidden = gelu(self.wi_0(x)) * self.wi_1(x)
@@ -341,7 +344,7 @@ class Remixer(Module):
 
 
 class LearnedMixing(Module):
-    """softmax(H) X' over the visible tokens; logits with absolute value above 20 saturate at 30."""
+    """Computes softmax(H) X' over the visible tokens; logits H with absolute values above 20 saturate at 30."""
 
     def forward(self, hidden: Tensor, tokens: Tokens) -> Tensor:
         length = hidden.shape[1]
@@ -354,7 +357,7 @@ class LearnedMixing(Module):
 
 
 def compose(alpha: Tensor | float, mixed: Tensor, unmixed: Tensor) -> Tensor:
-    """alpha (S * X') + (1 - alpha) (X' - S)."""
+    """Computes alpha (S * X') + (1 - alpha) (X' - S)."""
     return alpha * (mixed * unmixed) + (1 - alpha) * (unmixed - mixed)
 
 
@@ -402,7 +405,7 @@ class NoComposition(Module):
 
 
 class MLPMixer(Module):
-    """W_2^T gelu(W_1^T X + b_1) + b_2 along the token axis; padding tokens are set to zero."""
+    """Computes W_2^T gelu(W_1^T X + b_1) + b_2 along the token axis; padding tokens are set to zero."""
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         length = x.shape[1]
@@ -412,7 +415,7 @@ class MLPMixer(Module):
 
 
 class WindowMixer(Module):
-    """w_2 . gelu(W_1^T x[t-w+1..t] + b_1) + b_2 for each feature, padded with zeros before the first token."""
+    """Computes w_2 . gelu(W_1^T x[t-w+1..t] + b_1) + b_2 for each feature; x is zero before the first token."""
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         padded = functional.pad(x * tokens.mask[..., None], (0, 0, self.settings['window'] - 1, 0))
@@ -435,7 +438,7 @@ class SharedWeightVector(Module):
 
 
 class HyperMixer(Module):
-    """W_2 gelu(W_1^T V), with W_1 and W_2 generated from the tokens; decoders use causal (cumulative) sums."""
+    """Computes W_2 gelu(W_1^T V) with W_1 and W_2 generated from the tokens; decoders use cumulative sums."""
 
     def add_information(self, name: str, x: Tensor, tokens: Tokens) -> Tensor:
         return x + getattr(self, name)(x, tokens) if hasattr(self, name) else x
@@ -472,7 +475,7 @@ class HyperMixerCross(HyperMixer):
 
 
 class FNet(Module):
-    """Re(F_tokens(F_features(X))) with padding set to zero; the output depends on the padded length."""
+    """Computes Re(F_tokens(F_features(X))) with padding set to zero; the output depends on the padded length."""
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         return torch.fft.fft2((x * tokens.mask[..., None]).float()).real.to(x.dtype)
@@ -482,7 +485,7 @@ class FNet(Module):
 
 
 class GMLP(Module):
-    """gate(Z, f(Z)) V with Z = gelu(x U) and f(Z) = W LN(Z) + b; aMLP adds a tiny attention to f(Z)."""
+    """Computes gate(Z, f(Z)) V with Z = gelu(x U) and f(Z) = W LN(Z) + b; aMLP adds a tiny attention to f(Z)."""
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         split = self.settings['gate'] == 'split_gate'
@@ -515,12 +518,12 @@ class FreeSpatial(Module):
 
 
 class ToeplitzSpatial(Module):
-    """The Toeplitz matrix W[i, j] = w[j - i]; the weight for distance 0 has index max_length - 1."""
+    """Creates the Toeplitz matrix W[i, j] = w[j - i]; `kernel` stores the weight w[0] at index max_length - 1."""
 
     def forward(self, length: int, causal: bool) -> Tensor:
         index = torch.arange(length, device=self.kernel.device)
-        place = self.settings['max_length'] - 1 + index[None, :] - index[:, None]
-        weights = self.kernel[place.clamp(max=len(self.kernel) - 1)]
+        kernel_index = self.settings['max_length'] - 1 + index[None, :] - index[:, None]
+        weights = self.kernel[kernel_index.clamp(max=len(self.kernel) - 1)]
         return weights.tril() if causal else weights
 
 
@@ -529,7 +532,7 @@ class ToeplitzSpatial(Module):
 
 class TimModule(Module):
     def split_mechanisms(self, x: Tensor) -> Tensor:
-        """[batch, length, embed] -> [batch, length, mechanisms, embed / mechanisms]."""
+        """Splits the features, [batch, length, embed] -> [batch, length, mechanisms, embed / mechanisms]."""
         return x.unflatten(-1, (self.settings['num_mechanisms'], -1))
 
     def project(self, name: str, x: Tensor) -> Tensor:
@@ -539,7 +542,7 @@ class TimModule(Module):
 
 
 class TimAttention(TimModule):
-    """Each mechanism attends separately over the tokens; mechanisms compete for the update if `competition` is set."""
+    """Attends to the tokens separately in each mechanism; with `competition`, mechanisms compete for the update."""
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         query, key, value = (self.project(name, x) for name in ('query', 'key', 'value'))
@@ -725,7 +728,7 @@ class RemixerT5xModel(PreTrainedModel):
         return self.token_embedder
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Computes the logits of the vocabulary with the output projection, or the embedding table if it is tied."""
+        """Computes the vocabulary logits with the output projection, or with the embedding table if they are tied."""
         if self.settings.get('scaled_output'):
             hidden = hidden * self.config.hidden_size**-0.5
         logits = self.logits(hidden) if hasattr(self, 'logits') else self.decoder_embedder().attend(hidden)
@@ -738,7 +741,7 @@ class RemixerT5xModel(PreTrainedModel):
     def encode(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, Tokens]:
-        """Returns the encoder's output [batch, length, embed] and its tokens.
+        """Returns the encoder's output [batch, length, embed] and the `Tokens` of the inputs.
 
         Without `attention_mask`, trailing zeros in `input_ids` are padding.
         """
@@ -771,7 +774,7 @@ class Encoder(nn.Module):
 
 
 class RemixerT5xForConditionalGeneration(RemixerT5xModel, GenerationMixin):
-    """An encoder-decoder."""
+    """An encoder-decoder model."""
 
     def get_encoder(self, *_, **__) -> nn.Module:
         return Encoder(self).train(self.training)
@@ -787,7 +790,7 @@ class RemixerT5xForConditionalGeneration(RemixerT5xModel, GenerationMixin):
     ) -> Seq2SeqLMOutput:
         """Computes the logits of the next token, [batch, target_length, vocab].
 
-        `decoder_input_ids` default to the labels shifted by one token.
+        `decoder_input_ids` default to the labels, shifted to the right by one token.
         """
         if encoder_outputs is None:
             memory, tokens = self.encode(input_ids, attention_mask)
@@ -811,7 +814,7 @@ class RemixerT5xForConditionalGeneration(RemixerT5xModel, GenerationMixin):
 
 
 class RemixerT5xForCausalLM(RemixerT5xModel, GenerationMixin):
-    """A decoder-only model, which adds the begin token itself. Padding may be on either side of the text."""
+    """A decoder-only model, which inserts the begin token automatically. Padding may be on either side of the text."""
 
     def forward(
         self,
@@ -831,7 +834,7 @@ class RemixerT5xForCausalLM(RemixerT5xModel, GenerationMixin):
         tokens = Tokens(torch.ones_like(ids, dtype=torch.bool), causal=True)
         logits = self.compute_logits(self.decoder(self.token_embedder(ids), tokens))
         if begin:
-            logits[..., 0] = NEVER
+            logits[..., 0] = PADDING_LOGIT
         loss = None if labels is None else token_loss(logits[:, :-1], roll_left(labels, shift))
         return CausalLMOutput(loss=loss, logits=roll_left(logits[:, 1:], -shift))
 

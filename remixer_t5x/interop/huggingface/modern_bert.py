@@ -46,12 +46,12 @@ POOLINGS = {'cls': first_token, 'mean': mean_of_tokens}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModernBert(Family):
-    """An encoder-only model.
+    """A ModernBERT masked language model.
 
     Attributes:
         num_encoder_layers: number of layers.
         window: number of tokens in the sliding window of local layers, half of them on each side.
-        global_every: n, if layers 0, n, 2n, ... attend globally.
+        global_every: interval of global layers; for the value n, layers 0, n, 2n, ... attend globally.
         global_theta: base of the rotary embedding in global layers.
         local_theta: base of the rotary embedding in local layers.
         max_length: maximum number of tokens, used only by transformers.
@@ -88,7 +88,7 @@ class ModernBert(Family):
     copies = {'decoder.weight': TABLE}
 
     num_encoder_layers: int
-    # Excluded from comparisons, because the remixer_t5x model has no maximum length.
+    # Excluded from equality comparisons, because the remixer_t5x model has no maximum length.
     max_length: int = dataclasses.field(default=8192, compare=False)
     window: int = 128
     global_every: int = 3
@@ -101,7 +101,7 @@ class ModernBert(Family):
 
     @classmethod
     def from_config(cls, config: Config, tensors: Tensors) -> Self:
-        # transformers 5 replaces some settings.
+        # transformers 5 writes `layer_types` and `rope_parameters` instead of the settings of version 4.
         values = dict(config.values)
         types, ropes = values.get('layer_types'), values.get('rope_parameters')
         if isinstance(types, list) and types:
@@ -110,7 +110,7 @@ class ModernBert(Family):
         sizes = cls.read_sizes(config)
         expected = [LOCAL if layer % sizes['global_every'] else GLOBAL for layer in range(sizes['num_encoder_layers'])]
         if types is not None and types != expected:
-            raise config.error('layer_types', 'layers 0, n, 2n, ... must be full_attention and the others local')
+            raise config.error('layer_types', 'layers 0, n, 2n, ... must be full_attention, others sliding_attention')
         thetas: dict[str, Any] = {}
         for field, kind in (('global_theta', GLOBAL), ('local_theta', LOCAL)):
             rope = ropes.get(kind) if isinstance(ropes, dict) else None
@@ -138,7 +138,7 @@ class ModernBert(Family):
         }
 
     def default_runs(self) -> Runs:
-        # Layer 0, blocks of local layers followed by a global layer, and the remaining layers.
+        # The runs are layer 0, blocks of local layers followed by a global layer, and the remaining layers.
         blocks, rest = divmod(self.num_encoder_layers - 1, self.global_every)
         shapes = ((blocks, self.global_every), (1, rest))
         return {'encoder': [1, *(shape for shape in shapes if all(shape))]}
@@ -183,17 +183,17 @@ class ModernBert(Family):
             fits = isinstance(layer, PreNorm) and [type(part) for part in parts] == [SelfAttention, GatedMLP]
             description.require(fits, f'{where} is a {type(layer).__name__} with the sublayers {names}')
             attention, feed_forward = parts
-            rotary = description.build_part(attention.rotary, RotaryEmbedding, f'ROTARY of {where}')
+            rotary = description.build_module(attention.rotary, RotaryEmbedding, f'ROTARY of {where}')
             description.describe_norm(layer.norm, LayerNorm, f'the norm of {where}')
             windows.append(attention.sliding_window)
             theta = 'local_theta' if attention.sliding_window else 'global_theta'
             for name, part in (('num_heads', attention), ('head_dim', attention), ('hidden_dim', feed_forward)):
                 description.set_size(name, getattr(part, name), where)
             description.set_size(theta, rotary.theta, where)
-            later = sorted({*non_t5_options(attention)} - {'rotary', 'sliding_window'})
+            unsupported = sorted({*non_t5_options(attention)} - {'rotary', 'sliding_window'})
             for holds, difference in (
                 (layer.first_norm == (index > 0), f'first_norm of {where} is {layer.first_norm}'),
-                (not later, f'{where} has {", ".join(later)}'),
+                (not unsupported, f'{where} has {", ".join(unsupported)}'),
                 (attention.position_bias is None, f'{where} has a position bias'),
                 ((rotary.fraction, rotary.scaling_factor) == (1.0, 1.0), f'ROTARY of {where} is partial or scaled'),
                 (feed_forward.activation == 'gelu_exact', f'ACTIVATION is {feed_forward.activation!r}'),
@@ -202,15 +202,18 @@ class ModernBert(Family):
         sizes = description.sizes
         local = next((window for window in windows if window is not None), 65)
         every = [*windows[1:], None].index(None) + 1
-        norm = description.build_part(stack.final_norm, LayerNorm, 'FINAL_NORM')
+        norm = description.build_module(stack.final_norm, LayerNorm, 'FINAL_NORM')
         for holds, difference in (
             (sizes['num_heads'] * sizes['head_dim'] == module.embed_dim, 'num_heads * head_dim is not embed_dim'),
-            (stack.position_bias is None and stack.position_embedding is None, 'the stack adds positions'),
+            (
+                stack.position_bias is None and stack.position_embedding is None,
+                'the stack has a position bias or embedding',
+            ),
             (windows == [local if layer % every else None for layer in range(len(layers))], 'windows do not alternate'),
             (norm.epsilon == sizes['epsilon'] and not norm.use_bias, 'FINAL_NORM differs from LAYER_NORM'),
         ):
             description.require(holds, difference)
-        description.build_part(module.input_layer, NormInput, 'INPUT_LAYER')
+        description.build_module(module.input_layer, NormInput, 'INPUT_LAYER')
         return cls(
             vocab_size=module.vocab_size - 1,
             embed_dim=module.embed_dim,
@@ -226,7 +229,7 @@ class ModernBert(Family):
     @classmethod
     def describe_head(cls, model: Any, description: ModelDescription) -> dict[str, Any]:
         """Returns the fields that describe the head. Raises Refusal if the head has no equivalent."""
-        head = description.build_part(model.module.head_layer, BertHead, 'TOKEN_HEAD')
+        head = description.build_module(model.module.head_layer, BertHead, 'TOKEN_HEAD')
         description.require(not head.use_bias, 'encoder_only.BertHead.use_bias is True')
         return {}
 
@@ -252,7 +255,7 @@ class ModernBert(Family):
         return write_tokenizer(vocabulary, folder)
 
     def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        # The texts are longer than the window, and exclude id 0, which is padding in `random_inputs`.
+        # The inputs are longer than the window, and exclude id 0, which means padding in the result.
         tokens = rng.integers(1, self.vocab_size, (2, min(self.max_length, 2 * self.window)), dtype=np.int32)
         tokens[-1, tokens.shape[1] // 2 :] = 0
         return {'input_ids': tokens}
@@ -293,7 +296,7 @@ class ModernBertClassifier(ModernBert):
 
     @classmethod
     def describe_head(cls, model: Any, description: ModelDescription) -> dict[str, Any]:
-        head = description.build_part(model.module.head_layer, TransformedClassifierHead, 'the head')
+        head = description.build_module(model.module.head_layer, TransformedClassifierHead, 'the head')
         pooling = next((name for name, function in POOLINGS.items() if head.pooling is function), None)
         description.require(pooling is not None, 'POOLING is neither first_token nor mean_of_tokens')
         return {'labels': None if model.labels is None else tuple(model.labels), 'pooling': pooling}
@@ -320,12 +323,10 @@ def _shift_ids(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def find_tokenizer_json(folder: pathlib.Path, file: str | None) -> str:
-    """Returns `file`, or tokenizer.json in `folder` if it is None. Raises UserError if the file does not exist."""
+    """Returns `file`, or tokenizer.json in `folder` if `file` is None. Raises UserError if the file does not exist."""
     path = file or str(folder / tokenizer_files.TOKENIZER)
     if not pathlib.Path(path).is_file():
-        raise UserError(
-            f'{folder} has no {tokenizer_files.TOKENIZER}; pass --vocabulary=/path/to/{tokenizer_files.TOKENIZER}'
-        )
+        raise UserError(f'{path} does not exist; pass --vocabulary=/path/to/{tokenizer_files.TOKENIZER}')
     return path
 
 

@@ -28,7 +28,7 @@ class ParamRow:
         part: (index, count): the parameter is part `index` of the Hugging Face array, which is split into `count` equal
             parts along the last axis of the parameter. Rows with the same name are listed in the order of their parts.
         zero_rows: number of rows of zeros to insert before the rows of the Hugging Face array.
-        factor: factor by which Hugging Face values are multiplied, a power of two, so the product is exact.
+        factor: power of two by which Hugging Face values are multiplied; the product is therefore exact.
         first_layer: index of the first layer that has this parameter.
     """
 
@@ -90,7 +90,7 @@ def layer_norm_rows(path: str, name: str, width: int) -> list[ParamRow]:
 
 
 def read(rows: Iterable[ParamRow], runs: Runs, tensors: Mapping[str, np.ndarray]) -> Params:
-    """Converts Hugging Face `tensors` to remixer_t5x parameters in float32; the caller has checked names and shapes."""
+    """Converts Hugging Face `tensors` to remixer_t5x parameters in float32. The caller must check names and shapes."""
     flat = {}
     for row in rows:
         for path, names in row.expand_runs(runs):

@@ -1,4 +1,4 @@
-"""Exports models for transformers that have no equivalent there, by adding PyTorch code to the folder.
+"""Exports models that have no equivalent in transformers, by writing PyTorch code next to the weights.
 
     config.json               the tree of modules: class, settings and parameter shapes of each module
     modeling_remixer_t5x.py   the PyTorch classes, copied from this package
@@ -71,14 +71,14 @@ def to_config(model: Model, vocabulary: Any) -> dict[str, Any]:
         raise Refusal('--to_hf does not support prefix language models; set PREFIX_LM = False')
     if model.model_type not in CLASSES:
         raise Refusal(f'--to_hf does not support models with MODEL_TYPE = {model.model_type!r}')
-    kind, auto_class = CLASSES[model.model_type]
+    class_name, auto_class = CLASSES[model.model_type]
     labels = getattr(model, 'labels', None)
     config = {
-        'architectures': [kind],
+        'architectures': [class_name],
         'model_type': MODEL_TYPE,
         'auto_map': {
             'AutoConfig': f'{pathlib.Path(CODE).stem}.RemixerT5xConfig',
-            auto_class: f'{pathlib.Path(CODE).stem}.{kind}',
+            auto_class: f'{pathlib.Path(CODE).stem}.{class_name}',
         },
         'vocab_size': model.vocab_size,
         'hidden_size': model.module.embed_dim,
@@ -98,7 +98,7 @@ def to_config(model: Model, vocabulary: Any) -> dict[str, Any]:
 
 
 def module_tree(model: Model) -> dict[str, Any]:
-    """Returns the tree of modules: class, settings, `params` (shapes by name) and `children`, or `runs` for stacks."""
+    """Returns the nested modules: class, settings, `params` (shapes by name), `children`, and `runs` for stacks."""
     modules: dict[tuple[str, ...], nn.Module] = {}
 
     def record_module(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
@@ -111,14 +111,14 @@ def module_tree(model: Model) -> dict[str, Any]:
     shapes = {path: leaf.shape for path, leaf in traverse_util.flatten_dict(nn.unbox(boxed)).items()}
     tree: dict[str, Any] = {}
     for path, module in modules.items():
-        _find_entry(tree, path).update(_describe_module(module))
+        _find_or_add_entry(tree, path).update(_describe_module(module))
     for path, shape in shapes.items():
         if not lora.is_adapter('/'.join(path)):
-            _find_entry(tree, path[:-1]).setdefault('params', {})[path[-1]] = list(shape)
+            _find_or_add_entry(tree, path[:-1]).setdefault('params', {})[path[-1]] = list(shape)
     return _group_runs(tree)
 
 
-def _find_entry(tree: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+def _find_or_add_entry(tree: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
     for name in path:
         tree = tree.setdefault('children', {}).setdefault(name, {})
     return tree
@@ -138,7 +138,7 @@ def _describe_module(module: nn.Module) -> dict[str, Any]:
 
 
 def _group_runs(tree: dict[str, Any]) -> dict[str, Any]:
-    """Replaces the children run_0, run_1, ... of stacks with `runs`, the layer and the number of layers in each run."""
+    """Replaces the children run_0, run_1, ... of stacks with `runs`: the layer and the number of layers of each run."""
     children = {name: _group_runs(child) for name, child in tree.get('children', {}).items()}
     rest = {name: value for name, value in tree.items() if name not in ('children', 'counts')}
     if 'counts' in tree:
@@ -161,7 +161,7 @@ def _remove_layer_axis(tree: dict[str, Any]) -> dict[str, Any]:
 def convert_params(params: Params) -> dict[str, np.ndarray]:
     """Converts parameters to arrays with PyTorch names, such as `encoder.layers.3.remixer.wi_0.kernel`.
 
-    Adapters are merged into their kernels.
+    LoRA adapters are merged into their kernels.
     """
     flat = {name: np.asarray(array) for name, array in traverse_util.flatten_dict(params, sep='/').items()}
     for name in [name for name in flat if name.rpartition('/')[0] + f'/{dense.LORA_IN}' in flat]:

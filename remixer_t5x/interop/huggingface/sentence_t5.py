@@ -25,7 +25,7 @@ from remixer_t5x.models.architecture.encoder_only import SentenceProjection
 
 MODULES, SETTINGS, CONFIG = 'modules.json', 'sentence_bert_config.json', 'config.json'
 POOLING, DENSE = '1_Pooling', '2_Dense'
-# Maps the folders of the modules to their classes.
+# Maps module folders to class names.
 LAYOUT = {'': 'Transformer', POOLING: 'Pooling', DENSE: 'Dense', '3_Normalize': 'Normalize'}
 IDENTITY = 'torch.nn.modules.linear.Identity'
 
@@ -104,7 +104,7 @@ class SentenceT5(T5Encoder):
 
     @classmethod
     def describe_outer_layers(cls, module: Any, description: ModelDescription) -> dict[str, Any]:
-        projection = description.build_part(
+        projection = description.build_module(
             module.sentence_layer, SentenceProjection, 'encoder_only.EncoderOnly.sentence_layer'
         )
         for name in ('input_layer', 'head_layer'):

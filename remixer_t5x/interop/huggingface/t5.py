@@ -98,7 +98,7 @@ class T5Encoder(Family):
 
     @staticmethod
     def read_flags(config: Config) -> dict[str, Any]:
-        """Reads the fields that are not in `sizes`."""
+        """Reads the fields that `sizes` does not contain from config.json."""
         values = config.values
         if not isinstance(values.get('eos_token_id'), int | None):
             raise config.error('eos_token_id', 'it must be a single id, the end token of the vocabulary')
@@ -145,7 +145,7 @@ class T5Encoder(Family):
     @staticmethod
     def canonical_names(tensors: Tensors) -> dict[str, str]:
         names = {name: name for name in tensors}
-        # Some files only contain the copies of the embedding table in the encoder or decoder.
+        # Some files contain the embedding table only as an array of the encoder or decoder.
         for copy in TABLE_COPIES:
             if TABLE not in names and copy in names:
                 names[TABLE] = copy
@@ -176,7 +176,7 @@ class T5Encoder(Family):
                 description.require(stack.position_bias is None, f'the {side} and its layers have position biases')
             description.describe_norm(stack.final_norm, RMSNorm, f'the final norm of the {side}')
         for factory, where in biases:
-            bias = description.build_part(factory, RelativePositionBias, where)
+            bias = description.build_module(factory, RelativePositionBias, where)
             for name in ('num_heads', 'num_buckets', 'max_distance'):
                 description.set_size(name, getattr(bias, name), where)
         runs = {side: tuple(count for _, count in stack.runs) for side, stack in stacks.items()}
@@ -223,7 +223,7 @@ class T5Encoder(Family):
         return t5_tokenizer.write(vocabulary, folder)
 
     def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        # The texts are longer than the default max_distance.
+        # The inputs are longer than the default max_distance.
         inputs = rng.integers(2, self.vocab_size, (2, 160), dtype=np.int32)
         inputs[-1, 80:] = 0
         return {'input_ids': inputs}
@@ -234,7 +234,7 @@ class T5Encoder(Family):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class T5(T5Encoder):
-    """An encoder-decoder.
+    """A T5 encoder-decoder.
 
     Attributes:
         num_decoder_layers: number of decoder layers.
@@ -275,7 +275,7 @@ class T5(T5Encoder):
     def to_config(self) -> dict[str, Any]:
         config = {**super().to_config(), 'tie_word_embeddings': self.scaled_output}
         if self.scaled_output and not self.tied and not self.layer_biases:
-            # Only transformers 5 supports this combination.
+            # Only transformers 5 can scale the decoder output without tying the output projection.
             config['scale_decoder_outputs'] = True
         return config
 

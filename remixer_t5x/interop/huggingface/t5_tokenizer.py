@@ -15,7 +15,7 @@ from remixer_t5x import safe_paths, tokenizer_files, untrusted_files
 from remixer_t5x.errors import UserError, reason
 from remixer_t5x.interop.huggingface.family import Tokenizer
 
-MODEL, BOTH, CONFIG = 'spiece.model', tokenizer_files.TOKENIZER, tokenizer_files.CONFIG
+MODEL, TOKENIZER, CONFIG = 'spiece.model', tokenizer_files.TOKENIZER, tokenizer_files.CONFIG
 BYTES_TOKENIZER = 'ByT5Tokenizer'
 # Each sentinel is added to the vocabulary, so the number of sentinels in untrusted files needs a limit.
 MAX_SENTINELS = 10_000
@@ -23,7 +23,7 @@ MAX_SENTINELS = 10_000
 DEFAULT_SENTINELS = 100
 _SENTINEL = re.compile(r'<extra_id_(\d+)>')
 # Tokens that have the same ids in all T5 models.
-_SPECIAL = ('<pad>', '</s>', '<unk>', '<s>')
+_SPECIAL_TOKENS = ('<pad>', '</s>', '<unk>', '<s>')
 
 
 def read(folder: pathlib.Path, file: str | None = None) -> Tokenizer:
@@ -40,10 +40,10 @@ def read(folder: pathlib.Path, file: str | None = None) -> Tokenizer:
     config = tokenizer_files.read_config(folder)
     if config.get('tokenizer_class') == BYTES_TOKENIZER and file is None:
         return Tokenizer('byte', {'extra_ids': _count_byte_sentinels(config, folder)}, 'the vocabulary of bytes')
-    model = next((folder / name for name in (MODEL, BOTH) if (folder / name).is_file()), None)
+    model = next((folder / name for name in (MODEL, TOKENIZER) if (folder / name).is_file()), None)
     if file is None and model is None:
         raise UserError(
-            f'{folder} has neither {MODEL} nor {BOTH}; pass --vocabulary=/path/to/{MODEL} '
+            f'{folder} has neither {MODEL} nor {TOKENIZER}; pass --vocabulary=/path/to/{MODEL} '
             '(T5, T5 v1.1 and FLAN-T5 share one: gs://t5-data/vocabs/cc_all.32000/sentencepiece.model)'
         )
     path = file or str(model)
@@ -66,7 +66,7 @@ def write(vocabulary: Any, folder: pathlib.Path) -> str:
         config |= {'tokenizer_class': 'T5Tokenizer', 'additional_special_tokens': names}
         description = f'{MODEL} and {CONFIG} ({vocabulary.vocab_size:,} ids, {sentinels} of them sentinels)'
     elif type(vocabulary).__name__ == 'ByteVocabulary':
-        # ByT5Tokenizer assigns ids in list order, and <extra_id_0> is the last id of the vocabulary.
+        # ByT5Tokenizer assigns ids in list order, and <extra_id_0> has the last id of the vocabulary.
         config |= {'tokenizer_class': BYTES_TOKENIZER, 'extra_special_tokens': names[::-1]}
         description = f'{CONFIG} (bytes, {sentinels} sentinels)'
     else:
@@ -78,8 +78,8 @@ def write(vocabulary: Any, folder: pathlib.Path) -> str:
 def _count_byte_sentinels(config: Mapping[str, Any], folder: pathlib.Path) -> int:
     """Returns the number of extra ids of a ByT5 tokenizer.
 
-    Returns 0 for the default tokenizer, whose sentinels ascend from the first id after the bytes. Published ByT5 models
-    were pretrained with the last byte ids as sentinels instead, like `vocabularies.byte` without extra ids.
+    Returns 0 for the default tokenizer, whose sentinel ids ascend from the first id after the bytes. Published ByT5
+    models were pretrained with the last byte ids as sentinels instead, like `vocabularies.byte` without extra ids.
     """
     names = config.get('extra_special_tokens') or config.get('additional_special_tokens') or []
     tokens = {name: index for index, name in enumerate(name for name in names if _SENTINEL.fullmatch(str(name)))}
@@ -114,8 +114,8 @@ def _count_piece_sentinels(config: Mapping[str, Any], folder: pathlib.Path, path
 
 
 def _read_pieces(path: pathlib.Path) -> list[str]:
-    """Reads the pieces of a SentencePiece model, without the sentinels at the end of tokenizer.json."""
-    if path.name == BOTH:
+    """Reads the pieces of a SentencePiece model, and omits the sentinels in tokenizer.json."""
+    if path.name == TOKENIZER:
         model = untrusted_files.read_object(path).get('model')
         rows = model.get('vocab') if isinstance(model, dict) else None
         pieces = [str(row[0]) for row in (rows if isinstance(rows, list) else []) if isinstance(row, list) and row]
@@ -130,7 +130,7 @@ def _read_pieces(path: pathlib.Path) -> list[str]:
 
 
 def _check_added_tokens(names: Iterable[str], folder: pathlib.Path) -> None:
-    other = sorted(name for name in names if name not in _SPECIAL)
+    other = sorted(name for name in names if name not in _SPECIAL_TOKENS)
     if other:
         raise UserError(
             f'{folder} has the added token {other[0]!r:.60} ({len(other)} in total), which this vocabulary does not '

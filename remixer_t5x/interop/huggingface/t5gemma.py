@@ -3,11 +3,11 @@
 Source: `T5GemmaConfig` and `T5GemmaForConditionalGeneration` of transformers 4.53 to 5. Encoder and decoder are stacks
 of Gemma 2 layers: RMSNorm before and after each sublayer, rotary positions, grouped-query attention, soft-capped
 logits, and sliding-window attention in layers 0, 2, 4, ... Each stack has a separate token embedding, which is
-multiplied by sqrt(hidden_size). The norms multiply by 1 + weight.
+multiplied by sqrt(hidden_size). The norms multiply their input by 1 + weight.
 
 The query kernels include the factor query_pre_attn_scalar ** -0.5, because `SelfAttention` does not scale the logits.
-The encoder of transformers attends up to and including the distance `sliding_window`, and `SelfAttention` excludes it,
-so the window of the remixer_t5x encoder is larger by one.
+In transformers, the encoder attends up to and including the distance `sliding_window`. `SelfAttention` excludes that
+distance, so the window of the remixer_t5x encoder is larger by one.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ SUBLAYERS: Mapping[str, list[type]] = {
     'encoder': [SelfAttention, GatedMLP],
     'decoder': [SelfAttention, CrossAttention, GatedMLP],
 }
-# Maps sublayers to the Hugging Face module, and to the part X of the norm names `pre_X_layernorm`.
+# Maps each sublayer to the name of its Hugging Face module, and to X in its norm name `pre_X_layernorm`.
 NAMES = {
     'self_attention': ('self_attn', 'self_attn'),
     'cross_attention': ('cross_attn', 'cross_attn'),
@@ -47,14 +47,14 @@ MLP_PARTS = {'wi_0': 'gate_proj', 'wi_1': 'up_proj', 'wo': 'down_proj'}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class T5Gemma(Family):
-    """An encoder-decoder whose stacks have the same sizes.
+    """A T5Gemma encoder-decoder whose stacks have the same sizes.
 
     Attributes:
         num_encoder_layers: number of encoder layers.
         num_decoder_layers: number of decoder layers.
         num_kv_heads: number of key and value heads.
-        window: `sliding_window` of transformers.
-        query_scale: square of the divisor of the attention logits, a power of 4.
+        window: width of the sliding window (`sliding_window` in transformers).
+        query_scale: power of 4; transformers divides the attention logits by its square root.
         softcap: soft cap of the attention logits, or None.
         final_softcap: soft cap of the output logits, or None.
         theta: base of the rotary embedding.
@@ -97,7 +97,7 @@ class T5Gemma(Family):
     num_encoder_layers: int
     num_decoder_layers: int
     num_kv_heads: int
-    # Excluded from comparisons, because the remixer_t5x model has no maximum length.
+    # Excluded from equality comparisons, because the remixer_t5x model has no maximum length.
     max_length: int = dataclasses.field(default=8192, compare=False)
     window: int = 4096
     query_scale: int = 256
@@ -175,7 +175,7 @@ class T5Gemma(Family):
         }
 
     def default_runs(self) -> Runs:
-        # Blocks of a local and a global layer, and the remaining layer if the number is odd.
+        # Each block has a local and a global layer; if the number of layers is odd, the last layer is a separate run.
         return {
             side: [shape for shape in ((count // 2, 2), (count % 2, 1)) if shape[0]]
             for side, count in self.layer_counts.items()
@@ -221,11 +221,11 @@ class T5Gemma(Family):
             for index, layer in enumerate(layers):
                 cls._describe_layer(description, side, layer, f'layer {index} of the {side}', is_local=index % 2 == 0)
             description.set_size(f'num_{side}_layers', len(layers), side)
-            norm = description.build_part(stack.final_norm, RMSNorm, f'the final norm of the {side}')
+            norm = description.build_module(stack.final_norm, RMSNorm, f'the final norm of the {side}')
             has_positions = stack.position_bias is not None or stack.position_embedding is not None
             for holds, difference in (
                 (norm.zero_centered and norm.epsilon == description.sizes['epsilon'], f'the final norm of the {side}'),
-                (not has_positions, f'the {side} adds positions'),
+                (not has_positions, f'the {side} has a position bias or embedding'),
             ):
                 description.require(holds, difference)
         embedding, sizes = module.embedding(1, module.embed_dim), description.sizes
@@ -244,7 +244,7 @@ class T5Gemma(Family):
             tied=module.tied,
             bos_id=module.begin_id,
             eos_id=int(vocabulary.eos_id),
-            # Any value is valid, because the query kernels include the scale; transformers' usual value is head_dim.
+            # The query kernels include the scale, so any value is valid; head_dim is the usual value in transformers.
             query_scale=sizes['head_dim'],
             **sizes,
         ), runs
@@ -255,7 +255,7 @@ class T5Gemma(Family):
         names = ', '.join(type(part).__name__ for part in parts)
         fits = isinstance(layer, SandwichNorm) and [type(part) for part in parts] == SUBLAYERS[side]
         description.require(fits, f'{where} is a {type(layer).__name__} with the sublayers {names}')
-        norm = description.build_part(layer.norm, RMSNorm, f'the norm of {where}')
+        norm = description.build_module(layer.norm, RMSNorm, f'the norm of {where}')
         description.require(norm.zero_centered, f'the norm of {where} is not zero_centered')
         description.set_size('epsilon', norm.epsilon, where)
         for part in parts[:-1]:
@@ -263,11 +263,11 @@ class T5Gemma(Family):
             description.set_size('head_dim', part.head_dim, where)
             description.set_size('num_kv_heads', part.num_kv_heads or part.num_heads, where)
             description.set_size('softcap', part.logit_softcap, where)
-            later = {*non_t5_options(part)} - {'num_kv_heads', 'logit_softcap', 'rotary', 'sliding_window'}
-            description.require(not later, f'{where} has {", ".join(sorted(later))}')
+            unsupported = {*non_t5_options(part)} - {'num_kv_heads', 'logit_softcap', 'rotary', 'sliding_window'}
+            description.require(not unsupported, f'{where} has {", ".join(sorted(unsupported))}')
         attention, feed_forward = parts[0], parts[-1]
         description.set_size('hidden_dim', feed_forward.hidden_dim, where)
-        rotary = description.build_part(attention.rotary, RotaryEmbedding, f'ROTARY of {where}')
+        rotary = description.build_module(attention.rotary, RotaryEmbedding, f'ROTARY of {where}')
         description.set_size('theta', rotary.theta, where)
         if is_local and attention.sliding_window is not None:
             description.set_size('window', attention.sliding_window - (side == 'encoder'), where)
@@ -310,7 +310,7 @@ class T5Gemma(Family):
         return write_tokenizer(vocabulary, folder)
 
     def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        # The texts are longer than the window, but have at most 256 tokens.
+        # The inputs are longer than the window, but have at most 256 tokens.
         inputs, targets = (
             rng.integers(3, self.vocab_size, (2, min(2 * self.window + 5, 256) - less), dtype=np.int32)
             for less in (0, 3)

@@ -1,14 +1,14 @@
 """Reads and writes T5X checkpoints without requiring T5X.
 
-A T5X checkpoint, `checkpoint_<step>`, has one of two formats. The original format is a msgpack file `checkpoint` with
-{'version', 'optimizer'}, whose arrays are TensorStore specs of zarr folders next to the file. Published checkpoints use
-this format, all versions of T5X can read it, and `write` writes it. Newer versions of T5X write Orbax checkpoints to
-the subfolder `state`.
+A T5X checkpoint, `checkpoint_<step>`, has one of two formats. In the original format, the msgpack file `checkpoint`
+contains 'version' and 'optimizer'. Its arrays are TensorStore specs, which refer to zarr folders next to the file.
+Published checkpoints use this format, all versions of T5X can read it, and `write` writes it. Newer versions of T5X
+write Orbax checkpoints to the subfolder `state`.
 
-In both formats, `target` contains the parameters with the names of the trained module. Models trained with configs/t5x
-have the parameter names of remixer_t5x. T5X's network (t5x/examples/t5/network.py) has separate layers,
-`encoder/layers_0`, and its scalable variant stacks the layers as `encoder/encoder`, by default along the second axis.
-Shapes equal those of remixer_t5x, except for attention kernels with a separate axis of heads in some versions.
+In both formats, `target` contains the parameters, with the names that the trained module uses. Models trained with
+configs/t5x have the parameter names of remixer_t5x. T5X's network (t5x/examples/t5/network.py) stores each layer
+separately, as `encoder/layers_0`. Its scalable variant stacks the layers in `encoder/encoder`, by default along the
+second axis. The shapes equal those of remixer_t5x, but some versions use a separate head axis in attention kernels.
 """
 
 import math
@@ -37,9 +37,9 @@ Params = Any
 Array = np.ndarray
 Shapes = Mapping[str, tuple[int, ...]]
 
-_FILE = 'checkpoint'
-_STATE = 'state'
-_VERSION = 3
+_MSGPACK_FILE = 'checkpoint'
+_ORBAX_FOLDER = 'state'
+_FORMAT_VERSION = 3
 _CHUNK_BYTES = 2**26
 _STEP_FOLDER = re.compile(r'checkpoint_(\d+)')
 
@@ -69,12 +69,12 @@ _SUBLAYERS = {
         **_FEED_FORWARD,
     },
 }
-_IN_A_RUN = re.compile(r'(encoder|decoder)/run_0/layer/([^/]+)/(.+)')
-_KEEP_NAMES = 'with --own_names the checkpoint keeps our names, for t5x/*.gin'
+_LAYER_PARAM = re.compile(r'(encoder|decoder)/run_0/layer/([^/]+)/(.+)')
+_KEEP_NAMES_ADVICE = 'pass --own_names to keep the parameter names of remixer_t5x, for configs/t5x/*.gin'
 
 
 class _SavedParams(NamedTuple):
-    """The shapes of a checkpoint's parameters by name, a function that reads arrays by name, and the step."""
+    """The parameters of a checkpoint: their shapes by name, a function that reads arrays by name, and the step."""
 
     shapes: Shapes
     read: Callable[[Sequence[str]], dict[str, Array]]
@@ -85,24 +85,24 @@ class _ParamSource(NamedTuple):
     """The arrays of a T5X checkpoint that correspond to a remixer_t5x parameter.
 
     Attributes:
-        names: the name of a single array, or of an array for each layer.
-        apart: whether each of `names` is a layer.
+        names: the name of a single array, or one name for each layer.
+        per_layer: whether each array in `names` is a single layer.
         axis: the layer axis of a single array, or None if it has no layer axis.
-        shared: whether the layers of a single array must be equal, so the parameter is the first layer.
+        shared: whether all layers of a single array must be equal; the parameter is then the first layer.
     """
 
     names: Sequence[str]
-    apart: bool = False
+    per_layer: bool = False
     axis: int | None = None
     shared: bool = False
 
     def gather(self, arrays: Mapping[str, Array], shape: tuple[int, ...]) -> Array:
-        """Returns the parameter in float32, with the heads of attention kernels joined if necessary.
+        """Returns the parameter in float32. Merges the head axis of attention kernels if it is separate.
 
         Raises ValueError if layers that must be equal are not.
         """
         parts = [np.asarray(arrays[name]).astype(np.float32) for name in self.names]
-        value = np.stack(parts) if self.apart else parts[0]
+        value = np.stack(parts) if self.per_layer else parts[0]
         if self.axis is not None:
             value = np.moveaxis(value, self.axis, 0)
         if self.shared:
@@ -121,13 +121,13 @@ def read(path: str, abstract: Params) -> tuple[Params, int]:
         abstract: the parameter tree of the model, with ShapeDtypeStructs as leaves.
 
     Raises:
-        UserError: there is no checkpoint, it cannot be read, or it does not match the architecture or size.
+        UserError: there is no checkpoint, it cannot be read, or it does not match the model's architecture or size.
     """
     folder = _find_checkpoint(path)
     untrusted.check_checkpoint(folder)
     expected = {name: tuple(leaf.shape) for name, leaf in _flatten(abstract).items()}
     with saved_params.wrap_errors(folder, 'read'):
-        saved = _open_orbax(folder / _STATE) if (folder / _STATE).is_dir() else _open_msgpack(folder)
+        saved = _open_orbax(folder / _ORBAX_FOLDER) if (folder / _ORBAX_FOLDER).is_dir() else _open_msgpack(folder)
         has_our_names = any('/run_0/' in name for name in saved.shapes)
         if has_our_names:
             sources = {name: _ParamSource([name]) for name in expected}
@@ -160,7 +160,7 @@ def write(path: str, params: Params, step: int, model: Seq2Seq, own_names: bool 
     arrays = flat if own_names else _convert_to_network(flat, model)
     folder = model_dir.absolute_path(path) / f'checkpoint_{step}'
     if folder.exists():
-        raise UserError(f'{folder} exists already; use another folder, or remove it')
+        raise UserError(f'{folder} already exists; use another folder, or remove it')
     unfinished = folder.parent / f'{folder.name}.tmp'
     with saved_params.wrap_errors(folder, 'written'):
         if unfinished.exists():
@@ -171,8 +171,8 @@ def write(path: str, params: Params, step: int, model: Seq2Seq, own_names: bool 
             sep='/',
         )
         state = {'step': np.asarray(step, np.int32)}
-        contents = {'version': _VERSION, 'optimizer': {'target': target, 'state': state}}
-        (unfinished / _FILE).write_bytes(serialization.msgpack_serialize(contents))
+        contents = {'version': _FORMAT_VERSION, 'optimizer': {'target': target, 'state': state}}
+        (unfinished / _MSGPACK_FILE).write_bytes(serialization.msgpack_serialize(contents))
         temporary.sync_and_rename(unfinished, folder)
     return str(folder)
 
@@ -199,17 +199,17 @@ def _find_checkpoint(path: str) -> epath.Path:
 
 
 def _is_checkpoint(folder: epath.Path) -> bool:
-    return (folder / _FILE).is_file() or (folder / _STATE / '_METADATA').is_file()
+    return (folder / _MSGPACK_FILE).is_file() or (folder / _ORBAX_FOLDER / '_METADATA').is_file()
 
 
 def _open_msgpack(folder: epath.Path) -> _SavedParams:
-    encoded = (folder / _FILE).read_bytes()
+    encoded = (folder / _MSGPACK_FILE).read_bytes()
     if encoded.startswith(b'model_checkpoint_path'):
         raise UserError(f'{folder} is a TensorFlow checkpoint of the original T5; convert it with T5X first')
     contents = serialization.msgpack_restore(encoded)
-    if contents.get('version', 0) < _VERSION:
+    if contents.get('version', 0) < _FORMAT_VERSION:
         raise UserError(
-            f'{folder} must have version 3 (June 2021) of the format, got version {contents.get("version", 0)}'
+            f'{folder} must use version 3 (June 2021) of the T5X format, got version {contents.get("version", 0)}'
         )
     leaves = traverse_util.flatten_dict(contents['optimizer'], is_leaf=lambda _, node: _is_array_spec(node), sep='/')
     parameters = {name.removeprefix('target/'): leaf for name, leaf in leaves.items() if name.startswith('target/')}
@@ -234,14 +234,17 @@ def _read_leaf(folder: epath.Path, leaf: Any) -> Array:
         return np.asarray(leaf)
     # Before TensorStore 0.1.14, the path was not in kvstore.
     name = leaf['kvstore'].get('path') or leaf['path']
-    place = safe_paths.resolve_inside(folder, name.rstrip('/'), str(folder / _FILE))
+    array_folder = safe_paths.resolve_inside(folder, name.rstrip('/'), str(folder / _MSGPACK_FILE))
     if leaf['driver'] != 'zarr':
-        raise UserError(f'the driver of {place.name} in {folder / _FILE} must be zarr, got {leaf["driver"]!a:.60}')
-    array = ts.open({'driver': 'zarr', 'kvstore': {'driver': 'file', 'path': str(place)}}, open=True).result()
+        raise UserError(
+            f'the driver of {array_folder.name} in {folder / _MSGPACK_FILE} must be zarr, got {leaf["driver"]!a:.60}'
+        )
+    array = ts.open({'driver': 'zarr', 'kvstore': {'driver': 'file', 'path': str(array_folder)}}, open=True).result()
     shape = tuple(leaf['metadata']['shape'])
     if array.shape != shape:
         raise UserError(
-            f'{place} has shape {array.shape}, but {folder / _FILE} requires {shape}; copy the checkpoint again'
+            f'{array_folder} has shape {array.shape}, but {folder / _MSGPACK_FILE} requires {shape}; '
+            'copy the checkpoint again'
         )
     return array.read().result()
 
@@ -279,16 +282,16 @@ def _open_orbax(folder: epath.Path) -> _SavedParams:
 
 
 def _check_size(folder: epath.Path, name: str, shape: tuple[int, ...], source: _ParamSource, saved: Shapes) -> None:
-    """Raises UserError if the stored arrays have the wrong size, before they are decompressed."""
+    """Raises UserError if the stored arrays have the wrong size. Must be called before decompressing the arrays."""
     shapes = [saved[part] for part in source.names]
     copies = shapes[0][source.axis] if source.shared and source.axis is not None and shapes[0] else 1
     if sum(map(math.prod, shapes)) != math.prod(shape) * copies or copies > MAX_LAYERS:
-        raise _shape_error(folder, name, (len(shapes), *shapes[0]) if source.apart else shapes[0], shape)
+        raise _shape_error(folder, name, (len(shapes), *shapes[0]) if source.per_layer else shapes[0], shape)
 
 
 def _shape_error(folder: epath.Path, name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> UserError:
     return UserError(
-        f'{folder} does not fit this model: {name} has shape {shape} there and {expected} here; '
+        f'{folder} does not fit this model: {name} has shape {shape} in the checkpoint and {expected} in the model; '
         'use the model and size of the checkpoint'
     )
 
@@ -296,14 +299,14 @@ def _shape_error(folder: epath.Path, name: str, shape: tuple[int, ...], expected
 def _find_network_sources(shapes: Shapes, saved: Shapes) -> dict[str, _ParamSource]:
     """Maps each remixer_t5x parameter to the arrays in a checkpoint of T5X's network.
 
-    `shapes` are those of the parameters, and `saved` those of the checkpoint. Raises UserError if T5X's network lacks a
-    parameter.
+    `shapes` contains the shapes of the remixer_t5x parameters, and `saved` those of the arrays in the checkpoint.
+    Raises UserError if T5X's network has no equivalent of a parameter.
     """
     scanned = any(name.startswith('encoder/encoder/') for name in saved)
     axis = None
     if scanned:
-        # The scales of scanned norms are [features, layers] by default; checks for [layers, features].
-        layers = {name.split('/')[0]: shape[0] for name, shape in shapes.items() if _IN_A_RUN.fullmatch(name)}
+        # Stacked norm scales are [features, layers] by default (axis 1), or [layers, features] (axis 0).
+        layers = {name.split('/')[0]: shape[0] for name, shape in shapes.items() if _LAYER_PARAM.fullmatch(name)}
         norms = {name: shape for name, shape in saved.items() if len(shape) == 2 and name.endswith('/scale')}
         axis = int(all(shape[1] == layers.get(name.split('/')[0]) for name, shape in norms.items()))
 
@@ -313,7 +316,7 @@ def _find_network_sources(shapes: Shapes, saved: Shapes) -> dict[str, _ParamSour
             stack, rest = _network_name(name, 'use models/t5_1_1.gin or models/t5_1_0.gin')
             if scanned:
                 return _ParamSource([f'{stack}/{stack}/{rest}'], axis=axis)
-            return _ParamSource([f'{stack}/layers_{index}/{rest}' for index in range(shapes[name][0])], apart=True)
+            return _ParamSource([f'{stack}/layers_{index}/{rest}' for index in range(shapes[name][0])], per_layer=True)
         stack, _, rest = whole.partition('/')
         if whole not in saved and f'{stack}/{stack}/{rest}' in saved:
             return _ParamSource([f'{stack}/{stack}/{rest}'], axis=axis, shared=True)
@@ -323,7 +326,7 @@ def _find_network_sources(shapes: Shapes, saved: Shapes) -> dict[str, _ParamSour
 
 
 def _convert_to_network(flat: Mapping[str, Array], model: Seq2Seq) -> dict[str, Array]:
-    """Converts parameters to the names of T5X's network, with a separate array for each layer.
+    """Renames parameters as in T5X's network, and splits stacked layers into separate arrays.
 
     Raises UserError if T5X's network does not support the model.
     """
@@ -331,26 +334,28 @@ def _convert_to_network(flat: Mapping[str, Array], model: Seq2Seq) -> dict[str, 
     for stack in (module.encoder_stack(), module.decoder_stack()):
         if len(stack.runs) != 1 or not isinstance(stack.runs[0][0](), PreNorm):
             raise UserError(
-                f"T5X's network only supports a single sequence of PreNorm layers, unlike this model; {_KEEP_NAMES}"
+                f"T5X's network only supports models with a single run of PreNorm layers; {_KEEP_NAMES_ADVICE}"
             )
     sublayers = [factory() for factories in interface.sublayer_factories(model).values() for factory in factories]
-    if later := sorted({name for sublayer in sublayers for name in non_t5_options(sublayer)}):
-        raise UserError(f"T5X's network has no {', '.join(later)}; {_KEEP_NAMES}")
+    if unsupported := sorted({name for sublayer in sublayers for name in non_t5_options(sublayer)}):
+        raise UserError(f"T5X's network does not support {', '.join(unsupported)}; {_KEEP_NAMES_ADVICE}")
     if module.tied != module.scaled_output:
-        raise UserError(f"T5X's network scales the output if and only if it is tied; {_KEEP_NAMES}")
+        raise UserError(
+            f"T5X's network scales the output if and only if it is tied to the embedding; {_KEEP_NAMES_ADVICE}"
+        )
     arrays: dict[str, Array] = {}
     for name, value in flat.items():
         if name in _OUTSIDE_LAYERS:
             arrays[_OUTSIDE_LAYERS[name]] = value
             continue
-        stack, rest = _network_name(name, _KEEP_NAMES)
+        stack, rest = _network_name(name, _KEEP_NAMES_ADVICE)
         arrays |= {f'{stack}/layers_{index}/{rest}': layer for index, layer in enumerate(value)}
     return arrays
 
 
 def _network_name(name: str, advice: str) -> tuple[str, str]:
-    """Returns the stack of a parameter, and its name within a layer of T5X's network, or raises UserError."""
-    match = _IN_A_RUN.fullmatch(name)
+    """Returns a parameter's stack and its name within a layer of T5X's network. Raises UserError if there is none."""
+    match = _LAYER_PARAM.fullmatch(name)
     if match is None or match[2] not in _SUBLAYERS[match[1]]:
         raise UserError(f"T5X's network has no parameter that corresponds to {name}; {advice}")
     return match[1], f'{_SUBLAYERS[match[1]][match[2]]}/{match[3]}'

@@ -24,8 +24,8 @@ from remixer_t5x.models.architecture.stack import unstack_layers
 class _T5XModule(EncoderDecoder):
     """An `EncoderDecoder` with T5X's arguments.
 
-    The logits are float32, because T5X computes the loss in the dtype of the logits. T5X also passes the decoder's
-    targets, to find padding, which are ignored here.
+    The logits are float32, because T5X computes the loss in the dtype of the logits. T5X also passes the decoder
+    targets, so that the module can find padding; this module ignores them.
     """
 
     def __call__(self, encoder_input_tokens, decoder_input_tokens, decoder_target_tokens=None, **kwargs) -> jax.Array:
@@ -85,9 +85,9 @@ class EncoderDecoderModel(models.EncoderDecoderModel):
         decoder_input_tokens: jax.Array,
         prefill_decoder_prompt: bool = False,
     ) -> tuple[Any, None]:
-        """Allocates the caches with the actual inputs, because they also store the keys and values of cross-attention.
+        """Allocates the caches from the actual inputs, because a cache also stores the cross-attention keys and values.
 
-        T5X allocates caches with dummy inputs, and recomputes these keys and values at every step.
+        T5X allocates caches from dummy inputs, and recomputes the cross-attention keys and values at every step.
         """
         if prefill_decoder_prompt:
             raise ValueError('prefill_decoder_prompt is not supported')
@@ -108,7 +108,7 @@ class EncoderDecoderModel(models.EncoderDecoderModel):
 def register_task(task: seqio.Task | seqio.Mixture | str) -> str:
     """Registers a task in seqio's registry, which T5X uses, and returns its name.
 
-    Replaces an existing task with that name. If `task` is a name, it is returned unchanged.
+    Replaces an existing task with the same name. If `task` is a name, it is returned unchanged.
     """
     if isinstance(task, str):
         return task
