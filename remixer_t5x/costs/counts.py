@@ -3,11 +3,11 @@
 FLOPs are counted for one forward pass of one example. A training step costs three forward passes: one forward and two
 for the gradients of inputs and weights (Kaplan et al. 2020), not including recomputation under remat.
 
-The counts include matrix products and convolutions (a multiply and an add are two operations) and Fourier transforms (5
-n log2 n for complex transforms and half of this for real transforms, the usual benchmark convention). Elementwise
-operations are not counted. The cost of a scan is the cost of its body times its length; the cost of a `cond` is the
-cost of its most expensive branch; the cost of a `while` loop is one iteration, because the number of iterations is
-unknown.
+The counts include matrix products, convolutions and Fourier transforms. A multiply-add counts as two operations. A
+complex transform counts as 5 n log2 n operations and a real transform as half of that, as is usual in benchmarks.
+Elementwise operations are not counted. The cost of a scan is the cost of its body times its length, and the cost of a
+`cond` is that of its most expensive branch. A `while` loop is counted as one iteration, because the number of
+iterations is unknown.
 """
 
 import collections
@@ -62,7 +62,7 @@ def count_model(model: Model, feature_lengths: Mapping[str, int] | None) -> Coun
 
     Args:
         model: any model; the model is initialized and its loss is traced.
-        feature_lengths: tokens of each feature, `inputs` and `targets`; None uses the defaults of the model type.
+        feature_lengths: lengths of `inputs` and `targets` in tokens; None uses the defaults of the model type.
     """
     return count_row(model, batch_formats.abstract_batch(model.model_type, feature_lengths))
 
@@ -93,7 +93,7 @@ def count_parameters(params: Any) -> dict[Path, int]:
 
 
 def flops_per_module(function: Callable[..., Any], *abstract_args: Any) -> dict[Path, float]:
-    """Returns the FLOPs of one call of `function` by the path of the innermost flax module, in order of first use.
+    """Returns the FLOPs of one call of `function` by the path of the innermost Flax module, in order of first use.
 
     Modules without counted operations are included with 0; `()` contains operations outside of modules.
 
@@ -133,7 +133,7 @@ def _add_flops(jaxpr: Any, times: float, outer: Path, totals: dict[Path, float])
 
 
 def _get_module_path(eqn: Any, outer: Path) -> Path:
-    """Returns the module path of an operation; `outer` if its name stack restarts (in scan, remat and jit)."""
+    """Returns the module path of an operation, or `outer` if its name stack has none, as in scan, remat and jit."""
     for scope in reversed(eqn.source_info.name_stack.stack):
         if scope.name.startswith(_MARK):
             return tuple(part for part in scope.name[len(_MARK) :].split('.') if part)

@@ -14,11 +14,11 @@ from remixer_t5x.costs.step_memory import Step, StepMemory, bytes_per_device
 from remixer_t5x.devices import mesh
 from remixer_t5x.optim import optimizer
 
-_DOUBLINGS = 3
+_MAX_REPETITIONS = 3
 
 
 class SettingChange(NamedTuple):
-    """A flag, its value, and the changed step."""
+    """A changed training step, and the flag and value that make the change."""
 
     flag: str
     value: str | int
@@ -65,7 +65,7 @@ def search_changes(
     state_first = (_double_fsdp, _use_adafactor, _double_microbatches, full_remat, _halve_batch)
     activations_first = (_double_microbatches, full_remat, _double_fsdp, _halve_batch, _use_adafactor)
     for make_change in state_first if state_is_too_large else activations_first:
-        for _ in range(_DOUBLINGS):
+        for _ in range(_MAX_REPETITIONS):
             change = make_change(step, memory)
             if change is None or limit < 1:
                 break

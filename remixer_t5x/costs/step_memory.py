@@ -1,6 +1,6 @@
 """Computes the memory of a training step on each device, as reported by the compiler.
 
-The step is compiled and not run.
+The step is compiled but not run.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ _COMPILER_OPTIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A training step to compile: the arguments of `train_step.make_train_step` and `train_state.plan`.
+    """The model, optimizer, mesh and batch of a training step to compile.
 
     `batch` contains the shapes and dtypes of a global batch. The step is compiled for the partitioner's devices, with
     the XLA options of their platform.
@@ -61,12 +61,12 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class StepMemory:
-    """Bytes on one device.
+    """The memory of a training step on one device, in bytes.
 
     Attributes:
         parameters, optimizer_state, batch: sizes of the inputs of the step, computed from shapes and shardings.
         padding: additional memory for the device layout of the inputs (TPU tiles).
-        temporaries: peak of gradients, activations and all other arrays during the step.
+        temporaries: peak memory of gradients, activations and all other arrays during the step.
         results: outputs except for the train state, which is updated in place.
         program: compiled code.
         total: sum of the other fields, or the memory reported by the compiler if it ran out of memory.
@@ -86,7 +86,7 @@ def measure_memory(step: Step) -> StepMemory:
     """Compiles a step and returns its memory.
 
     Raises:
-        UserError: the batch does not divide over the mesh.
+        UserError: the batch cannot be divided evenly over the mesh.
     """
     try:
         return read_memory(step, compile_step(step))
@@ -101,11 +101,11 @@ def compile_step(step: Step, for_analysis: bool = True) -> jax.stages.Compiled:
 
     Args:
         step: the step to compile.
-        for_analysis: whether to skip optimizations that do not change memory or require the device; False compiles as
+        for_analysis: whether to skip optimizations that require the device or do not affect memory; False compiles as
             in training.
 
     Raises:
-        UserError: the batch does not divide over the mesh.
+        UserError: the batch cannot be divided evenly over the mesh.
         JaxRuntimeError: XLA failed, for example because the memory of the TPU is too small.
     """
     step.partitioner.check_batch_size(step.rows, step.microbatches)

@@ -1,1 +1,1 @@
-"""Optional features. Each folder can be deleted: the core loads them by name (`lazy.import_extra`)."""
+"""Optional features. Each folder can be deleted, because the core imports it by name with `lazy.import_extra`."""

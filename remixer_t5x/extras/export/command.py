@@ -26,10 +26,10 @@ SENTENCEPIECE, BYTES, IDS = 'sentencepiece', 'bytes', 'ids'
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser)
     arguments.add_macro(parser, '--checkpoint', arguments.CHECKPOINT, arguments.RUN_HELP)
-    parser.add_argument('--to', metavar='DIR', required=True, help='a new folder')
-    names = 'generate, score, encode, classify, by comma (default: all that the model has)'
+    parser.add_argument('--to', metavar='DIR', required=True, help='output folder, which must not exist')
+    names = 'comma-separated: generate, score, encode, classify (default: all that the model supports)'
     parser.add_argument('--functions', type=arguments.split_names, metavar='NAMES', help=names)
-    formats = 'stablehlo (default) or saved_model, or both by comma'
+    formats = 'comma-separated: stablehlo (default), saved_model'
     parser.add_argument('--formats', type=arguments.split_names, metavar='NAMES', default=[STABLEHLO], help=formats)
     parser.add_argument('--quantize', choices=('int8',), help='store matrices as 8-bit integers with scales')
 
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
     infer.load(args)
     settings, template = infer.load_settings(args)
     if template is not None:
-        _print('inputs', f'texts in the form of the template {template!r}')
+        _print('inputs', f'texts formatted with the template {template!r}')
     with arguments.hide_library_output(args):
         _export(args, settings, folder)
 
@@ -109,7 +109,7 @@ def _write_vocabulary(vocabulary: Any, folder: pathlib.Path) -> str:
     name = type(vocabulary).__name__
     if name == 'ByteVocabulary':
         return BYTES
-    _print('vocabulary', f'none: {name} cannot be written, so the functions read and return ids')
+    _print('vocabulary', f'none: {name} cannot be written, so the functions accept and return token ids')
     return IDS
 
 
@@ -144,7 +144,7 @@ def _describe_difference(
     name = 'hidden' if 'hidden' in original else 'scores'
     difference = float(np.abs(np.asarray(exported[name]) - np.asarray(original[name])).max())
     largest = float(np.abs(np.asarray(original[name])).max())
-    return f'on random ids its {name} differ by at most {difference:.2g} from the model, of values up to {largest:.3g}'
+    return f'for random ids, {name} differ from the model by up to {difference:.2g} (largest value: {largest:.3g})'
 
 
 def _print_file(path: pathlib.Path, note: str = '') -> None:
@@ -159,7 +159,7 @@ def _print(label: str, text: str) -> None:
 
 COMMAND = Command(
     'export',
-    'a model as StableHLO or a SavedModel, for programs without this package',
+    'export a model as StableHLO or a SavedModel, for programs without this package',
     add_arguments,
     run,
     (

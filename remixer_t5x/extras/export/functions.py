@@ -1,8 +1,8 @@
 """Builds the functions of an exported model, and converts them to StableHLO programs for any batch size.
 
 A StableHLO program (`jax.export`) runs on CPUs, GPUs and TPUs. The weights are arguments of the program, because all
-functions of a model share them. JAX guarantees that its releases of at least the next six months can load the program;
-this package is not needed.
+functions of a model share them. JAX guarantees that its releases of at least the next six months can load the program.
+Loading the program does not require this package.
 """
 
 import dataclasses
@@ -34,8 +34,8 @@ class ExportedFunction:
 
     Attributes:
         name: one of NAMES.
-        call: the function; `weights` maps names to arrays, quantized by `int8.quantize` or not, the inputs are int32
-            arrays in the order of `inputs`, and the outputs map names to arrays.
+        call: the function. `weights` maps names to arrays, which may be quantized by `int8.quantize`. The inputs are
+            int32 arrays in the order of `inputs`, and the outputs map names to arrays.
         inputs: maps the name of each input to its shape without the batch dimension.
     """
 
@@ -64,14 +64,14 @@ def build_functions(
     eos_id: int,
     stop_strings: StopStrings | None = None,
 ) -> list[ExportedFunction]:
-    """Builds the functions with the given names.
+    """Builds the functions with the names in `names`.
 
     Args:
-        model: a model.
+        model: the model to export.
         names: names of functions, from NAMES.
         lengths: lengths to which the ids of `inputs` and `targets` are padded with 0.
         decoder: the decoder of `generate`.
-        eos_id: the token that ends a sequence.
+        eos_id: id of the token that ends a sequence.
         stop_strings: texts that end a sequence, in addition to `eos_id`.
 
     Raises UserError for a function that the model does not support.

@@ -2,7 +2,7 @@
 
     W[..., i, o] ~ q[..., i, o] s[..., o]      s = max over i of |W[..., i, o]| / 127
 
-The hidden matrices, the token embedding and the output projection are quantized, which hold nearly all parameters.
+The hidden matrices, token embedding and output projection, which contain nearly all parameters, are quantized.
 Kernels have one scale per column of each layer and group. Embeddings have one scale per row, so that rare words do not
 share a scale with frequent words. Norms, biases, heads and weights over positions or distances stay in float32. The
 exported program dequantizes the weights in each call, so storage and memory between calls shrink to a quarter.
@@ -37,7 +37,7 @@ def flatten_params(params: Params) -> dict[str, np.ndarray]:
 
 
 def quantize(model: interface.Model, weights: Weights) -> dict[str, np.ndarray]:
-    """Returns int8 arrays with float32 scales, and the remaining arrays in float32.
+    """Quantizes matrices to int8 arrays with float32 scales, and returns the other arrays in float32.
 
     Args:
         weights: all parameters of the model, from `flatten_params`.
@@ -66,7 +66,7 @@ def _shared_scale_axis(names: tuple[str | None, ...]) -> int | None:
 
 
 def dequantize(weights: Weights) -> Params:
-    """Returns nested float32 parameters from weights, which may be quantized or not."""
+    """Converts weights, which may be quantized, to nested float32 parameters."""
     params = {
         name: jnp.asarray(array, jnp.float32) * weights[name + SCALE] if name + SCALE in weights else array
         for name, array in weights.items()

@@ -5,8 +5,8 @@
     python run.py encode < texts.txt          one vector for each line, as JSON
     python run.py classify < texts.txt        the most likely label for each line
 
-It needs jax, numpy and safetensors, and sentencepiece for a model with a SentencePiece vocabulary. From Python:
-`Model('folder').generate(['a text'])`.
+The script requires jax, numpy and safetensors, and sentencepiece for a model with a SentencePiece vocabulary. Usage in
+Python: `Model('folder').generate(['a text'])`.
 """
 
 import functools

@@ -31,7 +31,7 @@ def write(
     vocabulary: Any,
     contents: Mapping[str, Any],
 ) -> list[str]:
-    """Writes the SavedModel into `folder`; returns the names of its signatures.
+    """Writes the SavedModel into `folder`, and returns the names of its signatures.
 
     Args:
         contents: the content of contents.json.
@@ -117,7 +117,7 @@ class _Codec:
         self._vocabulary, self._tokenizer = vocabulary, tokenizer
 
     def encode(self, strings: Any, length: int, ends: bool) -> Any:
-        """Tokenizes texts, padded or truncated to `length`, with an end token if `ends`."""
+        """Tokenizes texts, and pads or truncates them to `length`. Adds an end token if `ends` is true."""
         eos_id = self._vocabulary.eos_id if ends else None
         if self._tokenizer is None:
             split = tf.strings.bytes_split(strings)

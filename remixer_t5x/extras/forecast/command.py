@@ -53,7 +53,8 @@ def compare(args: argparse.Namespace, models: Sequence[str], sizes: Sequence[str
     """Prints a table of forecasts for all `models` at all `sizes`; other settings come from the command line.
 
     Raises:
-        UserError: as for `show`, or a model or size does not exist.
+        UserError: a model or size does not exist, the chip's compiler is not installed, the mesh does not match the
+            devices, or a step does not fit into their memory.
     """
     forecasts: list[tuple[str, str, Forecast]] = []
     for size in sizes:
@@ -105,7 +106,7 @@ def _build_step(args: argparse.Namespace) -> tuple[Step, Hardware]:
     hardware.require_chip_compiler()
     with lazy.without_stderr():
         devices, _ = hardware.compile_devices()
-    return memory.place_step(step, hardware, devices), hardware
+    return memory.place_on_devices(step, hardware, devices), hardware
 
 
 def _forecast(step: Step, hardware: Hardware) -> Forecast:

@@ -12,7 +12,7 @@ from remixer_t5x.extras.forecast.hlo import Computation, HloProgram, Instruction
 from remixer_t5x.extras.forecast.hlo_costs import Flops
 
 # Operations that do not launch a kernel.
-_FREE = {
+_OPS_WITHOUT_KERNEL = {
     *('parameter', 'constant', 'get-tuple-element', 'tuple', 'bitcast', 'after-all', 'opt-barrier', 'add-dependency'),
     *('optimization-barrier', 'partition-id', 'replica-id', 'iota', 'domain'),
 }
@@ -20,8 +20,8 @@ _FREE = {
 _ANNOTATIONS = {'Sharding', 'AllocateBuffer', 'AssumeGatherIndicesInBound', 'ConcatBitcast'}
 # Operations that preserve a value.
 _ALIASES = ('copy', 'bitcast', 'convert')
-# If an instruction has no `op_name`, the maximum number of its users that are searched for one.
-_MAX_READERS = 8
+# Maximum number of users to search for an `op_name` if an instruction has none.
+_MAX_SEARCHED_USERS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,13 +29,13 @@ class Kernel:
     """An HLO instruction that runs as a kernel on a device.
 
     Attributes:
-        name: name in the HLO.
+        name: name of the instruction.
         op: opcode, such as 'fusion' or 'dot', or the target of a custom call.
-        op_name: JAX's name stack, from the HLO metadata.
-        times: number of runs in a program.
+        op_name: JAX's name stack of the instruction, from the HLO metadata.
+        times: number of times that a program execution runs the kernel.
         flops: FLOPs per run, by dtype.
-        bytes: HBM traffic per run.
-        cycles: the TPU compiler's estimate per run, or None if it has no estimate.
+        bytes: HBM traffic per run, in bytes.
+        cycles: clock cycles per run, as estimated by the TPU compiler, or None without an estimate.
         is_opaque: whether the kernel is a custom call without a FLOP estimate; only its operands and results are
             counted.
     """
@@ -55,9 +55,9 @@ class Collective:
     """A collective operation.
 
     Attributes:
-        kind: 'all-gather', 'all-reduce', ...
-        times: number of runs in a program.
-        operand_bytes: size of the operands of one device, per run.
+        kind: opcode, such as 'all-gather' or 'all-reduce'.
+        times: number of times that a program execution runs the collective.
+        operand_bytes: size of the operands on one device, per run.
         groups: groups of devices that exchange data, as positions in the program's device assignment.
     """
 
@@ -73,7 +73,7 @@ class Collective:
 
     @property
     def sent(self) -> float:
-        """Bytes that each device sends per run, if each group of devices lies within one slice."""
+        """Bytes that each device sends per run, if each group of devices is within one slice."""
         return hlo_costs.bytes_sent(self.kind, self.operand_bytes, self.members)
 
 
@@ -96,14 +96,16 @@ def parse_program(text: str, devices: int = 1) -> CompiledProgram:
         ValueError: the text is not an HLO module.
     """
     program = hlo.parse(text)
-    runs = list(_walk(program, program.entry, 1, devices))
+    runs = list(_iterate_operations(program, program.entry, 1, devices))
     return CompiledProgram(
         kernels=tuple(run for run in runs if isinstance(run, Kernel)),
         collectives=tuple(run for run in runs if isinstance(run, Collective)),
     )
 
 
-def _walk(program: HloProgram, name: str, times: int, devices: int, loop: str = '') -> Iterator[Kernel | Collective]:
+def _iterate_operations(
+    program: HloProgram, name: str, times: int, devices: int, loop: str = ''
+) -> Iterator[Kernel | Collective]:
     """Yields the kernels and collectives of the computation `name`.
 
     Args:
@@ -113,26 +115,28 @@ def _walk(program: HloProgram, name: str, times: int, devices: int, loop: str = 
     computation = program[name]
     for instruction in computation:
         if (
-            instruction.op in _FREE
+            instruction.op in _OPS_WITHOUT_KERNEL
             or instruction.op.endswith(('-done', '-update'))
             or instruction.target in _ANNOTATIONS
         ):
             continue
         if instruction.op == 'while':
             repeats = times * count_iterations(instruction, computation, program)
-            yield from _walk(
+            yield from _iterate_operations(
                 program, instruction.called_computation('body'), repeats, devices, instruction.op_name or loop
             )
         elif instruction.op == 'conditional':
-            branches = (list(_walk(program, branch, times, devices, loop)) for branch in instruction.branches())
+            branches = (
+                list(_iterate_operations(program, branch, times, devices, loop)) for branch in instruction.branches()
+            )
             yield from max(branches, key=_total_work)
         elif instruction.op in ('call', 'async-start'):
             called = instruction.called_computation('to_apply') or instruction.called_computation()
-            yield from _walk(program, called, times, devices, loop)
+            yield from _iterate_operations(program, called, times, devices, loop)
         elif hlo_costs.collective_kind(instruction):
             yield _build_collective(instruction, computation, times, devices)
         else:
-            yield from _fused_collectives(instruction, program, times, devices)
+            yield from _iterate_fused_collectives(instruction, program, times, devices)
             yield _build_kernel(instruction, computation, program, times, loop)
 
 
@@ -159,14 +163,14 @@ def _build_kernel(
 
 
 def _find_op_name(instruction: Instruction, computation: Computation, program: HloProgram) -> str:
-    """Returns the JAX name stack of an instruction, or of its first user if XLA added it, as it does with copies."""
+    """Returns the JAX name stack of an instruction, or of a user if XLA added the instruction, such as a copy."""
     readers = [instruction]
     for reader in readers:
         op_name = reader.op_name
         if reader.op == 'fusion' and not op_name:
             names = [inner.op_name for inner in program[reader.called_computation()] if inner.op != 'parameter']
             op_name = next(filter(None, reversed(names)), '')
-        if op_name or len(readers) > _MAX_READERS:
+        if op_name or len(readers) > _MAX_SEARCHED_USERS:
             return op_name
         readers += [user for user, _ in computation.users.get(reader.name, ()) if user.op != 'tuple']
     return ''
@@ -178,13 +182,15 @@ def _build_collective(instruction: Instruction, computation: Computation, times:
     return Collective(hlo_costs.collective_kind(instruction), times, operand_bytes, groups)
 
 
-def _fused_collectives(instruction: Instruction, program: HloProgram, times: int, devices: int) -> Iterator[Collective]:
+def _iterate_fused_collectives(
+    instruction: Instruction, program: HloProgram, times: int, devices: int
+) -> Iterator[Collective]:
     """Yields the collectives inside a fusion, which the TPU compiler creates."""
     fused = program[instruction.called_computation()] if instruction.op == 'fusion' else Computation()
     for inner in fused:
         if hlo_costs.collective_kind(inner):
             yield _build_collective(inner, fused, times, devices)
-        yield from _fused_collectives(inner, program, times, devices)
+        yield from _iterate_fused_collectives(inner, program, times, devices)
 
 
 def count_iterations(loop: Instruction, outside: Computation, program: HloProgram) -> int:

@@ -12,7 +12,7 @@ from remixer_t5x.kernels.compile_target import compiling_for
 
 # Changes that save less than this fraction of the step time are not recommended.
 _MIN_SAVING = 0.03
-# A program with more collective-permutes contains windowed einsums, into which XLA splits matrix products.
+# More collective-permutes than this indicate windowed einsums, for which XLA splits matrix products.
 _MAX_PERMUTES = 100
 
 
@@ -22,7 +22,8 @@ class Forecast:
 
     Attributes:
         step: the step that was compiled.
-        bound: roofline of one device. memory: memory of one device.
+        bound: minimum time of the step on one device.
+        memory: memory of the step on one device.
         model_flops: model FLOPs of a step on all devices, which are three times those of the forward pass.
         tokens: input and target tokens of a global batch, including padding.
         devices: number of devices.
@@ -40,7 +41,7 @@ class Forecast:
         return self.model_flops / (seconds * self.devices * self.bound.machine.peak('bf16'))
 
     def dollars_per_million_tokens(self, seconds: float, price: float) -> float:
-        """Returns the dollars per million tokens, for a step time in seconds and a price per chip-hour."""
+        """Returns the cost of a million tokens in dollars, for a step time in seconds and a price per chip-hour."""
         chips = self.devices / self.bound.machine.devices_per_chip
         return price * chips * seconds / 3600 / self.tokens * 1e6
 
@@ -63,8 +64,8 @@ def forecast_step(step: Step, chip: str, slices: Sequence[int]) -> Forecast:
         if not step_memory.is_out_of_memory(error):
             raise
         raise UserError(
-            f'the step does not fit into the memory of a {machine.name}; type --memory instead of --speed '
-            'to find changes with which it fits'
+            f'the step does not fit into the memory of a {machine.name}; use --memory instead of --speed '
+            'to find changes that make it fit'
         ) from None
     program = compiled_program.parse_program(compiled.as_text(), len(slices))
     # The model is traced without custom kernels, because matrix products inside custom kernels are not counted.
@@ -135,7 +136,7 @@ def advise(forecast: Forecast, available: int | None) -> Iterator[Advice]:
     bound, memory, step = forecast.bound, forecast.memory, forecast.step
     float32 = (bound.flops['f32'] + bound.flops['f32 exact']) / max(bound.flops.total(), 1)
     if float32 >= 0.5:
-        reason = f'{float32:.0%} of the FLOPs multiply float32, and activations take twice the bytes'
+        reason = f'{float32:.0%} of the FLOPs are products in float32, and activations take twice the bytes'
         yield Advice('DTYPE', 'bfloat16', reason)
     yield from _advise_mesh(forecast, available)
     if available is not None and memory.total + memory.temporaries > available:

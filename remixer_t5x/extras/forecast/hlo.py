@@ -16,16 +16,16 @@ _INSTRUCTION = re.compile(r'\s+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(([^)
 _COMMENT = re.compile(r'/\*index=\d+\*/')
 _NAME = re.compile(r'%?([\w.\-]+)')
 # Operations whose parentheses contain a literal value instead of operands.
-_LITERAL = ('constant', 'parameter', 'iota')
+_LITERAL_OPS = ('constant', 'parameter', 'iota')
 
 
 class HloArray(NamedTuple):
     """The type of an array.
 
     Attributes:
-        dtype: XLA's name, such as 'bf16'.
+        dtype: XLA's name of the dtype, such as 'bf16'.
         shape: dimensions.
-        bytes: size in bytes, including the padding to TPU tiles.
+        bytes: size in bytes, including padding to TPU tiles.
         memory_space: 0 for HBM, 1 for the on-chip memory of a TPU (VMEM).
     """
 
@@ -44,7 +44,8 @@ class Instruction:
     """An HLO instruction.
 
     Attributes:
-        op: 'fusion', 'dot', 'while', ...
+        name: name of the instruction.
+        op: opcode, such as 'fusion', 'dot' or 'while'.
         results: the result array, or all arrays of a tuple.
         operands: names of the instructions whose results are the operands.
         arguments: text between the parentheses, such as the value of a constant.
@@ -135,7 +136,7 @@ class HloProgram:
 
 
 def parse(text: str) -> HloProgram:
-    """Parses an HLO text.
+    """Parses the text of an HLO module.
 
     Raises:
         ValueError: the text has no entry computation.
@@ -148,7 +149,7 @@ def parse(text: str) -> HloProgram:
             entry = head[2] if head[1] else entry
         elif match := _INSTRUCTION.match(_COMMENT.sub('', line)):
             root, name, kind, op, arguments, attributes = match.groups()
-            operands = () if op in _LITERAL else tuple(_NAME.findall(arguments))
+            operands = () if op in _LITERAL_OPS else tuple(_NAME.findall(arguments))
             current.instructions[name] = Instruction(
                 name, op, parse_arrays(kind), operands, arguments, attributes, bool(root)
             )

@@ -5,11 +5,11 @@ operations are not counted, because memory traffic hides them. TPU programs expr
 padded windows, so only window positions that overlap an element are counted.
 
 A fusion reads each operand once and writes its results once; intermediate values stay in registers. For an operand that
-is only sliced or gathered, the size of the slices is counted; for a result that is updated in place, the size of the
-update.
+is only sliced or gathered, only the slices are counted. For a result that is updated in place, only the update is
+counted.
 
-Bytes sent are the minimum per device, for a ring algorithm over the group. If a group spans multiple slices, a ring
-within each slice runs first, and each device sends only its shard of the result to other slices.
+Bytes sent are the minimum per device, assuming a ring algorithm over each group. If a group spans multiple slices, a
+ring within each slice runs first, and each device sends only its shard of the result to other slices.
 """
 
 import collections
@@ -25,13 +25,13 @@ from remixer_t5x.extras.forecast.hlo import Computation, HloProgram, Instruction
 Flops = collections.Counter
 # The dtype of float32 products above the default precision.
 EXACT = 'f32 exact'
-# Operations that read only as many elements of their first operand as the result has.
-_SLICING = ('dynamic-slice', 'slice', 'gather')
+# Operations that read only the elements of their first operand that the result contains.
+_SLICING_OPS = ('dynamic-slice', 'slice', 'gather')
 # Dtypes of the context values of an asynchronous copy.
-_CONTEXT = ('u32', 'token')
+_CONTEXT_DTYPES = ('u32', 'token')
 
-# Bytes that each of n devices sends, relative to the size of its operands.
-_SENT = {
+# Maps the number of devices n to the bytes that each device sends, relative to the size of its operands.
+_RELATIVE_BYTES_SENT = {
     'all-gather': lambda n: n - 1,
     'all-reduce': lambda n: 2 * (n - 1) / n,
     'reduce-scatter': lambda n: (n - 1) / n,
@@ -41,7 +41,7 @@ _SENT = {
     'collective-permute': lambda n: 1,
 }
 # Collectives in which each device of a slice sends only its shard to other slices.
-_DIVIDED = ('all-reduce', 'reduce-scatter')
+_SHARDED_ACROSS_SLICES = ('all-reduce', 'reduce-scatter')
 _MESH = r'mesh\[[^\]]*\](?:, device_ids=\(.*?\))? ?\{[^}]*\}'
 _DEVICE_IDS = re.compile(r'device_ids=\((?:\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d, ]+))\)')
 _AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
@@ -153,12 +153,12 @@ def count_bytes(instruction: Instruction, computation: Computation, program: Hlo
         return _fusion_bytes(instruction, computation, program)
     if instruction.op.endswith('-start'):
         # A copy between HBM and VMEM accesses HBM once, a copy within HBM twice.
-        copied = [array for array in instruction.results if array.dtype not in _CONTEXT and array.shape]
+        copied = [array for array in instruction.results if array.dtype not in _CONTEXT_DTYPES and array.shape]
         accesses = 2 if len({array.memory_space for array in copied}) == 1 else 1
         return accesses * min((array.bytes for array in copied), default=0)
     if instruction.op == 'dynamic-update-slice':
         return 2 * computation.operands(instruction)[1].result_bytes
-    if instruction.op in _SLICING:
+    if instruction.op in _SLICING_OPS:
         return 2 * instruction.result_bytes
     if instruction.op == 'custom-call':
         return _custom_call_bytes(instruction, operands)
@@ -166,7 +166,7 @@ def count_bytes(instruction: Instruction, computation: Computation, program: Hlo
 
 
 def _custom_call_bytes(instruction: Instruction, operands: int) -> float:
-    """Returns the HBM traffic from the kernel's `pl.CostEstimate`, or else the size of its operands and results.
+    """Returns the HBM traffic in the kernel's `pl.CostEstimate`, or by default the size of its operands and results.
 
     Excludes the scratch memory that libraries return as an 8-bit array.
     """
@@ -192,16 +192,16 @@ def _bytes_read(fused: Computation, position: int, size: int, program: HloProgra
     total, is_returned, aliases = 0, False, [fused.parameters[position]]
     for name in aliases:
         is_returned |= name == fused.root.name
-        for user, place in fused.users.get(name, ()):
-            if place == 0 and user.op in _SLICING:
+        for user, operand_index in fused.users.get(name, ()):
+            if operand_index == 0 and user.op in _SLICING_OPS:
                 total += user.results[0].bytes
             elif user.op == 'bitcast':
                 aliases.append(user.name)
             elif user.op == 'fusion':
-                inner, passes_on = _bytes_read(program[user.called_computation()], place, size, program)
+                inner, passes_on = _bytes_read(program[user.called_computation()], operand_index, size, program)
                 total += inner
                 aliases += [user.name] if passes_on else []
-            elif user.op != 'tuple' and not (user.op == 'dynamic-update-slice' and place == 0):
+            elif user.op != 'tuple' and not (user.op == 'dynamic-update-slice' and operand_index == 0):
                 return size, False
     return total, is_returned
 
@@ -223,21 +223,25 @@ def _bytes_written(result: Instruction, fused: Computation, program: HloProgram)
 def collective_kind(instruction: Instruction) -> str:
     """Returns the kind of a collective, such as 'all-gather' for `all-gather-start`, or '' for other instructions."""
     name = instruction.op.removesuffix('-start')
-    return name if name in _SENT else ''
+    return name if name in _RELATIVE_BYTES_SENT else ''
 
 
 def bytes_sent(kind: str, operand_bytes: float, members: int, slices: int = 1) -> float:
     """Returns the bytes that each device sends over the slowest link of its group.
 
     Args:
-        kind: 'all-gather', 'all-reduce', ...
+        kind: opcode, such as 'all-gather' or 'all-reduce'.
         operand_bytes: bytes of the device's operands.
         members: number of devices in the group.
         slices: number of slices that the group spans; if above 1, only bytes sent between slices are counted.
     """
     if slices == 1:
-        return _SENT[kind](members) * operand_bytes
-    return _SENT[kind](slices) * operand_bytes * (slices / members if kind in _DIVIDED else 1.0)
+        return _RELATIVE_BYTES_SENT[kind](members) * operand_bytes
+    return (
+        _RELATIVE_BYTES_SENT[kind](slices)
+        * operand_bytes
+        * (slices / members if kind in _SHARDED_ACROSS_SLICES else 1.0)
+    )
 
 
 def device_groups(instruction: Instruction, devices: int) -> tuple[tuple[int, ...], ...]:
@@ -274,7 +278,7 @@ def _iota_groups(text: str) -> list[list[int]]:
 def _mesh_groups(text: str) -> list[list[int]]:
     """Parses `mesh['a'=2,'b'=4] {'b'}`: groups of devices along the named mesh axes; `'b':(2)2` is a part of an axis.
 
-    The devices are in order unless the mesh has `device_ids=([4,2]T(1,0))`: 0 to 7 as an array, transposed.
+    Devices are in order by default. `device_ids=([4,2]T(1,0))` reshapes devices 0 to 7 to [4, 2] and transposes them.
     """
     head, brace, named = text.partition('{')
     if not brace:

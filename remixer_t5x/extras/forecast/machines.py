@@ -1,14 +1,14 @@
 """Published peak rates of accelerators, for a roofline (Williams et al. 2009).
 
-TPUs: docs.cloud.google.com/tpu/docs/ (v3, v4, v5e, v5p, v6e, tpu7x) lists the peak compute and HBM bandwidth of a chip.
+TPUs: docs.cloud.google.com/tpu/docs/ (v3, v4, v5e, v5p, v6e, tpu7x) lists the peak FLOP/s and HBM bandwidth of a chip.
 The bandwidth of a link in one direction is half of the listed bidirectional bandwidth. The pages of v3 and v4 do not
 list the link bandwidth, so we divide the all-reduce bandwidth of a Pod by its number of chips, which reproduces the
 listed values for v5e and v6e. The network bandwidth of a chip is the data center bandwidth of a Pod divided by its
 number of chips. Clock rates are computed from the peak rate and the number of matrix units, each with 128 x 128
 multiply-adds per cycle. We assume four units of 256 x 256 for v6e, and four for each of the two devices of tpu7x.
 
-GPUs: NVIDIA's data sheets of the SXM form, without sparsity. The network bandwidth is that of DGX systems, with one
-network adapter per GPU. The gap of one microsecond between consecutive kernels is an assumption.
+GPUs: rates without sparsity from NVIDIA's data sheets, for the SXM form factor. The network bandwidth is that of DGX
+systems, with one network adapter per GPU. The gap of one microsecond between consecutive kernels is an assumption.
 """
 
 import dataclasses
@@ -62,13 +62,14 @@ def _gpu(name: str, bfloat16: float, tf32: float, float32: float, bandwidth: flo
 
 
 MACHINES = {
-    # Each device is half of a chip with 123 TFLOP/s, 900 GB/s and 332 GB/s.
+    # Each device is half of a chip with 123 TFLOP/s, 900 GB/s to HBM and 332 GB/s to other chips.
     'v3': _tpu('TPU v3 core', 61.5e12, 450e9, 166e9, None, 0.94e9, 2),
     'v4': _tpu('TPU v4', 275e12, 1200e9, 268e9, None, 1.05e9),
     'v5e': _tpu('TPU v5e', 197e12, 819e9, 200e9, 3.1e9, 1.5e9),
     'v5p': _tpu('TPU v5p', 459e12, 2765e9, 600e9, 6.25e9, 1.75e9),
     'v6e': _tpu('TPU v6e', 918e12, 1638e9, 400e9, None, 1.75e9),
-    # Each device is half of a chip with 2307 TFLOP/s, 7380 GB/s, 600 GB/s in one direction and 12.5 GB/s.
+    # Each device is half of a chip with 2307 TFLOP/s, 7380 GB/s to HBM, 600 GB/s to other chips (in one direction)
+    # and 12.5 GB/s to the network.
     'v7x': _tpu('TPU7x (Ironwood) chiplet', 1153.5e12, 3690e9, 300e9, 6.25e9, 2.2e9, 2),
     'a100': _gpu('A100 80 GB SXM', 312e12, 156e12, 19.5e12, 2039e9, 300e9, 25e9),
     'h100': _gpu('H100 80 GB SXM', 989e12, 494e12, 67e12, 3350e9, 450e9, 50e9),
@@ -77,7 +78,7 @@ MACHINES = {
 }
 
 # Prefixes of the `device_kind` of JAX devices; longer prefixes come first.
-_KINDS = {
+_CHIP_BY_DEVICE_KIND = {
     **{'TPU v3': 'v3', 'TPU v4': 'v4', 'TPU v5 lite': 'v5e', 'TPU v5': 'v5p', 'TPU v6 lite': 'v6e', 'TPU7x': 'v7x'},
     **{'NVIDIA A100': 'a100', 'NVIDIA H100': 'h100', 'NVIDIA H200': 'h200', 'NVIDIA B200': 'b200'},
 }
@@ -92,4 +93,4 @@ def find_machine(chip: str) -> Machine:
 
 def chip_name(device_kind: str) -> str | None:
     """Returns the chip name of a JAX `device_kind`, such as 'v5p' for 'TPU v5', or None for an unknown chip."""
-    return next((chip for kind, chip in _KINDS.items() if device_kind.startswith(kind)), None)
+    return next((chip for kind, chip in _CHIP_BY_DEVICE_KIND.items() if device_kind.startswith(kind)), None)

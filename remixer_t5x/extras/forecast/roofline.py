@@ -99,18 +99,18 @@ class KernelCosts:
 
     @property
     def compute_seconds(self) -> float:
-        """The part of the minimum time in compute-bound kernels; the rest is in memory-bound kernels."""
+        """The minimum time of the compute-bound kernels; all other kernels are memory-bound."""
         times = ((kernel.times, *kernel_seconds(kernel, self.machine)) for kernel in self.kernels)
         return sum(count * compute for count, compute, memory in times if compute > memory)
 
     @property
     def limit(self) -> str:
-        """COMPUTE or HBM, whichever limits the larger part of the minimum time."""
+        """COMPUTE or HBM, whichever limits more than half of the minimum time."""
         return COMPUTE if 2 * self.compute_seconds > self.seconds else HBM
 
     @property
     def estimated_seconds(self) -> float:
-        """The total estimated time of all kernels for which the TPU compiler reports an estimate."""
+        """The total time that the TPU compiler estimates, for the kernels with an estimate."""
         cycles = sum(kernel.times * (kernel.cycles or 0) for kernel in self.kernels)
         return cycles / self.machine.clock if self.machine.clock else 0.0
 
@@ -127,7 +127,7 @@ class KernelCosts:
 class OperationCosts(KernelCosts):
     """The kernels at one location in the training step."""
 
-    place: StepLocation
+    location: StepLocation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +135,7 @@ class CollectiveCost:
     """All collectives of one kind over one type of link.
 
     Attributes:
-        kind: 'all-gather', ...
+        kind: opcode, such as 'all-gather'.
         link: 'ICI' or 'NVLink' within a slice or node, otherwise NETWORK.
         members: number of devices in a group.
         times: number of runs in a step.
@@ -182,7 +182,7 @@ class StepBound(KernelCosts):
         return self.count * self.machine.gap
 
     def phase_seconds(self, phase: str) -> float:
-        return sum(operation.seconds for operation in self.operations if operation.place.phase == phase)
+        return sum(operation.seconds for operation in self.operations if operation.location.phase == phase)
 
 
 def bound_time(program: CompiledProgram, machine: Machine, slices: Sequence[int]) -> StepBound:
@@ -193,22 +193,22 @@ def bound_time(program: CompiledProgram, machine: Machine, slices: Sequence[int]
         machine: the device that runs it.
         slices: index of the slice or node of each device in the program's device assignment.
     """
-    by_place: dict[StepLocation, list[Kernel]] = {}
+    kernels_by_location: dict[StepLocation, list[Kernel]] = {}
     for kernel in program.kernels:
-        by_place.setdefault(parse_op_name(kernel.op_name), []).append(kernel)
-    operations = [OperationCosts(machine, kernels, place) for place, kernels in by_place.items()]
+        kernels_by_location.setdefault(parse_op_name(kernel.op_name), []).append(kernel)
+    operations = [OperationCosts(machine, kernels, location) for location, kernels in kernels_by_location.items()]
     operations.sort(key=lambda operation: -operation.seconds)
-    exchanges = _exchanges(program.collectives, machine, slices)
+    exchanges = _sum_collectives(program.collectives, machine, slices)
     return StepBound(machine, program.kernels, tuple(operations), exchanges)
 
 
 def kernel_seconds(kernel: Kernel, machine: Machine) -> tuple[float, float]:
-    """Returns the compute time and the memory time of one run, in seconds."""
+    """Returns the compute time and the memory time of one run of a kernel, in seconds."""
     compute = sum(flops / machine.peak(dtype) for dtype, flops in kernel.flops.items())
     return compute, kernel.bytes / machine.bandwidth
 
 
-def _exchanges(
+def _sum_collectives(
     collectives: Iterable[Collective], machine: Machine, slices: Sequence[int]
 ) -> tuple[CollectiveCost, ...]:
     times: collections.Counter[tuple[str, str, int]] = collections.Counter()

@@ -73,7 +73,7 @@ def operations_table(forecast: Forecast) -> Table:
         )
 
     for operation in bound.operations[:_SHOWN_OPERATIONS]:
-        add_row(operation.place, operation, operation.limit)
+        add_row(operation.location, operation, operation.limit)
     if others := bound.operations[_SHOWN_OPERATIONS:]:
         work = KernelCosts(bound.machine, [kernel for operation in others for kernel in operation.kernels])
         add_row((f'{len(others)} others', '', ''), work, '')

@@ -14,7 +14,7 @@ from remixer_t5x.errors import UserError, reason
 from remixer_t5x.interop import shared_folder
 
 WEIGHTS = ('model.safetensors', 'model.safetensors.index.json', 'model-*.safetensors')
-_OTHERS = (
+_OTHER_FILES = (
     *('config.json', 'generation_config.json', 'tokenizer_config.json', 'tokenizer.json', 'special_tokens_map.json'),
     *('spiece.model', 'vocab.txt', 'vocab.json', 'merges.txt', 'model.gin', 'vocabulary/*', 'code/*.py'),
     *('modules.json', 'sentence_bert_config.json', '1_Pooling/config.json'),
@@ -24,9 +24,9 @@ _OTHERS = (
 CONVERTER = 'SFconvertbot'
 # Matches NAMESPACE/NAME, or NAME for old models such as gpt2, optionally followed by @ and a branch, tag, commit or
 # refs/pr/N.
-_NAME = re.compile(r'(?P<name>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>[\w./-]+))?')
-# Packages of huggingface_hub 1 and 2 and of their HTTP clients.
-_MODULES = {'huggingface_hub', 'httpx', 'httpx2', 'requests'}
+_HUB_NAME = re.compile(r'(?P<name>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>[\w./-]+))?')
+# Top-level modules of huggingface_hub 1 and 2 and of their HTTP clients.
+_HUB_MODULES = {'huggingface_hub', 'httpx', 'httpx2', 'requests'}
 
 
 def resolve_folder(path: str, print_line: Callable[[str, str], None] = lambda label, text: None) -> pathlib.Path:
@@ -44,12 +44,12 @@ def resolve_folder(path: str, print_line: Callable[[str, str], None] = lambda la
         return folder
     parsed = _parse_name(path)
     if parsed is None or folder.exists():
-        raise UserError(f'{path} is not a folder; use a folder, or the name of a model on the Hub, as in NAME/MODEL')
+        raise UserError(f'{path} is not a folder; use a folder, or the name of a model on the Hub, such as USER/NAME')
     name, revision = parsed
-    hub = _import_hub(f'{path} is not a folder, and a model of the Hub')
+    hub = _import_hub(f'{path} is not a folder, and a model on the Hub')
 
     def download(revision: str | None) -> pathlib.Path:
-        return pathlib.Path(hub.snapshot_download(name, revision=revision, allow_patterns=[*WEIGHTS, *_OTHERS]))
+        return pathlib.Path(hub.snapshot_download(name, revision=revision, allow_patterns=[*WEIGHTS, *_OTHER_FILES]))
 
     def has_weights(folder: pathlib.Path) -> bool:
         return any(next(folder.glob(pattern), None) for pattern in WEIGHTS)
@@ -60,8 +60,8 @@ def resolve_folder(path: str, print_line: Callable[[str, str], None] = lambda la
             snapshot = download(revision)
     if not has_weights(snapshot):
         raise UserError(
-            f'{name} has no safetensors on the Hub, in main or by {CONVERTER}; a pickle can run code when it is read: '
-            'if you trust it, python -c "import transformers as t; '
+            f'{name} has no safetensors on the Hub, in main or in a pull request by {CONVERTER}; a pickle can run code '
+            'when it is loaded; if you trust it, python -c "import transformers as t; '
             f"t.AutoModelForSeq2SeqLM.from_pretrained({name!r}).save_pretrained('DIR')\" writes a folder with "
             'safetensors'
         )
@@ -83,7 +83,7 @@ def check_upload(name: str) -> str:
     if parsed is None or parsed[1] is not None:
         raise UserError(f'{name} is not a valid Hub name; use NAME or USER/NAME with only letters, digits, -, _ and .')
     if _import_hub('--push_to_hub').get_token() is None:
-        raise UserError(f'uploading {name} needs a login to the Hub; type hf auth login, or set HF_TOKEN')
+        raise UserError(f'uploading {name} needs a login to the Hub; run hf auth login, or set HF_TOKEN')
     return parsed[0]
 
 
@@ -101,7 +101,7 @@ def upload(folder: pathlib.Path, name: str, private: bool, message: str) -> str:
 
 def _parse_name(text: str) -> tuple[str, str | None] | None:
     """Parses `NAME` or `NAME@REVISION` to (name, revision). Returns None if `text` is not a valid Hub name."""
-    match = _NAME.fullmatch(text.removeprefix(shared_folder.HUB_SCHEME))
+    match = _HUB_NAME.fullmatch(text.removeprefix(shared_folder.HUB_SCHEME))
     return (match['name'], match['revision']) if match else None
 
 
@@ -112,7 +112,7 @@ def _import_hub(user: str) -> Any:
     except ImportError as error:
         raise UserError(
             f'{user} needs huggingface_hub, which cannot be imported ({reason(error)}); '
-            "type pip install 'remixer-t5x[hub]'"
+            "run pip install 'remixer-t5x[hub]'"
         ) from error
     return huggingface_hub
 
@@ -131,7 +131,7 @@ def _find_converted_revision(hub: Any, name: str) -> str | None:
         # Offline, the author of a pull request cannot be checked, because the cache does not record it.
         raise UserError(
             f'{name} has no safetensors in main, and the Hub does not list the pull requests that may have them '
-            f'({reason(error)}); name one that you trust, as in {name}@refs/pr/1'
+            f'({reason(error)}); name one that you trust, such as {name}@refs/pr/1'
         ) from error
 
 
@@ -147,20 +147,22 @@ def _wrap_hub_errors(name: str, action: str) -> Iterator[None]:
 
         text = f'cannot be {action}: {reason(error)}'
         if isinstance(error, errors.GatedRepoError):
-            text = 'is gated; accept its terms on its page of the Hub, then type hf auth login'
+            text = 'is gated; accept its terms on its Hub page, then run hf auth login'
         elif isinstance(error, errors.RepositoryNotFoundError):
-            text = 'is not a folder, and the Hub has no such model, or it is private; check it, or type hf auth login'
+            text = (
+                'is not a folder, and the Hub has no such model, or it is private; check the name, or run hf auth login'
+            )
         elif isinstance(error, errors.RevisionNotFoundError):
-            text = 'does not have this revision on the Hub; check what follows @, or leave it out'
+            text = 'does not have this revision on the Hub; check the revision after @, or omit it'
         elif isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
             why = 'HF_HUB_OFFLINE is set' if constants.HF_HUB_OFFLINE else 'the Hub does not answer'
-            text = f'cannot be {action}: {why}, and the cache has no complete copy; connect, or use a folder'
+            text = f'cannot be {action}: {why}, and the cache has no complete copy; go online, or use a folder'
         elif getattr(getattr(error, 'response', None), 'status_code', None) in (401, 403):
-            text = f'cannot be {action}: the Hub denies access; type hf auth login, with a token that has the rights'
+            text = f'cannot be {action}: the Hub denies access; run hf auth login with a token that allows it'
         raise UserError(f'{name} {text}') from error
 
 
 def _is_hub_error(error: Exception) -> bool:
-    """Whether huggingface_hub, its HTTP client or the file system raised `error`."""
+    """Returns whether huggingface_hub, its HTTP client or the file system raised `error`."""
     modules = {kind.__module__.partition('.')[0] for kind in type(error).__mro__}
-    return bool(modules & _MODULES) or isinstance(error, OSError)
+    return bool(modules & _HUB_MODULES) or isinstance(error, OSError)

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from remixer_t5x.errors import one_line
 from remixer_t5x.extras.reports import curves, overview
-from remixer_t5x.extras.reports.records import PLACES, TRAIN, RecordedRun
+from remixer_t5x.extras.reports.records import FOLDER_MACROS, TRAIN, RecordedRun
 from remixer_t5x.run_folder import model_dir
 
 FILE, CURVE, TEMPLATE = 'README.md', 'loss.png', 'model_card.md.jinja'
@@ -35,7 +35,7 @@ class TypeTexts(NamedTuple):
 
 
 _ENCODE = "print(model.encode(['The cat is on the mat.']).mean.shape)"
-KINDS = {
+TYPE_TEXTS = {
     'encoder_decoder': TypeTexts(
         'text2text-generation', 'An encoder-decoder', 'AutoModelForSeq2SeqLM',
         "print(model.generate('The cat <extra_id_0> on the mat.')[0].text)",
@@ -54,14 +54,14 @@ KINDS = {
     'span': TypeTexts('question-answering', 'A model for extractive question answering', '', _ENCODE),
     'embedding': TypeTexts('sentence-similarity', 'A text embedding', '', _ENCODE),
 }  # fmt: skip
-# Macros to list first.
-_FIRST = (
+# Macros to list first in the table of settings.
+_FIRST_MACROS = (
     *('MIXTURE_OR_TASK_NAME', 'TASK', 'FILES', 'TASK_FEATURE_LENGTHS', 'PACK', 'TRAIN_STEPS', 'BATCH_SIZE'),
     *('OPTIMIZER', 'LEARNING_RATE', 'SCHEDULE', 'DROPOUT_RATE', 'LABEL_SMOOTHING', 'DTYPE', 'SEED'),
     *('INITIAL_CHECKPOINT_PATH',),
 )
-_DATA = ('MIXTURE_OR_TASK_NAME', 'TASK', 'FILES', 'HF_DATASET')
-_MAX_CELL = 120
+_DATA_MACROS = ('MIXTURE_OR_TASK_NAME', 'TASK', 'FILES', 'HF_DATASET')
+_MAX_CELL_LENGTH = 120
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ class ModelCard:
 
 def write(folder: pathlib.Path, card: ModelCard, run: RecordedRun | None) -> None:
     """Writes README.md, and the loss curve if available, into `folder`; `run` is None for a model without metrics."""
-    has_curve = run is not None and bool(run.series(TRAIN, 'loss'))
+    has_curve = run is not None and bool(run.metric_points(TRAIN, 'loss'))
     if run is not None and has_curve:
         curves.plot_loss(f'{run.folder}/{model_dir.METRICS}', folder / CURVE, card.name)
     (folder / FILE).write_text(render(card, run, CURVE if has_curve else ''), encoding='utf-8')
@@ -109,9 +109,9 @@ def write(folder: pathlib.Path, card: ModelCard, run: RecordedRun | None) -> Non
 
 def render(card: ModelCard, run: RecordedRun | None, curve: str = '') -> str:
     """Renders README.md; `curve` is the file name of the loss curve, or empty."""
-    settings, kind = _macro_cells(run), KINDS[card.model_type]
+    settings, kind = _macro_cells(run), TYPE_TEXTS[card.model_type]
     numbers = overview.summarize_run(run) if run is not None else None
-    first = {name: settings[name] for name in _FIRST if name in settings}
+    first = {name: settings[name] for name in _FIRST_MACROS if name in settings}
     command = ['remixer-t5x', 'convert', f'--from_hf={card.address}', f'--to=runs/{card.name.rpartition("/")[2]}']
     command += ['--trust_gin'] if card.needs_trust else []
     sublayers = sorted({name.lower() for names in card.sublayers.values() for name in names})
@@ -125,7 +125,7 @@ def render(card: ModelCard, run: RecordedRun | None, curve: str = '') -> str:
         numbers=numbers,
         settings=first,
         others={name: value for name, value in settings.items() if name not in first},
-        data=next((Markup(f'`{settings[name]}`') for name in _DATA if name in settings), 'unnamed data'),
+        data=next((Markup(f'`{settings[name]}`') for name in _DATA_MACROS if name in settings), 'unnamed data'),
         results=list(_iterate_metrics(run)),
         curve=curve,
         versions=', '.join(f'{name} {version}' for name, version in card.versions.items()),
@@ -146,14 +146,18 @@ def _example_code(card: ModelCard, kind: TypeTexts) -> str:
 
 
 def _macro_cells(run: RecordedRun | None) -> dict[str, str]:
-    """Returns the macros of the run as table cells. Keeps only the last part of absolute paths, for privacy."""
+    """Returns the macros of the run as table cells. For privacy, keeps only the last component of absolute paths."""
     settings: dict[str, str] = {}
     for name, value in sorted(run.settings().items()) if run is not None else ():
-        if re.fullmatch('[A-Z][A-Z0-9_]*', name) and name not in PLACES and value not in ('None', 'True', 'False'):
+        if (
+            re.fullmatch('[A-Z][A-Z0-9_]*', name)
+            and name not in FOLDER_MACROS
+            and value not in ('None', 'True', 'False')
+        ):
             paths = r'(?<![\w/:.])(~|/)[\w.@%+~-]*(/[\w.@%+*?~-]+)+'
             text = re.sub(paths, lambda path: path[0].rpartition('/')[2], value)
             text = one_line(text.replace('`', "'").replace('|', '\\|'))
-            settings[name] = Markup(text if len(text) <= _MAX_CELL else f'{text[:_MAX_CELL]}...')
+            settings[name] = Markup(text if len(text) <= _MAX_CELL_LENGTH else f'{text[:_MAX_CELL_LENGTH]}...')
     return settings
 
 
@@ -166,7 +170,7 @@ def _escape(value: Any) -> str:
 
 def _iterate_metrics(run: RecordedRun | None) -> Iterator[tuple[str, int, str, float]]:
     for kind, record in (run.latest() if run is not None else {}).items():
-        numbers = {name: record.numbers.get(name) for name in overview.OF_LOSS}
+        numbers = {name: record.numbers.get(name) for name in overview.LOSS_METRICS}
         losses = {name: value for name, value in numbers.items() if value is not None}
         for name, value in (overview.task_metrics(record) or losses).items():
             yield overview.readable_kind(kind), record.step, name, value

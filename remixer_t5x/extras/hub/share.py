@@ -22,14 +22,14 @@ from remixer_t5x.run_folder import model_dir
 
 
 def to_folder(args: argparse.Namespace) -> None:
-    """`--checkpoint=PATH --to_shared=DIR`."""
+    """Writes the shared folder for `--checkpoint=PATH --to_shared=DIR`."""
     folder = folders.check_empty(args.to_shared)
     _write(args, folder, folder.name, str(folder))
-    print_line('wrote', f'{folder}, with its card: {folder / model_card.FILE}')
+    print_line('wrote', f'{folder}, with its model card: {folder / model_card.FILE}')
 
 
 def push(args: argparse.Namespace) -> None:
-    """`--checkpoint=PATH --push_to_hub=NAME`."""
+    """Uploads the model for `--checkpoint=PATH --push_to_hub=NAME`."""
     name = client.check_upload(args.push_to_hub)
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary, 'model')
@@ -58,7 +58,7 @@ def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: s
             packages = foreign_gin.imported_packages(gin_text)
             missing = shared_folder.copy_code(folder, packages)
             for package in missing:
-                print_line('warning', f'{package}, which model.gin imports, is not copied; the card says to install it')
+                print_line('warning', f'{package}, which model.gin imports, is not copied; the model card lists it')
     sublayers = {
         side: list(dict.fromkeys(type(factory()).__name__ for factory in factories))
         for side, factories in interface.sublayer_factories(model).items()
@@ -96,4 +96,4 @@ def _write_shared(
     check_no_difference(
         safetensors_files.first_difference(params, shared_folder.open_folder(folder).params()[0]), folder
     )
-    print_line('check', 'every parameter, read back, is what was written, bit by bit')
+    print_line('check', 'the parameters in the folder are bit-identical to those of the checkpoint')

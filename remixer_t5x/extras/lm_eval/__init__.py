@@ -2,7 +2,7 @@
 
     python -m remixer_t5x.extras.lm_eval --model remixer_t5x --model_args path=runs/mine --tasks ...
 
-runs the `lm_eval` command with this model, and accepts the same arguments.
+This command runs `lm_eval` with the model, and accepts the same arguments.
 """
 
 from remixer_t5x.errors import UserError, reason
@@ -16,7 +16,7 @@ def register() -> None:
         from lm_eval.api.registry import model_registry
     except ImportError as error:
         raise UserError(
-            f"lm_eval cannot be imported ({reason(error)}); type pip install 'remixer-t5x[lm-eval]'"
+            f"lm_eval cannot be imported ({reason(error)}); run pip install 'remixer-t5x[lm-eval]'"
         ) from error
     # Registers the built-in models of lm_eval, which lm_eval skips if the registry is not empty.
     import lm_eval.models  # noqa: F401

@@ -3,7 +3,7 @@
 Each type of model processes a request as follows:
 
     encoder-decoder    the context is the encoder input, the continuation the decoder target, as in lm_eval's `hf`
-    decoder-only       the context is the prompt, followed by the continuation; an empty context is id 0
+    decoder-only       the context is the prompt, followed by the continuation; without a context, rows start with id 0
     masked LM          pseudo-log-likelihood (Salazar et al. 2020): masks one token of the continuation at a time
     classifier         the continuation is a label
 
@@ -35,13 +35,17 @@ Likelihood = tuple[float, bool]
 # Number of rows per batch with --batch_size=auto.
 AUTO = 32
 GREEDY = Greedy()
-# lm_eval's default when --device is not given.
+# Device that lm_eval passes if --device is not set.
 DEFAULT_DEVICE = 'cuda:0'
-# lm_eval's settings for the maximum length of an answer; lm_eval prefers the first.
-_LENGTHS = ('max_gen_toks', 'max_new_tokens', 'max_tokens', 'max_completion_tokens')
-_OTHERS = ('do_sample', 'temperature', 'top_k', 'top_p', 'num_beams', 'early_stopping', 'length_penalty')
-# Converts `early_stopping` of transformers, whose default is False.
-_STOPS = {False: beam_search.until_unlikely, True: beam_search.until_enough, 'never': beam_search.until_settled}
+# lm_eval's settings for the maximum length of an answer, in order of precedence.
+_LENGTH_SETTINGS = ('max_gen_toks', 'max_new_tokens', 'max_tokens', 'max_completion_tokens')
+_OTHER_SETTINGS = ('do_sample', 'temperature', 'top_k', 'top_p', 'num_beams', 'early_stopping', 'length_penalty')
+# Maps values of transformers' `early_stopping` to stopping conditions; the default is False.
+_STOPPING_CONDITIONS = {
+    False: beam_search.until_unlikely,
+    True: beam_search.until_enough,
+    'never': beam_search.until_settled,
+}
 
 
 class RemixerLM(LM):
@@ -50,7 +54,7 @@ class RemixerLM(LM):
     Args:
         path: path to load with `remixer_t5x.load`: a MODEL_DIR, a checkpoint, a Hugging Face folder or hf://NAME.
         batch_size: texts per batch; 'auto' means 32.
-        max_length: maximum tokens of a context and of a continuation; None uses the lengths of the model.
+        max_length: maximum number of tokens of a context and of a continuation; None uses the model's lengths.
         trust_gin: passed to `remixer_t5x.load`.
         seed: random seed for sampled answers.
         max_batch_size: unused, but lm_eval passes it to every model.
@@ -69,11 +73,13 @@ class RemixerLM(LM):
     ) -> None:
         super().__init__()
         if device not in (None, DEFAULT_DEVICE):
-            raise UserError(f'--device must not be set, got {device}; JAX chooses the device: set JAX_PLATFORMS')
+            raise UserError(
+                f'--device must not be set, got {device}; JAX chooses the device; set JAX_PLATFORMS instead'
+            )
         size = AUTO if str(batch_size).startswith('auto') else ranges.parse_whole_number(batch_size)
         if size is None:
             raise UserError(
-                f'--batch_size must be a number of texts or auto, got {batch_size}; type --batch_size={AUTO}'
+                f'--batch_size must be a number of texts or auto, got {batch_size}; pass --batch_size={AUTO}'
             )
         lengths = None if max_length is None else {'inputs': int(max_length), 'targets': int(max_length)}
         self.trained = saved_models.load(str(path), lengths=lengths, trust_gin=trust_gin)
@@ -83,7 +89,7 @@ class RemixerLM(LM):
         shards = self.trained.partitioner.batch_shards
         self._size, self._seed = -(-max(size, 1) // shards) * shards, int(seed)
         vocabulary = self.trained.vocabulary
-        # A BERT's [CLS] token starts each row and is not scored.
+        # Ids that start each row and are not scored, such as BERT's [CLS].
         self._begin = [int(token) for token in vocabulary.encode('')]
         self._end = task_vocabulary.end_ids(vocabulary)
         # As in objectives/masked_lm.gin, the last id is the mask if the vocabulary does not define a mask token.
@@ -96,25 +102,25 @@ class RemixerLM(LM):
         return f'{NAME}_{self.trained.source}'
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Likelihood]:
-        """Returns for each request log p(continuation | context), and whether the continuation is the greedy output."""
+        """Returns log p(continuation | context) for each request, and whether the continuation is the greedy output."""
         pairs = [request.args for request in requests]
         if self.model_type == batch_formats.CLASSIFIER:
-            judgements = self._score_labels(pairs)
+            likelihoods = self._score_labels(pairs)
         elif self.model_type == batch_formats.ENCODER_ONLY:
-            judgements = self._score_masked([self._tokenize_and_split(*pair) for pair in pairs])
+            likelihoods = self._score_masked([self._tokenize_and_split(*pair) for pair in pairs])
         else:
-            judgements = self._score_pairs(
+            likelihoods = self._score_pairs(
                 [self._encode_pair(*pair) for pair in pairs], self._max_lengths(), disable_tqdm
             )
-        for request, judgement in zip(requests, judgements, strict=True):
-            self.cache_hook.add_partial('loglikelihood', request.args, judgement)
-        return judgements
+        for request, likelihood in zip(requests, likelihoods, strict=True):
+            self.cache_hook.add_partial('loglikelihood', request.args, likelihood)
+        return likelihoods
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """Returns log p of each text, computed in windows that score each token once, as in lm_eval's `hf`.
+        """Returns the log-probability of each text, with windows that score each token once, as in lm_eval's `hf`.
 
-        Each window is preceded by as much of the previous text as fits, which is the encoder input of an
-        encoder-decoder. Returns the pseudo-log-likelihood for a masked language model.
+        Each window is preceded by as much of the previous text as fits. This preceding text is the encoder input of an
+        encoder-decoder. For a masked language model, returns the pseudo-log-likelihood.
         """
         if self.model_type == batch_formats.CLASSIFIER:
             raise UserError(
@@ -167,12 +173,12 @@ class RemixerLM(LM):
         self, pairs: Sequence[tuple[Ids, Ids]], longest: Mapping[str, int], disable_tqdm: bool
     ) -> list[Likelihood]:
         """Scores (context, continuation) pairs of ids with a decoder, in batches of similar length."""
-        judgements: list[Likelihood] = [(0.0, False)] * len(pairs)
+        likelihoods: list[Likelihood] = [(0.0, False)] * len(pairs)
         groups: dict[int, list[int]] = {}
         for index, (context, continuation) in enumerate(pairs):
             if len(continuation) > longest['targets']:
                 raise UserError(
-                    f'a continuation has {len(continuation)} tokens, and the model takes {longest["targets"]}; set '
+                    f'a continuation has {len(continuation)} tokens, but the model accepts {longest["targets"]}; set '
                     'max_length=N in --model_args'
                 )
             room = longest['targets']
@@ -185,22 +191,22 @@ class RemixerLM(LM):
             arrays = predictions.decoder_arrays([pairs[index][1] for index in group], length)
             results = self._build_predictor(lengths).score_and_match(self.trained.params, contexts, arrays)
             for index, (score, is_greedy) in zip(group, results, strict=True):
-                judgements[index] = float(score), bool(is_greedy)
-        return judgements
+                likelihoods[index] = float(score), bool(is_greedy)
+        return likelihoods
 
     def _score_masked(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[Likelihood]:
         """Scores pairs with a masked language model, with one row per token of a continuation."""
-        rows, places, tokens, owners = [], [], [], []
+        rows, places, tokens, pair_indices = [], [], [], []
         longest = self.trained.lengths['inputs'] - len(self._begin) - len(self._end)
         for index, (context, continuation) in enumerate(pairs):
             if len(continuation) > longest:
                 raise UserError(f'a continuation has {len(continuation)} tokens, but the model accepts {longest}')
             text = [*context, *continuation][-longest:]
-            for place in range(len(text) - len(continuation), len(text)):
-                rows.append([*self._begin, *text[:place], self._mask, *text[place + 1 :], *self._end])
-                places.append(len(self._begin) + place)
-                tokens.append(text[place])
-                owners.append(index)
+            for position in range(len(text) - len(continuation), len(text)):
+                rows.append([*self._begin, *text[:position], self._mask, *text[position + 1 :], *self._end])
+                places.append(len(self._begin) + position)
+                tokens.append(text[position])
+                pair_indices.append(index)
         arrays: dict[str, Any] = {'places': np.asarray(places, np.int32), 'tokens': np.asarray(tokens, np.int32)}
         results = (
             self._build_predictor(self.trained.lengths).score_and_match(self.trained.params, rows, arrays)
@@ -208,7 +214,7 @@ class RemixerLM(LM):
             else ()
         )
         scores, greedy = [0.0] * len(pairs), [True] * len(pairs)
-        for index, (score, is_greedy) in zip(owners, results, strict=True):
+        for index, (score, is_greedy) in zip(pair_indices, results, strict=True):
             scores[index] += float(score)
             greedy[index] &= bool(is_greedy)
         return list(zip(scores, greedy, strict=True))
@@ -271,7 +277,7 @@ class RemixerLM(LM):
             yield end if context == [-1] else context, continuation
 
     def _max_lengths(self) -> dict[str, int]:
-        """Returns the maximum tokens of a context and a continuation; decoder-only models reserve one context token."""
+        """Returns the maximum lengths of a context and a continuation. Decoder-only models reserve a context token."""
         lengths = self.trained.lengths
         if self.model_type != batch_formats.DECODER_ONLY:
             return dict(lengths)
@@ -279,7 +285,7 @@ class RemixerLM(LM):
         return {'inputs': row, 'targets': row - 1}
 
     def _fit_lengths(self, length: int) -> dict[str, int]:
-        """Returns the lengths for answers of `length` tokens; decoder-only prompts fill the rest of the row."""
+        """Returns input and target lengths for `length` answer tokens. Decoder-only prompts fill the rest of a row."""
         lengths = self.trained.lengths
         if self.model_type != batch_formats.DECODER_ONLY:
             return {'inputs': lengths['inputs'], 'targets': length}
@@ -300,21 +306,21 @@ class RemixerLM(LM):
 
 
 def parse_generation_kwargs(kwargs: Mapping[str, Any], default_length: int) -> tuple[list[str], int, Decoder]:
-    """Parses lm_eval's `gen_kwargs` to stop strings, the maximum length of an answer in tokens, and a decoder.
+    """Parses lm_eval's `gen_kwargs` into stop strings, the maximum length of an answer in tokens, and a decoder.
 
     The defaults of beam search are those of transformers' `generate`, which lm_eval's `hf` uses. Raises UserError for a
     setting that no decoder supports.
     """
     settings = {name: value for name, value in kwargs.items() if value is not None}
-    unknown = settings.keys() - {'until', *_LENGTHS, *_OTHERS}
+    unknown = settings.keys() - {'until', *_LENGTH_SETTINGS, *_OTHER_SETTINGS}
     if unknown:
-        allowed = ', '.join(('until', _LENGTHS[0], *_OTHERS))
+        allowed = ', '.join(('until', _LENGTH_SETTINGS[0], *_OTHER_SETTINGS))
         raise UserError(f'the keys of generation_kwargs must be among {allowed}, got {", ".join(sorted(unknown))}')
     until = settings.get('until', [])
-    length = next((int(settings[name]) for name in _LENGTHS if name in settings), default_length)
+    length = next((int(settings[name]) for name in _LENGTH_SETTINGS if name in settings), default_length)
     beams, temperature = int(settings.get('num_beams') or 1), float(settings.get('temperature') or 0.0)
     early_stopping = settings.get('early_stopping', False)
-    if early_stopping not in _STOPS:
+    if early_stopping not in _STOPPING_CONDITIONS:
         raise UserError(f"early_stopping of generation_kwargs must be False, True or 'never', got {early_stopping!r}")
     decoder: Decoder = Greedy()
     if settings.get('do_sample') and temperature > 0:
@@ -325,5 +331,5 @@ def parse_generation_kwargs(kwargs: Mapping[str, Any], default_length: int) -> t
         decoder = Sampling(temperature, settings.get('top_k') or None, float(settings.get('top_p') or 1.0))
     elif beams > 1:
         penalty = PowerPenalty(float(settings.get('length_penalty', 1.0)))
-        decoder = BeamSearch(beams, penalty, _STOPS[early_stopping])
+        decoder = BeamSearch(beams, penalty, _STOPPING_CONDITIONS[early_stopping])
     return [until] if isinstance(until, str) else list(until), length, decoder

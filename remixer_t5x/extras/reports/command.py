@@ -9,10 +9,10 @@ from remixer_t5x.errors import UserError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('folders', nargs='+', metavar='MODEL_DIR', help='folders of runs')
-    parser.add_argument('--out', metavar='FILE', default='report.html', help='the HTML file (default report.html)')
-    pictures = 'draw what models learned; runs the config.gin of each run, which takes about a minute per run'
+    parser.add_argument('--out', metavar='FILE', default='report.html', help='output HTML file (default report.html)')
+    pictures = 'draw what the models learned; executes the config.gin of each run and takes about a minute per run'
     parser.add_argument('--pictures', action='store_true', help=pictures)
-    text = 'the input text of the pictures (default: a short sentence)'
+    text = 'input text for the pictures (default: a short sentence)'
     parser.add_argument('--text', metavar='WORDS', help=text)
     parser.add_argument('--pictures_dir', metavar='DIR', help='also write each picture as PNG and SVG to this folder')
 
@@ -21,13 +21,13 @@ def run(args: argparse.Namespace) -> None:
     """Writes the report and prints its path.
 
     Raises:
-        UserError: a folder that is not a run, a run without metrics, a file that cannot be read or written.
+        UserError: a folder is not a run, a run has no metrics, or a file cannot be read or written.
     """
     for flag in ('text', 'pictures_dir'):
         if getattr(args, flag) is not None and not args.pictures:
             raise UserError(f'--{flag} requires --pictures, which runs the gin code in each config.gin; add --pictures')
     if args.text is not None and not args.text.strip():
-        raise UserError('--text must not be empty; type a sentence, as in --text="A dog barks."')
+        raise UserError('--text must not be empty; pass a sentence, such as --text="A dog barks."')
     with arguments.hide_library_output(args):
         from remixer_t5x.extras.reports import write
 

@@ -47,8 +47,12 @@ class Plan:
 
     def build_cell(self, model: str, setting: Setting, seed: int, extra: Setting = (), name: str = '') -> SweepCell:
         """Builds a run in `<model>/[<setting>/]seed_<n>`, or in `<model>/<name>`; `extra` overrides other settings."""
-        place = [model.replace('/', '_'), re.sub(r'[^\w.=,+-]+', '_', setting_text(setting)), name or f'seed_{seed}']
-        folder = self.folder.joinpath(*filter(None, place))
+        components = [
+            model.replace('/', '_'),
+            re.sub(r'[^\w.=,+-]+', '_', setting_text(setting)),
+            name or f'seed_{seed}',
+        ]
+        folder = self.folder.joinpath(*filter(None, components))
         flags = [*self.changes.get(model, ()), *setting, *extra, ('SEED', str(seed)), ('MODEL_DIR', str(folder))]
         gin_flags = (f'--gin.{macro}={value}' for macro, value in flags)
         return SweepCell(model, setting, seed, folder, (*self.recipe, f'--model={self.models[model]}', *gin_flags))
@@ -57,22 +61,24 @@ class Plan:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser, model=False)
     parser.add_argument('compared', metavar='COMMAND', choices=COMMANDS, help='train or finetune')
-    models = 'comma-separated files of models/, or your own, as in mine.gin; remixer+NAME=VALUE overrides a setting'
+    models = (
+        'comma-separated names of files in models/, or paths such as mine.gin; remixer+NAME=VALUE overrides a setting'
+    )
     parser.add_argument('--models', metavar='NAMES', help=models)
-    parser.add_argument('--seeds', metavar='NUMBERS', default='0', help='comma-separated (default 0)')
-    parser.add_argument('--folder', metavar='DIR', help='folder for a MODEL_DIR per run, and report.html')
+    parser.add_argument('--seeds', metavar='NUMBERS', default='0', help='comma-separated seeds (default 0)')
+    parser.add_argument('--folder', metavar='DIR', help='folder for the MODEL_DIR of each run and for report.html')
     over = (
-        'a macro and values to try with the first seed, as in LEARNING_RATE=1e-3,3e-3; repeatable (a grid); the other '
-        'seeds run at the best setting of each model'
+        'a macro and values to try with the first seed, such as LEARNING_RATE=1e-3,3e-3; repeat the flag for a grid; '
+        'the other seeds use the best setting of each model'
     )
     parser.add_argument('--over', action='append', default=[], metavar='NAME=VALUES', help=over)
-    over_random = 'try only N settings of the grid, drawn at random, the same for all models'
+    over_random = 'try only N random settings of the grid, the same for all models'
     parser.add_argument('--over_random', type=arguments.whole_number(1), metavar='N', help=over_random)
     make_equal = (
-        'change the feed-forward width of the models to equal the parameters or FLOPs of the first within 1%%, or '
-        'TRAIN_STEPS to equal its training time'
+        'match the parameters or FLOPs of the first model within 1%% by changing the feed-forward width of the others, '
+        'or its training time by changing TRAIN_STEPS'
     )
-    parser.add_argument('--equal', choices=tuple(equal.NAMES), help=make_equal)
+    parser.add_argument('--equal', choices=tuple(equal.COST_NAMES), help=make_equal)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -84,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     runs = plan(args)
     equal.import_on_cpu(args)
     best = dict.fromkeys(runs.models, runs.settings[0])
-    # Counting first reports an invalid model before any other model is trained for hours.
+    # Counts costs first, so that an invalid model is reported before any other model is trained for hours.
     counts = _count_costs(args, runs, best)
     sweep = Sweep(runs.folder)
     try:
@@ -114,12 +120,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def plan(args: argparse.Namespace) -> Plan:
-    """Validates the flags of the command and the files of its models."""
+    """Builds the plan from the flags. Raises UserError for an invalid flag or a missing model file."""
     from remixer_t5x.config import files, loading
 
     for name, _ in args.gin_flags:
         if name in _SWEEP_MACROS:
-            raise UserError(f'--gin.{name} is set for each run; type {_SWEEP_MACROS[name]} instead')
+            raise UserError(f'--gin.{name} is set for each run; use {_SWEEP_MACROS[name]} instead')
     names = _split_names(args.models, '--models=t5_1_1,remixer')
     # Labels in folder names and tables are shortened: `./mine.gin+sublayers/x` becomes `mine+sublayers/x`.
     parts = {name: [part.strip().removeprefix('./').removesuffix('.gin') for part in name.split('+')] for name in names}
@@ -134,9 +140,9 @@ def plan(args: argparse.Namespace) -> Plan:
                 files.find_file(file, search_paths, included_by=f'--models has {name}: ')
     seeds = _split_names(args.seeds, '--seeds=0,1,2')
     if wrong := [seed for seed in seeds if ranges.parse_whole_number(seed) is None]:
-        raise UserError(f'--seeds must be whole numbers, got {wrong[0]!r}; type --seeds=0,1,2')
+        raise UserError(f'--seeds must be whole numbers, got {wrong[0]!r}; pass --seeds=0,1,2')
     if not args.folder:
-        raise UserError('compare needs a folder for its runs; type --folder=runs/compared')
+        raise UserError('compare needs a folder for its runs; pass --folder=runs/compared')
     recipe = (
         args.compared,
         *equal.config_flags(args, args.gin_file),
@@ -154,12 +160,12 @@ def _build_grid(args: argparse.Namespace) -> list[Setting]:
         if name in axes or name in _SWEEP_MACROS or not name:
             raise UserError(
                 f'--over={text} must name a macro that neither compare nor an earlier --over sets; '
-                'type --over LEARNING_RATE=1e-3,3e-3'
+                'pass --over LEARNING_RATE=1e-3,3e-3'
             )
         # Commas inside brackets and parentheses are part of a value.
         axes[name] = [value.strip() for value in re.split(r',(?![^(\[{]*[)\]}])', values) if value.strip()]
         if not axes[name] or len(set(axes[name])) < len(axes[name]):
-            raise UserError(f'--over={text} must have different values; type --over {name}=1e-3,3e-3')
+            raise UserError(f'--over={text} must have different values; pass --over {name}=1e-3,3e-3')
     grid = [tuple(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     if args.over_random is not None:
         if args.over_random > len(grid):
@@ -174,7 +180,7 @@ def _split_names(text: str | None, example: str) -> list[str]:
     flag = example.partition('=')[0]
     items = [item.strip() for item in (text or '').split(',') if item.strip()]
     if not items:
-        raise UserError(f'{flag} has no value; type {example}')
+        raise UserError(f'{flag} has no value; pass {example}')
     if len(set(items)) < len(items):
         raise UserError(f'{flag}={text} has a repeated item; list each item once')
     return items
@@ -193,7 +199,7 @@ def _make_equal(
         equal.count_cost(args, first, model, ())
         steps, timed = resolved.macro('TRAIN_STEPS'), str(3 * resolved.macro('LOG_PERIOD', 100))
         short = (('TRAIN_STEPS', timed), ('WARMUP_STEPS', '1'), ('CHECKPOINT_PERIOD', timed))
-        # Step times are measured without the settings of the search, in which a learning rate may be too high.
+        # Step times are measured without the settings of the search, because a learning rate may be too high.
         cells = [runs.build_cell(label, (), runs.seeds[0], short, 'timing') for label in runs.models]
         sweep.run(cells)
         for cell, line in sweep.failed.items():
@@ -221,7 +227,7 @@ def _make_equal(
                 changes[label] = tuple((name, str(width)) for name, width in widths.items())
                 words = ' and '.join(f'{name} {widths[name]} instead of {start[name]}' for name in start)
                 notes.append(
-                    f'{label} has {words}, to equal the {equal.NAMES[args.equal]} of {first}: the difference is '
+                    f'{label} has {words}, to equal the {equal.COST_NAMES[args.equal]} of {first}: the difference is '
                     f'{cost_of(widths) / target - 1:+.1%} instead of {before:+.1%}.'
                 )
     for name in {name for change in changes.values() for name, _ in change} & {name for name, _ in setting}:
@@ -290,7 +296,7 @@ def _show_results(
 
 COMMAND = Command(
     'compare',
-    'trains one recipe with several models and seeds, and tells which differences they show; run it again to continue',
+    'trains one recipe with several models and seeds, and reports significant differences; run it again to continue',
     add_arguments,
     run,
     (

@@ -54,7 +54,7 @@ class SettingSearch:
         return max(self.values[model], key=lambda setting: self.sign * self.values[model][setting])
 
     def expected(self, model: str) -> list[float]:
-        """Returns the expected best value of k = 1, ..., n settings; see `differences.expected_best`."""
+        """Returns the expected best value of k random settings, for k = 1, ..., n."""
         values: np.ndarray = self.sign * np.asarray(list(self.values[model].values()))
         return (self.sign * differences.expected_best(values)).tolist()
 
@@ -63,7 +63,7 @@ def search_results(cells: Sequence[SweepCell], runs: Mapping[SweepCell, Recorded
     """Collects the mean of the main metrics of the tasks, or the held-out loss if there are no tasks, for each run of a
     search.
 
-    Only uses evaluations during training, which use the validation split. `runs` contains the cells that succeeded.
+    Only uses evaluations during training, which use the validation split. `runs` contains only the runs that succeeded.
     """
     measure, sign = tables.HELD_OUT, -1
     values: dict[str, dict[Setting, float]] = {}
@@ -154,13 +154,13 @@ class Comparison:
         for measure in self.measures:
             if by_seed := measure.models.get(group.name):
                 best = (max if measure.higher_is_better else min)(by_seed, key=by_seed.__getitem__)
-                digits = _count_digits(measure.name)
+                digits = _decimal_places(measure.name)
                 texts[measure.name] = _format_mean(by_seed.values(), digits)
                 texts[f'{measure.name}, median'] = f'{statistics.median(by_seed.values()):.{digits}f}'
                 texts[f'{measure.name}, best seed'] = f'{by_seed[best]:.{digits}f} (seed {best})'
         for kind, metric, cells in self.rows:
             if cell := cells[index]:
-                texts.setdefault(f'{metric} of {kind}', _format_mean(cell.by_seed.values(), _count_digits(metric)))
+                texts.setdefault(f'{metric} of {kind}', _format_mean(cell.by_seed.values(), _decimal_places(metric)))
         texts['E x D x H'] = self._cost(group)
         return texts
 
@@ -175,7 +175,7 @@ class Comparison:
 
     @property
     def search_table(self) -> list[tuple[str, list[str]]]:
-        """The rows (setting, measure of each model), then the expected best value of k settings."""
+        """The rows (setting, measure of each model), followed by the expected best value of k settings."""
         if self.search is None:
             return []
         values = [self.search.values[group.name] for group in self.groups]
@@ -211,14 +211,14 @@ class Comparison:
                 f'random setting was {first}.'
             )
         for measure in self.measures:
-            digits, models = _count_digits(measure.name), measure.models.items()
+            digits, models = _decimal_places(measure.name), measure.models.items()
             means = _join(f'{_format_mean(by_seed.values(), digits)} for {name}' for name, by_seed in models)
             spread = ' (mean ± standard deviation over seeds)' if max(seeds) > 1 else ''
             result = f'; {differences.conclusion(measure).partition(": ")[2]}' if len(measure.models) > 1 else '.'
             sentences.append(f'The {measure.name} was {means}{spread}{result}')
         if max(seeds) > 1 and len(names) > 1:
             bonferroni = ", with Bonferroni's correction over all pairs of models" if len(names) > 2 else ''
-            sentences.append(f"Intervals are Student's, of differences paired by seed{bonferroni}.")
+            sentences.append(f"Intervals are Student's t-intervals of differences paired by seed{bonferroni}.")
         costs = _join(f'{self._cost(group)} for {group.name}' for group in self.groups)
         sentences.append(f'E x D x H (training FLOPs of an example, examples of a run, settings tried) was {costs}.')
         if self.failed:
@@ -226,13 +226,13 @@ class Comparison:
         return ' '.join([*sentences, *self.bootstrap])
 
     def pictures(self) -> list[Picture]:
-        """Draws the values of all seeds, and for a search the value of each setting and the expected best value."""
+        """Plots the values of all seeds, and after a search the value of each setting and the expected best value."""
         models = [group.name for group in self.groups]
         pictures = []
         for number, measure in enumerate(self.measures, 1):
             points = {name: {name: list(by_seed.values())} for name, by_seed in measure.models.items()}
             figure = draw_dots(points, models, measure.name, show_mean=True)
-            note = 'a dot for each seed; the line is their mean'
+            note = 'one dot per seed; the line shows the mean'
             pictures.append(Picture(f'comparison-{number}', measure.name, note, figure))
         if search := self.search:
             points = {
@@ -258,14 +258,16 @@ class Comparison:
 
 
 def bootstrap_sentences(groups: Sequence[RunGroup]) -> list[str]:
-    """Compares the accuracy of the models' predictions with a bootstrap over examples and seeds, in sentences.
+    """Returns sentences that compare the models' accuracies, with bootstrap intervals over examples and seeds.
 
     For each task, only the seeds and examples that all models share are used.
     """
     sentences = []
     for task in dict.fromkeys(name for group in groups for run in group.runs for name in run.predictions):
         rows = {
-            (group.name, run.seed): {row.get('index', place): row for place, row in enumerate(run.predictions[task])}
+            (group.name, run.seed): {
+                row.get('index', position): row for position, row in enumerate(run.predictions[task])
+            }
             for group in groups
             for run in group.runs
             if task in run.predictions
@@ -356,7 +358,7 @@ def _colour(index: int) -> str:
     return drawing.COLOURS[index % len(drawing.COLOURS)]
 
 
-def _count_digits(measure: str) -> int:
+def _decimal_places(measure: str) -> int:
     return 4 if measure == tables.HELD_OUT else 2
 
 

@@ -1,4 +1,4 @@
-"""Draws the loss curve of a run as a PNG, and the charts of a report."""
+"""Plots the loss curve of a run as a PNG, and the charts of a report."""
 
 import dataclasses
 import io
@@ -93,7 +93,7 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
         axes.plot(*zip(*points, strict=True), color=colour, linewidth=2, marker='o', markersize=4, label=label)
     # The dotted line shows the latest constant-answer loss of the first evaluation that reports this loss.
     for points in list(read_series(metrics_file, 'constant_loss').values())[:1]:
-        axes.axhline(points[-1][1], color=drawing.INK, linewidth=1.2, linestyle=':', label='best constant answer')
+        axes.axhline(points[-1][1], color=drawing.INK, linewidth=1.2, linestyle=':', label='best constant prediction')
     # The last held-out losses are printed to the right of the axes, and moved up if they would overlap.
     low, high = axes.get_ylim()
     height, right = low - high, max((points[-1][0] for points in held_out.values()), default=0)
@@ -112,7 +112,7 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
         target.write_bytes(png.getvalue())
     except lazy.file_errors() as error:
         raise UserError(
-            f'{target} cannot be written ({object_store.describe_error(error)}); type a path in another folder'
+            f'{target} cannot be written ({object_store.describe_error(error)}); use a path in another folder'
         ) from None
     return target
 

@@ -100,7 +100,7 @@ def bootstrap_interval(
 
 
 def expected_best(values: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Computes the expected maximum of k = 1, ..., n draws with replacement (Dodge et al. 2019, equation 2), [n]."""
+    """Computes the expected maximum of k draws with replacement, k = 1, ..., n (Dodge et al. 2019, equation 2), [n]."""
     ordered, n = np.sort(values), len(values)
     k, rank = np.arange(1, n + 1)[:, None], np.arange(1, n + 1)
     return np.sum(ordered * ((rank / n) ** k - ((rank - 1) / n) ** k), axis=1)

@@ -11,7 +11,7 @@ from remixer_t5x.cli import arguments, train
 from remixer_t5x.errors import UserError
 
 # The costs that `--equal` accepts, with their names in messages, and the attributes of `counts.Counts`.
-NAMES = {'parameters': 'parameters', 'flops': 'FLOPs', 'time': 'training time'}
+COST_NAMES = {'parameters': 'parameters', 'flops': 'FLOPs', 'time': 'training time'}
 _ATTRIBUTES = {'parameters': 'total_parameters', 'flops': 'total_forward_flops'}
 # Maximum relative difference between matched costs, and maximum relative difference without a warning.
 TOLERANCE, WARNING = 0.01, 0.05
@@ -63,7 +63,7 @@ def cost(counts: Any, measure: str) -> float:
 
 
 def find_widths() -> dict[str, int]:
-    """Returns the feed-forward widths of the loaded model by macro, or EMBED_DIM without feed-forward layers."""
+    """Returns the feed-forward widths of the loaded model by macro, or EMBED_DIM if there are none."""
     from remixer_t5x.checkpoints import changes
     from remixer_t5x.config import loading
 
@@ -116,12 +116,12 @@ def cost_warnings(costs: Mapping[str, Any]) -> list[str]:
         values = {model: cost(counts, measure) for model, counts in costs.items()}
         smallest, largest = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
         if (excess := values[largest] / values[smallest] - 1) > WARNING:
-            name = f'{excess:.0%} more {NAMES[measure]} than {smallest}'
+            name = f'{excess:.0%} more {COST_NAMES[measure]} than {smallest}'
             lines.append(f'warning: {largest} has {name}; --equal={measure} matches them')
     return lines
 
 
 def seconds_per_step(run: Any) -> float:
     """Returns the median step time of a short run, excluding the first log, which includes the compilation."""
-    times = [seconds for _, seconds in run.series('train', 'seconds_per_step')]
+    times = [seconds for _, seconds in run.metric_points('train', 'seconds_per_step')]
     return statistics.median(times[1:] or times)

@@ -9,7 +9,7 @@ from remixer_t5x.extras.reports.curves import Chart
 from remixer_t5x.extras.reports.records import TRAIN, MetricsRecord, RecordedRun
 
 # Metrics that every evaluation on held-out text reports; all others are metrics of a task.
-OF_LOSS = ('loss', 'cross_ent_loss', 'constant_loss', 'perplexity', 'accuracy', 'z_loss', 'tokens')
+LOSS_METRICS = ('loss', 'cross_ent_loss', 'constant_loss', 'perplexity', 'accuracy', 'z_loss', 'tokens')
 # An evaluation with more metrics than this, such as COGS, is broken down by type.
 MOST_METRICS = 6
 MEMORY = {'host_mib': 'host memory', 'device_mib': 'device memory', 'device_peak_mib': 'device memory, peak'}
@@ -19,7 +19,7 @@ _OVERFITTING = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class Overview:
-    """A summary of a run in numbers, which are None if not recorded, and in sentences (`summary`)."""
+    """A summary of a run. Numbers are None if not recorded; `summary` consists of sentences."""
 
     name: str
     step: int
@@ -35,20 +35,23 @@ class Overview:
 
 def summarize_run(run: RecordedRun) -> Overview:
     """Summarizes a run."""
-    losses, speeds = run.series(TRAIN, 'loss'), [value for _, value in run.series(TRAIN, 'tokens_per_second')]
+    losses, speeds = (
+        run.metric_points(TRAIN, 'loss'),
+        [value for _, value in run.metric_points(TRAIN, 'tokens_per_second')],
+    )
     # Uses the first evaluation that reports the number.
     held_out, constant = (
-        next((points for kind in run.kinds() if (points := run.series(kind, number))), [])
+        next((points for kind in run.kinds() if (points := run.metric_points(kind, number))), [])
         for number in ('loss', 'constant_loss')
     )
     step = max((record.step for record in run.records), default=0)
     settings = run.settings()
     text = settings.get('TRAIN_STEPS', '')
-    # Finetuning refers to TRAIN_STEPS_RELATIVE.
+    # In finetuning, TRAIN_STEPS refers to the macro TRAIN_STEPS_RELATIVE.
     steps = ranges.parse_whole_number(settings.get(text[1:], '') if text.startswith('%') else text)
     # The time of training steps excludes evaluations and interruptions.
     seconds, previous = 0.0, 0
-    for logged_step, seconds_per_step in run.series(TRAIN, 'seconds_per_step'):
+    for logged_step, seconds_per_step in run.metric_points(TRAIN, 'seconds_per_step'):
         seconds += seconds_per_step * (logged_step - previous)
         previous = logged_step
 
@@ -64,7 +67,9 @@ def summarize_run(run: RecordedRun) -> Overview:
         warning = f', {rise:.0%} above its lowest, {best:.4g} at step {best_step:,}' if rise else ''
         sentences.append(f'Held-out loss is {last:.4g}{warning}.')
     if constant:
-        sentences.append(f'The best constant answer has {constant[-1][1]:.4g}; a model below it uses its context.')
+        sentences.append(
+            f'The best constant prediction has {constant[-1][1]:.4g}; a model with a lower loss uses its context.'
+        )
     for kind, record in run.latest().items():
         for name, value in list(task_metrics(record).items())[:1]:
             sentences.append(f'{readable_kind(kind)}: {name} {value:.4g}{unit(name)}.')
@@ -79,7 +84,9 @@ def summarize_run(run: RecordedRun) -> Overview:
         constant=constant[-1][1] if constant else None,
         tokens_per_second=statistics.median(speeds) if speeds else None,
         seconds=seconds,
-        memory={name: max(value for _, value in series) for name in MEMORY if (series := run.series(TRAIN, name))},
+        memory={
+            name: max(value for _, value in series) for name in MEMORY if (series := run.metric_points(TRAIN, name))
+        },
         summary=' '.join(sentences),
     )
 
@@ -91,7 +98,7 @@ def readable_kind(kind: str) -> str:
 
 
 def task_metrics(record: MetricsRecord) -> dict[str, float]:
-    """Returns the metrics of a task, or nothing for a held-out loss evaluation."""
+    """Returns the metrics of a task, or {} for an evaluation of the held-out loss."""
     if 'loss' in record.numbers:
         return {}
     return {name: value for name, value in record.numbers.items() if value is not None}
@@ -106,7 +113,7 @@ def build_charts(runs: Sequence[RecordedRun]) -> dict[str, list[Chart]]:
     """Builds the charts of the page by heading: 'curves', 'optimization', and 'speed'."""
 
     def chart(title: str, unit: str, kind: str, number: str, smooth: bool = False) -> Chart:
-        lines = {index: points for index, run in enumerate(runs) if (points := run.series(kind, number))}
+        lines = {index: points for index, run in enumerate(runs) if (points := run.metric_points(kind, number))}
         return Chart(title, unit, lines, smooth)
 
     held_out, tasks = [], []

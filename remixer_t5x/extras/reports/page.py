@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class LearnedPictures:
-    """The pictures of one run, with a caption in `about` or the reason for missing pictures."""
+    """The pictures of one run; `about` is a caption, or the reason why there are no pictures."""
 
     run: str
     pictures: Sequence[Picture] = ()

@@ -18,7 +18,7 @@ from remixer_t5x.train import progress
 
 TRAIN = 'train'
 # Macros for input and output folders, which do not affect results.
-PLACES = ('MODEL_DIR', 'CACHE_DIR', 'DATA_DIR')
+FOLDER_MACROS = ('MODEL_DIR', 'CACHE_DIR', 'DATA_DIR')
 SEED = 'SEED'
 
 
@@ -50,7 +50,7 @@ class RecordedRun:
         config: the operative gin configuration.
         evaluations: metrics of `remixer-t5x eval`.
         predictions: rows of the newest prediction file for each '<task>-<split>'.
-        spent: seconds by activity of the run's processes, in decreasing order.
+        spent: seconds that the run's processes spent on each activity, in decreasing order.
     """
 
     name: str
@@ -61,7 +61,7 @@ class RecordedRun:
     predictions: Mapping[str, Sequence[Mapping[str, Any]]] = dataclasses.field(default_factory=dict)
     spent: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
-    def series(self, kind: str, number: str) -> list[tuple[int, float]]:
+    def metric_points(self, kind: str, number: str) -> list[tuple[int, float]]:
         """Returns the finite (step, value) pairs of a metric or timing, sorted by step."""
         values = {}
         for record in self.records:
@@ -108,7 +108,7 @@ def read_records(metrics_file: str | os.PathLike[str]) -> list[MetricsRecord]:
     Raises:
         UserError: the file cannot be read, or one of its lines is not a metrics record.
     """
-    advice = 'name the metrics.jsonl of a run'
+    advice = 'use the metrics.jsonl of a run'
     records = []
     with untrusted_files.as_user_errors(metrics_file, advice):
         for line in untrusted_files.read_json_lines(metrics_file):
@@ -153,13 +153,13 @@ def read_runs(folders: Sequence[str]) -> list[RecordedRun]:
 
 def _read_run(folder: epath.Path, name: str) -> RecordedRun:
     if not folder.is_dir():
-        raise UserError(f'{folder} is not a folder; type the MODEL_DIR of a run')
+        raise UserError(f'{folder} is not a folder; pass the MODEL_DIR of a run')
     if not (folder / model_dir.MARKER).exists():
-        raise UserError(f'{folder} is not a run (it has no {model_dir.MARKER}); type the MODEL_DIR of a run')
+        raise UserError(f'{folder} is not a run (it has no {model_dir.MARKER}); pass the MODEL_DIR of a run')
     path = folder / model_dir.METRICS
     logged = read_records(path) if path.exists() else []
     if not logged:
-        raise UserError(f'{folder} has no metrics yet; wait for the first log (LOG_PERIOD steps), or type another run')
+        raise UserError(f'{folder} has no metrics yet; wait for the first log (LOG_PERIOD steps), or use another run')
     config, evaluations = folder / model_dir.CONFIG, folder / EVAL / model_dir.METRICS
     return RecordedRun(
         name=name,
@@ -190,7 +190,9 @@ def differing_settings(runs: Sequence[RecordedRun]) -> list[tuple[str, list[str 
     """Returns (setting, value in each run or None) for settings that differ between runs, macros first."""
     settings_of_runs = [run.settings() for run in runs]
     names = dict.fromkeys(name for settings in settings_of_runs for name in settings)
-    values = {name: [settings.get(name) for settings in settings_of_runs] for name in names if name not in PLACES}
+    values = {
+        name: [settings.get(name) for settings in settings_of_runs] for name in names if name not in FOLDER_MACROS
+    }
     differing = [(name, texts) for name, texts in values.items() if len(set(texts)) > 1]
     return sorted(differing, key=lambda pair: (not pair[0].isupper(), pair[0]))
 
@@ -199,7 +201,7 @@ def group_by_seed(runs: Sequence[RecordedRun]) -> list[RunGroup]:
     """Groups runs by their settings, ignoring seed and folders. A run without settings is a separate group."""
     groups: dict[Any, list[RecordedRun]] = {}
     for run in runs:
-        settings = {name: value for name, value in run.settings().items() if name not in (*PLACES, SEED)}
+        settings = {name: value for name, value in run.settings().items() if name not in (*FOLDER_MACROS, SEED)}
         groups.setdefault(tuple(sorted(settings.items())) or run.folder, []).append(run)
     names = {}
     for key, members in groups.items():

@@ -1,4 +1,4 @@
-"""Runs the processes of `remixer-t5x compare` and `reproduce`, and skips those that finished before.
+"""Runs the training processes of `remixer-t5x compare` and `reproduce`, and skips finished runs.
 
 A failed run does not affect the others. An interrupted run resumes from its checkpoint when the command is repeated.
 """
@@ -17,14 +17,14 @@ from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.run_folder import model_dir
 
-# -P: without it, Python searches the current folder for its own modules first.
+# Without -P, modules in the current folder would take precedence over installed modules.
 PROGRAM = (sys.executable, '-P', '-m', 'remixer_t5x.cli.main')
-# A file in the folder of the sweep with the commands that have finished.
+# Name of the file in the sweep's folder that lists the finished commands.
 FINISHED = 'finished.jsonl'
 # Pairs of a macro and its value as text.
 Setting = tuple[tuple[str, str], ...]
-_USER_MISTAKE = 2
-# Seconds between two lines of progress of a run, and between two checks whether a run has ended.
+_USER_ERROR_CODE = 2
+# Seconds between progress lines of a run, and between checks whether runs have ended.
 _PROGRESS_PERIOD, _POLL_PERIOD = 30.0, 0.1
 
 
@@ -53,7 +53,7 @@ def setting_text(setting: Setting) -> str:
 
 
 class Stopped(Exception):
-    """The sweep was stopped; the argument is the exit code."""
+    """Raised when a sweep is stopped; the argument is the exit code."""
 
 
 class Sweep:
@@ -65,7 +65,7 @@ class Sweep:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f'{folder} cannot be created ({error.strerror}); type another --folder') from None
+            raise UserError(f'{folder} cannot be created ({error.strerror}); use another --folder') from None
         self._finished: list[list[str]] = []
         path = folder / FINISHED
         with untrusted_files.as_user_errors(path, 'remove it, and every run starts again from its last checkpoint'):
@@ -77,14 +77,14 @@ class Sweep:
         """Runs the cells that have not finished, up to `parallel` of them at the same time.
 
         Raises:
-            Stopped: a signal stopped the sweep; the exit code is 128 plus its number.
-            UserError: a run without a search reported a mistake before its first log, and no run has finished.
+            Stopped: a signal stopped the sweep; the exit code is 128 plus the signal number.
+            UserError: a run without a search reported a user error before its first log, and no run has finished.
         """
         from remixer_t5x.train import preemption
 
         todo = [cell for cell in cells if not self._is_finished(cell) and cell not in self.failed]
         print_line(f'{len(cells)} runs, {len(cells) - len(todo)} finished before; in {self.folder}')
-        started, running, received = 0, list[_Process](), list[int]()
+        started, running, received = 0, list[_RunProcess](), list[int]()
         stop_signal, mistake = 0, None
         with contextlib.ExitStack() as handlers:
             for number in preemption.stop_signals():
@@ -95,13 +95,14 @@ class Sweep:
                     stop_signal = received.pop(0)
                     for process in running:
                         print_line(
-                            f'{signal.Signals(stop_signal).name}: {process.cell.name} saves, then the sweep ends'
+                            f'{signal.Signals(stop_signal).name}: {process.cell.name} saves a checkpoint, '
+                            'then the sweep ends'
                         )
                         process.send_signal(stop_signal)
                 while len(running) < parallel and started < len(todo) and not stop_signal:
                     cell, started = todo[started], started + 1
                     print_line(f'{started} of {len(todo)}: {cell.name}; {cell.log}')
-                    running.append(_Process(cell))
+                    running.append(_RunProcess(cell))
                 time.sleep(_POLL_PERIOD)
                 for process in tuple(running):
                     if process.poll() is None:
@@ -119,8 +120,8 @@ class Sweep:
             print_line('stopped; run the same command again to continue')
             raise Stopped(128 + stop_signal)
 
-    def _record(self, process: '_Process', stopped: bool) -> None:
-        """Records whether a run finished or failed. Raises UserError if its mistake should stop the sweep."""
+    def _record(self, process: '_RunProcess', stopped: bool) -> None:
+        """Records whether a run finished or failed. Raises UserError for an error that must stop the sweep."""
         cell, code = process.cell, process.returncode
         if code == 0:
             with (self.folder / FINISHED).open('a') as file:
@@ -128,8 +129,8 @@ class Sweep:
             self._finished.append(list(cell.command))
             print_line(f'{cell.name}: finished in {time.monotonic() - process.start:,.0f} s')
         elif not stopped:
-            line = _last_line(cell.log)
-            is_mistake = code == _USER_MISTAKE and not (cell.folder / model_dir.METRICS).exists()
+            line = _last_error_line(cell.log)
+            is_mistake = code == _USER_ERROR_CODE and not (cell.folder / model_dir.METRICS).exists()
             # A setting of a search may fail, for example if its learning rate is too high.
             if is_mistake and not cell.setting and not self._finished:
                 raise UserError(f'{cell.name}: {line.removeprefix("error: ")}')
@@ -140,7 +141,7 @@ class Sweep:
         return list(cell.command) in self._finished and cell.folder.is_dir()
 
 
-class _Process(subprocess.Popen):
+class _RunProcess(subprocess.Popen):
     """The process of a running cell."""
 
     def __init__(self, cell: SweepCell):
@@ -148,7 +149,7 @@ class _Process(subprocess.Popen):
         self._next_progress, self._shown_step = self.start + _PROGRESS_PERIOD, -1
         cell.folder.parent.mkdir(parents=True, exist_ok=True)
         with cell.log.open('ab') as log:
-            # New process group, so the child gets one SIGINT, forwarded by us.
+            # In a new process group, the child receives only the SIGINT that the sweep forwards.
             super().__init__([*PROGRAM, *cell.command], stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
     def show_progress(self) -> None:
@@ -162,7 +163,7 @@ class _Process(subprocess.Popen):
 
 
 def _progress(folder: pathlib.Path) -> tuple[int, str]:
-    """The last logged step of a run, and a line with step, loss and time left. -1 if there are no metrics yet."""
+    """Returns the last logged step of a run (-1 without metrics) and a line with step, loss and remaining time."""
     from remixer_t5x.extras.reports import overview, records
     from remixer_t5x.train import progress
 
@@ -170,7 +171,7 @@ def _progress(folder: pathlib.Path) -> tuple[int, str]:
         (run,) = records.read_runs([str(folder)])
     except UserError:
         return -1, ''
-    numbers, seconds = overview.summarize_run(run), run.series(records.TRAIN, 'seconds_per_step')
+    numbers, seconds = overview.summarize_run(run), run.metric_points(records.TRAIN, 'seconds_per_step')
     parts = [f'step {numbers.step:,}' + (f' of {numbers.steps:,}' if numbers.steps else '')]
     if numbers.train_loss is not None:
         parts.append(f'loss {numbers.train_loss:.4f}')
@@ -179,8 +180,8 @@ def _progress(folder: pathlib.Path) -> tuple[int, str]:
     return numbers.step, ', '.join(parts)
 
 
-def _last_line(log: pathlib.Path) -> str:
-    """The last error in the log of a run, or its last line."""
+def _last_error_line(log: pathlib.Path) -> str:
+    """Returns the last error in the log of a run, or the last line if there is no error."""
     lines = log.read_text(errors='replace').strip().splitlines()
     errors = [line for line in lines if line.startswith('error')]
     return (errors or lines or ['no output'])[-1]

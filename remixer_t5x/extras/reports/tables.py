@@ -44,7 +44,7 @@ class TableCell:
         return statistics.stdev(value for _, value in self.values) if len(self.values) > 1 else None
 
 
-# (evaluation name, metric name, cell for each group of runs).
+# A table row: (evaluation name, metric name, cell for each group of runs).
 Row = tuple[str, str, list[TableCell | None]]
 
 
@@ -135,7 +135,7 @@ class Sample:
     Attributes:
         input: the input, truncated.
         target: the target, truncated.
-        predictions: prediction of each run as (text, whether the text differs from the target) parts, or None.
+        predictions: for each run, the prediction as pairs (text, whether the text differs from the target), or None.
     """
 
     input: str
@@ -144,11 +144,12 @@ class Sample:
 
 
 def select_samples(runs: Sequence[RecordedRun]) -> list[tuple[str, list[Sample], list[str]]]:
-    """Selects examples for each prediction file: (task and split, examples, accuracy of each run as text)."""
+    """Returns (task and split, selected examples, accuracy of each run as text) for each prediction file."""
     tables = []
     for name in dict.fromkeys(name for run in runs for name in run.predictions):
         by_index = [
-            {row.get('index', place): row for place, row in enumerate(run.predictions.get(name, ()))} for run in runs
+            {row.get('index', position): row for position, row in enumerate(run.predictions.get(name, ()))}
+            for run in runs
         ]
         first = next(rows for rows in by_index if rows)
         wrong = [index for index, row in first.items() if not equals_target(row)]
@@ -177,7 +178,7 @@ def _build_sample(rows: Sequence[Mapping[str, Any] | None]) -> Sample:
 
 
 def compare_words(target: str, prediction: str) -> list[tuple[str, bool]]:
-    """Splits the prediction into parts of whole words, each with whether the part differs from the target."""
+    """Splits the prediction between words into pairs (text, whether the text differs from the target)."""
     expected, words = (re.findall(r'\s+|\S+', _truncate(text)) for text in (target, prediction))
     parts = []
     for tag, _, _, first, last in difflib.SequenceMatcher(None, expected, words, autojunk=False).get_opcodes():

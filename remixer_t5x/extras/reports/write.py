@@ -24,9 +24,9 @@ from remixer_t5x.extras.reports.pictures import drawing, gallery
 from remixer_t5x.extras.reports.records import RecordedRun
 
 TEXT = 'The small dog that the children found in the park did not bark, but it followed them home.'
-# Maximum tokens of the model's answer in the pictures of the decoder.
+# Maximum number of tokens of the model's answer in the decoder's pictures.
 MOST_TARGETS = 24
-_INITIAL = 'INITIAL_CHECKPOINT_PATH'
+_INITIAL_CHECKPOINT = 'INITIAL_CHECKPOINT_PATH'
 
 
 def write(
@@ -42,7 +42,7 @@ def write(
         pictures_dir: folder for the pictures as PNG and SVG, or None.
 
     Raises:
-        UserError: a folder that is not a run, a run without metrics, a file that cannot be read or written.
+        UserError: a folder is not a run, a run has no metrics, or a file cannot be read or written.
     """
     runs = records.read_runs(folders)
     learned = _draw_learned(runs, text, pictures_dir) if pictures else []
@@ -60,7 +60,7 @@ def write_page(html: str, target: pathlib.Path) -> None:
             unfinished.write_bytes(html.encode('utf-8', 'replace'))
             temporary.sync_and_rename(unfinished, target)
     except OSError as error:
-        raise UserError(f'{target} cannot be written ({error.strerror}); type another file in --out') from None
+        raise UserError(f'{target} cannot be written ({error.strerror}); use another file for --out') from None
     print(f'report       {target}  ({len(html) / 1e6:.1f} MB, one file; open it in any browser)')
 
 
@@ -69,7 +69,7 @@ def _draw_learned(runs: Sequence[RecordedRun], text: str, folder: str | None) ->
     learned = []
     for number, group in enumerate(records.group_by_seed(runs), 1):
         run = group.runs[0]
-        print(f'{run.name}: draws what its model learned', file=sys.stderr, flush=True)
+        print(f'{run.name}: drawing what its model learned', file=sys.stderr, flush=True)
         try:
             learned.append(_draw_run(run, text, number))
         except UserError as error:
@@ -104,7 +104,7 @@ def _draw_run(run: RecordedRun, text: str, number: int) -> page.LearnedPictures:
 
 
 def _decode_answer(trained: TrainedModel, inputs: np.ndarray) -> np.ndarray:
-    """Decodes the model's greedy answer of one to MOST_TARGETS tokens, [length] int32."""
+    """Generates the model's greedy answer, and returns its 1 to MOST_TARGETS token ids, [length] int32."""
     model: Any = trained.model
     eos = task_vocabulary.end_id(trained.vocabulary)
     length = min(MOST_TARGETS, trained.lengths['targets'])
@@ -120,7 +120,9 @@ def _decode_answer(trained: TrainedModel, inputs: np.ndarray) -> np.ndarray:
 def _restore_initial_params(trained: TrainedModel) -> Any:
     """Returns the initial parameters of the run, or None if they were random or their checkpoint is missing."""
     with saved_models.saved_gin(trained.source) as gin_file:
-        (initial,) = loading.values(loading.ConfigSources([gin_file], defaults={_INITIAL: None}), _INITIAL)
+        (initial,) = loading.values(
+            loading.ConfigSources([gin_file], defaults={_INITIAL_CHECKPOINT: None}), _INITIAL_CHECKPOINT
+        )
     if not initial:
         return None
     try:

@@ -19,19 +19,23 @@ _RUN_MACROS = ('MODEL_DIR', 'SEED', 'INITIAL_CHECKPOINT_PATH')
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser, model=False)
-    parser.add_argument('table', nargs='?', metavar='PAPER/TABLE', help='such as remixers/table_4; --list has all')
+    parser.add_argument(
+        'table', nargs='?', metavar='PAPER/TABLE', help='such as remixers/table_4; --list prints all tables'
+    )
     parser.add_argument(
         '--list', action='store_true', help='list the tables and figures, with reasons for those left out'
     )
-    scale = "small (default): models and data that two cores train in minutes; paper: the paper's"
+    scale = 'small (default): models that train in minutes on two CPU cores; paper: models and data of the paper'
     parser.add_argument('--scale', choices=('small', 'paper'), default='small', help=scale)
-    parser.add_argument('--seeds', metavar='NUMBERS', help='comma-separated (default 0,1,2 if small, otherwise 0)')
+    parser.add_argument(
+        '--seeds', metavar='NUMBERS', help='comma-separated seeds (default 0,1,2 for small, 0 for paper)'
+    )
     folder = 'folder for the runs (default runs/reproduce/PAPER/TABLE/SCALE)'
     parser.add_argument('--folder', metavar='DIR', help=folder)
     parser.add_argument(
-        '--chip', default='h100', metavar='NAME', help='chip of the hours in the cost table (default h100)'
+        '--chip', default='h100', metavar='NAME', help='chip for the estimated hours in the cost table (default h100)'
     )
-    parser.add_argument('--dry_run', action='store_true', help='print what each run costs, and train nothing')
+    parser.add_argument('--dry_run', action='store_true', help='print the cost of each run without training')
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,15 +51,15 @@ def run(args: argparse.Namespace) -> int:
         console.print_items(_list_table(tables.list_tables()))
         return 0
     if not args.table:
-        raise UserError('reproduce needs a table, such as remixers/table_4; type reproduce --list for all')
+        raise UserError('reproduce needs a table, such as remixers/table_4; run reproduce --list to list all tables')
     for name, _ in args.gin_flags:
         if name in _RUN_MACROS:
-            raise UserError(f'--gin.{name} is set for each run; type --seeds or --folder instead')
+            raise UserError(f'--gin.{name} is set for each run; use --seeds or --folder instead')
     table = tables.load(args.table, args.scale)
     texts = arguments.split_names(args.seeds or _SEEDS[args.scale])
     seeds = [number for text in texts if (number := ranges.parse_whole_number(text)) is not None]
     if len(set(seeds)) < len(texts):
-        raise UserError(f'--seeds must be different whole numbers, got {args.seeds}; type --seeds=0,1,2')
+        raise UserError(f'--seeds must be different whole numbers, got {args.seeds}; pass --seeds=0,1,2')
     equal.import_on_cpu(args)
     from remixer_t5x.extras.reproduce import runs, verdicts
 
@@ -97,8 +101,9 @@ def _parallel_runs() -> int:
 
 
 _LEGEND = (
-    'mean ± standard deviation over seeds; differences are from {}, seed by seed, with half of their 90% interval.\n'
-    'reproduced: the sign of the paper, and the interval excludes 0; contradicted: the other sign, and it excludes 0.'
+    'mean ± standard deviation over seeds; differences from {} are paired by seed, ± half of the 90% interval.\n'
+    'reproduced: the same sign as in the paper, and the interval excludes 0; '
+    'contradicted: the opposite sign, and the interval excludes 0.'
 )
 
 
@@ -175,7 +180,7 @@ def _result_tables(table: Any, findings: Iterable[tuple[Any, Any, Any]]) -> Sequ
 
 COMMAND = Command(
     'reproduce',
-    "trains the models of a paper's table and prints our numbers beside the paper's; run it again to continue",
+    "trains the models of a paper's table and prints our numbers next to the paper's; run it again to continue",
     add_arguments,
     run,
     (

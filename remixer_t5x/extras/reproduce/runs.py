@@ -25,19 +25,19 @@ UTILIZATION = 0.3
 def plan_runs(
     table: Table, args: argparse.Namespace, seeds: Sequence[int], folder: pathlib.Path
 ) -> dict[tuple[str, str, int], SweepCell]:
-    """Builds the runs by (stage, row, seed), in training order: by stage, then by seed."""
+    """Returns the runs by (stage, row, seed), sorted in training order, by stage and then by seed."""
     cells: dict[tuple[str, str, int], SweepCell] = {}
     for stage in table.stages:
         for seed in seeds:
             for row in table.rows:
                 name = re.sub(r'\W+', '_', row.name).strip('_')
                 run_folder = folder / stage.name / name / f'seed_{seed}'
-                flags = {**_flags(stage, row, args), 'SEED': seed, 'MODEL_DIR': run_folder}
+                flags = {**_gin_settings(stage, row, args), 'SEED': seed, 'MODEL_DIR': run_folder}
                 if stage.after:
                     flags['INITIAL_CHECKPOINT_PATH'] = cells[stage.after, row.name, seed].folder
                 command = (
                     stage.command,
-                    *equal.config_flags(args, _files(stage, row, args)),
+                    *equal.config_flags(args, _gin_files(stage, row, args)),
                     f'--model={row.model}',
                     *(f'--gin.{flag}={value}' for flag, value in flags.items()),
                 )
@@ -46,11 +46,11 @@ def plan_runs(
     return cells
 
 
-def _files(stage: Stage, row: Row, args: argparse.Namespace) -> list[str]:
+def _gin_files(stage: Stage, row: Row, args: argparse.Namespace) -> list[str]:
     return [*stage.files, *row.files, *args.gin_file]
 
 
-def _flags(stage: Stage, row: Row, args: argparse.Namespace) -> dict[str, object]:
+def _gin_settings(stage: Stage, row: Row, args: argparse.Namespace) -> dict[str, object]:
     return {**stage.flags, **row.flags, **dict(args.gin_flags)}
 
 
@@ -77,8 +77,8 @@ Costs = Mapping[tuple[str, str], RunCost]
 
 def count_cost(stage: Stage, row: Row, args: argparse.Namespace) -> RunCost:
     """Counts the cost of a run from array shapes. Raises UserError for an invalid setting."""
-    flags = [(name, str(value)) for name, value in _flags(stage, row, args).items()]
-    changes = {'model': row.model, 'gin_file': _files(stage, row, args), 'gin_flags': flags}
+    flags = [(name, str(value)) for name, value in _gin_settings(stage, row, args).items()]
+    changes = {'model': row.model, 'gin_file': _gin_files(stage, row, args), 'gin_flags': flags}
     sources = argparse.Namespace(**{**vars(args), **changes})
     macros = ('MODEL', 'TASK_FEATURE_LENGTHS', 'BATCH_SIZE', 'TRAIN_STEPS')
     try:

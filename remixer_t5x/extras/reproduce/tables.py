@@ -23,7 +23,7 @@ _FOLDER = pathlib.Path(__file__).parent / 'papers'
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A training stage, which is one run for every model of a table.
+    """A training stage, with one run for each model of a table.
 
     Attributes:
         name: name of the stage in the file of the paper.
@@ -42,7 +42,7 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A row of a table, which is a model.
+    """A table row, with the results of one model.
 
     Attributes:
         name: name of the model in the paper.
@@ -61,7 +61,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of a table: a metric in COUNTED, or `metric` of the evaluation `evaluation` of a stage."""
+    """A table column: a metric in COUNTED, or a metric that an evaluation reports at the end of a stage."""
 
     name: str
     stage: Stage
@@ -101,7 +101,7 @@ class Table:
 
 @functools.cache
 def read_papers() -> dict[str, dict[str, Any]]:
-    """Parses all files, by name of the paper."""
+    """Parses all files in `papers`, and returns their contents by paper name."""
     return {path.stem: tomllib.loads(path.read_text(encoding='utf-8')) for path in sorted(_FOLDER.glob('*.toml'))}
 
 
@@ -120,7 +120,7 @@ def load(name: str, scale: str) -> Table:
     """
     entries = list_tables()
     if name not in entries:
-        raise UserError(f'{name} is not a table of a paper{nearest(name, entries)}; type reproduce --list')
+        raise UserError(f'{name} is not a table of a paper{nearest(name, entries)}; run reproduce --list')
     entry, paper = entries[name], read_papers()[name.partition('/')[0]]
     if reason := entry.get('reason'):
         raise UserError(f'{name} cannot be reproduced: {reason}')
@@ -134,7 +134,7 @@ def load(name: str, scale: str) -> Table:
             columns.append(Column(label, _load_stage(paper, column['stage'], scale), evaluation, metric))
             indices.append(index)
     if not columns:
-        raise UserError(f'{name} has no small scale; type --scale=paper --dry_run for its cost')
+        raise UserError(f'{name} has no small-scale version; pass --scale=paper --dry_run to estimate its cost')
 
     def select_columns(numbers: Sequence[Any]) -> list[float | None]:
         return [numbers[index] if numbers[index : index + 1] not in ([], ['']) else None for index in indices]

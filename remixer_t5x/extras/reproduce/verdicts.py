@@ -1,4 +1,4 @@
-"""Compares results with a paper's by the sign of each difference from the baseline and its confidence interval."""
+"""Compares our differences from the baseline with published ones, by their signs and confidence intervals."""
 
 import dataclasses
 import statistics
@@ -9,7 +9,7 @@ from remixer_t5x.extras.reports.differences import compare_models
 from remixer_t5x.extras.reproduce.tables import COUNTED, Column, Row, Table
 
 REPRODUCED, CONTRADICTED, NOT_SHOWN, DIFFERENT = 'reproduced', 'contradicted', 'not shown', 'different'
-# Relative tolerance for counts (parameters, FLOPs), because papers print only two or three digits.
+# Relative tolerance for counts (parameters, FLOPs), because papers report only two or three digits.
 COUNT_TOLERANCE = 0.05
 
 
@@ -19,8 +19,8 @@ class Finding:
 
     Attributes:
         published: the published number, or None.
-        ours: mean over seeds, or None if no run has finished.
-        deviation: standard deviation over seeds, or None for fewer than two seeds.
+        ours: mean of our results over seeds, or None if no run has finished.
+        deviation: standard deviation of our results over seeds, or None for fewer than two seeds.
         published_difference: published difference from the baseline.
         difference: our mean difference from the baseline over common seeds.
         margin: half-width of the 90% confidence interval of `difference`; infinity for one seed.
@@ -59,7 +59,7 @@ def judge_table(
                 if column.metric in COUNTED:
                     finding = dataclasses.replace(finding, verdict=_judge_count(finding.published, finding.ours))
                 elif row.name != table.baseline and base:
-                    finding = _compare(finding, by_seed, base, published[table.baseline], column.metric)
+                    finding = _compare_with_baseline(finding, by_seed, base, published[table.baseline], column.metric)
             yield column, row, finding
 
 
@@ -69,7 +69,7 @@ def _judge_count(published: float | None, ours: float | None) -> str:
     return REPRODUCED if abs(ours / published - 1) <= COUNT_TOLERANCE else DIFFERENT
 
 
-def _compare(
+def _compare_with_baseline(
     finding: Finding, ours: Mapping[int, float], base: Mapping[int, float], published_base: float | None, metric: str
 ) -> Finding:
     higher_is_better = signed_score(metric, 1.0) > 0

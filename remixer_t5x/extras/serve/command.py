@@ -14,20 +14,22 @@ from remixer_t5x.errors import UserError, reason
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    path = 'a MODEL_DIR, whose gin text is run, a checkpoint, a Hugging Face folder, or hf://NAME'
+    path = 'a MODEL_DIR (its gin text is executed), a checkpoint, a Hugging Face folder, or hf://NAME'
     parser.add_argument('model', metavar='DIR', help=path)
     parser.add_argument(
         '--host', metavar='ADDRESS', default='127.0.0.1', help='address to listen on (default 127.0.0.1)'
     )
-    port = 'port to listen on, 0 for a free one (default 8000)'
+    port = 'port to listen on; 0 selects a free port (default 8000)'
     parser.add_argument('--port', metavar='N', type=arguments.whole_number(0), default=8000, help=port)
     parser.add_argument('--name', metavar='TEXT', help="the model's name in requests (default: the last part of DIR)")
     count: Any = {'metavar': 'N', 'type': arguments.whole_number(1)}
-    parser.add_argument('--batch_size', **count, default=16, help='maximum texts of one batch (default 16)')
-    queue = 'maximum texts that wait; more are refused with status 429 (default 256)'
+    parser.add_argument('--batch_size', **count, default=16, help='maximum number of texts per batch (default 16)')
+    queue = 'maximum number of queued texts; further texts are rejected with status 429 (default 256)'
     parser.add_argument('--max_queue', **count, default=256, help=queue)
-    parser.add_argument('--max_input_tokens', **count, help='maximum tokens of an input (default: as in training)')
-    parser.add_argument('--max_tokens', **count, help='maximum tokens of an answer (default: as in training)')
+    parser.add_argument(
+        '--max_input_tokens', **count, help='maximum number of tokens per input (default: as in training)'
+    )
+    parser.add_argument('--max_tokens', **count, help='maximum number of tokens per answer (default: as in training)')
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             from remixer_t5x.extras.serve import server
         except ImportError as error:
-            raise UserError(f"serve cannot start ({reason(error)}); type pip install 'remixer-t5x[serve]'") from error
+            raise UserError(f"serve cannot start ({reason(error)}); run pip install 'remixer-t5x[serve]'") from error
         from remixer_t5x.api import saved_models
     lengths = {'inputs': args.max_input_tokens, 'targets': args.max_tokens}
     trained = saved_models.load(args.model, lengths={side: length for side, length in lengths.items() if length})
@@ -52,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 COMMAND = Command(
     'serve',
-    'answer HTTP requests in the format of OpenAI, with a trained model',
+    'answer HTTP requests in OpenAI format with a trained model',
     add_arguments,
     run,
     ('remixer-t5x serve runs/mine --port=8000',),

@@ -2,7 +2,7 @@
 
 Each text is a row of a batch. Decoding settings are arrays with one value per row, so that requests with different
 settings share batches and compiled programs. Before the first request, programs are compiled for one row and for
-`batch_size` rows, with each input length of `predictions.bucket_length`.
+`batch_size` rows, with each input length that `predictions.bucket_length` returns.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ from remixer_t5x.models import decoding
 
 log = functools.partial(print, file=sys.stderr, flush=True)
 # Seconds to wait for more rows before computing a batch that is not full.
-WINDOW = 0.004
+BATCH_WAIT_SECONDS = 0.004
 # The value of `top_k` for rows that sample from all tokens.
 NO_TOP_K = 2**31 - 1
-# Decoding settings of a row. `number` is folded into the random key, like the index of a text in `infer`.
+# Dtypes of a row's decoding settings. `number` is folded into the random key, like the index of a text in `infer`.
 SETTINGS: dict[str, Any] = dict.fromkeys(('number', 'max_tokens', 'top_k'), np.int32)
 SETTINGS |= dict.fromkeys(('temperature', 'top_p'), np.float32)
 
@@ -41,7 +41,7 @@ class PerRequestDecoder(decoding.RowDecoder):
     """Decodes each sequence with separate settings, given as arrays [batch]; temperature 0 selects the most likely
     token.
 
-    Generates the same tokens as `Greedy` or `Sampling` with the same key, and an end token after `max_tokens`. Results
+    Generates the same tokens as `Greedy` or `Sampling` with the same key, and end tokens after `max_tokens`. Results
     differ from `Sampling` only with `top_k`, for which `Sampling` draws different random numbers and drops tokens that
     are tied with the k-th most likely token.
     """
@@ -53,7 +53,7 @@ class PerRequestDecoder(decoding.RowDecoder):
     end_id: int = 1
 
     def build_token_selector(self, rng: jax.Array | None, batch: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        """See `decoding.RowDecoder.build_token_selector`; `rng` is [batch] keys."""
+        """Builds a function that selects the next token of each row; `rng` contains a random key for each row."""
         fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
         keys, is_sampled = fold(rng, 0), self.temperature > 0
 
@@ -72,7 +72,7 @@ class PerRequestDecoder(decoding.RowDecoder):
         return jax.vmap(jax.random.categorical)(keys, logits)
 
     def _restrict(self, logits: jax.Array) -> jax.Array:
-        """Masks the logits outside the top k, and then those outside the nucleus, with -inf."""
+        """Sets the logits to -inf outside the top k tokens, and then outside the top-p nucleus."""
         ordered, top_p = jnp.sort(logits, axis=-1, descending=True), self.top_p[:, None]
         is_inside = jnp.arange(logits.shape[-1]) < self.top_k[:, None]
         probabilities = jax.nn.softmax(jnp.where(is_inside, ordered, -jnp.inf), axis=-1)
@@ -99,14 +99,14 @@ class Engine:
         trained: the model.
         max_queue: maximum number of queued rows.
         state: 'starting' while programs are compiled, 'ready', or 'stopping'.
-        waiting: (row, future for the result) in order of arrival, including the batch that is being computed.
+        waiting: queued pairs (row, future for its result) in order of arrival, including the batch being computed.
     """
 
     def __init__(self, trained: TrainedModel, batch_size: int, max_queue: int):
         self.trained, self.max_queue, self.state = trained, max_queue, 'starting'
         self.eos_id = task_vocabulary.end_id(trained.vocabulary)
         self.waiting: list[tuple[GenerationRow, asyncio.Future]] = []
-        self._arrived = asyncio.Event()
+        self._rows_arrived = asyncio.Event()
         shards = trained.partitioner.batch_shards
         self._batch_size = -(-batch_size // shards) * shards
         self._predictors = {}
@@ -120,7 +120,7 @@ class Engine:
         """Queues rows and returns a `Prediction`, log-likelihood or vector for each row."""
         futures = [asyncio.get_running_loop().create_future() for _ in rows]
         self.waiting += zip(rows, futures, strict=True)
-        self._arrived.set()
+        self._rows_arrived.set()
         return await asyncio.gather(*futures)
 
     async def run(self) -> None:
@@ -131,9 +131,9 @@ class Engine:
             if self.state == 'starting':
                 self.state = 'ready'
                 log(f'ready after {time.monotonic() - start:.1f} s')
-            while await self._arrived.wait():
+            while await self._rows_arrived.wait():
                 if len(self.waiting) < self._batch_size:
-                    await asyncio.sleep(WINDOW)
+                    await asyncio.sleep(BATCH_WAIT_SECONDS)
                 operation = self.waiting[0][0].operation
                 batch = [pair for pair in self.waiting if pair[0].operation == operation][: self._batch_size]
                 results = await loop.run_in_executor(thread, self._compute, [row for row, _ in batch])
@@ -143,7 +143,7 @@ class Engine:
                         (future.set_exception if isinstance(result, Exception) else future.set_result)(result)
                 self.waiting = [pair for pair in self.waiting if pair not in batch]
                 if not self.waiting:
-                    self._arrived.clear()
+                    self._rows_arrived.clear()
 
     def _compute(self, rows: Sequence[GenerationRow], batch_size: int | None = None) -> list[Any]:
         """Returns the result of each row, or an exception for each row if the model fails."""
@@ -158,7 +158,7 @@ class Engine:
             return predictor.predict(params, inputs, arrays={name: np.asarray(*values) for name, *values in settings})
         except Exception as error:
             log(f'error: {type(error).__name__}: {reason(error)}')
-            return [HTTPException(500, 'the model failed; the server log has the reason')] * len(rows)
+            return [HTTPException(500, 'the model failed; see the server log for the reason')] * len(rows)
 
     def _warm_up(self) -> None:
         longest, length = self.trained.lengths['inputs'], 0

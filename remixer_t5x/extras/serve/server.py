@@ -53,8 +53,8 @@ class Api:
         options: dict[str, Any] = {'namespace': 'remixer_t5x', 'registry': self._registry}
         self._requests = prometheus.Counter('requests', 'Requests', ['path', 'status'], **options)
         self._seconds = prometheus.Histogram('request_seconds', 'Seconds from request to answer', ['path'], **options)
-        self._tokens = prometheus.Counter('tokens', 'Tokens of texts and of completions', ['kind'], **options)
-        queue = prometheus.Gauge('queue_texts', 'Texts that wait or are computed', **options)
+        self._tokens = prometheus.Counter('tokens', 'Tokens in prompts and completions', ['kind'], **options)
+        queue = prometheus.Gauge('queue_texts', 'Texts that are queued or being processed', **options)
         queue.set_function(lambda: len(engine.waiting))
 
     def application(self) -> Starlette:
@@ -77,17 +77,17 @@ class Api:
             self._seconds.labels(path).observe(seconds)
             return response
 
-        routes = [Route(path, self._answer, methods=['POST']) for path in ENDPOINTS]
+        routes = [Route(path, self._handle_request, methods=['POST']) for path in ENDPOINTS]
         routes += [Route(path, page) for path, page in pages.items()]
         middleware = [Middleware(BaseHTTPMiddleware, dispatch=observe)]
         return Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _describe_error})
 
-    async def _answer(self, request: Request) -> Response:
+    async def _handle_request(self, request: Request) -> Response:
         operation, fields = ENDPOINTS[request.url.path]
         body = await _read_body(request)
         for name, value in body.items():
             if value and name not in (*fields.split(), 'model', 'user'):
-                raise HTTPException(400, f'{name!a:.80} is not supported; leave it out')
+                raise HTTPException(400, f'{name!a:.80} is not supported; omit it')
         if body.get('model') not in (None, self._name):
             raise HTTPException(404, f'model must be {self._name!r}, got {body["model"]!a:.80}')
         if not hasattr(self._engine.trained.model, operation):
@@ -97,16 +97,16 @@ class Api:
 
     async def _complete(self, body: dict[str, Any]) -> dict[str, Any]:
         prompts, longest = self._tokenize(body, 'prompt', 'inputs'), self._engine.trained.lengths['targets']
-        count = _number(body, 'n', 1, 1, MAX_SAMPLES)
-        seed = _number(body, 'seed', random.randrange(2**30), 0, 2**30)
-        max_tokens = _number(body, 'max_tokens', longest, 1, longest)
+        count = _read_number(body, 'n', 1, 1, MAX_SAMPLES)
+        seed = _read_number(body, 'seed', random.randrange(2**30), 0, 2**30)
+        max_tokens = _read_number(body, 'max_tokens', longest, 1, longest)
         settings = {
             'max_tokens': max_tokens,
-            'temperature': _number(body, 'temperature', 1.0, 0, 100),
-            'top_p': _number(body, 'top_p', 1.0, 1e-6, 1),
-            'top_k': _number(body, 'top_k', NO_TOP_K, 1, NO_TOP_K),
+            'temperature': _read_number(body, 'temperature', 1.0, 0, 100),
+            'top_p': _read_number(body, 'top_p', 1.0, 1e-6, 1),
+            'top_k': _read_number(body, 'top_k', NO_TOP_K, 1, NO_TOP_K),
         }
-        stops = _texts(body, 'stop') if body.get('stop') else []
+        stops = _read_texts(body, 'stop') if body.get('stop') else []
         texts = [ids for ids in prompts for _ in range(count)]
         rows = [
             GenerationRow('generate', ids, settings={**settings, 'number': seed + i}) for i, ids in enumerate(texts)
@@ -116,9 +116,9 @@ class Api:
             ids = prediction.ids[0][:max_tokens]
             generated += len(ids)
             text = self._engine.trained.vocabulary.decode(ids)
-            places = [text.find(stop) for stop in stops if stop in text]
-            has_ended = bool(places) or self._engine.eos_id in ids
-            text = text[: min(places, default=len(text))]
+            stop_positions = [text.find(stop) for stop in stops if stop in text]
+            has_ended = bool(stop_positions) or self._engine.eos_id in ids
+            text = text[: min(stop_positions, default=len(text))]
             finish = 'stop' if has_ended else 'length'
             choices.append({'text': text, 'index': index, 'logprobs': None, 'finish_reason': finish})
         head = {'id': f'cmpl-{uuid.uuid4().hex}', 'object': 'text_completion', 'created': int(time.time())}
@@ -127,7 +127,7 @@ class Api:
     async def _score(self, body: dict[str, Any]) -> dict[str, Any]:
         inputs, targets = (self._tokenize(body, side, side) for side in ('inputs', 'targets'))
         if len(inputs) != len(targets):
-            raise HTTPException(400, f'targets must have as many texts as inputs, {len(inputs)}, got {len(targets)}')
+            raise HTTPException(400, f'targets must have as many texts as inputs ({len(inputs)}), got {len(targets)}')
         pairs = zip(inputs, targets, strict=True)
         scores = await self._compute([GenerationRow('score', ids, target_ids) for ids, target_ids in pairs])
         # JSON cannot represent -inf, which is the score of a text with probability 0.
@@ -149,9 +149,11 @@ class Api:
     def _tokenize(self, body: dict[str, Any], field: str, side: str) -> list[list[int]]:
         trained = self._engine.trained
         texts = TextCodec(trained.vocabulary, trained.lengths[side], ends=trained.ends_inputs or side == 'targets')
-        encoded = [texts.encode(text, index) for index, text in enumerate(_texts(body, field))]
+        encoded = [texts.encode(text, index) for index, text in enumerate(_read_texts(body, field))]
         if any(is_cut or not ids for ids, is_cut in encoded):
-            raise HTTPException(400, f'{field} must have from 1 to {texts.longest} tokens in each text; shorten it')
+            raise HTTPException(
+                400, f'each text in {field} must have from 1 to {texts.longest} tokens; change its length'
+            )
         return [ids for ids, _ in encoded]
 
     async def _compute(self, rows: list[GenerationRow]) -> list[Any]:
@@ -159,7 +161,7 @@ class Api:
         if self._engine.state != 'ready':
             raise HTTPException(503, f'the server is {self._engine.state}; try again later')
         if len(rows) > most:
-            raise HTTPException(400, f'a request must have at most {most} texts (n counts), got {len(rows)}')
+            raise HTTPException(400, f'a request must have at most {most} texts (prompts times n), got {len(rows)}')
         if waiting + len(rows) > most:
             raise HTTPException(429, f'{waiting} texts are queued, and the limit is {most}; try again later')
         self._tokens.labels('prompt').inc(sum(len(row.inputs) + len(row.targets) for row in rows))
@@ -222,7 +224,7 @@ async def _read_body(request: Request) -> dict[str, Any]:
     return body
 
 
-def _texts(body: dict[str, Any], field: str) -> list[Any]:
+def _read_texts(body: dict[str, Any], field: str) -> list[Any]:
     """Reads a text or a list of texts as a list. Raises HTTPException for other values and unpaired surrogates."""
     value = body.get(field)
     texts = value if isinstance(value, list) else [value]
@@ -231,7 +233,7 @@ def _texts(body: dict[str, Any], field: str) -> list[Any]:
     return texts
 
 
-def _number(body: dict[str, Any], field: str, default: Any, least: float, most: float) -> Any:
+def _read_number(body: dict[str, Any], field: str, default: Any, least: float, most: float) -> Any:
     """Reads a number of the same type as `default`. Raises HTTPException for other types and values out of range."""
     value = default if body.get(field) is None else body[field]
     if type(value) not in (int, type(default)) or not least <= value <= most:

@@ -74,11 +74,11 @@ def draw_heat_map(axes: Axes, values: np.ndarray, largest: float) -> None:
 
 
 def token_ticks(axes: Axes, x: list[str] | None = None, y: list[str] | None = None) -> None:
-    """Labels ticks with tokens. A `$` does not start a formula."""
+    """Labels ticks with tokens. `$` characters are not interpreted as math text."""
     for axis, labels in ((axes.xaxis, x), (axes.yaxis, y)):
         if labels is not None:
             axis.set_ticks(range(len(labels)))
-            # Removes SentencePiece's word boundary mark, which would overlap the next label.
+            # Replaces SentencePiece's word boundary mark, which would overlap the next label.
             texts = [label.replace('▁', '·') for label in labels]
             axis.set_ticklabels(texts, fontsize=min(6.5, 165 / max(len(labels), 1)), parse_math=False)
     if x is not None:
@@ -136,12 +136,12 @@ def _draw_panel(axes: Axes, panel: Panel, is_first: bool) -> None:
 
 def inline_svg(picture: Picture) -> str:
     """Converts the figure to an `<svg>` element with unique ids, selectable text, and colours from CSS variables."""
-    text = _svg(picture.figure, salt=picture.name)
+    text = _render_svg(picture.figure, salt=picture.name)
     text = text[text.index('<svg') :]
     text = re.sub(r'<metadata>.*?</metadata>', '', text, flags=re.DOTALL)
     for pattern in (r'( id=")', r'(url\(#)', r'(href="#)'):
         text = re.sub(pattern, rf'\g<1>{picture.name}-', text)
-    # Repeated images and markers have identical ids, but ids must be unique on a page. The first serves all references.
+    # Repeated images and markers have identical ids, but ids must be unique on a page. References use the first one.
     seen: set[str] = set()
 
     def without_repeated_id(match: re.Match[str]) -> str:
@@ -159,7 +159,7 @@ def inline_svg(picture: Picture) -> str:
     return re.sub(r' (width|height)="[^"]*"', '', start) + '>' + end
 
 
-def _svg(figure: Figure, salt: str, **options: Any) -> str:
+def _render_svg(figure: Figure, salt: str, **options: Any) -> str:
     import matplotlib
 
     buffer = io.StringIO()
@@ -180,13 +180,15 @@ def _ignore_missing_glyphs() -> Iterator[None]:
 
 def save(picture: Picture, folder: str | os.PathLike[str]) -> list[pathlib.Path]:
     """Writes `<folder>/<name>.png` and `.svg`. Raises UserError if they cannot be written."""
-    place = pathlib.Path(folder)
-    paths = [place / f'{picture.name}.{kind}' for kind in ('png', 'svg')]
+    target_folder = pathlib.Path(folder)
+    paths = [target_folder / f'{picture.name}.{kind}' for kind in ('png', 'svg')]
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        target_folder.mkdir(parents=True, exist_ok=True)
         with _ignore_missing_glyphs():
             picture.figure.savefig(paths[0], dpi=150, facecolor='white')
-        paths[1].write_text(_svg(picture.figure, picture.name, facecolor='white'), encoding='utf-8')
+        paths[1].write_text(_render_svg(picture.figure, picture.name, facecolor='white'), encoding='utf-8')
     except OSError as error:
-        raise UserError(f'{place} cannot be written ({error.strerror}); use a folder that you can write to') from None
+        raise UserError(
+            f'{target_folder} cannot be written ({error.strerror}); use a folder that you can write to'
+        ) from None
     return paths

@@ -44,8 +44,13 @@ class TrainedText:
 
 def draw_all(text: TrainedText) -> list[Picture]:
     """Draws all pictures in page order."""
-    sown = learned.read_intermediates(text.model, text.params, text.inputs[0], text.targets[0])
-    kinds = (_draw_remixer(text, sown), _draw_tim(text, sown), _draw_gmlp(text), _draw_attention(text, sown))
+    intermediates = learned.read_intermediates(text.model, text.params, text.inputs[0], text.targets[0])
+    kinds = (
+        _draw_remixer(text, intermediates),
+        _draw_tim(text, intermediates),
+        _draw_gmlp(text),
+        _draw_attention(text, intermediates),
+    )
     pictures = [picture for kind in (*kinds, _draw_pseudo_attention(text)) for picture in kind]
     return [dataclasses.replace(picture, name=f'{text.name}{picture.name}') for picture in pictures]
 
@@ -60,11 +65,13 @@ def _in_stack(layers: Iterable[LayerArray], stack: str, sublayer: str = '') -> l
     return [layer for layer in layers if layer.stack == stack and sublayer in layer.sublayer]
 
 
-def _draw_remixer(text: TrainedText, sown: Mapping[str, Any]) -> Iterator[Picture]:
-    """Draws for Remixer layers the mean self-attention, softmax(H) before finetuning, and softmax(H)."""
+def _draw_remixer(text: TrainedText, intermediates: Mapping[str, Any]) -> Iterator[Picture]:
+    """Draws the mean self-attention, softmax(H) before finetuning, and softmax(H) of Remixer layers."""
     logits = learned.remixer_logits(text.params)
     initial = [] if text.initial is None else learned.remixer_logits(text.initial)
-    attention = [layer for layer in learned.attention_maps(sown, text.params) if 'self_attention' in layer.sublayer]
+    attention = [
+        layer for layer in learned.attention_maps(intermediates, text.params) if 'self_attention' in layer.sublayer
+    ]
     for stack, ids, pieces in text.stacks:
         layers = _in_stack(logits, stack)
         if not layers:
@@ -85,7 +92,7 @@ def _draw_remixer(text: TrainedText, sown: Mapping[str, Any]) -> Iterator[Pictur
                 rows[name] = [Panel(layer.title, w, pieces, pieces) for layer, w in zip(matrices, weights, strict=True)]
         note = _near_zero_note(layers, text.lengths)
         if before:
-            note += f' Before this training {_near_zero_note(list(before.values()), text.lengths)}'
+            note += f' Before this training, {_near_zero_note(list(before.values()), text.lengths)}'
         figure = drawing.draw_matrices(list(rows.values()), list(rows))
         yield Picture(f'remixer-{stack}', f'What H learned, {stack}', note, figure)
 
@@ -97,11 +104,11 @@ def _near_zero_note(layers: Sequence[LayerArray], lengths: Mapping[str, int]) ->
     )
     quiet = [layer.title for layer in learned.near_zero(list(layers), lengths)]
     count = f'H is near zero in {len(quiet)} of {len(layers)} layers' + (f' ({", ".join(quiet)})' if quiet else '')
-    return f'{count}: root mean square about the mean of each row below {learned.NEAR_ZERO} ({spreads}).'
+    return f'{count}: root mean square deviation from the row means below {learned.NEAR_ZERO} ({spreads}).'
 
 
-def _draw_tim(text: TrainedText, sown: Mapping[str, Any]) -> Iterator[Picture]:
-    competition = learned.competition_weights(sown, text.params)
+def _draw_tim(text: TrainedText, intermediates: Mapping[str, Any]) -> Iterator[Picture]:
+    competition = learned.competition_weights(intermediates, text.params)
     for stack, _, pieces in text.stacks:
         layers = _in_stack(competition, stack)
         if not layers:
@@ -131,12 +138,12 @@ def _draw_gmlp(text: TrainedText) -> Iterator[Picture]:
     for stack in (ENCODER, DECODER):
         if layers := _in_stack(weights, stack):
             panels = [Panel(layer.title, layer.array) for layer in evenly_spaced(layers)]
-            note = 'Magnitude of W at the trained length: rows are tokens written, columns tokens read.'
+            note = 'Magnitude of W at the trained length: rows are output tokens, columns are input tokens.'
             yield Picture(f'gmlp-weights-{stack}', f'Spatial weights, {stack}', note, drawing.draw_matrices([panels]))
 
 
-def _draw_attention(text: TrainedText, sown: Mapping[str, Any]) -> Iterator[Picture]:
-    maps = learned.attention_maps(sown, text.params)
+def _draw_attention(text: TrainedText, intermediates: Mapping[str, Any]) -> Iterator[Picture]:
+    maps = learned.attention_maps(intermediates, text.params)
     cross = [layer for layer in maps if 'cross' in layer.sublayer]
     inner = [layer for layer in maps if 'cross' not in layer.sublayer]
     read, written = text.inputs[1], text.targets[1]
@@ -147,7 +154,7 @@ def _draw_attention(text: TrainedText, sown: Mapping[str, Any]) -> Iterator[Pict
     ):
         if layers:
             panels = [Panel(layer.title, layer.array.mean(axis=0), rows, columns) for layer in evenly_spaced(layers)]
-            note = 'Mean over heads; rows are tokens that read, columns tokens that are read.'
+            note = 'Mean over heads; rows are queries, columns are keys.'
             yield Picture(name, title, note, drawing.draw_matrices([panels]))
 
 
@@ -163,7 +170,7 @@ def _draw_pseudo_attention(text: TrainedText) -> Iterator[Picture]:
     yield Picture(
         'pseudo-attention-encoder',
         'Pseudo-attention, encoder',
-        f'{note}; for a layer, of what it adds to its input. The scale is the largest value of different tokens.',
+        f'{note}; single layers exclude the residual connection. The scale ends at the largest off-diagonal value.',
         drawing.draw_matrices([panels]),
     )
     figure = drawing.draw_matrices([[Panel('', cross, target_pieces, pieces)]])

@@ -17,8 +17,8 @@ from remixer_t5x.models.sublayers import remixer
 
 ENCODER, DECODER = 'encoder', 'decoder'
 
-# If the row-centred root mean square of H is lower, softmax(H) is nearly uniform: weights typically differ from their
-# row mean by at most a tenth. H is initialised at 0.02.
+# If the root mean square of H minus its row means is lower, softmax(H) is nearly uniform: weights typically differ from
+# their row mean by at most a tenth. H is initialised with a standard deviation of 0.02.
 NEAR_ZERO = 0.1
 
 
@@ -60,7 +60,7 @@ def by_layer(tree: Mapping[str, Any], params: Mapping[str, Any], *names: str) ->
     layer.
 
     `tree` is structured like the parameters or like `intermediates`, whose leaves are tuples of one array. The first
-    axis of every array is the layers of a scanned run; `params` determines the number of layers of each run.
+    axis of every array indexes the layers of a scanned run; `params` determines the number of layers of each run.
     """
     arrays = []
     for stack in (ENCODER, DECODER):
@@ -118,7 +118,7 @@ def row_spread(logits: np.ndarray, length: int, causal: bool) -> float:
 
 
 def near_zero(layers: list[LayerArray], lengths: Mapping[str, int]) -> list[LayerArray]:
-    """Returns the layers that hardly mix by position, with a `row_spread` below NEAR_ZERO at the training length."""
+    """Returns the layers that hardly mix by position: `row_spread` is below NEAR_ZERO at the training length."""
     return [
         layer for layer in layers if row_spread(layer.array, lengths[layer.stack], layer.stack == DECODER) < NEAR_ZERO
     ]

@@ -13,7 +13,7 @@ import numpy as np
 
 from remixer_t5x.context import Memory, describe_tokens
 
-# For tokens with more features than this, random sign vectors replace the unit vectors.
+# If tokens have more features than this, random sign vectors replace the unit vectors.
 MOST_EXACT = 64
 PROBES = 32
 # Number of rows per backward pass.
@@ -21,9 +21,10 @@ ROWS = 32
 
 
 class JacobianNorms:
-    """Computes the Frobenius norms of d function(x, *others)[i] / d x[j], compiled once per set of shapes. Rows of a
-    batch are independent, so one backward pass over N identical rows computes N rows of the Jacobian. (`jax.jacrev`
-    uses vmap, and jaxlib 0.10.2 crashes on some such programs on a CPU.)
+    """Computes the Frobenius norms of d function(x, *others)[i] / d x[j], compiled once per set of shapes.
+
+    Rows of a batch are independent, so one backward pass over N identical rows computes N rows of the Jacobian.
+    `jax.jacrev` is not used, because it uses vmap, and jaxlib 0.10.2 crashes on some such programs on a CPU.
 
     Attributes:
         function: ([rows, inputs, embed], *others) -> [rows, outputs, features]; rows are independent.
@@ -33,25 +34,25 @@ class JacobianNorms:
 
     def __init__(self, function: Callable[..., jax.Array], seed: int = 0):
         self._function, self._seed = function, seed
-        self._squares = jax.jit(self._squared)
+        self._compiled_squares = jax.jit(self._squared_norms)
 
     def __call__(self, x: jax.Array, *others: Any) -> np.ndarray:
-        """Returns norms [outputs, inputs] float32 for x [inputs, embed]."""
+        """Returns the Jacobian norms, [outputs, inputs] float32, for x [inputs, embed]."""
         _, outputs, features = jax.eval_shape(self._function, x[None], *others).shape
         squares = np.zeros((outputs, x.shape[0]), np.float64)
-        for positions, vectors in _batches(outputs, _directions(features, self._seed)):
+        for positions, vectors in _batches(outputs, _projection_vectors(features, self._seed)):
             cotangents = (positions[:, None] == np.arange(outputs))[:, :, None] * vectors[:, None]
-            np.add.at(squares, positions, np.asarray(self._squares(x, others, cotangents), np.float64))
+            np.add.at(squares, positions, np.asarray(self._compiled_squares(x, others, cotangents), np.float64))
         return np.sqrt(squares).astype(np.float32)
 
-    def _squared(self, x: jax.Array, others: tuple[Any, ...], cotangents: jax.Array) -> jax.Array:
+    def _squared_norms(self, x: jax.Array, others: tuple[Any, ...], cotangents: jax.Array) -> jax.Array:
         """Returns squared gradient norms [rows, inputs] at each input, for cotangents [rows, outputs, features]."""
         repeated = jnp.broadcast_to(x, (cotangents.shape[0], *x.shape))
         outputs, backward = jax.vjp(lambda rows: self._function(rows, *others), repeated)
         return jnp.sum(jnp.square(backward(cotangents.astype(outputs.dtype))[0].astype(jnp.float32)), axis=-1)
 
 
-def _directions(features: int, seed: int) -> np.ndarray:
+def _projection_vectors(features: int, seed: int) -> np.ndarray:
     """Returns vectors whose squared products with J sum to the squared norm of J, exactly or in expectation."""
     if features <= MOST_EXACT:
         return np.eye(features, dtype=np.float32)
@@ -60,7 +61,7 @@ def _directions(features: int, seed: int) -> np.ndarray:
 
 
 def _batches(outputs: int, directions: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields batches (position [ROWS], vector [ROWS, features]) of all directions at all outputs."""
+    """Yields batches (output position [ROWS], direction [ROWS, features]) of all pairs of output and direction."""
     total = outputs * len(directions)
     for first in range(0, total, ROWS):
         number = np.arange(first, first + ROWS)
@@ -75,14 +76,16 @@ def encoder_layers(model: Any, params: Mapping[str, Any], inputs: np.ndarray) ->
     """
     stack, stack_params = model.module.encoder_stack(), params['encoder']
     shared = {name: child for name, child in stack_params.items() if not name.startswith(('run_', 'final_norm'))}
-    hidden = _apply(stack.clone(runs=(), final_norm=None), shared, _embedded(model, params, inputs)[None], inputs)[0]
+    hidden = _apply_stack(
+        stack.clone(runs=(), final_norm=None), shared, _embed_tokens(model, params, inputs)[None], inputs
+    )[0]
     maps = []
     for index, (factory, count) in enumerate(stack.runs):
         # A stack with one layer prepares the layer's inputs in the same way as the model.
         single = stack.clone(runs=((factory, 1),), final_norm=None, position_embedding=None, remat_policy=None)
 
         def layer(x: jax.Array, layer_params: Any, single: Any = single) -> jax.Array:
-            return _apply(single, {**shared, 'run_0': layer_params}, x, inputs)
+            return _apply_stack(single, {**shared, 'run_0': layer_params}, x, inputs)
 
         norms = JacobianNorms(lambda x, layer_params, layer=layer: layer(x, layer_params) - x)
         for number in range(count):
@@ -95,36 +98,36 @@ def encoder_layers(model: Any, params: Mapping[str, Any], inputs: np.ndarray) ->
 def encoder(model: Any, params: Mapping[str, Any], inputs: np.ndarray) -> np.ndarray:
     """Computes the pseudo-attention of the encoder outputs to the input embeddings."""
     stack = model.module.encoder_stack()
-    norms = JacobianNorms(lambda x, stack_params: _apply(stack, stack_params, x, inputs))
-    return norms(_embedded(model, params, inputs), params['encoder'])
+    norms = JacobianNorms(lambda x, stack_params: _apply_stack(stack, stack_params, x, inputs))
+    return norms(_embed_tokens(model, params, inputs), params['encoder'])
 
 
 def decoder_to_text(model: Any, params: Mapping[str, Any], inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Computes the pseudo-attention of the decoder outputs to the encoder's input embeddings, through all layers."""
     encoder_stack, decoder_stack = model.module.encoder_stack(), model.module.decoder_stack()
-    decoder_inputs = _embedded(model, params, np.concatenate([[0], targets[:-1]]).astype(np.int32))
+    decoder_inputs = _embed_tokens(model, params, np.concatenate([[0], targets[:-1]]).astype(np.int32))
 
     def function(x: jax.Array, params: Any, decoder_inputs: jax.Array) -> jax.Array:
         rows = x.shape[0]
-        memory = Memory(_apply(encoder_stack, params[0], x, inputs), describe_tokens(_rows(inputs, rows)))
-        ctx = describe_tokens(_rows(targets, rows), causal=True, memory=memory)
+        memory = Memory(_apply_stack(encoder_stack, params[0], x, inputs), describe_tokens(_repeat_rows(inputs, rows)))
+        ctx = describe_tokens(_repeat_rows(targets, rows), causal=True, memory=memory)
         rows_of_inputs = jnp.broadcast_to(decoder_inputs, (rows, *decoder_inputs.shape))
         return decoder_stack.apply({'params': params[1]}, rows_of_inputs, ctx)
 
     stack_params = params['encoder'], params['decoder']
-    return JacobianNorms(function)(_embedded(model, params, inputs), stack_params, decoder_inputs)
+    return JacobianNorms(function)(_embed_tokens(model, params, inputs), stack_params, decoder_inputs)
 
 
-def _apply(stack: Any, params: Mapping[str, Any], x: jax.Array, tokens: np.ndarray) -> jax.Array:
+def _apply_stack(stack: Any, params: Mapping[str, Any], x: jax.Array, tokens: np.ndarray) -> jax.Array:
     """Applies the stack to [rows, length, embed], with the context of `tokens` for every row."""
-    return stack.apply({'params': params}, x, describe_tokens(_rows(tokens, x.shape[0])))
+    return stack.apply({'params': params}, x, describe_tokens(_repeat_rows(tokens, x.shape[0])))
 
 
-def _rows(tokens: np.ndarray, count: int) -> jax.Array:
+def _repeat_rows(tokens: np.ndarray, count: int) -> jax.Array:
     return jnp.broadcast_to(jnp.asarray(tokens, jnp.int32), (count, len(tokens)))
 
 
-def _embedded(model: Any, params: Any, tokens: np.ndarray) -> jax.Array:
-    """[length, embed]."""
+def _embed_tokens(model: Any, params: Any, tokens: np.ndarray) -> jax.Array:
+    """Returns the embeddings of the tokens, [length, embed]."""
     rows = jnp.asarray(tokens, jnp.int32)[None]
     return model.module.apply({'params': params}, rows, method=lambda module, ids: module.token_embedder(ids))[0]
