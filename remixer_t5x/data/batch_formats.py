@@ -2,7 +2,7 @@
 
 The model types are `encoder_decoder`, `decoder_only`, `encoder_only` (a masked language model), and encoders with a
 head: `classifier`, `token_labels`, `span` and `embedding`. A model type may accept several formats; the features in
-TASK_FEATURE_LENGTHS select one of them. `converters` converts examples to these arrays.
+TASK_FEATURE_LENGTHS select one of them. The module `converters` converts examples to these arrays.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class BatchFormat:
     """The arrays of a batch, and the task features from which the arrays are computed.
 
     Attributes:
-        example: example lengths of the features, by name.
-        arrays: maps each [batch, length] array to the features whose lengths add up to `length`; () for [batch] arrays.
-        packed: the additional arrays of packed rows, in the form of `arrays`; None if the format does not support
-        packing.
-        floats: names of the float32 arrays; the others are int32.
+        example: maps each feature name to an example length in tokens.
+        arrays: maps each array name to the features whose lengths add up to the row length; () for arrays of shape
+            [batch].
+        packed: like `arrays`, for the additional arrays of packed rows; None if the format does not support packing.
+        floats: names of the float32 arrays; all other arrays are int32.
     """
 
     example: Lengths
@@ -50,19 +50,19 @@ class BatchFormat:
         return tuple(self.example)
 
 
-_DECODER_TOKENS = ('decoder_input_tokens', 'decoder_target_tokens', 'decoder_loss_weights')
-_DECODER_PACKED = ('decoder_segment_ids', 'decoder_positions')
-_BOTH = ('inputs', 'targets')
+_DECODER_ARRAYS = ('decoder_input_tokens', 'decoder_target_tokens', 'decoder_loss_weights')
+_DECODER_PACKED_ARRAYS = ('decoder_segment_ids', 'decoder_positions')
+_INPUTS_AND_TARGETS = ('inputs', 'targets')
 
-# The first format of each model type is the default of `info` without TASK_FEATURE_LENGTHS.
+# `remixer-t5x info` uses the first format of a model type if TASK_FEATURE_LENGTHS is not set.
 FORMATS: dict[str, tuple[BatchFormat, ...]] = {
     ENCODER_DECODER: (
         BatchFormat(
             {'inputs': 512, 'targets': 114},
-            {'encoder_input_tokens': ('inputs',), **dict.fromkeys(_DECODER_TOKENS, ('targets',))},
+            {'encoder_input_tokens': ('inputs',), **dict.fromkeys(_DECODER_ARRAYS, ('targets',))},
             {
                 **dict.fromkeys(('encoder_segment_ids', 'encoder_positions'), ('inputs',)),
-                **dict.fromkeys(_DECODER_PACKED, ('targets',)),
+                **dict.fromkeys(_DECODER_PACKED_ARRAYS, ('targets',)),
             },
         ),
     ),
@@ -70,15 +70,15 @@ FORMATS: dict[str, tuple[BatchFormat, ...]] = {
         # A causal language model.
         BatchFormat(
             {'targets': 512},
-            dict.fromkeys(_DECODER_TOKENS, ('targets',)),
-            dict.fromkeys(_DECODER_PACKED, ('targets',)),
+            dict.fromkeys(_DECODER_ARRAYS, ('targets',)),
+            dict.fromkeys(_DECODER_PACKED_ARRAYS, ('targets',)),
         ),
         # A prefix language model: each row consists of the inputs followed by the targets. `decoder_causal_attention`
         # is 1 at positions with bidirectional attention: the inputs and the first position that predicts a target.
         BatchFormat(
             {'inputs': 512, 'targets': 114},
-            dict.fromkeys((*_DECODER_TOKENS, 'decoder_causal_attention'), _BOTH),
-            dict.fromkeys(_DECODER_PACKED, _BOTH),
+            dict.fromkeys((*_DECODER_ARRAYS, 'decoder_causal_attention'), _INPUTS_AND_TARGETS),
+            dict.fromkeys(_DECODER_PACKED_ARRAYS, _INPUTS_AND_TARGETS),
         ),
     ),
     ENCODER_ONLY: (
@@ -109,7 +109,7 @@ FORMATS: dict[str, tuple[BatchFormat, ...]] = {
         ),
     ),
     SPAN: (
-        # The positions of the first and last token of the answer; both are 0 if there is no answer.
+        # The labels are the positions of the first and last token of the answer, or 0 if there is no answer.
         BatchFormat(
             {'inputs': 512, 'targets': 512},
             {
@@ -121,7 +121,7 @@ FORMATS: dict[str, tuple[BatchFormat, ...]] = {
         ),
     ),
     EMBEDDING: (
-        # Two texts with the same meaning, and the weight of the pair in the loss.
+        # Each row contains two texts with the same meaning and the loss weight of the pair.
         BatchFormat(
             {'inputs': 128, 'targets': 8},
             {**dict.fromkeys(('encoder_input_tokens', 'positive_input_tokens'), ('inputs',)), 'label_weights': ()},
@@ -142,14 +142,14 @@ def get_formats(model_type: str) -> tuple[BatchFormat, ...]:
 
 
 def select_format(model_type: str, lengths: Any) -> BatchFormat:
-    """Returns the format with the features in `lengths`. Raises UserError if the model type has no such format."""
-    known = get_formats(model_type)
+    """Returns the format whose features are the keys of `lengths`. Raises UserError if there is no such format."""
+    formats = get_formats(model_type)
     if isinstance(lengths, Mapping) and all(type(length) is int and length > 0 for length in lengths.values()):
-        for candidate in known:
+        for candidate in formats:
             if set(candidate.features) == set(lengths):
                 return candidate
     value = dict(lengths) if isinstance(lengths, Mapping) else lengths
-    choices = ', or '.join(f'{" and ".join(each.features)}, as in {dict(each.example)}' for each in known)
+    choices = ', or '.join(f'{" and ".join(each.features)}, as in {dict(each.example)}' for each in formats)
     raise UserError(
         f'TASK_FEATURE_LENGTHS must be positive lengths of {choices}, got {value} (MODEL_TYPE = {model_type!r})'
     )
@@ -162,12 +162,12 @@ def abstract_batch(
 
     Args:
         model_type: the model type.
-        lengths: tokens of each feature; None for the example lengths of the first format.
+        lengths: row length of each feature in tokens; None for the example lengths of the first format.
         batch_size: number of rows.
-        pack: whether rows hold several short examples.
+        pack: whether a row may contain several short examples.
 
     Raises:
-        UserError: the model type does not accept these features, or does not accept packed rows.
+        UserError: the model type does not support these features, or does not support packed rows.
     """
     if lengths is None:
         lengths = get_formats(model_type)[0].example
@@ -185,19 +185,19 @@ def abstract_batch(
 
 
 def batch_shapes(model_type: str, lengths: Lengths | None = None, batch_size: int = 1) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of `abstract_batch`, for `Model.init`."""
+    """Returns the shape of each array of a global batch, as input to `Model.init`."""
     return {name: array.shape for name, array in abstract_batch(model_type, lengths, batch_size).items()}
 
 
 def smallest_shapes(model_type: str) -> dict[str, tuple[int, ...]]:
-    """Returns small batch shapes that any model of this type accepts, for initializing parameters."""
+    """Returns small batch shapes that every model of this type accepts, for initializing parameters."""
     return batch_shapes(model_type, dict.fromkeys(get_formats(model_type)[0].features, 2))
 
 
 def text_lengths(lengths: Lengths) -> dict[str, int]:
-    """Returns the maximum number of input tokens and of answer tokens in inference.
+    """Returns the maximum number of input tokens and the maximum number of generated tokens for inference.
 
-    The batches of a causal language model have no inputs, so half of the row length is reserved for the prompt.
+    For a causal language model, which has no `inputs` feature, half of the row length is reserved for the prompt.
     """
     if 'inputs' in lengths:
         return dict(lengths)
@@ -211,7 +211,7 @@ def input_array_name(model_type: str) -> str:
 
 
 def token_lengths(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """Returns the row lengths of the encoder and of the decoder, omitting parts that the model lacks."""
+    """Returns the row lengths of the encoder and the decoder in tokens, omitting a stack that the model lacks."""
     return tuple(
         shapes[f'{side}_input_tokens'][1] for side in ('encoder', 'decoder') if f'{side}_input_tokens' in shapes
     )

@@ -1,6 +1,6 @@
 """Converts task features to the arrays of a batch, for each format in `batch_formats`.
 
-Other modules must import this module inside functions, because it imports seqio.
+Other modules must import this module inside functions, because importing it also imports seqio.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from remixer_t5x.lazy import seqio, tf
 
 
 class MaskedLMConverter(seqio.FeatureConverter):
-    """Converts `inputs` (corrupted text) and `targets` (the original token at positions to predict, 0 elsewhere).
+    """Converts examples of a masked language model to the arrays of a batch.
 
+    `inputs` is the corrupted text; `targets` contains the original token at each position to predict, and 0 elsewhere.
     seqio's EncoderFeatureConverter identifies the positions to predict by a mask id, but BERT also predicts tokens that
     were replaced by a random token or left unchanged.
     """
@@ -62,8 +63,8 @@ _CONVERTERS = {
     ),
     (batch_formats.ENCODER_ONLY, 'inputs', 'targets'): MaskedLMConverter,
 }
-# Maps a model type to a function (inputs, targets, vocabulary, length, ...) -> arrays of one row (for SPAN, of one row
-# per window).
+# Maps a model type to a function that converts the texts of one example to the arrays of one row or, for SPAN, of one
+# row per window.
 _TEXT_CONVERTERS: dict[str, Callable[..., dict[str, np.ndarray]]] = {
     batch_formats.TOKEN_LABELS: token_alignment.tag_arrays,
     batch_formats.SPAN: token_alignment.span_arrays,
@@ -72,7 +73,7 @@ _TEXT_CONVERTERS: dict[str, Callable[..., dict[str, np.ndarray]]] = {
 
 
 def convert_examples(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -> tf.data.Dataset:
-    """Converts examples of the task or mixture `source` to rows of the arrays that `pipeline.abstract_batch` lists."""
+    """Converts each example of the task or mixture `source` to a row of each array in `pipeline.abstract_batch`."""
     model_type, lengths = config.model_type, config.task_feature_lengths
     if model_type == batch_formats.CLASSIFIER:
         return _classification_arrays(config, dataset, source)
@@ -81,10 +82,10 @@ def convert_examples(config: DatasetConfig, dataset: tf.data.Dataset, source: An
     if model_type == batch_formats.ENCODER_ONLY and lengths['inputs'] != lengths['targets']:
         raise UserError(
             f'TASK_FEATURE_LENGTHS must have the same length for inputs and targets, got {dict(lengths)}; a masked '
-            'language model predicts each token in place'
+            'language model predicts each token at its input position'
         )
-    # seqio's length check is disabled, because the task truncates each feature and the check takes 20% of the time to
-    # open a dataset.
+    # seqio's length check is disabled, because the task truncates each feature and the check accounts for 20% of the
+    # time needed to open a dataset.
     converter = _CONVERTERS[model_type, *sorted(lengths)](pack=config.pack, apply_length_check=False)
     return converter(dataset, task_feature_lengths=dict(lengths))
 
@@ -93,8 +94,8 @@ def _classification_arrays(config: DatasetConfig, dataset: tf.data.Dataset, sour
     """Converts each target to its index in `config.labels`, or parses it as a number if there are no labels."""
     labels, length = config.labels, config.task_feature_lengths['inputs']
     vocabulary, name = source.output_features['targets'].vocabulary, source.name
-    # Encoding and decoding may change a text. If the original texts are unavailable, compare decoded targets with
-    # decoded labels.
+    # A text may change when it is encoded and decoded again. If the original texts are unavailable, compare decoded
+    # targets with labels that were also encoded and decoded.
     has_texts = getattr(dataset.element_spec.get('targets_pretokenized'), 'dtype', None) == tf.string
     label_texts = [label if has_texts else vocabulary.decode(vocabulary.encode(label)) for label in labels or ()]
 
@@ -113,7 +114,7 @@ def _classification_arrays(config: DatasetConfig, dataset: tf.data.Dataset, sour
 
 
 def _text_arrays(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -> tf.data.Dataset:
-    """Converts texts in Python, because TensorFlow cannot align tokens with words for every vocabulary."""
+    """Converts examples in Python, because TensorFlow cannot align tokens with words for every vocabulary."""
     model_type, lengths = config.model_type, config.task_feature_lengths
     vocabulary = source.output_features['inputs'].vocabulary
     settings: dict[str, Any] = {
@@ -131,7 +132,8 @@ def _text_arrays(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -
             raise
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f'the targets of {source.name} must suit MODEL_TYPE = {model_type!r}, got {targets!r:.60} ({error})'
+                f'the targets of {source.name} must be valid for MODEL_TYPE = {model_type!r}, got {targets!r:.60} '
+                f'({error})'
             ) from error
         return [arrays[name] for name in shapes]
 
@@ -165,7 +167,7 @@ def _parse_number(text: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def check_labels(source: Any, labels: Sequence[str] | None) -> None:
-    """Raises UserError unless `labels` include the labels of every task in `source`."""
+    """Raises UserError unless `labels` includes the labels of every task in the task or mixture `source`."""
     known = dict.fromkeys(
         label for task in seqio.get_subtasks(source) for label in task_vocabulary.get_labels(task) or ()
     )

@@ -1,8 +1,8 @@
 """Fingerprints the data of a task or mixture, so that a resumed run detects changed data and reports the changed file.
 
-A fingerprint is computed from the file names relative to their common folder, the sizes, and the first and last bytes
-of each file, so moving or copying the folder does not change it. Changes in the middle of a large file are not detected
-if its size is unchanged, because hashing all data at every start would be too slow.
+A fingerprint is computed from the file names relative to their common folder, the file sizes, and the first and last
+bytes of each file, so it does not change when the folder is moved or copied. A change in the middle of a large file is
+not detected if the size is unchanged, because hashing all data at every start would be too slow.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from remixer_t5x.data.stream import wrap_task_errors
 from remixer_t5x.errors import UserError, reason
 from remixer_t5x.lazy import seqio, tf
 
-# The fingerprint of one task: 'source' (its class), 'files' (their number, or None for a source without files), 'hash'
-# of all files, and, for at most MAX_HASHED_FILES files, 'each': the size and hash of each file by name.
+# The fingerprint of one task. `source` is the class name of the data source; `files` is the number of files, or None if
+# the source does not read files; `hash` covers all files; `each` maps each file name to the file's size and hash, and
+# is omitted for more than MAX_HASHED_FILES files.
 Record = dict[str, Any]
 
-# Fingerprints of more files contain only names and sizes, so differences cannot be attributed to a file.
+# For a task with more files, only names and sizes are fingerprinted, so a difference cannot be attributed to a file.
 MAX_HASHED_FILES = 64
-# Files of at most WHOLE_BYTES are hashed completely; of larger files, only the first and last END_BYTES.
+# Files of at most WHOLE_BYTES bytes are hashed completely. For a larger file, only the first END_BYTES bytes and the
+# last END_BYTES bytes are hashed.
 WHOLE_BYTES = 1 << 20
 END_BYTES = 1 << 16
 # URLs that TensorFlow cannot read. The URL of a file on the Hugging Face Hub contains its commit.
@@ -31,7 +33,7 @@ URL_PREFIXES = ('hf://', 'http://', 'https://')
 
 
 def data_fingerprint(provider: seqio.Task | seqio.Mixture, split: str, use_cached: bool = False) -> dict[str, Record]:
-    """Returns a dictionary from task name to fingerprint, a JSON value.
+    """Returns a dictionary that maps each task name to the task's fingerprint, a JSON value.
 
     Args:
         provider: a task or a mixture.
@@ -50,12 +52,13 @@ def _task_record(task: seqio.Task, split: str, use_cached: bool) -> Record:
     record: Record = {'source': 'cache' if use_cached else type(task.source).__name__, 'files': None}
     if paths is None:
         return record
-    # The length of the common folder, which is removed from all paths.
-    start = os.path.commonprefix([path[: path.rfind('/') + 1] for path in paths]).rfind('/') + 1
+    # The path of the common folder is removed from all file names.
+    prefix_length = os.path.commonprefix([path[: path.rfind('/') + 1] for path in paths]).rfind('/') + 1
     reads_content = len(paths) <= MAX_HASHED_FILES
-    marks = {path[start:]: file_signature(path, reads_content) for path in paths}
-    record.update(files=len(paths), hash=_short_hash('\n'.join(f'{name}\t{mark}' for name, mark in marks.items())))
-    return record | ({'each': marks} if reads_content else {})
+    signatures = {path[prefix_length:]: file_signature(path, reads_content) for path in paths}
+    text = '\n'.join(f'{name}\t{signature}' for name, signature in signatures.items())
+    record.update(files=len(paths), hash=_short_hash(text))
+    return record | ({'each': signatures} if reads_content else {})
 
 
 def _list_files(task: seqio.Task, split: str, use_cached: bool) -> list[str] | None:
@@ -73,12 +76,15 @@ def _list_files(task: seqio.Task, split: str, use_cached: bool) -> list[str] | N
 
 
 def file_signature(path: str, reads_content: bool = True) -> str:
-    """Returns the size of a file and, if the file is local and `reads_content` is true, a hash of its content."""
+    """Returns a file's size as text, followed by a content hash if the file is local and `reads_content` is true.
+
+    Returns a hash of the URL for a file at one of URL_PREFIXES, and '' for other remote files without `reads_content`.
+    """
     if path.startswith(URL_PREFIXES):
         return _short_hash(path)
     try:
         if '://' in path:
-            # Requesting the sizes of many files would be slow.
+            # Requesting the sizes of many remote files would be slow.
             return str(tf.io.gfile.stat(path).length) if reads_content else ''
         size = os.stat(path).st_size
         if not reads_content:
@@ -91,7 +97,7 @@ def file_signature(path: str, reads_content: bool = True) -> str:
         return f'{size} {_short_hash(content)}'
     except (OSError, tf.errors.OpError) as error:
         raise UserError(
-            f'{path} cannot be read ({reason(error)}); restore the file, or use the new path if the data has moved'
+            f'{path} cannot be read ({reason(error)}); restore the file, or use the new path if the data was moved'
         ) from error
 
 
@@ -113,7 +119,7 @@ def describe_difference(old: Mapping[str, Record], new: Mapping[str, Record]) ->
 
 def _record_difference(old: Record, new: Record) -> str:
     if old.get('source') != new.get('source'):
-        return f'was read by {old.get("source")} and is now by {new.get("source")}'
+        return f'was read by {old.get("source")} and is now read by {new.get("source")}'
     if old.get('files') != new.get('files'):
         return f'had {old.get("files")} files and now has {new.get("files")}'
     before, now = old.get('each') or {}, new.get('each') or {}
@@ -122,5 +128,5 @@ def _record_difference(old: Record, new: Record) -> str:
     if removed and added:
         return f'has the file {added[0]} in place of {removed[0]}'
     if changed:
-        return f'has other content in {len(changed)} of its files, such as {changed[0]}'
-    return f'has {new.get("files")} files as before, with other names, sizes or order'
+        return f'has different content in {len(changed)} of its files, such as {changed[0]}'
+    return f'still has {new.get("files")} files, but with different names, sizes or order'

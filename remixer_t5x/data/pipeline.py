@@ -1,6 +1,7 @@
 """Defines the dataset configuration, resolves the task or mixture, and checks vocabularies and caches.
 
-`task_batches` reads the examples; `batch_formats` lists the arrays of a batch. `DatasetConfig` uses T5X's names.
+`task_batches` reads the examples; `batch_formats` lists the arrays of a batch. The fields of `DatasetConfig` have the
+same names as in T5X.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from remixer_t5x.data import batch_formats, fingerprint, task_vocabulary
 from remixer_t5x.errors import UserError, nearest
 from remixer_t5x.lazy import seqio
 
-# Accepts a function, which defers the import of seqio.
+# May be a function, so that seqio is imported only when the function is called.
 TaskOrName: TypeAlias = 'str | seqio.Task | seqio.Mixture | Callable[[], str | seqio.Task | seqio.Mixture]'
 
 
@@ -35,18 +36,18 @@ class DatasetConfig:
         batch_size: number of rows of a global batch.
         split: the split to read.
         shuffle: whether to shuffle files and examples.
-        seed: seed of the order and of the preprocessors.
-        pack: whether rows hold several short examples.
+        seed: seed for shuffling and for random preprocessors.
+        pack: whether a row may contain several short examples.
         use_cached: whether to read the output of `remixer-t5x data cache` in `cache_dir`.
         cache_dir: the folder of the caches; None for seqio's folders.
         model_type: the model type, which determines the arrays of a batch.
-        labels: the texts of a classifier's labels; None for a regression, or another model type.
-        doc_stride: number of context tokens between the starts of two windows of a long context, for
-            `model_type` 'span'; None for windows without overlap.
-        streams: total number of parts of the data that the hosts read in parallel, which determines the order of the
-        examples; None for one part per host at the start of the run.
-        save_position: False allows any source, including Python generators, but a resumed run reads the data from the
-            beginning, in another order.
+        labels: the label texts of a classifier or of a token tagger; None for regression and for other model types.
+        doc_stride: for the model type 'span', number of tokens between the starts of consecutive windows of a long
+            context; None for windows without overlap.
+        streams: total number of streams into which the data is split, which determines the order of the examples; None
+            for one stream per host at the start of the run.
+        save_position: whether checkpoints contain the data position. False allows any source, including Python
+            generators, but a resumed run reads the data from the beginning, in another order.
     """
 
     mixture_or_task_name: TaskOrName
@@ -98,13 +99,13 @@ def get_task(name: TaskOrName) -> seqio.Task | seqio.Mixture:
     if name not in known:
         raise UserError(
             f'MIXTURE_OR_TASK_NAME must be a registered task or mixture, got {name!r}{nearest(name, known)}; import '
-            'the module that registers it, as the gin files of configs/data do'
+            'the module that registers it, as the gin files in configs/data do'
         )
     return seqio.get_mixture_or_task(name)
 
 
 def get_vocabulary(config: DatasetConfig) -> seqio.Vocabulary:
-    """Returns the vocabulary of the task of `config`; see `task_vocabulary.get_vocabulary`."""
+    """Returns the vocabulary of the configured task. Raises UserError if inputs and targets have different ones."""
     return task_vocabulary.get_vocabulary(get_provider(config))
 
 
@@ -115,7 +116,7 @@ class PreparedData:
     Attributes:
         config: the settings, with the resolved task as `mixture_or_task_name`.
         vocabulary: the vocabulary of the targets.
-        record: the task's name, the vocabulary's record and the fingerprint of the files, for checkpoints.
+        record: the task name, the vocabulary record and the data fingerprint, to be stored in checkpoints.
     """
 
     config: DatasetConfig
@@ -124,7 +125,7 @@ class PreparedData:
 
 
 def prepare_data(config: DatasetConfig, model_vocab_size: int) -> PreparedData:
-    """Resolves the task. Parses the texts and trains the vocabulary unless both are cached.
+    """Resolves the task. Parses its texts and trains its vocabulary unless both are cached.
 
     Raises UserError if text cannot be read, or if the vocabulary is larger than `model_vocab_size`.
     """
@@ -162,12 +163,12 @@ def require_cache(source: seqio.Task | seqio.Mixture, cache_dir: str | None, voc
     for task in seqio.get_subtasks(source):
         if not task.supports_caching:
             raise UserError(
-                f'USE_CACHED_TASKS must be False for {task.name}, got True; or add seqio.CacheDatasetPlaceholder() to '
-                'its preprocessors'
+                f'USE_CACHED_TASKS must be False for {task.name}, which does not support caching, got True; set it to '
+                'False, or add seqio.CacheDatasetPlaceholder() to the preprocessors'
             )
         if task.cache_dir is None:
             raise UserError(
-                f'CACHE_DIR must have a complete cache of {task.name}, got {cache_dir}; create it with '
+                f'CACHE_DIR must contain a complete cache of {task.name}, got {cache_dir}; create it with '
                 '`remixer-t5x data cache`'
             )
         cached_record = vocabulary_record
@@ -188,7 +189,7 @@ def abstract_batch(config: DatasetConfig) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def batch_shapes(config: DatasetConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of `abstract_batch`."""
+    """Returns the shape of each array of a global batch."""
     return {name: array.shape for name, array in abstract_batch(config).items()}
 
 

@@ -1,9 +1,9 @@
 """Prefetches batches in a background thread, and tracks the exact position of the last consumed batch.
 
 Because the thread runs ahead of the training loop, it captures the state of the source periodically. A position
-consists of a captured state and the number of batches consumed after the capture, which are skipped when the position
-is restored. If the capture period equals the checkpoint period, usually no batch is skipped. Processes may capture at
-different batches.
+consists of a captured state and the number of batches consumed after the capture. These batches are skipped when the
+position is restored; if the capture period equals the checkpoint period, there are usually none. Each process may
+capture its state at a different batch.
 
 This module must not import TensorFlow, because the checkpoint code imports this module.
 """
@@ -58,7 +58,7 @@ class DataPosition:
         return self.from_states(self.batches, dict.fromkeys(self.states, b''))
 
     def to_json(self) -> dict[str, dict[str, Any]]:
-        """Returns a dictionary from stream number to a JSON record of the stream."""
+        """Returns a dictionary that maps each stream number, as text, to a JSON record of the stream."""
         return {
             str(index): {
                 'batches': self.batches,
@@ -77,7 +77,10 @@ class DataPosition:
 
 
 class BatchSource(Protocol):
-    """An endless iterator over batches with stream states that can be captured, such as `task_batches.TrainBatches`."""
+    """An endless iterator over batches whose stream states can be captured and restored.
+
+    `task_batches.TrainBatches` implements this protocol.
+    """
 
     def __next__(self) -> Any: ...
     def capture(self) -> dict[int, bytes]: ...
@@ -86,12 +89,12 @@ class BatchSource(Protocol):
 
 
 class Prefetcher:
-    """Iterates over prefetched batches; a context manager that stops the prefetch thread on exit.
+    """Iterates over prefetched batches. As a context manager, it stops the prefetch thread on exit.
 
     Args:
-        source: the batches on the host.
-        place: transfers a batch to the devices.
-        start: the position to start from; None starts at the first batch.
+        source: iterator over batches in host memory.
+        place: function that transfers a batch to the devices.
+        start: the data position to start from; None starts at the first batch.
         capture_period: number of batches between captures of the source's state.
         depth: maximum number of queued batches.
         timeout: seconds to wait for a batch before an error is raised.
@@ -113,7 +116,7 @@ class Prefetcher:
         self._queue: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(depth)
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        # Sorted by batch.
+        # Captured positions, sorted by the number of batches.
         self._captures = [start]
         # The error of the last capture; None if the capture succeeded.
         self._failure: UserError | None = None

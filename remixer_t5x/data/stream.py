@@ -1,4 +1,4 @@
-"""A tf.data iterator with an exact, saveable position, and functions to build such a pipeline."""
+"""Defines a tf.data iterator whose exact position can be saved, and functions that build suitable pipelines."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ UNSAVED_OPERATIONS = (
 
 @contextlib.contextmanager
 def patch_tf_data() -> Iterator[None]:
-    """Patches two tf.data methods that TensorFlow 2.21 does not restore exactly; the element order is unchanged.
+    """Patches the tf.data methods `interleave` and `shard`, which TensorFlow 2.21 does not restore exactly.
 
     seqio and TFDS use a parallel `interleave`, which hangs when it is restored, so `interleave` becomes sequential.
-    `shard` becomes a filter, because TensorFlow's `shard` loses elements at the end of an interleave block.
+    `shard` becomes a filter, because TensorFlow's `shard` loses elements at the end of an interleave block. The order
+    of the elements does not change.
     """
     dataset_class: Any = tf.data.Dataset
     interleave, shard = dataset_class.interleave, dataset_class.shard
@@ -60,8 +61,8 @@ def _shard_by_filter(dataset: tf.data.Dataset, num_shards: int, index: int, name
 def without_autograph(build: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
     """Calls `build` without AutoGraph, and falls back to AutoGraph if that fails.
 
-    AutoGraph accounts for most of the time needed to open a task. Only Python control flow on tensors requires
-    AutoGraph, and raises an error without AutoGraph, so the fallback builds the same operations.
+    AutoGraph accounts for most of the time needed to open a task. Only Python control flow on tensors requires it, and
+    such control flow raises an error without AutoGraph, so a successful call builds the same operations.
     """
     try:
         return tf.autograph.experimental.do_not_convert(build)()
@@ -72,10 +73,10 @@ def without_autograph(build: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
 
 
 class Stream:
-    """Iterates over a tf.data dataset; the position can be saved and restored.
+    """Iterates over a tf.data dataset, and saves and restores the position of the iterator.
 
     Args:
-        dataset: the elements.
+        dataset: the dataset to iterate over.
         name: name of the task, for error messages.
         saves: whether the position can be saved; if False, the pipeline may contain any operation.
 
@@ -84,11 +85,11 @@ class Stream:
     """
 
     def __init__(self, dataset: tf.data.Dataset, name: str, saves: bool = True):
-        if saves and (unsaved := _unsaved_operation(dataset)):
+        if saves and (unsaved := _find_unsaved_operation(dataset)):
             raise UserError(
                 f'{name} uses a {unsaved}, whose position cannot be saved; read files with seqio.TextLineDataSource, '
                 'call Python with tf.numpy_function(..., stateful=False), or set SAVE_DATA_POSITION=False (a resumed '
-                'run then restarts the data, in another order)'
+                'run then reads the data from the beginning, in another order)'
             )
         self._name, self._saves = name, saves
         self._iterator = iter(dataset)
@@ -109,7 +110,7 @@ class Stream:
         return element
 
     def capture(self) -> bytes:
-        """Returns the position before the next element. Raises UserError if a temporary file cannot be written."""
+        """Returns the position of the iterator. Raises UserError if a temporary file cannot be written."""
         if not self._saves:
             return b''
         with _temporary_folder(self._name) as folder:
@@ -118,7 +119,7 @@ class Stream:
         return len(parts[0]).to_bytes(8, 'little') + parts[0] + parts[1]
 
     def restore(self, state: bytes) -> None:
-        """Restores a position returned by `capture`. Raises UserError if the pipeline has changed since the capture."""
+        """Restores a position returned by `capture`. Raises UserError if the pipeline has changed since then."""
         split = 8 + int.from_bytes(state[:8], 'little')
         with _temporary_folder(self._name) as folder:
             (folder / 'position.index').write_bytes(state[8:split])
@@ -140,17 +141,17 @@ def _temporary_folder(name: str) -> Iterator[pathlib.Path]:
             yield folder
     except (OSError, tf.errors.OpError) as error:
         raise UserError(
-            f'the position in {name} cannot be written to {tempfile.gettempdir()} ({error_message(error)}); free some '
-            'space there, set TMPDIR to another folder, or set SAVE_DATA_POSITION=False'
+            f'the data position of {name} cannot be written to {tempfile.gettempdir()} ({error_message(error)}); free '
+            'disk space in this folder, set TMPDIR to another folder, or set SAVE_DATA_POSITION=False'
         ) from error
 
 
-def _unsaved_operation(dataset: tf.data.Dataset) -> str | None:
-    """Returns the first of UNSAVED_OPERATIONS that the pipeline contains, or None.
+def _find_unsaved_operation(dataset: tf.data.Dataset) -> str | None:
+    """Returns the first of UNSAVED_OPERATIONS that the pipeline contains, or None if it contains none.
 
     TensorFlow would raise an error only when saving the position, and then hang at the end of the iterator.
     """
-    # Policy 1 is IGNORE: the graph is only searched for operations, so external state is not needed.
+    # Policy 1 is IGNORE. External state is not needed, because the graph is only searched for operations.
     text = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset), external_state_policy=1)
     graph = tf.compat.v1.GraphDef.FromString(text.numpy())
     operations = {node.op for node in graph.node}
@@ -159,14 +160,14 @@ def _unsaved_operation(dataset: tf.data.Dataset) -> str | None:
 
 
 def without_traceback(error: tf.errors.OpError) -> tf.errors.OpError:
-    """Removes traceback and context from an exception, because they keep the iterator and its threads alive."""
+    """Removes the traceback and context of an exception, because they keep the iterator and its threads alive."""
     error.__context__ = None
     return error.with_traceback(None)
 
 
 @contextlib.contextmanager
 def wrap_task_errors(name: str) -> Iterator[None]:
-    """Converts seqio, tf.data and file errors to a UserError that the task `name` cannot be read."""
+    """Converts seqio, tf.data and file errors to a UserError with the message that the task `name` cannot be read."""
     try:
         yield
     except UserError:

@@ -1,11 +1,11 @@
 """Reads batches of a task or mixture: an endless, resumable stream for training, and single passes for evaluation.
 
-tf.data shuffles, packs and batches the examples. The position is a checkpoint of its iterator, which contains the state
-of all operations, including the shuffle buffer. The config determines the order. A restored iterator returns the same
-batches as an uninterrupted iterator, even after repeated restores.
+tf.data shuffles, packs and batches the examples. A data position is a checkpoint of the tf.data iterator, which
+contains the state of all operations, including the shuffle buffer. `DatasetConfig` determines the order of the
+examples. A restored iterator returns the same batches as an uninterrupted iterator, even after repeated restores.
 
-TensorFlow's smaller *symbolic* checkpoints are not exact: a checkpoint of a restored iterator omits the offsets in
-files that were not read after the restore.
+TensorFlow's smaller *symbolic* checkpoints are not exact: if an iterator was restored, its next checkpoint omits the
+offsets of files that were not read after the restore.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _open_examples(
         )
         return converters.convert_examples(config, dataset, task)
 
-    # Sources with the attribute `repeats` repeat their examples themselves. seqio would repeat each stream separately,
-    # so epochs would not be exact for streams of unequal length.
+    # Sources with the attribute `repeats` repeat their examples themselves. If seqio repeated them, each stream would
+    # be repeated separately, so epochs would not be exact for streams of unequal length.
     sources = [part.source for part in seqio.get_subtasks(task) if hasattr(part.source, 'repeats')]
     for source in sources:
         source.repeats = epochs is None
@@ -90,20 +90,21 @@ def tf_data_threads(backend: str) -> int | None:
 
 
 class TrainBatches:
-    """Iterates endlessly over training batches; each host reads one of `share_count` equal shares of the rows.
+    """Iterates endlessly over training batches. Each host reads one of `share_count` equal shares of the rows.
 
-    A batch concatenates rows from several streams, each of which reads a part of the data. The number of streams is
-    fixed for a run. If the number of hosts changes, a share contains the rows of several streams or some rows of one
-    stream, so that every batch contains the same rows for any number of hosts.
+    A batch concatenates rows from several streams, each of which reads a different subset of the data. The number of
+    streams is fixed for a run. If the number of hosts changes, a share contains the rows of several streams or some
+    rows of one stream, so every batch contains the same rows for any number of hosts.
 
-    Arrays are [batch_size / share_count, length] int32, except for `BatchFormat.floats`. `next` raises UserError if the
-    data cannot be read.
+    Arrays are [batch_size / share_count, length] int32, except for the float32 arrays in `BatchFormat.floats`. `next`
+    raises UserError if the data cannot be read.
 
     Args:
-        config: the dataset to read. share_index: index of this share.
+        config: the dataset to read.
+        share_index: index of the share of rows that this host reads.
         share_count: number of shares, usually the number of hosts.
         threads: number of tf.data threads; None for TensorFlow's default.
-        streams: number of streams; None for `config.streams`, or one per share.
+        streams: number of streams. None uses `config.streams` or, if this is None too, one stream per share.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class TrainBatches:
             raise UserError(f'STREAMS must not change during a run, got {config.streams}; set STREAMS = {streams}')
         pipeline.check_divisible(config.batch_size, share_count)
         pipeline.check_divisible(config.batch_size, streams, 'streams')
-        # Resolve the task only once, because a task factory returns a new task at each call.
+        # Resolve the task only once, because a task factory returns a new task in each call.
         self._task, self._config = pipeline.get_provider(config), config
         stream_rows, share_rows = config.batch_size // streams, config.batch_size // share_count
         first = share_index * share_rows
@@ -162,11 +163,11 @@ class TrainBatches:
         return parts
 
     def capture(self) -> dict[int, bytes]:
-        """Returns the state of each stream that this share reads, before the stream's next batch."""
+        """Returns the current state of each stream that this share reads."""
         return {index: stream.capture() for index, stream in self._streams.items()}
 
     def restore(self, states: Mapping[int, bytes]) -> None:
-        """Restores states returned by `capture` for an equal config; b'' is the start of a stream."""
+        """Restores stream states returned by `capture` for an equal config. A state b'' leaves its stream unchanged."""
         for index, stream in self._streams.items():
             if states[index]:
                 stream.restore(states[index])
@@ -175,9 +176,9 @@ class TrainBatches:
 class EvalBatches:
     """Iterates over the first `limit` batches of a split, in the same order each time.
 
-    The last batch is padded with rows of weight zero. Every host reads all examples and returns its share of the rows
-    (`share_index` of `share_count`), so the sums over a pass and the number of batches do not depend on the number of
-    hosts. Iteration raises UserError if the data cannot be read.
+    The last batch is padded with rows of weight zero. Every host reads all examples, and returns only the rows of share
+    `share_index` of `share_count`, so the number of batches and the metrics summed over all batches do not depend on
+    the number of hosts. Iteration raises UserError if the data cannot be read.
     """
 
     def __init__(

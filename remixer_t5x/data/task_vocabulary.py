@@ -1,8 +1,8 @@
-"""Functions for task vocabularies: records for checkpoints, saving to MODEL_DIR, and bytes and pieces of each id.
+"""Identifies the vocabulary of a task in checkpoints, saves it to MODEL_DIR, and returns the text of each token id.
 
-The number of bytes of each id is used to compute bits per byte, which, unlike the loss per token, are comparable
-between vocabularies. Padding, the end token, sentinels and the unknown piece have 0 bytes. The space before a word is
-included, even the space that SentencePiece adds before the first word of a text.
+The number of bytes of each token is used to compute bits per byte, which can be compared between vocabularies, unlike
+the loss per token. Padding, the end token, sentinels and the unknown piece have 0 bytes. The space before a word is
+counted, even the space that SentencePiece adds before the first word of a text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from remixer_t5x.errors import UserError
 if TYPE_CHECKING:
     from remixer_t5x.lazy import seqio
 
-# Folder in MODEL_DIR with a copy of the vocabulary, so that a trained model does not need the text on which its
+# Folder in MODEL_DIR with a copy of the vocabulary, so that a trained model can be used without the text on which its
 # vocabulary was trained.
 FOLDER = 'vocabulary'
 INDEX, PIECES, WORDS, TOKENIZER = 'vocabulary.json', 'spiece.model', 'words.txt', 'tokenizer.json'
@@ -48,7 +48,7 @@ def get_vocabulary(source: seqio.Task | seqio.Mixture) -> seqio.Vocabulary:
 
 
 def end_id(vocab: seqio.Vocabulary | None) -> int:
-    """Returns the id of the end token, or T5's id 1 for a vocabulary without an end token."""
+    """Returns the id of the end token, or 1 (T5's end token) if there is no vocabulary or it has no end token."""
     return 1 if vocab is None or vocab.eos_id is None else int(vocab.eos_id)
 
 
@@ -66,14 +66,14 @@ def get_labels(task: seqio.Task) -> tuple[str, ...] | None:
 def fingerprint(vocab: seqio.Vocabulary) -> str:
     """Returns a hash of the vocabulary as 16 hex digits."""
     model = getattr(vocab, 'sp_model', None)
-    # A hash of the words, because a word vocabulary has no model file.
+    # Hash the words of a word vocabulary, because it has no model file.
     name = '\n'.join((type(vocab).__name__, *getattr(vocab, 'words', ())))
     text = model if isinstance(model, bytes) else name.encode()
     return hashlib.sha256(text + f'|{vocab.vocab_size}|{vocab.extra_ids}'.encode()).hexdigest()[:16]
 
 
 def vocabulary_record(vocab: seqio.Vocabulary) -> str:
-    """Returns the vocabulary record of a checkpoint. A run rejects checkpoints with a different record."""
+    """Returns a text that identifies the vocabulary in checkpoints. A run rejects checkpoints with another record."""
     return f'{fingerprint(vocab)} of {vocab.vocab_size} ids'
 
 
@@ -104,7 +104,7 @@ def save_vocabulary(vocab: seqio.Vocabulary, folder: epath.PathLike) -> bool:
 
 
 def _write_files(vocab: Any, folder: pathlib.Path) -> dict[str, Any] | None:
-    """Writes the files and returns the arguments of `vocabularies.saved`; None for an unknown class."""
+    """Writes the vocabulary files. Returns the settings for loading them, or None for an unknown vocabulary class."""
     if hasattr(vocab, 'save'):
         vocab.save(str(folder / TOKENIZER))
         settings = getattr(vocab, 'saved_settings', None)
@@ -127,7 +127,7 @@ def _write_files(vocab: Any, folder: pathlib.Path) -> dict[str, Any] | None:
 
 
 def gin_statements(folder: epath.PathLike) -> str:
-    """Returns gin statements that load the vocabulary saved in the MODEL_DIR `folder`."""
+    """Returns gin statements that load the vocabulary saved in `folder`, a MODEL_DIR."""
     return f"""from remixer_tasks import vocabularies
 VOCABULARY = @vocabularies.saved()
 vocabularies.saved.folder = {str(folder)!r}
@@ -135,7 +135,7 @@ vocabularies.saved.folder = {str(folder)!r}
 
 
 def saved_vocabulary_flags(model_dir: epath.PathLike | None) -> list[tuple[str, str]]:
-    """Returns gin flags that load the vocabulary saved in MODEL_DIR; [] if MODEL_DIR has no vocabulary."""
+    """Returns gin flags that load the vocabulary saved in MODEL_DIR, or [] if MODEL_DIR contains no vocabulary."""
     if model_dir is None or not (epath.Path(model_dir) / FOLDER / INDEX).is_file():
         return []
     return gin_flags('saved', folder=str(epath.Path(model_dir) / FOLDER))
@@ -148,14 +148,14 @@ def gin_flags(function: str, **arguments: Any) -> list[tuple[str, str]]:
 
 
 def token_bytes(vocabulary: Any) -> np.ndarray:
-    """Returns the number of bytes of each id's text, [ids] int32; 0 for sentinels."""
+    """Returns an [ids] int32 array with the number of bytes of each token's text; 0 for sentinels."""
     counts: np.ndarray = np.asarray([len(text) for text in token_texts(vocabulary)], np.int32)
     counts[vocabulary.vocab_size - vocabulary.extra_ids :] = 0
     return counts
 
 
 def token_texts(vocabulary: Any) -> list[bytes]:
-    """Returns the text of each id as bytes, including the space before a word; b'' for special ids."""
+    """Returns the text of each token id as bytes, including the space before a word; b'' for special ids."""
     texts = getattr(vocabulary, 'token_texts', None)
     if texts is not None:
         return list(texts)
@@ -177,7 +177,7 @@ def token_texts(vocabulary: Any) -> list[bytes]:
 
 
 def list_pieces(vocabulary: Any) -> list[str]:
-    """Returns the piece of each id in SentencePiece's notation: U+2581 for a space, `<extra_id_0>` for a sentinel.
+    """Returns the piece of each id in SentencePiece notation: U+2581 is a space, `<extra_id_0>` a sentinel.
 
     Raises UserError unless the vocabulary is a SentencePiece or byte vocabulary.
     """

@@ -1,4 +1,4 @@
-"""Aligns the words and characters of a text with its tokens, for models with outputs per token.
+"""Aligns the words and characters of a text with its tokens, for models with per-token outputs.
 
 Each word is encoded separately, as in transformers with `is_split_into_words=True`, so each token belongs to exactly
 one word.
@@ -18,7 +18,7 @@ from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
 
 _WORD = re.compile(r'\S+')
-# Prefix of the context in 'question: ... context: ...'.
+# Prefix of the context in input texts such as 'question: ... context: ...'.
 CONTEXT = 'context: '
 # Separates the two texts of a pair.
 SEPARATOR = '\t'
@@ -42,11 +42,11 @@ class EncodedText(NamedTuple):
     num_tokens: int
 
     def first_tokens(self) -> list[int]:
-        """Returns the position of the first token of each word that remains after truncation."""
+        """Returns the position of the first token of each word that is left after truncation."""
         return [at for at, word in enumerate(self.words) if word >= 0 and (at == 0 or self.words[at - 1] != word)]
 
     def context_mask(self) -> np.ndarray:
-        """Returns a [tokens] bool array: whether each token belongs to the context."""
+        """Returns a [tokens] bool array that is True for tokens of the context."""
         start = context_start(self.text)
         return np.asarray([end > begin >= start for begin, end in self.offsets], bool)
 
@@ -56,7 +56,7 @@ class EncodedQuestion(NamedTuple):
 
     Attributes:
         whole: the question and the full context, not truncated.
-        windows: for each window, the tokens of the question and of one part of the context.
+        windows: for each window, the tokens of the question and the tokens of one section of the context.
         num_tokens: number of tokens of the longest window before the question was truncated.
     """
 
@@ -76,7 +76,7 @@ def context_start(text: str) -> int:
 
 
 def encode_words(vocabulary: Any, text: str, length: int) -> EncodedText:
-    """Encodes `text` word by word, truncated to `length` tokens including the end token."""
+    """Encodes `text` word by word, and truncates the result to `length` tokens, including the end token."""
     ids: list[int] = []
     words: list[int] = []
     offsets: list[tuple[int, int]] = []
@@ -99,8 +99,8 @@ def encode_question(vocabulary: Any, text: str, length: int, stride: int | None 
     """Encodes a question and overlapping windows of its context, like BERT's run_squad.py.
 
     Args:
-        vocabulary: encodes each word.
-        text: `question: ... context: ...`.
+        vocabulary: the vocabulary that encodes each word.
+        text: the input text, in the format `question: ... context: ...`.
         length: maximum number of tokens of a window, including the end token. If the text is longer, the question is
             truncated to half of this length.
         stride: number of context tokens between the starts of two windows; None or a value larger than the window
@@ -141,10 +141,13 @@ def _piece_offsets(vocabulary: Any, pieces: Sequence[int], word: re.Match[str]) 
 def tag_arrays(
     text: str, target: str, vocabulary: Any, length: int, labels: Sequence[str], name: str
 ) -> dict[str, np.ndarray]:
-    """Returns the arrays of a text with one tag per word in `target`. Only the first token of a word has weight 1."""
+    """Returns the batch arrays of a text. `target` contains one tag per word.
+
+    The first token of each word has the loss weight 1, all other tokens 0.
+    """
     encoded, tags = encode_words(vocabulary, text, length), target.split()
     if len(tags) != len(text.split()):
-        raise UserError(f'the targets of {name} must have a tag for each word, got {len(tags)} for {text!r:.60}')
+        raise UserError(f'the targets of {name} must have one tag per word, got {len(tags)} tags for {text!r:.60}')
     if unknown := [tag for tag in tags if tag not in labels]:
         raise UserError(f'LABELS must include the tags of {name}, got {", ".join(labels)}; add {unknown[0]}')
     arrays: np.ndarray = np.zeros((2, length), np.float32)
@@ -157,10 +160,10 @@ def tag_arrays(
 def span_arrays(
     text: str, target: str, vocabulary: Any, length: int, stride: int | None = None
 ) -> dict[str, np.ndarray]:
-    """Returns the [windows, ...] arrays of a question. `target` is the JSON of SQuAD's `answers` field.
+    """Returns the batch arrays of a question, with one row per window. `target` is SQuAD's `answers` field as JSON.
 
-    The label of a window is the position of the first answer, or 0 if the window does not contain the complete answer.
-    Answers that match no token have weight 0.
+    The labels of a window are the positions of the first and last token of the first answer, or 0 if the window does
+    not contain the complete answer. If the answer matches no token, the loss weight is 0.
     """
     question, answers = encode_question(vocabulary, text, length, stride), json.loads(target)
     positions: np.ndarray = np.zeros((2, len(question.windows)), np.int32)
@@ -185,7 +188,7 @@ def span_arrays(
 
 
 def encode_pair(vocabulary: Any, text: str, length: int) -> tuple[list[int], list[int], int]:
-    """Returns the ids of two tab-separated texts, and the number of tokens of the longer one before truncation."""
+    """Returns the token ids of two tab-separated texts, and the length of the longer one before truncation."""
     if text.count(SEPARATOR) != 1:
         raise UserError(
             f"INPUTS must be two texts with a tab between them, got {text!r:.60}; for example '{{a}}\\t{{b}}'"
@@ -197,7 +200,7 @@ def encode_pair(vocabulary: Any, text: str, length: int) -> tuple[list[int], lis
 
 
 def pair_arrays(text: str, target: str, vocabulary: Any, length: int) -> dict[str, np.ndarray]:
-    """Returns the arrays of a pair of texts. `target` is the pair's loss weight as text, such as '1'."""
+    """Returns the batch arrays of a pair of texts. `target` is the pair's loss weight as text, such as '1'."""
     first, second, _ = encode_pair(vocabulary, text, length)
     return {
         'encoder_input_tokens': _pad(first, length),

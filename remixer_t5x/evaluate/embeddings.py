@@ -42,7 +42,7 @@ def check_output(path: str) -> None:
             f'--output of --embed must end with .npz or .parquet, got {path!r}; pass --output=embeddings.npz'
         )
     if model_dir.absolute_path(path).exists():
-        raise UserError(f'{path} exists already; use another --output, or remove it')
+        raise UserError(f'{path} already exists; use another --output, or remove it')
 
 
 def sentence_vectors(model: Any, params: Any, mean: np.ndarray) -> np.ndarray:

@@ -152,7 +152,7 @@ def read_records(path: epath.Path) -> list[dict[str, Any]]:
     A record has a string `kind`, a non-negative integer `step`, and metrics, whose values are numbers or None. Raises
     UserError if the file cannot be read.
     """
-    with object_store.wrap_read_errors(path), untrusted_files.as_user_errors(path, 'give the metrics.jsonl of a run'):
+    with object_store.wrap_read_errors(path), untrusted_files.as_user_errors(path, 'pass the metrics.jsonl of a run'):
         return _iterate_records(path)
 
 
@@ -166,10 +166,10 @@ def describe_invalid_record(value: Any) -> str | None:
     if not isinstance(value, dict):
         return 'it is not a JSON object'
     if not isinstance(value.get('kind'), str):
-        return 'it has no string `kind`'
+        return 'its `kind` is not a string'
     step, timing = value.get('step'), value.get('timing', {})
     if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < MAX_STEP:
-        return 'it has no `step` that a run can reach'
+        return 'its `step` is missing or out of range'
     if not isinstance(timing, dict):
         return 'its `timing` is not a JSON object'
     invalid = [name for name in READ_METRICS if isinstance(value.get(name), bool | str | list | dict)]

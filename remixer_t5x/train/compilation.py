@@ -20,10 +20,10 @@ from remixer_t5x.train.settings import Run
 
 
 class CompiledAhead:
-    """A jitted function that `start` compiles in a thread for fixed argument shapes.
+    """A jitted function that is compiled in a background thread for fixed argument shapes.
 
     The first call waits until all processes have compiled the function, and raises compilation errors. `function` is
-    the result of `jax.jit`, or a `train_step.CompiledStep`. `options` are XLA options.
+    the result of `jax.jit`, or a `train_step.CompiledStep`; `options` are XLA options.
     """
 
     def __init__(self, function: Any, *shapes: Any, options: Mapping[str, Any] | None = None):
@@ -34,10 +34,10 @@ class CompiledAhead:
         self._is_first_call = True
 
     def start(self) -> None:
-        """Traces the function and starts its compilation; later calls do nothing. Raises errors of tracing."""
+        """Traces the function and starts its compilation. Later calls do nothing. Raises tracing errors."""
         if self._thread is None:
             lowered = self._function.lower(*self._shapes)
-            # Not a daemon thread, because Python must not exit while XLA compiles.
+            # Do not use a daemon thread, because Python must not exit while XLA compiles.
             self._thread = threading.Thread(target=self._compile, args=(lowered,), name=startup.COMPILES)
             self._thread.start()
 
@@ -48,7 +48,7 @@ class CompiledAhead:
             self._error = error
 
     def wait(self) -> None:
-        """Waits for the compilation; starts it first if necessary. Raises compilation errors."""
+        """Waits until the function is compiled, and starts the compilation if necessary. Raises compilation errors."""
         self.start()
         assert self._thread is not None
         self._thread.join()
@@ -105,8 +105,9 @@ class Programs:
             self._init.start()
 
     def initial_state(self, vocabulary: Any) -> tuple[TrainState, list[str]]:
-        """Returns the state at step 0, with random parameters or those of the initial checkpoint, and messages.
+        """Returns the state at step 0 and a list of messages for the user.
 
+        Loads the parameters from the initial checkpoint, if there is one, and otherwise initializes them randomly.
         `vocabulary` is the vocabulary of the run. Raises UserError if the checkpoint's parameters do not fit the model.
         """
         if not self._folder.initial_checkpoint_path:
@@ -121,7 +122,7 @@ class Programs:
         return self._init(jax.random.key(self._config.seed))
 
     def eval_step(self, vocabulary: Any) -> train_step.CompiledStep:
-        """Returns the evaluation step `(params, batch) -> sums`, which is compiled at its first call."""
+        """Returns the evaluation step `(params, batch) -> sums`, which is compiled when it is first called."""
         model, token_bytes = self._config.model, None
         if model.model_type == batch_formats.DECODER_ONLY:
             token_bytes = task_vocabulary.token_bytes(vocabulary)
@@ -129,7 +130,10 @@ class Programs:
         return train_step.jit_eval_step(step, self.plan.shardings, self._config.partitioner)
 
     def evaluated_params(self) -> Callable[[TrainState], Any]:
-        """Returns a function from state to the parameters to evaluate: the optimizer's average or the latest ones."""
+        """Returns a function that selects the parameters to evaluate from a train state.
+
+        These are the optimizer's averaged parameters, if it computes an average, and otherwise the latest parameters.
+        """
         average = self._config.optimizer.evaluated
         if average is None:
             return lambda state: state.params

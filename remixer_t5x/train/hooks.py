@@ -20,7 +20,7 @@ from remixer_t5x.train.run_log import RunLog
 from remixer_t5x.train.saving import RunState
 
 PROFILED_STEPS = 3
-# Returns the parameters to evaluate: the averaged or the latest ones.
+# Function that returns the parameters to evaluate: either averaged or latest parameters.
 ParamsOf = Callable[[TrainState], Any]
 
 
@@ -31,10 +31,11 @@ class Hook:
     Attributes:
         period: number of steps between calls; None disables periodic calls.
         call: the function.
-        at_end: whether to call the function after the last step too.
-        at_start: whether to call the function before the first step of a new run.
-        activity: the activity to which the time of the call is attributed (`progress.Timeline`); None for training.
-        prepare: called once, after the first step of a process, so that errors appear early without delaying the start.
+        at_end: whether to also call the function after the last step.
+        at_start: whether to also call the function before the first step of a new run.
+        activity: the `progress.Timeline` activity to which the time of the call is attributed; None for training.
+        prepare: function that is called once after the first step of a process, so that errors appear early without
+            delaying the start; None for no preparation.
     """
 
     period: int | None
@@ -53,12 +54,12 @@ class EvaluateLoss:
     """Logs the held-out loss, perplexity and token accuracy of a split and of each task in it.
 
     Attributes:
-        open_batches: returns a dictionary from record `kind` to the batches of the split and of each task.
-        eval_step: `(params, batch) -> sums`.
-        place: transfers a batch to the devices.
-        log: receives the records.
-        params_of: selects the parameters to evaluate.
-        early_stopping: the `kind` of the loss used for early stopping, or None.
+        open_batches: returns the batches of the split and of each task, by the `kind` of their records.
+        eval_step: the evaluation step `(params, batch) -> sums`.
+        place: function that transfers a batch to the devices.
+        log: the log to which the records are written.
+        params_of: function that selects the parameters to evaluate.
+        early_stopping: the `kind` of the loss that early stopping observes, or None.
     """
 
     open_batches: Callable[[], Mapping[str, task_batches.EvalBatches]]
@@ -70,7 +71,7 @@ class EvaluateLoss:
 
     @functools.cached_property
     def batches(self) -> Mapping[str, task_batches.EvalBatches]:
-        """The batches, opened only once, because opening them often takes longer than a pass."""
+        """The held-out batches. They are opened only once, because opening often takes longer than an evaluation."""
         return self.open_batches()
 
     def __call__(self, state: RunState) -> None:
@@ -84,7 +85,7 @@ class EvaluateLoss:
             task = name.partition('/')[2]
             self.log.print(
                 f'step {state.step} · {f"{task} · " if task else ""}held-out loss {numbers["loss"]:.4f}'
-                + (f' (best constant answer {numbers["constant_loss"]:.4f})' if 'constant_loss' in numbers else '')
+                + (f' (best constant prediction {numbers["constant_loss"]:.4f})' if 'constant_loss' in numbers else '')
                 + f' · perplexity {numbers["perplexity"]:.2f} · token accuracy {100 * numbers["accuracy"]:.1f}%'
                 + (f' · {numbers["bits_per_byte"]:.3f} bits a byte' if 'bits_per_byte' in numbers else '')
             )
@@ -97,11 +98,11 @@ class EvaluateTasks:
     Early stopping observes the average.
 
     Attributes:
-        evaluator: computes the metrics.
-        best_checkpoints: saves the best parameters of each task and of the average.
-        log: receives the records.
-        params_of: selects the parameters to evaluate.
-        shown: number of examples of each task to print with the model's answers.
+        evaluator: the evaluator that computes the metrics.
+        best_checkpoints: the checkpoints with the best parameters for each task and for the average.
+        log: the log to which the metrics are written.
+        params_of: function that selects the parameters to evaluate.
+        shown: number of examples per task to print with the model's answers.
     """
 
     evaluator: TaskEvaluator
@@ -137,7 +138,7 @@ class EvaluateTasks:
 class Profiler:
     """Writes a trace of `PROFILED_STEPS` steps for TensorBoard's profiler to `folder` whenever `start` is called.
 
-    JAX writes traces only to local disks, so the trace is uploaded afterwards if `folder` is in a bucket.
+    JAX writes traces only to local disks. If `folder` is in a bucket, the trace is uploaded afterwards.
     """
 
     def __init__(self, folder: epath.Path):
@@ -153,7 +154,7 @@ class Profiler:
             self._until = state.step + PROFILED_STEPS
 
     def after_step(self, step: int, result: Any) -> None:
-        """Ends the trace after the last traced step, once the step's `result` is ready."""
+        """Waits for the `result` of the last traced step and ends the trace; does nothing after other steps."""
         if self._until is not None and step >= self._until:
             jax.block_until_ready(result)
             self.close()

@@ -1,8 +1,8 @@
-"""Loads the initial parameters of a run from INITIAL_CHECKPOINT_PATH, whose model may differ.
+"""Loads the initial parameters of a run from INITIAL_CHECKPOINT_PATH, the checkpoint of a possibly different model.
 
 INITIAL_CHECKPOINT_MAP maps parameters to other names in the checkpoint. If the checkpoint has another vocabulary
 (INITIAL_VOCABULARY), each row of a parameter with the logical axis `vocab` is copied from the row of the same piece, or
-initialized randomly if the other vocabulary lacks the piece.
+initialized randomly if the other vocabulary does not contain the piece.
 """
 
 import math
@@ -28,20 +28,20 @@ from remixer_t5x.train.settings import Folder
 
 SETTING = 'INITIAL_CHECKPOINT_MAP'
 _LAYERS = re.compile(r'(.*)\[(\d+):(\d+)\]')
-# Maximum number of rows of each kind in the printed table.
+# Maximum number of rows to print for each status: taken, fresh and left.
 MAX_ROWS = 12
 Shapes = Mapping[str, tuple[int, ...]]
 Targets = Mapping[str, jax.ShapeDtypeStruct]
 
 
 class ParamSource(NamedTuple):
-    """The source of a parameter: the name of an array in the checkpoint, and the layers to read (None for all)."""
+    """The source of a parameter: the name of an array in the checkpoint, and the range of layers to read (or None)."""
 
     name: str
     layers: tuple[int, int] | None = None
 
     def sliced_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the shape of an array with this shape after selecting `layers`."""
+        """Returns the shape that an array of shape `shape` has after selecting `layers`."""
         if self.layers is None:
             return shape
         first, last = self.layers
@@ -58,18 +58,18 @@ def load_initial_params(
     create: Callable[[], train_state.TrainState],
     may_be_fresh: Sequence[str] = (),
 ) -> tuple[Any, str]:
-    """Loads the initial parameters, and returns them with a printable table of their sources.
+    """Loads the initial parameters. Returns them with a printable table of their sources.
 
     All parameters are loaded from the checkpoint, except for parameters excluded by FRESH_PARAMETERS or
-    INITIAL_CHECKPOINT_MAP, adapters that the checkpoint lacks, and a head (`may_be_fresh`) that is missing or has other
-    shapes in the checkpoint.
+    INITIAL_CHECKPOINT_MAP, adapters that are not in the checkpoint, and a head (`may_be_fresh`) that is missing or has
+    different shapes in the checkpoint.
 
     Args:
-        folder: the checkpoint and the names of its parameters.
-        plan: shapes and shardings of the state.
+        folder: the settings with the checkpoint path and the mapping of parameter names.
+        plan: shapes and shardings of the train state.
         vocabulary: the vocabulary of the run.
-        create: returns a random state.
-        may_be_fresh: `Model.fresh_parameters`.
+        create: function that returns a randomly initialized train state.
+        may_be_fresh: names of the modules that belong to the head (`Model.fresh_parameters`).
 
     Raises:
         UserError: a parameter is missing or has another shape, or a setting matches no parameter.
@@ -96,7 +96,10 @@ def load_initial_params(
 def _match_rows(
     folder: Folder, plan: train_state.StatePlan, saved: SavedParams, vocabulary: Any
 ) -> dict[str, tuple[int, Any]]:
-    """Returns the vocabulary axis and the matching ids for each parameter with this axis; {} for equal vocabularies."""
+    """Returns the vocabulary axis of each parameter with such an axis, and the checkpoint's id for each of its rows.
+
+    Returns {} if the checkpoint has the same vocabulary as the run.
+    """
     other = folder.initial_vocabulary
     if other is None:
         saved_params.check_vocabulary(saved, task_vocabulary.vocabulary_record(vocabulary))
@@ -110,20 +113,20 @@ def _match_rows(
 
 
 def _mark_fresh_sources(sources: Sources, targets: Targets, saved: Mapping[str, Any], heads: Sequence[str]) -> None:
-    """Marks adapters missing in the checkpoint, and a head that does not fit, as fresh."""
+    """Marks adapters that are not in the checkpoint, and a head with different shapes, to be initialized randomly."""
     head = [name for name in targets if name.split('/')[0] in heads]
-    unfit = any((source := sources[name]) and saved.get(source.name) != targets[name].shape for name in head)
+    head_differs = any((source := sources[name]) and saved.get(source.name) != targets[name].shape for name in head)
     for name in targets:
         source = sources[name]
-        lacks = source is not None and source.name not in saved
-        if (unfit and name in head) or (lacks and lora.is_adapter(name)):
+        is_missing = source is not None and source.name not in saved
+        if (head_differs and name in head) or (is_missing and lora.is_adapter(name)):
             sources[name] = None
 
 
 def _check_sources(
     sources: Sources, targets: Targets, saved: Mapping[str, Any], checkpoint: SavedParams, rows: Mapping[str, Any]
 ) -> None:
-    """Raises UserError if an array is missing, has another shape, or is unused without being excluded by a setting."""
+    """Raises UserError if the checkpoint lacks an array, has another shape for it, or has an unexpected array."""
     expected, available = {}, {}
     for name, source in sources.items():
         if source is None:
@@ -153,13 +156,13 @@ def _source_names(sources: Sources) -> set[str]:
 def _read_sources(
     sources: Sources, targets: Targets, saved: SavedParams, rows: Mapping[str, Any], created: Mapping[str, Any]
 ) -> Any:
-    """Reads the arrays to load from the checkpoint. Returns them by parameter name of the model."""
+    """Reads the arrays to load from the checkpoint. Returns them by their parameter name in the model."""
     taken = {name: source for name, source in sources.items() if source is not None}
     shapes: dict[str, jax.ShapeDtypeStruct] = {}
     for name, source in taken.items():
         leaf, shape = targets[name], saved.shapes[source.name]
         if name in rows:
-            # With another vocabulary, the vocabulary axis is not sharded, because its size may not divide evenly.
+            # Do not shard the vocabulary axis of another vocabulary, because its size may not divide evenly.
             spec = [*leaf.sharding.spec, *[None] * (len(shape) - len(leaf.sharding.spec))]
             spec[rows[name][0]] = None
             sharding = NamedSharding(leaf.sharding.mesh, PartitionSpec(*spec))
@@ -177,7 +180,7 @@ def _read_sources(
             axis, matches = rows[name]
             params[name] = _copy_rows(created[name], array, matches, axis)
         else:
-            # Copy shared arrays, because a train step donates its state, which must not contain a buffer twice.
+            # Copy an array with several uses, because the train step donates its state, so no buffer may occur twice.
             params[name] = array.copy() if uses.count(source.name) > 1 else array
     return params
 
@@ -193,24 +196,26 @@ def _describe_sources(
         lines += _table_rows(taken, fresh, left)
     for name, matches in rows.items():
         known = int((matches >= 0).sum())
-        lines.append(f'  {name}: {known:,} of {len(matches):,} pieces have a row there, the others are fresh')
+        lines.append(f'  {name}: {known:,} of {len(matches):,} pieces are in the checkpoint, the others are fresh')
     return '\n'.join(lines)
 
 
 def find_sources(
     names: Mapping[str, Any], renamed: Mapping[str, str | None], fresh: str | None = None
 ) -> dict[str, ParamSource | None]:
-    """Returns a dictionary from parameter name to its source; None for a fresh parameter.
+    """Returns a dictionary that maps each parameter name to the parameter's source, or to None if it is fresh.
 
-    `renamed` (INITIAL_CHECKPOINT_MAP) maps regular expressions, which match full parameter names, to names in the
-    checkpoint, which may refer to groups (`\\1`), or to None for fresh parameters. The first match applies. `NAME[4:8]`
-    selects layers of a stacked array. Parameters without an entry have the same name in the checkpoint.
+    `renamed` (INITIAL_CHECKPOINT_MAP) maps regular expressions for full parameter names to names in the checkpoint, or
+    to None for fresh parameters. The first matching expression applies. A name in the checkpoint may refer to groups of
+    the expression (`\\1`), and `NAME[4:8]` selects layers of a stacked array. Parameters that match no expression have
+    the same name in the checkpoint.
 
     Raises UserError if an expression is invalid or matches no parameter.
     """
     if fresh is not None and not any(fresh in name for name in names):
         raise UserError(
-            f'FRESH_PARAMETERS must be a part of a parameter name, got {fresh!r}; names are like {next(iter(names))}'
+            f'FRESH_PARAMETERS must be a substring of a parameter name, got {fresh!r}; a parameter name is, for '
+            f'example, {next(iter(names))}'
         )
     rules = {pattern: _compile_rule(pattern, to) for pattern, to in renamed.items()}
     used: set[str] = set()
@@ -225,7 +230,7 @@ def find_sources(
     for pattern in renamed:
         if pattern not in used:
             raise UserError(
-                f'{SETTING} must have entries that match parameters without an earlier match, got {pattern!r}; '
+                f'each entry of {SETTING} must match a parameter that no earlier entry matches, got {pattern!r}; '
                 f'match full names, such as {next(iter(names))}'
             )
     return sources
@@ -255,16 +260,16 @@ def _parse_source(match: re.Match[str], to: str | None) -> ParamSource | None:
 
 
 def match_pieces(vocabulary: Any, other: Any) -> np.ndarray:
-    """Returns, for each id of `vocabulary`, the id of the same piece in `other`, or -1: [ids] int32."""
+    """Returns an [ids] int32 array that maps each id of `vocabulary` to the id of the same piece in `other`, or -1."""
     ids = {piece: index for index, piece in enumerate(task_vocabulary.list_pieces(other)) if piece}
     return np.asarray([ids.get(piece, -1) for piece in task_vocabulary.list_pieces(vocabulary)], np.int32)
 
 
 def _copy_rows(fresh: jax.Array, other: jax.Array, matches: np.ndarray, axis: int) -> jax.Array:
-    """Replaces rows of `fresh` along `axis` with the rows of `other` at `matches`; -1 keeps the fresh row."""
+    """Replaces row i of `fresh` along `axis` with row `matches[i]` of `other`, unless `matches[i]` is -1."""
     index = np.full(fresh.shape[axis], -1, np.int32)
     index[: len(matches)] = np.where(matches < other.shape[axis], matches, -1)[: len(index)]
-    is_known = (index >= 0).reshape([-1 if place == axis else 1 for place in range(fresh.ndim)])
+    is_known = (index >= 0).reshape([-1 if dimension == axis else 1 for dimension in range(fresh.ndim)])
 
     def choose_rows(fresh, other):
         return jnp.where(is_known, jnp.take(other, np.maximum(index, 0), axis=axis), fresh)
@@ -273,27 +278,27 @@ def _copy_rows(fresh: jax.Array, other: jax.Array, matches: np.ndarray, axis: in
 
 
 def _table_rows(taken: Shapes, fresh: Shapes, left: Shapes) -> Iterator[str]:
-    """Yields one line per part of the model: kind, name prefix, number of arrays and number of parameters.
+    """Yields a line for each group of parameters: status, name prefix, number of arrays and number of parameters.
 
-    A part consists of the arrays of one kind (taken, fresh or left) that share a prefix with no array of another kind.
+    Arrays of a group have the same status (taken, fresh or left), and share a prefix with no array of another status.
     """
     kinds = {'taken': taken, 'fresh': fresh, 'left': left}
     everything = {name for shapes in kinds.values() for name in shapes}
     for kind, shapes in kinds.items():
-        # `left` contains names of the checkpoint; the other kinds contain names of the model.
+        # `left` contains names in the checkpoint; `taken` and `fresh` contain names in the model.
         sizes_of: dict[str, list[int]] = {}
         for name, prefix in shortest_prefixes(shapes.keys(), everything - shapes.keys()).items():
             sizes_of.setdefault(prefix, []).append(math.prod(shapes[name]))
         ordered = sorted(sizes_of.items(), key=lambda item: -sum(item[1]))
         if rest := ordered[MAX_ROWS:]:
-            ordered[MAX_ROWS:] = [(f'{len(rest)} more parts', [size for _, sizes in rest for size in sizes])]
+            ordered[MAX_ROWS:] = [(f'{len(rest)} more groups', [size for _, sizes in rest for size in sizes])]
         for prefix, sizes in ordered:
             arrays = f'{len(sizes):>4} {"array " if len(sizes) == 1 else "arrays"}'
             yield f'  {kind:<5}  {prefix:<44}  {arrays}  {sum(sizes):>14,} parameters'
 
 
 def shortest_prefixes(names: Collection[str], others: Collection[str]) -> dict[str, str]:
-    """Returns the shortest prefix of each name, such as `encoder/run_0`, that is not a prefix of any of `others`."""
+    """Returns, for each name, its shortest prefix (such as `encoder/run_0`) that is not a prefix of any of `others`."""
     known = {'/'.join(parts[:depth]) for parts in (name.split('/') for name in others) for depth in range(len(parts))}
     prefixes = {}
     for name in names:

@@ -39,11 +39,11 @@ def train(
         flops_per_step: returns the model FLOPs of one step on the global batch; None omits the utilization (MFU).
         show_progress: whether to print progress.
         signals: an exit stack that restores the caller's signal handlers; None restores them on return.
-        report: a function that writes a report for a MODEL_DIR and returns the report's path; only called if a tracker
+        report: function that writes a report on a MODEL_DIR and returns the report's path; only called if a tracker
             stores files.
 
     Raises:
-        UserError: a setting is wrong, the disk is full, or the loss is not finite.
+        UserError: a setting is invalid, the disk is full, or the loss is not finite.
     """
     timeline = progress.Timeline()
     startup.end_phase('configuration')
@@ -74,7 +74,7 @@ def train(
             start.write_run_files(path, config_text, data.vocabulary, is_new, log.print)
         if first >= last or state.patience.is_exhausted:
             reason = f'TRAIN_STEPS = {last}' if first >= last else state.patience.describe_stop()
-            for line in (f'{path} is at step {first} already ({reason}); nothing was trained', *notes):
+            for line in (f'{path} is already at step {first} ({reason}); nothing was trained', *notes):
                 log.print(line)
             return _build_result(data.loss_kind, path, first, None)
         log.start(run.step_config, programs.plan, run.trackers, config_text, (*notes, *data.notes))
@@ -89,7 +89,7 @@ def train(
             log.add_files(report)
         except Exception as error:
             latest = state.saved_step
-            error.add_note(f'the newest checkpoint is of step {latest}' if latest else 'there is no checkpoint')
+            error.add_note(f'the newest checkpoint is from step {latest}' if latest else 'there is no checkpoint')
             raise
     return _build_result(data.loss_kind, path, state.step, stopped, spent)
 
@@ -110,7 +110,10 @@ class Loop:
         self._measure = self.log.timeline.measure
 
     def run(self, state: saving.RunState, last: int, stop: preemption.StopRequest) -> str | None:
-        """Trains until step `last`, early stopping or a signal. Saves the last state and returns the signal's name."""
+        """Trains until step `last`, early stopping or a signal. Saves the last state.
+
+        Returns the name of the signal, or None if there was no signal.
+        """
         signal_name, first = None, state.step + 1
         if state.saved_step is None:
             for hook in self.run_hooks:
@@ -145,7 +148,7 @@ class Loop:
                 state.window.add(step_metrics)
                 self.bad_steps.add(state.step, step_metrics)
                 if is_first:
-                    # The first step waits for the compiler, so the speed is measured from the second step on.
+                    # The first step waits for the compiler, so the speed is measured from the second step onwards.
                     jax.block_until_ready(step_metrics)
                     self.log.clock.lap(state.step)
                     startup.end_phase('compiling and the first step')

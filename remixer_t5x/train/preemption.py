@@ -1,6 +1,7 @@
-"""Handles SIGTERM, Ctrl-C and SIGHUP: the run finishes the current step and saves. A second signal exits at once.
+"""Handles SIGTERM, Ctrl-C and SIGHUP: the run finishes the current step and saves a checkpoint.
 
-A second SIGHUP is ignored, because a closing terminal may send two: from the shell and from the kernel.
+A second signal exits immediately. A second SIGHUP is ignored, because closing a terminal may send two of them, one by
+the shell and one by the kernel.
 """
 
 import contextlib
@@ -15,15 +16,15 @@ from jax.experimental import multihost_utils
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Returns the signals on which a run saves and stops. Omits SIGHUP if it is ignored, as with nohup."""
+    """Returns the signals that make a run save and stop. Omits SIGHUP if it is ignored, for example with nohup."""
     hang_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGTERM, signal.SIGINT, *hang_up]
 
 
 class StopRequest:
-    """Installs handlers for `stop_signals`.
+    """Installs signal handlers for `stop_signals`.
 
-    The caller is a loop that starts at `step` and calls `agreed_signal` after every step.
+    The training loop starts at `step` and must call `agreed_signal` after every step.
     """
 
     def __init__(self, step: int = 0) -> None:
@@ -46,7 +47,7 @@ class StopRequest:
         if self._name is not None and number == signal.SIGHUP:
             return
         if self._name is not None:
-            _print_in_handler('ends without saving')
+            _print_in_handler('exiting without saving')
             os._exit(128 + number)
         self._name = signal.Signals(number).name
         again = 'press again' if number == signal.SIGINT else 'send it again'
@@ -55,7 +56,7 @@ class StopRequest:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def agreed_signal(self, step: int) -> str | None:
-        """Returns the signal's name if all processes stop after `step`, otherwise None. All processes call this."""
+        """Returns the signal's name if all processes stop after `step`, otherwise None. All processes must call it."""
         self._step = step
         if jax.process_count() == 1:
             return self._name

@@ -1,4 +1,4 @@
-"""Measures the speed of a run and how it spends its time, and prints its progress."""
+"""Measures the speed of a run and the time that it spends on each activity, and prints its progress."""
 
 import contextlib
 import dataclasses
@@ -17,9 +17,9 @@ from remixer_t5x.run_folder import object_store
 
 STEPS, DATA, COMPILE, STATE = 'steps', 'waiting for data', 'compiling', 'making or restoring the state'
 EVALUATION, CHECKPOINT, OTHER = 'evaluation', 'checkpoints', 'imports and opening files'
-# File in MODEL_DIR with one line per finished process of the run.
+# Name of the file in MODEL_DIR with the times of each finished process of the run, one process per line.
 TIMES = 'goodput.jsonl'
-# Peak dense bfloat16 FLOP/s of one device, from data sheets, by prefix of `device_kind`.
+# Peak dense bfloat16 FLOP/s of one device according to its data sheet, by prefix of JAX's `device_kind`.
 PEAK_FLOPS = {
     'TPU v2': 45e12 / 2,
     'TPU v3': 123e12 / 2,
@@ -50,9 +50,9 @@ class StepCost:
     """The cost of one train step.
 
     Attributes:
-        tokens: input and target positions of a batch.
+        tokens: number of input and target positions in a batch.
         flops: model FLOPs of a batch; None if unknown.
-        peak: peak of all devices in FLOP/s; None if unknown.
+        peak: peak throughput of all devices in FLOP/s; None if unknown.
         devices: number of devices.
     """
 
@@ -63,13 +63,13 @@ class StepCost:
 
     @classmethod
     def for_current_devices(cls, tokens: float, devices: int, flops: Callable[[], float] | None) -> 'StepCost':
-        """Returns the cost on the current devices. Calls `flops` only if the peak of the devices is known."""
+        """Returns the cost on the current devices. Calls `flops` only if the devices' peak throughput is known."""
         peak = peak_flops(jax.devices()[0].device_kind)
         return cls(tokens, flops() if flops and peak else None, peak and peak * devices, devices)
 
 
 class Clock:
-    """Measures the training speed between logs; `pause` excludes evaluations and checkpoints."""
+    """Measures the training speed between two logs. `pause` excludes the time of evaluations and checkpoints."""
 
     def __init__(self, cost: StepCost, step: int):
         self._cost, self._step = cost, step
@@ -80,14 +80,14 @@ class Clock:
         self._paused += seconds
 
     def wait_for_data(self, seconds: float) -> None:
-        """Adds the seconds that the host waited for a batch; the device may still have been busy."""
+        """Adds the seconds that the host waited for a batch. The device may have been busy during this time."""
         self._waited += seconds
 
     def lap(self, step: int) -> dict[str, float]:
-        """Returns the speed since the last lap, and `memory_usage`; {} if there were no steps.
+        """Returns the speed since the last call and the `memory_usage`, or {} if there were no steps.
 
-        The speed consists of seconds per step, tokens per second (total and per device), seconds of waiting for data,
-        and, if known, the utilization (`mfu`, 0 to 1).
+        The speed consists of seconds per step, tokens per second (total and per device), seconds spent waiting for
+        data, and the model FLOPs utilization (`mfu`, 0 to 1) if it is known.
         """
         now, steps = time.perf_counter(), step - self._step
         if not steps:
@@ -103,10 +103,10 @@ class Clock:
 
 
 class Timeline:
-    """Measures the time that a process spends on each activity: steps, waiting for data, compilation, ...
+    """Measures the time that a process spends on each activity, such as steps, waiting for data or compilation.
 
-    Activities do not overlap, so their seconds add up to the time since construction. OTHER is the time outside of
-    `measure` blocks, such as imports.
+    Activities do not overlap, so their seconds add up to the time since construction. The activity OTHER is the time
+    outside of `measure` blocks, for example imports.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
@@ -124,7 +124,7 @@ class Timeline:
             self._switch_activity(outer)
 
     def seconds(self) -> dict[str, float]:
-        """Returns the seconds of each activity until now, in descending order."""
+        """Returns the seconds spent on each activity so far, in descending order."""
         self._switch_activity(self._name)
         return dict(sorted(self._seconds.items(), key=lambda pair: -pair[1]))
 
@@ -135,15 +135,18 @@ class Timeline:
 
 
 def describe_times(seconds: Mapping[str, float]) -> str:
-    """Formats shares of at least 0.1%, as in `steps 93.1% · compiling 4.0% · checkpoints 2.9%`."""
+    """Formats each activity's share of the total time, as in `steps 93.1% · compiling 4.0% · checkpoints 2.9%`.
+
+    Omits shares below 0.1%.
+    """
     total = sum(seconds.values()) or 1.0
     return ' · '.join(f'{name} {100 * part / total:.1f}%' for name, part in seconds.items() if part >= total / 1000)
 
 
 def append_times(folder: epath.Path, first: int, last: int, seconds: Mapping[str, float]) -> None:
-    """Appends a record of the activity times of a process that ran from step `first` to `last`.
+    """Appends a record of the activity times of a process that ran from step `first` to step `last`.
 
-    Raises object_store.CannotWrite.
+    Raises object_store.CannotWrite if the file cannot be written.
     """
     path = folder / TIMES
     line = json.dumps({'first': first, 'last': last, 'seconds': {name: round(s, 3) for name, s in seconds.items()}})
@@ -167,7 +170,10 @@ def read_times(folder: epath.Path) -> dict[str, float]:
 
 
 def memory_usage() -> dict[str, float]:
-    """Returns `host_mib`, and `device_mib` and `device_peak_mib` of the first device if its backend reports them."""
+    """Returns the memory usage in MiB: `host_mib` and, if JAX reports them, `device_mib` and `device_peak_mib`.
+
+    The device memory is that of the first local device.
+    """
     mebibytes = {'host_mib': psutil.Process().memory_info().rss / 2**20}
     stats = jax.local_devices()[0].memory_stats() or {}
     for name, key in (('device_mib', 'bytes_in_use'), ('device_peak_mib', 'peak_bytes_in_use')):
@@ -177,7 +183,7 @@ def memory_usage() -> dict[str, float]:
 
 
 def format_duration(seconds: float) -> str:
-    """Formats a duration: 45s, 3m20s, 2h05m, 3d04h."""
+    """Formats a duration, as in 45s, 3m20s, 2h05m or 3d04h."""
     whole = int(seconds)
     if whole < 60:
         return f'{whole}s'
@@ -189,7 +195,7 @@ def format_duration(seconds: float) -> str:
 
 
 def describe_step(step: int, total: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> str:
-    """Formats `step 300/1000 · loss 4.812 · rate 0.01 · 12,345 tokens/s · MFU 41% · 3m20s left`."""
+    """Formats a progress line: `step 300/1000 · loss 4.8120 · rate 0.01 · 12,345 tokens/s · MFU 41% · 3m20s left`."""
     parts = [f'step {step}/{total}', f'loss {numbers["loss"]:.4f}']
     if 'learning_rate' in numbers:
         parts.append(f'rate {numbers["learning_rate"]:.2g}')
@@ -205,7 +211,7 @@ def describe_step(step: int, total: int, numbers: Mapping[str, float], timing: M
 
 
 class ProgressLine:
-    """A progress bar on a terminal, or one line per log if the output is a file.
+    """Displays a progress bar on a terminal, or prints one line per log if the output is not a terminal.
 
     `update` moves the bar, `log` changes the numbers on the bar, and `print` prints a line above the bar.
     """

@@ -18,25 +18,25 @@ from remixer_t5x.run_folder import metrics, model_dir, object_store, trackers
 from remixer_t5x.train import progress
 from remixer_t5x.train.settings import StepConfig
 
-# Number of steps at which `learning_rate_notes` samples the schedule.
-_SAMPLES = 1000
+# Maximum number of steps at which `learning_rate_notes` evaluates the schedule.
+_NUM_SCHEDULE_SAMPLES = 1000
 # The `kind` of training records in metrics.jsonl.
 TRAIN = 'train'
 
 
 class RunLog:
-    """Writes and prints only in the first process.
+    """Writes metrics to metrics.jsonl and the trackers, and prints progress. Only the first process writes and prints.
 
     Removes the records of steps after `step` from metrics.jsonl, because this process repeats these steps.
 
     Args:
         path: MODEL_DIR.
         step: the step at which the process starts.
-        last_step: the step at which it ends.
+        last_step: the step at which the run ends.
         cost: the cost of one step, used to compute the speed.
         tolerates_failures: whether the run continues if a file cannot be written.
         show: whether to print.
-        timeline: measures how this process spends its time.
+        timeline: the timeline that measures how this process spends its time.
         is_new: whether the run has no checkpoint; if so, all records of earlier processes are removed.
     """
 
@@ -112,7 +112,7 @@ class RunLog:
         self._line.update(step)
 
     def log_train(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Logs the mean metrics and the speed of the steps since the last log."""
+        """Logs `numbers`, the mean metrics of the steps since the last log, and the speed of these steps."""
         timing = self.clock.lap(step)
         self._write_record(TRAIN, step, numbers, timing)
         self._line.log(step, numbers, timing)
@@ -127,7 +127,7 @@ class RunLog:
                 self._records.write(kind, step, numbers, timing)
 
     def add_files(self, report: Callable[[str], str] | None) -> None:
-        """Uploads the configuration, best checkpoints and the file written by `report(MODEL_DIR)` to the trackers."""
+        """Uploads the configuration, the best checkpoints and the file written by `report` to the trackers."""
         if not self._trackers.takes_files:
             return
         self._trackers.add_files(model_dir.CONFIG, 'config', self._path / model_dir.CONFIG)
@@ -152,7 +152,7 @@ class RunLog:
 
     @contextlib.contextmanager
     def tolerate_write_errors(self) -> Iterator[None]:
-        """Warns once per file that cannot be written, or raises CannotWrite without `tolerates_failures`."""
+        """Prints one warning per file that cannot be written. Without `tolerates_failures`, raises CannotWrite."""
         try:
             yield
         except object_store.CannotWrite as error:
@@ -180,13 +180,13 @@ class RunLog:
 
 
 def learning_rate_notes(optimizer: Optimizer, steps: int) -> Iterator[str]:
-    """Describes the start, peak and end of the learning rate, and warns of a peak above `optimizer.highest_rate`.
+    """Describes the first, highest and last learning rate, and warns if the highest exceeds `optimizer.highest_rate`.
 
-    Yields no line if the optimizer's learning rate is unknown.
+    Yields no lines if the optimizer's learning rate is unknown.
     """
     if optimizer.learning_rate is None:
         return
-    at = np.unique(np.linspace(0, steps - 1, min(steps, _SAMPLES)).round().astype(np.int32))
+    at = np.unique(np.linspace(0, steps - 1, min(steps, _NUM_SCHEDULE_SAMPLES)).round().astype(np.int32))
     rates = np.asarray(jax.jit(jax.vmap(optimizer.learning_rate))(at))
     peak = int(rates.argmax())
     parts = [f'{rates[0]:.3g} at step 1']
@@ -200,8 +200,8 @@ def learning_rate_notes(optimizer: Optimizer, steps: int) -> Iterator[str]:
     if highest is not None and rates[peak] > highest:
         yield (
             f'warning: the learning rate reaches {rates[peak]:.3g}. This optimizer changes a parameter by about that '
-            f'fraction of its size at each step, and T5 is trained with 0.01 to 0.02; lower LEARNING_RATE to at most '
-            f'{highest:g}'
+            f'fraction of its magnitude at each step, and T5 is trained with 0.01 to 0.02; lower LEARNING_RATE to at '
+            f'most {highest:g}'
         )
 
 

@@ -1,4 +1,4 @@
-"""Saves and restores the state of a run, and handles bad steps: stop, skip the update, or rewind to a checkpoint."""
+"""Saves and restores the state of a run, and handles bad steps by stopping, skipping the update or rewinding."""
 
 import contextlib
 import dataclasses
@@ -18,10 +18,11 @@ from remixer_t5x.run_folder import metrics
 from remixer_t5x.train.run_log import RunLog
 from remixer_t5x.train.settings import GO_ON, REWIND, SKIP, STOP, Recovery
 
-# Seconds to wait for a pending checkpoint if one of several processes fails.
+# Maximum number of seconds to wait for a pending checkpoint if one of several processes fails.
 CLOSING_SECONDS = 20.0
-# Maximum number of consecutive skipped steps, and of rewinds to the same checkpoint.
+# Maximum number of consecutive skipped steps.
 MAX_SKIPPED_IN_A_ROW = 20
+# Maximum number of rewinds to the same checkpoint.
 MAX_REWINDS = 5
 
 
@@ -33,9 +34,9 @@ class Patience:
 
     Attributes:
         limit: maximum number of consecutive evaluations without improvement; None disables early stopping.
-        best: the highest value so far; None before the first evaluation.
-        step: the step of the highest value.
-        since: number of evaluations after this step.
+        best: the best (highest) value so far; None before the first evaluation.
+        step: the step of the best value.
+        since: number of evaluations after the step of the best value.
     """
 
     limit: int | None = None
@@ -48,7 +49,7 @@ class Patience:
         return {'best': self.best, 'step': self.step, 'since': self.since}
 
     def add_evaluation(self, step: int, value: float) -> None:
-        """Counts the evaluation at `step`. Higher values are better; NaN is never an improvement."""
+        """Adds the evaluation at `step` to the count. Higher values are better; NaN is never an improvement."""
         value = collectives.broadcast(value)
         if value == value and (self.best is None or value > self.best):
             self.best, self.step, self.since = value, step, 0
@@ -60,10 +61,10 @@ class Patience:
         return self.limit is not None and self.since >= self.limit
 
     def describe_stop(self) -> str:
-        """Describes why the run ends early."""
+        """Returns the reason why the run stops early."""
         return (
-            f'no better evaluation than that of step {self.step} in the {self.since} since then '
-            f'(STOP_AFTER_EVALUATIONS = {self.limit})'
+            f'no better evaluation since step {self.step} ({self.since} without improvement, '
+            f'STOP_AFTER_EVALUATIONS = {self.limit})'
         )
 
 
@@ -72,13 +73,13 @@ class RunState:
     """The state of a run between two steps, which the loop and its hooks update.
 
     Attributes:
-        train_state: parameters and optimizer state after `step` updates. Do not keep other references to it, because a
-            step donates the buffers.
+        train_state: parameters and optimizer state after `step` updates. Do not keep other references to it, because
+            the train step donates its buffers.
         step: number of updates.
-        window: metrics since the last log.
-        saved_step: step of the newest checkpoint; None without a checkpoint.
+        window: sums of the metrics since the last log.
+        saved_step: step of the newest checkpoint; None if there is no checkpoint.
         position: data position at which this process started.
-        patience: counter of the evaluations since the best one.
+        patience: number of evaluations since the best one, for early stopping.
     """
 
     train_state: TrainState
@@ -94,8 +95,8 @@ def restore_state(
 ) -> RunState:
     """Restores the state that `Saver` saved at `step`, with the shapes and shardings of `abstract`.
 
-    `record` is the record of the checkpoint, which includes the metrics window and the state of `patience`. Raises
-    UserError or durable.DamagedCheckpoint.
+    `record` is the checkpoint's record, which includes the metrics window and the state of `patience`. Raises UserError
+    if the checkpoint does not fit, and durable.DamagedCheckpoint if it is damaged.
     """
     restored, position = checkpoints.restore(step, abstract)
     patience = dataclasses.replace(patience, **(record.get('patience') or {}))
@@ -107,11 +108,11 @@ class Rewind(Exception):
 
 
 class BadSteps:
-    """Handles bad steps: steps with a loss or gradient that is not finite, or with a loss spike.
+    """Handles bad steps, in which the loss or gradient is not finite or the loss spikes.
 
-    The train step leaves parameters and optimizer state unchanged in a bad step. `add` checks the metrics of the
-    previous step, so that the device never waits for the host. Methods raise Rewind, or UserError if the run has to
-    stop. `policy` is `settings.Recovery.on_bad_step`.
+    In a bad step, the train step leaves the parameters and the optimizer state unchanged. `add` checks the metrics of
+    the previous step, so that the device never waits for the host. The methods raise Rewind if the run must rewind, and
+    UserError if it must stop. `policy` is the setting `Recovery.on_bad_step`.
     """
 
     def __init__(self, policy: str, checkpoints: manager.Checkpoints):
@@ -126,7 +127,7 @@ class BadSteps:
         self._unchecked = (step, step_metrics)
 
     def check_last(self) -> None:
-        """Waits for the metrics of the last added step and checks them."""
+        """Waits for the metrics of the step that was added last, and checks them."""
         unchecked, self._unchecked = self._unchecked, None
         if unchecked is None:
             return
@@ -134,7 +135,7 @@ class BadSteps:
         if float(step_metrics['nonfinite']) > 0:
             problem = 'the loss or its gradient is not finite'
         elif float(step_metrics.get('spike', 0.0)) > 0:
-            problem = 'the loss is a spike (SPIKE_FACTOR)'
+            problem = 'the loss spiked (SPIKE_FACTOR)'
         else:
             self._in_a_row = 0
             return
@@ -145,17 +146,20 @@ class BadSteps:
             self._stop_run(f'{MAX_SKIPPED_IN_A_ROW} steps in a row were skipped: {problem}', step)
 
     def check_params(self, step: int, params: Any) -> None:
-        """Checks that parameters are finite: a finite gradient can make them infinite, and skipping cannot undo it."""
+        """Rewinds or stops the run unless all parameters are finite.
+
+        A finite gradient can make a parameter infinite, and skipping later updates cannot undo this.
+        """
         self.check_last()
         if not bool(all_finite(params)):
             self._rewind_or_stop('a parameter is not finite', step)
 
     def count_rewind(self, step: int) -> int:
-        """Counts the rewinds to the checkpoint of `step`. Raises UserError after MAX_REWINDS."""
+        """Counts a rewind to the checkpoint of `step`, and returns the count. Raises UserError after MAX_REWINDS."""
         self._unchecked = None
         self._rewinds[step] = self._rewinds.get(step, 0) + 1
         if self._rewinds[step] > MAX_REWINDS:
-            self._stop_run(f'the run went back to step {step} {MAX_REWINDS} times and does not get past it', step)
+            self._stop_run(f'the run went back to step {step} {MAX_REWINDS} times and failed again each time', step)
         return self._rewinds[step]
 
     def _rewind_or_stop(self, problem: str, step: int) -> None:
@@ -165,7 +169,7 @@ class BadSteps:
 
     def _stop_run(self, problem: str, step: int) -> None:
         latest = self._checkpoints.latest_step()
-        checkpoint = 'no checkpoint was saved yet'
+        checkpoint = 'no checkpoint has been saved yet'
         if latest is not None:
             checkpoint = f'the last good checkpoint is step {latest} in {self._checkpoints.folder}'
         other = ', or set ON_BAD_STEP to "skip" or "rewind"' if self._policy == STOP else ''
@@ -180,11 +184,11 @@ class Saver:
     """Saves checkpoints of a run: the train state, the data position and the metrics since the last log.
 
     Attributes:
-        recovery: the reactions to failed writes and bad steps.
+        recovery: settings for failed writes and bad steps.
         last_step: the step at which the run ends.
         checkpoints: the checkpoint manager of MODEL_DIR.
         batches: the training batches, whose position is saved.
-        bad_steps: checks the state before it is saved.
+        bad_steps: the handler that checks the parameters before they are saved.
         record: the description of the run to store in each checkpoint.
         abstract: shapes and shardings of the train state.
         log: the log, which is flushed before each save and rewound together with the run.
@@ -203,7 +207,7 @@ class Saver:
         """Starts saving the state. Raises UserError if this or the previous checkpoint cannot be written."""
         self.bad_steps.check_params(state.step, state.train_state.params)
         with self._tolerate_failure():
-            # Wait for the previous write, as Orbax would also do.
+            # Wait until the previous checkpoint is written, as Orbax would also do.
             self.checkpoints.wait()
         record = {**self.record, 'window': state.window.totals(), 'patience': state.patience.to_json()}
         with self._tolerate_failure(another_follows=not is_last and state.step < self.last_step):
@@ -222,7 +226,7 @@ class Saver:
             self(state)
 
     def save_last(self, state: RunState) -> None:
-        """Saves the last state if it is not saved yet, and waits until it is on disk."""
+        """Saves the last state unless it is already saved, and waits until it is on disk."""
         if state.saved_step != state.step:
             with contextlib.suppress(Rewind):
                 self(state, is_last=True)
@@ -237,11 +241,13 @@ class Saver:
             self.checkpoints.check_for_errors()
 
     def rewind(self, state: RunState, reason: Rewind) -> None:
-        """Restores the newest checkpoint and rewinds the log. The data continues after the bad batch."""
+        """Restores the newest checkpoint and rewinds the log. Training continues with the data after the bad batch."""
         self.checkpoints.wait()
         step = collectives.broadcast(self.checkpoints.latest_step())
         count = self.bad_steps.count_rewind(step)
-        self.log.print(f'{reason}: back to step {step} (time {count} of {MAX_REWINDS}), without the batches since then')
+        self.log.print(
+            f'{reason}: back to step {step} (rewind {count} of at most {MAX_REWINDS}), skipping the batches since then'
+        )
         # Delete the old state first, because the device memory may be too small for two states.
         del state.train_state
         record = saved_params.read_record(self.checkpoints.folder / str(step))
@@ -252,9 +258,9 @@ class Saver:
 
     @contextlib.contextmanager
     def _tolerate_failure(self, another_follows: bool = True) -> Iterator[None]:
-        """Warns of a failed write instead of raising an error if ON_SAVE_FAILURE = 'go_on' and another write follows.
+        """Prints a warning if a write fails, ON_SAVE_FAILURE is 'go_on' and another write follows; otherwise raises.
 
-        Runs with several processes always raise the error, because the other processes wait for this process.
+        A run with several processes always raises the error, because the other processes wait for this process.
         """
         try:
             yield
@@ -267,20 +273,20 @@ class Saver:
 
 @contextlib.contextmanager
 def open_checkpoints(path: epath.Path, keep: int | None) -> Iterator[manager.Checkpoints]:
-    """Opens the checkpoints of MODEL_DIR; waits for pending writes at the end of the block."""
+    """Opens the checkpoints of MODEL_DIR, and waits for pending writes at the end of the `with` block."""
     checkpoints = manager.Checkpoints(path, keep)
     try:
         yield checkpoints
     except BaseException:
 
         def close() -> None:
-            # Ignore errors raised by closing, because the first error is more useful.
+            # Ignore errors while closing, because the first error is more useful.
             with contextlib.suppress(Exception):
                 checkpoints.close()
 
         closing = threading.Thread(target=close, daemon=True)
         closing.start()
-        # Limit the wait, because the other processes may be waiting for this process elsewhere.
+        # Limit the waiting time, because the other processes may wait for this process at another point.
         closing.join(None if jax.process_count() == 1 else CLOSING_SECONDS)
         raise
     checkpoints.close()

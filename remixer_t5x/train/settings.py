@@ -1,4 +1,4 @@
-"""Dataclasses with the settings of a training run, configured by gin (configs/runs/pretrain.gin)."""
+"""Defines dataclasses with the settings of a training run, which gin configures (configs/runs/pretrain.gin)."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,13 @@ class StepConfig:
 
     Attributes:
         model: the model to train.
-        optimizer: an `Optimizer`, or an optax transformation, which is converted to one.
+        optimizer: an `Optimizer`, or an optax transformation, which is converted to an `Optimizer`.
         partitioner: the mesh and the sharding rules.
-        microbatches: number of parts into which a batch is split for gradient accumulation.
+        microbatches: number of microbatches into which a batch is split for gradient accumulation.
         loss_normalizing_factor: divisor of the summed loss.
-        dropout_rate: determines only whether a step creates dropout keys; the dropout rate itself is a setting of the
-            model.
-        seed: seed of the initial parameters and of dropout.
+        dropout_rate: determines only whether the train step creates dropout keys; the rate that the model applies is
+            one of the model's settings.
+        seed: seed for the initial parameters and for dropout.
         xla_options: XLA options for the train step, by platform.
     """
 
@@ -52,10 +52,10 @@ class Folder:
         model_dir: the folder of the run.
         keep_checkpoints: number of checkpoints to keep; None keeps all.
         initial_checkpoint_path: MODEL_DIR or a checkpoint of another run, from which only parameters are loaded;
-            ignored if `model_dir` has a checkpoint.
+            ignored if `model_dir` contains a checkpoint.
         best_metrics: the metric that selects the best checkpoint of each task; see `evaluate.best.score_metrics`.
-        fresh_parameters: a part of parameter names; matching parameters are initialized randomly instead of from the
-            initial checkpoint.
+        fresh_parameters: a substring of parameter names. Matching parameters are initialized randomly instead of from
+            the initial checkpoint.
         checkpoint_map: maps parameter names to names in the initial checkpoint; see `initial_params.find_sources`.
         initial_vocabulary: the vocabulary of the initial checkpoint; None for the vocabulary of this run.
     """
@@ -71,11 +71,12 @@ class Folder:
 
 @dataclasses.dataclass(frozen=True)
 class Periods:
-    """Periods in steps; None means never. A run also logs, evaluates and saves a checkpoint after its last step.
+    """The number of train steps, and the periods in steps of logs, evaluations, checkpoints and profiles.
 
-    `eval_at_start` also evaluates the initial parameters, before the first step of a new run.
-    `stop_after_evaluations` is the patience of early stopping: the run ends after this number of consecutive
-    evaluations without improvement of the tasks' average metric or, in a run without tasks, of the held-out loss.
+    A period of None disables the activity. A run also logs, evaluates and saves a checkpoint after its last step. If
+    `eval_at_start` is true, a new run also evaluates its initial parameters. `stop_after_evaluations` is the patience
+    of early stopping: the run ends after this number of consecutive evaluations without improvement of the tasks'
+    average metric or, in a run without tasks, of the held-out loss.
     """
 
     train_steps: ranges.Count
@@ -101,16 +102,16 @@ _CHOICES = {
 
 @dataclasses.dataclass(frozen=True)
 class Recovery:
-    """How a run reacts to bad steps, failed writes and damaged checkpoints.
+    """Settings that determine how a run reacts to bad steps, failed writes and damaged checkpoints.
 
     Attributes:
-        on_bad_step: the reaction to a spike, or to a loss or gradient that is not finite: 'stop'; 'skip' the update; or
-            'rewind' to the last checkpoint and skip the batches read since then.
-        spike_factor: threshold for spikes, as a multiple of the running mean of the loss per token; None disables the
-            check.
-        on_save_failure: the reaction to a checkpoint that cannot be written: 'stop', or 'go_on' and retry at the next
-            checkpoint.
-        restore: the reaction to a damaged newest checkpoint: 'newest' raises an error, 'previous' moves the damaged
+        on_bad_step: the reaction to a loss spike, or to a loss or gradient that is not finite. 'stop' raises an error,
+            'skip' skips the update, and 'rewind' restores the last checkpoint and skips the batches read since then.
+        spike_factor: threshold for loss spikes, as a multiple of the running mean of the loss per token; None disables
+            the check.
+        on_save_failure: the reaction to a checkpoint that cannot be written. 'stop' raises an error, 'go_on' continues
+            training and retries at the next checkpoint.
+        restore: the reaction to a damaged newest checkpoint. 'newest' raises an error, 'previous' moves the damaged
             checkpoint away and restores the previous one.
     """
 
@@ -134,11 +135,11 @@ class Run:
     Attributes:
         step_config: the settings of the train step.
         dataset: the training data.
-        folder: MODEL_DIR and the initial checkpoint.
+        folder: settings of MODEL_DIR and of the initial checkpoint.
         periods: the number of steps, and the periods of logs, evaluations and checkpoints.
         evaluation: the held-out evaluation; None disables it.
         tasks: the evaluation with task metrics; None disables it.
-        recovery: reactions to failures.
+        recovery: the reactions to bad steps, failed writes and damaged checkpoints.
         trackers: services that receive the metrics during training.
 
     Raises:
@@ -158,23 +159,23 @@ class Run:
     def __post_init__(self) -> None:
         if not isinstance(self.trackers, list | tuple) or not all(hasattr(each, 'open') for each in self.trackers):
             raise UserError(
-                f'TRACKERS must be trackers in parentheses, as in (@trackers.TensorBoard(),), or (), got '
+                f'TRACKERS must be a tuple of trackers, as in (@trackers.TensorBoard(),), or (), got '
                 f'{self.trackers!r:.80}'
             )
         period = self.periods.eval_period
         if self.evaluation is not None and self.evaluation.steps == 0:
             object.__setattr__(self, 'evaluation', None)
         if self.evaluation is None and self.tasks is None and period is not None:
-            raise UserError(f'EVAL_PERIOD must be None without an evaluation, got {period}; type EVAL_PERIOD = None')
+            raise UserError(f'EVAL_PERIOD must be None without an evaluation, got {period}; set EVAL_PERIOD = None')
         if self.periods.stop_after_evaluations is not None and period is None:
-            raise UserError('STOP_AFTER_EVALUATIONS needs evaluations; set EVAL_PERIOD to a number of steps')
+            raise UserError('STOP_AFTER_EVALUATIONS requires evaluations; set EVAL_PERIOD to a number of steps')
         if self.periods.eval_at_start and period is None:
-            raise UserError('EVAL_AT_START needs evaluations; set EVAL_PERIOD to a number of steps')
+            raise UserError('EVAL_AT_START requires evaluations; set EVAL_PERIOD to a number of steps')
         model_type = self.step_config.model.model_type
         for dataset in [self.dataset] if self.evaluation is None else [self.dataset, self.evaluation.dataset]:
             if dataset.model_type != model_type:
                 raise UserError(
-                    f"MODEL_TYPE must be MODEL's type {model_type!r}, got {dataset.model_type!r}; type "
+                    f"MODEL_TYPE must be MODEL's type {model_type!r}, got {dataset.model_type!r}; pass "
                     f"--gin_file=model_types/{model_type}.gin after the model's file, or --gin.MODEL_TYPE={model_type}"
                 )
         check_batch_size = self.step_config.partitioner.check_batch_size
@@ -196,7 +197,7 @@ class TrainResult:
         evaluation: the last record of the held-out loss; {} if there is none.
         folder: MODEL_DIR.
         checkpoint: the folder of the last checkpoint.
-        spent: seconds of this process by activity (`progress.Timeline`).
+        spent: seconds that this process spent on each activity (`progress.Timeline`).
     """
 
     step: int

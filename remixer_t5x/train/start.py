@@ -16,11 +16,11 @@ from remixer_t5x.run_folder import model_dir, object_store
 from remixer_t5x.train import compilation, saving
 from remixer_t5x.train.settings import PREVIOUS, Run
 
-# Maximum number of batches between two captured data positions, which a resumed run may have to read again.
+# Maximum number of batches between two captured data positions. A resumed run may read these batches again.
 MAX_BATCHES_DRAWN_AGAIN = 100
 NO_POSITION = (
-    'warning: the position in the data is not saved (SAVE_DATA_POSITION=False): a resumed run restarts the data, in '
-    'another order'
+    'warning: the data position is not saved (SAVE_DATA_POSITION=False), so a resumed run reads the data from the '
+    'beginning, in another order'
 )
 
 
@@ -30,17 +30,17 @@ class RunData:
     Attributes:
         vocabulary: the vocabulary of the targets.
         record: the description of the data to store in each checkpoint; compared by `changes.check_compatible`.
-        place: transfers the rows of this process to the devices.
+        place: function that transfers the rows of this process to the devices.
         tokens_per_batch: number of input and target positions of a training batch.
         loss_kind: the `kind` of the held-out loss in metrics.jsonl; empty if the run does not compute it.
-        evaluator: computes the tasks' metrics; None for a run without tasks.
+        evaluator: the evaluator that computes task metrics; None for a run without tasks.
         notes: warnings for the user.
     """
 
     def __init__(self, run: Run):
-        """Parses text and trains the vocabulary, unless they are cached.
+        """Parses the texts and trains the vocabulary, unless they are cached.
 
-        Raises UserError if data cannot be read, or if the vocabulary does not fit the model.
+        Raises UserError if the data cannot be read, or if the vocabulary does not fit the model.
         """
         model, partitioner = run.step_config.model, run.step_config.partitioner
         dataset, evaluation, tasks = run.dataset, run.evaluation, run.tasks
@@ -66,7 +66,7 @@ class RunData:
         )
         self.evaluator: task_evaluation.TaskEvaluator | None = None
         if tasks is not None:
-            # Read the examples here, which also compares them between processes.
+            # The constructor reads the examples, and checks that they are the same on all processes.
             self.evaluator = task_evaluation.TaskEvaluator(tasks, model, partitioner)
         self.notes = [
             *([] if dataset.save_position else [NO_POSITION]),
@@ -76,7 +76,7 @@ class RunData:
         self._threads = task_batches.tf_data_threads(jax.default_backend())
 
     def first_position(self) -> prefetch.DataPosition:
-        """Returns the position before the first batch. A run keeps its number of streams when it resumes."""
+        """Returns the position before the first batch. A resumed run keeps its number of streams."""
         return prefetch.DataPosition.start(self._dataset.streams or self._partitioner.data_shard()[1])
 
     def resumed_position(self, saved: prefetch.DataPosition, step: int) -> prefetch.DataPosition:
@@ -85,20 +85,24 @@ class RunData:
             return saved.with_streams_restarted()
         if not saved.is_saved:
             raise UserError(
-                f'SAVE_DATA_POSITION must be False as at the start of this run, whose checkpoint of step {step} has no '
-                'saved data position, got True; type --gin.SAVE_DATA_POSITION=False, or use a new MODEL_DIR'
+                f'SAVE_DATA_POSITION must be False, because the checkpoint of step {step} contains no data position, '
+                'got True; pass --gin.SAVE_DATA_POSITION=False, or use a new MODEL_DIR'
             )
         return saved
 
     def open_batches(self, start: prefetch.DataPosition, checkpoint_period: int) -> prefetch.Prefetcher:
-        """Opens the training batches at the position `start`, and transfers them to the devices. A context manager."""
+        """Opens the training batches at the position `start`. Returns a context manager that prefetches them."""
         dataset = pipeline.resume_config(self._dataset, start.batches)
         source = task_batches.TrainBatches(dataset, *self._partitioner.data_shard(), self._threads, len(start.states))
         period = min(checkpoint_period, MAX_BATCHES_DRAWN_AGAIN)
         return prefetch.Prefetcher(source, self.place, start, capture_period=period)
 
     def open_held_out(self) -> dict[str, task_batches.EvalBatches]:
-        """Opens the held-out batches of the split and of each task in it. Returns them by `kind` in metrics.jsonl."""
+        """Opens the held-out batches. Returns them by the `kind` of their records in metrics.jsonl.
+
+        For a run with tasks, these are the batches of each task; otherwise, the batches of the whole split and, for a
+        mixture, of each of its tasks.
+        """
         split = self._evaluation
         if split is None:
             return {}
@@ -108,7 +112,7 @@ class RunData:
 
 def create_shared_model_dir(path: str) -> epath.Path:
     """Creates MODEL_DIR in the first process. Raises UserError if it is not visible to another process."""
-    # Use a random file name, because each machine may have a local folder with this path and files of an earlier run.
+    # Use a random file name, because a local folder with the same path may contain the file of an earlier run.
     token = collectives.broadcast(secrets.token_hex(8))
     is_first = jax.process_index() == 0
     folder = model_dir.create_model_dir(path) if is_first else model_dir.absolute_path(path)
@@ -123,8 +127,8 @@ def create_shared_model_dir(path: str) -> epath.Path:
             marker.unlink()
         if not is_shared:
             raise UserError(
-                f'MODEL_DIR must be a folder that all machines share (NFS or gs://), got {folder}, which is another '
-                'folder on the machine of process 0'
+                f'MODEL_DIR must be a folder that all machines share (NFS or gs://), got {folder}, which is a '
+                'different folder on the machine of process 0'
             )
     return folder
 
@@ -132,7 +136,7 @@ def create_shared_model_dir(path: str) -> epath.Path:
 def write_run_files(
     path: epath.Path, config_text: str, vocabulary: Any, is_new: bool, warn: Callable[[str], None]
 ) -> None:
-    """Writes configuration and vocabulary to MODEL_DIR, so that the model can be used without its training data."""
+    """Writes the configuration and vocabulary to MODEL_DIR, so that the model can be used without its training data."""
     model_dir.write_config(path, config_text)
     folder = path / task_vocabulary.FOLDER
     if is_new or not task_vocabulary.saved_vocabulary_flags(path):
@@ -149,7 +153,7 @@ def restore_or_create(
     Args:
         run: the settings of the run.
         checkpoints: the checkpoint manager of MODEL_DIR.
-        programs: create the initial state.
+        programs: the compiled programs, which create the initial state.
         data: the data of the run.
         record: the description of this run; checkpoints with an incompatible record are rejected.
 
@@ -180,15 +184,15 @@ def restore_or_create(
 
 
 def _move_damaged_checkpoint(
-    damaged: str, checkpoints: manager.Checkpoints, step: int, error: durable.DamagedCheckpoint
+    restore: str, checkpoints: manager.Checkpoints, step: int, error: durable.DamagedCheckpoint
 ) -> str:
-    """Moves a damaged checkpoint away with `--restore previous`, and returns a note; otherwise raises UserError."""
-    if damaged != PREVIOUS:
+    """Moves a damaged checkpoint away and returns a note. Raises UserError unless `restore` is PREVIOUS."""
+    if restore != PREVIOUS:
         others = [other for other in checkpoints.steps() if other != step]
         advice = (
-            f'type --restore previous to continue from step {others[-1]}'
+            f'pass --restore=previous to continue from step {others[-1]}'
             if others
-            else 'there is no other checkpoint: use a new MODEL_DIR, or type --restore previous to start again'
+            else 'there is no other checkpoint: use a new MODEL_DIR, or pass --restore=previous to start from scratch'
         )
         raise UserError(f'{error}; {advice}') from error
     folder = collectives.broadcast(str(checkpoints.move_damaged(step)) if jax.process_index() == 0 else None)
