@@ -205,7 +205,7 @@ def shared(tmp_path_factory):
 def _own_garbage(request):
     """Files that libraries leave open are closed under the filters of the module that allows it, not in a later one."""
     yield
-    if any('ResourceWarning' in mark.args[0] for mark in request.node.iter_markers('filterwarnings')):
+    if any('ResourceWarning' in str(mark.args) for mark in request.node.iter_markers('filterwarnings')):
         gc.collect()
 
 
@@ -237,6 +237,13 @@ def warm_python(compiled):
 
     with contextlib.closing(WarmPython(compiled)) as python:
         yield python
+
+
+@pytest.fixture
+def clean_gin():
+    """What a test configures in gin ends with it."""
+    yield
+    sys.modules['gin'].clear_config()
 
 
 @pytest.fixture(scope='session')

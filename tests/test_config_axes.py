@@ -30,20 +30,13 @@ AXES = {
 }
 UNDER_T5X = {'models': AXES['models'], 'sizes': AXES['sizes'], 'data': AXES['data'], 't5x': ('t5x',)}
 # These say in their headers that they change what files before them set.
-OVERRIDE = {
-    'experiments': 'include',
-    'model_types': 'before it',
-    'objectives': 'before it',
-}
+OVERRIDE = {'experiments': 'include', 'model_types': 'before', 'objectives': 'before'}
 OWN_VALUES = {'FILES', 'PAIRS', 'HF_DATASET', 'INPUTS', 'TARGETS', 'TASK', 'TASKS'}
 
 
 def files_of(places: tuple[str, ...]) -> list[pathlib.Path]:
-    return [
-        path
-        for place in places
-        for path in ([CONFIGS / place] if place.endswith('.gin') else (CONFIGS / place).rglob('*.gin'))
-    ]
+    found = [[CONFIGS / place] if place.endswith('.gin') else (CONFIGS / place).rglob('*.gin') for place in places]
+    return [path for paths in found for path in paths]
 
 
 def settings_of(path: pathlib.Path) -> set[str]:
@@ -110,9 +103,8 @@ def configuration(files: tuple[str, ...] | list[str]) -> str:
     values = [(name, 'given') for name in ('MODEL_DIR', 'INITIAL_CHECKPOINT_PATH')]
     data = next((CONFIGS / file for file in files if file.startswith('data/')), CONFIGS / 'defaults.gin')
     texts = list(gin_files.GinReader((), ()).read(str(data)))
-    macros_read, macros_set = (
-        set().union(*(getattr(text, kind) for text in texts)) for kind in ('macros_read', 'macros_set')
-    )
+    macros_read = {macro for text in texts for macro in text.macros_read}
+    macros_set = {macro for text in texts for macro in text.macros_set}
     values += [(name, 'given') for name in OWN_VALUES & macros_read - macros_set]
     loading.load(loading.ConfigSources(files, values), 'remixer_t5x.train.settings.Run', partial=False)
     return gin.config_str()

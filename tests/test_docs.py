@@ -213,13 +213,13 @@ def test_configuration_of_every_command_loads(page, words, tmp_path, monkeypatch
     monkeypatch.setattr(main.streams, 'hide_logs', lambda: None)
     if words == ['--version'] or '--help' in words:
         with pytest.raises(SystemExit):
-            main._run(words, own_process=False)
+            main._run_command(words, own_process=False)
     elif 'TRAIN_STEP=60' in ' '.join(words):
         with pytest.raises(UserError, match='TRAIN_STEPS'):  # the guide shows what a mistake looks like
-            main._run(words, own_process=False)
+            main._run_command(words, own_process=False)
     else:
         with pytest.raises(Loaded):
-            main._run(words, own_process=False)
+            main._run_command(words, own_process=False)
 
 
 def _stand_ins(folder, words):

@@ -104,6 +104,8 @@ def test_accelerators_are_hidden_if_a_library_has_imported_tensorflow(monkeypatc
     module = lazy_with_tensorflow(monkeypatch, set_visible_devices=lambda *given: hidden.append(given))
     assert (module.tf.data, module.tf.data) == ('data', 'data')
     assert hidden == [([], 'GPU'), ([], 'TPU')]
+    with pytest.raises(AttributeError, match='nothing_like_this'):
+        module.tf.nothing_like_this  # noqa: B018
 
 
 @pytest.mark.parametrize(('devices', 'is_error'), [([], False), (['GPU:0'], True)])
@@ -114,14 +116,6 @@ def test_a_tensorflow_that_already_uses_a_gpu_raises_an_error(monkeypatch, devic
     module = lazy_with_tensorflow(monkeypatch, set_visible_devices=refuse, list_logical_devices=lambda kind: devices)
     with pytest.raises(RuntimeError, match='initialized') if is_error else contextlib.nullcontext():
         assert module.tf.data == 'data'
-
-
-def test_a_name_that_the_library_lacks_is_an_attribute_error():
-    pytest.importorskip('tensorflow')
-    from remixer_t5x.lazy import tf
-
-    with pytest.raises(AttributeError, match='nothing_like_this'):
-        tf.nothing_like_this  # noqa: B018
 
 
 @pytest.mark.parametrize('collects', [True, False])

@@ -79,10 +79,8 @@ def test_shellcheck_accepts_the_scripts_of_steps():
 @pytest.mark.parametrize(('tag', 'code'), [(f'v{remixer_t5x.__version__}', 0), ('v9.9.9', 1), ('', 1)])
 def test_a_release_needs_the_tag_of_the_version(tag, code):
     [step] = [step for path, job, step in steps() if job == 'version' and 'run' in step]
-    env = {**os.environ, 'GITHUB_REF_NAME': tag}
-    done = subprocess.run(
-        ['bash', '-eo', 'pipefail', '-c', step['run']], cwd=ROOT, env=env, capture_output=True, text=True
-    )
+    env, words = {**os.environ, 'GITHUB_REF_NAME': tag}, ['bash', '-eo', 'pipefail', '-c', step['run']]
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == code and (not code or remixer_t5x.__version__ in done.stdout)
 
 

@@ -5,35 +5,41 @@
 
 import contextlib
 import json
-import pathlib
 
 import pytest
+from etils import epath
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x import untrusted_files
+from remixer_t5x import tokenizer_files, untrusted_files
+from remixer_t5x.checkpoints import durable, saved_params, untrusted
+from remixer_t5x.cli import infer
+from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
+from remixer_t5x.evaluate import results, text_inference, text_inputs
+from remixer_t5x.extras.reports import overview, records, sweep
+from remixer_t5x.interop import safetensors_files, shared_folder
+from remixer_t5x.interop.huggingface import folders, t5_tokenizer
+from remixer_t5x.interop.huggingface.family import Config
+from remixer_t5x.run_folder import metrics, model_dir, trackers
+from remixer_t5x.train import progress
+from remixer_tasks import vocabularies
+from remixer_tasks.benchmarks import raw_rows
+from remixer_tasks.files import cache, row_files
+from remixer_tasks.files.malformed import Malformed
+from remixer_tasks.vocabulary import byte_pairs, sentencepiece_vocabulary
 from tests.support import hostile_files
 from tests.support.hostile_files import one_line_or_result
 
-ROOT = pathlib.Path(__file__).parents[1]
 FUZZ = settings(max_examples=60, deadline=None)
 
 
-def _metrics_of_a_run(path):
-    from etils import epath
-
-    from remixer_t5x.run_folder import metrics
-
+def metrics_of_a_run(path):
     for record in metrics.read_records(epath.Path(path)):
         assert record['step'] >= 0
 
 
-def _a_resumed_run(path):
-    from etils import epath
-
-    from remixer_t5x.run_folder import metrics
-
+def a_resumed_run(path):
     copy = path.with_name('resumed.jsonl')
     copy.write_bytes(untrusted_files.read_bytes(path, 10**6) if path.is_file() and path.stat().st_size < 10**6 else b'')
     metrics.JsonlWriter(epath.Path(copy if copy.stat().st_size else path), 5)
@@ -41,206 +47,17 @@ def _a_resumed_run(path):
         assert json.loads(line)['step'] <= 5
 
 
-def _metrics_of_a_report(path):
-    from remixer_t5x.extras.reports import overview, records
-
-    found = records.read_records(path)
-    if found:
+def metrics_of_a_report(path):
+    if found := records.read_records(path):
         overview.summarize_run(records.RecordedRun('a', 'a', found))
 
 
-def _predictions(path):
-    from remixer_t5x.evaluate import results
-
-    for row in results.read_predictions(str(path)):
-        row['prediction'].encode()
-
-
-def _texts(path):
-    from remixer_t5x.evaluate import text_inputs
-
+def texts(path):
     for kind in ('txt', 'jsonl'):
         one_line_or_result(lambda: [text.encode() for text in text_inputs.TextInputs(str(path), format=kind)])  # noqa: B023
 
 
-def _an_output_to_continue(path):
-    from remixer_t5x.evaluate import text_inference
-
-    text_inference.PredictionWriter(str(path), {'checkpoint': 'a', 'decoder': 'b'})
-
-
-def _list_of_a_checkpoint(path):
-    from etils import epath
-
-    from remixer_t5x.checkpoints import durable
-
-    with under_the_name(path, durable.FILE_LIST):
-        durable.check_files(epath.Path(path.parent))
-
-
-def _description_of_an_array(path):
-    from remixer_t5x.checkpoints import untrusted
-
-    with under_the_name(path, '.zarray'):
-        untrusted.check_checkpoint(path.parent)
-
-
-def _record_of_a_checkpoint(path):
-    from etils import epath
-
-    from remixer_t5x.checkpoints import saved_params
-
-    place = path.with_name('run') / 'metadata'
-    place.parent.mkdir(exist_ok=True)
-    path.rename(place)
-    try:
-        record = saved_params.read_record(epath.Path(path.parent))
-        assert isinstance(record, dict)
-    finally:
-        place.rename(path)
-
-
-def _ids_of_trackers(path):
-    from etils import epath
-
-    from remixer_t5x.run_folder import trackers
-
-    with under_the_name(path, trackers.IDS):
-        assert trackers.run_id(epath.Path(path.parent), 'wandb')
-
-
-def _seconds_of_a_run(path):
-    from etils import epath
-
-    from remixer_t5x.train import progress
-
-    with under_the_name(path, progress.TIMES):
-        progress.read_times(epath.Path(path.parent))
-
-
-def _configuration_of_a_run(path):
-    from remixer_t5x.cli import infer
-    from remixer_t5x.run_folder import model_dir
-
-    marker = path.with_name(model_dir.MARKER)
-    marker.write_text('{}')
-    with under_the_name(path, model_dir.CONFIG):
-        infer.find_template_mismatch(str(path.parent / 'checkpoints' / '1'), None)
-    marker.unlink()
-
-
-def read_config_json(model_type, path):
-    from remixer_t5x.interop.huggingface import folders
-    from remixer_t5x.interop.huggingface.family import Config
-    from remixer_t5x.interop.safetensors_files import Tensors
-
-    *others, last = [family for family in folders.FAMILIES if model_type in family.model_types]
-    config = Config({'model_type': model_type, **untrusted_files.read_object(path)}, 'folder')
-    for family in others:
-        with contextlib.suppress(UserError):
-            family.from_config(config, Tensors({}))
-    last.from_config(config, Tensors({}))
-
-
-def _config_of_hugging_face(path):
-    read_config_json('t5', path)
-
-
-def _config_of_bert(path):
-    read_config_json('bert', path)
-
-
-def _config_of_gpt2(path):
-    read_config_json('gpt2', path)
-
-
-def _pieces_of_gpt2(path):
-    from remixer_tasks.vocabulary import byte_pairs
-
-    with under_the_name(path, byte_pairs.BOTH):
-        byte_pairs.BytePairs(str(path.parent), 0).encode('ab')
-    merges = path.with_name(byte_pairs.MERGES)
-    merges.write_bytes(b'a b')
-    with under_the_name(path, byte_pairs.VOCABULARY):
-        byte_pairs.BytePairs(str(path.parent), 0).encode('ab')
-    merges.unlink()
-
-
-def _added_tokens(path):
-    from remixer_t5x import tokenizer_files
-
-    for name in (tokenizer_files.TOKENIZER, tokenizer_files.CONFIG, tokenizer_files.ADDED_TOKENS):
-        with under_the_name(path, name):
-            tokenizer_files.read_added_tokens(path.parent)
-
-
-def _unigram(path):
-    from remixer_tasks.vocabulary import sentencepiece_vocabulary
-
-    sentencepiece_vocabulary.unigram_model(untrusted_files.read_object(path), 'folder')
-
-
-@contextlib.contextmanager
-def under_the_name(path, name):
-    """The file has another name in its folder, by which a reader of the folder looks for it."""
-    path.rename(path.with_name(name))
-    try:
-        yield
-    finally:
-        path.with_name(name).rename(path)
-
-
-def _tokenizer_of_hugging_face(path):
-    from remixer_t5x.interop.huggingface import t5_tokenizer
-
-    with under_the_name(path, t5_tokenizer.CONFIG):
-        t5_tokenizer.read(path.parent)
-
-
-def _index_of_shards(path):
-    from remixer_t5x.interop import safetensors_files
-
-    with under_the_name(path, safetensors_files.INDEX):
-        safetensors_files.read_folder(path.parent)
-
-
-def _safetensors(path):
-    from remixer_t5x.interop import safetensors_files
-
-    safetensors_files.read_params(str(path))
-
-
-def _finished_commands(path):
-    from remixer_t5x.extras.reports import sweep
-
-    with under_the_name(path, sweep.FINISHED):
-        sweep.Sweep(path.parent)
-
-
-def _seal_of_the_cache(path):
-    from remixer_tasks.files import cache
-
-    with under_the_name(path, cache.SEAL):
-        cache.check_files(path.parent)
-
-
-def _published_json(path):
-    from remixer_tasks.benchmarks import raw_rows
-
-    raw_rows.parse_json_file(str(path))
-
-
-def _published_rows(path):
-    from remixer_tasks.benchmarks import raw_rows
-
-    for row in raw_rows.jsonl(str(path)):
-        str(row).encode()
-
-
-def _own_rows(path):
-    from remixer_tasks.files import row_files
-    from remixer_tasks.files.malformed import Malformed
-
+def own_rows(path):
     for kind in ('jsonl', 'tsv', 'csv'):
         skipped = Malformed(strict=False)
         layout = row_files.RowLayout(kind)
@@ -249,47 +66,108 @@ def _own_rows(path):
         assert len(skipped.summary().splitlines()) < 2
 
 
-def _lock_of_another_run(path):
-    from remixer_t5x.run_folder import model_dir
+def record_of_a_checkpoint(folder):
+    assert isinstance(saved_params.read_record(epath.Path(folder)), dict)
 
-    path.rename(path.with_name(model_dir.LOCK))
+
+def ids_of_trackers(folder):
+    assert trackers.run_id(epath.Path(folder), 'wandb')
+
+
+def lock_of_another_run(folder):
+    with model_dir.lock_model_dir(epath.Path(folder)):
+        pass
+
+
+def a_shared_model(folder):
+    if shared_folder.is_shared(folder):
+        shared_folder.open_folder(folder)
+
+
+@contextlib.contextmanager
+def under_the_name(path, name):
+    """The file has another name in its folder, by which a reader of the folder looks for it."""
+    place = path.parent / name
+    place.parent.mkdir(exist_ok=True)
+    path.rename(place)
     try:
-        from etils import epath
-
-        with model_dir.lock_model_dir(epath.Path(path.parent)):
-            pass
+        yield
     finally:
-        path.with_name(model_dir.LOCK).rename(path)
+        place.rename(path)
 
 
-def _saved_vocabulary(path):
-    from remixer_t5x.data import task_vocabulary
-    from remixer_tasks import vocabularies
+def inside(name, read, **others):
+    """A reader of the folder in which the file has this name, next to `others`, texts by file name."""
 
-    with under_the_name(path, task_vocabulary.INDEX):
-        vocabularies.saved(str(path.parent))
+    def read_folder(path):
+        for other, text in others.items():
+            path.with_name(other).write_text(text)
+        with under_the_name(path, name):
+            read(path.parent)
+        for other in others:
+            path.with_name(other).unlink()
 
-
-def _saved_words(path):
-    from remixer_t5x.data import task_vocabulary
-    from remixer_tasks import vocabularies
-
-    index = path.with_name(task_vocabulary.INDEX)
-    index.write_text('{"kind": "words"}')
-    with under_the_name(path, task_vocabulary.WORDS):
-        vocabularies.saved(str(path.parent)).encode('a')
-    index.unlink()
+    return read_folder
 
 
-def _a_shared_model(path):
-    from remixer_t5x.interop import shared_folder
+def config_json(model_type):
+    def read(path):
+        *others, last = [family for family in folders.FAMILIES if model_type in family.model_types]
+        config = Config({'model_type': model_type, **untrusted_files.read_object(path)}, 'folder')
+        for family in others:
+            with contextlib.suppress(UserError):
+                family.from_config(config, safetensors_files.Tensors({}))
+        last.from_config(config, safetensors_files.Tensors({}))
 
-    with under_the_name(path, shared_folder.CONFIG):
-        if shared_folder.is_shared(path.parent):
-            shared_folder.open_folder(path.parent)
+    return read
 
 
-USERS = {name.removeprefix('_'): read for name, read in globals().items() if callable(read) and name.startswith('_')}
+def encode_byte_pairs(folder):
+    byte_pairs.BytePairs(str(folder), 0).encode('ab')
+
+
+ADDED_TOKENS = (tokenizer_files.TOKENIZER, tokenizer_files.CONFIG, tokenizer_files.ADDED_TOKENS)
+USERS = {
+    'metrics_of_a_run': metrics_of_a_run,
+    'a_resumed_run': a_resumed_run,
+    'metrics_of_a_report': metrics_of_a_report,
+    'predictions': lambda path: [row['prediction'].encode() for row in results.read_predictions(str(path))],
+    'texts': texts,
+    'an_output': lambda path: text_inference.PredictionWriter(str(path), {'checkpoint': 'a', 'decoder': 'b'}),
+    'list_of_a_checkpoint': inside(durable.FILE_LIST, lambda folder: durable.check_files(epath.Path(folder))),
+    'description_of_an_array': inside('.zarray', untrusted.check_checkpoint),
+    'record_of_a_checkpoint': inside('run/metadata', record_of_a_checkpoint),
+    'ids_of_trackers': inside(trackers.IDS, ids_of_trackers),
+    'seconds_of_a_run': inside(progress.TIMES, lambda folder: progress.read_times(epath.Path(folder))),
+    'configuration_of_a_run': inside(
+        model_dir.CONFIG,
+        lambda folder: infer.find_template_mismatch(f'{folder}/checkpoints/1', None),
+        **{model_dir.MARKER: '{}'},
+    ),
+    'lock_of_another_run': inside(model_dir.LOCK, lock_of_another_run),
+    'config_of_t5': config_json('t5'),
+    'config_of_bert': config_json('bert'),
+    'config_of_gpt2': config_json('gpt2'),
+    'pieces_of_gpt2': inside(byte_pairs.TOKENIZER, encode_byte_pairs),
+    'vocabulary_of_gpt2': inside(byte_pairs.VOCABULARY, encode_byte_pairs, **{byte_pairs.MERGES: 'a b'}),
+    **{name: inside(name, tokenizer_files.read_added_tokens) for name in ADDED_TOKENS},
+    'unigram': lambda path: sentencepiece_vocabulary.unigram_model(untrusted_files.read_object(path), 'folder'),
+    'tokenizer_of_hugging_face': inside(t5_tokenizer.CONFIG, t5_tokenizer.read),
+    'index_of_shards': inside(safetensors_files.INDEX, safetensors_files.read_folder),
+    'safetensors': lambda path: safetensors_files.read_params(str(path)),
+    'finished_commands': inside(sweep.FINISHED, sweep.Sweep),
+    'seal_of_the_cache': inside(cache.FILE_LIST, cache.check_files),
+    'published_json': lambda path: raw_rows.parse_json_file(str(path)),
+    'published_rows': lambda path: [str(row).encode() for row in raw_rows.jsonl(str(path))],
+    'own_rows': own_rows,
+    'saved_vocabulary': inside(task_vocabulary.INDEX, lambda folder: vocabularies.saved(str(folder))),
+    'saved_words': inside(
+        task_vocabulary.WORDS,
+        lambda folder: vocabularies.saved(str(folder)).encode('a'),
+        **{task_vocabulary.INDEX: '{"kind": "words"}'},
+    ),
+    'a_shared_model': inside(shared_folder.CONFIG, a_shared_model),
+}
 # A good record of each file of lines, for records that are good but for a few values.
 RECORDS = {
     'kind': 'train', 'step': 1, 'loss': 1.0, 'timing': {'clock': 1.0}, 'prediction': 'a', 'input': 'a', 'target': 'a',

@@ -4,7 +4,6 @@ import pathlib
 import re
 import runpy
 
-import gin
 import pytest
 
 import remixer_t5x
@@ -15,10 +14,8 @@ LOADING, FINETUNING, TRAINING = re.findall(r'^```python\n(.*?)^```$', PAGE, re.D
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
+def _in_a_folder(clean_gin, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    gin.clear_config()
 
 
 def run(text):
@@ -27,9 +24,13 @@ def run(text):
     return runpy.run_path(str(path))
 
 
-def test_the_loading_example_runs(folder, capsys):
-    (folder / 'runs').mkdir()
-    write_run(folder / 'runs' / 'first', steps=(1,))
+@pytest.fixture
+def first_run(tmp_path):
+    (tmp_path / 'runs').mkdir()
+    write_run(tmp_path / 'runs' / 'first', steps=(1,))
+
+
+def test_the_loading_example_runs(first_run, capsys):
     names = run(LOADING)
     assert names['encoded'].hidden.shape == (2, 19, 16)
     # Random parameters generate random bytes, including line ends.
@@ -37,9 +38,7 @@ def test_the_loading_example_runs(folder, capsys):
     assert re.search(r'\n\[ *-', printed) and '(2, 19, 16) [10 19] (2, 16)' in printed and "'perplexity'" in printed
 
 
-def test_the_finetuning_and_saving_example_runs(folder, capsys):
-    (folder / 'runs').mkdir()
-    write_run(folder / 'runs' / 'first', steps=(1,))
+def test_the_finetuning_and_saving_example_runs(first_run, capsys):
     names = run(FINETUNING)
     before, after = map(float, re.findall(r'\d+\.\d+', capsys.readouterr().out))
     assert after < before

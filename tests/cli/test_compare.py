@@ -87,7 +87,7 @@ def compare(*arguments):
         (['--models=t5_1_1,remixr', '--folder=f'], "models/remixr.gin' not found here"),
         (['--folder=f'], '--models has no value; type --models=t5_1_1,remixer'),
         (['--models=t5_1_1,./t5_1_1.gin', '--folder=f'], 'lists a model twice'),
-        (['--models=t5_1_1', '--folder=f', '--gin.SEED=1'], '--gin.SEED is set for each run; type --seeds=0,1,2'),
+        (['--models=t5_1_1', '--folder=f', '--gin.SEED=1'], '--gin.SEED is set for each run; use --seeds=0,1,2'),
         (['--models=t5_1_1', '--folder=f', '--gin.MODEL_DIR=m'], 'type --folder=DIR instead'),
         (['--models=t5_1_1', '--folder=f', '--over=MLP_DIM=8,8'], '--over=MLP_DIM=8,8 must have different values'),
     ],

@@ -73,7 +73,7 @@ def export(*argv):
 def test_to_hugging_face_gives_the_same_files(place, capsys):
     assert export('--to_hf=back') == 0
     out = capsys.readouterr().out
-    assert 'every weight, read back, is what was written' in out
+    assert 'all weights, read back from the output, equal those written' in out
     if not huggingface.missing_packages():
         assert "logits of Hugging Face's model and ours differ by" in out
         assert "Hugging Face's tokenizer and ours use the same ids" in out
@@ -88,7 +88,7 @@ def test_without_torch_only_the_files_are_compared(place, capsys, monkeypatch):
     assert main(['convert', '--from_hf=hf', '--to=no_torch']) == 0
     out = capsys.readouterr().out
     assert 'torch and transformers are not installed' in out and 'remixer-t5x[hf]' in out
-    assert 'every weight, read back, is what was read' in out
+    assert 'all weights in the output equal those in the input' in out
 
 
 def test_finetuning_starts_from_a_converted_checkpoint(place, capsys):
@@ -112,7 +112,7 @@ def test_finetuning_starts_from_a_converted_checkpoint(place, capsys):
 def test_safetensors_survive_a_round_trip(place, capsys):
     assert main(['convert', '--checkpoint=ours', '--to_safetensors=plain.safetensors']) == 0
     assert main(['convert', '--from_safetensors=plain.safetensors', '--to=again']) == 0
-    assert capsys.readouterr().out.count('bit by bit') == 2
+    assert capsys.readouterr().out.count('bit-identical') == 2
     first, second = converted.read_checkpoint('ours'), converted.read_checkpoint('again')
     assert safetensors_files.first_difference(first[0], second[0]) is None
     assert second[1]['vocabulary'] == first[1]['vocabulary'] and second[2] == first[2]
@@ -142,7 +142,7 @@ def test_the_average_of_checkpoints_is_their_mean(place, capsys):
     [
         (('--average=ours', '--to=x'), "--average must be two or more checkpoints, got 'ours'"),
         (('--from_hf=hf',), 'one of the arguments --to'),
-        (('--from_hf=hf', '--to_hf=x'), '--from_hf takes --to as its target, got --to_hf'),
+        (('--from_hf=hf', '--to_hf=x'), '--from_hf must be combined with --to, got --to_hf'),
         (('--from_hf=hf', '--to=ours'), 'already contains the checkpoint of step 0'),
         (('--from_hf=hf', '--to=x', '--dtype=bfloat16'), '--dtype'),
         (('--from_hf=google/t5', '--to=x'), 'HF_HUB_OFFLINE is set'),

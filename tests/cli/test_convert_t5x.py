@@ -59,7 +59,7 @@ def ours(folder) -> str:
 def test_a_checkpoint_survives_a_round_trip(folder, ours, tmp_path, own_names, capsys):
     flags = ('--own_names',) if own_names else ()
     assert convert(folder, f'--checkpoint={ours}', f'--to_t5x={tmp_path}', *flags) == 0
-    assert 'bit by bit' in capsys.readouterr().out
+    assert 'bit-identical' in capsys.readouterr().out
     names = [path.name for path in (tmp_path / 'checkpoint_7').iterdir()]
     assert ('target.encoder.layers_0.mlp.wo.kernel' in names) != own_names
     abstract = abstract_params(build_model(*files(folder)))
@@ -76,7 +76,7 @@ def test_a_checkpoint_survives_a_round_trip(folder, ours, tmp_path, own_names, c
         (['--from_t5x={folder}/nowhere', '--to={tmp}/new'], 't5_1_1', 'does not contain a T5X checkpoint'),
         (['--from_t5x={folder}/t5_1_1', '--to={tmp}/new'], 'remixer', 'corresponds to decoder/run_0/layer/remixer'),
         (['--from_t5x={folder}/t5_1_1', '--to={tmp}/new', '--own_names'], 't5_1_1', 'read with --to_t5x only'),
-        (['--checkpoint={folder}/ours', '--to_t5x={folder}/t5_1_1'], 't5_1_1', 'exists already'),
+        (['--checkpoint={folder}/ours', '--to_t5x={folder}/t5_1_1'], 't5_1_1', 'already exists'),
     ],
     ids=['no checkpoint', 'another model', 'own names', 'taken'],
 )  # fmt: skip

@@ -47,14 +47,14 @@ def test_list_prints_every_task_and_the_location_of_its_data(published, capsys):
     assert rows['super_glue_cb_v102'] == f'super_glue_cb_v102 validation 3 · test 1 train {where}'
     assert rows['super_glue_wsc_v102_simple_train'].endswith(f'train 2 {published}/super_glue/WSC')
     assert rows['glue_qqp_v002'].endswith('train, validation, test remixer-t5x data get glue_qqp_v002')
-    assert rows['abductive_nli_v001'].endswith('no download: data get abductive_nli_v001 says more')
+    assert rows['abductive_nli_v001'].endswith('no download, see data get abductive_nli_v001')
     # What cannot be read has no number, and stops nothing.
     assert rows['cogs_v001'] == f'cogs_v001 validation train, test, gen {published}/cogs'
 
 
 def test_list_searches_the_folder_of_data_dir(tmp_path, capsys):
     shown = typed(capsys, 'list', f'--data_dir={tmp_path}/empty')
-    assert f'0 of {len(catalogue.TASKS)} tasks are here; downloads go to {tmp_path}/empty' in shown
+    assert f'0 of {len(catalogue.TASKS)} tasks are available; downloads go to {tmp_path}/empty' in shown
 
 
 def test_show_prints_fields_and_texts(capsys):
@@ -73,7 +73,7 @@ def test_show_keeps_an_example_beside_its_text(capsys):
     by_name = {'Sue': None, 'Ann': None}
     for example in examples:
         by_name[next(name for name in by_name if f'"{name}"' in example)] = example
-    assert 'the task leaves this example out' in by_name['Sue'] and '→' not in by_name['Sue']
+    assert 'the task excludes this example' in by_name['Sue'] and '→' not in by_name['Sue']
     assert '→ Ann\n' in by_name['Ann']
 
 

@@ -14,7 +14,7 @@ from remixer_t5x.models.sampling import Sampling
 
 def parsed(*argv):
     rest, flags = arguments.split_gin_flags(argv)
-    args = main._parser().parse_args([*rest, '--verbose'])
+    args = main._build_parser().parse_args([*rest, '--verbose'])
     args.gin_flags = [*flags, *args.macros]
     return args
 

@@ -87,7 +87,7 @@ def test_info_prints_the_memory_of_a_step_and_changes(info):
     matrices = 2 * (7 + 11) * 16 * 16
     norms = (2 * 2 + 2 * 3 + 2) * 16
     assert ['parameters', f'{4 * (2 * 64 * 16 + matrices + norms + 2 * 2 * 32):,}'] in [line[:2] for line in lines]
-    assert 'does not fit' in out and 'changes, each on top' in out
+    assert 'does not fit' in out and 'changes, each added' in out
     tried = [line[0] for line in lines if line and line[0].startswith('--gin')]
     assert tried == ['--gin.MICROBATCHES=2']
 
@@ -98,7 +98,7 @@ def test_recomputing_everything_is_seen_by_the_model(clean_environment):
     from remixer_t5x.models.architecture import stack
 
     files = (*MODEL, '--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin')
-    args = cli._parser().parse_args(['info', '--memory', '--verbose', *files])
+    args = cli._build_parser().parse_args(['info', '--memory', '--verbose', *files])
     args.gin_flags = [tuple(flag.removeprefix('--gin.').split('=', 1)) for flag in MINIATURE]
     (step, _), recomputing = command.read_step(args), command.with_full_recomputation(args)
     assert recomputing.module.encoder_stack().remat_policy is stack.full_remat

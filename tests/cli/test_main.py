@@ -50,7 +50,7 @@ MISTAKES = {
     'flag without value': (['info', '--gin.X'], 'error: --gin.X has no value; type --gin.X=VALUE'),
     'gin flag where nothing reads gin': (
         ['data', 'list', '--gin.X=3'],
-        'error: --gin.X is given, but remixer-t5x data list reads no gin files; see remixer-t5x data list --help',
+        'error: --gin.X is set, but remixer-t5x data list reads no gin files; see remixer-t5x data list --help',
     ),
     'missing file': (
         ['info', '--gin_file=sizes/bse.gin'],
@@ -82,7 +82,7 @@ def test_a_bug_is_one_line_that_names_its_traceback(capsys, clean_environment, m
         raise error
 
     monkeypatch.setattr('tempfile.tempdir', str(tmp_path))
-    monkeypatch.setattr(cli, '_run', fail)
+    monkeypatch.setattr(cli, '_run_command', fail)
     assert cli.main(['info']) == 1
     [line] = capsys.readouterr().err.splitlines()
     [file] = tmp_path.iterdir()
@@ -109,7 +109,7 @@ def test_an_interrupt_exits_with_code_130_and_one_line(capsys, clean_environment
     def interrupt(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, '_run', interrupt)
+    monkeypatch.setattr(cli, '_run_command', interrupt)
     assert cli.main(['info']) == 130
     assert capsys.readouterr().err == 'interrupted\n'
 
@@ -117,7 +117,7 @@ def test_an_interrupt_exits_with_code_130_and_one_line(capsys, clean_environment
 def test_finetune_needs_tasks_and_train_does_not():
     for tasks in ('something', None):
         train._check_command('train', types.SimpleNamespace(tasks=tasks))
-    with pytest.raises(UserError, match='type remixer-t5x train'):
+    with pytest.raises(UserError, match='run remixer-t5x train'):
         train._check_command('finetune', types.SimpleNamespace(tasks=None))
 
 

@@ -17,7 +17,7 @@ PAIRS = 'rows.csv'
 INPUTS = 'is {number} even?'
 TARGETS = 'answer'
 EVAL_PAIRS = {'small': 'small.csv', 'large': 'large.csv'}
-METRICS = ['accuracy', 'best_constant_answer']
+METRICS = ['accuracy', 'best_constant_prediction']
 METRICS_BY = 'type'
 COLUMNS = ['number']
 VOCABULARY = @vocabularies.words()
@@ -72,7 +72,7 @@ def test_each_file_has_separate_metrics_and_a_best_checkpoint(place):
     found = {r['kind']: r for r in records('run/metrics.jsonl') if r['kind'].startswith('eval/')}
     assert set(found) - {'eval/average'} == {f'eval/{name}' for name in names}
     large = found['eval/own_pairs_large']
-    constant = 'best_constant_answer'
+    constant = 'best_constant_prediction'
     assert {'accuracy', constant, f'{constant}/big', f'{constant}/little'} <= set(large)
     assert large[constant] == pytest.approx(100 * 8 / 12) and f'{constant}/big' not in found['eval/own_pairs_small']
     assert {path.name for path in (place / 'run/best').iterdir()} - {'average'} == names

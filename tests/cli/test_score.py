@@ -41,7 +41,7 @@ def test_each_pair_has_its_line_with_the_models_score(run, pairs, capsys):
     np.testing.assert_allclose([row['score'] for row in rows], wanted, rtol=1e-4)
     # Bytes, and an end token.
     assert [row['tokens'] for row in rows] == [4, 5, 10]
-    assert f'3 pairs, 19 target tokens: log-likelihood {wanted.mean():.4f} a pair' in said
+    assert f'3 pairs, 19 target tokens: log-likelihood {wanted.mean():.4f} per pair' in said
     assert said.endswith(f'perplexity {math.exp(-wanted.sum() / 19):.4g}')
 
 
@@ -49,7 +49,7 @@ def test_each_pair_has_its_line_with_the_models_score(run, pairs, capsys):
     ('change', 'named'),
     [
         (('--targets=label',), "label"),
-        (('--targets=answer', '--output=out.jsonl'), 'out.jsonl exists already'),
+        (('--targets=answer', '--output=out.jsonl'), 'out.jsonl already exists'),
         (('--targets=answer', '--max_length=4'), 'more than 4 tokens'),
     ],
 )  # fmt: skip

@@ -30,7 +30,7 @@ def test_every_macro_has_a_meaning_and_its_default_equals_that_of_its_file():
 
 def test_default_file_and_reader_equal_those_of_the_gin_files():
     row = TABLE['BATCH_SIZE']
-    assert (row.default, row.files[0], row.owner) == (
+    assert (row.default, row.files[0], row.reader) == (
         '128',
         'runs/_common.gin',
         'data.pipeline.DatasetConfig.batch_size',

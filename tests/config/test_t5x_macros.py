@@ -54,7 +54,7 @@ def test_macros_of_t5x_scripts_work_or_have_advice(command):
     said = {macro: answer(command, macro) for macro in THEIRS['macros'][command]}
     odd = {macro: line for macro, line in said.items() if line and files.T5X['macros'].get(macro, '?') not in line}
     assert odd == {macro: UNREAD for at, macro in LEFT_UNREAD if at == command}
-    assert said['TASK_FEATURE_LENGTHS'] == '' and 'here it is MESH' in said['NUM_MODEL_PARTITIONS']
+    assert said['TASK_FEATURE_LENGTHS'] == '' and 'use MESH' in said['NUM_MODEL_PARTITIONS']
 
 
 def test_macros_of_t5x_examples_work_or_have_advice():

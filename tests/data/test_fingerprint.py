@@ -49,8 +49,8 @@ def test_a_copy_in_another_folder_has_the_same_fingerprint(folder, tmp_path):
 
 @pytest.mark.parametrize(
     ('change', 'words'),
-    [(lambda path: path.write_text('b 2\n' * 9), 'has other content in 1 of its files, such as b/1.txt'),
-     (lambda path: path.write_text('longer\n' * 99), 'has other content in 1 of its files, such as b/1.txt'),
+    [(lambda path: path.write_text('b 2\n' * 9), 'has different content in 1 of its files, such as b/1.txt'),
+     (lambda path: path.write_text('longer\n' * 99), 'has different content in 1 of its files, such as b/1.txt'),
      (pathlib.Path.unlink, 'had 6 files and now has 5'),
      (lambda path: path.rename(path.with_name('7.txt')), 'has the file b/7.txt in place of')],
 )  # fmt: skip
@@ -89,7 +89,7 @@ def test_a_mixture_is_described_by_task_and_source_class(folder, monkeypatch):
     assert fingerprints.describe_difference(both, alone) == 'task generated was removed'
     assert fingerprints.describe_difference(alone, both) == 'task generated was added'
     other = {'lines': {'source': 'FunctionDataSource', 'files': None}}
-    assert 'was read by TextLineDataSource and is now by FunctionDataSource' in fingerprints.describe_difference(
+    assert 'was read by TextLineDataSource and is now read by FunctionDataSource' in fingerprints.describe_difference(
         alone, other
     )
 
@@ -104,7 +104,7 @@ def test_many_files_are_identified_by_their_sizes(tmp_path, monkeypatch):
         before = fingerprints.data_fingerprint(lines, 'train')
     assert len(json.dumps(before)) < 200
     (tmp_path / 'a' / '200.txt').write_bytes(b'x' * 100)
-    assert '300 files as before' in fingerprints.describe_difference(before, fingerprint(tmp_path))
+    assert 'still has 300 files' in fingerprints.describe_difference(before, fingerprint(tmp_path))
 
 
 def test_a_missing_file_is_reported(folder):

@@ -5,7 +5,6 @@ import json
 import shutil
 import types
 
-import gin
 import jax
 import numpy as np
 import pytest
@@ -13,12 +12,9 @@ import pytest
 import remixer_t5x
 from remixer_t5x import UserError
 from tests.support import hf_folders, saved_run
-from tests.support.paths import GOLDEN
 
 pytest.importorskip('lm_eval', reason="lm_eval is not installed: pip install 'remixer-t5x[lm-eval]'")
-pytestmark = [
-    pytest.mark.filterwarnings('ignore'),
-]
+pytestmark = [pytest.mark.filterwarnings('ignore'), pytest.mark.usefixtures('clean_gin')]
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec('torch') is None or importlib.util.find_spec('transformers') is None,
     reason='torch and transformers are not installed: scripts/test.sh --references',
@@ -51,12 +47,6 @@ generation_kwargs: {until: ["."], max_gen_toks: 6, do_sample: false}
 metric_list:
   - metric: exact_match
 """
-
-
-@pytest.fixture(autouse=True)
-def _clean_gin():
-    yield
-    gin.clear_config()
 
 
 @pytest.fixture(scope='module')
@@ -166,21 +156,8 @@ def test_numbers_of_a_gpt2_equal_those_of_lm_evals_own_model(gpt2):
 
 @pytest.fixture(scope='module')
 def gpt2(tmp_path_factory):
-    from safetensors.numpy import save_file
-
-    folder = tmp_path_factory.mktemp('lm_eval_gpt2')
-    config = {
-        'model_type': 'gpt2', 'architectures': ['GPT2LMHeadModel'], 'vocab_size': 60, 'n_embd': 24, 'n_layer': 3,
-        'n_head': 2, 'n_positions': 20, 'n_inner': 40, 'eos_token_id': 59, 'bos_token_id': 59,
-    }  # fmt: skip
-    (folder / 'config.json').write_text(json.dumps(config))
-    with np.load(GOLDEN / 'gpt2_tiny.npz') as arrays:
-        weights = {name.removeprefix('weights/'): arrays[name] for name in arrays if name.startswith('weights/')}
-    save_file(weights, folder / 'model.safetensors', {'format': 'pt'})
-    pieces = [*'!.abcdefghijklmnopqrstuvwxyz', 'Ġ', 'th', 'the', 'Ġthe']
-    names = [*pieces, *(f'<{index}>' for index in range(len(pieces), 59)), '<|endoftext|>']
-    (folder / 'vocab.json').write_text(json.dumps({piece: index for index, piece in enumerate(names)}))
-    (folder / 'merges.txt').write_text('#version: 0.2\nt h\nth e\nĠ the\n')
+    config = {'architectures': ['GPT2LMHeadModel'], 'bos_token_id': 59}
+    folder = hf_folders.write_gpt2(tmp_path_factory.mktemp('lm_eval') / 'gpt2', **config)
     settings = {'tokenizer_class': 'GPT2Tokenizer', 'model_max_length': 20, 'bos_token': '<|endoftext|>'}
     (folder / 'tokenizer_config.json').write_text(json.dumps({**settings, 'eos_token': '<|endoftext|>'}))
     return folder
@@ -278,7 +255,7 @@ def test_unsupported_operations_raise_a_one_line_error(t5):
     with pytest.raises(UserError, match='JAX chooses'):
         ours(t5, device='mps')
     model = ours(t5, max_length=4)
-    with pytest.raises(UserError, match='a continuation has .* tokens, and the model takes 4'):
+    with pytest.raises(UserError, match='a continuation has .* tokens, but the model accepts 4'):
         model.loglikelihood(requests(('a', 'this is a test and the end of it')))
     decoders = [harness_model.parse_generation_kwargs(given, 8)[2] for given in (
         {'do_sample': True, 'temperature': 0.5, 'top_k': 3}, {'temperature': 0.0})]  # fmt: skip
@@ -342,13 +319,8 @@ def test_a_masked_language_model_scores_words_and_no_special_tokens(tmp_path):
     np.testing.assert_allclose(rolled, wanted, rtol=1e-4)
 
 
-MASKED = """
-include 'model_types/encoder_only.gin'
-"""
-
-
 def test_a_masked_language_model_has_pseudo_log_likelihoods(tmp_path_factory):
-    config = saved_run.CONFIG.replace("'targets': 12", "'targets': 40") + MASKED
+    config = saved_run.CONFIG.replace("'targets': 12", "'targets': 40") + "include 'model_types/encoder_only.gin'\n"
     folder = saved_run.write_run(tmp_path_factory.mktemp('masked') / 'run', config, steps=(1,))
     model = ours(folder)
     trained = model.trained

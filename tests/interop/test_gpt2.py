@@ -3,7 +3,6 @@
 import dataclasses
 import json
 
-import gin
 import jax
 import numpy as np
 import pytest
@@ -17,19 +16,10 @@ from remixer_tasks.vocabulary import byte_pairs
 from tests.support import hf_folders, references
 
 pytestmark = [
-    pytest.mark.filterwarnings('ignore::DeprecationWarning'),
-    pytest.mark.filterwarnings('ignore::ResourceWarning'),
+    pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::ResourceWarning'),
+    pytest.mark.usefixtures('clean_gin'),
 ]
-END, TOKENS = 59, 60
-# Letters and the results of merges; the end token comes last.
-PIECES = [*'!abcdefghijklmnopqrstuvwxyz', 'Ġ', 'th', 'the', 'Ġthe', 'Ã', '¤']
-MERGES = [('t', 'h'), ('th', 'e'), ('Ġ', 'the')]
-
-
-@pytest.fixture(autouse=True)
-def _clean_gin():
-    yield
-    gin.clear_config()
+END = hf_folders.GPT2['eos_token_id']
 
 
 @pytest.fixture(scope='module')
@@ -39,12 +29,7 @@ def recorded():
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-    """A folder as transformers writes it."""
-    folder = hf_folders.write_tiny(tmp_path_factory.mktemp('gpt2') / 'theirs', 'gpt2_tiny')
-    names = [*PIECES, *(f'<{index}>' for index in range(len(PIECES), TOKENS - 1)), '<|endoftext|>']
-    (folder / 'vocab.json').write_text(json.dumps({piece: index for index, piece in enumerate(names)}))
-    (folder / 'merges.txt').write_text('#version: 0.2\n' + '\n'.join(map(' '.join, MERGES)) + '\n')
-    return folder
+    return hf_folders.write_gpt2(tmp_path_factory.mktemp('gpt2') / 'theirs')
 
 
 def test_continuations_equal_recorded_values(recorded, folder):
@@ -83,7 +68,7 @@ def test_a_model_dir_is_loaded_as_its_folder_and_written_back(folder, ours, tmp_
     assert texts[0].texts == texts[1].texts and np.isfinite(texts[0].scores[0])
     command = ['convert', f'--gin_file={ours}/model.gin', f'--checkpoint={ours}', f'--to_hf={tmp_path}/theirs']
     assert not main(command), capsys.readouterr().err
-    assert 'every weight, read back, is what was written' in capsys.readouterr().out
+    assert 'all weights, read back from the output, equal those written' in capsys.readouterr().out
     written = load_file(tmp_path / 'theirs/model.safetensors')
     jax.tree.map(np.testing.assert_array_equal, written, hf_folders.weights('gpt2_tiny'))
     for file in ('vocab.json', 'merges.txt'):

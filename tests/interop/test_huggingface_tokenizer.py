@@ -1,6 +1,7 @@
 """Vocabularies that run any tokenizer.json give the ids of transformers, and refuse files that break the library."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -10,32 +11,16 @@ from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
 from remixer_tasks import vocabularies
 from remixer_tasks.vocabulary import huggingface_tokenizer
+from tests.support.error_lines import error_message
+from tests.support.hostile_files import ODD_CHARACTERS
 
 tokenizers = pytest.importorskip('tokenizers', reason='tokenizers is not installed')
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers  # noqa: E402
 
 LINES = ["The word of the words, 1,234.50 don't", 'Ça va? Über é 你好 ＷＩＤＥ 😀', 'a\tb\n\n  c'] * 4
-ODD = [
-    '\ufeff',
-    '\x00',
-    '\x85',
-    '\xa0',
-    '\u2028',
-    '\u200b',
-    'e\u0301',
-    'ﬁ',
-    'ｗ',
-    'İ',
-    'ß',
-    '你',
-    '😀',
-    '▁',
-    "'s",
-    '  ',
-    '\n',
-]
 SPECIAL = ['<pad>', '</s>', '<s>', '<unk>', '<mask>', '[CLS]', '[SEP]']
-TEXTS = st.lists(st.sampled_from([*ODD, *SPECIAL, 'the ', 'word', '12345']) | st.characters(codec='utf-8')).map(''.join)
+PARTS = [*ODD_CHARACTERS, *SPECIAL, '  ', '\n', 'the ', 'word', '12345']
+TEXTS = st.lists(st.sampled_from(PARTS) | st.characters(codec='utf-8')).map(''.join)
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r'| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+'
@@ -151,31 +136,20 @@ def in_model(name, value):
     return lambda content: content['model'].__setitem__(name, value) or content
 
 
+SEQUENCE = '{"type": "Sequence", "normalizers": ['
 REGEX = {'type': 'Split', 'pattern': {'Regex': '(a+)+$'}, 'behavior': 'Isolated', 'invert': False}
 HOSTILE = {
-    'unknown normalizer': (
-        with_part('normalizer', {'type': 'Precompiled', 'precompiled_charsmap': 'AAAA'}),
-        'normalizer',
-    ),
+    'unknown normalizer': (with_part('normalizer', {'type': 'Precompiled', 'precompiled_charsmap': 'A'}), 'normalizer'),
     'slow regex': (with_part('pre_tokenizer', REGEX), r'\(a\+\)\+\$'),
-    'nested slow regex': (
-        with_part('pre_tokenizer', {'type': 'Sequence', 'pretokenizers': [REGEX]}),
-        'regular expression',
-    ),
-    'deep sequences': (
-        with_part('normalizer', json.loads('{"type": "Sequence", "normalizers": [' * 20 + ']}' * 20)),
-        'normalizer',
-    ),
+    'nested slow regex': (with_part('pre_tokenizer', {'type': 'Sequence', 'pretokenizers': [REGEX]}), 'regular'),
+    'deep sequences': (with_part('normalizer', json.loads(SEQUENCE * 20 + ']}' * 20)), 'normalizer'),
     'huge prefix': (with_part('normalizer', {'type': 'Prepend', 'prepend': 'a' * 10**6}), 'prepend'),
     'huge number': (with_part('decoder', {'type': 'Strip', 'content': ' ', 'start': 2**62, 'stop': 0}), 'start'),
     'huge id': (in_model('vocab', {'a': 2**40}), '1099511627776'),
     'no vocabulary': (in_model('vocab', None), 'vocab'),
     'random merges': (in_model('dropout', 0.5), 'dropout'),
     'invalid merges': (in_model('merges', [['x', 'y']]), 'cannot be read as a tokenizer'),
-    'empty unigram': (
-        with_part('model', {'type': 'Unigram', 'vocab': [], 'unk_id': 5}),
-        'cannot be read as a tokenizer',
-    ),
+    'empty unigram': (with_part('model', {'type': 'Unigram', 'vocab': [], 'unk_id': 5}), 'cannot be read'),
     'wrong template': (with_part('post_processor', {'type': 'TemplateProcessing', 'single': 3}), 'cannot be read'),
     'a list': (lambda content: [content], 'JSON object'),
 }
@@ -187,9 +161,7 @@ def test_a_hostile_file_raises_a_one_line_error(tmp_path, kind):
     file = tmp_path / 'tokenizer.json'
     TOKENIZERS['gemma']().save(str(file))
     file.write_text(json.dumps(change(json.loads(file.read_text()))))
-    with pytest.raises(UserError, match=words) as error:
-        vocabularies.huggingface_tokenizer(str(file)).vocab_size  # noqa: B018
-    assert '\n' not in str(error.value) and len(str(error.value)) < 1000
+    assert re.search(words, error_message(lambda: vocabularies.huggingface_tokenizer(str(file)).vocab_size))
 
 
 def test_padding_and_truncation_of_a_file_are_not_run(tmp_path):

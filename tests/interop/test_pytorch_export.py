@@ -19,14 +19,8 @@ from tests.support import references, shipped_models
 SIZES = {
     **{'VOCAB_SIZE': 96, 'EMBED_DIM': 32, 'HEAD_DIM': 8, 'NUM_HEADS': 4, 'MLP_DIM': 48, 'GMLP_DIM': 64, 'AMLP_DIM': 48},
     **{'NUM_ENCODER_LAYERS': 2, 'NUM_DECODER_LAYERS': 2, 'REMIXER_DIM': 40, 'HYPER_MIXER_DIM': 24, 'MIXER_DIM': 20},
-    **{
-        'HYPER_MIXER_MLP_DIM': 48,
-        'WIDER_MLP_DIM': 56,
-        'TIM_EMBED_DIM': 32,
-        'TIM_MLP_DIM': 48,
-        'GATE_ATTENTION_DIM': 16,
-    },
-    **{'MAX_INPUT_LENGTH': 40, 'MAX_TARGET_LENGTH': 40},
+    **{'HYPER_MIXER_MLP_DIM': 48, 'WIDER_MLP_DIM': 56, 'TIM_EMBED_DIM': 32, 'TIM_MLP_DIM': 48},
+    **{'GATE_ATTENTION_DIM': 16, 'MAX_INPUT_LENGTH': 40, 'MAX_TARGET_LENGTH': 40},
 }
 T5GEMMA = """
 from __gin__ import dynamic_registration
@@ -42,16 +36,7 @@ encoder_decoder.EncoderDecoder.begin_id = 2
 encoder_decoder.EncoderDecoder.logit_softcap = 2.0
 """
 ENCODER_DECODERS = (
-    't5_1_1',
-    't5_1_0',
-    'remixer',
-    'mixer_enc_dec',
-    'hyper_mixer',
-    'gmlp',
-    'gmlp_mixer',
-    'amlp',
-    'tim',
-    'fnet',
+    *('t5_1_1', 't5_1_0', 'remixer', 'mixer_enc_dec', 'hyper_mixer', 'gmlp', 'gmlp_mixer', 'amlp', 'tim', 'fnet'),
 )
 VARIANTS = {
     'linear_transformer, linear cross-attention': {'DECODER_CROSS': '@linear_attention.LinearCrossAttention'},

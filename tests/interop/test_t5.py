@@ -3,13 +3,11 @@
 import functools
 import json
 
-import gin
 import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from remixer_t5x import build_model
 from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
@@ -24,12 +22,7 @@ from tests.interop import small_models
 from tests.support import hf_folders, references
 
 VOCABULARY = vocabularies.byte(0)
-
-
-@pytest.fixture(autouse=True)
-def _clean_gin():
-    yield
-    gin.clear_config()
+pytestmark = pytest.mark.usefixtures('clean_gin')
 
 
 @pytest.fixture(scope='session')
@@ -39,13 +32,6 @@ def v1_0_maker():
     from tests.golden import make_t5_tiny
 
     return make_t5_tiny
-
-
-def model_of(folder, source) -> Seq2Seq:
-    """Our model from the gin text of `source`."""
-    path = folder / 'model.gin'
-    path.write_text(source.family.gin_text('A test.'))
-    return build_model(str(path))
 
 
 def shipped(*files, flags=()) -> Seq2Seq:
@@ -80,7 +66,7 @@ def test_a_umt5_generates_the_recorded_answers(tmp_path):
     """Each layer has a position bias, in the decoding caches too."""
     arrays = hf_folders.recorded('umt5_tiny')
     source = huggingface.read(str(hf_folders.write_tiny(tmp_path / 'hf', 'umt5_tiny')))
-    model, params = model_of(tmp_path, source), source.params()
+    model, params = hf_folders.our_model(source, tmp_path), source.params()
     assert params['decoder']['run_0']['layer']['self_attention']['position_bias']['embedding'].shape == (2, 2, 32)
     length = arrays['greedy'].shape[1]
     greedy = jax.jit(lambda params, batch: model.predict(params, batch, length))
@@ -174,16 +160,9 @@ def test_variants_compute_the_same_after_a_round_trip(name, v1_0_maker, tmp_path
     changes, apart = VARIANTS[name]
     torch.manual_seed(0)
     config = transformers.T5Config(
-        vocab_size=32,
-        d_model=24,
-        d_kv=4,
-        d_ff=16,
-        num_layers=1,
-        num_decoder_layers=2,
-        num_heads=2,
-        decoder_start_token_id=0,
-        **changes,
-    )
+        vocab_size=32, d_model=24, d_kv=4, d_ff=16, num_layers=1, num_decoder_layers=2, num_heads=2,
+        decoder_start_token_id=0, **changes,
+    )  # fmt: skip
     model = transformers.T5ForConditionalGeneration(config).eval()
     if apart:
         model.lm_head.weight = torch.nn.Parameter(torch.randn(32, 24))
@@ -199,7 +178,7 @@ def test_variants_compute_the_same_after_a_round_trip(name, v1_0_maker, tmp_path
     model.save_pretrained(tmp_path / 'hf')
     source, back = huggingface.read(str(tmp_path / 'hf')), tmp_path / 'back'
     params = source.params()
-    assert_same_logits(model_of(tmp_path, source), params, arrays)
+    assert_same_logits(hf_folders.our_model(source, tmp_path), params, arrays)
     huggingface.write(str(back), source.family, params, source.family.default_runs())
     logits = outputs(transformers.T5ForConditionalGeneration.from_pretrained(back).eval(), arrays)['logits']
     np.testing.assert_array_equal(logits, arrays['logits'])
@@ -236,12 +215,8 @@ def test_our_model_loads_in_transformers(v1_0_maker, tmp_path):
     flags += [(name, str(value)) for name, value in SIZES.items()]
     model = shipped('models/t5_1_1.gin', flags=flags)
     t5, runs = huggingface.describe(model, VOCABULARY)
-    assert (
-        runs == {'encoder': (1, 2), 'decoder': (2,)}
-        and t5.activation == 'gelu'
-        and not t5.tied
-        and not t5.scaled_output
-    )
+    assert runs == {'encoder': (1, 2), 'decoder': (2,)}
+    assert (t5.activation, t5.tied, t5.scaled_output) == ('gelu', False, False)
     params = small_models.random_params(model)
     huggingface.write(str(tmp_path / 'hf'), t5, params, runs, 'bfloat16')
     rng = np.random.default_rng(0)
@@ -281,7 +256,7 @@ def test_any_model_is_written_to_safetensors_and_read(tmp_path):
     assert safetensors_files.first_difference(params, read) is None and step == 12
     assert read_record == {name: record[name] for name in ('config', 'vocabulary', 'versions')}
     assert 'encoder/run_0/layer/remixer/mixing/logits' in load_file(file)
-    with pytest.raises(UserError, match='exists already'):
+    with pytest.raises(UserError, match='already exists'):
         safetensors_files.write_params(str(file), params, 12, record)
     low = safetensors_files.write_params(str(tmp_path / 'low.safetensors'), params, 12, record, 'bfloat16')
     assert low.stat().st_size < 0.6 * file.stat().st_size

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import pathlib
 import pickle  # noqa: TID251 (writes a pickle that must not be loaded)
+import re
 import shutil
 
 import jax
@@ -25,6 +26,8 @@ from remixer_t5x.models.sublayers.remixer import Remixer
 from tests.interop import small_models
 from tests.interop.small_models import abstract_params, random_params
 from tests.support import references
+from tests.support.error_lines import error_message
+from tests.support.hostile_files import Malicious
 from tests.support.paths import GOLDEN
 
 KINDS = ('t5_1_1', 't5_1_1_orbax', 't5_1_0', 't5_1_1_scanned')
@@ -122,17 +125,22 @@ def test_a_written_checkpoint_has_t5xs_names_and_format(golden, tmp_path, kind):
     assert ours['version'] == theirs['version']
     assert jax.tree.structure(ours['optimizer']['target']) == jax.tree.structure(theirs['optimizer']['target'])
     name = 'target.encoder.layers_0.mlp.wo.kernel'
-    first, second = (
-        json.loads((place / name / '.zarray').read_text()) for place in (folder, golden / kind / 'checkpoint_7')
-    )
+    places = (folder, golden / kind / 'checkpoint_7')
+    first, second = (json.loads((place / name / '.zarray').read_text()) for place in places)
     assert all(first[key] == second[key] for key in ('shape', 'dtype', 'order', 'zarr_format'))
 
 
-def test_a_remixer_is_only_written_with_our_names(tmp_path):
+def test_models_that_t5xs_network_lacks_are_only_written_with_our_names(tmp_path):
     model = make_model(functools.partial(Remixer, hidden_dim=8, max_length=16))
     params = random_params(model)
-    with pytest.raises(UserError, match='corresponds to .*remixer.*--own_names'):
-        t5x_checkpoint.write(str(tmp_path), params, 1, model)
+    others = (
+        (model, 'corresponds to .*remixer.*--own_names'),
+        (make_model(layout=PostNorm), 'PreNorm'),
+        (make_model(tied=True, scaled_output=False), 'scales the output'),
+    )
+    for other, message in others:
+        with pytest.raises(UserError, match=message):
+            t5x_checkpoint.write(str(tmp_path), random_params(other), 1, other)
     t5x_checkpoint.write(str(tmp_path), params, 1, model, own_names=True)
     jax.tree.map(np.testing.assert_array_equal, t5x_checkpoint.read(str(tmp_path), abstract_params(model))[0], params)
 
@@ -172,28 +180,13 @@ def test_layers_with_different_position_biases_raise_an_error(golden, tmp_path):
         (make_model(num_decoder_layers=2), 'model has no decoder/layers_2'),
         (make_model(num_decoder_layers=4), 'it has no decoder/layers_3'),
         (make_model(RELU), 'it has no .*mlp/wi'),
-        (make_model(functools.partial(GatedMLP, hidden_dim=MLP + 8)), r'wi_0/kernel has shape \(3, 16, 24\) there'),
+        (make_model(functools.partial(GatedMLP, hidden_dim=MLP + 8)), r'wi_0/kernel has shape \(3, 16, 24\) in'),
         (make_model(functools.partial(Remixer, hidden_dim=8, max_length=16)), 'corresponds to .*remixer'),
     ],
     ids=['fewer layers', 'more layers', 'other feed-forward', 'wider', 'another architecture'],
 )  # fmt: skip
 def test_a_checkpoint_of_another_model_raises_a_one_line_error(golden, model, message):
-    with pytest.raises(UserError, match=message) as error:
-        t5x_checkpoint.read(str(golden / 't5_1_1'), abstract_params(model))
-    assert '\n' not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ('model', 'message'),
-    [
-        (make_model(layout=PostNorm), 'PreNorm'),
-        (make_model(tied=True, scaled_output=False), 'scales the output'),
-    ],
-    ids=['post-norm', 'unscaled'],
-)
-def test_models_that_t5xs_network_lacks_raise_an_error(tmp_path, model, message):
-    with pytest.raises(UserError, match=message):
-        t5x_checkpoint.write(str(tmp_path), random_params(model), 1, model)
+    assert re.search(message, error_message(t5x_checkpoint.read, str(golden / 't5_1_1'), abstract_params(model)))
 
 
 def test_folders_without_a_checkpoint_raise_an_error(golden, tmp_path):
@@ -210,7 +203,7 @@ def test_folders_without_a_checkpoint_raise_an_error(golden, tmp_path):
     check('TensorFlow')
     (tmp_path / 'checkpoint_4' / 'checkpoint').write_bytes(b'\x81\xa1')
     check('cannot be read')
-    with pytest.raises(UserError, match='exists already'):
+    with pytest.raises(UserError, match='already exists'):
         t5x_checkpoint.write(str(golden / 't5_1_1'), random_params(make_model()), STEP, make_model())
 
 
@@ -225,12 +218,9 @@ TABLE = 'target.token_embedder.embedding'
         (lambda spec: spec['kvstore'].update(path='a/../../elsewhere'), 'outside of'),
         (lambda spec: spec['kvstore'].update(path='link'), 'is a link that leaves'),
         (lambda spec: spec.update(driver='json'), 'must be zarr'),
-        (lambda spec: spec['metadata'].update(shape=[10**6, 10**6]), r'has shape \(1000000, 1000000\) there'),
+        (lambda spec: spec['metadata'].update(shape=[10**6, 10**6]), r'has shape \(1000000, 1000000\) in'),
         (lambda spec: spec['metadata'].update(shape=[-VOCAB, -EMBED]), r'requires .*; copy'),
-        (
-            lambda spec: spec['metadata'].update(shape=[EMBED, VOCAB]),
-            r'has shape \(64, 16\), but .* requires \(16, 64\)',
-        ),
+        (lambda spec: spec['metadata'].update(shape=[EMBED, VOCAB]), r'has shape \(64, 16\), .* requires \(16, 64\)'),
     ],
 )
 def test_a_checkpoint_with_invalid_specs_raises_a_one_line_error(golden, tmp_path, change, message):
@@ -238,9 +228,7 @@ def test_a_checkpoint_with_invalid_specs_raises_a_one_line_error(golden, tmp_pat
     shutil.copytree(copy / TABLE, tmp_path / 'elsewhere')
     if 'link' in message:
         (copy / 'link').symlink_to(tmp_path / 'elsewhere')
-    with pytest.raises(UserError, match=message) as error:
-        t5x_checkpoint.read(str(copy), abstract_params(make_model()))
-    assert len(str(error.value).splitlines()) == 1
+    assert re.search(message, error_message(t5x_checkpoint.read, str(copy), abstract_params(make_model())))
 
 
 @pytest.mark.parametrize('kind', ['t5_1_1', 't5_1_1_orbax'])
@@ -258,18 +246,12 @@ def test_an_array_with_invalid_metadata_raises_a_one_line_error(golden, tmp_path
         store = ts.KvStore.open({'driver': 'ocdbt', 'base': f'file://{copy}/state/'}).result()
         key = next(key for key in store.list().result() if key.startswith(b'target.token_embedder') and b'.z' in key)
         store.write(key, json.dumps({**json.loads(store[key]), **change})).result()
-    with pytest.raises(UserError) as error:
-        t5x_checkpoint.read(str(copy), abstract_params(make_model()))
-    assert len(str(error.value).splitlines()) == 1
+    error_message(t5x_checkpoint.read, str(copy), abstract_params(make_model()))
 
 
-def test_a_pickle_as_a_checkpoint_is_never_loaded(golden, tmp_path):
-    class Malicious:
-        def __reduce__(self):
-            return pathlib.Path.touch, (tmp_path / 'ran',)
-
+def test_a_pickle_as_a_checkpoint_is_never_loaded(tmp_path):
     (tmp_path / 'checkpoint_7').mkdir()
-    (tmp_path / 'checkpoint_7' / 'checkpoint').write_bytes(pickle.dumps(Malicious()))
+    (tmp_path / 'checkpoint_7' / 'checkpoint').write_bytes(pickle.dumps(Malicious(tmp_path / 'ran')))
     with pytest.raises(UserError, match='cannot be read'):
         t5x_checkpoint.read(str(tmp_path), abstract_params(make_model()))
     assert not (tmp_path / 'ran').exists()
@@ -290,6 +272,4 @@ def test_any_bytes_as_a_checkpoint_raise_a_one_line_error(tmp_path_factory, cont
     folder = tmp_path_factory.getbasetemp() / 'checkpoint_1'
     folder.mkdir(exist_ok=True)
     (folder / 'checkpoint').write_bytes(content)
-    with pytest.raises(UserError) as error:
-        t5x_checkpoint.read(str(folder), {'a': jax.ShapeDtypeStruct((1,), np.float32)})
-    assert len(str(error.value).splitlines()) == 1
+    error_message(t5x_checkpoint.read, str(folder), {'a': jax.ShapeDtypeStruct((1,), np.float32)})

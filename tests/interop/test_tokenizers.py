@@ -16,23 +16,21 @@ from remixer_t5x.interop.huggingface.gpt2 import Gpt2
 from remixer_t5x.interop.huggingface.t5 import T5
 from remixer_tasks import vocabularies
 from tests.remixer_tasks import test_every_vocabulary as every
+from tests.support.hostile_files import ODD_CHARACTERS
 
 transformers = pytest.importorskip('transformers', reason='transformers is not installed: scripts/test.sh --references')
 pytestmark = pytest.mark.filterwarnings('ignore')
 
-# Characters that normalisers, white space and added tokens are sensitive to; unassigned ones differ between versions
-# of Unicode.
-ODD = [
-    *('\ufeff', '\x00', '\x1c', '\x85', '\xa0', '\u2028', '\u200b', 'e\u0301'),
-    *('é', 'ﬁ', 'ｗ', 'İ', 'ß', '你', '😀', '▁', "'s"),
-]
 TOKENS = [
     *('<extra_id_0>', '<extra_id_9>', '(', ')', '  ', '\n', '\t'),
     *('the', 'The', ' th', 'word', '7', ',', '.', '<|user|>'),
 ]
-# transformers normalises clusters of a letter and its marks, and drops marks that SentencePiece keeps, as in 'é\u1a65'.
+# Unassigned characters differ between versions of Unicode. transformers normalises clusters of a letter and its marks,
+# and drops marks that SentencePiece keeps, as in 'é\u1a65'.
 CATEGORIES = ['Cs', 'Cn', 'Co', 'Mn', 'Mc', 'Me']
-TEXTS = st.lists(st.sampled_from([*ODD, *TOKENS]) | st.characters(codec='utf-8', exclude_categories=CATEGORIES))
+TEXTS = st.lists(
+    st.sampled_from([*ODD_CHARACTERS, *TOKENS]) | st.characters(codec='utf-8', exclude_categories=CATEGORIES)
+)
 SPECIAL = {'eos_token': '</s>', 'unk_token': '<unk>', 'pad_token': '<pad>'}
 BERT = {'tokenizer_class': 'BertTokenizer'}
 

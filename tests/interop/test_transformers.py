@@ -5,12 +5,10 @@ import functools
 import math
 import types
 
-import gin
 import numpy as np
 import pytest
 
 import remixer_t5x
-from remixer_t5x import build_model
 from remixer_t5x.context import describe_tokens
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import folders as huggingface
@@ -21,6 +19,7 @@ from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.architecture import encoder_only
 from tests.support import hf_folders
 
+pytestmark = pytest.mark.usefixtures('clean_gin')
 REASON = 'torch and transformers are not installed: scripts/test.sh --references'
 torch = pytest.importorskip('torch', reason=REASON)
 transformers = pytest.importorskip('transformers', reason=REASON)
@@ -81,9 +80,7 @@ MODELS = {
         ),
     ),
     'T5Gemma': t5gemma(attn_logit_softcapping=1.0, final_logit_softcapping=2.0),
-    'T5Gemma, untied, of 3 and 5 layers': t5gemma(
-        (3, 5), tied=False, rope_parameters={'rope_type': 'default', 'rope_theta': 500.0}
-    ),
+    'T5Gemma, untied, of 3 and 5 layers': t5gemma((3, 5), tied=False, rope_parameters=ROPE),
     'T5Gemma without softcaps': t5gemma((1, 2), attn_logit_softcapping=None, final_logit_softcapping=None),
     'ModernBERT': modern_bert('MaskedLM'),
     'ModernBERT of 4 layers': modern_bert('MaskedLM', 4),
@@ -91,12 +88,6 @@ MODELS = {
     'ModernBERT classifier': modern_bert('SequenceClassification', id2label={0: 'a', 1: 'b', 2: 'c'}),
     'ModernBERT regression': modern_bert('SequenceClassification', num_labels=1, classifier_pooling='mean'),
 }
-
-
-@pytest.fixture(autouse=True)
-def _clean_gin():
-    yield
-    gin.clear_config()
 
 
 def save_random(make, folder):
@@ -109,11 +100,6 @@ def save_random(make, folder):
             weight.copy_(torch.randn_like(weight) * scale + shift)
     model.save_pretrained(folder)
     return model
-
-
-def build(source, tmp_path):
-    (tmp_path / 'model.gin').write_text(source.family.gin_text('A test.'))
-    return build_model(str(tmp_path / 'model.gin'))
 
 
 def check_round_trip(source, model, vocabulary, tmp_path):
@@ -182,7 +168,7 @@ def test_a_sentence_t5_is_written_as_it_was_read(tmp_path):
     params = {**huggingface.read(str(tmp_path / 'hf')).params(), 'sentence': {'dense': {'kernel': projection}}}
     source = huggingface.read(str(huggingface.write(str(tmp_path / 'st'), family, params, family.default_runs())))
     assert source.family == family and np.array_equal(source.tensors['2_Dense/linear.weight'], projection.T)
-    model = build(source, tmp_path)
+    model = hf_folders.our_model(source, tmp_path)
     check_round_trip(source, model, VOCABULARY, tmp_path)
     # The formula of the paper: the normalised projection of the mean.
     mean = np.random.default_rng(1).standard_normal((3, 24), np.float32)
@@ -217,7 +203,7 @@ def test_a_ul2_20b_has_the_names_and_shapes_of_transformers():
 def test_outputs_and_files_equal_transformers(name, tmp_path):
     save_random(MODELS[name], tmp_path / 'hf')
     source = huggingface.read(str(tmp_path / 'hf'))
-    model = build(source, tmp_path)
+    model = hf_folders.our_model(source, tmp_path)
     ours, theirs = huggingface.compute_both_logits(source, model, source.params())
     print(f'{name}: n = {theirs.size}, largest difference {np.max(np.abs(ours - theirs)):.2g}')
     assert np.max(np.abs(ours - theirs)) < 1e-4 and np.max(np.abs(theirs)) > 0.01

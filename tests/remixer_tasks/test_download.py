@@ -119,7 +119,7 @@ def test_existing_files_are_not_downloaded_again(kind, folder, request, server, 
     download.download_files('toy')
     assert tree(cache_folder) == {f'data/toy/{folder}{name}': content for name, content in CONTENT.items()}
     asked = list(server.asked)
-    assert download.download_files('toy')[0] == 'toy exists already, nothing was downloaded'
+    assert download.download_files('toy')[0] == 'toy already exists, nothing was downloaded'
     assert server.asked == asked
 
 
@@ -157,7 +157,7 @@ def test_a_faulty_download_leaves_nothing(kind, fault, message, request, server,
 
 def test_a_repeated_command_fetches_the_file_that_failed(plain, server, cache_folder):
     held = server.files.pop('b.tsv')
-    with pytest.raises(UserError, match='the server answers 404 Gone; .* --from DIR'):
+    with pytest.raises(UserError, match='the server returned 404 Gone; .* --from DIR'):
         download.download_files('toy')
     assert tree(cache_folder) == {'data/toy/a.tsv': CONTENT['a.tsv']}
     server.files['b.tsv'] = held
@@ -229,7 +229,7 @@ def test_another_folder_that_is_read_first_is_reported(plain, tmp_path, monkeypa
         (tmp_path / 'toy').mkdir(exist_ok=True)
         (tmp_path / 'toy' / name).write_bytes(content)
     monkeypatch.setenv('REMIXER_T5X_DATA', str(tmp_path))
-    assert download.download_files('toy')[0] == 'toy exists already, nothing was downloaded'
+    assert download.download_files('toy')[0] == 'toy already exists, nothing was downloaded'
     lines = download.download_files('toy', str(tmp_path))
     assert lines[-1].startswith(f'tasks still read {tmp_path}/toy/a.tsv, {tmp_path}/toy/b.tsv, because')
 
@@ -239,7 +239,7 @@ def test_required_files_are_listed_if_no_download_is_known(nothing_elsewhere, ca
         download.download_files('abductive_nli_v001')
     assert 'put abductive_nli/train.jsonl + abductive_nli/train-labels.lst, ' in str(error.value)
     assert f'into {cache_folder}/data' in str(error.value)
-    assert str(error.value).endswith('which is not verified')
+    assert str(error.value).endswith('which are not verified')
 
 
 def test_an_unknown_name_is_rejected_with_the_nearest():

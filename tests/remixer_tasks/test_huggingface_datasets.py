@@ -81,7 +81,7 @@ def test_rows_are_held_out_of_a_single_split(folder, kind):
     [
         ({'train_split': 'test'}, ('{question}', '{label}'), "must be one of dev, train, got 'test'"),
         ({}, ('{questions}', '{label}'), "data .'question', 'label', 'text'., got 'questions'"),
-        ({}, ('{question}', 'labels'), "TARGETS must have columns .* got 'labels'"),
+        ({}, ('{question}', 'labels'), "TARGETS must use columns .* got 'labels'"),
         ({}, ('{question', '{label}'), 'must have columns in braces'),
         ({'strict': True}, ('{question}', '{label}'), 'column question is empty'),
     ],

@@ -166,7 +166,7 @@ def test_other_delimiters_and_encodings(tmp_path):
     latin = 'é\ta\nà\toui'.encode('latin-1')
     assert pairs(tmp_path, 'a.tsv', latin, inputs='é', encoding='latin-1')[0] == [('à', 'oui')]
     assert pairs(tmp_path, 'a.jsonl', GOOD.encode('utf-16'), encoding='utf-16')[0] == [('b', 'c')]
-    with pytest.raises(UserError, match='ENCODING must be that of'):
+    with pytest.raises(UserError, match='ENCODING must be the encoding of'):
         pairs(tmp_path, 'a.tsv', latin, encoding='ascii')
 
 
@@ -186,9 +186,9 @@ UNCLOSED = [*(f'q{i},a{i}' for i in range(30)), '"never closed,no', *(f'q{i},a{i
         (
             'a.json',
             b'[{"q": "b", "a": "c"}, {"q": "d", "a": "e"}]',
-            r"one JSON object on each line; type jq -c '.\[\]'",
+            r"one JSON object on each line; run jq -c '.\[\]'",
         ),
-        ('a.json', b'{\n  "q": "b",\n  "a": "c"\n}', 'one JSON object on each line; type jq -c . FILE'),
+        ('a.json', b'{\n  "q": "b",\n  "a": "c"\n}', 'one JSON object on each line; run jq -c . FILE'),
         ('a.csv', gzip.compress(b'q,a\nb,c\n', mtime=0), 'column names cannot be read'),
         ('a.csv', 'q,a\nb,c\n'.encode('utf-16'), 'column names cannot be read.*set ENCODING'),
         ('a.csv', b'q;a\nb;c\n', "data .'q;a'.*if ';' separates the columns, set DELIMITER = ';'"),
@@ -228,7 +228,7 @@ def test_an_unusable_file_is_rejected_with_a_hint(tmp_path, name, content, messa
         ({'inputs': 'a}b'}, 'INPUTS must have columns in braces'),
         # Templates are no format strings.
         *(
-            ({'inputs': text}, 'INPUTS must have columns of the data')
+            ({'inputs': text}, 'INPUTS must use columns of the data')
             for text in ('{q.__class__}', '{q!r}', '{q:>1000000000}', '{q[0]}')
         ),
         ({'files': []}, r'data/\*.jsonl'),

@@ -136,7 +136,9 @@ def test_a_word_longer_than_its_share_is_predicted():
 
 
 def test_the_seven_denoisers_of_ul2():
-    found = {d.name: (d.kind, d.how.density, getattr(d.how, 'mean_span', None), d.rate) for d in ul2.denoisers()}
+    found = {
+        d.name: (d.kind, d.settings.density, getattr(d.settings, 'mean_span', None), d.rate) for d in ul2.denoisers()
+    }
     assert found == {
         'r_span3_rate15': ('r', 0.15, 3, 1),
         'r_span8_rate15': ('r', 0.15, 8, 1),

@@ -196,7 +196,7 @@ def test_a_file_that_changes_while_it_is_parsed_is_rejected(tmp_path, small_jobs
     (tmp_path / 'a.txt').write_text('\n\n'.join(DOCUMENTS))
     corpus = corpus_of(tmp_path)
     (tmp_path / 'a.txt').write_text('other\n\ntext')
-    with pytest.raises(UserError, match=r'a.txt changed while it was read; type the command again') as error:
+    with pytest.raises(UserError, match=r'a.txt changed while it was read; run the command again') as error:
         corpus.files('train')
     assert '\n' not in str(error.value)
 

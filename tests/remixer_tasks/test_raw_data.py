@@ -184,9 +184,9 @@ def test_bad_rows_are_rejected_with_file_and_line(tmp_path, cache_folder, file, 
         ),
         (
             lambda folder: mixtures.glue(vocabularies.byte(), folder, ['glue']),
-            'WITHOUT must name tasks of .* got glue',
+            'WITHOUT must contain only tasks of .* got glue',
         ),
-        (lambda folder: names.mixture([], vocabularies.byte()), 'TASKS must have a task'),
+        (lambda folder: names.mixture([], vocabularies.byte()), 'TASKS must contain a task'),
         (
             lambda folder: names.mixture(['cogs_v001', 'conj_nli_v001'], vocabularies.byte(), folder).get_dataset(
                 split='train'

@@ -76,14 +76,14 @@ def test_an_invalid_prediction_is_never_better_than_a_wrong_one(rows):
 
 def test_metrics_by_name_are_those_computed_by_hand():
     values = {}
-    for metric in text_metrics.select_metrics('accuracy, exact_match, best_constant_answer, squad, macro_f1'):
+    for metric in text_metrics.select_metrics('accuracy, exact_match, best_constant_prediction, squad, macro_f1'):
         values |= metric(TARGETS, PREDICTIONS)
     # 'yes' is named twice and once right; ' no' is another text than 'no'.
     assert values == pytest.approx(
         {
             'accuracy': 50,
             'exact_match': 75,
-            'best_constant_answer': 75,
+            'best_constant_prediction': 75,
             'em': 75,
             'f1': 75,
             'macro_f1': 100 * (2 / 3 + 2 / 4) / 2,

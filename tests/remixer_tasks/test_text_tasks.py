@@ -195,7 +195,7 @@ def test_rates_equal_those_of_seqio(tmp_path, maximum, temperature):
 @pytest.mark.parametrize(
     ('settings', 'message'),
     [
-        ({'rates': {'super_glue_rte_v102': 1}}, 'RATES must name tasks of TASKS.* got super_glue_rte_v102'),
+        ({'rates': {'super_glue_rte_v102': 1}}, 'RATES must contain only tasks in TASKS.* got super_glue_rte_v102'),
         ({'rates': {'super_glue_cb_v102': -1}}, 'the rate of super_glue_cb_v102 in RATES must be .* got -1'),
         ({'temperature': 0}, 'MIXING_TEMPERATURE must be a number above 0.* got 0'),
         *(({'maximum': value}, 'MAXIMUM_RATE must be a number above 0') for value in (0, 'x', float('nan'), True)),

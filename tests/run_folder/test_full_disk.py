@@ -38,7 +38,7 @@ def _lock(folder):
 
 def _loss_png(folder):
     (folder / model_dir.METRICS).exists() or pytest.fail('created before the disk was full')
-    train_command._draw_loss(TrainResult(1, None, LOSS, {}, str(folder), ''), settings.STOP)
+    train_command._plot_loss(TrainResult(1, None, LOSS, {}, str(folder), ''), settings.STOP)
 
 
 def _results(folder):

@@ -5,17 +5,15 @@ so it comes through a proxy (`CONNECT`), which answers with a certificate of its
 """
 
 import base64
-import collections
 import contextlib
 import dataclasses
 import datetime
-import hashlib
-import ipaddress
 import json
 import pathlib
 import re
 import ssl
 import threading
+import time
 import urllib.parse
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,7 +22,6 @@ from typing import Any
 import google_crc32c
 
 HOSTS = ('www.googleapis.com', 'storage.googleapis.com', 'oauth2.googleapis.com')
-PAGE = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,24 +40,22 @@ class Fault:
     """What happens to the next `times` requests whose 'METHOD name-of-object' matches `pattern`.
 
     `status` is answered, with nothing stored; None closes the connection without an answer. CUT does what was asked and
-    closes the connection after half of the answer. `hold` delays the answer until it is set, or for `seconds`.
+    closes the connection after half of the answer. `seconds` delays an answer without a fault.
     """
 
     pattern: str
     times: int
     status: int | None = 503
-    hold: threading.Event | None = None
-    seconds: float | None = None
+    seconds: float = 0.0
 
 
 class FakeGcs:
-    """A server in threads of this process. `buckets` maps names to objects; `requests` counts what was asked for."""
+    """A server in threads of this process. `buckets` maps names to objects."""
 
     def __init__(self, folder: pathlib.Path, *buckets: str):
         self.buckets: dict[str, dict[str, Stored]] = {name: {} for name in buckets}
-        self.requests: collections.Counter[str] = collections.Counter()
         self.lock = threading.RLock()
-        self.uploads: dict[str, tuple[str, str, bytes, str]] = {}
+        self.uploads: dict[str, tuple[str, str, bytes]] = {}
         self._faults: list[Fault] = []
         self._generation = 1000
         self._certificate = folder / 'certificate.pem'
@@ -86,22 +81,16 @@ class FakeGcs:
         self._server.shutdown()
         self._server.server_close()
 
-    def fail(self, pattern: str, times: int = 10**9, status: int | None = 503) -> Fault:
-        """Adds a fault; see `Fault`."""
-        return self._add(Fault(pattern, times, status))
+    def fail(self, pattern: str, times: int = 10**9, status: int | None = 503) -> None:
+        with self.lock:
+            self._faults.append(Fault(pattern, times, status))
 
-    def hold(self, pattern: str, times: int = 10**9, seconds: float | None = None) -> threading.Event:
-        """Delays the answers to matching requests until the event is set, or for `seconds`."""
-        event = threading.Event()
-        self._add(Fault(pattern, times, None, event, seconds))
-        return event
+    def hold(self, pattern: str, times: int = 10**9, seconds: float = 3600.0) -> None:
+        with self.lock:
+            self._faults.append(Fault(pattern, times, seconds=seconds))
 
     def heal(self) -> None:
-        """Ends all faults."""
         with self.lock:
-            for fault in self._faults:
-                if fault.hold is not None:
-                    fault.hold.set()
             self._faults.clear()
 
     def names(self, bucket: str, prefix: str = '') -> list[str]:
@@ -139,11 +128,6 @@ class FakeGcs:
                     fault.times -= 1
                     return fault
         return None
-
-    def _add(self, fault: Fault) -> Fault:
-        with self.lock:
-            self._faults.append(fault)
-        return fault
 
 
 class _Server(ThreadingHTTPServer):
@@ -190,25 +174,20 @@ class _Handler(BaseHTTPRequestHandler):
             self.body = b''.join(_chunks(self.rfile))
         else:
             self.body = self.rfile.read(int(self.headers.get('Content-Length') or 0))
-        path = url.path
-        name = self._object_name(path)
-        request = f'{self.command} {name}'
-        self.cut = False
-        self.store.requests[request] += 1
-        fault = self.store.fault(request)
-        if fault is not None and fault.hold is not None:
-            fault.hold.wait(fault.seconds)
-        elif fault is not None and fault.status != CUT:
-            if fault.status is None:
-                self.close_connection = True
-                return
+        fault = self.store.fault(f'{self.command} {self._object_name(url.path)}')
+        self.cut = fault is not None and fault.status == CUT
+        if fault is not None and fault.seconds:
+            time.sleep(fault.seconds)
+        elif fault is not None and fault.status is None:
+            self.close_connection = True
+            return
+        elif fault is not None and not self.cut:
             self._error(fault.status, 'a fault of this test')
             return
-        self.cut = fault is not None and fault.status == CUT
         with contextlib.suppress(_Answered):
-            self._route(path)
+            self._route(url.path)
 
-    do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = _handle
+    do_GET = do_POST = do_PUT = do_DELETE = _handle
 
     def _object_name(self, path: str) -> str:
         if 'upload_id' in self.query:
@@ -231,45 +210,31 @@ class _Handler(BaseHTTPRequestHandler):
         self._error(501, f'{self.command} {path} is not in this stand-in')
 
     def _get_bucket(self, bucket: str) -> None:
-        self._json({'kind': 'storage#bucket', 'id': bucket, 'name': bucket, 'location': 'US'})
+        self._json({'name': bucket, 'location': 'US'})
 
     def _get_layout(self, bucket: str) -> None:
         self._json({'bucket': bucket, 'locationType': 'region', 'hierarchicalNamespace': {'enabled': False}})
 
     def _get_list(self, bucket: str) -> None:
+        """The one page of all objects, or of the first `maxResults`."""
         prefix, delimiter = self.query.get('prefix', ''), self.query.get('delimiter')
-        start, end = self.query.get('startOffset', ''), self.query.get('endOffset')
-        items, prefixes = [], []
-        for name in self.store.names(bucket, prefix):
-            if name < start or (end is not None and name >= end):
-                continue
-            rest = name[len(prefix) :]
-            if delimiter and delimiter in rest:
-                folder = prefix + rest.split(delimiter)[0] + delimiter
-                if folder not in prefixes:
-                    prefixes.append(folder)
-            else:
-                items.append(name)
-        everything = sorted([(name, True) for name in items] + [(name, False) for name in prefixes])
-        token = self.query.get('pageToken', '')
-        page = [entry for entry in everything if entry[0] > token]
-        count = min(int(self.query.get('maxResults', PAGE)), PAGE)
-        answer: dict[str, Any] = {'kind': 'storage#objects'}
-        if len(page) > count:
-            answer['nextPageToken'] = page[count - 1][0]
         with self.store.lock:
-            found = self.store.buckets[bucket]
-            answer['items'] = [
-                _metadata(bucket, name, found[name]) for name, is_item in page[:count] if is_item and name in found
-            ]
-        answer['prefixes'] = [name for name, is_item in page[:count] if not is_item]
-        self._json(answer)
+            found: dict[str, dict[str, str] | None] = {}
+            for name in self.store.names(bucket, prefix):
+                first, slash, _ = name[len(prefix) :].partition(delimiter) if delimiter else (name, '', '')
+                if slash:
+                    found[f'{prefix}{first}{slash}'] = None
+                else:
+                    found[name] = _metadata(name, self.store.buckets[bucket][name])
+        page = list(found.items())[: int(self.query.get('maxResults', len(found)))]
+        items, prefixes = [item for _, item in page if item], [name for name, item in page if not item]
+        self._json({'items': items, 'prefixes': prefixes})
 
     def _get_object(self, bucket: str, name: str) -> None:
         stored = self._found(bucket, name)
         if self.query.get('alt') == 'media':
             return self._media(stored)
-        self._json(_metadata(bucket, name, stored))
+        self._json(_metadata(name, stored))
 
     def _get_media(self, bucket: str, name: str) -> None:
         self._media(self._found(bucket, name))
@@ -277,13 +242,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _media(self, stored: Stored) -> None:
         size = len(stored.data)
         headers = {'x-goog-generation': str(stored.generation), 'x-goog-stored-content-length': str(size)}
-        found = re.fullmatch(r'bytes=(\d*)-(\d*)', self.headers.get('Range', ''))
+        found = re.fullmatch(r'bytes=(\d+)-(\d+)', self.headers.get('Range', ''))
         if not found:
             return self._answer(200, stored.data, headers)
-        if found[1]:
-            first, last = int(found[1]), min(int(found[2] or size), size - 1)
-        else:
-            first, last = max(0, size - int(found[2])), size - 1
+        first, last = int(found[1]), min(int(found[2]), size - 1)
         if first >= size:
             return self._answer(416, b'', {**headers, 'Content-Range': f'bytes */{size}'})
         headers['Content-Range'] = f'bytes {first}-{last}/{size}'
@@ -298,52 +260,39 @@ class _Handler(BaseHTTPRequestHandler):
     def _post_rewrite(self, bucket: str, name: str, other: str, target: str) -> None:
         stored = self.store.write(other, target, self._found(bucket, name).data)
         size = str(len(stored.data))
-        resource = _metadata(other, target, stored)
+        resource = _metadata(target, stored)
         self._json({'done': True, 'totalBytesRewritten': size, 'objectSize': size, 'resource': resource})
 
-    def _post_compose(self, bucket: str, name: str) -> None:
-        sources = [source['name'] for source in json.loads(self.body)['sourceObjects']]
-        data = b''.join(self._found(bucket, source).data for source in sources)
-        self._json(_metadata(bucket, name, self.store.write(bucket, name, data)))
-
     def _post_upload(self, bucket: str) -> None:
-        kind = self.query.get('uploadType', 'media')
-        if kind == 'resumable':
-            named = self.query.get('name') or json.loads(self.body)['name']
-            self._check_generation(bucket, named)
-            token = hashlib.sha256(f'{bucket}/{named}/{len(self.store.uploads)}'.encode()).hexdigest()
-            self.store.uploads[token] = (bucket, named, b'', self.query.get('ifGenerationMatch', ''))
-            host = self.headers['Host']
-            scheme = 'https' if isinstance(self.connection, ssl.SSLSocket) else 'http'
-            location = f'{scheme}://{host}/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id={token}'
-            return self._answer(200, b'', {'Location': location})
-        if kind == 'multipart':
-            described, data = _parts(self.headers['Content-Type'], self.body)
-            return self._store(bucket, self.query.get('name') or json.loads(described)['name'], data)
-        self._store(bucket, self.query['name'], self.body)
+        name = self.query['name']
+        if self.query['uploadType'] == 'media':
+            return self._store(bucket, name, self.body)
+        with self.store.lock:
+            token = str(len(self.store.uploads))
+            self.store.uploads[token] = (bucket, name, b'')
+        place = f'{self.headers["Host"]}/upload/storage/v1/b/{bucket}/o'
+        self._answer(200, b'', {'Location': f'https://{place}?uploadType=resumable&upload_id={token}'})
 
     def _continue_upload(self) -> None:
         token = self.query['upload_id']
         if token not in self.store.uploads:
             return self._error(404, 'no such upload')
-        bucket, name, so_far, generation = self.store.uploads[token]
+        bucket, name, so_far = self.store.uploads[token]
         found = re.fullmatch(r'bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)', self.headers.get('Content-Range', ''))
         if found and found[1]:
             so_far = so_far[: int(found[1])] + self.body
         elif not found:
             so_far = self.body
-        self.store.uploads[token] = (bucket, name, so_far, generation)
+        self.store.uploads[token] = (bucket, name, so_far)
         if found and (found[3] == '*' or len(so_far) < int(found[3])):
             return self._answer(308, b'', {'Range': f'bytes=0-{len(so_far) - 1}'} if so_far else {})
-        if generation:
-            self.query['ifGenerationMatch'] = generation
         self._store(bucket, name, so_far)
 
     def _store(self, bucket: str, name: str, data: bytes) -> None:
         with self.store.lock:
             self._check_generation(bucket, name)
             stored = self.store.write(bucket, name, data)
-        self._json(_metadata(bucket, name, stored))
+        self._json(_metadata(name, stored))
 
     def _found(self, bucket: str, name: str) -> Stored:
         with self.store.lock:
@@ -391,36 +340,21 @@ _ROUTES = (
     (r'/storage/v1/b/([^/]+)/o/?', '_get_list'),
     (r'/storage/v1/b/([^/]+)/o/([^/]+)', '_get_object'),
     (r'/storage/v1/b/([^/]+)/o/([^/]+)', '_delete_object'),
-    (r'/storage/v1/b/([^/]+)/o/([^/]+)/(?:rewriteTo|copyTo)/b/([^/]+)/o/([^/]+)', '_post_rewrite'),
-    (r'/storage/v1/b/([^/]+)/o/([^/]+)/compose', '_post_compose'),
+    (r'/storage/v1/b/([^/]+)/o/([^/]+)/rewriteTo/b/([^/]+)/o/([^/]+)', '_post_rewrite'),
     (r'/upload/storage/v1/b/([^/]+)/o/?', '_post_upload'),
     (r'/(?!storage/v1/|upload/)([^/]+)/(.+)', '_get_media'),
 )
 
 
-def _metadata(bucket: str, name: str, stored: Stored) -> dict[str, str]:
+def _metadata(name: str, stored: Stored) -> dict[str, str]:
     now = datetime.datetime.fromtimestamp(1.7e9 + stored.generation, datetime.UTC).strftime('%Y-%m-%dT%H:%M:%S.000Z')
     return {
-        'kind': 'storage#object',
-        'id': f'{bucket}/{name}/{stored.generation}',
         'name': name,
-        'bucket': bucket,
         'generation': str(stored.generation),
-        'metageneration': '1',
         'size': str(len(stored.data)),
-        'timeCreated': now,
         'updated': now,
         'crc32c': base64.b64encode(google_crc32c.Checksum(stored.data).digest()).decode(),
-        'etag': str(stored.generation),
     }
-
-
-def _parts(content_type: str, body: bytes) -> tuple[bytes, bytes]:
-    """The two parts of a multipart upload: the description and the bytes."""
-    boundary = re.search('boundary="?([^";]+)', content_type)[1].encode()
-    found = body.split(b'--' + boundary)[1:3]
-    described, data = (part.partition(b'\r\n\r\n')[2] for part in found)
-    return described, data[:-2]
 
 
 def _chunks(file: Any) -> Iterator[bytes]:
@@ -438,7 +372,6 @@ def _make_tls(key_file: pathlib.Path, certificate_file: pathlib.Path) -> ssl.SSL
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, 'a test')])
-    names = [x509.DNSName(host) for host in HOSTS] + [x509.IPAddress(ipaddress.ip_address('127.0.0.1'))]
     now = datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()
@@ -448,7 +381,7 @@ def _make_tls(key_file: pathlib.Path, certificate_file: pathlib.Path) -> ssl.SSL
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=30))
         .not_valid_after(now + datetime.timedelta(days=30))
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host) for host in HOSTS]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )

@@ -69,10 +69,6 @@ def _commit(files):
     return hashlib.sha1(b''.join(name.encode() + data for name, data in sorted(files.items()))).hexdigest()
 
 
-def _entry(file, data):
-    return {'type': 'file', 'path': file, 'size': len(data), 'oid': hashlib.sha1(data).hexdigest()}
-
-
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = 'HTTP/1.1'
     disable_nagle_algorithm = True
@@ -116,15 +112,13 @@ class _Handler(BaseHTTPRequestHandler):
         return {'id': name, 'sha': _commit(files), 'siblings': siblings, 'private': False, 'tags': []}
 
     def _tree(self, name, revision):
-        return [_entry(file, data) for file, data in self._files(name, revision).items()]
+        return [
+            {'type': 'file', 'path': file, 'size': len(data), 'oid': hashlib.sha1(data).hexdigest()}
+            for file, data in self._files(name, revision).items()
+        ]
 
     def _no_folder(self, name, revision, folder):
         raise _Error('Entry not found', 404, 'EntryNotFound')
-
-    def _paths(self, name, revision):
-        files = self._files(name, revision)
-        paths = urllib.parse.parse_qs(self.body.decode()).get('paths') or json.loads(self.body)['paths']
-        return [_entry(file, files[file]) for file in paths if file in files]
 
     def _resolve(self, name, revision, file):
         files = self._files(name, revision)
@@ -190,7 +184,6 @@ _ROUTES = (
     (('GET',), rf'/api/{_KIND}/{_NAME}/revision/(.+)', _Handler._revision),
     (('GET',), rf'/api/{_KIND}/{_NAME}/tree/([^/]+)', _Handler._tree),
     (('GET',), rf'/api/datasets/{_NAME}/tree/([^/]+)/(.+)', _Handler._no_folder),
-    (('POST',), rf'/api/datasets/{_NAME}/paths-info/([^/]+)', _Handler._paths),
     (('GET',), rf'/api/models/{_NAME}/discussions', _Handler._discussions),
     (('POST',), '/api/repos/create', _Handler._create),
     (('POST',), '/api/validate-yaml', lambda _: {'errors': [], 'warnings': []}),

@@ -40,7 +40,6 @@ CONFIGS = {**T5_CONFIGS, 'bert_tiny': BERT, 'gpt2_tiny': GPT2}
 
 
 def recorded(name):
-    """The arrays that `make_NAME.py` wrote."""
     with np.load(GOLDEN / f'{name}.npz') as arrays:
         return dict(arrays)
 
@@ -57,6 +56,22 @@ def weights(name):
 def write_tiny(folder, name, **options):
     """The folder of a recorded tiny model."""
     return write(folder, CONFIGS[name], weights(name), tokenizer=CONFIGS[name]['model_type'].endswith('t5'), **options)
+
+
+def our_model(source, folder):
+    """Our model by the gin text of `source`, which is written into `folder`."""
+    (folder / 'model.gin').write_text(source.family.gin_text('A test.'))
+    return build_model(str(folder / 'model.gin'))
+
+
+def write_gpt2(folder, **settings):
+    """The recorded GPT-2 with letters and the results of three merges as its tokenizer, as transformers writes it."""
+    write(folder, {**GPT2, **settings}, weights('gpt2_tiny'), tokenizer=False)
+    pieces = [*'!.abcdefghijklmnopqrstuvwxyz', 'Ġ', 'th', 'the', 'Ġthe', 'Ã', '¤']
+    names = [*pieces, *(f'<{index}>' for index in range(len(pieces), GPT2['eos_token_id'])), '<|endoftext|>']
+    (folder / 'vocab.json').write_text(json.dumps({piece: index for index, piece in enumerate(names)}))
+    (folder / 'merges.txt').write_text('#version: 0.2\nt h\nth e\nĠ the\n')
+    return folder
 
 
 def bert_model(*files, **macros):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 
 from hypothesis import strategies as st
 
@@ -12,6 +13,11 @@ NUMBERS = [
     *('9' * 400, '9' * 5000, '1' + '0' * 40),
 ]
 TEXTS = ['a', '', '\\ud800', '\\ud83d x', '\\u2028', '\\u001b[31m', 'train', '../x', 'F32', '\\u00b2', '|V2000000000']
+# Characters that normalisers, white space and added tokens of tokenizers are sensitive to.
+ODD_CHARACTERS = (
+    *('\ufeff', '\x00', '\x1c', '\x85', '\xa0', '\u2028', '\u200b', 'e\u0301'),
+    *('é', 'ﬁ', 'ｗ', 'İ', 'ß', '你', '😀', '▁', "'s"),
+)
 # Names that the files of a run, a checkpoint, an output or a Hugging Face folder have.
 NAMES = [
     *('kind', 'step', 'timing', 'clock', 'loss', 'prediction', 'input', 'target', 'score', 'index', 'input_hash'),
@@ -70,6 +76,16 @@ def place_odd_thing(kind, path):
             file.truncate(40 * 10**9)
     else:
         path.symlink_to({'device': '/dev/zero', 'nowhere': '/nonexistent/x', 'itself': path.name}[kind])
+
+
+class Malicious:
+    """Unpickling one touches `path`."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return pathlib.Path.touch, (pathlib.Path(self.path),)
 
 
 ODD_THINGS = ('pipe', 'folder', 'sparse', 'device', 'nowhere', 'itself')

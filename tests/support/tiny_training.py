@@ -43,18 +43,15 @@ class TinyModule(nn.Module):
 
     @nn.compact
     def __call__(self, inputs, decoder_inputs, dropout_rng=None):
-        boxed = nn.with_logical_partitioning
-        table = self.param(
-            'table', boxed(nn.initializers.normal(1.0), ('vocab', 'embed')), (self.vocab_size, self.embed)
-        )
-        kernel = self.param(
-            'kernel', boxed(nn.initializers.lecun_normal(), ('embed', 'mlp')), (self.embed, 2 * self.embed)
-        )
-        logits = self.param(
-            'logits',
-            boxed(nn.initializers.lecun_normal(), ('mlp', 'vocab')),
-            (2 * self.embed, self.vocab_size),
-        )
+        sizes = {'vocab': self.vocab_size, 'embed': self.embed, 'mlp': 2 * self.embed}
+
+        def matrix(name, initializer, *axes):
+            boxed = nn.with_logical_partitioning(initializer, axes)
+            return self.param(name, boxed, tuple(sizes[axis] for axis in axes))
+
+        table = matrix('table', nn.initializers.normal(1.0), 'vocab', 'embed')
+        kernel = matrix('kernel', nn.initializers.lecun_normal(), 'embed', 'mlp')
+        logits = matrix('logits', nn.initializers.lecun_normal(), 'mlp', 'vocab')
         weights = (inputs > 0).astype(jnp.float32)[..., None]
         memory = jnp.sum(table[inputs] * weights, 1, keepdims=True) / (1.0 + jnp.sum(weights, 1, keepdims=True))
         hidden = jax.nn.gelu((table[decoder_inputs] + memory) @ kernel)
@@ -91,13 +88,8 @@ class TinyModel:
         loss = jnp.sum(losses * weights)
         correct = jnp.sum((jnp.argmax(logits, -1) == targets) * weights)
         sequences = jnp.sum(jnp.any(targets > 0, -1).astype(jnp.float32))
-        return loss, {
-            'loss': loss,
-            'z_loss': 0.0 * loss,
-            'weights': jnp.sum(weights),
-            'correct': correct,
-            'sequences': sequences,
-        }
+        sums = {'weights': jnp.sum(weights), 'correct': correct, 'sequences': sequences}
+        return loss, {'loss': loss, 'z_loss': 0.0 * loss, **sums}
 
 
 def lines(count, start=0):
@@ -106,9 +98,7 @@ def lines(count, start=0):
 
 
 def task(name='tiny', train=200, validation=21, shuffle_buffer_size=32, poison=None, strange=False, generator=False):
-    """A task over `lines`; every example gets random noise ids, as span corruption would. `poison`: a bad
-    line. `generator`: its source is a Python generator.
-    """
+    """A task over `lines`, with random noise ids. `poison`: a bad line. `generator`: its source is a generator."""
     texts = {'train': lines(train), 'validation': lines(validation, 1000)}
     for line in STRANGE if strange else ():
         texts['train'][line] = STRANGE[line]
@@ -116,9 +106,8 @@ def task(name='tiny', train=200, validation=21, shuffle_buffer_size=32, poison=N
 
     def read(split, shuffle_files, seed=None):
         if generator:
-            strings = tf.data.Dataset.from_generator(
-                lambda: iter(texts[split]), output_signature=tf.TensorSpec((), tf.string)
-            )
+            kind = tf.TensorSpec((), tf.string)
+            strings = tf.data.Dataset.from_generator(lambda: iter(texts[split]), output_signature=kind)
         else:
             strings = tf.data.Dataset.from_tensor_slices(tf.constant(texts[split], tf.string))
         dataset = strings.map(lambda x: {'inputs': x, 'targets': x})
@@ -189,22 +178,11 @@ def run(
     )
     config = pipeline.DatasetConfig(tiny, LENGTHS, batch_size, seed=seed, save_position=save_position)
     held_out = dataclasses.replace(config, split='validation', shuffle=False)
-    periods = settings.Periods(
-        train_steps,
-        log_period,
-        eval_period,
-        checkpoint_period,
-        stop_after_evaluations=stop_after_evaluations,
-        eval_at_start=eval_at_start,
-    )
-    folder = settings.Folder(model_dir, keep, initial)
+    special = {'stop_after_evaluations': stop_after_evaluations, 'eval_at_start': eval_at_start}
+    periods = settings.Periods(train_steps, log_period, eval_period, checkpoint_period, **special)
+    folder, evaluation = settings.Folder(model_dir, keep, initial), held_out_loss.Evaluation(held_out)
     everything = settings.Run(
-        learner,
-        config,
-        folder,
-        periods,
-        held_out_loss.Evaluation(held_out),
-        recovery=settings.Recovery(**(recovery or {})),
+        learner, config, folder, periods, evaluation, recovery=settings.Recovery(**(recovery or {}))
     )
     return loop.train(everything, config_text='# tiny\n', show_progress=not quiet)
 
@@ -235,18 +213,12 @@ class TrainingRuns:
         devices: int = 1,
         file_size: int | None = None,
         environment: Mapping[str, str] | None = None,
-        **settings: Any,
+        **settings,
     ) -> Process:
         """A run with `settings` of `run`; see `Process` for the others."""
-        return Process(
-            main,
-            settings,
-            output=self._folder / f'output{next(self._numbers)}.txt',
-            devices=devices,
-            environment=environment,
-            compiled=self._compiled,
-            file_size=file_size,
-        )
+        output = self._folder / f'output{next(self._numbers)}.txt'
+        place = {'output': output, 'environment': environment, 'compiled': self._compiled}
+        return Process(main, settings, devices=devices, file_size=file_size, **place)
 
     def run(self, **settings: Any) -> tuple[int, str]:
         """The exit code and the output of a whole run."""

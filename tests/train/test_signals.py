@@ -88,7 +88,7 @@ def test_the_summary_omits_a_loss_that_is_not_finite(capfd, tmp_path):
     """metrics.jsonl contains null instead."""
     result = TrainResult(3, None, {'loss': None}, {'loss': None, 'perplexity': None}, str(tmp_path), 'checkpoint')
     train._print_end(result)
-    train._draw_loss(result, 'stop')
+    train._plot_loss(result, 'stop')
     assert capfd.readouterr().out.startswith('finished at step 3\n')
 
 

@@ -103,8 +103,5 @@ def test_a_pair_with_one_common_seed_has_no_interval():
     models = {'a': {0: 1.0, 1: 1.1}, 'b': {0: 2.0, 1: 2.1}, 'c': {0: 3.0}}
     line = differences.conclusion(Measure('loss', models, higher_is_better=False))
     assert 'between a and c (one seed: no interval)' in line and 'inf' not in line
-
-
-def test_one_seed_shows_no_difference():
     line = differences.conclusion(Measure('loss', {'a': {0: 1.0}, 'b': {0: 2.0}}, higher_is_better=False))
     assert 'one seed' in line and 'better' not in line

@@ -54,10 +54,8 @@ def pictures():
 
 
 def _run(name, seed):
-    logged = [
-        MetricsRecord('train', step, {'loss': 3.0 / step}, {'tokens_per_second': 9.0, 'host_mib': 5.0})
-        for step in (1, 2)
-    ]
+    timing = {'tokens_per_second': 9.0, 'host_mib': 5.0}
+    logged = [MetricsRecord('train', step, {'loss': 3.0 / step}, timing) for step in (1, 2)]
     logged += [
         MetricsRecord(f'eval/{EVIL}', 2, {EVIL: 5.0}, {}),
         MetricsRecord('eval/cogs', 2, {f't{n}': 50.0 for n in range(8)}, {}),
@@ -127,9 +125,6 @@ def test_a_figure_is_saved_as_png_and_svg(pictures, tmp_path):
 
 
 def test_one_run_of_each_model_has_no_loss_in_bold():
-    runs = [
-        RecordedRun(name, f'/{name}', [MetricsRecord('eval/c4', 5, {'loss': loss}, {})])
-        for name, loss in (('a', 2.0), ('b', 1.5))
-    ]
-    html = page.render_page(runs)
+    losses = [[MetricsRecord('eval/c4', 5, {'loss': loss}, {})] for loss in (2.0, 1.5)]
+    html = page.render_page([RecordedRun(name, name, records) for name, records in zip('ab', losses, strict=True)])
     assert '>1.5</td>' in html and '>2</td>' in html

@@ -94,7 +94,7 @@ def test_the_map_of_a_layer_agrees_with_finite_differences(trained):
     stack = model.module.encoder_stack()
     encoder = params['encoder']
     embedded = params['token_embedder']['embedding'][INPUTS][None]
-    hidden = pseudo_attention._apply(
+    hidden = pseudo_attention._apply_stack(
         stack.clone(runs=stack.runs[:1], final_norm=None),
         {name: encoder[name] for name in ('run_0', 'position_bias')}, embedded, INPUTS,
     )[0]  # fmt: skip

@@ -16,9 +16,7 @@ from remixer_t5x.extras.reports.records import MetricsRecord, RecordedRun, RunGr
 
 def _run(name, config='', train=((1, 3.0), (2, 2.0)), **evaluations):
     logged = [MetricsRecord('train', step, {'loss': loss}, {'seconds_per_step': 0.5}) for step, loss in train]
-    logged += [
-        MetricsRecord(kind.replace('__', '/'), step, numbers, {}) for kind, (step, numbers) in evaluations.items()
-    ]
+    logged += [MetricsRecord(kind.replace('__', '/'), *at, {}) for kind, at in evaluations.items()]
     return RecordedRun(name, f'/runs/{name}', logged, config)
 
 
@@ -45,10 +43,8 @@ def test_the_table_has_mean_and_sample_deviation_over_seeds(values):
 
 
 def test_the_newest_evaluation_is_used_and_the_later_line_of_a_step():
-    lines = [
-        MetricsRecord('eval/cb', step, {'f1': value}, {})
-        for step, value in ((1, 10.0), (3, 30.0), (2, 20.0), (3, 31.0))
-    ]
+    values = ((1, 10.0), (3, 30.0), (2, 20.0), (3, 31.0))
+    lines = [MetricsRecord('eval/cb', step, {'f1': value}, {}) for step, value in values]
     assert RecordedRun('r', '/r', lines).latest()['eval/cb'].numbers == {'f1': 31.0}
 
 
@@ -63,32 +59,23 @@ def test_many_metrics_are_shown_in_one_table_row_and_a_breakdown():
     assert kind == 'cogs, eval' and [(name, cells[0].mean) for _, name, cells in rows] == list(types.items())
 
 
-def test_settings_may_continue_over_several_lines():
+def test_differences_are_settings_other_than_folders():
     config = 'from x import y\n# a comment\nA = 1\nB = \\\n    (@m.C,\n     2)\nm.C.d = %A\n'
     assert records.RecordedRun('a', 'a', [], config).settings() == {'A': '1', 'B': '(@m.C, 2)', 'm.C.d': '%A'}
-
-
-def test_differences_are_settings_other_than_folders():
     runs = [_run('a', "A = 1\nm.C.d = 2\nMODEL_DIR = 'a'\n"), _run('b', "A = 1\nZ = 3\nm.C.d = 4\nMODEL_DIR = 'b'\n")]
     assert records.differing_settings(runs) == [('Z', [None, '3']), ('m.C.d', ['2', '4'])]
 
 
-def test_the_summary_has_the_best_constant_answer():
-    run = _run('r', eval=(2, {'loss': 2.0, 'constant_loss': 5.25}))
-    numbers = overview.summarize_run(run)
-    assert numbers.constant == 5.25
-    assert 'Held-out loss is 2. The best constant answer has 5.25;' in numbers.summary
-    assert overview.summarize_run(_run('r', eval=(2, {'loss': 2.0}))).constant is None
-
-
 def test_a_summary_has_steps_losses_metrics_and_warnings():
+    constant = overview.summarize_run(_run('r', eval=(2, {'loss': 2.0, 'constant_loss': 5.25})))
+    assert constant.constant == 5.25 and '5.25' in constant.summary
     run = _run('r', 'TRAIN_STEPS = 9\n', eval=(1, {'loss': 2.0}), eval__cb=(2, {'f1': 55.5}))
     more = [MetricsRecord('eval', 2, {'loss': 3.0}, {}), MetricsRecord('train', 3, {'loss': None}, {})]
     numbers = overview.summarize_run(dataclasses.replace(run, records=[*run.records, *more]))
     assert 'At step 3 of 9' in numbers.summary and 'fell from 3 to 2' in numbers.summary
     assert 'Held-out loss is 3, 50% above its lowest, 2 at step 1.' in numbers.summary
     assert 'cb, eval: f1 55.5%.' in numbers.summary and '1 logged losses were not finite' in numbers.summary
-    assert numbers.seconds == 1.0
+    assert numbers.seconds == 1.0 and numbers.constant is None
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=30), st.floats(0, 0.98))
@@ -159,12 +146,9 @@ def test_an_invalid_line_is_named_in_the_error(tmp_path, line):
     file.write_text(json.dumps({'kind': 'train', 'step': 1}) + f'\n{line}\n')
     with pytest.raises(UserError, match='line 2 is not a metrics record'):
         records.read_records(file)
-
-
-def test_an_unfinished_last_line_is_skipped(tmp_path):
-    file = tmp_path / 'metrics.jsonl'
-    file.write_text(json.dumps({'kind': 'train', 'step': 1, 'loss': 2}) + '\n{"kind": "tr')
-    assert records.read_records(file) == [MetricsRecord('train', 1, {'loss': 2}, {})]
+    # As the last one, it is unfinished.
+    file.write_text(file.read_text()[: -len('\n')])
+    assert records.read_records(file) == [MetricsRecord('train', 1, {}, {})]
 
 
 def test_a_task_is_shown_once_and_percentages_have_a_unit():

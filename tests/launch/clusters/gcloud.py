@@ -18,11 +18,9 @@ NAME = r'[a-z]([a-z0-9-]*[a-z0-9])?'
 WHERE = {'zone': r'[a-z0-9-]+', 'project': r'[a-z0-9-]+'}
 # A single host, all, a list, or a range.
 HOSTS = r'all|\d+(-\d+)?(,\d+(-\d+)?)*'
-SSH = {**WHERE, 'worker': HOSTS, 'command': r'.+', 'ssh-flag': '.+', 'ssh-key-file': '.+', 'output-directory': '.+'}
-SCP = {**WHERE, 'worker': HOSTS, 'scp-flag': '.+', 'ssh-key-file': '.+'}
-TYPE = {'accelerator-type': r'v\d+[a-z]*-\d+'}
-NETWORK = {'network': '.+', 'subnetwork': '.+', 'labels': '.+', 'metadata': '.+', 'service-account': '.+'}
-LIST = {**WHERE, 'filter': f'name~/{NAME}\\$', 'limit': r'\d+'}
+TO_HOSTS = {**WHERE, 'worker': HOSTS}
+CREATE = {**WHERE, 'accelerator-type': r'v\d+[a-z]*-\d+'}
+LIST = {**WHERE, 'filter': f'name~/{NAME}\\$'}
 # https://cloud.google.com/tpu/docs/runtimes, for JAX.
 RUNTIMES = {
     **dict.fromkeys(('v2', 'v3', 'v4'), 'tpu-ubuntu2204-base'),
@@ -50,7 +48,7 @@ def make(name: str, kind: str, slices: int, accelerator: str, runtime: str, **mo
     if RUNTIMES[accelerator.partition('-')[0]] != runtime:
         refuse(f'{runtime} is not the software of {accelerator}')
     if about(name):
-        refuse(f'{name} exists already')
+        refuse(f'{name} already exists')
     workers = 2 if slices == 1 else 1
     for node in range(slices):
         for worker in range(workers):
@@ -89,8 +87,8 @@ def variables(home: pathlib.Path) -> dict[str, str]:
 
 
 def ssh(words, kind: str) -> int:
-    values = {**SSH, 'node': HOSTS} if kind == 'queued-resources' else SSH
-    positional, found = options(words, values, ('internal-ip', 'tunnel-through-iap'), ('command',))
+    values = {**TO_HOSTS, 'command': '.+', **({'node': HOSTS} if kind == 'queued-resources' else {})}
+    positional, found = options(words, values, (), ('command',))
     [name] = positionals(positional, 1)
     command = ['bash', '-c', found['command']]
     started = [
@@ -101,8 +99,8 @@ def ssh(words, kind: str) -> int:
 
 
 def scp(words, kind: str) -> int:
-    values = {**SCP, 'node': HOSTS} if kind == 'queued-resources' else SCP
-    positional, found = options(words, values, ('compress', 'recurse'))
+    values = {**TO_HOSTS, 'node': HOSTS} if kind == 'queued-resources' else TO_HOSTS
+    positional, found = options(words, values, ('recurse',))
     source, target = positionals(positional, 2)
     name, colon, path = target.partition(':')
     if colon:
@@ -134,27 +132,22 @@ def listed(words, kind: str) -> int:
 
 
 def create(words, kind: str) -> int:
-    if kind == 'tpu-vm':
-        values = {**WHERE, **TYPE, **NETWORK, 'version': '[a-z0-9-]+'}
-        positional, found = options(
-            words, values, ('spot', 'preemptible', 'reserved', 'async'), ('accelerator-type', 'version', 'zone')
-        )
-        [name] = positionals(positional, 1)
-        make(name, kind, 1, found['accelerator-type'], found['version'], state='READY')
-        return 0
-    values = {**WHERE, **TYPE, **NETWORK, 'runtime-version': '[a-z0-9-]+', 'node-id': NAME, 'node-count': r'[1-9]\d*'}
-    required = ('accelerator-type', 'runtime-version', 'zone')
-    positional, found = options(words, values, ('spot', 'guaranteed', 'reserved', 'async'), required)
+    is_queued = kind == 'queued-resources'
+    version = 'runtime-version' if is_queued else 'version'
+    values = {**CREATE, version: '[a-z0-9-]+'}
+    if is_queued:
+        values |= {'node-id': NAME, 'node-count': r'[1-9]\d*'}
+    positional, found = options(words, values, ('spot',), ('accelerator-type', version, 'zone'))
     [name] = positionals(positional, 1)
-    if ('node-id' in found) == ('node-count' in found):
+    if is_queued and ('node-id' in found) == ('node-count' in found):
         refuse('one of --node-id and --node-count is needed')
-    slices = int(found.get('node-count', 1))
-    make(name, kind, slices, found['accelerator-type'], found['runtime-version'], state=STATES[0])
+    state, slices = STATES[0] if is_queued else 'READY', int(found.get('node-count', 1))
+    make(name, kind, slices, found['accelerator-type'], found[version], state=state)
     return 0
 
 
 def delete(words, kind: str) -> int:
-    flags = ('force', 'quiet', 'async') if kind == 'queued-resources' else ('quiet', 'async')
+    flags = ('force', 'quiet') if kind == 'queued-resources' else ('quiet',)
     positional, found = options(words, WHERE, flags, ('zone', 'quiet'))
     [name] = positionals(positional, 1)
     if kind == 'queued-resources' and about(name).get('state') in ('ACTIVE', 'SUSPENDED') and 'force' not in found:

@@ -53,11 +53,8 @@ def controller(command: list[str]) -> int:
     """Runs the job again while it is in the queue."""
     requeue, restarts = CLUSTER / 'requeue', 0
     while True:
-        job = subprocess.Popen(
-            ['bash', *command],
-            env={**os.environ, 'SLURM_RESTART_COUNT': str(restarts)},
-            start_new_session=True,
-        )
+        environment = {**os.environ, 'SLURM_RESTART_COUNT': str(restarts)}
+        job = subprocess.Popen(['bash', *command], env=environment, start_new_session=True)
         (CLUSTER / 'job').write_text(str(job.pid))
         code = job.wait()
         if not requeue.exists():
