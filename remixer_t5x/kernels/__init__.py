@@ -1,1 +1,1 @@
-"""Operations with a formula and optional device kernels: attention, running sums, windows, GELU."""
+"""Operations with a plain-JAX formula and optional device kernels: attention, running sums, window MLPs, GELU."""

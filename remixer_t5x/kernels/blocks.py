@@ -35,7 +35,7 @@ def join_previous_blocks(array: jax.Array, block: int) -> jax.Array:
 
 
 def is_same_example(ids: jax.Array, block: int) -> jax.Array:
-    """Returns whether each token of a block and each token of the block and the previous block share an example.
+    """Returns whether each token of a block shares its example with each token of this and the previous block.
 
     The result is bool, [batch, blocks, block, 2 * block].
     """

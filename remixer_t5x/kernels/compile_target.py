@@ -1,7 +1,7 @@
 """The platform for which a program is traced, and helpers for running kernels on sharded arrays.
 
-The platform determines which kernel or formula to use. XLA cannot partition a kernel, so kernels are wrapped in
-`shard_map`: each device runs the kernel on its shards of the arrays.
+The platform determines whether an operation uses a device kernel or its plain-JAX formula. XLA cannot partition a
+kernel, so kernels are wrapped in `shard_map`: each device runs the kernel on its shards of the arrays.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ from jax.sharding import PartitionSpec
 from remixer_t5x import axes
 
 
-class _Target(NamedTuple):
+class _CompileTarget(NamedTuple):
     platform: str | None = None
     interpret: bool = False
     chip: str | None = None
 
 
-_DEFAULT_TARGET = _Target()
-_TARGET: contextvars.ContextVar[_Target] = contextvars.ContextVar('compile_target', default=_DEFAULT_TARGET)
+_DEFAULT_TARGET = _CompileTarget()
+_TARGET: contextvars.ContextVar[_CompileTarget] = contextvars.ContextVar('compile_target', default=_DEFAULT_TARGET)
 
 
 @contextlib.contextmanager
@@ -33,12 +33,12 @@ def compiling_for(platform: str, interpret: bool = False, chip: str | None = Non
     """Context manager for tracing programs for `platform`, even if this process has no such device.
 
     Args:
-        platform: 'tpu' or 'gpu' for programs to compile with the compiler of this device; 'accelerator' for programs to
-            compile with XLA:CPU instead, which cannot contain kernels.
+        platform: 'tpu' or 'gpu' for programs that are compiled for such a device; 'accelerator' for programs that are
+            compiled with XLA:CPU instead and therefore cannot contain kernels.
         interpret: whether to run kernels in Pallas's interpreter, which is slow but works on all devices.
         chip: chip generation such as 'v3', or None if unknown; some kernels require a newer chip.
     """
-    token = _TARGET.set(_Target(platform, interpret, chip))
+    token = _TARGET.set(_CompileTarget(platform, interpret, chip))
     try:
         yield
     finally:
@@ -51,7 +51,7 @@ def target_platform() -> str:
 
 
 def is_cross_compiling() -> bool:
-    """Returns whether the program is traced for another device than that of this process."""
+    """Returns whether the program is traced for a device other than that of this process."""
     return _TARGET.get().platform is not None
 
 
@@ -69,14 +69,14 @@ def on_single_cpu() -> bool:
     """Returns whether the program runs on a single CPU device, on which loops over the rows of a batch are fast.
 
     On a single CPU device, the data of one row remains in cache and rows can be updated in place. With multiple
-    devices, the batch may be sharded, and a loop would gather every row. On accelerators, the work per iteration is too
-    small.
+    devices, the batch may be sharded, and a loop would gather every row. On accelerators, each iteration would
+    have too little work.
     """
     return on_cpu() and jax.device_count() == 1
 
 
 def unsupported_bfloat16_reason(dtype: Any) -> str | None:
-    """Returns the reason if Pallas TPU kernels cannot multiply arrays with this dtype on this chip, otherwise None."""
+    """Returns why Pallas TPU kernels cannot multiply arrays of this dtype on this chip, or None if they can."""
     chip = _TARGET.get().chip
     if chip is None and not is_cross_compiling() and jax.default_backend() == 'tpu':
         chip = jax.devices()[0].device_kind.removeprefix('TPU ')

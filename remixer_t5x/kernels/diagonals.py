@@ -28,7 +28,7 @@ def spread_over_diagonals(values: jax.Array, length: int) -> jax.Array:
     return skewed[:, :, length - 1 :]
 
 
-def place_examples(matrix: jax.Array, positions: jax.Array) -> jax.Array:
+def gather_by_positions(matrix: jax.Array, positions: jax.Array) -> jax.Array:
     """Gathers the entries of a matrix indexed by positions for the examples of packed rows.
 
     Returns `out[b, i, j] = matrix[positions[b, i], positions[b, j]]` if i and j belong to the same example, whose

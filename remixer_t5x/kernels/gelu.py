@@ -1,4 +1,4 @@
-"""The tanh approximation of GELU (Hendrycks and Gimpel 2016), optionally normalized or as a gate, for GPUs.
+"""The tanh approximation of GELU (Hendrycks and Gimpel 2016), with fused variants for GPUs.
 
     gelu(x) = x / 2 (1 + tanh(u)) = x sigmoid(2 u),   u = sqrt(2 / pi) (x + 0.044715 x^3)
 
@@ -16,20 +16,20 @@ from jax.ad_checkpoint import checkpoint_name
 from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
 from remixer_t5x.kernels.compile_target import target_platform
 
-# 2 u = x (_SLOPE + _CUBE x^2)
-_SLOPE = 2 * (2 / math.pi) ** 0.5
-_CUBE = 0.044715 * _SLOPE
+# 2 u = x (_LINEAR + _CUBIC x^2)
+_LINEAR = 2 * (2 / math.pi) ** 0.5
+_CUBIC = 0.044715 * _LINEAR
 
 
 def sigmoid_gelu(x: jax.Array) -> jax.Array:
     """Computes GELU with a single exponential."""
-    return x * jax.nn.sigmoid(x * (_SLOPE + _CUBE * (x * x)))
+    return x * jax.nn.sigmoid(x * (_LINEAR + _CUBIC * (x * x)))
 
 
 def sigmoid_gelu_and_slope(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Computes GELU and its derivative with a single exponential."""
-    gate = jax.nn.sigmoid(x * (_SLOPE + _CUBE * (x * x)))
-    return x * gate, gate + x * gate * (1 - gate) * (_SLOPE + 3 * _CUBE * (x * x))
+    gate = jax.nn.sigmoid(x * (_LINEAR + _CUBIC * (x * x)))
+    return x * gate, gate + x * gate * (1 - gate) * (_LINEAR + 3 * _CUBIC * (x * x))
 
 
 def gelu(x: jax.Array) -> jax.Array:
@@ -111,8 +111,8 @@ def _mean(array: jax.Array) -> jax.Array:
 def prevent_cse(x: jax.Array, variant: int) -> jax.Array:
     """Returns x in a form that prevents common subexpression elimination (CSE) across different variants.
 
-    XLA would otherwise compute values that are used by multiple kernels once and write them to memory, which is slower
-    than recomputing them from x in each kernel.
+    Otherwise, XLA would compute the values that several kernels share in one kernel and write them to memory, which is
+    slower than recomputing them from x in each kernel.
     """
     power = 2.0**variant
     return x * (jax.lax.optimization_barrier(jnp.float32(power)) / power)

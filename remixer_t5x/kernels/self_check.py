@@ -3,8 +3,9 @@
 When a kernel is traced with new shapes, dtypes or flags, `failure_reason` runs the kernel once on two random rows,
 forward and backward, and compares the results with the formula in float32. If the results differ or the kernel raises
 an error, the program uses the formula instead. Results are cached next to JAX's compiled programs; the cache key
-consists of the kernels' source, the versions of JAX and the driver, and the chip. If a check crashes or hangs, a file
-remains in the cache that makes later processes use the formula. In multi-process runs, only process 0 runs checks.
+consists of the kernels' source, the versions of JAX and the driver, and the chip. If a check crashes or hangs, it
+leaves a file in the cache that makes later processes use the formula. In multi-process runs, only process 0 runs
+checks.
 """
 
 import contextlib
@@ -63,7 +64,7 @@ class KernelVerdict(NamedTuple):
     error: str | None = None
 
     def failure_reason(self, check: KernelCheck) -> str | None:
-        """Returns the reason if the check failed, otherwise None."""
+        """Returns why the check failed, or None if it passed."""
         # The comparison is False if the difference is NaN.
         if self.difference is not None and self.difference <= check.tolerance:
             return None
@@ -71,29 +72,29 @@ class KernelVerdict(NamedTuple):
         return f'failed its self-check ({check.dtype}, {check.call}): {reason}'
 
 
-_RECORD: contextvars.ContextVar[dict[str, KernelCheck] | None] = contextvars.ContextVar('record', default=None)
+_RECORDED_CHECKS: contextvars.ContextVar[dict[str, KernelCheck] | None] = contextvars.ContextVar('record', default=None)
 
 
 @contextlib.contextmanager
 def record_checks() -> Iterator[dict[str, KernelCheck]]:
     """Context manager that records the checks of traced kernels instead of running the checks."""
     checks: dict[str, KernelCheck] = {}
-    token = _RECORD.set(checks)
+    token = _RECORDED_CHECKS.set(checks)
     try:
         yield checks
     finally:
-        _RECORD.reset(token)
+        _RECORDED_CHECKS.reset(token)
 
 
 _failures: dict[str, str | None] = {}
 
 
 def failure_reason(check: KernelCheck) -> str | None:
-    """Returns the reason if the kernel fails its check on this device, otherwise None.
+    """Returns why the kernel fails its check on this device, or None if it passes.
 
     Checks are skipped when cross-compiling for another device.
     """
-    record = _RECORD.get()
+    record = _RECORDED_CHECKS.get()
     if record is not None:
         record[check.key] = check
         return None
@@ -121,8 +122,8 @@ def run_check(check: KernelCheck, platform: str | None = None) -> KernelVerdict:
 
     Args:
         check: the call to check.
-        platform: platform of a kernel to run in Pallas's interpreter, without the cache; None to run the kernel of this
-            device.
+        platform: platform of the kernel to run in Pallas's interpreter, without the cache; None to run the kernel of
+            this device.
     """
     path = _cache_path(check) if platform is None else None
     if path is None:
@@ -169,18 +170,18 @@ def compute_difference(check: KernelCheck) -> float:
 def _value_and_gradients(function: Callable[..., jax.Array], operands: Any, direction: Any) -> list[jax.Array]:
     """Computes the output of `function` and its gradients with respect to all floating-point operands."""
     leaves, tree = jax.tree.flatten(operands)
-    places = [place for place, leaf in enumerate(leaves) if _is_float(leaf)]
+    float_indices = [index for index, leaf in enumerate(leaves) if _is_float(leaf)]
 
     def apply_to_floats(*floats: jax.Array) -> jax.Array:
-        replaced = dict(zip(places, floats, strict=True))
-        return function(*tree.unflatten([replaced.get(place, leaf) for place, leaf in enumerate(leaves)]))
+        replaced = dict(zip(float_indices, floats, strict=True))
+        return function(*tree.unflatten([replaced.get(index, leaf) for index, leaf in enumerate(leaves)]))
 
     @jax.jit
     def compute(*floats: jax.Array) -> list[jax.Array]:
         result, pull_back = jax.vjp(apply_to_floats, *floats)
         return [result, *pull_back(direction.astype(result.dtype))]
 
-    return compute(*(leaves[place] for place in places))
+    return compute(*(leaves[index] for index in float_indices))
 
 
 def _random_operands(check: KernelCheck) -> Any:
@@ -192,8 +193,8 @@ def _random_operands(check: KernelCheck) -> Any:
         if _is_float(leaf):
             return jnp.asarray(0.5 * rng.standard_normal(leaf.shape), leaf.dtype)
         length = leaf.shape[1]
-        place, used = np.arange(length), np.array([[length], [length - length // 4]])
-        return jnp.asarray(np.where(place < used, place * examples // used + 1, 0), leaf.dtype)
+        index, used = np.arange(length), np.array([[length], [length - length // 4]])
+        return jnp.asarray(np.where(index < used, index * examples // used + 1, 0), leaf.dtype)
 
     return jax.tree.map(draw_array, check.operands)
 

@@ -1,10 +1,10 @@
 """Beam search, which extends the most likely partial sequences (live beams) at each step.
 
-Each step extends the live beams by every token and selects the best 2 * beams candidates. Candidates that end and are
-among the best `beams` are added to the ended sequences, of which only the best `beams` are retained. The best `beams`
-candidates that do not end become the next live beams. At the last position, every candidate ends. The results equal
-those of Hugging Face's `generate`, including logits processors, which are applied to log-probabilities. T5X differs: it
-allows all 2 * beams candidates to end, and uses `BrevityPenalty`.
+Each step extends the live beams by every token and selects the best 2 * beams candidates. A candidate that ends joins
+the ended sequences if it is among the best `beams` candidates; only the best `beams` ended sequences are kept. The best
+`beams` candidates that do not end become the next live beams. At the last position, every candidate ends. The results
+equal those of Hugging Face's `generate`, including logits processors, which are applied to log-probabilities. T5X
+instead allows all 2 * beams candidates to end, and uses `BrevityPenalty`.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ class BrevityPenalty:
 def until_settled(
     live: jax.Array, ended: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
 ) -> jax.Array:
-    """Stops when no live beam can beat the worst ended sequence at any length, as in T5X.
+    """Stops the search when no live beam can beat the worst ended sequence at any length, as in T5X.
 
     Equivalent to Hugging Face's `early_stopping='never'`. The penalty must be monotone in length.
 
@@ -69,7 +69,7 @@ def until_settled(
 def until_unlikely(
     live: jax.Array, ended: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
 ) -> jax.Array:
-    """Stops when no live beam has a better score at its current length than the worst ended sequence.
+    """Stops the search when no live beam scores better at its current length than the worst ended sequence.
 
     This is Hugging Face's default. The search stops earlier than with `until_settled`, but can miss beams whose score
     would increase with their length.
@@ -80,19 +80,19 @@ def until_unlikely(
 def until_enough(
     live: jax.Array, ended: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
 ) -> jax.Array:
-    """Stops when `beams` sequences have ended, equivalent to Hugging Face's `early_stopping=True`."""
+    """Stops the search when `beams` sequences have ended, like Hugging Face's `early_stopping=True`."""
     return jnp.isneginf(ended)
 
 
 class _Beams(NamedTuple):
-    """Sequences with tokens [batch, count, length] and scores [batch, count], -inf for unused slots."""
+    """Token sequences [batch, count, length] and their scores [batch, count]; unused slots have the score -inf."""
 
     tokens: jax.Array
     scores: jax.Array
 
 
 class _State(NamedTuple):
-    index: jax.Array  # of the token to generate, int32
+    index: jax.Array  # int32 scalar, index of the token to generate
     live: _Beams  # unsorted; scores are sums of log-probabilities
     ended: _Beams  # best first; scores are divided by the penalty
     is_open: jax.Array  # [batch], whether the search continues
@@ -112,7 +112,7 @@ class _Candidates(NamedTuple):
 class BeamSearch(LogitsOptions):
     """Decoder that returns the best `beams` sequences, best first.
 
-    If fewer sequences exist, the remaining slots have no tokens and the score -inf.
+    If fewer sequences exist, the remaining slots contain no tokens and have the score -inf.
 
     Attributes:
         beams: number of live beams and of returned sequences.
@@ -135,20 +135,20 @@ class BeamSearch(LogitsOptions):
         def body(state: _State) -> _State:
             return self._step(generation, beam_leaves, state)
 
-        state = jax.lax.while_loop(should_continue, body, self._start(generation, cache))
+        state = jax.lax.while_loop(should_continue, body, self._initial_state(generation, cache))
         tokens, scores = state.ended
         tokens = jnp.where(jnp.isneginf(scores)[..., None], 0, tokens)
         return Decoded(tokens, jnp.where(generation.has_input[:, None], scores, 0.0))
 
-    def _start(self, generation: Generation, cache: Cache) -> _State:
+    def _initial_state(self, generation: Generation, cache: Cache) -> _State:
         batch = generation.has_input.shape[0]
         tokens = jnp.zeros((batch, self.beams, generation.max_length), jnp.int32)
-        none = jnp.full((batch, self.beams), -jnp.inf, jnp.float32)
+        no_scores = jnp.full((batch, self.beams), -jnp.inf, jnp.float32)
         # All beams are identical at first, so only the first beam has a finite score and is extended.
-        live = _Beams(tokens, none.at[:, 0].set(0.0))
+        live = _Beams(tokens, no_scores.at[:, 0].set(0.0))
         states = generation.first_stop_states(self.beams)
         states = None if states is None else states.reshape(batch, self.beams)
-        return _State(jnp.zeros((), jnp.int32), live, _Beams(tokens, none), generation.has_input, cache, states)
+        return _State(jnp.zeros((), jnp.int32), live, _Beams(tokens, no_scores), generation.has_input, cache, states)
 
     def _step(self, generation: Generation, beam_leaves: list[bool], state: _State) -> _State:
         index, live, ended, is_open, cache, stop_states = state
@@ -175,7 +175,7 @@ class BeamSearch(LogitsOptions):
         ended = _select_best(self.beams, ended, _Beams(tokens, scores))
 
         _, chosen = top_values(jnp.where(ends, -jnp.inf, candidates.scores), self.beams)
-        chosen, parents = _place_near_parents(chosen, _gather(candidates.parents, chosen))
+        chosen, parents = _assign_parent_slots(chosen, _gather(candidates.parents, chosen))
         live = _Beams(
             _gather(tokens, chosen),
             jnp.where(_gather(ends, chosen), -jnp.inf, _gather(candidates.scores, chosen)),
@@ -188,7 +188,7 @@ class BeamSearch(LogitsOptions):
 
 
 def _gather(array: jax.Array, index: jax.Array) -> jax.Array:
-    """Gathers along the second axis: [batch, n, ...] and indices [batch, m] to [batch, m, ...]."""
+    """Gathers entries `index` [batch, m] along the second axis of an array [batch, n, ...]; returns [batch, m, ...]."""
     return jax.vmap(lambda row, index: row.at[index].get(mode='promise_in_bounds'))(array, index)
 
 
@@ -200,7 +200,7 @@ def _select_best(count: int, *groups: _Beams) -> _Beams:
 
 
 def _best_extensions(scores: jax.Array, logits: jax.Array, count: int, normalize: bool = True) -> _Candidates:
-    """Returns the `count` best extensions of all beams, from scores [batch, beams] and logits [rows, vocab].
+    """Returns the `count` best extensions of all beams, given beam scores [batch, beams] and logits [rows, vocab].
 
     Selects the best extensions of each beam first, to avoid computing scores for all tokens. Set `normalize` to False
     if `logits` are log-probabilities.
@@ -221,13 +221,13 @@ def _best_extensions(scores: jax.Array, logits: jax.Array, count: int, normalize
 def _find_beam_leaves(cache: Cache, larger: Cache) -> list[bool]:
     """Returns, for each leaf of `cache`, whether it has separate rows for beams.
 
-    These are the leaves whose shape differs in `larger`, a cache for twice the number of beams.
+    A leaf has separate rows if its shape differs in `larger`, a cache for twice as many beams.
     """
     pairs = zip(jax.tree.leaves(cache), jax.tree.leaves(larger), strict=True)
     return [leaf.shape != other.shape for leaf, other in pairs]
 
 
-def _place_near_parents(chosen: jax.Array, parents: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _assign_parent_slots(chosen: jax.Array, parents: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Assigns beams to the slots of their parents if possible, to reduce the number of cache rows to copy.
 
     The first child of each parent is assigned to the parent's slot; other children are assigned to the slots of beams
@@ -244,13 +244,13 @@ def _place_near_parents(chosen: jax.Array, parents: jax.Array) -> tuple[jax.Arra
     is_parent = jnp.any(parents[:, :, None] == jnp.arange(beams), axis=1)
     has_earlier_sibling = jnp.any(jnp.tril(parents[:, :, None] == parents[:, None, :], -1), axis=2)
     free = jnp.argsort(is_parent, axis=1, stable=True)
-    place = jnp.where(has_earlier_sibling, _gather(free, jnp.cumsum(has_earlier_sibling, axis=1) - 1), parents)
-    order = jnp.argsort(place, axis=1)
+    slots = jnp.where(has_earlier_sibling, _gather(free, jnp.cumsum(has_earlier_sibling, axis=1) - 1), parents)
+    order = jnp.argsort(slots, axis=1)
     return _gather(chosen, order), _gather(parents, order)
 
 
 def _reorder_cache(cache: Cache, beam_leaves: list[bool], parents: jax.Array) -> Cache:
-    """Copies the cache rows of beam `parents[:, i]` to beam i of each sequence; see `_place_near_parents`."""
+    """Copies the cache rows of beam `parents[:, i]` to beam i of each sequence; see `_assign_parent_slots`."""
     leaves, tree = jax.tree.flatten(cache)
     old = [leaf for leaf, has_beams in zip(leaves, beam_leaves, strict=True) if has_beams]
     # A loop of small copies is faster than one gather only on a single CPU device.
@@ -266,7 +266,7 @@ def _gather_rows(leaves: list[jax.Array], parents: jax.Array) -> list[jax.Array]
 
 
 def _copy_rows(leaves: list[jax.Array], parents: jax.Array) -> list[jax.Array]:
-    """Computes `_gather_rows` in place, copying only rows whose parent has a different slot.
+    """Equivalent to `_gather_rows`, but works in place and copies only rows whose parent is in a different slot.
 
     Copying in place is safe, because the parent of a copied row always remains in its slot and is not overwritten.
     """

@@ -8,19 +8,19 @@ import jax.numpy as jnp
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.architecture.encoder_only import EncoderOnly
-from remixer_t5x.models.interface import Batch, Model, Params, Sums, select_arrays
+from remixer_t5x.models.interface import Batch, MetricSums, Model, Params, select_arrays
 
 
 @dataclasses.dataclass(frozen=True)
 class Classifier(Model):
     """Model that predicts a label or a number for each row.
 
-    A batch contains `encoder_input_tokens` [batch, length] int32, `labels` [batch] float32 (the index of the label, or
-    the target of a regression) and `label_weights` [batch] float32.
+    A batch contains `encoder_input_tokens` [batch, length] int32, `labels` [batch] float32 (the label index, or the
+    regression target) and `label_weights` [batch] float32.
 
     Attributes:
-        module: the encoder, with a head that returns a logit for each label, or a single number for a regression.
-        labels: names of the labels, in the order of their indices; None for a regression.
+        module: the encoder, with a head that returns a logit for each label, or a single number for regression.
+        labels: names of the labels, in the order of their indices; None for regression.
         label_smoothing: probability mass distributed evenly over all labels.
     """
 
@@ -35,8 +35,8 @@ class Classifier(Model):
     def __post_init__(self) -> None:
         check_labels(self.labels)
 
-    def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-        """See `Model.loss`; the loss is the cross-entropy, or the squared error for a regression."""
+    def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
+        """Returns the cross-entropy loss, or the squared error for regression; see `Model.loss`."""
         outputs = self._apply('classify', params, batch['encoder_input_tokens'], rng=dropout_rng)
         labels, weights = batch['labels'], batch['label_weights'].astype(jnp.float32)
         if self.labels is None:
@@ -58,13 +58,13 @@ class Classifier(Model):
 
 def label_loss(
     logits: jax.Array, labels: jax.Array, weights: jax.Array, label_smoothing: float = 0.0
-) -> tuple[jax.Array, Sums]:
-    """Returns the weighted sum of the cross-entropy, and the sums of `Model.loss`.
+) -> tuple[jax.Array, MetricSums]:
+    """Returns the weighted sum of the cross-entropy, and the metric sums that `Model.loss` returns.
 
     Args:
-        logits: [batch, ..., classes] float32.
-        labels: [batch, ...], index of the class.
-        weights: [batch, ...] float32.
+        logits: class logits, [batch, ..., classes] float32.
+        labels: class indices, [batch, ...].
+        weights: loss weights, [batch, ...] float32.
         label_smoothing: probability mass distributed evenly over all classes.
     """
     classes, log_probabilities = logits.shape[-1], jax.nn.log_softmax(logits)
@@ -74,8 +74,8 @@ def label_loss(
     return weighted_sums(-jnp.sum(target * log_probabilities, axis=-1), correct, weights)
 
 
-def weighted_sums(losses: jax.Array, correct: jax.Array, weights: jax.Array) -> tuple[jax.Array, Sums]:
-    """Returns the weighted sum of `losses` [batch, ...], and the sums of `Model.loss`."""
+def weighted_sums(losses: jax.Array, correct: jax.Array, weights: jax.Array) -> tuple[jax.Array, MetricSums]:
+    """Returns the weighted sum of `losses` [batch, ...], and the metric sums that `Model.loss` returns."""
     loss = jnp.sum(losses * weights)
     has_weight = jnp.any(weights.reshape(weights.shape[0], -1) > 0, axis=1)
     return loss, {
@@ -87,19 +87,19 @@ def weighted_sums(losses: jax.Array, correct: jax.Array, weights: jax.Array) -> 
     }
 
 
-def outputs(labels: tuple[str, ...] | None) -> int:
-    """Returns the number of outputs of a classification head: the number of labels, or 1 for a regression."""
+def num_outputs(labels: tuple[str, ...] | None) -> int:
+    """Returns the number of outputs of a classification head: the number of labels, or 1 for regression."""
     check_labels(labels)
     return 1 if labels is None else len(labels)
 
 
 def check_labels(labels: Any) -> None:
-    """Raises UserError unless `labels` is None or a sequence of two or more different texts."""
+    """Raises UserError unless `labels` is None or a sequence of two or more distinct strings."""
     if labels is None:
         return
-    fits = isinstance(labels, list | tuple) and all(isinstance(label, str) for label in labels)
-    if not fits or len(set(labels)) != len(labels) or len(labels) < 2:
+    is_valid = isinstance(labels, list | tuple) and all(isinstance(label, str) for label in labels)
+    if not is_valid or len(set(labels)) != len(labels) or len(labels) < 2:
         raise UserError(
-            f'LABELS must be at least two different texts, or None for a regression, got {labels!r:.80}; pass '
-            "for example --gin.LABELS=\"('negative', 'positive')\""
+            f'LABELS must be at least two distinct strings, or None for regression, got {labels!r:.80}; for '
+            "example, pass --gin.LABELS=\"('negative', 'positive')\""
         )

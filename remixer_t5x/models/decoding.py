@@ -1,8 +1,8 @@
-"""Decoding with a cache, one token of every row per step: the interface of decoders, and greedy decoding.
+"""Cached decoding, which generates one token per row at each step: the decoder interface and greedy decoding.
 
 A decoder is a frozen dataclass that implements `(generation, rng) -> Decoded`: `Greedy`, `sampling.Sampling` or
-`beam_search.BeamSearch`. Rows of the same sequence (samples or beams) are adjacent and share its encoder output and
-cached keys and values.
+`beam_search.BeamSearch`. The rows of a sequence (its samples or beams) are adjacent and share the encoder output and
+its cached keys and values.
 """
 
 import dataclasses
@@ -22,10 +22,10 @@ class Decoded(NamedTuple):
     """Generated tokens and their scores.
 
     Attributes:
-        tokens: [batch, n, length] int32, 0 after the end token.
+        tokens: token ids [batch, n, length] int32; 0 after the end token.
         scores: [batch, n] float32, the sum of the log-probabilities of the tokens, including the end token. In greedy
-            decoding and sampling, logits processors do not affect scores. Beam search sums processed log-probabilities
-            and divides by the length penalty, as in Hugging Face's transformers.
+            decoding and sampling, logits processors do not affect scores. Beam search divides the sum of the processed
+            log-probabilities by the length penalty, as in Hugging Face's transformers.
     """
 
     tokens: jax.Array
@@ -34,18 +34,18 @@ class Decoded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """The inputs of a decoder: the model's decoding functions for a batch, and when to stop.
+    """The inputs of a decoder: the model's decoding functions for a batch, and the stopping criteria.
 
     Attributes:
-        allocate: function that maps the number of rows per sequence to an empty cache for `max_length` tokens per row.
-        step: (tokens [rows], cache) -> (logits of the next token [rows, vocab] float32, cache).
+        allocate: function that maps the number of rows per sequence to a cache with slots for `max_length` new tokens.
+        step: function (tokens [rows], cache) -> (logits of the next token [rows, vocab] float32, cache).
         has_input: [batch] bool, False for sequences that only pad the batch; their generated tokens are 0.
         max_length: maximum number of tokens to generate, including the end token.
-        eos_id: the token that ends a sequence.
-        last: [batch] int32, the input of the first step: the last token of each prompt, or None for T5's start token,
-            the padding id.
-        prompt: [batch, length] int32, all tokens before the generated tokens, left-padded with -1; None if the only
-            token is `last`.
+        eos_id: id of the token that ends a sequence.
+        last: [batch] int32, the input of the first step, which is the last token of each prompt; None for T5's start
+            token, id 0.
+        prompt: [batch, length] int32, all tokens before the generated tokens, left-padded with -1; None if `last`
+            is the only one.
         stop_strings: strings that end a sequence in addition to `eos_id`, or None.
     """
 
@@ -73,7 +73,7 @@ class Generation:
     def process_logits(
         self, processors: Sequence[LogitsProcessor], logits: jax.Array, generated: jax.Array, step: jax.Array
     ) -> jax.Array:
-        """Applies `processors` to logits [rows, vocab] after `step` tokens of `generated` [rows, max_length]."""
+        """Applies `processors` to logits [rows, vocab], given `step` tokens of `generated` [rows, max_length]."""
         if not processors:
             return logits
         prompts = self._prompts(generated.shape[0] // self.has_input.shape[0])
@@ -90,13 +90,13 @@ class Generation:
 
 
 class Decoder(Protocol):
-    """Interface of decoders: generates tokens for a `Generation`. Only sampling decoders use `rng`."""
+    """Interface of decoders, which generate tokens for a `Generation`. Only sampling decoders use `rng`."""
 
     def __call__(self, generation: Generation, rng: jax.Array | None = None) -> Decoded: ...
 
 
 class DecodingState(NamedTuple):
-    """State of a `RowDecoder` between two tokens."""
+    """State of a `RowDecoder` between two generated tokens."""
 
     index: jax.Array  # int32 scalar, the number of generated tokens
     tokens: jax.Array  # [rows, max_length] int32
@@ -109,7 +109,7 @@ class DecodingState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class RowDecoder(LogitsOptions):
-    """Base class of decoders that generate independent rows; subclasses define how to select tokens."""
+    """Base class of decoders that generate each row independently; subclasses define how to select tokens."""
 
     @property
     def rows_per_sequence(self) -> int:
@@ -120,7 +120,7 @@ class RowDecoder(LogitsOptions):
         raise NotImplementedError
 
     def __call__(self, generation: Generation, rng: jax.Array | None = None) -> Decoded:
-        rows = self.advance(generation, self.start(generation), generation.max_length, rng)
+        rows = self.generate_until(generation, self.start(generation), generation.max_length, rng)
         shape = generation.has_input.shape[0], self.rows_per_sequence
         return Decoded(rows.tokens.reshape(*shape, generation.max_length), rows.scores.reshape(shape))
 
@@ -137,11 +137,11 @@ class RowDecoder(LogitsOptions):
             generation.first_stop_states(self.rows_per_sequence),
         )
 
-    def advance(
+    def generate_until(
         self, generation: Generation, rows: DecodingState, limit: int | jax.Array, rng: jax.Array | None
     ) -> DecodingState:
-        """Generates until each row has `limit` tokens or all rows have ended."""
-        choose = self.build_token_selector(rng, generation.has_input.shape[0])
+        """Generates tokens until each row has `limit` tokens or all rows have ended."""
+        select_tokens = self.build_token_selector(rng, generation.has_input.shape[0])
         processors = self.processors(generation.eos_id)
 
         def should_continue(rows: DecodingState) -> jax.Array:
@@ -151,7 +151,7 @@ class RowDecoder(LogitsOptions):
             index, tokens, last, scores, ended, cache, stop_states = rows
             logits, cache = generation.step(last, cache)
             processed = generation.process_logits(processors, logits, tokens, index)
-            token = jnp.where(ended, 0, choose(processed, index).astype(jnp.int32))
+            token = jnp.where(ended, 0, select_tokens(processed, index).astype(jnp.int32))
             scores += jnp.where(ended, 0.0, log_probability(logits, token))
             tokens = jax.lax.dynamic_update_slice_in_dim(tokens, token[:, None], index, axis=1)
             ended |= token == generation.eos_id
@@ -193,9 +193,9 @@ def score_choices(generation: Generation, choices: jax.Array) -> jax.Array:
     """Returns the log-probability of each choice, [batch, choices] float32.
 
     Args:
-        generation: the model and batch.
-        choices: [batch, choices, length] int32, each followed by its end token and zeros; the score of a choice with
-            only padding is 0.
+        generation: the model's decoding functions for the inputs.
+        choices: token ids [batch, choices, length] int32. Each choice ends with its end token and is padded with 0; a
+            choice that is only padding has the score 0.
     """
     batch, count, length = choices.shape
 

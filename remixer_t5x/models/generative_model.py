@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from remixer_t5x.models import decoding, losses
 from remixer_t5x.models.architecture.stack import unstack_layers
-from remixer_t5x.models.interface import Batch, Model, Params, Sums, count_sequences, targets_and_weights
+from remixer_t5x.models.interface import Batch, MetricSums, Model, Params, count_sequences, targets_and_weights
 from remixer_t5x.models.stop_strings import StopStrings
 
 _GREEDY = decoding.Greedy()
@@ -21,7 +21,7 @@ class GenerativeModel(Model):
     Attributes:
         module: the Flax module with the decoder.
         loss_function: the loss of the target tokens.
-        input_array: name of the batch array, [batch, length] int32, with the inputs or prompts of generation.
+        input_array: name of the batch array that contains the inputs or prompts, [batch, length] int32.
     """
 
     loss_function: losses.CrossEntropy = losses.CrossEntropy()
@@ -43,8 +43,8 @@ class GenerativeModel(Model):
         """Encodes the inputs and returns the model's decoding functions."""
         raise NotImplementedError
 
-    def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-        """See `Model.loss`; the loss is summed over the target tokens with nonzero weights."""
+    def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
+        """Returns the loss summed over target tokens with nonzero weights; see `Model.loss`."""
         hidden = self._compute_hidden(params, batch, dropout_rng)
         loss, sums = self.loss_function(
             hidden, self.module.output_kernel(params), *targets_and_weights(batch, 'decoder'), self.logit_softcap
@@ -56,7 +56,7 @@ class GenerativeModel(Model):
         return self.score_and_match(params, batch)[0]
 
     def score_and_match(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """Returns `score`, and whether greedy decoding would generate the target tokens of each row, [batch] bool."""
+        """Returns the log-likelihood of each row's targets, and whether greedy decoding would generate them."""
         hidden, (targets, weights) = self._compute_hidden(params, batch), targets_and_weights(batch, 'decoder')
         kernel = self.module.output_kernel(params)
         return losses.score_and_match_rows(
@@ -68,9 +68,9 @@ class GenerativeModel(Model):
 
         Args:
             params: unboxed parameters.
-            inputs: [batch, input_length] int32.
-            choices: [batch, choices, length] int32, each followed by its end token and zeros; the score of a choice
-                with only padding is 0.
+            inputs: token ids [batch, input_length] int32.
+            choices: token ids [batch, choices, length] int32. Each choice ends with its end token and is padded with
+                0; a choice that is only padding has the score 0.
         """
         return decoding.score_choices(self._build_generation(params, inputs, choices.shape[2]), choices)
 
@@ -83,7 +83,7 @@ class GenerativeModel(Model):
         decoder: decoding.Decoder = _GREEDY,
         rng: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns the first prediction for each sequence, [batch, max_decode_length] int32; see `generate`."""
+        """Returns the tokens of the first prediction for each row, [batch, max_decode_length] int32; see `generate`."""
         return self.generate(params, batch, max_decode_length, eos_id, decoder, rng).tokens[:, 0]
 
     def generate(
@@ -96,16 +96,16 @@ class GenerativeModel(Model):
         rng: jax.Array | None = None,
         stop_strings: StopStrings | None = None,
     ) -> decoding.Decoded:
-        """Generates text from `input_array`: tokens [batch, n, max_decode_length] and scores [batch, n].
+        """Generates n sequences per row of `input_array`: tokens [batch, n, max_decode_length] and scores [batch, n].
 
         Args:
             params: unboxed parameters.
             batch: contains `input_array`, one example per row, padded with 0; tokens and scores of empty rows are 0.
             max_decode_length: maximum number of tokens to generate, including the end token.
-            eos_id: the token that ends a sequence; tokens after it are 0.
+            eos_id: id of the token that ends a sequence; tokens after it are 0.
             decoder: `decoding.Greedy()`, `sampling.Sampling(...)` or `beam_search.BeamSearch(...)`; determines n.
-            rng: a single key or [batch] keys, for sampling decoders.
-            stop_strings: texts that end a sequence, in addition to `eos_id`.
+            rng: a single PRNG key or [batch] keys, used by sampling decoders.
+            stop_strings: strings that end a sequence, in addition to `eos_id`.
         """
         return decoder(self.prepare_generation(params, batch, max_decode_length, eos_id, stop_strings), rng)
 

@@ -11,7 +11,7 @@ from remixer_t5x.context import describe_tokens
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.architecture.encoder_only import EncoderOnly, Pooling, mean_of_tokens
 from remixer_t5x.models.classifier import check_labels, label_loss
-from remixer_t5x.models.interface import Batch, Model, Params, Sums, select_arrays
+from remixer_t5x.models.interface import Batch, MetricSums, Model, Params, select_arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,12 +56,12 @@ class TokenClassifier(_EncoderWithHead):
     def __post_init__(self) -> None:
         if self.labels is None:
             raise UserError(
-                "LABELS must be at least two texts, got None; pass --gin.LABELS=\"('O', 'B-PER', 'I-PER')\""
+                "LABELS must be at least two strings, got None; pass --gin.LABELS=\"('O', 'B-PER', 'I-PER')\""
             )
         check_labels(self.labels)
 
-    def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-        """See `Model.loss`; the loss is summed over tokens with nonzero weights."""
+    def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
+        """Returns the cross-entropy summed over tokens with nonzero weights; see `Model.loss`."""
         logits = self.token_logits(params, batch['encoder_input_tokens'], dropout_rng)
         return label_loss(logits, batch['labels'], batch['label_weights'], self.label_smoothing)
 
@@ -88,8 +88,8 @@ class SpanExtractor(_EncoderWithHead):
 
     model_type = 'span'
 
-    def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-        """See `Model.loss`; sums the cross-entropy of the start and of the end, as two separate predictions."""
+    def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
+        """Returns the sum of the cross-entropies of the start and end positions; see `Model.loss`."""
         inputs = batch['encoder_input_tokens']
         logits = jnp.swapaxes(self.token_logits(params, inputs, dropout_rng), 1, 2)
         logits = jnp.where(describe_tokens(inputs).is_token[:, None], logits, jnp.finfo(logits.dtype).min)
@@ -104,8 +104,8 @@ class TextEmbedder(_EncoderWithHead):
     loss_i = -log(exp(cos(a_i, b_i) / T) / sum_j exp(cos(a_i, b_j) / T))
 
     A batch contains the int32 arrays `encoder_input_tokens` (a) and `positive_input_tokens` (b) [batch, length], and
-    `label_weights` [batch] float32, the weight of each pair in the loss. The texts b of all other rows, except empty
-    rows, are negatives.
+    `label_weights` [batch] float32, the weight of each pair in the loss. The negatives of a text a are the nonempty
+    texts b of all other rows.
 
     Attributes:
         module: the encoder, without a head.
@@ -119,13 +119,13 @@ class TextEmbedder(_EncoderWithHead):
     model_type = 'embedding'
 
     def embed(self, params: Params, inputs: jax.Array, rng: jax.Array | None = None) -> jax.Array:
-        """Returns normalized embeddings, [batch, embed] float32, of texts [batch, length]."""
+        """Embeds tokenized texts [batch, length] as unit vectors, [batch, embed] float32."""
         hidden = self._apply('encode', params, inputs, rng=rng)
         pooled = self.pooling(hidden, describe_tokens(inputs)).astype(jnp.float32)
         return pooled * jax.lax.rsqrt(jnp.sum(jnp.square(pooled), axis=-1, keepdims=True) + 1e-12)
 
-    def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-        """See `Model.loss`; a pair counts as correct if b_i is the text most similar to a_i."""
+    def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
+        """Returns the contrastive loss; a pair counts as correct if b_i is the text most similar to a_i."""
         keys = (None, None) if dropout_rng is None else jax.random.split(dropout_rng)
         names = ('encoder_input_tokens', 'positive_input_tokens')
         first, second = (self.embed(params, batch[name], key) for name, key in zip(names, keys, strict=True))

@@ -19,7 +19,7 @@ from remixer_t5x.models.lora import Lora
 
 Params = Any
 Batch = Mapping[str, jax.Array]
-Sums = losses.Sums
+MetricSums = losses.MetricSums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Model:
         module: the Flax module, which defines the parameters.
         lora: settings of LoRA adapters that `init` adds to the parameters, or None.
         config: the gin configuration of the model, for `TrainedModel.save`; empty if the model was built without gin.
-        model_type: the name of the model type.
+        model_type: name of the model type, such as 'encoder_decoder'.
         fresh_parameters: top-level names of parameters that cannot be initialized from another model's checkpoint.
     """
 
@@ -64,20 +64,20 @@ class Model:
 
         return init() if self.lora is None else self.lora.init(init, rng)
 
-    def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+    def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
         """Returns the loss summed over all predictions, and float32 sums of metrics.
 
-        To compute means, divide by sums['weights'] after summing over microbatches.
+        To compute means, divide the sums by sums['weights'] after summing over microbatches.
 
         Args:
             params: unboxed parameters.
-            batch: the arrays documented by the class.
+            batch: the arrays documented in the class docstring.
             dropout_rng: a PRNG key, or None to disable dropout.
         """
         raise NotImplementedError
 
     def _init_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
-        """Returns the name of a module method that uses all parameters, and the arguments of the method."""
+        """Returns the name of a module method that uses all parameters, and arguments for calling it."""
         raise NotImplementedError
 
     def _apply(self, method: str, params: Params, *args: Any, rng: jax.Array | None = None, **kwargs: Any) -> jax.Array:
@@ -98,13 +98,13 @@ def select_arrays(batch: Batch, *names: str) -> dict[str, jax.Array]:
 
 
 def targets_and_weights(batch: Batch, side: str) -> tuple[jax.Array, jax.Array]:
-    """Returns target tokens and float32 loss weights, [batch, length] each, of the 'encoder' or 'decoder' `side`."""
+    """Returns target tokens and float32 loss weights, [batch, length] each, of `side`, 'encoder' or 'decoder'."""
     targets, weights = batch[f'{side}_target_tokens'], batch.get(f'{side}_loss_weights')
     return targets, (targets > 0 if weights is None else weights).astype(jnp.float32)
 
 
 def count_sequences(batch: Batch, tokens: str) -> jax.Array:
-    """Counts the examples of a batch that are not empty in the array named `tokens`; supports packed rows."""
+    """Counts the examples with at least one token in the batch array named `tokens`; rows may be packed."""
     segments = batch.get(f'{tokens.partition("_")[0]}_segment_ids')
     if segments is None:
         return jnp.sum(jnp.any(batch[tokens] > 0, axis=-1).astype(jnp.float32))
@@ -112,7 +112,7 @@ def count_sequences(batch: Batch, tokens: str) -> jax.Array:
 
 
 def sublayer_factories(model: Model) -> dict[str, list[Callable[..., nn.Module]]]:
-    """Returns the sublayer factories of each stack ('encoder', 'decoder') in order."""
+    """Returns the sublayer factories of each stack ('encoder', 'decoder'), in the order of its runs."""
     stacks = {side: getattr(model.module, f'{side}_stack', None) for side in ('encoder', 'decoder')}
     return {
         side: [sublayer for layer, _ in stack_factory().runs for sublayer in layer().sublayers]
@@ -131,7 +131,7 @@ def param_shapes(model: Model, batch_shapes: Mapping[str, tuple[int, ...]]) -> P
 # Maps optional methods of models to a description for error messages and the model types that implement the method.
 ABILITIES = {
     'generate': ('generates text', ('encoder_decoder', 'decoder_only')),
-    'score': ('scores a text given another', ('encoder_decoder', 'decoder_only')),
+    'score': ('scores one text given another', ('encoder_decoder', 'decoder_only')),
     'score_choices': ('ranks choices', ('encoder_decoder', 'decoder_only')),
     'encode': ('encodes text', ('encoder_decoder', 'encoder_only', 'classifier', 'token_labels', 'span', 'embedding')),
     'classify': ('classifies text', ('classifier',)),

@@ -87,7 +87,7 @@ class LanguageModel(GenerativeModel):
             return self._next_logits(params, hidden), cache
 
         last = jnp.take_along_axis(tokens, count[:, None], axis=1)[:, 0]
-        # Align the prompts to the right for logits processors and stop strings.
+        # Right-align the prompts for logits processors and stop strings.
         source = jnp.arange(tokens.shape[1]) - (prompts.shape[1] - count[:, None])
         aligned = jnp.where(source < 0, -1, jnp.take_along_axis(tokens, jnp.maximum(source, 0), axis=1))
         if self.module.begin_id:
@@ -96,14 +96,14 @@ class LanguageModel(GenerativeModel):
 
 
 def join_prompts(prompts: jax.Array, targets: jax.Array) -> dict[str, jax.Array]:
-    """Returns a batch that joins prompts [batch, prompt_length] and targets [batch, target_length].
+    """Concatenates prompts [batch, prompt_length] and targets [batch, target_length] into the rows of a batch.
 
     Loss weights are nonzero only for the targets.
     """
     count = token_counts(prompts)[:, None]
     tokens = jnp.concatenate([prompts, targets], axis=1)
     position = jnp.arange(tokens.shape[1])
-    # Positions after the targets are mapped to the appended 0.
+    # Positions after the targets read the 0 that is appended to each row.
     source = jnp.where(position < count, position, position - count + prompts.shape[1])
     tokens = jnp.take_along_axis(jnp.pad(tokens, ((0, 0), (0, 1))), jnp.minimum(source, tokens.shape[1]), axis=1)
     return {

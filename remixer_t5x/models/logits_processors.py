@@ -21,8 +21,8 @@ class LogitsProcessor(Protocol):
 
     Args:
         logits: [rows, vocab] float32; a row is a sample or a beam.
-        tokens: [rows, length] int32, the preceding tokens, left-padded with -1: the start token (id 0) of an
-            encoder-decoder, or the start token and prompt of a decoder-only model, and then the generated tokens.
+        tokens: [rows, length] int32, the preceding tokens, left-padded with -1: the start token (id 0), the prompt of
+            a decoder-only model, and the generated tokens.
         step: int32 scalar, the number of generated tokens.
 
     Returns:
@@ -34,7 +34,7 @@ class LogitsProcessor(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class RepetitionPenalty:
-    """Makes preceding tokens less likely (Keskar et al. 2019).
+    """Penalizes tokens that have already occurred (Keskar et al. 2019).
 
     Positive logits of preceding tokens are divided by `penalty`, and negative logits are multiplied by it.
     """
@@ -57,14 +57,14 @@ class NoRepeatNGram:
         if windows < 1:
             return logits
         repeats = tokens[:, :windows] >= 0
-        for place in range(self.size - 1):
-            repeats &= tokens[:, place : place + windows] == tokens[:, windows + place, None]
+        for offset in range(self.size - 1):
+            repeats &= tokens[:, offset : offset + windows] == tokens[:, windows + offset, None]
         return jnp.where(_occurring_ids(tokens[:, self.size - 1 :], repeats, logits.shape[-1]), -jnp.inf, logits)
 
 
 @dataclasses.dataclass(frozen=True)
 class NoBadWords:
-    """Forbids sequences of token ids (`words`) by excluding the last id after the others have been generated."""
+    """Forbids each token sequence in `words` by masking its last id whenever its other ids directly precede."""
 
     words: Sequence[Sequence[int]]
 
@@ -120,7 +120,7 @@ def _check_ids(setting: str, ids: Iterable[int], vocab: int) -> None:
 
 
 def _occurring_ids(tokens: jax.Array, is_counted: jax.Array, vocab: int) -> jax.Array:
-    """Returns the mask of ids that occur in each row of `tokens`, [rows, vocab] bool.
+    """Returns the mask of token ids that occur in each row of `tokens`, [rows, vocab] bool.
 
     Only tokens for which `is_counted` [rows, length] is True are considered.
     """
@@ -133,11 +133,11 @@ class LogitsOptions:
     """Options of all decoders, named as in Hugging Face's `GenerationConfig`.
 
     Attributes:
-        no_repeat_ngram_size: n-grams of this size occur at most once, including the prompt of a decoder-only model.
+        no_repeat_ngram_size: size of n-grams that must not repeat, including those in prompts; 0 allows repetition.
         repetition_penalty: values above 1 make preceding tokens less likely; values below 1 make them more likely.
-        bad_words_ids: sequences of ids that must not be generated.
+        bad_words_ids: sequences of token ids that must not be generated.
         min_new_tokens: minimum number of tokens before the end token.
-        forced_prefix: ids at the start of every generated sequence.
+        forced_prefix: token ids with which every generated sequence begins.
         logits_processor: custom processors, called after the others; see `LogitsProcessor`.
     """
 

@@ -32,8 +32,8 @@ class Lora:
     """Settings of LoRA adapters.
 
     Attributes:
-        modules: regular expression that selects dense layers by name, such as
-            `encoder/run_0/layer/self_attention/query`; a match anywhere in the name is sufficient.
+        modules: regular expression that is searched for in the names of dense layers; an example of a name is
+            `encoder/run_0/layer/self_attention/query`.
         rank: rank of the update A B.
     """
 
@@ -46,7 +46,7 @@ class Lora:
             re.compile(self.modules)
         except (re.error, TypeError) as error:
             raise UserError(
-                f'LORA must be a valid regular expression, got {self.modules!r} ({error}); use for example query|value'
+                f'LORA must be a valid regular expression, got {self.modules!r} ({error}); for example, use query|value'
             ) from error
 
     def init(self, init_base: Callable[[], Params], rng: jax.Array) -> Params:

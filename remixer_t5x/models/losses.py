@@ -1,9 +1,9 @@
 """Chunked cross-entropy loss with z-loss and label smoothing.
 
-The logits are often the largest array of a training step: 114 targets of 128 sequences with a vocabulary of 32,128
-pieces take 1.9 GB in float32, and twice as much with the gradient. This module splits the targets into chunks along the
-length and stores the logits of only one chunk at a time. The forward pass also computes the gradients, which avoids
-recomputing logits in the backward pass: each chunk takes three matmuls, as without chunks.
+The logits are often the largest array of a training step: for 128 sequences of 114 targets and a vocabulary of
+32,128 tokens, they take 1.9 GB in float32, and twice as much with their gradient. This module splits the targets into
+chunks along the length and stores the logits of only one chunk at a time. The forward pass also computes the gradients,
+which avoids recomputing logits in the backward pass: each chunk requires three matmuls, the same as without chunking.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from remixer_t5x import axes, ranges
 from remixer_t5x.kernels.attention.formula import cap_logits
 from remixer_t5x.models.layers.dense import cast_and_gather
 
-Sums = dict[str, jax.Array]
+MetricSums = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class CrossEntropy:
     """Cross-entropy loss with hashable settings, which can be static arguments of compiled functions.
 
     Attributes:
-        z_loss: factor of log(Z)^2, which prevents the logits from drifting (1e-4 in T5.1.1).
+        z_loss: coefficient of the term log(Z)^2, which prevents the logits from drifting (1e-4 in T5.1.1).
         label_smoothing: probability mass assigned to all tokens other than the target. The entropy of the smoothed
             distribution is subtracted, so the loss of a perfect prediction is 0.
         chunk_length: number of targets per row in a chunk.
@@ -42,7 +42,7 @@ class CrossEntropy:
         targets: jax.Array,
         weights: jax.Array,
         softcap: float | None = None,
-    ) -> tuple[jax.Array, Sums]:
+    ) -> tuple[jax.Array, MetricSums]:
         """Returns the loss summed over the targets; see `cross_entropy`."""
         return cross_entropy(self, hidden, kernel, targets, weights, softcap)
 
@@ -67,7 +67,7 @@ def _one_hot_mask(targets: jax.Array, vocab_size: int) -> jax.Array:
 
 def _chunk_sums(
     config: CrossEntropy, logits: jax.Array, targets: jax.Array, weights: jax.Array
-) -> tuple[Sums, jax.Array]:
+) -> tuple[MetricSums, jax.Array]:
     """Returns the weighted sums of one chunk, and the log-partition function log Z, [batch, length]."""
     vocab_size = logits.shape[-1]
     largest = jnp.max(logits, axis=-1)
@@ -126,24 +126,24 @@ def cross_entropy(
     targets: jax.Array,
     weights: jax.Array,
     softcap: float | None = None,
-) -> tuple[jax.Array, Sums]:
-    """Computes the sum over targets of the cross-entropy and z-loss of the logits `hidden @ kernel`.
+) -> tuple[jax.Array, MetricSums]:
+    """Computes the cross-entropy and z-loss of the logits `hidden @ kernel`, summed over all targets.
 
     Args:
         config: settings of the loss.
-        hidden: [batch, length, embed], float32 or bfloat16.
-        kernel: [embed, vocab] float32.
-        targets: [batch, length] int32.
-        weights: [batch, length] float32; 0 for targets to ignore.
-        softcap: see `token_logits`.
+        hidden: input of the output projection, [batch, length, embed], float32 or bfloat16.
+        kernel: kernel of the output projection, [embed, vocab] float32.
+        targets: token ids [batch, length] int32.
+        weights: loss weights, [batch, length] float32; 0 for targets to ignore.
+        softcap: bound c in `c tanh(logits / c)`, or None.
 
     Returns:
-        The loss sum, a float32 scalar that is differentiable with respect to hidden and kernel; and the sums 'loss'
-        (including z-loss), 'z_loss', 'weights' and 'correct' (targets with the largest logit), which are not
-        differentiable.
+        The summed loss, a float32 scalar that is differentiable with respect to hidden and kernel, and the sums 'loss',
+        'z_loss', 'weights' and 'correct', which are not differentiable. 'loss' includes the z-loss, and 'correct' is
+        the total weight of the targets that have the largest logit.
     """
 
-    def body(total: Sums, chunk) -> tuple[Sums, None]:
+    def body(total: MetricSums, chunk) -> tuple[MetricSums, None]:
         hidden, targets, weights = chunk
         with jax.named_scope('logits'):
             sums, _ = _chunk_sums(config, token_logits(hidden, kernel, softcap), targets, weights)
@@ -153,26 +153,26 @@ def cross_entropy(
     return sums['loss'], sums
 
 
-def _zero_sums() -> Sums:
+def _zero_sums() -> MetricSums:
     return {name: jnp.zeros((), jnp.float32) for name in ('loss', 'z_loss', 'weights', 'correct')}
 
 
 def _cross_entropy_forward(config, hidden, kernel, targets, weights, softcap):
     """Computes the loss and its gradients with respect to hidden and kernel, one chunk at a time."""
-    low = cast_and_gather(kernel, (axes.EMBED, axes.VOCAB), hidden.dtype)
+    cast_kernel = cast_and_gather(kernel, (axes.EMBED, axes.VOCAB), hidden.dtype)
 
     def body(carry, chunk):
         total, kernel_gradient = carry
         hidden, targets, weights = chunk
         with jax.named_scope('logits'):
-            logits = token_logits(hidden, low, softcap)
+            logits = token_logits(hidden, cast_kernel, softcap)
             sums, log_z = _chunk_sums(config, logits, targets, weights)
             logits_gradient = _chunk_logits_gradient(config, logits, targets, weights, log_z)
             if softcap is not None:
                 logits_gradient *= 1.0 - jnp.square(logits / softcap)
             flat_gradient = logits_gradient.astype(hidden.dtype).reshape(-1, kernel.shape[-1])
             tokens = hidden.reshape(-1, hidden.shape[-1])
-            hidden_gradient = (flat_gradient @ low.T).reshape(hidden.shape)
+            hidden_gradient = (flat_gradient @ cast_kernel.T).reshape(hidden.shape)
             kernel_gradient += jnp.dot(tokens.T, flat_gradient, preferred_element_type=jnp.float32)
         return (jax.tree.map(jnp.add, total, sums), kernel_gradient), hidden_gradient
 
@@ -197,7 +197,7 @@ cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 def score_and_match_targets(
     hidden: jax.Array, kernel: jax.Array, targets: jax.Array, chunk_length: int = 64, softcap: float | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns log p(target), [batch, length] float32, and whether each target is the argmax, [batch, length] bool.
+    """Returns log p(target), [batch, length] float32, and whether it is the argmax, [batch, length] bool.
 
     See `cross_entropy` for the arguments.
     """
@@ -225,7 +225,7 @@ def score_and_match_rows(
     chunk_length: int = 64,
     softcap: float | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the log-probability of the targets of each row, and whether all of them are the argmax.
+    """Returns the log-probability of each row's targets, and whether every target has the largest logit.
 
     Targets with weight 0 are ignored. The results are [batch] float32 and [batch] bool.
     """

@@ -9,7 +9,15 @@ import jax.numpy as jnp
 from remixer_t5x import ranges
 from remixer_t5x.models import losses
 from remixer_t5x.models.architecture.encoder_only import EncoderOnly
-from remixer_t5x.models.interface import Batch, Model, Params, Sums, count_sequences, select_arrays, targets_and_weights
+from remixer_t5x.models.interface import (
+    Batch,
+    MetricSums,
+    Model,
+    Params,
+    count_sequences,
+    select_arrays,
+    targets_and_weights,
+)
 
 _INPUTS = ('encoder_input_tokens', 'encoder_segment_ids', 'encoder_positions', 'encoder_token_types')
 
@@ -25,9 +33,9 @@ class MaskedLM(Model):
     Attributes:
         module: the encoder and its head.
         loss_function: the loss of the tokens to predict.
-        predicted_share: fraction of the tokens for which logits are computed, which saves FLOPs: BERT predicts only 15%
-            of the tokens, and the logits of all tokens take three quarters of a small model's FLOPs. If any row of the
-            batch has more targets, all logits are computed, so this setting does not change the loss.
+        predicted_share: fraction of each row's tokens for which logits are computed. BERT predicts only 15% of the
+            tokens, while computing the logits of all tokens takes three quarters of a small model's FLOPs. If a row of
+            the batch has more targets, all logits are computed, so this setting does not change the loss.
     """
 
     module: EncoderOnly
@@ -36,24 +44,24 @@ class MaskedLM(Model):
 
     model_type = 'encoder_only'
 
-    def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-        """See `Model.loss`; the loss is summed over the tokens to predict."""
+    def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
+        """Returns the loss summed over the tokens to predict; see `Model.loss`."""
         hidden, (targets, weights) = (
             self._compute_hidden(params, batch, dropout_rng),
             targets_and_weights(batch, 'encoder'),
         )
 
-        def compute_loss(hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> tuple[jax.Array, Sums]:
+        def compute_loss(hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> tuple[jax.Array, MetricSums]:
             return self.loss_function(*self._output_projection(params, hidden), targets, weights)
 
         count = max(1, round(targets.shape[1] * self.predicted_share))
         if count >= targets.shape[1]:
             loss, sums = compute_loss(hidden, targets, weights)
         else:
-            # Move the tokens to predict to the start of each row.
+            # Sort the positions of each row so that the tokens to predict come first.
             order = jnp.argsort(weights <= 0, axis=1, stable=True)[:, :count]
 
-            def compute_loss_of_targets() -> tuple[jax.Array, Sums]:
+            def compute_loss_of_targets() -> tuple[jax.Array, MetricSums]:
                 target_hidden = jnp.take_along_axis(hidden, order[..., None], axis=1)
                 return compute_loss(
                     target_hidden, *(jnp.take_along_axis(array, order, 1) for array in (targets, weights))
@@ -78,9 +86,9 @@ class MaskedLM(Model):
     def score_and_match(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """Returns the log-probability of one token per row, [batch] float32, and whether the token is the argmax.
 
-        The batch contains `encoder_input_tokens`, and the positions `places` [batch] and ids `tokens` [batch] to score.
-        If these positions are masked, the sum of the scores over all positions of a text is the text's
-        pseudo-log-likelihood (Salazar et al. 2020).
+        The batch contains `encoder_input_tokens`; `places` [batch], the position to score in each row; and `tokens`
+        [batch], the token id to score there. If these positions are masked, the sum of the scores over all positions of
+        a text is the text's pseudo-log-likelihood (Salazar et al. 2020).
         """
         hidden = jnp.take_along_axis(self._compute_hidden(params, batch), batch['places'][:, None, None], axis=1)
         targets = batch['tokens'][:, None]

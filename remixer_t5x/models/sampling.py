@@ -1,7 +1,7 @@
 """Sampling from softmax(logits / temperature), optionally restricted to the most likely tokens.
 
 Restrictions are top-k (Fan et al. 2018), top-p or nucleus (Holtzman et al. 2019) and min-p (Nguyen et al. 2024). They
-are applied after the temperature in this order, as in Hugging Face's transformers.
+are applied in this order after the temperature, as in Hugging Face's transformers.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ class Sampling(RowDecoder):
 
     Attributes:
         temperature: divisor of the logits; values below 1 sharpen the distribution, values above 1 flatten it.
-        top_k: number of tokens with the largest logits to sample from; None for all tokens.
+        top_k: sample from this number of tokens with the largest logits; None for all tokens.
         top_p: sample from the smallest set of most likely tokens whose total probability is at least this value; tokens
             tied with the least likely token of the set are included.
         num_samples: number of samples per sequence.
@@ -45,10 +45,10 @@ class Sampling(RowDecoder):
         return self.num_samples
 
     def build_token_selector(self, rng: jax.Array | None, batch: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        """See `RowDecoder.build_token_selector`.
+        """Returns a function that samples a token for each row; see `RowDecoder.build_token_selector`.
 
-        `rng` is either a single key, with `fold_in(rng, i)` used for sequence i of the batch, or a separate key for
-        each sequence, [batch], which makes samples independent of the batch.
+        `rng` is either a single key, from which sequence i of the batch uses `fold_in(rng, i)`, or one key per
+        sequence, [batch]. With separate keys, the samples do not depend on the other sequences of the batch.
         """
         if rng is None or not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) or rng.shape not in ((), (batch,)):
             description = None if rng is None else f'{rng.dtype}{list(rng.shape)}'
@@ -56,17 +56,17 @@ class Sampling(RowDecoder):
         fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
         keys = fold(rng, jnp.arange(batch)) if rng.ndim == 0 else rng
         keys = jax.vmap(fold, in_axes=(0, None))(keys, jnp.arange(self.num_samples)).reshape(-1)
-        return lambda logits, index: self._draw(keys, logits, index)
+        return lambda logits, index: self._sample_tokens(keys, logits, index)
 
-    def _draw(self, keys: jax.Array, logits: jax.Array, index: jax.Array) -> jax.Array:
-        """Draws a token for each row, [rows], from [rows, vocab] logits."""
+    def _sample_tokens(self, keys: jax.Array, logits: jax.Array, index: jax.Array) -> jax.Array:
+        """Samples a token for each row, [rows], from logits [rows, vocab]."""
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
         logits = logits / self.temperature
         if self.top_k is None or self.top_k >= logits.shape[-1]:
             return _categorical(keys, self.restrict(logits))
         largest, tokens = top_values(logits, self.top_k)
-        drawn = _categorical(keys, self.restrict(largest))
-        return jnp.take_along_axis(tokens, drawn[:, None], axis=-1)[:, 0]
+        sampled = _categorical(keys, self.restrict(largest))
+        return jnp.take_along_axis(tokens, sampled[:, None], axis=-1)[:, 0]
 
     def restrict(self, logits: jax.Array) -> jax.Array:
         """Returns `logits` with tokens excluded by top-p and min-p set to -inf."""

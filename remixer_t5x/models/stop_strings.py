@@ -21,8 +21,8 @@ class StopStrings:
     """Automaton that detects stop strings in a sequence of token ids.
 
     Attributes:
-        next_state: [states, ids] int32, the state after each token. In state 0, no suffix of the text begins a stop
-            string.
+        next_state: [states, ids] int32, the state after each token. In state 0, no suffix of the text is the
+            beginning of a stop string.
         completes: [states, ids] bool, whether the token completes a stop string.
     """
 
@@ -31,9 +31,9 @@ class StopStrings:
 
     @classmethod
     def compile(cls, stop_strings: Sequence[str], token_texts: Sequence[bytes]) -> StopStrings:
-        """Builds the automaton for `stop_strings`; `token_texts` are the UTF-8 texts of all token ids."""
+        """Builds the automaton for `stop_strings`; `token_texts` contains the UTF-8 text of each token id."""
         if not all(stop_strings):
-            raise UserError(f'STOP_STRINGS must not contain an empty text, got {list(stop_strings)}')
+            raise UserError(f'STOP_STRINGS must not contain an empty string, got {list(stop_strings)}')
         stops = tuple(text.encode() for text in stop_strings)
         states = sorted({stop[:length] for stop in stops for length in range(len(stop))})
         by_byte: np.ndarray = np.zeros((len(states), 256), np.int32)

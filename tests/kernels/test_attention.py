@@ -121,7 +121,7 @@ def test_segment_features_separate_the_segments_of_packed_rows():
     products = jnp.einsum(
         'qf,kf->qk',
         sets.astype(jnp.bfloat16),
-        (cudnn._FAR * (sets - 1)).astype(jnp.bfloat16),
+        (cudnn._PENALTY * (sets - 1)).astype(jnp.bfloat16),
         preferred_element_type=jnp.float32,
     )
     assert np.all(np.diagonal(products) == 0)
@@ -138,7 +138,7 @@ def test_an_unsupported_call_names_the_reason():
             api.attention(x, x, x, visibility, bias, implementation)
 
     refused('cpu', 'flash', "one of auto, formula, tpu_kernel, cudnn, got 'flash'")
-    refused('cpu', 'tpu_kernel', 'does not run on a cpu; type --gin.ATTENTION=auto')
+    refused('cpu', 'tpu_kernel', 'does not run on a cpu; pass --gin.ATTENTION=auto')
     refused('gpu', 'tpu_kernel', 'does not run on a gpu')
     refused('tpu', 'tpu_kernel', 'requires a relative position bias', bias)
     refused('gpu', 'cudnn', 'requires bfloat16, got float32')

@@ -38,7 +38,7 @@ def test_a_matrix_is_placed_at_each_example_with_gradients(examples):
             start += n
 
     def placed(matrix):
-        return jnp.where(same, diagonals.place_examples(matrix, positions), 0.0)
+        return jnp.where(same, diagonals.gather_by_positions(matrix, positions), 0.0)
 
     actual, pull_back = jax.vjp(placed, jnp.asarray(matrix))
     np.testing.assert_array_equal(actual, expected)

@@ -132,7 +132,7 @@ def test_stopping_when_settled_changes_nothing():
 @given(st.lists(st.lists(st.integers(0, 4), min_size=5, max_size=5), min_size=2, max_size=2))
 def test_beams_stay_with_their_parents_and_the_cache_follows(parents):
     parents = jnp.asarray(parents)
-    kept, placed = beam_search._place_near_parents(parents + 10, parents)
+    kept, placed = beam_search._assign_parent_slots(parents + 10, parents)
     np.testing.assert_array_equal(kept, placed + 10)
     np.testing.assert_array_equal(np.sort(placed), np.sort(parents))
     for row in np.asarray(placed):

@@ -203,7 +203,7 @@ def test_generation_ends_with_a_stop_string(decoder):
 def test_invalid_option_raises_an_error(options, message):
     with pytest.raises(UserError, match=message):
         Greedy(**options)(toy.generation(toy.make_tables(0, 1, 4, 2), 2))
-    with pytest.raises(UserError, match='STOP_STRINGS must not contain an empty text'):
+    with pytest.raises(UserError, match='STOP_STRINGS must not contain an empty string'):
         StopStrings.compile([''], TEXTS)
 
 

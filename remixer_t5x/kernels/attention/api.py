@@ -41,7 +41,7 @@ def attention(
         visibility: the keys that each query attends to.
         bias: [1, heads, q, k] float32, a `DistanceBias`, or None.
         implementation: one of `IMPLEMENTATIONS`.
-        softcap: as in `formula.dot_product_attention`; only the formula supports it.
+        softcap: bound c of the logits, `c tanh(logits / c)`, or None; only the formula supports it.
 
     Returns:
         [batch, q, heads, kv] in value's dtype; logits and softmax are float32.
@@ -68,11 +68,11 @@ def attention(
     else:
         unsupported_reason = f'does not run on a {platform}'
     if implementation not in ('auto', 'formula'):
-        raise UserError(f'ATTENTION is {implementation!r}, which {unsupported_reason}; type --gin.ATTENTION=auto')
-    return _formula(query, key, value, visibility, bias, softcap)
+        raise UserError(f'ATTENTION is {implementation!r}, which {unsupported_reason}; pass --gin.ATTENTION=auto')
+    return _attend_by_formula(query, key, value, visibility, bias, softcap)
 
 
-def _formula(
+def _attend_by_formula(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
@@ -86,7 +86,7 @@ def _formula(
 def _build_check(
     name: str, kernel: ModuleType, query: jax.Array, key: jax.Array, visibility: Visibility, bias: Bias
 ) -> self_check.KernelCheck:
-    """Returns the self-check of a kernel for the number of heads per device."""
+    """Builds the self-check of a kernel for the heads of one device."""
     (batch, queries, heads, width), keys, rows = query.shape, key.shape[1], self_check.ROWS
     heads, kv_heads = (compile_target.heads_per_device(batch, count) for count in (heads, key.shape[2]))
     shape = jax.ShapeDtypeStruct
@@ -101,7 +101,7 @@ def _build_check(
     flags = ('causal', visibility.causal), ('packed', packed), ('with bias', bias is not None)
     facts = [f'{queries} x {keys} tokens', f'{heads} heads of {width}', *(flag for flag, is_on in flags if is_on)]
     facts += [f'{kv_heads} key heads'] * (kv_heads != heads)
-    run, formula = kernel.attend, _formula
+    run, formula = kernel.attend, _attend_by_formula
     if visibility.window is not None:
         facts.append(f'a window of {visibility.window}')
         run, formula = (functools.partial(_mask_queries_without_keys, attend) for attend in (run, formula))

@@ -1,13 +1,13 @@
 """Attention on GPUs with cuDNN's fused kernel, which does not write the logits to memory.
 
 The bias has the dtype of the queries and is shared by all rows of the batch; the kernel sums the bias gradient over the
-batch. Padding is passed as the length of each row, so tokens must precede padding, as in seqio's batches. The kernel
-supports grouped-query attention, and windows in causal attention. Bidirectional windows are added to the bias.
+batch. Padding is specified by the length of each row, so tokens must precede padding, as in seqio's batches. The kernel
+supports grouped-query attention, and windows in causal attention. Bidirectional windows become part of the bias.
 
 cuDNN does not support segment masks. A mask added to the bias would have the shape [batch, heads, q, k], for which
 cuDNN computes no bias gradient. For packed rows, segments are therefore encoded as 16 additional features of each head.
 Each segment is assigned a different set of 8 features; queries are 1 for the features in their set, and keys are
-`-_FAR` for the features outside their set. The inner product is 0 within a segment and at most `-_FAR` between
+`-_PENALTY` for the features outside their set. The inner product is 0 within a segment and at most `-_PENALTY` between
 segments, because no set contains another.
 """
 
@@ -24,13 +24,13 @@ from remixer_t5x.kernels.compile_target import interprets_kernels
 _WIDEST_HEAD = 128
 _SEGMENT_FEATURES = 16
 # A power of two is exact in bfloat16; this value is larger than any difference between logits.
-_FAR = 2.0**20
+_PENALTY = 2.0**20
 
 
 def unsupported_reason(
     query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias
 ) -> str | None:
-    """Returns the reason if the kernel does not support this call, otherwise None."""
+    """Returns why the kernel does not support this call, or None if it does."""
     if query.dtype != jnp.bfloat16:
         return f'requires bfloat16, got {query.dtype}'
     is_packed = visibility.query_segments is not None
@@ -43,13 +43,14 @@ def unsupported_reason(
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias) -> jax.Array:
-    """Computes `api.attention`; the call must be supported (see `unsupported_reason`)."""
+    """Computes attention as in `api.attention`; `unsupported_reason` must return None for this call."""
     full, (batch, num_queries, _, head_dim) = expand_bias(bias), query.shape
     query_segments, key_segments = visibility.query_segments, visibility.key_segments
     window = visibility.window
     if window is not None and not visibility.causal:
-        far = jnp.where(is_within_window(num_queries, window), 0.0, MASKED)[None, None]
-        full = jnp.broadcast_to(far, (1, query.shape[2], *far.shape[2:])) if full is None else full + far
+        window_bias = jnp.where(is_within_window(num_queries, window), 0.0, MASKED)
+        window_bias = jnp.broadcast_to(window_bias, (1, query.shape[2], *window_bias.shape))
+        full = window_bias if full is None else full + window_bias
     if full is not None:
         # cuDNN computes the gradient of the bias only for even lengths.
         query, key, value = (_pad_to_even(array, 1) for array in (query, key, value))
@@ -59,7 +60,7 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visib
         lengths['query_seq_lengths'] = jnp.full((batch,), num_queries, jnp.int32)
         lengths['key_value_seq_lengths'] = jnp.sum(key_segments > 0, axis=1, dtype=jnp.int32)
     else:
-        query, key, value = _with_segments(query, key, value, query_segments, key_segments)
+        query, key, value = _append_segment_features(query, key, value, query_segments, key_segments)
     mixed = jax.nn.dot_product_attention(
         query,
         key,
@@ -74,7 +75,7 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visib
     return mixed[:, :num_queries, :, :head_dim]
 
 
-def _with_segments(
+def _append_segment_features(
     query: jax.Array, key: jax.Array, value: jax.Array, query_segments: jax.Array, key_segments: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Appends the segment features to each head."""
@@ -84,7 +85,7 @@ def _with_segments(
     )
     # Tokens that pad a row to an even length have the id -1, which selects the last set; no segment uses this set.
     query_sets, key_sets = (jnp.asarray(_segment_sets(), query.dtype)[ids] for ids in (query_segments, key_segments))
-    # For queries without visible keys, average all values as in the formula.
+    # For queries without visible keys, average all values, as in the formula.
     has_key = jnp.any(query_segments[:, :, None] == key_segments[:, None], axis=2)[..., None]
     query, query_sets = jnp.where(has_key[..., None], query, 0), jnp.where(has_key, query_sets, 0)
 
@@ -92,7 +93,7 @@ def _with_segments(
         spread = jnp.broadcast_to(features[:, :, None], (*array.shape[:3], _SEGMENT_FEATURES))
         return jnp.concatenate([array, spread], axis=-1)
 
-    return append(query, query_sets), append(key, _FAR * (key_sets - 1)), append(value, jnp.zeros_like(key_sets))
+    return append(query, query_sets), append(key, _PENALTY * (key_sets - 1)), append(value, jnp.zeros_like(key_sets))
 
 
 @functools.cache

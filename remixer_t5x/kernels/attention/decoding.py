@@ -5,8 +5,8 @@ The time of a decoding step is dominated by reading the cache. The fastest cache
 heads first     [batch, heads, length, kv], on CPUs and GPUs. The operands of each head's matmul are contiguous, so
                 XLA:CPU reads the cache at full memory bandwidth (6 times as fast as with heads between length and kv).
 feature-packed  [batch, length, heads * kv], on TPUs, whose tiles have 128 lanes: with the 64 features of one head as
-                the last axis, half of the bytes would be padding. A single matmul computes all heads, with a separate
-                query for each head that is zero for the features of other heads. This multiplies the FLOPs by the
+                the last axis, half of the bytes would be padding. A single matmul computes all heads: the query of each
+                head is extended by zeros for the features of the other heads. This multiplies the FLOPs by the
                 number of heads, but the matmul still takes less time than reading the cache.
 
 Sublayers store their caches in one of these layouts and transpose each position once, when it is written.
@@ -20,7 +20,7 @@ from remixer_t5x.kernels.compile_target import batch_and_head_axes, target_platf
 
 
 def to_cache_layout(x: jax.Array) -> tuple[jax.Array, int]:
-    """Converts keys or values [batch, length, heads, kv] to the cache layout, and also returns the position axis."""
+    """Converts keys or values [batch, length, heads, kv] to the cache layout; also returns the position axis."""
     batch, _, heads, _ = x.shape
     # The feature-packed layout does not support sharded heads: devices would have to exchange the logits of all heads.
     if target_platform() == 'tpu' and batch_and_head_axes(batch, heads)[1] is None:
@@ -29,9 +29,9 @@ def to_cache_layout(x: jax.Array) -> tuple[jax.Array, int]:
 
 
 def memory_key_to_cache_layout(x: jax.Array) -> jax.Array:
-    """Converts keys of the memory [batch, length, heads, kv] to the cache layout.
+    """Converts keys of the encoder output [batch, length, heads, kv] to the cache layout.
 
-    In the heads-first layout, the keys of the memory are stored as [batch, heads, kv, length].
+    In the heads-first layout, these keys are stored as [batch, heads, kv, length].
     """
     key, _ = to_cache_layout(x)
     return key if key.ndim == 3 else jnp.swapaxes(key, 2, 3)
@@ -52,8 +52,8 @@ def attend_step(
         key: [batch, kv_heads, kv, k], or feature-packed [batch, k, kv_heads * kv].
         value: [batch, kv_heads, k, kv], or feature-packed [batch, k, kv_heads * kv].
         mask: bool, broadcastable to [batch, 1, q, k]; True if a query attends to a key.
-        bias: [1 or batch, heads, q, k] float32 added to the logits, or None.
-        softcap: as in `formula.dot_product_attention`.
+        bias: bias [1 or batch, heads, q, k] float32 added to the logits, or None.
+        softcap: bound c of the logits, `c tanh(logits / c)`, or None.
 
     Returns:
         [batch, q, heads, kv] in value's dtype; logits and softmax are float32.

@@ -1,8 +1,8 @@
-"""Reference implementation of attention, softmax(query key^T + bias) value, with recomputation in the backward pass.
+"""Reference implementation of attention, softmax(query key^T + bias) value; the backward pass recomputes the weights.
 
 As in FlashAttention (Dao et al. 2022), the residuals are the output and the log-sum-exp of each row of logits instead
 of the [batch, heads, q, k] weights. On a single CPU, the rows of the batch are processed sequentially, so that the
-logits of a row and the gradient of the shared bias remain in cache (scripts/benchmarks/attention.py).
+logits of a row and the gradient of the shared bias remain in cache (see scripts/benchmarks/attention.py).
 """
 
 import functools
@@ -48,7 +48,7 @@ def expand_bias(bias: Bias) -> jax.Array | None:
 
 
 def split_bias(bias: Bias, parts: int) -> list[Bias]:
-    """Splits a bias into `parts` biases with an equal number of heads."""
+    """Splits the heads of a bias evenly into `parts` biases."""
     if isinstance(bias, DistanceBias):
         return [DistanceBias(part) for part in jnp.split(bias.by_distance, parts)]
     return [None] * parts if bias is None else [*jnp.split(bias, parts, axis=1)]
@@ -59,8 +59,8 @@ class Visibility:
     """Compact description of an attention mask, without a [query, key] array.
 
     Attributes:
-        query_segments: [batch, queries] int32, the example id of each query; None if each row is a single example, all
-            of whose tokens are visible to all queries.
+        query_segments: [batch, queries] int32, the example id of each query; None if each row is a single example,
+            whose tokens are visible to all queries.
         key_segments: [batch, keys] int32, the example id of each key; 0 is padding.
         causal: whether to mask keys after a query's position.
         key_prefix: [batch, keys] bool, keys that are visible to all queries of their example, or None.
@@ -108,9 +108,9 @@ def dot_product_attention(
         key: [batch, k, kv_heads, kv], with kv_heads a divisor of heads.
         value: [batch, k, kv_heads, kv].
         mask: bool, broadcastable to [batch, 1, q, k]; True if a query attends to a key.
-        bias: [1, heads, q, k] float32 added to the logits, or None.
-        softcap: replaces the logits, before adding the bias, by `softcap * tanh(query key^T / softcap)`; None disables
-            the softcap.
+        bias: bias [1, heads, q, k] float32 added to the logits, or None.
+        softcap: bounds the logits by `softcap * tanh(query key^T / softcap)` before the bias is added; None for no
+            bound.
 
     Returns:
         [batch, q, heads, kv] in value's dtype; logits and softmax are float32.
@@ -122,7 +122,7 @@ def dot_product_attention(
 def group_queries(
     query: jax.Array, kv_heads: int, mask: jax.Array, bias: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Reshapes query heads that share a key head to additional queries, for grouped-query attention.
+    """Reshapes query heads that share a key head into additional queries, for grouped-query attention.
 
     [batch, q, heads, kv] becomes [batch, q * group, kv_heads, kv]; the mask and the bias are repeated and reshaped to
     match. All three are returned unchanged if the numbers of query heads and key heads are equal.

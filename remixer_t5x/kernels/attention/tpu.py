@@ -21,7 +21,7 @@ from remixer_t5x.kernels.compile_target import batch_and_head_axes, on_each_devi
 def unsupported_reason(
     query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias
 ) -> str | None:
-    """Returns the reason if the kernel does not support this call, otherwise None."""
+    """Returns why the kernel does not support this call, or None if it does."""
     if isinstance(bias, jax.Array):
         return 'requires a relative position bias (DistanceBias), got an array'
     _, length, heads, head_dim = query.shape
@@ -30,13 +30,13 @@ def unsupported_reason(
     if needed > available:
         return (
             f'requires {needed / 2**20:.0f} MiB of on-chip memory for rows of {length} tokens, '
-            f'but this TPU has {available / 2**20:.0f}'
+            f'but this TPU has {available / 2**20:.0f} MiB'
         )
     return compile_target.unsupported_bfloat16_reason(query.dtype)
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias) -> jax.Array:
-    """Computes `api.attention`; the call must be supported (see `unsupported_reason`)."""
+    """Computes attention as in `api.attention`; `unsupported_reason` must return None for this call."""
     by_distance = bias.by_distance if isinstance(bias, DistanceBias) else None
     if query.shape[2] != key.shape[2]:
         key, value = (jnp.repeat(array, query.shape[2] // array.shape[2], axis=2) for array in (key, value))
@@ -53,7 +53,8 @@ def _attend(head_dim: int, causal: bool, window: int | None, *arrays: Any) -> ja
 
     Args:
         head_dim: width of a head.
-        causal, window: as in `Visibility`.
+        causal: whether later keys are masked.
+        window: keys at this distance or farther are masked; None for no limit.
         arrays: query, key and value, [batch, length, heads * kv]; query segments, [batch, queries] or None; key
             segments, [batch, keys]; relative position bias, [heads, distances] or None.
     """

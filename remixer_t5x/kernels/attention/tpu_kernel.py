@@ -23,10 +23,10 @@ from remixer_t5x.kernels.compile_target import interprets_kernels
 
 _FLOAT32 = jnp.float32
 _LANES, _SUBLANES = 128, 8
-# A block of [512, 512] float32 logits takes 1 MiB; a few blocks and the operands fit into the 16 MiB of a TPU v3 or v4.
+# A block of [512, 512] float32 logits takes 1 MiB; a few blocks and operands fit into the 16 MiB of a TPU v3 or v4.
 _LONGEST_BLOCK = 512
 _BLOCK_BYTES = 8 * 2**20
-# The compiler's default limit of a kernel's VMEM.
+# The compiler's default VMEM limit of a kernel, in bytes.
 _DEFAULT_VMEM_LIMIT = 16 * 2**20
 
 
@@ -56,7 +56,8 @@ class Plan:
     Attributes:
         queries, keys: number of queries and keys in a row.
         heads, head_dim: number and width of the heads.
-        causal, window: as in `Visibility`.
+        causal: whether later keys are masked.
+        window: keys at this distance or farther are masked; None for no limit.
     """
 
     queries: int
@@ -85,7 +86,7 @@ class Plan:
 
     @property
     def memory(self) -> int:
-        """Returns an upper bound of the VMEM usage of the backward kernel, in bytes."""
+        """Returns an upper bound on the VMEM usage of the backward kernel, in bytes."""
         gradient = self.blocks_q * self.block_q * self.width * (4 + 2 * 2)
         bias = 4 * self.group * _SUBLANES * self.distances * 4
         return _BLOCK_BYTES + gradient + bias
@@ -126,8 +127,8 @@ def shift_bias(plan: Plan, by_distance: jax.Array) -> jax.Array:
 def _expand_bias(window: jax.Array, num_keys: int, num_queries: int) -> jax.Array:
     """Expands eight shifted rows [8, num_keys + num_queries] to a bias [num_keys, num_queries].
 
-    The entry [k, q] of the result is the bias for distance q - k. Each row equals the next row shifted by one, so a
-    shifted copy of all rows doubles the number of rows.
+    The entry [k, q] of the result is the bias for distance q - k. Each row equals the next row shifted by one, so
+    prepending a shifted copy of all rows doubles the number of rows.
     """
     rows, width = window, window.shape[1]
     while rows.shape[0] < num_keys:
@@ -150,7 +151,7 @@ class _BlockSpecs:
 
     def __init__(self, plan: Plan, q_axis: int, k_axis: int):
         def q_block(*ids):
-            # Blocks excluded by the causal mask are skipped; returning the block that is in VMEM avoids loading them.
+            # Blocks excluded by the causal mask are skipped; returning the block already in VMEM avoids a load.
             return (
                 jnp.maximum(ids[q_axis], plan.first_query_block(ids[k_axis]))
                 if plan.causal and q_axis == 3
@@ -318,7 +319,7 @@ def _backward_kernel(
     value_sum,
 ):
     row, k_block, q_block = (pl.program_id(axis) for axis in (1, 2, 3))
-    has_bias, last_q = operands.bias is not None, q_block == plan.blocks_q - 1
+    has_bias, is_last_q_block = operands.bias is not None, q_block == plan.blocks_q - 1
 
     @pl.when(q_block == 0)
     def initialize_key_sums():
@@ -367,12 +368,12 @@ def _backward_kernel(
                     logits_gradient
                 )
 
-    @pl.when(last_q)
+    @pl.when(is_last_q_block)
     def write_key_gradients():
         key_gradient_ref[0] = key_sum[...].astype(key_gradient_ref.dtype)
         value_gradient_ref[0] = value_sum[...].astype(value_gradient_ref.dtype)
 
-    @pl.when(last_q & (k_block == plan.blocks_k - 1))
+    @pl.when(is_last_q_block & (k_block == plan.blocks_k - 1))
     def write_query_gradient():
         query_gradient_ref[0] = query_sum[...].T.astype(query_gradient_ref.dtype)
 
@@ -385,7 +386,7 @@ def _backward_kernel(
 
 
 def _prepare_bias(plan: Plan, bias_ref, block_ref, row, q_block, k_block) -> None:
-    """Expands the bias of each head to the block of logits; only for the first row if each row has a single block."""
+    """Expands the bias of each head to a block of logits; rows with a single block reuse that of the first row."""
     if bias_ref is None:
         return
 
@@ -441,7 +442,7 @@ def _token_index(plan: Plan, block, axis: int) -> jax.Array:
 
 
 def _load_rows(ref, block, length: int) -> jax.Array:
-    """Loads a block, replacing undefined values past the end of the array by zeros."""
+    """Loads a block, replacing undefined values past the end of the array with zeros."""
     rows = ref[0]
     if length % rows.shape[0] == 0:
         return rows

@@ -36,11 +36,11 @@ def mix_through_running_hidden(
         w_out: [batch, length, heads, hidden], output weights of each token.
         ids: [batch, length] int32, the example id of each token, starting with 1; 0 is padding.
         packed: whether rows may contain more than one example.
-        hidden_scale: [batch, length] float32, c_t, which is not differentiated; None for 1.
+        hidden_scale: [batch, length] float32, factor c_t of each token, which has no gradient; None for 1.
         activation: elementwise activation of the hidden units, by default the tanh approximation of GELU.
 
     Returns:
-        [batch, length, heads, features] in value's dtype; A is float32.
+        [batch, length, heads, features] in value's dtype; the running sum A is float32.
     """
     is_token = (ids > 0)[..., None, None]
     operands = jnp.where(is_token, w_in, 0), jnp.where(is_token, value, 0), w_out, ids, hidden_scale
@@ -53,10 +53,12 @@ def mix_through_running_hidden(
             kernel = tpu
         else:
             self_check.log_fallback('the running token MLP', 'the tpu kernel', unsupported_reason)
-    return _mix(kernel, packed, activation, *operands)
+    return _mix_with_kernel(kernel, packed, activation, *operands)
 
 
-def _mix(kernel: ModuleType, packed: bool, activation: Activation, w_in, value, w_out, ids, scale) -> jax.Array:
+def _mix_with_kernel(
+    kernel: ModuleType, packed: bool, activation: Activation, w_in, value, w_out, ids, scale
+) -> jax.Array:
     keep = None
     if packed:
         is_continued = jnp.pad(ids[:, 1:] == ids[:, :-1], ((0, 0), (1, 0)), constant_values=True)
@@ -67,7 +69,7 @@ def _mix(kernel: ModuleType, packed: bool, activation: Activation, w_in, value, 
 def _build_check(
     packed: bool, activation: Activation, w_in: jax.Array, value: jax.Array, scale: jax.Array | None
 ) -> self_check.KernelCheck:
-    """Returns the self-check of the TPU kernel for the number of heads per device."""
+    """Builds the self-check of the TPU kernel for the heads of one device."""
     (batch, length, heads, hidden), features, rows = w_in.shape, value.shape[-1], self_check.ROWS
     heads = compile_target.heads_per_device(batch, heads)
     weights = jax.ShapeDtypeStruct((rows, length, heads, hidden), w_in.dtype)
@@ -77,8 +79,8 @@ def _build_check(
     return self_check.KernelCheck(
         'running_token_mlp_tpu',
         f'{length} tokens, {heads} heads of {hidden} units and {features} features{", packed" * packed}',
-        functools.partial(_mix, tpu, packed, activation),
-        functools.partial(_mix, token_loop, packed, activation),
+        functools.partial(_mix_with_kernel, tpu, packed, activation),
+        functools.partial(_mix_with_kernel, token_loop, packed, activation),
         (weights, inputs, weights, ids, scales),
         packed,
     )

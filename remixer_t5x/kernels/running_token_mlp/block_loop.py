@@ -1,4 +1,4 @@
-"""Loop over blocks of tokens for the running token MLP, which stores the sum A only between blocks.
+"""Loop over blocks of tokens for the running token MLP, which stores the running sum A only between blocks.
 
 The backward pass recomputes A before each block with matmuls. The outputs and gradients within a block are computed by
 a loop (`token_loop`), a kernel (`tpu`) or unrolled operations that XLA fuses (`unrolled`).
@@ -28,7 +28,7 @@ class Tokens(NamedTuple):
         w_in, w_out: [batch, tokens, heads, hidden].
         value: [batch, tokens, heads, features].
         keep: [batch, tokens] float32, 0 at the first token of an example, otherwise 1; None if rows are not packed.
-        scale: [batch, tokens] float32, factor of A before the activation; None for 1.
+        scale: [batch, tokens] float32, factor of the running sum A before the activation; None for 1.
     """
 
     w_in: jax.Array
@@ -57,12 +57,12 @@ def mix_by_blocks(
     keep: jax.Array | None,
     scale: jax.Array | None,
 ) -> jax.Array:
-    """Computes `api.mix_through_running_hidden`; w_in and value must be zero at padding.
+    """Mixes each token with the preceding tokens of its example; w_in and value must be zero at padding.
 
     Args:
         kernel: the module that computes a block: `token_loop`, `tpu` or `unrolled`.
         activation: elementwise activation of the hidden units.
-        w_in, value, w_out, keep, scale: as in `Tokens`, for whole rows.
+        w_in, value, w_out, keep, scale: the fields of `Tokens` for whole rows.
 
     Returns:
         [batch, length, heads, features] in value's dtype.
@@ -110,7 +110,7 @@ def _backward(kernel: ModuleType, activation: Activation, tokens: Tokens, gradie
     if block == length:
         return tuple(kernel.backward(activation, tokens, None, None, gradient)[:3])
 
-    # Store A before each group of about `hidden` tokens, and before each block of the current group only.
+    # Store A before each group of about `hidden` tokens, and only for the current group also before each block.
     groups = -(-length // max(block, tokens.w_in.shape[-1]))
     group = -(-length // (groups * block)) * block
 
@@ -137,7 +137,7 @@ def _backward(kernel: ModuleType, activation: Activation, tokens: Tokens, gradie
 
 
 def _sums_before_blocks(blocks: Tokens, start: jax.Array) -> jax.Array:
-    """Computes the sum A before each block, with `start` the sum before the first block."""
+    """Computes the sum A before each block, given `start`, the sum before the first block."""
     return jax.lax.scan(lambda start, tokens: (_add_block(start, tokens), start), start, blocks)[1]
 
 

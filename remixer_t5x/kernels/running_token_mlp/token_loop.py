@@ -1,8 +1,8 @@
 """Computes one block of the running token MLP with a loop over tokens.
 
-This is the reference formula, and the fastest implementation on CPUs, where A fits in cache. The backward pass restores
-A_{t-1} from A_t by subtracting the outer product of token t. To prevent rounding errors from accumulating, the sum is
-recomputed at the end of each example and block.
+This is the reference formula, and the fastest implementation on CPUs, where the running sum A fits in cache. The
+backward pass restores A_{t-1} from A_t by subtracting the outer product of token t. To prevent rounding errors from
+accumulating, A is recomputed at the end of each example and block.
 """
 
 import jax
@@ -53,27 +53,27 @@ def backward(
     starts = None if tokens.keep is None else jnp.cumsum(tokens.keep == 0, axis=1)
     exact, gradient = jax.tree.map(lambda array: array.astype(jnp.float32), (tokens, gradient))
 
-    def sum_up_to(at: jax.Array) -> jax.Array:
-        """Computes the sum A after token `at` from w_in and value of all preceding tokens."""
-        is_added = index <= at
+    def sum_up_to(position: jax.Array) -> jax.Array:
+        """Computes the sum A after the token at `position` from w_in and value of all preceding tokens."""
+        is_added = index <= position
         if starts is not None:
-            is_added = is_added & (starts == starts[:, at, None])
+            is_added = is_added & (starts == starts[:, position, None])
         w_in = jnp.where(is_added[..., None, None], exact.w_in, 0)
         total = jnp.einsum('bthk,bthf->bhkf', w_in, exact.value)
-        return total + _reset(first, None if starts is None else (starts[:, at] == 0).astype(jnp.float32))
+        return total + _reset(first, None if starts is None else (starts[:, position] == 0).astype(jnp.float32))
 
     def token_gradients(carry, inputs):
-        (hidden, later), (at, token, gradient) = carry, inputs
+        (hidden, later), (position, token, gradient) = carry, inputs
         scale = 1.0 if token.scale is None else _per_row(token.scale)
         units, pull_back = jax.vjp(lambda hidden: activation(hidden * scale), hidden)
-        of_w_out = jnp.einsum('bhkf,bhf->bhk', units, gradient)
+        grad_w_out = jnp.einsum('bhkf,bhf->bhk', units, gradient)
         later = later + pull_back(_outer_product(token.w_out, gradient))[0]
-        of_w_in = jnp.einsum('bhkf,bhf->bhk', later, token.value)
-        of_value = jnp.einsum('bhkf,bhk->bhf', later, token.w_in)
+        grad_w_in = jnp.einsum('bhkf,bhf->bhk', later, token.value)
+        grad_value = jnp.einsum('bhkf,bhk->bhf', later, token.w_in)
         before = hidden - _outer_product(token.w_in, token.value)
         if token.keep is not None:
-            before = jax.lax.cond(jnp.any(token.keep == 0), lambda: sum_up_to(at - 1), lambda: before)
-        return (before, _reset(later, token.keep)), (of_w_in, of_value, of_w_out)
+            before = jax.lax.cond(jnp.any(token.keep == 0), lambda: sum_up_to(position - 1), lambda: before)
+        return (before, _reset(later, token.keep)), (grad_w_in, grad_value, grad_w_out)
 
     carry = sum_up_to(index[-1]), jnp.zeros_like(first) if later is None else later
     inputs = index, *jax.tree.map(_swap_axes, (exact, gradient))

@@ -1,9 +1,9 @@
 """Computes one block of the running token MLP on TPUs, with Pallas kernels that keep the sum A in registers.
 
-A consists of hidden x features numbers, far more than the operands of a token. The numbers of one hidden unit are a
-tile [features, lanes] of a dozen registers. Each lane is one pair (row, head), so sums over features and hidden units
-are additions of registers instead of reductions over lanes. The kernels therefore require operands with (row, head) as
-the last axis, at the cost of one transpose of each operand.
+A consists of hidden x features numbers, far more than the operands of a token. For one hidden unit, A is a tile
+[features, lanes] that fills a dozen registers. Each lane is one pair (row, head), so sums over features and hidden
+units are additions of registers instead of reductions over lanes. The kernels therefore require operands with (row,
+head) as the last axis, at the cost of one transpose of each operand.
 """
 
 import functools
@@ -22,17 +22,17 @@ _LANES = 128
 _FLOAT32 = jnp.float32
 _LONGEST_BLOCK = 128
 _MAX_UNITS = 16
-# Maximum VMEM limit of a kernel; TPUs before v5 have 16 MiB.
+# Maximum VMEM limit of a kernel in bytes; TPUs before v5 have 16 MiB.
 _MAX_VMEM = 56 * 2**20
 # VMEM reserved for the sum A before and after a block, and for the weights of hidden units.
 _STATE_BYTES, _WEIGHT_BYTES = 4 * 2**20, 4 * 2**20
-# The orders in which the kernels store the axes of weights [batch, tokens, heads, hidden], of inputs [batch, tokens,
-# heads, features] and of A [batch, heads, hidden, features]: batch and heads come last, merged into one axis of lanes.
+# Axis orders in the kernels for weights [batch, tokens, heads, hidden], inputs [batch, tokens, heads, features] and A
+# [batch, heads, hidden, features]: batch and heads come last, where they are merged into one axis of lanes.
 _HIDDEN_AXES, _FEATURE_AXES, _STATE_AXES = (3, 1, 0, 2), (1, 3, 0, 2), (2, 3, 0, 1)
 
 
 def unsupported_reason(w_in: jax.Array, value: jax.Array) -> str | None:
-    """Returns the reason if the kernel does not support this call, otherwise None."""
+    """Returns why the kernel does not support this call, or None if it does."""
     is_supported = block_length(w_in, value) > 0
     return None if is_supported else f'requires narrower heads on this TPU, got {value.shape[-1]} features'
 
@@ -40,10 +40,10 @@ def unsupported_reason(w_in: jax.Array, value: jax.Array) -> str | None:
 def block_length(w_in: jax.Array, value: jax.Array) -> int:
     """Returns the number of tokens per block, a multiple of 8 or the whole row; 0 if no block fits into VMEM."""
     _, length, _, features = value.shape
-    # Bytes per token of the running sum A, a float32 output and two inputs; outputs and inputs are double-buffered.
-    per_token = _LANES * features * (4 + 2 * 4 + 4 * value.dtype.itemsize)
+    # Each token needs a float32 copy of the sum A, a double-buffered float32 output and two double-buffered inputs.
+    bytes_per_token = _LANES * features * (4 + 2 * 4 + 4 * value.dtype.itemsize)
     available = _vmem_limit() - _STATE_BYTES - _WEIGHT_BYTES
-    return min(length, available // per_token // 8 * 8, _LONGEST_BLOCK)
+    return min(length, available // bytes_per_token // 8 * 8, _LONGEST_BLOCK)
 
 
 def _vmem_limit() -> int:
@@ -98,7 +98,7 @@ def backward(
         activation: elementwise activation of the hidden units.
         tokens: the tokens of the block.
         start: the sum A before the block, or None for zeros.
-        later: gradient of A after the block; None if `start` is None.
+        later: gradient with respect to A after the block; None if `start` is None.
         gradient: gradient of the block's output.
     """
     operands = _build_operands(tokens, start)

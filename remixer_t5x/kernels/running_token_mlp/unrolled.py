@@ -45,7 +45,7 @@ def backward(
     function, length, dtype = _fast_activation(activation), tokens.value.shape[1], tokens.value.dtype
 
     def split_sum(total: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Splits `total` into two arrays in the dtype of the tokens, whose sum has twice its precision."""
+        """Splits `total` into two arrays in the dtype of the tokens, whose sum has twice the precision."""
         # Use `reduce_precision`, because XLA may remove conversions to bfloat16 and back.
         high = jax.lax.reduce_precision(total, jnp.finfo(dtype).nexp, jnp.finfo(dtype).nmant)
         return high.astype(dtype), (total - high).astype(dtype)
@@ -70,13 +70,13 @@ def backward(
         parts = sum_gradients[-1] if tokens.keep is None else high, low
         # Without this barrier, XLA would recompute the gradients of A for each of the sums below.
         sum_gradients, parts, w_out_gradient = jax.lax.optimization_barrier((sum_gradients, parts, w_out_gradient))
-        of_sums = [(t, array.astype(jnp.float32)) for t, array in enumerate(reversed(sum_gradients))]
-        w_in_gradient = [jnp.sum(array * _as_columns(tokens.value, t), axis=-1) for t, array in of_sums]
-        value_gradient = [jnp.sum(array * _as_rows(tokens.w_in, t), axis=-2) for t, array in of_sums]
+        gradients_by_token = [(t, array.astype(jnp.float32)) for t, array in enumerate(reversed(sum_gradients))]
+        w_in_gradient = [jnp.sum(array * _as_columns(tokens.value, t), axis=-1) for t, array in gradients_by_token]
+        value_gradient = [jnp.sum(array * _as_rows(tokens.w_in, t), axis=-2) for t, array in gradients_by_token]
         gradients = w_in_gradient, value_gradient, w_out_gradient
         return parts, [jnp.stack(arrays, axis=1).astype(dtype) for arrays in gradients]
 
-    # Index this array in the loop instead of scanning it, because XLA would copy it to move the segments axis first.
+    # Index this array in the loop instead of scanning it, because XLA would copy it to make the segments axis first.
     starts = _sums_before_segments('bhknf', tokens, start)
     inputs = jnp.arange(starts.shape[3]), split_blocks(tokens, _SEGMENT), split_blocks(gradient, _SEGMENT)
     parts = split_sum(initial_sum(tokens) if later is None else later)
@@ -98,7 +98,7 @@ def _sums_before_segments(axes: str, tokens: Tokens, start: jax.Array | None) ->
     is_added = (jnp.arange(length) < first[:, None])[:, None]  # [segments, batch or 1, tokens]
     keep = jnp.ones((len(first), tokens.value.shape[0]), jnp.float32)
     if tokens.keep is not None:
-        examples = jnp.cumsum(tokens.keep == 0, axis=1)  # number of examples that start up to each token
+        examples = jnp.cumsum(tokens.keep == 0, axis=1)  # number of examples that start at or before each token
         before = jnp.pad(examples, ((0, 0), (1, 0)))[:, first].T  # [segments, batch], up to the previous token
         is_added = is_added & (examples == before[..., None])
         keep = (before == 0).astype(jnp.float32)
@@ -122,8 +122,8 @@ def _running_sums(rows: jax.Array, columns: jax.Array, tokens: Tokens, start: ja
     """Computes the scaled sum A after each token of a segment, [..., heads, rows, columns] float32.
 
     Args:
-        rows: `w_in`, [..., tokens, heads, rows]; `value`, to compute the transpose of A.
-        columns: `value`, [..., tokens, heads, columns]; `w_in`, to compute the transpose of A.
+        rows: `w_in` [..., tokens, heads, rows], or `value` to compute the transpose of A.
+        columns: `value` [..., tokens, heads, columns], or `w_in` to compute the transpose of A.
         tokens: the tokens of the segment.
         start: the sum A before the segment.
     """
@@ -135,7 +135,7 @@ def _running_sums(rows: jax.Array, columns: jax.Array, tokens: Tokens, start: ja
 
 
 def _fast_activation(activation: Activation) -> Activation:
-    """Replaces GELU by an equivalent with a single exponential, because CUDA's tanh is more expensive."""
+    """Replaces GELU with an equivalent that uses a single exponential, because CUDA's tanh is more expensive."""
     return sigmoid_gelu if activation is jax.nn.gelu else activation
 
 

@@ -1,9 +1,10 @@
-"""The window MLP of `tpu` for GPUs, with operations that XLA fuses, so that hidden units remain in registers.
+"""The window MLP for GPUs, with operations that XLA fuses so that hidden units remain in registers.
 
-XLA compiles the forward pass and the gradients of `out` and `bias` to one GPU kernel each, which computes the hidden
-units from the tokens. The backward pass writes only one array with the size of the hidden units: their gradient in the
-dtype of the tokens, [batch, blocks, block * hidden, features], which is the operand of two matmuls. Blocks are at least
-as long as the window, so the window of a token is contained in its block and the previous block.
+XLA compiles the forward pass, the gradient of `out` and the gradient of the hidden units to one GPU kernel each, which
+computes the hidden units from the tokens. The backward pass writes only one array with the size of the hidden units:
+their gradient in the dtype of the tokens, [batch, blocks, block * hidden, features], which is the operand of two
+matmuls. Blocks are at least as long as the window, so the window of a token is contained in its block and the previous
+block.
 """
 
 import functools
@@ -23,13 +24,13 @@ _LONGEST_WINDOW = 64
 
 
 def unsupported_reason(wi: jax.Array, tokens: jax.Array) -> str | None:
-    """Returns the reason if the kernel does not support this call, otherwise None."""
+    """Returns why the kernel does not support this call, or None if it does."""
     return f'supports windows of at most {_LONGEST_WINDOW} tokens' if wi.shape[0] > _LONGEST_WINDOW else None
 
 
 @jax.custom_vjp
 def mix(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
-    """Computes `tpu.mix` with operations that XLA fuses on a GPU."""
+    """Computes the window MLP with operations that XLA fuses on a GPU; see `tpu.mix` for the arguments."""
     return _forward_rule(wi, bias, out, tokens, ids)[0]
 
 
@@ -65,11 +66,11 @@ def _pre_activations(wi: jax.Array, bias: jax.Array, tokens: jax.Array, ids: jax
     reach = jnp.pad(tokens, ((0, 0), (window - 1, 0), (0, 0)))
     reach_ids = None if ids is None else jnp.pad(ids, ((0, 0), (window - 1, 0)))
     total = bias.astype(_FLOAT32)[:, None]
-    for place in range(window):
-        seen = reach[:, place : place + length]
+    for offset in range(window):
+        seen = reach[:, offset : offset + length]
         if reach_ids is not None:
-            seen = jnp.where((reach_ids[:, place : place + length] == ids)[..., None], seen, 0)
-        total = total + wi[place].astype(_FLOAT32)[:, None] * seen.astype(_FLOAT32)[:, :, None]
+            seen = jnp.where((reach_ids[:, offset : offset + length] == ids)[..., None], seen, 0)
+        total = total + wi[offset].astype(_FLOAT32)[:, None] * seen.astype(_FLOAT32)[:, :, None]
     return total
 
 

@@ -4,8 +4,8 @@
 
 A program loads a block of tokens and the previous block, and computes all hidden units of the block for a tile of
 features with a single matmul: [hidden * BLOCK, 2 * BLOCK] weights times both blocks. The diagonals of the weight matrix
-contain wi[:, s]; its zeros double the FLOPs. The backward pass recomputes the hidden units. Programs run sequentially
-and accumulate the gradients of the weights in on-chip memory.
+contain wi[:, s]; the zeros elsewhere double the FLOPs. The backward pass recomputes the hidden units. Programs run
+sequentially and accumulate the gradients of the weights in on-chip memory.
 """
 
 import functools
@@ -28,7 +28,7 @@ _FLOAT32 = jnp.float32
 _LANES = 128
 # Number of tokens in a block, which is also the largest distance within a window.
 BLOCK = 32
-# Maximum size of a program's hidden units in float32; the backward pass stores two arrays of this size.
+# Maximum size in bytes of a program's float32 hidden units; the backward pass stores two arrays of this size.
 _MAX_HIDDEN_BYTES = 2 * 2**20
 
 
@@ -56,7 +56,7 @@ class _Blocks(NamedTuple):
 
     Attributes:
         before, current: the tokens of the previous and the current block, [BLOCK, tile] each.
-        weights, bias, out: as in `_Operands`; bias and out are in scalar memory.
+        weights, bias, out: the fields of `_Operands`; bias and out are in scalar memory.
         same_example: [BLOCK, 2 * BLOCK] in tokens' dtype, 1 for pairs of tokens of the same example, otherwise 0; None
             if rows are not packed.
     """
@@ -70,7 +70,7 @@ class _Blocks(NamedTuple):
 
 
 def unsupported_reason(wi: jax.Array, tokens: jax.Array) -> str | None:
-    """Returns the reason if the kernel does not support this call, otherwise None."""
+    """Returns why the kernel does not support this call, or None if it does."""
     if wi.shape[0] > BLOCK + 1:
         return f'supports windows of at most {BLOCK + 1} tokens'
     if tokens.shape[-1] % _LANES:
@@ -85,7 +85,8 @@ def mix(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: 
         wi: [window, hidden], with a window of at most BLOCK + 1; the last row is for the current token.
         bias: [hidden].
         out: [batch, hidden].
-        tokens, ids: as in `_Operands`, with any length.
+        tokens: [batch, length, features], zero at padding.
+        ids: [batch, length] int32, the example id of each token in packed rows; None otherwise.
 
     Returns:
         [batch, length, features] in tokens' dtype; hidden units are float32.
@@ -164,7 +165,7 @@ def _backward(operands: _Operands, gradient: jax.Array) -> tuple[jax.Array, ...]
         interpret=interprets_kernels(),
         name='window_mlp_backward',
     )(blocks, gradient)
-    # Shift the gradients with respect to previous blocks by one block, and add them to the gradients of these tokens.
+    # Shift the gradients of previous blocks by one block, and add them to the other gradients of the same tokens.
     earlier = jnp.pad(before[:, BLOCK:], ((0, 0), (0, BLOCK), (0, 0)))
     return (earlier + current).astype(operands.tokens.dtype), weights[None], bias.sum(axis=-1)[None], out.sum(axis=-1)
 
@@ -186,17 +187,17 @@ class _Plan:
         self.tile = next(tiles, min(_LANES, self.features))
         self.grid = (self.batch, self.length // BLOCK, self.features // self.tile)
         block = (None, BLOCK, self.tile)
-        self.current = pl.BlockSpec(block, lambda row, at, tile: (row, at, tile))
-        self.before = pl.BlockSpec(block, lambda row, at, tile: (row, jnp.maximum(at - 1, 0), tile))
-        self.out_gradient = pl.BlockSpec((None, self.hidden, self.tile), lambda row, at, tile: (row, 0, 0))
+        self.current = pl.BlockSpec(block, lambda row, block_index, tile: (row, block_index, tile))
+        self.before = pl.BlockSpec(block, lambda row, block_index, tile: (row, jnp.maximum(block_index - 1, 0), tile))
+        self.out_gradient = pl.BlockSpec((None, self.hidden, self.tile), lambda row, block_index, tile: (row, 0, 0))
 
     def whole_array_spec(self, shape: tuple[int, int]) -> pl.BlockSpec:
-        return pl.BlockSpec(shape, lambda row, at, tile: (0, 0))
+        return pl.BlockSpec(shape, lambda row, block_index, tile: (0, 0))
 
     def block_specs(self, blocks: _Blocks) -> _Blocks:
         same_example = None
         if blocks.same_example is not None:
-            same_example = pl.BlockSpec((None, BLOCK, 2 * BLOCK), lambda row, at, tile: (row, at, 0))
+            same_example = pl.BlockSpec((None, BLOCK, 2 * BLOCK), lambda row, block_index, tile: (row, block_index, 0))
         scalars = pl.BlockSpec(memory_space=pltpu.SMEM)
         return _Blocks(
             self.before, self.current, self.whole_array_spec(blocks.weights.shape), same_example, scalars, scalars
@@ -251,9 +252,9 @@ def _backward_kernel(
     hidden_ref,
     low_ref,
 ):
-    """Accumulates gradients: of `weights` and `bias` over all programs, and of `out` over the programs of a row."""
-    row, at, tile = (pl.program_id(axis) for axis in range(3))
-    is_row_start = (at == 0) & (tile == 0)
+    """Accumulates the gradients of `weights` and `bias` over all programs, and that of `out` over those of a row."""
+    row, block_index, tile = (pl.program_id(axis) for axis in range(3))
+    is_row_start = (block_index == 0) & (tile == 0)
 
     @pl.when(is_row_start)
     def initialize_row_sums():

@@ -38,7 +38,7 @@ class DecoderOnly(nn.Module):
         dtype: dtype of activations; parameters are float32.
         embedding: factory of the token embedding.
         tied: whether the output projection is the transposed token embedding.
-        scaled_output: whether to scale the input of the projection by embed_dim ** -0.5, as T5 does with a tied output.
+        scaled_output: whether to scale the input of the output projection by embed_dim ** -0.5, as in T5 with `tied`.
         base_embed_dim: base width of muP (`optim.mup`), which is required for a tied output; None without muP.
         begin_id: id whose embedding is used for the start token, such as GPT-2's end token; id 0 is then only padding
             and is never predicted. If `begin_id` is 0, the start token is embedded as id 0.
@@ -92,8 +92,8 @@ class DecoderOnly(nn.Module):
 
         Args:
             decoder_input_tokens: [batch, length] int32, the targets shifted by one position.
-            decoder_segment_ids: [batch, length] if rows are packed; 0 is padding.
-            decoder_positions: [batch, length], or None.
+            decoder_segment_ids: [batch, length] int32, example ids in packed rows, or None; 0 is padding.
+            decoder_positions: [batch, length] int32, positions of the tokens in their examples, or None.
             prefix: [batch, length] bool, mask of the tokens with bidirectional attention, or None.
             enable_dropout: whether to apply dropout.
         """

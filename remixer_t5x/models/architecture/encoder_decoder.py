@@ -45,13 +45,13 @@ class EncoderDecoder(nn.Module):
         dtype: dtype of activations; parameters are float32.
         embedding: factory of the token embedding.
         tied: whether the output projection is the transposed token embedding.
-        scaled_output: whether to scale the input of the projection by embed_dim ** -0.5; without scaling, the initial
+        scaled_output: whether to scale the input of the output projection by embed_dim ** -0.5; otherwise, the initial
             logits of a tied projection are as large as the embeddings.
         base_embed_dim: base width of muP (`optim.mup`), which is required for a tied output; None without muP.
         shared_embedding: whether the encoder and the decoder share one token embedding; if False, the decoder's
             embedding is `decoder_token_embedder`.
         begin_id: id whose embedding the decoder uses for the start token, id 0.
-        logit_softcap: c in `c tanh(logits / c)`, which bounds the output logits, as in Gemma 2; None disables it.
+        logit_softcap: bound c of the output logits, `c tanh(logits / c)`, as in Gemma 2; None for no bound.
     """
 
     vocab_size: ranges.Count
@@ -146,7 +146,8 @@ class EncoderDecoder(nn.Module):
 
         If `decode` is True, the first call allocates a cache for `decoder_input_tokens.shape[1]` positions and computes
         the cached values that depend only on the encoder output. Each later call processes one token, [batch, 1], and
-        requires `max_decode_length`, the number of allocated positions. Packed rows are not supported.
+        requires `max_decode_length`, the number of allocated positions. Decoding does not support
+        packed rows.
         """
         memory = Memory(encoded, describe_tokens(encoder_input_tokens, encoder_segment_ids))
         flags = {'causal': True, 'decode': decode, 'deterministic': not enable_dropout, 'memory': memory}

@@ -25,7 +25,7 @@ from remixer_t5x.models.layers.embedding import Embed, output_scale
 from remixer_t5x.models.layers.norms import LayerNorm
 from remixer_t5x.models.layers.positions import LearnedPositions
 
-_INIT = nn.initializers.normal(stddev=0.02)
+_BERT_INIT = nn.initializers.normal(stddev=0.02)
 
 
 class EncoderOnly(nn.Module):
@@ -42,8 +42,8 @@ class EncoderOnly(nn.Module):
         head_layer: factory of the head, or None. The head is a module x -> x with a `bias` over the vocabulary
             (`BertHead`) for masked language models, and a module (x, ctx) -> y for other models.
         base_embed_dim: base width of muP (`optim.mup`), which is required for a tied output; None without muP.
-        sentence_layer: factory of a module that maps the mean over a text's tokens to the text's embedding
-            (`SentenceProjection`), or None.
+        sentence_layer: factory of a module that maps the mean-pooled features of a text to its embedding, such as
+            `SentenceProjection`, or None.
         separator_id: id of the token between two texts, such as BERT's [SEP]. Tokens after the first separator have
             token type 1 unless `encoder_token_types` is passed. If None, all tokens have type 0.
     """
@@ -78,7 +78,7 @@ class EncoderOnly(nn.Module):
         enable_dropout: bool = True,
     ) -> jax.Array:
         """Returns the encoder output, [batch, length, embed]; `encoder_token_types` requires an input layer."""
-        ctx = _context(encoder_input_tokens, encoder_segment_ids, encoder_positions, enable_dropout)
+        ctx = _build_context(encoder_input_tokens, encoder_segment_ids, encoder_positions, enable_dropout)
         x = self.token_embedder(encoder_input_tokens)
         if self.input_layer is not None:
             if encoder_token_types is None and self.separator_id is not None:
@@ -123,10 +123,10 @@ class EncoderOnly(nn.Module):
     ) -> jax.Array:
         """Returns the output of the classification head in float32; each row must contain a single example."""
         hidden = self.encode(encoder_input_tokens, None, None, encoder_token_types, enable_dropout)
-        return self.head(hidden, _context(encoder_input_tokens, None, None, enable_dropout))
+        return self.head(hidden, _build_context(encoder_input_tokens, None, None, enable_dropout))
 
 
-def _context(
+def _build_context(
     tokens: jax.Array, segment_ids: jax.Array | None, positions: jax.Array | None, enable_dropout: bool
 ) -> SequenceContext:
     return describe_tokens(tokens, segment_ids, positions, deterministic=not enable_dropout)
@@ -159,7 +159,7 @@ class BertInput(nn.Module):
         """Computes the input of the stack; `token_types` is [batch, length] int32, or None for type 0 everywhere."""
         width = x.shape[-1]
         x = x + LearnedPositions(self.max_length, name='positions')(width, ctx).astype(x.dtype)
-        init = nn.with_logical_partitioning(_INIT, (None, axes.EMBED))
+        init = nn.with_logical_partitioning(_BERT_INIT, (None, axes.EMBED))
         table = self.param('token_types', init, (self.token_types, width), jnp.float32).astype(x.dtype)
         x = x + (table[0] if token_types is None else jnp.take(table, token_types, axis=0))
         return self.norm(name='norm')(x)
@@ -200,7 +200,7 @@ class BertHead(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         # Leave the output axis unnamed, because `embed` may be sharded and a mesh axis can shard only one array axis.
-        dense = Dense(x.shape[-1], (axes.EMBED, None), _INIT, use_bias=self.use_bias, name='dense')
+        dense = Dense(x.shape[-1], (axes.EMBED, None), _BERT_INIT, use_bias=self.use_bias, name='dense')
         return self.output_norm(nn.gelu(dense(x), approximate=False))
 
 
@@ -232,7 +232,7 @@ class SentenceProjection(nn.Module):
 
     @nn.compact
     def __call__(self, pooled: jax.Array) -> jax.Array:
-        y = Dense(self.outputs, (axes.EMBED, axes.OUTPUTS), _INIT, name='dense')(pooled.astype(jnp.float32))
+        y = Dense(self.outputs, (axes.EMBED, axes.OUTPUTS), _BERT_INIT, name='dense')(pooled.astype(jnp.float32))
         return y / jnp.maximum(jnp.linalg.norm(y, axis=-1, keepdims=True), 1e-12)
 
 
@@ -240,7 +240,7 @@ class TransformedClassifierHead(nn.Module):
     """Classification head of ModernBERT, `norm(gelu(p W_p)) W + b` for pooled features p.
 
     Attributes:
-        outputs: number of labels, or 1 for a regression.
+        outputs: number of labels, or 1 for regression.
         pooling: pooling function, `first_token` or `mean_of_tokens`.
         norm: factory of the norm.
         dropout_rate: dropout on the normalized features.
@@ -254,9 +254,11 @@ class TransformedClassifierHead(nn.Module):
     @nn.compact
     def __call__(self, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
         pooled = self.pooling(hidden, ctx)
-        pooled = nn.gelu(Dense(pooled.shape[-1], (axes.EMBED, None), _INIT, name='dense')(pooled), approximate=False)
+        pooled = nn.gelu(
+            Dense(pooled.shape[-1], (axes.EMBED, None), _BERT_INIT, name='dense')(pooled), approximate=False
+        )
         pooled = nn.Dropout(self.dropout_rate)(self.norm(name='output_norm')(pooled), deterministic=ctx.deterministic)
-        output = Dense(self.outputs, (axes.EMBED, axes.OUTPUTS), _INIT, use_bias=True, name='output')
+        output = Dense(self.outputs, (axes.EMBED, axes.OUTPUTS), _BERT_INIT, use_bias=True, name='output')
         return output(pooled.astype(jnp.float32))
 
 
@@ -267,7 +269,7 @@ class ClassifierHead(nn.Module):
     `dropout(h) W + b` for the features h of each token, [batch, length, outputs].
 
     Attributes:
-        outputs: number of labels, or 1 for a regression.
+        outputs: number of labels, or 1 for regression.
         pooling: pooling function, `first_token` or `mean_of_tokens`, or None.
         dropout_rate: dropout on the input of the last projection.
     """
@@ -280,8 +282,8 @@ class ClassifierHead(nn.Module):
     def __call__(self, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
         features = hidden
         if self.pooling is not None:
-            dense = Dense(hidden.shape[-1], (axes.EMBED, None), _INIT, use_bias=True, name='dense')
+            dense = Dense(hidden.shape[-1], (axes.EMBED, None), _BERT_INIT, use_bias=True, name='dense')
             features = jnp.tanh(dense(self.pooling(hidden, ctx)))
         features = nn.Dropout(self.dropout_rate)(features, deterministic=ctx.deterministic)
-        output = Dense(self.outputs, (axes.EMBED, axes.OUTPUTS), _INIT, use_bias=True, name='output')
+        output = Dense(self.outputs, (axes.EMBED, axes.OUTPUTS), _BERT_INIT, use_bias=True, name='output')
         return output(features.astype(jnp.float32))

@@ -64,7 +64,7 @@ class Layer(nn.Module):
 
 
 def _call_sublayer(sublayer: nn.Module, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """Calls a sublayer, and raises UserError if the shape or dtype of its output differs from its input."""
+    """Calls a sublayer, and raises UserError if its output differs from its input in shape or dtype."""
     y = sublayer(x, ctx)
     if not isinstance(y, jax.Array) or y.shape != x.shape or jnp.result_type(x, y) != x.dtype:
         output = f'{y.dtype}{[*y.shape]}' if isinstance(y, jax.Array) else type(y).__name__
@@ -214,6 +214,6 @@ def alternate_after_first(
 ) -> tuple[tuple[Callable[..., nn.Module], int], ...]:
     """Returns `Stack.runs` for ModernBERT.
 
-    After one `first` layer, the runs repeat `period` - 1 `local` layers and one `last` layer.
+    The stack begins with one `first` layer and then repeats `period` - 1 `local` layers and one `last` layer.
     """
     return ((first, 1), *alternate([*[local] * (period - 1), last], num_layers - 1))

@@ -33,7 +33,7 @@ _CUDNN_ATTENTION = 'dot_product_attention_fwd_wrapper'
 
 
 def full_remat(prim, *args, **params) -> bool:
-    """Remat policy that saves only the input of each layer, which minimizes memory at a cost of a third more FLOPs."""
+    """Remat policy that saves only the input of each layer, to minimize memory at the cost of a third more FLOPs."""
     return jax.checkpoint_policies.nothing_saveable(prim, *args, **params)
 
 
@@ -49,8 +49,8 @@ _TRACE_ONCE = contextvars.ContextVar('trace_layers_once', default=False)
 def trace_layers_once() -> Iterator[None]:
     """Context manager that traces the layers of each run only once instead of twice, to reduce the tracing time.
 
-    In this context, the same seed generates different initial parameters. Use it only to compute shapes, or if the
-    values of the parameters do not matter.
+    A seed generates different initial parameters in this context than outside. Use the context only to compute shapes,
+    or if the values of the parameters do not matter.
     """
     token = _TRACE_ONCE.set(True)
     try:
@@ -122,8 +122,8 @@ class Stack(nn.Module):
         dropout_rate: dropout on the stack's input and output.
         remat_policy: which activations to save for the backward pass: `dots_remat`, `full_remat` or None (all).
         attention: implementation of attention, one of `kernels.attention.api.IMPLEMENTATIONS`.
-        unroll: maximum number of layers in one iteration of the scan, or None for all layers. Larger values compile
-            more slowly, but save XLA:GPU from copying the activations for the backward pass to stacked arrays.
+        unroll: maximum number of layers in one iteration of the scan, or None for all layers. Larger values take
+            longer to compile, but XLA:GPU then copies fewer activations into stacked arrays for the backward pass.
     """
 
     runs: Sequence[tuple[LayerFactory, int]]
@@ -185,14 +185,14 @@ class Stack(nn.Module):
             # Without unrolling, XLA cannot undo rematerialization by common subexpression elimination (CSE).
             body = nn.remat(body, policy=self.remat_policy, prevent_cse=unroll > 1)
         split = {'params': True, 'dropout': True}
-        # With Flax's check, the layer is traced twice, and random numbers differ between both traces. Disabling the
-        # check would therefore change the random numbers of a seed, so it is disabled only if none are drawn.
-        draws = any(self.has_rng(name) for name in split) and not _TRACE_ONCE.get()
+        # Flax's constancy check traces the layer twice, and both traces draw random numbers. Disabling the check would
+        # change the random numbers generated from a seed, so it is disabled only if none are drawn.
+        draws_random_numbers = any(self.has_rng(name) for name in split) and not _TRACE_ONCE.get()
         run = nn.scan(
             body,
             variable_axes={'params': 0, 'intermediates': 0},
             split_rngs=split,
-            check_constancy_invariants=draws,
+            check_constancy_invariants=draws_random_numbers,
             in_axes=nn.broadcast,
             length=count,
             unroll=unroll,

@@ -1,4 +1,4 @@
-"""Attention to the tokens of the same sequence or to the encoder output, with decoding caches.
+"""Self-attention and cross-attention with decoding caches.
 
 All attention sublayers share this code for masks, dropout and caches, and differ only in how they project queries, keys
 and values. The functions must be called within the `nn.compact` method of the sublayer that owns the caches.
@@ -36,10 +36,10 @@ def attend_to_sequence(
         query: [batch, length, heads, kv].
         key, value: [batch, length, kv_heads, kv], with kv_heads a divisor of heads.
         ctx: context of the tokens.
-        bias: added to the logits: [1, heads, q, k] float32, a `DistanceBias`, or None.
-        dropout_rate: dropout on the attention weights, with one mask for all queries of a key head.
-        softcap: see `formula.dot_product_attention`.
-        window: see `Visibility`.
+        bias: bias of the logits, [1, heads, q, k] float32 or a `DistanceBias`; None for no bias.
+        dropout_rate: dropout on the attention weights; all queries of a key head share one mask.
+        softcap: bound c of the logits, `c tanh(logits / c)`, or None.
+        window: keys at this distance or farther are masked; None for no limit.
 
     Returns:
         [batch, length, heads, kv] in value's dtype.
@@ -78,11 +78,11 @@ def attend_to_memory(
     Args:
         module: the sublayer that owns the caches.
         query: [batch, length, heads, kv].
-        project: maps 'key' or 'value' to the keys or values of the memory, [batch, memory_length, kv_heads, kv].
+        project: function that maps 'key' or 'value' to this projection of the memory, [batch, keys, kv_heads, kv].
         memory: the encoder output.
         ctx: context of the decoder tokens.
-        dropout_rate: dropout on the attention weights, with one mask for all queries of a key head.
-        softcap: see `formula.dot_product_attention`.
+        dropout_rate: dropout on the attention weights; all queries of a key head share one mask.
+        softcap: bound c of the logits, `c tanh(logits / c)`, or None.
 
     Returns:
         [batch, length, heads, kv] in value's dtype.
@@ -104,16 +104,16 @@ def attend_to_memory(
 def _sow_weights(
     module: nn.Module, query: jax.Array, key: jax.Array, visibility: Visibility, bias: Bias, softcap: float | None
 ) -> None:
-    """Sows the attention weights, [batch, heads, q, k], for the reports' pictures.
+    """Sows the attention weights, [batch, heads, q, k], for the plots in reports.
 
-    The weights are computed again, because the attention kernels do not return them.
+    The weights are recomputed, because the attention kernels do not return them.
     """
-    # `sow` checks the collection too, but without this check a training step would trace the computation.
+    # `sow` also checks the collection, but without this check, training steps would trace the recomputation.
     if module.is_mutable_collection('intermediates'):
         weights = attention_weights(query, key, visibility.mask(), expand_bias(bias), softcap)
         module.sow('intermediates', 'attention_weights', weights)
 
 
 def visible_in_sequence(ctx: SequenceContext, window: int | None = None) -> Visibility:
-    """Returns the visibility of the tokens of a sequence to each other."""
+    """Returns the attention mask between the tokens of a sequence, as a `Visibility`."""
     return Visibility(ctx.segment_ids if ctx.packed else None, ctx.segment_ids, ctx.causal, ctx.prefix, window)

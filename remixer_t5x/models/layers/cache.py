@@ -19,12 +19,12 @@ def extend(module: nn.Module, name: str, value: jax.Array, ctx: SequenceContext,
     Args:
         module: the sublayer that owns the buffer; call within its `nn.compact` method.
         name: name of the cache variable.
-        value: [batch, length, ...] on the allocating call, [batch, 1, ...] afterwards.
+        value: value to write, [batch, length, ...] in the allocating call and [batch, 1, ...] afterwards.
         ctx: context of the token, with `ctx.decode` set.
-        axis: the length axis.
+        axis: the length axis of `value`.
 
     Returns:
-        [batch, max_length, ...]: `value` itself on the allocating call, otherwise the buffer, filled up to `ctx.step`.
+        [batch, max_length, ...]: `value` itself in the allocating call, otherwise the buffer, filled up to `ctx.step`.
     """
     is_allocated = module.has_variable('cache', name)
     buffer = module.variable('cache', name, _allocate, value, ctx.cache_slots, axis)
@@ -46,11 +46,11 @@ def _allocate(value: jax.Array, slots: int | None, axis: int) -> jax.Array:
 
 
 def at_prompt_end(values: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """Returns the initial cache of a sublayer that caches a single token: the second-last token of each prompt.
+    """Returns the initial cache of a sublayer that caches a single token: the second-to-last token of each prompt.
 
     Args:
-        values: [batch, length, ...] of the allocating call.
-        ctx: context of the same tokens.
+        values: values of the allocating call, [batch, length, ...].
+        ctx: context of the tokens of the allocating call.
 
     Returns:
         [batch, 1, ...], zeros for prompts with a single token, or without a prompt.
@@ -72,7 +72,7 @@ def is_before_last(ctx: SequenceContext) -> jax.Array:
 
 
 def visible(max_length: int, ctx: SequenceContext, window: int | None = None) -> jax.Array:
-    """Returns the mask of positions visible at `ctx.step`, bool [max_length], or [batch, max_length] if steps differ.
+    """Returns the mask of positions visible at `ctx.step`, bool [max_length]; [batch, max_length] if steps differ.
 
     With a `window`, only the token at `ctx.step` and the preceding `window - 1` tokens are visible.
     """

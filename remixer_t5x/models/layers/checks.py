@@ -1,4 +1,4 @@
-"""Checks of the inputs and settings of sublayers."""
+"""Checks for the inputs and settings of sublayers."""
 
 from remixer_t5x.context import Memory, SequenceContext
 from remixer_t5x.errors import UserError
@@ -9,7 +9,7 @@ def check_length(owner: str, max_length: int, length: int) -> None:
     if length > max_length:
         raise UserError(
             f'{owner}.max_length must be at least the sequence length of {length} tokens, got {max_length}; '
-            f'type {owner}.max_length = {length} or reduce TASK_FEATURE_LENGTHS'
+            f'set {owner}.max_length = {length} or reduce TASK_FEATURE_LENGTHS'
         )
 
 
@@ -17,14 +17,14 @@ def refuse_prefix(ctx: SequenceContext, owner: str) -> None:
     """Raises UserError if `ctx` has a prefix, because the class named `owner` supports only causal mixing."""
     if ctx.prefix is not None:
         raise UserError(
-            f'{owner} does not support bidirectional attention to a prefix; type PREFIX_LM = False to process '
+            f'{owner} does not support bidirectional attention to a prefix; set PREFIX_LM = False to process '
             'the prefix from left to right, or use @attention.SelfAttention, @hyper_mixer.HyperMixer or '
             '@linear_attention.LinearAttention'
         )
 
 
 def require_memory(ctx: SequenceContext, owner: str, alternative: str) -> Memory:
-    """Returns `ctx.memory`.
+    """Returns the encoder output, `ctx.memory`.
 
     Raises UserError if there is no encoder; the message suggests the class named `alternative` instead of `owner`.
     """

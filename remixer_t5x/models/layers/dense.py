@@ -13,8 +13,8 @@ from remixer_t5x.kernels.compile_target import on_cpu, target_platform
 
 # Parameter names of a LoRA adapter (`models.lora`), with shapes [in, rank] and [rank, features].
 LORA_IN, LORA_OUT = 'lora_in', 'lora_out'
-# Normal with variance 1 / fan_in, as in Hugging Face's T5. For the feed-forward and the logits, T5X uses a truncated
-# normal with the same variance.
+# Normal initializer with variance 1 / fan_in, as in Hugging Face's T5. For feed-forward layers and the output
+# projection, T5X uses a truncated normal with the same variance.
 FAN_IN_NORMAL = nn.initializers.variance_scaling(1.0, 'fan_in', 'normal')
 
 
@@ -29,7 +29,7 @@ def cast_and_gather(kernel: jax.Array, names: tuple[str | None, ...], dtype: jnp
     Args:
         kernel: float32 parameter.
         names: logical axes of the kernel.
-        dtype: dtype of the matmul.
+        dtype: dtype of the matmul that uses the kernel.
 
     Without the sharding constraint, XLA splits the matmul into small ones and exchanges partial results, which makes a
     layer a third slower on eight TPU v5e chips. The cast precedes the gather to reduce the communication.
@@ -48,8 +48,7 @@ class Dense(nn.Module):
         features: width of the output.
         axes: logical names of the kernel's two axes.
         kernel_init: initializer of the kernel.
-        use_bias: whether to add a learned bias, initialized with 0; T5 has no biases, BERT and GPT-2 have them in all
-            layers.
+        use_bias: whether to add a learned bias, initialized with 0, as in BERT and GPT-2; T5 has no biases.
     """
 
     features: int
@@ -119,10 +118,10 @@ def merge_adapter(kernel: jax.Array, first: jax.Array, second: jax.Array) -> jax
 def _lora_update(module: nn.Module, x: Any, matmul: Callable[[Any, jax.Array], Any]) -> Any:
     """Returns the low-rank term that the LoRA adapter of a `Dense` or `GroupDense` adds to the output."""
     first, second = (module.get_variable('params', name) for name in (LORA_IN, LORA_OUT))
-    *groups, inward, outward = module.axes
+    *groups, in_axis, out_axis = module.axes
     dtype = jax.tree.leaves(x)[0].dtype
-    first = cast_and_gather(first, (*groups, inward, axes.LORA_RANK), dtype)
-    second = cast_and_gather(second, (*groups, axes.LORA_RANK, outward), dtype)
+    first = cast_and_gather(first, (*groups, in_axis, axes.LORA_RANK), dtype)
+    second = cast_and_gather(second, (*groups, axes.LORA_RANK, out_axis), dtype)
     # Multiply x by the small matrices one after the other; their product would be as large as the kernel.
     return matmul(matmul(x, first), second)
 
@@ -132,7 +131,7 @@ def split_heads(x: jax.Array, num_heads: int) -> jax.Array:
     return x.reshape(*x.shape[:-1], num_heads, -1)
 
 
-# Feature groups as arrays [groups, ..., width]: a single array, or multiple arrays with a part of the groups each.
+# Feature groups as a single array [groups, ..., width], or as multiple arrays that each contain some of the groups.
 Groups: TypeAlias = tuple[jax.Array, ...]
 
 
@@ -160,7 +159,7 @@ class GroupDense(nn.Module):
     low-rank matrices for each group.
 
     Attributes:
-        features: width of a group's output.
+        features: output width of a group.
         axes: logical names of the kernel's three axes: groups, in, out.
         kernel_init: initializer of the kernel.
     """

@@ -20,7 +20,7 @@ def dropout(rate: float, x: jax.Array, *, deterministic: bool) -> jax.Array:
 def drop_value_rows(rate: float, value: jax.Array, *, deterministic: bool) -> jax.Array:
     """Applies dropout to attention weights, with one mask for all queries as in T5, by zeroing whole rows of values.
 
-    `value` is [..., heads, ..., kv]. Must be called within an `nn.compact` method.
+    A row is a vector of width kv in `value` [..., kv]. Must be called within an `nn.compact` method.
     """
     if rate == 0.0 or deterministic:
         return value

@@ -15,10 +15,10 @@ class Embed(nn.Module):
         features: width of an embedding.
         dtype: dtype of the output.
         one_hot: whether to use a matmul of one-hot vectors instead of a gather. The matmul partitions well on TPUs if
-            the vocabulary is sharded, but costs 2 * num_embeddings * features FLOPs per token, half the FLOPs of a
-            small model.
+            the vocabulary is sharded, but costs 2 * num_embeddings * features FLOPs per token, which is half of a
+            small model's FLOPs.
         stddev: standard deviation of the initial embeddings; 1 in T5.
-        scale: factor for the output of the layer, `features ** 0.5` in Gemma; `attend` does not apply this factor.
+        scale: factor of the output embeddings, `features ** 0.5` in Gemma; `attend` does not apply this factor.
     """
 
     num_embeddings: int
@@ -55,7 +55,7 @@ class Embed(nn.Module):
 
 
 def output_scale(width: int, scaled: bool, base_width: int | None) -> float:
-    """Returns the input factor of a tied output projection: T5's `width ** -0.5` if `scaled`, otherwise 1.
+    """Returns the factor for the input of a tied output projection: T5's `width ** -0.5` if `scaled`, otherwise 1.
 
     If muP's base width is set (`optim.mup`), the logits have the same scale as in a model with this base width.
     """

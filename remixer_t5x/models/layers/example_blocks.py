@@ -18,14 +18,14 @@ BLOCK = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class SortedTokens:
-    """Sort order of the input or output tokens of each row by the rank of their example.
+class TokenOrder:
+    """Order of each row's input or output tokens, sorted by the rank of their example.
 
     Attributes:
-        order: [batch, n] int32, the position in the row of each sorted token.
-        inverse: [batch, n] int32, the index among the sorted tokens of each token of the row.
-        is_used: [batch, n] bool, whether each token of the row belongs to an example with a rank.
-        first: [batch, ranks] int32, the index of the first sorted token of each example.
+        order: [batch, n] int32, the row position of each sorted token.
+        inverse: [batch, n] int32, the sorted position of each token in the row.
+        is_used: [batch, n] bool, whether the example of each token in the row has a rank.
+        first: [batch, ranks] int32, the sorted position of the first token of each example.
         count: [batch, ranks] int32, the number of tokens of each example.
     """
 
@@ -36,15 +36,15 @@ class SortedTokens:
     count: jax.Array
 
     def sort(self, array: jax.Array) -> jax.Array:
-        """Sorts the tokens of an array [batch, n, ...] by example, and appends zeros for the last block.
+        """Sorts the tokens of an array [batch, n, ...] by example and pads them with zeros to [batch, n + BLOCK, ...].
 
-        Returns [batch, n + BLOCK, ...].
+        The padding ensures that a block of the last example does not extend beyond the array.
         """
         rest = ((0, 0),) * (array.ndim - 2)
         return jnp.pad(_take_tokens(array, self.order), ((0, 0), (0, BLOCK), *rest))
 
     def unsort(self, array: jax.Array) -> jax.Array:
-        """Inverts `sort`, and sets unused tokens to zero."""
+        """Inverts `sort`, and zeroes the tokens of examples without a rank."""
         return jnp.where(_append_axes(self.is_used, array), _take_tokens(array, self.inverse), 0)
 
     def sorted_zeros(self, like: jax.Array) -> jax.Array:
@@ -55,32 +55,32 @@ class SortedTokens:
     def loop_over_blocks(
         self, rank: jax.Array, body: Callable[[Callable, Callable, jax.Array, Any], Any], start: Any
     ) -> Any:
-        """Runs `body(read, write, is_member, carry) -> carry` for each block of the examples of `rank`.
+        """Runs `body(read, write, is_member, carry) -> carry` for each block of the examples with this rank.
 
         If the longest of these examples exceeds half of the row, the whole row is a single block. `read` slices a block
         [batch, tokens, ...] from a sorted array, `write` writes a block to a sorted array, and `is_member`
-        [batch, tokens] is False at tokens of other examples. Loop over all ranks in order: later blocks then overwrite
-        the values that `body` writes for tokens of other examples.
+        [batch, tokens] is False at tokens of other examples. Call this method for all ranks in order, so that later
+        blocks overwrite the values that `body` writes for tokens of other examples.
         """
         first, count = self.first[:, rank], self.count[:, rank]
         length = self.order.shape[1]
 
         def run_block(index, carry):
-            place = jnp.minimum(first + index * BLOCK, length)
-            is_member = place[:, None] + jnp.arange(BLOCK) < (first + count)[:, None]
+            position = jnp.minimum(first + index * BLOCK, length)
+            is_member = position[:, None] + jnp.arange(BLOCK) < (first + count)[:, None]
 
             def read(array):
-                return jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, BLOCK))(array, place)
+                return jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, BLOCK))(array, position)
 
             def write(array, values):
                 put = jax.vmap(lambda row, values, at: jax.lax.dynamic_update_slice_in_dim(row, values, at, 0))
-                return put(array, values.astype(array.dtype), place)
+                return put(array, values.astype(array.dtype), position)
 
             return body(read, write, is_member, carry)
 
         def run_whole_row(carry):
-            place = jnp.arange(length)
-            is_member = (place >= first[:, None]) & (place < (first + count)[:, None])
+            position = jnp.arange(length)
+            is_member = (position >= first[:, None]) & (position < (first + count)[:, None])
 
             def write(array, values):
                 updated = jnp.where(_append_axes(is_member, values), values.astype(array.dtype), array[:, :length])
@@ -96,17 +96,17 @@ class SortedTokens:
         )
 
 
-def sort_by_example(ids_in: jax.Array, ids_out: jax.Array) -> tuple[SortedTokens, SortedTokens, jax.Array]:
+def sort_by_example(ids_in: jax.Array, ids_out: jax.Array) -> tuple[TokenOrder, TokenOrder, jax.Array]:
     """Returns the sort orders of the input tokens and the output tokens by example, and the number of ranks.
 
     Args:
-        ids_in, ids_out: [batch, n] and [batch, m] int32; 1..k identifies the example of a token, 0 is padding. The
-            tokens of an example need not be contiguous.
+        ids_in, ids_out: example ids of the input tokens [batch, n] and the output tokens [batch, m], int32, starting
+            with 1; 0 is padding. The tokens of an example need not be contiguous.
     """
-    names = ids_in.shape[1] + ids_out.shape[1] + 1
-    counts = [jax.vmap(lambda row: jnp.bincount(row, length=names))(ids) for ids in (ids_in, ids_out)]
+    num_ids = ids_in.shape[1] + ids_out.shape[1] + 1
+    counts = [jax.vmap(lambda row: jnp.bincount(row, length=num_ids))(ids) for ids in (ids_in, ids_out)]
     # Examples without output tokens need no computation.
-    used = (counts[1] > 0) & (jnp.arange(names) > 0)
+    used = (counts[1] > 0) & (jnp.arange(num_ids) > 0)
     by_rank = jnp.argsort(jnp.where(used, -(counts[0] + counts[1]), 1), axis=1, stable=True)
     rank = jnp.argsort(by_rank, axis=1)
     sides = []
@@ -114,12 +114,12 @@ def sort_by_example(ids_in: jax.Array, ids_out: jax.Array) -> tuple[SortedTokens
         order = jnp.argsort(_take_tokens(rank, ids), axis=1, stable=True)
         count = _take_tokens(jnp.where(used, count, 0), by_rank)
         first = jnp.cumsum(count, axis=1) - count
-        sides.append(SortedTokens(order, jnp.argsort(order, axis=1), _take_tokens(used, ids), first, count))
+        sides.append(TokenOrder(order, jnp.argsort(order, axis=1), _take_tokens(used, ids), first, count))
     return *sides, jnp.max(jnp.sum(used, axis=1))
 
 
-def _take_tokens(array: jax.Array, places: jax.Array) -> jax.Array:
-    return jnp.take_along_axis(array, _append_axes(places, array), axis=1)
+def _take_tokens(array: jax.Array, positions: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(array, _append_axes(positions, array), axis=1)
 
 
 def _append_axes(array: jax.Array, like: jax.Array) -> jax.Array:

@@ -48,14 +48,14 @@ class LayerNorm(nn.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x32 = x.astype(jnp.float32)
-        centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
-        inverse = jax.lax.rsqrt(jnp.mean(jnp.square(centred), axis=-1, keepdims=True) + self.epsilon)
+        centered = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+        inverse = jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=-1, keepdims=True) + self.epsilon)
         scale, bias = self.scale_and_bias(x.shape[-1])
-        return (centred * inverse * scale + bias).astype(x.dtype)
+        return (centered * inverse * scale + bias).astype(x.dtype)
 
     @nn.compact
     def scale_and_bias(self, width: int) -> tuple[jax.Array, jax.Array]:
-        """Returns the parameters, float32 [width], for callers with a custom implementation of the normalization."""
+        """Returns the scale and the bias, float32 [width], for callers that implement the normalization themselves."""
 
         def parameter(name: str, init: nn.initializers.Initializer) -> jax.Array:
             return self.param(name, nn.with_logical_partitioning(init, (self.axis,)), (width,), jnp.float32)
@@ -65,10 +65,10 @@ class LayerNorm(nn.Module):
 
 
 class GroupedRMSNorm(nn.Module):
-    """RMS normalization of equal parts of the last axis, with a learned scale for each feature.
+    """RMS normalization of feature groups of equal width, with a learned scale for each feature.
 
     Attributes:
-        num_groups: number of parts; must divide the width of the input.
+        num_groups: number of groups; must divide the width of the input.
         epsilon: added to the mean square.
     """
 
@@ -90,17 +90,17 @@ class GroupedRMSNorm(nn.Module):
         return (x32 * inverse_rms(jnp.square(x32)) * scale).astype(x.dtype)
 
     def _inverse_rms(self, squares: jax.Array) -> jax.Array:
-        """Computes 1 / rms of each part, broadcast to the features."""
-        parts = squares.reshape(*squares.shape[:-1], self.num_groups, -1)
-        inverse = jax.lax.rsqrt(jnp.mean(parts, axis=-1, keepdims=True) + self.epsilon)
-        return jnp.broadcast_to(inverse, parts.shape).reshape(squares.shape)
+        """Computes 1 / rms of each group, broadcast to its features."""
+        groups = squares.reshape(*squares.shape[:-1], self.num_groups, -1)
+        inverse = jax.lax.rsqrt(jnp.mean(groups, axis=-1, keepdims=True) + self.epsilon)
+        return jnp.broadcast_to(inverse, groups.shape).reshape(squares.shape)
 
     def _inverse_rms_without_reshape(self, squares: jax.Array) -> jax.Array:
-        """Computes `_inverse_rms` without a reshape, which requires a copy on TPUs unless parts have 128 features."""
+        """Computes `_inverse_rms` without a reshape, which requires a copy on TPUs unless groups have 128 features."""
         width = squares.shape[-1] // self.num_groups
-        part_of_feature = jnp.arange(squares.shape[-1]) // width
+        group_of_feature = jnp.arange(squares.shape[-1]) // width
         inverse = jnp.zeros_like(squares)
-        for part in range(self.num_groups):
-            mean = jnp.sum(jnp.where(part_of_feature == part, squares, 0), axis=-1, keepdims=True) / width
-            inverse = jnp.where(part_of_feature == part, jax.lax.rsqrt(mean + self.epsilon), inverse)
+        for group in range(self.num_groups):
+            mean = jnp.sum(jnp.where(group_of_feature == group, squares, 0), axis=-1, keepdims=True) / width
+            inverse = jnp.where(group_of_feature == group, jax.lax.rsqrt(mean + self.epsilon), inverse)
         return inverse

@@ -22,9 +22,9 @@ def relative_position_bucket(
 ) -> jax.Array:
     """Returns T5's bucket of each relative position, `key position - query position`, int32 in [0, num_buckets).
 
-    Half of the buckets contain a single distance each. The sizes of the others grow logarithmically up to
-    `max_distance`, and all larger distances share the last bucket. If `bidirectional`, each sign uses half of the
-    buckets; otherwise all keys after the query share bucket 0 with distance 0.
+    Half of the buckets contain a single distance each. The other buckets divide the distances up to `max_distance` on
+    a logarithmic scale, and all larger distances share the last bucket. If `bidirectional`, keys before and after the
+    query use separate halves of the buckets; otherwise all keys after the query share bucket 0 with distance 0.
     """
     if bidirectional:
         num_buckets //= 2
@@ -43,7 +43,7 @@ def relative_position_bucket(
 class RelativePositionBias(nn.Module):
     """T5's relative position bias: a learned scalar for each head and distance bucket, added to attention logits.
 
-    Packing needs no special case: distances within an example do not depend on its place in the row, and attention
+    Packing needs no special case: distances within an example do not depend on its position in the row, and attention
     masks pairs of tokens from different examples.
 
     Attributes:
@@ -93,7 +93,7 @@ class AlibiBias(nn.Module):
     num_heads: ranges.Count
 
     def __call__(self, length: int, ctx: SequenceContext) -> jax.Array | DistanceBias:
-        """See `RelativePositionBias`."""
+        """Returns the bias in the same form as `RelativePositionBias`."""
         power = 2 ** int(math.log2(self.num_heads))
         slopes = [2 ** (-8 * head / power) for head in range(1, power + 1)]
         slopes += [2 ** (-4 * head / power) for head in range(1, 2 * (self.num_heads - power), 2)]
@@ -102,7 +102,7 @@ class AlibiBias(nn.Module):
 
 
 def _relative_positions(length: int, ctx: SequenceContext) -> jax.Array:
-    """Returns the relative positions `key - query` for a bias: [distances], or [batch, distances] if steps differ."""
+    """Returns the relative positions `key - query` for a bias: [distances]; [batch, distances] if steps differ."""
     if ctx.step is None:
         return jnp.arange(1 - length, length)
     return jnp.arange(length) - (ctx.step[:, None] if ctx.step.ndim else ctx.step)
@@ -134,7 +134,7 @@ class RotaryEmbedding(nn.Module):
     scaling_factor: ranges.Positive = 1.0
 
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        """Rotates x, [batch, length, heads, kv], by the positions of its tokens in their example."""
+        """Rotates queries or keys x [batch, length, heads, kv] by the position of each token in its example."""
         half = int(x.shape[-1] * self.fraction) // 2
         # All rows have the same positions unless they are packed or differ in step.
         positions = ctx.positions if ctx.packed or ctx.step is not None else ctx.positions[:1]
@@ -147,7 +147,7 @@ class RotaryEmbedding(nn.Module):
 
 
 def example_lengths(ctx: SequenceContext) -> jax.Array:
-    """Returns the length of the example of each token, float32 [batch, length]; undefined but at least 1 at padding."""
+    """Returns the length of each token's example, float32 [batch, length]; undefined but at least 1 at padding."""
     if not ctx.packed:
         count = jnp.sum(ctx.is_token, axis=1, keepdims=True)
         return jnp.broadcast_to(jnp.maximum(count, 1), ctx.positions.shape).astype(jnp.float32)
@@ -162,7 +162,7 @@ class SinusoidalPositions(nn.Module):
 
     @nn.compact
     def __call__(self, width: int, ctx: SequenceContext) -> jax.Array:
-        """Returns float32 [batch, length, width], with sines in the first half of the features, then cosines."""
+        """Returns embeddings, float32 [batch, length, width]: first the sines of all frequencies, then the cosines."""
         num_waves = -(-width // 2)
         exponents = jnp.arange(num_waves) * (2.0 / width)
         angles = ctx.positions[..., None].astype(jnp.float32) * jnp.power(10_000.0, -exponents)
@@ -180,24 +180,24 @@ class LearnedPositions(nn.Module):
 
     @nn.compact
     def __call__(self, width: int, ctx: SequenceContext) -> jax.Array:
-        """float32 [batch or 1, length, width]."""
+        """Returns the embeddings of all tokens, float32 [batch or 1, length, width]."""
         length = ctx.positions.shape[1]
         check_length('LearnedPositions', self.max_length, ctx.cache_slots or length)
         init = nn.with_logical_partitioning(nn.initializers.normal(stddev=0.02), (axes.POSITIONS_IN, axes.EMBED))
         table = self.param('table', init, (self.max_length, width), jnp.float32)
         if ctx.packed or ctx.step is not None:
             return jnp.take(table, ctx.positions, axis=0)
-        # Rows with one example need only a slice, whose gradient is cheaper than the scatter of a gather's gradient.
+        # Rows with one example need only a slice, whose gradient is cheaper than the scatter in a gather's gradient.
         return table[None, :length]
 
 
 def max_input_length(lengths: Mapping[str, int] | None = None) -> int:
-    """Returns the input length in TASK_FEATURE_LENGTHS, for the `max_length` of sublayers."""
+    """Returns the input length set in TASK_FEATURE_LENGTHS, which sublayers use as `max_length`."""
     return (lengths or {}).get('inputs', DEFAULT_MAX_LENGTH)
 
 
 def max_target_length(lengths: Mapping[str, int] | None = None, model_type: str = 'encoder_decoder') -> int:
-    """Returns the target length in TASK_FEATURE_LENGTHS, for the `max_length` of sublayers.
+    """Returns the target length set in TASK_FEATURE_LENGTHS, which sublayers use as `max_length`.
 
     For decoder-only models, returns the sum of the lengths, because each row contains inputs and targets.
     """

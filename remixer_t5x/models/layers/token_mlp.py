@@ -37,10 +37,10 @@ def mix_through_hidden(
         w_in: [batch, n, heads, hidden], weights of the input tokens; must be finite at padding unless `packed`.
         value: [batch, n, heads, features], values of the input tokens.
         w_out: [batch, m, heads, hidden], weights of the output tokens.
-        ids_in: [batch, n] int32; 1..k identifies the example of an input token, 0 is padding.
-        ids_out: [batch, m] int32; the same for the output tokens.
+        ids_in: [batch, n] int32, example ids of the input tokens, starting with 1; 0 is padding.
+        ids_out: [batch, m] int32, example ids of the output tokens.
         packed: whether rows may contain more than one example, which are then processed in blocks (`example_blocks`).
-        hidden_bias: [heads, hidden], added before the activation, or None.
+        hidden_bias: [heads, hidden], bias added before the activation, or None.
         activation: elementwise activation of the hidden units, by default the tanh approximation of GELU.
 
     Returns:
@@ -88,7 +88,7 @@ def sum_outer_products(w_in: jax.Array, value: jax.Array, mask: jax.Array | None
         total = jnp.einsum('bnhk,bnhf->bhkf', w_in, value, preferred_element_type=jnp.float32)
         return checkpoint_name(total, ATTENTION_OUTPUT)
     # Accelerators accumulate in float32 in any case. If the result has the dtype of the operands, the matmuls of the
-    # backward pass use this dtype too. The result has no checkpoint name, because recomputing it is faster than saving.
+    # backward pass use this dtype too. The result has no checkpoint name: recomputing it is faster than saving it.
     if _has_one_head(w_in):
         total = jnp.einsum('bnk,bnf->bkf', w_in[:, :, 0], value[:, :, 0])[:, None]
     else:
@@ -121,22 +121,22 @@ def _mix_examples(activation, w_in, value, w_out, hidden_bias, ids_in, ids_out):
     return jax.lax.cond(jnp.max(ids_out) > 1, mix_sorted_examples, mix_single_example)
 
 
-def _mix_sorted_examples(activation, into, out, ranks, w_in, value, w_out, hidden_bias):
-    sorted_in, sorted_w_out = (into.sort(w_in), into.sort(value)), out.sort(w_out)
+def _mix_sorted_examples(activation, in_order, out_order, ranks, w_in, value, w_out, hidden_bias):
+    sorted_in, sorted_w_out = (in_order.sort(w_in), in_order.sort(value)), out_order.sort(w_out)
 
     def mix_rank(rank, mixed):
-        units = activation(_sum_examples_of_rank(into, rank, *sorted_in, hidden_bias))
+        units = activation(_sum_examples_of_rank(in_order, rank, *sorted_in, hidden_bias))
 
         def project_block(read, write, is_member, mixed):
             return write(mixed, project_hidden_units(read(sorted_w_out), units))
 
-        return out.loop_over_blocks(rank, project_block, mixed)
+        return out_order.loop_over_blocks(rank, project_block, mixed)
 
     shape = jax.ShapeDtypeStruct((*w_out.shape[:-1], value.shape[-1]), value.dtype)
-    return out.unsort(jax.lax.fori_loop(0, ranks, mix_rank, out.sorted_zeros(shape)))
+    return out_order.unsort(jax.lax.fori_loop(0, ranks, mix_rank, out_order.sorted_zeros(shape)))
 
 
-def _sum_examples_of_rank(into, rank, w_in, value, hidden_bias):
+def _sum_examples_of_rank(in_order, rank, w_in, value, hidden_bias):
     """Returns the pre-activations of the example of `rank` in each row, [batch, heads, hidden, features]."""
     batch, _, heads, hidden = w_in.shape
     start = jnp.zeros((batch, heads, hidden, value.shape[-1]), jnp.float32)
@@ -146,7 +146,7 @@ def _sum_examples_of_rank(into, rank, w_in, value, hidden_bias):
     def add_block(read, write, is_member, total):
         return total + sum_outer_products(read(w_in), read(value), is_member)
 
-    return into.loop_over_blocks(rank, add_block, start)
+    return in_order.loop_over_blocks(rank, add_block, start)
 
 
 def _mix_examples_forward(activation, *arguments):
@@ -167,40 +167,41 @@ def _mix_examples_backward(activation, arguments, gradient):
 
 
 def _sorted_example_gradients(activation, blocks, weights, gradient):
-    into, out, ranks = blocks
+    in_order, out_order, ranks = blocks
     w_in, value, w_out, hidden_bias = weights
-    sorted_in, sorted_out = (into.sort(w_in), into.sort(value)), (out.sort(w_out), out.sort(gradient))
+    sorted_in = in_order.sort(w_in), in_order.sort(value)
+    sorted_out = out_order.sort(w_out), out_order.sort(gradient)
 
     def add_rank_gradients(rank, gradients):
-        *of_in, of_w_out, of_bias = gradients
-        total = _sum_examples_of_rank(into, rank, *sorted_in, hidden_bias)
+        *grad_in, grad_w_out, grad_bias = gradients
+        total = _sum_examples_of_rank(in_order, rank, *sorted_in, hidden_bias)
         units, pull_back = jax.vjp(activation, total)
 
         def output_gradients(read, write, is_member, carry):
-            of_w_out, of_units = carry
-            block_w_out, of_mixed = (jnp.where(is_member[..., None, None], read(array), 0) for array in sorted_out)
+            grad_w_out, grad_units = carry
+            block_w_out, grad_mixed = (jnp.where(is_member[..., None, None], read(array), 0) for array in sorted_out)
             _, pull_back = jax.vjp(project_hidden_units, block_w_out, units)
-            of_block, more = pull_back(of_mixed)
-            return write(of_w_out, of_block), of_units + more
+            grad_block, grad_block_units = pull_back(grad_mixed)
+            return write(grad_w_out, grad_block), grad_units + grad_block_units
 
-        of_w_out, of_units = out.loop_over_blocks(rank, output_gradients, (of_w_out, jnp.zeros_like(units)))
-        [of_total] = pull_back(of_units)
+        grad_w_out, grad_units = out_order.loop_over_blocks(rank, output_gradients, (grad_w_out, jnp.zeros_like(units)))
+        [grad_total] = pull_back(grad_units)
 
-        def input_gradients(read, write, is_member, of_in):
+        def input_gradients(read, write, is_member, grad_in):
             _, pull_back = jax.vjp(functools.partial(sum_outer_products, mask=is_member), *map(read, sorted_in))
-            return [write(*both) for both in zip(of_in, pull_back(of_total), strict=True)]
+            return [write(*pair) for pair in zip(grad_in, pull_back(grad_total), strict=True)]
 
-        of_in = into.loop_over_blocks(rank, input_gradients, of_in)
+        grad_in = in_order.loop_over_blocks(rank, input_gradients, grad_in)
         if hidden_bias is not None:
-            of_bias += jnp.sum(of_total, axis=(0, 3))
-        return [*of_in, of_w_out, of_bias]
+            grad_bias += jnp.sum(grad_total, axis=(0, 3))
+        return [*grad_in, grad_w_out, grad_bias]
 
-    of_bias = None if hidden_bias is None else jnp.zeros(hidden_bias.shape, jnp.float32)
-    zeros = [into.sorted_zeros(w_in), into.sorted_zeros(value), out.sorted_zeros(w_out), of_bias]
-    of_w_in, of_value, of_w_out, of_bias = jax.lax.fori_loop(0, ranks, add_rank_gradients, zeros)
+    grad_bias = None if hidden_bias is None else jnp.zeros(hidden_bias.shape, jnp.float32)
+    zeros = [in_order.sorted_zeros(w_in), in_order.sorted_zeros(value), out_order.sorted_zeros(w_out), grad_bias]
+    grad_w_in, grad_value, grad_w_out, grad_bias = jax.lax.fori_loop(0, ranks, add_rank_gradients, zeros)
     if hidden_bias is not None:
-        of_bias = of_bias.astype(hidden_bias.dtype)
-    return into.unsort(of_w_in), into.unsort(of_value), out.unsort(of_w_out), of_bias
+        grad_bias = grad_bias.astype(hidden_bias.dtype)
+    return in_order.unsort(grad_w_in), in_order.unsort(grad_value), out_order.unsort(grad_w_out), grad_bias
 
 
 _mix_examples.defvjp(_mix_examples_forward, _mix_examples_backward)

@@ -4,15 +4,15 @@
 
 X and Y are [batch, length, D], and each head has width d. In self-attention M is X; in cross-attention M is the
 encoder's output. T5 has no biases and no factor 1/sqrt(d) on the logits: the factor is folded into the initializer of
-W_q, which is equivalent under Adafactor and saves a pass over the logits. `ScaledAttention` has biases and the factor.
+W_q, which is equivalent under Adafactor and saves a pass over the logits. `ScaledAttention` has both.
 
 `SelfAttention` and `CrossAttention` support the options of more recent models:
 
-    grouped queries   each head of k and v is shared by h / num_kv_heads heads of q (Ainslie et al. 2023)
+    grouped queries   h / num_kv_heads heads of q share each head of k and v (Ainslie et al. 2023)
     QK norm           q = RMSNorm(x W_q) / sqrt(d), k = RMSNorm(M W_k), per head (Henry et al. 2020)
     softcap           the logits are c tanh(q k^T / c) + bias (Gemma 2, Riviere et al. 2024)
     RoPE              q and k are rotated by position; self-attention only (`layers.positions.RotaryEmbedding`)
-    sliding window    distances are limited to below the window; self-attention only (Beltagy et al. 2020)
+    sliding window    tokens attend only to nearby tokens; self-attention only (Beltagy et al. 2020)
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ _BERT_INIT = nn.initializers.normal(stddev=0.02)
 
 
 def non_t5_options(sublayer: nn.Module) -> list[str]:
-    """Returns the names of the sublayer's enabled options that T5 lacks and most checkpoint formats do not support."""
+    """Returns the names of the sublayer's enabled options that T5 and most checkpoint formats do not support."""
     defaults: dict[str, Any] = dict.fromkeys(('num_kv_heads', 'logit_softcap', 'rotary', 'sliding_window'))
     defaults |= {'qk_norm': False, 'activation': 'gelu'}
     return [name for name, default in defaults.items() if getattr(sublayer, name, default) != default]
@@ -48,7 +48,7 @@ class _MultiHeadAttention(nn.Module):
     """Base class with the settings of all attention sublayers.
 
     Attributes:
-        num_heads: number of heads, h.
+        num_heads: number of attention heads, h.
         head_dim: width of a head's queries, keys and values, d.
         dropout_rate: dropout on the attention weights, with one mask for all queries.
     """
@@ -62,10 +62,10 @@ class _T5Attention(_MultiHeadAttention):
     """Base class of T5's self-attention and cross-attention, with their settings and projections.
 
     Attributes:
-        num_kv_heads: number of heads of keys and values, a divisor of `num_heads`; 1 selects multi-query attention;
-            None means `num_heads`.
-        qk_norm: whether to normalize each head of queries and keys.
-        logit_softcap: limits the logits to between `-logit_softcap` and `logit_softcap`; None disables the limit.
+        num_kv_heads: number of key and value heads; must divide `num_heads`. 1 selects multi-query attention, and None
+            uses `num_heads`.
+        qk_norm: whether to apply RMSNorm to each head of queries and keys.
+        logit_softcap: smooth bound on the absolute value of the attention logits, or None.
     """
 
     num_kv_heads: ranges.Count | None = None
@@ -82,7 +82,7 @@ class _T5Attention(_MultiHeadAttention):
         init = nn.initializers.variance_scaling(1.0 / self.head_dim, 'fan_in', 'normal')
         query = Dense(self.num_heads * self.head_dim, _IN_AXES, kernel_init=init, name='query')(x)
         query = self._norm('query', split_heads(query, self.num_heads))
-        # QK norm cancels the 1/sqrt(d) in the initializer, so it is applied here instead.
+        # QK norm cancels the factor 1/sqrt(d) in the initializer, so apply the factor here.
         return query * self.head_dim**-0.5 if self.qk_norm else query
 
     def _project_key_or_value(self, name: str, x: jax.Array) -> jax.Array:
@@ -96,15 +96,15 @@ class _T5Attention(_MultiHeadAttention):
 
 
 class SelfAttention(_T5Attention):
-    """T5's self-attention; a token mixer.
+    """T5's self-attention, a token mixer.
 
     Attributes:
-        position_bias: factory of a module (number of keys, ctx) -> bias with separate parameters for each layer, as in
-            umT5 (Chung et al. 2023); None to use the bias that all layers of the stack share, as in T5.
+        position_bias: factory of a module (number of keys, ctx) -> bias, to give each layer a separate position bias as
+            in umT5 (Chung et al. 2023). If None, all layers of the stack share one bias, as in T5.
         rotary: factory of a module (x, ctx) -> x that rotates queries and keys by their positions, or None.
-        sliding_window: tokens attend only to distances below this number: in both directions in an encoder, backwards
-            in a decoder. None disables the limit. Set 1 more than `config.sliding_window` of encoders in Hugging Face
-            transformers, which includes that distance.
+        sliding_window: tokens attend only to tokens at a distance below this number, in both directions in an encoder
+            and only backwards in a decoder. None disables the limit. For encoders of Hugging Face transformers, set
+            `config.sliding_window + 1`, because they also attend to tokens at the distance `config.sliding_window`.
     """
 
     position_bias: Callable[..., nn.Module] | None = None
@@ -142,7 +142,8 @@ class CrossAttention(_T5Attention):
 
         def project_memory(name: str) -> jax.Array:
             # Flatten the tokens, so that the encoder and the decoder save the encoder's output in different shapes for
-            # the backward pass; with equal shapes, the TPU compiler shares and zero-fills a buffer (2% of the step).
+            # the backward pass. With equal shapes, the TPU compiler shares a buffer and fills it with zeros, which
+            # takes 2% of a training step.
             tokens = memory.hidden.reshape(-1, memory.hidden.shape[-1])
             return self._project_key_or_value(name, tokens).reshape(*memory.hidden.shape[:2], -1, self.head_dim)
 
@@ -151,7 +152,7 @@ class CrossAttention(_T5Attention):
 
 
 class ScaledAttention(_MultiHeadAttention):
-    """Self-attention of BERT and GPT-2, `softmax(q k^T / sqrt(d)) v`, with biases on all projections; a token mixer.
+    """Self-attention of BERT and GPT-2, `softmax(q k^T / sqrt(d)) v`, with biases on all projections.
 
     `ctx.position_bias` is ignored, because BERT and GPT-2 add position embeddings to the token embeddings.
     """
@@ -178,11 +179,11 @@ class RelativeAttention(ScaledAttention):
     """`ScaledAttention` with a separate position bias in each layer, `softmax(q k^T / sqrt(d) + bias) v`.
 
     If `content` is False, the layer computes `softmax(bias) v`, with weights that depend only on positions. This is the
-    baseline "rel pos - attn" of gMLP (Liu et al. 2021, table 3), a Random Synthesizer (Tay et al. 2020).
+    baseline "rel pos - attn" in the gMLP paper (Liu et al. 2021, table 3), a Random Synthesizer (Tay et al. 2020).
 
     Attributes:
         position_bias: factory of a module (number of keys, ctx) -> bias.
-        content: whether the logits include the product of queries and keys.
+        content: whether the attention logits include the product of queries and keys.
     """
 
     position_bias: Callable[..., nn.Module] = RelativePositionBias

@@ -1,7 +1,7 @@
-"""Feed-forward sublayers: MLPs that are applied to each token separately.
+"""Feed-forward sublayers: MLPs applied to each token separately.
 
     GatedMLP  Y = (f(X W_0) * X W_1) W_o           f: gelu in T5.1.1 (GEGLU), silu in UL2 (SwiGLU; Shazeer 2020)
-    ReluMLP   Y = relu(X W_i) W_o                  the first T5 (Raffel et al. 2019)
+    ReluMLP   Y = relu(X W_i) W_o                  the original T5 (Raffel et al. 2019)
     GeluMLP   Y = gelu(X W_i + b_i) W_o + b_o      BERT (Devlin et al. 2019) and GPT-2 (Radford et al. 2019)
 
 Shapes: X and Y are [batch, length, D]; W_0, W_1 and W_i are [D, F]; W_o is [F, D].
@@ -21,7 +21,7 @@ from remixer_t5x.models.layers.dropout import dropout
 
 _IN_AXES, _OUT_AXES = (axes.EMBED, axes.MLP), (axes.MLP, axes.EMBED)
 _BERT_INIT = nn.initializers.normal(stddev=0.02)
-# Activation functions of `GatedMLP`; 'gelu' is the tanh approximation, as in T5 and Gemma.
+# Activation functions for `GatedMLP`; 'gelu' is the tanh approximation, as in T5 and Gemma.
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     'gelu': functools.partial(nn.gelu, approximate=True),
     'gelu_exact': functools.partial(nn.gelu, approximate=False),
@@ -37,7 +37,7 @@ class GatedMLP(nn.Module):
     Attributes:
         hidden_dim: number of hidden units, F.
         dropout_rate: dropout on the hidden units.
-        activation: activation function of the gate, f, one of `ACTIVATIONS`.
+        activation: name of the gate's activation function f, a key of `ACTIVATIONS`.
     """
 
     hidden_dim: ranges.Count
@@ -58,7 +58,7 @@ class GatedMLP(nn.Module):
 
 
 class ReluMLP(nn.Module):
-    """Feed-forward sublayer of the original Transformer without biases, `Y = relu(X W_i) W_o`.
+    """Feed-forward sublayer of the original Transformer, but without biases, `Y = relu(X W_i) W_o`.
 
     Attributes:
         hidden_dim: number of hidden units, F.

@@ -1,8 +1,8 @@
 """FNet's token mixer (Lee-Thorp et al. 2021): `Y = Re(F_tokens(F_channels(X)))`, two Fourier transforms.
 
-X and Y are [batch, length, D]; the layer has no parameters. Padding is zeroed before the transforms. A transform mixes
-all positions of a row including padding, so unlike in all other sublayers the output depends on the padded length.
-Evaluate a model at the sequence length of its training (TASK_FEATURE_LENGTHS).
+X and Y are [batch, length, D]; the layer has no parameters. Padding is zeroed before the transforms. The transform over
+tokens mixes all positions of a row, including padding, so the output depends on the padded length, unlike in all other
+sublayers. Evaluate a model with the TASK_FEATURE_LENGTHS that it was trained with.
 """
 
 import functools
@@ -30,9 +30,10 @@ def fourier_real(x: jax.Array) -> jax.Array:
 
 
 def fourier_real_by_matmul(x: jax.Array) -> jax.Array:
-    """Computes `fourier_real` as `C_L x C_D - S_L x S_D`, with C and S matrices of cosines and sines.
+    """Computes the same result as `fourier_real` with matmuls, `C_L x C_D - S_L x S_D`.
 
-    The operands are cast to the dtype of x; the result is float32.
+    C_L and C_D are matrices of cosines, and S_L and S_D are matrices of sines. The operands of the matmuls are cast to
+    the dtype of x; the result is float32.
     """
     cos_l, sin_l, cos_d, sin_d = (matrix.astype(x.dtype) for size in x.shape[-2:] for matrix in _fourier_matrices(size))
     # TPUs multiply float32 arrays in bfloat16 by default.
@@ -45,7 +46,7 @@ def fourier_real_by_matmul(x: jax.Array) -> jax.Array:
 def _fourier_matrices(size: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the matrices cos(2 pi j k / size) and sin(2 pi j k / size), [size, size] float32."""
     index = np.arange(size)
-    # Reduce angles modulo 2 pi first, because float32 sines of large angles are inaccurate.
+    # Reduce the angles modulo 2 pi, because the rounding error of an angle grows with its size.
     angles = np.outer(index, index) % size * (2 * np.pi / size)
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
@@ -53,8 +54,8 @@ def _fourier_matrices(size: int) -> tuple[np.ndarray, np.ndarray]:
 class FNet(nn.Module):
     """FNet's token mixer for encoders with one example per row, `Y = Re(F_tokens(F_channels(X)))`.
 
-    Raises UserError in decoders, and for packed rows, whose examples would be mixed. Computes in float32, except on
-    TPUs, where the matmul operands keep the dtype of x.
+    Raises UserError in decoders, and for packed rows, because the transform would mix their examples. Computes in
+    float32, except on TPUs, where the matmul operands keep the dtype of x.
     """
 
     @nn.compact
@@ -62,19 +63,19 @@ class FNet(nn.Module):
         if ctx.causal:
             raise UserError(
                 'FNet mixes each token with later tokens, so it cannot be used in a decoder; '
-                'type DECODER_MIXER = @attention.SelfAttention, @linear_attention.LinearAttention or '
+                'set DECODER_MIXER = @attention.SelfAttention, @linear_attention.LinearAttention or '
                 '@mlp_mixer.WindowMixer'
             )
         if ctx.packed:
             raise UserError(
                 'FNet transforms whole rows, so it would mix the examples of a packed row; '
-                'type PACK = False, or ENCODER_MIXER = @attention.SelfAttention or @linear_attention.LinearAttention'
+                'set PACK = False, or ENCODER_MIXER = @attention.SelfAttention or @linear_attention.LinearAttention'
             )
         tokens = jnp.where(ctx.is_token[..., None], x, 0)
         if target_platform() == 'tpu':
-            # On a TPU the FFT is limited by memory traffic, while the matmuls fully use the matrix unit.
+            # On TPUs, memory bandwidth limits the FFT, while the matmuls fully use the matrix unit.
             return fourier_real_by_matmul(tokens).astype(x.dtype)
-        # On one device the FFT is several times faster (measured on a CPU), and on a GPU the FFT moves fewer bytes.
-        # XLA cannot partition an FFT, so with multiple devices each would gather and transform the whole batch.
+        # On a single CPU device, the FFT is several times faster than the matmuls; on a GPU, it moves fewer bytes. XLA
+        # cannot partition an FFT, so each of multiple devices would gather and transform the whole batch.
         transform = fourier_real if jax.device_count() == 1 else fourier_real_by_matmul
         return transform(tokens.astype(jnp.float32)).astype(x.dtype)

@@ -4,15 +4,16 @@
     f(Z) = W LN(Z) + b                     W: [length, length] near zero, b: [length] ones
     Y = s(Z) V                             s(Z) = Z_1 * f(Z_2) and three other gates; V: [F/2 or F, D]
 
-aMLP adds a tiny attention (figure 6), which reads the same X, to f:
+aMLP adds the output of a tiny attention with the same input X (figure 6) to f(Z):
 
     tiny_attn(X) = softmax(q k^T / sqrt(d)) v W_out,   q, k, v = X W_qkv,   d = 64 or 128
 
 The block usually replaces both the attention and the feed-forward sublayer of a layer.
 
-Differences from the paper: projections have no biases, as in T5; padding is zeroed before the multiplication by W (the
-paper leaves this to be learned); W and b are indexed by position in the example, so packing does not change the output;
-in a decoder W is lower triangular. The layer layout adds the norm before the block and the residual connection.
+Differences from the paper: projections have no biases, as in T5; padding is zeroed before the multiplication by W (in
+the paper, W must learn to ignore padding); W and b are indexed by position in the example, so packing does not change
+the output; in a decoder, W is lower triangular. The layer layout adds the norm before the block and the residual
+connection.
 """
 
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.compile_target import target_platform
-from remixer_t5x.kernels.diagonals import place_examples, spread_over_diagonals
+from remixer_t5x.kernels.diagonals import gather_by_positions, spread_over_diagonals
 from remixer_t5x.kernels.gelu import gelu, gelu_times, normalized_gelu
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.attend import attend_to_sequence, visible_in_sequence
@@ -34,36 +35,37 @@ from remixer_t5x.models.layers.dense import Dense, LazyProduct, matmul
 from remixer_t5x.models.layers.dropout import dropout
 from remixer_t5x.models.layers.norms import LayerNorm
 
-# Maps (name, features) to X U, the input of the GELU.
+# Function (name, features) -> X U, which returns the input of the GELU.
 Expansion = Callable[[str, int], jax.Array]
-# Maps X U to f(Z), or two arrays X U to Z_1 * f(Z_2), which a GPU computes in one kernel.
+# Function (X U) -> f(Z) or (X U_2, X U_1) -> Z_1 * f(Z_2). On GPUs, one kernel computes the second form.
 SpatialProjection = Callable[..., jax.Array]
 
-# cuBLAS loads 16 bytes at a time, so the contracted dimension of a matmul should be a multiple of 8.
-_DEPTH = 8
-# Initializes W near zero, so f(Z) starts near its bias of 1; not below 1e-3, Adafactor's minimum parameter scale.
+# cuBLAS loads 16 bytes at a time, so the contracted dimension of a bfloat16 matmul should be a multiple of 8.
+_DEPTH_MULTIPLE = 8
+# Initializes W near zero, so that f(Z) starts near its bias of 1. The standard deviation is Adafactor's minimum
+# parameter scale.
 SPATIAL_INIT = nn.initializers.normal(stddev=1e-3)
 
 
 def linear_gate(expand: Expansion, project: SpatialProjection, hidden_dim: ranges.Count) -> jax.Array:
-    """`s(Z) = f(Z)`."""
+    """Computes the gate `s(Z) = f(Z)`."""
     return project(expand('wi', hidden_dim))
 
 
 def additive_gate(expand: Expansion, project: SpatialProjection, hidden_dim: ranges.Count) -> jax.Array:
-    """`s(Z) = Z + f(Z)`."""
+    """Computes the gate `s(Z) = Z + f(Z)`."""
     inputs = expand('wi', hidden_dim)
     return gelu(inputs) + project(inputs)
 
 
 def multiplicative_gate(expand: Expansion, project: SpatialProjection, hidden_dim: ranges.Count) -> jax.Array:
-    """`s(Z) = Z * f(Z)`."""
+    """Computes the gate `s(Z) = Z * f(Z)`."""
     inputs = expand('wi', hidden_dim)
     return project(inputs, inputs)
 
 
 def split_gate(expand: Expansion, project: SpatialProjection, hidden_dim: ranges.Count) -> jax.Array:
-    """Computes the paper's spatial gating unit, `s(Z) = Z_1 * f(Z_2)`, with Z_1 and Z_2 the halves of Z.
+    """Computes the paper's spatial gating unit `s(Z) = Z_1 * f(Z_2)`, where Z_1 and Z_2 are the halves of Z.
 
     U is stored as two matrices, because sharding F would place the halves of one matrix on different devices.
     """
@@ -81,8 +83,8 @@ class FreeSpatial(nn.Module):
     def __call__(self, length: int, ctx: SequenceContext) -> jax.Array:
         """Returns W, float32 [length, length], or [batch, length, length] for packed rows.
 
-        While decoding, returns [1, length], or [batch, 1, length] if rows differ in step. With a prefix, the caller
-        must mask later tokens.
+        While decoding, returns only the row of W for the current step, [1, length], or [batch, 1, length] if the steps
+        of the batch differ. If `ctx` has a prefix, the caller must mask later tokens.
         """
         init = nn.with_logical_partitioning(SPATIAL_INIT, (axes.POSITIONS_OUT, axes.POSITIONS_IN))
         matrix = self.param('kernel', init, (self.max_length, self.max_length), jnp.float32)
@@ -92,7 +94,7 @@ class FreeSpatial(nn.Module):
         matrix = matrix[:length, :length]
         if ctx.causal and ctx.prefix is None:
             matrix = jnp.tril(matrix)
-        return place_examples(matrix, ctx.positions) if ctx.packed else matrix
+        return gather_by_positions(matrix, ctx.positions) if ctx.packed else matrix
 
 
 class ToeplitzSpatial(nn.Module):
@@ -107,7 +109,8 @@ class ToeplitzSpatial(nn.Module):
     def __call__(self, length: int, ctx: SequenceContext) -> jax.Array:
         """Returns W, float32 [length, length].
 
-        While decoding, returns [1, length], or [batch, 1, length] if rows differ in step.
+        While decoding, returns only the row of W for the current step, [1, length], or [batch, 1, length] if the steps
+        of the batch differ.
         """
         refuse_prefix(ctx, 'ToeplitzSpatial')
         count = self.max_length if ctx.causal else 2 * self.max_length - 1
@@ -115,7 +118,7 @@ class ToeplitzSpatial(nn.Module):
         values = self.param('kernel', init, (count,), jnp.float32)
         if ctx.causal:
             values = jnp.pad(values, (0, length - 1))
-        center = self.max_length - 1  # index of the value of distance 0
+        center = self.max_length - 1  # index of the weight for distance 0
         if ctx.step is None:
             # Packing needs no special case: within an example, distances do not depend on where the example starts.
             return spread_over_diagonals(values[None, center + 1 - length : center + length], length)[0]
@@ -124,12 +127,12 @@ class ToeplitzSpatial(nn.Module):
 
 
 class TinyAttention(nn.Module):
-    """The attention of aMLP, with one small head; a value of `GMLP.attention`.
+    """aMLP's attention with one small head, for the setting `GMLP.attention`.
 
     Maps [batch, length, D] to a `LazyProduct` with shape [batch, length, features].
 
     Attributes:
-        features: width of the output; GMLP sets it to the width of its gate.
+        features: width of the output, which GMLP sets to the width of its gate.
         head_dim: width of the head, d; 64 or 128 in the paper.
     """
 
@@ -138,7 +141,7 @@ class TinyAttention(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> LazyProduct:
-        # The head is not sharded, because each attention logit would then be a sum across devices.
+        # Do not shard the head, because each attention logit would then require a sum across devices.
         kernels = [
             Dense(self.head_dim, (axes.EMBED, None), name=name).kernel(x.shape[-1], x.dtype)
             for name in ('query', 'key', 'value')
@@ -155,10 +158,10 @@ class TinyAttention(nn.Module):
 
 
 class SpatialMixing(nn.Module):
-    """The spatial projection `f(Z) = W LN(Z) + b` over the tokens that each token may see.
+    """Spatial projection `f(Z) = W LN(Z) + b`, which mixes the tokens visible to each token.
 
     Attributes:
-        max_length: size of W and b; longer rows raise UserError.
+        max_length: maximum sequence length, the size of W and b; longer rows raise UserError.
         weights: factory of a module (length, ctx) -> W, `FreeSpatial` or `ToeplitzSpatial`.
     """
 
@@ -169,9 +172,9 @@ class SpatialMixing(nn.Module):
     def __call__(
         self, inputs: jax.Array, gated: jax.Array | None, added: jax.Array | LazyProduct | None, ctx: SequenceContext
     ) -> jax.Array:
-        """Returns `f(Z) + added` with Z = gelu(inputs), times `gelu(gated)` if `gated` is not None.
+        """Returns `f(Z) + added` for Z = gelu(inputs), multiplied by `gelu(gated)` if `gated` is not None.
 
-        All arrays are [batch, length, features].
+        All arguments and the result are [batch, length, features].
         """
         norm = LayerNorm(axis=axes.MLP, name='norm')
         if target_platform() == 'gpu' and not ctx.decode:
@@ -201,12 +204,12 @@ class SpatialMixing(nn.Module):
         added: jax.Array | LazyProduct | None,
         ctx: SequenceContext,
     ) -> jax.Array:
-        """Computes `__call__` with one matmul, because the memory traffic of each matmul limits the speed on GPUs.
+        """Computes the result of `__call__` with one matmul, because matmuls on GPUs are limited by memory bandwidth.
 
             W (scale Z + shift) + heads V + b = [W | heads | W 1] [scale Z ; V ; shift] + b
 
-        Here Z is normalized, and `heads V` is the added product. The two matmuls of the backward pass also compute the
-        gradients of W, heads, V and shift.
+        Here Z is normalized, and `heads V` is the `LazyProduct` in `added`. The two matmuls of the backward pass also
+        compute the gradients of W, heads, V and shift.
         """
         scale, shift = norm.scale_and_bias(inputs.shape[-1])
         weights, bias = self._weights_and_bias(inputs.shape[1], ctx)
@@ -215,13 +218,13 @@ class SpatialMixing(nn.Module):
         if isinstance(added, LazyProduct):
             columns.append(added.left)
             rows.append(added.right)
-        fill = -sum(part.shape[-1] for part in columns) % _DEPTH
-        columns.append(jnp.zeros((*inputs.shape[:2], fill)))
-        rows.append(jnp.zeros((fill, inputs.shape[-1])))
+        num_zeros = -sum(part.shape[-1] for part in columns) % _DEPTH_MULTIPLE
+        columns.append(jnp.zeros((*inputs.shape[:2], num_zeros)))
+        rows.append(jnp.zeros((num_zeros, inputs.shape[-1])))
         left = jnp.concatenate([part.astype(inputs.dtype) for part in columns], axis=-1)
-        below = jnp.concatenate([part.astype(inputs.dtype) for part in rows])
-        below = jnp.broadcast_to(below, (inputs.shape[0], *below.shape))
-        right = jnp.concatenate([normalized_gelu(inputs, scale, norm.epsilon), below], axis=1)
+        extra_rows = jnp.concatenate([part.astype(inputs.dtype) for part in rows])
+        extra_rows = jnp.broadcast_to(extra_rows, (inputs.shape[0], *extra_rows.shape))
+        right = jnp.concatenate([normalized_gelu(inputs, scale, norm.epsilon), extra_rows], axis=1)
         mixed = jnp.einsum('bqk,bkf->bqf', left, right)
         bias = bias if bias.ndim == 3 else bias[None]
         if added is not None and not isinstance(added, LazyProduct):
@@ -230,7 +233,7 @@ class SpatialMixing(nn.Module):
         return factor.astype(inputs.dtype) if gated is None else gelu_times(gated, factor)
 
     def _weights_and_bias(self, length: int, ctx: SequenceContext) -> tuple[jax.Array, jax.Array]:
-        """Returns W and the bias b of each token, broadcastable to [batch, length, features]."""
+        """Returns W, and the bias b broadcastable to [batch, length, features]."""
         check_length('GMLP', self.max_length, length)
         weights = self.weights(max_length=self.max_length, name='weights')(length, ctx)
         init = nn.with_logical_partitioning(nn.initializers.ones, (axes.POSITIONS_OUT,))
@@ -243,25 +246,26 @@ class SpatialMixing(nn.Module):
 def _mask_weights(weights: jax.Array, ctx: SequenceContext) -> jax.Array:
     """Returns W with the weights of masked token pairs set to zero, [batch, length, length].
 
-    On a GPU, masking the hidden units instead would merge the batch into one matmul and transpose the units for it.
+    On GPUs, masking the hidden units instead would merge the batch into one matmul, which transposes the units.
     """
     if ctx.prefix is not None:
-        seen = visible_in_sequence(ctx).mask()[:, 0]
+        is_visible = visible_in_sequence(ctx).mask()[:, 0]
     elif ctx.packed:
-        seen = ctx.segment_ids[:, :, None] == ctx.segment_ids[:, None, :]
+        is_visible = ctx.segment_ids[:, :, None] == ctx.segment_ids[:, None, :]
     else:
-        seen = ctx.is_token[:, None, :]
-    return jnp.where(seen, weights, 0.0)
+        is_visible = ctx.is_token[:, None, :]
+    return jnp.where(is_visible, weights, 0.0)
 
 
 class GMLP(nn.Module):
     """gMLP block, `Y = s(gelu(X U)) V`: an MLP whose hidden units are gated by a learned mix of all tokens.
 
     Attributes:
-        hidden_dim: number of hidden units, F; `split_gate` halves it.
-        max_length: size of W and b; longer rows raise UserError.
-        gate: s, one of `split_gate`, `multiplicative_gate`, `additive_gate` and `linear_gate`.
-        spatial: factory of W, `ToeplitzSpatial` (the paper's language models) or `FreeSpatial`.
+        hidden_dim: number of hidden units, F; `split_gate` divides them into two halves.
+        max_length: maximum sequence length, the size of W and b; longer rows raise UserError.
+        gate: gate function s, one of `split_gate`, `multiplicative_gate`, `additive_gate` and `linear_gate`.
+        spatial: factory of the module that returns W: `ToeplitzSpatial`, as in the paper's language models, or
+            `FreeSpatial`.
         attention: factory of a module (x, ctx) -> array or `LazyProduct`, whose output is added to f(Z):
             `TinyAttention` for aMLP, None for gMLP.
         dropout_rate: dropout on the gated units.

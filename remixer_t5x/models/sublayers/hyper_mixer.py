@@ -7,13 +7,13 @@ hypernetworks:
     Y   = LayerNorm(W_2 gelu(W_1^T V))                                   V: [N, D], Y: [M, D]
 
 Each hypernetwork is an MLP with layer widths D, D and d' and a GELU; there are no other projections. Multiple heads are
-from the authors' later paper ("HyperConformer"): D and d' are split into groups, one for each head. Tied weights
+from the authors' later paper ("HyperConformer"): D and d' are split into one group for each head. Tied weights
 (`W_2 = W_1`) are the paper's default.
 
 Choices that the paper leaves open: GELU is the tanh approximation; the length normalization scales only W_1; dropout is
-applied to the hidden units of the generated MLP. The paper does not cover decoders; here token t uses the hidden units
-`gelu(sum_{j <= t} w_1[j] v[j]^T)`, a state of constant size, and length normalization divides by the number of tokens
-seen. Tokens of a prefix use the sum over the whole prefix.
+applied to the hidden units of the generated MLP. The paper does not cover decoders. In a decoder, token t uses the
+hidden units `gelu(sum_{j <= t} w_1[j] v[j]^T)`, which have a constant size, and length normalization divides by the
+number of these tokens. Tokens of a prefix use the sum over the whole prefix.
 """
 
 import dataclasses
@@ -42,9 +42,9 @@ class GeneratedWeights(nn.Module):
     """Hypernetwork that generates a weight vector for each token from that token alone (section 2.3).
 
     Attributes:
-        hidden_dim: number of weights per token, summed over heads, d'.
+        hidden_dim: total number of weights per token over all heads, d'.
         num_heads: number of heads.
-        use_bias: whether both layers of the MLP have a bias.
+        use_bias: whether the two layers of the hypernetwork have a bias.
     """
 
     hidden_dim: ranges.Count
@@ -69,10 +69,10 @@ class GeneratedWeights(nn.Module):
 
 
 class SharedWeightVector(nn.Module):
-    """A learned weight vector that all tokens share (an ablation in appendix C.2 of the paper).
+    """Learned weight vector that all tokens share (an ablation in appendix C.2 of the HyperMixer paper).
 
     Attributes:
-        hidden_dim: number of hidden units of the generated MLP, summed over heads, d'.
+        hidden_dim: total number of hidden units of the generated MLP over all heads, d'.
         num_heads: number of heads.
     """
 
@@ -81,7 +81,10 @@ class SharedWeightVector(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns the weights for x [batch, length, embed], [batch, length, heads, hidden / heads]."""
+        """Broadcasts the weight vector to the tokens of x [batch, length, embed].
+
+        Returns [batch, length, heads, hidden / heads].
+        """
         init = nn.with_logical_partitioning(nn.initializers.normal(stddev=1.0), (axes.HEADS, axes.TOKEN_MLP))
         vector = self.param('vector', init, (self.num_heads, self.hidden_dim // self.num_heads), jnp.float32)
         return jnp.broadcast_to(vector.astype(x.dtype), (*x.shape[:2], *vector.shape))
@@ -91,13 +94,15 @@ class _HyperMixerBase(nn.Module):
     """Base class of `HyperMixer` and `HyperMixerCross`, with their settings and projections.
 
     Attributes:
-        hidden_dim: number of hidden units of the generated MLP, summed over heads, d'.
+        hidden_dim: total number of hidden units of the generated MLP over all heads, d'.
         num_heads: number of heads; must divide the model width and `hidden_dim`.
-        weights: factory of a hypernetwork, which maps [batch, length, embed] to [batch, length, heads, hidden / heads].
-        token_information: factory of a module (width, ctx) -> p, which is added to the hypernetwork's input, or None.
-        norm: factory of the norm of the output (the paper's "layer normalisation"), or None.
+        weights: factory of a hypernetwork that maps [batch, length, embed] to [batch, length, heads, hidden / heads].
+        token_information: factory of a module (width, ctx) -> p, whose output p is added to the hypernetwork's input,
+            or None.
+        norm: factory of the output norm (the paper's "layer normalisation"), or None.
         length_scale: whether to divide W_1 by the number of mixed tokens (the paper's "length normalisation").
-        dropout_rate: dropout on the hidden units of the generated MLP, with one mask for all tokens and features.
+        dropout_rate: dropout on the hidden units of the generated MLP, with one mask for all tokens and features of a
+            row.
     """
 
     hidden_dim: ranges.Count
@@ -156,14 +161,14 @@ class HyperMixer(_HyperMixerBase):
         if ctx.causal:
             return self._join_heads(self._mix_causally(w_in, value, w_out, ctx))
         if self.length_scale:
-            w_in = _scale_by_length(w_in, ctx)
+            w_in = _divide_by_length(w_in, ctx)
         ids = ctx.segment_ids
         return self._join_heads(token_mlp.mix_through_hidden(w_in, value, w_out, ids, ids, packed=ctx.packed))
 
     def _mix_causally(self, w_in: jax.Array, value: jax.Array, w_out: jax.Array, ctx: SequenceContext) -> jax.Array:
         scale = 1.0 / (ctx.positions + 1.0) if self.length_scale else None
         if ctx.decode:
-            state = self.variable('cache', 'hidden', _initial_state, w_in, value, ctx)
+            state = self.variable('cache', 'hidden', _initial_sum, w_in, value, ctx)
             if ctx.step is not None:
                 state.value = add_token(state.value, w_in[:, 0], value[:, 0])
                 return compute_output(nn.gelu, w_out[:, 0], state.value, None if scale is None else scale[:, 0])[
@@ -173,18 +178,18 @@ class HyperMixer(_HyperMixerBase):
         if ctx.prefix is None:
             return mixed
         prefix_ctx = dataclasses.replace(ctx, segment_ids=jnp.where(ctx.prefix, ctx.segment_ids, 0))
-        scaled = _scale_by_length(w_in, prefix_ctx) if self.length_scale else w_in
-        both_ways = token_mlp.mix_through_hidden(
+        scaled = _divide_by_length(w_in, prefix_ctx) if self.length_scale else w_in
+        bidirectional = token_mlp.mix_through_hidden(
             scaled, value, w_out, prefix_ctx.segment_ids, ctx.segment_ids, packed=ctx.packed
         )
-        return jnp.where(ctx.prefix[..., None, None], both_ways, mixed)
+        return jnp.where(ctx.prefix[..., None, None], bidirectional, mixed)
 
 
 class HyperMixerCross(_HyperMixerBase):
-    """HyperMixer instead of cross-attention, `Y = LayerNorm(W_2 gelu(W_1^T M))`.
+    """HyperMixer as a replacement for cross-attention, `Y = LayerNorm(W_2 gelu(W_1^T M))`.
 
     W_1 is generated from the encoder's output M, and W_2 from the decoder's features X. While decoding, the first call
-    computes and caches the hidden units; the size of the cache does not depend on the length of M.
+    computes and caches the hidden units, so the size of the cache does not depend on the length of M.
     """
 
     @nn.compact
@@ -205,10 +210,10 @@ class HyperMixerCross(_HyperMixerBase):
         return self._join_heads(mixed).reshape(shape)
 
     def _project_memory(self, memory: Memory) -> tuple[jax.Array, jax.Array]:
-        """Returns W_1 and the values V of the memory, [batch, memory_length, heads, ...] each."""
+        """Returns the weights W_1 and the values V of the encoder's output, [batch, memory_length, heads, ...] each."""
         hidden = _zero_padding(memory.hidden, memory.context)
         w_in = self._generate_weights(self._add_token_information(hidden, memory.context, 'key_information'), 'w_in')
-        return _scale_by_length(w_in, memory.context) if self.length_scale else w_in, self._split_heads(hidden)
+        return _divide_by_length(w_in, memory.context) if self.length_scale else w_in, self._split_heads(hidden)
 
     def _compute_memory_units(self, memory: Memory) -> jax.Array:
         w_in, value = self._project_memory(memory)
@@ -220,19 +225,19 @@ def _zero_padding(x: jax.Array, ctx: SequenceContext) -> jax.Array:
     return jnp.where(ctx.is_token[..., None], x, 0)
 
 
-def _initial_state(w_in: jax.Array, value: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """Returns the running sum before the first decoding step: zeros, or the sum over a prompt."""
+def _initial_sum(w_in: jax.Array, value: jax.Array, ctx: SequenceContext) -> jax.Array:
+    """Returns the running sum before the first decoding step: zeros, or the sum over a prompt except its last token."""
     if ctx.cache_slots is None:
         return jnp.zeros((*w_in.shape[:1], *w_in.shape[2:], value.shape[-1]), jnp.float32)
     return token_mlp.sum_outer_products(w_in, value, cache.is_before_last(ctx))
 
 
-def _scale_by_length(w_in: jax.Array, ctx: SequenceContext) -> jax.Array:
+def _divide_by_length(w_in: jax.Array, ctx: SequenceContext) -> jax.Array:
     return w_in * (1.0 / example_lengths(ctx)).astype(w_in.dtype)[..., None, None]
 
 
 class Identity(nn.Module):
-    """Identity instead of a token mixer, `Y = X` (the ablation "feature mixing only" in appendix C.2)."""
+    """Identity function instead of a token mixer (the ablation "feature mixing only" in appendix C.2 of the paper)."""
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:

@@ -1,15 +1,15 @@
-"""Linear attention (Katharopoulos et al. 2020, "Transformers are RNNs"), in linear time in the sequence length.
+"""Linear attention (Katharopoulos et al. 2020, "Transformers are RNNs"), with linear cost in the sequence length.
 
     y_i = (phi(q_i) sum_j phi(k_j) v_j^T) / (phi(q_i) . sum_j phi(k_j))        phi(x) = elu(x) + 1        (equation 5)
 
 X and Y are [batch, length, D]; q, k and v are linear projections of X for each head, [length, kv]. The sums run over
-the tokens that token i may see. In a decoder these are running sums with a state of size [kv, kv] for each head, which
-is all that decoding caches (equations 18 to 20). Whole rows are processed in chunks, so memory is proportional to
-length x width. In packed rows each example has separate sums.
+the tokens visible to token i. In a decoder, these are running sums, and decoding caches only these sums, [kv, kv] and
+[kv] for each head (equations 18 to 20). Causal attention and packed rows are computed in chunks of tokens, so memory is
+proportional to length x width. In packed rows, each example has separate sums.
 
-Differences from the paper: projections have no biases, as in T5; dropout zeroes whole value rows, which equals
-attention dropout with one mask for all queries. A position bias is not supported, because it would need
-[length, length] weights, so position embeddings must be added to the input of the stack.
+Differences from the paper: projections have no biases, as in T5; dropout zeroes whole value vectors, which equals
+attention dropout with one mask for all queries. A position bias is not supported, because it would require
+[length, length] weights; add position embeddings to the input of the stack instead.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ Sums = tuple[jax.Array, jax.Array]
 
 # Number of tokens in a chunk. Attention within a chunk is quadratic; only sums are carried between chunks.
 CHUNK = 128
-# Prevents division by zero for rows without tokens; same value as in the authors' code.
+# Prevents division by zero for rows without tokens; the authors' code uses the same value.
 EPSILON = 1e-6
 
 
@@ -47,9 +47,9 @@ def linear_attention(query: jax.Array, key: jax.Array, value: jax.Array, ctx: Se
     """Computes linear attention (equation 5) within each example; causal if `ctx.causal` is True.
 
     Args:
-        query: [batch, length, heads, kv], mapped by phi.
-        key: [batch, length, heads, kv], mapped by phi.
-        value: [batch, length, heads, kv].
+        query: phi(q), [batch, length, heads, kv].
+        key: phi(k), [batch, length, heads, kv].
+        value: v, [batch, length, heads, kv].
         ctx: context of the tokens; examples of a packed row must be contiguous.
 
     Returns:
@@ -78,8 +78,8 @@ def _divide(mixed: jax.Array, total: jax.Array, dtype: jax.typing.DTypeLike) -> 
 def _sum_tokens(key: jax.Array, value: jax.Array, dtype: jax.typing.DTypeLike = jnp.float32) -> Sums:
     """Computes the sums over the token axis of keys and values [..., tokens, heads, kv].
 
-    If later computation casts the sums to a smaller dtype, pass that `dtype`, so that the gradient is a matmul in it
-    too; accelerators accumulate in float32 for any dtype.
+    If the sums are later cast to a smaller dtype, pass it as `dtype`, so that the backward pass also multiplies in this
+    dtype. Accelerators accumulate in float32 for any `dtype`.
     """
     result = jnp.float32 if on_cpu() else dtype
     state = jnp.einsum('...khd,...khv->...hdv', key, value, preferred_element_type=result)
@@ -103,7 +103,7 @@ def _split_chunks(array: jax.Array) -> jax.Array:
 
 
 def _attend_within_chunks(query, key, value, ids, causal: bool) -> tuple[jax.Array, jax.Array]:
-    """Returns numerators and denominators for the pairs of tokens within each chunk."""
+    """Returns the terms of equation 5's numerators and denominators from tokens in the same chunk."""
     is_visible = ids[..., :, None] == ids[..., None, :]
     if causal:
         is_visible &= jnp.tri(ids.shape[-1], dtype=bool)
@@ -114,17 +114,17 @@ def _attend_within_chunks(query, key, value, ids, causal: bool) -> tuple[jax.Arr
 
 
 def _attend_across_chunks(query, key, value, ids, reverse: bool) -> tuple[jax.Array, jax.Array]:
-    """Returns numerators and denominators from all earlier chunks, or from all later chunks if `reverse`.
+    """Returns the terms of equation 5's numerators and denominators from all earlier (if `reverse`, later) chunks.
 
-    Only the last example of a chunk (the first example if `reverse`) can extend into the next chunk, so the scan
-    carries the sums of one example and resets them when another example begins.
+    Only the last example of a chunk can extend into the next chunk (the first example into the previous one if
+    `reverse`). The scan therefore carries the sums of one example and resets them when another example begins.
     """
-    last = ids[:, :, 0 if reverse else -1]
-    is_last = ids == last[:, :, None]
-    sums = _sum_tokens(jnp.where(is_last[..., None, None], key, 0), value)
-    # ID of the example whose sums are carried into each chunk. In the first chunk, any id works, as the sums are zero.
-    carried_id = jnp.roll(last, -1 if reverse else 1, axis=1)
-    keep = (last == carried_id).astype(jnp.float32)
+    edge_id = ids[:, :, 0 if reverse else -1]
+    is_summed = ids == edge_id[:, :, None]
+    sums = _sum_tokens(jnp.where(is_summed[..., None, None], key, 0), value)
+    # ID of the example whose sums are carried into each chunk. The first chunk accepts any id, as its sums are zero.
+    carried_id = jnp.roll(edge_id, -1 if reverse else 1, axis=1)
+    keep = (edge_id == carried_id).astype(jnp.float32)
 
     def accumulate(carried: Sums, chunk) -> tuple[Sums, Sums]:
         keep, (state, total) = chunk
@@ -147,7 +147,7 @@ class _LinearAttentionBase(nn.Module):
     Attributes:
         num_heads: number of heads.
         head_dim: width of a head's queries, keys and values, kv.
-        dropout_rate: dropout on whole rows of a head's values.
+        dropout_rate: rate at which value vectors are dropped.
     """
 
     num_heads: ranges.Count
@@ -167,7 +167,7 @@ class _LinearAttentionBase(nn.Module):
 class LinearAttention(_LinearAttentionBase):
     """Linear self-attention (equation 5); a token mixer for encoders and decoders.
 
-    While decoding, the layer caches running sums, so memory and time per token do not depend on the length.
+    While decoding, the layer caches running sums, so memory and time per token do not depend on the sequence length.
     """
 
     @nn.compact
@@ -186,16 +186,16 @@ class LinearAttention(_LinearAttentionBase):
         if ctx.prefix is not None:
             ids = jnp.where(ctx.prefix, ctx.segment_ids, 0)
             prefix_ctx = dataclasses.replace(ctx, segment_ids=ids, causal=False)
-            both_ways = linear_attention(query, key, value, prefix_ctx)
-            mixed = jnp.where(ctx.prefix[..., None, None], both_ways, mixed)
+            bidirectional = linear_attention(query, key, value, prefix_ctx)
+            mixed = jnp.where(ctx.prefix[..., None, None], bidirectional, mixed)
         return self._project_out(mixed, x.shape)
 
     def _cached_sums(self, key: jax.Array, value: jax.Array, ctx: SequenceContext) -> tuple[nn.Variable, nn.Variable]:
-        """Returns the cached sums over the decoded tokens, initialized with zeros or with the sums over a prompt."""
+        """Returns the cached sums, initialized with zeros or with the sums over a prompt except its last token."""
         batch, _, *head = key.shape
         if ctx.cache_slots is not None:
-            take = cache.is_before_last(ctx)[..., None, None]
-            state, total = _sum_tokens(jnp.where(take, key, 0), jnp.where(take, value, 0))
+            is_summed = cache.is_before_last(ctx)[..., None, None]
+            state, total = _sum_tokens(jnp.where(is_summed, key, 0), jnp.where(is_summed, value, 0))
         else:
             state = jnp.zeros((batch, *head, self.head_dim), jnp.float32)
             total = jnp.zeros((batch, *head), jnp.float32)
@@ -224,7 +224,7 @@ class LinearCrossAttention(_LinearAttentionBase):
         return self._project_out(mixed, shape)
 
     def _keys_and_values(self, memory: Memory, ctx: SequenceContext) -> tuple[jax.Array, jax.Array]:
-        """Returns phi(keys) and values of the memory, [batch, memory_length, heads, kv] each, zero at padding."""
+        """Returns phi(k) and v of the encoder's output, [batch, memory_length, heads, kv] each, zero at padding."""
         is_token = memory.context.is_token[..., None, None]
         key = jnp.where(is_token, feature_map(self._project('key', memory.hidden)), 0)
         value = jnp.where(is_token, self._project('value', memory.hidden), 0)
@@ -244,7 +244,7 @@ class LinearCrossAttention(_LinearAttentionBase):
     def _attend_packed(self, query: jax.Array, memory: Memory, ctx: SequenceContext) -> jax.Array:
         """Computes cross-attention for packed rows, one example at a time.
 
-        Ones are appended to the values as an extra feature, which yields the denominator of equation 5.
+        A feature of ones is appended to the values, so that its output is the denominator of equation 5.
         """
         key, value = self._keys_and_values(memory, ctx)
         value = jnp.concatenate([value, jnp.ones_like(value[..., :1])], axis=-1)

@@ -25,12 +25,12 @@ from remixer_t5x.models.layers.dropout import dropout
 from remixer_t5x.models.layers.token_mlp import mix_through_hidden
 
 
-def _token_mlp(
+def _create_token_mlp(
     module: nn.Module, num_inputs: int, hidden_dim: int, num_outputs: int | None, dtype: jnp.dtype
 ) -> TokenMLP:
-    """Creates the token MLP's parameters in `module`; call within `nn.compact`.
+    """Creates the parameters of the token MLP in `module`; call within an `nn.compact` method.
 
-    If `num_outputs` is None, the MLP has a single output and `wo` is a vector.
+    If `num_outputs` is None, the MLP has a single output, and its output weights `wo` are a vector.
     """
     outputs = () if num_outputs is None else (num_outputs,)
     out_axes = (axes.POSITIONS_OUT,) * len(outputs)
@@ -47,8 +47,8 @@ def _token_mlp(
     )
 
 
-def _unit_scale(rate: float, batch: int, weights: TokenMLP, ctx: SequenceContext) -> jax.Array | None:
-    """Returns dropout factors of the hidden units, [batch, hidden], or None if dropout is disabled."""
+def _sample_dropout_factors(rate: float, batch: int, weights: TokenMLP, ctx: SequenceContext) -> jax.Array | None:
+    """Returns the dropout factors of the hidden units, [batch, hidden], or None if dropout is disabled."""
     if rate == 0.0 or ctx.deterministic:
         return None
     ones = jnp.ones((batch, 1, weights.wi.shape[1]), weights.wi.dtype)
@@ -59,8 +59,8 @@ class MLPMixer(nn.Module):
     """MLP-Mixer's token mixer for encoders, `Y[:, d] = W_2^T gelu(W_1^T X[:, d] + b_1) + b_2`.
 
     Attributes:
-        hidden_dim: number of hidden units along the tokens, S.
-        max_length: number of positions in W_1 and W_2; longer rows raise UserError.
+        hidden_dim: number of hidden units of the MLP along the tokens, S.
+        max_length: maximum sequence length, for the size of W_1 and W_2; longer rows raise UserError.
         dropout_rate: dropout on the hidden units, with one mask for all features of a row.
     """
 
@@ -73,11 +73,11 @@ class MLPMixer(nn.Module):
         if ctx.causal:
             raise UserError(
                 'MLPMixer mixes each token with later tokens, so it cannot be used in a decoder; '
-                'type DECODER_MIXER = @mlp_mixer.WindowMixer'
+                'set DECODER_MIXER = @mlp_mixer.WindowMixer'
             )
         check_length('MLPMixer', self.max_length, x.shape[1])
-        weights = _token_mlp(self, self.max_length, self.hidden_dim, self.max_length, x.dtype)
-        scale = _unit_scale(self.dropout_rate, x.shape[0], weights, ctx)
+        weights = _create_token_mlp(self, self.max_length, self.hidden_dim, self.max_length, x.dtype)
+        scale = _sample_dropout_factors(self.dropout_rate, x.shape[0], weights, ctx)
         return _mix_packed(weights, x, scale, ctx) if ctx.packed else _mix_rows(weights, x, scale, ctx)
 
 
@@ -108,11 +108,11 @@ class WindowMixer(nn.Module):
     """Causal token mixer over a sliding window, `y_t[d] = w_2 . gelu(W_1^T X[t-w+1..t, d] + b_1) + b_2`.
 
     The mixer is causal in encoders too. While decoding, the layer caches the last `window` inputs, so memory and time
-    per token do not depend on the length.
+    per token do not depend on the sequence length.
 
     Attributes:
-        hidden_dim: number of hidden units along the window, S.
-        window: number of tokens in a window including the current token, w.
+        hidden_dim: number of hidden units of the MLP along the window, S.
+        window: number of tokens in a window, including the current token, w.
         dropout_rate: dropout on the hidden units, with one mask for all tokens and features of a row.
     """
 
@@ -123,19 +123,22 @@ class WindowMixer(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         refuse_prefix(ctx, 'WindowMixer')
-        weights = _token_mlp(self, self.window, self.hidden_dim, None, x.dtype)
+        weights = _create_token_mlp(self, self.window, self.hidden_dim, None, x.dtype)
         if ctx.decode:
             inputs = self.variable('cache', 'cached_inputs', _initial_window, x, self.window, ctx)
             if ctx.step is not None:
                 inputs.value = jnp.concatenate([inputs.value[:, 1:], x.astype(inputs.value.dtype)], axis=1)
                 return mix_window(weights, jnp.moveaxis(inputs.value[:, :, None], 1, 0), None)
-        scale = _unit_scale(self.dropout_rate, x.shape[0], weights, ctx)
+        scale = _sample_dropout_factors(self.dropout_rate, x.shape[0], weights, ctx)
         tokens = jnp.where(ctx.is_token[..., None], x, 0)
         return mix_windows(weights, tokens, scale, ctx.segment_ids if ctx.packed else None)
 
 
 def _initial_window(x: jax.Array, window: int, ctx: SequenceContext) -> jax.Array:
-    """Returns the window cache before the first step, [batch, window, embed]: zeros, or the end of a prompt."""
+    """Returns the window cache before the first decoding step, [batch, window, embed].
+
+    The cache contains zeros, or the tokens before the last token of each prompt.
+    """
     if ctx.cache_slots is None:
         return jnp.zeros((x.shape[0], window, x.shape[-1]), x.dtype)
     before = jnp.pad(jnp.where(cache.is_before_last(ctx)[..., None], x, 0), ((0, 0), (window, 0), (0, 0)))

@@ -1,7 +1,7 @@
 """Remixer block (REMIXERS: A Mixer-Transformer Architecture with Compositional Operators, section 2.1).
 
 The block is a gated feed-forward sublayer that also mixes tokens with a learned matrix H, which does not depend on the
-input, and then combines ("composes") the mixed and the unmixed hidden units:
+input. It then combines ("composes") the mixed and the unmixed hidden units:
 
     X' = gelu(X W_1) * (X W_2)                       X: [length, D]; W_1, W_2: [D, F]
     S  = softmax(H) X'                               H: [length, length]
@@ -29,7 +29,7 @@ from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.compile_target import target_platform
-from remixer_t5x.kernels.diagonals import place_examples
+from remixer_t5x.kernels.diagonals import gather_by_positions
 from remixer_t5x.kernels.gelu import gelu_times
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.attend import visible_in_sequence
@@ -39,9 +39,9 @@ from remixer_t5x.models.layers.dropout import dropout
 
 Projection = Callable[[jax.Array], jax.Array]
 
-# Small random logits make the initial mixing nearly uniform while the columns of H receive different gradients.
+# With small random logits, the initial mixing is nearly uniform, but the columns of H receive different gradients.
 MIXING_INIT = nn.initializers.normal(stddev=0.02)
-# `bound_logits` does not change logits up to EXACT_LOGIT, and limits all logits to EXACT_LOGIT + LOGIT_MARGIN.
+# `bound_logits` does not change absolute values up to EXACT_LOGIT, and bounds others by EXACT_LOGIT + LOGIT_MARGIN.
 EXACT_LOGIT, LOGIT_MARGIN = 20.0, 10.0
 
 
@@ -54,7 +54,7 @@ def compose(alpha: jax.Array | float, mixed: jax.Array, unmixed: jax.Array) -> j
 
 
 class FixedAlpha(nn.Module):
-    """Composition with alpha as a hyperparameter in [0, 1]."""
+    """Composition with a fixed alpha, a hyperparameter in (0, 1]."""
 
     value: ranges.Positive = 0.5
 
@@ -101,9 +101,9 @@ class ElementwiseGate(nn.Module):
 
 
 class GatedAlpha(nn.Module):
-    """Composition with an alpha vector for each token, computed from X' by a gate.
+    """Composition with an alpha vector for each token, which a gate computes from X'.
 
-    This is one of two interpretations of row (2) in table 5 of the paper: section 4.1 describes a "gating vector
+    This is one of two interpretations of row (2) in table 5 of the paper. Section 4.1 describes a "gating vector
     sigma(G(x)) to parameterize alpha".
 
     Attributes:
@@ -120,7 +120,7 @@ class GatedAlpha(nn.Module):
 class GatedComposition(nn.Module):
     """Gated composition, `C = g X_C + (1 - g) S`, which interpolates between composed and mixed hidden units.
 
-    This is the second interpretation of row (2) in table 5 of the paper: "gating between X_c and X_s".
+    This is the second interpretation of row (2) in table 5 of the paper, "gating between X_c and X_s".
 
     Attributes:
         gate: factory of a module that maps X' to gates g in (0, 1), [batch, length, F].
@@ -146,12 +146,15 @@ class NoComposition(nn.Module):
 
 
 def hidden_residual(project: Projection, composed: jax.Array, hidden: jax.Array, features: int) -> jax.Array:
-    """`Y = (C + X') W_3`."""
+    """Computes the output `Y = (C + X') W_3`."""
     return project(composed + hidden)
 
 
 def identity_residual(project: Projection, composed: jax.Array, hidden: jax.Array, features: int) -> jax.Array:
-    """`Y = C W_3 + X'`; raises UserError unless F = D."""
+    """Computes the output `Y = C W_3 + X'`.
+
+    Raises UserError unless the hidden width F equals the model width D.
+    """
     if hidden.shape[-1] != features:
         raise UserError(
             f'Remixer.hidden_dim must equal the model width {features} for remixer.identity_residual, '
@@ -161,15 +164,15 @@ def identity_residual(project: Projection, composed: jax.Array, hidden: jax.Arra
 
 
 def no_residual(project: Projection, composed: jax.Array, hidden: jax.Array, features: int) -> jax.Array:
-    """`Y = C W_3`."""
+    """Computes the output `Y = C W_3`."""
     return project(composed)
 
 
 def bound_logits(logits: jax.Array) -> jax.Array:
-    """Bounds logits smoothly: values from -20 to 20 do not change; larger ones approach 30 with a nonzero gradient.
+    """Bounds logits smoothly: absolute values up to 20 do not change; larger ones approach 30 with a nonzero gradient.
 
     All rows of a batch share one softmax of H, although their padding differs. Without the bound, a large logit at a
-    padding position could make the weights of all tokens underflow. With logits between -30 and 30, weights are at
+    padding position could make the weights of all tokens underflow. With logits between -30 and 30, the weights are at
     least about exp(-60), which float32 and bfloat16 can represent.
     """
     excess = jnp.maximum(jnp.abs(logits) - EXACT_LOGIT, 0.0)
@@ -178,11 +181,12 @@ def bound_logits(logits: jax.Array) -> jax.Array:
 
 
 class LearnedMixing(nn.Module):
-    """Token mixing with learned weights, `S = softmax(H) X'`, over the tokens that each token may see.
+    """Token mixing with learned weights, `S = softmax(H) X'`, over the tokens visible to each token.
 
     Attributes:
-        max_length: size of H; longer rows raise UserError.
-        dropout_rate: dropout on softmax(H), with one mask for the whole batch, or one mask per row if rows are packed.
+        max_length: maximum sequence length, the size of H; longer rows raise UserError.
+        dropout_rate: dropout on softmax(H), with one mask for the batch, or one per row if rows are packed or have a
+            prefix.
     """
 
     max_length: ranges.Count
@@ -203,28 +207,28 @@ class LearnedMixing(nn.Module):
             logits = jnp.where(jnp.tri(length, dtype=bool), logits, -jnp.inf)
         weights = jax.nn.softmax(logits, axis=-1)
         if ctx.packed or ctx.prefix is not None:
-            return self._mix_packed(weights, hidden, ctx)
+            return self._mix_with_row_weights(weights, hidden, ctx)
         return self._mix_rows(weights, hidden, ctx)
 
     def _mix_rows(self, weights: jax.Array, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
-        """Mixes rows with one example each: `W (m * X') / (W m)`, with W = softmax(H) and m the token mask.
+        """Mixes rows with one example each by `W (m * X') / (W m)`, where W = softmax(H) and m is the token mask.
 
-        This equals a softmax over the tokens without padding, but needs no [batch, length, length] array.
+        This equals a softmax that excludes padding, but needs no [batch, length, length] array.
         """
         is_token = ctx.is_token.astype(jnp.float32)
         scale = _safe_inverse(jnp.einsum('qk,bk->bq', weights, is_token))
         weights = self._drop_weights(weights, ctx)
         if target_platform() == 'gpu':
-            # Repeat W for each row on GPUs: one matmul for the whole batch would transpose X' and S, which are larger.
+            # On GPUs, repeat W for each row: one matmul for the whole batch would transpose X' and S, which are larger.
             row_weights = weights * (is_token[:, None, :] * scale[:, :, None])
             return jnp.einsum('bqk,bkf->bqf', row_weights.astype(hidden.dtype), hidden)
         tokens = hidden * is_token[..., None].astype(hidden.dtype)
         return jnp.einsum('qk,bkf->bqf', weights.astype(hidden.dtype), tokens) * scale.astype(hidden.dtype)[..., None]
 
-    def _mix_packed(self, weights: jax.Array, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
-        """Mixes rows that are packed or have a prefix, using separate weights [length, length] for each row."""
+    def _mix_with_row_weights(self, weights: jax.Array, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
+        """Mixes rows that are packed or have a prefix, with separate [length, length] weights for each row."""
         weights = weights.astype(hidden.dtype)
-        placed = place_examples(weights, ctx.positions) if ctx.packed else weights
+        placed = gather_by_positions(weights, ctx.positions) if ctx.packed else weights
         if ctx.prefix is not None:
             is_visible = visible_in_sequence(ctx).mask()[:, 0]
         else:
@@ -254,11 +258,11 @@ def _safe_inverse(total: jax.Array) -> jax.Array:
 
 
 class Remixer(nn.Module):
-    """The Remixer block; see the module docstring for the equations.
+    """Remixer block: a gated feed-forward sublayer that also mixes tokens with a learned matrix H.
 
     Attributes:
         hidden_dim: number of hidden units, F.
-        max_length: size of H; longer rows raise UserError.
+        max_length: maximum sequence length, the size of H; longer rows raise UserError.
         composition: factory of a module (S, X') -> C.
         residual: how X' is added to the output: `hidden_residual`, `identity_residual` or `no_residual`.
         dropout_rate: dropout on the hidden units that are multiplied by W_3.

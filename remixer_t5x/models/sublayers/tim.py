@@ -1,7 +1,7 @@
 """TIM (Transformers with Competitive Ensembles of Independent Mechanisms, section 2.2 and algorithm 1).
 
-The D features of a token are split into n_s mechanisms with D / n_s features and separate parameters each. GroupLinear
-multiplies each mechanism by its matrix: GroupLinear(h, W)_j = h_j W_j.
+The D features of a token are split into n_s mechanisms, each with D / n_s features and separate parameters. GroupLinear
+multiplies each mechanism by a separate matrix: GroupLinear(h, W)_j = h_j W_j.
 
     step 1  c = softmax over mechanisms of GroupLinear(h, W^c)                      one weight per mechanism and token
     step 2  h = norm(h + c * GroupLinear(Attention(Q, K, V), W^O))                  Q, K, V = GroupLinear(h, .)
@@ -12,10 +12,10 @@ multiplies each mechanism by its matrix: GroupLinear(h, W)_j = h_j W_j.
 `TimCrossAttention` is applied between steps 2 and 3. The layer layout adds residual connections and norms;
 `norms.GroupedRMSNorm` normalizes each mechanism.
 
-Differences from the paper, which follow T5: the feed-forward is gated as in T5.1.1, `(gelu(h W_0) * h W_1) W_2` with
-F / n_s units for each mechanism; attention has T5's position bias, no scale on the logits (folded into the query
-initializer) and no biases; with pre-norm, c is computed from the normalized features. `num_heads` is the total number
-of heads of all mechanisms, n_s times the H of algorithm 1.
+Differences from the paper, which follow T5: the feed-forward sublayer is gated as in T5.1.1,
+`(gelu(h W_0) * h W_1) W_2`, with F / n_s units for each mechanism; attention has T5's position bias, no scale on the
+logits (folded into the query initializer) and no biases; with pre-norm, c is computed from the normalized features.
+`num_heads` is the total number of heads of all mechanisms, which is n_s times H in algorithm 1.
 """
 
 import functools
@@ -44,11 +44,11 @@ from remixer_t5x.models.layers.dense import (
 )
 from remixer_t5x.models.layers.dropout import dropout
 
-_INTO_HEADS = (axes.MECHANISMS, axes.EMBED, axes.JOINED_KV)
-_OUT_OF_HEADS = (axes.MECHANISMS, axes.JOINED_KV, axes.EMBED)
+_IN_AXES = (axes.MECHANISMS, axes.EMBED, axes.JOINED_KV)
+_OUT_AXES = (axes.MECHANISMS, axes.JOINED_KV, axes.EMBED)
 
 
-def _check_divides(num_mechanisms: int, size: int, setting: str) -> None:
+def _check_num_mechanisms(num_mechanisms: int, size: int, setting: str) -> None:
     if num_mechanisms < 1 or size % num_mechanisms:
         raise UserError(f'num_mechanisms must divide {setting} = {size}, got {num_mechanisms}; use a divisor of {size}')
 
@@ -56,16 +56,16 @@ def _check_divides(num_mechanisms: int, size: int, setting: str) -> None:
 def _split_mechanisms(module: nn.Module, x: jax.Array, num_mechanisms: int, ctx: SequenceContext) -> Groups:
     """Splits [batch, length, embed] into mechanisms [mechanisms, batch, length, embed / mechanisms].
 
-    On a TPU, returns a separate array for each mechanism. If caches or intermediates are stored, returns a single array
-    on every platform, because they contain the heads of all mechanisms in one array.
+    On TPUs, returns a separate array for each mechanism. On other platforms, and if caches or intermediates are stored,
+    returns a single array, because caches and intermediates contain the heads of all mechanisms in one array.
     """
-    _check_divides(num_mechanisms, x.shape[-1], 'EMBED_DIM')
+    _check_num_mechanisms(num_mechanisms, x.shape[-1], 'EMBED_DIM')
     is_separate = target_platform() == 'tpu' and not ctx.decode and not module.is_mutable_collection('intermediates')
     return split_groups(x, num_mechanisms, num_mechanisms if is_separate else 1)
 
 
 class Competition(nn.Module):
-    """Computes the weights c of step 1: how much each mechanism may update a token."""
+    """Computes the weights c of step 1, which scale the update of each mechanism of a token."""
 
     @nn.compact
     def __call__(self, mechanisms: Groups) -> Groups:
@@ -78,7 +78,7 @@ class Competition(nn.Module):
 
 
 def _softmax(logits: Sequence[jax.Array]) -> list[jax.Array]:
-    """Element-wise softmax over a list of arrays."""
+    """Computes an element-wise softmax over a list of arrays."""
     largest = jax.lax.stop_gradient(functools.reduce(jnp.maximum, logits))
     exponentials = [jnp.exp(array - largest) for array in logits]
     total = sum(exponentials)
@@ -86,7 +86,7 @@ def _softmax(logits: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def _stack_like(groups: Groups, mechanisms: Sequence[jax.Array]) -> Groups:
-    """Stacks one array per mechanism into arrays with the same leading axes as those of `groups`."""
+    """Stacks one array per mechanism into arrays with the same leading axes as the arrays in `groups`."""
     remaining = iter(mechanisms)
     return tuple(jnp.stack(list(itertools.islice(remaining, array.shape[0]))) for array in groups)
 
@@ -111,17 +111,17 @@ class _MechanismAttention(nn.Module):
 
         The heads are ordered by mechanism.
         """
-        _check_divides(self.num_mechanisms, self.num_heads, 'NUM_HEADS')
+        _check_num_mechanisms(self.num_mechanisms, self.num_heads, 'NUM_HEADS')
         init = group_fan_in_normal(1.0 / self.head_dim if name == 'query' else 1.0)
         width = self.num_heads * self.head_dim // self.num_mechanisms
-        heads = GroupDense(width, _INTO_HEADS, kernel_init=init, name=name)(mechanisms)
+        heads = GroupDense(width, _IN_AXES, kernel_init=init, name=name)(mechanisms)
         return [join_groups((array,)).reshape(*array.shape[1:-1], -1, self.head_dim) for array in heads]
 
     def _project_out(self, mixed: Sequence[jax.Array], width: int) -> Groups:
         """Projects heads [batch, length, heads, kv] to mechanisms [mechanisms, batch, length, width]."""
         count = self.num_mechanisms // len(mixed)
         mechanisms = [split_groups(array.reshape(*array.shape[:2], -1), count)[0] for array in mixed]
-        return GroupDense(width, _OUT_OF_HEADS, name='out')(tuple(mechanisms))
+        return GroupDense(width, _OUT_AXES, name='out')(tuple(mechanisms))
 
 
 class TimAttention(_MechanismAttention):
@@ -178,7 +178,7 @@ class TimCrossAttention(_MechanismAttention):
 class InterMechanismAttention(nn.Module):
     """Attention between the mechanisms of one token (step 3).
 
-    Mechanisms exchange information only in this sublayer, so the heads are few and narrow by default.
+    Mechanisms exchange information only in this sublayer. By default, it has few and narrow heads.
 
     Attributes:
         num_mechanisms: number of feature groups, n_s; must divide the model width.
@@ -197,20 +197,20 @@ class InterMechanismAttention(nn.Module):
         def project(name: str, scale: float = 1.0) -> list[jax.Array]:
             """Returns a list with one projection for each mechanism, [batch, length, heads, kv]."""
             width, init = self.num_heads * self.head_dim, group_fan_in_normal(scale)
-            projected = GroupDense(width, _INTO_HEADS, kernel_init=init, name=name)(mechanisms)
+            projected = GroupDense(width, _IN_AXES, kernel_init=init, name=name)(mechanisms)
             return [split_heads(mechanism, self.num_heads) for array in projected for mechanism in array]
 
         query, key, value = project('query', 1.0 / self.head_dim), project('key'), project('value')
         mixed = [_attend_to_mechanisms(mechanism, key, value) for mechanism in query]
         joined = _stack_like(mechanisms, [heads.reshape(*heads.shape[:-2], -1) for heads in mixed])
-        return join_groups(GroupDense(mechanisms[0].shape[-1], _OUT_OF_HEADS, name='out')(joined))
+        return join_groups(GroupDense(mechanisms[0].shape[-1], _OUT_AXES, name='out')(joined))
 
 
 def _attend_to_mechanisms(query: jax.Array, key: Sequence[jax.Array], value: Sequence[jax.Array]) -> jax.Array:
     """Computes attention of one mechanism [..., heads, kv] to all mechanisms including itself.
 
-    The logits are element-wise products and sums for each pair of mechanisms: a separate small matmul for every token
-    would be slower, and broadcasting over pairs makes XLA:CPU crash in the backward pass (seen with jaxlib 0.10.2).
+    The logits are computed by element-wise products and sums for each pair of mechanisms. One small matmul per token
+    would be slower, and broadcasting over the pairs crashes XLA:CPU in the backward pass (jaxlib 0.10.2).
     """
     query32 = query.astype(jnp.float32)
     weights = _softmax([jnp.sum(query32 * other.astype(jnp.float32), axis=-1, keepdims=True) for other in key])
@@ -233,11 +233,11 @@ class TimMLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        _check_divides(self.num_mechanisms, self.hidden_dim, 'MLP_DIM')
+        _check_num_mechanisms(self.num_mechanisms, self.hidden_dim, 'MLP_DIM')
         mechanisms = _split_mechanisms(self, x, self.num_mechanisms, ctx)
-        width, inward = self.hidden_dim // self.num_mechanisms, (axes.MECHANISMS, axes.EMBED, axes.MLP)
-        gates, values = (GroupDense(width, inward, name=name)(mechanisms) for name in ('wi_0', 'wi_1'))
+        width, in_axes = self.hidden_dim // self.num_mechanisms, (axes.MECHANISMS, axes.EMBED, axes.MLP)
+        gates, values = (GroupDense(width, in_axes, name=name)(mechanisms) for name in ('wi_0', 'wi_1'))
         hidden = jax.tree.map(lambda gate, value: nn.gelu(gate, approximate=True) * value, gates, values)
         hidden = tuple(dropout(self.dropout_rate, array, deterministic=ctx.deterministic) for array in hidden)
-        outward = (axes.MECHANISMS, axes.MLP, axes.EMBED)
-        return join_groups(GroupDense(mechanisms[0].shape[-1], outward, name='wo')(hidden))
+        out_axes = (axes.MECHANISMS, axes.MLP, axes.EMBED)
+        return join_groups(GroupDense(mechanisms[0].shape[-1], out_axes, name='wo')(hidden))
