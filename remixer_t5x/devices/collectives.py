@@ -19,13 +19,13 @@ import jax
 from remixer_t5x.devices.jax_workarounds import coordination_state
 from remixer_t5x.errors import UserError, one_line
 
-_FAILED = 'remixer_t5x/failed'
+_FAILURE_KEY = 'remixer_t5x/failed'
 _POLL_SECONDS = 1.0
 _EXIT_SECONDS = 5.0
 # Substrings that identify messages of connection errors.
 _CONNECTION_ERRORS = ('Gloo', 'NCCL', 'UNAVAILABLE', 'coordination')
-# Call counter for unique keys; all processes make their calls in the same order.
-_calls = itertools.count()
+# Numbers the calls for unique keys; all processes make their calls in the same order.
+_call_numbers = itertools.count()
 
 
 def is_distributed() -> bool:
@@ -34,13 +34,13 @@ def is_distributed() -> bool:
 
 
 def broadcast(value: Any) -> Any:
-    """Returns process 0's `value` (JSON) on every process. All processes must call this in the same order.
+    """Returns the JSON value of process 0 on every process. All processes must call this in the same order.
 
     Use `broadcast` for values that may differ between processes, such as the step of the latest checkpoint.
     """
     if not is_distributed():
         return value
-    key = f'remixer_t5x/{next(_calls)}'
+    key = f'remixer_t5x/{next(_call_numbers)}'
     if coordination_state().process_id == 0:
         coordination_state().client.key_value_set(key, json.dumps(value))
         return value
@@ -55,7 +55,7 @@ def check_same(values: Mapping[str, Any]) -> None:
     """
     if not is_distributed():
         return
-    key, difference, index = f'remixer_t5x/{next(_calls)}', '', coordination_state().process_id
+    key, difference, index = f'remixer_t5x/{next(_call_numbers)}', '', coordination_state().process_id
     if index:
         coordination_state().client.key_value_set(f'{key}/{index}', json.dumps(values))
     else:
@@ -72,7 +72,7 @@ def barrier() -> None:
     """Waits until all processes have called this function."""
     if is_distributed():
         # One hour is effectively no limit, because the heartbeat ends all processes if a process is lost.
-        coordination_state().client.wait_at_barrier(f'remixer_t5x/{next(_calls)}', 3_600_000)
+        coordination_state().client.wait_at_barrier(f'remixer_t5x/{next(_call_numbers)}', 3_600_000)
 
 
 def _wait_for_value(key: str) -> Any:
@@ -127,13 +127,13 @@ class FailureWatcher:
         record = {'process': coordination_state().process_id, 'code': code, 'text': text}
         # Setting the key fails if another process has already reported a failure, or if the coordinator is lost.
         with contextlib.suppress(jax.errors.JaxRuntimeError):
-            coordination_state().client.key_value_set(_FAILED, json.dumps(record))
-        self._exit_barrier()
+            coordination_state().client.key_value_set(_FAILURE_KEY, json.dumps(record))
+        self._wait_before_exit()
 
     def wait_for_reason(self, error: BaseException) -> None:
         """Waits for another process's failure report if `error` indicates a lost connection between processes.
 
-        Connected processes detect the broken connection before the failure is reported.
+        Other processes detect the broken connection before the failed process reports its failure.
         """
         is_runtime_error = isinstance(error, jax.errors.JaxRuntimeError | ValueError)
         if is_runtime_error and any(word in str(error) for word in _CONNECTION_ERRORS):
@@ -142,7 +142,7 @@ class FailureWatcher:
     def _poll(self) -> None:
         while not self._closed.wait(_POLL_SECONDS):
             try:
-                record = json.loads(coordination_state().client.key_value_try_get(_FAILED))
+                record = json.loads(coordination_state().client.key_value_try_get(_FAILURE_KEY))
             except (jax.errors.JaxRuntimeError, AttributeError):
                 continue
             if self._closed.is_set():
@@ -151,13 +151,13 @@ class FailureWatcher:
             # Write to the file descriptor, because the main thread may hold the lock of sys.stderr.
             with contextlib.suppress(OSError):
                 os.write(2, f'{line}\n'.encode())
-            self._exit_barrier()
+            self._wait_before_exit()
             exit_process(record['code'])
 
-    def _exit_barrier(self) -> None:
-        """Waits for all processes. Process 0 exits last, because it runs the coordination service."""
+    def _wait_before_exit(self) -> None:
+        """Waits until all processes can exit. Process 0 exits last, because it runs the coordination service."""
         try:
-            coordination_state().client.wait_at_barrier(_FAILED, int(1000 * _EXIT_SECONDS))
+            coordination_state().client.wait_at_barrier(_FAILURE_KEY, int(1000 * _EXIT_SECONDS))
         except jax.errors.JaxRuntimeError:
             return
         if coordination_state().process_id == 0:

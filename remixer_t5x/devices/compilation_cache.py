@@ -15,7 +15,7 @@ from pathlib import Path
 FOLDER = 'compiled'
 # JAX evicts the least recently used entries beyond this size; a compiled train step takes 1 to 50 MB.
 MAX_BYTES = 2 * 2**30
-# Minimum compile time of cached programs; loading a faster program from the cache would take as long as compiling it.
+# Minimum compile time of cached programs; loading a program that compiles faster would take as long as compiling it.
 MIN_SECONDS = 0.2
 
 

@@ -1,7 +1,7 @@
-"""Describes hardware for compiling programs without the device.
+"""Describes hardware, so that programs can be compiled for devices that are absent.
 
-The TPU compiler requires `libtpu`, and the GPU compiler JAX's CUDA plugin; neither requires the device. Without these
-packages, programs are compiled for virtual CPU devices, for which XLA partitions programs in the same way.
+The TPU compiler requires `libtpu`, and the GPU compiler requires JAX's CUDA plugin. Without these packages, programs
+are compiled for virtual CPU devices, for which XLA partitions programs in the same way.
 """
 
 import contextlib
@@ -19,13 +19,14 @@ from remixer_t5x.devices.hardware_table import Topology
 from remixer_t5x.errors import UserError, reason
 
 PLATFORMS = ('cpu', 'gpu', 'tpu')
-# Installation command of each compiler, and example topologies.
-_INSTALL = {
-    'tpu': "pip install 'remixer-t5x[forecast]', which has libtpu",
-    'gpu': "pip install 'remixer-t5x[forecast-gpu]', which has JAX's CUDA plugin",
+# Installation command and example topology of each compiler.
+_INSTALL_COMMANDS = {
+    'tpu': "pip install 'remixer-t5x[forecast]', which includes libtpu",
+    'gpu': "pip install 'remixer-t5x[forecast-gpu]', which includes JAX's CUDA plugin",
 }
-_EXAMPLES = {'tpu': 'v3:4x4', 'gpu': 'h100:8'}
-# The share of a GPU's memory that JAX preallocates (docs.jax.dev/en/latest/gpu_memory_allocation.html).
+_EXAMPLE_TOPOLOGIES = {'tpu': 'v3:4x4', 'gpu': 'h100:8'}
+# Environment variable for the fraction of GPU memory that JAX preallocates, and its default
+# (docs.jax.dev/en/latest/gpu_memory_allocation.html).
 GPU_SHARE, DEFAULT_GPU_SHARE = 'XLA_PYTHON_CLIENT_MEM_FRACTION', '0.75'
 # Without these variables, libtpu would query the metadata server of a TPU host, with long timeouts.
 _TPU_ENV = {
@@ -116,18 +117,19 @@ class Hardware:
         if self.platform not in PLATFORMS:
             raise UserError(f'PLATFORM must be one of {", ".join(PLATFORMS)}, got {self.platform!r}')
         ranges.check_fields(self, memory='DEVICE_MEMORY')
-        if self.compiler in _INSTALL:
+        if self.compiler in _INSTALL_COMMANDS:
             self._check_compiler(self.compiler)
 
     def _check_compiler(self, compiler: str) -> None:
         if not has_compiler(compiler):
             raise UserError(
-                f'the {compiler.upper()} compiler must be installed; {_INSTALL[compiler]}, or type --compiler=cpu'
+                f'the {compiler.upper()} compiler must be installed; run {_INSTALL_COMMANDS[compiler]}, or pass '
+                '--compiler=cpu'
             )
         if self.chip_compiler() != compiler:
             raise UserError(
                 f'TOPOLOGY must name {compiler.upper()}s for --compiler={compiler}, got {self.topology!r}; '
-                f'type --gin.TOPOLOGY={_EXAMPLES[compiler]}'
+                f'pass --gin.TOPOLOGY={_EXAMPLE_TOPOLOGIES[compiler]}'
             )
 
     @property
@@ -145,7 +147,7 @@ class Hardware:
     def count(self) -> int:
         """Returns the number of devices. Raises UserError if the number is not set."""
         if self.devices is None:
-            raise UserError('DEVICES must be a number of devices, got None; type --devices=32')
+            raise UserError('DEVICES must be a number of devices, got None; pass --devices=32')
         return self.devices
 
     def chip_compiler(self) -> str:
@@ -167,15 +169,15 @@ class Hardware:
         devices = _tpu_devices(self.topology) if compiler == 'tpu' else _gpu_devices(self.topology)
         if len(devices) != count:
             raise UserError(
-                f'DEVICES must be {len(devices)}, as in TOPOLOGY {self.topology!r}, got {count}; '
-                f'type --devices={len(devices)}, or another --gin.TOPOLOGY'
+                f'DEVICES must be {len(devices)}, the number of devices in TOPOLOGY {self.topology!r}, got {count}; '
+                f'pass --devices={len(devices)}, or another --gin.TOPOLOGY'
             )
         return devices, f'XLA:{compiler.upper()}'
 
     def require_chip_compiler(self) -> None:
         """Raises UserError unless the compiler for the described chip is installed."""
         if not self.topology:
-            raise UserError('TOPOLOGY must be a chip and a shape, got None; type --gin.TOPOLOGY=v5e:2x4')
+            raise UserError('TOPOLOGY must be a chip and a shape, got None; pass --gin.TOPOLOGY=v5e:2x4')
         self._check_compiler(self.chip_compiler())
 
 
@@ -217,13 +219,13 @@ def _tpu_devices(topology: str) -> Sequence[jax.Device]:
         return topologies.get_topology_desc(f'{name}:{shape}', platform='tpu', **options).devices
     except Exception as error:
         raise UserError(
-            f'TOPOLOGY must be supported by libtpu, got {topology!r} ({reason(error)}); type one such as v5e:4x4'
+            f'TOPOLOGY must be supported by libtpu, got {topology!r} ({reason(error)}); use one such as v5e:4x4'
         ) from error
 
 
 def _gpu_devices(topology: str) -> Sequence[jax.Device]:
     nodes, chip, shape = Topology.parse(topology)
     if not shape.isdecimal():
-        raise UserError(f'TOPOLOGY must have a number of GPUs, got {topology!r}; type {chip}:8, or 2*{chip}:8')
+        raise UserError(f'TOPOLOGY must have a number of GPUs, got {topology!r}; use {chip}:8 or 2*{chip}:8')
     config, layout = target_config(chip), f'{nodes}x1x{shape}'
     return topologies.get_topology_desc('', platform='cuda', target_config=config, topology=layout).devices

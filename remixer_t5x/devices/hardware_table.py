@@ -1,6 +1,6 @@
 """Maps a topology such as 'v5e:4x4' or '2*h100:8' to a mesh, the memory of a device, and XLA options.
 
-gin calls these functions with TOPOLOGY (configs/hardware/gpu.gin); None stands for unknown hardware.
+gin calls these functions with the macro TOPOLOGY (configs/hardware/gpu.gin), which is None for unknown hardware.
 """
 
 import math
@@ -11,17 +11,18 @@ from typing import Any, NamedTuple
 from remixer_t5x.errors import UserError
 
 GPUS = ('a100', 'h100', 'h200', 'b200')
-# Chips with two JAX devices: the cores of a v3, the chiplets of an Ironwood.
+# Chips with two JAX devices each: the cores of a v3, or the chiplets of a v7x (Ironwood).
 TWO_DEVICES = ('v3', 'v7x')
-# GiB per device.
+# Memory of one device in GiB.
 MEMORY = {'v3': 16, 'v4': 32, 'v5e': 16, 'v5p': 95, 'v6e': 32, 'v7x': 96}
 MEMORY |= {'a100': 80, 'h100': 80, 'h200': 140, 'b200': 179}
-# Size of the mesh axis `fsdp`, if it is smaller than the slice or node. By default, parameters and moments are sharded
-# over an entire slice or node, so that each device updates only its shard (measurements: docs/forecast.md).
-_FSDP = {'v3:2x2': 2, 'v3:2x4': 2, 'v3:4x4': 2, 'v4:2x2x4': 4, 'v5e:4x4': 8}
+# Size of the mesh axis `fsdp` of topologies for which it is smaller than the slice or node. By default, parameters and
+# moments are sharded over an entire slice or node, so that each device updates only its shard. docs/forecast.md reports
+# the measurements.
+_FSDP_SIZES = {'v3:2x2': 2, 'v3:2x4': 2, 'v3:4x4': 2, 'v4:2x2x4': 4, 'v5e:4x4': 8}
 # XLA options of the train step, by platform; most overlap collectives with computation. Sources:
 # docs.jax.dev/en/latest/gpu_performance_tips.html for GPUs, benchmarks/xla_flags_library.py of
-# github.com/AI-Hypercomputer/maxtext (CF_FOR_ALL_GATHER) for TPUs. Most are XLA's current defaults.
+# github.com/AI-Hypercomputer/maxtext (CF_FOR_ALL_GATHER) for TPUs. Most options are XLA's current defaults.
 # The dot merger is disabled, because it would copy the operands of the gradient matmuls to concatenate them.
 _NO_DOT_MERGER = {'xla_gpu_dot_merger_threshold_mb': 0}
 _XLA_OPTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -38,11 +39,11 @@ _XLA_OPTIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 class Topology(NamedTuple):
-    """How devices are connected.
+    """A type of chip and how its devices are connected.
 
     Attributes:
         slices: number of TPU slices or GPU nodes connected by a network.
-        chip: 'v5e', 'h100', ...
+        chip: type of the chips: 'v5e', 'h100', ...
         shape: shape of a slice in libtpu's notation ('4x4'), or the number of GPUs of a node.
     """
 
@@ -71,7 +72,7 @@ class Topology(NamedTuple):
         if not match or not (chip in GPUS or chip.startswith('v')):
             raise UserError(
                 f'TOPOLOGY must be a chip ({", ".join(GPUS)}, or a TPU such as v5e) and a shape, got {text!r}; '
-                'type one such as v5e:4x4, 2*v5e:4x4, h100:8 or 2*h100:8'
+                'use one such as v5e:4x4, 2*v5e:4x4, h100:8 or 2*h100:8'
             )
         return Topology(int(match[1] or 1), chip, match[3])
 
@@ -95,11 +96,11 @@ def mesh(topology: str | None = None) -> str:
         return f'data={slices},fsdp=-1'
     if devices(topology) == 1:
         return 'data=1'
-    return f'data=-1,fsdp={_FSDP[topology]}' if topology in _FSDP else 'fsdp=-1'
+    return f'data=-1,fsdp={_FSDP_SIZES[topology]}' if topology in _FSDP_SIZES else 'fsdp=-1'
 
 
 def xla_options(topology: str | None = None) -> Mapping[str, Mapping[str, Any]] | None:
-    """Returns XLA options of the train step by platform, without collective options for a single device."""
+    """Returns XLA options of the train step by platform; a single device needs no options for collectives."""
     if devices(topology) == 1:
         return {'gpu': _NO_DOT_MERGER} if Topology.parse(topology or '').is_gpu else None
     return _XLA_OPTIONS

@@ -1,4 +1,4 @@
-"""Contains all uses of JAX's private API (JAX 0.10.2 and 0.12.0), and the JAX changes that would make them obsolete."""
+"""Contains all uses of JAX's private API (JAX 0.10.2 and 0.12.0); describes when each becomes obsolete."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ def cluster_types() -> Sequence[Any]:
     """
     from jax._src import clusters
 
-    return [kind for kind in clusters.ClusterEnv._cluster_types if not kind.opt_in_only_method]
+    return [cluster for cluster in clusters.ClusterEnv._cluster_types if not cluster.opt_in_only_method]
 
 
 @contextlib.contextmanager

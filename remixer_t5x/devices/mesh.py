@@ -1,4 +1,4 @@
-"""The device mesh `data` x `fsdp` x `tensor`: parses its sizes and assigns devices to it.
+"""Builds the device mesh `data` x `fsdp` x `tensor`: parses its sizes and arranges the devices.
 
 A slice is a group of devices with fast links: a TPU slice (ICI), or the GPUs of a node (NVLink). With multiple slices,
 the axes with the least communication span slices: first `data`, then `fsdp`, but never `tensor`. JAX arranges the
@@ -18,7 +18,7 @@ from remixer_t5x import ranges
 from remixer_t5x.errors import UserError, nearest
 
 MESH_AXES = ('data', 'fsdp', 'tensor')
-# Device kinds on which a mesh axis may use parts of two physical axes, as in jax.make_mesh.
+# Device kinds on which a mesh axis may span parts of several physical axes, as in jax.make_mesh.
 _SPLIT_AXES_KINDS = ('TPU v5 lite', 'TPU v5e')
 
 
@@ -35,7 +35,7 @@ def parse_sizes(text: str) -> tuple[int, int, int]:
         if name not in MESH_AXES or name in sizes or size is None:
             raise UserError(
                 f'MESH must be sizes of {", ".join(MESH_AXES)}, each at most once, got {text!r}'
-                f'{nearest(name, MESH_AXES)}; type --mesh=data=2,fsdp=4'
+                f'{nearest(name, MESH_AXES)}; pass --mesh=data=2,fsdp=4'
             )
         sizes[name] = size
     default_data = 1 if -1 in (sizes.get('fsdp'), sizes.get('tensor')) else -1
@@ -49,7 +49,7 @@ def mesh_shape(sizes: Sequence[int], num_devices: int) -> tuple[int, ...]:
     if min(shape) < 1 or math.prod(shape) != num_devices or list(sizes).count(-1) > 1:
         raise UserError(
             f'MESH must have sizes whose product is the number of devices, {num_devices}, got {format_sizes(sizes)}; '
-            'type -1 for one of them, as in --mesh=data=-1,fsdp=1,tensor=1'
+            'use -1 for one of them, as in --mesh=data=-1,fsdp=1,tensor=1'
         )
     return shape
 
@@ -85,8 +85,8 @@ def identify_slices(devices: Sequence[Any], slices: int | None = None) -> tuple[
     if slices == len(processes):
         return 'process_index', slices
     raise UserError(
-        f'Partitioner.slices must be None, the {len(reported)} slice(s) that the devices report, or the '
-        f'{len(processes)} process(es), got {slices}; set Partitioner.slices = {len(reported)}'
+        f'Partitioner.slices must be None, {len(reported)} (the slices that the devices report) or '
+        f'{len(processes)} (the processes), got {slices}; set Partitioner.slices = {len(reported)}'
     )
 
 
@@ -113,8 +113,8 @@ def split_over_slices(shape: Sequence[int], slices: int) -> tuple[int, int, int]
     over_fsdp = slices // over_data
     if fsdp % over_fsdp:
         raise UserError(
-            f'MESH must have a data x fsdp that is a multiple of the {slices} slices, which tensor cannot span, got '
-            f'{format_sizes(shape)}; type --mesh=data={slices},fsdp=-1'
+            f'MESH must have a data x fsdp product that is a multiple of {slices}, the number of slices, got '
+            f'{format_sizes(shape)}; pass --mesh=data={slices},fsdp=-1'
         )
     return over_data, over_fsdp, 1
 

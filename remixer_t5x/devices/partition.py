@@ -1,4 +1,4 @@
-"""Shards arrays over a mesh of `data` x `fsdp` x `tensor` using rules from logical axis names to mesh axes.
+"""Shards arrays over a mesh of `data` x `fsdp` x `tensor` using rules that map logical axis names to mesh axes.
 
 `data` shards the rows of a batch and replicates parameters; `fsdp` shards both (parameters are gathered before use);
 `tensor` shards the hidden axes of a layer. The rules have the semantics of `flax.linen.logical_axis_rules`: pairs
@@ -86,7 +86,7 @@ class Partitioner:
         if self.sizes is not None and sizes != (-1, 1, 1):
             raise UserError(
                 f'MESH must be None if Partitioner.data, fsdp, tensor are set ({", ".join(map(str, sizes))}), got '
-                f'{self.sizes!r}; type only --mesh={meshes.format_sizes(sizes)}'
+                f'{self.sizes!r}; pass only --mesh={meshes.format_sizes(sizes)}'
             )
 
     @property
@@ -142,7 +142,7 @@ class Partitioner:
             sizes = ' x '.join(f'{axis}={self.mesh.shape[axis]}' for axis in self.batch_axes)
             raise UserError(
                 f'BATCH_SIZE must be a multiple of {multiple}, because of the mesh ({sizes}) and {microbatches} '
-                f'microbatch(es), got {batch_size}; type {multiple * max(1, round(batch_size / multiple))}'
+                f'microbatch(es), got {batch_size}; use {multiple * max(1, round(batch_size / multiple))}'
             )
 
     def data_shard(self) -> tuple[int, int]:
@@ -158,7 +158,7 @@ class Partitioner:
         return process_share(processes, jax.process_index())
 
     def shard_batch(self, host_batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Creates global arrays from this process's rows, `[batch / data_shard()[1], ...]` of each array."""
+        """Creates global arrays from this process's rows of each array, [batch / data_shard()[1], ...]."""
         sharding = self.batch_sharding
         return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in host_batch.items()}
 
@@ -173,7 +173,7 @@ class Partitioner:
         )
 
     def state_shardings(self, init: Callable[[Any], Any], params: Any, param_shardings: Any) -> Any:
-        """Returns shardings of the optimizer state `init(params)`; `params` are shapes.
+        """Returns the shardings of the optimizer state `init(params)`; `params` contains shapes.
 
         A leaf is a moment, sharded like its parameter, if its path ends with the path of a parameter of the same shape.
         JAX's sharding types determine the sharding of all other leaves: factored moments retain the sharding of their
@@ -202,7 +202,7 @@ class Partitioner:
         return jax.tree_util.tree_map_with_path(get_sharding, typed)
 
     def sharding_table(self, boxed_params: Any) -> list[ShardingRow]:
-        """Returns one row per parameter."""
+        """Returns a table row for each parameter: its shape, mesh axes, bytes per device and a note."""
         rows = []
         for path, leaf in jax.tree_util.tree_flatten_with_path(boxed_params, is_leaf=is_boxed)[0]:
             spec, note = self._partition_spec(leaf)
@@ -221,7 +221,7 @@ class Partitioner:
         for name, size, axes in zip(names, shape, mesh_axes, strict=True):
             parts = math.prod(self.mesh.shape[axis] for axis in _as_tuple(axes))
             if size % parts:
-                notes.append(f'{name}={size} does not divide by {parts}: replicated')
+                notes.append(f'{name}={size} is not divisible by {parts}: replicated')
                 axes = None
             elif name is not None and not any(name == rule for rule, _ in self.all_rules):
                 notes.append(f'{name} has no rule: replicated')
@@ -235,17 +235,17 @@ def process_share(processes: np.ndarray, process: int) -> tuple[int, int]:
     `processes` [batch shards, devices of the shard] contains the process of each device. Parts are numbered in the
     order of their rows in the global array.
     """
-    shards_of: dict[int, list[int]] = {}
+    shards_by_process: dict[int, list[int]] = {}
     for shard, owners in enumerate(processes.tolist()):
         for owner in set(owners):
-            shards_of.setdefault(owner, []).append(shard)
-    shares = sorted({tuple(shards) for shards in shards_of.values()})
+            shards_by_process.setdefault(owner, []).append(shard)
+    shares = sorted({tuple(shards) for shards in shards_by_process.values()})
     if sum(map(len, shares)) != len(processes):
         raise UserError(
             'tensor in MESH must divide the number of devices of a process or be a multiple of it, got a mesh in which '
-            f'{len(shards_of)} processes hold overlapping parts of the batch; type --mesh with another size'
+            f'{len(shards_by_process)} processes hold overlapping parts of the batch; pass --mesh with another size'
         )
-    return shares.index(tuple(shards_of[process])), len(shares)
+    return shares.index(tuple(shards_by_process[process])), len(shares)
 
 
 def is_boxed(leaf: Any) -> bool:

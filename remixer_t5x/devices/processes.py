@@ -1,8 +1,8 @@
 """Connects the processes of a run through `jax.distributed`, and ends all of them if a process fails.
 
-Every process connects to the coordinator, process 0; JAX then sees the devices of all processes. The address, the
-number of processes and the index come from flags, environment variables, or the cluster that JAX detects (TPU pods,
-Slurm, Open MPI, Kubernetes). A single process does not connect.
+Every process connects to the coordinator, process 0; JAX then sees the devices of all processes. The coordinator's
+address, the number of processes and the index of this process come from flags, environment variables, or the cluster
+that JAX detects (TPU pods, Slurm, Open MPI, Kubernetes). A single process does not connect.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from remixer_t5x.errors import UserError, reason
 
 FLAGS = {'address': '--coordinator_address', 'count': '--process_count', 'index': '--process_index'}
 VARIABLES = {'address': 'JAX_COORDINATOR_ADDRESS', 'count': 'JAX_NUM_PROCESSES', 'index': 'JAX_PROCESS_ID'}
-_ALL_FLAGS = 'type --coordinator_address=HOST:PORT --process_count=N --process_index=I'
+_FLAGS_ADVICE = 'pass --coordinator_address=HOST:PORT --process_count=N --process_index=I'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ def resolve_config(settings: ProcessFlags, environment: Mapping[str, str] = os.e
         if cluster is None:
             missing = ' and '.join(FLAGS[name] for name, value in values.items() if value is None)
             if any(value is not None for value in values.values()):
-                raise UserError(f'the flags of several processes must include {missing}; {_ALL_FLAGS}')
+                raise UserError(f'{missing} must be set in a run with several processes; {_FLAGS_ADVICE}')
             return None
         with _wrap_cluster_errors(cluster):
             count = int(cluster.get_process_count()) if count is None else count
@@ -84,12 +84,12 @@ def resolve_config(settings: ProcessFlags, environment: Mapping[str, str] = os.e
         devices = _local_devices(cluster, environment)
     assert count is not None and index is not None
     if index >= count:
-        raise UserError(f'{FLAGS["index"]} must be from 0 to {count - 1}, got {index}; {_ALL_FLAGS}')
+        raise UserError(f'{FLAGS["index"]} must be from 0 to {count - 1}, got {index}; {_FLAGS_ADVICE}')
     host, _, port = str(address).rpartition(':')
     if not (host and ranges.parse_whole_number(port, 1, 65535)):
         raise UserError(
             f'{FLAGS["address"]} must be the host of process 0 and a free port on it, got {address!r}; '
-            f'type {FLAGS["address"]}=node1:8476'
+            f'pass {FLAGS["address"]}=node1:8476'
         )
     return DistributedConfig(str(address), count, index, devices)
 
@@ -98,7 +98,7 @@ def _parse_integer(name: str, value: Any, minimum: int) -> int:
     number = ranges.parse_whole_number(value, minimum)
     if number is None:
         source = f'{FLAGS[name]} (or {VARIABLES[name]})' if name in FLAGS else f'--{name}'
-        advice = _ALL_FLAGS if name in FLAGS else f'type seconds, as in --{name}=300'
+        advice = _FLAGS_ADVICE if name in FLAGS else f'pass seconds, as in --{name}=300'
         raise UserError(f'{source} must be a whole number of at least {minimum}, got {value!r}; {advice}')
     return number
 
@@ -106,7 +106,7 @@ def _parse_integer(name: str, value: Any, minimum: int) -> int:
 def _detect_cluster(environment: Mapping[str, str]) -> Any:
     """Returns JAX's class for the cluster that started this process, or None outside of clusters.
 
-    `jax.distributed.initialize` would raise an error for a single process and assign one GPU to each process.
+    JAX's automatic detection would raise an error for a single process and assign one GPU to each process.
     """
     is_numbered_pod = 'KUBERNETES_SERVICE_HOST' in environment and 'JOB_COMPLETION_INDEX' in environment
     for cluster in jax_workarounds.cluster_types():
@@ -116,8 +116,8 @@ def _detect_cluster(environment: Mapping[str, str]) -> Any:
                 return cluster
     if is_numbered_pod:
         raise UserError(
-            'the package kubernetes, which detects the processes of an indexed Job, must be installed; type pip '
-            f'install kubernetes, or {_ALL_FLAGS} (--process_count=1 for a single pod)'
+            'the package kubernetes, which detects the processes of an indexed Job, must be installed; run pip '
+            f'install kubernetes, or {_FLAGS_ADVICE} (--process_count=1 for a single pod)'
         )
     return None
 
@@ -129,7 +129,7 @@ def _wrap_cluster_errors(cluster: Any) -> Iterator[None]:
         yield
     except Exception as error:
         raise UserError(
-            f"JAX's {cluster.__name__} cannot find the processes of this run ({reason(error)}); {_ALL_FLAGS}, or "
+            f"JAX's {cluster.__name__} cannot find the processes of this run ({reason(error)}); {_FLAGS_ADVICE}, or "
             '--process_count=1 for a single process'
         ) from error
 
@@ -140,7 +140,7 @@ def _local_devices(cluster: Any, environment: Mapping[str, str]) -> tuple[int, .
     JAX always assigns one GPU, so a single process on a machine with eight GPUs would use only one GPU.
     """
     local = cluster.get_local_process_id()
-    # Slurm formats the processes per machine as '4', '4(x2)' or '4,3'.
+    # Slurm formats the number of processes per machine as '4', '4(x2)' or '4,3'.
     names = ('OMPI_COMM_WORLD_LOCAL_SIZE', 'SLURM_STEP_TASKS_PER_NODE', 'SLURM_TASKS_PER_NODE')
     text = next((environment[name] for name in names if environment.get(name)), '0')
     per_machine = max(int(count.partition('(')[0]) for count in text.split(','))
@@ -197,7 +197,7 @@ def _connect(config: DistributedConfig, timeout: int, heartbeat: int, saves: boo
         host, _, port = config.address.rpartition(':')
         if host in ('localhost', '127.0.0.1') and 'JAX_COORDINATOR_BIND_ADDRESS' not in os.environ:
             bind_address = f'127.0.0.1:{port}'
-        # Print this information first, because JAX aborts without it if a process does not connect.
+        # Print the address now, because JAX aborts without printing it if a process does not connect.
         line = f'process 0 waits up to {timeout} s for {config.count} processes at {config.address}'
         print(f'{line} (--initialization_timeout)', file=sys.stderr, flush=True)
     jax.config.update('jax_enable_preemption_service', saves)

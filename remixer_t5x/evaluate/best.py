@@ -1,10 +1,10 @@
 """Saves the best parameters of each task separately from the regular checkpoints.
 
 `MODEL_DIR/best/<task>/<step>` contains the checkpoint items `state` (only parameters) and `run`, so it can be used as a
-checkpoint. `run` also records the metric and its value.
+checkpoint. The item `run` also records the metric by which the parameters are the best, and its value.
 
-Scores are those of T5's `eval_utils`: the mean of a task's metrics and, for a mixture, the mean over its tasks. The
-matched and mismatched examples of MNLI count as one task.
+The score of a mixture is the mean score of its tasks, as in T5's `eval_utils`; the matched and mismatched examples of
+MNLI count as one task. T5's score of a task, the mean of its metrics, is used with `BEST_METRICS = 'mean'`.
 """
 
 import contextlib
@@ -25,36 +25,36 @@ from remixer_t5x.run_folder import model_dir, object_store
 BEST = 'best'
 # The value of BEST_METRICS that scores each task by the mean of its metrics.
 MEAN = 'mean'
-# Name of the average over the tasks of a mixture in records and folders.
+# Name under which records and folders contain the average over the tasks of a mixture.
 AVERAGE = 'average'
 BestMetrics = Mapping[str, str] | str | None
 # Name suffixes of metrics for which lower is better.
-_LOWER = re.compile(r'-.*|([^/]*_)?(error|loss|perplexity|distance|error_rate|wer|cer|ter)(/.*)?')
+_LOWER_IS_BETTER = re.compile(r'-.*|([^/]*_)?(error|loss|perplexity|distance|error_rate|wer|cer|ter)(/.*)?')
 
 
 def signed_score(name: str, value: float) -> float:
-    """Negates errors, losses and metrics listed as `-NAME` in BEST_METRICS, so that higher values are better."""
-    return -value if _LOWER.fullmatch(name) else value
+    """Returns `value`, negated if lower values are better (errors, losses, and `-NAME` in BEST_METRICS)."""
+    return -value if _LOWER_IS_BETTER.fullmatch(name) else value
 
 
 def score_metrics(
     task: str, metrics: Mapping[str, float], best_metrics: BestMetrics = None
 ) -> tuple[str, float] | None:
-    """Returns the name and value of the metric for comparing a task's checkpoints; None if there are no metrics.
+    """Returns the name and value of the metric that ranks a task's checkpoints; None if there are no metrics.
 
     `best_metrics` is a mapping from task to metric name (`-NAME` if lower is better), `MEAN`, or None for the first
-    metric of each task. `MEAN` excludes metrics for which lower is better, unless all metrics are of this kind. Raises
-    UserError if the task does not have the metric.
+    metric of each task. `MEAN` averages the metrics for which higher is better, or, if there are none, the negated
+    metrics. Raises UserError if the task does not have the selected metric.
     """
     if task == AVERAGE:
         return next(iter(metrics.items()), None)
     if isinstance(best_metrics, str) and best_metrics != MEAN:
         raise UserError(
-            f"BEST_METRICS must be '{MEAN}', or a metric by task, as in {{'cogs_v001': 'exact_match'}}, got "
+            f"BEST_METRICS must be '{MEAN}', or map tasks to metrics, as in {{'cogs_v001': 'exact_match'}}, got "
             f'{best_metrics!r}'
         )
     if best_metrics == MEAN:
-        higher = [value for name, value in metrics.items() if not _LOWER.fullmatch(name)]
+        higher = [value for name, value in metrics.items() if not _LOWER_IS_BETTER.fullmatch(name)]
         values = higher or [-value for value in metrics.values()]
         return (MEAN, statistics.fmean(values)) if values else None
     name = best_metrics.get(task) if isinstance(best_metrics, Mapping) else None
@@ -73,9 +73,10 @@ def mean_score(scores: Mapping[str, float]) -> float:
 
 
 class BestCheckpoints:
-    """Stores the parameters with the best value of one metric of each task.
+    """Saves, for each task, the parameters with the best value of one metric of the task.
 
-    `metrics` is the argument `best_metrics` of `score`. `record` is the record to store in the checkpoints.
+    `metrics` selects the metrics: a mapping from task to metric name, `MEAN`, or None for the first metric of each
+    task. `record` is stored in each checkpoint.
     """
 
     def __init__(self, folder: epath.Path, record: Mapping[str, Any], metrics: BestMetrics = None):
@@ -84,8 +85,8 @@ class BestCheckpoints:
     def save_if_best(self, report: TaskReport, step: int, params: Any) -> bool:
         """Saves `params` if they are the best so far, and returns whether they were saved.
 
-        NaN is never better. Raises UserError if the task does not have the metric, and CannotWrite if the parameters
-        cannot be written.
+        A NaN value is never the best. Raises UserError if the task does not have the metric, and CannotWrite if the
+        parameters cannot be written.
         """
         metric = self.score(report)
         if metric is None or math.isnan(metric[1]):
@@ -105,17 +106,17 @@ class BestCheckpoints:
         return True
 
     def score(self, report: TaskReport) -> tuple[str, float] | None:
-        """Returns the result of `score` for a report."""
+        """Returns the name and value of the metric that ranks `report`; None if it has no metrics."""
         return score_metrics(report.task, report.metrics, self._metrics)
 
     def read_saved(self, task: str) -> Mapping[str, Any] | None:
-        """Returns `metric`, `value` and `step` of the best checkpoint of `task`."""
+        """Returns `metric`, `value` and `step` of the best checkpoint of `task`; None if none is saved."""
         steps = saved_params.list_steps(self._folder / task)
         return read_best(self._folder / task / str(steps[-1])) if steps else None
 
 
 def best_checkpoints(folder: str) -> dict[str, Mapping[str, Any]]:
-    """Returns a dictionary from task to its best checkpoint in MODEL_DIR: `metric`, `value`, `step` and `path`."""
+    """Returns a dict from task to `metric`, `value`, `step` and `path` of its best checkpoint in MODEL_DIR `folder`."""
     checkpoints: dict[str, Mapping[str, Any]] = {}
     best = model_dir.absolute_path(folder) / BEST
     for task in sorted(best.iterdir()) if best.is_dir() else []:
@@ -130,9 +131,9 @@ def best_checkpoints(folder: str) -> dict[str, Mapping[str, Any]]:
 def read_best(step: epath.Path) -> dict[str, Any]:
     """Reads `metric`, `value` and `step` from the record of a checkpoint. Raises UserError if the record lacks them."""
     record = saved_params.read_record(step).get(BEST)
-    kinds = {'metric': str, 'value': int | float, 'step': int}
-    if not isinstance(record, dict) or not all(isinstance(record.get(name), kind) for name, kind in kinds.items()):
+    expected = {'metric': str, 'value': int | float, 'step': int}
+    if not isinstance(record, dict) or not all(isinstance(record.get(name), type_) for name, type_ in expected.items()):
         raise UserError(
-            f'{step} has no record of the best metric; move it away, so that the next best checkpoint is saved'
+            f'{step} has no record of the best metric; move it elsewhere, so that the next best checkpoint can be saved'
         )
     return record

@@ -1,4 +1,4 @@
-"""Evaluates checkpoints with task metrics and predicts test sets for leaderboards. Reads each example only once."""
+"""Computes task metrics and leaderboard predictions for checkpoints. Reads each example only once."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterator
@@ -16,7 +16,7 @@ from remixer_t5x.evaluate import best, results, task_examples
 from remixer_t5x.evaluate.task_evaluation import TaskEvaluation, TaskEvaluator, TaskReport
 from remixer_t5x.run_folder import model_dir
 
-# Folder of an evaluation in the MODEL_DIR of the run.
+# Name of the folder for evaluation results in MODEL_DIR.
 EVAL = 'eval'
 
 
@@ -37,7 +37,7 @@ class Checkpoints:
         ranges.check_fields(self)
 
     def check(self) -> None:
-        """Raises UserError if `path` contains no checkpoint. Call before reading examples."""
+        """Raises UserError if `path` contains no checkpoint. Call this method before reading examples."""
         if self.follow is None:
             saved_params.find_checkpoints(self.path)
 
@@ -59,12 +59,12 @@ class CheckpointEvaluation:
 
     Attributes:
         model: the model.
-        partitioner: shards its parameters.
-        checkpoints: the checkpoints.
-        tasks: the tasks whose metrics are computed; if their split is None, only submissions are written.
+        partitioner: shards the model's parameters.
+        checkpoints: the checkpoints to evaluate.
+        tasks: the tasks whose metrics are computed; if `tasks.split` is None, only leaderboard files are written.
         output_dir: folder of the results; None uses `eval` in the MODEL_DIR of each checkpoint.
         submission_dir: folder of the leaderboard files; None writes no files.
-        submission_split: the split of the leaderboard files.
+        submission_split: the split whose predictions are written to the leaderboard files.
     """
 
     model: Any
@@ -76,7 +76,7 @@ class CheckpointEvaluation:
     submission_split: str = 'test'
 
     def results_folder(self, checkpoint: epath.Path) -> str:
-        """Returns `output_dir`, or `eval` in the MODEL_DIR with `checkpoints/STEP` or `best/TASK/STEP`."""
+        """Returns `output_dir`, or the folder `eval` in the MODEL_DIR that contains `checkpoint`."""
         parent = checkpoint.parent
         if parent.name == model_dir.CHECKPOINTS:
             parent = parent.parent
@@ -89,15 +89,15 @@ class Evaluator:
     """Evaluates checkpoints of one model on examples that are read only once.
 
     Attributes:
-        task_evaluator: computes task metrics; None without a split.
-        submission_evaluator: computes leaderboard predictions; None without a submission folder.
-        notes: messages on skipped tasks and truncated texts.
+        task_evaluator: computes task metrics; None if the split is None.
+        submission_evaluator: computes leaderboard predictions; None if `submission_dir` is None.
+        notes: messages about skipped tasks and truncated texts.
     """
 
     def __init__(self, settings: CheckpointEvaluation, has_leaderboard: Callable[[str], bool]):
         """Reads the examples.
 
-        Raises UserError if neither metrics nor submissions are requested, or if no task has a leaderboard.
+        Raises UserError if neither metrics nor submissions are requested, or if no task to submit has a leaderboard.
         """
         tasks, model, partitioner = settings.tasks, settings.model, settings.partitioner
         self._settings = settings
@@ -119,20 +119,20 @@ class Evaluator:
         settings, tasks = self._settings, self._settings.tasks
         split = settings.submission_split
         tasks_with_split, _ = task_examples.find_tasks(tasks.mixture_or_task_name, split, tasks.tasks)
-        known = [task for task in tasks_with_split if has_leaderboard(task.name)]
-        if not known:
+        submitted = [task for task in tasks_with_split if has_leaderboard(task.name)]
+        if not submitted:
             names = ', '.join(task.name for task in tasks_with_split)
-            raise UserError(f'SUBMISSION_DIR needs tasks of GLUE or SuperGLUE, got {names}; omit SUBMISSION_DIR')
-        whole = dataclasses.replace(tasks, mixture_or_task_name=known, tasks=None, split=split, examples=None)
-        return TaskEvaluator(whole, settings.model, settings.partitioner)
+            raise UserError(f'SUBMISSION_DIR requires GLUE or SuperGLUE tasks, got {names}; omit SUBMISSION_DIR')
+        submission = dataclasses.replace(tasks, mixture_or_task_name=submitted, tasks=None, split=split, examples=None)
+        return TaskEvaluator(submission, settings.model, settings.partitioner)
 
     def evaluated_steps(self) -> set[int]:
-        """Returns the steps evaluated by an earlier command with `follow`."""
+        """Returns the steps that an earlier command has evaluated; an empty set if `follow` is None."""
         checkpoints = self._settings.checkpoints
         if checkpoints.follow is None or self.task_evaluator is None:
             return set()
-        place = self._settings.results_folder(model_dir.absolute_path(checkpoints.path) / '0')
-        return results.evaluated_steps(place, self.task_evaluator.split, self.task_evaluator.tasks)
+        folder = self._settings.results_folder(model_dir.absolute_path(checkpoints.path) / '0')
+        return results.evaluated_steps(folder, self.task_evaluator.split, self.task_evaluator.tasks)
 
     def restore(self, folder: epath.Path) -> Any:
         """Restores parameters. Returns None if `follow` is set and the training run has removed the checkpoint."""
@@ -151,7 +151,10 @@ class Evaluator:
 def write_reports(
     evaluator: TaskEvaluator | None, params: Any, folder: epath.Path, outlet: results.Results | None
 ) -> list[TaskReport]:
-    """Evaluates the parameters of the checkpoint `folder` and writes reports to `outlet`; both may be None."""
+    """Evaluates `params` of the checkpoint `folder`, and writes the reports to `outlet` unless it is None.
+
+    Returns the reports; an empty list if `evaluator` is None.
+    """
     reports = []
     for report in evaluator(params) if evaluator else ():
         reports.append(report)

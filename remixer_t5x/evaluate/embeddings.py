@@ -2,11 +2,11 @@
 
 | file | contents |
 |---|---|
-| `.npz` | `sentences` [texts, embed] float32; with tokens `tokens` [all tokens, embed], `ids` [all tokens] and `offsets` [texts + 1], so that text i has `tokens[offsets[i]:offsets[i + 1]]` |
-| `.parquet` | a row for each text: `index`, `input`, `sentence`, `cut`; with tokens `ids` and `tokens` |
+| `.npz` | `sentences` [texts, embed] float32; if token vectors are requested, also `tokens` [all tokens, embed], `ids` [all tokens] and `offsets` [texts + 1]: the tokens of text i are `tokens[offsets[i]:offsets[i + 1]]` |
+| `.parquet` | a row for each text: `index`, `input`, `sentence`, `cut`; if token vectors are requested, also `ids` and `tokens` |
 
-The vector of a text is either the mean over its tokens, including the end token, mapped by the model's sentence
-projection if it exists, or the features of the first token.
+By default, the vector of a text is the mean of its token vectors, including the end token, mapped by the model's
+sentence projection if the model has one. It can also be the unmapped mean, or the vector of the first token.
 """  # noqa: E501 (a table)
 
 import itertools
@@ -26,7 +26,7 @@ MEAN, FIRST = 'mean', 'first'
 
 
 class EmbeddedText(NamedTuple):
-    """A text, its token ids, whether it was truncated, and its token features, [tokens, embed] float32."""
+    """A text, its index and token ids, whether it was truncated, and its token vectors, [tokens, embed] float32."""
 
     number: int
     text: str
@@ -36,7 +36,7 @@ class EmbeddedText(NamedTuple):
 
 
 def check_output(path: str) -> None:
-    """Raises UserError unless `path` is a new file of a known format."""
+    """Raises UserError unless `path` ends with .npz or .parquet and does not exist yet."""
     if pathlib.PurePath(path).suffix not in (NPZ, PARQUET):
         raise UserError(
             f'--output of --embed must end with .npz or .parquet, got {path!r}; pass --output=embeddings.npz'
@@ -46,7 +46,7 @@ def check_output(path: str) -> None:
 
 
 def sentence_vectors(model: Any, params: Any, mean: np.ndarray) -> np.ndarray:
-    """Maps the mean over the tokens of texts, [texts, embed], to embeddings of the texts, [texts, outputs]."""
+    """Maps the mean token vector of each text, [texts, embed], to the embedding of the text, [texts, outputs]."""
     project = getattr(model, 'project_sentence', None)
     return mean if project is None else np.asarray(project(params, mean), np.float32)
 
@@ -54,11 +54,11 @@ def sentence_vectors(model: Any, params: Any, mean: np.ndarray) -> np.ndarray:
 def encode_rows(
     texts: Iterator[str], codec: TextCodec, encode: Callable[[list[list[int]]], Sequence[np.ndarray]], window: int
 ) -> Iterator[EmbeddedText]:
-    """Yields the encoder's output for each text; `encode` receives the ids of up to `window` texts."""
+    """Yields each of `texts` with its token vectors. Each call of `encode` receives the ids of up to `window` texts."""
     index = 0
     while chunk := list(itertools.islice(texts, window)):
-        coded = [codec.encode(text, index + row) for row, text in enumerate(chunk)]
-        for text, (ids, cut), tokens in zip(chunk, coded, encode([ids for ids, _ in coded]), strict=True):
+        encoded = [codec.encode(text, index + row) for row, text in enumerate(chunk)]
+        for text, (ids, cut), tokens in zip(chunk, encoded, encode([ids for ids, _ in encoded]), strict=True):
             yield EmbeddedText(index, text, ids, cut, tokens)
             index += 1
 
@@ -71,10 +71,10 @@ def write_embeddings(
     after_row: Callable[[TextCounts], None] = lambda counts: None,
     embed: Callable[[np.ndarray], np.ndarray] = lambda pooled: pooled,
 ) -> TextCounts:
-    """Writes all rows to a file, which is created atomically, and returns the number of texts.
+    """Writes all rows to a file, which is created atomically, and returns the numbers of texts.
 
-    `pooling` is MEAN (the mean over tokens), FIRST (the first token), or None (the mean, mapped from [texts, embed] to
-    [texts, outputs] by `embed`).
+    `pooling` is MEAN (the mean of the token vectors), FIRST (the vector of the first token), or None (the mean, mapped
+    from [texts, embed] to [texts, outputs] by `embed`).
     """
     counts = TextCounts()
     records: list[dict[str, Any]] = []

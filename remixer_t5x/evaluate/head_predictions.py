@@ -1,10 +1,10 @@
-"""Converts outputs per token or per pair of texts to text predictions for metrics and JSON lines.
+"""Converts model outputs per token or per pair of texts to text predictions, for metrics and JSON lines.
 
 | model type | input | prediction | score |
 |---|---|---|---|
 | token_labels | words | a label for each word | mean log-probability of the labels |
-| span | `question: ... context: ...` | a part of the context, or '' | score of the answer minus score of no answer |
-| embedding | two texts with a tab between them | their cosine similarity | the same |
+| span | `question: ... context: ...` | a substring of the context, or '' | answer score minus no-answer score |
+| embedding | two texts separated by a tab | cosine similarity of their embeddings | cosine similarity |
 """
 
 import itertools
@@ -32,7 +32,7 @@ def has_head(model: Any) -> bool:
 
 
 def encode_text(model: Any, vocabulary: Any, text: str, length: int) -> EncodedText | EncodedQuestion | EncodedPair:
-    """Encodes an input text to rows of at most `length` tokens."""
+    """Encodes an input text as one or more sequences of at most `length` tokens."""
     if model.model_type == batch_formats.EMBEDDING:
         return EncodedPair(*token_alignment.encode_pair(vocabulary, text, length))
     if model.model_type == batch_formats.SPAN:
@@ -45,15 +45,15 @@ def predict_texts(predictor: Predictor, params: Any, model: Any, inputs: Sequenc
     return _PREDICTIONS[model.model_type](predictor, params, model, inputs)
 
 
-def _predict_tags(predictor: Predictor, params: Any, model: Any, inputs: Sequence[EncodedText]) -> list[Prediction]:
+def _predict_labels(predictor: Predictor, params: Any, model: Any, inputs: Sequence[EncodedText]) -> list[Prediction]:
     results = []
     for encoded, logits in zip(inputs, predictor.token_logits(params, [each.ids for each in inputs]), strict=True):
         logits = logits[encoded.first_tokens()]
         log_probabilities = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
         tags = [model.labels[index] for index in np.argmax(logits, axis=1)]
-        # Label truncated words O, or with the first label if there is no O.
-        rest = 'O' if 'O' in model.labels else model.labels[0]
-        tags += [rest] * (len(encoded.text.split()) - len(tags))
+        # Words beyond the maximum length get the label O, or the first label if there is no O.
+        default = 'O' if 'O' in model.labels else model.labels[0]
+        tags += [default] * (len(encoded.text.split()) - len(tags))
         score = float(np.mean(np.max(log_probabilities, axis=1))) if len(logits) else 0.0
         results.append(Prediction([], [score], [' '.join(tags)]))
     return results
@@ -67,21 +67,21 @@ def _predict_spans(
     for question in inputs:
         window_logits = list(itertools.islice(logits, len(question.windows)))
         text, margin = best_answer(question.windows, window_logits, model.max_answer_length)
-        is_null = model.null_threshold is not None and -margin > model.null_threshold
-        results.append(Prediction([], [margin], ['' if is_null else text]))
+        has_no_answer = model.null_threshold is not None and -margin > model.null_threshold
+        results.append(Prediction([], [margin], ['' if has_no_answer else text]))
     return results
 
 
 def best_answer(windows: Sequence[EncodedText], logits: Sequence[np.ndarray], max_length: int) -> tuple[str, float]:
-    """Returns the best answer in all windows of a question, and its score minus the no-answer score.
+    """Returns the best answer over all windows of a question, and the answer's score minus the no-answer score.
 
     The no-answer score is the minimum over the windows, as in transformers' `compute_predictions_logits`. If no token
     belongs to the context, the answer is '' and the score difference is -inf.
 
     Args:
-        windows: the windows of the context.
+        windows: the windows into which the context is split.
         logits: for each window, [tokens, 2] logits of the first and the last token of an answer.
-        max_length: maximum number of tokens of an answer.
+        max_length: maximum number of tokens in an answer.
     """
     spans = [
         best_span(values, window.context_mask(), max_length) for window, values in zip(windows, logits, strict=True)
@@ -96,17 +96,17 @@ def best_answer(windows: Sequence[EncodedText], logits: Sequence[np.ndarray], ma
 def best_span(logits: np.ndarray, is_context: np.ndarray, max_length: int) -> tuple[int, int, float]:
     """Returns the positions of the first and last token of the best span in the context, and the span's score.
 
-    The score is the sum of two logits, and -inf if no token belongs to the context.
+    The score is the sum of the first and last token's logits, or -inf if no token belongs to the context.
 
     Args:
         logits: [tokens, 2] logits of the first and the last token of an answer.
-        is_context: [tokens] bool.
-        max_length: maximum number of tokens of a span.
+        is_context: [tokens] bool, True for tokens of the context.
+        max_length: maximum number of tokens in a span.
     """
     starts, ends = np.where(is_context[:, None], logits, -np.inf).T
     length = len(logits)
-    band = np.tri(length, k=max_length - 1, dtype=bool) & ~np.tri(length, k=-1, dtype=bool)
-    scores = np.where(band, starts[:, None] + ends[None, :], -np.inf)
+    is_valid = np.tri(length, k=max_length - 1, dtype=bool) & ~np.tri(length, k=-1, dtype=bool)
+    scores = np.where(is_valid, starts[:, None] + ends[None, :], -np.inf)
     start, end = np.unravel_index(np.argmax(scores), scores.shape)
     return int(start), int(end), float(scores[start, end])
 
@@ -121,7 +121,7 @@ def _predict_similarity(
 
 
 _PREDICTIONS: dict[str, Callable[..., list[Prediction]]] = {
-    batch_formats.TOKEN_LABELS: _predict_tags,
+    batch_formats.TOKEN_LABELS: _predict_labels,
     batch_formats.SPAN: _predict_spans,
     batch_formats.EMBEDDING: _predict_similarity,
 }

@@ -1,6 +1,6 @@
-"""Computes held-out loss, perplexity and token accuracy from sums over one pass.
+"""Computes held-out loss, perplexity and token accuracy from sums over one pass through the data.
 
-`constant_loss` is the entropy of the target token frequencies: the lowest loss of a model that ignores its inputs.
+`constant_loss` is the entropy of the target token frequencies: the lowest loss of a model that does not use its inputs.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ EvalStep = Callable[[Any, Any], Mapping[str, jax.Array]]
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """A held-out evaluation on at most `steps` batches of `dataset`; None uses all batches.
+    """A held-out evaluation on the first `steps` batches of `dataset`, or on all batches if `steps` is None.
 
     `name` is the `kind` of the evaluation's records in metrics.jsonl.
     """
@@ -37,11 +37,11 @@ class Evaluation:
         ranges.check_fields(self, steps='EVAL_STEPS')
 
     def batches(self, share: tuple[int, int] = (0, 1), threads: int | None = None) -> task_batches.EvalBatches:
-        """Opens the batches of the rows in `share` = (index, count), to iterate over once per evaluation."""
+        """Returns batches with part `index` of `count` equal parts of the rows, for `share` = (index, count)."""
         return task_batches.EvalBatches(self.dataset, *share, self.steps, threads)
 
     def split_by_task(self) -> tuple['Evaluation', ...]:
-        """Returns an evaluation named NAME/TASK for each task of a mixture that has the split; () for a single task."""
+        """Returns an evaluation named NAME/TASK for each mixture task with this split; () if only one task has it."""
         tasks = seqio.get_subtasks(pipeline.get_provider(self.dataset))
         tasks = [task for task in tasks if self.dataset.split in task.splits]
         return self.for_tasks(tasks) if len(tasks) > 1 else ()
@@ -64,14 +64,14 @@ def evaluate(
     """Returns `loss`, `cross_ent_loss` (without z-loss), `perplexity`, `accuracy` and `tokens` for `params`.
 
     Also returns `bits_per_byte` if the sums contain `bytes` (the bytes of the target texts), and `constant_loss` in
-    nats per token if the sums contain target counts. `eval_step(params, batch)` returns sums; `place` transfers a batch
-    to the devices. Raises UserError if there is no target token.
+    nats per token if the sums contain target counts. `eval_step(params, batch)` returns the sums over a batch; `place`
+    transfers a batch to the devices. Raises UserError if there is no target token.
     """
     totals: dict[str, float] = {}
     counts: np.ndarray = np.zeros(1)
     batches = iter(batches)
     while chunk := list(itertools.islice(batches, 16)):
-        # Start several steps before fetching their sums, so that the device does not wait for the host.
+        # Dispatch several steps before fetching their sums, so that the device does not wait for the host.
         pending = [eval_step(params, place(batch)) for batch in chunk]
         for sums in jax.device_get(pending):
             for key, value in sums.items():
@@ -80,7 +80,7 @@ def evaluate(
                 else:
                     totals[key] = totals.get(key, 0.0) + float(value)
     if not totals.get('weights'):
-        raise UserError(f'the {name} split has no target token; use a split with text, or EVAL_PERIOD = None')
+        raise UserError(f'the {name} split has no target token; use a split with text, or set EVAL_PERIOD = None')
     totals.setdefault(metrics.STEPS, 1.0)
     text_bytes = totals.pop('bytes', 0.0)
     averages = metrics.compute_means(totals)
@@ -92,6 +92,6 @@ def evaluate(
 
 
 def entropy(counts: np.ndarray) -> float:
-    """Returns the entropy in nats of the distribution given by `counts`."""
-    shares = counts[counts > 0] / counts.sum()
-    return float(-np.sum(shares * np.log(shares)))
+    """Returns the entropy in nats of the distribution of ids with the frequencies `counts`."""
+    probabilities = counts[counts > 0] / counts.sum()
+    return float(-np.sum(probabilities * np.log(probabilities)))

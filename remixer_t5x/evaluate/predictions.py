@@ -1,8 +1,8 @@
 """Runs a model over any number of examples: generates, scores, ranks, encodes and classifies texts.
 
-Examples of similar length share a batch. The number of batch shapes is small, because each shape is compiled. The last
-batch is padded with empty rows. The result of an example does not depend on batch size, mesh or number of hosts;
-sampling keys are derived from the example's index.
+Examples of similar length share a batch. Batches have few different shapes, because each shape requires a
+compilation. The last batch is padded with empty rows. The result of an example does not depend on the batch size, the
+mesh or the number of hosts; its sampling key is derived from its index.
 """
 
 import collections
@@ -24,21 +24,22 @@ from remixer_t5x.models.stop_strings import StopStrings
 from remixer_t5x.optim.train_step import CompiledStep
 
 Ids = Sequence[int]
-# Number of batches in flight, so that device and host work in parallel.
+# Number of batches in flight, so that the device and the host work in parallel.
 MAX_PENDING = 2
-SHORTEST = 32
-# Compiling one shape takes about as long as running this number of batches.
-FEWEST_BATCHES = 4
+# Minimum padded length of a batch.
+MIN_PADDED_LENGTH = 32
+# Minimum number of batches of one shape; compiling a shape takes about as long as running this number of batches.
+MIN_BATCHES_PER_SHAPE = 4
 # Number of tokens generated per call when streaming; each call casts the parameters once.
 STREAMED_TOKENS = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """Settings of predictions.
+    """Settings for generating predictions.
 
-    `batch_size` is the number of examples on all devices; `feature_lengths` limits the lengths of `inputs` and
-    `targets`, including the end token; `seed` is used for sampling; generation stops at the first match of
+    `batch_size` is the number of examples in a batch over all devices; `feature_lengths` limits the lengths of `inputs`
+    and `targets`, including the end token; `seed` is used for sampling; generation stops at the first match of
     `stop_strings` (a string or a sequence).
     """
 
@@ -55,7 +56,7 @@ class Decoding:
 class Prediction(NamedTuple):
     """The answers to one example and their scores, sorted by score or in sampling order.
 
-    `ids` end with the end token. A classifier sets `texts` instead of `ids`.
+    The `ids` of a complete answer end with the end token. A classifier sets `texts` instead of `ids`.
     """
 
     ids: list[list[int]]
@@ -70,8 +71,8 @@ class Prediction(NamedTuple):
 class Predictor:
     """Runs the inference functions of the model on one mesh; each function is compiled once per shape.
 
-    `vocabulary` defines the end token (1 without a vocabulary) and is used to match stop strings. Raises UserError if
-    the batch size is not divisible by the number of batch shards.
+    `vocabulary` defines the end token (id 1 if `vocabulary` is None) and is used to match stop strings. Raises
+    UserError if the batch size is not divisible by the number of batch shards.
     """
 
     def __init__(self, model: Any, partitioner: Partitioner, settings: Decoding, vocabulary: Any = None):
@@ -95,7 +96,9 @@ class Predictor:
 
         def continue_rows(params, batch, rows, limit):
             generation = model.prepare_generation(params, batch, self._target_length, eos_id, stop_strings)
-            return decoder.advance(generation, decoder.start(generation) if rows is None else rows, limit, keys(batch))
+            return decoder.generate_until(
+                generation, decoder.start(generation) if rows is None else rows, limit, keys(batch)
+            )
 
         self._generate = self._jit(generate, compiler_options.decoding_options())
         self._continue_rows = self._jit(continue_rows, compiler_options.decoding_options())
@@ -120,7 +123,7 @@ class Predictor:
     ) -> list[Prediction]:
         """Generates answers to each of `inputs`; `first` is the index of the first example.
 
-        `arrays`, each [examples], override decoder fields or the indices (`number`) for each example.
+        `arrays`, each [examples], override fields of the decoder or the example indices (`number`).
         """
         predictions: list[Any] = [None] * len(inputs)
         for rows, decoded in self._run(self._generate, params, inputs, arrays or {}, first):
@@ -131,7 +134,7 @@ class Predictor:
         return predictions
 
     def stream(self, params: Any, ids: Ids) -> Iterator[list[int]]:
-        """Generates an answer to one input. Yields all ids so far after every STREAMED_TOKENS tokens and at the end."""
+        """Generates an answer to one input; yields the ids so far after every STREAMED_TOKENS tokens and at the end."""
         if not isinstance(self._settings.decoder, RowDecoder):
             raise UserError(f'decoder must be Greedy() or Sampling() to stream, got {self._settings.decoder}')
         length = bucket_length(len(ids), self._longest)
@@ -151,7 +154,8 @@ class Predictor:
     def score_and_match(self, params: Any, inputs: Sequence[Ids], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the output of the model's `score_and_match` for each example, [examples, 2] float32.
 
-        `arrays`, each [examples, ...], are additional arguments of `score_and_match`, such as `decoder_arrays`.
+        `arrays`, each [examples, ...], are additional arguments of `score_and_match`, such as the output of
+        `decoder_arrays`.
         """
         return self._gather(self._score_and_match, params, inputs, arrays, (2,))
 
@@ -174,10 +178,10 @@ class Predictor:
     def predict_labels(
         self, params: Any, inputs: Sequence[Ids], task_labels: Sequence[str] | None = None
     ) -> list[Prediction]:
-        """Predicts the labels of each text, most likely first, with their log-likelihoods.
+        """Returns the labels of each text, most likely first, with their log-likelihoods.
 
-        `task_labels` are the candidate labels; None for all labels. A regression model predicts a number as text and
-        score.
+        `task_labels` are the candidate labels; None for all labels. For a regression model, the text and the score are
+        the predicted number.
         """
         labels, outputs = self._model.labels, self.classify(params, inputs)
         if labels is None:
@@ -191,7 +195,7 @@ class Predictor:
         ]
 
     def score_labels(self, params: Any, inputs: Sequence[Ids], targets: Sequence[str]) -> list[float]:
-        """Returns log p(target) of each text. Raises UserError for a regression or if a target is not a label."""
+        """Returns log p(target) of each text. Raises UserError for a regression model or an unknown label."""
         if self._model.labels is None:
             raise UserError('LABELS must be set for tasks that are scored by likelihood, got None')
         return self.classify(params, inputs)[np.arange(len(inputs)), self._label_indices(targets)].tolist()
@@ -231,7 +235,7 @@ class Predictor:
         arrays: Mapping[str, np.ndarray],
         first: int = 0,
     ) -> Iterator[tuple[np.ndarray, Any]]:
-        """Runs a function on all of `inputs` and `arrays`. Yields (examples, results) for each batch."""
+        """Runs `function` on batches of all `inputs` and `arrays`. Yields (example indices, results) for each batch."""
         lengths = [len(ids) for ids in inputs]
         pending: collections.deque = collections.deque()
         for rows in plan_batches(lengths, self._settings.batch_size, self._longest):
@@ -250,21 +254,21 @@ class Predictor:
         size = self._settings.batch_size
         index, count = self._partitioner.data_shard()
         share = slice(index * (size // count), (index + 1) * (size // count))
-        filled = {
+        padded = {
             name: np.pad(array, [(0, size - len(array))] + [(0, 0)] * (array.ndim - 1))[share]
             for name, array in batch.items()
         }
-        return self._partitioner.shard_batch(filled)
+        return self._partitioner.shard_batch(padded)
 
 
 def compile_stop_strings(stop_strings: str | Sequence[str], vocabulary: Any) -> StopStrings | None:
-    """Compiles stop strings to an automaton; None if there are no stop strings."""
+    """Compiles stop strings to an automaton; returns None if there are no stop strings."""
     texts = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
     return StopStrings.compile(texts, task_vocabulary.token_texts(vocabulary)) if texts else None
 
 
 def decoder_arrays(targets: Sequence[Ids], length: int) -> dict[str, np.ndarray]:
-    """Returns the decoder's arrays of a batch, each [rows, length] int32. Decoder inputs are targets shifted by one."""
+    """Returns the decoder arrays for `targets`, each [rows, length] int32. Decoder inputs are shifted right by one."""
     ids = pad_ids(targets, length)
     return {
         'decoder_input_tokens': np.pad(ids, ((0, 0), (1, 0)))[:, :-1],
@@ -275,28 +279,28 @@ def decoder_arrays(targets: Sequence[Ids], length: int) -> dict[str, np.ndarray]
 
 def pad_ids(rows: Sequence[Ids], length: int) -> np.ndarray:
     """Pads rows of ids with zeros to a [rows, length] int32 array."""
-    filled: np.ndarray = np.zeros((len(rows), length), np.int32)
+    padded: np.ndarray = np.zeros((len(rows), length), np.int32)
     for row, ids in enumerate(rows):
-        filled[row, : len(ids)] = ids
-    return filled
+        padded[row, : len(ids)] = ids
+    return padded
 
 
 def _strip_padding(tokens: np.ndarray) -> list[int]:
-    """Removes trailing padding, but not id 0 before the end token, because a model may generate it."""
+    """Removes trailing zeros (padding), but not zeros between other ids, because a model may generate id 0."""
     used = np.flatnonzero(tokens)
     return tokens[: used[-1] + 1].tolist() if len(used) else []
 
 
 class BatchRows(NamedTuple):
-    """The example indices of a batch, and the padded length."""
+    """The indices of the examples in a batch, and the length to which they are padded."""
 
     examples: np.ndarray
     length: int
 
 
 def bucket_length(length: int, longest: int) -> int:
-    """Returns the next power of two, at least SHORTEST and at most `longest`."""
-    size = min(SHORTEST, longest)
+    """Rounds a length up to a power of two that is at least MIN_PADDED_LENGTH; returns at most `longest`."""
+    size = min(MIN_PADDED_LENGTH, longest)
     while size < min(length, longest):
         size *= 2
     return min(size, longest)
@@ -307,18 +311,18 @@ def plan_batches(lengths: Sequence[int], batch_size: int, longest: int) -> list[
 
     Args:
         lengths: number of tokens of each example, at most `longest`.
-        batch_size: rows of a batch; the last batch may have fewer examples.
-        longest: the maximum length of a batch.
+        batch_size: number of examples in a batch; the last batch may have fewer.
+        longest: maximum padded length of a batch.
     """
     order = np.argsort(-np.asarray(lengths, np.int64), kind='stable')
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    sizes = [bucket_length(lengths[int(rows[0])], longest) for rows in batches]
-    # Batch sizes with few batches are merged into the next larger size. `sizes` are descending.
-    for size in sorted(set(sizes))[:-1]:
-        if sizes.count(size) < FEWEST_BATCHES:
-            larger = min(other for other in sizes if other > size)
-            sizes = [larger if other == size else other for other in sizes]
-    return list(map(BatchRows, batches, sizes))
+    padded = [bucket_length(lengths[int(rows[0])], longest) for rows in batches]
+    # Merge padded lengths that have few batches into the next larger padded length.
+    for length in sorted(set(padded))[:-1]:
+        if padded.count(length) < MIN_BATCHES_PER_SHAPE:
+            larger = min(other for other in padded if other > length)
+            padded = [larger if other == length else other for other in padded]
+    return list(map(BatchRows, batches, padded))
 
 
 def is_classifier(model: Any) -> bool:

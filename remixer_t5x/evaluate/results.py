@@ -2,7 +2,7 @@
 
 `metrics.jsonl` contains one object per task and checkpoint: `kind` ('<split>/<task>'), `step`, `checkpoint`, the
 metrics, and `timing`. Repeated evaluations append lines. `predictions/<task>-<split>-<step>.jsonl` contains the rows of
-`task_evaluation.Report`.
+a `TaskReport`.
 """
 
 import json
@@ -21,7 +21,7 @@ PREDICTIONS = 'predictions'
 
 
 class Results:
-    """Writes reports to a folder, created if necessary. Raises UserError if this fails."""
+    """Writes reports to a folder, which is created if it does not exist. Raises UserError if writing fails."""
 
     def __init__(self, folder: str):
         self.folder = model_dir.absolute_path(folder)
@@ -50,7 +50,7 @@ class Results:
 
 
 def evaluated_steps(folder: str, split: str, tasks: Sequence[str]) -> set[int]:
-    """Returns the steps for which `folder` contains results of all these tasks."""
+    """Returns the steps for which `folder` contains the results of all `tasks`."""
     steps: dict[str, set[int]] = {f'{split}/{task}': set() for task in tasks}
     for record in metrics.read_records(model_dir.absolute_path(folder) / model_dir.METRICS):
         if record['kind'] in steps:
@@ -67,18 +67,18 @@ def write_jsonl(path: epath.Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def read_predictions(path: str) -> list[dict[str, Any]]:
     """Reads predictions written by `write_jsonl` or `remixer-t5x infer`.
 
-    Raises UserError with the line number for invalid files.
+    Raises UserError with the line number if a line is not a prediction.
     """
-    advice = 'use a file of predictions'
+    advice = 'use a file that evaluate or infer has written'
     rows = []
     with untrusted_files.as_user_errors(path, advice):
-        # JSON cannot represent -inf, the score of an impossible text.
+        # Accept -inf, the score of an impossible text, although it is not valid JSON.
         for line in untrusted_files.read_json_lines(model_dir.absolute_path(path), odd_numbers=True):
             row, reason = line.value, line.error
             if not reason and not (isinstance(row, dict) and isinstance(row.get('prediction'), str)):
-                reason = "it has no text 'prediction'"
+                reason = "it has no string 'prediction'"
             elif not reason and not isinstance(row.get('input', ''), str):
-                reason = "its 'input' is not a text"
+                reason = "its 'input' is not a string"
             elif not reason and not isinstance(row.get('score'), int | float | None):
                 reason = "its 'score' is not a number"
             if not reason:

@@ -20,13 +20,13 @@ from remixer_t5x.evaluate.task_examples import TaskExamples
 from remixer_t5x.lazy import seqio
 from remixer_t5x.models import interface
 
-# Maximum number of characters to print of each text.
+# Maximum number of characters that are printed for each text.
 SHOWN_CHARACTERS = 200
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskEvaluation:
-    """The tasks of an evaluation: each task of a mixture is evaluated separately.
+    """Settings of an evaluation with task metrics; each task of a mixture is evaluated separately.
 
     Attributes:
         mixture_or_task_name: a mixture or task, its name, or a comma-separated list of names.
@@ -34,9 +34,9 @@ class TaskEvaluation:
         tasks: comma-separated names of the tasks to evaluate; None for all tasks.
         split: the split to evaluate; tasks without this split are skipped. None if only submissions are written.
         examples: maximum number of examples of each task; None for all examples.
-        shown: number of examples of each task to print with their answers.
-        rank_choices: whether to choose the most likely label if the task's postprocessor has `labels`, instead of
-            generating.
+        shown: number of examples per task to print with their answers.
+        rank_choices: whether to choose the most likely label instead of generating an answer, if the task's
+            postprocessor has `labels`.
     """
 
     mixture_or_task_name: pipeline.TaskOrName | Sequence[pipeline.TaskOrName]
@@ -56,8 +56,8 @@ class TaskEvaluation:
 class TaskReport:
     """The metrics of a task, in the order defined by the task, and the input and prediction of each example.
 
-    `rows` contain `index`, `input`, `target`, `prediction`, `score`, lists of `predictions` and `scores` if there are
-    several, and in `example` all other features that the task passes to its metrics.
+    A row contains `index`, `input`, `target`, `prediction` and `score`, the lists `predictions` and `scores` if there
+    are several predictions, and `example`, a dict of all other features of the example.
     """
 
     task: str
@@ -68,10 +68,10 @@ class TaskReport:
 
 
 class TaskEvaluator:
-    """Reads the examples once, to evaluate any number of checkpoints of one model.
+    """Evaluates any number of checkpoints of one model on examples that are read only once.
 
-    `notes` list skipped tasks and truncated texts. Raises UserError if a task is unknown, the split is None, missing or
-    empty, or the vocabulary is larger than the model's embedding table.
+    `notes` are messages about skipped tasks and truncated texts. Raises UserError if a task is unknown, if the split is
+    None, missing or empty, or if the vocabulary is larger than the model's embedding table.
     """
 
     def __init__(self, settings: TaskEvaluation, model: Any, partitioner: Partitioner):
@@ -90,8 +90,8 @@ class TaskEvaluator:
         for task in self.seqio_tasks:
             if task_vocabulary.get_vocabulary(task) != self.vocabulary:
                 raise UserError(
-                    f'all tasks must have the same vocabulary, got {first.name} and {task.name} with two; evaluate '
-                    'them separately'
+                    f'all tasks must have the same vocabulary, got different ones for {first.name} and {task.name}; '
+                    'evaluate the tasks separately'
                 )
         task_vocabulary.check_ids(first.name, self.vocabulary, model.vocab_size)
         self._predictor = Predictor(model, partitioner, settings.decoding, self.vocabulary)
@@ -101,7 +101,7 @@ class TaskEvaluator:
             task_examples.read_examples(
                 task,
                 self.split,
-                # Models with a head tokenize the original texts themselves, so do not truncate the texts here.
+                # `head_predictions` tokenizes the original texts for models with a head, so do not truncate them here.
                 dict.fromkeys(lengths, 2**20) if self._has_head else lengths,
                 settings.examples,
                 is_generated and not self._ranked_labels(task),
@@ -125,7 +125,7 @@ class TaskEvaluator:
     def __call__(self, params: Any) -> Iterator[TaskReport]:
         """Yields a report for each task, in the order of the tasks."""
         for examples in self._examples:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             answers = self._predict(params, examples)
             texts = [answer.decoded(self.vocabulary)[0] for answer in answers]
             outputs = task_metrics.ModelOutputs(
@@ -133,7 +133,7 @@ class TaskEvaluator:
             )
             metrics = task_metrics.compute_metrics(examples, outputs)
             rows = list(self._build_rows(examples, texts, answers))
-            yield TaskReport(examples.task.name, examples.split, metrics, rows, time.perf_counter() - begun)
+            yield TaskReport(examples.task.name, examples.split, metrics, rows, time.perf_counter() - start)
 
     def _ranked_labels(self, task: seqio.Task) -> tuple[str, ...] | None:
         return task_vocabulary.get_labels(task) if self._settings.rank_choices else None
@@ -175,16 +175,16 @@ class TaskEvaluator:
     ) -> Iterator[dict]:
         inputs, targets = examples.texts('inputs'), examples.texts('targets')
         for index, (prediction, example) in enumerate(zip(answers, examples.examples, strict=True)):
-            several: dict[str, Any] = {}
+            alternatives: dict[str, Any] = {}
             if len(prediction.scores) > 1:
-                several = {'predictions': prediction.decoded(self.vocabulary), 'scores': prediction.scores}
+                alternatives = {'predictions': prediction.decoded(self.vocabulary), 'scores': prediction.scores}
             yield {
                 'index': index,
                 'input': inputs[index],
                 'target': targets[index],
                 'prediction': texts[index],
                 'score': prediction.scores[0],
-                **several,
+                **alternatives,
                 'example': {
                     name: _to_json_value(value)
                     for name, value in example.items()
@@ -194,7 +194,7 @@ class TaskEvaluator:
 
 
 def format_answers(report: TaskReport, count: int) -> Iterator[str]:
-    """Yields lines with input, answer and target of the first `count` examples, truncated to `SHOWN_CHARACTERS`."""
+    """Yields printable lines with the truncated input, answer and target of the first `count` examples."""
     if rows := report.rows[:count]:
         yield f'{report.task}, {len(rows)} of {len(report.rows):,} examples of {report.split}:'
     for row in rows:
@@ -203,7 +203,7 @@ def format_answers(report: TaskReport, count: int) -> Iterator[str]:
 
 
 def _to_json_value(value: Any) -> Any:
-    """Converts a value to a JSON value; bytes are decoded."""
+    """Converts the value of a feature to a value that JSON supports; bytes are decoded."""
     if isinstance(value, bytes):
         return value.decode(errors='replace')
     if isinstance(value, np.ndarray):

@@ -36,11 +36,11 @@ class TaskExamples:
         return [example['targets'].tolist() for example in self.examples]
 
     def digest(self) -> str:
-        """A hash of the ids of all inputs and targets."""
+        """Returns a hash of the ids of all inputs and targets."""
         return hashlib.sha256(repr((self.inputs, self.targets)).encode()).hexdigest()[:16]
 
     def texts(self, feature: str) -> list[str]:
-        """Returns `inputs` or `targets` as the texts before tokenization."""
+        """Returns the texts of `feature` (`inputs` or `targets`) before tokenization."""
         vocabulary = self.task.output_features[feature].vocabulary
         return [
             vocabulary.decode(example[feature].tolist()) if text is None else text
@@ -51,10 +51,10 @@ class TaskExamples:
 def find_tasks(
     names: pipeline.TaskOrName | Sequence[pipeline.TaskOrName], split: str, only: str | None = None
 ) -> tuple[list[seqio.Task], list[str]]:
-    """Returns the tasks with this split and metrics, and a note on each skipped task.
+    """Returns the tasks that have metrics and this split, and a note about each skipped task.
 
-    `names` may be comma-separated tasks or mixtures; `only` selects some of their tasks by name. Raises UserError for
-    an unknown name or if no task remains.
+    `names` may contain comma-separated tasks or mixtures; `only` is a comma-separated selection of their tasks. Raises
+    UserError for an unknown name or if no task remains.
     """
     names = names() if callable(names) else names
     if isinstance(names, str):
@@ -66,13 +66,13 @@ def find_tasks(
         for name in selected:
             if name not in tasks:
                 raise UserError(
-                    f'EVAL_TASKS must be among {", ".join(tasks)}, got {name!r}{nearest(name, tasks)}; use another'
+                    f'EVAL_TASKS must be among {", ".join(tasks)}, got {name!r}{nearest(name, tasks)}; use another task'
                 )
         tasks = {name: tasks[name] for name in selected}
     notes, usable = [], []
     for task in tasks.values():
         if split not in task.splits:
-            notes.append(f'{task.name} has no split {split!r}, its splits are {", ".join(sorted(task.splits))}')
+            notes.append(f'{task.name} has no split {split!r}, only {", ".join(sorted(task.splits))}')
         elif not task.metric_objs:
             notes.append(f'{task.name} has no metrics')
         else:
@@ -88,8 +88,9 @@ def read_examples(
 ) -> TaskExamples:
     """Reads the first `limit` examples (None for all), truncated to `lengths` tokens.
 
-    `generated`: whether answers are generated, so that targets must be representable in the vocabulary. Raises
-    UserError if the examples cannot be read, if there are none, or if they use two vocabularies.
+    `generated` is whether the model generates answers, so that the vocabulary must be able to represent the targets.
+    Raises UserError if there are no examples, if they cannot be read, or if inputs and targets use different
+    vocabularies.
     """
     vocabulary = task_vocabulary.get_vocabulary(task)
     with stream.wrap_task_errors(task.name):
@@ -123,7 +124,7 @@ def _describe_truncated(
 
 
 def _describe_changed_targets(examples: Sequence[Example], vocabulary: seqio.Vocabulary) -> Iterator[str]:
-    """Reports targets that the vocabulary cannot represent, except '<unk>', which stands for a hidden label."""
+    """Yields a note about targets that the vocabulary cannot represent, except '<unk>', which marks hidden labels."""
     changed = [
         (row, text, decoded)
         for row, text in enumerate(_original_texts(examples, 'targets'), 1)
@@ -132,8 +133,8 @@ def _describe_changed_targets(examples: Sequence[Example], vocabulary: seqio.Voc
     if changed:
         row, text, decoded = changed[0]
         yield (
-            f'the vocabulary changes {len(changed):,} of {len(examples):,} targets, so no answer can equal them, such '
-            f'as row {row}: {text!r:.60} becomes {decoded!r:.60}'
+            f'the vocabulary cannot represent {len(changed):,} of {len(examples):,} targets, so no answer can match '
+            f'them: for example, {text!r:.60} in row {row} becomes {decoded!r:.60}'
         )
 
 

@@ -1,4 +1,4 @@
-"""Computes task metrics like seqio's Evaluator: applies postprocessor, metric functions and metric objects."""
+"""Computes task metrics like seqio's Evaluator: applies a task's postprocessor, metric functions and metric objects."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def needs_target_scores(task: seqio.Task) -> bool:
 
 
 def compute_metrics(examples: TaskExamples, outputs: ModelOutputs) -> Metrics:
-    """Computes the task's metric functions and then its metric objects. Returns only metrics that are numbers.
+    """Evaluates the task's metric functions and then its metric objects. Returns only metrics that are numbers.
 
     Raises UserError if the numbers of outputs and examples differ.
     """
@@ -67,7 +67,7 @@ def compute_metrics(examples: TaskExamples, outputs: ModelOutputs) -> Metrics:
 
 
 def format_metrics(metrics: Mapping[str, float], most: int = 3) -> str:
-    """Formats metrics like `accuracy 55.20 (easy 60.40), f1 48.11`, with `accuracy/easy` in parentheses."""
+    """Formats metrics as in `accuracy 55.20 (easy 60.40), f1 48.11`, where 60.40 is the metric `accuracy/easy`."""
     groups: dict[str, dict[str, float]] = {}
     for name, value in metrics.items():
         metric, _, group = name.partition('/')
@@ -80,15 +80,15 @@ def format_metrics(metrics: Mapping[str, float], most: int = 3) -> str:
 
 
 def _metric_objects(task: seqio.Task) -> list[Any]:
-    """Returns the task's metric objects without the metric functions that seqio appends."""
+    """Returns the task's metric objects, without the metric functions that seqio appends to them."""
     return list(task.metric_objs)[: len(task.metric_objs) - len(task.metric_fns)]
 
 
 def _compute_metric_objects(task: seqio.Task, examples: Sequence[Any], outputs: ModelOutputs) -> dict[str, Any]:
-    """Computes the task's metric objects like seqio's Evaluator.
+    """Evaluates the task's metric objects like seqio's Evaluator.
 
-    Metric objects require ids, so predicted texts are encoded again. Raises UserError for a metric object that requires
-    activations.
+    Metric objects require token ids, so the predicted texts are encoded again. Raises UserError for a metric object
+    that requires activations.
     """
     objects = _metric_objects(task)
     encoded = [task.output_features['targets'].vocabulary.encode(text) for text in outputs.predictions if objects]

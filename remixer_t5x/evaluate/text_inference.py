@@ -1,8 +1,8 @@
-"""Runs a model on windows of texts and writes the results in order; resumes an interrupted output.
+"""Runs a model on windows of texts and writes the results in order; resumes an interrupted run.
 
 The output contains one JSON object per text: `index`, `input`, `prediction`, `score`, lists of `predictions` and
 `scores` if the decoder returns several, and `cut` if the text was truncated. The first line also contains the
-`checkpoint` and `decoder` of all predictions. An interrupted output is a prefix of the complete output.
+`checkpoint` and `decoder` of all predictions. The output of an interrupted run is a prefix of the complete output.
 """
 
 import dataclasses
@@ -27,9 +27,9 @@ from remixer_t5x.evaluate.text_inputs import TextInputs
 from remixer_t5x.models import interface
 from remixer_t5x.run_folder import model_dir, object_store
 
-# Texts are sorted by length within a window of this many batches.
+# Number of batches in a window; the texts of a window are sorted by length.
 WINDOW_BATCHES = 16
-_ANOTHER_OUTPUT = 'use another --output, or remove it'
+_OUTPUT_ADVICE = 'use another --output, or remove it'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +40,8 @@ class TextCodec:
         vocabulary: a `base_vocabulary.Vocabulary` or a seqio vocabulary.
         longest: maximum number of tokens of an input, including the end token.
         refuse_long: whether to raise UserError for a longer text instead of truncating it.
-        ends: whether to add the end token; False for prompts to be continued.
-        model: a model whose texts `head_predictions` encodes, or None.
+        ends: whether to add the end token; False for prompts that the model continues.
+        model: a model with a head, for which `head_predictions` encodes the texts; otherwise None.
     """
 
     vocabulary: Any
@@ -69,7 +69,7 @@ class TextCodec:
 
 @dataclasses.dataclass
 class TextCounts:
-    """Numbers of written and truncated texts, including the `before` texts written by interrupted runs."""
+    """Numbers of written and truncated (`cut`) texts; `before` is the number that interrupted runs had written."""
 
     written: int = 0
     cut: int = 0
@@ -105,19 +105,19 @@ class PredictionWriter:
 
     def _read(self) -> None:
         """Reads the output of an interrupted run. An incomplete last line is removed when writing starts."""
-        with untrusted_files.as_user_errors(self.path, _ANOTHER_OUTPUT):
-            # The score of an impossible text is -inf, which JSON lacks.
+        with untrusted_files.as_user_errors(self.path, _OUTPUT_ADVICE):
+            # Accept -inf, the score of an impossible text, although it is not valid JSON.
             for line in untrusted_files.read_json_lines(self.path, odd_numbers=True):
                 if not line.ended:
                     break
                 row = line.value if isinstance(line.value, dict) else {}
                 if row.get('index') != line.number - 1 or not isinstance(row.get('input'), str):
-                    raise UserError(f'{self.path} line {line.number} is not a prediction; {_ANOTHER_OUTPUT}')
+                    raise UserError(f'{self.path} line {line.number} is not a prediction; {_OUTPUT_ADVICE}')
                 for name, value in self._origin.items() if line.number == 1 else ():
                     if row.get(name) != value:
                         raise UserError(
-                            f'{self.path} was written with {name} {row.get(name)}, and this run has {value}; '
-                            f'{_ANOTHER_OUTPUT}'
+                            f'{self.path} was written with {name} {row.get(name)}, but this run uses {value}; '
+                            f'{_OUTPUT_ADVICE}'
                         )
                 self.hashes.append(hash_text(row['input']))
                 self.counts.add(row)
@@ -154,18 +154,18 @@ def hash_text(text: str) -> str:
 
 
 def decoder_name(decoder: Any) -> str:
-    """Returns a text that identifies the decoder and its settings, the same in every process."""
+    """Returns a string that identifies the decoder and its settings, the same in every process."""
     return re.sub(r'<function (\S+) at 0x[0-9a-f]+>', r'\1', repr(decoder))
 
 
 def skip_done(texts: Iterator[str], output: PredictionWriter, source: str) -> None:
-    """Skips the texts already in the output. Raises UserError for `source` if the texts differ."""
+    """Skips the texts that the output already contains. Raises UserError if `source` starts with other texts."""
     for index, digest in enumerate(output.hashes):
         text = next(texts, None)
         if text is None or hash_text(text) != digest:
-            reason = f'has only {index:,} texts' if text is None else f'has another text in line {index + 1}'
+            reason = f'has only {index:,} texts' if text is None else f'has a different text in line {index + 1}'
             raise UserError(
-                f'{output.path} has {len(output.hashes):,} predictions, and {source} {reason}; use the same input, or '
+                f'{output.path} has {len(output.hashes):,} predictions, but {source} {reason}; use the same input, or '
                 'another --output'
             )
 
@@ -184,9 +184,9 @@ def write_predictions(
         texts: the remaining texts.
         output: receives the predictions.
         codec: encodes and decodes texts.
-        predict: (each text as `codec` encodes it, index of the first) -> `predictions.Prediction` of each.
+        predict: function from the encoded texts and the index of the first text to one `Prediction` per text.
         window: number of texts to predict at a time.
-        after_window: called with the counts after each window.
+        after_window: called after each window with the numbers of texts written so far.
     """
     while chunk := list(itertools.islice(texts, window)):
         first = output.counts.written
@@ -206,7 +206,7 @@ def write_predictions(
 def build_predict_function(
     predictor: predictions.Predictor, params: Any, model: Any
 ) -> Callable[[list[Any], int], Any]:
-    """Returns the `predict` argument of `write_predictions`, for generated answers or predictions of a head."""
+    """Returns a function `predict(inputs, first)` for `write_predictions` that generates answers or runs the head."""
     if head_predictions.has_head(model):
         return lambda inputs, first: head_predictions.predict_texts(predictor, params, model, inputs)
     if predictions.is_classifier(model):
@@ -219,8 +219,8 @@ class TextInference:
     """The settings of `remixer-t5x infer`, configured by gin.
 
     `vocabulary` is the vocabulary used in training, `checkpoint` a checkpoint or a MODEL_DIR (selects the newest
-    checkpoint), and `output` a file or '-' for standard output. `refuse_long` raises UserError for a text longer than
-    `decoding` allows, instead of truncating the text.
+    checkpoint), and `output` a file or '-' for standard output. `refuse_long` is whether to raise
+    UserError instead of truncating a text that is longer than `decoding` allows.
     """
 
     model: Any
@@ -233,7 +233,7 @@ class TextInference:
     refuse_long: bool = False
 
     def check(self, embed: bool = False) -> None:
-        """Raises UserError if several processes use standard streams, or if vocabulary or model is unsuitable."""
+        """Raises UserError if several processes use standard streams, or if the model or vocabulary is unsuitable."""
         if embed:
             interface.require_method(self.model, 'encode', 'infer --embed')
         elif not (predictions.is_classifier(self.model) or head_predictions.has_head(self.model)):
@@ -246,9 +246,12 @@ class TextInference:
             )
         task_vocabulary.check_ids('VOCABULARY', self.vocabulary, self.model.vocab_size)
         if is_distributed:
-            texts_mark = fingerprint.file_signature(os.path.expanduser(self.inputs.path))
+            input_signature = fingerprint.file_signature(os.path.expanduser(self.inputs.path))
             collectives.check_same(
-                {'VOCABULARY': task_vocabulary.vocabulary_record(self.vocabulary), 'the texts of INPUT': texts_mark}
+                {
+                    'VOCABULARY': task_vocabulary.vocabulary_record(self.vocabulary),
+                    'the texts of INPUT': input_signature,
+                }
             )
 
     def step_folder(self) -> str:
@@ -274,7 +277,7 @@ class TextInference:
         )
 
     def codec(self) -> TextCodec:
-        """Returns the encoder of texts. Without task inputs, texts are prompts, which have no end token."""
+        """Returns the codec of input texts. If the task has no `inputs`, texts are prompts without an end token."""
         lengths = self.decoding.feature_lengths
         longest = batch_formats.text_lengths(lengths)['inputs']
         model = self.model if head_predictions.has_head(self.model) else None

@@ -14,11 +14,11 @@ from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError, one_line, reason
 
 TXT, JSONL = 'txt', 'jsonl'
-# Formats of rows with columns.
+# File formats whose rows have several columns.
 ROWS = ('csv', 'tsv', 'parquet')
 # Maximum number of characters of a line; a longer line might not fit into memory.
 LONGEST = 50_000_000
-_FORMATS = {'.txt': TXT, '.jsonl': JSONL, '.ndjson': JSONL, '.json': JSONL}
+_FORMAT_BY_EXTENSION = {'.txt': TXT, '.jsonl': JSONL, '.ndjson': JSONL, '.json': JSONL}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class TextInputs:
         format: 'txt' (one text per line, including empty lines) or 'jsonl'; None uses the file extension, with 'txt' as
             the default. The rows of 'csv', 'tsv' and 'parquet' files require a template (`remixer_tasks.pair_inputs`).
 
-    Raises UserError if the file cannot be read or consists of rows, or if a line is not JSON or lacks the field.
+    Raises UserError if the file cannot be read or has columns, or if a line is not JSON or lacks the field.
     """
 
     path: str = '-'
@@ -55,16 +55,16 @@ class TextInputs:
         extension = os.path.splitext(self.path.removesuffix('.gz'))[1]
         if (self.format or extension.removeprefix('.').lower()) in ROWS:
             raise UserError(
-                f'{self.shown} has rows, which need a template; set INPUTS as in finetuning, as '
-                "in --gin.INPUTS='question: {question}', or --gin.INPUT_FORMAT=txt to read its lines"
+                f'{self.shown} has columns, which require a template; set INPUTS as in finetuning, for example '
+                "--gin.INPUTS='question: {question}', or pass --gin.INPUT_FORMAT=txt to read its lines"
             )
-        is_jsonl = (self.format or _FORMATS.get(extension, TXT)) == JSONL
+        is_jsonl = (self.format or _FORMAT_BY_EXTENSION.get(extension, TXT)) == JSONL
         try:
             with self._open() as file:
                 for number, line in enumerate(iter(lambda: file.readline(LONGEST + 1), ''), 1):
                     if len(line) > LONGEST:
                         raise UserError(
-                            f'{self.shown} line {number} must have at most {LONGEST:,} characters; split it into lines'
+                            f'{self.shown} line {number} must have at most {LONGEST:,} characters; split it'
                         )
                     if not is_jsonl:
                         yield line.rstrip('\r\n')
@@ -95,12 +95,11 @@ class TextInputs:
         try:
             row = untrusted_files.parse_json(line, odd_numbers=True)
         except untrusted_files.NotJson as error:
-            raise UserError(f'{self.shown} line {number}: {error}; for text set INPUT_FORMAT=txt') from error
+            raise UserError(f'{self.shown} line {number}: {error}; set INPUT_FORMAT=txt to read plain text') from error
         text = row.get(self.field) if isinstance(row, dict) else None
         if not isinstance(text, str):
-            names = one_line(', '.join(row)[:200]) if isinstance(row, dict) else 'none, because it is not an object'
+            found = f'fields {one_line(", ".join(row)[:200])}' if isinstance(row, dict) else 'no JSON object'
             raise UserError(
-                f'{self.shown} line {number} must have a text in field {self.field!r}, its fields are {names}; give '
-                '--field'
+                f'{self.shown} line {number} must have a string in field {self.field!r}, got {found}; pass --field'
             )
         return text

@@ -1,7 +1,7 @@
-"""Muon, which orthogonalizes the momentum of each matrix (Jordan et al. 2024, github.com/KellerJordan/Muon).
+"""Muon optimizer, which orthogonalizes the momentum of each matrix (Jordan et al. 2024, github.com/KellerJordan/Muon).
 
-The update rule is implemented by optax; the logical axes determine which parameters are updated by Muon. If a parameter
-has leading axes (layers of a stack, heads of a generated MLP, groups of features), each of its matrices is
+The update rule is implemented by optax; the logical axes of a parameter determine whether Muon updates it. If a
+parameter has leading axes (layers of a stack, heads of a generated MLP, groups of features), each of its matrices is
 orthogonalized separately.
 """
 
@@ -17,8 +17,8 @@ from remixer_t5x.optim.optimizer import Optimizer, with_decay
 from remixer_t5x.optim.per_layer import is_partition_spec
 from remixer_t5x.optim.schedules import Schedule
 
-# The RMS of AdamW's updates, as measured by Liu et al. (2025).
-_ADAMW_RMS = 0.2
+# Typical RMS of AdamW's updates, as measured by Liu et al. (2025).
+_ADAMW_UPDATE_RMS = 0.2
 
 
 @ranges.checked
@@ -40,7 +40,7 @@ def muon(
     The Nesterov momentum (decay `beta`) of each matrix [in, out] is orthogonalized by `ns_steps` Newton-Schulz
     iterations and scaled by 0.2 sqrt(max(in, out)) (Liu et al. 2025, arXiv:2502.16982, equation 4). Its RMS then equals
     that of AdamW's updates, so that both can share a learning rate and `weight_decay`. Gradient clipping and
-    `weight_decay` are as in `optimizer.adamw_rms`; orthogonalized updates do not depend on the gradient norm.
+    `weight_decay` work as in `optimizer.adamw_rms`; orthogonalized updates do not depend on the gradient norm.
     """
     dtype = jnp.dtype(momentum_dtype)
 
@@ -57,7 +57,7 @@ def muon(
 
         orthogonal = optax.chain(
             scale_by_muon(ns_steps=ns_steps, beta=beta, mu_dtype=dtype, weight_dimension_numbers=matrix_dimensions),
-            optax.stateless_with_tree_map(lambda step, _: _ADAMW_RMS * math.sqrt(max(step.shape[-2:])) * step),
+            optax.stateless_with_tree_map(lambda step, _: _ADAMW_UPDATE_RMS * math.sqrt(max(step.shape[-2:])) * step),
         )
         adam = optax.scale_by_adam(b1=b1, b2=b2, mu_dtype=dtype)
         return optax.partition({'muon': orthogonal, 'adam': adam}, labels)

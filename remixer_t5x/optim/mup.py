@@ -10,14 +10,14 @@ on the logical axes of a parameter:
     others: embeddings, norms,        1                1
       biases, position weights
 
-The factors are those of table 3 of the paper. The initial values of T5's position bias are scaled so that their
+The factors are those in table 3 of the paper. The initial values of T5's position bias are scaled so that their
 variance does not depend on the width. For optimizers that multiply updates by the RMS of a parameter, the learning rate
-factors are divided by the factor by which this RMS changes with the width. A tied output projection is also an
+factor is divided by the ratio by which this RMS changes with the width. A tied output projection is also an
 embedding, so the logits are scaled instead (`base_embed_dim` of the models). With m = 1, all results are bit-identical
 to those without muP.
 
-`EMBED_DIM`, hidden widths and numbers of heads must be scaled in proportion. Head widths and widths along the tokens
-(`token_mlp` in `axes`) must stay constant, so that attention needs no other scale.
+`EMBED_DIM`, hidden widths and numbers of heads must be scaled in proportion. Head widths and hidden widths along
+the tokens (`token_mlp` in `axes`) must stay constant, so that attention needs no other scale.
 """
 
 import dataclasses
@@ -33,8 +33,8 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.optim.optimizer import Optimizer, as_optimizer
 from remixer_t5x.optim.per_layer import is_partition_spec
 
-_FEATURES = {axes.EMBED, axes.MLP, axes.JOINED_KV}
-_STACKED = {axes.LAYERS, axes.MECHANISMS}
+_FEATURE_AXES = {axes.EMBED, axes.MLP, axes.JOINED_KV}
+_STACKING_AXES = {axes.LAYERS, axes.MECHANISMS}
 
 
 @ranges.checked
@@ -61,26 +61,28 @@ def scaled(optimizer: Any, width: ranges.Count, base_width: ranges.Count | None 
 
     def make_transformation(logical_axes: Any) -> optax.GradientTransformation:
         factors = jax.tree.map(
-            lambda spec: _rate_factor(parameter_kind(spec), ratio, optimizer.relative),
+            lambda spec: _learning_rate_factor(parameter_kind(spec), ratio, optimizer.relative),
             logical_axes,
             is_leaf=is_partition_spec,
         )
         return optimizer.make(logical_axes, factors)
 
     def initial_factors(boxed: Any) -> Any:
-        return jax.tree.map(lambda box: _initial_factor(box.names, box.value.shape, ratio), boxed, is_leaf=is_boxed)
+        return jax.tree.map(
+            lambda box: _initial_value_factor(box.names, box.value.shape, ratio), boxed, is_leaf=is_boxed
+        )
 
     return dataclasses.replace(optimizer, make=make_transformation, initial=initial_factors)
 
 
-def _initial_factor(names: tuple[str | None, ...], shape: tuple[int, ...], ratio: float) -> float:
+def _initial_value_factor(names: tuple[str | None, ...], shape: tuple[int, ...], ratio: float) -> float:
     if axes.RELPOS_BUCKETS in names:
         heads, buckets = shape[-2:]
         return ((heads + buckets) / (heads / ratio + buckets)) ** 0.5
     return ratio**-0.5 if parameter_kind(PartitionSpec(*names)) == 'output' else 1.0
 
 
-def _rate_factor(kind: str, ratio: float, relative: bool) -> float:
+def _learning_rate_factor(kind: str, ratio: float, relative: bool) -> float:
     if kind == 'other':
         return 1.0
     # The RMS of hidden matrices is proportional to 1 / sqrt(m), and the RMS of output matrices to 1 / m.
@@ -89,11 +91,12 @@ def _rate_factor(kind: str, ratio: float, relative: bool) -> float:
 
 
 def parameter_kind(spec: PartitionSpec) -> str:
-    """Returns the kind of parameter for muP.
+    """Returns the muP class of a parameter with the logical axes `spec`.
 
-    'hidden' are matrices from features to features, 'output' other matrices from features, and 'other' the rest.
+    'hidden': matrices from features to features; 'output': other matrices whose input axis is a feature axis;
+    'other': all other parameters.
     """
-    names = [name for name in spec if name not in _STACKED]
-    if len(names) < 2 or names[-2] not in _FEATURES:
+    names = [name for name in spec if name not in _STACKING_AXES]
+    if len(names) < 2 or names[-2] not in _FEATURE_AXES:
         return 'other'
-    return 'hidden' if names[-1] in _FEATURES else 'output'
+    return 'hidden' if names[-1] in _FEATURE_AXES else 'output'

@@ -1,8 +1,8 @@
 """Optimizers: Adafactor with T5's settings, AdamW scaled by parameter RMS, AdamW, and Lion.
 
-All optimizers are chains of optax transformations. Transformations of whole parameters are wrapped in `per_layer`, so
-that the update of a layer does not depend on whether it is stacked with other layers. Elementwise and global
-transformations, such as clipping the gradient norm, do not need `per_layer`.
+All optimizers are chains of optax transformations. Transformations that depend on a whole parameter are wrapped in
+`per_layer`, so that the update of a layer does not depend on whether it is stacked with other layers. Elementwise and
+global transformations, such as clipping the gradient norm, do not need `per_layer`.
 
 `momentum_dtype` is the dtype of the first moment, the running mean of gradients: 'bfloat16' halves its memory. Second
 moments are always float32: a step changes them by a fraction of 1 - b2 = 0.001, which bfloat16 would round away.
@@ -21,7 +21,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.optim.per_layer import LAYERS_AXIS, is_partition_spec, per_layer, scale_by_parameter_rms
 from remixer_t5x.optim.schedules import Schedule, as_schedule
 
-# Minimum parameter RMS for scaling the updates of Remixer's H and alpha and gMLP's W (effect: docs/results.md).
+# Minimum parameter RMS for scaling the updates of Remixer's H and alpha and gMLP's W. docs/results.md shows its effect.
 MIN_RMS_NEAR_ZERO = 0.2
 # A run warns if the learning rate is above this value and updates are multiplied by the parameter RMS. For comparison,
 # T5 is pretrained at 0.01 with Adafactor, and nanoT5 at 0.02 with AdamW.
@@ -71,7 +71,7 @@ def as_optimizer(optimizer: Any) -> Optimizer:
         return optimizer
     if isinstance(optimizer, optax.GradientTransformation):
         return Optimizer(None, lambda logical_axes: optimizer)
-    advice = 'add () after its name' if callable(optimizer) else 'type --gin.OPTIMIZER=@optimizer.adafactor()'
+    advice = 'add () after its name' if callable(optimizer) else 'pass --gin.OPTIMIZER=@optimizer.adafactor()'
     raise UserError(
         'OPTIMIZER must be an optimizer such as @optimizer.adafactor() or an optax transformation such as '
         f'@optax.adamw(), got {getattr(optimizer, "__name__", None) or repr(optimizer):.80}; {advice}'
@@ -133,7 +133,7 @@ def adamw_rms(
     """AdamW with updates multiplied by max(parameter RMS, `min_rms`), as in nanoT5 (Nawrot 2023, arXiv:2309.02373).
 
     The defaults are nanoT5's settings for T5.1.1-base. Gradients are first clipped to the global norm `max_grad_norm`
-    (None disables clipping). `weight_decay` is decoupled, multiplied only by the learning rate, and is not applied to
+    (None disables clipping). `weight_decay` is decoupled (multiplied only by the learning rate) and not applied to
     vectors, scalars and relative position biases. Parameters that may be initialized near zero
     (`per_layer.starts_near_zero`), which T5 does not have, use `min_rms_near_zero` instead of `min_rms`. `epsilon` is
     added after the bias correction, as in Adam's paper; nanoT5 adds it before.
@@ -158,7 +158,7 @@ def adamw(
 ) -> Optimizer:
     """AdamW (Loshchilov and Hutter 2019).
 
-    Gradient clipping and `weight_decay` are as in `adamw_rms`, but updates are not scaled by the parameter RMS.
+    Gradient clipping and `weight_decay` work as in `adamw_rms`, but updates are not scaled by the parameter RMS.
     """
     adam = optax.scale_by_adam(b1=b1, b2=b2, eps=epsilon, mu_dtype=jnp.dtype(momentum_dtype))
     return with_decay(lambda logical_axes: adam, learning_rate, weight_decay, max_grad_norm, takes_multipliers=True)
@@ -176,8 +176,8 @@ def lion(
     """Lion (Chen et al. 2023, arXiv:2302.06675), which updates every element by plus or minus the learning rate.
 
     The optimizer state contains one running mean of the gradients. The paper recommends a learning rate 3 to 10 times
-    smaller than for AdamW, and a `weight_decay` larger by the same factor. Gradient clipping and `weight_decay` are as
-    in `adamw_rms`.
+    smaller than for AdamW, and a `weight_decay` larger by the same factor. Gradient clipping and `weight_decay` work
+    as in `adamw_rms`.
     """
     rule = optax.scale_by_lion(b1=b1, b2=b2, mu_dtype=jnp.dtype(momentum_dtype))
     return with_decay(lambda logical_axes: rule, learning_rate, weight_decay, max_grad_norm, takes_multipliers=True)
@@ -194,8 +194,8 @@ def with_decay(
     """Creates an optimizer that combines an update rule with gradient clipping and weight decay.
 
     Gradients are clipped to the global norm `max_grad_norm` and transformed by `rule(logical_axes)`. Weight decay is
-    added for matrices, and the sum is multiplied by the learning rate. `relative` and `takes_multipliers` are fields of
-    `Optimizer`.
+    then added to the updates of matrices, and the sum is multiplied by the learning rate. `relative` and
+    `takes_multipliers` are fields of `Optimizer`.
     """
     schedule = as_schedule(learning_rate)
 
@@ -210,14 +210,14 @@ def with_decay(
 
 
 def _scale_updates(factors: Any) -> list[optax.GradientTransformation]:
-    """Returns a transformation that multiplies updates by a tree of factors, or an empty list for None."""
+    """Returns a list with a transformation that multiplies updates by `factors`; an empty list for None."""
     if factors is None:
         return []
     return [optax.stateless(lambda updates, params: jax.tree.map(lambda step, factor: factor * step, updates, factors))]
 
 
 def decay_mask(logical_axes: Any) -> Any:
-    """Returns a tree of bool: True for parameters with weight decay, which are all matrices except position biases."""
+    """Returns a tree of bool: True for parameters with weight decay, that is, all matrices except position biases."""
 
     def is_decayed(axes):
         names = [name for name in axes if name != LAYERS_AXIS]

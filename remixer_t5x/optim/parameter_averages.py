@@ -19,7 +19,7 @@ from remixer_t5x.optim.optimizer import Optimizer, as_optimizer, with_decay
 from remixer_t5x.optim.schedules import Schedule, as_schedule
 
 AVERAGE = 'average'
-# Name prefixes in a saved train state: parameters, averaged parameters, and the iterates of schedule-free optimizers.
+# Array names in a saved train state: the prefixes of parameters, averages and schedule-free iterates, and b1's name.
 PARAMS, _AVERAGES, _ITERATES, _B1 = 'params/', f'opt_state/{AVERAGE}/', 'opt_state/z/', 'opt_state/b1'
 
 
@@ -36,7 +36,7 @@ def averaged(optimizer: Any, decay: float | None) -> Optimizer:
     if optimizer.evaluated is not None:
         raise UserError(
             f'EMA_DECAY must be None for an optimizer that already averages parameters, got {decay}; '
-            'type --gin.EMA_DECAY=None'
+            'pass --gin.EMA_DECAY=None'
         )
 
     def make_transformation(logical_axes):
@@ -88,7 +88,7 @@ def schedule_free_adamw(
 
 
 def saved_arrays(params: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Returns the names and shapes of the arrays of a saved train state that are needed by `params_from_saved`.
+    """Returns the names and shapes of the arrays in a saved train state that `params_from_saved` requires.
 
     Args:
         params: maps names of parameters, such as `encoder/run_0/layer/...`, to arrays or shapes.
@@ -109,8 +109,8 @@ def saved_arrays(params: Mapping[str, Any], names: Collection[str]) -> dict[str,
 def params_from_saved(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """Returns the parameters to evaluate, computed from the arrays selected by `saved_arrays`."""
     params, averages, iterates = (
-        {name.removeprefix(part): array for name, array in arrays.items() if name.startswith(part)}
-        for part in (PARAMS, _AVERAGES, _ITERATES)
+        {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+        for prefix in (PARAMS, _AVERAGES, _ITERATES)
     )
     if iterates:
         averages = jax.jit(_schedule_free_average)({name: params[name] for name in iterates}, iterates, arrays[_B1])

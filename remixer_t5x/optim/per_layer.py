@@ -1,8 +1,9 @@
 """Applies optax transformations to each layer of a stacked parameter separately.
 
-Layers executed by `nn.scan` share one array with a leading `layers` axis. Adafactor's factored moments, RMS clipping
-and RMS scaling would treat the stacked layers as a single matrix or vector. With `jax.vmap` over the layers axis, the
-update of each layer is the same as without stacking. Elementwise and global transformations do not need `per_layer`.
+`nn.scan` stacks the parameters of its layers in arrays with a leading `layers` axis. Adafactor's factored moments, RMS
+clipping and RMS scaling would treat the stacked layers as a single matrix or vector. With `jax.vmap` over the layers
+axis, the update of each layer is the same as without stacking. Elementwise and global transformations do not need
+`per_layer`.
 """
 
 from typing import Any
@@ -16,7 +17,7 @@ from remixer_t5x import axes
 
 LAYERS_AXIS = 'layers'
 # Logical axes that are not features, hidden units, heads or vocabulary entries.
-_NO_FEATURES = {axes.POSITIONS_OUT, axes.POSITIONS_IN, axes.RELPOS_BUCKETS, axes.OUTPUTS, None}
+_NON_FEATURE_AXES = {axes.POSITIONS_OUT, axes.POSITIONS_IN, axes.RELPOS_BUCKETS, axes.OUTPUTS, None}
 
 
 def per_layer(inner: optax.GradientTransformation, logical_axes: Any) -> optax.GradientTransformation:
@@ -24,7 +25,7 @@ def per_layer(inner: optax.GradientTransformation, logical_axes: Any) -> optax.G
 
     `logical_axes` is a tree of PartitionSpecs of logical axis names (`nn.get_partition_spec(boxed_params)`). Parameters
     are grouped by their number of layers, and the state maps each group ('single', 'layers_3', ...) to the state of
-    `inner`. Arrays of stacked groups have a leading layers axis; step counters are scalars.
+    `inner`. State arrays of stacked groups have a leading layers axis, except step counters, which are scalars.
 
     Raises:
         ValueError: a layers axis is repeated or is not the first axis.
@@ -55,7 +56,7 @@ def per_layer(inner: optax.GradientTransformation, logical_axes: Any) -> optax.G
             group_updates = _mask_other_groups(updates, lengths, length)
             result, new_state[group] = update_group(group_updates, state[group], members)
             results.append(result)
-        return jax.tree.map(_select_group, lengths, *results), new_state
+        return jax.tree.map(_get_unmasked, lengths, *results), new_state
 
     return optax.GradientTransformation(init, update)
 
@@ -69,12 +70,12 @@ def _mask_other_groups(tree: Any, lengths: Any, length: int) -> Any:
     return jax.tree.map(lambda layers, leaf: leaf if layers == length else optax.MaskedNode(), lengths, tree)
 
 
-def _select_group(_: int, *leaves: Any) -> Any:
+def _get_unmasked(_: int, *leaves: Any) -> Any:
     return next(leaf for leaf in leaves if not isinstance(leaf, optax.MaskedNode))
 
 
 def _state_axes(inner: optax.GradientTransformation, members: Any) -> Any:
-    """Returns the layers axis of each state leaf of a stacked group: 0, or None for the shared step counters."""
+    """Returns the vmap axis of each leaf of the state of `inner`: 0 (layers), or None for step counters."""
     one_layer = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), members)
     state = jax.eval_shape(inner.init, one_layer)
     # Moments of scalar parameters are also scalars, so only integer scalars are step counters.
@@ -113,7 +114,7 @@ def starts_near_zero(logical_axes: Any) -> Any:
 
     def may_start_near_zero(spec: PartitionSpec) -> bool:
         names = {name for name in spec if name != LAYERS_AXIS}
-        return names <= _NO_FEATURES or axes.LORA_RANK in spec[-2:-1]
+        return names <= _NON_FEATURE_AXES or axes.LORA_RANK in spec[-2:-1]
 
     return jax.tree.map(may_start_near_zero, logical_axes, is_leaf=is_partition_spec)
 

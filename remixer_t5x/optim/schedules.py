@@ -75,7 +75,7 @@ def linear(
     final: ranges.NonNegative = 0.0,
     warmup_start: ranges.NonNegative = 0.0,
 ) -> Schedule:
-    """Linear warmup and linear decay; see `cosine` for the arguments."""
+    """Linear warmup from `warmup_start` to `peak`, then linear decay to `final` at step `total_steps`."""
     _check_decay(warmup_steps, total_steps)
     warmup = optax.linear_schedule(warmup_start, peak, warmup_steps)
     decay = optax.linear_schedule(peak, final, total_steps - warmup_steps)
@@ -93,16 +93,17 @@ def wsd(
 ) -> Schedule:
     """Warmup-stable-decay schedule: linear warmup, constant rate `peak`, then decay to `final`.
 
-    The last fraction `decay_share` of `total_steps` decays as 1 - sqrt (Haegele et al. 2024, arXiv:2405.18392,
-    section 3). A checkpoint saved before the decay can be resumed with any larger `total_steps`.
+    Over the last fraction `decay_share` of `total_steps`, the rate decays as 1 - sqrt(x) for x from 0 to 1 (Haegele et
+    al. 2024, arXiv:2405.18392, section 3). A run can resume from a checkpoint saved before the decay with any larger
+    `total_steps`.
     """
     _check_decay(warmup_steps, total_steps)
     decay_steps = round(decay_share * total_steps)
     if not 1 <= decay_steps <= total_steps - warmup_steps:
         least, most = 1 / total_steps, 1 - warmup_steps / total_steps
         raise UserError(
-            f'DECAY_SHARE must be from {least:.2g} to {most:.2g} for {total_steps} steps and {warmup_steps} of warmup, '
-            f'got {decay_share}; type --gin.DECAY_SHARE={most:.2g}'
+            f'DECAY_SHARE must be from {least:.2g} to {most:.2g} for {total_steps} steps with {warmup_steps} warmup '
+            f'steps, got {decay_share}; pass --gin.DECAY_SHARE={most:.2g}'
         )
 
     def learning_rate(step: jax.typing.ArrayLike) -> jax.Array:
@@ -127,5 +128,5 @@ def _check_decay(warmup_steps: int, total_steps: int) -> None:
     if total_steps <= warmup_steps:
         raise UserError(
             f'WARMUP_STEPS must be less than the {total_steps} steps of the schedule, got {warmup_steps}; '
-            f'type --gin.WARMUP_STEPS={total_steps // 20}, or increase TRAIN_STEPS'
+            f'pass --gin.WARMUP_STEPS={total_steps // 20}, or increase TRAIN_STEPS'
         )

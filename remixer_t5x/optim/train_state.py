@@ -1,4 +1,4 @@
-"""The train state (step, float32 parameters, optimizer state), which is planned from shapes and created sharded."""
+"""Plans a train state (step, float32 parameters, optimizer state) from shapes and creates it sharded."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -52,7 +52,7 @@ class StatePlan:
         return jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
 
     def create(self, rng: jax.Array) -> TrainState:
-        """Creates an initial state, with each device computing its shards; the values do not depend on the mesh."""
+        """Creates an initial state; each device computes its shards, whose values do not depend on the mesh."""
         return self.jit_init()(rng)
 
     def jit_init(self) -> jax.stages.Wrapped:

@@ -1,7 +1,7 @@
-"""Train and evaluation steps as pure functions.
+"""Builds train and evaluation steps as pure functions.
 
-With microbatches, the gradients of the summed loss and the weights are accumulated and divided once, so the update does
-not depend on the number of microbatches.
+The gradients of the summed loss are accumulated over the microbatches and then divided once by the normalizing factor,
+so the update does not depend on the number of microbatches.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ Metrics = dict[str, jax.Array]
 USUAL_LOSS_SHARE = 0.02
 # T5X's name for normalizing the loss by the number of target tokens.
 NUM_REAL_TARGET_TOKENS = 'NUM_REAL_TARGET_TOKENS'
-# Name of the evaluation sum with the number of occurrences of each id in the targets.
+# Name of the evaluation sum that counts the occurrences of each id in the targets.
 TARGET_COUNTS = 'target_counts'
 # Names of the token id arrays of a batch, with 0 as padding.
 TOKENS = ('encoder_input_tokens', 'decoder_target_tokens')
@@ -69,7 +69,7 @@ def make_train_step(
     if not is_mean and (isinstance(divisor, str | bool) or not divisor > 0):
         raise UserError(
             f'LOSS_NORMALIZING_FACTOR must be a number above 0, None (sum) or {NUM_REAL_TARGET_TOKENS!r} (mean), got '
-            f'{loss_normalizing_factor!r}; type --gin.LOSS_NORMALIZING_FACTOR={NUM_REAL_TARGET_TOKENS}'
+            f'{loss_normalizing_factor!r}; pass --gin.LOSS_NORMALIZING_FACTOR={NUM_REAL_TARGET_TOKENS}'
         )
     gradients = _build_gradient_fn(model, seed if dropout else None)
 
@@ -117,12 +117,12 @@ def _build_gradient_fn(model: Model, seed: int | None) -> Callable:
 
 
 def _count_target_tokens(sums: Metrics) -> jax.Array:
-    """Returns the number of target tokens, but 1 for a batch without targets, to avoid a division by zero."""
+    """Returns the number of target tokens, or 1 for a batch without targets, to avoid division by zero."""
     return jnp.where(sums['weights'] > 0, sums['weights'], 1.0)
 
 
 def step_metrics(params: Params, batch: Batch, sums: Metrics, grads: Params) -> tuple[Metrics, jax.Array]:
-    """Returns the metrics of a step, float32 scalars, and whether the loss and the gradient are finite.
+    """Returns the metrics of a step as float32 scalars, and whether the loss and the gradient are finite.
 
     The metrics are `sums`, `grad_norm` (of the normalized gradient, before clipping), `param_norm` (before the update),
     `non_padding_fraction`, and `nonfinite` (1.0 if the loss or the gradient is not finite).
@@ -172,8 +172,8 @@ def make_eval_step(
 
     Args:
         model: the model to evaluate.
-        token_bytes: [ids], number of bytes in the text of each id, for adding the sum `bytes`, the size of the decoder
-            targets; None to omit this sum.
+        token_bytes: [ids], number of bytes in the text of each id, for computing the sum `bytes` over the decoder
+            targets; None omits this sum.
         count_targets: whether to add `target_counts` [ids], the number of occurrences of each id in the targets.
     """
 
@@ -257,13 +257,13 @@ def accumulate_gradients(
     split = {name: _shard_rows(a.reshape(-1, microbatches, *a.shape[1:])) for name, a in batch.items()}
 
     def add_microbatch(total, index):
-        part = {
+        microbatch = {
             name: _shard_rows(jax.lax.dynamic_index_in_dim(a, index, 1, keepdims=False)) for name, a in split.items()
         }
-        return jax.tree.map(jnp.add, total, gradients(params, part, step, index)), None
+        return jax.tree.map(jnp.add, total, gradients(params, microbatch, step, index)), None
 
-    part = {name: jax.ShapeDtypeStruct((a.shape[0], *a.shape[2:]), a.dtype) for name, a in split.items()}
-    shapes = jax.eval_shape(gradients, params, part, step, 0)
+    microbatch = {name: jax.ShapeDtypeStruct((a.shape[0], *a.shape[2:]), a.dtype) for name, a in split.items()}
+    shapes = jax.eval_shape(gradients, params, microbatch, step, 0)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return jax.lax.scan(add_microbatch, zeros, jnp.arange(microbatches))[0]
 

@@ -1,7 +1,7 @@
-"""Training a subset of the parameters, without gradients and optimizer state for the frozen parameters.
+"""Trains a subset of the parameters, without gradients or optimizer state for the frozen parameters.
 
-The parameters are split into two nested dicts, trained and frozen parameters. Gradients are computed only for the
-trained parameters, and the optimizer receives only these, as if the model had no other parameters.
+The parameters are split into two nested dicts, one of trained and one of frozen parameters. Gradients are computed only
+for the trained parameters, and the optimizer receives only these, as if the model had no other parameters.
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ LORA_MATRICES = f'/({LORA_IN}|{LORA_OUT})$'
 def only(optimizer: Any, trainable: str | None = None, lora: str | None = None) -> Optimizer:
     """Restricts `optimizer` to the parameters whose names match the regular expression `trainable`.
 
-    If `trainable` is None, only LoRA matrices are trained if `lora` is set (`lora.with_adapters`); otherwise all
-    parameters are trained.
+    If `trainable` is None and `lora` is set (`lora.with_adapters`), only the LoRA matrices are trained; if both are
+    None, all parameters are trained.
 
     Raises:
         UserError: `trainable` is not a valid regular expression, or matches no parameter.
@@ -64,7 +64,7 @@ def compile_pattern(trainable: str) -> re.Pattern[str]:
     except (re.error, TypeError) as error:
         raise UserError(
             f"TRAINABLE must be a regular expression, such as 'encoder/.*/kernel', got {trainable!r} ({error}); "
-            'type --gin.TRAINABLE=remixer'
+            'pass --gin.TRAINABLE=remixer'
         ) from error
 
 
@@ -80,14 +80,14 @@ def split_params(params: Tree, trainable: str | None) -> tuple[Tree, Tree]:
     if not trained:
         raise UserError(
             f'TRAINABLE must match the name of a parameter, such as {next(iter(flat))}, got {trainable!r}; '
-            'type a part of a name'
+            'set it to part of a parameter name'
         )
     frozen = {name: leaf for name, leaf in flat.items() if name not in trained}
     return traverse_util.unflatten_dict(trained, sep='/'), traverse_util.unflatten_dict(frozen, sep='/')
 
 
 def join_params(trained: Tree, frozen: Tree) -> Tree:
-    """Merges trained and frozen parameters; inverts `split`."""
+    """Merges trained and frozen parameters; the inverse of `split_params`."""
     if isinstance(frozen, Mapping) and not frozen:
         return trained
     both = trained.keys() & frozen.keys()

@@ -60,7 +60,7 @@ def test_sizes_are_parsed(text, sizes):
     [('dta=2', 'did you mean data.'), ('fsdp', ''), ('fsdp=two', ''), ('fsdp=2,fsdp=4', ''), ('', ''), (8, '')],
 )
 def test_invalid_sizes_are_rejected(text, hint):
-    with pytest.raises(UserError, match=f'got {text!r}.*{hint}; type --mesh=data=2,fsdp=4'):
+    with pytest.raises(UserError, match=f'got {text!r}.*{hint}; pass --mesh=data=2,fsdp=4'):
         mesh.parse_sizes(text)
 
 

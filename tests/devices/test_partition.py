@@ -111,7 +111,7 @@ def test_an_abstract_mesh_needs_no_devices():
         {'w': boxed((64, 6), 'embed', 'mlp'), 'odd': boxed((63,), 'embed')}
     )
     assert [row.bytes_per_device for row in rows] == [63 * 4, 64 * 6 * 4 // 64]
-    assert rows[0].note == 'embed=63 does not divide by 32: replicated' and rows[0].mesh_axes == (None,)
+    assert rows[0].note == 'embed=63 is not divisible by 32: replicated' and rows[0].mesh_axes == (None,)
 
 
 def test_sizes_and_axis_fields_are_exclusive():

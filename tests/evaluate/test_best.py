@@ -145,5 +145,5 @@ def test_errors_count_negative_and_are_excluded_from_a_mean():
 def test_the_first_metric_is_the_default():
     assert best.score_metrics('cb', {'f1': 2.0, 'accuracy': 3.0}) == ('f1', 2.0)
     assert best.score_metrics('cb', {}) is None and best.score_metrics('cb', {}, best.MEAN) is None
-    with pytest.raises(UserError, match="BEST_METRICS must be 'mean', or a metric by task"):
+    with pytest.raises(UserError, match="BEST_METRICS must be 'mean', or map tasks to metrics"):
         best.score_metrics('cb', {'f1': 2.0}, 'f1')

@@ -87,7 +87,7 @@ def test_every_example_is_in_one_batch_that_holds_it(lengths, batch_size, longes
     assert all(len(rows.examples) == batch_size for rows in batches[:-1])
     sizes = [rows.length for rows in batches]
     for size in set(sizes) - {max(sizes, default=0)}:
-        assert sizes.count(size) >= predictions.FEWEST_BATCHES
+        assert sizes.count(size) >= predictions.MIN_BATCHES_PER_SHAPE
 
 
 def test_short_examples_get_short_rows():

@@ -180,7 +180,7 @@ def test_tasks_without_the_split_or_metrics_are_skipped():
         'echo_bare has no metrics',
         'echo_judged, validation: 1 of 6 inputs have more than 24 tokens: truncated',
     ]
-    assert "echo_train has no split 'validation', its splits are train" in task_evaluator.notes
+    assert "echo_train has no split 'validation', only train" in task_evaluator.notes
 
 
 def vocabularies_that_differ():

@@ -69,9 +69,9 @@ def test_an_output_cut_anywhere_is_continued(tmp_path, data, window):
 @pytest.mark.parametrize(
     ('change', 'line'),
     [
-        ({'texts': ['one', 'two', *TEXTS[2:]]}, 'in.txt has another text in line 2'),
-        ({'texts': TEXTS[:5]}, 'has 8 predictions, and in.txt has only 5 texts'),
-        ({'origin': {**ORIGIN, 'checkpoint': '/y/20'}}, 'written with checkpoint /runs/x/.*, and this run has /y'),
+        ({'texts': ['one', 'two', *TEXTS[2:]]}, 'in.txt has a different text in line 2'),
+        ({'texts': TEXTS[:5]}, 'has 8 predictions, but in.txt has only 5 texts'),
+        ({'origin': {**ORIGIN, 'checkpoint': '/y/20'}}, 'written with checkpoint /runs/x/.*, but this run uses /y'),
         ({'origin': {**ORIGIN, 'decoder': 'Sampling()'}}, 'written with decoder Greedy'),
     ],
 )
@@ -121,8 +121,8 @@ def test_texts_from_lines_and_fields(tmp_path):
     ('name', 'content', 'line'),
     [
         ('a.jsonl', '{"text": "a"}\n{"text": \n', 'a.jsonl line 2: invalid JSON'),
-        ('a.jsonl', '{"text": "a"}\n\n{"body": "b"}\n', "line 3 must have a text in field 'text', its fields are body"),
-        ('a.jsonl', '[1]\n', 'its fields are none, because it is not an object'),
+        ('a.jsonl', '{"text": "a"}\n\n{"body": "b"}\n', "line 3 must have a string in field 'text', got fields body"),
+        ('a.jsonl', '[1]\n', 'got no JSON object'),
         ('a.txt', b'\xff\xfe', 'cannot be read as UTF-8 text'),
         ('missing.txt', None, 'cannot be read as UTF-8 text .No such file'),
     ],

@@ -236,7 +236,7 @@ def test_optax_transformations_are_wrapped_without_a_known_rate():
 @pytest.mark.parametrize(
     ('value', 'message'),
     [
-        ('adamw', "OPTIMIZER must be .* got 'adamw'; type --gin.OPTIMIZER=@"),
+        ('adamw', "OPTIMIZER must be .* got 'adamw'; pass --gin.OPTIMIZER=@"),
         (optax.adamw, 'OPTIMIZER must be .* got adamw; add \\(\\) after'),
     ],
 )

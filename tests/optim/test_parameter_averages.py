@@ -77,5 +77,5 @@ def test_a_decay_outside_of_its_range_is_rejected(decay):
 
 
 def test_ema_of_schedule_free_is_rejected():
-    with pytest.raises(UserError, match='EMA_DECAY must be None .* got 0.9; type --gin.EMA_DECAY=None'):
+    with pytest.raises(UserError, match='EMA_DECAY must be None .* got 0.9; pass --gin.EMA_DECAY=None'):
         parameter_averages.averaged(parameter_averages.schedule_free_adamw(0.1), 0.9)
