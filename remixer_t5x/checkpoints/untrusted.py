@@ -47,15 +47,15 @@ def check_descriptions(folder: str | os.PathLike[str]) -> None:
     if '://' in root:
         return
     described = stored = 0
-    for place, _, files in os.walk(root):
+    for subfolder, _, files in os.walk(root):
         # Skip broken links, which are reported when they are read.
-        paths = (os.path.join(place, name) for name in files)
+        paths = (os.path.join(subfolder, name) for name in files)
         stored += sum(os.path.getsize(path) for path in paths if os.path.exists(path))
-        for name, text in _read_array_metadata(place, files):
+        for name, text in _read_array_metadata(subfolder, files):
             try:
                 described += _described_bytes(text)
             except (ValueError, KeyError, TypeError) as error:
-                path = one_line(os.path.relpath(os.path.join(place, name), root))
+                path = one_line(os.path.relpath(os.path.join(subfolder, name), root))
                 raise UserError(
                     f'{path} in {root} does not describe an array of numbers '
                     f'({one_line(f"{type(error).__name__}: {error}"):.100}); {_ADVICE}'
@@ -67,20 +67,20 @@ def check_descriptions(folder: str | os.PathLike[str]) -> None:
         )
 
 
-def _read_array_metadata(place: str, files: list[str]) -> Iterator[tuple[str, bytes]]:
+def _read_array_metadata(folder: str, files: list[str]) -> Iterator[tuple[str, bytes]]:
     """Yields the name and content of each file in a folder that describes arrays."""
     try:
         for name in {*files}.intersection(DESCRIPTIONS):
-            yield name, untrusted_files.read_bytes(os.path.join(place, name), MAX_DESCRIPTION_BYTES)
+            yield name, untrusted_files.read_bytes(os.path.join(folder, name), MAX_DESCRIPTION_BYTES)
         # Skip the folders of individual processes, to which the database of the parent folder refers.
-        if _DATABASE in files and not os.path.basename(place).startswith('ocdbt.process_'):
-            base = {'driver': 'file', 'path': place.rstrip('/') + '/'}
+        if _DATABASE in files and not os.path.basename(folder).startswith('ocdbt.process_'):
+            base = {'driver': 'file', 'path': folder.rstrip('/') + '/'}
             store = ts.KvStore.open({'driver': 'ocdbt', 'base': base}).result()
             for key in store.list().result():
                 if (name := key.decode('utf-8', 'replace')).rpartition('/')[2] in DESCRIPTIONS:
                     yield name, store[key]
     except (ValueError, KeyError, OSError, RuntimeError) as error:
-        raise UserError(f'{place} is damaged: {untrusted_files.reason(error)}; {_ADVICE}') from error
+        raise UserError(f'{folder} is damaged: {untrusted_files.reason(error)}; {_ADVICE}') from error
 
 
 def _described_bytes(text: bytes) -> int:

@@ -60,7 +60,7 @@ def test_shardings_of_a_described_slice_are_printed_without_its_devices(info):
     assert out.startswith('32 devices, data=1, fsdp=4, tensor=8')
     assert rows['token_embedder/embedding'].endswith(' 1/32  ') and 'tensor, fsdp' in rows['token_embedder/embedding']
     # 22,746,880 parameters; heads do not divide by 8.
-    assert 'of 86.8 MiB in all' in out and 'heads=4 does not divide by 8: replicated' in out
+    assert 'of 86.8 MiB in all' in out and 'heads=4 is not divisible by 8: replicated' in out
 
 
 def test_matching_parameters_are_shown_by_name(info):

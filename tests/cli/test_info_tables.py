@@ -16,7 +16,7 @@ GIB = 2**30
 MEMORY = StepMemory(GIB, 2 * GIB, 1000, 0, 3 * GIB, 24, 0, 6 * GIB + 1024)
 SHARDINGS = [
     ShardingRow('mlp/wi', (4, 6), ('embed', 'mlp'), (('data', 'fsdp'), None), 24, ''),
-    ShardingRow('bias', (5,), ('heads',), (None,), 20, 'heads=5 does not divide by 4: replicated'),
+    ShardingRow('bias', (5,), ('heads',), (None,), 20, 'heads=5 is not divisible by 4: replicated'),
 ]
 
 
@@ -65,6 +65,6 @@ def test_a_parameter_is_shown_with_its_axes_share_and_note():
     assert rows(sharding.sharding_table(SHARDINGS)) == [
         ['mlp/wi', '4 x 6', 'embed, mlp', 'data+fsdp, -', '24', '1/4'],
         ['bias', '5', 'heads', '-', '20', 'all'],
-        ['heads=5 does not divide by 4: replicated'],
+        ['heads=5 is not divisible by 4: replicated'],
         ['total', '44', '37.9%'],
     ]

@@ -192,7 +192,7 @@ MISTAKES = {
     'nothing to do': ([*EVAL, '--checkpoint=first', '--split=None'], 'EVAL_SPLIT or SUBMISSION_DIR must be set'),
     'no leaderboard': (
         [*EVAL, '--checkpoint=first', '--submission=files', '--gin.toy_tasks.labelled.name=toy'],
-        'SUBMISSION_DIR needs tasks of GLUE or SuperGLUE, got toy',
+        'SUBMISSION_DIR requires GLUE or SuperGLUE tasks, got toy',
     ),
     'predictions of another input': (['eval', '--predictions=other.jsonl'], 'line 2 does not match glue_cola_v002'),
     'predictions that are none': (['eval', '--predictions=toy.gin'], 'toy.gin line 2: invalid JSON'),

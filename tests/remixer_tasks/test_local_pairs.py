@@ -250,7 +250,7 @@ def test_lines_are_texts_if_the_template_adds_nothing(tmp_path):
     assert list(pair_inputs.texts(lines, 'question')) == list(pair_inputs.texts(lines, '{question}')) == ['one', 'two']
     assert pair_inputs.texts(lines, None) is lines
     rows = TextInputs(write(tmp_path, 'a.csv'))
-    with pytest.raises(UserError, match=r'has rows, which need a template.* --gin.INPUTS='):
+    with pytest.raises(UserError, match=r'has columns, which require a template.* --gin.INPUTS='):
         list(pair_inputs.texts(rows, None))
 
 

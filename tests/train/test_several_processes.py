@@ -449,7 +449,7 @@ def test_the_index_of_a_process_is_found_in_the_environment(monkeypatch, environ
     ('settings', 'words'),
     [
         (('node1:8476',), '--process_count and --process_index'),
-        ((None, None, '1'), 'must include --coordinator_address and --process_count'),
+        ((None, None, '1'), '--coordinator_address and --process_count must be set'),
         (('node1:8476', '2', '2'), 'from 0 to 1, got 2'),
         (('node1', '2', '1'), '--coordinator_address=node1:8476'),
         (('node1:8476', 'two', '1'), "(or JAX_NUM_PROCESSES) must be a whole number of at least 1, got 'two'"),

@@ -23,7 +23,7 @@ FORWARD, RECOMPUTED, BACKWARD, UPDATE = 'forward', 'recomputed', 'backward', 'up
 UNNAMED = 'copies and fills by XLA'
 
 # Scopes of a name stack that are not modules: transformations, control flow, einsum equations, and methods such as
-# `layer._update`.
+# `layer._compute_update`.
 _ADDED_SCOPES = re.compile(
     r'.*[(.].*|.*->.*|while|body|cond|branch_\d+_fun|closed_call|checkpoint|rematted_computation|core_call|'
     r'custom_[jv][jv]p_call|custom_vjp_call_jaxpr|pallas_call|shard_map|scan|remat\d?|'

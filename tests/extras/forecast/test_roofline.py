@@ -77,11 +77,11 @@ def test_a_device_sends_its_part_between_slices(kind, sent):
     ('op_name', 'expected'),
     [
         (
-            f'jit(step_fn)/jvp(EncoderDecoder.encode)/{LAYER}/run_0/layer/layer._update/gated_mlp/wi_0/dot_general',
+            f'jit(step_fn)/jvp(EncoderDecoder.encode)/{LAYER}/run_0/layer/layer._compute_update/gated_mlp/wi_0/dot_general',
             ('encoder/run_0/layer/gated_mlp/wi_0', FORWARD, 'dot_general'),
         ),
         (
-            f'jit(step_fn)/transpose(jvp(EncoderDecoder.encode))/{LAYER}/checkpoint/run_0/layer/layer._update/'
+            f'jit(step_fn)/transpose(jvp(EncoderDecoder.encode))/{LAYER}/checkpoint/run_0/layer/layer._compute_update/'
             'self_attention/vmap(qhd,khd->hqk)/dot_general',
             ('encoder/run_0/layer/self_attention', BACKWARD, 'dot_general'),
         ),
