@@ -152,10 +152,10 @@ IDENTITY = '@remixer_t5x.models.sublayers.hyper_mixer.Identity'
 FEATURE_MIXING_ONLY = f'ENCODER_MIXER={IDENTITY}+DECODER_MIXER={IDENTITY}'
 TOKEN_MIXING_ONLY = 'ENCODER_SUBLAYERS=(%ENCODER_MIXER,)+DECODER_SUBLAYERS=(%DECODER_MIXER, %DECODER_CROSS)'
 TIM_ALL_LAYERS = 'ENCODER_RUNS=((@tim_encoder/layer.make_layer, %NUM_ENCODER_LAYERS),)'
-SHARED_WEIGHT_VECTOR = 'GENERATED_WEIGHTS=@hyper_mixer.SharedWeightVector+TIED=False+TOKEN_INFORMATION=None'
+SHARED_WEIGHT_VECTOR = 'GENERATED_WEIGHTS=@hyper_mixer.SharedWeightVector+TIED_HYPER_MIXER=False+TOKEN_INFORMATION=None'
 ABLATIONS = [
     *(('hyper_mixer', change) for change in (FEATURE_MIXING_ONLY, TOKEN_MIXING_ONLY)),
-    *(('hyper_mixer', SHARED_WEIGHT_VECTOR), ('hyper_mixer', 'TIED=False')),
+    *(('hyper_mixer', SHARED_WEIGHT_VECTOR), ('hyper_mixer', 'TIED_HYPER_MIXER=False')),
     *(('remixer', f'COMPOSITION=@remixer.{name}') for name in ('NoComposition', 'GatedAlpha', 'GatedComposition')),
     *(('tim', TIM_ALL_LAYERS), ('tim', 'NUM_MECHANISMS=4'), ('tim', 'COMPETITION=None')),
 ]

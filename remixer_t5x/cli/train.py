@@ -159,7 +159,7 @@ def _plot_loss(result: TrainResult, on_save_failure: str) -> None:
         picture = lazy.import_extra('reports.curves').plot_loss(metrics, picture)
         print(f'loss curve   {picture}')
     except UserError as error:
-        if on_save_failure != settings.GO_ON:
+        if on_save_failure != settings.CONTINUE:
             raise
         print(f'warning: {error}')
 

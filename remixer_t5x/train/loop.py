@@ -67,7 +67,7 @@ def train(
         first, last, is_new = state.step, run.periods.train_steps, state.saved_step is None
         devices = run.step_config.partitioner.mesh.size
         cost = progress.StepCost.for_current_devices(data.tokens_per_batch, devices, flops_per_step)
-        tolerates_failures = run.recovery.on_save_failure == settings.GO_ON
+        tolerates_failures = run.recovery.on_save_failure == settings.CONTINUE
         log = run_log.RunLog(path, first, last, cost, tolerates_failures, show_progress, timeline, is_new)
         stack.callback(log.close)
         if jax.process_index() == 0:

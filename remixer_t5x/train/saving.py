@@ -16,7 +16,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.optim.train_state import TrainState, all_finite
 from remixer_t5x.run_folder import metrics
 from remixer_t5x.train.run_log import RunLog
-from remixer_t5x.train.settings import GO_ON, REWIND, SKIP, STOP, Recovery
+from remixer_t5x.train.settings import CONTINUE, REWIND, SKIP, STOP, Recovery
 
 # Maximum number of seconds to wait for a pending checkpoint if one of several processes fails.
 CLOSING_SECONDS = 20.0
@@ -258,14 +258,14 @@ class Saver:
 
     @contextlib.contextmanager
     def _tolerate_failure(self, another_follows: bool = True) -> Iterator[None]:
-        """Prints a warning if a write fails, ON_SAVE_FAILURE is 'go_on' and another write follows; otherwise raises.
+        """Prints a warning if a write fails, ON_SAVE_FAILURE is 'continue' and another write follows; otherwise raises.
 
         A run with several processes always raises the error, because the other processes wait for this process.
         """
         try:
             yield
         except manager.SaveFailed as error:
-            if not another_follows or self.recovery.on_save_failure != GO_ON or jax.process_count() > 1:
+            if not another_follows or self.recovery.on_save_failure != CONTINUE or jax.process_count() > 1:
                 raise
             self.log.print(f'warning: {error}; training continues (ON_SAVE_FAILURE)')
             self.checkpoints.reopen()

@@ -2,7 +2,7 @@
 
 The mixing rate of a task is its number of training examples, as counted by T5, so all examples are equally likely. A
 task with rate 0 is only evaluated. In all functions, `data_dir` is the folder of the data (see `data_files`), and
-`without` lists tasks to exclude. In gin: `MIXTURE_OR_TASK_NAME = @mixtures.super_glue()`.
+`excluded` lists tasks to exclude. In gin: `MIXTURE_OR_TASK_NAME = @mixtures.super_glue()`.
 """
 
 from __future__ import annotations
@@ -68,19 +68,23 @@ def labelled_mixture(name: str, tasks: Sequence[tuple[Any, Any]]) -> seqio.Mixtu
     return LabelledMixture(name, tasks)
 
 
-def glue(vocabulary: seqio.Vocabulary, data_dir: str | None = None, without: Sequence[str] = ()) -> seqio.Mixture:
+def glue(vocabulary: seqio.Vocabulary, data_dir: str | None = None, excluded: Sequence[str] = ()) -> seqio.Mixture:
     """Returns the mixture of GLUE without WNLI."""
-    return _build_mixture('glue_v002_proportional', GLUE, vocabulary, data_dir, without)
+    return _build_mixture('glue_v002_proportional', GLUE, vocabulary, data_dir, excluded)
 
 
-def super_glue(vocabulary: seqio.Vocabulary, data_dir: str | None = None, without: Sequence[str] = ()) -> seqio.Mixture:
+def super_glue(
+    vocabulary: seqio.Vocabulary, data_dir: str | None = None, excluded: Sequence[str] = ()
+) -> seqio.Mixture:
     """Returns the mixture of SuperGLUE with DPR and the diagnostic tasks."""
-    return _build_mixture('super_glue_v102_proportional', SUPER_GLUE, vocabulary, data_dir, without)
+    return _build_mixture('super_glue_v102_proportional', SUPER_GLUE, vocabulary, data_dir, excluded)
 
 
-def entailment(vocabulary: seqio.Vocabulary, data_dir: str | None = None, without: Sequence[str] = ()) -> seqio.Mixture:
+def entailment(
+    vocabulary: seqio.Vocabulary, data_dir: str | None = None, excluded: Sequence[str] = ()
+) -> seqio.Mixture:
     """Returns the mixture of the five entailment tasks."""
-    return _build_mixture('entailment_v001_proportional', ENTAILMENT, vocabulary, data_dir, without)
+    return _build_mixture('entailment_v001_proportional', ENTAILMENT, vocabulary, data_dir, excluded)
 
 
 def multi_task(
@@ -89,7 +93,7 @@ def multi_task(
     maximum: ranges.Positive = 2**19,
     vocabulary: seqio.Vocabulary | None = None,
     data_dir: str | None = None,
-    without: Sequence[str] = (),
+    excluded: Sequence[str] = (),
 ) -> seqio.Mixture:
     """Returns the mixture for MT pretraining, T5's en_mix: span corruption, GLUE, SuperGLUE and SQuAD.
 
@@ -102,7 +106,7 @@ def multi_task(
     vocabulary = vocabulary or unsupervised.output_features['targets'].vocabulary
     ranges.check_value('MAXIMUM_RATE', maximum, ranges.Positive)
     rates = {task: min(rate, maximum) for task, rate in {**GLUE, **SUPER_GLUE, **SQUAD}.items()}
-    return _build_mixture('mt_v001_mix', rates, vocabulary, data_dir, without, [(unsupervised, unsupervised_rate)])
+    return _build_mixture('mt_v001_mix', rates, vocabulary, data_dir, excluded, [(unsupervised, unsupervised_rate)])
 
 
 def count_examples(task: seqio.Task) -> float:
@@ -129,13 +133,15 @@ def _build_mixture(
     rates: Mapping[str, float],
     vocabulary: seqio.Vocabulary,
     data_dir: str | None,
-    without: Sequence[str],
+    excluded: Sequence[str],
     more: Sequence[tuple[seqio.Task, float]] = (),
 ) -> seqio.Mixture:
-    if unknown := sorted(set(without) - set(rates)):
-        raise UserError(f'WITHOUT must contain only tasks of {name} ({", ".join(rates)}), got {", ".join(unknown)}')
-    chosen = {task: float(rate) for task, rate in rates.items() if task not in without}
+    if unknown := sorted(set(excluded) - set(rates)):
+        raise UserError(
+            f'EXCLUDED_TASKS must contain only tasks of {name} ({", ".join(rates)}), got {", ".join(unknown)}'
+        )
+    chosen = {task: float(rate) for task, rate in rates.items() if task not in excluded}
     tasks = [*more, *((catalogue.task(task, vocabulary, data_dir), rate) for task, rate in chosen.items())]
     if not sum(rate for _, rate in tasks):
-        raise UserError(f'WITHOUT must leave at least one training task of {name}, got {", ".join(without)}')
+        raise UserError(f'EXCLUDED_TASKS must leave at least one training task of {name}, got {", ".join(excluded)}')
     return labelled_mixture(name, tasks)

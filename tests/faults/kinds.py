@@ -117,8 +117,8 @@ def full_disk(bench: Bench, run: pathlib.Path) -> TrialResult:
 
 
 def full_disk_for_a_while(bench: Bench, run: pathlib.Path) -> TrialResult:
-    """The same limit for one checkpoint only, with ON_SAVE_FAILURE = 'go_on': the run continues."""
-    process = bench.start(run, '--gin.ON_SAVE_FAILURE=go_on')
+    """The same limit for one checkpoint only, with ON_SAVE_FAILURE = 'continue': the run continues."""
+    process = bench.start(run, '--gin.ON_SAVE_FAILURE=continue')
     bench.some_checkpoint(run, process)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (_file_limit(bench), resource.RLIM_INFINITY))
     wait(lambda: 'training continues' in process.output(), process)

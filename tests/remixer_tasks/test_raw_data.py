@@ -184,14 +184,14 @@ def test_bad_rows_are_rejected_with_file_and_line(tmp_path, cache_folder, file, 
         ),
         (
             lambda folder: mixtures.glue(vocabularies.byte(), folder, ['glue']),
-            'WITHOUT must contain only tasks of .* got glue',
+            'EXCLUDED_TASKS must contain only tasks of .* got glue',
         ),
         (lambda folder: names.mixture([], vocabularies.byte()), 'TASKS must contain a task'),
         (
             lambda folder: names.mixture(['cogs_v001', 'conj_nli_v001'], vocabularies.byte(), folder).get_dataset(
                 split='train'
             ),
-            r"no train files for cogs_v001, conj_nli_v001; set DATA_DIR .* WITHOUT = \['cogs_v001', 'conj_nli_v001'\]",
+            r"no train files for cogs_v001, conj_nli_v001; set DATA_DIR .* = \['cogs_v001', 'conj_nli_v001'\]",
         ),
     ],
 )

@@ -115,8 +115,8 @@ def log(folder):
     logs = []
 
     def open_log(on_save_failure):
-        goes_on = on_save_failure == settings.GO_ON
-        logs.append(run_log.RunLog(epath.Path(folder), 1, 10, progress.StepCost(1), goes_on, show=True))
+        continues = on_save_failure == settings.CONTINUE
+        logs.append(run_log.RunLog(epath.Path(folder), 1, 10, progress.StepCost(1), continues, show=True))
         return logs[0]
 
     yield open_log
@@ -134,8 +134,8 @@ def test_a_run_stops_if_its_log_cannot_be_written(log, capsys):
     assert 'metrics.jsonl' not in output.out + output.err
 
 
-def test_go_on_warns_once_and_writes_the_lines_later(log, folder, capsys):
-    run = log(settings.GO_ON)
+def test_continue_warns_once_and_writes_the_lines_later(log, folder, capsys):
+    run = log(settings.CONTINUE)
     with full_disks.full():
         for step in (2, 3, 4):
             run.log_evaluation('eval', step, LOSS, 1.0)
@@ -144,9 +144,9 @@ def test_go_on_warns_once_and_writes_the_lines_later(log, folder, capsys):
     assert [record['step'] for record in metrics.read_records(epath.Path(folder / 'metrics.jsonl'))] == [1, 2, 3, 4, 5]
 
 
-def test_go_on_warns_about_the_best_checkpoint(log, folder, capsys):
+def test_continue_warns_about_the_best_checkpoint(log, folder, capsys):
     state = types.SimpleNamespace(params={'a': np.ones(9)})
-    run, now = log(settings.GO_ON), types.SimpleNamespace(step=2, train_state=state, patience=Patience())
+    run, now = log(settings.CONTINUE), types.SimpleNamespace(step=2, train_state=state, patience=Patience())
     best_checkpoints = best.BestCheckpoints(epath.Path(folder), {})
     hook = hooks.EvaluateTasks(lambda params: [REPORT], best_checkpoints, run, lambda state: state.params)
     with full_disks.full():

@@ -115,8 +115,8 @@ def test_a_failed_upload_keeps_the_previous_checkpoint(training, store, unbroken
     assert code == 2 and 'the checkpoint of step 10 is kept' in error and 'credentials are not allowed' in error
     assert complete_steps(store) == [10]
 
-    # With 'go_on', the run continues and the next checkpoint is complete.
-    code, output = train(training, store, recovery={'on_save_failure': 'go_on'}, quiet=False)
+    # With 'continue', the run continues and the next checkpoint is complete.
+    code, output = train(training, store, recovery={'on_save_failure': 'continue'}, quiet=False)
     assert code == 0 and output.count('training continues (ON_SAVE_FAILURE)') == 1, output
     assert complete_steps(store) == [10, 30]
     assert difference(store.copy('bucket', INSIDE, tmp_path / 'copy'), unbroken, 30) is None

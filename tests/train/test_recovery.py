@@ -66,7 +66,7 @@ def test_a_failed_save_stops_the_run_or_is_retried(training, tmp_path):
     assert train(training, folder, train_steps=10, embed=256)[0] == 0
     code, output = train(training, folder, **limit)
     assert code == 2 and 'could not be written' in printed_error(output) and 'step 10 is kept' in printed_error(output)
-    code, output = train(training, folder, recovery={'on_save_failure': 'go_on'}, quiet=False, **limit)
+    code, output = train(training, folder, recovery={'on_save_failure': 'continue'}, quiet=False, **limit)
     assert code == 2 and 'could not be written' in printed_error(output)
     assert output.count('training continues (ON_SAVE_FAILURE)') >= 3
     assert checkpoint_steps(folder) == [10] and steps_of(folder) == list(range(1, 61))

@@ -195,6 +195,6 @@ class LabelledMixture(seqio.Mixture):
         if absent:
             raise UserError(
                 f'{self.name} has no {split} files for {", ".join(absent)}; set DATA_DIR to their folder, or exclude '
-                f'these tasks with WITHOUT = {absent}'
+                f'these tasks with EXCLUDED_TASKS = {absent}'
             )
         return super().get_dataset(*args, **kwargs)
