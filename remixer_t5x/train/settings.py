@@ -109,8 +109,8 @@ class Recovery:
             'skip' skips the update, and 'rewind' restores the last checkpoint and skips the batches read since then.
         spike_factor: threshold for loss spikes, as a multiple of the running mean of the loss per token; None disables
             the check.
-        on_save_failure: the reaction to a checkpoint that cannot be written. 'stop' raises an error, 'continue' trains on
-            and retries at the next checkpoint.
+        on_save_failure: the reaction to a checkpoint that cannot be written. 'stop' raises an error; 'continue' retries
+            at the next checkpoint.
         restore: the reaction to a damaged newest checkpoint. 'newest' raises an error, 'previous' moves the damaged
             checkpoint away and restores the previous one.
     """
