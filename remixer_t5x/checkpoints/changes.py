@@ -18,8 +18,8 @@ FIXED = {
     'seed': 'SEED',
 }
 _PARAMETERS_ALONE = (
-    'train into another MODEL_DIR with INITIAL_CHECKPOINT_PATH set to this one, which keeps the parameters and starts '
-    'optimizer, step and data again'
+    'train into another MODEL_DIR with INITIAL_CHECKPOINT_PATH set to this one, which keeps the parameters and resets '
+    'optimizer, step and data'
 )
 # Settings that do not affect the results; changes of these settings are not reported.
 HARMLESS = ('MODEL_DIR', 'KEEP_CHECKPOINTS', 'RESTORE', 'FILES', 'DATA_DIR', 'CACHE_DIR', 'VOCABULARY_PATH')
@@ -32,13 +32,13 @@ def check_compatible(saved: Mapping[str, Any], current: Mapping[str, Any]) -> No
     old, new = saved.get('vocabulary'), current.get('vocabulary')
     if old != new:
         raise UserError(
-            f'the checkpoint was trained with vocabulary {old} and this run has {new}; use the same '
+            f'the checkpoint was trained with vocabulary {old}, but this run has {new}; use the same '
             'vocabulary, or another MODEL_DIR'
         )
     for key, setting in FIXED.items():
         if saved.get(key) != current.get(key):
             raise UserError(
-                f'the checkpoint was trained with {setting} = {saved.get(key)!r} and this run has '
+                f'the checkpoint was trained with {setting} = {saved.get(key)!r}, but this run has '
                 f'{current.get(key)!r}; use the same value, or {_PARAMETERS_ALONE}'
             )
     changed = fingerprint.describe_difference(saved.get('data') or {}, current.get('data') or {})
@@ -90,4 +90,4 @@ def describe_shapes(saved: Shapes, current: Shapes) -> str:
     has_fixed_length = name in saved and name in current and any(mixer in name for mixer in _POSITION_MIXERS)
     advice = '; set the same lengths with MAX_INPUT_LENGTH and MAX_TARGET_LENGTH' if has_fixed_length else ''
     there, here = saved.get(name, '(absent)'), current.get(name, '(absent)')
-    return f'{name} has shape {there} there and {here} here{more}{advice}'
+    return f'{name} has shape {there}, expected {here}{more}{advice}'

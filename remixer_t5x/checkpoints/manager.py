@@ -143,8 +143,8 @@ class Checkpoints:
             raise
         except Exception as error:
             raise SaveFailed(
-                f'{what} could not be written to {self.folder}: {saved_params.root_cause(error)}; check the space and '
-                f'rights there and run the same command again ({self._newest_message()})'
+                f'{what} could not be written to {self.folder}: {saved_params.root_cause(error)}; free disk '
+                f'space or change the permissions, and run the same command again ({self._newest_message()})'
             ) from error
 
 
@@ -159,8 +159,8 @@ def check_disk_space(folder: epath.Path, arrays: Any, what: str) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise UserError(
-            f'the disk of {folder} has {free / 2**20:.1f} MiB left and {what} {needed / 2**20:.1f} MiB; free some '
-            'space and run the same command again'
+            f'the disk of {folder} has {free / 2**20:.1f} MiB left, but {what} {needed / 2**20:.1f} MiB; free some '
+            'space, and run the same command again'
         )
 
 

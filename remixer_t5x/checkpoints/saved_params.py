@@ -324,7 +324,7 @@ def check_vocabulary(saved: SavedParams, vocabulary: str, setting: str = 'INITIA
     """Raises UserError if the vocabulary record of the checkpoint differs from `vocabulary`."""
     if saved.record.get('vocabulary') != vocabulary:
         raise UserError(
-            f'{setting} {saved.step} was trained with vocabulary {saved.record.get("vocabulary")} and this run has '
+            f'{setting} {saved.step} was trained with vocabulary {saved.record.get("vocabulary")}, but this run has '
             f'{vocabulary}; use the vocabulary of the checkpoint'
         )
 

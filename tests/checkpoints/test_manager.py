@@ -90,7 +90,7 @@ def test_an_interrupted_write_is_not_a_checkpoint_and_is_removed(saved):
 def test_restoring_other_shapes_raises_an_error(saved):
     checkpoints = manager.Checkpoints(saved)
     text = error_message(lambda: checkpoints.restore(3, abstract(state_of(0, embed=5))))
-    assert 'has shape' in text and '(4,) there and (5,) here' in text
+    assert 'has shape' in text and '(4,), expected (5,)' in text
     checkpoints.close()
 
 
@@ -100,9 +100,9 @@ def test_the_most_informative_shape_difference_is_reported():
     saved = dict.fromkeys((moment, kernel, logits), (1,))
     assert changes.describe_shapes(saved, saved) == ''
     text = changes.describe_shapes(saved, {**saved, moment: (2,), kernel: (2,)})
-    assert f'{kernel} has shape (1,) there and (2,) here (and 1 more differ)' in text and 'MAX_INPUT_LENGTH' in text
+    assert f'{kernel} has shape (1,), expected (2,) (and 1 more differ)' in text and 'MAX_INPUT_LENGTH' in text
     text = changes.describe_shapes(saved, {'params/encoder/gmlp/kernel': (1,), logits: (3,)})
-    assert text == f'{logits} has shape (1,) there and (3,) here (and 3 more differ)'
+    assert text == f'{logits} has shape (1,), expected (3,) (and 3 more differ)'
 
 
 @pytest.mark.parametrize('file', ['_sharding', '_METADATA'])
@@ -121,7 +121,7 @@ def test_resuming_with_other_settings_raises_an_error():
     )
     text = error_message(lambda: changes.check_compatible(RUN, {**RUN, 'batch_size': 16}))
     assert 'BATCH_SIZE = 8' in text and '16' in text and 'INITIAL_CHECKPOINT_PATH' in text
-    assert 'keeps the parameters and starts optimizer, step and data again' in text
+    assert 'keeps the parameters and resets optimizer, step and data' in text
 
 
 @pytest.mark.parametrize('place', ['', 'checkpoints', 'checkpoints/2'])
@@ -135,7 +135,7 @@ def test_parameters_are_restored_from_a_run_or_a_checkpoint(saved, place):
     [
         ('..', 4, None, 'does not contain a checkpoint'),
         ('', 4, 'other', 'trained with vocabulary'),
-        ('', 5, None, '(4,) there and (5,) here'),
+        ('', 5, None, '(4,), expected (5,)'),
     ],
 )
 def test_an_unsuitable_initial_checkpoint_raises_an_error(saved, place, embed, vocabulary, words):

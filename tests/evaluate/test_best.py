@@ -87,7 +87,7 @@ def test_a_full_disk_is_reported(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=0)
     monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage)
     kept = checkpoints(tmp_path)
-    with pytest.raises(UserError, match='MiB left and the best parameters take'):
+    with pytest.raises(UserError, match='MiB left, but the best parameters take'):
         kept.save_if_best(report(accuracy=np.float64(1.0)), 1, params(1))
 
 

@@ -116,7 +116,7 @@ def average_checkpoints(args: argparse.Namespace) -> None:
         params, other, other_step = converted.read_checkpoint(checkpoint, '--average')
         difference = changes.describe_shapes(shared_folder.shapes_by_name(params), shared_folder.shapes_by_name(total))
         if not difference and other.get('vocabulary') != record.get('vocabulary'):
-            difference = f'the vocabulary is {other.get("vocabulary")} there and {record.get("vocabulary")} here'
+            difference = f'the vocabulary is {other.get("vocabulary")}, expected {record.get("vocabulary")}'
         if difference:
             raise UserError(
                 f'--average must be checkpoints of one model, got {checkpoints[0]} and {checkpoint}: {difference}; '
