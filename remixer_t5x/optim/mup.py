@@ -1,7 +1,7 @@
-"""Maximal update parametrization (muP, Yang et al. 2022, arXiv:2203.03466): learning rates that transfer across widths.
+"""Implements maximal update parametrization (muP), with which a learning rate can be transferred across widths.
 
-Let m be the width divided by a base width. The following factors are applied to the standard parametrization, depending
-on the logical axes of a parameter:
+muP was proposed by Yang et al. (2022, arXiv:2203.03466). Let m be the width divided by a base width. The initial values
+and learning rates of the standard parametrization are multiplied by factors that depend on a parameter's logical axes:
 
     parameter                         initial std      Adam's learning rate
     features -> features              1 (fan-in)       1 / m
@@ -39,7 +39,7 @@ _STACKING_AXES = {axes.LAYERS, axes.MECHANISMS}
 
 @ranges.checked
 def scaled(optimizer: Any, width: ranges.Count, base_width: ranges.Count | None = None) -> Optimizer:
-    """Scales learning rates and initial values so that a learning rate tuned at `base_width` can be used at `width`.
+    """Scales learning rates and initial values, so that a learning rate tuned at `base_width` can be used at `width`.
 
     Args:
         optimizer: the optimizer with the learning rate tuned at the base width.
@@ -47,7 +47,7 @@ def scaled(optimizer: Any, width: ranges.Count, base_width: ranges.Count | None 
         base_width: the width at which the learning rate was tuned; None returns `optimizer` unchanged.
 
     Raises:
-        UserError: the optimizer does not support learning rate factors per parameter.
+        UserError: the optimizer does not support a learning rate factor for each parameter.
     """
     optimizer = as_optimizer(optimizer)
     if base_width is None:
@@ -55,7 +55,7 @@ def scaled(optimizer: Any, width: ranges.Count, base_width: ranges.Count | None 
     if not optimizer.takes_multipliers:
         raise UserError(
             'MUP_BASE_WIDTH requires the optimizer adamw, adamw_rms, lion or adafactor; '
-            'add for example --gin_file=optimizers/adamw_rms.gin'
+            'pass, for example, --gin_file=optimizers/adamw_rms.gin'
         )
     ratio = width / base_width
 

@@ -23,8 +23,8 @@ from remixer_t5x.optim.schedules import Schedule, as_schedule
 
 # Minimum parameter RMS for scaling the updates of Remixer's H and alpha and gMLP's W. docs/results.md shows its effect.
 MIN_RMS_NEAR_ZERO = 0.2
-# A run warns if the learning rate is above this value and updates are multiplied by the parameter RMS. For comparison,
-# T5 is pretrained at 0.01 with Adafactor, and nanoT5 at 0.02 with AdamW.
+# If updates are multiplied by the parameter RMS, a run warns about a learning rate above this value. For comparison, T5
+# is pretrained with Adafactor at 0.01, and nanoT5 with AdamW at 0.02.
 HIGHEST_RELATIVE_RATE = 0.05
 
 
@@ -34,14 +34,15 @@ class Optimizer:
 
     Attributes:
         learning_rate: function that maps the step (starting with 0) to the learning rate; None if unknown.
-        make: function that maps a tree of PartitionSpec of logical axis names
-            (`nn.get_partition_spec(boxed_params)`) to the transformation.
-        evaluated: function that maps the transformation's state and the parameters to the averaged parameters to
-            evaluate (`parameter_averages`); None if the optimizer computes no average.
+        make: function that creates the transformation from the logical axes of the parameters, a tree of PartitionSpec
+            (`nn.get_partition_spec(boxed_params)`).
+        evaluated: function that returns the averaged parameters to evaluate, computed from the transformation's state
+            and the parameters (`parameter_averages`); None if the optimizer computes no average.
         relative: whether updates are multiplied by the RMS of their parameter.
         takes_multipliers: whether `make` accepts a second argument, a tree of learning rate factors (`mup`).
-        initial: function that maps boxed parameters to a tree of factors for their initial values, or None.
-        trainable: regular expression for the names of the parameters to train; the others are frozen
+        initial: function that maps boxed parameters to a tree of factors for their initial values; None leaves the
+            initial values unchanged.
+        trainable: regular expression for the names of the parameters to train; all other parameters are frozen
             (`trainable.only`). None trains all parameters.
     """
 
@@ -89,11 +90,11 @@ def adafactor(
     epsilon2: float = 1e-3,
     min_rms_near_zero: float = MIN_RMS_NEAR_ZERO,
 ) -> Optimizer:
-    """Adafactor (Shazeer and Stern 2018) with T5's settings: no momentum, no weight decay, an external learning rate.
+    """Creates an Adafactor optimizer (Shazeer and Stern 2018) with T5's settings: no momentum and no weight decay.
 
     The decay rate of the second moments is `1 - (step + 1) ** -decay_rate`. `epsilon1` is added to squared gradients,
     `epsilon2` is the minimum parameter RMS for `multiply_by_parameter_scale`, and `clipping_threshold` limits the RMS
-    of a parameter's update before it is multiplied by the learning rate. Arguments are named as in T5X.
+    of a parameter's update before it is multiplied by the learning rate. The arguments have the same names as in T5X.
 
     This implementation differs from T5X in two ways. Matrices are factored only if both dimensions of a layer are at
     least `min_dim_size_to_factor`, whereas T5X factors stacked matrices of any size. Parameters that may be initialized
@@ -130,13 +131,13 @@ def adamw_rms(
     max_grad_norm: ranges.Positive | None = 1.0,
     momentum_dtype: str = 'float32',
 ) -> Optimizer:
-    """AdamW with updates multiplied by max(parameter RMS, `min_rms`), as in nanoT5 (Nawrot 2023, arXiv:2309.02373).
+    """Creates an AdamW optimizer that multiplies updates by max(parameter RMS, `min_rms`), as in nanoT5.
 
     The defaults are nanoT5's settings for T5.1.1-base. Gradients are first clipped to the global norm `max_grad_norm`
     (None disables clipping). `weight_decay` is decoupled (multiplied only by the learning rate) and not applied to
     vectors, scalars and relative position biases. Parameters that may be initialized near zero
-    (`per_layer.starts_near_zero`), which T5 does not have, use `min_rms_near_zero` instead of `min_rms`. `epsilon` is
-    added after the bias correction, as in Adam's paper; nanoT5 adds it before.
+    initially (`per_layer.starts_near_zero`), which T5 does not have, use `min_rms_near_zero` instead of `min_rms`.
+    `epsilon` is added after the bias correction, as in the Adam paper, whereas nanoT5 adds it before.
     """
 
     def rule(logical_axes):

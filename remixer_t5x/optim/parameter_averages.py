@@ -1,7 +1,7 @@
-"""Parameter averaging: exponential moving averages (EMA) and schedule-free optimizers.
+"""Averages parameters with exponential moving averages (EMA) or schedule-free optimizers.
 
-Averaged parameters are evaluated instead of the latest parameters. The average is part of the optimizer state and is
-therefore saved in checkpoints, restored when a run resumes, and not changed by skipped steps.
+The averaged parameters are evaluated instead of the latest parameters. The average belongs to the optimizer state, so
+it is saved in checkpoints, restored when a run resumes, and not changed by skipped steps.
 """
 
 import dataclasses
@@ -26,8 +26,8 @@ PARAMS, _AVERAGES, _ITERATES, _B1 = 'params/', f'opt_state/{AVERAGE}/', 'opt_sta
 def averaged(optimizer: Any, decay: float | None) -> Optimizer:
     """Adds a float32 exponential moving average (EMA) of the parameters, unless `decay` is None.
 
-    After t steps the decay is min(decay, (1 + t) / (10 + t)), as in TensorFlow's ExponentialMovingAverage, which
-    reduces the bias towards the initial parameters.
+    After t steps, the decay is min(decay, (1 + t) / (10 + t)), which reduces the bias towards the initial parameters.
+    TensorFlow's ExponentialMovingAverage uses the same decay.
     """
     optimizer = as_optimizer(optimizer)
     if decay is None:
@@ -69,12 +69,13 @@ def schedule_free_adamw(
     weight_decay: ranges.NonNegative = 0.0,
     max_grad_norm: ranges.Positive | None = 1.0,
 ) -> Optimizer:
-    """Schedule-free AdamW (Defazio et al. 2024, arXiv:2405.15682), which needs no learning rate decay.
+    """Creates a schedule-free AdamW optimizer, which needs no learning rate decay.
 
-    Gradients are computed at y = (1 - b1) z + b1 x, where z are the iterates of AdamW without momentum, and x is their
-    average, weighted by the square of the largest learning rate so far. The parameters of the train state are y, the
-    optimizer state contains z, and evaluation uses x. The learning rate should be constant after a warmup.
-    `weight_decay` is computed at y and applied only to matrices.
+    The method is described by Defazio et al. (2024, arXiv:2405.15682). Gradients are computed at y = (1 - b1) z + b1 x,
+    where z denotes the iterates of AdamW without momentum, and x is their average, weighted by the square of the
+    largest learning rate so far. The parameters of the train state are y, the optimizer state contains z, and
+    evaluation uses x. The learning rate should be constant after a warmup. `weight_decay` is computed at y and applied
+    only to matrices.
     """
     schedule = as_schedule(learning_rate)
     rule = optax.scale_by_rms(decay=b2, eps=epsilon, eps_in_sqrt=False, bias_correction=True)
@@ -101,7 +102,7 @@ def saved_arrays(params: Mapping[str, Any], names: Collection[str]) -> dict[str,
             arrays[_AVERAGES + name] = leaf
             continue
         arrays[PARAMS + name] = leaf
-        if schedule_free_state and _ITERATES + name in names:
+        if is_schedule_free and _ITERATES + name in names:
             arrays |= {_ITERATES + name: leaf, _B1: jax.ShapeDtypeStruct((), jnp.float32)}
     return arrays
 

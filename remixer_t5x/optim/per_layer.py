@@ -66,7 +66,7 @@ def _group_name(length: int) -> str:
 
 
 def _mask_other_groups(tree: Any, lengths: Any, length: int) -> Any:
-    """Replaces the leaves of other groups by `optax.MaskedNode`, which preserves the structure of the tree."""
+    """Replaces the leaves of other groups with `optax.MaskedNode`, which preserves the structure of the tree."""
     return jax.tree.map(lambda layers, leaf: leaf if layers == length else optax.MaskedNode(), lengths, tree)
 
 
@@ -83,7 +83,7 @@ def _state_axes(inner: optax.GradientTransformation, members: Any) -> Any:
 
 
 def is_stacked(logical_axes: Any) -> Any:
-    """Returns a tree of bool: True for parameters whose first axis is the layers axis.
+    """Returns a tree of bool that is True for parameters whose first axis is the layers axis.
 
     Raises:
         ValueError: a layers axis is repeated or is not the first axis.
@@ -104,12 +104,12 @@ def is_partition_spec(leaf: Any) -> bool:
 
 
 def starts_near_zero(logical_axes: Any) -> Any:
-    """Returns a tree of bool: True for parameters that may be initialized near zero and grow large during training.
+    """Returns a tree of bool that is True for parameters that may start near zero and grow large during training.
 
-    These are the parameters without an axis of features, hidden units, heads or vocabulary entries: scalars (Remixer's
-    alpha, ReZero's scales), matrices between positions (Remixer's H, gMLP's free W), vectors over distances (gMLP's
-    Toeplitz W), vectors whose axis has no name (Remixer's vector alpha), and biases of a head's outputs. The second
-    matrix of a LoRA adapter is also included. T5 has no such parameter.
+    Such parameters have no axis for features, hidden units, heads or vocabulary entries: scalars (Remixer's alpha,
+    ReZero's scales), matrices between positions (Remixer's H, gMLP's free W), vectors over distances (gMLP's Toeplitz
+    W), vectors whose axis has no name (Remixer's vector alpha), and biases of a head's outputs. The second matrix of a
+    LoRA adapter is also included. T5 has no such parameters.
     """
 
     def may_start_near_zero(spec: PartitionSpec) -> bool:
@@ -120,14 +120,14 @@ def starts_near_zero(logical_axes: Any) -> Any:
 
 
 def scale_by_parameter_rms(logical_axes: Any, min_rms: float, min_rms_near_zero: float) -> optax.GradientTransformation:
-    """Multiplies updates by max(RMS of the layer's parameter, minimum), as Adafactor with relative steps does.
+    """Multiplies each update by the RMS of its parameter in the layer, as in Adafactor with relative steps.
 
-    The minimum allows parameters that are initialized at zero to change.
+    A smaller RMS is replaced by a minimum, so that parameters that are initialized at zero can change.
 
     Args:
         logical_axes: tree of PartitionSpec of logical axis names.
-        min_rms: minimum RMS of most parameters.
-        min_rms_near_zero: minimum RMS of the parameters selected by `starts_near_zero`.
+        min_rms: minimum RMS for most parameters.
+        min_rms_near_zero: minimum RMS for the parameters selected by `starts_near_zero`.
     """
     stacked, near_zero = is_stacked(logical_axes), starts_near_zero(logical_axes)
 

@@ -1,6 +1,6 @@
-"""Learning rate schedules: functions from the step to a float32 learning rate.
+"""Defines learning rate schedules, which are functions that map a step to a float32 learning rate.
 
-Steps are numbered from 0, the first optimizer update. In gin, bind a schedule to the learning rate of an optimizer:
+Step 0 is the first optimizer update. In gin, bind a schedule to the learning rate of an optimizer:
 `optimizer.adafactor.learning_rate = @schedules.rsqrt()`.
 """
 
@@ -19,7 +19,7 @@ Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 
 @ranges.checked
 def constant(value: ranges.Positive, warmup_steps: ranges.Whole = 0) -> Schedule:
-    """Constant learning rate `value` after a linear warmup from 0 over `warmup_steps`."""
+    """Creates a schedule with the constant learning rate `value` after a linear warmup from 0 over `warmup_steps`."""
     if not warmup_steps:
         return _as_float32(optax.constant_schedule(value))
     return _as_float32(optax.warmup_constant_schedule(0.0, value, warmup_steps))
@@ -29,11 +29,11 @@ def constant(value: ranges.Positive, warmup_steps: ranges.Whole = 0) -> Schedule
 def rsqrt(
     peak: ranges.Positive = 0.01, constant_steps: ranges.Count = 10_000, warmup_steps: ranges.Whole = 0
 ) -> Schedule:
-    """T5's inverse square root schedule (Raffel et al. 2019, section 3.1.2).
+    """Creates T5's inverse square root schedule (Raffel et al. 2019, section 3.1.2).
 
-    The learning rate is `peak` for the first `constant_steps`, then `peak * sqrt(constant_steps / step)`. The defaults
-    are T5's `1 / sqrt(max(step, 10,000))`. During the first `warmup_steps`, the rate is multiplied by a linear ramp
-    from 0, as with T5X's `linear_warmup`; T5 has no warmup.
+    The learning rate is `peak` for the first `constant_steps` steps, and `peak * sqrt(constant_steps / step)` for later
+    steps. The defaults correspond to T5's `1 / sqrt(max(step, 10,000))`. During the first `warmup_steps` steps, the
+    rate is multiplied by a linear ramp from 0, as in T5X's `linear_warmup`; T5 has no warmup.
     """
     base = peak * math.sqrt(constant_steps)
 
@@ -44,7 +44,7 @@ def rsqrt(
     return _as_float32(learning_rate)
 
 
-# Default warmup of `cosine`, as a fraction of all steps.
+# Length of the default warmup of `cosine`, as a fraction of all steps.
 WARMUP_SHARE = 0.05
 
 
@@ -56,10 +56,10 @@ def cosine(
     final: ranges.NonNegative = 0.0,
     warmup_start: ranges.NonNegative = 0.0,
 ) -> Schedule:
-    """Linear warmup from `warmup_start` to `peak`, then cosine decay to `final` at step `total_steps`.
+    """Creates a schedule with a linear warmup from `warmup_start` to `peak`, and a cosine decay to `final`.
 
-    `peak`, `final` and `warmup_start` are learning rates. `total_steps` includes the warmup; the rate of later steps is
-    `final`. If `warmup_steps` is None, the warmup takes a fraction `WARMUP_SHARE` of `total_steps`.
+    `peak`, `final` and `warmup_start` are learning rates. The decay ends at step `total_steps`, which includes the
+    warmup; later steps use `final`. If `warmup_steps` is None, the warmup is a fraction `WARMUP_SHARE` of all steps.
     """
     if warmup_steps is None:
         warmup_steps = int(WARMUP_SHARE * total_steps)

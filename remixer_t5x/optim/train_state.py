@@ -18,10 +18,10 @@ class TrainState(struct.PyTreeNode):
     """State that is updated by a train step.
 
     Attributes:
-        step: int32 scalar, number of completed updates.
-        params: float32 parameters, unboxed.
+        step: number of completed steps, an int32 scalar.
+        params: unboxed float32 parameters.
         opt_state: state of the optax transformation.
-        usual_loss: float32 scalar, running mean of the loss per token for detecting spikes; 0 before the first step.
+        usual_loss: running mean of the loss per token for detecting spikes, a float32 scalar; 0 before the first step.
     """
 
     step: jax.Array
@@ -35,10 +35,10 @@ class StatePlan:
     """Shapes, shardings and initializer of a train state.
 
     Attributes:
-        tx: the optimizer for these parameters.
+        tx: the optax transformation for these parameters.
         abstract: TrainState of ShapeDtypeStruct with shardings, for example for restoring checkpoints.
         boxed_params: shapes of the parameters, boxed with their logical axes.
-        init: function that maps a PRNG key to the initial state; call it under jit, as `create` does.
+        init: function that maps a PRNG key to the initial state; call it inside `jax.jit`, as `create` does.
     """
 
     tx: optax.GradientTransformation
@@ -48,7 +48,7 @@ class StatePlan:
 
     @property
     def shardings(self) -> TrainState:
-        """Returns a TrainState of shardings."""
+        """Returns the sharding of each array of the state, as a TrainState."""
         return jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
 
     def create(self, rng: jax.Array) -> TrainState:
@@ -64,8 +64,8 @@ class StatePlan:
 
         Args:
             params: unboxed parameters of the planned model.
-            donate: whether to donate the buffers of `params` to the state. Donated parameters cannot be used afterwards
-                and must have the shardings of `abstract.params`.
+            donate: whether to donate the buffers of `params` to the state. If True, `params` must have the shardings of
+                `abstract.params` and cannot be used afterwards.
         """
 
         def init_from_copy(params):
@@ -87,10 +87,10 @@ def plan(
     Args:
         model: the model to train.
         optimizer: an optax transformation, or an `Optimizer`, which creates the transformation from logical axes.
-        batch_shapes: passed to `model.init`.
+        batch_shapes: shape of each array of a batch, which is passed to `model.init`.
         partitioner: the mesh and the sharding rules.
     """
-    # `init_params` is used more than once below; jit caches its trace, which takes most of a second.
+    # `init_params` is used more than once below. jit caches its trace, because tracing takes most of a second.
     init_params = jax.jit(lambda rng: model.init(rng, batch_shapes), inline=True)
     boxed = jax.eval_shape(init_params, jax.random.key(0))
     is_optax = isinstance(optimizer, optax.GradientTransformation)

@@ -22,9 +22,9 @@ from remixer_t5x.optim.schedules import Schedule
 from remixer_t5x.optim.train_state import TrainState
 
 Metrics = dict[str, jax.Array]
-# Weight of the latest loss in the running mean, which averages over about fifty steps.
+# Weight of the latest loss in the running mean of the loss, which thus averages over about fifty steps.
 USUAL_LOSS_SHARE = 0.02
-# T5X's name for normalizing the loss by the number of target tokens.
+# Value of LOSS_NORMALIZING_FACTOR that divides the loss by the number of target tokens; the name is T5X's.
 NUM_REAL_TARGET_TOKENS = 'NUM_REAL_TARGET_TOKENS'
 # Name of the evaluation sum that counts the occurrences of each id in the targets.
 TARGET_COUNTS = 'target_counts'
@@ -47,8 +47,8 @@ def make_train_step(
 ) -> StepFn:
     """Returns a pure train step `step(state, batch) -> (state, metrics)`.
 
-    See `step_metrics` and `update_loss_ema` for the metrics. If the loss or the gradient is not finite, or the loss is
-    a spike, the update is skipped and only the step number is incremented.
+    The metrics are described in `step_metrics` and `update_loss_ema`. If the loss or the gradient is not finite, or the
+    loss spikes, the update is skipped and only the step number is incremented.
 
     Args:
         model: the model to train.
@@ -58,10 +58,11 @@ def make_train_step(
             'NUM_REAL_TARGET_TOKENS' for the number of target tokens (the sum of weights). Released T5 checkpoints were
             trained with a constant, batch rows x target length (233472 in T5X's configs).
         dropout: whether to enable dropout, with a PRNG key derived from `seed`, the step and the microbatch.
-        seed: seed of dropout.
-        learning_rate: schedule to report as the metric `learning_rate`, or None.
+        seed: seed for dropout.
+        learning_rate: schedule to report as the metric `learning_rate`, or None to omit this metric.
         spike_factor: a loss per token above this multiple of `state.usual_loss` is a spike; None disables the check.
-        trainable: regular expression for the names of the parameters to train (`Optimizer.trainable`), or None.
+        trainable: regular expression for the names of the parameters to train (`Optimizer.trainable`); None trains all
+            parameters.
     """
     ranges.check_value('MICROBATCHES', microbatches, ranges.Count)
     is_mean = loss_normalizing_factor == NUM_REAL_TARGET_TOKENS
@@ -145,8 +146,9 @@ def update_loss_ema(
 ) -> tuple[jax.Array, jax.Array, Metrics]:
     """Updates the running mean of the loss per token and detects loss spikes.
 
-    Returns the updated mean, whether the step is `good` and not a spike, and a dict with the metric `spike`, which is
-    empty if `spike_factor` is None.
+    Returns:
+        The updated running mean, whether the step is `good` and its loss is not a spike, and a dictionary with the
+        metric `spike`, which is empty if `spike_factor` is None.
     """
     loss, metrics = sums['loss'] / _count_target_tokens(sums), {}
     if spike_factor is not None:

@@ -309,5 +309,5 @@ def test_a_killed_and_resumed_train_command_is_bit_identical(folders, compiled, 
     again = start('killed', 'again.log')
     assert again.wait() == 0, again.output()
     print(killed.output(), again.output(), sep='\n')
-    assert 'resuming at step' in again.output() or 'is at step 24 already' in again.output()
+    assert 'resuming at step' in again.output() or 'is already at step 24' in again.output()
     assert difference_of_runs(tmp_path / 'killed', tmp_path / 'unbroken', 24) is None

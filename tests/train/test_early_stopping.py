@@ -49,7 +49,7 @@ def test_a_resumed_run_ends_early_at_the_same_step(training, tmp_path):
     run = {'learning_rate': 0.0, 'eval_period': 2, 'checkpoint_period': 4, 'stop_after_evaluations': 3}
     code, output = training.run(model_dir=str(tmp_path / 'whole'), train_steps=30, quiet=False, **run)
     assert code == 0, output
-    assert 'stopping early at step 8: no better evaluation than that of step 2 in the 3 since then' in output
+    assert 'stopping early at step 8: no better evaluation since step 2 (3 without improvement' in output
     assert evaluated_steps(tmp_path / 'whole') == [2, 4, 6, 8]
     code, output = training.run(model_dir=str(tmp_path / 'parts'), train_steps=4, **run)
     assert code == 0, output
@@ -57,4 +57,4 @@ def test_a_resumed_run_ends_early_at_the_same_step(training, tmp_path):
         code, output = training.run(model_dir=str(tmp_path / 'parts'), train_steps=30, quiet=False, **run)
         assert code == 0, output
         assert evaluated_steps(tmp_path / 'parts') == [2, 4, 6, 8]
-    assert 'is at step 8 already (no better evaluation than that of step 2' in output
+    assert 'is already at step 8 (no better evaluation since step 2' in output

@@ -126,7 +126,7 @@ def test_embedding_rows_are_copied_from_the_same_pieces(seq2seq):
         ours, theirs, random = (np.moveaxis(np.asarray(t[path[0]][path[1]]), axis, 0) for t in (params, tree, fresh))
         for row in range(48):
             np.testing.assert_array_equal(ours[row], theirs[known[row]] if row in known else random[row])
-    assert description.count(f'13 of {pieces.vocab_size} pieces have a row there') == 2
+    assert description.count(f'13 of {pieces.vocab_size} pieces are in the checkpoint') == 2
     attention = params['encoder']['run_0']['layer']['self_attention']['key']['kernel']
     np.testing.assert_array_equal(attention, before['encoder']['run_0']['layer']['self_attention']['key']['kernel'])
 

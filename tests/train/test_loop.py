@@ -44,7 +44,7 @@ def test_a_run_learns_and_writes_its_folder(training, tmp_path):
     }
 
     again, output = training.run(model_dir=str(folder), train_steps=30, quiet=False)
-    assert again == 0 and 'is at step 30 already' in output and records(folder) == train
+    assert again == 0 and 'is already at step 30' in output and records(folder) == train
 
     # A second run is initialized from this one.
     other = tmp_path / 'other'
@@ -76,7 +76,7 @@ def test_a_generator_requires_save_position_false(training, tmp_path):
     for steps, message in ((2, 'starting at step 0'), (4, 'resuming at step 2')):
         code, output = training.run(train_steps=steps, save_position=False, **run)
         assert code == 0, output
-        assert output.count('the position in the data is not saved') == 1 and message in output
+        assert output.count('the data position is not saved') == 1 and message in output
     losses = [record['loss'] for record in records(tmp_path / 'run')]
     assert len(losses) == 4 and np.isfinite(losses).all()
     # A run that saves its position cannot resume from this checkpoint.
@@ -158,7 +158,7 @@ def test_a_run_resumes_on_other_meshes_with_equal_losses(training, tmp_path):
         (lambda: settings.Run(None, None, None, settings.Periods(10), None), 'EVAL_PERIOD = None'),
         (
             lambda: settings.Run(None, None, None, settings.Periods(10, eval_period=None, eval_at_start=True), None),
-            'EVAL_AT_START needs evaluations',
+            'EVAL_AT_START requires evaluations',
         ),
     ],
 )

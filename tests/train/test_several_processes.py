@@ -312,7 +312,7 @@ def test_an_error_in_one_process_ends_all_with_its_message(processes):
         *pair_by_flags(command, [], [f'--gin.MODEL_DIR={processes.folder / "elsewhere"}'])
     )
     assert (first_code, second_code) == (2, 2)
-    assert 'error (process 1): MODEL_DIR' in second and 'elsewhere, which is another folder' in second
+    assert 'error (process 1): MODEL_DIR' in second and 'elsewhere, which is a different folder' in second
     assert 'error (process 0): process 1 has failed: MODEL_DIR' in first
 
 

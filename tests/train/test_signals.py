@@ -37,7 +37,7 @@ def test_the_first_signal_stops_the_run_and_the_second_exits(capfd, catch_exit, 
         assert stop.agreed_signal(6) == number.name
         with pytest.raises(Exited, match=str(128 + number)):
             signal.raise_signal(number)
-        assert capfd.readouterr().err.strip() == 'ends without saving'
+        assert capfd.readouterr().err.strip() == 'exiting without saving'
 
 
 def test_sighup_stops_the_run_unless_it_is_ignored_as_under_nohup():
