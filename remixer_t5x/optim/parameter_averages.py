@@ -96,7 +96,7 @@ def saved_arrays(params: Mapping[str, Any], names: Collection[str]) -> dict[str,
         names: names of all arrays in the saved state.
     """
     arrays = {}
-    schedule_free_state = {_B1, 'opt_state/weight_sum'} <= set(names)
+    is_schedule_free = {_B1, 'opt_state/weight_sum'} <= set(names)
     for name, leaf in params.items():
         if _AVERAGES + name in names:
             arrays[_AVERAGES + name] = leaf

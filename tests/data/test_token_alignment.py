@@ -44,7 +44,7 @@ def test_labels_are_at_the_first_token_of_each_word():
     arrays = token_alignment.tag_arrays('ab c def', 'O X O', BYTES, 6, ('O', 'X'), 'task')
     assert arrays['label_weights'].tolist() == [1, 0, 1, 1, 0, 0]
     assert arrays['labels'].tolist() == [0, 0, 1, 0, 0, 0]
-    for target, message in (('O X', 'a tag for each word'), ('O Y O', 'LABELS must include .* add Y')):
+    for target, message in (('O X', 'one tag per word'), ('O Y O', 'LABELS must include .* add Y')):
         with pytest.raises(UserError, match=message):
             token_alignment.tag_arrays('ab c def', target, BYTES, 6, ('O', 'X'), 'task')
 

@@ -1,21 +1,16 @@
 """What T5 does not have: NLI, SQuAD 2.0, COGS and its vocabulary; mixtures; and every task on real data."""
 
 import json
-import os
 import pathlib
 
-import numpy as np
 import pytest
 import seqio
 import tensorflow as tf
-from hypothesis import given
-from hypothesis import strategies as st
 
 from remixer_t5x.data import stream
 from remixer_t5x.errors import UserError
 from remixer_tasks import catalogue, mixtures, names, pretraining, python_docs, vocabularies
 from remixer_tasks.benchmarks import cogs, generation
-from remixer_tasks.vocabulary.words_and_bytes import WordVocabulary
 
 
 def write(folder, name, text):
@@ -130,26 +125,6 @@ def test_cogs_from_rows_to_metrics(tmp_path):
     )
 
 
-@given(
-    st.lists(
-        st.lists(st.sampled_from(['the', 'cat', 'Sat', ',', 'sät', 'x_1', '.']), max_size=6), min_size=1, max_size=5
-    )
-)
-def test_a_word_vocabulary_keeps_known_words(rows):
-    texts = [' '.join(row) for row in rows]
-    vocabulary = WordVocabulary('test', lambda: texts)
-    for text in texts:
-        ids = vocabulary.encode(text)
-        assert vocabulary.decode([*ids, 1, 5]) == text
-        assert vocabulary.encode_tf(text).numpy().tolist() == ids if vocabulary.words else not ids
-        assert min(ids, default=3) >= 3
-        assert max(ids, default=3) < max(vocabulary.vocab_size, 4)
-    assert vocabulary.encode('unheard of') == [2, 2]
-    assert vocabulary == WordVocabulary('test', lambda: texts[::-1])
-    assert vocabulary != WordVocabulary('test', lambda: [*texts, 'new'])
-    assert vocabulary.decode_tf(np.array([[2, 1], [1, 0]], np.int32)).numpy().tolist() == [b'<unk>', b'']
-
-
 def test_mixtures_have_the_rates_of_t5_without_tasks_left_out(tmp_path):
     vocabulary = vocabularies.byte()
     super_glue = mixtures.super_glue(vocabulary, str(tmp_path), ['super_glue_record_v102'])
@@ -198,16 +173,12 @@ def test_rates_equal_those_of_seqio(tmp_path, maximum, temperature):
         ({'rates': {'super_glue_rte_v102': 1}}, 'RATES must contain only tasks in TASKS.* got super_glue_rte_v102'),
         ({'rates': {'super_glue_cb_v102': -1}}, 'the rate of super_glue_cb_v102 in RATES must be .* got -1'),
         ({'temperature': 0}, 'MIXING_TEMPERATURE must be a number above 0.* got 0'),
-        *(({'maximum': value}, 'MAXIMUM_RATE must be a number above 0') for value in (0, 'x', float('nan'), True)),
+        ({'maximum': float('nan')}, 'MAXIMUM_RATE must be a number above 0'),
     ],
 )
 def test_invalid_rates_are_rejected(settings, message):
     with pytest.raises(UserError, match=message):
         names.mixture(['super_glue_cb_v102'], vocabularies.byte(), **settings)
-    if 'maximum' in settings:
-        text = pretraining.span_corruption(python_docs.corpus(), vocabularies.byte(), data='text')
-        with pytest.raises(UserError, match=message):
-            mixtures.multi_task(text, **settings)
 
 
 def wsc_row(text, index, word):
@@ -226,7 +197,6 @@ def test_a_pronoun_at_the_end_keeps_its_stars(tmp_path):
     ('text', 'index', 'word', 'message'),
     [
         ('He saw Bob now', 0, 'He', 'span2_index must be above 0'),
-        ('They gave it to her', 3, 'her', "span2_text is 'her', word 3 is 'to'"),
         ('They gave it to\ther', 4, 'her', "span2_text is 'her', word 4 is ''"),
     ],
 )
@@ -236,10 +206,7 @@ def test_a_pronoun_that_t5_rejects_is_rejected(tmp_path, text, index, word, mess
         pairs('super_glue_wsc_v102_simple_train', 'train', tmp_path)
 
 
-def test_the_ids_of_cogs_are_counted_in_its_gin_file():
-    """Of the published files, if they are here."""
-    if not os.environ.get('REMIXER_T5X_DATA'):
-        pytest.skip('REMIXER_T5X_DATA is not set')
+def test_the_ids_of_cogs_are_counted_in_its_gin_file(real_data):
     assert cogs.words().vocab_size == 880
     assert '880 ids' in (pathlib.Path(__file__).parents[2] / 'configs/data/cogs.gin').read_text()
 

@@ -81,7 +81,7 @@ def test_a_generator_requires_save_position_false(training, tmp_path):
     assert len(losses) == 4 and np.isfinite(losses).all()
     # A run that saves its position cannot resume from this checkpoint.
     code, output = training.run(train_steps=6, **{**run, 'generator': False})
-    assert code == 2 and 'has no saved data position' in printed_error(output)
+    assert code == 2 and 'contains no data position' in printed_error(output)
 
 
 def run_loop(events, hook, batches, saved_step=None):
