@@ -11,22 +11,25 @@ from remixer_t5x.models.interface import Model
 def build_model(*gin_files: str, **macros: object) -> Model:
     """Builds the model configured by gin files and macros. `model.init` creates its parameters.
 
-    Examples: `build_model('models/remixer.gin', 'sizes/tiny.gin', VOCAB_SIZE=384)`, or, with a custom mixer,
-    `build_model('models/t5_1_1.gin', 'sizes/tiny.gin', ENCODER_MIXER=MyMixer, ENCODER_POSITION_BIAS=None)`.
+    For example, `build_model('models/remixer.gin', 'sizes/tiny.gin', VOCAB_SIZE=384)` builds a small Remixer, and
+    `build_model('models/t5_1_1.gin', 'sizes/tiny.gin', ENCODER_MIXER=MyMixer, ENCODER_POSITION_BIAS=None)` builds a T5
+    with a custom mixer.
 
     Args:
-        *gin_files: shipped or custom gin files, which can run any code. Later files override earlier ones.
-        **macros: override macros in the files. A string that starts with `@` or `%` is a gin reference, such as
-            `'@fnet.FNet'`; any other value, including classes and functions, is used directly.
+        *gin_files: shipped or custom gin files, which can run any code. Later files override earlier files.
+        **macros: values of macros, which override the files. A string that starts with `@` or `%` is a gin reference,
+            such as `'@fnet.FNet'`; any other value, including classes and functions, is used directly.
 
     Replaces gin's global configuration. Configurations that are loaded later do not change the model.
 
     Raises:
         UserError: a file does not exist, a name is unknown, a value is invalid, or a setting of the model is missing,
-            such as those in `sizes/*.gin`.
+            such as a setting in `sizes/*.gin`.
     """
     if not gin_files:
-        raise UserError("gin_files must not be empty; type build_model('models/t5_1_1.gin', 'sizes/tiny.gin')")
+        raise UserError(
+            "gin_files must not be empty; use, for example, build_model('models/t5_1_1.gin', 'sizes/tiny.gin')"
+        )
     references = {name: value for name, value in macros.items() if isinstance(value, str) and value[:1] in ('@', '%')}
     objects = {name: value for name, value in macros.items() if name not in references}
     sources = loading.ConfigSources([str(file) for file in gin_files], list(references.items()), objects=objects)
@@ -34,7 +37,7 @@ def build_model(*gin_files: str, **macros: object) -> Model:
     if not isinstance(model, Model):
         return model
     try:
-        flags = [*sources.flags, *((name, _to_gin(value)) for name, value in objects.items())]
+        flags = [*sources.flags, *((name, _to_gin_text(value)) for name, value in objects.items())]
     except ValueError:
         # Raised if gin cannot refer to a value by an importable name.
         return dataclasses.replace(model, config='')
@@ -42,12 +45,12 @@ def build_model(*gin_files: str, **macros: object) -> Model:
     return dataclasses.replace(model, config=loading.config_text())
 
 
-def _to_gin(value: Any) -> str:
+def _to_gin_text(value: Any) -> str:
     """Formats `value` as gin text. Raises ValueError if gin cannot refer to it."""
     if value is None or isinstance(value, str | int | float):
         return repr(value)
     if isinstance(value, tuple | list):
-        items = ''.join(f'{_to_gin(item)}, ' for item in value)
+        items = ''.join(f'{_to_gin_text(item)}, ' for item in value)
         return f'({items})' if isinstance(value, tuple) else f'[{items}]'
     module, name = getattr(value, '__module__', '__main__'), getattr(value, '__name__', '')
     if module == '__main__' or not name or getattr(value, '__qualname__', '') != name:

@@ -27,7 +27,7 @@ from remixer_t5x.models.architecture.encoder_decoder import parse_dtype
 from remixer_t5x.models.interface import Model
 from remixer_t5x.run_folder import model_dir, object_store
 
-# Default lengths if neither the run nor the caller sets them, for example for a Hugging Face folder.
+# Default maximum numbers of tokens if neither the run nor the caller sets them, as for a Hugging Face folder.
 DEFAULT_LENGTHS = {'inputs': 512, 'targets': 114}
 # The name of the `path` argument in error messages.
 SETTING = 'the path given to load'
@@ -44,22 +44,23 @@ def load(
     """Loads a trained model with its parameters and vocabulary.
 
     **Loading a MODEL_DIR or a checkpoint runs code**: the model is rebuilt from the gin text that was saved with the
-    run (`config.gin` or `model.gin` in MODEL_DIR), which can import and call anything. Read it before you load a folder
-    that you did not write. Loading a Hugging Face folder never runs code, and loading a shared folder only does with
-    `trust_gin`. Replaces gin's global configuration.
+    run (`config.gin` or `model.gin` in MODEL_DIR), which can import any module and call any function. Read this file
+    before you load a folder that someone else wrote. Loading a Hugging Face folder never runs code, and loading a
+    shared folder runs code only with `trust_gin`. Replaces gin's global configuration.
 
     Args:
-        path: a MODEL_DIR (its newest checkpoint, or the best checkpoint of a task if there is no other), a checkpoint
-            (`MODEL_DIR/checkpoints/1000`, `MODEL_DIR/best/TASK`), a Hugging Face folder of a T5, BERT or GPT-2 with
-            safetensors, or a folder that `convert --to_shared` wrote. `hf://NAME` downloads one of the last two from
-            the Hub.
-        lengths: maximum tokens of `inputs` and `targets`, which override the run's TASK_FEATURE_LENGTHS.
-        partitioner: the devices; None replicates the parameters on all devices of this machine.
-        vocabulary: a SentencePiece model, or the tokenizer.json of a BERT, for a Hugging Face folder without one.
+        path: a MODEL_DIR, a checkpoint such as `MODEL_DIR/checkpoints/1000` or `MODEL_DIR/best/TASK`, a Hugging Face
+            folder with a T5, BERT or GPT-2 model in safetensors, or a shared folder written by `convert --to_shared`.
+            For a MODEL_DIR, the newest checkpoint is loaded, or the best checkpoint of a task if there is no other.
+            `hf://NAME` downloads a Hugging Face folder or a shared folder from the Hub.
+        lengths: maximum numbers of tokens of `inputs` and `targets`, which override the run's TASK_FEATURE_LENGTHS.
+        partitioner: shards arrays across devices; None replicates the parameters on all devices of this machine.
+        vocabulary: path of a SentencePiece model or of BERT's tokenizer.json, if a Hugging Face folder contains no
+            vocabulary.
         trust_gin: whether to load a shared model whose model.gin refers to modules other than this package's models,
-            and to import the modules in the folder's `code`.
-        dtype: dtype of activations and parameters, such as 'bfloat16', which halves the memory; None for the run's
-            DTYPE and float32 parameters.
+            and to import modules from its subfolder `code`.
+        dtype: dtype of activations and parameters; 'bfloat16' halves the memory. None uses the run's DTYPE for
+            activations and float32 for parameters.
 
     Raises:
         UserError: the folder, a checkpoint, the saved gin text, a module or a vocabulary is missing or damaged.
@@ -67,7 +68,7 @@ def load(
     if unknown := sorted(set(lengths or {}) - set(DEFAULT_LENGTHS)):
         raise UserError(f'lengths must have the keys inputs and targets, got {", ".join(unknown)}')
     low_precision = None if dtype is None else parse_dtype(dtype)
-    # Hides Orbax warnings about checkpoints without Orbax metadata, such as converted weights.
+    # Hide Orbax warnings about checkpoints without Orbax metadata, such as converted weights.
     logger, level = logging.getLogger('absl'), logging.getLogger('absl').level
     logger.setLevel(logging.ERROR)
     try:
@@ -104,17 +105,19 @@ def _load_folder(path: str, partitioner: Partitioner, vocabulary: str | None, tr
     if is_hugging_face:
         return _load_hugging_face(str(folder), partitioner, vocabulary)
     if vocabulary is not None:
-        raise UserError(f'vocabulary must be None for {folder}, which contains one, got {vocabulary}; leave it out')
+        raise UserError(
+            f'vocabulary must be None for {folder}, which contains a vocabulary, got {vocabulary}; leave it out'
+        )
     checkpoint = find_checkpoint(str(folder))
     model, vocab, run_lengths = read_model(checkpoint)
     params = restore_params(checkpoint, model, vocab, partitioner)
-    return _trained_model(model, params, vocab, checkpoint, partitioner, run_lengths)
+    return _build_trained_model(model, params, vocab, checkpoint, partitioner, run_lengths)
 
 
 def check_gin(shared: shared_folder.SharedModel, advice: str) -> None:
-    """Raises UserError if the gin of a shared folder refers to other code than this package's models.
+    """Raises UserError if the gin text of a shared folder refers to code other than this package's models.
 
-    `advice` is what to type to load it anyway.
+    `advice` is the call or command that loads the folder anyway.
     """
     file = shared.folder / shared_folder.GIN
     if foreign := foreign_gin.first_foreign(shared.gin_text(), str(file)):
@@ -125,7 +128,7 @@ def check_gin(shared: shared_folder.SharedModel, advice: str) -> None:
 
 
 def read_model(checkpoint: str) -> tuple[Any, Any, Mapping[str, int]]:
-    """Returns the model, vocabulary and TASK_FEATURE_LENGTHS in the gin text of a checkpoint's run."""
+    """Reads the model, vocabulary and TASK_FEATURE_LENGTHS from the gin file of the run that wrote `checkpoint`."""
     with saved_gin(checkpoint) as gin_file:
         return _read_gin(gin_file, task_vocabulary.saved_vocabulary_flags(containing_model_dir(checkpoint)))
 
@@ -152,12 +155,12 @@ def restore_params(checkpoint: str, model: Any, vocabulary: Any, partitioner: Pa
 
 
 def _abstract_params(model: Any, partitioner: Partitioner) -> Any:
-    # Uses the smallest lengths, because the parameters do not depend on lengths.
+    # Use the smallest batch shapes, because parameter shapes do not depend on them.
     return saved_params.abstract_params(model, batch_formats.smallest_shapes(model.model_type), partitioner)
 
 
 def find_checkpoint(path: str) -> str:
-    """Returns the newest checkpoint, or the best checkpoint of a task if there is no other."""
+    """Returns the newest checkpoint at `path`, or the best checkpoint of a task if there is no other checkpoint."""
     try:
         return str(saved_params.find_checkpoint(path, SETTING))
     except UserError:
@@ -168,12 +171,12 @@ def find_checkpoint(path: str) -> str:
 
 @contextlib.contextmanager
 def saved_gin(checkpoint: str) -> Iterator[str]:
-    """Yields the gin file of the MODEL_DIR that contains `checkpoint`; copies it to disk if it is in a bucket."""
+    """Yields the local path of the gin file in the MODEL_DIR of `checkpoint`. A file in a bucket is first copied."""
     run = containing_model_dir(checkpoint)
     file = model_dir.find_gin_file(run)
     if file is None:
         names = f'{model_dir.CONFIG} nor {model_dir.CONVERTED}'
-        raise UserError(f'{run} has neither {names}, which would describe the model')
+        raise UserError(f'{run} contains neither {names}, one of which is needed to build the model')
     if not object_store.is_remote(file):
         yield str(file)
         return
@@ -194,7 +197,7 @@ def containing_model_dir(checkpoint: str) -> epath.Path:
     return folder
 
 
-def _trained_model(
+def _build_trained_model(
     model: Any, params: Any, vocabulary: Any, source: str, partitioner: Partitioner, run_lengths: Mapping[str, int]
 ) -> TrainedModel:
     lengths = batch_formats.text_lengths(run_lengths)
@@ -218,9 +221,9 @@ def _load_shared(shared: shared_folder.SharedModel, partitioner: Partitioner, tr
     shapes = (shared_folder.shapes_by_name(tree) for tree in (arrays, _abstract_params(model, partitioner)))
     if difference := changes.describe_shapes(*shapes):
         raise UserError(f'{folder} has parameters that differ from the model in its {shared_folder.GIN}: {difference}')
-    params = _place_params(arrays, model, partitioner)
+    params = _put_on_devices(arrays, model, partitioner)
     saved_params.check_finite(folder, params)
-    return _trained_model(model, params, vocabulary, str(folder), partitioner, run_lengths)
+    return _build_trained_model(model, params, vocabulary, str(folder), partitioner, run_lengths)
 
 
 def _load_hugging_face(path: str, partitioner: Partitioner, vocabulary_path: str | None) -> TrainedModel:
@@ -229,20 +232,20 @@ def _load_hugging_face(path: str, partitioner: Partitioner, vocabulary_path: str
     flags = task_vocabulary.gin_flags(tokenizer.function, **tokenizer.arguments)
     model, vocabulary, run_lengths = _read_gin_text(source.family.gin_text(f'Made from {path}.'), flags)
     source.family.check_vocabulary(vocabulary, tokenizer.name, path)
-    params = _place_params(source.params(), model, partitioner)
-    trained = _trained_model(model, params, vocabulary, path, partitioner, run_lengths)
+    params = _put_on_devices(source.params(), model, partitioner)
+    trained = _build_trained_model(model, params, vocabulary, path, partitioner, run_lengths)
     return dataclasses.replace(trained, lengths={**trained.lengths, **(source.family.max_lengths or {})})
 
 
 def _read_gin_text(text: str, flags: Sequence[tuple[str, str]] = ()) -> tuple[Any, Any, Mapping[str, int]]:
-    """Calls `_read_gin` with a gin text that was generated by this package or checked by `check_gin`."""
+    """Returns the model, vocabulary and lengths that trusted gin text configures."""
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, model_dir.CONVERTED)
         file.write_text(text, encoding='utf-8')
         return _read_gin(str(file), flags)
 
 
-def _place_params(params: Any, model: Any, partitioner: Partitioner) -> Any:
+def _put_on_devices(params: Any, model: Any, partitioner: Partitioner) -> Any:
     return jax.tree.map(
         lambda array, leaf: jax.device_put(array, leaf.sharding), params, _abstract_params(model, partitioner)
     )

@@ -1,4 +1,4 @@
-"""Compares data, settings and array shapes of a checkpoint with those of a resuming run."""
+"""Compares the data, settings and array shapes of a checkpoint with those of the run that resumes from it."""
 
 import re
 from collections.abc import Mapping
@@ -8,8 +8,8 @@ from remixer_t5x.data import fingerprint
 from remixer_t5x.errors import UserError
 
 Shapes = Mapping[str, tuple[int, ...]]
-# Maps entries of a checkpoint's record to settings that must not change, because the data position is a number of
-# batches.
+# Settings that must not change when a run resumes, because the data position is saved as a number of batches. The keys
+# are the names of these settings in a checkpoint's run record.
 FIXED = {
     'batch_size': 'BATCH_SIZE',
     'feature_lengths': 'TASK_FEATURE_LENGTHS',
@@ -17,14 +17,14 @@ FIXED = {
     'task': 'MIXTURE_OR_TASK_NAME',
     'seed': 'SEED',
 }
-_PARAMETERS_ALONE = (
-    'train into another MODEL_DIR with INITIAL_CHECKPOINT_PATH set to this one, which keeps the parameters and resets '
-    'optimizer, step and data'
+_RESET_ADVICE = (
+    'train in another MODEL_DIR with INITIAL_CHECKPOINT_PATH set to this one, to keep only the parameters and reset '
+    'optimizer, step and data position'
 )
-# Settings that do not affect the results; changes of these settings are not reported.
+# Settings that do not affect the results, so that their changes are not reported.
 HARMLESS = ('MODEL_DIR', 'KEEP_CHECKPOINTS', 'RESTORE', 'FILES', 'DATA_DIR', 'CACHE_DIR', 'VOCABULARY_PATH')
 MAX_SHOWN = 6
-_POSITION_MIXERS = ('remixer', 'gmlp', 'mlp_mixer')
+_FIXED_LENGTH_MIXERS = ('remixer', 'gmlp', 'mlp_mixer')
 
 
 def check_compatible(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
@@ -39,17 +39,17 @@ def check_compatible(saved: Mapping[str, Any], current: Mapping[str, Any]) -> No
         if saved.get(key) != current.get(key):
             raise UserError(
                 f'the checkpoint was trained with {setting} = {saved.get(key)!r}, but this run has '
-                f'{current.get(key)!r}; use the same value, or {_PARAMETERS_ALONE}'
+                f'{current.get(key)!r}; use the same value, or {_RESET_ADVICE}'
             )
     changed = fingerprint.describe_difference(saved.get('data') or {}, current.get('data') or {})
     if changed:
         raise UserError(
-            f'the data has changed since the checkpoint: {changed}; restore the old data, or {_PARAMETERS_ALONE}'
+            f'the data has changed since the checkpoint: {changed}; restore the old data, or {_RESET_ADVICE}'
         )
 
 
 def parse_bindings(config: str) -> dict[str, str]:
-    """Parses operative gin, in which continuation lines are indented. Returns a dictionary from name to value."""
+    """Parses an operative gin config, in which continuation lines are indented. Returns the values by setting name."""
     values: dict[str, list[str]] = {}
     name = None
     for line in config.splitlines():
@@ -65,7 +65,10 @@ def parse_bindings(config: str) -> dict[str, str]:
 
 
 def describe_config(old: str, new: str) -> str:
-    """Lists changed settings, such as `LEARNING_RATE 0.001 -> 0.01`; '' if no setting changed or a text is empty."""
+    """Lists changed settings, such as `LEARNING_RATE 0.001 -> 0.01`.
+
+    Returns '' if no setting has changed, or if one of the two configurations is empty.
+    """
     before, now = parse_bindings(old), parse_bindings(new)
     if not before or not now:
         return ''
@@ -77,17 +80,17 @@ def describe_config(old: str, new: str) -> str:
 
 
 def describe_shapes(saved: Shapes, current: Shapes) -> str:
-    """Describes the first array that differs between a checkpoint and a model, with the number of further arrays.
+    """Describes an array that differs between a checkpoint and a model, and counts the other differing arrays.
 
-    Returns '' if both have the same arrays. Names are like `params/encoder/run_0/layer/...`.
+    Returns '' if both have the same arrays. Array names have the form `params/encoder/run_0/layer/...`.
     """
     differing = [name for name in sorted({*saved, *current}) if saved.get(name) != current.get(name)]
     if not differing:
         return ''
-    # Prefer arrays that exist in both, and parameters over moments.
+    # Prefer arrays that exist in both, and prefer parameters to optimizer moments.
     name = min(differing, key=lambda name: (not (name in saved and name in current), not name.startswith('params/')))
     more = f' (and {len(differing) - 1} more differ)' if len(differing) > 1 else ''
-    has_fixed_length = name in saved and name in current and any(mixer in name for mixer in _POSITION_MIXERS)
+    has_fixed_length = name in saved and name in current and any(mixer in name for mixer in _FIXED_LENGTH_MIXERS)
     advice = '; set the same lengths with MAX_INPUT_LENGTH and MAX_TARGET_LENGTH' if has_fixed_length else ''
     there, here = saved.get(name, '(absent)'), current.get(name, '(absent)')
     return f'{name} has shape {there}, expected {here}{more}{advice}'

@@ -4,9 +4,9 @@ On a local disk, a checkpoint is committed in this order: all files are written;
 and SHA-256 of each file; all files and folders are synced; the folder is renamed to its step number; the parent folder
 is synced. If a folder with a step number exists after a power loss, all its bytes are on the disk.
 
-Buckets do not support atomic renames. Therefore, all objects are written under the step number; `files.json` lists the
-size of each object and the CRC32C computed by the bucket; and Orbax's marker, which is written last, commits the
-checkpoint.
+Buckets do not support atomic renames, so all objects are written directly to the folder with the step number.
+`files.json` lists the size of each object and the CRC32C checksum computed by the bucket. Orbax's marker file, which is
+written last, commits the checkpoint.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ from remixer_t5x.errors import UserError, reason
 from remixer_t5x.run_folder import object_store
 
 FILE_LIST = 'files.json'
-# Objects that Orbax writes or changes after FILE_LIST is written, and which FILE_LIST therefore omits.
-_AFTER_LIST = ('_CHECKPOINT_METADATA', 'commit_success.txt')
+# Objects that FILE_LIST omits, because Orbax writes or changes them after FILE_LIST is written.
+_UNLISTED_OBJECTS = ('_CHECKPOINT_METADATA', 'commit_success.txt')
 
 
 class DamagedCheckpoint(UserError):
@@ -36,15 +36,15 @@ class DamagedCheckpoint(UserError):
 
 
 class DurableFolder(ocp.path.atomicity.AtomicRenameTemporaryPath):
-    """Orbax's temporary folder on a disk, which is listed and synced before the committing rename."""
+    """Orbax's temporary folder on a disk, whose files are listed and synced before the rename that commits it."""
 
     async def finalize(self) -> None:
         final: epath.Path = self.get_final()
         if ocp.path.atomicity.TMP_DIR_SUFFIX in final.parent.name:
-            # Do not commit an item in the temporary folder of a checkpoint, which is committed as a whole.
+            # Do not commit an item of a checkpoint separately, because the checkpoint is committed as a whole.
             return await super().finalize()
-        # Orbax writes its last files and renames the folder in one call. Make Orbax rename the folder to a second
-        # temporary name, which the next start also removes after a crash.
+        # Orbax writes its last files and renames the folder in one call, so make it rename the folder to a second
+        # temporary name. After a crash, the next start also removes folders with this name.
         written = final.parent / f'{self._tmp_path.name}.written'
         self._final_path = written
         try:
@@ -55,14 +55,14 @@ class DurableFolder(ocp.path.atomicity.AtomicRenameTemporaryPath):
 
 
 class ManifestCommit(ocp.path.atomicity.CommitFileTemporaryPath):
-    """Orbax's folder in a bucket, whose objects are listed before the committing marker is written."""
+    """Orbax's folder in a bucket, whose objects are listed before the marker that commits it is written."""
 
     async def finalize(self) -> None:
         final: epath.Path = self.get_final()
-        # List the items (`state`, `data`, `run`) only once, when the folder of the step is committed.
+        # Write the list only for the folder of the step, which contains the items `state`, `data` and `run`.
         if is_step_name(final.name):
             contents = object_store.list_objects(final) or {}
-            listed = {name: entry for name, entry in contents.items() if name not in _AFTER_LIST}
+            listed = {name: entry for name, entry in contents.items() if name not in _UNLISTED_OBJECTS}
             (final / FILE_LIST).write_text(json.dumps(listed))
         await super().finalize()
 
@@ -70,7 +70,7 @@ class ManifestCommit(ocp.path.atomicity.CommitFileTemporaryPath):
 def manager_options(
     folder: epath.Path, keep: int | None = None, background: bool = False
 ) -> ocp.CheckpointManagerOptions:
-    """Returns Orbax's options for `folder` that retain the newest `keep` checkpoints (None retains all)."""
+    """Returns Orbax's options for checkpoints in `folder`. Only the newest `keep` are retained; None retains all."""
     return ocp.CheckpointManagerOptions(
         max_to_keep=keep,
         cleanup_tmp_directories=True,
@@ -81,17 +81,17 @@ def manager_options(
 
 
 def _build_barrier() -> Callable[..., None]:
-    """Wraps Orbax's barrier, to skip the wait in a process that failed to write its part of a checkpoint.
+    """Returns Orbax's barrier, modified so that a process does not wait if it failed to write its shards.
 
     Otherwise, all processes would block until Orbax's timeout of twenty minutes.
     """
-    wait = ocp.multihost.get_barrier_sync_fn()
+    orbax_barrier = ocp.multihost.get_barrier_sync_fn()
 
     def barrier(*, key: str, timeout_ms: int) -> None:
         if sys.exception() is None:
-            return wait(key=key, timeout_ms=timeout_ms)
+            return orbax_barrier(key=key, timeout_ms=timeout_ms)
         with contextlib.suppress(Exception):
-            wait(key=key, timeout_ms=1)
+            orbax_barrier(key=key, timeout_ms=1)
 
     return barrier
 
@@ -102,7 +102,7 @@ def is_step_name(name: str) -> bool:
 
 
 def commit_checkpoint(written: pathlib.Path, final: pathlib.Path) -> None:
-    """Writes the file list of the folder `written`, syncs all files, and renames the folder to `final`."""
+    """Writes FILE_LIST to the folder `written`, syncs all files, and renames the folder to `final`."""
     files = {}
     for path in sorted(filter(pathlib.Path.is_file, written.rglob('*'))):
         with path.open('rb') as file:
@@ -110,7 +110,7 @@ def commit_checkpoint(written: pathlib.Path, final: pathlib.Path) -> None:
         files[path.relative_to(written).as_posix()] = [path.stat().st_size, digest]
     (written / FILE_LIST).write_text(json.dumps(files))
     temporary.sync_and_rename(written, final)
-    # Sync the parent folders, because `checkpoints` and MODEL_DIR may be new too.
+    # Also sync the parent folders, because `checkpoints` and MODEL_DIR may be new.
     for folder in list(final.parents)[1:3]:
         temporary.sync(folder)
 
@@ -118,13 +118,13 @@ def commit_checkpoint(written: pathlib.Path, final: pathlib.Path) -> None:
 def check_files(folder: epath.Path) -> None:
     """Raises DamagedCheckpoint with the name of the first file that is missing, truncated or changed.
 
-    Reads all files of a checkpoint on a disk, but only the sizes and checksums of objects in a bucket. Raises UserError
-    if the list contains files outside of the folder.
+    On a disk, all files of the checkpoint are read; in a bucket, only the sizes and checksums of its objects. Raises
+    UserError if FILE_LIST contains files outside of the folder.
     """
     listed = _read_file_list(folder)
     is_remote = object_store.is_remote(folder)
-    # Without credentials, `list_objects` returns None: a public bucket can be read, but its checksums cannot be
-    # queried.
+    # Without credentials, `list_objects` returns None, because a public bucket can be read, but the checksums of its
+    # objects cannot be queried.
     contents = object_store.list_objects(folder) if is_remote else None
     if is_remote and contents is None:
         return
@@ -145,11 +145,11 @@ def check_files(folder: epath.Path) -> None:
             problem = 'is missing' if is_missing else f'cannot be read ({reason(error)})'
         else:
             problem = f'has {size_now:,} bytes instead of {size:,}' if size_now != size else ''
-            # Compare only checksums of the same kind, which differs if a checkpoint was copied between a disk and a
-            # bucket.
-            is_same_kind = digest.startswith(object_store.CRC32C) == digest_now.startswith(object_store.CRC32C)
-            if not problem and is_same_kind and digest_now != digest:
-                problem = 'differs from what was written'
+            # Compare only checksums of the same algorithm. If a checkpoint was copied between a disk and a bucket, the
+            # algorithms differ.
+            is_comparable = digest.startswith(object_store.CRC32C) == digest_now.startswith(object_store.CRC32C)
+            if not problem and is_comparable and digest_now != digest:
+                problem = 'does not match its checksum'
         if problem:
             raise DamagedCheckpoint(f'the checkpoint at {folder} is damaged: {name} {problem}')
 

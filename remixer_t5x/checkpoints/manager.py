@@ -1,9 +1,9 @@
 """Writes and restores checkpoints with Orbax, in the background.
 
-`MODEL_DIR/checkpoints/<step>` contains three items: `state` (sharded arrays, which can be restored on any mesh), `data`
-(JSON with the position of each data stream) and `run` (JSON with the operative gin, the vocabulary and versions). Orbax
-writes to a temporary folder, which `durable` syncs and renames, so folders with step numbers are complete. The next
-start removes the temporary folders of interrupted writes.
+`MODEL_DIR/checkpoints/<step>` contains three items. `state` contains sharded arrays, which can be restored on any mesh;
+`data` is JSON with the position of each data stream; `run` is JSON with the operative gin config, the vocabulary record
+and package versions. Orbax writes to a temporary folder, which `durable` syncs and renames, so folders with step
+numbers are complete. When a run starts, it removes the temporary folders of interrupted writes.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ State = Any
 
 
 class SaveFailed(UserError):
-    """A checkpoint could not be written."""
+    """Raised if a checkpoint cannot be written."""
 
 
 class Checkpoints:
@@ -48,18 +48,18 @@ class Checkpoints:
         """Waits for a pending write, and returns the steps of the complete checkpoints in ascending order."""
         with contextlib.suppress(Exception):
             self._manager.wait_until_finished()
-        # List the folder, because the manager forgets the previous checkpoint when a write starts, even if the write
-        # fails.
+        # List the folder instead of asking the manager, which forgets the previous checkpoint when a write starts, even
+        # if the write fails.
         return sorted(ocp.utils.checkpoint_steps(self.folder))
 
     def latest_step(self) -> int | None:
-        """Returns the step of the newest complete checkpoint, or None."""
+        """Returns the step of the newest complete checkpoint, or None if there is none."""
         return max(self.steps(), default=None)
 
     def move_damaged(self, step: int) -> epath.Path:
-        """Moves a damaged checkpoint to MODEL_DIR/damaged, and returns the new folder.
+        """Moves a damaged checkpoint to MODEL_DIR/damaged, and returns its new path.
 
-        Call in one process, followed by `reopen` in all processes.
+        Call this method in one process, and then `reopen` in all processes.
         """
         target = self.folder.parent / 'damaged' / str(step)
         with saved_params.wrap_errors(self.folder / str(step), 'moved away'):
@@ -70,25 +70,25 @@ class Checkpoints:
         return target
 
     def reopen(self) -> None:
-        """Reopens the folder after a failed write or a change of its content. Removes unfinished writes."""
+        """Reopens the checkpoint folder after a failed write or a change of its files. Removes unfinished writes."""
         with contextlib.suppress(Exception):
             self._manager.close()
         self._open_manager()
 
     def save(self, step: int, state: State, position: DataPosition, record: dict[str, Any]) -> None:
-        """Starts writing a checkpoint. Returns once the arrays are copied to the host.
+        """Starts writing a checkpoint, and returns once the arrays are copied to the host.
 
         Raises SaveFailed if this or the previous write failed. Complete checkpoints are not affected.
         """
         try:
             check_disk_space(self.folder, state, 'a checkpoint takes')
         except UserError as error:
-            # Wait for the pending write, which may still succeed, so that the run can resume from it.
+            # Wait for the pending write, because the run can resume from this checkpoint if the write succeeds.
             self.steps()
-            raise SaveFailed(f'{error} ({self._newest_message()})') from None
+            raise SaveFailed(f'{error} ({self._describe_newest()})') from None
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state),
-            data=ocp.args.JsonSave({'positions': _gather_streams(position)}),
+            data=ocp.args.JsonSave({'positions': _gather_stream_positions(position)}),
             run=ocp.args.JsonSave(record),
         )
         with self._wrap_save_errors(f'the checkpoint of step {step} (or the previous checkpoint)'):
@@ -113,12 +113,12 @@ class Checkpoints:
         return items['state'], position
 
     def check_for_errors(self) -> None:
-        """Raises SaveFailed if a write in the background has failed. Does not wait for a pending write."""
+        """Raises SaveFailed if a background write has failed. Does not wait for pending writes."""
         with self._wrap_save_errors():
             self._manager.check_for_errors()
 
     def wait(self) -> None:
-        """Waits until the last checkpoint is complete. Raises SaveFailed if the checkpoint cannot be written."""
+        """Waits until the last checkpoint is complete. Raises SaveFailed if it cannot be written."""
         with self._wrap_save_errors():
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
@@ -128,9 +128,9 @@ class Checkpoints:
         with self._wrap_save_errors():
             self._manager.close()
 
-    def _newest_message(self) -> str:
+    def _describe_newest(self) -> str:
         with contextlib.suppress(Exception):
-            # List complete checkpoints only: in a bucket, a failed write may leave a folder with its step number.
+            # List only complete checkpoints, because a failed write to a bucket may leave a folder with a step number.
             if steps := ocp.utils.checkpoint_steps(self.folder):
                 return f'the checkpoint of step {max(steps)} is kept'
         return 'there is no checkpoint yet'
@@ -144,14 +144,15 @@ class Checkpoints:
         except Exception as error:
             raise SaveFailed(
                 f'{what} could not be written to {self.folder}: {saved_params.root_cause(error)}; free disk '
-                f'space or change the permissions, and run the same command again ({self._newest_message()})'
+                f'space or change the permissions, and run the same command again ({self._describe_newest()})'
             ) from error
 
 
 def check_disk_space(folder: epath.Path, arrays: Any, what: str) -> None:
-    """Raises UserError if the disk has no space for this process's part of `arrays`; `what` describes the arrays.
+    """Raises UserError if the disk has too little free space for this process's shards of `arrays`.
 
-    Called before writing, because a full disk would also break the log and other programs.
+    Called before writing, because a full disk would also affect the log and other programs. `what` starts a clause of
+    the message, such as 'a checkpoint takes'.
     """
     if object_store.is_remote(folder):
         return
@@ -159,7 +160,7 @@ def check_disk_space(folder: epath.Path, arrays: Any, what: str) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise UserError(
-            f'the disk of {folder} has {free / 2**20:.1f} MiB left, but {what} {needed / 2**20:.1f} MiB; free some '
+            f'the disk of {folder} has {free / 2**20:.1f} MiB left, but {what} {needed / 2**20:.1f} MiB; free disk '
             'space, and run the same command again'
         )
 
@@ -167,7 +168,7 @@ def check_disk_space(folder: epath.Path, arrays: Any, what: str) -> None:
 def write_params(
     folder: epath.Path, step: int, params: Any, record: Mapping[str, Any], replaced: Sequence[int] = ()
 ) -> None:
-    """Writes a checkpoint with only parameters and the record of the run, and then removes the steps `replaced`.
+    """Writes a checkpoint of parameters and the run record, and then deletes the checkpoints of steps `replaced`.
 
     Waits until the checkpoint is on disk. Raises UserError if it cannot be written.
     """
@@ -185,14 +186,14 @@ def write_params(
             writer.delete(other)
 
 
-def _gather_streams(position: DataPosition) -> list[dict[str, Any]]:
-    """Gathers the records of all streams in order, because only the first host can write JSON with Orbax."""
-    mine = json.dumps(position.to_json()).encode()
-    records = json.loads(mine)
+def _gather_stream_positions(position: DataPosition) -> list[dict[str, Any]]:
+    """Gathers the positions of all data streams by index, because Orbax writes JSON only on the first host."""
+    local_json = json.dumps(position.to_json()).encode()
+    records = json.loads(local_json)
     if jax.process_count() > 1:
-        sizes = multihost_utils.process_allgather(np.asarray([len(mine)], np.int32)).reshape(-1)
+        sizes = multihost_utils.process_allgather(np.asarray([len(local_json)], np.int32)).reshape(-1)
         padded: np.ndarray = np.zeros(int(sizes.max()), np.uint8)
-        padded[: len(mine)] = np.frombuffer(mine, np.uint8)
+        padded[: len(local_json)] = np.frombuffer(local_json, np.uint8)
         rows = multihost_utils.process_allgather(padded).reshape(len(sizes), -1)
         for row, size in zip(rows, sizes, strict=True):
             records |= json.loads(row[:size].tobytes())

@@ -1,8 +1,8 @@
 """Finds checkpoints and restores their parameters on any mesh.
 
-Checkpoints of a run with LoRA (`models.lora`) contain adapters, which are merged for a model without adapters. A
-checkpoint of `convert --to_adapters` contains only the parameters that differ from another checkpoint, its base. The
-record of such a checkpoint contains the base's fingerprint, and `base.txt` in MODEL_DIR contains the base's path.
+LoRA checkpoints (`models.lora`) contain adapters, which are merged into the kernels if the model has no adapters. A
+checkpoint written by `convert --to_adapters` contains only the parameters that differ from another checkpoint, its
+base. Its run record contains the base's fingerprint, and `base.txt` in MODEL_DIR contains the base's path.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ from remixer_t5x.models.layers import dense
 from remixer_t5x.optim import parameter_averages, train_state
 from remixer_t5x.run_folder import model_dir, object_store
 
-# Key of the base's fingerprint in the records of adapter checkpoints.
+# Key of the base's fingerprint in the run records of adapter checkpoints.
 BASE = 'base'
-# File in MODEL_DIR with the path of the base, absolute or relative to MODEL_DIR.
+# File in MODEL_DIR with the path of the base checkpoint. The path is absolute or relative to MODEL_DIR.
 BASE_FILE = 'base.txt'
 MAX_BASE_FILE_BYTES = 10_000
 UNREADABLE = 'copy the checkpoint again, or use another'
@@ -39,26 +39,28 @@ Arrays = dict[str, jax.Array]
 
 
 class SavedParams:
-    """The parameters of a checkpoint and its base, by names such as `encoder/run_0/layer/...`.
+    """Provides the parameters of a checkpoint and its base by name, such as `encoder/run_0/layer/...`.
 
     If the optimizer averages parameters (`parameter_averages`), the averages are used.
 
     Attributes:
         step: the folder of the checkpoint.
-        record: the record of the run in the checkpoint.
-        shapes: shapes of all arrays; arrays of the checkpoint take precedence over arrays of the base.
+        record: the run record of the checkpoint.
+        shapes: shapes of all arrays; arrays in the checkpoint take precedence over arrays in the base.
     """
 
     def __init__(self, step: epath.Path, record: Mapping[str, Any], base: 'SavedParams | None' = None):
         self.step, self.record, self._base = step, record, base
-        # Read the shapes only once, because Orbax opens every array with a separate request to the bucket.
+        # Read the shapes only once, because Orbax sends a separate request to the bucket for each array.
         self._state = saved_shapes(step / 'state')
         params = parameter_averages.PARAMS
-        self.saved_shapes = {name.removeprefix(params): x for name, x in self._state.items() if name.startswith(params)}
+        self.saved_shapes = {
+            name.removeprefix(params): shape for name, shape in self._state.items() if name.startswith(params)
+        }
         self.shapes: dict[str, tuple[int, ...]] = {**(base.shapes if base else {}), **self.saved_shapes}
 
     def shapes_for(self, names: Any) -> dict[str, tuple[int, ...]]:
-        """Returns `shapes` without adapters that loading merges into kernels, because `names` does not contain them."""
+        """Returns `shapes` without adapters that are not in `names`, because loading merges them into kernels."""
         return {
             name: shape
             for name, shape in self.shapes.items()
@@ -66,9 +68,9 @@ class SavedParams:
         }
 
     def read(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
-        """Reads arrays with the shapes and shardings in `abstract`, whose names must be in `shapes`.
+        """Reads the arrays in `abstract` with its shapes and shardings. All names must be in `shapes`.
 
-        Raises UserError if arrays cannot be read, and durable.DamagedCheckpoint if an array contains NaN or infinity.
+        Raises UserError if an array cannot be read, and durable.DamagedCheckpoint if it contains NaN or infinity.
         """
         here = {name: leaf for name, leaf in abstract.items() if name in self.saved_shapes}
         in_base = {name: leaf for name, leaf in abstract.items() if name not in here}
@@ -83,7 +85,7 @@ class SavedParams:
             ):
                 continue
             merged[kernel] = pair
-            # Adapter matrices are small and therefore replicated on all devices of the kernel.
+            # Replicate adapter matrices on all devices of the kernel, because they are small.
             if isinstance(sharding, NamedSharding):
                 sharding = NamedSharding(sharding.mesh, PartitionSpec())
             for name in pair:
@@ -108,6 +110,7 @@ class SavedParams:
 
 
 def root_cause(error: BaseException) -> str:
+    """Describes the first exception of a chain of exceptions."""
     while error.__cause__ is not None:
         error = error.__cause__
     if 'No space left' in str(error):
@@ -117,7 +120,10 @@ def root_cause(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def wrap_errors(path: epath.Path, done: str) -> Iterator[None]:
-    """Converts Orbax errors to a UserError that the checkpoint at `path` cannot be `done`, such as 'read'."""
+    """Converts Orbax errors to a UserError with the message that the checkpoint at `path` cannot be `done`.
+
+    `done` is a participle such as 'read' or 'written'.
+    """
     try:
         yield
     except UserError:
@@ -125,15 +131,15 @@ def wrap_errors(path: epath.Path, done: str) -> Iterator[None]:
     except Exception as error:
         reason = root_cause(error)
         if done == 'read' and isinstance(error, AttributeError | KeyError | TypeError | json.JSONDecodeError):
-            reason = f'a file that describes it is damaged ({type(error).__name__}: {reason}); {UNREADABLE}'
+            reason = f'one of its metadata files is damaged ({type(error).__name__}: {reason}); {UNREADABLE}'
         raise UserError(f'the checkpoint at {path} cannot be {done}: {reason}') from error
 
 
 def verify_files(folder: epath.Path, listed: bool = False) -> None:
     """Checks the files of a checkpoint in the first process, before any process reads them.
 
-    Raises durable.DamagedCheckpoint if a file differs from the written file, and UserError if a link or a file name
-    leads outside of the folder. `listed` requires a list of files.
+    Raises durable.DamagedCheckpoint if a file is damaged, or if `listed` is True and `files.json` is missing. Raises
+    UserError if a link or a listed file name points outside of the folder.
     """
     damage = None
     if jax.process_index() == 0:
@@ -141,7 +147,7 @@ def verify_files(folder: epath.Path, listed: bool = False) -> None:
         try:
             if listed or (folder / durable.FILE_LIST).exists():
                 durable.check_files(folder)
-            # Check the checksums first, because damaged descriptions would otherwise be reported as malicious.
+            # Check the checksums first, so that a damaged array description is reported as damage.
             untrusted.check_descriptions(folder)
         except durable.DamagedCheckpoint as error:
             damage = str(error)
@@ -150,7 +156,7 @@ def verify_files(folder: epath.Path, listed: bool = False) -> None:
 
 
 def check_finite(folder: epath.Path, tree: Any) -> None:
-    """Raises durable.DamagedCheckpoint with the name of the first array that contains NaN or infinity."""
+    """Raises durable.DamagedCheckpoint if an array contains NaN or infinity. The message names the first such array."""
     name = train_state.first_nonfinite(tree)
     if name:
         raise durable.DamagedCheckpoint(
@@ -159,17 +165,18 @@ def check_finite(folder: epath.Path, tree: Any) -> None:
 
 
 def array_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each array of a tree by name, such as `params/encoder/run_0/layer/...`."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {jax.tree_util.keystr(path, simple=True, separator='/'): tuple(leaf.shape) for path, leaf in leaves}
 
 
 def saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
-    """Returns a dictionary from array names, such as `params/encoder/run_0/layer/...`, to their shapes."""
+    """Returns the shape of each array in the saved state at `path` by name, such as `params/encoder/run_0/...`."""
     with wrap_errors(path, 'read'):
         metadata = ocp.StandardCheckpointer().metadata(path)
         described = getattr(metadata, 'item_metadata', metadata)
         if described is None:
-            # Orbax returns no description and logs the reason with a traceback.
+            # Orbax returns None and logs the reason with a traceback.
             raise UserError(
                 f'the checkpoint at {path.parent} cannot be read: _METADATA, _sharding or manifest.ocdbt in its folder '
                 f'{path.name} is missing or damaged; {UNREADABLE}'
@@ -178,7 +185,7 @@ def saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
 
 
 def check_fit(checkpoint: epath.Path, saved: changes.Shapes, current: changes.Shapes) -> None:
-    """Raises UserError if the arrays of a checkpoint and of the model differ in names or shapes."""
+    """Raises UserError if the arrays of a checkpoint and the arrays of the model differ in names or shapes."""
     if difference := changes.describe_shapes(saved, current):
         raise UserError(
             f'the checkpoint at {checkpoint} does not fit this model: {difference}; '
@@ -187,20 +194,20 @@ def check_fit(checkpoint: epath.Path, saved: changes.Shapes, current: changes.Sh
 
 
 def read_record(step: epath.Path) -> dict[str, Any]:
-    """Reads the record of the run in the checkpoint at `step`, without reading arrays."""
+    """Reads the run record from the checkpoint folder `step`, without reading arrays."""
     with wrap_errors(step, 'read'):
         return untrusted_files.read_object(step / 'run' / 'metadata', UNREADABLE)
 
 
 def checkpoint_fingerprint(step: epath.Path) -> str:
-    """Returns the fingerprint of a checkpoint: the hash of its file list. Copies have the same fingerprint."""
+    """Returns the SHA-256 of a checkpoint's file list, which is equal for copies of the checkpoint."""
     with wrap_errors(step, 'read'):
         return hashlib.sha256(untrusted_files.read_bytes(step / durable.FILE_LIST)).hexdigest()
 
 
 def read_base_path(step: epath.Path) -> epath.Path:
-    """Reads the path of the base of the adapters in `step` from BASE_FILE. Raises UserError if it is missing."""
-    file, advice = step.parent.parent / BASE_FILE, 'write the path of the base of these adapters into it'
+    """Reads the path of the base checkpoint from BASE_FILE of the adapters in `step`, or raises UserError."""
+    file, advice = step.parent.parent / BASE_FILE, 'write the path of the base checkpoint into it'
     text = untrusted_files.read_text(file, advice, limit=MAX_BASE_FILE_BYTES).strip()
     if not text or not text.isprintable():
         raise UserError(f'{file} must contain one line; {advice}')
@@ -208,7 +215,7 @@ def read_base_path(step: epath.Path) -> epath.Path:
 
 
 def abstract_params(model: Any, batch_shapes: Any, partitioner: Partitioner) -> Any:
-    """Returns the shapes and shardings of the float32 parameters, for `restore_params`, without computing them."""
+    """Returns the shapes and shardings of a model's float32 parameters, without initializing them."""
     boxed = interface.param_shapes(model, batch_shapes)
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, jnp.float32, sharding=sharding),
@@ -218,9 +225,9 @@ def abstract_params(model: Any, batch_shapes: Any, partitioner: Partitioner) -> 
 
 
 def find_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> epath.Path:
-    """Returns the checkpoint folder at `path`, or the newest checkpoint if `path` is a MODEL_DIR or `checkpoints`.
+    """Returns `path` if it is a checkpoint folder, or the newest checkpoint in a MODEL_DIR or its `checkpoints` folder.
 
-    Raises UserError if there is no checkpoint; `setting` is the name of the path in the message.
+    Raises UserError if there is no checkpoint; the message calls the path by the name `setting`.
     """
     start = model_dir.absolute_path(path)
     with object_store.wrap_read_errors(start):
@@ -229,10 +236,10 @@ def find_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> epat
                 return folder
             if steps := list_steps(folder):
                 return folder / str(steps[-1])
-    near = [child.name for child in (start.parent.iterdir() if start.parent.is_dir() else ()) if child.is_dir()]
+    siblings = [child.name for child in (start.parent.iterdir() if start.parent.is_dir() else ()) if child.is_dir()]
     raise UserError(
-        f'{setting} {start} does not contain a checkpoint{nearest(start.name, near)}; use the MODEL_DIR of a run that '
-        'saved one, or one of the folders in its `checkpoints`'
+        f'{setting} {start} does not contain a checkpoint{nearest(start.name, siblings)}; use the MODEL_DIR of a run '
+        'that has saved a checkpoint, or one of the folders in its `checkpoints` folder'
     )
 
 
@@ -252,9 +259,9 @@ def is_complete(step: epath.Path) -> bool:
 
 
 def find_checkpoints(paths: str) -> list[epath.Path]:
-    """Returns the result of `find_checkpoint` for each of the comma-separated `paths`.
+    """Returns the checkpoint folder of each path in the comma-separated list `paths`.
 
-    Raises UserError if two checkpoints have the same step, because their evaluation results would be mixed.
+    Raises UserError if two checkpoints have the same step, because their evaluation results could not be distinguished.
     """
     checkpoints = [find_checkpoint(path.strip(), 'CHECKPOINT_PATH') for path in paths.split(',') if path.strip()]
     steps = [folder.name for folder in checkpoints]
@@ -268,35 +275,35 @@ def follow_checkpoints(
 ) -> Iterator[epath.Path]:
     """Yields the checkpoints of a MODEL_DIR in ascending order, and waits for new checkpoints.
 
-    Ends after step `until`, or if no checkpoint appears for `timeout` seconds. Skips steps in `done`, and checkpoints
-    that the run removes before they are yielded. Raises UserError if no checkpoint appears.
+    Stops after step `until`, or if no checkpoint appears for `timeout` seconds. Skips the steps in `done`, and
+    checkpoints that the run removes before they can be yielded. Raises UserError if no checkpoint appears at all.
     """
     run = model_dir.absolute_path(path)
     seen: set[int] = set()
     quiet_since = time.monotonic()
     while True:
         folder = run if list_steps(run) else run / model_dir.CHECKPOINTS
-        fresh = next((step for step in list_steps(folder) if step not in seen), None)
-        if fresh is not None:
-            seen.add(fresh)
-            if fresh not in done:
-                yield folder / str(fresh)
+        new_step = next((step for step in list_steps(folder) if step not in seen), None)
+        if new_step is not None:
+            seen.add(new_step)
+            if new_step not in done:
+                yield folder / str(new_step)
             quiet_since = time.monotonic()
         if until is not None and seen and max(seen) >= until:
             return
-        if fresh is None:
+        if new_step is None:
             if time.monotonic() - quiet_since >= timeout:
                 break
             time.sleep(min(poll, timeout))
     if not seen:
-        # This call raises UserError with the most similar name.
+        # This call raises a UserError that suggests the most similar name.
         find_checkpoint(path, 'CHECKPOINT_PATH')
 
 
 def open_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> SavedParams:
-    """Opens the checkpoint that `find_checkpoint` returns for `path`, without reading arrays.
+    """Verifies the checkpoint at `path`, or the newest one in a MODEL_DIR, and reads its run record, but no arrays.
 
-    Raises UserError if there is no checkpoint, if it is damaged, or if the base of adapters cannot be found.
+    Raises UserError if there is no checkpoint, if it is damaged, or if the base of its adapters cannot be found.
     """
     step = find_checkpoint(path, setting)
     model_dir.check_name(step)
@@ -308,15 +315,15 @@ def open_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> Save
     if BASE not in record:
         return SavedParams(step, record)
     base = find_checkpoint(
-        str(read_base_path(step)), f'the base of the adapters in {step.parent.parent}, by its {BASE_FILE},'
+        str(read_base_path(step)), f'{step.parent.parent / BASE_FILE} refers to a base checkpoint, but'
     )
     if checkpoint_fingerprint(base) != record[BASE]:
         raise UserError(
-            f'{base} is not the base of the adapters in {step}; write the path of their base into '
+            f'{base} is not the base of the adapters in {step}; write the path of their base to '
             f'{step.parent.parent / BASE_FILE}'
         )
     verify_files(base)
-    # The base of a checkpoint never has a base, because `convert --to_adapters` compares complete parameters.
+    # A base is always a complete checkpoint, because `convert --to_adapters` compares complete parameters.
     return SavedParams(step, record, SavedParams(base, read_record(base)))
 
 
@@ -337,10 +344,11 @@ def restore_params(
 ) -> Any:
     """Restores the parameters of a checkpoint with the shapes and shardings of `abstract_params`.
 
-    Restores the averages of an optimizer with `parameter_averages`. Merges adapters that `abstract_params` lacks.
+    If the optimizer averages parameters (`parameter_averages`), the averages are restored. Adapters that are not in
+    `abstract_params` are merged into their kernels.
 
-    Raises UserError, which names `setting`, if `path` has no checkpoint, or if the checkpoint is damaged or has a
-    different vocabulary or different shapes.
+    Raises UserError if `path` contains no checkpoint, or if the checkpoint is damaged or has a different vocabulary or
+    different shapes. The message calls the path by the name `setting`.
     """
     saved = open_checkpoint(path, setting)
     if vocabulary is not None:

@@ -1,7 +1,7 @@
 """Checks the array descriptions in an untrusted checkpoint before TensorStore opens it.
 
 TensorStore aborts the process if opening an array requires more memory than is available, and a few bytes of JSON can
-describe an array of any size. Descriptions are zarr's `.zarray` or `zarr.json`, in separate files or in the OCDBT
+describe an array of any size. The descriptions are zarr's `.zarray` or `zarr.json`, in separate files or in the OCDBT
 database that Orbax writes.
 """
 
@@ -15,42 +15,43 @@ from remixer_t5x import safe_paths, untrusted_files
 from remixer_t5x.errors import UserError, one_line
 
 DESCRIPTIONS = ('.zarray', 'zarr.json')
-_DATABASE = 'manifest.ocdbt'
+_OCDBT_MANIFEST = 'manifest.ocdbt'
 MAX_DIMENSIONS = 32
-# Chunks up to this size in bytes may be larger than the array; larger ones may not, because a chunk is decompressed as
-# a whole.
+# Chunks up to this size in bytes are always accepted. Larger chunks must not exceed four times the size of the array,
+# because a chunk is decompressed as a whole.
 SMALL_CHUNK = 2**20
-# Limits on the bytes of all arrays relative to the files. Constant chunks have no file, so the arrays of an optimizer
-# state before its first step are larger than the files.
+# The arrays may have at most SMALL_STATE bytes plus MAX_RATIO times the bytes of the files. Constant chunks have no
+# file, so the arrays of an optimizer state before its first step are larger than the files.
 SMALL_STATE, MAX_RATIO = 2**30, 100
-# Bytes per element of the numeric dtypes of zarr 2 and 3. Other dtypes are rejected, because structures can have any
-# size.
-_ZARR_2 = {f'{order}{kind}{size}': size for order in '<>|' for kind in 'fiu' for size in (1, 2, 4, 8)} | {'|b1': 1}
-_ZARR_3 = {f'{kind}{8 * size}': size for kind in ('float', 'int', 'uint') for size in (1, 2, 4, 8)}
-ITEM_BYTES = {**_ZARR_2, **_ZARR_3, 'bool': 1, 'bfloat16': 2, 'float8_e4m3fn': 1, 'float8_e5m2': 1, 'int4': 1}
+# Bytes per element of the numeric dtypes of zarr 2 and 3. Other dtypes are rejected, because a structured dtype can
+# have any size.
+_ZARR2_BYTES = {f'{order}{kind}{size}': size for order in '<>|' for kind in 'fiu' for size in (1, 2, 4, 8)} | {'|b1': 1}
+_ZARR3_BYTES = {f'{kind}{8 * size}': size for kind in ('float', 'int', 'uint') for size in (1, 2, 4, 8)}
+ITEM_BYTES = {**_ZARR2_BYTES, **_ZARR3_BYTES, 'bool': 1, 'bfloat16': 2, 'float8_e4m3fn': 1, 'float8_e5m2': 1, 'int4': 1}
 MAX_DESCRIPTION_BYTES = 1_000_000
 _ADVICE = 'copy the checkpoint again, or use another'
 
 
 def check_checkpoint(folder: str | os.PathLike[str]) -> None:
-    """Raises UserError if a link leads outside of `folder`, or if an array description is invalid or too large.
+    """Raises UserError if a link points outside of `folder`, or if an array description is invalid or too large.
 
-    Reads names and descriptions, but no arrays. Skips buckets, because all users with write access are trusted.
+    Reads file names and descriptions, but no arrays. Buckets are not checked, because all users with write access are
+    trusted.
     """
     safe_paths.check_inside(folder)
     check_descriptions(folder)
 
 
 def check_descriptions(folder: str | os.PathLike[str]) -> None:
-    """Raises UserError if an array description is invalid or describes too large an array."""
+    """Raises UserError if an array description is invalid, or if the described arrays are too large."""
     root = os.fspath(folder)
     if '://' in root:
         return
-    described = stored = 0
+    described = file_bytes = 0
     for subfolder, _, files in os.walk(root):
-        # Skip broken links, which are reported when they are read.
+        # Skip broken links here, because reading them later raises an error.
         paths = (os.path.join(subfolder, name) for name in files)
-        stored += sum(os.path.getsize(path) for path in paths if os.path.exists(path))
+        file_bytes += sum(os.path.getsize(path) for path in paths if os.path.exists(path))
         for name, text in _read_array_metadata(subfolder, files):
             try:
                 described += _described_bytes(text)
@@ -60,20 +61,20 @@ def check_descriptions(folder: str | os.PathLike[str]) -> None:
                     f'{path} in {root} does not describe an array of numbers '
                     f'({one_line(f"{type(error).__name__}: {error}"):.100}); {_ADVICE}'
                 ) from error
-    if described > SMALL_STATE + MAX_RATIO * stored:
+    if described > SMALL_STATE + MAX_RATIO * file_bytes:
         raise UserError(
-            f'the arrays described in {root} must fit into its files of {stored / 2**30:,.3f} GiB, got '
+            f'the arrays described in {root} are too large for its files of {file_bytes / 2**30:,.3f} GiB, got '
             f'{described / 2**30:,.1f} GiB; {_ADVICE}'
         )
 
 
 def _read_array_metadata(folder: str, files: list[str]) -> Iterator[tuple[str, bytes]]:
-    """Yields the name and content of each file in a folder that describes arrays."""
+    """Yields the name and content of each array description in a folder."""
     try:
         for name in {*files}.intersection(DESCRIPTIONS):
             yield name, untrusted_files.read_bytes(os.path.join(folder, name), MAX_DESCRIPTION_BYTES)
-        # Skip the folders of individual processes, to which the database of the parent folder refers.
-        if _DATABASE in files and not os.path.basename(folder).startswith('ocdbt.process_'):
+        # Skip the databases of individual processes, because the database of the parent folder includes their content.
+        if _OCDBT_MANIFEST in files and not os.path.basename(folder).startswith('ocdbt.process_'):
             base = {'driver': 'file', 'path': folder.rstrip('/') + '/'}
             store = ts.KvStore.open({'driver': 'ocdbt', 'base': base}).result()
             for key in store.list().result():
@@ -84,9 +85,9 @@ def _read_array_metadata(folder: str, files: list[str]) -> Iterator[tuple[str, b
 
 
 def _described_bytes(text: bytes) -> int:
-    """Returns the size of the described array. Raises ValueError, KeyError or TypeError if it is invalid."""
+    """Returns the bytes of a described array. Raises ValueError, KeyError or TypeError for an invalid description."""
     if len(text) > MAX_DESCRIPTION_BYTES:
-        raise ValueError(f'it has more than {MAX_DESCRIPTION_BYTES:,} bytes')
+        raise ValueError(f'the description has more than {MAX_DESCRIPTION_BYTES:,} bytes')
     described = untrusted_files.parse_json(text)
     if 'chunks' in described:
         shape, chunk, dtype = described['shape'], described['chunks'], described['dtype']

@@ -15,17 +15,18 @@ _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 _INCLUDE = re.compile(r"""include\s+(['"])(?P<file>.+?)\1""")
 _IMPORT = re.compile(r'(?:from|import)\s')
 _QUOTED = re.compile(r"""'[^'\n]*'|"[^"\n]*"|\#.*""")
-# Files to suggest first if more than one file sets a macro.
+# Files that error messages suggest first if more than one file sets a macro.
 _PREFERRED = ('models/t5_1_1.gin', 'sizes/tiny.gin', 'data/own_text.gin', 'hardware/cpu.gin', 'runs/pretrain.gin')
-# Advice for T5X macros, settings and flags that have different names in remixer_t5x.
+# Advice for macros, settings and flags of T5X that have different names in remixer_t5x.
 T5X: dict[str, dict[str, str]] = tomllib.loads((_PACKAGE / 'config/t5x_names.toml').read_text(encoding='utf-8'))
 
 
 @dataclasses.dataclass(frozen=True)
 class GinText:
-    """The text of a gin file, of the part between two include statements, or of a flag (`name` starts with `--gin.`).
+    """The text of a gin file, of a section of a file between two include statements, or of a `--gin.` flag.
 
-    In a part, the lines of other parts are blank to keep the line numbers, except for the imports above it.
+    In a section, earlier lines of the file are blank to keep the line numbers, except for imports. If the text is from
+    a flag, `name` starts with `--gin.`.
     """
 
     name: str
@@ -38,16 +39,16 @@ class GinText:
 
     @functools.cached_property
     def macros_set(self) -> dict[str, str]:
-        """Returns the macros that the text sets, with their locations for error messages."""
-        locations = self._find(r'^([\w/]+)\s*=')
+        """Maps each macro that the text sets to its location for error messages."""
+        locations = self._find_locations(r'^([\w/]+)\s*=')
         return {name: self.name if self.is_flag else f'{location}{name}' for name, location in locations.items()}
 
     @functools.cached_property
     def macros_read(self) -> dict[str, str]:
-        """Returns the macros that the text reads, with their locations for error messages."""
-        return {name: f'{location}%{name}' for name, location in self._find(r'%([\w/.]+)').items()}
+        """Maps each macro that the text reads to its location for error messages."""
+        return {name: f'{location}%{name}' for name, location in self._find_locations(r'%([\w/.]+)').items()}
 
-    def _find(self, pattern: str) -> dict[str, str]:
+    def _find_locations(self, pattern: str) -> dict[str, str]:
         lines = enumerate(self.text.splitlines(), 1)
         return {
             name: f'{self.name}: ' if self.is_flag else f'{self.name} line {number}: '
@@ -57,36 +58,36 @@ class GinText:
 
     @functools.cached_property
     def imports(self) -> dict[str, str]:
-        """Returns the import statements by the name that each statement binds."""
+        """Maps the name that each import statement binds to the statement."""
         lines = [line.partition('#')[0].strip() for line in self.text.splitlines() if _IMPORT.match(line)]
         words = [(line, re.split(r'[\s.]+', line)) for line in lines if '__gin__' not in line]
         return {parts[1] if parts[0] == 'import' and 'as' not in parts else parts[-1]: line for line, parts in words}
 
 
 def shipped_folder() -> pathlib.Path:
-    """Returns the folder of the shipped configs, which is in the package (wheel) or next to it (checkout)."""
+    """Returns the folder of the shipped configs, which is in the package (wheel) or next to the package (checkout)."""
     inside = _PACKAGE / 'configs'
     return inside if inside.is_dir() else _PACKAGE.parent / 'configs'
 
 
 @functools.cache
 def shipped() -> dict[str, GinText]:
-    """Returns the shipped gin files by name, except for those for T5X's scripts.
+    """Returns the shipped gin files by name, except for the files for T5X's scripts.
 
-    The texts of private files, whose names start with `_`, are added to the files that include them.
+    The text of a private file, whose name starts with `_`, is appended to each file that includes it.
     """
     folder = shipped_folder()
     texts = {str(path.relative_to(folder)): path.read_text(encoding='utf-8') for path in sorted(folder.rglob('*.gin'))}
     public = {}
     for name, text in texts.items():
-        parts = [texts[match['file']] for match in _INCLUDE.finditer(text) if '/_' in match['file']]
+        included = [texts[match['file']] for match in _INCLUDE.finditer(text) if '/_' in match['file']]
         if not name.startswith('t5x/') and '/_' not in name:
-            public[name] = GinText(name, '\n'.join([text, *parts]), shipped=True)
+            public[name] = GinText(name, '\n'.join([text, *included]), shipped=True)
     return public
 
 
 def find_files_with_macro(macro: str) -> list[str]:
-    """Returns the shipped files that read a macro."""
+    """Returns the names of the shipped files that read a macro."""
     return [name for name, text in shipped().items() if macro in text.macros_read]
 
 
@@ -96,7 +97,10 @@ def is_known(macro: str) -> bool:
 
 
 def advise_file(setting: str) -> str:
-    """Returns `; add --gin_file=X` for a shipped file that sets a macro or configures a class, or an empty string."""
+    """Returns `; add --gin_file=X` if a shipped file X sets the macro or configures the class `setting`.
+
+    Returns '' if there is no such file.
+    """
     names = [
         name for name, text in shipped().items()
         # An experiment file configures a complete run and cannot be combined with another one.
@@ -112,8 +116,8 @@ def find_file(
 ) -> pathlib.Path:
     """Finds a gin file in the current folder, the search paths, or the shipped configs, in this order.
 
-    With `prefer_shipped`, which commands and shipped files use, shipped configs come first, because gin executes code
-    and a file in the current folder must not replace them. Raises UserError if the file does not exist.
+    With `prefer_shipped`, shipped configs are searched first. Commands and shipped files use this, because gin executes
+    code, so a file in the current folder must not replace a shipped file. Raises UserError if the file does not exist.
     """
     bare = name.removeprefix('configs/')
     candidates = [pathlib.Path(folder).expanduser() / pathlib.Path(name).expanduser() for folder in ('', *search_paths)]
@@ -127,33 +131,36 @@ def find_file(
 
 
 class GinReader:
-    """Reads gin files and included files; `model` contains files and texts that replace models/*.gin."""
+    """Reads gin files and the files that they include. The files and texts in `model` replace the files in models/."""
 
     def __init__(self, search_paths: Sequence[str] = (), model: Sequence[str | GinText] = ()):
-        self._search_paths, self._model, self._open = search_paths, model, list[pathlib.Path]()
+        self._search_paths, self._model, self._open_files = search_paths, model, list[pathlib.Path]()
         self.model_read = False
 
     def read(
         self, name: str, included_by: str = '', prefer_shipped: bool = False, in_model: bool = False
     ) -> Iterator[GinText]:
-        """Yields the parts of a file in gin's order; `included_by` names the include statement in errors."""
+        """Yields the sections of a file and of its included files in the order in which gin reads them.
+
+        `included_by` is the location of the include statement for error messages.
+        """
         path = find_file(name, self._search_paths, included_by, prefer_shipped).resolve()
         folder = shipped_folder().resolve()
         shipped = path.is_relative_to(folder)
         file = str(path.relative_to(folder)) if shipped else name
         if self._model and shipped and file.startswith(MODELS) and not in_model:
-            # `model` replaces the first file of models/, and other files of models/ are skipped.
+            # Replace the first file in models/ with `model`, and skip other files in models/.
             replacement, self.model_read = () if self.model_read else self._model, True
             for other in replacement:
                 yield from [other] if isinstance(other, GinText) else self.read(other, '--model: ', in_model=True)
             return
-        if path in self._open:
+        if path in self._open_files:
             raise UserError(f'{included_by}{file} must not include itself; remove one of the include statements')
         try:
             lines = [*path.read_text(encoding='utf-8').split('\n'), '']
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f'{included_by}gin file {file} cannot be read: {error}') from None
-        self._open.append(path)
+        self._open_files.append(path)
         start = 0
         for number, line in enumerate(lines, 1):
             include = _INCLUDE.match(line)
@@ -163,4 +170,4 @@ class GinReader:
                 start = number
             if include:
                 yield from self.read(include['file'], f'{file} line {number}: ', shipped, in_model)
-        self._open.pop()
+        self._open_files.pop()

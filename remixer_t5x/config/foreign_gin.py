@@ -1,6 +1,6 @@
-"""Checks that untrusted gin text only describes a model of this package, because gin executes code.
+"""Checks that untrusted gin text only configures models of this package, because gin executes code.
 
-The allow-list consists of literals, macros, and the classes and functions defined in the modules below.
+Literals, macros, and the classes and functions defined in `_ALLOWED_PACKAGES` and `_ALLOWED_MODULES` are allowed.
 """
 
 import importlib
@@ -13,21 +13,21 @@ from gin import config_parser
 from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError, one_line
 
-_PACKAGES = ('remixer_t5x.models.',)
-_MODULES = ('remixer_tasks.vocabularies',)
-_GIN = '__gin__.dynamic_registration'
-# The macro whose value is a module to import.
+_ALLOWED_PACKAGES = ('remixer_t5x.models.',)
+_ALLOWED_MODULES = ('remixer_tasks.vocabularies',)
+_DYNAMIC_REGISTRATION = '__gin__.dynamic_registration'
+# The macro whose value is the name of a module to import.
 _IMPORTING_MACRO = 'MIXTURE_OR_TASK_MODULE'
 
 
 def first_foreign(text: str, file: str) -> str:
     """Returns the first import, include, macro, function or class that is not allowed, or '' if all are allowed.
 
-    Imports only allowed modules. Raises UserError, which names `file`, if the text is not valid gin.
+    Imports only allowed modules. Raises UserError, whose message contains `file`, if the text is not valid gin.
     """
     references, imports, statement_lines = loading.References(), {}, set()
     lines = text.split('\n')
-    # Parsers disagree on which control characters end a line, so a comment for one could be a statement for another.
+    # Parsers disagree on which control characters end a line, so one parser's comment could be another's statement.
     if unprintable := next((line for line in lines if not line.replace('\t', ' ').isprintable()), None):
         raise UserError(
             f'{file} must not contain control characters, got {one_line(unprintable):.80}; copy the file again'
@@ -38,7 +38,7 @@ def first_foreign(text: str, file: str) -> str:
             if isinstance(statement, config_parser.IncludeStatement):
                 return f'include {statement.filename!r}'
             if isinstance(statement, config_parser.ImportStatement):
-                if statement.module != _GIN and not _is_ours(statement.module):
+                if statement.module != _DYNAMIC_REGISTRATION and not _is_allowed_module(statement.module):
                     return statement.format()
                 imports[statement.bound_name()] = statement
                 continue
@@ -47,37 +47,41 @@ def first_foreign(text: str, file: str) -> str:
                 names.append(statement.selector)
             elif statement.selector == _IMPORTING_MACRO:
                 return _IMPORTING_MACRO
-            if foreign := next((name for name in names if not _is_allowed(name, imports)), ''):
+            if foreign := next((name for name in names if not _is_allowed_name(name, imports)), ''):
                 return foreign
             references.names.clear()
     except (SyntaxError, ValueError, RecursionError, tokenize.TokenError) as error:
         raise UserError(f'{file} must be valid gin ({one_line(str(error))}); copy the file again') from None
-    # A line within a string that `files.GinReader`, which reads line by line, would treat as an import or include.
+    # Find lines of strings that `files.GinReader` would treat as imports or includes, because it reads line by line.
     hidden = (line for number, line in enumerate(lines, 1) if number not in statement_lines)
     return next((line for line in hidden if re.match(r'(from|import|include)\b', line)), '')
 
 
 def imported_packages(text: str) -> list[str]:
-    """Returns the top-level packages that `text` imports, except for this project's."""
+    """Returns the top-level packages that the gin text imports, except for the packages of this project."""
     statements = config_parser.ConfigParser(text, loading.References())
     imports = [item.module for item in statements if isinstance(item, config_parser.ImportStatement)]
     packages = dict.fromkeys(module.partition('.')[0] for module in imports)
     return [name for name in packages if name not in ('remixer_t5x', 'remixer_tasks', '__gin__')]
 
 
-def _is_allowed(name: str, imports: dict[str, config_parser.ImportStatement]) -> bool:
+def _is_allowed_name(name: str, imports: dict[str, config_parser.ImportStatement]) -> bool:
     first, _, rest = name.partition('.')
     if first in imports and (imports[first].is_from or imports[first].alias):
         name = f'{imports[first].module}.{rest}'
     module, _, attribute = name.rpartition('.')
-    if not _is_ours(module) or attribute.startswith('_'):
+    if not _is_allowed_module(module) or attribute.startswith('_'):
         return False
     defined_in = getattr(getattr(importlib.import_module(module), attribute, None), '__module__', '') or ''
-    return defined_in in _MODULES or f'{defined_in}.'.startswith(_PACKAGES)
+    return defined_in in _ALLOWED_MODULES or f'{defined_in}.'.startswith(_ALLOWED_PACKAGES)
 
 
-def _is_ours(module: str) -> bool:
+def _is_allowed_module(module: str) -> bool:
     try:
-        return f'{module}.'.startswith(_PACKAGES) and importlib.util.find_spec(module) is not None or module in _MODULES
+        return (
+            f'{module}.'.startswith(_ALLOWED_PACKAGES)
+            and importlib.util.find_spec(module) is not None
+            or module in _ALLOWED_MODULES
+        )
     except (ImportError, ValueError):
-        return False  # `module` is an attribute of a module.
+        return False  # `module` is a class or function in a module.

@@ -1,8 +1,8 @@
 """Loads gin files and `--gin.` flags.
 
-gin parses the configuration. This module adds four rules: a macro that is never read is an error, flag values that are
-not gin values are strings, an unset macro has the default of the argument that it is bound to, and only macros that the
-caller reads must be set.
+gin parses the configuration. This module adds four rules. Setting a macro that nothing reads is an error. A flag value
+that is not valid gin is a string. An unset macro has the default of the argument to which it is bound. Only macros that
+the caller reads must be set.
 """
 
 import contextlib
@@ -24,31 +24,31 @@ from remixer_t5x.config.files import FLAG, MODELS, T5X, GinText
 from remixer_t5x.config.parsing import DYNAMIC
 from remixer_t5x.errors import UserError, nearest, one_line
 
-# Default values, loaded first, of macros that models read but that data, hardware or run files set.
+# File with default values of macros that models read, but that data, hardware or run files set. It is loaded first.
 DEFAULTS = 'defaults.gin'
 TASK, MODULE = 'MIXTURE_OR_TASK_NAME', 'MIXTURE_OR_TASK_MODULE'
-# Macros that contain paths. HF_DATASET is only treated as a path if the path exists.
+# Macros whose values are paths. HF_DATASET is treated as a path only if the path exists.
 _PATHS = (
     *('MODEL_DIR', 'INITIAL_CHECKPOINT_PATH', 'CHECKPOINT_PATH', 'VOCABULARY_PATH', 'CACHE_DIR', 'DATA_DIR'),
     *('FILES', 'VALIDATION_FILES', 'PAIRS', 'VALIDATION_PAIRS', 'EVAL_PAIRS', 'SUBMISSION_DIR', 'HF_DATASET'),
 )
-_ALMOST_PYTHON = {'true': 'True', 'false': 'False', 'none': 'None', 'null': 'None'}
+_PYTHON_LITERALS = {'true': 'True', 'false': 'False', 'none': 'None', 'null': 'None'}
 
 
 @dataclasses.dataclass(frozen=True)
 class ConfigSources:
-    """The sources of a configuration; later ones override earlier ones.
+    """The sources of a gin configuration.
 
-    The order is `defaults`, `base`, `files`, `flags`, `objects`.
+    Each source overrides the sources before it in the order `defaults`, `base`, `files`, `flags`, `objects`.
 
     Attributes:
-        files: gin files, resolved by `files.find_file`.
+        files: gin files in the current folder, in `search_paths`, or among the shipped configs.
         flags: pairs of a macro or setting and its value as text.
-        search_paths: additional folders with gin files.
-        model: files, and settings as NAME=VALUE, that replace all files of models/.
-        base: shipped files that the command reads by default.
-        defaults: Python values of macros.
-        objects: Python values of macros.
+        search_paths: additional folders to search for gin files.
+        model: gin files, and settings of the form NAME=VALUE, that replace all files in models/.
+        base: shipped gin files that a command reads by default.
+        defaults: Python values of macros, which all other sources override.
+        objects: Python values of macros, which override all other sources.
     """
 
     files: Sequence[str] = ()
@@ -67,19 +67,18 @@ def load(
     partial: bool = True,
     only: bool = False,
 ) -> None:
-    """Replaces gin's configuration by `sources`. Raises UserError, on one line, for any mistake in them.
+    """Replaces gin's configuration with `sources`. Raises a one-line UserError for any mistake in the sources.
 
     Args:
-        sources: files, flags and values.
-        roots: what the caller reads and must therefore be set: a macro, as in `%MODEL`, or the full name of a class or
-            function.
-        importing: context in which gin imports modules, after all checks that require no library.
-        partial: whether the caller reads only a part of a configuration for training, so that macros of other shipped
-            files may be unread. Otherwise `config_text` contains only what `roots` read.
-        only: whether `config_text` contains only what `roots` read, without other imports.
+        sources: the files, flags and Python values to load.
+        roots: macros, such as `%MODEL`, and full names of classes or functions that the caller reads. They must be set.
+        importing: context manager for gin's imports of modules. It is entered after all checks that need no imports.
+        partial: whether the caller reads only some settings of a training configuration. If True, macros of other
+            shipped files may be unread. If False, `config_text` contains only settings that `roots` read.
+        only: whether `config_text` contains only settings that `roots` read, and no further imports.
     """
-    texts = _read(sources)
-    # Macros for the model that --model replaces may be unused.
+    texts = _read_texts(sources)
+    # If --model replaces a model, macros of the replaced model may be unread.
     may_be_unread = partial or bool(sources.model)
     _check_macros(texts, sources, {name[1:] for name in roots if name[0] == '%'}, may_be_unread)
     gin.clear_config()
@@ -89,19 +88,19 @@ def load(
             parsing.parse(text, texts[:number])
         _bind(sources.objects)
         _replace_task_names()
-    macros_set = {name: place for text in texts if not text.shipped for name, place in text.macros_set.items()}
-    for name, place in macros_set.items():
-        _check_reference(name, place)
+    macros_set = {name: location for text in texts if not text.shipped for name, location in text.macros_set.items()}
+    for name, location in macros_set.items():
+        _check_reference(name, location)
     resolver = resolved.ReferenceResolver()
     for root in roots:
         if root[0] == '%':
             resolver.maker(resolver.macro(root[1:]))
         else:
             resolver.root(root)
-    for name, place in macros_set.items():
+    for name, location in macros_set.items():
         is_read = (name, 'gin.macro', 'value') in resolver.bindings or name == MODULE
-        if place.startswith(FLAG) and not is_read and not may_be_unread:
-            raise _unread_macro_error(name, place, ())
+        if location.startswith(FLAG) and not is_read and not may_be_unread:
+            raise _unread_macro_error(name, location, ())
     if only or not partial:
         lines = gin.config_str().splitlines()
         imports = [line for line in lines if line.startswith(('from ', 'import ')) and line != DYNAMIC and not only]
@@ -113,25 +112,25 @@ def load(
 
 
 def values(sources: ConfigSources, *macros: str, **options: Any) -> list[Any]:
-    """Loads `sources` with the options of `load`, and returns the values of macros, which later loads do not change."""
+    """Calls `load` with `options`, and returns the values of `macros`, which later calls of `load` do not change."""
     load(sources, *(f'%{name}' for name in macros), **options)
     return [resolved.macro(name) for name in macros]
 
 
 def config_text(absolute_paths: bool = True) -> str:
-    """Returns the configuration as gin text; with absolute paths, it can be loaded from any folder."""
+    """Returns the configuration as gin text. With `absolute_paths`, the text can be loaded from any folder."""
     paths = {name: resolved.raw_macro(name) for name in _PATHS if absolute_paths}
     if not isinstance(path := paths.get('HF_DATASET'), str) or not os.path.exists(os.path.expanduser(path)):
         paths.pop('HF_DATASET', None)
     _bind({name: _make_absolute(value) for name, value in paths.items() if value is not resolved.UNDEFINED})
-    # Writes the lengths as numbers, so later data with other lengths does not change the shapes of parameters.
+    # Write the lengths as numbers, so that later data with other lengths does not change parameter shapes.
     lengths = ('MAX_INPUT_LENGTH', 'MAX_TARGET_LENGTH')
     _bind({name: resolved.macro(name) for name in lengths if resolved.raw_macro(name) is not resolved.UNDEFINED})
     return gin.config_str()
 
 
 def _make_absolute(value: Any) -> Any:
-    """Converts paths in the value of a macro to absolute paths and expands `~`; other values are unchanged."""
+    """Converts paths in the value of a macro to absolute paths, and expands `~`. Other values are unchanged."""
     if isinstance(value, str) and value and '://' not in value:
         return os.path.abspath(os.path.expanduser(value))
     if isinstance(value, dict):
@@ -145,10 +144,11 @@ def _bind(macros: Mapping[str, Any]) -> None:
 
 
 def model_files(text: str, search_paths: Sequence[str] = ()) -> list[str]:
-    """Returns the gin files and settings of `--model=bert+sublayers/fnet+ENCODER_MIXER=@fnet.FNet`.
+    """Splits the value of --model, such as `bert+sublayers/fnet+ENCODER_MIXER=@fnet.FNet`, into gin files and settings.
 
-    A name without a folder refers to models/, the current folder or `search_paths`. If both exist, `mine.gin` is the
-    user's file and `mine` the file of models/. Raises UserError if a name is empty.
+    A name without a folder refers to a file in models/, the current folder or `search_paths`. If both models/ and
+    another folder contain mine.gin, `mine` selects the file in models/, and `mine.gin` the other file. Raises UserError
+    if a name is empty.
     """
     parts = []
     for name in map(str.strip, text.split('+')):
@@ -163,8 +163,8 @@ def model_files(text: str, search_paths: Sequence[str] = ()) -> list[str]:
     return parts
 
 
-def _read(sources: ConfigSources) -> list[GinText]:
-    """Reads all gin texts in order, and allows custom gin files to import modules from the current folder."""
+def _read_texts(sources: ConfigSources) -> list[GinText]:
+    """Reads all gin texts in loading order, and lets custom gin files import modules from the current folder."""
     model = [
         flag_text(name, value) if value else name for name, _, value in (item.partition('=') for item in sources.model)
     ]
@@ -173,7 +173,7 @@ def _read(sources: ConfigSources) -> list[GinText]:
     texts += [text for file in sources.files for text in reader.read(file)]
     if sources.model and not reader.model_read:
         raise UserError(
-            f'--model replaces a file of {MODELS}, but no gin file includes one; type --gin_file={sources.model[0]}'
+            f'--model replaces a file in {MODELS}, but no gin file includes one; type --gin_file={sources.model[0]}'
         )
     texts += [flag_text(name, text) for name, text in sources.flags]
     for text in texts:
@@ -181,23 +181,23 @@ def _read(sources: ConfigSources) -> list[GinText]:
         modules += re.findall(rf"^{MODULE}\s*=\s*['\"]([\w.]+)", text.text, re.M)
         if any(module.partition('.')[0] == 't5x' for module in modules):
             raise UserError(
-                f"{text.name} is for T5X's scripts; docs/t5x.md has their commands, and the counterparts here"
+                f"{text.name} is for T5X's scripts; docs/t5x.md lists their commands, and the counterparts here"
             )
         user_modules.allowed.update(module.partition('.')[0] for module in modules if not text.shipped)
     return texts
 
 
 def flag_text(name: str, value: str) -> GinText:
-    """Returns the gin statement of `--gin.NAME=value`; values that are not gin values become strings.
+    """Returns the gin statement for a flag `--gin.NAME=value`. A value that is not a gin value becomes a string.
 
-    Raises UserError if `value` is empty, or starts like a gin value (quote, bracket, @, %) but is invalid.
+    Raises UserError if `value` is empty, or if it starts like a gin value (quote, bracket, @, %) but is invalid.
     """
     flag, bare = f'{FLAG}{name}', value.strip()
     if not bare:
         raise UserError(f'{flag} has no value; type {flag}=VALUE (for an empty string {flag}="\'\'")')
-    if (right := _ALMOST_PYTHON.get(bare.lower(), bare)) != bare:
+    if (literal := _PYTHON_LITERALS.get(bare.lower(), bare)) != bare:
         raise UserError(
-            f'{flag} must be a gin value, got {value}; type {flag}={right}, or {flag}="\'{value}\'" for the string'
+            f'{flag} must be a gin value, got {value}; type {flag}={literal}, or {flag}="\'{value}\'" for the string'
         )
     try:
         (_,) = config_parser.ConfigParser(f'{name} = {bare}\n', References())
@@ -211,7 +211,7 @@ def flag_text(name: str, value: str) -> GinText:
 
 
 class References(config_parser.ParserDelegate):
-    """Collects the references and macros in parsed values, without importing anything."""
+    """Collects the references and macros in parsed values, without importing modules."""
 
     class Reference(str):
         """A reference or macro as gin text. Its repr has no quotes, so the repr of any value is gin text."""
@@ -231,32 +231,32 @@ class References(config_parser.ParserDelegate):
 
 
 def _check_macros(texts: Sequence[GinText], sources: ConfigSources, roots: Collection[str], partial: bool) -> None:
-    """Raises UserError for macros that the user sets but no text reads, or that are read but not set."""
+    """Raises UserError for macros that the user sets but no text reads, and for macros that are read but not set."""
     known = {*sources.defaults, *roots, MODULE, 'gin.REQUIRED'}
     macros_read = known.union(*(text.macros_read for text in texts))
     macros_set = known.union(sources.objects, *(text.macros_set for text in texts))
     users = [text for text in texts if not text.shipped]
-    places = {name: place for text in users for name, place in text.macros_set.items()}
-    for name, place in [*places.items(), *((name, name) for name in sources.objects)]:
+    locations = {name: location for text in users for name, location in text.macros_set.items()}
+    for name, location in [*locations.items(), *((name, name) for name in sources.objects)]:
         if name not in macros_read and not (partial and files.is_known(name)):
-            raise _unread_macro_error(name, place, macros_read)
+            raise _unread_macro_error(name, location, macros_read)
     shipped_reads = {name for text in texts if text.shipped for name in text.macros_read}
-    for name, place in (item for text in users for item in text.macros_read.items()):
+    for name, location in (item for text in users for item in text.macros_read.items()):
         if name not in macros_set and not (files.find_files_with_macro(name) if partial else name in shipped_reads):
-            misspelt = '' if files.find_files_with_macro(name) else nearest(name, macros_set)
-            raise UserError(f'{place} is not set{misspelt or f"; type {FLAG}{name}=VALUE"}')
+            suggestion = '' if files.find_files_with_macro(name) else nearest(name, macros_set)
+            raise UserError(f'{location} is not set{suggestion or f"; type {FLAG}{name}=VALUE"}')
 
 
-def _unread_macro_error(name: str, place: str, known: Collection[str]) -> UserError:
+def _unread_macro_error(name: str, location: str, known: Collection[str]) -> UserError:
     advice = T5X['macros'].get(name, '')
     if not advice and (readers := files.find_files_with_macro(name)):
-        advice = f'it is for {", ".join(readers[:3])}'
+        advice = f'it is a setting of {", ".join(readers[:3])}'
     advice = f'; {advice}' if advice else nearest(name, known) or '; remove it'
-    return UserError(f'{place} is set, but nothing reads it{advice}')
+    return UserError(f'{location} is set, but nothing reads it{advice}')
 
 
-def _check_reference(macro: str, place: str) -> None:
-    """Raises UserError if the user sets a macro to a string, but shipped files only set it to references."""
+def _check_reference(macro: str, location: str) -> None:
+    """Raises UserError if the user sets a macro to a string, but shipped files set it only to references."""
     if not isinstance(value := resolved.raw_macro(macro), str):
         return
     text = '\n'.join(text.text for text in files.shipped().values())
@@ -265,12 +265,12 @@ def _check_reference(macro: str, place: str) -> None:
         near = difflib.get_close_matches(value, references, n=1, cutoff=0)[0]
         example = f'{FLAG}{macro}={shlex.quote(near)}'
         raise UserError(
-            f'{place} must be a reference to a class or function, got {value!r}; type, for example, {example}'
+            f'{location} must be a reference to a class or function, got {value!r}; type, for example, {example}'
         )
 
 
 def _replace_task_names() -> None:
-    """Replaces task names with calls of `remixer_tasks.names`, and imports MIXTURE_OR_TASK_MODULE."""
+    """Replaces task names with calls of functions in `remixer_tasks.names`. Imports the MIXTURE_OR_TASK_MODULE."""
     options = [name for name in ('VOCABULARY', 'DATA_DIR') if resolved.raw_macro(name) is not resolved.UNDEFINED]
     lines = []
     for macro in (TASK, f'EVAL_{TASK}'):
@@ -285,7 +285,7 @@ def _replace_task_names() -> None:
         lines += ['VOCABULARY = @names.vocabulary_of()', f'names.vocabulary_of.task = %{TASK}']
     if (module := resolved.macro(MODULE, None)) is not None:
         if not (isinstance(module, str) and re.fullmatch(r'\w+(\.\w+)*', module)):
-            raise UserError(f'{MODULE} must be the name of a module, as in my_package.tasks, got {module!r}')
+            raise UserError(f'{MODULE} must be the name of a module, such as my_package.tasks, got {module!r}')
         lines.insert(0, f'import {module}')
     if lines:
         parsing.parse(GinText(f'{FLAG}{MODULE}', '\n'.join([DYNAMIC, 'from remixer_tasks import names', *lines])), ())

@@ -21,25 +21,25 @@ DYNAMIC = 'from __gin__ import dynamic_registration'
 def parse(text: GinText, before: Sequence[GinText]) -> None:
     """Parses a gin text. Raises a one-line UserError if gin reports an error.
 
-    A text without dynamic registration may use the imports of earlier files; a flag may use any module.
+    A text without dynamic registration may use the imports of earlier files. A flag may use any module.
     """
     header: list[str] = []
     try:
         try:
             gin.parse_config(text.text)
         except ValueError as error:
-            header = [] if DYNAMIC in text.text else _imports(text, before)
+            header = [] if DYNAMIC in text.text else _missing_imports(text, before)
             if not header or not _raised_in_gin(error):
                 raise
             gin.parse_config([DYNAMIC, *header, text.text])
     except Exception as error:
         if not isinstance(error, ModuleNotFoundError) and not _raised_in_gin(error):
-            raise  # A bug in an imported module.
-        raise _one_line(error, text, before, 1 + len(header) if header else 0) from None
+            raise  # The error is a bug in an imported module.
+        raise _one_line_error(error, text, before, 1 + len(header) if header else 0) from None
 
 
-def _imports(text: GinText, before: Sequence[GinText]) -> list[str]:
-    """Returns import statements for the modules that a text uses without importing them."""
+def _missing_imports(text: GinText, before: Sequence[GinText]) -> list[str]:
+    """Returns import statements for the modules that a gin text uses without importing them."""
     known = {name: line for other in reversed(before) for name, line in other.imports.items()}
     lines = []
     for module in re.findall(r'(?:@|^)(?:\w+/)*([\w.]+)\.\w+(?:\.\w+\s*=)?', text.text, re.M):
@@ -56,13 +56,13 @@ def _raised_in_gin(error: Exception) -> bool:
     return frame.f_globals.get('__name__', '').partition('.')[0] in ('gin', 'tokenize')
 
 
-def _one_line(error: Exception, text: GinText, before: Sequence[GinText], header: int) -> UserError:
-    """Converts gin's error to a UserError `file line N: problem; advice`."""
+def _one_line_error(error: Exception, text: GinText, before: Sequence[GinText], header: int) -> UserError:
+    """Converts gin's error to a UserError with the message `file line N: problem; advice`."""
     lines, (problem, *rest) = text.text.splitlines(), str(error).strip('"').rstrip('.').splitlines()
     match = re.search(r'line (\d+)', ' '.join(rest))
     number = int(match[1]) - header if match else 1
     if isinstance(error, tokenize.TokenError):
-        # gin detects unclosed brackets at the end of the file; the statement starts at the last unindented line.
+        # gin detects an unclosed bracket only at the end of the file. The statement starts at the last unindented line.
         number = max((number for number, line in enumerate(lines, 1) if line[:1].isalpha()), default=1)
         problem = 'a bracket or quote is not closed; close it'
     elif isinstance(error, SyntaxError):
@@ -74,28 +74,28 @@ def _one_line(error: Exception, text: GinText, before: Sequence[GinText], header
         else:
             problem += '; check its spelling, that the package is installed, and PYTHONPATH'
     else:
-        problem += _advice(''.join(lines[number - 1 : number]), text, before)
+        problem += _suggest_name(''.join(lines[number - 1 : number]), text, before)
     return UserError(f'{text.name if text.is_flag else f"{text.name} line {number}"}: {one_line(problem)}')
 
 
-def _advice(line: str, text: GinText, before: Sequence[GinText]) -> str:
+def _suggest_name(line: str, text: GinText, before: Sequence[GinText]) -> str:
     """Suggests a setting, class or function for the first unknown name in a statement."""
     imports = {name: line for other in [*reversed(before), text] for name, line in other.imports.items()}
     names = [name.split('.') for name in re.findall(r'[A-Za-z_][\w.]*\.\w+', line)]
     for name in ('.'.join(parts[:end]) for parts in names for end in range(2, len(parts) + 1)):
         parent, _, last = name.rpartition('.')
         if setting := T5X['settings'].get('.'.join(name.split('.')[-2:])):
-            return f'; that is a setting of T5X, whose counterpart is {setting}'
+            return f'; it is a setting of T5X; use its counterpart {setting}'
         if f'sublayers/{parent}.gin' in files.shipped() and parent not in imports:
             return f'; add --gin_file=sublayers/{parent}.gin'
-        if (members := _members(parent, imports)) and last not in members:
-            return nearest(last, members) or f'; it has {", ".join(members)}'
+        if (members := _member_names(parent, imports)) and last not in members:
+            return nearest(last, members) or f'; {parent} has {", ".join(members)}'
     words = {word for other in before for word in re.findall(r'[A-Za-z_]\w*', other.text) if not word.isupper()}
     unknown = [word for word in re.findall(r'[A-Za-z_]\w*', line) if word not in words]
     return nearest(unknown[0], words) if unknown else ''
 
 
-def _members(name: str, imports: Mapping[str, str]) -> list[str]:
+def _member_names(name: str, imports: Mapping[str, str]) -> list[str]:
     """Returns the arguments of a class or function, or the classes and functions of a module."""
     try:
         function = gin.get_configurable(name)
@@ -103,6 +103,6 @@ def _members(name: str, imports: Mapping[str, str]) -> list[str]:
         module = '.'.join(imports.get(name, f'import {name}').split()[1::2])
         members = vars(sys.modules[module]).items() if module in sys.modules else ()
         return [name for name, member in members if getattr(member, '__module__', '') == module]
-    # gin wraps classes with the signature (*args, **kwargs), so the signature of __init__ is used.
+    # Use the signature of __init__, because gin gives classes the signature (*args, **kwargs).
     parameters = inspect.signature(function.__init__ if inspect.isclass(function) else function).parameters
     return [parameter for parameter in parameters if parameter not in ('self', 'parent', 'name')]

@@ -1,9 +1,9 @@
 """Evaluates the gin configuration to Python values, which do not change when another configuration is loaded.
 
-gin evaluates the arguments of a factory when it is called, and models call their factories while they are traced, so a
-model created by gin would change with the configuration. Here, references are resolved to `functools.partial` objects
-of the original functions and classes. Scopes are those of gin, except that a factory always has the scope of its
-reference, wherever it is called.
+gin evaluates the arguments of a factory when the factory is called. Models call factories while they are traced, so a
+model created by gin would change with the configuration. Therefore, this module resolves references to
+`functools.partial` objects of the original functions and classes. Scopes work as in gin, except that a factory is
+always called in the scope of its reference.
 """
 
 import functools
@@ -20,10 +20,10 @@ from remixer_t5x.config import files
 from remixer_t5x.errors import UserError
 
 UNDEFINED = object()
-# Macros that must be set explicitly; None selects random parameters.
+# Macros that must be set explicitly. INITIAL_CHECKPOINT_PATH = None selects randomly initialized parameters.
 _REQUIRED = ('INITIAL_CHECKPOINT_PATH',)
-_PLAIN = (bool, int, float, str, type(None), dict, list, tuple)
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_PLAIN_TYPES = (bool, int, float, str, type(None), dict, list, tuple)
+_VARIADIC_KINDS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class ValueMaker(NamedTuple):
@@ -34,11 +34,11 @@ class ValueMaker(NamedTuple):
 
 
 class ReferenceResolver:
-    """Resolves references, checks their arguments, and collects the bindings that they read.
+    """Resolves gin references, checks the arguments that they bind, and collects the bindings that they read.
 
     Attributes:
-        bindings: values by (scope, selector, argument); macros are (name, 'gin.macro', 'value').
-        defaults: values of unset macros: the default of the first argument that they are bound to.
+        bindings: bound values by (scope, selector, argument). The key of a macro is (name, 'gin.macro', 'value').
+        defaults: values of unset macros by name. A value is the default of the first argument that the macro sets.
     """
 
     def __init__(self, deferred: Collection[str] = ()):
@@ -50,7 +50,7 @@ class ReferenceResolver:
         """Returns the value of a macro, possibly a reference. Raises UserError if it is unset and has no default."""
         value = raw_macro(name)
         if value is UNDEFINED:
-            if name in _REQUIRED or not isinstance(default, _PLAIN):
+            if name in _REQUIRED or not isinstance(default, _PLAIN_TYPES):
                 raise UserError(f'%{name} is not set{files.advise_file(name) or f"; type {files.FLAG}{name}=VALUE"}')
             value = self.defaults.setdefault(name, default)
         self.bindings[name, 'gin.macro', 'value'] = value
@@ -77,7 +77,7 @@ class ReferenceResolver:
         return ValueMaker(lambda: _factory(function, arguments))
 
     def arguments(self, function: Callable[..., Any], selector: str, scope: Sequence[str]) -> dict[str, ValueMaker]:
-        """Returns ValueMakers for the arguments bound in a scope. Raises UserError for values of the wrong type."""
+        """Returns ValueMakers for the arguments bound in a gin scope. Raises UserError for values of the wrong type."""
         bound: dict[str, Any] = {}
         for prefix in ('/'.join(scope[:depth]) for depth in range(len(scope) + 1)):
             scoped = f'{prefix}/{selector}'.lstrip('/')
@@ -100,7 +100,7 @@ class ReferenceResolver:
         return makers
 
     def root(self, selector: str, scope: Sequence[str] = ()) -> dict[str, ValueMaker]:
-        """Returns ValueMakers for the arguments of the function or class `selector`, or raises UserError if unbound."""
+        """Returns ValueMakers for the bound arguments of the function or class `selector`. Raises UserError if none."""
         try:
             gin.get_bindings(selector, resolve_references=False)
         except ValueError:
@@ -130,7 +130,7 @@ def macro(name: str, default: Any = UNDEFINED) -> Any:
 
 
 def call_configured(root: Callable[..., Any] | str, scope: str = '', deferred: Collection[str] = ()) -> Any:
-    """Calls a function or class, given directly or by its full name, with the arguments that gin binds to it.
+    """Calls a function or class with the arguments that gin binds to it. `root` may be its full name.
 
     Arguments in `deferred`, such as 'module.Class.argument', are passed as functions that create the value when they
     are first called. Raises UserError if an argument is invalid, or if gin binds none.
@@ -148,11 +148,11 @@ def import_by_name(name: str) -> Any:
 
 def _call(function: Callable[..., Any], arguments: dict[str, ValueMaker], scope: Sequence[str]) -> Any:
     parameters = inspect.signature(function).parameters.values()
-    required = [each.name for each in parameters if each.default is each.empty and each.kind not in _VARIADIC]
+    required = [each.name for each in parameters if each.default is each.empty and each.kind not in _VARIADIC_KINDS]
     if missing := [name for name in required if name not in arguments]:
         name = function.__name__
         raise UserError(f'{name} must have values for {", ".join(missing)}; type --gin.{name}.{missing[0]}=VALUE')
-    # gin.singleton depends on the scope.
+    # Enter the scope, because gin.singleton depends on it.
     with gin.config_scope(list(scope)):
         return function(**{name: maker.make() for name, maker in arguments.items()})
 
@@ -164,7 +164,7 @@ def _factory(function: Callable[..., Any], arguments: dict[str, ValueMaker]) -> 
 
     @functools.wraps(function, updated=())
     def factory(*args: Any, **kwargs: Any) -> Any:
-        # Calls in arguments are evaluated for each call of the factory, so that no two layers share a module.
+        # Evaluate references of the form @f() for each call of the factory, so that no two layers share a module.
         return function(*args, **({name: maker.make() for name, maker in arguments.items()} | kwargs))
 
     return factory

@@ -1,8 +1,8 @@
 """Allows gin to import the user's modules from the current folder, which is not on `sys.path`.
 
-Libraries try to import optional packages that are not installed, and would execute files of these names in the current
-folder, which may be untrusted. Only modules named in the user's gin files and flags can be imported from it, and the
-modules of the folder that these modules import.
+Libraries try to import optional packages that are not installed. If the current folder were on `sys.path`, files with
+the names of these packages would be executed, although the folder may be untrusted. Therefore, only modules that the
+user's gin files and flags name, and modules that these modules import, can be imported from it.
 """
 
 import ast
@@ -16,8 +16,8 @@ from collections.abc import Iterator
 allowed: set[str] = set()
 
 
-class _CurrentFolder(importlib.abc.MetaPathFinder):
-    """Finds the `allowed` modules in `folder`, after all other finders."""
+class _CurrentFolderFinder(importlib.abc.MetaPathFinder):
+    """Finds the `allowed` modules in `folder` if no other finder finds them."""
 
     def __init__(self, folder: str):
         self._folder = folder
@@ -32,9 +32,9 @@ class _CurrentFolder(importlib.abc.MetaPathFinder):
 
 
 def install(folder: str) -> None:
-    """Makes the `allowed` modules of `folder` importable; called by the command line."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _CurrentFolder)]
-    sys.meta_path.append(_CurrentFolder(folder))
+    """Makes the `allowed` modules in `folder` importable. The command line calls this function."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _CurrentFolderFinder)]
+    sys.meta_path.append(_CurrentFolderFinder(folder))
 
 
 def imported_modules(spec: importlib.machinery.ModuleSpec) -> Iterator[str]:

@@ -133,11 +133,11 @@ def adamw_rms(
 ) -> Optimizer:
     """Creates an AdamW optimizer that multiplies updates by max(parameter RMS, `min_rms`), as in nanoT5.
 
-    The defaults are nanoT5's settings for T5.1.1-base. Gradients are first clipped to the global norm `max_grad_norm`
-    (None disables clipping). `weight_decay` is decoupled (multiplied only by the learning rate) and not applied to
-    vectors, scalars and relative position biases. Parameters that may be initialized near zero
-    initially (`per_layer.starts_near_zero`), which T5 does not have, use `min_rms_near_zero` instead of `min_rms`.
-    `epsilon` is added after the bias correction, as in the Adam paper, whereas nanoT5 adds it before.
+    The defaults are nanoT5's settings for T5.1.1-base (Nawrot 2023, arXiv:2309.02373). Gradients are first clipped to
+    the global norm `max_grad_norm` (None disables clipping). `weight_decay` is decoupled, is multiplied only by the
+    learning rate, and is not applied to vectors, scalars and relative position biases. Parameters that may be
+    initialized near zero (`per_layer.starts_near_zero`), which T5 does not have, use `min_rms_near_zero` instead of
+    `min_rms`. `epsilon` is added after the bias correction, as in the Adam paper, whereas nanoT5 adds it before.
     """
 
     def rule(logical_axes):

@@ -1,8 +1,9 @@
 """Accumulates training and evaluation metrics, and writes them to metrics.jsonl.
 
-Each line of `metrics.jsonl` is one log or evaluation: `kind` ('train' or the name of an evaluation), `step`, the
-metrics, and under `timing` the numbers that depend on the machine (`clock`, `seconds`, `tokens_per_second`,
-`host_mib`). Without `timing`, the file of a killed and resumed run equals the file of an uninterrupted run.
+Each line of `metrics.jsonl` is a JSON record of a training log or an evaluation. Its keys are `kind` ('train' or the
+name of an evaluation), `step`, the metrics, and `timing`, which contains the machine-dependent numbers `clock`,
+`seconds`, `tokens_per_second` and `host_mib`. Except for `timing`, a killed and resumed run writes the same records as
+an uninterrupted run.
 """
 
 import contextlib
@@ -19,23 +20,23 @@ from etils import epath
 from remixer_t5x import untrusted_files
 from remixer_t5x.run_folder import object_store
 
-# Maps the sums over tokens returned by the model's `loss` to metrics; `weights` is the number of target tokens.
+# Maps sums over target tokens, which a model's `loss` returns, to metrics. `weights` is the number of target tokens.
 PER_TOKEN = {'loss': 'loss', 'z_loss': 'z_loss', 'correct': 'accuracy'}
 COUNTS = ('weights', 'sequences', 'nonfinite', 'spike')
 LAST = ('learning_rate',)
 STEPS = 'steps'
-# Number of steps with a skipped update (`train/saving.py`), whose metrics are excluded from the means.
+# Key of the number of steps whose update was skipped. The metrics of these steps are excluded from the means.
 SKIPPED = 'skipped'
 # Metrics that commands read from metrics.jsonl.
 READ_METRICS = ('loss', 'perplexity', 'accuracy')
-# Upper limit of steps; a larger step indicates a damaged file.
+# Exclusive upper limit of `step` in a record. A larger step indicates a damaged file.
 MAX_STEP = 10**15
 
 
 class MetricsWindow:
-    """Metrics since the last log. `add` stores device arrays without waiting for them; `totals` fetches them.
+    """Accumulates metrics since the last log. `add` stores device arrays without waiting; `totals` fetches them.
 
-    Sums are Python floats added in step order, so a saved and restored window continues bit-identically.
+    Sums are Python floats that are added in step order, so a saved and restored window computes bit-identical sums.
     """
 
     def __init__(self, totals: Mapping[str, float] | None = None):
@@ -46,7 +47,7 @@ class MetricsWindow:
         self._pending.append(metrics)
 
     def totals(self) -> dict[str, float]:
-        """Returns the sums of all metrics, the number of `steps` and the last `learning_rate`; waits for the device."""
+        """Waits for the device. Returns the sums of all metrics, the number of `steps` and the last `learning_rate`."""
         for metrics in jax.device_get(self._pending):
             if metrics.get('nonfinite', 0.0) > 0 or metrics.get('spike', 0.0) > 0:
                 self._totals[SKIPPED] = self._totals.get(SKIPPED, 0.0) + 1.0
@@ -60,7 +61,7 @@ class MetricsWindow:
 
 
 def compute_means(totals: Mapping[str, float]) -> dict[str, float]:
-    """Divides sums over tokens by `weights`, and averages other metrics over steps.
+    """Divides sums over tokens by the number of target tokens, `weights`, and averages other metrics over steps.
 
     `loss` is the minimized loss; `cross_ent_loss` is `loss` without `z_loss`.
     """
@@ -83,17 +84,18 @@ def perplexity(loss: float) -> float:
 
 
 class JsonlWriter:
-    """Writes one JSON object per line.
+    """Writes records to metrics.jsonl, one JSON object per line.
 
-    `write` returns after a line is on disk; `flush` returns after all lines are in a bucket.
+    On a disk, `write` returns after the line is synced. In a bucket, `flush` returns after all lines are uploaded.
 
-    Removes lines that are not records, and lines after `restored_step`, because the resumed run writes them again.
+    The constructor removes lines that are not records, and records of steps after `restored_step`, because the resumed
+    run writes them again.
     """
 
     def __init__(self, path: epath.Path, restored_step: int):
         self._path = path
         # Lines that have not been written to disk yet.
-        self._waiting: list[str] = []
+        self._unwritten_lines: list[str] = []
         self._object: object_store.GrowingObject | None = None
         with object_store.wrap_write_errors(path):
             records = _iterate_records(path)
@@ -114,17 +116,17 @@ class JsonlWriter:
             self._object.add(line.encode())
             self._object.upload_if_due()
             return
-        self._waiting.append(line)
-        self._write_waiting()
+        self._unwritten_lines.append(line)
+        self._write_lines()
 
-    def _write_waiting(self) -> None:
+    def _write_lines(self) -> None:
         before = None
         with object_store.wrap_write_errors(self._path):
             try:
                 # Sync the file after each line, so that the line is on disk before any later checkpoint.
                 with self._path.open('a') as file:
                     before = file.tell()
-                    file.write(''.join(self._waiting))
+                    file.write(''.join(self._unwritten_lines))
                     file.flush()
                     os.fsync(file.fileno())
             except OSError:
@@ -133,7 +135,7 @@ class JsonlWriter:
                     with contextlib.suppress(OSError):
                         os.truncate(self._path, before)
                 raise
-        self._waiting = []
+        self._unwritten_lines = []
 
     def flush(self) -> None:
         if self._object is not None:
@@ -142,12 +144,12 @@ class JsonlWriter:
 
     def close(self) -> None:
         self.flush()
-        if self._waiting:
-            self._write_waiting()
+        if self._unwritten_lines:
+            self._write_lines()
 
 
 def read_records(path: epath.Path) -> list[dict[str, Any]]:
-    """Reads the records of a metrics.jsonl in order, skipping lines that are not records.
+    """Reads the records of a metrics.jsonl file in order, skipping lines that are not records.
 
     A record has a string `kind`, a non-negative integer `step`, and metrics, whose values are numbers or None. Raises
     UserError if the file cannot be read.
@@ -162,7 +164,7 @@ def _iterate_records(path: epath.Path) -> list[dict[str, Any]]:
 
 
 def describe_invalid_record(value: Any) -> str | None:
-    """Describes why a JSON value is not a record of metrics.jsonl; returns None for a valid record."""
+    """Describes why a JSON value is not a valid record of metrics.jsonl. Returns None for a valid record."""
     if not isinstance(value, dict):
         return 'it is not a JSON object'
     if not isinstance(value.get('kind'), str):

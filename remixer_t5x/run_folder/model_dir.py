@@ -1,4 +1,4 @@
-"""MODEL_DIR, the folder of a run: its files, its lock, and the marker file that identifies it."""
+"""Finds, creates and locks MODEL_DIR, the folder of a run, and defines the names of its files."""
 
 import contextlib
 import fcntl
@@ -41,13 +41,13 @@ def absolute_path(path: str | os.PathLike[str]) -> epath.Path:
 
 
 def check_name(folder: epath.Path) -> None:
-    """Raises UserError for a name that Orbax would interpret as a pattern when restoring checkpoints."""
+    """Raises UserError if Orbax would interpret the path `folder` as a glob pattern when it restores checkpoints."""
     if re.search(r'[*?[]', os.fspath(folder)):
-        raise UserError(f'{folder} must not contain *, ? or [, which Orbax interprets as a pattern; rename it')
+        raise UserError(f'{folder} must not contain *, ? or [, which Orbax interprets as a pattern; rename the folder')
 
 
 def find_model_dir(path: str | os.PathLike[str]) -> epath.Path | None:
-    """Returns the MODEL_DIR that equals or contains `path`, or None."""
+    """Returns the MODEL_DIR that equals or contains `path`, or None if there is none."""
     start = absolute_path(path)
     return next((folder for folder in (start, *start.parents) if (folder / MARKER).is_file()), None)
 
@@ -58,9 +58,9 @@ def find_gin_file(folder: epath.Path) -> epath.Path | None:
 
 
 def create_model_dir(path: str | os.PathLike[str]) -> epath.Path:
-    """Creates MODEL_DIR, or checks the MODEL_DIR of an earlier run.
+    """Creates MODEL_DIR, or checks that an existing folder can be used as MODEL_DIR.
 
-    Raises UserError if it is a file, a non-empty folder that is not a MODEL_DIR, or not writable.
+    Raises UserError if `path` is a file, a non-empty folder that is not a MODEL_DIR, or not writable.
     """
     if not os.fspath(path):
         raise UserError("MODEL_DIR must be a folder for this run, got ''; type --gin.MODEL_DIR=runs/first")
@@ -75,7 +75,7 @@ def create_model_dir(path: str | os.PathLike[str]) -> epath.Path:
                 f'MODEL_DIR must be the folder of a run, got {folder} without {MARKER}; type a new or empty folder'
             )
         folder.mkdir(parents=True, exist_ok=True)
-        # Rewrite the marker each time, to check that the folder is writable.
+        # Always write the marker, which checks that the folder is writable.
         (folder / MARKER).write_text(json.dumps({'format': 'remixer_t5x', 'version': 1}) + '\n')
     except lazy.file_errors() as error:
         raise UserError(
@@ -85,7 +85,7 @@ def create_model_dir(path: str | os.PathLike[str]) -> epath.Path:
 
 
 def write_config(folder: epath.Path, text: str) -> None:
-    """Writes the operative gin to `folder`/config.gin. Raises UserError if it cannot be written."""
+    """Writes the operative gin config `text` to config.gin in `folder`. Raises UserError if writing fails."""
     with object_store.wrap_write_errors(folder / CONFIG):
         object_store.write_atomically(folder / CONFIG, text)
 
@@ -101,17 +101,17 @@ def package_versions() -> dict[str, str]:
 
 @contextlib.contextmanager
 def lock_model_dir(folder: epath.Path) -> Iterator[None]:
-    """Holds a lock on `folder` during the block. The kernel releases the lock if the process is killed.
+    """Holds a lock on `folder` during the `with` block. The kernel releases the lock if the process is killed.
 
-    On NFS, the lock also works across machines. Does nothing for buckets, which have no locks. Raises UserError naming
-    the process that holds the lock if another run uses the folder.
+    On NFS, the lock also works across machines. Buckets are not locked, because they do not support locks. If another
+    run uses the folder, raises a UserError that names the process that holds the lock.
     """
     if object_store.is_remote(folder):
         yield
         return
     with contextlib.ExitStack() as stack:
         with object_store.wrap_write_errors(folder / LOCK):
-            # Without O_NONBLOCK, opening a pipe would block.
+            # Without O_NONBLOCK, opening a named pipe would block.
             flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
             descriptor = os.open(folder / LOCK, flags, 0o666)
             stack.callback(os.close, descriptor)
@@ -123,8 +123,8 @@ def lock_model_dir(folder: epath.Path) -> Iterator[None]:
                 except BlockingIOError:
                     holder = one_line(os.pread(descriptor, 200, 0).decode('utf-8', 'replace')) or 'another process'
                     raise UserError(
-                        f'MODEL_DIR {folder} is in use by {holder}; wait for it or stop it, or give this run another '
-                        'MODEL_DIR'
+                        f'MODEL_DIR {folder} is in use by {holder}; wait for it, stop it, or use another MODEL_DIR '
+                        'for this run'
                     ) from None
                 has_lock = True
             if has_lock:
@@ -132,7 +132,7 @@ def lock_model_dir(folder: epath.Path) -> Iterator[None]:
                 os.pwrite(descriptor, f'process {os.getpid()} on {socket.gethostname()}'.encode(), 0)
         yield
         if has_lock:
-            # Remove the holder's name; closing the file releases the lock. Truncating fails if the disk has become
-            # read-only.
+            # Remove the name of this process from the file. Closing the file releases the lock. Truncating fails if
+            # the disk has become read-only.
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, 0)

@@ -1,9 +1,9 @@
 """Reads and writes files on a disk or in a bucket (`gs://bucket/folder`), and describes errors.
 
-Three libraries access buckets: etils' paths access small files through TensorFlow, TensorStore reads and writes arrays,
-and Orbax lists and deletes checkpoints through google-cloud-storage. Objects are written atomically, but cannot be
-appended to, renamed atomically, or locked, and can be written only about once per second. A growing file is therefore
-buffered in memory and uploaded as a whole periodically (`GrowingObject`).
+Three libraries access buckets: etils reads and writes small files through TensorFlow, TensorStore reads and writes
+arrays, and Orbax lists and deletes checkpoints through google-cloud-storage. An object in a bucket is written
+atomically, but it cannot be locked, renamed atomically or appended to, and can be written only about once per second. A
+growing file is therefore buffered in memory, and the whole file is uploaded periodically (`GrowingObject`).
 """
 
 import contextlib
@@ -26,7 +26,7 @@ LIBRARY = 'google.cloud.storage'
 TIMEOUT = 30.0
 # Seconds between uploads of a growing object.
 UPLOAD_SECONDS = 10.0
-# Prefix of checksums computed by the store; checksums without a prefix are SHA-256.
+# Prefix of CRC32C checksums, which the bucket computes. Checksums without a prefix are SHA-256.
 CRC32C = 'crc32c='
 
 
@@ -35,7 +35,7 @@ class CannotWrite(UserError):
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Returns whether the path is a URL rather than a path on this machine or a mounted file system."""
+    """Returns whether `path` is a URL, such as gs://bucket/folder, rather than a path in the file system."""
     return '://' in os.fspath(path)
 
 
@@ -66,7 +66,7 @@ def check_bucket(folder: epath.Path) -> None:
 
 
 def list_objects(folder: epath.Path) -> dict[str, list[Any]] | None:
-    """Returns [size in bytes, checksum with the prefix CRC32C] of each object below `folder`, by relative name.
+    """Maps the relative name of each object in `folder` to a list of its size in bytes and its prefixed checksum.
 
     Returns None if google-cloud-storage or credentials are missing on this machine. Raises UserError if the bucket
     cannot be read.
@@ -85,7 +85,7 @@ def list_objects(folder: epath.Path) -> dict[str, list[Any]] | None:
 
 @contextlib.contextmanager
 def wrap_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Converts disk and store errors to a UserError with the reason that `path` cannot be read."""
+    """Converts errors of a disk or bucket to a UserError that explains why `path` cannot be read."""
     try:
         yield
     except lazy.file_errors() as error:
@@ -94,24 +94,24 @@ def wrap_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def wrap_write_errors(path: epath.Path) -> Iterator[None]:
-    """Converts disk and store errors to a CannotWrite with the reason that `path` cannot be written."""
+    """Converts errors of a disk or bucket to a CannotWrite error that explains why `path` cannot be written."""
     try:
         yield
     except lazy.file_errors() as error:
-        advice = 'run' if is_remote(path) else 'free some space or check the permissions of its folder, and run'
+        advice = 'run' if is_remote(path) else 'free disk space or check the permissions of its folder, and run'
         raise CannotWrite(
             f'{path} cannot be written ({describe_error(error)}); {advice} the same command again'
         ) from error
 
 
 def describe_error(error: BaseException) -> str:
-    """Describes an error of a disk or a store in one line."""
+    """Describes an error of a disk or bucket in one line."""
     text = getattr(error, 'message', None) or getattr(error, 'strerror', None) or str(error)
     text = ' '.join(str(text).split('\n\t')[0].split()) or type(error).__name__
     for words, advice in _ADVICE.items():
         if any(word in f'{type(error).__name__}: {text}' for word in words):
             return advice
-    # Truncate the middle: messages start with the failed operation and end with the system's error.
+    # Omit the middle of a long message, which starts with the failed operation and ends with the system's error.
     return text if len(text) <= 200 else f'{text[:80]} ... {text[-110:]}'
 
 
@@ -140,16 +140,16 @@ def _bucket_name(folder: epath.Path) -> str:
 
 
 class GrowingObject:
-    """A growing object in a bucket, which is buffered in memory and uploaded as a whole.
+    """Buffers the data of a growing object in memory, and uploads the whole object to a bucket.
 
-    `upload_if_due` uploads at most once every UPLOAD_SECONDS; `flush` uploads new data and raises one of
+    `upload_if_due` uploads at most once every UPLOAD_SECONDS seconds. `flush` uploads new data, and raises one of
     `lazy.file_errors()` on failure.
     """
 
     def __init__(self, path: epath.Path, data: bytes = b''):
         self._path, self._data = path, bytearray(data)
-        self._uploaded = -1
-        self._last = -math.inf
+        self._uploaded_bytes = -1
+        self._last_attempt_time = -math.inf
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -160,7 +160,7 @@ class GrowingObject:
             self._data += data
 
     def upload_if_due(self) -> None:
-        if time.monotonic() - self._last >= UPLOAD_SECONDS:
+        if time.monotonic() - self._last_attempt_time >= UPLOAD_SECONDS:
             self.try_flush()
 
     def try_flush(self) -> bool:
@@ -168,13 +168,13 @@ class GrowingObject:
         try:
             self.flush()
         except lazy.file_errors():
-            self._last = time.monotonic()
+            self._last_attempt_time = time.monotonic()
             return False
         return True
 
     def flush(self) -> None:
         with self._lock:
-            if self._uploaded < len(self._data):
+            if self._uploaded_bytes < len(self._data):
                 self._path.write_bytes(bytes(self._data))
-                self._uploaded = len(self._data)
-                self._last = time.monotonic()
+                self._uploaded_bytes = len(self._data)
+                self._last_attempt_time = time.monotonic()

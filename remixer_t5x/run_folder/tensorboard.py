@@ -16,38 +16,39 @@ from remixer_t5x.run_folder import object_store
 
 # Seconds between two flushes of an event file.
 FLUSH_SECONDS = 30
-# Size in bytes at which a new event file is started in a bucket.
+# Size in bytes at which an event file in a bucket is continued in a new object.
 PART_BYTES = 1 << 20
 
 
 class TensorBoardWriter:
-    """Writes TensorBoard event files in `folder`; tags are `kind/name`.
+    """Writes TensorBoard event files to `folder`. The tag of a metric is `kind/name`.
 
-    Writes in the caller's thread, because tensorboardX's thread ends when the disk is full, and its queue would then
-    block the caller forever. A new file is started after a failed write, which may have left a partial event.
+    Events are written in the caller's thread. tensorboardX's writer thread would end when the disk is full, and its
+    queue would then block the caller forever. After a failed write, which may leave a partial event, a new file is
+    started.
     """
 
     def __init__(self, folder: epath.Path, restored_step: int):
-        # Replace tensorboardX's writer for gs://, which would upload the entire file at each flush.
-        record_writer.register_writer_factory('gs', _EventFileFactory())
-        self._folder, self._files = folder, 0
+        # Replace tensorboardX's writer for gs://, because it would upload the whole file at each flush.
+        record_writer.register_writer_factory('gs', _BucketEventFileFactory())
+        self._folder, self._file_count = folder, 0
         self._open()
         self.rewind(restored_step)
 
     def _open(self) -> None:
-        self._flushed, self._broken = time.monotonic(), True
+        self._last_flush_time, self._broken = time.monotonic(), True
         with object_store.wrap_write_errors(self._folder):
             record_writer.directory_check(str(self._folder))
-            # TensorBoard reads files with `tfevents` in their names in alphabetical order. The number distinguishes
-            # files created in the same second.
-            name = f'events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{self._files}'
+            # TensorBoard reads the files whose names contain `tfevents` in alphabetical order. The number at the end
+            # distinguishes files created in the same second.
+            name = f'events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{self._file_count}'
             self._file = record_writer.RecordWriter(os.path.join(str(self._folder), name))
-        self._files += 1
+        self._file_count += 1
         self._broken = False
         self._add(file_version='brain.Event:2')
 
     def rewind(self, step: int) -> None:
-        """Hides the values after `step`, because the run computes them again."""
+        """Makes TensorBoard hide the metrics after `step`, because the run computes them again."""
         if step:
             session_log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._add(step=step + 1, session_log=session_log)
@@ -57,10 +58,10 @@ class TensorBoardWriter:
             # TensorBoard cannot plot NaN and infinity.
             if math.isfinite(value):
                 self._add(step=step, summary=summary.scalar(f'{kind}/{name}', value))
-        if time.monotonic() - self._flushed > FLUSH_SECONDS:
+        if time.monotonic() - self._last_flush_time > FLUSH_SECONDS:
             with self._wrap_write_errors():
                 self._file.flush()
-            self._flushed = time.monotonic()
+            self._last_flush_time = time.monotonic()
 
     def _add(self, **event: Any) -> None:
         if self._broken:
@@ -85,34 +86,35 @@ class TensorBoardWriter:
             self._file.close()
 
 
-class _EventFiles:
-    """An event file of tensorboardX in a bucket, as a sequence of objects `path`, `path.1`, `path.2`.
+class _BucketEventFile:
+    """Stores an event file of tensorboardX in a bucket as a sequence of objects `path`, `path.1`, `path.2`, ...
 
-    A failed upload does not end the run, because metrics.jsonl contains the same metrics; the next upload repeats it.
+    A failed upload does not end the run, because metrics.jsonl contains the same metrics. The next flush repeats the
+    upload.
     """
 
     def __init__(self, path: str):
-        self._path, self._part = path, 0
+        self._path, self._part_number = path, 0
         self._object = object_store.GrowingObject(epath.Path(path))
 
     def write(self, data: bytes) -> None:
         self._object.add(data)
 
     def flush(self) -> None:
-        """Uploads new events. Called only between events, so that no event is split between objects."""
+        """Uploads new events. This method is called only between events, so no event is split between two objects."""
         if self._object.try_flush() and len(self._object) >= PART_BYTES:
-            self._part += 1
-            self._object = object_store.GrowingObject(epath.Path(f'{self._path}.{self._part}'))
+            self._part_number += 1
+            self._object = object_store.GrowingObject(epath.Path(f'{self._path}.{self._part_number}'))
 
     def close(self) -> None:
         self._object.flush()
 
 
-class _EventFileFactory:
-    """The factory with which tensorboardX opens files in gs://."""
+class _BucketEventFileFactory:
+    """Opens event files in gs:// folders for tensorboardX."""
 
-    def open(self, path: str) -> _EventFiles:
-        return _EventFiles(path)
+    def open(self, path: str) -> _BucketEventFile:
+        return _BucketEventFile(path)
 
     def directory_check(self, path: str) -> None:
         """Does nothing, because buckets have no folders."""

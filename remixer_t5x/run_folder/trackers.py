@@ -1,4 +1,4 @@
-"""Implements experiment trackers: TensorBoard, Weights & Biases, or a custom class with the same methods.
+"""Implements the experiment trackers TensorBoard and Weights & Biases, and defines the methods of custom trackers.
 
 `Tracking` calls each tracker in a separate thread, so that no tracker can stop or delay a run. Commands and resumed
 runs read only `metrics.jsonl`, never the files of a tracker.
@@ -24,11 +24,11 @@ from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError, reason
 from remixer_t5x.run_folder import model_dir, object_store
 
-# File in MODEL_DIR with the run's id for each tracker that uses ids.
+# File in MODEL_DIR with the run's id in each tracker that identifies runs by ids.
 IDS = 'trackers.json'
 # Maximum number of queued calls to a slow tracker; further calls are dropped.
 MAX_WAITING = 1000
-# Seconds to wait for each tracker at the end of a run, for example for uploads.
+# Maximum number of seconds to wait for each tracker at the end of a run, for example for uploads.
 CLOSE_SECONDS = float(os.environ.get('REMIXER_T5X_TRACKER_SECONDS', '120'))
 
 
@@ -42,22 +42,22 @@ class TrackedRun:
 
 
 class TrackerSession(Protocol):
-    """An open tracker. Each method may raise an exception or be slow."""
+    """A tracker that has been opened for a run. Methods may raise exceptions or be slow."""
 
     def write(self, kind: str, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
         """Writes metrics of `kind` ('train', or the name of an evaluation) after `step` updates."""
 
     def rewind(self, step: int) -> None:
-        """Called when the run rewinds to `step`; later metrics are written again."""
+        """Handles a rewind of the run to `step`, after which the metrics of later steps are written again."""
 
     def add_files(self, name: str, kind: str, path: epath.Path) -> None:
-        """Uploads a file or a folder; `kind` is 'config', 'report' or 'model'."""
+        """Uploads the file or folder `path`. `kind` is 'config', 'report' or 'model'."""
 
     def close(self) -> None: ...
 
 
 class Tracker(Protocol):
-    """An element of TRACKERS."""
+    """An experiment tracker that can be listed in the gin macro TRACKERS."""
 
     @property
     def takes_files(self) -> bool:
@@ -89,9 +89,10 @@ class WandB:
     """Logs to Weights & Biases, which reads WANDB_MODE, WANDB_API_KEY and WANDB_BASE_URL from the environment.
 
     Attributes:
-        project, entity, group, tags: arguments of `wandb.init`.
+        project, entity, group, tags: arguments that are passed to `wandb.init`.
         name: name of the run; None uses the last component of MODEL_DIR.
-        mode: 'online', 'offline' (files in MODEL_DIR/wandb, for `wandb sync`) or 'disabled'; None for WANDB_MODE.
+        mode: 'online', 'offline' (writes files to MODEL_DIR/wandb for `wandb sync`) or 'disabled'; None uses the
+            environment variable WANDB_MODE.
         best_checkpoint: whether to upload the best checkpoint of each task at the end of a run.
     """
 
@@ -107,10 +108,10 @@ class WandB:
         if self.mode not in (None, 'online', 'offline', 'disabled'):
             raise UserError(f"WandB.mode must be 'online', 'offline', 'disabled' or None, got {self.mode!r}")
         spec = importlib.util.find_spec('wandb')
-        # A module without an origin is a folder, such as the folder `wandb/` in which W&B stores runs.
+        # A module without an origin is only a folder, such as the folder `wandb/` in which W&B stores runs.
         if spec is None or spec.origin is None:
             raise UserError(
-                "wandb must be installed for @trackers.WandB() in TRACKERS; type pip install 'remixer-t5x[wandb]'"
+                "wandb must be installed for @trackers.WandB() in TRACKERS; run pip install 'remixer-t5x[wandb]'"
             )
 
     @property
@@ -122,16 +123,16 @@ class WandB:
 
 
 class _WandBSession:
-    """A run of `wandb`. Steps are logged as a metric, because W&B's steps cannot decrease."""
+    """Logs to a run of Weights & Biases. The step is logged as a metric, because W&B's step counter cannot decrease."""
 
     def __init__(self, tracker: WandB, run: TrackedRun):
         import wandb
 
         self._wandb, self._tracker = wandb, tracker
         mode = tracker.mode or os.environ.get('WANDB_MODE', 'online')
-        # Log in without a prompt, because W&B would otherwise ask for a key in the terminal.
+        # Log in without a prompt, because W&B would otherwise ask for an API key in the terminal.
         if mode == 'online' and not wandb.login(prompt=False, verify=False):
-            raise UserError('W&B must have an API key, got none; type `wandb login`, or set WANDB_MODE=offline')
+            raise UserError('W&B must have an API key, got none; run `wandb login`, or set WANDB_MODE=offline')
         folder = tempfile.mkdtemp() if object_store.is_remote(run.folder) else str(run.folder)
         self._run = wandb.init(
             project=tracker.project,
@@ -154,7 +155,7 @@ class _WandBSession:
         self._run.log({'step': step, **named})
 
     def rewind(self, step: int) -> None:
-        """Does nothing, because the steps are logged again, and W&B displays both values."""
+        """Does nothing, because the run logs the metrics again, and W&B displays both values."""
 
     def add_files(self, name: str, kind: str, path: epath.Path) -> None:
         if kind == 'model' and not self._tracker.best_checkpoint:
@@ -164,7 +165,7 @@ class _WandBSession:
         if object_store.is_remote(path):
             artifact.add_reference(str(path), checksum=False)
         elif path.is_dir():
-            # `add_dir` would print a line.
+            # Add the files one by one, because `add_dir` prints a line.
             for file in sorted(filter(pathlib.Path.is_file, pathlib.Path(path).rglob('*'))):
                 artifact.add_file(str(file), name=str(file.relative_to(str(path))))
         else:
@@ -176,12 +177,12 @@ class _WandBSession:
 
 
 def run_id(folder: epath.Path, tracker: str) -> str:
-    """Returns the tracker's id of the run in `folder`; the first call creates the id.
+    """Returns the id by which `tracker` identifies the run in `folder`. The first call creates the id.
 
     Raises UserError if the file with the ids is damaged or not writable.
     """
     path = folder / IDS
-    advice = 'move it away, and the run gets a new id'
+    advice = 'move it away, so that the run gets a new id'
     with object_store.wrap_read_errors(path):
         ids = untrusted_files.read_object(path, advice) if path.exists() else {}
     if not re.fullmatch(r'[\w-]{1,64}', str(ids.get(tracker, 'new'))):
@@ -196,8 +197,8 @@ def run_id(folder: epath.Path, tracker: str) -> str:
 class Tracking:
     """Calls each tracker in a separate thread.
 
-    If a tracker fails or hangs, one warning is printed and only the metrics of this tracker are lost. Methods do not
-    raise errors, and only `close` waits.
+    If a tracker fails or hangs, one warning is printed, and only metrics sent to this tracker are lost. The methods do
+    not raise errors, and only `close` waits for the trackers.
     """
 
     def __init__(self, trackers: Sequence[Tracker], run: TrackedRun, warn: Callable[[str], None]):
@@ -215,7 +216,7 @@ class Tracking:
         self._call_all(lambda session: session.add_files(name, kind, path))
 
     def close(self, seconds: float | None = None) -> None:
-        """Closes all trackers, and waits up to `seconds` for each."""
+        """Closes all trackers, and waits at most `seconds` for each tracker; None uses CLOSE_SECONDS."""
         for thread in self._threads:
             thread.end()
         for thread in self._threads:
@@ -227,7 +228,7 @@ class Tracking:
 
 
 class _TrackerThread:
-    """A daemon thread with a queue of calls to one tracker; Python can exit even if the tracker hangs."""
+    """Runs queued calls to one tracker in a daemon thread, so that Python can exit even if the tracker hangs."""
 
     def __init__(self, tracker: Tracker, run: TrackedRun, warn: Callable[[str], None]):
         self._tracker, self._run, self._warn_user = tracker, run, warn
@@ -272,6 +273,6 @@ class _TrackerThread:
             self._warn(f'failed ({reason(error)})')
 
     def _warn(self, what: str) -> None:
-        """Prints the first failure of the tracker as one line; ignores later failures."""
+        """Prints the tracker's first failure as one line, and ignores later failures."""
         if self._warned.acquire(blocking=False):
             self._warn_user(f'warning: the tracker {self._name} {what}; training continues')

@@ -121,7 +121,7 @@ def test_resuming_with_other_settings_raises_an_error():
     )
     text = error_message(lambda: changes.check_compatible(RUN, {**RUN, 'batch_size': 16}))
     assert 'BATCH_SIZE = 8' in text and '16' in text and 'INITIAL_CHECKPOINT_PATH' in text
-    assert 'keeps the parameters and resets optimizer, step and data' in text
+    assert 'keep only the parameters and reset optimizer, step and data position' in text
 
 
 @pytest.mark.parametrize('place', ['', 'checkpoints', 'checkpoints/2'])

@@ -33,7 +33,7 @@ def test_an_incomplete_checkpoint_is_ignored(tmp_path):
     ('path', 'line'),
     [
         ('rnn', 'did you mean run?'),
-        ('run/checkpoints/90', 'use the MODEL_DIR of a run that saved one'),
+        ('run/checkpoints/90', 'use the MODEL_DIR of a run that has saved a checkpoint'),
         ('', 'CHECKPOINT_PATH must name one or more checkpoints'),
         ('run,run/checkpoints/100', 'of different steps'),
     ],

@@ -32,7 +32,7 @@ IN_A_FILE = {
 
 AS_A_FLAG = {
     'misspelt macro': (('POWR', '3'), 'POWR', 'did you mean POWER?'),
-    'macro of a part not in use': (('INPUT_FIELD', '3'), 'INPUT_FIELD', 'it is for runs/infer.gin'),
+    'macro of a part not in use': (('INPUT_FIELD', '3'), 'INPUT_FIELD', 'it is a setting of runs/infer.gin'),
     'misspelt setting': (('Engine.powr', '3'), 'powr', 'did you mean power?'),
     'module that does not exist': (('ENGINE', '@toy_hangar.Plane()'), 'toy_hangar.Plane', ''),
     'name that an importable module lacks': (('ENGINE', '@fractions.Fractoin()'), 'Fractoin', 'did you mean Fraction?'),

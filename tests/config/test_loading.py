@@ -220,5 +220,5 @@ def test_a_module_of_tasks_is_imported(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('module', ['a b', '3', 'a; import os'])
 def test_an_invalid_module_name_is_rejected(module):
-    with pytest.raises(UserError, match='MIXTURE_OR_TASK_MODULE must be the name of a module, as in my_package.tasks'):
+    with pytest.raises(UserError, match='MIXTURE_OR_TASK_MODULE must be the name of a module, such as my_package'):
         load_task(('MIXTURE_OR_TASK_MODULE', module), (TASK, 'en_mix'))

@@ -87,7 +87,7 @@ def test_finetune_rejects_the_absolute_train_steps_of_t5x(capsys):
     [('utils.SaveCheckpointConfig.keep', 'KEEP_CHECKPOINTS'), ('train_script.train.eval_period', 'EVAL_PERIOD')],
 )
 def test_settings_of_t5x_have_advice(setting, ours):
-    with pytest.raises(UserError, match=f'{setting}: .*that is a setting of T5X, whose counterpart is {ours}'):
+    with pytest.raises(UserError, match=f'{setting}: .*it is a setting of T5X; use its counterpart {ours}'):
         loading.load(loading.ConfigSources(MODEL, [(setting, '1')]), '%MODEL')
 
 

@@ -127,7 +127,7 @@ def test_uploads_are_periodic_and_repeated_after_a_failure(tmp_path, monkeypatch
 
 def test_a_long_event_file_is_split_between_events(tmp_path, monkeypatch):
     monkeypatch.setattr(tensorboard, 'PART_BYTES', 10)
-    events = tensorboard._EventFiles(str(tmp_path / 'events'))
+    events = tensorboard._BucketEventFile(str(tmp_path / 'events'))
     for event in (b'12345', b'67890', b'abc'):
         events.write(event)
         events.flush()
