@@ -1,1 +1,1 @@
-"""Operations with a plain-JAX formula and optional device kernels: attention, running sums, window MLPs, GELU."""
+"""Operations with a plain-JAX implementation and optional device kernels: attention, token MLPs and GELU."""

@@ -1,4 +1,4 @@
-"""Splits rows of tokens into blocks, for computations on windows that extend into the previous block."""
+"""Splits rows of tokens into blocks, so that the window of each token lies within two consecutive blocks."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from remixer_t5x.kernels.diagonals import spread_over_diagonals
 
 
 def split_blocks(tree: Any, block: int, axis: int = 0) -> Any:
-    """Splits arrays [batch, length, ...] into blocks, [blocks, batch, block, ...] for axis = 0, padded with zeros.
+    """Splits arrays [batch, length, ...] into blocks of `block` tokens, and pads the last block with zeros.
 
-    `axis` is the position of the blocks axis in the result.
+    The new axis of blocks is inserted at `axis`: for axis = 0, the results are [blocks, batch, block, ...].
     """
 
     def split(array: jax.Array) -> jax.Array:
@@ -22,22 +22,22 @@ def split_blocks(tree: Any, block: int, axis: int = 0) -> Any:
 
 
 def join_blocks(blocks: jax.Array, length: int) -> jax.Array:
-    """Joins blocks [blocks, batch, block, ...] to rows [batch, length, ...]."""
+    """Joins blocks [blocks, batch, block, ...] into rows [batch, length, ...], without the padding."""
     rows = jnp.moveaxis(blocks, 0, 1)
     return rows.reshape(rows.shape[0], -1, *rows.shape[3:])[:, :length]
 
 
 def join_previous_blocks(array: jax.Array, block: int) -> jax.Array:
-    """Concatenates each block of [batch, length, ...] with the previous block, [batch, blocks, 2 * block, ...]."""
+    """Splits [batch, length, ...] into blocks and prepends the previous block, [batch, blocks, 2 * block, ...]."""
     here = split_blocks(array, block, axis=1)
     earlier = jnp.pad(here[:, :-1], ((0, 0), (1, 0), *((0, 0),) * (here.ndim - 2)))
     return jnp.concatenate([earlier, here], axis=2)
 
 
 def is_same_example(ids: jax.Array, block: int) -> jax.Array:
-    """Returns whether each token of a block shares its example with each token of this and the previous block.
+    """Returns whether tokens of a block belong to the same example as tokens of the previous and the same block.
 
-    The result is bool, [batch, blocks, block, 2 * block].
+    The mask is bool, [batch, blocks, block, 2 * block], for example ids [batch, length].
     """
     return split_blocks(ids, block, axis=1)[..., None] == join_previous_blocks(ids, block)[:, :, None]
 
@@ -46,11 +46,11 @@ def expand_window_weights(wi: jax.Array, block: int) -> jax.Array:
     """Expands the weights of a window to a matrix over the tokens of a block and of the previous block.
 
     Args:
-        wi: [window, hidden]; the last row is for the current token. Rows beyond the previous block are ignored.
-        block: number of tokens of a block.
+        wi: [window, hidden]; the last row is for the current token. Only the last 2 * block rows are used.
+        block: number of tokens in a block.
 
     Returns:
-        [hidden, block, 2 * block], the weights from each token of both blocks to each token of the block.
+        [hidden, block, 2 * block], the weight of each token of both blocks in the window of each token of the block.
     """
     latest = wi[-2 * block :]
     by_distance = jnp.pad(latest.T, ((0, 0), (2 * block - len(latest), 2 * block - 1)))

@@ -1,7 +1,7 @@
 """The platform for which a program is traced, and helpers for running kernels on sharded arrays.
 
-The platform determines whether an operation uses a device kernel or its plain-JAX formula. XLA cannot partition a
-kernel, so kernels are wrapped in `shard_map`: each device runs the kernel on its shards of the arrays.
+The platform determines whether an operation uses a device kernel or its plain-JAX implementation. XLA cannot partition
+kernels, so they are wrapped in `shard_map`: each device runs the kernel on its shards of the arrays.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ def compiling_for(platform: str, interpret: bool = False, chip: str | None = Non
     """Context manager for tracing programs for `platform`, even if this process has no such device.
 
     Args:
-        platform: 'tpu' or 'gpu' for programs that are compiled for such a device; 'accelerator' for programs that are
-            compiled with XLA:CPU instead and therefore cannot contain kernels.
+        platform: 'tpu' or 'gpu' for programs that are compiled for such a device; 'accelerator' for programs for a TPU
+            or GPU that are compiled with XLA:CPU instead and therefore cannot contain kernels.
         interpret: whether to run kernels in Pallas's interpreter, which is slow but works on all devices.
         chip: chip generation such as 'v3', or None if unknown; some kernels require a newer chip.
     """
@@ -51,12 +51,12 @@ def target_platform() -> str:
 
 
 def is_cross_compiling() -> bool:
-    """Returns whether the program is traced for a device other than that of this process."""
+    """Returns whether programs are traced within `compiling_for`, for another device than that of this process."""
     return _TARGET.get().platform is not None
 
 
 def interprets_kernels() -> bool:
-    """Returns whether kernels run in Pallas's interpreter."""
+    """Returns whether Pallas's interpreter runs the kernels."""
     return _TARGET.get().interpret
 
 
@@ -69,14 +69,14 @@ def on_single_cpu() -> bool:
     """Returns whether the program runs on a single CPU device, on which loops over the rows of a batch are fast.
 
     On a single CPU device, the data of one row remains in cache and rows can be updated in place. With multiple
-    devices, the batch may be sharded, and a loop would gather every row. On accelerators, each iteration would
-    have too little work.
+    devices, the batch may be sharded, and a loop would gather every row. On accelerators, each iteration would be too
+    small to use the whole device.
     """
     return on_cpu() and jax.device_count() == 1
 
 
 def unsupported_bfloat16_reason(dtype: Any) -> str | None:
-    """Returns why Pallas TPU kernels cannot multiply arrays of this dtype on this chip, or None if they can."""
+    """Returns why Pallas kernels cannot multiply arrays of `dtype` on the target TPU, or None if they can."""
     chip = _TARGET.get().chip
     if chip is None and not is_cross_compiling() and jax.default_backend() == 'tpu':
         chip = jax.devices()[0].device_kind.removeprefix('TPU ')
@@ -96,7 +96,7 @@ def vmem_bytes(default: int) -> int:
 
 
 def batch_and_head_axes(batch: int, heads: int) -> tuple[Any, Any]:
-    """Returns the mesh axes that shard the batch and the heads; None for a dimension that cannot be divided evenly."""
+    """Returns the mesh axes that shard the batch and the heads; None for a dimension that is not divided evenly."""
     mesh = jax.sharding.get_abstract_mesh()
     rules = nn.get_logical_axis_rules()
     names = nn.logical_to_mesh_axes((axes.BATCH, axes.HEADS)) if rules else PartitionSpec(None, None)
@@ -109,7 +109,7 @@ def batch_and_head_axes(batch: int, heads: int) -> tuple[Any, Any]:
 
 
 def heads_per_device(batch: int, heads: int) -> int:
-    """Returns the number of heads per device."""
+    """Returns the number of attention heads per device for arrays with this batch size and number of heads."""
     return heads // _num_shards(jax.sharding.get_abstract_mesh(), batch_and_head_axes(batch, heads)[1])
 
 
@@ -119,7 +119,7 @@ def _num_shards(mesh: Any, mesh_axes: Any) -> int:
 
 
 def on_each_device(run: Callable, in_specs: Any, out_specs: Any) -> Callable:
-    """Wraps `run` in `shard_map`, unless the mesh has a single device."""
+    """Wraps `run` in `shard_map`, or returns it unchanged if there is no mesh or the mesh has a single device."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return run

@@ -1,7 +1,7 @@
 """Builds matrices with constant diagonals and gathers submatrices by reshaping padded copies.
 
-Gathering single elements by [query, key] would return the same result, but the gradient of this gather is a scatter of
-single elements, which is slow on all devices. The gradient of a reshape is only another reshape.
+Gathering every element by its query and key would return the same matrix, but the gradient of such a gather is a
+scatter of single elements, which is slow on all devices. The gradient of a reshape is only another reshape.
 """
 
 import jax
@@ -11,15 +11,15 @@ import jax.numpy as jnp
 def spread_over_diagonals(values: jax.Array, length: int) -> jax.Array:
     """Builds a Toeplitz matrix for each head: `out[:, i, j] = values[:, j - i + length - 1]`.
 
-    The values are copied once per query, and the flattened copies are reshaped to rows that are one element shorter,
-    which shifts each row by one.
+    The values are padded and copied once per query. The flattened copies are then reshaped to rows that are one element
+    shorter than a copy, which shifts each row by one element relative to the previous row.
 
     Args:
-        values: [heads, 2 * length - 1], for relative positions -(length - 1) to length - 1.
-        length: number of queries and keys.
+        values: [heads, 2 * length - 1], the values for the relative positions -(length - 1) to length - 1.
+        length: number of queries, which equals the number of keys.
 
     Returns:
-        [heads, query, key].
+        The matrices, [heads, length, length].
     """
     heads, count = values.shape
     padded = jnp.pad(values, ((0, 0), (0, 1)))  # [heads, 2 * length]
@@ -29,16 +29,16 @@ def spread_over_diagonals(values: jax.Array, length: int) -> jax.Array:
 
 
 def gather_by_positions(matrix: jax.Array, positions: jax.Array) -> jax.Array:
-    """Gathers the entries of a matrix indexed by positions for the examples of packed rows.
+    """Gathers, for each pair of tokens in packed rows, the entry of `matrix` at their positions in their example.
 
-    Returns `out[b, i, j] = matrix[positions[b, i], positions[b, j]]` if i and j belong to the same example, whose
-    tokens must be contiguous. All other entries are arbitrary finite numbers, which the caller must mask. Within an
-    example, `positions[b, j] - positions[b, i] = j - i`, so whole rows of a matrix indexed by this difference are
-    gathered, and the gradient scatters whole rows.
+    The result is `out[b, i, j] = matrix[positions[b, i], positions[b, j]]` for tokens i and j of the same example. All
+    other entries are arbitrary finite numbers, which the caller must mask. The tokens of an example must be contiguous,
+    so that `positions[b, j] - positions[b, i] = j - i`. The function can therefore gather whole rows of a matrix
+    indexed by this difference, and the gradient scatters whole rows.
 
     Args:
         matrix: [length, length], indexed by positions within an example.
-        positions: [batch, length] int32.
+        positions: [batch, length] int32, the position of each token in its example.
 
     Returns:
         [batch, length, length].

@@ -2,8 +2,8 @@
 
     gelu(x) = x / 2 (1 + tanh(u)) = x sigmoid(2 u),   u = sqrt(2 / pi) (x + 0.044715 x^3)
 
-On GPUs, these operations are limited by memory bandwidth. Each GPU kernel therefore recomputes GELU from the inputs, in
-float32 and with a single exponential, and writes only operands of matmuls to memory.
+On GPUs, these operations are limited by memory bandwidth. Each GPU kernel therefore recomputes GELU from its inputs, in
+float32 and with a single exponential, and writes only arrays to memory that are operands of matmuls.
 """
 
 import math
@@ -22,18 +22,18 @@ _CUBIC = 0.044715 * _LINEAR
 
 
 def sigmoid_gelu(x: jax.Array) -> jax.Array:
-    """Computes GELU with a single exponential."""
+    """Computes the tanh approximation of GELU with a single exponential."""
     return x * jax.nn.sigmoid(x * (_LINEAR + _CUBIC * (x * x)))
 
 
 def sigmoid_gelu_and_slope(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Computes GELU and its derivative with a single exponential."""
+    """Computes the tanh approximation of GELU and its derivative with a single exponential."""
     gate = jax.nn.sigmoid(x * (_LINEAR + _CUBIC * (x * x)))
     return x * gate, gate + x * gate * (1 - gate) * (_LINEAR + 3 * _CUBIC * (x * x))
 
 
 def gelu(x: jax.Array) -> jax.Array:
-    """Computes GELU in x's dtype."""
+    """Computes the tanh approximation of GELU; the result has x's dtype."""
     if target_platform() != 'gpu':
         return nn.gelu(x, approximate=True)
     return sigmoid_gelu(x.astype(jnp.float32)).astype(x.dtype)
@@ -41,9 +41,10 @@ def gelu(x: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def normalized_gelu(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
-    """Computes `scale * (g - mean(g)) / sqrt(var(g) + epsilon)` with `g = gelu(x)` over the last axis, in x's dtype.
+    """Computes `scale * (g - mean(g)) / sqrt(var(g) + epsilon)` over the last axis, for g = gelu(x).
 
-    For the backward pass, only x, the scale, and the mean and inverse standard deviation of each row are saved.
+    The result has x's dtype. For the backward pass, only x, the scale, and the mean and inverse standard deviation of
+    each row are saved.
     """
     return _normalized_gelu_forward(x, scale, epsilon)[0]
 
@@ -51,7 +52,7 @@ def normalized_gelu(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array
 def _normalized_gelu_forward(x, scale, epsilon):
     units = sigmoid_gelu(x.astype(jnp.float32))
     mean = _mean(units)
-    # With this formula for the variance, a single pass over x computes both statistics.
+    # Compute the variance as E[g^2] - E[g]^2, so that a single pass over x yields the mean and the variance.
     variance = jnp.maximum(_mean(jnp.square(units)) - jnp.square(mean), 0.0)
     inverse = jax.lax.rsqrt(variance + epsilon)
     mean, inverse = (
@@ -82,7 +83,7 @@ normalized_gelu.defvjp(_normalized_gelu_forward, _normalized_gelu_backward)
 
 
 def gelu_times(x: jax.Array, factor: jax.Array) -> jax.Array:
-    """Computes `gelu(x) * factor` in x's dtype; the dtype of `factor` may have a higher precision."""
+    """Computes `gelu(x) * factor` in x's dtype; `factor` may have a dtype with a higher precision."""
     if target_platform() != 'gpu':
         return gelu(x) * factor
     return _gelu_times(x, factor)
@@ -109,10 +110,10 @@ def _mean(array: jax.Array) -> jax.Array:
 
 
 def prevent_cse(x: jax.Array, variant: int) -> jax.Array:
-    """Returns x in a form that prevents common subexpression elimination (CSE) across different variants.
+    """Returns x in a form that prevents common subexpression elimination (CSE) between different variants.
 
-    Otherwise, XLA would compute the values that several kernels share in one kernel and write them to memory, which is
-    slower than recomputing them from x in each kernel.
+    Without this function, XLA would compute the values that several kernels use in a single kernel and write them to
+    memory, which is slower than recomputing them from x in each kernel.
     """
     power = 2.0**variant
     return x * (jax.lax.optimization_barrier(jnp.float32(power)) / power)

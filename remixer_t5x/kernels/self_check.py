@@ -1,11 +1,11 @@
-"""Compares a kernel with its reference formula on the device before a program uses the kernel.
+"""Compares a kernel with its plain-JAX implementation on the device before a program uses the kernel.
 
-When a kernel is traced with new shapes, dtypes or flags, `failure_reason` runs the kernel once on two random rows,
-forward and backward, and compares the results with the formula in float32. If the results differ or the kernel raises
-an error, the program uses the formula instead. Results are cached next to JAX's compiled programs; the cache key
-consists of the kernels' source, the versions of JAX and the driver, and the chip. If a check crashes or hangs, it
-leaves a file in the cache that makes later processes use the formula. In multi-process runs, only process 0 runs
-checks.
+When a kernel is traced with new shapes, dtypes or flags, `failure_reason` runs its forward and backward pass once on
+two random rows, and compares the results with the plain-JAX implementation in float32. If the results differ or the
+kernel raises an error, the program uses the plain-JAX implementation instead. The results of checks are cached in a
+subfolder of JAX's compilation cache. The cache key consists of the source of all kernels, the versions of JAX and the
+driver, the chip, and the kernel call. If a check crashes or hangs, it leaves a file in the cache that makes later
+processes use the plain-JAX implementation. In multi-process runs, only process 0 runs checks.
 """
 
 import contextlib
@@ -29,17 +29,19 @@ from jax.experimental import multihost_utils
 from remixer_t5x.kernels import compile_target
 
 FOLDER = 'kernel_checks'
-ROWS, _EXAMPLES = 2, 3  # rows of the random operands, and examples in a packed row
+ROWS = 2  # number of rows of the random operands
+_EXAMPLES_PER_ROW = 3  # number of examples in each packed row
 
 
 @dataclasses.dataclass(frozen=True)
 class KernelCheck:
-    """A kernel call to compare with its reference formula.
+    """A kernel call to compare with the plain-JAX implementation.
 
     Attributes:
         kernel: name of the kernel, such as 'cudnn'.
-        call: description of the call: lengths, heads and flags.
-        run, formula: the kernel and its formula, functions that map `operands` to an array.
+        call: description of the call for messages: lengths, heads and flags.
+        run: function that calls the kernel with `operands` and returns an array.
+        formula: function that computes the same array with the plain-JAX implementation.
         operands: trees of `jax.ShapeDtypeStruct`. Integer arrays are segment ids, [ROWS, length].
         packed: whether rows may contain more than one example.
     """
@@ -53,22 +55,22 @@ class KernelCheck:
 
     dtype = property(lambda self: str(jax.tree.leaves(self.operands)[0].dtype))
     key = property(lambda self: repr((self.kernel, self.call, self.operands)))
-    # Largest allowed difference. Devices may round the operands of float32 matmuls to TF32 or bfloat16.
+    # Maximum relative error of a kernel. Devices may round the operands of float32 matmuls to TF32 or bfloat16.
     tolerance = property(lambda self: 1e-2 if self.dtype == 'float32' else 3e-2)
 
 
 class KernelVerdict(NamedTuple):
-    """Result of a check: the difference between kernel and formula, or an error message."""
+    """Result of a check: the kernel's relative error, or an error message if the check could not be completed."""
 
     difference: float | None = None
     error: str | None = None
 
     def failure_reason(self, check: KernelCheck) -> str | None:
         """Returns why the check failed, or None if it passed."""
-        # The comparison is False if the difference is NaN.
+        # If the difference is NaN, the comparison is False and the check fails.
         if self.difference is not None and self.difference <= check.tolerance:
             return None
-        reason = self.error or f'differs from the formula by {self.difference:.2g}, more than {check.tolerance:g}'
+        reason = self.error or f'the relative error must be at most {check.tolerance:g}, got {self.difference:.2g}'
         return f'failed its self-check ({check.dtype}, {check.call}): {reason}'
 
 
@@ -77,7 +79,7 @@ _RECORDED_CHECKS: contextvars.ContextVar[dict[str, KernelCheck] | None] = contex
 
 @contextlib.contextmanager
 def record_checks() -> Iterator[dict[str, KernelCheck]]:
-    """Context manager that records the checks of traced kernels instead of running the checks."""
+    """Context manager that records the checks of traced kernels instead of running them."""
     checks: dict[str, KernelCheck] = {}
     token = _RECORDED_CHECKS.set(checks)
     try:
@@ -111,9 +113,9 @@ def failure_reason(check: KernelCheck) -> str | None:
 
 @functools.cache
 def log_fallback(operation: str, kernel: str, unsupported_reason: str) -> None:
-    """Logs a warning about a fallback to the formula, once for each reason."""
+    """Logs a warning about a fallback to the plain-JAX implementation, once for each reason."""
     logging.getLogger('remixer_t5x').warning(
-        '%s falls back to its formula: %s %s', operation, kernel, unsupported_reason
+        '%s falls back to its plain-JAX implementation: %s %s', operation, kernel, unsupported_reason
     )
 
 
@@ -122,24 +124,24 @@ def run_check(check: KernelCheck, platform: str | None = None) -> KernelVerdict:
 
     Args:
         check: the call to check.
-        platform: platform of the kernel to run in Pallas's interpreter, without the cache; None to run the kernel of
-            this device.
+        platform: if set, runs the kernel of this platform in Pallas's interpreter and does not cache the result; if
+            None, runs the kernel on this device.
     """
     path = _cache_path(check) if platform is None else None
     if path is None:
         return _run_outside_trace(_run_comparison, check, platform)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Another process may be running the same check. The lock is released if that process crashes.
+    # Another process may be running the same check. If that process crashes, the lock is released.
     with filelock.FileLock(path.with_suffix('.lock')):
         if path.exists():
             return KernelVerdict(**json.loads(path.read_text()))
-        # Record the crash in advance; this file remains only if the process crashes.
+        # Write the error message before running the check, because a crash would end this process.
         path.write_text(json.dumps({'error': f'crashed or hung in an earlier check; remove {path} to check again'}))
         verdict = _run_outside_trace(_run_comparison, check, platform)
         if verdict.error is None:
             path.write_text(json.dumps(verdict._asdict()))
         else:
-            # Do not cache exceptions, whose cause may be temporary, such as a lack of memory.
+            # Do not cache exceptions, because their cause may be temporary, such as a lack of memory.
             path.unlink()
     return verdict
 
@@ -154,7 +156,7 @@ def _run_comparison(check: KernelCheck, platform: str | None) -> KernelVerdict:
 
 
 def compute_difference(check: KernelCheck) -> float:
-    """Returns the largest relative error (in norm) of the kernel's output and gradients."""
+    """Returns the largest relative error, in the Euclidean norm, of the kernel's output and gradients."""
     operands = _random_operands(check)
     exact = jax.tree.map(lambda array: array.astype(jnp.float32) if _is_float(array) else array, operands)
     shape = jax.eval_shape(check.formula, *exact).shape
@@ -168,7 +170,10 @@ def compute_difference(check: KernelCheck) -> float:
 
 
 def _value_and_gradients(function: Callable[..., jax.Array], operands: Any, direction: Any) -> list[jax.Array]:
-    """Computes the output of `function` and its gradients with respect to all floating-point operands."""
+    """Computes the output of `function` and the gradients of all floating-point operands.
+
+    `direction` is the gradient with respect to the output.
+    """
     leaves, tree = jax.tree.flatten(operands)
     float_indices = [index for index, leaf in enumerate(leaves) if _is_float(leaf)]
 
@@ -185,9 +190,9 @@ def _value_and_gradients(function: Callable[..., jax.Array], operands: Any, dire
 
 
 def _random_operands(check: KernelCheck) -> Any:
-    """Returns normally distributed operands, and segment ids of a full row and a row with padding."""
+    """Returns normally distributed arrays, and segment ids for one full row and one row with padding."""
     rng = np.random.default_rng(0)
-    examples = _EXAMPLES if check.packed else 1
+    examples = _EXAMPLES_PER_ROW if check.packed else 1
 
     def draw_array(leaf: jax.ShapeDtypeStruct) -> jax.Array:
         if _is_float(leaf):

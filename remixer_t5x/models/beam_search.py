@@ -3,8 +3,8 @@
 Each step extends the live beams by every token and selects the best 2 * beams candidates. A candidate that ends joins
 the ended sequences if it is among the best `beams` candidates; only the best `beams` ended sequences are kept. The best
 `beams` candidates that do not end become the next live beams. At the last position, every candidate ends. The results
-equal those of Hugging Face's `generate`, including logits processors, which are applied to log-probabilities. T5X
-instead allows all 2 * beams candidates to end, and uses `BrevityPenalty`.
+equal those of Hugging Face's `generate`, which also applies logits processors to log-probabilities. T5X instead allows
+all 2 * beams candidates to end, and uses `BrevityPenalty`.
 """
 
 import dataclasses
@@ -49,19 +49,19 @@ class BrevityPenalty:
 def until_settled(
     live: jax.Array, ended: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
 ) -> jax.Array:
-    """Stops the search when no live beam can beat the worst ended sequence at any length, as in T5X.
+    """Continues the search until no live beam can beat the worst ended sequence at any length, as in T5X.
 
     Equivalent to Hugging Face's `early_stopping='never'`. The penalty must be monotone in length.
 
     Args:
-        live: [batch], largest sum of log-probabilities of the live beams.
+        live: [batch], the sum of log-probabilities of the best live beam.
         ended: [batch], worst score of the ended sequences; -inf if fewer than `beams` sequences have ended.
         length: number of generated tokens.
         max_length: maximum number of tokens.
         penalty: length penalty.
 
     Returns:
-        [batch] bool, whether the search continues.
+        [batch] bool, whether to continue the search.
     """
     return jnp.maximum(live / penalty(max_length), live / penalty(length)) > ended
 
@@ -69,10 +69,10 @@ def until_settled(
 def until_unlikely(
     live: jax.Array, ended: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
 ) -> jax.Array:
-    """Stops the search when no live beam scores better at its current length than the worst ended sequence.
+    """Continues the search until no live beam scores better at its current length than the worst ended sequence.
 
     This is Hugging Face's default. The search stops earlier than with `until_settled`, but can miss beams whose score
-    would increase with their length.
+    would increase with more tokens.
     """
     return live / penalty(length) > ended
 
@@ -80,21 +80,21 @@ def until_unlikely(
 def until_enough(
     live: jax.Array, ended: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
 ) -> jax.Array:
-    """Stops the search when `beams` sequences have ended, like Hugging Face's `early_stopping=True`."""
+    """Continues the search until `beams` sequences have ended, like Hugging Face's `early_stopping=True`."""
     return jnp.isneginf(ended)
 
 
 class _Beams(NamedTuple):
-    """Token sequences [batch, count, length] and their scores [batch, count]; unused slots have the score -inf."""
+    """Token sequences [batch, n, length] and their scores [batch, n]; unused slots have the score -inf."""
 
     tokens: jax.Array
     scores: jax.Array
 
 
-class _State(NamedTuple):
+class _SearchState(NamedTuple):
     index: jax.Array  # int32 scalar, index of the token to generate
-    live: _Beams  # unsorted; scores are sums of log-probabilities
-    ended: _Beams  # best first; scores are divided by the penalty
+    live: _Beams  # live beams, unsorted; scores are sums of log-probabilities
+    ended: _Beams  # ended sequences, best first; scores are divided by the length penalty
     is_open: jax.Array  # [batch], whether the search continues
     cache: Cache
     stop_states: jax.Array | None  # [batch, beams], states of the stop-string automaton
@@ -112,7 +112,7 @@ class _Candidates(NamedTuple):
 class BeamSearch(LogitsOptions):
     """Decoder that returns the best `beams` sequences, best first.
 
-    If fewer sequences exist, the remaining slots contain no tokens and have the score -inf.
+    If the search finds fewer sequences, the remaining slots contain no tokens and have the score -inf.
 
     Attributes:
         beams: number of live beams and of returned sequences.
@@ -129,10 +129,10 @@ class BeamSearch(LogitsOptions):
         cache = generation.allocate(self.beams)
         beam_leaves = _find_beam_leaves(cache, jax.eval_shape(lambda: generation.allocate(2 * self.beams)))
 
-        def should_continue(state: _State) -> jax.Array:
+        def should_continue(state: _SearchState) -> jax.Array:
             return (state.index < generation.max_length) & jnp.any(state.is_open)
 
-        def body(state: _State) -> _State:
+        def body(state: _SearchState) -> _SearchState:
             return self._step(generation, beam_leaves, state)
 
         state = jax.lax.while_loop(should_continue, body, self._initial_state(generation, cache))
@@ -140,7 +140,7 @@ class BeamSearch(LogitsOptions):
         tokens = jnp.where(jnp.isneginf(scores)[..., None], 0, tokens)
         return Decoded(tokens, jnp.where(generation.has_input[:, None], scores, 0.0))
 
-    def _initial_state(self, generation: Generation, cache: Cache) -> _State:
+    def _initial_state(self, generation: Generation, cache: Cache) -> _SearchState:
         batch = generation.has_input.shape[0]
         tokens = jnp.zeros((batch, self.beams, generation.max_length), jnp.int32)
         no_scores = jnp.full((batch, self.beams), -jnp.inf, jnp.float32)
@@ -148,11 +148,13 @@ class BeamSearch(LogitsOptions):
         live = _Beams(tokens, no_scores.at[:, 0].set(0.0))
         states = generation.first_stop_states(self.beams)
         states = None if states is None else states.reshape(batch, self.beams)
-        return _State(jnp.zeros((), jnp.int32), live, _Beams(tokens, no_scores), generation.has_input, cache, states)
+        return _SearchState(
+            jnp.zeros((), jnp.int32), live, _Beams(tokens, no_scores), generation.has_input, cache, states
+        )
 
-    def _step(self, generation: Generation, beam_leaves: list[bool], state: _State) -> _State:
+    def _step(self, generation: Generation, beam_leaves: list[bool], state: _SearchState) -> _SearchState:
         index, live, ended, is_open, cache, stop_states = state
-        # At the first step, index - 1 selects the last position, whose token is replaced by `first` below.
+        # At the first step, index - 1 is -1 and selects a meaningless token, which is replaced by `first` below.
         previous = live.tokens[:, :, index - 1].reshape(-1)
         first = 0 if generation.last is None else generation.first_tokens(self.beams)
         logits, cache = generation.step(jnp.where(index == 0, first, previous), cache)
@@ -184,7 +186,7 @@ class BeamSearch(LogitsOptions):
         cache = _reorder_cache(cache, beam_leaves, parents)
         best_live, worst_ended = jnp.max(live.scores, axis=1), ended.scores[:, -1]
         can_improve = self.stop(best_live, worst_ended, length, generation.max_length, self.length_penalty)
-        return _State(length, live, ended, is_open & can_improve & ~jnp.isneginf(best_live), cache, stop_states)
+        return _SearchState(length, live, ended, is_open & can_improve & ~jnp.isneginf(best_live), cache, stop_states)
 
 
 def _gather(array: jax.Array, index: jax.Array) -> jax.Array:
@@ -193,8 +195,8 @@ def _gather(array: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _select_best(count: int, *groups: _Beams) -> _Beams:
-    """Returns the best sequences of all groups, best first; ties are resolved in favor of earlier groups."""
-    tokens, scores = (jnp.concatenate(parts, axis=1) for parts in zip(*groups, strict=True))
+    """Returns the `count` best sequences of all groups, best first; if scores are equal, earlier groups come first."""
+    tokens, scores = (jnp.concatenate(arrays, axis=1) for arrays in zip(*groups, strict=True))
     scores, index = top_values(scores, count)
     return _Beams(_gather(tokens, index), scores)
 
@@ -202,8 +204,8 @@ def _select_best(count: int, *groups: _Beams) -> _Beams:
 def _best_extensions(scores: jax.Array, logits: jax.Array, count: int, normalize: bool = True) -> _Candidates:
     """Returns the `count` best extensions of all beams, given beam scores [batch, beams] and logits [rows, vocab].
 
-    Selects the best extensions of each beam first, to avoid computing scores for all tokens. Set `normalize` to False
-    if `logits` are log-probabilities.
+    To avoid computing scores for all tokens, the best extensions of each beam are selected first. Set `normalize` to
+    False if `logits` are already log-probabilities.
     """
     batch, beams = scores.shape
     largest, tokens = (x.reshape(batch, beams, -1) for x in top_values(logits, min(count, logits.shape[-1])))
@@ -219,26 +221,26 @@ def _best_extensions(scores: jax.Array, logits: jax.Array, count: int, normalize
 
 
 def _find_beam_leaves(cache: Cache, larger: Cache) -> list[bool]:
-    """Returns, for each leaf of `cache`, whether it has separate rows for beams.
+    """Returns whether each leaf of `cache` has separate rows for the beams of a sequence.
 
-    A leaf has separate rows if its shape differs in `larger`, a cache for twice as many beams.
+    A leaf has separate rows if its shape differs from that in `larger`, a cache for twice as many beams.
     """
     pairs = zip(jax.tree.leaves(cache), jax.tree.leaves(larger), strict=True)
     return [leaf.shape != other.shape for leaf, other in pairs]
 
 
 def _assign_parent_slots(chosen: jax.Array, parents: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Assigns beams to the slots of their parents if possible, to reduce the number of cache rows to copy.
+    """Assigns new beams to the slots of their parents if possible, to reduce the number of cache rows to copy.
 
     The first child of each parent is assigned to the parent's slot; other children are assigned to the slots of beams
     without children.
 
     Args:
         chosen: [batch, beams], indices of the candidates that become live beams.
-        parents: [batch, beams], the slot of each candidate's parent.
+        parents: [batch, beams], the slots of the candidates' parents.
 
     Returns:
-        `chosen` and `parents` in the order of the new slots.
+        `chosen` and `parents`, sorted by the slots of the new beams.
     """
     beams = parents.shape[1]
     is_parent = jnp.any(parents[:, :, None] == jnp.arange(beams), axis=1)
@@ -250,10 +252,10 @@ def _assign_parent_slots(chosen: jax.Array, parents: jax.Array) -> tuple[jax.Arr
 
 
 def _reorder_cache(cache: Cache, beam_leaves: list[bool], parents: jax.Array) -> Cache:
-    """Copies the cache rows of beam `parents[:, i]` to beam i of each sequence; see `_assign_parent_slots`."""
+    """Copies the cache rows of beam `parents[:, i]` to beam i of each sequence."""
     leaves, tree = jax.tree.flatten(cache)
     old = [leaf for leaf, has_beams in zip(leaves, beam_leaves, strict=True) if has_beams]
-    # A loop of small copies is faster than one gather only on a single CPU device.
+    # On a single CPU device, a loop of small copies is faster than one gather; on other devices, it is slower.
     new = iter(_copy_rows(old, parents) if on_single_cpu() else _gather_rows(old, parents))
     return tree.unflatten(
         [next(new) if has_beams else leaf for leaf, has_beams in zip(leaves, beam_leaves, strict=True)]
@@ -261,14 +263,14 @@ def _reorder_cache(cache: Cache, beam_leaves: list[bool], parents: jax.Array) ->
 
 
 def _gather_rows(leaves: list[jax.Array], parents: jax.Array) -> list[jax.Array]:
-    """Gathers all rows of [batch * beams, ...] leaves from their parents."""
+    """Replaces each row of the [batch * beams, ...] leaves by the row of its parent."""
     return [_gather(leaf.reshape(*parents.shape, *leaf.shape[1:]), parents).reshape(leaf.shape) for leaf in leaves]
 
 
 def _copy_rows(leaves: list[jax.Array], parents: jax.Array) -> list[jax.Array]:
-    """Equivalent to `_gather_rows`, but works in place and copies only rows whose parent is in a different slot.
+    """Computes the same result as `_gather_rows` in place, copying only rows whose parent is in a different slot.
 
-    Copying in place is safe, because the parent of a copied row always remains in its slot and is not overwritten.
+    Copying in place is safe, because every parent has a child in its slot, so the parent's row is never overwritten.
     """
     batch, beams = parents.shape
     source = (parents + beams * jnp.arange(batch)[:, None]).reshape(-1)

@@ -15,8 +15,8 @@ from remixer_t5x.models.interface import Batch, MetricSums, Model, Params, selec
 class Classifier(Model):
     """Model that predicts a label or a number for each row.
 
-    A batch contains `encoder_input_tokens` [batch, length] int32, `labels` [batch] float32 (the label index, or the
-    regression target) and `label_weights` [batch] float32.
+    A batch contains `encoder_input_tokens` [batch, length] int32, `labels` [batch] float32 (label indices or regression
+    targets) and `label_weights` [batch] float32.
 
     Attributes:
         module: the encoder, with a head that returns a logit for each label, or a single number for regression.
@@ -36,7 +36,7 @@ class Classifier(Model):
         check_labels(self.labels)
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
-        """Returns the cross-entropy loss, or the squared error for regression; see `Model.loss`."""
+        """Returns the summed cross-entropy, or the summed squared error for regression, and sums of metrics."""
         outputs = self._apply('classify', params, batch['encoder_input_tokens'], rng=dropout_rng)
         labels, weights = batch['labels'], batch['label_weights'].astype(jnp.float32)
         if self.labels is None:
@@ -48,7 +48,7 @@ class Classifier(Model):
         return self._apply('encode', params, inputs)
 
     def classify(self, params: Params, inputs: jax.Array) -> jax.Array:
-        """Returns the log-probability of each label, [batch, labels] float32, or the predicted number, [batch, 1]."""
+        """Returns the log-probability of each label, [batch, labels] float32; for regression, numbers [batch, 1]."""
         outputs = self._apply('classify', params, inputs)
         return outputs if self.labels is None else jax.nn.log_softmax(outputs)
 
@@ -59,7 +59,7 @@ class Classifier(Model):
 def label_loss(
     logits: jax.Array, labels: jax.Array, weights: jax.Array, label_smoothing: float = 0.0
 ) -> tuple[jax.Array, MetricSums]:
-    """Returns the weighted sum of the cross-entropy, and the metric sums that `Model.loss` returns.
+    """Returns the cross-entropy summed with loss weights, and the same metric sums as `Model.loss`.
 
     Args:
         logits: class logits, [batch, ..., classes] float32.
@@ -75,7 +75,7 @@ def label_loss(
 
 
 def weighted_sums(losses: jax.Array, correct: jax.Array, weights: jax.Array) -> tuple[jax.Array, MetricSums]:
-    """Returns the weighted sum of `losses` [batch, ...], and the metric sums that `Model.loss` returns."""
+    """Returns the weighted sum of `losses` [batch, ...], and the same metric sums as `Model.loss`."""
     loss = jnp.sum(losses * weights)
     has_weight = jnp.any(weights.reshape(weights.shape[0], -1) > 0, axis=1)
     return loss, {

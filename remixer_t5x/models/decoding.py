@@ -1,8 +1,8 @@
-"""Cached decoding, which generates one token per row at each step: the decoder interface and greedy decoding.
+"""The decoder interface and greedy decoding; with a cache, each step processes one token per row.
 
 A decoder is a frozen dataclass that implements `(generation, rng) -> Decoded`: `Greedy`, `sampling.Sampling` or
-`beam_search.BeamSearch`. The rows of a sequence (its samples or beams) are adjacent and share the encoder output and
-its cached keys and values.
+`beam_search.BeamSearch`. The samples or beams of a sequence are adjacent rows, which share the encoder output and its
+cached keys and values.
 """
 
 import dataclasses
@@ -24,8 +24,9 @@ class Decoded(NamedTuple):
     Attributes:
         tokens: token ids [batch, n, length] int32; 0 after the end token.
         scores: [batch, n] float32, the sum of the log-probabilities of the tokens, including the end token. In greedy
-            decoding and sampling, logits processors do not affect scores. Beam search divides the sum of the processed
-            log-probabilities by the length penalty, as in Hugging Face's transformers.
+            decoding and sampling, logits processors do not affect scores. In beam search, the log-probabilities are
+            those after the logits processors, and their sum is divided by the length penalty, as in Hugging Face's
+            transformers.
     """
 
     tokens: jax.Array
@@ -34,18 +35,18 @@ class Decoded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """The inputs of a decoder: the model's decoding functions for a batch, and the stopping criteria.
+    """The inputs of a decoder: the model's decoding functions for a batch of inputs, and the stopping criteria.
 
     Attributes:
-        allocate: function that maps the number of rows per sequence to a cache with slots for `max_length` new tokens.
+        allocate: function that takes the number of rows per sequence and returns a cache for `max_length` new tokens.
         step: function (tokens [rows], cache) -> (logits of the next token [rows, vocab] float32, cache).
         has_input: [batch] bool, False for sequences that only pad the batch; their generated tokens are 0.
         max_length: maximum number of tokens to generate, including the end token.
         eos_id: id of the token that ends a sequence.
-        last: [batch] int32, the input of the first step, which is the last token of each prompt; None for T5's start
+        last: [batch] int32, the last token of each prompt, which is the input of the first step; None for T5's start
             token, id 0.
         prompt: [batch, length] int32, all tokens before the generated tokens, left-padded with -1; None if `last`
-            is the only one.
+            is the only such token.
         stop_strings: strings that end a sequence in addition to `eos_id`, or None.
     """
 
@@ -73,7 +74,10 @@ class Generation:
     def process_logits(
         self, processors: Sequence[LogitsProcessor], logits: jax.Array, generated: jax.Array, step: jax.Array
     ) -> jax.Array:
-        """Applies `processors` to logits [rows, vocab], given `step` tokens of `generated` [rows, max_length]."""
+        """Applies `processors` to logits [rows, vocab].
+
+        The first `step` tokens of `generated` [rows, max_length] are the tokens generated so far.
+        """
         if not processors:
             return logits
         prompts = self._prompts(generated.shape[0] // self.has_input.shape[0])
@@ -90,19 +94,19 @@ class Generation:
 
 
 class Decoder(Protocol):
-    """Interface of decoders, which generate tokens for a `Generation`. Only sampling decoders use `rng`."""
+    """Interface of decoders, which generate token sequences. Only sampling decoders use the PRNG key `rng`."""
 
     def __call__(self, generation: Generation, rng: jax.Array | None = None) -> Decoded: ...
 
 
 class DecodingState(NamedTuple):
-    """State of a `RowDecoder` between two generated tokens."""
+    """State of a `RowDecoder` between two decoding steps."""
 
     index: jax.Array  # int32 scalar, the number of generated tokens
-    tokens: jax.Array  # [rows, max_length] int32
+    tokens: jax.Array  # [rows, max_length] int32, the generated tokens, padded with 0
     last: jax.Array  # [rows] int32, the input of the next step
-    scores: jax.Array  # [rows] float32
-    ended: jax.Array  # [rows] bool
+    scores: jax.Array  # [rows] float32, sums of log-probabilities
+    ended: jax.Array  # [rows] bool, whether the sequence has ended
     cache: Cache
     stop_states: jax.Array | None  # [rows] int32, states of the stop-string automaton
 
@@ -116,7 +120,7 @@ class RowDecoder(LogitsOptions):
         return 1
 
     def build_token_selector(self, rng: jax.Array | None, batch: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        """Returns a function that maps (processed logits [rows, vocab], index of the token) to tokens [rows]."""
+        """Returns a function (processed logits [rows, vocab], index of the next token) -> next tokens [rows]."""
         raise NotImplementedError
 
     def __call__(self, generation: Generation, rng: jax.Array | None = None) -> Decoded:
@@ -140,7 +144,7 @@ class RowDecoder(LogitsOptions):
     def generate_until(
         self, generation: Generation, rows: DecodingState, limit: int | jax.Array, rng: jax.Array | None
     ) -> DecodingState:
-        """Generates tokens until each row has `limit` tokens or all rows have ended."""
+        """Generates tokens until each row contains `limit` tokens or all rows have ended."""
         select_tokens = self.build_token_selector(rng, generation.has_input.shape[0])
         processors = self.processors(generation.eos_id)
 
@@ -193,9 +197,9 @@ def score_choices(generation: Generation, choices: jax.Array) -> jax.Array:
     """Returns the log-probability of each choice, [batch, choices] float32.
 
     Args:
-        generation: the model's decoding functions for the inputs.
+        generation: the model's decoding functions for a batch of inputs.
         choices: token ids [batch, choices, length] int32. Each choice ends with its end token and is padded with 0; a
-            choice that is only padding has the score 0.
+            choice that contains only padding has the score 0.
     """
     batch, count, length = choices.shape
 
@@ -211,7 +215,7 @@ def score_choices(generation: Generation, choices: jax.Array) -> jax.Array:
 
 
 def cast_kernels(dtype: jnp.dtype, params: Any) -> Any:
-    """Casts kernels and token embeddings to `dtype` once, so that the decoding steps need not cast them."""
+    """Casts kernels and token embeddings to `dtype` once, so that decoding steps need not cast them."""
 
     def cast(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
         names = [entry.key for entry in path]

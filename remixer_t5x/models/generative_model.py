@@ -34,17 +34,17 @@ class GenerativeModel(Model):
         return None
 
     def _compute_hidden(self, params: Params, batch: Batch, rng: jax.Array | None = None) -> jax.Array:
-        """Returns the input of the output projection, [batch, length, embed]; dropout is enabled if `rng` is a key."""
+        """Returns the input of the output projection, [batch, length, embed], with dropout if `rng` is a key."""
         raise NotImplementedError
 
     def _build_generation(
         self, params: Params, inputs: jax.Array, max_length: int, eos_id: int = 1
     ) -> decoding.Generation:
-        """Encodes the inputs and returns the model's decoding functions."""
+        """Encodes the inputs and returns the model's decoding functions for them."""
         raise NotImplementedError
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
-        """Returns the loss summed over target tokens with nonzero weights; see `Model.loss`."""
+        """Returns the loss summed over target tokens with nonzero weights, and sums of metrics."""
         hidden = self._compute_hidden(params, batch, dropout_rng)
         loss, sums = self.loss_function(
             hidden, self.module.output_kernel(params), *targets_and_weights(batch, 'decoder'), self.logit_softcap
@@ -52,7 +52,7 @@ class GenerativeModel(Model):
         return loss, {**sums, 'sequences': count_sequences(batch, 'decoder_target_tokens')}
 
     def score(self, params: Params, batch: Batch) -> jax.Array:
-        """Returns the log-likelihood of each row's targets, [batch] float32, without z-loss and label smoothing."""
+        """Returns the log-likelihood of each row's targets, [batch] float32, without z-loss or label smoothing."""
         return self.score_and_match(params, batch)[0]
 
     def score_and_match(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -70,7 +70,7 @@ class GenerativeModel(Model):
             params: unboxed parameters.
             inputs: token ids [batch, input_length] int32.
             choices: token ids [batch, choices, length] int32. Each choice ends with its end token and is padded with
-                0; a choice that is only padding has the score 0.
+                0; a choice that contains only padding has the score 0.
         """
         return decoding.score_choices(self._build_generation(params, inputs, choices.shape[2]), choices)
 
@@ -83,7 +83,7 @@ class GenerativeModel(Model):
         decoder: decoding.Decoder = _GREEDY,
         rng: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns the tokens of the first prediction for each row, [batch, max_decode_length] int32; see `generate`."""
+        """Generates a sequence for each row, [batch, max_decode_length] int32: the first sequence of `generate`."""
         return self.generate(params, batch, max_decode_length, eos_id, decoder, rng).tokens[:, 0]
 
     def generate(
@@ -96,15 +96,16 @@ class GenerativeModel(Model):
         rng: jax.Array | None = None,
         stop_strings: StopStrings | None = None,
     ) -> decoding.Decoded:
-        """Generates n sequences per row of `input_array`: tokens [batch, n, max_decode_length] and scores [batch, n].
+        """Generates n sequences per row: tokens [batch, n, max_decode_length] and scores [batch, n].
 
         Args:
             params: unboxed parameters.
-            batch: contains `input_array`, one example per row, padded with 0; tokens and scores of empty rows are 0.
+            batch: a batch with the model's `input_array`, one example per row, padded with 0. The generated tokens and
+                scores of empty rows are 0.
             max_decode_length: maximum number of tokens to generate, including the end token.
             eos_id: id of the token that ends a sequence; tokens after it are 0.
-            decoder: `decoding.Greedy()`, `sampling.Sampling(...)` or `beam_search.BeamSearch(...)`; determines n.
-            rng: a single PRNG key or [batch] keys, used by sampling decoders.
+            decoder: `decoding.Greedy()`, `sampling.Sampling(...)` or `beam_search.BeamSearch(...)`, which sets n.
+            rng: PRNG key for sampling decoders, or an array of [batch] keys.
             stop_strings: strings that end a sequence, in addition to `eos_id`.
         """
         return decoder(self.prepare_generation(params, batch, max_decode_length, eos_id, stop_strings), rng)
@@ -112,16 +113,16 @@ class GenerativeModel(Model):
     def prepare_generation(
         self, params: Params, batch: Batch, max_length: int, eos_id: int = 1, stop_strings: StopStrings | None = None
     ) -> decoding.Generation:
-        """Encodes the inputs for a decoder; see `generate` for the arguments."""
+        """Encodes the inputs and returns the decoder's inputs; see `generate` for the arguments."""
         generation = self._build_generation(params, batch[self.input_array], max_length, eos_id)
         return dataclasses.replace(generation, stop_strings=stop_strings)
 
     def _decoding_params(self, params: Params) -> Params:
-        """Prepares parameters for decoding: unstacks layers and casts kernels to the dtype of activations."""
+        """Unstacks the decoder layers and casts kernels to the dtype of activations, once before decoding."""
         params = {**params, 'decoder': unstack_layers(params['decoder'])}
         # The barrier prevents XLA:GPU from moving the casts into the decoding loop, where they would run at every step.
         return jax.lax.optimization_barrier(decoding.cast_kernels(jnp.dtype(self.module.dtype), params))
 
     def _next_logits(self, params: Params, hidden: jax.Array) -> jax.Array:
-        """Returns the logits of the next token, [rows, vocab] float32, for the decoder's output [rows, 1, embed]."""
+        """Computes the logits of the next token, [rows, vocab] float32, from the decoder's output [rows, 1, embed]."""
         return losses.token_logits(hidden[:, 0], self.module.output_kernel(params), self.logit_softcap)

@@ -16,7 +16,7 @@ from remixer_t5x.models.interface import Batch, MetricSums, Model, Params, selec
 
 @dataclasses.dataclass(frozen=True)
 class _EncoderWithHead(Model):
-    """Base class of encoder models that do not predict tokens."""
+    """Base class of encoder models for tasks other than masked language modeling."""
 
     module: EncoderOnly
 
@@ -39,8 +39,8 @@ class _EncoderWithHead(Model):
 class TokenClassifier(_EncoderWithHead):
     """Model that predicts a label for each token, for example for named entity recognition.
 
-    A batch contains three [batch, length] arrays: `encoder_input_tokens` (int32), `labels` (label indices, float32) and
-    `label_weights` (float32), which are nonzero at the first token of each word.
+    A batch contains three [batch, length] arrays: `encoder_input_tokens` int32, `labels` float32 (label indices) and
+    `label_weights` float32, which are nonzero at the first token of each word.
 
     Attributes:
         module: the encoder, with a head that returns a logit for each label.
@@ -61,14 +61,16 @@ class TokenClassifier(_EncoderWithHead):
         check_labels(self.labels)
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
-        """Returns the cross-entropy summed over tokens with nonzero weights; see `Model.loss`."""
+        """Returns the cross-entropy summed over tokens with nonzero weights, and sums of metrics."""
         logits = self.token_logits(params, batch['encoder_input_tokens'], dropout_rng)
         return label_loss(logits, batch['labels'], batch['label_weights'], self.label_smoothing)
 
 
 @dataclasses.dataclass(frozen=True)
 class SpanExtractor(_EncoderWithHead):
-    """Model that predicts the first and the last token of an answer (Devlin et al. 2019, sections 4.2 and 4.3).
+    """Question answering model that predicts the first and the last token of an answer in a text.
+
+    See sections 4.2 and 4.3 of Devlin et al. (2019).
 
     A batch contains the int32 arrays `encoder_input_tokens` [batch, length], `start_positions` [batch] and
     `end_positions` [batch], and `label_weights` [batch] float32. Both positions are 0 for questions without an answer.
@@ -76,10 +78,10 @@ class SpanExtractor(_EncoderWithHead):
     Attributes:
         module: the encoder, with a head that returns two logits for each token.
         max_answer_length: maximum number of tokens of a predicted answer.
-        null_threshold: the empty answer is predicted if its score exceeds the best span's score by more than this
+        null_threshold: the empty answer is predicted if its score exceeds the score of the best span by more than this
             value; None disables empty answers.
-        doc_stride: number of tokens between the starts of consecutive windows of a long context; None for windows
-            without overlap.
+        doc_stride: number of tokens between the starts of consecutive windows, into which a long context is split; None
+            for windows without overlap.
     """
 
     max_answer_length: ranges.Count = 30
@@ -89,7 +91,7 @@ class SpanExtractor(_EncoderWithHead):
     model_type = 'span'
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
-        """Returns the sum of the cross-entropies of the start and end positions; see `Model.loss`."""
+        """Returns the summed cross-entropies of the start and end positions, and sums of metrics."""
         inputs = batch['encoder_input_tokens']
         logits = jnp.swapaxes(self.token_logits(params, inputs, dropout_rng), 1, 2)
         logits = jnp.where(describe_tokens(inputs).is_token[:, None], logits, jnp.finfo(logits.dtype).min)
@@ -103,14 +105,14 @@ class TextEmbedder(_EncoderWithHead):
 
     loss_i = -log(exp(cos(a_i, b_i) / T) / sum_j exp(cos(a_i, b_j) / T))
 
-    A batch contains the int32 arrays `encoder_input_tokens` (a) and `positive_input_tokens` (b) [batch, length], and
-    `label_weights` [batch] float32, the weight of each pair in the loss. The negatives of a text a are the nonempty
-    texts b of all other rows.
+    A batch contains the int32 arrays `encoder_input_tokens` [batch, length] (texts a) and `positive_input_tokens`
+    [batch, length] (texts b), and `label_weights` [batch] float32, the weight of each pair in the loss. The negatives
+    of a text a are the nonempty texts b of all other rows.
 
     Attributes:
         module: the encoder, without a head.
         temperature: the softmax temperature, T.
-        pooling: function that maps (hidden, ctx) to one vector per row, [batch, embed].
+        pooling: function (encoder output [batch, length, embed], ctx) -> one vector per row, [batch, embed].
     """
 
     temperature: ranges.Positive = 0.05
@@ -125,7 +127,7 @@ class TextEmbedder(_EncoderWithHead):
         return pooled * jax.lax.rsqrt(jnp.sum(jnp.square(pooled), axis=-1, keepdims=True) + 1e-12)
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
-        """Returns the contrastive loss; a pair counts as correct if b_i is the text most similar to a_i."""
+        """Returns the contrastive loss and sums of metrics; row i is correct if b_i is the text most similar to a_i."""
         keys = (None, None) if dropout_rng is None else jax.random.split(dropout_rng)
         names = ('encoder_input_tokens', 'positive_input_tokens')
         first, second = (self.embed(params, batch[name], key) for name, key in zip(names, keys, strict=True))

@@ -1,6 +1,6 @@
 """The base class of all models, and checks that a model supports a command.
 
-See `data.batch_formats` for the arrays of a batch of each model type.
+The arrays in a batch of each model type are defined in `data.batch_formats`.
 """
 
 import dataclasses
@@ -26,15 +26,15 @@ MetricSums = losses.MetricSums
 class Model:
     """Base class of all models: a Flax module and a loss.
 
-    Models do not store parameters; every method is a pure function of the parameters. A batch maps the feature names of
-    seqio's feature converters to arrays; each subclass documents its arrays.
+    Models do not store parameters: they are arguments of every method. A batch maps the feature names of seqio's
+    feature converters to arrays; the docstring of each subclass lists its arrays.
 
     Attributes:
         module: the Flax module, which defines the parameters.
         lora: settings of LoRA adapters that `init` adds to the parameters, or None.
-        config: the gin configuration of the model, for `TrainedModel.save`; empty if the model was built without gin.
+        config: the gin configuration that `TrainedModel.save` writes; empty if the model was built without gin.
         model_type: name of the model type, such as 'encoder_decoder'.
-        fresh_parameters: top-level names of parameters that cannot be initialized from another model's checkpoint.
+        fresh_parameters: top-level names of the parameters that are not loaded from another model's checkpoint.
     """
 
     module: Any
@@ -46,7 +46,7 @@ class Model:
 
     @property
     def vocab_size(self) -> int:
-        """Returns the size of the vocabulary."""
+        """Returns the number of token embeddings."""
         return self.module.vocab_size
 
     def init(self, rng: jax.Array, batch_shapes: Mapping[str, tuple[int, ...]]) -> Params:
@@ -54,8 +54,8 @@ class Model:
 
         Args:
             rng: a PRNG key.
-            batch_shapes: shapes of the token arrays of a batch, and of the segment ids if rows are packed. The
-                parameters do not depend on the shapes, but some sublayers raise UserError for long or packed rows.
+            batch_shapes: shapes of a batch's token arrays, and of its segment ids if rows are packed. The parameters do
+                not depend on these shapes, but some sublayers raise UserError for long or packed rows.
         """
         method, inputs = self._init_inputs({name: jnp.ones(shape, jnp.int32) for name, shape in batch_shapes.items()})
 
@@ -67,17 +67,17 @@ class Model:
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
         """Returns the loss summed over all predictions, and float32 sums of metrics.
 
-        To compute means, divide the sums by sums['weights'] after summing over microbatches.
+        To compute means, add up the sums of all microbatches and divide by the sum named 'weights'.
 
         Args:
             params: unboxed parameters.
-            batch: the arrays documented in the class docstring.
+            batch: the arrays listed in the docstring of the model class.
             dropout_rng: a PRNG key, or None to disable dropout.
         """
         raise NotImplementedError
 
     def _init_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
-        """Returns the name of a module method that uses all parameters, and arguments for calling it."""
+        """Returns the name of a module method that uses all parameters, and the arguments to call it with."""
         raise NotImplementedError
 
     def _apply(self, method: str, params: Params, *args: Any, rng: jax.Array | None = None, **kwargs: Any) -> jax.Array:
@@ -98,13 +98,13 @@ def select_arrays(batch: Batch, *names: str) -> dict[str, jax.Array]:
 
 
 def targets_and_weights(batch: Batch, side: str) -> tuple[jax.Array, jax.Array]:
-    """Returns target tokens and float32 loss weights, [batch, length] each, of `side`, 'encoder' or 'decoder'."""
+    """Returns the targets and float32 loss weights, [batch, length], of the `side` 'encoder' or 'decoder'."""
     targets, weights = batch[f'{side}_target_tokens'], batch.get(f'{side}_loss_weights')
     return targets, (targets > 0 if weights is None else weights).astype(jnp.float32)
 
 
 def count_sequences(batch: Batch, tokens: str) -> jax.Array:
-    """Counts the examples with at least one token in the batch array named `tokens`; rows may be packed."""
+    """Counts the examples of a batch that have tokens in the array named `tokens`; rows may be packed."""
     segments = batch.get(f'{tokens.partition("_")[0]}_segment_ids')
     if segments is None:
         return jnp.sum(jnp.any(batch[tokens] > 0, axis=-1).astype(jnp.float32))
@@ -112,7 +112,7 @@ def count_sequences(batch: Batch, tokens: str) -> jax.Array:
 
 
 def sublayer_factories(model: Model) -> dict[str, list[Callable[..., nn.Module]]]:
-    """Returns the sublayer factories of each stack ('encoder', 'decoder'), in the order of its runs."""
+    """Returns the sublayer factories of the stacks 'encoder' and 'decoder', in the order of their layers."""
     stacks = {side: getattr(model.module, f'{side}_stack', None) for side in ('encoder', 'decoder')}
     return {
         side: [sublayer for layer, _ in stack_factory().runs for sublayer in layer().sublayers]
@@ -128,7 +128,7 @@ def param_shapes(model: Model, batch_shapes: Mapping[str, tuple[int, ...]]) -> P
         return jax.eval_shape(lambda: model.init(jax.random.key(0), batch_shapes))
 
 
-# Maps optional methods of models to a description for error messages and the model types that implement the method.
+# Maps each optional method of models to its description in error messages and the model types that implement it.
 ABILITIES = {
     'generate': ('generates text', ('encoder_decoder', 'decoder_only')),
     'score': ('scores one text given another', ('encoder_decoder', 'decoder_only')),
@@ -139,7 +139,7 @@ ABILITIES = {
 
 
 def require_method(model: Model, ability: str, reader: str) -> None:
-    """Raises UserError if the model does not implement the method `ability`, which the command `reader` needs."""
+    """Raises UserError if the model does not implement the method `ability`, which the command `reader` calls."""
     if not callable(getattr(model, ability, None)):
         description, model_types = ABILITIES[ability]
         raise UserError(

@@ -22,13 +22,13 @@ class LanguageModel(GenerativeModel):
     decoder_target_tokens, decoder_loss_weights, and for packed rows decoder_segment_ids and decoder_positions. With
     PrefixLMFeatureConverter, batches also contain decoder_causal_attention.
 
-    If the batch contains `prompt_tokens` [batch, prompt_length], `score` and `score_and_match` return
-    log p(decoder_target_tokens | prompt).
+    If the batch contains `prompt_tokens` [batch, prompt_length], `score` and `score_and_match` compute
+    log p(decoder_target_tokens | prompt_tokens).
 
     Attributes:
         module: the decoder.
-        loss_function: the loss of tokens with nonzero weights.
-        prefix: whether attention is bidirectional over prompts and over tokens marked by decoder_causal_attention.
+        loss_function: the loss of the target tokens with nonzero weights.
+        prefix: whether attention is bidirectional within prompts, which `decoder_causal_attention` marks in a batch.
     """
 
     module: DecoderOnly
@@ -87,7 +87,7 @@ class LanguageModel(GenerativeModel):
             return self._next_logits(params, hidden), cache
 
         last = jnp.take_along_axis(tokens, count[:, None], axis=1)[:, 0]
-        # Right-align the prompts for logits processors and stop strings.
+        # Right-align the prompts, as logits processors and stop strings require.
         source = jnp.arange(tokens.shape[1]) - (prompts.shape[1] - count[:, None])
         aligned = jnp.where(source < 0, -1, jnp.take_along_axis(tokens, jnp.maximum(source, 0), axis=1))
         if self.module.begin_id:
@@ -103,7 +103,7 @@ def join_prompts(prompts: jax.Array, targets: jax.Array) -> dict[str, jax.Array]
     count = token_counts(prompts)[:, None]
     tokens = jnp.concatenate([prompts, targets], axis=1)
     position = jnp.arange(tokens.shape[1])
-    # Positions after the targets read the 0 that is appended to each row.
+    # Fill positions after the targets with the 0 that is appended to each row.
     source = jnp.where(position < count, position, position - count + prompts.shape[1])
     tokens = jnp.take_along_axis(jnp.pad(tokens, ((0, 0), (0, 1))), jnp.minimum(source, tokens.shape[1]), axis=1)
     return {

@@ -1,7 +1,7 @@
 """Logits processors: constraints on the next token, with the names and semantics of Hugging Face's `generate`.
 
-A processor is a pure function of the logits, the preceding tokens and the step, and runs under `jax.jit`. The logits of
-forbidden tokens are set to -inf. In beam search, processors are applied to log-probabilities, as in transformers.
+A processor is a pure function of the logits, the preceding tokens and the step, and is compiled by `jax.jit`. It sets
+the logits of forbidden tokens to -inf. In beam search, processors modify log-probabilities, as in transformers.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ class LogitsProcessor(Protocol):
 
     Args:
         logits: [rows, vocab] float32; a row is a sample or a beam.
-        tokens: [rows, length] int32, the preceding tokens, left-padded with -1: the start token (id 0), the prompt of
-            a decoder-only model, and the generated tokens.
+        tokens: [rows, length] int32, the start token (id 0), the prompt of a decoder-only model and the generated
+            tokens, left-padded with -1.
         step: int32 scalar, the number of generated tokens.
 
     Returns:
-        [rows, vocab] float32.
+        The modified logits, [rows, vocab] float32.
     """
 
     def __call__(self, logits: jax.Array, tokens: jax.Array, step: jax.Array) -> jax.Array: ...
@@ -48,7 +48,7 @@ class RepetitionPenalty:
 
 @dataclasses.dataclass(frozen=True)
 class NoRepeatNGram:
-    """Forbids tokens that would repeat an n-gram of `size` tokens (Paulus et al. 2017)."""
+    """Forbids tokens that would repeat an earlier n-gram of `size` tokens (Paulus et al. 2017)."""
 
     size: int
 
@@ -64,7 +64,7 @@ class NoRepeatNGram:
 
 @dataclasses.dataclass(frozen=True)
 class NoBadWords:
-    """Forbids each token sequence in `words` by masking its last id whenever its other ids directly precede."""
+    """Forbids each token sequence in `words`: its last token is forbidden directly after its other tokens."""
 
     words: Sequence[Sequence[int]]
 
@@ -120,9 +120,9 @@ def _check_ids(setting: str, ids: Iterable[int], vocab: int) -> None:
 
 
 def _occurring_ids(tokens: jax.Array, is_counted: jax.Array, vocab: int) -> jax.Array:
-    """Returns the mask of token ids that occur in each row of `tokens`, [rows, vocab] bool.
+    """Returns a mask of the token ids that occur in each row of `tokens`, [rows, vocab] bool.
 
-    Only tokens for which `is_counted` [rows, length] is True are considered.
+    Tokens for which `is_counted` [rows, length] is False are ignored.
     """
     rows = jnp.arange(tokens.shape[0])[:, None]
     return jnp.zeros((tokens.shape[0], vocab), bool).at[rows, tokens].max(is_counted, mode='drop')
@@ -134,11 +134,11 @@ class LogitsOptions:
 
     Attributes:
         no_repeat_ngram_size: size of n-grams that must not repeat, including those in prompts; 0 allows repetition.
-        repetition_penalty: values above 1 make preceding tokens less likely; values below 1 make them more likely.
+        repetition_penalty: factor that reduces the logits of preceding tokens if above 1 and increases them if below 1.
         bad_words_ids: sequences of token ids that must not be generated.
         min_new_tokens: minimum number of tokens before the end token.
         forced_prefix: token ids with which every generated sequence begins.
-        logits_processor: custom processors, called after the others; see `LogitsProcessor`.
+        logits_processor: custom processors (`LogitsProcessor`), called after those of the other options.
     """
 
     no_repeat_ngram_size: ranges.Whole = 0
@@ -151,7 +151,7 @@ class LogitsOptions:
     def __post_init__(self) -> None:
         ranges.check_fields(self)
         for name in ('bad_words_ids', 'forced_prefix', 'logits_processor'):
-            # Decoders must be hashable, because they are cache keys of compiled functions.
+            # Decoders must be hashable, because they are part of the cache keys of compiled functions.
             object.__setattr__(self, name, _to_nested_tuple(getattr(self, name)))
         if not all(word and isinstance(word, tuple) for word in self.bad_words_ids):
             raise UserError(f'BAD_WORDS_IDS must be lists of ids, such as [[5, 6], [7]], got {self.bad_words_ids}')
@@ -163,7 +163,7 @@ class LogitsOptions:
         return f'{type(self).__name__}({", ".join(shown)})'
 
     def processors(self, eos_id: int) -> list[LogitsProcessor]:
-        """Returns the processors for the options that are set, in the order used by transformers."""
+        """Returns the processors of all options that are set, in the order used by transformers."""
         processors: list[LogitsProcessor] = []
         if self.repetition_penalty != 1:
             processors.append(RepetitionPenalty(self.repetition_penalty))

@@ -1,12 +1,12 @@
-"""LoRA (Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1).
+"""LoRA adapters (Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1).
 
     y = x W + x A B        W frozen [in, out], A [in, rank], B [rank, out]
     y = x W[j] + x A[j] B[j]                  for each group j of a `GroupDense`, whose W is [groups, in, out]
 
-A is initialized with a normal distribution of variance 1 / in and B with zeros, so an adapted model is initially equal
-to the base model. The paper's scale alpha / rank is omitted, because it only changes the learning rate of B. Every
-`Dense` and `GroupDense` of the encoder and the decoder can be adapted. A and B are stored as `lora_in` and `lora_out`
-next to the `kernel` W; merging adds A B to W.
+A is drawn from a normal distribution with variance 1 / in and B is initialized with zeros, so an adapted model is
+initially equal to the base model. The paper's scale alpha / rank is omitted, because it only changes the learning rate
+of B. Every `Dense` and `GroupDense` of the encoder and the decoder can be adapted. A is stored as `lora_in` and B as
+`lora_out`, next to W, which is named `kernel`; merging an adapter adds A B to W.
 """
 
 import dataclasses
@@ -32,9 +32,9 @@ class Lora:
     """Settings of LoRA adapters.
 
     Attributes:
-        modules: regular expression that is searched for in the names of dense layers; an example of a name is
+        modules: regular expression, found anywhere in the names of the dense layers to adapt, such as
             `encoder/run_0/layer/self_attention/query`.
-        rank: rank of the update A B.
+        rank: rank of the matrix product A B.
     """
 
     modules: str
@@ -50,9 +50,9 @@ class Lora:
             ) from error
 
     def init(self, init_base: Callable[[], Params], rng: jax.Array) -> Params:
-        """Returns the boxed parameters of `init_base`, with A and B added to each adapted layer.
+        """Returns the boxed parameters computed by `init_base`, with A and B added to each adapted layer.
 
-        The output projection cannot be adapted, because the loss uses its kernel directly.
+        The output projection cannot be adapted, because the loss reads its kernel directly.
         """
         layers: set[str] = set()
 
@@ -70,7 +70,7 @@ class Lora:
         for name in adapted_layers:
             kernel = params[f'{name}/kernel']
             (*stacked, inputs, outputs), (*stacked_axes, input_axis, output_axis) = kernel.value.shape, kernel.names
-            # Derive the key from the name, so that adapting more layers does not change the initial values of others.
+            # Derive the key from the name, so that the initial values of a layer do not depend on the other layers.
             key = jax.random.fold_in(rng, zlib.crc32(name.encode()))
             first = jax.random.normal(key, (*stacked, inputs, self.rank)) * inputs**-0.5
             second = jnp.zeros((*stacked, self.rank, outputs))
@@ -86,16 +86,16 @@ def with_adapters(model: Any, modules: str | None = None, rank: ranges.Count = 8
 
 
 def is_adapter(name: str) -> bool:
-    """Returns whether the parameter `name`, a path joined by '/', is a matrix of a LoRA adapter."""
+    """Returns whether a parameter, named by its path joined with '/', is a matrix of a LoRA adapter."""
     return name.rpartition('/')[2] in (LORA_IN, LORA_OUT)
 
 
 def adapted_kernel_name(name: str) -> str:
-    """Returns the name of the kernel that is adapted by the LoRA matrix `name`."""
+    """Returns the name of the kernel that the LoRA matrix named `name` adapts."""
     return f'{name.rpartition("/")[0]}/kernel'
 
 
 def adapter_names(kernel: str) -> tuple[str, str]:
-    """Returns the names of the LoRA matrices A and B of `kernel`."""
+    """Returns the names of the LoRA matrices A and B that adapt the kernel named `kernel`."""
     layer = kernel.rpartition('/')[0]
     return f'{layer}/{LORA_IN}', f'{layer}/{LORA_OUT}'

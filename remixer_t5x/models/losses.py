@@ -3,7 +3,7 @@
 The logits are often the largest array of a training step: for 128 sequences of 114 targets and a vocabulary of
 32,128 tokens, they take 1.9 GB in float32, and twice as much with their gradient. This module splits the targets into
 chunks along the length and stores the logits of only one chunk at a time. The forward pass also computes the gradients,
-which avoids recomputing logits in the backward pass: each chunk requires three matmuls, the same as without chunking.
+so that the backward pass need not recompute the logits: each chunk requires three matmuls, as without chunking.
 """
 
 import dataclasses
@@ -22,13 +22,13 @@ MetricSums = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class CrossEntropy:
-    """Cross-entropy loss with hashable settings, which can be static arguments of compiled functions.
+    """Settings of the cross-entropy loss; hashable, so that they can be static arguments of compiled functions.
 
     Attributes:
         z_loss: coefficient of the term log(Z)^2, which prevents the logits from drifting (1e-4 in T5.1.1).
-        label_smoothing: probability mass assigned to all tokens other than the target. The entropy of the smoothed
+        label_smoothing: total probability assigned to all tokens other than the target. The entropy of the smoothed
             distribution is subtracted, so the loss of a perfect prediction is 0.
-        chunk_length: number of targets per row in a chunk.
+        chunk_length: maximum number of targets per row in a chunk.
     """
 
     z_loss: ranges.NonNegative = 1e-4
@@ -60,7 +60,7 @@ def token_logits(hidden: jax.Array, kernel: jax.Array, softcap: float | None = N
 def _one_hot_mask(targets: jax.Array, vocab_size: int) -> jax.Array:
     """Returns a one-hot mask of the targets, [batch, length, vocab] bool.
 
-    Unlike a gather, the mask can be partitioned efficiently if the vocabulary is sharded.
+    Unlike a gather, XLA can partition this mask efficiently if the vocabulary is sharded.
     """
     return targets[..., None] == jnp.arange(vocab_size, dtype=targets.dtype)
 
@@ -68,7 +68,7 @@ def _one_hot_mask(targets: jax.Array, vocab_size: int) -> jax.Array:
 def _chunk_sums(
     config: CrossEntropy, logits: jax.Array, targets: jax.Array, weights: jax.Array
 ) -> tuple[MetricSums, jax.Array]:
-    """Returns the weighted sums of one chunk, and the log-partition function log Z, [batch, length]."""
+    """Returns the loss and metrics summed over one chunk, and the log-partition function log Z, [batch, length]."""
     vocab_size = logits.shape[-1]
     largest = jnp.max(logits, axis=-1)
     log_z = largest + jnp.log(jnp.sum(jnp.exp(logits - largest[..., None]), axis=-1))
@@ -90,7 +90,7 @@ def _chunk_sums(
 
 
 def _smoothed_probabilities(label_smoothing: float, vocab_size: int) -> tuple[float, float]:
-    """Returns the smoothed probability of the target and that of each other token."""
+    """Returns the smoothed probabilities of the target and of any other token."""
     return 1.0 - label_smoothing, label_smoothing / (vocab_size - 1)
 
 
@@ -140,7 +140,7 @@ def cross_entropy(
     Returns:
         The summed loss, a float32 scalar that is differentiable with respect to hidden and kernel, and the sums 'loss',
         'z_loss', 'weights' and 'correct', which are not differentiable. 'loss' includes the z-loss, and 'correct' is
-        the total weight of the targets that have the largest logit.
+        the total weight of the targets with the largest logit of their position.
     """
 
     def body(total: MetricSums, chunk) -> tuple[MetricSums, None]:
@@ -197,9 +197,9 @@ cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 def score_and_match_targets(
     hidden: jax.Array, kernel: jax.Array, targets: jax.Array, chunk_length: int = 64, softcap: float | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns log p(target), [batch, length] float32, and whether it is the argmax, [batch, length] bool.
+    """Returns the log-probability of each target and whether its logit is the largest.
 
-    See `cross_entropy` for the arguments.
+    The results are [batch, length] float32 and [batch, length] bool. See `cross_entropy` for the arguments.
     """
     config = CrossEntropy(chunk_length=chunk_length)
 
@@ -225,7 +225,7 @@ def score_and_match_rows(
     chunk_length: int = 64,
     softcap: float | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the log-probability of each row's targets, and whether every target has the largest logit.
+    """Returns the total log-probability of each row's targets, and whether every target has the largest logit.
 
     Targets with weight 0 are ignored. The results are [batch] float32 and [batch] bool.
     """

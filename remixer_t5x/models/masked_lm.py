@@ -19,7 +19,7 @@ from remixer_t5x.models.interface import (
     targets_and_weights,
 )
 
-_INPUTS = ('encoder_input_tokens', 'encoder_segment_ids', 'encoder_positions', 'encoder_token_types')
+_INPUT_ARRAYS = ('encoder_input_tokens', 'encoder_segment_ids', 'encoder_positions', 'encoder_token_types')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +33,10 @@ class MaskedLM(Model):
     Attributes:
         module: the encoder and its head.
         loss_function: the loss of the tokens to predict.
-        predicted_share: fraction of each row's tokens for which logits are computed. BERT predicts only 15% of the
-            tokens, while computing the logits of all tokens takes three quarters of a small model's FLOPs. If a row of
-            the batch has more targets, all logits are computed, so this setting does not change the loss.
+        predicted_share: fraction of each row's tokens for which logits are computed, at least the fraction of tokens to
+            predict (15% in BERT). Computing the logits of all tokens would take three quarters of a small model's
+            FLOPs. If a row has more tokens to predict, the logits of the whole batch are computed, so this setting does
+            not change the loss.
     """
 
     module: EncoderOnly
@@ -45,7 +46,7 @@ class MaskedLM(Model):
     model_type = 'encoder_only'
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
-        """Returns the loss summed over the tokens to predict; see `Model.loss`."""
+        """Returns the loss summed over the tokens to predict, and sums of metrics."""
         hidden, (targets, weights) = (
             self._compute_hidden(params, batch, dropout_rng),
             targets_and_weights(batch, 'encoder'),
@@ -81,14 +82,14 @@ class MaskedLM(Model):
 
     def logits(self, params: Params, batch: Batch) -> jax.Array:
         """Returns the logits at each position, [batch, length, vocab], in the module's dtype."""
-        return self._apply('predict_tokens', params, **select_arrays(batch, *_INPUTS))
+        return self._apply('predict_tokens', params, **select_arrays(batch, *_INPUT_ARRAYS))
 
     def score_and_match(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """Returns the log-probability of one token per row, [batch] float32, and whether the token is the argmax.
 
-        The batch contains `encoder_input_tokens`; `places` [batch], the position to score in each row; and `tokens`
-        [batch], the token id to score there. If these positions are masked, the sum of the scores over all positions of
-        a text is the text's pseudo-log-likelihood (Salazar et al. 2020).
+        The batch contains `encoder_input_tokens`, the position to score in each row (`places` [batch]) and the token id
+        to score at this position (`tokens` [batch]). If the scored positions are masked, the sum of the scores over all
+        positions of a text is the text's pseudo-log-likelihood (Salazar et al. 2020).
         """
         hidden = jnp.take_along_axis(self._compute_hidden(params, batch), batch['places'][:, None, None], axis=1)
         targets = batch['tokens'][:, None]
@@ -100,14 +101,14 @@ class MaskedLM(Model):
         return 'predict_tokens', select_arrays(batch, 'encoder_input_tokens', 'encoder_segment_ids')
 
     def _compute_hidden(self, params: Params, batch: Batch, rng: jax.Array | None = None) -> jax.Array:
-        return self._apply('encode', params, **select_arrays(batch, *_INPUTS), rng=rng)
+        return self._apply('encode', params, **select_arrays(batch, *_INPUT_ARRAYS), rng=rng)
 
     def _output_projection(self, params: Params, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the input and the kernel of the output projection."""
         hidden = self.module.apply({'params': params}, hidden, method='output_hidden')
         kernel, bias = self.module.output_kernel(params), self.module.output_bias(params)
         if bias is not None:
-            # Append the bias to the kernel, with a constant feature of 1, because the loss has no bias argument.
+            # Append the bias to the kernel and a constant feature of 1 to the input; the loss has no bias argument.
             kernel = jnp.concatenate([kernel, bias[None]])
             hidden = jnp.concatenate([hidden, jnp.ones_like(hidden[..., :1])], axis=-1)
         return hidden, kernel

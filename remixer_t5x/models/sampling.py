@@ -1,7 +1,7 @@
 """Sampling from softmax(logits / temperature), optionally restricted to the most likely tokens.
 
-Restrictions are top-k (Fan et al. 2018), top-p or nucleus (Holtzman et al. 2019) and min-p (Nguyen et al. 2024). They
-are applied in this order after the temperature, as in Hugging Face's transformers.
+The restrictions top-k (Fan et al. 2018), top-p or nucleus (Holtzman et al. 2019) and min-p (Nguyen et al. 2024) are
+applied in this order after the temperature, as in Hugging Face's transformers.
 """
 
 import dataclasses
@@ -19,15 +19,15 @@ from remixer_t5x.models.decoding import RowDecoder, top_values
 class Sampling(RowDecoder):
     """Decoder that draws independent samples for each sequence.
 
-    Scores are log-probabilities under the model, without temperature and restrictions.
+    The scores are the model's log-probabilities, without temperature or restrictions.
 
     Attributes:
         temperature: divisor of the logits; values below 1 sharpen the distribution, values above 1 flatten it.
-        top_k: sample from this number of tokens with the largest logits; None for all tokens.
-        top_p: sample from the smallest set of most likely tokens whose total probability is at least this value; tokens
-            tied with the least likely token of the set are included.
-        num_samples: number of samples per sequence.
-        min_p: sample from tokens whose probability is at least this fraction of the largest probability.
+        top_k: number of most likely tokens to sample from; None for all tokens.
+        top_p: sample from the smallest set of most likely tokens whose total probability is at least this value, and
+            from all tokens that are as likely as the least likely token of the set.
+        num_samples: number of samples per input sequence.
+        min_p: sample from the tokens whose probability is at least this fraction of the largest probability.
     """
 
     temperature: ranges.Positive = 1.0
@@ -45,10 +45,10 @@ class Sampling(RowDecoder):
         return self.num_samples
 
     def build_token_selector(self, rng: jax.Array | None, batch: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        """Returns a function that samples a token for each row; see `RowDecoder.build_token_selector`.
+        """Returns a function that samples a token for each row from the processed logits.
 
-        `rng` is either a single key, from which sequence i of the batch uses `fold_in(rng, i)`, or one key per
-        sequence, [batch]. With separate keys, the samples do not depend on the other sequences of the batch.
+        `rng` is a single PRNG key or an array of keys, one per sequence. With a single key, sequence i of the batch
+        uses `fold_in(rng, i)`. With separate keys, samples do not depend on a sequence's position in the batch.
         """
         if rng is None or not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) or rng.shape not in ((), (batch,)):
             description = None if rng is None else f'{rng.dtype}{list(rng.shape)}'
@@ -63,9 +63,9 @@ class Sampling(RowDecoder):
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
         logits = logits / self.temperature
         if self.top_k is None or self.top_k >= logits.shape[-1]:
-            return _categorical(keys, self.restrict(logits))
+            return _sample_each_row(keys, self.restrict(logits))
         largest, tokens = top_values(logits, self.top_k)
-        sampled = _categorical(keys, self.restrict(largest))
+        sampled = _sample_each_row(keys, self.restrict(largest))
         return jnp.take_along_axis(tokens, sampled[:, None], axis=-1)[:, 0]
 
     def restrict(self, logits: jax.Array) -> jax.Array:
@@ -83,4 +83,4 @@ class Sampling(RowDecoder):
         return logits
 
 
-_categorical = jax.vmap(jax.random.categorical)
+_sample_each_row = jax.vmap(jax.random.categorical)

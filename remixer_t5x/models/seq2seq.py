@@ -1,4 +1,4 @@
-"""Sequence-to-sequence models with an encoder and a decoder."""
+"""Sequence-to-sequence models with an encoder-decoder architecture."""
 
 import dataclasses
 from typing import Any
@@ -14,7 +14,7 @@ from remixer_t5x.models.interface import Batch, Params, select_arrays
 
 @dataclasses.dataclass(frozen=True)
 class Seq2Seq(GenerativeModel):
-    """Sequence-to-sequence model with an encoder-decoder.
+    """Sequence-to-sequence model with an encoder and a decoder.
 
     A batch contains the arrays of seqio's EncDecFeatureConverter, [batch, length] int32: encoder_input_tokens,
     decoder_input_tokens, decoder_target_tokens, decoder_loss_weights, and for packed rows encoder_segment_ids,

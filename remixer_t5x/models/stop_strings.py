@@ -1,7 +1,7 @@
 """Stop strings, which end generation as soon as they occur in the text, as in Hugging Face's `StopStringCriteria`.
 
-The strings are compiled into an automaton over tokens (Aho and Corasick 1975), so stop strings need not be aligned with
-token boundaries. A state represents the longest suffix of the text that is a proper prefix of a stop string.
+The strings are compiled into an automaton over tokens (Aho and Corasick 1975), so they may begin and end within tokens.
+Each state of the automaton represents the longest suffix of the text that is a proper prefix of a stop string.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class StopStrings:
     """Automaton that detects stop strings in a sequence of token ids.
 
     Attributes:
-        next_state: [states, ids] int32, the state after each token. In state 0, no suffix of the text is the
-            beginning of a stop string.
-        completes: [states, ids] bool, whether the token completes a stop string.
+        next_state: [states, vocab] int32, the state that follows each state and token id. In state 0, the text does not
+            end with the beginning of a stop string.
+        completes: [states, vocab] bool, whether a token id completes a stop string in a state.
     """
 
     next_state: np.ndarray
@@ -54,15 +54,15 @@ class StopStrings:
         return cls(next_state, completes)
 
     def next_states(self, states: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the state after each token and whether the token completes a stop string.
+        """Returns the state after each token, and whether the token completes a stop string.
 
-        All arrays have the same shape. Ids without text, such as padding, do not change the state.
+        All arrays have the same shape. Token ids without text, such as padding, do not change the state.
         """
         is_known = (tokens >= 0) & (tokens < self.next_state.shape[1])
         next_states = jnp.where(is_known, jnp.asarray(self.next_state)[states, tokens], states)
         return next_states, is_known & jnp.asarray(self.completes)[states, tokens]
 
     def states_after(self, tokens: jax.Array) -> jax.Array:
-        """Returns the state of each row after its tokens, [rows], for tokens [rows, length]."""
+        """Returns the state after all tokens of each row, [rows], for tokens [rows, length]."""
         states = jnp.zeros(tokens.shape[:1], jnp.int32)
         return jax.lax.scan(lambda states, column: (self.next_states(states, column)[0], None), states, tokens.T)[0]

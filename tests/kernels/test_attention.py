@@ -88,7 +88,7 @@ KERNEL_CASES = {
 @pytest.mark.parametrize('case', KERNEL_CASES)
 def test_a_kernel_equals_the_formula_with_gradients(case, platform, monkeypatch):
     """In float32; JAX's XLA attention with the same arguments replaces cuDNN."""
-    monkeypatch.setattr(tpu_kernel, '_LONGEST_BLOCK', 128)
+    monkeypatch.setattr(tpu_kernel, '_MAX_BLOCK_LENGTH', 128)
     queries, keys, heads, width, visibility, with_bias, *group = KERNEL_CASES[case]
     rng = np.random.default_rng(0)
     query_size, key_size = (queries, heads), (keys, heads // sum(group or [1]))

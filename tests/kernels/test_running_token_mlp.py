@@ -19,9 +19,9 @@ every_platform = pytest.mark.parametrize('platform', ['cpu', 'gpu', 'tpu'])
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(tpu, '_LONGEST_BLOCK', 8)
-    monkeypatch.setattr(unrolled, '_LONGEST_BLOCK', 8)
-    monkeypatch.setattr(unrolled, '_SEGMENT', 3)
+    monkeypatch.setattr(tpu, '_MAX_BLOCK_LENGTH', 8)
+    monkeypatch.setattr(unrolled, '_MAX_BLOCK_LENGTH', 8)
+    monkeypatch.setattr(unrolled, '_SEGMENT_LENGTH', 3)
 
 
 def plain(w_in, value, w_out, ids, scale):

@@ -1,9 +1,9 @@
-"""Attention with selectable implementations:
+"""Attention with several implementations to choose from:
 
-auto        the device's kernel if it supports the call, otherwise the formula; logs the reason for a fallback
-formula     softmax(query key^T + bias) value, compiled by XLA, with the logits stored in the device's memory
-tpu_kernel  the Pallas kernel in `tpu.py`
-cudnn       NVIDIA's fused attention (`cudnn.py`)
+auto        the device's kernel if it supports the call, otherwise `formula`; logs a warning with the reason
+formula     the plain-JAX implementation, compiled by XLA, which stores the logits in the device's memory
+tpu_kernel  the Pallas kernels for TPUs (`tpu.py`)
+cudnn       cuDNN's fused attention for NVIDIA GPUs (`cudnn.py`)
 """
 
 import functools
@@ -19,7 +19,7 @@ from remixer_t5x.kernels.attention import cudnn, tpu
 from remixer_t5x.kernels.attention.formula import Bias, DistanceBias, Visibility, dot_product_attention, expand_bias
 from remixer_t5x.kernels.compile_target import target_platform
 
-# Maps each platform to the name of its kernel (for the setting ATTENTION) and the module that implements the kernel.
+# Maps each platform to the name of its kernel in the setting ATTENTION, and the module that implements the kernel.
 KERNELS = {'tpu': ('tpu_kernel', tpu), 'gpu': ('cudnn', cudnn)}
 IMPLEMENTATIONS = ('auto', 'formula', *(name for name, _ in KERNELS.values()))
 
@@ -37,17 +37,17 @@ def attention(
 
     Args:
         query: [batch, q, heads, kv].
-        key, value: [batch, k, kv_heads, kv], with kv_heads a divisor of heads.
-        visibility: the keys that each query attends to.
+        key, value: [batch, k, kv_heads, kv]; kv_heads must be a divisor of heads.
+        visibility: description of the attention mask.
         bias: [1, heads, q, k] float32, a `DistanceBias`, or None.
         implementation: one of `IMPLEMENTATIONS`.
-        softcap: bound c of the logits, `c tanh(logits / c)`, or None; only the formula supports it.
+        softcap: bound c of the logits, `c tanh(logits / c)`, or None. Only the implementation `formula` supports it.
 
     Returns:
-        [batch, q, heads, kv] in value's dtype; logits and softmax are float32.
+        [batch, q, heads, kv] in value's dtype; the logits and the softmax are computed in float32.
 
     Raises:
-        UserError: the implementation is unknown or does not support this call on this device.
+        UserError: if the implementation is unknown or does not support this call on this device.
     """
     if implementation not in IMPLEMENTATIONS:
         raise UserError(f'ATTENTION must be one of {", ".join(IMPLEMENTATIONS)}, got {implementation!r}')
@@ -86,7 +86,7 @@ def _attend_by_formula(
 def _build_check(
     name: str, kernel: ModuleType, query: jax.Array, key: jax.Array, visibility: Visibility, bias: Bias
 ) -> self_check.KernelCheck:
-    """Builds the self-check of a kernel for the heads of one device."""
+    """Builds a self-check of the kernel with the shapes of this call and the heads of a single device."""
     (batch, queries, heads, width), keys, rows = query.shape, key.shape[1], self_check.ROWS
     heads, kv_heads = (compile_target.heads_per_device(batch, count) for count in (heads, key.shape[2]))
     shape = jax.ShapeDtypeStruct
@@ -99,15 +99,15 @@ def _build_check(
     elif bias is not None:
         bias_shape = shape((1, heads, queries, keys), bias.dtype)
     flags = ('causal', visibility.causal), ('packed', packed), ('with bias', bias is not None)
-    facts = [f'{queries} x {keys} tokens', f'{heads} heads of {width}', *(flag for flag, is_on in flags if is_on)]
-    facts += [f'{kv_heads} key heads'] * (kv_heads != heads)
+    details = [f'{queries} x {keys} tokens', f'{heads} heads of {width}', *(flag for flag, is_on in flags if is_on)]
+    details += [f'{kv_heads} key heads'] * (kv_heads != heads)
     run, formula = kernel.attend, _attend_by_formula
     if visibility.window is not None:
-        facts.append(f'a window of {visibility.window}')
+        details.append(f'a window of {visibility.window}')
         run, formula = (functools.partial(_mask_queries_without_keys, attend) for attend in (run, formula))
     visible = Visibility(segments[0] if packed else None, segments[1], visibility.causal, window=visibility.window)
     operands = query_shape, key_shape, key_shape, visible, bias_shape
-    return self_check.KernelCheck(name, ', '.join(facts), run, formula, operands, packed)
+    return self_check.KernelCheck(name, ', '.join(details), run, formula, operands, packed)
 
 
 def _mask_queries_without_keys(attend, query, key, value, visibility, bias):

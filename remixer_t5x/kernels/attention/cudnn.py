@@ -2,13 +2,13 @@
 
 The bias has the dtype of the queries and is shared by all rows of the batch; the kernel sums the bias gradient over the
 batch. Padding is specified by the length of each row, so tokens must precede padding, as in seqio's batches. The kernel
-supports grouped-query attention, and windows in causal attention. Bidirectional windows become part of the bias.
+supports grouped-query attention, and windows in causal attention. Bidirectional windows are added to the bias.
 
 cuDNN does not support segment masks. A mask added to the bias would have the shape [batch, heads, q, k], for which
 cuDNN computes no bias gradient. For packed rows, segments are therefore encoded as 16 additional features of each head.
-Each segment is assigned a different set of 8 features; queries are 1 for the features in their set, and keys are
-`-_PENALTY` for the features outside their set. The inner product is 0 within a segment and at most `-_PENALTY` between
-segments, because no set contains another.
+Each segment is assigned a different set of 8 of these features. Queries are 1 for the features in the set of their
+segment and 0 otherwise; keys are 0 for the features in the set and `-_PENALTY` otherwise. Because no set contains
+another, the inner product of these features is 0 within a segment and at most `-_PENALTY` between segments.
 """
 
 import functools
@@ -21,9 +21,9 @@ import numpy as np
 from remixer_t5x.kernels.attention.formula import MASKED, Bias, Visibility, expand_bias, is_within_window
 from remixer_t5x.kernels.compile_target import interprets_kernels
 
-_WIDEST_HEAD = 128
+_MAX_HEAD_DIM = 128
 _SEGMENT_FEATURES = 16
-# A power of two is exact in bfloat16; this value is larger than any difference between logits.
+# Penalty of keys in other segments, larger than any difference between logits. Powers of two are exact in bfloat16.
 _PENALTY = 2.0**20
 
 
@@ -34,10 +34,10 @@ def unsupported_reason(
     if query.dtype != jnp.bfloat16:
         return f'requires bfloat16, got {query.dtype}'
     is_packed = visibility.query_segments is not None
-    head_dim, widest = query.shape[-1], _WIDEST_HEAD - _SEGMENT_FEATURES * is_packed
-    if head_dim % 8 or head_dim > widest:
+    head_dim, max_head_dim = query.shape[-1], _MAX_HEAD_DIM - _SEGMENT_FEATURES * is_packed
+    if head_dim % 8 or head_dim > max_head_dim:
         rows = 'packed rows' if is_packed else 'rows of one example'
-        return f'requires head widths that are multiples of 8 and at most {widest} for {rows}, got {head_dim}'
+        return f'requires head widths that are multiples of 8 and at most {max_head_dim} for {rows}, got {head_dim}'
     longest, limit = max(query.shape[1], key.shape[1]), len(_segment_sets()) - 2
     return f'supports packed rows of at most {limit} tokens, got {longest}' if is_packed and longest > limit else None
 
@@ -78,14 +78,14 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visib
 def _append_segment_features(
     query: jax.Array, key: jax.Array, value: jax.Array, query_segments: jax.Array, key_segments: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Appends the segment features to each head."""
+    """Appends features that encode the segments to each head; see the module docstring."""
     query_segments, key_segments = (
         jnp.pad(segments, ((0, 0), (0, array.shape[1] - segments.shape[1])), constant_values=-1)
         for segments, array in ((query_segments, query), (key_segments, key))
     )
-    # Tokens that pad a row to an even length have the id -1, which selects the last set; no segment uses this set.
+    # Tokens that pad a row to an even length have the segment id -1, which selects the last set, unused by segments.
     query_sets, key_sets = (jnp.asarray(_segment_sets(), query.dtype)[ids] for ids in (query_segments, key_segments))
-    # For queries without visible keys, average all values, as in the formula.
+    # For queries without visible keys, return the mean of all values, as the plain-JAX implementation does.
     has_key = jnp.any(query_segments[:, :, None] == key_segments[:, None], axis=2)[..., None]
     query, query_sets = jnp.where(has_key[..., None], query, 0), jnp.where(has_key, query_sets, 0)
 
@@ -98,7 +98,7 @@ def _append_segment_features(
 
 @functools.cache
 def _segment_sets() -> np.ndarray:
-    """Returns the feature set of each segment as a matrix of zeros and ones, [segments, features]."""
+    """Returns the set of features of each segment, [segments, features]: 1 for features in the set, otherwise 0."""
     members = itertools.combinations(range(_SEGMENT_FEATURES), _SEGMENT_FEATURES // 2)
     return np.eye(_SEGMENT_FEATURES)[np.array(list(members))].sum(axis=1)
 

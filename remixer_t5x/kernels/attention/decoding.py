@@ -1,15 +1,15 @@
 """Attention for a decoding step, with few queries and a long cache of keys and values.
 
-The time of a decoding step is dominated by reading the cache. The fastest cache layout depends on the device:
+Most of the time of a decoding step is spent on reading the cache. The fastest cache layout depends on the device:
 
 heads first     [batch, heads, length, kv], on CPUs and GPUs. The operands of each head's matmul are contiguous, so
-                XLA:CPU reads the cache at full memory bandwidth (6 times as fast as with heads between length and kv).
+                XLA:CPU reads the cache at full memory bandwidth, 6 times as fast as [batch, length, heads, kv].
 feature-packed  [batch, length, heads * kv], on TPUs, whose tiles have 128 lanes: with the 64 features of one head as
                 the last axis, half of the bytes would be padding. A single matmul computes all heads: the query of each
-                head is extended by zeros for the features of the other heads. This multiplies the FLOPs by the
+                head is padded with zeros for the features of the other heads. This multiplies the FLOPs by the
                 number of heads, but the matmul still takes less time than reading the cache.
 
-Sublayers store their caches in one of these layouts and transpose each position once, when it is written.
+Sublayers store their caches in one of these layouts and transpose keys and values only once, when they are written.
 """
 
 import jax
@@ -20,16 +20,16 @@ from remixer_t5x.kernels.compile_target import batch_and_head_axes, target_platf
 
 
 def to_cache_layout(x: jax.Array) -> tuple[jax.Array, int]:
-    """Converts keys or values [batch, length, heads, kv] to the cache layout; also returns the position axis."""
+    """Converts keys or values [batch, length, heads, kv] to the cache layout; also returns the axis of positions."""
     batch, _, heads, _ = x.shape
-    # The feature-packed layout does not support sharded heads: devices would have to exchange the logits of all heads.
+    # With sharded heads, the feature-packed layout would require devices to exchange the logits of all heads.
     if target_platform() == 'tpu' and batch_and_head_axes(batch, heads)[1] is None:
         return x.reshape(*x.shape[:2], -1), 1
     return jnp.swapaxes(x, 1, 2), 2
 
 
 def memory_key_to_cache_layout(x: jax.Array) -> jax.Array:
-    """Converts keys of the encoder output [batch, length, heads, kv] to the cache layout.
+    """Converts cross-attention keys [batch, length, heads, kv] to the cache layout.
 
     In the heads-first layout, these keys are stored as [batch, heads, kv, length].
     """
@@ -52,11 +52,11 @@ def attend_step(
         key: [batch, kv_heads, kv, k], or feature-packed [batch, k, kv_heads * kv].
         value: [batch, kv_heads, k, kv], or feature-packed [batch, k, kv_heads * kv].
         mask: bool, broadcastable to [batch, 1, q, k]; True if a query attends to a key.
-        bias: bias [1 or batch, heads, q, k] float32 added to the logits, or None.
+        bias: bias that is added to the logits, [1 or batch, heads, q, k] float32, or None.
         softcap: bound c of the logits, `c tanh(logits / c)`, or None.
 
     Returns:
-        [batch, q, heads, kv] in value's dtype; logits and softmax are float32.
+        [batch, q, heads, kv] in value's dtype; the logits and the softmax are computed in float32.
     """
     shape, is_packed = query.shape, key.ndim == 3
     kv_heads = key.shape[2] // query.shape[3] if is_packed else key.shape[1]

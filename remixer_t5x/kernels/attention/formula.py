@@ -1,8 +1,9 @@
-"""Reference implementation of attention, softmax(query key^T + bias) value; the backward pass recomputes the weights.
+"""Plain-JAX implementation of attention, softmax(query key^T + bias) value.
 
-As in FlashAttention (Dao et al. 2022), the residuals are the output and the log-sum-exp of each row of logits instead
-of the [batch, heads, q, k] weights. On a single CPU, the rows of the batch are processed sequentially, so that the
-logits of a row and the gradient of the shared bias remain in cache (see scripts/benchmarks/attention.py).
+As in FlashAttention (Dao et al. 2022), the backward pass recomputes the attention weights from the log-sum-exp of each
+query's logits, instead of storing the [batch, heads, q, k] weights. On a single CPU, the rows of the batch are
+processed sequentially, so that the logits of a row and the gradient of the shared bias remain in cache (see
+scripts/benchmarks/attention.py).
 """
 
 import functools
@@ -16,10 +17,10 @@ from jax.ad_checkpoint import checkpoint_name
 from remixer_t5x.kernels.compile_target import on_single_cpu
 from remixer_t5x.kernels.diagonals import spread_over_diagonals
 
-# Checkpoint name of arrays that remat policies save instead of recomputing.
+# Checkpoint name of the arrays that the remat policy `dots_remat` saves instead of recomputing.
 ATTENTION_OUTPUT = 'attention_output'
 
-# Logit of masked keys. The value is finite, because a query without visible keys (padding) would otherwise yield NaN.
+# Logit of masked keys. The value is finite, because with -inf, queries without visible keys (padding) would yield NaN.
 MASKED = -1e10
 
 
@@ -38,7 +39,7 @@ class DistanceBias:
         return spread_over_diagonals(self.by_distance, (self.by_distance.shape[1] + 1) // 2)[None]
 
 
-# Attention bias: an array [1, heads, q, k], a compact relative position bias, or None.
+# Type of an attention bias: an array [1, heads, q, k], a compact relative position bias, or None.
 Bias: TypeAlias = 'jax.Array | DistanceBias | None'
 
 
@@ -48,9 +49,9 @@ def expand_bias(bias: Bias) -> jax.Array | None:
 
 
 def split_bias(bias: Bias, parts: int) -> list[Bias]:
-    """Splits the heads of a bias evenly into `parts` biases."""
+    """Splits a bias along its heads into `parts` biases with equal numbers of heads."""
     if isinstance(bias, DistanceBias):
-        return [DistanceBias(part) for part in jnp.split(bias.by_distance, parts)]
+        return [DistanceBias(values) for values in jnp.split(bias.by_distance, parts)]
     return [None] * parts if bias is None else [*jnp.split(bias, parts, axis=1)]
 
 
@@ -62,9 +63,9 @@ class Visibility:
         query_segments: [batch, queries] int32, the example id of each query; None if each row is a single example,
             whose tokens are visible to all queries.
         key_segments: [batch, keys] int32, the example id of each key; 0 is padding.
-        causal: whether to mask keys after a query's position.
-        key_prefix: [batch, keys] bool, keys that are visible to all queries of their example, or None.
-        window: keys at this distance or farther are masked, in both directions unless `causal`; None for no limit.
+        causal: whether to mask the keys after the position of each query.
+        key_prefix: [batch, keys] bool, True for keys that are visible to all queries of their example, or None.
+        window: keys at a distance of `window` or more from a query are masked; None for no limit.
     """
 
     query_segments: jax.Array | None
@@ -88,7 +89,7 @@ class Visibility:
 
 
 def is_within_window(length: int, window: int) -> jax.Array:
-    """Returns the mask of pairs of positions with a distance below `window`, bool [length, length]."""
+    """Returns a mask of all pairs of positions with a distance below `window`, bool [length, length]."""
     position = jnp.arange(length)
     return jnp.abs(position[:, None] - position) < window
 
@@ -105,15 +106,14 @@ def dot_product_attention(
 
     Args:
         query: [batch, q, heads, kv].
-        key: [batch, k, kv_heads, kv], with kv_heads a divisor of heads.
+        key: [batch, k, kv_heads, kv]; kv_heads must be a divisor of heads.
         value: [batch, k, kv_heads, kv].
         mask: bool, broadcastable to [batch, 1, q, k]; True if a query attends to a key.
-        bias: bias [1, heads, q, k] float32 added to the logits, or None.
-        softcap: bounds the logits by `softcap * tanh(query key^T / softcap)` before the bias is added; None for no
-            bound.
+        bias: bias that is added to the logits, [1, heads, q, k] float32, or None.
+        softcap: bound c of the logits, `c tanh(query key^T / c)`, applied before the bias is added; None for no bound.
 
     Returns:
-        [batch, q, heads, kv] in value's dtype; logits and softmax are float32.
+        [batch, q, heads, kv] in value's dtype; the logits and the softmax are computed in float32.
     """
     grouped = group_queries(query, key.shape[2], mask, bias)
     return ungroup_queries(_attention(grouped[0], key, value, *grouped[1:], softcap), query.shape)
@@ -122,10 +122,10 @@ def dot_product_attention(
 def group_queries(
     query: jax.Array, kv_heads: int, mask: jax.Array, bias: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Reshapes query heads that share a key head into additional queries, for grouped-query attention.
+    """Reshapes the query heads that share a key head into additional queries, for grouped-query attention.
 
-    [batch, q, heads, kv] becomes [batch, q * group, kv_heads, kv]; the mask and the bias are repeated and reshaped to
-    match. All three are returned unchanged if the numbers of query heads and key heads are equal.
+    Queries [batch, q, heads, kv] are reshaped to [batch, q * group, kv_heads, kv]; the mask is repeated and the bias
+    reshaped to match. If the numbers of query heads and key heads are equal, all three are returned unchanged.
     """
     batch, length, heads, width = query.shape
     group = heads // kv_heads
@@ -141,7 +141,7 @@ def group_queries(
 
 
 def ungroup_queries(mixed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Reshapes [batch, q * group, kv_heads, kv] to the original `shape` of the queries; inverts `group_queries`."""
+    """Inverts `group_queries`: reshapes [batch, q * group, kv_heads, kv] to `shape`, [batch, q, heads, kv]."""
     batch, length, heads, width = shape
     kv_heads = mixed.shape[2]
     if heads == kv_heads:
@@ -150,7 +150,7 @@ def ungroup_queries(mixed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def cap_logits(logits: jax.Array, softcap: float | None) -> jax.Array:
-    """Computes `softcap * tanh(logits / softcap)`; returns the logits unchanged if softcap is None."""
+    """Bounds the logits with `softcap * tanh(logits / softcap)`, or returns them unchanged if softcap is None."""
     return logits if softcap is None else softcap * jnp.tanh(logits / softcap)
 
 
@@ -170,14 +170,14 @@ def attention_weights(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _attention(query, key, value, mask, bias, softcap):
-    """Computes `dot_product_attention` for equal numbers of query and key heads."""
+    """Computes attention for equal numbers of query and key heads."""
     return _forward_rule(query, key, value, mask, bias, softcap)[0]
 
 
 def _forward_rule(query, key, value, mask, bias, softcap):
     mask = jnp.broadcast_to(mask, (query.shape[0], *mask.shape[1:]))
     shared, rows = None if bias is None else bias[0], (query, key, value, mask)
-    # On a single CPU, `map` processes the rows sequentially.
+    # On a single CPU, process the rows sequentially.
     run = jax.lax.map if on_single_cpu() else lambda function, rows: jax.vmap(function)(rows)
     mixed, log_total = run(lambda row: _row_forward(softcap, shared, *row), rows)
     mixed, log_total = (checkpoint_name(array, ATTENTION_OUTPUT) for array in (mixed, log_total))
@@ -205,14 +205,14 @@ _attention.defvjp(_forward_rule, _backward_rule)
 
 
 def _row_logits(query, key, mask, bias, softcap) -> tuple[jax.Array, jax.Array]:
-    """Computes the logits of one row, [heads, q, k] float32, with and without mask and bias."""
+    """Returns the logits of one row, [heads, q, k] float32, once with the mask and bias added and once without."""
     logits = cap_logits(jnp.einsum('qhd,khd->hqk', query, key, preferred_element_type=jnp.float32), softcap)
     offset = jnp.where(mask, 0.0, MASKED)
     return logits + (offset if bias is None else offset + bias), logits
 
 
 def _row_forward(softcap, bias, query, key, value, mask) -> tuple[jax.Array, jax.Array]:
-    """Computes the output [q, heads, kv] and the log-sum-exp of the logits [heads, q] of one row."""
+    """Computes the output of one row, [q, heads, kv], and the log-sum-exp of its logits, [heads, q]."""
     logits, _ = _row_logits(query, key, mask, bias, softcap)
     largest = jnp.max(logits, axis=-1)
     weights = jnp.exp(logits - largest[..., None])
@@ -230,7 +230,7 @@ def _row_backward(softcap, bias, query, key, value, mask, mixed, log_total, grad
     delta = jnp.sum(mixed.astype(jnp.float32) * gradient.astype(jnp.float32), axis=-1)
     logits_gradient = weights * (weights_gradient - delta.T[..., None])
     product_gradient = logits_gradient if softcap is None else logits_gradient * (1 - (capped / softcap) ** 2)
-    low = product_gradient.astype(query.dtype)
-    query_gradient = jnp.einsum('hqk,khd->qhd', low, key)
-    key_gradient = jnp.einsum('hqk,qhd->khd', low, query)
+    cast_gradient = product_gradient.astype(query.dtype)
+    query_gradient = jnp.einsum('hqk,khd->qhd', cast_gradient, key)
+    key_gradient = jnp.einsum('hqk,qhd->khd', cast_gradient, query)
     return query_gradient, key_gradient, value_gradient, None if bias is None else logits_gradient

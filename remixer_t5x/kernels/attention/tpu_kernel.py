@@ -4,9 +4,10 @@ The kernels use the block algorithm of FlashAttention (Dao et al. 2022) with T5'
 shared by all rows of the batch. The kernels expand the bias to the size of a block of logits, and sum the bias gradient
 over the batch.
 
-The heads remain packed in the last axis, as in the output of the projections, which avoids transposing arrays in HBM. A
-program loads a group of heads whose features fill the 128 lanes of a register. Blocks of logits are [key, query], so
-that reductions over keys reduce sublanes, and the statistics of the queries form a single row.
+The heads remain packed in the last axis, as in the output of the projections, which avoids transposing arrays in HBM.
+Each kernel program loads a group of heads whose features fill the 128 lanes of a register. Blocks of logits have the
+shape [keys, queries], so that reductions over keys are reductions over sublanes, and the maximum and sum of each
+query's logits form a single row.
 """
 
 import dataclasses
@@ -23,21 +24,23 @@ from remixer_t5x.kernels.compile_target import interprets_kernels
 
 _FLOAT32 = jnp.float32
 _LANES, _SUBLANES = 128, 8
-# A block of [512, 512] float32 logits takes 1 MiB; a few blocks and operands fit into the 16 MiB of a TPU v3 or v4.
-_LONGEST_BLOCK = 512
+# Maximum number of tokens in a block. A block of [512, 512] float32 logits takes 1 MiB, so a few such blocks and the
+# operands fit into the 16 MiB of VMEM of a TPU v3 or v4.
+_MAX_BLOCK_LENGTH = 512
+# Upper bound on the VMEM usage of blocks of logits and operands, in bytes.
 _BLOCK_BYTES = 8 * 2**20
 # The compiler's default VMEM limit of a kernel, in bytes.
 _DEFAULT_VMEM_LIMIT = 16 * 2**20
 
 
 class Operands(NamedTuple):
-    """Operands of both kernels; unused operands are None.
+    """Operands of the forward and backward kernels; unused operands are None.
 
     Attributes:
         query: [batch, queries, heads * kv].
         key, value: [batch, keys, heads * kv].
-        query_segments: [batch, 1, queries] int32; None if all queries attend to all keys with a segment above 0.
-        key_segments: [batch, keys, 1] int32; queries attend to the keys with the same segment.
+        query_segments: [batch, 1, queries] int32; None if all queries attend to all keys with a segment id above 0.
+        key_segments: [batch, keys, 1] int32; queries attend to the keys with the same segment id.
         bias: [heads // group, group, 8, distances] float32, from `shift_bias`.
     """
 
@@ -51,13 +54,14 @@ class Operands(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Sizes of an attention call and how the call is divided into kernel programs.
+    """Sizes of an attention call, and its division into kernel programs.
 
     Attributes:
         queries, keys: number of queries and keys in a row.
-        heads, head_dim: number and width of the heads.
-        causal: whether later keys are masked.
-        window: keys at this distance or farther are masked; None for no limit.
+        heads: number of heads.
+        head_dim: number of features of a head.
+        causal: whether to mask the keys after the position of each query.
+        window: keys at a distance of `window` or more from a query are masked; None for no limit.
     """
 
     queries: int
@@ -69,18 +73,18 @@ class Plan:
 
     @property
     def group(self) -> int:
-        """Returns the number of heads per program: the smallest number that fills whole registers, or all heads."""
+        """Returns the number of heads per program: the fewest heads that fill whole registers, otherwise all heads."""
         whole = (g for g in range(1, self.heads) if self.heads % g == 0 and g * self.head_dim % _LANES == 0)
         return next(whole, self.heads)
 
-    # Block lengths are multiples of 128 tokens, at most 512.
+    # Number of tokens in a block of queries or keys, a multiple of 128 and at most 512; and numbers of blocks.
     block_q = property(lambda self: _block_length(self.queries))
     block_k = property(lambda self: _block_length(self.keys))
     blocks_q = property(lambda self: pl.cdiv(self.queries, self.block_q))
     blocks_k = property(lambda self: pl.cdiv(self.keys, self.block_k))
-    # If a single block contains all logits of a row, the expanded bias is computed once for the whole batch.
+    # Whether a single block contains all logits of a row. If so, the bias is expanded only once for the whole batch.
     one_block = property(lambda self: self.blocks_q == self.blocks_k == 1)
-    # Number of features per program, and number of distances between queries and keys padded to whole blocks.
+    # Number of features per program, and number of distances between queries and keys, padded to whole blocks.
     width = property(lambda self: self.group * self.head_dim)
     distances = property(lambda self: self.blocks_q * self.block_q + self.blocks_k * self.block_k)
 
@@ -92,16 +96,16 @@ class Plan:
         return _BLOCK_BYTES + gradient + bias
 
     def first_query_block(self, k_block):
-        """Returns the index of the first block of queries that attends to a block of keys, with a causal mask."""
+        """Returns the index of the first block of queries that attends to block `k_block` of keys, if causal."""
         return jax.lax.div(k_block * self.block_k, self.block_q)
 
     def last_key_block(self, q_block):
-        """Returns the index of the last block of keys that is visible to a block of queries, with a causal mask."""
+        """Returns the index of the last block of keys that is visible to block `q_block` of queries, if causal."""
         return jax.lax.div((q_block + 1) * self.block_q - 1, self.block_k)
 
 
 def _block_length(length: int) -> int:
-    blocks = pl.cdiv(length, _LONGEST_BLOCK)
+    blocks = pl.cdiv(length, _MAX_BLOCK_LENGTH)
     return pl.cdiv(pl.cdiv(length, blocks), _LANES) * _LANES
 
 
@@ -112,10 +116,10 @@ def shift_bias(plan: Plan, by_distance: jax.Array) -> jax.Array:
 
     Args:
         plan: sizes of the attention call.
-        by_distance: [heads, 2 * length - 1], indexed by `key - query`.
+        by_distance: [heads, 2 * length - 1], the bias for each distance `key - query`.
 
     Returns:
-        [groups, group, 8, distances].
+        The shifted copies, [groups, group, 8, distances].
     """
     length = (by_distance.shape[1] + 1) // 2
     by_query = by_distance[:, ::-1]  # indexed by `query - key`
@@ -127,8 +131,8 @@ def shift_bias(plan: Plan, by_distance: jax.Array) -> jax.Array:
 def _expand_bias(window: jax.Array, num_keys: int, num_queries: int) -> jax.Array:
     """Expands eight shifted rows [8, num_keys + num_queries] to a bias [num_keys, num_queries].
 
-    The entry [k, q] of the result is the bias for distance q - k. Each row equals the next row shifted by one, so
-    prepending a shifted copy of all rows doubles the number of rows.
+    The entry [k, q] of the result is the bias for distance q - k. Each row equals the next row shifted by one, so the
+    number of rows is repeatedly doubled by prepending a shifted copy of all rows.
     """
     rows, width = window, window.shape[1]
     while rows.shape[0] < num_keys:
@@ -137,7 +141,7 @@ def _expand_bias(window: jax.Array, num_keys: int, num_queries: int) -> jax.Arra
 
 
 def _sum_over_diagonals(block: jax.Array) -> jax.Array:
-    """Computes the transpose of `_expand_bias`, from [num_keys, num_queries] to [8, num_keys + num_queries]."""
+    """Applies the transpose of `_expand_bias` to a block: [num_keys, num_queries] -> [8, num_keys + num_queries]."""
     num_keys, num_queries = block.shape
     rows = jnp.pad(block, ((pl.next_power_of_2(num_keys) - num_keys, 0), (0, num_keys)))
     while rows.shape[0] > _SUBLANES:
@@ -147,11 +151,14 @@ def _sum_over_diagonals(block: jax.Array) -> jax.Array:
 
 
 class _BlockSpecs:
-    """Block specs of all arrays for the grid (groups of heads, rows, blocks, blocks)."""
+    """Block specs of all arrays, for a grid over groups of heads, rows of the batch, and blocks.
+
+    The last two axes of the grid, `q_axis` and `k_axis`, are the blocks of queries and keys in either order.
+    """
 
     def __init__(self, plan: Plan, q_axis: int, k_axis: int):
         def q_block(*ids):
-            # Blocks excluded by the causal mask are skipped; returning the block already in VMEM avoids a load.
+            # Programs skip blocks that the causal mask excludes. Returning the block already in VMEM avoids a load.
             return (
                 jnp.maximum(ids[q_axis], plan.first_query_block(ids[k_axis]))
                 if plan.causal and q_axis == 3
@@ -190,7 +197,7 @@ def _call_options(plan: Plan, operands: Operands, matmuls: int, reads: int) -> d
             transcendentals=pairs,
             bytes_accessed=reads * sum(sizes) + sizes[0],
         ),
-        # Head groups are independent; rows and blocks must be sequential, because they share sums and the bias.
+        # Head groups are independent. Rows and blocks must run in order, because they share sums and the expanded bias.
         'compiler_params': pltpu.CompilerParams(
             dimension_semantics=('parallel', 'arbitrary', 'arbitrary', 'arbitrary'),
             vmem_limit_bytes=max(plan.memory, _DEFAULT_VMEM_LIMIT),
@@ -200,10 +207,10 @@ def _call_options(plan: Plan, operands: Operands, matmuls: int, reads: int) -> d
 
 
 def forward(plan: Plan, operands: Operands) -> tuple[jax.Array, jax.Array]:
-    """Computes attention.
+    """Computes attention with the forward kernel.
 
     Returns:
-        The output [batch, queries, heads * kv] in value's dtype, and the log-sum-exp of the logits,
+        The output, [batch, queries, heads * kv] in value's dtype, and the log-sum-exp of each query's logits,
         [batch, groups, group, queries].
     """
     batch, groups = operands.query.shape[0], plan.heads // plan.group
@@ -232,12 +239,13 @@ def forward(plan: Plan, operands: Operands) -> tuple[jax.Array, jax.Array]:
 def backward(
     plan: Plan, operands: Operands, mixed: jax.Array, log_total: jax.Array, gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-    """Computes the gradients of query, key, value and bias.
+    """Computes the gradients of query, key, value and bias with the backward kernel.
 
     Args:
-        plan, operands: arguments of `forward`.
-        mixed, log_total: results of `forward`.
-        gradient: gradient of `mixed`.
+        plan, operands: the arguments of the forward pass.
+        mixed: the output of the forward pass.
+        log_total: the log-sum-exp of each query's logits from the forward pass.
+        gradient: gradient with respect to the output.
     """
     batch, groups = operands.query.shape[0], plan.heads // plan.group
     specs = _BlockSpecs(plan, q_axis=3, k_axis=2)
@@ -357,10 +365,10 @@ def _backward_kernel(
             weights_gradient = _dot_transposed(_select_head(plan, value, head), gradient)
             delta = jnp.sum(product[rows], axis=0, keepdims=True)
             logits_gradient = weights * (weights_gradient - delta)
-            low = logits_gradient.astype(query.dtype)
+            cast_gradient = logits_gradient.astype(query.dtype)
             value_sum[...] += _select_head(plan, _dot(weights.astype(gradient.dtype), gradient), head)
-            key_sum[...] += _select_head(plan, _dot(low, query), head)
-            query_sum[rows, q_rows] += _dot(key_rows[rows], low)
+            key_sum[...] += _select_head(plan, _dot(cast_gradient, query), head)
+            query_sum[rows, q_rows] += _dot(key_rows[rows], cast_gradient)
             if has_bias and plan.one_block:
                 bias_sum[head] += logits_gradient
             elif has_bias:
@@ -386,7 +394,10 @@ def _backward_kernel(
 
 
 def _prepare_bias(plan: Plan, bias_ref, block_ref, row, q_block, k_block) -> None:
-    """Expands the bias of each head to a block of logits; rows with a single block reuse that of the first row."""
+    """Expands the bias of each head to the size of a block of logits.
+
+    If rows consist of a single block, the bias is expanded for the first row and reused for all other rows.
+    """
     if bias_ref is None:
         return
 
@@ -398,7 +409,7 @@ def _prepare_bias(plan: Plan, bias_ref, block_ref, row, q_block, k_block) -> Non
 
 
 def _distance_slice(plan: Plan, q_block, k_block):
-    """Returns the slice of distances between a block of queries and a block of keys."""
+    """Returns the slice of the bias with the distances between a block of queries and a block of keys."""
     start = q_block * plan.block_q + (plan.blocks_k - 1 - k_block) * plan.block_k
     return pl.ds(pl.multiple_of(start, _LANES), plan.block_q + plan.block_k)
 
@@ -418,13 +429,13 @@ def _compute_logits(plan: Plan, query, key, bias_block, visible, k_block, head: 
         logits += bias_block[head]
     logits = jnp.where(visible, logits, MASKED)
     if plan.keys % plan.block_k:
-        # Use a value below MASKED, so that queries without visible keys do not average keys past the end of the row.
+        # Use a value below MASKED, so that the mean for queries without visible keys excludes keys after the row's end.
         logits = jnp.where(_token_index(plan, k_block, 0) < plan.keys, logits, 2 * MASKED)
     return logits
 
 
 def _visibility_mask(plan: Plan, operands: Operands, q_block, k_block) -> jax.Array:
-    """Returns the visibility mask of a block of logits, bool, broadcastable to [keys, queries]."""
+    """Returns the attention mask of a block of logits, bool, broadcastable to [keys, queries]."""
     keys = operands.key_segments[0]
     visible = keys > 0 if operands.query_segments is None else keys == operands.query_segments[0]
     if plan.causal:
@@ -436,13 +447,13 @@ def _visibility_mask(plan: Plan, operands: Operands, q_block, k_block) -> jax.Ar
 
 
 def _token_index(plan: Plan, block, axis: int) -> jax.Array:
-    """Returns the positions of the keys (axis 0) or queries (axis 1) in the row, [keys, queries]."""
+    """Returns the position of each key (axis 0) or each query (axis 1) of a block, [keys, queries] int32."""
     shape = plan.block_k, plan.block_q
     return block * shape[axis] + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
 
 
 def _load_rows(ref, block, length: int) -> jax.Array:
-    """Loads a block, replacing undefined values past the end of the array with zeros."""
+    """Loads a block of rows, and replaces undefined values after the end of the array by zeros."""
     rows = ref[0]
     if length % rows.shape[0] == 0:
         return rows
@@ -451,7 +462,7 @@ def _load_rows(ref, block, length: int) -> jax.Array:
 
 
 def _select_head(plan: Plan, features: jax.Array, head: int) -> jax.Array:
-    """Zeroes the features of other heads, because the matrix unit always multiplies all 128 lanes."""
+    """Sets the features of all other heads to 0, because the matrix unit always multiplies all 128 lanes."""
     if plan.group == 1:
         return features
     lane = jax.lax.broadcasted_iota(jnp.int32, features.shape, 1)

@@ -1,9 +1,9 @@
 """A causal MLP along the tokens of an example: `y_t = w_out[t] . f(c_t A_t)`, `A_t = sum_{j <= t} w_in[j] (x) v[j]`.
 
 The output of a token depends on the preceding tokens only through the running sum A [heads, hidden, features]. Storing
-A for every token would require length x hidden x features numbers, so the backward pass recomputes A one block at a
-time (`block_loop`). A block is computed by a loop over tokens on CPUs (`token_loop`), a Pallas kernel on TPUs (`tpu`),
-and operations that XLA fuses on GPUs (`unrolled`).
+A for every token would require length x hidden x features numbers per head, so the backward pass recomputes A one block
+at a time (`block_loop`). Blocks are computed with a loop over tokens on CPUs (`token_loop`), Pallas kernels on TPUs
+(`tpu`), and operations that XLA fuses on GPUs (`unrolled`).
 """
 
 import functools
@@ -31,16 +31,16 @@ def mix_through_running_hidden(
     """Mixes each token with the preceding tokens of its example through hidden units.
 
     Args:
-        w_in: [batch, length, heads, hidden], input weights of each token; values at padding are ignored.
-        value: [batch, length, heads, features], values of each token; values at padding are ignored.
+        w_in: [batch, length, heads, hidden], input weights of each token; ignored at padding.
+        value: [batch, length, heads, features], values of each token; ignored at padding.
         w_out: [batch, length, heads, hidden], output weights of each token.
         ids: [batch, length] int32, the example id of each token, starting with 1; 0 is padding.
         packed: whether rows may contain more than one example.
-        hidden_scale: [batch, length] float32, factor c_t of each token, which has no gradient; None for 1.
+        hidden_scale: [batch, length] float32, factor c_t of each token, without a gradient; None for 1.
         activation: elementwise activation of the hidden units, by default the tanh approximation of GELU.
 
     Returns:
-        [batch, length, heads, features] in value's dtype; the running sum A is float32.
+        [batch, length, heads, features] in value's dtype; the running sum A is computed in float32.
     """
     is_token = (ids > 0)[..., None, None]
     operands = jnp.where(is_token, w_in, 0), jnp.where(is_token, value, 0), w_out, ids, hidden_scale
@@ -69,7 +69,7 @@ def _mix_with_kernel(
 def _build_check(
     packed: bool, activation: Activation, w_in: jax.Array, value: jax.Array, scale: jax.Array | None
 ) -> self_check.KernelCheck:
-    """Builds the self-check of the TPU kernel for the heads of one device."""
+    """Builds a self-check of the TPU kernel with the shapes of this call and the heads of a single device."""
     (batch, length, heads, hidden), features, rows = w_in.shape, value.shape[-1], self_check.ROWS
     heads = compile_target.heads_per_device(batch, heads)
     weights = jax.ShapeDtypeStruct((rows, length, heads, hidden), w_in.dtype)

@@ -1,7 +1,7 @@
 """Loop over blocks of tokens for the running token MLP, which stores the running sum A only between blocks.
 
 The backward pass recomputes A before each block with matmuls. The outputs and gradients within a block are computed by
-a loop (`token_loop`), a kernel (`tpu`) or unrolled operations that XLA fuses (`unrolled`).
+a loop over tokens (`token_loop`), Pallas kernels (`tpu`) or unrolled operations that XLA fuses (`unrolled`).
 """
 
 import functools
@@ -22,7 +22,7 @@ Activation = Callable[[jax.Array], jax.Array]
 
 
 class Tokens(NamedTuple):
-    """Weights and values of the tokens of whole rows or of one block.
+    """Weights and values of all tokens of whole rows or of one block.
 
     Attributes:
         w_in, w_out: [batch, tokens, heads, hidden].
@@ -39,7 +39,10 @@ class Tokens(NamedTuple):
 
 
 class BlockGradients(NamedTuple):
-    """Gradients with respect to w_in, value, w_out and the sum A before the block (None for the first block)."""
+    """Gradients with respect to the tokens of a block and the running sum A before the block.
+
+    The gradient `start`, with respect to A, is None if there is no preceding block.
+    """
 
     w_in: jax.Array
     value: jax.Array
@@ -60,7 +63,7 @@ def mix_by_blocks(
     """Mixes each token with the preceding tokens of its example; w_in and value must be zero at padding.
 
     Args:
-        kernel: the module that computes a block: `token_loop`, `tpu` or `unrolled`.
+        kernel: the module that computes blocks: `token_loop`, `tpu` or `unrolled`.
         activation: elementwise activation of the hidden units.
         w_in, value, w_out, keep, scale: the fields of `Tokens` for whole rows.
 
@@ -110,7 +113,7 @@ def _backward(kernel: ModuleType, activation: Activation, tokens: Tokens, gradie
     if block == length:
         return tuple(kernel.backward(activation, tokens, None, None, gradient)[:3])
 
-    # Store A before each group of about `hidden` tokens, and only for the current group also before each block.
+    # Store A before each group of about `hidden` tokens. For the current group, also store A before each block.
     groups = -(-length // max(block, tokens.w_in.shape[-1]))
     group = -(-length // (groups * block)) * block
 
@@ -137,18 +140,18 @@ def _backward(kernel: ModuleType, activation: Activation, tokens: Tokens, gradie
 
 
 def _sums_before_blocks(blocks: Tokens, start: jax.Array) -> jax.Array:
-    """Computes the sum A before each block, given `start`, the sum before the first block."""
+    """Computes the running sum A before each block; `start` is the sum before the first block."""
     return jax.lax.scan(lambda start, tokens: (_add_block(start, tokens), start), start, blocks)[1]
 
 
 def initial_sum(tokens: Tokens) -> jax.Array:
-    """Returns zeros for the sum A before the first token, [batch, heads, hidden, features]."""
+    """Returns the running sum A before the first token of a row: zeros [batch, heads, hidden, features]."""
     batch, _, heads, hidden = tokens.w_in.shape
     return jnp.zeros((batch, heads, hidden, tokens.value.shape[-1]), jnp.float32)
 
 
 def _add_block(start: jax.Array, tokens: Tokens) -> jax.Array:
-    """Computes the sum A after a block, including only tokens of the last example in the block."""
+    """Computes the running sum A after a block, including only tokens of the last example in the block."""
     w_in = tokens.w_in
     if tokens.keep is not None:
         keep = tokens.keep

@@ -1,8 +1,8 @@
-"""Computes one block of the running token MLP with a loop over tokens.
+"""Computes one block of the running token MLP with a loop over tokens, in plain JAX.
 
-This is the reference formula, and the fastest implementation on CPUs, where the running sum A fits in cache. The
-backward pass restores A_{t-1} from A_t by subtracting the outer product of token t. To prevent rounding errors from
-accumulating, A is recomputed at the end of each example and block.
+The self-check compares TPU kernels with this implementation. It is also the fastest on CPUs, where the running sum A
+fits in cache. The backward pass restores A_{t-1} from A_t by subtracting the outer product of token t. To prevent
+rounding errors from accumulating, A is recomputed at the end of each example and block.
 """
 
 import jax
@@ -12,18 +12,18 @@ from remixer_t5x.kernels.running_token_mlp.block_loop import Activation, BlockGr
 
 
 def add_token(hidden: jax.Array, w_in: jax.Array, value: jax.Array) -> jax.Array:
-    """Adds the outer product of a token's w_in [..., heads, hidden] and value [..., heads, features] to the sum A."""
+    """Adds a token to the running sum A: the outer product of w_in [..., hidden] and value [..., features]."""
     return hidden + _outer_product(w_in.astype(jnp.float32), value.astype(jnp.float32))
 
 
 def compute_output(activation: Activation, w_out: jax.Array, hidden: jax.Array, scale: jax.Array | None) -> jax.Array:
-    """Computes the output `w_out . f(scale A)` of a token, [batch, heads, features]; `scale` is [batch] or None."""
-    units = activation(hidden if scale is None else hidden * _per_row(scale)).astype(w_out.dtype)
+    """Computes the output of a token, `w_out . f(scale A)`, [batch, heads, features]; `scale` is [batch] or None."""
+    units = activation(hidden if scale is None else hidden * _expand_per_row(scale)).astype(w_out.dtype)
     return jnp.einsum('bhk,bhkf->bhf', w_out, units)
 
 
 def block_length(w_in: jax.Array, value: jax.Array) -> int:
-    """Returns the number of tokens per block, about `hidden`, for blocks of equal length."""
+    """Returns the number of tokens per block: at most the number of hidden units, with blocks of equal length."""
     length, hidden = value.shape[1], w_in.shape[-1]
     return -(-length // -(-length // hidden))
 
@@ -31,11 +31,11 @@ def block_length(w_in: jax.Array, value: jax.Array) -> int:
 def forward(activation: Activation, tokens: Tokens, start: jax.Array | None) -> jax.Array:
     """Computes the outputs of a block, [batch, tokens, heads, features], in value's dtype.
 
-    `start` is the sum A before the block, or None for zeros.
+    `start` is the running sum A before the block, or None for zeros.
     """
 
     def mix_token(hidden: jax.Array, token: Tokens) -> tuple[jax.Array, jax.Array]:
-        hidden = add_token(_reset(hidden, token.keep), token.w_in, token.value)
+        hidden = add_token(_reset_sum(hidden, token.keep), token.w_in, token.value)
         return hidden, compute_output(activation, token.w_out, hidden, token.scale)
 
     first = initial_sum(tokens) if start is None else start
@@ -49,22 +49,22 @@ def backward(
     """Computes the gradients of a block; see `tpu.backward` for the arguments."""
     first = initial_sum(tokens) if start is None else start
     index = jnp.arange(tokens.value.shape[1])
-    # Number of examples that start in the block up to and including each token, [batch, tokens].
+    # Number of examples that start within the block at or before each token, [batch, tokens].
     starts = None if tokens.keep is None else jnp.cumsum(tokens.keep == 0, axis=1)
     exact, gradient = jax.tree.map(lambda array: array.astype(jnp.float32), (tokens, gradient))
 
     def sum_up_to(position: jax.Array) -> jax.Array:
-        """Computes the sum A after the token at `position` from w_in and value of all preceding tokens."""
+        """Computes the running sum A after the token at `position` from w_in and value of all tokens up to it."""
         is_added = index <= position
         if starts is not None:
             is_added = is_added & (starts == starts[:, position, None])
         w_in = jnp.where(is_added[..., None, None], exact.w_in, 0)
         total = jnp.einsum('bthk,bthf->bhkf', w_in, exact.value)
-        return total + _reset(first, None if starts is None else (starts[:, position] == 0).astype(jnp.float32))
+        return total + _reset_sum(first, None if starts is None else (starts[:, position] == 0).astype(jnp.float32))
 
     def token_gradients(carry, inputs):
         (hidden, later), (position, token, gradient) = carry, inputs
-        scale = 1.0 if token.scale is None else _per_row(token.scale)
+        scale = 1.0 if token.scale is None else _expand_per_row(token.scale)
         units, pull_back = jax.vjp(lambda hidden: activation(hidden * scale), hidden)
         grad_w_out = jnp.einsum('bhkf,bhf->bhk', units, gradient)
         later = later + pull_back(_outer_product(token.w_out, gradient))[0]
@@ -73,7 +73,7 @@ def backward(
         before = hidden - _outer_product(token.w_in, token.value)
         if token.keep is not None:
             before = jax.lax.cond(jnp.any(token.keep == 0), lambda: sum_up_to(position - 1), lambda: before)
-        return (before, _reset(later, token.keep)), (grad_w_in, grad_value, grad_w_out)
+        return (before, _reset_sum(later, token.keep)), (grad_w_in, grad_value, grad_w_out)
 
     carry = sum_up_to(index[-1]), jnp.zeros_like(first) if later is None else later
     inputs = index, *jax.tree.map(_swap_axes, (exact, gradient))
@@ -88,12 +88,12 @@ def _outer_product(w: jax.Array, value: jax.Array) -> jax.Array:
     return w[..., None] * value[..., None, :]
 
 
-def _reset(hidden: jax.Array, keep: jax.Array | None) -> jax.Array:
-    """Zeroes the sum A of the rows for which `keep` is 0."""
-    return hidden if keep is None else hidden * _per_row(keep)
+def _reset_sum(hidden: jax.Array, keep: jax.Array | None) -> jax.Array:
+    """Sets the running sum A to 0 in the rows for which `keep` is 0."""
+    return hidden if keep is None else hidden * _expand_per_row(keep)
 
 
-def _per_row(array: jax.Array) -> jax.Array:
+def _expand_per_row(array: jax.Array) -> jax.Array:
     return array[:, None, None, None]
 
 

@@ -1,9 +1,9 @@
-"""Computes one block of the running token MLP on TPUs, with Pallas kernels that keep the sum A in registers.
+"""Computes one block of the running token MLP on TPUs, with Pallas kernels that keep the running sum A in registers.
 
-A consists of hidden x features numbers, far more than the operands of a token. For one hidden unit, A is a tile
-[features, lanes] that fills a dozen registers. Each lane is one pair (row, head), so sums over features and hidden
-units are additions of registers instead of reductions over lanes. The kernels therefore require operands with (row,
-head) as the last axis, at the cost of one transpose of each operand.
+A consists of hidden x features numbers per head, far more than the operands of a token. For one hidden unit, A is a
+tile [features, lanes] that fills a dozen registers. Each lane is one head of one row, so sums over features and hidden
+units are additions of registers instead of reductions over lanes. The kernels therefore require operands whose last
+axis combines rows and heads, at the cost of one transpose of each operand.
 """
 
 import functools
@@ -20,14 +20,14 @@ from remixer_t5x.kernels.running_token_mlp.block_loop import BlockGradients, Tok
 
 _LANES = 128
 _FLOAT32 = jnp.float32
-_LONGEST_BLOCK = 128
-_MAX_UNITS = 16
+_MAX_BLOCK_LENGTH = 128  # maximum number of tokens in a block
+_MAX_UNITS = 16  # maximum number of hidden units per kernel program
 # Maximum VMEM limit of a kernel in bytes; TPUs before v5 have 16 MiB.
 _MAX_VMEM = 56 * 2**20
 # VMEM reserved for the sum A before and after a block, and for the weights of hidden units.
 _STATE_BYTES, _WEIGHT_BYTES = 4 * 2**20, 4 * 2**20
-# Axis orders in the kernels for weights [batch, tokens, heads, hidden], inputs [batch, tokens, heads, features] and A
-# [batch, heads, hidden, features]: batch and heads come last, where they are merged into one axis of lanes.
+# Axis orders in the kernels, for weights [batch, tokens, heads, hidden], values [batch, tokens, heads, features] and A
+# [batch, heads, hidden, features]. Batch and heads become the last two axes, which are merged into one axis of lanes.
 _HIDDEN_AXES, _FEATURE_AXES, _STATE_AXES = (3, 1, 0, 2), (1, 3, 0, 2), (2, 3, 0, 1)
 
 
@@ -38,12 +38,12 @@ def unsupported_reason(w_in: jax.Array, value: jax.Array) -> str | None:
 
 
 def block_length(w_in: jax.Array, value: jax.Array) -> int:
-    """Returns the number of tokens per block, a multiple of 8 or the whole row; 0 if no block fits into VMEM."""
+    """Returns the number of tokens per block: a multiple of 8, or all tokens of a row; 0 if no block fits into VMEM."""
     _, length, _, features = value.shape
-    # Each token needs a float32 copy of the sum A, a double-buffered float32 output and two double-buffered inputs.
+    # VMEM per token: a float32 copy of A, a double-buffered float32 output and two double-buffered inputs.
     bytes_per_token = _LANES * features * (4 + 2 * 4 + 4 * value.dtype.itemsize)
     available = _vmem_limit() - _STATE_BYTES - _WEIGHT_BYTES
-    return min(length, available // bytes_per_token // 8 * 8, _LONGEST_BLOCK)
+    return min(length, available // bytes_per_token // 8 * 8, _MAX_BLOCK_LENGTH)
 
 
 def _vmem_limit() -> int:
@@ -51,14 +51,14 @@ def _vmem_limit() -> int:
 
 
 class _Operands(NamedTuple):
-    """Operands of both kernels, with pairs (row, head) as lanes; unused operands are None.
+    """Operands of the forward and backward kernels; each lane is one head of one row, and unused operands are None.
 
     Attributes:
         w_in, w_out: [hidden, tokens, lanes].
         value: [tokens, features, lanes].
         keep: [tokens, lanes] float32, 0 at the first token of an example, otherwise 1.
-        scale: [tokens, lanes] float32, factor of A before the activation.
-        start: [hidden, features, lanes] float32, the sum A before the block.
+        scale: [tokens, lanes] float32, factor of the running sum A before the activation.
+        start: [hidden, features, lanes] float32, the running sum A before the block.
     """
 
     w_in: Any
@@ -72,7 +72,7 @@ class _Operands(NamedTuple):
 def forward(activation, tokens: Tokens, start: jax.Array | None) -> jax.Array:
     """Computes the outputs of a block, [batch, tokens, heads, features], in value's dtype.
 
-    `start` is the sum A before the block, or None for zeros.
+    `start` is the running sum A before the block, or None for zeros.
     """
     operands = _build_operands(tokens, start)
     plan = _Plan(operands)
@@ -97,15 +97,15 @@ def backward(
     Args:
         activation: elementwise activation of the hidden units.
         tokens: the tokens of the block.
-        start: the sum A before the block, or None for zeros.
+        start: the running sum A before the block, or None for zeros.
         later: gradient with respect to A after the block; None if `start` is None.
-        gradient: gradient of the block's output.
+        gradient: gradient with respect to the output of the block.
     """
     operands = _build_operands(tokens, start)
     plan = _Plan(operands)
     later = None if later is None else _to_lanes(later, _STATE_AXES)
     state = None if start is None else plan.state
-    # The gradient of `value` is float32, because it is accumulated over programs.
+    # The gradient of `value` is float32, because several programs add to it.
     dtypes = operands.w_in.dtype, _FLOAT32, operands.w_out.dtype, _FLOAT32
     shapes = [
         None if array is None else jax.ShapeDtypeStruct(array.shape, dtype)
@@ -130,13 +130,13 @@ def backward(
 
 
 class _Plan:
-    """Division of the computation into programs, each for 128 lanes and a few hidden units."""
+    """Division of the computation into kernel programs, each for at most 128 lanes and a few hidden units."""
 
     def __init__(self, operands: _Operands):
         hidden, length, lanes = operands.w_in.shape
         width, features = min(lanes, _LANES), operands.value.shape[1]
-        states = 6 * features * _LANES * 4  # three double-buffered arrays of one unit
-        max_units = min(_MAX_UNITS, hidden, max(1, _STATE_BYTES // states))
+        bytes_per_unit = 6 * features * _LANES * 4  # three double-buffered float32 arrays [features, lanes]
+        max_units = min(_MAX_UNITS, hidden, max(1, _STATE_BYTES // bytes_per_unit))
         units = next(count for count in range(max_units, 0, -1) if hidden % count == 0)
         self.grid = (pl.cdiv(lanes, width), hidden // units)
         self.tile = (length, features, width)
@@ -145,7 +145,7 @@ class _Plan:
         self.by_feature = pl.BlockSpec(self.tile, lambda lane, unit: (0, 0, lane))
         self.by_token = pl.BlockSpec((length, width), lambda lane, unit: (0, lane))
         self.state = pl.BlockSpec((units, features, width), lambda lane, unit: (unit, 0, lane))
-        self.numbers = hidden * length * features * lanes
+        self.num_activations = hidden * length * features * lanes
 
     def specs(self, operands: _Operands) -> _Operands:
         specs = (self.by_unit, self.by_feature, self.by_unit, self.by_token, self.by_token, self.state)
@@ -155,7 +155,7 @@ class _Plan:
         moved = sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(arrays))
         return {
             'cost_estimate': pl.CostEstimate(
-                flops=operations * self.numbers, transcendentals=self.numbers, bytes_accessed=moved
+                flops=operations * self.num_activations, transcendentals=self.num_activations, bytes_accessed=moved
             ),
             'compiler_params': pltpu.CompilerParams(
                 dimension_semantics=('parallel', 'arbitrary'), vmem_limit_bytes=_vmem_limit()
@@ -236,14 +236,14 @@ def _backward_kernel(
 
 
 def _load_unit(operands: _Operands, w_in_rows, w_out_rows, unit) -> jax.Array:
-    """Copies the weights of a hidden unit to float32 scratch memory and returns the sum A before the block."""
+    """Copies a hidden unit's weights to float32 scratch memory, and returns the unit's sum A before the block."""
     w_in_rows[...] = operands.w_in[unit].astype(_FLOAT32)
     w_out_rows[...] = operands.w_out[unit].astype(_FLOAT32)
     return jnp.zeros(operands.value.shape[1:], _FLOAT32) if operands.start is None else operands.start[unit]
 
 
 def _add_token(operands: _Operands, w_in_rows, hidden: jax.Array, token) -> jax.Array:
-    """Adds the outer product of a token to the sum A."""
+    """Adds the outer product of a token's `w_in` and `value` to the running sum A of a hidden unit."""
     row = pl.ds(token, 1)
     hidden_before = hidden if operands.keep is None else hidden * operands.keep[row]
     return hidden_before + w_in_rows[row] * operands.value[token].astype(_FLOAT32)
@@ -266,7 +266,7 @@ def _build_operands(tokens: Tokens, start: jax.Array | None) -> _Operands:
 
 
 def _to_lanes(array: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """Transposes an array to the order `axes` and merges the last two axes, batch and heads, into one axis of lanes."""
+    """Transposes an array to the axis order `axes`, and merges the last two axes, batch and heads, into lanes."""
     array = array.transpose(axes)
     return array.reshape(*array.shape[:2], -1)
 

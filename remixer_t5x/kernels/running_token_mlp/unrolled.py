@@ -1,10 +1,11 @@
 """Computes one block of the running token MLP with operations that XLA fuses, for GPUs and as a fallback on TPUs.
 
-A block is divided into segments of five tokens. A matmul computes the sum A before every segment, in the dtype of the
-tokens. Within a segment, the loop over tokens is unrolled, so that A remains in registers. The forward pass is a single
-GPU kernel for all segments, which writes sums over hidden units. The backward pass loops over segments: one kernel
-writes sums over features and the gradient of A after each token, in the dtype of the tokens, and smaller kernels
-compute the gradients of `w_in` and `value` from the gradient of A. docs/forecast.md lists the costs of alternatives.
+A block is divided into segments of five tokens. A matmul computes the running sum A before every segment, in the dtype
+of the tokens. Within a segment, the loop over tokens is unrolled, so that A remains in registers. The forward pass is a
+single GPU kernel for all segments, which writes only sums over hidden units. The backward pass loops over segments: one
+kernel writes the gradient of `w_out` and the gradient of A after each token, in the dtype of the tokens, and smaller
+kernels compute the gradients of `w_in` and `value` from the gradient of A. docs/forecast.md lists the costs of
+alternatives.
 """
 
 import jax
@@ -14,38 +15,38 @@ from remixer_t5x.kernels.blocks import join_blocks, split_blocks
 from remixer_t5x.kernels.gelu import sigmoid_gelu, sigmoid_gelu_and_slope
 from remixer_t5x.kernels.running_token_mlp.block_loop import Activation, BlockGradients, Tokens, initial_sum
 
-# Number of unrolled tokens; with more tokens, XLA:GPU would write intermediate values of A to memory.
-_SEGMENT = 5
-_LONGEST_BLOCK = 120
+# Number of tokens in a segment. With more tokens, XLA:GPU would write intermediate values of A to memory.
+_SEGMENT_LENGTH = 5
+_MAX_BLOCK_LENGTH = 120  # maximum number of tokens in a block
 
 
 def block_length(w_in: jax.Array, value: jax.Array) -> int:
-    """Returns the number of tokens per block: the whole row, or a multiple of the segment length."""
+    """Returns the number of tokens per block: all tokens of a row, or a multiple of the segment length."""
     length = value.shape[1]
-    blocks = -(-length // _LONGEST_BLOCK)
-    return length if blocks == 1 else -(-length // (blocks * _SEGMENT)) * _SEGMENT
+    blocks = -(-length // _MAX_BLOCK_LENGTH)
+    return length if blocks == 1 else -(-length // (blocks * _SEGMENT_LENGTH)) * _SEGMENT_LENGTH
 
 
 def forward(activation: Activation, tokens: Tokens, start: jax.Array | None) -> jax.Array:
     """Computes the outputs of a block, [batch, tokens, heads, features], in value's dtype.
 
-    `start` is the sum A before the block, or None for zeros.
+    `start` is the running sum A before the block, or None for zeros.
     """
-    function, segments = _fast_activation(activation), split_blocks(tokens, _SEGMENT)
-    # Transpose A, because XLA fuses more sums over the last axis than over other axes.
+    function, segments = _fast_activation(activation), split_blocks(tokens, _SEGMENT_LENGTH)
+    # Transpose A, because XLA can fuse more sums over the last axis than over other axes.
     sums = _running_sums(segments.value, segments.w_in, segments, _sums_before_segments('nbhfk', tokens, start))
-    mixed = [jnp.sum(function(total) * _as_columns(segments.w_out, t), axis=-1) for t, total in enumerate(sums)]
+    mixed = [jnp.sum(function(total) * _token_columns(segments.w_out, t), axis=-1) for t, total in enumerate(sums)]
     return join_blocks(jnp.stack(mixed, axis=2), tokens.value.shape[1]).astype(tokens.value.dtype)
 
 
 def backward(
     activation: Activation, tokens: Tokens, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array
 ) -> BlockGradients:
-    """Computes the gradients of a block; see `tpu.backward` for the arguments."""
+    """Computes the gradients of a block; the arguments are those of `tpu.backward`."""
     function, length, dtype = _fast_activation(activation), tokens.value.shape[1], tokens.value.dtype
 
     def split_sum(total: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Splits `total` into two arrays in the dtype of the tokens, whose sum has twice the precision."""
+        """Splits `total` into two arrays in the dtype of the tokens, whose float32 sum has twice the precision."""
         # Use `reduce_precision`, because XLA may remove conversions to bfloat16 and back.
         high = jax.lax.reduce_precision(total, jnp.finfo(dtype).nexp, jnp.finfo(dtype).nmant)
         return high.astype(dtype), (total - high).astype(dtype)
@@ -58,27 +59,27 @@ def backward(
         later = join_sum(*parts)
         start = jax.lax.dynamic_index_in_dim(starts, index, axis=3, keepdims=False)
         sums = [*enumerate(_running_sums(tokens.w_in, tokens.value, tokens, start))]
-        w_out_gradient = [jnp.sum(function(total) * _as_columns(gradient, t), axis=-1) for t, total in sums]
+        w_out_gradient = [jnp.sum(function(total) * _token_columns(gradient, t), axis=-1) for t, total in sums]
         sum_gradients = []
         for t, total in reversed(sums):
-            slope = _activation_slope(activation, total) * _per_row(tokens.scale, t)
-            later = later + slope * _as_rows(tokens.w_out, t) * _as_columns(gradient, t)
+            slope = _activation_slope(activation, total) * _token_factor(tokens.scale, t)
+            later = later + slope * _token_rows(tokens.w_out, t) * _token_columns(gradient, t)
             sum_gradients.append(later.astype(dtype))
-            later = later * _per_row(tokens.keep, t)
+            later = later * _token_factor(tokens.keep, t)
         high, low = split_sum(later)
-        # Without `keep`, `high` equals the gradient of the first token; using the latter avoids writing it twice.
+        # Without `keep`, `high` equals the gradient of A after the first token, which is written anyway.
         parts = sum_gradients[-1] if tokens.keep is None else high, low
-        # Without this barrier, XLA would recompute the gradients of A for each of the sums below.
+        # Without this barrier, XLA would recompute the gradients of A for each sum in the lines below.
         sum_gradients, parts, w_out_gradient = jax.lax.optimization_barrier((sum_gradients, parts, w_out_gradient))
         gradients_by_token = [(t, array.astype(jnp.float32)) for t, array in enumerate(reversed(sum_gradients))]
-        w_in_gradient = [jnp.sum(array * _as_columns(tokens.value, t), axis=-1) for t, array in gradients_by_token]
-        value_gradient = [jnp.sum(array * _as_rows(tokens.w_in, t), axis=-2) for t, array in gradients_by_token]
+        w_in_gradient = [jnp.sum(array * _token_columns(tokens.value, t), axis=-1) for t, array in gradients_by_token]
+        value_gradient = [jnp.sum(array * _token_rows(tokens.w_in, t), axis=-2) for t, array in gradients_by_token]
         gradients = w_in_gradient, value_gradient, w_out_gradient
         return parts, [jnp.stack(arrays, axis=1).astype(dtype) for arrays in gradients]
 
-    # Index this array in the loop instead of scanning it, because XLA would copy it to make the segments axis first.
+    # Index this array in the loop. To scan it, segments would have to be its first axis, and XLA would copy the array.
     starts = _sums_before_segments('bhknf', tokens, start)
-    inputs = jnp.arange(starts.shape[3]), split_blocks(tokens, _SEGMENT), split_blocks(gradient, _SEGMENT)
+    inputs = jnp.arange(starts.shape[3]), split_blocks(tokens, _SEGMENT_LENGTH), split_blocks(gradient, _SEGMENT_LENGTH)
     parts = split_sum(initial_sum(tokens) if later is None else later)
     parts, gradients = jax.lax.scan(segment_gradients, parts, inputs, reverse=True)
     w_in, value, w_out = (join_blocks(array, length) for array in gradients)
@@ -86,23 +87,23 @@ def backward(
 
 
 def _sums_before_segments(axes: str, tokens: Tokens, start: jax.Array | None) -> jax.Array:
-    """Computes the sum A before each segment, in the dtype of the tokens.
+    """Computes the running sum A before each segment, in the dtype of the tokens.
 
     Args:
         axes: order of the axes of the result: segments (n), batch (b), heads (h), hidden (k) and features (f).
         tokens: the tokens of the block.
-        start: the sum A before the block, or None for zeros.
+        start: the running sum A before the block, or None for zeros.
     """
     length, dtype = tokens.value.shape[1], tokens.value.dtype
-    first = jnp.arange(0, length, _SEGMENT)
-    is_added = (jnp.arange(length) < first[:, None])[:, None]  # [segments, batch or 1, tokens]
+    first = jnp.arange(0, length, _SEGMENT_LENGTH)
+    is_added = (jnp.arange(length) < first[:, None])[:, None]  # [segments, 1, tokens]
     keep = jnp.ones((len(first), tokens.value.shape[0]), jnp.float32)
     if tokens.keep is not None:
         examples = jnp.cumsum(tokens.keep == 0, axis=1)  # number of examples that start at or before each token
-        before = jnp.pad(examples, ((0, 0), (1, 0)))[:, first].T  # [segments, batch], up to the previous token
+        before = jnp.pad(examples, ((0, 0), (1, 0)))[:, first].T  # [segments, batch], examples that start before
         is_added = is_added & (examples == before[..., None])
         keep = (before == 0).astype(jnp.float32)
-    # Without this barrier, XLA would compute the broadcast mask of a scanned layer before the scan and store it.
+    # Without this barrier, XLA would compute the broadcast mask before a scan over layers and store it.
     value, is_added = jax.lax.optimization_barrier((tokens.value, is_added))
     value = jnp.where(is_added[..., None, None], value, 0)
     starts = jnp.einsum(
@@ -114,28 +115,28 @@ def _sums_before_segments(axes: str, tokens: Tokens, start: jax.Array | None) ->
     )
     if start is not None:
         starts = starts + jnp.einsum(f'nb,bhkf->{axes}', keep, start)
-    # The barrier ensures that the sums are stored in the dtype of the tokens and not in float32.
+    # With this barrier, XLA stores the sums in the dtype of the tokens, and not in float32.
     return jax.lax.optimization_barrier(starts.astype(dtype))
 
 
 def _running_sums(rows: jax.Array, columns: jax.Array, tokens: Tokens, start: jax.Array) -> list[jax.Array]:
-    """Computes the scaled sum A after each token of a segment, [..., heads, rows, columns] float32.
+    """Computes A after each token of a segment, multiplied by `scale`, [..., heads, rows, columns] float32.
 
     Args:
         rows: `w_in` [..., tokens, heads, rows], or `value` to compute the transpose of A.
         columns: `value` [..., tokens, heads, columns], or `w_in` to compute the transpose of A.
         tokens: the tokens of the segment.
-        start: the sum A before the segment.
+        start: the running sum A before the segment.
     """
     total, scaled = start.astype(jnp.float32), []
-    for t in range(_SEGMENT):
-        total = total * _per_row(tokens.keep, t) + _as_rows(rows, t) * _as_columns(columns, t)
-        scaled.append(total * _per_row(tokens.scale, t))
+    for t in range(_SEGMENT_LENGTH):
+        total = total * _token_factor(tokens.keep, t) + _token_rows(rows, t) * _token_columns(columns, t)
+        scaled.append(total * _token_factor(tokens.scale, t))
     return scaled
 
 
 def _fast_activation(activation: Activation) -> Activation:
-    """Replaces GELU with an equivalent that uses a single exponential, because CUDA's tanh is more expensive."""
+    """Replaces GELU by an equivalent with a single exponential, because tanh is more expensive on GPUs."""
     return sigmoid_gelu if activation is jax.nn.gelu else activation
 
 
@@ -145,13 +146,13 @@ def _activation_slope(activation: Activation, x: jax.Array) -> jax.Array:
     return jax.jvp(activation, (x,), (jnp.ones_like(x),))[1]
 
 
-def _as_rows(array: jax.Array, t: int) -> jax.Array:
+def _token_rows(array: jax.Array, t: int) -> jax.Array:
     return array[..., t, :, :, None].astype(jnp.float32)
 
 
-def _as_columns(array: jax.Array, t: int) -> jax.Array:
+def _token_columns(array: jax.Array, t: int) -> jax.Array:
     return array[..., t, :, None, :].astype(jnp.float32)
 
 
-def _per_row(array: jax.Array | None, t: int) -> jax.Array | float:
+def _token_factor(array: jax.Array | None, t: int) -> jax.Array | float:
     return 1.0 if array is None else array[..., t, None, None, None]

@@ -1,10 +1,10 @@
 """The window MLP for GPUs, with operations that XLA fuses so that hidden units remain in registers.
 
-XLA compiles the forward pass, the gradient of `out` and the gradient of the hidden units to one GPU kernel each, which
-computes the hidden units from the tokens. The backward pass writes only one array with the size of the hidden units:
-their gradient in the dtype of the tokens, [batch, blocks, block * hidden, features], which is the operand of two
-matmuls. Blocks are at least as long as the window, so the window of a token is contained in its block and the previous
-block.
+XLA generates one GPU kernel for the forward pass, one for the gradient of `out` and one for the gradient of the hidden
+units; each kernel computes the hidden units from the tokens. The only array of the size of the hidden units that the
+backward pass writes is their gradient in the dtype of the tokens, [batch, blocks, block * hidden, features], which is
+an operand of two matmuls. Blocks are at least as long as the window, so the window of a token is contained in its block
+and the previous block.
 """
 
 import functools
@@ -19,18 +19,18 @@ from remixer_t5x.kernels.blocks import expand_window_weights, is_same_example, j
 from remixer_t5x.kernels.gelu import prevent_cse, sigmoid_gelu, sigmoid_gelu_and_slope
 
 _FLOAT32 = jnp.float32
-# The window length is limited, because the compiled program contains a multiplication for each token of the window.
-_LONGEST_WINDOW = 64
+# Maximum window length; the compiled program contains a multiplication for each token of the window.
+_MAX_WINDOW_LENGTH = 64
 
 
 def unsupported_reason(wi: jax.Array, tokens: jax.Array) -> str | None:
     """Returns why the kernel does not support this call, or None if it does."""
-    return f'supports windows of at most {_LONGEST_WINDOW} tokens' if wi.shape[0] > _LONGEST_WINDOW else None
+    return f'supports windows of at most {_MAX_WINDOW_LENGTH} tokens' if wi.shape[0] > _MAX_WINDOW_LENGTH else None
 
 
 @jax.custom_vjp
 def mix(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
-    """Computes the window MLP with operations that XLA fuses on a GPU; see `tpu.mix` for the arguments."""
+    """Computes the window MLP with operations that XLA fuses on GPUs; the arguments are those of `tpu.mix`."""
     return _forward_rule(wi, bias, out, tokens, ids)[0]
 
 
@@ -63,14 +63,14 @@ def _broadcast_over_tokens(out: jax.Array) -> jax.Array:
 def _pre_activations(wi: jax.Array, bias: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
     """Computes the hidden units before the activation, [batch, length, hidden, features] float32."""
     window, length = wi.shape[0], tokens.shape[1]
-    reach = jnp.pad(tokens, ((0, 0), (window - 1, 0), (0, 0)))
-    reach_ids = None if ids is None else jnp.pad(ids, ((0, 0), (window - 1, 0)))
+    padded = jnp.pad(tokens, ((0, 0), (window - 1, 0), (0, 0)))
+    padded_ids = None if ids is None else jnp.pad(ids, ((0, 0), (window - 1, 0)))
     total = bias.astype(_FLOAT32)[:, None]
     for offset in range(window):
-        seen = reach[:, offset : offset + length]
-        if reach_ids is not None:
-            seen = jnp.where((reach_ids[:, offset : offset + length] == ids)[..., None], seen, 0)
-        total = total + wi[offset].astype(_FLOAT32)[:, None] * seen.astype(_FLOAT32)[:, :, None]
+        shifted = padded[:, offset : offset + length]
+        if padded_ids is not None:
+            shifted = jnp.where((padded_ids[:, offset : offset + length] == ids)[..., None], shifted, 0)
+        total = total + wi[offset].astype(_FLOAT32)[:, None] * shifted.astype(_FLOAT32)[:, :, None]
     return total
 
 
@@ -80,23 +80,24 @@ def _input_gradients(
     """Computes the gradients of wi, bias and tokens from the gradient of the hidden units before the activation."""
     window, length = wi.shape[0], tokens.shape[1]
     block = -(-length // max(1, length // window))
-    reach = functools.partial(join_previous_blocks, block=block)
+    join_with_previous = functools.partial(join_previous_blocks, block=block)
 
     def expand_weights(wi: jax.Array) -> jax.Array:
-        """Returns the weights from each token of both blocks to each token of a block, [block, hidden, 2 * block]."""
+        """Returns `expand_window_weights(wi)` with swapped axes, [block, hidden, 2 * block]."""
         return jnp.swapaxes(expand_window_weights(wi, block), 0, 1)
 
-    # Broadcast the weights to all blocks, because XLA would copy `hidden_gradient` for a matmul with shared weights.
+    # Broadcast the weights to all blocks, because XLA would copy `hidden_gradient` for a matmul with unbatched weights.
     hidden_gradient = split_blocks(hidden_gradient, block, axis=1)
     weights = jnp.broadcast_to(expand_weights(wi), (*hidden_gradient.shape[:4], 2 * block))
     same_example = True if ids is None else is_same_example(ids, block)[:, :, :, None]
     product = functools.partial(jnp.einsum, preferred_element_type=_FLOAT32)
-    reach_gradient = product('bntsf,bntsr->bnrf', hidden_gradient, jnp.where(same_example, weights, 0))
-    # Append a token of ones, whose weight gradient is the gradient of the bias.
-    seen = jnp.pad(reach(tokens), ((0, 0), (0, 0), (0, 1), (0, 0)), constant_values=1)
-    weight_gradient = product('bntsf,bnrf->bntsr', hidden_gradient, seen)
+    joined_gradient = product('bntsf,bntsr->bnrf', hidden_gradient, jnp.where(same_example, weights, 0))
+    # Append a token of ones; the gradient of its weight is the gradient of the bias.
+    joined = jnp.pad(join_with_previous(tokens), ((0, 0), (0, 0), (0, 1), (0, 0)), constant_values=1)
+    weight_gradient = product('bntsf,bnrf->bntsr', hidden_gradient, joined)
     bias_gradient = jnp.sum(weight_gradient[..., -1], axis=(0, 1, 2))
     weight_gradient = jnp.sum(jnp.where(same_example, weight_gradient[..., :-1], 0), axis=(0, 1))
     [wi_gradient] = jax.linear_transpose(expand_weights, jax.ShapeDtypeStruct(wi.shape, _FLOAT32))(weight_gradient)
-    [token_gradient] = jax.linear_transpose(reach, jax.ShapeDtypeStruct(tokens.shape, _FLOAT32))(reach_gradient)
+    token_shape = jax.ShapeDtypeStruct(tokens.shape, _FLOAT32)
+    [token_gradient] = jax.linear_transpose(join_with_previous, token_shape)(joined_gradient)
     return wi_gradient, bias_gradient, token_gradient.astype(tokens.dtype)

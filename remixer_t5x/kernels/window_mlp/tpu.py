@@ -2,10 +2,10 @@
 
     y_t[d] = sum_s out[s] gelu(sum_j wi[j, s] x[t - w + 1 + j, d] + bias[s])
 
-A program loads a block of tokens and the previous block, and computes all hidden units of the block for a tile of
-features with a single matmul: [hidden * BLOCK, 2 * BLOCK] weights times both blocks. The diagonals of the weight matrix
-contain wi[:, s]; the zeros elsewhere double the FLOPs. The backward pass recomputes the hidden units. Programs run
-sequentially and accumulate the gradients of the weights in on-chip memory.
+A kernel program loads a block of tokens and the previous block, and computes all hidden units of the block for a tile
+of features with a single matmul, of weights [hidden * BLOCK, 2 * BLOCK] and both blocks. For each hidden unit s, the
+diagonals of the weight matrix contain wi[:, s]; its other entries are 0, which doubles the FLOPs. The backward pass
+recomputes the hidden units. Programs run sequentially and accumulate the gradients of the weights in on-chip memory.
 """
 
 import functools
@@ -26,9 +26,9 @@ from remixer_t5x.kernels.gelu import sigmoid_gelu, sigmoid_gelu_and_slope
 
 _FLOAT32 = jnp.float32
 _LANES = 128
-# Number of tokens in a block, which is also the largest distance within a window.
+# Number of tokens in a block, which is also the maximum distance between two tokens of a window.
 BLOCK = 32
-# Maximum size in bytes of a program's float32 hidden units; the backward pass stores two arrays of this size.
+# Maximum size of the float32 hidden units of a program, in bytes. The backward pass stores two arrays of this size.
 _MAX_HIDDEN_BYTES = 2 * 2**20
 
 
@@ -37,8 +37,8 @@ class _Operands(NamedTuple):
 
     Attributes:
         tokens: [batch, length, features], zero at padding; the length is a multiple of BLOCK.
-        weights: [hidden * BLOCK, 2 * BLOCK] in tokens' dtype: for each hidden unit and token of a block, the weights of
-            the tokens of the previous block and the current block.
+        weights: [hidden * BLOCK, 2 * BLOCK] in tokens' dtype. Each row contains the weights of all tokens of the
+            previous and the current block for one hidden unit of one token.
         bias: [hidden] float32.
         out: [batch, hidden] float32.
         ids: [batch, length] int32, the example id of each token in packed rows; None if each row is a single example.
@@ -55,8 +55,9 @@ class _Blocks(NamedTuple):
     """Inputs of a kernel program.
 
     Attributes:
-        before, current: the tokens of the previous and the current block, [BLOCK, tile] each.
-        weights, bias, out: the fields of `_Operands`; bias and out are in scalar memory.
+        before: the tokens of the previous block, [BLOCK, tile].
+        current: the tokens of the current block, [BLOCK, tile].
+        weights, bias, out: the fields of `_Operands`; bias and out are stored in scalar memory.
         same_example: [BLOCK, 2 * BLOCK] in tokens' dtype, 1 for pairs of tokens of the same example, otherwise 0; None
             if rows are not packed.
     """
@@ -79,17 +80,17 @@ def unsupported_reason(wi: jax.Array, tokens: jax.Array) -> str | None:
 
 
 def mix(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
-    """Computes the window MLP for all tokens.
+    """Computes the window MLP without the output bias.
 
     Args:
-        wi: [window, hidden], with a window of at most BLOCK + 1; the last row is for the current token.
-        bias: [hidden].
-        out: [batch, hidden].
-        tokens: [batch, length, features], zero at padding.
-        ids: [batch, length] int32, the example id of each token in packed rows; None otherwise.
+        wi: input weights, [window, hidden]; the last row is for the current token. The window is at most BLOCK + 1.
+        bias: bias of each hidden unit, [hidden].
+        out: output weight of each hidden unit for each row of the batch, [batch, hidden].
+        tokens: features of each token, [batch, length, features], zero at padding.
+        ids: [batch, length] int32, the example id of each token in packed rows; None if each row is a single example.
 
     Returns:
-        [batch, length, features] in tokens' dtype; hidden units are float32.
+        [batch, length, features] in tokens' dtype; hidden units are computed in float32.
     """
     length = tokens.shape[1]
     fill = ((0, 0), (0, -length % BLOCK))
@@ -111,7 +112,7 @@ def _forward_rule(operands: _Operands) -> tuple[jax.Array, _Operands]:
 
 def _backward_rule(operands: _Operands, gradient: jax.Array) -> tuple[_Operands]:
     by_row, specs = _partition_specs(operands)
-    # Each device returns separate gradients of the weights and the bias, which are summed below.
+    # Each device returns the gradients of the weights and the bias for its rows; their sums are computed below.
     run = on_each_device(_backward, (specs, by_row), (by_row, by_row, by_row, by_row))
     tokens, weights, bias, out = run(operands, gradient)
     weights, bias = jnp.sum(weights, axis=0).astype(operands.weights.dtype), jnp.sum(bias, axis=0)
@@ -122,7 +123,7 @@ _mix.defvjp(_forward_rule, _backward_rule)
 
 
 def _partition_specs(operands: _Operands) -> tuple[PartitionSpec, _Operands]:
-    """Returns the partition spec of arrays with a leading batch axis, and the partition specs of the operands."""
+    """Returns the partition spec of arrays whose first axis is the batch, and the partition specs of the operands."""
     rows, _ = batch_and_head_axes(operands.tokens.shape[0], 1)
     by_row, whole = PartitionSpec(rows), PartitionSpec()
     return by_row, _Operands(by_row, whole, whole, by_row, None if operands.ids is None else by_row)
@@ -144,7 +145,7 @@ def _forward(operands: _Operands) -> jax.Array:
 
 
 def _backward(operands: _Operands, gradient: jax.Array) -> tuple[jax.Array, ...]:
-    """Computes the gradients of the operands; gradients of the weights and the bias have a leading axis of size 1."""
+    """Computes the gradients of the operands; those of the weights and the bias have an additional first axis of 1."""
     plan, blocks = _Plan(operands), _build_blocks(operands)
     token_shape, bias_shape = operands.tokens.shape, (plan.hidden, plan.tile)
     shapes = token_shape, token_shape, blocks.weights.shape, bias_shape, (plan.batch, *bias_shape)
@@ -165,7 +166,7 @@ def _backward(operands: _Operands, gradient: jax.Array) -> tuple[jax.Array, ...]
         interpret=interprets_kernels(),
         name='window_mlp_backward',
     )(blocks, gradient)
-    # Shift the gradients of previous blocks by one block, and add them to the other gradients of the same tokens.
+    # Each token has two gradients: as a token of the previous block and of the current block. Align and add them.
     earlier = jnp.pad(before[:, BLOCK:], ((0, 0), (0, BLOCK), (0, 0)))
     return (earlier + current).astype(operands.tokens.dtype), weights[None], bias.sum(axis=-1)[None], out.sum(axis=-1)
 
@@ -177,7 +178,7 @@ def _build_blocks(operands: _Operands) -> _Blocks:
 
 
 class _Plan:
-    """Division of the computation into programs, each for one block of tokens and one tile of features."""
+    """Division of the computation into kernel programs, each for one block of tokens and one tile of features."""
 
     def __init__(self, operands: _Operands):
         self.batch, self.length, self.features = operands.tokens.shape
@@ -212,8 +213,8 @@ class _Plan:
         return pl.CostEstimate(flops=products * 4 * BLOCK * units, transcendentals=units, bytes_accessed=moved)
 
 
-def _weights_and_reach(plan: _Plan, blocks: _Blocks) -> tuple[jax.Array, jax.Array]:
-    """Returns the weights, masked if rows are packed, and the tokens of both blocks, [2 * BLOCK, tile]."""
+def _load_weights_and_tokens(plan: _Plan, blocks: _Blocks) -> tuple[jax.Array, jax.Array]:
+    """Loads the weights, masked if rows are packed, and the tokens of both blocks, [2 * BLOCK, tile]."""
     weights, before = blocks.weights[...], blocks.before[...]
     if blocks.same_example is not None:
         weights *= jnp.tile(blocks.same_example[...], (plan.hidden, 1))
@@ -230,7 +231,7 @@ def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int] = (1, 0)) -> ja
 
 def _forward_kernel(plan: _Plan, blocks: _Blocks, mixed_ref, hidden_ref):
     row = pl.program_id(0)
-    hidden_ref[...] = _dot(*_weights_and_reach(plan, blocks))
+    hidden_ref[...] = _dot(*_load_weights_and_tokens(plan, blocks))
 
     def add_unit(unit, total):
         hidden = hidden_ref[pl.ds(pl.multiple_of(unit * BLOCK, BLOCK), BLOCK)] + blocks.bias[unit]
@@ -250,9 +251,9 @@ def _backward_kernel(
     bias_gradient_ref,
     out_gradient_ref,
     hidden_ref,
-    low_ref,
+    hidden_gradient_ref,
 ):
-    """Accumulates the gradients of `weights` and `bias` over all programs, and that of `out` over those of a row."""
+    """Computes the gradients of a block; sums those of `weights` and `bias` over all rows, that of `out` per row."""
     row, block_index, tile = (pl.program_id(axis) for axis in range(3))
     is_row_start = (block_index == 0) & (tile == 0)
 
@@ -265,8 +266,8 @@ def _backward_kernel(
         weights_gradient_ref[...] = jnp.zeros_like(weights_gradient_ref)
         bias_gradient_ref[...] = jnp.zeros_like(bias_gradient_ref)
 
-    weights, reach = _weights_and_reach(plan, blocks)
-    hidden_ref[...] = _dot(weights, reach)
+    weights, tokens = _load_weights_and_tokens(plan, blocks)
+    hidden_ref[...] = _dot(weights, tokens)
     gradient = gradient_ref[...].astype(_FLOAT32)
 
     def add_unit_gradients(unit, _):
@@ -275,13 +276,13 @@ def _backward_kernel(
         hidden_gradient = blocks.out[row, unit] * gradient * slope
         out_gradient_ref[unit_row] += jnp.sum(units * gradient, axis=0, keepdims=True)
         bias_gradient_ref[unit_row] += jnp.sum(hidden_gradient, axis=0, keepdims=True)
-        low_ref[rows] = hidden_gradient.astype(low_ref.dtype)
+        hidden_gradient_ref[rows] = hidden_gradient.astype(hidden_gradient_ref.dtype)
         return 0
 
     jax.lax.fori_loop(0, plan.hidden, add_unit_gradients, 0)
-    reach_gradient = _dot(weights, low_ref[...], (0, 0))
-    before_gradient_ref[...], current_gradient_ref[...] = reach_gradient[:BLOCK], reach_gradient[BLOCK:]
-    weight_gradient = _dot(low_ref[...], reach, (1, 1))
+    token_gradient = _dot(weights, hidden_gradient_ref[...], (0, 0))
+    before_gradient_ref[...], current_gradient_ref[...] = token_gradient[:BLOCK], token_gradient[BLOCK:]
+    weight_gradient = _dot(hidden_gradient_ref[...], tokens, (1, 1))
     if blocks.same_example is not None:
         weight_gradient *= jnp.tile(blocks.same_example[...], (plan.hidden, 1)).astype(_FLOAT32)
     weights_gradient_ref[...] += weight_gradient

@@ -2,9 +2,9 @@
 
     x = Embed(tokens)        h = Stack(x)        logits = h W, or h Embed^T with a tied output
 
-The stack is the same as in an encoder-decoder, so all causal sublayers and all layer layouts are supported. A prefix
-language model (Raffel et al. 2019, section 3.2.1) uses bidirectional attention for the first tokens of each example.
-GPT-2 (Radford et al. 2019) is this model with learned positions, biases and a tied output.
+The `Stack` class is the same as in an encoder-decoder, so all causal sublayers and all layer layouts are supported. A
+prefix language model (Raffel et al. 2019, section 3.2.1) uses bidirectional attention for the first tokens of each
+example. With learned positions, biases and a tied output, the model equals GPT-2 (Radford et al. 2019).
 """
 
 from collections.abc import Callable, Mapping
@@ -21,27 +21,27 @@ from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.layers.dense import Dense
 from remixer_t5x.models.layers.embedding import Embed, output_scale
 
-# Logit of forbidden tokens, whose probability is then 0 in float32. With -inf, label smoothing would yield NaN.
+# Logit of forbidden tokens, whose probability is 0 in float32. With -inf, the loss with label smoothing would be NaN.
 _FORBIDDEN_LOGIT = -1e3
 
 
 class DecoderOnly(nn.Module):
     """Decoder-only Transformer that maps tokens [batch, length] to the logits of the next tokens.
 
-    Sequences start with id 0. Padding in the input need not be masked, because it follows the tokens of a row and the
-    decoder is causal.
+    Sequences start with id 0. Padding in the input need not be masked, because it follows all other tokens of a row and
+    the decoder is causal.
 
     Attributes:
-        vocab_size: number of embeddings and of output logits.
+        vocab_size: number of token embeddings, and of output logits.
         embed_dim: width of the residual stream, D.
         decoder_stack: factory of a `Stack` without cross-attention.
         dtype: dtype of activations; parameters are float32.
         embedding: factory of the token embedding.
         tied: whether the output projection is the transposed token embedding.
-        scaled_output: whether to scale the input of the output projection by embed_dim ** -0.5, as in T5 with `tied`.
+        scaled_output: whether to scale the input of the output projection by embed_dim ** -0.5, as in T5 1.0.
         base_embed_dim: base width of muP (`optim.mup`), which is required for a tied output; None without muP.
-        begin_id: id whose embedding is used for the start token, such as GPT-2's end token; id 0 is then only padding
-            and is never predicted. If `begin_id` is 0, the start token is embedded as id 0.
+        begin_id: id whose embedding is used for the start token, such as GPT-2's end token. Unless `begin_id` is 0, the
+            model never predicts id 0, which is used only for the start token and padding.
     """
 
     vocab_size: ranges.Count
@@ -61,7 +61,7 @@ class DecoderOnly(nn.Module):
             self.logits = Dense(self.vocab_size, (axes.EMBED, axes.VOCAB))
 
     def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
-        """Returns the logits [batch, length, vocab] in `dtype`; see `decode_hidden` for the arguments."""
+        """Returns the logits of the next tokens, [batch, length, vocab]; see `decode_hidden` for the arguments."""
         hidden = self.decode_hidden(*args, **kwargs)[..., : self.embed_dim]
         logits = self.token_embedder.attend(hidden) if self.tied else self.logits(hidden)
         return logits.at[..., 0].set(_FORBIDDEN_LOGIT) if self.begin_id else logits
@@ -70,8 +70,8 @@ class DecoderOnly(nn.Module):
     def output_kernel(self, params: Mapping[str, Any]) -> jax.Array:
         """Returns the kernel of the output projection, [embed, vocab], from this module's unboxed parameters.
 
-        If `begin_id` is set, the kernel has an additional row with the bias of each token, which is multiplied by the
-        constant feature added in `_output_input`.
+        Unless `begin_id` is 0, the kernel has an additional row with the bias of each token, which is multiplied by the
+        constant feature that `_prepare_output_input` appends.
         """
         kernel = params['token_embedder']['embedding'].T if self.tied else params['logits']['kernel']
         if not self.begin_id:
@@ -93,8 +93,8 @@ class DecoderOnly(nn.Module):
         Args:
             decoder_input_tokens: [batch, length] int32, the targets shifted by one position.
             decoder_segment_ids: [batch, length] int32, example ids in packed rows, or None; 0 is padding.
-            decoder_positions: [batch, length] int32, positions of the tokens in their examples, or None.
-            prefix: [batch, length] bool, mask of the tokens with bidirectional attention, or None.
+            decoder_positions: [batch, length] int32, position of each token in its example, or None.
+            prefix: [batch, length] bool, True for tokens with bidirectional attention, or None.
             enable_dropout: whether to apply dropout.
         """
         ctx = describe_tokens(
@@ -105,13 +105,15 @@ class DecoderOnly(nn.Module):
             deterministic=not enable_dropout,
             prefix=prefix,
         )
-        return self._output_input(self.decoder(self._embed(decoder_input_tokens), ctx))
+        return self._prepare_output_input(self.decoder(self._embed(decoder_input_tokens), ctx))
 
     def read_prompt(self, tokens: jax.Array, is_token: jax.Array, slots: int, bidirectional: bool) -> jax.Array:
-        """Allocates the caches and fills them with the prompts; call `next_hidden` with the last tokens afterwards.
+        """Allocates the caches and fills them with the prompts.
+
+        To generate tokens, call `next_hidden` afterwards, first with the last token of each prompt.
 
         Args:
-            tokens: [batch, length] int32, the start token and the prompts.
+            tokens: [batch, length] int32, the start token and the prompt of each row.
             is_token: [batch, length] bool, False after the end of a prompt.
             slots: number of positions to allocate for the prompt and the generated tokens.
             bidirectional: whether attention is bidirectional over the prompt.
@@ -123,20 +125,20 @@ class DecoderOnly(nn.Module):
             cache_slots=slots,
             prefix=is_token if bidirectional else None,
         )
-        return self._output_input(self.decoder(self._embed(tokens), ctx))
+        return self._prepare_output_input(self.decoder(self._embed(tokens), ctx))
 
     def next_hidden(self, tokens: jax.Array, slots: int) -> jax.Array:
-        """Returns the input of the output projection, [batch, 1, embed], for the next token of each row, [batch, 1].
+        """Returns the input of the output projection, [batch, 1, embed], for one token per row, [batch, 1].
 
-        The first call processes the last token of each prompt.
+        The first call must process the last token of each prompt. `slots` is the number of positions of the caches.
         """
         ctx = describe_tokens(jnp.ones_like(tokens), causal=True, decode=True)
-        return self._output_input(self.decoder(self._embed(tokens), ctx, slots))
+        return self._prepare_output_input(self.decoder(self._embed(tokens), ctx, slots))
 
     def _embed(self, tokens: jax.Array) -> jax.Array:
         return self.token_embedder(jnp.where(tokens == 0, self.begin_id, tokens) if self.begin_id else tokens)
 
-    def _output_input(self, hidden: jax.Array) -> jax.Array:
+    def _prepare_output_input(self, hidden: jax.Array) -> jax.Array:
         scale = output_scale(self.embed_dim, self.scaled_output, self.base_embed_dim if self.tied else None)
         hidden = hidden if scale == 1.0 else hidden * scale
         if not self.begin_id:

@@ -1,8 +1,8 @@
 """T5's encoder-decoder (Raffel et al. 2019) with configurable sublayers.
 
-The token embedding is shared between both stacks, or separate as in T5Gemma. The output projection has separate
-weights, as in T5.1.1, or is the transposed embedding of the decoder applied to a scaled input, as in T5 1.0. Arguments
-are named as in T5X.
+The encoder and the decoder share the token embedding, or have separate embeddings as in T5Gemma. The output projection
+has separate weights, as in T5.1.1, or is the transposed embedding of the decoder applied to a scaled input, as in
+T5 1.0. Arguments are named as in T5X.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,19 +34,18 @@ def parse_dtype(name: str) -> jnp.dtype:
 class EncoderDecoder(nn.Module):
     """Encoder-decoder that maps input and decoder tokens [batch, length] to the logits of the next decoder tokens.
 
-    Trailing zeros of the inputs are padding. Padding in the decoder input need not be masked, because it follows the
-    tokens of a row and the decoder is causal.
+    Trailing zeros of the inputs are padding. Padding in the decoder input need not be masked, because it follows all
+    other tokens of a row and the decoder is causal.
 
     Attributes:
-        vocab_size: number of embeddings and of output logits.
+        vocab_size: number of token embeddings, and of output logits.
         embed_dim: width of the residual stream, D.
-        encoder_stack: factory of a `Stack`.
-        decoder_stack: factory of a `Stack` with cross-attention.
+        encoder_stack: factory of the encoder's `Stack`.
+        decoder_stack: factory of the decoder's `Stack`, with cross-attention.
         dtype: dtype of activations; parameters are float32.
         embedding: factory of the token embedding.
         tied: whether the output projection is the transposed token embedding.
-        scaled_output: whether to scale the input of the output projection by embed_dim ** -0.5; otherwise, the initial
-            logits of a tied projection are as large as the embeddings.
+        scaled_output: whether to scale the input of the output projection by embed_dim ** -0.5, as in T5 1.0.
         base_embed_dim: base width of muP (`optim.mup`), which is required for a tied output; None without muP.
         shared_embedding: whether the encoder and the decoder share one token embedding; if False, the decoder's
             embedding is `decoder_token_embedder`.
@@ -86,7 +85,7 @@ class EncoderDecoder(nn.Module):
         enable_dropout: bool = True,
         **decoder: Any,
     ) -> jax.Array:
-        """Returns the logits [batch, target_length, vocab] in `dtype`; `decoder` is passed to `decode_hidden`."""
+        """Returns the logits [batch, target_length, vocab]; `decoder` contains arguments of `decode_hidden`."""
         encoded = self.encode(encoder_input_tokens, encoder_segment_ids, encoder_positions, enable_dropout)
         return self.decode(
             encoded,
@@ -123,7 +122,7 @@ class EncoderDecoder(nn.Module):
     def output_kernel(self, params: Mapping[str, Any]) -> jax.Array:
         """Returns the kernel of the output projection, [embed, vocab], from this module's unboxed parameters.
 
-        The loss multiplies the output of `decode_hidden` by the kernel in chunks to save memory.
+        To save memory, the loss multiplies the output of `decode_hidden` by this kernel in chunks.
         """
         if not self.tied:
             return params['logits']['kernel']
@@ -144,10 +143,9 @@ class EncoderDecoder(nn.Module):
     ) -> jax.Array:
         """Returns the input of the output projection, [batch, target_length, embed].
 
-        If `decode` is True, the first call allocates a cache for `decoder_input_tokens.shape[1]` positions and computes
-        the cached values that depend only on the encoder output. Each later call processes one token, [batch, 1], and
-        requires `max_decode_length`, the number of allocated positions. Decoding does not support
-        packed rows.
+        If `decode` is True, the first call allocates a cache for `decoder_input_tokens.shape[1]` positions and fills it
+        with the values that depend only on the encoder output. Each later call processes one token per row, [batch, 1],
+        and requires `max_decode_length`, the number of allocated positions. Decoding does not support packed rows.
         """
         memory = Memory(encoded, describe_tokens(encoder_input_tokens, encoder_segment_ids))
         flags = {'causal': True, 'decode': decode, 'deterministic': not enable_dropout, 'memory': memory}

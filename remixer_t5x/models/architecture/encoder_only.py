@@ -1,12 +1,12 @@
 """Encoder-only models with an optional head, for masked language models and classifiers.
 
-    x = Embed(tokens)             with an input layer: norm(Embed(tokens) + positions + token types), as in BERT
+    x = Embed(tokens)             or norm(Embed(tokens) + positions + token types) with the input layer of BERT
     h = Stack(x)
     logits = head(h) Embed^T + b  (BertHead: Devlin et al. 2019, section 3.1), or h Embed^T / sqrt(D) without a head
 
-The stack is the same as in an encoder-decoder, so all encoder sublayers and all layer layouts are supported. T5 scales
-the input of a tied output projection by 1 / sqrt(D); BERT instead initializes the embeddings with standard deviation
-0.02.
+The `Stack` class is the same as in an encoder-decoder, so all encoder sublayers and all layer layouts are supported. T5
+scales the input of a tied output projection by 1 / sqrt(D); BERT instead initializes the embeddings with standard
+deviation 0.02.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,23 +29,23 @@ _BERT_INIT = nn.initializers.normal(stddev=0.02)
 
 
 class EncoderOnly(nn.Module):
-    """Encoder that maps tokens [batch, length] to features of each token; id 0 is padding.
+    """Encoder that maps tokens [batch, length] to features [batch, length, embed]; id 0 is padding.
 
     Attributes:
-        vocab_size: number of embeddings.
+        vocab_size: number of token embeddings.
         embed_dim: width of the residual stream, D.
         encoder_stack: factory of a `Stack`.
         dtype: dtype of activations; parameters are float32.
         embedding: factory of the token embedding.
         input_layer: factory of a module (x, ctx, token_types) -> x between the embedding and the stack, such as
             `BertInput`, or None.
-        head_layer: factory of the head, or None. The head is a module x -> x with a `bias` over the vocabulary
-            (`BertHead`) for masked language models, and a module (x, ctx) -> y for other models.
+        head_layer: factory of the head, or None. In masked language models, the head is a module x -> x with a `bias`
+            over the vocabulary, such as `BertHead`; in other models, it is a module (x, ctx) -> y.
         base_embed_dim: base width of muP (`optim.mup`), which is required for a tied output; None without muP.
         sentence_layer: factory of a module that maps the mean-pooled features of a text to its embedding, such as
             `SentenceProjection`, or None.
         separator_id: id of the token between two texts, such as BERT's [SEP]. Tokens after the first separator have
-            token type 1 unless `encoder_token_types` is passed. If None, all tokens have type 0.
+            token type 1 unless `encoder_token_types` is passed. If None, all tokens have token type 0.
     """
 
     vocab_size: ranges.Count
@@ -87,7 +87,7 @@ class EncoderOnly(nn.Module):
         return self.encoder(x, ctx)
 
     def predict_tokens(self, *args: Any, **kwargs: Any) -> jax.Array:
-        """Returns the logits of each token, [batch, length, vocab], in `dtype`; see `encode` for the arguments."""
+        """Returns the logits at each position, [batch, length, vocab]; see `encode` for the arguments."""
         hidden = self.encode(*args, **kwargs)
         if self.is_initializing() and self.sentence_layer is not None:
             self.sentence(hidden[:, 0])
@@ -100,7 +100,7 @@ class EncoderOnly(nn.Module):
         return mean if self.sentence_layer is None else self.sentence(mean)
 
     def output_hidden(self, hidden: jax.Array) -> jax.Array:
-        """Returns the input of the output projection, [..., embed], for the encoder output."""
+        """Applies the head to the encoder output; returns the input of the output projection, [..., embed]."""
         scale = output_scale(self.embed_dim, self.head_layer is None, self.base_embed_dim)
         hidden = hidden if self.head_layer is None else self.head(hidden)
         return hidden if scale == 1.0 else hidden * scale
@@ -145,8 +145,8 @@ class BertInput(nn.Module):
     """Input layer of BERT, `norm(x + position + token type)` (Devlin et al. 2019, figure 2).
 
     Attributes:
-        max_length: number of learned positions, and the maximum length of a row.
-        token_types: number of learned token types; 2 in BERT, for the first and the second sentence.
+        max_length: number of learned position embeddings, which is the maximum length of a row.
+        token_types: number of learned token type embeddings; 2 in BERT, for the first and the second sentence.
         norm: factory of the norm.
     """
 
@@ -156,7 +156,7 @@ class BertInput(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext, token_types: jax.Array | None = None) -> jax.Array:
-        """Computes the input of the stack; `token_types` is [batch, length] int32, or None for type 0 everywhere."""
+        """Computes the input of the stack; `token_types` is [batch, length] int32, or None if all types are 0."""
         width = x.shape[-1]
         x = x + LearnedPositions(self.max_length, name='positions')(width, ctx).astype(x.dtype)
         init = nn.with_logical_partitioning(_BERT_INIT, (None, axes.EMBED))
@@ -183,7 +183,7 @@ class BertHead(nn.Module):
     """Masked language modeling head of BERT, `norm(gelu(x W + b))`, and the bias of the output projection.
 
     Attributes:
-        vocab_size: length of the output bias.
+        vocab_size: number of entries of the output bias.
         norm: factory of the norm.
         use_bias: whether the dense layer has a bias b; False in ModernBERT.
     """
@@ -199,7 +199,7 @@ class BertHead(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        # Leave the output axis unnamed, because `embed` may be sharded and a mesh axis can shard only one array axis.
+        # The output axis has no logical name, because `embed` may be sharded and a mesh axis can shard only one axis.
         dense = Dense(x.shape[-1], (axes.EMBED, None), _BERT_INIT, use_bias=self.use_bias, name='dense')
         return self.output_norm(nn.gelu(dense(x), approximate=False))
 
@@ -223,8 +223,8 @@ class SentenceProjection(nn.Module):
     """Projection layer of Sentence-T5 (Ni et al. 2021), `y / |y|` with `y = x W`, [texts, outputs] float32.
 
     Attributes:
-        outputs: width of a sentence embedding.
-        max_length: maximum number of tokens of a text; used only when exporting to other libraries.
+        outputs: number of features of a sentence embedding.
+        max_length: maximum number of tokens of a text; used only for exports to other libraries.
     """
 
     outputs: ranges.Count
@@ -243,7 +243,7 @@ class TransformedClassifierHead(nn.Module):
         outputs: number of labels, or 1 for regression.
         pooling: pooling function, `first_token` or `mean_of_tokens`.
         norm: factory of the norm.
-        dropout_rate: dropout on the normalized features.
+        dropout_rate: dropout rate of the normalized features.
     """
 
     outputs: ranges.Count
@@ -263,15 +263,15 @@ class TransformedClassifierHead(nn.Module):
 
 
 class ClassifierHead(nn.Module):
-    """Pooler and classification head of BERT (Devlin et al. 2019), [batch, outputs] float32.
+    """Pooler and classification head of BERT (Devlin et al. 2019).
 
-    Computes `dropout(tanh(p W_p + b_p)) W + b`, with p the pooled features of the tokens. Without pooling, computes
-    `dropout(h) W + b` for the features h of each token, [batch, length, outputs].
+    Computes `dropout(tanh(p W_p + b_p)) W + b` for pooled features p, [batch, outputs] float32. Without pooling,
+    computes `dropout(h) W + b` for the features h of each token, [batch, length, outputs] float32.
 
     Attributes:
         outputs: number of labels, or 1 for regression.
         pooling: pooling function, `first_token` or `mean_of_tokens`, or None.
-        dropout_rate: dropout on the input of the last projection.
+        dropout_rate: dropout rate of the last projection's input.
     """
 
     outputs: ranges.Count

@@ -6,7 +6,7 @@ appendix F of HyperMixer (Mai et al. 2023).
     pre         y = x + f(N(x));   z = y + g(N(y))
     post        y = N(x + f(x));   z = N(y + g(y))
     sandwich    y = x + N(f(N(x)));   z = y + N(g(N(y)))       Gemma 2 and T5Gemma
-    rezero      y = x + a f(x);    z = y + b g(y)       a, b learned and initialized with 0; no norms
+    rezero      y = x + a f(x);    z = y + b g(y)       a and b are learned scalars, initialized with 0
     parallel    z = x + f(N(x)) + g(N(x))
     serialized  y = x + f(N(x));   z = x + g(N(y))
 """
@@ -29,7 +29,7 @@ SublayerFactory = Callable[..., nn.Module]
 
 
 def _parameter_names(factories: Sequence[SublayerFactory]) -> list[str]:
-    """Returns a unique parameter name for each sublayer: the class name in snake case, with a number if repeated."""
+    """Returns unique parameter names of sublayers: class names in snake case, with a number if a class is repeated."""
     names: list[str] = []
     for factory in factories:
         while isinstance(factory, functools.partial):
@@ -49,7 +49,7 @@ class Layer(nn.Module):
 
     Attributes:
         sublayers: factories of modules `(x, ctx) -> y`. Do not pass instances, which would share weights across layers.
-        dropout_rate: dropout on each sublayer's output, before the residual connection.
+        dropout_rate: dropout rate of each sublayer's output, before the residual connection.
     """
 
     sublayers: Sequence[SublayerFactory]
@@ -64,7 +64,7 @@ class Layer(nn.Module):
 
 
 def _call_sublayer(sublayer: nn.Module, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """Calls a sublayer, and raises UserError if its output differs from its input in shape or dtype."""
+    """Calls a sublayer; raises UserError if the output differs from the input in shape or dtype."""
     y = sublayer(x, ctx)
     if not isinstance(y, jax.Array) or y.shape != x.shape or jnp.result_type(x, y) != x.dtype:
         output = f'{y.dtype}{[*y.shape]}' if isinstance(y, jax.Array) else type(y).__name__
@@ -99,7 +99,7 @@ class PreNorm(NormedLayer):
 
 
 class PostNorm(NormedLayer):
-    """Layout that normalizes the output of each residual connection, as in the original Transformer."""
+    """Layout that normalizes the sum after each residual connection, as in the original Transformer."""
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
@@ -143,7 +143,7 @@ class Parallel(NormedLayer):
 
 
 class Serialized(NormedLayer):
-    """Variant of `PreNorm` that adds the last update to the layer's input instead of the running sum."""
+    """Variant of `PreNorm` that adds every update to the layer's input instead of the previous sum."""
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
@@ -171,10 +171,10 @@ def make_layer(
 
 
 class Block(nn.Module):
-    """A sequence of different layers that is repeated as a unit, for stacks with alternating layers.
+    """A sequence of different layers that a stack repeats, such as a local and a global attention layer.
 
     Attributes:
-        layers: factories of layers.
+        layers: factories of the layers, in order.
     """
 
     layers: Sequence[Callable[..., Layer]]
@@ -214,6 +214,6 @@ def alternate_after_first(
 ) -> tuple[tuple[Callable[..., nn.Module], int], ...]:
     """Returns `Stack.runs` for ModernBERT.
 
-    The stack begins with one `first` layer and then repeats `period` - 1 `local` layers and one `last` layer.
+    The stack begins with one `first` layer; then, `period` - 1 `local` layers and one `last` layer are repeated.
     """
     return ((first, 1), *alternate([*[local] * (period - 1), last], num_layers - 1))

@@ -1,7 +1,7 @@
-"""A stack of layers, organized as runs of identical layers that are executed with `nn.scan`.
+"""A stack of layers, divided into runs of consecutive identical layers, which are executed with `nn.scan`.
 
 The parameters of a run are stacked along a leading `layers` axis. If `unroll` is 1, the compilation time does not
-depend on the number of layers.
+depend on the number of layers in a run.
 """
 
 import contextlib
@@ -28,18 +28,18 @@ _DOTS_AND_ATTENTION = jax.checkpoint_policies.save_from_both_policies(
     jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     jax.checkpoint_policies.save_only_these_names(ATTENTION_OUTPUT),
 )
-# Name of the JAX primitive of cuDNN attention, whose internal results cannot be tagged with `checkpoint_name`.
-_CUDNN_ATTENTION = 'dot_product_attention_fwd_wrapper'
+# Name of JAX's cuDNN attention primitive, whose internal results cannot be tagged with `checkpoint_name`.
+_CUDNN_ATTENTION_PRIMITIVE = 'dot_product_attention_fwd_wrapper'
 
 
 def full_remat(prim, *args, **params) -> bool:
-    """Remat policy that saves only the input of each layer, to minimize memory at the cost of a third more FLOPs."""
+    """Remat policy that saves only the input of each layer, which minimizes memory but requires a third more FLOPs."""
     return jax.checkpoint_policies.nothing_saveable(prim, *args, **params)
 
 
 def dots_remat(prim, *args, **params) -> bool:
     """Remat policy that saves the outputs of attention and of matmuls with parameters."""
-    return _DOTS_AND_ATTENTION(prim, *args, **params) or prim.name == _CUDNN_ATTENTION
+    return _DOTS_AND_ATTENTION(prim, *args, **params) or prim.name == _CUDNN_ATTENTION_PRIMITIVE
 
 
 _TRACE_ONCE = contextvars.ContextVar('trace_layers_once', default=False)
@@ -49,7 +49,7 @@ _TRACE_ONCE = contextvars.ContextVar('trace_layers_once', default=False)
 def trace_layers_once() -> Iterator[None]:
     """Context manager that traces the layers of each run only once instead of twice, to reduce the tracing time.
 
-    A seed generates different initial parameters in this context than outside. Use the context only to compute shapes,
+    In this context, a seed generates different initial parameters than outside. Use the context only to compute shapes,
     or if the values of the parameters do not matter.
     """
     token = _TRACE_ONCE.set(True)
@@ -60,7 +60,7 @@ def trace_layers_once() -> Iterator[None]:
 
 
 class _ScanBody(nn.Module):
-    """Body of the scan over the layers of a run; x is the carry, and there are no per-layer outputs."""
+    """Body of the scan over the layers of a run; x is the carry of the scan, and each iteration outputs None."""
 
     layer: LayerFactory
 
@@ -73,8 +73,8 @@ class _ScanBody(nn.Module):
 class _UnrolledRun(nn.Module):
     """A run of layers with separate parameters and caches, for decoding.
 
-    A scan over stacked parameters and caches would slice all parameters and update all caches at every step, which
-    takes longer than the computation.
+    A scan over stacked layers would copy slices of all parameters and caches at every decoding step, which would take
+    longer than the computation.
     """
 
     layer: LayerFactory
@@ -90,8 +90,8 @@ class _UnrolledRun(nn.Module):
 def unstack_layers(params: Params) -> Params:
     """Unstacks the parameters of runs, from `{'layer': stacked}` to `{'layer_0': ..., 'layer_1': ...}`.
 
-    Decoding accepts both forms, but unstacking once before decoding avoids slicing at every step. Other parameters and
-    layers that are already separate are returned unchanged.
+    Decoding accepts both forms, but unstacking once before decoding avoids slicing parameters at every step. Other
+    parameters, and layers that are already separate, are returned unchanged.
     """
     if not isinstance(params, Mapping):
         return params
@@ -102,8 +102,8 @@ def unstack_layers(params: Params) -> Params:
     return {f'layer_{index}': jax.tree.map(operator.itemgetter(index), stacked) for index in range(count)}
 
 
-def _first_step(ctx: SequenceContext) -> jax.Array:
-    """Returns the index of the first token to decode: 0, or the index of the last token of each prompt."""
+def _initial_cache_index(ctx: SequenceContext) -> jax.Array:
+    """Returns the position of the first decoding step: 0, or the position of the last token of each prompt."""
     if ctx.cache_slots is None:
         return jnp.zeros((), jnp.int32)
     return jnp.sum(ctx.is_token, axis=1, dtype=jnp.int32) - 1
@@ -113,17 +113,17 @@ class Stack(nn.Module):
     """A stack of layers with an optional final norm; input and output are [batch, length, embed].
 
     Attributes:
-        runs: pairs (layer factory, number of layers), from first to last.
-        position_bias: factory of a module (length, ctx) -> [1, heads, q, k] or `DistanceBias`, or None. The bias is
-            shared by all attention sublayers without a separate `position_bias`.
-        position_embedding: factory of a module (embed, ctx) -> [batch, length, embed], which is added to the input, or
-            None; required if no sublayer uses a position bias or depends on the order of tokens.
+        runs: pairs (layer factory, number of layers), one for each run, in order.
+        position_bias: factory of a module (length, ctx) -> [1, heads, q, k] or `DistanceBias`, or None. All attention
+            sublayers without a `position_bias` factory use this bias.
+        position_embedding: factory of a module (embed, ctx) -> [batch, length, embed], whose output is added to the
+            stack's input, or None. Required if no sublayer uses a position bias or depends on the order of tokens.
         final_norm: factory of the norm after the last layer; None for layouts that end with a norm or need none.
-        dropout_rate: dropout on the stack's input and output.
+        dropout_rate: dropout rate of the stack's input and output.
         remat_policy: which activations to save for the backward pass: `dots_remat`, `full_remat` or None (all).
         attention: implementation of attention, one of `kernels.attention.api.IMPLEMENTATIONS`.
-        unroll: maximum number of layers in one iteration of the scan, or None for all layers. Larger values take
-            longer to compile, but XLA:GPU then copies fewer activations into stacked arrays for the backward pass.
+        unroll: maximum number of layers in one iteration of the scan, or None for all layers. With larger values,
+            compilation takes longer, but XLA:GPU copies fewer activations into stacked arrays for the backward pass.
     """
 
     runs: Sequence[tuple[LayerFactory, int]]
@@ -142,7 +142,7 @@ class Stack(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext, max_decode_length: int | None = None) -> jax.Array:
-        """Runs the layers; decoding steps require `max_decode_length`, the number of cache slots."""
+        """Applies all layers; decoding steps require `max_decode_length`, the number of cached positions."""
         length = x.shape[1]
         ctx = dataclasses.replace(ctx, attention=self.attention)
         if ctx.decode:
@@ -157,15 +157,15 @@ class Stack(nn.Module):
             x = x + self.position_embedding(name='position_embedding')(x.shape[-1], ctx).astype(x.dtype)
         x = dropout(self.dropout_rate, x, deterministic=ctx.deterministic)
         for index, (layer, count) in enumerate(self.runs):
-            x = self._apply_equal_layers(f'run_{index}', layer, count, x, ctx)
+            x = self._apply_run(f'run_{index}', layer, count, x, ctx)
         if self.final_norm is not None:
             x = self.final_norm(name='final_norm')(x)
         return dropout(self.dropout_rate, x, deterministic=ctx.deterministic)
 
     def _set_decoding_step(self, x: jax.Array, ctx: SequenceContext) -> SequenceContext:
-        """Returns `ctx` with the step and position of the current token; unchanged in the allocating call."""
+        """Adds the decoding step and the token positions to `ctx`, except in the call that allocates the caches."""
         is_allocated = self.has_variable('cache', 'cache_index')
-        index = self.variable('cache', 'cache_index', _first_step, ctx)
+        index = self.variable('cache', 'cache_index', _initial_cache_index, ctx)
         if not is_allocated:
             return ctx
         step = index.value
@@ -173,9 +173,7 @@ class Stack(nn.Module):
         positions = step[:, None] if step.ndim else jnp.broadcast_to(step, x.shape[:2])
         return dataclasses.replace(ctx, step=step, positions=positions)
 
-    def _apply_equal_layers(
-        self, name: str, layer: LayerFactory, count: int, x: jax.Array, ctx: SequenceContext
-    ) -> jax.Array:
+    def _apply_run(self, name: str, layer: LayerFactory, count: int, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         if ctx.decode:
             run_type = nn.map_variables(_UnrolledRun, 'params', trans_in_fn=unstack_layers)
             return run_type(layer, count, name=name)(x, ctx)
@@ -185,8 +183,8 @@ class Stack(nn.Module):
             # Without unrolling, XLA cannot undo rematerialization by common subexpression elimination (CSE).
             body = nn.remat(body, policy=self.remat_policy, prevent_cse=unroll > 1)
         split = {'params': True, 'dropout': True}
-        # Flax's constancy check traces the layer twice, and both traces draw random numbers. Disabling the check would
-        # change the random numbers generated from a seed, so it is disabled only if none are drawn.
+        # Flax's check of loop invariants traces the layer twice, and both traces draw random numbers. Disabling the
+        # check would change the random numbers generated from a seed, so it is disabled only if none are drawn.
         draws_random_numbers = any(self.has_rng(name) for name in split) and not _TRACE_ONCE.get()
         run = nn.scan(
             body,
