@@ -82,10 +82,10 @@ def test_records_ignore_an_incomplete_line(studies, tmp_path):
     for cut in range(1, len(whole)):
         file.write_text(whole + whole[:cut].replace('0.5', '0.7'))
         again = studies.records.Records(file)
-        assert again.get({'b': 2, 'a': 1})['x'] in (0.5, 0.7)
+        assert again.find_result({'b': 2, 'a': 1})['x'] in (0.5, 0.7)
         again.add({'a': 2, 'b': 2}, {'x': 1.5})
         last = studies.records.Records(file)
-        assert last.get({'a': 2, 'b': 2}) == {'x': 1.5} and last.get({'a': 1, 'b': 2})
+        assert last.find_result({'a': 2, 'b': 2}) == {'x': 1.5} and last.find_result({'a': 1, 'b': 2})
         assert last.ignored == (cut < len(whole) - 1)
 
 

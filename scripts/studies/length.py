@@ -127,7 +127,7 @@ Results = dict[str, dict[int, dict[str, float | None]]]
 def run_missing(records: Records, args: argparse.Namespace) -> None:
     """Runs the missing cells in order of length, so that compared mixers run at about the same time."""
     cells = [(side, name, n) for n in args.lengths for side in args.sides for name in mixer_names(side, args)]
-    missing = [cell for cell in cells if records.get(build_cell(*cell, args)) is None]
+    missing = [cell for cell in cells if records.find_result(build_cell(*cell, args)) is None]
     print(f'{len(cells)} cells, {len(cells) - len(missing)} already done', flush=True)
     for number, cell in enumerate(missing, 1):
         result = run_cell(*cell, args)
@@ -140,7 +140,7 @@ def collect_results(records: Records, side: str, args: argparse.Namespace) -> Re
     """Returns the available results by mixer and length."""
     results: Results = {}
     for name in mixer_names(side, args):
-        found = {length: records.get(build_cell(side, name, length, args)) for length in args.lengths}
+        found = {length: records.find_result(build_cell(side, name, length, args)) for length in args.lengths}
         results[name] = {length: result for length, result in found.items() if result is not None}
     return results
 
@@ -170,7 +170,7 @@ def print_formulas(args: argparse.Namespace) -> None:
         print(f'{name:26s}' + ''.join(f'{formulas(length, args)[name] / 1e6:20,.2f}' for length in args.lengths))
 
 
-def draw(results: Results, file: str, args: argparse.Namespace, note: str) -> None:
+def plot_figure(results: Results, file: str, args: argparse.Namespace, note: str) -> None:
     """Plots time (left) and FLOPs (right) of the bidirectional mixers."""
     figure = drawing.new_figure(11.4, 4.4)
     panels = figure.subplots(1, 2)
@@ -250,7 +250,7 @@ def main() -> None:
             print_table(f'{side}, forward and backward, milliseconds', results, 'backward', 1e3, args)
     print_formulas(args)
     if args.figure:
-        draw(by_side['bidirectional'], args.figure, args, note)
+        plot_figure(by_side['bidirectional'], args.figure, args, note)
 
 
 if __name__ == '__main__':

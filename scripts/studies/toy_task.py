@@ -107,7 +107,7 @@ Errors = dict[str, dict[int, list[float]]]
 def run_missing(records: Records, args: argparse.Namespace, settings: Settings) -> None:
     """Runs the missing cells in order of seed, so that an interrupted study has results for all mixers."""
     cells = [(m, n, seed) for seed in range(args.seeds) for m in args.mixers for n in args.examples]
-    missing = [cell for cell in cells if records.get(build_cell(*cell, settings)) is None]
+    missing = [cell for cell in cells if records.find_result(build_cell(*cell, settings)) is None]
     print(f'{len(cells)} cells, {len(cells) - len(missing)} already done', flush=True)
     for number, (mixer, examples, seed) in enumerate(missing, 1):
         result = run_cell(mixer, examples, seed, settings)
@@ -124,7 +124,7 @@ def collect_results(records: Records, args: argparse.Namespace, settings: Settin
     errors: Errors = {mixer: {} for mixer in args.mixers}
     for mixer in args.mixers:
         for examples in args.examples:
-            found = [records.get(build_cell(mixer, examples, seed, settings)) for seed in range(args.seeds)]
+            found = [records.find_result(build_cell(mixer, examples, seed, settings)) for seed in range(args.seeds)]
             done = [result['test_mse'] for result in found if result is not None]
             if done:
                 errors[mixer][examples] = done
@@ -150,7 +150,7 @@ def print_table(errors: Errors, sizes: list[int], references: dict[str, float]) 
         print(f'{name:18s}{value:22.3f}')
 
 
-def draw(errors: Errors, references: dict[str, float], file: str, note: str) -> None:
+def plot_figure(errors: Errors, references: dict[str, float], file: str, note: str) -> None:
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
     figure = drawing.new_figure(6.4, 4.2)
@@ -226,7 +226,7 @@ def main() -> None:
     errors, references = collect_results(records, args, settings), reference_errors(settings)
     print_table(errors, args.examples, references)
     if args.figure:
-        draw(errors, references, args.figure, note)
+        plot_figure(errors, references, args.figure, note)
 
 
 if __name__ == '__main__':

@@ -109,7 +109,7 @@ def compute_weights(model, params, images: np.ndarray) -> list[np.ndarray]:
     return [layer.array[0, :, 1:, 0].reshape(images.shape) for layer in layers]
 
 
-def draw(images: np.ndarray, weights: dict[str, np.ndarray], file: str) -> None:
+def plot_figure(images: np.ndarray, weights: dict[str, np.ndarray], file: str) -> None:
     """Plots each image above the weights of mechanism 1 in each layer."""
     figure = drawing.new_figure(1.4 * len(images) + 1, 0.95 * (len(weights) + 1))
     rows = {'image': (images, 'gray', LEVELS - 1), **{name: (array, 'viridis', 1) for name, array in weights.items()}}
@@ -148,7 +148,7 @@ def main() -> None:
                 )
             print(f'{time.perf_counter() - start:.0f} s', flush=True)
             if args.figure and seed == 0 and not shuffled:
-                draw(held_out[:6], {f'layer {n}': layer[:6] for n, layer in enumerate(weights, 1)}, args.figure)
+                plot_figure(held_out[:6], {f'layer {n}': layer[:6] for n, layer in enumerate(weights, 1)}, args.figure)
 
 
 if __name__ == '__main__':

@@ -80,7 +80,7 @@ class HubDataset:
         )
 
     def _fingerprint(self) -> list[Any]:
-        """Returns values that change if the data may have changed."""
+        """Returns values that identify the version of the data; if they are equal, the data is unchanged."""
         files = sorted(path for path in Path(self.path).expanduser().rglob('*') if path.is_file())
         settings = [self.path, self.name, self.revision, self.train_split, self.validation_split]
         return [*settings, *(cache.file_state(str(path)) for path in files)]

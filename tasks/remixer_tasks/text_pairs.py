@@ -101,7 +101,7 @@ def _column_text(row: Mapping[str, Any], name: str) -> str:
         # Replaces spaces within words, because spaces separate words.
         return ' '.join('_'.join(item.split()) or '_' for item in value)
     if not isinstance(value, str) and isinstance(value, Iterable):
-        raise UnusableRow(f'column {name} must be a text or a list of words')
+        raise UnusableRow(f'column {name} must be a string or a list of words')
     return str(value)
 
 

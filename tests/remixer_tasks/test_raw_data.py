@@ -110,7 +110,7 @@ BAD = {
     'super_glue/RTE/train.jsonl': [
         ('{"premise": "cut\n', ':1: invalid JSON'),
         ('\n[1]\n', 'one JSON object on each line'),
-        ('{"premise": "P", "idx": 0}\n', ":1: the field 'hypothesis' is missing or not a text"),
+        ('{"premise": "P", "idx": 0}\n', ":1: the field 'hypothesis' is missing or not a string"),
         (
             '{"premise": "P", "hypothesis": "H", "idx": 0, "label": "maybe"}\n',
             ":1: the label must be one of entailment, not_entailment, got 'maybe'",

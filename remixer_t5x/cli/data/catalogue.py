@@ -45,7 +45,7 @@ def add_get_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--data_dir', metavar='DIR', help=place)
 
 
-def get(args: argparse.Namespace) -> None:
+def download_task_files(args: argparse.Namespace) -> None:
     """Downloads and verifies the published files of a task, and prints their paths."""
     with arguments.hide_library_output(args):
         from remixer_tasks.files import download
@@ -60,7 +60,7 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--data_dir', metavar='DIR', help=_DATA_DIR_HELP)
 
 
-def show(args: argparse.Namespace) -> None:
+def show_examples(args: argparse.Namespace) -> None:
     """Prints the first examples of a split, in the order of the data."""
     with arguments.hide_library_output(args):
         from remixer_tasks import catalogue
@@ -90,7 +90,7 @@ GET = Command(
     'data get',
     'download and verify the published files of a task',
     add_get_arguments,
-    get,
+    download_task_files,
     ('remixer-t5x data get cogs', 'remixer-t5x data get snli --from ~/Downloads'),
     ON_CPU,
 )
@@ -98,7 +98,7 @@ SHOW = Command(
     'data show',
     'show examples of a task as published, and as inputs and targets',
     add_show_arguments,
-    show,
+    show_examples,
     ('remixer-t5x data show super_glue_cb_v102 --split=validation --num_examples=1',),
     ON_CPU,
     prints_result=True,

@@ -282,7 +282,7 @@ def _show_results(
             tables.append(console.build_table(heading, *(group.name for group in groups), words=(heading,)))
             for name, texts in rows:
                 tables[-1].add_row(name, *texts)
-    console.print_items(*tables, *result.headline, '', result.paragraph, '')
+    console.print_items(*tables, *result.difference_sentences, '', result.paragraph, '')
     comparison.write_csv(runs, sweep.failed, {cell: counts[cell.model] for cell in cells}, sweep.folder / TABLE)
     (sweep.folder / PARAGRAPH).write_text(result.paragraph + '\n', encoding='utf-8')
     pictures = result.pictures()

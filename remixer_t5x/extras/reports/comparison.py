@@ -110,7 +110,7 @@ class Comparison:
         return tables.build_task_table(self.groups)
 
     @functools.cached_property
-    def measures(self) -> list[Measure]:
+    def compared_metrics(self) -> list[Measure]:
         """The held-out loss and the main metric of each task."""
         return tables.collect_measures(self.groups, tables.select_main_rows(self.rows), self.overviews)
 
@@ -120,12 +120,12 @@ class Comparison:
         return bootstrap_sentences(self.groups)
 
     @property
-    def headline(self) -> list[str]:
+    def difference_sentences(self) -> list[str]:
         """Sentences that state the differences between the models."""
-        return [*tables.describe_measures(self.measures, self.overviews), *self.bootstrap]
+        return [*tables.describe_measures(self.compared_metrics, self.overviews), *self.bootstrap]
 
     @property
-    def trials(self) -> int:
+    def num_trials(self) -> int:
         """The number of settings that were tried for each model."""
         return len(self.search.settings) if self.search else 1
 
@@ -151,7 +151,7 @@ class Comparison:
             'tokens/s, mean': f'{statistics.fmean(speeds):,.0f}' if speeds else '-',
             'training loss': _format_mean(train_losses, 4) if train_losses else '-',
         }
-        for measure in self.measures:
+        for measure in self.compared_metrics:
             if by_seed := measure.models.get(group.name):
                 best = (max if measure.higher_is_better else min)(by_seed, key=by_seed.__getitem__)
                 digits = _decimal_places(measure.name)
@@ -171,7 +171,7 @@ class Comparison:
         """Formats HyperMixer's E x D x H: training FLOPs per example x examples per run x settings tried."""
         examples = max(self.overviews[run.name].step for run in group.runs)
         examples *= int(group.runs[0].settings().get('BATCH_SIZE', '1'))
-        return f'{format_quantity(self.counts[group.name].training_flops * examples * self.trials)}FLOPs'
+        return f'{format_quantity(self.counts[group.name].training_flops * examples * self.num_trials)}FLOPs'
 
     @property
     def search_table(self) -> list[tuple[str, list[str]]]:
@@ -184,7 +184,7 @@ class Comparison:
             for setting in self.search.settings
         ]
         curves = [dict(enumerate(self.search.expected(group.name), 1)) for group in self.groups]
-        shown = [k for k in range(1, self.trials + 1) if k in _TRIALS or k == self.trials]
+        shown = [k for k in range(1, self.num_trials + 1) if k in _TRIALS or k == self.num_trials]
         return lines + [(f'expected best of {k}', [_format_value(curve.get(k)) for curve in curves]) for k in shown]
 
     @property
@@ -206,11 +206,11 @@ class Comparison:
             best = _join(f'{setting_text(search.best(name))} for {name}' for name in names)
             first = _join(f'{search.expected(name)[0]:.4g} for {name}' for name in names)
             sentences.append(
-                f'The best of {self.trials} settings of {macros} was chosen for each model by the {search.measure} on '
-                f'validation data with seed {search.cells[0].seed}: {best}. The expected {search.measure} of one '
+                f'The best of {self.num_trials} settings of {macros} was chosen for each model by the {search.measure} '
+                f'on validation data with seed {search.cells[0].seed}: {best}. The expected {search.measure} of one '
                 f'random setting was {first}.'
             )
-        for measure in self.measures:
+        for measure in self.compared_metrics:
             digits, models = _decimal_places(measure.name), measure.models.items()
             means = _join(f'{_format_mean(by_seed.values(), digits)} for {name}' for name, by_seed in models)
             spread = ' (mean ± standard deviation over seeds)' if max(seeds) > 1 else ''
@@ -229,7 +229,7 @@ class Comparison:
         """Plots the values of all seeds, and after a search the value of each setting and the expected best value."""
         models = [group.name for group in self.groups]
         pictures = []
-        for number, measure in enumerate(self.measures, 1):
+        for number, measure in enumerate(self.compared_metrics, 1):
             points = {name: {name: list(by_seed.values())} for name, by_seed in measure.models.items()}
             figure = draw_dots(points, models, measure.name, show_mean=True)
             note = 'one dot per seed; the line shows the mean'

@@ -55,7 +55,7 @@ def render_page(
         groups=groups,
         overviews=list(overviews.values()),
         comparison=comparison,
-        headline=comparison.headline if comparison else headline,
+        headline=comparison.difference_sentences if comparison else headline,
         charts={
             heading: [curves.draw_chart(chart, f'{heading}-{number}') for number, chart in enumerate(charts)]
             for heading, charts in overview.build_charts(runs).items()

@@ -32,7 +32,7 @@ class Records:
         except (ValueError, KeyError, TypeError):
             self.ignored += 1
 
-    def get(self, cell: Cell) -> dict[str, Any] | None:
+    def find_result(self, cell: Cell) -> dict[str, Any] | None:
         """Returns the result of `cell`, or None if it is not finished."""
         return self._results.get(_key(cell))
 

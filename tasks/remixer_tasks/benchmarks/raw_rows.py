@@ -46,9 +46,9 @@ class Row(dict[str, Any]):
         return row_error(self.path, self.number, f'{self.place}{reason}')
 
     def text(self, column: str) -> str:
-        """Returns the text in a column. Raises UserError if the column is missing or not a text."""
+        """Returns the text in a column. Raises UserError if the column is missing or not a string."""
         if not isinstance(self.get(column), str):
-            raise self.error(f'the field {column!r} is missing or not a text')
+            raise self.error(f'the field {column!r} is missing or not a string')
         return self[column]
 
     def texts(self, columns: Iterable[str]) -> dict[str, Any]:

@@ -299,7 +299,7 @@ NAMED: dict[str, Metric] = {
 
 
 def select_metrics(names: Texts | str) -> list[Metric]:
-    """Returns the metrics with these names, given as a list or a comma-separated text.
+    """Returns the metrics with these names, given as a list or a comma-separated string.
 
     Raises UserError for an unknown name or an empty list.
     """

@@ -52,7 +52,8 @@ class Layout:
     def __post_init__(self):
         if self.format not in (None, *FORMATS):
             raise UserError(
-                f'TEXT_FORMAT must be {", ".join(FORMATS)} or None, got {self.format!r}; None uses the extensions'
+                f'TEXT_FORMAT must be {", ".join(FORMATS)} or None, got {self.format!r}; '
+                'None detects the format from the file extension'
             )
         if self.txt_documents not in TXT_DOCUMENTS:
             raise UserError(f'TXT_DOCUMENTS must be one of {", ".join(TXT_DOCUMENTS)}, got {self.txt_documents!r}')
@@ -164,7 +165,7 @@ def _read_jsonl(path: str, layout: Layout, malformed: Malformed) -> Documents:
         if isinstance(text, str):
             yield number, text
         else:
-            malformed.record(path, number, f"the field '{layout.field}' is missing or not a text")
+            malformed.record(path, number, f"the field '{layout.field}' is missing or not a string")
 
 
 def _read_tsv(path: str, layout: Layout, malformed: Malformed) -> Documents:
@@ -192,7 +193,7 @@ def _read_parquet(path: str, layout: Layout, malformed: Malformed) -> Documents:
 
     for number, row in row_files.parquet_rows(path, 'TEXT_FORMAT', select_field):
         if not isinstance(row[field], str):
-            malformed.record(path, number, f"the column '{field}' is empty or not a text")
+            malformed.record(path, number, f"the column '{field}' is empty or not a string")
         elif len(row[field]) > layout.longest:
             malformed.record(path, number, f'the text has more than {layout.longest:,} characters')
         else:

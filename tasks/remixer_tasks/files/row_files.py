@@ -121,7 +121,8 @@ class RowLayout:
     def __post_init__(self):
         if self.format not in (None, *FORMATS):
             raise UserError(
-                f'PAIRS_FORMAT must be {", ".join(FORMATS)} or None, got {self.format!r}; None uses the extensions'
+                f'PAIRS_FORMAT must be {", ".join(FORMATS)} or None, got {self.format!r}; '
+                'None detects the format from the file extension'
             )
         text = self.delimiter
         if text is not None and not (isinstance(text, str) and len(text) == 1 and text not in '"\r\n\0'):

@@ -35,7 +35,7 @@ from remixer_tasks.vocabulary import sentinels
 SAMPLE_CHARACTERS = 20_000_000
 # Maximum number of characters of a training line; SentencePiece skips lines of more than 4,192 bytes.
 LINE_CHARACTERS = 1000
-# Fraction of the text's characters that get a piece; other characters are encoded as the unknown id.
+# Fraction of the text's characters that the vocabulary covers; other characters are encoded as the unknown id.
 CHARACTER_COVERAGE = 0.9995
 # Number of training threads. The sums in the EM steps depend on this number, so it is fixed.
 THREADS = 4
