@@ -59,7 +59,7 @@ class Classifier(Model):
 def label_loss(
     logits: jax.Array, labels: jax.Array, weights: jax.Array, label_smoothing: float = 0.0
 ) -> tuple[jax.Array, MetricSums]:
-    """Returns the cross-entropy summed with loss weights, and the same metric sums as `Model.loss`.
+    """Returns the weighted sum of the cross-entropies, and the same metric sums as `Model.loss`.
 
     Args:
         logits: class logits, [batch, ..., classes] float32.

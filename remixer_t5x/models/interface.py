@@ -26,7 +26,7 @@ MetricSums = losses.MetricSums
 class Model:
     """Base class of all models: a Flax module and a loss.
 
-    Models do not store parameters: they are arguments of every method. A batch maps the feature names of seqio's
+    Models do not store parameters; pass them to each method. A batch maps the feature names of seqio's
     feature converters to arrays; the docstring of each subclass lists its arrays.
 
     Attributes:

@@ -60,7 +60,7 @@ def token_logits(hidden: jax.Array, kernel: jax.Array, softcap: float | None = N
 def _one_hot_mask(targets: jax.Array, vocab_size: int) -> jax.Array:
     """Returns a one-hot mask of the targets, [batch, length, vocab] bool.
 
-    Unlike a gather, XLA can partition this mask efficiently if the vocabulary is sharded.
+    If the vocabulary is sharded, XLA can partition this mask efficiently, but not a gather.
     """
     return targets[..., None] == jnp.arange(vocab_size, dtype=targets.dtype)
 

@@ -1,6 +1,6 @@
 """Dropout with one mask for all tokens of a row, as in T5's published recipes.
 
-Compared with separate masks, this reduces the number of random values by a factor of the row length.
+Compared with a mask for each token, this divides the number of random values by the row length.
 """
 
 import jax
@@ -10,7 +10,7 @@ from flax import linen as nn
 def dropout(rate: float, x: jax.Array, *, deterministic: bool) -> jax.Array:
     """Zeroes features of `x` [batch, length, features] with probability `rate` and scales up the others.
 
-    Must be called within an `nn.compact` method.
+    All tokens of a row share one mask. Must be called within an `nn.compact` method.
     """
     if rate == 0.0 or deterministic:
         return x
@@ -18,9 +18,9 @@ def dropout(rate: float, x: jax.Array, *, deterministic: bool) -> jax.Array:
 
 
 def drop_value_rows(rate: float, value: jax.Array, *, deterministic: bool) -> jax.Array:
-    """Applies dropout to attention weights, with one mask for all queries as in T5, by zeroing whole rows of values.
+    """Applies attention dropout with one mask for all queries, as in T5, by zeroing whole value vectors.
 
-    A row is a vector of width kv in `value` [..., kv]. Must be called within an `nn.compact` method.
+    `value` is [..., kv], with value vectors of width kv. Must be called within an `nn.compact` method.
     """
     if rate == 0.0 or deterministic:
         return value

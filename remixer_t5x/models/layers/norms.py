@@ -96,7 +96,7 @@ class GroupedRMSNorm(nn.Module):
         return jnp.broadcast_to(inverse, groups.shape).reshape(squares.shape)
 
     def _inverse_rms_without_reshape(self, squares: jax.Array) -> jax.Array:
-        """Computes `_inverse_rms` without a reshape, which requires a copy on TPUs unless groups have 128 features."""
+        """Computes 1 / rms without a reshape, which would require a copy on TPUs unless groups have 128 features."""
         width = squares.shape[-1] // self.num_groups
         group_of_feature = jnp.arange(squares.shape[-1]) // width
         inverse = jnp.zeros_like(squares)

@@ -64,23 +64,23 @@ def compute_hidden_units(
 ) -> jax.Array:
     """Computes the hidden units `f(sum_j w_in[j] (x) v[j] + bias)`, float32 [batch, heads, hidden, features].
 
-    The sum includes tokens for which `mask` [batch, n] is True, or all tokens if `mask` is None. The other arguments
-    are those of `mix_through_hidden`.
+    The sum runs over the tokens j for which `mask` [batch, n] is True, or over all tokens if `mask` is None. `w_in` is
+    [batch, n, heads, hidden], `value` [batch, n, heads, features] and `hidden_bias` [heads, hidden].
     """
     total = sum_outer_products(w_in, value, mask)
     return activation(total if hidden_bias is None else total + hidden_bias.astype(jnp.float32)[:, :, None])
 
 
 def project_hidden_units(w_out: jax.Array, units: jax.Array) -> jax.Array:
-    """Multiplies hidden units by the output weights, [batch, m, heads, features] in w_out's dtype."""
+    """Multiplies the hidden units by the output weights; returns [batch, m, heads, features] in w_out's dtype."""
     units = units.astype(w_out.dtype)
-    if _has_one_head(w_out):
+    if _can_drop_heads_axis(w_out):
         return jnp.einsum('bmk,bkf->bmf', w_out[:, :, 0], units[:, 0])[:, :, None]
     return jnp.einsum('bmhk,bhkf->bmhf', w_out, units)
 
 
 def sum_outer_products(w_in: jax.Array, value: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """Computes `sum_j w_in[j] (x) v[j]` over the tokens in `mask`, float32 [batch, heads, hidden, features]."""
+    """Computes `sum_j w_in[j] (x) v[j]` over the unmasked tokens, float32 [batch, heads, hidden, features]."""
     if mask is not None:
         # Mask both arrays, because multiplying a non-finite number by 0 would yield NaN.
         w_in, value = (jnp.where(mask[..., None, None], array, 0) for array in (w_in, value))
@@ -89,14 +89,14 @@ def sum_outer_products(w_in: jax.Array, value: jax.Array, mask: jax.Array | None
         return checkpoint_name(total, ATTENTION_OUTPUT)
     # Accelerators accumulate in float32 in any case. If the result has the dtype of the operands, the matmuls of the
     # backward pass use this dtype too. The result has no checkpoint name: recomputing it is faster than saving it.
-    if _has_one_head(w_in):
+    if _can_drop_heads_axis(w_in):
         total = jnp.einsum('bnk,bnf->bkf', w_in[:, :, 0], value[:, :, 0])[:, None]
     else:
         total = jnp.einsum('bnhk,bnhf->bhkf', w_in, value)
     return total.astype(jnp.float32)
 
 
-def _has_one_head(weights: jax.Array) -> bool:
+def _can_drop_heads_axis(weights: jax.Array) -> bool:
     # XLA:GPU copies the operands of a matmul if a heads axis follows the token axis, even if its size is 1.
     return weights.shape[2] == 1 and not on_cpu()
 
@@ -107,7 +107,7 @@ def _mix_example(activation, w_in, value, w_out, hidden_bias, mask):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _mix_examples(activation, w_in, value, w_out, hidden_bias, ids_in, ids_out):
-    """Mixes packed rows one example at a time, to store the hidden units of only one example per row."""
+    """Mixes packed rows one example at a time, so that only one example's hidden units per row are stored."""
     weights = w_in, value, w_out, hidden_bias
 
     def mix_single_example():
@@ -117,7 +117,7 @@ def _mix_examples(activation, w_in, value, w_out, hidden_bias, ids_in, ids_out):
     def mix_sorted_examples():
         return _mix_sorted_examples(activation, *example_blocks.sort_by_example(ids_in, ids_out), *weights)
 
-    # If every row contains only one example, skip sorting, which would take a third longer.
+    # If every row contains only one example, skip sorting, because mixing with sorting takes a third longer.
     return jax.lax.cond(jnp.max(ids_out) > 1, mix_sorted_examples, mix_single_example)
 
 

@@ -54,9 +54,9 @@ def compose(alpha: jax.Array | float, mixed: jax.Array, unmixed: jax.Array) -> j
 
 
 class FixedAlpha(nn.Module):
-    """Composition with a fixed alpha, a hyperparameter in (0, 1]."""
+    """Composition with a fixed alpha, a hyperparameter in [0, 1]."""
 
-    value: ranges.Positive = 0.5
+    value: ranges.Share = 0.5
 
     @nn.compact
     def __call__(self, mixed: jax.Array, unmixed: jax.Array) -> jax.Array:
