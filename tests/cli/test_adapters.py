@@ -104,8 +104,8 @@ def test_adapters_are_a_small_checkpoint_on_top_of_their_base(adapted, place, ca
     shutil.copytree(os.path.dirname(os.path.dirname(base)), place / 'elsewhere')
     (place / 'small/base.txt').write_text('../elsewhere\n')
     np.testing.assert_array_equal(score('small'), wanted)
-    for text, words in (('../adapted', 'is not the base of the adapters'), ('', 'write the path of the base of these'),
-                        ('/nowhere', 'base.txt, /nowhere does not contain a checkpoint')):  # fmt: skip
+    for text, words in (('../adapted', 'is not the base of the adapters'), ('', 'write the path of the base'),
+                        ('/nowhere', 'base.txt refers to a base checkpoint, but /nowhere does not')):  # fmt: skip
         (place / 'small/base.txt').write_text(text)
         with pytest.raises(remixer_t5x.UserError, match=words):
             score('small')

@@ -47,7 +47,7 @@ def test_a_model_replaces_the_one_that_an_experiment_includes(model, sublayers):
 
 
 def test_an_invalid_model_raises_an_error():
-    with pytest.raises(UserError, match='replaces a file of models/.*type --gin_file=models/remixer.gin'):
+    with pytest.raises(UserError, match='replaces a file in models/.*type --gin_file=models/remixer.gin'):
         loading.load(loading.ConfigSources(['sizes/tiny.gin'], model=['models/remixer.gin']))
     with pytest.raises(UserError, match=r"got 'remixer\+'; type --model="):
         loading.model_files('remixer+')
@@ -85,10 +85,10 @@ def compare(*arguments):
     ('arguments', 'words'),
     [
         (['--models=t5_1_1,remixr', '--folder=f'], "models/remixr.gin' not found here"),
-        (['--folder=f'], '--models has no value; type --models=t5_1_1,remixer'),
+        (['--folder=f'], '--models has no value; pass --models=t5_1_1,remixer'),
         (['--models=t5_1_1,./t5_1_1.gin', '--folder=f'], 'lists a model twice'),
         (['--models=t5_1_1', '--folder=f', '--gin.SEED=1'], '--gin.SEED is set for each run; use --seeds=0,1,2'),
-        (['--models=t5_1_1', '--folder=f', '--gin.MODEL_DIR=m'], 'type --folder=DIR instead'),
+        (['--models=t5_1_1', '--folder=f', '--gin.MODEL_DIR=m'], '--folder=DIR instead'),
         (['--models=t5_1_1', '--folder=f', '--over=MLP_DIM=8,8'], '--over=MLP_DIM=8,8 must have different values'),
     ],
 )

@@ -40,7 +40,7 @@ def typed(capsys, *argv):
     return capsys.readouterr().out
 
 
-def test_list_prints_every_task_and_the_location_of_its_data(published, capsys):
+def test_list_prints_every_task_and_the_location_of_its_data(published, tmp_path, capsys):
     rows = {line.split()[0]: ' '.join(line.split()) for line in typed(capsys, 'list').splitlines() if line.strip()}
     assert set(catalogue.TASKS) <= set(rows)
     where = f'{published}/super_glue/CB'
@@ -50,9 +50,6 @@ def test_list_prints_every_task_and_the_location_of_its_data(published, capsys):
     assert rows['abductive_nli_v001'].endswith('no download, see data get abductive_nli_v001')
     # What cannot be read has no number, and stops nothing.
     assert rows['cogs_v001'] == f'cogs_v001 validation train, test, gen {published}/cogs'
-
-
-def test_list_searches_the_folder_of_data_dir(tmp_path, capsys):
     shown = typed(capsys, 'list', f'--data_dir={tmp_path}/empty')
     assert f'0 of {len(catalogue.TASKS)} tasks are available; downloads go to {tmp_path}/empty' in shown
 
@@ -75,29 +72,3 @@ def test_show_keeps_an_example_beside_its_text(capsys):
         by_name[next(name for name in by_name if f'"{name}"' in example)] = example
     assert 'the task excludes this example' in by_name['Sue'] and '→' not in by_name['Sue']
     assert '→ Ann\n' in by_name['Ann']
-
-
-MISTAKES = {
-    'word': (['lst'], 'unrecognized arguments: lst; did you mean list'),
-    'name to show': (
-        ['show', 'super_glue_cb'],
-        "TASK must be the name of a task, got 'super_glue_cb'; the nearest names are super_glue_cb_v102",
-    ),
-    'name to get': (['get', 'snly'], "got 'snly'; the nearest names are snli"),
-    'split': (
-        ['show', 'cogs_v001', '--split=dev'],
-        "the split of cogs must be one of train, validation, test, gen, got 'dev'",
-    ),
-    'missing': (['show', 'snli_v001'], 'snli has no train files here'),
-    'missing, with advice': (['show', 'snli_v001'], ', or type remixer-t5x data get snli'),
-    'malformed': (['show', 'cogs_v001'], '/data/cogs/dev.tsv:1: 1 columns instead of 3'),
-    'folder': (['get', 'cogs', '--from', '/nowhere/at/all'], '--from must be a folder, got /nowhere/at/all'),
-}
-
-
-@pytest.mark.parametrize(('argv', 'said'), MISTAKES.values(), ids=MISTAKES)
-def test_invalid_arguments_raise_a_one_line_error(argv, said, capsys):
-    assert main.main(['data', *argv]) == 2
-    out, err = capsys.readouterr()
-    line = err.splitlines()[-1]
-    assert out == '' and line.startswith('error: ') and said in line

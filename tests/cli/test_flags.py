@@ -1,7 +1,5 @@
 """Flags that stand for gin files and macros, and what their values are called."""
 
-import argparse
-
 import gin
 import pytest
 
@@ -49,20 +47,3 @@ def test_two_decoders_are_rejected():
         arguments.apply_decoder(args)
         with pytest.raises(UserError, match=f'TEMPERATURE must be .*{temperature}'):
             arguments.load_values(args, 'DECODER', base=infer.BASE)
-
-
-def test_no_metavar_repeats_the_name_of_its_flag():
-    """`--folder DIR`, and not `--folder FOLDER`, which says nothing."""
-    repeated = [
-        f'{command.name} --{action.dest}'
-        for command in main.COMMANDS
-        for action in _actions(command)
-        if action.nargs != 0 and not action.choices and action.metavar in (None, action.dest.upper())
-    ]
-    assert repeated == []
-
-
-def _actions(command):
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    return [action for action in parser._actions if action.option_strings]

@@ -96,27 +96,15 @@ def test_weights_in_an_automatic_hub_pull_request_are_downloaded(hub, t5, monkey
     assert client.resolve_folder(f'{FLAN}@refs/pr/4') == folder
 
 
-def test_a_model_with_only_pickles_raises_a_one_line_error(hub, t5, tmp_path, capsys):
+def test_a_model_that_cannot_be_downloaded_raises_a_one_line_error(hub, t5, tmp_path, capsys):
     hub.add(FLAN, t5, without='.safetensors')
     hub.pull_requests[FLAN] = [('stranger', 3, 'open')]
-    error = error_of(capsys, f'--from_hf={FLAN}', f'--to={tmp_path}/x')
-    assert 'no safetensors' in error and 'save_pretrained' in error
-    assert not (tmp_path / 'x').exists()
-
-
-@pytest.mark.parametrize(
-    ('name', 'named'),
-    [('nobody/nothing', 'no such model'), (f'{FLAN}@v9', 'revision'), ('../up', 'is not a folder'),
-     ('a/b/c', 'is not a folder')],
-)  # fmt: skip
-def test_a_wrong_name_raises_a_one_line_error(hub, t5, tmp_path, capsys, name, named):
-    hub.add(FLAN, t5)
-    assert named in error_of(capsys, f'--from_hf={name}', f'--to={tmp_path}/x')
-
-
-def test_a_hub_that_does_not_answer_raises_a_one_line_error(hub, t5, tmp_path, capsys):
+    wrong = {FLAN: 'no safetensors', 'nobody/nothing': 'no such model', f'{FLAN}@v9': 'revision'}
+    for name, words in {**wrong, '../up': 'is not a folder', 'a/b/c': 'is not a folder'}.items():
+        assert words in error_of(capsys, f'--from_hf={name}', f'--to={tmp_path}/x')
     hub.close()
     assert 'does not answer' in error_of(capsys, f'--from_hf={FLAN}', f'--to={tmp_path}/x')
+    assert not (tmp_path / 'x').exists()
 
 
 def test_a_t5_is_pushed_in_the_format_of_transformers(hub, t5, tmp_path, capsys):

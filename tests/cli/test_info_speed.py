@@ -27,19 +27,11 @@ MODEL = [
     *('--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin', '--gin_file=optimizers/adafactor.gin'),
     *(f'--gin.{name}={size}' for name, size in SIZES.items()),
 ]
+H100 = ['--gin_file=hardware/gpu.gin', '--gin.TOPOLOGY=h100:1']
 MISSING = {
     'tpu': "the TPU compiler is not installed: pip install -e '.[forecast]'",
     'gpu': "the GPU compiler is not installed: pip install -e '.[forecast-gpu]'",
 }
-
-# The compilers read XLA_FLAGS too, and the tests' flags are for the CPU.
-ENVIRONMENT = paths.environment(XLA_FLAGS='')
-
-
-def printed(tmp_path, *argv) -> str:
-    process = Process(main, ['info', *MODEL, *argv], output=tmp_path / 'log', environment=ENVIRONMENT)
-    assert process.wait() == 0, process.output()
-    return process.output()
 
 
 @pytest.mark.parametrize(
@@ -51,7 +43,11 @@ def printed(tmp_path, *argv) -> str:
 )
 def test_a_step_is_forecast_for_a_machine_that_is_not_present(tmp_path, compiler, hardware, chip):
     machine = (f'--gin_file=hardware/{hardware}.gin', f'--gin.TOPOLOGY={chip}')
-    out = printed(tmp_path, '--speed', *machine, '--price=1.5')
+    argv = ['info', *MODEL, '--speed', *machine, '--price=1.5']
+    # The compilers read XLA_FLAGS too, and the tests' flags are for the CPU.
+    process = Process(main, argv, output=tmp_path / 'log', environment=paths.environment(XLA_FLAGS=''))
+    assert process.wait() == 0, process.output()
+    out = process.output()
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
     assert f'compiling with XLA:{compiler.upper()} for {chip}' in out
     # 2 x 64 x 128 x 256 FLOPs a sequence and matrix pass for the logits alone.
@@ -92,13 +88,8 @@ def compiled(monkeypatch):
 
 
 def test_models_are_compared_in_one_table(compiled, capsys, clean_environment):
-    files = [
-        '--gin_file=optimizers/adafactor.gin',
-        '--gin_file=hardware/gpu.gin',
-        '--gin.TOPOLOGY=h100:1',
-        '--gin.BATCH_SIZE=4',
-    ]
-    assert main(['info', '--speed', '--compare=tiny,small', '--models=t5_1_1,gmlp', *files]) == 0
+    models = ['--compare=tiny,small', '--models=t5_1_1,gmlp', '--gin_file=optimizers/adafactor.gin']
+    assert main(['info', '--speed', *models, *H100, '--gin.BATCH_SIZE=4']) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     table = {tuple(row[:2]): row for row in rows if len(row) > 8 and row[0] in ('t5_1_1', 'gmlp')}
     assert set(table) == {(model, size) for model in ('t5_1_1', 'gmlp') for size in ('tiny', 'small')}
@@ -110,14 +101,7 @@ def test_models_are_compared_in_one_table(compiled, capsys, clean_environment):
 
 
 def test_advised_changes_are_compiled_on_request(compiled, capsys, clean_environment):
-    files = [
-        *MODEL[:3],
-        '--gin_file=hardware/gpu.gin',
-        '--gin.TOPOLOGY=h100:1',
-        '--gin.MICROBATCHES=4',
-        '--gin.BATCH_SIZE=8',
-    ]
-    assert main(['info', '--speed=1', *files]) == 0
+    assert main(['info', '--speed=1', *MODEL[:3], *H100, '--gin.MICROBATCHES=4', '--gin.BATCH_SIZE=8']) == 0
     out = capsys.readouterr().out
     assert '--gin.MICROBATCHES=2' in out and '1.00 times the tokens per second by the bound; 1.00 GiB' in out
     assert [step.microbatches for step in compiled] == [4, 2]

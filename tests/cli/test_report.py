@@ -62,10 +62,8 @@ def test_pictures_are_omitted_without_the_vocabulary(place, capsys):
 @pytest.mark.parametrize(
     ('argv', 'line'),
     [
-        (['none'], 'none is not a folder; pass the MODEL_DIR of a run'),
         (['first/checkpoints'], 'is not a run (it has no remixer_t5x_run.json)'),
         (['empty'], 'empty has no metrics yet; wait for the first log (LOG_PERIOD steps)'),
-        (['first', './first'], 'first is listed twice; list each run once'),
         (['first', '--text=x'], '--text requires --pictures'),
         (['first', '--out=text.txt/x.html'], 'use another file for --out'),
     ],

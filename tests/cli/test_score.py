@@ -48,7 +48,6 @@ def test_each_pair_has_its_line_with_the_models_score(run, pairs, capsys):
 @pytest.mark.parametrize(
     ('change', 'named'),
     [
-        (('--targets=label',), "label"),
         (('--targets=answer', '--output=out.jsonl'), 'out.jsonl already exists'),
         (('--targets=answer', '--max_length=4'), 'more than 4 tokens'),
     ],

@@ -152,7 +152,7 @@ def test_targets_that_the_vocabulary_cannot_represent_are_reported(text):
     lines = [f'even {number * 7919 % 10007} odd' for number in range(2000)]
     vocabulary = vocabularies.trained(ParsedCorpus('words', 'even words', lambda malformed: iter(lines)), 380)
     (note,) = evaluator(task('echo_changed', texts=['even', 'odd', text, 'even'], vocabulary=vocabulary)).notes
-    assert '1 of 4 targets' in note and f'row 3: {text!r}' in note and '\n' not in note
+    assert '1 of 4 targets' in note and f'{text!r} in row 3' in note and '\n' not in note
     assert evaluator(task('echo_same', texts=['even', 'odd', '<unk>'], vocabulary=vocabulary)).notes == []
     labelled = task('echo_labels', texts=['even', 'odd', text, 'even'], vocabulary=vocabulary, metrics=(accuracy,))
     assert evaluator(labelled, rank_choices=True).notes == []
@@ -199,7 +199,7 @@ MISTAKES = {
     ),
     'empty split': (lambda: evaluator(task('echo_g', texts=[])), "echo_g has no examples in split 'validation'"),
     'no metrics': (lambda: evaluator(task('echo_h', metrics=())), 'echo_h has no metrics'),
-    'two vocabularies': (lambda: evaluator(vocabularies_that_differ()), 'same vocabulary, got echo_x and echo_y'),
+    'two vocabularies': (lambda: evaluator(vocabularies_that_differ()), 'same vocabulary, .* echo_x and echo_y'),
     'no examples': (lambda: evaluator(task('echo_i'), examples=0), 'EVAL_EXAMPLES must be'),
 }
 

@@ -5,6 +5,7 @@ import importlib.util
 import io
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -202,6 +203,27 @@ def test_ids_and_texts_equal_those_of_seqio(made, name):
         assert ours.decode_tf(np.asarray([ids, ids], np.int32)).numpy().tolist() == [theirs.decode(ids).encode()] * 2
 
     law()
+
+
+@pytest.mark.parametrize('name', VOCABULARIES)
+def test_a_saved_vocabulary_gives_the_same_ids_without_its_sources(name, tmp_path, monkeypatch):
+    if name == 'wordpiece':
+        pytest.importorskip('tokenizers', reason='tokenizers is not installed: pip install tokenizers')
+    (tmp_path / 'source').mkdir()
+    vocabulary = VOCABULARIES[name](tmp_path / 'source')
+    texts = ['the word 17 stands', 'the  unknown', '', 'x']
+    ids, record = [vocabulary.encode(text) for text in texts], task_vocabulary.vocabulary_record(vocabulary)
+    assert task_vocabulary.save_vocabulary(vocabulary, tmp_path / 'run/vocabulary')
+    shutil.rmtree(tmp_path / 'source')
+    monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'empty'))
+    shutil.move(tmp_path / 'run', tmp_path / 'moved')
+    for place in ('moved', 'moved/vocabulary'):
+        again = vocabularies.saved(str(tmp_path / place))
+        assert task_vocabulary.vocabulary_record(again) == record and again.eos_id == vocabulary.eos_id
+        assert [again.encode(text) for text in texts] == ids
+        assert [again.encode_tf(text).numpy().tolist() for text in texts] == ids
+        assert [again.decode(row) for row in ids] == [vocabulary.decode(row) for row in ids]
+    assert not (tmp_path / 'empty').exists()
 
 
 def test_a_process_without_tensorflow_computes_the_same_ids(made, tmp_path):

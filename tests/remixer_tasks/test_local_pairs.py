@@ -27,24 +27,19 @@ PAIRS = {(f'question {row["id"]}: {row["question"]}', row['label']) for row in R
 GOOD = '{"q": "b", "a": "c"}\n'
 
 
-def write(folder, name, rows=ROWS, delimiter=','):
-    kind = name.removesuffix('.gz').rpartition('.')[2]
-    names = list(rows[0])
-    if kind == 'parquet':
-        pq.write_table(pa.Table.from_pylist(rows), folder / name)
-        data = (folder / name).read_bytes()
-    elif kind == 'jsonl':
-        data = '\n'.join(json.dumps(row) for row in rows).encode()
-    elif kind == 'csv':
-        text = io.StringIO()
-        writer = csv.DictWriter(text, names, lineterminator='\r\n', delimiter=delimiter)
-        writer.writeheader()
-        writer.writerows(rows)
-        data = text.getvalue().encode()
-    else:
-        data = '\n'.join('\t'.join(cells) for cells in [names, *(row.values() for row in rows)]).encode()
-    (folder / name).write_bytes(gzip.compress(data) if name.endswith('.gz') else data)
-    return str(folder / name)
+def write(folder, name, rows=ROWS):
+    path, cells = folder / name, [list(rows[0]), *(row.values() for row in rows)]
+    if name.endswith('.parquet'):
+        pq.write_table(pa.Table.from_pylist(rows), path)
+        return str(path)
+    with (gzip.open if name.endswith('.gz') else open)(path, 'wt', newline='') as file:
+        if '.jsonl' in name:
+            file.writelines(json.dumps(row) + '\n' for row in rows)
+        elif '.tsv' in name:
+            file.writelines('\t'.join(row) + '\n' for row in cells)
+        else:
+            csv.writer(file).writerows(cells)
+    return str(path)
 
 
 def texts(task, split):
@@ -105,7 +100,7 @@ def test_csv_is_read_as_python_writes_it(tmp_path_factory, rows):
         (r'{"q": "\ud83d x", "a": "y"}', [('? x', 'y')], ''),
         ('{"q": "x", "a": NaN}', [], ':1: column a is empty'),
         ('{"q": "x", "a": 1e999}', [], ':1: column a is empty'),
-        ('{"q": "x", "a": [null]}', [], ':1: column a must be a text'),
+        ('{"q": "x", "a": [null]}', [], ':1: column a must be a string'),
         ('{"q": "x"}', [], ':1: the row has no column a'),
         ('{"q": "x", "a": "y", "other": NaN}', [('x', 'y')], ''),
         ('{"q": "x", "a": 12345678901234567890123}', [('x', '12345678901234567890123')], ''),
@@ -232,33 +227,20 @@ def test_a_wrong_setting_is_rejected(tmp_path, monkeypatch, settings, message):
     assert '.txt' not in str(error.value)
 
 
-def test_lines_are_texts_if_the_template_adds_nothing(tmp_path):
-    (tmp_path / 'a.txt').write_text('one\ntwo\n')
+def test_inputs_that_cannot_be_rows_are_rejected(tmp_path):
     lines = TextInputs(str(tmp_path / 'a.txt'))
-    assert list(pair_inputs.texts(lines, 'question')) == list(pair_inputs.texts(lines, '{question}')) == ['one', 'two']
     assert pair_inputs.texts(lines, None) is lines
-    rows = TextInputs(write(tmp_path, 'a.csv'))
-    with pytest.raises(UserError, match=r'has columns, which require a template.* --gin.INPUTS='):
-        list(pair_inputs.texts(rows, None))
-
-
-@pytest.mark.parametrize(
-    ('options', 'message'),
-    [
-        ({'path': 'a.txt'}, r"INPUTS is 'is .id.* rows with the column id and question, got lines of text"),
-        ({'path': '-', 'format': 'jsonl'}, r'must be a file of rows, got standard input'),
-        ({'path': 'a.csv', 'field': 'label'}, r'--field=label .* INPUTS = .*; remove --field'),
-        ({'path': 'null.jsonl'}, r'null.jsonl:2: column question is empty; correct or remove the row'),
-    ],
-)
-def test_inputs_that_cannot_be_rows_are_rejected(tmp_path, monkeypatch, options, message):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path, 'a.csv')
-    (tmp_path / 'a.txt').write_text('is 3 even?\n')
     (tmp_path / 'null.jsonl').write_text('{"id": 3, "question": "x"}\n{"id": 3, "question": null}\n')
-    with pytest.raises(UserError, match=message) as error:
-        list(pair_inputs.texts(TextInputs(**options), 'is {id}: {question}'))
-    assert '\n' not in str(error.value)
+    table = write(tmp_path, 'a.csv')
+    for inputs, template, message in (
+        (TextInputs(table), None, r'has columns, which require a template.* --gin.INPUTS='),
+        (TextInputs('-', format='jsonl'), '{id}', r'must be a file of rows, got standard input'),
+        (TextInputs(table, field='label'), '{id}', r'--field=label .* INPUTS = .*; remove --field'),
+        (TextInputs(str(tmp_path / 'null.jsonl')), '{question}', r'null.jsonl:2: column question is empty'),
+    ):
+        with pytest.raises(UserError, match=message) as error:
+            list(pair_inputs.texts(inputs, template))
+        assert '\n' not in str(error.value)
 
 
 @pytest.mark.parametrize(

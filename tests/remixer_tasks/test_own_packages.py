@@ -5,11 +5,10 @@ import subprocess
 import sys
 import textwrap
 
-import gin
 import pytest
 
 from remixer_t5x.cli.main import main
-from tests.support import written_modules
+from tests.support import command_folder, written_modules
 from tests.support.paths import environment
 
 pytestmark = [
@@ -60,18 +59,13 @@ def test_a_tasks_module_on_the_path_is_used(tmp_path, warm_python):
 @pytest.fixture
 def in_the_users_folder(tmp_path, monkeypatch):
     """This process as one that starts in the user's folder; what it imports and sets is undone."""
-    variables = dict(os.environ)
-    with monkeypatch.context() as patch:
+    with command_folder.entered(tmp_path), monkeypatch.context() as patch:
         # `tasks` may be the project's own folder until here.
         for name in [name for name in sys.modules if name.partition('.')[0] == 'tasks']:
             patch.delitem(sys.modules, name)
         patch.syspath_prepend(tmp_path)
-        patch.chdir(tmp_path)
         yield
         written_modules.forget(tmp_path)
-    os.environ.clear()
-    os.environ.update(variables)
-    gin.clear_config()
 
 
 def test_tasks_of_the_users_tasks_folder_and_package_are_found(tmp_path, in_the_users_folder, capsys):

@@ -133,7 +133,7 @@ def test_damaged_objects_are_named_and_log_records_not_repeated(training, store,
 
     name = damage(store, 20)
     code, output = train(training, store)
-    assert code == 2 and f'{name} differs from what was written; pass --restore=previous' in printed_error(output)
+    assert code == 2 and f'{name} does not match its checksum; pass --restore=previous' in printed_error(output)
     store.remove('bucket', f'{INSIDE}/checkpoints/20/{name}')
     code, output = train(training, store)
     assert code == 2 and f'{name} is missing' in printed_error(output)
