@@ -102,9 +102,12 @@ def test_a_model_that_cannot_be_downloaded_raises_a_one_line_error(hub, t5, tmp_
     wrong = {FLAN: 'no safetensors', 'nobody/nothing': 'no such model', f'{FLAN}@v9': 'revision'}
     for name, words in {**wrong, '../up': 'is not a folder', 'a/b/c': 'is not a folder'}.items():
         assert words in error_of(capsys, f'--from_hf={name}', f'--to={tmp_path}/x')
+    assert not (tmp_path / 'x').exists()
+
+
+def test_a_hub_that_does_not_answer_raises_a_one_line_error(hub, tmp_path, capsys):
     hub.close()
     assert 'does not answer' in error_of(capsys, f'--from_hf={FLAN}', f'--to={tmp_path}/x')
-    assert not (tmp_path / 'x').exists()
 
 
 def test_a_t5_is_pushed_in_the_format_of_transformers(hub, t5, tmp_path, capsys):
