@@ -154,7 +154,10 @@ def test_bad_rows_are_rejected_with_file_and_line(tmp_path, cache_folder, name, 
     ('call', 'message'),
     [
         (lambda folder: catalogue.find_task('super_glue_rte'), 'the nearest names are super_glue_rte_v102'),
-        (lambda folder: catalogue.read_examples('cogs_v001', 'train', 1, folder), 'cogs/train.tsv in .*; set DATA_DIR'),
+        (
+            lambda folder: catalogue.read_examples('cogs_v001', 'train', 1, folder),
+            'cogs/train.tsv in .*; set DATA_DIR .*, or type remixer-t5x data get cogs',
+        ),
         (
             lambda folder: catalogue.read_examples('cogs_v001', 'dev', 1, folder),
             "must be one of train, validation.* got 'dev'",
