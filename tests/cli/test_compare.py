@@ -84,7 +84,7 @@ def compare(*arguments):
         (['--models=t5_1_1,remixr', '--folder=f'], "models/remixr.gin' not found here"),
         (['--folder=f'], '--models has no value; pass --models=t5_1_1,remixer'),
         (['--models=t5_1_1,./t5_1_1.gin', '--folder=f'], 'lists a model twice'),
-        (['--models=t5_1_1', '--folder=f', '--gin.MODEL_DIR=m'], '--folder=DIR instead'),
+        (['--models=t5_1_1', '--folder=f', '--gin.MODEL_DIR=m'], 'use --folder=DIR instead'),
         (['--models=t5_1_1', '--folder=f', '--over=MLP_DIM=8,8'], '--over=MLP_DIM=8,8 must have different values'),
     ],
 )

@@ -165,7 +165,10 @@ def test_an_existing_cache_is_kept_and_reported_in_one_line(typed, tmp_path):
     folder = write(tmp_path / 'cache', 'own_text_span_corruption')
     code, out, _ = typed()
     assert code == 0
-    assert f'{folder}/own_text_span_corruption, 29 examples;' in out.splitlines()[0]
+    assert out.splitlines()[0] == (
+        f'own_text_span_corruption is already cached in {folder}/own_text_span_corruption, 29 examples; '
+        'to recreate it, delete that folder'
+    )
 
 
 def test_a_cache_with_another_vocabulary_is_not_used(typed, tmp_path):

@@ -101,52 +101,70 @@ def test_folders_are_searched_in_order(tmp_path, monkeypatch):
     assert count(str(tmp_path / 'given')) == 5
 
 
-# Task, file, its text, and what is wrong with it: a fault of each reader.
-BAD = [
-    ('super_glue_rte_v102', 'super_glue/RTE/train.jsonl', '{"premise": "cut\n', ':1: invalid JSON'),
-    ('super_glue_rte_v102', 'super_glue/RTE/train.jsonl', '\n[1]\n', 'one JSON object on each line'),
-    ('super_glue_rte_v102', 'super_glue/RTE/train.jsonl', '{"premise": "P", "idx": 0}\n', ":1: the field 'hypothesis'"),
-    (
-        'super_glue_rte_v102',
-        'super_glue/RTE/train.jsonl',
-        '{"premise": "P", "hypothesis": "H", "idx": 0, "label": "maybe"}\n',
-        ":1: the label must be one of entailment, not_entailment, got 'maybe'",
-    ),
-    ('super_glue_rte_v102', 'super_glue/RTE/train.jsonl', '', 'has no examples; download it again'),
-    (
-        'super_glue_multirc_v102',
-        'super_glue/MultiRC/train.jsonl',
-        '{"idx": 0, "passage": {"text": "x"}}\n',
-        ":1: the field 'questions' is missing or not a list of JSON objects",
-    ),
-    (
-        'super_glue_wsc_v102_simple_train',
-        'super_glue/WSC/train.jsonl',
-        '{"idx": 0, "text": "a b", "target": {"span1_text": "a", "span1_index": 7}}\n',
-        ':1: span1_index is 7, but the text has 2 words',
-    ),
-    ('glue_stsb_v002', 'glue/STS-B/train.tsv', 'sentence1\tsentence2\tscore\na\tb\tgood\n', ":2: the score 'good' is"),
-    ('glue_stsb_v002', 'glue/STS-B/train.tsv', 'sentence1\tsentence2\tscore\na\tb\n', ':2: 2 columns instead of 3'),
-    ('glue_wnli_v002', 'nli_datasets/wnli/train.csv', 'premise,hypothesis,label\na,b\n', ':2: 2 columns, the first'),
-    ('dpr_v001_simple', 'dpr_wsc/train.c.txt', 'A b c.\nb\nA,c\n\n', ':1: 3 lines instead of sentence'),
-    ('dpr_v001_simple', 'dpr_wsc/train.c.txt', 'A b c.\nb\nA,c\nD\n\n', ":3: the antecedent 'D' is not one of two"),
-    ('cogs_v001', 'cogs/train.tsv', 'A b .\tb ( x _ 1 )\n', ':1: 2 columns instead of 3'),
-    (
-        'squad_v010_allanswers',
-        'squad/train-v1.1.json',
-        '{"data": [{}]}',
-        ":1: data 0: the field 'paragraphs' is missing",
-    ),
-]
+BAD = {
+    'super_glue/RTE/train.jsonl': [
+        ('{"premise": "cut\n', ':1: invalid JSON'),
+        ('\n[1]\n', 'one JSON object on each line'),
+        ('{"premise": "P", "idx": 0}\n', ":1: the field 'hypothesis' is missing or not a string"),
+        (
+            '{"premise": "P", "hypothesis": "H", "idx": 0, "label": "maybe"}\n',
+            ":1: the label must be one of entailment, not_entailment, got 'maybe'",
+        ),
+        ('{"premise": "P", "hypothesis": "H", "label": 0}\n', ":1: the field 'idx' is missing or not an integer"),
+        ('', 'has no examples; download it again'),
+    ],
+    'super_glue/MultiRC/train.jsonl': [
+        ('{"idx": 0, "passage": {"text": "x"}}\n', ":1: the field 'questions' is missing or not a list of JSON objects")
+    ],
+    'super_glue/WSC/train.jsonl': [
+        (
+            '{"idx": 0, "text": "a b", "target": {"span1_text": "a", "span1_index": 7}}\n',
+            ':1: span1_index is 7, but the text has 2 words',
+        )
+    ],
+    'glue/STS-B/train.tsv': [
+        ('sentence1\tsentence2\tscore\na\tb\t1.5\na\tb\tgood\n', ":3: the score 'good' is not a number"),
+        ('sentence1\tsentence2\tscore\na\tb\n', ':2: 2 columns instead of 3'),
+    ],
+    'glue/SST-2/train.tsv': [
+        ('sentence\tlabel\nfine\t2\n', ":2: the label must be one of negative, positive, got '2'")
+    ],
+    'nli_datasets/wnli/train.csv': [('premise,hypothesis,label\na,b\n', ':2: 2 columns, the first line has 3')],
+    'dpr_wsc/train.c.txt': [
+        ('A b c.\nb\nA,c\n\n', ':1: 3 lines instead of sentence'),
+        ('A b c.\nb\nA,c\nD\n\n', ":3: the antecedent 'D' is not one of two candidates 'A,c'"),
+    ],
+    'conjnli/adversarial_train_15k.tsv': [
+        ('Premise\tHypothesis\tLabel\na\tb\tyes\n', "entailment, neutral, contradiction, got 'yes'")
+    ],
+    'cogs/train.tsv': [('A b .\tb ( x _ 1 )\n', ':1: 2 columns instead of 3')],
+    'squad/train-v1.1.json': [
+        ('{"data": [{}]}', ":1: data 0: the field 'paragraphs' is missing"),
+        ('{"data": [', ':1: invalid JSON'),
+    ],
+}
+TASK_OF = {
+    'super_glue/RTE/train.jsonl': 'super_glue_rte_v102',
+    'super_glue/MultiRC/train.jsonl': 'super_glue_multirc_v102',
+    'super_glue/WSC/train.jsonl': 'super_glue_wsc_v102_simple_train',
+    'glue/STS-B/train.tsv': 'glue_stsb_v002',
+    'glue/SST-2/train.tsv': 'glue_sst2_v002',
+    'nli_datasets/wnli/train.csv': 'glue_wnli_v002',
+    'dpr_wsc/train.c.txt': 'dpr_v001_simple',
+    'conjnli/adversarial_train_15k.tsv': 'conj_nli_v001',
+    'cogs/train.tsv': 'cogs_v001',
+    'squad/train-v1.1.json': 'squad_v010_allanswers',
+}
 
 
-@pytest.mark.parametrize(('name', 'file', 'text', 'message'), BAD)
-def test_bad_rows_are_rejected_with_file_and_line(tmp_path, cache_folder, name, file, text, message):
+@pytest.mark.parametrize(('file', 'text', 'message'), [(file, *case) for file, cases in BAD.items() for case in cases])
+def test_bad_rows_are_rejected_with_file_and_line(tmp_path, cache_folder, file, text, message):
     write(tmp_path, file, text)
     with pytest.raises(UserError) as error:
-        catalogue.read_examples(name, 'train', data_dir=str(tmp_path))
+        catalogue.read_examples(TASK_OF[file], 'train', data_dir=str(tmp_path))
     assert str(error.value).startswith(str(tmp_path / file))
-    assert message in str(error.value) and '\n' not in str(error.value)
+    assert message in str(error.value)
+    assert '\n' not in str(error.value)
     assert list(cache_folder.glob('rows/*')) == [], 'nothing half done is left'
 
 

@@ -184,7 +184,9 @@ def test_a_fingerprint_changes_with_the_data(folders, tmp_path):
     assert describe_difference(before, identity(moved)) is None
     changed = sorted(moved.iterdir())[2]
     changed.write_text(changed.read_text().replace('document 3', 'dokument 3'))
-    assert f'content in 1 of its files, such as {changed.name}' in describe_difference(before, identity(moved))
+    assert f'different content in 1 of its files, such as {changed.name}' in describe_difference(
+        before, identity(moved)
+    )
     changed.unlink()
     assert 'had 5 files and now has 4' in describe_difference(before, identity(moved))
     assert 'was read by StreamedSource and is now read by TextSource' in describe_difference(
@@ -215,7 +217,7 @@ def test_a_data_set_on_the_hub_is_streamed_with_its_commit(folders, tmp_path, mo
         assert describe_difference(before, identity()) is None
         files = hub.models['some/body']['main']
         files['train-00001-of-00005.jsonl'] = files['train-00000-of-00005.jsonl']
-        assert 'content in 5 of its files, such as train-00000-of-00005.jsonl' in describe_difference(
+        assert 'different content in 5 of its files, such as train-00000-of-00005.jsonl' in describe_difference(
             before, identity()
         )
         with pytest.raises(UserError, match='some/mind cannot be read .*; use an existing folder or Hub name') as error:
