@@ -8,6 +8,7 @@ import collections
 import importlib.util
 import json
 import pathlib
+import sys
 
 import numpy as np
 import pytest
@@ -159,6 +160,14 @@ def typed(tmp_path, monkeypatch, clean_environment, capfd):
         return main.main([*command, *flags]), *capfd.readouterr()
 
     return run
+
+
+def test_a_missing_beam_package_is_reported_with_its_extra(typed, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'apache_beam', None)
+    code, _, error = typed()
+    assert code == 2
+    assert error.splitlines()[-1].startswith('error: data cache needs apache_beam')
+    assert "pip install 'remixer-t5x[beam]'" in error
 
 
 def test_an_existing_cache_is_kept_and_reported_in_one_line(typed, tmp_path):

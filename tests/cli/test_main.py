@@ -4,15 +4,17 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x import lazy
-from remixer_t5x.cli import arguments
+from remixer_t5x.cli import arguments, train
 from remixer_t5x.cli import main as cli
 from remixer_t5x.cli.main import COMMANDS
+from remixer_t5x.errors import UserError
 
 NAMES = st.from_regex(r'[A-Z_]+(\.[a-z_]+)?', fullmatch=True)
 VALUES = st.text(st.characters(blacklist_categories=['Cs', 'Cc']), min_size=1).filter(lambda v: not v.startswith('--'))
@@ -166,3 +168,16 @@ def test_a_traceback_with_unencodable_text_is_written_to_a_file():
 
 def python(argv):
     return subprocess.run([sys.executable, *argv], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize('argv', [['--gin.X'], ['--gin.X', '--verbose'], ['--gin.=3']])
+def test_a_gin_flag_needs_a_name_and_a_value(argv):
+    with pytest.raises(UserError):
+        arguments.split_gin_flags(argv)
+
+
+def test_finetune_needs_tasks_and_train_does_not():
+    for tasks in ('something', None):
+        train._check_command('train', types.SimpleNamespace(tasks=tasks))
+    with pytest.raises(UserError, match='run remixer-t5x train'):
+        train._check_command('finetune', types.SimpleNamespace(tasks=None))
