@@ -50,7 +50,8 @@ def expand_window_weights(wi: jax.Array, block: int) -> jax.Array:
         block: number of tokens in a block.
 
     Returns:
-        [hidden, block, 2 * block], the weight of each token of both blocks in the window of each token of the block.
+        [hidden, block, 2 * block]: for each token of the block, its weights for the tokens of the previous block and of
+        the block itself.
     """
     latest = wi[-2 * block :]
     by_distance = jnp.pad(latest.T, ((0, 0), (2 * block - len(latest), 2 * block - 1)))

@@ -1,9 +1,9 @@
 """A causal MLP along the tokens of an example: `y_t = w_out[t] . f(c_t A_t)`, `A_t = sum_{j <= t} w_in[j] (x) v[j]`.
 
-The output of a token depends on the preceding tokens only through the running sum A [heads, hidden, features]. Storing
-A for every token would require length x hidden x features numbers per head, so the backward pass recomputes A one block
-at a time (`block_loop`). Blocks are computed with a loop over tokens on CPUs (`token_loop`), Pallas kernels on TPUs
-(`tpu`), and operations that XLA fuses on GPUs (`unrolled`).
+The output of a token depends on the preceding tokens only through the state A [heads, hidden, features], a sum of
+outer products. Storing A for every token would require length x hidden x features numbers per head, so the backward
+pass recomputes A one block at a time (`block_loop`). Blocks are computed with a loop over tokens on CPUs
+(`token_loop`), Pallas kernels on TPUs (`tpu`), and operations that XLA fuses on GPUs (`unrolled`).
 """
 
 import functools
@@ -40,7 +40,7 @@ def mix_through_running_hidden(
         activation: elementwise activation of the hidden units, by default the tanh approximation of GELU.
 
     Returns:
-        [batch, length, heads, features] in value's dtype; the running sum A is computed in float32.
+        [batch, length, heads, features] in value's dtype; the state A is computed in float32.
     """
     is_token = (ids > 0)[..., None, None]
     operands = jnp.where(is_token, w_in, 0), jnp.where(is_token, value, 0), w_out, ids, hidden_scale

@@ -1,4 +1,4 @@
-"""Loop over blocks of tokens for the running token MLP, which stores the running sum A only between blocks.
+"""Loop over blocks of tokens for the running token MLP, which stores the state A only between blocks.
 
 The backward pass recomputes A before each block with matmuls. The outputs and gradients within a block are computed by
 a loop over tokens (`token_loop`), Pallas kernels (`tpu`) or unrolled operations that XLA fuses (`unrolled`).
@@ -28,7 +28,7 @@ class Tokens(NamedTuple):
         w_in, w_out: [batch, tokens, heads, hidden].
         value: [batch, tokens, heads, features].
         keep: [batch, tokens] float32, 0 at the first token of an example, otherwise 1; None if rows are not packed.
-        scale: [batch, tokens] float32, factor of the running sum A before the activation; None for 1.
+        scale: [batch, tokens] float32, factor of the state A before the activation; None for 1.
     """
 
     w_in: jax.Array
@@ -39,7 +39,7 @@ class Tokens(NamedTuple):
 
 
 class BlockGradients(NamedTuple):
-    """Gradients with respect to the tokens of a block and the running sum A before the block.
+    """Gradients with respect to the tokens of a block and the state A before the block.
 
     The gradient `start`, with respect to A, is None if there is no preceding block.
     """
@@ -104,7 +104,7 @@ def _forward(kernel: ModuleType, activation: Activation, tokens: Tokens) -> jax.
     def mix_block(start, tokens):
         return _add_block(start, tokens), kernel.forward(activation, tokens, start)
 
-    _, mixed = jax.lax.scan(mix_block, initial_sum(tokens), split_blocks(tokens, block))
+    _, mixed = jax.lax.scan(mix_block, initial_state(tokens), split_blocks(tokens, block))
     return join_blocks(mixed, length)
 
 
@@ -128,30 +128,30 @@ def _backward(kernel: ModuleType, activation: Activation, tokens: Tokens, gradie
         later, gradients = jax.lax.scan(
             block_gradients,
             later,
-            (blocks, _sums_before_blocks(blocks, start), split_blocks(gradient, block)),
+            (blocks, _states_before_blocks(blocks, start), split_blocks(gradient, block)),
             reverse=True,
         )
         return later, [join_blocks(array, group) for array in gradients]
 
-    zeros, blocks = initial_sum(tokens), split_blocks(tokens, group)
-    inputs = blocks, _sums_before_blocks(blocks, zeros), split_blocks(gradient, group)
+    zeros, blocks = initial_state(tokens), split_blocks(tokens, group)
+    inputs = blocks, _states_before_blocks(blocks, zeros), split_blocks(gradient, group)
     _, gradients = jax.lax.scan(group_gradients, zeros, inputs, reverse=True)
     return tuple(join_blocks(array, length) for array in gradients)
 
 
-def _sums_before_blocks(blocks: Tokens, start: jax.Array) -> jax.Array:
-    """Computes the running sum A before each block; `start` is the sum before the first block."""
+def _states_before_blocks(blocks: Tokens, start: jax.Array) -> jax.Array:
+    """Computes the state A before each block; `start` is the state before the first block."""
     return jax.lax.scan(lambda start, tokens: (_add_block(start, tokens), start), start, blocks)[1]
 
 
-def initial_sum(tokens: Tokens) -> jax.Array:
-    """Returns the running sum A before the first token of a row: zeros [batch, heads, hidden, features]."""
+def initial_state(tokens: Tokens) -> jax.Array:
+    """Returns the state A before the first token of a row: zeros [batch, heads, hidden, features]."""
     batch, _, heads, hidden = tokens.w_in.shape
     return jnp.zeros((batch, heads, hidden, tokens.value.shape[-1]), jnp.float32)
 
 
 def _add_block(start: jax.Array, tokens: Tokens) -> jax.Array:
-    """Computes the running sum A after a block, including only tokens of the last example in the block."""
+    """Computes the state A after a block, including only tokens of the last example in the block."""
     w_in = tokens.w_in
     if tokens.keep is not None:
         keep = tokens.keep

@@ -1,6 +1,6 @@
 """Computes one block of the running token MLP with a loop over tokens, in plain JAX.
 
-The self-check compares TPU kernels with this implementation. It is also the fastest on CPUs, where the running sum A
+The self-check compares TPU kernels with this implementation. It is also the fastest on CPUs, where the state A
 fits in cache. The backward pass restores A_{t-1} from A_t by subtracting the outer product of token t. To prevent
 rounding errors from accumulating, A is recomputed at the end of each example and block.
 """
@@ -8,11 +8,11 @@ rounding errors from accumulating, A is recomputed at the end of each example an
 import jax
 import jax.numpy as jnp
 
-from remixer_t5x.kernels.running_token_mlp.block_loop import Activation, BlockGradients, Tokens, initial_sum
+from remixer_t5x.kernels.running_token_mlp.block_loop import Activation, BlockGradients, Tokens, initial_state
 
 
 def add_token(hidden: jax.Array, w_in: jax.Array, value: jax.Array) -> jax.Array:
-    """Adds a token to the running sum A: the outer product of w_in [..., hidden] and value [..., features]."""
+    """Adds a token to the state A: the outer product of w_in [..., hidden] and value [..., features]."""
     return hidden + _outer_product(w_in.astype(jnp.float32), value.astype(jnp.float32))
 
 
@@ -31,14 +31,14 @@ def block_length(w_in: jax.Array, value: jax.Array) -> int:
 def forward(activation: Activation, tokens: Tokens, start: jax.Array | None) -> jax.Array:
     """Computes the outputs of a block, [batch, tokens, heads, features], in value's dtype.
 
-    `start` is the running sum A before the block, or None for zeros.
+    `start` is the state A before the block, or None for zeros.
     """
 
     def mix_token(hidden: jax.Array, token: Tokens) -> tuple[jax.Array, jax.Array]:
-        hidden = add_token(_reset_sum(hidden, token.keep), token.w_in, token.value)
+        hidden = add_token(_reset_state(hidden, token.keep), token.w_in, token.value)
         return hidden, compute_output(activation, token.w_out, hidden, token.scale)
 
-    first = initial_sum(tokens) if start is None else start
+    first = initial_state(tokens) if start is None else start
     _, mixed = jax.lax.scan(mix_token, first, jax.tree.map(_swap_axes, tokens))
     return _swap_axes(mixed).astype(tokens.value.dtype)
 
@@ -47,20 +47,20 @@ def backward(
     activation: Activation, tokens: Tokens, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array
 ) -> BlockGradients:
     """Computes the gradients of a block; see `tpu.backward` for the arguments."""
-    first = initial_sum(tokens) if start is None else start
+    first = initial_state(tokens) if start is None else start
     index = jnp.arange(tokens.value.shape[1])
     # Number of examples that start within the block at or before each token, [batch, tokens].
     starts = None if tokens.keep is None else jnp.cumsum(tokens.keep == 0, axis=1)
     exact, gradient = jax.tree.map(lambda array: array.astype(jnp.float32), (tokens, gradient))
 
-    def sum_up_to(position: jax.Array) -> jax.Array:
-        """Computes the running sum A after the token at `position` from w_in and value of all tokens up to it."""
+    def state_after(position: jax.Array) -> jax.Array:
+        """Computes the state A after the token at `position` from w_in and value of all tokens up to it."""
         is_added = index <= position
         if starts is not None:
             is_added = is_added & (starts == starts[:, position, None])
         w_in = jnp.where(is_added[..., None, None], exact.w_in, 0)
         total = jnp.einsum('bthk,bthf->bhkf', w_in, exact.value)
-        return total + _reset_sum(first, None if starts is None else (starts[:, position] == 0).astype(jnp.float32))
+        return total + _reset_state(first, None if starts is None else (starts[:, position] == 0).astype(jnp.float32))
 
     def token_gradients(carry, inputs):
         (hidden, later), (position, token, gradient) = carry, inputs
@@ -72,10 +72,10 @@ def backward(
         grad_value = jnp.einsum('bhkf,bhk->bhf', later, token.w_in)
         before = hidden - _outer_product(token.w_in, token.value)
         if token.keep is not None:
-            before = jax.lax.cond(jnp.any(token.keep == 0), lambda: sum_up_to(position - 1), lambda: before)
-        return (before, _reset_sum(later, token.keep)), (grad_w_in, grad_value, grad_w_out)
+            before = jax.lax.cond(jnp.any(token.keep == 0), lambda: state_after(position - 1), lambda: before)
+        return (before, _reset_state(later, token.keep)), (grad_w_in, grad_value, grad_w_out)
 
-    carry = sum_up_to(index[-1]), jnp.zeros_like(first) if later is None else later
+    carry = state_after(index[-1]), jnp.zeros_like(first) if later is None else later
     inputs = index, *jax.tree.map(_swap_axes, (exact, gradient))
     (_, later), gradients = jax.lax.scan(token_gradients, carry, inputs, reverse=True)
     w_in, value, w_out = (
@@ -88,8 +88,8 @@ def _outer_product(w: jax.Array, value: jax.Array) -> jax.Array:
     return w[..., None] * value[..., None, :]
 
 
-def _reset_sum(hidden: jax.Array, keep: jax.Array | None) -> jax.Array:
-    """Sets the running sum A to 0 in the rows for which `keep` is 0."""
+def _reset_state(hidden: jax.Array, keep: jax.Array | None) -> jax.Array:
+    """Sets the state A to 0 in the rows for which `keep` is 0."""
     return hidden if keep is None else hidden * _expand_per_row(keep)
 
 

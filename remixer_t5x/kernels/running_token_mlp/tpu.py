@@ -1,4 +1,4 @@
-"""Computes one block of the running token MLP on TPUs, with Pallas kernels that keep the running sum A in registers.
+"""Computes one block of the running token MLP on TPUs, with Pallas kernels that keep the state A in registers.
 
 A consists of hidden x features numbers per head, far more than the operands of a token. For one hidden unit, A is a
 tile [features, lanes] that fills a dozen registers. Each lane is one head of one row, so sums over features and hidden
@@ -24,7 +24,7 @@ _MAX_BLOCK_LENGTH = 128  # maximum number of tokens in a block
 _MAX_UNITS = 16  # maximum number of hidden units per kernel program
 # Maximum VMEM limit of a kernel in bytes; TPUs before v5 have 16 MiB.
 _MAX_VMEM = 56 * 2**20
-# VMEM reserved for the sum A before and after a block, and for the weights of hidden units.
+# VMEM reserved for the state A before and after a block, and for the weights of hidden units.
 _STATE_BYTES, _WEIGHT_BYTES = 4 * 2**20, 4 * 2**20
 # Axis orders in the kernels, for weights [batch, tokens, heads, hidden], values [batch, tokens, heads, features] and A
 # [batch, heads, hidden, features]. Batch and heads become the last two axes, which are merged into one axis of lanes.
@@ -57,8 +57,8 @@ class _Operands(NamedTuple):
         w_in, w_out: [hidden, tokens, lanes].
         value: [tokens, features, lanes].
         keep: [tokens, lanes] float32, 0 at the first token of an example, otherwise 1.
-        scale: [tokens, lanes] float32, factor of the running sum A before the activation.
-        start: [hidden, features, lanes] float32, the running sum A before the block.
+        scale: [tokens, lanes] float32, factor of the state A before the activation.
+        start: [hidden, features, lanes] float32, the state A before the block.
     """
 
     w_in: Any
@@ -72,7 +72,7 @@ class _Operands(NamedTuple):
 def forward(activation, tokens: Tokens, start: jax.Array | None) -> jax.Array:
     """Computes the outputs of a block, [batch, tokens, heads, features], in value's dtype.
 
-    `start` is the running sum A before the block, or None for zeros.
+    `start` is the state A before the block, or None for zeros.
     """
     operands = _build_operands(tokens, start)
     plan = _Plan(operands)
@@ -97,7 +97,7 @@ def backward(
     Args:
         activation: elementwise activation of the hidden units.
         tokens: the tokens of the block.
-        start: the running sum A before the block, or None for zeros.
+        start: the state A before the block, or None for zeros.
         later: gradient with respect to A after the block; None if `start` is None.
         gradient: gradient with respect to the output of the block.
     """
@@ -197,7 +197,7 @@ def _backward_kernel(
     w_out_rows,
     w_in_gradient_rows,
     w_out_gradient_rows,
-    sums,
+    states,
 ):
     length = operands.value.shape[0]
 
@@ -208,22 +208,22 @@ def _backward_kernel(
     def add_unit(unit, _):
         first = _load_unit(operands, w_in_rows, w_out_rows, unit)
 
-        def sum_token(token, hidden):
-            sums[token] = _add_token(operands, w_in_rows, hidden, token)
-            return sums[token]
+        def update_state(token, hidden):
+            states[token] = _add_token(operands, w_in_rows, hidden, token)
+            return states[token]
 
         def token_gradients(back, later):
             token = length - 1 - back
             row = pl.ds(token, 1)
             gradient = gradient_ref[token].astype(_FLOAT32)
-            units, pull_back = jax.vjp(lambda hidden: activation(_apply_scale(operands, hidden, row)), sums[token])
+            units, pull_back = jax.vjp(lambda hidden: activation(_apply_scale(operands, hidden, row)), states[token])
             w_out_gradient_rows[row] = jnp.sum(units * gradient, axis=0, keepdims=True)
             later = later + pull_back(w_out_rows[row] * gradient)[0]
             w_in_gradient_rows[row] = jnp.sum(later * operands.value[token].astype(_FLOAT32), axis=0, keepdims=True)
             value_gradient_ref[token] += w_in_rows[row] * later
             return later if operands.keep is None else later * operands.keep[row]
 
-        jax.lax.fori_loop(0, length, sum_token, first)
+        jax.lax.fori_loop(0, length, update_state, first)
         later = jnp.zeros_like(first) if later_ref is None else later_ref[unit]
         later = jax.lax.fori_loop(0, length, token_gradients, later)
         w_in_gradient_ref[unit] = w_in_gradient_rows[...].astype(w_in_gradient_ref.dtype)
@@ -236,14 +236,14 @@ def _backward_kernel(
 
 
 def _load_unit(operands: _Operands, w_in_rows, w_out_rows, unit) -> jax.Array:
-    """Copies a hidden unit's weights to float32 scratch memory, and returns the unit's sum A before the block."""
+    """Copies a hidden unit's weights to float32 scratch memory, and returns the unit's state before the block."""
     w_in_rows[...] = operands.w_in[unit].astype(_FLOAT32)
     w_out_rows[...] = operands.w_out[unit].astype(_FLOAT32)
     return jnp.zeros(operands.value.shape[1:], _FLOAT32) if operands.start is None else operands.start[unit]
 
 
 def _add_token(operands: _Operands, w_in_rows, hidden: jax.Array, token) -> jax.Array:
-    """Adds the outer product of a token's `w_in` and `value` to the running sum A of a hidden unit."""
+    """Adds the outer product of a token's `w_in` and `value` to the state A of a hidden unit."""
     row = pl.ds(token, 1)
     hidden_before = hidden if operands.keep is None else hidden * operands.keep[row]
     return hidden_before + w_in_rows[row] * operands.value[token].astype(_FLOAT32)

@@ -1,6 +1,6 @@
 """Computes one block of the running token MLP with operations that XLA fuses, for GPUs and as a fallback on TPUs.
 
-A block is divided into segments of five tokens. A matmul computes the running sum A before every segment, in the dtype
+A block is divided into segments of five tokens. A matmul computes the state A before every segment, in the dtype
 of the tokens. Within a segment, the loop over tokens is unrolled, so that A remains in registers. The forward pass is a
 single GPU kernel for all segments, which writes only sums over hidden units. The backward pass loops over segments: one
 kernel writes the gradient of `w_out` and the gradient of A after each token, in the dtype of the tokens, and smaller
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from remixer_t5x.kernels.blocks import join_blocks, split_blocks
 from remixer_t5x.kernels.gelu import sigmoid_gelu, sigmoid_gelu_and_slope
-from remixer_t5x.kernels.running_token_mlp.block_loop import Activation, BlockGradients, Tokens, initial_sum
+from remixer_t5x.kernels.running_token_mlp.block_loop import Activation, BlockGradients, Tokens, initial_state
 
 # Number of tokens in a segment. With more tokens, XLA:GPU would write intermediate values of A to memory.
 _SEGMENT_LENGTH = 5
@@ -30,12 +30,13 @@ def block_length(w_in: jax.Array, value: jax.Array) -> int:
 def forward(activation: Activation, tokens: Tokens, start: jax.Array | None) -> jax.Array:
     """Computes the outputs of a block, [batch, tokens, heads, features], in value's dtype.
 
-    `start` is the running sum A before the block, or None for zeros.
+    `start` is the state A before the block, or None for zeros.
     """
     function, segments = _fast_activation(activation), split_blocks(tokens, _SEGMENT_LENGTH)
     # Transpose A, because XLA can fuse more sums over the last axis than over other axes.
-    sums = _running_sums(segments.value, segments.w_in, segments, _sums_before_segments('nbhfk', tokens, start))
-    mixed = [jnp.sum(function(total) * _token_columns(segments.w_out, t), axis=-1) for t, total in enumerate(sums)]
+    starts = _states_before_segments('nbhfk', tokens, start)
+    states = _states_after_tokens(segments.value, segments.w_in, segments, starts)
+    mixed = [jnp.sum(function(state) * _token_columns(segments.w_out, t), axis=-1) for t, state in enumerate(states)]
     return join_blocks(jnp.stack(mixed, axis=2), tokens.value.shape[1]).astype(tokens.value.dtype)
 
 
@@ -45,54 +46,54 @@ def backward(
     """Computes the gradients of a block; the arguments are those of `tpu.backward`."""
     function, length, dtype = _fast_activation(activation), tokens.value.shape[1], tokens.value.dtype
 
-    def split_sum(total: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Splits `total` into two arrays in the dtype of the tokens, whose float32 sum has twice the precision."""
+    def split_state(state: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Splits `state` into two arrays in the dtype of the tokens, whose float32 sum has twice the precision."""
         # Use `reduce_precision`, because XLA may remove conversions to bfloat16 and back.
-        high = jax.lax.reduce_precision(total, jnp.finfo(dtype).nexp, jnp.finfo(dtype).nmant)
-        return high.astype(dtype), (total - high).astype(dtype)
+        high = jax.lax.reduce_precision(state, jnp.finfo(dtype).nexp, jnp.finfo(dtype).nmant)
+        return high.astype(dtype), (state - high).astype(dtype)
 
-    def join_sum(high: jax.Array, low: jax.Array) -> jax.Array:
+    def join_state(high: jax.Array, low: jax.Array) -> jax.Array:
         return high.astype(jnp.float32) + low.astype(jnp.float32)
 
     def segment_gradients(parts: tuple[jax.Array, jax.Array], inputs):
         index, tokens, gradient = inputs
-        later = join_sum(*parts)
+        later = join_state(*parts)
         start = jax.lax.dynamic_index_in_dim(starts, index, axis=3, keepdims=False)
-        sums = [*enumerate(_running_sums(tokens.w_in, tokens.value, tokens, start))]
-        w_out_gradient = [jnp.sum(function(total) * _token_columns(gradient, t), axis=-1) for t, total in sums]
-        sum_gradients = []
-        for t, total in reversed(sums):
-            slope = _activation_slope(activation, total) * _token_factor(tokens.scale, t)
+        states = [*enumerate(_states_after_tokens(tokens.w_in, tokens.value, tokens, start))]
+        w_out_gradient = [jnp.sum(function(state) * _token_columns(gradient, t), axis=-1) for t, state in states]
+        state_gradients = []
+        for t, state in reversed(states):
+            slope = _activation_slope(activation, state) * _token_factor(tokens.scale, t)
             later = later + slope * _token_rows(tokens.w_out, t) * _token_columns(gradient, t)
-            sum_gradients.append(later.astype(dtype))
+            state_gradients.append(later.astype(dtype))
             later = later * _token_factor(tokens.keep, t)
-        high, low = split_sum(later)
+        high, low = split_state(later)
         # Without `keep`, `high` equals the gradient of A after the first token, which is written anyway.
-        parts = sum_gradients[-1] if tokens.keep is None else high, low
-        # Without this barrier, XLA would recompute the gradients of A for each sum in the lines below.
-        sum_gradients, parts, w_out_gradient = jax.lax.optimization_barrier((sum_gradients, parts, w_out_gradient))
-        gradients_by_token = [(t, array.astype(jnp.float32)) for t, array in enumerate(reversed(sum_gradients))]
+        parts = state_gradients[-1] if tokens.keep is None else high, low
+        # Without this barrier, XLA would recompute the gradients of A for every sum below.
+        state_gradients, parts, w_out_gradient = jax.lax.optimization_barrier((state_gradients, parts, w_out_gradient))
+        gradients_by_token = [(t, array.astype(jnp.float32)) for t, array in enumerate(reversed(state_gradients))]
         w_in_gradient = [jnp.sum(array * _token_columns(tokens.value, t), axis=-1) for t, array in gradients_by_token]
         value_gradient = [jnp.sum(array * _token_rows(tokens.w_in, t), axis=-2) for t, array in gradients_by_token]
         gradients = w_in_gradient, value_gradient, w_out_gradient
         return parts, [jnp.stack(arrays, axis=1).astype(dtype) for arrays in gradients]
 
     # Index this array in the loop. To scan it, segments would have to be its first axis, and XLA would copy the array.
-    starts = _sums_before_segments('bhknf', tokens, start)
+    starts = _states_before_segments('bhknf', tokens, start)
     inputs = jnp.arange(starts.shape[3]), split_blocks(tokens, _SEGMENT_LENGTH), split_blocks(gradient, _SEGMENT_LENGTH)
-    parts = split_sum(initial_sum(tokens) if later is None else later)
+    parts = split_state(initial_state(tokens) if later is None else later)
     parts, gradients = jax.lax.scan(segment_gradients, parts, inputs, reverse=True)
     w_in, value, w_out = (join_blocks(array, length) for array in gradients)
-    return BlockGradients(w_in, value, w_out, None if start is None else join_sum(*parts))
+    return BlockGradients(w_in, value, w_out, None if start is None else join_state(*parts))
 
 
-def _sums_before_segments(axes: str, tokens: Tokens, start: jax.Array | None) -> jax.Array:
-    """Computes the running sum A before each segment, in the dtype of the tokens.
+def _states_before_segments(axes: str, tokens: Tokens, start: jax.Array | None) -> jax.Array:
+    """Computes the state A before each segment, in the dtype of the tokens.
 
     Args:
         axes: order of the axes of the result: segments (n), batch (b), heads (h), hidden (k) and features (f).
         tokens: the tokens of the block.
-        start: the running sum A before the block, or None for zeros.
+        start: the state A before the block, or None for zeros.
     """
     length, dtype = tokens.value.shape[1], tokens.value.dtype
     first = jnp.arange(0, length, _SEGMENT_LENGTH)
@@ -115,23 +116,23 @@ def _sums_before_segments(axes: str, tokens: Tokens, start: jax.Array | None) ->
     )
     if start is not None:
         starts = starts + jnp.einsum(f'nb,bhkf->{axes}', keep, start)
-    # With this barrier, XLA stores the sums in the dtype of the tokens, and not in float32.
+    # With this barrier, XLA stores the states in the dtype of the tokens, and not in float32.
     return jax.lax.optimization_barrier(starts.astype(dtype))
 
 
-def _running_sums(rows: jax.Array, columns: jax.Array, tokens: Tokens, start: jax.Array) -> list[jax.Array]:
+def _states_after_tokens(rows: jax.Array, columns: jax.Array, tokens: Tokens, start: jax.Array) -> list[jax.Array]:
     """Computes A after each token of a segment, multiplied by `scale`, [..., heads, rows, columns] float32.
 
     Args:
         rows: `w_in` [..., tokens, heads, rows], or `value` to compute the transpose of A.
         columns: `value` [..., tokens, heads, columns], or `w_in` to compute the transpose of A.
         tokens: the tokens of the segment.
-        start: the running sum A before the segment.
+        start: the state A before the segment.
     """
-    total, scaled = start.astype(jnp.float32), []
+    state, scaled = start.astype(jnp.float32), []
     for t in range(_SEGMENT_LENGTH):
-        total = total * _token_factor(tokens.keep, t) + _token_rows(rows, t) * _token_columns(columns, t)
-        scaled.append(total * _token_factor(tokens.scale, t))
+        state = state * _token_factor(tokens.keep, t) + _token_rows(rows, t) * _token_columns(columns, t)
+        scaled.append(state * _token_factor(tokens.scale, t))
     return scaled
 
 

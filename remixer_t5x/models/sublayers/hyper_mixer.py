@@ -168,7 +168,7 @@ class HyperMixer(_HyperMixerBase):
     def _mix_causally(self, w_in: jax.Array, value: jax.Array, w_out: jax.Array, ctx: SequenceContext) -> jax.Array:
         scale = 1.0 / (ctx.positions + 1.0) if self.length_scale else None
         if ctx.decode:
-            state = self.variable('cache', 'hidden', _initial_sum, w_in, value, ctx)
+            state = self.variable('cache', 'hidden', _initial_state, w_in, value, ctx)
             if ctx.step is not None:
                 state.value = add_token(state.value, w_in[:, 0], value[:, 0])
                 return compute_output(nn.gelu, w_out[:, 0], state.value, None if scale is None else scale[:, 0])[
@@ -225,8 +225,8 @@ def _zero_padding(x: jax.Array, ctx: SequenceContext) -> jax.Array:
     return jnp.where(ctx.is_token[..., None], x, 0)
 
 
-def _initial_sum(w_in: jax.Array, value: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """Returns the running sum before the first decoding step: zeros, or the sum over a prompt except its last token."""
+def _initial_state(w_in: jax.Array, value: jax.Array, ctx: SequenceContext) -> jax.Array:
+    """Returns the state before the first decoding step: zeros, or the sum over a prompt without its last token."""
     if ctx.cache_slots is None:
         return jnp.zeros((*w_in.shape[:1], *w_in.shape[2:], value.shape[-1]), jnp.float32)
     return token_mlp.sum_outer_products(w_in, value, cache.is_before_last(ctx))
