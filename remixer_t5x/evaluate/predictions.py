@@ -143,7 +143,7 @@ class Predictor:
         while not is_done:
             limit += STREAMED_TOKENS
             rows = self._continue_rows(params, batch, rows, np.int32(min(limit, self._target_length)))
-            is_done = bool(rows.ended[0]) or limit >= self._target_length
+            is_done = bool(rows.finished[0]) or limit >= self._target_length
             yield _strip_padding(np.asarray(rows.tokens[0]))
 
     def score(self, params: Any, inputs: Sequence[Ids], targets: Sequence[Ids]) -> np.ndarray:

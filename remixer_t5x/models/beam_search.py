@@ -1,10 +1,10 @@
 """Beam search, which extends the most likely partial sequences (live beams) at each step.
 
-Each step extends the live beams by every token and selects the best 2 * beams candidates. A candidate that ends joins
-the ended sequences if it is among the best `beams` candidates; only the best `beams` ended sequences are kept. The best
-`beams` candidates that do not end become the next live beams. At the last position, every candidate ends. The results
-equal those of Hugging Face's `generate`, which also applies logits processors to log-probabilities. T5X instead allows
-all 2 * beams candidates to end, and uses `BrevityPenalty`.
+Each step extends the live beams by every token and selects the best 2 * beams candidates. A candidate with an
+end token joins the finished sequences if it is among the best `beams` candidates; only the best `beams` finished
+sequences are kept. The best `beams` other candidates become the next live beams. At the last position, every candidate
+is finished. The results equal those of Hugging Face's `generate`, which also applies logits processors to
+log-probabilities. T5X instead considers all 2 * beams candidates with an end token, and uses `BrevityPenalty`.
 """
 
 import dataclasses
@@ -47,15 +47,15 @@ class BrevityPenalty:
 
 
 def until_settled(
-    live: jax.Array, ended: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
+    live: jax.Array, finished: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
 ) -> jax.Array:
-    """Continues the search until no live beam can beat the worst ended sequence at any length, as in T5X.
+    """Continues the search until no live beam can beat the worst finished sequence at any length, as in T5X.
 
     Equivalent to Hugging Face's `early_stopping='never'`. The penalty must be monotone in length.
 
     Args:
         live: [batch], the sum of log-probabilities of the best live beam.
-        ended: [batch], worst score of the ended sequences; -inf if fewer than `beams` sequences have ended.
+        finished: [batch], worst score of the finished sequences; -inf if fewer than `beams` sequences are finished.
         length: number of generated tokens.
         max_length: maximum number of tokens.
         penalty: length penalty.
@@ -63,25 +63,25 @@ def until_settled(
     Returns:
         [batch] bool, whether to continue the search.
     """
-    return jnp.maximum(live / penalty(max_length), live / penalty(length)) > ended
+    return jnp.maximum(live / penalty(max_length), live / penalty(length)) > finished
 
 
 def until_unlikely(
-    live: jax.Array, ended: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
+    live: jax.Array, finished: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
 ) -> jax.Array:
-    """Continues the search until no live beam scores better at its current length than the worst ended sequence.
+    """Continues the search until no live beam scores better at its current length than the worst finished sequence.
 
     This is Hugging Face's default. The search stops earlier than with `until_settled`, but can miss beams whose score
     would increase with more tokens.
     """
-    return live / penalty(length) > ended
+    return live / penalty(length) > finished
 
 
 def until_enough(
-    live: jax.Array, ended: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
+    live: jax.Array, finished: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
 ) -> jax.Array:
-    """Continues the search until `beams` sequences have ended, like Hugging Face's `early_stopping=True`."""
-    return jnp.isneginf(ended)
+    """Continues the search until `beams` sequences are finished, like Hugging Face's `early_stopping=True`."""
+    return jnp.isneginf(finished)
 
 
 class _Beams(NamedTuple):
@@ -94,7 +94,7 @@ class _Beams(NamedTuple):
 class _SearchState(NamedTuple):
     index: jax.Array  # int32 scalar, index of the token to generate
     live: _Beams  # live beams, unsorted; scores are sums of log-probabilities
-    ended: _Beams  # ended sequences, best first; scores are divided by the length penalty
+    finished: _Beams  # finished sequences, best first; scores are divided by the length penalty
     is_open: jax.Array  # [batch], whether the search continues
     cache: Cache
     stop_states: jax.Array | None  # [batch, beams], states of the stop-string automaton
@@ -116,7 +116,7 @@ class BeamSearch(LogitsOptions):
 
     Attributes:
         beams: number of live beams and of returned sequences.
-        length_penalty: maps the length of an ended sequence to the divisor of its score: `PowerPenalty(alpha)` or
+        length_penalty: maps the length of a finished sequence to the divisor of its score: `PowerPenalty(alpha)` or
             `BrevityPenalty(alpha)`.
         stop: the stopping rule: `until_settled`, `until_unlikely` or `until_enough`.
     """
@@ -136,7 +136,7 @@ class BeamSearch(LogitsOptions):
             return self._step(generation, beam_leaves, state)
 
         state = jax.lax.while_loop(should_continue, body, self._initial_state(generation, cache))
-        tokens, scores = state.ended
+        tokens, scores = state.finished
         tokens = jnp.where(jnp.isneginf(scores)[..., None], 0, tokens)
         return Decoded(tokens, jnp.where(generation.has_input[:, None], scores, 0.0))
 
@@ -153,7 +153,7 @@ class BeamSearch(LogitsOptions):
         )
 
     def _step(self, generation: Generation, beam_leaves: list[bool], state: _SearchState) -> _SearchState:
-        index, live, ended, is_open, cache, stop_states = state
+        index, live, finished, is_open, cache, stop_states = state
         # At the first step, index - 1 is -1 and selects a meaningless token, which is replaced by `first` below.
         previous = live.tokens[:, :, index - 1].reshape(-1)
         first = 0 if generation.last is None else generation.first_tokens(self.beams)
@@ -174,7 +174,7 @@ class BeamSearch(LogitsOptions):
 
         may_end = ends & (jnp.arange(ends.shape[1]) < self.beams) & is_open[:, None]
         scores = jnp.where(may_end, candidates.scores / self.length_penalty(length), -jnp.inf)
-        ended = _select_best(self.beams, ended, _Beams(tokens, scores))
+        finished = _select_best(self.beams, finished, _Beams(tokens, scores))
 
         _, chosen = top_values(jnp.where(ends, -jnp.inf, candidates.scores), self.beams)
         chosen, parents = _assign_parent_slots(chosen, _gather(candidates.parents, chosen))
@@ -184,9 +184,11 @@ class BeamSearch(LogitsOptions):
         )
         stop_states = None if stop_states is None else _gather(candidate_states, chosen)
         cache = _reorder_cache(cache, beam_leaves, parents)
-        best_live, worst_ended = jnp.max(live.scores, axis=1), ended.scores[:, -1]
-        can_improve = self.stop(best_live, worst_ended, length, generation.max_length, self.length_penalty)
-        return _SearchState(length, live, ended, is_open & can_improve & ~jnp.isneginf(best_live), cache, stop_states)
+        best_live, worst_finished = jnp.max(live.scores, axis=1), finished.scores[:, -1]
+        can_improve = self.stop(best_live, worst_finished, length, generation.max_length, self.length_penalty)
+        return _SearchState(
+            length, live, finished, is_open & can_improve & ~jnp.isneginf(best_live), cache, stop_states
+        )
 
 
 def _gather(array: jax.Array, index: jax.Array) -> jax.Array:

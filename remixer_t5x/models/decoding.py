@@ -106,7 +106,7 @@ class DecodingState(NamedTuple):
     tokens: jax.Array  # [rows, max_length] int32, the generated tokens, padded with 0
     last: jax.Array  # [rows] int32, the input of the next step
     scores: jax.Array  # [rows] float32, sums of log-probabilities
-    ended: jax.Array  # [rows] bool, whether the sequence has ended
+    finished: jax.Array  # [rows] bool, whether the sequence has finished
     cache: Cache
     stop_states: jax.Array | None  # [rows] int32, states of the stop-string automaton
 
@@ -144,25 +144,25 @@ class RowDecoder(LogitsOptions):
     def generate_until(
         self, generation: Generation, rows: DecodingState, limit: int | jax.Array, rng: jax.Array | None
     ) -> DecodingState:
-        """Generates tokens until each row contains `limit` tokens or all rows have ended."""
+        """Generates tokens until each row contains `limit` tokens or all rows have finished."""
         select_tokens = self.build_token_selector(rng, generation.has_input.shape[0])
         processors = self.processors(generation.eos_id)
 
         def should_continue(rows: DecodingState) -> jax.Array:
-            return (rows.index < limit) & ~jnp.all(rows.ended)
+            return (rows.index < limit) & ~jnp.all(rows.finished)
 
         def generate_token(rows: DecodingState) -> DecodingState:
-            index, tokens, last, scores, ended, cache, stop_states = rows
+            index, tokens, last, scores, finished, cache, stop_states = rows
             logits, cache = generation.step(last, cache)
             processed = generation.process_logits(processors, logits, tokens, index)
-            token = jnp.where(ended, 0, select_tokens(processed, index).astype(jnp.int32))
-            scores += jnp.where(ended, 0.0, log_probability(logits, token))
+            token = jnp.where(finished, 0, select_tokens(processed, index).astype(jnp.int32))
+            scores += jnp.where(finished, 0.0, log_probability(logits, token))
             tokens = jax.lax.dynamic_update_slice_in_dim(tokens, token[:, None], index, axis=1)
-            ended |= token == generation.eos_id
+            finished |= token == generation.eos_id
             if generation.stop_strings is not None:
                 stop_states, is_complete = generation.stop_strings.next_states(stop_states, token)
-                ended |= is_complete
-            return DecodingState(index + 1, tokens, token, scores, ended, cache, stop_states)
+                finished |= is_complete
+            return DecodingState(index + 1, tokens, token, scores, finished, cache, stop_states)
 
         return jax.lax.while_loop(should_continue, generate_token, rows)
 

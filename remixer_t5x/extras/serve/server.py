@@ -117,9 +117,9 @@ class Api:
             generated += len(ids)
             text = self._engine.trained.vocabulary.decode(ids)
             stop_positions = [text.find(stop) for stop in stops if stop in text]
-            has_ended = bool(stop_positions) or self._engine.eos_id in ids
+            is_finished = bool(stop_positions) or self._engine.eos_id in ids
             text = text[: min(stop_positions, default=len(text))]
-            finish = 'stop' if has_ended else 'length'
+            finish = 'stop' if is_finished else 'length'
             choices.append({'text': text, 'index': index, 'logprobs': None, 'finish_reason': finish})
         head = {'id': f'cmpl-{uuid.uuid4().hex}', 'object': 'text_completion', 'created': int(time.time())}
         return {**head, 'choices': choices, 'usage': self._usage(prompts, generated)}
