@@ -31,7 +31,8 @@ class TextInputs:
         format: 'txt' (one text per line, including empty lines) or 'jsonl'; None uses the file extension, with 'txt' as
             the default. The rows of 'csv', 'tsv' and 'parquet' files require a template (`remixer_tasks.pair_inputs`).
 
-    Raises UserError if the file cannot be read or has columns, or if a line is not JSON or lacks the field.
+    Raises UserError if the file cannot be read, if it is a table (csv, tsv or parquet), or if a line is not JSON or
+    lacks the field.
     """
 
     path: str = '-'
@@ -55,7 +56,7 @@ class TextInputs:
         extension = os.path.splitext(self.path.removesuffix('.gz'))[1]
         if (self.format or extension.removeprefix('.').lower()) in ROWS:
             raise UserError(
-                f'{self.shown} has columns, which require a template; set INPUTS as in finetuning, for example '
+                f'{self.shown} is a table, which requires a template; set INPUTS as in finetuning, for example '
                 "--gin.INPUTS='question: {question}', or pass --gin.INPUT_FORMAT=txt to read its lines"
             )
         is_jsonl = (self.format or _FORMAT_BY_EXTENSION.get(extension, TXT)) == JSONL

@@ -233,7 +233,7 @@ def test_inputs_that_cannot_be_rows_are_rejected(tmp_path):
     (tmp_path / 'null.jsonl').write_text('{"id": 3, "question": "x"}\n{"id": 3, "question": null}\n')
     table = write(tmp_path, 'a.csv')
     for inputs, template, message in (
-        (TextInputs(table), None, r'has columns, which require a template.* --gin.INPUTS='),
+        (TextInputs(table), None, r'is a table, which requires a template.* --gin.INPUTS='),
         (TextInputs('-', format='jsonl'), '{id}', r'must be a file of rows, got standard input'),
         (TextInputs(table, field='label'), '{id}', r'--field=label .* INPUTS = .*; remove --field'),
         (TextInputs(str(tmp_path / 'null.jsonl')), '{question}', r'null.jsonl:2: column question is empty'),
