@@ -38,7 +38,7 @@ class Vocabulary(abc.ABC):
 
     @property
     def unk_id(self) -> int:
-        """The id of unknown text; the default is T5's id."""
+        """The id of the unknown token; the default is T5's id."""
         return 2
 
     @property
@@ -55,7 +55,7 @@ class Vocabulary(abc.ABC):
         """Decodes ids below `vocab_size`, of which only the last may be the end token."""
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Decodes ids up to the first end token; ids of `vocab_size` or more are decoded as unknown text."""
+        """Decodes ids up to the first end token; ids of `vocab_size` or more are decoded as the unknown token."""
         known = [index if index < self.vocab_size else self.unk_id for index in map(int, ids)]
         if self.eos_id in known:
             known = known[: known.index(self.eos_id) + 1]

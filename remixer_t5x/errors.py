@@ -46,8 +46,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
     If one to three known names start with `name`, suggests those: for `models/t5.gin`, not `models/tim.gin`.
     """
-    # Sort by the number of letters that agree with `name`, so that `by_lower` keeps the best of several names that
-    # differ only in case.
+    # If known names differ only in case, `by_lower` keeps the one with the most letters in the same case as in `name`.
     known = sorted({*known} - {name}, key=lambda candidate: (sum(map(str.__eq__, candidate, name)), candidate))
     by_lower = {candidate.lower(): candidate for candidate in known}
     prefix = name.lower().removesuffix('.gin')

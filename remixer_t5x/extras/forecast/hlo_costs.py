@@ -21,9 +21,9 @@ import numpy as np
 
 from remixer_t5x.extras.forecast.hlo import Computation, HloProgram, Instruction
 
-# Maps the dtype of products, in XLA's notation or EXACT, to FLOPs.
+# Maps the dtype of matrix products, in XLA's notation or EXACT, to FLOPs.
 Flops = collections.Counter
-# The dtype of float32 products above the default precision.
+# The dtype of float32 matrix products with a higher precision than the default.
 EXACT = 'f32 exact'
 # Operations that read only the elements of their first operand that the result contains.
 _SLICING_OPS = ('dynamic-slice', 'slice', 'gather')
@@ -76,7 +76,7 @@ def computation_flops(computation: Computation, program: HloProgram) -> Flops:
 
 
 def _product_dtype(instruction: Instruction, computation: Computation) -> str:
-    """Returns the wider dtype of the operands, or EXACT for float32 products above the default precision."""
+    """Returns the wider dtype of the operands, or EXACT for float32 with a higher precision than the default."""
     widest = max(computation.operand_arrays(instruction)[:2], key=lambda array: array.bytes / math.prod(array.shape))
     precise = re.search(r'operand_precision"?[=:][\[{][^\]}]*high', instruction.attributes, re.IGNORECASE)
     return EXACT if widest.dtype == 'f32' and precise else widest.dtype

@@ -10,7 +10,7 @@ from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.lazy import tf
 from remixer_tasks.vocabulary import sentinels
 
-# Number of T5's special ids: padding, the end token and unknown text.
+# Number of T5's special ids: padding, the end token and the unknown token.
 _SPECIAL = 3
 
 
