@@ -30,7 +30,7 @@ def import_optional(module: str, user: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise UserError(
-            f'{user} needs {module.split(".")[0]}, which cannot be imported ({reason(error)}); type pip install '
+            f'{user} needs {module.split(".")[0]}, which cannot be imported ({reason(error)}); run pip install '
             f"'remixer-t5x[{extra}]'"
         ) from error
 

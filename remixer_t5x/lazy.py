@@ -68,7 +68,7 @@ def check_installed(*names: str) -> None:
     """Raises UserError unless the given libraries of the extra `train` (by default all) are installed."""
     for name in names or FOR_TASKS:
         if sys.modules.get(name) is None and importlib.util.find_spec(name) is None:
-            raise UserError(f'{name} must be installed; type {INSTALL}')
+            raise UserError(f'{name} must be installed; run {INSTALL}')
 
 
 def file_errors() -> tuple[type[BaseException], ...]:

@@ -123,7 +123,7 @@ def check_gin(shared: shared_folder.SharedModel, advice: str) -> None:
     if foreign := foreign_gin.first_foreign(shared.gin_text(), str(file)):
         raise UserError(
             f'{file} refers to {one_line(foreign):.200}, which is not part of the models of this package, and gin can '
-            f'run code; read the file, and if you trust it, type {advice}'
+            f'run code; read the file, and if you trust it, pass {advice}'
         )
 
 

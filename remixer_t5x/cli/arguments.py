@@ -100,9 +100,9 @@ def split_gin_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str
         if not equals:
             value = next(arguments, '--')
             if value.startswith('--'):
-                raise UserError(f'{argument} has no value; type {argument}=VALUE')
+                raise UserError(f'{argument} has no value; pass {argument}=VALUE')
         if not name:
-            raise UserError(f'{argument} names no macro or setting; type --gin.NAME=VALUE')
+            raise UserError(f'{argument} names no macro or setting; pass --gin.NAME=VALUE')
         pairs.append((name.strip(), value))
     return rest, pairs
 

@@ -97,7 +97,7 @@ def find_template_mismatch(checkpoint: str, template: str | None) -> str | None:
     if trained is None or trained == template:
         return None
     now = 'the texts are read as they are' if template is None else f'INPUTS is now {template!r}'
-    return f'warning: {folder} was trained with INPUTS = {trained!r}, but {now}; type --gin.INPUTS="{trained!r}"'
+    return f'warning: {folder} was trained with INPUTS = {trained!r}, but {now}; pass --gin.INPUTS="{trained!r}"'
 
 
 def _infer(settings: TextInference, template: str | None) -> None:

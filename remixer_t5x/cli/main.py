@@ -102,7 +102,7 @@ def _describe_bug(error: BaseException) -> str:
             file.write(f'remixer-t5x {__version__}: {" ".join(sys.argv)}\n')
             traceback.print_exception(error, file=file)
     except OSError:
-        return f'{line}: this is a bug{notes}; type --verbose for its traceback'
+        return f'{line}: this is a bug{notes}; pass --verbose for its traceback'
     return f'{line}: this is a bug{notes}; its traceback is in {file.name}'
 
 
@@ -205,7 +205,7 @@ def _check_limits() -> None:
     addresses = resource.getrlimit(resource.RLIMIT_AS)[0]
     if addresses != resource.RLIM_INFINITY and addresses < ADDRESS_SPACE:
         raise UserError(
-            f'ulimit -v must be at least {ADDRESS_SPACE >> 10}, got {addresses >> 10}; type ulimit -v unlimited'
+            f'ulimit -v must be at least {ADDRESS_SPACE >> 10}, got {addresses >> 10}; run ulimit -v unlimited'
         )
     end = threading.Event()
     threads: list[threading.Thread] = []

@@ -107,7 +107,7 @@ def _write_report(folder: str) -> str:
     from remixer_t5x.run_folder import object_store
 
     if object_store.is_remote(folder):
-        raise UserError('the report must be written to a local folder, got a bucket; type remixer-t5x report')
+        raise UserError('the report must be written to a local folder, got a bucket; run remixer-t5x report')
     lazy.import_extra('reports.write').write([folder], f'{folder}/{REPORT}')
     return f'{folder}/{REPORT}'
 

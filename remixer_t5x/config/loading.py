@@ -155,7 +155,7 @@ def model_files(text: str, search_paths: Sequence[str] = ()) -> list[str]:
         file = f'{name.removesuffix(".gin")}.gin'
         if file == '.gin':
             raise UserError(
-                f'--model must be names joined by +, got {text!r}; type --model=t5_1_1, or --model=remixer+NAME=VALUE'
+                f'--model must be names joined by +, got {text!r}; pass --model=t5_1_1, or --model=remixer+NAME=VALUE'
             )
         is_users = any(pathlib.Path(folder).expanduser().joinpath(file).is_file() for folder in ('', *search_paths))
         is_shipped = not is_users or (name != file and f'{MODELS}{file}' in files.shipped())
@@ -173,7 +173,7 @@ def _read_texts(sources: ConfigSources) -> list[GinText]:
     texts += [text for file in sources.files for text in reader.read(file)]
     if sources.model and not reader.model_read:
         raise UserError(
-            f'--model replaces a file in {MODELS}, but no gin file includes one; type --gin_file={sources.model[0]}'
+            f'--model replaces a file in {MODELS}, but no gin file includes one; pass --gin_file={sources.model[0]}'
         )
     texts += [flag_text(name, text) for name, text in sources.flags]
     for text in texts:
@@ -194,10 +194,10 @@ def flag_text(name: str, value: str) -> GinText:
     """
     flag, bare = f'{FLAG}{name}', value.strip()
     if not bare:
-        raise UserError(f'{flag} has no value; type {flag}=VALUE (for an empty string {flag}="\'\'")')
+        raise UserError(f'{flag} has no value; pass {flag}=VALUE (for an empty string {flag}="\'\'")')
     if (literal := _PYTHON_LITERALS.get(bare.lower(), bare)) != bare:
         raise UserError(
-            f'{flag} must be a gin value, got {value}; type {flag}={literal}, or {flag}="\'{value}\'" for the string'
+            f'{flag} must be a gin value, got {value}; pass {flag}={literal}, or {flag}="\'{value}\'" for the string'
         )
     try:
         (_,) = config_parser.ConfigParser(f'{name} = {bare}\n', References())
@@ -244,7 +244,7 @@ def _check_macros(texts: Sequence[GinText], sources: ConfigSources, roots: Colle
     for name, location in (item for text in users for item in text.macros_read.items()):
         if name not in macros_set and not (files.find_files_with_macro(name) if partial else name in shipped_reads):
             suggestion = '' if files.find_files_with_macro(name) else nearest(name, macros_set)
-            raise UserError(f'{location} is not set{suggestion or f"; type {FLAG}{name}=VALUE"}')
+            raise UserError(f'{location} is not set{suggestion or f"; pass {FLAG}{name}=VALUE"}')
 
 
 def _unread_macro_error(name: str, location: str, known: Collection[str]) -> UserError:

@@ -70,7 +70,7 @@ def _one_line_error(error: Exception, text: GinText, before: Sequence[GinText], 
         problem += '; write NAME = value or module.name.setting = value, and close quotes and brackets'
     elif isinstance(error, ModuleNotFoundError):
         if error.name in lazy.FOR_TASKS:
-            problem += f'; type {lazy.INSTALL}'
+            problem += f'; run {lazy.INSTALL}'
         else:
             problem += '; check its spelling, that the package is installed, and PYTHONPATH'
     else:

@@ -51,7 +51,7 @@ class ReferenceResolver:
         value = raw_macro(name)
         if value is UNDEFINED:
             if name in _REQUIRED or not isinstance(default, _PLAIN_TYPES):
-                raise UserError(f'%{name} is not set{files.advise_file(name) or f"; type {files.FLAG}{name}=VALUE"}')
+                raise UserError(f'%{name} is not set{files.advise_file(name) or f"; pass {files.FLAG}{name}=VALUE"}')
             value = self.defaults.setdefault(name, default)
         self.bindings[name, 'gin.macro', 'value'] = value
         return value
@@ -151,7 +151,7 @@ def _call(function: Callable[..., Any], arguments: dict[str, ValueMaker], scope:
     required = [each.name for each in parameters if each.default is each.empty and each.kind not in _VARIADIC_KINDS]
     if missing := [name for name in required if name not in arguments]:
         name = function.__name__
-        raise UserError(f'{name} must have values for {", ".join(missing)}; type --gin.{name}.{missing[0]}=VALUE')
+        raise UserError(f'{name} must have values for {", ".join(missing)}; pass --gin.{name}.{missing[0]}=VALUE')
     # Enter the scope, because gin.singleton depends on it.
     with gin.config_scope(list(scope)):
         return function(**{name: maker.make() for name, maker in arguments.items()})

@@ -36,7 +36,7 @@ def absolute_path(path: str | os.PathLike[str]) -> epath.Path:
         return epath.Path(os.path.abspath(os.path.expanduser(text)))
     if not text.startswith(object_store.GOOGLE):
         scheme = text.partition('://')[0]
-        raise UserError(f'{text} must be a local folder or in gs://, got {scheme}://; type gs://bucket/folder')
+        raise UserError(f'{text} must be a local folder or in gs://, got {scheme}://; use gs://bucket/folder')
     return epath.Path(text)
 
 
@@ -63,23 +63,23 @@ def create_model_dir(path: str | os.PathLike[str]) -> epath.Path:
     Raises UserError if `path` is a file, a non-empty folder that is not a MODEL_DIR, or not writable.
     """
     if not os.fspath(path):
-        raise UserError("MODEL_DIR must be a folder for this run, got ''; type --gin.MODEL_DIR=runs/first")
+        raise UserError("MODEL_DIR must be a folder for this run, got ''; pass --gin.MODEL_DIR=runs/first")
     folder = absolute_path(path)
     check_name(folder)
     object_store.check_bucket(folder)
     try:
         if folder.exists() and not folder.is_dir():
-            raise UserError(f'MODEL_DIR must be a folder, got the file {folder}; type a new or empty folder')
+            raise UserError(f'MODEL_DIR must be a folder, got the file {folder}; use a new or empty folder')
         if folder.exists() and not (folder / MARKER).exists() and any(folder.iterdir()):
             raise UserError(
-                f'MODEL_DIR must be the folder of a run, got {folder} without {MARKER}; type a new or empty folder'
+                f'MODEL_DIR must be the folder of a run, got {folder} without {MARKER}; use a new or empty folder'
             )
         folder.mkdir(parents=True, exist_ok=True)
         # Always write the marker, which checks that the folder is writable.
         (folder / MARKER).write_text(json.dumps({'format': 'remixer_t5x', 'version': 1}) + '\n')
     except lazy.file_errors() as error:
         raise UserError(
-            f'MODEL_DIR {folder} cannot be written ({object_store.describe_error(error)}); type another folder'
+            f'MODEL_DIR {folder} cannot be written ({object_store.describe_error(error)}); use another folder'
         ) from error
     return folder
 

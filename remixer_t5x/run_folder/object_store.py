@@ -59,7 +59,7 @@ def check_bucket(folder: epath.Path) -> None:
     except ImportError as error:
         raise UserError(
             f'google-cloud-storage must be installed for {folder} ({describe_error(error)}); '
-            "type pip install 'remixer-t5x[gcs]'"
+            "run pip install 'remixer-t5x[gcs]'"
         ) from error
     except Exception as error:
         raise UserError(f'{GOOGLE}{_bucket_name(folder)} cannot be used: {describe_error(error)}') from error
@@ -118,7 +118,7 @@ def describe_error(error: BaseException) -> str:
 # Maps exception names or parts of messages to a description and advice.
 _ADVICE = {
     ('DefaultCredentialsError', 'RefreshError', 'Unauthorized', 'UNAUTHENTICATED', 'response code 401'): (
-        'there are no valid credentials; type gcloud auth application-default login, or set '
+        'there are no valid credentials; run gcloud auth application-default login, or set '
         'GOOGLE_APPLICATION_CREDENTIALS to the file of a service account'
     ),
     ('Forbidden', 'PERMISSION_DENIED', 'response code 403'): (

@@ -182,7 +182,7 @@ def _create_pipeline(beam_options: str | None) -> Any:
         # Other runners may have options that only their servers recognize.
         raise UserError(
             f'BEAM_OPTIONS must be options of the local runner, got --{unknown[0]}; '
-            "for another runner, type --beam_options='--runner=NAME ...'"
+            "for another runner, pass --beam_options='--runner=NAME ...'"
         )
     return pipeline
 

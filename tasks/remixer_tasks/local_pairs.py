@@ -138,7 +138,7 @@ def evaluated(
     if not isinstance(files, Mapping) or not all(re.fullmatch(r'[\w-]+', str(name)) for name in files):
         raise UserError(
             'the names of EVAL_PAIRS must consist of letters, digits, _ and -, '
-            f"got {files!r}; type EVAL_PAIRS = {{'hard': 'hard.jsonl'}}"
+            f"got {files!r}; set EVAL_PAIRS = {{'hard': 'hard.jsonl'}}"
         )
     tasks = [task]
     for name, paths in files.items():

@@ -127,7 +127,7 @@ def column_names(columns: Sequence[str], metrics_by: str | None) -> tuple[str, .
     if isinstance(columns, str) or taken:
         raise UserError(
             f'COLUMNS and METRICS_BY must name columns other than inputs and targets, got {columns!r} and '
-            f"{metrics_by!r}; type COLUMNS = ['type']"
+            f"{metrics_by!r}; set COLUMNS = ['type']"
         )
     return names
 

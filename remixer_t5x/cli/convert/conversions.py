@@ -109,7 +109,7 @@ def average_checkpoints(args: argparse.Namespace) -> None:
     """Averages the parameters of checkpoints in float32 (`--average=A,B,C --to=MODEL_DIR`)."""
     paths = [path for path in args.average.split(',') if path]
     if len(paths) < 2:
-        raise UserError(f'--average must be two or more checkpoints, got {args.average!r}; type --average=A,B')
+        raise UserError(f'--average must be two or more checkpoints, got {args.average!r}; pass --average=A,B')
     checkpoints = [str(saved_params.find_checkpoint(path, '--average')) for path in paths]
     total, record, step = converted.read_checkpoint(checkpoints[0], '--average')
     for checkpoint in checkpoints[1:]:
@@ -138,7 +138,7 @@ def to_adapters(args: argparse.Namespace) -> None:
     config = str(record.get('config') or '')
     path = args.base or changes.parse_bindings(config).get('INITIAL_CHECKPOINT_PATH', 'None').strip('\'"')
     if path == 'None':
-        raise UserError('the run started from random parameters; type --base=PATH with the checkpoint to compare with')
+        raise UserError('the run started from random parameters; pass --base=PATH with the checkpoint to compare with')
     base = saved_params.find_checkpoint(path, '--base')
     base_arrays = traverse_util.flatten_dict(converted.read_checkpoint(str(base), '--base')[0], sep='/')
     changed = {

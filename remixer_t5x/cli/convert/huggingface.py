@@ -70,7 +70,7 @@ def _shared_to_model_dir(args: argparse.Namespace, folder: pathlib.Path) -> None
     if args.trust_gin and (folder / shared_folder.CODE).is_dir():
         code = target / shared_folder.CODE
         shutil.copytree(folder / shared_folder.CODE, code)
-        print_line('code', f'{code}; type PYTHONPATH={code} before commands')
+        print_line('code', f'{code}; set PYTHONPATH={code} for commands that use it')
     text = f'{shared.gin_text()}\n{task_vocabulary.gin_statements(target)}'
     run = {**record, 'config': text, 'converted_from': str(folder)}
     conversions.write_model_dir(target, params, step, run, text, model_dir.CONVERTED)

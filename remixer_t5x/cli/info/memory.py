@@ -59,7 +59,7 @@ def read_step(args: argparse.Namespace) -> tuple[Step, Hardware]:
     model, size = values['MODEL'], values['BATCH_SIZE']
     lengths = checked_lengths(model.model_type, values['TASK_FEATURE_LENGTHS'])
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise UserError(f'BATCH_SIZE must be a positive integer, got {size!r}; type --gin.BATCH_SIZE=128')
+        raise UserError(f'BATCH_SIZE must be a positive integer, got {size!r}; pass --gin.BATCH_SIZE=128')
     step = Step(
         lora.with_adapters(model, values['LORA'], values['LORA_RANK']),
         trainable.only(averaged(values['OPTIMIZER'], values['EMA_DECAY']), values['TRAINABLE'], values['LORA']),

@@ -45,7 +45,9 @@ def show(word: str) -> None:
     """Prints the macros that contain `word`."""
     macros = find_macros(word)
     if not macros:
-        raise UserError(f'no macro matches {word!r} by name, reader or meaning; type info --settings for all')
+        raise UserError(
+            f'no macro matches {word!r} by name, reader or meaning; run remixer-t5x info --settings for all'
+        )
     table = console.build_table('macro', 'default', 'set by', 'read by', 'meaning', wraps=True)
     for row in macros:
         # rich would interpret brackets in a cell as styles.

@@ -60,6 +60,6 @@ def missing_files_message(dataset: Dataset, split: str, data_dir: str | None) ->
         locations.append(f'{files} in {" and ".join(map(str, raw_folders(data_dir)))}')
     if dataset.tfds:
         locations.append(f'TFDS data set {dataset.tfds} in {data_dir or "TFDS_DATA_DIR"}')
-    get = f', or type remixer-t5x data get {dataset.name}' if dataset.downloads else ''
+    get = f', or run remixer-t5x data get {dataset.name}' if dataset.downloads else ''
     looked_for = f'{dataset.name} has no {split} files here (looked for {", and ".join(locations)})'
     return f'{looked_for}; set DATA_DIR to their folder{get}'

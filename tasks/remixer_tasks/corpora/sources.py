@@ -94,7 +94,7 @@ class StreamedSource(seqio.DataSource):
             fewer = max(number for number in range(1, count + 1) if shard.num_shards % number == 0)
             raise UserError(
                 f'STREAMS must be at most {count}, the number of shards of {self._corpus.name}, got {shard.num_shards} '
-                f'(the default is the number of hosts); type STREAMS = {fewer}, so that several hosts share a stream, '
+                f'(the default is the number of hosts); set STREAMS = {fewer}, so that several hosts share a stream, '
                 'or write the data as more files'
             )
         reader = Reader(self._corpus, range(shard.index, count, shard.num_shards), seed)

@@ -71,7 +71,7 @@ class StreamedCorpus:
 
     def training_documents(self) -> Iterator[str]:
         raise UserError(
-            f'a vocabulary cannot be trained on {self.name}, which is streamed (HF_STREAMING=True); type '
+            f'a vocabulary cannot be trained on {self.name}, which is streamed (HF_STREAMING=True); pass '
             "--gin.VOCABULARY='@vocabularies.sentencepiece()' --gin.VOCABULARY_PATH=/path/to/spiece.model "
             '--gin.VOCAB_SIZE=32128, or @vocabularies.byte() and 384'
         )

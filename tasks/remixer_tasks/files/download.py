@@ -70,7 +70,7 @@ def find_dataset(name: str) -> Dataset:
     named = {**catalogue.DATASETS, **{task.name: task.dataset for task in catalogue.TASKS.values()}}
     if name not in named:
         near = difflib.get_close_matches(str(name), named, n=3, cutoff=0.4)
-        advice = f'the nearest names are {", ".join(near)}' if near else 'type remixer-t5x data list for all names'
+        advice = f'the nearest names are {", ".join(near)}' if near else 'run remixer-t5x data list for all names'
         raise UserError(f'NAME must be a task or data set, got {name!r}; {advice}')
     return named[name]
 

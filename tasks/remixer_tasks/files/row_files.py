@@ -126,7 +126,7 @@ class RowLayout:
             )
         text = self.delimiter
         if text is not None and not (isinstance(text, str) and len(text) == 1 and text not in '"\r\n\0'):
-            raise UserError(f"DELIMITER must be one character or None, got {text!r}; type DELIMITER = ';'")
+            raise UserError(f"DELIMITER must be one character or None, got {text!r}; set DELIMITER = ';'")
         try:
             ''.encode(self.encoding)
         except (LookupError, TypeError, ValueError) as error:
