@@ -35,12 +35,12 @@ class Answer(NamedTuple):
     Attributes:
         texts: the generated answers, best first, or in the order in which they were sampled.
         scores: the decoder's score of each answer; a log-likelihood for greedy decoding.
-        cut: whether the input was truncated.
+        truncated: whether the input was truncated.
     """
 
     texts: list[str]
     scores: list[float]
-    cut: bool
+    truncated: bool
 
     @property
     def text(self) -> str:
@@ -55,7 +55,7 @@ class EncodedTexts(NamedTuple):
         hidden: encoder output for each token, including the end token; 0 at padding. [texts, length, embed] float32.
         mask: True at tokens and False at padding. [texts, length] bool.
         mean: mean of `hidden` over the tokens of each text. [texts, embed] float32.
-        cut: whether each text was truncated. [texts] bool.
+        truncated: whether each text was truncated. [texts] bool.
         sentence: normalized projection of `mean` if the model has a sentence projection, otherwise `mean`.
             [texts, outputs] float32.
     """
@@ -63,7 +63,7 @@ class EncodedTexts(NamedTuple):
     hidden: np.ndarray
     mask: np.ndarray
     mean: np.ndarray
-    cut: np.ndarray
+    truncated: np.ndarray
     sentence: np.ndarray
 
 
@@ -107,7 +107,7 @@ class TrainedModel:
         """Generates one or more answers for each text.
 
         Args:
-            texts: the inputs. Texts that are too long are truncated, and their `Answer.cut` is True.
+            texts: the inputs. Texts that are too long are truncated, and their `Answer.truncated` is True.
             max_length: maximum number of tokens of an answer, including the end token; None uses
                 `lengths['targets']`.
             decoder: `Greedy()`, `Sampling(...)` or `BeamSearch(...)`.
@@ -118,7 +118,7 @@ class TrainedModel:
         Raises:
             UserError: `answers` is not between 1 and the decoder's number of answers, or `max_length` is not positive.
         """
-        rows, cuts = self._encode_inputs(texts)
+        rows, truncated = self._encode_inputs(texts)
         predictor = self._generation_predictor(len(rows), max_length, decoder, seed, stop_strings)
         decoded = predictor.predict(self.params, rows) if rows else []
         if decoded and answers is not None and not 1 <= answers <= len(decoded[0].ids):
@@ -127,8 +127,8 @@ class TrainedModel:
                 f'got {answers}; pass decoder=BeamSearch(beams=N) or decoder=Sampling(num_samples=N)'
             )
         return [
-            Answer([self.vocabulary.decode(ids) for ids in row.ids[:answers]], row.scores[:answers], cut)
-            for row, cut in zip(decoded, cuts, strict=True)
+            Answer([self.vocabulary.decode(ids) for ids in row.ids[:answers]], row.scores[:answers], is_truncated)
+            for row, is_truncated in zip(decoded, truncated, strict=True)
         ]
 
     def stream(
@@ -175,15 +175,16 @@ class TrainedModel:
         A regression model returns the predicted number, both as a text and as a score.
         """
         interface.require_method(self.model, 'classify', 'classify')
-        ids, cuts = self._encode_inputs(texts)
+        ids, truncated = self._encode_inputs(texts)
         predictor = self._predictor(len(ids), self.lengths['targets'])
         rows = predictor.predict_labels(self.params, ids) if ids else []
-        return [Answer(list(row.texts or ()), row.scores, cut) for row, cut in zip(rows, cuts, strict=True)]
+        pairs = zip(rows, truncated, strict=True)
+        return [Answer(list(row.texts or ()), row.scores, is_truncated) for row, is_truncated in pairs]
 
     def encode(self, texts: Strings) -> EncodedTexts:
         """Computes the encoder's output for each text, and its mean over the tokens. Truncates long texts."""
         interface.require_method(self.model, 'encode', 'encode')
-        rows, cuts = self._encode_inputs(texts)
+        rows, truncated = self._encode_inputs(texts)
         width = self.model.module.embed_dim
         hidden = np.zeros((len(rows), max(map(len, rows), default=0), width), np.float32)
         mask = np.zeros(hidden.shape[:2], bool)
@@ -192,7 +193,7 @@ class TrainedModel:
             hidden[row, : len(states)], mask[row, : len(states)] = states, True
         mean = (hidden.sum(1) / np.maximum(mask.sum(1, keepdims=True), 1)).astype(np.float32)
         sentence = embeddings.sentence_vectors(self.model, self.params, mean)
-        return EncodedTexts(hidden, mask, mean, np.asarray(cuts, bool), sentence)
+        return EncodedTexts(hidden, mask, mean, np.asarray(truncated, bool), sentence)
 
     def loss(self, batch: Mapping[str, np.ndarray | jax.Array]) -> dict[str, float]:
         """Computes the `loss` and `accuracy` per target token, the `perplexity` and the number of `tokens` of a batch.
@@ -245,7 +246,7 @@ class TrainedModel:
         """Returns the token ids of each text, and whether each text was truncated."""
         codec = TextCodec(self.vocabulary, self.lengths['inputs'], ends=self.ends_inputs)
         pairs = [codec.encode(text, index) for index, text in enumerate(_as_list(texts))]
-        return [ids for ids, _ in pairs], [cut for _, cut in pairs]
+        return [ids for ids, _ in pairs], [is_truncated for _, is_truncated in pairs]
 
     def _encode_pairs(self, inputs: Strings, targets: Strings) -> tuple[list[list[int]], list[list[int]]]:
         """Tokenizes pairs of texts. Raises UserError if the numbers of texts differ or a text is too long."""
@@ -257,8 +258,8 @@ class TrainedModel:
         codec = TextCodec(self.vocabulary, self.lengths[side], ends=self.ends_inputs or side == 'targets')
         rows = []
         for index, text in enumerate(texts):
-            ids, cut = codec.encode(text, index)
-            if cut:
+            ids, is_truncated = codec.encode(text, index)
+            if is_truncated:
                 raise UserError(
                     f'text {index} of {side} has more than {self.lengths[side]} tokens; '
                     f"shorten it, or load the model with lengths={{'{side}': N}}"

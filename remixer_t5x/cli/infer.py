@@ -137,8 +137,8 @@ def _embed(settings: TextInference, template: str | None, args: argparse.Namespa
     vectors_of = functools.partial(embeddings.sentence_vectors, settings.model, params)
     with_tokens = args.embed == 'tokens'
     counts = embeddings.write_embeddings(settings.output, rows, with_tokens, args.pooling, reporter.update, vectors_of)
-    cut = f', {counts.cut:,} cut' if counts.cut else ''
-    print(f'{counts.written:,} texts in {settings.output}{cut}', file=sys.stderr)
+    truncated = f', {counts.truncated:,} truncated' if counts.truncated else ''
+    print(f'{counts.written:,} texts in {settings.output}{truncated}', file=sys.stderr)
 
 
 class _Reporter:
@@ -160,10 +160,10 @@ class _Reporter:
         from remixer_t5x.train import progress
 
         counts, seconds = output.counts, time.monotonic() - self._start
-        cut = f', {counts.cut:,} of all texts cut' if counts.cut else ''
-        place = '' if output.is_stdout else f', {counts.written:,} in {output.path}'
+        truncated = f', {counts.truncated:,} of all texts truncated' if counts.truncated else ''
+        location = '' if output.is_stdout else f', {counts.written:,} in {output.path}'
         new = counts.written - counts.before
-        _print(f'{new:,} predictions in {progress.format_duration(seconds)}{place}{cut}')
+        _print(f'{new:,} predictions in {progress.format_duration(seconds)}{location}{truncated}')
 
 
 def _print(text: str | None) -> None:

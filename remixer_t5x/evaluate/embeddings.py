@@ -3,7 +3,7 @@
 | file | contents |
 |---|---|
 | `.npz` | `sentences` [texts, embed] float32; if token vectors are requested, also `tokens` [all tokens, embed], `ids` [all tokens] and `offsets` [texts + 1]: the tokens of text i are `tokens[offsets[i]:offsets[i + 1]]` |
-| `.parquet` | a row for each text: `index`, `input`, `sentence`, `cut`; if token vectors are requested, also `ids` and `tokens` |
+| `.parquet` | a row for each text: `index`, `input`, `sentence`, `truncated`; if token vectors are requested, also `ids` and `tokens` |
 
 By default, the vector of a text is the mean of its token vectors, including the end token, mapped by the model's
 sentence projection if the model has one. It can also be the unmapped mean, or the vector of the first token.
@@ -31,7 +31,7 @@ class EmbeddedText(NamedTuple):
     number: int
     text: str
     ids: list[int]
-    cut: bool
+    truncated: bool
     tokens: np.ndarray
 
 
@@ -58,8 +58,8 @@ def encode_rows(
     index = 0
     while chunk := list(itertools.islice(texts, window)):
         encoded = [codec.encode(text, index + row) for row, text in enumerate(chunk)]
-        for text, (ids, cut), tokens in zip(chunk, encoded, encode([ids for ids, _ in encoded]), strict=True):
-            yield EmbeddedText(index, text, ids, cut, tokens)
+        for text, (ids, truncated), tokens in zip(chunk, encoded, encode([ids for ids, _ in encoded]), strict=True):
+            yield EmbeddedText(index, text, ids, truncated, tokens)
             index += 1
 
 
@@ -82,7 +82,7 @@ def write_embeddings(
         tokens = row.tokens[:1] if pooling == FIRST else row.tokens
         # The vector of a text without tokens is zero.
         sentence = tokens.sum(axis=0, dtype=np.float32) / max(1, len(tokens))
-        record = {'index': row.number, 'input': row.text, 'cut': row.cut, 'sentence': sentence}
+        record = {'index': row.number, 'input': row.text, 'truncated': row.truncated, 'sentence': sentence}
         records.append(record | ({'ids': row.ids, 'tokens': row.tokens} if with_tokens else {}))
         counts.add(record)
         after_row(counts)

@@ -1,7 +1,7 @@
 """Runs a model on windows of texts and writes the results in order; resumes an interrupted run.
 
 The output contains one JSON object per text: `index`, `input`, `prediction`, `score`, lists of `predictions` and
-`scores` if the decoder returns several, and `cut` if the text was truncated. The first line also contains the
+`scores` if the decoder returns several, and `truncated` if the text was truncated. The first line also contains the
 `checkpoint` and `decoder` of all predictions. The output of an interrupted run is a prefix of the complete output.
 """
 
@@ -69,15 +69,15 @@ class TextCodec:
 
 @dataclasses.dataclass
 class TextCounts:
-    """Numbers of written and truncated (`cut`) texts; `before` is the number that interrupted runs had written."""
+    """Numbers of written and truncated texts; `before` is the number that interrupted runs had written."""
 
     written: int = 0
-    cut: int = 0
+    truncated: int = 0
     before: int = 0
 
     def add(self, row: Mapping[str, Any]) -> None:
         self.written += 1
-        self.cut += bool(row.get('cut'))
+        self.truncated += bool(row.get('truncated'))
 
 
 class PredictionWriter:
@@ -193,12 +193,12 @@ def write_predictions(
         encoded = [codec.encode(text, first + row) for row, text in enumerate(chunk)]
         answers = predict([text for text, _ in encoded], first)
         rows = []
-        for row, (text, (_, cut), prediction) in enumerate(zip(chunk, encoded, answers, strict=True)):
+        for row, (text, (_, truncated), prediction) in enumerate(zip(chunk, encoded, answers, strict=True)):
             decoded = prediction.decoded(codec.vocabulary)
             record = {'index': first + row, 'input': text, 'prediction': decoded[0], 'score': prediction.scores[0]}
             if len(decoded) > 1:
                 record |= {'predictions': decoded, 'scores': prediction.scores}
-            rows.append(record | ({'cut': True} if cut else {}))
+            rows.append(record | ({'truncated': True} if truncated else {}))
         output.write(rows)
         after_window(output.counts)
 

@@ -22,7 +22,7 @@ from tests.support.saved_run import CONFIG, VOCABULARY, write_run
 LENGTHS = {'inputs': 40, 'targets': 12}
 TEXTS = ['one', 'a text of some length, 35 tokens', 'two', '', 'three and four']
 # A length to which `TrainedModel` does not pad.
-PADDED = 37
+PADDED_LENGTH = 37
 TARGETS = ['1', '35 tokens', 'zwei', 'nothing', '']
 
 
@@ -60,10 +60,10 @@ def test_generate_equals_the_generation_of_the_model(trained):
     answers = trained.generate(TEXTS)
     generate = jax.jit(lambda ids: trained.model.generate(trained.params, {'encoder_input_tokens': ids}, 12))
     for text, answer in zip(TEXTS, answers, strict=True):
-        expected = generate(one_row(text, PADDED))
+        expected = generate(one_row(text, PADDED_LENGTH))
         assert answer.text == VOCABULARY.decode([int(token) for token in expected.tokens[0, 0]])
         np.testing.assert_allclose(answer.scores, expected.scores[0], rtol=1e-4)
-        assert not answer.cut
+        assert not answer.truncated
 
 
 def test_results_do_not_depend_on_the_batch_size(trained):
@@ -110,8 +110,8 @@ def test_streamed_pieces_join_to_the_generated_text(trained, decoder):
 def test_score_is_the_sum_of_log_probabilities(trained):
     logits_of = jax.jit(functools.partial(trained.model.module.apply, {'params': trained.params}, enable_dropout=False))
     for text, target, score in zip(TEXTS, TARGETS, trained.score(TEXTS, TARGETS), strict=True):
-        targets = one_row(target, PADDED)
-        logits = logits_of(one_row(text, PADDED), np.pad(targets, ((0, 0), (1, 0)))[:, :-1])
+        targets = one_row(target, PADDED_LENGTH)
+        logits = logits_of(one_row(text, PADDED_LENGTH), np.pad(targets, ((0, 0), (1, 0)))[:, :-1])
         each = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), targets[..., None], -1)[..., 0]
         np.testing.assert_allclose(score, each[targets > 0].sum(), rtol=1e-4)
 
@@ -120,7 +120,7 @@ def test_encode_returns_the_encoder_output_with_mask_and_mean(trained):
     encoded = trained.encode(TEXTS)
     encode = jax.jit(functools.partial(trained.model.encode, trained.params))
     for row, text in enumerate(TEXTS):
-        expected = np.asarray(encode(one_row(text, PADDED)))[0, : len(ids_of(text))]
+        expected = np.asarray(encode(one_row(text, PADDED_LENGTH)))[0, : len(ids_of(text))]
         assert encoded.mask[row].sum() == len(expected)
         np.testing.assert_allclose(encoded.hidden[row][encoded.mask[row]], expected, atol=1e-4)
         np.testing.assert_allclose(encoded.mean[row], expected.mean(0), atol=1e-4)
@@ -150,10 +150,10 @@ def test_long_texts_are_truncated_or_an_error(trained):
     long = 'x' * 50
     fits = 'x' * 39
     answers = trained.generate([long, fits])
-    assert [answer.cut for answer in answers] == [True, False]
+    assert [answer.truncated for answer in answers] == [True, False]
     assert answers[0].texts == answers[1].texts
     encoded = trained.encode([long, 'y'])
-    assert encoded.cut.tolist() == [True, False] and encoded.hidden.shape[1] == LENGTHS['inputs']
+    assert encoded.truncated.tolist() == [True, False] and encoded.hidden.shape[1] == LENGTHS['inputs']
     for inputs, targets, side in ((long, 'x', 'inputs'), ('x', long, 'targets')):
         with pytest.raises(UserError, match=f'text 0 of {side} has more than {LENGTHS[side]} tokens'):
             trained.score(inputs, targets)
@@ -179,7 +179,7 @@ def test_a_loaded_model_does_not_change_when_another_is_loaded(run, trained, tmp
 
 @pytest.mark.parametrize('name', hf_folders.T5_CONFIGS)
 def test_a_hugging_face_folder_is_loaded_with_equal_logits_and_saved(name, tmp_path):
-    arrays = hf_folders.recorded(name)
+    arrays = hf_folders.recorded_arrays(name)
     folder = hf_folders.write(tmp_path / 'hf', hf_folders.CONFIGS[name], hf_folders.weights_of(arrays))
     # Code in the folder is not run.
     (folder / 'config.gin').write_text('this is not gin')
@@ -198,18 +198,18 @@ def test_a_hugging_face_folder_is_loaded_with_equal_logits_and_saved(name, tmp_p
 
 
 def test_folders_without_a_model_raise_an_error(run, tmp_path):
-    def refusal(path, **options):
+    def load_error(path, **options):
         return error_message(lambda: remixer_t5x.load(str(path), **options))
 
-    assert 'is not a folder' in refusal(tmp_path / 'nowhere')
-    assert 'does not contain a checkpoint' in refusal(tmp_path)
-    assert 'leave it out' in refusal(run, vocabulary='spiece.model')
-    assert 'lengths must have the keys inputs and targets' in refusal(run, lengths={'input': 3})
+    assert 'is not a folder' in load_error(tmp_path / 'nowhere')
+    assert 'does not contain a checkpoint' in load_error(tmp_path)
+    assert 'leave it out' in load_error(run, vocabulary='spiece.model')
+    assert 'lengths must have the keys inputs and targets' in load_error(run, lengths={'input': 3})
     bare = shutil.copytree(run, tmp_path / 'bare')
     (bare / 'config.gin').unlink()
-    assert 'neither config.gin nor model.gin' in refusal(bare)
+    assert 'neither config.gin nor model.gin' in load_error(bare)
     (bare / 'remixer_t5x_run.json').unlink()
-    assert 'is not in a MODEL_DIR' in refusal(bare)
+    assert 'is not in a MODEL_DIR' in load_error(bare)
 
 
 def train_steps(trained, state_of, count=3):

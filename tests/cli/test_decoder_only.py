@@ -1,4 +1,4 @@
-"""Decoders alone through the commands: train, resume, infer, and the Python API."""
+"""Decoder-only models: train, resume and infer commands, and the Python API."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ import pytest
 import remixer_t5x
 from remixer_t5x.cli.main import main
 from remixer_t5x.errors import UserError
-from tests.support.compare_runs import logged
+from tests.support.compare_runs import read_log
 
 TEXT = 'The cat sat on the mat and looked at the dog. ' * 3
 BASE = [
@@ -39,40 +39,40 @@ def arguments(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def causal(arguments, tmp_path_factory):
-    """A run of 4 steps, and one that was resumed after 2."""
+def runs(arguments, tmp_path_factory):
+    """Trains a run of 4 steps, `whole`, and a copy that is resumed after 2 steps, `resumed`."""
     folder = tmp_path_factory.mktemp('runs')
-    given = arguments('hyper_mixer', 'causal_lm', {'targets': 24}, *TRAIN)
-    assert main(['train', *given, f'--gin.MODEL_DIR={folder}/whole', '--gin.TRAIN_STEPS=4']) == 0
+    flags = arguments('hyper_mixer', 'causal_lm', {'targets': 24}, *TRAIN)
+    assert main(['train', *flags, f'--gin.MODEL_DIR={folder}/whole', '--gin.TRAIN_STEPS=4']) == 0
     shutil.copytree(folder / 'whole', folder / 'resumed')
     shutil.rmtree(folder / 'resumed/checkpoints/4')
-    assert main(['train', *given, f'--gin.MODEL_DIR={folder}/resumed', '--gin.TRAIN_STEPS=4']) == 0
+    assert main(['train', *flags, f'--gin.MODEL_DIR={folder}/resumed', '--gin.TRAIN_STEPS=4']) == 0
     return folder
 
 
-def test_a_causal_language_model_resumes_exactly_and_reports_bits_per_byte(causal):
-    assert logged(causal / 'whole') == logged(causal / 'resumed')
-    (held_out, *_) = [record for record in logged(causal / 'whole') if record['kind'] == 'eval']
-    # Bytes are the vocabulary: nearly one token a byte, but for end tokens, which have no byte.
+def test_a_causal_language_model_resumes_exactly_and_reports_bits_per_byte(runs):
+    assert read_log(runs / 'whole') == read_log(runs / 'resumed')
+    (held_out, *_) = [record for record in read_log(runs / 'whole') if record['kind'] == 'eval']
+    # With a byte vocabulary, each token except the end token is one byte.
     assert held_out['bits_per_byte'] == pytest.approx(held_out['loss'] / np.log(2), rel=0.05)
 
 
-def test_infer_continues_prompts(causal, arguments, tmp_path):
+def test_infer_continues_prompts(runs, arguments, tmp_path):
     (tmp_path / 'prompts.txt').write_text('The cat\nat\n')
     out = tmp_path / 'out.jsonl'
-    given = arguments('hyper_mixer', 'causal_lm', {'targets': 24}, f'--checkpoint={causal}/whole', f'--output={out}')
-    assert not main(['infer', *given, f'--input={tmp_path}/prompts.txt'])
+    flags = arguments('hyper_mixer', 'causal_lm', {'targets': 24}, f'--checkpoint={runs}/whole', f'--output={out}')
+    assert not main(['infer', *flags, f'--input={tmp_path}/prompts.txt'])
     answers = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [answer['input'] for answer in answers] == ['The cat', 'at'] and not any('cut' in row for row in answers)
-    loaded = remixer_t5x.load(str(causal / 'whole'))
+    assert [answer['input'] for answer in answers] == ['The cat', 'at'] and not any('truncated' in row for row in answers)
+    loaded = remixer_t5x.load(str(runs / 'whole'))
     assert loaded.lengths == {'inputs': 12, 'targets': 12} and not loaded.ends_inputs
-    own = loaded.generate(['The cat', 'at'])
-    assert [answer.text for answer in own] == [answer['prediction'] for answer in answers]
-    (score,) = loaded.score('The cat', own[0].text)
+    generated = loaded.generate(['The cat', 'at'])
+    assert [answer.text for answer in generated] == [answer['prediction'] for answer in answers]
+    (score,) = loaded.score('The cat', generated[0].text)
     assert np.isfinite(score)
-    batch = loaded.make_batch('The cat', own[0].text)
-    found = loaded.loss(batch)
-    np.testing.assert_allclose(-score, (found['loss'] - found['z_loss']) * found['tokens'], rtol=1e-4)
+    batch = loaded.make_batch('The cat', generated[0].text)
+    metrics = loaded.loss(batch)
+    np.testing.assert_allclose(-score, (metrics['loss'] - metrics['z_loss']) * metrics['tokens'], rtol=1e-4)
     with pytest.raises(UserError, match="for encode, got 'decoder_only'"):
         loaded.encode('The cat')
 
@@ -95,9 +95,9 @@ def test_a_prefix_language_model_is_finetuned_on_packed_pairs(tmp_path, capsys):
     ]  # fmt: skip
     assert main(['finetune', *model, *run]) == 0, capsys.readouterr().err
     assert 'language_model.LanguageModel.prefix = %PREFIX_LM' in (tmp_path / 'run/config.gin').read_text()
-    (judged,) = [record for record in logged(tmp_path / 'run') if record['kind'].startswith('eval/')]
-    (held_out,) = [record for record in logged(tmp_path / 'run') if record['kind'].startswith('held_out/')]
-    assert isinstance(judged['accuracy'], float) and held_out['bits_per_byte'] > 0
+    (evaluation,) = [record for record in read_log(tmp_path / 'run') if record['kind'].startswith('eval/')]
+    (held_out,) = [record for record in read_log(tmp_path / 'run') if record['kind'].startswith('held_out/')]
+    assert isinstance(evaluation['accuracy'], float) and held_out['bits_per_byte'] > 0
     assert main(['eval', *model, f'--checkpoint={tmp_path}/run']) == 0, capsys.readouterr().err
-    (again,) = logged(tmp_path / 'run/eval')
-    assert again['accuracy'] == judged['accuracy']
+    (repeated,) = read_log(tmp_path / 'run/eval')
+    assert repeated['accuracy'] == evaluation['accuracy']

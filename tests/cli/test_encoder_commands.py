@@ -1,4 +1,4 @@
-"""Encoders alone as a user types them: masked language modelling, a classifier made of it, labels and embeddings."""
+"""Commands for encoder-only models: masked language modelling, finetuning a classifier, labels and embeddings."""
 
 import contextlib
 import io
@@ -18,9 +18,9 @@ LABELS = "--gin.LABELS=('no', 'yes')"
 
 
 @pytest.fixture(scope='module')
-def place(tmp_path_factory):
-    """The current folder, with a masked language model in `mlm.gin` and a classifier in `classes.gin`."""
-    with command_folder.entered(tmp_path_factory.mktemp('encoders')) as folder:
+def current_folder(tmp_path_factory):
+    """Yields the current folder with a masked language model in `mlm.gin` and a classifier in `classes.gin`."""
+    with command_folder.working_directory(tmp_path_factory.mktemp('encoders')) as folder:
         lengths = {'inputs': 12, 'targets': 12}
         for name, task, model_type in (('mlm', 'masked', 'encoder_only'), ('classes', 'labelled', 'classifier')):
             vocabulary = f'VOCABULARY = @vocabularies.byte()\ntoy_tasks.{task}.vocabulary = %VOCABULARY\n'
@@ -35,22 +35,22 @@ def train(folder, steps):
 
 
 @pytest.fixture(scope='module')
-def mlm(place):
+def mlm(current_folder):
     train('mlm', 4)
-    return place / 'mlm'
+    return current_folder / 'mlm'
 
 
 @pytest.fixture(scope='module')
-def classes(mlm, said):
+def classes(mlm, finetune_output):
     flags = [*STEPS, '--gin.MODEL_DIR=classes', '--gin.TRAIN_STEPS_RELATIVE=4', LABELS, '--gin.EVAL_BATCH_SIZE=4']
     files = ['--gin_file=classes.gin', '--gin_file=runs/finetune.gin']
-    with contextlib.redirect_stdout(said):
+    with contextlib.redirect_stdout(finetune_output):
         assert main(['finetune', *files, *flags, '--gin.INITIAL_CHECKPOINT_PATH=mlm']) == 0
     return mlm.parent / 'classes'
 
 
 @pytest.fixture(scope='module')
-def said():
+def finetune_output():
     return io.StringIO()
 
 
@@ -58,46 +58,49 @@ def test_a_masked_language_model_resumes_bit_for_bit(mlm):
     shutil.copytree('mlm', 'resumed')
     shutil.rmtree('resumed/checkpoints/4')
     train('resumed', 4)
-    whole, resumed = compare_runs.arrays(mlm, 4), compare_runs.arrays(mlm.parent / 'resumed', 4)
-    assert whole.keys() == resumed.keys()
-    for name, array in whole.items():
+    uninterrupted, resumed = (
+        compare_runs.checkpoint_arrays(mlm, 4),
+        compare_runs.checkpoint_arrays(mlm.parent / 'resumed', 4),
+    )
+    assert uninterrupted.keys() == resumed.keys()
+    for name, array in uninterrupted.items():
         np.testing.assert_array_equal(array, resumed[name], name)
-    held_out = [record for record in compare_runs.logged(mlm) if record['kind'] == 'eval']
+    held_out = [record for record in compare_runs.read_log(mlm) if record['kind'] == 'eval']
     assert held_out and 0 < held_out[-1]['loss'] < 20 and 0 <= held_out[-1]['accuracy'] <= 1
 
 
-def test_a_classifier_begins_with_the_encoder_and_a_fresh_head(mlm, classes, said):
-    table = ' '.join(said.getvalue().split())
+def test_a_classifier_starts_with_the_encoder_and_a_fresh_head(mlm, classes, finetune_output):
+    table = ' '.join(finetune_output.getvalue().split())
     assert 'parameters of mlm taken' in table and ' fresh head ' in table
-    before, after = compare_runs.arrays(mlm, 4), compare_runs.arrays(classes, 2)
+    before, after = compare_runs.checkpoint_arrays(mlm, 4), compare_runs.checkpoint_arrays(classes, 2)
     assert not any('head' in name for name in before) and any('head' in name for name in after)
-    report = [record for record in compare_runs.logged(classes) if record['kind'].endswith('labelled')]
+    report = [record for record in compare_runs.read_log(classes) if record['kind'].endswith('labelled')]
     assert report and 0 <= report[-1]['accuracy'] <= 100
 
 
-def test_eval_and_infer_give_labels(classes, capsys):
+def test_eval_and_infer_predict_labels(classes, capsys):
     files = ['--gin_file=classes.gin', LABELS, '--checkpoint=classes']
     assert main(['eval', *files, '--gin.EVAL_BATCH_SIZE=4', '--output=evaluated']) == 0
     rows = (classes.parent / 'evaluated/predictions/labelled-validation-4.jsonl').read_text().splitlines()
     assert len(rows) == 10 and {json.loads(row)['prediction'] for row in rows} <= {'no', 'yes'}
     assert main(['infer', *files, '--input=texts.txt', '--output=labels.jsonl']) == 0
-    found = [json.loads(line) for line in (classes.parent / 'labels.jsonl').read_text().splitlines()]
-    assert [set(row['predictions']) for row in found] == [{'no', 'yes'}] * 3
-    assert all(np.exp(row['scores']).sum() == pytest.approx(1.0, rel=1e-5) for row in found)
+    rows = [json.loads(line) for line in (classes.parent / 'labels.jsonl').read_text().splitlines()]
+    assert [set(row['predictions']) for row in rows] == [{'no', 'yes'}] * 3
+    assert all(np.exp(row['scores']).sum() == pytest.approx(1.0, rel=1e-5) for row in rows)
     loaded = remixer_t5x.load('classes').classify(['text 1', 'text 2'])
-    assert [answer.texts for answer in loaded] == [row['predictions'] for row in found[:2]]
+    assert [answer.texts for answer in loaded] == [row['predictions'] for row in rows[:2]]
 
 
-def test_embeddings_in_both_kinds_of_files(mlm):
+def test_embeddings_are_written_to_npz_and_parquet_files(mlm):
     files = ['--gin_file=mlm.gin', '--checkpoint=mlm', '--input=texts.txt']
     assert main(['infer', *files, '--embed', '--output=sentences.npz']) == 0
     assert main(['infer', *files, '--embed=tokens', '--pooling=first', '--output=tokens.parquet']) == 0
     encoded = remixer_t5x.load('mlm').encode((mlm.parent / 'texts.txt').read_text().splitlines())
-    with np.load('sentences.npz') as found:
-        assert set(found) == {'sentences'}
-        np.testing.assert_allclose(found['sentences'], encoded.mean, rtol=1e-4, atol=1e-5)
+    with np.load('sentences.npz') as embeddings:
+        assert set(embeddings) == {'sentences'}
+        np.testing.assert_allclose(embeddings['sentences'], encoded.mean, rtol=1e-4, atol=1e-5)
     table = pyarrow.parquet.read_table('tokens.parquet').to_pydict()
-    assert table['cut'] == [False, False, True] and [len(ids) for ids in table['ids']] == [7, 7, 12]
+    assert table['truncated'] == [False, False, True] and [len(ids) for ids in table['ids']] == [7, 7, 12]
     for row, tokens in enumerate(table['tokens']):
         np.testing.assert_allclose(tokens, encoded.hidden[row][encoded.mask[row]], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(table['sentence'][row], tokens[0], rtol=1e-6)
@@ -116,9 +119,9 @@ def test_unsupported_requests_raise_a_one_line_error(mlm, capsys, argv, words):
     assert code == 2 and words in capsys.readouterr().err
 
 
-def test_the_report_says_that_pictures_are_of_encoder_decoders(mlm, capsys):
+def test_the_report_explains_that_pictures_need_an_encoder_decoder(mlm, capsys):
     assert main(['report', 'mlm', '--pictures', '--pictures_dir=drawn', '--out=report.html']) == 0
-    # It names no folder of pictures where it drew none.
+    # No folder of pictures is printed, because none were drawn.
     assert 'drawn' not in capsys.readouterr().out and not (mlm.parent / 'drawn').exists()
     page = (mlm.parent / 'report.html').read_text()
     assert 'No pictures of what was learned: ' in page and 'needs an encoder-decoder' in page

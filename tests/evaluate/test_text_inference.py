@@ -44,9 +44,9 @@ def test_each_text_has_its_row_in_order(tmp_path):
     lines = rows(tmp_path / 'new' / 'out.jsonl')
     assert [row['index'] for row in lines] == list(range(8)) and [row['input'] for row in lines] == TEXTS
     assert [row['prediction'] for row in lines[:6]] == TEXTS[:6]
-    assert lines[6]['prediction'] == 'a text that is ' and lines[6]['cut'] is True and 'cut' not in lines[5]
+    assert lines[6]['prediction'] == 'a text that is ' and lines[6]['truncated'] is True and 'truncated' not in lines[5]
     assert lines[3]['predictions'][0] == TEXTS[3] and lines[3]['scores'] == [-3.0, -9.0]
-    assert (output.counts.written, output.counts.cut, output.counts.before) == (8, 1, 0)
+    assert (output.counts.written, output.counts.truncated, output.counts.before) == (8, 1, 0)
     # Only the first row has the origin.
     assert [ORIGIN.items() <= row.items() for row in lines] == [True, *[False] * 7]
     assert set(lines[1]) == {'index', 'input', 'prediction', 'score', 'predictions', 'scores'}
@@ -63,7 +63,7 @@ def test_an_output_cut_anywhere_is_continued(tmp_path, data, window):
     lines = cut.read_bytes().count(b'\n')
     output = run(cut, window=window)
     assert cut.read_bytes() == content
-    assert (output.counts.before, output.counts.written, output.counts.cut) == (lines, 8, 1)
+    assert (output.counts.before, output.counts.written, output.counts.truncated) == (lines, 8, 1)
 
 
 @pytest.mark.parametrize(
