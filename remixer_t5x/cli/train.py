@@ -128,9 +128,9 @@ def _print_end(result: TrainResult) -> None:
         comparison = '' if constant is None else f' (best constant prediction {constant:.4f})'
         numbers.append(f'held-out loss {held_out["loss"]:.4f}{comparison}, perplexity {held_out["perplexity"]:.2f}')
     print(' · '.join(numbers))
-    if result.spent:
-        duration = progress.format_duration(sum(result.spent.values()))
-        print(f'time         {duration}: {progress.describe_times(result.spent)}')
+    if result.seconds_by_activity:
+        duration = progress.format_duration(sum(result.seconds_by_activity.values()))
+        print(f'time         {duration}: {progress.describe_times(result.seconds_by_activity)}')
     print(f'checkpoint   {result.checkpoint}')
     best_checkpoints = best.best_checkpoints(result.folder)
     for task, record in best_checkpoints.items():

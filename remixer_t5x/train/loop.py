@@ -85,13 +85,13 @@ def train(
         startup.end_phase('opening the data')
         try:
             stopped = loop.run(state, last, stop)
-            spent = log.write_times(state.step)
+            seconds = log.write_times(state.step)
             log.add_files(report)
         except Exception as error:
             latest = state.saved_step
             error.add_note(f'the newest checkpoint is from step {latest}' if latest else 'there is no checkpoint')
             raise
-    return _build_result(data.loss_kind, path, state.step, stopped, spent)
+    return _build_result(data.loss_kind, path, state.step, stopped, seconds)
 
 
 @dataclasses.dataclass
@@ -214,10 +214,10 @@ def _build_loop(
 
 
 def _build_result(
-    loss_kind: str, path: epath.Path, step: int, stopped: str | None, spent: Mapping[str, float] | None = None
+    loss_kind: str, path: epath.Path, step: int, stopped: str | None, seconds: Mapping[str, float] | None = None
 ) -> settings.TrainResult:
     last = {record['kind']: record for record in metrics.read_records(path / model_dir.METRICS)}
     checkpoint = str(path / model_dir.CHECKPOINTS / str(step))
     return settings.TrainResult(
-        step, stopped, last.get(run_log.TRAIN, {}), last.get(loss_kind, {}), str(path), checkpoint, spent or {}
+        step, stopped, last.get(run_log.TRAIN, {}), last.get(loss_kind, {}), str(path), checkpoint, seconds or {}
     )

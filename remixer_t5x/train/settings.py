@@ -197,7 +197,7 @@ class TrainResult:
         evaluation: the last record of the held-out loss; {} if there is none.
         folder: MODEL_DIR.
         checkpoint: the folder of the last checkpoint.
-        spent: seconds that this process spent on each activity (`progress.Timeline`).
+        seconds_by_activity: seconds that this process spent on each activity (`progress.Timeline`).
     """
 
     step: int
@@ -206,4 +206,4 @@ class TrainResult:
     evaluation: Mapping[str, Any]
     folder: str
     checkpoint: str
-    spent: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    seconds_by_activity: Mapping[str, float] = dataclasses.field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Runs from start to end: files, output, errors, meshes and settings. Bit-identical resume is in test_resume."""
+"""Complete runs: files, output, errors, meshes and settings. test_resume tests bit-identical resumption."""
 
 import json
 import pathlib
@@ -36,15 +36,17 @@ def test_a_run_learns_and_writes_its_folder(training, tmp_path):
     result = json.loads(output.splitlines()[-1])
     assert result['step'] == 30 and result['stopped'] is None and result['train'] == train[-1]
     assert 0 < train[-1]['non_padding_fraction'] < 1 and train[-1]['timing']['data_wait_seconds'] >= 0
-    spent = json.loads((folder / 'goodput.jsonl').read_text())
-    assert (spent['first'], spent['last']) == (0, 30) and spent['seconds'] == pytest.approx(result['spent'], abs=1e-3)
-    assert set(spent['seconds']) == {
+    goodput = json.loads((folder / 'goodput.jsonl').read_text())
+    assert (goodput['first'], goodput['last']) == (0, 30) and goodput['seconds'] == pytest.approx(
+        result['seconds_by_activity'], abs=1e-3
+    )
+    assert set(goodput['seconds']) == {
         *(progress.STEPS, progress.DATA, progress.COMPILE, progress.STATE, progress.EVALUATION, progress.CHECKPOINT),
         progress.OTHER,
     }
 
-    again, output = training.run(model_dir=str(folder), train_steps=30, quiet=False)
-    assert again == 0 and 'is already at step 30' in output and records(folder) == train
+    code, output = training.run(model_dir=str(folder), train_steps=30, quiet=False)
+    assert code == 0 and 'is already at step 30' in output and records(folder) == train
 
     # A second run is initialized from this one.
     other = tmp_path / 'other'
@@ -85,7 +87,7 @@ def test_a_generator_requires_save_position_false(training, tmp_path):
 
 
 def run_loop(events, hook, batches, saved_step=None):
-    """Runs a loop of trivial steps, which append their batches to `events`."""
+    """Runs a training loop whose steps append their batches to `events`."""
 
     def step(state, batch):
         events.append(batch)
@@ -129,7 +131,7 @@ def test_errors_are_raised_before_a_folder_is_created(training, tmp_path, change
 
 
 def test_a_run_resumes_on_other_meshes_with_equal_losses(training, tmp_path):
-    """10 steps each on 8 devices, another mesh of 8 devices, and one device equal 30 steps on one device."""
+    """10 steps on each of two meshes of 8 devices and on one device equal 30 steps on one device."""
     options = {'dropout_rate': 0.0, 'eval_period': 100, 'checkpoint_period': 10}
     folder, alone = tmp_path / 'run', tmp_path / 'alone'
     assert training.run(model_dir=str(alone), train_steps=30, **options)[0] == 0

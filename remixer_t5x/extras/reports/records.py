@@ -50,7 +50,7 @@ class RecordedRun:
         config: the operative gin configuration.
         evaluations: metrics of `remixer-t5x eval`.
         predictions: rows of the newest prediction file for each '<task>-<split>'.
-        spent: seconds that the run's processes spent on each activity, in decreasing order.
+        seconds_by_activity: seconds that the run's processes spent on each activity, in decreasing order.
     """
 
     name: str
@@ -59,7 +59,7 @@ class RecordedRun:
     config: str = ''
     evaluations: Sequence[MetricsRecord] = ()
     predictions: Mapping[str, Sequence[Mapping[str, Any]]] = dataclasses.field(default_factory=dict)
-    spent: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    seconds_by_activity: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def metric_points(self, kind: str, number: str) -> list[tuple[int, float]]:
         """Returns the finite (step, value) pairs of a metric or timing, sorted by step."""
@@ -168,7 +168,7 @@ def _read_run(folder: epath.Path, name: str) -> RecordedRun:
         config=untrusted_files.read_text(config, 'restore it, or remove it') if config.exists() else '',
         evaluations=read_records(evaluations) if evaluations.exists() else (),
         predictions=dict(_read_predictions(folder / EVAL / results.PREDICTIONS)),
-        spent=progress.read_times(folder),
+        seconds_by_activity=progress.read_times(folder),
     )
 
 
