@@ -34,11 +34,11 @@ class Tensors(Mapping[str, np.ndarray]):
     """A mapping from names to float32 arrays, which are read on demand.
 
     Args:
-        places: for each array, the file that contains it and its name in the file.
+        locations: for each array, the file that contains it and its name in the file.
     """
 
-    def __init__(self, places: Mapping[str, tuple[pathlib.Path, str]]):
-        self._places = dict(places)
+    def __init__(self, locations: Mapping[str, tuple[pathlib.Path, str]]):
+        self._locations = dict(locations)
         self._readers: dict[pathlib.Path, safe_open] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -48,16 +48,16 @@ class Tensors(Mapping[str, np.ndarray]):
             return np.asarray(reader.get_tensor(name_in_file), np.float32)
         except (ValueError, SafetensorError) as error:
             # safetensors accepts shapes that NumPy does not support, such as [0, 2**62].
-            raise _unreadable_error(self._places[name][0], f'{name!r}: {error}') from error
+            raise _unreadable_error(self._locations[name][0], f'{name!r}: {error}') from error
 
     def __contains__(self, name: object) -> bool:
-        return name in self._places
+        return name in self._locations
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._locations)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._locations)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Returns the shape of an array without reading the array. Raises UserError if the array is quantized."""
@@ -65,21 +65,23 @@ class Tensors(Mapping[str, np.ndarray]):
         part = reader.get_slice(name_in_file)
         if part.get_dtype() not in FLOATS:
             raise UserError(
-                f'{name} in {self._places[name][0]} must have dtype {", ".join(FLOATS)}, got {part.get_dtype()}; use '
-                'the model before quantization'
+                f'{name} in {self._locations[name][0]} must have dtype {", ".join(FLOATS)}, got {part.get_dtype()}; '
+                'use the model before quantization'
             )
         return tuple(part.get_shape())
 
     def with_names(self, names: Mapping[str, str]) -> 'Tensors':
         """Returns the arrays with new names: `names` maps new names to current names."""
-        return Tensors({new: self._places[name] for new, name in names.items()})
+        return Tensors({new: self._locations[name] for new, name in names.items()})
 
     def join_folder(self, folder: str, tensors: 'Tensors') -> 'Tensors':
         """Returns these arrays, and those of `tensors` with the prefix `folder`/ added to their names."""
-        return Tensors(self._places | {f'{folder}/{name}': place for name, place in tensors._places.items()})
+        return Tensors(
+            self._locations | {f'{folder}/{name}': location for name, location in tensors._locations.items()}
+        )
 
     def _locate(self, name: str) -> tuple[safe_open, str]:
-        file, name_in_file = self._places[name]
+        file, name_in_file = self._locations[name]
         if file not in self._readers:
             self._readers[file] = _open_file(file)
         return self._readers[file], name_in_file

@@ -87,11 +87,11 @@ class MaskedLM(Model):
     def score_and_match(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """Returns the log-probability of one token per row, [batch] float32, and whether the token is the argmax.
 
-        The batch contains `encoder_input_tokens`, the position to score in each row (`places` [batch]) and the token id
-        to score at this position (`tokens` [batch]). If the scored positions are masked, the sum of the scores over all
-        positions of a text is the text's pseudo-log-likelihood (Salazar et al. 2020).
+        The batch contains `encoder_input_tokens`, the position to score in each row (`positions` [batch]) and the token
+        id to score at this position (`tokens` [batch]). If the scored positions are masked, the sum of the scores over
+        all positions of a text is the text's pseudo-log-likelihood (Salazar et al. 2020).
         """
-        hidden = jnp.take_along_axis(self._compute_hidden(params, batch), batch['places'][:, None, None], axis=1)
+        hidden = jnp.take_along_axis(self._compute_hidden(params, batch), batch['positions'][:, None, None], axis=1)
         targets = batch['tokens'][:, None]
         return losses.score_and_match_rows(
             *self._output_projection(params, hidden), targets, jnp.ones(targets.shape, jnp.float32)

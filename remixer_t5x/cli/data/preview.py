@@ -93,10 +93,10 @@ def _print_row(row: Mapping[str, np.ndarray], vocabulary: seqio.Vocabulary) -> N
                 here &= weights > 0
             _print_tokens(side, row[tokens][here], vocabulary)
     if _IN_PLACE in row:
-        places = zip(row['encoder_input_tokens'].tolist(), row[_IN_PLACE].tolist(), strict=True)
+        tokens_and_targets = zip(row['encoder_input_tokens'].tolist(), row[_IN_PLACE].tolist(), strict=True)
         pairs = [
             f'{decode_ids([token], vocabulary)} → {decode_ids([target], vocabulary)}'
-            for token, target in places
+            for token, target in tokens_and_targets
             if target
         ]
         print(f'  targets, {len(pairs)} tokens, at their positions: {" · ".join(pairs)}')

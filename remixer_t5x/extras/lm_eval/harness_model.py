@@ -196,7 +196,7 @@ class RemixerLM(LM):
 
     def _score_masked(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[Likelihood]:
         """Scores pairs with a masked language model, with one row per token of a continuation."""
-        rows, places, tokens, pair_indices = [], [], [], []
+        rows, positions, tokens, pair_indices = [], [], [], []
         longest = self.trained.lengths['inputs'] - len(self._begin) - len(self._end)
         for index, (context, continuation) in enumerate(pairs):
             if len(continuation) > longest:
@@ -204,10 +204,10 @@ class RemixerLM(LM):
             text = [*context, *continuation][-longest:]
             for position in range(len(text) - len(continuation), len(text)):
                 rows.append([*self._begin, *text[:position], self._mask, *text[position + 1 :], *self._end])
-                places.append(len(self._begin) + position)
+                positions.append(len(self._begin) + position)
                 tokens.append(text[position])
                 pair_indices.append(index)
-        arrays: dict[str, Any] = {'places': np.asarray(places, np.int32), 'tokens': np.asarray(tokens, np.int32)}
+        arrays: dict[str, Any] = {'positions': np.asarray(positions, np.int32), 'tokens': np.asarray(tokens, np.int32)}
         results = (
             self._build_predictor(self.trained.lengths).score_and_match(self.trained.params, rows, arrays)
             if rows
