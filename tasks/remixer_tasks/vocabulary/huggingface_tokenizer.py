@@ -68,7 +68,8 @@ class HuggingFaceTokenizer(Vocabulary):
             path: a tokenizer.json; tokenizer_config.json is read from the same folder.
             end: the end token, such as '</s>'; None uses the token that the file adds after a text, or `eos_token` of
                 tokenizer_config.json.
-            shifted: whether to add 1 to the ids, for files in which id 0 is not padding.
+            shifted: whether to add 1 to the ids, for files in which id 0 is not padding, such as GPT-2's; otherwise,
+                the token with id 0 would have no weight in the loss.
         """
         super().__init__()
         self._path, self._end, self._shift = os.path.expanduser(path), end, int(shifted)
