@@ -43,6 +43,8 @@ REGEXES = frozenset({
 })  # fmt: skip
 # Limits for a tokenizer.json: length of texts and lists, size of numbers, and nesting depth.
 MAX_TEXT, MAX_ID, MAX_DEPTH = 1000, 10_000_000, 8
+# Limit for the factor by which the Replace components of a section can lengthen a text.
+MAX_GROWTH = 1000
 TIME_LIMIT = 60
 # The child process prints the ids of a text with and without the special tokens that the file adds.
 _TRIAL = """
@@ -231,6 +233,7 @@ def load(path: str) -> tuple[Any, list[int], list[int]]:
 def check_components(content: dict[str, Any], path: str) -> dict[str, Any]:
     """Returns the supported components of a tokenizer.json. Raises UserError if a component is not allowed."""
     for section, allowed in ALLOWED.items():
+        growth = 1.0
         for component in _nested_components(content.get(section)):
             kind = component.get('type')
             if section == 'model' and kind is None:
@@ -241,6 +244,11 @@ def check_components(content: dict[str, Any], path: str) -> dict[str, Any]:
             pattern = component.get('pattern')
             if isinstance(pattern, dict) and pattern.get('Regex', r'\s+') not in REGEXES:
                 raise UserError(f'{path}: {section} has an unsupported regular expression: {pattern["Regex"]!a:.80}')
+            if kind == 'Replace':
+                replaced = pattern.get('String') if isinstance(pattern, dict) else None
+                growth *= max(1.0, len(str(component.get('content'))) / max(1, len(str(replaced or ' '))))
+                if growth > MAX_GROWTH:
+                    raise UserError(f'{path}: {section} replaces texts by much longer ones; download it again')
             for name, value in component.items():
                 if name not in ('vocab', 'merges') and not _is_small(value):
                     raise UserError(f'{path}: {name} of {section} must be short, got {value!a:.60}; download it again')
