@@ -23,7 +23,7 @@ say 'try next'
 cat <<END
 The same with T5.1.1:
   scripts/quickstart.sh --model=t5_1_1
-Text of your own (here: this repository's documents):
+Your own text (here: the documentation of this repository):
   $VENV/bin/remixer-t5x train --gin_file=experiments/own_text.gin --gin.FILES='docs/*.md' --gin.TEXT_FORMAT=txt \\
     --gin.VOCAB_SIZE=600 --gin.TRAIN_STEPS=50 --gin.MODEL_DIR=runs/mine
 END

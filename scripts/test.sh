@@ -101,13 +101,13 @@ check 'format (ruff)' "$VENV/bin/ruff" format --check .
 check 'types (mypy)' "$VENV/bin/mypy"
 check 'import directions (import-linter)' "$VENV/bin/lint-imports" --no-cache --no-logo
 if [[ "$SELECT" == changed && -z "$CHOSEN" ]]; then
-    say 'no test reads a changed file (they are listed above): no test was run'
+    say 'no test depends on a changed file (listed above): no tests were run'
 else
     # A crashed worker ends the run, because the file scheduler of pytest-xdist 3.8 hangs after replacing a worker.
     check 'tests (pytest)' "$VENV/bin/python" -m pytest -q -n "${TEST_WORKERS:-$(workers)}" --max-worker-restart=0 --durations=10 ${PYTEST[@]+"${PYTEST[@]}"}
 fi
 
-say "$SECONDS s in all"
+say "finished in $SECONDS s"
 if (( ${#FAILED[@]} )); then
     say "FAILED: $(IFS=,; echo "${FAILED[*]}")"
     exit 1

