@@ -1,4 +1,4 @@
-"""Settings for all tests, made before JAX is imported, which tests share a process, and fixtures of several folders."""
+"""pytest configuration: settings that precede the import of JAX, the order of tests, reports and common fixtures."""
 
 import collections
 import contextlib
@@ -15,127 +15,123 @@ import pytest
 
 from tests.support import cheap_processes, written_modules
 
-# The first example of a property compiles, on a machine that may be busy.
+# The first example of a hypothesis test includes the compilation.
 hypothesis.settings.register_profile('no deadline', deadline=None)
 hypothesis.settings.load_profile('no deadline')
-# The tests compile hundreds of tiny programs and run each a few times: optimising them takes longer than it saves.
-CHEAP = ('--xla_backend_optimization_level=0', '--xla_cpu_parallel_codegen_split_count=1')
-os.environ['XLA_FLAGS'] = ' '.join([os.environ.get('XLA_FLAGS', ''), *CHEAP]).strip()
+# The tests compile hundreds of small programs and run each only a few times: optimization takes longer than it saves.
+CHEAP_XLA_FLAGS = ('--xla_backend_optimization_level=0', '--xla_cpu_parallel_codegen_split_count=1')
+os.environ['XLA_FLAGS'] = ' '.join([os.environ.get('XLA_FLAGS', ''), *CHEAP_XLA_FLAGS]).strip()
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-# No test reads from which line of code an operation came; to write the calls that led to each takes 4% of a run's time.
+# No test reads the source locations of operations, and recording them takes 4% of the test time.
 os.environ.setdefault('JAX_TRACEBACK_IN_LOCATIONS_LIMIT', '0')
-# torch's threads wait for each other by spinning: next to other tests, two of them take 20 times as long as one. NumPy
-# reads this too.
+# torch's threads busy-wait: next to other tests, two threads take 20 times as long as one. NumPy also reads this.
 os.environ['OMP_NUM_THREADS'] = '1'
-# Read here, as the tests have a cache of their own (`shared`).
-USERS_CACHE = pathlib.Path(os.environ.get('REMIXER_T5X_CACHE') or '~/.cache/remixer_t5x').expanduser()
-# The scripts that tests start would install into the environment of `VENV=/path scripts/test.sh`.
+# Read before the fixture `shared` sets REMIXER_T5X_CACHE.
+USER_CACHE = pathlib.Path(os.environ.get('REMIXER_T5X_CACHE') or '~/.cache/remixer_t5x').expanduser()
+# Scripts started by tests must not install packages into the environment of `VENV=/path scripts/test.sh`.
 os.environ.pop('VENV', None)
-# TensorFlow reads these when it is imported: a request to a bucket that failed is repeated after a millisecond.
+# Retry failed bucket requests after a millisecond. TensorFlow reads these variables when it is imported.
 os.environ['GCS_RETRY_CONFIG_INIT_DELAY_TIME_US'] = '1000'
 os.environ['GCS_RETRY_CONFIG_MAX_DELAY_TIME_US'] = '1000'
 sys.meta_path.append(written_modules.WrittenModules())
 
 
 def pytest_addoption(parser):
-    text = 'shuffle the files, and the tests in each file; the same number gives the same order'
+    text = 'shuffle the files and the tests within each file, with N as the seed'
     parser.addoption('--random-order-seed', type=int, metavar='N', help=text)
-    text = 'write the processor seconds of every test, dearest first, to this file'
+    text = 'write the CPU time of each test to FILE, in descending order'
     parser.addoption('--processor-seconds', type=pathlib.Path, metavar='FILE', help=text)
 
 
 def pytest_make_parametrize_id(config, val, argname):
-    """A test's name does not hold the content of a file: workers refuse to start when their names of tests differ.
+    """Keeps bytes out of test ids, which must be the same in all pytest-xdist workers.
 
-    gzip writes the second at which it compressed into what it makes, and workers collect in different seconds.
+    The output of gzip contains a timestamp, and workers collect tests at different times.
     """
     if isinstance(val, bytes):
         return argname
-    return None  # pytest's own name
+    return None  # the default id
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """Long files first, so that no worker is left with one at the end; or a random order.
+    """Sorts long files first, so that no worker starts one at the end, or shuffles the tests.
 
-    Not by pytest-randomly, which would have to be switched off in every ordinary run.
+    pytest-randomly is not used, because it would have to be disabled in every ordinary run.
     """
     if config.option.random_order_seed is None:
-        tests = collections.Counter(item.path for item in items)
-        places = {name: place for place, name in enumerate(LONG_FILES)}
-        items.sort(key=lambda item: (places.get(item.path.stem, len(places)), -tests[item.path]))
+        test_counts = collections.Counter(item.path for item in items)
+        ranks = {name: rank for rank, name in enumerate(LONG_FILES)}
+        items.sort(key=lambda item: (ranks.get(item.path.stem, len(ranks)), -test_counts[item.path]))
     else:
-        shuffled = random.Random(config.option.random_order_seed)
-        shuffled.shuffle(items)
-        files = {path: shuffled.random() for path in sorted({item.path for item in items})}
-        items.sort(key=lambda item: files[item.path])
+        rng = random.Random(config.option.random_order_seed)
+        rng.shuffle(items)
+        ranks = {path: rng.random() for path in sorted({item.path for item in items})}
+        items.sort(key=lambda item: ranks[item.path])
 
 
 def pytest_collection_finish(session):
-    """Programs that an earlier test, or an earlier run of the tests, has compiled are read from the disk; and the
-    settings of `cheap_processes`.
-    """
+    """Enables the cache of compiled programs and the settings of `cheap_processes`."""
     if 'jax' in sys.modules:
         from tests.support import kept_programs
 
         folder = _compiled_folder(session.config)
-        kept_programs.remove_old(folder)
-        kept_programs.keep(str(folder))
-        session.stash[_LOADED] = kept_programs.LoadedPrograms()
-    cheap_processes.after_imports()
+        kept_programs.remove_old_entries(folder)
+        kept_programs.enable_cache(str(folder))
+        session.stash[_LOADED_PROGRAMS] = kept_programs.LoadedPrograms()
+    cheap_processes.configure_after_imports()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item):
-    if _LOADED in item.session.stash:
-        item.session.stash[_LOADED].unload_if_many()
+    if _LOADED_PROGRAMS in item.session.stash:
+        item.session.stash[_LOADED_PROGRAMS].unload_if_many()
 
 
-_LOADED = pytest.StashKey['kept_programs.LoadedPrograms']()
+_LOADED_PROGRAMS = pytest.StashKey['kept_programs.LoadedPrograms']()
 
 
 def _compiled_folder(config):
-    """A folder for compiled programs that outlives the run; one for each kind of CPU, whose instructions they use.
+    """Returns the persistent folder of compiled programs for this type of CPU.
 
-    It is in the user's cache, because a fresh clone compiles the same programs; in the checkout where the user's cache
-    cannot be written.
+    It is in the user's cache, which other clones share, or in the checkout if that cache is not writable.
     """
     from remixer_t5x.devices import compilation_cache
 
-    for place in (USERS_CACHE / 'tests', config.rootpath / '.jax_cache'):
-        folder = place / compilation_cache.machine_name()
+    for parent in (USER_CACHE / 'tests', config.rootpath / '.jax_cache'):
+        folder = parent / compilation_cache.machine_name()
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             return folder
-    raise OSError(f'neither {USERS_CACHE} nor {config.rootpath} can be written: set REMIXER_T5X_CACHE')
+    raise OSError(f'neither {USER_CACHE} nor {config.rootpath} is writable: set REMIXER_T5X_CACHE')
 
 
 def _processor_seconds():
-    """What this process and its children that ended have used, in user and system seconds together."""
-    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in spent)
+    """Returns the user and system CPU seconds of this process and its finished children."""
+    usages = [resource.getrusage(target) for target in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item):
-    """Each report says what its process has used since the report before it."""
+    """Adds the CPU seconds since the previous report to each report."""
     report = yield
     now = _processor_seconds()
-    report.processor_seconds = now - item.session.stash.get(_SEEN, now)
-    item.session.stash[_SEEN] = now
+    report.processor_seconds = now - item.session.stash.get(_LAST_PROCESSOR_SECONDS, now)
+    item.session.stash[_LAST_PROCESSOR_SECONDS] = now
     return report
 
 
-_SEEN = pytest.StashKey[float]()
+_LAST_PROCESSOR_SECONDS = pytest.StashKey[float]()
 
 
 def pytest_runtestloop(session):
-    session.stash[_SEEN] = _processor_seconds()
+    session.stash[_LAST_PROCESSOR_SECONDS] = _processor_seconds()
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Where the time went: seconds of each folder of tests, over all processes; and the order, if it was random."""
+    """Prints the seed of a random order, and the wall and CPU seconds of each test folder over all processes."""
     options = terminalreporter.config.option
     if options.random_order_seed is not None:
         terminalreporter.section(f'random order: --random-order-seed {options.random_order_seed}')
@@ -147,7 +143,7 @@ def pytest_terminal_summary(terminalreporter):
             processor[folder] += getattr(report, 'processor_seconds', 0.0)
             tests[report.nodeid] += getattr(report, 'processor_seconds', 0.0)
     if sum(wall.values()) > 60:
-        terminalreporter.section('seconds by folder: of the clock, of processors')
+        terminalreporter.section('wall and CPU seconds by folder')
         for folder, seconds in [*wall.most_common(), ('all', sum(wall.values()))]:
             used = processor[folder] if folder != 'all' else sum(processor.values())
             terminalreporter.write_line(f'{seconds:7.1f}s {used:7.1f}s {folder}')
@@ -158,9 +154,9 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Tests of one file share a process, its fixtures and what it has compiled; the contract's are split by sublayer.
+    """Runs the tests of a file in one process, to share fixtures and programs, but splits the contract by sublayer.
 
-    Not by marks of groups: pytest-xdist 3.8 writes them into an attribute that pytest 9.2 does not read any more.
+    xdist_group marks are not used: pytest-xdist 3.8 writes them to an attribute that pytest 9.2 no longer reads.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -170,14 +166,14 @@ def pytest_xdist_make_scheduler(config, log):
             if not file.endswith('test_contract.py'):
                 return file
             words = test.partition('[')[2].rstrip(']').split('-')
-            return f'{file}:{next((word for word in words if word not in SIDES), "")}'
+            return f'{file}:{next((word for word in words if word not in OTHER_ID_WORDS), "")}'
 
-    # Files in the order of the collection, made above.
+    # Keep the order of `pytest_collection_modifyitems`.
     config.option.loadscopereorder = False
     return ByFile(config, log)
 
 
-# Those that take longest, longest first.
+# The slowest test files, in descending order of time.
 LONG_FILES = (
     *('test_several_processes', 'test_runs', 'test_contract', 'test_recovery', 'test_faults', 'test_liveness'),
     *('test_own_task', 'test_export', 'test_copied_run', 'test_docs', 'test_encoder_commands', 'test_studies'),
@@ -187,44 +183,44 @@ LONG_FILES = (
     *('test_data_cache', 'test_language_model', 'test_page', 'test_t5_semantics', 'test_manager', 'test_predictions'),
     *('test_imports', 'test_guide', 'test_decoding'),
 )
-# What ids of the contract's tests have in addition to the name of a sublayer.
-SIDES = {'encoder', 'decoder', 'one', 'packed'}
+# Words in the ids of contract tests that are not names of sublayers.
+OTHER_ID_WORDS = {'encoder', 'decoder', 'one', 'packed'}
 
 
 @pytest.fixture(scope='session', autouse=True)
 def shared(tmp_path_factory):
-    """A folder of this test run, whatever worker asks; the project's cache is in it and not in the user's home."""
-    own = tmp_path_factory.getbasetemp()
-    folder = own.parent if 'PYTEST_XDIST_WORKER' in os.environ else own
+    """Yields a temporary folder that all workers share, and moves the project's cache into it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = base.parent if 'PYTEST_XDIST_WORKER' in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('REMIXER_T5X_CACHE', str(folder / 'cache'))
         yield folder
 
 
 @pytest.fixture(scope='module', autouse=True)
-def _own_garbage(request):
-    """Files that libraries leave open are closed under the filters of the module that allows it, not in a later one."""
+def _collect_garbage(request):
+    """Closes files that libraries leave open while the module's filter for ResourceWarning is still active."""
     yield
     if any('ResourceWarning' in str(mark.args) for mark in request.node.iter_markers('filterwarnings')):
         gc.collect()
 
 
 @pytest.fixture(scope='module', autouse=True)
-def _own_modules(shared):
-    """Modules that a test file writes, as the guide tells users to do, are unknown to the next test file."""
+def _unload_written_modules(shared):
+    """Unloads the modules that a test file wrote."""
     yield
-    written_modules.forget(shared)
+    written_modules.unload(shared)
 
 
 @pytest.fixture(scope='session')
 def compiled(pytestconfig):
-    """The folder of compiled programs, for real processes."""
+    """Returns the folder of compiled programs, for processes that tests start."""
     return _compiled_folder(pytestconfig)
 
 
 @pytest.fixture(scope='session')
 def training(tmp_path_factory, compiled):
-    """Starts training runs in processes of their own: `TrainingRuns`."""
+    """Returns a `TrainingRuns`, which starts training runs in separate processes."""
     from tests.support.tiny_training import TrainingRuns
 
     return TrainingRuns(tmp_path_factory.mktemp('training'), compiled)
@@ -232,7 +228,7 @@ def training(tmp_path_factory, compiled):
 
 @pytest.fixture
 def warm_python(compiled):
-    """A `WarmPython`: a command that starts Python with the libraries imported."""
+    """Yields a `WarmPython`: a command that starts Python with the libraries already imported."""
     from tests.support.warm_python import WarmPython
 
     with contextlib.closing(WarmPython(compiled)) as python:
@@ -241,14 +237,14 @@ def warm_python(compiled):
 
 @pytest.fixture
 def clean_gin():
-    """What a test configures in gin ends with it."""
+    """Clears the gin configuration after the test."""
     yield
     sys.modules['gin'].clear_config()
 
 
 @pytest.fixture(scope='session')
 def tiny():
-    """The module `tests.support.tiny_training`."""
+    """Returns the module `tests.support.tiny_training`."""
     from tests.support import tiny_training
 
     return tiny_training

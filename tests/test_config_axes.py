@@ -18,8 +18,7 @@ from remixer_t5x.data import batch_formats
 from remixer_t5x.models import interface
 
 CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
-# sublayers/ belong to the models that include them.
-# Each command reads its own other file of runs/ first, by itself.
+# Models include files of sublayers/. Each command also reads its own file of runs/, before all other files.
 AXES = {
     'models': ('models', 'sublayers'),
     'sizes': ('sizes',),
@@ -28,96 +27,96 @@ AXES = {
     'hardware': ('hardware',),
     'runs': ('runs/pretrain.gin', 'runs/finetune.gin'),
 }
-UNDER_T5X = {'models': AXES['models'], 'sizes': AXES['sizes'], 'data': AXES['data'], 't5x': ('t5x',)}
-# These say in their headers that they change what files before them set.
-OVERRIDE = {'experiments': 'include', 'model_types': 'before', 'objectives': 'before'}
-OWN_VALUES = {'FILES', 'PAIRS', 'HF_DATASET', 'INPUTS', 'TARGETS', 'TASK', 'TASKS'}
+T5X_AXES = {'models': AXES['models'], 'sizes': AXES['sizes'], 'data': AXES['data'], 't5x': ('t5x',)}
+# Folders whose files override earlier files, and a word of the header that says so.
+OVERRIDES = {'experiments': 'include', 'model_types': 'before', 'objectives': 'before'}
+USER_MACROS = {'FILES', 'PAIRS', 'HF_DATASET', 'INPUTS', 'TARGETS', 'TASK', 'TASKS'}
 
 
-def files_of(places: tuple[str, ...]) -> list[pathlib.Path]:
-    found = [[CONFIGS / place] if place.endswith('.gin') else (CONFIGS / place).rglob('*.gin') for place in places]
-    return [path for paths in found for path in paths]
+def find_gin_files(names: tuple[str, ...]) -> list[pathlib.Path]:
+    matches = [[CONFIGS / name] if name.endswith('.gin') else (CONFIGS / name).rglob('*.gin') for name in names]
+    return [path for paths in matches for path in paths]
 
 
-def settings_of(path: pathlib.Path) -> set[str]:
-    """Macros, and arguments by the full name of what they belong to, that a file sets itself."""
+def find_settings(path: pathlib.Path) -> set[str]:
+    """Returns the macros and the fully qualified arguments that a file sets, without its includes."""
     text = gin_files.GinText(path.name, path.read_text())
-    found = {f'%{name}' for name in text.macros_set}
+    names = {f'%{name}' for name in text.macros_set}
     for scope, first, rest in re.findall(r'^((?:\w+/)*)(\w+)(\.[\w.]+)\s*=', text.text, re.M):
-        found.add(scope + '.'.join(text.imports[first].split()[1::2]) + rest)
-    return found
+        names.add(scope + '.'.join(text.imports[first].split()[1::2]) + rest)
+    return names
 
 
-def included(path: pathlib.Path) -> list[pathlib.Path]:
+def find_included(path: pathlib.Path) -> list[pathlib.Path]:
     paths = [CONFIGS / file for file in re.findall(r"^include '(.*)'", path.read_text(), re.M)]
-    return [*paths, *(inner for path in paths for inner in included(path))]
+    return [*paths, *(inner for path in paths for inner in find_included(path))]
 
 
-@pytest.mark.parametrize('axes', [AXES, UNDER_T5X], ids=['ours', 'T5X'])
+@pytest.mark.parametrize('axes', [AXES, T5X_AXES], ids=['ours', 'T5X'])
 def test_every_setting_has_one_axis(axes):
     owners = collections.defaultdict(set)
-    for axis, places in axes.items():
-        for path in files_of(places):
-            for setting in settings_of(path):
+    for axis, names in axes.items():
+        for path in find_gin_files(names):
+            for setting in find_settings(path):
                 owners[setting].add(axis)
     assert len(owners) > 100
-    assert {setting: found for setting, found in owners.items() if len(found) > 1} == {}
+    assert {setting: axes for setting, axes in owners.items() if len(axes) > 1} == {}
 
 
 def test_every_config_folder_is_an_axis_or_declares_overrides():
     folders = {path.name for path in CONFIGS.iterdir() if path.is_dir()}
-    assert folders == {*AXES, *OVERRIDE, 'sublayers', 't5x'}
-    for folder, words in OVERRIDE.items():
+    assert folders == {*AXES, *OVERRIDES, 'sublayers', 't5x'}
+    for folder, words in OVERRIDES.items():
         assert all(words in path.read_text() for path in (CONFIGS / folder).glob('*.gin'))
 
 
-def test_defaults_are_of_macros_that_other_axes_own():
-    defaults = settings_of(CONFIGS / 'defaults.gin')
-    # The models are of this model type, which a file of model_types/ replaces; an objective decides on prefixes.
+def test_defaults_set_only_macros_that_an_axis_sets():
+    defaults = find_settings(CONFIGS / 'defaults.gin')
+    # Files of model_types/ and objectives/ override these.
     defaults -= {'%MODEL_TYPE', '%PREFIX_LM'}
     owners = {'VOCAB_SIZE': 'data', 'DTYPE': 'hardware', 'XLA_OPTIONS': 'hardware', 'DROPOUT_RATE': 'runs'}
     for macro, axis in owners.items():
         defaults.remove(f'%{macro}')
-        for path in (path for path in files_of(AXES[axis]) if path.name[0] != '_'):
-            parts = [path, *included(path)]
-            assert any(f'%{macro}' in settings_of(part) for part in parts), path
+        for path in (path for path in find_gin_files(AXES[axis]) if path.name[0] != '_'):
+            files = [path, *find_included(path)]
+            assert any(f'%{macro}' in find_settings(file) for file in files), path
     assert not defaults
 
 
-def choice(folder: str, *names: str) -> st.SearchStrategy:
+def sample_file(folder: str, *names: str) -> st.SearchStrategy:
     names = names or tuple(path.stem for path in sorted((CONFIGS / folder).glob('[!_]*.gin')))
     return st.sampled_from([f'{folder}/{name}.gin' for name in names])
 
 
-A_RUN = st.tuples(
-    choice('models'),
-    choice('sizes', 'tiny', 'small', 'base', 'large'),
-    choice('data'),
-    choice('optimizers'),
-    choice('hardware'),
-    choice('runs', 'pretrain', 'finetune'),
+RUN_FILES = st.tuples(
+    sample_file('models'),
+    sample_file('sizes', 'tiny', 'small', 'base', 'large'),
+    sample_file('data'),
+    sample_file('optimizers'),
+    sample_file('hardware'),
+    sample_file('runs', 'pretrain', 'finetune'),
 )
 
 
-def configuration(files: tuple[str, ...] | list[str]) -> str:
+def load_configuration(files: tuple[str, ...] | list[str]) -> str:
     values = [(name, 'given') for name in ('MODEL_DIR', 'INITIAL_CHECKPOINT_PATH')]
     data = next((CONFIGS / file for file in files if file.startswith('data/')), CONFIGS / 'defaults.gin')
     texts = list(gin_files.GinReader((), ()).read(str(data)))
     macros_read = {macro for text in texts for macro in text.macros_read}
     macros_set = {macro for text in texts for macro in text.macros_set}
-    values += [(name, 'given') for name in OWN_VALUES & macros_read - macros_set]
+    values += [(name, 'given') for name in USER_MACROS & macros_read - macros_set]
     loading.load(loading.ConfigSources(files, values), 'remixer_t5x.train.settings.Run', partial=False)
     return gin.config_str()
 
 
 @settings(max_examples=15, deadline=None)
-@given(A_RUN, st.data())
+@given(RUN_FILES, st.data())
 def test_any_order_of_the_axes_gives_the_same_configuration(files, data):
     shuffled = data.draw(st.permutations(files))
-    assert configuration(shuffled) == configuration(files)
+    assert load_configuration(shuffled) == load_configuration(files)
 
 
-A_FILE_OF_EACH = ('models/amlp.gin', 'sizes/tiny.gin', 'data/c4.gin', 'optimizers/lion.gin', 'hardware/cpu.gin')
+ONE_FILE_PER_AXIS = ('models/amlp.gin', 'sizes/tiny.gin', 'data/c4.gin', 'optimizers/lion.gin', 'hardware/cpu.gin')
 
 
 @pytest.mark.parametrize('file', ['sizes/base.gin', 'sizes/small.gin', 'optimizers/adamw.gin', 'optimizers/muon.gin',
@@ -125,18 +124,18 @@ A_FILE_OF_EACH = ('models/amlp.gin', 'sizes/tiny.gin', 'data/c4.gin', 'optimizer
 def test_a_file_overrides_all_settings_of_earlier_files_of_its_axis(file):
     axis = file.partition('/')[0]
     others = [f'{axis}/{path.name}' for path in sorted((CONFIGS / axis).glob('[!_]*.gin'))]
-    rest = [other for other in A_FILE_OF_EACH if not other.startswith(axis)]
+    rest = [other for other in ONE_FILE_PER_AXIS if not other.startswith(axis)]
     alone, after_others = ([*rest, 'runs/pretrain.gin', *files] for files in ([file], [*others, file]))
-    assert configuration(after_others) == configuration(alone)
+    assert load_configuration(after_others) == load_configuration(alone)
 
 
 def test_a_model_file_keeps_other_settings_of_an_experiment():
-    configuration(['experiments/own_text.gin', 'data/own_text.gin', 'models/t5_1_1.gin'])
+    load_configuration(['experiments/own_text.gin', 'data/own_text.gin', 'models/t5_1_1.gin'])
     assert gin.query_parameter('%VOCAB_SIZE') == 8192
-    configuration(['experiments/cogs_cpu.gin', 'models/remixer.gin'])
+    load_configuration(['experiments/cogs_cpu.gin', 'models/remixer.gin'])
     assert gin.query_parameter('%VOCAB_SIZE') == 896
     assert gin.query_parameter('%DROPOUT_RATE') == 0.1
-    configuration(['experiments/papers/remixer_base_cogs.gin', 'models/remixer.gin'])
+    load_configuration(['experiments/papers/remixer_base_cogs.gin', 'models/remixer.gin'])
     assert gin.query_parameter('%DTYPE') == 'bfloat16'
 
 

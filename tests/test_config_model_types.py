@@ -1,4 +1,4 @@
-"""One more gin file turns every model into a decoder alone; no model type mistakes an id inside a text for padding."""
+"""Every model has a decoder-only form, and no model type treats id 0 within a text as padding."""
 
 import pathlib
 
@@ -70,7 +70,7 @@ def test_sublayers_without_prefix_support_are_rejected_when_built(name):
     ],
 )
 def test_renaming_ids_changes_no_loss(files, lengths, macros):
-    """A token that is renamed to id 0 stays visible: only segments, weights and trailing zeros tell what is padding."""
+    """Only segment ids, weights and trailing zeros mark padding, so a token may be renamed to id 0."""
     model = build_model(*files, 'sizes/tiny.gin', VOCAB_SIZE=12, EMBED_DIM=16, NUM_HEADS=2, HEAD_DIM=8, **macros)
     renamed_ids = np.arange(12)
     renamed_ids[[0, 7]] = 7, 0
@@ -80,7 +80,7 @@ def test_renaming_ids_changes_no_loss(files, lengths, macros):
         if 'tokens' in name:
             values[:, 2:4] = 7, 3
             renamed[name] = renamed_ids[values].astype(np.int32)
-            # The end of a row is padding, to which an encoder's inputs give id 0.
+            # Padding at the end of each row has id 0.
             values[:, 4:] = renamed[name][:, 4:] = 0
         elif name == 'labels':
             values %= 2
@@ -90,10 +90,10 @@ def test_renaming_ids_changes_no_loss(files, lengths, macros):
         batch[name] = values
     boxed = jax.jit(lambda key: model.init(key, {name: a.shape for name, a in batch.items()}))(jax.random.key(0))
 
-    def renamed_rows(leaf):
+    def permute_vocabulary(leaf):
         value = np.asarray(leaf.value)
         return np.take(value, renamed_ids, leaf.names.index(axes.VOCAB)) if axes.VOCAB in leaf.names else value
 
-    boxes = jax.tree.map(renamed_rows, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned))
+    permuted = jax.tree.map(permute_vocabulary, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned))
     loss = jax.jit(model.loss)
-    np.testing.assert_allclose(loss(boxes, {**batch, **renamed})[0], loss(nn.unbox(boxed), batch)[0], rtol=1e-5)
+    np.testing.assert_allclose(loss(permuted, {**batch, **renamed})[0], loss(nn.unbox(boxed), batch)[0], rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Every shipped gin file is read, every model has its golden number of parameters, and no file is left out."""
+"""All shipped gin files can be loaded, and every model has the expected number of parameters."""
 
 import functools
 import math
@@ -106,19 +106,19 @@ PARAMETERS = {
     ('gpt2', 'base'): 124_439_808,
     ('gpt2', 'large'): 354_823_168,
 }
-# Published sizes of a few lines of flags: models/*.gin have them in their headers.
+# Published sizes whose flags are in the headers of models/*.gin.
 SIZES_IN_HEADERS = [('t5_1_0', 'small', 60_506_624), ('gpt2', 'large', 774_030_080), ('gpt2', 'XL', 1_557_611_200)]
 # As transformers counts ModernBertForMaskedLM.
 SIZES_IN_HEADERS += [('modern_bert', 'base', 149_655_232)]
-# Largest difference to T5.1.1.
+# Largest relative difference from T5.1.1.
 MATCHED_SIZES = {'mini': 0.12, 'tiny': 0.03, 'small': 0.03, 'base': 0.03, 'large': 0.03}
-# Models with sizes of their own: the paper's deeper encoder, and the first T5, whose tied output has fewer parameters.
-# BERT is an encoder alone and GPT-2 a decoder alone, each with a vocabulary of its own.
-OWN_SIZES = {'remixer_scaled', 't5_1_0', 'bert', 'modern_bert', 'gpt2'}
+# Models that do not match the size of T5.1.1: a deeper encoder, T5 v1.0 with tied embeddings, and models of one stack
+# with other vocabularies.
+UNMATCHED_MODELS = {'remixer_scaled', 't5_1_0', 'bert', 'modern_bert', 'gpt2'}
 VOCABULARIES = {'bert': {'VOCAB_SIZE': 30522}, 'modern_bert': {'VOCAB_SIZE': 50368}, 'gpt2': {'VOCAB_SIZE': 50257}}
 
 
-MATCHED_MODELS = sorted({model for model, _ in PARAMETERS} - OWN_SIZES)
+MATCHED_MODELS = sorted({model for model, _ in PARAMETERS} - UNMATCHED_MODELS)
 
 
 def count_parameters(model, size, **macros):
@@ -175,7 +175,7 @@ def test_experiments_lack_only_the_settings_that_their_headers_require():
 
 @pytest.mark.parametrize('model', [*MATCHED_MODELS, 't5_1_0', 'gpt2'])
 def test_a_model_reads_all_of_its_parameters(model):
-    """A position bias in a stack without attention, for one, would be carried along without ever being used."""
+    """For example, a position bias in a stack without attention would be unused."""
     built = build_model(f'models/{model}.gin', 'sizes/tiny.gin')
     batch = batch_formats.abstract_batch(built.model_type)
     shapes = {name: array.shape for name, array in batch.items()}
@@ -205,7 +205,7 @@ ABLATIONS = [
 
 
 @functools.cache
-def parameters_of(model: str, size: str, change: str | None = None) -> dict[str, tuple[int, ...]]:
+def param_shapes_by_name(model: str, size: str, change: str | None = None) -> dict[str, tuple[int, ...]]:
     files = loading.model_files(f'{model}+{change}' if change else model)
     (built,) = loading.values(loading.ConfigSources(['models/t5_1_1.gin', f'sizes/{size}.gin'], model=files), 'MODEL')
     params = nn.unbox(interface.param_shapes(built, SHAPES))
@@ -215,23 +215,23 @@ def parameters_of(model: str, size: str, change: str | None = None) -> dict[str,
 
 @pytest.mark.parametrize(('model', 'change'), ABLATIONS)
 def test_every_ablation_changes_its_model(model, change):
-    assert parameters_of(model, 'tiny', change) != parameters_of(model, 'tiny')
+    assert param_shapes_by_name(model, 'tiny', change) != param_shapes_by_name(model, 'tiny')
 
 
 def test_the_alternative_scaled_remixer_has_the_papers_size_as_well():
-    shapes = parameters_of('remixer_scaled', 'scaled_base', 'DECODER_FEED_FORWARD=@feed_forward.GatedMLP')
+    shapes = param_shapes_by_name('remixer_scaled', 'scaled_base', 'DECODER_FEED_FORWARD=@feed_forward.GatedMLP')
     assert sum(math.prod(shape) for shape in shapes.values()) == 223_973_394
 
 
-def test_the_shared_weight_vectors_of_hyper_mixer_are_two():
+def test_hyper_mixer_has_two_shared_weight_vectors():
     """Appendix C.2: "we create W_2 from a separate vector w_2"."""
-    shapes = parameters_of('hyper_mixer', 'tiny', SHARED_WEIGHT_VECTOR)
+    shapes = param_shapes_by_name('hyper_mixer', 'tiny', SHARED_WEIGHT_VECTOR)
     vectors = {path.split('/')[-2] for path in shapes if path.startswith('encoder') and path.endswith('vector')}
     assert vectors == {'w_in', 'w_out'}
 
 
 def test_tim_in_all_layers_has_no_plain_layer():
-    shapes = parameters_of('tim', 'tiny', TIM_ALL_LAYERS)
+    shapes = param_shapes_by_name('tim', 'tiny', TIM_ALL_LAYERS)
     encoder = [path for path in shapes if path.startswith('encoder')]
     assert {path.split('/')[1] for path in encoder if '/layer/' in path} == {'run_0'}
     assert not any('self_attention' in path for path in encoder)
@@ -247,8 +247,8 @@ def test_tim_in_all_layers_has_no_plain_layer():
     ],
 )
 def test_both_stacks_have_the_expected_layouts(model, layouts):
-    given = loading.ConfigSources(['models/t5_1_1.gin', 'sizes/tiny.gin'], model=loading.model_files(model))
-    module = loading.values(given, 'MODEL')[0].module
+    sources = loading.ConfigSources(['models/t5_1_1.gin', 'sizes/tiny.gin'], model=loading.model_files(model))
+    module = loading.values(sources, 'MODEL')[0].module
     stacks = module.encoder_stack(), module.decoder_stack()
     assert tuple(type(factory()).__name__ for stack in stacks for factory, _ in stack.runs) == layouts
 

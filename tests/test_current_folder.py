@@ -7,7 +7,7 @@ from remixer_t5x.extras.reports import sweep
 from tests.support import kept_programs, paths
 
 TRAP = 'open({log!r}, "a").write(f"{{__name__}}\\n")\n'
-# Runs commands in one process. Whatever module Python looks for, a file of that name is in the folder by then.
+# Runs commands in one process, and writes a trap file for every module that Python looks for.
 SCRIPT = """
 import importlib, os, sys
 from remixer_t5x.cli import main
@@ -47,12 +47,12 @@ COMMANDS = [
 
 
 def test_only_modules_named_by_gin_files_and_flags_are_imported(tmp_path, compiled):
-    """Also what the named modules import from the folder; libraries that look for a module find nothing there."""
+    """Modules that the named modules import are also found in the folder, but no library finds a module there."""
     folder, log = tmp_path / 'folder', tmp_path / 'log'
     trap = TRAP.format(log=str(log))
     (folder / 'jax_plugins' / 'stranger').mkdir(parents=True)
     (folder / 'jax_plugins' / 'stranger' / '__init__.py').write_text(trap)
-    # A file of the name of each module of the standard library, and of modules that libraries try to import.
+    # Traps with the names of standard library modules and of optional modules that libraries try to import.
     names = {*sys.stdlib_module_names, 'libtpu', 'zstandard', 'cloudpickle', 'brotli', 'jax_cuda12_plugin'}
     for name in names - {'antigravity'}:
         (folder / f'{name}.py').write_text(trap)
@@ -66,9 +66,9 @@ def test_only_modules_named_by_gin_files_and_flags_are_imported(tmp_path, compil
     )
     script = tmp_path / 'script.py'
     script.write_text(f'TRAP, COMMANDS = {trap!r}, {COMMANDS!r}\n{SCRIPT}')
-    # As for the console script, the folder of the script is on sys.path.
+    # -P: the folder of the script is not on sys.path.
     words = [sys.executable, '-P', str(script)]
-    environment = paths.environment(REMIXER_T5X_CACHE=str(folder / 'cache'), **kept_programs.variables(compiled))
+    environment = paths.environment(REMIXER_T5X_CACHE=str(folder / 'cache'), **kept_programs.cache_variables(compiled))
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count('f_net') >= 2

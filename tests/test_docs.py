@@ -31,18 +31,18 @@ PAGES = sorted([ROOT / 'README.md', *(ROOT / 'docs').rglob('*.md')])
 UNLISTED = [ROOT / 'CONTRIBUTING.md', ROOT / 'tests' / 'README.md']
 
 
-def script(name):
+def load_script(name):
     spec = importlib.util.spec_from_file_location(name, ROOT / 'scripts' / f'{name}.py')
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-run_docs = script('run_docs')
+run_docs = load_script('run_docs')
 
 
-def commands(page):
-    """Command lines of remixer-t5x in the fenced blocks of a page, without those that leave something out."""
+def find_commands(page):
+    """Yields the remixer-t5x command lines of a page, except those with variables or omitted arguments."""
     text = '\n'.join(run_docs.code_blocks(page.read_text(), r'(?:bash|text|console|)'))
     # Skip the contents of files that the page writes.
     text = re.sub(r"<<'END'\n.*?^END$", '', text, flags=re.DOTALL | re.MULTILINE)
@@ -56,21 +56,21 @@ def commands(page):
             yield words
 
 
-def fenced(page, languages='bash|text|console|'):
-    """The text of fenced blocks, which may be indented in a list, with continued lines joined."""
-    found = re.findall(rf'^( *)```(?:{languages})\n(.*?)^\1```$', page.read_text(), re.DOTALL | re.MULTILINE)
-    return [re.sub(rf'^{indent}', '', text, flags=re.MULTILINE).replace('\\\n', ' ') for indent, text in found]
+def fenced_blocks(page, languages='bash|text|console|'):
+    """Returns the text of fenced blocks, which may be indented in a list, with continued lines joined."""
+    blocks = re.findall(rf'^( *)```(?:{languages})\n(.*?)^\1```$', page.read_text(), re.DOTALL | re.MULTILINE)
+    return [re.sub(rf'^{indent}', '', text, flags=re.MULTILINE).replace('\\\n', ' ') for indent, text in blocks]
 
 
 def python_sources(page):
-    """Python that a page shows, writes into a file, or passes to `python -` or `python -c`."""
-    for text in fenced(page, 'python'):
+    """Yields Python code that a page shows, writes into a file, or passes to `python -` or `python -c`."""
+    for text in fenced_blocks(page, 'python'):
         # gin is highlighted as Python.
         if 'dynamic_registration' in text:
             list(config_parser.ConfigParser(text, loading.References()))
         else:
             yield text
-    for text in fenced(page):
+    for text in fenced_blocks(page):
         yield from re.findall(r"^(?:cat > \S+\.py|python -) <<'END'\n(.*?)^END$", text, re.DOTALL | re.MULTILINE)
         yield from (
             first or second for first, second in re.findall(r"python -c (?:'(.*?)'|\"(.*?)\")", text, re.DOTALL)
@@ -78,8 +78,8 @@ def python_sources(page):
 
 
 SOURCES = [(page, source) for page in (*PAGES, *UNLISTED) for source in python_sources(page)]
-# Modules whose attributes are looked up; others may be missing here, or are written by the page.
-LOOKED_UP = ('remixer_t5x', 'remixer_tasks', 'jax', 'numpy', 'flax', 'optax')
+# Packages whose attributes are checked; others may not be installed or are written by the page.
+CHECKED_PACKAGES = ('remixer_t5x', 'remixer_tasks', 'jax', 'numpy', 'flax', 'optax')
 
 
 @pytest.mark.parametrize(('page', 'source'), SOURCES, ids=[f'{page.name}-{i}' for i, (page, _) in enumerate(SOURCES)])
@@ -87,12 +87,12 @@ def test_python_code_names_what_exists(page, source):
     tree = ast.parse(source)
     imported = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module.partition('.')[0] in LOOKED_UP:
+        if isinstance(node, ast.ImportFrom) and node.module.partition('.')[0] in CHECKED_PACKAGES:
             module = importlib.import_module(node.module)
-            imported |= {alias.asname or alias.name: _attribute(module, alias.name) for alias in node.names}
+            imported |= {alias.asname or alias.name: _get_attribute(module, alias.name) for alias in node.names}
         for alias in node.names if isinstance(node, ast.Import) else ():
             package = alias.name.partition('.')[0]
-            if package in LOOKED_UP:
+            if package in CHECKED_PACKAGES:
                 module = importlib.import_module(alias.name)
                 imported |= {alias.asname: module} if alias.asname else {package: sys.modules[package]}
     for node in ast.walk(tree):
@@ -103,11 +103,11 @@ def test_python_code_names_what_exists(page, source):
         if chain and isinstance(inner, ast.Name) and inner.id in imported:
             value = imported[inner.id]
             for name in reversed(chain):
-                value = _attribute(value, name)
+                value = _get_attribute(value, name)
 
 
-def _attribute(value, name):
-    """An attribute, or a submodule that is not yet imported."""
+def _get_attribute(value, name):
+    """Returns an attribute, or imports a submodule."""
     if not hasattr(value, name) and hasattr(value, '__path__'):
         return importlib.import_module(f'{value.__name__}.{name}')
     return getattr(value, name)
@@ -121,10 +121,10 @@ def test_an_attribute_that_does_not_exist_is_found():
 @pytest.mark.parametrize('page', [*PAGES, *UNLISTED], ids=lambda page: page.name)
 def test_shell_code_names_scripts_flags_and_packages_that_exist(page):
     """Also checks the lines that `test_configuration_of_every_command_loads` skips."""
-    for text in fenced(page, 'bash'):
+    for text in fenced_blocks(page, 'bash'):
         subprocess.run(['bash', '-n'], input=text.replace('...', ''), text=True, check=True)
     extras = {*tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['optional-dependencies']}
-    for text in fenced(page):
+    for text in fenced_blocks(page):
         written = re.findall(r"^cat > (\S+) <<'END'", text, re.MULTILINE)
         text = re.sub(r"<<'END'\n.*?^END$", '', text, flags=re.DOTALL | re.MULTILINE)
         for names in re.findall(r'^pip install .*\[([\w,-]+)\]', text, re.MULTILINE):
@@ -133,15 +133,16 @@ def test_shell_code_names_scripts_flags_and_packages_that_exist(page):
             line, _, command = line.partition(' -- ')
             if script := re.search(r'(?<!\S)scripts/\S+|(?<=-m )tests\.\S+', line):
                 _check_script(line, script[0].replace('.', '/') if 'tests.' in script[0] else script[0])
-            if starts_train := re.match(r'remixer-t5x (.*)', line) or re.match(r'python -m t5x\.\w+ (.*)', line):
-                _check_flags(starts_train[1].split(' # ')[0], written, 'remixer-t5x' in line)
+            if match := re.match(r'remixer-t5x (.*)', line) or re.match(r'python -m t5x\.\w+ (.*)', line):
+                _check_flags(match[1].split(' # ')[0], written, 'remixer-t5x' in line)
             if command:
                 _check_flags(command, written, True)
 
 
 def _check_script(line, path):
-    """Flags are looked for in the text of all files next to the script."""
-    script = next(found for found in (ROOT / path, ROOT / f'{path}.py', ROOT / path / '__main__.py') if found.exists())
+    """Checks that a script exists, and that its text or that of files next to it contains the flags."""
+    candidates = (ROOT / path, ROOT / f'{path}.py', ROOT / path / '__main__.py')
+    script = next(candidate for candidate in candidates if candidate.exists())
     texts = ' '.join(file.read_text() for file in script.parent.rglob('*') if file.suffix in ('.py', '.sh', '.sbatch'))
     if script.suffix != '.sbatch':
         for flag in re.findall(r' (--[\w-]+)', line.split(' # ')[0]):
@@ -149,7 +150,7 @@ def _check_script(line, path):
 
 
 def _check_flags(line, written, ours):
-    """gin files, macros and flags of a command line, which may have `...` and variables in it."""
+    """Checks gin files, macros and flags of a command line, which may contain `...` and variables."""
     words = shlex.split(line, comments=True)
     words = words[: next((i for i, word in enumerate(words) if word in ('||', '|', '>')), None)]
     macros = {row.name for row in settings.find_macros()} | {'MIXTURE_OR_TASK_MODULE', 'TRAIN_STEP'}
@@ -168,18 +169,20 @@ def _check_flags(line, written, ours):
             assert flag in known, word
 
 
-class Loaded(Exception):
-    """The command would run now."""
+class ConfigurationLoaded(Exception):
+    """Raised instead of running the command."""
 
 
-TYPED = [(page, words) for page in PAGES for words in commands(page)]
+PAGE_COMMANDS = [(page, words) for page in PAGES for words in find_commands(page)]
 
 
 def test_the_pages_have_commands():
-    assert len(TYPED) > 60
+    assert len(PAGE_COMMANDS) > 60
 
 
-@pytest.mark.parametrize(('page', 'words'), TYPED, ids=[f'{page.name}-{i}' for i, (page, _) in enumerate(TYPED)])
+@pytest.mark.parametrize(
+    ('page', 'words'), PAGE_COMMANDS, ids=[f'{page.name}-{i}' for i, (page, _) in enumerate(PAGE_COMMANDS)]
+)
 @pytest.mark.filterwarnings('ignore::DeprecationWarning')
 def test_configuration_of_every_command_loads(page, words, tmp_path, monkeypatch):
     """Checks flags, files, macros and imports without running the command; creates the files that the page writes."""
@@ -188,13 +191,13 @@ def test_configuration_of_every_command_loads(page, words, tmp_path, monkeypatch
     for name in re.findall(r"^cat > (\S+) <<'END'$", page.read_text(), re.MULTILINE):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(run_docs.heredoc_content(page.read_text(), name))
-    _stand_ins(tmp_path, words)
+    _write_user_files(tmp_path, words)
     monkeypatch.setattr(huggingface, 'cached_model_dir', lambda path: tmp_path / 'kept')
 
     def call(root, *args, **options):
-        raise Loaded
+        raise ConfigurationLoaded
 
-    # The commands that read no gin files have nothing to load but their arguments.
+    # These commands have only arguments to check, and no configuration to load.
     names = ('data list', 'data get', 'data show', 'report', 'reproduce', 'score', 'serve')
     plain = dict.fromkeys(names, call)
     plain['compare'] = lambda args: call(compare.plan(args))
@@ -203,7 +206,7 @@ def test_configuration_of_every_command_loads(page, words, tmp_path, monkeypatch
     if not any('.gin' in word for word in words):
         plain['convert'] = lambda args: call(convert.select_conversion(args))
         if any(word.startswith('--checkpoint') for word in words):
-            # The run has the configuration.
+            # The configuration is read from the run.
             plain.update(dict.fromkeys(('eval', 'infer', 'export'), call))
     commands = tuple(dataclasses.replace(c, run=plain.get(c.name, c.run)) for c in COMMANDS)
     monkeypatch.setattr(main, 'COMMANDS', commands)
@@ -215,15 +218,15 @@ def test_configuration_of_every_command_loads(page, words, tmp_path, monkeypatch
         with pytest.raises(SystemExit):
             main._run_command(words, own_process=False)
     elif 'TRAIN_STEP=60' in ' '.join(words):
-        with pytest.raises(UserError, match='TRAIN_STEPS'):  # the guide shows what a mistake looks like
+        with pytest.raises(UserError, match='TRAIN_STEPS'):  # a mistake in the guide that shows its error
             main._run_command(words, own_process=False)
     else:
-        with pytest.raises(Loaded):
+        with pytest.raises(ConfigurationLoaded):
             main._run_command(words, own_process=False)
 
 
-def _stand_ins(folder, words):
-    """model.gin of a converted folder and config.gin of a run, which are files of one's own."""
+def _write_user_files(folder, words):
+    """Writes the model.gin of a converted folder and the config.gin of a run that the command reads."""
     for word in (*words, '--gin_file=kept/model.gin'):
         path = word.partition('--gin_file=')[2]
         if path.endswith('/model.gin'):
@@ -243,12 +246,12 @@ def test_links_lead_to_files_and_headings(page):
         if '://' in target:
             continue
         path, _, heading = target.partition('#')
-        found = page.parent / path if path else page
-        assert found.exists(), f'{page.name} links to {target}'
+        linked = page.parent / path if path else page
+        assert linked.exists(), f'{page.name} links to {target}'
         if heading:
-            titles = re.findall(r'^#+ (.*)$', found.read_text(), re.MULTILINE)
-            made = [re.sub(r'[^\w -]', '', title.lower()).replace(' ', '-') for title in titles]
-            assert heading in made, f'{page.name} links to {target}'
+            titles = re.findall(r'^#+ (.*)$', linked.read_text(), re.MULTILINE)
+            anchors = [re.sub(r'[^\w -]', '', title.lower()).replace(' ', '-') for title in titles]
+            assert heading in anchors, f'{page.name} links to {target}'
 
 
 def test_prose_wraps_at_120():
@@ -266,13 +269,13 @@ def test_every_command_of_the_command_line_is_in_the_documentation():
 
 
 def test_macros_that_the_documentation_names_are_known():
-    """In the table for those who come from T5X: what is in the column `here` is set by a shipped gin file."""
+    """Shipped gin files contain the macros in the column `here` of docs/t5x.md."""
     page = (ROOT / 'docs/t5x.md').read_text()
     rows = [row.split('|') for row in page.splitlines() if row.startswith('| ') and not row.startswith('|---')][1:]
-    own = {name for row in rows for name in re.findall(r'\b[A-Z][A-Z_]{3,}\b', row[2])}
+    named = {name for row in rows for name in re.findall(r'\b[A-Z][A-Z_]{3,}\b', row[2])}
     gin = '\n'.join(path.read_text() for path in (ROOT / 'configs').rglob('*.gin'))
     known = set(re.findall(r'^# (?:Requires|Provides).*|\b[A-Z][A-Z_]{3,}\b', gin, re.MULTILINE))
-    assert own - known - {'FILE'} == set()
+    assert named - known - {'FILE'} == set()
 
 
 def test_the_page_about_a_new_mixer_runs(tmp_path, warm_python):
@@ -298,8 +301,8 @@ def test_the_notebook_runs_from_start_to_end(tmp_path, warm_python):
     assert (tmp_path / 'page/runs/notebook.html').exists()
 
 
-def _format(line):
-    """A printed line without its numbers, answer, and whether it is the best so far."""
+def _normalize(line):
+    """Replaces the numbers and the answer in a printed line, and removes the mark of the best step."""
     if line.startswith('  answer '):
         return 'answer'
     return re.sub(r'\d[\d.,]*(e-\d+)?', '0', line.removesuffix(' · the best so far'))
@@ -307,16 +310,16 @@ def _format(line):
 
 @pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::ResourceWarning')
 def test_the_readme_shows_what_the_quickstart_prints(tmp_path, monkeypatch, capsys):
-    """A smaller model in two steps prints the same inputs and targets, and other numbers and answers."""
+    """A smaller model trained for two steps prints the same lines, except for numbers and answers."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
     smaller = {'EMBED_DIM': 8, 'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1}
     shorter = {'TRAIN_STEPS_RELATIVE': 2, 'LOG_PERIOD': 1, 'EVAL_EXAMPLES': 5, 'EVAL_STEPS': 1, 'EVAL_BATCH_SIZE': 8}
     flags = [f'--gin.{name}={value}' for name, value in (smaller | shorter).items()]
     assert main.main(['train', '--gin_file=experiments/quickstart.gin', *flags]) == 0
-    printed = {_format(line) for line in capsys.readouterr().out.splitlines()}
+    printed = {_normalize(line) for line in capsys.readouterr().out.splitlines()}
     (block,) = [
         block for block in run_docs.code_blocks((ROOT / 'README.md').read_text(), 'text') if '  answer ' in block
     ]
-    shown = [_format(line) for line in block.splitlines() if line != '...']
+    shown = [_normalize(line) for line in block.splitlines() if line != '...']
     assert len(shown) > 15 and set(shown) <= printed

@@ -1,6 +1,6 @@
 """The time of readers, tokenizers and metrics grows at most as n^1.3 for adversarial texts of n = 3 kB to 300 kB.
 
-Only the ratio of processor times is compared, each the least of several, so a busy machine cannot fail a test.
+Only ratios of CPU times are compared, each the minimum of several, so that a busy machine does not fail a test.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ from remixer_tasks.files import malformed, row_files
 from tests.remixer_tasks.test_every_vocabulary import VOCABULARIES
 
 SIZES = (3_000, 30_000, 300_000)
-# At most this exponent. Shorter times than the floor count as linear.
+# The largest allowed exponent, and the time to which shorter times are rounded up.
 EXPONENT, FLOOR_SECONDS = 1.3, 0.01
 LETTERS = ''.join(random.Random(0).choices('the', k=1_000))
-# Each is repeated up to the size, except for those that name a function of the size.
+# Texts are repeated up to the size; functions return a text of about that size.
 TEXTS = {
     'letters': LETTERS,
     'one letter': 'a',
@@ -64,7 +64,7 @@ def processor_seconds(function, argument):
 
 
 def find_steep(function, texts, prepare=lambda text: text):
-    """The texts on which `function(prepare(text))` takes time that grows too fast, with its processor seconds."""
+    """Returns the texts for which the CPU time of `function(prepare(text))` grows too fast, with its seconds."""
     steep = {}
     for name, text in texts.items():
         seconds = [FLOOR_SECONDS]
@@ -91,17 +91,17 @@ def test_the_exponent_of_time_growth_is_measured(monkeypatch):
     assert find_steep(spend(1.4), {'a': 'a'}).keys() == {'a'} and not find_steep(spend(1.2), {'a': 'a'})
 
 
-def drain(read, *arguments):
-    """A function that reads a whole file."""
+def make_reader(read, *arguments):
+    """Returns a function that reads all items of a file."""
 
-    def drained(path):
+    def read_all(path):
         for _ in read(path, *arguments):
             pass
 
-    return drained
+    return read_all
 
 
-def parse_json(parse):
+def make_json_reader(parse):
     def parse_file(path):
         with contextlib.suppress(untrusted_files.NotJson):
             parse(pathlib.Path(path).read_bytes())
@@ -109,19 +109,22 @@ def parse_json(parse):
     return parse_file
 
 
-NOTES = malformed.Malformed(False)
+MALFORMED = malformed.Malformed(False)
 READERS = {
     **{
-        f'{kind} of txt': drain(documents.read_documents, documents.Layout('txt', txt_documents=kind), NOTES)
+        f'{kind} of txt': make_reader(documents.read_documents, documents.Layout('txt', txt_documents=kind), MALFORMED)
         for kind in ('paragraph', 'line', 'file')
     },
-    'jsonl': drain(documents.read_documents, documents.Layout('jsonl'), NOTES),
-    'tsv of texts': drain(documents.read_documents, documents.Layout('tsv'), NOTES),
-    **{f'rows of {form}': drain(row_files.read, row_files.RowLayout(form), NOTES) for form in ('jsonl', 'tsv', 'csv')},
-    'another encoding': drain(row_files.lines, row_files.LONGEST, NOTES, 'latin-1'),
-    'texts of infer': drain(TextInputs),
-    'JSON lines': drain(untrusted_files.read_json_lines),
-    'JSON': parse_json(untrusted_files.parse_json),
+    'jsonl': make_reader(documents.read_documents, documents.Layout('jsonl'), MALFORMED),
+    'tsv of texts': make_reader(documents.read_documents, documents.Layout('tsv'), MALFORMED),
+    **{
+        f'rows of {form}': make_reader(row_files.read, row_files.RowLayout(form), MALFORMED)
+        for form in ('jsonl', 'tsv', 'csv')
+    },
+    'another encoding': make_reader(row_files.lines, row_files.LONGEST, MALFORMED, 'latin-1'),
+    'texts of infer': make_reader(TextInputs),
+    'JSON lines': make_reader(untrusted_files.read_json_lines),
+    'JSON': make_json_reader(untrusted_files.parse_json),
     'gin of a checkpoint': lambda path: changes.parse_bindings(pathlib.Path(path).read_text()),
 }
 

@@ -1,4 +1,4 @@
-"""Which modules load TensorFlow, seqio and gin; the first two are imported at their first use, without Keras."""
+"""Tests which modules import TensorFlow, seqio and gin; the first two are imported on first use, without Keras."""
 
 import contextlib
 import gc
@@ -14,7 +14,7 @@ from remixer_t5x import lazy
 from remixer_t5x.errors import UserError
 from tests.support import kept_programs, paths
 
-# Each part runs in the process of the parts before it, and prints names of modules that are loaded then.
+# The parts run in one process, in this order, and print the names of loaded modules.
 PARTS = {
     'the Python API of a train step': """
 import importlib, pkgutil, sys
@@ -31,8 +31,8 @@ import functools
 import jax, jax.numpy as jnp
 
 MODELS = ('models.layers', 'models.sublayers', 'models.architecture', 'models')
-for floor in (*MODELS, 'devices', 'optim', 'costs', 'run_folder', 'checkpoints'):
-    package = importlib.import_module(f'remixer_t5x.{floor}')
+for name in (*MODELS, 'devices', 'optim', 'costs', 'run_folder', 'checkpoints'):
+    package = importlib.import_module(f'remixer_t5x.{name}')
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f'{package.__name__}.{module.name}')
 
@@ -81,15 +81,15 @@ assert seqio.dataset_providers.pg.hyper.HyperPrimitive.__name__ == 'HyperPrimiti
 
 
 def test_each_part_loads_only_the_libraries_that_it_needs(compiled):
-    environment = paths.environment(**kept_programs.variables(compiled))
+    environment = paths.environment(**kept_programs.cache_variables(compiled))
     words = [sys.executable, '-c', ''.join(PARTS.values())]
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ['flax jax numpy', '', '', 'seqio tensorflow', '']
 
 
-def lazy_with_tensorflow(monkeypatch, **config):
-    """A new `lazy`, in a process where another library has imported a TensorFlow with these functions in `config`."""
+def import_lazy_after_tensorflow(monkeypatch, **config):
+    """Imports `lazy` again, after a fake TensorFlow whose `config` has the given functions."""
     tensorflow = types.ModuleType('tensorflow')
     tensorflow.data, tensorflow.config = 'data', types.SimpleNamespace(**config)
     monkeypatch.setitem(sys.modules, 'tensorflow', tensorflow)
@@ -101,7 +101,7 @@ def lazy_with_tensorflow(monkeypatch, **config):
 
 def test_accelerators_are_hidden_if_a_library_has_imported_tensorflow(monkeypatch):
     hidden = []
-    module = lazy_with_tensorflow(monkeypatch, set_visible_devices=lambda *given: hidden.append(given))
+    module = import_lazy_after_tensorflow(monkeypatch, set_visible_devices=lambda *args: hidden.append(args))
     assert (module.tf.data, module.tf.data) == ('data', 'data')
     assert hidden == [([], 'GPU'), ([], 'TPU')]
     with pytest.raises(AttributeError, match='nothing_like_this'):
@@ -113,28 +113,30 @@ def test_a_tensorflow_that_already_uses_a_gpu_raises_an_error(monkeypatch, devic
     def refuse(*_):
         raise RuntimeError('devices are initialized')
 
-    module = lazy_with_tensorflow(monkeypatch, set_visible_devices=refuse, list_logical_devices=lambda kind: devices)
+    module = import_lazy_after_tensorflow(
+        monkeypatch, set_visible_devices=refuse, list_logical_devices=lambda kind: devices
+    )
     with pytest.raises(RuntimeError, match='initialized') if is_error else contextlib.nullcontext():
         assert module.tf.data == 'data'
 
 
-@pytest.mark.parametrize('collects', [True, False])
-def test_an_import_is_not_interrupted_by_garbage_collection(collects, monkeypatch):
-    """Each collection would look through all that the import has made; a process that switched it off keeps it off."""
-    while_importing = []
+@pytest.mark.parametrize('enabled', [True, False])
+def test_an_import_is_not_interrupted_by_garbage_collection(enabled, monkeypatch):
+    """A collection would traverse all imported objects. Collection that was disabled stays disabled."""
+    enabled_during_import = []
     monkeypatch.setattr(lazy, '_import_tensorflow', lambda: None)
     monkeypatch.setattr(lazy, 'check_installed', lambda name: None)
-    monkeypatch.setattr(importlib, 'import_module', lambda name: while_importing.append(gc.isenabled()))
+    monkeypatch.setattr(importlib, 'import_module', lambda name: enabled_during_import.append(gc.isenabled()))
     monkeypatch.setitem(sys.modules, 'imported_late', None)
     monkeypatch.delitem(sys.modules, 'imported_late')
-    before = gc.isenabled()
-    (gc.enable if collects else gc.disable)()
+    was_enabled = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
     try:
         with pytest.raises(KeyError, match='imported_late'):
             lazy._load_library('imported_late')
-        assert while_importing == [False] and gc.isenabled() == collects
+        assert enabled_during_import == [False] and gc.isenabled() == enabled
     finally:
-        (gc.enable if before else gc.disable)()
+        (gc.enable if was_enabled else gc.disable)()
 
 
 @pytest.mark.parametrize(('error', 'shown'), [(UserError('a mistake'), ''), (ImportError('a bug'), 'the reason')])

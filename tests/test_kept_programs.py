@@ -1,4 +1,4 @@
-"""Compiled programs that outlive a run of the tests."""
+"""The persistent cache of compiled programs for tests."""
 
 import functools
 import os
@@ -16,7 +16,7 @@ def test_old_programs_are_removed(tmp_path):
     old.touch()
     long_ago = time.time() - (kept_programs.DAYS + 1) * 24 * 3600
     os.utime(old, (long_ago, long_ago))
-    kept_programs.remove_old(tmp_path)
+    kept_programs.remove_old_entries(tmp_path)
     assert list(tmp_path.iterdir()) == [new]
 
 

@@ -1,4 +1,4 @@
-"""What `pip install` of the built wheel and of the sdist puts into an empty environment."""
+"""The contents of the wheel and the sdist, and their installation into an empty environment."""
 
 import os
 import re
@@ -29,7 +29,7 @@ def run(*words, cwd, **variables):
 
 @pytest.fixture(scope='module')
 def archives(tmp_path_factory):
-    """The sdist and the wheel, built from a copy, because setuptools adds files of older builds in the checkout."""
+    """Builds the sdist and the wheel from a copy, because setuptools adds files of older builds in the checkout."""
     pytest.importorskip('setuptools', reason='setuptools builds the package')
     copy = tmp_path_factory.mktemp('checkout')
     for name in SHIPPED:
@@ -44,7 +44,7 @@ def archives(tmp_path_factory):
 
 
 def test_names_of_extras_are_normalized():
-    """setuptools writes them so (PEP 685), and pip before 23.3 leaves out an extra that is typed with an underscore."""
+    """setuptools normalizes names (PEP 685), and pip before 23.3 ignores extras that are typed with an underscore."""
     assert [name for name in PROJECT['optional-dependencies'] if not re.fullmatch('[a-z0-9-]+', name)] == []
 
 
@@ -58,7 +58,7 @@ def test_an_installed_sdist_describes_a_model_and_trains_without_extras(archives
     assert {*zipfile.ZipFile(wheel).namelist()} == {*zipfile.ZipFile(archives['wheel']).namelist()}
     run(*pip, '--python', tmp_path / 'venv', 'install', '--no-deps', wheel, cwd=tmp_path)
     [packages] = (tmp_path / 'venv').glob('lib/*/site-packages')
-    # The dependencies are those of this process.
+    # Dependencies are imported from the environment of this process.
     (packages / 'dependencies.pth').write_text('\n'.join(rented.site_packages()))
 
     installed = {path.relative_to(packages).as_posix() for path in packages.rglob('*') if path.is_file()}
@@ -80,5 +80,5 @@ def test_an_installed_sdist_describes_a_model_and_trains_without_extras(archives
     assert 'parameters' in table
     (tmp_path / 'text.txt').write_text(rented.TEXT)
     train = (*rented.TRAIN, '--gin.TRAIN_STEPS=5', '--gin.FILES=text.txt', '--gin.MODEL_DIR=run')
-    run(command, *train, cwd=tmp_path, **kept_programs.variables(compiled))
+    run(command, *train, cwd=tmp_path, **kept_programs.cache_variables(compiled))
     assert (tmp_path / 'run/checkpoints/5').is_dir()

@@ -1,4 +1,4 @@
-"""Values of another kind than an argument takes, or outside of its range: one line, before anything is called."""
+"""Values of the wrong type or out of range raise a one-line error before anything is called."""
 
 import ast
 import dataclasses
@@ -76,22 +76,26 @@ def test_a_whole_number_is_ascii_and_has_32_bits(text, number):
 
 
 def numeric_macros() -> dict[str, str]:
-    """Macros that a shipped file sets to a number, or reads for a number, and a file that reads each."""
-    found = {}
+    """Returns the macros with numeric values in the shipped files, and a file that reads each."""
+    macros = {}
     for name, text in files.shipped().items():
         if name.startswith('experiments/'):
             continue
         for macro, value in re.findall(r'^([A-Z_0-9]+) = (.*)', text.text, re.M):
             if isinstance(_literal(value), int | float) and not isinstance(_literal(value), bool):
-                found[macro] = [*files.find_files_with_macro(macro), name][0]
+                macros[macro] = [*files.find_files_with_macro(macro), name][0]
         for first, rest, argument, macro in re.findall(
             r'^(?:\w+/)*(\w+)\.(\w+)\.(\w+) = %([A-Z_0-9]+)$', text.text, re.M
         ):
             if line := text.imports.get(first):
-                kind = ranges.get_annotation(resolved.import_by_name('.'.join([*line.split()[1::2], rest])), argument)
-                if any(base in (int, float) for base, _ in map(ranges.split_annotation, ranges.union_members(kind))):
-                    found[macro] = name
-    return found
+                annotation = ranges.get_annotation(
+                    resolved.import_by_name('.'.join([*line.split()[1::2], rest])), argument
+                )
+                if any(
+                    base in (int, float) for base, _ in map(ranges.split_annotation, ranges.union_members(annotation))
+                ):
+                    macros[macro] = name
+    return macros
 
 
 def _literal(text: str) -> object:
@@ -107,25 +111,27 @@ SMALL |= {'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1}
 SHAPES = {'inputs': 4, 'targets': 4}
 
 
-def test_the_walk_finds_the_settings():
+def test_numeric_macros_are_found():
     assert len(MACROS) > 70
     assert {'DROPOUT_RATE', 'LEARNING_RATE', 'MICROBATCHES', 'NUM_HEADS', 'TOP_P', 'EVAL_PERIOD'} <= MACROS.keys()
 
 
 @pytest.mark.parametrize('macro', sorted(MACROS))
 def test_any_number_is_accepted_or_rejected_with_a_user_error(macro):
-    """A value is used, or refused on one line that names the setting."""
     file = MACROS[macro]
     first = file if file.startswith('models/') else 'models/gmlp.gin' if 'gmlp' in file else 'models/t5_1_1.gin'
     parts = ['data/python_docs.gin', 'optimizers/adamw.gin', 'hardware/cpu.gin']
     base = ['runs/infer.gin', 'runs/eval.gin'] if macro.startswith(('INFER', 'DECODER_SEED', 'FOLLOW')) else []
-    given = [*base, first, 'sizes/tiny.gin', *parts, 'runs/finetune.gin', *([file] if file != first else [])]
+    gin_files = [*base, first, 'sizes/tiny.gin', *parts, 'runs/finetune.gin', *([file] if file != first else [])]
     small = {name: value for name, value in SMALL.items() if not first.endswith(('tim.gin', 'gmlp.gin'))}
     for value in ('0', '-1', '1.5', 'None', 'fast'):
         flags = [(macro, value), ('MODEL_DIR', 'x'), ('INITIAL_CHECKPOINT_PATH', 'x'), ('CHECKPOINT_PATH', 'x')]
-        flags += [(name, 'x') for name in {'FILES', 'PAIRS', 'HF_DATASET', 'INPUTS', 'TARGETS'} & _needs(given)]
+        flags += [
+            (name, 'x')
+            for name in {'FILES', 'PAIRS', 'HF_DATASET', 'INPUTS', 'TARGETS'} & _find_unset_macros(gin_files)
+        ]
         try:
-            loading.load(loading.ConfigSources(given, flags, defaults=small), train.ROOT)
+            loading.load(loading.ConfigSources(gin_files, flags, defaults=small), train.ROOT)
             resolved.macro(macro, None)
             run = resolved.call_configured(train.ROOT, deferred=(train.TRAINING_TASK, train.EVALUATION_TASKS))
             if file.startswith(('models/', 'sublayers/', 'sizes/')):
@@ -136,6 +142,6 @@ def test_any_number_is_accepted_or_rejected_with_a_user_error(macro):
             assert '\n' not in str(error) and 'bug' not in str(error)
 
 
-def _needs(given: list[str]) -> set[str]:
-    texts = [text for file in given for text in files.GinReader((), ()).read(file)]
+def _find_unset_macros(gin_files: list[str]) -> set[str]:
+    texts = [text for file in gin_files for text in files.GinReader((), ()).read(file)]
     return {name for text in texts for name in text.macros_read} - {name for text in texts for name in text.macros_set}

@@ -1,7 +1,6 @@
-"""Every place of the project that opens a file to read it says who wrote the file.
+"""Every function that reads files without `untrusted_files` is listed here with the reason why this is safe.
 
-`untrusted_files` reads the files of others, and `tests/test_untrusted_files.py` fuzzes each of its users. A new reader
-fails this test until it uses that module, or says here why it need not.
+`tests/test_untrusted_files.py` fuzzes the readers that use `untrusted_files`.
 """
 
 import ast
@@ -10,14 +9,14 @@ import pathlib
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-OWN = 'this process has just written it'
-PEER = 'another process of this run sent it'
-TRUSTED = 'trusted, says docs/faults.md'
-CHECKED = 'safe_paths has looked at it, and tests/interop and tests/checkpoints give it damaged files'
-SYSTEM = 'the system wrote it'
-VERIFIED = 'it is data, read in bounded memory; tests/remixer_tasks gives it damaged files'
-NOT_READ = 'nothing is read'
-OPENED = {
+OWN = 'written by this process'
+PEER = 'sent by another process of this run'
+TRUSTED = 'trusted, see docs/faults.md'
+CHECKED = 'validated by safe_paths; tests/interop and tests/checkpoints test damaged files'
+SYSTEM = 'written by the operating system'
+VERIFIED = 'data that is read in bounded memory; tests/remixer_tasks tests damaged files'
+NOT_READ = 'opened but not read'
+READERS = {
     'remixer_t5x/data/task_vocabulary.py::_write_files': TRUSTED,
     'remixer_t5x/data/task_vocabulary.py::save_vocabulary': OWN,
     'remixer_t5x/checkpoints/durable.py::commit_checkpoint': OWN,
@@ -36,7 +35,7 @@ OPENED = {
     'remixer_t5x/data/token_alignment.py::span_arrays': 'targets that a task has written',
     'tasks/remixer_tasks/benchmarks/text_metrics.py::span_answers': 'targets that a task has written',
     'tasks/remixer_tasks/vocabulary/huggingface_tokenizer.py::load': 'the output of our child process',
-    'tasks/remixer_tasks/vocabulary/huggingface_tokenizer.py::token_texts': 'what the tokenizer prints of itself',
+    'tasks/remixer_tasks/vocabulary/huggingface_tokenizer.py::token_texts': 'JSON that the tokenizer returns',
     'remixer_t5x/data/pipeline.py::require_cache': TRUSTED,
     'remixer_t5x/data/stream.py::capture': OWN,
     'remixer_t5x/devices/collectives.py::_poll': PEER,
@@ -44,10 +43,10 @@ OPENED = {
     'remixer_t5x/devices/collectives.py::check_same': OWN,
     'remixer_t5x/cli/process_flags.py::_code_digests': NOT_READ,
     'remixer_t5x/devices/compilation_cache.py::machine_name': SYSTEM,
-    'remixer_t5x/extras/export/run.py::__init__': 'the folder that this program is in, whose user trusts it',
-    'remixer_t5x/extras/export/run.py::_load_function': 'the folder that this program is in, whose user trusts it',
+    'remixer_t5x/extras/export/run.py::__init__': 'the folder of this program, which its user trusts',
+    'remixer_t5x/extras/export/run.py::_load_function': 'the folder of this program, which its user trusts',
     'remixer_t5x/extras/serve/server.py::_read_body': 'a request of at most 1 MiB; see tests/extras/test_serve.py',
-    'remixer_t5x/evaluate/text_inputs.py::_open': 'standard input, and what untrusted_files has opened',
+    'remixer_t5x/evaluate/text_inputs.py::_open': 'standard input, and files opened by untrusted_files',
     'remixer_t5x/interop/huggingface/t5_tokenizer.py::_read_pieces': CHECKED,
     'remixer_t5x/interop/huggingface/t5_tokenizer.py::write': CHECKED,
     'remixer_t5x/interop/shared_folder.py::importable_code': TRUSTED,
@@ -56,7 +55,7 @@ OPENED = {
     'remixer_t5x/interop/t5x/checkpoint.py::_write_array': NOT_READ,
     'remixer_t5x/kernels/self_check.py::_cache_path': 'the package itself',
     'remixer_t5x/kernels/self_check.py::run_check': 'the compilation cache, as JAX reads it',
-    'remixer_t5x/run_folder/model_dir.py::lock_model_dir': 'at most 200 bytes, of a descriptor that does not wait',
+    'remixer_t5x/run_folder/model_dir.py::lock_model_dir': 'at most 200 bytes of a non-blocking descriptor',
     'remixer_t5x/run_folder/trackers.py::_run_calls': NOT_READ,
     'remixer_t5x/temporary.py::_open_locked': NOT_READ,
     'remixer_t5x/temporary.py::_remove_abandoned_entries': NOT_READ,
@@ -65,37 +64,42 @@ OPENED = {
     'tasks/remixer_tasks/caching.py::read_cached_splits': TRUSTED,
     'tasks/remixer_tasks/caching.py::read_completed': TRUSTED,
     'tasks/remixer_tasks/corpora/text_corpus.py::_open_documents': VERIFIED,
-    'tasks/remixer_tasks/corpora/streamed_text.py::_read': 'a text of the position, which tf.data has restored',
+    'tasks/remixer_tasks/corpora/streamed_text.py::_read': 'text in a position that tf.data has restored',
     'tasks/remixer_tasks/files/download.py::_fetch_file': 'an archive whose SHA-256 is in this package',
     'tasks/remixer_tasks/files/row_files.py::__init__': VERIFIED,
     'tasks/remixer_tasks/files/download.py::_sha256': VERIFIED,
-    'tasks/remixer_tasks/files/row_files.py::open_bytes': 'what untrusted_files has opened',
-    'tasks/remixer_tasks/python_docs.py::read': 'a package that is installed here',
+    'tasks/remixer_tasks/files/row_files.py::open_bytes': 'opened by untrusted_files',
+    'tasks/remixer_tasks/python_docs.py::read': 'an installed package',
     'tasks/remixer_tasks/vocabulary/sentencepiece_vocabulary.py::_load': VERIFIED,
 }
 
 
-def sources():
-    """(name, text) of every module but `untrusted_files`."""
+def read_sources():
+    """Returns the name and the text of every module except `untrusted_files`."""
     paths = sorted(path for folder in ('remixer_t5x', 'tasks') for path in (ROOT / folder).rglob('*.py'))
     named = [(path.relative_to(ROOT).as_posix(), path.read_text(encoding='utf-8')) for path in paths]
     return [(name, text) for name, text in named if name != 'remixer_t5x/untrusted_files.py']
 
 
-def readers():
-    """'file::function' of every call that opens a file for reading or parses JSON, except within `untrusted_files`."""
-    return {f'{name}::{where}' for name, text in sources() for where in _readers(ast.parse(text), '<module>')}
+def find_readers():
+    """Returns 'file::function' for every call that opens a file for reading or parses JSON."""
+    return {
+        f'{name}::{function}'
+        for name, text in read_sources()
+        for function in _find_readers(ast.parse(text), '<module>')
+    }
 
 
-NAMES = {'read_text', 'read_bytes', 'GFile', 'load', 'loads', 'ZipFile', 'GzipFile', 'fromfile', 'memmap', 'is_zipfile'}
+READ_FUNCTIONS = {'read_text', 'read_bytes', 'GFile', 'load', 'loads'}
+READ_FUNCTIONS |= {'ZipFile', 'GzipFile', 'fromfile', 'memmap', 'is_zipfile'}
 
 
-def _readers(node, where):
+def _find_readers(node, function):
     for child in ast.iter_child_nodes(node):
-        inside = child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else where
+        inside = child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else function
         if isinstance(child, ast.Call) and _reads(child):
-            yield where
-        yield from _readers(child, inside)
+            yield function
+        yield from _find_readers(child, inside)
 
 
 def _reads(call):
@@ -107,15 +111,15 @@ def _reads(call):
         values = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == 'mode')]
         modes = [value.value for value in values if isinstance(getattr(value, 'value', None), str)]
         return not any(set(mode) & set('wax') and len(mode) < 4 for mode in modes)
-    return name in NAMES and (not name.startswith('load') or module in ('json', 'np', 'tomllib'))
+    return name in READ_FUNCTIONS and (not name.startswith('load') or module in ('json', 'np', 'tomllib'))
 
 
 def test_every_function_that_reads_a_file_is_listed():
-    """A new reader uses `untrusted_files` and joins `USERS`, or joins `OPENED` with the reason why it need not."""
-    found = readers()
-    unlisted, gone = sorted(found - OPENED.keys()), sorted(OPENED.keys() - found)
-    assert not unlisted, f'{unlisted} read a file by themselves: use untrusted_files, or add them to OPENED'
-    assert not gone, f'{gone} do not read a file any more: take them off the list'
+    """New readers use `untrusted_files` and are added to its tests, or are added to `READERS` with a reason."""
+    readers = find_readers()
+    unlisted, removed = sorted(readers - READERS.keys()), sorted(READERS.keys() - readers)
+    assert not unlisted, f'{unlisted} read files without untrusted_files: use it, or add them to READERS'
+    assert not removed, f'{removed} no longer read a file: remove them from READERS'
 
 
 READING = ('open(p)', 'p.open("rb")', 'json.load(f)', 'json.loads(t)', 'p.read_text()')
@@ -123,6 +127,6 @@ WRITING = ('open(p, "w")', 'p.open("ab")', 'open(p, mode="x")', 'untrusted_files
 
 
 @pytest.mark.parametrize('text', [*READING, *WRITING])
-def test_calls_that_read_files_are_found(text):
+def test_calls_that_read_files_are_detected(text):
     tree = ast.parse(f'class A:\n  def b(self):\n    {text}')
-    assert list(_readers(tree, '<module>')) == ['b'] * (text in READING)
+    assert list(_find_readers(tree, '<module>')) == ['b'] * (text in READING)

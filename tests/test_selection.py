@@ -1,4 +1,4 @@
-"""`scripts/test.sh --quick` and `--changed` choose what they promise."""
+"""`scripts/test.sh --quick` and `--changed` select the documented tests."""
 
 import importlib.util
 import pathlib
@@ -9,7 +9,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-def load(path):
+def load_module(path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -18,28 +18,30 @@ def load(path):
 
 @pytest.fixture(scope='module')
 def changed_tests():
-    return load(ROOT / 'scripts/changed_tests.py')
+    return load_module(ROOT / 'scripts/changed_tests.py')
 
 
 @pytest.fixture(scope='module')
 def files(changed_tests):
-    """The checkout; folders are searched so that it works outside of git."""
+    """Returns the files of the checkout, found without git."""
     folders = ('remixer_t5x', 'tasks', 'tests', 'configs', 'docs', 'scripts')
-    found = [path for folder in folders for path in (ROOT / folder).rglob('*') if '__pycache__' not in path.parts]
+    nested = [path for folder in folders for path in (ROOT / folder).rglob('*') if '__pycache__' not in path.parts]
     top = [path for path in ROOT.iterdir() if path.is_file()]
-    return changed_tests.Files({path.relative_to(ROOT).as_posix() for path in [*found, *top] if path.is_file()})
+    return changed_tests.Files({path.relative_to(ROOT).as_posix() for path in [*nested, *top] if path.is_file()})
 
 
 def test_quick_runs_each_contract_test_for_each_sublayer_module():
-    contract, marks = (load(ROOT / f'tests/models/sublayers/{name}.py') for name in ('test_contract', 'conftest'))
+    contract, marks = (
+        load_module(ROOT / f'tests/models/sublayers/{name}.py') for name in ('test_contract', 'conftest')
+    )
     modules = {
         f'remixer_t5x.models.sublayers.{path.stem}'
         for path in (ROOT / 'remixer_t5x/models/sublayers').glob('[a-z]*.py')
     }
-    rows = contract.covering_rows()
+    rows = contract.covering_cases()
     factories = [factory for name, side in rows for factory in getattr(contract.SUBLAYERS[name], side)]
-    assert {part.__module__ for factory in factories for part in contract.parts(factory)} == modules
-    assert len(rows) < len(contract.SUBLAYERS), 'the rows of --quick are all of them'
+    assert {cls.__module__ for factory in factories for cls in contract.sublayer_classes(factory)} == modules
+    assert len(rows) < len(contract.SUBLAYERS), '--quick runs all rows'
     for test, quick in {'law[t5-decoder]': True, 'law[t5-one]': True, 'law[t5-encoder]': False, 'law': True}.items():
         assert marks._is_quick(types.SimpleNamespace(name=test, module=contract)) == quick, test
 
@@ -69,8 +71,8 @@ def test_a_change_selects_only_the_tests_that_depend_on_it(changed_tests, files,
     assert 'tests/remixer_tasks/test_submissions.py' not in chosen
 
 
-@pytest.mark.parametrize('changed', ['pyproject.toml', 'remixer_t5x/of_which_no_test_knows.py'])
-def test_a_change_that_cannot_be_placed_runs_everything(changed_tests, files, changed):
+@pytest.mark.parametrize('changed', ['pyproject.toml', 'remixer_t5x/unknown_to_all_tests.py'])
+def test_a_change_that_cannot_be_classified_selects_all_tests(changed_tests, files, changed):
     assert list(changed_tests.select_tests(files, {changed})) == files.tests
 
 

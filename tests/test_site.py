@@ -1,4 +1,4 @@
-"""The documentation site builds without a warning, and shows what GitHub shows."""
+"""The documentation site builds without warnings and contains every page, command, macro and public name."""
 
 import os
 import re
@@ -16,7 +16,7 @@ pytest.importorskip('mkdocstrings', reason="the site needs mkdocs: pip install '
 
 @pytest.fixture(scope='module')
 def site(tmp_path_factory):
-    """The built site: path of a page without `index.html` -> HTML."""
+    """Builds the site and returns the HTML of each page by its path without `index.html`."""
     folder = tmp_path_factory.mktemp('site')
     command = [sys.executable, '-W', 'ignore', '-m', 'mkdocs', 'build', '--strict']
     command += ['--config-file', str(ROOT / 'docs/site/mkdocs.yml'), '--site-dir', str(folder)]

@@ -1,4 +1,4 @@
-"""The line about start-up."""
+"""The line that reports start-up times."""
 
 import re
 
@@ -6,21 +6,21 @@ from remixer_t5x import startup
 
 
 def test_phases_are_printed_once_and_add_up():
-    said = []
+    lines = []
     startup.start_timer()
     startup.end_phase('imports')
     startup.end_phase('compile')
-    startup.report_phases(said.append)
+    startup.report_phases(lines.append)
     startup.end_phase('later')
-    startup.report_phases(said.append)
-    (line,) = said
+    startup.report_phases(lines.append)
+    (line,) = lines
     assert re.fullmatch(
         r'start-up [\d.]+ s \([\d.]+ of .*\): imports [\d.]+ s \([\d.]+\) · compile [\d.]+ s \(.*\)', line
     )
 
 
 def test_nothing_is_printed_if_the_timer_was_not_started():
-    said = []
+    lines = []
     startup.end_phase('imports')
-    startup.report_phases(said.append)
-    assert said == []
+    startup.report_phases(lines.append)
+    assert lines == []

@@ -1,4 +1,4 @@
-"""Studies: the toy task as the paper describes it, resuming after a kill, and FLOPs by the formulas of figure 2."""
+"""Tests of scripts/studies: the toy task of the paper, resuming after a kill, and the FLOPs of figure 2."""
 
 import json
 import pathlib
@@ -14,7 +14,7 @@ TINY = types.MappingProxyType({'length': 50, 'width': 4, 'hidden': 4, 'steps': 3
 
 @pytest.fixture(scope='module')
 def studies():
-    """The scripts' modules, imported as Python does when one is run."""
+    """Yields the scripts' modules, imported with their folder on sys.path, as when a script runs."""
     before = list(sys.path), set(sys.modules)
     sys.path[:0] = [str(SCRIPTS / 'studies')]
     import competition
@@ -31,14 +31,16 @@ def studies():
             sys.modules.pop(name, None)
 
 
-def describe(row):
-    """Reads an input row by appendix B.4: its shapes, which of them are triangles, and the target row."""
+def parse_row(row):
+    """Returns the shapes of an input row, which of them are triangles, and the target row of appendix B.4."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], row != 0, [0]])))
     shapes = [(start, row[start:end]) for start, end in edges.reshape(-1, 2)]
     kinds = [bool(np.ptp(shape) > 0) for _, shape in shapes]
     expected = np.zeros_like(row)
     for (start, shape), kind in zip(shapes, kinds, strict=True):
-        mean = np.mean([other.max() for (_, other), its in zip(shapes, kinds, strict=True) if its == kind])
+        mean = np.mean(
+            [other.max() for (_, other), other_kind in zip(shapes, kinds, strict=True) if other_kind == kind]
+        )
         expected[start : start + len(shape)] = shape / shape.max() * mean
     return shapes, kinds, expected
 
@@ -48,20 +50,20 @@ def test_toy_task_rows_follow_the_papers_description(studies, length):
     inputs, targets, local = studies.shapes.make_rows(np.random.default_rng(0), 200, length)
     starts, first_kinds = [], []
     for row, target, guess in zip(inputs, targets, local, strict=True):
-        shapes, kinds, expected = describe(row)
+        shapes, kinds, expected = parse_row(row)
         assert len(shapes) == 4 and sum(kinds) == 2
         np.testing.assert_allclose(target, expected, rtol=1e-5)
         assert {len(shape) for _, shape in shapes} <= {5, 7, 9, 11}
         for start, shape in shapes:
-            own = shape / shape.max() * (shape.max() + 13) / 2  # heights are from 1 to 25
-            np.testing.assert_allclose(guess[start : start + len(shape)], own, rtol=1e-5)
+            expected_guess = shape / shape.max() * (shape.max() + 13) / 2  # heights are from 1 to 25
+            np.testing.assert_allclose(guess[start : start + len(shape)], expected_guess, rtol=1e-5)
         assert np.all(guess[row == 0] == 0)
         starts.append([start for start, _ in shapes])
         first_kinds.append(kinds[0])
-    heights = np.concatenate([[shape.max() for _, shape in describe(row)[0]] for row in inputs])
+    heights = np.concatenate([[shape.max() for _, shape in parse_row(row)[0]] for row in inputs])
     assert 1 <= heights.min() < 2 and 24 < heights.max() <= 25
     assert 0.35 < np.mean(first_kinds) < 0.65
-    if length == 100:  # room to move: the first shape may start at once, the last one may end the row
+    if length == 100:  # shapes may touch both ends of the row
         assert min(start[0] for start in starts) == 0 and np.any(inputs[:, -1])
 
 
@@ -78,15 +80,15 @@ def test_records_ignore_an_incomplete_line(studies, tmp_path):
     file = tmp_path / 'deeper' / 'results.jsonl'
     records = studies.records.Records(file)
     records.add({'a': 1, 'b': 2}, {'x': 0.5})
-    whole = file.read_text()
-    for cut in range(1, len(whole)):
-        file.write_text(whole + whole[:cut].replace('0.5', '0.7'))
-        again = studies.records.Records(file)
-        assert again.find_result({'b': 2, 'a': 1})['x'] in (0.5, 0.7)
-        again.add({'a': 2, 'b': 2}, {'x': 1.5})
+    line = file.read_text()
+    for cut in range(1, len(line)):
+        file.write_text(line + line[:cut].replace('0.5', '0.7'))
+        reopened = studies.records.Records(file)
+        assert reopened.find_result({'b': 2, 'a': 1})['x'] in (0.5, 0.7)
+        reopened.add({'a': 2, 'b': 2}, {'x': 1.5})
         last = studies.records.Records(file)
         assert last.find_result({'a': 2, 'b': 2}) == {'x': 1.5} and last.find_result({'a': 1, 'b': 2})
-        assert last.ignored == (cut < len(whole) - 1)
+        assert last.ignored == (cut < len(line) - 1)
 
 
 def run_toy(studies, monkeypatch, out, *more):
@@ -104,7 +106,7 @@ def test_toy_study_resumes_after_a_kill(studies, tmp_path, monkeypatch, capsys):
     table = capsys.readouterr().out
     assert 'not yet run' not in table and table.count('[2]') == 2
 
-    # One cell and part of a second were written when it was killed.
+    # The run was killed after the first cell, while it wrote the second.
     out.write_text(first[0] + '\n' + first[1][:20])
     run_toy(studies, monkeypatch, out, '--seeds=2', '--show')
     assert 'not yet run' in capsys.readouterr().out
@@ -113,7 +115,7 @@ def test_toy_study_resumes_after_a_kill(studies, tmp_path, monkeypatch, capsys):
     second = out.read_text().splitlines()
     assert second[0] == first[0]
     numbers = [json.loads(line)['result']['test_mse'] for line in first[1:]]
-    # A cell does not depend on those before it.
+    # A result does not depend on earlier cells.
     np.testing.assert_allclose([json.loads(line)['result']['test_mse'] for line in second[2:]], numbers, rtol=1e-4)
 
     run_toy(studies, monkeypatch, out, '--seeds=2', '--learning_rate=0.1', '--show')
@@ -134,7 +136,7 @@ def test_counted_flops_equal_the_papers_formulas(studies):
         return studies.length.forward_flops(studies.length.build_mixer('bidirectional', name, n, args), n, 32, False)
 
     for n in (16, 64):
-        # Matrix products alone: D.1's without GELU; attention with full projections and one for its output.
+        # Only matrix products: the formulas of D.1 without GELU, and attention with an output projection.
         assert count('hyper_mixer', n) == 4 * n * 48 * 32 + n * (2 * 32 * 32 + 2 * 32 * 48)
         assert count('attention', n) == 8 * n * 32 * 32 + 4 * n * n * 32
         assert count('mlp_mixer', n) == 4 * n * 48 * 32

@@ -1,4 +1,4 @@
-"""What a killed process leaves behind is removed by the next one, and what a living process owns is not."""
+"""Temporary paths of killed processes are removed by later processes; those of running processes are kept."""
 
 import ast
 import os
@@ -11,7 +11,7 @@ from remixer_t5x import temporary
 from remixer_tasks.files import cache
 from tests.support import paths
 
-OWNER = """
+OWNER_PROGRAM = """
 import pathlib, sys, time
 from remixer_t5x import temporary
 with temporary.temporary_path(pathlib.Path(sys.argv[1]), 'x.') as path:
@@ -22,26 +22,26 @@ with temporary.temporary_path(pathlib.Path(sys.argv[1]), 'x.') as path:
 """
 
 
-def owner(folder):
-    """A process that owns a temporary folder there."""
+def start_owner(folder):
+    """Starts a process that owns a temporary path in `folder`."""
     process = subprocess.Popen(
-        [sys.executable, '-c', OWNER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, '-c', OWNER_PROGRAM, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout.readline() == 'made\n'
     return process
 
 
-def test_a_killed_process_leaves_nothing_for_long(tmp_path):
-    with owner(tmp_path) as killed, owner(tmp_path) as living:
+def test_the_temporary_path_of_a_killed_process_is_removed(tmp_path):
+    with start_owner(tmp_path) as killed, start_owner(tmp_path) as running:
         assert len(list(tmp_path.glob('x.*.tmp'))) == 2
         killed.send_signal(signal.SIGKILL)
         killed.wait()
         with cache.add_entry(tmp_path / 'entry') as path:
-            # The killed one's is gone, the living one's is there.
+            # Only the path of the running process is left.
             assert len(list(tmp_path.glob('x.*.tmp'))) == 1
             path.write_text('content')
-        living.stdin.close()
-        living.wait()
+        running.stdin.close()
+        running.wait()
     assert [path.name for path in tmp_path.iterdir()] == ['entry']
 
 
@@ -59,8 +59,8 @@ def test_moved_and_failed_temporary_paths_leave_no_files(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ['kept']
 
 
-def test_a_link_in_the_place_of_an_entry_is_removed_alone(tmp_path):
-    """In a shared folder for temporary files, another user may have put it there."""
+def test_a_link_instead_of_an_entry_is_removed_without_its_target(tmp_path):
+    """In a shared temporary folder, another user may have created the link."""
     (tmp_path / 'elsewhere').mkdir()
     (tmp_path / 'elsewhere' / 'file').write_text('stays')
     (tmp_path / 'x.tmp').symlink_to(tmp_path / 'elsewhere')
@@ -98,7 +98,7 @@ def test_folders_are_synced_before_they_are_renamed(tmp_path, monkeypatch):
     assert (tmp_path / 'c/file').read_text() == 'x'
 
 
-# Files that rename otherwise, and why.
+# Files that rename without `temporary`, and why.
 RENAMES = {
     'remixer_t5x/temporary.py': 'commit itself',
     'remixer_t5x/checkpoints/manager.py': 'moves a damaged checkpoint away',
@@ -111,7 +111,7 @@ def test_every_file_that_is_replaced_is_committed():
         for node in ast.walk(ast.parse(path.read_text())):
             is_os = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == 'os'
             if (is_os and node.attr in ('replace', 'rename', 'renames')) or (
-                # `replace` of one argument is a path's, of two a text's.
+                # `replace` has one argument for paths and two for strings.
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Attribute)
                 and node.func.attr in ('rename', 'replace')

@@ -1,7 +1,7 @@
-"""No pickle is run, and gin is loaded only from where the user said.
+"""No pickle is loaded, and gin files are loaded only from locations that the user specified.
 
-ruff's rules in pyproject.toml forbid imports of pickle and its relatives, evaluation of text, shells, and archives that
-are extracted without a filter.
+ruff's rules in pyproject.toml forbid importing pickle and similar modules, evaluating text, starting shells, and
+extracting archives without a filter.
 """
 
 import ast
@@ -21,19 +21,19 @@ from tests.support.error_lines import error_message
 from tests.support.hostile_files import Malicious
 
 ROOT = pathlib.Path(__file__).parents[1]
-# transformers loads the PyTorch code that this package has just written.
-OUR_CODE = {
+# Files in which transformers loads the PyTorch code that this package has just written.
+PYTORCH_CODE_LOADERS = {
     'remixer_t5x/interop/huggingface/pytorch_export.py',
     *('tests/cli/test_convert_code.py', 'tests/interop/test_pytorch_export.py'),
 }
 
 
-def sources(*folders):
+def find_sources(*folders):
     return [path for folder in folders for path in sorted((ROOT / folder).rglob('*.py'))]
 
 
 def unsafe_calls(text):
-    """Yields calls that could run code in a file; `np.load` is safe by default."""
+    """Yields the calls that could run code from a file; `np.load` is safe by default."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call):
             options = {keyword.arg: getattr(keyword.value, 'value', '?') for keyword in node.keywords}
@@ -45,8 +45,8 @@ def unsafe_calls(text):
 
 
 def test_no_call_could_run_code_in_a_file():
-    for path in sources('remixer_t5x', 'tasks', 'scripts', 'tests'):
-        if path.relative_to(ROOT).as_posix() not in OUR_CODE:
+    for path in find_sources('remixer_t5x', 'tasks', 'scripts', 'tests'):
+        if path.relative_to(ROOT).as_posix() not in PYTORCH_CODE_LOADERS:
             assert not [*unsafe_calls(path.read_text(encoding='utf-8'))], path
 
 
@@ -61,13 +61,13 @@ def test_unsafe_calls_are_detected(text):
     assert len([*unsafe_calls(text)]) == (text in UNSAFE)
 
 
-def documents_of(extension):
+def document_reader(extension):
     layout = documents.Layout(extension)
     return lambda path: list(documents.read_documents(str(path), layout, malformed.Malformed(strict=True)))
 
 
 READERS = {
-    **{extension: documents_of(extension) for extension in ('txt', 'jsonl', 'tsv', 'parquet')},
+    **{extension: document_reader(extension) for extension in ('txt', 'jsonl', 'tsv', 'parquet')},
     'rows jsonl': lambda path: list(raw_rows.jsonl(str(path))),
     'rows csv': lambda path: list(raw_rows.csv(str(path))),
     'rows json': lambda path: raw_rows.parse_json_file(str(path)),
@@ -80,40 +80,40 @@ READERS = {
 
 @pytest.mark.parametrize('kind', READERS)
 def test_a_pickle_is_not_run(tmp_path, kind):
-    """Those of safetensors, Hugging Face's folders and T5X's checkpoints are tried in tests/interop."""
+    """tests/interop tests safetensors, Hugging Face folders and T5X checkpoints."""
     ran = tmp_path / 'ran'
-    path = tmp_path / 'given'
+    path = tmp_path / 'file'
     path.write_bytes(pickle.dumps(Malicious(ran)))
-    for place in ('state', 'run'):
-        (tmp_path / 'run' / 'checkpoints' / '1' / place).mkdir(parents=True)
+    for item in ('state', 'run'):
+        (tmp_path / 'run' / 'checkpoints' / '1' / item).mkdir(parents=True)
         for name in ('metadata', '_METADATA', 'checkpoint', 'manifest.ocdbt'):
-            (tmp_path / 'run' / 'checkpoints' / '1' / place / name).write_bytes(path.read_bytes())
+            (tmp_path / 'run' / 'checkpoints' / '1' / item / name).write_bytes(path.read_bytes())
     error_message(READERS[kind], path)
     assert not ran.exists()
     pickle.loads(path.read_bytes())
-    assert ran.exists(), 'the pickle does nothing, so this test shows nothing'
+    assert ran.exists(), 'the pickle has no effect, so this test proves nothing'
 
 
-# Who gives files to gin, and which: the files of the command line; a shipped model by its name; what `convert` has just
-# written, of numbers that were checked; those that the caller of `build_model` names; and for `load` and
-# `report --pictures`, which say so, a run's own.
+# Modules that load gin files: files on the command line; a shipped model by name; the file that `convert` has just
+# written from validated numbers; files that the caller of `build_model` names; and the configuration of a run, as
+# documented for `load` and `report --pictures`.
 LOADERS = {
     *('remixer_t5x/cli/arguments.py', 'remixer_t5x/cli/info/models.py', 'remixer_t5x/cli/info/self_check.py'),
     'remixer_t5x/cli/convert/huggingface.py',
     *('remixer_t5x/extras/reports/write.py', 'remixer_t5x/api/building.py', 'remixer_t5x/api/saved_models.py'),
 }
-LOADS = ('loading.load(', 'loading.values(', 'build_model(', 'gin.parse_config')
+LOAD_CALLS = ('loading.load(', 'loading.values(', 'build_model(', 'gin.parse_config')
 
 
 def test_gin_files_are_loaded_only_from_the_given_locations():
-    """gin runs code by design, so nothing loads it from a checkpoint, a MODEL_DIR or a folder of data by itself."""
-    texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in sources('remixer_t5x', 'tasks')}
-    found = {name for name, text in texts.items() if any(call in text for call in LOADS)}
-    assert {name for name in found if not name.startswith('remixer_t5x/config/')} == LOADERS
+    """gin runs code by design, so it is never loaded implicitly from a checkpoint, a MODEL_DIR or a data folder."""
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in find_sources('remixer_t5x', 'tasks')}
+    loaders = {name for name, text in texts.items() if any(call in text for call in LOAD_CALLS)}
+    assert {name for name in loaders if not name.startswith('remixer_t5x/config/')} == LOADERS
 
 
 def test_values_of_a_hugging_face_folder_cannot_inject_gin():
-    """The text of a converted model has our statements, with numbers that were checked, and nothing else."""
+    """The gin text of a converted model contains only our statements with validated numbers."""
     from remixer_t5x.interop.huggingface.bert import Bert
 
     sizes = dict.fromkeys(('vocab_size', 'embed_dim', 'mlp_dim', 'num_heads', 'head_dim', 'num_encoder_layers'), 4)

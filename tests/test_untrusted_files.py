@@ -1,6 +1,6 @@
-"""Files that the process did not just write: read, or refused in one line, whatever is in them or in their place.
+"""Files with any content, and paths that are not files, are read or raise a one-line error.
 
-`USERS` are the readers of such files; a new module that reads through `untrusted_files` is added there.
+`READERS` are the functions that read untrusted files; add every new module that uses `untrusted_files`.
 """
 
 import contextlib
@@ -29,17 +29,17 @@ from remixer_tasks.files import cache, row_files
 from remixer_tasks.files.malformed import Malformed
 from remixer_tasks.vocabulary import byte_pairs, sentencepiece_vocabulary
 from tests.support import hostile_files
-from tests.support.hostile_files import one_line_or_result
+from tests.support.hostile_files import result_or_one_line_error
 
 FUZZ = settings(max_examples=60, deadline=None)
 
 
-def metrics_of_a_run(path):
+def read_metrics(path):
     for record in metrics.read_records(epath.Path(path)):
         assert record['step'] >= 0
 
 
-def a_resumed_run(path):
+def resume_metrics(path):
     copy = path.with_name('resumed.jsonl')
     copy.write_bytes(untrusted_files.read_bytes(path, 10**6) if path.is_file() and path.stat().st_size < 10**6 else b'')
     metrics.JsonlWriter(epath.Path(copy if copy.stat().st_size else path), 5)
@@ -47,62 +47,62 @@ def a_resumed_run(path):
         assert json.loads(line)['step'] <= 5
 
 
-def metrics_of_a_report(path):
-    if found := records.read_records(path):
-        overview.summarize_run(records.RecordedRun('a', 'a', found))
+def summarize_metrics(path):
+    if metrics_records := records.read_records(path):
+        overview.summarize_run(records.RecordedRun('a', 'a', metrics_records))
 
 
-def texts(path):
+def read_texts(path):
     for kind in ('txt', 'jsonl'):
-        one_line_or_result(lambda: [text.encode() for text in text_inputs.TextInputs(str(path), format=kind)])  # noqa: B023
+        result_or_one_line_error(lambda: [text.encode() for text in text_inputs.TextInputs(str(path), format=kind)])  # noqa: B023
 
 
-def own_rows(path):
+def read_rows(path):
     for kind in ('jsonl', 'tsv', 'csv'):
         skipped = Malformed(strict=False)
         layout = row_files.RowLayout(kind)
-        rows = one_line_or_result(lambda: list(row_files.read(str(path), layout, skipped)))  # noqa: B023
+        rows = result_or_one_line_error(lambda: list(row_files.read(str(path), layout, skipped)))  # noqa: B023
         str(rows).encode()
         assert len(skipped.summary().splitlines()) < 2
 
 
-def record_of_a_checkpoint(folder):
+def read_checkpoint_record(folder):
     assert isinstance(saved_params.read_record(epath.Path(folder)), dict)
 
 
-def ids_of_trackers(folder):
+def read_tracker_ids(folder):
     assert trackers.run_id(epath.Path(folder), 'wandb')
 
 
-def lock_of_another_run(folder):
+def lock_model_dir(folder):
     with model_dir.lock_model_dir(epath.Path(folder)):
         pass
 
 
-def a_shared_model(folder):
+def open_shared_model(folder):
     if shared_folder.is_shared(folder):
         shared_folder.open_folder(folder)
 
 
 @contextlib.contextmanager
-def under_the_name(path, name):
-    """The file has another name in its folder, by which a reader of the folder looks for it."""
-    place = path.parent / name
-    place.parent.mkdir(exist_ok=True)
-    path.rename(place)
+def renamed_to(path, name):
+    """Renames a file within its folder until the end of the context."""
+    renamed = path.parent / name
+    renamed.parent.mkdir(exist_ok=True)
+    path.rename(renamed)
     try:
         yield
     finally:
-        place.rename(path)
+        renamed.rename(path)
 
 
-def inside(name, read, **others):
-    """A reader of the folder in which the file has this name, next to `others`, texts by file name."""
+def folder_reader(name, read, **others):
+    """Returns a function that renames a file to `name`, writes `others` (texts by file name), and reads the folder."""
 
     def read_folder(path):
         for other, text in others.items():
             path.with_name(other).write_text(text)
-        with under_the_name(path, name):
+        with renamed_to(path, name):
             read(path.parent)
         for other in others:
             path.with_name(other).unlink()
@@ -110,7 +110,7 @@ def inside(name, read, **others):
     return read_folder
 
 
-def config_json(model_type):
+def config_reader(model_type):
     def read(path):
         *others, last = [family for family in folders.FAMILIES if model_type in family.model_types]
         config = Config({'model_type': model_type, **untrusted_files.read_object(path)}, 'folder')
@@ -127,81 +127,86 @@ def encode_byte_pairs(folder):
 
 
 ADDED_TOKENS = (tokenizer_files.TOKENIZER, tokenizer_files.CONFIG, tokenizer_files.ADDED_TOKENS)
-USERS = {
-    'metrics_of_a_run': metrics_of_a_run,
-    'a_resumed_run': a_resumed_run,
-    'metrics_of_a_report': metrics_of_a_report,
+READERS = {
+    'run_metrics': read_metrics,
+    'resumed_metrics': resume_metrics,
+    'report_metrics': summarize_metrics,
     'predictions': lambda path: [row['prediction'].encode() for row in results.read_predictions(str(path))],
-    'texts': texts,
-    'an_output': lambda path: text_inference.PredictionWriter(str(path), {'checkpoint': 'a', 'decoder': 'b'}),
-    'list_of_a_checkpoint': inside(durable.FILE_LIST, lambda folder: durable.check_files(epath.Path(folder))),
-    'description_of_an_array': inside('.zarray', untrusted.check_checkpoint),
-    'record_of_a_checkpoint': inside('run/metadata', record_of_a_checkpoint),
-    'ids_of_trackers': inside(trackers.IDS, ids_of_trackers),
-    'seconds_of_a_run': inside(progress.TIMES, lambda folder: progress.read_times(epath.Path(folder))),
-    'configuration_of_a_run': inside(
+    'texts': read_texts,
+    'output': lambda path: text_inference.PredictionWriter(str(path), {'checkpoint': 'a', 'decoder': 'b'}),
+    'checkpoint_file_list': folder_reader(durable.FILE_LIST, lambda folder: durable.check_files(epath.Path(folder))),
+    'array_metadata': folder_reader('.zarray', untrusted.check_checkpoint),
+    'checkpoint_record': folder_reader('run/metadata', read_checkpoint_record),
+    'tracker_ids': folder_reader(trackers.IDS, read_tracker_ids),
+    'run_times': folder_reader(progress.TIMES, lambda folder: progress.read_times(epath.Path(folder))),
+    'run_config': folder_reader(
         model_dir.CONFIG,
         lambda folder: infer.find_template_mismatch(f'{folder}/checkpoints/1', None),
         **{model_dir.MARKER: '{}'},
     ),
-    'lock_of_another_run': inside(model_dir.LOCK, lock_of_another_run),
-    'config_of_t5': config_json('t5'),
-    'config_of_bert': config_json('bert'),
-    'config_of_gpt2': config_json('gpt2'),
-    'pieces_of_gpt2': inside(byte_pairs.TOKENIZER, encode_byte_pairs),
-    'vocabulary_of_gpt2': inside(byte_pairs.VOCABULARY, encode_byte_pairs, **{byte_pairs.MERGES: 'a b'}),
-    **{name: inside(name, tokenizer_files.read_added_tokens) for name in ADDED_TOKENS},
+    'run_lock': folder_reader(model_dir.LOCK, lock_model_dir),
+    't5_config': config_reader('t5'),
+    'bert_config': config_reader('bert'),
+    'gpt2_config': config_reader('gpt2'),
+    'gpt2_tokenizer': folder_reader(byte_pairs.TOKENIZER, encode_byte_pairs),
+    'gpt2_vocabulary': folder_reader(byte_pairs.VOCABULARY, encode_byte_pairs, **{byte_pairs.MERGES: 'a b'}),
+    **{name: folder_reader(name, tokenizer_files.read_added_tokens) for name in ADDED_TOKENS},
     'unigram': lambda path: sentencepiece_vocabulary.unigram_model(untrusted_files.read_object(path), 'folder'),
-    'tokenizer_of_hugging_face': inside(t5_tokenizer.CONFIG, t5_tokenizer.read),
-    'index_of_shards': inside(safetensors_files.INDEX, safetensors_files.read_folder),
+    'hugging_face_tokenizer': folder_reader(t5_tokenizer.CONFIG, t5_tokenizer.read),
+    'shard_index': folder_reader(safetensors_files.INDEX, safetensors_files.read_folder),
     'safetensors': lambda path: safetensors_files.read_params(str(path)),
-    'finished_commands': inside(sweep.FINISHED, sweep.Sweep),
-    'seal_of_the_cache': inside(cache.FILE_LIST, cache.check_files),
+    'finished_commands': folder_reader(sweep.FINISHED, sweep.Sweep),
+    'cache_file_list': folder_reader(cache.FILE_LIST, cache.check_files),
     'published_json': lambda path: raw_rows.parse_json_file(str(path)),
     'published_rows': lambda path: [str(row).encode() for row in raw_rows.jsonl(str(path))],
-    'own_rows': own_rows,
-    'saved_vocabulary': inside(task_vocabulary.INDEX, lambda folder: vocabularies.saved(str(folder))),
-    'saved_words': inside(
+    'rows': read_rows,
+    'saved_vocabulary': folder_reader(task_vocabulary.INDEX, lambda folder: vocabularies.saved(str(folder))),
+    'saved_words': folder_reader(
         task_vocabulary.WORDS,
         lambda folder: vocabularies.saved(str(folder)).encode('a'),
         **{task_vocabulary.INDEX: '{"kind": "words"}'},
     ),
-    'a_shared_model': inside(shared_folder.CONFIG, a_shared_model),
+    'shared_model': folder_reader(shared_folder.CONFIG, open_shared_model),
 }
-# A good record of each file of lines, for records that are good but for a few values.
-RECORDS = {
+# Valid values of all fields, a few of which `altered_json` replaces.
+RECORD = {
     'kind': 'train', 'step': 1, 'loss': 1.0, 'timing': {'clock': 1.0}, 'prediction': 'a', 'input': 'a', 'target': 'a',
     'score': -1.0, 'index': 0, 'input_hash': 'x', 'checkpoint': 'a', 'decoder': 'b', 'text': 'a', 'config': '',
     'vocabulary': 'v', 'shape': [2], 'chunks': [2], 'dtype': '<f4', 'extra_ids': 3, 'weight_map': {}, 'vocab_size': 3,
     'hidden_size': 2, 'num_attention_heads': 1, 'n_embd': 2, 'n_head': 1, 'n_layer': 1, 'n_positions': 2,
     'vocab': {'a': 0, 'b': 1}, 'merges': ['a b', [1]], 'model': {'vocab': {'a': 0, 'b': 1, 'ab': 2}, 'merges': ['a b']},
 }  # fmt: skip
-LINES = st.lists(hostile_files.altered(RECORDS).map('{}\n'.format), max_size=3).map(''.join).map(str.encode)
+LINES = st.lists(hostile_files.altered_json(RECORD).map('{}\n'.format), max_size=3).map(''.join).map(str.encode)
 
 
-@pytest.mark.parametrize('user', USERS)
-def test_any_content_is_read_or_raises_a_one_line_error(tmp_path_factory, user):
+@pytest.mark.parametrize('name', READERS)
+def test_any_content_is_read_or_raises_a_one_line_error(tmp_path_factory, name):
     path = tmp_path_factory.mktemp('fuzz') / 'file'
 
     @FUZZ
     @given(hostile_files.CONTENTS | LINES)
-    def law(content):
+    def read(content):
         path.write_bytes(content)
-        one_line_or_result(USERS[user], path)
+        result_or_one_line_error(READERS[name], path)
 
-    law()
-
-
-# A data set may have 40 GB, so these read them, in bounded memory: `tests/remixer_tasks` shows it.
-OF_ANY_SIZE = ('own_rows', 'published_rows', 'published_json')
-PLACES = [(user, kind) for user in USERS for kind in hostile_files.ODD_THINGS]
+    read()
 
 
-@pytest.mark.parametrize(('user', 'kind'), [one for one in PLACES if one not in [(u, 'sparse') for u in OF_ANY_SIZE]])
-def test_non_files_raise_a_one_line_error(tmp_path, user, kind):
-    """None of them waits for a pipe, reads a device, or fills the memory."""
-    hostile_files.place_odd_thing(kind, tmp_path / 'file')
-    one_line_or_result(USERS[user], tmp_path / 'file')
+# These readers accept files of any size and use bounded memory, which tests/remixer_tasks tests.
+UNLIMITED = ('rows', 'published_rows', 'published_json')
+CASES = [
+    (name, kind)
+    for name in READERS
+    for kind in hostile_files.SPECIAL_PATHS
+    if (kind, name in UNLIMITED) != ('sparse', True)
+]
+
+
+@pytest.mark.parametrize(('name', 'kind'), CASES)
+def test_non_files_raise_a_one_line_error(tmp_path, name, kind):
+    """No reader waits for a pipe, reads a device, or fills the memory."""
+    hostile_files.create_special_path(kind, tmp_path / 'file')
+    result_or_one_line_error(READERS[name], tmp_path / 'file')
 
 
 @pytest.mark.parametrize('text', ['NaN', '[1e999]', '{"a": -Infinity}', '9' * 400, '[' * 100_000, '{', '', '"a\nb"'])
@@ -222,7 +227,7 @@ def test_half_a_surrogate_pair_becomes_a_question_mark():
     assert untrusted_files.parse_json(b'\xef\xbb\xbf{}') == {}
 
 
-def test_a_line_that_is_too_long_ends_the_lines(tmp_path):
+def test_reading_stops_after_a_line_that_is_too_long(tmp_path):
     (tmp_path / 'a').write_text('1\n[]\n' + 'x' * 30 + '\n2\n3')
     lines = list(untrusted_files.read_json_lines(tmp_path / 'a', longest=10))
     assert [(line.number, line.value, line.error) for line in lines] == [

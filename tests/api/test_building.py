@@ -89,10 +89,10 @@ def test_a_model_with_a_custom_mixer_is_saved_and_loaded(tmp_path, monkeypatch):
     files = ('models/t5_1_1.gin', 'sizes/tiny.gin')
     macros = {**SMALL, 'VOCAB_SIZE': 259, 'ENCODER_SUBLAYERS': (mixer,), 'ENCODER_POSITION_BIAS': None}
     trained, folder = save(build_model(*files, **macros), tmp_path / 'saved')
-    again = load(folder)
-    assert again.lengths == trained.lengths
-    assert 'custom_norm' in again.params['encoder']['run_0']['layer']
-    np.testing.assert_array_equal(again.score(['a'], ['b']), trained.score(['a'], ['b']))
+    loaded = load(folder)
+    assert loaded.lengths == trained.lengths
+    assert 'custom_norm' in loaded.params['encoder']['run_0']['layer']
+    np.testing.assert_array_equal(loaded.score(['a'], ['b']), trained.score(['a'], ['b']))
 
 
 def test_a_mixer_that_cannot_be_imported_cannot_be_saved(tmp_path):

@@ -14,11 +14,11 @@ LOADING, FINETUNING, TRAINING = re.findall(r'^```python\n(.*?)^```$', PAGE, re.D
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder(clean_gin, tmp_path, monkeypatch):
+def _working_directory(clean_gin, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def run(text):
+def run_code(text):
     path = pathlib.Path('page.py')
     path.write_text(text)
     return runpy.run_path(str(path))
@@ -31,7 +31,7 @@ def first_run(tmp_path):
 
 
 def test_the_loading_example_runs(first_run, capsys):
-    names = run(LOADING)
+    names = run_code(LOADING)
     assert names['encoded'].hidden.shape == (2, 19, 16)
     # Random parameters generate random bytes, including line ends.
     printed = capsys.readouterr().out
@@ -39,7 +39,7 @@ def test_the_loading_example_runs(first_run, capsys):
 
 
 def test_the_finetuning_and_saving_example_runs(first_run, capsys):
-    names = run(FINETUNING)
+    names = run_code(FINETUNING)
     before, after = map(float, re.findall(r'\d+\.\d+', capsys.readouterr().out))
     assert after < before
     again = remixer_t5x.load('runs/tuned')
@@ -47,7 +47,7 @@ def test_the_finetuning_and_saving_example_runs(first_run, capsys):
 
 
 def test_the_custom_training_loop_learns_and_is_short():
-    names = run(TRAINING)
+    names = run_code(TRAINING)
     assert names['losses'][-1] < 0.5 * names['losses'][0]
     assert len([line for line in TRAINING.splitlines() if line.strip()]) < 30
     assert int(names['state'].step) == 80

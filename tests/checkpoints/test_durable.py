@@ -22,7 +22,7 @@ STATE = {'w': jnp.arange(512.0), 'step': jnp.int32(4)}
 
 @pytest.fixture(scope='module')
 def written(tmp_path_factory):
-    """A checkpoint, and the calls of fsync and rename that wrote it, in order."""
+    """Returns a checkpoint, and the calls of fsync and rename in the order in which they wrote it."""
     calls = []
     folder = model_dir.create_model_dir(tmp_path_factory.mktemp('durable') / 'run')
     with pytest.MonkeyPatch.context() as patch:
@@ -49,9 +49,9 @@ def test_files_are_synced_before_the_rename_and_parents_after_it(written):
     (commit,) = [i for i, call in enumerate(calls) if call[0] == 'rename' and call[2] == str(folder)]
     temporary = calls[commit][1]
     synced = {call[1] for call in calls[:commit]}
-    below = [path for path in pathlib.Path(folder).rglob('*')]
-    assert len(below) > 10 and folder / durable.FILE_LIST in below
-    for path in [folder, *below]:
+    contents = [path for path in pathlib.Path(folder).rglob('*')]
+    assert len(contents) > 10 and folder / durable.FILE_LIST in contents
+    for path in [folder, *contents]:
         assert str(path).replace(str(folder), temporary) in synced, path
     assert [call[1] for call in calls[commit + 1 :]] == [str(parent) for parent in list(folder.parents)[:3]]
 

@@ -41,7 +41,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def saved(folder):
-    """A MODEL_DIR with the last two of three saved steps."""
+    """Returns a MODEL_DIR with the last two of three saved steps."""
     checkpoints = manager.Checkpoints(folder, keep=2)
     for step in (1, 2, 3):
         checkpoints.save(
@@ -124,23 +124,23 @@ def test_resuming_with_other_settings_raises_an_error():
     assert 'keep only the parameters and reset optimizer, step and data position' in text
 
 
-@pytest.mark.parametrize('place', ['', 'checkpoints', 'checkpoints/2'])
-def test_parameters_are_restored_from_a_run_or_a_checkpoint(saved, place):
-    params = saved_params.restore_params(str(saved / place), abstract(state_of(0)).params, RUN['vocabulary'])
-    assert_equal(params, state_of(2 if place.endswith('2') else 3).params)
+@pytest.mark.parametrize('subfolder', ['', 'checkpoints', 'checkpoints/2'])
+def test_parameters_are_restored_from_a_run_or_a_checkpoint(saved, subfolder):
+    params = saved_params.restore_params(str(saved / subfolder), abstract(state_of(0)).params, RUN['vocabulary'])
+    assert_equal(params, state_of(2 if subfolder.endswith('2') else 3).params)
 
 
 @pytest.mark.parametrize(
-    ('place', 'embed', 'vocabulary', 'words'),
+    ('subfolder', 'embed', 'vocabulary', 'words'),
     [
         ('..', 4, None, 'does not contain a checkpoint'),
         ('', 4, 'other', 'trained with vocabulary'),
         ('', 5, None, '(4,), expected (5,)'),
     ],
 )
-def test_an_unsuitable_initial_checkpoint_raises_an_error(saved, place, embed, vocabulary, words):
+def test_an_unsuitable_initial_checkpoint_raises_an_error(saved, subfolder, embed, vocabulary, words):
     params = abstract(state_of(0, embed)).params
-    assert words in error_message(lambda: saved_params.restore_params(str(saved / place), params, vocabulary))
+    assert words in error_message(lambda: saved_params.restore_params(str(saved / subfolder), params, vocabulary))
 
 
 def test_a_full_disk_raises_an_error_before_writing(saved, monkeypatch):
@@ -152,7 +152,7 @@ def test_a_full_disk_raises_an_error_before_writing(saved, monkeypatch):
     checkpoints.close()
 
 
-def test_model_dir_must_be_a_new_or_an_own_folder(tmp_path, monkeypatch):
+def test_model_dir_must_be_a_new_folder_or_that_of_a_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert model_dir.create_model_dir('runs/first') == model_dir.create_model_dir(tmp_path / 'runs' / 'first')
     foreign = tmp_path / 'foreign'
@@ -168,11 +168,11 @@ def test_model_dir_must_be_a_new_or_an_own_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize('name', ['a*b', 'what?', 'run[1]'])
 def test_a_name_with_pattern_characters_is_rejected(saved, tmp_path, name):
     """Orbax would write a checkpoint there and not find it again."""
-    place = tmp_path / name
-    assert 'as a pattern' in error_message(lambda: model_dir.create_model_dir(place))
-    assert not place.exists()
-    shutil.copytree(saved, place)
-    assert 'as a pattern' in error_message(lambda: saved_params.open_checkpoint(str(place)))
+    path = tmp_path / name
+    assert 'as a pattern' in error_message(lambda: model_dir.create_model_dir(path))
+    assert not path.exists()
+    shutil.copytree(saved, path)
+    assert 'as a pattern' in error_message(lambda: saved_params.open_checkpoint(str(path)))
 
 
 def test_a_read_only_folder_raises_an_error(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from remixer_t5x.checkpoints import durable, saved_params, untrusted
 from remixer_t5x.interop import converted
 from tests.support.error_lines import error_message
 
-PARAMS = {'scale': np.arange(6, dtype=np.float32).reshape(2, 3), 'one': np.float32(3)}
+PARAMS = {'scale': np.arange(6, dtype=np.float32).reshape(2, 3), 'scalar': np.float32(3)}
 # TensorStore aborted the process when it opened or read such an array.
 HOSTILE = {
     'terabytes': {'shape': [2**38], 'chunks': [2**38]},
@@ -36,9 +36,9 @@ def saved(tmp_path_factory):
 
 @pytest.fixture
 def change(saved, tmp_path):
-    """A function that copies the checkpoint, changes the description of an array in the copy, and returns the copy."""
+    """Returns a function that changes the description of an array in a copy of the checkpoint, and returns the copy."""
 
-    def changed(changes):
+    def change_copy(changes):
         copy = epath.Path(tmp_path / 'checkpoints' / '7')
         shutil.copytree(saved, copy)
         # An attacker would adapt the file list.
@@ -48,7 +48,7 @@ def change(saved, tmp_path):
         store.write(key, json.dumps({**json.loads(store[key]), **changes})).result()
         return copy
 
-    return changed
+    return change_copy
 
 
 @pytest.mark.parametrize('kind', HOSTILE)
@@ -66,7 +66,7 @@ def test_a_checkpoint_with_valid_descriptions_is_read(saved, change):
         params, _, step = converted.read_checkpoint(str(folder))
         assert step == 7
         np.testing.assert_array_equal(params['scale'], PARAMS['scale'])
-        assert params['one'] == 3 and np.ndim(params['one']) == 0
+        assert params['scalar'] == 3 and np.ndim(params['scalar']) == 0
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'int32', 'uint8', 'bool', 'int64'])
@@ -80,10 +80,10 @@ def test_numeric_dtypes_of_tensorstore_are_accepted(tmp_path, dtype, driver):
 
 def test_arrays_of_zeros_may_be_larger_than_their_files(tmp_path):
     """Chunks that only contain the fill value are not written, as in a state before its first step."""
-    described = {'zarr_format': 2, 'shape': [2**27], 'chunks': [2**27], 'dtype': '<f4'}
-    (tmp_path / '.zarray').write_text(json.dumps(described))
+    metadata = {'zarr_format': 2, 'shape': [2**27], 'chunks': [2**27], 'dtype': '<f4'}
+    (tmp_path / '.zarray').write_text(json.dumps(metadata))
     untrusted.check_checkpoint(tmp_path)
-    (tmp_path / '.zarray').write_text(json.dumps({**described, 'shape': [2**29], 'chunks': [2**27]}))
+    (tmp_path / '.zarray').write_text(json.dumps({**metadata, 'shape': [2**29], 'chunks': [2**27]}))
     assert 'got 2.0 GiB' in error_message(untrusted.check_checkpoint, tmp_path)
     with (tmp_path / '0').open('wb') as file:
         file.truncate(2**25)

@@ -1,11 +1,11 @@
 import pytest
 
-from tests.support.toy_house import clean_environment, house, toy_module  # noqa: F401 (fixtures)
+from tests.support.toy_house import clean_environment  # noqa: F401 (fixture)
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        # Libraries warn in the middle of a command.
+        # Libraries emit these warnings while a command runs.
         if '/tests/cli/' in str(item.path):
             item.add_marker(pytest.mark.filterwarnings('ignore::DeprecationWarning'))
             item.add_marker(pytest.mark.filterwarnings('ignore::ResourceWarning'))

@@ -1,4 +1,4 @@
-"""finetune, eval, infer, report and data as a user types them, with everything they read and write in a bucket."""
+"""finetune, eval, infer, report and data, with all inputs and outputs in a bucket."""
 
 import io
 import json
@@ -11,7 +11,7 @@ import tensorflow as tf
 import remixer_t5x
 from remixer_t5x.cli.main import main
 from remixer_t5x.data import pipeline, task_batches
-from tests.cli.test_task_commands import FINETUNE, place, run  # noqa: F401 (fixtures)
+from tests.cli.test_task_commands import FINETUNE, current_folder, run  # noqa: F401 (fixtures)
 from tests.support.fake_gcs import FakeGcs
 
 TEXT = '\n\n'.join(f'Paragraph {n} of a text about {n % 13} things, and {n % 5} more.' for n in range(60))
@@ -28,21 +28,21 @@ def store(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def finetuned(place, store):  # noqa: F811
-    """The bucket after 4 steps, with checkpoints of steps 3 and 4 and the best of 2 and 4."""
+def finetuned(current_folder, store):  # noqa: F811
+    """Finetunes for 4 steps and returns the bucket, with checkpoints of steps 3 and 4 and the better one of 2 and 4."""
     folder = ['--gin.MODEL_DIR=gs://bucket/tuned', '--gin.INITIAL_CHECKPOINT_PATH=None', '--gin.PROFILE_PERIOD=3']
     periods = ['--gin.TRAIN_STEPS=4', '--gin.EVAL_PERIOD=2', '--gin.CHECKPOINT_PERIOD=1', '--gin.KEEP_CHECKPOINTS=2']
     assert run('finetune', '--gin_file=runs/finetune.gin', *FINETUNE, *folder, *periods) == 0
     return store
 
 
-def lines(store, name):
+def read_records(store, name):
     return [json.loads(line) for line in store.read('bucket', name).decode().splitlines()]
 
 
 def test_finetune_writes_logs_checkpoints_and_traces_to_a_bucket(finetuned):
-    found = [r for r in lines(finetuned, 'tuned/metrics.jsonl') if r['kind'] == 'eval/glue_cola_v002']
-    best = max(found, key=lambda record: record['accuracy'])['step']
+    evaluations = [r for r in read_records(finetuned, 'tuned/metrics.jsonl') if r['kind'] == 'eval/glue_cola_v002']
+    best = max(evaluations, key=lambda record: record['accuracy'])['step']
     complete = [name for name in finetuned.names('bucket', 'tuned/') if name.endswith('commit_success.txt')]
     steps = {name.rpartition('/')[0] for name in complete}
     assert {'tuned/checkpoints/3', 'tuned/checkpoints/4', f'tuned/best/glue_cola_v002/{best}'} <= steps
@@ -55,24 +55,24 @@ def test_finetune_writes_logs_checkpoints_and_traces_to_a_bucket(finetuned):
     assert {'train/loss', 'eval/glue_cola_v002/accuracy'} <= tags and max(event.step for event in read) == 4
 
 
-def test_eval_follows_a_bucket_and_infer_reads_it(finetuned, place, capsys):  # noqa: F811
+def test_eval_follows_a_bucket_and_infer_reads_it(finetuned, current_folder, capsys):  # noqa: F811
     follow = ('eval', '--checkpoint=gs://bucket/tuned', '--follow=0', '--gin.EVAL_BATCH_SIZE=4')
     assert run(*follow) == 0 and run(*follow) == 0
-    assert [record['step'] for record in lines(finetuned, 'tuned/eval/metrics.jsonl')] == [3, 4]
-    trained = [r for r in lines(finetuned, 'tuned/metrics.jsonl') if r['kind'] == 'eval/glue_cola_v002'][-1]
-    assert lines(finetuned, 'tuned/eval/metrics.jsonl')[-1]['accuracy'] == trained['accuracy']
-    wanted = lines(finetuned, 'tuned/eval/predictions/glue_cola_v002-validation-4.jsonl')
+    assert [record['step'] for record in read_records(finetuned, 'tuned/eval/metrics.jsonl')] == [3, 4]
+    trained = [r for r in read_records(finetuned, 'tuned/metrics.jsonl') if r['kind'] == 'eval/glue_cola_v002'][-1]
+    assert read_records(finetuned, 'tuned/eval/metrics.jsonl')[-1]['accuracy'] == trained['accuracy']
+    expected = read_records(finetuned, 'tuned/eval/predictions/glue_cola_v002-validation-4.jsonl')
 
-    (place / 'in.txt').write_text(''.join(f'text {i % 7}\n' for i in range(10)))
+    (current_folder / 'in.txt').write_text(''.join(f'text {i % 7}\n' for i in range(10)))
     infer = ('infer', '--input=in.txt', '--gin.INFER_BATCH_SIZE=4', '--output=out.jsonl')
     assert run(*infer, '--checkpoint=gs://bucket/tuned') == 0
-    rows = [json.loads(line) for line in (place / 'out.jsonl').read_text().splitlines()]
-    assert [row['prediction'] for row in rows] == [row['prediction'] for row in wanted]
+    rows = [json.loads(line) for line in (current_folder / 'out.jsonl').read_text().splitlines()]
+    assert [row['prediction'] for row in rows] == [row['prediction'] for row in expected]
     assert run('infer', '--input=in.txt', '--checkpoint=gs://bucket/turned') == 2
     assert 'does not contain a checkpoint; did you mean tuned?' in capsys.readouterr().err
 
 
-def test_report_and_load_read_a_bucket(finetuned, place, tmp_path, capsys):  # noqa: F811
+def test_report_and_load_read_a_bucket(finetuned, current_folder, tmp_path, capsys):  # noqa: F811
     assert main(['report', 'gs://bucket/tuned', f'--out={tmp_path}/report.html']) == 0
     page = (tmp_path / 'report.html').read_text()
     assert 'glue_cola_v002' in page and 'gs://bucket/tuned' in page
@@ -96,9 +96,9 @@ def test_text_and_vocabulary_are_read_from_a_bucket(store, capsys):
     flags += ['--gin.VOCABULARY_PATH=gs://bucket/vocabulary/sentencepiece.model', '--gin.VOCAB_SIZE=256']
     flags += ["--gin.TASK_FEATURE_LENGTHS={'inputs': 32, 'targets': 14}"]
     assert main(['data', '--gin_file=data/own_text.gin', *flags]) == 0
-    shown = capsys.readouterr().out
-    # Which words the gaps leave depends on how paragraphs are put together.
-    assert 'inputs, 32 tokens' in shown and any(word in shown for word in ('things', 'text', 'more', 'raph'))
+    output = capsys.readouterr().out
+    # Span corruption keeps different words, depending on how paragraphs are joined.
+    assert 'inputs, 32 tokens' in output and any(word in output for word in ('things', 'text', 'more', 'raph'))
     flags[2] = '--gin.VOCABULARY_PATH=gs://bucket/vocabulary/nothing.model'
     assert main(['data', '--gin_file=data/own_text.gin', *flags]) == 2
     err = capsys.readouterr().err
@@ -129,7 +129,7 @@ def test_a_position_in_files_of_a_bucket_is_exact(store):
 
     batches = task_batches.TrainBatches(config)
     targets(batches, 3)
-    position, wanted = batches.capture(), targets(batches, 12)
-    again = task_batches.TrainBatches(config)
-    again.restore(position)
-    assert targets(again, 12) == wanted
+    position, expected = batches.capture(), targets(batches, 12)
+    resumed = task_batches.TrainBatches(config)
+    resumed.restore(position)
+    assert targets(resumed, 12) == expected

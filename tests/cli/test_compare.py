@@ -1,4 +1,4 @@
-"""`compare` as a user types it: plans, real runs, failures, signals, and `--model`."""
+"""`compare`: plans, real runs, failures, signals, and `--model`."""
 
 import argparse
 import json
@@ -47,9 +47,9 @@ def test_a_model_replaces_the_one_that_an_experiment_includes(model, sublayers):
 
 
 def test_an_invalid_model_raises_an_error():
-    with pytest.raises(UserError, match='replaces a file in models/.*type --gin_file=models/remixer.gin'):
+    with pytest.raises(UserError, match='replaces a file in models/.*pass --gin_file=models/remixer.gin'):
         loading.load(loading.ConfigSources(['sizes/tiny.gin'], model=['models/remixer.gin']))
-    with pytest.raises(UserError, match=r"got 'remixer\+'; type --model="):
+    with pytest.raises(UserError, match=r"got 'remixer\+'; pass --model="):
         loading.model_files('remixer+')
     with pytest.raises(UserError, match='models/remixr.gin'):
         loading.load(loading.ConfigSources(['models/t5_1_1.gin'], model=['models/remixr.gin']))
@@ -96,7 +96,7 @@ def test_invalid_arguments_raise_a_one_line_error(arguments, words, capsys, tmp_
     assert not any(tmp_path.iterdir())
 
 
-def settings(*arguments):
+def plan_settings(*arguments):
     parser = argparse.ArgumentParser(epilog='')
     command.add_arguments(parser)
     args = parser.parse_args(['train', '--models=t5_1_1', '--folder=f', *arguments])
@@ -105,14 +105,14 @@ def settings(*arguments):
 
 
 def test_settings_are_a_grid_or_a_random_part_of_it():
-    grid = settings('--over=A=1,2', '--over', 'B=(1, 2),@x.Y')
+    grid = plan_settings('--over=A=1,2', '--over', 'B=(1, 2),@x.Y')
     assert grid == [(('A', a), ('B', b)) for a in ('1', '2') for b in ('(1, 2)', '@x.Y')]
-    few, more = (settings('--over=A=1,2,3,4,5,6', f'--over_random={count}') for count in (2, 4))
-    assert more[:2] == few and len(set(more)) == 4 and settings() == [()]
+    few, more = (plan_settings('--over=A=1,2,3,4,5,6', f'--over_random={count}') for count in (2, 4))
+    assert more[:2] == few and len(set(more)) == 4 and plan_settings() == [()]
 
 
 def table_rows(output):
-    """The texts of each row of the printed tables, by its heading."""
+    """Returns the cells of each row of the printed tables by the row's heading."""
     lines = (re.split(r'\s{2,}', line.strip()) for line in output.splitlines())
     return {heading: texts for heading, *texts in lines}
 
@@ -139,17 +139,17 @@ def test_a_sweep_prints_a_table_writes_a_report_and_is_not_repeated(tmp_path, ca
     assert '2 runs, 2 finished before' in capsys.readouterr().err
 
 
-def programs(tmp_path, monkeypatch, text):
-    """Replaces the program of runs."""
+def use_program(tmp_path, monkeypatch, text):
+    """Replaces the program that runs are started with."""
     (tmp_path / 'program.py').write_text(text)
     monkeypatch.setattr(sweep, 'PROGRAM', (sys.executable, str(tmp_path / 'program.py')))
-    # They have no gin files.
+    # These runs have no gin files.
     monkeypatch.setattr(command, '_count_costs', lambda *args: {})
     monkeypatch.setattr(equal, 'cost_warnings', lambda counts: [])
 
 
 def test_a_failed_run_does_not_stop_the_others_and_is_retried(tmp_path, monkeypatch, capsys):
-    programs(tmp_path, monkeypatch, 'import sys; print("boom"); sys.exit("remixer" in str(sys.argv) and 7)')
+    use_program(tmp_path, monkeypatch, 'import sys; print("boom"); sys.exit("remixer" in str(sys.argv) and 7)')
     monkeypatch.setattr(command, '_show_results', lambda *args: None)
     arguments = ['--models=remixer,t5_1_1', f'--folder={tmp_path}/runs']
     assert main(['compare', 'train', *arguments]) == 1
@@ -213,8 +213,8 @@ while not (folder.parent / 'seen').exists():
 
 
 def test_step_loss_and_time_left_of_the_run_are_shown(tmp_path, monkeypatch):
-    """The program ends after the line is printed."""
-    programs(tmp_path, monkeypatch, LOGGING)
+    """The run ends after the line is printed."""
+    use_program(tmp_path, monkeypatch, LOGGING)
     monkeypatch.setattr(sweep, '_PROGRESS_PERIOD', 0.01)
     monkeypatch.setattr(command, '_show_results', lambda *args: None)
     lines = []
@@ -232,17 +232,17 @@ def test_step_loss_and_time_left_of_the_run_are_shown(tmp_path, monkeypatch):
 def test_every_model_is_built_before_the_first_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sweep, 'PROGRAM', ('false',))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / 'own').mkdir()
-    (tmp_path / 'own/bad.gin').write_text("include 'models/t5_1_1.gin'\nENCODER_MIXER = @attention.NoSuchMixer\n")
+    (tmp_path / 'custom').mkdir()
+    (tmp_path / 'custom/bad.gin').write_text("include 'models/t5_1_1.gin'\nENCODER_MIXER = @attention.NoSuchMixer\n")
     (tmp_path / 'a.txt').write_text('some text')
-    assert compare('--models=t5_1_1,own/bad', '--folder=runs', '--gin.FILES=a.txt') == 2
+    assert compare('--models=t5_1_1,custom/bad', '--folder=runs', '--gin.FILES=a.txt') == 2
     error = capsys.readouterr().err.splitlines()
-    assert error[-1].startswith('error: own/bad: ') and 'NoSuchMixer' in error[-1] and len(error) == 1
+    assert error[-1].startswith('error: custom/bad: ') and 'NoSuchMixer' in error[-1] and len(error) == 1
     assert not (tmp_path / 'runs/t5_1_1').exists()
 
 
 def test_a_user_error_stops_the_sweep(tmp_path, monkeypatch, capsys):
-    programs(tmp_path, monkeypatch, 'import sys; print("error: no such file", file=sys.stderr); sys.exit(2)')
+    use_program(tmp_path, monkeypatch, 'import sys; print("error: no such file", file=sys.stderr); sys.exit(2)')
     assert main(['compare', 'train', '--models=t5_1_1,remixer', f'--folder={tmp_path}/runs']) == 2
     assert capsys.readouterr().err.splitlines()[-1] == 'error: t5_1_1, seed 0: no such file'
     assert not (tmp_path / 'runs/remixer').exists()
@@ -260,7 +260,7 @@ time.sleep(60)
 
 
 def test_a_signal_is_forwarded_and_stops_the_sweep(tmp_path, monkeypatch, capsys):
-    programs(tmp_path, monkeypatch, STOPPABLE)
+    use_program(tmp_path, monkeypatch, STOPPABLE)
 
     def stop():
         while not (tmp_path / 'ready').exists():

@@ -1,4 +1,4 @@
-"""`remixer-t5x convert` as a user types it: Hugging Face folders and safetensors, and what trains from them."""
+"""`remixer-t5x convert` with Hugging Face folders and safetensors, and finetuning from the result."""
 
 import json
 import sys
@@ -33,7 +33,7 @@ def task(vocabulary):
     )
 """
 DATA = """
-# The toy task and all that a run needs beside a model.
+# The toy task and all settings of a run except the model.
 from __gin__ import dynamic_registration
 import convert_toy
 
@@ -47,9 +47,9 @@ convert_toy.task.vocabulary = %VOCABULARY
 
 
 @pytest.fixture(scope='module')
-def place(tmp_path_factory):
-    """The current folder, with a recorded first T5 in shards, `hf`, and its conversion, `ours`."""
-    with command_folder.entered(tmp_path_factory.mktemp('convert')) as folder:
+def current_folder(tmp_path_factory):
+    """Yields the current folder with a sharded T5 v1.0 in `hf` and the converted model in `ours`."""
+    with command_folder.working_directory(tmp_path_factory.mktemp('convert')) as folder:
         hf_folders.write_tiny(folder / 'hf', 't5_v1_0_tiny', shards=2)
         (folder / 'convert_toy.py').write_text(TASK)
         (folder / 'toy.gin').write_text(DATA)
@@ -59,7 +59,7 @@ def place(tmp_path_factory):
         sys.path.remove(str(folder))
 
 
-def error_of(capsys, *argv):
+def convert_error(capsys, *argv):
     assert main(['convert', *argv]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith('error: ')
@@ -70,7 +70,7 @@ def export(*argv):
     return main(['convert', '--gin_file=ours/model.gin', '--checkpoint=ours', *argv])
 
 
-def test_to_hugging_face_gives_the_same_files(place, capsys):
+def test_conversion_to_hugging_face_reproduces_the_files(current_folder, capsys):
     assert export('--to_hf=back') == 0
     out = capsys.readouterr().out
     assert 'all weights, read back from the output, equal those written' in out
@@ -79,11 +79,11 @@ def test_to_hugging_face_gives_the_same_files(place, capsys):
         assert "Hugging Face's tokenizer and ours use the same ids" in out
     weights = load_file('back/model.safetensors')
     jax.tree.map(np.testing.assert_array_equal, weights, hf_folders.weights('t5_v1_0_tiny'))
-    assert (place / 'back/spiece.model').read_bytes() == (place / 'hf/spiece.model').read_bytes()
-    assert json.loads((place / 'back/tokenizer_config.json').read_text())['extra_ids'] == hf_folders.SENTINELS
+    assert (current_folder / 'back/spiece.model').read_bytes() == (current_folder / 'hf/spiece.model').read_bytes()
+    assert json.loads((current_folder / 'back/tokenizer_config.json').read_text())['extra_ids'] == hf_folders.SENTINELS
 
 
-def test_without_torch_only_the_files_are_compared(place, capsys, monkeypatch):
+def test_without_torch_only_the_files_are_compared(current_folder, capsys, monkeypatch):
     monkeypatch.setattr(huggingface, 'missing_packages', lambda: ['torch', 'transformers'])
     assert main(['convert', '--from_hf=hf', '--to=no_torch']) == 0
     out = capsys.readouterr().out
@@ -91,12 +91,12 @@ def test_without_torch_only_the_files_are_compared(place, capsys, monkeypatch):
     assert 'all weights in the output equal those in the input' in out
 
 
-def test_finetuning_starts_from_a_converted_checkpoint(place, capsys):
+def test_finetuning_starts_from_a_converted_checkpoint(current_folder, capsys):
     flags = ['--gin.MODEL_DIR=tuned', '--gin.INITIAL_CHECKPOINT_PATH=ours', '--gin.BATCH_SIZE=4']
     flags += ['--gin.TRAIN_STEPS_RELATIVE=1', '--gin.EVAL_PERIOD=None', '--gin.LOG_PERIOD=1', '--gin.DROPOUT_RATE=0.0']
     files = ['--gin_file=toy.gin', '--gin_file=ours/model.gin', '--gin_file=runs/finetune.gin']
     assert main(['finetune', *files, *flags]) == 0
-    records = [json.loads(line) for line in (place / 'tuned/metrics.jsonl').read_text().splitlines()]
+    records = [json.loads(line) for line in (current_folder / 'tuned/metrics.jsonl').read_text().splitlines()]
     (trained,) = [record for record in records if record['kind'] == 'train']
     params, record, step = converted.read_checkpoint('ours')
     assert trained['param_norm'] == pytest.approx(float(optax.global_norm(params)), rel=1e-5)
@@ -109,17 +109,17 @@ def test_finetuning_starts_from_a_converted_checkpoint(place, capsys):
     assert all(0 < np.abs(after[name].astype(np.float32) - before[name]).max() < 0.1 for name in before)
 
 
-def test_safetensors_survive_a_round_trip(place, capsys):
+def test_safetensors_survive_a_round_trip(current_folder, capsys):
     assert main(['convert', '--checkpoint=ours', '--to_safetensors=plain.safetensors']) == 0
     assert main(['convert', '--from_safetensors=plain.safetensors', '--to=again']) == 0
     assert capsys.readouterr().out.count('bit-identical') == 2
     first, second = converted.read_checkpoint('ours'), converted.read_checkpoint('again')
     assert safetensors_files.first_difference(first[0], second[0]) is None
     assert second[1]['vocabulary'] == first[1]['vocabulary'] and second[2] == first[2]
-    assert (place / 'again/config.gin').read_text() == first[1]['config']
+    assert (current_folder / 'again/config.gin').read_text() == first[1]['config']
 
 
-def test_the_average_of_checkpoints_is_their_mean(place, capsys):
+def test_the_average_of_checkpoints_is_their_mean(current_folder, capsys):
     params, record, _ = converted.read_checkpoint('ours')
     trees = [params]
     for step in (3, 7):
@@ -129,16 +129,16 @@ def test_the_average_of_checkpoints_is_their_mean(place, capsys):
     mean, _, step = converted.read_checkpoint('mean')
     expected = jax.tree.map(lambda *arrays: np.mean(np.stack(arrays), axis=0, dtype=np.float32), *trees)
     assert safetensors_files.first_difference(mean, expected) is None and step == 7
-    assert (place / 'mean/vocabulary/vocabulary.json').exists()
+    assert (current_folder / 'mean/vocabulary/vocabulary.json').exists()
     converted.write_checkpoint(
         converted.claim_model_dir('wider'), {'logits': {'kernel': np.ones((3, 3), np.float32)}}, 0, record
     )
-    message = error_of(capsys, '--average=ours,wider', '--to=x')
+    message = convert_error(capsys, '--average=ours,wider', '--to=x')
     assert 'ours/checkpoints/0' in message and 'wider/checkpoints/0' in message and 'params/' in message
 
 
 @pytest.mark.parametrize(
-    ('argv', 'named'),
+    ('argv', 'message'),
     [
         (('--average=ours', '--to=x'), "--average must be two or more checkpoints, got 'ours'"),
         (('--from_hf=hf',), 'one of the arguments --to'),
@@ -152,7 +152,7 @@ def test_the_average_of_checkpoints_is_their_mean(place, capsys):
         (('--gin_file=ours/model.gin', '--checkpoint=ours', '--to_hf=x', '--gin.MLP_DIM=8'), 'relu_mlp'),
     ],
 )  # fmt: skip
-def test_invalid_arguments_raise_a_one_line_error(place, capsys, argv, named, monkeypatch):
+def test_invalid_arguments_raise_a_one_line_error(current_folder, capsys, argv, message, monkeypatch):
     monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
-    assert named in error_of(capsys, *argv)
-    assert not (place / 'x').exists()
+    assert message in convert_error(capsys, *argv)
+    assert not (current_folder / 'x').exists()

@@ -21,10 +21,10 @@ PIECES = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'a', 'text', '##s', 'of'
 
 @pytest.fixture
 def folder(tmp_path):
-    """The recorded tiny BERT with a vocabulary of ten pieces."""
+    """Yields the folder of a tiny BERT with a vocabulary of ten pieces."""
     folder = hf_folders.write_tiny(tmp_path / 'bert', 'bert_tiny')
     (folder / 'vocab.txt').write_text('\n'.join(PIECES) + '\n')
-    with command_folder.entered(tmp_path):
+    with command_folder.working_directory(tmp_path):
         yield folder
 
 
@@ -64,14 +64,14 @@ def test_a_missing_library_or_vocabulary_raises_a_one_line_error(folder, tmp_pat
 @needs_tokenizers
 def test_a_bert_is_loaded_from_its_folder_as_from_a_model_dir(folder, tmp_path):
     assert main(['convert', f'--from_hf={folder}', f'--to={tmp_path / "ours"}']) == 0
-    loaded = [remixer_t5x.load(str(place), lengths={'inputs': 8}) for place in (folder, tmp_path / 'ours')]
+    loaded = [remixer_t5x.load(str(path), lengths={'inputs': 8}) for path in (folder, tmp_path / 'ours')]
     first, second = (model.encode('a text of words') for model in loaded)
     np.testing.assert_array_equal(first.mean, second.mean)
 
 
 @needs_tokenizers
 def test_masked_tokens_are_the_mask_piece_of_a_bert(folder):
-    """[CLS], which begins each document, is not predicted."""
+    """[CLS] at the start of a document is not predicted."""
     import seqio
     import tensorflow as tf
 
@@ -92,7 +92,9 @@ def test_masked_tokens_are_the_mask_piece_of_a_bert(folder):
     assert (inputs[targets > 0] == mask).all() and (targets > 0).sum() > 20
     assert cls not in targets and (inputs == cls).any()
     # '##s' is masked with the piece before it.
-    piece, rest = PIECES.index('text'), PIECES.index('##s')
-    whole = np.where(targets > 0, targets, inputs)
-    at = np.argwhere((whole[:, :-1] == piece) & (whole[:, 1:] == rest))
-    assert len(at) and all((targets[row, column] > 0) == (targets[row, column + 1] > 0) for row, column in at)
+    piece, suffix = PIECES.index('text'), PIECES.index('##s')
+    original = np.where(targets > 0, targets, inputs)
+    positions = np.argwhere((original[:, :-1] == piece) & (original[:, 1:] == suffix))
+    assert len(positions) and all(
+        (targets[row, column] > 0) == (targets[row, column + 1] > 0) for row, column in positions
+    )

@@ -1,4 +1,4 @@
-"""`convert --to_hf` of a model that transformers does not have, and what loads the folder without JAX."""
+"""`convert --to_hf` of a model that transformers does not implement, and use of the folder without JAX."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from remixer_t5x.cli.main import main
 from tests.support import references, saved_run
 
 CONFIG = saved_run.CONFIG.replace("include 'models/t5_1_1.gin'", "include 'models/remixer.gin'") + 'REMIXER_DIM = 24\n'
-# The packages that this one needs cannot be imported.
+# Loads the folder in a process that can import neither JAX nor this package.
 WITHOUT_JAX = """
     import sys
 
@@ -27,7 +27,7 @@ WITHOUT_JAX = """
 
 
 @pytest.fixture(scope='module')
-def place(tmp_path_factory):
+def current_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp('code')
     saved_run.write_run(folder / 'run', CONFIG)
     with pytest.MonkeyPatch.context() as patch:
@@ -35,31 +35,33 @@ def place(tmp_path_factory):
         yield folder
 
 
-def test_a_remixer_becomes_a_folder_that_transformers_loads(place, capsys):
+def test_a_remixer_becomes_a_folder_that_transformers_loads(current_folder, capsys):
     assert main(['convert', '--gin_file=run/config.gin', '--checkpoint=run', '--to_hf=exported']) == 0
     out = capsys.readouterr().out
     assert 'PyTorch code' in out and 'AutoModelForSeq2SeqLM' in out and 'trust_remote_code=True' in out
-    files = {path.name for path in (place / 'exported').iterdir()}
+    files = {path.name for path in (current_folder / 'exported').iterdir()}
     assert files == {'config.json', 'modeling_remixer_t5x.py', 'model.safetensors', 'tokenizer_config.json'}
-    references.need('torch', 'transformers')
+    references.require('torch', 'transformers')
     assert 'logits of the PyTorch code and ours differ by' in out
     command = [sys.executable, '-c', textwrap.dedent(WITHOUT_JAX)]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=place).stdout
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=current_folder).stdout
     [answer] = remixer_t5x.load('run').generate('reverse: a b c', max_length=12)
     ids = [int(token) for token in printed.partition('answer:')[2].splitlines()[0].split()]
     assert len(ids) == 12 and saved_run.VOCABULARY.decode(ids) == answer.text
 
 
 @pytest.mark.filterwarnings('ignore::FutureWarning', 'ignore::DeprecationWarning')
-def test_the_encoder_becomes_onnx(place, tmp_path):
-    references.need('torch', 'transformers', 'onnx', 'onnxscript', 'onnxruntime')
+def test_the_encoder_becomes_onnx(current_folder, tmp_path):
+    references.require('torch', 'transformers', 'onnx', 'onnxscript', 'onnxruntime')
     import onnxruntime
     import torch
     import transformers
 
-    if not (place / 'exported').exists():
+    if not (current_folder / 'exported').exists():
         assert main(['convert', '--gin_file=run/config.gin', '--checkpoint=run', '--to_hf=exported']) == 0
-    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(place / 'exported', trust_remote_code=True).eval()
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(
+        current_folder / 'exported', trust_remote_code=True
+    ).eval()
     ids, file = torch.randint(2, 300, (2, 12)), str(tmp_path / 'encoder.onnx')
     torch.onnx.export(model.get_encoder(), (ids,), file, input_names=['input_ids'], dynamo=True)
     [hidden] = onnxruntime.InferenceSession(file).run(None, {'input_ids': ids.numpy()})

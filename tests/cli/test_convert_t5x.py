@@ -44,26 +44,26 @@ def convert(folder: pathlib.Path, *flags: str) -> int:
 
 
 @pytest.fixture(scope='module')
-def ours(folder) -> str:
-    """A MODEL_DIR converted from a T5X checkpoint."""
-    place = str(folder / 'ours')
-    assert convert(folder, f'--from_t5x={folder / "t5_1_1"}', f'--to={place}') == 0
-    return place
+def model_dir(folder) -> str:
+    """Converts a T5X checkpoint and returns the MODEL_DIR."""
+    path = str(folder / 'ours')
+    assert convert(folder, f'--from_t5x={folder / "t5_1_1"}', f'--to={path}') == 0
+    return path
 
 
 @pytest.mark.parametrize('own_names', [False, True])
-def test_a_checkpoint_survives_a_round_trip(folder, ours, tmp_path, own_names, capsys):
+def test_a_checkpoint_survives_a_round_trip(folder, model_dir, tmp_path, own_names, capsys):
     flags = ('--own_names',) if own_names else ()
-    assert convert(folder, f'--checkpoint={ours}', f'--to_t5x={tmp_path}', *flags) == 0
+    assert convert(folder, f'--checkpoint={model_dir}', f'--to_t5x={tmp_path}', *flags) == 0
     assert 'bit-identical' in capsys.readouterr().out
     names = [path.name for path in (tmp_path / 'checkpoint_7').iterdir()]
     assert ('target.encoder.layers_0.mlp.wo.kernel' in names) != own_names
     abstract = abstract_params(build_model('models/t5_1_1.gin', str(folder / 'sizes.gin')))
-    (first, step), (second, same_step) = (
-        t5x_checkpoint.read(str(place), abstract) for place in (folder / 't5_1_1', tmp_path)
+    (original, step), (converted, converted_step) = (
+        t5x_checkpoint.read(str(path), abstract) for path in (folder / 't5_1_1', tmp_path)
     )
-    assert step == same_step == 7
-    jax.tree.map(np.testing.assert_array_equal, first, second)
+    assert step == converted_step == 7
+    jax.tree.map(np.testing.assert_array_equal, original, converted)
 
 
 def test_own_names_are_only_for_writing(folder, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""A trained model in another folder, for another user, after its training data was deleted."""
+"""A trained model in another home folder, without its training data."""
 
 import csv
 import json
@@ -63,18 +63,18 @@ def predictions(path):
 
 
 @pytest.fixture(scope='module', params=COMMANDS)
-def journey(request, tmp_path_factory):
-    """Trains in one home folder, and continues in another one with a copy of MODEL_DIR; nothing else is left."""
+def copied_run(request, tmp_path_factory):
+    """Trains in one home folder, and then enters another one that contains only a copy of MODEL_DIR."""
     command, config = COMMANDS[request.param]
     first, second = tmp_path_factory.mktemp('first'), tmp_path_factory.mktemp('second')
-    with command_folder.entered(first):
+    with command_folder.working_directory(first):
         os.environ.update(HOME=str(first), REMIXER_T5X_CACHE=str(first / 'cache'))
-        (first / 'own.gin').write_text(config)
+        (first / 'config.gin').write_text(config)
         write_rows('rows.csv', range(60))
         (first / 'text').mkdir()
-        words = [f'the number {n} is {"odd" if n % 2 else "even"}, not {n + 1}.\n\n' for n in range(800)]
-        (first / 'text/a.txt').write_text(''.join(words))
-        assert main([command, '--gin_file=own.gin']) == 0
+        text = [f'the number {n} is {"odd" if n % 2 else "even"}, not {n + 1}.\n\n' for n in range(800)]
+        (first / 'text/a.txt').write_text(''.join(text))
+        assert main([command, '--gin_file=config.gin']) == 0
         if command == 'finetune':
             write_rows(second / 'new.csv', range(70, 80))
             arguments = ['infer', '--checkpoint=run', f'--input={second}/new.csv', f'--output={second}/expected.jsonl']
@@ -89,12 +89,12 @@ def journey(request, tmp_path_factory):
 
 
 @pytest.fixture
-def kind(journey):
-    yield journey[0]
-    assert not (journey[1] / 'cache/vocabularies').exists(), 'a vocabulary was trained again'
+def kind(copied_run):
+    yield copied_run[0]
+    assert not (copied_run[1] / 'cache/vocabularies').exists(), 'a vocabulary was trained again'
 
 
-def test_infer_and_eval_need_no_training_data(kind, journey, capsys):
+def test_infer_and_eval_need_no_training_data(kind, copied_run, capsys):
     decoders = ([], ['--beams=2'], ['--embed'])
     source = 'lines.txt' if kind == 'text' else 'new.csv'
     for number, flags in enumerate(decoders):
@@ -105,14 +105,14 @@ def test_infer_and_eval_need_no_training_data(kind, journey, capsys):
         assert predictions('answers0.jsonl') == predictions('expected.jsonl')
         rows = ['--gin.VALIDATION_PAIRS=new.csv', '--output=evaluated', '--gin.EVAL_EXAMPLES=4', '--sampling=0.5']
         assert main(['eval', '--checkpoint=model/checkpoints/2', *rows]) == 0
-        # The rows of the training are gone.
+        # The training rows no longer exist.
         capsys.readouterr()
         assert main(['eval', '--checkpoint=model']) == 2
         error = capsys.readouterr().err.splitlines()[-1]
         assert 'PAIRS' in error and 'rows.csv' in error and 'existing path' in error
 
 
-def test_loading_conversion_and_export_need_no_training_data(kind, journey, capsys):
+def test_loading_conversion_and_export_need_no_training_data(kind, copied_run, capsys):
     texts, answers = ['is 3 even?', 'the number 8'], ['odd', 'even']
     expected = remixer_t5x.load('model').score(texts, answers)
     capsys.readouterr()
@@ -129,7 +129,7 @@ def test_loading_conversion_and_export_need_no_training_data(kind, journey, caps
         np.testing.assert_allclose(
             remixer_t5x.load(folder, lengths=LENGTHS).score(texts, answers), expected, rtol=1e-5, err_msg=folder
         )
-    (journey[1] / 'pairs.jsonl').write_text(json.dumps({'inputs': texts[0], 'targets': answers[0]}) + '\n')
+    (copied_run[1] / 'pairs.jsonl').write_text(json.dumps({'inputs': texts[0], 'targets': answers[0]}) + '\n')
     capsys.readouterr()
     assert main(['score', 'model', 'pairs.jsonl']) == 0
     assert json.loads(capsys.readouterr().out)['score'] == pytest.approx(float(expected[0]), rel=1e-5)

@@ -1,7 +1,7 @@
-"""`remixer-t5x data cache`, and training from what it writes.
+"""`remixer-t5x data cache`, and training from its output.
 
-What reads a cache is tested on one that the test itself has written, in seqio's layout; what writes one needs Apache
-Beam, which does not install with every version of the other packages, and is skipped without it.
+Tests of reading write a cache in seqio's layout. Tests of writing require Apache Beam, which is incompatible with some
+versions of the other packages, and are skipped without it.
 """
 
 import collections
@@ -26,22 +26,23 @@ DOCUMENTS = {
     'validation': [f'held out {i} of them' for i in range(5)],
 }
 WITH_BEAM = pytest.mark.skipif(
-    importlib.util.find_spec('apache_beam') is None, reason="Apache Beam is not here: pip install 'remixer-t5x[beam]'"
+    importlib.util.find_spec('apache_beam') is None,
+    reason="Apache Beam is not installed: pip install 'remixer-t5x[beam]'",
 )
 
 
 @pytest.fixture(autouse=True)
-def no_folder_of_another_test():
+def reset_cache_folders():
     seqio.set_global_cache_dirs([])
 
 
 def documents_task(extra_ids=100):
-    """Whole documents as targets, and their first word as inputs: what comes out does not depend on the order."""
+    """Returns a task with documents as targets and their second words as inputs."""
 
     def read(split, shuffle_files, seed=None):
         return tf.data.Dataset.from_tensor_slices(DOCUMENTS[split]).map(lambda text: {'targets': text})
 
-    def first_word(example):
+    def add_second_word(example):
         return {**example, 'inputs': tf.strings.split(example['targets'])[1]}
 
     feature = seqio.Feature(seqio.ByteVocabulary(extra_ids))
@@ -49,7 +50,7 @@ def documents_task(extra_ids=100):
         'cached_documents',
         source=seqio.FunctionDataSource(read, list(DOCUMENTS)),
         preprocessors=[
-            seqio.map_over_dataset(first_word),
+            seqio.map_over_dataset(add_second_word),
             seqio.preprocessors.tokenize,
             seqio.CacheDatasetPlaceholder(),
             seqio.preprocessors.append_eos_after_trim,
@@ -58,16 +59,16 @@ def documents_task(extra_ids=100):
     )
 
 
-def record(vocabulary=None):
+def make_record(vocabulary=None):
     return task_vocabulary.vocabulary_record(vocabulary or seqio.ByteVocabulary(100))
 
 
-def write(folder, name, completed=True, shards=3, vocabulary=None):
-    """A cache of DOCUMENTS' bytes, as seqio's cache job leaves it: examples dealt to shards, last of all COMPLETED."""
+def write_cache(folder, name, completed=True, shards=3, vocabulary=None):
+    """Writes a cache of DOCUMENTS as bytes, in the layout of seqio's cache job."""
     path = pathlib.Path(folder, name)
     path.mkdir(parents=True)
     for split, texts in DOCUMENTS.items():
-        rows = [{'targets': ids(text), 'inputs': ids(text.split()[1])} for text in texts]
+        rows = [{'targets': byte_ids(text), 'inputs': byte_ids(text.split()[1])} for text in texts]
         for shard in range(shards):
             with tf.io.TFRecordWriter(str(path / f'{split}.tfrecord-{shard:05d}-of-{shards:05d}')) as writer:
                 for row in rows[::-1][shard::shards]:
@@ -78,42 +79,42 @@ def write(folder, name, completed=True, shards=3, vocabulary=None):
         (path / f'info.{split}.json').write_text(json.dumps(info))
         (path / f'stats.{split}.json').write_text(json.dumps(stats))
     if completed:
-        (path / 'COMPLETED').write_text(pipeline.format_cache_record(record(vocabulary)) + '\n')
+        (path / 'COMPLETED').write_text(pipeline.format_cache_record(make_record(vocabulary)) + '\n')
     return str(folder)
 
 
-def ids(text):
-    """ByteT5's: the byte, after three special ids."""
+def byte_ids(text):
+    """Returns the ids of ByT5: bytes after three special ids."""
     return np.array([byte + 3 for byte in text.encode()], np.int32)
 
 
-def rows(task, split='train', **cached):
-    """How often each row of a whole epoch comes."""
+def count_rows(task, split='train', **cached):
+    """Counts the occurrences of each row in one epoch."""
     config = pipeline.DatasetConfig(task, {'inputs': 64, 'targets': 192}, 4, split, shuffle=False, **cached)
-    found = collections.Counter()
+    counts = collections.Counter()
     for batch in task_batches.EvalBatches(config):
         weighted = batch['decoder_loss_weights'].any(1)
         for inputs, targets in zip(batch['encoder_input_tokens'], batch['decoder_target_tokens'], strict=True):
-            found[inputs.tobytes() + targets.tobytes()] += 1
-        found.subtract({(0 * inputs).tobytes() + (0 * targets).tobytes(): int((~weighted).sum())})
-    return +found
+            counts[inputs.tobytes() + targets.tobytes()] += 1
+        counts.subtract({(0 * inputs).tobytes() + (0 * targets).tobytes(): int((~weighted).sum())})
+    return +counts
 
 
 @pytest.mark.parametrize('split', list(DOCUMENTS))
 def test_batches_from_the_cache_are_those_without_it_up_to_order(tmp_path, split):
-    folder = write(tmp_path, 'cached_documents')
-    read = rows(documents_task(), split)
-    assert sum(read.values()) == len(DOCUMENTS[split])
-    assert rows(documents_task(), split, use_cached=True, cache_dir=folder) == read
+    folder = write_cache(tmp_path, 'cached_documents')
+    uncached = count_rows(documents_task(), split)
+    assert sum(uncached.values()) == len(DOCUMENTS[split])
+    assert count_rows(documents_task(), split, use_cached=True, cache_dir=folder) == uncached
 
 
-def _refuse(malformed):
+def _fail(malformed):
     raise AssertionError('the text was read instead of the cache')
 
 
 def test_order_is_deterministic_and_positions_resume_exactly(tmp_path):
-    folder = write(tmp_path, 'cached_span_corruption')
-    corpus = text_corpus.ParsedCorpus('some text', 'some text', _refuse)
+    folder = write_cache(tmp_path, 'cached_span_corruption')
+    corpus = text_corpus.ParsedCorpus('some text', 'some text', _fail)
     task = pretraining.span_corruption(corpus, seqio.ByteVocabulary(100), 'cached', shuffle_buffer_size=16)
     lengths = {'inputs': 24, 'targets': 10}
     config = pipeline.DatasetConfig(task, lengths, 4, seed=3, use_cached=True, cache_dir=folder)
@@ -128,25 +129,25 @@ def test_order_is_deterministic_and_positions_resume_exactly(tmp_path):
             np.testing.assert_array_equal(again[name], value)
 
 
-def refusal(task, folder):
-    return error_message(lambda: rows(task, use_cached=True, cache_dir=folder and str(folder)))
+def cache_error(task, folder):
+    return error_message(lambda: count_rows(task, use_cached=True, cache_dir=folder and str(folder)))
 
 
 def test_missing_incomplete_and_mismatched_caches_are_rejected(tmp_path):
-    assert 'a complete cache of cached_documents' in refusal(documents_task(), tmp_path / 'nowhere')
-    assert 'of cached_documents, got None' in refusal(documents_task(), None)
-    half = write(tmp_path / 'half', 'cached_documents', completed=False)
-    assert '`remixer-t5x data cache`' in refusal(documents_task(), half)
-    whole = write(tmp_path / 'whole', 'cached_documents')
-    assert 'of 259 ids' in refusal(documents_task(extra_ids=0), whole)
-    # What seqio's own script wrote says nothing about the vocabulary.
-    pathlib.Path(whole, 'cached_documents', 'COMPLETED').write_text('')
-    pipeline.require_cache(documents_task(extra_ids=0), whole, record(seqio.ByteVocabulary(0)))
+    assert 'a complete cache of cached_documents' in cache_error(documents_task(), tmp_path / 'nowhere')
+    assert 'of cached_documents, got None' in cache_error(documents_task(), None)
+    incomplete = write_cache(tmp_path / 'incomplete', 'cached_documents', completed=False)
+    assert '`remixer-t5x data cache`' in cache_error(documents_task(), incomplete)
+    complete = write_cache(tmp_path / 'complete', 'cached_documents')
+    assert 'of 259 ids' in cache_error(documents_task(extra_ids=0), complete)
+    # Caches of seqio's own script do not record the vocabulary.
+    pathlib.Path(complete, 'cached_documents', 'COMPLETED').write_text('')
+    pipeline.require_cache(documents_task(extra_ids=0), complete, make_record(seqio.ByteVocabulary(0)))
 
 
 @pytest.fixture
-def typed(tmp_path, monkeypatch, clean_environment, capfd):
-    """Types `data cache` on DOCUMENTS as text files; gives exit code, standard output and standard error."""
+def run_data_cache(tmp_path, monkeypatch, clean_environment, capfd):
+    """Runs `data cache` on DOCUMENTS as text files; returns the exit code, standard output and standard error."""
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'parsed'))
     for split, texts in DOCUMENTS.items():
         (tmp_path / f'{split}.txt').write_text('\n\n'.join(texts))
@@ -162,17 +163,17 @@ def typed(tmp_path, monkeypatch, clean_environment, capfd):
     return run
 
 
-def test_a_missing_beam_package_is_reported_with_its_extra(typed, monkeypatch):
+def test_a_missing_beam_package_is_reported_with_its_extra(run_data_cache, monkeypatch):
     monkeypatch.setitem(sys.modules, 'apache_beam', None)
-    code, _, error = typed()
+    code, _, error = run_data_cache()
     assert code == 2
     assert error.splitlines()[-1].startswith('error: data cache needs apache_beam')
     assert "pip install 'remixer-t5x[beam]'" in error
 
 
-def test_an_existing_cache_is_kept_and_reported_in_one_line(typed, tmp_path):
-    folder = write(tmp_path / 'cache', 'own_text_span_corruption')
-    code, out, _ = typed()
+def test_an_existing_cache_is_kept_and_reported_in_one_line(run_data_cache, tmp_path):
+    folder = write_cache(tmp_path / 'cache', 'own_text_span_corruption')
+    code, out, _ = run_data_cache()
     assert code == 0
     assert out.splitlines()[0] == (
         f'own_text_span_corruption is already cached in {folder}/own_text_span_corruption, 29 examples; '
@@ -180,22 +181,22 @@ def test_an_existing_cache_is_kept_and_reported_in_one_line(typed, tmp_path):
     )
 
 
-def test_a_cache_with_another_vocabulary_is_not_used(typed, tmp_path):
-    write(tmp_path / 'cache', 'own_text_span_corruption', vocabulary=seqio.ByteVocabulary(0))
-    code, out, error = typed()
+def test_a_cache_with_another_vocabulary_is_not_used(run_data_cache, tmp_path):
+    write_cache(tmp_path / 'cache', 'own_text_span_corruption', vocabulary=seqio.ByteVocabulary(0))
+    code, out, error = run_data_cache()
     assert code == 2 and not out
     assert error.startswith('error: ') and 'use another CACHE_DIR' in error
 
 
 @WITH_BEAM
 @pytest.mark.filterwarnings('ignore')
-def test_data_cache_writes_what_training_reads(typed, tmp_path):
-    left = tmp_path / 'cache' / 'own_text_span_corruption' / 'train.tfrecord-00000-of-00002'
-    left.parent.mkdir(parents=True)
-    left.write_text('what a killed job left')
-    code, out, error = typed('--shards=5')
+def test_data_cache_writes_what_training_reads(run_data_cache, tmp_path):
+    leftover = tmp_path / 'cache' / 'own_text_span_corruption' / 'train.tfrecord-00000-of-00002'
+    leftover.parent.mkdir(parents=True)
+    leftover.write_text('leftover of a killed job')
+    code, out, error = run_data_cache('--shards=5')
     assert code == 0, error
-    assert not left.exists()
+    assert not leftover.exists()
     lines = out.splitlines()
     letters = sum(len(text.encode()) for text in DOCUMENTS['train'])
     assert lines[1].startswith(f'  train: 24 examples, {letters:,} tokens of targets, 5 files, ')
@@ -204,14 +205,16 @@ def test_data_cache_writes_what_training_reads(typed, tmp_path):
 
     corpus = local_files.corpus(f'{tmp_path}/train.txt', f'{tmp_path}/validation.txt')
     task = pretraining.span_corruption(corpus, vocabularies.byte(), 'own_text')
-    pipeline.require_cache(task, f'{tmp_path}/cache', record(vocabularies.byte()))
-    assert caching.read_completed(task.cache_dir) == pipeline.format_cache_record(record(vocabularies.byte()))
+    pipeline.require_cache(task, f'{tmp_path}/cache', make_record(vocabularies.byte()))
+    assert caching.read_completed(task.cache_dir) == pipeline.format_cache_record(make_record(vocabularies.byte()))
     for split in DOCUMENTS:
-        read = task.preprocess_precache(task.source.get_dataset(split, shuffle=False))
+        uncached = task.preprocess_precache(task.source.get_dataset(split, shuffle=False))
         cached = task._get_cached_source(split).get_dataset(split, shuffle=False)
-        documents = [sorted(row['targets'].tobytes() for row in each.as_numpy_iterator()) for each in (read, cached)]
+        documents = [
+            sorted(row['targets'].tobytes() for row in each.as_numpy_iterator()) for each in (uncached, cached)
+        ]
         assert documents[0] == documents[1] and len(documents[0]) == len(DOCUMENTS[split])
-    assert 'already, 29 examples' in typed()[1]
+    assert 'already, 29 examples' in run_data_cache()[1]
 
 
 @WITH_BEAM

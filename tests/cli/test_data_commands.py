@@ -1,4 +1,4 @@
-"""`remixer-t5x data list`, `get` and `show` as a user types them, on a folder of a few published files."""
+"""`remixer-t5x data list`, `get` and `show` with a folder of a few published files."""
 
 import json
 
@@ -21,7 +21,7 @@ WINOGRAD = [
 
 @pytest.fixture(autouse=True)
 def published(tmp_path, monkeypatch, clean_environment):
-    """CB's and WSC's files; `cogs/dev.tsv` is malformed, and nothing else is here."""
+    """Writes files of CB and WSC and a malformed `cogs/dev.tsv`; no other data are present."""
     folder = tmp_path / 'data'
     for name, rows in {'CB/val': COMMITMENT, 'CB/test': COMMITMENT[:1], 'WSC/train': WINOGRAD}.items():
         file = folder / 'super_glue' / f'{name}.jsonl'
@@ -35,38 +35,38 @@ def published(tmp_path, monkeypatch, clean_environment):
     return folder
 
 
-def typed(capsys, *argv):
+def run_data(capsys, *argv):
     assert main.main(['data', *argv]) == 0
     return capsys.readouterr().out
 
 
 def test_list_prints_every_task_and_the_location_of_its_data(published, tmp_path, capsys):
-    rows = {line.split()[0]: ' '.join(line.split()) for line in typed(capsys, 'list').splitlines() if line.strip()}
+    rows = {line.split()[0]: ' '.join(line.split()) for line in run_data(capsys, 'list').splitlines() if line.strip()}
     assert set(catalogue.TASKS) <= set(rows)
-    where = f'{published}/super_glue/CB'
-    assert rows['super_glue_cb_v102'] == f'super_glue_cb_v102 validation 3 · test 1 train {where}'
+    location = f'{published}/super_glue/CB'
+    assert rows['super_glue_cb_v102'] == f'super_glue_cb_v102 validation 3 · test 1 train {location}'
     assert rows['super_glue_wsc_v102_simple_train'].endswith(f'train 2 {published}/super_glue/WSC')
     assert rows['glue_qqp_v002'].endswith('train, validation, test remixer-t5x data get glue_qqp_v002')
     assert rows['abductive_nli_v001'].endswith('no download, see data get abductive_nli_v001')
-    # What cannot be read has no number, and stops nothing.
+    # A split that cannot be read has no number, and raises no error.
     assert rows['cogs_v001'] == f'cogs_v001 validation train, test, gen {published}/cogs'
-    shown = typed(capsys, 'list', f'--data_dir={tmp_path}/empty')
-    assert f'0 of {len(catalogue.TASKS)} tasks are available; downloads go to {tmp_path}/empty' in shown
+    output = run_data(capsys, 'list', f'--data_dir={tmp_path}/empty')
+    assert f'0 of {len(catalogue.TASKS)} tasks are available; downloads go to {tmp_path}/empty' in output
 
 
 def test_show_prints_fields_and_texts(capsys):
-    shown = typed(capsys, 'show', 'super_glue_cb_v102', '--num_examples=2')
-    # Train is not here, so validation is the first split that is.
-    assert shown.startswith('super_glue_cb_v102, split validation\n\nexample 1\n')
-    assert '  premise     "A naïve premise 1."\n' in shown
-    assert '  inputs    → cb hypothesis: B premise: A naïve premise 1.\n  targets   → neutral\n' in shown
-    assert shown.count('example ') == 2
-    assert 'split test' in typed(capsys, 'show', 'super_glue_cb_v102', '--split', 'test')
+    output = run_data(capsys, 'show', 'super_glue_cb_v102', '--num_examples=2')
+    # The train split is missing, so validation is the first available split.
+    assert output.startswith('super_glue_cb_v102, split validation\n\nexample 1\n')
+    assert '  premise     "A naïve premise 1."\n' in output
+    assert '  inputs    → cb hypothesis: B premise: A naïve premise 1.\n  targets   → neutral\n' in output
+    assert output.count('example ') == 2
+    assert 'split test' in run_data(capsys, 'show', 'super_glue_cb_v102', '--split', 'test')
 
 
 def test_show_keeps_an_example_beside_its_text(capsys):
-    """The filter of WSC's training split leaves the first of two examples out."""
-    examples = typed(capsys, 'show', 'super_glue_wsc_v102_simple_train').split('\nexample ')[1:]
+    """The filter of WSC's training split excludes the first of two examples."""
+    examples = run_data(capsys, 'show', 'super_glue_wsc_v102_simple_train').split('\nexample ')[1:]
     by_name = {'Sue': None, 'Ann': None}
     for example in examples:
         by_name[next(name for name in by_name if f'"{name}"' in example)] = example

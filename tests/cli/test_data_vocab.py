@@ -1,4 +1,4 @@
-"""`remixer-t5x data` and `vocab` through the shipped gin files, on a user's own text, with every objective."""
+"""`remixer-t5x data` and `vocab` with local text files and every objective."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from remixer_t5x.cli import main
 from remixer_t5x.cli.data import preview
 from tests.support.paths import ROOT
 
-SHOWN = {
+EXPECTED = {
     'causal_lm': ('  targets, 48 tokens: ', '</s>'),
     'masked_lm': ('  inputs, 48 tokens: ', '<extra_id_0>'),
     'prefix_lm': ('  targets, ', '</s>'),
@@ -32,7 +32,7 @@ def test_every_objective_is_shown_with_ids_and_efficiency(objective, own_text, c
     flags = [f'--gin.TASK_FEATURE_LENGTHS={lengths}', '--gin.DATA_NAME=mine', '--num_examples=3']
     assert main.main(['data', *own_text, f'--gin_file=objectives/{objective}.gin', *BYTES, *flags]) == 0
     out = capsys.readouterr().out
-    line, word = SHOWN[objective]
+    line, word = EXPECTED[objective]
     assert out.startswith(f'mine_{objective}, split train, one example per row\n')
     assert line in out and 'ids: ' in out and '1.00 examples per row' in out
     assert any(each in out for each in ([word] if isinstance(word, str) else word))
@@ -40,10 +40,10 @@ def test_every_objective_is_shown_with_ids_and_efficiency(objective, own_text, c
 
 def test_vocab_shows_special_ids_and_pieces(own_text, capsys):
     assert main.main(['vocab', *own_text, '--gin.VOCAB_SIZE=300', '--text=Paragraph 7']) == 0
-    shown = capsys.readouterr().out
-    assert 'ids          300' in shown
-    assert '<extra_id_0> is 299, <extra_id_99> is 200' in shown
-    assert '▁' in shown
+    output = capsys.readouterr().out
+    assert 'ids          300' in output
+    assert '<extra_id_0> is 299, <extra_id_99> is 200' in output
+    assert '▁' in output
 
 
 def test_the_packing_efficiency_is_computed():

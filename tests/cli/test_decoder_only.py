@@ -63,7 +63,9 @@ def test_infer_continues_prompts(runs, arguments, tmp_path):
     flags = arguments('hyper_mixer', 'causal_lm', {'targets': 24}, f'--checkpoint={runs}/whole', f'--output={out}')
     assert not main(['infer', *flags, f'--input={tmp_path}/prompts.txt'])
     answers = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [answer['input'] for answer in answers] == ['The cat', 'at'] and not any('truncated' in row for row in answers)
+    assert [answer['input'] for answer in answers] == ['The cat', 'at'] and not any(
+        'truncated' in row for row in answers
+    )
     loaded = remixer_t5x.load(str(runs / 'whole'))
     assert loaded.lengths == {'inputs': 12, 'targets': 12} and not loaded.ends_inputs
     generated = loaded.generate(['The cat', 'at'])

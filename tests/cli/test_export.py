@@ -1,4 +1,4 @@
-"""Exported models in processes that cannot import this package, against the model."""
+"""Exported models, in processes that cannot import this package, give the results of the original models."""
 
 import contextlib
 import dataclasses
@@ -22,8 +22,8 @@ TEXTS = ['this is a <extra_id_0> test', 'Ünknown', '', 'the ' * 60, 'a test']
 PAIRS = [['a test', 'this', ''], ['a', 'te', 'tes']]
 LENGTHS = {'inputs': 12, 'targets': 6}
 BEAMS = ['--gin.DECODER=@beam_search.BeamSearch()', '--gin.beam_search.BeamSearch.beams=2']
-# What the programs may not import.
-ALONE = """
+# Raises an error if the program imports this package or its libraries.
+REFUSE_IMPORTS = """
 import importlib.abc, sys
 class Refuse(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
@@ -34,9 +34,9 @@ sys.meta_path.insert(0, Refuse())
 
 
 @pytest.fixture(scope='module')
-def place(tmp_path_factory):
-    """The current folder, with two converted models: `pieces` of SentencePiece and `bytes`."""
-    with command_folder.entered(tmp_path_factory.mktemp('export')) as folder:
+def current_folder(tmp_path_factory):
+    """Yields the current folder with two models: `pieces`, with SentencePiece, and `bytes`."""
+    with command_folder.working_directory(tmp_path_factory.mktemp('export')) as folder:
         hf_folders.write_tiny(folder / 't5', 't5_v1_1_tiny')
         assert main(['convert', '--from_hf=t5', '--to=pieces']) == 0
         saved_run.write_run(folder / 'bytes', steps=(1,))
@@ -50,10 +50,10 @@ def export(name, to, *flags):
     return main([*command, f'--to={to}', *flags])
 
 
-def alone(program, folder):
-    """What the program prints as JSON, in a process that does not find this package."""
+def run_program(program, folder):
+    """Returns the JSON that a program prints in a process that cannot import this package."""
     environment = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
-    command = [sys.executable, '-c', ALONE + program]
+    command = [sys.executable, '-c', REFUSE_IMPORTS + program]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -64,8 +64,8 @@ import json
 sys.path.insert(0, '.')
 import run
 model, texts, pairs = run.Model('.'), {TEXTS!r}, {PAIRS!r}
-made = [model.generate(texts), model.score(*pairs).tolist(), model.encode(texts).tolist()]
-print(json.dumps([*made, run.Model('../small').score(*pairs).tolist()]))
+results = [model.generate(texts), model.score(*pairs).tolist(), model.encode(texts).tolist()]
+print(json.dumps([*results, run.Model('../small').score(*pairs).tolist()]))
 """
 SERVE = f"""
 import json
@@ -73,9 +73,10 @@ import tensorflow as tf
 import tensorflow_text
 model, texts, pairs = tf.saved_model.load('saved_model'), tf.constant({TEXTS!r}), tf.constant({PAIRS!r})
 small = tf.saved_model.load('../small/saved_model').signatures['score'](inputs=pairs[0], targets=pairs[1])
-call = lambda name, **given: {{key: value.numpy() for key, value in model.signatures[name](**given).items()}}
-made = call('generate', inputs=texts)
-answers = [[[text.decode(), float(score)] for text, score in zip(*row)] for row in zip(made['texts'], made['scores'])]
+call = lambda name, **inputs: {{key: value.numpy() for key, value in model.signatures[name](**inputs).items()}}
+generated = call('generate', inputs=texts)
+rows = zip(generated['texts'], generated['scores'])
+answers = [[[text.decode(), float(score)] for text, score in zip(*row)] for row in rows]
 score = call('score', inputs=pairs[0], targets=pairs[1])['scores'].tolist()
 assert call('encode_ids', inputs=tf.zeros([3, 12], tf.int32))['hidden'].shape[:2] == (3, 12)
 print(json.dumps([answers, score, call('encode', inputs=texts)['mean'].tolist(), small['scores'].numpy().tolist()]))
@@ -84,42 +85,42 @@ PROGRAMS = {'StableHLO': RUN, 'SavedModel': SERVE}
 
 
 @pytest.fixture(scope='module')
-def printed(place):
-    """What each program prints of `pieces` and of a quantized `bytes`, and what the export of the latter prints."""
+def outputs(current_folder):
+    """Returns the output of each program for `pieces` and a quantized `bytes`, and of the export of the latter."""
     assert export('pieces', 'served', '--formats=stablehlo,saved_model', *BEAMS) == 0
     with contextlib.redirect_stdout(io.StringIO()) as out:
         flags = ['--quantize=int8', '--functions=score', '--formats=stablehlo,saved_model']
         assert export('bytes', 'small', *flags) == 0
-    return {name: alone(program, place / 'served') for name, program in PROGRAMS.items()}, out.getvalue()
+    return {name: run_program(program, current_folder / 'served') for name, program in PROGRAMS.items()}, out.getvalue()
 
 
 @pytest.mark.parametrize('name', PROGRAMS)
-def test_an_exported_model_runs_without_this_package(printed, name):
+def test_an_exported_model_runs_without_this_package(outputs, name):
     trained = remixer_t5x.load('pieces', lengths=LENGTHS)
-    generated, scores, means, _ = printed[0][name]
-    wanted = trained.generate(TEXTS, decoder=remixer_t5x.BeamSearch(beams=2))
-    assert [[text for text, _ in answers] for answers in generated] == [answer.texts for answer in wanted]
+    generated, scores, means, _ = outputs[0][name]
+    expected = trained.generate(TEXTS, decoder=remixer_t5x.BeamSearch(beams=2))
+    assert [[text for text, _ in answers] for answers in generated] == [answer.texts for answer in expected]
     ours = [[score for _, score in answers] for answers in generated]
-    np.testing.assert_allclose(ours, [answer.scores for answer in wanted], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(ours, [answer.scores for answer in expected], rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(scores, trained.score(*PAIRS), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(means, trained.encode(TEXTS).mean, rtol=1e-4, atol=1e-4)
 
 
-def test_the_exported_program_does_not_import_this_package(printed, place):
-    assert 'remixer_t5x' not in (place / 'served/run.py').read_text().partition('"""\n\nimport')[2]
+def test_the_exported_program_does_not_import_this_package(outputs, current_folder):
+    assert 'remixer_t5x' not in (current_folder / 'served/run.py').read_text().partition('"""\n\nimport')[2]
 
 
-def test_an_int8_export_is_a_quarter_of_the_size_and_nearly_equal(printed, place):
-    assert 'scores differ from the model by up to' in printed[1]
+def test_an_int8_export_is_a_quarter_of_the_size_and_nearly_equal(outputs, current_folder):
+    assert 'scores differ from the model by up to' in outputs[1]
     trained = remixer_t5x.load('bytes', lengths=LENGTHS)
-    found, wanted = np.asarray([printed[0][name][-1] for name in PROGRAMS]), trained.score(*PAIRS)
-    np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
-    assert 0 < np.abs(found[0] - wanted).max() < 0.02 * np.abs(wanted).max()
+    scores, expected = np.asarray([outputs[0][name][-1] for name in PROGRAMS]), trained.score(*PAIRS)
+    np.testing.assert_allclose(scores[0], scores[1], rtol=1e-5)
+    assert 0 < np.abs(scores[0] - expected).max() < 0.02 * np.abs(expected).max()
     rounded = dataclasses.replace(trained, params=int8.round_params(trained.model, trained.params))
-    np.testing.assert_allclose(found[0], rounded.score(*PAIRS), rtol=1e-5)
-    exact = 4 * sum(leaf.size for leaf in jax.tree.leaves(trained.params))
-    # Rows of 16 have a scale each, and the file a header; in a model of a usual width both are 1%.
-    assert (place / 'small/weights.safetensors').stat().st_size < 0.6 * exact
+    np.testing.assert_allclose(scores[0], rounded.score(*PAIRS), rtol=1e-5)
+    float32_bytes = 4 * sum(leaf.size for leaf in jax.tree.leaves(trained.params))
+    # Each row of 16 has a scale, and the file has a header: together about 1% at usual widths.
+    assert (current_folder / 'small/weights.safetensors').stat().st_size < 0.6 * float32_bytes
 
 
 @pytest.mark.parametrize(
@@ -128,6 +129,6 @@ def test_an_int8_export_is_a_quarter_of_the_size_and_nearly_equal(printed, place
      (['--functions=classify'], 'must be classifier for'),
      (['--formats=onnx'], '--formats must be stablehlo, saved_model or both, got onnx')],
 )  # fmt: skip
-def test_unsupported_exports_raise_a_one_line_error(place, capsys, flags, words):
+def test_unsupported_exports_raise_a_one_line_error(current_folder, capsys, flags, words):
     assert export('bytes', 'refused', *flags) == 2
-    assert words in capsys.readouterr().err and not (place / 'refused').exists()
+    assert words in capsys.readouterr().err and not (current_folder / 'refused').exists()

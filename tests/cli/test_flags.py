@@ -1,4 +1,4 @@
-"""Flags that stand for gin files and macros, and what their values are called."""
+"""Flags that set macros for decoding and batch sizes."""
 
 import gin
 import pytest
@@ -10,7 +10,7 @@ from remixer_t5x.models.decoding import Greedy
 from remixer_t5x.models.sampling import Sampling
 
 
-def parsed(*argv):
+def parse(*argv):
     rest, flags = arguments.split_gin_flags(argv)
     args = main._build_parser().parse_args([*rest, '--verbose'])
     args.gin_flags = [*flags, *args.macros]
@@ -31,7 +31,7 @@ def parsed(*argv):
      (('--sampling', '--min_p=0.1'), Sampling(min_p=0.1))],
 )  # fmt: skip
 def test_flags_choose_the_decoder_and_the_batch_size(command, flags, decoder):
-    args = parsed(command.COMMAND.name, *flags, '--batch_size=7')
+    args = parse(command.COMMAND.name, *flags, '--batch_size=7')
     arguments.apply_decoder(args)
     macro = {'infer': 'INFER_BATCH_SIZE', 'eval': 'EVAL_BATCH_SIZE'}[command.COMMAND.name]
     assert arguments.load_values(args, 'DECODER', macro, base=command.BASE) == [decoder, 7]
@@ -41,9 +41,9 @@ def test_flags_choose_the_decoder_and_the_batch_size(command, flags, decoder):
 def test_two_decoders_are_rejected():
     for flags in (['--beams=2', '--sampling'], ['--beams=2', '--embed'], ['--beams=1']):
         with pytest.raises(UserError, match='--beams'):
-            parsed('infer', *flags)
+            parse('infer', *flags)
     for temperature in ('hot', '0'):
-        args = parsed('infer', f'--sampling={temperature}')
+        args = parse('infer', f'--sampling={temperature}')
         arguments.apply_decoder(args)
         with pytest.raises(UserError, match=f'TEMPERATURE must be .*{temperature}'):
             arguments.load_values(args, 'DECODER', base=infer.BASE)

@@ -1,4 +1,4 @@
-"""Downloads from the Hub, uploads to it, and shared folders, with the real huggingface_hub and a fake Hub."""
+"""Hub downloads, Hub uploads and shared folders, with the real huggingface_hub and a fake server."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def t5(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
-    """A MODEL_DIR with metrics, of a model that transformers lacks."""
+    """Writes a MODEL_DIR with metrics of a model that transformers does not implement."""
     folder = saved_run.write_run(tmp_path_factory.mktemp('run') / 'mine', saved_run.CONFIG + MIXER, steps=(7,))
     config = (folder / 'config.gin').read_text()
     (folder / 'config.gin').write_text(f"{config}FILES = '/home/anna/letters/*.txt'\nTRAIN_STEPS = 7\n")
@@ -53,9 +53,9 @@ def run(tmp_path_factory):
     return folder
 
 
-def error_of(capsys, *argv):
+def convert_error(capsys, *argv):
     assert main(['convert', *argv]) == 2
-    # The client of the Hub may log retries before.
+    # The Hub client may log retries before the error.
     *others, line = capsys.readouterr().err.strip().splitlines()
     assert line.startswith('error: ') and 'Traceback' not in ' '.join(others), others
     return line
@@ -90,7 +90,7 @@ def test_weights_in_an_automatic_hub_pull_request_are_downloaded(hub, t5, monkey
     assert not [name for name in hub.requests if 'refs%2Fpr%2F3' in name]
     client.resolve_folder(f'{FLAN}@refs/pr/3')
     monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
-    # The cache has both, without their authors.
+    # The cache contains both revisions, but not their authors.
     with pytest.raises(UserError, match='name one that you trust'):
         client.resolve_folder(FLAN)
     assert client.resolve_folder(f'{FLAN}@refs/pr/4') == folder
@@ -101,13 +101,13 @@ def test_a_model_that_cannot_be_downloaded_raises_a_one_line_error(hub, t5, tmp_
     hub.pull_requests[FLAN] = [('stranger', 3, 'open')]
     wrong = {FLAN: 'no safetensors', 'nobody/nothing': 'no such model', f'{FLAN}@v9': 'revision'}
     for name, words in {**wrong, '../up': 'is not a folder', 'a/b/c': 'is not a folder'}.items():
-        assert words in error_of(capsys, f'--from_hf={name}', f'--to={tmp_path}/x')
+        assert words in convert_error(capsys, f'--from_hf={name}', f'--to={tmp_path}/x')
     assert not (tmp_path / 'x').exists()
 
 
 def test_a_hub_that_does_not_answer_raises_a_one_line_error(hub, tmp_path, capsys):
     hub.close()
-    assert 'does not answer' in error_of(capsys, f'--from_hf={FLAN}', f'--to={tmp_path}/x')
+    assert 'does not answer' in convert_error(capsys, f'--from_hf={FLAN}', f'--to={tmp_path}/x')
 
 
 def test_a_t5_is_pushed_in_the_format_of_transformers(hub, t5, tmp_path, capsys):
@@ -126,7 +126,7 @@ def test_a_t5_is_pushed_in_the_format_of_transformers(hub, t5, tmp_path, capsys)
     assert safetensors_files.first_difference(first, second) is None
 
 
-def test_a_model_that_transformers_lacks_is_pushed_and_loaded(hub, run, tmp_path, capsys):
+def test_a_model_unknown_to_transformers_is_pushed_and_loaded(hub, run, tmp_path, capsys):
     assert main(['convert', f'--checkpoint={run}', '--push_to_hub=anna/fnet']) == 0
     assert 'FNet' in capsys.readouterr().out
     pushed = hub.models['anna/fnet']['main']
@@ -176,11 +176,11 @@ def test_a_damaged_shared_folder_raises_a_one_line_error(shared, tmp_path):
         remixer_t5x.load(str(tmp_path / 'shared'))
 
 
-def test_a_missing_login_raises_before_anything_is_read(hub, run, capsys, monkeypatch):
+def test_a_missing_login_raises_an_error_before_any_request(hub, run, capsys, monkeypatch):
     import huggingface_hub
 
     monkeypatch.setattr(huggingface_hub, 'get_token', lambda: None)
-    assert 'hf auth login' in error_of(capsys, f'--checkpoint={run}', '--push_to_hub=anna/x')
+    assert 'hf auth login' in convert_error(capsys, f'--checkpoint={run}', '--push_to_hub=anna/x')
     assert not hub.requests
 
 
@@ -195,14 +195,14 @@ def hostile_copy(shared, folder, statement):
     'statement', ['import stranger_module', 'X = @os.system()', 'X = """\nimport stranger_module\n"""']
 )
 def test_a_model_gin_that_names_other_code_needs_consent(shared, tmp_path, capsys, monkeypatch, statement):
-    """Nothing is imported before, neither by `load` nor by `convert`."""
+    """Neither `load` nor `convert` imports anything without consent."""
     (tmp_path / 'stranger_module.py').write_text('raise SystemExit("it ran")')
     monkeypatch.syspath_prepend(tmp_path)
     folder = hostile_copy(shared, tmp_path / 'copy', statement)
     with pytest.raises(UserError, match='trust_gin=True') as error:
         remixer_t5x.load(folder)
     assert '\n' not in str(error.value)
-    assert '--trust_gin' in error_of(capsys, f'--from_hf={folder}', f'--to={tmp_path}/back')
+    assert '--trust_gin' in convert_error(capsys, f'--from_hf={folder}', f'--to={tmp_path}/back')
     assert not (tmp_path / 'back').exists()
 
 
@@ -214,28 +214,30 @@ def test_a_model_gin_is_run_with_consent(shared, tmp_path, monkeypatch):
     assert main(['convert', f'--from_hf={folder}', f'--to={tmp_path}/back', '--trust_gin']) == 0
 
 
-def own_mixer(folder, monkeypatch, text):
-    """A MODEL_DIR whose encoder has a custom mixer, in a module of the folder `src`."""
+def write_run_with_mixer(folder, monkeypatch, modules):
+    """Writes a MODEL_DIR whose encoder has a custom mixer from a module in the folder `src`."""
     (folder / 'src').mkdir()
-    for name, lines in text.items():
-        (folder / 'src' / name).write_text(lines)
+    for name, text in modules.items():
+        (folder / 'src' / name).write_text(text)
     monkeypatch.syspath_prepend(folder / 'src')
     config = f'{saved_run.CONFIG}import own_mixers\nENCODER_MIXER = @own_mixers.Own\nENCODER_POSITION_BIAS = None\n'
     return saved_run.write_run(folder / 'mine', config, steps=(1,))
 
 
-OWN = 'import own_helpers\nfrom remixer_t5x.models.sublayers.fnet import FNet\n\n\nclass Own(FNet):\n    pass\n'
+CUSTOM_MIXER = (
+    'import own_helpers\nfrom remixer_t5x.models.sublayers.fnet import FNet\n\n\nclass Own(FNet):\n    pass\n'
+)
 LOAD = "import remixer_t5x, sys\nprint(remixer_t5x.load(sys.argv[1], trust_gin=True).score(['a'], ['b'])[0])"
 
 
 def test_a_custom_mixer_is_shared_with_its_modules(tmp_path, monkeypatch):
-    model = own_mixer(tmp_path, monkeypatch, {'own_mixers.py': OWN, 'own_helpers.py': ''})
+    model = write_run_with_mixer(tmp_path, monkeypatch, {'own_mixers.py': CUSTOM_MIXER, 'own_helpers.py': ''})
     score = remixer_t5x.load(str(model)).score(['a'], ['b'])[0]
     assert main(['convert', f'--checkpoint={model}', f'--to_shared={tmp_path}/shared']) == 0
     assert sorted(path.name for path in (tmp_path / 'shared/code').iterdir()) == ['own_helpers.py', 'own_mixers.py']
     card = (tmp_path / 'shared/README.md').read_text()
     assert card.index('own_mixers') < card.index('|')
-    # A process that can only find the shared folder.
+    # This process finds modules only in the shared folder.
     program = [sys.executable, '-c', LOAD, str(tmp_path / 'shared')]
     done = subprocess.run(program, cwd=tmp_path / 'shared', capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -261,7 +263,7 @@ def test_untrusted_code_is_never_imported(shared, tmp_path):
 def test_an_installed_package_is_named_at_the_top_of_the_card(tmp_path, monkeypatch, capsys):
     (tmp_path / 'src/site-packages').mkdir(parents=True)
     monkeypatch.syspath_prepend(tmp_path / 'src/site-packages')
-    (tmp_path / 'src/site-packages/installed_mixers.py').write_text(OWN.partition('\n')[2])
+    (tmp_path / 'src/site-packages/installed_mixers.py').write_text(CUSTOM_MIXER.partition('\n')[2])
     text = MIXER.replace('from remixer_t5x.models.sublayers import fnet', 'import installed_mixers')
     text = text.replace('fnet.FNet', 'installed_mixers.Own')
     model = saved_run.write_run(tmp_path / 'mine', saved_run.CONFIG + text, steps=(1,))
@@ -273,7 +275,7 @@ def test_an_installed_package_is_named_at_the_top_of_the_card(tmp_path, monkeypa
 
 
 def test_values_in_a_card_are_plain_text(run, monkeypatch):
-    """Names of evaluations, of folders and the source of weights may be untrusted."""
+    """Names of evaluations and folders, and the source of weights, may be untrusted."""
     hostile = '\n# heading\n[link](https://evil.example) <img src=x onerror=y> https://evil.example `code` | cell'
     card = model_card.ModelCard(
         name=f'x;touch y{hostile}',

@@ -27,7 +27,7 @@ def test_the_table_shows_modules_and_totals(info):
     assert '76,961,152 parameters (77.0M), 293.6 MiB in float32' in out
 
 
-def test_depth_and_lengths_are_obeyed(info):
+def test_depth_and_lengths_change_the_output(info):
     # The training configuration has no MODEL_DIR and no task, which `info` does not need.
     arguments = [*MODEL, '--gin_file=runs/pretrain.gin', '--gin.BATCH_SIZE=8']
     shallow = info(*arguments, '--depth', '1', "--gin.TASK_FEATURE_LENGTHS={'inputs': 32, 'targets': 8}")
@@ -68,7 +68,7 @@ def test_matching_parameters_are_shown_by_name(info):
     assert out.count('wi_0') == 2 and 'embedding' not in out
 
 
-# Just large enough to be a T5.
+# The smallest T5.
 MINIATURE = [
     f'--gin.{name}={size}'
     for name, size in {
@@ -82,34 +82,34 @@ def test_info_prints_the_memory_of_a_step_and_changes(info):
     hardware = ('--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin')
     out = info('--memory=1', *MODEL, *hardware, *MINIATURE, '--device_memory=0.0001')
     lines = [line.split() for line in out.splitlines()]
-    # Two tables of 64 x 16; encoder layers of 7 and decoder layers of 11 matrices 16 x 16, as an attention has 4 and
-    # the gated MLP 3; their norms and the two last ones; two biases of 32 buckets for 2 heads.
+    # Two embedding tables of 64 x 16; 7 matrices of 16 x 16 in an encoder layer and 11 in a decoder layer, 4 of each
+    # attention and 3 of the gated MLP; norms of all sublayers and stacks; two biases of 32 buckets for 2 heads.
     matrices = 2 * (7 + 11) * 16 * 16
     norms = (2 * 2 + 2 * 3 + 2) * 16
     assert ['parameters', f'{4 * (2 * 64 * 16 + matrices + norms + 2 * 2 * 32):,}'] in [line[:2] for line in lines]
     assert 'does not fit' in out and 'changes, each added' in out
-    tried = [line[0] for line in lines if line and line[0].startswith('--gin')]
-    assert tried == ['--gin.MICROBATCHES=2']
+    flags = [line[0] for line in lines if line and line[0].startswith('--gin')]
+    assert flags == ['--gin.MICROBATCHES=2']
 
 
-def parsed(*flags):
-    """The arguments of `info --memory` about the smallest model."""
+def parse_memory_flags(*flags):
+    """Parses `info --memory` for the smallest model."""
     files = (*MODEL, '--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin')
     args = cli._build_parser().parse_args(['info', '--memory', '--verbose', *files])
     args.gin_flags = [tuple(flag.removeprefix('--gin.').split('=', 1)) for flag in (*MINIATURE, *flags)]
     return args
 
 
-def test_recomputing_everything_is_seen_by_the_model(clean_environment):
+def test_full_recomputation_changes_the_model_and_saves_memory(clean_environment):
     from remixer_t5x.cli.info import memory as command
     from remixer_t5x.models.architecture import stack
 
-    args = parsed()
+    args = parse_memory_flags()
     (step, _), recomputing = command.read_step(args), command.with_full_recomputation(args)
     assert recomputing.module.encoder_stack().remat_policy is stack.full_remat
     assert step.model.module.encoder_stack().remat_policy is not stack.full_remat
-    kept, recomputed = map(command._measure, (step, dataclasses.replace(step, model=recomputing)))
-    assert recomputed.temporaries < kept.temporaries
+    stored, recomputed = map(command._measure, (step, dataclasses.replace(step, model=recomputing)))
+    assert recomputed.temporaries < stored.temporaries
 
 
 H100 = ('--gin_file=hardware/gpu.gin', '--gin.TOPOLOGY=h100:8')
@@ -142,10 +142,10 @@ def test_kernels_of_both_accelerators_are_compared_on_a_cpu(info):
 
 
 def test_a_step_is_timed(clean_environment):
-    """On any device; `info --self_check` does it on accelerators whose speed is known."""
+    """Runs on any device; `info --self_check` times steps on accelerators whose speed is known."""
     from remixer_t5x.cli.info import memory
     from remixer_t5x.extras.forecast import command, machines
 
-    step, _ = memory.read_step(parsed('--gin.PACK=True'))
+    step, _ = memory.read_step(parse_memory_flags('--gin.PACK=True'))
     assert 0 < command.measure_step(step) < 60
     assert machines.chip_name('NVIDIA H100 80GB HBM3') == 'h100' and machines.chip_name('TPU v5 lite') == 'v5e'

@@ -1,6 +1,6 @@
-"""`info --speed` and `info --memory` by the compilers of machines that are not present, each in a process of its own.
+"""`info --speed` with compilers for machines that are not present.
 
-A compiler for TPUs or GPUs cannot be unloaded, so the command is not called in this process.
+Compilers for TPUs and GPUs cannot be unloaded, so each runs in a separate process.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from remixer_t5x.extras.forecast.forecast import Forecast
 from tests.support import paths
 from tests.support.real_processes import Process
 
-# Just large enough to be a T5.
+# The smallest T5.
 SIZES = {
     'EMBED_DIM': 128, 'MLP_DIM': 128, 'NUM_HEADS': 2, 'HEAD_DIM': 64, 'NUM_ENCODER_LAYERS': 2, 'NUM_DECODER_LAYERS': 1,
     'VOCAB_SIZE': 256, 'BATCH_SIZE': 8, 'TASK_FEATURE_LENGTHS': "{'inputs': 64, 'targets': 16}",
@@ -35,22 +35,22 @@ MISSING = {
 
 
 @pytest.mark.parametrize(
-    ('compiler', 'hardware', 'chip'),
+    ('compiler', 'hardware', 'topology'),
     [
         pytest.param(*row, marks=pytest.mark.skipif(not has_compiler(row[0]), reason=MISSING[row[0]]))
         for row in (('tpu', 'tpu', 'v5e:1x1'), ('gpu', 'gpu', 'h100:1'))
     ],
 )
-def test_a_step_is_forecast_for_a_machine_that_is_not_present(tmp_path, compiler, hardware, chip):
-    machine = (f'--gin_file=hardware/{hardware}.gin', f'--gin.TOPOLOGY={chip}')
+def test_a_step_is_forecast_for_a_machine_that_is_not_present(tmp_path, compiler, hardware, topology):
+    machine = (f'--gin_file=hardware/{hardware}.gin', f'--gin.TOPOLOGY={topology}')
     argv = ['info', *MODEL, '--speed', *machine, '--price=1.5']
     # The compilers read XLA_FLAGS too, and the tests' flags are for the CPU.
     process = Process(main, argv, output=tmp_path / 'log', environment=paths.environment(XLA_FLAGS=''))
     assert process.wait() == 0, process.output()
     out = process.output()
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
-    assert f'compiling with XLA:{compiler.upper()} for {chip}' in out
-    # 2 x 64 x 128 x 256 FLOPs a sequence and matrix pass for the logits alone.
+    assert f'compiling with XLA:{compiler.upper()} for {topology}' in out
+    # The logits alone need 2 x 64 x 128 x 256 FLOPs per sequence and pass.
     (work,) = [line.split() for line in out.splitlines() if 'products in bf16' in line]
     assert 0.003 * 8 * 0.016 < float(work[3]) < 0.01 and 'TFLOP' in work
     assert 'HBM traffic' in out and '$ per M tokens' in out and 'what limits the step:' in out
@@ -70,12 +70,12 @@ ENTRY %main (x: bf16[1024,512], y: bf16[512,256]) -> bf16[1024,256] {
 
 
 @pytest.fixture
-def compiled(monkeypatch):
-    """In place of a compiler: each step becomes a product for each million of its parameters; the steps so far."""
-    seen = []
+def compiled_steps(monkeypatch):
+    """Replaces the compiler: a step becomes one product per million parameters. Returns the compiled steps."""
+    steps = []
 
     def forecast(step, hardware):
-        seen.append(step)
+        steps.append(step)
         parameters = sum(array.size for array in jax.tree.leaves(step.plan.abstract.params))
         program = compiled_program.parse_program(PRODUCT)
         program = dataclasses.replace(program, kernels=program.kernels * (parameters // 10**6))
@@ -84,10 +84,10 @@ def compiled(monkeypatch):
 
     monkeypatch.setattr(speed, '_build_step', memory.read_step)
     monkeypatch.setattr(speed, '_forecast', forecast)
-    return seen
+    return steps
 
 
-def test_models_are_compared_in_one_table(compiled, capsys, clean_environment):
+def test_models_are_compared_in_one_table(compiled_steps, capsys, clean_environment):
     models = ['--compare=tiny,small', '--models=t5_1_1,gmlp', '--gin_file=optimizers/adafactor.gin']
     assert main(['info', '--speed', *models, *H100, '--gin.BATCH_SIZE=4']) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -97,11 +97,11 @@ def test_models_are_compared_in_one_table(compiled, capsys, clean_environment):
     assert [table['t5_1_1', size][2] for size in ('tiny', 'small')] == ['0.006', '0.020']
     # The ratio is to the first model of the size.
     assert [table['t5_1_1', size][6] for size in ('tiny', 'small')] == ['1.00', '1.00']
-    assert [step.rows for step in compiled] == [4] * 4
+    assert [step.rows for step in compiled_steps] == [4] * 4
 
 
-def test_advised_changes_are_compiled_on_request(compiled, capsys, clean_environment):
+def test_advised_changes_are_compiled_on_request(compiled_steps, capsys, clean_environment):
     assert main(['info', '--speed=1', *MODEL[:3], *H100, '--gin.MICROBATCHES=4', '--gin.BATCH_SIZE=8']) == 0
     out = capsys.readouterr().out
     assert '--gin.MICROBATCHES=2' in out and '1.00 times the tokens per second by the bound; 1.00 GiB' in out
-    assert [step.microbatches for step in compiled] == [4, 2]
+    assert [step.microbatches for step in compiled_steps] == [4, 2]

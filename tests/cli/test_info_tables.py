@@ -1,4 +1,4 @@
-"""The tables of `info`, from numbers given here."""
+"""The tables of `info` for fixed numbers."""
 
 import pytest
 
@@ -21,7 +21,7 @@ SHARDINGS = [
 
 
 def rows(table):
-    """The cells of a table without empty ones, row by row."""
+    """Returns the non-empty cells of each row."""
     columns = (list(column.cells) for column in table.columns)
     return [[cell.strip() for cell in row if cell] for row in zip(*columns, strict=True)]
 

@@ -1,4 +1,4 @@
-"""The console script: flags, exit codes, one line per mistake, and nothing but that line."""
+"""The console script: flags, exit codes and one-line errors."""
 
 import os
 import pathlib
@@ -22,7 +22,7 @@ VALUES = st.text(st.characters(blacklist_categories=['Cs', 'Cc']), min_size=1).f
 
 @settings(max_examples=30)
 @given(st.lists(st.tuples(NAMES, VALUES, st.booleans())))
-def test_gin_flags_are_taken_out_in_order(flags):
+def test_gin_flags_are_extracted_in_order(flags):
     argv = ['train']
     for name, value, joined in flags:
         argv += [f'--gin.{name}={value}'] if joined else [f'--gin.{name}', value]
@@ -41,8 +41,8 @@ MISTAKES = {
         ['info', '--gin_fil=x'],
         'error: unrecognized arguments: --gin_fil=x; did you mean --gin_file; see',
     ),
-    'flag without value': (['info', '--gin.X'], 'error: --gin.X has no value; type --gin.X=VALUE'),
-    'gin flag where nothing reads gin': (
+    'flag without value': (['info', '--gin.X'], 'error: --gin.X has no value; pass --gin.X=VALUE'),
+    'gin flag of a command without gin files': (
         ['data', 'list', '--gin.X=3'],
         'error: --gin.X is set, but remixer-t5x data list reads no gin files; see remixer-t5x data list --help',
     ),
@@ -55,8 +55,8 @@ MISTAKES = {
 
 @pytest.mark.parametrize('argv, line', MISTAKES.values(), ids=MISTAKES)
 def test_an_invalid_flag_is_one_line_and_exit_code_2(argv, line, capsys, clean_environment, monkeypatch):
-    # TensorFlow takes seconds to load, and none of these mistakes needs it.
-    monkeypatch.setattr(lazy, '_load_library', lambda name: pytest.fail(f'loaded {name} before the answer'))
+    # Importing TensorFlow takes seconds, and none of these errors requires it.
+    monkeypatch.setattr(lazy, '_load_library', lambda name: pytest.fail(f'imported {name} before the error'))
     assert cli.main(argv) == 2
     out, err = capsys.readouterr()
     assert out == ''
@@ -89,7 +89,7 @@ def test_a_bug_is_one_line_that_names_its_traceback(capsys, clean_environment, m
 
 def test_modules_of_the_current_folder_are_found_after_libraries(capsys, clean_environment, monkeypatch, tmp_path):
     (tmp_path / 'mixer_of_this_folder.py').write_text('from remixer_t5x.models.sublayers.fnet import FNet as Mine\n')
-    (tmp_path / 'flax.py').write_text('raise AssertionError("a file took the place of a library")\n')
+    (tmp_path / 'flax.py').write_text('raise AssertionError("a file shadowed a library")\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, 'path', [*sys.path])
     flags = ['models/t5_1_1.gin', 'sizes/tiny.gin']
@@ -116,14 +116,14 @@ def test_help_imports_no_library():
         'heavy = {"jax", "flax", "tensorflow", "seqio", "gin", "numpy", "rich"} & set(sys.modules)\n'
         'assert not heavy, heavy\n'
     )
-    done = python(['-c', code])
+    done = run_python(['-c', code])
     assert done.returncode == 0, done.stderr
     for command in COMMANDS:
         assert command.name in done.stdout and all(example in done.stdout for example in command.examples)
 
 
 def test_freed_buffers_are_reused_without_page_faults():
-    """Page faults of a buffer of 64 MiB that is made again; glibc returns it to the system otherwise."""
+    """Allocates a buffer of 64 MiB repeatedly, which glibc returns to the system by default."""
     code = (
         'import resource\n'
         'from remixer_t5x.cli import command\n'
@@ -133,8 +133,10 @@ def test_freed_buffers_are_reused_without_page_faults():
         '    bytearray(b"1") * 2**26\n'
         'print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n'
     )
-    kept, returned = (int(python(['-c', text]).stdout) for text in (code, code.replace('command.keep_buffers()\n', '')))
-    assert kept < 100 < 10_000 < returned
+    reused, returned = (
+        int(run_python(['-c', text]).stdout) for text in (code, code.replace('command.keep_buffers()\n', ''))
+    )
+    assert reused < 100 < 10_000 < returned
 
 
 def refuse_thread(self):
@@ -166,7 +168,7 @@ def test_a_traceback_with_unencodable_text_is_written_to_a_file():
     os.remove(path)
 
 
-def python(argv):
+def run_python(argv):
     return subprocess.run([sys.executable, *argv], capture_output=True, text=True)
 
 

@@ -1,4 +1,4 @@
-"""Reports about untrusted runs are written, or raise an error of one line, and are never half-written."""
+"""Reports on untrusted runs are written completely or raise a one-line error."""
 
 import json
 import os
@@ -24,13 +24,13 @@ def run(tmp_path):
     return folder
 
 
-def report(run):
+def write_report(run):
     write.write([str(run)], str(run.parent / 'report.html'))
     return (run.parent / 'report.html').read_text()
 
 
-def changed(record, text):
-    """A line like `record`, with values as JSON that Python does not write: {'loss': '1e999'}."""
+def format_record(record, text):
+    """Returns `record` as a line of JSON, with values that Python would not write, such as {'loss': '1e999'}."""
     return json.dumps({name: value for name, value in record.items() if name not in text})[:-1] + ''.join(
         f', "{name}": {value}' for name, value in text.items()
     ) + '}\n'  # fmt: skip
@@ -38,9 +38,9 @@ def changed(record, text):
 
 def test_a_lone_surrogate_becomes_a_question_mark(run):
     texts = {name: rf'"{name} \ud800 text"' for name in ('prediction', 'input', 'target')}
-    (run / 'eval' / 'predictions' / 'cogs-gen-2.jsonl').write_text(changed(ROW, texts))
-    (run / 'eval' / model_dir.METRICS).write_text(changed({'step': 2, 'f1': 5.0}, {'kind': r'"gen/\ud800x"'}))
-    page = report(run)
+    (run / 'eval' / 'predictions' / 'cogs-gen-2.jsonl').write_text(format_record(ROW, texts))
+    (run / 'eval' / model_dir.METRICS).write_text(format_record({'step': 2, 'f1': 5.0}, {'kind': r'"gen/\ud800x"'}))
+    page = write_report(run)
     assert '?x' in page and page.count('? text') == len(texts)
 
 
@@ -50,43 +50,43 @@ def test_a_lone_surrogate_becomes_a_question_mark(run):
      {'loss': '[' * 9_000}, {'timing': '3'}, {'kind': 'null'}],
 )  # fmt: skip
 def test_an_invalid_record_raises_one_line_and_keeps_the_old_report(run, text):
-    (run.parent / 'report.html').write_text('the report before')
-    (run / model_dir.METRICS).write_text(changed(LINE, text))
+    (run.parent / 'report.html').write_text('the old report')
+    (run / model_dir.METRICS).write_text(format_record(LINE, text))
     with pytest.raises(UserError, match='metrics.jsonl line 1 is not a metrics record') as error:
-        report(run)
+        write_report(run)
     assert len(str(error.value).splitlines()) == 1
-    assert (run.parent / 'report.html').read_text() == 'the report before'
+    assert (run.parent / 'report.html').read_text() == 'the old report'
     assert sorted(path.name for path in run.parent.iterdir()) == ['report.html', 'run']
 
 
-def write_line(run, numbers, timing):
-    """Replaces the metrics by three lines with these numbers and timings."""
+def write_metrics(run, numbers, timing):
+    """Writes three metrics records with these numbers and timings."""
     line = {name: value for name, value in LINE.items() if name != 'timing'}
-    inner = changed({'host_mib': 9.0, **LINE['timing']}, timing).strip()
-    (run / model_dir.METRICS).write_text(3 * changed(line, {**numbers, 'timing': inner}))
+    inner = format_record({'host_mib': 9.0, **LINE['timing']}, timing).strip()
+    (run / model_dir.METRICS).write_text(3 * format_record(line, {**numbers, 'timing': inner}))
 
 
 @pytest.mark.parametrize('value', ['1e308', '-1e308', '0', 'null', '1e-320'])
 def test_any_number_is_drawn_or_omitted(run, value):
-    write_line(run, {'loss': value, 'tokens': value}, {'clock': value, 'seconds_per_step': value})
-    assert 'run' in report(run)
+    write_metrics(run, {'loss': value, 'tokens': value}, {'clock': value, 'seconds_per_step': value})
+    assert 'run' in write_report(run)
 
 
 @pytest.mark.parametrize('name', ['loss', 'seconds_per_step', 'tokens'])
 def test_a_text_instead_of_a_number_raises_an_error_if_it_is_read(run, name):
     change = {name: '"text"'}
-    write_line(run, *(({}, change) if name in LINE['timing'] else (change, {})))
+    write_metrics(run, *(({}, change) if name in LINE['timing'] else (change, {})))
     if name in metrics.READ_METRICS:
         with pytest.raises(UserError, match=f'metrics.jsonl line 1 .* `{name}` is not a number'):
-            report(run)
+            write_report(run)
     else:
-        assert 'run' in report(run)
+        assert 'run' in write_report(run)
 
 
 @pytest.mark.parametrize(
     ('name', 'kind'),
     [
-        *((model_dir.METRICS, kind) for kind in hostile_files.ODD_THINGS),
+        *((model_dir.METRICS, kind) for kind in hostile_files.SPECIAL_PATHS),
         *(
             (name, kind)
             for name in (model_dir.CONFIG, 'eval/predictions/cogs-gen-3.jsonl')
@@ -95,19 +95,19 @@ def test_a_text_instead_of_a_number_raises_an_error_if_it_is_read(run, name):
     ],
 )
 def test_non_files_raise_a_one_line_error_or_are_omitted(run, name, kind):
-    """Does not wait for a pipe."""
+    """The report does not wait for a pipe."""
     (run / name).unlink(missing_ok=True)
-    hostile_files.place_odd_thing(kind, run / name)
-    hostile_files.one_line_or_result(report, run)
+    hostile_files.create_special_path(kind, run / name)
+    hostile_files.result_or_one_line_error(write_report, run)
 
 
 def test_predictions_that_are_not_utf_8_raise_a_one_line_error(run):
     (run / 'eval' / 'predictions' / 'cogs-gen-2.jsonl').write_bytes(b'{"prediction": "\xff"}\n')
     with pytest.raises(UserError, match='line 1: invalid UTF-8'):
-        report(run)
+        write_report(run)
 
 
-def test_a_folder_name_that_is_not_utf_8(run):
+def test_a_folder_name_that_is_not_utf_8_is_accepted(run):
     odd = os.fsdecode(os.fsencode(run.parent) + b'/\xff')
     os.rename(run, odd)
     write.write([odd], str(run.parent / 'report.html'))

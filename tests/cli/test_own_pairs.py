@@ -1,4 +1,4 @@
-"""Labelled rows of one's own from training to the report, as a user types it."""
+"""Finetuning, evaluation and inference with labelled rows in CSV files."""
 
 import csv
 import json
@@ -38,14 +38,14 @@ CHECKPOINT_PERIOD = 2
 CONFIG += ''.join(f'{name} = {value}\n' for name, value in feed_forward.SETTINGS.items())
 
 
-def write(name, numbers):
+def write_rows(name, numbers):
     with open(name, 'w', newline='') as file:
         writer = csv.writer(file)
         writer.writerow(['number', 'answer', 'type'])
         writer.writerows([n, 'odd' if n % 3 else 'even', 'big' if n > 21 else 'little'] for n in numbers)
 
 
-def records(path):
+def read_records(path):
     return [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
 
 
@@ -54,53 +54,54 @@ def run(*argv):
 
 
 @pytest.fixture(scope='module')
-def place(tmp_path_factory):
-    """The current folder, with a finetuned `run`, its evaluation, and answers.jsonl for the rows of large.csv."""
-    with command_folder.entered(tmp_path_factory.mktemp('pairs')) as folder:
+def current_folder(tmp_path_factory):
+    """Yields the current folder with a finetuned `run`, its evaluation, and answers.jsonl for the rows of large.csv."""
+    with command_folder.working_directory(tmp_path_factory.mktemp('pairs')) as folder:
         (folder / 'pairs.gin').write_text(CONFIG)
-        write('rows.csv', range(60))
-        write('small.csv', range(9))
-        write('large.csv', range(15, 27))
+        write_rows('rows.csv', range(60))
+        write_rows('small.csv', range(9))
+        write_rows('large.csv', range(15, 27))
         assert run('finetune', '--gin.MODEL_DIR=run') == 0
         assert run('eval', '--checkpoint=run') == 0
         assert run('infer', '--checkpoint=run', '--input=large.csv', '--output=answers.jsonl') == 0
         yield folder
 
 
-def test_each_file_has_separate_metrics_and_a_best_checkpoint(place):
+def test_each_file_has_separate_metrics_and_a_best_checkpoint(current_folder):
     names = {'own_pairs', 'own_pairs_small', 'own_pairs_large'}
-    found = {r['kind']: r for r in records('run/metrics.jsonl') if r['kind'].startswith('eval/')}
-    assert set(found) - {'eval/average'} == {f'eval/{name}' for name in names}
-    large = found['eval/own_pairs_large']
+    evaluations = {r['kind']: r for r in read_records('run/metrics.jsonl') if r['kind'].startswith('eval/')}
+    assert set(evaluations) - {'eval/average'} == {f'eval/{name}' for name in names}
+    large = evaluations['eval/own_pairs_large']
     constant = 'best_constant_prediction'
-    assert large[constant] == pytest.approx(100 * 8 / 12) and f'{constant}/big' not in found['eval/own_pairs_small']
-    assert {path.name for path in (place / 'run/best').iterdir()} - {'average'} == names
-    predictions = {path.name: records(path) for path in (place / 'run/eval/predictions').iterdir()}
+    assert large[constant] == pytest.approx(100 * 8 / 12)
+    assert f'{constant}/big' not in evaluations['eval/own_pairs_small']
+    assert {path.name for path in (current_folder / 'run/best').iterdir()} - {'average'} == names
+    predictions = {path.name: read_records(path) for path in (current_folder / 'run/eval/predictions').iterdir()}
     assert set(predictions) == {f'{name}-validation-2.jsonl' for name in names}
     rows = predictions['own_pairs_large-validation-2.jsonl']
     assert [row['input'] for row in rows] == [TEMPLATE.format(number=n) for n in range(15, 27)]
     assert rows[0]['example'] == {'number': '15', 'type': 'little'}
-    # Five rows from 22 on, one of them even, and three of seven below.
+    # One of the five rows from 22 on is even, and three of the seven rows below.
     for group, best in (('big', 4 / 5), ('little', 4 / 7)):
         right = [row['prediction'] == row['target'] for row in rows if row['example']['type'] == group]
         assert large[f'accuracy/{group}'] == pytest.approx(100 * sum(right) / len(right))
         assert large[f'{constant}/{group}'] == pytest.approx(100 * best)
 
 
-def test_infer_reads_rows_as_finetuning_does_also_without_a_gin_file(place, capsys):
-    wanted = records('run/eval/predictions/own_pairs_large-validation-2.jsonl')
-    found = records('answers.jsonl')
-    assert [(row['input'], row['prediction']) for row in found] == [(r['input'], r['prediction']) for r in wanted]
+def test_infer_reads_rows_like_finetuning_even_without_a_gin_file(current_folder, capsys):
+    expected = read_records('run/eval/predictions/own_pairs_large-validation-2.jsonl')
+    answers = read_records('answers.jsonl')
+    assert [(row['input'], row['prediction']) for row in answers] == [(r['input'], r['prediction']) for r in expected]
     assert main(['infer', '--checkpoint=run/checkpoints/2', '--input=large.csv', '--output=found.jsonl']) == 0
     error = capsys.readouterr().err
     assert 'no --gin_file is given: reading' in error and 'warning' not in error
-    assert records('found.jsonl') == records('answers.jsonl')
+    assert read_records('found.jsonl') == read_records('answers.jsonl')
     assert main(['eval', '--checkpoint=run', '--output=evaluated']) == 0
     assert 'large' in capsys.readouterr().out
 
 
-def test_infer_rejects_lines_that_do_not_fill_in_the_template(place, capsys):
-    (place / 'lines.txt').write_text('is 3 even?\n')
+def test_infer_rejects_lines_that_do_not_fill_in_the_template(current_folder, capsys):
+    (current_folder / 'lines.txt').write_text('is 3 even?\n')
     assert run('infer', '--checkpoint=run', '--input=lines.txt') == 2
     error = capsys.readouterr().err
     assert 'must have rows with the column number, got lines of text' in error and error.count('\n') == 1
@@ -109,10 +110,10 @@ def test_infer_rejects_lines_that_do_not_fill_in_the_template(place, capsys):
 
 
 @pytest.mark.parametrize('flags', [(), ('--embed', '--output=features.npz')], ids=['answers', 'features'])
-def test_infer_warns_of_another_template_than_the_run_had(place, capsys, flags):
+def test_infer_warns_if_the_template_differs_from_that_of_the_run(current_folder, capsys, flags):
     assert run('infer', '--checkpoint=run', '--input=large.csv', '--gin.INPUTS=number', *flags) == 0
-    said = capsys.readouterr().err.splitlines()
+    lines = capsys.readouterr().err.splitlines()
     assert any(
         line.startswith('warning: ') and "was trained with INPUTS = 'is {number} even?'" in line
-        and line.endswith("""type --gin.INPUTS="'is {number} even?'\"""") for line in said
+        and line.endswith("""pass --gin.INPUTS="'is {number} even?'\"""") for line in lines
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`remixer-t5x report` over two tiny runs, as a user types it."""
+"""`remixer-t5x report` on two small runs."""
 
 import json
 import shutil
@@ -19,12 +19,12 @@ TRAIN = [
 
 
 @pytest.fixture(scope='module')
-def place(tmp_path_factory):
-    """The current folder, with a run `first`, and `second`, which differs in its seed."""
+def current_folder(tmp_path_factory):
+    """Yields the current folder with two runs, `first` and `second`, that differ in their seeds."""
     row = {'index': 0, 'input': '<script>alert(1)</script>', 'target': 'a b', 'prediction': '<script>alert(2)</script>'}
     types = {f'type_{n}': 1.5 * n for n in range(9)}
     record = {'kind': 'gen/cogs', 'step': 2, 'exact_match': 36.0, **types, 'timing': {}}
-    with command_folder.entered(tmp_path_factory.mktemp('report')) as folder:
+    with command_folder.working_directory(tmp_path_factory.mktemp('report')) as folder:
         (folder / 'text.txt').write_text('\n\n'.join(f'Paragraph {n} of a text about {n} things.' for n in range(60)))
         assert main([*TRAIN, '--gin.MODEL_DIR=first']) == 0
         shutil.copytree('first', 'second')
@@ -36,27 +36,27 @@ def place(tmp_path_factory):
         yield folder
 
 
-def test_a_report_on_two_seeds_has_the_pictures_of_the_first(place, capsys):
+def test_a_report_on_two_seeds_has_the_pictures_of_the_first(current_folder, capsys):
     assert main(['report', 'first', 'second', '--pictures', '--text=What is it?', '--pictures_dir=pictures']) == 0
     assert capsys.readouterr().out.startswith('report       report.html')
-    text = (place / 'report.html').read_text()
+    text = (current_folder / 'report.html').read_text()
     assert '<script>alert' not in text and 'alert(2)' in text
     for words in ('SEED', 'type 8', '36.00', 'What H learned, encoder', 'Self-attention, encoder', 'Cross-attention',
                   'Pseudo-attention, decoder to text', 'H is near zero in 1 of 1 layers (encoder 1)'):  # fmt: skip
         assert words in text, words
     assert text.count('What H learned, encoder</b>') == 1
-    names = {path.name for path in (place / 'pictures').iterdir()}
+    names = {path.name for path in (current_folder / 'pictures').iterdir()}
     assert {'first-remixer-encoder.png', 'first-remixer-encoder.svg', 'first-attention-cross.svg'} <= names
     assert not [name for name in names if name.startswith('second')]
 
 
-def test_pictures_are_omitted_without_the_vocabulary(place, capsys):
+def test_pictures_are_omitted_without_the_vocabulary(current_folder, capsys):
     shutil.copytree('first', 'moved', dirs_exist_ok=True)
-    config = place / 'moved' / 'config.gin'
+    config = current_folder / 'moved' / 'config.gin'
     config.write_text(config.read_text().replace('import vocabularies', 'import vocabularies_of_mine'))
     assert main(['report', 'moved', '--pictures', '--out=moved.html']) == 0
     reason = 'No pictures of what was learned: '
-    assert reason in capsys.readouterr().err and reason in (place / 'moved.html').read_text()
+    assert reason in capsys.readouterr().err and reason in (current_folder / 'moved.html').read_text()
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_pictures_are_omitted_without_the_vocabulary(place, capsys):
         (['first', '--out=text.txt/x.html'], 'use another file for --out'),
     ],
 )
-def test_an_invalid_flag_is_one_line_and_exit_code_2(place, capsys, argv, line):
+def test_an_invalid_flag_is_one_line_and_exit_code_2(current_folder, capsys, argv, line):
     shutil.copytree('first', 'empty', dirs_exist_ok=True)
-    (place / 'empty/metrics.jsonl').write_text('')
+    (current_folder / 'empty/metrics.jsonl').write_text('')
     assert main(['report', *argv]) == 2
     error = capsys.readouterr().err
     assert error.startswith('error: ') and error.count('\n') == 1 and line in error

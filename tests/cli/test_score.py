@@ -1,4 +1,4 @@
-"""`score` as a user types it: a line for each pair, with the model's own likelihoods."""
+"""`score` prints a line for each pair, with the log-likelihood of the model."""
 
 import json
 import math
@@ -27,34 +27,34 @@ def pairs(tmp_path):
     gin.clear_config()
 
 
-def test_each_pair_has_its_line_with_the_models_score(run, pairs, capsys):
+def test_each_pair_has_a_line_with_its_score(run, pairs, capsys):
     flags = ['--inputs=is {n} even?', '--targets=answer', '--batch_size=2']
     assert main(['score', str(run), str(pairs / 'pairs.jsonl'), *flags, f'--output={pairs}/out.jsonl']) == 0
-    said = capsys.readouterr().err.strip().splitlines()[-1]
+    summary = capsys.readouterr().err.strip().splitlines()[-1]
     assert main(['score', str(run), str(pairs / 'pairs.csv'), *flags]) == 0
     assert capsys.readouterr().out == (pairs / 'out.jsonl').read_text()
     rows = [json.loads(line) for line in (pairs / 'out.jsonl').read_text().splitlines()]
     assert [row['input'] for row in rows] == ['is 3 even?', 'is 14 even?', 'is 5 even?']
     assert [row['target'] for row in rows] == [row['answer'] for row in ROWS]
     trained = remixer_t5x.load(str(run))
-    wanted = trained.score([row['input'] for row in rows], [row['target'] for row in rows])
-    np.testing.assert_allclose([row['score'] for row in rows], wanted, rtol=1e-4)
-    # Bytes, and an end token.
+    expected = trained.score([row['input'] for row in rows], [row['target'] for row in rows])
+    np.testing.assert_allclose([row['score'] for row in rows], expected, rtol=1e-4)
+    # Bytes and the end token.
     assert [row['tokens'] for row in rows] == [4, 5, 10]
-    assert f'3 pairs, 19 target tokens: log-likelihood {wanted.mean():.4f} per pair' in said
-    assert said.endswith(f'perplexity {math.exp(-wanted.sum() / 19):.4g}')
+    assert f'3 pairs, 19 target tokens: log-likelihood {expected.mean():.4f} per pair' in summary
+    assert summary.endswith(f'perplexity {math.exp(-expected.sum() / 19):.4g}')
 
 
 @pytest.mark.parametrize(
-    ('change', 'named'),
+    ('change', 'message'),
     [
         (('--targets=answer', '--output=out.jsonl'), 'out.jsonl already exists'),
         (('--targets=answer', '--max_length=4'), 'more than 4 tokens'),
     ],
 )  # fmt: skip
-def test_invalid_arguments_raise_a_one_line_error(run, pairs, monkeypatch, capsys, change, named):
+def test_invalid_arguments_raise_a_one_line_error(run, pairs, monkeypatch, capsys, change, message):
     monkeypatch.chdir(pairs)
     (pairs / 'out.jsonl').write_text('')
     assert main(['score', str(run), 'pairs.jsonl', '--inputs=is {n} even?', *change]) == 2
     error = capsys.readouterr().err
-    assert len(error.strip().splitlines()) == 1 and named in error
+    assert len(error.strip().splitlines()) == 1 and message in error

@@ -19,7 +19,7 @@ def test_the_table_has_every_macro_of_the_gin_files():
     assert len(named) > 100 and {*TABLE} == named
 
 
-def test_every_macro_has_a_meaning_and_its_default_equals_that_of_its_file():
+def test_every_macro_has_a_meaning_and_the_default_of_its_file():
     assert [name for name, row in TABLE.items() if not row.meaning] == []
     for name, row in TABLE.items():
         assert all(re.search(rf'^{name} =', GIN[file], re.MULTILINE) for file in row.files), name
@@ -44,7 +44,7 @@ def test_default_file_and_reader_equal_those_of_the_gin_files():
 
 
 def test_the_defaults_for_t5x_equal_those_of_the_arguments():
-    """And all macros that no other file sets, but for those that a user must set."""
+    """t5x/defaults.gin sets all macros that no other file sets, except required ones."""
     lines = re.findall(r'^([A-Z_]+) = (.*)$', GIN['t5x/defaults.gin'], re.MULTILINE)
     defaults = {name: ast.literal_eval(row.default) for name, row in TABLE.items() if name in dict(lines)}
     assert {name: ast.literal_eval(value) for name, value in lines} == defaults

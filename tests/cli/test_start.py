@@ -1,4 +1,4 @@
-"""The start of a command: the cache of compiled programs, the time that it takes, what waits for what."""
+"""The start of a command: the compilation cache, start-up times, and compilation before TensorFlow is imported."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ VARIABLES = (
 @pytest.fixture(autouse=True)
 def environment(monkeypatch, tmp_path):
     for name in VARIABLES:
-        # Set and deleted, so that what the command sets is deleted afterwards.
+        # Set and then deleted, so that monkeypatch also undoes changes by the command.
         monkeypatch.setenv(name, '')
         monkeypatch.delenv(name)
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path))
@@ -32,11 +32,11 @@ def test_a_command_keeps_compiled_programs(tmp_path, capsys):
 
 
 def test_verbose_measures_the_start(capsys):
-    said = []
+    lines = []
     assert main.main(['info', '--gin_file=no_such_file.gin', '--verbose']) == 2
     startup.end_phase('flags')
-    startup.report_phases(said.append)
-    assert len(said) == 1 and 'flags' in said[0]
+    startup.report_phases(lines.append)
+    assert len(lines) == 1 and 'flags' in lines[0]
 
 
 _TRAIN = """
@@ -50,7 +50,7 @@ def prepare(*_, **__):
     raise UserError(f'compiles: {startup.is_compiling()}, TensorFlow: {"tensorflow" in sys.modules}')
 
 start.RunData = prepare
-# A compilation without end.
+# The compilation never ends.
 compilation.CompiledAhead._compile = lambda *_: threading.Event().wait()
 sys.exit(main.main())
 """

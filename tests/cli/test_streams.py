@@ -1,4 +1,4 @@
-"""Standard output and error that are closed, full or abandoned: commands that work continue, others end at once."""
+"""Closed, full or abandoned standard streams: training continues, and commands that only print results stop."""
 
 import fcntl
 import os
@@ -25,27 +25,27 @@ TRAIN = [
     *('--gin_file=optimizers/adamw_rms.gin', '--gin_file=hardware/cpu.gin', '--gin_file=runs/pretrain.gin', *TINY),
     *('--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384', '--gin.EVAL_STEPS=1', '--gin.TRAIN_STEPS=2'),
 ]
-# What becomes of descriptors 1 and 2.
-BROKEN = {
+# Targets of file descriptors 1 and 2.
+STREAM_TARGETS = {
     'standard output without a reader': ('pipe', 'file'),
     'both on a full disk': ('/dev/full', '/dev/full'),
     'both closed': (None, None),
 }
 
 
-def with_streams(kinds, argv):
-    """Runs a command whose standard output and error are `kinds`, as a fresh process does."""
-    for descriptor, kind in enumerate(kinds, 1):
-        if kind == 'pipe':
+def run_with_streams(targets, argv):
+    """Runs a command with standard output and error redirected to `targets`, as in a new process."""
+    for descriptor, target in enumerate(targets, 1):
+        if target == 'pipe':
             read, write = os.pipe()
             os.dup2(write, descriptor)
             os.close(read)
             os.close(write)
-        elif kind is None:
+        elif target is None:
             os.close(descriptor)
-        elif kind != 'file':
-            os.dup2(os.open(kind, os.O_WRONLY), descriptor)
-    if kinds == (None, None):
+        elif target != 'file':
+            os.dup2(os.open(target, os.O_WRONLY), descriptor)
+    if targets == (None, None):
         sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = None
     streams.protect()
     return main.main(argv)
@@ -59,21 +59,21 @@ def text(tmp_path, monkeypatch):
     return path
 
 
-@pytest.mark.parametrize('kinds', BROKEN.values(), ids=BROKEN)
-def test_train_runs_with_closed_or_broken_standard_streams(kinds, text, tmp_path, compiled):
-    """With an empty cache, so that the data are read in this process too."""
+@pytest.mark.parametrize('targets', STREAM_TARGETS.values(), ids=STREAM_TARGETS)
+def test_train_runs_with_closed_or_broken_standard_streams(targets, text, tmp_path, compiled):
+    """The cache is empty, so that the data are also parsed in this process."""
     argv = [*TRAIN, f'--gin.FILES={text}', f'--gin.MODEL_DIR={tmp_path}/run']
-    process = Process(with_streams, kinds, argv, output=tmp_path / 'output.txt', compiled=compiled)
+    process = Process(run_with_streams, targets, argv, output=tmp_path / 'output.txt', compiled=compiled)
     assert process.wait() == 0, process.output()
     assert compare_runs.checkpoint_steps(tmp_path / 'run')[-1] == 2
-    # One warning, and only where somebody can read it.
+    # The warning is printed once, if standard error can be read.
     warnings = [line for line in process.output().splitlines() if 'standard output' in line]
-    assert len(warnings) == (kinds == ('pipe', 'file')), process.output()
+    assert len(warnings) == (targets == ('pipe', 'file')), process.output()
     assert 'Traceback' not in process.output()
 
 
-def on_a_terminal(argv, run):
-    """Runs a command on a terminal of its own, which closes after the third step."""
+def run_on_terminal(argv, run):
+    """Runs a command on a new terminal, which closes after the third step."""
     outer, inner = os.openpty()
     os.setsid()
     fcntl.ioctl(inner, termios.TIOCSCTTY, 0)
@@ -85,35 +85,34 @@ def on_a_terminal(argv, run):
         while compare_runs.last_step(run) < 3:
             os.read(outer, 1000)
         os.close(outer)
-        # The shell sends another one to its jobs.
+        # The shell sends a second SIGHUP to its jobs.
         os.kill(os.getpid(), signal.SIGHUP)
 
     threading.Thread(target=close, daemon=True).start()
-    # nohup, under which the tests may run, ignores the signal.
+    # The tests may run under nohup, which ignores SIGHUP.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     streams.protect()
     return main.main(argv)
 
 
-def test_a_closed_terminal_saves_as_sigterm_does(text, tmp_path, compiled):
+def test_a_closed_terminal_saves_a_checkpoint_like_sigterm(text, tmp_path, compiled):
     run = tmp_path / 'run'
     argv = [*TRAIN, f'--gin.FILES={text}', f'--gin.MODEL_DIR={run}']
     argv += ['--gin.TRAIN_STEPS=100000', '--gin.CHECKPOINT_PERIOD=100000', '--gin.EVAL_PERIOD=None']
-    process = Process(on_a_terminal, argv, run, output=tmp_path / 'output.txt', compiled=compiled)
+    process = Process(run_on_terminal, argv, run, output=tmp_path / 'output.txt', compiled=compiled)
     assert process.wait() == 128 + signal.SIGHUP, process.output()
     assert compare_runs.checkpoint_steps(run) == [compare_runs.last_step(run)]
 
 
-RESULTS = {
+REDIRECTIONS = {
     'no reader': ('| true', 128 + signal.SIGPIPE, ''),
     'full disk': ('> /dev/full', 2, 'error: standard output cannot be written'),
     'closed': ('>&- 2>&-', 0, ''),
 }
 
 
-@pytest.mark.parametrize(('redirection', 'code', 'error'), RESULTS.values(), ids=RESULTS)
+@pytest.mark.parametrize(('redirection', 'code', 'error'), REDIRECTIONS.values(), ids=REDIRECTIONS)
 def test_a_command_ends_if_its_result_cannot_be_written(redirection, code, error):
-    """Real processes of the console script."""
     info = f'{sys.executable} -m remixer_t5x.cli.main info --gin_file=models/t5_1_1.gin --gin_file=sizes/tiny.gin'
     done = subprocess.run(
         ['bash', '-c', f'{info} {redirection}; exit ${{PIPESTATUS[0]}}'],
@@ -129,7 +128,7 @@ def test_exit_code_is_2_if_the_output_pipe_is_closed():
     assert subprocess.run(['bash', '-c', command], env=paths.environment()).returncode == 2
 
 
-def test_closed_descriptors_are_given_to_no_file(tmp_path):
+def test_closed_descriptors_are_not_reused_by_files(tmp_path):
     code = (
         'import os\nfrom remixer_t5x.cli import streams\nstreams.protect()\n'
         f'file = open({str(tmp_path / "checkpoint")!r}, "w")\nos.write(1, b"text"); os.write(2, b"text")\n'

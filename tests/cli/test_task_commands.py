@@ -1,4 +1,4 @@
-"""finetune, eval and infer as a user types them, on a task of a few examples in memory."""
+"""finetune, eval and infer with a task of a few examples in memory."""
 
 import contextlib
 import io
@@ -19,12 +19,12 @@ from remixer_t5x.extras.export import int8
 from remixer_t5x.optim import train_state
 from tests.support import command_folder, toy_tasks
 
-# A task that can be submitted.
+# The name and the labels of a task with a leaderboard.
 TASK = """
 toy_tasks.labelled.name = 'glue_cola_v002'
 toy_tasks.labelled.labels = ('acceptable', 'unacceptable')
 """
-# test_own_task.py has the held-out loss.
+# test_own_task.py tests the held-out loss.
 FINETUNE = [
     *('--gin.BATCH_SIZE=8', '--gin.EVAL_BATCH_SIZE=4', '--gin.LOG_PERIOD=1', '--gin.DROPOUT_RATE=0.0'),
     '--gin.EVAL_STEPS=0',
@@ -32,9 +32,9 @@ FINETUNE = [
 
 
 @pytest.fixture(scope='module')
-def place(tmp_path_factory):
-    """The current folder, with model and task in `toy.gin`."""
-    with command_folder.entered(tmp_path_factory.mktemp('commands')) as folder:
+def current_folder(tmp_path_factory):
+    """Yields the current folder with a model and a task in `toy.gin`."""
+    with command_folder.working_directory(tmp_path_factory.mktemp('commands')) as folder:
         (folder / 'toy.gin').write_text(toy_tasks.config('labelled', {'inputs': 12, 'targets': 14}) + TASK)
         yield folder
 
@@ -50,44 +50,44 @@ def finetune(model_dir, steps, *flags, initial=None):
 
 
 @pytest.fixture(scope='module')
-def finetuned(place):
+def finetuned(current_folder):
     """`first`: 4 steps from random parameters; `second`: 2 steps from its parameters, and then 1 more."""
     assert finetune('first', 4, '--gin.CHECKPOINT_PERIOD=1', '--gin.KEEP_CHECKPOINTS=2') == 0
     with pytest.MonkeyPatch.context() as patch:
-        # Nothing here needs random parameters.
+        # Finetuning must not initialize random parameters.
         patch.setattr(train_state.StatePlan, 'jit_init', lambda plan: types.SimpleNamespace(lower=_never))
         assert finetune('second', 2, initial='first') == 0
         assert finetune('second', 3, initial='first') == 0
-    return place
+    return current_folder
 
 
 def _never(*_):
-    raise AssertionError('random parameters were made')
+    raise AssertionError('random parameters were initialized')
 
 
-def records(path):
+def read_records(path):
     return [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
 
 
 def test_eval_evaluates_the_model_of_a_quantised_export(finetuned, monkeypatch):
-    """The parameters that are judged, and where results go; `tests/extras/export` has what rounding does."""
-    judged = {}
+    """Checks the evaluated parameters and the output folder; `tests/extras/export` tests the rounding."""
+    evaluated = {}
 
-    def keep(evaluator, params, folder, outlet):
-        judged.update(params=params, place=str(outlet.folder))
+    def record(evaluator, params, folder, outlet):
+        evaluated.update(params=params, folder=str(outlet.folder))
         return []
 
-    monkeypatch.setattr(checkpoint_evaluation, 'write_reports', keep)
+    monkeypatch.setattr(checkpoint_evaluation, 'write_reports', record)
     assert run('eval', '--gin.EVAL_BATCH_SIZE=4', '--checkpoint=first', '--quantize=int8') == 0
-    assert judged['place'].endswith('first/eval_int8')
+    assert evaluated['folder'].endswith('first/eval_int8')
     exact = parameters('first')
-    jax.tree.map(np.testing.assert_array_equal, judged['params'], int8.round_params(build_model('toy.gin'), exact))
+    jax.tree.map(np.testing.assert_array_equal, evaluated['params'], int8.round_params(build_model('toy.gin'), exact))
     table = exact['token_embedder']['embedding']
-    assert 0 < np.abs(judged['params']['token_embedder']['embedding'] - table).max() < np.abs(table).max() / 200
+    assert 0 < np.abs(evaluated['params']['token_embedder']['embedding'] - table).max() < np.abs(table).max() / 200
 
 
-def of_kind(path, kind):
-    return [record for record in records(path) if record['kind'] == kind]
+def read_kind(path, kind):
+    return [record for record in read_records(path) if record['kind'] == kind]
 
 
 def parameters(path):
@@ -98,49 +98,49 @@ def parameters(path):
 
 @pytest.mark.quick
 def test_metrics_are_logged_and_the_best_is_kept(finetuned):
-    found = of_kind('first/metrics.jsonl', 'eval/glue_cola_v002')
-    assert [record['step'] for record in found] == [2, 4] and all(0 <= r['accuracy'] <= 100 for r in found)
-    (kept,) = (path for path in (finetuned / 'first/best/glue_cola_v002').iterdir() if path.name.isdigit())
-    best = max(found, key=lambda record: record['accuracy'])
-    assert int(kept.name) == best['step']
-    # Rotation has taken the checkpoint of step 2, and not what is best.
+    evaluations = read_kind('first/metrics.jsonl', 'eval/glue_cola_v002')
+    assert [record['step'] for record in evaluations] == [2, 4] and all(0 <= r['accuracy'] <= 100 for r in evaluations)
+    (best_folder,) = (path for path in (finetuned / 'first/best/glue_cola_v002').iterdir() if path.name.isdigit())
+    best = max(evaluations, key=lambda record: record['accuracy'])
+    assert int(best_folder.name) == best['step']
+    # Rotation removes the checkpoint of step 2, but not the best checkpoint.
     assert sorted(p.name for p in (finetuned / 'first/checkpoints').iterdir() if p.name.isdigit()) == ['3', '4']
-    losses = [record['loss'] for record in of_kind('first/metrics.jsonl', 'train')]
+    losses = [record['loss'] for record in read_kind('first/metrics.jsonl', 'train')]
     assert losses[-1] < losses[0]
 
 
 @pytest.mark.quick
 def test_finetuning_loads_only_parameters_and_resumes_from_its_checkpoint(finetuned):
-    first = of_kind('first/metrics.jsonl', 'train')
-    second = of_kind('second/metrics.jsonl', 'train')
+    first = read_kind('first/metrics.jsonl', 'train')
+    second = read_kind('second/metrics.jsonl', 'train')
     assert [record['step'] for record in second] == [1, 2, 3]
     # Fresh optimizer and steps, but not fresh parameters.
     assert second[0]['param_norm'] != pytest.approx(first[0]['param_norm'], rel=1e-5)
     norm = np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(parameters('first'))))
     assert second[0]['param_norm'] == pytest.approx(norm, rel=1e-5)
-    # Started a second time it did not go back to `first`.
+    # The second start resumed from `second` and not from `first`.
     assert second[2]['loss'] < second[0]['loss']
 
 
 @pytest.fixture(scope='module')
 def evaluated(finetuned):
-    """What `eval` prints about `first`; its files are in `evaluated`."""
+    """Evaluates `first` into the folder `evaluated`, and returns the standard output."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert run('eval', '--checkpoint=first', '--gin.EVAL_BATCH_SIZE=3', '--output=evaluated') == 0
     return out.getvalue()
 
 
 @pytest.mark.quick
-def test_eval_gives_the_numbers_of_the_training_run(finetuned, evaluated):
-    trained = of_kind('first/metrics.jsonl', 'eval/glue_cola_v002')[-1]
-    (found,) = records('evaluated/metrics.jsonl')
-    assert (found['kind'], found['step']) == ('validation/glue_cola_v002', 4)
-    assert found['accuracy'] == trained['accuracy'] and found['checkpoint'].endswith('first/checkpoints/4')
+def test_eval_reproduces_the_metrics_of_the_training_run(finetuned, evaluated):
+    trained = read_kind('first/metrics.jsonl', 'eval/glue_cola_v002')[-1]
+    (result,) = read_records('evaluated/metrics.jsonl')
+    assert (result['kind'], result['step']) == ('validation/glue_cola_v002', 4)
+    assert result['accuracy'] == trained['accuracy'] and result['checkpoint'].endswith('first/checkpoints/4')
     assert 'accuracy' in evaluated and f'{trained["accuracy"]:.2f}' in evaluated
-    rows = records('evaluated/predictions/glue_cola_v002-validation-4.jsonl')
+    rows = read_records('evaluated/predictions/glue_cola_v002-validation-4.jsonl')
     assert [row['input'] for row in rows] == [f'text {i % 7}' for i in range(10)]
     right = [row['prediction'] == row['target'] for row in rows]
-    assert 100 * sum(right) / 10 == pytest.approx(found['accuracy'])
+    assert 100 * sum(right) / 10 == pytest.approx(result['accuracy'])
     assert list((finetuned / 'evaluated/tensorboard').iterdir())
 
 
@@ -148,7 +148,7 @@ def test_following_evaluates_each_checkpoint_once(finetuned, capsys):
     command = ('eval', '--checkpoint=first', '--follow=0', '--gin.EVAL_BATCH_SIZE=4', '--gin.EVAL_EXAMPLES=2')
     command += ('--output=followed',)
     assert run(*command) == 0 and run(*command) == 0
-    assert [record['step'] for record in records('followed/metrics.jsonl')] == [3, 4]
+    assert [record['step'] for record in read_records('followed/metrics.jsonl')] == [3, 4]
 
 
 def test_submission_files_and_ranked_labels(finetuned, capsys):
@@ -165,19 +165,19 @@ def test_infer_writes_what_eval_predicts_and_continues(finetuned, evaluated, cap
     command = ('infer', '--checkpoint=first', '--input=in.txt', '--output=out.jsonl', '--gin.INFER_BATCH_SIZE=4')
     assert run(*command) == 0
     assert '10 predictions in' in capsys.readouterr().err
-    rows = records('out.jsonl')
-    wanted = records('evaluated/predictions/glue_cola_v002-validation-4.jsonl')
-    assert [row['prediction'] for row in rows] == [row['prediction'] for row in wanted]
-    assert [row['score'] for row in rows] == pytest.approx([row['score'] for row in wanted], rel=1e-4)
+    rows = read_records('out.jsonl')
+    expected = read_records('evaluated/predictions/glue_cola_v002-validation-4.jsonl')
+    assert [row['prediction'] for row in rows] == [row['prediction'] for row in expected]
+    assert [row['score'] for row in rows] == pytest.approx([row['score'] for row in expected], rel=1e-4)
 
-    whole = (finetuned / 'out.jsonl').read_bytes()
-    (finetuned / 'out.jsonl').write_bytes(whole[: len(whole) // 2])
+    complete = (finetuned / 'out.jsonl').read_bytes()
+    (finetuned / 'out.jsonl').write_bytes(complete[: len(complete) // 2])
     capsys.readouterr()
     assert run(*command) == 0
-    assert 'continuing after' in capsys.readouterr().err and (finetuned / 'out.jsonl').read_bytes() == whole
+    assert 'continuing after' in capsys.readouterr().err and (finetuned / 'out.jsonl').read_bytes() == complete
     capsys.readouterr()
     assert run('eval', '--predictions=out.jsonl') == 0
-    accuracy = 100 * sum(row['prediction'] == row['target'] for row in wanted) / 10
+    accuracy = 100 * sum(row['prediction'] == row['target'] for row in expected) / 10
     assert f'accuracy                 {accuracy:.2f}' in capsys.readouterr().out
 
 
@@ -195,9 +195,9 @@ MISTAKES = {
         'SUBMISSION_DIR requires GLUE or SuperGLUE tasks, got toy',
     ),
     'predictions of another input': (['eval', '--predictions=other.jsonl'], 'line 2 does not match glue_cola_v002'),
-    'predictions that are none': (['eval', '--predictions=toy.gin'], 'toy.gin line 2: invalid JSON'),
+    'invalid predictions': (['eval', '--predictions=toy.gin'], 'toy.gin line 2: invalid JSON'),
     'no input': ([*INFER, '--input=nowhere.txt'], 'nowhere.txt cannot be read'),
-    'finetune without saying from what': (FINETUNE_NEW, 'INITIAL_CHECKPOINT_PATH is not set'),
+    'finetune without a checkpoint': (FINETUNE_NEW, 'INITIAL_CHECKPOINT_PATH is not set'),
 }
 
 

@@ -1,1 +1,1 @@
-from tests.support.toy_house import clean_environment, house, toy_module  # noqa: F401 (fixtures)
+from tests.support.toy_house import car_folder, clean_environment, toy_module  # noqa: F401 (fixtures)

@@ -8,7 +8,7 @@ from remixer_t5x.errors import UserError
 
 IMPORTS = 'from __gin__ import dynamic_registration\nimport toy_house\n'
 
-# Line 3 of `user.gin` or a flag, and two parts of the message.
+# Line 3 of `user.gin` or a flag, and two expected parts of the message.
 IN_A_FILE = {
     'misspelt parameter': ('toy_house.Engine.pwoer = 3', 'pwoer', 'did you mean power?'),
     'misspelt configurable': ('toy_house.Engin.power = 3', 'Engin', 'did you mean Engine?'),
@@ -16,9 +16,9 @@ IN_A_FILE = {
     'module not imported': ('toy_hose.Engine.power = 3', 'toy_hose', 'did you mean toy_house?'),
     'unimportable module': ('import no_such_thing', 'no_such_thing', 'installed'),
     'misspelt macro': ('POWERR = 3', 'POWERR', 'did you mean POWER?'),
-    'macro like no other': ('XYZXYZ = 3', 'XYZXYZ', 'remove it'),
+    'macro without a similar name': ('XYZXYZ = 3', 'XYZXYZ', 'remove it'),
     'misspelt macro reference': ('toy_house.Engine.power = %PWOER', '%PWOER', 'did you mean POWER?'),
-    'macro never set': ('toy_house.run.colour = %MODEL_DIR', '%MODEL_DIR', 'type --gin.MODEL_DIR=VALUE'),
+    'macro never set': ('toy_house.run.colour = %MODEL_DIR', '%MODEL_DIR', 'pass --gin.MODEL_DIR=VALUE'),
     'syntax': ('POWER 3', "'='", 'NAME = value'),
     'bare text': ('toy_house.run.colour = red', "'red'", 'quotes'),
     'open bracket': ('POWER = (3,\n', 'bracket', 'close it'),
@@ -32,24 +32,24 @@ IN_A_FILE = {
 
 AS_A_FLAG = {
     'misspelt macro': (('POWR', '3'), 'POWR', 'did you mean POWER?'),
-    'macro of a part not in use': (('INPUT_FIELD', '3'), 'INPUT_FIELD', 'it is a setting of runs/infer.gin'),
+    'macro of a file that is not read': (('INPUT_FIELD', '3'), 'INPUT_FIELD', 'it is a setting of runs/infer.gin'),
     'misspelt setting': (('Engine.powr', '3'), 'powr', 'did you mean power?'),
     'module that does not exist': (('ENGINE', '@toy_hangar.Plane()'), 'toy_hangar.Plane', ''),
     'name that an importable module lacks': (('ENGINE', '@fractions.Fractoin()'), 'Fractoin', 'did you mean Fraction?'),
-    'sublayer of a file that is not read': (
+    'sublayer of a file that is not included': (
         ('ENGINE', '@fnet.Fourier'),
         'fnet.Fourier',
         '--gin_file=sublayers/fnet.gin',
     ),
     'open bracket': (('POWER', '[3'), '[3', 'brackets'),
     'lower-case truth': (('run.colour', 'true'), 'true', '--gin.run.colour=True'),
-    'nothing': (('POWER', ''), 'no value', '--gin.POWER=VALUE'),
+    'empty value': (('POWER', ''), 'no value', '--gin.POWER=VALUE'),
 }
 
 
 @pytest.mark.parametrize(('text', 'wrong', 'advice'), IN_A_FILE.values(), ids=IN_A_FILE)
-def test_errors_in_files_include_the_location_and_advice(house, text, wrong, advice):
-    (house / 'user.gin').write_text(f'{IMPORTS}{text}\n')
+def test_errors_in_files_include_the_location_and_advice(car_folder, text, wrong, advice):
+    (car_folder / 'user.gin').write_text(f'{IMPORTS}{text}\n')
     with pytest.raises(UserError, match='^user.gin line 3: ') as caught:
         loading.load(ConfigSources(['car.gin', 'user.gin']), 'toy_house.run', partial=False)
     line = str(caught.value)
@@ -57,7 +57,7 @@ def test_errors_in_files_include_the_location_and_advice(house, text, wrong, adv
 
 
 @pytest.mark.parametrize(('flag', 'wrong', 'advice'), AS_A_FLAG.values(), ids=AS_A_FLAG)
-def test_errors_in_flags_include_advice(house, flag, wrong, advice):
+def test_errors_in_flags_include_advice(car_folder, flag, wrong, advice):
     with pytest.raises(UserError, match=f'^--gin.{flag[0]}') as caught:
         loading.load(ConfigSources(['car.gin'], [flag]), 'toy_house.run', partial=False)
     line = str(caught.value)
@@ -69,29 +69,29 @@ def test_errors_in_flags_include_advice(house, flag, wrong, advice):
     [('LAYOUT', 'prenorm', '@layer.PreNorm'), ('VOCABULARY', 'bytes', "'@vocabularies.byte()'")],
 )
 def test_a_string_instead_of_a_reference_is_rejected_with_an_example(macro, value, reference):
-    given = ConfigSources(
+    sources = ConfigSources(
         ['models/t5_1_1.gin', 'sizes/tiny.gin', 'data/c4.gin', 'optimizers/adamw.gin'], [(macro, value)]
     )
     with pytest.raises(UserError, match=f"^--gin.{macro} must be a reference.*'{value}'") as caught:
-        loading.load(given)
+        loading.load(sources)
     assert str(caught.value).endswith(f'--gin.{macro}={reference}')
 
 
-def test_a_missing_file_names_the_nearest_shipped_one(house):
+def test_a_missing_file_names_the_nearest_shipped_one(car_folder):
     with pytest.raises(UserError, match='configs/runs/infr.gin.*did you mean runs/infer.gin'):
         loading.load(ConfigSources(['configs/runs/infr.gin']))
 
 
-def test_gin_files_of_t5x_are_recognized(house):
-    (house / 'theirs.gin').write_text('from __gin__ import dynamic_registration\nfrom t5x import utils\n')
+def test_gin_files_of_t5x_are_recognized(car_folder):
+    (car_folder / 'theirs.gin').write_text('from __gin__ import dynamic_registration\nfrom t5x import utils\n')
     for file in ('theirs.gin', 't5x/pretrain.gin', 't5x/examples/t5/t5_1_1/base.gin', 't5x/configs/runs/pretrain.gin'):
         with pytest.raises(UserError, match='docs/t5x.md'):
             loading.load(ConfigSources([file]))
 
 
-def test_line_numbers_below_an_include_are_correct(house):
-    (house / 'nothing.gin').write_text('# empty\n')
-    (house / 'user.gin').write_text(f"{IMPORTS}include 'nothing.gin'\n\ntoy_house.Engine.pwoer = 3\n")
+def test_line_numbers_below_an_include_are_correct(car_folder):
+    (car_folder / 'nothing.gin').write_text('# empty\n')
+    (car_folder / 'user.gin').write_text(f"{IMPORTS}include 'nothing.gin'\n\ntoy_house.Engine.pwoer = 3\n")
     with pytest.raises(UserError, match=r'^user.gin line 5: '):
         loading.load(ConfigSources(['car.gin', 'user.gin']))
 
@@ -105,19 +105,19 @@ def test_line_numbers_below_an_include_are_correct(house):
         ('crash', 'toy_house.crash.power = 3', KeyError, 'a bug'),
     ],
 )
-def test_errors_in_calls_name_the_setting(house, function, setting, error, message):
+def test_errors_in_calls_name_the_setting(car_folder, function, setting, error, message):
     import toy_house
 
-    (house / 'user.gin').write_text(f'{IMPORTS}{setting}\n')
+    (car_folder / 'user.gin').write_text(f'{IMPORTS}{setting}\n')
     loading.load(ConfigSources(['user.gin']))
     with pytest.raises(error, match=message):
         resolved.call_configured(getattr(toy_house, function))
 
 
-def test_a_bug_in_an_imported_module_keeps_its_traceback(house, monkeypatch):
-    (house / 'broken_module.py').write_text('undefined_name\n')
-    monkeypatch.syspath_prepend(str(house))
-    (house / 'user.gin').write_text(f'{IMPORTS}import broken_module\n')
+def test_a_bug_in_an_imported_module_keeps_its_traceback(car_folder, monkeypatch):
+    (car_folder / 'broken_module.py').write_text('undefined_name\n')
+    monkeypatch.syspath_prepend(str(car_folder))
+    (car_folder / 'user.gin').write_text(f'{IMPORTS}import broken_module\n')
     with pytest.raises(NameError, match='undefined_name'):
         loading.load(ConfigSources(['user.gin']))
 

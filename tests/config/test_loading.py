@@ -15,8 +15,8 @@ from remixer_tasks import names, vocabularies
 ROOT = 'toy_house.run'
 
 
-def run(*files, partial=False, **given):
-    loading.load(ConfigSources(files, **given), ROOT, partial=partial)
+def run(*files, partial=False, **sources):
+    loading.load(ConfigSources(files, **sources), ROOT, partial=partial)
     return resolved.call_configured(ROOT)
 
 
@@ -36,44 +36,44 @@ HEAD = 'from __gin__ import dynamic_registration\n'
     ],
     ids=['file', 'later file', 'flag', 'string', 'short name', 'scoped macro', 'name of another module'],
 )
-def test_later_sources_override_earlier_ones(house, second_file, flags, power, colour):
-    (house / 'second.gin').write_text(f'{second_file}\n')
+def test_later_sources_override_earlier_ones(car_folder, second_file, flags, power, colour):
+    (car_folder / 'second.gin').write_text(f'{second_file}\n')
     engine, value = run('car.gin', 'second.gin', flags=flags)
     assert (engine.power, value) == (power, colour)
     # Loading replaces the previous configuration.
     assert run('car.gin') == (type(engine)(5), 'red')
 
 
-def test_a_flag_may_name_what_a_file_only_imports(house):
+def test_a_flag_may_name_what_a_file_only_imports(car_folder):
     import toy_house
 
     engine, _ = run('car.gin', flags=[('ENGINE', '@toy_house.Turbine()'), ('Turbine.power', '9')])
     assert engine == toy_house.Turbine(9)
 
 
-def test_a_flag_may_name_what_no_file_imports(house):
+def test_a_flag_may_name_what_no_file_imports(car_folder):
     flags = [('ENGINE', '@fractions.Fraction()'), ('fractions.Fraction.numerator', '3')]
     assert run('car.gin', flags=[*flags, ('Fraction.denominator', '4')])[0] == fractions.Fraction(3, 4)
 
 
-def test_an_include_overrides_only_earlier_statements(house):
-    (house / 'middle.gin').write_text('POWER = 2\n')
-    text = (house / 'car.gin').read_text()
-    (house / 'before.gin').write_text("include 'middle.gin'\n" + text)
-    (house / 'after.gin').write_text(text + "include 'middle.gin'\n")
+def test_an_include_overrides_only_earlier_statements(car_folder):
+    (car_folder / 'middle.gin').write_text('POWER = 2\n')
+    text = (car_folder / 'car.gin').read_text()
+    (car_folder / 'before.gin').write_text("include 'middle.gin'\n" + text)
+    (car_folder / 'after.gin').write_text(text + "include 'middle.gin'\n")
     assert run('before.gin')[0].power == 5
     assert run('after.gin')[0].power == 2
 
 
-def test_imports_above_an_include_apply_below_it(house):
+def test_imports_above_an_include_apply_below_it(car_folder):
     # No other test uses Trailer, so gin has not registered it before.
-    (house / 'nothing.gin').write_text('# nothing\n')
-    text = (house / 'car.gin').read_text()
-    (house / 'below.gin').write_text(text + "include 'nothing.gin'\nENGINE = @toy_house.Trailer()\n")
+    (car_folder / 'nothing.gin').write_text('# nothing\n')
+    text = (car_folder / 'car.gin').read_text()
+    (car_folder / 'below.gin').write_text(text + "include 'nothing.gin'\nENGINE = @toy_house.Trailer()\n")
     assert run('below.gin')[0].wheels == 2
 
 
-def test_search_paths_come_before_the_shipped_configs(house, tmp_path_factory):
+def test_search_paths_come_before_the_shipped_configs(car_folder, tmp_path_factory):
     other = tmp_path_factory.mktemp('other')
     (other / 'runs').mkdir()
     (other / 'runs/infer.gin').write_text('POWER = 3\n')
@@ -82,33 +82,33 @@ def test_search_paths_come_before_the_shipped_configs(house, tmp_path_factory):
         assert files.find_file(name) == files.shipped_folder() / 'runs/infer.gin'
 
 
-def test_a_partial_load_requires_only_macros_that_are_read(house):
+def test_a_partial_load_requires_only_macros_that_are_read(car_folder):
     extra = 'toy_house.refuse.power = %MODEL_DIR\nBATCH_SIZE = 3\n'
-    (house / 'more.gin').write_text((house / 'car.gin').read_text() + extra)
+    (car_folder / 'more.gin').write_text((car_folder / 'car.gin').read_text() + extra)
     with pytest.raises(UserError):
         run('more.gin')
-    (house / 'more.gin').write_text((house / 'car.gin').read_text() + extra.splitlines()[0] + '\n')
+    (car_folder / 'more.gin').write_text((car_folder / 'car.gin').read_text() + extra.splitlines()[0] + '\n')
     assert run('more.gin', partial=True)[0].power == 5
 
 
-def test_values_require_only_macros_that_they_depend_on(house):
+def test_values_require_only_macros_that_they_depend_on(car_folder):
     import toy_house
 
-    (house / 'more.gin').write_text(
-        (house / 'car.gin').read_text() + 'toy_house.refuse.power = %NOWHERE\nNOWHERE = 1\n'
+    (car_folder / 'more.gin').write_text(
+        (car_folder / 'car.gin').read_text() + 'toy_house.refuse.power = %NOWHERE\nNOWHERE = 1\n'
     )
     values = loading.values(ConfigSources(['more.gin'], defaults={'SEED': 3}), 'ENGINE', 'SEED')
     assert values == [toy_house.Engine(5), 3]
-    with pytest.raises(UserError, match='^%SIZE is not set; type --gin.SIZE=VALUE$'):
+    with pytest.raises(UserError, match='^%SIZE is not set; pass --gin.SIZE=VALUE$'):
         loading.values(ConfigSources(['car.gin']), 'SIZE')
 
 
-def test_an_unset_macro_has_the_default_of_its_argument(house, monkeypatch):
+def test_an_unset_macro_has_the_default_of_its_argument(car_folder, monkeypatch):
     # Shipped files bind arguments to unset macros; this file is treated as a shipped file.
-    text = (house / 'car.gin').read_text() + 'toy_house.Engine.dtype = %DTYPE\nDTYPE = %KIND\n'
-    (house / 'named.gin').write_text(text)
-    monkeypatch.setattr(files, 'shipped_folder', lambda: house)
-    (house / 'defaults.gin').write_text('')
+    text = (car_folder / 'car.gin').read_text() + 'toy_house.Engine.dtype = %DTYPE\nDTYPE = %KIND\n'
+    (car_folder / 'named.gin').write_text(text)
+    monkeypatch.setattr(files, 'shipped_folder', lambda: car_folder)
+    (car_folder / 'defaults.gin').write_text('')
     files.shipped.cache_clear()
     try:
         assert run('named.gin')[0].dtype == 'float32'
@@ -118,14 +118,15 @@ def test_an_unset_macro_has_the_default_of_its_argument(house, monkeypatch):
         files.shipped.cache_clear()
 
 
-def test_config_text_reproduces_the_same_objects(house):
+def test_config_text_reproduces_the_same_objects(car_folder):
     first = run('car.gin', flags=[('POWER', '11')])
-    (house / 'operative.gin').write_text(loading.config_text())
+    (car_folder / 'operative.gin').write_text(loading.config_text())
     assert run('operative.gin') == first
 
 
-def test_config_text_is_complete_before_any_call(house):
-    (house / 'lazy.gin').write_text((house / 'car.gin').read_text().replace('@toy_house.Engine()', '@toy_house.Engine'))
+def test_config_text_is_complete_before_any_call(car_folder):
+    text = (car_folder / 'car.gin').read_text()
+    (car_folder / 'lazy.gin').write_text(text.replace('@toy_house.Engine()', '@toy_house.Engine'))
     loading.load(ConfigSources(['lazy.gin']), ROOT)
     assert 'Engine.power = %POWER' in loading.config_text()
 
@@ -168,10 +169,10 @@ def test_templates_are_strings(text):
     assert value_of('INPUTS', text) == text
 
 
-NO_WORDS = ('true', 'false', 'none', 'null')
+GIN_LITERALS = ('true', 'false', 'none', 'null')
 
 
-@given(st.from_regex(r'/?[a-zA-Z_][\w./-]*', fullmatch=True).filter(lambda text: text.lower() not in NO_WORDS))
+@given(st.from_regex(r'/?[a-zA-Z_][\w./-]*', fullmatch=True).filter(lambda text: text.lower() not in GIN_LITERALS))
 def test_paths_need_no_quotes(path):
     assert value_of('MODEL_DIR', path) == path
 

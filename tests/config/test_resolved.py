@@ -106,20 +106,20 @@ def test_values_and_scopes_equal_those_of_gin(garage, root, lines):
 def test_call_arguments_are_evaluated_for_each_factory_call(garage):
     lines = ['toy_garage.Motor.power = %N', 'N = @toy_garage.number()']
     garage('@toy_garage.Garage()', 'toy_garage.Garage.make = @toy_garage.Motor', *lines)
-    made, first, _ = resolved.call_configured('toy_garage.open')
-    assert made.build().power == first.power + 1 and made.build().power == first.power + 2
+    built_garage, first, _ = resolved.call_configured('toy_garage.open')
+    assert built_garage.build().power == first.power + 1 and built_garage.build().power == first.power + 2
 
 
 def test_values_do_not_change_with_the_next_configuration(garage):
     garage('@toy_garage.Garage()', 'toy_garage.Garage.make = @toy_garage.Motor')
-    made, *_ = resolved.call_configured('toy_garage.open')
+    built_garage, *_ = resolved.call_configured('toy_garage.open')
     garage('@toy_garage.Garage()', 'toy_garage.Garage.make = @toy_garage.Motor', 'toy_garage.Motor.power = 9')
-    assert made.build().power == 2
+    assert built_garage.build().power == 2
 
 
 def test_a_missing_argument_raises_a_one_line_error(garage):
     garage('@toy_garage.Garage()')
-    with pytest.raises(UserError, match='Garage.* make; type --gin.Garage.make=VALUE$'):
+    with pytest.raises(UserError, match='Garage.* make; pass --gin.Garage.make=VALUE$'):
         resolved.call_configured('toy_garage.open')
 
 
@@ -128,9 +128,9 @@ def test_a_deferred_value_is_created_once_at_its_first_use(garage):
 
     lines = ['toy_garage.Garage.make = @toy_garage.number', 'toy_garage.open.built = @toy_garage.number()']
     garage('@toy_garage.Garage()', *lines)
-    _, made_by_open, built = resolved.call_configured('toy_garage.open', deferred=['toy_garage.open.built'])
-    assert toy_garage.number() == made_by_open + 1
-    assert built() == built() == made_by_open + 2
+    _, built_by_open, built = resolved.call_configured('toy_garage.open', deferred=['toy_garage.open.built'])
+    assert toy_garage.number() == built_by_open + 1
+    assert built() == built() == built_by_open + 2
 
 
 @pytest.mark.parametrize('argument', ['1', '@toy_garage.number()'])
@@ -138,7 +138,7 @@ def test_a_deferred_value_is_created_once_at_its_first_use(garage):
 def test_a_factory_keeps_the_name_of_its_class(garage, scope, argument):
     lines = [f'toy_garage.Garage.make = @{scope}toy_garage.wrap', 'toy_garage.wrap.make = @toy_garage.Motor']
     garage('@toy_garage.Garage()', *lines, f'toy_garage.Motor.power = {argument}')
-    made = resolved.call_configured('toy_garage.open')[1].make
-    while isinstance(made, functools.partial):
-        made = made.func
-    assert made.__name__ == 'Motor'
+    factory = resolved.call_configured('toy_garage.open')[1].make
+    while isinstance(factory, functools.partial):
+        factory = factory.func
+    assert factory.__name__ == 'Motor'

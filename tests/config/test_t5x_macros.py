@@ -1,4 +1,4 @@
-"""Every macro and flag of T5X's scripts works here or has advice; golden/make_t5x_macros.py wrote the list."""
+"""Every macro and flag of T5X's scripts works or has advice; golden/make_t5x_macros.py lists them."""
 
 import json
 import pathlib
@@ -14,7 +14,7 @@ from remixer_t5x.errors import UserError
 THEIRS = json.loads((pathlib.Path(__file__).parents[1] / 'golden/t5x_macros.json').read_text())
 MODEL = ['models/t5_1_1.gin', 'sizes/tiny.gin', 'hardware/cpu.gin', 'data/python_docs.gin']
 TRAINING = [*MODEL, 'optimizers/adamw_rms.gin']
-GIVEN = {'MODEL_DIR': 'given', 'INITIAL_CHECKPOINT_PATH': 'None', 'CHECKPOINT_PATH': 'given'}
+REQUIRED_VALUES = {'MODEL_DIR': 'given', 'INITIAL_CHECKPOINT_PATH': 'None', 'CHECKPOINT_PATH': 'given'}
 RUN = 'remixer_t5x.train.settings.Run'
 # (gin files, files that the command adds, function that it calls, whether it reads only a part of them)
 COMMANDS = {
@@ -26,22 +26,25 @@ COMMANDS = {
     'infer': (MODEL, ['runs/infer.gin'], 'remixer_t5x.evaluate.text_inference.TextInference', True),
 }  # fmt: skip
 # Macros of other commands that a command ignores; T5X's mixtures of experts set BATCH_SIZE for all commands.
-LEFT_UNREAD = {('eval', 'BATCH_SIZE'), ('infer', 'BATCH_SIZE')}
+IGNORED = {('eval', 'BATCH_SIZE'), ('infer', 'BATCH_SIZE')}
 UNREAD = 'not read'
 VALUES = {'MIXTURE_OR_TASK_MODULE': 'json', 'TRAIN_STEPS': '3', 'TRAIN_STEPS_RELATIVE': '3'}
 
 
-def answer(command, macro):
+def find_error(command, macro):
     """Returns '' if the command reads the macro, the error message if it raises one, and UNREAD otherwise."""
-    given, base, root, partial = COMMANDS[command]
+    gin_files, base, root, partial = COMMANDS[command]
     read = {
-        name for file in (*base, *given) for text in files.GinReader((), ()).read(file) for name in text.macros_read
+        name for file in (*base, *gin_files) for text in files.GinReader((), ()).read(file) for name in text.macros_read
     }
-    flags = {**{name: value for name, value in GIVEN.items() if name in read}, macro: VALUES.get(macro, 'given')}
+    flags = {
+        **{name: value for name, value in REQUIRED_VALUES.items() if name in read},
+        macro: VALUES.get(macro, 'given'),
+    }
     try:
         defaults = infer.DEFAULTS if command == 'infer' else {}
         loading.load(
-            loading.ConfigSources(given, list(flags.items()), base=base, defaults=defaults), root, partial=partial
+            loading.ConfigSources(gin_files, list(flags.items()), base=base, defaults=defaults), root, partial=partial
         )
     except UserError as error:
         # Not every macro accepts a string.
@@ -51,34 +54,38 @@ def answer(command, macro):
 
 @pytest.mark.parametrize('command', COMMANDS)
 def test_macros_of_t5x_scripts_work_or_have_advice(command):
-    said = {macro: answer(command, macro) for macro in THEIRS['macros'][command]}
-    odd = {macro: line for macro, line in said.items() if line and files.T5X['macros'].get(macro, '?') not in line}
-    assert odd == {macro: UNREAD for at, macro in LEFT_UNREAD if at == command}
-    assert said['TASK_FEATURE_LENGTHS'] == '' and 'use MESH' in said['NUM_MODEL_PARTITIONS']
+    errors = {macro: find_error(command, macro) for macro in THEIRS['macros'][command]}
+    unexpected = {
+        macro: line for macro, line in errors.items() if line and files.T5X['macros'].get(macro, '?') not in line
+    }
+    assert unexpected == {macro: UNREAD for name, macro in IGNORED if name == command}
+    assert errors['TASK_FEATURE_LENGTHS'] == '' and 'use MESH' in errors['NUM_MODEL_PARTITIONS']
 
 
 def test_macros_of_t5x_examples_work_or_have_advice():
     for macro in THEIRS['macros']['any']:
-        answers = [answer(command, macro) for command in COMMANDS]
-        assert '' in answers or all(files.T5X['macros'][macro] in line for line in answers), macro
+        errors = [find_error(command, macro) for command in COMMANDS]
+        assert '' in errors or all(files.T5X['macros'][macro] in line for line in errors), macro
 
 
 def test_advice_names_existing_macros():
     known = {name for text in files.shipped().values() for name in (*text.macros_set, *text.macros_read)}
-    answers = ' '.join(answer for table in files.T5X.values() for answer in table.values())
-    named = set(re.findall(r'\b[A-Z]{2,}(?:_[A-Z]+)+\b', answers))
+    advice = ' '.join(text for table in files.T5X.values() for text in table.values())
+    named = set(re.findall(r'\b[A-Z]{2,}(?:_[A-Z]+)+\b', advice))
     assert named - known == set()
     assert len(named) > 15
 
 
 def test_finetune_rejects_the_absolute_train_steps_of_t5x(capsys):
-    given = [*TRAINING, 'runs/finetune.gin']
+    gin_files = [*TRAINING, 'runs/finetune.gin']
     flags = [('MODEL_DIR', 'given'), ('INITIAL_CHECKPOINT_PATH', 'given'), ('TRAIN_STEPS', '1020000')]
-    typed = [*(f'--gin_file={file}' for file in given), *(f'--gin.{name}={value}' for name, value in flags)]
+    typed = [*(f'--gin_file={file}' for file in gin_files), *(f'--gin.{name}={value}' for name, value in flags)]
     assert main(['finetune', *typed]) == 2
-    said = capsys.readouterr().err
-    assert '1020000' in said and 'TRAIN_STEPS_RELATIVE' in said
-    (steps,) = loading.values(loading.ConfigSources(given, [*flags[:2], ('TRAIN_STEPS_RELATIVE', '7')]), 'TRAIN_STEPS')
+    error = capsys.readouterr().err
+    assert '1020000' in error and 'TRAIN_STEPS_RELATIVE' in error
+    (steps,) = loading.values(
+        loading.ConfigSources(gin_files, [*flags[:2], ('TRAIN_STEPS_RELATIVE', '7')]), 'TRAIN_STEPS'
+    )
     assert steps == 7
 
 
@@ -94,5 +101,5 @@ def test_settings_of_t5x_have_advice(setting, ours):
 @pytest.mark.parametrize('flag', THEIRS['flags'])
 def test_flags_of_t5x_work_or_have_advice(flag, capsys):
     assert main(['train', '--gin_file=models/none.gin', f'--{flag}=x']) == 2
-    said = capsys.readouterr().err
-    assert 'models/none.gin' in said or (flag in files.T5X['flags'] and files.T5X['flags'][flag] in said), said
+    error = capsys.readouterr().err
+    assert 'models/none.gin' in error or (flag in files.T5X['flags'] and files.T5X['flags'][flag] in error), error

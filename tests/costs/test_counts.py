@@ -1,4 +1,4 @@
-"""Parameter counts equal those of published models; FLOPs equal XLA's counts and closed forms."""
+"""Parameter counts against published models, and FLOPs against XLA's counts and closed forms."""
 
 import jax
 import jax.numpy as jnp

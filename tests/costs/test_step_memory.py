@@ -1,4 +1,4 @@
-"""The memory of a compiled step equals counts by hand; the search for changes runs with an arithmetic compiler."""
+"""The memory of a compiled step against counts of arrays, and the search for changes that reduce it."""
 
 import dataclasses
 import functools
@@ -40,12 +40,12 @@ def step(rows=ROWS, partitioner=None, make=optimizer.adamw_rms, **settings):
 
 
 @pytest.fixture(scope='module')
-def measured():
+def measure():
     return functools.cache(lambda rows, microbatches: step_memory.measure_memory(step(rows, microbatches=microbatches)))
 
 
-def test_inputs_of_a_step_are_counted_from_shapes(measured):
-    memory = measured(ROWS, 1)
+def test_inputs_of_a_step_are_counted_from_shapes(measure):
+    memory = measure(ROWS, 1)
     assert memory.parameters == VOCAB * EMBED * 4
     # Two moments, the counters of the step, of Adam and of its schedule, and the usual loss.
     assert 2 * memory.parameters < memory.optimizer_state <= 2 * memory.parameters + 16
@@ -54,19 +54,19 @@ def test_inputs_of_a_step_are_counted_from_shapes(measured):
     assert memory.padding == 0
 
 
-def test_temporaries_include_saved_activations(measured):
+def test_temporaries_include_saved_activations(measure):
     row = TableModel.copies * LENGTH * EMBED * 4
-    few, many = measured(ROWS, 1).temporaries, measured(8 * ROWS, 1).temporaries
+    few, many = measure(ROWS, 1).temporaries, measure(8 * ROWS, 1).temporaries
     assert many - few >= 7 * ROWS * row
-    assert many >= 8 * ROWS * row + measured(ROWS, 1).parameters
+    assert many >= 8 * ROWS * row + measure(ROWS, 1).parameters
 
 
-def test_microbatches_reduce_only_activations(measured):
-    whole, parts = measured(8 * ROWS, 1), measured(8 * ROWS, 8)
-    assert parts.temporaries < 0.5 * whole.temporaries
+def test_microbatches_reduce_only_activations(measure):
+    single, split = measure(8 * ROWS, 1), measure(8 * ROWS, 8)
+    assert split.temporaries < 0.5 * single.temporaries
     names = ('parameters', 'optimizer_state', 'batch')
-    assert all(getattr(parts, name) == getattr(whole, name) for name in names)
-    assert whole.total == sum(dataclasses.astuple(whole)[:-1])
+    assert all(getattr(split, name) == getattr(single, name) for name in names)
+    assert single.total == sum(dataclasses.astuple(single)[:-1])
 
 
 def test_a_batch_that_does_not_divide_raises_a_user_error():
@@ -83,23 +83,23 @@ def test_an_out_of_memory_error_reports_the_memory_used(message, total):
     assert memory.total == total and memory.temporaries == total - 60
 
 
-RECOMPUTING = TableModel()
+REMAT_MODEL = TableModel()
 
 
-def arithmetic(step: Step) -> StepMemory:
-    """Computes a device's memory from the settings that the changes modify."""
+def estimate_memory(step: Step) -> StepMemory:
+    """Replaces the compiler by a formula for the memory of one device."""
     data, fsdp, _ = step.partitioner.mesh.shape.values()
     parameters = 4 * VOCAB * EMBED // fsdp
     moments = 1 if 'adafactor' in step.optimizer.make.__qualname__ else 2 * parameters
-    remat = 4 if step.model is RECOMPUTING else 1
+    remat = 4 if step.model is REMAT_MODEL else 1
     activations = step.rows * 100 // (data * fsdp * step.microbatches) // remat
-    parts = (parameters, moments, 0, 0, parameters + activations, 0, 0)
-    return StepMemory(*parts, sum(parts))
+    sizes = (parameters, moments, 0, 0, parameters + activations, 0, 0)
+    return StepMemory(*sizes, sum(sizes))
 
 
-def search(start, available, limit=20, measure=arithmetic):
+def search(start, available, limit=20, measure=estimate_memory):
     """Returns the flag, the total bytes and whether it saves memory of each trial."""
-    trials = memory_advice.search_changes(start, arithmetic(start), available, RECOMPUTING, measure, limit)
+    trials = memory_advice.search_changes(start, estimate_memory(start), available, REMAT_MODEL, measure, limit)
     return [(f'{trial.flag}={trial.value}', trial.memory.total, trial.saves_memory) for trial in trials]
 
 
@@ -109,7 +109,7 @@ def start():
 
 
 def test_changes_reduce_activations_first_and_accumulate(start):
-    assert arithmetic(start).total == 4 * 3840 + 1600
+    assert estimate_memory(start).total == 4 * 3840 + 1600
     assert search(start, 15_420) == [
         ('--gin.MICROBATCHES=2', 16_160, True),
         ('--gin.MICROBATCHES=4', 15_760, True),
@@ -130,7 +130,7 @@ def test_parameters_are_sharded_first_if_the_state_does_not_fit(start):
 
 
 def test_a_change_that_saves_no_memory_is_tried_once(start):
-    total = arithmetic(start).total
-    trials = search(start, 15_800, measure=lambda step: dataclasses.replace(arithmetic(step), total=total))
+    total = estimate_memory(start).total
+    trials = search(start, 15_800, measure=lambda step: dataclasses.replace(estimate_memory(step), total=total))
     assert not any(saves_memory for _, _, saves_memory in trials)
     assert len({flag for flag, _, _ in trials}) == len(trials)

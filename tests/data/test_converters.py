@@ -70,7 +70,9 @@ def test_a_decoder_batch_has_the_arrays_of_its_format(model_type, features, pack
 
 
 def test_every_model_type_has_a_batch_format():
-    assert {model_type for _, able in interface.ABILITIES.values() for model_type in able} <= set(batch_formats.FORMATS)
+    assert {model_type for _, model_types in interface.ABILITIES.values() for model_type in model_types} <= set(
+        batch_formats.FORMATS
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,7 @@ def test_masked_tokens_are_aligned_with_their_targets(pack):
 
 @dataclasses.dataclass(frozen=True)
 class Labelled:
-    """A postprocessor with labels, as in benchmarks."""
+    """A postprocessor with a `labels` attribute, as in benchmarks."""
 
     labels: tuple[str, ...]
 
@@ -125,10 +127,10 @@ class Labelled:
 
 
 LABELS = ('no', 'not', 'yes')
-ALIKE = ('strongly agree', 'strongly disagree')
+SIMILAR_LABELS = ('strongly agree', 'strongly disagree')
 
 
-def labelled(targets, labels, texts=(), **settings):
+def labels_config(targets, labels, texts=(), **settings):
     rows = [{'inputs': f'text {index}', 'targets': text} for index, text in enumerate(targets)]
     rows = [{**row, 'targets_pretokenized': text} for row, text in zip(rows, texts, strict=True)] if texts else rows
     task = task_of(rows, postprocess_fn=Labelled(LABELS))
@@ -136,7 +138,7 @@ def labelled(targets, labels, texts=(), **settings):
 
 
 def test_targets_become_the_indices_of_labels():
-    batch = first_batch(labelled(('yes', 'no', 'not'), LABELS))
+    batch = first_batch(labels_config(('yes', 'no', 'not'), LABELS))
     assert batch['labels'].tolist() == [2.0, 0.0, 1.0, 0.0]
     assert batch['label_weights'].tolist() == [1.0, 1.0, 1.0, 0.0]
     assert batch['encoder_input_tokens'][0].tolist() == [*byte_ids('text 0'), 1, 0, 0, 0, 0, 0]
@@ -144,20 +146,23 @@ def test_targets_become_the_indices_of_labels():
 
 
 def test_long_labels_are_compared_by_their_original_texts():
-    assert first_batch(labelled(ALIKE * 2, ALIKE, texts=ALIKE * 2))['labels'].tolist() == [0.0, 1.0, 0.0, 1.0]
+    batch = first_batch(labels_config(SIMILAR_LABELS * 2, SIMILAR_LABELS, texts=SIMILAR_LABELS * 2))
+    assert batch['labels'].tolist() == [0.0, 1.0, 0.0, 1.0]
 
 
 def test_targets_become_numbers_without_labels():
-    np.testing.assert_allclose(first_batch(labelled(('3.8', '-1', '0.25'), None))['labels'], [3.8, -1.0, 0.25, 0.0])
+    np.testing.assert_allclose(
+        first_batch(labels_config(('3.8', '-1', '0.25'), None))['labels'], [3.8, -1.0, 0.25, 0.0]
+    )
 
 
 @pytest.mark.parametrize(
     ('call', 'words'),
-    [(lambda: first_batch(labelled(('yes', 'maybe'), ('no', 'yes'))), 'targets of a_task, got no, yes; add maybe'),
-     (lambda: first_batch(labelled(('3.8', 'many'), None)), 'targets of a_task must be numbers'),
-     (lambda: pipeline.prepare_data(labelled(('yes',), None), 384), r'3 labels of a_task.*\("no", "not", "yes"\)'),
-     (lambda: pipeline.prepare_data(labelled(('yes',), ('no', 'yes')), 384), "got .'no', 'yes'."),
-     (lambda: labelled(('yes',), LABELS, pack=True), 'PACK'),
+    [(lambda: first_batch(labels_config(('yes', 'maybe'), ('no', 'yes'))), 'targets of a_task, got no, yes; add maybe'),
+     (lambda: first_batch(labels_config(('3.8', 'many'), None)), 'targets of a_task must be numbers'),
+     (lambda: pipeline.prepare_data(labels_config(('yes',), None), 384), r'3 labels of a_task.*\("no", "not", "yes"\)'),
+     (lambda: pipeline.prepare_data(labels_config(('yes',), ('no', 'yes')), 384), "got .'no', 'yes'."),
+     (lambda: labels_config(('yes',), LABELS, pack=True), 'PACK'),
      (lambda: first_batch(config_of(task_of(CORRUPTED), {'inputs': 8, 'targets': 4}, 1, model_type='encoder_only')),
       'same length for inputs and targets')],
 )  # fmt: skip

@@ -197,7 +197,7 @@ def test_the_folder_of_a_damaged_parsed_corpus_is_reported(tmp_path, monkeypatch
     read_corpus()
     (folder,) = (tmp_path / 'cache' / 'corpora').iterdir()
     shard = folder / 'documents-00000.arrow'
-    sound = shard.read_bytes()
+    intact = shard.read_bytes()
 
     def replace(content):
         # Open data sets keep the old file.
@@ -206,12 +206,12 @@ def test_the_folder_of_a_damaged_parsed_corpus_is_reported(tmp_path, monkeypatch
         text_corpus._open_documents.cache_clear()
 
     for damaged in (
-        sound.replace(b'document 77', b'dokument 77'),
-        bytes(100) + sound[100:-100] + bytes(100),
-        sound[:-20],
+        intact.replace(b'document 77', b'dokument 77'),
+        bytes(100) + intact[100:-100] + bytes(100),
+        intact[:-20],
     ):
         replace(damaged)
         with pytest.raises(UserError, match=f'{shard} (is damaged|was truncated).*delete the folder {folder}'):
             read_corpus()
-    replace(sound)
+    replace(intact)
     read_corpus()

@@ -1,4 +1,4 @@
-"""Batches of a task in memory: order, shares of hosts, exact positions and errors."""
+"""Batches of a task in memory: order, host shards, exact positions and errors."""
 
 import dataclasses
 import functools
@@ -112,11 +112,11 @@ def test_other_numbers_of_hosts_resume_with_the_same_batches(task, before, after
         batches.skip(position.streams_to_skip(0))
         batches.skip(position.streams_to_skip(1))
     for _ in range(2):
-        whole = [
+        joined = [
             {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
             for parts in ([next(batches) for batches in group] for group in (old, new))
         ]
-        assert_same(whole[:1], whole[1:])
+        assert_same(joined[:1], joined[1:])
 
 
 def lines_task(folder, name, source=None):
@@ -192,10 +192,10 @@ def test_evaluation_reads_every_example_once(task, batch_size):
 
 def test_shares_of_an_evaluation_batch_are_disjoint_and_complete(task):
     config = pipeline.DatasetConfig(task, LENGTHS, 8, split='validation', shuffle=False)
-    whole = list(task_batches.EvalBatches(config, limit=1))
+    complete = list(task_batches.EvalBatches(config, limit=1))
     parts = [list(task_batches.EvalBatches(config, share, 2, limit=1)) for share in (0, 1)]
-    assert len(whole) == 1
-    for name, rows in whole[0].items():
+    assert len(complete) == 1
+    for name, rows in complete[0].items():
         np.testing.assert_array_equal(rows, np.concatenate([parts[0][0][name], parts[1][0][name]]))
 
 

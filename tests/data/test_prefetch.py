@@ -13,13 +13,13 @@ from remixer_t5x.errors import UserError
 
 
 class Counter:
-    """Returns 0, 1, 2, ...; the state is the next number. Raises at `bad`."""
+    """Returns 0, 1, 2, ...; the state is the next number. Raises an error at `error_at`."""
 
-    def __init__(self, bad=None):
-        self.number, self.bad = 0, bad
+    def __init__(self, error_at=None):
+        self.number, self.error_at = 0, error_at
 
     def __next__(self):
-        if self.number == self.bad:
+        if self.number == self.error_at:
             raise UserError('notes.jsonl line 7 is not JSON')
         self.number += 1
         return self.number - 1
@@ -121,7 +121,7 @@ def test_a_position_at_a_capture_skips_no_batches():
 
 
 def test_an_error_in_the_thread_is_raised_at_its_batch():
-    with Prefetcher(Counter(bad=7), lambda n: n, depth=3) as batches:
+    with Prefetcher(Counter(error_at=7), lambda n: n, depth=3) as batches:
         assert [next(batches) for _ in range(7)] == list(range(7))
         with pytest.raises(UserError, match='line 7'):
             next(batches)
@@ -129,17 +129,17 @@ def test_an_error_in_the_thread_is_raised_at_its_batch():
 
 
 def test_a_blocked_source_raises_an_error_after_the_timeout():
-    answer = threading.Event()
+    release = threading.Event()
 
-    class Silent(Counter):
+    class Blocked(Counter):
         def __next__(self):
-            answer.wait()
+            release.wait()
             return 0
 
-    with Prefetcher(Silent(), lambda n: n, timeout=0.05) as batches:
+    with Prefetcher(Blocked(), lambda n: n, timeout=0.05) as batches:
         with pytest.raises(UserError, match='no batch within'):
             next(batches)
-        answer.set()
+        release.set()
 
 
 def test_the_thread_reads_at_most_depth_plus_one_batches_ahead():

@@ -53,7 +53,7 @@ def test_labels_are_at_the_first_token_of_each_word():
     ('vocabulary', 'answer', 'span'),
     [
         *((BYTES, 'Ada', 'Ada'), (BYTES, '1815', '1815'), (BYTES, None, ''), (BYTES, 'think', 'think')),
-        # The unknown piece stands for several characters, so the span is the whole word.
+        # The unknown piece has several characters, so the span is the whole word.
         *((PIECES, 'it', 'it'), (PIECES, '1815', '(1815),'), (PIECES, None, ''), (PIECES, 'think', 'think')),
     ],
 )
@@ -85,7 +85,7 @@ def word_pieces(tmp_path):
 
 @pytest.mark.parametrize(('length', 'stride'), [(60, 4), (60, 16), (60, 1), (60, 90), (64, 20), (512, 128)])
 def test_windows_equal_transformers(length, stride, word_pieces):
-    references.need('transformers', 'tokenizers')
+    references.require('transformers', 'tokenizers')
     import tokenizers
     import transformers
 

@@ -1,4 +1,4 @@
-"""Tests of the persistent compilation cache."""
+"""The persistent compilation cache."""
 
 import os
 import subprocess

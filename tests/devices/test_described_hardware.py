@@ -1,4 +1,4 @@
-"""Parses topologies, and selects the compiler of each chip, without compiling."""
+"""Topologies of described hardware, and the compiler of each chip."""
 
 import jax
 import pytest
@@ -72,10 +72,10 @@ def test_unknown_topologies_are_rejected(text, advice):
 
 
 @pytest.mark.parametrize(
-    ('topology', 'own'), [(None, 'cpu'), ('v3:4x4', 'tpu'), ('2*v5e:4x4', 'tpu'), ('h100:8', 'gpu')]
+    ('topology', 'expected'), [(None, 'cpu'), ('v3:4x4', 'tpu'), ('2*v5e:4x4', 'tpu'), ('h100:8', 'gpu')]
 )
-def test_a_chip_has_one_compiler(topology, own):
-    assert Hardware(topology=topology).chip_compiler() == own
+def test_a_chip_has_one_compiler(topology, expected):
+    assert Hardware(topology=topology).chip_compiler() == expected
 
 
 def test_a_missing_compiler_is_reported_with_its_package(installed):

@@ -1,4 +1,4 @@
-"""Parses mesh sizes, and arranges devices over slices."""
+"""Mesh sizes, and the arrangement of devices over slices."""
 
 import dataclasses
 import math

@@ -74,14 +74,14 @@ def test_moments_are_sharded_like_their_parameter():
 
     def init(params):
         # A moment created only from the shape is recognized by its name and shape.
-        untyped = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), params)
+        moments = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), params)
         other = {'a': {'w': jnp.zeros(4)}, 'b': {'w': jnp.zeros((4, 6))}}
-        return {'count': jnp.zeros((), jnp.int32), 'mu': untyped, 'other': other}
+        return {'count': jnp.zeros((), jnp.int32), 'mu': moments, 'other': other}
 
     shardings = sharded_state(init, partitioner, boxes)
     assert shardings['mu'] == partitioner.param_shardings(boxes)
     assert shardings['count'].is_fully_replicated and shardings['other']['a']['w'].is_fully_replicated
-    # Has the shape of another parameter, so it is not a moment of the parameter with its name.
+    # Its shape differs from that of the parameter with the same name, so it is not a moment of it.
     assert shardings['other']['b']['w'].is_fully_replicated
 
 
@@ -141,7 +141,7 @@ def test_shard_batch_keeps_the_rows():
     ('processes', 'expected'),
     [
         ([[0], [0], [1], [1]], {0: (0, 2), 1: (1, 2)}),
-        # `tensor` within a process, then over two processes, which load the same rows.
+        # `tensor` spans one process, and then two processes, which load the same rows.
         ([[0, 0], [1, 1]], {0: (0, 2), 1: (1, 2)}),
         ([[0, 1], [2, 3]], {0: (0, 2), 1: (0, 2), 2: (1, 2), 3: (1, 2)}),
         # The order of devices can differ from the order of processes.

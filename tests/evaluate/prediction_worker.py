@@ -1,7 +1,7 @@
-"""Run by test_predictions in its own process with eight virtual CPU devices: one model's answers on one device and on
-a mesh, at different batch sizes.
+"""Evaluates a model on one device and on a mesh, with different batch sizes.
 
-Writes one JSON object: run -> predictions, their scores, and the metrics of a task, one of likelihoods.
+test_predictions runs it in a separate process with eight virtual CPU devices. It writes the predictions, scores and
+metrics of each run to a JSON file.
 """
 
 import json
@@ -29,12 +29,15 @@ from remixer_t5x.models.sublayers.feed_forward import GatedMLP
 
 VOCAB = seqio.ByteVocabulary(extra_ids=0)
 LENGTHS = {'inputs': 40, 'targets': 8}
-EXAMPLES = 19
+NUM_EXAMPLES = 19
 
 
-def model():
-    def stack(*kinds):
-        sublayers = [lambda kind=kind, **names: kind(num_heads=2, head_dim=8, **names) for kind in kinds]
+def make_model():
+    def stack(*sublayer_types):
+        sublayers = [
+            lambda sublayer_type=sublayer_type, **names: sublayer_type(num_heads=2, head_dim=8, **names)
+            for sublayer_type in sublayer_types
+        ]
         layer = lambda **names: make_layer((*sublayers, lambda **n: GatedMLP(32, **n)), **names)  # noqa: E731
         bias = lambda **names: RelativePositionBias(num_heads=2, **names)  # noqa: E731
         return lambda **names: Stack(((layer, 1),), position_bias=bias, **names)
@@ -45,9 +48,9 @@ def model():
 
 
 def texts():
-    """Of different lengths, so that rows are filled up and batches have several shapes."""
+    """Returns texts of different lengths, so that rows are padded and batches have several shapes."""
     rng = np.random.default_rng(0)
-    return [''.join(chr(97 + c) for c in rng.integers(0, 26, rng.integers(1, 37))) for _ in range(EXAMPLES)]
+    return [''.join(chr(97 + c) for c in rng.integers(0, 26, rng.integers(1, 37))) for _ in range(NUM_EXAMPLES)]
 
 
 def task():
@@ -71,17 +74,17 @@ def task():
     )
 
 
-def answers(partitioner, batch_size, decoder):
-    """What a `TaskEvaluator` gives."""
-    one = model()
+def evaluate(partitioner, batch_size, decoder):
+    """Returns the predictions, scores and metrics of a `TaskEvaluator`."""
+    model = make_model()
     shapes = {'encoder_input_tokens': (1, 40), 'decoder_target_tokens': (1, 8)}
-    boxed = interface.param_shapes(one, shapes)
-    params = jax.jit(lambda: unbox(one.init(jax.random.key(0), shapes)))()
-    # Sharper than random parameters are, so that answers differ and some of them end early.
+    boxed = interface.param_shapes(model, shapes)
+    params = jax.jit(lambda: unbox(model.init(jax.random.key(0), shapes)))()
+    # Sharpens the distribution, so that answers differ and some end early.
     params['logits']['kernel'] = 8 * params['logits']['kernel'].at[:, 1].multiply(1.5)
     params = jax.device_put(jax.device_get(params), partitioner.param_shardings(boxed))
     settings = Decoding(batch_size, LENGTHS, decoder, seed=3)
-    (report,) = TaskEvaluator(TaskEvaluation(task(), settings), one, partitioner)(params)
+    (report,) = TaskEvaluator(TaskEvaluation(task(), settings), model, partitioner)(params)
     return {
         'predictions': [row['predictions'] for row in report.rows],
         'scores': [row['scores'] for row in report.rows],
@@ -90,9 +93,9 @@ def answers(partitioner, batch_size, decoder):
 
 
 def main(path):
-    sampling, one = Sampling(num_samples=2, top_k=20), jax.devices()[:1]
+    sampling = Sampling(num_samples=2, top_k=20)
     runs = {
-        'single 4': answers(Partitioner(devices=one), 4, sampling),
-        'mesh 8': answers(Partitioner(data=2, fsdp=2, tensor=2), 8, sampling),
+        'single 4': evaluate(Partitioner(devices=jax.devices()[:1]), 4, sampling),
+        'mesh 8': evaluate(Partitioner(data=2, fsdp=2, tensor=2), 8, sampling),
     }
     path.write_text(json.dumps(runs))

@@ -1,4 +1,4 @@
-"""The best parameters of a task, and the score that decides, against T5's eval_utils (golden/make_t5_averages.py)."""
+"""Saving the best parameters of a task; mean scores equal T5's eval_utils (golden/make_t5_averages.py)."""
 
 import json
 import shutil
@@ -28,43 +28,43 @@ def params(value):
     return {'table': jnp.full((4, 2), float(value))}
 
 
-def value_of(path):
+def read_value(path):
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params(0))
     return float(saved_params.restore_params(str(path), abstract, RECORD['vocabulary'])['table'][0, 0])
 
 
-def checkpoints(tmp_path, metrics=None):
+def best_checkpoints(tmp_path, metrics=None):
     return best.BestCheckpoints(epath.Path(tmp_path), RECORD, metrics)
 
 
 def test_only_better_parameters_are_saved(tmp_path):
     values = {10: 50.0, 20: 60.0, 30: 60.0, 40: 55.0}
     saved = [
-        checkpoints(tmp_path).save_if_best(report(accuracy=value, f1=-value), step, params(step))
+        best_checkpoints(tmp_path).save_if_best(report(accuracy=value, f1=-value), step, params(step))
         for step, value in values.items()
     ]
     assert saved == [True, True, False, False]
-    assert value_of(tmp_path / 'best' / 'rte') == 20.0
+    assert read_value(tmp_path / 'best' / 'rte') == 20.0
     assert [path.name for path in (tmp_path / 'best' / 'rte').iterdir() if path.name.isdigit()] == ['20']
     record = {'task': 'rte', 'metric': 'accuracy', 'value': 60.0, 'step': 20, 'path': str(tmp_path / 'best/rte/20')}
     assert best.best_checkpoints(str(tmp_path)) == {'rte': record}
 
 
 def test_the_metric_can_be_named_by_task(tmp_path):
-    kept = checkpoints(tmp_path, {'cb': 'f1'})
-    assert kept.score(report('cb', accuracy=1.0, f1=2.0)) == ('f1', 2.0)
-    assert kept.score(report('rte', accuracy=1.0)) == ('accuracy', 1.0)
-    assert not kept.save_if_best(report('rte'), 1, params(1))
+    checkpoints = best_checkpoints(tmp_path, {'cb': 'f1'})
+    assert checkpoints.score(report('cb', accuracy=1.0, f1=2.0)) == ('f1', 2.0)
+    assert checkpoints.score(report('rte', accuracy=1.0)) == ('accuracy', 1.0)
+    assert not checkpoints.save_if_best(report('rte'), 1, params(1))
     with pytest.raises(UserError, match="BEST_METRICS of cb must be one of accuracy, got 'f1'"):
-        kept.save_if_best(report('cb', accuracy=1.0), 1, params(1))
+        checkpoints.save_if_best(report('cb', accuracy=1.0), 1, params(1))
 
 
 @pytest.mark.parametrize('values', [[10.0, 90.0, np.nan, 50.0, 95.0], [np.nan, 10.0, np.nan, 5.0, 11.0]])
 def test_a_metric_that_is_nan_is_never_better(tmp_path, values):
-    kept = [checkpoints(tmp_path).save_if_best(report(quality=value), step, params(step))
+    saved = [best_checkpoints(tmp_path).save_if_best(report(quality=value), step, params(step))
             for step, value in enumerate(values, 1)]  # fmt: skip
     highest = [-np.inf, *np.fmax.accumulate(values)[:-1]]
-    assert kept == [bool(value > before or np.isnan(before)) and not np.isnan(value)
+    assert saved == [bool(value > before or np.isnan(before)) and not np.isnan(value)
                     for value, before in zip(values, highest, strict=True)]  # fmt: skip
     assert best.best_checkpoints(str(tmp_path))['rte']['value'] == np.nanmax(values)
 
@@ -75,24 +75,25 @@ def test_a_metric_that_is_nan_is_never_better(tmp_path, values):
      ('quality', {'rte': '-quality'})],
 )  # fmt: skip
 def test_the_lowest_error_is_best(tmp_path, name, metrics):
-    kept = checkpoints(tmp_path, metrics)
+    checkpoints = best_checkpoints(tmp_path, metrics)
     values = [1.69, 1.23, 1.31, 1.21]
-    assert [kept.save_if_best(report(**{name: value}), step, params(step)) for step, value in enumerate(values, 1)] == [
-        True, True, False, True
-    ]  # fmt: skip
-    assert value_of(tmp_path / 'best' / 'rte') == 4.0
+    saved = [
+        checkpoints.save_if_best(report(**{name: value}), step, params(step)) for step, value in enumerate(values, 1)
+    ]
+    assert saved == [True, True, False, True]
+    assert read_value(tmp_path / 'best' / 'rte') == 4.0
 
 
 def test_a_full_disk_is_reported(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=0)
     monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage)
-    kept = checkpoints(tmp_path)
+    checkpoints = best_checkpoints(tmp_path)
     with pytest.raises(UserError, match='MiB left, but the best parameters take'):
-        kept.save_if_best(report(accuracy=np.float64(1.0)), 1, params(1))
+        checkpoints.save_if_best(report(accuracy=np.float64(1.0)), 1, params(1))
 
 
 @pytest.mark.parametrize('record', ['3', '{}', '{"metric": "f1", "value": "x", "step": 1}', '[]'])
-def test_a_record_without_the_best_is_reported(tmp_path, record):
+def test_a_record_without_a_valid_best_metric_is_reported(tmp_path, record):
     step = epath.Path(tmp_path / 'best' / 'task' / '1')
     (step / 'state').mkdir(parents=True)
     (step / 'run').mkdir()
@@ -102,8 +103,8 @@ def test_a_record_without_the_best_is_reported(tmp_path, record):
     assert best.best_checkpoints(str(tmp_path)) == {}
 
 
-def by_task(benchmark, step):
-    """The metrics of each task of GLUE or SuperGLUE at a step."""
+def metrics_by_task(benchmark, step):
+    """Returns the metrics of each task of GLUE or SuperGLUE at a step."""
     metrics = {}
     for tag, values in T5['metrics'].items():
         task, metric = tag.split('/')
@@ -117,20 +118,20 @@ def mean_score(task, metrics):
 
 
 @pytest.mark.parametrize('benchmark', ['GLUE', 'SuperGLUE'])
-def test_averages_and_best_steps_are_t5s(benchmark):
+def test_averages_and_best_steps_equal_those_of_t5(benchmark):
     for step, average in enumerate(T5['averages'][benchmark]):
-        tasks = by_task(benchmark, step)
+        tasks = metrics_by_task(benchmark, step)
         assert len(tasks) >= 8
         assert best.mean_score({task: mean_score(task, metrics) for task, metrics in tasks.items()}) == pytest.approx(
             average
         )
-    for task, metrics in by_task(benchmark, 0).items():
+    for task, metrics in metrics_by_task(benchmark, 0).items():
         # T5 chooses one step for both test sets of MNLI.
         if 'mnli' not in task:
-            values = [mean_score(task, by_task(benchmark, step)[task]) for step in range(len(T5['steps']))]
+            values = [mean_score(task, metrics_by_task(benchmark, step)[task]) for step in range(len(T5['steps']))]
             step = values.index(max(values))
             for metric in metrics:
-                expected = [T5['steps'][step], pytest.approx(by_task(benchmark, step)[task][metric])]
+                expected = [T5['steps'][step], pytest.approx(metrics_by_task(benchmark, step)[task][metric])]
                 assert T5['best'][f'{task}/{metric}'] == expected
 
 

@@ -1,4 +1,4 @@
-"""Evaluation against the same numbers computed by hand, and their independence of the batch size."""
+"""Averages of an evaluation equal values computed by hand, for any batch size."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ def setting(tiny):
     return model, config, params, jax.jit(lambda p, batch: model.loss(p, batch)[1])
 
 
-def numbers(setting, batch_size, steps=None):
+def evaluate(setting, batch_size, steps=None):
     _, config, params, step = setting
     held_out = held_out_loss.Evaluation(dataclasses.replace(config, batch_size=batch_size), steps)
     return held_out_loss.evaluate(params, held_out.batches(), step, lambda batch: batch)
@@ -37,7 +37,7 @@ def test_averages_equal_those_of_one_large_batch(setting, batch_size):
     model, config, params, _ = setting
     (batch,) = task_batches.EvalBatches(dataclasses.replace(config, batch_size=13))
     loss, sums = model.loss(params, batch)
-    averages = numbers(setting, batch_size)
+    averages = evaluate(setting, batch_size)
     np.testing.assert_allclose(averages['loss'], float(loss / sums['weights']), rtol=1e-5)
     assert averages['perplexity'] == pytest.approx(math.exp(averages['cross_ent_loss']))
     assert averages['accuracy'] == float(sums['correct']) / float(sums['weights'])
@@ -45,7 +45,7 @@ def test_averages_equal_those_of_one_large_batch(setting, batch_size):
 
 
 def test_constant_loss_is_the_entropy_of_the_targets(setting):
-    """SciPy's entropy of the targets of every batch; another distribution is never better."""
+    """The reference is SciPy's entropy of all targets; any other distribution has a higher loss."""
     model, config, params, _ = setting
     step = jax.jit(train_step.make_eval_step(model, count_targets=True))
     averages = held_out_loss.evaluate(params, task_batches.EvalBatches(config), step, lambda batch: batch)
@@ -55,11 +55,11 @@ def test_constant_loss_is_the_entropy_of_the_targets(setting):
     assert averages['constant_loss'] == pytest.approx(scipy.stats.entropy(counts), rel=1e-6)
     other = (counts + 1) / (counts + 1).sum()
     assert averages['constant_loss'] < -np.mean(np.log(other[targets]))
-    assert 'constant_loss' not in numbers(setting, 4)
+    assert 'constant_loss' not in evaluate(setting, 4)
 
 
 def test_steps_limit_the_batches(setting):
-    assert numbers(setting, 4, steps=2)['tokens'] < numbers(setting, 4)['tokens']
+    assert evaluate(setting, 4, steps=2)['tokens'] < evaluate(setting, 4)['tokens']
     with pytest.raises(UserError, match='EVAL_STEPS must be'):
         held_out_loss.Evaluation(setting[1], -1)
 
@@ -74,15 +74,15 @@ def test_a_mixture_has_a_loss_for_each_of_its_tasks(setting, tiny):
     tasks = [tiny.task('tiny_one', validation=5), tiny.task('tiny_two', validation=8)]
     mixture = seqio.Mixture('tiny_mixture', [(task, 1.0) for task in tasks])
     config = dataclasses.replace(setting[1], mixture_or_task_name=mixture)
-    whole = held_out_loss.Evaluation(config)
-    parts = {part.name: part for part in whole.split_by_task()}
+    complete = held_out_loss.Evaluation(config)
+    parts = {part.name: part for part in complete.split_by_task()}
     assert set(parts) == {'eval/tiny_one', 'eval/tiny_two'}
     for task in tasks:
         part = parts[f'eval/{task.name}']
         alone = held_out_loss.Evaluation(dataclasses.replace(setting[1], mixture_or_task_name=task))
         assert alone.split_by_task() == ()
-        counted = [
+        token_counts = [
             sum(int(np.asarray(batch['decoder_loss_weights']).sum()) for batch in evaluation.batches())
             for evaluation in (part, alone)
         ]
-        assert counted[0] == counted[1] > 0
+        assert token_counts[0] == token_counts[1] > 0

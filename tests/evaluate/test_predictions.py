@@ -15,7 +15,7 @@ from tests.evaluate import prediction_worker
 from tests.support.real_processes import Process
 
 
-def test_batch_size_and_mesh_change_nothing(tmp_path, compiled):
+def test_predictions_do_not_depend_on_batch_size_or_mesh(tmp_path, compiled):
     """19 examples: the last batch is partial in both runs."""
     process = Process(
         prediction_worker.main, tmp_path / 'runs.json', output=tmp_path / 'output.txt', devices=8, compiled=compiled
@@ -34,7 +34,7 @@ def test_batch_size_and_mesh_change_nothing(tmp_path, compiled):
 
 
 class Counting:
-    """A model whose answer to a row is its number of tokens."""
+    """A model that answers each row with its number of tokens."""
 
     model_type = 'encoder_decoder'
 
@@ -44,8 +44,10 @@ class Counting:
 
     def score(self, params, batch):
         shifted = jnp.pad(batch['decoder_target_tokens'], ((0, 0), (1, 0)))[:, :-1]
-        right = jnp.all(shifted == batch['decoder_input_tokens'], axis=1)
-        return jnp.where(right, jnp.sum(batch['decoder_target_tokens'] * batch['decoder_loss_weights'], axis=1), -1.0)
+        is_shifted = jnp.all(shifted == batch['decoder_input_tokens'], axis=1)
+        return jnp.where(
+            is_shifted, jnp.sum(batch['decoder_target_tokens'] * batch['decoder_loss_weights'], axis=1), -1.0
+        )
 
     def score_choices(self, params, inputs, choices):
         return jnp.sum(choices, axis=2) + jnp.sum(inputs, axis=1, keepdims=True)
@@ -77,7 +79,7 @@ def test_a_batch_size_must_be_positive_and_divide(monkeypatch):
 
 
 @given(st.lists(st.integers(0, 512), max_size=300), st.integers(1, 40), st.sampled_from([512, 600, 1024]))
-def test_every_example_is_in_one_batch_that_holds_it(lengths, batch_size, longest):
+def test_every_example_is_in_one_batch_that_is_long_enough(lengths, batch_size, longest):
     batches = predictions.plan_batches(lengths, batch_size, longest)
     assert sorted(row for rows in batches for row in rows.examples) == list(range(len(lengths)))
     for rows in batches:

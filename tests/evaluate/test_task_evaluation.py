@@ -1,4 +1,4 @@
-"""Metrics of seqio tasks equal those of seqio's Evaluator; mistakes are reported."""
+"""Metrics of seqio tasks equal those of seqio's Evaluator, and invalid settings are rejected."""
 
 import dataclasses
 
@@ -142,8 +142,8 @@ def test_format_answers_have_input_answer_and_target():
 
 def test_groups_are_printed_next_to_their_metric():
     metrics = {'em': 50.0, 'em/easy': 75.0, 'em/hard': 25.0, 'f1': 2.0, 'f1/easy': 1.0, 'f1/hard': 3.0, 'odd/name': 4.0}
-    described = 'em 50.00 (easy 75.00, hard 25.00), f1 2.00 (easy 1.00, hard 3.00), odd/name 4.00'
-    assert task_metrics.format_metrics(metrics) == described
+    expected = 'em 50.00 (easy 75.00, hard 25.00), f1 2.00 (easy 1.00, hard 3.00), odd/name 4.00'
+    assert task_metrics.format_metrics(metrics) == expected
     assert task_metrics.format_metrics(dict.fromkeys('abcde', 1.0)) == 'a 1.00, b 1.00, c 1.00 and 2 more'
 
 
@@ -183,11 +183,7 @@ def test_tasks_without_the_split_or_metrics_are_skipped():
     assert "echo_train has no split 'validation', only train" in task_evaluator.notes
 
 
-def vocabularies_that_differ():
-    return [task('echo_x'), task('echo_y', vocabulary=seqio.ByteVocabulary(extra_ids=5))]
-
-
-MISTAKES = {
+INVALID_CALLS = {
     'unknown task': (lambda: evaluator('echp'), "MIXTURE_OR_TASK_NAME must be .* got 'echp'"),
     'not in the mixture': (
         lambda: evaluator([task('echo_d')], tasks='echo_e'),
@@ -200,20 +196,20 @@ MISTAKES = {
     'empty split': (lambda: evaluator(task('echo_g', texts=[])), "echo_g has no examples in split 'validation'"),
     'no metrics': (lambda: evaluator(task('echo_h', metrics=())), 'echo_h has no metrics'),
     'two vocabularies': (
-        lambda: evaluator(vocabularies_that_differ()),
+        lambda: evaluator([task('echo_x'), task('echo_y', vocabulary=seqio.ByteVocabulary(extra_ids=5))]),
         'same vocabulary, got different ones for echo_x and echo_y',
     ),
     'no examples': (lambda: evaluator(task('echo_i'), examples=0), 'EVAL_EXAMPLES must be'),
 }
 
 
-@pytest.mark.parametrize(('call', 'line'), MISTAKES.values(), ids=MISTAKES)
+@pytest.mark.parametrize(('call', 'line'), INVALID_CALLS.values(), ids=INVALID_CALLS)
 def test_invalid_calls_raise_errors(call, line):
     with pytest.raises(UserError, match=line):
         call()
 
 
-def test_predictions_of_another_number_are_rejected():
+def test_another_number_of_predictions_is_rejected():
     examples = task_examples.read_examples(task('echo_j'), 'validation', LENGTHS)
     with pytest.raises(UserError, match='echo_j, split validation, must have 6 rows, got 5'):
         task_metrics.compute_metrics(examples, task_metrics.ModelOutputs(['yes'] * 5, [0.0] * 5))
@@ -221,20 +217,20 @@ def test_predictions_of_another_number_are_rejected():
 
 @flax.struct.dataclass
 class Equal(seqio.metrics.Metric):
-    """The share of predictions equal to their targets, decoded from ids."""
+    """The percentage of predictions whose decoded text equals their target."""
 
     model_output_type: TYPES = TYPES.PREDICTION
-    right: float = 0.0
+    fraction: float = 0.0
 
     @classmethod
     def from_model_output(cls, inputs, model_output, features, target_field_name='targets', mask=None, indices_2d=None):
         decode = features[target_field_name].vocabulary.decode
         texts = [decode([int(token) for token in tokens if token]) for tokens in model_output]
         targets = [example['targets_pretokenized'].decode() for example in inputs]
-        return cls(right=float(np.mean([a == b for a, b in zip(texts, targets, strict=True)])))
+        return cls(fraction=float(np.mean([a == b for a, b in zip(texts, targets, strict=True)])))
 
     def compute(self):
-        return {'equal': 100 * self.right}
+        return {'equal': 100 * self.fraction}
 
 
 @flax.struct.dataclass

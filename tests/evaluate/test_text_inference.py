@@ -1,4 +1,4 @@
-"""JSON lines of predictions: in order, continued after any interruption, only for the same texts and model."""
+"""Files of predictions are in order, and are continued only with the same texts and model."""
 
 import contextlib
 import gzip
@@ -54,15 +54,15 @@ def test_each_text_has_its_row_in_order(tmp_path):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data(), st.integers(1, 9))
-def test_an_output_cut_anywhere_is_continued(tmp_path, data, window):
-    whole, cut = tmp_path / 'whole.jsonl', tmp_path / 'cut.jsonl'
-    if not whole.exists():
-        run(whole)
-    content = whole.read_bytes()
-    cut.write_bytes(content[: data.draw(st.integers(0, len(content)))])
-    lines = cut.read_bytes().count(b'\n')
-    output = run(cut, window=window)
-    assert cut.read_bytes() == content
+def test_an_output_truncated_anywhere_is_continued(tmp_path, data, window):
+    complete, truncated = tmp_path / 'whole.jsonl', tmp_path / 'cut.jsonl'
+    if not complete.exists():
+        run(complete)
+    content = complete.read_bytes()
+    truncated.write_bytes(content[: data.draw(st.integers(0, len(content)))])
+    lines = truncated.read_bytes().count(b'\n')
+    output = run(truncated, window=window)
+    assert truncated.read_bytes() == content
     assert (output.counts.before, output.counts.written, output.counts.truncated) == (lines, 8, 1)
 
 
@@ -93,7 +93,7 @@ def test_a_file_without_predictions_is_rejected(tmp_path, content):
 def test_long_texts_can_be_rejected(tmp_path):
     with pytest.raises(UserError, match='input 7 must have at most .* 16 tokens, got 24'):
         run(tmp_path / 'out.jsonl', refuse_long=True)
-    # The rows before it stay.
+    # The rows before it are kept.
     assert len(rows(tmp_path / 'out.jsonl')) == 6
 
 

@@ -1,4 +1,4 @@
-"""The adapter for lm-evaluation-harness: its own `hf` model on the same requests, and each model type's definition."""
+"""The adapter for lm-evaluation-harness, compared with its `hf` model and with the definition of each score."""
 
 import importlib.util
 import json
@@ -53,8 +53,8 @@ metric_list:
 def t5(tmp_path_factory):
     folder = tmp_path_factory.mktemp('lm_eval') / 't5'
     config = {**hf_folders.V1_1, 'architectures': ['T5ForConditionalGeneration'], 'vocab_size': IDS}
-    weights = hf_folders.weights_of(hf_folders.recorded('t5_v1_1_tiny'))
-    # No more ids than the tokenizer has, so that both sides can spell what is generated.
+    weights = hf_folders.weights_of(hf_folders.recorded_arrays('t5_v1_1_tiny'))
+    # The model has only the ids of the tokenizer, so that both sides can decode every output.
     tables = {name: weights[name][:IDS] for name in ('shared.weight', 'lm_head.weight')}
     hf_folders.write(folder, config, {**weights, **tables})
     pieces = {'eos_token': '</s>', 'unk_token': '<unk>', 'pad_token': '<pad>', 'extra_ids': hf_folders.SENTINELS}
@@ -64,62 +64,64 @@ def t5(tmp_path_factory):
     return folder
 
 
-def requests(*args):
-    return [types.SimpleNamespace(args=one) for one in args]
+def make_requests(*arguments):
+    return [types.SimpleNamespace(args=args) for args in arguments]
 
 
-def ours(path, **options):
+def load_ours(path, **options):
     from remixer_t5x.extras.lm_eval.harness_model import RemixerLM
 
     return RemixerLM(str(path), batch_size=4, **options)
 
 
-def theirs(path, **options):
+def load_hf(path, **options):
     import torch
     from lm_eval.models.huggingface import HFLM
     from safetensors.torch import load_file
 
-    made = HFLM(pretrained=str(path), device='cpu', dtype='float32', batch_size=2, **options)
-    # With transformers 5 it ties the two tables of every T5, whatever the configuration says.
+    model = HFLM(pretrained=str(path), device='cpu', dtype='float32', batch_size=2, **options)
+    # transformers 5 ties the two tables of every T5, regardless of the configuration.
     tables = load_file(path / 'model.safetensors')
     if 'lm_head.weight' in tables:
-        made.model.lm_head.weight = torch.nn.Parameter(tables['lm_head.weight'])
-    return made
+        model.model.lm_head.weight = torch.nn.Parameter(tables['lm_head.weight'])
+    return model
 
 
 def compare(path, begin=''):
-    """Both models, after their numbers were compared; `begin` is in front of the contexts that the other one gets."""
-    pair = ours(path), theirs(path)
-    begun = [(begin + context if context else '', continuation) for context, continuation in PAIRS]
-    found, wanted = (one.loglikelihood(requests(*pairs)) for one, pairs in zip(pair, (PAIRS, begun), strict=True))
-    np.testing.assert_allclose([score for score, _ in found], [score for score, _ in wanted], rtol=1e-4)
-    assert [greedy for _, greedy in found] == [greedy for _, greedy in wanted]
-    rolled = [one.loglikelihood_rolling(requests(*((text,) for text in TEXTS))) for one in pair]
-    np.testing.assert_allclose(*rolled, rtol=1e-4)
-    return pair
+    """Compares the scores of both models and returns the models; `begin` is prepended to contexts of the `hf` model."""
+    models = load_ours(path), load_hf(path)
+    prefixed = [(begin + context if context else '', continuation) for context, continuation in PAIRS]
+    actual, expected = (
+        model.loglikelihood(make_requests(*pairs)) for model, pairs in zip(models, (PAIRS, prefixed), strict=True)
+    )
+    np.testing.assert_allclose([score for score, _ in actual], [score for score, _ in expected], rtol=1e-4)
+    assert [greedy for _, greedy in actual] == [greedy for _, greedy in expected]
+    rolling = [model.loglikelihood_rolling(make_requests(*((text,) for text in TEXTS))) for model in models]
+    np.testing.assert_allclose(*rolling, rtol=1e-4)
+    return models
 
 
 @needs_torch
 def test_numbers_of_a_t5_equal_those_of_lm_evals_own_model(t5):
-    """Of generated text the ids: lm_eval's own model adds the tokens of the input to an encoder-decoder's limit."""
+    """Generated ids are compared with transformers, because lm_eval adds the input length to the output limit."""
     import torch
 
     model, other = compare(t5)
-    texts = model.generate_until(requests(*((text, SETTINGS) for text in TEXTS)))
+    texts = model.generate_until(make_requests(*((text, SETTINGS) for text in TEXTS)))
     vocabulary = model.trained.vocabulary
     for text, answer in zip(TEXTS, texts, strict=True):
         ids = torch.tensor([other.tok_encode(text)])
         assert ids.tolist() == [[*vocabulary.encode(text), 1]]
-        # Without a cache, which transformers 5.23 makes for as many layers as the encoder has.
-        made = other.model.generate(input_ids=ids, max_new_tokens=5, do_sample=False, use_cache=False)
-        made = made[0, 1:].tolist()
-        ended = made[: made.index(1)] if 1 in made else made
-        assert answer == vocabulary.decode(ended).split('e')[0]
+        # Without a cache, because transformers 5.23 creates one with as many layers as the encoder.
+        ids = other.model.generate(input_ids=ids, max_new_tokens=5, do_sample=False, use_cache=False)
+        ids = ids[0, 1:].tolist()
+        ids = ids[: ids.index(1)] if 1 in ids else ids
+        assert answer == vocabulary.decode(ids).split('e')[0]
 
 
 @needs_torch
 def test_beams_equal_those_of_transformers(t5, tmp_path):
-    """With an end token that is as likely as a letter, `early_stopping` changes some answers."""
+    """The end token is as likely as a letter, so that `early_stopping` changes some answers."""
     import torch
     from safetensors.numpy import load_file, save_file
 
@@ -128,7 +130,7 @@ def test_beams_equal_those_of_transformers(t5, tmp_path):
     weights = load_file(folder / 'model.safetensors')
     weights['lm_head.weight'][1] = weights['lm_head.weight'][11]
     save_file(weights, folder / 'model.safetensors', {'format': 'pt'})
-    model, other = ours(folder), theirs(folder)
+    model, other = load_ours(folder), load_hf(folder)
     decode = model.trained.vocabulary.decode
     texts = ['this is a test', 'a', 'the end', 'is it', 'a test of it', 'this', 'it is the end', 'at']
     answers = []
@@ -139,19 +141,19 @@ def test_beams_equal_those_of_transformers(t5, tmp_path):
             ids = torch.tensor([other.tok_encode(text)])
             ids = other.model.generate(input_ids=ids, max_new_tokens=8, use_cache=False, **settings)[0, 1:].tolist()
             expected.append(decode(ids[: ids.index(1)] if 1 in ids else ids))
-        found = model.generate_until(requests(*((text, {**settings, 'max_gen_toks': 8}) for text in texts)))
-        assert found == expected
-        answers.append(found)
+        actual = model.generate_until(make_requests(*((text, {**settings, 'max_gen_toks': 8}) for text in texts)))
+        assert actual == expected
+        answers.append(actual)
     assert answers[0] != answers[1] and answers[0] != answers[2]
 
 
 @needs_torch
 def test_numbers_of_a_gpt2_equal_those_of_lm_evals_own_model(gpt2):
-    """Ours begins each row with the end token, as GPT-2 was trained; lm_eval's own model only an empty context."""
+    """Our model starts every row with the end token, as in GPT-2's training; lm_eval's model only empty contexts."""
     begin = '<|endoftext|>'
     model, other = compare(gpt2, begin)
-    answers = model.generate_until(requests(*((text, SETTINGS) for text in TEXTS)))
-    assert answers == other.generate_until(requests(*((begin + text, SETTINGS) for text in TEXTS)))
+    answers = model.generate_until(make_requests(*((text, SETTINGS) for text in TEXTS)))
+    assert answers == other.generate_until(make_requests(*((begin + text, SETTINGS) for text in TEXTS)))
 
 
 @pytest.fixture(scope='module')
@@ -164,7 +166,7 @@ def gpt2(tmp_path_factory):
 
 
 def test_a_local_task_runs_from_the_command(t5, tmp_path, monkeypatch, capsys):
-    """YAML and JSON lines, as lm_eval's users write them; the accuracy is what `score` says."""
+    """The accuracy of a task that is defined by a YAML file and JSON lines equals that of `score`."""
     import lm_eval
     from lm_eval.tasks import TaskManager
 
@@ -181,7 +183,7 @@ def test_a_local_task_runs_from_the_command(t5, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv('HF_DATASETS_CACHE', str(tmp_path / 'cache'))
     adapter.register()
     manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
-    found = lm_eval.simple_evaluate(
+    evaluation = lm_eval.simple_evaluate(
         model='remixer_t5x', model_args=f'path={t5}', tasks=['choose', 'write'], task_manager=manager, batch_size=2,
         bootstrap_iters=0,
     )  # fmt: skip
@@ -192,13 +194,13 @@ def test_a_local_task_runs_from_the_command(t5, tmp_path, monkeypatch, capsys):
                    for choice in row['choices']]  # fmt: skip
         scores = [float(trained.model.score(trained.params, batch)[0]) for batch in batches]
         right.append(int(np.argmax(scores)) == row['answer'])
-    assert found['results']['choose']['acc,none'] == pytest.approx(np.mean(right))
-    assert found['results']['write']['exact_match,none'] == 0.0
+    assert evaluation['results']['choose']['acc,none'] == pytest.approx(np.mean(right))
+    assert evaluation['results']['write']['exact_match,none'] == 0.0
 
 
 @pytest.fixture(scope='module')
-def causal(tmp_path_factory):
-    """A decoder alone with a mixer that has no attention."""
+def decoder_run(tmp_path_factory):
+    """Writes a run of a decoder-only model without attention."""
     config = saved_run.CONFIG.replace("{'inputs': 40, 'targets': 12}", "{'targets': 24}")
     config += """
 include 'model_types/decoder_only.gin'
@@ -207,12 +209,12 @@ DECODER_MIXER = @linear_attention.LinearAttention
 linear_attention.LinearAttention.num_heads = %NUM_HEADS
 linear_attention.LinearAttention.head_dim = %HEAD_DIM
 """
-    return saved_run.write_run(tmp_path_factory.mktemp('causal') / 'run', config, steps=(1,))
+    return saved_run.write_run(tmp_path_factory.mktemp('decoder_run') / 'run', config, steps=(1,))
 
 
-def test_a_decoder_with_only_a_mixer_is_scored_by_definition(causal):
-    """Also beyond the length of one window, each token of the text exactly once."""
-    model = ours(causal)
+def test_a_decoder_with_only_a_mixer_is_scored_by_definition(decoder_run):
+    """Texts longer than one window are also scored, with every token counted once."""
+    model = load_ours(decoder_run)
     trained = model.trained
 
     @jax.jit
@@ -220,31 +222,32 @@ def test_a_decoder_with_only_a_mixer_is_scored_by_definition(causal):
         logits = trained.model.module.apply({'params': trained.params}, inputs, enable_dropout=False)
         return jax.nn.log_softmax(logits)
 
-    def defined(context, continuation):
+    def expected_score(context, continuation):
         ids = np.asarray([[0, *context, *continuation]], np.int32)
-        found = np.asarray(log_probabilities(np.pad(ids[:, :-1], ((0, 0), (0, 30 - ids.shape[1])))))[0]
-        places = range(len(context), len(context) + len(continuation))
-        return sum(found[place, token] for place, token in zip(places, continuation, strict=True))
+        scores = np.asarray(log_probabilities(np.pad(ids[:, :-1], ((0, 0), (0, 30 - ids.shape[1])))))[0]
+        positions = range(len(context), len(context) + len(continuation))
+        return sum(scores[position, token] for position, token in zip(positions, continuation, strict=True))
 
     encode = trained.vocabulary.encode
-    ((score, greedy),) = model.loglikelihood(requests(('one two', ' three')))
-    np.testing.assert_allclose(score, defined(encode('one two'), encode(' three')), rtol=1e-4)
+    ((score, greedy),) = model.loglikelihood(make_requests(('one two', ' three')))
+    np.testing.assert_allclose(score, expected_score(encode('one two'), encode(' three')), rtol=1e-4)
     assert not greedy
     text = encode('a text of thirty-five tokens, or so')
-    (rolled,) = model.loglikelihood_rolling(requests(('a text of thirty-five tokens, or so',)))
+    (rolled,) = model.loglikelihood_rolling(make_requests(('a text of thirty-five tokens, or so',)))
     length = 23
-    # The second window begins with all of the text that fits.
-    wanted = defined([], text[:length]) + defined(text[len(text) - length - 1 : length], text[length:])
-    np.testing.assert_allclose(rolled, wanted, rtol=1e-4)
-    (text,) = model.generate_until(requests(('one', {'until': ['\n'], 'max_gen_toks': 3})))
+    # The second window starts with as much of the preceding text as fits.
+    first = expected_score([], text[:length])
+    second = expected_score(text[len(text) - length - 1 : length], text[length:])
+    np.testing.assert_allclose(rolled, first + second, rtol=1e-4)
+    (text,) = model.generate_until(make_requests(('one', {'until': ['\n'], 'max_gen_toks': 3})))
     assert len(encode(text)) <= 3
 
 
-def test_the_command_line_gives_a_device_to_every_model(t5):
+def test_the_default_device_of_lm_eval_is_accepted(t5):
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
-    given = EvaluatorConfig(model='remixer_t5x', tasks=['any']).device
-    assert given is not None and ours(t5, device=given).model_type == 'encoder_decoder'
+    device = EvaluatorConfig(model='remixer_t5x', tasks=['any']).device
+    assert device is not None and load_ours(t5, device=device).model_type == 'encoder_decoder'
 
 
 def test_unsupported_operations_raise_a_one_line_error(t5):
@@ -253,44 +256,45 @@ def test_unsupported_operations_raise_a_one_line_error(t5):
     with pytest.raises(UserError, match='until, .*repetition_penalty'):
         harness_model.parse_generation_kwargs({'until': [], 'repetition_penalty': 2.0}, 8)
     with pytest.raises(UserError, match='JAX chooses'):
-        ours(t5, device='mps')
-    model = ours(t5, max_length=4)
+        load_ours(t5, device='mps')
+    model = load_ours(t5, max_length=4)
     with pytest.raises(UserError, match='a continuation has .* tokens, but the model accepts 4'):
-        model.loglikelihood(requests(('a', 'this is a test and the end of it')))
-    decoders = [harness_model.parse_generation_kwargs(given, 8)[2] for given in (
+        model.loglikelihood(make_requests(('a', 'this is a test and the end of it')))
+    decoders = [harness_model.parse_generation_kwargs(kwargs, 8)[2] for kwargs in (
         {'do_sample': True, 'temperature': 0.5, 'top_k': 3}, {'temperature': 0.0})]  # fmt: skip
     assert decoders == [remixer_t5x.Sampling(0.5, 3), remixer_t5x.Greedy()]
-    for given in ({'early_stopping': 'soon'}, {'do_sample': True, 'temperature': 0.5, 'num_beams': 4}):
+    for kwargs in ({'early_stopping': 'soon'}, {'do_sample': True, 'temperature': 0.5, 'num_beams': 4}):
         with pytest.raises(UserError, match='generation_kwargs'):
-            harness_model.parse_generation_kwargs({**given, 'num_beams': 2}, 8)
+            harness_model.parse_generation_kwargs({**kwargs, 'num_beams': 2}, 8)
 
 
-def test_a_continuation_within_a_piece_is_scored_by_its_own_pieces(gpt2):
-    """' the' is one piece of GPT-2; lm_eval's `hf` refuses such a pair."""
-    model = ours(gpt2)
+def test_a_continuation_within_a_piece_is_scored_by_separate_pieces(gpt2):
+    """' the' is one piece of GPT-2; the `hf` model of lm_eval rejects such a pair."""
+    model = load_ours(gpt2)
     encode, trained = model.trained.vocabulary.encode, model.trained
     context, continuation = encode('a t'), encode('he')
     assert len(encode('a the')) < len(context) + len(continuation)
-    ((score, _), (joined, _)) = model.loglikelihood(requests(('a t', 'he'), ('a', ' the')))
+    ((score, _), (joined, _)) = model.loglikelihood(make_requests(('a t', 'he'), ('a', ' the')))
     rows = np.asarray([[0, *context, *continuation]], np.int32)
     logits = trained.model.module.apply({'params': trained.params}, rows[:, :-1], enable_dropout=False)[0]
-    likely = np.asarray(jax.nn.log_softmax(logits))
-    places = range(len(context), rows.shape[1] - 1)
-    np.testing.assert_allclose(score, sum(likely[place, rows[0, place + 1]] for place in places), rtol=1e-4)
+    log_probabilities = np.asarray(jax.nn.log_softmax(logits))
+    positions = range(len(context), rows.shape[1] - 1)
+    expected = sum(log_probabilities[position, rows[0, position + 1]] for position in positions)
+    np.testing.assert_allclose(score, expected, rtol=1e-4)
     assert score < 0 and joined < 0
 
 
 @pytest.mark.parametrize('context', ['a test', '', 'a '])
 def test_a_continuation_without_tokens_is_rejected(t5, context):
-    """It would have probability 1 and win every choice."""
+    """It would have probability 1 and win every comparison."""
     with pytest.raises(UserError, match='has no tokens') as error:
-        ours(t5).loglikelihood(requests((context, ' is'), (context.strip(), '\n')))
+        load_ours(t5).loglikelihood(make_requests((context, ' is'), (context.strip(), '\n')))
     assert '\n' not in str(error.value)
 
 
 @needs_torch
 def test_a_masked_language_model_scores_words_and_no_special_tokens(tmp_path):
-    """Salazar et al. (2020) by transformers: an empty context, a context, and windows of a long text."""
+    """Compares with the scores of Salazar et al. (2020), computed with transformers."""
     import torch
     import transformers
 
@@ -298,40 +302,41 @@ def test_a_masked_language_model_scores_words_and_no_special_tokens(tmp_path):
     folder = hf_folders.write_tiny(tmp_path / 'bert', 'bert_tiny')
     words = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *'abcdefghij', *(f'[unused{index}]' for index in range(45))]
     (folder / 'vocab.txt').write_text('\n'.join(words))
-    theirs = transformers.BertForMaskedLM.from_pretrained(folder, use_safetensors=True, local_files_only=True).eval()
+    bert = transformers.BertForMaskedLM.from_pretrained(folder, use_safetensors=True, local_files_only=True).eval()
 
-    def likely(words_before, words_after):
+    def pseudo_log_likelihood(words_before, words_after):
         ids = [2, *(words.index(word) for word in words_before + words_after), 3]
         total = 0.0
-        for place in range(1 + len(words_before), len(ids) - 1):
-            masked = torch.tensor([[*ids[:place], 4, *ids[place + 1 :]]])
+        for position in range(1 + len(words_before), len(ids) - 1):
+            masked = torch.tensor([[*ids[:position], 4, *ids[position + 1 :]]])
             with torch.no_grad():
-                total += torch.log_softmax(theirs(input_ids=masked).logits[0, place], -1)[ids[place]].item()
+                total += torch.log_softmax(bert(input_ids=masked).logits[0, position], -1)[ids[position]].item()
         return total
 
-    model = ours(folder)
-    found = model.loglikelihood(requests(('', 'a b'), ('c d', ' e f')))
-    np.testing.assert_allclose([score for score, _ in found], [likely('', 'ab'), likely('cd', 'ef')], rtol=1e-4)
+    model = load_ours(folder)
+    scores = [score for score, _ in model.loglikelihood(make_requests(('', 'a b'), ('c d', ' e f')))]
+    expected = [pseudo_log_likelihood('', 'ab'), pseudo_log_likelihood('cd', 'ef')]
+    np.testing.assert_allclose(scores, expected, rtol=1e-4)
     text = 'abcdefghij' * 3
-    # 18 words of 20 tokens; the second window begins with as much text as fits.
-    wanted = [likely('', 'abc'), likely('', text[:18]) + likely(text[12:18], text[18:])]
-    rolled = model.loglikelihood_rolling(requests(('a b c',), (' '.join(text),)))
-    np.testing.assert_allclose(rolled, wanted, rtol=1e-4)
+    # A window has 18 words; the second one starts with as much of the preceding text as fits.
+    long = pseudo_log_likelihood('', text[:18]) + pseudo_log_likelihood(text[12:18], text[18:])
+    rolled = model.loglikelihood_rolling(make_requests(('a b c',), (' '.join(text),)))
+    np.testing.assert_allclose(rolled, [pseudo_log_likelihood('', 'abc'), long], rtol=1e-4)
 
 
-def test_a_masked_language_model_has_pseudo_log_likelihoods(tmp_path_factory):
+def test_a_masked_language_model_returns_pseudo_log_likelihoods(tmp_path_factory):
     config = saved_run.CONFIG.replace("'targets': 12", "'targets': 40") + "include 'model_types/encoder_only.gin'\n"
     folder = saved_run.write_run(tmp_path_factory.mktemp('masked') / 'run', config, steps=(1,))
-    model = ours(folder)
+    model = load_ours(folder)
     trained = model.trained
     encode, mask = trained.vocabulary.encode, trained.vocabulary.vocab_size - 1
     before, after = encode('ab'), encode(' cd')
-    whole = [*before, *after, 1]
-    rows = np.asarray([[*whole[:i], mask, *whole[i + 1 :]] for i in range(len(before), len(whole) - 1)], np.int32)
+    ids = [*before, *after, 1]
+    rows = np.asarray([[*ids[:i], mask, *ids[i + 1 :]] for i in range(len(before), len(ids) - 1)], np.int32)
     logits = jax.jit(trained.model.logits)(trained.params, {'encoder_input_tokens': rows})
-    found = np.asarray(jax.nn.log_softmax(logits))
-    wanted = sum(found[row, len(before) + row, token] for row, token in enumerate(after))
-    ((score, _),) = model.loglikelihood(requests(('ab', ' cd')))
-    np.testing.assert_allclose(score, wanted, rtol=1e-4)
+    log_probabilities = np.asarray(jax.nn.log_softmax(logits))
+    expected = sum(log_probabilities[row, len(before) + row, token] for row, token in enumerate(after))
+    ((score, _),) = model.loglikelihood(make_requests(('ab', ' cd')))
+    np.testing.assert_allclose(score, expected, rtol=1e-4)
     with pytest.raises(UserError, match='cannot generate'):
-        model.generate_until(requests(('ab', {})))
+        model.generate_until(make_requests(('ab', {})))

@@ -1,4 +1,4 @@
-"""`remixer-t5x serve`: a real process on loopback, and the decoder of its rows."""
+"""`remixer-t5x serve`: a real server process on loopback, and the decoder for batches of requests."""
 
 import asyncio
 import base64
@@ -21,7 +21,7 @@ from tests.support.saved_run import write_run
 
 for module in ('starlette', 'uvicorn', 'prometheus_client'):
     pytest.importorskip(module, reason='installed by the extra [serve]')
-httpx = pytest.importorskip('httpx', reason='a client for the tests')
+httpx = pytest.importorskip('httpx', reason='the tests need an HTTP client')
 TEXTS = [f'{"a longer " * (number % 3)}{number}' for number in range(32)]
 MAX_QUEUE = 300
 
@@ -39,22 +39,22 @@ def trained(run):
 @pytest.fixture
 def start(run, tmp_path):
     """Starts a server, waits until it is ready, and returns its process and a client."""
-    started = []
+    cleanups = []
 
     def start():
         command = ['serve', str(run), '--port=0', '--batch_size=8', f'--max_queue={MAX_QUEUE}', '--max_input_tokens=24']
         process = real_processes.Process(main, command, output=tmp_path / 'log.txt')
-        started.append(process.kill)
-        process.until(lambda: 'listening' in process.output(), 'listening')
+        cleanups.append(process.kill)
+        process.wait_until(lambda: 'listening' in process.output(), 'listening')
         address = re.search(r'http://[\d.:]+', process.output()).group()
         client = httpx.Client(base_url=address, timeout=300)
-        started.append(client.close)
-        process.until(lambda: 'ready after' in process.output(), 'ready')
+        cleanups.append(client.close)
+        process.wait_until(lambda: 'ready after' in process.output(), 'ready')
         return process, client
 
     yield start
-    for end in started:
-        end()
+    for cleanup in cleanups:
+        cleanup()
 
 
 def complete(client, prompt, **settings):
@@ -62,7 +62,7 @@ def complete(client, prompt, **settings):
 
 
 def metric(client, name, **labels):
-    """The sum of a metric's samples that have these labels."""
+    """Returns the sum of the samples of a metric that have these labels."""
     from prometheus_client import parser
 
     samples = [
@@ -125,7 +125,7 @@ def test_a_server_answers_like_infer_and_finishes_accepted_requests(start, run, 
     total = metric(client, 'tokens_total', kind='prompt') + 8 * sum(len(text) + 1 for text in TEXTS)
     with concurrent.futures.ThreadPoolExecutor(32) as threads:
         answers = [threads.submit(complete, client, [text] * 8) for text in TEXTS]
-        process.until(lambda: metric(client, 'tokens_total', kind='prompt') == total, 'all requests are accepted')
+        process.wait_until(lambda: metric(client, 'tokens_total', kind='prompt') == total, 'all requests are accepted')
         process.send(signal.SIGTERM)
         responses = [answer.result() for answer in answers]
     assert [response.status_code for response in responses] == [200] * 32
@@ -162,7 +162,7 @@ MISTAKES = [
 ]
 
 
-def test_a_full_queue_and_a_stopping_server_refuse(trained):
+def test_a_full_queue_and_a_stopping_server_reject_requests(trained):
     from remixer_t5x.extras.serve import engine, server
 
     async def post_requests():

@@ -36,7 +36,7 @@ LONG_KILLS, LONG_OTHERS = 200, 3
 def trials(bench: Bench, name: str, count: int) -> Iterator[TrialResult | TrialFailed]:
     """Yields the results of `count` trials of a fault. Removes the folder of a trial that succeeded."""
     done = 0
-    bench.unbroken()
+    bench.uninterrupted()
     while done < count:
         run = bench.folder / f'{name}_{done}'
         try:
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None, compiled: pathlib.Path | None = None
     streams.hide_logs()
     folder = pathlib.Path(args.folder).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.glob('unbroken_*')):
+    if any(folder.glob('uninterrupted_*')):
         print(f'error: {folder} holds other trials; use a new --folder', file=sys.stderr)
         return 2
     seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
@@ -80,17 +80,21 @@ def main(argv: Sequence[str] | None = None, compiled: pathlib.Path | None = None
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--only', type=lambda text: text.split(','), help=f'some of {", ".join(FAULTS)}')
-    parser.add_argument('--trials', type=int, default=1, help='of each fault')
-    parser.add_argument('--long', action='store_true', help=f'{LONG_KILLS} kills, {LONG_OTHERS} of each other fault')
+    parser.add_argument(
+        '--only', type=lambda text: text.split(','), help=f'comma-separated faults: {", ".join(FAULTS)}'
+    )
+    parser.add_argument('--trials', type=int, default=1, help='number of trials of each fault')
+    parser.add_argument(
+        '--long', action='store_true', help=f'{LONG_KILLS} kills, and {LONG_OTHERS} trials of each other fault'
+    )
     parser.add_argument('--folder', default='runs/faults')
-    parser.add_argument('--seed', type=int, help='of the moments; printed where it is not given')
-    parser.add_argument('--train_steps', type=int, default=TRAIN_STEPS, help='of the tiny pretraining')
-    parser.add_argument('command', nargs='*', help='after --: what to run in place of a tiny pretraining')
+    parser.add_argument('--seed', type=int, help='seed of the random moments (default: random, printed)')
+    parser.add_argument('--train_steps', type=int, default=TRAIN_STEPS, help='steps of the default run')
+    parser.add_argument('command', nargs='*', help='after --: a command to run instead of a tiny pretraining')
     args = parser.parse_args(argv)
     for name in args.only or ():
         if name not in FAULTS:
-            parser.error(f'--only {name} is no fault; there are {", ".join(FAULTS)}')
+            parser.error(f'--only got {name}, which is not a fault; choose from {", ".join(FAULTS)}')
     return args
 
 
@@ -112,10 +116,10 @@ def format_table(results: dict[str, list[TrialResult | TrialFailed]]) -> str:
     rows = ['| fault | trials | survived | steps lost, median (max) | seconds to the next step, median (max) |']
     rows.append('| --- | --- | --- | --- | --- |')
     for name, trials_of in results.items():
-        good = [result for result in trials_of if isinstance(result, TrialResult)]
-        lost = _median_and_max([result.lost for result in good], '.0f')
-        seconds = _median_and_max([result.seconds for result in good if result.seconds is not None], '.1f')
-        rows.append(f'| {name} | {len(trials_of)} | {len(good)} | {lost} | {seconds} |')
+        succeeded = [result for result in trials_of if isinstance(result, TrialResult)]
+        lost = _median_and_max([result.lost for result in succeeded], '.0f')
+        seconds = _median_and_max([result.seconds for result in succeeded if result.seconds is not None], '.1f')
+        rows.append(f'| {name} | {len(trials_of)} | {len(succeeded)} | {lost} | {seconds} |')
     return '\n'.join(rows)
 
 

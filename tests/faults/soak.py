@@ -63,13 +63,13 @@ def main() -> int:
     samples: list[dict[str, float]] = []
     begun = time.monotonic()
     for session in range(args.sessions):
-        until = begun + 60 * args.minutes * (session + 1) / args.sessions
-        code = _session(command, folder, session, begun, until, samples)
+        deadline = begun + 60 * args.minutes * (session + 1) / args.sessions
+        code = _run_session(command, folder, session, begun, deadline, samples)
         if code != 128 + signal.SIGTERM:
             print(f'error: session {session + 1} ended with {code}; see {folder / f"session_{session + 1}.log"}')
             return 1
-    logged = _logged(folder / 'run' / 'metrics.jsonl', begun)
-    flat = all([_report(session, samples, logged) for session in range(args.sessions)])
+    timings = _read_timings(folder / 'run' / 'metrics.jsonl', begun)
+    flat = all([_report(session, samples, timings) for session in range(args.sessions)])
     print('flat' if flat else 'NOT FLAT')
     return 0 if flat else 1
 
@@ -79,16 +79,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument('--minutes', type=float, default=120)
     parser.add_argument('--sessions', type=int, default=8)
     parser.add_argument('--folder', default='runs/soak')
-    parser.add_argument('command', nargs='*', help='after --: what to run in place of a small pretraining')
+    parser.add_argument('command', nargs='*', help='after --: a command to run instead of a small pretraining')
     return parser.parse_args()
 
 
-def _session(command, folder, session, begun, until, samples) -> int:
-    """Runs `command` until `until`, stops it with SIGTERM, and returns its exit code."""
-    with (folder / f'session_{session + 1}.log').open('w') as log, (folder / 'samples.jsonl').open('a') as kept:
+def _run_session(command, folder, session, begun, deadline, samples) -> int:
+    """Runs `command` until `deadline`, stops it with SIGTERM, and returns its exit code."""
+    with (folder / f'session_{session + 1}.log').open('w') as log, (folder / 'samples.jsonl').open('a') as samples_file:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         watched = psutil.Process(process.pid)
-        while time.monotonic() < until and process.poll() is None:
+        while time.monotonic() < deadline and process.poll() is None:
             try:
                 with watched.oneshot():
                     sample = {
@@ -102,15 +102,15 @@ def _session(command, folder, session, begun, until, samples) -> int:
             except psutil.Error:
                 break
             samples.append(sample)
-            kept.write(json.dumps(sample) + '\n')
-            kept.flush()
+            samples_file.write(json.dumps(sample) + '\n')
+            samples_file.flush()
             time.sleep(SAMPLE_SECONDS)
         process.send_signal(signal.SIGTERM)
         return process.wait()
 
 
-def _logged(path: pathlib.Path, begun: float) -> list[dict[str, float]]:
-    """Returns the timing of each log, with the minutes since the start."""
+def _read_timings(path: pathlib.Path, begun: float) -> list[dict[str, float]]:
+    """Returns the timing of each training record, with the minutes since the start."""
     offset = time.time() - (time.monotonic() - begun)
     records = [json.loads(line) for line in path.read_text().splitlines()]
     return [
@@ -120,13 +120,13 @@ def _logged(path: pathlib.Path, begun: float) -> list[dict[str, float]]:
     ]
 
 
-def _report(session: int, samples: list[dict[str, float]], logged: list[dict[str, float]]) -> bool:
-    """Prints the line of a session, and returns whether nothing grew."""
+def _report(session: int, samples: list[dict[str, float]], timings: list[dict[str, float]]) -> bool:
+    """Prints the results of a session, and returns whether nothing grew."""
     samples = [sample for sample in samples if sample['session'] == session]
     start, end = samples[0]['minutes'], samples[-1]['minutes']
     warm = start + WARMUP * (end - start)
     samples = [sample for sample in samples if sample['minutes'] >= warm]
-    steps = [record for record in logged if warm <= record['minutes'] <= end]
+    steps = [record for record in timings if warm <= record['minutes'] <= end]
     memory, threads, files = (_trend(samples, name) for name in ('host_mib', 'threads', 'files'))
     seconds, device = _trend(steps, 'seconds_per_step'), _trend(steps, 'device_mib')
     text = (
@@ -134,7 +134,7 @@ def _report(session: int, samples: list[dict[str, float]], logged: list[dict[str
         f'step {1000 * seconds.median:.1f} ms {1000 * seconds.growth:+.2f} · threads {threads.median:.0f} '
         f'{threads.growth:+.1f} · files {files.median:.0f} {files.growth:+.1f}'
     )
-    if device.median == device.median:
+    if not np.isnan(device.median):
         text += f' · device {device.median:,.0f} MiB {device.growth:+.1f}'
     grown = [
         name

@@ -1,4 +1,4 @@
-"""A few trials of the fault injection (python -m tests.faults), with real processes."""
+"""A few trials of the fault injection (python -m tests.faults) with real processes."""
 
 import jax.numpy as jnp
 

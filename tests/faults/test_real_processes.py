@@ -1,4 +1,4 @@
-"""The test helpers that start, wait for and kill real processes."""
+"""Tests of the helpers that start, wait for and kill real processes."""
 
 import os
 import signal
@@ -20,9 +20,9 @@ def print_and_fail(text):
 
 
 def test_a_failed_wait_reports_the_output(tmp_path):
-    process = Process(print_and_fail, 'as far as here', output=tmp_path / 'output.txt')
-    with pytest.raises(AssertionError, match='(?s)ended with 1 before the moon.*as far as here.*a bug'):
-        process.until(lambda: False, 'the moon')
+    process = Process(print_and_fail, 'printed text', output=tmp_path / 'output.txt')
+    with pytest.raises(AssertionError, match='(?s)ended with 1 before the event.*printed text.*a bug'):
+        process.wait_until(lambda: False, 'the event')
     assert process.wait() == 1
 
 
@@ -40,10 +40,10 @@ def wait_until(condition):
         time.sleep(0.01)
 
 
-STARTS_ONE_AND_WAITS = """
+START_CHILD_AND_WAIT = """
 import pathlib, signal, sys, time
 from tests.support import real_processes
-real_processes.IMPORTED_ONCE = 'json'  # the true one takes seconds
+real_processes.PRELOADED_MODULE = 'json'  # the default module takes seconds to import
 print(real_processes.Process(time.sleep, 600, output=pathlib.Path(sys.argv[1])).pid, flush=True)
 signal.pause()
 """
@@ -51,10 +51,10 @@ signal.pause()
 
 def test_no_process_outlives_a_killed_test_run(tmp_path):
     """The process is suspended, so that it cannot exit by itself."""
-    command = [sys.executable, '-c', STARTS_ONE_AND_WAITS, str(tmp_path / 'output.txt')]
+    command = [sys.executable, '-c', START_CHILD_AND_WAIT, str(tmp_path / 'output.txt')]
     with subprocess.Popen(command, env=paths.environment(), stdout=subprocess.PIPE, text=True) as run:
         child = psutil.Process(int(run.stdout.readline()))
-        # The child opens its output once it is bound to its server.
+        # The child opens its output after it has arranged to be killed with its server.
         wait_until((tmp_path / 'output.txt').exists)
         os.kill(child.pid, signal.SIGSTOP)
         run.kill()
@@ -62,19 +62,19 @@ def test_no_process_outlives_a_killed_test_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('words', 'given'), [(['-c', 'import sys; print(sys.argv[1:]); sys.exit(3)', 'a'], ''),
+    ('words', 'stdin'), [(['-c', 'import sys; print(sys.argv[1:]); sys.exit(3)', 'a'], ''),
                          (['-', 'a'], 'import sys\nprint(sys.argv[1:])\nsys.exit(3)')],
 )  # fmt: skip
-def test_warm_python_behaves_like_python(warm_python, tmp_path, words, given):
-    done = subprocess.run([*warm_python.command, *words], input=given, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+def test_warm_python_behaves_like_python(warm_python, tmp_path, words, stdin):
+    done = subprocess.run([*warm_python.command, *words], input=stdin, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     assert (done.returncode, done.stdout) == (3, "['a']\n")
 
 
 def test_a_reserved_port_is_only_available_to_its_owner():
-    held = ports.reserve()
+    port = ports.reserve()
     with socket.socket() as other, pytest.raises(OSError, match='in use'):
-        other.bind(('127.0.0.1', held))
+        other.bind(('127.0.0.1', port))
     with socket.socket() as owner:
         owner.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        owner.bind(('', held))
+        owner.bind(('', port))
         owner.listen()

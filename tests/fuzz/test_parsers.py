@@ -1,6 +1,6 @@
-"""Every parser of ours takes any bytes: it parses, or raises UserError on one line.
+"""All parsers accept any bytes: they return a result or raise a UserError of one line.
 
-What it found is in the examples: each gave a traceback before.
+The explicit examples once raised other exceptions.
 """
 
 import gzip
@@ -23,7 +23,7 @@ from remixer_tasks.files import malformed
 from remixer_tasks.vocabulary import words_and_bytes
 
 FUZZ = settings(max_examples=120, deadline=None)
-# Bytes that mean something to one of the parsers, and any others.
+# Bytes with a meaning in one of the formats, and random bytes.
 PIECES = st.sampled_from(
     [b'{"text": "a"}', b'{"prediction": "a"}', b'"', b'""', b',', b'\t', b'\n', b'\r\n', b'\r', b'\0', b'\xef\xbb\xbf',
      b'\xff\xfe', b'\xff', b'[', b'{', b'}', b'text', b'a,b', b'\\ud800', b'{"text": "\\ud800"}', b'null', b'1e999',
@@ -34,16 +34,16 @@ LONG_NUMBER = b'{"text": ' + b'9' * 5000 + b'}\n'
 DEEP = b'[' * 100_000
 
 
-def parses_or_one_line(read):
+def result_or_none(read):
+    """Returns the result, or None after a UserError of one line."""
     try:
-        found = read()
+        return read()
     except UserError as error:
         assert len(str(error).splitlines()) == 1 and len(str(error)) < 2000, str(error)
         return None
-    return found
 
 
-def file_with(tmp_path_factory, content, name='fuzz'):
+def write_file(tmp_path_factory, content, name='fuzz'):
     path = tmp_path_factory.getbasetemp() / name
     path.write_bytes(content)
     return str(path)
@@ -57,14 +57,13 @@ def file_with(tmp_path_factory, content, name='fuzz'):
 @example(b'{"' + b'x' * 5000 + b'\\n": 1}', 'jsonl', 'line', False)
 @example(b'PAR1' + bytes(20) + b'PAR1', 'parquet', 'line', False)
 def test_any_document_parses_or_raises_a_one_line_error(tmp_path_factory, content, kind, txt_documents, strict):
-    path = file_with(tmp_path_factory, content)
-    layout = documents.Layout(kind, 'text', txt_documents, longest=40)
+    path = write_file(tmp_path_factory, content)
     for field in ('text', 1):
-        given_layout = documents.Layout(kind, field, txt_documents, longest=40)
+        layout = documents.Layout(kind, field, txt_documents, longest=40)
         skipped = malformed.Malformed(strict)
-        found = parses_or_one_line(lambda: list(documents.read_documents(path, given_layout, skipped)))  # noqa: B023
+        texts = result_or_none(lambda: list(documents.read_documents(path, layout, skipped)))  # noqa: B023
         assert len(skipped.summary().splitlines()) < 2
-        for document in found or ():
+        for document in texts or ():
             assert document.strip() and document.encode()
             assert kind == 'parquet' or len(document.encode()) <= 3 * layout.longest
 
@@ -75,9 +74,9 @@ def test_any_document_parses_or_raises_a_one_line_error(tmp_path_factory, conten
 @example(gzip.compress(b'text ' * 1000)[:30])
 def test_gzipped_documents_and_texts(tmp_path_factory, content):
     for data in (content, gzip.compress(content)):
-        path = file_with(tmp_path_factory, data, 'fuzz.txt.gz')
-        parses_or_one_line(lambda: list(documents.read_documents(path, documents.Layout(), malformed.Malformed(False))))  # noqa: B023
-        parses_or_one_line(lambda: list(text_inputs.TextInputs(path)))  # noqa: B023
+        path = write_file(tmp_path_factory, data, 'fuzz.txt.gz')
+        result_or_none(lambda: list(documents.read_documents(path, documents.Layout(), malformed.Malformed(False))))  # noqa: B023
+        result_or_none(lambda: list(text_inputs.TextInputs(path)))  # noqa: B023
 
 
 @FUZZ
@@ -88,10 +87,10 @@ def test_gzipped_documents_and_texts(tmp_path_factory, content):
 @example(b'a\rb\n')
 @example(b'a,b\n\0,1\n')
 def test_any_raw_rows_parse_or_raise_a_one_line_error(tmp_path_factory, content):
-    path = file_with(tmp_path_factory, content)
+    path = write_file(tmp_path_factory, content)
     for reader in (raw_rows.jsonl, raw_rows.tsv, raw_rows.csv, raw_rows.lines):
-        parses_or_one_line(lambda: list(reader(path)))  # noqa: B023
-    parses_or_one_line(lambda: raw_rows.parse_json_file(path))
+        result_or_none(lambda: list(reader(path)))  # noqa: B023
+    result_or_none(lambda: raw_rows.parse_json_file(path))
 
 
 @FUZZ
@@ -99,9 +98,9 @@ def test_any_raw_rows_parse_or_raise_a_one_line_error(tmp_path_factory, content)
 @example(b'\x0a\x02\x08\x00')
 @example(b'')
 def test_any_vocabulary_file_loads_or_raises_a_one_line_error(tmp_path_factory, content):
-    # Models are read once for each path.
-    path = file_with(tmp_path_factory, content, f'{abs(hash(content))}.model')
-    assert parses_or_one_line(lambda: vocabularies.sentencepiece(path).vocab_size) is None
+    # Models are cached by path.
+    path = write_file(tmp_path_factory, content, f'{abs(hash(content))}.model')
+    assert result_or_none(lambda: vocabularies.sentencepiece(path).vocab_size) is None
     os.unlink(path)
 
 
@@ -133,9 +132,9 @@ ARGUMENT = st.text(max_size=10) | st.sampled_from(
 @FUZZ
 @given(st.lists(ARGUMENT, max_size=6))
 def test_gin_flags_are_split(arguments):
-    found = parses_or_one_line(lambda: cli_arguments.split_gin_flags(arguments))
-    if found:
-        rest, pairs = found
+    result = result_or_none(lambda: cli_arguments.split_gin_flags(arguments))
+    if result:
+        rest, pairs = result
         assert not any(argument.startswith('--gin.') for argument in rest)
         assert set(rest) <= set(arguments) and len(rest) + len(pairs) <= len(arguments)
 
@@ -150,11 +149,10 @@ VALUES = st.text(max_size=30) | st.lists(
 @FUZZ
 @given(VALUES)
 def test_any_gin_flag_parses_or_raises_a_one_line_error(text):
-    """Gives one gin value, which its own text gives again; of a text that is not one, the text itself."""
-    found = parses_or_one_line(lambda: loading.flag_text('X', text).text)
-    if found is not None and found != f'X = {text!r}\n':
-        # Text without quotes is the same value in gin.
-        (statement,) = config_parser.ConfigParser(found, loading.References())
+    """The result is a gin value that survives a round trip, or the text as a string."""
+    gin_text = result_or_none(lambda: loading.flag_text('X', text).text)
+    if gin_text is not None and gin_text != f'X = {text!r}\n':
+        (statement,) = config_parser.ConfigParser(gin_text, loading.References())
         (again,) = config_parser.ConfigParser(loading.flag_text('X', repr(statement.value)).text, loading.References())
         assert again.value == statement.value
 

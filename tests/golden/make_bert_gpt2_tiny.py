@@ -20,19 +20,18 @@ GPT2 = {'vocab_size': 60, 'n_embd': 24, 'n_layer': 3, 'n_head': 2, 'n_positions'
 
 @torch.no_grad()
 def randomize(model, rng):
-    """Changes biases, which start as zero, and norms, which start as one, so that none can be left out unnoticed."""
+    """Changes biases and norms, so that the parity tests detect a missing one, and returns the weights."""
     for name, weight in model.named_parameters():
         if name.endswith('bias'):
             weight.copy_(torch.from_numpy(rng.normal(0, 0.5, weight.shape)).float())
         else:
             weight.copy_(weight * 4 + torch.from_numpy(rng.normal(0, 0.1, weight.shape)).float())
-    # Named parameters have BERT's output matrix and its bias once, the state dict twice.
+    # The state dict contains BERT's output matrix and bias twice.
     return {f'weights/{name}': weight.numpy() for name, weight in model.named_parameters()}
 
 
 @torch.no_grad()
 def make_bert(seed):
-    """Weights, the batch, and hidden states and logits, all float32."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     model = transformers.BertForMaskedLM(transformers.BertConfig(**BERT)).eval()
@@ -55,18 +54,18 @@ def make_bert(seed):
 
 @torch.no_grad()
 def make_gpt2(seed):
-    """Weights, `tokens` [rows, length], `logits`, and `continued` [rows, 4], all with the ids of transformers."""
+    """Returns weights, `tokens` [rows, length], `logits` and `continued` [rows, 4], with the ids of transformers."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, bos_token_id=END, eos_token_id=END)).eval()
     weights = randomize(model, rng)
     tokens = rng.integers(0, END, (3, 12))
-    begun = torch.from_numpy(np.pad(tokens, ((0, 0), (1, 0)), constant_values=END))
-    logits = model(input_ids=begun).logits
+    prompts = torch.from_numpy(np.pad(tokens, ((0, 0), (1, 0)), constant_values=END))
+    logits = model(input_ids=prompts).logits
     continued = logits[:, -1:].argmax(-1)
     for _ in range(3):
-        following = model(input_ids=torch.cat([begun, continued], dim=1)).logits[:, -1:].argmax(-1)
-        continued = torch.cat([continued, following], dim=1)
+        next_tokens = model(input_ids=torch.cat([prompts, continued], dim=1)).logits[:, -1:].argmax(-1)
+        continued = torch.cat([continued, next_tokens], dim=1)
     return {
         **weights,
         'tokens': tokens.astype(np.int32),

@@ -12,7 +12,7 @@ from transformers.models.fnet.modeling_fnet import FNetBasicFourierTransform
 
 
 def make_arrays(seed: int) -> dict[str, np.ndarray]:
-    """`x/LENGTHxWIDTH` and what becomes of it, for even and odd sizes."""
+    """Returns `x/LENGTHxWIDTH` and `mixed/LENGTHxWIDTH` for even and odd sizes."""
     rng = np.random.default_rng(seed)
     mix = FNetBasicFourierTransform(transformers.FNetConfig())
     arrays = {}

@@ -13,7 +13,7 @@ DIM, HIDDEN, LENGTH = 8, 12, 7
 
 
 def make_block(seed: int, causal: bool, attn_dim: int | None) -> gMLPBlock:
-    """A block away from its initial values, but for the biases that our block does not have: they are zero."""
+    """Returns a block with random parameters, and zeros for the biases that our block does not have."""
     torch.manual_seed(seed)
     block = gMLPBlock(dim=DIM, dim_ff=HIDDEN, seq_len=LENGTH, attn_dim=attn_dim, causal=causal).eval()
     block.proj_in[1] = torch.nn.GELU(approximate='tanh')
@@ -28,7 +28,7 @@ def make_block(seed: int, causal: bool, attn_dim: int | None) -> gMLPBlock:
 
 
 def make_arrays() -> dict[str, np.ndarray]:
-    """Under `CASE/`: the block's weights by their names there and its output, all float32; `x` is shared."""
+    """Returns the input `x`, and `CASE/NAME` for the weights and the output of each block."""
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(2, LENGTH, DIM))).float()
     arrays = {'x': x.numpy()}
     for causal in (False, True):

@@ -1,7 +1,7 @@
 """Writes hyper_mixer.npz: outputs of the authors' HyperMixing module, with its random weights, on padded batches.
 
 Needs torch and the package `hypermixing` of https://github.com/idiap/hypermixing on PYTHONPATH:
-`python tests/golden/make_hyper_mixer.py`. The module's GELU is set to its tanh form, which is ours.
+`python tests/golden/make_hyper_mixer.py`. GELU is replaced by its tanh approximation, as in our code.
 """
 
 import pathlib
@@ -11,7 +11,7 @@ import torch
 from hypermixing import HyperMixing
 
 BATCH, QUERIES, KEYS, WIDTH, HIDDEN = 2, 7, 9, 16, 24
-# Name -> (heads, layer norm, biases in the hypernetworks, whether queries are not the keys).
+# Name -> (heads, layer norm, biases in the hypernetworks, whether queries differ from keys).
 CASES = {
     'one_head': (1, False, False, False),
     'heads': (4, False, False, False),
@@ -21,7 +21,7 @@ CASES = {
 
 
 def make_case(rng: np.random.Generator, heads: int, norm: bool, bias: bool, cross: bool) -> dict[str, np.ndarray]:
-    """Weights under `weights/NAME`; `queries`, `keys`, `is_query`, `is_key` (False at padding), and `mixed`."""
+    """Returns `weights/NAME`, `queries`, `keys`, `is_query`, `is_key` (False at padding) and `mixed`."""
     mixing = HyperMixing(
         WIDTH, HIDDEN, num_heads=heads, token_information=lambda x: x, use_layer_norm=norm, hypernetwork_bias=bias
     ).eval()

@@ -1,7 +1,7 @@
 """Writes linear_attention.npz: the linear attention layers of its authors' PyTorch package, on a padded batch.
 
-Needs torch and pytorch-fast-transformers 0.4.0, which compiles its kernels when it is installed (a C++ compiler; and
-CUDA where nvcc is found): `python tests/golden/make_linear_attention.py`.
+Needs torch, a C++ compiler and pytorch-fast-transformers 0.4.0, which compiles its kernels during installation:
+`python tests/golden/make_linear_attention.py`.
 """
 
 import pathlib
@@ -16,7 +16,7 @@ LENGTHS = [21, 13, 1]
 
 
 def make_arrays(seed: int) -> dict[str, np.ndarray]:
-    """Projections [in, out], inputs, and what both forms of attention and the cross form make of them."""
+    """Returns projections [in, out], inputs, and the outputs of bidirectional, causal and cross-attention."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     x = torch.from_numpy(rng.normal(size=(3, LENGTH, WIDTH))).float()
@@ -28,7 +28,7 @@ def make_arrays(seed: int) -> dict[str, np.ndarray]:
     arrays = {'x': x.numpy(), 'queries': queries.numpy(), 'lengths': np.asarray(LENGTHS, np.int32)}
     state = {}
     for name, parameter in layers['causal'].named_parameters():
-        # Ours has no biases.
+        # Our layers have no biases.
         scale = 0 if name.endswith('bias') else 1.5
         state[name] = scale * torch.from_numpy(rng.normal(size=parameter.shape) / np.sqrt(parameter.shape[-1])).float()
         if scale:

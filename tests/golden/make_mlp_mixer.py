@@ -13,12 +13,12 @@ LENGTH, WIDTH, HIDDEN = 9, 6, 14
 
 
 def make_arrays(seed: int) -> dict[str, np.ndarray]:
-    """The package mixes tokens by convolutions of width one over [batch, tokens, features]."""
+    """Returns weights, inputs and outputs. The package mixes tokens by convolutions of width 1."""
     rng = np.random.default_rng(seed)
     mixing = FeedForward(LENGTH, HIDDEN, dense=lambda n_in, n_out: torch.nn.Conv1d(n_in, n_out, kernel_size=1))
     for layer in mixing:
         if isinstance(layer, torch.nn.GELU):
-            layer.approximate = 'tanh'  # As everywhere in T5.1.1; the package's default is the exact one.
+            layer.approximate = 'tanh'  # As in our code; the package uses exact GELU by default.
     weights = {}
     with torch.no_grad():
         for name, layer in (('wi', mixing[0]), ('wo', mixing[3])):

@@ -1,4 +1,4 @@
-"""Writes mup.json: how the authors' package `mup` scales a plain decoder from a base width to a larger width.
+"""Writes mup.json: factors of the authors' package `mup` for a plain decoder, between a base width and a larger one.
 
 Needs torch and mup 1.0.0: `python tests/golden/make_mup.py`. `MuReadout` multiplies its input by base width / width,
 while we scale the matrix itself, so the factors of the logits include this multiplier: under Adam, a matrix with

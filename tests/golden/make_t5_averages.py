@@ -1,4 +1,4 @@
-"""Writes t5_averages.json: metrics at several steps, and what T5's own `eval_utils` makes of them.
+"""Writes t5_averages.json: metrics at several steps, and their averages and best steps from T5's `eval_utils`.
 
 git clone https://github.com/google-research/text-to-text-transfer-transformer    # needs pandas and TensorFlow
 python tests/golden/make_t5_averages.py text-to-text-transfer-transformer
@@ -25,13 +25,13 @@ def main(t5: pathlib.Path) -> None:
     averages = {name: table[f'Average {name} Score'].tolist() for name in ('GLUE', 'SuperGLUE')}
     best, steps = eval_utils.metric_group_max(table)
     names = {tag: eval_utils.METRIC_NAMES[tag].name for tag in tags}
-    found = {
+    results = {
         'steps': STEPS,
         'metrics': {tag: [value for _, value in values] for tag, values in scores.items()},
         'averages': averages,
         'best': {tag: [int(steps[name]), float(best[name])] for tag, name in names.items()},
     }
-    pathlib.Path(__file__).with_name('t5_averages.json').write_text(json.dumps(found, indent=1) + '\n')
+    pathlib.Path(__file__).with_name('t5_averages.json').write_text(json.dumps(results, indent=1) + '\n')
 
 
 if __name__ == '__main__':

@@ -1,5 +1,5 @@
 """Writes t5_v1_1_tiny.npz, t5_v1_0_tiny.npz, umt5_tiny.npz, t5gemma_tiny.npz and t5_generate.npz: tiny random T5s of
-Hugging Face's transformers, padded batches, their outputs, and the answers of `generate`.
+Hugging Face's transformers, padded batches, and outputs of the models and of `generate`.
 
 Needs torch and transformers: `python tests/golden/make_t5_tiny.py`.
 """
@@ -34,20 +34,20 @@ def build(name, seed, **sizes):
 
 
 def untie(model):
-    """Version 5 of transformers ties every T5 that it creates, also those whose configuration says otherwise."""
+    """Unties the output matrix, which version 5 of transformers ties despite `tie_word_embeddings=False`."""
     model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.shared.weight))
 
 
 @torch.no_grad()
 def randomize(model, factor, norms=True):
-    """Changes norms and position biases, which start as ones and small numbers, and scales output matrices."""
+    """Randomizes norms and position biases, and scales output matrices of sublayers."""
     for name, weight in model.named_parameters():
         if norms and 'layer_norm' in name:
             weight.uniform_(0.5, 1.5)
         if 'relative_attention_bias' in name:
             weight.normal_()
         if name.endswith('.wo.weight') or name.endswith('.o.weight'):
-            weight.mul_(factor)  # Otherwise the last token alone determines the next token.
+            weight.mul_(factor)  # Otherwise, the next token depends only on the last token.
 
 
 def padded(rng, vocab, width, lengths, low=2):
@@ -69,7 +69,7 @@ def outputs(model, inputs, targets):
 def generate(model, inputs, length, **options):
     """Returns tokens [rows, n, length] without the start token, 0 after the end, and scores [rows, n] of beam search.
 
-    Beam search fills rows up with the end token where the padding id is 0.
+    With padding id 0, beam search pads rows with the end token.
     """
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
@@ -85,13 +85,13 @@ def generate(model, inputs, length, **options):
 
 
 def weights(model, *copies):
-    """Returns the state dict; the stacks' `embed_tokens` and `copies` are the shared embedding once more."""
+    """Returns the state dict without `embed_tokens` and `copies`, which equal the shared embedding."""
     state = {name: weight for name, weight in model.state_dict().items() if 'embed_tokens' not in name}
     return {f'weights/{name}': weight.numpy() for name, weight in state.items() if name not in copies}
 
 
 def make_v1_1(seed):
-    """Weights, the batch, and encoder output, logits and mean loss, all float32."""
+    """Returns weights, a batch, encoder output, logits and mean loss."""
     model, rng = build('T5', seed, **V1_1, num_decoder_layers=3), np.random.default_rng(seed)
     untie(model)
     with torch.no_grad():
@@ -116,11 +116,11 @@ def batch_and_outputs(model, inputs, targets):
 
 
 def make_v1_0(seed):
-    """The first T5 (ReLU, tied, scaled): as `make_v1_1`, and greedy tokens, and tokens and scores of three beams."""
+    """Returns the arrays of `make_v1_1`, greedy tokens and three beams for T5 v1.0 (ReLU, tied, scaled)."""
     model, rng = build('T5', seed, **SMALL, vocab_size=64, feed_forward_proj='relu'), np.random.default_rng(seed)
     randomize(model, 12.0)
     with torch.no_grad():
-        model.shared.weight[EOS].mul_(4.0)  # An end token that comes sooner or later.
+        model.shared.weight[EOS].mul_(4.0)  # Generates end tokens.
     inputs, targets = padded(rng, 64, 20, (20, 13, 4, 1)), padded(rng, 64, 9, (9, 5, 7, 2))
     arrays = {**weights(model, 'lm_head.weight'), **batch_and_outputs(model, inputs, targets)}
     beams, scores = generate(
@@ -130,7 +130,6 @@ def make_v1_0(seed):
 
 
 def make_umt5(seed):
-    """Weights, the batch, and logits, all float32; greedy tokens."""
     model, rng = build('UMT5', seed, **SMALL, vocab_size=80), np.random.default_rng(seed)
     model.config.tie_word_embeddings = False
     untie(model)
@@ -142,7 +141,6 @@ def make_umt5(seed):
 
 
 def make_t5gemma(seed):
-    """Weights, the batch, and logits, all float32; greedy tokens."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     stacks = {'encoder': {**T5GEMMA, 'num_hidden_layers': 3}, 'decoder': {**T5GEMMA, 'num_hidden_layers': 2}}
@@ -161,7 +159,7 @@ def make_t5gemma(seed):
 
 
 def generating_model(seed):
-    """A model whose sequences differ in length: a larger row makes the logit of the end token vary more."""
+    """Returns a model that generates sequences of different lengths, because the end token has a larger output row."""
     model = build('T5', seed, **V1_1, num_decoder_layers=2)
     randomize(model, 3.0, norms=False)
     with torch.no_grad():
@@ -171,14 +169,13 @@ def generating_model(seed):
 
 
 def make_generate(seed):
-    """Weights, inputs, greedy tokens, and tokens and scores of the four beams of each search."""
     model, rng = generating_model(seed), np.random.default_rng(seed)
     inputs = padded(rng, 96, 9, (9, 9, 7, 4, 2, 1))
     arrays = {'inputs': inputs.astype(np.int32), 'greedy': generate(model, inputs, 12)[0][:, 0]}
     for penalty, stopping in SEARCHES:
         options = {'num_beams': 4, 'num_return_sequences': 4, 'length_penalty': penalty, 'early_stopping': stopping}
-        found = zip(('tokens', 'scores'), generate(model, inputs, 12, **options), strict=True)
-        arrays |= {f'{penalty}/{stopping}/{name}': array for name, array in found}
+        beams = zip(('tokens', 'scores'), generate(model, inputs, 12, **options), strict=True)
+        arrays |= {f'{penalty}/{stopping}/{name}': array for name, array in beams}
     return {**weights(model), **arrays}
 
 

@@ -23,7 +23,7 @@ V1_1 = dict(mlp_activations=('gelu', 'linear'), logits_via_embedding=False)
 V1_0 = dict(mlp_activations=('relu',), logits_via_embedding=True)
 STEP = 7
 # Name of the checkpoint: network, settings, and whether Orbax saves it.
-KINDS = {
+CHECKPOINTS = {
     't5_1_1': (network, V1_1, False),
     't5_1_1_orbax': (network, V1_1, True),
     't5_1_0': (network, V1_0, False),
@@ -31,19 +31,19 @@ KINDS = {
 }
 
 
-def make(folder: pathlib.Path, kind: str, seed: int = 0) -> None:
-    """A MODEL_DIR of T5X at `folder` with one checkpoint, and outputs.npz with inputs, targets and logits."""
-    module, settings, by_orbax = KINDS[kind]
+def make(folder: pathlib.Path, name: str, seed: int = 0) -> None:
+    """Writes a MODEL_DIR of T5X with one checkpoint, and outputs.npz with inputs, targets and logits."""
+    module, settings, by_orbax = CHECKPOINTS[name]
     model = module.Transformer(module.T5Config(**SIZES, **settings))
     tokens = jnp.ones((2, 4), jnp.int32)
     variables = dict(model.init(jax.random.key(0), tokens, tokens, tokens, enable_dropout=False))
     rng = np.random.default_rng(seed)
-    # Every number is random, the scales of norms included, so that no two parameters can be taken for one another.
+    # All parameters are random, including norms, so that the tests detect swapped parameters.
     params = jax.tree.map(lambda x: rng.normal(1.0, 0.5, x.shape).astype(np.float32), variables['params'])
     params = jax.tree.map(lambda x: x / np.sqrt(x.shape[0]) if x.ndim > 1 else x, params)
     for stack in ('encoder', 'decoder'):
         bias = params[stack].get(stack, {}).get('relpos_bias')
-        if bias:  # Each layer of the scalable network has one; ours share it.
+        if bias:  # The scalable network has one bias per layer; our layers share one.
             bias['rel_embedding'] = np.repeat(bias['rel_embedding'][:, :1], bias['rel_embedding'].shape[1], axis=1)
     save(folder, {**variables, 'params': params}, by_orbax)
 
@@ -69,12 +69,12 @@ def save(folder: pathlib.Path, variables: dict, by_orbax: bool) -> None:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as name:
-        for kind in KINDS:
-            make(pathlib.Path(name) / kind, kind)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in CHECKPOINTS:
+            make(pathlib.Path(folder) / name, name)
         with tarfile.open(pathlib.Path(__file__).parent / 't5x_checkpoints.tar.gz', 'w:gz') as archive:
-            for kind in KINDS:
-                archive.add(pathlib.Path(name) / kind, arcname=kind)
+            for name in CHECKPOINTS:
+                archive.add(pathlib.Path(folder) / name, arcname=name)
 
 
 if __name__ == '__main__':

@@ -16,7 +16,7 @@ from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
 
 
 def t5(encoder_mlp, decoder_mlp, layers, vocab_size, embed_dim, head_dim=4, layout=PreNorm, **settings) -> Seq2Seq:
-    """A T5 with two heads, `layers` (of the encoder, of the decoder), and these sublayers after the attention."""
+    """Returns a T5 with two heads and these feed-forward sublayers; `layers` are those of (encoder, decoder)."""
     self_attention, cross_attention = (
         functools.partial(kind, num_heads=2, head_dim=head_dim) for kind in (SelfAttention, CrossAttention)
     )
@@ -32,11 +32,11 @@ def t5(encoder_mlp, decoder_mlp, layers, vocab_size, embed_dim, head_dim=4, layo
 
 
 def abstract_params(model):
-    """Shapes of the parameters."""
+    """Returns the shapes of the parameters."""
     return unbox(interface.param_shapes(model, {'encoder_input_tokens': (1, 4), 'decoder_target_tokens': (1, 4)}))
 
 
 def random_params(model, seed=0):
-    """Parameters with a standard deviation of 1."""
+    """Returns parameters with a standard deviation of 1."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape, np.float32), abstract_params(model))

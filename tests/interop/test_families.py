@@ -28,17 +28,17 @@ pytestmark = pytest.mark.usefixtures('clean_gin')
 
 
 class Tiny:
-    """A recorded tiny model: its folder in three files, our parameters, and our model by its gin text."""
+    """A recorded tiny model: its folder with three shards, our parameters and our model."""
 
     def __init__(self, name, path):
-        self.name, self.arrays = name, hf_folders.recorded(name)
+        self.name, self.arrays = name, hf_folders.recorded_arrays(name)
         self.config, self.weights = hf_folders.CONFIGS[name], hf_folders.weights_of(self.arrays)
         self.source = huggingface.read(str(hf_folders.write_tiny(path / name, name, shards=3)))
         self.family, self.params = self.source.family, self.source.params()
-        self.model = hf_folders.our_model(self.source, path)
+        self.model = hf_folders.model_from_source(self.source, path)
 
     def inputs(self):
-        """transformers' arguments, and where its logits were recorded."""
+        """Returns transformers' arguments, and a mask of the positions with recorded logits."""
         arrays = self.arrays
         if self.name == 'gpt2_tiny':
             tokens = np.pad(arrays['tokens'], ((0, 0), (1, 0)), constant_values=VOCABULARY.end_id)
@@ -84,7 +84,7 @@ def test_a_folder_is_written_back_bit_for_bit(tiny, tmp_path):
 
 
 def split_runs(params, lengths):
-    """The same layers in runs of these lengths, by stack."""
+    """Returns the parameters with the layers of each stack split into runs of these lengths."""
     params = dict(params)
     for side, counts in lengths.items():
         stack = dict(params[side])
@@ -97,9 +97,9 @@ def split_runs(params, lengths):
 
 def test_layers_in_several_runs_are_written_in_their_order(tiny):
     runs = {side: (1, count - 1) for side, count in tiny.family.layer_counts.items()}
-    apart = tiny.family.write(split_runs(tiny.params, runs), runs)
-    assert set(apart) == set(tiny.weights)
-    assert all(np.array_equal(apart[name], array) for name, array in tiny.weights.items())
+    written = tiny.family.write(split_runs(tiny.params, runs), runs)
+    assert set(written) == set(tiny.weights)
+    assert all(np.array_equal(written[name], array) for name, array in tiny.weights.items())
     assert tiny.source.first_difference(split_runs(tiny.params, runs), runs) is None
 
 
@@ -230,7 +230,7 @@ def test_weights_that_do_not_fit_config_json_are_named(tmp_path, name, changes, 
 
 
 def published(name, weights):
-    """The weights with the names and the additional arrays of published files."""
+    """Returns the weights with the names and the additional arrays of published files."""
     if name == 'bert_tiny':
         old = {'LayerNorm.weight': 'LayerNorm.gamma', 'LayerNorm.bias': 'LayerNorm.beta'}
         renamed = {next((n.replace(a, b) for a, b in old.items() if n.endswith(a)), n): x for n, x in weights.items()}
@@ -242,7 +242,7 @@ def published(name, weights):
     table = weights['shared.weight']
     tables = dict.fromkeys(('decoder.embed_tokens.weight', 'encoder.embed_tokens.weight', 'lm_head.weight'), table)
     unread = {'decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight': ONES}
-    # The table has the name of a stack only.
+    # The table is only stored under the names of the stacks and the output.
     return {**{n: array for n, array in weights.items() if n != 'shared.weight'}, **tables, **unread}
 
 
@@ -276,7 +276,7 @@ def test_folders_without_readable_weights_are_rejected(tmp_path):
 
 
 def test_hidden_states_of_a_bert_equal_recorded_values(tmp_path):
-    arrays = hf_folders.recorded('bert_tiny')
+    arrays = hf_folders.recorded_arrays('bert_tiny')
     source = huggingface.read(str(hf_folders.write_tiny(tmp_path / 'b', 'bert_tiny')))
     hidden = jax.jit(hf_folders.bert_model().encode)(source.params(), arrays['inputs'], arrays['token_types'])
     is_token = arrays['inputs'] > 0
@@ -285,11 +285,11 @@ def test_hidden_states_of_a_bert_equal_recorded_values(tmp_path):
 
 
 def test_transformers_reads_a_bert_that_we_write(tmp_path):
-    references.need('torch', 'transformers')
+    references.require('torch', 'transformers')
     import torch
     import transformers
 
-    arrays = hf_folders.recorded('bert_tiny')
+    arrays = hf_folders.recorded_arrays('bert_tiny')
     source = huggingface.read(str(hf_folders.write_tiny(tmp_path / 'b', 'bert_tiny')))
     folder = huggingface.write(str(tmp_path / 'ours'), source.family, source.params(), source.family.default_runs())
     theirs = transformers.BertForMaskedLM.from_pretrained(folder).eval()
@@ -297,7 +297,7 @@ def test_transformers_reads_a_bert_that_we_write(tmp_path):
     with torch.no_grad():
         logits = theirs(input_ids=inputs, token_type_ids=types, attention_mask=(inputs > 0).long()).logits.numpy()
     np.testing.assert_allclose(logits, arrays['logits'], atol=1e-5)
-    # The published sizes, by the library's own count.
+    # The size of the published model, counted by transformers.
     with torch.device('meta'):
         base = transformers.BertForMaskedLM(transformers.BertConfig())
     assert sum(weight.numel() for weight in base.parameters()) == 109_514_298

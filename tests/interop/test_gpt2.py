@@ -24,7 +24,7 @@ END = hf_folders.GPT2['eos_token_id']
 
 @pytest.fixture(scope='module')
 def recorded():
-    return hf_folders.recorded('gpt2_tiny')
+    return hf_folders.recorded_arrays('gpt2_tiny')
 
 
 @pytest.fixture(scope='module')
@@ -58,13 +58,13 @@ def test_the_loss_is_the_cross_entropy_of_recorded_logits(recorded, folder):
 
 @pytest.fixture(scope='module')
 def ours(folder, tmp_path_factory):
-    place = tmp_path_factory.mktemp('converted') / 'ours'
-    assert not main(['convert', f'--from_hf={folder}', f'--to={place}'])
-    return place
+    path = tmp_path_factory.mktemp('converted') / 'ours'
+    assert not main(['convert', f'--from_hf={folder}', f'--to={path}'])
+    return path
 
 
 def test_a_model_dir_is_loaded_as_its_folder_and_written_back(folder, ours, tmp_path, capsys):
-    texts = [remixer_t5x.load(str(place)).generate('the cat', max_length=4)[0] for place in (folder, ours)]
+    texts = [remixer_t5x.load(str(path)).generate('the cat', max_length=4)[0] for path in (folder, ours)]
     assert texts[0].texts == texts[1].texts and np.isfinite(texts[0].scores[0])
     command = ['convert', f'--gin_file={ours}/model.gin', f'--checkpoint={ours}', f'--to_hf={tmp_path}/theirs']
     assert not main(command), capsys.readouterr().err
@@ -75,7 +75,7 @@ def test_a_model_dir_is_loaded_as_its_folder_and_written_back(folder, ours, tmp_
         assert (tmp_path / 'theirs' / file).read_text() == (folder / file).read_text()
 
 
-def test_a_decoder_with_another_vocabulary_is_no_gpt2(ours, tmp_path, capsys):
+def test_a_decoder_with_another_vocabulary_is_not_exported_as_gpt2(ours, tmp_path, capsys):
     flags = ['--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384']
     command = ['convert', f'--gin_file={ours}/model.gin', *flags, f'--checkpoint={ours}', f'--to_hf={tmp_path}/theirs']
     assert main(command) == 2
@@ -103,7 +103,7 @@ def test_words_are_split_like_gpt2s():
 
 def test_rows_of_several_documents_equal_those_of_transformers(folder):
     """Logits, loss, gradients, scores and continuations with end tokens within rows and prompts."""
-    references.need('torch', 'transformers')
+    references.require('torch', 'transformers')
     import torch
     import transformers
 

@@ -19,18 +19,18 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 LINES = ["The word of the words, 1,234.50 don't", 'Ça va? Über é 你好 ＷＩＤＥ 😀', 'a\tb\n\n  c'] * 4
 SPECIAL = ['<pad>', '</s>', '<s>', '<unk>', '<mask>', '[CLS]', '[SEP]']
-PARTS = [*ODD_CHARACTERS, *SPECIAL, '  ', '\n', 'the ', 'word', '12345']
-TEXTS = st.lists(st.sampled_from(PARTS) | st.characters(codec='utf-8')).map(''.join)
+FRAGMENTS = [*ODD_CHARACTERS, *SPECIAL, '  ', '\n', 'the ', 'word', '12345']
+TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.characters(codec='utf-8')).map(''.join)
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r'| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+'
 )
 
 
-def train(model, trainer, **parts):
+def train(model, trainer, **components):
     tokenizer = tokenizers.Tokenizer(model)
-    for name, part in parts.items():
-        setattr(tokenizer, name, part)
+    for name, component in components.items():
+        setattr(tokenizer, name, component)
     tokenizer.train_from_iterator(LINES, trainer(vocab_size=400, special_tokens=SPECIAL, show_progress=False))
     return tokenizer
 
@@ -41,9 +41,9 @@ def template(tokenizer, *pattern):
     return tokenizer
 
 
-def byte_level(*pattern, **parts):
+def byte_level(*pattern, **components):
     decoder = decoders.ByteLevel()
-    return template(train(models.BPE(), trainers.BpeTrainer, decoder=decoder, **parts), *pattern)
+    return template(train(models.BPE(), trainers.BpeTrainer, decoder=decoder, **components), *pattern)
 
 
 def byte_fallback(pre_tokenizer=None, *normalizer):
@@ -102,7 +102,7 @@ def test_ids_equal_transformers(tmp_path, name, shifted):
 
     @settings(max_examples=300, deadline=None)
     @given(TEXTS)
-    def law(text):
+    def check_ids(text):
         ids = [index + shifted for index in theirs(text).input_ids]
         ids = ids[:-1] if end == '[SEP]' else ids
         assert list(ours.encode(text)) == [index for index in ids if index]
@@ -110,7 +110,7 @@ def test_ids_equal_transformers(tmp_path, name, shifted):
             # seqio's vocabularies end a text at the end token.
             assert ours.decode(ids) == theirs.decode([index - shifted for index in ids], skip_special_tokens=True)
 
-    law()
+    check_ids()
     assert task_vocabulary.save_vocabulary(ours, tmp_path / 'saved')
     saved = vocabularies.saved(str(tmp_path / 'saved'))
     assert saved == ours and saved.eos_id == ours.eos_id and saved.encode('The 你 word') == ours.encode('The 你 word')
@@ -124,33 +124,36 @@ def test_token_bytes_add_up_to_the_text(tmp_path):
     assert b''.join(ours.token_texts[index] for index in ours.encode(text)) == text.encode()
 
 
-def with_part(place, value):
+def set_component(name, value):
     def change(content):
-        content[place] = value
+        content[name] = value
         return content
 
     return change
 
 
-def in_model(name, value):
+def set_in_model(name, value):
     return lambda content: content['model'].__setitem__(name, value) or content
 
 
 SEQUENCE = '{"type": "Sequence", "normalizers": ['
 REGEX = {'type': 'Split', 'pattern': {'Regex': '(a+)+$'}, 'behavior': 'Isolated', 'invert': False}
 HOSTILE = {
-    'unknown normalizer': (with_part('normalizer', {'type': 'Precompiled', 'precompiled_charsmap': 'A'}), 'normalizer'),
-    'slow regex': (with_part('pre_tokenizer', REGEX), r'\(a\+\)\+\$'),
-    'nested slow regex': (with_part('pre_tokenizer', {'type': 'Sequence', 'pretokenizers': [REGEX]}), 'regular'),
-    'deep sequences': (with_part('normalizer', json.loads(SEQUENCE * 20 + ']}' * 20)), 'normalizer'),
-    'huge prefix': (with_part('normalizer', {'type': 'Prepend', 'prepend': 'a' * 10**6}), 'prepend'),
-    'huge number': (with_part('decoder', {'type': 'Strip', 'content': ' ', 'start': 2**62, 'stop': 0}), 'start'),
-    'huge id': (in_model('vocab', {'a': 2**40}), '1099511627776'),
-    'no vocabulary': (in_model('vocab', None), 'vocab'),
-    'random merges': (in_model('dropout', 0.5), 'dropout'),
-    'invalid merges': (in_model('merges', [['x', 'y']]), 'cannot be read as a tokenizer'),
-    'empty unigram': (with_part('model', {'type': 'Unigram', 'vocab': [], 'unk_id': 5}), 'cannot be read'),
-    'wrong template': (with_part('post_processor', {'type': 'TemplateProcessing', 'single': 3}), 'cannot be read'),
+    'unknown normalizer': (
+        set_component('normalizer', {'type': 'Precompiled', 'precompiled_charsmap': 'A'}),
+        'normalizer',
+    ),
+    'slow regex': (set_component('pre_tokenizer', REGEX), r'\(a\+\)\+\$'),
+    'nested slow regex': (set_component('pre_tokenizer', {'type': 'Sequence', 'pretokenizers': [REGEX]}), 'regular'),
+    'deep sequences': (set_component('normalizer', json.loads(SEQUENCE * 20 + ']}' * 20)), 'normalizer'),
+    'huge prefix': (set_component('normalizer', {'type': 'Prepend', 'prepend': 'a' * 10**6}), 'prepend'),
+    'huge number': (set_component('decoder', {'type': 'Strip', 'content': ' ', 'start': 2**62, 'stop': 0}), 'start'),
+    'huge id': (set_in_model('vocab', {'a': 2**40}), '1099511627776'),
+    'no vocabulary': (set_in_model('vocab', None), 'vocab'),
+    'random merges': (set_in_model('dropout', 0.5), 'dropout'),
+    'invalid merges': (set_in_model('merges', [['x', 'y']]), 'cannot be read as a tokenizer'),
+    'empty unigram': (set_component('model', {'type': 'Unigram', 'vocab': [], 'unk_id': 5}), 'cannot be read'),
+    'wrong template': (set_component('post_processor', {'type': 'TemplateProcessing', 'single': 3}), 'cannot be read'),
     'a list': (lambda content: [content], 'JSON object'),
 }
 

@@ -67,8 +67,8 @@ ENCODERS = ('t5_1_1', 'fnet', 'mixer_enc', 'hyper_mixer', 'bert')
 LENGTH = 40
 
 
-def built(name, *gin_files, **macros):
-    """A small model and random parameters, of which none is 0."""
+def make_model(name, *gin_files, **macros):
+    """Returns a small model and random nonzero parameters."""
     files = [f'models/{name.partition(",")[0]}.gin', 'sizes/tiny.gin', *gin_files]
     model = build_model(*files, **{**SIZES, **macros})
     params = nn.unbox(model.init(jax.random.key(0), batch_formats.smallest_shapes(model.model_type)))
@@ -76,9 +76,9 @@ def built(name, *gin_files, **macros):
     return model, jax.tree.map(lambda array: array + 0.02 * rng.standard_normal(array.shape, np.float32), params)
 
 
-def exported(folder, model, params):
-    """transformers' model of the folder that the export writes."""
-    references.need('torch', 'transformers')
+def export(folder, model, params):
+    """Exports the model and loads it with transformers."""
+    references.require('torch', 'transformers')
     import transformers
 
     config = pytorch_export.to_config(model, types.SimpleNamespace(eos_id=1))
@@ -88,7 +88,7 @@ def exported(folder, model, params):
 
 
 def rows(count=3, first=None):
-    """Token ids [count, 40]; the second row has 25 tokens, and padding."""
+    """Returns token ids [count, 40]; without `first`, the second row has 25 tokens and padding."""
     tokens = np.random.default_rng(2).integers(2, SIZES['VOCAB_SIZE'], (count, LENGTH), dtype=np.int32)
     if first is None:
         tokens[1, 25:] = 0
@@ -115,8 +115,8 @@ def test_encoder_decoders_have_the_same_logits(name, tmp_path):
     if name.endswith('T5Gemma'):
         files = [str(tmp_path / 't5gemma.gin')]
         pathlib.Path(files[0]).write_text(T5GEMMA)
-    model, params = built(name, *files, **VARIANTS.get(name, {}))
-    theirs = exported(tmp_path / 'exported', model, params)
+    model, params = make_model(name, *files, **VARIANTS.get(name, {}))
+    theirs = export(tmp_path / 'exported', model, params)
     inputs, targets = rows(), rows(first=0)[:, :20]
     ours = jax.jit(lambda p: model.module.apply({'params': p}, inputs, targets, enable_dropout=False))(params)
     check_equal(ours, theirs(input_ids=torch_of(inputs), decoder_input_ids=torch_of(targets)).logits)
@@ -124,10 +124,10 @@ def test_encoder_decoders_have_the_same_logits(name, tmp_path):
 
 @pytest.mark.parametrize('name', DECODERS)
 def test_decoders_have_the_same_logits_with_padding_on_either_side(name, tmp_path):
-    model, params = built(
+    model, params = make_model(
         name, 'model_types/decoder_only.gin', DECODER_POSITION_EMBEDDING='@positions.SinusoidalPositions'
     )
-    theirs = exported(tmp_path, model, params)
+    theirs = export(tmp_path, model, params)
     tokens = rows(first=0)
     ours = np.asarray(jax.jit(lambda p: model.module.apply({'params': p}, tokens, enable_dropout=False))(params))[:, 1:]
     check_equal(ours, theirs(input_ids=torch_of(tokens[:, 1:])).logits)
@@ -140,13 +140,13 @@ def test_decoders_have_the_same_logits_with_padding_on_either_side(name, tmp_pat
 
 @pytest.mark.parametrize('name', ENCODERS)
 def test_encoders_have_the_same_logits(name, tmp_path):
-    model, params = built(name, *([] if name == 'bert' else ['model_types/encoder_only.gin']))
-    theirs, inputs = exported(tmp_path / 'masked', model, params), rows()
+    model, params = make_model(name, *([] if name == 'bert' else ['model_types/encoder_only.gin']))
+    theirs, inputs = export(tmp_path / 'masked', model, params), rows()
     ours = jax.jit(lambda p: model.logits(p, {'encoder_input_tokens': inputs}))(params)
-    real = inputs > 0
-    check_equal(np.asarray(ours)[real], theirs(input_ids=torch_of(inputs)).logits[torch_of(real).bool()])
-    model, params = built(name, 'model_types/classifier.gin', LABELS=('yes', 'no', 'maybe'))
-    theirs = exported(tmp_path / 'classifier', model, params)
+    is_token = inputs > 0
+    check_equal(np.asarray(ours)[is_token], theirs(input_ids=torch_of(inputs)).logits[torch_of(is_token).bool()])
+    model, params = make_model(name, 'model_types/classifier.gin', LABELS=('yes', 'no', 'maybe'))
+    theirs = export(tmp_path / 'classifier', model, params)
     assert theirs.config.id2label == {0: 'yes', 1: 'no', 2: 'maybe'}
     ours = jax.jit(model.classify)(params, inputs)
     check_equal(ours, theirs(input_ids=torch_of(inputs)).logits.log_softmax(-1))
@@ -154,8 +154,8 @@ def test_encoders_have_the_same_logits(name, tmp_path):
 
 @pytest.mark.parametrize(('name', 'files'), [('remixer', ()), ('hyper_mixer', ('model_types/decoder_only.gin',))])
 def test_generation_gives_the_same_greedy_tokens_for_100_inputs(name, files, tmp_path):
-    model, params = built(name, *files)
-    theirs, steps = exported(tmp_path, model, params), 12
+    model, params = make_model(name, *files)
+    theirs, steps = export(tmp_path, model, params), 12
     inputs = np.random.default_rng(3).integers(2, SIZES['VOCAB_SIZE'], (100, 16), dtype=np.int32)
     ours = np.asarray(jax.jit(lambda p: model.predict(p, {model.input_array: inputs}, steps))(params))
     tokens = theirs.generate(torch_of(inputs), max_new_tokens=steps, do_sample=False).numpy()
@@ -169,7 +169,7 @@ def test_generation_gives_the_same_greedy_tokens_for_100_inputs(name, files, tmp
 @pytest.mark.parametrize('name', [name for name in shipped_models.NAMES if name != 'modern_bert'])
 def test_every_shipped_model_has_pytorch_code_and_arrays_for_it(name):
     model = shipped_models.model(name)
-    params = jax.tree.map(lambda box: np.zeros(box.shape, np.int8), nn.unbox(shipped_models.boxes(name)))
+    params = jax.tree.map(lambda box: np.zeros(box.shape, np.int8), nn.unbox(shipped_models.boxed_shapes(name)))
     arrays = {name: array.shape for name, array in pytorch_export.convert_params(params).items()}
     tree = pytorch_export.module_tree(model)
     json.dumps(tree)
@@ -177,7 +177,7 @@ def test_every_shipped_model_has_pytorch_code_and_arrays_for_it(name):
 
 
 def shapes_of(tree, prefix):
-    """Names and shapes of the parameters that a tree declares, as the PyTorch classes register them."""
+    """Yields names and shapes of the parameters that a tree declares, as the PyTorch classes register them."""
     for name, shape in tree.get('params', {}).items():
         yield f'{prefix}{name}', tuple(shape)
     for name, child in tree.get('children', {}).items():
@@ -188,24 +188,24 @@ def shapes_of(tree, prefix):
 
 
 def test_adapters_are_merged():
-    model = lora.with_adapters(built('t5_1_1')[0], 'query', 2)
+    model = lora.with_adapters(make_model('t5_1_1')[0], 'query', 2)
     params = nn.unbox(model.init(jax.random.key(0), batch_formats.smallest_shapes(model.model_type)))
     params = jax.tree.map(lambda array: array + 1.0, params)
     query = params['encoder']['run_0']['layer']['self_attention']['query']
-    found = pytorch_export.convert_params(params)['encoder.layers.1.self_attention.query.kernel']
-    np.testing.assert_allclose(found, query['kernel'][1] + query['lora_in'][1] @ query['lora_out'][1], rtol=1e-5)
+    merged = pytorch_export.convert_params(params)['encoder.layers.1.self_attention.query.kernel']
+    np.testing.assert_allclose(merged, query['kernel'][1] + query['lora_in'][1] @ query['lora_out'][1], rtol=1e-5)
 
 
-class OwnMixer(nn.Module):
+class CustomMixer(nn.Module):
     @nn.compact
     def __call__(self, x, ctx):
         return x
 
 
-def test_a_users_own_sublayer_is_rejected_by_name():
-    model, _ = built('t5_1_1', ENCODER_MIXER=OwnMixer)
-    with pytest.raises(Refusal, match=r'OwnMixer.*--to_shared'):
+def test_a_custom_sublayer_is_rejected_by_name():
+    model, _ = make_model('t5_1_1', ENCODER_MIXER=CustomMixer)
+    with pytest.raises(Refusal, match=r'CustomMixer.*--to_shared'):
         pytorch_export.module_tree(model)
-    model, _ = built('t5_1_1', 'model_types/decoder_only.gin', PREFIX_LM=True)
+    model, _ = make_model('t5_1_1', 'model_types/decoder_only.gin', PREFIX_LM=True)
     with pytest.raises(Refusal, match='PREFIX_LM'):
         pytorch_export.to_config(model, types.SimpleNamespace(eos_id=1))

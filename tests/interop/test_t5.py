@@ -27,8 +27,8 @@ pytestmark = pytest.mark.usefixtures('clean_gin')
 
 @pytest.fixture(scope='session')
 def v1_0_maker():
-    """The module make_t5_tiny.py; skips if its libraries are missing."""
-    references.need('torch', 'transformers')
+    """Returns the module make_t5_tiny; skips if its libraries are missing."""
+    references.require('torch', 'transformers')
     from tests.golden import make_t5_tiny
 
     return make_t5_tiny
@@ -64,20 +64,20 @@ def assert_same_logits(model, params, arrays, tolerance=1e-5) -> None:
 
 def test_a_umt5_generates_the_recorded_answers(tmp_path):
     """Each layer has a position bias, in the decoding caches too."""
-    arrays = hf_folders.recorded('umt5_tiny')
+    arrays = hf_folders.recorded_arrays('umt5_tiny')
     source = huggingface.read(str(hf_folders.write_tiny(tmp_path / 'hf', 'umt5_tiny')))
-    model, params = hf_folders.our_model(source, tmp_path), source.params()
+    model, params = hf_folders.model_from_source(source, tmp_path), source.params()
     assert params['decoder']['run_0']['layer']['self_attention']['position_bias']['embedding'].shape == (2, 2, 32)
     length = arrays['greedy'].shape[1]
     greedy = jax.jit(lambda params, batch: model.predict(params, batch, length))
     np.testing.assert_array_equal(greedy(params, {'encoder_input_tokens': arrays['inputs']}), arrays['greedy'])
 
 
-class FirstT5:
-    """The recorded first T5 as our model; compiles each function once for all tests."""
+class TinyT5V10:
+    """The recorded T5 1.0 as our model; compiles each function once for all tests."""
 
     def __init__(self, path):
-        self.arrays = hf_folders.recorded('t5_v1_0_tiny')
+        self.arrays = hf_folders.recorded_arrays('t5_v1_0_tiny')
         source = huggingface.read(str(hf_folders.write_tiny(path / 'hf', 't5_v1_0_tiny')))
         mlp = functools.partial(ReluMLP, hidden_dim=40)
         self.model = small_models.t5(mlp, mlp, (3, 2), 64, 24, head_dim=8, tied=True, scaled_output=True)
@@ -90,7 +90,7 @@ class FirstT5:
         self.beams = jax.jit(lambda params, batch: self.model.generate(params, batch, length, decoder=search))
 
     def check(self, params, arrays) -> None:
-        """Logits, losses and generated tokens with `params` equal `arrays`."""
+        """Checks that logits, losses and generated tokens with `params` equal `arrays`."""
         assert_same_logits(self.model, params, arrays)
         batch, expected = batch_of(arrays), pytest.approx(float(arrays['loss']), rel=1e-5)
         loss, sums = self.loss(params, batch)
@@ -104,36 +104,36 @@ class FirstT5:
 
 
 @pytest.fixture(scope='module')
-def first_t5(tmp_path_factory):
-    return FirstT5(tmp_path_factory.mktemp('first_t5'))
+def t5_v1_0(tmp_path_factory):
+    return TinyT5V10(tmp_path_factory.mktemp('t5_v1_0'))
 
 
-def test_a_tied_scaled_model_equals_recorded_outputs(first_t5):
-    first_t5.check(first_t5.params, first_t5.arrays)
+def test_a_tied_scaled_model_equals_recorded_outputs(t5_v1_0):
+    t5_v1_0.check(t5_v1_0.params, t5_v1_0.arrays)
 
 
-def test_a_tied_scaled_model_equals_hugging_face_live(first_t5, v1_0_maker, tmp_path):
+def test_a_tied_scaled_model_equals_hugging_face_live(t5_v1_0, v1_0_maker, tmp_path):
     arrays = v1_0_maker.make_v1_0(seed=3)
     folder = hf_folders.write(tmp_path / 'hf', hf_folders.V1_0, hf_folders.weights_of(arrays))
-    first_t5.check(huggingface.read(str(folder)).params(), arrays)
+    t5_v1_0.check(huggingface.read(str(folder)).params(), arrays)
 
 
-def test_a_tied_table_gets_the_gradients_of_both_uses(first_t5):
+def test_a_tied_table_gets_the_gradients_of_both_uses(t5_v1_0):
     """Compared with a difference quotient, because the loss computes its own gradient of the transposed table."""
-    params, batch = first_t5.params, batch_of(first_t5.arrays)
+    params, batch = t5_v1_0.params, batch_of(t5_v1_0.arrays)
     table = params['token_embedder']['embedding']
     direction = np.random.default_rng(0).standard_normal(table.shape, np.float32)
 
     def loss(table):
-        return float(first_t5.loss({**params, 'token_embedder': {'embedding': table}}, batch)[0])
+        return float(t5_v1_0.loss({**params, 'token_embedder': {'embedding': table}}, batch)[0])
 
-    gradient = jax.jit(jax.grad(lambda params: first_t5.model.loss(params, batch)[0]))(params)
+    gradient = jax.jit(jax.grad(lambda params: t5_v1_0.model.loss(params, batch)[0]))(params)
     slope = np.sum(gradient['token_embedder']['embedding'] * direction)
     quotient = (loss(table + 1e-3 * direction) - loss(table - 1e-3 * direction)) / 2e-3
     assert slope == pytest.approx(quotient, rel=2e-2)
 
 
-# Models that transformers 5 supports besides the published ones: the config, and whether lm_head is not the table.
+# Unpublished models that transformers 5 supports: config, and whether lm_head is a separate table.
 VARIANTS = {
     'gated_tied_scaled': ({'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': True}, False),
     'gated_tied_unscaled': ({'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False}, False),
@@ -157,14 +157,14 @@ def test_variants_compute_the_same_after_a_round_trip(name, v1_0_maker, tmp_path
     import torch
     import transformers
 
-    changes, apart = VARIANTS[name]
+    changes, separate_output = VARIANTS[name]
     torch.manual_seed(0)
     config = transformers.T5Config(
         vocab_size=32, d_model=24, d_kv=4, d_ff=16, num_layers=1, num_decoder_layers=2, num_heads=2,
         decoder_start_token_id=0, **changes,
     )  # fmt: skip
     model = transformers.T5ForConditionalGeneration(config).eval()
-    if apart:
+    if separate_output:
         model.lm_head.weight = torch.nn.Parameter(torch.randn(32, 24))
     with torch.no_grad():
         for weight_name, weight in model.named_parameters():
@@ -178,17 +178,17 @@ def test_variants_compute_the_same_after_a_round_trip(name, v1_0_maker, tmp_path
     model.save_pretrained(tmp_path / 'hf')
     source, back = huggingface.read(str(tmp_path / 'hf')), tmp_path / 'back'
     params = source.params()
-    assert_same_logits(hf_folders.our_model(source, tmp_path), params, arrays)
+    assert_same_logits(hf_folders.model_from_source(source, tmp_path), params, arrays)
     huggingface.write(str(back), source.family, params, source.family.default_runs())
     logits = outputs(transformers.T5ForConditionalGeneration.from_pretrained(back).eval(), arrays)['logits']
     np.testing.assert_array_equal(logits, arrays['logits'])
     assert huggingface.read(str(back)).family == source.family
-    # If the table is not scaled, version 4 would initialise a missing output randomly.
+    # If the output is not scaled, transformers 4 would initialise a missing lm_head randomly.
     assert ('lm_head.weight' in load_file(back / 'model.safetensors')) == (
         not (source.family.tied and source.family.scaled_output)
     )
     if name != 'relu_untied_scaled':
-        # Version 4 has one field for both facts.
+        # transformers 4 has one field for a tied and a scaled output.
         file = tmp_path / 'hf' / 'config.json'
         config = {**json.loads(file.read_text()), 'tie_word_embeddings': changes['tie_word_embeddings']}
         del config['scale_decoder_outputs']

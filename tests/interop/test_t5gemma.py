@@ -1,4 +1,4 @@
-"""A T5Gemma of transformers: recorded logits and greedy tokens, the files that are written back, and refusals."""
+"""A T5Gemma of transformers: recorded logits and greedy tokens, written files, and unsupported settings."""
 
 import json
 import types
@@ -34,17 +34,17 @@ pytestmark = pytest.mark.usefixtures('clean_gin')
 
 @pytest.fixture(scope='module')
 def tiny(tmp_path_factory):
-    """The recorded arrays, the opened folder, and our model."""
+    """Returns the recorded arrays, the opened folder, and our model with its parameters."""
     path = tmp_path_factory.mktemp('t5gemma')
-    arrays = hf_folders.recorded('t5gemma_tiny')
+    arrays = hf_folders.recorded_arrays('t5gemma_tiny')
     source = folders.read(str(hf_folders.write(path / 'hf', CONFIG, hf_folders.weights_of(arrays), tokenizer=False)))
-    model = hf_folders.our_model(source, path)
+    model = hf_folders.model_from_source(source, path)
     return types.SimpleNamespace(arrays=arrays, source=source, model=model, params=source.params())
 
 
 def test_logits_equal_recorded_values(tiny):
     targets = tiny.arrays['targets']
-    # Our decoder inputs begin with id 0, in whose place the model reads T5Gemma's begin token.
+    # Our decoder inputs begin with id 0, which the model replaces with T5Gemma's begin token.
     shifted = np.pad(targets[:, :-1], ((0, 0), (1, 0)))
     batch = {'input_ids': tiny.arrays['inputs'], 'decoder_input_ids': shifted}
     ours = np.asarray(jax.jit(lambda p: tiny.source.family.our_logits(tiny.model, p, batch))(tiny.params))
@@ -110,7 +110,7 @@ def test_an_unsupported_setting_of_config_json_is_named(tiny, tmp_path, setting,
     assert f'{setting} to {value!r}; ' in message and allowed in message
 
 
-def test_a_model_with_other_norms_is_no_t5gemma():
+def test_a_model_with_other_norms_is_not_a_t5gemma():
     model = build_model('models/modern_t5.gin', 'sizes/tiny.gin', VOCAB_SIZE=48)
     with pytest.raises(Refusal, match='the norm of layer 0 of the encoder'):
         T5Gemma.describe(model, VOCABULARY)

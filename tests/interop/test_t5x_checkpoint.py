@@ -76,7 +76,7 @@ def test_a_t5x_checkpoint_gives_the_logits_of_t5x(golden, kind):
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('kind', KINDS)
 def test_a_new_t5x_checkpoint_gives_the_logits_of_t5x(tmp_path, kind):
-    references.need('t5x')
+    references.require('t5x')
     spec = importlib.util.spec_from_file_location('make_t5x_checkpoints', GOLDEN / 'make_t5x_checkpoints.py')
     maker = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(maker)
@@ -87,7 +87,7 @@ def test_a_new_t5x_checkpoint_gives_the_logits_of_t5x(tmp_path, kind):
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('own_names', [False, True], ids=['names of T5X', 'our names'])
 def test_t5x_reads_what_is_written(tmp_path, own_names):
-    references.need('t5x')
+    references.require('t5x')
     from t5x import checkpoints
 
     model = make_model()
@@ -125,8 +125,8 @@ def test_a_written_checkpoint_has_t5xs_names_and_format(golden, tmp_path, kind):
     assert ours['version'] == theirs['version']
     assert jax.tree.structure(ours['optimizer']['target']) == jax.tree.structure(theirs['optimizer']['target'])
     name = 'target.encoder.layers_0.mlp.wo.kernel'
-    places = (folder, golden / kind / 'checkpoint_7')
-    first, second = (json.loads((place / name / '.zarray').read_text()) for place in places)
+    folders = (folder, golden / kind / 'checkpoint_7')
+    first, second = (json.loads((path / name / '.zarray').read_text()) for path in folders)
     assert all(first[key] == second[key] for key in ('shape', 'dtype', 'order', 'zarr_format'))
 
 
@@ -145,8 +145,8 @@ def test_models_that_t5xs_network_lacks_are_only_written_with_our_names(tmp_path
     jax.tree.map(np.testing.assert_array_equal, t5x_checkpoint.read(str(tmp_path), abstract_params(model))[0], params)
 
 
-def changed_copy(golden, tmp_path, change, kind='t5_1_1'):
-    """A copy of a T5X checkpoint after `change` of the parameters in the msgpack file."""
+def copy_and_change(golden, tmp_path, change, kind='t5_1_1'):
+    """Copies a T5X checkpoint, and applies `change` to the parameters in its msgpack file."""
     copy = tmp_path / 'checkpoint_7'
     shutil.copytree(golden / kind / 'checkpoint_7', copy)
     contents = serialization.msgpack_restore((copy / 'checkpoint').read_bytes())
@@ -158,7 +158,7 @@ def changed_copy(golden, tmp_path, change, kind='t5_1_1'):
 def test_a_checkpoint_in_bfloat16_is_read(golden, tmp_path):
     """Published T5.1.1 checkpoints are float32; users of T5X save bfloat16 for inference."""
     value = np.arange(EMBED * VOCAB, dtype=np.float32).reshape(VOCAB, EMBED).astype(jnp.bfloat16)
-    copy = changed_copy(golden, tmp_path, lambda target: target['token_embedder'].update(embedding=value))
+    copy = copy_and_change(golden, tmp_path, lambda target: target['token_embedder'].update(embedding=value))
     params, _ = t5x_checkpoint.read(str(copy), abstract_params(make_model()))
     np.testing.assert_array_equal(params['token_embedder']['embedding'], value.astype(np.float32))
 
@@ -169,7 +169,7 @@ def test_layers_with_different_position_biases_raise_an_error(golden, tmp_path):
     def change(target):
         target['encoder']['encoder']['relpos_bias']['rel_embedding'] = bias
 
-    copy = changed_copy(golden, tmp_path, change, 't5_1_1_scanned')
+    copy = copy_and_change(golden, tmp_path, change, 't5_1_1_scanned')
     with pytest.raises(UserError, match='different position bias'):
         t5x_checkpoint.read(str(copy), abstract_params(make_model()))
 
@@ -224,7 +224,7 @@ TABLE = 'target.token_embedder.embedding'
     ],
 )
 def test_a_checkpoint_with_invalid_specs_raises_a_one_line_error(golden, tmp_path, change, message):
-    copy = changed_copy(golden, tmp_path, lambda target: change(target['token_embedder']['embedding']))
+    copy = copy_and_change(golden, tmp_path, lambda target: change(target['token_embedder']['embedding']))
     shutil.copytree(copy / TABLE, tmp_path / 'elsewhere')
     if 'link' in message:
         (copy / 'link').symlink_to(tmp_path / 'elsewhere')

@@ -53,8 +53,8 @@ def t5(folder):
     return folder
 
 
-def saved_again(folder):
-    """The files that the installed transformers writes for the tokenizer in `folder`."""
+def resave(folder):
+    """Returns a folder in which the installed transformers has saved the tokenizer of `folder`."""
     target = folder.with_name(f'{folder.name}_again')
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     tokenizer.save_pretrained(target)
@@ -88,17 +88,17 @@ def bert(folder, **config):
 
 FOLDERS = {
     't5': t5,
-    't5_saved_again': lambda folder: saved_again(t5(folder)),
+    't5_saved_again': lambda folder: resave(t5(folder)),
     'mt5': mt5,
     'byt5': lambda folder: byt5(folder, 20),
     'byt5_as_pretrained': lambda folder: byt5(folder, 0),
     'gpt2': gpt2_folder,
-    'gpt2_saved_again': lambda folder: saved_again(gpt2_folder(folder)),
+    'gpt2_saved_again': lambda folder: resave(gpt2_folder(folder)),
     'bert': bert,
     'bert_cased': lambda folder: bert(folder, do_lower_case=False),
     'bert_with_accents': lambda folder: bert(folder, strip_accents=False),
     'bert_of_chinese_words': lambda folder: bert(folder, tokenize_chinese_chars=False),
-    'bert_saved_again': lambda folder: saved_again(bert(folder, do_lower_case=False)),
+    'bert_saved_again': lambda folder: resave(bert(folder, do_lower_case=False)),
 }
 
 
@@ -126,15 +126,15 @@ def test_ids_equal_those_of_transformers(tmp_path, monkeypatch, name):
 
     @settings(max_examples=300)
     @given(TEXTS.map(''.join))
-    def law(text):
+    def check_ids(text):
         if name == 'byt5_as_pretrained':
             text = text.replace('<extra_id_', '')
         if name.startswith(('t5', 'mt5')):
-            # A letter for SentencePiece, which T5 was trained with, and white space for transformers.
+            # SentencePiece treats this character as a letter, and transformers as whitespace.
             text = text.replace('\x85', '')
         assert list(ids_of(text)) == theirs(text, add_special_tokens=False).input_ids
 
-    law()
+    check_ids()
     assert 'same ids' in folders.compare_token_ids(folder, ours)
 
 
@@ -155,7 +155,7 @@ def test_added_tokens_and_reordered_sentinels_raise_a_one_line_error(tmp_path, a
 
 
 def test_contradicting_settings_raise_an_error(tmp_path):
-    folder = saved_again(bert(tmp_path / 'bert', do_lower_case=True))
+    folder = resave(bert(tmp_path / 'bert', do_lower_case=True))
     config = json.loads((folder / 'tokenizer_config.json').read_text())
     write(folder, {**config, 'do_lower_case': False})
     if not (folder / 'tokenizer.json').is_file():
@@ -165,19 +165,19 @@ def test_contradicting_settings_raise_an_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('place', 'value', 'words'),
+    ('keys', 'value', 'words'),
     [(('pre_tokenizer',), {'type': 'Whitespace'}, 'pre_tokenizer'),
      (('normalizer',), {'type': 'Lowercase'}, 'normalizer'),
      (('model', 'type'), 'BPE', 'type')],
 )  # fmt: skip
-def test_a_tokenizer_json_with_unsupported_steps_raises_a_one_line_error(tmp_path, monkeypatch, place, value, words):
+def test_a_tokenizer_json_with_unsupported_steps_raises_a_one_line_error(tmp_path, monkeypatch, keys, value, words):
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
-    file = saved_again(t5(tmp_path / 't5')) / 'tokenizer.json'
+    file = resave(t5(tmp_path / 't5')) / 'tokenizer.json'
     content = json.loads(file.read_text())
-    last = content
-    for name in place[:-1]:
-        last = last[name]
-    last[place[-1]] = value
+    parent = content
+    for name in keys[:-1]:
+        parent = parent[name]
+    parent[keys[-1]] = value
     file.write_text(json.dumps(content))
     with pytest.raises(UserError, match=words) as error:
         vocabularies.sentencepiece(str(file), 10).vocab_size  # noqa: B018

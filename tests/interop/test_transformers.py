@@ -91,7 +91,7 @@ MODELS = {
 
 
 def save_random(make, folder):
-    """Writes a model whose parameters, also norms and biases, are random."""
+    """Writes a model with random parameters, including norms and biases."""
     torch.manual_seed(0)
     model = make()
     with torch.no_grad():
@@ -132,8 +132,8 @@ def test_pairs_have_the_ids_and_logits_of_transformers(tmp_path, head):
         method = 'classify' if head == 'SequenceClassification' else 'predict_tokens'
         logits = module.apply(params, ids, enable_dropout=False, method=method)
         assert np.max(np.abs(np.asarray(logits) - expected)) < 1e-5
-        without = module.clone(separator_id=None).apply(params, ids, enable_dropout=False, method=method)
-        assert np.max(np.abs(np.asarray(without) - expected)) > 1e-3
+        without_separator = module.clone(separator_id=None).apply(params, ids, enable_dropout=False, method=method)
+        assert np.max(np.abs(np.asarray(without_separator) - expected)) > 1e-3
 
 
 def test_token_types_of_packed_pairs_begin_with_each_example():
@@ -151,8 +151,8 @@ def test_a_sentence_t5_gives_the_embeddings_of_sentence_transformers(tmp_path):
     (tmp_path / 'hf/spiece.model').write_bytes(hf_folders.SPIECE.read_bytes())
     transformers.T5Tokenizer.from_pretrained(tmp_path / 'hf', extra_ids=10).save_pretrained(tmp_path / 'hf')
     dense = models.Dense(24, 16, bias=False, activation_function=torch.nn.Identity())
-    parts = [models.Transformer(str(tmp_path / 'hf')), models.Pooling(24), dense, models.Normalize()]
-    theirs = sentence_transformers.SentenceTransformer(modules=parts)
+    layers = [models.Transformer(str(tmp_path / 'hf')), models.Pooling(24), dense, models.Normalize()]
+    theirs = sentence_transformers.SentenceTransformer(modules=layers)
     theirs.save(str(tmp_path / 'st'))
     (tmp_path / 'st/spiece.model').write_bytes(hf_folders.SPIECE.read_bytes())
     texts = ['a test', 'the words of a longer text', '']
@@ -168,7 +168,7 @@ def test_a_sentence_t5_is_written_as_it_was_read(tmp_path):
     params = {**huggingface.read(str(tmp_path / 'hf')).params(), 'sentence': {'dense': {'kernel': projection}}}
     source = huggingface.read(str(huggingface.write(str(tmp_path / 'st'), family, params, family.default_runs())))
     assert source.family == family and np.array_equal(source.tensors['2_Dense/linear.weight'], projection.T)
-    model = hf_folders.our_model(source, tmp_path)
+    model = hf_folders.model_from_source(source, tmp_path)
     check_round_trip(source, model, VOCABULARY, tmp_path)
     # The formula of the paper: the normalised projection of the mean.
     mean = np.random.default_rng(1).standard_normal((3, 24), np.float32)
@@ -193,8 +193,8 @@ def test_a_ul2_20b_has_the_names_and_shapes_of_transformers():
     assert family.activation == 'silu'
     with torch.device('meta'):
         model = transformers.T5ForConditionalGeneration(config)
-    places = ((row, names) for row in family.param_rows() for _, names in row.expand_runs(family.default_runs()))
-    shapes = {name: row.shape for row, names in places for name in names}
+    rows = ((row, names) for row in family.param_rows() for _, names in row.expand_runs(family.default_runs()))
+    shapes = {name: row.shape for row, names in rows for name in names}
     theirs = {name: tuple(weight.shape) for name, weight in model.state_dict().items() if 'embed_tokens' not in name}
     assert shapes == theirs and sum(map(math.prod, shapes.values())) == 19_591_209_984
 
@@ -203,7 +203,7 @@ def test_a_ul2_20b_has_the_names_and_shapes_of_transformers():
 def test_outputs_and_files_equal_transformers(name, tmp_path):
     save_random(MODELS[name], tmp_path / 'hf')
     source = huggingface.read(str(tmp_path / 'hf'))
-    model = hf_folders.our_model(source, tmp_path)
+    model = hf_folders.model_from_source(source, tmp_path)
     ours, theirs = huggingface.compute_both_logits(source, model, source.params())
     print(f'{name}: n = {theirs.size}, largest difference {np.max(np.abs(ours - theirs)):.2g}')
     assert np.max(np.abs(ours - theirs)) < 1e-4 and np.max(np.abs(theirs)) > 0.01

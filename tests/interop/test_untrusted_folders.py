@@ -1,4 +1,4 @@
-"""Untrusted Hugging Face folders and safetensors files are read, or raise an error of one line."""
+"""Untrusted Hugging Face folders and safetensors files are read or raise an error of one line."""
 
 import json
 import os
@@ -28,39 +28,42 @@ JSON = st.recursive(
 )
 
 
-def file_of(header, data=b''):
+def to_file(header, data=b''):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return len(text).to_bytes(8, 'little') + text + data
 
 
-def array(dtype='F32', shape=(2, 3), offsets=(0, 24)):
+def tensor_header(dtype='F32', shape=(2, 3), offsets=(0, 24)):
     return {'dtype': dtype, 'shape': list(shape), 'data_offsets': list(offsets)}
 
 
 DATA = bytes(24)
 # Most are refused by the library, in its own words.
-BAD = {
+INVALID_HEADERS = {
     'empty file': (b'', 'header too small'),
     'header of 2**64 bytes': (b'\xff' * 8 + b'{}', 'header too large'),
-    'deep JSON': (file_of(b'[' * 100_000), 'invalid JSON'),
-    'a number of 5000 digits': (file_of(b'{"a": ' + b'9' * 5000 + b'}'), 'number out of range'),
-    'unknown dtype': (file_of({'a': array('F99')}, DATA), 'unknown variant `F99`'),
-    'too many dimensions': (file_of({'a': array(shape=(1,) * 70, offsets=(0, 4))}, bytes(4)), "safetensors: 'a'"),
-    'negative shape': (file_of({'a': array(shape=(-2, -3))}, DATA), 'expected usize'),
-    'product beyond 64 bits': (file_of({'a': array(shape=(2**62, 2**62, 4, 0))}, DATA), 'overflow'),
-    'a shape beyond NumPy': (file_of({'a': array(shape=(0, 2**62), offsets=(0, 0))}), "safetensors: 'a'"),
-    'shape too large': (file_of({'a': array(shape=(2**40,))}, DATA), 'invalid shape'),
-    'beyond the file': (file_of({'a': array(shape=(200, 3), offsets=(0, 2400))}, DATA), 'not fully covered'),
-    'overlapping': (file_of({'a': array(), 'b': array()}, DATA), 'invalid offset'),
-    'bytes left over': (file_of({'a': array()}, bytes(30)), 'not fully covered'),
-    'a newline in a name': (file_of({'a\nb\x1b[31m': array(offsets=(8, 32))}, bytes(32)), r'a\nb\x1b[31m'),
-    'metadata that is no text': (file_of({'__metadata__': {'a': 1}}), 'expected a string'),
+    'deep JSON': (to_file(b'[' * 100_000), 'invalid JSON'),
+    'a number of 5000 digits': (to_file(b'{"a": ' + b'9' * 5000 + b'}'), 'number out of range'),
+    'unknown dtype': (to_file({'a': tensor_header('F99')}, DATA), 'unknown variant `F99`'),
+    'too many dimensions': (
+        to_file({'a': tensor_header(shape=(1,) * 70, offsets=(0, 4))}, bytes(4)),
+        "safetensors: 'a'",
+    ),
+    'negative shape': (to_file({'a': tensor_header(shape=(-2, -3))}, DATA), 'expected usize'),
+    'product beyond 64 bits': (to_file({'a': tensor_header(shape=(2**62, 2**62, 4, 0))}, DATA), 'overflow'),
+    'a shape beyond NumPy': (to_file({'a': tensor_header(shape=(0, 2**62), offsets=(0, 0))}), "safetensors: 'a'"),
+    'shape too large': (to_file({'a': tensor_header(shape=(2**40,))}, DATA), 'invalid shape'),
+    'beyond the file': (to_file({'a': tensor_header(shape=(200, 3), offsets=(0, 2400))}, DATA), 'not fully covered'),
+    'overlapping': (to_file({'a': tensor_header(), 'b': tensor_header()}, DATA), 'invalid offset'),
+    'bytes left over': (to_file({'a': tensor_header()}, bytes(30)), 'not fully covered'),
+    'a newline in a name': (to_file({'a\nb\x1b[31m': tensor_header(offsets=(8, 32))}, bytes(32)), r'a\nb\x1b[31m'),
+    'metadata that is no text': (to_file({'__metadata__': {'a': 1}}), 'expected a string'),
 }
 
 
-@pytest.mark.parametrize('kind', BAD)
+@pytest.mark.parametrize('kind', INVALID_HEADERS)
 def test_an_invalid_header_raises_its_fault(tmp_path, kind):
-    content, reason = BAD[kind]
+    content, reason = INVALID_HEADERS[kind]
     path = tmp_path / 'x.safetensors'
     path.write_bytes(content)
     assert reason in error_message(lambda: dict(safetensors_files.read_file(str(path))[0]))
@@ -69,14 +72,14 @@ def test_an_invalid_header_raises_its_fault(tmp_path, kind):
 @FUZZ
 @given(
     st.binary(max_size=200)
-    | st.builds(file_of, JSON, st.binary(max_size=40))
+    | st.builds(to_file, JSON, st.binary(max_size=40))
     | st.builds(
         lambda changes: bytes(changes.get(i, byte) for i, byte in enumerate(save(GOOD))),
         st.dictionaries(st.integers(0, 150), st.integers(0, 255), max_size=4),
     )
 )
 @example(save(GOOD)[:-1])
-@example(file_of({'a': {**array(), 'shape': [True, 6]}}, DATA))
+@example(to_file({'a': {**tensor_header(), 'shape': [True, 6]}}, DATA))
 def test_any_bytes_are_read_or_raise_a_one_line_error(tmp_path_factory, content):
     """Reads no more bytes than the header describes."""
     path = tmp_path_factory.getbasetemp() / 'fuzz.safetensors'
@@ -101,11 +104,11 @@ def test_any_bytes_are_read_or_raise_a_one_line_error(tmp_path_factory, content)
         ('a\nb', 'names the file'),
     ],
 )
-def test_an_index_cannot_name_files_elsewhere(tmp_path, name, reason):
+def test_an_index_cannot_name_files_outside_of_its_folder(tmp_path, name, reason):
     folder = tmp_path / 'folder'
     folder.mkdir()
-    for place in (tmp_path, folder):
-        save_file(GOOD, place / 'x.safetensors')
+    for parent in (tmp_path, folder):
+        save_file(GOOD, parent / 'x.safetensors')
     (folder / 'leaving.safetensors').symlink_to(tmp_path / 'x.safetensors')
     (folder / safetensors_files.INDEX).write_text(json.dumps({'weight_map': {'a': name}}))
     assert reason in error_message(safetensors_files.read_folder, folder)
@@ -161,7 +164,7 @@ def test_a_pickle_is_never_loaded(tmp_path, name):
     error_message(safetensors_files.read_params, str(folder / name))
     assert not (tmp_path / 'ran').exists()
     pickle.loads((folder / name).read_bytes())
-    assert (tmp_path / 'ran').exists(), 'the pickle does nothing, so this test proves nothing'
+    assert (tmp_path / 'ran').exists(), 'the pickle has no effect, so this test is invalid'
 
 
 def test_metadata_of_our_files_is_checked(tmp_path):

@@ -1,4 +1,4 @@
-"""Broken kernels for tests of the self-check."""
+"""Broken attention kernels for tests of the self-check."""
 
 import os
 import signal
@@ -53,7 +53,6 @@ def kills_its_process(*_):
 
 
 def check(attend):
-    """Builds the check of one of these kernels."""
     shape = jax.ShapeDtypeStruct((2, 8, 1, 4), 'float32')
     visibility = Visibility(None, jax.ShapeDtypeStruct((2, 8), 'int32'))
     return self_check.KernelCheck('test', '8 tokens', attend, correct, (shape, shape, shape, visibility, None), False)

@@ -1,4 +1,4 @@
-"""All implementations of attention equal plain attention, with gradients."""
+"""All implementations of attention against plain attention, with gradients."""
 
 import functools
 
@@ -128,39 +128,39 @@ def test_segment_features_separate_the_segments_of_packed_rows():
     assert np.all(products[~np.eye(len(sets), dtype=bool)] <= -1e6)
 
 
-def test_an_unsupported_call_names_the_reason():
+def test_an_unsupported_call_raises_an_error_with_the_reason():
     heads = jnp.ones((1, 4, 1, 8))
-    everything = Visibility(None, jnp.ones((1, 4), jnp.int32))
+    unpacked = Visibility(None, jnp.ones((1, 4), jnp.int32))
     bias = jnp.zeros((1, 1, 4, 4))
 
-    def refused(platform, implementation, reason, bias=None, visibility=everything, x=heads, chip=None):
+    def assert_rejected(platform, implementation, reason, bias=None, visibility=unpacked, x=heads, chip=None):
         with compiling_for(platform, chip=chip), pytest.raises(UserError, match=reason):
             api.attention(x, x, x, visibility, bias, implementation)
 
-    refused('cpu', 'flash', "one of auto, formula, tpu_kernel, cudnn, got 'flash'")
-    refused('cpu', 'tpu_kernel', 'does not run on a cpu; pass --gin.ATTENTION=auto')
-    refused('gpu', 'tpu_kernel', 'does not run on a gpu')
-    refused('tpu', 'tpu_kernel', 'requires a relative position bias', bias)
-    refused('gpu', 'cudnn', 'requires bfloat16, got float32')
+    assert_rejected('cpu', 'flash', "one of auto, formula, tpu_kernel, cudnn, got 'flash'")
+    assert_rejected('cpu', 'tpu_kernel', 'does not run on a cpu; pass --gin.ATTENTION=auto')
+    assert_rejected('gpu', 'tpu_kernel', 'does not run on a gpu')
+    assert_rejected('tpu', 'tpu_kernel', 'requires a relative position bias', bias)
+    assert_rejected('gpu', 'cudnn', 'requires bfloat16, got float32')
     low = heads.astype(jnp.bfloat16)
-    refused('tpu', 'tpu_kernel', 'requires a TPU v4 or newer for bfloat16, got a v3', x=low, chip='v3')
-    several = Visibility(jnp.ones((1, 4), jnp.int32), jnp.ones((1, 4), jnp.int32))
-    refused('gpu', 'cudnn', 'at most 112 for packed rows, got 120', x=jnp.tile(low, 15), visibility=several)
-    refused('gpu', 'cudnn', 'at most 128 for rows of one example, got 4', x=low[..., :4])
-    for visibility in (everything, several):
+    assert_rejected('tpu', 'tpu_kernel', 'requires a TPU v4 or newer for bfloat16, got a v3', x=low, chip='v3')
+    packed_rows = Visibility(jnp.ones((1, 4), jnp.int32), jnp.ones((1, 4), jnp.int32))
+    assert_rejected('gpu', 'cudnn', 'at most 112 for packed rows, got 120', x=jnp.tile(low, 15), visibility=packed_rows)
+    assert_rejected('gpu', 'cudnn', 'at most 128 for rows of one example, got 4', x=low[..., :4])
+    for visibility in (unpacked, packed_rows):
         assert cudnn.unsupported_reason(low, low, low, visibility, bias) is None
     prefix = Visibility(None, jnp.ones((1, 4), jnp.int32), True, jnp.ones((1, 4), bool))
     for platform, (name, _) in api.KERNELS.items():
-        refused(platform, name, 'does not support a bidirectional prefix', x=low, visibility=prefix)
+        assert_rejected(platform, name, 'does not support a bidirectional prefix', x=low, visibility=prefix)
 
 
 def test_auto_falls_back_to_the_formula_and_logs_it_once(caplog):
     heads = jnp.ones((1, 4, 1, 8))
-    everything = Visibility(None, jnp.ones((1, 4), jnp.int32))
+    unpacked = Visibility(None, jnp.ones((1, 4), jnp.int32))
     self_check.log_fallback.cache_clear()
     for _ in range(2):
         with compiling_for('gpu'):
-            np.testing.assert_allclose(api.attention(heads, heads, heads, everything), heads, rtol=1e-6)
+            np.testing.assert_allclose(api.attention(heads, heads, heads, unpacked), heads, rtol=1e-6)
     [record] = caplog.records
     assert 'cudnn' in record.message and 'float32' in record.message
 

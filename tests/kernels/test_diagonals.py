@@ -1,4 +1,4 @@
-"""Diagonal layouts equal the loops in their docstrings."""
+"""Diagonal layouts against the loops in their docstrings."""
 
 import jax
 import jax.numpy as jnp
@@ -30,11 +30,11 @@ def test_a_matrix_is_placed_at_each_example_with_gradients(examples):
     for row, lengths in enumerate(examples):
         start = 0
         for n in lengths:
-            here = slice(start, start + n)
-            positions[row, here] = np.arange(n)
-            same[row, here, here] = True
-            expected[row, here, here] = matrix[:n, :n]
-            expected_gradient[:n, :n] += weights[row, here, here]
+            example = slice(start, start + n)
+            positions[row, example] = np.arange(n)
+            same[row, example, example] = True
+            expected[row, example, example] = matrix[:n, :n]
+            expected_gradient[:n, :n] += weights[row, example, example]
             start += n
 
     def placed(matrix):

@@ -1,4 +1,4 @@
-"""GELU on a GPU, alone, normalized and as a gate, equals its definition, with gradients."""
+"""GELU on a GPU, alone, normalized and as a gate, against its definition, with gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from remixer_t5x.kernels.compile_target import compiling_for
 INPUTS = np.concatenate([np.linspace(-30, 30, 61), [-300.0, -1e-3, 0.0, 1e-3, 300.0]]).astype(np.float32)
 
 
-def test_gelu_equals_its_definition_also_for_large_inputs():
+def test_gelu_equals_its_definition_for_small_and_large_inputs():
     with compiling_for('gpu'):
         actual = jax.vmap(jax.value_and_grad(gelu.gelu))(jnp.asarray(INPUTS))
     x = INPUTS.astype(np.float64)
@@ -24,7 +24,7 @@ def test_gelu_equals_its_definition_also_for_large_inputs():
 
 def test_normalized_gelu_equals_autodiff():
     x, weights = np.random.default_rng(0).normal(size=(2, 3, 5, 16)).astype(np.float32)
-    # A scale may be zero.
+    # Some scales are zero.
     scale = np.linspace(-1, 2, 16, dtype=np.float32).round(1)
 
     def plain(x, scale):

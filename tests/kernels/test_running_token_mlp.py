@@ -1,4 +1,4 @@
-"""The running token MLP equals the plain causal sum with gradients, and does not store the sum of every token."""
+"""The running token MLP against the plain causal sum, with gradients; it does not store the sum of every token."""
 
 import functools
 
@@ -64,7 +64,7 @@ def test_equals_the_plain_sum_with_gradients(platform, packed, blocks, request):
 
     @few_examples
     @given(st.tuples(row, row), st.integers(0, 99))
-    def law(rows, seed):
+    def check(rows, seed):
         ids = jnp.asarray(np.stack([packed_row(counts) for counts in rows]), jnp.int32)
         rng = np.random.default_rng(seed)
         weights = [
@@ -77,7 +77,7 @@ def test_equals_the_plain_sum_with_gradients(platform, packed, blocks, request):
             expected(ids, scale, *weights),
         )
 
-    law()
+    check()
 
 
 @every_platform
@@ -114,21 +114,21 @@ def test_padding_does_not_change_the_result(platform):
     weights = [jnp.asarray(rng.normal(size=(1, LENGTH, HEADS, width)), jnp.float32) for width in (HIDDEN, FEATURES)]
     w_out = jnp.asarray(rng.normal(size=(1, LENGTH, HEADS, HIDDEN)), jnp.float32)
     ids = jnp.asarray([[1] * 6 + [0] * (LENGTH - 6)])
-    dirty = [array.at[:, 6:].set(jnp.nan) for array in weights]
+    padded_with_nan = [array.at[:, 6:].set(jnp.nan) for array in weights]
     with compiling_for(platform, interpret=True):
-        clean = api.mix_through_running_hidden(*weights, w_out, ids, packed=False)
-        mixed = api.mix_through_running_hidden(*dirty, w_out, ids, packed=False)
-    np.testing.assert_array_equal(mixed[:, :6], clean[:, :6])
+        expected = api.mix_through_running_hidden(*weights, w_out, ids, packed=False)
+        mixed = api.mix_through_running_hidden(*padded_with_nan, w_out, ids, packed=False)
+    np.testing.assert_array_equal(mixed[:, :6], expected[:, :6])
     assert np.all(np.isfinite(mixed))
 
 
 @pytest.mark.parametrize(('platform', 'rows'), [('cpu', 3), ('gpu', 4)])
 @pytest.mark.parametrize('packed', [True, False])
 def test_memory_is_length_times_width(platform, rows, packed):
-    """The memory of a token, from the difference of two lengths, is a few rows of its width and not the sum A."""
+    """The memory of a token is the difference between two lengths; it is a few rows of features, not a sum."""
     batch, heads, hidden, features = 2, 2, 64, 32
 
-    def temporary(length):
+    def temporary_bytes(length):
         ids = jnp.ones((batch, length), jnp.int32)
 
         def loss(*weights):
@@ -141,6 +141,6 @@ def test_memory_is_length_times_width(platform, rows, packed):
             compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(*shapes).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
-    per_token = (temporary(4096) - temporary(2048)) / (2048 * batch * 4)
-    width, every_state = heads * (hidden + features), heads * hidden * features
-    assert per_token < rows * width < every_state / 5
+    per_token = (temporary_bytes(4096) - temporary_bytes(2048)) / (2048 * batch * 4)
+    width, sum_size = heads * (hidden + features), heads * hidden * features
+    assert per_token < rows * width < sum_size / 5

@@ -30,9 +30,9 @@ def empty_cache(monkeypatch, tmp_path):
     jax.config.update('jax_compilation_cache_dir', before)
 
 
-def attend(monkeypatch, attend, implementation='auto'):
-    """Returns attention with `attend` as the CPU's kernel, and by the formula."""
-    monkeypatch.setitem(api.KERNELS, 'cpu', ('tpu_kernel', broken_kernels.Kernel(attend)))
+def run_attention(monkeypatch, kernel, implementation='auto'):
+    """Returns the outputs of attention with `kernel` as the CPU's kernel, and of the formula."""
+    monkeypatch.setitem(api.KERNELS, 'cpu', ('tpu_kernel', broken_kernels.Kernel(kernel)))
     rng = np.random.default_rng(0)
     query, key, value = (jnp.asarray(rng.normal(size=(2, 6, 2, 4)), jnp.float32) for _ in range(3))
     visibility = Visibility(None, jnp.asarray([[1] * 6, [1] * 3 + [0] * 3]))
@@ -56,13 +56,13 @@ BROKEN = {
 def test_a_broken_kernel_falls_back_to_the_formula_or_raises(name, monkeypatch, caplog):
     kernel = getattr(broken_kernels, name)
     for _ in range(2):
-        actual, expected = attend(monkeypatch, kernel)
+        actual, expected = run_attention(monkeypatch, kernel)
         np.testing.assert_allclose(actual, expected, rtol=1e-5)
     [record] = caplog.records
-    for fact in ('tpu_kernel', '6 x 6 tokens, 2 heads of 4', 'float32', BROKEN[name]):
-        assert fact in record.getMessage()
+    for words in ('tpu_kernel', '6 x 6 tokens, 2 heads of 4', 'float32', BROKEN[name]):
+        assert words in record.getMessage()
     with pytest.raises(UserError, match=BROKEN[name]):
-        attend(monkeypatch, kernel, 'tpu_kernel')
+        run_attention(monkeypatch, kernel, 'tpu_kernel')
 
 
 def test_a_correct_kernel_is_checked_once_and_used(monkeypatch, empty_cache, caplog):
@@ -80,7 +80,7 @@ def test_a_correct_kernel_is_checked_once_and_used(monkeypatch, empty_cache, cap
     monkeypatch.setattr(self_check, 'compute_difference', None)
     assert self_check.run_check(check) == first
     monkeypatch.setattr(self_check, 'run_check', lambda check: first)
-    attend(monkeypatch, kernel)
+    run_attention(monkeypatch, kernel)
     assert calls and not caplog.records
 
 

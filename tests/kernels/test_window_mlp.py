@@ -1,4 +1,4 @@
-"""The window mixer's kernels equal its formula with gradients, packed rows and dropout."""
+"""The window mixer's kernels against its formula, with gradients, packed rows and dropout."""
 
 import functools
 
@@ -17,7 +17,7 @@ WIDTH, HIDDEN = 128, 3
 
 
 def formula(wi, bias, out, tokens, ids):
-    """Calls `mix_windows`, which the tests of the sublayer compare with the equation."""
+    """Calls `mix_windows`, which the tests of the sublayer compare with its equation."""
     weights = api.TokenMLP(wi, bias, jnp.ones(HIDDEN), jnp.zeros(()))
     return api.mix_windows(weights, tokens, out, ids)
 
@@ -30,13 +30,13 @@ def value_and_gradients(mix, arrays, ids):
     return jax.jit(jax.value_and_grad(loss, has_aux=True))(arrays)
 
 
-def examples(length):
+def example_ids(length):
     """Returns the ids of rows with one or several examples."""
     ends = ([length - 3], [5, 6, length // 2, length - 1], [length])
     ids = np.zeros((len(ends), length), np.int32)
-    for row, starts in enumerate(ends):
-        for number, (first, last) in enumerate(zip([0, *starts], starts, strict=False)):
-            ids[row, first:last] = number + 1
+    for row, row_ends in enumerate(ends):
+        for index, (start, end) in enumerate(zip([0, *row_ends], row_ends, strict=False)):
+            ids[row, start:end] = index + 1
     return jnp.asarray(ids)
 
 
@@ -45,7 +45,7 @@ def examples(length):
 @pytest.mark.parametrize('platform', KERNELS)
 def test_equals_the_formula_with_gradients(platform, length, window, packed):
     rng = np.random.default_rng(length)
-    ids = examples(length)
+    ids = example_ids(length)
     shapes = (window, HIDDEN), (HIDDEN,), (len(ids), HIDDEN), (len(ids), length, WIDTH)
     *weights, tokens = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
     arrays = [*weights, jnp.where((ids > 0)[..., None], tokens, 0)]
@@ -63,7 +63,7 @@ def test_the_sublayer_uses_the_kernel_with_the_same_dropout(platform, monkeypatc
     rng = np.random.default_rng(0)
     x, mixer = jnp.asarray(rng.normal(size=(3, length, WIDTH)), jnp.float32), mlp_mixer.WindowMixer(HIDDEN, 5, 0.5)
     positions = jnp.broadcast_to(jnp.arange(length), (3, length))
-    ctx = SequenceContext(examples(length), positions, packed=True, deterministic=False, causal=True)
+    ctx = SequenceContext(example_ids(length), positions, packed=True, deterministic=False, causal=True)
     params = mixer.init({'params': jax.random.key(0), 'dropout': jax.random.key(1)}, x, ctx)
     apply = functools.partial(mixer.apply, params, x, ctx, rngs={'dropout': jax.random.key(2)})
     expected = apply()

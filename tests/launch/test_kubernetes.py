@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 
-from tests.launch.clusters.rented import COMMAND, LAUNCH, bash
+from tests.launch.clusters.rented import COMMAND, LAUNCH, run_script
 
 IMAGE = '--image=registry.example/remixer-t5x:tpu'
 ROOT = pathlib.Path(__file__).parents[2]
@@ -16,10 +16,10 @@ PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
 
 def jobset(text):
     yaml = pytest.importorskip('yaml', reason='PyYAML reads the JobSet: pip install pyyaml')
-    found = yaml.safe_load(text)
-    assert (found['apiVersion'], found['kind']) == ('jobset.x-k8s.io/v1alpha2', 'JobSet')
-    (job,) = found['spec']['replicatedJobs']
-    return found, job, job['template']['spec']['template']['spec']
+    resource = yaml.safe_load(text)
+    assert (resource['apiVersion'], resource['kind']) == ('jobset.x-k8s.io/v1alpha2', 'JobSet')
+    (job,) = resource['spec']['replicatedJobs']
+    return resource, job, job['template']['spec']['template']['spec']
 
 
 @pytest.mark.parametrize('filled_in', [False, True])
@@ -28,30 +28,30 @@ def test_jobset_is_valid_and_every_pod_finds_the_coordinator(filled_in):
     text = (LAUNCH / 'kubernetes_jobset.yaml').read_text()
     if filled_in:
         options = [f'--name={name}', f'--nodes={nodes}', f'--gpus={gpus}', f'--image={image}', '--claim=disk']
-        text, applied = bash('kubernetes.sh', *options, '--dry_run', *COMMAND)
+        text, applied = run_script('kubernetes.sh', *options, '--dry_run', *COMMAND)
         assert applied.startswith('+ kubectl apply --filename=-')
-    found, job, pod = jobset(text)
+    resource, job, pod = jobset(text)
     (container,) = pod['containers']
     env = {entry['name']: entry for entry in container['env']}
-    network = found['spec']['network']
-    host = f'{found["metadata"]["name"]}-{job["name"]}-0-0.{network["subdomain"]}'
-    assert network['enableDNSHostnames'] and env['COORDINATOR']['value'] == f'{host}:{8476}'
+    network = resource['spec']['network']
+    host = f'{resource["metadata"]["name"]}-{job["name"]}-0-0.{network["subdomain"]}'
+    assert network['enableDNSHostnames'] and env['COORDINATOR']['value'] == f'{host}:8476'
     assert container['ports'] == [{'containerPort': 8476}]
     spec = job['template']['spec']
     assert (spec['completions'], spec['parallelism'], env['PROCESS_COUNT']['value']) == (nodes, nodes, str(nodes))
     assert spec['backoffLimit'] == 0 and pod['restartPolicy'] == 'Never'
     assert container['resources']['limits'] == {'nvidia.com/gpu': gpus} and pod['nodeSelector'] == {}
-    assert (found['metadata']['name'], container['image']) == (name, image)
+    assert (resource['metadata']['name'], container['image']) == (name, image)
     flags = ['coordinator_address', 'process_count', 'process_index']
     assert container['args'][-3:] == [f'--{flag}=$({variable})' for flag, variable in zip(flags, env, strict=True)]
     if filled_in:
-        # Kubernetes replaces $$ by $.
+        # Kubernetes replaces $$ with $.
         assert container['args'][:-3] == [*COMMAND[1:-1], '--gin.FILES=a b $$x']
 
 
 def test_jobset_of_tpu_slices_on_spot_nodes_of_gke():
     options = ['--tpu=tpu-v5-lite-podslice', '--topology=4x4', '--slices=2', '--spot', IMAGE]
-    found, job, pod = jobset(bash('kubernetes.sh', *options, '--dry_run', *COMMAND)[0])
+    resource, job, pod = jobset(run_script('kubernetes.sh', *options, '--dry_run', *COMMAND)[0])
     spec, (container,) = job['template']['spec'], pod['containers']
     assert (job['replicas'], spec['completions'], spec['parallelism']) == (2, 4, 4)
     assert container['resources']['limits'] == {'google.com/tpu': 4}
@@ -60,7 +60,7 @@ def test_jobset_of_tpu_slices_on_spot_nodes_of_gke():
         'cloud.google.com/gke-tpu-accelerator': 'tpu-v5-lite-podslice',
         'cloud.google.com/gke-tpu-topology': '4x4',
     }
-    assert 'alpha.jobset.sigs.k8s.io/exclusive-topology' in found['metadata']['annotations']
+    assert 'alpha.jobset.sigs.k8s.io/exclusive-topology' in resource['metadata']['annotations']
     assert pod['terminationGracePeriodSeconds'] == 15
     # GKE sets the index of each process.
     assert container['args'][-1] == '--gin.FILES=a b $$x'
@@ -72,9 +72,9 @@ def test_pods_can_write_their_model_dir(folder, claims):
     from tests.launch.clusters import kubectl
 
     options = [IMAGE, *(f'--claim={name}' for name in claims), '--service_account=trainer', '--dry_run']
-    text, _ = bash('kubernetes.sh', *options, *COMMAND, f'--gin.MODEL_DIR={folder}')
-    found, _, pod = jobset(text)
-    kubectl.check(found, 'JobSet')
+    text, _ = run_script('kubernetes.sh', *options, *COMMAND, f'--gin.MODEL_DIR={folder}')
+    resource, _, pod = jobset(text)
+    kubectl.check(resource, 'JobSet')
     assert pod['serviceAccountName'] == 'trainer'
     volumes = {volume['name']: volume for volume in pod['volumes']}
     assert {mount['name'] for mount in pod['containers'][0]['volumeMounts']} == volumes.keys()
@@ -83,20 +83,20 @@ def test_pods_can_write_their_model_dir(folder, claims):
 
 
 @pytest.mark.parametrize(
-    'options, said',
+    'options, error',
     [
         (['--tpu=x'], '--tpu=x needs the topology of a slice; type --topology=4x4'),
         (['--slices=2'], '--slices=2 is for TPU slices; type --nodes=2 for GPU nodes'),
         (['--nodes=none'], '--nodes=none; type a number from 1'),
     ],
 )
-def test_kubernetes_rejects_invalid_options_in_one_line(options, said):
-    assert bash('kubernetes.sh', *options, *COMMAND, code=2)[1] == f'error: {said}\n'
+def test_kubernetes_rejects_invalid_options_in_one_line(options, error):
+    assert run_script('kubernetes.sh', *options, *COMMAND, code=2)[1] == f'error: {error}\n'
 
 
 def test_jobset_restarts_after_all_failures_except_user_errors():
-    found, job, _ = jobset((LAUNCH / 'kubernetes_jobset.yaml').read_text())
-    policy = found['spec']['failurePolicy']
+    resource, job, _ = jobset((LAUNCH / 'kubernetes_jobset.yaml').read_text())
+    policy = resource['spec']['failurePolicy']
     assert policy['maxRestarts'] > 0
     assert [rule['action'] for rule in policy['rules']] == ['FailJobSet']
     assert policy['rules'][0]['onJobFailureReasons'] == ['PodFailurePolicy']
@@ -110,7 +110,7 @@ def test_docker_copies_files_that_exist_and_are_not_ignored():
     assert {'remixer_t5x', 'tasks', 'configs', 'setup.py'} <= set(copied)
     for name in copied:
         assert (ROOT / name).exists(), name
-        assert f'!{name}' in ignore, f'{name} does not reach the builder'
+        assert f'!{name}' in ignore, f'.dockerignore excludes {name}'
     # The build requires these files.
     assert {PROJECT['readme'], *PROJECT['license-files']} <= set(copied)
 

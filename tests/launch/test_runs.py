@@ -1,7 +1,7 @@
 """Launch scripts on fake clusters: runs are installed from a wheel, preempted, and restarted.
 
-Each scenario is one run of real processes on loopback, all of which are killed once there is a checkpoint. What starts
-it again (the script, Slurm, the JobSet) continues from that checkpoint, and it ends in the bits of an unbroken run.
+Each test kills all processes of a run after a checkpoint. The script, Slurm or the JobSet restarts the run, which
+resumes from the checkpoint and ends bit-identical to an uninterrupted run.
 """
 
 import os
@@ -14,36 +14,36 @@ import sys
 import pytest
 
 from tests.launch.clusters import rented, strictly
-from tests.launch.clusters.strictly import PATIENCE
+from tests.launch.clusters.strictly import TIMEOUT
 from tests.support import compare_runs, ports
 from tests.support.warm_python import WarmPython
 
 ROOT = pathlib.Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(
-    not (ROOT / '.git').exists(), reason='the scripts copy what git knows; this is no checkout'
+    not (ROOT / '.git').exists(), reason='the scripts copy files with git, and this is not a checkout'
 )
 
 
 @pytest.fixture(scope='module')
-def place(tmp_path_factory):
-    return tmp_path_factory.mktemp('rented')
+def shared_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp('launch')
 
 
 @pytest.fixture(scope='module')
-def command(place, compiled):
+def command(shared_folder, compiled):
     """A program that runs `remixer-t5x` in processes that have already imported the libraries."""
     python = WarmPython(compiled)
     words = shlex.join([*python.command, '-m', 'tests.support.quick_command'])
-    yield rented.program(place / 'remixer-t5x', f'exec {words} "$@"')
+    yield rented.write_program(shared_folder / 'remixer-t5x', f'exec {words} "$@"')
     python.close()
 
 
 @pytest.fixture(scope='module')
-def wheel(place):
+def wheel(shared_folder):
     """The wheel that the launch scripts build."""
-    pytest.importorskip('setuptools', reason='setuptools builds the wheel')
+    pytest.importorskip('setuptools', reason='setuptools is required to build the wheel')
     source = 'source scripts/environment.sh; source scripts/launch/command_line.sh; make_wheel "$1"'
-    copy = place / 'copy'
+    copy = shared_folder / 'copy'
     copy.mkdir()
     env = rented.environment(PYTHON=sys.executable, PIP_NO_BUILD_ISOLATION='0', PIP_NO_INDEX='1')
     subprocess.run(['bash', '-euc', source, 'bash', copy], cwd=ROOT, env=env, check=True)
@@ -52,28 +52,30 @@ def wheel(place):
 
 
 @pytest.fixture(scope='module')
-def installed(place, wheel, command):
-    """An environment with the wheel, made by `worker.sh install`; the libraries are those of this process."""
+def installed(shared_folder, wheel, command):
+    """A virtual environment into which `worker.sh` installs the wheel; it uses the libraries of this process."""
     lines = '\\n'.join(rented.site_packages())
-    python = rented.python_for_venv(
-        place,
+    python = rented.write_venv_python(
+        shared_folder,
         f'{sys.executable} -m venv --without-pip "$3"',
         f'cd "$3"/lib/*/site-packages && printf "{lines}\\n" > shared.pth',
     )
-    folder = place / 'venv'
-    env = rented.environment(VENV=folder, PYTHON=python, PIP_NO_DEPS='1', PIP_NO_INDEX='1', RUN_DIR=place / 'none')
+    folder = shared_folder / 'venv'
+    env = rented.environment(
+        VENV=folder, PYTHON=python, PIP_NO_DEPS='1', PIP_NO_INDEX='1', RUN_DIR=shared_folder / 'none'
+    )
     stamp, stamps = folder / '.remixer_t5x_stamp', ''
     for extra in ('gpu', 'tpu'):
-        said = rented.bash('worker.sh', 'install', extra, str(wheel), env=env)
-        assert f'installing remixer_t5x[train,{extra}]' in said[0]
+        output = rented.run_script('worker.sh', 'install', extra, str(wheel), env=env)
+        assert f'installing remixer_t5x[train,{extra}]' in output[0]
         stamps += stamp.read_text()
-    # Both kinds of hosts have all packages.
+    # Marks the environment as up to date for hosts with GPUs and with TPUs.
     stamp.write_text(stamps)
     env.pop('PYTHONPATH')
-    asked = subprocess.run(
-        [folder / 'bin' / 'remixer-t5x', '--version'], env=env, cwd=place, capture_output=True, text=True
+    version = subprocess.run(
+        [folder / 'bin' / 'remixer-t5x', '--version'], env=env, cwd=shared_folder, capture_output=True, text=True
     )
-    assert asked.stdout.startswith('remixer-t5x '), asked.stderr
+    assert version.stdout.startswith('remixer-t5x '), version.stderr
     [package] = folder.glob('lib/*/site-packages/remixer_t5x')
     assert (package / 'configs' / 'hardware' / 'cpu.gin').exists()
     shutil.copy(command, folder / 'bin' / 'remixer-t5x')
@@ -81,14 +83,14 @@ def installed(place, wheel, command):
 
 
 @pytest.fixture
-def cluster(tmp_path, monkeypatch, installed, command, place):
-    """Environment variables for the scripts; CLUSTER is the folder of the stand-ins."""
+def cluster(tmp_path, monkeypatch, installed, command, shared_folder):
+    """Environment variables for the scripts; CLUSTER is the folder of the fakes."""
     monkeypatch.setattr(strictly, 'CLUSTER', tmp_path)
-    programs = rented.programs(tmp_path / 'bin')
+    programs = rented.write_programs(tmp_path / 'bin')
     env = rented.environment(CLUSTER=tmp_path, PORT=ports.reserve(), POLL_SECONDS='0.05', REMIXER_T5X=command)
     env |= {
         'PATH': f'{programs}:{env["PATH"]}',
-        'REMIXER_T5X_CACHE': str(place / 'cache'),
+        'REMIXER_T5X_CACHE': str(shared_folder / 'cache'),
         'METADATA': 'http://127.0.0.1:9',
     }
     yield env
@@ -97,21 +99,21 @@ def cluster(tmp_path, monkeypatch, installed, command, place):
 
 
 @pytest.fixture(scope='module')
-def text(place):
-    (place / 'text.txt').write_text(rented.TEXT)
-    return f'--gin.FILES={place}/text.txt'
+def files_flag(shared_folder):
+    (shared_folder / 'text.txt').write_text(rented.TEXT)
+    return f'--gin.FILES={shared_folder}/text.txt'
 
 
 @pytest.fixture(scope='module')
-def unbroken(place, command, text):
-    """Returns `unbroken(count)`: the folder of an uninterrupted run with `count` processes."""
+def uninterrupted(shared_folder, command, files_flag):
+    """Returns `uninterrupted(count)`: the folder of an uninterrupted run with `count` processes."""
     folders: dict[int, pathlib.Path] = {}
 
     def run(count):
         if count not in folders:
-            folders[count] = place / f'unbroken_{count}'
-            words = [command, *rented.TRAIN, text, f'--gin.MODEL_DIR={folders[count]}']
-            env = rented.environment(REMIXER_T5X_CACHE=place / 'cache', JAX_NUM_PROCESSES=count)
+            folders[count] = shared_folder / f'uninterrupted_{count}'
+            words = [command, *rented.TRAIN, files_flag, f'--gin.MODEL_DIR={folders[count]}']
+            env = rented.environment(REMIXER_T5X_CACHE=shared_folder / 'cache', JAX_NUM_PROCESSES=count)
             env['JAX_COORDINATOR_ADDRESS'] = f'127.0.0.1:{ports.reserve()}'
             started = [subprocess.Popen(words, env={**env, 'JAX_PROCESS_ID': str(i)}) for i in range(count)]
             assert [process.wait() for process in started] == [0] * count
@@ -120,95 +122,99 @@ def unbroken(place, command, text):
     return run
 
 
-def train(folder, text):
-    return ['--', *rented.TRAIN, text, f'--gin.MODEL_DIR={folder}']
+def train(folder, files_flag):
+    return ['--', *rented.TRAIN, files_flag, f'--gin.MODEL_DIR={folder}']
 
 
 def has_checkpoint(folder):
     return lambda: compare_runs.checkpoint_steps(folder)
 
 
-def assert_resumed(folder, unbroken_run):
-    assert compare_runs.difference(folder, unbroken_run, rented.STEPS) is None
+def assert_resumed(folder, uninterrupted_run):
+    assert compare_runs.difference(folder, uninterrupted_run, rented.STEPS) is None
 
 
-def test_several_tpu_slices_restart_and_resume_a_run(cluster, tmp_path, text, unbroken, wheel, installed):
+def test_several_tpu_slices_restart_and_resume_a_run(cluster, tmp_path, files_flag, uninterrupted, wheel, installed):
     from tests.launch.clusters import gcloud
 
     bucket = tmp_path / 'buckets' / 'mine' / 'run'
-    # `python -m venv` of a host copies the environment in which the wheel is installed.
-    python = rented.python_for_venv(tmp_path, f'mkdir -p "$3" && cp -r {installed}/. "$3"')
+    # On the hosts, `python -m venv` copies the environment in which the wheel is installed.
+    python = rented.write_venv_python(tmp_path, f'mkdir -p "$3" && cp -r {installed}/. "$3"')
     cluster |= {'PYTHON': str(python), 'PIP_NO_DEPS': '1', 'PIP_NO_INDEX': '1'}
     where = ['--name=mixer', '--zone=us-east5-a', '--slices=2', '--spot']
-    words = ['--type=v5litepod-4', f'--wheel={wheel}', *train(bucket, text)]
-    with (tmp_path / 'said').open('w') as said:
+    words = ['--type=v5litepod-4', f'--wheel={wheel}', *train(bucket, files_flag)]
+    with (tmp_path / 'output').open('w') as output:
         command = ['bash', str(rented.LAUNCH / 'tpu_vm.sh'), 'supervise', *where, *words]
-        supervisor = subprocess.Popen(command, env=cluster, stdout=said, stderr=said, start_new_session=True)
+        supervisor = subprocess.Popen(command, env=cluster, stdout=output, stderr=output, start_new_session=True)
         try:
-            strictly.until(has_checkpoint(bucket), 'a checkpoint')
+            strictly.wait_until(has_checkpoint(bucket), 'a checkpoint')
             gcloud.preempt('mixer')
-            assert supervisor.wait(PATIENCE) == 0
+            assert supervisor.wait(TIMEOUT) == 0
         finally:
             strictly.kill_group(supervisor.pid)
             supervisor.wait()
-    said = (tmp_path / 'said').read_text()
-    assert 'mixer was preempted' in said and 'the command has succeeded' in said
-    rented.bash('tpu_vm.sh', 'fetch', *where, '--from=gs://mine/run', f'--to={tmp_path}/mine', env=cluster)
-    rented.bash('tpu_vm.sh', 'delete', *where, env=cluster)
-    assert_resumed(tmp_path / 'mine', unbroken(2))
+    output = (tmp_path / 'output').read_text()
+    assert 'mixer was preempted' in output and 'the command has succeeded' in output
+    rented.run_script('tpu_vm.sh', 'fetch', *where, '--from=gs://mine/run', f'--to={tmp_path}/mine', env=cluster)
+    rented.run_script('tpu_vm.sh', 'delete', *where, env=cluster)
+    assert_resumed(tmp_path / 'mine', uninterrupted(2))
 
 
-def test_a_jobset_is_restarted_and_resumes(cluster, tmp_path, text, unbroken):
+def test_a_jobset_is_restarted_and_resumes(cluster, tmp_path, files_flag, uninterrupted):
     pytest.importorskip('yaml', reason='PyYAML reads the JobSet: pip install pyyaml')
     run, options = tmp_path / 'claims' / 'disk' / 'run', ['--claim=disk', '--name=mixer']
     image = '--image=registry.example/remixer-t5x:gpu'
-    rented.bash('kubernetes.sh', *options, image, '--nodes=2', '--gpus=1', *train('/data/run', text), env=cluster)
-    strictly.until(has_checkpoint(run), 'a checkpoint')
+    rented.run_script(
+        'kubernetes.sh', *options, image, '--nodes=2', '--gpus=1', *train('/data/run', files_flag), env=cluster
+    )
+    strictly.wait_until(has_checkpoint(run), 'a checkpoint')
     for pod in (tmp_path / 'pods').read_text().split():
         strictly.kill_group(int(pod))
-    strictly.until((tmp_path / 'ended').exists, 'the end of the JobSet')
+    strictly.wait_until((tmp_path / 'ended').exists, 'the end of the JobSet')
     assert (tmp_path / 'ended').read_text() == 'Completed', (tmp_path / 'pod_0.log').read_text()
     assert (tmp_path / 'attempts').read_text().splitlines()[1:] == ['[0, 0]']
-    rented.bash('kubernetes.sh', 'fetch', *options, '--from=/data/run', f'--to={tmp_path}/mine', env=cluster)
-    assert_resumed(tmp_path / 'mine', unbroken(2))
+    rented.run_script('kubernetes.sh', 'fetch', *options, '--from=/data/run', f'--to={tmp_path}/mine', env=cluster)
+    assert_resumed(tmp_path / 'mine', uninterrupted(2))
 
 
-def test_a_slurm_job_is_requeued_and_resumes(cluster, tmp_path, text, unbroken, installed):
+def test_a_slurm_job_is_requeued_and_resumes(cluster, tmp_path, files_flag, uninterrupted, installed):
     run = tmp_path / 'run'
     cluster.pop('REMIXER_T5X')
-    job = ['--nodes=2', '--ntasks-per-node=1', 'scripts/launch/slurm.sbatch', *train(run, text)]
-    asked = subprocess.run(
+    job = ['--nodes=2', '--ntasks-per-node=1', 'scripts/launch/slurm.sbatch', *train(run, files_flag)]
+    submitted = subprocess.run(
         ['sbatch', *job], env={**cluster, 'VENV': str(installed)}, cwd=ROOT, capture_output=True, text=True
     )
-    assert asked.stdout == 'Submitted batch job 7\n', asked.stderr
-    strictly.until(has_checkpoint(run), 'a checkpoint')
-    # A node is lost, and Slurm requeues the job.
+    assert submitted.stdout == 'Submitted batch job 7\n', submitted.stderr
+    strictly.wait_until(has_checkpoint(run), 'a checkpoint')
+    # Simulates the loss of a node, after which Slurm requeues the job.
     (tmp_path / 'requeue').touch()
     strictly.kill_group(int((tmp_path / 'job').read_text()))
-    strictly.until((tmp_path / 'ended').exists, 'the end of the job')
+    strictly.wait_until((tmp_path / 'ended').exists, 'the end of the job')
     assert (tmp_path / 'ended').read_text() == '0', (tmp_path / 'detached.log').read_text()
-    assert_resumed(run, unbroken(2))
+    assert_resumed(run, uninterrupted(2))
 
 
-def test_a_gpu_node_restarts_and_resumes_a_run(cluster, tmp_path, text, unbroken, installed, wheel):
+def test_a_gpu_node_restarts_and_resumes_a_run(cluster, tmp_path, files_flag, uninterrupted, installed, wheel):
     run = tmp_path / 'run'
-    rented.program(tmp_path / 'bin' / 'nvidia-smi', 'echo "GPU 0"')
-    kill = rented.program(
-        tmp_path / 'bin' / 'noted', f'echo $$ > {tmp_path}/child', f'exec {cluster["REMIXER_T5X"]} "$@"'
+    rented.write_program(tmp_path / 'bin' / 'nvidia-smi', 'echo "GPU 0"')
+    wrapper = rented.write_program(
+        tmp_path / 'bin' / 'wrapper', f'echo $$ > {tmp_path}/child', f'exec {cluster["REMIXER_T5X"]} "$@"'
     )
     shutil.copytree(installed, tmp_path / 'venv', symlinks=True)
-    shutil.copy(kill, tmp_path / 'venv' / 'bin' / 'remixer-t5x')
+    shutil.copy(wrapper, tmp_path / 'venv' / 'bin' / 'remixer-t5x')
     env = {**cluster, 'VENV': str(tmp_path / 'venv'), 'RESTART_SECONDS': '0', 'RUN_DIR': str(tmp_path / 'none')}
-    words = [f'--wheel={wheel}', *train(run, text), '--verbose']
-    with (tmp_path / 'said').open('w') as said:
-        node = subprocess.Popen(['bash', str(rented.LAUNCH / 'gpu_node.sh'), *words], env=env, stdout=said, stderr=said)
+    words = [f'--wheel={wheel}', *train(run, files_flag), '--verbose']
+    with (tmp_path / 'output').open('w') as output:
+        node = subprocess.Popen(
+            ['bash', str(rented.LAUNCH / 'gpu_node.sh'), *words], env=env, stdout=output, stderr=output
+        )
         try:
-            strictly.until(has_checkpoint(run), 'a checkpoint')
+            strictly.wait_until(has_checkpoint(run), 'a checkpoint')
             os.kill(int((tmp_path / 'child').read_text()), 9)
-            assert node.wait(PATIENCE) == 0, (tmp_path / 'said').read_text()
+            assert node.wait(TIMEOUT) == 0, (tmp_path / 'output').read_text()
         finally:
             node.kill()
             node.wait()
-    said = (tmp_path / 'said').read_text()
-    assert 'remixer-t5x ended with 137; start 2 of 4' in said
-    assert_resumed(run, unbroken(1))
+    output = (tmp_path / 'output').read_text()
+    assert 'remixer-t5x ended with 137; start 2 of 4' in output
+    assert_resumed(run, uninterrupted(1))

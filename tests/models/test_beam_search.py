@@ -1,4 +1,4 @@
-"""Beam search finds what exhaustive search finds, and what Hugging Face's `generate` finds."""
+"""Beam search against exhaustive search and Hugging Face's `generate`."""
 
 import dataclasses
 import functools
@@ -19,7 +19,8 @@ from tests.models.tiny_models import make_seq2seq, make_t5, t5_params
 from tests.support import references
 from tests.support.paths import GOLDEN
 
-STOPS = {
+# Values of `early_stopping` in Hugging Face's `generate`.
+STOP_RULES = {
     'never': beam_search.until_settled,
     'False': beam_search.until_unlikely,
     'True': beam_search.until_enough,
@@ -29,24 +30,24 @@ examples = settings(max_examples=20, deadline=None, derandomize=True, database=N
 
 
 def best_sequences(log_probabilities, penalty, count, length):
-    """Tokens and scores of the `count` best of all sequences."""
+    """Returns the tokens and scores of the `count` best sequences."""
     scores = {tokens: value / float(penalty(len(tokens))) for tokens, value in log_probabilities.items()}
     best = sorted(scores, key=scores.get, reverse=True)[:count]
     return [list(tokens) + [0] * (length - len(tokens)) for tokens in best], [scores[tokens] for tokens in best]
 
 
-def assert_is_exhaustive(actual, log_probabilities, penalty):
-    """Checks one sequence of the batch: all beams against the best of `log_probabilities`."""
+def assert_equals_exhaustive(actual, log_probabilities, penalty):
+    """Compares all beams of one input with the best sequences of `log_probabilities`."""
     tokens, scores = np.asarray(actual.tokens), np.asarray(actual.scores)
-    wanted_tokens, wanted_scores = best_sequences(log_probabilities, penalty, *tokens.shape)
-    np.testing.assert_allclose(scores, wanted_scores, rtol=1e-4, atol=1e-5)
-    far_from_next = np.abs(np.diff(wanted_scores)) > 1e-4
-    settled = np.append(far_from_next, False) & np.append(True, far_from_next)
-    np.testing.assert_array_equal(tokens[settled], np.asarray(wanted_tokens)[settled])
+    expected_tokens, expected_scores = best_sequences(log_probabilities, penalty, *tokens.shape)
+    np.testing.assert_allclose(scores, expected_scores, rtol=1e-4, atol=1e-5)
+    differs_from_next = np.abs(np.diff(expected_scores)) > 1e-4
+    is_untied = np.append(differs_from_next, False) & np.append(True, differs_from_next)
+    np.testing.assert_array_equal(tokens[is_untied], np.asarray(expected_tokens)[is_untied])
 
 
-def search_tables(length, beams, penalty=PowerPenalty, stop=beam_search.until_settled):
-    """Compiled search (tables, alpha) -> Decoded."""
+def compile_search(length, beams, penalty=PowerPenalty, stop=beam_search.until_settled):
+    """Returns a compiled beam search (tables, alpha) -> Decoded."""
 
     @jax.jit
     def search(tables, alpha):
@@ -55,94 +56,94 @@ def search_tables(length, beams, penalty=PowerPenalty, stop=beam_search.until_se
     return search
 
 
-def of_row(actual, row):
+def select_row(actual, row):
     return jax.tree.map(lambda array: array[row], actual)
 
 
 @pytest.mark.parametrize('penalty', [PowerPenalty, BrevityPenalty])
 def test_beam_search_with_enough_beams_is_exhaustive(penalty):
-    search = search_tables(3, 16, penalty)
+    search = compile_search(3, 16, penalty)
 
     @examples
     @given(seeds, st.floats(-0.5, 1.5))
-    def law(seed, alpha):
+    def check(seed, alpha):
         tables = toy.make_tables(seed, batch=2, vocab=4, length=3)
         actual = search(tables, alpha)
         for row in range(2):
-            assert_is_exhaustive(of_row(actual, row), toy.log_probabilities(tables[row], 3), penalty(alpha))
+            assert_equals_exhaustive(select_row(actual, row), toy.log_probabilities(tables[row], 3), penalty(alpha))
 
-    law()
+    check()
 
 
 @pytest.mark.parametrize('kind', ['t5', 'remixer'])
 def test_decoding_equals_exhaustive_scoring(kind):
     model, params = make_seq2seq(kind, 4)
-    # Larger steps than at the start of training, so that no beginning is far ahead of the others for good.
+    # With larger parameters, later tokens can change the ranking of prefixes.
     params = jax.tree.map(lambda x: 1.5 * x, params)
     inputs = jnp.asarray([[3, 2, 3, 1, 2], [2, 3, 0, 0, 0], [3, 3, 2, 0, 0]])
     penalty = PowerPenalty(0.6)
     decode = jax.jit(lambda params, batch: model.generate(params, batch, 3, decoder=BeamSearch(16, penalty)))
     actual = decode(params, {'encoder_input_tokens': inputs})
     sequences = toy.complete_sequences(4, 3)
-    targets = jnp.asarray([toy.padded(sequence, 3) for sequence in sequences] * len(inputs))
-    is_generated = jnp.asarray([toy.padded([1] * len(sequence), 3) for sequence in sequences] * len(inputs))
+    targets = jnp.asarray([toy.pad(sequence, 3) for sequence in sequences] * len(inputs))
+    is_generated = jnp.asarray([toy.pad([1] * len(sequence), 3) for sequence in sequences] * len(inputs))
     repeated = jnp.repeat(inputs, len(sequences), axis=0)
     shifted = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)))
     logits = jax.jit(functools.partial(model.module.apply, enable_dropout=False))({'params': params}, repeated, shifted)
     by_token = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
     scores = np.asarray(jnp.sum(by_token * is_generated, axis=-1)).reshape(len(inputs), -1)
     for row in range(len(inputs)):
-        assert_is_exhaustive(of_row(actual, row), dict(zip(sequences, scores[row], strict=True)), penalty)
+        assert_equals_exhaustive(select_row(actual, row), dict(zip(sequences, scores[row], strict=True)), penalty)
 
 
-def test_one_beam_that_stops_at_the_first_end_is_greedy():
-    search = search_tables(4, 1, stop=beam_search.until_enough)
+def test_one_beam_that_stops_at_the_first_end_token_is_greedy():
+    search = compile_search(4, 1, stop=beam_search.until_enough)
     greedy = jax.jit(lambda tables: Greedy()(toy.generation(tables, 4)))
 
     @examples
     @given(seeds)
-    def law(seed):
+    def check(seed):
         tables = toy.make_tables(seed, batch=3, vocab=5, length=4)
         actual, expected = search(tables, 0.0), greedy(tables)
         np.testing.assert_array_equal(actual.tokens, expected.tokens)
         np.testing.assert_allclose(actual.scores, expected.scores, rtol=1e-5)
 
-    law()
+    check()
 
 
-def test_stopping_when_settled_changes_nothing():
-    def never(live, ended, length, max_length, penalty):
+def test_early_stopping_does_not_change_the_result():
+    def continue_always(live, finished, length, max_length, penalty):
         return jnp.ones_like(live, bool)
 
-    stopping, going_on = search_tables(6, 3), search_tables(6, 3, stop=never)
+    search, search_to_the_end = compile_search(6, 3), compile_search(6, 3, stop=continue_always)
 
     @examples
     @given(seeds, st.floats(0, 1.5))
-    def law(seed, alpha):
+    def check(seed, alpha):
         tables = toy.make_tables(seed, batch=8, vocab=3, length=6)
         tables[:, :, toy.EOS] += 1
-        stopped, expected = stopping(tables, alpha), going_on(tables, alpha)
+        stopped, expected = search(tables, alpha), search_to_the_end(tables, alpha)
         np.testing.assert_array_equal(stopped.tokens, expected.tokens)
         np.testing.assert_allclose(stopped.scores, expected.scores)
 
-    law()
+    check()
 
 
 @settings(max_examples=50, deadline=None, derandomize=True, database=None)
 @given(st.lists(st.lists(st.integers(0, 4), min_size=5, max_size=5), min_size=2, max_size=2))
-def test_beams_stay_with_their_parents_and_the_cache_follows(parents):
+def test_beams_and_cache_rows_stay_in_the_slots_of_their_parents(parents):
     parents = jnp.asarray(parents)
-    kept, placed = beam_search._assign_parent_slots(parents + 10, parents)
-    np.testing.assert_array_equal(kept, placed + 10)
-    np.testing.assert_array_equal(np.sort(placed), np.sort(parents))
-    for row in np.asarray(placed):
+    chosen, assigned = beam_search._assign_parent_slots(parents + 10, parents)
+    np.testing.assert_array_equal(chosen, assigned + 10)
+    np.testing.assert_array_equal(np.sort(assigned), np.sort(parents))
+    for row in np.asarray(assigned):
         assert all(row[parent] == parent for parent in row)
     leaves = [jnp.arange(10), jnp.arange(60.0).reshape(10, 2, 3)]
     for copied, gathered in zip(
-        beam_search._copy_rows(leaves, placed), beam_search._gather_rows(leaves, placed), strict=True
+        beam_search._copy_rows(leaves, assigned), beam_search._gather_rows(leaves, assigned), strict=True
     ):
         np.testing.assert_array_equal(copied, gathered)
-    np.testing.assert_array_equal(gathered[:, 0, 0] // 6, (placed + jnp.asarray([[0], [5]])).reshape(-1))
+    np.testing.assert_array_equal(gathered[:, 0, 0] // 6, (assigned + jnp.asarray([[0], [5]])).reshape(-1))
 
 
 @pytest.mark.parametrize('decoder', [BeamSearch(2, PowerPenalty(0.0)), Greedy()])
@@ -162,7 +163,7 @@ def test_decoding_stops_when_every_sequence_has_ended(decoder):
 
 
 @pytest.mark.parametrize('decoder', [BeamSearch(4), Greedy()])
-def test_padding_of_the_batch_is_not_decoded(decoder):
+def test_padding_rows_are_not_decoded(decoder):
     tables = toy.make_tables(3, batch=3, vocab=4, length=3)
     actual, expected = (decoder(toy.generation(tables, 3, is_real)) for is_real in ([True, False, True], None))
     assert not np.any(actual.tokens[1]) and not np.any(actual.scores[1])
@@ -189,7 +190,7 @@ def check_parity(arrays):
                 params, batch, length, decoder=BeamSearch(4, PowerPenalty(alpha), stop)
             )
         )
-        for early_stopping, stop in STOPS.items()
+        for early_stopping, stop in STOP_RULES.items()
     }
     searches = [name.removesuffix('/tokens') for name in arrays if name.endswith('/tokens')]
     assert len(searches) >= 5
@@ -206,7 +207,7 @@ def test_equals_recorded_hugging_face_generate():
 
 
 def test_equals_hugging_face_generate_live():
-    references.need('torch', 'transformers')
+    references.require('torch', 'transformers')
     from tests.golden import make_t5_tiny
 
     check_parity(make_t5_tiny.make_generate(seed=6))

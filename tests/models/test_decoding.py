@@ -1,4 +1,4 @@
-"""Sampling draws from the distribution it says; scores and choices are log-likelihoods under the model."""
+"""Distributions of samples, and scores of sequences and choices as log-likelihoods of the model."""
 
 import collections
 import functools
@@ -20,18 +20,18 @@ from tests.models.tiny_models import make_seq2seq
 VOCAB = 12
 
 
-def sample_tables(length, sampling):
+def compile_sampler(length, sampling):
     return jax.jit(lambda tables, rng: sampling(toy.generation(tables, length), rng))
 
 
-def restricted(logits, temperature=1.0, top_k=None, top_p=1.0) -> np.ndarray:
-    """The distribution to draw from, token by token, in the order temperature, top-k, top-p."""
+def restricted_probabilities(logits, temperature=1.0, top_k=None, top_p=1.0) -> np.ndarray:
+    """Returns the sampling distribution after temperature, top-k and top-p, in this order."""
     probabilities = np.exp(np.asarray(logits, np.float64) / temperature)
     order = np.argsort(-probabilities)
-    kept = order[:top_k]
-    probabilities /= probabilities[kept].sum()
+    candidates = order[:top_k]
+    probabilities /= probabilities[candidates].sum()
     nucleus, mass = [], 0.0
-    for token in kept:
+    for token in candidates:
         if mass >= top_p:
             break
         nucleus.append(token)
@@ -54,28 +54,28 @@ def restricted(logits, temperature=1.0, top_k=None, top_p=1.0) -> np.ndarray:
 def test_samples_have_the_restricted_distribution(options):
     count = 20_000
     tables = toy.make_tables(1, batch=2, vocab=6, length=1)
-    actual = sample_tables(1, Sampling(num_samples=count, **options))(tables, jax.random.key(0))
+    actual = compile_sampler(1, Sampling(num_samples=count, **options))(tables, jax.random.key(0))
     for row in range(2):
-        expected = restricted(tables[row, 0], **options)
-        seen = np.bincount(np.asarray(actual.tokens[row, :, 0]), minlength=6)
-        assert np.all(seen[expected == 0] == 0)
-        inside = expected > 0
-        assert np.all(seen[inside] > 0)
-        chi_square = np.sum((seen[inside] - count * expected[inside]) ** 2 / (count * expected[inside]))
-        assert chi_square < 25, chi_square  # Of at most 5 degrees of freedom: one in 7,000 by chance.
+        expected = restricted_probabilities(tables[row, 0], **options)
+        counts = np.bincount(np.asarray(actual.tokens[row, :, 0]), minlength=6)
+        assert np.all(counts[expected == 0] == 0)
+        is_allowed = expected > 0
+        assert np.all(counts[is_allowed] > 0)
+        chi_square = np.sum((counts[is_allowed] - count * expected[is_allowed]) ** 2 / (count * expected[is_allowed]))
+        assert chi_square < 25, chi_square  # Exceeded by chance once in 7,000, for 5 degrees of freedom.
 
 
-def test_later_tokens_are_drawn_given_the_earlier_ones():
+def test_later_tokens_are_conditioned_on_earlier_tokens():
     count = 20_000
     tables = toy.make_tables(2, batch=1, vocab=3, length=2)
-    actual = sample_tables(2, Sampling(num_samples=count))(tables, jax.random.key(1))
-    seen = collections.Counter(map(tuple, np.asarray(actual.tokens[0]).tolist()))
+    actual = compile_sampler(2, Sampling(num_samples=count))(tables, jax.random.key(1))
+    counts = collections.Counter(map(tuple, np.asarray(actual.tokens[0]).tolist()))
     log_probabilities = toy.log_probabilities(tables[0], 2)
     for sequence, log_probability in log_probabilities.items():
         expected = np.exp(log_probability)
-        share = seen.pop(tuple(toy.padded(sequence, 2)), 0) / count
-        assert abs(share - expected) < 5 * np.sqrt(expected / count) + 1e-3, sequence
-    assert not seen
+        frequency = counts.pop(tuple(toy.pad(sequence, 2)), 0) / count
+        assert abs(frequency - expected) < 5 * np.sqrt(expected / count) + 1e-3, sequence
+    assert not counts
 
 
 @settings(max_examples=20, deadline=None, derandomize=True, database=None)
@@ -83,7 +83,7 @@ def test_later_tokens_are_drawn_given_the_earlier_ones():
 def test_one_candidate_is_greedy(seed, temperature):
     tables = toy.make_tables(seed, batch=2, vocab=4, length=3)
     greedy = compiled_greedy()(tables)
-    for actual in compiled_single()(tables, jax.random.key(seed)):
+    for actual in compiled_one_candidate_samplers()(tables, jax.random.key(seed)):
         np.testing.assert_array_equal(actual.tokens, greedy.tokens)
         np.testing.assert_allclose(actual.scores, greedy.scores, rtol=1e-5)
 
@@ -94,19 +94,18 @@ def compiled_greedy():
 
 
 @functools.cache
-def compiled_single():
-    both = Sampling(top_k=1), Sampling(top_p=1e-6)
-    return jax.jit(lambda tables, rng: [sampling(toy.generation(tables, 3), rng) for sampling in both])
+def compiled_one_candidate_samplers():
+    samplers = Sampling(top_k=1), Sampling(top_p=1e-6)
+    return jax.jit(lambda tables, rng: [sampling(toy.generation(tables, 3), rng) for sampling in samplers])
 
 
 def test_scores_are_log_likelihoods_under_the_model():
     tables = toy.make_tables(5, batch=2, vocab=4, length=3)
     sampling = Sampling(temperature=3.0, top_k=3, num_samples=16)
-    for actual in (sample_tables(3, sampling)(tables, jax.random.key(0)), compiled_greedy()(tables)):
+    for actual in (compile_sampler(3, sampling)(tables, jax.random.key(0)), compiled_greedy()(tables)):
         for row in range(2):
             expected = {
-                tuple(toy.padded(sequence, 3)): score
-                for sequence, score in toy.log_probabilities(tables[row], 3).items()
+                tuple(toy.pad(sequence, 3)): score for sequence, score in toy.log_probabilities(tables[row], 3).items()
             }
             for tokens, score in zip(actual.tokens[row].tolist(), actual.scores[row].tolist(), strict=True):
                 assert abs(score - expected[tuple(tokens)]) < 1e-4
@@ -115,13 +114,12 @@ def test_scores_are_log_likelihoods_under_the_model():
 def test_a_key_for_each_sequence_makes_samples_independent_of_the_batch():
     tables = toy.make_tables(7, batch=4, vocab=5, length=4)
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(3), jnp.arange(4))
-    sample = sample_tables(4, Sampling(num_samples=3))
-    whole = sample(tables, keys)
+    sample = compile_sampler(4, Sampling(num_samples=3))
+    expected = sample(tables, keys).tokens
     order = np.asarray([2, 0])
-    part = sample(tables[order], keys[order])
-    np.testing.assert_array_equal(part.tokens, whole.tokens[order])
-    np.testing.assert_array_equal(sample(tables, jax.random.key(3)).tokens, whole.tokens)
-    assert np.any(sample(tables, jax.random.key(4)).tokens != whole.tokens)
+    np.testing.assert_array_equal(sample(tables[order], keys[order]).tokens, expected[order])
+    np.testing.assert_array_equal(sample(tables, jax.random.key(3)).tokens, expected)
+    assert np.any(sample(tables, jax.random.key(4)).tokens != expected)
     same_table = np.repeat(tables[:1], 4, axis=0)
     rows = np.asarray(sample(same_table, jax.random.key(3)).tokens).reshape(12, 4)
     assert len(np.unique(rows, axis=0)) > 6, 'sequences or samples share their draws'
@@ -165,12 +163,12 @@ def test_choices_share_one_encoder_pass_and_score_like_separate_rows():
 
 
 def test_scores_of_samples_equal_their_likelihoods():
-    """Rows that share the encoder's output, several runs of layers, and a score that teacher forcing confirms."""
+    """Compares with teacher forcing, for samples that share the encoder's output and two runs of layers."""
     model, params = make_seq2seq('remixer', VOCAB, (2, 1))
     inputs = jnp.asarray([[3, 2, 3, 1, 0], [2, 5, 7, 9, 1]])
     sample = jax.jit(lambda params, batch, rng: model.generate(params, batch, 3, 1, Sampling(num_samples=4), rng))
     actual = sample(params, {'encoder_input_tokens': inputs}, jax.random.key(0))
-    # A generated padding id is a token to the sampler and padding to the scorer.
+    # The sampler treats a generated padding id as a token, `score_choices` as padding.
     has_padding = np.any((np.asarray(actual.tokens) == 0) & ~ended_before(actual.tokens), axis=-1)
     scores = np.asarray(jax.jit(model.score_choices)(params, inputs, actual.tokens))
     assert np.sum(~has_padding) >= 4
@@ -178,16 +176,16 @@ def test_scores_of_samples_equal_their_likelihoods():
 
 
 def ended_before(tokens) -> np.ndarray:
-    """Whether an end token lies before each token."""
+    """Returns whether an end token precedes each token."""
     is_end = np.asarray(tokens) == 1
     return np.cumsum(is_end, axis=-1) - is_end > 0
 
 
-def test_layers_apart_are_slices_of_runs_and_stay_apart():
+def test_unstacked_layers_are_slices_of_runs():
     _, params = make_seq2seq('remixer', VOCAB, (2, 1))
-    apart = unstack_layers(params['decoder'])
-    assert set(apart['run_0']) == {'layer_0', 'layer_1'} and set(apart['run_1']) == {'layer_0'}
+    unstacked = unstack_layers(params['decoder'])
+    assert set(unstacked['run_0']) == {'layer_0', 'layer_1'} and set(unstacked['run_1']) == {'layer_0'}
     stacked = params['decoder']['run_0']['layer']
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[1]), apart['run_0']['layer_1'], stacked)
-    np.testing.assert_array_equal(apart['final_norm']['scale'], params['decoder']['final_norm']['scale'])
-    jax.tree.map(np.testing.assert_array_equal, unstack_layers(apart), apart)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[1]), unstacked['run_0']['layer_1'], stacked)
+    np.testing.assert_array_equal(unstacked['final_norm']['scale'], params['decoder']['final_norm']['scale'])
+    jax.tree.map(np.testing.assert_array_equal, unstack_layers(unstacked), unstacked)

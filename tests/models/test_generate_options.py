@@ -1,7 +1,4 @@
-"""Options of generation equal those of transformers' `generate`, for random T5s and a GPT-2, in greedy and beam search.
-
-Each option is compared on 64 inputs of each model.
-"""
+"""Generation options against those of transformers' `generate`: a random T5 and GPT-2, greedy and beam search."""
 
 import dataclasses
 import functools
@@ -33,8 +30,8 @@ GPT2_END = 59
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Pair:
-    """A model on both sides. Ids of transformers plus `shift` are ours."""
+class ModelPair:
+    """A model of ours and of transformers. Our token ids are those of transformers plus `shift`."""
 
     model: object
     params: object
@@ -42,32 +39,32 @@ class Pair:
     eos_id: int
     shift: int
     token_texts: list
-    theirs: object
-    their_inputs: dict
+    hf_model: object
+    hf_inputs: dict
     tokenizer: object
 
     def expected(self, **options):
-        """Tokens [rows, n, LENGTH] of transformers as our ids, 0 after the end token."""
+        """Returns the tokens of transformers [rows, n, LENGTH] as our ids, with 0 after the end token."""
         import torch
 
         with torch.no_grad():
-            sequences = self.theirs.generate(
-                **self.their_inputs, max_new_tokens=LENGTH, do_sample=False, pad_token_id=0 if self.shift == 0 else 59,
+            sequences = self.hf_model.generate(
+                **self.hf_inputs, max_new_tokens=LENGTH, do_sample=False, pad_token_id=0 if self.shift == 0 else 59,
                 tokenizer=self.tokenizer if 'stop_strings' in options else None, **options,
             )  # fmt: skip
-        start = 1 if self.shift == 0 else self.their_inputs['input_ids'].shape[1]
+        start = 1 if self.shift == 0 else self.hf_inputs['input_ids'].shape[1]
         tokens = sequences[:, start:].numpy() + self.shift
-        return self.cut(np.pad(tokens, ((0, 0), (0, LENGTH - tokens.shape[1]))), options.get('stop_strings', ()))
+        return self.truncate(np.pad(tokens, ((0, 0), (0, LENGTH - tokens.shape[1]))), options.get('stop_strings', ()))
 
-    def cut(self, tokens, stop_strings):
-        """0 after the first end token, and after the first stop string, which transformers fills with end tokens."""
+    def truncate(self, tokens, stop_strings):
+        """Replaces tokens after the first end token or stop string by 0; transformers uses end tokens there."""
         tokens = np.array(tokens)
         for row in tokens:
             text = b''
-            for place, token in enumerate(row):
+            for position, token in enumerate(row):
                 text += self.token_texts[token]
                 if token == self.eos_id or any(stop.encode() in text for stop in stop_strings):
-                    row[place + 1 :] = 0
+                    row[position + 1 :] = 0
                     break
         return tokens.reshape(ROWS, -1, LENGTH)
 
@@ -83,7 +80,7 @@ class Pair:
 
 @pytest.fixture(scope='module')
 def t5():
-    references.need('torch', 'transformers')
+    references.require('torch', 'transformers')
     import torch
     import transformers
 
@@ -97,12 +94,12 @@ def t5():
     texts = task_vocabulary.token_texts(vocabularies.byte(0))
     batch = {'encoder_input_tokens': jnp.asarray(inputs, jnp.int32)}
     tokenizer = transformers.ByT5Tokenizer()
-    return Pair(make_t5(2), t5_params(weights, 2), batch, 1, 0, texts, theirs, ids, tokenizer)
+    return ModelPair(make_t5(2), t5_params(weights, 2), batch, 1, 0, texts, theirs, ids, tokenizer)
 
 
 @pytest.fixture(scope='module')
 def gpt2(tmp_path_factory):
-    references.need('torch', 'transformers')
+    references.require('torch', 'transformers')
     import torch
     import transformers
 
@@ -118,7 +115,7 @@ def gpt2(tmp_path_factory):
     texts = byte_pairs.BytePairs(str(folder), GPT2_END).token_texts
     batch = {'prompt_tokens': jnp.asarray(prompts + 1, jnp.int32)}
     inputs = {'input_ids': ids, 'attention_mask': torch.ones_like(ids)}
-    return Pair(loaded.model, loaded.params, batch, GPT2_END + 1, 1, texts, theirs, inputs, tokenizer)
+    return ModelPair(loaded.model, loaded.params, batch, GPT2_END + 1, 1, texts, theirs, inputs, tokenizer)
 
 
 @pytest.fixture(params=['t5', 'gpt2'])
@@ -126,7 +123,7 @@ def pair(request):
     return request.getfixturevalue(request.param)
 
 
-def beams(**options):
+def make_beam_search(**options):
     return BeamSearch(BEAMS, PowerPenalty(ALPHA), beam_search.until_unlikely, **options)
 
 
@@ -140,46 +137,48 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize('searches', [False, True], ids=['greedy', 'beams'])
+@pytest.mark.parametrize('use_beams', [False, True], ids=['greedy', 'beams'])
 @pytest.mark.parametrize('name', [*OPTIONS, 'bad_words_ids'])
-def test_tokens_equal_transformers(pair, name, searches):
-    free, make = free_tokens(pair, searches), beams if searches else Greedy
+def test_tokens_equal_transformers(pair, name, use_beams):
+    unconstrained, make_decoder = unconstrained_tokens(pair, use_beams), make_beam_search if use_beams else Greedy
     if name == 'bad_words_ids':
-        # Words that the model generates otherwise: single tokens and pairs.
-        rows = [row for row in free[:, 0].tolist() if 0 not in row[:4] and pair.eos_id not in row[:4]]
+        # Forbids tokens and pairs of tokens that the model generates without the option.
+        rows = [row for row in unconstrained[:, 0].tolist() if 0 not in row[:4] and pair.eos_id not in row[:4]]
         theirs = {
             name: [[int(token) - pair.shift for token in row[1 : 2 + index % 2]] for index, row in enumerate(rows[:8])]
         }
         ours = {name: [[token + pair.shift for token in word] for word in theirs[name]]}
     else:
         ours = theirs = OPTIONS[name]
-    expected = pair.expected(**theirs, **(BEAM_OPTIONS if searches else {}))
-    np.testing.assert_array_equal(pair.actual(make(**ours)), expected)
+    expected = pair.expected(**theirs, **(BEAM_OPTIONS if use_beams else {}))
+    np.testing.assert_array_equal(pair.actual(make_decoder(**ours)), expected)
     # This GPT-2 rarely generates its end token.
     if pair.shift == 0 or name != 'min_new_tokens':
-        assert np.mean(np.any(expected != free, axis=(1, 2))) > 0.2, 'the option changes too few answers to test it'
+        assert np.mean(np.any(expected != unconstrained, axis=(1, 2))) > 0.2, 'the option changes too few outputs'
 
 
 @functools.cache
-def free_tokens(pair, searches):
-    return pair.expected(**(BEAM_OPTIONS if searches else {}))
+def unconstrained_tokens(pair, use_beams):
+    return pair.expected(**(BEAM_OPTIONS if use_beams else {}))
 
 
-@pytest.mark.parametrize('searches', [False, True], ids=['greedy', 'beams'])
-def test_stop_strings_equal_transformers(pair, searches):
-    free = free_tokens(pair, False)
-    # Two characters that the model generates, in one token or across two.
-    texts = [b''.join(pair.token_texts[token] for token in row).decode(errors='ignore') for row in free[:, 0]]
+@pytest.mark.parametrize('use_beams', [False, True], ids=['greedy', 'beams'])
+def test_stop_strings_equal_transformers(pair, use_beams):
+    # Each stop string is two generated characters, of one token or of two.
+    texts = [
+        b''.join(pair.token_texts[token] for token in row).decode(errors='ignore')
+        for row in unconstrained_tokens(pair, False)[:, 0]
+    ]
     stop_strings = sorted({text[2:4] for text in texts[:12] if len(text) > 4 and text[2:4].isascii()})
-    expected = pair.expected(stop_strings=stop_strings, **(BEAM_OPTIONS if searches else {}))
-    np.testing.assert_array_equal(pair.actual(beams() if searches else Greedy(), stop_strings), expected)
-    assert np.mean(np.any(expected != free_tokens(pair, searches), axis=(1, 2))) > 0.2
+    expected = pair.expected(stop_strings=stop_strings, **(BEAM_OPTIONS if use_beams else {}))
+    np.testing.assert_array_equal(pair.actual(make_beam_search() if use_beams else Greedy(), stop_strings), expected)
+    assert np.mean(np.any(expected != unconstrained_tokens(pair, use_beams), axis=(1, 2))) > 0.2
 
 
-@pytest.mark.parametrize('searches', [False, True], ids=['greedy', 'beams'])
+@pytest.mark.parametrize('use_beams', [False, True], ids=['greedy', 'beams'])
 @pytest.mark.parametrize('kind', ['forced_prefix', 'logits_processor'])
-def test_constrained_tokens_equal_transformers(pair, kind, searches):
-    """`prefix_allowed_tokens_fn`, which allows a prefix, or the tokens that a user's processor does not forbid."""
+def test_constrained_tokens_equal_transformers(pair, kind, use_beams):
+    """Compares with `prefix_allowed_tokens_fn`, which implements both constraints in transformers."""
     vocab, start = 96 if pair.shift == 0 else 60, 1 if pair.shift == 0 else 8
     prefix = (40, 7, 23)
 
@@ -197,8 +196,8 @@ def test_constrained_tokens_equal_transformers(pair, kind, searches):
         'forced_prefix': {'forced_prefix': [token + pair.shift for token in prefix]},
         'logits_processor': {'logits_processor': (processor,)},
     }[kind]
-    expected = pair.expected(prefix_allowed_tokens_fn=allowed, **(BEAM_OPTIONS if searches else {}))
-    np.testing.assert_array_equal(pair.actual((beams if searches else Greedy)(**options)), expected)
+    expected = pair.expected(prefix_allowed_tokens_fn=allowed, **(BEAM_OPTIONS if use_beams else {}))
+    np.testing.assert_array_equal(pair.actual((make_beam_search if use_beams else Greedy)(**options)), expected)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +209,7 @@ def test_constrained_tokens_equal_transformers(pair, kind, searches):
     ],
 )
 def test_sampling_distribution_equals_transformers(options):
-    references.need('torch', 'transformers')
+    references.require('torch', 'transformers')
     import torch
     from transformers.generation import logits_process
 

@@ -1,4 +1,4 @@
-"""Heads for classes, numbers, token labels, spans and embeddings equal transformers and their equations."""
+"""Heads for classes, regression, token labels, spans and embeddings against transformers and their equations."""
 
 import jax
 import numpy as np
@@ -114,7 +114,7 @@ def test_contrastive_loss_equals_info_nce(temperature):
     ]
     np.testing.assert_allclose(loss, info_nce(*means, temperature, weights), rtol=2e-5)
     assert sums['weights'] == 4.5 and sums['sequences'] == 5
-    # Rows of padding are no negatives.
+    # Padding rows are not negatives.
     padded = {name: np.concatenate([array, np.zeros_like(array[:2])]) for name, array in batch.items()}
     np.testing.assert_allclose(jax.jit(model.loss)(params, padded)[0], loss, rtol=1e-6)
 
@@ -132,8 +132,8 @@ def test_invalid_labels_raise(model_type, labels):
 @pytest.mark.parametrize('name', ['T5', 'Bert'])
 @pytest.mark.parametrize('model_type', ['token_labels', 'span'])
 def test_logits_equal_transformers(name, model_type, tmp_path):
-    """T5ForQuestionAnswering reads its decoder, so its projection is applied to the encoder's output here."""
-    references.need('torch', 'transformers')
+    """T5ForQuestionAnswering projects its decoder's output; this test projects the encoder's output instead."""
+    references.require('torch', 'transformers')
     import torch
     import transformers
 
@@ -169,8 +169,9 @@ def test_logits_equal_transformers(name, model_type, tmp_path):
     labels = {'LABELS': LABELS} if model_type == 'token_labels' else {}
     model = build_model(str(tmp_path / 'model.gin'), f'model_types/{model_type}.gin', **labels)
     kernel, bias = (array.detach().numpy() for array in (output.weight, output.bias))
-    parts = {part: array for part, array in source.params().items() if part in ('token_embedder', 'encoder', 'input')}
-    params = {**parts, 'head': {'output': {'kernel': kernel.T, 'bias': bias}}}
+    modules = ('token_embedder', 'encoder', 'input')
+    backbone_params = {name: tree for name, tree in source.params().items() if name in modules}
+    params = {**backbone_params, 'head': {'output': {'kernel': kernel.T, 'bias': bias}}}
     logits = np.asarray(jax.jit(model.token_logits)(params, tokens))
     is_token = tokens > 0
     error = np.max(np.abs(logits[is_token] - expected[is_token])) / np.max(np.abs(expected[is_token]))

@@ -1,7 +1,4 @@
-"""Loss, scores and continuations of decoder-only models, causal and with a bidirectional prefix.
-
-The contract in tests/models/sublayers checks prefixes and prompts for each sublayer.
-"""
+"""Loss, scores and continuations of decoder-only models, causal and with a bidirectional prefix."""
 
 import functools
 
@@ -65,7 +62,7 @@ def log_probabilities(model, params, batch) -> np.ndarray:
 
 
 def expected_score(log_p, continuation):
-    """Returns the number of tokens up to the end token, and the sum of their rows of log p."""
+    """Returns the number of tokens up to the end token, and the sum of their log p."""
     used = int(np.argmax(continuation == EOS)) + 1 if EOS in continuation else len(continuation)
     return used, log_p[np.arange(used), continuation[:used]].sum()
 
@@ -82,10 +79,10 @@ def test_scores_of_continuations_equal_teacher_forcing(mixer, prefix):
     run = jax.jit(generate, static_argnums=2)
     greedy = jax.device_get(run(params, PROMPTS, Greedy()))
     tokens, scores = greedy.tokens[:, 0], greedy.scores[:, 0]
-    likely = log_probabilities(model, params, join_prompts(PROMPTS, tokens))
+    log_p = log_probabilities(model, params, join_prompts(PROMPTS, tokens))
     for row, count in enumerate([4, 1, 2]):
-        used, expected = expected_score(likely[row, count:], tokens[row])
-        best = np.argmax(likely[row, count : count + used], axis=-1)
+        used, expected = expected_score(log_p[row, count:], tokens[row])
+        best = np.argmax(log_p[row, count : count + used], axis=-1)
         assert np.array_equal(tokens[row, :used], best) and not np.any(tokens[row, used:])
         np.testing.assert_allclose(scores[row], expected, rtol=1e-4)
     assert not np.any(tokens[3]) and scores[3] == 0.0
@@ -94,26 +91,26 @@ def test_scores_of_continuations_equal_teacher_forcing(mixer, prefix):
     beams = jax.device_get(run(params, PROMPTS, BeamSearch(beams=3, length_penalty=PowerPenalty(0.0))))
     samples = jax.device_get(run(params, PROMPTS, Sampling(num_samples=3), jax.random.key(0)))
     for decoded in (beams, samples):
-        likely = log_probabilities(
+        log_p = log_probabilities(
             model, params, join_prompts(np.repeat(PROMPTS, 3, axis=0), decoded.tokens.reshape(12, -1))
         )
         for row, count in enumerate([4, 1, 2]):
             for beam, continuation in enumerate(decoded.tokens[row]):
-                expected = expected_score(likely[3 * row + beam, count:], continuation)[1]
+                expected = expected_score(log_p[3 * row + beam, count:], continuation)[1]
                 np.testing.assert_allclose(decoded.scores[row, beam], expected, rtol=1e-3)
     assert np.all(beams.scores[:3, 0] >= scores[:3] - 1e-4)
 
 
 @pytest.mark.parametrize('prefix', [False, True])
 def test_scores_and_choices_agree(prefix):
-    """For joined rows, for separate prompts, and for step-by-step decoding."""
+    """Compares joined rows, separate prompts, and step-by-step decoding."""
     model = make_model('attention', prefix)
     params = make_params(model)
     targets = np.array([[6, 2, EOS], [9, EOS, 0], [4, 4, EOS]], np.int32)
     batch = join_prompts(PROMPTS[:3], targets)
-    likely = log_probabilities(model, params, batch)
+    log_p = log_probabilities(model, params, batch)
     expected = np.sum(
-        np.take_along_axis(likely, np.asarray(batch['decoder_target_tokens'])[..., None], -1)[..., 0]
+        np.take_along_axis(log_p, np.asarray(batch['decoder_target_tokens'])[..., None], -1)[..., 0]
         * batch['decoder_loss_weights'],
         axis=1,
     )
@@ -172,7 +169,7 @@ def test_packing_keeps_the_loss_of_documents():
             'must be encoder_decoder for fill',
         ),
     ],
-    ids=['prefix', 'mixer', 'ability', 'type'],
+    ids=['prefix', 'mixer', 'method', 'type'],
 )
 def test_unsupported_call_raises_a_one_line_error(call, message):
     model = make_model('attention', True)

@@ -1,4 +1,4 @@
-"""Logits processors equal their definitions in NumPy, and cost nothing if they are not used."""
+"""Logits processors against their definitions in NumPy, and the cost of a decoder without processors."""
 
 import itertools
 
@@ -81,17 +81,16 @@ def test_forced_token_that_is_forbidden_gets_the_logit_0():
 
 
 def test_processors_read_the_prompt_and_the_generated_tokens():
-    """The logits of a step are the tokens before it, so the decoder returns what a processor has read."""
-    seen = []
+    calls = []
 
     def record(logits, tokens, step):
-        jax.debug.callback(lambda *values: seen.append(values), tokens, step, ordered=True)
+        jax.debug.callback(lambda *values: calls.append(values), tokens, step, ordered=True)
         return logits
 
     decoder = Greedy(forced_prefix=(2, 3), logits_processor=(record,))
     tokens = np.asarray(decoder(toy.generation(toy.make_tables(0, 2, 4, 3), 3)).tokens)[:, 0]
     jax.effects_barrier()
-    for step, (history, index) in enumerate(seen):
+    for step, (history, index) in enumerate(calls):
         assert index == step
         expected = [[-1] * (3 - step) + [0, *row[:step]] for row in tokens.tolist()]
         np.testing.assert_array_equal(history, expected)
@@ -99,7 +98,7 @@ def test_processors_read_the_prompt_and_the_generated_tokens():
 
 
 @pytest.mark.parametrize('decoder', [Greedy, BeamSearch])
-def test_constraint_holds_in_every_answer(decoder):
+def test_constraints_hold_in_every_output(decoder):
     decode = decoder(no_repeat_ngram_size=1, bad_words_ids=[[3]], min_new_tokens=2)
     tokens = np.asarray(decode(toy.generation(toy.make_tables(1, 4, 6, 3), 3)).tokens).reshape(-1, 3).tolist()
     for row in tokens:
@@ -123,7 +122,6 @@ def test_min_p_excludes_tokens_below_a_share_of_the_largest_probability():
 
 
 def test_a_decoder_without_options_compiles_to_the_greedy_program():
-    """A loop without options, written out, compiles to the same program as `Greedy()`."""
 
     def plain(tables):
         generation = toy.generation(tables, 4)
@@ -166,10 +164,10 @@ def test_stop_strings_are_found_wherever_their_tokens_begin(strings, ids):
     automaton = StopStrings.compile(strings, TEXTS)
     state, text = np.int32(0), b''
     for token in ids:
-        piece = TEXTS[token] if 0 <= token < len(TEXTS) else b''
-        ends = [len(text) + place + 1 for place in range(len(piece))]
-        expected = any((text + piece)[:end].endswith(string.encode()) for end in ends for string in strings)
-        text += piece
+        start = len(text)
+        text += TEXTS[token] if 0 <= token < len(TEXTS) else b''
+        ends = range(start + 1, len(text) + 1)
+        expected = any(text[:end].endswith(string.encode()) for end in ends for string in strings)
         state, is_complete = automaton.next_states(state, np.int32(token))
         assert bool(is_complete) == expected
     assert int(automaton.states_after(jnp.asarray([ids]))[0]) == int(state)
@@ -180,13 +178,13 @@ def test_generation_ends_with_a_stop_string(decoder):
     texts = [b'', b'', b'x', b'y', b'xy', b'z']
     generation = toy.generation(toy.make_tables(3, 8, 6, 5), 5)
     stopped = toy.generation(toy.make_tables(3, 8, 6, 5), 5, stop_strings=StopStrings.compile(['xy', 'zz'], texts))
-    decoded, free = (decoder(each, jax.random.key(0)).tokens.reshape(-1, 5).tolist() for each in (stopped, generation))
-    for row, unstopped in zip(decoded, free, strict=True):
+    decoded, unstopped = (decoder(g, jax.random.key(0)).tokens.reshape(-1, 5).tolist() for g in (stopped, generation))
+    for row, unstopped_row in zip(decoded, unstopped, strict=True):
         lengths = [n for n in range(1, 6) if any(s in b''.join(texts[t] for t in row[:n]) for s in (b'xy', b'zz'))]
         assert not lengths or not any(row[lengths[0] :])
         if not isinstance(decoder, BeamSearch):
-            assert row == (unstopped[: lengths[0]] + [0] * (5 - lengths[0]) if lengths else unstopped)
-    assert decoded != free
+            assert row == (unstopped_row[: lengths[0]] + [0] * (5 - lengths[0]) if lengths else unstopped_row)
+    assert decoded != unstopped
 
 
 @pytest.mark.parametrize(
@@ -207,7 +205,7 @@ def test_invalid_option_raises_an_error(options, message):
         StopStrings.compile([''], TEXTS)
 
 
-def test_name_of_a_decoder_has_the_options_that_are_set():
+def test_repr_of_a_decoder_contains_the_options_that_are_set():
     assert repr(Greedy()) == 'Greedy()'
     decoder = Sampling(top_k=2, no_repeat_ngram_size=3, bad_words_ids=[[1, 2]])
     assert repr(decoder).startswith(

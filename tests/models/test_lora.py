@@ -1,4 +1,4 @@
-"""LoRA adapters: the function they compute, their names and shapes, and refusals."""
+"""LoRA adapters: outputs, names, shapes, and invalid settings."""
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ def unflatten(flat):
 
 
 def random_params(model):
-    """Initial parameters, with random numbers instead of zeros in the adapters."""
+    """Returns initial parameters, with random numbers instead of zeros in the adapters."""
 
     def init(key):
         flat = flatten(nn.unbox(model.init(key, SHAPES)))
@@ -58,7 +58,7 @@ def merge(params):
 
 
 def adapted_shapes(*files):
-    """The boxed shapes of a shipped model with adapters of all dense layers."""
+    """Returns the boxed shapes of a shipped model with adapters for all dense layers."""
     model = lora.with_adapters(loading.values(loading.ConfigSources(list(files)), 'MODEL')[0], '.', 3)
     return flatten(interface.param_shapes(model, SHAPES))
 
@@ -75,7 +75,7 @@ def assert_all_kernels_are_adapted(flat):
 
 @pytest.mark.quick
 def test_adapted_model_equals_merged_model(base_model):
-    """For the loss, and for decoding, which unstacks the layers."""
+    """Compares the loss, and decoding, which unstacks the layers."""
     model = lora.with_adapters(base_model, '.', 3)
     params, rng = random_params(model), np.random.default_rng(0)
     names = ('encoder_input_tokens', 'decoder_input_tokens', 'decoder_target_tokens')
@@ -107,7 +107,7 @@ def test_every_dense_layer_is_adapted_and_starts_at_zero(base_model):
 
 
 def test_adapter_of_a_kernel_that_the_caller_multiplies():
-    """aMLP's attention reads the kernels of its dense layers."""
+    """In aMLP, the attention itself multiplies by the kernels of its dense layers."""
     names = {*adapted_shapes('models/amlp.gin', 'sizes/tiny.gin')}
     layers = [f'encoder/run_0/layer/gmlp/attention/{name}' for name in ('query', 'key', 'value', 'out')]
     assert {f'{layer}/{matrix}' for layer in layers for matrix in ('kernel', 'lora_in', 'lora_out')} <= names

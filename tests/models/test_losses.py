@@ -1,4 +1,4 @@
-"""The chunked loss and its gradients equal autodiff of the definition without chunks."""
+"""The chunked loss and its gradients against autodiff of its definition without chunks."""
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,8 @@ from remixer_t5x.models import losses
 B, D, V = 3, 5, 11
 
 
-def defined_loss(hidden, kernel, targets, weights, z_loss, label_smoothing, softcap):
-    """Cross-entropy against smoothed targets less their entropy, plus z_loss * log(Z)^2 (T5X's definition)."""
+def loss_by_definition(hidden, kernel, targets, weights, z_loss, label_smoothing, softcap):
+    """Returns the cross-entropy of smoothed targets minus their entropy, plus z_loss * log(Z)^2, as in T5X."""
     logits = hidden @ kernel
     if softcap is not None:
         logits = softcap * jnp.tanh(logits / softcap)
@@ -24,7 +24,7 @@ def defined_loss(hidden, kernel, targets, weights, z_loss, label_smoothing, soft
     return jnp.sum((loss + z_loss * log_z**2) * weights)
 
 
-def arrays(length, seed=0):
+def make_arrays(length, seed=0):
     rng = np.random.default_rng(seed)
     hidden = jnp.asarray(rng.normal(size=(B, length, D)), jnp.float32)
     kernel = jnp.asarray(rng.normal(size=(D, V)), jnp.float32)
@@ -39,14 +39,14 @@ OPTIONS = [(0.0, 0.0, None), (1e-2, 0.1, None), (0.0, 0.1, 2.0), (1e-2, 0.0, 2.0
 @pytest.mark.parametrize(('z_loss', 'label_smoothing', 'softcap'), OPTIONS)
 @pytest.mark.parametrize('chunk_length', [3, 100])
 def test_loss_and_gradients_equal_the_definition(z_loss, label_smoothing, chunk_length, softcap):
-    hidden, kernel, targets, weights = arrays(length=7)
+    hidden, kernel, targets, weights = make_arrays(length=7)
     config = losses.CrossEntropy(z_loss, label_smoothing, chunk_length)
 
     def chunked(hidden, kernel):
         return config(hidden, kernel, targets, weights, softcap)[0] * 0.5
 
     def reference(hidden, kernel):
-        return defined_loss(hidden, kernel, targets, weights, z_loss, label_smoothing, softcap) * 0.5
+        return loss_by_definition(hidden, kernel, targets, weights, z_loss, label_smoothing, softcap) * 0.5
 
     loss, gradients = jax.jit(jax.value_and_grad(chunked, argnums=(0, 1)))(hidden, kernel)
     expected_loss, expected_gradients = jax.jit(jax.value_and_grad(reference, argnums=(0, 1)))(hidden, kernel)
@@ -58,8 +58,8 @@ def test_loss_and_gradients_equal_the_definition(z_loss, label_smoothing, chunk_
 
 @settings(max_examples=5, deadline=None, derandomize=True, database=None)
 @given(st.integers(1, 9), st.integers(1, 10), st.integers(0, 99))
-def test_sums_equal_those_of_numpy(length, chunk_length, seed):
-    hidden, kernel, targets, weights = arrays(length, seed)
+def test_sums_equal_numpy(length, chunk_length, seed):
+    hidden, kernel, targets, weights = make_arrays(length, seed)
     config = losses.CrossEntropy(z_loss=0.1, chunk_length=chunk_length)
     # Everything outside of `jax.jit` is NumPy, because JAX compiles each operation for each shape.
     loss, sums = jax.jit(config)(hidden, kernel, targets, weights)
@@ -88,7 +88,7 @@ def test_perfect_smoothed_prediction_has_zero_loss():
 
 
 def test_logits_exist_for_one_chunk_only():
-    hidden, kernel, targets, weights = arrays(length=12)
+    hidden, kernel, targets, weights = make_arrays(length=12)
     config = losses.CrossEntropy(chunk_length=3)
     jaxpr = jax.make_jaxpr(jax.grad(lambda h, k: config(h, k, targets, weights)[0], argnums=(0, 1)))(hidden, kernel)
     assert f'f32[{B},3,{V}]' in str(jaxpr)

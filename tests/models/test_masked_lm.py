@@ -1,4 +1,4 @@
-"""Masked language models: the loss equals its equation, and only the predicted logits are computed."""
+"""Masked language models: loss, logits of predicted tokens only, token types and padding."""
 
 import dataclasses
 
@@ -16,11 +16,11 @@ from tests.support import hf_folders
 LENGTH, VOCAB = 16, 60
 
 
-def batch(targets_of_rows, seed=0):
+def make_batch(targets_per_row, seed=0):
     rng = np.random.default_rng(seed)
-    tokens = rng.integers(3, VOCAB, (len(targets_of_rows), LENGTH)).astype(np.int32)
+    tokens = rng.integers(3, VOCAB, (len(targets_per_row), LENGTH)).astype(np.int32)
     targets = np.zeros_like(tokens)
-    for row, count in enumerate(targets_of_rows):
+    for row, count in enumerate(targets_per_row):
         targets[row, rng.permutation(LENGTH)[:count]] = rng.integers(3, VOCAB, count)
     return {
         'encoder_input_tokens': tokens,
@@ -31,7 +31,6 @@ def batch(targets_of_rows, seed=0):
 
 @pytest.fixture(scope='module')
 def bert():
-    """BERT with random parameters."""
     model = dataclasses.replace(hf_folders.bert_model(), loss_function=CrossEntropy(z_loss=0.0))
     params = unbox(jax.jit(lambda key: model.init(key, {'encoder_input_tokens': (1, 4)}))(jax.random.key(0)))
     rng = np.random.default_rng(0)
@@ -41,13 +40,13 @@ def bert():
 
 @pytest.fixture(scope='module')
 def losses(bert):
-    """Compiles (params, batch) -> loss with gradients, the same with all logits, and the logits."""
+    """Returns (params, batch) -> loss and gradients, loss and gradients from all logits, and the logits."""
     model, _ = bert
-    whole = dataclasses.replace(model, predicted_share=1.0)
+    complete_model = dataclasses.replace(model, predicted_share=1.0)
 
     @jax.jit
     def run(params, batch):
-        partial, complete = (jax.value_and_grad(m.loss, has_aux=True)(params, batch) for m in (model, whole))
+        partial, complete = (jax.value_and_grad(m.loss, has_aux=True)(params, batch) for m in (model, complete_model))
         return partial, complete, model.logits(params, batch)
 
     return run
@@ -55,7 +54,7 @@ def losses(bert):
 
 @pytest.mark.parametrize('targets', [(3, 1, 0), (4, 9, 2)], ids=['few', 'more than a quarter'])
 def test_loss_is_the_sum_over_targets(bert, losses, targets):
-    examples = batch(targets)
+    examples = make_batch(targets)
     ((loss, sums), gradients), (_, all_gradients), logits = losses(bert[1], examples)
     logits = np.asarray(logits, np.float64)
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
@@ -68,44 +67,45 @@ def test_loss_is_the_sum_over_targets(bert, losses, targets):
 
 
 def test_only_the_logits_of_the_predicted_share_are_computed():
-    def largest(share):
+    def logit_rows(share):
+        """Returns the numbers of rows of the logits in each branch of the loss."""
         model = dataclasses.replace(hf_folders.bert_model(), predicted_share=share)
         params = unbox(interface.param_shapes(model, {'encoder_input_tokens': (1, 4)}))
-        jaxpr = jax.make_jaxpr(model.loss)(params, batch((3,)))
+        jaxpr = jax.make_jaxpr(model.loss)(params, make_batch((3,)))
         branches = [e for e in jaxpr.jaxpr.eqns if e.primitive.name == 'cond']
-        return [sorted({v.aval.shape[0] for v in _dots(b.jaxpr) if v.aval.shape[-1:] == (VOCAB,)})
+        return [sorted({v.aval.shape[0] for v in _matmul_outputs(b.jaxpr) if v.aval.shape[-1:] == (VOCAB,)})
                 for e in branches for b in e.params['branches']]  # fmt: skip
 
-    assert largest(1.0) == []
-    assert largest(0.25) == [[LENGTH], [LENGTH // 4]]
+    assert logit_rows(1.0) == []
+    assert logit_rows(0.25) == [[LENGTH], [LENGTH // 4]]
 
 
-def _dots(jaxpr):
-    """The outputs of every matrix product in a program."""
+def _matmul_outputs(jaxpr):
+    """Yields the output of every matrix product in a program."""
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == 'dot_general':
             yield eqn.outvars[0]
         for value in eqn.params.values():
             inner = getattr(value, 'jaxpr', value)
             if hasattr(inner, 'eqns'):
-                yield from _dots(inner)
+                yield from _matmul_outputs(inner)
 
 
 def test_tied_output_without_head_starts_with_small_logits():
     model = build_model('models/t5_1_1.gin', 'sizes/tiny.gin', 'model_types/encoder_only.gin', NUM_ENCODER_LAYERS=1)
-    given = batch((2, 2))
+    batch = make_batch((2, 2))
 
     @jax.jit
-    def spread(key):
+    def logits_std(key):
         params = unbox(model.init(key, {'encoder_input_tokens': (2, LENGTH)}))
-        return jnp.std(model.logits(params, given))
+        return jnp.std(model.logits(params, batch))
 
-    assert 0.5 < spread(jax.random.key(0)) < 2.0
+    assert 0.5 < logits_std(jax.random.key(0)) < 2.0
 
 
 def test_token_types_and_padding(bert):
     model, params = bert
-    tokens = np.pad(batch((0, 0))['encoder_input_tokens'][:, :9], ((0, 0), (0, 7)))
+    tokens = np.pad(make_batch((0, 0))['encoder_input_tokens'][:, :9], ((0, 0), (0, 7)))
     types = np.where(np.arange(LENGTH) < 5, 0, 1)[None].repeat(2, 0)
     encode = jax.jit(model.encode)
     plain, typed = encode(params, tokens), encode(params, tokens, types)

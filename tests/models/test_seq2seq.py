@@ -1,4 +1,4 @@
-"""Encoder-decoders: decoding equals teacher forcing, packing keeps losses, and positions are derived."""
+"""Encoder-decoders: decoding against teacher forcing, packing, positions and dtypes."""
 
 import functools
 
@@ -63,8 +63,8 @@ def test_packing_keeps_losses_and_counts(kind):
         tokens = [row[row > 0] for row in np.asarray(rows)]
         ids = [np.full(len(t), i + 1) for i, t in enumerate(tokens)]
         positions = [np.arange(len(t)) for t in tokens]
-        joined = [np.concatenate(parts) for parts in (tokens, ids, positions)]
-        return [jnp.asarray(np.pad(part, (0, length - len(part))))[None].astype(jnp.int32) for part in joined]
+        joined = [np.concatenate(rows) for rows in (tokens, ids, positions)]
+        return [jnp.asarray(np.pad(row, (0, length - len(row))))[None].astype(jnp.int32) for row in joined]
 
     packed = {}
     packed['encoder_input_tokens'], packed['encoder_segment_ids'], packed['encoder_positions'] = pack(inputs, 12)
@@ -91,7 +91,7 @@ def test_positions_are_derived_from_segments():
 def test_bfloat16_loss_is_close_to_float32():
     (model, params), (low_model, _) = (make_seq2seq('remixer', VOCAB, dtype=dtype) for dtype in ('float32', 'bfloat16'))
     batch = make_batch(np.arange(1, 25).reshape(3, 8), np.arange(1, 19).reshape(3, 6))
-    high, low = (jax.jit(each.loss)(params, batch)[0] for each in (model, low_model))
+    high, low = (jax.jit(m.loss)(params, batch)[0] for m in (model, low_model))
     assert low.dtype == jnp.float32
     np.testing.assert_allclose(low, high, rtol=0.02)
 

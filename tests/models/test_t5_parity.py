@@ -1,4 +1,4 @@
-"""T5.1.1 built from our parts computes what Hugging Face's T5 v1.1 computes, with the same random weights."""
+"""T5.1.1 against Hugging Face's T5 v1.1 with the same random weights."""
 
 import jax
 import numpy as np
@@ -47,18 +47,18 @@ def test_equals_recorded_hugging_face_outputs_on_a_padded_batch():
 
 
 def test_t5_equals_hugging_face_live():
-    references.need('torch', 'transformers')
+    references.require('torch', 'transformers')
     from tests.golden import make_t5_tiny
 
     check_parity(make_t5_tiny.make_v1_1(seed=1))
 
 
-def test_initial_deviations_equal_those_of_t5x():
-    """T5X's examples/t5/layers.py: queries are divided by sqrt(head_dim), because their products with keys are not."""
+def test_initial_standard_deviations_equal_those_of_t5x():
+    """See T5X's examples/t5/layers.py: query kernels instead of attention logits are divided by sqrt(head_dim)."""
     shapes = {'encoder_input_tokens': (1, 8), 'decoder_target_tokens': (1, 8)}
     params = nn.unbox(jax.jit(lambda key: make_t5(decoder_layers=3).init(key, shapes))(jax.random.key(0)))
     heads, head_dim, buckets = T5['num_heads'], T5['head_dim'], 32
-    special = {
+    deviations = {
         'token_embedder/embedding': 1.0,
         'position_bias/embedding': ((heads + buckets) / 2) ** -0.5,
         'query/kernel': (T5_EMBED * head_dim) ** -0.5,
@@ -70,6 +70,6 @@ def test_initial_deviations_equal_those_of_t5x():
         if name.endswith('scale'):
             np.testing.assert_array_equal(value, 1.0)
             continue
-        expected = special.get('/'.join(name.split('/')[-2:]), T5_EMBED**-0.5)
-        # Five standard errors of a normal's standard deviation.
+        expected = deviations.get('/'.join(name.split('/')[-2:]), T5_EMBED**-0.5)
+        # The tolerance is five standard errors of the sample standard deviation.
         np.testing.assert_allclose(np.std(value), expected, rtol=5 * (2 * value.size) ** -0.5, err_msg=name)

@@ -22,14 +22,12 @@ FEED_FORWARD = {
     't5': functools.partial(GatedMLP, hidden_dim=12),
     'remixer': functools.partial(Remixer, hidden_dim=12, max_length=16),
 }
-
-
 T5 = {'num_heads': 4, 'head_dim': 8}
 T5_MLP, T5_EMBED, T5_VOCAB = 48, 32, 96
 
 
 def make_stack(*sublayers: Any, layers: tuple[int, ...], num_heads: int) -> functools.partial:
-    """Returns a factory of a stack of T5's layers, with runs of `layers`."""
+    """Returns a factory for a stack with one run of layers for each number in `layers`."""
     bias = functools.partial(RelativePositionBias, num_heads=num_heads)
     layer = functools.partial(PreNorm, sublayers=sublayers)
     return functools.partial(Stack, runs=tuple((layer, count) for count in layers), position_bias=bias)
@@ -39,7 +37,7 @@ def make_stack(*sublayers: Any, layers: tuple[int, ...], num_heads: int) -> func
 def make_seq2seq(
     kind: str, vocab: int, layers: tuple[int, ...] = (2,), dtype: str = 'float32'
 ) -> tuple[Seq2Seq, dict[str, Any]]:
-    """Returns a model of attention and `FEED_FORWARD[kind]` with runs of `layers`, and its initial parameters."""
+    """Returns a model with attention, `FEED_FORWARD[kind]` and runs of `layers`, and its initial parameters."""
     attention = functools.partial(SelfAttention, num_heads=2, head_dim=4)
     cross = functools.partial(CrossAttention, num_heads=2, head_dim=4)
 

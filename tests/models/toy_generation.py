@@ -1,4 +1,4 @@
-"""A language model that is a table: the logits of the next token are a random function of all tokens before it."""
+"""A toy language model: a table with random logits of the next token for each history of tokens."""
 
 import itertools
 
@@ -12,15 +12,15 @@ EOS = 1
 
 
 def make_tables(seed: int, batch: int, vocab: int, length: int) -> np.ndarray:
-    """[batch, histories, vocab] logits, for each sequence of the batch one row for each beginning."""
+    """Returns logits [batch, histories, vocab]."""
     tables = np.random.default_rng(seed).normal(0, 1.5, (batch, (vocab + 1) ** length, vocab))
     return tables.astype(np.float32)
 
 
 def generation(tables, length: int, has_input=None, stop_strings=None) -> Generation:
-    """The history of a row is in its cache and the table of a sequence in its memory.
+    """Returns a `Generation` whose cache contains the history of each row and the table of each sequence.
 
-    A decoder that mixes up rows, or the memories of sequences, thus reads the logits of another beginning.
+    A decoder that confuses rows or sequences therefore reads the logits of another history.
     """
     batch, _, vocab = tables.shape
 
@@ -32,8 +32,8 @@ def generation(tables, length: int, has_input=None, stop_strings=None) -> Genera
         }
 
     def step(tokens, cache):
-        history = extended(cache['history'][:, 0], tokens, vocab)
-        history = jnp.where(cache['cache_index'] == 0, 0, history)  # The token that starts a sequence does not count.
+        history = append_to_history(cache['history'][:, 0], tokens, vocab)
+        history = jnp.where(cache['cache_index'] == 0, 0, history)  # Ignores the start token.
         logits = jnp.take_along_axis(cache['memory'], history.reshape(batch, -1, 1), axis=1)
         cache = {**cache, 'history': history[:, None], 'cache_index': cache['cache_index'] + 1}
         return logits.reshape(-1, vocab), cache
@@ -42,31 +42,31 @@ def generation(tables, length: int, has_input=None, stop_strings=None) -> Genera
     return Generation(allocate, step, has_input, length, EOS, stop_strings=stop_strings)
 
 
-def extended(history, token, vocab: int):
-    """The number of a beginning with one token more; token 0 counts as a digit too."""
+def append_to_history(history, token, vocab: int):
+    """Returns the index of a history with one more token, in which token 0 is a digit as well."""
     return history * (vocab + 1) + token + 1
 
 
 def log_probabilities(table: np.ndarray, length: int) -> dict[tuple[int, ...], float]:
-    """Of every complete sequence."""
+    """Returns the log-probability of every complete sequence."""
     vocab = table.shape[-1]
     log_table = np.asarray(jax.nn.log_softmax(table))
-    found = {}
+    scores = {}
     for sequence in complete_sequences(vocab, length):
         history, total = 0, 0.0
         for token in sequence:
             total += log_table[history, token]
-            history = extended(history, token, vocab)
-        found[sequence] = total
-    return found
+            history = append_to_history(history, token, vocab)
+        scores[sequence] = total
+    return scores
 
 
 def complete_sequences(vocab: int, length: int) -> list[tuple[int, ...]]:
-    """Every sequence that ends with its only end token, or has `length` tokens and none."""
+    """Returns every sequence that ends with its only end token, or has `length` tokens and no end token."""
     others = [token for token in range(vocab) if token != EOS]
     ended = [(*start, EOS) for count in range(length) for start in itertools.product(others, repeat=count)]
     return ended + list(itertools.product(others, repeat=length))
 
 
-def padded(sequence, length: int) -> list[int]:
+def pad(sequence, length: int) -> list[int]:
     return list(sequence) + [0] * (length - len(sequence))

@@ -1,7 +1,4 @@
-"""Trains with every optimizer on eight virtual CPU devices; test_every_optimizer runs it in a separate process.
-
-Writes one JSON object: optimizer -> what `main` found.
-"""
+"""Trains with every optimizer on eight virtual CPU devices; test_every_optimizer runs it in a separate process."""
 
 import json
 
@@ -40,7 +37,7 @@ OPTIMIZERS = {
 
 
 class Layers:
-    """Three stacked layers with all kinds of parameters that optimizers treat differently."""
+    """Three stacked layers with the parameters that optimizers treat differently."""
 
     def init(self, rng, batch_shapes):
         keys = jax.random.split(rng, len(SHAPES))
@@ -50,7 +47,7 @@ class Layers:
         }
 
 
-class OneForEach:
+class LayersPerOptimizer:
     """A copy of the layers per optimizer, so that one program trains with all optimizers."""
 
     def init(self, rng, batch_shapes):
@@ -64,51 +61,55 @@ class OneForEach:
 
 def all_optimizers(axes):
     """Combines all optimizers; each updates its copy of the parameters."""
-    each = {name: made(axes[name]) for name, made in OPTIMIZERS.items()}
+    transformations = {name: rule(axes[name]) for name, rule in OPTIMIZERS.items()}
 
     def update(updates, state, params):
-        pairs = {name: tx.update(updates[name], state[name], params[name]) for name, tx in each.items()}
+        pairs = {name: tx.update(updates[name], state[name], params[name]) for name, tx in transformations.items()}
         return {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}
 
     return optax.GradientTransformation(
-        lambda params: {name: tx.init(params[name]) for name, tx in each.items()}, update
+        lambda params: {name: tx.init(params[name]) for name, tx in transformations.items()}, update
     )
 
 
-def start(partitioner):
-    plan = train_state.plan(OneForEach(), all_optimizers, None, partitioner)
+def start_training(partitioner):
+    """Returns the plan, a function that takes a train step, and the initial state."""
+    plan = train_state.plan(LayersPerOptimizer(), all_optimizers, None, partitioner)
     step = train_step.jit_train_step(
-        train_step.make_train_step(OneForEach(), plan.tx), plan.shardings, partitioner, donate=True
+        train_step.make_train_step(LayersPerOptimizer(), plan.tx), plan.shardings, partitioner, donate=True
     )
 
-    def take(state, number, scale=0.3):
+    def take_step(state, number, scale=0.3):
         return step(state, partitioner.shard_batch({'scale': np.full(8, scale + number / 100, np.float32)}))
 
-    return plan, take, plan.create(jax.random.key(0))
+    return plan, take_step, plan.create(jax.random.key(0))
 
 
-def bits(state, name):
+def state_bytes(state, name):
     leaves = jax.tree.leaves((state.params[name], state.opt_state[name]))
     return [np.asarray(leaf).astype(np.float32).tobytes() for leaf in leaves]
 
 
-def numbers(params):
+def absolute_sums(params):
     return [float(np.abs(np.asarray(leaf, np.float64)).sum()) for leaf in jax.tree.leaves(params)]
 
 
 def main(folder):
-    """Takes four steps on one device, and on a mesh with a bad step and a checkpoint in between."""
-    _, take, state = start(Partitioner(devices=jax.devices()[:1]))
+    """Takes four steps on one device, and on a mesh with a non-finite step and a checkpoint in between.
+
+    Writes the results of each optimizer to results.json.
+    """
+    _, take_step, state = start_training(Partitioner(devices=jax.devices()[:1]))
     for number in range(4):
-        state, _ = take(state, number)
+        state, _ = take_step(state, number)
     single = jax.device_get(state.params)
 
-    plan, take, state = start(Partitioner(data=1, fsdp=4, tensor=2))
+    plan, take_step, state = start_training(Partitioner(data=1, fsdp=4, tensor=2))
     for number in range(2):
-        state, _ = take(state, number)
+        state, _ = take_step(state, number)
     # The step donates its arguments.
     before = jax.device_get(state)
-    state, metrics = take(state, 9, np.nan)
+    state, metrics = take_step(state, 9, np.nan)
     after = jax.device_get(state)
     checkpoints = manager.Checkpoints(epath.Path(folder))
     checkpoints.save(3, state, DataPosition.start(1), {})
@@ -116,28 +117,29 @@ def main(folder):
     restored, _ = checkpoints.restore(3, plan.abstract)
     checkpoints.close()
     for number in (2, 3):
-        state, _ = take(state, number)
-        restored, _ = take(restored, number)
-    shares = {name: share_of_matrices(state.opt_state[name]) for name in OPTIMIZERS}
+        state, _ = take_step(state, number)
+        restored, _ = take_step(restored, number)
+    shares = {name: first_device_share(state.opt_state[name]) for name in OPTIMIZERS}
     state, restored = jax.device_get((state, restored))
-    found = {'bad': float(metrics['nonfinite'])}
-    for name, made in OPTIMIZERS.items():
+    results = {'nonfinite': float(metrics['nonfinite'])}
+    for name, rule in OPTIMIZERS.items():
         params, opt_state = state.params[name], state.opt_state[name]
-        found[name] = {
-            'single': numbers(single[name]),
-            'mesh': numbers(params),
-            'unchanged': bits(before, name) == bits(after, name),
-            'moved': bits(after, name) != bits(state, name),
-            'resumed': bits(restored, name) == bits(state, name),
+        results[name] = {
+            'single': absolute_sums(single[name]),
+            'mesh': absolute_sums(params),
+            'unchanged': state_bytes(before, name) == state_bytes(after, name),
+            'moved': state_bytes(after, name) != state_bytes(state, name),
+            'resumed': state_bytes(restored, name) == state_bytes(state, name),
             'share': shares[name],
             'dtypes': sorted({str(leaf.dtype) for leaf in jax.tree.leaves(opt_state)}),
-            'evaluated': made.evaluated is not None and numbers(made.evaluated(opt_state, params)) != numbers(params),
+            'evaluated': rule.evaluated is not None
+            and absolute_sums(rule.evaluated(opt_state, params)) != absolute_sums(params),
         }
-    (folder / 'found.json').write_text(json.dumps(found))
+    (folder / 'results.json').write_text(json.dumps(results))
 
 
-def share_of_matrices(state):
+def first_device_share(state):
     """Returns the fraction of the moments of `wi` and `wo` on the first device."""
-    big = [leaf for leaf in jax.tree.leaves(state) if leaf.ndim == 3 and leaf.shape[1:] in ((8, 16), (16, 8))]
-    shards = [shard for leaf in big for shard in leaf.addressable_shards if shard.device == jax.devices()[0]]
-    return sum(shard.data.nbytes for shard in shards) / max(1, sum(leaf.nbytes for leaf in big))
+    matrices = [leaf for leaf in jax.tree.leaves(state) if leaf.ndim == 3 and leaf.shape[1:] in ((8, 16), (16, 8))]
+    shards = [shard for leaf in matrices for shard in leaf.addressable_shards if shard.device == jax.devices()[0]]
+    return sum(shard.data.nbytes for shard in shards) / max(1, sum(leaf.nbytes for leaf in matrices))

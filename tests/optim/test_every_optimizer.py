@@ -1,4 +1,4 @@
-"""Properties of every optimizer: equal results on a mesh, sharded states, exact resume, and skipped bad steps."""
+"""Properties of every optimizer: equal results on a mesh, sharded states, exact resume, skipped non-finite steps."""
 
 import json
 
@@ -11,28 +11,28 @@ from tests.support.real_processes import Process
 
 
 @pytest.fixture(scope='module')
-def found(tmp_path_factory, compiled):
+def results(tmp_path_factory, compiled):
     folder = tmp_path_factory.mktemp('optimizers')
     process = Process(optimizer_worker.main, folder, output=folder / 'output.txt', devices=8, compiled=compiled)
     assert process.wait() == 0, process.output()
-    return json.loads((folder / 'found.json').read_text())
+    return json.loads((folder / 'results.json').read_text())
 
 
 @pytest.mark.parametrize('name', OPTIMIZERS)
-def test_results_and_resumed_runs_equal_those_on_one_device(found, name):
-    result = found[name]
+def test_results_and_resumed_runs_equal_those_on_one_device(results, name):
+    result = results[name]
     np.testing.assert_allclose(result['mesh'], result['single'], rtol=2e-5)
     assert result['resumed']
-    assert found['bad'] == 1.0 and result['unchanged'] and result['moved']
+    assert results['nonfinite'] == 1.0 and result['unchanged'] and result['moved']
     # States are sharded like parameters; Adafactor stores rows and columns instead of matrices.
     assert result['share'] == (0 if name == 'adafactor' else 1 / 8)
 
 
-def test_momentum_may_be_bfloat16_and_second_moments_stay_float32(found):
-    assert found['adamw bfloat16']['dtypes'] == ['bfloat16', 'float32', 'int32']
-    assert found['lion']['dtypes'] == ['bfloat16', 'int32']
-    assert all(found[name]['dtypes'] == ['float32', 'int32'] for name in ('adamw', 'muon', 'schedule_free'))
+def test_momentum_can_be_bfloat16_and_second_moments_stay_float32(results):
+    assert results['adamw bfloat16']['dtypes'] == ['bfloat16', 'float32', 'int32']
+    assert results['lion']['dtypes'] == ['bfloat16', 'int32']
+    assert all(results[name]['dtypes'] == ['float32', 'int32'] for name in ('adamw', 'muon', 'schedule_free'))
 
 
-def test_averages_are_evaluated_instead_of_the_last_parameters(found):
-    assert {name for name in OPTIMIZERS if found[name]['evaluated']} == {'schedule_free', 'average'}
+def test_averages_are_evaluated_instead_of_the_last_parameters(results):
+    assert {name for name in OPTIMIZERS if results[name]['evaluated']} == {'schedule_free', 'average'}

@@ -14,8 +14,8 @@ from tests.optim.test_optimizer import assert_same, stacked_problem, train, wave
 from tests.support import shipped_models
 
 
-def orthogonal(matrix):
-    """Five Newton-Schulz iterations of Jordan's quintic, in float64."""
+def orthogonalize(matrix):
+    """Applies five Newton-Schulz iterations with Jordan's quintic polynomial, in float64."""
     wide = matrix.shape[0] <= matrix.shape[1]
     x = (matrix if wide else matrix.T).astype(np.float64)
     x = x / np.linalg.norm(x)
@@ -27,7 +27,7 @@ def orthogonal(matrix):
 
 @pytest.mark.parametrize('shape', [(4, 7), (7, 4), (3, 2, 4, 7)], ids=['wide', 'tall', 'layers and groups'])
 def test_updates_are_the_orthogonalized_momentum_of_each_matrix(shape):
-    """Uses optax's Nesterov momentum with bias correction: b m' + (1 - b) g."""
+    """Includes optax's Nesterov momentum with bias correction: b m' + (1 - b) g."""
     spec = P(*('layers', 'heads')[: len(shape) - 2], 'embed', 'mlp')
     tx, beta = muon.muon(0.1, max_grad_norm=None)({'w': spec}), 0.95
     params = {'w': wave(shape, 0.0, 0.5)}
@@ -36,10 +36,10 @@ def test_updates_are_the_orthogonalized_momentum_of_each_matrix(shape):
         grad = wave(shape, step, 0.1 * step)
         updates, state = jax.jit(tx.update)({'w': grad}, state, params)
         moment = beta * moment + (1 - beta) * grad
-        ahead = beta * moment / (1 - beta ** (step + 1)) + (1 - beta) * grad / (1 - beta**step)
-        for place in np.ndindex(shape[:-2]):
-            expected = -0.1 * 0.2 * math.sqrt(7) * orthogonal(ahead[place])
-            np.testing.assert_allclose(updates['w'][place], expected, rtol=2e-4, atol=2e-5)
+        nesterov = beta * moment / (1 - beta ** (step + 1)) + (1 - beta) * grad / (1 - beta**step)
+        for index in np.ndindex(shape[:-2]):
+            expected = -0.1 * 0.2 * math.sqrt(7) * orthogonalize(nesterov[index])
+            np.testing.assert_allclose(updates['w'][index], expected, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize('lengths', [(3, 2), (1,)])
@@ -70,17 +70,17 @@ def test_stacked_layers_get_the_updates_of_optax_on_each_layer(lengths):
 
 @pytest.mark.parametrize('name', shipped_models.NAMES)
 def test_muon_updates_exactly_the_hidden_matrices(name):
-    """Checks the names of all parameters of all models; the matrices of adapters are not included."""
-    boxes = shipped_models.boxes(name)
+    """Checks all parameters of all models; Muon does not update the matrices of adapters."""
+    boxes = shipped_models.boxed_shapes(name)
     optimizer = muon.muon(0.1)(nn.get_partition_spec(boxes))
     params = nn.unbox(boxes)
     state = jax.eval_shape(optimizer.init, params)
-    [orthogonal] = [part for part in jax.tree.leaves(state, is_leaf=_is_muon) if _is_muon(part)]
-    assert _names(orthogonal.mu) == {path for path in _names(params) if shipped_models.HIDDEN.search(path)}
+    [muon_state] = [leaf for leaf in jax.tree.leaves(state, is_leaf=_is_muon) if _is_muon(leaf)]
+    assert _names(muon_state.mu) == {path for path in _names(params) if shipped_models.HIDDEN_KERNEL.search(path)}
 
 
-def _is_muon(part):
-    return isinstance(part, optax.contrib.MuonState)
+def _is_muon(state):
+    return isinstance(state, optax.contrib.MuonState)
 
 
 def _names(tree):

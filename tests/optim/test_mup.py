@@ -1,4 +1,4 @@
-"""muP against the authors' package and table 3 of Yang et al. 2022; the base width, and flat activations."""
+"""muP against the authors' package and table 3 of Yang et al. 2022, and activations at several widths."""
 
 import importlib.util
 import json
@@ -21,7 +21,7 @@ width_transfer = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(width_transfer)
 SHAPES = {'encoder_input_tokens': (2, 16), 'decoder_input_tokens': (2, 8), 'decoder_target_tokens': (2, 8)}
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / 'golden' / 'mup.json').read_text())
-# Its updates are the factors.
+# Returns the factors instead of a gradient transformation.
 FACTORS_ONLY = optimizer.Optimizer(None, lambda logical_axes, factors: factors, takes_multipliers=True)
 OPTIMIZERS = {'adamw': optimizer.adamw, 'adamw_rms': optimizer.adamw_rms, 'adafactor': optimizer.adafactor}
 
@@ -31,13 +31,13 @@ def by_name(tree):
     return {jax.tree_util.keystr(path, simple=True, separator='/'): leaf for path, leaf in leaves}
 
 
-def kinds(name):
+def parameter_kinds(name):
     specs = nn.get_partition_spec(interface.param_shapes(width_transfer.build(name, 64, None), SHAPES))
     return {name: mup.parameter_kind(spec) for name, spec in by_name(specs).items()}
 
 
 def test_factors_equal_those_of_the_mup_package():
-    """[initial values, Adam's learning rate] of T5's decoder; the package leaves position biases unchanged."""
+    """Compares factors of initial values and of Adam's learning rate in T5's decoder, except for position biases."""
     boxed = interface.param_shapes(width_transfer.build('t5_1_1', GOLDEN['width'], None), SHAPES)
     scaled = mup.scaled(FACTORS_ONLY, GOLDEN['width'], GOLDEN['base_width'])
     rates = by_name(scaled.make(nn.get_partition_spec(boxed)))
@@ -51,7 +51,7 @@ def test_factors_equal_those_of_the_mup_package():
 
 
 def test_parameters_are_classified_as_in_the_paper():
-    t5, remixer, tim = kinds('t5_1_1'), kinds('remixer'), kinds('tim')
+    t5, remixer, tim = map(parameter_kinds, ('t5_1_1', 'remixer', 'tim'))
     assert t5['token_embedder/embedding'] == 'other' and t5['logits/kernel'] == 'output'
     hidden = {name for name, kind in t5.items() if kind == 'hidden'}
     assert hidden == {name for name in t5 if name.endswith('/kernel') and name != 'logits/kernel'}
@@ -68,7 +68,7 @@ def test_every_factor_is_1_at_the_base_width():
 
 @pytest.fixture(scope='module')
 def wide():
-    """The initial parameters of a model of width 256, with factors for a base width of 64 and without."""
+    """Returns initial parameters of width 256, without factors and with factors for a base width of 64."""
     model = width_transfer.build('t5_1_1', 256, None)
     rules = optimizer.adamw(0.01), mup.scaled(optimizer.adamw(0.01), 256, 64)
     return [train_state.plan(model, rule, SHAPES, Partitioner()).create(jax.random.key(0)).params for rule in rules]
@@ -94,15 +94,15 @@ def test_updates_and_initial_values_scale_with_the_width(wide, name):
     for name, (initial, update) in expected.items():
         leaves = [np.asarray(tree[name]) for tree in trees]
         np.testing.assert_allclose(leaves[1], initial * leaves[0], rtol=1e-6)
-        # The RMS of the logits' matrix is halved, and so is a relative update, before the factor 1.
+        # The RMS of the logits' matrix is halved, and therefore its relative update.
         np.testing.assert_allclose(leaves[3], update * leaves[2], rtol=1e-5)
 
 
 def test_activations_are_independent_of_width_only_with_mup():
-    flat = width_transfer.slopes('t5_1_1', (64, 256), 64, 2**-8, steps=3)
+    scaled = width_transfer.slopes('t5_1_1', (64, 256), 64, 2**-8, steps=3)
     standard = width_transfer.slopes('t5_1_1', (64, 256), None, 2**-8, steps=3)
-    assert max(abs(slope) for key, slope in flat.items() if key != 'logits') < 0.1
-    assert standard['logits'] - flat['logits'] > 0.3
+    assert max(abs(slope) for key, slope in scaled.items() if key != 'logits') < 0.1
+    assert standard['logits'] - scaled['logits'] > 0.3
 
 
 def test_tied_logits_have_the_scale_of_the_base_width():

@@ -1,4 +1,4 @@
-"""Optimizers against T5X, optax and NumPy, for layers that are stacked by scan and layers that are not."""
+"""Optimizers against T5X, optax and NumPy, for stacked and unstacked layers."""
 
 import json
 import pathlib
@@ -57,7 +57,7 @@ def train(tx, params, axes, steps=4, flat=False):
 
 
 def stacked_problem(lengths):
-    """Returns parameters of stacked layers (matrices, vectors and scalars) and of no layer, and their axes."""
+    """Returns parameters of stacked layers (matrices, vectors and scalars) and other parameters, and their axes."""
     axes = {'embedding': P('vocab', 'embed'), 'bias': P('relpos_buckets', 'heads'), 'norm': P('embed')}
     shapes = {'embedding': (9, 6), 'bias': (5, 2), 'norm': (6,)}
     for run, length in enumerate(lengths):
@@ -137,10 +137,9 @@ def test_stacked_layers_get_the_updates_of_optax_on_each_layer(name, lengths):
 def test_adafactor_equals_t5x():
     """Golden parameters after four updates by T5X's `adafactor.Adafactor` (commit cc342d4, jax 0.10.2).
 
-    They were made with `min_dim_size_to_factor=4`, learning rate 1/sqrt(max(step, 2)), the initial values and
-    gradients below in sorted order of names, and for 'stacked' a factor_map of (BATCH, ROW, COLUMN) for the
-    kernel and (BATCH, NONE) for the scale; `t5x.utils` was replaced by its one function that the optimizer
-    calls.
+    Settings: `min_dim_size_to_factor=4`, learning rate 1/sqrt(max(step, 2)), the initial values and gradients below in
+    sorted order of names, and for 'stacked' a factor_map of (BATCH, ROW, COLUMN) for the kernel and (BATCH, NONE) for
+    the scale. `t5x.utils` was replaced by the only function that the optimizer calls.
     """
     golden = json.loads(GOLDEN.read_text())
     problems = {
@@ -172,7 +171,7 @@ def test_adafactor_equals_t5x():
 
 
 @pytest.mark.parametrize('make', [optimizer.adamw, optimizer.adamw_rms])
-def test_first_moments_in_bfloat16_change_little(make):
+def test_bfloat16_first_moments_have_a_small_effect(make):
     params, axes = stacked_problem((3, 2))
     exact, _ = train(make(1e-3)(axes), params, axes)
     rounded, state = train(make(1e-3, momentum_dtype='bfloat16')(axes), params, axes)
@@ -184,8 +183,8 @@ def test_first_moments_in_bfloat16_change_little(make):
 
 
 @pytest.mark.parametrize('name', ['adafactor', 'adamw_rms'])
-def test_parameters_near_zero_have_another_minimum_rms(name):
-    """In the first step, both optimizers move every element by rate x RMS."""
+def test_parameters_near_zero_have_a_different_minimum_rms(name):
+    """In the first step, both optimizers change every element by learning rate x RMS."""
     axes = {
         'h': P('layers', 'positions_out', 'positions_in'),
         'toeplitz': P('relpos_buckets'),
@@ -226,7 +225,7 @@ def test_settings_outside_of_their_range_are_rejected():
         optimizer.adamw_rms(None)
 
 
-def test_optax_transformations_are_wrapped_without_a_known_rate():
+def test_optax_transformations_are_wrapped_without_a_learning_rate():
     tx = optax.adamw(1e-3)
     wrapped = optimizer.as_optimizer(tx)
     assert wrapped(None) is tx and wrapped.learning_rate is None

@@ -16,38 +16,38 @@ from tests.optim.optimizer_worker import Layers
 DECAY = 0.5
 
 
-def states(made, steps=3):
+def states(rule, steps=3):
     """Yields the plan and the train state after each step."""
-    plan = train_state.plan(Layers(), made, None, Partitioner())
+    plan = train_state.plan(Layers(), rule, None, Partitioner())
     state = plan.create(jax.random.key(0))
     update = jax.jit(plan.tx.update)
     for _ in range(steps):
-        trained, frozen = trainable.split_params(state.params, made.trainable)
+        trained, frozen = trainable.split_params(state.params, rule.trainable)
         updates, opt_state = update(jax.tree.map(np.ones_like, trained), state.opt_state, state.params)
         params = trainable.join_params(optax.apply_updates(trained, updates), frozen)
         state = state.replace(params=params, opt_state=opt_state)
         yield plan, state
 
 
-def test_the_average_follows_its_formula_and_changes_no_update():
-    made = parameter_averages.averaged(optimizer.adamw(0.1), DECAY)
-    expected = states(made).send(None)[0].create(jax.random.key(0)).params['wi']
+def test_the_average_follows_its_formula_and_does_not_change_updates():
+    rule = parameter_averages.averaged(optimizer.adamw(0.1), DECAY)
+    expected = states(rule).send(None)[0].create(jax.random.key(0)).params['wi']
     plain = states(optimizer.adamw(0.1))
-    for step, (_, state) in enumerate(states(made), 1):
+    for step, (_, state) in enumerate(states(rule), 1):
         np.testing.assert_array_equal(state.params['wi'], next(plain)[1].params['wi'])
         decay = min(DECAY, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * state.params['wi']
-        found = made.evaluated(state.opt_state, state.params)['wi']
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        actual = rule.evaluated(state.opt_state, state.params)['wi']
+        np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
 def test_decay_none_returns_the_optimizer_unchanged():
-    given = optimizer.adamw(0.1)
-    assert parameter_averages.averaged(given, None) is given
+    rule = optimizer.adamw(0.1)
+    assert parameter_averages.averaged(rule, None) is rule
 
 
 @pytest.mark.parametrize(
-    'made',
+    'rule',
     [
         optimizer.adamw(0.1),
         parameter_averages.averaged(optax.sgd(0.1), DECAY),
@@ -55,24 +55,24 @@ def test_decay_none_returns_the_optimizer_unchanged():
         trainable.only(parameter_averages.averaged(optax.sgd(0.1), DECAY), 'wi'),
         trainable.only(parameter_averages.schedule_free_adamw(0.1), 'wi'),
     ],
-    ids=['no average', 'average', 'schedule-free', 'average of a part', 'schedule-free of a part'],
+    ids=['no average', 'average', 'schedule-free', 'average of a subset', 'schedule-free of a subset'],
 )
-def test_checkpoints_contain_the_evaluated_parameters(made, tmp_path):
-    *_, (plan, state) = states(made)
+def test_checkpoints_contain_the_evaluated_parameters(rule, tmp_path):
+    *_, (plan, state) = states(rule)
     checkpoints = manager.Checkpoints(epath.Path(tmp_path))
     checkpoints.save(3, state, DataPosition.start(1), {})
     checkpoints.close()
-    found = saved_params.restore_params(str(tmp_path), plan.abstract.params)
-    expected = made.evaluated(state.opt_state, state.params) if made.evaluated else state.params
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-6), found, dict(expected))
+    restored = saved_params.restore_params(str(tmp_path), plan.abstract.params)
+    expected = rule.evaluated(state.opt_state, state.params) if rule.evaluated else state.params
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), restored, dict(expected))
     # A subset of the parameters, as for a model with a new head.
-    part = saved_params.open_checkpoint(str(tmp_path)).read({'wi': plan.abstract.params['wi']})
-    np.testing.assert_allclose(part['wi'], expected['wi'], rtol=1e-6)
+    subset = saved_params.open_checkpoint(str(tmp_path)).read({'wi': plan.abstract.params['wi']})
+    np.testing.assert_allclose(subset['wi'], expected['wi'], rtol=1e-6)
 
 
 @pytest.mark.parametrize('decay', [0, 1, 1.5, True, 'much'])
 def test_a_decay_outside_of_its_range_is_rejected(decay):
-    with pytest.raises(UserError, match=f'EMA_DECAY must be .* above 0 and below 1.* got {decay!r}; type'):
+    with pytest.raises(UserError, match=f'EMA_DECAY must be .* above 0 and below 1.* got {decay!r}; pass'):
         parameter_averages.averaged(optimizer.adamw(0.1), decay)
 
 

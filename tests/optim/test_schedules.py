@@ -1,4 +1,4 @@
-"""Schedules against their formulas, evaluated in NumPy."""
+"""Schedules against their formulas."""
 
 import math
 
@@ -13,7 +13,7 @@ from remixer_t5x.optim import schedules
 
 
 @pytest.mark.parametrize('step', [0, 1, 9_999, 10_000, 10_001, 1_000_000])
-def test_the_rsqrt_schedule_equals_t5s(step):
+def test_rsqrt_equals_the_schedule_of_t5(step):
     assert float(schedules.rsqrt()(step)) == pytest.approx(1 / math.sqrt(max(step, 10_000)), rel=1e-6)
 
 
@@ -29,7 +29,7 @@ def test_the_rsqrt_schedule_equals_t5s(step):
         (schedules.cosine(0.02, None, 1), {0: 0.02, 1: 0.0}),
     ],
 )
-def test_rates_at_single_steps(schedule, rates):
+def test_learning_rates_at_given_steps(schedule, rates):
     assert {step: float(schedule(step)) for step in rates} == pytest.approx(rates, rel=1e-5, abs=1e-9)
 
 
@@ -42,9 +42,9 @@ def test_rates_at_single_steps(schedule, rates):
 )
 def test_cosine_follows_its_formula(step, warmup, rest, final):
     peak, total = 0.5, warmup + rest
-    done = min(1.0, max(0.0, (step - warmup) / rest))
+    progress = min(1.0, max(0.0, (step - warmup) / rest))
     ramp = peak * step / warmup
-    cosine = final + (peak - final) * (1 + math.cos(math.pi * done)) / 2
+    cosine = final + (peak - final) * (1 + math.cos(math.pi * progress)) / 2
     expected = ramp if step < warmup else cosine
     assert float(schedules.cosine(peak, warmup, total, final)(step)) == pytest.approx(expected, abs=2e-6)
 
@@ -54,13 +54,13 @@ def test_cosine_follows_its_formula(step, warmup, rest, final):
 def test_linear_and_wsd_follow_their_formulas(step, warmup, rest, share):
     peak, final, start, total = 0.5, 0.05, 0.1, warmup + rest
     ramp = start + (peak - start) * step / max(warmup, 1)
-    done = min(1.0, max(0.0, (step - warmup) / rest))
-    expected = ramp if step < warmup else peak + (final - peak) * done
+    progress = min(1.0, max(0.0, (step - warmup) / rest))
+    expected = ramp if step < warmup else peak + (final - peak) * progress
     assert float(schedules.linear(peak, warmup, total, final, start)(step)) == pytest.approx(expected, abs=2e-6)
-    fall = min(round(share * total), rest)
-    fallen = math.sqrt(min(1.0, max(0.0, (step - (total - fall)) / fall)))
-    expected = ramp if step < warmup else peak + (final - peak) * fallen
-    assert float(schedules.wsd(peak, warmup, total, fall / total, final, start)(step)) == pytest.approx(
+    decay_steps = min(round(share * total), rest)
+    decay = math.sqrt(min(1.0, max(0.0, (step - (total - decay_steps)) / decay_steps)))
+    expected = ramp if step < warmup else peak + (final - peak) * decay
+    assert float(schedules.wsd(peak, warmup, total, decay_steps / total, final, start)(step)) == pytest.approx(
         expected, abs=2e-6
     )
 

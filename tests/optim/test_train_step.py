@@ -1,4 +1,4 @@
-"""The train step of a bigram model, whose gradient is computed in NumPy."""
+"""The train step of a bigram model against its gradient in NumPy."""
 
 import functools
 
@@ -39,7 +39,7 @@ def make_batch(seed=0, padded_rows=()):
     batch = {
         'inputs': rng.integers(0, VOCAB, (ROWS, LENGTH), np.int32),
         'targets': rng.integers(0, VOCAB, (ROWS, LENGTH), np.int32),
-        # Very unequal weights, for which a mean of means would be wrong.
+        # Unequal weights, for which a mean of means would be wrong.
         'weights': (rng.random((ROWS, LENGTH)) < np.linspace(0.1, 1.0, ROWS)[:, None]).astype(np.float32),
     }
     for row in padded_rows:
@@ -92,15 +92,15 @@ def test_gradient_is_the_loss_sum_over_the_normalizer(factor):
 
 @settings(max_examples=10, deadline=None)
 @given(microbatches=st.sampled_from([2, 4, 8]), seed=st.integers(0, 99), padded=st.sets(st.integers(0, 7)))
-def test_microbatches_give_the_gradient_of_the_full_batch(microbatches, seed, padded):
+def test_microbatches_have_the_gradient_of_the_full_batch(microbatches, seed, padded):
     batch = make_batch(seed, padded)
     state, full, full_metrics = run(batch)
-    _, cut, cut_metrics = run(batch, microbatches=microbatches)
-    np.testing.assert_allclose(gradient(state, cut), gradient(state, full), atol=1e-6)
-    assert cut_metrics == pytest.approx(full_metrics, rel=1e-5)
+    _, split, split_metrics = run(batch, microbatches=microbatches)
+    np.testing.assert_allclose(gradient(state, split), gradient(state, full), atol=1e-6)
+    assert split_metrics == pytest.approx(full_metrics, rel=1e-5)
 
 
-def test_a_batch_of_padding_changes_nothing():
+def test_a_batch_of_padding_does_not_change_parameters():
     state, new_state, metrics = run(make_batch(padded_rows=range(ROWS)))
     np.testing.assert_array_equal(new_state.params['table'], state.params['table'])
     assert metrics['nonfinite'] == 0 and metrics['grad_norm'] == 0
@@ -145,8 +145,8 @@ def test_dropout_depends_only_on_seed_step_and_microbatch():
     assert len({loss(step, dropout=True, seed=seed) for step in (0, 1) for seed in (0, 1)}) == 4
     # Equal rows: with the same mask for both microbatches, the sum would be twice that of one microbatch.
     half = {name: rows[: ROWS // 2] for name, rows in batch.items()}
-    one = compiled(GRADIENT_DESCENT, (('dropout', True),))(make_state(GRADIENT_DESCENT), half)[1]['loss']
-    assert loss(dropout=True, microbatches=2) != pytest.approx(2 * float(one), rel=1e-4)
+    half_loss = compiled(GRADIENT_DESCENT, (('dropout', True),))(make_state(GRADIENT_DESCENT), half)[1]['loss']
+    assert loss(dropout=True, microbatches=2) != pytest.approx(2 * float(half_loss), rel=1e-4)
 
 
 def test_the_reported_learning_rate_equals_that_of_the_update():
@@ -186,7 +186,7 @@ def test_the_compiled_step_equals_the_plain_step_and_can_donate(donate):
 
 def test_invalid_settings_are_rejected():
     for settings_, message in (
-        ({'microbatches': 0}, 'MICROBATCHES must be .* at least 1, got 0; type --gin.MICROBATCHES'),
+        ({'microbatches': 0}, 'MICROBATCHES must be .* at least 1, got 0; pass --gin.MICROBATCHES'),
         ({'loss_normalizing_factor': 0}, 'LOSS_NORMALIZING_FACTOR must be .* got 0; pass'),
         ({'loss_normalizing_factor': 'SUM'}, "LOSS_NORMALIZING_FACTOR must be .* got 'SUM'; pass"),
     ):

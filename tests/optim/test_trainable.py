@@ -19,18 +19,18 @@ NAMES = 'gated_mlp/'
 
 @pytest.fixture(scope='module')
 def model(tmp_path_factory):
-    path = tmp_path_factory.mktemp('models') / 'given.gin'
+    path = tmp_path_factory.mktemp('models') / 'model.gin'
     path.write_text(saved_run.CONFIG)
     return build_model(str(path))
 
 
-def planned(model, made, names=NAMES):
-    made = trainable.only(made, names)
-    plan = train_state.plan(model, made, SHAPES, Partitioner())
-    return plan, train_step.make_train_step(model, plan.tx, trainable=made.trainable)
+def make_plan_and_step(model, rule, names=NAMES):
+    rule = trainable.only(rule, names)
+    plan = train_state.plan(model, rule, SHAPES, Partitioner())
+    return plan, train_step.make_train_step(model, plan.tx, trainable=rule.trainable)
 
 
-def batch(seed=0):
+def make_batch(seed=0):
     rng = np.random.default_rng(seed)
     arrays = {name: rng.integers(1, 384, shape).astype(np.int32) for name, shape in SHAPES.items()}
     return {**arrays, 'decoder_loss_weights': np.ones(SHAPES['decoder_target_tokens'], np.int32)}
@@ -43,9 +43,9 @@ def by_name(tree):
 @pytest.fixture(scope='module')
 def run(model):
     """Returns a plan, its compiled step, the initial state, and the state and metrics after one step."""
-    plan, step = planned(model, optimizer.adafactor(0.1))
+    plan, step = make_plan_and_step(model, optimizer.adafactor(0.1))
     step, state = jax.jit(step), plan.create(jax.random.key(0))
-    return plan, step, state, *step(state, batch())
+    return plan, step, state, *step(state, make_batch())
 
 
 @pytest.mark.quick
@@ -60,43 +60,42 @@ def test_only_trained_parameters_change_and_have_state(run):
 
 
 def test_updates_equal_those_of_training_all_parameters(model, run):
-    """Updates of a parameter do not depend on which other parameters are trained, also in stacked layers."""
-    plan, step = planned(model, optimizer.adafactor(0.1), None)
-    theirs, _ = jax.jit(step)(plan.create(jax.random.key(0)), batch())
-    wanted = by_name(trainable.split_params(jax.device_get(theirs.params), NAMES)[0])
+    plan, step = make_plan_and_step(model, optimizer.adafactor(0.1), None)
+    state, _ = jax.jit(step)(plan.create(jax.random.key(0)), make_batch())
+    expected = by_name(trainable.split_params(jax.device_get(state.params), NAMES)[0])
     for name, array in by_name(trainable.split_params(jax.device_get(run[3].params), NAMES)[0]).items():
-        np.testing.assert_allclose(array, wanted[name], rtol=1e-5, atol=1e-7, err_msg=name)
+        np.testing.assert_allclose(array, expected[name], rtol=1e-5, atol=1e-7, err_msg=name)
 
 
-def test_a_bad_step_changes_nothing(run):
+def test_a_nonfinite_step_does_not_change_the_optimizer_state(run):
     _, step, state, _, _ = run
-    broken = state.replace(params=jax.tree.map(lambda leaf: np.full(leaf.shape, np.nan, np.float32), state.params))
-    after, metrics = step(broken, batch())
+    nan_state = state.replace(params=jax.tree.map(lambda leaf: np.full(leaf.shape, np.nan, np.float32), state.params))
+    after, metrics = step(nan_state, make_batch())
     assert metrics['nonfinite'] == 1 and int(after.step) == 1
     for name, leaf in by_name(after.opt_state).items():
         np.testing.assert_array_equal(leaf, by_name(state.opt_state)[name], name)
 
 
-def test_no_gradient_of_a_frozen_parameter_is_computed(model):
+def test_gradients_of_frozen_parameters_are_not_computed(model):
     """Checks the equations of the program and the buffers of the compiler."""
-    everything, step_of_all = planned(model, optimizer.adamw_rms(0.1), None)
-    plan, step = planned(model, optimizer.adamw_rms(0.1))
+    full_plan, full_step = make_plan_and_step(model, optimizer.adamw_rms(0.1), None)
+    plan, step = make_plan_and_step(model, optimizer.adamw_rms(0.1))
     table = plan.abstract.params['token_embedder']['embedding']
-    given = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch())
+    batch = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), make_batch())
 
     def scatters(step, plan):
         # The gradient of the embedding lookup is the only scatter in the step of this model.
-        return str(jax.make_jaxpr(step)(plan.abstract, given)).count('scatter-add')
+        return str(jax.make_jaxpr(step)(plan.abstract, batch)).count('scatter-add')
 
-    assert scatters(step, plan) == 0 < scatters(step_of_all, everything)
+    assert scatters(step, plan) == 0 < scatters(full_step, full_plan)
 
     def memory(step, plan):
-        program = jax.jit(step, donate_argnums=0).lower(plan.abstract, given).compile().memory_analysis()
+        program = jax.jit(step, donate_argnums=0).lower(plan.abstract, batch).compile().memory_analysis()
         return program.argument_size_in_bytes, program.temp_size_in_bytes
 
     frozen = jax.tree.leaves(trainable.split_params(plan.abstract.params, NAMES)[1])
     size = 4 * sum(leaf.size for leaf in frozen)
-    (arguments, temporaries), (all_arguments, all_temporaries) = memory(step, plan), memory(step_of_all, everything)
+    (arguments, temporaries), (all_arguments, all_temporaries) = memory(step, plan), memory(full_step, full_plan)
     assert table.size * 4 > size / 3
     # Two moments of AdamW and a gradient per frozen parameter; padding of small buffers is less than 1%.
     assert all_arguments - arguments == pytest.approx(2 * size, rel=0.01)
@@ -117,20 +116,20 @@ def test_split_and_join_of_parameters_are_inverse(model, names):
 )
 def test_invalid_expressions_are_rejected(model, names, words):
     with pytest.raises(UserError, match=words):
-        planned(model, optimizer.adafactor(0.1), names)
+        make_plan_and_step(model, optimizer.adafactor(0.1), names)
 
 
 def test_moments_are_sharded_like_trained_parameters(model):
     """Uses an abstract mesh of eight devices, adapters of all dense layers, and a trained sublayer."""
     adapted = lora.with_adapters(model, '.', 4)
-    made = trainable.only(optimizer.adamw_rms(0.1), 'lora_|gated_mlp')
-    plan = train_state.plan(adapted, made, SHAPES, Partitioner(data=2, fsdp=2, tensor=2, devices=8))
+    rule = trainable.only(optimizer.adamw_rms(0.1), 'lora_|gated_mlp')
+    plan = train_state.plan(adapted, rule, SHAPES, Partitioner(data=2, fsdp=2, tensor=2, devices=8))
     params = {name: leaf.sharding.spec for name, leaf in by_name(plan.abstract.params).items()}
     moments = {name: leaf for name, leaf in by_name(plan.abstract.opt_state).items() if leaf.ndim}
-    assert len(moments) == 2 * len(by_name(trainable.split_params(plan.abstract.params, made.trainable)[0]))
+    assert len(moments) == 2 * len(by_name(trainable.split_params(plan.abstract.params, rule.trainable)[0]))
     for name, leaf in moments.items():
-        (own,) = [spec for path, spec in params.items() if name.endswith(path)]
-        assert leaf.sharding.spec == own, name
+        (expected,) = [spec for path, spec in params.items() if name.endswith(path)]
+        assert leaf.sharding.spec == expected, name
     layer = "['encoder']['run_0']['layer']['gated_mlp']['wo']"
     assert params[f"{layer}['lora_in']"] == PartitionSpec(None, 'tensor', None)
     assert params[f"{layer}['lora_out']"] == PartitionSpec(None, None, 'fsdp')

@@ -6,7 +6,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def cache_folder(tmp_path, monkeypatch):
-    """No test reads or leaves anything in the user's cache."""
+    """Redirects the cache to a temporary folder."""
     folder = tmp_path / 'cache'
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(folder))
     return folder
@@ -14,7 +14,7 @@ def cache_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def real_data():
-    """Folder with real data, where the environment names one."""
+    """Returns the folder REMIXER_T5X_DATA with real data; skips the test if it is not set."""
     folder = os.environ.get('REMIXER_T5X_DATA')
     if not folder:
         pytest.skip('REMIXER_T5X_DATA is not set: no real data to read')

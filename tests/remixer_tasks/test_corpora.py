@@ -1,4 +1,4 @@
-"""The corpora that come with the project, and what importing them costs."""
+"""The corpora of the project, and registered tasks, which are imported without reading data."""
 
 import ast
 import subprocess
@@ -35,7 +35,7 @@ def test_docstrings_are_converted_to_documents():
 
 
 def test_python_documentation_is_enough_to_train_on(shared, monkeypatch):
-    # Parsed once for all tests of the run: it takes ten seconds.
+    # All tests of the run share this cache, because parsing takes ten seconds.
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(shared / 'cache'))
     corpus = python_docs.corpus()
     train = list(corpus.training_documents())
@@ -45,8 +45,8 @@ def test_python_documentation_is_enough_to_train_on(shared, monkeypatch):
     assert any('asyncio' in document for document in train)
 
 
-def test_importing_opens_nothing(cache_folder, warm_python):
-    """Also: a registered task knows its splits and features before any text is read."""
+def test_importing_registered_tasks_reads_no_data(cache_folder, warm_python):
+    """Splits and features of registered tasks are known before any text is read."""
     code = """
 import sys
 assert 'remixer_tasks.registered' not in sys.modules
@@ -55,8 +55,8 @@ for name in ('c4_v310_span_corruption', 'python_docs_v001_span_corruption'):
     task = seqio.get_mixture_or_task(name)
     assert set(task.splits) == {'train', 'validation'} and set(task.output_features) == {'inputs', 'targets'}
 """
-    done = subprocess.run([*warm_python.command, '-c', code], stdout=subprocess.PIPE, text=True)
-    assert done.returncode == 0, done.stdout
+    completed = subprocess.run([*warm_python.command, '-c', code], stdout=subprocess.PIPE, text=True)
+    assert completed.returncode == 0, completed.stdout
     assert not cache_folder.exists()
 
 
@@ -68,18 +68,18 @@ def test_missing_c4_is_reported(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings('ignore::DeprecationWarning')
-def test_c4_gives_full_examples(real_data):
+def test_c4_examples_are_full(real_data):
     corpus = c4.corpus(data_dir=str(real_data / 'c4_en_minimal'))
     vocabulary = vocabularies.sentencepiece(str(real_data / 't5_spm' / 'spiece.model'))
     task = pretraining.span_corruption(corpus, vocabulary)
     lengths = {'inputs': 512, 'targets': 114}
-    documents = sum(len(vocabulary.encode(text)) for text in corpus.training_documents())
+    num_tokens = sum(len(vocabulary.encode(text)) for text in corpus.training_documents())
     examples = list(task.get_dataset(lengths, 'train', shuffle=True, seed=0).as_numpy_iterator())
-    assert len(examples) == -(-documents // 568)
+    assert len(examples) == -(-num_tokens // 568)
     sizes = [(len(example['inputs']), len(example['targets'])) for example in examples]
     assert sizes.count((512, 114)) >= len(examples) - 1
-    halves = [
+    shard_sizes = [
         len(list(task.get_dataset(lengths, 'train', shuffle=False, seed=0, shard_info=seqio.ShardInfo(index, 2))))
         for index in range(2)
     ]
-    assert len(examples) <= sum(halves) <= len(examples) + 1
+    assert len(examples) <= sum(shard_sizes) <= len(examples) + 1

@@ -1,4 +1,4 @@
-"""`data get` against a server on this machine and against folders: what arrives is the published file, or nothing."""
+"""`data get` from a local server or a folder writes the published files, or nothing."""
 
 import hashlib
 import http.server
@@ -23,45 +23,45 @@ def sha256(content):
     return hashlib.sha256(content).hexdigest()
 
 
-def archive(**more: bytes) -> bytes:
+def archive(**additional: bytes) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, 'w') as file:
-        for name, content in {'Toy/a.tsv': CONTENT['a.tsv'], 'Toy/b.tsv': CONTENT['b.tsv'], **more}.items():
+        for name, content in {'Toy/a.tsv': CONTENT['a.tsv'], 'Toy/b.tsv': CONTENT['b.tsv'], **additional}.items():
             file.writestr(name, content)
     return out.getvalue()
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves `files`; `asked` are the names that were asked for, `cut` those whose connection ends half way."""
+    """Serves `files`, but only the first half of those in `truncated`; records the names in `requested`."""
 
     daemon_threads = True
 
     def __init__(self):
         super().__init__(('127.0.0.1', 0), Handler)
-        self.files, self.asked, self.cut = {}, [], set()
+        self.files, self.requested, self.truncated = {}, [], set()
 
     def url(self, name):
         return f'http://127.0.0.1:{self.server_port}/{name}'
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):  # noqa: N802 (http.server calls it so)
+    def do_GET(self):  # noqa: N802 (required by http.server)
         name = self.path[1:]
-        self.server.asked.append(name)
+        self.server.requested.append(name)
         if name not in self.server.files:
             return self.send_error(404, 'Gone')
         content = self.server.files[name]
         self.send_response(200)
         self.send_header('Content-Length', str(len(content)))
         self.end_headers()
-        self.wfile.write(content[: len(content) // 2] if name in self.server.cut else content)
+        self.wfile.write(content[: len(content) // 2] if name in self.server.truncated else content)
 
     def log_message(self, *args):
         pass
 
 
 @pytest.fixture
-def server(nothing_elsewhere, monkeypatch):
+def server(no_other_data, monkeypatch):
     monkeypatch.setenv('no_proxy', '*')
     with Server() as server:
         server.files = dict(CONTENT)
@@ -73,13 +73,14 @@ def server(nothing_elsewhere, monkeypatch):
 
 
 @pytest.fixture
-def nothing_elsewhere(tmp_path, monkeypatch):
+def no_other_data(tmp_path, monkeypatch):
+    """Hides all other folders in which tasks search for data."""
     monkeypatch.delenv('REMIXER_T5X_DATA', raising=False)
     monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path / 'no_tfds'))
 
 
-def add(monkeypatch, downloads, inner=''):
-    layouts = {TRAIN: [Layout((f'toy/{inner}a.tsv',), iter)], TEST: [Layout((f'toy/{inner}b.tsv',), iter)]}
+def register_dataset(monkeypatch, downloads, folder=''):
+    layouts = {TRAIN: [Layout((f'toy/{folder}a.tsv',), iter)], TEST: [Layout((f'toy/{folder}b.tsv',), iter)]}
     monkeypatch.setitem(
         catalogue.DATASETS, 'toy', Dataset('toy', {}, layouts, terms='free', downloads=tuple(downloads))
     )
@@ -87,20 +88,24 @@ def add(monkeypatch, downloads, inner=''):
 
 @pytest.fixture
 def plain(server, monkeypatch):
-    add(monkeypatch, [Download(server.url(name), sha256(content), 'toy') for name, content in CONTENT.items()])
+    register_dataset(
+        monkeypatch, [Download(server.url(name), sha256(content), 'toy') for name, content in CONTENT.items()]
+    )
 
 
 @pytest.fixture
 def zipped(server, monkeypatch):
     server.files = {'Toy.zip': archive(**{'__MACOSX/._a': b'', 'Toy/.hidden': b'', 'Toy/no\r': b''})}
-    add(monkeypatch, [Download(server.url('Toy.zip'), sha256(server.files['Toy.zip']), 'toy', unzip=True)], 'Toy/')
+    register_dataset(
+        monkeypatch, [Download(server.url('Toy.zip'), sha256(server.files['Toy.zip']), 'toy', unzip=True)], 'Toy/'
+    )
 
 
 def tree(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob('*') if path.is_file()}
 
 
-def test_downloads_are_verified_and_their_place_is_shown(plain, cache_folder, capsys):
+def test_downloads_are_verified_and_their_paths_are_shown(plain, cache_folder, capsys):
     lines = download.download_files('toy')
     assert tree(cache_folder) == {f'data/toy/{name}': content for name, content in CONTENT.items()}
     assert lines == [
@@ -118,18 +123,18 @@ def test_existing_files_are_not_downloaded_again(kind, folder, request, server, 
     request.getfixturevalue(kind)
     download.download_files('toy')
     assert tree(cache_folder) == {f'data/toy/{folder}{name}': content for name, content in CONTENT.items()}
-    asked = list(server.asked)
+    requests_before = list(server.requested)
     assert download.download_files('toy')[0] == 'toy already exists, nothing was downloaded'
-    assert server.asked == asked
+    assert server.requested == requests_before
 
 
 def test_leftovers_of_a_killed_download_are_ignored(plain, server, cache_folder):
-    """A folder of that name, with half of a file, is what SIGKILL leaves."""
+    """SIGKILL leaves such a folder, with a part of a file."""
     left = cache_folder / 'data' / '.get-abc' / 'a.tsv'
     left.parent.mkdir(parents=True)
     left.write_bytes(CONTENT['a.tsv'][:1000])
     download.download_files('toy')
-    assert server.asked == ['a.tsv', 'b.tsv']
+    assert server.requested == ['a.tsv', 'b.tsv']
     assert (cache_folder / 'data' / 'toy' / 'a.tsv').read_bytes() == CONTENT['a.tsv']
 
 
@@ -149,45 +154,45 @@ def test_a_faulty_download_leaves_nothing(kind, fault, message, request, server,
     elif fault == 'endless':
         monkeypatch.setattr(download, '_LARGEST', 1_100_000)
     else:
-        server.cut.add('a.tsv')
+        server.truncated.add('a.tsv')
     with pytest.raises(UserError, match=message):
         download.download_files('toy')
     assert tree(cache_folder) == {}
 
 
-def test_a_repeated_command_fetches_the_file_that_failed(plain, server, cache_folder):
-    held = server.files.pop('b.tsv')
+def test_a_repeated_command_downloads_only_the_missing_file(plain, server, cache_folder):
+    content = server.files.pop('b.tsv')
     with pytest.raises(UserError, match='the server returned 404 Gone; .* --from DIR'):
         download.download_files('toy')
     assert tree(cache_folder) == {'data/toy/a.tsv': CONTENT['a.tsv']}
-    server.files['b.tsv'] = held
+    server.files['b.tsv'] = content
     download.download_files('toy')
-    assert server.asked == ['a.tsv', 'b.tsv', 'b.tsv']
+    assert server.requested == ['a.tsv', 'b.tsv', 'b.tsv']
 
 
-def test_no_network_is_reported_with_the_offline_command(nothing_elsewhere, monkeypatch):
+def test_no_network_is_reported_with_the_offline_command(no_other_data, monkeypatch):
     with socket.socket() as bound:
-        # Bound, not listening: the connection is refused.
+        # Connections are refused, because the socket does not listen.
         bound.bind(('127.0.0.1', 0))
         url = f'http://127.0.0.1:{bound.getsockname()[1]}/a.tsv'
         monkeypatch.setenv('no_proxy', '*')
-        add(monkeypatch, [Download(url, sha256(b''), 'toy')])
+        register_dataset(monkeypatch, [Download(url, sha256(b''), 'toy')])
         with pytest.raises(UserError) as error:
             download.download_files('toy')
-    facts = (url, 'Connection refused', 'remixer-t5x data get toy --from DIR', 'a.tsv', sha256(b''))
-    assert all(fact in str(error.value) for fact in facts) and '\n' not in str(error.value)
+    expected = (url, 'Connection refused', 'remixer-t5x data get toy --from DIR', 'a.tsv', sha256(b''))
+    assert all(text in str(error.value) for text in expected) and '\n' not in str(error.value)
 
 
-@pytest.mark.parametrize('below', ['', 'toy'])
-def test_files_are_copied_from_a_folder(plain, server, tmp_path, cache_folder, below):
-    given = tmp_path / 'given' / below
-    given.mkdir(parents=True)
+@pytest.mark.parametrize('subfolder', ['', 'toy'])
+def test_files_are_copied_from_a_folder(plain, server, tmp_path, cache_folder, subfolder):
+    source = tmp_path / 'source' / subfolder
+    source.mkdir(parents=True)
     for name, content in CONTENT.items():
-        (given / name).write_bytes(content)
-    assert 'is now in' in download.download_files('toy', str(tmp_path / 'given'))[0]
+        (source / name).write_bytes(content)
+    assert 'is now in' in download.download_files('toy', str(tmp_path / 'source'))[0]
     assert tree(cache_folder) == {f'data/toy/{name}': content for name, content in CONTENT.items()}
-    assert 'already' in download.download_files('toy', str(tmp_path / 'given'))[0]
-    assert tree(given) == CONTENT and server.asked == []
+    assert 'already' in download.download_files('toy', str(tmp_path / 'source'))[0]
+    assert tree(source) == CONTENT and server.requested == []
 
 
 @pytest.mark.parametrize(
@@ -207,15 +212,15 @@ def test_a_folder_without_the_published_file_is_rejected(folder, message, plain,
     assert tree(cache_folder) == {}
 
 
-@pytest.mark.parametrize('kind, place', [('plain', 'toy/a.tsv'), ('zipped', 'toy/Toy/a.tsv')])
-def test_an_existing_file_is_not_replaced(kind, place, request, cache_folder):
+@pytest.mark.parametrize('kind, path', [('plain', 'toy/a.tsv'), ('zipped', 'toy/Toy/a.tsv')])
+def test_an_existing_file_is_not_replaced(kind, path, request, cache_folder):
     request.getfixturevalue(kind)
-    mine = cache_folder / 'data' / place
-    mine.parent.mkdir(parents=True)
-    mine.write_bytes(b'mine')
-    with pytest.raises(UserError, match=f'{place} exists, but is not the published file'):
+    existing = cache_folder / 'data' / path
+    existing.parent.mkdir(parents=True)
+    existing.write_bytes(b'mine')
+    with pytest.raises(UserError, match=f'{path} exists, but is not the published file'):
         download.download_files('toy')
-    assert mine.read_bytes() == b'mine'
+    assert existing.read_bytes() == b'mine'
 
 
 def test_another_folder_that_is_read_first_is_reported(plain, tmp_path, monkeypatch):
@@ -229,22 +234,22 @@ def test_another_folder_that_is_read_first_is_reported(plain, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ('name', 'facts'),
+    ('name', 'expected'),
     [
         ('toy', ['cannot write to', 'DATA_DIR']),
         ('abductive_nli_v001', ['put abductive_nli/train.jsonl + abductive_nli/train-labels.lst, ', 'into /dev/null']),
         ('conjnly', ["got 'conjnly'; the nearest names are conjnli, conj_nli"]),
     ],
 )
-def test_what_cannot_be_downloaded_is_reported(plain, name, facts):
-    """The folder cannot be written, no download is known, and there is no such data set."""
+def test_impossible_downloads_are_reported(plain, name, expected):
+    """An unwritable folder, a data set without downloads, and an unknown data set."""
     with pytest.raises(UserError) as error:
         download.download_files(name, data_dir='/dev/null')
-    assert all(fact in str(error.value) for fact in facts)
+    assert all(text in str(error.value) for text in expected)
 
 
 @pytest.mark.parametrize('name', [name for name, dataset in catalogue.DATASETS.items() if dataset.downloads])
-def test_every_download_goes_where_its_task_looks(name):
+def test_every_download_is_written_where_its_task_reads(name):
     dataset = catalogue.DATASETS[name]
     paths = {path for layouts in dataset.splits.values() for layout in layouts for path in layout.paths}
     for file in dataset.downloads:
@@ -256,8 +261,8 @@ def test_every_download_goes_where_its_task_looks(name):
 
 
 @pytest.mark.parametrize('name', ['cogs_v001', 'conj_nli_v001'])
-def test_real_files_are_the_published_ones(real_data, request, name, cache_folder):
-    # Hides the folder from the tasks, so that they look where the files went.
-    request.getfixturevalue('nothing_elsewhere')
+def test_real_files_have_the_published_hashes(real_data, request, name, cache_folder):
+    # Tasks would read REMIXER_T5X_DATA instead of the downloaded files.
+    request.getfixturevalue('no_other_data')
     download.download_files(name, str(real_data))
     assert all(str(cache_folder) in origin for origin in catalogue.locate_splits(download.find_dataset(name)).values())

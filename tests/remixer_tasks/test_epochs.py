@@ -1,4 +1,4 @@
-"""Epochs of every kind of source: each row exactly once, in another order each time, also after a resume."""
+"""Each epoch of every source has each row exactly once, in a different order, also after a resume."""
 
 import json
 
@@ -46,8 +46,8 @@ def tfds_benchmark(folder, rows):
     return catalogue.task('super_glue_rte_v102', BYTES, str(folder / 'tfds'))
 
 
-def text_source(corpus, field='text'):
-    """A task whose examples are the documents, in the order of the source."""
+def text_task(corpus, field='text'):
+    """Returns a task whose examples are the documents, in the order of the source."""
 
     def to_text(dataset):
         return dataset.map(lambda example: {'inputs': example[field], 'targets': 'x'})
@@ -62,12 +62,12 @@ def text_source(corpus, field='text'):
 def text_files(folder, rows):
     (folder / 'held_out.txt').write_text('held out')
     (folder / 'train.txt').write_text('\n\n'.join(f'row {row}' for row in range(rows)))
-    return text_source(local_files.corpus(str(folder / 'train.txt'), str(folder / 'held_out.txt')))
+    return text_task(local_files.corpus(str(folder / 'train.txt'), str(folder / 'held_out.txt')))
 
 
 def tfds_text(folder, rows):
     tfds_benchmark(folder, rows)
-    return text_source(c4.corpus('super_glue/rte:1.0.2', str(folder / 'tfds')), 'premise')
+    return text_task(c4.corpus('super_glue/rte:1.0.2', str(folder / 'tfds')), 'premise')
 
 
 def hub_dataset(folder, rows):
@@ -78,20 +78,20 @@ def hub_dataset(folder, rows):
 
 
 def hub_copy(folder, rows):
-    return text_source(huggingface_datasets.corpus(hub_dataset(folder, rows), 'inputs'))
+    return text_task(huggingface_datasets.corpus(hub_dataset(folder, rows), 'inputs'))
 
 
 def hub_stream(folder, rows):
-    return text_source(huggingface_datasets.corpus(hub_dataset(folder, rows), 'inputs', streaming=True))
+    return text_task(huggingface_datasets.corpus(hub_dataset(folder, rows), 'inputs', streaming=True))
 
 
 INDEXED = [pairs, published_files, text_files, hub_copy]
-# Streams of text read different files, which are repeated separately.
+# Several streams of these sources read different files, each with separate epochs.
 ONE_STREAM = [tfds_text, hub_stream]
 
 
 def draw_batches(batches, count):
-    """The inputs of the next `count` batches, as lists of rows."""
+    """Returns the inputs of the next `count` batches, as lists of rows."""
     return [[row.tobytes() for row in next(batches)['encoder_input_tokens']] for _ in range(count)]
 
 
@@ -106,22 +106,22 @@ def train_batches(task, batch_size, streams=1):
         *((make, 1) for make in ONE_STREAM),
     ],
 )
-def test_every_epoch_has_each_row_once_in_another_order(tmp_path, make, streams):
+def test_every_epoch_has_each_row_once_in_a_different_order(tmp_path, make, streams):
     batches = train_batches(make(tmp_path, ROWS), 30, streams)
     epochs = np.array(draw_batches(batches, 3 * ROWS // 30), object).reshape(3, ROWS).tolist()
     assert all(len(set(epoch)) == ROWS for epoch in epochs)
     assert set(epochs[0]) == set(epochs[1]) == set(epochs[2])
     assert epochs[0] != epochs[1] or epochs[1] != epochs[2]
     if make in INDEXED:
-        # A full shuffle: the mean distance of a row from its place in the file is a third of the rows.
-        place = {row: number for number, row in enumerate(sorted(epochs[0]))}
-        moved = np.mean([abs(place[row] - number) for number, row in enumerate(epochs[1])]) / ROWS
-        assert 0.25 < moved < 0.42
+        # After a full shuffle, the mean distance of a row from its position in the file is a third of the rows.
+        position = {row: number for number, row in enumerate(sorted(epochs[0]))}
+        distance = np.mean([abs(position[row] - number) for number, row in enumerate(epochs[1])]) / ROWS
+        assert 0.25 < distance < 0.42
 
 
 @pytest.mark.parametrize('make', [*INDEXED, tfds_benchmark, *ONE_STREAM])
 def test_a_resume_in_any_epoch_continues_with_the_same_rows(tmp_path, make):
-    """13 rows in batches of 3: each position is in another place of its epoch."""
+    """13 rows in batches of 3, so that positions are at different points of their epochs."""
     task = make(tmp_path, 13)
     unbroken, states, rows = train_batches(task, 3), [], []
     for _ in range(30):
@@ -140,7 +140,7 @@ def test_batches_have_the_same_rows_for_any_number_of_streams(tmp_path):
 
 
 @pytest.mark.parametrize(('make', 'counts'), [(pairs, (3, 45)), (published_files, (3,)), (tfds_benchmark, (3,))])
-def test_seqio_alone_gives_epochs_and_equal_shards(tmp_path, make, counts):
+def test_tasks_read_by_seqio_have_epochs_and_equal_shards(tmp_path, make, counts):
     task = make(tmp_path, 40)
 
     def rows(**settings):

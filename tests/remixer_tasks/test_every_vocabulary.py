@@ -1,4 +1,4 @@
-"""Every vocabulary with every objective: batches, their exact position, and one tokenizer in training and inference."""
+"""All vocabularies with all objectives: exact positions, and equal ids in training and inference."""
 
 import functools
 import importlib.util
@@ -44,7 +44,7 @@ def pairs():
 
 
 def write_mt5(folder) -> str:
-    """A model whose last pieces are its sentinels, as mT5's."""
+    """Writes a model whose last pieces are the sentinels, as in mT5."""
     file = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(LINES), model_writer=file, vocab_size=60, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
@@ -81,7 +81,7 @@ VOCABULARIES = {
 }
 WITHOUT_SENTINELS = {'words', 'wordpiece', 'byte_pairs'}
 BOTH = {'inputs': 48, 'targets': 48}
-# By name: the task, the model types that read it, the lengths, and whether it needs sentinels.
+# Task, supported model types, lengths, and whether it needs sentinels.
 OBJECTIVES = {
     'span_corruption': (
         functools.partial(pretraining.span_corruption, mean_noise_span_length=3.0), ['encoder_decoder', 'decoder_only'],
@@ -98,8 +98,8 @@ CASES = [(name, objective, model_type) for name in VOCABULARIES for objective in
 
 
 @pytest.fixture(scope='module')
-def made(tmp_path_factory):
-    """The vocabulary of each name; skips the one whose library is not installed."""
+def get_vocabulary(tmp_path_factory):
+    """Returns a function that makes the vocabulary of a name, or skips if its library is not installed."""
 
     @functools.cache
     def make(name):
@@ -113,29 +113,29 @@ def made(tmp_path_factory):
 
 
 def check_position(config) -> dict[str, np.ndarray]:
-    """A batch, after the position behind it was restored in another iterator and gave the same next batch."""
+    """Checks that a restored position continues with the same batch; returns the batch before it."""
     batches = task_batches.TrainBatches(config)
     first, position, second = next(batches), batches.capture(), next(batches)
-    again = task_batches.TrainBatches(config)
-    again.restore(position)
-    for name, array in next(again).items():
+    restored = task_batches.TrainBatches(config)
+    restored.restore(position)
+    for name, array in next(restored).items():
         np.testing.assert_array_equal(array, second[name])
     return first
 
 
 @pytest.mark.parametrize(('name', 'objective', 'model_type'), CASES)
-def test_an_objective_has_exact_positions_or_is_rejected(made, name, objective, model_type):
-    vocabulary, (task, _, lengths, needs_sentinels) = made(name), OBJECTIVES[objective]
+def test_an_objective_has_exact_positions_or_is_rejected(get_vocabulary, name, objective, model_type):
+    vocabulary, (task, _, lengths, needs_sentinels) = get_vocabulary(name), OBJECTIVES[objective]
     config = pipeline.DatasetConfig(lambda: task(corpus(), vocabulary), lengths, 4, model_type=model_type)
-    refused = needs_sentinels and name in WITHOUT_SENTINELS and (name, objective) != ('wordpiece', 'masked_lm')
-    if refused:
+    is_rejected = needs_sentinels and name in WITHOUT_SENTINELS and (name, objective) != ('wordpiece', 'masked_lm')
+    if is_rejected:
         with pytest.raises(UserError, match='sentinel'):
             next(task_batches.TrainBatches(config))
         return
     batch = check_position(config)
     side = 'encoder' if model_type == batch_formats.ENCODER_ONLY else 'decoder'
     targets, weights = batch[f'{side}_target_tokens'], batch[f'{side}_loss_weights']
-    # A token with a weight is never padding, and padding has none.
+    # Padding has no weight.
     np.testing.assert_array_equal(weights > 0, (targets > 0) & (weights > 0))
     if objective == 'causal_lm':
         assert np.all(weights[targets == vocabulary.eos_id])
@@ -146,8 +146,8 @@ def test_an_objective_has_exact_positions_or_is_rejected(made, name, objective, 
 
 @pytest.mark.parametrize('model_type', ['encoder_decoder', 'decoder_only', 'classifier'])
 @pytest.mark.parametrize('name', VOCABULARIES)
-def test_the_end_of_an_answer_has_a_weight(made, name, model_type):
-    vocabulary = made(name)
+def test_the_end_of_an_answer_has_a_weight(get_vocabulary, name, model_type):
+    vocabulary = get_vocabulary(name)
     config = pipeline.DatasetConfig(
         lambda: text_pairs.task(pairs(), vocabulary),
         {'inputs': 80, 'targets': 8},
@@ -166,23 +166,23 @@ def test_the_end_of_an_answer_has_a_weight(made, name, model_type):
 
 
 @pytest.mark.parametrize('name', VOCABULARIES)
-def test_training_and_inference_give_the_same_ids(made, name):
-    vocabulary = made(name)
+def test_training_and_inference_give_the_same_ids(get_vocabulary, name):
+    vocabulary = get_vocabulary(name)
 
     @settings(max_examples=60)
     @given(TEXTS)
     @example('\x00')
     @example('the\x00\x00')
-    def law(text):
+    def check_ids(text):
         ids = list(tf.data.Dataset.from_tensors(text).map(vocabulary.encode_tf).as_numpy_iterator())[0]
         assert ids.tolist() == list(vocabulary.encode(text)) and 0 not in ids
 
-    law()
+    check_ids()
 
 
 @pytest.mark.parametrize('name', ['sentencepiece', 'bytes', 'mt5', 'byt5'])
-def test_ids_and_texts_equal_those_of_seqio(made, name):
-    ours = made(name)
+def test_ids_and_texts_equal_those_of_seqio(get_vocabulary, name):
+    ours = get_vocabulary(name)
     if hasattr(ours, 'sp_model'):
         theirs = seqio.SentencePieceVocabulary(ours.sentencepiece_model_file, ours.extra_ids)
         assert ours.sp_model == theirs.sp_model
@@ -195,14 +195,14 @@ def test_ids_and_texts_equal_those_of_seqio(made, name):
     @given(TEXTS, st.lists(st.integers(0, ours.vocab_size + 9), max_size=12))
     @example('\x00 \t\u2581\u3000the  \u0301', [5, ours.eos_id, 6])
     @example('', [0, ours.unk_id, ours.vocab_size, ours.vocab_size - 1])
-    def law(text, ids):
+    def check_ids(text, ids):
         # seqio finds a sentinel only after a space.
         if '<extra_id_' not in text:
             assert ours.encode(text) == list(theirs.encode(text))
         assert ours.decode(ids) == theirs.decode(ids)
         assert ours.decode_tf(np.asarray([ids, ids], np.int32)).numpy().tolist() == [theirs.decode(ids).encode()] * 2
 
-    law()
+    check_ids()
 
 
 @pytest.mark.parametrize('name', VOCABULARIES)
@@ -217,20 +217,20 @@ def test_a_saved_vocabulary_gives_the_same_ids_without_its_sources(name, tmp_pat
     shutil.rmtree(tmp_path / 'source')
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'empty'))
     shutil.move(tmp_path / 'run', tmp_path / 'moved')
-    for place in ('moved', 'moved/vocabulary'):
-        again = vocabularies.saved(str(tmp_path / place))
-        assert task_vocabulary.vocabulary_record(again) == record and again.eos_id == vocabulary.eos_id
-        assert [again.encode(text) for text in texts] == ids
-        assert [again.encode_tf(text).numpy().tolist() for text in texts] == ids
-        assert [again.decode(row) for row in ids] == [vocabulary.decode(row) for row in ids]
+    for folder in ('moved', 'moved/vocabulary'):
+        restored = vocabularies.saved(str(tmp_path / folder))
+        assert task_vocabulary.vocabulary_record(restored) == record and restored.eos_id == vocabulary.eos_id
+        assert [restored.encode(text) for text in texts] == ids
+        assert [restored.encode_tf(text).numpy().tolist() for text in texts] == ids
+        assert [restored.decode(row) for row in ids] == [vocabulary.decode(row) for row in ids]
     assert not (tmp_path / 'empty').exists()
 
 
-def test_a_process_without_tensorflow_computes_the_same_ids(made, tmp_path):
+def test_a_process_without_tensorflow_computes_the_same_ids(get_vocabulary, tmp_path):
     texts, ids = ['the word <extra_id_3>é', '', '\x00 stands (next)', "1's\n"], [5, 9, 20, 1, 7]
     names = [name for name in VOCABULARIES if name != 'wordpiece' or importlib.util.find_spec('tokenizers')]
     for name in names:
-        assert task_vocabulary.save_vocabulary(made(name), tmp_path / name)
+        assert task_vocabulary.save_vocabulary(get_vocabulary(name), tmp_path / name)
     program = f"""if True:
         import json, sys
         sys.modules.update(dict.fromkeys({lazy.FOR_TASKS!r}))
@@ -241,13 +241,13 @@ def test_a_process_without_tensorflow_computes_the_same_ids(made, tmp_path):
     command = [sys.executable, '-c', program]
     output = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True).stdout
     assert json.loads(output) == [
-        [[made(name).encode(text) for text in texts], made(name).decode(ids)] for name in names
+        [[get_vocabulary(name).encode(text) for text in texts], get_vocabulary(name).decode(ids)] for name in names
     ]
 
 
 @pytest.mark.parametrize('name', ['sentencepiece', 'bytes', 'byt5'])
-def test_a_sentinel_is_found_next_to_any_character(made, name):
-    vocabulary = made(name)
+def test_a_sentinel_is_found_next_to_any_character(get_vocabulary, name):
+    vocabulary = get_vocabulary(name)
     first, _ = sentinels.first_and_count(vocabulary)
     for text in ('the <extra_id_0> word', 'the(<extra_id_0>)', 'un<extra_id_0>able', 'a,<extra_id_0>\n'):
         assert list(vocabulary.encode(text)).count(first) == 1, text
@@ -283,7 +283,7 @@ def test_a_stateful_python_function_is_rejected():
         next(task_batches.TrainBatches(config))
 
 
-def test_gpt2_reads_added_tokens_and_rejects_other_settings(tmp_path):
+def test_gpt2_reads_added_tokens_and_rejects_unsupported_settings(tmp_path):
     folder = pathlib.Path(write_gpt2(tmp_path))
     vocabulary = vocabularies.byte_pairs(str(folder), 259)
     assert vocabulary.encode('<|user|>th<|endoftext|>') == [261, 257, 260]

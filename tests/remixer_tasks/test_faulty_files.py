@@ -1,4 +1,4 @@
-"""Faulty text files: each fault is counted and reported, or refused if STRICT is set, in bounded memory and time."""
+"""Faulty text files: each fault is counted and reported, or rejected if STRICT is set, in bounded memory."""
 
 import gzip
 import os
@@ -6,11 +6,11 @@ import tracemalloc
 
 import pytest
 
-from remixer_t5x.errors import UserError
 from remixer_tasks import local_files
 from remixer_tasks.benchmarks import raw_rows
 from remixer_tasks.corpora import documents
 from remixer_tasks.files.malformed import Malformed
+from tests.support.error_lines import error_message
 
 
 def read(path, strict=False, **layout):
@@ -18,14 +18,7 @@ def read(path, strict=False, **layout):
     return list(documents.read_documents(str(path), documents.Layout(**layout), skipped)), skipped.summary()
 
 
-def error_of(call, *args, **kwargs):
-    with pytest.raises(UserError) as error:
-        call(*args, **kwargs)
-    assert len(str(error.value).splitlines()) == 1
-    return str(error.value)
-
-
-# Bytes of a file, its kind, the documents in it, and what is message of the rest.
+# Content, format, expected documents, and the expected message about the skipped text.
 FAULTS = {
     'NUL bytes': (b'good\nb\0d\nfine', 'txt', ['good', 'fine'], ':2: a NUL character'),
     'a hole after a crash': (b'good\n' + bytes(5000), 'txt', ['good'], ':2: a NUL character'),
@@ -34,9 +27,9 @@ FAULTS = {
     'a line too long': (b'good\n' + b'x' * 99 + b'\nfine\n', 'txt', ['good', 'fine'], ':2: the line has more than 50'),
     'the last line too long': (b'good\n' + b'x' * 99, 'txt', ['good'], ':2: the line has more than 50 characters'),
     'a byte order mark': (b'\xef\xbb\xbfgood\n', 'txt', ['good'], None),
-    'no end of line': (b'good\nfine', 'txt', ['good', 'fine'], None),
+    'no final newline': (b'good\nfine', 'txt', ['good', 'fine'], None),
     'an empty file': (b'', 'txt', [], ', 1 empty skipped'),
-    'blank lines alone': (b'\n \n\t\n', 'txt', [], ', 1 empty skipped'),
+    'only blank lines': (b'\n \n\t\n', 'txt', [], ', 1 empty skipped'),
     'empty JSON texts': (b'{"text": ""}\n{"text": "good"}\n{"text": " "}\n', 'jsonl', ['good'], ', 2 empty skipped'),
     'empty cells': (b'text\tx\n\t1\ngood\t2\n', 'tsv', ['good'], ', 1 empty skipped'),
     'a huge number': (b'{"text": "good"}\n{"text": ' + b'9' * 40 + b'}\n', 'jsonl', ['good'], ":2: the field 'text'"),
@@ -45,21 +38,21 @@ FAULTS = {
 
 @pytest.mark.parametrize('kind', FAULTS)
 def test_a_faulty_line_is_counted_or_rejected(tmp_path, kind):
-    content, form, found, message = FAULTS[kind]
+    content, text_format, expected, message = FAULTS[kind]
     path = tmp_path / 'a'
     path.write_bytes(content)
-    layout = {'format': form, 'txt_documents': 'line', 'longest': 5000 if 'hole' in kind else 50}
-    documents_there, summary = read(path, **layout)
-    assert documents_there == found
+    layout = {'format': text_format, 'txt_documents': 'line', 'longest': 5000 if 'hole' in kind else 50}
+    texts, summary = read(path, **layout)
+    assert texts == expected
     if message is None:
-        assert summary == '' and read(path, strict=True, **layout) == (found, '')
+        assert summary == '' and read(path, strict=True, **layout) == (expected, '')
         return
     assert message in summary and len(summary.splitlines()) == 1
-    assert 'STRICT = False' in error_of(read, path, strict=True, **layout)
+    assert 'STRICT = False' in error_message(lambda: read(path, strict=True, **layout))
 
 
 def test_a_huge_line_is_read_in_bounded_memory(tmp_path):
-    """A sparse file, read in full: a line of 200 MB between good ones, and one of 50 MB without an end."""
+    """The sparse file has a line of 200 MiB between two valid lines, and ends with 50 MiB without a newline."""
     path = tmp_path / 'huge.txt'
     with open(path, 'wb') as file:
         file.write(b'good\n')
@@ -69,12 +62,12 @@ def test_a_huge_line_is_read_in_bounded_memory(tmp_path):
         file.truncate(250 * 2**20)
     tracemalloc.start()
     try:
-        found, summary = read(path, txt_documents='line', longest=1_000_000)
+        texts, summary = read(path, txt_documents='line', longest=1_000_000)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     print(f'peak of {peak / 2**20:.1f} MiB for a file of {path.stat().st_size / 2**20:,.0f} MiB')
-    assert found == ['good', 'fine'] and ', 2 malformed skipped' in summary
+    assert texts == ['good', 'fine'] and ', 2 malformed skipped' in summary
     assert peak < 8 * 2**20
 
 
@@ -83,11 +76,11 @@ def test_a_huge_document_is_read_in_bounded_memory(tmp_path, txt_documents):
     path = tmp_path / 'a.txt'
     path.write_bytes(b''.join(b'%d\n' % number for number in range(50_000)) + b'\nshort\n')
     tracemalloc.start()
-    found, summary = read(path, txt_documents=txt_documents, longest=10_000)
+    texts, summary = read(path, txt_documents=txt_documents, longest=10_000)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    # As a list of lines the file takes 3 MiB.
-    assert found == (['short'] if txt_documents == 'paragraph' else []) and peak < 2**20
+    # A list of its lines would take 3 MiB.
+    assert texts == (['short'] if txt_documents == 'paragraph' else []) and peak < 2**20
     assert ':1: the document that begins here has more than 10,000 characters' in summary
 
 
@@ -95,47 +88,45 @@ def test_longest_sets_the_limit_of_a_document(tmp_path):
     path = tmp_path / 'a.txt'
     path.write_bytes(b'\n\n'.join(b'%d ' % number + b'x' * number for number in range(100)))
     corpora = [local_files.corpus(str(path), longest=n) for n in (30, 80, 50_000_000)]
-    found = [list(corpus.read[0](Malformed(False))) for corpus in corpora]
-    assert [len(texts) for texts in found] == [27, 77, 100]
+    assert [len(list(corpus.read[0](Malformed(False)))) for corpus in corpora] == [27, 77, 100]
     assert len({corpus.identity for corpus in corpora}) == 3
-    assert 'LONGEST_DOCUMENT must be a whole number of at least 1, got 0' in error_of(
-        local_files.corpus, str(path), longest=0
-    )
+    message = 'LONGEST_DOCUMENT must be a whole number of at least 1, got 0'
+    assert message in error_message(lambda: local_files.corpus(str(path), longest=0))
 
 
 @pytest.mark.parametrize('length', [0, 5, 11, 200, -9, -1])
 def test_a_truncated_gzip_file_is_rejected(tmp_path, length):
     path = tmp_path / 'a.txt.gz'
-    whole = gzip.compress(b''.join(b'line %05d\n' % number for number in range(2000)))
-    path.write_bytes(whole[:length])
+    compressed = gzip.compress(b''.join(b'line %05d\n' % number for number in range(2000)))
+    path.write_bytes(compressed[:length])
     if length == 0:
         assert read(path) == ([], ', 1 empty skipped')
     else:
-        assert 'damaged gzip file' in error_of(read, path)
+        assert 'damaged gzip file' in error_message(read, path)
 
 
 def test_pipes_folders_and_deleted_files_are_rejected(tmp_path, monkeypatch):
-    """A file is deleted between the listing of a glob and the reading, or the look at its size."""
+    """Files are deleted after their glob was expanded: before they are read, or before their size is determined."""
     path = tmp_path / 'a.txt'
     path.write_text('one\n\ntwo\n')
     corpus = local_files.corpus(str(tmp_path / '*.txt'))
     path.unlink()
-    assert f'{path}: No such file or directory' in error_of(lambda: list(corpus.training_documents()))
+    assert f'{path}: No such file or directory' in error_message(lambda: list(corpus.training_documents()))
     monkeypatch.setattr(local_files, '_match_files', lambda *_: [str(path)])
-    assert 'cannot be read' in error_of(local_files.corpus, str(path))
+    assert 'cannot be read' in error_message(local_files.corpus, str(path))
     monkeypatch.undo()
     os.mkfifo(tmp_path / 'pipe.txt')
     for name in ('pipe.txt', 'p*.txt'):
-        assert 'the pipe or device' in error_of(local_files.corpus, str(tmp_path / name))
-    assert 'it is a pipe, socket or device, not a file' in error_of(read, tmp_path / 'pipe.txt')
-    assert 'got the folder' in error_of(local_files.corpus, str(tmp_path))
+        assert 'the pipe or device' in error_message(local_files.corpus, str(tmp_path / name))
+    assert 'it is a pipe, socket or device, not a file' in error_message(read, tmp_path / 'pipe.txt')
+    assert 'got the folder' in error_message(local_files.corpus, str(tmp_path))
 
 
-def test_published_rows_are_never_skipped(tmp_path, monkeypatch):
+def test_malformed_rows_of_published_files_are_never_skipped(tmp_path, monkeypatch):
     path = tmp_path / 'a'
     path.write_bytes(b'{"a": 1}\n{"a": "\0"}\n')
-    assert ':2: a NUL character' in error_of(lambda: list(raw_rows.jsonl(str(path))))
+    assert ':2: a NUL character' in error_message(lambda: list(raw_rows.jsonl(str(path))))
     monkeypatch.setattr(raw_rows.row_files, 'LONGEST', 8)
-    assert ':2: the line has more than' in error_of(lambda: list(raw_rows.lines(str(path))))
+    assert ':2: the line has more than' in error_message(lambda: list(raw_rows.lines(str(path))))
     monkeypatch.setattr(raw_rows, 'MAX_JSON_BYTES', 8)
-    assert 'at most 8 bytes' in error_of(raw_rows.parse_json_file, str(path))
+    assert 'at most 8 bytes' in error_message(raw_rows.parse_json_file, str(path))

@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face's `datasets`, saved here and read back as corpora and tasks."""
+"""Data sets of Hugging Face's `datasets` are read as corpora and tasks."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ from remixer_t5x.errors import UserError
 from remixer_tasks import huggingface_datasets, text_pairs
 from remixer_tasks.files.malformed import Malformed
 
-datasets = pytest.importorskip('datasets', reason="Hugging Face's datasets is not here: pip install datasets")
+datasets = pytest.importorskip('datasets', reason='datasets is not installed: pip install datasets')
 from remixer_tasks.huggingface_datasets import HubDataset  # noqa: E402 (after the skip)
 
 BYTES = seqio.ByteVocabulary(extra_ids=100)
@@ -19,7 +19,7 @@ LABELS = ['no', 'yes']
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-    """60 rows of a question, a class label, and text; the row 7 lacks a question."""
+    """Returns saved data sets of 60 rows with a question, a class label and a text; row 7 has no question."""
     columns = {
         'question': [None if i == 7 else f'is {i} even?' for i in range(60)],
         'label': [1 - i % 2 for i in range(60)],
@@ -51,7 +51,7 @@ def pair_task(path, **settings):
 
 
 def test_a_schema_error_is_shown_with_its_cause(tmp_path):
-    """datasets wraps it in an error that says only that generating the data set failed."""
+    """datasets wraps it in an error whose message does not include the cause."""
     rows = [{'text': 'a', 'meta': {'x': 1}}, {'text': 'b', 'meta': {'y': 's'}, 'extra': 3}]
     for index, row in enumerate(rows):
         (tmp_path / f'train-{index}.jsonl').write_text(json.dumps(row) + '\n')
@@ -108,38 +108,38 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize('streaming', [False, True])
-@pytest.mark.parametrize('how', HOSTILE)
-def test_a_folder_reads_no_files_outside_of_it(folder, tmp_path, how, streaming):
-    """README.md of a folder may name any file, a link may lead to any, and so may state.json of `save_to_disk`."""
-    secret, stranger = tmp_path / 'secret' / 'private.jsonl', tmp_path / 'stranger'
+@pytest.mark.parametrize('kind', HOSTILE)
+def test_a_folder_cannot_read_files_outside_of_it(folder, tmp_path, kind, streaming):
+    """README.md, links, and state.json of `save_to_disk` can point to any file."""
+    secret, untrusted = tmp_path / 'secret' / 'private.jsonl', tmp_path / 'untrusted'
     secret.parent.mkdir()
     secret.write_text('{"text": "private"}\n' * 300)
-    stranger.mkdir()
-    if how == 'state.json':
+    untrusted.mkdir()
+    if kind == 'state.json':
         shutil.copytree(folder / 'rows', secret.parent, dirs_exist_ok=True)
-        shutil.copytree(folder / 'rows', stranger, dirs_exist_ok=True)
-        state = json.loads((stranger / 'state.json').read_text())
-        for file in stranger.glob('*.arrow'):
+        shutil.copytree(folder / 'rows', untrusted, dirs_exist_ok=True)
+        state = json.loads((untrusted / 'state.json').read_text())
+        for file in untrusted.glob('*.arrow'):
             file.unlink()
         state['_data_files'] = [{'filename': f'../secret/{file["filename"]}'} for file in state['_data_files']]
-        (stranger / 'state.json').write_text(json.dumps(state))
-    elif how == 'a link':
-        (stranger / 'train.jsonl').symlink_to(secret)
-    elif how == 'a folder link':
-        (stranger / 'data').symlink_to(secret.parent)
+        (untrusted / 'state.json').write_text(json.dumps(state))
+    elif kind == 'a link':
+        (untrusted / 'train.jsonl').symlink_to(secret)
+    elif kind == 'a folder link':
+        (untrusted / 'data').symlink_to(secret.parent)
     else:
-        (stranger / 'train.jsonl').write_text(''.join(f'{{"text": "public {row}"}}\n' for row in range(9)))
-        name = HOSTILE[how].format(secret=secret)
-        (stranger / 'README.md').write_text(f'---\nconfigs:\n- config_name: default\n  data_files: {name}\n---\n')
+        (untrusted / 'train.jsonl').write_text(''.join(f'{{"text": "public {row}"}}\n' for row in range(9)))
+        name = HOSTILE[kind].format(secret=secret)
+        (untrusted / 'README.md').write_text(f'---\nconfigs:\n- config_name: default\n  data_files: {name}\n---\n')
     try:
-        corpus = huggingface_datasets.corpus(HubDataset(str(stranger), validation_fraction=0.3), streaming=streaming)
+        corpus = huggingface_datasets.corpus(HubDataset(str(untrusted), validation_fraction=0.3), streaming=streaming)
         texts = {
             row['text'].decode()
             for split in ('train', 'validation')
             for row in corpus.source().get_dataset(split, False).as_numpy_iterator()
         }
     except UserError as error:
-        assert '\n' not in str(error) and HOSTILE[how] is None
+        assert '\n' not in str(error) and HOSTILE[kind] is None
     else:
         assert texts == {f'public {row}' for row in range(9)}
 

@@ -1,4 +1,4 @@
-"""A user's files: every format gives the same documents, and every mistake one line that says what to type."""
+"""Local text files: all formats give the same documents, and errors have one line."""
 
 import gzip
 import json
@@ -38,28 +38,28 @@ def texts(corpus, split):
     return [example['text'].decode() for example in dataset.as_numpy_iterator()]
 
 
-def both(corpus):
+def all_texts(corpus):
     return sorted(texts(corpus, 'train') + texts(corpus, 'validation'))
 
 
 @pytest.mark.parametrize('name', ['a.txt', 'a.txt.gz', 'a.jsonl', 'a.jsonl.gz', 'a.parquet', 'a.parquet.gz'])
 def test_every_format_gives_the_documents(tmp_path, name):
-    assert both(local_files.corpus(write(tmp_path, name))) == sorted(DOCUMENTS)
+    assert all_texts(local_files.corpus(write(tmp_path, name))) == sorted(DOCUMENTS)
 
 
 @pytest.mark.parametrize(('name', 'field', 'extra'), [('a.tsv', 'text', 0), ('a.tsv.gz', 1, 1), ('a.tsv', '1', 1)])
-def test_tsv_by_column_name_and_number(tmp_path, name, field, extra):
-    found = both(local_files.corpus(write(tmp_path, name, ONE_LINE), field=field))
-    assert found == sorted(ONE_LINE + ['text'] * extra), 'a column number means that there is no header line'
+def test_tsv_columns_are_selected_by_name_or_number(tmp_path, name, field, extra):
+    actual = all_texts(local_files.corpus(write(tmp_path, name, ONE_LINE), field=field))
+    assert actual == sorted(ONE_LINE + ['text'] * extra), 'a column number means that there is no header line'
 
 
 @pytest.mark.parametrize(('setting', 'count'), [('passage', 2), ('paragraph', 2), ('line', 3), ('file', 1)])
 def test_text_files_are_split_into_documents(tmp_path, setting, count):
     (tmp_path / 'a.txt').write_bytes(b'\xef\xbb\xbfone\r\ntwo\r\n\r\n\r\nthree\r\n')
     (tmp_path / 'b.txt').write_text('other')
-    found = both(local_files.corpus(str(tmp_path / '*.txt'), txt_documents=setting))
-    assert len(found) == count + 1
-    assert ' '.join(sorted(' '.join(found).split())) == 'one other three two'
+    actual = all_texts(local_files.corpus(str(tmp_path / '*.txt'), txt_documents=setting))
+    assert len(actual) == count + 1
+    assert ' '.join(sorted(' '.join(actual).split())) == 'one other three two'
 
 
 def test_a_passage_consists_of_adjacent_paragraphs(tmp_path):
@@ -67,76 +67,78 @@ def test_a_passage_consists_of_adjacent_paragraphs(tmp_path):
     for name in 'ab':
         (tmp_path / f'{name}.txt').write_text('\n\n'.join(text for text in paragraphs if text.startswith(name)))
     write(tmp_path, 'c.jsonl', ['a row', 'another'])
-    found = both(local_files.corpus(str(tmp_path / '[abc].*'), txt_documents='passage', validation_fraction=0.2))
+    documents_and_rows = all_texts(
+        local_files.corpus(str(tmp_path / '[abc].*'), txt_documents='passage', validation_fraction=0.2)
+    )
     rows, passages = (
-        [text for text in found if 'row' in text or 'another' in text],
-        [text for text in found if ':' in text],
+        [text for text in documents_and_rows if 'row' in text or 'another' in text],
+        [text for text in documents_and_rows if ':' in text],
     )
     assert sorted(rows) == ['a row', 'another']
-    least = sum((tmp_path / name).stat().st_size for name in ('a.txt', 'b.txt', 'c.jsonl')) // documents.PASSAGES
+    min_size = sum((tmp_path / name).stat().st_size for name in ('a.txt', 'b.txt', 'c.jsonl')) // documents.PASSAGES
     sizes = [sum(map(len, passage.split('\n\n'))) for passage in passages]
-    # The rest of a file is a passage too.
-    assert sum(size < least for size in sizes) <= 2 and max(sizes) < least + 50 and len(sizes) > 80
+    # The last passage of a file may be shorter.
+    assert sum(size < min_size for size in sizes) <= 2 and max(sizes) < min_size + 50 and len(sizes) > 80
     order = {text.strip(): index for index, text in enumerate(paragraphs)}
-    places = [[order[text.strip()] for text in passage.split('\n\n')] for passage in passages]
-    assert all(place == list(range(place[0], place[-1] + 1)) for place in places)
-    assert sorted(index for place in places for index in place) == list(range(4000))
-    assert not any({0, 1} == {index // 2000 for index in place} for place in places)
+    positions = [[order[text.strip()] for text in passage.split('\n\n')] for passage in passages]
+    assert all(indices == list(range(indices[0], indices[-1] + 1)) for indices in positions)
+    assert sorted(index for indices in positions for index in indices) == list(range(4000))
+    assert not any({0, 1} == {index // 2000 for index in indices} for indices in positions)
 
 
 def test_files_may_be_globs_lists_and_in_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv('HOME', str(tmp_path))
     for name in ('a.txt', 'b.txt', 'c.jsonl'):
         write(tmp_path, name, [f'{name} {number}' for number in range(3)])
-    found = both(local_files.corpus(['~/*.txt', str(tmp_path / 'c.jsonl'), '~/a.txt']))
-    assert found == sorted(f'{name} {number}' for name in ('a.txt', 'b.txt', 'c.jsonl') for number in range(3))
+    actual = all_texts(local_files.corpus(['~/*.txt', str(tmp_path / 'c.jsonl'), '~/a.txt']))
+    assert actual == sorted(f'{name} {number}' for name in ('a.txt', 'b.txt', 'c.jsonl') for number in range(3))
 
 
 @pytest.mark.parametrize('name', ['a b%d[1]*?.txt', 'new\nline.txt', '%s{x}$HOME.txt', 'réel 模型.txt'])
 def test_a_file_name_may_look_like_a_pattern(tmp_path, name):
     write(tmp_path, name, ['one', 'two'])
-    assert both(local_files.corpus(str(tmp_path / name))) == ['one', 'two']
+    assert all_texts(local_files.corpus(str(tmp_path / name))) == ['one', 'two']
 
 
 def test_held_out_documents_stay_held_out_if_text_is_added(tmp_path):
-    """At least one document is held out; VALIDATION_FILES hold out other files."""
+    """At least one document is held out; VALIDATION_FILES replace these documents."""
     corpus = local_files.corpus(write(tmp_path, 'a.txt', ['one', 'two', 'three']), validation_fraction=1e-9)
-    assert len(texts(corpus, 'validation')) == 1 and both(corpus) == ['one', 'three', 'two']
+    assert len(texts(corpus, 'validation')) == 1 and all_texts(corpus) == ['one', 'three', 'two']
     corpus = local_files.corpus(write(tmp_path, 'a.txt'), write(tmp_path, 'b.txt', ['held out']))
     assert texts(corpus, 'validation') == ['held out'] and sorted(texts(corpus, 'train')) == sorted(DOCUMENTS)
     docs = [f'document {number}' for number in range(2000)]
-    few = local_files.corpus(write(tmp_path, 'few.txt', docs[:1000]), validation_fraction=0.05)
-    all_ = local_files.corpus(write(tmp_path, 'all.txt', docs), validation_fraction=0.05)
-    held_out = set(texts(few, 'validation'))
+    smaller = local_files.corpus(write(tmp_path, 'few.txt', docs[:1000]), validation_fraction=0.05)
+    larger = local_files.corpus(write(tmp_path, 'all.txt', docs), validation_fraction=0.05)
+    held_out = set(texts(smaller, 'validation'))
     assert 25 <= len(held_out) <= 80
-    assert held_out == set(texts(all_, 'validation')) & set(docs[:1000])
-    assert not held_out & set(texts(few, 'train'))
+    assert held_out == set(texts(larger, 'validation')) & set(docs[:1000])
+    assert not held_out & set(texts(smaller, 'train'))
 
 
 def test_a_changed_file_is_read_again(tmp_path):
     path = write(tmp_path, 'a.txt')
-    assert both(local_files.corpus(path)) == sorted(DOCUMENTS)
+    assert all_texts(local_files.corpus(path)) == sorted(DOCUMENTS)
     write(tmp_path, 'a.txt', ['new', 'text'])
-    assert both(local_files.corpus(path)) == ['new', 'text']
+    assert all_texts(local_files.corpus(path)) == ['new', 'text']
 
 
-BROKEN = (
+MALFORMED = (
     b'{"text": "good"}\n{"text": "cut off\n\n[1]\n{"text": 3}\n{"text": "\xff"}\n{"other": ""}\n'
     b'{"text": ""}\n{"text": "fine"}\n'
 )
 
 
 def test_malformed_lines_are_skipped_and_counted_or_rejected(tmp_path, cache_folder, capsys):
-    (tmp_path / 'a.jsonl').write_bytes(BROKEN)
+    (tmp_path / 'a.jsonl').write_bytes(MALFORMED)
     corpus = local_files.corpus(str(tmp_path / 'a.jsonl'))
-    assert both(corpus) == ['fine', 'good']
+    assert all_texts(corpus) == ['fine', 'good']
     message = capsys.readouterr().err
     assert '5 malformed skipped' in message and ', 1 empty skipped' in message
     assert f'{tmp_path}/a.jsonl:2: invalid JSON' in message
     strict = local_files.corpus(str(tmp_path / 'a.jsonl'), strict=True)
     with pytest.raises(UserError, match='a.jsonl:2: invalid JSON.*STRICT = False'):
-        both(strict)
-    assert len(list(cache_folder.glob('corpora/*'))) == 1, 'nothing unfinished is left'
+        all_texts(strict)
+    assert len(list(cache_folder.glob('corpora/*'))) == 1, 'an incomplete corpus was cached'
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ def test_wrong_settings_and_files_are_rejected(tmp_path, monkeypatch, settings, 
     (tmp_path / 'a.dat').write_text('x')
     (tmp_path / 'damaged.txt.gz').write_bytes(gzip.compress(b'text ' * 1000)[:20])
     with pytest.raises(UserError, match=message) as error:
-        both(local_files.corpus(**settings))
+        all_texts(local_files.corpus(**settings))
     assert '\n' not in str(error.value)
 
 
@@ -172,12 +174,12 @@ def test_a_cache_that_cannot_be_written_is_reported(tmp_path, monkeypatch):
     (tmp_path / 'file').write_text('')
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'file' / 'cache'))
     with pytest.raises(UserError, match='set REMIXER_T5X_CACHE'):
-        both(local_files.corpus(write(tmp_path, 'a.txt')))
+        all_texts(local_files.corpus(write(tmp_path, 'a.txt')))
 
 
 @pytest.mark.parametrize('pack', [False, True])
 def test_repeated_resumes_give_the_same_batches(tmp_path, pack):
-    """Each start saves its position again: what it was given has to be in it, and what it has read since."""
+    """Each saved position must include the batches before the last restored position."""
     documents = [f'document {number} with some words of its own' for number in range(1500)]
     corpus = local_files.corpus(write(tmp_path, 'a.txt', documents))
     task = pretraining.span_corruption(corpus, vocabularies.byte(), shuffle_buffer_size=20)

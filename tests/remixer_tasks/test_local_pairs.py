@@ -1,4 +1,4 @@
-"""A user's labelled rows, for finetuning and for `infer`: every format gives the same pairs, odd rows are counted."""
+"""Local labelled rows for finetuning and `infer`: all formats give the same pairs, and malformed rows are counted."""
 
 import csv
 import gzip
@@ -24,7 +24,7 @@ BYTES = seqio.ByteVocabulary(extra_ids=100)
 ROWS = [{'question': f'is {i}, "{i}" even?', 'label': 'yes' if i % 2 == 0 else 'no', 'id': str(i)} for i in range(40)]
 TEMPLATES = 'question {id}: {question}', 'label'
 PAIRS = {(f'question {row["id"]}: {row["question"]}', row['label']) for row in ROWS}
-GOOD = '{"q": "b", "a": "c"}\n'
+GOOD_ROW = '{"q": "b", "a": "c"}\n'
 
 
 def write(folder, name, rows=ROWS):
@@ -50,8 +50,8 @@ def texts(task, split):
     }
 
 
-def pairs(folder, name, content, inputs='q', targets='a', **settings):
-    """The pairs of a file, and the summary of what was skipped."""
+def read_pairs(folder, name, content, inputs='q', targets='a', **settings):
+    """Writes a file; returns its pairs and the summary of the skipped rows."""
     (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     skipped = Malformed(strict=False)
     corpus = local_pairs.corpus(str(folder / name), inputs, targets, **settings)
@@ -81,7 +81,7 @@ def test_validation_files_are_held_out(tmp_path):
 
 @given(st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=5))
 def test_csv_is_read_as_python_writes_it(tmp_path_factory, rows):
-    """Commas, quotes and line ends within cells; NUL and separators of lines that are not RFC 4180's are left out."""
+    """Cells contain commas, quotes and newlines, but no carriage returns, NUL characters or surrogates."""
     clean = [
         tuple(''.join(c for c in cell if c not in '\r\0' and not 0xD800 <= ord(c) < 0xE000) for cell in row)
         for row in rows
@@ -95,7 +95,7 @@ def test_csv_is_read_as_python_writes_it(tmp_path_factory, rows):
 
 
 @pytest.mark.parametrize(
-    ('row', 'pair', 'message'),
+    ('row', 'expected', 'message'),
     [
         (r'{"q": "\ud83d x", "a": "y"}', [('? x', 'y')], ''),
         ('{"q": "x", "a": NaN}', [], ':1: column a is empty'),
@@ -109,10 +109,10 @@ def test_csv_is_read_as_python_writes_it(tmp_path_factory, rows):
         ('{"q": " ", "a": "y"}', [], 'the inputs are empty'),
     ],
 )
-def test_an_odd_row_is_skipped_and_counted_or_rejected(tmp_path, row, pair, message):
-    content = GOOD + row + '\n'
-    read, skipped = pairs(tmp_path, 'a.jsonl', content)
-    assert read == [('b', 'c'), *pair]
+def test_an_unusual_row_is_read_or_counted_as_malformed(tmp_path, row, expected, message):
+    content = GOOD_ROW + row + '\n'
+    read, skipped = read_pairs(tmp_path, 'a.jsonl', content)
+    assert read == [('b', 'c'), *expected]
     assert (message.replace(':1:', ':2:') in skipped and '1 malformed' in skipped) if message else skipped == ''
     if message:
         strict = local_pairs.corpus(str(tmp_path / 'a.jsonl'), 'q', 'a', strict=True)
@@ -124,9 +124,9 @@ def test_missing_values_and_bytes_of_parquet(tmp_path):
     numbers, binary = [1.5, float('nan'), None, 2.0], [b'a', b'\xff', b'c', None]
     pq.write_table(pa.table({'q': ['x', 'y', 'z', 'w'], 'a': numbers, 'b': binary}), tmp_path / 'a.parquet')
     content = (tmp_path / 'a.parquet').read_bytes()
-    read, skipped = pairs(tmp_path, 'a.parquet', content)
+    read, skipped = read_pairs(tmp_path, 'a.parquet', content)
     assert read == [('x', '1.5'), ('w', '2.0')] and skipped.count('column a is empty') == 2
-    read, skipped = pairs(tmp_path, 'a.parquet', content, targets='b')
+    read, skipped = read_pairs(tmp_path, 'a.parquet', content, targets='b')
     assert read == [('x', 'a'), ('z', 'c')]
     assert ':2: column b has bytes that are not UTF-8' in skipped and ':4: column b is empty' in skipped
 
@@ -134,39 +134,42 @@ def test_missing_values_and_bytes_of_parquet(tmp_path):
 @pytest.mark.parametrize('name', ['q.text', '0', 'x!r', '__class__', 'two words', 'ü'])
 def test_a_column_may_have_any_name(tmp_path, name):
     row = json.dumps({name: 'x', 'a': 'y'}, ensure_ascii=False)
-    assert pairs(tmp_path, 'a.jsonl', row, inputs=name)[0] == [('x', 'y')]
-    assert pairs(tmp_path, 'a.jsonl', row, inputs=f'is {{{name}}} {{{{so}}}}?')[0] == [('is x {so}?', 'y')]
+    assert read_pairs(tmp_path, 'a.jsonl', row, inputs=name)[0] == [('x', 'y')]
+    assert read_pairs(tmp_path, 'a.jsonl', row, inputs=f'is {{{name}}} {{{{so}}}}?')[0] == [('is x {so}?', 'y')]
 
 
 @pytest.mark.parametrize('name', ['a.tsv', 'a.csv'])
 def test_columns_of_a_file_without_names_are_numbers(tmp_path, name):
     delimiter = '\t' if name == 'a.tsv' else ','
     content = '\n'.join(delimiter.join(cells) for cells in [('1', 'x', 'y'), ('2', 'z', 'w')])
-    assert pairs(tmp_path, name, content, '{1}', '2')[0] == [('x', 'y'), ('z', 'w')]
+    assert read_pairs(tmp_path, name, content, '{1}', '2')[0] == [('x', 'y'), ('z', 'w')]
     assert list(pair_inputs.texts(TextInputs(str(tmp_path / name)), '{1}')) == ['x', 'z']
-    # A line with just these numbers is a line of names, as pandas writes it.
-    assert pairs(tmp_path, name, f'0{delimiter}1{delimiter}2\n{content}', '{1}', '2')[0] == [('x', 'y'), ('z', 'w')]
+    # A line with exactly these numbers is a header, as pandas writes it.
+    assert read_pairs(tmp_path, name, f'0{delimiter}1{delimiter}2\n{content}', '{1}', '2')[0] == [
+        ('x', 'y'),
+        ('z', 'w'),
+    ]
     with pytest.raises(UserError, match="data .'0', '1', '2'., got '7'"):
-        pairs(tmp_path, name, content, '{1}', '7')
+        read_pairs(tmp_path, name, content, '{1}', '7')
 
 
 def test_other_delimiters_and_encodings(tmp_path):
-    assert pairs(tmp_path, 'a.csv', 'q;a\n"x;1";y\n', delimiter=';')[0] == [('x;1', 'y')]
+    assert read_pairs(tmp_path, 'a.csv', 'q;a\n"x;1";y\n', delimiter=';')[0] == [('x;1', 'y')]
     assert list(pair_inputs.texts(TextInputs(str(tmp_path / 'a.csv')), 'is {q}', ';')) == ['is x;1']
-    assert pairs(tmp_path, 'a.tsv', 'q|a\nx|y\n', delimiter='|')[0] == [('x', 'y')]
+    assert read_pairs(tmp_path, 'a.tsv', 'q|a\nx|y\n', delimiter='|')[0] == [('x', 'y')]
     text = 'q\ta\ncaf\u00e9\u2028\toui\n'
-    assert pairs(tmp_path, 'a.tsv', text.encode('utf-16'), encoding='utf-16')[0] == [('caf\u00e9\u2028', 'oui')]
+    assert read_pairs(tmp_path, 'a.tsv', text.encode('utf-16'), encoding='utf-16')[0] == [('caf\u00e9\u2028', 'oui')]
     latin = 'é\ta\nà\toui'.encode('latin-1')
-    assert pairs(tmp_path, 'a.tsv', latin, inputs='é', encoding='latin-1')[0] == [('à', 'oui')]
-    assert pairs(tmp_path, 'a.jsonl', GOOD.encode('utf-16'), encoding='utf-16')[0] == [('b', 'c')]
+    assert read_pairs(tmp_path, 'a.tsv', latin, inputs='é', encoding='latin-1')[0] == [('à', 'oui')]
+    assert read_pairs(tmp_path, 'a.jsonl', GOOD_ROW.encode('utf-16'), encoding='utf-16')[0] == [('b', 'c')]
     with pytest.raises(UserError, match='ENCODING must be the encoding of'):
-        pairs(tmp_path, 'a.tsv', latin, encoding='ascii')
+        read_pairs(tmp_path, 'a.tsv', latin, encoding='ascii')
 
 
 def test_invalid_csv_quotes_and_too_long_texts_are_counted(tmp_path):
-    read, skipped = pairs(tmp_path, 'a.csv', 'q,a\n"x"y,z\nb,c\n')
+    read, skipped = read_pairs(tmp_path, 'a.csv', 'q,a\n"x"y,z\nb,c\n')
     assert read == [('b', 'c')] and ':2: invalid CSV' in skipped
-    read, skipped = pairs(tmp_path, 'a.jsonl', GOOD, inputs='{q}' * 40, longest=30)
+    read, skipped = read_pairs(tmp_path, 'a.jsonl', GOOD_ROW, inputs='{q}' * 40, longest=30)
     assert not read and 'the inputs have more than 30 characters' in skipped
 
 
@@ -192,7 +195,7 @@ UNCLOSED = [*(f'q{i},a{i}' for i in range(30)), '"never closed,no', *(f'q{i},a{i
         ('a.txt', b'a', 'set PAIRS_FORMAT to one of jsonl, tsv, csv, parquet'),
         ('a.csv.gz', b'no gzip', 'damaged gzip file'),
         ('a.parquet', b'no parquet', 'not a Parquet file'),
-        ('a.jsonl', GOOD.encode() * 40, 'all 40 rows of .* are equal; set VALIDATION_PAIRS, or add rows'),
+        ('a.jsonl', GOOD_ROW.encode() * 40, 'all 40 rows of .* are equal; set VALIDATION_PAIRS, or add rows'),
     ],
 )
 def test_an_unusable_file_is_rejected_with_a_hint(tmp_path, name, content, message):
@@ -209,7 +212,7 @@ def test_an_unusable_file_is_rejected_with_a_hint(tmp_path, name, content, messa
         ({'delimiter': '"'}, 'DELIMITER'),
         ({'encoding': 'rot13'}, 'ENCODING must be a text encoding.* got .rot13.'),
         ({'inputs': 'a}b'}, 'INPUTS must have columns in braces'),
-        # Templates are no format strings.
+        # Templates are not format strings.
         *(
             ({'inputs': text}, 'INPUTS must use columns of the data')
             for text in ('{q.__class__}', '{q!r}', '{q:>1000000000}', '{q[0]}')
@@ -257,16 +260,16 @@ def test_inputs_that_cannot_be_rows_are_rejected(tmp_path):
     ids=['token_labels', 'span', 'embedding'],
 )  # fmt: skip
 def test_rows_become_the_arrays_of_a_head(model_type, row, inputs, targets, expected, tmp_path):
-    """Also after the position of the data was restored."""
+    """This includes a batch after a restored position."""
     path, held_out = write(tmp_path, 'rows.jsonl', [row] * 40), write(tmp_path, 'held_out.jsonl', [row])
     task = text_pairs.task(local_pairs.corpus(path, inputs, targets, held_out), BYTES)
     lengths = {'inputs': 20, 'targets': 60}
     config = pipeline.DatasetConfig(lambda: task, lengths, 4, model_type=model_type, labels=('O', 'X'))
     batches = task_batches.TrainBatches(config)
     batch, position = next(batches), batches.capture()
-    again = task_batches.TrainBatches(config)
-    again.restore(position)
-    for name, array in {**batch, **next(again)}.items():
+    restored = task_batches.TrainBatches(config)
+    restored.restore(position)
+    for name, array in {**batch, **next(restored)}.items():
         values = expected[name]
         if 'tokens' in name:
             values = [*(byte + 3 for byte in values), BYTES.eos_id]

@@ -1,4 +1,4 @@
-"""The sentences of mini COGS: logical forms by hand, disjoint splits, and types that training lacks."""
+"""Mini COGS: sentences, logical forms, disjoint splits, and generalization types that training lacks."""
 
 import hashlib
 import re
@@ -9,25 +9,26 @@ from remixer_tasks import mini_cogs
 from remixer_tasks.mini_cogs import DEEPER, NEW_AGENT, NEW_PASSIVE, noun
 
 
-def a_noun(name):
+def indefinite_noun(name):
     return noun(name, definite=False)
 
 
-CAKE_ON_A_TABLE = mini_cogs.modify_noun(noun('cake'), 'on', a_noun('table'))
-FOX_WAS_FOUND = mini_cogs.passive_clause('find', noun('fox'), a_noun('boy'))
+CAKE_ON_A_TABLE = mini_cogs.modify_noun(noun('cake'), 'on', indefinite_noun('table'))
+FOX_WAS_FOUND = mini_cogs.passive_clause('find', noun('fox'), indefinite_noun('boy'))
 GIFT = 'give ( agent Emma , theme cake , recipient * boy )'
 # fmt: off
-BY_HAND = [
-    (mini_cogs.active_clause('see', noun('girl'), a_noun('cake')),
+WRITTEN_BY_HAND = [
+    (mini_cogs.active_clause('see', noun('girl'), indefinite_noun('cake')),
      'The girl saw a cake .', 'see ( agent * girl , theme cake )'),
     (mini_cogs.active_clause('hide', noun('Emma'), CAKE_ON_A_TABLE),
      'Emma hid the cake on a table .', 'hide ( agent Emma , theme * cake ( on table ) )'),
-    (mini_cogs.passive_clause('draw', a_noun('fox')), 'A fox was drawn .', 'draw ( theme fox )'),
+    (mini_cogs.passive_clause('draw', indefinite_noun('fox')), 'A fox was drawn .', 'draw ( theme fox )'),
     (mini_cogs.passive_clause('draw', noun('fox'), noun('Emma')),
      'The fox was drawn by Emma .', 'draw ( agent Emma , theme * fox )'),
-    (mini_cogs.double_object_clause('give', noun('Emma'), noun('boy'), a_noun('cake')),
+    (mini_cogs.double_object_clause('give', noun('Emma'), noun('boy'), indefinite_noun('cake')),
      'Emma gave the boy a cake .', GIFT),
-    (mini_cogs.dative_clause('give', noun('Emma'), a_noun('cake'), noun('boy')), 'Emma gave a cake to the boy .', GIFT),
+    (mini_cogs.dative_clause('give', noun('Emma'), indefinite_noun('cake'), noun('boy')),
+     'Emma gave a cake to the boy .', GIFT),
     (mini_cogs.passive_dative_clause('send', noun('letter'), noun('Noah')),
      'The letter was sent to Noah .', 'send ( theme * letter , recipient Noah )'),
     (mini_cogs.intransitive_clause('sleep', noun('dog')), 'The dog slept .', 'sleep ( agent * dog )'),
@@ -38,8 +39,8 @@ BY_HAND = [
 # fmt: on
 
 
-@pytest.mark.parametrize(('clause', 'sentence', 'form'), BY_HAND, ids=[row[1] for row in BY_HAND])
-def test_sentences_and_logical_forms_by_hand(clause, sentence, form):
+@pytest.mark.parametrize(('clause', 'sentence', 'form'), WRITTEN_BY_HAND, ids=[row[1] for row in WRITTEN_BY_HAND])
+def test_clauses_have_the_sentences_and_logical_forms_written_by_hand(clause, sentence, form):
     assert mini_cogs.pair(clause) == mini_cogs.Pair(sentence, form)
 
 
@@ -64,63 +65,68 @@ def test_generated_words_are_known_and_fit_the_configured_lengths(splits):
 
 
 def roles(form):
-    """(noun, its role) in a logical form, read from the text alone."""
+    """Returns the (noun, role) pairs in the text of a logical form."""
     return [(name, role) for role, name in re.findall(r'\b(agent|theme|recipient|in|on|beside) (?:\* )?(\w+)', form)]
 
 
 def depths(form):
-    """The largest numbers of clauses and of prepositional phrases around a word."""
-    open_, deepest = [], {'clause': 0, 'place': 0}
+    """Returns the maximum nesting of clauses and of prepositional phrases in a logical form."""
+    open_brackets, maximum = [], {'clause': 0, 'phrase': 0}
     words = form.split()
     for index, word in enumerate(words):
         if word == '(':
-            open_.append('place' if words[index + 1] in ('in', 'on', 'beside') else 'clause')
-            deepest = {kind: max(most, open_.count(kind)) for kind, most in deepest.items()}
+            open_brackets.append('phrase' if words[index + 1] in ('in', 'on', 'beside') else 'clause')
+            maximum = {kind: max(depth, open_brackets.count(kind)) for kind, depth in maximum.items()}
         elif word == ')':
-            open_.pop()
-    return deepest
+            open_brackets.pop()
+    return maximum
 
 
-def test_types_of_generalization_are_not_in_training(splits):
+def test_generalization_types_are_not_in_training(splits):
     training, _, generalization = splits
     seen = {role for pair in training for role in roles(pair.form)}
     counts = dict.fromkeys((NEW_PASSIVE, NEW_AGENT, DEEPER), 0)
-    trained = [depths(pair.form) for pair in training]
-    assert max(depth['clause'] for depth in trained) == 2 and max(depth['place'] for depth in trained) == 1
+    training_depths = [depths(pair.form) for pair in training]
+    assert (
+        max(depth['clause'] for depth in training_depths) == 2
+        and max(depth['phrase'] for depth in training_depths) == 1
+    )
     for pair in generalization:
         counts[pair.kind] += 1
-        new, depth = set(roles(pair.form)) - seen, depths(pair.form)
+        new_roles, depth = set(roles(pair.form)) - seen, depths(pair.form)
         if pair.kind == NEW_PASSIVE:
             subject = pair.sentence.split()[1]
-            assert pair.sentence.split()[2] == 'was' and new == {(subject, 'theme')} and (subject, 'agent') in seen
+            assert (
+                pair.sentence.split()[2] == 'was' and new_roles == {(subject, 'theme')} and (subject, 'agent') in seen
+            )
         elif pair.kind == NEW_AGENT:
             subject = pair.sentence.split()[1]
-            assert new == {(subject, 'agent')} and (subject, 'theme') in seen
+            assert new_roles == {(subject, 'agent')} and (subject, 'theme') in seen
         else:
-            assert not new and (depth['clause'] == 3 or depth['place'] == 2)
-        assert pair.kind == DEEPER or depth == {'clause': 1, 'place': 0}
+            assert not new_roles and (depth['clause'] == 3 or depth['phrase'] == 2)
+        assert pair.kind == DEEPER or depth == {'clause': 1, 'phrase': 0}
     assert set(counts.values()) == {100}
 
 
-def test_nouns_of_one_role_are_in_one_position_of_training(splits):
+def test_nouns_restricted_to_one_role_have_no_other_in_training(splits):
     sentences = [pair.sentence for pair in splits[0]]
     for name in mini_cogs.ONLY_AGENTS:
         assert sum(name in sentence.split() for sentence in sentences) > 100
         assert not any(re.search(rf'\b{name} was|by (the|a) {name}', sentence) for sentence in sentences)
     for name in mini_cogs.ONLY_OBJECTS:
         uses = [sentence for sentence in sentences if name in sentence.split()]
-        # A verb stands before the noun, and neither 'by' nor 'to'.
-        pasts = '|'.join(past for past, _ in mini_cogs.TRANSITIVE.values())
-        assert len(uses) > 100 and all(re.search(rf'\b({pasts}) (the|a) {name}\b', sentence) for sentence in uses)
+        # The noun follows a verb, and neither 'by' nor 'to'.
+        past_forms = '|'.join(past for past, _ in mini_cogs.TRANSITIVE.values())
+        assert len(uses) > 100 and all(re.search(rf'\b({past_forms}) (the|a) {name}\b', sentence) for sentence in uses)
 
 
-def test_pairs_depend_on_the_seed_alone(splits):
+def test_pairs_depend_only_on_the_seed(splits):
     text = '\n'.join(f'{pair.sentence}\t{pair.form}' for split in splits for pair in split)
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == 'c951cc1811a8d384'
     assert mini_cogs.training_pairs(1) != splits[0]
 
 
-def test_tasks_have_the_pairs(splits, tmp_path, monkeypatch):
+def test_tasks_contain_the_pairs(splits, tmp_path, monkeypatch):
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path))
     held_out, generalization = mini_cogs.evaluated(mini_cogs.words())
     for task, pairs in ((held_out, splits[1]), (generalization, splits[2])):

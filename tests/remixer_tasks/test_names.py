@@ -1,4 +1,4 @@
-"""Tasks and mixtures have T5's names; golden/make_t5_names.py made the list."""
+"""Tasks and mixtures have T5's names, which golden/make_t5_names.py recorded."""
 
 import json
 import pathlib
@@ -15,46 +15,44 @@ from tests.support import references
 
 T5 = json.loads((pathlib.Path(__file__).parent / 'golden' / 't5_names.json').read_text())
 BYTES = vocabularies.byte()
-# T5's names without a task here: tasks with sentinels in front, old or rarely used variants, and TriviaQA.
-NOT_HERE = {'trivia_qa_v010', 'squad_v010', 'squad_v010_context_free', 'squad_v010_allanswers_span'}
+# Unimplemented tasks of T5, in addition to those with sentinels or a prefix LM objective.
+UNIMPLEMENTED = {'trivia_qa_v010', 'squad_v010', 'squad_v010_context_free', 'squad_v010_allanswers_span'}
 
 
-def is_here(name):
-    return name not in NOT_HERE and 'sentinel' not in name and 'prefix_lm_objective' not in name
+def is_implemented(name):
+    return name not in UNIMPLEMENTED and 'sentinel' not in name and 'prefix_lm_objective' not in name
 
 
-def test_every_task_of_t5_has_its_name(tmp_path):
-    wanted = [name for name in T5['tasks'] if is_here(name)]
-    assert len(wanted) > 40
-    for name in wanted:
+def test_every_implemented_task_of_t5_has_its_name(tmp_path):
+    expected = [name for name in T5['tasks'] if is_implemented(name)]
+    assert len(expected) > 40
+    for name in expected:
         task = names.find_task(name, BYTES, str(tmp_path))
         assert task.name == name and isinstance(task, seqio.Task)
 
 
-@pytest.mark.parametrize('name', sorted(name for name in T5['mixtures'] if is_here(name) and 'trivia' not in name))
+@pytest.mark.parametrize(
+    'name', sorted(name for name in T5['mixtures'] if is_implemented(name) and 'trivia' not in name)
+)
 def test_mixtures_of_t5_have_its_tasks_and_rates(name, tmp_path):
     mixture = names.find_task(name, BYTES, str(tmp_path))
     assert mixture.name == name
-    rates = dict(mixture._task_to_rate)
-    wanted = {task: rate for task, rate in T5['mixtures'][name].items() if is_here(task)}
-    assert set(rates) == set(wanted)
-    for task, rate in wanted.items():
+    rates, tasks = dict(mixture._task_to_rate), {task.name: task for task in mixture.tasks}
+    expected = {task: rate for task, rate in T5['mixtures'][name].items() if is_implemented(task)}
+    assert set(rates) == set(expected)
+    for task, rate in expected.items():
         if rate is not None:
-            found = rates[task](mixture_task(mixture, task)) if callable(rates[task]) else rates[task]
-            assert found == rate, task
-
-
-def mixture_task(mixture, name):
-    return next(task for task in mixture.tasks if task.name == name)
+            actual = rates[task](tasks[task]) if callable(rates[task]) else rates[task]
+            assert actual == rate, task
 
 
 def test_every_name_that_t5_lacks_has_a_version():
-    own = set(names.MAKERS) - set(T5['tasks']) - set(T5['mixtures'])
-    assert len(own) > 15
-    assert [name for name in own if not re.search(r'_v\d{3}(_|$)', name)] == []
+    added = set(names.MAKERS) - set(T5['tasks']) - set(T5['mixtures'])
+    assert len(added) > 15
+    assert [name for name in added if not re.search(r'_v\d{3}(_|$)', name)] == []
 
 
-def test_an_unknown_name_is_rejected_with_the_nearest():
+def test_an_unknown_name_is_rejected_with_the_nearest_name():
     with pytest.raises(UserError, match="got 'super_glue_boolq'; .* super_glue_boolq_v102"):
         names.find_task('super_glue_boolq')
 
@@ -65,8 +63,8 @@ def test_registered_names_take_precedence(monkeypatch):
     assert names.provider('glue_rte_v002', BYTES).name == 'glue_rte_v002'
 
 
-def test_t5_can_register_its_own_tasks():
-    references.need('t5')
+def test_t5_can_register_its_tasks_after_ours_were_made():
+    references.require('t5')
     code = """
 from remixer_tasks import names, vocabularies
 from tests.support import references

@@ -1,4 +1,4 @@
-"""Objectives against t5's preprocessors (golden/make_t5_objectives.py made the references) and their papers."""
+"""Objectives equal t5's preprocessors, which golden/make_t5_objectives.py recorded, and follow their papers."""
 
 import json
 import pathlib
@@ -20,7 +20,7 @@ FEATURES = {name: seqio.Feature(VOCABULARY, add_eos=True) for name in ('inputs',
 MASK, EOS = VOCABULARY.vocab_size - 1, 1
 
 
-def tokens_of(size):
+def random_tokens(size):
     return np.random.default_rng(size).integers(3, 259, size, dtype=np.int32)
 
 
@@ -37,73 +37,73 @@ def examples(preprocessor, documents, lengths, seed=0, **options):
 def test_prefixes_equal_those_of_t5():
     assert len(T5['prefix_lm']) == 24
     for case in T5['prefix_lm']:
-        tokens, prefix = tf.constant(tokens_of(case['size'])), language_modeling.Prefix(case['density'])
+        tokens, prefix = tf.constant(random_tokens(case['size'])), language_modeling.Prefix(case['density'])
         start, rest = language_modeling.split(tokens, prefix, case['seed'])
         assert (start.numpy().tolist(), rest.numpy().tolist()) == (case['inputs'], case['targets'])
 
 
 def test_segments_of_a_prefix_lm_equal_those_of_t5():
-    documents = [tokens_of(size).tolist() for size in (200, 1, 17, 64)]
-    found = examples(language_modeling.prefix_lm, documents, {'inputs': 32, 'targets': 32})
-    # Each of ours has two EOS.
-    assert [len(e['inputs']) + len(e['targets']) - 2 for e in found] == T5['prefix_segments']
-    whole = [np.concatenate([e['inputs'][:-1], e['targets'][:-1]]) for e in found]
-    np.testing.assert_array_equal(np.concatenate(whole), np.concatenate(documents))
+    documents = [random_tokens(size).tolist() for size in (200, 1, 17, 64)]
+    ours = examples(language_modeling.prefix_lm, documents, {'inputs': 32, 'targets': 32})
+    # Our examples have two EOS tokens.
+    assert [len(e['inputs']) + len(e['targets']) - 2 for e in ours] == T5['prefix_segments']
+    joined = [np.concatenate([e['inputs'][:-1], e['targets'][:-1]]) for e in ours]
+    np.testing.assert_array_equal(np.concatenate(joined), np.concatenate(documents))
 
 
 def test_iid_denoising_hides_the_tokens_of_t5():
     for case in T5['iid_denoising']:
-        tokens = tf.constant(tokens_of(case['size']))
+        tokens = tf.constant(random_tokens(case['size']))
         mask = spans.iid_noise_mask(case['size'], 0.15, tf.constant(case['seed']))
         for hidden, name in ((mask, 'inputs'), (~mask, 'targets')):
             assert spans.runs_to_sentinels(tokens, hidden, MASK).numpy().tolist() == case[name]
 
 
-def mask_of(case):
-    """Which tokens t5 has hidden, read from its inputs and targets."""
-    runs = {'inputs': [0], 'targets': []}
-    for name, found in runs.items():
+def noise_mask(case):
+    """Returns the mask of the tokens that t5 hid, reconstructed from its inputs and targets."""
+    run_lengths = {'inputs': [0], 'targets': []}
+    for name, lengths in run_lengths.items():
         for token in case[name]:
             if token > MASK - 100:
-                found.append(0)
+                lengths.append(0)
             else:
-                found[-1] += 1
-    pairs = zip(runs['inputs'], [*runs['targets'], 0], strict=True)
+                lengths[-1] += 1
+    pairs = zip(run_lengths['inputs'], [*run_lengths['targets'], 0], strict=True)
     return np.concatenate([np.repeat([False, True], pair) for pair in pairs])
 
 
 def test_corrupted_spans_equal_those_of_t5():
     for case in T5['span_corruption']:
-        mask = mask_of(case)
+        mask = noise_mask(case)
         assert spans.Noise(case['density'], case['mean_span']).counts(case['size'])[0] == mask.sum()
-        found = spans.corrupt(tf.constant(tokens_of(case['size'])), tf.constant(mask), VOCABULARY)
-        assert found['inputs'].numpy().tolist() == [*case['inputs'], EOS]
-        assert found['targets'].numpy().tolist() == [*case['targets'], EOS]
+        corrupted = spans.corrupt(tf.constant(random_tokens(case['size'])), tf.constant(mask), VOCABULARY)
+        assert corrupted['inputs'].numpy().tolist() == [*case['inputs'], EOS]
+        assert corrupted['targets'].numpy().tolist() == [*case['targets'], EOS]
 
 
 @pytest.mark.parametrize('inputs', [64, 512])
 def test_segments_of_every_denoiser_are_as_long_as_those_of_t5(inputs):
     for _, density, span, length, _ in (row for row in T5['helper'] if row[0] == inputs):
-        # t5 forgets the sentinel of a single span that rounds to none, and then trims the inputs.
-        forgotten = round(length * density / span) == 0
-        assert spans.longest_segment(inputs, inputs, spans.Noise(density, span), 10_000) == length - forgotten
+        # If the number of spans rounds to 0, t5 hides one span without counting its sentinel, and trims the inputs.
+        uncounted = round(length * density / span) == 0
+        assert spans.longest_segment(inputs, inputs, spans.Noise(density, span), 10_000) == length - uncounted
 
 
 def test_causal_text_equals_that_of_t5():
-    documents = [tokens_of(size).tolist() for size in (200, 1, 17, 64)]
-    found = examples(language_modeling.causal_lm, [[], *documents], {'targets': 24})
-    assert [{'targets': example['targets'].tolist()} for example in found] == T5['full_lm']
+    documents = [random_tokens(size).tolist() for size in (200, 1, 17, 64)]
+    ours = examples(language_modeling.causal_lm, [[], *documents], {'targets': 24})
+    assert [{'targets': example['targets'].tolist()} for example in ours] == T5['full_lm']
 
 
-def masked(size=2000, count=4, **options):
+def masked_examples(size=2000, count=4, **options):
     lengths = {'inputs': size + 1, 'targets': size + 1}
-    documents = [tokens_of(size).tolist()] * count
-    found = examples(masked_lm.masked_lm, documents, lengths, masking=masked_lm.Masking(**options))
-    return np.array([e['inputs'] for e in found]), np.array([e['targets'] for e in found]), tokens_of(size)
+    documents = [random_tokens(size).tolist()] * count
+    ours = examples(masked_lm.masked_lm, documents, lengths, masking=masked_lm.Masking(**options))
+    return np.array([e['inputs'] for e in ours]), np.array([e['targets'] for e in ours]), random_tokens(size)
 
 
-def test_masked_tokens_equal_those_of_bert():
-    inputs, targets, tokens = masked()
+def test_masked_tokens_have_the_statistics_of_bert():
+    inputs, targets, tokens = masked_examples()
     assert (inputs[:, -1] == EOS).all() and (targets[:, -1] == 0).all()
     inputs, targets = inputs[:, :-1], targets[:, :-1]
     chosen = targets > 0
@@ -114,8 +114,8 @@ def test_masked_tokens_equal_those_of_bert():
     assert np.mean(damaged == original) == pytest.approx(0.1 + 0.1 / 256, abs=0.03)
     random = damaged[(damaged != MASK) & (damaged != original)]
     assert random.min() >= 3 and random.max() < 259 and len(set(random.tolist())) > 50
-    assert (chosen[0] != chosen[1]).any(), 'another draw for every example'
-    # Every place is predicted equally often: 4 draws of 15%.
+    assert (chosen[0] != chosen[1]).any(), 'each example has a different mask'
+    # All positions are predicted equally often: 15% of 4 examples.
     assert chosen[:, :1000].sum() == pytest.approx(600, abs=70)
 
 
@@ -124,19 +124,19 @@ def test_whole_words_are_predicted_together():
     for seed in range(20):
         chosen = masked_lm.choose_tokens(tf.constant(words), 40, tf.constant([seed, 1])).numpy()
         by_word = [set(chosen[words == word]) for word in range(120)]
-        assert all(len(found) == 1 for found in by_word)
+        assert all(len(values) == 1 for values in by_word)
         assert 36 < chosen.sum() <= 40
 
 
-def test_a_word_longer_than_its_share_is_predicted():
+def test_a_word_longer_than_the_number_of_tokens_is_predicted():
     assert masked_lm.choose_tokens(tf.zeros([9], tf.int32), 1, tf.constant([0, 1])).numpy().all()
 
 
 def test_the_seven_denoisers_of_ul2():
-    found = {
+    actual = {
         d.name: (d.kind, d.settings.density, getattr(d.settings, 'mean_span', None), d.rate) for d in ul2.denoisers()
     }
-    assert found == {
+    assert actual == {
         'r_span3_rate15': ('r', 0.15, 3, 1),
         'r_span8_rate15': ('r', 0.15, 8, 1),
         's_rate25': ('s', 0.25, None, 1),
@@ -180,8 +180,8 @@ def config(task, lengths=None, **options):
 def test_ul2_has_its_prompts_and_resumes_exactly(corpus):
     mixture = pretraining.ul2(corpus, VOCABULARY, 'mine')
     assert mixture.name == 'mine_ul2' and len(mixture.tasks) == 7
-    three = [('r', 3, 0.15, 1), ('s', None, 0.25, 1), ('x', 8, 0.5, 2)]
-    mixture = pretraining.ul2(corpus, VOCABULARY, 'mine', three)
+    denoisers = [('r', 3, 0.15, 1), ('s', None, 0.25, 1), ('x', 8, 0.5, 2)]
+    mixture = pretraining.ul2(corpus, VOCABULARY, 'mine', denoisers)
     batches = task_batches.TrainBatches(config(mixture))
     seen = [next(batches)['encoder_input_tokens'] for _ in range(4)]
     prompts = [bytes((row[:5] - 3).astype(np.uint8)).decode() for row in np.concatenate(seen)]
@@ -194,19 +194,19 @@ def test_ul2_has_its_prompts_and_resumes_exactly(corpus):
         np.testing.assert_array_equal(next(restored)['decoder_target_tokens'], batch)
 
 
-def test_every_denoiser_reads_the_text_in_another_order(corpus):
+def test_every_denoiser_reads_the_text_in_a_different_order(corpus):
     mixture = pretraining.ul2(corpus, VOCABULARY, prompts=dict.fromkeys('rxs', ''))
-    firsts = set()
+    first_texts = set()
     for task in mixture.tasks:
         source = task.source.get_dataset('train', shuffle=True, seed=0)
-        firsts.add(next(source.as_numpy_iterator())['text'])
-    assert len(firsts) > 3
+        first_texts.add(next(source.as_numpy_iterator())['text'])
+    assert len(first_texts) > 3
 
 
 def test_few_sentinels_shorten_segments():
-    few = {name: seqio.Feature(seqio.ByteVocabulary(extra_ids=5)) for name in ('inputs', 'targets')}
+    features = {name: seqio.Feature(seqio.ByteVocabulary(extra_ids=5)) for name in ('inputs', 'targets')}
     lengths, noise = {'inputs': 64, 'targets': 64}, spans.Noise(0.5, 3)
-    corrupted = spans.span_corruption(dataset([tokens_of(400).tolist()]), lengths, few, noise, prompt='[X]')
+    corrupted = spans.span_corruption(dataset([random_tokens(400).tolist()]), lengths, features, noise, prompt='[X]')
     example = next(corrupted.as_numpy_iterator())
     assert np.sum(example['targets'] >= 259) == 5
     assert bytes((example['inputs'][:3] - 3).astype(np.uint8)) == b'[X]'
@@ -249,7 +249,7 @@ def test_rates_out_of_range_and_invalid_denoisers_are_rejected(make, value, mess
         make(value)
 
 
-def test_documents_are_cut_separately():
+def test_documents_are_split_separately():
     documents = dataset([list(range(3, 3 + size)) for size in (0, 5, 2, 4)]).map(lambda example: example['targets'])
-    found = [part.tolist() for part in segments.split_documents(documents, 4).as_numpy_iterator()]
-    assert found == [[3, 4, 5, 6], [7], [3, 4], [3, 4, 5, 6]]
+    actual = [segment.tolist() for segment in segments.split_documents(documents, 4).as_numpy_iterator()]
+    assert actual == [[3, 4, 5, 6], [7], [3, 4], [3, 4, 5, 6]]

@@ -1,4 +1,4 @@
-"""A user's own tasks.py, tasks/ folder or package works next to the installed `remixer_tasks`."""
+"""A user's tasks.py, tasks/ folder or package works next to the installed `remixer_tasks`."""
 
 import os
 import subprocess
@@ -44,28 +44,28 @@ def write_task(path, name):
 
 
 def test_a_tasks_module_on_the_path_is_used(tmp_path, warm_python):
-    """In a process of its own, whose PYTHONPATH begins with the user's folder."""
+    """In a separate process, whose PYTHONPATH begins with the user's folder."""
     write_task(tmp_path / 'tasks.py', 'a_users_task')
     (tmp_path / 'mine.gin').write_text(f"{SETTINGS}import tasks\nMIXTURE_OR_TASK_NAME = 'a_users_task'\n")
     path = os.pathsep.join([str(tmp_path), environment()['PYTHONPATH']])
-    done = subprocess.run(
+    completed = subprocess.run(
         [*warm_python.command, '-m', 'remixer_t5x.cli.main', *COMMAND],
         cwd=tmp_path, env=environment(PYTHONPATH=path), stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.startswith('a_users_task, split train') and 'one two three four five' in done.stdout
+    assert completed.returncode == 0, completed.stdout
+    assert completed.stdout.startswith('a_users_task, split train') and 'one two three four five' in completed.stdout
 
 
 @pytest.fixture
 def in_the_users_folder(tmp_path, monkeypatch):
-    """This process as one that starts in the user's folder; what it imports and sets is undone."""
-    with command_folder.entered(tmp_path), monkeypatch.context() as patch:
-        # `tasks` may be the project's own folder until here.
+    """Simulates a process that starts in the user's folder; undoes its imports afterwards."""
+    with command_folder.working_directory(tmp_path), monkeypatch.context() as patch:
+        # The project's `tasks` folder may already be imported.
         for name in [name for name in sys.modules if name.partition('.')[0] == 'tasks']:
             patch.delitem(sys.modules, name)
         patch.syspath_prepend(tmp_path)
         yield
-        written_modules.forget(tmp_path)
+        written_modules.unload(tmp_path)
 
 
 def test_tasks_of_the_users_tasks_folder_and_package_are_found(tmp_path, in_the_users_folder, capsys):

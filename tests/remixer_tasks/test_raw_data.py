@@ -1,4 +1,4 @@
-"""Labelled data sets from raw files: layouts, order, shards, caching, and every mistake in one line."""
+"""Labelled data sets from raw files: layouts, order, positions, and errors of one line."""
 
 import itertools
 import json
@@ -30,9 +30,9 @@ def texts(name, split, folder):
 
 def test_unshuffled_rows_keep_the_order_of_the_file(tmp_path):
     write_rte(tmp_path)
-    wanted = [f'rte hypothesis: H. premise: P {n}.' for n in range(40)]
-    assert texts('super_glue_rte_v102', 'validation', tmp_path) == wanted[:7]
-    assert texts('super_glue_rte_v102', 'train', tmp_path) == wanted
+    expected = [f'rte hypothesis: H. premise: P {n}.' for n in range(40)]
+    assert texts('super_glue_rte_v102', 'validation', tmp_path) == expected[:7]
+    assert texts('super_glue_rte_v102', 'train', tmp_path) == expected
 
 
 def test_a_row_becomes_ids_with_eos(tmp_path):
@@ -42,7 +42,7 @@ def test_a_row_becomes_ids_with_eos(tmp_path):
     dataset = task.get_dataset({'inputs': 64, 'targets': 8}, 'validation', shuffle=False)
     example = next(dataset.as_numpy_iterator())
     assert example['inputs'].tolist() == [*vocabulary.encode('rte hypothesis: H. premise: P 0.'), 1]
-    assert example['targets'].tolist() == [*vocabulary.encode('entailment')[:7], 1], 'EOS stays where a text is cut'
+    assert example['targets'].tolist() == [*vocabulary.encode('entailment')[:7], 1], 'a truncated text ends with EOS'
 
 
 def test_the_position_of_a_mixture_is_restored(tmp_path):
@@ -50,7 +50,7 @@ def test_the_position_of_a_mixture_is_restored(tmp_path):
     write(tmp_path, 'conjnli/adversarial_train_15k.tsv', 'Premise\tHypothesis\tLabel\n' + 'a\tb\tneutral\n' * 30)
     mixture = names.mixture(['super_glue_rte_v102', 'conj_nli_v001'], vocabularies.byte(), str(tmp_path))
 
-    def made():
+    def make_dataset():
         options = tf.data.Options()
         options.experimental_symbolic_checkpoint = False
         dataset = mixture.get_dataset(
@@ -58,33 +58,33 @@ def test_the_position_of_a_mixture_is_restored(tmp_path):
         )
         return dataset.with_options(options)
 
-    iterator = iter(made())
+    iterator = iter(make_dataset())
     for _ in range(12):
         next(iterator)
     path = tf.train.Checkpoint(iterator=iterator).save(str(tmp_path / 'position'))
-    restored = iter(made())
+    restored = iter(make_dataset())
     tf.train.Checkpoint(iterator=restored).restore(path)
-    for wanted, found in itertools.islice(zip(iterator, restored, strict=False), 100):
-        assert wanted['inputs'].numpy().tolist() == found['inputs'].numpy().tolist()
+    for expected, actual in itertools.islice(zip(iterator, restored, strict=False), 100):
+        assert expected['inputs'].numpy().tolist() == actual['inputs'].numpy().tolist()
 
 
 def test_the_first_layout_whose_files_exist_is_read(tmp_path):
-    """At first a CSV file with quotes and ends of lines."""
+    """The first file is a CSV file with quotes and line breaks."""
     write(tmp_path, 'nli_datasets/rte/dev.csv', CSV)
     assert catalogue.locate_splits(catalogue.find_task('glue_rte_v002').dataset, str(tmp_path)) == {
         'train': None,
         'validation': str(tmp_path / 'nli_datasets/rte/dev.csv'),
         'test': None,
     }
-    wanted = ['rte sentence1: A "b",\nc. sentence2: d', 'rte sentence1: e sentence2: f']
-    assert texts('glue_rte_v002', 'validation', tmp_path) == wanted
+    expected = ['rte sentence1: A "b",\nc. sentence2: d', 'rte sentence1: e sentence2: f']
+    assert texts('glue_rte_v002', 'validation', tmp_path) == expected
     write(tmp_path, 'glue/RTE/dev.tsv', 'index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n')
     assert texts('glue_rte_v002', 'validation', tmp_path) == ['rte sentence1: a sentence2: b']
 
 
 def test_folders_are_searched_in_order(tmp_path, monkeypatch):
-    """The folder given, or the environment's, then downloads; a changed file is read again."""
-    for name, count in (('given', 1), ('environment', 2), ('cache/data', 3)):
+    """The argument, or REMIXER_T5X_DATA, precedes the downloads; a changed file is read again."""
+    for name, count in (('argument', 1), ('environment', 2), ('cache/data', 3)):
         write_rte(tmp_path / name, validation=RTE[:count])
 
     def count(data_dir=None):
@@ -96,12 +96,12 @@ def test_folders_are_searched_in_order(tmp_path, monkeypatch):
     assert catalogue.download_folder() == str(tmp_path / 'cache/data')
     monkeypatch.setenv('REMIXER_T5X_DATA', str(tmp_path / 'environment'))
     assert count() == 2
-    assert count(str(tmp_path / 'given')) == 1
-    write_rte(tmp_path / 'given', validation=RTE[:5])
-    assert count(str(tmp_path / 'given')) == 5
+    assert count(str(tmp_path / 'argument')) == 1
+    write_rte(tmp_path / 'argument', validation=RTE[:5])
+    assert count(str(tmp_path / 'argument')) == 5
 
 
-BAD = {
+INVALID_FILES = {
     'super_glue/RTE/train.jsonl': [
         ('{"premise": "cut\n', ':1: invalid JSON'),
         ('\n[1]\n', 'one JSON object on each line'),
@@ -143,7 +143,7 @@ BAD = {
         ('{"data": [', ':1: invalid JSON'),
     ],
 }
-TASK_OF = {
+TASKS = {
     'super_glue/RTE/train.jsonl': 'super_glue_rte_v102',
     'super_glue/MultiRC/train.jsonl': 'super_glue_multirc_v102',
     'super_glue/WSC/train.jsonl': 'super_glue_wsc_v102_simple_train',
@@ -157,15 +157,17 @@ TASK_OF = {
 }
 
 
-@pytest.mark.parametrize(('file', 'text', 'message'), [(file, *case) for file, cases in BAD.items() for case in cases])
-def test_bad_rows_are_rejected_with_file_and_line(tmp_path, cache_folder, file, text, message):
+@pytest.mark.parametrize(
+    ('file', 'text', 'message'), [(file, *case) for file, cases in INVALID_FILES.items() for case in cases]
+)
+def test_invalid_rows_are_rejected_with_file_and_line(tmp_path, cache_folder, file, text, message):
     write(tmp_path, file, text)
     with pytest.raises(UserError) as error:
-        catalogue.read_examples(TASK_OF[file], 'train', data_dir=str(tmp_path))
+        catalogue.read_examples(TASKS[file], 'train', data_dir=str(tmp_path))
     assert str(error.value).startswith(str(tmp_path / file))
     assert message in str(error.value)
     assert '\n' not in str(error.value)
-    assert list(cache_folder.glob('rows/*')) == [], 'nothing half done is left'
+    assert list(cache_folder.glob('rows/*')) == [], 'an incomplete file was cached'
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,7 @@ def test_bad_rows_are_rejected_with_file_and_line(tmp_path, cache_folder, file, 
         (lambda folder: catalogue.find_task('super_glue_rte'), 'the nearest names are super_glue_rte_v102'),
         (
             lambda folder: catalogue.read_examples('cogs_v001', 'train', 1, folder),
-            'cogs/train.tsv in .*; set DATA_DIR .*, or type remixer-t5x data get cogs',
+            'cogs/train.tsv in .*; set DATA_DIR .*, or run remixer-t5x data get cogs',
         ),
         (
             lambda folder: catalogue.read_examples('cogs_v001', 'dev', 1, folder),

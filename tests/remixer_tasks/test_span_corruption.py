@@ -1,4 +1,4 @@
-"""Span corruption against what T5's paper says about it, never against another implementation's code."""
+"""Span corruption has the properties that T5's paper describes; the tests use no other implementation."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ FIRST_SENTINEL = VOCABULARY.vocab_size - 1
 
 
 def documents(sizes, seed=0):
-    """Random token ids, none of them special, as a list of documents."""
+    """Returns documents of random token ids without special tokens."""
     rng = np.random.default_rng(seed)
     return [rng.integers(3, 259, size, dtype=np.int32) for size in sizes]
 
@@ -34,8 +34,8 @@ def corrupted(docs, lengths=None, noise=None, seed=0):
     return list(examples.as_numpy_iterator())
 
 
-def parts(ids):
-    """Splits ids without EOS at the sentinels: the tokens before the first, then those after each, in order."""
+def split_at_sentinels(ids):
+    """Returns the tokens before the first sentinel, and then those after each sentinel; the last id must be EOS."""
     groups, expected = [[]], FIRST_SENTINEL
     assert ids[-1] == VOCABULARY.eos_id
     for token in ids[:-1]:
@@ -48,8 +48,8 @@ def parts(ids):
     return groups
 
 
-def rebuilt(example):
-    visible, hidden = parts(example['inputs']), parts(example['targets'])
+def original_tokens(example):
+    visible, hidden = split_at_sentinels(example['inputs']), split_at_sentinels(example['targets'])
     assert hidden[0] == [], 'targets start with a sentinel'
     assert len(visible) == len(hidden)
     return [token for pair in zip(hidden, visible, strict=True) for token in (*pair[0], *pair[1])]
@@ -66,7 +66,7 @@ def test_every_example_is_full_and_nothing_is_lost():
     sizes = [(len(example['inputs']), len(example['targets'])) for example in examples]
     assert set(sizes[:-1]) == {(512, 114)}
     assert len(examples) == -(-sum(map(len, docs)) // 568)
-    assert sum((rebuilt(example) for example in examples), []) == np.concatenate(docs).tolist()
+    assert sum((original_tokens(example) for example in examples), []) == np.concatenate(docs).tolist()
 
 
 @settings(max_examples=15, deadline=None)
@@ -86,7 +86,7 @@ def test_any_stream_can_be_rebuilt(sizes, inputs, density, mean_span):
             corrupted(docs, lengths, noise)
         return
     examples = corrupted(docs, lengths, noise)
-    assert sum((rebuilt(example) for example in examples), []) == np.concatenate([*docs, []]).tolist()
+    assert sum((original_tokens(example) for example in examples), []) == np.concatenate([*docs, []]).tolist()
     for example in examples[:-1]:
         assert (len(example['inputs']), len(example['targets'])) == noise.lengths(length)
 
@@ -101,21 +101,27 @@ def test_segments_are_as_long_as_fits(inputs, density, mean_span):
 
 def test_spans_have_the_statistics_of_random_boundaries():
     examples = corrupted(documents([568 * 2000]))
-    hidden = np.array([len(tokens) for example in examples for tokens in parts(example['targets'])[1:]])
-    kept = np.array([len(tokens) for example in examples for tokens in parts(example['inputs'])[:-1]])
-    assert hidden.sum() / (568 * 2000) == pytest.approx(85 / 568)
-    assert hidden.mean() == pytest.approx(85 / 28)
-    assert hidden.min() == kept.min() == 1
-    # A span is 1 + the gap between neighbours of 27 random cuts among 84 places: it has length 1 with
-    # probability 27 / 84, and length 2 with 57 / 84 of what is then left, 27 / 83.
-    assert np.mean(hidden == 1) == pytest.approx(27 / 84, abs=0.01)
-    assert np.mean(hidden == 2) == pytest.approx(57 / 84 * 27 / 83, abs=0.01)
-    # Every place but the edges is hidden equally often.
+    hidden_lengths = np.array(
+        [len(tokens) for example in examples for tokens in split_at_sentinels(example['targets'])[1:]]
+    )
+    visible_lengths = np.array(
+        [len(tokens) for example in examples for tokens in split_at_sentinels(example['inputs'])[:-1]]
+    )
+    assert hidden_lengths.sum() / (568 * 2000) == pytest.approx(85 / 568)
+    assert hidden_lengths.mean() == pytest.approx(85 / 28)
+    assert hidden_lengths.min() == visible_lengths.min() == 1
+    # The 27 boundaries of 28 spans are drawn from 84 positions: a span has length 1 with probability 27 / 84, and
+    # length 2 with probability 57 / 84 * 27 / 83.
+    assert np.mean(hidden_lengths == 1) == pytest.approx(27 / 84, abs=0.01)
+    assert np.mean(hidden_lengths == 2) == pytest.approx(57 / 84 * 27 / 83, abs=0.01)
+    # All positions except the edges are hidden equally often.
     masks = [
         np.concatenate(
             [
                 np.repeat([True, False], [len(hidden), len(visible)])
-                for hidden, visible in zip(parts(e['targets']), parts(e['inputs']), strict=True)
+                for hidden, visible in zip(
+                    split_at_sentinels(e['targets']), split_at_sentinels(e['inputs']), strict=True
+                )
             ]
         )
         for e in examples
@@ -134,13 +140,13 @@ def test_the_seed_determines_the_spans():
     assert all(same) and all(different)
 
 
-def test_every_epoch_hides_other_tokens():
+def test_every_epoch_hides_different_tokens():
     docs = documents([568 * 4])
     with seqio.map_seed_manager(0):
-        made = spans.span_corruption(dataset(docs).repeat(2), LENGTHS, FEATURES)
-    examples = list(made.as_numpy_iterator())
+        two_epochs = spans.span_corruption(dataset(docs).repeat(2), LENGTHS, FEATURES)
+    examples = list(two_epochs.as_numpy_iterator())
     for first, second in zip(examples[:4], examples[4:], strict=True):
-        assert rebuilt(first) == rebuilt(second)
+        assert original_tokens(first) == original_tokens(second)
         assert not np.array_equal(first['inputs'], second['inputs'])
 
 

@@ -1,6 +1,6 @@
-"""Data sets of Hugging Face's `datasets`, read while a run trains (HF_STREAMING), without a copy.
+"""Hugging Face data sets that are streamed during training (HF_STREAMING), without a copy.
 
-References are the same data set copied into the cache, and the lists that the files were written from.
+The references are the same data set copied into the cache, and the lists from which the files were written.
 """
 
 import itertools
@@ -25,14 +25,15 @@ from tests.support.fake_hub import FakeHub
 from tests.support.quick_command import main
 from tests.support.real_processes import Process
 
-datasets = pytest.importorskip('datasets', reason="Hugging Face's datasets is not here: pip install datasets")
+datasets = pytest.importorskip('datasets', reason='datasets is not installed: pip install datasets')
 from remixer_tasks.huggingface_datasets import HubDataset  # noqa: E402 (after the skip)
 
 BYTES = seqio.ByteVocabulary(extra_ids=100)
 LENGTHS = {'inputs': 32, 'targets': 16}
-SHARDS, EACH = 5, 12
+SHARDS, ROWS_PER_SHARD = 5, 12
 TEXTS = [
-    [f'document {row} of shard {shard}, {"abcdefgh" * (row % 4)}' for row in range(EACH)] for shard in range(SHARDS)
+    [f'document {row} of shard {shard}, {"abcdefgh" * (row % 4)}' for row in range(ROWS_PER_SHARD)]
+    for shard in range(SHARDS)
 ]
 ALL = sorted(itertools.chain(*TEXTS))
 KINDS = ('jsonl', 'parquet', 'saved')
@@ -40,17 +41,17 @@ KINDS = ('jsonl', 'parquet', 'saved')
 
 @pytest.fixture(scope='module')
 def folders(tmp_path_factory):
-    """The same rows as JSON lines, as Parquet with several row groups in a file, and as `save_to_disk` writes them."""
-    place = tmp_path_factory.mktemp('streamed')
+    """Writes the same rows as JSON lines, as Parquet files with several row groups, and with `save_to_disk`."""
+    folder = tmp_path_factory.mktemp('streamed')
     for kind in KINDS[:2]:
-        (place / kind).mkdir()
+        (folder / kind).mkdir()
     for shard, texts in enumerate(TEXTS):
         name = f'train-{shard:05d}-of-{SHARDS:05d}'
         rows = [{'number': row, 'text': text} for row, text in enumerate(texts)]
-        (place / 'jsonl' / f'{name}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
-        datasets.Dataset.from_list(rows).to_parquet(place / 'parquet' / f'{name}.parquet', batch_size=5)
-    datasets.Dataset.from_dict({'text': list(itertools.chain(*TEXTS))}).save_to_disk(place / 'saved')
-    return place
+        (folder / 'jsonl' / f'{name}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+        datasets.Dataset.from_list(rows).to_parquet(folder / 'parquet' / f'{name}.parquet', batch_size=5)
+    datasets.Dataset.from_dict({'text': list(itertools.chain(*TEXTS))}).save_to_disk(folder / 'saved')
+    return folder
 
 
 def streamed(path, **settings):
@@ -62,20 +63,20 @@ def documents(corpus, split):
     return [example['text'].decode() for example in dataset.as_numpy_iterator()]
 
 
-def read(reader, count, place=START):
-    """The documents after a place, each with the place after it."""
-    found = []
+def read(reader, count, position=START):
+    """Returns the documents after a position, each with the position after it."""
+    results = []
     for _ in range(count):
-        place, document, is_end = reader.after(place)
+        position, document, is_end = reader.after(position)
         if is_end:
             break
-        found.append((document.decode(), place))
-    return found
+        results.append((document.decode(), position))
+    return results
 
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_streamed_and_copied_have_the_same_documents(folders, kind):
-    """On two hosts, each of which reads different documents."""
+    """Two hosts read disjoint documents."""
     copied = huggingface_datasets.corpus(HubDataset(str(folders / kind), validation_fraction=0.2))
     stream = streamed(folders / kind, validation_fraction=0.2)
     held_out = documents(stream, 'validation')
@@ -87,22 +88,24 @@ def test_streamed_and_copied_have_the_same_documents(folders, kind):
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_reading_continues_exactly_at_every_place(folders, kind):
-    """Also in the middle of a shard, at its end, and from one epoch into the next."""
+def test_reading_continues_exactly_at_every_position(folders, kind):
+    """This includes positions within a shard, at its end, and at the end of an epoch."""
     corpus = streamed(folders / kind, validation_fraction=0.1)
     epoch = len(documents(corpus, 'train'))
     unbroken = read(Reader(corpus, range(corpus.shards('train').count), 'seed'), 2 * epoch + 3)
     texts = [text for text, _ in unbroken]
     assert sorted(texts[:epoch]) == sorted(texts[epoch : 2 * epoch]) and texts[:epoch] != texts[epoch : 2 * epoch]
-    for number, (_, place) in enumerate(unbroken):
+    for number, (_, position) in enumerate(unbroken):
         fresh = Reader(corpus, range(corpus.shards('train').count), 'seed')
-        assert [text for text, _ in read(fresh, 3, place)][: len(texts) - number - 1] == texts[number + 1 : number + 4]
-        assert len(place) < 500
+        assert [text for text, _ in read(fresh, 3, position)][: len(texts) - number - 1] == texts[
+            number + 1 : number + 4
+        ]
+        assert len(position) < 500
 
 
 @pytest.mark.parametrize(('batches_before', 'streams'), [(20, 1), (3, 2), (40, 2)])
 def test_a_resumed_run_has_the_batches_of_an_uninterrupted_run(folders, batches_before, streams):
-    """After 3 batches reading is within a shard; 40 are more than an epoch. UL2 has a place for each denoiser."""
+    """3 batches end within a shard, and 40 are more than an epoch. UL2 has a position for each denoiser."""
 
     def batches():
         corpus = streamed(folders / 'parquet', validation_fraction=0.1)
@@ -131,20 +134,20 @@ def test_held_out_documents_are_read_once(folders, monkeypatch):
 
 
 def test_an_evaluation_reads_no_further_than_its_batches(tmp_path, monkeypatch):
-    """The split may be a large part of the Hub. Documents are joined in groups of 32, and some are read ahead."""
+    """The rest of the split may be large. Documents are joined in groups of 32, and some are read ahead."""
     for shard in range(4):
         rows = [{'text': f'{shard} {row}'} for row in range(2000)]
         (tmp_path / f'train-{shard}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
     shards, opened = huggingface_datasets._Shards, set()
     read = shards.read
 
-    def noted(self, shard, state):
-        # Pipelines of earlier tests may still read ahead in threads of their own.
+    def record_shard(self, shard, state):
+        # Threads of earlier tests may still read ahead.
         if str(tmp_path) in self.parser.where:
             opened.add(shard)
         return read(self, shard, state)
 
-    monkeypatch.setattr(shards, 'read', noted)
+    monkeypatch.setattr(shards, 'read', record_shard)
     task = pretraining.span_corruption(streamed(tmp_path, validation_fraction=0.5), BYTES)
     assert len(list(EvalBatches(DatasetConfig(task, LENGTHS, 2, split='validation', shuffle=False), limit=1))) == 1
     assert opened == {0}
@@ -170,7 +173,7 @@ def test_malformed_rows_are_skipped_with_one_warning_or_rejected(tmp_path, capsy
 
 
 def test_a_fingerprint_changes_with_the_data(folders, tmp_path):
-    """Other content, another number of files, and copied instead of streamed."""
+    """Different content, a different number of files, and a copy instead of a stream."""
 
     def identity(path, streaming=True):
         corpus = huggingface_datasets.corpus(HubDataset(str(path)), streaming=streaming)
@@ -195,7 +198,7 @@ def test_a_fingerprint_changes_with_the_data(folders, tmp_path):
 
 
 def test_a_data_set_on_the_hub_is_streamed_with_its_commit(folders, tmp_path, monkeypatch):
-    """The real `datasets` and huggingface_hub, against a stand-in of the Hub on this machine."""
+    """Uses the real datasets and huggingface_hub with a fake Hub server."""
     hub = FakeHub()
     try:
         hub.use(monkeypatch, tmp_path / 'cache')
@@ -204,9 +207,9 @@ def test_a_data_set_on_the_hub_is_streamed_with_its_commit(folders, tmp_path, mo
         hub.add('some/body', folders / 'jsonl')
         corpus = streamed('some/body', validation_fraction=1e-9)
         assert sorted(documents(corpus, 'train')) == ALL
-        wanted = [text for text, _ in read(Reader(corpus, range(SHARDS), 'seed'), 20)]
-        place = read(Reader(corpus, range(SHARDS), 'seed'), 8)[-1][1]
-        assert [text for text, _ in read(Reader(corpus, range(SHARDS), 'seed'), 12, place)] == wanted[8:]
+        expected = [text for text, _ in read(Reader(corpus, range(SHARDS), 'seed'), 20)]
+        position = read(Reader(corpus, range(SHARDS), 'seed'), 8)[-1][1]
+        assert [text for text, _ in read(Reader(corpus, range(SHARDS), 'seed'), 12, position)] == expected[8:]
         stored = [path for path in tmp_path.rglob('*') if path.is_file() and path.stat().st_size > 1000]
         assert stored == []
 
@@ -227,7 +230,7 @@ def test_a_data_set_on_the_hub_is_streamed_with_its_commit(folders, tmp_path, mo
         hub.close()
 
 
-def fails(corpus, match, vocabulary=BYTES, **settings):
+def assert_rejected(corpus, match, vocabulary=BYTES, **settings):
     with pytest.raises(UserError, match=match) as error:
         task = pretraining.span_corruption(corpus, vocabulary)
         next(TrainBatches(DatasetConfig(task, LENGTHS, 8, **settings)))
@@ -237,16 +240,16 @@ def fails(corpus, match, vocabulary=BYTES, **settings):
 def test_wrong_settings_are_rejected(folders, tmp_path, monkeypatch):
     path = folders / 'jsonl'
     trained = vocabularies.trained(streamed(path), 300)
-    fails(streamed(path), r"cannot be trained on .*, which is streamed .*--gin.VOCABULARY='@voc", trained)
-    fails(
+    assert_rejected(streamed(path), r"cannot be trained on .*, which is streamed .*--gin.VOCABULARY='@voc", trained)
+    assert_rejected(
         streamed(path),
-        'STREAMS must be at most 5, the number of shards of .* got 8 .*; type STREAMS = 4, so',
+        'STREAMS must be at most 5, the number of shards of .* got 8 .*; set STREAMS = 4, so',
         streams=8,
     )
-    fails(streamed(path, validation_fraction=1 - 1e-9), 'has no documents to train on in 5 of its 5 shards')
-    fails(streamed(tmp_path), f'HF_DATASET {tmp_path} cannot be read')
+    assert_rejected(streamed(path, validation_fraction=1 - 1e-9), 'has no documents to train on in 5 of its 5 shards')
+    assert_rejected(streamed(tmp_path), f'HF_DATASET {tmp_path} cannot be read')
     with pytest.raises(UserError, match="TEXT_FIELD must be .* got 'body'"):
-        # Before a pipeline runs, because errors in a pipeline have TensorFlow's wording.
+        # Raised before a pipeline runs, because TensorFlow changes the messages of errors within it.
         huggingface_datasets.corpus(HubDataset(str(path)), 'body', True).shards('train')
     with pytest.raises(UserError, match='streamed .HF_STREAMING=True. and cannot be cached'):
         caching.cache_task(pretraining.span_corruption(streamed(path), BYTES), str(tmp_path / 'cached'), 'note')
@@ -254,50 +257,50 @@ def test_wrong_settings_are_rejected(folders, tmp_path, monkeypatch):
     with pytest.raises(UserError, match='no validation documents.*VALIDATION_FRACTION'):
         list(EvalBatches(DatasetConfig(task, LENGTHS, 2, split='validation', shuffle=False)))
     monkeypatch.setitem(sys.modules, 'datasets', None)
-    fails(streamed(path), r"datasets.* pip install 'remixer-t5x\[hf-datasets\]'")
+    assert_rejected(streamed(path), r"datasets.* pip install 'remixer-t5x\[hf-datasets\]'")
 
 
 def test_a_damaged_shard_is_reported(folders, tmp_path):
-    """The run learns of it in the middle of an epoch, in one line, and does not take it for the end."""
+    """Reading raises an error of one line within the epoch, also if it is repeated."""
     for path in sorted((folders / 'jsonl').iterdir())[:2]:
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / 'train-00002-of-00005.jsonl').write_text('{"number": 1, "text": "one"}\n{"number": 2, "te')
     corpus = streamed(tmp_path)
     reader = Reader(corpus, range(3), None)
-    place = read(reader, 2 * EACH)[-1][1]
+    position = read(reader, 2 * ROWS_PER_SHARD)[-1][1]
     for _ in range(2):
         with pytest.raises(UserError, match='split train, shard 2 cannot be read after row 0') as error:
-            reader.after(place)
+            reader.after(position)
         assert '\n' not in str(error.value)
 
 
-def command(folder, data, *flags):
-    """A train command of 24 steps on a model of one layer without attention."""
+def train_arguments(folder, data, *flags):
+    """Returns the arguments of a train command of 24 steps, with a model of one layer without attention."""
     files = ('models/t5_1_1.gin', 'sizes/tiny.gin', 'data/huggingface.gin', 'optimizers/adafactor_constant.gin')
-    small = {'EMBED_DIM': 16, 'MLP_DIM': 32, 'NUM_ENCODER_LAYERS': 1}
+    sizes = {'EMBED_DIM': 16, 'MLP_DIM': 32, 'NUM_ENCODER_LAYERS': 1}
     data = {'HF_DATASET': f'{data}', 'HF_STREAMING': True, 'VALIDATION_FRACTION': 0.1, 'TASK_FEATURE_LENGTHS': LENGTHS}
     run = {'BATCH_SIZE': 4, 'TRAIN_STEPS': 24, 'LOG_PERIOD': 2, 'EVAL_PERIOD': 8, 'EVAL_STEPS': 2, 'DROPOUT_RATE': 0.1}
-    bytes_ = ('--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384', '--gin.CHECKPOINT_PERIOD=5')
-    macros = {**small, 'NUM_DECODER_LAYERS': 1, **data, **run, 'MODEL_DIR': f'{folder}'}
+    vocabulary_flags = ('--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384', '--gin.CHECKPOINT_PERIOD=5')
+    macros = {**sizes, 'NUM_DECODER_LAYERS': 1, **data, **run, 'MODEL_DIR': f'{folder}'}
     names = (f'--gin_file={name}' for name in (*files, 'hardware/cpu.gin', 'runs/pretrain.gin'))
-    words = ['train', *names, *(f'--gin.{name}={value!r}' for name, value in macros.items()), *bytes_]
-    return [*words, *feed_forward.FLAGS, *flags]
+    arguments = ['train', *names, *(f'--gin.{name}={value!r}' for name, value in macros.items()), *vocabulary_flags]
+    return [*arguments, *feed_forward.FLAGS, *flags]
 
 
 def test_a_killed_and_resumed_train_command_is_bit_identical(folders, compiled, tmp_path):
     """24 batches of 4 are about three epochs."""
 
     def start(name, output):
-        arguments = command(tmp_path / name, folders / 'parquet')
+        arguments = train_arguments(tmp_path / name, folders / 'parquet')
         return Process(main, arguments, output=tmp_path / output, compiled=compiled)
 
     unbroken = start('unbroken', 'unbroken.log')
     assert unbroken.wait() == 0, unbroken.output()
     killed = start('killed', 'killed.log')
-    killed.until(lambda: last_step(tmp_path / 'killed') >= 12, 'step 12')
+    killed.wait_until(lambda: last_step(tmp_path / 'killed') >= 12, 'step 12')
     killed.kill()
-    again = start('killed', 'again.log')
-    assert again.wait() == 0, again.output()
-    print(killed.output(), again.output(), sep='\n')
-    assert 'resuming at step' in again.output() or 'is already at step 24' in again.output()
+    resumed = start('killed', 'resumed.log')
+    assert resumed.wait() == 0, resumed.output()
+    print(killed.output(), resumed.output(), sep='\n')
+    assert 'resuming at step' in resumed.output() or 'is already at step 24' in resumed.output()
     assert difference_of_runs(tmp_path / 'killed', tmp_path / 'unbroken', 24) is None

@@ -8,22 +8,22 @@ from remixer_t5x.errors import UserError
 from remixer_tasks.benchmarks import glue, submissions, super_glue, winograd
 
 
-def rows(*predictions, idx=None, target='the cat', **more):
+def rows(*predictions, idx=None, target='the cat', **fields):
     idx = idx or range(len(predictions))
     return [
-        {'prediction': text, 'target': target, 'example': {'idx': number, **more}}
+        {'prediction': text, 'target': target, 'example': {'idx': number, **fields}}
         for number, text in zip(idx, predictions, strict=True)
     ]
 
 
 def write(tmp_path, task, predictions):
-    """The name and the lines of the file, and the message."""
+    """Writes a submission; returns the name and the lines of its file, and the message."""
     message = submissions.write(str(tmp_path / 'files'), task, predictions)
     (path,) = (tmp_path / 'files').iterdir()
     return path.name, path.read_text().splitlines(), message
 
 
-# What a line of each file looks like, from the formats that super.gluebenchmark.com and gluebenchmark.com publish.
+# Prediction, file name and line, from the formats that super.gluebenchmark.com and gluebenchmark.com publish.
 LINES = {
     'super_glue_boolq_v102': ('True', 'BoolQ.jsonl', '{"idx": 0, "label": "true"}'),
     'super_glue_cb_v102': ('neutral', 'CB.jsonl', '{"idx": 0, "label": "neutral"}'),
@@ -57,11 +57,11 @@ def test_file_names_and_labels_equal_those_of_the_leaderboards(tmp_path, task):
 
 def test_every_task_of_the_leaderboards_has_its_file():
     known = {task.name for task in (*super_glue.TASKS, winograd.TASKS[1], *glue.TASKS)}
-    without = {name for name in known if not submissions.has_leaderboard(name)}
-    # MNLI without a suffix has no test split: the leaderboard asks for the matched and the mismatched one.
-    assert without == {'glue_mnli_v002'}
+    without_leaderboard = {name for name in known if not submissions.has_leaderboard(name)}
+    # MNLI without a suffix has no test split: the leaderboard has a matched and a mismatched one.
+    assert without_leaderboard == {'glue_mnli_v002'}
     nested = {'super_glue_multirc_v102', 'super_glue_record_v102'}
-    assert set(LINES) | nested == known - without
+    assert set(LINES) | nested == known - without_leaderboard
 
 
 def test_rows_are_ordered_and_invalid_labels_are_counted(tmp_path):

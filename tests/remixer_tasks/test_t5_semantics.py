@@ -1,4 +1,4 @@
-"""Tasks word rows, and judge predictions, as T5's own library does; golden/make_t5_tasks.py made the references."""
+"""Tasks format rows and score predictions as T5's library does, whose results golden/make_t5_tasks.py recorded."""
 
 import hashlib
 import json
@@ -12,9 +12,9 @@ from tests.support import toy_tasks
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
 T5 = json.loads((GOLDEN / 't5_tasks.json').read_text())
 REAL_ROWS = json.loads((GOLDEN / 't5_real_rows.json').read_text())
-KEPT = ('inputs', 'targets', 'answers', 'label', 'idx/question', 'idx/passage', 'idx/query')
-# The task that judges as the golden scores' task does.
-JUDGES = {
+FIELDS = ('inputs', 'targets', 'answers', 'label', 'idx/question', 'idx/passage', 'idx/query')
+# Our task for each task of the recorded scores.
+TASK_NAMES = {
     'super_glue/boolq': 'super_glue_boolq_v102',
     'super_glue/cb': 'super_glue_cb_v102',
     'super_glue/rte': 'super_glue_rte_v102',
@@ -39,63 +39,64 @@ def raw_folder(tmp_path_factory):
     return str(folder)
 
 
-def plain(value):
+def to_python(value):
     if isinstance(value, bytes):
         return value.decode()
-    return [plain(part) for part in value] if value.ndim else value.item()
+    return [to_python(item) for item in value] if value.ndim else value.item()
 
 
-def rows_of(name, data_dir):
-    task, split = name.split('/')
-    found = catalogue.find_task(task)
-    dataset = found.to_text(found.source(data_dir).get_dataset(split, shuffle=False))
+def read_rows(name, data_dir):
+    task_name, split = name.split('/')
+    task = catalogue.find_task(task_name)
+    dataset = task.to_text(task.source(data_dir).get_dataset(split, shuffle=False))
     return [
-        {key: plain(value) for key, value in example.items() if key in KEPT} for example in dataset.as_numpy_iterator()
+        {key: to_python(value) for key, value in example.items() if key in FIELDS}
+        for example in dataset.as_numpy_iterator()
     ]
 
 
-def in_order(rows):
+def sorted_lines(rows):
     return sorted(json.dumps(row, sort_keys=True, ensure_ascii=False) for row in rows)
 
 
 @pytest.mark.parametrize('name', sorted(T5['examples']))
 def test_rows_have_the_text_format_of_t5(name, raw_folder):
-    assert in_order(rows_of(name, raw_folder)) == in_order(T5['examples'][name])
+    assert sorted_lines(read_rows(name, raw_folder)) == sorted_lines(T5['examples'][name])
 
 
 @pytest.mark.parametrize('name', sorted(REAL_ROWS))
 def test_real_rows_have_the_text_format_of_t5(name, real_data):
     count, digest = REAL_ROWS[name]
-    rows = in_order(rows_of(name, str(real_data)))
+    rows = sorted_lines(read_rows(name, str(real_data)))
     assert len(rows) == count
     assert hashlib.sha256('\n'.join(rows).encode()).hexdigest() == digest
 
 
 def as_bytes(example):
-    """As tf.data gives it."""
-    kinds = {str: str.encode, list: lambda texts: [text.encode() for text in texts], int: int}
-    return {name: kinds[type(value)](value) for name, value in example.items()}
+    """Returns the example as tf.data yields it."""
+    converters = {str: str.encode, list: lambda texts: [text.encode() for text in texts], int: int}
+    return {name: converters[type(value)](value) for name, value in example.items()}
 
 
-def judge(task, examples, predictions):
-    """The metrics of the task: its postprocessing of targets and predictions, then all its metric functions."""
-    judged_as = task.postprocess or (lambda text, **_: text)
-    targets = [judged_as(example['targets'], example=as_bytes(example), is_target=True) for example in examples]
-    found = [
-        judged_as(text, example=as_bytes(example), is_target=False)
+def score(task, examples, predictions):
+    """Returns all metrics of the postprocessed targets and predictions."""
+    postprocess = task.postprocess or (lambda text, **_: text)
+    targets = [postprocess(example['targets'], example=as_bytes(example), is_target=True) for example in examples]
+    outputs = [
+        postprocess(text, example=as_bytes(example), is_target=False)
         for text, example in zip(predictions, examples, strict=True)
     ]
     values = {}
     for metric in task.metrics:
-        values.update(metric(targets, found))
+        values.update(metric(targets, outputs))
     return values
 
 
 @pytest.mark.parametrize('index', range(len(T5['scores'])))
 def test_scores_of_predictions_equal_those_of_t5(index):
     case = T5['scores'][index]
-    found = judge(catalogue.find_task(JUDGES[case['task']]), case['examples'], case['predictions'])
-    assert found == pytest.approx(case['metrics'], abs=1e-9)
+    actual = score(catalogue.find_task(TASK_NAMES[case['task']]), case['examples'], case['predictions'])
+    assert actual == pytest.approx(case['metrics'], abs=1e-9)
 
 
 def test_splits_without_labels_have_no_metrics():
@@ -103,11 +104,11 @@ def test_splits_without_labels_have_no_metrics():
         task = catalogue.find_task(name)
         target = '-1.0' if 'stsb' in name else '<unk>'
         example = {'targets': target, 'idx/question': 0, 'label': -1, 'targets_pretokenized': 'x'}
-        assert judge(task, [example, example], ['entailment', '1.0']) == {}, name
+        assert score(task, [example, example], ['entailment', '1.0']) == {}, name
 
 
 def test_tfds_and_raw_files_give_the_same_examples(raw_folder, tmp_path):
-    """The TFDS data sets are prepared here from the raw files, by TFDS."""
+    """The TFDS data sets are prepared from the raw files by TFDS."""
     for folder, config in (('WSC', 'wsc.fixed'), ('MultiRC', 'multirc'), ('ReCoRD', 'record'), ('CB', 'cb')):
         files = pathlib.Path(raw_folder) / 'super_glue' / folder
         toy_tasks.prepare_super_glue(config, files, tmp_path, rows_per_file=2)
@@ -119,6 +120,6 @@ def test_tfds_and_raw_files_give_the_same_examples(raw_folder, tmp_path):
     ):
         task, split = name.split('/')
         assert catalogue.find_task(task).source(str(tmp_path)).origin(split).startswith(str(tmp_path / 'super_glue'))
-        assert in_order(rows_of(name, str(tmp_path))) == in_order(rows_of(name, raw_folder)), name
+        assert sorted_lines(read_rows(name, str(tmp_path))) == sorted_lines(read_rows(name, raw_folder)), name
         counts = {catalogue.find_task(task).source(folder).count(split) for folder in (str(tmp_path), raw_folder)}
         assert len(counts) == 1

@@ -1,4 +1,4 @@
-"""Metrics against T5's own library and numbers by hand, by their names and by a column of a user's rows."""
+"""Metrics equal T5's and values computed by hand, and can be selected by name and grouped by a column."""
 
 import functools
 import json
@@ -21,22 +21,24 @@ TARGETS, PREDICTIONS = ['yes', 'no', 'no', 'no'], ['yes', 'no', 'yes', ' no']
 
 
 def test_bleu_equals_that_of_t5():
-    references.need('sacrebleu', 't5')
+    references.require('sacrebleu', 't5')
     from t5.evaluation import metrics
 
     assert text_metrics.bleu(TEXTS, PREDICTED_TEXTS) == pytest.approx(metrics.bleu(TEXTS, PREDICTED_TEXTS))
-    several = [[text, 'A cat sat .'] for text in TEXTS]
-    by_reference = [list(each) for each in zip(*several, strict=True)]
-    assert text_metrics.bleu(several, PREDICTED_TEXTS) == pytest.approx(metrics.bleu(by_reference, PREDICTED_TEXTS))
+    references_by_text = [[text, 'A cat sat .'] for text in TEXTS]
+    by_reference = [list(each) for each in zip(*references_by_text, strict=True)]
+    assert text_metrics.bleu(references_by_text, PREDICTED_TEXTS) == pytest.approx(
+        metrics.bleu(by_reference, PREDICTED_TEXTS)
+    )
 
 
 def test_rouge_is_close_to_the_bootstrap_of_t5():
-    references.need('rouge_score', 't5')
+    references.require('rouge_score', 't5')
     from t5.evaluation import metrics
 
     ours, theirs = text_metrics.rouge(TEXTS, PREDICTED_TEXTS), metrics.rouge(TEXTS, PREDICTED_TEXTS)
     assert set(ours) == set(theirs)
-    # T5 draws a bootstrap of three examples; its middle is the mean except for chance.
+    # T5 estimates the mean by bootstrapping three examples, so its values vary.
     assert ours == pytest.approx(theirs, abs=2.0)
 
 
@@ -49,7 +51,7 @@ def test_a_missing_library_is_reported(metric, library, monkeypatch):
     assert getattr(text_metrics, metric)([], []) == {}
 
 
-def test_squad_2_scores_by_hand():
+def test_squad_2_scores_equal_values_computed_by_hand():
     metric = text_metrics.squad_2('unanswerable')
     targets = [['Ada', 'Ada won'], ['unanswerable'], ['the end'], ['unanswerable']]
     values = metric(targets, ['Ada won it', 'Unanswerable.', 'unanswerable', 'Ada'])
@@ -58,7 +60,7 @@ def test_squad_2_scores_by_hand():
 
 
 def test_the_correlation_of_constants_is_0():
-    """Their means are not exact: a spread of rounding errors alone would give 100 or -100."""
+    """Their means are inexact: correlating the rounding errors would give 100 or -100."""
     for first, second in (([0.2] * 3, [1.4] * 3), ([0.2] * 3, [0.2] * 3), ([0.1] * 10, list(range(10)))):
         assert text_metrics.pearson_corrcoef(first, second) == {'pearson_corrcoef': 0.0}
         assert text_metrics.spearman_corrcoef(first, second) == {'spearman_corrcoef': 0.0}
@@ -74,11 +76,11 @@ def test_an_invalid_prediction_is_never_better_than_a_wrong_one(rows):
     assert text_metrics.f1(binary, predictions) == text_metrics.f1(binary, flipped)
 
 
-def test_metrics_by_name_are_those_computed_by_hand():
+def test_metrics_by_name_equal_values_computed_by_hand():
     values = {}
     for metric in text_metrics.select_metrics('accuracy, exact_match, best_constant_prediction, squad, macro_f1'):
         values |= metric(TARGETS, PREDICTIONS)
-    # 'yes' is named twice and once right; ' no' is another text than 'no'.
+    # 'yes' is predicted twice, once correctly; ' no' differs from 'no'.
     assert values == pytest.approx(
         {
             'accuracy': 50,
@@ -100,7 +102,7 @@ def test_only_decimal_digits_are_a_number(text):
     assert prompts.parse_number(text) == prompts.INVALID and prompts.parse_number(' -1.5e1 ') == -15.0
 
 
-def rows(tmp_path, name='a.jsonl', count=20):
+def write_rows(tmp_path, name='a.jsonl', count=20):
     path = tmp_path / name
     lines = [{'q': f'is {i} even', 'a': ('yes', 'no')[i % 2], 'type': f't{i % 3}', 'id': i} for i in range(count)]
     path.write_text(''.join(json.dumps(line) + '\n' for line in lines))
@@ -109,7 +111,7 @@ def rows(tmp_path, name='a.jsonl', count=20):
 
 def test_columns_are_kept_and_metrics_are_grouped_by_a_column(tmp_path):
     options = {'columns': ['id'], 'metrics_by': 'type'}
-    corpus = local_pairs.corpus(rows(tmp_path), 'q', 'a', validation_fraction=0.3, **options)
+    corpus = local_pairs.corpus(write_rows(tmp_path), 'q', 'a', validation_fraction=0.3, **options)
     task = text_pairs.task(corpus, BYTES, 'mine', **options)
     examples = list(task.get_dataset({'inputs': 32, 'targets': 8}, 'validation', shuffle=False).as_numpy_iterator())
     assert examples and all(
@@ -117,27 +119,29 @@ def test_columns_are_kept_and_metrics_are_grouped_by_a_column(tmp_path):
         for example in examples
     )
     texts = [example['targets_pretokenized'].decode() for example in examples]
-    judged = [task.postprocess_fn(text, example=e, is_target=True) for text, e in zip(texts, examples, strict=True)]
+    targets = [task.postprocess_fn(text, example=e, is_target=True) for text, e in zip(texts, examples, strict=True)]
     (metric,) = task.metric_fns
-    values = metric(judged, ['yes'] * len(texts))
+    values = metric(targets, ['yes'] * len(texts))
     assert values['accuracy'] == pytest.approx(100 * texts.count('yes') / len(texts))
     groups = {example['type'].decode() for example in examples}
     assert set(values) == {'accuracy', *(f'accuracy/{group}' for group in groups)}
 
 
 def test_columns_are_part_of_the_identity_but_not_of_the_texts(tmp_path):
-    path = rows(tmp_path)
-    plain, kept = (local_pairs.corpus(path, 'q', 'a', **more) for more in ({}, {'columns': ['id']}))
-    assert plain.identity != kept.identity
-    document = next(iter(plain.training_documents()))
+    path = write_rows(tmp_path)
+    without_column, with_column = (
+        local_pairs.corpus(path, 'q', 'a', **options) for options in ({}, {'columns': ['id']})
+    )
+    assert without_column.identity != with_column.identity
+    document = next(iter(without_column.training_documents()))
     assert document.count(text_pairs.SEPARATOR) == 1
-    texts = list(local_pairs.texts(kept).training_documents())
+    texts = list(local_pairs.texts(with_column).training_documents())
     assert {'yes', 'no'} < set(texts) and not any(text_pairs.SEPARATOR in text for text in texts)
 
 
-def test_each_set_of_files_is_a_task_to_evaluate(tmp_path):
-    files = {'dev': rows(tmp_path, 'dev.jsonl', 4), 'hard': rows(tmp_path, 'hard.jsonl', 7)}
-    read = functools.partial(local_pairs.corpus, files=rows(tmp_path), inputs='q', targets='a')
+def test_each_set_of_evaluation_files_is_a_task(tmp_path):
+    files = {'dev': write_rows(tmp_path, 'dev.jsonl', 4), 'hard': write_rows(tmp_path, 'hard.jsonl', 7)}
+    read = functools.partial(local_pairs.corpus, files=write_rows(tmp_path), inputs='q', targets='a')
     make = functools.partial(text_pairs.task, vocabulary=BYTES, name='mine')
     task = make(corpus=read())
     assert local_pairs.evaluated(task, None, read, make) is task
@@ -147,8 +151,8 @@ def test_each_set_of_files_is_a_task_to_evaluate(tmp_path):
     assert counts == [4, 7]
 
 
-def test_at_most_limits_a_vocabulary_of_few_words(tmp_path):
-    texts = local_pairs.texts(local_pairs.corpus(rows(tmp_path), 'q', 'a'))
+def test_at_most_allows_a_smaller_vocabulary(tmp_path):
+    texts = local_pairs.texts(local_pairs.corpus(write_rows(tmp_path), 'q', 'a'))
     vocabulary = vocabularies.trained(texts, 1024, at_most=True)
     assert 190 < vocabulary.vocab_size < 300
     assert vocabulary.decode(vocabulary.encode('is 7 even')) == 'is 7 even'
@@ -156,9 +160,9 @@ def test_at_most_limits_a_vocabulary_of_few_words(tmp_path):
         vocabularies.trained(texts, 1024).vocab_size  # noqa: B018 (trains)
 
 
-def test_words_of_the_rows_are_a_vocabulary(tmp_path):
+def test_a_word_vocabulary_contains_the_words_of_all_rows(tmp_path):
     texts = local_pairs.texts(
-        local_pairs.corpus(rows(tmp_path), 'q', 'a', validation_files=rows(tmp_path, 'b.jsonl', 2))
+        local_pairs.corpus(write_rows(tmp_path), 'q', 'a', validation_files=write_rows(tmp_path, 'b.jsonl', 2))
     )
     vocabulary, again = vocabularies.words(texts), vocabularies.words(texts)
     assert set(vocabulary.words) == {'is', 'even', 'yes', 'no', *map(str, range(20))}
@@ -177,4 +181,4 @@ def test_words_of_the_rows_are_a_vocabulary(tmp_path):
 )
 def test_unknown_metrics_and_columns_are_rejected(tmp_path, make, message):
     with pytest.raises(UserError, match=message):
-        list(make(rows(tmp_path)).training_documents())
+        list(make(write_rows(tmp_path)).training_documents())

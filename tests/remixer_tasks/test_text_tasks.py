@@ -1,4 +1,4 @@
-"""What T5 does not have: NLI, SQuAD 2.0, COGS and its vocabulary; mixtures; and every task on real data."""
+"""Tasks that T5 lacks (NLI, SQuAD 2.0, COGS), mixtures and their rates, and all tasks on real data."""
 
 import json
 import pathlib
@@ -38,8 +38,9 @@ ABDUCTIVE_PAIR = ('abductive_nli obs1: A obs2: B hyp1: C hyp2: D', 'hyp2')
 ANLI_PAIR = ('anli hypothesis: H premise: C, d', 'contradiction')
 SQUAD = {'data': [{'paragraphs': [{'context': 'Ada won.', 'qas': [question(0, 'Ada', 'Ada won'), question(1)]}]}]}
 SQUAD_TEXT = 'question: Who ? context: Ada won . '
-# Task, split, files, and the pairs: SNLI leaves out pairs without agreement, ANLI and Abductive NLI have two layouts.
-TASKS_OF_OURS = [
+# Task, split, files and expected pairs. SNLI pairs without a majority label are skipped; ANLI and Abductive NLI have
+# two layouts.
+TASKS_WITHOUT_T5 = [
     ('snli_v001', 'validation', {'snli_1.0/snli_1.0_dev.jsonl': json_lines(*SNLI)},
      [('snli hypothesis: H premise: P', 'neutral')]),
     ('anli_r2_v001', 'validation',
@@ -61,8 +62,8 @@ TASKS_OF_OURS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(('name', 'split', 'files', 'expected'), TASKS_OF_OURS)
-def test_the_wording_of_tasks_that_t5_does_not_have(tmp_path, name, split, files, expected):
+@pytest.mark.parametrize(('name', 'split', 'files', 'expected'), TASKS_WITHOUT_T5)
+def test_tasks_that_t5_lacks_have_their_text_format(tmp_path, name, split, files, expected):
     for file, text in files.items():
         write(tmp_path, file, text)
     assert pairs(name, split, tmp_path) == expected
@@ -125,7 +126,7 @@ def test_cogs_from_rows_to_metrics(tmp_path):
     )
 
 
-def test_mixtures_have_the_rates_of_t5_without_tasks_left_out(tmp_path):
+def test_mixtures_have_the_rates_of_t5_without_excluded_tasks(tmp_path):
     vocabulary = vocabularies.byte()
     super_glue = mixtures.super_glue(vocabulary, str(tmp_path), ['super_glue_record_v102'])
     rates = {task.name: super_glue.get_rate(task) for task in super_glue.tasks}
@@ -186,8 +187,8 @@ def wsc_row(text, index, word):
     return json.dumps({'text': text, 'idx': 0, 'label': True, 'target': target})
 
 
-def test_a_pronoun_at_the_end_keeps_its_stars(tmp_path):
-    """As in T5, whose text ends with a blank then."""
+def test_a_pronoun_at_the_end_is_marked_with_asterisks(tmp_path):
+    """As in T5, the text then ends with a space."""
     write(tmp_path, 'super_glue/WSC/train.jsonl', wsc_row('They gave it to her', 4, 'her'))
     [(inputs, _)] = pairs('super_glue_wsc_v102_simple_train', 'train', tmp_path)
     assert inputs == 'wsc: They gave it to *her* '
@@ -206,31 +207,33 @@ def test_a_pronoun_that_t5_rejects_is_rejected(tmp_path, text, index, word, mess
         pairs('super_glue_wsc_v102_simple_train', 'train', tmp_path)
 
 
-def test_the_ids_of_cogs_are_counted_in_its_gin_file(real_data):
+def test_the_vocabulary_size_of_cogs_equals_that_in_its_gin_file(real_data):
     assert cogs.words().vocab_size == 880
     assert '880 ids' in (pathlib.Path(__file__).parents[2] / 'configs/data/cogs.gin').read_text()
 
 
 @pytest.mark.parametrize('name', sorted(catalogue.TASKS))
 def test_targets_of_real_data_score_as_correct_predictions(name, real_data):
-    """The first examples of every split that is there become ids, and targets as predictions are all right."""
+    """The first examples of each available split are encoded without loss, and their targets have positive scores."""
     task = catalogue.task(name, vocabularies.byte(), str(real_data))
     source = catalogue.find_task(name).source(str(real_data))
-    here = [split for split in source.splits if source.origin(split)]
-    if not here:
+    available = [split for split in source.splits if source.origin(split)]
+    if not available:
         pytest.skip(f'no files of {name} in REMIXER_T5X_DATA')
     lengths = {'inputs': 4096, 'targets': 4096}
-    for split in here:
-        # As runs open a task.
+    for split in available:
+        # Training runs also read tasks without AutoGraph.
         dataset = stream.without_autograph(
             lambda split=split: task.get_dataset(lengths, split, shuffle=False, try_in_mem_cache=False)
         )
         examples = list(dataset.take(50).as_numpy_iterator())
         decoded = [task.output_features['targets'].vocabulary.decode(e['targets'].tolist()) for e in examples]
         assert decoded == [e['targets_pretokenized'].decode() for e in examples]
-        both = list(zip(decoded, examples, strict=True))
-        targets = [task.postprocess_fn(text, example=example, is_target=True) for text, example in both]
-        found = [task.postprocess_fn(text, example=example, is_target=False) for text, example in both]
+        decoded_examples = list(zip(decoded, examples, strict=True))
+        targets = [task.postprocess_fn(text, example=example, is_target=True) for text, example in decoded_examples]
+        predictions = [
+            task.postprocess_fn(text, example=example, is_target=False) for text, example in decoded_examples
+        ]
         for metric in task.metric_fns:
-            for value in metric(targets, found).values():
+            for value in metric(targets, predictions).values():
                 assert 0 < value <= 100 + 1e-9

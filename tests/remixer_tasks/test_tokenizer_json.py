@@ -1,6 +1,6 @@
-"""Hostile tokenizer.json files: each is refused in one line, or gives a tokenizer that encodes without harm.
+"""Hostile tokenizer.json files raise an error of one line, or result in a tokenizer that terminates.
 
-Each is read in a process of its own, because the library that would read them aborts the process or never returns.
+Each file is read in a separate process, because the tokenizers library aborts the process or hangs with such files.
 """
 
 import copy
@@ -18,7 +18,7 @@ PIECES = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'a', 'é', 'e', 'text', 
 TEXTS = ['a texts of words.', 'É A text [MASK] of', 'the 東 unknown', '', ' \0\t a ', 'a' * 99, 'a' * 101, 'xyz[NEW]s']
 ADDED = {'single_word': False, 'lstrip': False, 'rstrip': False, 'normalized': False, 'special': True}
 REPLACE = {'type': 'Replace', 'pattern': {'String': 'a'}, 'content': 'a' * 10}
-# Where in the file, and what is there.
+# Key path in the file, and its value.
 HOSTILE = [
     ('normalizer', {'type': 'Precompiled', 'precompiled_charsmap': 'AAAA'}),
     ('normalizer', {'type': 'Sequence', 'normalizers': [REPLACE] * 12}),
@@ -56,7 +56,7 @@ HOSTILE = [
 
 
 def content(**flags):
-    """What BERT's tokenizer.json contains, with one token more."""
+    """Returns the content of BERT's tokenizer.json with one additional token."""
     vocab = {piece: index for index, piece in enumerate(PIECES)}
     tokenizer = tokenizers.BertWordPieceTokenizer(vocab, **flags)
     tokenizer.add_special_tokens(['[NEW]'])
@@ -78,29 +78,29 @@ def test_ids_and_texts_equal_those_of_the_library(tmp_path, flags):
     assert ours.get_vocab(True) == theirs.get_vocab(True)
 
 
-def read(path):
-    """Prints 'refused', or encodes the longest word that a document may have."""
+def read_and_encode(path):
+    """Reads a tokenizer and encodes a long word, or checks the error; limits the time."""
     from remixer_tasks.vocabulary import wordpiece
 
-    begun = time.monotonic()
+    start = time.monotonic()
     try:
         tokenizer = wordpiece.read(path)
         for text in ('a' * 200_000, 'a text of words'):
             tokenizer.encode(text, add_special_tokens=False)
     except UserError as error:
         assert len(str(error).splitlines()) == 1 and len(str(error)) < 500
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - start < 20
 
 
 def test_hostile_files_are_rejected_or_harmless(tmp_path):
-    started = []
-    for number, (place, value) in enumerate(HOSTILE):
+    processes = []
+    for number, (key_path, value) in enumerate(HOSTILE):
         changed = copy.deepcopy(content())
-        *parents, name = place.split('.')
+        *parents, name = key_path.split('.')
         inner = changed[parents[0]] if parents else changed
         inner[name] = value
         path = tmp_path / f'{number}.json'
         path.write_text(json.dumps(changed))
-        started.append((place, value, Process(read, str(path), output=tmp_path / f'{number}.txt')))
-    bad = [(place, value, process.output()) for place, value, process in started if process.wait(60)]
-    assert not bad, bad
+        processes.append((key_path, value, Process(read_and_encode, str(path), output=tmp_path / f'{number}.txt')))
+    failures = [(key_path, value, process.output()) for key_path, value, process in processes if process.wait(60)]
+    assert not failures, failures

@@ -9,9 +9,9 @@ from remixer_tasks import vocabularies
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 
 
-def corpus(words=2000, name='words'):
-    lines = [f'the word {number * 7919 % 10007} stands beside {number * 104729 % 9973}' for number in range(words)]
-    return ParsedCorpus(name, f'{name} {words}', lambda malformed: iter(lines))
+def corpus(num_lines=2000):
+    lines = [f'the word {number * 7919 % 10007} stands beside {number * 104729 % 9973}' for number in range(num_lines)]
+    return ParsedCorpus('words', f'words {num_lines}', lambda malformed: iter(lines))
 
 
 def test_a_trained_vocabulary_has_its_size_and_the_ids_of_t5():
@@ -25,7 +25,7 @@ def test_a_trained_vocabulary_has_its_size_and_the_ids_of_t5():
 
 
 def test_characters_that_the_text_lacks_have_ids():
-    """Labels such as `not_entailment` must come back, or no answer would equal them."""
+    """Otherwise, no decoded answer could equal a label such as `not_entailment`."""
     text = 'not_entailment ' + string.printable.strip()
     assert '_' not in ''.join(corpus().training_documents())
     for size in (228, 400):
@@ -53,9 +53,11 @@ def test_a_vocabulary_is_trained_while_a_graph_is_traced():
     assert next(dataset.as_numpy_iterator()).tolist() == vocabulary.encode('the word')
 
 
-def test_vocabularies_of_other_texts_or_sizes_differ():
+def test_each_text_and_size_has_a_separate_vocabulary_file():
     paths = {
-        vocabularies.trained(corpus(words), size).sentencepiece_model_file for words in (10, 20) for size in (400, 500)
+        vocabularies.trained(corpus(num_lines), size).sentencepiece_model_file
+        for num_lines in (10, 20)
+        for size in (400, 500)
     }
     assert len(paths) == 4
 
@@ -75,9 +77,9 @@ def test_impossible_sizes_and_unreadable_models_are_rejected(make, message):
     assert '\n' not in str(error.value)
 
 
-def test_ids_of_the_model_of_t5(real_data: pathlib.Path):
+def test_ids_of_t5s_sentencepiece_model(real_data: pathlib.Path):
     vocabulary = vocabularies.sentencepiece(str(real_data / 't5_spm' / 'spiece.model'))
     assert vocabulary.vocab_size == 32100
-    # As in the documentation of T5's released tokenizer.
+    # From the documentation of T5's tokenizer.
     assert vocabulary.encode('<extra_id_0>') == [32099]
     assert vocabulary.encode('Thank you') == [1562, 25]

@@ -1,4 +1,4 @@
-"""Writers of a run on a full disk raise errors of one line, without dead threads, blocked queues or partial lines."""
+"""On a full disk, the writers of a run raise one-line errors, and leave no dead threads or partial lines."""
 
 import contextlib
 import json
@@ -83,7 +83,7 @@ def test_every_writer_raises_a_one_line_error(folder, name):
 
 
 def test_tensorboard_opens_a_new_file_after_a_full_disk(tmp_path):
-    """tensorboardX's own thread would end, and block the caller after ten values."""
+    """The thread of tensorboardX would end, and block the caller after ten values."""
     writer = tensorboard.TensorBoardWriter(epath.Path(tmp_path), 0)
     writer.write('train', 1, LOSS, {})
     with full_disks.full():
@@ -120,8 +120,8 @@ def log(folder):
         return logs[0]
 
     yield open_log
-    for each in logs:
-        each.close()
+    for run in logs:
+        run.close()
 
 
 def test_a_run_stops_if_its_log_cannot_be_written(log, capsys):

@@ -1,4 +1,4 @@
-"""Sums and weights, metrics.jsonl of resumed runs, TensorBoard files read by TensorFlow, and objects in buckets."""
+"""Weighted means, metrics.jsonl of resumed runs, TensorBoard files read by TensorFlow, and objects in buckets."""
 
 import json
 import math
@@ -107,8 +107,8 @@ def test_tensorflow_reads_all_values_of_tensorboard_files(tmp_path):
     assert values == {('train/loss', 10): 2.5, ('train/tokens_per_second', 10): 100.0, ('eval/loss', 20): 2.25}
 
 
-# A local folder replaces the bucket.
 def test_uploads_are_periodic_and_repeated_after_a_failure(tmp_path, monkeypatch):
+    """A local folder replaces the bucket."""
     monkeypatch.setattr(object_store, 'UPLOAD_SECONDS', 1e9)
     folder = epath.Path(tmp_path) / 'absent'
     lines = object_store.GrowingObject(folder / 'lines', b'a\n')

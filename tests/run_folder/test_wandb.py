@@ -1,4 +1,4 @@
-"""Weights & Biases in offline mode: the records of the files that the library writes."""
+"""Weights & Biases in offline mode: the records in the files that the library writes."""
 
 import json
 import math
@@ -19,17 +19,17 @@ def records_of(path):
     """Reads the records of a .wandb file as the library's messages."""
     from wandb.proto import wandb_internal_pb2
 
-    data, at, content = path.read_bytes(), HEADER, b''
-    while at + HEADER <= len(data):
-        room = BLOCK - at % BLOCK
-        if room < HEADER:
-            at += room
+    data, offset, content = path.read_bytes(), HEADER, b''
+    while offset + HEADER <= len(data):
+        remaining = BLOCK - offset % BLOCK
+        if remaining < HEADER:
+            offset += remaining
             continue
-        size, kind = struct.unpack('<HB', data[at + 4 : at + HEADER])
+        size, kind = struct.unpack('<HB', data[offset + 4 : offset + HEADER])
         if not kind:
             break
-        content += data[at + HEADER : at + HEADER + size]
-        at += HEADER + size
+        content += data[offset + HEADER : offset + HEADER + size]
+        offset += HEADER + size
         # 1 is a complete record; 2, 3 and 4 are its first, middle and last parts.
         if kind in (1, 4):
             yield wandb_internal_pb2.Record.FromString(content)

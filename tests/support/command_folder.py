@@ -1,4 +1,4 @@
-"""A folder in which a test's commands run in the test's own process."""
+"""A working directory for commands that run in the test process."""
 
 import contextlib
 import os
@@ -9,8 +9,8 @@ import gin
 
 
 @contextlib.contextmanager
-def entered(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """The current folder is `folder`; what commands change in the environment and in gin is undone at the end."""
+def working_directory(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Changes to `folder`; restores the environment variables and clears the gin configuration at the end."""
     environment = dict(os.environ)
     try:
         with contextlib.chdir(folder):

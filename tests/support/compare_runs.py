@@ -1,6 +1,6 @@
-"""Whether two runs are the same run, bit for bit: their logs, a checkpoint's arrays, and where in the data they are.
+"""Compares the logs, checkpoint arrays and data positions of two runs bit for bit.
 
-Reads folders only, also of a run that is being written.
+The folder of a run can be read while the run writes to it.
 """
 
 import json
@@ -17,8 +17,8 @@ from remixer_t5x.run_folder import model_dir
 Folder = str | os.PathLike[str]
 
 
-def logged(folder: Folder) -> list[dict[str, Any]]:
-    """The whole lines of metrics.jsonl, without what the clock decides."""
+def read_log(folder: Folder) -> list[dict[str, Any]]:
+    """Returns the records of the complete lines of metrics.jsonl, without their timing."""
     path = pathlib.Path(folder, model_dir.METRICS)
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     records = [json.loads(line) for line in lines if line.endswith('\n')]
@@ -26,45 +26,47 @@ def logged(folder: Folder) -> list[dict[str, Any]]:
 
 
 def last_step(folder: Folder) -> int:
-    """The newest step that was logged, 0 where none was."""
-    return max((record['step'] for record in logged(folder)), default=0)
+    """Returns the last logged step, or 0 if the log is empty."""
+    return max((record['step'] for record in read_log(folder)), default=0)
 
 
 def checkpoint_steps(folder: Folder) -> list[int]:
-    """The steps of the checkpoints, oldest first."""
+    """Returns the steps of the checkpoints in ascending order."""
     path = pathlib.Path(folder, model_dir.CHECKPOINTS)
     return sorted(int(child.name) for child in path.iterdir() if child.name.isdigit()) if path.exists() else []
 
 
-def arrays(folder: Folder, step: int) -> dict[str, np.ndarray]:
-    """All arrays of a checkpoint by name, as numpy, read without any model."""
+def checkpoint_arrays(folder: Folder, step: int) -> dict[str, np.ndarray]:
+    """Reads all arrays of a checkpoint by name, without building a model."""
     path = pathlib.Path(folder, model_dir.CHECKPOINTS, str(step), 'state').absolute()
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         shapes = reader.metadata(path).item_metadata.tree
-        kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
-        tree = reader.restore(path, args=ocp.args.PyTreeRestore(restore_args=kinds))
+        restore_args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
+        tree = reader.restore(path, args=ocp.args.PyTreeRestore(restore_args=restore_args))
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {jax.tree_util.keystr(path, simple=True, separator='/'): np.asarray(leaf) for path, leaf in leaves}
 
 
 def difference(folder: Folder, other: Folder, step: int) -> str | None:
-    """What first differs between the two runs at `step`, None where they are equal in every bit."""
-    ours, theirs = ([line for line in logged(each) if line['step'] <= step] for each in (folder, other))
-    if ours != theirs:
-        where = next((a['step'] for a, b in zip(ours, theirs, strict=False) if a != b), None)
-        return f'the log at step {where}' if where else f'the log: {len(ours)} lines and {len(theirs)}'
-    mine, yours = arrays(folder, step), arrays(other, step)
-    if mine.keys() != yours.keys():
-        return f'the names of arrays: {", ".join(sorted(mine.keys() ^ yours.keys())[:3])}'
-    for name, array in mine.items():
-        # As bytes, so that NaN equals itself and -0.0 is not 0.0.
-        if array.dtype != yours[name].dtype or array.tobytes() != yours[name].tobytes():
+    """Describes the first difference between two runs up to `step`; None if they are bit-identical."""
+    first_log, second_log = ([line for line in read_log(run) if line['step'] <= step] for run in (folder, other))
+    if first_log != second_log:
+        first_step = next((a['step'] for a, b in zip(first_log, second_log, strict=False) if a != b), None)
+        if first_step is None:
+            return f'the log: {len(first_log)} lines and {len(second_log)}'
+        return f'the log at step {first_step}'
+    first, second = checkpoint_arrays(folder, step), checkpoint_arrays(other, step)
+    if first.keys() != second.keys():
+        return f'the names of arrays: {", ".join(sorted(first.keys() ^ second.keys())[:3])}'
+    for name, array in first.items():
+        # Compares bytes, so that NaN equals NaN and -0.0 differs from 0.0.
+        if array.dtype != second[name].dtype or array.tobytes() != second[name].tobytes():
             return f'the array {name}'
-    if _batches(folder, step) != _batches(other, step):
+    if _batch_counts(folder, step) != _batch_counts(other, step):
         return 'the number of batches drawn'
     return None
 
 
-def _batches(folder: Folder, step: int) -> list[int]:
+def _batch_counts(folder: Folder, step: int) -> list[int]:
     text = pathlib.Path(folder, model_dir.CHECKPOINTS, str(step), 'data', 'metadata').read_text()
     return [record['batches'] for record in json.loads(text)['positions']]

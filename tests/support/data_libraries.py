@@ -1,5 +1,5 @@
-"""Imports TensorFlow and seqio as the commands do, before another module imports them with all that they can use."""
+"""Imports TensorFlow and seqio through `remixer_t5x.lazy`, before other modules import them directly."""
 
 from remixer_t5x.lazy import seqio
 
-seqio.__name__  # noqa: B018 (any attribute loads both)
+seqio.__name__  # noqa: B018 (accessing any attribute loads both)

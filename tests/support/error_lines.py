@@ -1,4 +1,4 @@
-"""The single line of an error: of a call, and in the output of a process."""
+"""Extracts the one-line error of a call or of the output of a process."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from remixer_t5x.errors import UserError
 
 
 def error_message(call: Callable[..., object], *arguments: Any) -> str:
-    """Calls `call(*arguments)`, which must raise UserError with one line of at most 1,000 characters; returns it."""
+    """Returns the message of the UserError that the call raises: one line of at most 1,000 characters."""
     with pytest.raises(UserError) as raised:
         call(*arguments)
     message = str(raised.value)
@@ -18,7 +18,7 @@ def error_message(call: Callable[..., object], *arguments: Any) -> str:
 
 
 def printed_error(output: str) -> str:
-    """Returns the only line of `output` that starts with 'error: '. There must be no traceback."""
+    """Returns the only line of `output` that starts with 'error: ', and checks that there is no traceback."""
     (error,) = [line for line in output.splitlines() if line.startswith('error: ')]
     assert 'Traceback' not in output
     return error

@@ -1,7 +1,7 @@
-"""Google Cloud Storage on this machine, for tests: its JSON API with the buckets in memory, and faults on demand.
+"""A local fake of Google Cloud Storage: its JSON API with buckets in memory, and injected faults.
 
-TensorStore and google-cloud-storage are sent here by an address in the environment. TensorFlow's addresses are fixed,
-so it comes through a proxy (`CONNECT`), which answers with a certificate of its own that the environment trusts.
+Environment variables redirect TensorStore and google-cloud-storage to the server. The URLs of TensorFlow are fixed, so
+the server is also an HTTPS proxy (`CONNECT`), which answers with a self-signed certificate that the environment trusts.
 """
 
 import base64
@@ -25,22 +25,23 @@ HOSTS = ('www.googleapis.com', 'storage.googleapis.com', 'oauth2.googleapis.com'
 
 
 @dataclasses.dataclass(frozen=True)
-class Stored:
-    """One object: its bytes, and a number that is larger after each write of any object."""
+class StoredObject:
+    """The content of an object, and its generation, which increases with each write to any object."""
 
     data: bytes
     generation: int
 
 
-CUT = 0
+# Status of a fault that performs the request and closes the connection after half of the response.
+TRUNCATED = 0
 
 
 @dataclasses.dataclass
 class Fault:
-    """What happens to the next `times` requests whose 'METHOD name-of-object' matches `pattern`.
+    """A fault of the next `times` requests whose 'METHOD object_name' matches `pattern`.
 
-    `status` is answered, with nothing stored; None closes the connection without an answer. CUT does what was asked and
-    closes the connection after half of the answer. `seconds` delays an answer without a fault.
+    A request with an error `status` has no effect; None closes the connection without a response. `seconds` only delays
+    the response.
     """
 
     pattern: str
@@ -50,10 +51,10 @@ class Fault:
 
 
 class FakeGcs:
-    """A server in threads of this process. `buckets` maps names to objects."""
+    """A server in threads of this process. `buckets` maps the names of buckets to their objects by name."""
 
     def __init__(self, folder: pathlib.Path, *buckets: str):
-        self.buckets: dict[str, dict[str, Stored]] = {name: {} for name in buckets}
+        self.buckets: dict[str, dict[str, StoredObject]] = {name: {} for name in buckets}
         self.lock = threading.RLock()
         self.uploads: dict[str, tuple[str, str, bytes]] = {}
         self._faults: list[Fault] = []
@@ -65,7 +66,7 @@ class FakeGcs:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def environment(self) -> dict[str, str]:
-        """What sends the three libraries here, without credentials."""
+        """Returns environment variables that redirect the three libraries to this server, without credentials."""
         address = f'127.0.0.1:{self._server.server_port}'
         return {
             'TENSORSTORE_GCS_HTTP_URL': f'http://{address}',
@@ -85,11 +86,11 @@ class FakeGcs:
         with self.lock:
             self._faults.append(Fault(pattern, times, status))
 
-    def hold(self, pattern: str, times: int = 10**9, seconds: float = 3600.0) -> None:
+    def delay(self, pattern: str, times: int = 10**9, seconds: float = 3600.0) -> None:
         with self.lock:
             self._faults.append(Fault(pattern, times, seconds=seconds))
 
-    def heal(self) -> None:
+    def clear_faults(self) -> None:
         with self.lock:
             self._faults.clear()
 
@@ -101,14 +102,14 @@ class FakeGcs:
         with self.lock:
             return self.buckets[bucket][name].data
 
-    def write(self, bucket: str, name: str, data: bytes) -> Stored:
+    def write(self, bucket: str, name: str, data: bytes) -> StoredObject:
         with self.lock:
             self._generation += 1
-            self.buckets[bucket][name] = Stored(data, self._generation)
+            self.buckets[bucket][name] = StoredObject(data, self._generation)
             return self.buckets[bucket][name]
 
     def copy(self, bucket: str, prefix: str, folder: pathlib.Path) -> pathlib.Path:
-        """Writes the objects of `prefix` as files into `folder`, and returns it."""
+        """Writes the objects that start with `prefix` as files into `folder`, and returns `folder`."""
         for name in self.names(bucket, prefix):
             if not name.endswith('/'):
                 file = folder / name.removeprefix(prefix).lstrip('/')
@@ -120,8 +121,8 @@ class FakeGcs:
         with self.lock:
             del self.buckets[bucket][name]
 
-    def fault(self, request: str) -> Fault | None:
-        """The fault that `request` meets; counts it."""
+    def next_fault(self, request: str) -> Fault | None:
+        """Returns the fault of this request, if any, and decrements its `times`."""
         with self.lock:
             for fault in self._faults:
                 if fault.times > 0 and re.search(fault.pattern, request):
@@ -136,8 +137,8 @@ class _Server(ThreadingHTTPServer):
     store: FakeGcs
 
 
-class _Answered(Exception):
-    """The request has its answer."""
+class _AlreadyAnswered(Exception):
+    """Raised after a response has been sent, to stop handling the request."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -148,14 +149,14 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def handle(self) -> None:
-        # Clients are killed, and give up.
+        # Killed clients close their connections.
         with contextlib.suppress(ConnectionError, ssl.SSLError):
             super().handle()
 
     def finish(self) -> None:
         with contextlib.suppress(ConnectionError, ssl.SSLError):
             super().finish()
-        # The server closes the socket that it accepted, and not what TLS made of it.
+        # The server closes only the socket that it accepted, not the TLS socket that wraps it.
         self.connection.close()
 
     def do_CONNECT(self) -> None:
@@ -169,22 +170,22 @@ class _Handler(BaseHTTPRequestHandler):
         self.store: FakeGcs = self.server.store
         url = urllib.parse.urlsplit(self.path)
         self.query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
-        # TensorFlow sends both headers, and the body in chunks.
+        # TensorFlow sends Content-Length too, although the body is chunked.
         if self.headers.get('Transfer-Encoding') == 'chunked':
             self.body = b''.join(_chunks(self.rfile))
         else:
             self.body = self.rfile.read(int(self.headers.get('Content-Length') or 0))
-        fault = self.store.fault(f'{self.command} {self._object_name(url.path)}')
-        self.cut = fault is not None and fault.status == CUT
+        fault = self.store.next_fault(f'{self.command} {self._object_name(url.path)}')
+        self.truncated = fault is not None and fault.status == TRUNCATED
         if fault is not None and fault.seconds:
             time.sleep(fault.seconds)
         elif fault is not None and fault.status is None:
             self.close_connection = True
             return
-        elif fault is not None and not self.cut:
-            self._error(fault.status, 'a fault of this test')
+        elif fault is not None and not self.truncated:
+            self._error(fault.status, 'a fault injected by the test')
             return
-        with contextlib.suppress(_Answered):
+        with contextlib.suppress(_AlreadyAnswered):
             self._route(url.path)
 
     do_GET = do_POST = do_PUT = do_DELETE = _handle
@@ -194,20 +195,20 @@ class _Handler(BaseHTTPRequestHandler):
             return self.store.uploads.get(self.query['upload_id'], ('', '?'))[1]
         if 'name' in self.query:
             return self.query['name']
-        found = re.match(r'/storage/v1/b/[^/]+/o/([^/]+)', path) or re.match(r'/(?!storage/v1|upload)[^/]+/(.+)', path)
-        return urllib.parse.unquote(found[1]) if found else path
+        match = re.match(r'/storage/v1/b/[^/]+/o/([^/]+)', path) or re.match(r'/(?!storage/v1|upload)[^/]+/(.+)', path)
+        return urllib.parse.unquote(match[1]) if match else path
 
     def _route(self, path: str) -> None:
         if path.startswith('/upload/') and 'upload_id' in self.query:
             return self._continue_upload()
         for pattern, method in _ROUTES:
-            found = re.fullmatch(pattern, path)
-            if found and method.startswith(f'_{self.command.lower()}_'):
-                parts = [urllib.parse.unquote(part) for part in found.groups()]
+            match = re.fullmatch(pattern, path)
+            if match and method.startswith(f'_{self.command.lower()}_'):
+                parts = [urllib.parse.unquote(part) for part in match.groups()]
                 if parts[0] not in self.store.buckets:
                     return self._error(404, 'The specified bucket does not exist.')
                 return getattr(self, method)(*parts)
-        self._error(501, f'{self.command} {path} is not in this stand-in')
+        self._error(501, f'{self.command} {path} is not implemented')
 
     def _get_bucket(self, bucket: str) -> None:
         self._json({'name': bucket, 'location': 'US'})
@@ -216,49 +217,49 @@ class _Handler(BaseHTTPRequestHandler):
         self._json({'bucket': bucket, 'locationType': 'region', 'hierarchicalNamespace': {'enabled': False}})
 
     def _get_list(self, bucket: str) -> None:
-        """The one page of all objects, or of the first `maxResults`."""
+        """Sends a single page with all objects, or the first `maxResults`."""
         prefix, delimiter = self.query.get('prefix', ''), self.query.get('delimiter')
         with self.store.lock:
-            found: dict[str, dict[str, str] | None] = {}
+            entries: dict[str, dict[str, str] | None] = {}
             for name in self.store.names(bucket, prefix):
                 first, slash, _ = name[len(prefix) :].partition(delimiter) if delimiter else (name, '', '')
                 if slash:
-                    found[f'{prefix}{first}{slash}'] = None
+                    entries[f'{prefix}{first}{slash}'] = None
                 else:
-                    found[name] = _metadata(name, self.store.buckets[bucket][name])
-        page = list(found.items())[: int(self.query.get('maxResults', len(found)))]
+                    entries[name] = _metadata(name, self.store.buckets[bucket][name])
+        page = list(entries.items())[: int(self.query.get('maxResults', len(entries)))]
         items, prefixes = [item for _, item in page if item], [name for name, item in page if not item]
         self._json({'items': items, 'prefixes': prefixes})
 
     def _get_object(self, bucket: str, name: str) -> None:
-        stored = self._found(bucket, name)
+        stored = self._find_object(bucket, name)
         if self.query.get('alt') == 'media':
             return self._media(stored)
         self._json(_metadata(name, stored))
 
     def _get_media(self, bucket: str, name: str) -> None:
-        self._media(self._found(bucket, name))
+        self._media(self._find_object(bucket, name))
 
-    def _media(self, stored: Stored) -> None:
+    def _media(self, stored: StoredObject) -> None:
         size = len(stored.data)
         headers = {'x-goog-generation': str(stored.generation), 'x-goog-stored-content-length': str(size)}
-        found = re.fullmatch(r'bytes=(\d+)-(\d+)', self.headers.get('Range', ''))
-        if not found:
+        match = re.fullmatch(r'bytes=(\d+)-(\d+)', self.headers.get('Range', ''))
+        if not match:
             return self._answer(200, stored.data, headers)
-        first, last = int(found[1]), min(int(found[2]), size - 1)
+        first, last = int(match[1]), min(int(match[2]), size - 1)
         if first >= size:
             return self._answer(416, b'', {**headers, 'Content-Range': f'bytes */{size}'})
         headers['Content-Range'] = f'bytes {first}-{last}/{size}'
         self._answer(206, stored.data[first : last + 1], headers)
 
     def _delete_object(self, bucket: str, name: str) -> None:
-        self._found(bucket, name)
+        self._find_object(bucket, name)
         with self.store.lock:
             self.store.buckets[bucket].pop(name, None)
         self._answer(204, b'')
 
     def _post_rewrite(self, bucket: str, name: str, other: str, target: str) -> None:
-        stored = self.store.write(other, target, self._found(bucket, name).data)
+        stored = self.store.write(other, target, self._find_object(bucket, name).data)
         size = str(len(stored.data))
         resource = _metadata(target, stored)
         self._json({'done': True, 'totalBytesRewritten': size, 'objectSize': size, 'resource': resource})
@@ -270,21 +271,21 @@ class _Handler(BaseHTTPRequestHandler):
         with self.store.lock:
             token = str(len(self.store.uploads))
             self.store.uploads[token] = (bucket, name, b'')
-        place = f'{self.headers["Host"]}/upload/storage/v1/b/{bucket}/o'
-        self._answer(200, b'', {'Location': f'https://{place}?uploadType=resumable&upload_id={token}'})
+        url = f'https://{self.headers["Host"]}/upload/storage/v1/b/{bucket}/o'
+        self._answer(200, b'', {'Location': f'{url}?uploadType=resumable&upload_id={token}'})
 
     def _continue_upload(self) -> None:
         token = self.query['upload_id']
         if token not in self.store.uploads:
             return self._error(404, 'no such upload')
         bucket, name, so_far = self.store.uploads[token]
-        found = re.fullmatch(r'bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)', self.headers.get('Content-Range', ''))
-        if found and found[1]:
-            so_far = so_far[: int(found[1])] + self.body
-        elif not found:
+        match = re.fullmatch(r'bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)', self.headers.get('Content-Range', ''))
+        if match and match[1]:
+            so_far = so_far[: int(match[1])] + self.body
+        elif not match:
             so_far = self.body
         self.store.uploads[token] = (bucket, name, so_far)
-        if found and (found[3] == '*' or len(so_far) < int(found[3])):
+        if match and (match[3] == '*' or len(so_far) < int(match[3])):
             return self._answer(308, b'', {'Range': f'bytes=0-{len(so_far) - 1}'} if so_far else {})
         self._store(bucket, name, so_far)
 
@@ -294,26 +295,26 @@ class _Handler(BaseHTTPRequestHandler):
             stored = self.store.write(bucket, name, data)
         self._json(_metadata(name, stored))
 
-    def _found(self, bucket: str, name: str) -> Stored:
+    def _find_object(self, bucket: str, name: str) -> StoredObject:
         with self.store.lock:
             stored = self.store.buckets[bucket].get(name)
             if stored is None:
                 self._error(404, f'No such object: {bucket}/{name}')
-                raise _Answered
+                raise _AlreadyAnswered
             self._check_generation(bucket, name)
             return stored
 
     def _check_generation(self, bucket: str, name: str) -> None:
-        """Answers 412 or 304 where a condition of the request does not hold."""
+        """Sends status 412 or 304 if the generation violates a condition of the request."""
         stored = self.store.buckets[bucket].get(name)
-        now = stored.generation if stored else 0
-        wanted, unwanted = self.query.get('ifGenerationMatch'), self.query.get('ifGenerationNotMatch')
-        if wanted not in (None, '') and int(wanted) != now:
-            self._error(412, 'the generation is another')
-            raise _Answered
-        if unwanted not in (None, '') and int(unwanted) == now:
+        generation = stored.generation if stored else 0
+        match, no_match = self.query.get('ifGenerationMatch'), self.query.get('ifGenerationNotMatch')
+        if match not in (None, '') and int(match) != generation:
+            self._error(412, 'the generation does not match')
+            raise _AlreadyAnswered
+        if no_match not in (None, '') and int(no_match) == generation:
             self._answer(304, b'')
-            raise _Answered
+            raise _AlreadyAnswered
 
     def _json(self, value: Any) -> None:
         self._answer(200, json.dumps(value).encode(), {'Content-Type': 'application/json; charset=UTF-8'})
@@ -330,8 +331,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header('Content-Length', str(len(data)))
         self.end_headers()
         if status not in (204, 304):
-            self.wfile.write(data[: len(data) // 2] if self.cut else data)
-        self.close_connection = self.close_connection or self.cut
+            self.wfile.write(data[: len(data) // 2] if self.truncated else data)
+        self.close_connection = self.close_connection or self.truncated
 
 
 _ROUTES = (
@@ -346,13 +347,13 @@ _ROUTES = (
 )
 
 
-def _metadata(name: str, stored: Stored) -> dict[str, str]:
-    now = datetime.datetime.fromtimestamp(1.7e9 + stored.generation, datetime.UTC).strftime('%Y-%m-%dT%H:%M:%S.000Z')
+def _metadata(name: str, stored: StoredObject) -> dict[str, str]:
+    updated = datetime.datetime.fromtimestamp(1.7e9 + stored.generation, datetime.UTC)
     return {
         'name': name,
         'generation': str(stored.generation),
         'size': str(len(stored.data)),
-        'updated': now,
+        'updated': updated.strftime('%Y-%m-%dT%H:%M:%S.000Z'),
         'crc32c': base64.b64encode(google_crc32c.Checksum(stored.data).digest()).decode(),
     }
 
@@ -365,7 +366,7 @@ def _chunks(file: Any) -> Iterator[bytes]:
 
 
 def _make_tls(key_file: pathlib.Path, certificate_file: pathlib.Path) -> ssl.SSLContext:
-    """A server's side of TLS for HOSTS, with a new key and a certificate that signs itself."""
+    """Creates the server's TLS context for HOSTS, with a new key and a self-signed certificate."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -1,6 +1,4 @@
-"""An in-memory Hugging Face Hub on this machine: the part of its HTTP API that reads models and data sets, and uploads
-models.
-"""
+"""A local fake of the Hugging Face Hub: the part of its HTTP API for reading repositories and uploading models."""
 
 import base64
 import collections
@@ -22,7 +20,7 @@ class FakeHub:
         pull_requests: (author, number, status) by name of the model.
         private: names of private models.
         messages: messages of commits.
-        requests: number of requests, by method and path.
+        requests: number of requests by method and path.
     """
 
     def __init__(self):
@@ -62,7 +60,7 @@ class FakeHub:
 
 
 class _Error(Exception):
-    """An answer with (text, status, error code)."""
+    """An error response: (text, status, error code)."""
 
 
 def _commit(files):
@@ -126,11 +124,11 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Error('Entry not found', 404, 'EntryNotFound')
         data, size = files[file], len(files[file])
         headers = {'ETag': f'"{hashlib.sha1(data).hexdigest()}"', 'X-Repo-Commit': _commit(files)}
-        asked = re.fullmatch(r'bytes=(\d+)-(\d*)', self.headers.get('Range') or '')
-        if asked is None:
+        match = re.fullmatch(r'bytes=(\d+)-(\d*)', self.headers.get('Range') or '')
+        if match is None:
             self._send(200, data, headers)
             return
-        first, last = int(asked[1]), min(int(asked[2] or size - 1), size - 1)
+        first, last = int(match[1]), min(int(match[2] or size - 1), size - 1)
         self._send(206, data[first : last + 1], {**headers, 'Content-Range': f'bytes {first}-{last}/{size}'})
 
     def _discussions(self, name):
@@ -178,11 +176,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 _NAME = '([^/]+/[^/]+)'
-_KIND = '(?:models|datasets)'
+_REPO_TYPE = '(?:models|datasets)'
 _ROUTES = (
-    (('GET',), rf'/api/{_KIND}/{_NAME}', _Handler._revision),
-    (('GET',), rf'/api/{_KIND}/{_NAME}/revision/(.+)', _Handler._revision),
-    (('GET',), rf'/api/{_KIND}/{_NAME}/tree/([^/]+)', _Handler._tree),
+    (('GET',), rf'/api/{_REPO_TYPE}/{_NAME}', _Handler._revision),
+    (('GET',), rf'/api/{_REPO_TYPE}/{_NAME}/revision/(.+)', _Handler._revision),
+    (('GET',), rf'/api/{_REPO_TYPE}/{_NAME}/tree/([^/]+)', _Handler._tree),
     (('GET',), rf'/api/datasets/{_NAME}/tree/([^/]+)/(.+)', _Handler._no_folder),
     (('GET',), rf'/api/models/{_NAME}/discussions', _Handler._discussions),
     (('POST',), '/api/repos/create', _Handler._create),

@@ -1,4 +1,4 @@
-"""Settings of a T5 whose layers are their feed-forward halves, for tests of what happens around a model."""
+"""Settings of a T5 without attention, for tests that train but do not test the model."""
 
 SETTINGS = {
     'ENCODER_SUBLAYERS': '(%ENCODER_FEED_FORWARD,)',

@@ -1,4 +1,4 @@
-"""Hugging Face folders of the recorded tiny models, written without torch."""
+"""Writes Hugging Face folders of the tiny models in tests/golden, without torch."""
 
 import json
 import pathlib
@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 from remixer_t5x import build_model
 from tests.support.paths import GOLDEN
 
-# 26 pieces; it comes with seqio.
+# A vocabulary of 26 pieces, which is included in seqio.
 SPIECE = pathlib.Path(seqio.__file__).parent / 'test_data' / 'sentencepiece' / 'sentencepiece.model'
 SENTINELS = 10
 
@@ -39,7 +39,7 @@ T5_CONFIGS = {'t5_v1_1_tiny': V1_1, 't5_v1_0_tiny': V1_0, 'umt5_tiny': UMT5}
 CONFIGS = {**T5_CONFIGS, 'bert_tiny': BERT, 'gpt2_tiny': GPT2}
 
 
-def recorded(name):
+def recorded_arrays(name):
     with np.load(GOLDEN / f'{name}.npz') as arrays:
         return dict(arrays)
 
@@ -49,23 +49,23 @@ def weights_of(arrays):
 
 
 def weights(name):
-    """The recorded weights of a tiny model."""
-    return weights_of(recorded(name))
+    """Returns the recorded weights of a tiny model."""
+    return weights_of(recorded_arrays(name))
 
 
 def write_tiny(folder, name, **options):
-    """The folder of a recorded tiny model."""
+    """Writes the folder of a recorded tiny model."""
     return write(folder, CONFIGS[name], weights(name), tokenizer=CONFIGS[name]['model_type'].endswith('t5'), **options)
 
 
-def our_model(source, folder):
-    """Our model by the gin text of `source`, which is written into `folder`."""
+def model_from_source(source, folder):
+    """Builds the model described by the gin text of `source`, which is written to `folder`/model.gin."""
     (folder / 'model.gin').write_text(source.family.gin_text('A test.'))
     return build_model(str(folder / 'model.gin'))
 
 
 def write_gpt2(folder, **settings):
-    """The recorded GPT-2 with letters and the results of three merges as its tokenizer, as transformers writes it."""
+    """Writes the recorded GPT-2, with a byte-level BPE tokenizer of letters and three merges."""
     write(folder, {**GPT2, **settings}, weights('gpt2_tiny'), tokenizer=False)
     pieces = [*'!.abcdefghijklmnopqrstuvwxyz', 'Ġ', 'th', 'the', 'Ġthe', 'Ã', '¤']
     names = [*pieces, *(f'<{index}>' for index in range(len(pieces), GPT2['eos_token_id'])), '<|endoftext|>']
@@ -75,7 +75,7 @@ def write_gpt2(folder, **settings):
 
 
 def bert_model(*files, **macros):
-    """Our model with the sizes of the recorded BERT."""
+    """Builds a model with the sizes of the recorded BERT."""
     return build_model(
         'models/bert.gin', 'sizes/_common.gin', *files, EMBED_DIM=24, MLP_DIM=40, NUM_HEADS=2, HEAD_DIM=12,
         NUM_ENCODER_LAYERS=3, NUM_DECODER_LAYERS=3, VOCAB_SIZE=60, MAX_INPUT_LENGTH=20, **macros,
@@ -83,7 +83,7 @@ def bert_model(*files, **macros):
 
 
 def write(folder, config, weights, tokenizer=True, shards=1):
-    """A folder with `weights` in `shards` files, named as Hugging Face names them."""
+    """Writes `weights` to `shards` files with Hugging Face's file names, and returns the folder."""
     folder.mkdir(parents=True)
     (folder / 'config.json').write_text(json.dumps(config))
     weights = {name: np.ascontiguousarray(array) for name, array in weights.items()}
@@ -91,10 +91,10 @@ def write(folder, config, weights, tokenizer=True, shards=1):
         save_file(weights, folder / 'model.safetensors', {'format': 'pt'})
     else:
         files = [f'model-{i + 1:05}-of-{shards:05}.safetensors' for i in range(shards)]
-        place = {name: files[i % shards] for i, name in enumerate(sorted(weights))}
+        weight_map = {name: files[i % shards] for i, name in enumerate(sorted(weights))}
         for file in files:
-            save_file({n: weights[n] for n, f in place.items() if f == file}, folder / file, {'format': 'pt'})
-        (folder / 'model.safetensors.index.json').write_text(json.dumps({'metadata': {}, 'weight_map': place}))
+            save_file({n: weights[n] for n, f in weight_map.items() if f == file}, folder / file, {'format': 'pt'})
+        (folder / 'model.safetensors.index.json').write_text(json.dumps({'metadata': {}, 'weight_map': weight_map}))
     if tokenizer:
         (folder / 'spiece.model').write_bytes(SPIECE.read_bytes())
         (folder / 'tokenizer_config.json').write_text(json.dumps({'extra_ids': SENTINELS}))

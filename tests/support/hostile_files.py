@@ -1,4 +1,4 @@
-"""What a file of somebody else may contain instead of JSON, as a strategy, and what may be in its place."""
+"""Hypothesis strategies for the contents of untrusted JSON files, and special files in their place."""
 
 import json
 import os
@@ -13,12 +13,12 @@ NUMBERS = [
     *('9' * 400, '9' * 5000, '1' + '0' * 40),
 ]
 TEXTS = ['a', '', '\\ud800', '\\ud83d x', '\\u2028', '\\u001b[31m', 'train', '../x', 'F32', '\\u00b2', '|V2000000000']
-# Characters that normalisers, white space and added tokens of tokenizers are sensitive to.
+# Characters that tokenizers treat specially: normalized characters, white space and parts of added tokens.
 ODD_CHARACTERS = (
     *('\ufeff', '\x00', '\x1c', '\x85', '\xa0', '\u2028', '\u200b', 'e\u0301'),
     *('é', 'ﬁ', 'ｗ', 'İ', 'ß', '你', '😀', '▁', "'s"),
 )
-# Names that the files of a run, a checkpoint, an output or a Hugging Face folder have.
+# Keys in the files of runs, checkpoints, outputs and Hugging Face folders.
 NAMES = [
     *('kind', 'step', 'timing', 'clock', 'loss', 'prediction', 'input', 'target', 'score', 'index', 'input_hash'),
     *('checkpoint', 'decoder', 'config', 'vocabulary', 'converted_from', 'versions', 'shape', 'chunks', 'dtype'),
@@ -34,28 +34,28 @@ VALUES = st.recursive(
     ),
     max_leaves=8,
 )
-PIECES = st.sampled_from(
+FRAGMENTS = st.sampled_from(
     [b'\n', b'\r', b'\0', b'\xef\xbb\xbf', b'\xff', b'[', b'{"a":', b'}', b'"', b'\xe2\x80\xa8', b' ']
 )
-# Any bytes; JSON of odd values; several lines of these; and what broke a reader once.
+# Random bytes, unusual JSON values, several lines of these, and contents for which a reader once failed.
 CONTENTS = (
     st.binary(max_size=60)
     | VALUES.map(str.encode)
-    | st.lists(VALUES.map(str.encode) | PIECES, max_size=5).map(b'\n'.join)
-    | st.lists(PIECES, max_size=8).map(b''.join)
+    | st.lists(VALUES.map(str.encode) | FRAGMENTS, max_size=5).map(b'\n'.join)
+    | st.lists(FRAGMENTS, max_size=8).map(b''.join)
     | st.sampled_from([b'[' * 9_000, b'{"a":' * 5_000, b'9' * 5000, b'[' * 900 + b']' * 900, b'3', b'null', b'[]'])
 )
 
 
-def altered(record):
-    """JSON objects like `record`, in which a few names have odd values."""
+def altered_json(record):
+    """Returns a strategy for JSON objects like `record` with one or two values replaced by unusual ones."""
     changes = st.dictionaries(st.sampled_from(sorted(record)), VALUES, min_size=1, max_size=2)
-    kept = {name: json.dumps(value) for name, value in record.items()}
-    return changes.map(lambda odd: '{' + ', '.join(f'"{n}": {v}' for n, v in {**kept, **odd}.items()) + '}')
+    original = {name: json.dumps(value) for name, value in record.items()}
+    return changes.map(lambda changed: '{' + ', '.join(f'"{n}": {v}' for n, v in {**original, **changed}.items()) + '}')
 
 
-def one_line_or_result(read, *arguments):
-    """What `read` returns, or None if it raised UserError with one short line that can be printed."""
+def result_or_one_line_error(read, *arguments):
+    """Returns the result of `read`, or None after a UserError, which must be one short printable line."""
     try:
         return read(*arguments)
     except UserError as error:
@@ -65,8 +65,8 @@ def one_line_or_result(read, *arguments):
         return None
 
 
-def place_odd_thing(kind, path):
-    """Makes `path` a pipe, a folder, a link to a device or nowhere, or a file of 40 GB without any blocks."""
+def create_special_path(kind, path):
+    """Creates a pipe, a folder, a sparse file of 40 GB, or a link to a device, a missing file or itself at `path`."""
     if kind == 'pipe':
         os.mkfifo(path)
     elif kind == 'folder':
@@ -79,7 +79,7 @@ def place_odd_thing(kind, path):
 
 
 class Malicious:
-    """Unpickling one touches `path`."""
+    """An object that creates the file `path` when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -88,4 +88,4 @@ class Malicious:
         return pathlib.Path.touch, (pathlib.Path(self.path),)
 
 
-ODD_THINGS = ('pipe', 'folder', 'sparse', 'device', 'nowhere', 'itself')
+SPECIAL_PATHS = ('pipe', 'folder', 'sparse', 'device', 'nowhere', 'itself')

@@ -1,4 +1,4 @@
-"""Imports what real processes of tests use, for the server in `real_processes` that forks them."""
+"""Imports the modules that forked test processes use; preloaded by the fork server of `real_processes`."""
 
 import contextlib
 import os
@@ -23,8 +23,8 @@ from tests.evaluate import prediction_worker  # noqa: F401
 from tests.support import cheap_processes, quick_command, tiny_training  # noqa: F401
 from tests.train import lines_worker, mesh_worker  # noqa: F401
 
-# Needed for buckets alone.
+# Only needed for buckets.
 with contextlib.suppress(ImportError):
     from google.cloud import storage  # noqa: F401
 
-cheap_processes.after_imports()
+cheap_processes.configure_after_imports()

@@ -17,11 +17,11 @@ MAX_MAPPINGS = 40_000
 CHECK_PERIOD = 200
 
 
-def keep(folder: str) -> None:
-    """Makes this process read compiled programs from `folder` and write its own.
+def enable_cache(folder: str) -> None:
+    """Enables the compilation cache in `folder` for this process.
 
     A process that is killed while it writes leaves an incomplete entry: later processes then warn, and compile that
-    program themselves.
+    program again.
     """
     jax.config.update('jax_compilation_cache_dir', folder)
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
@@ -30,8 +30,8 @@ def keep(folder: str) -> None:
     compilation_cache.reset_cache()
 
 
-def variables(folder: pathlib.Path) -> dict[str, str]:
-    """Environment variables with which a new process does the same."""
+def cache_variables(folder: pathlib.Path) -> dict[str, str]:
+    """Returns the environment variables that enable the cache for a new process."""
     return {
         'JAX_COMPILATION_CACHE_DIR': str(folder),
         'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
@@ -39,11 +39,11 @@ def variables(folder: pathlib.Path) -> dict[str, str]:
     }
 
 
-def remove_old(folder: pathlib.Path) -> None:
+def remove_old_entries(folder: pathlib.Path) -> None:
     """Removes entries written more than `DAYS` days ago."""
     oldest = time.time() - DAYS * 24 * 3600
     for program in folder.iterdir():
-        # Another process may have removed it.
+        # Another process may have removed the entry.
         with contextlib.suppress(FileNotFoundError):
             if program.stat().st_mtime < oldest:
                 program.unlink()

@@ -1,11 +1,11 @@
-"""Facts about a model's parameters, from its traced program."""
+"""Finds unused parameters of a model."""
 
 import jax
 from jax import export
 
 
 def unread_params(model, params, batch) -> list[str]:
-    """Paths of the parameters that the loss does not depend on; `params` and `batch` may be abstract."""
+    """Returns the paths of parameters that the loss does not depend on. `params` and `batch` may be abstract."""
     loss = jax.jit(lambda params, batch: model.loss(params, batch)[0])
     read = export.export(loss)(params, batch).module_kept_var_idx
     paths = jax.tree_util.tree_leaves_with_path(params)

@@ -1,4 +1,4 @@
-"""Where the repository keeps what tests read, and the environment of the processes that tests start."""
+"""Paths in the repository, and the environment of child processes."""
 
 import os
 import pathlib
@@ -10,6 +10,6 @@ SCRIPTS = ROOT / 'scripts'
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """Environment of a child process that imports this checkout, on the CPU, with `changes`."""
+    """Returns environment variables for a child process that imports this checkout and uses the CPU."""
     paths = os.pathsep.join([str(ROOT), str(ROOT / 'tasks')])
     return {**os.environ, 'PYTHONPATH': paths, 'JAX_PLATFORMS': 'cpu', 'TF_CPP_MIN_LOG_LEVEL': '3', **changes}

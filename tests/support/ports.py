@@ -1,19 +1,19 @@
-"""TCP ports of this machine that stay free for whom they were chosen."""
+"""Reserves local TCP ports."""
 
 import socket
 
 
 def reserve() -> int:
-    """A port that the kernel gives to nobody who asks for any port, and at which who knows it can listen.
+    """Returns a port that the kernel does not assign to other sockets while this process runs.
 
-    It is bound, and not listened at, until this process ends. JAX's coordination service shares ports (gRPC sets
-    SO_REUSEPORT).
+    The port is bound with SO_REUSEPORT, so that a server that sets this option, such as JAX's coordination service
+    (gRPC), can listen at it.
     """
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    held.bind(('', 0))
-    port = held.getsockname()[1]
-    # Kept open by nobody's reference: the kernel closes it with the process.
-    held.detach()
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    reserved.bind(('', 0))
+    port = reserved.getsockname()[1]
+    # Keeps the socket open until the process ends.
+    reserved.detach()
     return port

@@ -1,4 +1,4 @@
-"""The command line without AutoGraph, which takes seconds of each start to rewrite functions that need none of it."""
+"""Runs the command line without AutoGraph, which no function here needs and which takes seconds at each start."""
 
 from collections.abc import Sequence
 
@@ -8,5 +8,5 @@ from remixer_t5x.cli import main as command_line
 
 
 def main(argv: Sequence[str]) -> int:
-    """As `remixer_t5x.cli.main.main`."""
+    """Runs `remixer_t5x.cli.main.main` and returns its exit code."""
     return tf.autograph.experimental.do_not_convert(command_line.main)(argv)

@@ -1,7 +1,7 @@
-"""Real processes for tests: each is forked from a server that has imported the libraries once, and can be killed.
+"""Starts real processes, which tests can kill. They are forked from a server that has imported the libraries.
 
-Importing TensorFlow, JAX, Orbax and our modules takes about 8 seconds, forking a process that has them 0.05. The server
-is Python's own (`multiprocessing`'s forkserver), one for each pytest process and started when first asked for.
+Importing TensorFlow, JAX, Orbax and remixer_t5x takes about 8 seconds; forking the server takes 0.05 seconds. The
+server is the forkserver of `multiprocessing`: one for each pytest process, which starts with its first child.
 """
 
 import ctypes
@@ -22,29 +22,29 @@ import jax
 
 from tests.support import kept_programs, paths
 
-# The module that the server imports, with all that runs and commands of tests need.
-IMPORTED_ONCE = 'tests.support.imported_once'
-# Seconds for anything that a test waits for: far more than four commands of one process take on a busy machine.
-PATIENCE = 1200.0
+# The module that the server imports.
+PRELOADED_MODULE = 'tests.support.imported_once'
+# Default timeout in seconds: much longer than four commands of one process take on a busy machine.
+TIMEOUT = 1200.0
 _CONTEXT = multiprocessing.get_context('forkserver')
 _PR_SET_PDEATHSIG = 1
 
 
 class Process:
-    """One process that calls `function(*arguments)`, its output in a file.
+    """A process that calls `function(*arguments)` and writes its output to a file.
 
-    Its exit code is what the function returns (None is 0), 1 after an exception, negative for a signal.
+    The exit code is the return value of the function (0 for None), 1 after an exception, or negative for a signal.
 
     Args:
-        function: found by the child by its module and name, so it must be at the top of a module.
-        arguments: picklable.
-        output: the file that gets standard output and standard error.
-        devices: virtual CPU devices that JAX shows.
-        environment: all variables; None takes those of `paths.environment`.
-        folder: the working directory; None is that of this process.
-        compiled: a folder for JAX's compiled programs that other processes read; None compiles everything here.
-        file_size: bytes beyond which a write to a file fails, as on a full disk.
-        clock_shift: seconds that Python's clock is ahead.
+        function: a function at module level, so that it can be pickled.
+        arguments: arguments of the function, which must be picklable.
+        output: the file for standard output and standard error.
+        devices: number of virtual CPU devices.
+        environment: all environment variables (default: those of `paths.environment`).
+        folder: the working directory (default: that of this process).
+        compiled: a folder for compiled programs that processes share; None disables the cache.
+        file_size: the maximum file size in bytes; larger writes fail as on a full disk.
+        clock_shift: seconds by which Python's clock is ahead.
     """
 
     def __init__(
@@ -62,9 +62,12 @@ class Process:
         self.log = pathlib.Path(output)
         variables = dict(environment or paths.environment())
         programs = None if compiled is None else str(compiled)
-        place = _Place(str(self.log), folder or os.getcwd(), variables, devices, programs, file_size, clock_shift)
+        settings = _ChildSettings(
+            str(self.log), folder or os.getcwd(), variables, devices, programs, file_size, clock_shift
+        )
         _start_server(paths.environment())
-        self._process = _CONTEXT.Process(target=_child, args=(IMPORTED_ONCE, place, function, arguments), daemon=True)
+        args = (PRELOADED_MODULE, settings, function, arguments)
+        self._process = _CONTEXT.Process(target=_run_child, args=args, daemon=True)
         self._process.start()
         self.pid = self._process.pid
 
@@ -73,36 +76,36 @@ class Process:
         return self._process.is_alive()
 
     def send(self, number: int) -> None:
-        """Sends the signal; nothing happens where the process has ended."""
+        """Sends a signal unless the process has ended."""
         if self.running:
             os.kill(self.pid, number)
 
-    def wait(self, patience: float = PATIENCE) -> int:
-        """The exit code. Raises AssertionError, with the output, where the process runs on; it is killed then."""
-        self._process.join(patience)
+    def wait(self, timeout: float = TIMEOUT) -> int:
+        """Returns the exit code. After the timeout, kills the process and raises AssertionError with its output."""
+        self._process.join(timeout)
         if self._process.exitcode is None:
             self.kill()
-            raise AssertionError(f'still running after {patience:.0f} s\n{self.output()}')
+            raise AssertionError(f'still running after {timeout:.0f} s\n{self.output()}')
         return self._process.exitcode
 
     def kill(self) -> int:
-        """The exit code; where the process had ended before, the code of that end."""
+        """Kills the process unless it has ended, and returns the exit code."""
         self._process.kill()
         self._process.join()
         return self._process.exitcode
 
-    def until(self, condition: Callable[[], bool], what: str = 'what was waited for') -> None:
-        """Returns as soon as `condition()` holds. Raises AssertionError, with the output, where it never will."""
-        deadline = time.monotonic() + PATIENCE
+    def wait_until(self, condition: Callable[[], bool], event: str = 'the condition was true') -> None:
+        """Waits until `condition()` is true. Raises AssertionError with the output if the process ends before."""
+        deadline = time.monotonic() + TIMEOUT
         while not condition():
             ended = not self.running
-            # Once more: the process may have done it as the last thing of all.
+            # Checks the condition again, because it may have become true just before the process ended.
             if ended and condition():
                 return
             if ended or time.monotonic() > deadline:
-                why = f'the process ended with {self._process.exitcode}' if ended else f'{PATIENCE:.0f} s passed'
+                reason = f'the process ended with {self._process.exitcode}' if ended else f'{TIMEOUT:.0f} s passed'
                 self.kill()
-                raise AssertionError(f'{why} before {what}\n{self.output()}')
+                raise AssertionError(f'{reason} before {event}\n{self.output()}')
             time.sleep(0.005)
 
     def output(self) -> str:
@@ -110,8 +113,8 @@ class Process:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Place:
-    """What a child sets up before it calls its function; see `Process`."""
+class _ChildSettings:
+    """Settings that a child applies before it calls its function; see `Process`."""
 
     log: str
     folder: str
@@ -121,7 +124,7 @@ class _Place:
     file_size: int | None
     clock_shift: float
 
-    def enter(self) -> None:
+    def apply(self) -> None:
         descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
@@ -138,17 +141,19 @@ class _Place:
         if self.devices > 1:
             jax.config.update('jax_num_cpu_devices', self.devices)
         if self.compiled:
-            kept_programs.keep(self.compiled)
+            kept_programs.enable_cache(self.compiled)
 
 
-def _child(imported: str, place: _Place, function: Callable[..., int | None], arguments: tuple[Any, ...]) -> None:
-    """The whole life of a process."""
-    _end_with_the_server()
+def _run_child(
+    preloaded: str, settings: _ChildSettings, function: Callable[..., int | None], arguments: tuple[Any, ...]
+) -> None:
+    """Calls the function in a forked process, and exits."""
+    _exit_with_server()
     code = 1
     try:
-        place.enter()
-        if imported not in sys.modules:
-            raise ImportError(f'the server has not imported {imported}')
+        settings.apply()
+        if preloaded not in sys.modules:
+            raise ImportError(f'the server has not imported {preloaded}')
         code = function(*arguments) or 0
     except BaseException:
         traceback.print_exc()
@@ -158,22 +163,22 @@ def _child(imported: str, place: _Place, function: Callable[..., int | None], ar
         os._exit(code)
 
 
-def _end_with_the_server() -> None:
-    """The server ends when the process that started it does, killed or not; this one is killed then, also if stopped.
+def _exit_with_server() -> None:
+    """Makes the kernel kill this process when the server exits.
 
-    The server knows by a pipe of which its children have the other end too, so this child closes that.
+    The server exits when its parent has closed the other end of a pipe. This process inherits that end, and closes it.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.close(forkserver._forkserver._forkserver_alive_fd)
 
 
 def _start_server(environment: Mapping[str, str]) -> None:
-    """Its imports need the paths of this checkout in its environment; nothing happens where it runs already."""
-    own = dict(os.environ)
+    """Starts the server, unless it is running, with an environment in which it can import this checkout."""
+    original = dict(os.environ)
     os.environ.update(environment)
     try:
-        forkserver.set_forkserver_preload([IMPORTED_ONCE])
+        forkserver.set_forkserver_preload([PRELOADED_MODULE])
         forkserver.ensure_running()
     finally:
         os.environ.clear()
-        os.environ.update(own)
+        os.environ.update(original)

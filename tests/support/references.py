@@ -1,11 +1,11 @@
-"""Libraries whose numbers are compared with ours."""
+"""Optional reference libraries, whose results are compared with those of remixer_t5x."""
 
 import importlib.util
 
 import pytest
 
 
-def need(*packages: str) -> None:
+def require(*packages: str) -> None:
     """Skips the test if one of the packages is not installed."""
     for package in packages:
         if importlib.util.find_spec(package) is None:

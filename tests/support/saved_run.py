@@ -1,4 +1,4 @@
-"""A MODEL_DIR with random parameters, written without a training run."""
+"""Writes a MODEL_DIR with random parameters, without training."""
 
 import jax
 from flax import linen as nn
@@ -28,9 +28,10 @@ VOCABULARY = vocabularies.byte()
 
 
 def write_run(folder, config=CONFIG, steps=(1, 2)):
-    """A MODEL_DIR with a checkpoint of random parameters for each step."""
-    (folder.parent / 'given.gin').write_text(config)
-    model = remixer_t5x.build_model(str(folder.parent / 'given.gin'))
+    """Writes a MODEL_DIR with a checkpoint of random parameters for each step."""
+    config_file = folder.parent / 'saved_run.gin'
+    config_file.write_text(config)
+    model = remixer_t5x.build_model(str(config_file))
     shapes = {'encoder_input_tokens': (1, 2), 'decoder_target_tokens': (1, 2)}
     claimed = converted.claim_model_dir(folder)
     for step in steps:

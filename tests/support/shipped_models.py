@@ -1,4 +1,4 @@
-"""Every shipped model and model type at a tiny size, and the names of their hidden matrices."""
+"""All shipped models and model types at a tiny size, and a pattern for the names of their hidden kernels."""
 
 import functools
 import re
@@ -19,8 +19,8 @@ _FILES |= {'decoder_only': ['models/t5_1_1.gin', 'model_types/decoder_only.gin']
 _FILES |= {'classifier': ['models/bert.gin', 'model_types/classifier.gin']}
 ADAPTED = {'t5_1_1_with_adapters': 't5_1_1', 'tim_with_adapters': 'tim'}
 NAMES = (*_FILES, *ADAPTED)
-# By the last two parts of a name: what maps features or hidden units to others.
-HIDDEN = re.compile(r'/(query|key|value|out|wi|wi_0|wi_1|wo|gate|dense)/kernel$')
+# Kernels of dense layers between features or hidden units, without embeddings and logits.
+HIDDEN_KERNEL = re.compile(r'/(query|key|value|out|wi|wi_0|wi_1|wo|gate|dense)/kernel$')
 
 
 @functools.cache
@@ -34,6 +34,6 @@ def model(name):
 
 
 @functools.cache
-def boxes(name):
-    """The parameters as boxes of shapes."""
+def boxed_shapes(name):
+    """Returns the parameters as boxed shapes."""
     return interface.param_shapes(model(name), batch_formats.smallest_shapes(model(name).model_type))

@@ -1,6 +1,6 @@
-"""A training run small enough for tests: a model of two embeddings and a task whose text is in memory.
+"""Small training runs of a feed-forward model on a task whose text is in memory.
 
-`main` is one process of a run; `TrainingRuns` starts such processes.
+`main` is the function of each process of a run; `TrainingRuns` starts these processes.
 """
 
 import dataclasses
@@ -30,13 +30,13 @@ from remixer_t5x.optim import optimizer
 from remixer_t5x.train import loop, settings
 from tests.support.real_processes import Process
 
-# Letters that one line each has, and nothing else in it.
-STRANGE = {77: 'Z', 33: 'Y'}
+# Training lines that consist of a single letter, by index. `loss_factors` scales their losses.
+MARKED_LINES = {77: 'Z', 33: 'Y'}
 LENGTHS = {'inputs': 16, 'targets': 12}
 
 
 class TinyModule(nn.Module):
-    """Mean of the encoder's embeddings, plus the decoder's embedding, through one hidden layer."""
+    """Adds the mean input embedding to each target embedding, and applies one hidden layer."""
 
     vocab_size: int
     embed: int = 16
@@ -62,12 +62,12 @@ class TinyModule(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class TinyModel:
-    """What the runtime needs of a model, on `TinyModule`."""
+    """The part of the model interface that training requires, implemented with `TinyModule`."""
 
     model_type = 'encoder_decoder'
     vocab_size: int = 384
     nan_below: int = -1  # target ids below it make the loss NaN
-    strange: tuple[float, ...] = ()  # what the losses of examples with the letters of STRANGE are multiplied by
+    loss_factors: tuple[float, ...] = ()  # factors of the losses of MARKED_LINES
     embed: int = 16
 
     def init(self, rng, batch_shapes):
@@ -81,10 +81,10 @@ class TinyModel:
         )
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
         losses = jnp.where((targets > 0) & (targets < self.nan_below), jnp.nan, losses)
-        for letter, factor in zip(STRANGE.values(), self.strange, strict=False):
-            # Ids of the byte vocabulary.
-            has = jnp.any(targets == ord(letter) + 3, -1, keepdims=True)
-            losses = losses * jnp.where(has, factor, 1.0)
+        for letter, factor in zip(MARKED_LINES.values(), self.loss_factors, strict=False):
+            # The byte vocabulary has three special tokens before the bytes.
+            marked = jnp.any(targets == ord(letter) + 3, -1, keepdims=True)
+            losses = losses * jnp.where(marked, factor, 1.0)
         loss = jnp.sum(losses * weights)
         correct = jnp.sum((jnp.argmax(logits, -1) == targets) * weights)
         sequences = jnp.sum(jnp.any(targets > 0, -1).astype(jnp.float32))
@@ -93,21 +93,27 @@ class TinyModel:
 
 
 def lines(count, start=0):
-    """Sentences of different lengths; line i can be told from all others."""
+    """Returns distinct lines of different lengths."""
     return [f'line {i} {"abcdefg"[: i % 7]}' for i in range(start, start + count)]
 
 
-def task(name='tiny', train=200, validation=21, shuffle_buffer_size=32, poison=None, strange=False, generator=False):
-    """A task over `lines`, with random noise ids. `poison`: a bad line. `generator`: its source is a generator."""
+def task(name='tiny', train=200, validation=21, shuffle_buffer_size=32, poison=None, marked=False, generator=False):
+    """Returns a task over `lines` whose input ids have random noise.
+
+    Args:
+        poison: a line that raises an error when it is read.
+        marked: whether the training data contains MARKED_LINES.
+        generator: whether the data source is a Python generator.
+    """
     texts = {'train': lines(train), 'validation': lines(validation, 1000)}
-    for line in STRANGE if strange else ():
-        texts['train'][line] = STRANGE[line]
+    for line in MARKED_LINES if marked else ():
+        texts['train'][line] = MARKED_LINES[line]
     features = {key: seqio.Feature(seqio.ByteVocabulary(extra_ids=100)) for key in LENGTHS}
 
     def read(split, shuffle_files, seed=None):
         if generator:
-            kind = tf.TensorSpec((), tf.string)
-            strings = tf.data.Dataset.from_generator(lambda: iter(texts[split]), output_signature=kind)
+            signature = tf.TensorSpec((), tf.string)
+            strings = tf.data.Dataset.from_generator(lambda: iter(texts[split]), output_signature=signature)
         else:
             strings = tf.data.Dataset.from_tensor_slices(tf.constant(texts[split], tf.string))
         dataset = strings.map(lambda x: {'inputs': x, 'targets': x})
@@ -158,7 +164,7 @@ def run(
     vocab_size=384,
     embed=16,
     poison=None,
-    strange=(),
+    loss_factors=(),
     recovery=None,
     stop_after_evaluations=None,
     generator=False,
@@ -166,10 +172,10 @@ def run(
     eval_at_start=False,
     quiet=True,
 ):
-    """One process of a run; returns `settings.TrainResult`. `recovery`: arguments of settings.Recovery."""
-    tiny = task(poison=poison, strange=bool(strange), generator=generator)
-    learner = settings.StepConfig(
-        TinyModel(vocab_size, nan_below, tuple(strange), embed),
+    """Trains, and returns `settings.TrainResult`. `recovery`: arguments of `settings.Recovery`."""
+    tiny = task(poison=poison, marked=bool(loss_factors), generator=generator)
+    step_config = settings.StepConfig(
+        TinyModel(vocab_size, nan_below, tuple(loss_factors), embed),
         _adam(learning_rate),
         partition.Partitioner(**(mesh or {})),
         microbatches,
@@ -178,20 +184,20 @@ def run(
     )
     config = pipeline.DatasetConfig(tiny, LENGTHS, batch_size, seed=seed, save_position=save_position)
     held_out = dataclasses.replace(config, split='validation', shuffle=False)
-    special = {'stop_after_evaluations': stop_after_evaluations, 'eval_at_start': eval_at_start}
-    periods = settings.Periods(train_steps, log_period, eval_period, checkpoint_period, **special)
+    evaluation_options = {'stop_after_evaluations': stop_after_evaluations, 'eval_at_start': eval_at_start}
+    periods = settings.Periods(train_steps, log_period, eval_period, checkpoint_period, **evaluation_options)
     folder, evaluation = settings.Folder(model_dir, keep, initial), held_out_loss.Evaluation(held_out)
-    everything = settings.Run(
-        learner, config, folder, periods, evaluation, recovery=settings.Recovery(**(recovery or {}))
+    run_settings = settings.Run(
+        step_config, config, folder, periods, evaluation, recovery=settings.Recovery(**(recovery or {}))
     )
-    return loop.train(everything, config_text='# tiny\n', show_progress=not quiet)
+    return loop.train(run_settings, config_text='# tiny\n', show_progress=not quiet)
 
 
 def main(settings: dict[str, Any]) -> int:
-    """Runs with the arguments of `run`, prints the result as JSON, and returns the exit code of the command line."""
+    """Calls `run`, prints the result as JSON, and returns the exit code that the command line would return."""
     streams.hide_logs()
     try:
-        # AutoGraph takes seconds to rewrite seqio's functions, none of which needs it here.
+        # AutoGraph takes seconds to rewrite the functions of seqio, none of which requires it.
         result = tf.autograph.experimental.do_not_convert(run)(**settings)
         print(json.dumps(dataclasses.asdict(result)), flush=True)
     except UserError as error:
@@ -201,7 +207,7 @@ def main(settings: dict[str, Any]) -> int:
 
 
 class TrainingRuns:
-    """Starts runs; their output goes into files of `folder`, and they share the compiled programs in `compiled`."""
+    """Starts runs that write their output to files in `folder` and share the compiled programs in `compiled`."""
 
     def __init__(self, folder: pathlib.Path, compiled: pathlib.Path):
         self._folder, self._compiled = folder, compiled
@@ -215,12 +221,12 @@ class TrainingRuns:
         environment: Mapping[str, str] | None = None,
         **settings,
     ) -> Process:
-        """A run with `settings` of `run`; see `Process` for the others."""
+        """Starts a run with the arguments `settings` of `run`; see `Process` for the other arguments."""
         output = self._folder / f'output{next(self._numbers)}.txt'
-        place = {'output': output, 'environment': environment, 'compiled': self._compiled}
-        return Process(main, settings, devices=devices, file_size=file_size, **place)
+        options = {'output': output, 'environment': environment, 'compiled': self._compiled}
+        return Process(main, settings, devices=devices, file_size=file_size, **options)
 
     def run(self, **settings: Any) -> tuple[int, str]:
-        """The exit code and the output of a whole run."""
+        """Runs to the end, and returns the exit code and the output."""
         process = self.start(**settings)
         return process.wait(), process.output()

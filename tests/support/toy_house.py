@@ -1,4 +1,4 @@
-"""A small house of its own for gin to configure: tests of the command line do not depend on the real models."""
+"""A small module for gin to configure, so that tests of configuration do not depend on the shipped models."""
 
 import os
 import sys
@@ -58,8 +58,8 @@ def toy_module(tmp_path_factory):
 
 
 @pytest.fixture
-def house(toy_module, tmp_path, monkeypatch):
-    """The current folder, holding `car.gin`; gin is left clean."""
+def car_folder(toy_module, tmp_path, monkeypatch):
+    """Changes to a folder with `car.gin`, and clears the gin configuration at the end."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'car.gin').write_text(CONFIG)
     yield tmp_path
@@ -68,7 +68,7 @@ def house(toy_module, tmp_path, monkeypatch):
 
 @pytest.fixture
 def clean_environment(monkeypatch):
-    """What `main` sets in the environment ends with the test."""
+    """Restores the environment variables, which `main` changes, after the test."""
     saved = dict(os.environ)
     yield
     for name in set(os.environ) - set(saved):

@@ -1,4 +1,4 @@
-"""seqio tasks of a few short texts, and gin files that train on them."""
+"""seqio tasks with a few short texts, and gin files that train on them."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ EXAMPLES = {'train': 64, 'validation': 10, 'test': 5, 'empty': 0}
 
 
 def source(labels: Sequence[str], examples: Mapping[str, int]) -> seqio.FunctionDataSource:
-    """`examples` of each split: 'text 0' to 'text 6' in turn, with a label for each of the seven."""
+    """Returns a source with `examples` per split, which repeats seven labelled texts."""
 
     def read(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
         numbers = np.arange(examples[split])
@@ -31,7 +31,7 @@ def accuracy(targets: Sequence[object], predictions: Sequence[object]) -> dict[s
 
 
 def labelled(vocabulary: seqio.Vocabulary, name: str = 'labelled', labels: Sequence[str] = LABELS) -> seqio.Task:
-    """The label of a text."""
+    """Returns a classification task."""
     feature = seqio.Feature(vocabulary, add_eos=True)
     return seqio.Task(
         name,
@@ -44,15 +44,15 @@ def labelled(vocabulary: seqio.Vocabulary, name: str = 'labelled', labels: Seque
 
 
 def masked(vocabulary: seqio.Vocabulary) -> seqio.Task:
-    """Every third byte of a text is masked by id 300."""
+    """Returns a masked language modelling task, which replaces every third byte with id 300."""
 
     def mask(dataset: tf.data.Dataset) -> tf.data.Dataset:
-        def of(example):
+        def mask_example(example):
             ids = tf.cast(vocabulary.encode_tf(example['inputs']), tf.int32)
             chosen = tf.range(tf.size(ids)) % 3 == 0
             return {'inputs': tf.where(chosen, 300, ids), 'targets': tf.where(chosen, ids, 0)}
 
-        return dataset.map(of)
+        return dataset.map(mask_example)
 
     feature = seqio.Feature(vocabulary)
     features = {'inputs': feature, 'targets': feature}
@@ -60,7 +60,7 @@ def masked(vocabulary: seqio.Vocabulary) -> seqio.Task:
 
 
 def config(task: str, lengths: Mapping[str, int], model_type: str = '') -> str:
-    """gin: a T5 of one layer, in `model_type` of model_types/ if there is one, on the task of that name above."""
+    """Returns the text of a gin file for one of the tasks above and a T5 (or a `model_type`) with one layer."""
     include = f"include 'model_types/{model_type}.gin'" if model_type else ''
     return f"""
 from __gin__ import dynamic_registration
@@ -86,7 +86,7 @@ toy_tasks.{task}.vocabulary = @vocabularies.byte()
 
 
 def prepare_super_glue(config: str, files: pathlib.Path, data_dir: pathlib.Path, rows_per_file: int = 20) -> None:
-    """Writes what TFDS's builder of SuperGLUE reads of the published `files` as a TFDS data set."""
+    """Converts published SuperGLUE `files` to a TFDS data set."""
     builder = tfds.text.super_glue.SuperGlue(config=config, data_dir=data_dir)
     pathlib.Path(builder.data_dir).mkdir(parents=True)
     writer = tfds.core.SequentialWriter(builder.info, max_examples_per_shard=rows_per_file)

@@ -1,9 +1,9 @@
-"""A command that starts as `python` does, in a process that has imported the libraries already.
+"""A substitute for the `python` command that runs code in a process that has already imported the libraries.
 
-Shells and commands under test start Python by a command line. `WarmPython.command` is one that hands its arguments,
-folder, environment and input to the test process, which forks the server of `real_processes`, and says what came of it:
-`-m MODULE`, `-c CODE` and `-` (code from standard input) work. Output comes when the process has ended. SIGTERM and
-SIGINT are passed on, and the process is killed where the command is.
+Some tests run scripts that start Python. `WarmPython.command` is a small client that sends its arguments, working
+directory, environment and input to the test process, which forks the server of `real_processes`. It supports
+`-m MODULE`, `-c CODE` and `-` (code from standard input), and prints the output after the process has ended. It
+forwards SIGTERM and SIGINT; if the client is killed, the process is killed.
 """
 
 import importlib
@@ -21,14 +21,14 @@ from typing import Any
 
 from tests.support.real_processes import Process
 
-# Reads its arguments, and imports nothing that takes time.
+# The client imports only small modules, so that it starts quickly.
 CLIENT = """
 import json, os, signal, socket, sys
 address, *words = sys.argv[1:]
-given = sys.stdin.read() if words[0] == '-' else ''
+stdin = sys.stdin.read() if words[0] == '-' else ''
 with socket.socket(socket.AF_UNIX) as server:
     server.connect(address)
-    request = {'words': words, 'folder': os.getcwd(), 'environment': dict(os.environ), 'input': given}
+    request = {'words': words, 'folder': os.getcwd(), 'environment': dict(os.environ), 'input': stdin}
     server.sendall(json.dumps(request).encode() + b'\\n')
     answers = server.makefile()
     pid = int(answers.readline())
@@ -41,10 +41,10 @@ sys.exit(answer['code'] if answer['code'] >= 0 else 128 - answer['code'])
 
 
 class WarmPython:
-    """Answers `command` until it is closed. `compiled`: a folder of compiled programs, see `Process`."""
+    """A server for `command`. `compiled`: the folder of compiled programs, see `Process`."""
 
     def __init__(self, compiled: pathlib.Path):
-        # Not in a folder of pytest's: the path of a socket has at most 107 bytes.
+        # The folders of pytest are too long for the path of a socket, which has at most 107 bytes.
         self._folder = tempfile.TemporaryDirectory()
         folder = pathlib.Path(self._folder.name)
         client, address = folder / 'client.py', folder / 'socket'
@@ -66,7 +66,7 @@ class WarmPython:
                         compiled=compiled,
                     )
                 self.wfile.write(f'{process.pid}\n'.encode())
-                _wait(process, self.connection)
+                _wait_for_end(process, self.connection)
                 answer = {'code': process.wait(), 'output': process.output()}
                 self.wfile.write(json.dumps(answer).encode() + b'\n')
 
@@ -86,31 +86,30 @@ class _Server(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        # The command may be gone before its answer.
+        # The client may have been killed.
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
 
-def _wait(process: Process, connection: socket.socket) -> None:
-    """Returns when the process has ended, killed where the other end of the connection is gone."""
+def _wait_for_end(process: Process, connection: socket.socket) -> None:
+    """Waits for the end of the process, and kills it if the client has closed the connection."""
     while process.running:
         if select.select([connection], [], [], 0.02)[0] and not connection.recv(1):
             process.kill()
 
 
-def interpret(words: list[str], given: str) -> Any:
-    """Does what Python does with the arguments `words` and the standard input `given`; the exit code."""
-    own = [entry for entry in os.environ.get('PYTHONPATH', '').split(os.pathsep) if entry]
-    sys.path[:0] = ['', *own]
+def interpret(words: list[str], stdin: str) -> Any:
+    """Runs code as `python *words` does, and returns the exit code."""
+    python_path = [entry for entry in os.environ.get('PYTHONPATH', '').split(os.pathsep) if entry]
+    sys.path[:0] = ['', *python_path]
     option, *rest = words
     try:
         if option == '-m':
             name, *arguments = rest
-            # The command line restarts Python for settings of malloc, where it is a process of its own.
             return importlib.import_module(name).main(arguments)
-        code = given if option == '-' else rest.pop(0)
+        code = stdin if option == '-' else rest.pop(0)
         sys.argv = [option, *rest]
         exec(compile(code, '<string>', 'exec'), {'__name__': '__main__'})  # noqa: S102 (does what `python -c` does)
-    except SystemExit as leaving:
-        return leaving.code
+    except SystemExit as exit_request:
+        return exit_request.code
     return 0

@@ -1,7 +1,7 @@
-"""Modules that a test has just written: found when they are imported, and forgotten after their test file.
+"""Imports modules that a test has just written, and unloads them after the test file.
 
-Python lists a folder once and again only after the folder's time of change: a module written in the same tick of the
-clock as that listing is not found. Another thread's import is enough to list the folder of a test.
+Python caches the listing of a folder until its modification time changes, so it does not find a module that was written
+within the resolution of that time. An import in another thread is enough to cache the listing of a test's folder.
 """
 
 import importlib.abc
@@ -14,7 +14,7 @@ import tempfile
 
 
 class WrittenModules(importlib.abc.MetaPathFinder):
-    """Asked last: looks into the temporary folders of the path once more, without what Python remembers of them."""
+    """Searches the temporary folders on the path again, without cached listings. Must be the last finder."""
 
     def find_spec(self, fullname, path=None, target=None):
         temporary = tempfile.gettempdir()
@@ -24,28 +24,28 @@ class WrittenModules(importlib.abc.MetaPathFinder):
         return importlib.machinery.PathFinder.find_spec(fullname, folders, target) if folders else None
 
 
-def forget(folder: pathlib.Path) -> None:
-    """Forgets the modules below `folder`, and what gin and seqio know of them: another test may write them again."""
-    below = f'{folder}{os.sep}'
-    names = {name for name, module in list(sys.modules.items()) if _begins(below, module)}
+def unload(folder: pathlib.Path) -> None:
+    """Removes the modules below `folder` and their gin and seqio registrations, so that tests can reuse their names."""
+    prefix = f'{folder}{os.sep}'
+    names = {name for name, module in list(sys.modules.items()) if _is_below(prefix, module)}
     for name in names:
         del sys.modules[name]
     if names and 'gin' in sys.modules:
-        _forget_configurables(names)
+        _unregister_configurables(names)
     if names and 'seqio' in sys.modules:
-        _forget_tasks(names)
+        _unregister_tasks(names)
 
 
-def _begins(below, module) -> bool:
-    # Strings, because there are thousands of modules. A folder without __init__.py is a module without a file. From the
-    # dictionary, because torch.classes invents a `__path__` that is not a list.
+def _is_below(prefix, module) -> bool:
+    # Compares strings, because there are thousands of modules. A namespace package has a path but no file. The lookup
+    # in the dictionary bypasses the `__path__` of torch.classes, which is not a list.
     attributes = getattr(module, '__dict__', {})
-    places = [attributes.get('__file__'), *(attributes.get('__path__') or ())]
-    return any(str(place).startswith(below) for place in places)
+    paths = [attributes.get('__file__'), *(attributes.get('__path__') or ())]
+    return any(str(path).startswith(prefix) for path in paths)
 
 
-def _forget_configurables(names) -> None:
-    # gin has no public way: it refuses a second function of one name, although the first one's module is gone.
+def _unregister_configurables(names) -> None:
+    # gin has no public function for this, and rejects a second function with the same name.
     config = sys.modules['gin'].config
     for selector, registered in list(config._REGISTRY.items()):
         if registered.wrapped.__module__ in names:
@@ -53,21 +53,21 @@ def _forget_configurables(names) -> None:
             config._INVERSE_REGISTRY.pop(registered.wrapped, None)
 
 
-def _forget_tasks(names) -> None:
-    """seqio does not say which module registered a task: one that uses a function of the module is taken for its."""
+def _unregister_tasks(names) -> None:
+    """Removes the tasks that use functions of these modules; seqio does not store which module registered a task."""
     seqio = sys.modules['seqio']
-    tasks = {name for name in seqio.TaskRegistry.names() if _used_by(seqio.TaskRegistry.get(name)) & names}
-    mixtures = {name for name in seqio.MixtureRegistry.names() if _parts(seqio.MixtureRegistry.get(name)) & tasks}
-    for registry, found in ((seqio.TaskRegistry, tasks), (seqio.MixtureRegistry, mixtures)):
-        for name in found:
+    tasks = {name for name in seqio.TaskRegistry.names() if _modules_used_by(seqio.TaskRegistry.get(name)) & names}
+    mixtures = {
+        name
+        for name in seqio.MixtureRegistry.names()
+        if {task.name for task in seqio.MixtureRegistry.get(name).tasks} & tasks
+    }
+    for registry, registered in ((seqio.TaskRegistry, tasks), (seqio.MixtureRegistry, mixtures)):
+        for name in registered:
             registry.remove(name)
 
 
-def _used_by(task) -> set:
-    """Names of the modules whose functions a task calls."""
+def _modules_used_by(task) -> set:
+    """Returns the names of the modules whose functions a task calls."""
     functions = [*task.preprocessors, *task.metric_fns, task.postprocess_fn, *vars(task.source).values()]
-    return {getattr(inspect.unwrap(getattr(one, 'func', one)), '__module__', None) for one in functions}
-
-
-def _parts(mixture) -> set:
-    return {task.name for task in mixture.tasks}
+    return {getattr(inspect.unwrap(getattr(f, 'func', f)), '__module__', None) for f in functions}

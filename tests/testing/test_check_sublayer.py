@@ -1,4 +1,4 @@
-"""`check_sublayer` detects each violation of the contract, and accepts sublayers that fulfil it."""
+"""`check_sublayer` detects each violation of the contract, and accepts sublayers without violations."""
 
 import functools
 import re
@@ -78,7 +78,7 @@ def make_sublayer(call):
 VIOLATIONS = [
     ('causality', 'decoder', lambda _, x, ctx: out(x + 0.01 * jnp.roll(mask(x, ctx), -1, 1)), 'token 0 reads token 1'),
     ('padding', 'encoder', lambda _, x, ctx: out(x + jnp.mean(x, 1, keepdims=True)), 'positions of padding differs by'),
-    # Reads padding at one position, whose content does not depend on the length.
+    # Reads padding at one position, so the output does not depend on the padded length.
     ('padding', 'encoder', lambda _, x, ctx: out(x.at[:, 0].add(1e-6 * x[:, 6 if x.shape[1] < 12 else 7])),
      'token 0 reads padding at position 7'),
     ('packing', 'decoder', lambda _, x, ctx: out(jnp.cumsum(mask(x, ctx), axis=1)), 'example 2 in a row'),
@@ -109,12 +109,12 @@ def test_violation_is_reported_in_one_line(check, side, call, words, capsys):
     assert '\n' not in message and 'FAILED' in capsys.readouterr().out
 
 
-def test_every_check_has_a_violating_example():
+def test_every_check_has_a_violation():
     assert {case[0] for case in VIOLATIONS} == set(CHECKS) - {'layouts'}
 
 
 def test_mixer_of_the_guide_passes_all_checks_but_prefix(tmp_path, capsys):
-    """A convolution refuses bidirectional prefixes."""
+    """A causal convolution rejects bidirectional prefixes."""
     page = (ROOT / 'docs/guide/new_mixer.md').read_text()
     (code,) = re.findall(r"^cat > my_convolutions.py <<'END'\n(.*?)^END$", page, re.DOTALL | re.MULTILINE)
     (tmp_path / 'my_convolutions.py').write_text(code)

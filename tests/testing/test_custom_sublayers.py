@@ -1,4 +1,4 @@
-"""A run checks that custom sublayers ignore padding and later tokens before it trains."""
+"""Before training, a run checks that custom sublayers ignore padding and later tokens."""
 
 import functools
 
@@ -12,11 +12,11 @@ from remixer_t5x.models.layers.dense import Dense
 from remixer_t5x.testing.check import check_custom_sublayers
 
 SMALL = {'VOCAB_SIZE': 64, 'EMBED_DIM': 16, 'NUM_HEADS': 2, 'HEAD_DIM': 8, 'MLP_DIM': 24}
-ALONE = {'ENCODER_POSITION_BIAS': None, 'DECODER_POSITION_BIAS': None}
+NO_POSITION_BIAS = {'ENCODER_POSITION_BIAS': None, 'DECODER_POSITION_BIAS': None}
 
 
 class Sum(nn.Module):
-    """The sum over a row, over its tokens, or over earlier tokens."""
+    """Computes the sum over a row, over its tokens, or over earlier tokens."""
 
     tokens_only: bool = True
     earlier_only: bool = False
@@ -34,33 +34,35 @@ class Fails(nn.Module):
         raise ValueError('only for rows of 512 tokens')
 
 
-def model(*files, **macros):
+def make_model(*files, **macros):
     return build_model('models/t5_1_1.gin', 'sizes/tiny.gin', *files, **SMALL, **macros)
 
 
-earlier = functools.partial(Sum, earlier_only=True)
-whole_rows = functools.partial(Sum, tokens_only=False)
+causal_sum = functools.partial(Sum, earlier_only=True)
+padding_sum = functools.partial(Sum, tokens_only=False)
 
 
 def test_shipped_sublayers_are_not_checked():
-    assert check_custom_sublayers(model()) == []
+    assert check_custom_sublayers(make_model()) == []
 
 
 def test_decoder_that_reads_later_tokens_raises():
     with pytest.raises(UserError, match=r'Sum must not read later tokens in a decoder, got token 0 reading token \d'):
-        check_custom_sublayers(model(DECODER_MIXER=Sum, **ALONE))
+        check_custom_sublayers(make_model(DECODER_MIXER=Sum, **NO_POSITION_BIAS))
     with pytest.raises(UserError, match='later tokens'):
-        check_custom_sublayers(model('model_types/decoder_only.gin', DECODER_MIXER=Sum, **ALONE))
+        check_custom_sublayers(make_model('model_types/decoder_only.gin', DECODER_MIXER=Sum, **NO_POSITION_BIAS))
 
 
 def test_reading_padding_is_a_warning():
-    encoder, decoder = check_custom_sublayers(model(ENCODER_MIXER=whole_rows, DECODER_MIXER=earlier, **ALONE))
+    encoder, decoder = check_custom_sublayers(
+        make_model(ENCODER_MIXER=padding_sum, DECODER_MIXER=causal_sum, **NO_POSITION_BIAS)
+    )
     assert encoder.startswith('Sum in the encoder: warning') and 'padding' in encoder
     assert decoder.startswith('Sum in the decoder: no token reads')
 
 
 def test_failing_check_does_not_stop_the_run():
-    (line,) = check_custom_sublayers(model(ENCODER_MIXER=Fails, **ALONE))
+    (line,) = check_custom_sublayers(make_model(ENCODER_MIXER=Fails, **NO_POSITION_BIAS))
     assert 'could not be checked (only for rows of 512 tokens)' in line
 
 

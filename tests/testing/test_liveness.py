@@ -1,21 +1,19 @@
-"""Every sublayer of the shipped models has an effect at initialisation."""
-
-import pathlib
+"""Every sublayer of the shipped models has an effect at initialization."""
 
 import numpy as np
 import pytest
 
 from remixer_t5x import build_model
 from scripts.studies.library import liveness
+from tests.support.paths import CONFIGS
 
-CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
 MODELS = sorted(path.stem for path in (CONFIGS / 'models').glob('*.gin'))
 STACKS = {'bert': {'encoder'}, 'modern_bert': {'encoder'}, 'gpt2': {'decoder'}}
 LENGTH, TARGETS, VOCAB = 32, 16, 64
 WIDTHS = ('MLP_DIM', 'REMIXER_DIM', 'HYPER_MIXER_DIM', 'HYPER_MIXER_MLP_DIM', 'MIXER_DIM', 'WIDER_MLP_DIM')
 WIDTHS += ('GMLP_DIM', 'AMLP_DIM', 'TIM_MLP_DIM')
 SIZES = {'EMBED_DIM': 32, 'TIM_EMBED_DIM': 32, 'HEAD_DIM': 8, 'GATE_ATTENTION_DIM': 8, **dict.fromkeys(WIDTHS, 64)}
-# The initialiser of BERT and GPT-2, 0.02 for every kernel, is for their published width; narrower, updates are smaller.
+# BERT and GPT-2 initialize kernels with a standard deviation of 0.02, which is too small for narrower models.
 PUBLISHED = {'EMBED_DIM': 768, 'MLP_DIM': 3072, 'NUM_HEADS': 12, 'HEAD_DIM': 64}
 SIZES |= {'NUM_ENCODER_LAYERS': 2, 'NUM_DECODER_LAYERS': 2, 'VOCAB_SIZE': VOCAB, 'REMAT_POLICY': None}
 
@@ -31,13 +29,12 @@ def compute_effects(model: str, dtype: str, **macros: str) -> dict[liveness.Kind
 
 
 def too_small(effects: dict[liveness.Kind, float]) -> list[liveness.Kind]:
-    """Returns the kinds with an effect below 0.05, or NaN. Rounding in bfloat16 changes a stack's output by 0.01."""
-    return [kind for kind, effect in effects.items() if not effect >= 0.05]
+    """Returns the sublayers with an effect below 0.05 or NaN. Rounding to bfloat16 alone has an effect of 0.01."""
+    return [sublayer for sublayer, effect in effects.items() if not effect >= 0.05]
 
 
 @pytest.mark.parametrize('model', MODELS)
 def test_every_sublayer_changes_the_output_of_its_stack(model):
-    """In bfloat16, whose rounding alone has effects that are smaller than the minimum."""
     effects = compute_effects(model, 'bfloat16')
     assert {stack for stack, _ in effects} == STACKS.get(model, {'encoder', 'decoder'})
     assert too_small(effects) == []

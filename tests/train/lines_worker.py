@@ -1,4 +1,4 @@
-"""What real processes of the command line do in test_several_processes: commands on a small task of text lines."""
+"""The functions of the processes in test_several_processes, which run commands on a small task of text lines."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from remixer_t5x.config import loading
 from remixer_t5x.devices import collectives, processes
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import (
-    checkpoint_evaluation,  # noqa: F401 (imported once, for all)
+    checkpoint_evaluation,  # noqa: F401 (preloaded)
     text_inference,  # noqa: F401
 )
 from remixer_t5x.train import loop  # noqa: F401
@@ -23,10 +23,9 @@ VOCABULARY = seqio.ByteVocabulary(extra_ids=0)
 
 
 def register(file):
-    """The task `lines` in `file`: one file, so that there are fewer than processes, and seqio's own source of files,
-    which reads in parallel."""
+    """Registers the task `lines`, which reads one file (fewer than there are processes) with seqio's file source."""
 
-    def both(dataset):
+    def add_targets(dataset):
         return dataset.map(lambda line: {'inputs': line, 'targets': tf.strings.substr(line, 0, 4)})
 
     def exact(targets, predictions):
@@ -35,7 +34,7 @@ def register(file):
     seqio.TaskRegistry.add(
         'lines',
         source=seqio.TextLineDataSource({'train': file, 'validation': file}),
-        preprocessors=[both, seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
+        preprocessors=[add_targets, seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
         output_features={name: seqio.Feature(VOCABULARY) for name in LENGTHS},
         metric_fns=[exact],
         shuffle_buffer_size=16,
@@ -43,13 +42,13 @@ def register(file):
 
 
 def work(file, commands, join):
-    """Runs the commands one after the other on the lines of `file`; the first that fails ends all processes.
+    """Runs commands in sequence on the lines of `file`; an error of one process ends all.
 
-    `join` has fields of `processes.ProcessFlags` if several commands run over several processes; a single command has
-    flags for them.
+    `join` contains fields of `processes.ProcessFlags`, to run several commands in connected processes. A single command
+    sets them by flags instead.
     """
     register(file)
-    # AutoGraph takes seconds to rewrite seqio's functions, none of which needs it here.
+    # AutoGraph takes seconds to rewrite the functions of seqio, none of which requires it.
     run = tf.autograph.experimental.do_not_convert(main.main)
     with processes.connected_processes(processes.ProcessFlags(**join), main.report_error, saves=True):
         for argv in commands:
@@ -57,14 +56,16 @@ def work(file, commands, join):
             if code and not join:
                 return code
             if code:
-                # Reported to the other processes, which would otherwise wait for this one.
-                raise UserError(f'{argv[0]} has ended with exit code {code}')
+                # Reports the error to the other processes, which would otherwise wait for this one.
+                raise UserError(f'{argv[0]} ended with exit code {code}')
     return 0
 
 
 def compare_identities(gin_files, flags, join):
-    """Compares what processes share with each value in turn changed on process 1, and prints a JSON line for each:
-    its name, its value, and the error (None for the comparison without a change, which comes last)."""
+    """Compares the identities of two processes, with one value changed in process 1 at a time and finally none.
+
+    Prints a JSON line for each comparison: the name and the value (null without a change), and the error or null.
+    """
     loading.load(loading.ConfigSources(gin_files, flags))
     with processes.connected_processes(processes.ProcessFlags(**join), main.report_error):
         identity = process_flags.process_identity('train')

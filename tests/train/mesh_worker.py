@@ -1,8 +1,10 @@
-"""Run by test_meshes in its own process with eight virtual CPU devices: trains one model on several meshes.
+"""Trains a model on several meshes of eight virtual CPU devices, in a separate process of test_meshes.
 
-Writes one JSON object. `runs`: run -> losses and norms per step, bytes that the state holds on the first device, bytes
-of parameters there according to `sharding_table`, and of the whole state according to its plan. `attention`:
-implementation -> sums of its output and gradients. `decoded`: tokens and scores on one device and on a mesh.
+Writes a JSON object:
+    runs: for each run, losses and norms per step, the bytes of the state on the first device, and those of the
+        parameters according to `sharding_table` and of the state according to the plan.
+    formula, tpu, gpu: for each kernel, random projections of its output and gradients.
+    decoded: tokens and scores on one device and on a mesh.
 """
 
 import json
@@ -39,8 +41,8 @@ GROUPED_HEADS = {'num_heads': 4, 'num_kv_heads': 2}
 
 
 def make_model(heads):
-    def attention(kind):
-        return lambda **names: kind(head_dim=16, dropout_rate=0.1, **heads, **names)
+    def attention(module):
+        return lambda **names: module(head_dim=16, dropout_rate=0.1, **heads, **names)
 
     def stack(*sublayers):
         layer = lambda **names: make_layer((*sublayers, lambda **n: GatedMLP(MLP, **n)), **names)  # noqa: E731
@@ -83,14 +85,14 @@ def train(make_optimizer, partitioner, microbatches=1, dropout=False, heads=TWO_
         losses.append([float(metrics[name]) for name in ('loss', 'grad_norm', 'param_norm')])
     device = partitioner.mesh.devices.flat[0]
     shards = [shard for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards]
-    held = sum(shard.data.nbytes for shard in shards if shard.device == device)
+    state_bytes = sum(shard.data.nbytes for shard in shards if shard.device == device)
     table = sum(row.bytes_per_device for row in partitioner.sharding_table(plan.boxed_params))
     planned = step_memory.bytes_per_device(plan.abstract)
-    return {'losses': losses, 'bytes': held, 'table': table, 'planned': planned}
+    return {'losses': losses, 'bytes': state_bytes, 'table': table, 'planned': planned}
 
 
 def generate(heads, partitioner):
-    """Tokens and scores of greedy decoding with sharded parameters."""
+    """Returns tokens and scores of greedy decoding with sharded parameters."""
     model, batch = make_model(heads), next(batches(1))
     boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), {name: array.shape for name, array in batch.items()}))
     rng = np.random.default_rng(3)
@@ -103,8 +105,8 @@ def generate(heads, partitioner):
     return {'tokens': np.asarray(decoded.tokens).tolist(), 'scores': np.asarray(decoded.scores).tolist()}
 
 
-def sums(compute, arrays, partitioner):
-    """Sums of what `compute` makes of the arrays and of its gradients, each in a direction of its own."""
+def projections(compute, arrays, partitioner):
+    """Returns random projections of the output of `compute` and of its gradients."""
     rng = np.random.default_rng(1)
 
     def loss(arrays):
@@ -123,29 +125,31 @@ def token_ids():
 def attend(implementation, partitioner):
     rng = np.random.default_rng(0)
     by_distance = rng.normal(size=(2, 2 * LENGTH - 1)).astype(np.float32)
-    seen = Visibility(None, token_ids(), causal=True)
+    visibility = Visibility(None, token_ids(), causal=True)
 
     def compute(query, key, value, by_distance):
-        return api.attention(query, key, value, seen, DistanceBias(by_distance), implementation)
+        return api.attention(query, key, value, visibility, DistanceBias(by_distance), implementation)
 
-    return sums(compute, [*rng.normal(size=(3, ROWS, LENGTH, 2, 16)).astype(np.float32), by_distance], partitioner)
+    return projections(
+        compute, [*rng.normal(size=(3, ROWS, LENGTH, 2, 16)).astype(np.float32), by_distance], partitioner
+    )
 
 
 def mix_tokens(partitioner):
-    """HyperMixer's causal mixing, with 4 hidden units in each of two heads."""
+    """Returns projections of the causal mixing of HyperMixer, with two heads of 4 hidden units."""
     ids = (token_ids() > 0).astype(np.int32)
 
     def compute(w_in, value, w_out):
         return mix_through_running_hidden(w_in, value, w_out, ids, packed=False)
 
     arrays = np.random.default_rng(0).normal(size=(3, ROWS, LENGTH, 2, 4)).astype(np.float32)
-    return sums(compute, list(arrays), partitioner)
+    return projections(compute, list(arrays), partitioner)
 
 
 def sublayer(module, width):
-    """partitioner -> the same sums of a sublayer, also of its parameters."""
+    """Returns a function that computes projections of a sublayer and of the gradients of its parameters."""
 
-    def of(partitioner):
+    def project(partitioner):
         rng = np.random.default_rng(0)
         x = rng.normal(size=(ROWS, LENGTH, width)).astype(np.float32)
         positions = np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1))
@@ -153,9 +157,9 @@ def sublayer(module, width):
         params, tree = jax.tree.flatten(nn.unbox(module.init(jax.random.key(0), x, ctx)))
         params = [rng.normal(size=array.shape).astype(np.float32) for array in params]
         compute = lambda x, *params: module.apply(tree.unflatten(params), x, ctx)  # noqa: E731
-        return sums(compute, [x, *params], partitioner)
+        return projections(compute, [x, *params], partitioner)
 
-    return of
+    return project
 
 
 WINDOW = sublayer(WindowMixer(hidden_dim=3, window=5), 128)
@@ -165,31 +169,31 @@ AMLP = sublayer(
 
 
 def main(path):
-    one = jax.devices()[:1]
+    single = jax.devices()[:1]
     adam, factored = optimizer.adamw_rms(0.01), optimizer.adafactor(0.01, min_dim_size_to_factor=16)
     runs = {
-        'adam single': (adam, Partitioner(devices=one), 1, True),
+        'adam single': (adam, Partitioner(devices=single), 1, True),
         'adam data': (adam, Partitioner(), 1, True),
         'adam fsdp': (adam, Partitioner(data=1, fsdp=-1), 1, True),
-        'adafactor single': (factored, Partitioner(devices=one)),
+        'adafactor single': (factored, Partitioner(devices=single)),
         'adafactor tensor': (factored, Partitioner(tensor=4)),
         'adafactor all, 2 microbatches': (factored, Partitioner(data=2, fsdp=2, tensor=2), 2),
-        'grouped single': (adam, Partitioner(devices=one), 1, False, GROUPED_HEADS),
+        'grouped single': (adam, Partitioner(devices=single), 1, False, GROUPED_HEADS),
         'grouped tensor': (adam, Partitioner(tensor=4), 1, False, GROUPED_HEADS),
     }
     results = {name: train(*arguments) for name, arguments in runs.items()}
     formula = {
-        'attention': attend('formula', Partitioner(devices=one)),
-        'running': mix_tokens(Partitioner(devices=one)),
-        'window': WINDOW(Partitioner(devices=one)),
-        'amlp': AMLP(Partitioner(devices=one)),
+        'attention': attend('formula', Partitioner(devices=single)),
+        'running': mix_tokens(Partitioner(devices=single)),
+        'window': WINDOW(Partitioner(devices=single)),
+        'amlp': AMLP(Partitioner(devices=single)),
     }
     decoded = [
-        generate(GROUPED_HEADS, partitioner) for partitioner in (Partitioner(devices=one), Partitioner(tensor=4))
+        generate(GROUPED_HEADS, partitioner) for partitioner in (Partitioner(devices=single), Partitioner(tensor=4))
     ]
     mesh = Partitioner(data=2, fsdp=2, tensor=2)
     with compiling_for('tpu', interpret=True):
-        of_tpu = {'attention': attend('tpu_kernel', mesh), 'running': mix_tokens(mesh), 'window': WINDOW(mesh)}
+        tpu = {'attention': attend('tpu_kernel', mesh), 'running': mix_tokens(mesh), 'window': WINDOW(mesh)}
     with compiling_for('gpu', interpret=True):
-        of_gpu = {'running': mix_tokens(mesh), 'window': WINDOW(mesh), 'amlp': AMLP(mesh)}
-    path.write_text(json.dumps({'runs': results, 'formula': formula, 'tpu': of_tpu, 'gpu': of_gpu, 'decoded': decoded}))
+        gpu = {'running': mix_tokens(mesh), 'window': WINDOW(mesh), 'amlp': AMLP(mesh)}
+    path.write_text(json.dumps({'runs': results, 'formula': formula, 'tpu': tpu, 'gpu': gpu, 'decoded': decoded}))

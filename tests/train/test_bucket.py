@@ -12,11 +12,11 @@ from remixer_t5x.run_folder import model_dir
 from tests.support import paths
 from tests.support.compare_runs import difference
 from tests.support.error_lines import error_message, printed_error
-from tests.support.fake_gcs import CUT, FakeGcs
+from tests.support.fake_gcs import TRUNCATED, FakeGcs
 
 RUN = {'train_steps': 30, 'log_period': 3, 'eval_period': 20, 'checkpoint_period': 10}
 MODEL_DIR = 'gs://bucket/runs/first'
-INSIDE = 'runs/first'
+PREFIX = 'runs/first'
 
 
 @pytest.fixture
@@ -27,15 +27,15 @@ def store(tmp_path):
 
 
 @pytest.fixture(scope='module')
-def unbroken(training, tmp_path_factory):
-    folder = tmp_path_factory.mktemp('unbroken') / 'run'
+def uninterrupted(training, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('uninterrupted') / 'run'
     code, output = training.run(model_dir=str(folder), **RUN)
     assert code == 0, output
     return folder
 
 
 @pytest.fixture
-def here(store, monkeypatch):
+def local_store(store, monkeypatch):
     """The store, which the test process can access too."""
     for name, value in store.environment().items():
         monkeypatch.setenv(name, value)
@@ -54,14 +54,14 @@ def train(training, store, **options):
 
 
 def complete_steps(store):
-    """Returns the steps with Orbax's commit marker."""
-    parts = [name.split('/') for name in store.names('bucket', f'{INSIDE}/checkpoints/')]
+    """Returns the steps that have Orbax's commit marker."""
+    parts = [name.split('/') for name in store.names('bucket', f'{PREFIX}/checkpoints/')]
     return sorted(int(step) for *_, step, name in (p for p in parts if len(p) == 5) if name == 'commit_success.txt')
 
 
 def damage(store, step):
     """Changes one byte of the largest object of a checkpoint, and returns its name in the checkpoint."""
-    prefix = f'{INSIDE}/checkpoints/{step}/'
+    prefix = f'{PREFIX}/checkpoints/{step}/'
     name = max(store.names('bucket', prefix), key=lambda name: len(store.read('bucket', name)))
     data = bytearray(store.read('bucket', name))
     data[len(data) // 2] ^= 1
@@ -69,47 +69,49 @@ def damage(store, step):
     return name.removeprefix(prefix)
 
 
-def test_a_run_killed_during_an_upload_ends_bit_identical(training, here, unbroken, tmp_path):
-    state = f'{INSIDE}/checkpoints/20/state'
-    # The store never accepts the arrays of step 20.
-    here.hold(f'(POST|PUT) {state}/.*ocdbt')
-    process = start(training, here)
-    process.until(lambda: here.names('bucket', state) and complete_steps(here) == [10], 'the upload of step 20')
+def test_a_run_killed_during_an_upload_ends_bit_identical(training, local_store, uninterrupted, tmp_path):
+    state = f'{PREFIX}/checkpoints/20/state'
+    # The upload of the arrays of step 20 never ends.
+    local_store.delay(f'(POST|PUT) {state}/.*ocdbt')
+    process = start(training, local_store)
+    process.wait_until(
+        lambda: local_store.names('bucket', state) and complete_steps(local_store) == [10], 'the upload of step 20'
+    )
     assert process.kill() == -signal.SIGKILL
-    here.heal()
+    local_store.clear_faults()
     checkpoints = model_dir.absolute_path(MODEL_DIR) / model_dir.CHECKPOINTS
     # Step 20 is not complete, although its folder exists.
     assert (checkpoints / '20' / 'state').exists() and saved_params.list_steps(checkpoints) == [10]
     with pytest.raises(UserError, match='20 does not contain a checkpoint'):
         saved_params.find_checkpoint(f'{checkpoints}/20')
 
-    code, output = train(training, here)
+    code, output = train(training, local_store)
     assert code == 0, output
-    copy = here.copy('bucket', INSIDE, tmp_path / 'copy')
-    assert difference(copy, unbroken, RUN['train_steps']) is None
+    copy = local_store.copy('bucket', PREFIX, tmp_path / 'copy')
+    assert difference(copy, uninterrupted, RUN['train_steps']) is None
     assert saved_params.list_steps(checkpoints) == [10, 20, 30]
     # A bucket contains the same files as a folder, except for the lock.
-    names = {name.split('/')[2] for name in here.names('bucket', f'{INSIDE}/')} - {''}
-    assert names == {path.name for path in unbroken.iterdir()} - {'run.lock'}
+    names = {name.split('/')[2] for name in local_store.names('bucket', f'{PREFIX}/')} - {''}
+    assert names == {path.name for path in uninterrupted.iterdir()} - {'run.lock'}
 
 
-def test_failed_requests_are_retried(training, store, unbroken, tmp_path):
+def test_failed_requests_are_retried(training, store, uninterrupted, tmp_path):
     """Errors, connections that are closed before or during the response, and slow responses."""
     for method in ('GET', 'POST', 'PUT', 'DELETE'):
         for status in (503, 500, 429):
-            store.fail(f'{method} {INSIDE}/', times=1, status=status)
-        for status in (None, CUT):
-            store.fail(f'{method} {INSIDE}/checkpoints', times=1, status=status)
-        store.hold(f'{method} {INSIDE}/checkpoints', times=1, seconds=2.0)
+            store.fail(f'{method} {PREFIX}/', times=1, status=status)
+        for status in (None, TRUNCATED):
+            store.fail(f'{method} {PREFIX}/checkpoints', times=1, status=status)
+        store.delay(f'{method} {PREFIX}/checkpoints', times=1, seconds=2.0)
     code, output = train(training, store, keep=1)
     assert code == 0, output
     assert all(fault.times == 0 for fault in store._faults)
     assert complete_steps(store) == [30]
-    assert difference(store.copy('bucket', INSIDE, tmp_path / 'copy'), unbroken, 30) is None
+    assert difference(store.copy('bucket', PREFIX, tmp_path / 'copy'), uninterrupted, 30) is None
 
 
-def test_a_failed_upload_keeps_the_previous_checkpoint(training, store, unbroken, tmp_path):
-    store.fail(f'(POST|PUT) {INSIDE}/checkpoints/20/state/.*ocdbt', status=403)
+def test_a_failed_upload_keeps_the_previous_checkpoint(training, store, uninterrupted, tmp_path):
+    store.fail(f'(POST|PUT) {PREFIX}/checkpoints/20/state/.*ocdbt', status=403)
     code, output = train(training, store)
     error = printed_error(output)
     assert code == 2 and 'the checkpoint of step 10 is kept' in error and 'credentials are not allowed' in error
@@ -119,52 +121,52 @@ def test_a_failed_upload_keeps_the_previous_checkpoint(training, store, unbroken
     code, output = train(training, store, recovery={'on_save_failure': 'continue'}, quiet=False)
     assert code == 0 and output.count('training continues (ON_SAVE_FAILURE)') == 1, output
     assert complete_steps(store) == [10, 30]
-    assert difference(store.copy('bucket', INSIDE, tmp_path / 'copy'), unbroken, 30) is None
+    assert difference(store.copy('bucket', PREFIX, tmp_path / 'copy'), uninterrupted, 30) is None
 
 
-def test_damaged_objects_are_named_and_log_records_not_repeated(training, store, unbroken, tmp_path):
+def test_damaged_objects_are_named_and_log_records_not_repeated(training, store, uninterrupted, tmp_path):
     code, output = train(training, store, train_steps=20)
     assert code == 0, output
-    text = store.read('bucket', f'{INSIDE}/metrics.jsonl').decode()
+    text = store.read('bucket', f'{PREFIX}/metrics.jsonl').decode()
     assert [json.loads(line)['step'] for line in text.splitlines()] == [3, 6, 9, 12, 15, 18, 20, 20]
     # A crash may leave a record that is newer than the last checkpoint.
     later = {'kind': 'train', 'step': 21, 'loss': 0.0}
-    store.write('bucket', f'{INSIDE}/metrics.jsonl', f'{text}{json.dumps(later)}\n'.encode())
+    store.write('bucket', f'{PREFIX}/metrics.jsonl', f'{text}{json.dumps(later)}\n'.encode())
 
     name = damage(store, 20)
     code, output = train(training, store)
     assert code == 2 and f'{name} does not match its checksum; pass --restore=previous' in printed_error(output)
-    store.remove('bucket', f'{INSIDE}/checkpoints/20/{name}')
+    store.remove('bucket', f'{PREFIX}/checkpoints/20/{name}')
     code, output = train(training, store)
     assert code == 2 and f'{name} is missing' in printed_error(output)
     code, output = train(training, store, recovery={'restore': 'previous'})
     assert code == 0, output
-    assert f'{INSIDE}/damaged/20/files.json' in store.names('bucket')
-    assert difference(store.copy('bucket', INSIDE, tmp_path / 'copy'), unbroken, 30) is None
+    assert f'{PREFIX}/damaged/20/files.json' in store.names('bucket')
+    assert difference(store.copy('bucket', PREFIX, tmp_path / 'copy'), uninterrupted, 30) is None
 
 
-def test_bucket_errors_are_one_line_with_advice(here, monkeypatch, tmp_path):
+def test_bucket_errors_are_one_line_with_advice(local_store, monkeypatch, tmp_path):
     def message(folder=MODEL_DIR):
         return error_message(model_dir.create_model_dir, folder)
 
-    assert 'got s3://; type gs://' in message('s3://bucket/run')
+    assert 'got s3://; use gs://' in message('s3://bucket/run')
     assert 'does not exist' in message('gs://other/run')
-    here.fail('GET /storage/v1/b/bucket$', status=403)
+    local_store.fail('GET /storage/v1/b/bucket$', status=403)
     assert 'are not allowed to do that; a run needs the roles' in message()
-    here.heal()
+    local_store.clear_faults()
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, 'google.cloud.storage', None)
-        assert "type pip install 'remixer-t5x[gcs]'" in message()
+        assert "run pip install 'remixer-t5x[gcs]'" in message()
     with monkeypatch.context() as patch:
         patch.delenv('STORAGE_EMULATOR_HOST')
         patch.delenv('GOOGLE_APPLICATION_CREDENTIALS', raising=False)
         patch.setenv('CLOUDSDK_CONFIG', str(tmp_path))
-        assert 'type gcloud auth application-default login' in message()
+        assert 'run gcloud auth application-default login' in message()
     with monkeypatch.context() as patch:
         patch.setattr('remixer_t5x.run_folder.object_store.TIMEOUT', 0.1)
         patch.setenv('STORAGE_EMULATOR_HOST', 'http://127.0.0.1:9')
         assert 'does not answer; check the network' in message()
-    # Reading does not need the library, but a network.
+    # Reading requires the network but not the library.
     monkeypatch.setenv('https_proxy', 'http://127.0.0.1:9')
     with pytest.raises(UserError, match='gs://bucket/runs/first cannot be read: .* does not answer'):
         saved_params.find_checkpoint(MODEL_DIR)

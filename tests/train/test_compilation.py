@@ -70,12 +70,16 @@ def test_an_invalid_xla_option_is_reported(options):
 
 
 def test_xla_options_are_selected_by_platform():
-    given = loading.values(loading.ConfigSources(['hardware/tpu.gin'], [('TOPOLOGY', 'v5e:2x4')]), 'XLA_OPTIONS')[0]
-    on = {name: compiler_options.training_options(given, types.SimpleNamespace(platform=name)) for name in PLATFORMS}
-    assert on['cpu'] == {} and all(on['tpu'].values()) and len(on['tpu']) == 6
+    option_sets = loading.values(loading.ConfigSources(['hardware/tpu.gin'], [('TOPOLOGY', 'v5e:2x4')]), 'XLA_OPTIONS')[
+        0
+    ]
+    options = {
+        name: compiler_options.training_options(option_sets, types.SimpleNamespace(platform=name)) for name in PLATFORMS
+    }
+    assert options['cpu'] == {} and all(options['tpu'].values()) and len(options['tpu']) == 6
     # XLA on a CPU accepts the options of GPUs; only libtpu accepts those of TPUs.
-    compiled = compiler_options.compile_with_options(jax.jit(jnp.sin).lower(SHAPE), on['gpu'])
-    assert compiled is not None and on['gpu']
+    compiled = compiler_options.compile_with_options(jax.jit(jnp.sin).lower(SHAPE), options['gpu'])
+    assert compiled is not None and options['gpu']
     assert compiler_options.training_options(None, jax.devices()[0]) == {}
 
 

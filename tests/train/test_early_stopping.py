@@ -1,4 +1,4 @@
-"""Early stopping ends a run at the same step if the run was interrupted and resumed before."""
+"""Early stopping ends a resumed run at the same step as an uninterrupted run."""
 
 import json
 import pathlib
@@ -10,7 +10,7 @@ from remixer_t5x.train.saving import Patience
 
 
 def count_until_end(values, limit, restores=()):
-    """Returns the number of values that are observed, if the count is saved and restored after each of `restores`."""
+    """Returns the number of values until the end; saves and restores the state after each value in `restores`."""
     patience = Patience(limit)
     for number, value in enumerate(values, 1):
         patience.add_evaluation(number, value)
@@ -28,11 +28,11 @@ VALUES = st.lists(st.sampled_from([1.0, 2.0, 3.0, float('nan')]), max_size=12)
 def test_a_run_ends_after_limit_evaluations_without_improvement(values, limit, restores):
     def is_over(number):
         """The definition: the best of the first `number` values is not among the last `limit` of them."""
-        best, at = None, 0
+        best, best_index = None, 0
         for index, value in enumerate(values[:number], 1):
             if value == value and (best is None or value > best):
-                best, at = value, index
-        return number - at >= limit
+                best, best_index = value, index
+        return number - best_index >= limit
 
     expected = next((number for number in range(1, len(values) + 1) if is_over(number)), None)
     assert count_until_end(values, limit) == expected == count_until_end(values, limit, restores)

@@ -1,4 +1,4 @@
-"""Initial parameters from a checkpoint of another model: which are loaded, and which are fresh."""
+"""Initial parameters from a checkpoint of another model: which are loaded and which are initialized."""
 
 import types
 
@@ -45,10 +45,10 @@ def load(folder, model_type, fresh=None, renamed=None, vocabularies=None, gin=''
     )
 
 
-def parts(description):
-    """Returns the number of arrays of each part in the table, by kind."""
+def array_counts(description):
+    """Returns the number of arrays of each module in the table, by status."""
     rows = [line.split() for line in description.splitlines()[1:]]
-    return {kind: {row[1]: int(row[2]) for row in rows if row[0] == kind} for kind in ('taken', 'fresh', 'left')}
+    return {status: {row[1]: int(row[2]) for row in rows if row[0] == status} for status in ('taken', 'fresh', 'left')}
 
 
 def test_a_classifier_loads_the_encoder_of_an_encoder_decoder(seq2seq):
@@ -59,7 +59,7 @@ def test_a_classifier_loads_the_encoder_of_an_encoder_decoder(seq2seq):
         for ours, theirs in zip(jax.tree.leaves(params[name]), jax.tree.leaves(before[name]), strict=True):
             np.testing.assert_array_equal(ours, theirs)
     assert description.startswith(f'parameters of {seq2seq}\n')
-    assert parts(description) == {
+    assert array_counts(description) == {
         'taken': {'encoder': 11, 'token_embedder': 1},
         'fresh': {'head': 4},
         'left': {'decoder': 16, 'logits': 1},
@@ -76,7 +76,7 @@ def test_a_decoder_is_only_dropped_by_a_valid_setting(seq2seq, fresh, message):
 
 RUNS = 'from remixer_t5x.models.architecture import layer\nENCODER_RUNS = ((@encoder/layer.make_layer, 1), ' \
        '(@encoder/layer.make_layer, 2), (@encoder/layer.make_layer, 1))\n'  # fmt: skip
-CUT = {
+SPLIT_LAYERS = {
     'encoder/run_0/(.*)': r'encoder/run_0/\1[0:1]',
     'encoder/run_1/layer/(gated_mlp/.*)': None,
     'encoder/run_1/(.*)': r'encoder/run_0/\1[1:3]',
@@ -85,13 +85,16 @@ CUT = {
 
 
 def test_layers_of_a_run_can_be_split_over_other_runs(seq2seq):
-    params, description = load(seq2seq, 'encoder_decoder', renamed=CUT, gin=RUNS)
+    params, description = load(seq2seq, 'encoder_decoder', renamed=SPLIT_LAYERS, gin=RUNS)
     before, _, _ = converted.read_checkpoint(str(seq2seq))
     kernel = before['encoder']['run_0']['layer']['self_attention']['query']['kernel']
     for run, layers in ((0, slice(0, 1)), (1, slice(1, 3)), (2, slice(3, 4))):
         ours = params['encoder'][f'run_{run}']['layer']['self_attention']['query']['kernel']
         np.testing.assert_array_equal(ours, kernel[layers])
-    assert parts(description)['fresh'] == {'encoder/run_1/layer/gated_mlp': 3} and not parts(description)['left']
+    assert (
+        array_counts(description)['fresh'] == {'encoder/run_1/layer/gated_mlp': 3}
+        and not array_counts(description)['left']
+    )
     wi = before['encoder']['run_0']['layer']['gated_mlp']['wi_0']['kernel']
     assert not np.array_equal(params['encoder']['run_1']['layer']['gated_mlp']['wi_0']['kernel'], wi[1:3])
     np.testing.assert_array_equal(params['decoder']['final_norm']['scale'], before['decoder']['final_norm']['scale'])

@@ -1,4 +1,4 @@
-"""Training on meshes of eight virtual devices equals training on one device. Runs in a separate process."""
+"""Training on meshes of eight virtual devices equals training on one device."""
 
 import json
 
@@ -10,7 +10,7 @@ from tests.train import mesh_worker
 
 
 @pytest.fixture(scope='module')
-def answers(tmp_path_factory, compiled):
+def results(tmp_path_factory, compiled):
     folder = tmp_path_factory.mktemp('mesh')
     path, output = folder / 'runs.json', folder / 'output.txt'
     process = Process(mesh_worker.main, path, output=output, devices=8, compiled=compiled)
@@ -19,8 +19,8 @@ def answers(tmp_path_factory, compiled):
 
 
 @pytest.fixture(scope='module')
-def runs(answers):
-    return answers['runs']
+def runs(results):
+    return results['runs']
 
 
 @pytest.mark.parametrize(
@@ -38,36 +38,36 @@ def test_losses_and_norms_do_not_depend_on_the_mesh(runs, mesh, single):
     np.testing.assert_allclose(runs[mesh]['losses'], runs[single]['losses'], rtol=2e-4)
 
 
-def test_decoding_with_fewer_key_heads_than_devices(answers):
-    single, sharded = answers['decoded']
+def test_decoding_with_fewer_key_heads_than_devices(results):
+    single, sharded = results['decoded']
     assert sharded['tokens'] == single['tokens']
     np.testing.assert_allclose(sharded['scores'], single['scores'], rtol=2e-4)
 
 
 def test_fsdp_shards_parameters_and_moments_over_eight_devices(runs):
-    whole, part = runs['adam single'], runs['adam fsdp']
-    assert runs['adam data']['bytes'] == whole['bytes']
+    replicated, sharded = runs['adam single'], runs['adam fsdp']
+    assert runs['adam data']['bytes'] == replicated['bytes']
     # A little more than an eighth: biases of two heads and step counters are replicated.
-    assert whole['bytes'] / 8 < part['bytes'] < whole['bytes'] / 7
+    assert replicated['bytes'] / 8 < sharded['bytes'] < replicated['bytes'] / 7
 
 
 def test_the_sharding_table_and_the_plan_count_the_bytes_on_a_device(runs):
     for run in ('adam single', 'adam fsdp'):
-        # Parameters, two moments of equal size, and a few int32 counters of steps.
+        # The state contains the parameters, two moments of equal size, and a few int32 step counters.
         assert abs(runs[run]['bytes'] - 3 * runs[run]['table']) <= 16
     assert all(run['planned'] == run['bytes'] for run in runs.values())
 
 
 def test_factored_moments_are_sharded_like_their_parameters(runs):
-    whole, split = (runs[name] for name in ('adafactor single', 'adafactor all, 2 microbatches'))
-    state, part = (run['bytes'] - run['table'] for run in (whole, split))
-    # fsdp and tensor halve a row or column each; placeholders, counters and biases of two heads stay.
-    assert part < 0.6 * state
+    names = ('adafactor single', 'adafactor all, 2 microbatches')
+    replicated, sharded = (runs[name]['bytes'] - runs[name]['table'] for name in names)
+    # fsdp and tensor halve rows or columns; placeholders, counters and biases of two heads are replicated.
+    assert sharded < 0.6 * replicated
 
 
 KERNELS = {'tpu': ('attention', 'running', 'window'), 'gpu': ('running', 'window', 'amlp')}
 
 
 @pytest.mark.parametrize(('platform', 'kernel'), [(name, kernel) for name in KERNELS for kernel in KERNELS[name]])
-def test_a_sharded_kernel_equals_its_formula(answers, platform, kernel):
-    np.testing.assert_allclose(answers[platform][kernel], answers['formula'][kernel], rtol=1e-4, atol=1e-3)
+def test_a_sharded_kernel_equals_its_formula(results, platform, kernel):
+    np.testing.assert_allclose(results[platform][kernel], results['formula'][kernel], rtol=1e-4, atol=1e-3)

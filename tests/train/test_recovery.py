@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from remixer_t5x.checkpoints import changes
-from tests.support.compare_runs import arrays, checkpoint_steps, difference, last_step, logged
+from tests.support.compare_runs import checkpoint_arrays, checkpoint_steps, difference, last_step, read_log
 from tests.support.error_lines import printed_error
 
 RUN = {'train_steps': 60, 'log_period': 1, 'eval_period': 30, 'checkpoint_period': 10}
@@ -24,36 +24,36 @@ def train(training, folder, **options):
 
 
 def steps_of(folder):
-    return [record['step'] for record in logged(folder) if record['kind'] == 'train']
+    return [record['step'] for record in read_log(folder) if record['kind'] == 'train']
 
 
 @pytest.mark.parametrize('policy', ['skip', 'rewind'])
 def test_bad_batches_are_skipped_and_a_killed_run_ends_equal(training, tmp_path, policy):
     """In each epoch of 25 steps, one line makes the loss of its batch NaN, and one makes it a spike."""
-    options = {'strange': (math.nan, 500.0), 'recovery': {'on_bad_step': policy, 'spike_factor': 2.5}}
-    folder, broken = tmp_path / 'run', tmp_path / 'broken'
+    options = {'loss_factors': (math.nan, 500.0), 'recovery': {'on_bad_step': policy, 'spike_factor': 2.5}}
+    folder, killed = tmp_path / 'run', tmp_path / 'killed'
     code, output = train(training, folder, quiet=False, **options)
     assert code == 0
-    # Steps that were repeated are logged only once.
+    # Repeated steps are logged only once.
     assert steps_of(folder) == list(range(1, 61))
-    skipped = sum(record.get('skipped', 0) for record in logged(folder))
+    skipped = sum(record.get('skipped', 0) for record in read_log(folder))
     if policy == 'skip':
         assert 4 <= skipped <= 6 and '1 skipped' in output
     else:
         assert skipped == 0 and 4 <= output.count('skipping the batches since then') <= 8
-    assert all(np.isfinite(array).all() for array in arrays(folder, 60).values())
+    assert all(np.isfinite(array).all() for array in checkpoint_arrays(folder, 60).values())
 
-    process = training.start(model_dir=str(broken), **RUN, **options)
-    process.until(lambda: last_step(broken) >= 33, 'step 33')
+    process = training.start(model_dir=str(killed), **RUN, **options)
+    process.wait_until(lambda: last_step(killed) >= 33, 'step 33')
     assert process.kill() == -signal.SIGKILL
-    assert train(training, broken, **options)[0] == 0
-    assert difference(broken, folder, 60) is None
+    assert train(training, killed, **options)[0] == 0
+    assert difference(killed, folder, 60) is None
 
 
 def test_a_bad_step_stops_a_run_by_default_and_many_always_do(training, tmp_path):
     code, output = train(training, tmp_path / 'stop', nan_below=384)
     assert code == 2 and 'is not finite at step 1; no checkpoint has been saved yet' in printed_error(output)
-    assert 'ON_BAD_STEP' in output and not logged(tmp_path / 'stop')
+    assert 'ON_BAD_STEP' in output and not read_log(tmp_path / 'stop')
     code, output = train(training, tmp_path / 'skip', nan_below=384, recovery={'on_bad_step': 'skip'})
     assert code == 2 and '20 steps in a row were skipped' in printed_error(output)
     code, output = train(training, tmp_path / 'rewind', nan_below=384, recovery={'on_bad_step': 'rewind'})
@@ -100,12 +100,12 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_one_restored(training
 def test_a_second_run_in_a_used_folder_is_rejected(training, tmp_path):
     folder = tmp_path / 'run'
     first = training.start(model_dir=str(folder), **{**RUN, 'train_steps': 10**6})
-    first.until(lambda: last_step(folder) >= 3, 'step 3')
+    first.wait_until(lambda: last_step(folder) >= 3, 'step 3')
     code, output = train(training, folder, devices=8, mesh={'data': 8})
     assert code == 2 and f'is in use by process {first.pid} on ' in printed_error(output)
     assert first.running
     first.kill()
-    # The lock ended with the killed process.
+    # The kernel released the lock of the killed process.
     assert train(training, folder, train_steps=last_step(folder) + 5)[0] == 0
 
 
@@ -115,7 +115,7 @@ def test_model_dir_may_be_relative_a_link_and_have_any_name(training, finished, 
     folder.symlink_to(tmp_path / 'with space ünïcode 模型', target_is_directory=True)
     assert train(training, os.path.relpath(folder), train_steps=30)[0] == 0
     assert train(training, folder)[0] == 0
-    assert logged(folder)[:30] == logged(finished)[:30] and checkpoint_steps(folder) == [40, 50, 60]
+    assert read_log(folder)[:30] == read_log(finished)[:30] and checkpoint_steps(folder) == [40, 50, 60]
     json.loads(pathlib.Path(folder, 'remixer_t5x_run.json').read_text())
 
 

@@ -1,6 +1,6 @@
-"""A run that is killed anywhere and restarted ends bit-identical to an uninterrupted run.
+"""A run that is killed at any time and restarted ends bit-identical to an uninterrupted run.
 
-The processes are real, and killed by real signals at random moments (the seed and the moments are printed).
+Real processes are killed at random moments; the tests print the seed and the moments.
 """
 
 import json
@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.support.compare_runs import checkpoint_steps, difference, last_step, logged
+from tests.support.compare_runs import checkpoint_steps, difference, last_step, read_log
 
 RUN = {
     'train_steps': 80,
@@ -23,24 +23,24 @@ RUN = {
 
 
 def start_and_signal(training, number, moment, folder):
-    """Starts the run, sends the signal `number` once `moment()` is true, and returns exit code and output."""
+    """Starts the run, sends the signal `number` when `moment()` is true, and returns exit code and output."""
     process = training.start(model_dir=str(folder), **RUN)
-    process.until(lambda: moment() or not process.running, 'the moment of the signal')
+    process.wait_until(lambda: moment() or not process.running, 'the moment of the signal')
     process.send(number)
     return process.wait(), process.output()
 
 
 @pytest.fixture(scope='module')
-def unbroken(training, tmp_path_factory):
-    folder = tmp_path_factory.mktemp('unbroken') / 'run'
+def uninterrupted(training, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('uninterrupted') / 'run'
     code, output = training.run(model_dir=str(folder), **RUN)
     assert code == 0, output
     return folder
 
 
-def test_a_run_killed_at_random_times_ends_bit_identical(training, unbroken, tmp_path):
+def test_a_run_killed_at_random_times_ends_bit_identical(training, uninterrupted, tmp_path):
     seed = random.SystemRandom().randrange(10**6)
-    chosen, folder, log = random.Random(seed), tmp_path / 'run', []
+    rng, folder, log = random.Random(seed), tmp_path / 'run', []
 
     def writing():
         path = folder / 'checkpoints'
@@ -56,10 +56,10 @@ def test_a_run_killed_at_random_times_ends_bit_identical(training, unbroken, tmp
         return moment
 
     moments = [
-        ('after the evaluation at the start', lambda: bool(logged(folder))),
+        ('after the evaluation at the start', lambda: bool(read_log(folder))),
         ('while a checkpoint is written', writing),
     ]
-    step, delay = chosen.randrange(15, 60), chosen.random() * 0.02
+    step, delay = rng.randrange(15, 60), rng.random() * 0.02
     moments.append((f'{1000 * delay:.1f} ms after step {step} was logged', after_step(step, delay)))
     for name, moment in moments:
         code, _ = start_and_signal(training, signal.SIGKILL, moment, folder)
@@ -68,11 +68,11 @@ def test_a_run_killed_at_random_times_ends_bit_identical(training, unbroken, tmp
     print(f'seed {seed}', *log, sep='\n  ')
     assert code == 0, output
     assert sum('exit -9' in line for line in log) >= 2, log
-    assert difference(folder, unbroken, RUN['train_steps']) is None
+    assert difference(folder, uninterrupted, RUN['train_steps']) is None
     assert not [p for p in (folder / 'checkpoints').iterdir() if 'tmp' in p.name]
 
 
-def test_sigterm_saves_the_step_and_the_run_resumes_bit_identical(training, unbroken, tmp_path):
+def test_sigterm_saves_the_step_and_the_run_resumes_bit_identical(training, uninterrupted, tmp_path):
     folder = tmp_path / 'run'
     code, output = start_and_signal(training, signal.SIGTERM, lambda: last_step(folder) >= 14, folder)
     assert code == 0, output
@@ -81,19 +81,19 @@ def test_sigterm_saves_the_step_and_the_run_resumes_bit_identical(training, unbr
     assert checkpoint_steps(folder)[-1] == result['step']
     code, output = training.run(model_dir=str(folder), **RUN)
     assert code == 0, output
-    assert difference(folder, unbroken, RUN['train_steps']) is None
+    assert difference(folder, uninterrupted, RUN['train_steps']) is None
 
 
 def test_a_second_signal_ends_the_process_at_once(training, tmp_path):
     settings = {**RUN, 'train_steps': 10**6, 'checkpoint_period': 10**6, 'eval_period': 10**6}
     folder = tmp_path / 'run'
     process = training.start(model_dir=str(folder), **settings)
-    process.until(lambda: last_step(folder) >= 7, 'step 7')
+    process.wait_until(lambda: last_step(folder) >= 7, 'step 7')
     # Stops the process first, so that it receives both signals at once.
     for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
         process.send(number)
     assert process.wait() in (128 + signal.SIGTERM, 128 + signal.SIGINT)
 
 
-def test_the_newest_checkpoints_are_kept(unbroken):
-    assert checkpoint_steps(unbroken) == [60, 70, 80]
+def test_the_newest_checkpoints_are_kept(uninterrupted):
+    assert checkpoint_steps(uninterrupted) == [60, 70, 80]

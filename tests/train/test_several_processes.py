@@ -1,4 +1,4 @@
-"""Commands in two processes of four devices each, compared with one process of one device. Real processes."""
+"""Compares commands in two processes of four devices each with one process of one device."""
 
 import base64
 import itertools
@@ -89,7 +89,7 @@ def train(folder, model='t5_1_1', shuffle=True, **settings):
 
 
 def finetune(folder, model):
-    """Returns a command without shuffling, with an evaluation and best parameters at the end."""
+    """Returns a command that does not shuffle, and that evaluates and saves the best parameters at the end."""
     changes = {'INITIAL_CHECKPOINT_PATH': None, 'DROPOUT_RATE': 0.0, 'EVAL_BATCH_SIZE': 16, 'EVAL_EXAMPLES': 16}
     command = train(folder, model, shuffle=False, **changes, EVAL_PERIOD=2)
     return ['finetune', *[word.replace('runs/pretrain.gin', 'runs/finetune.gin') for word in command[1:]]]
@@ -106,7 +106,7 @@ class Commands:
         self._number = itertools.count(1)
 
     def start(self, *processes, folders=(None, None)):
-        """Starts processes, each with its number of devices, its commands, and the settings to join the others.
+        """Starts processes. Each has a number of devices, commands, and settings to connect to the other processes.
 
         `folders` are their working directories; a file `lines.txt` there replaces the lines of the task.
         """
@@ -130,18 +130,18 @@ class Commands:
 
 
 def wait_for(started):
-    """Returns exit code and output of each process."""
+    """Returns the exit code and the output of each process."""
     return [(process.wait(), process.output()) for process in started]
 
 
 def pair(*commands):
-    """Two processes that run the same commands sequentially."""
+    """Returns the arguments of two processes that run the same commands sequentially."""
     join = {'address': f'127.0.0.1:{ports.reserve()}', 'count': 2, 'initialization_timeout': 90}
     return [(DEVICES, commands, {**join, 'index': index}) for index in (0, 1)]
 
 
 def pair_by_flags(command, *more):
-    """Two processes that run one command; `more` are additional arguments of each."""
+    """Returns the arguments of two processes that run one command; `more` are additional flags of each."""
     flags = [
         f'--coordinator_address=127.0.0.1:{ports.reserve()}',
         '--process_count=2',
@@ -168,7 +168,7 @@ def assert_close(ours, theirs):
 
 
 def copy_until(folder, copy, step):
-    """Copies a run without the checkpoints after `step`."""
+    """Copies a run without its checkpoints after `step`."""
     shutil.copytree(folder, copy)
     for checkpoint in (copy / 'checkpoints').iterdir():
         if int(checkpoint.name) > step:
@@ -186,7 +186,7 @@ def processes(tmp_path_factory, compiled):
 
 @pytest.fixture(scope='module')
 def runs(processes):
-    """The results of the same commands in two processes and in one, which also resume each other's runs."""
+    """Returns the results of commands in two processes and in one process, which also resume runs of each other."""
     folder = processes.folder
     texts = folder / 'texts.txt'
     texts.write_text('\n'.join(processes.lines[:20]) + '\n')
@@ -198,20 +198,26 @@ def runs(processes):
         return [finetune(folder / name / 'mixed', str(mixed)), train(folder / name / 't5_1_1', **long)]
 
     def evaluation_commands(name):
-        where = f'--checkpoint={folder / "alone" / "t5_1_1"}'
-        evaluate = ['eval', where, *model_flags(), '--gin.EVAL_BATCH_SIZE=16', f'--output={folder / name / "eval"}']
-        infer = ['infer', where, *model_flags(), '--gin.INFER_BATCH_SIZE=8', f'--input={texts}']
+        checkpoint = f'--checkpoint={folder / "alone" / "t5_1_1"}'
+        evaluate = [
+            'eval',
+            checkpoint,
+            *model_flags(),
+            '--gin.EVAL_BATCH_SIZE=16',
+            f'--output={folder / name / "eval"}',
+        ]
+        infer = ['infer', checkpoint, *model_flags(), '--gin.INFER_BATCH_SIZE=8', f'--input={texts}']
         vocabulary = ['--gin_file=' + str(_vocabulary_gin(folder)), f'--output={folder / name / "answers.jsonl"}']
         return [evaluate, [*infer, *vocabulary]]
 
-    first = processes.start(*pair(*commands('together')))
-    one = processes.start(*alone(*commands('alone'), *evaluation_commands('alone')))
-    results = {'together': _check_success(wait_for(first)), 'alone': _check_success(wait_for(one))}
+    both = processes.start(*pair(*commands('together')))
+    single = processes.start(*alone(*commands('alone'), *evaluation_commands('alone')))
+    results = {'together': _check_success(wait_for(both)), 'alone': _check_success(wait_for(single))}
     for name in ('together', 'alone'):
         copy_until(folder / name / 't5_1_1', folder / RESUMED[name], 2)
-    two = processes.start(*pair(train(folder / RESUMED['alone'], **long), *evaluation_commands('together')))
+    both = processes.start(*pair(train(folder / RESUMED['alone'], **long), *evaluation_commands('together')))
     _check_success(processes.run(*alone(train(folder / RESUMED['together'], **long))))
-    _check_success(wait_for(two))
+    _check_success(wait_for(both))
     return folder, results
 
 
@@ -231,7 +237,7 @@ def _vocabulary_gin(folder):
 
 
 def test_two_processes_train_like_one_device(runs):
-    """The data is not shuffled, so that batches have the same rows."""
+    """The data is not shuffled, so that batches contain the same rows."""
     ours, theirs = (losses(runs[0] / name / 'mixed') for name in ('together', 'alone'))
     assert len(ours) == 2
     assert_close(ours, theirs)
@@ -259,8 +265,9 @@ def test_finetuning_has_the_same_held_out_loss(runs):
         [row for row in rows(runs[0] / name / 'mixed' / 'metrics.jsonl') if row['kind'].startswith('held_out')]
         for name in ('together', 'alone')
     )
-    counted = [[(row['kind'], row['step'], row['tokens']) for row in records] for records in (ours, theirs)]
-    assert counted[0] == counted[1] == [('held_out/lines', 2, counted[0][0][2])] and counted[0][0][2] > 0, counted
+    token_counts = [[(row['kind'], row['step'], row['tokens']) for row in records] for records in (ours, theirs)]
+    assert token_counts[0] == token_counts[1] == [('held_out/lines', 2, token_counts[0][0][2])], token_counts
+    assert token_counts[0][0][2] > 0
     np.testing.assert_allclose(ours[0]['loss'], theirs[0]['loss'], rtol=2e-4)
 
 
@@ -274,9 +281,9 @@ def test_eval_and_infer_do_not_depend_on_the_number_of_processes(runs):
 
 
 def without_gloo(output):
-    """Returns the lines of an output without those of Gloo, whose threads interleave their output."""
-    pieces = r'\[Gloo\] Rank |is connected to|peer ranks\.|Expected number of connected peer ranks is :'
-    return [line for line in output.splitlines() if re.sub(rf'{pieces}|\d+|\s', '', line)]
+    """Removes the lines of Gloo, whose threads interleave their output."""
+    fragments = r'\[Gloo\] Rank |is connected to|peer ranks\.|Expected number of connected peer ranks is :'
+    return [line for line in output.splitlines() if re.sub(rf'{fragments}|\d+|\s', '', line)]
 
 
 def test_only_the_first_process_prints(runs):
@@ -289,7 +296,7 @@ def test_sigterm_of_one_process_stops_all_and_a_kill_aborts_all(processes):
     folder = processes.folder / 'endless'
     endless = train(folder, 'feed_forward', TRAIN_STEPS=10**6, CHECKPOINT_PERIOD=10**6)
     first, second = processes.start(*pair_by_flags(endless))
-    first.until(lambda: last_step(folder) >= 3, 'step 3')
+    first.wait_until(lambda: last_step(folder) >= 3, 'step 3')
     second.send(signal.SIGTERM)
     result = wait_for([first, second])
     saved = [int(path.name) for path in (folder / 'checkpoints').iterdir()]
@@ -297,7 +304,7 @@ def test_sigterm_of_one_process_stops_all_and_a_kill_aborts_all(processes):
     assert f'stopped by SIGTERM and saved at step {saved[0]}' in result[0][1] and len(saved) == 1
 
     first, second = processes.start(*pair_by_flags(endless))
-    first.until(lambda: last_step(folder) >= saved[0] + 3, 'three steps more')
+    first.wait_until(lambda: last_step(folder) >= saved[0] + 3, 'three more steps')
     second.send(signal.SIGKILL)
     # JAX aborts the first process after HEARTBEAT seconds, and logs the reason.
     (code, output), (killed, _) = wait_for([first, second])
@@ -322,8 +329,8 @@ def test_processes_compare_settings_versions_environment_and_code(tmp_path):
     environment = {**paths.environment(), 'XLA_FLAGS': '', 'JAX_ENABLE_X64': '0'}
     arguments = [(['experiments/own_text.gin'], flags, {**join, 'index': index}) for index in (0, 1)]
     started = [
-        Process(lines_worker.compare_identities, *each, output=tmp_path / f'{index}', environment=environment)
-        for index, each in enumerate(arguments)
+        Process(lines_worker.compare_identities, *values, output=tmp_path / f'{index}', environment=environment)
+        for index, values in enumerate(arguments)
     ]
     outputs = [
         [line for line in output.splitlines() if line.startswith('[')]
@@ -346,7 +353,7 @@ OWN_TEXT = ['--gin_file=data/own_text.gin', '--gin.TXT_DOCUMENTS=line', *gin({'F
 
 
 @pytest.mark.parametrize(
-    ('what', 'named'),
+    ('difference', 'named'),
     [
         ('setting', 'LEARNING_RATE'),
         ('devices', 'the devices of a process'),
@@ -357,39 +364,39 @@ OWN_TEXT = ['--gin_file=data/own_text.gin', '--gin.TXT_DOCUMENTS=line', *gin({'F
         ('input', 'the texts of INPUT'),
     ],
 )
-def test_processes_that_differ_are_rejected(runs, processes, tmp_path, what, named):
+def test_processes_that_differ_are_rejected(runs, processes, tmp_path, difference, named):
     """The processes have different working directories, and read files by the same relative names."""
     folders = [tmp_path / 'first', tmp_path / 'second']
     for folder, run in zip(folders, ('alone', 'together'), strict=True):
         folder.mkdir()
-        if what in ('lines', 'examples'):
+        if difference in ('lines', 'examples'):
             (folder / 'lines.txt').write_text(f'the lines of {run}\n' * 20)
         words = [base64.b32encode(f'{run}{index**5}'.encode()).decode()[index % 9 :] for index in range(300)]
         (folder / 'text.txt').write_text('\n'.join(' '.join(words[index:]) for index in range(250)))
         (folder / 'checkpoint').symlink_to(processes.folder / run / 't5_1_1')
     command = train(tmp_path / 'run', 'feed_forward')
-    if what == 'text':
+    if difference == 'text':
         command = [word for word in command if 'MIXTURE_OR_TASK_NAME' not in word] + OWN_TEXT
-    elif what == 'checkpoint':
+    elif difference == 'checkpoint':
         command = train(tmp_path / 'run', 't5_1_1', INITIAL_CHECKPOINT_PATH='checkpoint')
-    elif what == 'examples':
+    elif difference == 'examples':
         command = ['eval', '--checkpoint=checkpoint', *model_flags(), '--gin.EVAL_BATCH_SIZE=16']
-    elif what == 'input':
+    elif difference == 'input':
         vocabulary = f'--gin_file={_vocabulary_gin(tmp_path)}'
         command = ['infer', '--checkpoint=checkpoint', *model_flags(), vocabulary, '--gin.INFER_BATCH_SIZE=8']
         command += ['--input=text.txt', '--output=answers.jsonl']
-    pair = pair_by_flags(command, [], ['--gin.LEARNING_RATE=0.5'] if what == 'setting' else [])
-    if what == 'devices':
-        pair[1] = (2, *pair[1][1:])
-    for index, (code, output) in enumerate(wait_for(processes.start(*pair, folders=folders))):
+    arguments = pair_by_flags(command, [], ['--gin.LEARNING_RATE=0.5'] if difference == 'setting' else [])
+    if difference == 'devices':
+        arguments[1] = (2, *arguments[1][1:])
+    for index, (code, output) in enumerate(wait_for(processes.start(*arguments, folders=folders))):
         (line,) = [line for line in without_gloo(output) if line.startswith('error')]
         assert code == 2 and line.startswith(f'error (process {index}): {named}') and 'in process 0 and' in line, output
-    assert not (tmp_path / 'run').exists() or what == 'checkpoint'
+    assert not (tmp_path / 'run').exists() or difference == 'checkpoint'
 
 
 def test_a_missing_process_aborts_the_run_after_the_timeout(processes):
-    one = pair_by_flags(train(processes.folder / 'lonely', 'feed_forward'), ['--initialization_timeout=2'], [])[:1]
-    ((code, output),) = processes.run(*one)
+    first = pair_by_flags(train(processes.folder / 'lonely', 'feed_forward'), ['--initialization_timeout=2'], [])[:1]
+    ((code, output),) = processes.run(*first)
     assert code == -signal.SIGABRT
     assert 'process 0 waits up to 2 s for 2 processes at 127.0.0.1:' in output
 
@@ -413,7 +420,7 @@ BY_HAND = distributed.ProcessFlags('node1:8476', '2', '1')
 
 
 @pytest.mark.parametrize(
-    ('environment', 'settings', 'place'),
+    ('environment', 'settings', 'expected'),
     [
         ({}, distributed.ProcessFlags(), None),
         ({}, BY_HAND, distributed.DistributedConfig('node1:8476', 2, 1)),
@@ -422,7 +429,7 @@ BY_HAND = distributed.ProcessFlags('node1:8476', '2', '1')
             distributed.ProcessFlags(index='2'),
             distributed.DistributedConfig('node1:8476', 3, 2),
         ),
-        # A single process per machine uses all devices, one of eight processes its own device.
+        # A single process per machine uses all devices; one of several processes uses one device.
         (SLURM, distributed.ProcessFlags(), distributed.DistributedConfig('node3:61440', 2, 1, None)),
         (SLURM | {'SLURM_NTASKS': '1', 'SLURM_PROCID': '0'}, distributed.ProcessFlags(), None),
         (SLURM, distributed.ProcessFlags(count='1'), None),
@@ -437,12 +444,12 @@ BY_HAND = distributed.ProcessFlags('node1:8476', '2', '1')
         ({'KUBERNETES_SERVICE_HOST': '10.0.0.1'}, distributed.ProcessFlags(), None),
     ],
 )
-def test_the_index_of_a_process_is_found_in_the_environment(monkeypatch, environment, settings, place):
+def test_the_index_of_a_process_is_found_in_the_environment(monkeypatch, environment, settings, expected):
     for name in [name for name in os.environ if name.startswith(('SLURM', 'OMPI', 'JAX_COORD', 'KUBERNETES'))]:
         monkeypatch.delenv(name)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert distributed.resolve_config(settings) == place
+    assert distributed.resolve_config(settings) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Signals: the first prints one line and stops the run, the second exits, and neither prints a traceback."""
+"""The first signal prints one line and stops the run, the second exits, and neither prints a traceback."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""Weights as 8-bit integers: which of each model's parameters, and how far every element of every layer moves."""
+"""Int8 quantization: which parameters of each model are quantized, and the errors of all elements and layers."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ ALSO_QUANTIZED = ('logits/kernel', 'token_embedder/embedding')
 
 def random_weights(name):
     """float32 arrays by name; layer i is scaled by 100 ** -i."""
-    boxes = traverse_util.flatten_dict(shipped_models.boxes(name), sep='/')
+    boxes = traverse_util.flatten_dict(shipped_models.boxed_shapes(name), sep='/')
     rng = np.random.default_rng(0)
     weights = {}
     for path, box in boxes.items():
@@ -26,12 +26,12 @@ def random_weights(name):
 @pytest.mark.quick
 @pytest.mark.parametrize('name', shipped_models.NAMES)
 def test_int8_rounds_the_parameters_of_every_model(name):
-    """Which are quantised, by name; by half a step of its channel at most, and 1.5% (RMS) of each layer."""
+    """Errors are at most half a quantization step per element and 1.5% (RMS) per layer."""
     model, weights = shipped_models.model(name), random_weights(name)
     quantized = int8.quantize(model, weights)
     expanded = traverse_util.flatten_dict(int8.dequantize(quantized), sep='/')
     for path, array in weights.items():
-        expected = bool(shipped_models.HIDDEN.search(path)) or path in ALSO_QUANTIZED
+        expected = bool(shipped_models.HIDDEN_KERNEL.search(path)) or path in ALSO_QUANTIZED
         assert (quantized[path].dtype == np.int8) == expected, path
         difference = np.asarray(expanded[path]) - array
         if not expected:
@@ -53,8 +53,8 @@ def test_int8_rounds_channels_with_zeros_and_outliers(size):
     array = size * np.random.default_rng(1).standard_t(2, weights[path].shape).astype(np.float32)
     array[0, 3], array[1, :, 5] = 0, 0
     expanded = int8.dequantize(int8.quantize(model, {**weights, path: array}))
-    found = np.asarray(traverse_util.flatten_dict(expanded, sep='/')[path])
-    assert (np.abs(found - array) <= np.abs(array).max(axis=-2, keepdims=True) / 127 * 0.501).all()
+    restored = np.asarray(traverse_util.flatten_dict(expanded, sep='/')[path])
+    assert (np.abs(restored - array) <= np.abs(array).max(axis=-2, keepdims=True) / 127 * 0.501).all()
     largest = np.abs(array).argmax(axis=-2)[:, None]
-    pairs = (np.take_along_axis(values, largest, -2) for values in (found, array))
+    pairs = (np.take_along_axis(values, largest, -2) for values in (restored, array))
     np.testing.assert_allclose(*pairs, rtol=1e-6)

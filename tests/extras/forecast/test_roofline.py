@@ -1,4 +1,4 @@
-"""The roofline, the places of operations, and the advice for hand-written programs."""
+"""The roofline, the modules and phases of operations, and the advice, for hand-written programs."""
 
 import dataclasses
 
@@ -26,9 +26,10 @@ def kernel(op_name='jit(step_fn)/jvp(f)/encoder/mlp/dot_general', times=1, flops
     return Kernel('fusion.1', 'fusion', op_name, times, Flops(dict(flops)), size, cycles, **other)
 
 
-def bound(*runs, machine=MACHINE, slices=(0, 0, 1, 1)):
-    kernels = tuple(run for run in runs if isinstance(run, Kernel))
-    return roofline.bound_time(CompiledProgram(kernels, tuple(r for r in runs if r not in kernels)), machine, slices)
+def bound(*operations, machine=MACHINE, slices=(0, 0, 1, 1)):
+    kernels = tuple(operation for operation in operations if isinstance(operation, Kernel))
+    collectives = tuple(operation for operation in operations if operation not in kernels)
+    return roofline.bound_time(CompiledProgram(kernels, collectives), machine, slices)
 
 
 def test_a_kernel_takes_the_longer_of_compute_and_memory_time():
@@ -43,7 +44,7 @@ def test_an_unknown_dtype_has_the_lowest_peak():
     assert all(machine.peak(EXACT) == min(machine.peaks.values()) for machine in MACHINES.values())
 
 
-def test_kernels_are_grouped_by_place_and_sorted_by_cost():
+def test_kernels_are_grouped_by_module_and_phase_and_sorted_by_cost():
     result = bound(kernel(size=10), kernel(op_name='jit(step_fn)/mul', size=30), kernel(size=11, cycles=5))
     assert [(operation.location.module, operation.seconds) for operation in result.operations] == [
         (roofline.OPTIMIZER, 3.0),
@@ -100,7 +101,7 @@ def test_a_device_sends_its_part_between_slices(kind, sent):
         ('', (roofline.UNNAMED, '-', '-')),
     ],
 )
-def test_the_place_of_an_operation_is_its_module_and_phase(op_name, expected):
+def test_op_names_are_parsed_into_module_phase_and_operation(op_name, expected):
     assert roofline.parse_op_name(op_name) == expected
 
 
@@ -118,7 +119,7 @@ def list_advice(forecast, available=100 * GIB):
     return list(forecasts.advise(forecast, available))
 
 
-def forecast(*runs, mesh='data', microbatches=1, temporaries=GIB, state=GIB, model_flops=1000.0):
+def forecast(*operations, mesh='data', microbatches=1, temporaries=GIB, state=GIB, model_flops=1000.0):
     """Builds the forecast of a step with 8 rows of (6, 2) tokens."""
     batch = {
         'encoder_input_tokens': jax.ShapeDtypeStruct((8, 6), jnp.int32),
@@ -127,7 +128,7 @@ def forecast(*runs, mesh='data', microbatches=1, temporaries=GIB, state=GIB, mod
     step = Step(None, lambda rate: None, MESHES[mesh], batch, microbatches)
     memory = StepMemory(state, state, 0, 0, temporaries, 0, 0, temporaries + 2 * state)
     devices = step.partitioner.mesh.size
-    return Forecast(step, bound(*runs, slices=(0,) * devices), memory, model_flops, 8 * 8, devices)
+    return Forecast(step, bound(*operations, slices=(0,) * devices), memory, model_flops, 8 * 8, devices)
 
 
 def test_utilization_and_cost_follow_from_the_time():
@@ -175,10 +176,10 @@ def test_fsdp_is_advised_if_updates_cost_more_than_gathers():
 
 
 @pytest.mark.parametrize(
-    'runs', [{'microbatches': 4}, {'mesh': 'fsdp', 'model_flops': 4000.0}, {}], ids=['microbatches', 'mesh', 'batch']
+    'options', [{'microbatches': 4}, {'mesh': 'fsdp', 'model_flops': 4000.0}, {}], ids=['microbatches', 'mesh', 'batch']
 )
-def test_a_change_that_does_not_fit_is_not_advised(runs):
-    result = forecast(WORK, PERMUTE if 'mesh' in runs else UPDATED, **runs)
+def test_a_change_that_does_not_fit_is_not_advised(options):
+    result = forecast(WORK, PERMUTE if 'mesh' in options else UPDATED, **options)
     assert list_advice(result, None)
     assert not list_advice(result, result.memory.total + 1)
     # A compute-bound step needs no change.

@@ -18,7 +18,7 @@ LOSSES = {'t5': [2.0, 2.1, 2.2], 'remixer': [1.0, 1.2, 1.1]}
 
 
 def run(name, seed, loss, accuracies=(), **tasks):
-    """A run of 10 steps of 4 examples, with tasks' metrics and predictions of `cb`, which are right or wrong."""
+    """Returns a run of 10 steps with 4 examples each, with metrics of `tasks` and predictions of `cb`."""
     logged = [MetricsRecord('train', 10, {'loss': loss}, {'seconds_per_step': 0.5, 'tokens_per_second': 9.0})]
     logged += [MetricsRecord('held_out', 10, {'loss': loss}, {})]
     logged += [MetricsRecord(f'eval/{task}', 10, {'accuracy': value}, {}) for task, value in tasks.items()]
@@ -47,11 +47,11 @@ VALUES = {('t5', '1e-3'): 2.0, ('t5', '3e-3'): 2.5, ('remixer', '1e-3'): 1.5, ('
 
 
 def test_the_best_setting_has_the_lowest_held_out_loss():
-    found = search(VALUES)
-    assert found.measure == 'held-out loss' and found.settings[-1] == (('LEARNING_RATE', '9e-1'),)
-    assert (found.best('t5'), found.best('remixer')) == ((('LEARNING_RATE', '1e-3'),), (('LEARNING_RATE', '3e-3'),))
+    results = search(VALUES)
+    assert results.measure == 'held-out loss' and results.settings[-1] == (('LEARNING_RATE', '9e-1'),)
+    assert (results.best('t5'), results.best('remixer')) == ((('LEARNING_RATE', '1e-3'),), (('LEARNING_RATE', '3e-3'),))
     # The expected minimum of two draws from 2.0 and 2.5 is 2.0 in three of four cases.
-    assert found.expected('t5') == pytest.approx([2.25, 2.125])
+    assert results.expected('t5') == pytest.approx([2.25, 2.125])
 
 
 def test_task_settings_are_selected_by_the_mean_validation_metric():
@@ -60,8 +60,8 @@ def test_task_settings_are_selected_by_the_mean_validation_metric():
     }
     test = MetricsRecord('test/cb', 10, {'accuracy': 100.0}, {})
     runs[cell('t5', '1')] = dataclasses.replace(runs[cell('t5', '1')], evaluations=[test])
-    found = comparison.search_results(list(runs), runs)
-    assert list(found.values['t5'].values()) == [55.0, 60.0] and found.best('t5') == (('LEARNING_RATE', '2'),)
+    results = comparison.search_results(list(runs), runs)
+    assert list(results.values['t5'].values()) == [55.0, 60.0] and results.best('t5') == (('LEARNING_RATE', '2'),)
 
 
 def test_the_table_has_costs_and_mean_median_and_best_seed():

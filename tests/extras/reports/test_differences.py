@@ -10,14 +10,14 @@ from remixer_t5x.extras.reports import differences
 from remixer_t5x.extras.reports.differences import Measure
 
 
-def simulated(rng, gap, seeds, models=2):
-    """`models` models of standard deviation 1 over seeds; the first is better by `gap`."""
+def simulate_results(rng, gap, seeds, models=2):
+    """Returns results of models with standard deviation 1 over seeds; the first model is better by `gap`."""
     values = rng.normal(size=(models, seeds)) + gap * (np.arange(models) == 0)[:, None]
     return {f'model_{index}': dict(enumerate(row)) for index, row in enumerate(values)}
 
 
-def shown(gains, confidence=differences.CONFIDENCE):
-    """Whether the interval of each row of `gains`, [..., seeds], excludes zero."""
+def excludes_zero(gains, confidence=differences.CONFIDENCE):
+    """Returns whether the interval of each row of `gains`, [..., seeds], excludes zero."""
     mean, margin = differences.student_interval(gains, confidence)
     return abs(mean) > margin
 
@@ -36,30 +36,30 @@ def test_the_interval_equals_that_of_a_paired_t_test():
 def test_equal_models_are_rarely_called_different(models, seeds):
     values = np.random.default_rng(0).normal(size=(10_000, models, seeds))
     pairs = np.stack([values[:, a] - values[:, b] for a, b in itertools.combinations(range(models), 2)], axis=1)
-    assert shown(pairs, differences.joint_confidence(models)).any(axis=1).mean() <= 0.15
+    assert excludes_zero(pairs, differences.joint_confidence(models)).any(axis=1).mean() <= 0.15
 
 
 @pytest.mark.parametrize('seeds', [2, 5])
 @pytest.mark.parametrize('deviation', [1.0, 3.0])
-def test_a_search_with_the_first_seed_keeps_equal_models_equal(seeds, deviation):
+def test_a_search_with_the_first_seed_rarely_separates_equal_models(seeds, deviation):
     """The first seed of each model has the best of 8 settings."""
     values, trials = (np.random.default_rng(n).normal(size=(10_000, 2, size)) for n, size in enumerate((seeds, 8)))
     values[:, :, 0] = trials.max(axis=-1)
-    assert shown(values[:, 0] - deviation * values[:, 1]).mean() <= 0.15
+    assert excludes_zero(values[:, 0] - deviation * values[:, 1]).mean() <= 0.15
 
 
 def test_a_gap_of_two_deviations_is_found_with_five_seeds():
     values = np.random.default_rng(0).normal(size=(10_000, 2, 5)) + [[2.0], [0.0]]
-    assert shown(values[:, 0] - values[:, 1]).mean() >= 0.8
+    assert excludes_zero(values[:, 0] - values[:, 1]).mean() >= 0.8
 
 
 @pytest.mark.parametrize(('gap', 'most', 'least'), [(0.0, 15, 0), (2.0, 100, 80)])
 def test_comparisons_of_simulated_models_state_what_the_intervals_show(gap, most, least):
     rng = np.random.default_rng(0)
-    models = [simulated(rng, gap, 5) for _ in range(100)]
+    models = [simulate_results(rng, gap, 5) for _ in range(100)]
     lines = [differences.conclusion(Measure('accuracy', each, higher_is_better=True)) for each in models]
-    found = sum('model_0 is better' in line for line in lines)
-    assert least <= found and sum('is better' in line for line in lines) <= most
+    count = sum('model_0 is better' in line for line in lines)
+    assert least <= count and sum('is better' in line for line in lines) <= most
     assert all(('no difference shown' in line) != ('is better' in line) for line in lines)
 
 

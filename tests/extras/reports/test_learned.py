@@ -1,4 +1,4 @@
-"""The data of the pictures are what the sublayers compute with."""
+"""The arrays of the pictures equal those that the sublayers compute with."""
 
 import dataclasses
 import functools
@@ -34,7 +34,7 @@ _REMIXER = functools.partial(remixer.Remixer, hidden_dim=4, max_length=LENGTH)
 
 
 def _model():
-    """Runs of one and two layers, so that layers are counted over runs and within them."""
+    """Returns a model with runs of one and two layers, so that layers are counted over runs and within them."""
     encoder = functools.partial(PreNorm, sublayers=(_SELF, _REMIXER))
     tim_layer = functools.partial(PreNorm, sublayers=(_TIM,))
     decoder = functools.partial(PreNorm, sublayers=(_SELF, _CROSS, _REMIXER))
@@ -45,7 +45,7 @@ def _model():
     return Seq2Seq(EncoderDecoder(16, WIDTH, *stacks))
 
 
-def _random(params, seed=1):
+def _randomize(params, seed=1):
     leaves, tree = jax.tree.flatten(params)
     rng = np.random.default_rng(seed)
     return tree.unflatten([jnp.asarray(rng.normal(size=leaf.shape), jnp.float32) for leaf in leaves])
@@ -53,17 +53,17 @@ def _random(params, seed=1):
 
 @pytest.fixture(scope='module')
 def observed():
-    """A model, random parameters, ids of a text and an answer, and what was sown."""
+    """Returns a model, random parameters, ids of inputs and targets, and the sown intermediates."""
     model = _model()
     shapes = {'encoder_input_tokens': (1, LENGTH), 'decoder_target_tokens': (1, 4)}
-    params = _random(unbox(interface.param_shapes(model, shapes)))
+    params = _randomize(unbox(interface.param_shapes(model, shapes)))
     inputs, targets = np.asarray([3, 4, 5, 3, 7], np.int32), np.asarray([2, 9, 1], np.int32)
     return model, params, inputs, targets, learned.read_intermediates(model, params, inputs, targets)
 
 
 def test_layers_are_counted_over_runs_and_within_them(observed):
-    _, params, *_, seen = observed
-    maps = [(layer.stack, layer.layer, layer.sublayer) for layer in learned.attention_maps(seen, params)]
+    _, params, *_, intermediates = observed
+    maps = [(layer.stack, layer.layer, layer.sublayer) for layer in learned.attention_maps(intermediates, params)]
     assert maps[:4] == [
         (ENCODER, 1, 'self_attention'),
         (ENCODER, 2, 'tim_attention'),
@@ -74,13 +74,13 @@ def test_layers_are_counted_over_runs_and_within_them(observed):
     assert [(layer.stack, layer.layer) for layer in learned.remixer_logits(params)] == [
         (ENCODER, 1), (ENCODER, 4), (DECODER, 1), (DECODER, 2)
     ]  # fmt: skip
-    assert [layer.layer for layer in learned.competition_weights(seen, params)] == [2, 3]
+    assert [layer.layer for layer in learned.competition_weights(intermediates, params)] == [2, 3]
 
 
 def test_attention_maps_are_distributions_over_visible_tokens(observed):
-    _, params, inputs, targets, seen = observed
+    _, params, inputs, targets, intermediates = observed
     sizes = {'self_attention': len(targets), 'cross_attention': len(inputs)}
-    for layer in learned.attention_maps(seen, params):
+    for layer in learned.attention_maps(intermediates, params):
         np.testing.assert_allclose(layer.array.sum(axis=-1), 1, atol=1e-5)
         if layer.stack == DECODER:
             assert layer.array.shape == (2, len(targets), sizes[layer.sublayer])
@@ -89,11 +89,11 @@ def test_attention_maps_are_distributions_over_visible_tokens(observed):
 
 
 def test_sown_weights_times_the_values_are_the_output():
-    """The values and output of the single head are the tokens themselves, so its output equals its weights."""
+    """The value and output projections of the single head are identities, so its output equals its weights."""
     module = attention.SelfAttention(num_heads=1, head_dim=LENGTH)
     x = jnp.eye(LENGTH)[None]
     ctx = describe_tokens(jnp.ones((1, LENGTH), jnp.int32), causal=True)
-    params = _random(unbox(module.init(jax.random.key(0), x, ctx)['params']))
+    params = _randomize(unbox(module.init(jax.random.key(0), x, ctx)['params']))
     for name in ('value', 'out'):
         params[name]['kernel'] = jnp.eye(LENGTH)
     bias = jax.random.normal(jax.random.key(2), (1, 1, LENGTH, LENGTH))
@@ -108,7 +108,7 @@ def test_mixing_weights_of_the_layer_are_the_softmax_of_h(causal):
     module = remixer.LearnedMixing(max_length=9)
     x = jnp.eye(LENGTH)[None]
     ctx = describe_tokens(jnp.ones((1, LENGTH), jnp.int32), causal=causal)
-    params = _random(unbox(module.init(jax.random.key(0), x, ctx)['params']))
+    params = _randomize(unbox(module.init(jax.random.key(0), x, ctx)['params']))
     logits = np.asarray(params['logits'])
     weights = learned.softmax_rows(logits, LENGTH, causal)
     np.testing.assert_allclose(weights, module.apply({'params': params}, x, ctx)[0], atol=1e-6)
@@ -138,15 +138,15 @@ def test_layers_near_zero_are_named():
 def test_spatial_weights_equal_those_of_the_layer(weights, stack):
     module = weights(max_length=9)
     ctx = describe_tokens(jnp.ones((1, LENGTH), jnp.int32), causal=stack == DECODER)
-    params = _random(unbox(module.init(jax.random.key(0), LENGTH, ctx)['params']))
+    params = _randomize(unbox(module.init(jax.random.key(0), LENGTH, ctx)['params']))
     tree = {'run_0': {'layer': {'gmlp': {'mixing': {'weights': jax.tree.map(lambda leaf: leaf[None], params)}}}}}
     (layer,) = learned.spatial_weights({stack: tree}, {stack: LENGTH})
     np.testing.assert_array_equal(layer.array, module.apply({'params': params}, LENGTH, ctx))
 
 
 def test_competition_sums_to_one_over_mechanisms(observed):
-    _, params, inputs, _, seen = observed
-    for layer in learned.competition_weights(seen, params):
+    _, params, inputs, _, intermediates = observed
+    for layer in learned.competition_weights(intermediates, params):
         assert layer.array.shape == (2, len(inputs))
         np.testing.assert_allclose(layer.array.sum(axis=0), 1, atol=1e-6)
 

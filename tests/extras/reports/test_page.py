@@ -13,12 +13,11 @@ from remixer_t5x.extras.reports.pictures.learned import LayerArray
 from remixer_t5x.extras.reports.records import MetricsRecord, RecordedRun
 
 EVIL = '</script><script>alert("x")</script><img src=http://evil.example/x onerror=alert(1)> & $\\frac$ "\''
-_VOID = {'meta', 'input', 'br', 'img', 'link', 'hr'}
-_ALONE = {'line', 'path', 'use', 'image', 'rect'}
+_VOID_ELEMENTS = {'meta', 'input', 'br', 'img', 'link', 'hr'}
 
 
 class _Reader(html.parser.HTMLParser):
-    """Elements in order, open elements, and the text."""
+    """Collects the elements, the open elements and the text of a page."""
 
     def __init__(self, text):
         super().__init__()
@@ -28,7 +27,7 @@ class _Reader(html.parser.HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.elements.append((tag, dict(attributes)))
-        if tag not in _VOID:
+        if tag not in _VOID_ELEMENTS:
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attributes):

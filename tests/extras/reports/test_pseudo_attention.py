@@ -19,23 +19,23 @@ from remixer_t5x.models.sublayers import attention, feed_forward, hyper_mixer
 WIDTH, INPUTS, TARGETS = 4, np.asarray([3, 4, 5], np.int32), np.asarray([2, 1], np.int32)
 
 
-def _differences(function, x, step=3e-3):
-    """Norms of central differences, [outputs, inputs], of function [inputs, embed] -> [outputs, features]."""
+def _difference_norms(function, x, step=3e-3):
+    """Returns norms [outputs, inputs] of central differences of a function [inputs, embed] -> [outputs, features]."""
     x = np.asarray(x)
     function = jax.jit(function)
     norms = np.zeros((function(x).shape[0], x.shape[0]))
-    for place in range(x.shape[0]):
+    for position in range(x.shape[0]):
         for feature in range(x.shape[1]):
-            move = np.zeros_like(x)
-            move[place, feature] = step
-            slope = (np.asarray(function(x + move), np.float64) - function(x - move)) / (2 * step)
-            norms[:, place] += np.sum(slope**2, axis=-1)
+            offset = np.zeros_like(x)
+            offset[position, feature] = step
+            slope = (np.asarray(function(x + offset), np.float64) - function(x - offset)) / (2 * step)
+            norms[:, position] += np.sum(slope**2, axis=-1)
     return np.sqrt(norms)
 
 
 @pytest.fixture(scope='module')
 def trained():
-    """A model of attention and HyperMixer layers with random parameters."""
+    """Returns a model of attention and HyperMixer layers with random parameters."""
     self_attention = functools.partial(attention.SelfAttention, num_heads=1, head_dim=4)
     cross = functools.partial(attention.CrossAttention, num_heads=1, head_dim=4)
     hyper = functools.partial(hyper_mixer.HyperMixer, hidden_dim=4)
@@ -73,7 +73,7 @@ def test_wide_tokens_are_estimated_from_random_signs():
 
 def test_the_whole_encoder_agrees_with_finite_differences(trained):
     model, params = trained
-    found = pseudo_attention.encoder(model, params, INPUTS)
+    actual = pseudo_attention.encoder(model, params, INPUTS)
     embedding = params['token_embedder']['embedding']
 
     def encode(x):
@@ -84,7 +84,7 @@ def test_the_whole_encoder_agrees_with_finite_differences(trained):
             INPUTS[None], enable_dropout=False, method='encode',
         )[0]  # fmt: skip
 
-    np.testing.assert_allclose(found, _differences(encode, embedding[INPUTS]), rtol=0.02, atol=2e-3)
+    np.testing.assert_allclose(actual, _difference_norms(encode, embedding[INPUTS]), rtol=0.02, atol=2e-3)
 
 
 def test_the_map_of_a_layer_agrees_with_finite_differences(trained):
@@ -101,13 +101,13 @@ def test_the_map_of_a_layer_agrees_with_finite_differences(trained):
     first = jax.tree.map(lambda leaf: leaf[0], encoder['run_1']['layer'])
     layer = stack.runs[1][0]()
     ctx = pseudo_attention.describe_tokens(jnp.asarray(INPUTS)[None])
-    added = _differences(lambda x: layer.apply({'params': first}, x[None], ctx)[0] - x, hidden)
+    added = _difference_norms(lambda x: layer.apply({'params': first}, x[None], ctx)[0] - x, hidden)
     np.testing.assert_allclose(maps[1], added, rtol=0.02, atol=2e-3)
 
 
 def test_the_decoder_depends_on_the_text_through_the_encoder(trained):
     model, params = trained
-    found = pseudo_attention.decoder_to_text(model, params, INPUTS, TARGETS)
+    actual = pseudo_attention.decoder_to_text(model, params, INPUTS, TARGETS)
     embedding = params['token_embedder']['embedding']
 
     def decode(x):
@@ -118,7 +118,7 @@ def test_the_decoder_depends_on_the_text_through_the_encoder(trained):
         rows = (INPUTS[None], np.asarray([[0, 2]], np.int32))
         return model.module.apply(variables, encoded, *rows, enable_dropout=False, method='decode_hidden')[0]
 
-    np.testing.assert_allclose(found, _differences(decode, embedding[INPUTS]), rtol=0.02, atol=2e-3)
+    np.testing.assert_allclose(actual, _difference_norms(decode, embedding[INPUTS]), rtol=0.02, atol=2e-3)
 
 
 def test_the_residual_is_not_part_of_the_map_of_a_layer(trained):

@@ -15,7 +15,7 @@ from remixer_t5x.extras.reproduce import runs, tables, verdicts
 from remixer_t5x.run_folder import model_dir
 
 ARGS = argparse.Namespace(gin_file=[], gin_flags=[], gin_search_paths=[], tfds_data_dir=None, verbose=True)
-# Every table and figure of the five papers; of the slides, three groups.
+# Numbers of the tables and figures of each paper.
 PAPERS = {
     'remixers': ([1, 2, 3, 4, 5], [1, 2]),
     'hyper_mixer': ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6]),
@@ -24,8 +24,8 @@ PAPERS = {
 }
 
 
-def loaded(scale):
-    """The tables that exist at a scale."""
+def load_tables(scale):
+    """Yields the tables that are defined at a scale."""
     for name, entry in tables.list_tables().items():
         small = [column for column in entry.get('columns', {}).values() if 'small' in column]
         if 'reason' not in entry and (scale == tables.PAPER or small):
@@ -45,11 +45,11 @@ def test_every_table_and_figure_has_an_entry_or_a_reason():
 @pytest.mark.parametrize('scale', tables.SCALES)
 def test_every_stage_and_model_is_a_valid_configuration(scale):
     stages, rows = set(), set()
-    for table in loaded(scale):
+    for table in load_tables(scale):
         paper = table.name.partition('/')[0]
         for stage in table.stages:
             for row in table.rows:
-                # Each stage with one model, and each model with one stage.
+                # Every stage and every model is loaded at least once.
                 if (paper, stage.name) in stages and (paper, row.name) in rows:
                     continue
                 stages.add((paper, stage.name))
@@ -58,10 +58,10 @@ def test_every_stage_and_model_is_a_valid_configuration(scale):
                 if stage.after:
                     flags['INITIAL_CHECKPOINT_PATH'] = '/nowhere'
                 files = [*stage.files, *row.files]
-                given = loading.ConfigSources(
+                sources = loading.ConfigSources(
                     files, [(k, str(v)) for k, v in flags.items()], model=loading.model_files(row.model)
                 )
-                loading.load(given, train.ROOT, partial=False)
+                loading.load(sources, train.ROOT, partial=False)
     assert len(stages) >= (25 if scale == tables.PAPER else 4)
 
 
@@ -106,11 +106,11 @@ def small_table(metric='accuracy', numbers=(70.0, 72.0, 69.0, None)):
 def test_verdict_is_the_sign_of_the_interval(metric, ours, expected):
     base = {seed: 10.0 + seed for seed in range(len(ours))}
     results = {('a', 'x'): base, ('b', 'x'): {seed: base[seed] + value for seed, value in enumerate(ours)}}
-    found = {row.name: finding for _, row, finding in verdicts.judge_table(small_table(metric), results)}
-    assert (found['b'].difference, found['b'].margin, found['b'].verdict) == (
+    findings = {row.name: finding for _, row, finding in verdicts.judge_table(small_table(metric), results)}
+    assert (findings['b'].difference, findings['b'].margin, findings['b'].verdict) == (
         pytest.approx(expected[0]), pytest.approx(expected[1], rel=1e-4), expected[2],
     )  # fmt: skip
-    assert found['b'].published_difference == 2.0 and found['a'].verdict == found['c'].verdict == ''
+    assert findings['b'].published_difference == 2.0 and findings['a'].verdict == findings['c'].verdict == ''
 
 
 def test_finetuning_starts_from_the_pretraining_of_its_model_and_seed(tmp_path):
@@ -128,14 +128,14 @@ def test_finetuning_starts_from_the_pretraining_of_its_model_and_seed(tmp_path):
 
 
 def write_run(cell, value):
-    """A run as training leaves it: its marker and metrics."""
+    """Writes the marker and the metrics of a finished run."""
     cell.folder.mkdir(parents=True)
     (cell.folder / model_dir.MARKER).write_text('{}')
     record = {'kind': 'eval/mini_cogs_generalization', 'step': 300, 'exact_match': value}
     (cell.folder / 'metrics.jsonl').write_text(json.dumps(record) + '\n')
 
 
-def test_table_shows_our_numbers_beside_the_papers(tmp_path, monkeypatch, capsys):
+def test_the_table_shows_our_numbers_next_to_those_of_the_paper(tmp_path, monkeypatch, capsys):
     """The runs are replaced by their results: Remixer is 5 points better than T5.1.1 with every seed."""
 
     def run_cells(self, cells, parallel):
@@ -173,7 +173,7 @@ def test_a_stage_starts_after_all_runs_of_the_stage_before(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ('words', 'facts'),
+    ('words', 'advice'),
     [
         ([], 'remixers/table_4'),
         (['remixers/tabel_4'], 'remixers/table_4'),
@@ -183,9 +183,9 @@ def test_a_stage_starts_after_all_runs_of_the_stage_before(tmp_path, monkeypatch
         (['remixers/table_4', '--gin.SEED=1'], '--seeds'),
     ],
 )
-def test_invalid_arguments_raise_one_line_with_what_to_type(words, facts, capsys):
+def test_invalid_arguments_raise_a_one_line_error_with_advice(words, advice, capsys):
     assert main.main(['reproduce', *words]) == 2
-    assert facts in capsys.readouterr().err.strip().splitlines()[-1]
+    assert advice in capsys.readouterr().err.strip().splitlines()[-1]
 
 
 def test_a_missing_metric_raises_an_error_that_lists_metrics(tmp_path):

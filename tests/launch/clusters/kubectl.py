@@ -1,7 +1,7 @@
-"""`kubectl`, by kubernetes.io/docs/reference/kubectl, on a cluster that has JobSet (jobset.sigs.k8s.io).
+"""A fake of `kubectl` (kubernetes.io/docs/reference/kubectl) and of a cluster with JobSet (jobset.sigs.k8s.io).
 
-A pod is a process, and a PersistentVolumeClaim a folder. `apply` leaves a controller, which does what the JobSet asks
-for: it starts all pods again when one has failed, and gives up after an exit code that its policy names.
+A pod is a process, and a PersistentVolumeClaim is a folder. `apply` starts a controller in the background, which
+restarts all pods when one fails, until the pod failure policy of the JobSet fails the job.
 """
 
 import json
@@ -14,10 +14,17 @@ import subprocess
 import sys
 import time
 
-from tests.launch.clusters.strictly import CLUSTER, called, detach, options, positionals, refuse
+from tests.launch.clusters.strictly import (
+    CLUSTER,
+    check_positionals,
+    parse_options,
+    record_call,
+    refuse,
+    start_detached,
+)
 
 NAME = r'[a-z]([a-z0-9-]*[a-z0-9])?'
-# The fields that these kinds have, of those that the project uses; a field that is not here is refused.
+# The fields of each kind that the project may use; other fields are rejected.
 FIELDS = {
     'JobSet': 'apiVersion kind metadata spec',
     'JobSet.metadata': 'name annotations labels namespace',
@@ -46,16 +53,16 @@ FIELDS = {
     'Pod.volumes.persistentVolumeClaim': 'claimName readOnly',
     'Pod.volumes.emptyDir': 'medium sizeLimit',
 }
-# Where a kind begins inside of another.
+# Fields that contain another kind.
 INNER = {'JobSet.spec.replicatedJobs.template.spec': 'Job', 'Job.template.spec': 'Pod'}
 
 
 def check(value, kind: str) -> None:
-    """Refuses a field that the kind does not have, at any depth."""
+    """Rejects unknown fields at any depth."""
     kind = INNER.get(kind, kind)
     if isinstance(value, list):
-        for each in value:
-            check(each, kind)
+        for item in value:
+            check(item, kind)
     elif isinstance(value, dict) and kind in FIELDS:
         for name, inner in value.items():
             if name not in FIELDS[kind].split():
@@ -66,7 +73,7 @@ def check(value, kind: str) -> None:
 
 
 def check_pod(pod: dict) -> None:
-    """Refuses an image that no node can pull, and a volume that the image's user, 1000, cannot write."""
+    """Rejects images that a node cannot pull, and volumes that user 1000, the user of the image, cannot write."""
     for container in pod['containers']:
         registry, slash, _ = container['image'].partition('/')
         if not slash or not re.search('[.:]', registry):
@@ -74,7 +81,7 @@ def check_pod(pod: dict) -> None:
         in_bucket = any('MODEL_DIR=gs://' in word for word in container.get('args', ()))
         claims = [volume for volume in pod['volumes'] if 'persistentVolumeClaim' in volume]
         if claims and in_bucket:
-            refuse('the pods wait for a claim that they do not need')
+            refuse('the pods would wait for a claim that they do not need')
         if claims and pod.get('securityContext', {}).get('fsGroup') != 1000:
             refuse('/data: permission denied for user 1000')
 
@@ -82,20 +89,20 @@ def check_pod(pod: dict) -> None:
 def apply(words: list[str]) -> int:
     import yaml
 
-    positional, found = options(words, {'filename': '-|.+', 'namespace': NAME}, (), ('filename',))
-    positionals(positional, 0)
-    jobset = yaml.safe_load(sys.stdin if found['filename'] == '-' else pathlib.Path(found['filename']).read_text())
+    positional, options = parse_options(words, {'filename': '-|.+', 'namespace': NAME}, (), ('filename',))
+    check_positionals(positional, 0)
+    jobset = yaml.safe_load(sys.stdin if options['filename'] == '-' else pathlib.Path(options['filename']).read_text())
     if (jobset['apiVersion'], jobset['kind']) != ('jobset.x-k8s.io/v1alpha2', 'JobSet'):
-        refuse('the cluster has no such kind')
+        refuse('unknown apiVersion or kind')
     check(jobset, 'JobSet')
     (CLUSTER / 'jobset.json').write_text(json.dumps(jobset))
-    detach(sys.executable, '-m', __spec__.name, 'controller')
+    start_detached(sys.executable, '-m', __spec__.name, 'controller')
     print(f'jobset.jobset.x-k8s.io/{jobset["metadata"]["name"]} created')
     return 0
 
 
 class Pods:
-    """The pods of the only replicated job, as processes."""
+    """The pods of the single replicated job, which are processes."""
 
     def __init__(self, jobset: dict):
         [self._replicated] = jobset['spec']['replicatedJobs']
@@ -103,11 +110,11 @@ class Pods:
         self._pod = self._job['template']['spec']
         [self._container] = self._pod['containers']
         name, subdomain = jobset['metadata']['name'], jobset['spec']['network']['subdomain']
-        # Its name in the headless service, which only the pods can look up.
-        self._first = f'{name}-{self._replicated["name"]}-0-0.{subdomain}:8476'
+        # The host name of the first pod in the headless service, which only pods can resolve.
+        self._coordinator = f'{name}-{self._replicated["name"]}-0-0.{subdomain}:8476'
 
     def run(self) -> list[int]:
-        """The exit codes, once all have ended; the first failure ends the others, whose codes do not count."""
+        """Returns the exit codes of the pods. After the first failure, ends the other pods and omits their codes."""
         count = self._job['completions']
         started = [self._start(index) for index in range(count)]
         (CLUSTER / 'pods').write_text(' '.join(str(pod.pid) for pod in started))
@@ -118,34 +125,34 @@ class Pods:
             time.sleep(0.02)
         return [pod.returncode for pod in started]
 
-    def fails_for_good(self, code: int) -> bool:
-        """Whether the policy about pods ends the job, and that about jobs then the whole."""
+    def fails_job(self, code: int) -> bool:
+        """Returns whether the pod failure policy fails the job, and thereby the JobSet, after this exit code."""
         rules = [rule['onExitCodes']['values'] for rule in self._job['podFailurePolicy']['rules']]
         return any(code in values for values in rules)
 
     def _start(self, index: int) -> subprocess.Popen:
-        found: dict[str, str] = {}
+        variables: dict[str, str] = {}
         for entry in self._container['env']:
             source = entry.get('valueFrom', {}).get('fieldRef', {}).get('fieldPath', '')
-            found[entry['name']] = str(index) if 'job-completion-index' in source else entry.get('value', '')
-        words = [_filled(word, found) for word in self._container['args']]
-        # The name of the first pod is an address here, and the mounted volume a folder.
-        words = [word.replace(self._first, f'127.0.0.1:{os.environ["PORT"]}') for word in words]
+            variables[entry['name']] = str(index) if 'job-completion-index' in source else entry.get('value', '')
+        words = [_expand(word, variables) for word in self._container['args']]
+        # Replaces the host name of the first pod with a local address, and the mounted volume with a folder.
+        words = [word.replace(self._coordinator, f'127.0.0.1:{os.environ["PORT"]}') for word in words]
         words = [word.replace('=/data', f'={claim(self._pod)}') for word in words]
-        environment = {**os.environ, **found, 'JOB_COMPLETION_INDEX': str(index)}
+        environment = {**os.environ, **variables, 'JOB_COMPLETION_INDEX': str(index)}
         log = (CLUSTER / f'pod_{index}.log').open('a')
         return subprocess.Popen(
             [os.environ['REMIXER_T5X'], *words], env=environment, stdout=log, stderr=log, start_new_session=True
         )
 
 
-def _filled(word: str, variables: dict[str, str]) -> str:
-    """$(NAME) by its value; $$ is $."""
-    return re.sub(r'\$\$|\$\((\w+)\)', lambda found: variables[found[1]] if found[1] else '$', word)
+def _expand(word: str, variables: dict[str, str]) -> str:
+    """Replaces $(NAME) with its value, and $$ with $."""
+    return re.sub(r'\$\$|\$\((\w+)\)', lambda match: variables[match[1]] if match[1] else '$', word)
 
 
 def claim(pod: dict) -> pathlib.Path:
-    """The folder that is mounted at /data."""
+    """Returns the folder of the claim that is mounted at /data."""
     [container] = pod['containers']
     [mounted] = [mount['name'] for mount in container['volumeMounts'] if mount['mountPath'] == '/data']
     [volume] = [volume for volume in pod['volumes'] if volume['name'] == mounted]
@@ -153,7 +160,7 @@ def claim(pod: dict) -> pathlib.Path:
 
 
 def _end(pod: subprocess.Popen, grace: float) -> int | None:
-    """What ended by itself has its code; others get SIGTERM, and SIGKILL after their time."""
+    """Returns the exit code of a pod that has ended. Stops other pods (SIGKILL after `grace`), and returns None."""
     if pod.poll() is not None:
         return pod.returncode
     os.killpg(pod.pid, signal.SIGTERM)
@@ -172,7 +179,7 @@ def controller() -> int:
         codes = [code if code >= 0 else 128 - code for code in pods.run()]
         with (CLUSTER / 'attempts').open('a') as file:
             file.write(f'{sorted(codes)}\n')
-        if not any(codes) or any(map(pods.fails_for_good, codes)):
+        if not any(codes) or any(map(pods.fails_job, codes)):
             break
     (CLUSTER / 'ended').write_text('Completed' if not any(codes) else 'Failed')
     return 0
@@ -180,9 +187,9 @@ def controller() -> int:
 
 def run(words: list[str]) -> int:
     values = {'image': '.+', 'restart': 'Never|Always|OnFailure', 'overrides': r'\{.+\}', 'namespace': NAME}
-    positional, found = options(words, values, ('rm', 'stdin', 'quiet'), ('image', 'restart', 'overrides'))
-    [name] = positionals(positional, 1)
-    overrides = json.loads(found['overrides'])
+    positional, options = parse_options(words, values, ('rm', 'stdin', 'quiet'), ('image', 'restart', 'overrides'))
+    [name] = check_positionals(positional, 1)
+    overrides = json.loads(options['overrides'])
     if overrides.get('apiVersion') != 'v1':
         refuse('--overrides needs a valid apiVersion')
     pod = overrides['spec']
@@ -192,26 +199,26 @@ def run(words: list[str]) -> int:
 
 
 def wait(words: list[str]) -> int:
-    positional, _ = options(words, {'for': r'condition=\w+|delete', 'timeout': r'\d+[smh]'}, (), ('for',))
-    [name] = positionals(positional, 1)
-    return 0 if (CLUSTER / f'{name.removeprefix("pod/")}.pod').exists() else refuse(f'{name} is not there')
+    positional, _ = parse_options(words, {'for': r'condition=\w+|delete', 'timeout': r'\d+[smh]'}, (), ('for',))
+    [name] = check_positionals(positional, 1)
+    return 0 if (CLUSTER / f'{name.removeprefix("pod/")}.pod').exists() else refuse(f'{name} does not exist')
 
 
 def copy(words: list[str]) -> int:
-    positional, _ = options(words, {'container': NAME, 'retries': r'\d+'}, ('no-preserve',))
-    source, target = positionals(positional, 2)
+    positional, _ = parse_options(words, {'container': NAME, 'retries': r'\d+'}, ('no-preserve',))
+    source, target = check_positionals(positional, 2)
     name, _, path = source.partition(':')
     folder = (CLUSTER / f'{name}.pod').read_text()
-    # The contents of the folder come into the target.
+    # Copies the contents of the folder, not the folder.
     shutil.copytree(path.replace('/data', folder, 1), target, dirs_exist_ok=True)
     return 0
 
 
 def delete(words: list[str]) -> int:
-    positional, _ = options(words, {'wait': 'true|false', 'grace-period': r'\d+'})
-    kind, name = positionals(positional, 2)
+    positional, _ = parse_options(words, {'wait': 'true|false', 'grace-period': r'\d+'})
+    kind, name = check_positionals(positional, 2)
     if kind != 'pod':
-        refuse(f'there is no {kind} here')
+        refuse(f'unknown kind {kind}')
     (CLUSTER / f'{name}.pod').unlink()
     return 0
 
@@ -219,7 +226,7 @@ def delete(words: list[str]) -> int:
 def main(words: list[str]) -> int:
     if words == ['controller']:
         return controller()
-    called()
+    record_call()
     actions = {'apply': apply, 'run': run, 'wait': wait, 'cp': copy, 'delete': delete}
     if words[0] not in actions:
         refuse(f'unknown command {words[0]}')

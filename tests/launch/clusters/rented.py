@@ -1,4 +1,4 @@
-"""Tests' side of the stand-ins: programs on PATH, a tiny training run, and the environment of the scripts."""
+"""Helpers of the launch tests: fake programs on PATH, a tiny training run, and the environment of the scripts."""
 
 import os
 import pathlib
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from tests.launch.clusters.strictly import PATIENCE
+from tests.launch.clusters.strictly import TIMEOUT
 from tests.support import feed_forward, paths
 
 SLURM = ('sbatch', 'srun', 'scontrol')
@@ -26,8 +26,8 @@ TRAIN = (
 )
 
 
-def program(path: pathlib.Path, *lines: str) -> pathlib.Path:
-    """A shell script."""
+def write_program(path: pathlib.Path, *lines: str) -> pathlib.Path:
+    """Writes an executable shell script."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     path.write_text('\n'.join(['#!/usr/bin/env bash', *lines, '']))
@@ -35,29 +35,29 @@ def program(path: pathlib.Path, *lines: str) -> pathlib.Path:
     return path
 
 
-def programs(folder: pathlib.Path) -> pathlib.Path:
-    """A folder for PATH with the stand-ins."""
-    for name, stand_in in (('gcloud', 'gcloud'), ('kubectl', 'kubectl'), *((name, f'slurm {name}') for name in SLURM)):
-        program(folder / name, f'exec {sys.executable} -m tests.launch.clusters.{stand_in} "$@"')
+def write_programs(folder: pathlib.Path) -> pathlib.Path:
+    """Writes the fake programs to a folder for PATH."""
+    for name, module in (('gcloud', 'gcloud'), ('kubectl', 'kubectl'), *((name, f'slurm {name}') for name in SLURM)):
+        write_program(folder / name, f'exec {sys.executable} -m tests.launch.clusters.{module} "$@"')
     return folder
 
 
-def bash(script: str, *arguments: str, env: Mapping[str, str] | None = None, code: int = 0) -> tuple[str, str]:
-    """Standard output and standard error of a launch script; `env` is in addition to this process's variables."""
+def run_script(script: str, *arguments: str, env: Mapping[str, str] | None = None, code: int = 0) -> tuple[str, str]:
+    """Returns standard output and standard error of a launch script; `env` contains additional variables."""
     done = subprocess.run(
         ['bash', str(LAUNCH / script), *arguments],
         env={**os.environ, **(env or {})},
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout, done.stderr
 
 
-def python_for_venv(folder: pathlib.Path, *body: str) -> pathlib.Path:
-    """A `python` whose `-m venv DIR` is `body`, which knows DIR as $3."""
-    return program(
+def write_venv_python(folder: pathlib.Path, *body: str) -> pathlib.Path:
+    """Writes a `python` that runs `body` instead of `-m venv DIR`, with DIR as $3."""
+    return write_program(
         folder / 'python_for_venv',
         'if [[ "$1 $2" == "-m venv" ]]; then',
         *body,
@@ -66,7 +66,7 @@ def python_for_venv(folder: pathlib.Path, *body: str) -> pathlib.Path:
 
 
 def site_packages() -> Sequence[str]:
-    """Folders with the libraries that this process uses, without those of this checkout."""
+    """Returns the folders of the installed libraries of this process."""
     return [entry for entry in sys.path if entry.endswith('site-packages')]
 
 

@@ -1,7 +1,7 @@
-"""`sbatch`, `srun` and `scontrol requeue`, by slurm.schedmd.com: a job of several tasks on one machine.
+"""A fake of `sbatch`, `srun` and `scontrol requeue` (slurm.schedmd.com): a job of several tasks on one machine.
 
-`sbatch` returns at once and leaves a controller, which runs a copy of the script until it ends without a request to put
-the job back into the queue. A job that is taken away goes back into it, as with --requeue.
+`sbatch` starts a controller in the background, which runs a copy of the script, and runs it again if the job was
+requeued. Tests requeue a preempted job themselves, as Slurm does with --requeue.
 """
 
 import os
@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 
-from tests.launch.clusters.strictly import CLUSTER, called, detach, options, refuse
+from tests.launch.clusters.strictly import CLUSTER, parse_options, record_call, refuse, start_detached
 
 NUMBER, JOB = r'[1-9]\d*', '7'
 SBATCH = {
@@ -25,24 +25,24 @@ SRUN = {'cpus-per-task': NUMBER, 'kill-on-bad-exit': '[01]', 'wait': r'\d+', 'gp
 def sbatch(words: list[str]) -> int:
     end = next((index for index, word in enumerate(words) if not word.startswith('-')), len(words))
     if end == len(words):
-        refuse('no script is given')
+        refuse('no script')
     script, arguments = words[end], words[end + 1 :]
-    inside = re.findall(r'^#SBATCH (\S+)$', pathlib.Path(script).read_text(), re.M)
-    # The command line overrides the script.
-    _, found = options([*inside, *words[:end]], SBATCH, ('requeue', 'exclusive'))
-    if 'requeue' not in found:
-        refuse('a job that is to survive its preemption needs --requeue')
+    directives = re.findall(r'^#SBATCH (\S+)$', pathlib.Path(script).read_text(), re.M)
+    # Options of the command line override those of the script.
+    _, options = parse_options([*directives, *words[:end]], SBATCH, ('requeue', 'exclusive'))
+    if 'requeue' not in options:
+        refuse('a job must have --requeue to survive a preemption')
     spool = CLUSTER / 'spool'
     spool.mkdir()
-    copied = shutil.copy(script, spool / 'slurm_script')
-    tasks = int(found.get('nodes', 1)) * int(found.get('ntasks-per-node', 1))
-    detach(
-        *(sys.executable, '-m', __spec__.name, 'controller', str(copied), *arguments),
+    script_copy = shutil.copy(script, spool / 'slurm_script')
+    tasks = int(options.get('nodes', 1)) * int(options.get('ntasks-per-node', 1))
+    start_detached(
+        *(sys.executable, '-m', __spec__.name, 'controller', str(script_copy), *arguments),
         SLURM_JOB_ID=JOB,
         SLURM_SUBMIT_DIR=os.getcwd(),
         SLURM_NTASKS=str(tasks),
-        SLURM_NTASKS_PER_NODE=found.get('ntasks-per-node', '1'),
-        SLURM_CPUS_PER_TASK=found['cpus-per-task'],
+        SLURM_NTASKS_PER_NODE=options.get('ntasks-per-node', '1'),
+        SLURM_CPUS_PER_TASK=options['cpus-per-task'],
         JAX_COORDINATOR_PORT=os.environ['PORT'],
     )
     print(f'Submitted batch job {JOB}')
@@ -50,7 +50,7 @@ def sbatch(words: list[str]) -> int:
 
 
 def controller(command: list[str]) -> int:
-    """Runs the job again while it is in the queue."""
+    """Runs the job until it ends without being requeued."""
     requeue, restarts = CLUSTER / 'requeue', 0
     while True:
         environment = {**os.environ, 'SLURM_RESTART_COUNT': str(restarts)}
@@ -66,10 +66,10 @@ def controller(command: list[str]) -> int:
 
 def srun(words: list[str]) -> int:
     end = next(index for index, word in enumerate(words) if not word.startswith('-'))
-    _, found = options(words[:end], SRUN, ('label', 'exclusive'))
-    # Since Slurm 22.05 srun does not inherit the number from sbatch; without it a task has one processor.
-    if found.get('cpus-per-task') != os.environ['SLURM_CPUS_PER_TASK']:
-        refuse('the tasks do not get the processors of the job')
+    _, options = parse_options(words[:end], SRUN, ('label', 'exclusive'))
+    # Since Slurm 22.05, srun does not inherit the number from sbatch: by default, a task has one CPU.
+    if options.get('cpus-per-task') != os.environ['SLURM_CPUS_PER_TASK']:
+        refuse('the tasks do not get the CPUs of the job')
     count, per_node = int(os.environ['SLURM_NTASKS']), int(os.environ['SLURM_NTASKS_PER_NODE'])
     started = [
         subprocess.Popen(
@@ -90,14 +90,14 @@ def srun(words: list[str]) -> int:
 
 def scontrol(words: list[str]) -> int:
     if words != ['requeue', JOB]:
-        refuse('requeue takes the number of the job')
+        refuse('requeue requires the number of the job')
     (CLUSTER / 'requeue').touch()
     return 0
 
 
 def main(program: str, words: list[str]) -> int:
     if program != 'controller':
-        called()
+        record_call()
     return {'sbatch': sbatch, 'srun': srun, 'scontrol': scontrol, 'controller': controller}[program](words)
 
 

@@ -1,4 +1,4 @@
-"""Arguments and files of the stand-ins: an option that the real program does not have is refused."""
+"""Argument parsing, files and processes of the fakes. Options that the real program does not have are rejected."""
 
 import contextlib
 import os
@@ -12,59 +12,59 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 CLUSTER = pathlib.Path(os.environ.get('CLUSTER', '.'))
-# Seconds for anything that a test waits for, also on a machine with much other work.
-PATIENCE = 1200.0
+# Default timeout in seconds: much longer than a test takes on a busy machine.
+TIMEOUT = 1200.0
 
 
 def refuse(text: str) -> None:
-    """Ends the stand-in as the real program ends after a wrong argument."""
+    """Records the error, and exits as the real program does after an invalid argument."""
     print(f'{pathlib.Path(sys.argv[0]).stem}: {text}', file=sys.stderr)
     with (CLUSTER / 'refused').open('a') as file:
         file.write(f'{shlex.join(sys.argv)}: {text}\n')
     sys.exit(2)
 
 
-def called() -> None:
-    """Notes the call."""
+def record_call() -> None:
+    """Adds the command line to the file `calls`."""
     with (CLUSTER / 'calls').open('a') as file:
         file.write(f'{shlex.join([pathlib.Path(sys.argv[0]).stem, *sys.argv[1:]])}\n')
 
 
-def options(
+def parse_options(
     words: Sequence[str], values: Mapping[str, str], flags: Iterable[str] = (), required: Iterable[str] = ()
 ) -> tuple[list[str], dict[str, str]]:
-    """Positional arguments, and options by name.
+    """Returns positional arguments, and options by name.
 
-    `values` are the options that take a value, with a regular expression for it; `flags` take none.
+    `values` maps the options with a value to a regular expression for the value; `flags` have no value.
     """
-    positional, found = [], {}
+    positional, options = [], {}
     for word in words:
         if not word.startswith('--'):
             positional.append(word)
             continue
         name, equals, value = word.removeprefix('--').partition('=')
         if name in flags and not equals:
-            found[name] = ''
+            options[name] = ''
         elif name in values and equals and re.fullmatch(values[name], value, re.S):
-            found[name] = value
+            options[name] = value
         elif name in values:
-            refuse(f'--{name} takes {values[name]}, got {value!r}')
+            refuse(f'--{name} must match {values[name]}, got {value!r}')
         else:
             refuse(f'{word} is not an option of this command')
     for name in required:
-        if name not in found:
+        if name not in options:
             refuse(f'--{name} is missing')
-    return positional, found
+    return positional, options
 
 
-def positionals(found: Sequence[str], count: int) -> list[str]:
-    """Refuses any other number of them."""
-    if len(found) != count:
-        refuse(f'{count} arguments are expected, got {list(found)}')
-    return list(found)
+def check_positionals(arguments: Sequence[str], count: int) -> list[str]:
+    """Returns the arguments, and rejects any other number of them."""
+    if len(arguments) != count:
+        refuse(f'expected {count} arguments, got {list(arguments)}')
+    return list(arguments)
 
 
-def detach(*command: str, **environment: str) -> None:
+def start_detached(*command: str, **environment: str) -> None:
     """Starts a process that outlives this one."""
     subprocess.Popen(
         command,
@@ -77,15 +77,15 @@ def detach(*command: str, **environment: str) -> None:
 
 
 def kill_group(leader: int) -> None:
-    """SIGKILL to a process and all of its group, which may be gone."""
+    """Kills a process group unless it has ended."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
 
 
-def until(condition, what: str, seconds: float = PATIENCE) -> None:
-    """Waits; raises AssertionError where `condition()` does not come true."""
-    end = time.monotonic() + seconds
+def wait_until(condition, event: str, seconds: float = TIMEOUT) -> None:
+    """Waits until `condition()` is true. Raises AssertionError after the timeout."""
+    deadline = time.monotonic() + seconds
     while not condition():
-        if time.monotonic() > end:
-            raise AssertionError(f'{what} did not happen within {seconds:.0f} s')
+        if time.monotonic() > deadline:
+            raise AssertionError(f'{event} did not happen within {seconds:.0f} s')
         time.sleep(0.02)

@@ -1,7 +1,6 @@
-"""Encoders alone: parameter counts against the papers, and no parameter is unused."""
+"""Encoder-only models: parameter counts against the papers, and unused parameters."""
 
 import functools
-import pathlib
 
 import jax
 import pytest
@@ -12,14 +11,14 @@ from remixer_t5x.cli.info import models as papers
 from remixer_t5x.data import batch_formats
 from remixer_t5x.models import interface
 from tests.support import parameters
+from tests.support.paths import CONFIGS
 
-CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
-# Models that are an encoder-decoder before a model type is chosen, all of which have the size `tiny`.
+# Configs without a model type, which default to an encoder-decoder.
 MODELS = sorted(path.stem for path in (CONFIGS / 'models').glob('*.gin') if "'model_types/" not in path.read_text())
 LENGTHS = {'inputs': 8, 'targets': 8}
 
-# Ours, for T5's vocabulary: `remixer-t5x info --gin_file=models/MODEL.gin --gin_file=sizes/SIZE.gin
-# --gin_file=model_types/encoder_only.gin` prints them.
+# Counts for T5's vocabulary, as printed by `remixer-t5x info --gin_file=models/MODEL.gin --gin_file=sizes/SIZE.gin
+# --gin_file=model_types/encoder_only.gin`.
 PARAMETERS = {
     ('t5_1_1', 'tiny'): 10_848_640,
     ('t5_1_1', 'base'): 109_628_544,
@@ -51,8 +50,8 @@ def test_number_of_parameters(name, size):
     assert count(name, size) == PARAMETERS[name, size]
 
 
-def test_mlp_mixer_with_250_tokens_has_as_many_parameters_as_the_others():
-    """HyperMixer, appendix B.2: the length at which MLP-Mixer has 11M parameters too."""
+def test_mlp_mixer_with_250_tokens_has_11_million_parameters():
+    """See appendix B.2 of the HyperMixer paper: at this length, its size equals that of the other models."""
     assert count('mixer_enc', 'hyper_mixer_paper', MAX_INPUT_LENGTH=250) == 11_339_996
 
 
@@ -60,14 +59,14 @@ def test_mlp_mixer_with_250_tokens_has_as_many_parameters_as_the_others():
     'figure', [f for f in papers.FIGURES if f.part == papers.ENCODER], ids=lambda f: f'{f.model}-{f.size}'
 )
 def test_parameter_counts_are_close_to_those_of_the_papers(figure):
-    """HyperMixer's 11M, gMLP's 130M and 365M, aMLP's 109M and 316M, which all count an encoder and its embedding."""
+    """The papers count an encoder with its embedding."""
     assert count(figure.model, figure.size) == pytest.approx(figure.parameters, rel=0.035)
 
 
 @pytest.mark.parametrize(
     ('name', 'model_type'), [*((name, 'encoder_only') for name in MODELS), ('t5_1_1', 'classifier')]
 )
-def test_a_model_reads_all_of_its_parameters(name, model_type):
+def test_a_model_uses_all_parameters(name, model_type):
     size = 'scaled_base' if name == 'remixer_scaled' else 'tiny'
     model = build_model(
         f'models/{name}.gin',

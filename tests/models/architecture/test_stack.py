@@ -1,4 +1,4 @@
-"""How often a stack traces a layer, and the random numbers of a seed, which depend on it."""
+"""Number of traces of a layer, and the random numbers of a seed, which depend on it."""
 
 import functools
 
@@ -16,7 +16,7 @@ calls = []
 
 
 class Counted(nn.Module):
-    """A sublayer with a parameter and dropout, which notes that it is traced."""
+    """A sublayer with a parameter and dropout that records its traces."""
 
     @nn.compact
     def __call__(self, x, ctx):
@@ -38,26 +38,26 @@ def variables():
     return jax.jit(STACK.init)(jax.random.key(0), X, context())
 
 
-def traces(function, *args):
+def count_traces(function, *args):
     calls.clear()
     jax.eval_shape(function, *args)
     return len(calls)
 
 
 def test_a_layer_without_random_numbers_is_traced_once(variables):
-    assert traces(lambda variables: STACK.apply(variables, X, context()), variables) == 1
+    assert count_traces(lambda variables: STACK.apply(variables, X, context()), variables) == 1
 
 
 def test_shapes_need_one_trace(variables):
     with stack.trace_layers_once():
-        assert traces(lambda key: STACK.init(key, X, context()), jax.random.key(0)) == 1
+        assert count_traces(lambda key: STACK.init(key, X, context()), jax.random.key(0)) == 1
         shapes = jax.eval_shape(lambda key: STACK.init(key, X, context()), jax.random.key(0))
     assert jax.tree.structure(shapes) == jax.tree.structure(variables)
     assert jax.tree.leaves(jax.tree.map(jnp.shape, shapes)) == jax.tree.leaves(jax.tree.map(jnp.shape, variables))
 
 
 def test_a_seed_returns_the_recorded_numbers(variables):
-    """Flax counts the keys that a layer draws, over all traces of it: another number of traces draws other keys."""
+    """Flax counts the keys of all traces of a layer, so the keys depend on the number of traces."""
     kernel = variables['params']['run_0']['layer']['counted']['kernel']
     dropped = jax.jit(lambda key: STACK.apply(variables, X, context(False), rngs={'dropout': key}))(jax.random.key(1))
     np.testing.assert_allclose(kernel[:, 0, 0], [-0.010857144, 0.012349445, 0.010359694], rtol=1e-6)

@@ -1,4 +1,4 @@
-"""GroupDense is a block-diagonal matrix, and its groups start as independent dense layers would."""
+"""GroupDense against block-diagonal matrices, its initial values, and the grouped norm."""
 
 import jax
 import jax.numpy as jnp
@@ -25,20 +25,20 @@ def block_diagonal(kernels):
     return matrix
 
 
-@pytest.mark.parametrize(('platform', 'apart'), [('cpu', False), ('gpu', False), ('tpu', True)])
-def test_group_dense_multiplies_by_a_block_diagonal_matrix(platform, apart):
+@pytest.mark.parametrize(('platform', 'separate'), [('cpu', False), ('gpu', False), ('tpu', True)])
+def test_group_dense_multiplies_by_a_block_diagonal_matrix(platform, separate):
     @settings(max_examples=5, deadline=None, derandomize=True, database=None)
     @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 5), st.integers(0, 99))
-    def law(groups, width, features, seed):
+    def check(groups, width, features, seed):
         x = np.random.default_rng(seed).normal(size=(2, 3, groups * width)).astype(np.float32)
-        module, parts = GroupDense(features, AXES), split_groups(x, groups, groups if apart else 1)
+        module, parts = GroupDense(features, AXES), split_groups(x, groups, groups if separate else 1)
         params = nn.unbox(module.init(jax.random.key(seed), parts))['params']
         actual = join_groups(module.apply({'params': params}, parts))
         expected = x.astype(np.float64) @ block_diagonal(np.asarray(params['kernel'], np.float64))
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
 
     with compiling_for(platform):
-        law()
+        check()
 
 
 @settings(max_examples=5, deadline=None, derandomize=True, database=None)
@@ -52,11 +52,11 @@ def test_split_and_join_are_inverse(groups, width):
         np.testing.assert_array_equal(join_groups(parts), x)
 
 
-def test_variance_equals_that_of_one_group():
+def test_initial_variance_equals_that_of_one_group():
     plain = Dense(64, AXES[1:]).init(jax.random.key(0), jnp.zeros((1, 256)))
     grouped = GroupDense(64, AXES).init(jax.random.key(0), (jnp.zeros((8, 1, 256)),))
-    spreads = [float(np.std(nn.unbox(variables)['params']['kernel'])) for variables in (plain, grouped)]
-    np.testing.assert_allclose(spreads, 1 / 16, rtol=0.02)
+    deviations = [float(np.std(nn.unbox(variables)['params']['kernel'])) for variables in (plain, grouped)]
+    np.testing.assert_allclose(deviations, 1 / 16, rtol=0.02)
 
 
 def test_group_dense_computes_in_the_dtype_of_its_input():
@@ -70,7 +70,7 @@ def test_group_dense_computes_in_the_dtype_of_its_input():
 def test_grouped_norm_is_the_norm_of_each_part(platform):
     @settings(max_examples=5, deadline=None, derandomize=True, database=None)
     @given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 99))
-    def law(groups, width, seed):
+    def check(groups, width, seed):
         rng = np.random.default_rng(seed)
         x, scale = rng.normal(size=(2, 3, groups * width)), rng.normal(size=groups * width)
         scale, x = scale.astype(np.float32), x.astype(np.float32)
@@ -80,7 +80,7 @@ def test_grouped_norm_is_the_norm_of_each_part(platform):
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
     with compiling_for(platform):
-        law()
+        check()
 
 
 def test_grouped_norm_rejects_a_width_it_cannot_split():

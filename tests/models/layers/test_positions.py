@@ -1,4 +1,4 @@
-"""Position biases and rotary embeddings against Hugging Face's recorded and live values."""
+"""Position biases and rotary embeddings against recorded and live values of Hugging Face's transformers."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,20 +8,20 @@ from remixer_t5x.context import SequenceContext
 from remixer_t5x.models.layers import positions
 from tests.support import references
 
-# Buckets of distances 0, 1, 7, 8, 15, 16, 31, 32, 64, 127, 128, 500 as transformers 5.23.0's T5Attention computes them.
+# Buckets of T5Attention in transformers 5.23.0 for keys before the query.
 DISTANCES = [0, 1, 7, 8, 15, 16, 31, 32, 64, 127, 128, 500]
-BEHIND = {True: [0, 1, 7, 8, 9, 10, 11, 12, 14, 15, 15, 15], False: [0, 1, 7, 8, 15, 16, 21, 21, 26, 31, 31, 31]}
+BUCKETS = {True: [0, 1, 7, 8, 9, 10, 11, 12, 14, 15, 15, 15], False: [0, 1, 7, 8, 15, 16, 21, 21, 26, 31, 31, 31]}
 
 
 @pytest.mark.parametrize('bidirectional', [True, False])
 def test_position_buckets_equal_recorded_values(bidirectional):
-    behind = positions.relative_position_bucket(-jnp.asarray(DISTANCES), bidirectional=bidirectional)
-    np.testing.assert_array_equal(behind, BEHIND[bidirectional])
-    ahead = positions.relative_position_bucket(jnp.asarray(DISTANCES[1:]), bidirectional=bidirectional)
-    np.testing.assert_array_equal(ahead, np.add(BEHIND[True][1:], 16) if bidirectional else 0)
+    before = positions.relative_position_bucket(-jnp.asarray(DISTANCES), bidirectional=bidirectional)
+    np.testing.assert_array_equal(before, BUCKETS[bidirectional])
+    after = positions.relative_position_bucket(jnp.asarray(DISTANCES[1:]), bidirectional=bidirectional)
+    np.testing.assert_array_equal(after, np.add(BUCKETS[True][1:], 16) if bidirectional else 0)
 
 
-# BLOOM's slopes for 12 heads, as transformers 5.23.0's build_alibi_tensor computes them.
+# Slopes of build_alibi_tensor in transformers 5.23.0 for 12 heads.
 SLOPES = [2.0**-power for power in (1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5)]
 
 
@@ -39,21 +39,21 @@ def test_alibi_is_a_slope_times_the_distance(causal):
 
 @pytest.mark.parametrize('num_heads', [1, 8, 12, 20])
 def test_alibi_equals_transformers_bloom(num_heads):
-    """BLOOM adds slope * key position, which differs from ours by a number for each query, that softmax ignores."""
-    references.need('torch', 'transformers')
+    """BLOOM adds slope * key position; the difference from ours is a constant per query, which softmax ignores."""
+    references.require('torch', 'transformers')
     import torch
     from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
     theirs = build_alibi_tensor(torch.ones(1, 9), num_heads, torch.float32).numpy()[:, 0]
     query = np.arange(9)
     expected = theirs[:, None, :] - theirs[:, :, None]  # [heads, query, key]
-    seen = query[:, None] >= query
-    np.testing.assert_allclose(alibi(num_heads, 9, True)[:, seen], expected[:, seen], rtol=1e-5, atol=1e-6)
+    visible = query[:, None] >= query
+    np.testing.assert_allclose(alibi(num_heads, 9, True)[:, visible], expected[:, visible], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize('theta', [1e4, 16e4])
 def test_rotary_embedding_equals_transformers_llama(theta):
-    references.need('torch', 'transformers')
+    references.require('torch', 'transformers')
     import torch
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb

@@ -1,4 +1,4 @@
-"""Mixing through hidden units equals the plain sum over tokens of one's example, packed or not, with its gradients."""
+"""Mixing through hidden units, packed and unpacked, against the plain sum over the tokens of an example."""
 
 import functools
 
@@ -13,19 +13,19 @@ from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models.layers import example_blocks, token_mlp
 
 HEADS, HIDDEN, FEATURES, N, M = 2, 3, 4, 9, 7
-# Shorter than an example, so that rows have several.
+# The first is shorter than most examples.
 BLOCKS = [2, 64]
 few_examples = settings(max_examples=10, deadline=None, derandomize=True, database=None)
 
 
-def arrays(seed, batch):
+def make_arrays(seed, batch):
     rng = np.random.default_rng(seed)
     shapes = ((batch, N, HEADS, HIDDEN), (batch, N, HEADS, FEATURES), (batch, M, HEADS, HIDDEN), (HEADS, HIDDEN))
     return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
 
 
 def plain(ids_in, ids_out, w_in, value, w_out, bias):
-    """The hidden units of every token written, [batch, m, heads, hidden, features]."""
+    """Computes the hidden units of every token, [batch, m, heads, hidden, features]."""
     same = ((ids_out[:, :, None] == ids_in[:, None]) & (ids_in > 0)[:, None]).astype(jnp.float32)
     hidden = jnp.einsum('bmn,bnhk,bnhf->bmhkf', same, w_in, value) + bias[:, :, None]
     return jnp.einsum('bmhk,bmhkf->bmhf', w_out, jax.nn.gelu(hidden))
@@ -43,7 +43,7 @@ def ours_packed(block, ids_in, ids_out, *weights):
     def mix(w_in, value, w_out, bias):
         return token_mlp.mix_through_hidden(w_in, value, w_out, ids_in, ids_out, packed=True, hidden_bias=bias)
 
-    # Read while tracing, which is once for each block.
+    # BLOCK is read while tracing, once for each value of `block`.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(example_blocks, 'BLOCK', block)
         return value_and_gradients(mix, ids_out, weights)
@@ -54,8 +54,8 @@ def plain_packed(ids_in, ids_out, *weights):
     return value_and_gradients(lambda *weights: plain(ids_in, ids_out, *weights), ids_out, weights)
 
 
-def rows_of(length):
-    """Ids of a row: examples 1, 2, .. of any length, then padding."""
+def row_ids(length):
+    """Returns a strategy for the ids of a row: examples 1 to 4 of any length, then padding."""
     counts = st.lists(st.integers(0, length), min_size=4, max_size=4)
     row = counts.map(lambda counts: np.repeat([1, 2, 3, 4], counts)[:length])
     return row.map(lambda ids: np.pad(ids, (0, length - len(ids))))
@@ -63,33 +63,32 @@ def rows_of(length):
 
 @pytest.mark.parametrize('block', BLOCKS)
 @few_examples
-@given(st.tuples(rows_of(N), rows_of(N)), st.tuples(rows_of(M), rows_of(M)), st.booleans(), st.integers(0, 99))
+@given(st.tuples(row_ids(N), row_ids(N)), st.tuples(row_ids(M), row_ids(M)), st.booleans(), st.integers(0, 99))
 def test_packed_equals_plain_with_gradients(block, ids_in, ids_out, shuffled, seed):
-    """Also for examples that have tokens on one side only, and whose tokens are not next to each other."""
+    """Includes examples with tokens on one side only, and examples with non-adjacent tokens."""
     ids = [np.stack(rows).astype(np.int32) for rows in (ids_in, ids_out)]
     if shuffled:
         ids = [np.random.default_rng(seed).permuted(rows, axis=1) for rows in ids]
     ids = [jnp.asarray(rows) for rows in ids]
-    weights = arrays(seed, 2)
+    weights = make_arrays(seed, 2)
     actual, expected = ours_packed(block, *ids, *weights), plain_packed(*ids, *weights)
     jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-4, atol=1e-4), actual, expected)
 
 
 @pytest.mark.parametrize('block', BLOCKS)
-def test_values_and_gradients_of_an_example_do_not_depend_on_others(block):
-    """What is not finite in padding or in another example stays there."""
+def test_values_and_gradients_do_not_depend_on_padding(block):
     ids_in, ids_out = jnp.asarray([[1] * 2 + [2] * 5 + [0] * 2]), jnp.asarray([[1] * 2 + [2] * 4 + [0]])
-    w_in, value, w_out, bias = arrays(0, 1)
-    expected, of_weights = plain_packed(ids_in, ids_out, w_in, value, w_out, bias)
+    w_in, value, w_out, bias = make_arrays(0, 1)
+    expected, expected_gradients = plain_packed(ids_in, ids_out, w_in, value, w_out, bias)
     w_in, value = (array.at[:, 7:].set(jnp.nan) for array in (w_in, value))
     actual, gradients = ours_packed(block, ids_in, ids_out, w_in, value, w_out.at[:, 6:].set(1e30), bias)
     np.testing.assert_allclose(actual, expected, rtol=1e-5)
-    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-4, atol=1e-5), gradients, of_weights)
+    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-4, atol=1e-5), gradients, expected_gradients)
 
 
 @pytest.mark.parametrize('examples', [1, 4, 16])
 def test_the_number_of_example_blocks_is_bounded(examples):
-    """Rows of examples of any lengths take at most a harmonic number of passes, and a block for each example."""
+    """The k-th longest example of a row has at most length / k tokens."""
     rng, length = np.random.default_rng(examples), 512
     cuts = np.sort(rng.integers(0, length, (8, examples - 1)), axis=1)
     ids = jnp.asarray([1 + np.searchsorted(row, np.arange(length), side='right') for row in cuts], jnp.int32)
@@ -102,7 +101,7 @@ def test_the_number_of_example_blocks_is_bounded(examples):
 @pytest.mark.parametrize('packed', [False, True])
 def test_the_content_of_padding_does_not_change_the_output(packed):
     ids_in, ids_out = jnp.asarray([[1] * 6 + [0] * 3]), jnp.ones((1, M), jnp.int32)
-    w_in, value, w_out, bias = arrays(0, 1)
+    w_in, value, w_out, bias = make_arrays(0, 1)
     expected = plain(ids_in, ids_out, w_in, value, w_out, bias)
     w_in, value = w_in.at[:, 6:].set(jnp.nan if packed else 9.0), value.at[:, 6:].set(jnp.nan)
     mixed = token_mlp.mix_through_hidden(w_in, value, w_out, ids_in, ids_out, packed=packed, hidden_bias=bias)
@@ -112,7 +111,7 @@ def test_the_content_of_padding_does_not_change_the_output(packed):
 @pytest.mark.parametrize('heads', [1, HEADS])
 def test_mixing_on_an_accelerator_equals_mixing_on_a_cpu(heads):
     ids_in, ids_out = jnp.asarray([[1] * 6 + [0] * 3]), jnp.ones((1, M), jnp.int32)
-    *weights, bias = arrays(0, 1)
+    *weights, bias = make_arrays(0, 1)
     weights = [*(array[:, :, :heads] for array in weights), bias[:heads]]
 
     def mix(w_in, value, w_out, bias):
@@ -133,7 +132,7 @@ def test_low_precision_is_summed_in_float32():
         assert mixed.dtype == jnp.bfloat16 and float(mixed[0, 0, 0, 0]) == 1000
 
 
-def test_packed_rows_hold_the_hidden_units_of_one_example_at_a_time():
+def test_packed_rows_store_the_hidden_units_of_one_example_at_a_time():
     batch, length, heads, hidden, features = 2, 512, 1, 64, 64
     ids = jnp.ones((batch, length), jnp.int32)
 

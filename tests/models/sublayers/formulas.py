@@ -1,4 +1,4 @@
-"""NumPy formulas that several tests compare with."""
+"""NumPy reference formulas for several tests."""
 
 import numpy as np
 

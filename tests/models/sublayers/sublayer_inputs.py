@@ -11,7 +11,7 @@ from remixer_t5x.context import SequenceContext
 
 
 def context_of_ids(ids: Any, **flags: Any) -> SequenceContext:
-    """The context of rows of example ids, 0 for padding; positions start again at each example."""
+    """Returns a context for rows of example ids, 0 for padding; positions restart at each example."""
     ids = np.asarray(ids, np.int32)
     index = np.arange(ids.shape[1])
     starts = np.where(np.diff(ids, axis=1, prepend=-1) != 0, index, 0)
@@ -20,14 +20,14 @@ def context_of_ids(ids: Any, **flags: Any) -> SequenceContext:
 
 
 def context_of_lengths(lengths: Any, length: int, **flags: Any) -> SequenceContext:
-    """The context of rows that have one example each, of these lengths, padded to `length`."""
+    """Returns a context for rows with one example each, of the given lengths, padded to `length`."""
     positions = np.tile(np.arange(length, dtype=np.int32), (len(lengths), 1))
     ids = (positions < np.asarray(lengths)[:, None]).astype(np.int32)
     return SequenceContext(jnp.asarray(ids), jnp.asarray(positions), **flags)
 
 
 def random_params(module: nn.Module, *args: Any, scale: float = 1.0) -> Any:
-    """Normal numbers for every parameter, so that none has its initial value."""
+    """Returns normally distributed parameters, so that none has its initial value."""
     shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), *args)['params'])
     leaves, tree = jax.tree.flatten(shapes)
     keys = jax.random.split(jax.random.key(1), len(leaves))

@@ -1,4 +1,4 @@
-"""The options of attention against their formulas; `tests/interop/test_t5gemma.py` compares whole models."""
+"""Options of attention against their formulas; `tests/interop/test_t5gemma.py` compares complete models."""
 
 import functools
 
@@ -30,15 +30,15 @@ OPTIONS['all'] = functools.reduce(dict.__or__, OPTIONS.values())
 
 
 def rotate(x, positions, theta=1e4, fraction=1.0, scaling_factor=1.0):
-    """RoPE of [length, width] as a product of complex numbers."""
+    """Applies RoPE to [length, width], as a product of complex numbers."""
     half = int(x.shape[-1] * fraction) // 2
-    turn = np.exp(1j * np.outer(positions / scaling_factor, theta ** -(np.arange(half) / half)))
-    turned = (x[:, :half] + 1j * x[:, half : 2 * half]) * turn
-    return np.concatenate([turned.real, turned.imag, x[:, 2 * half :]], axis=1)
+    rotation = np.exp(1j * np.outer(positions / scaling_factor, theta ** -(np.arange(half) / half)))
+    rotated = (x[:, :half] + 1j * x[:, half : 2 * half]) * rotation
+    return np.concatenate([rotated.real, rotated.imag, x[:, 2 * half :]], axis=1)
 
 
 def attend(params, x, positions, visible, options):
-    """One example [length, embed], head by head."""
+    """Computes attention for one example [length, embed], head by head."""
     heads = []
     for head in range(HEADS):
         shared = head * options.get('num_kv_heads', HEADS) // HEADS
@@ -85,17 +85,17 @@ def test_the_decoding_cache_holds_only_key_heads():
 
 
 @pytest.mark.parametrize(
-    ('build', 'facts'),
+    ('build', 'words'),
     [
         (lambda: SelfAttention(HEADS, WIDTH, num_kv_heads=3), ('NUM_KV_HEADS', '4', '3')),
         (lambda: CrossAttention(HEADS, WIDTH, num_kv_heads=8), ('NUM_KV_HEADS', '4', '8')),
         (lambda: GatedMLP(8, activation='swish'), ('ACTIVATION', 'silu', 'swish')),
     ],
 )
-def test_invalid_settings_are_rejected_with_their_value(build, facts):
+def test_invalid_settings_are_rejected_with_their_value(build, words):
     with pytest.raises(UserError) as error:
         build()
-    assert all(fact in str(error.value) for fact in facts)
+    assert all(word in str(error.value) for word in words)
 
 
 TORCH_ACTIVATIONS = {
@@ -108,7 +108,7 @@ TORCH_ACTIVATIONS = {
 
 
 def test_activations_equal_transformers():
-    references.need('torch', 'transformers')
+    references.require('torch', 'transformers')
     import torch
     from transformers.activations import ACT2FN
 

@@ -1,6 +1,6 @@
 """Checks the contract of `remixer_t5x.testing.contract` for every sublayer, in an encoder and in a decoder.
 
-A new sublayer is tested by adding a row to `SUBLAYERS`. `tests/testing` checks the mixer of the guide.
+To test a new sublayer, add a case to `SUBLAYERS`.
 """
 
 import dataclasses
@@ -45,10 +45,10 @@ _relu_mlp = functools.partial(feed_forward.ReluMLP, hidden_dim=HIDDEN, dropout_r
 
 
 class Case(NamedTuple):
-    """Sublayers of a layer on each side; an empty tuple where a side is not for them.
+    """The sublayers of an encoder layer and of a decoder layer; an empty tuple if a side is not tested.
 
-    `reach` is how many tokens, itself included, an output of the two decoder layers depends on. `whole_rows` are for a
-    sublayer that refuses packed rows and whose outputs depend on the padded length: the first two checks do not apply.
+    `reach` is the number of tokens that an output of two decoder layers depends on. `whole_rows` marks a sublayer that
+    rejects packed rows and whose outputs depend on the padded length, so the padding and packing checks do not apply.
     """
 
     encoder: tuple = ()
@@ -70,7 +70,7 @@ _gelu_mlp = functools.partial(feed_forward.GeluMLP, hidden_dim=HIDDEN)
 _tanh_mlp = functools.partial(_gelu_mlp, approximate=True)
 SUBLAYERS['bert'] = Case((_scaled, _gelu_mlp), (), layer.PostNorm, functools.partial(LayerNorm))
 SUBLAYERS['gpt2'] = Case((), (_scaled, _tanh_mlp), norm=functools.partial(LayerNorm))
-# The options of later models: grouped queries with everything that changes q, k and logits, then a window on each side.
+# Options of later models: grouped queries with all options for queries, keys and logits, and a sliding window.
 _grouped = {'num_heads': 4, 'head_dim': 4, 'num_kv_heads': 2, 'qk_norm': True, 'logit_softcap': 2.0}
 _modern_self = functools.partial(_self, **_grouped, rotary=functools.partial(RotaryEmbedding, fraction=0.5))
 _modern_cross = functools.partial(_cross, **_grouped)
@@ -83,7 +83,7 @@ SUBLAYERS['sliding_window'] = Case((_local,), (_local,), reach=5, position_bias=
 _relative = functools.partial(attention.RelativeAttention, num_heads=2, head_dim=8, dropout_rate=DROPOUT)
 _positional = functools.partial(_relative, content=False)
 SUBLAYERS['relative_attention'] = Case((_relative, _gelu_mlp), (_positional, _gelu_mlp))
-# Each form of composition and of the residual once.
+# Each composition and each residual once.
 _gated = functools.partial(_remixer, composition=remixer.GatedAlpha)
 _gated_composition = functools.partial(
     _remixer, composition=functools.partial(remixer.GatedComposition, remixer.ElementwiseGate)
@@ -147,8 +147,8 @@ per_example = pytest.mark.parametrize(
     ('name', 'side'), [pair for pair in both_sides.args[1] if not SUBLAYERS[pair[0]].whole_rows]
 )
 every_decoder = pytest.mark.parametrize('name', DECODERS)
-# Where a test compiles much, the side that has more in it will do.
-fuller_side = pytest.mark.parametrize(
+# Only the larger side, for tests that compile large programs.
+larger_side = pytest.mark.parametrize(
     ('name', 'side'), [(name, 'decoder' if case.decoder else 'encoder') for name, case in SUBLAYERS.items()]
 )
 READS_MEMORY = {
@@ -159,28 +159,28 @@ READS_MEMORY = {
 }
 
 
-def parts(factory):
-    """The sublayers of a factory: its own, and those among its arguments."""
+def sublayer_classes(factory):
+    """Returns the sublayer classes of a factory and of the factories among its arguments."""
     arguments = [value for value in factory.keywords.values() if isinstance(value, functools.partial)]
-    own = [factory.func] if factory.func.__module__.startswith('remixer_t5x.models.sublayers.') else []
-    return [*own, *(part for argument in arguments for part in parts(argument))]
+    classes = [factory.func] if factory.func.__module__.startswith('remixer_t5x.models.sublayers.') else []
+    return [*classes, *(cls for argument in arguments for cls in sublayer_classes(argument))]
 
 
 @functools.cache
-def covering_rows() -> list[tuple[str, str]]:
-    """Pairs (name, side), decoders first, that have every sublayer at least once."""
-    seen, rows = set(), []
+def covering_cases() -> list[tuple[str, str]]:
+    """Returns pairs (name, side), decoders first, that contain every sublayer at least once."""
+    seen, pairs = set(), []
     for side in ('decoder', 'encoder'):
         for name, case in SUBLAYERS.items():
-            new = {part for factory in getattr(case, side) for part in parts(factory)} - seen
+            new = {cls for factory in getattr(case, side) for cls in sublayer_classes(factory)} - seen
             if new:
                 seen |= new
-                rows.append((name, side))
-    return rows
+                pairs.append((name, side))
+    return pairs
 
 
-def first_readers_of_memory() -> list[str]:
-    """A decoder for each sublayer that reads the memory; other rows would repeat it."""
+def decoders_with_memory() -> list[str]:
+    """Returns the first decoder with each sublayer that reads the memory."""
     names = {}
     for name, case in SUBLAYERS.items():
         for factory in case.decoder:
@@ -192,7 +192,7 @@ def first_readers_of_memory() -> list[str]:
 
 @functools.cache
 def make_fixture(name: str, side: str) -> SublayerFixture:
-    """Builds a case once, because the compiled programs are shared by all checks."""
+    """Builds the fixture of a case once, because all checks share its compiled programs."""
     case = SUBLAYERS[name]
     sublayers = getattr(case, side)
     reads_bias = any(factory.func in READS_POSITION_BIAS for factory in sublayers)
@@ -235,7 +235,6 @@ REFUSES_PREFIX = {'gmlp', 'gmlp_gates', 'mlp_mixer'}
 
 @functools.cache
 def make_fixture_without_memory(name: str) -> SublayerFixture:
-    """Builds a case in a decoder without an encoder."""
     fixture = make_fixture(name, 'decoder')
     sublayers = tuple(factory for factory in fixture.sublayers if factory.func not in READS_MEMORY)
     return fixture if sublayers == fixture.sublayers else dataclasses.replace(fixture, sublayers=sublayers)
@@ -258,17 +257,17 @@ def test_prompts_fill_caches(name):
         contract.check_prompt(make_fixture_without_memory(name), bidirectional=True)
 
 
-@pytest.mark.parametrize('name', first_readers_of_memory())
+@pytest.mark.parametrize('name', decoders_with_memory())
 def test_beams_share_the_memory(name):
     contract.check_beams(make_fixture(name, 'decoder'))
 
 
-@fuller_side
+@larger_side
 def test_bfloat16_is_close_to_float32(name, side):
     contract.check_bfloat16(make_fixture(name, side))
 
 
-@fuller_side
+@larger_side
 def test_dropout_is_applied_only_in_training(name, side):
     contract.check_dropout(make_fixture(name, side))
 
@@ -283,13 +282,13 @@ def test_gradients_are_finite_and_reach_every_parameter(name, side):
     contract.check_gradients(make_fixture(name, side))
 
 
-@pytest.mark.parametrize(('name', 'side'), covering_rows())
-def test_remat_and_unroll_change_nothing(name, side):
+@pytest.mark.parametrize(('name', 'side'), covering_cases())
+def test_remat_and_unroll_do_not_change_results(name, side):
     policies = (stack.full_remat, stack.dots_remat) if name == 't5' else (stack.full_remat,)
     contract.check_remat(make_fixture(name, side), policies)
 
 
-@pytest.mark.parametrize(('name', 'side'), covering_rows())
+@pytest.mark.parametrize(('name', 'side'), covering_cases())
 def test_every_layout_keeps_shape_and_dtype(name, side):
     """What a layout computes is tested in test_layer.py."""
     contract.check_layouts(make_fixture(name, side))
@@ -297,7 +296,6 @@ def test_every_layout_keeps_shape_and_dtype(name, side):
 
 @pytest.mark.parametrize('unroll', [1, None])
 def test_remat_recomputes(unroll):
-    """The policies change what the compiled backward pass keeps, however many layers a scan iteration executes."""
     matmuls = {}
     t5 = make_fixture('t5', 'encoder')
     for policy in (None, stack.dots_remat, stack.full_remat):
@@ -312,10 +310,9 @@ def test_remat_recomputes(unroll):
     assert matmuls[None] <= matmuls[stack.dots_remat] < matmuls[stack.full_remat], matmuls
 
 
-# Models with a position bias, with learned positions and with a running sum.
+# Sublayers with a position bias, a learned mixing matrix, and generated mixing weights.
 @pytest.mark.parametrize('name', ['t5', 'remixer', 'hyper_mixer'])
 def test_encoder_only_logits_do_not_depend_on_packing(name):
-    """From ids to logits, with padding: the whole model receives the limits of each example."""
     fixture, counts = make_fixture(name, 'encoder'), (5, 4)
     module = encoder_only.EncoderOnly(20, EMBED, fixture.stack)
     embedding = np.random.default_rng(1).standard_normal((20, EMBED), np.float32)

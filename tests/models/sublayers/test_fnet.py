@@ -1,4 +1,4 @@
-"""FNet equals Hugging Face's, and keeps the padding law at one padded length."""
+"""FNet against Hugging Face's, and the effect of padding and of the padded length."""
 
 import functools
 import pathlib
@@ -14,12 +14,9 @@ from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models.sublayers import fnet
 from tests.models.sublayers.sublayer_inputs import context_of_lengths
 
-# Made by the script next to it.
 GOLDEN = np.load(pathlib.Path(__file__).parents[2] / 'golden' / 'fnet.npz')
 SIZES = sorted(name.removeprefix('x/') for name in GOLDEN if name.startswith('x/'))
 LENGTH, WIDTH = 10, 6
-
-
 context = functools.partial(context_of_lengths, length=LENGTH)
 
 
@@ -45,7 +42,7 @@ def test_several_devices_transform_by_matmuls(devices, monkeypatch):
     assert ('fft' in jaxpr) == (devices == 1)
 
 
-def test_a_tpu_transforms_by_matmuls_in_the_dtype_of_x():
+def test_a_tpu_transforms_by_matmuls_in_the_input_dtype():
     x = jax.random.normal(jax.random.key(0), (2, 64, 48))
 
     def mixed(x):
@@ -54,10 +51,10 @@ def test_a_tpu_transforms_by_matmuls_in_the_dtype_of_x():
     exact = mixed(x)
     with compiling_for('tpu'):
         jaxpr = str(jax.make_jaxpr(mixed)(x.astype(jnp.bfloat16)))
-        low, same = mixed(x.astype(jnp.bfloat16)).astype(jnp.float32), mixed(x)
+        low, full = mixed(x.astype(jnp.bfloat16)).astype(jnp.float32), mixed(x)
     assert 'fft' not in jaxpr and jaxpr.count('dot_general') == jaxpr.count('preferred_element_type=float32') == 4
-    np.testing.assert_allclose(same, exact, atol=1e-5 * np.max(np.abs(exact)))
-    # x, the waves, what is between the matmuls, and the result are rounded to 8 bits: errors of about 2 ** -9 each.
+    np.testing.assert_allclose(full, exact, atol=1e-5 * np.max(np.abs(exact)))
+    # Inputs, DFT matrices, intermediate and final results are rounded to 8 bits, with errors of about 2 ** -9 each.
     error = np.linalg.norm(low - exact) / np.linalg.norm(exact)
     assert 1e-4 < error < 4 * 2**-9
 
@@ -67,24 +64,24 @@ def test_the_content_of_padding_does_not_change_the_output():
 
     @settings(max_examples=10, deadline=None, derandomize=True, database=None)
     @given(st.lists(st.integers(1, LENGTH), min_size=2, max_size=2), st.integers(0, 99))
-    def law(lengths, seed):
+    def check(lengths, seed):
         x, noise = jax.random.normal(jax.random.key(seed), (2, 2, LENGTH, WIDTH))
         ctx = context(lengths)
         noisy = jnp.where(ctx.is_token[..., None], x, noise * jnp.inf)
         np.testing.assert_array_equal(apply({}, noisy, ctx), apply({}, x, ctx))
 
-    law()
+    check()
 
 
-def test_padding_law_fails_at_another_padded_length():
-    """The one exception to the law, so that nobody relies on it unawares."""
+def test_outputs_depend_on_the_padded_length():
+    """FNet is the only sublayer with this property."""
     x = jax.random.normal(jax.random.key(0), (1, LENGTH, WIDTH))
-    padded = fnet.FNet().apply({}, x, context([4]))
-    cut = fnet.FNet().apply({}, x[:, :6], context([4], length=6))
-    assert not np.allclose(padded[:, :4], cut[:, :4])
+    long = fnet.FNet().apply({}, x, context([4]))
+    short = fnet.FNet().apply({}, x[:, :6], context([4], length=6))
+    assert not np.allclose(long[:, :4], short[:, :4])
 
 
-def test_bfloat16_goes_through_float32():
+def test_bfloat16_inputs_are_transformed_in_float32():
     x = jax.random.normal(jax.random.key(0), (1, LENGTH, WIDTH)).astype(jnp.bfloat16)
     low = fnet.FNet().apply({}, x, context([LENGTH]))
     assert low.dtype == jnp.bfloat16

@@ -1,4 +1,4 @@
-"""gMLP and aMLP equal the g-mlp-pytorch package's recorded outputs and, for what it lacks, the paper in NumPy."""
+"""gMLP and aMLP against recorded outputs of g-mlp-pytorch, and other variants against the paper in NumPy."""
 
 import functools
 import pathlib
@@ -16,8 +16,6 @@ from tests.models.sublayers.sublayer_inputs import context_of_ids, context_of_le
 
 D, F, LENGTH, SPARE = 6, 10, 8, 3
 GOLDEN = pathlib.Path(__file__).parents[2] / 'golden' / 'gmlp_g_mlp_pytorch.npz'
-
-
 context = functools.partial(context_of_lengths, length=LENGTH)
 
 
@@ -49,7 +47,7 @@ class ArrayAttention(gmlp.TinyAttention):
     ],
 )
 def test_outputs_on_a_gpu_equal_those_on_a_cpu(gate, ctx, attention):
-    """With gradients of all parameters and of the input; the norm's scale may be zero."""
+    """Compares outputs and gradients; one scale of the norm is zero."""
     block = gmlp.GMLP(F, LENGTH + SPARE, getattr(gmlp, f'{gate}_gate'), gmlp.FreeSpatial, attention)
     params = random_params(block, jnp.zeros((*ctx.segment_ids.shape, D)), ctx)
     params['mixing']['norm']['scale'] = params['mixing']['norm']['scale'].at[0].set(0.0)
@@ -59,7 +57,7 @@ def test_outputs_on_a_gpu_equal_those_on_a_cpu(gate, ctx, attention):
         return jnp.sum(block.apply({'params': params}, x, ctx) * jnp.where(ctx.is_token[..., None], weights, 0))
 
     def compute():
-        # A new function each time, because JAX keeps what it traced for the other device.
+        # A new function each time, because JAX caches the trace for the other device.
         return jax.jit(jax.value_and_grad(lambda *arguments: loss(*arguments), argnums=(0, 1)))(params, x)
 
     expected = compute()
@@ -72,16 +70,16 @@ def test_outputs_on_a_gpu_equal_those_on_a_cpu(gate, ctx, attention):
     jax.tree.map(close, actual, expected)
 
 
-def test_a_gpu_keeps_no_unit_but_operands_of_matmuls():
-    """Of gelu(x) and its norm, a rule of differentiation keeps x and what matmuls read."""
+def test_a_gpu_saves_inputs_and_operands_of_matmuls_for_gradients():
+    """Checks the custom derivative of normalized GELU, which saves only its input."""
     block, ctx = gmlp.GMLP(F, LENGTH), context([LENGTH] * 2)
     params = random_params(block, jnp.zeros((*ctx.segment_ids.shape, D)), ctx)
     x = jnp.ones((2, LENGTH, D))
     with compiling_for('gpu'):
         _, pull_back = jax.vjp(lambda params: block.apply({'params': params}, x, ctx), params)
-    kept = [leaf for leaf in jax.tree.leaves(pull_back) if getattr(leaf, 'shape', ()) == (2, LENGTH, F // 2)]
-    # Inputs of both halves, the standardised units, the mixed units and the gated ones.
-    assert len(kept) <= 5
+    saved = [leaf for leaf in jax.tree.leaves(pull_back) if getattr(leaf, 'shape', ()) == (2, LENGTH, F // 2)]
+    # The inputs of both halves, and the normalized, mixed and gated units.
+    assert len(saved) <= 5
 
 
 @pytest.mark.parametrize('kind', ['gmlp', 'amlp'])
@@ -134,7 +132,7 @@ GATES = {
     ],
 )
 def test_gmlp_equals_the_papers_equations(gate, spatial, causal):
-    """Also where a row is shorter than max_length: the same corner of W, or the same distances, is used."""
+    """Rows are shorter than max_length, so they use a corner of W, or its smaller distances."""
     max_length = LENGTH + SPARE
     block = gmlp.GMLP(F, max_length, getattr(gmlp, f'{gate}_gate'), getattr(gmlp, spatial))
     ctx = context([LENGTH], causal=causal)
@@ -154,7 +152,7 @@ def test_gmlp_equals_the_papers_equations(gate, spatial, causal):
 
 
 def spatial_matrix(kernel, max_length, causal):
-    """W [max_length, max_length] in full."""
+    """Returns the full W [max_length, max_length]."""
     if kernel.ndim == 1:
         distance = np.arange(max_length)[None, :] - np.arange(max_length)[:, None]
         kernel = kernel[np.minimum(distance + max_length - 1, len(kernel) - 1)]
@@ -174,8 +172,8 @@ def test_a_full_row_reaches_every_toeplitz_parameter(causal):
     assert np.all(kernel != 0)
 
 
-def test_gmlp_is_initialised_close_to_a_feed_forward_sublayer():
-    """f is about one: a token's output depends on the others hardly at all, and the split gate passes Z_1."""
+def test_gmlp_is_initialized_close_to_a_feed_forward_sublayer():
+    """The initial gate is close to one, so outputs hardly depend on other tokens."""
     block = gmlp.GMLP(64, 128)
     x = jax.random.normal(jax.random.key(3), (1, 128, D))
     ctx = context([128], length=128)
@@ -186,7 +184,7 @@ def test_gmlp_is_initialised_close_to_a_feed_forward_sublayer():
 
 
 @pytest.mark.parametrize('spatial', ['FreeSpatial', 'ToeplitzSpatial'])
-def test_rows_of_one_example_keep_no_array_of_batch_length_length(spatial):
+def test_unpacked_rows_have_no_array_of_batch_by_length_by_length(spatial):
     block = gmlp.GMLP(F, 64, spatial=getattr(gmlp, spatial))
     ctx = context([64] * 7, length=64)
     params = random_params(block, jnp.zeros((*ctx.segment_ids.shape, D)), ctx)

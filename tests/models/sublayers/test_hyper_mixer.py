@@ -1,4 +1,4 @@
-"""HyperMixer equals its authors' code, and NumPy written from the paper where that code has no such form."""
+"""HyperMixer against its authors' code, and other variants against the paper in NumPy."""
 
 import functools
 import pathlib
@@ -18,17 +18,16 @@ from tests.models.sublayers.sublayer_inputs import context_of_ids, random_params
 
 GOLDEN = pathlib.Path(__file__).parents[2] / 'golden' / 'hyper_mixer.npz'
 D, HIDDEN, LENGTH = 8, 12, 10
-# PyTorch's epsilon.
 TORCH_NORM = functools.partial(LayerNorm, epsilon=1e-5)
 
 
-def golden(case):
+def load_golden(case):
     with np.load(GOLDEN) as arrays:
         return {key.removeprefix(f'{case}/'): arrays[key] for key in arrays.files if key.startswith(f'{case}/')}
 
 
 def parameters_of(arrays):
-    """The authors' parameters under our names; their kernels are [heads, out, in]."""
+    """Returns the authors' parameters under our names; their kernels are [heads, out, in]."""
     params = {}
     for ours, theirs in (('w_in', 'hyper.w1_gen'), ('w_out', 'hyper.w2_gen')):
         params[ours] = {}
@@ -43,7 +42,7 @@ def parameters_of(arrays):
 
 @pytest.mark.parametrize('case', ['one_head', 'heads', 'heads_bias_norm', 'cross'])
 def test_hyper_mixer_equals_the_authors_code(case):
-    arrays = golden(case)
+    arrays = load_golden(case)
     params = parameters_of(arrays)
     heads, _, per_head = params['w_in']['wo']['kernel'].shape
     options = {
@@ -57,13 +56,13 @@ def test_hyper_mixer_equals_the_authors_code(case):
     else:
         mixer = hyper_mixer.HyperMixer(heads * per_head, heads, tied=False, **options)
     actual = mixer.apply({'params': params}, jnp.asarray(arrays['queries']), ctx)
-    real = arrays['is_query']
+    is_token = arrays['is_query']
     scale = np.max(np.abs(arrays['mixed']))
-    np.testing.assert_allclose(actual[real] / scale, arrays['mixed'][real] / scale, atol=2e-6)
+    np.testing.assert_allclose(actual[is_token] / scale, arrays['mixed'][is_token] / scale, atol=2e-6)
 
 
 def paper_mixer(x, positions, params, length_scale, causal):
-    """Section 2.3 for one example [length, D], one head at a time, and our running sum where `causal`."""
+    """Computes section 2.3 for one example [length, D], head by head; the causal form is ours."""
 
     def generate(name, head):
         kernels = [np.asarray(params[name][layer]['kernel'], np.float64)[head] for layer in ('wi', 'wo')]
@@ -103,15 +102,15 @@ def test_hyper_mixer_equals_the_papers_equations(causal, tied, heads, length_sca
         np.testing.assert_allclose(actual[row, :n], expected, atol=1e-5 * np.max(np.abs(expected)))
 
 
-def test_tied_weights_are_one_hypernetwork():
+def test_tied_weights_have_one_hypernetwork():
     ctx = context_of_ids(np.ones((1, LENGTH)))
     x = jnp.ones((1, LENGTH, D))
     names = {tied: set(random_params(hyper_mixer.HyperMixer(HIDDEN, tied=tied), x, ctx)) for tied in (True, False)}
     assert names == {True: {'w_in', 'norm'}, False: {'w_in', 'w_out', 'norm'}}
 
 
-def test_shared_weight_vector_gives_every_token_the_same():
-    """Without positions and dynamic weights all tokens of an example read the same hidden units alike."""
+def test_shared_weight_vector_gives_every_token_the_same_output():
+    """Without positions and generated weights, all tokens read the hidden units with the same weights."""
     mixer = hyper_mixer.HyperMixer(HIDDEN, 2, weights=hyper_mixer.SharedWeightVector, tied=False)
     ctx = context_of_ids(np.ones((1, LENGTH)))
     x = jax.random.normal(jax.random.key(2), (1, LENGTH, D))
@@ -124,7 +123,7 @@ def test_shared_weight_vector_gives_every_token_the_same():
     assert np.ptp(y[0], axis=0).min() > 1e-3
 
 
-def test_dropout_drops_whole_hidden_units():
+def test_dropout_drops_entire_hidden_units():
     """With every unit but one dropped, each head's output is one unit's weights times its features: rank 1."""
     mixer = hyper_mixer.HyperMixer(16, norm=None, dropout_rate=0.9)
     ctx = context_of_ids(np.ones((1, LENGTH)), deterministic=False)
@@ -139,7 +138,7 @@ def test_dropout_drops_whole_hidden_units():
     assert min(ranks) <= 1 < max(ranks) < rank(ctx.replace(deterministic=True)) == D
 
 
-def operations(length, width=64, hidden=128, **options):
+def count_flops(length, width=64, hidden=128, **options):
     mixer = hyper_mixer.HyperMixer(hidden, **options)
     ctx = context_of_ids(np.ones((1, length)))
     x = jax.ShapeDtypeStruct((1, length, width), jnp.float32)
@@ -148,12 +147,12 @@ def operations(length, width=64, hidden=128, **options):
     return compiled.cost_analysis()['flops']
 
 
-def appendix_d(n, d, hidden):
-    """Operations of a tied layer with one head, by the paper."""
+def appendix_d_flops(n, d, hidden):
+    """Returns the paper's number of operations of a tied layer with one head."""
     return d * (4 * n * hidden + 9 * hidden) + n * (2 * d**2 + 2 * d * hidden + 9 * d)
 
 
 @pytest.mark.parametrize('length', [32, 256])
 def test_cost_equals_that_of_appendix_d(length):
-    """Within 2%: XLA counts a GELU as other than 9 operations, and masks the padding."""
-    assert operations(length, norm=None) == pytest.approx(appendix_d(length, 64, 128), rel=0.02)
+    """Allows 2%, because XLA counts GELU differently, and our code also masks padding."""
+    assert count_flops(length, norm=None) == pytest.approx(appendix_d_flops(length, 64, 128), rel=0.02)

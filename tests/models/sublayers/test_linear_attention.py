@@ -1,4 +1,4 @@
-"""Linear attention equals its authors' PyTorch package, and in packed rows of many chunks the quadratic formula."""
+"""Linear attention against its authors' PyTorch package, and packed rows against the quadratic formula."""
 
 import pathlib
 
@@ -14,7 +14,6 @@ from remixer_t5x.context import Memory, SequenceContext
 from remixer_t5x.models.sublayers import linear_attention
 from tests.models.sublayers.sublayer_inputs import context_of_ids
 
-# Made by the script next to it.
 GOLDEN = np.load(pathlib.Path(__file__).parents[2] / 'golden' / 'linear_attention.npz')
 HEADS, HEAD_DIM, LENGTH = 3, 5, 21
 
@@ -33,7 +32,7 @@ def test_linear_attention_equals_the_authors_package(form, chunk, monkeypatch):
     monkeypatch.setattr(linear_attention, 'CHUNK', chunk)
     layer = linear_attention.LinearAttention(HEADS, HEAD_DIM)
     apply = jax.jit(lambda params, x, ctx: layer.apply({'params': params}, x, ctx))
-    # `packed` takes the bidirectional form through the chunks as well.
+    # With `packed`, the bidirectional form is computed in chunks as well.
     for packed in (False, True):
         ctx = golden_context(causal=form == 'causal', packed=packed)
         actual = apply(golden_weights(), jnp.asarray(GOLDEN['x']), ctx)
@@ -52,7 +51,7 @@ def test_cross_form_equals_the_authors_package(packed):
 
 @st.composite
 def packed_rows(draw, rows=2, length=LENGTH):
-    """Ids of contiguous examples of any lengths, with padding behind them."""
+    """Draws ids of contiguous examples of any lengths, followed by padding."""
     ids = np.zeros((rows, length), np.int32)
     for row in ids:
         ends = sorted(draw(st.sets(st.integers(1, length), min_size=1, max_size=6)))
@@ -72,7 +71,7 @@ def test_chunks_of_packed_rows_equal_the_quadratic_formula(chunk, causal, monkey
 
     @settings(max_examples=20, deadline=None, derandomize=True, database=None)
     @given(packed_rows())
-    def law(ids):
+    def check(ids):
         weights = np.einsum('bqhd,bkhd->bhqk', query, key)
         allowed = (ids[:, :, None] == ids[:, None, :]) & (ids > 0)[:, None, :]
         if causal:
@@ -84,7 +83,7 @@ def test_chunks_of_packed_rows_equal_the_quadratic_formula(chunk, causal, monkey
         np.testing.assert_allclose(actual[ids > 0], expected[ids > 0], rtol=2e-5)
         assert np.all(np.isfinite(actual))
 
-    law()
+    check()
 
 
 def test_gradients_of_the_packed_cross_form_equal_those_of_its_examples():
@@ -102,13 +101,13 @@ def test_gradients_of_the_packed_cross_form_equal_those_of_its_examples():
     params = nn.unbox(layer.init(jax.random.key(0), x, ctx)['params'])
     gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2)), static_argnums=5)
     packed = gradient(params, x, memory, ids, memory_ids, True)
-    alone = [gradient(params, x, memory, (ids == index) * 1, (memory_ids == index) * 1, False) for index in (1, 2)]
-    expected = jax.tree.map(jnp.add, *alone)
+    separate = [gradient(params, x, memory, (ids == index) * 1, (memory_ids == index) * 1, False) for index in (1, 2)]
+    expected = jax.tree.map(jnp.add, *separate)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), packed, expected)
 
 
 @pytest.mark.parametrize('flags', [{}, {'causal': True}, {'packed': True}], ids=str)
-def test_memory_grows_as_length(flags):
+def test_memory_is_linear_in_length(flags):
     layer = linear_attention.LinearAttention(2, 16)
 
     def temporary_bytes(length):
@@ -136,8 +135,8 @@ def test_decoding_state_does_not_depend_on_length():
     assert shapes(5) == shapes(50) == expected
 
 
-def test_features_stay_positive_and_have_a_slope():
+def test_features_are_positive_and_have_a_gradient():
     x = jnp.array([-80.0, -20.0, 0.0, 30.0])
     assert np.all(np.asarray(linear_attention.feature_map(x)) > 0)
-    slopes = jax.vmap(jax.grad(linear_attention.feature_map))(x)
-    assert np.all(np.isfinite(slopes)) and np.all(np.asarray(slopes) > 0)
+    gradients = jax.vmap(jax.grad(linear_attention.feature_map))(x)
+    assert np.all(np.isfinite(gradients)) and np.all(np.asarray(gradients) > 0)

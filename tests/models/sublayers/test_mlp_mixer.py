@@ -1,4 +1,4 @@
-"""MLP-Mixer equals a PyTorch package, and its window form the equation, written in NumPy."""
+"""MLP-Mixer against a PyTorch package, and its window form against the equation in NumPy."""
 
 import math
 import pathlib
@@ -17,7 +17,6 @@ from remixer_t5x.models.sublayers import mlp_mixer
 from tests.models.sublayers.formulas import gelu
 from tests.models.sublayers.sublayer_inputs import context_of_ids, random_params
 
-# Made by the script next to it.
 GOLDEN = np.load(pathlib.Path(__file__).parents[2] / 'golden' / 'mlp_mixer.npz')
 LENGTH, HIDDEN = GOLDEN['wi'].shape
 WIDTH = 5
@@ -32,8 +31,8 @@ def test_mixer_equals_a_pytorch_package():
         np.testing.assert_allclose(actual, GOLDEN['mixed'], rtol=1e-4, atol=1e-4)
 
 
-def test_padding_is_zero_for_the_package():
-    """A row that is cut short is a row of zeros there."""
+def test_padding_is_equivalent_to_zeros_in_the_package():
+    """Compares a shorter row with a full row that has zeros after its tokens."""
     mixer = mlp_mixer.MLPMixer(HIDDEN, LENGTH)
     params = {name: jnp.asarray(GOLDEN[name]) for name in ('wi', 'wi_bias', 'wo', 'wo_bias')}
     x = np.where(np.arange(LENGTH)[:, None] < 4, GOLDEN['x'][:1], 0)
@@ -44,7 +43,7 @@ def test_padding_is_zero_for_the_package():
 
 
 def window_reference(params, x, ids):
-    """The equation, token by token, for [length, width] in float64."""
+    """Computes the equation token by token, for [length, width] in float64."""
     params = {name: np.asarray(value, np.float64) for name, value in params.items()}
     window = len(params['wi'])
     out = np.zeros_like(x)
@@ -59,7 +58,7 @@ def window_reference(params, x, ids):
 
 @pytest.mark.parametrize('window', [1, 3, 40])
 def test_window_form_equals_the_equation(window):
-    """For windows within a chunk of tokens and beyond one, alone in a row and packed."""
+    """Tests windows shorter and longer than a chunk, and rows with one or several examples."""
     length = 2 * window_mlp.CHUNK + 3
     mixer = mlp_mixer.WindowMixer(4, window)
     x = np.random.default_rng(0).normal(size=(1, length, WIDTH))
@@ -68,22 +67,22 @@ def test_window_form_equals_the_equation(window):
 
     @settings(max_examples=5, deadline=None, derandomize=True, database=None)
     @given(st.sets(st.integers(1, length), min_size=1, max_size=4))
-    def law(ends):
+    def check(ends):
         ids = np.zeros((1, length), np.int32)
         for index, end in enumerate(sorted(ends, reverse=True)):
             ids[0, :end] = len(ends) - index
         for packed in {True, len(ends) > 1}:
             actual = apply(params, jnp.asarray(x, jnp.float32), context_of_ids(ids, packed=packed))[0]
             expected = window_reference(params, x[0], ids[0])
-            real = ids[0] > 0
-            np.testing.assert_allclose(actual[real], expected[real], rtol=1e-4, atol=1e-4)
+            is_token = ids[0] > 0
+            np.testing.assert_allclose(actual[is_token], expected[is_token], rtol=1e-4, atol=1e-4)
 
-    law()
+    check()
 
 
 @pytest.mark.parametrize('devices', [1, 4])
 def test_gradient_of_the_window_form_equals_that_of_the_equation(devices, monkeypatch):
-    """Against autodiff of one gather of all windows; with rows one after another, and together for several devices."""
+    """The reference gathers all windows. One device loops over the rows; several devices compute them together."""
     monkeypatch.setattr(jax, 'device_count', lambda: devices)
     length, window = window_mlp.CHUNK + 3, 5
     mixer = mlp_mixer.WindowMixer(4, window)
@@ -93,9 +92,9 @@ def test_gradient_of_the_window_form_equals_that_of_the_equation(devices, monkey
     params = random_params(mixer, x, ctx)
 
     def direct(params, x):
-        place = jnp.arange(length)[:, None] - jnp.arange(window)[::-1]
-        take = (place >= 0) & (ids[:, place] == ids[..., None])
-        seen = jnp.where(take[..., None], x[:, place], 0)  # [batch, length, window, width]
+        source = jnp.arange(length)[:, None] - jnp.arange(window)[::-1]
+        is_visible = (source >= 0) & (ids[:, source] == ids[..., None])
+        seen = jnp.where(is_visible[..., None], x[:, source], 0)  # [batch, length, window, width]
         hidden = nn.gelu(jnp.einsum('btwd,ws->btsd', seen, params['wi']) + params['wi_bias'][:, None])
         return jnp.einsum('btsd,s->btd', hidden, params['wo']) + params['wo_bias']
 
@@ -110,8 +109,8 @@ def test_gradient_of_the_window_form_equals_that_of_the_equation(devices, monkey
 
 
 @pytest.mark.parametrize('policy', [None, stack.dots_remat], ids=['none', 'dots'])
-def test_window_form_never_keeps_all_hidden_units(policy):
-    """Under a remat policy that keeps matmuls, too."""
+def test_window_form_never_saves_all_hidden_units(policy):
+    """Also tests a remat policy that saves the results of matrix products."""
     batch, length, width, hidden = 2, 512, 64, 32
     mixer = mlp_mixer.WindowMixer(hidden, 8)
     mix = nn.remat(mlp_mixer.WindowMixer, policy=policy)(hidden, 8) if policy else mixer
@@ -122,7 +121,7 @@ def test_window_form_never_keeps_all_hidden_units(policy):
     assert temporary < 0.7 * batch * length * hidden * width * 4
 
 
-def test_window_form_keeps_one_window_while_decoding():
+def test_decoding_cache_of_the_window_form_contains_one_window():
     mixer = mlp_mixer.WindowMixer(4, 6)
 
     def shapes(length):

@@ -1,4 +1,4 @@
-"""A sublayer refuses what it does not support in one line that says what to type."""
+"""Sublayers raise a one-line error for unsupported settings."""
 
 import functools
 
@@ -26,8 +26,8 @@ LENGTH, WIDTH = 9, 8
 WITHOUT_ENCODER = {'memory': None}
 TOO_LONG = ('max_length', '9 tokens', 'got 8', 'max_length = 9', 'TASK_FEATURE_LENGTHS')
 
-# A sublayer, facts about the tokens that differ, and what the message must contain.
-REFUSED = {
+# The sublayer, changes to the context, and words of the message.
+UNSUPPORTED = {
     'mlp_mixer length': (mlp_mixer.MLPMixer(4, 8), {}, ('MLPMixer', *TOO_LONG)),
     'mlp_mixer causal': (mlp_mixer.MLPMixer(4, LENGTH), {'causal': True}, ('decoder', '@mlp_mixer.WindowMixer')),
     'gmlp length': (gmlp.GMLP(10, 8), {}, ('GMLP', *TOO_LONG)),
@@ -79,12 +79,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize('case', REFUSED)
-def test_errors_are_one_line_with_what_to_type(case):
-    module, flags, facts = REFUSED[case]
+@pytest.mark.parametrize('case', UNSUPPORTED)
+def test_unsupported_setting_raises_a_one_line_error_with_advice(case):
+    module, flags, words = UNSUPPORTED[case]
     ids, x = np.ones((1, LENGTH)), jnp.zeros((1, LENGTH, WIDTH))
     ctx = context_of_ids(ids, **{'memory': Memory(x, context_of_ids(ids)), **flags})
     with pytest.raises(UserError) as error:
         jax.eval_shape(module.init, jax.random.key(0), x, ctx)
     message = str(error.value)
-    assert all(fact in message for fact in facts) and '\n' not in message, message
+    assert all(word in message for word in words) and '\n' not in message, message

@@ -28,7 +28,7 @@ def test_relative_attention_equals_its_equation(content):
         projected = x @ params[name]['kernel'] + params[name]['bias']
         return projected.reshape(2, LENGTH, HEADS, HEAD_DIM)
 
-    # T5's buckets: distances below 8 have one each, and keys after the query the second half of 32.
+    # T5 has one bucket for each distance below 8; keys after the query use the second half of the 32 buckets.
     distance = np.arange(LENGTH)[None] - np.arange(LENGTH)[:, None]
     logits = params['position_bias']['embedding'][:, np.abs(distance) + 16 * (distance > 0)][None]
     if content:

@@ -1,4 +1,4 @@
-"""Remixer equals the paper's equations, written in NumPy."""
+"""Remixer against the paper's equations in NumPy."""
 
 import functools
 
@@ -16,13 +16,11 @@ from tests.models.sublayers.formulas import gelu, softmax
 from tests.models.sublayers.sublayer_inputs import context_of_lengths, random_params
 
 D, F, LENGTH = 6, 10, 8
-
-
 context = functools.partial(context_of_lengths, length=LENGTH)
 
 
 def paper_block(x, w1, w2, h, w3, alpha, residual):
-    """REMIXERS section 2.1 for one unpadded example [length, D]."""
+    """Computes section 2.1 for one unpadded example [length, D]."""
     hidden = gelu(x @ w1) * (x @ w2)
     mixed = softmax(h) @ hidden
     alpha = alpha(hidden) if callable(alpha) else alpha
@@ -77,54 +75,56 @@ def test_gated_composition_is_between_composed_and_mixed(gate):
     keys = jax.random.split(jax.random.key(1), 1)
     variables = jax.tree.map(lambda leaf: jax.random.normal(keys[0], leaf.shape), nn.unbox(variables))
     weights = jax.tree.leaves(variables)[0]
-    opened = sigmoid(unmixed @ np.asarray(weights) if weights.ndim == 2 else unmixed * np.asarray(weights))
+    gates = sigmoid(unmixed @ np.asarray(weights) if weights.ndim == 2 else unmixed * np.asarray(weights))
     composed = 0.25 * mixed * unmixed + 0.75 * (unmixed - mixed)
-    expected = opened * composed + (1 - opened) * mixed
+    expected = gates * composed + (1 - gates) * mixed
     actual = module.apply(variables, jnp.asarray(mixed, jnp.float32), jnp.asarray(unmixed, jnp.float32))
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_bounded_keeps_ordinary_logits_and_has_a_gradient_everywhere():
-    ordinary = np.linspace(-20, 20, 81, dtype=np.float32)
-    np.testing.assert_array_equal(remixer.bound_logits(ordinary), ordinary)
+def test_bound_logits_keeps_small_logits_and_has_a_gradient_everywhere():
+    small = np.linspace(-20, 20, 81, dtype=np.float32)
+    np.testing.assert_array_equal(remixer.bound_logits(small), small)
     logits = jnp.linspace(-200, 200, 4001)
     actual = remixer.bound_logits(logits)
     assert np.all(np.diff(actual) > 0) and np.max(np.abs(actual)) < 30
     assert np.min(jax.vmap(jax.grad(remixer.bound_logits))(logits)) > 1e-3
 
 
-def logits_up_to_200(seed, high):
-    """H of ordinary size, and some columns up to 200 above or below it, which `high` says."""
+def logits_up_to_200(seed, probability):
+    """Returns normal logits H; with `probability`, those of a column are shifted by up to 200 up or down."""
     rng = np.random.default_rng(seed)
     h = rng.normal(size=(LENGTH, LENGTH))
-    return np.where(rng.random(LENGTH) < high, h + rng.uniform(-200, 200, size=(LENGTH, LENGTH)), h).astype(np.float32)
+    return np.where(rng.random(LENGTH) < probability, h + rng.uniform(-200, 200, size=(LENGTH, LENGTH)), h).astype(
+        np.float32
+    )
 
 
 def test_logits_of_masked_columns_do_not_change_tokens():
-    """Padding, and in a packed row everything but the token's own example; H up to 200, in float64 by NumPy."""
+    """Columns of padding and of other examples are masked. The reference computes in float64."""
     mixing = remixer.LearnedMixing(LENGTH)
     mix = jax.jit(mixing.apply)
 
     @settings(max_examples=25, deadline=None, derandomize=True, database=None)
     @given(st.integers(0, 999), st.floats(0, 1), st.integers(1, LENGTH - 1), st.booleans(), st.booleans())
-    def law(seed, high, n, causal, packed):
-        h = logits_up_to_200(seed, high)
+    def check(seed, probability, n, causal, packed):
+        h = logits_up_to_200(seed, probability)
         hidden = np.random.default_rng(seed).normal(size=(1, LENGTH, F)).astype(np.float32)
         ctx = context([n], causal=causal)
         if packed:
-            place = np.arange(LENGTH, dtype=np.int32)
-            ids, positions = np.where(place < n, 1, 2), np.where(place < n, place, place - n)
+            index = np.arange(LENGTH, dtype=np.int32)
+            ids, positions = np.where(index < n, 1, 2), np.where(index < n, index, index - n)
             ctx = ctx.replace(segment_ids=jnp.asarray(ids[None], jnp.int32), positions=jnp.asarray(positions[None]))
             ctx = ctx.replace(packed=True)
         mixed = mix({'params': {'logits': jnp.asarray(h)}}, jnp.asarray(hidden), ctx)
         bounded = np.asarray(remixer.bound_logits(h), np.float64)
         for begin, end in [(0, n), (n, LENGTH)] if packed else [(0, n)]:
-            own = bounded[: end - begin, : end - begin]
-            own = np.where(np.tri(len(own), dtype=bool), own, -np.inf) if causal else own
-            expected = softmax(own) @ hidden[0, begin:end]
+            logits = bounded[: end - begin, : end - begin]
+            logits = np.where(np.tri(len(logits), dtype=bool), logits, -np.inf) if causal else logits
+            expected = softmax(logits) @ hidden[0, begin:end]
             np.testing.assert_allclose(mixed[0, begin:end], expected, rtol=1e-4, atol=1e-4)
 
-    law()
+    check()
 
 
 @pytest.mark.parametrize('causal', [True, False])
@@ -144,7 +144,7 @@ def test_mixing_on_a_gpu_equals_mixing_on_a_cpu(causal):
     jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-5, atol=1e-5), actual, expected)
 
 
-def test_mixing_keeps_no_array_of_batch_length_length():
+def test_mixing_has_no_array_of_batch_by_length_by_length():
     block = remixer.Remixer(F, 64)
     ctx = context([64] * 7, length=64)
     jaxpr = jax.make_jaxpr(lambda hidden: block.init_with_output(jax.random.key(0), hidden, ctx)[0])(

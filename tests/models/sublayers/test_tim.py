@@ -1,4 +1,4 @@
-"""TIM equals algorithm 1 of the paper, written in NumPy, and its mechanisms meet only where the paper says so."""
+"""TIM against algorithm 1 of the paper in NumPy, and which sublayers exchange information between mechanisms."""
 
 import functools
 
@@ -21,7 +21,7 @@ BLOCKS = ('tim_attention', 'inter_mechanism_attention', 'tim_mlp')
 
 
 def group_linear(h, kernels):
-    """[tokens, n_s * in] -> [tokens, n_s * out]: each mechanism's features times its own matrix."""
+    """Multiplies each mechanism's features by its matrix, [tokens, n_s * in] -> [tokens, n_s * out]."""
     return np.concatenate([part @ w for part, w in zip(np.split(h, len(kernels), -1), kernels, strict=True)], -1)
 
 
@@ -31,7 +31,7 @@ def group_norm(h, scale, num_mechanisms):
 
 
 def multi_head(query, key, value, num_heads, bias=0.0):
-    """Attention of [tokens, heads * kv] arrays, with the paper's scale."""
+    """Computes attention of [tokens, heads * kv] arrays, with the paper's scale."""
     heads = zip(*(np.split(array, num_heads, -1) for array in (query, key, value)), strict=True)
     bias = np.broadcast_to(bias, (num_heads, len(query), len(key)))
     return np.concatenate(
@@ -40,13 +40,13 @@ def multi_head(query, key, value, num_heads, bias=0.0):
 
 
 def step_1(h, p, num_mechanisms):
-    """c, repeated over a mechanism's features."""
+    """Returns the competition weights c, repeated over the features of each mechanism."""
     scores = group_linear(h, p['competition']['score']['kernel'])
     return np.repeat(softmax(scores), D // num_mechanisms, -1)
 
 
 def project(h, p, kv):
-    # We fold the scale of the logits into the query's parameters; here it stands where the paper has it.
+    # Our query parameters include the scale of the logits, which the paper applies in the attention.
     query, key, value = (group_linear(h, p[name]['kernel']) for name in ('query', 'key', 'value'))
     return query * np.sqrt(kv), key, value
 
@@ -68,7 +68,7 @@ def step_4(h, p):
 
 
 def algorithm_1(x, params, num_mechanisms, competes, bias, *, pre_norm):
-    """One encoder layer for one example [tokens, D]; post-norm as the paper writes it, or pre-norm."""
+    """Computes one encoder layer for one example [tokens, D], with the paper's post-norm or with pre-norm."""
 
     def first(h, p):
         return (step_1(h, p, num_mechanisms) if competes else 1.0) * step_2(h, p, bias)
@@ -98,7 +98,7 @@ def relative_bias(length=LENGTH):
     ('num_mechanisms', 'competes', 'layout'),
     [(2, True, layer.PostNorm), (2, False, layer.PreNorm), (4, True, layer.PreNorm), (4, False, layer.PostNorm)],
 )
-def test_encoder_layer_is_algorithm_1(num_mechanisms, competes, layout):
+def test_encoder_layer_equals_algorithm_1(num_mechanisms, competes, layout):
     competition = tim.Competition if competes else None
     sublayers = (
         functools.partial(tim.TimAttention, num_mechanisms, HEADS, KV, competition=competition),
@@ -129,20 +129,20 @@ PLAIN = [
 
 
 @pytest.mark.parametrize(('grouped', 'plain'), PLAIN, ids=lambda module: type(module).__name__)
-def test_one_mechanism_is_the_plain_sublayer(grouped, plain):
+def test_one_mechanism_equals_the_plain_sublayer(grouped, plain):
     x, ctx = features(0), with_memory(context(position_bias=relative_bias(), causal=True))
     params = random_params(grouped, x, ctx)
     expected = plain.apply({'params': jax.tree.map(lambda kernel: kernel[0], params)}, x, ctx)
     np.testing.assert_allclose(grouped.apply({'params': params}, x, ctx), expected, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize('which', ['x', 'memory'])
+@pytest.mark.parametrize('source', ['x', 'memory'])
 @pytest.mark.parametrize(
     'module',
     [tim.TimAttention(2, HEADS, KV, competition=None), tim.TimCrossAttention(2, HEADS, KV), tim.TimMLP(2, F)],
     ids=lambda module: type(module).__name__,
 )
-def test_mechanisms_do_not_see_each_other(module, which):
+def test_mechanisms_do_not_depend_on_each_other(module, source):
     x, ctx = features(0), with_memory(context())
     params = random_params(module, x, ctx)
 
@@ -151,18 +151,18 @@ def test_mechanisms_do_not_see_each_other(module, which):
         return jnp.sum(jnp.sin(module.apply({'params': params}, x, changed)[..., : D // 2]))
 
     gradients = jax.grad(first_mechanism, argnums=(0, 1))(x, ctx.memory.hidden)
-    gradient = gradients[which == 'memory']
+    gradient = gradients[source == 'memory']
     assert not np.any(gradient[..., D // 2 :])
     reads_memory = isinstance(module, tim.TimCrossAttention)
-    assert np.all(gradient[..., : D // 2] != 0) or (which == 'memory' and not reads_memory)
+    assert np.all(gradient[..., : D // 2] != 0) or (source == 'memory' and not reads_memory)
 
 
 @pytest.mark.parametrize('platform', ['gpu', 'tpu'])
 def test_outputs_on_accelerators_equal_those_on_a_cpu(platform):
-    """A TPU with an array for each mechanism; attention by its formula, as its kernels have tests of their own."""
-    attends = tim.TimAttention, tim.TimCrossAttention
+    """A TPU uses one array per mechanism. Attention uses the formula; its kernels have separate tests."""
+    attentions = tim.TimAttention, tim.TimCrossAttention
     sublayers = (
-        *(functools.partial(module, 2, HEADS, KV) for module in attends),
+        *(functools.partial(module, 2, HEADS, KV) for module in attentions),
         functools.partial(tim.InterMechanismAttention, 2),
         functools.partial(tim.TimMLP, 2, F),
     )
@@ -171,11 +171,11 @@ def test_outputs_on_accelerators_equal_those_on_a_cpu(platform):
     params = jax.tree.map(lambda array: 0.3 * array, random_params(block, x, ctx))
 
     def value_and_gradients(params, x):
-        return jax.value_and_grad(lambda *given: jnp.sum(jnp.sin(block.apply(*given, ctx))), (0, 1))(params, x)
+        return jax.value_and_grad(lambda *args: jnp.sum(jnp.sin(block.apply(*args, ctx))), (0, 1))(params, x)
 
     expected = jax.jit(value_and_gradients)({'params': params}, x)
     with compiling_for(platform):
-        actual = jax.jit(lambda *given: value_and_gradients(*given))({'params': params}, x)
+        actual = jax.jit(lambda *args: value_and_gradients(*args))({'params': params}, x)
     jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=0, atol=1e-4 * np.max(np.abs(w))), actual, expected)
 
 
@@ -198,7 +198,7 @@ def test_competition_weights_sum_to_one_and_are_computed_per_token():
     np.testing.assert_array_equal(np.delete(changed, 0, axis=2), np.delete(weights, 0, axis=2))
 
 
-def test_queries_start_small_by_the_width_of_a_mechanism():
+def test_initial_variance_depends_on_the_width_of_a_mechanism():
     width, head_dim = 512, 16
     module = tim.TimAttention(4, 4, head_dim)
     params = nn.unbox(module.init(jax.random.key(0), jnp.zeros((2, 1, width)), context(1))['params'])

@@ -1,4 +1,4 @@
-"""Writes t5_objectives.json: what t5's own preprocessors make of given tokens and seeds.
+"""Writes t5_objectives.json: the outputs of t5's preprocessors for fixed tokens and seeds.
 
 Needs t5 0.9.4 (pip install t5==0.9.4):
     python tests/remixer_tasks/golden/make_t5_objectives.py
@@ -20,20 +20,20 @@ SIZES = (2, 3, 17, 64, 200)
 SPANS = ((0.15, 3.0), (0.15, 8.0), (0.5, 3.0), (0.5, 8.0), (0.15, 64.0), (0.5, 64.0))
 
 
-def tokens_of(size):
+def random_tokens(size):
     return np.random.default_rng(size).integers(3, 259, size, dtype=np.int32)
 
 
-def denoised(size, seed, **how):
-    """One segment by t5's `denoise`, as lists."""
-    found = preprocessors.single_example_denoise(
-        {'targets': tf.constant(tokens_of(size))}, tf.constant(seed), output_features=FEATURES, **how
+def denoise(size, seed, **options):
+    """Returns a segment denoised by t5, as lists."""
+    features = preprocessors.single_example_denoise(
+        {'targets': tf.constant(random_tokens(size))}, tf.constant(seed), output_features=FEATURES, **options
     )
-    return {name: value.numpy().tolist() for name, value in found.items()}
+    return {name: value.numpy().tolist() for name, value in features.items()}
 
 
-def prefix(size, seed, density):
-    return denoised(
+def denoise_with_prefix(size, seed, density):
+    return denoise(
         size,
         seed,
         noise_density=density,
@@ -43,8 +43,8 @@ def prefix(size, seed, density):
     )
 
 
-def sentinels(size, seed, density, mask_fn):
-    return denoised(
+def denoise_with_sentinels(size, seed, density, mask_fn):
+    return denoise(
         size,
         seed,
         noise_density=density,
@@ -54,27 +54,27 @@ def sentinels(size, seed, density, mask_fn):
     )
 
 
-def whole(preprocessor, documents, lengths, **options):
-    """The examples that a preprocessor of t5 makes of documents, with t5's end of them."""
+def preprocess(preprocessor, documents, lengths, **options):
+    """Returns the examples that a preprocessor of t5 makes from documents."""
     ragged = tf.ragged.constant(documents, dtype=tf.int32)
     dataset = tf.data.Dataset.from_tensor_slices(ragged).map(lambda tokens: {'targets': tokens})
     with seqio.map_seed_manager(5):
-        made = preprocessor(dataset, sequence_length=lengths, output_features=FEATURES, **options)
-    return [{name: value.tolist() for name, value in example.items()} for example in made.as_numpy_iterator()]
+        examples = preprocessor(dataset, sequence_length=lengths, output_features=FEATURES, **options)
+    return [{name: value.tolist() for name, value in example.items()} for example in examples.as_numpy_iterator()]
 
 
 def main():
     seeds = [[1, 2], [7, -3]]
-    documents = [tokens_of(size).tolist() for size in (200, 1, 17, 64)]
-    written = {
+    documents = [random_tokens(size).tolist() for size in (200, 1, 17, 64)]
+    outputs = {
         'prefix_lm': [
-            {'size': size, 'seed': seed, 'density': density, **prefix(size, seed, density)}
+            {'size': size, 'seed': seed, 'density': density, **denoise_with_prefix(size, seed, density)}
             for size in (1, *SIZES)
             for seed in seeds
             for density in (0.5, 0.25)
         ],
         'iid_denoising': [
-            {'size': size, 'seed': seed, **sentinels(size, seed, 0.15, preprocessors.iid_noise_mask)}
+            {'size': size, 'seed': seed, **denoise_with_sentinels(size, seed, 0.15, preprocessors.iid_noise_mask)}
             for size in SIZES
             for seed in seeds
         ],
@@ -83,7 +83,7 @@ def main():
                 'size': size,
                 'density': density,
                 'mean_span': span,
-                **sentinels(
+                **denoise_with_sentinels(
                     size,
                     seeds[0],
                     density,
@@ -93,10 +93,10 @@ def main():
             for size in SIZES
             for density, span in SPANS
         ],
-        'full_lm': whole(preprocessors.full_lm, documents, {'targets': 24}),
+        'full_lm': preprocess(preprocessors.full_lm, documents, {'targets': 24}),
         'prefix_segments': [
             len(example['inputs']) + len(example['targets'])
-            for example in whole(preprocessors.prefix_lm, documents, {'inputs': 32, 'targets': 32})
+            for example in preprocess(preprocessors.prefix_lm, documents, {'inputs': 32, 'targets': 32})
         ],
         'helper': [
             [inputs, density, span, *preprocessors.random_spans_helper(inputs, density, span, 1, 1)]
@@ -104,7 +104,7 @@ def main():
             for density, span in SPANS
         ],
     }
-    (HERE / 't5_objectives.json').write_text(json.dumps(written) + '\n')
+    (HERE / 't5_objectives.json').write_text(json.dumps(outputs) + '\n')
 
 
 if __name__ == '__main__':
