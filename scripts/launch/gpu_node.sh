@@ -25,17 +25,17 @@ for option in "${OPTIONS[@]}"; do
         --extra=*) extra="${option#*=}" ;;
         --wheel=*) wheel="$(given_path "${option#*=}")" ;;
         --restarts=*) restarts="${option#*=}" ;;
-        *) fail "$option is not an option; type --gpus=N, --extra=NAME, --wheel=FILE, --restarts=N, --dry_run or --help" ;;
+        *) fail "$option is not an option; pass --gpus=N, --extra=NAME, --wheel=FILE, --restarts=N, --dry_run or --help" ;;
     esac
 done
-[[ "$extra" == gpu || "$extra" == gpu-cuda13 ]] || fail "--extra must be gpu or gpu-cuda13, got $extra; type --extra=gpu"
+[[ "$extra" == gpu || "$extra" == gpu-cuda13 ]] || fail "--extra must be gpu or gpu-cuda13, got $extra; pass --extra=gpu"
 [[ -z "$wheel" || -f "$wheel" ]] || fail "--wheel must be a file, got $wheel; build one with: pip wheel --no-deps ."
-[[ "$restarts" =~ ^[0-9]+$ ]] || fail "--restarts must be a number, got $restarts; type --restarts=3"
+[[ "$restarts" =~ ^[0-9]+$ ]] || fail "--restarts must be a number, got $restarts; pass --restarts=3"
 
 count="$(ask "${gpus:-8}" bash -c 'nvidia-smi --list-gpus | wc -l')"
-[[ "${gpus:-$count}" =~ ^[1-8]$ ]] || fail "--gpus must be from 1 to 8, got ${gpus:-$count}; type --gpus=1"
+[[ "${gpus:-$count}" =~ ^[1-8]$ ]] || fail "--gpus must be from 1 to 8, got ${gpus:-$count}; pass --gpus=1"
 gpus="${gpus:-$count}"
-(( gpus <= count )) || fail "--gpus must be at most $count, as nvidia-smi lists, got $gpus; type --gpus=$count"
+(( gpus <= count )) || fail "--gpus must be at most $count, as nvidia-smi lists, got $gpus; pass --gpus=$count"
 
 if [[ " ${COMMAND[*]}" != *hardware/* ]]; then
     COMMAND+=(--gin_file=hardware/gpu.gin)

@@ -52,23 +52,23 @@ for option in "${OPTIONS[@]}"; do
         --service_account=*) account="${option#*=}" ;;
         --from=*) from="${option#*=}" ;;
         --to=*) to="$(given_path "${option#*=}")" ;;
-        *) fail "$option is not an option of kubernetes.sh; type --help for a list" ;;
+        *) fail "$option is not an option of kubernetes.sh; pass --help for a list" ;;
     esac
 done
 number() {
-    [[ "$2" =~ ^[1-9][0-9]*$ ]] || fail "--$1=$2; type a number from 1"
+    [[ "$2" =~ ^[1-9][0-9]*$ ]] || fail "--$1=$2; pass a number of at least 1"
 }
 number nodes "$nodes"
 number gpus "$gpus"
 number chips "$chips"
 number slices "$slices"
-[[ "$name" =~ ^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$ ]] || fail "--name=$name; type lower-case letters, digits and -, at most 32"
+[[ "$name" =~ ^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$ ]] || fail "--name=$name; use at most 32 lower-case letters, digits and -"
 if [[ -n "$tpu" ]]; then
-    [[ "$topology" =~ ^[1-9][0-9]*(x[1-9][0-9]*){1,2}$ ]] || fail "--tpu=$tpu needs the topology of a slice; type --topology=4x4"
+    [[ "$topology" =~ ^[1-9][0-9]*(x[1-9][0-9]*){1,2}$ ]] || fail "--tpu=$tpu needs the topology of a slice; pass --topology=4x4"
     nodes=$((${topology//x/*} / chips))
     (( nodes > 0 && nodes * chips == ${topology//x/*} )) || fail "--topology=$topology is not a number of nodes of --chips=$chips"
 elif (( slices > 1 )); then
-    fail "--slices=$slices is for TPU slices; type --nodes=$slices for GPU nodes"
+    fail "--slices=$slices is for TPU slices; pass --nodes=$slices for GPU nodes"
 fi
 [[ "${COMMAND[*]}" == *MODEL_DIR=gs://* ]] || claim="${claim:-remixer-t5x-data}"
 
@@ -102,7 +102,7 @@ for line in open("scripts/launch/kubernetes_jobset.yaml"):
 apply() {
     local jobset
     need_command
-    [[ -n "$image" ]] || fail 'which image? type --image=REGISTRY/remixer-t5x:gpu, after docker build and docker push'
+    [[ -n "$image" ]] || fail '--image is required; pass --image=REGISTRY/remixer-t5x:gpu, after docker build and docker push'
     jobset="$(python3 -c "$fill" "$name" "$nodes" "$gpus" "$tpu" "$topology" "$chips" "$slices" "$spot" "$image" "$claim" \
         "$account" "${COMMAND[@]}")"
     if [[ "$DRY_RUN" == 1 ]]; then
@@ -114,7 +114,7 @@ apply() {
 }
 
 fetch() {
-    [[ -n "$from" && -n "$to" ]] || fail 'which folders? type --from=/data/run --to=FOLDER'
+    [[ -n "$from" && -n "$to" ]] || fail '--from and --to are required; pass --from=/data/run --to=FOLDER'
     run mkdir -p "$to"
     if [[ "$from" == gs://* ]]; then
         run gcloud storage rsync --recursive "$from" "$to"
@@ -135,5 +135,5 @@ fetch() {
 
 case "$action" in
     apply | fetch) "$action" ;;
-    *) fail "kubernetes.sh got '$action'; type fetch, or nothing to apply a JobSet" ;;
+    *) fail "kubernetes.sh got '$action'; use fetch, or nothing to apply a JobSet" ;;
 esac

@@ -63,11 +63,11 @@ read_options() {
             --env=*=*) environment+=("${option#*=}") ;;
             --worker=*) worker="${option#*=}" ;;
             --failures=*) failures="${option#*=}" ;;
-            *) fail "$option is not an option of tpu_vm.sh; type --help for a list" ;;
+            *) fail "$option is not an option of tpu_vm.sh; pass --help for a list" ;;
         esac
     done
-    [[ -n "$name" && -n "$zone" ]] || fail "which slice? type --name=NAME --zone=ZONE"
-    [[ "$slices" =~ ^[1-9][0-9]*$ ]] || fail "--slices=$slices; type a number from 1"
+    [[ -n "$name" && -n "$zone" ]] || fail "--name and --zone are required; pass --name=NAME --zone=ZONE"
+    [[ "$slices" =~ ^[1-9][0-9]*$ ]] || fail "--slices=$slices; pass a number of at least 1"
     [[ -z "$wheel" || -f "$wheel" ]] || fail "--wheel=$wheel does not exist; without --wheel, the script builds one"
     where=(--zone="$zone")
     [[ -z "$project" ]] || where+=(--project="$project")
@@ -105,14 +105,14 @@ on() {
 }
 
 create() {
-    [[ -n "$type" ]] || fail "which type of slice? type --type=TYPE, as in --type=v4-32"
+    [[ -n "$type" ]] || fail "--type is required; pass --type=TYPE, as in --type=v4-32"
     # From https://cloud.google.com/tpu/docs/runtimes.
     [[ -n "$version" ]] || case "$type" in
         v[234]-[0-9]*) version=tpu-ubuntu2204-base ;;
         v5litepod-*) version=v2-alpha-tpuv5-lite ;;
         v5p-*) version=v2-alpha-tpuv5 ;;
         v6e-*) version=v2-alpha-tpuv6e ;;
-        *) fail "--type=$type is not v2 to v4, v5litepod, v5p or v6e; type its software version, --version=VERSION" ;;
+        *) fail "--type=$type is not v2 to v4, v5litepod, v5p or v6e; pass its software version with --version=VERSION" ;;
     esac
     local current options=("${where[@]}" --accelerator-type="$type")
     current="$(state '')"
@@ -214,7 +214,7 @@ stop() {
 }
 
 fetch() {
-    [[ -n "$from" && -n "$to" ]] || fail 'which folders? type --from=gs://bucket/run --to=FOLDER'
+    [[ -n "$from" && -n "$to" ]] || fail '--from and --to are required; pass --from=gs://bucket/run --to=FOLDER'
     run mkdir -p "$to"
     if [[ "$from" == gs://* ]]; then
         run gcloud storage rsync --recursive "$from" "$to"
@@ -268,7 +268,7 @@ supervise() {
 
 case "$action" in
     supervise | create | install | start | logs | status | stop | fetch | delete) ;;
-    *) fail "tpu_vm.sh got '$action'; type supervise, create, install, start, logs, status, stop, fetch, delete or --help" ;;
+    *) fail "tpu_vm.sh got '$action'; use supervise, create, install, start, logs, status, stop, fetch, delete or --help" ;;
 esac
 split_arguments "$@"
 read_options

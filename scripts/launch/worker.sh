@@ -107,5 +107,5 @@ shift || true
 [[ "${1:-}" == '--' ]] && shift
 case "$action" in
     install | start | attend | follow | status | stop) "$action" "$@" ;;
-    *) fail "worker.sh got '$action'; type install, start, follow, status, stop or --help" ;;
+    *) fail "worker.sh got '$action'; use install, start, follow, status, stop or --help" ;;
 esac

@@ -85,9 +85,9 @@ def test_pods_can_write_their_model_dir(folder, claims):
 @pytest.mark.parametrize(
     'options, error',
     [
-        (['--tpu=x'], '--tpu=x needs the topology of a slice; type --topology=4x4'),
-        (['--slices=2'], '--slices=2 is for TPU slices; type --nodes=2 for GPU nodes'),
-        (['--nodes=none'], '--nodes=none; type a number from 1'),
+        (['--tpu=x'], '--tpu=x needs the topology of a slice; pass --topology=4x4'),
+        (['--slices=2'], '--slices=2 is for TPU slices; pass --nodes=2 for GPU nodes'),
+        (['--nodes=none'], '--nodes=none; pass a number of at least 1'),
     ],
 )
 def test_kubernetes_rejects_invalid_options_in_one_line(options, error):

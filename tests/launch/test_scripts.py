@@ -243,7 +243,7 @@ def test_gpu_node_dry_run():
 def test_gpu_node_rejects_more_gpus_than_present(programs):
     programs('nvidia-smi', 'echo "GPU 0"; echo "GPU 1"')
     error = run_script('gpu_node.sh', '--gpus=3', *COMMAND, code=2)[1]
-    assert error == 'error: --gpus must be at most 2, as nvidia-smi lists, got 3; type --gpus=2\n'
+    assert error == 'error: --gpus must be at most 2, as nvidia-smi lists, got 3; pass --gpus=2\n'
 
 
 @pytest.fixture
