@@ -13,7 +13,7 @@ import sys
 import hypothesis
 import pytest
 
-from tests.support import cheap_processes, written_modules
+from tests.support import process_overhead, temporary_modules
 
 # The first example of a hypothesis test includes the compilation.
 hypothesis.settings.register_profile('no deadline', deadline=None)
@@ -33,7 +33,7 @@ os.environ.pop('VENV', None)
 # Retry failed bucket requests after a millisecond. TensorFlow reads these variables when it is imported.
 os.environ['GCS_RETRY_CONFIG_INIT_DELAY_TIME_US'] = '1000'
 os.environ['GCS_RETRY_CONFIG_MAX_DELAY_TIME_US'] = '1000'
-sys.meta_path.append(written_modules.WrittenModules())
+sys.meta_path.append(temporary_modules.WrittenModules())
 
 
 def pytest_addoption(parser):
@@ -71,15 +71,15 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish(session):
-    """Enables the cache of compiled programs and the settings of `cheap_processes`."""
+    """Enables the cache of compiled programs and the settings of `process_overhead`."""
     if 'jax' in sys.modules:
-        from tests.support import kept_programs
+        from tests.support import program_cache
 
         folder = _compiled_folder(session.config)
-        kept_programs.remove_old_entries(folder)
-        kept_programs.enable_cache(str(folder))
-        session.stash[_LOADED_PROGRAMS] = kept_programs.LoadedPrograms()
-    cheap_processes.configure_after_imports()
+        program_cache.remove_old_entries(folder)
+        program_cache.enable_cache(str(folder))
+        session.stash[_LOADED_PROGRAMS] = program_cache.LoadedPrograms()
+    process_overhead.configure_after_imports()
 
 
 @pytest.hookimpl(trylast=True)
@@ -88,7 +88,7 @@ def pytest_runtest_teardown(item):
         item.session.stash[_LOADED_PROGRAMS].unload_if_many()
 
 
-_LOADED_PROGRAMS = pytest.StashKey['kept_programs.LoadedPrograms']()
+_LOADED_PROGRAMS = pytest.StashKey['program_cache.LoadedPrograms']()
 
 
 def _compiled_folder(config):
@@ -209,7 +209,7 @@ def _collect_garbage(request):
 def _unload_written_modules(shared):
     """Unloads the modules that a test file wrote."""
     yield
-    written_modules.unload(shared)
+    temporary_modules.unload(shared)
 
 
 @pytest.fixture(scope='session')

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 from remixer_t5x.extras.reports import sweep
-from tests.support import kept_programs, paths
+from tests.support import paths, program_cache
 
 TRAP = 'open({log!r}, "a").write(f"{{__name__}}\\n")\n'
 # Runs commands in one process, and writes a trap file for every module that Python looks for.
@@ -68,7 +68,7 @@ def test_only_modules_named_by_gin_files_and_flags_are_imported(tmp_path, compil
     script.write_text(f'TRAP, COMMANDS = {trap!r}, {COMMANDS!r}\n{SCRIPT}')
     # -P: the folder of the script is not on sys.path.
     words = [sys.executable, '-P', str(script)]
-    environment = paths.environment(REMIXER_T5X_CACHE=str(folder / 'cache'), **kept_programs.cache_variables(compiled))
+    environment = paths.environment(REMIXER_T5X_CACHE=str(folder / 'cache'), **program_cache.cache_variables(compiled))
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count('f_net') >= 2

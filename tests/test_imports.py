@@ -12,7 +12,7 @@ import pytest
 
 from remixer_t5x import lazy
 from remixer_t5x.errors import UserError
-from tests.support import kept_programs, paths
+from tests.support import paths, program_cache
 
 # The parts run in one process, in this order, and print the names of loaded modules.
 PARTS = {
@@ -81,7 +81,7 @@ assert seqio.dataset_providers.pg.hyper.HyperPrimitive.__name__ == 'HyperPrimiti
 
 
 def test_each_part_loads_only_the_libraries_that_it_needs(compiled):
-    environment = paths.environment(**kept_programs.cache_variables(compiled))
+    environment = paths.environment(**program_cache.cache_variables(compiled))
     words = [sys.executable, '-c', ''.join(PARTS.values())]
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

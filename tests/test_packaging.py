@@ -11,7 +11,7 @@ import zipfile
 import pytest
 
 from tests.launch.clusters import rented
-from tests.support import kept_programs
+from tests.support import program_cache
 from tests.support.paths import ROOT
 
 PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
@@ -80,5 +80,5 @@ def test_an_installed_sdist_describes_a_model_and_trains_without_extras(archives
     assert 'parameters' in table
     (tmp_path / 'text.txt').write_text(rented.TEXT)
     train = (*rented.TRAIN, '--gin.TRAIN_STEPS=5', '--gin.FILES=text.txt', '--gin.MODEL_DIR=run')
-    run(command, *train, cwd=tmp_path, **kept_programs.cache_variables(compiled))
+    run(command, *train, cwd=tmp_path, **program_cache.cache_variables(compiled))
     assert (tmp_path / 'run/checkpoints/5').is_dir()

@@ -18,7 +18,7 @@ from remixer_tasks.benchmarks import raw_rows
 from remixer_tasks.corpora import documents
 from remixer_tasks.files import malformed
 from tests.support.error_lines import error_message
-from tests.support.hostile_files import Malicious
+from tests.support.untrusted_inputs import Malicious
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Files in which transformers loads the PyTorch code that this package has just written.

@@ -28,8 +28,8 @@ from remixer_tasks.benchmarks import raw_rows
 from remixer_tasks.files import cache, row_files
 from remixer_tasks.files.malformed import Malformed
 from remixer_tasks.vocabulary import byte_pairs, sentencepiece_vocabulary
-from tests.support import hostile_files
-from tests.support.hostile_files import result_or_one_line_error
+from tests.support import untrusted_inputs
+from tests.support.untrusted_inputs import result_or_one_line_error
 
 FUZZ = settings(max_examples=60, deadline=None)
 
@@ -176,7 +176,7 @@ RECORD = {
     'hidden_size': 2, 'num_attention_heads': 1, 'n_embd': 2, 'n_head': 1, 'n_layer': 1, 'n_positions': 2,
     'vocab': {'a': 0, 'b': 1}, 'merges': ['a b', [1]], 'model': {'vocab': {'a': 0, 'b': 1, 'ab': 2}, 'merges': ['a b']},
 }  # fmt: skip
-LINES = st.lists(hostile_files.altered_json(RECORD).map('{}\n'.format), max_size=3).map(''.join).map(str.encode)
+LINES = st.lists(untrusted_inputs.altered_json(RECORD).map('{}\n'.format), max_size=3).map(''.join).map(str.encode)
 
 
 @pytest.mark.parametrize('name', READERS)
@@ -184,7 +184,7 @@ def test_any_content_is_read_or_raises_a_one_line_error(tmp_path_factory, name):
     path = tmp_path_factory.mktemp('fuzz') / 'file'
 
     @FUZZ
-    @given(hostile_files.CONTENTS | LINES)
+    @given(untrusted_inputs.CONTENTS | LINES)
     def read(content):
         path.write_bytes(content)
         result_or_one_line_error(READERS[name], path)
@@ -197,7 +197,7 @@ UNLIMITED = ('rows', 'published_rows', 'published_json')
 CASES = [
     (name, kind)
     for name in READERS
-    for kind in hostile_files.SPECIAL_PATHS
+    for kind in untrusted_inputs.SPECIAL_PATHS
     if (kind, name in UNLIMITED) != ('sparse', True)
 ]
 
@@ -205,7 +205,7 @@ CASES = [
 @pytest.mark.parametrize(('name', 'kind'), CASES)
 def test_non_files_raise_a_one_line_error(tmp_path, name, kind):
     """No reader waits for a pipe, reads a device, or fills the memory."""
-    hostile_files.create_special_path(kind, tmp_path / 'file')
+    untrusted_inputs.create_special_path(kind, tmp_path / 'file')
     result_or_one_line_error(READERS[name], tmp_path / 'file')
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 import remixer_t5x
 from remixer_t5x import lazy
-from tests.support import kept_programs, saved_run
+from tests.support import program_cache, saved_run
 from tests.support.paths import environment
 
 COMMANDS = [
@@ -54,7 +54,7 @@ def test_trained_models_run_without_tensorflow(tmp_path, compiled):
     (run / 'metrics.jsonl').write_text(json.dumps(record) + '\n')
     (tmp_path / 'texts.txt').write_text('ab\nc\n')
     (tmp_path / 'pairs.jsonl').write_text('{"inputs": "ab", "targets": "c"}\n')
-    variables = environment(**kept_programs.cache_variables(compiled))
+    variables = environment(**program_cache.cache_variables(compiled))
     done = subprocess.run([sys.executable, '-c', PROGRAM], cwd=tmp_path, env=variables, capture_output=True, text=True)
     codes = [line.split()[2] for line in done.stderr.splitlines() if line.startswith('exit code')]
     assert codes == ['0'] * len(COMMANDS) + ['2'] * len(NEED_TASKS), done.stderr

@@ -8,7 +8,7 @@ import pytest
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import write
 from remixer_t5x.run_folder import metrics, model_dir
-from tests.support import hostile_files
+from tests.support import untrusted_inputs
 
 LINE = {'kind': 'train', 'step': 1, 'loss': 2.0, 'timing': {'clock': 1.0, 'seconds_per_step': 0.5}}
 ROW = {'index': 0, 'input': 'a', 'target': 'b', 'prediction': 'c', 'metrics': {}}
@@ -86,7 +86,7 @@ def test_a_text_instead_of_a_number_raises_an_error_if_it_is_read(run, name):
 @pytest.mark.parametrize(
     ('name', 'kind'),
     [
-        *((model_dir.METRICS, kind) for kind in hostile_files.SPECIAL_PATHS),
+        *((model_dir.METRICS, kind) for kind in untrusted_inputs.SPECIAL_PATHS),
         *(
             (name, kind)
             for name in (model_dir.CONFIG, 'eval/predictions/cogs-gen-3.jsonl')
@@ -97,8 +97,8 @@ def test_a_text_instead_of_a_number_raises_an_error_if_it_is_read(run, name):
 def test_non_files_raise_a_one_line_error_or_are_omitted(run, name, kind):
     """The report does not wait for a pipe."""
     (run / name).unlink(missing_ok=True)
-    hostile_files.create_special_path(kind, run / name)
-    hostile_files.result_or_one_line_error(write_report, run)
+    untrusted_inputs.create_special_path(kind, run / name)
+    untrusted_inputs.result_or_one_line_error(write_report, run)
 
 
 def test_predictions_that_are_not_utf_8_raise_a_one_line_error(run):

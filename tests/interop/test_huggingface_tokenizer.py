@@ -12,7 +12,7 @@ from remixer_t5x.errors import UserError
 from remixer_tasks import vocabularies
 from remixer_tasks.vocabulary import huggingface_tokenizer
 from tests.support.error_lines import error_message
-from tests.support.hostile_files import ODD_CHARACTERS
+from tests.support.untrusted_inputs import ODD_CHARACTERS
 
 tokenizers = pytest.importorskip('tokenizers', reason='tokenizers is not installed')
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers  # noqa: E402

@@ -27,8 +27,8 @@ from tests.interop import small_models
 from tests.interop.small_models import abstract_params, random_params
 from tests.support import references
 from tests.support.error_lines import error_message
-from tests.support.hostile_files import Malicious
 from tests.support.paths import GOLDEN
+from tests.support.untrusted_inputs import Malicious
 
 KINDS = ('t5_1_1', 't5_1_1_orbax', 't5_1_0', 't5_1_1_scanned')
 # As in tests/golden/make_t5x_checkpoints.py.

@@ -16,7 +16,7 @@ from remixer_t5x.interop.huggingface.gpt2 import Gpt2
 from remixer_t5x.interop.huggingface.t5 import T5
 from remixer_tasks import vocabularies
 from tests.remixer_tasks import test_every_vocabulary as every
-from tests.support.hostile_files import ODD_CHARACTERS
+from tests.support.untrusted_inputs import ODD_CHARACTERS
 
 transformers = pytest.importorskip('transformers', reason='transformers is not installed: scripts/test.sh --references')
 pytestmark = pytest.mark.filterwarnings('ignore')

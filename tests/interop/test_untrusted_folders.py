@@ -15,7 +15,7 @@ from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import folders as huggingface
 from tests.support import hf_folders
 from tests.support.error_lines import error_message
-from tests.support.hostile_files import Malicious
+from tests.support.untrusted_inputs import Malicious
 
 GOOD = {'a': np.arange(6, dtype=np.float32).reshape(2, 3), 'b': np.ones(4, np.float16)}
 FUZZ = settings(max_examples=150, deadline=None)

@@ -33,7 +33,7 @@ def shared_folder(tmp_path_factory):
 def command(shared_folder, compiled):
     """A program that runs `remixer-t5x` in processes that have already imported the libraries."""
     python = WarmPython(compiled)
-    words = shlex.join([*python.command, '-m', 'tests.support.quick_command'])
+    words = shlex.join([*python.command, '-m', 'tests.support.command_without_autograph'])
     yield rented.write_program(shared_folder / 'remixer-t5x', f'exec {words} "$@"')
     python.close()
 

@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from remixer_t5x.cli.main import main
-from tests.support import command_folder, written_modules
+from tests.support import command_folder, temporary_modules
 from tests.support.paths import environment
 
 pytestmark = [
@@ -65,7 +65,7 @@ def in_the_users_folder(tmp_path, monkeypatch):
             patch.delitem(sys.modules, name)
         patch.syspath_prepend(tmp_path)
         yield
-        written_modules.unload(tmp_path)
+        temporary_modules.unload(tmp_path)
 
 
 def test_tasks_of_the_users_tasks_folder_and_package_are_found(tmp_path, in_the_users_folder, capsys):

@@ -19,10 +19,10 @@ from remixer_t5x.errors import UserError
 from remixer_tasks import caching, huggingface_datasets, pretraining, vocabularies
 from remixer_tasks.corpora.streamed_text import START, Reader
 from tests.support import feed_forward
+from tests.support.command_without_autograph import main
 from tests.support.compare_runs import difference as difference_of_runs
 from tests.support.compare_runs import last_step
 from tests.support.fake_hub import FakeHub
-from tests.support.quick_command import main
 from tests.support.real_processes import Process
 
 datasets = pytest.importorskip('datasets', reason='datasets is not installed: pip install datasets')

@@ -20,10 +20,10 @@ from typing import Any
 
 import jax
 
-from tests.support import kept_programs, paths
+from tests.support import paths, program_cache
 
 # The module that the server imports.
-PRELOADED_MODULE = 'tests.support.imported_once'
+PRELOADED_MODULE = 'tests.support.preloaded_modules'
 # Default timeout in seconds: much longer than four commands of one process take on a busy machine.
 TIMEOUT = 1200.0
 _CONTEXT = multiprocessing.get_context('forkserver')
@@ -141,7 +141,7 @@ class _ChildSettings:
         if self.devices > 1:
             jax.config.update('jax_num_cpu_devices', self.devices)
         if self.compiled:
-            kept_programs.enable_cache(self.compiled)
+            program_cache.enable_cache(self.compiled)
 
 
 def _run_child(

@@ -7,7 +7,7 @@ import sys
 import pytest
 import seqio
 
-from tests.support import written_modules
+from tests.support import temporary_modules
 
 
 def test_a_module_with_the_mtime_of_an_earlier_listing_is_found(tmp_path, monkeypatch):
@@ -57,7 +57,7 @@ def test_an_unloaded_module_can_be_written_again_with_the_same_names(tmp_path, m
         assert importlib.import_module('written_package.written_module').twice() == 2 * value
         assert 'written_mixture' in seqio.MixtureRegistry.names()
         others = set(seqio.TaskRegistry.names()) - {'written_task'}
-        written_modules.unload(tmp_path)
+        temporary_modules.unload(tmp_path)
         assert set(seqio.TaskRegistry.names()) == others and 'written_mixture' not in seqio.MixtureRegistry.names()
         assert not {'written_package', 'written_package.written_module'} & set(sys.modules)
         assert modules_before <= set(sys.modules)

@@ -7,28 +7,28 @@ import time
 import jax
 import jax.numpy as jnp
 
-from tests.support import kept_programs
+from tests.support import program_cache
 
 
 def test_old_programs_are_removed(tmp_path):
     new, old = tmp_path / 'new', tmp_path / 'old'
     new.touch()
     old.touch()
-    long_ago = time.time() - (kept_programs.DAYS + 1) * 24 * 3600
+    long_ago = time.time() - (program_cache.DAYS + 1) * 24 * 3600
     os.utime(old, (long_ago, long_ago))
-    kept_programs.remove_old_entries(tmp_path)
+    program_cache.remove_old_entries(tmp_path)
     assert list(tmp_path.iterdir()) == [new]
 
 
 def test_programs_are_unloaded_before_there_are_too_many_mappings(monkeypatch):
-    programs = kept_programs.LoadedPrograms()
+    programs = program_cache.LoadedPrograms()
     functions = [jax.jit(functools.partial(jnp.add, index)) for index in range(60)]
-    before = kept_programs.count_mappings()
+    before = program_cache.count_mappings()
     for function in functions:
         function(jnp.ones(3))
-    loaded = kept_programs.count_mappings()
+    loaded = program_cache.count_mappings()
     assert loaded - before > 100
-    monkeypatch.setattr(kept_programs, 'CHECK_PERIOD', 50)
-    monkeypatch.setattr(kept_programs, 'MAX_MAPPINGS', loaded - 1)
+    monkeypatch.setattr(program_cache, 'CHECK_PERIOD', 50)
+    monkeypatch.setattr(program_cache, 'MAX_MAPPINGS', loaded - 1)
     programs.unload_if_many()
-    assert kept_programs.count_mappings() < loaded - 100
+    assert program_cache.count_mappings() < loaded - 100

@@ -20,11 +20,11 @@ from remixer_t5x.train import loop  # noqa: F401
 from remixer_tasks import catalogue  # noqa: F401
 from remixer_tasks.benchmarks import text_metrics  # noqa: F401
 from tests.evaluate import prediction_worker  # noqa: F401
-from tests.support import cheap_processes, quick_command, tiny_training  # noqa: F401
+from tests.support import command_without_autograph, process_overhead, tiny_training  # noqa: F401
 from tests.train import lines_worker, mesh_worker  # noqa: F401
 
 # Only needed for buckets.
 with contextlib.suppress(ImportError):
     from google.cloud import storage  # noqa: F401
 
-cheap_processes.configure_after_imports()
+process_overhead.configure_after_imports()
