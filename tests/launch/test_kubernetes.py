@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 
-from tests.launch.clusters.rented import COMMAND, LAUNCH, run_script
+from tests.launch.clusters.harness import COMMAND, LAUNCH, run_script
 
 IMAGE = '--image=registry.example/remixer-t5x:tpu'
 ROOT = pathlib.Path(__file__).parents[2]

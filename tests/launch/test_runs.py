@@ -13,8 +13,8 @@ import sys
 
 import pytest
 
-from tests.launch.clusters import rented, strictly
-from tests.launch.clusters.strictly import TIMEOUT
+from tests.launch.clusters import fake_commands, harness
+from tests.launch.clusters.fake_commands import TIMEOUT
 from tests.support import compare_runs, ports
 from tests.support.warm_python import WarmPython
 
@@ -34,7 +34,7 @@ def command(shared_folder, compiled):
     """A program that runs `remixer-t5x` in processes that have already imported the libraries."""
     python = WarmPython(compiled)
     words = shlex.join([*python.command, '-m', 'tests.support.command_without_autograph'])
-    yield rented.write_program(shared_folder / 'remixer-t5x', f'exec {words} "$@"')
+    yield harness.write_program(shared_folder / 'remixer-t5x', f'exec {words} "$@"')
     python.close()
 
 
@@ -45,7 +45,7 @@ def wheel(shared_folder):
     source = 'source scripts/environment.sh; source scripts/launch/command_line.sh; make_wheel "$1"'
     copy = shared_folder / 'copy'
     copy.mkdir()
-    env = rented.environment(PYTHON=sys.executable, PIP_NO_BUILD_ISOLATION='0', PIP_NO_INDEX='1')
+    env = harness.environment(PYTHON=sys.executable, PIP_NO_BUILD_ISOLATION='0', PIP_NO_INDEX='1')
     subprocess.run(['bash', '-euc', source, 'bash', copy], cwd=ROOT, env=env, check=True)
     [built] = (copy / 'dist').glob('remixer_t5x-*.whl')
     return built
@@ -54,19 +54,19 @@ def wheel(shared_folder):
 @pytest.fixture(scope='module')
 def installed(shared_folder, wheel, command):
     """A virtual environment into which `worker.sh` installs the wheel; it uses the libraries of this process."""
-    lines = '\\n'.join(rented.site_packages())
-    python = rented.write_venv_python(
+    lines = '\\n'.join(harness.site_packages())
+    python = harness.write_venv_python(
         shared_folder,
         f'{sys.executable} -m venv --without-pip "$3"',
         f'cd "$3"/lib/*/site-packages && printf "{lines}\\n" > shared.pth',
     )
     folder = shared_folder / 'venv'
-    env = rented.environment(
+    env = harness.environment(
         VENV=folder, PYTHON=python, PIP_NO_DEPS='1', PIP_NO_INDEX='1', RUN_DIR=shared_folder / 'none'
     )
     stamp, stamps = folder / '.remixer_t5x_stamp', ''
     for extra in ('gpu', 'tpu'):
-        output = rented.run_script('worker.sh', 'install', extra, str(wheel), env=env)
+        output = harness.run_script('worker.sh', 'install', extra, str(wheel), env=env)
         assert f'installing remixer_t5x[train,{extra}]' in output[0]
         stamps += stamp.read_text()
     # Marks the environment as up to date for hosts with GPUs and with TPUs.
@@ -85,9 +85,9 @@ def installed(shared_folder, wheel, command):
 @pytest.fixture
 def cluster(tmp_path, monkeypatch, installed, command, shared_folder):
     """Environment variables for the scripts; CLUSTER is the folder of the fakes."""
-    monkeypatch.setattr(strictly, 'CLUSTER', tmp_path)
-    programs = rented.write_programs(tmp_path / 'bin')
-    env = rented.environment(CLUSTER=tmp_path, PORT=ports.reserve(), POLL_SECONDS='0.05', REMIXER_T5X=command)
+    monkeypatch.setattr(fake_commands, 'CLUSTER', tmp_path)
+    programs = harness.write_programs(tmp_path / 'bin')
+    env = harness.environment(CLUSTER=tmp_path, PORT=ports.reserve(), POLL_SECONDS='0.05', REMIXER_T5X=command)
     env |= {
         'PATH': f'{programs}:{env["PATH"]}',
         'REMIXER_T5X_CACHE': str(shared_folder / 'cache'),
@@ -100,7 +100,7 @@ def cluster(tmp_path, monkeypatch, installed, command, shared_folder):
 
 @pytest.fixture(scope='module')
 def files_flag(shared_folder):
-    (shared_folder / 'text.txt').write_text(rented.TEXT)
+    (shared_folder / 'text.txt').write_text(harness.TEXT)
     return f'--gin.FILES={shared_folder}/text.txt'
 
 
@@ -112,8 +112,8 @@ def uninterrupted(shared_folder, command, files_flag):
     def run(count):
         if count not in folders:
             folders[count] = shared_folder / f'uninterrupted_{count}'
-            words = [command, *rented.TRAIN, files_flag, f'--gin.MODEL_DIR={folders[count]}']
-            env = rented.environment(REMIXER_T5X_CACHE=shared_folder / 'cache', JAX_NUM_PROCESSES=count)
+            words = [command, *harness.TRAIN, files_flag, f'--gin.MODEL_DIR={folders[count]}']
+            env = harness.environment(REMIXER_T5X_CACHE=shared_folder / 'cache', JAX_NUM_PROCESSES=count)
             env['JAX_COORDINATOR_ADDRESS'] = f'127.0.0.1:{ports.reserve()}'
             started = [subprocess.Popen(words, env={**env, 'JAX_PROCESS_ID': str(i)}) for i in range(count)]
             assert [process.wait() for process in started] == [0] * count
@@ -123,7 +123,7 @@ def uninterrupted(shared_folder, command, files_flag):
 
 
 def train(folder, files_flag):
-    return ['--', *rented.TRAIN, files_flag, f'--gin.MODEL_DIR={folder}']
+    return ['--', *harness.TRAIN, files_flag, f'--gin.MODEL_DIR={folder}']
 
 
 def has_checkpoint(folder):
@@ -131,7 +131,7 @@ def has_checkpoint(folder):
 
 
 def assert_resumed(folder, uninterrupted_run):
-    assert compare_runs.difference(folder, uninterrupted_run, rented.STEPS) is None
+    assert compare_runs.difference(folder, uninterrupted_run, harness.STEPS) is None
 
 
 def test_several_tpu_slices_restart_and_resume_a_run(cluster, tmp_path, files_flag, uninterrupted, wheel, installed):
@@ -139,24 +139,24 @@ def test_several_tpu_slices_restart_and_resume_a_run(cluster, tmp_path, files_fl
 
     bucket = tmp_path / 'buckets' / 'mine' / 'run'
     # On the hosts, `python -m venv` copies the environment in which the wheel is installed.
-    python = rented.write_venv_python(tmp_path, f'mkdir -p "$3" && cp -r {installed}/. "$3"')
+    python = harness.write_venv_python(tmp_path, f'mkdir -p "$3" && cp -r {installed}/. "$3"')
     cluster |= {'PYTHON': str(python), 'PIP_NO_DEPS': '1', 'PIP_NO_INDEX': '1'}
     where = ['--name=mixer', '--zone=us-east5-a', '--slices=2', '--spot']
     words = ['--type=v5litepod-4', f'--wheel={wheel}', *train(bucket, files_flag)]
     with (tmp_path / 'output').open('w') as output:
-        command = ['bash', str(rented.LAUNCH / 'tpu_vm.sh'), 'supervise', *where, *words]
+        command = ['bash', str(harness.LAUNCH / 'tpu_vm.sh'), 'supervise', *where, *words]
         supervisor = subprocess.Popen(command, env=cluster, stdout=output, stderr=output, start_new_session=True)
         try:
-            strictly.wait_until(has_checkpoint(bucket), 'a checkpoint')
+            fake_commands.wait_until(has_checkpoint(bucket), 'a checkpoint')
             gcloud.preempt('mixer')
             assert supervisor.wait(TIMEOUT) == 0
         finally:
-            strictly.kill_group(supervisor.pid)
+            fake_commands.kill_group(supervisor.pid)
             supervisor.wait()
     output = (tmp_path / 'output').read_text()
     assert 'mixer was preempted' in output and 'the command has succeeded' in output
-    rented.run_script('tpu_vm.sh', 'fetch', *where, '--from=gs://mine/run', f'--to={tmp_path}/mine', env=cluster)
-    rented.run_script('tpu_vm.sh', 'delete', *where, env=cluster)
+    harness.run_script('tpu_vm.sh', 'fetch', *where, '--from=gs://mine/run', f'--to={tmp_path}/mine', env=cluster)
+    harness.run_script('tpu_vm.sh', 'delete', *where, env=cluster)
     assert_resumed(tmp_path / 'mine', uninterrupted(2))
 
 
@@ -164,16 +164,16 @@ def test_a_jobset_is_restarted_and_resumes(cluster, tmp_path, files_flag, uninte
     pytest.importorskip('yaml', reason='PyYAML reads the JobSet: pip install pyyaml')
     run, options = tmp_path / 'claims' / 'disk' / 'run', ['--claim=disk', '--name=mixer']
     image = '--image=registry.example/remixer-t5x:gpu'
-    rented.run_script(
+    harness.run_script(
         'kubernetes.sh', *options, image, '--nodes=2', '--gpus=1', *train('/data/run', files_flag), env=cluster
     )
-    strictly.wait_until(has_checkpoint(run), 'a checkpoint')
+    fake_commands.wait_until(has_checkpoint(run), 'a checkpoint')
     for pod in (tmp_path / 'pods').read_text().split():
-        strictly.kill_group(int(pod))
-    strictly.wait_until((tmp_path / 'ended').exists, 'the end of the JobSet')
+        fake_commands.kill_group(int(pod))
+    fake_commands.wait_until((tmp_path / 'ended').exists, 'the end of the JobSet')
     assert (tmp_path / 'ended').read_text() == 'Completed', (tmp_path / 'pod_0.log').read_text()
     assert (tmp_path / 'attempts').read_text().splitlines()[1:] == ['[0, 0]']
-    rented.run_script('kubernetes.sh', 'fetch', *options, '--from=/data/run', f'--to={tmp_path}/mine', env=cluster)
+    harness.run_script('kubernetes.sh', 'fetch', *options, '--from=/data/run', f'--to={tmp_path}/mine', env=cluster)
     assert_resumed(tmp_path / 'mine', uninterrupted(2))
 
 
@@ -185,19 +185,19 @@ def test_a_slurm_job_is_requeued_and_resumes(cluster, tmp_path, files_flag, unin
         ['sbatch', *job], env={**cluster, 'VENV': str(installed)}, cwd=ROOT, capture_output=True, text=True
     )
     assert submitted.stdout == 'Submitted batch job 7\n', submitted.stderr
-    strictly.wait_until(has_checkpoint(run), 'a checkpoint')
+    fake_commands.wait_until(has_checkpoint(run), 'a checkpoint')
     # Simulates the loss of a node, after which Slurm requeues the job.
     (tmp_path / 'requeue').touch()
-    strictly.kill_group(int((tmp_path / 'job').read_text()))
-    strictly.wait_until((tmp_path / 'ended').exists, 'the end of the job')
+    fake_commands.kill_group(int((tmp_path / 'job').read_text()))
+    fake_commands.wait_until((tmp_path / 'ended').exists, 'the end of the job')
     assert (tmp_path / 'ended').read_text() == '0', (tmp_path / 'detached.log').read_text()
     assert_resumed(run, uninterrupted(2))
 
 
 def test_a_gpu_node_restarts_and_resumes_a_run(cluster, tmp_path, files_flag, uninterrupted, installed, wheel):
     run = tmp_path / 'run'
-    rented.write_program(tmp_path / 'bin' / 'nvidia-smi', 'echo "GPU 0"')
-    wrapper = rented.write_program(
+    harness.write_program(tmp_path / 'bin' / 'nvidia-smi', 'echo "GPU 0"')
+    wrapper = harness.write_program(
         tmp_path / 'bin' / 'wrapper', f'echo $$ > {tmp_path}/child', f'exec {cluster["REMIXER_T5X"]} "$@"'
     )
     shutil.copytree(installed, tmp_path / 'venv', symlinks=True)
@@ -206,10 +206,10 @@ def test_a_gpu_node_restarts_and_resumes_a_run(cluster, tmp_path, files_flag, un
     words = [f'--wheel={wheel}', *train(run, files_flag), '--verbose']
     with (tmp_path / 'output').open('w') as output:
         node = subprocess.Popen(
-            ['bash', str(rented.LAUNCH / 'gpu_node.sh'), *words], env=env, stdout=output, stderr=output
+            ['bash', str(harness.LAUNCH / 'gpu_node.sh'), *words], env=env, stdout=output, stderr=output
         )
         try:
-            strictly.wait_until(has_checkpoint(run), 'a checkpoint')
+            fake_commands.wait_until(has_checkpoint(run), 'a checkpoint')
             os.kill(int((tmp_path / 'child').read_text()), 9)
             assert node.wait(TIMEOUT) == 0, (tmp_path / 'output').read_text()
         finally:

@@ -15,8 +15,8 @@ import time
 
 import pytest
 
-from tests.launch.clusters import rented, strictly
-from tests.launch.clusters.rented import COMMAND, LAUNCH, run_script
+from tests.launch.clusters import fake_commands, harness
+from tests.launch.clusters.harness import COMMAND, LAUNCH, run_script
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPTS = sorted([*ROOT.glob('scripts/*.sh'), *LAUNCH.glob('*.sh'), *LAUNCH.glob('*.sbatch')])
@@ -62,7 +62,7 @@ def programs(tmp_path, monkeypatch):
 
 
 def wait_for_start(folder):
-    strictly.wait_until((folder / 'up').exists, 'the start of the command')
+    fake_commands.wait_until((folder / 'up').exists, 'the start of the command')
     # The program creates `up` just before it waits for signals.
     time.sleep(0.1)
 
@@ -157,10 +157,10 @@ mkdir -p "$3/bin" && printf '#!/bin/bash\\n' > "$3/bin/python" && chmod +x "$3/b
 @pytest.fixture
 def tpu_vm(programs, tmp_path, monkeypatch):
     """Calls tpu_vm.sh with a fake gcloud, whose hosts run a program with the given body."""
-    rented.write_programs(tmp_path / 'bin')
+    harness.write_programs(tmp_path / 'bin')
     wheel = tmp_path / 'remixer_t5x-1-py3-none-any.whl'
     wheel.write_text('')
-    for name, value in rented.environment(CLUSTER=tmp_path, PORT=1, POLL_SECONDS='0.1').items():
+    for name, value in harness.environment(CLUSTER=tmp_path, PORT=1, POLL_SECONDS='0.1').items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv('PATH', f'{tmp_path / "bin"}:{os.environ["PATH"]}')
     monkeypatch.setenv('METADATA', NO_SERVER)
@@ -278,7 +278,7 @@ def test_a_preempted_spot_vm_gets_sigterm_once(programs, tmp_path):
     env = {'REMIXER_T5X': str(program), 'RUN_DIR': str(tmp_path / 'run'), 'NOTICE_SECONDS': '0.1'}
     run_script('worker.sh', 'start', *COMMAND, env=env)
     ended = f'exited {SAVED}\n'
-    strictly.wait_until(
+    fake_commands.wait_until(
         lambda: run_script('worker.sh', 'status', env=env)[0] == ended, 'the end of the command', seconds=20
     )
     assert (tmp_path / 'run' / 'log').read_text().count('saved\n') == 1

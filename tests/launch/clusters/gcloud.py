@@ -13,7 +13,14 @@ import shutil
 import subprocess
 import sys
 
-from tests.launch.clusters.strictly import CLUSTER, check_positionals, kill_group, parse_options, record_call, refuse
+from tests.launch.clusters.fake_commands import (
+    CLUSTER,
+    check_positionals,
+    kill_group,
+    parse_options,
+    record_call,
+    refuse,
+)
 
 NAME = r'[a-z]([a-z0-9-]*[a-z0-9])?'
 WHERE = {'zone': r'[a-z0-9-]+', 'project': r'[a-z0-9-]+'}

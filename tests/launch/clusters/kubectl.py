@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 
-from tests.launch.clusters.strictly import (
+from tests.launch.clusters.fake_commands import (
     CLUSTER,
     check_positionals,
     parse_options,

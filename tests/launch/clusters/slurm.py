@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 
-from tests.launch.clusters.strictly import CLUSTER, parse_options, record_call, refuse, start_detached
+from tests.launch.clusters.fake_commands import CLUSTER, parse_options, record_call, refuse, start_detached
 
 NUMBER, JOB = r'[1-9]\d*', '7'
 SBATCH = {

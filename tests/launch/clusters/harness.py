@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from tests.launch.clusters.strictly import TIMEOUT
+from tests.launch.clusters.fake_commands import TIMEOUT
 from tests.support import feed_forward, paths
 
 SLURM = ('sbatch', 'srun', 'scontrol')
