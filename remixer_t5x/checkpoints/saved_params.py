@@ -148,7 +148,7 @@ def verify_files(folder: epath.Path, listed: bool = False) -> None:
             if listed or (folder / durable.FILE_LIST).exists():
                 durable.check_files(folder)
             # Check the checksums first, so that a damaged array description is reported as damage.
-            untrusted.check_descriptions(folder)
+            untrusted.check_metadata(folder)
         except durable.DamagedCheckpoint as error:
             damage = str(error)
     if damage := collectives.broadcast(damage):

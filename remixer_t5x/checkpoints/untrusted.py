@@ -39,10 +39,10 @@ def check_checkpoint(folder: str | os.PathLike[str]) -> None:
     trusted.
     """
     safe_paths.check_inside(folder)
-    check_descriptions(folder)
+    check_metadata(folder)
 
 
-def check_descriptions(folder: str | os.PathLike[str]) -> None:
+def check_metadata(folder: str | os.PathLike[str]) -> None:
     """Raises UserError if an array description is invalid, or if the described arrays are too large."""
     root = os.fspath(folder)
     if '://' in root:

@@ -77,7 +77,7 @@ def until_unlikely(
     return live / penalty(length) > finished
 
 
-def until_enough(
+def until_enough_finished(
     live: jax.Array, finished: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
 ) -> jax.Array:
     """Continues the search until `beams` sequences are finished, like Hugging Face's `early_stopping=True`."""
@@ -118,7 +118,7 @@ class BeamSearch(LogitsOptions):
         beams: number of live beams and of returned sequences.
         length_penalty: maps the length of a finished sequence to the divisor of its score: `PowerPenalty(alpha)` or
             `BrevityPenalty(alpha)`.
-        stop: the stopping rule: `until_settled`, `until_unlikely` or `until_enough`.
+        stop: the stopping rule: `until_settled`, `until_unlikely` or `until_enough_finished`.
     """
 
     beams: ranges.Count = 4

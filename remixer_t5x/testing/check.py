@@ -169,7 +169,7 @@ def _check_side(fixture: SublayerFixture, without: Sequence[str]) -> list[CheckR
             continue
         if name in without:
             rows.append(CheckResult(name, side, SKIPPED))
-        elif name != 'beams' or _reads_memory(fixture):
+        elif name != 'beams' or _depends_on_memory(fixture):
             rows.append(CheckResult(name, side, *_run_check(check, fixture)))
             if rows[-1].result == FAILED and name == 'dropout' and 'requires a key' in rows[-1].reason:
                 # Skip the remaining checks, which evaluate the sublayer without a key.
@@ -192,7 +192,7 @@ def _run_check(check: Callable[[SublayerFixture], None], fixture: SublayerFixtur
     return PASSED, ''
 
 
-def _reads_memory(fixture: SublayerFixture) -> bool:
+def _depends_on_memory(fixture: SublayerFixture) -> bool:
     x, rows = fixture.features(16), [[LENGTH]] * ROWS
     memories = (fixture.features(seed, MEMORY) for seed in (17, 18))
     return not np.array_equal(*(fixture.trace(x, fixture.context(rows, memory)).outputs for memory in memories))

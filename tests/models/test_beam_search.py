@@ -23,7 +23,7 @@ from tests.support.paths import GOLDEN
 STOP_RULES = {
     'never': beam_search.until_settled,
     'False': beam_search.until_unlikely,
-    'True': beam_search.until_enough,
+    'True': beam_search.until_enough_finished,
 }
 seeds = st.integers(0, 10**6)
 examples = settings(max_examples=20, deadline=None, derandomize=True, database=None)
@@ -97,7 +97,7 @@ def test_decoding_equals_exhaustive_scoring(kind):
 
 
 def test_one_beam_that_stops_at_the_first_end_token_is_greedy():
-    search = compile_search(4, 1, stop=beam_search.until_enough)
+    search = compile_search(4, 1, stop=beam_search.until_enough_finished)
     greedy = jax.jit(lambda tables: Greedy()(toy.generation(tables, 4)))
 
     @examples

@@ -43,7 +43,7 @@ _OTHER_SETTINGS = ('do_sample', 'temperature', 'top_k', 'top_p', 'num_beams', 'e
 # Maps values of transformers' `early_stopping` to stopping conditions; the default is False.
 _STOPPING_CONDITIONS = {
     False: beam_search.until_unlikely,
-    True: beam_search.until_enough,
+    True: beam_search.until_enough_finished,
     'never': beam_search.until_settled,
 }
 
@@ -269,8 +269,8 @@ class RemixerLM(LM):
         return [int(token) for token in self.trained.vocabulary.encode(text)][len(self._begin) :]
 
     def _windows(self, text: str, length: int) -> Iterator[tuple[Ids, Ids]]:
-        # Decoder-only models start each row with id 0, so the first window has no context. Texts of an encoder-decoder
-        # end with an end token, as in lm_eval's `hf`.
+        # Decoder-only models start each row with id 0, so the first window has no context. For encoder-decoders,
+        # append the end token to the text, as in lm_eval's `hf`.
         end = self._end if self.model_type == batch_formats.ENCODER_DECODER else []
         for window in utils.get_rolling_token_windows([*self._tokenize(text), *end], -1, length, 1):
             context, continuation = utils.make_disjoint_window(window)

@@ -64,9 +64,7 @@ def joint_confidence(models: int) -> float:
     return 1 - (1 - CONFIDENCE) / max(1, models * (models - 1) // 2)
 
 
-def student_interval(
-    gains: np.ndarray | Sequence[float], confidence: float = CONFIDENCE
-) -> tuple[np.ndarray, np.ndarray]:
+def t_interval(gains: np.ndarray | Sequence[float], confidence: float = CONFIDENCE) -> tuple[np.ndarray, np.ndarray]:
     """Computes Student's confidence interval of the mean: [..., seeds] -> (mean [...], half-width [...]).
 
     The half-width is infinite for one seed.
@@ -117,7 +115,7 @@ def compare_models(models: Mapping[str, BySeed], higher_is_better: bool) -> list
         if not common:
             continue
         gains = [models[first][seed] - models[second][seed] for seed in common]
-        mean, margin = map(float, student_interval(gains, confidence))
+        mean, margin = map(float, t_interval(gains, confidence))
         if (mean < 0) == higher_is_better:
             first, second = second, first
         differences.append(Difference(first, second, abs(mean), abs(mean) - margin, abs(mean) + margin, len(common)))

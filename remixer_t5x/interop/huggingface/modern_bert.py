@@ -171,7 +171,7 @@ class ModernBert(Family):
     @classmethod
     def describe(cls, model: Any, vocabulary: Any) -> tuple[Self, Runs]:
         module, description = model.module, ModelDescription(cls.kind)
-        special = getattr(vocabulary, 'file_ids', None) or {}
+        special = getattr(vocabulary, 'special_ids_in_file', None) or {}
         kind = type(vocabulary).__name__
         description.require(bool(special), f'VOCABULARY is a {kind}, not a shifted vocabularies.huggingface_tokenizer')
         stack = module.encoder_stack()

@@ -173,7 +173,7 @@ class HuggingFaceTokenizer(Vocabulary):
         self._tokenizer.save(path)
 
     @property
-    def file_ids(self) -> dict[str, int] | None:
+    def special_ids_in_file(self) -> dict[str, int] | None:
         """The ids in the file of padding and of the first and last token of a text; None if ids are not shifted."""
         roles = {
             'pad': self._special_tokens.get('[PAD]', self._special_tokens.get('<pad>')),

@@ -18,7 +18,7 @@ def simulate_results(rng, gap, seeds, models=2):
 
 def excludes_zero(gains, confidence=differences.CONFIDENCE):
     """Returns whether the interval of each row of `gains`, [..., seeds], excludes zero."""
-    mean, margin = differences.student_interval(gains, confidence)
+    mean, margin = differences.t_interval(gains, confidence)
     return abs(mean) > margin
 
 
