@@ -51,7 +51,7 @@ def first_foreign(text: str, file: str) -> str:
                 return foreign
             references.names.clear()
     except (SyntaxError, ValueError, RecursionError, tokenize.TokenError) as error:
-        raise UserError(f'{file} must be valid gin ({one_line(str(error))}); copy the file again') from None
+        raise UserError(f'{file} is not valid gin ({one_line(str(error))}); restore the original file') from None
     # Find lines of strings that `files.GinReader` would treat as imports or includes, because it reads line by line.
     hidden = (line for number, line in enumerate(lines, 1) if number not in statement_lines)
     return next((line for line in hidden if re.match(r'(from|import|include)\b', line)), '')

@@ -98,7 +98,7 @@ def select_arrays(batch: Batch, *names: str) -> dict[str, jax.Array]:
 
 
 def targets_and_weights(batch: Batch, side: str) -> tuple[jax.Array, jax.Array]:
-    """Returns the targets and float32 loss weights, [batch, length], of the `side` 'encoder' or 'decoder'."""
+    """Returns the targets and the float32 loss weights of 'encoder' or 'decoder', both [batch, length]."""
     targets, weights = batch[f'{side}_target_tokens'], batch.get(f'{side}_loss_weights')
     return targets, (targets > 0 if weights is None else weights).astype(jnp.float32)
 

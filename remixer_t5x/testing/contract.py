@@ -203,7 +203,7 @@ def _decoding_step(fixture: SublayerFixture) -> Callable[..., Any]:
 
 
 def check_beams(fixture: SublayerFixture) -> None:
-    """Compares two beams per sequence with separate sequences that use copies of the memory."""
+    """Checks that decoding two beams per sequence equals decoding each beam with a separate copy of the memory."""
     model, rows, steps = fixture.stack(), 2, 2
     x, memory = fixture.features(4, rows=2 * rows), fixture.features(5, MEMORY, rows)
     lengths = [[MEMORY], [MEMORY - 2]]

@@ -258,7 +258,7 @@ class Saver:
 
     @contextlib.contextmanager
     def _tolerate_failure(self, another_follows: bool = True) -> Iterator[None]:
-        """Prints a warning if a write fails, ON_SAVE_FAILURE is 'continue' and another write follows; otherwise raises.
+        """Handles a failed write: warns if ON_SAVE_FAILURE is 'continue' and another write follows, otherwise raises.
 
         A run with several processes always raises the error, because the other processes wait for this process.
         """

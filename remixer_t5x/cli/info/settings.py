@@ -66,7 +66,7 @@ def _all_macros() -> list[Macro]:
     values: dict[str, dict[str, tuple[str, str]]] = defaultdict(dict)  # macro -> file -> (value, comment)
     readers: dict[str, dict[str, tuple[str, str]]] = defaultdict(dict)  # macro -> argument or macro -> (file, comment)
     folder = files.shipped_folder()
-    # t5x/defaults.gin repeats the defaults of arguments for plain gin.
+    # Skip t5x/defaults.gin, which only repeats the default values of arguments for configurations that T5X loads.
     names = [
         str(path.relative_to(folder))
         for path in folder.rglob('*.gin')

@@ -30,8 +30,8 @@ def show(args: argparse.Namespace) -> None:
     shown = [row for row in rows if fnmatch.fnmatch(row.name, args.sharding)]
     if not shown:
         raise UserError(
-            f"--sharding must match a parameter's name, got {args.sharding!r}; pass a pattern with stars, "
-            f"or a name such as '{rows[0].name}'"
+            f'--sharding must match the name of a parameter, got {args.sharding!r}; pass a pattern such as '
+            f"'*', or a name such as '{rows[0].name}'"
         )
     local, total = sum(row.bytes_per_device for row in rows), sum(map(_total_bytes, rows))
     split = sum(_total_bytes(row) for row in rows if row.bytes_per_device < _total_bytes(row))

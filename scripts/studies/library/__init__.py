@@ -1,1 +1,1 @@
-"""Shared code of the studies: training, tasks, model variants, result files and figures."""
+"""Code shared by the studies: training, tasks, model variants, result files and figures."""

@@ -166,7 +166,7 @@ def matches_candidate(text: str, example: Example | None = None, is_target: bool
     matches 'the fuzzy bunny'. A possessive matches only another possessive.
     """
     if example is None:
-        raise ValueError('WSC predictions must have an example, got None')
+        raise ValueError('the WSC postprocessor requires the example of each prediction, got None')
     if is_target:
         return int(example['label'])
     target = example['targets_pretokenized']

@@ -21,7 +21,7 @@ _SCHEMA = pa.schema([('text', pa.large_binary()), ('share', pa.float64())])
 _NOTES = b'notes'
 # Number of bytes of text in a record batch.
 _BATCH_BYTES = 4 << 20
-# Number of documents per call from tf.data to Python, because a call takes longer than reading a document.
+# Number of documents per call from tf.data to Python. A call takes longer than reading a document.
 _LOOKUP_BATCH = 64
 
 
