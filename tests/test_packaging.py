@@ -10,7 +10,7 @@ import zipfile
 
 import pytest
 
-from tests.launch.clusters import rented
+from tests.launch.clusters import harness
 from tests.support import program_cache
 from tests.support.paths import ROOT
 
@@ -59,7 +59,7 @@ def test_an_installed_sdist_describes_a_model_and_trains_without_extras(archives
     run(*pip, '--python', tmp_path / 'venv', 'install', '--no-deps', wheel, cwd=tmp_path)
     [packages] = (tmp_path / 'venv').glob('lib/*/site-packages')
     # Dependencies are imported from the environment of this process.
-    (packages / 'dependencies.pth').write_text('\n'.join(rented.site_packages()))
+    (packages / 'dependencies.pth').write_text('\n'.join(harness.site_packages()))
 
     installed = {path.relative_to(packages).as_posix() for path in packages.rglob('*') if path.is_file()}
     assert {'remixer_t5x/py.typed', 'remixer_tasks/py.typed'} <= installed
@@ -78,7 +78,7 @@ def test_an_installed_sdist_describes_a_model_and_trains_without_extras(archives
     command = tmp_path / 'venv/bin/remixer-t5x'
     table = run(command, 'info', '--gin_file=models/remixer.gin', '--gin_file=sizes/base.gin', cwd=tmp_path)
     assert 'parameters' in table
-    (tmp_path / 'text.txt').write_text(rented.TEXT)
-    train = (*rented.TRAIN, '--gin.TRAIN_STEPS=5', '--gin.FILES=text.txt', '--gin.MODEL_DIR=run')
+    (tmp_path / 'text.txt').write_text(harness.TEXT)
+    train = (*harness.TRAIN, '--gin.TRAIN_STEPS=5', '--gin.FILES=text.txt', '--gin.MODEL_DIR=run')
     run(command, *train, cwd=tmp_path, **program_cache.cache_variables(compiled))
     assert (tmp_path / 'run/checkpoints/5').is_dir()
