@@ -1,1 +1,1 @@
-"""Predicts the speed of a training step on hardware that is not available: HLO costs, roofline, advice."""
+"""Computes the minimum time of a training step on hardware that is not available, and recommends changes."""

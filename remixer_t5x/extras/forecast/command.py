@@ -1,4 +1,4 @@
-"""`remixer-t5x info --speed`: bounds the time of a training step on hardware that is not available."""
+"""`remixer-t5x info --speed`: computes the minimum time of a training step on hardware that is not available."""
 
 import argparse
 import copy
@@ -27,7 +27,7 @@ _print = functools.partial(console.print_items, pipe_width=150)
 
 
 def show(args: argparse.Namespace) -> None:
-    """Prints the forecast of one configuration, then compiles the first `--speed` recommended changes.
+    """Prints the forecast of one configuration, then compiles the first N recommended changes of `--speed=N`.
 
     Raises:
         UserError: the chip's compiler is not installed, the mesh does not match the devices, or the step does not fit
@@ -101,7 +101,7 @@ def measure_step(step: Step) -> float:
 
 
 def _build_step(args: argparse.Namespace) -> tuple[Step, Hardware]:
-    """Builds the training step that the command line describes, for the devices of its topology."""
+    """Builds the training step that the command line describes, for the devices in TOPOLOGY."""
     step, hardware = memory.read_step(args)
     hardware.require_chip_compiler()
     with lazy.without_stderr():

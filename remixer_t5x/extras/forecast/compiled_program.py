@@ -141,7 +141,7 @@ def _iterate_operations(
 
 
 def _total_work(runs: list[Kernel | Collective]) -> float:
-    """Returns the total bytes and FLOPs, to select the most expensive branch of a conditional."""
+    """Returns the sum of all bytes and FLOPs, which determines the most expensive branch of a conditional."""
     return sum(run.times * (run.bytes + run.flops.total() if isinstance(run, Kernel) else run.sent) for run in runs)
 
 
@@ -163,7 +163,7 @@ def _build_kernel(
 
 
 def _find_op_name(instruction: Instruction, computation: Computation, program: HloProgram) -> str:
-    """Returns the JAX name stack of an instruction, or of a user if XLA added the instruction, such as a copy."""
+    """Returns the JAX name stack of an instruction, or that of a user if XLA added the instruction, as for copies."""
     readers = [instruction]
     for reader in readers:
         op_name = reader.op_name

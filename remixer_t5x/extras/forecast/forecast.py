@@ -12,7 +12,7 @@ from remixer_t5x.kernels.compile_target import compiling_for
 
 # Changes that save less than this fraction of the step time are not recommended.
 _MIN_SAVING = 0.03
-# More collective-permutes than this indicate windowed einsums, for which XLA splits matrix products.
+# More collective-permutes than this indicate windowed einsums: matrix products that XLA has split.
 _MAX_PERMUTES = 100
 
 
@@ -51,8 +51,8 @@ def forecast_step(step: Step, chip: str, slices: Sequence[int]) -> Forecast:
 
     Args:
         step: the step to compile.
-        chip: name of the chip in topologies, such as 'v5e'.
-        slices: index of the slice or node of each device, in mesh order.
+        chip: name of the chip, as in TOPOLOGY, such as 'v5e'.
+        slices: for each device in mesh order, the index of its slice or node.
 
     Raises:
         UserError: the chip is unknown, or its memory is too small for the step.

@@ -75,12 +75,12 @@ class Instruction:
         return sum(array.hbm_bytes for array in self.results)
 
     def find_attribute(self, pattern: str) -> str:
-        """Returns the first group of `pattern` in the attributes, or '' if it does not match."""
+        """Returns the first group of the regex `pattern` in the attributes, or '' if nothing matches."""
         match = re.search(pattern, self.attributes)
         return match[1] if match else ''
 
     def called_computation(self, role: str = 'calls') -> str:
-        """Returns the name of the called computation for 'calls', 'to_apply', 'body' or 'condition', or ''."""
+        """Returns the computation name in the attribute `role` ('calls', 'to_apply', 'body' or 'condition'), or ''."""
         return self.find_attribute(rf'\b{role}=%?([\w.\-]+)')
 
     def branches(self) -> list[str]:

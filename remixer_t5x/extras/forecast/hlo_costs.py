@@ -25,7 +25,7 @@ from remixer_t5x.extras.forecast.hlo import Computation, HloProgram, Instruction
 Flops = collections.Counter
 # The dtype of float32 matrix products with a higher precision than the default.
 EXACT = 'f32 exact'
-# Operations that read only the elements of their first operand that the result contains.
+# Operations that read only those elements of their first operand that they return.
 _SLICING_OPS = ('dynamic-slice', 'slice', 'gather')
 # Dtypes of the context values of an asynchronous copy.
 _CONTEXT_DTYPES = ('u32', 'token')
@@ -103,7 +103,7 @@ def _convolution_flops(instruction: Instruction, computation: Computation) -> in
 
 
 def _count_taps(instruction: Instruction, dimension: int, length: int, outputs: int) -> int:
-    """Counts the pairs of output and window position that read an element rather than padding or a dilation gap."""
+    """Counts the (output, window position) pairs that read an element rather than padding or a dilation gap."""
     # `window={size=8x1 pad=0_0x7_7}` has two dimensions.
     settings = dict(word.split('=') for word in instruction.find_attribute(r'window=\{([^}]*)\}').split())
     window = {name: _find_integers(values.split('x')[dimension])[0] for name, values in settings.items()}
@@ -276,9 +276,10 @@ def _iota_groups(text: str) -> list[list[int]]:
 
 
 def _mesh_groups(text: str) -> list[list[int]]:
-    """Parses `mesh['a'=2,'b'=4] {'b'}`: groups of devices along the named mesh axes; `'b':(2)2` is a part of an axis.
+    """Parses `mesh['a'=2,'b'=4] {'b'}`: groups of devices along the named mesh axes; `'b':(2)2` is a sub-axis of 'b'.
 
-    Devices are in order by default. `device_ids=([4,2]T(1,0))` reshapes devices 0 to 7 to [4, 2] and transposes them.
+    By default, devices fill the mesh in order. `device_ids=([4,2]T(1,0))` reshapes devices 0 to 7 to [4, 2] and
+    transposes them.
     """
     head, brace, named = text.partition('{')
     if not brace:

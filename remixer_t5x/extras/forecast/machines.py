@@ -87,7 +87,7 @@ _CHIP_BY_DEVICE_KIND = {
 def find_machine(chip: str) -> Machine:
     """Returns the machine for a chip name such as 'v5e' or 'h100'. Raises UserError for an unknown chip."""
     if chip not in MACHINES:
-        raise UserError(f'the chip of TOPOLOGY must be one of {", ".join(MACHINES)}, got {chip!r}')
+        raise UserError(f'the chip must be one of {", ".join(MACHINES)}, got {chip!r}')
     return MACHINES[chip]
 
 

@@ -1,4 +1,4 @@
-"""Computes the minimum time of a compiled program on a machine with a roofline model.
+"""Uses a roofline model to compute the minimum time of a compiled program on a machine.
 
 The time of a kernel is the maximum of FLOPs / peak FLOP/s and bytes / HBM bandwidth. The time of a collective is the
 number of bytes that a device sends divided by the link bandwidth. A real step takes longer, because kernels do not
@@ -110,7 +110,7 @@ class KernelCosts:
 
     @property
     def estimated_seconds(self) -> float:
-        """The total time that the TPU compiler estimates, for the kernels with an estimate."""
+        """The TPU compiler's time estimate, summed over the kernels that have one."""
         cycles = sum(kernel.times * (kernel.cycles or 0) for kernel in self.kernels)
         return cycles / self.machine.clock if self.machine.clock else 0.0
 
@@ -191,7 +191,7 @@ def bound_time(program: CompiledProgram, machine: Machine, slices: Sequence[int]
     Args:
         program: the program to bound.
         machine: the device that runs it.
-        slices: index of the slice or node of each device in the program's device assignment.
+        slices: for each device in the program's device assignment, the index of its slice or node.
     """
     kernels_by_location: dict[StepLocation, list[Kernel]] = {}
     for kernel in program.kernels:
@@ -217,7 +217,7 @@ def _sum_collectives(
         kind, members = collective.kind, collective.members
         if members == 1:
             continue
-        # The slowest link of a group limits the exchange.
+        # The slowest link of a group limits the collective.
         crossed = max(len({slices[device] for device in group}) for group in collective.groups)
         key = kind, machine.link_name if crossed == 1 else NETWORK, members
         times[key] += collective.times

@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _parallel_runs() -> int:
-    """Returns the number of small runs to train at the same time: one per CPU core, or 1 on an accelerator.
+    """Returns the number of small runs to train at the same time: one per CPU core, at most 4, or 1 on an accelerator.
 
     Selects the CPU unless JAX_PLATFORMS is set, because the first run would reserve the memory of a GPU.
     """

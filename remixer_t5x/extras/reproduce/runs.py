@@ -146,7 +146,5 @@ def _read_value(column: Column, cell: SweepCell) -> float:
     value = record.numbers.get(column.metric) if record else None
     if value is None:
         known = ', '.join(f'{kind} {name}' for kind, found in latest.items() for name in found.numbers) or 'none'
-        raise UserError(
-            f'{cell.folder} has no metric {column.metric} of {column.evaluation}; its evaluations are {known}'
-        )
+        raise UserError(f'{cell.folder} has no metric {column.metric} of {column.evaluation}; its metrics are {known}')
     return value
