@@ -85,7 +85,7 @@ def compare(*arguments):
         (['--folder=f'], '--models has no value; pass --models=t5_1_1,remixer'),
         (['--models=t5_1_1,./t5_1_1.gin', '--folder=f'], 'lists a model twice'),
         (['--models=t5_1_1', '--folder=f', '--gin.MODEL_DIR=m'], 'use --folder=DIR instead'),
-        (['--models=t5_1_1', '--folder=f', '--over=MLP_DIM=8,8'], '--over=MLP_DIM=8,8 must have different values'),
+        (['--models=t5_1_1', '--folder=f', '--over=MLP_DIM=8,8'], '--over=MLP_DIM=8,8 must list distinct values'),
     ],
 )
 def test_invalid_arguments_raise_a_one_line_error(arguments, words, capsys, tmp_path, monkeypatch):

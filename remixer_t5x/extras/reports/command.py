@@ -43,6 +43,6 @@ COMMAND = Command(
         'remixer-t5x report runs/quickstart',
         "remixer-t5x report runs/remixer runs/t5 --out=compared.html --pictures --text='What does it look at?'",
     ),
-    # The report uses the CPU, because a run that is still training uses the accelerator.
+    # The report uses the CPU, because a run that is still training may occupy the accelerator.
     ON_CPU,
 )

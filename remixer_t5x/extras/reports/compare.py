@@ -46,7 +46,7 @@ class Plan:
     changes: Mapping[str, Setting] = dataclasses.field(default_factory=dict)
 
     def build_cell(self, model: str, setting: Setting, seed: int, extra: Setting = (), name: str = '') -> SweepCell:
-        """Builds a run in `<model>/[<setting>/]seed_<n>`, or in `<model>/<name>`; `extra` overrides other settings."""
+        """Builds a run in `<model>/[<setting>/]<name>`. The default name is `seed_<n>`; `extra` overrides settings."""
         components = [
             model.replace('/', '_'),
             re.sub(r'[^\w.=,+-]+', '_', setting_text(setting)),
@@ -165,11 +165,13 @@ def _build_grid(args: argparse.Namespace) -> list[Setting]:
         # Commas inside brackets and parentheses are part of a value.
         axes[name] = [value.strip() for value in re.split(r',(?![^(\[{]*[)\]}])', values) if value.strip()]
         if not axes[name] or len(set(axes[name])) < len(axes[name]):
-            raise UserError(f'--over={text} must have different values; pass --over {name}=1e-3,3e-3')
+            raise UserError(f'--over={text} must list distinct values; pass --over {name}=1e-3,3e-3')
     grid = [tuple(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     if args.over_random is not None:
         if args.over_random > len(grid):
-            raise UserError(f'--over_random must be at most the {len(grid)} settings of --over, got {args.over_random}')
+            raise UserError(
+                f'--over_random must be at most {len(grid)}, the number of settings of --over, got {args.over_random}'
+            )
         random.Random(0).shuffle(grid)
         grid = grid[: args.over_random]
     return grid
@@ -199,11 +201,11 @@ def _make_equal(
         equal.count_cost(args, first, model, ())
         steps, timed = resolved.macro('TRAIN_STEPS'), str(3 * resolved.macro('LOG_PERIOD', 100))
         short = (('TRAIN_STEPS', timed), ('WARMUP_STEPS', '1'), ('CHECKPOINT_PERIOD', timed))
-        # Step times are measured without the settings of the search, because a learning rate may be too high.
+        # The timing runs omit the settings of the search, which may fail, for example if a learning rate is too high.
         cells = [runs.build_cell(label, (), runs.seeds[0], short, 'timing') for label in runs.models]
         sweep.run(cells)
         for cell, line in sweep.failed.items():
-            raise UserError(f'--equal=time needs the step time of each model, and {cell.name} failed: {line}')
+            raise UserError(f'--equal=time needs the step time of each model, but {cell.name} failed: {line}')
         seconds = {cell.model: equal.seconds_per_step(run) for cell, run in _read_runs(cells, sweep).items()}
         for label, _ in others:
             ratio = seconds[label] / seconds[first]

@@ -60,8 +60,8 @@ class SettingSearch:
 
 
 def search_results(cells: Sequence[SweepCell], runs: Mapping[SweepCell, RecordedRun]) -> SettingSearch:
-    """Collects the mean of the main metrics of the tasks, or the held-out loss if there are no tasks, for each run of a
-    search.
+    """Collects the measure of each run of a search: the mean of the tasks' main metrics, or the held-out loss if there
+    are no tasks.
 
     Only uses evaluations during training, which use the validation split. `runs` contains only the runs that succeeded.
     """
@@ -90,7 +90,7 @@ class Comparison:
         counts: parameters and FLOPs by model.
         search: results of the search, or None.
         changes: sentences about the changes that match the costs of the models.
-        failed: maps the name of each failed run to the last line of its log.
+        failed: maps the name of each failed run to the last error in its log.
     """
 
     groups: Sequence[RunGroup]
@@ -168,7 +168,7 @@ class Comparison:
         return format_quantity(self.counts[model].total_forward_flops / self.counts[model].tokens)
 
     def _cost(self, group: RunGroup) -> str:
-        """Formats HyperMixer's E x D x H: training FLOPs per example x examples per run x settings tried."""
+        """Formats the cost E x D x H (HyperMixer): training FLOPs per example x examples per run x settings tried."""
         examples = max(self.overviews[run.name].step for run in group.runs)
         examples *= int(group.runs[0].settings().get('BATCH_SIZE', '1'))
         return f'{format_quantity(self.counts[group.name].training_flops * examples * self.num_trials)}FLOPs'

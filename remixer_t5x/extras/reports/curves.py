@@ -91,7 +91,7 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
         label = 'held out' if len(held_out) == 1 else f'held out: {kind.removeprefix("held_out/")}'
         colour = _HELD_OUT if index == 0 else f'C{index}'
         axes.plot(*zip(*points, strict=True), color=colour, linewidth=2, marker='o', markersize=4, label=label)
-    # The dotted line shows the latest constant-answer loss of the first evaluation that reports this loss.
+    # The dotted line shows the latest loss of the best constant prediction in the first evaluation that reports it.
     for points in list(read_series(metrics_file, 'constant_loss').values())[:1]:
         axes.axhline(points[-1][1], color=drawing.INK, linewidth=1.2, linestyle=':', label='best constant prediction')
     # The last held-out losses are printed to the right of the axes, and moved up if they would overlap.

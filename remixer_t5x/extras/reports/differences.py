@@ -60,7 +60,7 @@ class Difference:
 
 
 def joint_confidence(models: int) -> float:
-    """Returns the confidence of each interval with Bonferroni's correction for all pairs of models."""
+    """Returns the confidence level of each interval, with Bonferroni's correction for all pairs of models."""
     return 1 - (1 - CONFIDENCE) / max(1, models * (models - 1) // 2)
 
 
@@ -88,7 +88,7 @@ def bootstrap_interval(
     rng = np.random.default_rng(0)
     seeds, examples = gains.shape
     means: list[np.ndarray] = []
-    # Processing samples in blocks limits the memory to about 2 million numbers.
+    # Samples are drawn in blocks of at most about 2 million numbers, to limit the memory.
     for block in np.array_split(np.arange(samples), 1 + samples * examples // 2_000_000):
         weights = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=len(block)) / seeds
         drawn = rng.integers(examples, size=(len(block), examples))

@@ -10,7 +10,7 @@ from typing import Any
 from remixer_t5x.cli import arguments, train
 from remixer_t5x.errors import UserError
 
-# The costs that `--equal` accepts, with their names in messages, and the attributes of `counts.Counts`.
+# Maps the values of `--equal` to their names in messages, and to attributes of `counts.Counts`.
 COST_NAMES = {'parameters': 'parameters', 'flops': 'FLOPs', 'time': 'training time'}
 _ATTRIBUTES = {'parameters': 'total_parameters', 'flops': 'total_forward_flops'}
 # Maximum relative difference between matched costs, and maximum relative difference without a warning.
@@ -24,7 +24,7 @@ Flags = Sequence[tuple[str, str]]
 
 
 def import_on_cpu(args: argparse.Namespace) -> None:
-    """Imports JAX on the CPU, because the runs need the accelerator; restores the environment for the runs."""
+    """Imports JAX on the CPU, because the runs need the accelerator, and then restores JAX_PLATFORMS for the runs."""
     platforms = os.environ.get('JAX_PLATFORMS')
     os.environ['JAX_PLATFORMS'] = 'cpu'
     try:
@@ -76,7 +76,7 @@ def find_widths() -> dict[str, int]:
 def match_widths(
     cost_of: Callable[[Mapping[str, int]], float], start: Mapping[str, int], target: float
 ) -> dict[str, int]:
-    """Scales the widths `start` by a common factor to a cost within `TOLERANCE` of `target`.
+    """Scales the widths `start` by a common factor, so that the cost is within `TOLERANCE` of `target`.
 
     Args:
         cost_of: function from widths to a cost, which must increase with the widths.
@@ -104,7 +104,8 @@ def match_widths(
         widths = dict(start)
     if abs(cost_of(widths) / target - 1) > TOLERANCE:
         raise UserError(
-            f'no width from {low} to {high} costs {target:,.0f} within {TOLERANCE:.0%}; change the number of layers'
+            f'no width from {low} to {high} has a cost within {TOLERANCE:.0%} of {target:,.0f}; '
+            'change the number of layers'
         )
     return widths
 

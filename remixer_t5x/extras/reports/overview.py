@@ -8,9 +8,9 @@ from remixer_t5x import ranges
 from remixer_t5x.extras.reports.curves import Chart
 from remixer_t5x.extras.reports.records import TRAIN, MetricsRecord, RecordedRun
 
-# Metrics that every evaluation on held-out text reports; all others are metrics of a task.
+# Metrics of evaluations on held-out text; all others are metrics of a task.
 LOSS_METRICS = ('loss', 'cross_ent_loss', 'constant_loss', 'perplexity', 'accuracy', 'z_loss', 'tokens')
-# An evaluation with more metrics than this, such as COGS, is broken down by type.
+# If an evaluation has more metrics than this, as COGS does, a separate table lists all of them.
 MOST_METRICS = 6
 MEMORY = {'host_mib': 'host memory', 'device_mib': 'device memory', 'device_peak_mib': 'device memory, peak'}
 # The summary warns if the last held-out loss exceeds the lowest one by more than this fraction.

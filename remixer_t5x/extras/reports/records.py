@@ -187,7 +187,7 @@ def _read_predictions(folder: epath.Path) -> Iterator[tuple[str, Sequence[Mappin
 
 
 def differing_settings(runs: Sequence[RecordedRun]) -> list[tuple[str, list[str | None]]]:
-    """Returns (setting, value in each run or None) for settings that differ between runs, macros first."""
+    """Returns (name, value or None for each run) of each setting that differs between runs, macros first."""
     settings_of_runs = [run.settings() for run in runs]
     names = dict.fromkeys(name for settings in settings_of_runs for name in settings)
     values = {

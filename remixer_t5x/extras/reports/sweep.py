@@ -57,7 +57,7 @@ class Stopped(Exception):
 
 
 class Sweep:
-    """Runs cells in `folder`; `failed` maps each failed cell to the last line of its log."""
+    """Runs cells in `folder`; `failed` maps each failed cell to the last error in its log."""
 
     def __init__(self, folder: pathlib.Path):
         self.folder = folder
@@ -78,7 +78,7 @@ class Sweep:
 
         Raises:
             Stopped: a signal stopped the sweep; the exit code is 128 plus the signal number.
-            UserError: a run without a search reported a user error before its first log, and no run has finished.
+            UserError: a run outside a search reported a user error before its first log, and no run has finished.
         """
         from remixer_t5x.train import preemption
 
@@ -188,5 +188,5 @@ def _last_error_line(log: pathlib.Path) -> str:
 
 
 def print_line(line: str) -> None:
-    """Prints progress on standard error, so that standard output only has results."""
+    """Prints progress on standard error, so that standard output contains only results."""
     print(line, file=sys.stderr, flush=True)

@@ -108,7 +108,7 @@ def select_main_rows(rows: Sequence[Row]) -> list[Row]:
 def collect_measures(
     groups: Sequence[RunGroup], rows: Sequence[Row], overviews: Mapping[str, Overview]
 ) -> list[Measure]:
-    """Collects the held-out loss and the main metric of each evaluation, excluding empty measures."""
+    """Collects the held-out loss and the main metric of each evaluation, if any group has a value."""
     losses: dict[str, BySeed] = {
         group.name: {run.seed: loss for run in group.runs if (loss := overviews[run.name].held_out) is not None}
         for group in groups
@@ -178,7 +178,7 @@ def _build_sample(rows: Sequence[Mapping[str, Any] | None]) -> Sample:
 
 
 def compare_words(target: str, prediction: str) -> list[tuple[str, bool]]:
-    """Splits the prediction between words into pairs (text, whether the text differs from the target)."""
+    """Splits the prediction at word boundaries into pairs (text, whether the text differs from the target)."""
     expected, words = (re.findall(r'\s+|\S+', _truncate(text)) for text in (target, prediction))
     parts = []
     for tag, _, _, first, last in difflib.SequenceMatcher(None, expected, words, autojunk=False).get_opcodes():

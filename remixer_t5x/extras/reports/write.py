@@ -65,7 +65,7 @@ def write_page(html: str, target: pathlib.Path) -> None:
 
 
 def _draw_learned(runs: Sequence[RecordedRun], text: str, folder: str | None) -> list[page.LearnedPictures]:
-    """Draws the first run of each group of seeds, or returns the reason if the model cannot be built."""
+    """Draws the pictures of the first run in each group of seeds; if that fails, the caption states the reason."""
     learned = []
     for number, group in enumerate(records.group_by_seed(runs), 1):
         run = group.runs[0]
@@ -104,7 +104,7 @@ def _draw_run(run: RecordedRun, text: str, number: int) -> page.LearnedPictures:
 
 
 def _decode_answer(trained: TrainedModel, inputs: np.ndarray) -> np.ndarray:
-    """Generates the model's greedy answer, and returns its 1 to MOST_TARGETS token ids, [length] int32."""
+    """Returns the token ids of the model's greedy answer, [length] int32 (1 to MOST_TARGETS tokens)."""
     model: Any = trained.model
     eos = task_vocabulary.end_id(trained.vocabulary)
     length = min(MOST_TARGETS, trained.lengths['targets'])
@@ -118,7 +118,7 @@ def _decode_answer(trained: TrainedModel, inputs: np.ndarray) -> np.ndarray:
 
 
 def _restore_initial_params(trained: TrainedModel) -> Any:
-    """Returns the initial parameters of the run, or None if they were random or their checkpoint is missing."""
+    """Returns the initial parameters of the run, or None if they were random or cannot be restored."""
     with saved_models.saved_gin(trained.source) as gin_file:
         (initial,) = loading.values(
             loading.ConfigSources([gin_file], defaults={_INITIAL_CHECKPOINT: None}), _INITIAL_CHECKPOINT

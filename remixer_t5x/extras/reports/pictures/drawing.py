@@ -44,7 +44,7 @@ class Picture:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Creates an empty figure of a size in inches, without a display."""
+    """Creates an empty figure; its size is in inches."""
     # pyplot is not used, because it has global state and may require a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -89,7 +89,7 @@ def token_ticks(axes: Axes, x: list[str] | None = None, y: list[str] | None = No
 class Panel:
     """A matrix, [rows, columns], with optional token labels for rows and columns.
 
-    `off_diagonal` scales the colours to the off-diagonal values, for matrices with a dominant diagonal.
+    With `off_diagonal`, the colour scale ignores the diagonal, for matrices with a dominant diagonal.
     """
 
     title: str
@@ -100,8 +100,9 @@ class Panel:
 
 
 def draw_matrices(grid: Sequence[Sequence[Panel]], row_names: Sequence[str] = ()) -> Figure:
-    """Draws a grid of matrices with rows labelled by `row_names`, each matrix scaled to its maximum, as in REMIXERS,
-    figure 2, and HyperMixer, figures 5 and 6. Values beyond the scale use the darkest colour.
+    """Draws a grid of matrices, as in REMIXERS (figure 2) and HyperMixer (figures 5 and 6); `row_names` label its rows.
+
+    Each matrix is scaled to its maximum. Values beyond the scale use the darkest colour.
     """
     width = max(len(row) for row in grid)
     size = 2.6 if width > 1 else 4.2

@@ -66,7 +66,7 @@ def _in_stack(layers: Iterable[LayerArray], stack: str, sublayer: str = '') -> l
 
 
 def _draw_remixer(text: TrainedText, intermediates: Mapping[str, Any]) -> Iterator[Picture]:
-    """Draws the mean self-attention, softmax(H) before finetuning, and softmax(H) of Remixer layers."""
+    """Draws softmax(H) of Remixer layers, with the mean self-attention and the initial softmax(H) if available."""
     logits = learned.remixer_logits(text.params)
     initial = [] if text.initial is None else learned.remixer_logits(text.initial)
     attention = [

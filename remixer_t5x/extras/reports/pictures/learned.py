@@ -17,14 +17,14 @@ from remixer_t5x.models.sublayers import remixer
 
 ENCODER, DECODER = 'encoder', 'decoder'
 
-# If the root mean square of H minus its row means is lower, softmax(H) is nearly uniform: weights typically differ from
+# Below this root mean square of H minus its row means, softmax(H) is nearly uniform: weights typically differ from
 # their row mean by at most a tenth. H is initialised with a standard deviation of 0.02.
 NEAR_ZERO = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerArray:
-    """An array of a layer. `layer` is the 1-based index in the stack; `sublayer` is the name of the parameters."""
+    """An array of a layer. `layer` is the 1-based index in the stack; `sublayer` is the sublayer's name in `params`."""
 
     stack: str
     layer: int
@@ -142,7 +142,7 @@ def _toeplitz(values: np.ndarray, length: int, causal: bool) -> np.ndarray:
 
 
 def attention_maps(intermediates: Mapping[str, Any], params: Mapping[str, Any]) -> list[LayerArray]:
-    """Returns the attention weights [heads, queries, keys] of every layer; `sublayer` is the kind of attention."""
+    """Returns the attention weights [heads, queries, keys] of every layer; `sublayer` names the attention sublayer."""
     layers = by_layer(intermediates, params, 'attention_weights')
     return [dataclasses.replace(layer, array=layer.array[0]) for layer in layers]
 

@@ -61,7 +61,7 @@ def _projection_vectors(features: int, seed: int) -> np.ndarray:
 
 
 def _batches(outputs: int, directions: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields batches (output position [ROWS], direction [ROWS, features]) of all pairs of output and direction."""
+    """Yields all pairs of output position and direction in batches, as (positions [ROWS], vectors [ROWS, features])."""
     total = outputs * len(directions)
     for first in range(0, total, ROWS):
         number = np.arange(first, first + ROWS)
@@ -119,7 +119,7 @@ def decoder_to_text(model: Any, params: Mapping[str, Any], inputs: np.ndarray, t
 
 
 def _apply_stack(stack: Any, params: Mapping[str, Any], x: jax.Array, tokens: np.ndarray) -> jax.Array:
-    """Applies the stack to [rows, length, embed], with the context of `tokens` for every row."""
+    """Applies the stack to x, [rows, length, embed]; all rows share the masks and positions of `tokens`."""
     return stack.apply({'params': params}, x, describe_tokens(_repeat_rows(tokens, x.shape[0])))
 
 
