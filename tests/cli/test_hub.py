@@ -91,7 +91,7 @@ def test_weights_in_an_automatic_hub_pull_request_are_downloaded(hub, t5, monkey
     client.resolve_folder(f'{FLAN}@refs/pr/3')
     monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
     # The cache contains both revisions, but not their authors.
-    with pytest.raises(UserError, match='name one that you trust'):
+    with pytest.raises(UserError, match='choose one that you trust'):
         client.resolve_folder(FLAN)
     assert client.resolve_folder(f'{FLAN}@refs/pr/4') == folder
 

@@ -1,1 +1,1 @@
-"""Downloads models from the Hugging Face Hub, and writes and uploads models to it."""
+"""Downloads models from the Hugging Face Hub, and uploads models to it with a model card."""

@@ -60,9 +60,9 @@ def resolve_folder(path: str, print_line: Callable[[str, str], None] = lambda la
             snapshot = download(revision)
     if not has_weights(snapshot):
         raise UserError(
-            f'{name} has no safetensors on the Hub, in main or in a pull request by {CONVERTER}; a pickle can run code '
-            'when it is loaded; if you trust it, python -c "import transformers as t; '
-            f"t.AutoModelForSeq2SeqLM.from_pretrained({name!r}).save_pretrained('DIR')\" writes a folder with "
+            f'{name} has no safetensors on the Hub, in main or in a pull request by {CONVERTER}, and loading a pickle '
+            'can run code; if you trust the model, run python -c "import transformers as t; '
+            f"t.AutoModelForSeq2SeqLM.from_pretrained({name!r}).save_pretrained('DIR')\" to write a folder with "
             'safetensors'
         )
     print_line('hub', f'{name}{f", {revision}" if revision else ""}, revision {snapshot.name}')
@@ -106,7 +106,7 @@ def _parse_name(text: str) -> tuple[str, str | None] | None:
 
 
 def _import_hub(user: str) -> Any:
-    """Imports huggingface_hub. Raises UserError if it is not installed, with `user` as the subject of the message."""
+    """Imports huggingface_hub. If that fails, raises UserError with a message that starts with `user`."""
     try:
         import huggingface_hub
     except ImportError as error:
@@ -130,8 +130,8 @@ def _find_converted_revision(hub: Any, name: str) -> str | None:
             raise
         # Offline, the author of a pull request cannot be checked, because the cache does not record it.
         raise UserError(
-            f'{name} has no safetensors in main, and the Hub does not list the pull requests that may have them '
-            f'({reason(error)}); name one that you trust, such as {name}@refs/pr/1'
+            f'{name} has no safetensors in main, and its pull requests cannot be listed ({reason(error)}); choose one '
+            f'that you trust, such as {name}@refs/pr/1'
         ) from error
 
 

@@ -66,7 +66,7 @@ _MAX_CELL_LENGTH = 120
 
 @dataclasses.dataclass(frozen=True)
 class ModelCard:
-    """The content of a model card that does not come from the metrics of the run.
+    """The content of a model card, except for the settings and metrics of the run.
 
     Attributes:
         name: name of the model.
@@ -81,7 +81,7 @@ class ModelCard:
         origin: source of the weights if they were converted, otherwise empty.
         needs_trust: whether `load` requires trust_gin=True, because model.gin imports modules outside this package.
         code: names of the modules in the subfolder `code`.
-        missing: names of packages that model.gin imports and the folder does not contain.
+        missing: names of packages that model.gin imports but the folder does not contain.
     """
 
     name: str

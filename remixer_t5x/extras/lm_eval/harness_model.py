@@ -117,10 +117,10 @@ class RemixerLM(LM):
         return likelihoods
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """Returns the log-probability of each text, with windows that score each token once, as in lm_eval's `hf`.
+        """Returns the log-probability of each text, split into windows that do not overlap, as in lm_eval's `hf`.
 
-        Each window is preceded by as much of the previous text as fits. This preceding text is the encoder input of an
-        encoder-decoder. For a masked language model, returns the pseudo-log-likelihood.
+        The context of a window is as much of the preceding text as fits; encoder-decoders read it as the encoder input.
+        For a masked language model, returns the pseudo-log-likelihood.
         """
         if self.model_type == batch_formats.CLASSIFIER:
             raise UserError(
@@ -178,8 +178,8 @@ class RemixerLM(LM):
         for index, (context, continuation) in enumerate(pairs):
             if len(continuation) > longest['targets']:
                 raise UserError(
-                    f'a continuation has {len(continuation)} tokens, but the model accepts {longest["targets"]}; set '
-                    'max_length=N in --model_args'
+                    f'a continuation has {len(continuation)} tokens, but the model accepts at most '
+                    f'{longest["targets"]}; set max_length=N in --model_args'
                 )
             room = longest['targets']
             if self.model_type == batch_formats.DECODER_ONLY:
@@ -200,7 +200,9 @@ class RemixerLM(LM):
         longest = self.trained.lengths['inputs'] - len(self._begin) - len(self._end)
         for index, (context, continuation) in enumerate(pairs):
             if len(continuation) > longest:
-                raise UserError(f'a continuation has {len(continuation)} tokens, but the model accepts {longest}')
+                raise UserError(
+                    f'a continuation has {len(continuation)} tokens, but the model accepts at most {longest}'
+                )
             text = [*context, *continuation][-longest:]
             for position in range(len(text) - len(continuation), len(text)):
                 rows.append([*self._begin, *text[:position], self._mask, *text[position + 1 :], *self._end])
@@ -256,12 +258,12 @@ class RemixerLM(LM):
         return prefix, self._tokenize_continuation(continuation)
 
     def _tokenize_continuation(self, continuation: str) -> Ids:
-        """Tokenizes a continuation. Raises UserError if it has no tokens, because its probability would be 1."""
+        """Tokenizes a continuation. Raises UserError if there are no tokens, because the probability would be 1."""
         ids = self._tokenize(continuation)
         if not ids:
             raise UserError(
-                f'a continuation has no tokens in the vocabulary of the model, got {continuation!r:.60}; correct '
-                'doc_to_choice or target_delimiter of the task'
+                f'a continuation must have at least one token, got {continuation!r:.60}; correct doc_to_choice or '
+                'target_delimiter of the task'
             )
         return ids
 
@@ -277,7 +279,7 @@ class RemixerLM(LM):
             yield end if context == [-1] else context, continuation
 
     def _max_lengths(self) -> dict[str, int]:
-        """Returns the maximum lengths of a context and a continuation. Decoder-only models reserve a context token."""
+        """Returns the maximum lengths of context and continuation; decoder-only rows reserve a token for context."""
         lengths = self.trained.lengths
         if self.model_type != batch_formats.DECODER_ONLY:
             return dict(lengths)
@@ -285,7 +287,7 @@ class RemixerLM(LM):
         return {'inputs': row, 'targets': row - 1}
 
     def _fit_lengths(self, length: int) -> dict[str, int]:
-        """Returns input and target lengths for `length` answer tokens. Decoder-only prompts fill the rest of a row."""
+        """Returns input and target lengths for `length` answer tokens; decoder-only prompts use the rest of the row."""
         lengths = self.trained.lengths
         if self.model_type != batch_formats.DECODER_ONLY:
             return {'inputs': lengths['inputs'], 'targets': length}

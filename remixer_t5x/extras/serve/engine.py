@@ -1,8 +1,8 @@
 """Runs a model for concurrent requests: queues texts, forms batches, and computes the batches in one thread.
 
 Each text is a row of a batch. Decoding settings are arrays with one value per row, so that requests with different
-settings share batches and compiled programs. Before the first request, programs are compiled for one row and for
-`batch_size` rows, with each input length that `predictions.bucket_length` returns.
+settings share batches and compiled programs. Before the first request, programs are compiled for the smallest batch
+and for `batch_size` rows, with each input length that `predictions.bucket_length` returns.
 """
 
 import asyncio

@@ -225,7 +225,7 @@ async def _read_body(request: Request) -> dict[str, Any]:
 
 
 def _read_texts(body: dict[str, Any], field: str) -> list[Any]:
-    """Reads a text or a list of texts as a list. Raises HTTPException for other values and unpaired surrogates."""
+    """Reads a text or a list of texts as a list. Raises HTTPException for other values or unpaired surrogates."""
     value = body.get(field)
     texts = value if isinstance(value, list) else [value]
     if not texts or not all(isinstance(text, str) and not re.search('[\ud800-\udfff]', text) for text in texts):
