@@ -12,7 +12,7 @@ class Notice:
 
     def __init__(self, what: str):
         self._what = what
-        self._steps, self._tenths = '', 0
+        self._tenths = 0
         self._start = self._drawn = time.monotonic()
         self._terminal = sys.stderr.isatty()
         self._print(f'{what} ...', last=not self._terminal)
@@ -21,17 +21,15 @@ class Notice:
         """Redraws the line at most twice per second; `progress` is called only to redraw."""
         if self._terminal and time.monotonic() - self._drawn > _REDRAW_SECONDS:
             self._drawn = time.monotonic()
-            self._print(f'{self._what}: {self._steps}{progress()} ...', last=False)
+            self._print(f'{self._what}: {progress()} ...', last=False)
 
     def step(self, number: int, total: int, things: str) -> None:
-        """Adds progress, as in 'parsed 3 of 7 parts', unless the total is 1. In a log, prints a line every 10%."""
-        if total == 1:
-            return
-        text = f'parsed {number} of {total} {things}'
+        """Reports 'parsed 3 of 7 parts': redraws the line, or prints one every 10% in a log. Ignores a total of 1."""
         tenths = 10 * number // total
-        if tenths > self._tenths and not self._terminal:
-            self._print(f'{self._what}: {text}', last=True)
-        self._steps, self._tenths = f'{text}, ', tenths
+        if total > 1 and (self._terminal or tenths > self._tenths):
+            self._tenths = tenths
+            text = f'{self._what}: parsed {number} of {total} {things}'
+            self._print(f'{text} ...' if self._terminal else text, last=not self._terminal)
 
     def done(self, result: str) -> None:
         """Ends the line with the result and the elapsed seconds."""
