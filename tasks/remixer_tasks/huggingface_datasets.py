@@ -118,7 +118,7 @@ class HubDataset:
         except UserError:
             raise
         except Exception as error:
-            # `datasets` raises errors of many libraries, for example connection and file format errors.
+            # `datasets` raises errors from many libraries, such as connection and file format errors.
             advice = '; use an existing folder or Hub name' if isinstance(error, FileNotFoundError) else ''
             raise UserError(f'HF_DATASET {self.path} cannot be read ({reason(error)}){advice}') from error
         if split not in splits:

@@ -49,7 +49,7 @@ def corpus(
         strict: whether to raise UserError for a row that cannot be read or lacks a value, instead of skipping and
             counting it. Null and NaN count as missing in JSON and Parquet; in TSV and CSV, `null` is ordinary text.
         longest: maximum number of characters of a line or a text.
-        columns: additional columns, which are written with the predictions; '' for a row without the column.
+        columns: additional columns to write with the predictions, as '' if a row lacks the column.
         metrics_by: a column; each metric is also computed for each value of this column.
 
     Raises:

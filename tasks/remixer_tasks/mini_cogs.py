@@ -134,7 +134,7 @@ def embedded_clause(verb: str, agent: Phrase, clause: Phrase) -> Phrase:
 
 
 def pair(clause: Phrase, kind: str = '') -> Pair:
-    """Returns a pair of the clause, as a sentence, and its logical form."""
+    """Converts a clause to a sentence and its logical form."""
     return Pair(f'{clause.words[0].upper()}{clause.words[1:]} .', clause.form, kind)
 
 
@@ -228,7 +228,7 @@ def held_out_pairs(seed: int = 0) -> list[Pair]:
 
 
 def generalization_pairs(seed: int = 0) -> list[Pair]:
-    """Draws pairs of the three generalization types, which alternate."""
+    """Draws pairs that alternate between the three generalization types."""
     sampler = _Sampler(seed + 2)
     draws = (sampler.new_passive, sampler.new_agent, sampler.deeper)
     types = [_draw_distinct(draw, PAIRS_PER_TYPE, frozenset()) for draw in draws]
@@ -245,7 +245,7 @@ def _draw_distinct(draw: Callable[[], Pair], count: int, excluded: frozenset[str
 
 
 def corpus(generalization: bool = False, seed: int = 0) -> ParsedCorpus:
-    """Returns a corpus of the training pairs; its split `validation` has the held-out or the generalization pairs."""
+    """Returns a corpus of the training pairs; its split `validation` contains the held-out or generalization pairs."""
     held_out = generalization_pairs if generalization else held_out_pairs
     return ParsedCorpus(
         name='mini COGS' + (' (generalization)' if generalization else ''),
@@ -270,7 +270,7 @@ def task(vocabulary: seqio.Vocabulary, seed: int = 0) -> seqio.Task:
 
 
 def evaluated(vocabulary: seqio.Vocabulary, seed: int = 0) -> list[seqio.Task]:
-    """Returns the tasks `mini_cogs` and `mini_cogs_generalization`, which has metrics per generalization type."""
+    """Returns the tasks `mini_cogs` and `mini_cogs_generalization` (with metrics for each generalization type)."""
     generalization = text_pairs.task(
         corpus(generalization=True, seed=seed),
         vocabulary,

@@ -61,7 +61,7 @@ SQUAD = {'squad_v010_allanswers': 87_599}
 
 
 def labelled_mixture(name: str, tasks: Sequence[tuple[Any, Any]]) -> seqio.Mixture:
-    """Returns a mixture of (task, rate) pairs, whose dataset raises UserError if tasks have no data."""
+    """Returns a mixture of (task, rate) pairs; creating its dataset raises UserError if a task has no data."""
     # Imported lazily, because `sources` imports seqio.
     from remixer_tasks.benchmarks.sources import LabelledMixture
 
@@ -110,7 +110,7 @@ def multi_task(
 
 
 def count_examples(task: seqio.Task) -> float:
-    """Returns the number of training examples according to T5 or the data; 0 for a task without a training split."""
+    """Returns the number of training examples, T5's if known; 0 for a task without a training split."""
     if TRAIN not in task.splits:
         return 0.0
     known = {**GLUE, **SUPER_GLUE, **ENTAILMENT, **SQUAD}

@@ -46,7 +46,7 @@ def _count_with_halved_rte(task: seqio.Task) -> float:
 
 
 def _mixture_maker(name: str, tasks: Sequence[str], rate: Any, unsupervised: Any = None) -> Maker:
-    """Returns a function that mixes tasks with the mixing rate `rate`, and C4 with `unsupervised` if it is not None."""
+    """Returns a function that mixes tasks with rate `rate` and, unless `unsupervised` is None, C4 with that rate."""
 
     def make(vocabulary: seqio.Vocabulary, data_dir: str | None) -> seqio.Mixture:
         rates = [(catalogue.task(task, vocabulary, data_dir), rate) for task in tasks]
@@ -78,7 +78,7 @@ MAKERS: dict[str, Maker] = {
     'c4_v220_iid_denoising': _text_task_maker(pretraining.iid_denoising, _C4, data='c4_v220'),
     'c4_v220_prefix_lm': _text_task_maker(pretraining.prefix_lm, _C4, data='c4_v220'),
     'c4_v220_full_lm': _text_task_maker(pretraining.causal_lm, _C4, 'c4_v220_full_lm'),
-    # T5 sets the objective of these tasks in gin; the gin files of its papers select span corruption.
+    # T5 sets the objective of these tasks in gin; the gin files of the T5 paper select span corruption.
     **{
         name: _text_task_maker(pretraining.span_corruption, tfds, name)
         for name, tfds in {

@@ -154,5 +154,5 @@ def _build_task(
 
 
 def text_as_targets(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
-    """Renames 'text' to 'targets', so that this feature's vocabulary tokenizes the text, and loads the vocabulary."""
+    """Renames 'text' to 'targets', to be tokenized with the targets' vocabulary, and loads this vocabulary."""
     return load_vocabulary(dataset, output_features).map(lambda example: {'targets': example['text']})

@@ -54,7 +54,7 @@ class Template:
             raise UserError(f"{self.macro} must have columns in braces, as in 'answer: {{label}}', got {self.text!r}")
 
     def _parts(self) -> Iterator[tuple[bool, str]]:
-        """Yields pairs (whether the part is a column, column name or literal text) for all parts of the template."""
+        """Yields (is_column, text) for each part of the template, where `text` is a column name or literal text."""
         if not set(self.text) & set('{}'):
             yield True, self.text
             return
@@ -121,7 +121,7 @@ def encode_pair(inputs: str, targets: str, longest: int | None = None, columns: 
 
 
 def column_names(columns: Sequence[str], metrics_by: str | None) -> tuple[str, ...]:
-    """Returns the names of additional columns, in order. Raises UserError for the names inputs and targets."""
+    """Returns the names of additional columns, in order. Raises UserError for 'inputs' and 'targets'."""
     names = tuple(dict.fromkeys([*columns, *([metrics_by] if metrics_by else [])]))
     taken = [name for name in names if name.removesuffix('_pretokenized') in ('inputs', 'targets')]
     if isinstance(columns, str) or taken:

@@ -21,12 +21,12 @@ FORMATS = ('txt', 'jsonl', 'tsv', 'parquet')
 TXT_DOCUMENTS = ('passage', 'paragraph', 'line', 'file')
 _EXTENSIONS = {'txt': 'txt', 'text': 'txt', 'md': 'txt', 'json': 'jsonl', 'ndjson': 'jsonl'}
 _EXTENSIONS |= {format: format for format in FORMATS}
-# Minimum number of bytes per job, and maximum number of jobs per corpus. Each job writes a file, which stays open.
+# Minimum number of bytes per job, and maximum number of jobs per corpus (each job writes a file that stays open).
 JOB_BYTES, MAX_JOBS = 16 << 20, 64
 # Minimum size of a passage in bytes (about 2,000 tokens), so that few training examples contain parts of two passages.
 # A small corpus is split into about 100 shorter passages, so that some can be held out.
 PASSAGE, PASSAGES = 8_000, 100
-# Pairs of a line or row number, counted from 1, and a text.
+# Yields (number, text) pairs, where `number` is the 1-based line or row number.
 Documents = Iterator[tuple[int, str]]
 Read = Callable[[Malformed], Iterator[str]]
 
@@ -38,8 +38,8 @@ class Layout:
     Attributes:
         format: one of FORMATS, or None to use each file's extension.
         field: JSON field or column name; for TSV without a header line, a column number from 0.
-        txt_documents: the documents of a txt file: paragraphs separated by blank lines ('paragraph'), several joined
-            paragraphs ('passage'), lines ('line'), or whole files ('file').
+        txt_documents: what counts as a document in a txt file: a paragraph delimited by blank lines ('paragraph'),
+            several joined paragraphs ('passage'), a line ('line'), or the whole file ('file').
         longest: maximum number of characters of a line or document. Longer lines and documents are malformed, and are
             never loaded completely.
     """

@@ -1,6 +1,6 @@
 """seqio data sources for parsed, streamed and TFDS corpora. Importing this module imports seqio.
 
-The sources do not report their number of examples, because seqio would cache a small corpus in memory with an operation
+The sources do not report their number of examples, because seqio would then cache small corpora with `Dataset.cache`,
 whose position cannot be saved.
 """
 
@@ -21,7 +21,7 @@ from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION, ParsedCorpus
 
 
 class TextSource(seqio.DataSource):
-    """seqio source of a `ParsedCorpus`, with a position that can be saved in checkpoints.
+    """seqio source of a `ParsedCorpus`, whose position can be saved in checkpoints.
 
     Attributes:
         repeats: whether a shuffled dataset repeats forever; set by `task_batches`.
@@ -31,7 +31,7 @@ class TextSource(seqio.DataSource):
     supports_arbitrary_sharding = True
 
     def __init__(self, corpus: ParsedCorpus, order: int = 0):
-        """`order` is added to every seed, so that two sources of a corpus have different orders."""
+        """`order` is added to every seed, so that two sources of the same corpus are shuffled differently."""
         self._corpus, self._order = corpus, order
         super().__init__((TRAIN, VALIDATION), performs_internal_shuffling=True)
 
@@ -116,7 +116,7 @@ class TfdsSource(seqio.TfdsDataSource):
     """seqio's TFDS source, changed to never prepare a data set, and to raise UserError if it cannot be read."""
 
     def __init__(self, name: str, data_dir: str | None, splits: Mapping[str, str], order: int = 0):
-        """`order` is added to every seed, so that two sources of a corpus have different orders."""
+        """`order` is added to every seed, so that two sources of the same corpus are shuffled differently."""
         self._order = order
         self._name = name
         super().__init__(name, tfds_data_dir=data_dir, read_only=True, splits=splits)

@@ -1,6 +1,6 @@
 """Corpora that are read during training, without a local copy.
 
-The *position* of a reader is a short JSON text: the epoch, the number of finished shards of the epoch, and the state
+The *position* of a reader is a short JSON list: the epoch, the number of finished shards of the epoch, and the state
 of the current shard. `Reader.after` returns the document after a position, and the position after that document. The
 position is a tensor in the tf.data pipeline (see `sources.StreamedSource`), so tf.data saves the position together with
 the documents in its buffers, and a restored pipeline continues with the next document.
@@ -45,7 +45,7 @@ class StreamedCorpus:
     """Corpus of the documents in `open_split(split)`; implements `text_corpus.Corpus`.
 
     The fraction `validation_fraction` of the training documents is held out by the hash of their text; if it is None,
-    the separate split 'validation' is held out.
+    the held-out documents are those of the separate split 'validation'.
 
     Held-out documents stay in memory after they are first read, because every evaluation needs them and searching the
     training shards again would be slow.
@@ -77,7 +77,7 @@ class StreamedCorpus:
         )
 
     def shards(self, split: str) -> Shards:
-        """Returns the shards of a split; for a held-out 'validation' split, returns the shards of 'train'.
+        """Returns the shards of a split, or those of 'train' if 'validation' is held out of the training documents.
 
         Raises UserError if the shards cannot be opened.
         """
@@ -134,7 +134,7 @@ class Reader:
         self._documents: Iterator[tuple[bytes, bytes]] = iter(())
 
     def after(self, position: bytes) -> tuple[bytes, bytes, bool]:
-        """Returns (position after the next document, next document, whether there are no more documents).
+        """Returns the position after the next document, the document, and whether the end has been reached.
 
         Raises UserError if a shard cannot be read, or if an epoch has no document.
         """

@@ -1,7 +1,7 @@
 """Downloads or copies published files into the folder that `data_files` searches last.
 
 This package contains the SHA-256 of each file or archive. A file is moved to the folder or extracted only after its
-SHA-256 was verified, and never replaces another file.
+SHA-256 has been verified, and never replaces an existing file.
 """
 
 import difflib

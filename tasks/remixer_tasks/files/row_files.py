@@ -38,7 +38,7 @@ _NOT_UTF_8 = re.compile('[\udc80-\udcff]')
 
 @contextlib.contextmanager
 def open_bytes(path: str, advice: str) -> Iterator[Any]:
-    """Opens a file for reading bytes, and decompresses .gz files. Raises UserError with `advice` on errors."""
+    """Opens a file for reading bytes, and decompresses .gz files. Read errors raise UserError with `advice`."""
     try:
         with io.BufferedReader(_RemoteFile(path), _CHUNK) if '://' in path else untrusted_files.open_file(path) as file:
             if path.endswith('.gz'):
@@ -228,7 +228,7 @@ def _csv_cells(path: str, layout: RowLayout, malformed: Malformed) -> Iterator[t
 
 
 def _name_columns(path: str, cells: Iterator[tuple[int, list[str]]], layout: RowLayout, malformed: Malformed) -> Rows:
-    """Converts rows of cells to dicts. Keys are the names in the first line, or column numbers without names."""
+    """Converts rows of cells to dicts. Keys are the names in the first line, or column numbers if it has no names."""
     skipped = malformed.count
     number, names = next(cells, (0, []))
     first = []

@@ -1,8 +1,8 @@
 """Causal and prefix language modelling.
 
-Causal language modelling (t5's `full_lm`) predicts every token from the preceding tokens. Documents that
-end with EOS are joined to a stream, which is split into segments as long as the targets. The first token of a segment
-is also predicted. In contrast, t5 splits each group of 128 documents separately.
+Causal language modelling (t5's `full_lm`) predicts every token from the preceding tokens. Documents, each followed by
+EOS, are concatenated and split into segments as long as the targets. The first token of a segment is also predicted.
+In contrast, t5 splits each group of 128 documents separately.
 
     documents  [Thank you] [for inviting me to your party]
     targets    Thank you </s> for inviting me

@@ -158,11 +158,11 @@ def span_corruption(
 ) -> tf.data.Dataset:
     """seqio preprocessor that converts documents {'targets': [n] int32 ids} to {'inputs', 'targets'} with EOS.
 
-    All examples have the lengths of `noise.lengths(segment_length(...))`, except the last of a finite dataset. The
-    hidden spans depend only on seqio's map seed and the position of the example in the stream. `prompt` is a text to
-    prepend to the inputs, as in UL2; segments then have the length `longest_segment`, because denoisers with different
-    noise share the feature lengths. Without a prompt, raises UserError if the noise does not fit the feature lengths or
-    the vocabulary.
+    Without a `prompt`, all examples have the lengths `noise.lengths(segment_length(...))`, except the last one of a
+    finite dataset, and UserError is raised if the noise does not fit the feature lengths or the vocabulary. With a
+    prompt, a text to prepend to the inputs as in UL2, segments have the length `longest_segment(...)`, because
+    denoisers with different noise share the feature lengths. The hidden spans depend only on seqio's map seed and the
+    position of the example in the stream.
     """
     if sequence_length is None:
         raise UserError("span corruption needs lengths: set TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 114}")
@@ -193,7 +193,7 @@ def span_corruption(
 
 
 def iid_noise_mask(length: tf.Tensor, density: float, seed: tf.Tensor) -> tf.Tensor:
-    """Draws a mask of hidden tokens, [length] bool. `seed` has [2] integers; as in t5, it is split into six."""
+    """Draws a mask of hidden tokens, [length] bool. As in t5, `seed` ([2] integers) is split into six seeds."""
     draw = tf.random.experimental.stateless_split(seed, 6)[0]
     return tf.random.stateless_uniform([length], draw) < density
 
@@ -206,7 +206,7 @@ def runs_to_sentinels(tokens: tf.Tensor, mask: tf.Tensor, last_id: int) -> tf.Te
 
 
 def _limit_runs(mask: tf.Tensor, sentinel_count: int) -> tf.Tensor:
-    """Unmasks later runs, so that at most `sentinel_count` runs of False, and about as many runs of True, remain."""
+    """Unmasks later runs, so that at most `sentinel_count` runs of False and of True remain."""
     visible_starts = ~mask & tf.concat([[True], mask[:-1]], 0)
     return mask & (tf.cumsum(tf.cast(visible_starts, tf.int32)) < sentinel_count)
 

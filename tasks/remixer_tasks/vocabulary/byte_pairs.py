@@ -31,8 +31,8 @@ _MODEL: dict[str, Any] = {
 _MODEL |= {'byte_fallback': (None, False), 'ignore_merges': (None, False)}
 _PRE_TOKENIZER = {'type': 'ByteLevel', 'add_prefix_space': False, 'use_regex': (None, True)}
 _CONFIG = {'add_prefix_space': (None, False), 'add_bos_token': (None, False)}
-# Matches words in a text of character classes: letters (L), numbers (N), the space (_), other white space (S), and
-# others (O).
+# Matches words in a text whose characters are replaced by their classes: letters (L), numbers (N), the space (_), other
+# white space (S), and others (O).
 _WORD = re.compile(r'_?L+|_?N+|_?O+|[_S]+(?![^_S])|[_S]+')
 _CONTRACTION = re.compile(r"'(?:s|t|re|ve|m|ll|d)")
 
@@ -155,7 +155,7 @@ class BytePairs(Vocabulary):
         return ids
 
     def huggingface_ids(self, text: str) -> list[int]:
-        """Returns GPT-2's ids of a text, without adding one."""
+        """Returns GPT-2's original ids of a text, which are not shifted."""
         return [index - 1 for index in self.encode(text)]
 
     @functools.lru_cache(maxsize=2**16)  # noqa: B019 (a vocabulary lives as long as its process)
@@ -175,7 +175,7 @@ class BytePairs(Vocabulary):
         while heap:
             rank, left = heapq.heappop(heap)
             right = after[left]
-            # Skips pairs of which a piece has been merged since they were added.
+            # Skips outdated pairs, in which a piece has since been merged.
             if not parts[left] or right == len(parts) or ranks.get((parts[left], parts[right])) != rank:
                 continue
             parts[left], parts[right] = parts[left] + parts[right], ''
@@ -204,5 +204,5 @@ class BytePairs(Vocabulary):
 
     @property
     def words(self) -> list[str]:
-        """The pieces in the order of their ids, as hexadecimal bytes, which checkpoints store."""
+        """The pieces in the order of their ids, as hexadecimal strings, to be stored in checkpoints."""
         return [piece.hex() for piece in self.token_texts]

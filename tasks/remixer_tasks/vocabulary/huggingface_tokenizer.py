@@ -41,9 +41,9 @@ REGEXES = frozenset({
     rf'{_SUFFIXES}|{_WORDS}|\p{{N}}|{_REST}',
     *(r'\p{N}{1,3}', r'\p{N}', r'\s+', r'[0-9]', r'\d'),
 })  # fmt: skip
-# Limits for a tokenizer.json: length of texts and lists, size of numbers, and nesting depth.
+# Limits for a tokenizer.json: length of strings and lists, size of numbers, and nesting depth.
 MAX_TEXT, MAX_ID, MAX_DEPTH = 1000, 10_000_000, 8
-# Limit for the factor by which the Replace components of a section can lengthen a text.
+# Maximum factor by which the Replace components of a section can lengthen a text.
 MAX_GROWTH = 1000
 TIME_LIMIT = 60
 # The child process prints the ids of a text with and without the special tokens that the file adds.
@@ -174,7 +174,7 @@ class HuggingFaceTokenizer(Vocabulary):
 
     @property
     def special_ids_in_file(self) -> dict[str, int] | None:
-        """The ids in the file of padding and of the first and last token of a text; None if ids are not shifted."""
+        """The file's ids of padding and of the first and last token of a text; None if ids are not shifted."""
         roles = {
             'pad': self._special_tokens.get('[PAD]', self._special_tokens.get('<pad>')),
             'cls': self.bos_id,
@@ -223,7 +223,7 @@ def load(path: str) -> tuple[Any, list[int], list[int]]:
             f'parsing {path} with the package tokenizers takes more than {TIME_LIMIT} seconds; download it again'
         ) from error
     except Exception as error:
-        # The library raises instances of Exception itself.
+        # `tokenizers` raises plain Exceptions.
         lines = (getattr(error, 'stderr', None) or str(error)).strip().splitlines()
         raise UserError(f'{path} cannot be read as a tokenizer ({lines[-1] if lines else error!s:.200})') from error
     start = next(index for index in range(len(whole) + 1) if whole[index : index + len(plain)] == plain)
@@ -286,7 +286,7 @@ def _nested_components(part: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
 
 
 def _is_small(value: Any, depth: int = 0) -> bool:
-    """Returns whether texts and lists in a setting have at most MAX_TEXT items and numbers are at most MAX_ID."""
+    """Returns whether strings and lists in a setting are at most MAX_TEXT long, and numbers at most MAX_ID."""
     if isinstance(value, dict | list):
         items = [*value, *value.values()] if isinstance(value, dict) else value
         return depth < MAX_DEPTH and len(items) <= MAX_TEXT and all(_is_small(item, depth + 1) for item in items)

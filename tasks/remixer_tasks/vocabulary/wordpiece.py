@@ -82,7 +82,7 @@ def read(path: str) -> Any:
                 handle_chinese_chars=bool(config.get('tokenize_chinese_chars', True)),
             )._tokenizer
         except Exception as error:
-            # The library raises instances of Exception itself.
+            # `tokenizers` raises plain Exceptions.
             raise UserError(f'{path} cannot be read as a tokenizer ({reason(error)})') from error
     else:
         tokenizer, _, _ = huggingface_tokenizer.load(path)

@@ -15,7 +15,7 @@ _SPECIAL = 3
 
 
 class WordVocabulary(Vocabulary):
-    """Vocabulary of words, for small languages such as COGS: T5's special ids, then the sorted words of texts.
+    """Vocabulary of words, for small languages such as COGS: T5's special ids, then the sorted words of the texts.
 
     The vocabulary has no sentinels. Two vocabularies with the same name and words are equal.
     """
