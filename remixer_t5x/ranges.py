@@ -1,4 +1,4 @@
-"""Checks the types and ranges of settings, which are annotations of arguments and dataclass fields.
+"""Checks the types and ranges of settings, which are declared by annotating arguments and dataclass fields.
 
 An argument such as `dropout_rate: ranges.Rate = 0.0` is checked when gin binds it. The decorator `checked` also checks
 the arguments of direct calls. Dataclasses call `check_fields` in `__post_init__`.
@@ -21,7 +21,7 @@ from remixer_t5x.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The allowed numbers of a setting, and their description in error messages."""
+    """Range of the numbers allowed for a setting, with a description for error messages."""
 
     description: str
     contains: Callable[[float], bool]
@@ -122,7 +122,7 @@ def split_annotation(kind: Any) -> tuple[Any, Range | None]:
 def parse_whole_number(text: object, least: int = 0, most: int = 2**31 - 1) -> int | None:
     """Parses a whole number in a range; returns None for any other value.
 
-    `str.isdigit` accepts '²', which `int` rejects; C++ code needs 32-bit numbers.
+    Avoids `str.isdigit`, which accepts '²', although `int` rejects it. C++ code limits the default range to 32 bits.
     """
     if not re.fullmatch('[+-]?[0-9]{1,18}', str(text).strip()) or not least <= int(str(text)) <= most:
         return None

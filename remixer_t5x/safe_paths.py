@@ -44,7 +44,9 @@ def resolve_inside(folder: str | os.PathLike[str], name: object, source: str) ->
     root = os.fspath(folder)
     parts = name.replace('\\', '/').split('/') if isinstance(name, str) and name.isprintable() else []
     if not parts or not str(name).strip() or '..' in parts or not parts[0] or ':' in parts[0]:
-        raise UserError(f'{source} names the file {name!a:.100}, which is outside of {root}; correct the name')
+        raise UserError(
+            f'{source} names the file {name!a:.100}, which is invalid or outside of {root}; correct the name'
+        )
     path = os.path.join(root, str(name))
     _check_entry(path, _allowed_roots(root), root)
     return pathlib.Path(path)
@@ -62,8 +64,8 @@ def _check_entry(path: str, roots: tuple[str, ...], folder: str) -> None:
     target = os.path.realpath(path)
     if not any(target == root or target.startswith(root.rstrip('/') + '/') for root in roots):
         raise UserError(
-            f'{one_line(path)} is a link that leaves {folder}, to {one_line(target)}; if you trust it, copy the folder '
-            'with the linked files (cp -rL)'
+            f'{one_line(path)} is a link to {one_line(target)}, which is outside of {folder}; if you trust it, copy '
+            'the folder with the linked files (cp -rL)'
         )
     # Ignore missing files, which are reported when they are read.
     if os.path.exists(target) and not stat.S_ISREG(mode := os.stat(target).st_mode) and not stat.S_ISDIR(mode):

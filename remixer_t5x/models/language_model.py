@@ -28,7 +28,7 @@ class LanguageModel(GenerativeModel):
     Attributes:
         module: the decoder.
         loss_function: the loss of the target tokens with nonzero weights.
-        prefix: whether attention is bidirectional within prompts, which `decoder_causal_attention` marks in a batch.
+        prefix: whether attention is bidirectional within prompts, whose positions `decoder_causal_attention` marks.
     """
 
     module: DecoderOnly
@@ -103,7 +103,7 @@ def join_prompts(prompts: jax.Array, targets: jax.Array) -> dict[str, jax.Array]
     count = token_counts(prompts)[:, None]
     tokens = jnp.concatenate([prompts, targets], axis=1)
     position = jnp.arange(tokens.shape[1])
-    # Fill positions after the targets with the 0 that is appended to each row.
+    # A 0 is appended to each row; positions after the targets read this 0.
     source = jnp.where(position < count, position, position - count + prompts.shape[1])
     tokens = jnp.take_along_axis(jnp.pad(tokens, ((0, 0), (0, 1))), jnp.minimum(source, tokens.shape[1]), axis=1)
     return {

@@ -1,7 +1,7 @@
 """Logits processors: constraints on the next token, with the names and semantics of Hugging Face's `generate`.
 
-A processor is a pure function of the logits, the preceding tokens and the step, and is compiled by `jax.jit`. It sets
-the logits of forbidden tokens to -inf. In beam search, processors modify log-probabilities, as in transformers.
+A processor is a pure function of the logits, the preceding tokens and the step, and is compiled by `jax.jit`. Logits of
+forbidden tokens are set to -inf. In beam search, processors modify log-probabilities, as in transformers.
 """
 
 import dataclasses
@@ -64,7 +64,7 @@ class NoRepeatNGram:
 
 @dataclasses.dataclass(frozen=True)
 class NoBadWords:
-    """Forbids each token sequence in `words`: its last token is forbidden directly after its other tokens."""
+    """Forbids the token sequences in `words`: after all but the last token of a sequence, the last one is forbidden."""
 
     words: Sequence[Sequence[int]]
 
@@ -116,7 +116,7 @@ class ForcedPrefix:
 def _check_ids(setting: str, ids: Iterable[int], vocab: int) -> None:
     for token in ids:
         if not 0 <= token < vocab:
-            raise UserError(f'{setting} must be ids from 0 to {vocab - 1}, got {token}')
+            raise UserError(f'{setting} must contain ids from 0 to {vocab - 1}, got {token}')
 
 
 def _occurring_ids(tokens: jax.Array, is_counted: jax.Array, vocab: int) -> jax.Array:

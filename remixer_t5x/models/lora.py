@@ -32,7 +32,7 @@ class Lora:
     """Settings of LoRA adapters.
 
     Attributes:
-        modules: regular expression, found anywhere in the names of the dense layers to adapt, such as
+        modules: regular expression; dense layers whose name contains a match are adapted. An example of a name is
             `encoder/run_0/layer/self_attention/query`.
         rank: rank of the matrix product A B.
     """

@@ -90,7 +90,7 @@ def _chunk_sums(
 
 
 def _smoothed_probabilities(label_smoothing: float, vocab_size: int) -> tuple[float, float]:
-    """Returns the smoothed probabilities of the target and of any other token."""
+    """Returns the smoothed probabilities of the target and of each other token."""
     return 1.0 - label_smoothing, label_smoothing / (vocab_size - 1)
 
 
@@ -140,7 +140,7 @@ def cross_entropy(
     Returns:
         The summed loss, a float32 scalar that is differentiable with respect to hidden and kernel, and the sums 'loss',
         'z_loss', 'weights' and 'correct', which are not differentiable. 'loss' includes the z-loss, and 'correct' is
-        the total weight of the targets with the largest logit of their position.
+        the total weight of the targets that have the largest logit at their position.
     """
 
     def body(total: MetricSums, chunk) -> tuple[MetricSums, None]:

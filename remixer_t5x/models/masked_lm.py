@@ -35,8 +35,8 @@ class MaskedLM(Model):
         loss_function: the loss of the tokens to predict.
         predicted_share: fraction of each row's tokens for which logits are computed, at least the fraction of tokens to
             predict (15% in BERT). Computing the logits of all tokens would take three quarters of a small model's
-            FLOPs. If a row has more tokens to predict, the logits of the whole batch are computed, so this setting does
-            not change the loss.
+            FLOPs. If any row has more tokens to predict, logits are computed for all tokens, so this setting does not
+            change the loss.
     """
 
     module: EncoderOnly

@@ -24,8 +24,8 @@ class Sampling(RowDecoder):
     Attributes:
         temperature: divisor of the logits; values below 1 sharpen the distribution, values above 1 flatten it.
         top_k: number of most likely tokens to sample from; None for all tokens.
-        top_p: sample from the smallest set of most likely tokens whose total probability is at least this value, and
-            from all tokens that are as likely as the least likely token of the set.
+        top_p: sample from the smallest set of most likely tokens whose total probability is at least this value. Ties
+            with the least likely token of the set are included.
         num_samples: number of samples per input sequence.
         min_p: sample from the tokens whose probability is at least this fraction of the largest probability.
     """

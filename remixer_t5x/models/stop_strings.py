@@ -21,7 +21,7 @@ class StopStrings:
     """Automaton that detects stop strings in a sequence of token ids.
 
     Attributes:
-        next_state: [states, vocab] int32, the state that follows each state and token id. In state 0, the text does not
+        next_state: [states, vocab] int32, the state after each state and token id. State 0 means that the text does not
             end with the beginning of a stop string.
         completes: [states, vocab] bool, whether a token id completes a stop string in a state.
     """

@@ -59,7 +59,7 @@ class Optimizer:
 
     @property
     def highest_rate(self) -> float | None:
-        """Returns the learning rate above which a run warns; None if unknown."""
+        """Returns the learning rate above which a run prints a warning; None if unknown."""
         return HIGHEST_RELATIVE_RATE if self.relative else None
 
 
@@ -96,9 +96,10 @@ def adafactor(
     `epsilon2` is the minimum parameter RMS for `multiply_by_parameter_scale`, and `clipping_threshold` limits the RMS
     of a parameter's update before it is multiplied by the learning rate. The arguments have the same names as in T5X.
 
-    This implementation differs from T5X in two ways. Matrices are factored only if both dimensions of a layer are at
-    least `min_dim_size_to_factor`, whereas T5X factors stacked matrices of any size. Parameters that may be initialized
-    near zero (`per_layer.starts_near_zero`), which T5 does not have, use the minimum RMS `min_rms_near_zero`.
+    This implementation differs from T5X in two ways. Second moments are factored only if both dimensions of a layer's
+    matrix are at least `min_dim_size_to_factor`, whereas T5X factors those of stacked matrices of any size. Parameters
+    that may be initialized near zero (`per_layer.starts_near_zero`), which T5 does not have, use the minimum RMS
+    `min_rms_near_zero`.
     """
     schedule = as_schedule(learning_rate)
     block_steps = [

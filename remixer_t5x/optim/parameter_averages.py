@@ -19,7 +19,7 @@ from remixer_t5x.optim.optimizer import Optimizer, as_optimizer, with_decay
 from remixer_t5x.optim.schedules import Schedule, as_schedule
 
 AVERAGE = 'average'
-# Array names in a saved train state: the prefixes of parameters, averages and schedule-free iterates, and b1's name.
+# Prefixes of the names of parameters, averages and schedule-free iterates in a saved train state, and the name of b1.
 PARAMS, _AVERAGES, _ITERATES, _B1 = 'params/', f'opt_state/{AVERAGE}/', 'opt_state/z/', 'opt_state/b1'
 
 

@@ -90,7 +90,7 @@ def plan(
         batch_shapes: shape of each array of a batch, which is passed to `model.init`.
         partitioner: the mesh and the sharding rules.
     """
-    # `init_params` is used more than once below. jit caches its trace, because tracing takes most of a second.
+    # `init_params` is used more than once below; jit caches the trace, which takes most of a second.
     init_params = jax.jit(lambda rng: model.init(rng, batch_shapes), inline=True)
     boxed = jax.eval_shape(init_params, jax.random.key(0))
     is_optax = isinstance(optimizer, optax.GradientTransformation)

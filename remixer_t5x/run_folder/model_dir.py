@@ -75,7 +75,7 @@ def create_model_dir(path: str | os.PathLike[str]) -> epath.Path:
                 f'MODEL_DIR must be the folder of a run, got {folder} without {MARKER}; use a new or empty folder'
             )
         folder.mkdir(parents=True, exist_ok=True)
-        # Always write the marker, which checks that the folder is writable.
+        # Always write the marker, to check that the folder is writable.
         (folder / MARKER).write_text(json.dumps({'format': 'remixer_t5x', 'version': 1}) + '\n')
     except lazy.file_errors() as error:
         raise UserError(

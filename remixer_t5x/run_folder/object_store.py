@@ -66,7 +66,7 @@ def check_bucket(folder: epath.Path) -> None:
 
 
 def list_objects(folder: epath.Path) -> dict[str, list[Any]] | None:
-    """Maps the relative name of each object in `folder` to a list of its size in bytes and its prefixed checksum.
+    """Maps the relative name of each object in `folder` to [size in bytes, checksum with prefix].
 
     Returns None if google-cloud-storage or credentials are missing on this machine. Raises UserError if the bucket
     cannot be read.

@@ -24,7 +24,7 @@ from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError, reason
 from remixer_t5x.run_folder import model_dir, object_store
 
-# File in MODEL_DIR with the run's id in each tracker that identifies runs by ids.
+# File in MODEL_DIR that maps the name of a tracker to the id by which it identifies the run.
 IDS = 'trackers.json'
 # Maximum number of queued calls to a slow tracker; further calls are dropped.
 MAX_WAITING = 1000
@@ -132,7 +132,7 @@ class _WandBSession:
         mode = tracker.mode or os.environ.get('WANDB_MODE', 'online')
         # Log in without a prompt, because W&B would otherwise ask for an API key in the terminal.
         if mode == 'online' and not wandb.login(prompt=False, verify=False):
-            raise UserError('W&B must have an API key, got none; run `wandb login`, or set WANDB_MODE=offline')
+            raise UserError('W&B requires an API key; run `wandb login`, or set WANDB_MODE=offline')
         folder = tempfile.mkdtemp() if object_store.is_remote(run.folder) else str(run.folder)
         self._run = wandb.init(
             project=tracker.project,

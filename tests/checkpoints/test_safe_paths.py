@@ -27,7 +27,7 @@ def test_a_link_out_of_its_folder_is_rejected(folder, tmp_path, target):
     """This includes links to a folder whose name has the folder's name as a prefix, and broken links."""
     (tmp_path / 'given_too').mkdir()
     (folder / 'deep' / 'deeper' / 'link').symlink_to(target)
-    assert 'deeper/link is a link that leaves' in error_message(safe_paths.check_inside, folder)
+    assert 'deeper/link is a link to ' in error_message(safe_paths.check_inside, folder)
 
 
 def test_links_inside_the_folder_and_to_the_folder_are_allowed(folder, tmp_path):
@@ -43,8 +43,8 @@ def test_links_inside_the_folder_and_to_the_folder_are_allowed(folder, tmp_path)
 def test_a_chain_of_links_is_followed_to_its_end(folder, tmp_path):
     (folder / 'a').symlink_to('b')
     (folder / 'b').symlink_to(tmp_path / 'secret')
-    assert 'is a link that leaves' in error_message(safe_paths.check_inside, folder)
-    assert 'is a link that leaves' in error_message(safe_paths.resolve_inside, folder, 'a', 'an index')
+    assert 'is a link to ' in error_message(safe_paths.check_inside, folder)
+    assert 'is a link to ' in error_message(safe_paths.resolve_inside, folder, 'a', 'an index')
 
 
 def test_a_pipe_is_rejected_without_opening_it(folder):
@@ -61,7 +61,7 @@ def test_links_to_the_blobs_of_a_hugging_face_cache_are_allowed(tmp_path):
     (snapshot / 'config.json').symlink_to('../../blobs/abc')
     safe_paths.check_inside(snapshot)
     (snapshot / 'other').symlink_to('../../refs')
-    assert 'is a link that leaves' in error_message(safe_paths.check_inside, snapshot)
+    assert 'is a link to ' in error_message(safe_paths.check_inside, snapshot)
 
 
 @pytest.mark.parametrize('name', ['../x', '/etc/passwd', 'a/../../x', '..', '', ' ', 'a\0b', 'a\nb', 7, None, ['a'],

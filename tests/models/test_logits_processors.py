@@ -193,9 +193,9 @@ def test_generation_ends_with_a_stop_string(decoder):
         ({'no_repeat_ngram_size': -1}, 'NO_REPEAT_NGRAM_SIZE must be .*, got -1'),
         ({'repetition_penalty': 0.0}, 'REPETITION_PENALTY must be a number above 0, got 0.0'),
         ({'bad_words_ids': [5]}, 'BAD_WORDS_IDS must be lists of ids, .* got .5,'),
-        ({'bad_words_ids': [[9]]}, 'BAD_WORDS_IDS must be ids from 0 to 3, got 9'),
+        ({'bad_words_ids': [[9]]}, 'BAD_WORDS_IDS must contain ids from 0 to 3, got 9'),
         ({'forced_prefix': '[5'}, 'FORCED_PREFIX must be a list'),
-        ({'forced_prefix': [4]}, 'FORCED_PREFIX must be ids from 0 to 3, got 4'),
+        ({'forced_prefix': [4]}, 'FORCED_PREFIX must contain ids from 0 to 3, got 4'),
     ],
 )
 def test_invalid_option_raises_an_error(options, message):

@@ -34,12 +34,12 @@ def attend_to_sequence(
     Args:
         module: the sublayer that owns the caches.
         query: [batch, length, heads, kv].
-        key, value: [batch, length, kv_heads, kv], with kv_heads a divisor of heads.
+        key, value: [batch, length, kv_heads, kv]; kv_heads must divide heads.
         ctx: context of the tokens.
         bias: bias of the logits, [1, heads, q, k] float32 or a `DistanceBias`; None for no bias.
-        dropout_rate: dropout on the attention weights; all queries of a key head share one mask.
+        dropout_rate: dropout on the attention weights, with one mask per key head for all queries.
         softcap: bound c of the logits, `c tanh(logits / c)`, or None.
-        window: keys at this distance or farther are masked; None for no limit.
+        window: keys at this distance or more are masked; None for no limit.
 
     Returns:
         [batch, length, heads, kv] in value's dtype.
@@ -78,10 +78,10 @@ def attend_to_memory(
     Args:
         module: the sublayer that owns the caches.
         query: [batch, length, heads, kv].
-        project: function that maps 'key' or 'value' to this projection of the memory, [batch, keys, kv_heads, kv].
+        project: function that returns the 'key' or 'value' projection of the memory, [batch, keys, kv_heads, kv].
         memory: the encoder output.
         ctx: context of the decoder tokens.
-        dropout_rate: dropout on the attention weights; all queries of a key head share one mask.
+        dropout_rate: dropout on the attention weights, with one mask per key head for all queries.
         softcap: bound c of the logits, `c tanh(logits / c)`, or None.
 
     Returns:
@@ -104,7 +104,7 @@ def attend_to_memory(
 def _sow_weights(
     module: nn.Module, query: jax.Array, key: jax.Array, visibility: Visibility, bias: Bias, softcap: float | None
 ) -> None:
-    """Sows the attention weights, [batch, heads, q, k], for the plots in reports.
+    """Sows the attention weights, [batch, heads, q, k], for plots in reports.
 
     The weights are recomputed, because the attention kernels do not return them.
     """

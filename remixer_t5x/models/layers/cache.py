@@ -72,7 +72,7 @@ def is_before_last(ctx: SequenceContext) -> jax.Array:
 
 
 def visible(max_length: int, ctx: SequenceContext, window: int | None = None) -> jax.Array:
-    """Returns the mask of positions visible at `ctx.step`, bool [max_length]; [batch, max_length] if steps differ.
+    """Returns the positions visible at `ctx.step`: bool [max_length] or, for per-row steps, [batch, max_length].
 
     With a `window`, only the token at `ctx.step` and the preceding `window - 1` tokens are visible.
     """

@@ -147,7 +147,7 @@ def split_groups(x: jax.Array, num_groups: int, num_arrays: int = 1) -> Groups:
 
 
 def join_groups(groups: Groups) -> jax.Array:
-    """Joins arrays [groups, ..., width] into [..., all groups * width]; inverts `split_groups`."""
+    """Joins arrays [groups, ..., width] into one array [..., features]; inverts `split_groups`."""
     joined = [jnp.moveaxis(array, 0, -2) for array in groups]
     return jnp.concatenate([array.reshape(*array.shape[:-2], -1) for array in joined], axis=-1)
 
@@ -186,8 +186,8 @@ def _group_matmul(x: Groups, kernel: jax.Array) -> Groups:
 
 def _batched_matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
     if target_platform() == 'gpu':
-        # With all tokens in one axis, cuBLAS can read and write groups that are adjacent in memory, so the transposes
-        # in `split_groups` and `join_groups` need no copies.
+        # With all tokens in one axis, cuBLAS can read and write arrays [tokens, groups, width], so the transposes in
+        # `split_groups` and `join_groups` need no copies.
         tokens = jnp.moveaxis(x, 0, -2)
         y = jnp.einsum('tgd,gdf->tgf', tokens.reshape(-1, *tokens.shape[-2:]), kernel)
         return jnp.moveaxis(y.reshape(*tokens.shape[:-1], -1), -2, 0)

@@ -20,7 +20,7 @@ def dropout(rate: float, x: jax.Array, *, deterministic: bool) -> jax.Array:
 def drop_value_rows(rate: float, value: jax.Array, *, deterministic: bool) -> jax.Array:
     """Applies attention dropout with one mask for all queries, as in T5, by zeroing whole value vectors.
 
-    `value` is [..., kv], with value vectors of width kv. Must be called within an `nn.compact` method.
+    `value` is [..., kv]. Must be called within an `nn.compact` method.
     """
     if rate == 0.0 or deterministic:
         return value

@@ -18,7 +18,7 @@ class Embed(nn.Module):
             the vocabulary is sharded, but costs 2 * num_embeddings * features FLOPs per token, which is half of a
             small model's FLOPs.
         stddev: standard deviation of the initial embeddings; 1 in T5.
-        scale: factor of the output embeddings, `features ** 0.5` in Gemma; `attend` does not apply this factor.
+        scale: factor of the looked-up embeddings, `features ** 0.5` in Gemma; not applied by `attend`.
     """
 
     num_embeddings: int

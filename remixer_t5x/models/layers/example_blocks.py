@@ -24,7 +24,7 @@ class TokenOrder:
     Attributes:
         order: [batch, n] int32, the row position of each sorted token.
         inverse: [batch, n] int32, the sorted position of each token in the row.
-        is_used: [batch, n] bool, whether the example of each token in the row has a rank.
+        is_used: [batch, n] bool, whether each token's example has a rank, that is, at least one output token.
         first: [batch, ranks] int32, the sorted position of the first token of each example.
         count: [batch, ranks] int32, the number of tokens of each example.
     """

@@ -102,7 +102,7 @@ class AlibiBias(nn.Module):
 
 
 def _relative_positions(length: int, ctx: SequenceContext) -> jax.Array:
-    """Returns the relative positions `key - query` for a bias: [distances]; [batch, distances] if steps differ."""
+    """Returns the relative positions `key - query`: [distances] or, for per-row steps, [batch, distances]."""
     if ctx.step is None:
         return jnp.arange(1 - length, length)
     return jnp.arange(length) - (ctx.step[:, None] if ctx.step.ndim else ctx.step)
@@ -136,7 +136,7 @@ class RotaryEmbedding(nn.Module):
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         """Rotates queries or keys x [batch, length, heads, kv] by the position of each token in its example."""
         half = int(x.shape[-1] * self.fraction) // 2
-        # All rows have the same positions unless they are packed or differ in step.
+        # All rows have the same positions unless they are packed or at different decoding steps.
         positions = ctx.positions if ctx.packed or ctx.step is not None else ctx.positions[:1]
         frequencies = 1.0 / self.theta ** (jnp.arange(half) / half)
         angles = positions[..., None, None] / self.scaling_factor * frequencies  # [batch or 1, length, 1, half]

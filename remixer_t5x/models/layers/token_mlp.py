@@ -80,7 +80,7 @@ def project_hidden_units(w_out: jax.Array, units: jax.Array) -> jax.Array:
 
 
 def sum_outer_products(w_in: jax.Array, value: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """Computes `sum_j w_in[j] (x) v[j]` over the unmasked tokens, float32 [batch, heads, hidden, features]."""
+    """Computes `sum_j w_in[j] (x) v[j]` over tokens whose `mask` is True, float32 [batch, heads, hidden, features]."""
     if mask is not None:
         # Mask both arrays, because multiplying a non-finite number by 0 would yield NaN.
         w_in, value = (jnp.where(mask[..., None, None], array, 0) for array in (w_in, value))

@@ -1,7 +1,7 @@
 """FNet's token mixer (Lee-Thorp et al. 2021): `Y = Re(F_tokens(F_channels(X)))`, two Fourier transforms.
 
 X and Y are [batch, length, D]; the layer has no parameters. Padding is zeroed before the transforms. The transform over
-tokens mixes all positions of a row, including padding, so the output depends on the padded length, unlike in all other
+tokens mixes all positions of a row, including padding, so the output depends on the padded length, unlike for all other
 sublayers. Evaluate a model with the TASK_FEATURE_LENGTHS that it was trained with.
 """
 
@@ -76,6 +76,6 @@ class FNet(nn.Module):
             # On TPUs, memory bandwidth limits the FFT, while the matmuls fully use the matrix unit.
             return fourier_real_by_matmul(tokens).astype(x.dtype)
         # On a single CPU device, the FFT is several times faster than the matmuls; on a GPU, it moves fewer bytes. XLA
-        # cannot partition an FFT, so each of multiple devices would gather and transform the whole batch.
+        # cannot partition an FFT, so with multiple devices, each would gather and transform the whole batch.
         transform = fourier_real if jax.device_count() == 1 else fourier_real_by_matmul
         return transform(tokens.astype(jnp.float32)).astype(x.dtype)

@@ -35,7 +35,7 @@ from remixer_t5x.models.layers.dense import Dense, LazyProduct, matmul
 from remixer_t5x.models.layers.dropout import dropout
 from remixer_t5x.models.layers.norms import LayerNorm
 
-# Function (name, features) -> X U, which returns the input of the GELU.
+# Function (name, features) -> X U, the input of the GELU.
 Expansion = Callable[[str, int], jax.Array]
 # Function (X U) -> f(Z) or (X U_2, X U_1) -> Z_1 * f(Z_2). On GPUs, one kernel computes the second form.
 SpatialProjection = Callable[..., jax.Array]
@@ -174,7 +174,7 @@ class SpatialMixing(nn.Module):
     ) -> jax.Array:
         """Returns `f(Z) + added` for Z = gelu(inputs), multiplied by `gelu(gated)` if `gated` is not None.
 
-        All arguments and the result are [batch, length, features].
+        All arrays, including the result, are [batch, length, features].
         """
         norm = LayerNorm(axis=axes.MLP, name='norm')
         if target_platform() == 'gpu' and not ctx.decode:
@@ -246,7 +246,7 @@ class SpatialMixing(nn.Module):
 def _mask_weights(weights: jax.Array, ctx: SequenceContext) -> jax.Array:
     """Returns W with the weights of masked token pairs set to zero, [batch, length, length].
 
-    On GPUs, masking the hidden units instead would merge the batch into one matmul, which transposes the units.
+    On GPUs, masking the hidden units instead would give one matmul for the whole batch, which transposes the units.
     """
     if ctx.prefix is not None:
         is_visible = visible_in_sequence(ctx).mask()[:, 0]

@@ -56,8 +56,8 @@ def _check_num_mechanisms(num_mechanisms: int, size: int, setting: str) -> None:
 def _split_mechanisms(module: nn.Module, x: jax.Array, num_mechanisms: int, ctx: SequenceContext) -> Groups:
     """Splits [batch, length, embed] into mechanisms [mechanisms, batch, length, embed / mechanisms].
 
-    On TPUs, returns a separate array for each mechanism. On other platforms, and if caches or intermediates are stored,
-    returns a single array, because caches and intermediates contain the heads of all mechanisms in one array.
+    On TPUs, returns a separate array for each mechanism, unless caches or intermediates are stored, which contain the
+    heads of all mechanisms in one array. On other platforms, returns a single array.
     """
     _check_num_mechanisms(num_mechanisms, x.shape[-1], 'EMBED_DIM')
     is_separate = target_platform() == 'tpu' and not ctx.decode and not module.is_mutable_collection('intermediates')
@@ -86,7 +86,7 @@ def _softmax(logits: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def _stack_like(groups: Groups, mechanisms: Sequence[jax.Array]) -> Groups:
-    """Stacks one array per mechanism into arrays with the same leading axes as the arrays in `groups`."""
+    """Stacks the arrays of all mechanisms into as many arrays, with as many mechanisms each, as in `groups`."""
     remaining = iter(mechanisms)
     return tuple(jnp.stack(list(itertools.islice(remaining, array.shape[0]))) for array in groups)
 
@@ -178,7 +178,7 @@ class TimCrossAttention(_MechanismAttention):
 class InterMechanismAttention(nn.Module):
     """Attention between the mechanisms of one token (step 3).
 
-    Mechanisms exchange information only in this sublayer. By default, it has few and narrow heads.
+    Apart from their competition, mechanisms exchange information only in this sublayer.
 
     Attributes:
         num_mechanisms: number of feature groups, n_s; must divide the model width.
