@@ -84,7 +84,7 @@ def read_checkpoint(
     memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
     if size > memory:
         raise UserError(
-            f'the parameters in {saved.step} take {size / 2**30:,.1f} GiB and this machine has '
+            f'the parameters in {saved.step} take {size / 2**30:,.1f} GiB, but this machine has '
             f'{memory / 2**30:,.1f} GiB of memory; convert them on a larger machine'
         )
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])

@@ -95,7 +95,7 @@ class Model:
         return rows
 
     def _run(self, name, *inputs):
-        """Runs a function in batches with few different sizes, because each batch size is compiled separately."""
+        """Runs a function in batches padded to powers of two, because each batch size is compiled separately."""
         call, parts = self._load_function(name).call, []
         for first in range(0, len(inputs[0]), BATCH):
             rows = [array[first : first + BATCH] for array in inputs]

@@ -1,4 +1,4 @@
-"""Writes a TensorFlow SavedModel that includes the tokenizer, and maps texts to texts for any batch size.
+"""Writes a TensorFlow SavedModel that includes the tokenizer, so it accepts texts, in batches of any size.
 
 Each function has two signatures: `NAME` for texts and `NAME_ids` for token ids. TensorFlow runs the function's
 StableHLO program through XLA without translating operations. Tokenizers are TensorFlow operations (from TensorFlow Text
@@ -59,9 +59,9 @@ def write(
 
 
 def _build_ids_call(exported: jax.export.Exported, weights: Mapping[str, Any]) -> Call:
-    """Returns a function of token ids that runs the program as one TensorFlow operation, XlaCallModule.
+    """Returns a function that takes token ids and runs the program as one TensorFlow operation, XlaCallModule.
 
-    jax2tf does not work here, because it writes StableHLO that TensorFlow releases older than a month cannot read.
+    jax2tf is not used, because TensorFlow releases older than a month cannot read the StableHLO that it writes.
     """
     from tensorflow.compiler.tf2xla.python import xla
 

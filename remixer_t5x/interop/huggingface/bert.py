@@ -1,8 +1,8 @@
 """Converts BERT masked language models and classifiers between Hugging Face and models/bert.gin.
 
-Source: `BertConfig`, `BertForMaskedLM` and `BertForSequenceClassification` of transformers 4 and 5. Both models have
-post-norm layers, biases, the exact GELU, and an output projection tied to the embedding. A masked language model has no
-pooler and no next-sentence head, so their weights in published BERT models are ignored.
+Source: `BertConfig`, `BertForMaskedLM` and `BertForSequenceClassification` of transformers 4 and 5. Layers have
+post-norm, biases and the exact GELU. A masked language model has an output projection tied to the embedding, but no
+pooler and no next-sentence head, whose weights in published BERT models are ignored.
 """
 
 import dataclasses

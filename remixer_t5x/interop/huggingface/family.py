@@ -64,7 +64,7 @@ class Config:
         if theta is None:
             return None
         if not isinstance(theta, int | float) or not 1 < theta < 1e9:
-            raise self.error('rope_parameters', 'rope_theta must be a number from 1 to 1e9')
+            raise self.error('rope_parameters', 'rope_theta must be a number between 1 and 1e9')
         return float(theta)
 
     def check_values(self, allowed: Mapping[str, Sequence[Any]]) -> None:
@@ -111,7 +111,7 @@ class ModelDescription:
         self.set_size('epsilon', self.build_module(factory, allowed, where).epsilon, where)
 
     def describe_stack(self, side: str, stack: Any, layout: type, norm: type, allowed: Sequence[Any]) -> Iterator[Any]:
-        """Records the sizes of the layers of a stack, and yields the sublayers of the layers.
+        """Records the layer sizes of a stack, and yields the sublayers of its layers.
 
         Args:
             side: 'encoder' or 'decoder', for error messages.
@@ -335,7 +335,7 @@ class Family(abc.ABC):
         return parameter_table.write(self.param_rows(), runs, params)
 
     def check_vocabulary(self, vocabulary: Any, name: str, folder: str) -> None:
-        """Raises UserError if `vocabulary` does not match the vocabulary size or end token of the model in `folder`."""
+        """Raises UserError if `vocabulary` is too large or has another end token than the model in `folder`."""
         advice = 'pass the vocabulary of this model with --vocabulary'
         rows = self.settings().get('VOCAB_SIZE', self.vocab_size)
         if vocabulary.vocab_size > rows:

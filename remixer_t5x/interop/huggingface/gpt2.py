@@ -1,7 +1,7 @@
 """Converts GPT-2 models between Hugging Face and models/gpt2.gin.
 
-Source: `GPT2Config` and `GPT2LMHeadModel` of transformers 4 and 5. Both models have pre-norm layers, biases, the tanh
-approximation of GELU, learned positions, and an output projection tied to the embedding.
+Source: `GPT2Config` and `GPT2LMHeadModel` of transformers 4 and 5. Both implementations have pre-norm layers, biases,
+the tanh approximation of GELU, learned positions, and an output projection tied to the embedding.
 
 remixer_t5x ids are GPT-2 ids plus one, because GPT-2 has no padding token and id 0 is padding in remixer_t5x. The first
 row of the embedding table is zero. With `DecoderOnly.begin_id`, the model never reads or predicts id 0.

@@ -586,7 +586,7 @@ class TimMLP(TimModule):
         return self.wo(gelu(self.wi_0(mechanisms)) * self.wi_1(mechanisms)).flatten(-2)
 
 
-# Layouts of a layer, and stacks.
+# Layer layouts and stacks.
 
 
 class Layer(Module):
