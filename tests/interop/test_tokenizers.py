@@ -132,6 +132,9 @@ def test_ids_equal_those_of_transformers(tmp_path, monkeypatch, name):
         if name.startswith(('t5', 'mt5')):
             # SentencePiece treats this character as a letter, and transformers as whitespace.
             text = text.replace('\x85', '')
+        if name == 'mt5':
+            # transformers removes this character, SentencePiece's space, before a sentinel.
+            text = text.replace('▁<', '<')
         assert list(ids_of(text)) == theirs(text, add_special_tokens=False).input_ids
 
     check_ids()
