@@ -8,7 +8,7 @@ import importlib
 
 __version__ = '0.1.0'
 
-# Maps each public name to its module and its name in that module; None stands for the module itself.
+# Maps each public name to its module and its name in that module; None means the module itself.
 _DEFINITIONS: dict[str, tuple[str, str | None]] = {
     'build_model': ('api.building', 'build_model'),
     'load': ('api.saved_models', 'load'),

@@ -26,7 +26,7 @@ LAYERS = 'layers'  # identical layers stacked by scan; never sharded
 
 
 def is_hidden_matrix(names: tuple[str | None, ...]) -> bool:
-    """Returns whether these are the axis names of a matrix, possibly stacked, between features or hidden units.
+    """Returns whether these are the axes of a matrix, possibly stacked, that maps features or hidden units.
 
     False for embeddings, output projections, adapters, vectors, and parameters along positions or distances.
     """

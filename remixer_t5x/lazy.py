@@ -2,10 +2,10 @@
 
     from remixer_t5x.lazy import seqio, tf
 
-Only tasks require these libraries. Installations for inference lack them, and importing them takes longer than all
+Only tasks require these libraries. Inference-only installations lack them, and importing them takes longer than all
 other imports together. Modules that use these libraries require `from __future__ import annotations`, because
-evaluating annotations would import the libraries. Classes derived from their classes are in separate modules, which are
-imported when needed.
+evaluating annotations would import the libraries. Subclasses of the libraries' classes are in separate modules, which
+are imported when needed.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ INSTALL = "pip install 'remixer-t5x[train]'"
 verbose = False
 # Log levels that the C++ libraries of TensorFlow, gRPC and XLA read when they are loaded.
 _ENVIRONMENT = {'TF_CPP_MIN_LOG_LEVEL': '3', 'GRPC_VERBOSITY': 'ERROR', 'GLOG_minloglevel': '3'}
-# TensorFlow imports Keras through the first module; Keras imports the other modules for plots and tables.
+# Blocked imports: TensorFlow imports Keras through the first module, and Keras the others for plots and tables.
 _NOT_NEEDED = ('keras.src.optimizers', 'matplotlib', 'pandas')
 # Rarely used imports of seqio: TensorFlow Text's Keras layers, and hyperparameter search.
 _RARELY_USED = ('tensorflow_text.python.keras', 'pyglove')
 
 
 class _Library:
-    """A proxy of the module `name`, which is imported at the first access of an attribute."""
+    """A proxy for the module `name`, which is imported when an attribute is first accessed."""
 
     def __init__(self, name: str):
         self._name = name
@@ -74,7 +74,7 @@ def check_installed(*names: str) -> None:
 def file_errors() -> tuple[type[BaseException], ...]:
     """Returns the exception types for reading and writing files and bucket objects, without importing TensorFlow."""
     tensorflow = sys.modules.get('tensorflow')
-    # ImportError is raised if the package for a kind of bucket is not installed.
+    # ImportError is raised if the package for a storage service is not installed.
     return (OSError, ImportError, *([] if tensorflow is None else [tensorflow.errors.OpError]))
 
 
@@ -90,8 +90,7 @@ def _import_tensorflow() -> Any:
             try:
                 tensorflow.config.set_visible_devices([], kind)
             except RuntimeError:
-                # Devices cannot be hidden after TensorFlow has initialized them, which is harmless without devices of
-                # this kind.
+                # TensorFlow cannot hide devices after initializing them, which only matters if there are any.
                 if tensorflow.config.list_logical_devices(kind):
                     raise
     return tensorflow
@@ -196,7 +195,7 @@ def import_extra(name: str) -> Any:
         if not f'{module}.'.startswith(f'{error.name}.'):
             raise
         folder = 'remixer_t5x/extras/' + name.partition('.')[0]
-        raise UserError(f'the folder {folder} must be in this installation; restore it') from None
+        raise UserError(f'the folder {folder} is missing from this installation; restore it') from None
 
 
 if TYPE_CHECKING:

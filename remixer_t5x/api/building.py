@@ -39,7 +39,7 @@ def build_model(*gin_files: str, **macros: object) -> Model:
     try:
         flags = [*sources.flags, *((name, _to_gin_text(value)) for name, value in objects.items())]
     except ValueError:
-        # Raised if gin cannot refer to a value by an importable name.
+        # Gin cannot refer to one of the values, such as a lambda, so the model has no gin text.
         return dataclasses.replace(model, config='')
     loading.load(dataclasses.replace(sources, flags=flags, objects={}), '%MODEL', only=True)
     return dataclasses.replace(model, config=loading.config_text())

@@ -66,7 +66,7 @@ def load(
         UserError: the folder, a checkpoint, the saved gin text, a module or a vocabulary is missing or damaged.
     """
     if unknown := sorted(set(lengths or {}) - set(DEFAULT_LENGTHS)):
-        raise UserError(f'lengths must have the keys inputs and targets, got {", ".join(unknown)}')
+        raise UserError(f'keys of lengths must be inputs or targets, got {", ".join(unknown)}')
     low_precision = None if dtype is None else parse_dtype(dtype)
     # Hide Orbax warnings about checkpoints without Orbax metadata, such as converted weights.
     logger, level = logging.getLogger('absl'), logging.getLogger('absl').level
@@ -105,9 +105,7 @@ def _load_folder(path: str, partitioner: Partitioner, vocabulary: str | None, tr
     if is_hugging_face:
         return _load_hugging_face(str(folder), partitioner, vocabulary)
     if vocabulary is not None:
-        raise UserError(
-            f'vocabulary must be None for {folder}, which contains a vocabulary, got {vocabulary}; leave it out'
-        )
+        raise UserError(f'{folder} contains a vocabulary, so vocabulary must be None, got {vocabulary}; omit it')
     checkpoint = find_checkpoint(str(folder))
     model, vocab, run_lengths = read_model(checkpoint)
     params = restore_params(checkpoint, model, vocab, partitioner)
@@ -123,7 +121,7 @@ def check_gin(shared: shared_folder.SharedModel, advice: str) -> None:
     if foreign := foreign_gin.first_foreign(shared.gin_text(), str(file)):
         raise UserError(
             f'{file} refers to {one_line(foreign):.200}, which is not part of the models of this package, and gin can '
-            f'run code; read the file, and if you trust it, pass {advice}'
+            f'run code; read the file, and if you trust it, use {advice}'
         )
 
 
@@ -191,8 +189,8 @@ def containing_model_dir(checkpoint: str) -> epath.Path:
     folder = model_dir.find_model_dir(checkpoint)
     if folder is None:
         raise UserError(
-            f'{checkpoint} is not in a MODEL_DIR, whose {model_dir.CONFIG} describes the model; copy the whole '
-            'MODEL_DIR'
+            f'{checkpoint} is not in a MODEL_DIR, so there is no {model_dir.CONFIG} that describes its model; copy the '
+            'whole MODEL_DIR'
         )
     return folder
 
@@ -215,12 +213,12 @@ def _load_shared(shared: shared_folder.SharedModel, partitioner: Partitioner, tr
     vocabulary_record = task_vocabulary.vocabulary_record(vocabulary)
     if record['vocabulary'] != vocabulary_record:
         raise UserError(
-            f'{folder} was trained with vocabulary {record["vocabulary"]}, but contains {vocabulary_record}; '
-            'download it again'
+            f'the model in {folder} was trained with vocabulary {record["vocabulary"]}, but the folder contains '
+            f'{vocabulary_record}; download it again'
         )
     shapes = (shared_folder.shapes_by_name(tree) for tree in (arrays, _abstract_params(model, partitioner)))
     if difference := changes.describe_shapes(*shapes):
-        raise UserError(f'{folder} has parameters that differ from the model in its {shared_folder.GIN}: {difference}')
+        raise UserError(f'the parameters in {folder} do not fit the model in its {shared_folder.GIN}: {difference}')
     params = _put_on_devices(arrays, model, partitioner)
     saved_params.check_finite(folder, params)
     return _build_trained_model(model, params, vocabulary, str(folder), partitioner, run_lengths)

@@ -21,7 +21,7 @@ _RESET_ADVICE = (
     'train in another MODEL_DIR with INITIAL_CHECKPOINT_PATH set to this one, to keep only the parameters and reset '
     'optimizer, step and data position'
 )
-# Settings that do not affect the results, so that their changes are not reported.
+# Settings whose changes are not reported: they do not affect the results, or their content is compared instead.
 HARMLESS = ('MODEL_DIR', 'KEEP_CHECKPOINTS', 'RESTORE', 'FILES', 'DATA_DIR', 'CACHE_DIR', 'VOCABULARY_PATH')
 MAX_SHOWN = 6
 _FIXED_LENGTH_MIXERS = ('remixer', 'gmlp', 'mlp_mixer')

@@ -55,7 +55,7 @@ class DurableFolder(ocp.path.atomicity.AtomicRenameTemporaryPath):
 
 
 class ManifestCommit(ocp.path.atomicity.CommitFileTemporaryPath):
-    """Orbax's folder in a bucket, whose objects are listed before the marker that commits it is written."""
+    """Orbax's folder in a bucket; its objects are listed before the commit marker is written."""
 
     async def finalize(self) -> None:
         final: epath.Path = self.get_final()
@@ -123,8 +123,8 @@ def check_files(folder: epath.Path) -> None:
     """
     listed = _read_file_list(folder)
     is_remote = object_store.is_remote(folder)
-    # Without credentials, `list_objects` returns None, because a public bucket can be read, but the checksums of its
-    # objects cannot be queried.
+    # Without google-cloud-storage or credentials, `list_objects` returns None: a public bucket can still be read, but
+    # the checksums of its objects cannot be queried.
     contents = object_store.list_objects(folder) if is_remote else None
     if is_remote and contents is None:
         return

@@ -151,8 +151,8 @@ class Checkpoints:
 def check_disk_space(folder: epath.Path, arrays: Any, what: str) -> None:
     """Raises UserError if the disk has too little free space for this process's shards of `arrays`.
 
-    Called before writing, because a full disk would also affect the log and other programs. `what` starts a clause of
-    the message, such as 'a checkpoint takes'.
+    Called before writing, because a full disk would also affect the log and other programs. `what` precedes the
+    required size in the message, such as 'a checkpoint takes'.
     """
     if object_store.is_remote(folder):
         return

@@ -110,7 +110,7 @@ class SavedParams:
 
 
 def root_cause(error: BaseException) -> str:
-    """Describes the first exception of a chain of exceptions."""
+    """Describes the original exception of a chain of exceptions."""
     while error.__cause__ is not None:
         error = error.__cause__
     if 'No space left' in str(error):
@@ -227,7 +227,7 @@ def abstract_params(model: Any, batch_shapes: Any, partitioner: Partitioner) -> 
 def find_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> epath.Path:
     """Returns `path` if it is a checkpoint folder, or the newest checkpoint in a MODEL_DIR or its `checkpoints` folder.
 
-    Raises UserError if there is no checkpoint; the message calls the path by the name `setting`.
+    Raises UserError if there is no checkpoint; `setting` precedes the path in the message.
     """
     start = model_dir.absolute_path(path)
     with object_store.wrap_read_errors(start):
@@ -348,7 +348,7 @@ def restore_params(
     `abstract_params` are merged into their kernels.
 
     Raises UserError if `path` contains no checkpoint, or if the checkpoint is damaged or has a different vocabulary or
-    different shapes. The message calls the path by the name `setting`.
+    different shapes. `setting` precedes the path in the message.
     """
     saved = open_checkpoint(path, setting)
     if vocabulary is not None:

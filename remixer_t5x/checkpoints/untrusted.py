@@ -63,8 +63,8 @@ def check_metadata(folder: str | os.PathLike[str]) -> None:
                 ) from error
     if described > SMALL_STATE + MAX_RATIO * file_bytes:
         raise UserError(
-            f'the arrays described in {root} are too large for its files of {file_bytes / 2**30:,.3f} GiB, got '
-            f'{described / 2**30:,.1f} GiB; {_ADVICE}'
+            f'{root} describes arrays of {described / 2**30:,.1f} GiB, which are too large for its files of '
+            f'{file_bytes / 2**30:,.3f} GiB; {_ADVICE}'
         )
 
 

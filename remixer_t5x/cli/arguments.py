@@ -55,7 +55,7 @@ def add_macro(
     )  # fmt: skip
 
 
-# The names of transformers' GenerationConfig; values are gin values.
+# Named as in transformers' GenerationConfig, except `forced_prefix`; the flags accept gin values.
 _GENERATION_OPTIONS = {
     'no_repeat_ngram_size': ('N', 'n-grams of this size occur at most once'),
     'repetition_penalty': ('X', 'above 1 makes earlier tokens less likely (default 1.0)'),
@@ -68,7 +68,7 @@ _GENERATION_OPTIONS = {
 
 
 def add_decoder(parser: argparse.ArgumentParser, batch_size: str) -> Any:
-    """Adds flags that choose a decoder, and `--batch_size` for a macro; returns the group of exclusive flags."""
+    """Adds decoder flags, and `--batch_size` for the macro `batch_size`; returns the group of exclusive flags."""
     add_macro(parser, '--batch_size', batch_size, 'texts per batch, over all devices', metavar='N')
     group = parser.add_mutually_exclusive_group()
     group.add_argument('--beams', metavar='N', type=whole_number(2), help='beam search with N beams')
@@ -88,7 +88,7 @@ def apply_decoder(args: argparse.Namespace) -> None:
 
 
 def split_gin_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Splits `argv` into other arguments, and the (name, value) pairs of `--gin.NAME=value` and `--gin.NAME value`."""
+    """Separates the (name, value) pairs of `--gin.NAME=value` and `--gin.NAME value` from the other arguments."""
     rest: list[str] = []
     pairs: list[tuple[str, str]] = []
     arguments = iter(argv)
@@ -110,7 +110,7 @@ def split_gin_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str
 def load(args: argparse.Namespace, root: str, partial: bool = True, **sources: Any) -> None:
     """Loads the gin files and flags of the command line, and checks the settings that `root` requires.
 
-    `partial` is whether the command reads only a part of the configuration, so that it may leave macros unread.
+    `partial` is whether the command reads only a part of the configuration, so that unread macros are allowed.
     `sources` are further fields of `config.loading.ConfigSources`: `base`, `defaults` and `objects`.
     """
     from remixer_t5x.config import loading
@@ -166,7 +166,7 @@ def _run_sources(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, s
         with hide_library_output(args):
             from remixer_t5x.checkpoints import saved_params
 
-        # Raises UserError if there is no checkpoint, with the nearest one.
+        # If there is no checkpoint, raises a UserError that suggests the most similar path.
         saved_params.find_checkpoint(first, '--checkpoint')
         return [], flags
     if not getattr(args, 'process_index', None):

@@ -13,7 +13,7 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command of `remixer-t5x`. Its module imports no library at the top, so `--help` and flag errors are fast.
+    """A command of `remixer-t5x`. Its module imports no library at top level, so `--help` and flag errors are fast.
 
     Attributes:
         name: one word, or two for a subcommand, such as `data list`.
@@ -21,8 +21,8 @@ class Command:
         add_arguments: adds the command's arguments to a parser.
         run: runs the command and returns the exit code (None is 0).
         examples: example command lines for `--help`.
-        prints_result: whether standard output is the result of the command, which stops if it cannot be written. Other
-            commands only print progress, and continue.
+        prints_result: whether standard output is the result of the command, so that a write error stops it. Other
+            commands only print progress, and ignore write errors.
         env: environment variables to set before any library is imported.
         keeps_buffers: whether to call `keep_buffers` first.
     """

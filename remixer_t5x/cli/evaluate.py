@@ -74,7 +74,7 @@ def _score_predictions(args: argparse.Namespace) -> None:
     tasks, _ = task_examples.find_tasks(mixture, split, name)
     if len(tasks) > 1:
         names = ', '.join(task.name for task in tasks)
-        raise UserError(f'{path} must belong to one task, but {names} were selected; select one with --task')
+        raise UserError(f'{path} must be the predictions for one task, got tasks {names}; select one with --task')
     if task_metrics.needs_target_scores(tasks[0]):
         raise UserError(
             f'{tasks[0].name} is scored by likelihood, but the file has no likelihoods; evaluate a checkpoint instead'
@@ -171,7 +171,7 @@ COMMAND = Command(
         'remixer-t5x eval --checkpoint=runs/super_glue',
         'remixer-t5x eval --gin_file=data/cogs.gin --predictions=cogs_test.jsonl --split=test',
     ),
-    # TensorFlow caches for five seconds that an object exists in a bucket, but checkpoints disappear during --follow.
+    # TensorFlow caches for five seconds that a bucket object exists, but --follow must notice deleted checkpoints.
     {'GCS_STAT_CACHE_MAX_AGE': '0'},
     keeps_buffers=True,
 )

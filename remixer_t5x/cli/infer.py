@@ -66,7 +66,7 @@ def load(args: argparse.Namespace) -> None:
 
 
 def load_settings(args: argparse.Namespace) -> tuple[TextInference, str | None]:
-    """Returns the loaded settings, by default with the task's vocabulary, and the template INPUTS."""
+    """Returns the loaded settings and the template INPUTS. The default vocabulary is that of the task."""
     from remixer_t5x.config import resolved
     from remixer_t5x.data import pipeline, task_vocabulary
 

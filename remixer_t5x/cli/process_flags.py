@@ -31,7 +31,7 @@ _FLAGS = {
 # Settings that may differ between processes: the paths of MODEL_DIR and its vocabulary, and profiling. `start.claim`
 # checks that all processes share MODEL_DIR, and the ids of the vocabulary are compared later.
 MAY_DIFFER = ('MODEL_DIR', 'PROFILE_PERIOD', 'remixer_tasks.vocabularies.saved.folder')
-# Prefixes of variables that change what JAX compiles, and of exceptions: variables of a single process, and for logs.
+# Prefixes of environment variables that change what JAX compiles, and of exceptions that may differ between processes.
 _COMPILER_VARIABLES = ('JAX_', 'XLA_', 'LIBTPU_')
 _PROCESS_VARIABLES = (
     *('JAX_COORDINATOR_', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID', 'JAX_LOCAL_DEVICE_IDS', 'JAX_COMPILATION_CACHE_DIR'),
@@ -72,7 +72,7 @@ def connect_processes(args: argparse.Namespace, saves: bool = False) -> Iterator
 
 
 def process_identity(command: str) -> dict[str, Any]:
-    """Returns the values that must be equal in all processes before JAX starts its devices, in their order."""
+    """Returns the values that must be equal in all processes, in the order in which they are compared."""
     from remixer_t5x.checkpoints import changes
     from remixer_t5x.config import loading
     from remixer_t5x.run_folder import model_dir

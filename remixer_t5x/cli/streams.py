@@ -54,7 +54,7 @@ class _Stream(io.FileIO):
 
 
 def protect() -> None:
-    """Replaces the standard streams of this process by streams that ignore write errors.
+    """Replaces the standard streams of this process with streams that ignore write errors.
 
     First opens /dev/null for closed streams, so that no other file gets their descriptors.
     """
@@ -93,7 +93,7 @@ def continue_without_stdout() -> None:
 
 
 def hide_logs() -> None:
-    """Hides warnings and log lines below ERROR of libraries from now on."""
+    """Hides library warnings and log lines below ERROR from now on."""
     lazy.set_environment()
     warnings.simplefilter('ignore')
     logging.basicConfig(level=logging.ERROR, format='%(name)s: %(message)s')
@@ -101,6 +101,6 @@ def hide_logs() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     for name in _REPORTED_ELSEWHERE:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    # TensorStore's threads report failed writes to an event loop that is already closed, which raises such errors.
+    # Hide errors of TensorStore's threads, which report failed writes to an event loop that is already closed.
     sys.unraisablehook = lambda unraisable: None
     logging.getLogger('remixer_t5x').setLevel(logging.WARNING)

@@ -25,8 +25,8 @@ T5X: dict[str, dict[str, str]] = tomllib.loads((_PACKAGE / 'config/t5x_names.tom
 class GinText:
     """The text of a gin file, of a section of a file between two include statements, or of a `--gin.` flag.
 
-    In a section, earlier lines of the file are blank to keep the line numbers, except for imports. If the text is from
-    a flag, `name` starts with `--gin.`.
+    In a section, earlier lines of the file other than imports are blank, which keeps the line numbers. If the text is
+    from a flag, `name` starts with `--gin.`.
     """
 
     name: str
@@ -58,7 +58,7 @@ class GinText:
 
     @functools.cached_property
     def imports(self) -> dict[str, str]:
-        """Maps the name that each import statement binds to the statement."""
+        """Maps each name that is bound by an import statement to this statement."""
         lines = [line.partition('#')[0].strip() for line in self.text.splitlines() if _IMPORT.match(line)]
         words = [(line, re.split(r'[\s.]+', line)) for line in lines if '__gin__' not in line]
         return {parts[1] if parts[0] == 'import' and 'as' not in parts else parts[-1]: line for line, parts in words}

@@ -2,8 +2,8 @@
 
 A safetensors file starts with 8 bytes (the length N of the header, little endian), followed by N bytes of JSON and the
 bytes of the arrays. In files of remixer_t5x models, layers are stacked, and the name of an array is its path in
-the parameter tree, such as `encoder/run_0/layer/...`. The metadata contains `format`, `step`, the gin text of the run
-as `config`, `vocabulary` as in a checkpoint, and package versions as JSON in `versions`.
+the parameter tree, such as `encoder/run_0/layer/...`. The metadata contains `format`, `step`, `config` (the gin text of
+the run), `vocabulary` (as in a checkpoint) and `versions` (package versions as JSON).
 """
 
 import contextlib
@@ -26,7 +26,7 @@ Params = Any
 FORMAT = 'remixer_t5x'
 WHOLE = 'model.safetensors'
 INDEX = 'model.safetensors.index.json'
-# Dtypes that can be converted to float32 without loss; arrays of other dtypes are quantized.
+# Dtypes that can be converted to float32 without loss; arrays of other dtypes count as quantized.
 FLOATS = ('F32', 'BF16', 'F16')
 
 
@@ -66,7 +66,7 @@ class Tensors(Mapping[str, np.ndarray]):
         if part.get_dtype() not in FLOATS:
             raise UserError(
                 f'{name} in {self._locations[name][0]} must have dtype {", ".join(FLOATS)}, got {part.get_dtype()}; '
-                'use the model before quantization'
+                'use the unquantized model'
             )
         return tuple(part.get_shape())
 
@@ -100,7 +100,7 @@ def read_folder(folder: pathlib.Path) -> Tensors:
             f'loaded; if you trust the file, convert it to {WHOLE}: python -c "import transformers as t; '
             f't.T5ForConditionalGeneration.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"'
         )
-    raise UserError(f'{folder} has no {WHOLE} and no {INDEX}; use the folder of a Hugging Face model')
+    raise UserError(f'{folder} has neither {WHOLE} nor {INDEX}; use the folder of a Hugging Face model')
 
 
 def read_file(path: str) -> tuple[Tensors, dict[str, str]]:
@@ -166,7 +166,7 @@ def read_params(path: str) -> tuple[Params, int, dict[str, Any]]:
     parents = {name[: match.start()] for name in tensors for match in re.finditer('/', name)}
     if nested := sorted(parents & tensors.keys()):
         raise UserError(
-            f'{path} has the array {ascii(nested[0])[:80]} and also arrays nested under that name; copy it again'
+            f'{path} has the array {ascii(nested[0])[:80]} and also arrays nested under that name; copy the file again'
         )
     try:
         if not re.fullmatch('[0-9]{1,18}', metadata['step']):
@@ -174,7 +174,7 @@ def read_params(path: str) -> tuple[Params, int, dict[str, Any]]:
         step, versions = int(metadata['step']), untrusted_files.parse_json(metadata['versions'])
     except (KeyError, ValueError) as error:
         reason = one_line(f'{type(error).__name__}: {error}')
-        raise UserError(f'{path} has damaged metadata ({reason}); copy it again') from error
+        raise UserError(f'{path} has damaged metadata ({reason}); copy the file again') from error
     record = {name: metadata.get(name, '') for name in ('config', 'vocabulary')}
     params = traverse_util.unflatten_dict(dict(tensors), sep='/')
     return params, step, {**record, 'versions': versions}

@@ -35,7 +35,7 @@ def join_previous_blocks(array: jax.Array, block: int) -> jax.Array:
 
 
 def is_same_example(ids: jax.Array, block: int) -> jax.Array:
-    """Returns whether tokens of a block belong to the same example as tokens of the previous and the same block.
+    """Returns whether each token of a block is in the same example as each token of the previous and the current block.
 
     The mask is bool, [batch, blocks, block, 2 * block], for example ids [batch, length].
     """

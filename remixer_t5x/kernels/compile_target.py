@@ -51,7 +51,7 @@ def target_platform() -> str:
 
 
 def is_cross_compiling() -> bool:
-    """Returns whether programs are traced within `compiling_for`, for another device than that of this process."""
+    """Returns whether programs are traced for another device, within `compiling_for`."""
     return _TARGET.get().platform is not None
 
 

@@ -3,7 +3,7 @@
     gelu(x) = x / 2 (1 + tanh(u)) = x sigmoid(2 u),   u = sqrt(2 / pi) (x + 0.044715 x^3)
 
 On GPUs, these operations are limited by memory bandwidth. Each GPU kernel therefore recomputes GELU from its inputs, in
-float32 and with a single exponential, and writes only arrays to memory that are operands of matmuls.
+float32 and with a single exponential, and writes to memory only arrays that are operands of matmuls.
 """
 
 import math
@@ -112,8 +112,8 @@ def _mean(array: jax.Array) -> jax.Array:
 def prevent_cse(x: jax.Array, variant: int) -> jax.Array:
     """Returns x in a form that prevents common subexpression elimination (CSE) between different variants.
 
-    Without this function, XLA would compute the values that several kernels use in a single kernel and write them to
-    memory, which is slower than recomputing them from x in each kernel.
+    Without this function, XLA would compute values used by several kernels only once and write them to memory, which is
+    slower than recomputing them from x in each kernel.
     """
     power = 2.0**variant
     return x * (jax.lax.optimization_barrier(jnp.float32(power)) / power)

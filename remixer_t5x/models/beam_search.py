@@ -4,7 +4,7 @@ Each step extends the live beams by every token and selects the best 2 * beams c
 end token joins the finished sequences if it is among the best `beams` candidates; only the best `beams` finished
 sequences are kept. The best `beams` other candidates become the next live beams. At the last position, every candidate
 is finished. The results equal those of Hugging Face's `generate`, which also applies logits processors to
-log-probabilities. T5X instead considers all 2 * beams candidates with an end token, and uses `BrevityPenalty`.
+log-probabilities. In T5X, any of the 2 * beams candidates can finish, and the penalty is `BrevityPenalty`.
 """
 
 import dataclasses
@@ -265,7 +265,7 @@ def _reorder_cache(cache: Cache, beam_leaves: list[bool], parents: jax.Array) ->
 
 
 def _gather_rows(leaves: list[jax.Array], parents: jax.Array) -> list[jax.Array]:
-    """Replaces each row of the [batch * beams, ...] leaves by the row of its parent."""
+    """Replaces each row of the [batch * beams, ...] leaves with the row of its parent."""
     return [_gather(leaf.reshape(*parents.shape, *leaf.shape[1:]), parents).reshape(leaf.shape) for leaf in leaves]
 
 

@@ -48,7 +48,7 @@ class Classifier(Model):
         return self._apply('encode', params, inputs)
 
     def classify(self, params: Params, inputs: jax.Array) -> jax.Array:
-        """Returns the log-probability of each label, [batch, labels] float32; for regression, numbers [batch, 1]."""
+        """Returns the log-probability of each label, [batch, labels] float32, or the predicted numbers, [batch, 1]."""
         outputs = self._apply('classify', params, inputs)
         return outputs if self.labels is None else jax.nn.log_softmax(outputs)
 

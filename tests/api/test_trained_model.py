@@ -203,8 +203,8 @@ def test_folders_without_a_model_raise_an_error(run, tmp_path):
 
     assert 'is not a folder' in load_error(tmp_path / 'nowhere')
     assert 'does not contain a checkpoint' in load_error(tmp_path)
-    assert 'leave it out' in load_error(run, vocabulary='spiece.model')
-    assert 'lengths must have the keys inputs and targets' in load_error(run, lengths={'input': 3})
+    assert 'contains a vocabulary' in load_error(run, vocabulary='spiece.model')
+    assert 'keys of lengths must be inputs or targets' in load_error(run, lengths={'input': 3})
     bare = shutil.copytree(run, tmp_path / 'bare')
     (bare / 'config.gin').unlink()
     assert 'neither config.gin nor model.gin' in load_error(bare)

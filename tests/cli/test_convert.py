@@ -140,7 +140,7 @@ def test_the_average_of_checkpoints_is_their_mean(current_folder, capsys):
 @pytest.mark.parametrize(
     ('argv', 'message'),
     [
-        (('--average=ours', '--to=x'), "--average must be two or more checkpoints, got 'ours'"),
+        (('--average=ours', '--to=x'), "--average must list two or more checkpoints, got 'ours'"),
         (('--from_hf=hf',), 'one of the arguments --to'),
         (('--from_hf=hf', '--to_hf=x'), '--from_hf must be combined with --to, got --to_hf'),
         (('--from_hf=hf', '--to=ours'), 'already contains the checkpoint of step 0'),

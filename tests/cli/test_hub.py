@@ -169,7 +169,7 @@ def test_a_damaged_shared_folder_raises_a_one_line_error(shared, tmp_path):
     shutil.copytree(shared, tmp_path / 'shared')
     gin_file = tmp_path / 'shared/model.gin'
     gin_file.write_text(gin_file.read_text().replace('MLP_DIM = 24', 'MLP_DIM = 32'))
-    with pytest.raises(UserError, match='parameters that differ from the model in its model.gin'):
+    with pytest.raises(UserError, match='do not fit the model in its model.gin'):
         remixer_t5x.load(str(tmp_path / 'shared'))
     gin_file.unlink()
     with pytest.raises(UserError, match='has no model.gin'):

@@ -270,7 +270,7 @@ def test_folders_without_readable_weights_are_rejected(tmp_path):
     (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin')
     check('pickle pytorch_model.bin.*save_pretrained', folder)
     (folder / 'pytorch_model.bin').unlink()
-    check('has no model.safetensors', folder)
+    check('has neither model.safetensors nor', folder)
     (folder / 'config.json').write_text('{')
     check('config.json cannot be read', folder)
 

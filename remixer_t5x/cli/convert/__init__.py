@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
         convert[source if source in convert else target](args, model, vocabulary)
         return
     if args.gin_file or args.gin_flags or args.model:
-        raise UserError(f'--{source} with --{target} reads no gin files, because the files describe their model')
+        raise UserError(f'--{source} with --{target} reads no gin files, because the input configures the model')
     with arguments.hide_library_output(args):
         from remixer_t5x.cli.convert import conversions, huggingface
     if source == 'from_hf':

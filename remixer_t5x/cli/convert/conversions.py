@@ -70,9 +70,9 @@ def check_equal(before: Any, after: Any, output: str | os.PathLike[str]) -> None
 
 
 def check_no_difference(name: str | None, output: str | os.PathLike[str]) -> None:
-    """Raises UserError if `name`, the first array in `output` that differs from the input, is not None."""
+    """Raises UserError if an array in `output` differs from the input; `name` is the first such array, or None."""
     if name:
-        raise UserError(f'{name} in {output} differs from the input; do not use it, and report the problem')
+        raise UserError(f'{name} in {output} differs from the input; do not use the output, and report the problem')
 
 
 def from_safetensors(args: argparse.Namespace) -> None:
@@ -109,7 +109,7 @@ def average_checkpoints(args: argparse.Namespace) -> None:
     """Averages the parameters of checkpoints in float32 (`--average=A,B,C --to=MODEL_DIR`)."""
     paths = [path for path in args.average.split(',') if path]
     if len(paths) < 2:
-        raise UserError(f'--average must be two or more checkpoints, got {args.average!r}; pass --average=A,B')
+        raise UserError(f'--average must list two or more checkpoints, got {args.average!r}; pass --average=A,B')
     checkpoints = [str(saved_params.find_checkpoint(path, '--average')) for path in paths]
     total, record, step = converted.read_checkpoint(checkpoints[0], '--average')
     for checkpoint in checkpoints[1:]:
@@ -119,8 +119,8 @@ def average_checkpoints(args: argparse.Namespace) -> None:
             difference = f'the vocabulary is {other.get("vocabulary")}, expected {record.get("vocabulary")}'
         if difference:
             raise UserError(
-                f'--average must be checkpoints of one model, got {checkpoints[0]} and {checkpoint}: {difference}; '
-                'leave one out'
+                f'--average must list checkpoints of the same model, got {checkpoints[0]} and {checkpoint}: '
+                f'{difference}; omit one of them'
             )
         total, step = jax.tree.map(np.add, total, params), max(step, other_step)
     mean = jax.tree.map(lambda array: array / np.float32(len(paths)), total)
@@ -133,7 +133,7 @@ def average_checkpoints(args: argparse.Namespace) -> None:
 
 
 def to_adapters(args: argparse.Namespace) -> None:
-    """Writes the arrays that differ from the base, and its path (`--checkpoint=PATH --to_adapters=MODEL_DIR`)."""
+    """Writes the arrays that differ from the base, and the base path (`--checkpoint=PATH --to_adapters=MODEL_DIR`)."""
     params, record, step = converted.read_checkpoint(args.checkpoint, '--checkpoint', merge=False)
     config = str(record.get('config') or '')
     path = args.base or changes.parse_bindings(config).get('INITIAL_CHECKPOINT_PATH', 'None').strip('\'"')

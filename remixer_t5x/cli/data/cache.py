@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> None:
     mixture, folder = arguments.load_values(args, 'MIXTURE_OR_TASK_NAME', 'CACHE_DIR', defaults={'CACHE_DIR': None})
     folder = args.output_dir or folder
     if not isinstance(folder, str) or not folder:
-        raise UserError(f'CACHE_DIR must be a folder, got {folder!r}; type, for example, --output_dir=/data/cached')
+        raise UserError(f'CACHE_DIR must be a folder, got {folder!r}; pass, for example, --output_dir=/data/cached')
     from remixer_t5x.data import pipeline, task_vocabulary
     from remixer_t5x.lazy import seqio
     from remixer_tasks import caching

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def decode_piece(vocabulary: seqio.Vocabulary, token: int) -> str:
-    """Returns the piece of an id, with the model's mark of word starts, or the decoded text if there are no pieces."""
+    """Returns the SentencePiece piece of an id, with the word-start marker, or its decoded text if there is none."""
     tokenizer = getattr(vocabulary, 'tokenizer', None)
     if tokenizer is not None and token < tokenizer.GetPieceSize():
         return tokenizer.IdToPiece(token)

@@ -160,7 +160,7 @@ def place_on_devices(step: Step, hardware: Hardware, devices: Sequence[Any]) -> 
     partitioner = dataclasses.replace(step.partitioner, devices=devices)
     nodes = len({device.process_index for device in devices})
     if hardware.platform == 'gpu' and nodes > 1:
-        # JAX does not assign described GPUs to nodes.
+        # JAX does not assign GPUs that are only described to nodes.
         partitioner = dataclasses.replace(partitioner, slices=nodes)
     return dataclasses.replace(step, partitioner=partitioner)
 

@@ -19,7 +19,7 @@ LENGTHS = {'TASK_FEATURE_LENGTHS': None}
 
 
 def show(args: argparse.Namespace) -> None:
-    """Prints the table of a model, `--depth` levels of modules deep, and the totals with their conventions."""
+    """Prints the costs of modules down to level `--depth`, and the totals with the conventions for counting FLOPs."""
     model, feature_lengths = arguments.load_values(args, 'MODEL', *LENGTHS, defaults=LENGTHS)
     lengths = checked_lengths(model.model_type, feature_lengths)
     count = counts.count_model(model, lengths)

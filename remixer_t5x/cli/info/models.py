@@ -1,4 +1,4 @@
-"""`remixer-t5x info --compare`: compares all shipped models, and the sizes published in papers with computed sizes."""
+"""`remixer-t5x info --compare`: compares shipped models, and the sizes published in papers with computed sizes."""
 
 import argparse
 import dataclasses

@@ -57,7 +57,7 @@ def show(word: str) -> None:
 
 
 def find_macros(word: str = '') -> list[Macro]:
-    """Returns the macros whose name, reader or meaning contains `word` in any case, by name."""
+    """Returns the macros whose name, reader or meaning contains `word` (ignoring case), sorted by name."""
     return [row for row in _all_macros() if word.lower() in ' '.join((row.name, row.reader, row.meaning)).lower()]
 
 

@@ -21,7 +21,7 @@ _FLOAT32_BYTES = 4
 
 
 def show(args: argparse.Namespace) -> None:
-    """Prints the sharding of the parameters whose names match `--sharding`. Does not require the described devices."""
+    """Prints the sharding of the parameters whose names match `--sharding`. The devices need not be present."""
     macros = ('MODEL', 'PARTITIONER', 'DEVICES', *LENGTHS)
     model, partitioner, devices, lengths = arguments.load_values(args, *macros, defaults=LENGTHS)
     described = dataclasses.replace(partitioner, devices=Hardware(devices=args.devices or devices).count())
@@ -49,8 +49,7 @@ def sharding_table(rows: Sequence[ShardingRow]) -> Table:
     words = ('parameter', 'shape', 'logical axes', 'mesh axes')
     table = console.build_table(*words, 'bytes per device', 'of', words=words)
     for row in rows:
-        # An axis that is split over several mesh axes is shown as `data+fsdp`; an axis without a name or split, as a
-        # dash.
+        # An axis that is split over several mesh axes is shown as `data+fsdp`, an unnamed or unsplit axis as a dash.
         axes = [
             ', '.join('+'.join(axis) if isinstance(axis, tuple) else axis or '-' for axis in names)
             for names in (row.logical_axes, row.mesh_axes)

@@ -101,7 +101,7 @@ class ModernBert(Family):
 
     @classmethod
     def from_config(cls, config: Config, tensors: Tensors) -> Self:
-        # transformers 5 writes `layer_types` and `rope_parameters` instead of the settings of version 4.
+        # In transformers 5, layer_types and rope_parameters replace global_attn_every_n_layers and *_rope_theta.
         values = dict(config.values)
         types, ropes = values.get('layer_types'), values.get('rope_parameters')
         if isinstance(types, list) and types:
@@ -138,7 +138,7 @@ class ModernBert(Family):
         }
 
     def default_runs(self) -> Runs:
-        # The runs are layer 0, blocks of local layers followed by a global layer, and the remaining layers.
+        # Runs: layer 0, then blocks that consist of local layers and a final global layer, then the remaining layers.
         blocks, rest = divmod(self.num_encoder_layers - 1, self.global_every)
         shapes = ((blocks, self.global_every), (1, rest))
         return {'encoder': [1, *(shape for shape in shapes if all(shape))]}
@@ -255,7 +255,7 @@ class ModernBert(Family):
         return write_tokenizer(vocabulary, folder)
 
     def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        # The inputs are longer than the window, and exclude id 0, which means padding in the result.
+        # The inputs are longer than the window. They exclude id 0, which marks padding in the returned array.
         tokens = rng.integers(1, self.vocab_size, (2, min(self.max_length, 2 * self.window)), dtype=np.int32)
         tokens[-1, tokens.shape[1] // 2 :] = 0
         return {'input_ids': tokens}
@@ -317,7 +317,7 @@ class ModernBertClassifier(ModernBert):
 
 
 def _shift_ids(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Converts Hugging Face's `input_ids`, in which 0 is padding, to remixer_t5x ids."""
+    """Converts the `input_ids` of `random_inputs`, in which 0 is padding, to remixer_t5x ids."""
     tokens = inputs['input_ids']
     return np.where(tokens > 0, tokens + 1, 0)
 

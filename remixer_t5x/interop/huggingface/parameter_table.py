@@ -1,7 +1,7 @@
 """Maps remixer_t5x parameters to Hugging Face arrays, and converts arrays in both directions.
 
-Hugging Face stores a separate array for each layer. remixer_t5x stores an array [layers, ...] for each run of identical
-layers, and for a run of blocks an array [blocks, ...] for each layer of the block.
+Hugging Face stores a separate array for each layer. remixer_t5x stacks the arrays of a run of identical layers as
+[layers, ...]. For a run of identical blocks, it stacks the arrays of each layer of the block as [blocks, ...].
 """
 
 import dataclasses
@@ -25,10 +25,10 @@ class ParamRow:
         name: Hugging Face name; `{}` stands for the index of the layer.
         shape: Hugging Face shape of a single layer.
         transposed: whether to swap the last two axes.
-        part: (index, count): the parameter is part `index` of the Hugging Face array, which is split into `count` equal
-            parts along the last axis of the parameter. Rows with the same name are listed in the order of their parts.
+        part: (index, count): splitting the Hugging Face array into `count` equal parts along the parameter's last axis
+            yields this parameter at `index`. Rows with the same name are listed in the order of their parts.
         zero_rows: number of rows of zeros to insert before the rows of the Hugging Face array.
-        factor: power of two by which Hugging Face values are multiplied; the product is therefore exact.
+        factor: factor by which Hugging Face values are multiplied; a power of two, so that the product is exact.
         first_layer: index of the first layer that has this parameter.
     """
 

@@ -42,7 +42,7 @@ CLASSES = {
     'encoder_only': ('RemixerT5xForMaskedLM', 'AutoModelForMaskedLM'),
     'classifier': ('RemixerT5xForSequenceClassification', 'AutoModelForSequenceClassification'),
 }
-# Flax modules without a PyTorch class: the roots of module trees, and the layer that a stack scans over.
+# Flax modules without a PyTorch class: the root modules, and the body of the scan over layers.
 WITHOUT_CLASS = ('EncoderDecoder', 'DecoderOnly', 'EncoderOnly', '_ScanBody')
 # Fields of Flax modules that the PyTorch classes use; the other fields only affect training, or are factories.
 SETTINGS = (
@@ -98,7 +98,7 @@ def to_config(model: Model, vocabulary: Any) -> dict[str, Any]:
 
 
 def module_tree(model: Model) -> dict[str, Any]:
-    """Returns the nested modules: class, settings, `params` (shapes by name), `children`, and `runs` for stacks."""
+    """Returns the modules as nested dicts: class, settings, `params` (shapes by name), `children`, `runs` (stacks)."""
     modules: dict[tuple[str, ...], nn.Module] = {}
 
     def record_module(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
@@ -213,7 +213,7 @@ def write(folder: pathlib.Path, config: Mapping[str, Any], params: Params, dtype
 
 
 def compare_logits(folder: pathlib.Path, model: Any, params: Params) -> str:
-    """Describes the largest difference between the logits of the PyTorch and the Flax model, in float32.
+    """Compares the float32 logits of the PyTorch and the Flax model; returns a description of the largest difference.
 
     Raises UserError if the difference exceeds the tolerance. Executes the code in `folder`, which must be trusted.
     """

@@ -268,7 +268,7 @@ class T5(T5Encoder):
         if not tied and scaled and 'scale_decoder_outputs' not in values and not flags['layer_biases']:
             raise UserError(
                 f'{config.file} ties the output to the embedding (tie_word_embeddings), but the weights contain '
-                f'{OUTPUT}; set tie_word_embeddings to false if the model uses it, or remove it from the weights'
+                f'{OUTPUT}; set tie_word_embeddings to false if the model uses this array, otherwise remove the array'
             )
         return cls(tied=tied, scaled_output=bool(values.get('scale_decoder_outputs', scaled)), **flags, **sizes)
 

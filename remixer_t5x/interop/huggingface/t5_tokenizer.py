@@ -79,7 +79,7 @@ def _count_byte_sentinels(config: Mapping[str, Any], folder: pathlib.Path) -> in
     """Returns the number of extra ids of a ByT5 tokenizer.
 
     Returns 0 for the default tokenizer, whose sentinel ids ascend from the first id after the bytes. Published ByT5
-    models were pretrained with the last byte ids as sentinels instead, like `vocabularies.byte` without extra ids.
+    models were instead pretrained with the last byte ids as sentinels, as in `vocabularies.byte` without extra ids.
     """
     names = config.get('extra_special_tokens') or config.get('additional_special_tokens') or []
     tokens = {name: index for index, name in enumerate(name for name in names if _SENTINEL.fullmatch(str(name)))}
@@ -93,7 +93,7 @@ def _count_byte_sentinels(config: Mapping[str, Any], folder: pathlib.Path) -> in
 
 
 def _count_piece_sentinels(config: Mapping[str, Any], folder: pathlib.Path, path: pathlib.Path | None) -> int:
-    """Returns the number of sentinels to add to a SentencePiece model; `path` is None if it is not in `folder`."""
+    """Returns the number of sentinels to add to the SentencePiece model; `path` is None if `folder` lacks the model."""
     if path is not None:
         pieces = _read_pieces(path)
         added = tokenizer_files.read_added_tokens(folder)
@@ -114,7 +114,7 @@ def _count_piece_sentinels(config: Mapping[str, Any], folder: pathlib.Path, path
 
 
 def _read_pieces(path: pathlib.Path) -> list[str]:
-    """Reads the pieces of a SentencePiece model, and omits the sentinels in tokenizer.json."""
+    """Reads the pieces of a SentencePiece model, or those in tokenizer.json except for sentinels."""
     if path.name == TOKENIZER:
         model = untrusted_files.read_object(path).get('model')
         rows = model.get('vocab') if isinstance(model, dict) else None
@@ -146,6 +146,6 @@ def _count_descending(sentinels: Mapping[str, int], first: int, folder: pathlib.
         if index != expected:
             raise UserError(
                 f'{folder} assigns id {index} to {name}, but this vocabulary assigns {expected}; use a model '
-                'whose sentinels count down from its last id'
+                'whose sentinel ids descend from the last id'
             )
     return count

@@ -36,7 +36,7 @@ SUBLAYERS: Mapping[str, list[type]] = {
     'encoder': [SelfAttention, GatedMLP],
     'decoder': [SelfAttention, CrossAttention, GatedMLP],
 }
-# Maps each sublayer to the name of its Hugging Face module, and to X in its norm name `pre_X_layernorm`.
+# Maps each sublayer to its Hugging Face module name, and to X in the norm names pre_X_layernorm, post_X_layernorm.
 NAMES = {
     'self_attention': ('self_attn', 'self_attn'),
     'cross_attention': ('cross_attn', 'cross_attn'),
@@ -310,7 +310,7 @@ class T5Gemma(Family):
         return write_tokenizer(vocabulary, folder)
 
     def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        # The inputs are longer than the window, but have at most 256 tokens.
+        # The inputs are longer than the window, unless this would require more than 256 tokens.
         inputs, targets = (
             rng.integers(3, self.vocab_size, (2, min(2 * self.window + 5, 256) - less), dtype=np.int32)
             for less in (0, 3)

@@ -88,7 +88,7 @@ class _ParamSource(NamedTuple):
         names: the name of a single array, or one name for each layer.
         per_layer: whether each array in `names` is a single layer.
         axis: the layer axis of a single array, or None if it has no layer axis.
-        shared: whether all layers of a single array must be equal; the parameter is then the first layer.
+        shared: whether the layers share the parameter; all layers of the array must be equal, and the first is used.
     """
 
     names: Sequence[str]
@@ -137,7 +137,7 @@ def read(path: str, abstract: Params) -> tuple[Params, int]:
         missing, extra = sorted(needed - saved.shapes.keys()), sorted(saved.shapes.keys() - needed)
         if missing or extra:
             problem = f'it has no {missing[0]}' if missing else f'the model has no {extra[0]}'
-            raise UserError(f'{folder} does not fit this model: {problem}; use the model and size of the checkpoint')
+            raise UserError(f'{folder} does not fit this model: {problem}; use the same architecture and size')
         arrays = {}
         for name, source in sources.items():
             _check_size(folder, name, expected[name], source, saved.shapes)
@@ -150,8 +150,8 @@ def read(path: str, abstract: Params) -> tuple[Params, int]:
 def write(path: str, params: Params, step: int, model: Seq2Seq, own_names: bool = False) -> str:
     """Writes `params` to `path`/checkpoint_<step> in the msgpack format of T5X, and returns the folder.
 
-    The optimizer state is not written. With `own_names`, the checkpoint keeps the parameter names of remixer_t5x, for
-    models under configs/t5x, instead of those of T5X's network.
+    The optimizer state is not written. With `own_names`, the checkpoint keeps the parameter names of remixer_t5x, which
+    configs/t5x uses, instead of those of T5X's network.
 
     Raises:
         UserError: the folder exists or cannot be written, or T5X's network does not support the model.
@@ -292,7 +292,7 @@ def _check_size(folder: epath.Path, name: str, shape: tuple[int, ...], source: _
 def _shape_error(folder: epath.Path, name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> UserError:
     return UserError(
         f'{folder} does not fit this model: {name} has shape {shape} in the checkpoint and {expected} in the model; '
-        'use the model and size of the checkpoint'
+        'use the same architecture and size'
     )
 
 

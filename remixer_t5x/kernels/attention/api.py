@@ -1,4 +1,4 @@
-"""Attention with several implementations to choose from:
+"""Attention, with a choice of implementations:
 
 auto        the device's kernel if it supports the call, otherwise `formula`; logs a warning with the reason
 formula     the plain-JAX implementation, compiled by XLA, which stores the logits in the device's memory
@@ -86,7 +86,7 @@ def _attend_by_formula(
 def _build_check(
     name: str, kernel: ModuleType, query: jax.Array, key: jax.Array, visibility: Visibility, bias: Bias
 ) -> self_check.KernelCheck:
-    """Builds a self-check of the kernel with the shapes of this call and the heads of a single device."""
+    """Builds a self-check of the kernel with this call's shapes and the number of heads per device."""
     (batch, queries, heads, width), keys, rows = query.shape, key.shape[1], self_check.ROWS
     heads, kv_heads = (compile_target.heads_per_device(batch, count) for count in (heads, key.shape[2]))
     shape = jax.ShapeDtypeStruct

@@ -2,7 +2,8 @@
 
 The bias has the dtype of the queries and is shared by all rows of the batch; the kernel sums the bias gradient over the
 batch. Padding is specified by the length of each row, so tokens must precede padding, as in seqio's batches. The kernel
-supports grouped-query attention, and windows in causal attention. Bidirectional windows are added to the bias.
+supports grouped-query attention, and windows in causal attention. In bidirectional attention, the mask of the window
+is added to the bias.
 
 cuDNN does not support segment masks. A mask added to the bias would have the shape [batch, heads, q, k], for which
 cuDNN computes no bias gradient. For packed rows, segments are therefore encoded as 16 additional features of each head.

@@ -20,7 +20,7 @@ from remixer_t5x.kernels.compile_target import batch_and_head_axes, target_platf
 
 
 def to_cache_layout(x: jax.Array) -> tuple[jax.Array, int]:
-    """Converts keys or values [batch, length, heads, kv] to the cache layout; also returns the axis of positions."""
+    """Converts keys or values [batch, length, heads, kv] to the cache layout; also returns the position axis."""
     batch, _, heads, _ = x.shape
     # With sharded heads, the feature-packed layout would require devices to exchange the logits of all heads.
     if target_platform() == 'tpu' and batch_and_head_axes(batch, heads)[1] is None:

@@ -49,7 +49,7 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visib
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _attend(head_dim: int, causal: bool, window: int | None, *arrays: Any) -> jax.Array:
-    """Computes softmax(query key^T + bias) value, with the shape of the queries and value's dtype.
+    """Computes softmax(query key^T + bias) value; the result has the shape of the query and the dtype of the value.
 
     Args:
         head_dim: number of features of a head.

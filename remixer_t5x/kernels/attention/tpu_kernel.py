@@ -29,7 +29,7 @@ _LANES, _SUBLANES = 128, 8
 _MAX_BLOCK_LENGTH = 512
 # Upper bound on the VMEM usage of blocks of logits and operands, in bytes.
 _BLOCK_BYTES = 8 * 2**20
-# The compiler's default VMEM limit of a kernel, in bytes.
+# The compiler's default VMEM limit per kernel, in bytes.
 _DEFAULT_VMEM_LIMIT = 16 * 2**20
 
 
@@ -77,7 +77,7 @@ class Plan:
         whole = (g for g in range(1, self.heads) if self.heads % g == 0 and g * self.head_dim % _LANES == 0)
         return next(whole, self.heads)
 
-    # Number of tokens in a block of queries or keys, a multiple of 128 and at most 512; and numbers of blocks.
+    # Number of tokens per block of queries and of keys (a multiple of 128, at most 512), and number of blocks.
     block_q = property(lambda self: _block_length(self.queries))
     block_k = property(lambda self: _block_length(self.keys))
     blocks_q = property(lambda self: pl.cdiv(self.queries, self.block_q))
@@ -96,11 +96,11 @@ class Plan:
         return _BLOCK_BYTES + gradient + bias
 
     def first_query_block(self, k_block):
-        """Returns the index of the first block of queries that attends to block `k_block` of keys, if causal."""
+        """Returns the index of the first query block that attends to key block `k_block` in causal attention."""
         return jax.lax.div(k_block * self.block_k, self.block_q)
 
     def last_key_block(self, q_block):
-        """Returns the index of the last block of keys that is visible to block `q_block` of queries, if causal."""
+        """Returns the index of the last key block that is visible to query block `q_block` in causal attention."""
         return jax.lax.div((q_block + 1) * self.block_q - 1, self.block_k)
 
 
@@ -429,7 +429,7 @@ def _compute_logits(plan: Plan, query, key, bias_block, visible, k_block, head: 
         logits += bias_block[head]
     logits = jnp.where(visible, logits, MASKED)
     if plan.keys % plan.block_k:
-        # Use a value below MASKED, so that the mean for queries without visible keys excludes keys after the row's end.
+        # Below MASKED, so that queries without visible keys, which average all keys, ignore keys after the row's end.
         logits = jnp.where(_token_index(plan, k_block, 0) < plan.keys, logits, 2 * MASKED)
     return logits
 
@@ -453,7 +453,7 @@ def _token_index(plan: Plan, block, axis: int) -> jax.Array:
 
 
 def _load_rows(ref, block, length: int) -> jax.Array:
-    """Loads a block of rows, and replaces undefined values after the end of the array by zeros."""
+    """Loads a block of rows, and replaces undefined values after the end of the array with zeros."""
     rows = ref[0]
     if length % rows.shape[0] == 0:
         return rows

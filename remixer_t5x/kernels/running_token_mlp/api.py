@@ -36,7 +36,7 @@ def mix_through_running_hidden(
         w_out: [batch, length, heads, hidden], output weights of each token.
         ids: [batch, length] int32, the example id of each token, starting with 1; 0 is padding.
         packed: whether rows may contain more than one example.
-        hidden_scale: [batch, length] float32, factor c_t of each token, without a gradient; None for 1.
+        hidden_scale: [batch, length] float32, factor c_t of each token, treated as a constant; None for 1.
         activation: elementwise activation of the hidden units, by default the tanh approximation of GELU.
 
     Returns:
@@ -69,7 +69,7 @@ def _mix_with_kernel(
 def _build_check(
     packed: bool, activation: Activation, w_in: jax.Array, value: jax.Array, scale: jax.Array | None
 ) -> self_check.KernelCheck:
-    """Builds a self-check of the TPU kernel with the shapes of this call and the heads of a single device."""
+    """Builds a self-check of the TPU kernel with this call's shapes and the number of heads per device."""
     (batch, length, heads, hidden), features, rows = w_in.shape, value.shape[-1], self_check.ROWS
     heads = compile_target.heads_per_device(batch, heads)
     weights = jax.ShapeDtypeStruct((rows, length, heads, hidden), w_in.dtype)

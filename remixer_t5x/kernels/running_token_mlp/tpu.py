@@ -22,7 +22,7 @@ _LANES = 128
 _FLOAT32 = jnp.float32
 _MAX_BLOCK_LENGTH = 128  # maximum number of tokens in a block
 _MAX_UNITS = 16  # maximum number of hidden units per kernel program
-# Maximum VMEM limit of a kernel in bytes; TPUs before v5 have 16 MiB.
+# Upper bound on the VMEM limit of a kernel, in bytes; TPUs before v5 only have 16 MiB of VMEM.
 _MAX_VMEM = 56 * 2**20
 # VMEM reserved for the state A before and after a block, and for the weights of hidden units.
 _STATE_BYTES, _WEIGHT_BYTES = 4 * 2**20, 4 * 2**20

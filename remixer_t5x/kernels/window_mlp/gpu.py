@@ -1,10 +1,10 @@
 """The window MLP for GPUs, with operations that XLA fuses so that hidden units remain in registers.
 
 XLA generates one GPU kernel for the forward pass, one for the gradient of `out` and one for the gradient of the hidden
-units; each kernel computes the hidden units from the tokens. The only array of the size of the hidden units that the
-backward pass writes is their gradient in the dtype of the tokens, [batch, blocks, block * hidden, features], which is
-an operand of two matmuls. Blocks are at least as long as the window, so the window of a token is contained in its block
-and the previous block.
+units; each kernel computes the hidden units from the tokens. The backward pass writes only one array as large as the
+hidden units: their gradient, [batch, blocks, block * hidden, features] in the dtype of the tokens, which is an operand
+of two matmuls. Blocks are at least as long as the window, so the window of a token is contained in its block and the
+previous block.
 """
 
 import functools

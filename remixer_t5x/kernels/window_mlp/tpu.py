@@ -3,8 +3,8 @@
     y_t[d] = sum_s out[s] gelu(sum_j wi[j, s] x[t - w + 1 + j, d] + bias[s])
 
 A kernel program loads a block of tokens and the previous block, and computes all hidden units of the block for a tile
-of features with a single matmul, of weights [hidden * BLOCK, 2 * BLOCK] and both blocks. For each hidden unit s, the
-diagonals of the weight matrix contain wi[:, s]; its other entries are 0, which doubles the FLOPs. The backward pass
+of features with a single matmul of the weights, [hidden * BLOCK, 2 * BLOCK], and both blocks. For each hidden unit s,
+the diagonals of the weight matrix contain wi[:, s]; its other entries are 0, which doubles the FLOPs. The backward pass
 recomputes the hidden units. Programs run sequentially and accumulate the gradients of the weights in on-chip memory.
 """
 
@@ -145,7 +145,7 @@ def _forward(operands: _Operands) -> jax.Array:
 
 
 def _backward(operands: _Operands, gradient: jax.Array) -> tuple[jax.Array, ...]:
-    """Computes the gradients of the operands; those of the weights and the bias have an additional first axis of 1."""
+    """Computes the gradients of the operands; those of the weights and the bias have a leading axis of size 1."""
     plan, blocks = _Plan(operands), _build_blocks(operands)
     token_shape, bias_shape = operands.tokens.shape, (plan.hidden, plan.tile)
     shapes = token_shape, token_shape, blocks.weights.shape, bias_shape, (plan.batch, *bias_shape)
