@@ -84,7 +84,7 @@ def test_arrays_of_zeros_may_be_larger_than_their_files(tmp_path):
     (tmp_path / '.zarray').write_text(json.dumps(metadata))
     untrusted.check_checkpoint(tmp_path)
     (tmp_path / '.zarray').write_text(json.dumps({**metadata, 'shape': [2**29], 'chunks': [2**27]}))
-    assert 'got 2.0 GiB' in error_message(untrusted.check_checkpoint, tmp_path)
+    assert 'arrays of 2.0 GiB' in error_message(untrusted.check_checkpoint, tmp_path)
     with (tmp_path / '0').open('wb') as file:
         file.truncate(2**25)
     untrusted.check_checkpoint(tmp_path)
