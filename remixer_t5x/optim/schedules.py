@@ -54,17 +54,17 @@ def cosine(
     warmup_steps: ranges.Whole | None,
     total_steps: ranges.Count,
     final: ranges.NonNegative = 0.0,
-    warmup_start: ranges.NonNegative = 0.0,
+    warmup_start: ranges.Share = 0.0,
 ) -> Schedule:
-    """Creates a schedule with a linear warmup from `warmup_start` to `peak`, and a cosine decay to `final`.
+    """Creates a schedule with a linear warmup from `warmup_start * peak` to `peak` and a cosine decay to `final`.
 
-    `peak`, `final` and `warmup_start` are learning rates. The decay ends at step `total_steps`, which includes the
+    `peak` and `final` are learning rates. The decay ends at step `total_steps`, which includes the
     warmup; later steps use `final`. If `warmup_steps` is None, the warmup is a fraction `WARMUP_SHARE` of all steps.
     """
     if warmup_steps is None:
         warmup_steps = int(WARMUP_SHARE * total_steps)
     _check_decay(warmup_steps, total_steps)
-    return _as_float32(optax.warmup_cosine_decay_schedule(warmup_start, peak, warmup_steps, total_steps, final))
+    return _as_float32(optax.warmup_cosine_decay_schedule(warmup_start * peak, peak, warmup_steps, total_steps, final))
 
 
 @ranges.checked
@@ -73,11 +73,11 @@ def linear(
     warmup_steps: ranges.Whole,
     total_steps: ranges.Count,
     final: ranges.NonNegative = 0.0,
-    warmup_start: ranges.NonNegative = 0.0,
+    warmup_start: ranges.Share = 0.0,
 ) -> Schedule:
-    """Linear warmup from `warmup_start` to `peak`, then linear decay to `final` at step `total_steps`."""
+    """Linear warmup from `warmup_start * peak` to `peak`, then linear decay to `final` at step `total_steps`."""
     _check_decay(warmup_steps, total_steps)
-    warmup = optax.linear_schedule(warmup_start, peak, warmup_steps)
+    warmup = optax.linear_schedule(warmup_start * peak, peak, warmup_steps)
     decay = optax.linear_schedule(peak, final, total_steps - warmup_steps)
     return _as_float32(optax.join_schedules([warmup, decay], [warmup_steps]) if warmup_steps else decay)
 
@@ -89,9 +89,9 @@ def wsd(
     total_steps: ranges.Count,
     decay_share: ranges.Share = 0.2,
     final: ranges.NonNegative = 0.0,
-    warmup_start: ranges.NonNegative = 0.0,
+    warmup_start: ranges.Share = 0.0,
 ) -> Schedule:
-    """Warmup-stable-decay schedule: linear warmup, constant rate `peak`, then decay to `final`.
+    """Warmup-stable-decay schedule: warmup from `warmup_start * peak`, constant rate `peak`, then decay to `final`.
 
     Over the last fraction `decay_share` of `total_steps`, the rate decays as 1 - sqrt(x) for x from 0 to 1 (Haegele et
     al. 2024, arXiv:2405.18392, section 3). A run can resume from a checkpoint saved before the decay with any larger
@@ -109,7 +109,8 @@ def wsd(
     def learning_rate(step: jax.typing.ArrayLike) -> jax.Array:
         ramp = jnp.minimum(1.0, step / warmup_steps) if warmup_steps else 1.0
         decayed = jnp.sqrt(jnp.clip((step - (total_steps - decay_steps)) / decay_steps, 0.0, 1.0))
-        return warmup_start + (peak - warmup_start) * ramp - (peak - final) * decayed
+        start = warmup_start * peak
+        return start + (peak - start) * ramp - (peak - final) * decayed
 
     return _as_float32(learning_rate)
 

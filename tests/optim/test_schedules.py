@@ -23,7 +23,7 @@ def test_rsqrt_equals_the_schedule_of_t5(step):
         (schedules.constant(0.5, 4), {0: 0.0, 2: 0.25, 4: 0.5, 100: 0.5}),
         (schedules.rsqrt(peak=0.02, constant_steps=50), {0: 0.02, 50: 0.02, 200: 0.01}),
         (schedules.rsqrt(warmup_steps=50), {0: 0.0, 25: 0.005, 50: 0.01, 9_999: 0.01, 40_000: 0.005}),
-        (schedules.cosine(2e-2, 100, 1_000, 1e-5, warmup_start=1e-2), {0: 1e-2, 50: 1.5e-2, 100: 2e-2, 1_000: 1e-5}),
+        (schedules.cosine(2e-2, 100, 1_000, 1e-5, warmup_start=0.5), {0: 1e-2, 50: 1.5e-2, 100: 2e-2, 1_000: 1e-5}),
         # Without a number of warmup steps, 5% of the steps are warmup.
         (schedules.cosine(0.02, None, 200), {0: 0.0, 5: 0.01, 10: 0.02, 200: 0.0}),
         (schedules.cosine(0.02, None, 1), {0: 0.02, 1: 0.0}),
@@ -56,11 +56,11 @@ def test_linear_and_wsd_follow_their_formulas(step, warmup, rest, share):
     ramp = start + (peak - start) * step / max(warmup, 1)
     progress = min(1.0, max(0.0, (step - warmup) / rest))
     expected = ramp if step < warmup else peak + (final - peak) * progress
-    assert float(schedules.linear(peak, warmup, total, final, start)(step)) == pytest.approx(expected, abs=2e-6)
+    assert float(schedules.linear(peak, warmup, total, final, start / peak)(step)) == pytest.approx(expected, abs=2e-6)
     decay_steps = min(round(share * total), rest)
     decay = math.sqrt(min(1.0, max(0.0, (step - (total - decay_steps)) / decay_steps)))
     expected = ramp if step < warmup else peak + (final - peak) * decay
-    assert float(schedules.wsd(peak, warmup, total, decay_steps / total, final, start)(step)) == pytest.approx(
+    assert float(schedules.wsd(peak, warmup, total, decay_steps / total, final, start / peak)(step)) == pytest.approx(
         expected, abs=2e-6
     )
 
@@ -97,3 +97,11 @@ def test_numbers_are_constant_schedules_and_strings_are_rejected():
 def test_phases_longer_than_the_run_are_rejected(make, message):
     with pytest.raises(UserError, match=message):
         make()
+
+
+@pytest.mark.parametrize('peak', [1e-4, 2e-2])
+@pytest.mark.parametrize('make', [schedules.cosine, schedules.linear, schedules.wsd])
+def test_the_warmup_starts_at_a_fraction_of_any_peak(make, peak):
+    schedule = make(peak, 10, 100, warmup_start=0.5)
+    rates = [float(schedule(step)) for step in range(11)]
+    np.testing.assert_allclose(rates, np.linspace(peak / 2, peak, 11), rtol=1e-5)

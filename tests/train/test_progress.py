@@ -124,7 +124,7 @@ def notes(optimizer, steps=100):
 
 
 def test_notes_describe_start_peak_and_end_of_the_schedule():
-    schedule = schedules.cosine(0.02, 10, 100, final=1e-5, warmup_start=0.01)
+    schedule = schedules.cosine(0.02, 10, 100, final=1e-5, warmup_start=0.5)
     (line,) = notes(optimizer.adamw_rms(schedule))
     assert line == f'learning rate: 0.01 at step 1, 0.02 at step 11, {float(schedule(99)):.3g} at step 100'
     assert notes(optimizer.adafactor(0.001)) == ['learning rate: 0.001']
