@@ -1,4 +1,4 @@
-"""Creates temporary files and folders that are removed even if the process is killed, and renames atomically.
+"""Creates temporary files and folders that are removed even if the process is killed, and renames them atomically.
 
 Each temporary entry has a lock file, `NAME.lock`. The kernel releases the lock when the process ends, and the process
 that creates the next temporary entry in the same folder removes all entries whose locks are free.
@@ -34,7 +34,7 @@ def temporary_path(folder: pathlib.Path, prefix: str, suffix: str = '.tmp') -> I
 
 
 def _open_locked(lock: pathlib.Path) -> int:
-    """Opens and locks a file. Does not lock the file if the file system does not support locks."""
+    """Opens a file, and locks it if the file system supports locks."""
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         # Without support for locks, other processes never remove the entry.

@@ -30,7 +30,7 @@ _LONE_SURROGATE = re.compile(r'\\u[dD][89a-fA-F]')
 
 
 class NotJson(ValueError):
-    """Raised for invalid JSON, and for numbers that are not finite or too long. The message is one short line."""
+    """Raised for invalid JSON, and for numbers that are too long or not finite. The message is one short line."""
 
 
 def open_file(path: Path) -> io.BufferedReader:

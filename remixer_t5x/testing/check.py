@@ -172,7 +172,7 @@ def _check_side(fixture: SublayerFixture, without: Sequence[str]) -> list[CheckR
         elif name != 'beams' or _depends_on_memory(fixture):
             rows.append(CheckResult(name, side, *_run_check(check, fixture)))
             if rows[-1].result == FAILED and name == 'dropout' and 'requires a key' in rows[-1].reason:
-                # Skip the remaining checks, which evaluate the sublayer without a key.
+                # Skip the remaining checks, which pass no dropout key to the sublayer.
                 break
     return rows
 

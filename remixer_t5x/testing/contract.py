@@ -82,7 +82,7 @@ def check_padding(fixture: SublayerFixture) -> None:
 
 
 def check_packing(fixture: SublayerFixture) -> None:
-    """Compares two packed examples with the same examples in separate rows."""
+    """Checks that two examples packed in one row have the same outputs as in separate rows."""
     rng = np.random.default_rng(1)
     x, memory = fixture.features(23), fixture.features(24, MEMORY)
     first = rng.integers(1, LENGTH, ROWS)
@@ -118,7 +118,10 @@ def _move_to_front(x: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 
 def check_causality(fixture: SublayerFixture, segments: tuple[int, ...] = (LENGTH,)) -> None:
-    """Checks gradients, which reveal even small leaks; `segments` contains the lengths of the examples in a row."""
+    """Checks that each token reads itself, but neither later tokens nor other examples in the row.
+
+    Gradients reveal even small leaks. `segments` contains the lengths of the examples in a row.
+    """
     influence = fixture.influence(segments)
     ids, _ = layout_rows([segments], LENGTH)
     are_tokens = (ids.T > 0) & (ids > 0)
@@ -135,7 +138,10 @@ def check_causality(fixture: SublayerFixture, segments: tuple[int, ...] = (LENGT
 
 
 def check_prefix(fixture: SublayerFixture) -> None:
-    """Checks gradients of single and packed examples. A sublayer that does not mix tokens passes."""
+    """Checks that attention is bidirectional within a prefix and causal after it, for single and packed examples.
+
+    A sublayer that does not mix tokens passes.
+    """
     for segments, prefixes in (((SHORT,), (4,)), ((5, 4), (3, 2))):
         ids, positions = layout_rows([list(segments)] * ROWS, LENGTH)
         is_prefix = (ids > 0) & (positions < np.asarray((0, *prefixes))[ids])
@@ -152,9 +158,10 @@ def check_prefix(fixture: SublayerFixture) -> None:
 
 
 def check_prompt(fixture: SublayerFixture, bidirectional: bool = False) -> None:
-    """Fills the caches with prompts of several lengths in one call, then repeats the last token of each prompt.
+    """Checks decoding after a call that fills the caches with prompts of several lengths.
 
-    If `bidirectional` is set, prompts are prefixes, for which a sublayer may raise UserError.
+    The first step repeats the last token of each prompt. If `bidirectional` is set, prompts are prefixes, for which
+    a sublayer may raise UserError.
     """
     x = fixture.features(26)
     counts = np.random.default_rng(3).integers(1, SHORT + 1, ROWS)
@@ -177,7 +184,7 @@ def check_prompt(fixture: SublayerFixture, bidirectional: bool = False) -> None:
 
 
 def check_decode(fixture: SublayerFixture) -> None:
-    """Compares decoding one token per call, after a call that allocates the cache, with one call for all tokens."""
+    """Checks that decoding one token per call, after allocating the cache, equals one call for all tokens."""
     x, memory = fixture.features(4), fixture.features(5, MEMORY)
     lengths = [[MEMORY], [MEMORY - 2]] * (ROWS // 2)
     expected = fixture.trace(x, fixture.context([[LENGTH]] * ROWS, memory, lengths)).outputs
@@ -189,7 +196,7 @@ def check_decode(fixture: SublayerFixture) -> None:
         is_counter = leaf.ndim == 0 and name.endswith('cache_index')
         is_batched = leaf.shape[:1] == (ROWS,)
         require(is_batched or is_counter, f'the first axis of the cache {name} must be the batch, got {leaf.shape}')
-    # Replace the features of the memory by NaN, because later steps must not read them.
+    # Replace the memory by NaN, so that steps that read it instead of the cache fail.
     ctx = fixture.context([[1]] * ROWS, np.full_like(memory, np.nan), lengths, length=1, decode=True)
     for t in range(LENGTH):
         y, variables = step({'params': fixture.params, **variables}, x[:, t : t + 1], ctx)
@@ -299,7 +306,7 @@ def check_gradients(fixture: SublayerFixture) -> None:
 
 def check_remat(fixture: SublayerFixture, policies: tuple[Callable[..., bool], ...] = (stack.full_remat,)) -> None:
     expected = jax.tree_util.tree_leaves_with_path(fixture.gradients())
-    # Tolerate rounding: the exact gradient of a key bias of attention is 0, and rounding differs between programs.
+    # Tolerate rounding: the exact gradient of attention's key bias is 0, and rounding differs between programs.
     rounding = 1e-6 * max(np.max(np.abs(gradient)) for _, gradient in expected)
     for policy in policies:
         recomputed = jax.tree.leaves(fixture.gradients(remat_policy=policy, unroll=None))

@@ -1,7 +1,7 @@
 """Builds a two-layer encoder or decoder with the sublayers to check, and the compiled programs shared by the checks.
 
-`trace` computes outputs and gradients with one program of a fixed shape: rows contain the examples of a check, and
-cotangents select the gradients.
+`trace` computes outputs and gradients with one program of a fixed shape: each check places its examples in rows, and
+selects gradients by cotangents.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from remixer_t5x.models.architecture import layer, stack
 
 Segments = Sequence[Sequence[int]]
 ENCODER, DECODER = 'encoder', 'decoder'
-# Number of tokens in a row, and in a row of the encoder output for cross-attention.
+# Number of tokens in a row of the stack, and in a row of the encoder output that cross-attention reads.
 LENGTH, MEMORY = 12, 6
 # Use one row per position, so that one backward pass computes the gradients of all positions.
 ROWS = LENGTH
@@ -27,7 +27,7 @@ DROPOUT = 0.5
 
 
 def fast_key(seed: int) -> jax.Array:
-    """Returns a key of a generator that is a single XLA operation, which compiles faster than the default generator."""
+    """Returns a key for a generator that is a single XLA operation and compiles faster than the default."""
     return jax.random.key(seed, impl='unsafe_rbg')
 
 
@@ -119,7 +119,7 @@ class SublayerFixture:
         return jax.device_get(self._compile_trace()(self.params if params is None else params, x, ctx, cotangents))
 
     def gradients(self, **options: Any) -> Any:
-        """Returns the gradients of the parameters for random cotangents at tokens, with two different row lengths."""
+        """Returns the gradients of the parameters for random cotangents at tokens; rows have one of two lengths."""
         ctx = self.context([[LENGTH], [8]] * (ROWS // 2), self.features(11, MEMORY))
         cotangents = self.features(12) * (np.asarray(ctx.segment_ids) > 0)[..., None]
         return jax.device_get(self._compile_trace(**options)(self.params, self.features(10), ctx, cotangents).params)

@@ -100,7 +100,7 @@ class Programs:
         self.train_step.start()
         self._init = CompiledAhead(self.plan.jit_init(), jax.random.key(config.seed))
         checkpoints = model_dir.absolute_path(folder.model_dir) / model_dir.CHECKPOINTS
-        # Do not query the checkpoint's bucket here, because it may be slow or unavailable.
+        # Do not look for checkpoints in a bucket here, because it may be slow or unavailable.
         if not (folder.initial_checkpoint_path or object_store.is_remote(checkpoints) or checkpoints.exists()):
             self._init.start()
 

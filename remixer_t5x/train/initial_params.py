@@ -280,7 +280,7 @@ def _copy_rows(fresh: jax.Array, other: jax.Array, matches: np.ndarray, axis: in
 def _table_rows(taken: Shapes, fresh: Shapes, left: Shapes) -> Iterator[str]:
     """Yields a line for each group of parameters: status, name prefix, number of arrays and number of parameters.
 
-    Arrays of a group have the same status (taken, fresh or left), and share a prefix with no array of another status.
+    A group consists of the arrays below a name prefix, all of which have the same status (taken, fresh or left).
     """
     kinds = {'taken': taken, 'fresh': fresh, 'left': left}
     everything = {name for shapes in kinds.values() for name in shapes}

@@ -207,7 +207,7 @@ class Saver:
         """Starts saving the state. Raises UserError if this or the previous checkpoint cannot be written."""
         self.bad_steps.check_params(state.step, state.train_state.params)
         with self._tolerate_failure():
-            # Wait until the previous checkpoint is written, as Orbax would also do.
+            # Wait here for the previous write, for which Orbax would also wait, to handle its failure separately.
             self.checkpoints.wait()
         record = {**self.record, 'window': state.window.totals(), 'patience': state.patience.to_json()}
         with self._tolerate_failure(another_follows=not is_last and state.step < self.last_step):

@@ -76,7 +76,7 @@ class RunData:
         self._threads = task_batches.tf_data_threads(jax.default_backend())
 
     def first_position(self) -> prefetch.DataPosition:
-        """Returns the position before the first batch. A resumed run keeps its number of streams."""
+        """Returns the position before the first batch of a new run; resumed runs keep its number of streams."""
         return prefetch.DataPosition.start(self._dataset.streams or self._partitioner.data_shard()[1])
 
     def resumed_position(self, saved: prefetch.DataPosition, step: int) -> prefetch.DataPosition:

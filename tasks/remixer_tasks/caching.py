@@ -25,7 +25,7 @@ from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.files.notice import Notice
 
 COMPLETED = 'COMPLETED'
-# Not Beam's DirectRunner, which would first download another runner.
+# Beam's DirectRunner is not used, because it would first download another runner.
 LOCAL_RUNNER = 'FnApiRunner'
 
 

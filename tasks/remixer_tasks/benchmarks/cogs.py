@@ -1,7 +1,7 @@
 """COGS (Kim and Linzen 2020): English sentences and their logical forms, with exact match by generalization type.
 
 The split `gen` has 1,000 sentences of each of 21 types that do not occur in training: 18 lexical (a known word in a new
-position) and 3 structural. As in the papers, the input is the sentence without a prompt.
+grammatical context) and 3 structural. As in the papers, the input is the sentence without a prompt.
 """
 
 from __future__ import annotations

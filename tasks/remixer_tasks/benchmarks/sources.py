@@ -2,7 +2,7 @@
 
 Importing this module imports seqio. Published files are parsed once into the cache, so that errors are reported before
 training starts, and are read by index (`arrow_files.Documents.dataset`). TFDS's files are read in one thread, because
-tf.data cannot restore the position of several threads. In both cases examples are shuffled before they are repeated, so
+tf.data cannot restore the position of a parallel read. In both cases examples are shuffled before they are repeated, so
 every epoch contains each example once.
 """
 

@@ -162,9 +162,9 @@ def _split_words(text: str) -> list[str]:
 
 
 def _match_context(before: list[str], after: list[str], other: list[str]) -> tuple[int, str]:
-    """Finds the words before and after the pronoun in `other`.
+    """Finds the most words next to the pronoun, on each side, that also occur in `other`.
 
-    Returns the number of words found, and the words of `other` between those found before and after.
+    Returns the number of these words on both sides, and the text between the two sides in `other`.
     """
     left = _count_prefix(other[::-1], before[::-1])
     right = _count_prefix(other, after)

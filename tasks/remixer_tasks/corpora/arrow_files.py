@@ -21,7 +21,7 @@ _SCHEMA = pa.schema([('text', pa.large_binary()), ('share', pa.float64())])
 _NOTES = b'notes'
 # Number of bytes of text in a record batch.
 _BATCH_BYTES = 4 << 20
-# Number of documents per call from tf.data to Python. A call takes longer than reading a document.
+# Number of documents per call from tf.data to Python, to amortize the overhead of the call.
 _LOOKUP_BATCH = 64
 
 
@@ -98,11 +98,11 @@ class Documents:
     def dataset(self, seed: int | None, shard: seqio.ShardInfo | None = None, repeat: bool = False) -> tf.data.Dataset:
         """Returns a dataset of the documents of a shard, as scalar strings.
 
-        Positions number the documents of all shards. The document at a position depends only on the position and the
-        seed: the epoch `position // len` and the seed determine a permutation, and `position % len` is the index in the
-        permutation. All shards together therefore contain every document once per epoch, in the same order for any
-        number of shards. With `repeat`, checkpoints store the position. Otherwise, only the first epoch of a shuffled
-        dataset can be restored, because TensorFlow 2.21 does not save the iteration count.
+        A position counts documents over all shards and epochs. The document at a position depends only on the position
+        and the seed: the epoch `position // len` and the seed determine a permutation, and `position % len` is the
+        index in the permutation. All shards together therefore contain every document once per epoch, in the same order
+        for any number of shards. With `repeat`, checkpoints store the position. Otherwise, only the first epoch of a
+        shuffled dataset can be restored, because TensorFlow 2.21 does not save the iteration count.
 
         Args:
             seed: seed of the order; None keeps the order of the files.
