@@ -21,6 +21,7 @@ from remixer_tasks.benchmarks import raw_rows
 from remixer_tasks.corpora import documents
 from remixer_tasks.files import malformed
 from remixer_tasks.vocabulary import words_and_bytes
+from tests.support.untrusted_inputs import result_or_one_line_error
 
 FUZZ = settings(max_examples=120, deadline=None)
 # Bytes with a meaning in one of the formats, and random bytes.
@@ -32,15 +33,6 @@ PIECES = st.sampled_from(
 BYTES = st.binary(max_size=80) | st.lists(PIECES | st.binary(max_size=6), max_size=12).map(b''.join)
 LONG_NUMBER = b'{"text": ' + b'9' * 5000 + b'}\n'
 DEEP = b'[' * 100_000
-
-
-def result_or_none(read):
-    """Returns the result, or None after a UserError of one line."""
-    try:
-        return read()
-    except UserError as error:
-        assert len(str(error).splitlines()) == 1 and len(str(error)) < 2000, str(error)
-        return None
 
 
 def write_file(tmp_path_factory, content, name='fuzz'):
@@ -61,7 +53,7 @@ def test_any_document_parses_or_raises_a_one_line_error(tmp_path_factory, conten
     for field in ('text', 1):
         layout = documents.Layout(kind, field, txt_documents, longest=40)
         skipped = malformed.Malformed(strict)
-        texts = result_or_none(lambda: list(documents.read_documents(path, layout, skipped)))  # noqa: B023
+        texts = result_or_one_line_error(lambda: list(documents.read_documents(path, layout, skipped)))  # noqa: B023
         assert len(skipped.summary().splitlines()) < 2
         for document in texts or ():
             assert document.strip() and document.encode()
@@ -75,8 +67,10 @@ def test_any_document_parses_or_raises_a_one_line_error(tmp_path_factory, conten
 def test_gzipped_documents_and_texts(tmp_path_factory, content):
     for data in (content, gzip.compress(content)):
         path = write_file(tmp_path_factory, data, 'fuzz.txt.gz')
-        result_or_none(lambda: list(documents.read_documents(path, documents.Layout(), malformed.Malformed(False))))  # noqa: B023
-        result_or_none(lambda: list(text_inputs.TextInputs(path)))  # noqa: B023
+        result_or_one_line_error(
+            lambda: list(documents.read_documents(path, documents.Layout(), malformed.Malformed(False)))
+        )  # noqa: B023
+        result_or_one_line_error(lambda: list(text_inputs.TextInputs(path)))  # noqa: B023
 
 
 @FUZZ
@@ -89,8 +83,8 @@ def test_gzipped_documents_and_texts(tmp_path_factory, content):
 def test_any_raw_rows_parse_or_raise_a_one_line_error(tmp_path_factory, content):
     path = write_file(tmp_path_factory, content)
     for reader in (raw_rows.jsonl, raw_rows.tsv, raw_rows.csv, raw_rows.lines):
-        result_or_none(lambda: list(reader(path)))  # noqa: B023
-    result_or_none(lambda: raw_rows.parse_json_file(path))
+        result_or_one_line_error(lambda: list(reader(path)))  # noqa: B023
+    result_or_one_line_error(lambda: raw_rows.parse_json_file(path))
 
 
 @FUZZ
@@ -100,7 +94,7 @@ def test_any_raw_rows_parse_or_raise_a_one_line_error(tmp_path_factory, content)
 def test_any_vocabulary_file_loads_or_raises_a_one_line_error(tmp_path_factory, content):
     # Models are cached by path.
     path = write_file(tmp_path_factory, content, f'{abs(hash(content))}.model')
-    assert result_or_none(lambda: vocabularies.sentencepiece(path).vocab_size) is None
+    assert result_or_one_line_error(lambda: vocabularies.sentencepiece(path).vocab_size) is None
     os.unlink(path)
 
 
@@ -132,7 +126,7 @@ ARGUMENT = st.text(max_size=10) | st.sampled_from(
 @FUZZ
 @given(st.lists(ARGUMENT, max_size=6))
 def test_gin_flags_are_split(arguments):
-    result = result_or_none(lambda: cli_arguments.split_gin_flags(arguments))
+    result = result_or_one_line_error(lambda: cli_arguments.split_gin_flags(arguments))
     if result:
         rest, pairs = result
         assert not any(argument.startswith('--gin.') for argument in rest)
@@ -150,7 +144,7 @@ VALUES = st.text(max_size=30) | st.lists(
 @given(VALUES)
 def test_any_gin_flag_parses_or_raises_a_one_line_error(text):
     """The result is a gin value that survives a round trip, or the text as a string."""
-    gin_text = result_or_none(lambda: loading.flag_text('X', text).text)
+    gin_text = result_or_one_line_error(lambda: loading.flag_text('X', text).text)
     if gin_text is not None and gin_text != f'X = {text!r}\n':
         (statement,) = config_parser.ConfigParser(gin_text, loading.References())
         (again,) = config_parser.ConfigParser(loading.flag_text('X', repr(statement.value)).text, loading.References())
