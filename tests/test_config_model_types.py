@@ -35,8 +35,9 @@ def test_every_model_has_a_decoder_only_form(name):
 
 
 @pytest.mark.parametrize('name', ['t5_1_1', 'remixer', 'hyper_mixer', 'linear_transformer', 'tim', 'gpt2'])
-def test_sublayers_with_prefix_support_are_bidirectional_in_the_prefix(name):
-    trace_loss(build_model(f'models/{name}.gin', 'sizes/tiny.gin', DECODER_ONLY, PREFIX_LM=True), PREFIXES)
+def test_sublayers_with_prefix_support_are_accepted(name):
+    model = build_model(f'models/{name}.gin', 'sizes/tiny.gin', DECODER_ONLY, PREFIX_LM=True)
+    assert 'decoder' in trace_loss(model, PREFIXES)
 
 
 @pytest.mark.parametrize('name', ['gmlp', 'gmlp_mixer', 'amlp', 'mixer_enc_dec'])
