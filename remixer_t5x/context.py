@@ -1,4 +1,4 @@
-"""Defines SequenceContext, which describes the tokens of a batch to sublayers, in addition to their features.
+"""Defines SequenceContext, which describes the tokens of a batch. Sublayers receive it with the token features.
 
 The model passes the context to all sublayers, which derive masks from the context: attention computes a [query, key]
 mask from the segment ids, and Remixer selects rows of H by position.
@@ -25,7 +25,7 @@ class SequenceContext:
         num_keys: number of keys per query: the row length or, while decoding, the number of cache slots; set by a
             stack.
         memory: the encoder output, for cross-attention of a decoder; None elsewhere.
-        step: int32, index of the token while decoding one token at a time: a scalar, or [batch] after prompts of
+        step: int32, index of the token while decoding one token at a time: a scalar, or [batch] if prompts have
             different lengths; None elsewhere.
         prefix: [batch, length] bool, marks tokens at the start of an example that are visible to all tokens of the
             example even if `causal` is set; None without such tokens. A causal sublayer that mixes tokens either

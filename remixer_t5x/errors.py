@@ -16,7 +16,7 @@ class UserError(ValueError):
 def reason(error: BaseException) -> str:
     """Returns the message of the root cause of an error, as one line of at most 300 characters.
 
-    Follows `raise ... from`, because some libraries wrap errors in others with less information.
+    Follows `raise ... from`, because some libraries wrap errors in less informative ones.
     """
     while error.__cause__ is not None and not isinstance(error, UserError):
         error = error.__cause__
@@ -44,7 +44,8 @@ def one_line(text: str) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns `; did you mean X?`, or an empty string if no known name is similar. Ignores case.
 
-    If one to three known names start with `name`, suggests those: for `models/t5.gin`, not `models/tim.gin`.
+    If one to three known names start with `name`, suggests those instead of the most similar name: for `models/t5.gin`,
+    `models/t5_1_1.gin` instead of `models/tim.gin`.
     """
     # If known names differ only in case, `by_lower` keeps the one with the most letters in the same case as in `name`.
     known = sorted({*known} - {name}, key=lambda candidate: (sum(map(str.__eq__, candidate, name)), candidate))

@@ -1,4 +1,4 @@
-"""Checks that untrusted gin text only configures models of this package, because gin executes code.
+"""Checks that untrusted gin text only configures models of this package, because gin can call any function.
 
 Literals, macros, and the classes and functions defined in `_ALLOWED_PACKAGES` and `_ALLOWED_MODULES` are allowed.
 """
@@ -30,7 +30,7 @@ def first_foreign(text: str, file: str) -> str:
     # Parsers disagree on which control characters end a line, so one parser's comment could be another's statement.
     if unprintable := next((line for line in lines if not line.replace('\t', ' ').isprintable()), None):
         raise UserError(
-            f'{file} must not contain control characters, got {one_line(unprintable):.80}; copy the file again'
+            f'{file} must contain only printable characters, got {one_line(unprintable):.80}; restore the original file'
         )
     try:
         for statement in config_parser.ConfigParser(text, references):
@@ -52,7 +52,7 @@ def first_foreign(text: str, file: str) -> str:
             references.names.clear()
     except (SyntaxError, ValueError, RecursionError, tokenize.TokenError) as error:
         raise UserError(f'{file} is not valid gin ({one_line(str(error))}); restore the original file') from None
-    # Find lines of strings that `files.GinReader` would treat as imports or includes, because it reads line by line.
+    # Find lines inside strings that `files.GinReader`, which reads line by line, would treat as imports or includes.
     hidden = (line for number, line in enumerate(lines, 1) if number not in statement_lines)
     return next((line for line in hidden if re.match(r'(from|import|include)\b', line)), '')
 

@@ -1,8 +1,8 @@
 """Loads gin files and `--gin.` flags.
 
 gin parses the configuration. This module adds four rules. Setting a macro that nothing reads is an error. A flag value
-that is not valid gin is a string. An unset macro has the default of the argument to which it is bound. Only macros that
-the caller reads must be set.
+that is not valid gin is treated as a string. An unset macro takes the default value of the argument to which it is
+bound. Only macros that the caller reads must be set.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from remixer_t5x.config.files import FLAG, MODELS, T5X, GinText
 from remixer_t5x.config.parsing import DYNAMIC
 from remixer_t5x.errors import UserError, nearest, one_line
 
-# File with default values of macros that models read, but that data, hardware or run files set. It is loaded first.
+# Default values of macros that models read and files for data, hardware or runs set. This file is loaded first.
 DEFAULTS = 'defaults.gin'
 TASK, MODULE = 'MIXTURE_OR_TASK_NAME', 'MIXTURE_OR_TASK_MODULE'
 # Macros whose values are paths. HF_DATASET is treated as a path only if the path exists.
@@ -72,13 +72,14 @@ def load(
     Args:
         sources: the files, flags and Python values to load.
         roots: macros, such as `%MODEL`, and full names of classes or functions that the caller reads. They must be set.
-        importing: context manager for gin's imports of modules. It is entered after all checks that need no imports.
+        importing: context manager that is active while gin imports modules. It is entered after all checks that need
+            no imports.
         partial: whether the caller reads only some settings of a training configuration. If True, macros of other
-            shipped files may be unread. If False, `config_text` contains only settings that `roots` read.
+            shipped files may be set but unread. If False, `config_text` contains only settings that `roots` read.
         only: whether `config_text` contains only settings that `roots` read, and no further imports.
     """
     texts = _read_texts(sources)
-    # If --model replaces a model, macros of the replaced model may be unread.
+    # If --model replaces a model, macros of the replaced model may be set but unread.
     may_be_unread = partial or bool(sources.model)
     _check_macros(texts, sources, {name[1:] for name in roots if name[0] == '%'}, may_be_unread)
     gin.clear_config()
@@ -181,7 +182,7 @@ def _read_texts(sources: ConfigSources) -> list[GinText]:
         modules += re.findall(rf"^{MODULE}\s*=\s*['\"]([\w.]+)", text.text, re.M)
         if any(module.partition('.')[0] == 't5x' for module in modules):
             raise UserError(
-                f"{text.name} is for T5X's scripts; docs/t5x.md lists their commands, and the counterparts here"
+                f"{text.name} configures T5X's scripts; docs/t5x.md lists the equivalent commands of remixer-t5x"
             )
         user_modules.allowed.update(module.partition('.')[0] for module in modules if not text.shipped)
     return texts
@@ -265,7 +266,7 @@ def _check_reference(macro: str, location: str) -> None:
         near = difflib.get_close_matches(value, references, n=1, cutoff=0)[0]
         example = f'{FLAG}{macro}={shlex.quote(near)}'
         raise UserError(
-            f'{location} must be a reference to a class or function, got {value!r}; type, for example, {example}'
+            f'{location} must be a reference to a class or function, got {value!r}; for example, pass {example}'
         )
 
 

@@ -1,7 +1,7 @@
 """Counts the parameters and FLOPs of each module from shapes, without a device or a compilation.
 
-FLOPs are counted for one forward pass of one example. A training step costs three forward passes: one forward and two
-for the gradients of inputs and weights (Kaplan et al. 2020), not including recomputation under remat.
+FLOPs are counted for one forward pass of one example. A training step costs as much as three forward passes: one
+for the loss and two for the gradients of inputs and weights (Kaplan et al. 2020), without recomputation under remat.
 
 The counts include matrix products, convolutions and Fourier transforms. A multiply-add counts as two operations. A
 complex transform counts as 5 n log2 n operations and a real transform as half of that, as is usual in benchmarks.
@@ -34,7 +34,7 @@ class Counts:
     """Parameter and FLOP counts of a model.
 
     Attributes:
-        parameters: number of scalars of each array, by path; layers of a scanned run share one entry.
+        parameters: number of scalars of each array, by path; the layers of one scan share an entry.
         forward_flops: FLOPs per example by module path; `()` contains operations outside of modules, such as the loss.
         tokens: number of tokens of one example.
     """
@@ -133,7 +133,7 @@ def _add_flops(jaxpr: Any, times: float, outer: Path, totals: dict[Path, float])
 
 
 def _get_module_path(eqn: Any, outer: Path) -> Path:
-    """Returns the module path of an operation, or `outer` if its name stack has none, as in scan, remat and jit."""
+    """Returns the module path of an operation, or `outer` if its name stack has none, as in a scan, remat or jit."""
     for scope in reversed(eqn.source_info.name_stack.stack):
         if scope.name.startswith(_MARK):
             return tuple(part for part in scope.name[len(_MARK) :].split('.') if part)
@@ -185,7 +185,7 @@ def _count_convolution(eqn: Any) -> float:
 
 def _count_fft(eqn: Any) -> float:
     kind = jax.lax.FftType(eqn.params['fft_type']).name
-    # A real transform returns only half of the spectrum, so the full length is the length of the real side.
+    # A real transform returns only half of the spectrum, so take the full length from the real-valued array.
     whole = eqn.outvars[0].aval if 'IRFFT' in kind else eqn.invars[0].aval
     per_point = (2.5 if 'RFFT' in kind else 5.0) * math.log2(max(math.prod(eqn.params['fft_lengths']), 2))
     return per_point * math.prod(whole.shape)

@@ -46,10 +46,10 @@ def search_changes(
 
     Args:
         step: the step to change.
-        memory: memory of the step.
+        memory: memory usage of the step.
         available: memory of a device in bytes.
         recomputing_model: the step's model with full rematerialization.
-        measure: function that compiles a step and returns its memory.
+        measure: function that compiles a step and returns its memory usage.
         limit: maximum number of compilations.
     """
 
@@ -92,7 +92,7 @@ def _double_fsdp(step: Step, memory: StepMemory) -> SettingChange | None:
     if data % 2:
         return None
     text = mesh.format_sizes((data // 2, fsdp * 2, tensor))
-    # The default axis sizes are required, because `sizes` replaces them.
+    # Reset the axis sizes to their defaults, because other values cannot be combined with `sizes`.
     partitioner = dataclasses.replace(step.partitioner, data=-1, fsdp=1, tensor=1, sizes=text)
     return SettingChange('--mesh', text, dataclasses.replace(step, partitioner=partitioner))
 

@@ -1,4 +1,4 @@
-"""Computes the memory of a training step on each device, as reported by the compiler.
+"""Computes the memory usage of a training step on each device, as reported by the compiler.
 
 The step is compiled but not run.
 """
@@ -61,7 +61,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class StepMemory:
-    """The memory of a training step on one device, in bytes.
+    """The memory usage of a training step on one device, in bytes.
 
     Attributes:
         parameters, optimizer_state, batch: sizes of the inputs of the step, computed from shapes and shardings.
@@ -83,7 +83,7 @@ class StepMemory:
 
 
 def measure_memory(step: Step) -> StepMemory:
-    """Compiles a step and returns its memory.
+    """Compiles a step and returns its memory usage.
 
     Raises:
         UserError: the batch cannot be divided evenly over the mesh.
@@ -125,7 +125,7 @@ def compile_step(step: Step, for_analysis: bool = True) -> jax.stages.Compiled:
 
 
 def read_memory(step: Step, program: jax.stages.Compiled) -> StepMemory:
-    """Reads the memory of the program that `compile_step` returned for `step`."""
+    """Returns the memory usage of the program that `compile_step` returned for `step`."""
     inputs, analysis = _input_bytes(step), program.memory_analysis()
     parts = dict(
         inputs,

@@ -33,7 +33,7 @@ class BatchFormat:
     """The arrays of a batch, and the task features from which the arrays are computed.
 
     Attributes:
-        example: maps each feature name to an example length in tokens.
+        example: maps each feature name to a typical length in tokens, used as a default and in error messages.
         arrays: maps each array name to the features whose lengths add up to the row length; () for arrays of shape
             [batch].
         packed: like `arrays`, for the additional arrays of packed rows; None if the format does not support packing.
@@ -162,7 +162,7 @@ def abstract_batch(
 
     Args:
         model_type: the model type.
-        lengths: row length of each feature in tokens; None for the example lengths of the first format.
+        lengths: row length of each feature in tokens; None uses `example` of the first format.
         batch_size: number of rows.
         pack: whether a row may contain several short examples.
 

@@ -34,7 +34,7 @@ class MaskedLMConverter(seqio.FeatureConverter):
     PACKING_FEATURE_DTYPES = {'encoder_segment_ids': tf.int32, 'encoder_positions': tf.int32}
 
     def _convert_features(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
-        # seqio's packing treats zeros at the end of an example as padding.
+        # Add 1, because seqio's packing would treat zeros at the end of the targets as padding.
         ds = ds.map(lambda ex: {**ex, 'targets': ex['targets'] + 1}, num_parallel_calls=tf.data.AUTOTUNE)
         return self._pack_or_pad(ds, task_feature_lengths).map(self._arrays, num_parallel_calls=tf.data.AUTOTUNE)
 

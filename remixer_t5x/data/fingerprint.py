@@ -78,7 +78,8 @@ def _list_files(task: seqio.Task, split: str, use_cached: bool) -> list[str] | N
 def file_signature(path: str, reads_content: bool = True) -> str:
     """Returns a file's size as text, followed by a content hash if the file is local and `reads_content` is true.
 
-    Returns a hash of the URL for a file at one of URL_PREFIXES, and '' for other remote files without `reads_content`.
+    If the path starts with one of URL_PREFIXES, returns a hash of the URL. For other remote files, returns the size, or
+    '' if `reads_content` is false.
     """
     if path.startswith(URL_PREFIXES):
         return _short_hash(path)

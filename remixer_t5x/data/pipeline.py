@@ -32,7 +32,7 @@ class DatasetConfig:
 
     Attributes:
         mixture_or_task_name: a task or mixture, its name, or a function that returns one of these.
-        task_feature_lengths: maximum tokens of each feature; see `batch_formats.FORMATS`.
+        task_feature_lengths: maximum number of tokens of each feature; see `batch_formats.FORMATS`.
         batch_size: number of rows of a global batch.
         split: the split to read.
         shuffle: whether to shuffle files and examples.
@@ -177,9 +177,9 @@ def require_cache(source: seqio.Task | seqio.Mixture, cache_dir: str | None, voc
             cached_record = json.loads(epath.Path(task.cache_dir, 'COMPLETED').read_text())['vocabulary']
         if cached_record != vocabulary_record:
             raise UserError(
-                f'the cache {task.cache_dir} must have the vocabulary {vocabulary_record} of this run, got '
-                f'{cached_record}; use that vocabulary, or create another cache with `remixer-t5x data cache` and '
-                'another CACHE_DIR'
+                f'the cache {task.cache_dir} was created with vocabulary {cached_record}, but this run uses '
+                f"{vocabulary_record}; use the cache's vocabulary, or create another cache with `remixer-t5x data "
+                'cache` and another CACHE_DIR'
             )
 
 

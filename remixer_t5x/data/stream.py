@@ -167,7 +167,7 @@ def without_traceback(error: tf.errors.OpError) -> tf.errors.OpError:
 
 @contextlib.contextmanager
 def wrap_task_errors(name: str) -> Iterator[None]:
-    """Converts seqio, tf.data and file errors to a UserError with the message that the task `name` cannot be read."""
+    """Converts seqio, tf.data and file errors to a UserError, which says that the task `name` cannot be read."""
     try:
         yield
     except UserError:

@@ -176,9 +176,9 @@ class TrainBatches:
 class EvalBatches:
     """Iterates over the first `limit` batches of a split, in the same order each time.
 
-    The last batch is padded with rows of weight zero. Every host reads all examples, and returns only the rows of share
-    `share_index` of `share_count`, so the number of batches and the metrics summed over all batches do not depend on
-    the number of hosts. Iteration raises UserError if the data cannot be read.
+    The last batch is padded with rows of weight zero. Every host reads all examples, but returns only its share of the
+    rows (`share_index` of `share_count`), so the number of batches and the metrics summed over all batches do not
+    depend on the number of hosts. Iteration raises UserError if the data cannot be read.
     """
 
     def __init__(

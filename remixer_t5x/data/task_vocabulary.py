@@ -1,7 +1,7 @@
 """Identifies the vocabulary of a task in checkpoints, saves it to MODEL_DIR, and returns the text of each token id.
 
 The number of bytes of each token is used to compute bits per byte, which can be compared between vocabularies, unlike
-the loss per token. Padding, the end token, sentinels and the unknown piece have 0 bytes. The space before a word is
+the loss per token. Padding, the end token, sentinels and the unknown token have 0 bytes. The space before a word is
 counted, even the space that SentencePiece adds before the first word of a text.
 """
 
@@ -41,8 +41,8 @@ def get_vocabulary(source: seqio.Task | seqio.Mixture) -> seqio.Vocabulary:
     targets = features['targets'].vocabulary
     if 'inputs' in features and features['inputs'].vocabulary != targets:
         raise UserError(
-            f'inputs and targets of {source.name} must have the same vocabulary, because the model has one embedding '
-            'table, got two; use the same vocabulary for both features'
+            f'inputs and targets of {source.name} have different vocabularies, but the model has one embedding table; '
+            'use the same vocabulary for both features'
         )
     return targets
 
@@ -190,6 +190,6 @@ def list_pieces(vocabulary: Any) -> list[str]:
     else:
         raise UserError(
             f'INITIAL_VOCABULARY must be a SentencePiece or byte vocabulary, got {type(vocabulary).__name__}, whose '
-            'rows cannot be matched by piece'
+            'embeddings cannot be matched by piece'
         )
     return [*names, *(f'<extra_id_{extra - 1 - index}>' for index in range(extra))]

@@ -190,9 +190,7 @@ def span_arrays(
 def encode_pair(vocabulary: Any, text: str, length: int) -> tuple[list[int], list[int], int]:
     """Returns the token ids of two tab-separated texts, and the length of the longer one before truncation."""
     if text.count(SEPARATOR) != 1:
-        raise UserError(
-            f"INPUTS must be two texts with a tab between them, got {text!r:.60}; for example '{{a}}\\t{{b}}'"
-        )
+        raise UserError(f"INPUTS must be two texts separated by a tab, got {text!r:.60}; for example '{{a}}\\t{{b}}'")
     end = task_vocabulary.end_ids(vocabulary)
     first, second = (vocabulary.encode(part) for part in text.split(SEPARATOR))
     limit = length - len(end)

@@ -122,7 +122,7 @@ class FailureWatcher:
         self._closed.set()
 
     def report_failure(self, code: int, text: str) -> None:
-        """Reports this process's exit code and error message to the other processes. Waits at most 5 s for them."""
+        """Sends this process's exit code and error message to the others, and waits up to 5 s for them to read it."""
         self.close()
         record = {'process': coordination_state().process_id, 'code': code, 'text': text}
         # Setting the key fails if another process has already reported a failure, or if the coordinator is lost.

@@ -36,7 +36,7 @@ def compile_with_options(lowered: jax.stages.Lowered, options: Mapping[str, Any]
         if 'No such compile option' in str(error) or 'While setting option' in str(error):
             reason = str(error).removeprefix('INVALID_ARGUMENT: ')
             raise UserError(
-                f'XLA_OPTIONS must be options of the installed XLA ({reason}); correct them, or pass '
+                f'XLA_OPTIONS must be supported by the installed XLA ({reason}); correct them, or pass '
                 '--gin.XLA_OPTIONS=None'
             ) from error
         raise

@@ -147,7 +147,7 @@ class Hardware:
     def count(self) -> int:
         """Returns the number of devices. Raises UserError if the number is not set."""
         if self.devices is None:
-            raise UserError('DEVICES must be a number of devices, got None; pass --devices=32')
+            raise UserError('DEVICES must be set to the number of devices, got None; pass --devices=32')
         return self.devices
 
     def chip_compiler(self) -> str:
@@ -226,6 +226,8 @@ def _tpu_devices(topology: str) -> Sequence[jax.Device]:
 def _gpu_devices(topology: str) -> Sequence[jax.Device]:
     nodes, chip, shape = Topology.parse(topology)
     if not shape.isdecimal():
-        raise UserError(f'TOPOLOGY must have a number of GPUs, got {topology!r}; use {chip}:8 or 2*{chip}:8')
+        raise UserError(
+            f'TOPOLOGY must end with the number of GPUs per node, got {topology!r}; use {chip}:8 or 2*{chip}:8'
+        )
     config, layout = target_config(chip), f'{nodes}x1x{shape}'
     return topologies.get_topology_desc('', platform='cuda', target_config=config, topology=layout).devices

@@ -16,7 +16,7 @@ TWO_DEVICES = ('v3', 'v7x')
 # Memory of one device in GiB.
 MEMORY = {'v3': 16, 'v4': 32, 'v5e': 16, 'v5p': 95, 'v6e': 32, 'v7x': 96}
 MEMORY |= {'a100': 80, 'h100': 80, 'h200': 140, 'b200': 179}
-# Size of the mesh axis `fsdp` of topologies for which it is smaller than the slice or node. By default, parameters and
+# Size of the mesh axis `fsdp` of topologies that shard parameters over only part of a slice. By default, parameters and
 # moments are sharded over an entire slice or node, so that each device updates only its shard. docs/forecast.md reports
 # the measurements.
 _FSDP_SIZES = {'v3:2x2': 2, 'v3:2x4': 2, 'v3:4x4': 2, 'v4:2x2x4': 4, 'v5e:4x4': 8}
@@ -39,7 +39,7 @@ _XLA_OPTIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 class Topology(NamedTuple):
-    """A type of chip and how its devices are connected.
+    """A chip type, and the number and arrangement of the chips.
 
     Attributes:
         slices: number of TPU slices or GPU nodes connected by a network.
@@ -53,7 +53,7 @@ class Topology(NamedTuple):
 
     @property
     def devices(self) -> int:
-        """The number of JAX devices: one per chip, or two per chip of TWO_DEVICES."""
+        """The number of JAX devices: two per chip if the chip is in TWO_DEVICES, otherwise one."""
         return self.slices * math.prod(map(int, self.shape.split('x'))) * (2 if self.chip in TWO_DEVICES else 1)
 
     @property

@@ -113,7 +113,7 @@ def split_over_slices(shape: Sequence[int], slices: int) -> tuple[int, int, int]
     over_fsdp = slices // over_data
     if fsdp % over_fsdp:
         raise UserError(
-            f'MESH must have a data x fsdp product that is a multiple of {slices}, the number of slices, got '
+            f'data x fsdp in MESH must be a multiple of {slices}, the number of slices, got '
             f'{format_sizes(shape)}; pass --mesh=data={slices},fsdp=-1'
         )
     return over_data, over_fsdp, 1

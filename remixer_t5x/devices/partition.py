@@ -254,7 +254,7 @@ def is_boxed(leaf: Any) -> bool:
 
 
 def unbox(tree: Any) -> Any:
-    """Removes flax boxes. Does not add sharding constraints like flax's `unbox`, because axes may be indivisible."""
+    """Removes flax boxes. Unlike flax's `unbox`, adds no sharding constraints, because axes may be indivisible."""
     return jax.tree.map(
         lambda leaf: leaf.unbox(apply_constraint=False) if isinstance(leaf, nn.Partitioned) else leaf,
         tree,

@@ -1,7 +1,7 @@
 """Saves the best parameters of each task separately from the regular checkpoints.
 
 `MODEL_DIR/best/<task>/<step>` contains the checkpoint items `state` (only parameters) and `run`, so it can be used as a
-checkpoint. The item `run` also records the metric by which the parameters are the best, and its value.
+checkpoint. The item `run` also records the name and value of the metric that ranks the parameters.
 
 The score of a mixture is the mean score of its tasks, as in T5's `eval_utils`; the matched and mismatched examples of
 MNLI count as one task. T5's score of a task, the mean of its metrics, is used with `BEST_METRICS = 'mean'`.
@@ -25,7 +25,7 @@ from remixer_t5x.run_folder import model_dir, object_store
 BEST = 'best'
 # The value of BEST_METRICS that scores each task by the mean of its metrics.
 MEAN = 'mean'
-# Name under which records and folders contain the average over the tasks of a mixture.
+# Name of the average over a mixture's tasks in records and folders.
 AVERAGE = 'average'
 BestMetrics = Mapping[str, str] | str | None
 # Name suffixes of metrics for which lower is better.

@@ -5,8 +5,9 @@
 | `.npz` | `sentences` [texts, embed] float32; if token vectors are requested, also `tokens` [all tokens, embed], `ids` [all tokens] and `offsets` [texts + 1]: the tokens of text i are `tokens[offsets[i]:offsets[i + 1]]` |
 | `.parquet` | a row for each text: `index`, `input`, `sentence`, `truncated`; if token vectors are requested, also `ids` and `tokens` |
 
-By default, the vector of a text is the mean of its token vectors, including the end token, mapped by the model's
-sentence projection if the model has one. It can also be the unmapped mean, or the vector of the first token.
+By default, the vector of a text is the mean of its token vectors, including the end token, with the model's
+sentence projection applied if it has one. It can also be the mean without the projection, or the vector of the first
+token.
 """  # noqa: E501 (a table)
 
 import itertools
@@ -71,7 +72,7 @@ def write_embeddings(
     after_row: Callable[[TextCounts], None] = lambda counts: None,
     embed: Callable[[np.ndarray], np.ndarray] = lambda pooled: pooled,
 ) -> TextCounts:
-    """Writes all rows to a file, which is created atomically, and returns the numbers of texts.
+    """Writes all rows to a file, which is created atomically, and returns the numbers of written and truncated texts.
 
     `pooling` is MEAN (the mean of the token vectors), FIRST (the vector of the first token), or None (the mean, mapped
     from [texts, embed] to [texts, outputs] by `embed`).

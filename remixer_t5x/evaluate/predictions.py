@@ -134,7 +134,7 @@ class Predictor:
         return predictions
 
     def stream(self, params: Any, ids: Ids) -> Iterator[list[int]]:
-        """Generates an answer to one input; yields the ids so far after every STREAMED_TOKENS tokens and at the end."""
+        """Generates an answer to one input; yields the ids so far every STREAMED_TOKENS tokens and at the end."""
         if not isinstance(self._settings.decoder, RowDecoder):
             raise UserError(f'decoder must be Greedy() or Sampling() to stream, got {self._settings.decoder}')
         length = bucket_length(len(ids), self._longest)

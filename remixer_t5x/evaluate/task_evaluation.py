@@ -76,7 +76,7 @@ class TaskEvaluator:
 
     def __init__(self, settings: TaskEvaluation, model: Any, partitioner: Partitioner):
         if settings.split is None:
-            raise UserError('EVAL_SPLIT must be a split, got None; pass --split=validation')
+            raise UserError('EVAL_SPLIT must be the name of a split, got None; pass --split=validation')
         self._classifies, self._has_head = predictions.is_classifier(model), head_predictions.has_head(model)
         if not (self._classifies or self._has_head):
             interface.require_method(model, 'generate', 'evaluation by metrics')

@@ -88,7 +88,7 @@ def read_examples(
 ) -> TaskExamples:
     """Reads the first `limit` examples (None for all), truncated to `lengths` tokens.
 
-    `generated` is whether the model generates answers, so that the vocabulary must be able to represent the targets.
+    `generated` is whether the model generates answers; if so, `notes` also report targets that it cannot generate.
     Raises UserError if there are no examples, if they cannot be read, or if inputs and targets use different
     vocabularies.
     """

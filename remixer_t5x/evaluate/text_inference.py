@@ -51,7 +51,7 @@ class TextCodec:
     model: Any = None
 
     def encode(self, text: str, index: int) -> tuple[Any, bool]:
-        """Returns the encoded text and whether it was truncated; errors refer to the text by its 0-based `index`."""
+        """Returns the encoded text and whether it was truncated. Errors number texts from 1 (`index` + 1)."""
         if self.model is not None:
             encoded: Any = head_predictions.encode_text(self.model, self.vocabulary, text, self.longest)
             count = encoded.num_tokens
@@ -69,7 +69,7 @@ class TextCodec:
 
 @dataclasses.dataclass
 class TextCounts:
-    """Numbers of written and truncated texts; `before` is the number that interrupted runs had written."""
+    """Numbers of written and truncated texts; `before` is the number written by earlier, interrupted runs."""
 
     written: int = 0
     truncated: int = 0

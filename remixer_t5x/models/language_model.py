@@ -103,7 +103,7 @@ def join_prompts(prompts: jax.Array, targets: jax.Array) -> dict[str, jax.Array]
     count = token_counts(prompts)[:, None]
     tokens = jnp.concatenate([prompts, targets], axis=1)
     position = jnp.arange(tokens.shape[1])
-    # A 0 is appended to each row; positions after the targets read this 0.
+    # Positions after the targets read the 0 that `jnp.pad` appends to each row.
     source = jnp.where(position < count, position, position - count + prompts.shape[1])
     tokens = jnp.take_along_axis(jnp.pad(tokens, ((0, 0), (0, 1))), jnp.minimum(source, tokens.shape[1]), axis=1)
     return {

@@ -50,7 +50,7 @@ split_arguments() {
 }
 
 need_command() {
-    (( ${#COMMAND[@]} )) || fail "a command must follow --, got none; type, for example, -- train --gin_file=experiments/python_docs.gin"
+    (( ${#COMMAND[@]} )) || fail "a command must follow --, got none; for example, pass -- train --gin_file=experiments/python_docs.gin"
 }
 
 # Quotes words for bash.

@@ -53,7 +53,7 @@ def test_labels_are_at_the_first_token_of_each_word():
     ('vocabulary', 'answer', 'span'),
     [
         *((BYTES, 'Ada', 'Ada'), (BYTES, '1815', '1815'), (BYTES, None, ''), (BYTES, 'think', 'think')),
-        # The unknown piece has several characters, so the span is the whole word.
+        # The unknown piece stands for several characters, so the span is the whole word.
         *((PIECES, 'it', 'it'), (PIECES, '1815', '(1815),'), (PIECES, None, ''), (PIECES, 'think', 'think')),
     ],
 )
@@ -146,5 +146,5 @@ def test_long_questions_are_truncated_to_half_of_the_length():
 def test_invalid_texts_raise_an_error():
     with pytest.raises(UserError, match="INPUTS must contain 'context: '"):
         token_alignment.context_start('question: who?')
-    with pytest.raises(UserError, match='INPUTS must be two texts with a tab'):
+    with pytest.raises(UserError, match='INPUTS must be two texts separated by a tab'):
         token_alignment.encode_pair(BYTES, 'one text', 8)

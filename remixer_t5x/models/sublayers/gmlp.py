@@ -246,7 +246,7 @@ class SpatialMixing(nn.Module):
 def _mask_weights(weights: jax.Array, ctx: SequenceContext) -> jax.Array:
     """Returns W with the weights of masked token pairs set to zero, [batch, length, length].
 
-    On GPUs, masking the hidden units instead would give one matmul for the whole batch, which transposes the units.
+    If the hidden units were masked instead, XLA:GPU would merge the batch into one matmul and transpose the units.
     """
     if ctx.prefix is not None:
         is_visible = visible_in_sequence(ctx).mask()[:, 0]
