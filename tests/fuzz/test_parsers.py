@@ -67,9 +67,8 @@ def test_any_document_parses_or_raises_a_one_line_error(tmp_path_factory, conten
 def test_gzipped_documents_and_texts(tmp_path_factory, content):
     for data in (content, gzip.compress(content)):
         path = write_file(tmp_path_factory, data, 'fuzz.txt.gz')
-        result_or_one_line_error(
-            lambda: list(documents.read_documents(path, documents.Layout(), malformed.Malformed(False)))
-        )  # noqa: B023
+        skipped = malformed.Malformed(False)
+        result_or_one_line_error(lambda: list(documents.read_documents(path, documents.Layout(), skipped)))  # noqa: B023
         result_or_one_line_error(lambda: list(text_inputs.TextInputs(path)))  # noqa: B023
 
 
