@@ -29,6 +29,7 @@ def test_programs_are_unloaded_before_there_are_too_many_mappings(monkeypatch):
     loaded = program_cache.count_mappings()
     assert loaded - before > 100
     monkeypatch.setattr(program_cache, 'CHECK_PERIOD', 50)
-    monkeypatch.setattr(program_cache, 'MAX_MAPPINGS', loaded - 1)
+    # Other threads and the buffer that reads the list of mappings change their number by a few.
+    monkeypatch.setattr(program_cache, 'MAX_MAPPINGS', loaded - 50)
     programs.unload_if_many()
     assert program_cache.count_mappings() < loaded - 100
