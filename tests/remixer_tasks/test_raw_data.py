@@ -3,11 +3,13 @@
 import itertools
 import json
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from remixer_t5x.errors import UserError
 from remixer_tasks import catalogue, mixtures, names, vocabularies
+from remixer_tasks.corpora import arrow_files
 
 RTE = [{'premise': f'P {n}.', 'hypothesis': 'H.', 'label': 'entailment', 'idx': n} for n in range(40)]
 CSV = 'premise,hypothesis,label\n"A ""b"",\nc.",d,not_entailment\ne,f,entailment\n'
@@ -80,6 +82,19 @@ def test_the_first_layout_whose_files_exist_is_read(tmp_path):
     assert texts('glue_rte_v002', 'validation', tmp_path) == expected
     write(tmp_path, 'glue/RTE/dev.tsv', 'index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n')
     assert texts('glue_rte_v002', 'validation', tmp_path) == ['rte sentence1: a sentence2: b']
+
+
+def test_the_same_rows_are_always_stored_as_the_same_bytes(tmp_path):
+    """A run resumes after the cache was cleared or on another computer, although its data is fingerprinted.
+
+    The order of fields in a serialized map changes with the process unless they are sorted.
+    """
+    write_rte(tmp_path)
+    source = catalogue.task('super_glue_rte_v102', vocabularies.byte(), str(tmp_path)).source
+    (path,) = source.list_shards('train')
+    fields = [b'hypothesis', b'idx', b'label', b'premise']
+    records = arrow_files.Documents([path]).at(np.arange(len(RTE)))
+    assert all(sorted(fields, key=bytes(record).index) == fields for record in records)
 
 
 def test_folders_are_searched_in_order(tmp_path, monkeypatch):

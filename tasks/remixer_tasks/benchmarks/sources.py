@@ -149,7 +149,7 @@ class LabelledSource(seqio.DataSource):
             raise UserError(data_files.missing_files_message(self._dataset, split, self._data_dir))
         layout, paths = raw
         states = [cache.file_state(path) for path in paths]
-        name = cache.key('rows 2', self._dataset.name, split, sorted(self._dataset.features), states)
+        name = cache.key('rows 3', self._dataset.name, split, sorted(self._dataset.features), states)
         folder = cache.root() / 'rows' / name
         if not folder.exists():
             with cache.add_entry(folder) as temporary:
@@ -170,7 +170,7 @@ class LabelledSource(seqio.DataSource):
 
     def _serialize(self, example: Example) -> bytes:
         features = {name: _encode_feature(kind, example[name]) for name, kind in self._dataset.features.items()}
-        return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+        return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString(deterministic=True)
 
 
 def _encode_feature(kind: str, value: Any) -> tf.train.Feature:
