@@ -30,9 +30,7 @@ def check_inside(folder: str | os.PathLike[str]) -> None:
                     elif not entry.is_file(follow_symlinks=False):
                         _check_entry(entry.path, roots, root)
         except OSError as error:
-            raise UserError(
-                f'{one_line(current)} must be readable ({error.strerror}); check its permissions'
-            ) from error
+            raise UserError(f'{one_line(current)} cannot be read ({error.strerror}); check its permissions') from error
 
 
 def resolve_inside(folder: str | os.PathLike[str], name: object, source: str) -> pathlib.Path:

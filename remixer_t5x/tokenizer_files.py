@@ -23,7 +23,7 @@ def read_config(folder: pathlib.Path) -> Mapping[str, Any]:
 def read_added_tokens(folder: pathlib.Path) -> dict[str, int]:
     """Returns the ids of added tokens, by token. Added tokens are matched before the rest of the text is tokenized.
 
-    Raises UserError if a token strips the surrounding text or matches only whole words.
+    Raises UserError for unsupported options of a token: stripping of surrounding spaces, or matching only whole words.
     """
     entries: list[Any] = []
     by_id = read_config(folder).get('added_tokens_decoder')

@@ -67,8 +67,8 @@ class Files:
                 path = root + '/'.join(parts[:end])
                 found = [name for name in (f'{path}.py', f'{path}/__init__.py') if name in self.names]
                 if found:
-                    # The top-level package mentions all modules that it imports lazily, so its dependencies are
-                    # skipped.
+                    # Excludes the top-level package: it names every module that it imports lazily, so all files would
+                    # depend on all others.
                     packages = [f'{root}{"/".join(parts[:k])}/__init__.py' for k in range(2, end)]
                     yield from (name for name in (*found, *packages) if name in self.names)
                     break
@@ -95,7 +95,7 @@ class Files:
             return {*self._statement_files(text), *self._mentioned_files(text)} - {name}
         tree = ast.parse(text)
         if name.startswith(('remixer_t5x/', 'tasks/')):
-            # A path counts only if it is a complete string, because comments and messages mention files as examples.
+            # Only a string that consists of a path is a dependency: comments and messages also name files as examples.
             strings: set[object] = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
             return {*self._imported_files(tree), *self._string_files(strings)} - {name}
         found = {*self._imported_files(tree), *self._mentioned_files(text)}

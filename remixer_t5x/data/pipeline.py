@@ -205,6 +205,6 @@ def check_divisible(batch_size: int, count: int, kind: str = 'hosts') -> None:
     """Raises UserError if the batch size is not a multiple of `count`, the number of hosts or streams."""
     if batch_size % count:
         raise UserError(
-            f'BATCH_SIZE must be a multiple of the {count} {kind}, got {batch_size}; use '
+            f'BATCH_SIZE must be a multiple of {count}, the number of {kind}, got {batch_size}; use '
             f'{-(-batch_size // count) * count}'
         )

@@ -80,7 +80,7 @@ class Clock:
         self._paused += seconds
 
     def wait_for_data(self, seconds: float) -> None:
-        """Adds the seconds that the host waited for a batch. The device may have been busy during this time."""
+        """Adds to the total time that the host waited for batches. The device may have been busy during this time."""
         self._waited += seconds
 
     def lap(self, step: int) -> dict[str, float]:

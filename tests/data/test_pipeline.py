@@ -209,7 +209,7 @@ def test_invalid_settings_raise_an_error(task):
         'BATCH_SIZE must be': lambda: change(batch_size=0),
         'use 6': lambda: task_batches.TrainBatches(config, 0, 3),
         'set STREAMS = 2': lambda: task_batches.TrainBatches(change(streams=4), streams=2),
-        'multiple of the 3 streams, got 4; use 6': lambda: change(streams=3),
+        'multiple of 3, the number of streams, got 4; use 6': lambda: change(streams=3),
         'STREAMS must be': lambda: change(streams=True),
         'SEED must be': lambda: change(seed=None),
         'set VOCAB_SIZE to 384': lambda: pipeline.prepare_data(config, 256),

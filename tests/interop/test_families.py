@@ -208,7 +208,7 @@ ONES = np.ones(60, np.float32)
     [
         ('t5_v1_1_tiny', {'d_model': 16}, 'has shape (96, 32), but config.json requires (96, 16)'),
         ('t5_v1_1_tiny', {'num_layers': 3}, 'lacks the weight encoder.block.2'),
-        ('t5_v1_1_tiny', {'num_decoder_layers': 1}, 'has the weight decoder.block.1'),
+        ('t5_v1_1_tiny', {'num_decoder_layers': 1}, 'the weight decoder.block.1'),
         ('t5_v1_1_tiny', {'tie_word_embeddings': True}, 'weights contain lm_head.weight'),
         ('t5_v1_1_tiny', {'encoder.embed_tokens.weight': np.zeros((96, 32), np.float32)}, 'differs from shared.weight'),
         ('t5_v1_1_tiny', {'encoder.final_layer_norm.weight': np.ones(32, np.int8)}, 'got I8'),

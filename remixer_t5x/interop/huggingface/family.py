@@ -320,8 +320,8 @@ class Family(abc.ABC):
         extra = [name for name in sorted({*tensors} - {*shapes, *self.copies}) if not re.fullmatch(self.ignored, name)]
         if extra:
             raise UserError(
-                f'{folder} has the weight {_format_first(extra)}, which is not a weight of {self.hf_class} with this '
-                'config.json; use the config.json that belongs to the weights'
+                f'{folder} contains the weight {_format_first(extra)}, which a {self.hf_class} with this config.json '
+                'does not have; use the config.json that belongs to the weights'
             )
         for copy, name in self.copies.items():
             if copy in tensors and copy not in shapes and not np.array_equal(tensors[copy], tensors[name]):

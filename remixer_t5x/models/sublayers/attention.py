@@ -99,9 +99,9 @@ class SelfAttention(_T5Attention):
     """T5's self-attention, a token mixer.
 
     Attributes:
-        position_bias: factory of a module (number of keys, ctx) -> bias, to give each layer a separate position bias as
-            in umT5 (Chung et al. 2023). If None, all layers of the stack share one bias, as in T5.
-        rotary: factory of a module (x, ctx) -> x that rotates queries and keys by their positions, or None.
+        position_bias: creates a module that maps (number of keys, ctx) to a bias, so that each layer has a separate
+            position bias as in umT5 (Chung et al. 2023). If None, all layers of the stack share one bias, as in T5.
+        rotary: creates a module that maps (x, ctx) to x, rotated by the positions of the tokens, or None.
         sliding_window: tokens attend only to tokens at a distance below this number, in both directions in an encoder
             and only backwards in a decoder. None disables the limit. For encoders of Hugging Face transformers, set
             `config.sliding_window + 1`, because they also attend to tokens at the distance `config.sliding_window`.
@@ -182,7 +182,7 @@ class RelativeAttention(ScaledAttention):
     baseline "rel pos - attn" in the gMLP paper (Liu et al. 2021, table 3), a Random Synthesizer (Tay et al. 2020).
 
     Attributes:
-        position_bias: factory of a module (number of keys, ctx) -> bias.
+        position_bias: creates a module that maps (number of keys, ctx) to a bias.
         content: whether the attention logits include the product of queries and keys.
     """
 

@@ -190,7 +190,7 @@ def _count_prefix(sentence: Sequence[str], words: Sequence[str]) -> int:
 
 
 def _restore_case(candidate: str, sentence: str) -> str:
-    """Restores the candidate's case and punctuation from the sentence; strips a final mark and possessive 's."""
+    """Restores the candidate's case and punctuation from the sentence, without final punctuation or possessive 's."""
     pattern = ' '.join(f'{re.escape(word)}[{re.escape(_MARKS)}]?' for word in candidate.split(' '))
     match = re.search(pattern, sentence, re.IGNORECASE)
     if not match:

@@ -135,8 +135,8 @@ def noise_mask(length: tf.Tensor, hidden: tf.Tensor, spans: tf.Tensor, seed: tf.
 def corrupt(tokens: tf.Tensor, mask: tf.Tensor, vocabulary: seqio.Vocabulary) -> dict[str, tf.Tensor]:
     """Builds {'inputs', 'targets'}, int32 ids with EOS, from a segment [n] and its noise mask [n].
 
-    Sentinels count down from the vocabulary's last id. mask[0] is False, so the sentinel of a span can replace the
-    visible token before it in the targets.
+    Sentinels count down from the vocabulary's last id. mask[0] is False, so every span follows a visible token, whose
+    place in the targets the sentinel takes.
     """
     last, _ = sentinels.first_and_count(vocabulary)
     eos = [vocabulary.eos_id]

@@ -108,7 +108,9 @@ class BytePairs(Vocabulary):
         added = tokenizer_files.read_added_tokens(folder)
         ids = list({**pieces, **added}.values())
         if sorted(map(str, ids)) != sorted(map(str, range(len(ids)))) or not 0 <= self.end_id < len(ids):
-            raise UserError(f'the ids in {folder} are not the numbers from 0 to {len(ids) - 1}; download it again')
+            raise UserError(
+                f'the token ids in {folder} must be 0 to {len(ids) - 1} without gaps; download the folder again'
+            )
         end = next(piece for piece, index in {**pieces, **added}.items() if index == self.end_id)
         pairs = [pair.split(' ') if isinstance(pair, str) else pair for pair in merges]
         ranked = [
