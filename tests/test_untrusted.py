@@ -16,7 +16,7 @@ from remixer_t5x.evaluate import results, text_inputs
 from remixer_tasks import vocabularies
 from remixer_tasks.benchmarks import raw_rows
 from remixer_tasks.corpora import documents
-from remixer_tasks.files import malformed
+from remixer_tasks.files import bad_records
 from tests.support.error_lines import error_message
 from tests.support.untrusted_inputs import Malicious
 
@@ -63,13 +63,13 @@ def test_unsafe_calls_are_detected(text):
 
 def document_reader(extension):
     layout = documents.Layout(extension)
-    return lambda path: list(documents.read_documents(str(path), layout, malformed.Malformed(strict=True)))
+    return lambda path: list(documents.read_documents(str(path), layout, bad_records.BadRecords(strict=True)))
 
 
 READERS = {
     **{extension: document_reader(extension) for extension in ('txt', 'jsonl', 'tsv', 'parquet')},
-    'rows jsonl': lambda path: list(raw_rows.jsonl(str(path))),
-    'rows csv': lambda path: list(raw_rows.csv(str(path))),
+    'rows jsonl': lambda path: list(raw_rows.read_jsonl(str(path))),
+    'rows csv': lambda path: list(raw_rows.read_csv(str(path))),
     'rows json': lambda path: raw_rows.parse_json_file(str(path)),
     'vocabulary': lambda path: vocabularies.sentencepiece(str(path)).vocab_size,
     'predictions': lambda path: results.read_predictions(str(path)),

@@ -26,7 +26,7 @@ from remixer_t5x.train import progress
 from remixer_tasks import vocabularies
 from remixer_tasks.benchmarks import raw_rows
 from remixer_tasks.files import cache, row_files
-from remixer_tasks.files.malformed import Malformed
+from remixer_tasks.files.bad_records import BadRecords
 from remixer_tasks.vocabulary import byte_pairs, sentencepiece_vocabulary
 from tests.support import untrusted_inputs
 from tests.support.untrusted_inputs import result_or_one_line_error
@@ -59,7 +59,7 @@ def read_texts(path):
 
 def read_rows(path):
     for kind in ('jsonl', 'tsv', 'csv'):
-        skipped = Malformed(strict=False)
+        skipped = BadRecords(strict=False)
         layout = row_files.RowLayout(kind)
         rows = result_or_one_line_error(lambda: list(row_files.read(str(path), layout, skipped)))  # noqa: B023
         str(rows).encode()
@@ -158,7 +158,7 @@ READERS = {
     'finished_commands': folder_reader(sweep.FINISHED, sweep.Sweep),
     'cache_file_list': folder_reader(cache.FILE_LIST, cache.check_files),
     'published_json': lambda path: raw_rows.parse_json_file(str(path)),
-    'published_rows': lambda path: [str(row).encode() for row in raw_rows.jsonl(str(path))],
+    'published_rows': lambda path: [str(row).encode() for row in raw_rows.read_jsonl(str(path))],
     'rows': read_rows,
     'saved_vocabulary': folder_reader(task_vocabulary.INDEX, lambda folder: vocabularies.saved(str(folder))),
     'saved_words': folder_reader(

@@ -52,14 +52,14 @@ def run(args: argparse.Namespace) -> None:
 
 def _read_pairs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     from remixer_tasks.files import row_files
-    from remixer_tasks.files.malformed import Malformed
+    from remixer_tasks.files.bad_records import BadRecords
     from remixer_tasks.text_pairs import Template
 
     templates = Template(args.inputs, '--inputs'), Template(args.targets, '--targets')
     numbered = all(name.isdecimal() for template in templates for name in template.columns)
     path = os.path.expanduser(args.pairs)
     # Malformed rows raise an error, because skipping a row would change the numbers of all later rows.
-    for number, row in row_files.read(path, row_files.RowLayout(numbered=numbered), Malformed(strict=True)):
+    for number, row in row_files.read(path, row_files.RowLayout(numbered=numbered), BadRecords(strict=True)):
         for template in templates:
             if not set(template.columns) <= row.keys():
                 raise template.missing_column(list(row))

@@ -30,7 +30,7 @@ _MARK = '@module:'
 
 
 @dataclasses.dataclass(frozen=True)
-class Counts:
+class ModelCounts:
     """Parameter and FLOP counts of a model.
 
     Attributes:
@@ -57,7 +57,7 @@ class Counts:
         return TRAINING_FORWARD_PASSES * self.total_forward_flops
 
 
-def count_model(model: Model, feature_lengths: Mapping[str, int] | None) -> Counts:
+def count_model(model: Model, feature_lengths: Mapping[str, int] | None) -> ModelCounts:
     """Counts the parameters and FLOPs of a model.
 
     Args:
@@ -67,7 +67,7 @@ def count_model(model: Model, feature_lengths: Mapping[str, int] | None) -> Coun
     return count_row(model, batch_formats.abstract_batch(model.model_type, feature_lengths))
 
 
-def count_row(model: Model, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Counts:
+def count_row(model: Model, batch: Mapping[str, jax.ShapeDtypeStruct]) -> ModelCounts:
     """Counts the parameters and FLOPs of a model for one row of a batch, treated as one example."""
     row = {
         name: jax.ShapeDtypeStruct((1, *array.shape[1:]), array.dtype)
@@ -76,7 +76,7 @@ def count_row(model: Model, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Counts
     }
     shapes = {name: array.shape for name, array in row.items()}
     params = nn.unbox(interface.param_shapes(model, shapes))
-    return Counts(
+    return ModelCounts(
         parameters=count_parameters(params),
         forward_flops=flops_per_module(model.loss, params, row),
         tokens=sum(batch_formats.token_lengths(shapes)),

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from remixer_t5x.costs.step_memory import Step, StepMemory, bytes_per_device
+from remixer_t5x.costs.step_memory import StepMemory, StepSpec, bytes_per_device
 from remixer_t5x.devices import mesh
 from remixer_t5x.optim import optimizer
 
@@ -22,7 +22,7 @@ class SettingChange(NamedTuple):
 
     flag: str
     value: str | int
-    step: Step
+    step: StepSpec
 
 
 class MemoryTrial(NamedTuple):
@@ -35,11 +35,11 @@ class MemoryTrial(NamedTuple):
 
 
 def search_changes(
-    step: Step,
+    step: StepSpec,
     memory: StepMemory,
     available: int,
     recomputing_model: Any,
-    measure: Callable[[Step], StepMemory],
+    measure: Callable[[StepSpec], StepMemory],
     limit: int,
 ) -> Iterator[MemoryTrial]:
     """Tries cumulative changes until the step uses at most `available` bytes. Yields each tried change.
@@ -53,7 +53,7 @@ def search_changes(
         limit: maximum number of compilations.
     """
 
-    def full_remat(step: Step, memory: StepMemory) -> SettingChange | None:
+    def full_remat(step: StepSpec, memory: StepMemory) -> SettingChange | None:
         changed = dataclasses.replace(step, model=recomputing_model)
         return (
             SettingChange('--gin.REMAT_POLICY', '@stack.full_remat', changed)
@@ -80,14 +80,14 @@ def search_changes(
                 return
 
 
-def _double_microbatches(step: Step, memory: StepMemory) -> SettingChange | None:
+def _double_microbatches(step: StepSpec, memory: StepMemory) -> SettingChange | None:
     microbatches = 2 * step.microbatches
     if step.rows % (step.partitioner.batch_shards * microbatches):
         return None
     return SettingChange('--gin.MICROBATCHES', microbatches, dataclasses.replace(step, microbatches=microbatches))
 
 
-def _double_fsdp(step: Step, memory: StepMemory) -> SettingChange | None:
+def _double_fsdp(step: StepSpec, memory: StepMemory) -> SettingChange | None:
     data, fsdp, tensor = step.partitioner.mesh.shape.values()
     if data % 2:
         return None
@@ -97,7 +97,7 @@ def _double_fsdp(step: Step, memory: StepMemory) -> SettingChange | None:
     return SettingChange('--mesh', text, dataclasses.replace(step, partitioner=partitioner))
 
 
-def _halve_batch(step: Step, memory: StepMemory) -> SettingChange | None:
+def _halve_batch(step: StepSpec, memory: StepMemory) -> SettingChange | None:
     rows = step.rows // 2
     if rows < 1 or rows % (step.partitioner.batch_shards * step.microbatches):
         return None
@@ -105,7 +105,7 @@ def _halve_batch(step: Step, memory: StepMemory) -> SettingChange | None:
     return SettingChange('--gin.BATCH_SIZE', rows, dataclasses.replace(step, batch=batch))
 
 
-def _use_adafactor(step: Step, memory: StepMemory) -> SettingChange | None:
+def _use_adafactor(step: StepSpec, memory: StepMemory) -> SettingChange | None:
     factored = optimizer.adafactor(getattr(step.optimizer, 'learning_rate', None) or 1e-3)
     changed = dataclasses.replace(step, optimizer=factored)
     # Skip the compilation if the state would not shrink, for example if the step already uses Adafactor.

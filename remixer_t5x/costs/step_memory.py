@@ -26,7 +26,7 @@ _COMPILER_OPTIONS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class StepSpec:
     """The model, optimizer, mesh and batch of a training step to compile.
 
     `batch` contains the shapes and dtypes of a global batch. The step is compiled for the partitioner's devices, with
@@ -82,7 +82,7 @@ class StepMemory:
     total: int
 
 
-def measure_memory(step: Step) -> StepMemory:
+def measure_memory(step: StepSpec) -> StepMemory:
     """Compiles a step and returns its memory usage.
 
     Raises:
@@ -96,7 +96,7 @@ def measure_memory(step: Step) -> StepMemory:
         return _parse_out_of_memory(_input_bytes(step), str(error))
 
 
-def compile_step(step: Step, for_analysis: bool = True) -> jax.stages.Compiled:
+def compile_step(step: StepSpec, for_analysis: bool = True) -> jax.stages.Compiled:
     """Compiles a step for the partitioner's devices.
 
     Args:
@@ -124,7 +124,7 @@ def compile_step(step: Step, for_analysis: bool = True) -> jax.stages.Compiled:
     return compiler_options.compile_with_options(jitted.lower(step.plan.abstract, step.sharded_batch()), options)
 
 
-def read_memory(step: Step, program: jax.stages.Compiled) -> StepMemory:
+def read_memory(step: StepSpec, program: jax.stages.Compiled) -> StepMemory:
     """Returns the memory usage of the program that `compile_step` returned for `step`."""
     inputs, analysis = _input_bytes(step), program.memory_analysis()
     parts = dict(
@@ -142,7 +142,7 @@ def is_out_of_memory(error: Exception) -> bool:
     return 'RESOURCE_EXHAUSTED' in str(error)
 
 
-def _input_bytes(step: Step) -> dict[str, int]:
+def _input_bytes(step: StepSpec) -> dict[str, int]:
     state = step.plan.abstract
     return dict(
         parameters=bytes_per_device(state.params),

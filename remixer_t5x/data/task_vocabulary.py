@@ -63,7 +63,7 @@ def get_labels(task: seqio.Task) -> tuple[str, ...] | None:
     return tuple(labels) if labels else None
 
 
-def fingerprint(vocab: seqio.Vocabulary) -> str:
+def vocabulary_fingerprint(vocab: seqio.Vocabulary) -> str:
     """Returns a hash of the vocabulary as 16 hex digits."""
     model = getattr(vocab, 'sp_model', None)
     # Hash the words of a word vocabulary, because it has no model file.
@@ -74,7 +74,7 @@ def fingerprint(vocab: seqio.Vocabulary) -> str:
 
 def vocabulary_record(vocab: seqio.Vocabulary) -> str:
     """Returns a text that identifies the vocabulary in checkpoints. A run rejects checkpoints with another record."""
-    return f'{fingerprint(vocab)} of {vocab.vocab_size} ids'
+    return f'{vocabulary_fingerprint(vocab)} of {vocab.vocab_size} ids'
 
 
 def check_ids(name: str, vocab: seqio.Vocabulary, model_vocab_size: int) -> None:

@@ -37,7 +37,7 @@ class GenerativeModel(Model):
         """Returns the input of the output projection, [batch, length, embed], with dropout if `rng` is a key."""
         raise NotImplementedError
 
-    def _build_generation(
+    def _encode_for_generation(
         self, params: Params, inputs: jax.Array, max_length: int, eos_id: int = 1
     ) -> decoding.Generation:
         """Encodes the inputs and returns the model's decoding functions for them."""
@@ -72,7 +72,7 @@ class GenerativeModel(Model):
             choices: token ids [batch, choices, length] int32. Each choice ends with its end token and is padded with
                 0; a choice that contains only padding has the score 0.
         """
-        return decoding.score_choices(self._build_generation(params, inputs, choices.shape[2]), choices)
+        return decoding.score_choices(self._encode_for_generation(params, inputs, choices.shape[2]), choices)
 
     def predict(
         self,
@@ -114,7 +114,7 @@ class GenerativeModel(Model):
         self, params: Params, batch: Batch, max_length: int, eos_id: int = 1, stop_strings: StopStrings | None = None
     ) -> decoding.Generation:
         """Encodes the inputs and returns the decoder's inputs; see `generate` for the arguments."""
-        generation = self._build_generation(params, batch[self.input_array], max_length, eos_id)
+        generation = self._encode_for_generation(params, batch[self.input_array], max_length, eos_id)
         return dataclasses.replace(generation, stop_strings=stop_strings)
 
     def _decoding_params(self, params: Params) -> Params:

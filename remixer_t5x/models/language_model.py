@@ -65,7 +65,7 @@ class LanguageModel(GenerativeModel):
             )
         return batch['decoder_causal_attention'] > 0
 
-    def _build_generation(
+    def _encode_for_generation(
         self, params: Params, prompts: jax.Array, max_length: int, eos_id: int = 1
     ) -> decoding.Generation:
         params = self._decoding_params(params)

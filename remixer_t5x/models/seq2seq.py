@@ -45,7 +45,7 @@ class Seq2Seq(GenerativeModel):
         packed = ('encoder_segment_ids', 'decoder_segment_ids', 'decoder_positions')
         return self._apply('decode_hidden', params, encoded, **select_arrays(batch, *names, *packed), rng=rng)
 
-    def _build_generation(
+    def _encode_for_generation(
         self, params: Params, inputs: jax.Array, max_length: int, eos_id: int = 1
     ) -> decoding.Generation:
         encoded = self.encode(params, inputs)

@@ -88,7 +88,7 @@ def minimum_bytes(model: Seq2Seq, params: Any, inputs: Any, length: int) -> tupl
     """Returns the size in bytes of the parameters that a step reads, and of the full caches."""
 
     def allocate(params, inputs):
-        return model._build_generation(params, inputs, length).allocate(1)
+        return model._encode_for_generation(params, inputs, length).allocate(1)
 
     caches = jax.tree.leaves(jax.eval_shape(allocate, params, inputs))
     output = jax.eval_shape(model.module.output_kernel, params)

@@ -48,7 +48,7 @@ def measure(dataset: tf.data.Dataset, tokens: int) -> tuple[float, float]:
     return tokens / (time.process_time() - processor), tokens / (time.perf_counter() - wall)
 
 
-def stages(documents: tf.data.Dataset, vocabulary: seqio.Vocabulary) -> dict[str, tf.data.Dataset]:
+def pipeline_stages(documents: tf.data.Dataset, vocabulary: seqio.Vocabulary) -> dict[str, tf.data.Dataset]:
     """Returns datasets that each add a pipeline stage, from tokenized documents in memory to batches."""
     features = {name: seqio.Feature(vocabulary, add_eos=True) for name in LENGTHS}
     with seqio.map_seed_manager(0):
@@ -64,7 +64,7 @@ def stages(documents: tf.data.Dataset, vocabulary: seqio.Vocabulary) -> dict[str
     }
 
 
-def baselines(documents: tf.data.Dataset) -> dict[str, tf.data.Dataset]:
+def baseline_pipelines(documents: tf.data.Dataset) -> dict[str, tf.data.Dataset]:
     tokens = documents.map(lambda example: example['targets'])
     return {
         'baseline: join and split with unbatch and batch, no noise': tokens.unbatch()
@@ -132,10 +132,10 @@ def main() -> None:
 
     print(f'{"":<50}{"tokens/s per core":>18}{"tokens/s wall":>15}{"us/example":>12}')
     results = {}
-    for name, dataset in {**stages(documents, vocabulary), **baselines(documents)}.items():
+    for name, dataset in {**pipeline_stages(documents, vocabulary), **baseline_pipelines(documents)}.items():
         results[name] = report(name, measure(dataset, once * repeats))
     results['tokenize'] = report('tokenize (SentencePiece), before all this', measure(tokenized, once))
-    conclude(results)
+    print_conclusion(results)
 
 
 def report(name: str, speeds: tuple[float, float]) -> float:
@@ -143,7 +143,7 @@ def report(name: str, speeds: tuple[float, float]) -> float:
     return speeds[0]
 
 
-def conclude(results: dict[str, float]) -> None:
+def print_conclusion(results: dict[str, float]) -> None:
     """Prints the speed relative to the target, and the slowest stage."""
     names = [name for name in results if name != 'tokenize' and not name.startswith('baseline')]
     speed = results[names[-1]]

@@ -29,7 +29,7 @@ def pass_for_each_example(w_in, value, w_out, ids, examples):
     return mixed
 
 
-def blocks(w_in, value, w_out, ids):
+def mix_blocks(w_in, value, w_out, ids):
     return token_mlp.mix_through_hidden(w_in, value, w_out, ids, ids, packed=True)
 
 
@@ -50,7 +50,7 @@ def tokens_of_blocks(ids):
     return int(np.sum(-(-longest // example_blocks.BLOCK)) * example_blocks.BLOCK)
 
 
-def fastest(runs, repeats):
+def fastest_times(runs, repeats):
     """Runs functions alternately, and returns the time of the fastest run of each function in seconds."""
     best = [float('inf')] * len(runs)
     for _ in range(repeats):
@@ -76,7 +76,7 @@ def main():
     print('|---|---|---|---|---|')
     for examples in args.examples:
         ids = packed_ids(rng, args.rows, args.length, examples)
-        mixes = (functools.partial(pass_for_each_example, examples=examples), blocks)
+        mixes = (functools.partial(pass_for_each_example, examples=examples), mix_blocks)
         compiled = []
         for mix in mixes:
             loss = jax.grad(lambda *both, mix=mix: jnp.sum(jnp.sin(mix(*both, ids))), argnums=(0, 1, 2))  # noqa: B023
@@ -84,7 +84,7 @@ def main():
         results = [run(*arrays) for run in compiled]
         for actual, expected in zip(*results, strict=True):
             np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-4)
-        times = fastest([functools.partial(run, *arrays) for run in compiled], args.repeats)
+        times = fastest_times([functools.partial(run, *arrays) for run in compiled], args.repeats)
         matmuls = 7 * 2 * args.rows * args.width**2 / 1e9
         work = matmuls * args.length * examples, matmuls * tokens_of_blocks(ids)
         print(f'| {examples} | {times[0]:.3f} | {times[1]:.3f} | {work[0]:.1f} | {work[1]:.1f} |', flush=True)

@@ -48,7 +48,7 @@ def attention_operations_per_token(length: int, embed: int, heads: int) -> int:
     return projections + 4 * embed * length**2 + 3 * heads * length**2
 
 
-def formulas(length: int, args: argparse.Namespace) -> dict[str, int]:
+def count_by_formula(length: int, args: argparse.Namespace) -> dict[str, int]:
     """Returns the number of operations according to the formulas of appendix D."""
     return {
         'appendix D: HyperMixing': hyper_mixing_operations(length, args.embed, args.hidden),
@@ -65,7 +65,7 @@ def build_mixer(side: str, name: str, length: int, args: argparse.Namespace) -> 
     return benchmark.build_mixers(args.embed, args.hidden, args.heads, length, args.window)[side][name]()
 
 
-def parameters(module: nn.Module, length: int, embed: int, causal: bool) -> Any:
+def variable_shapes(module: nn.Module, length: int, embed: int, causal: bool) -> Any:
     """Returns the shapes of the module's variables."""
     x = jnp.zeros((1, length, embed))
     shapes = jax.eval_shape(lambda key: module.init(key, x, benchmark.make_context(length, causal)), jax.random.key(0))
@@ -76,7 +76,7 @@ def forward_flops(module: nn.Module, length: int, embed: int, causal: bool) -> f
     """Counts the FLOPs of one example by tracing the module."""
     ctx = benchmark.make_context(length, causal)
     x = jax.ShapeDtypeStruct((1, length, embed), jnp.float32)
-    variables = parameters(module, length, embed, causal)
+    variables = variable_shapes(module, length, embed, causal)
     return counts.total_flops(lambda variables, x: module.apply(variables, x, ctx), variables, x)
 
 
@@ -89,7 +89,7 @@ def forward_seconds(module: nn.Module, length: int, embed: int, causal: bool, ar
         return jnp.asarray(0.1 * rng.normal(size=shape.shape), shape.dtype)
 
     # Parameters are random numbers, because compiling the module's initialization would take longer than this program.
-    variables = jax.tree.map(random, parameters(module, length, embed, causal))
+    variables = jax.tree.map(random, variable_shapes(module, length, embed, causal))
     x = random(jax.ShapeDtypeStruct((1, length, embed), jnp.float32))
     run = jax.jit(lambda variables, x: module.apply(variables, x, ctx)).lower(variables, x).compile()
     if run.memory_analysis().temp_size_in_bytes / 2**30 > args.memory_gb:
@@ -166,8 +166,10 @@ def print_formulas(args: argparse.Namespace) -> None:
     print(
         f"\noperations by the formulas of appendix D, millions (d {args.embed}, d' {args.hidden}, {args.heads} heads)"
     )
-    for name in formulas(args.lengths[0], args):
-        print(f'{name:26s}' + ''.join(f'{formulas(length, args)[name] / 1e6:20,.2f}' for length in args.lengths))
+    for name in count_by_formula(args.lengths[0], args):
+        print(
+            f'{name:26s}' + ''.join(f'{count_by_formula(length, args)[name] / 1e6:20,.2f}' for length in args.lengths)
+        )
 
 
 def plot_figure(results: Results, file: str, args: argparse.Namespace, note: str) -> None:
@@ -188,7 +190,7 @@ def plot_figure(results: Results, file: str, args: argparse.Namespace, note: str
         panel.set_xticks(args.lengths, labels=[f'{length:,}' for length in args.lengths])
         panel.grid(color=drawing.GRID, linewidth=0.5)
         drawing.style_axes(panel, f'Forward pass of one example, {label}', 'length [tokens]', label)
-    formula = [formulas(length, args)['appendix D: HyperMixing'] / 1e6 for length in args.lengths]
+    formula = [count_by_formula(length, args)['appendix D: HyperMixing'] / 1e6 for length in args.lengths]
     panels[1].plot(args.lengths, formula, ':', color=drawing.INK, label='appendix D: HyperMixing')
     panels[1].legend(frameon=False, fontsize=8, handlelength=4, loc='upper left', bbox_to_anchor=(1.01, 1.02))
     figure.suptitle(note, x=0.01, ha='left', fontsize=8, color=drawing.INK)

@@ -42,7 +42,7 @@ def main() -> None:
         for dtype in ('float32', 'bfloat16'):
             files = f'models/{model}.gin', f'sizes/{args.size}.gin'
             built = build_model(*files, VOCAB_SIZE=VOCAB, DTYPE=dtype, **macros)
-            by_dtype[dtype] = liveness.effects(built, inputs, targets)
+            by_dtype[dtype] = liveness.ablation_effects(built, inputs, targets)
         for stack in ('encoder', 'decoder'):
             cells = [
                 f'{name} {moved:.3f}, {by_dtype["bfloat16"][stack, name]:.3f}'

@@ -21,7 +21,7 @@ from remixer_t5x.errors import UserError, import_optional, reason
 from remixer_tasks.corpora.streamed_text import StreamedCorpus
 from remixer_tasks.corpora.text_corpus import TRAIN, ParsedCorpus
 from remixer_tasks.files import cache
-from remixer_tasks.files.malformed import Malformed
+from remixer_tasks.files.bad_records import BadRecords
 from remixer_tasks.text_pairs import Template, encode_pair
 
 Row = dict[str, Any]
@@ -85,7 +85,7 @@ class HubDataset:
         settings = [self.path, self.name, self.revision, self.train_split, self.validation_split]
         return [*settings, *(cache.file_state(str(path)) for path in files)]
 
-    def _read_documents(self, document: Callable[[Row], str], split: str, malformed: Malformed) -> Iterator[str]:
+    def _read_documents(self, document: Callable[[Row], str], split: str, malformed: BadRecords) -> Iterator[str]:
         rows, _ = self._load_split(split)
         parser = _RowParser(f'{self.path}, split {split}', rows.features, document, malformed)
         texts = (parser.parse(row, number) for number, row in enumerate(rows, start=1))
@@ -201,7 +201,7 @@ class _RowParser:
     where: str
     features: Mapping[str, Any] | None
     document: Callable[[Row], str]
-    malformed: Malformed
+    malformed: BadRecords
 
     def parse(self, row: Row, number: int, part: str = '') -> str | None:
         """Converts a row to a text; returns None for a malformed or empty row. Messages contain `number` and `part`."""
@@ -221,7 +221,7 @@ class _RowParser:
         return text
 
 
-class _MalformedWithWarning(Malformed):
+class _MalformedWithWarning(BadRecords):
     """Warns about the first malformed row immediately, because a stream never prints a summary."""
 
     def record(self, path: str, line: int, reason: str) -> None:

@@ -12,7 +12,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache, row_files
-from remixer_tasks.files.malformed import Malformed
+from remixer_tasks.files.bad_records import BadRecords
 from remixer_tasks.files.row_files import LONGEST
 from remixer_tasks.local_files import Files, describe, expand, expand_held_out
 from remixer_tasks.text_pairs import MissingColumn, PairTexts, Template, column_names, encode_pair
@@ -82,7 +82,7 @@ def corpus(
 
 def _read_pairs(
     paths: Sequence[str],
-    malformed: Malformed,
+    malformed: BadRecords,
     layout: row_files.RowLayout,
     templates: tuple[Template, Template],
     columns: Sequence[str],

@@ -2,7 +2,7 @@
 
 This module does not register names with seqio, so that `import t5.data.mixtures` still works. If seqio's registry
 contains a name, the registered task is used. `remixer_tasks.registered` adds all names to the registry. In gin:
-`MIXTURE_OR_TASK_NAME = 'en_mix'`, which every command passes to `provider`.
+`MIXTURE_OR_TASK_NAME = 'en_mix'`, which every command passes to `find_provider`.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def find_task(name: str, vocabulary: seqio.Vocabulary | None = None, data_dir: s
     return MAKERS[name](vocabulary or vocabularies.sentencepiece(), data_dir)
 
 
-def provider(
+def find_provider(
     name: str, vocabulary: seqio.Vocabulary | None = None, data_dir: str | None = None
 ) -> str | seqio.Task | seqio.Mixture:
     """Returns `name` if seqio's registry contains it, otherwise the task or mixture `find_task(name)`."""
@@ -143,12 +143,12 @@ def provider(
     return find_task(name, vocabulary, data_dir)
 
 
-def providers(
+def find_providers(
     names: str | Sequence[str], vocabulary: seqio.Vocabulary | None = None, data_dir: str | None = None
 ) -> list[str | seqio.Task | seqio.Mixture]:
-    """Applies `provider` to each name in a list or a comma-separated string."""
+    """Applies `find_provider` to each name in a list or a comma-separated string."""
     names = names.split(',') if isinstance(names, str) else names
-    return [provider(name.strip(), vocabulary, data_dir) for name in names]
+    return [find_provider(name.strip(), vocabulary, data_dir) for name in names]
 
 
 def mixture(
@@ -176,7 +176,7 @@ def mixture(
         raise UserError("TASKS must contain a task, got none; set TASKS = ['super_glue_rte_v102', 'conj_nli_v001']")
     by_name: dict[str, seqio.Task] = {}
     for task in tasks:
-        resolved = provider(task, vocabulary, data_dir) if isinstance(task, str) else task
+        resolved = find_provider(task, vocabulary, data_dir) if isinstance(task, str) else task
         resolved = seqio.get_mixture_or_task(resolved) if isinstance(resolved, str) else resolved
         by_name.update((subtask.name, subtask) for subtask in seqio.get_subtasks(resolved))
     features = {name: ' and '.join(task.output_features) for name, task in by_name.items()}

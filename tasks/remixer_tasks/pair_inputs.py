@@ -10,7 +10,7 @@ from typing import Any
 
 from remixer_t5x.errors import UserError
 from remixer_tasks.files import row_files
-from remixer_tasks.files.malformed import Malformed
+from remixer_tasks.files.bad_records import BadRecords
 from remixer_tasks.text_pairs import Template, UnusableRow
 
 _AS_TEXT = 'or, for complete input texts, --gin.INPUT_TEMPLATE=None'
@@ -78,7 +78,7 @@ class RowTexts:
         return self.lines.shown
 
     def __iter__(self) -> Iterator[str]:
-        malformed = Malformed(True, 'correct --input or the file', 'correct or remove the row')
+        malformed = BadRecords(True, 'correct --input or the file', 'correct or remove the row')
         for number, row in row_files.read(os.path.expanduser(self.lines.path), self.layout, malformed):
             try:
                 yield self.template.fill(row)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache
-from remixer_tasks.files.malformed import Malformed
+from remixer_tasks.files.bad_records import BadRecords
 
 # Folders to skip: tests and tools have few docstrings, and all modules in `encodings` have the same docstring.
 _SKIPPED = {
@@ -33,7 +33,7 @@ def corpus(validation_fraction: float = 0.05) -> ParsedCorpus:
     )
 
 
-def read(malformed: Malformed) -> Iterator[str]:
+def read(malformed: BadRecords) -> Iterator[str]:
     """Yields pydoc's topics, then the docstrings of every module and of its top-level classes and functions."""
     yield from topics()
     root = Path(sysconfig.get_path('stdlib'))

@@ -174,7 +174,7 @@ def task(
     """
     metric_fns, names = text_metrics.select_metrics(metrics), column_names(columns, metrics_by)
     postprocess = text_metrics.keep_group(metrics_by) if metrics_by else None
-    metric_fns = [text_metrics.by_group(metric) for metric in metric_fns] if metrics_by else metric_fns
+    metric_fns = [text_metrics.metric_by_group(metric) for metric in metric_fns] if metrics_by else metric_fns
     to_text = functools.partial(decode_pair, columns=names)
     return text_task.build_task(name, corpus.source(), to_text, vocabulary, metric_fns, postprocess)
 

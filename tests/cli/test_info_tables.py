@@ -3,11 +3,11 @@
 import pytest
 
 from remixer_t5x.cli.info import memory, model, sharding
-from remixer_t5x.costs.counts import Counts
+from remixer_t5x.costs.counts import ModelCounts
 from remixer_t5x.costs.step_memory import StepMemory
 from remixer_t5x.devices.partition import ShardingRow
 
-COUNTS = Counts(
+COUNTS = ModelCounts(
     parameters={('b', 'only', 'kernel'): 6, ('a', 'x', 'kernel'): 1, ('a', 'y', 'kernel'): 2, ('a', 'scale'): 4},
     forward_flops={(): 5.0, ('a', 'x'): 10.0, ('a', 'y'): 20.0, ('b', 'only'): 65.0},
     tokens=10,

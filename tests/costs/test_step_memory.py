@@ -9,7 +9,7 @@ import pytest
 from flax import linen as nn
 
 from remixer_t5x.costs import memory_advice, step_memory
-from remixer_t5x.costs.step_memory import Step, StepMemory
+from remixer_t5x.costs.step_memory import StepMemory, StepSpec
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.optim import optimizer
@@ -36,7 +36,7 @@ class TableModel:
 def step(rows=ROWS, partitioner=None, make=optimizer.adamw_rms, **settings):
     batch = {'tokens': jax.ShapeDtypeStruct((rows, LENGTH), jnp.int32)}
     partitioner = partitioner or Partitioner(devices=jax.devices()[:1])
-    return Step(TableModel(), make(0.01), partitioner, batch, **settings)
+    return StepSpec(TableModel(), make(0.01), partitioner, batch, **settings)
 
 
 @pytest.fixture(scope='module')
@@ -86,7 +86,7 @@ def test_an_out_of_memory_error_reports_the_memory_used(message, total):
 REMAT_MODEL = TableModel()
 
 
-def estimate_memory(step: Step) -> StepMemory:
+def estimate_memory(step: StepSpec) -> StepMemory:
     """Replaces the compiler by a formula for the memory of one device."""
     data, fsdp, _ = step.partitioner.mesh.shape.values()
     parameters = 4 * VOCAB * EMBED // fsdp

@@ -226,7 +226,7 @@ def test_an_empty_split_raises_an_error(tiny):
 
 def test_vocabulary_fingerprints_differ():
     vocabularies = (seqio.ByteVocabulary(), seqio.ByteVocabulary(100), seqio.PassThroughVocabulary(359))
-    assert len({task_vocabulary.fingerprint(vocabulary) for vocabulary in vocabularies}) == 3
+    assert len({task_vocabulary.vocabulary_fingerprint(vocabulary) for vocabulary in vocabularies}) == 3
 
 
 def test_saved_positions_are_small(tiny):

@@ -46,7 +46,7 @@ def test_span_answers_equal_transformers():
     answers = [[text() for _ in range(rng.integers(0, 3))] for _ in range(2000)]
     predictions = [str(rng.choice([*row, text(), ''])) for row in answers]
     targets = [json.dumps({'text': row, 'answer_start': [0] * len(row)}) for row in answers]
-    assert text_metrics.span_answers(targets, predictions) == pytest.approx(SQUAD, rel=1e-12)
+    assert text_metrics.span_metrics(targets, predictions) == pytest.approx(SQUAD, rel=1e-12)
 
 
 def test_best_span_is_the_best_of_all_pairs():
@@ -93,6 +93,6 @@ def test_spearman_equals_scipy():
     rng = np.random.default_rng(0)
     scores = rng.integers(0, 6, 1000)
     cosines = np.tanh(0.3 * scores + rng.standard_normal(1000))
-    values = text_metrics.regression([str(score) for score in scores], [f'{cosine:.6g}' for cosine in cosines])
+    values = text_metrics.regression_metrics([str(score) for score in scores], [f'{cosine:.6g}' for cosine in cosines])
     expected = scipy.stats.spearmanr(scores, np.array([float(f'{cosine:.6g}') for cosine in cosines])).statistic
     assert values['spearman_corrcoef'] == pytest.approx(100 * expected, rel=1e-12)

@@ -19,7 +19,7 @@ from remixer_t5x.evaluate import text_inputs
 from remixer_tasks import vocabularies
 from remixer_tasks.benchmarks import raw_rows
 from remixer_tasks.corpora import documents
-from remixer_tasks.files import malformed
+from remixer_tasks.files import bad_records
 from remixer_tasks.vocabulary import words_and_bytes
 from tests.support.untrusted_inputs import result_or_one_line_error
 
@@ -52,7 +52,7 @@ def test_any_document_parses_or_raises_a_one_line_error(tmp_path_factory, conten
     path = write_file(tmp_path_factory, content)
     for field in ('text', 1):
         layout = documents.Layout(kind, field, txt_documents, longest=40)
-        skipped = malformed.Malformed(strict)
+        skipped = bad_records.BadRecords(strict)
         texts = result_or_one_line_error(lambda: list(documents.read_documents(path, layout, skipped)))  # noqa: B023
         assert len(skipped.summary().splitlines()) < 2
         for document in texts or ():
@@ -67,7 +67,7 @@ def test_any_document_parses_or_raises_a_one_line_error(tmp_path_factory, conten
 def test_gzipped_documents_and_texts(tmp_path_factory, content):
     for data in (content, gzip.compress(content)):
         path = write_file(tmp_path_factory, data, 'fuzz.txt.gz')
-        skipped = malformed.Malformed(False)
+        skipped = bad_records.BadRecords(False)
         result_or_one_line_error(lambda: list(documents.read_documents(path, documents.Layout(), skipped)))  # noqa: B023
         result_or_one_line_error(lambda: list(text_inputs.TextInputs(path)))  # noqa: B023
 
@@ -81,7 +81,7 @@ def test_gzipped_documents_and_texts(tmp_path_factory, content):
 @example(b'a,b\n\0,1\n')
 def test_any_raw_rows_parse_or_raise_a_one_line_error(tmp_path_factory, content):
     path = write_file(tmp_path_factory, content)
-    for reader in (raw_rows.jsonl, raw_rows.tsv, raw_rows.csv, raw_rows.lines):
+    for reader in (raw_rows.read_jsonl, raw_rows.read_tsv, raw_rows.read_csv, raw_rows.read_lines):
         result_or_one_line_error(lambda: list(reader(path)))  # noqa: B023
     result_or_one_line_error(lambda: raw_rows.parse_json_file(path))
 

@@ -9,12 +9,12 @@ import pytest
 from remixer_tasks import local_files
 from remixer_tasks.benchmarks import raw_rows
 from remixer_tasks.corpora import documents
-from remixer_tasks.files.malformed import Malformed
+from remixer_tasks.files.bad_records import BadRecords
 from tests.support.error_lines import error_message
 
 
 def read(path, strict=False, **layout):
-    skipped = Malformed(strict)
+    skipped = BadRecords(strict)
     return list(documents.read_documents(str(path), documents.Layout(**layout), skipped)), skipped.summary()
 
 
@@ -88,7 +88,7 @@ def test_longest_sets_the_limit_of_a_document(tmp_path):
     path = tmp_path / 'a.txt'
     path.write_bytes(b'\n\n'.join(b'%d ' % number + b'x' * number for number in range(100)))
     corpora = [local_files.corpus(str(path), longest=n) for n in (30, 80, 50_000_000)]
-    assert [len(list(corpus.read[0](Malformed(False)))) for corpus in corpora] == [27, 77, 100]
+    assert [len(list(corpus.read[0](BadRecords(False)))) for corpus in corpora] == [27, 77, 100]
     assert len({corpus.identity for corpus in corpora}) == 3
     message = 'LONGEST_DOCUMENT must be a whole number of at least 1, got 0'
     assert message in error_message(lambda: local_files.corpus(str(path), longest=0))
@@ -125,8 +125,8 @@ def test_pipes_folders_and_deleted_files_are_rejected(tmp_path, monkeypatch):
 def test_malformed_rows_of_published_files_are_never_skipped(tmp_path, monkeypatch):
     path = tmp_path / 'a'
     path.write_bytes(b'{"a": 1}\n{"a": "\0"}\n')
-    assert ':2: a NUL character' in error_message(lambda: list(raw_rows.jsonl(str(path))))
+    assert ':2: a NUL character' in error_message(lambda: list(raw_rows.read_jsonl(str(path))))
     monkeypatch.setattr(raw_rows.row_files, 'LONGEST', 8)
-    assert ':2: the line has more than' in error_message(lambda: list(raw_rows.lines(str(path))))
+    assert ':2: the line has more than' in error_message(lambda: list(raw_rows.read_lines(str(path))))
     monkeypatch.setattr(raw_rows, 'MAX_JSON_BYTES', 8)
     assert 'at most 8 bytes' in error_message(raw_rows.parse_json_file, str(path))

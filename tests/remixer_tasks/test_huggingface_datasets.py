@@ -8,7 +8,7 @@ import seqio
 
 from remixer_t5x.errors import UserError
 from remixer_tasks import huggingface_datasets, text_pairs
-from remixer_tasks.files.malformed import Malformed
+from remixer_tasks.files.bad_records import BadRecords
 
 datasets = pytest.importorskip('datasets', reason='datasets is not installed: pip install datasets')
 from remixer_tasks.huggingface_datasets import HubDataset  # noqa: E402 (after the skip)
@@ -57,7 +57,7 @@ def test_a_schema_error_is_shown_with_its_cause(tmp_path):
         (tmp_path / f'train-{index}.jsonl').write_text(json.dumps(row) + '\n')
     corpus = huggingface_datasets.corpus(HubDataset(str(tmp_path)))
     with pytest.raises(UserError, match='extra') as error:
-        list(corpus.read(Malformed(strict=False)))
+        list(corpus.read(BadRecords(strict=False)))
     assert 'use a folder' not in str(error.value) and '\n' not in str(error.value)
 
 

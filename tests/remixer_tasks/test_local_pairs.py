@@ -18,7 +18,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.text_inputs import TextInputs
 from remixer_tasks import local_pairs, pair_inputs, text_pairs
 from remixer_tasks.files import row_files
-from remixer_tasks.files.malformed import Malformed
+from remixer_tasks.files.bad_records import BadRecords
 
 BYTES = seqio.ByteVocabulary(extra_ids=100)
 ROWS = [{'question': f'is {i}, "{i}" even?', 'label': 'yes' if i % 2 == 0 else 'no', 'id': str(i)} for i in range(40)]
@@ -53,7 +53,7 @@ def texts(task, split):
 def read_pairs(folder, name, content, inputs='q', targets='a', **settings):
     """Writes a file; returns its pairs and the summary of the skipped rows."""
     (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    skipped = Malformed(strict=False)
+    skipped = BadRecords(strict=False)
     corpus = local_pairs.corpus(str(folder / name), inputs, targets, **settings)
     return [tuple(pair.split(text_pairs.SEPARATOR)) for pair in corpus.read(skipped)], skipped.summary()
 
@@ -90,7 +90,7 @@ def test_csv_is_read_as_python_writes_it(tmp_path_factory, rows):
     csv.writer(text).writerows([('a', 'b'), *clean])
     path = tmp_path_factory.mktemp('csv') / 'rows.csv'
     path.write_bytes(text.getvalue().encode())
-    read = row_files.read(str(path), row_files.RowLayout(), Malformed(strict=True))
+    read = row_files.read(str(path), row_files.RowLayout(), BadRecords(strict=True))
     assert [(row['a'], row['b']) for _, row in read] == clean
 
 
@@ -226,7 +226,7 @@ def test_a_wrong_setting_is_rejected(tmp_path, monkeypatch, settings, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'a.csv').write_text('q,a\nb,c\n')
     with pytest.raises(UserError, match=message) as error:
-        list(local_pairs.corpus(**{'files': 'a.csv', 'inputs': 'q', 'targets': 'a'} | settings).read(Malformed(True)))
+        list(local_pairs.corpus(**{'files': 'a.csv', 'inputs': 'q', 'targets': 'a'} | settings).read(BadRecords(True)))
     assert '.txt' not in str(error.value)
 
 

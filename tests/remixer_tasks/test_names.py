@@ -59,8 +59,8 @@ def test_an_unknown_name_is_rejected_with_the_nearest_name():
 
 def test_registered_names_take_precedence(monkeypatch):
     monkeypatch.setattr(seqio.TaskRegistry, '_REGISTRY', {'en_mix': object()})
-    assert names.provider('en_mix', BYTES) == 'en_mix'
-    assert names.provider('glue_rte_v002', BYTES).name == 'glue_rte_v002'
+    assert names.find_provider('en_mix', BYTES) == 'en_mix'
+    assert names.find_provider('glue_rte_v002', BYTES).name == 'glue_rte_v002'
 
 
 def test_t5_can_register_its_tasks_after_ours_were_made():

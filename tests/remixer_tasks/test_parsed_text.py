@@ -22,7 +22,7 @@ from remixer_t5x.errors import UserError
 from remixer_tasks import local_files
 from remixer_tasks.corpora import arrow_files, documents
 from remixer_tasks.files import cache, workers
-from remixer_tasks.files.malformed import Malformed
+from remixer_tasks.files.bad_records import BadRecords
 from tests.support import paths, real_processes
 
 DOCUMENTS = [f'the word {number * 7919 % 10007} is next to\n{number}' for number in range(240)]
@@ -145,7 +145,7 @@ def parse_until_the_fifth_part(text_folder, folder):
     """Parses five parts of the corpus, and then waits to be killed."""
     os.environ['REMIXER_T5X_CACHE'] = str(folder)
     documents.JOB_BYTES, workers.count_cores = 200, lambda: 2
-    add_counts, parts = Malformed.add_counts, []
+    add_counts, parts = BadRecords.add_counts, []
 
     def pause_at_fifth(malformed, counts):
         add_counts(malformed, counts)
@@ -154,7 +154,7 @@ def parse_until_the_fifth_part(text_folder, folder):
             print('half read', flush=True)
             signal.pause()
 
-    Malformed.add_counts = pause_at_fifth
+    BadRecords.add_counts = pause_at_fifth
     corpus_of(text_folder).files('train')
 
 

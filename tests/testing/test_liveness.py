@@ -23,7 +23,7 @@ def compute_effects(model: str, dtype: str, **macros: str) -> dict[liveness.Kind
     inputs, targets = (rng.integers(1, VOCAB, (2, n)).astype(np.int32) for n in (LENGTH, TARGETS))
     inputs[1, -4:] = 0
     sizes = SIZES | (PUBLISHED if model in STACKS else {})
-    return liveness.effects(
+    return liveness.ablation_effects(
         build_model(f'models/{model}.gin', 'sizes/tiny.gin', **sizes, DTYPE=dtype, **macros), inputs, targets
     )
 

@@ -13,7 +13,7 @@ from remixer_t5x import lazy
 from remixer_t5x.cli import arguments, console
 from remixer_t5x.cli.info.model import checked_lengths
 from remixer_t5x.costs import memory_advice, step_memory
-from remixer_t5x.costs.step_memory import Step, StepMemory, format_gibibytes
+from remixer_t5x.costs.step_memory import StepMemory, StepSpec, format_gibibytes
 from remixer_t5x.data import batch_formats
 from remixer_t5x.devices import jax_workarounds, mesh
 from remixer_t5x.devices.described_hardware import CUDNN_VERSION, GPU_SHARE, Hardware
@@ -53,14 +53,14 @@ _ROWS = {
 _print = functools.partial(console.print_items, pipe_width=110)
 
 
-def read_step(args: argparse.Namespace) -> tuple[Step, Hardware]:
+def read_step(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
     """Reads the training step and its hardware from the gin files and flags of the command line."""
     values = dict(zip(_MACROS, arguments.load_values(args, *_MACROS, defaults=_DEFAULTS), strict=True))
     model, size = values['MODEL'], values['BATCH_SIZE']
     lengths = checked_lengths(model.model_type, values['TASK_FEATURE_LENGTHS'])
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise UserError(f'BATCH_SIZE must be a positive integer, got {size!r}; pass --gin.BATCH_SIZE=128')
-    step = Step(
+    step = StepSpec(
         lora.with_adapters(model, values['LORA'], values['LORA_RANK']),
         trainable.only(averaged(values['OPTIMIZER'], values['EMA_DECAY']), values['TRAINABLE'], values['LORA']),
         values['PARTITIONER'],
@@ -107,7 +107,7 @@ def show(args: argparse.Namespace) -> None:
             _try_changes(trials, available)
 
 
-def _measure(step: Step) -> StepMemory:
+def _measure(step: StepSpec) -> StepMemory:
     # XLA prints warnings about slow compilations to standard error.
     with lazy.without_stderr():
         return step_memory.measure_memory(step)
@@ -155,7 +155,7 @@ def describe_fit(memory: StepMemory, available: int | None) -> str:
     return f'fits: {format_gibibytes(available - memory.total)} of {format_gibibytes(available)} are left'
 
 
-def place_on_devices(step: Step, hardware: Hardware, devices: Sequence[Any]) -> Step:
+def place_on_devices(step: StepSpec, hardware: Hardware, devices: Sequence[Any]) -> StepSpec:
     """Places the step on a mesh of the devices that `hardware` describes."""
     partitioner = dataclasses.replace(step.partitioner, devices=devices)
     nodes = len({device.process_index for device in devices})
@@ -178,7 +178,7 @@ def tracing_for(hardware: Hardware, compiler: str) -> Iterator[None]:
         yield
 
 
-def describe_step(step: Step, hardware: Hardware, compiler: str) -> str:
+def describe_step(step: StepSpec, hardware: Hardware, compiler: str) -> str:
     """Describes the compiled step and the hardware."""
     lengths = batch_formats.token_lengths({name: array.shape for name, array in step.batch.items()})
     target = 'on virtual CPU devices' if compiler == 'XLA:CPU' else f'for {hardware.topology}'

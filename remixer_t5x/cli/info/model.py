@@ -10,7 +10,7 @@ from rich.table import Table
 
 from remixer_t5x.cli import arguments, console
 from remixer_t5x.costs import counts
-from remixer_t5x.costs.counts import TRAINING_FORWARD_PASSES, Counts
+from remixer_t5x.costs.counts import TRAINING_FORWARD_PASSES, ModelCounts
 from remixer_t5x.data import batch_formats
 
 _FLOAT32_BYTES = 4
@@ -54,7 +54,7 @@ class Node:
     children: dict[str, Node] = dataclasses.field(default_factory=dict)
 
 
-def module_tree(count: Counts) -> Node:
+def module_tree(count: ModelCounts) -> Node:
     """Returns the modules in order of first use. The only child of a module is merged into its parent."""
     root = Node('')
     for path, flops in count.forward_flops.items():
@@ -83,7 +83,7 @@ def _merge_only_children(node: Node) -> Node:
     return node
 
 
-def cost_table(count: Counts, depth: int) -> Table:
+def cost_table(count: ModelCounts, depth: int) -> Table:
     """Returns a table of modules, indented by depth; each row includes all submodules.
 
     Args:

@@ -10,7 +10,7 @@ from remixer_t5x.api.building import build_model
 from remixer_t5x.cli import arguments, console
 from remixer_t5x.cli.info.model import LENGTHS, checked_lengths, describe_lengths, format_quantity
 from remixer_t5x.costs import counts
-from remixer_t5x.costs.counts import Counts
+from remixer_t5x.costs.counts import ModelCounts
 from remixer_t5x.data.batch_formats import ENCODER_DECODER
 
 # Names of the files in models/ to compare; ratios are relative to the first model.
@@ -100,5 +100,5 @@ def _papers_table(feature_lengths: Mapping[str, int]) -> Table:
     return table
 
 
-def _count(model: str, size: str, feature_lengths: Mapping[str, int]) -> Counts:
+def _count(model: str, size: str, feature_lengths: Mapping[str, int]) -> ModelCounts:
     return counts.count_model(build_model(f'models/{model}.gin', f'sizes/{size}.gin'), feature_lengths)

@@ -14,7 +14,7 @@ from remixer_t5x import lazy
 from remixer_t5x.cli import console
 from remixer_t5x.cli.info import memory
 from remixer_t5x.costs import step_memory
-from remixer_t5x.costs.step_memory import Step
+from remixer_t5x.costs.step_memory import StepSpec
 from remixer_t5x.devices.described_hardware import Hardware
 from remixer_t5x.devices.hardware_table import Topology
 from remixer_t5x.extras.forecast import forecast, machines, speed_table
@@ -83,7 +83,7 @@ def print_measured_step(args: argparse.Namespace) -> None:
         _print(speed_table.time_table(bound, args.price, measure_step(step)))
 
 
-def measure_step(step: Step) -> float:
+def measure_step(step: StepSpec) -> float:
     """Measures the median seconds of a train step on the local devices, after two warm-up steps."""
     program = step_memory.compile_step(step, for_analysis=False)
     # A row of ones is a single example whose tokens all have a loss weight of 1.
@@ -100,7 +100,7 @@ def measure_step(step: Step) -> float:
     return statistics.median(seconds[2:])
 
 
-def _build_step(args: argparse.Namespace) -> tuple[Step, Hardware]:
+def _build_step(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
     """Builds the training step that the command line describes, for the devices in TOPOLOGY."""
     step, hardware = memory.read_step(args)
     hardware.require_chip_compiler()
@@ -109,7 +109,7 @@ def _build_step(args: argparse.Namespace) -> tuple[Step, Hardware]:
     return memory.place_on_devices(step, hardware, devices), hardware
 
 
-def _forecast(step: Step, hardware: Hardware) -> Forecast:
+def _forecast(step: StepSpec, hardware: Hardware) -> Forecast:
     chip = Topology.parse(hardware.topology or '').chip
     slice_of = 'process_index' if hardware.platform == 'gpu' else 'slice_index'
     slices = [getattr(device, slice_of, None) or 0 for device in step.partitioner.mesh.devices.flat]
@@ -135,7 +135,7 @@ def _compile_changes(args: argparse.Namespace, current: Forecast, changes: Seque
         _print(f'  {change.flag:<32} {line}; {step_memory.format_gibibytes(after.memory.total)}')
 
 
-def _describe(step: Step, hardware: Hardware) -> str:
+def _describe(step: StepSpec, hardware: Hardware) -> str:
     return memory.describe_step(step, hardware, _compiler(hardware))
 
 

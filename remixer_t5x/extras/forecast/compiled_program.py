@@ -67,14 +67,14 @@ class Collective:
     groups: tuple[tuple[int, ...], ...]
 
     @property
-    def members(self) -> int:
+    def group_size(self) -> int:
         """The number of devices in the largest group."""
         return max(len(group) for group in self.groups)
 
     @property
-    def sent(self) -> float:
+    def bytes_sent(self) -> float:
         """Bytes that each device sends per run, if each group of devices is within one slice."""
-        return hlo_costs.bytes_sent(self.kind, self.operand_bytes, self.members)
+        return hlo_costs.bytes_sent(self.kind, self.operand_bytes, self.group_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +142,9 @@ def _iterate_operations(
 
 def _total_work(runs: list[Kernel | Collective]) -> float:
     """Returns the sum of all bytes and FLOPs, which determines the most expensive branch of a conditional."""
-    return sum(run.times * (run.bytes + run.flops.total() if isinstance(run, Kernel) else run.sent) for run in runs)
+    return sum(
+        run.times * (run.bytes + run.flops.total() if isinstance(run, Kernel) else run.bytes_sent) for run in runs
+    )
 
 
 def _build_kernel(

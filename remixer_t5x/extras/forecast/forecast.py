@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from remixer_t5x.costs import counts, step_memory
-from remixer_t5x.costs.step_memory import Step, StepMemory, format_gibibytes
+from remixer_t5x.costs.step_memory import StepMemory, StepSpec, format_gibibytes
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.forecast import compiled_program, machines, roofline
 from remixer_t5x.extras.forecast.roofline import RECOMPUTED, UPDATE, StepBound
@@ -29,7 +29,7 @@ class Forecast:
         devices: number of devices.
     """
 
-    step: Step
+    step: StepSpec
     bound: StepBound
     memory: StepMemory
     model_flops: float
@@ -46,7 +46,7 @@ class Forecast:
         return price * chips * seconds / 3600 / self.tokens * 1e6
 
 
-def forecast_step(step: Step, chip: str, slices: Sequence[int]) -> Forecast:
+def forecast_step(step: StepSpec, chip: str, slices: Sequence[int]) -> Forecast:
     """Compiles a training step for the devices of its partitioner, and bounds the step time.
 
     Args:

@@ -49,13 +49,15 @@ class Machine:
         return self.peaks.get(dtype, min(self.peaks.values()))
 
 
-def _tpu(name: str, peak: float, bandwidth: float, link: float, network: float | None, clock: float, cores: int = 1):
+def _make_tpu(
+    name: str, peak: float, bandwidth: float, link: float, network: float | None, clock: float, cores: int = 1
+):
     # By default, a TPU rounds float32 operands to bfloat16; the highest precision needs six bfloat16 products.
     peaks = {'bf16': peak, 'f16': peak, 'f32': peak, 's8': peak, EXACT: peak / 6}
     return Machine(name, peaks, bandwidth, link, 'ICI', network, clock, cores)
 
 
-def _gpu(name: str, bfloat16: float, tf32: float, float32: float, bandwidth: float, link: float, network: float):
+def _make_gpu(name: str, bfloat16: float, tf32: float, float32: float, bandwidth: float, link: float, network: float):
     # By default, JAX multiplies float32 matrices in TF32 on these GPUs.
     peaks = {'bf16': bfloat16, 'f16': bfloat16, 'f32': tf32, EXACT: float32}
     return Machine(name, peaks, bandwidth, link, 'NVLink', network, gap=1e-6)
@@ -63,18 +65,18 @@ def _gpu(name: str, bfloat16: float, tf32: float, float32: float, bandwidth: flo
 
 MACHINES = {
     # Each device is half of a chip with 123 TFLOP/s, 900 GB/s to HBM and 332 GB/s to other chips.
-    'v3': _tpu('TPU v3 core', 61.5e12, 450e9, 166e9, None, 0.94e9, 2),
-    'v4': _tpu('TPU v4', 275e12, 1200e9, 268e9, None, 1.05e9),
-    'v5e': _tpu('TPU v5e', 197e12, 819e9, 200e9, 3.1e9, 1.5e9),
-    'v5p': _tpu('TPU v5p', 459e12, 2765e9, 600e9, 6.25e9, 1.75e9),
-    'v6e': _tpu('TPU v6e', 918e12, 1638e9, 400e9, None, 1.75e9),
+    'v3': _make_tpu('TPU v3 core', 61.5e12, 450e9, 166e9, None, 0.94e9, 2),
+    'v4': _make_tpu('TPU v4', 275e12, 1200e9, 268e9, None, 1.05e9),
+    'v5e': _make_tpu('TPU v5e', 197e12, 819e9, 200e9, 3.1e9, 1.5e9),
+    'v5p': _make_tpu('TPU v5p', 459e12, 2765e9, 600e9, 6.25e9, 1.75e9),
+    'v6e': _make_tpu('TPU v6e', 918e12, 1638e9, 400e9, None, 1.75e9),
     # Each device is half of a chip with 2307 TFLOP/s, 7380 GB/s to HBM, 600 GB/s to other chips (in one direction)
     # and 12.5 GB/s to the network.
-    'v7x': _tpu('TPU7x (Ironwood) chiplet', 1153.5e12, 3690e9, 300e9, 6.25e9, 2.2e9, 2),
-    'a100': _gpu('A100 80 GB SXM', 312e12, 156e12, 19.5e12, 2039e9, 300e9, 25e9),
-    'h100': _gpu('H100 80 GB SXM', 989e12, 494e12, 67e12, 3350e9, 450e9, 50e9),
-    'h200': _gpu('H200 141 GB SXM', 989e12, 494e12, 67e12, 4800e9, 450e9, 50e9),
-    'b200': _gpu('B200 180 GB SXM', 2250e12, 1125e12, 75e12, 8000e9, 900e9, 50e9),
+    'v7x': _make_tpu('TPU7x (Ironwood) chiplet', 1153.5e12, 3690e9, 300e9, 6.25e9, 2.2e9, 2),
+    'a100': _make_gpu('A100 80 GB SXM', 312e12, 156e12, 19.5e12, 2039e9, 300e9, 25e9),
+    'h100': _make_gpu('H100 80 GB SXM', 989e12, 494e12, 67e12, 3350e9, 450e9, 50e9),
+    'h200': _make_gpu('H200 141 GB SXM', 989e12, 494e12, 67e12, 4800e9, 450e9, 50e9),
+    'b200': _make_gpu('B200 180 GB SXM', 2250e12, 1125e12, 75e12, 8000e9, 900e9, 50e9),
 }
 
 # Prefixes of the `device_kind` of JAX devices; longer prefixes come first.

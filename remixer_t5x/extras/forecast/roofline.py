@@ -137,17 +137,17 @@ class CollectiveCost:
     Attributes:
         kind: opcode, such as 'all-gather'.
         link: 'ICI' or 'NVLink' within a slice or node, otherwise NETWORK.
-        members: number of devices in a group.
+        group_size: number of devices in a group.
         times: number of runs in a step.
-        sent: bytes that each device sends in a step.
+        bytes_sent: bytes that each device sends in a step.
         seconds: time at the link bandwidth, or None if the bandwidth is unknown.
     """
 
     kind: str
     link: str
-    members: int
+    group_size: int
     times: int
-    sent: float
+    bytes_sent: float
     seconds: float | None
 
 
@@ -160,7 +160,7 @@ class StepBound(KernelCosts):
 
     @property
     def bytes_sent(self) -> float:
-        return sum(exchange.sent for exchange in self.exchanges)
+        return sum(exchange.bytes_sent for exchange in self.exchanges)
 
     @property
     def exchange_seconds(self) -> float:
@@ -214,7 +214,7 @@ def _sum_collectives(
     times: collections.Counter[tuple[str, str, int]] = collections.Counter()
     sent: dict[tuple[str, str, int], float] = collections.defaultdict(float)
     for collective in collectives:
-        kind, members = collective.kind, collective.members
+        kind, members = collective.kind, collective.group_size
         if members == 1:
             continue
         # The slowest link of a group limits the collective.
@@ -230,4 +230,4 @@ def _sum_collectives(
         exchanges.append(
             CollectiveCost(kind, link, members, times[kind, link, members], size, size / rate if rate else None)
         )
-    return tuple(sorted(exchanges, key=lambda exchange: -exchange.sent))
+    return tuple(sorted(exchanges, key=lambda exchange: -exchange.bytes_sent))

@@ -86,7 +86,7 @@ def build_collectives_table(forecast: Forecast) -> Table:
     table = console.build_table(*words, 'devices', 'times', 'MB sent by each device', 'ms', words=words)
     for exchange in forecast.bound.exchanges:
         time = '?' if exchange.seconds is None else _format_ms(exchange.seconds)
-        counts = str(exchange.members), f'{exchange.times:,}', f'{exchange.sent / 1e6:,.1f}'
+        counts = str(exchange.group_size), f'{exchange.times:,}', f'{exchange.bytes_sent / 1e6:,.1f}'
         table.add_row(exchange.kind, exchange.link, *counts, time)
     return table
 

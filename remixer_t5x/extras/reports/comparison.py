@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from remixer_t5x.cli.info.model import format_quantity
-from remixer_t5x.costs.counts import Counts
+from remixer_t5x.costs.counts import ModelCounts
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.best import signed_score
 from remixer_t5x.extras.reports import differences, overview, tables
@@ -94,7 +94,7 @@ class Comparison:
     """
 
     groups: Sequence[RunGroup]
-    counts: Mapping[str, Counts]
+    counts: Mapping[str, ModelCounts]
     search: SettingSearch | None = None
     changes: Sequence[str] = ()
     failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -192,7 +192,7 @@ class Comparison:
         """A paragraph that describes the comparison."""
         names = [group.name for group in self.groups]
         seeds = [len(group.runs) for group in self.groups]
-        sizes = _join(
+        sizes = _join_words(
             f'{name} ({self.counts[name].total_parameters:,} parameters, {self._flops(name)} forward FLOPs per token)'
             for name in names
         )
@@ -202,9 +202,9 @@ class Comparison:
             *self.changes,
         ]
         if search := self.search:
-            macros = _join(name for name, _ in search.cells[0].setting)
-            best = _join(f'{setting_text(search.best(name))} for {name}' for name in names)
-            first = _join(f'{search.expected(name)[0]:.4g} for {name}' for name in names)
+            macros = _join_words(name for name, _ in search.cells[0].setting)
+            best = _join_words(f'{setting_text(search.best(name))} for {name}' for name in names)
+            first = _join_words(f'{search.expected(name)[0]:.4g} for {name}' for name in names)
             sentences.append(
                 f'The best of {self.num_trials} settings of {macros} was chosen for each model by the {search.measure} '
                 f'on validation data with seed {search.cells[0].seed}: {best}. The expected {search.measure} of one '
@@ -212,14 +212,14 @@ class Comparison:
             )
         for measure in self.compared_metrics:
             digits, models = _decimal_places(measure.name), measure.models.items()
-            means = _join(f'{_format_mean(by_seed.values(), digits)} for {name}' for name, by_seed in models)
+            means = _join_words(f'{_format_mean(by_seed.values(), digits)} for {name}' for name, by_seed in models)
             spread = ' (mean ± standard deviation over seeds)' if max(seeds) > 1 else ''
-            result = f'; {differences.conclusion(measure).partition(": ")[2]}' if len(measure.models) > 1 else '.'
+            result = f'; {differences.conclude(measure).partition(": ")[2]}' if len(measure.models) > 1 else '.'
             sentences.append(f'The {measure.name} was {means}{spread}{result}')
         if max(seeds) > 1 and len(names) > 1:
             bonferroni = ", with Bonferroni's correction over all pairs of models" if len(names) > 2 else ''
             sentences.append(f"Intervals are Student's t-intervals of differences paired by seed{bonferroni}.")
-        costs = _join(f'{self._cost(group)} for {group.name}' for group in self.groups)
+        costs = _join_words(f'{self._cost(group)} for {group.name}' for group in self.groups)
         sentences.append(f'E x D x H (training FLOPs of an example, examples of a run, settings tried) was {costs}.')
         if self.failed:
             sentences.append(f'{len(self.failed)} run{_plural_s(len(self.failed))} failed.')
@@ -294,7 +294,8 @@ def bootstrap_sentences(groups: Sequence[RunGroup]) -> list[str]:
             parts.append(f'{gains.mean():.2f} points above {name} ({interval})')
         sentences.append(
             f'Predictions of {task} that equal the target: {best} has {right[best].mean():.2f}%, '
-            f'{_join(sorted(parts))}, over {len(examples):,} examples and {len(seeds)} seed{_plural_s(len(seeds))}.'
+            f'{_join_words(sorted(parts))}, over {len(examples):,} examples '
+            f'and {len(seeds)} seed{_plural_s(len(seeds))}.'
         )
     return sentences
 
@@ -302,7 +303,7 @@ def bootstrap_sentences(groups: Sequence[RunGroup]) -> list[str]:
 def write_csv(
     runs: Mapping[SweepCell, RecordedRun],
     failed: Mapping[SweepCell, str],
-    counts: Mapping[SweepCell, Counts],
+    counts: Mapping[SweepCell, ModelCounts],
     path: pathlib.Path,
 ) -> None:
     """Writes one line per run: setting, parameters and FLOPs if counted, losses, metrics, and the error if any."""
@@ -377,7 +378,7 @@ def _format_range(values: Sequence[int]) -> str:
     return ' to '.join(f'{value:,}' for value in sorted({min(values), max(values)}))
 
 
-def _join(parts: Iterable[str]) -> str:
+def _join_words(parts: Iterable[str]) -> str:
     """Joins parts as `a, b and c`."""
     *others, last = parts
     return f'{", ".join(others)} and {last}' if others else last

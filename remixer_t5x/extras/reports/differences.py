@@ -122,7 +122,7 @@ def compare_models(models: Mapping[str, BySeed], higher_is_better: bool) -> list
     return differences
 
 
-def conclusion(measure: Measure) -> str:
+def conclude(measure: Measure) -> str:
     """Describes the differences between the best model and all other models; empty if no models share a seed."""
     means = {name: statistics.fmean(by_seed.values()) for name, by_seed in measure.models.items()}
     best = (max if measure.higher_is_better else min)(means, key=means.__getitem__)

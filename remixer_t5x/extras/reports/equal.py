@@ -10,7 +10,7 @@ from typing import Any
 from remixer_t5x.cli import arguments, train
 from remixer_t5x.errors import UserError
 
-# Maps the values of `--equal` to their names in messages, and to attributes of `counts.Counts`.
+# Maps the values of `--equal` to their names in messages, and to attributes of `counts.ModelCounts`.
 COST_NAMES = {'parameters': 'parameters', 'flops': 'FLOPs', 'time': 'training time'}
 _ATTRIBUTES = {'parameters': 'total_parameters', 'flops': 'total_forward_flops'}
 # Maximum relative difference between matched costs, and maximum relative difference without a warning.
@@ -44,7 +44,7 @@ def config_flags(args: argparse.Namespace, files: Sequence[str]) -> list[str]:
 
 
 def count_cost(args: argparse.Namespace, label: str, model: str, flags: Flags) -> Any:
-    """Loads the configuration of a model (`--model`) as in a run, and returns its `counts.Counts`."""
+    """Loads the configuration of a model (`--model`) as in a run, and returns its `counts.ModelCounts`."""
     from remixer_t5x.config import resolved
     from remixer_t5x.costs import counts
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class LearnedPictures:
+class WeightPictures:
     """The pictures of one run; `about` is a caption, or the reason why there are no pictures."""
 
     run: str
@@ -32,7 +32,7 @@ class LearnedPictures:
 
 def render_page(
     runs: Sequence[RecordedRun],
-    learned: Sequence[LearnedPictures] = (),
+    learned: Sequence[WeightPictures] = (),
     now: datetime.datetime | None = None,
     comparison: Comparison | None = None,
 ) -> str:

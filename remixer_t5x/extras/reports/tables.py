@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remixer_t5x.evaluate.best import signed_score
-from remixer_t5x.extras.reports.differences import BySeed, Measure, compare_models, conclusion
+from remixer_t5x.extras.reports.differences import BySeed, Measure, compare_models, conclude
 from remixer_t5x.extras.reports.overview import MOST_METRICS, Overview, readable_kind, task_metrics
 from remixer_t5x.extras.reports.records import RecordedRun, RunGroup
 
@@ -122,7 +122,7 @@ def collect_measures(
 
 def describe_measures(measures: Sequence[Measure], overviews: Mapping[str, Overview]) -> list[str]:
     """Returns sentences about the differences between groups in each measure."""
-    sentences = [conclusion(measure) for measure in measures if len(measure.models) > 1]
+    sentences = [conclude(measure) for measure in measures if len(measure.models) > 1]
     if sentences and len({overview.step for overview in overviews.values()}) > 1:
         sentences.append('The runs are at different steps.')
     return sentences

@@ -64,7 +64,7 @@ def write_page(html: str, target: pathlib.Path) -> None:
     print(f'report       {target}  ({len(html) / 1e6:.1f} MB, one file; open it in any browser)')
 
 
-def _draw_learned(runs: Sequence[RecordedRun], text: str, folder: str | None) -> list[page.LearnedPictures]:
+def _draw_learned(runs: Sequence[RecordedRun], text: str, folder: str | None) -> list[page.WeightPictures]:
     """Draws the pictures of the first run in each group of seeds; if that fails, the caption states the reason."""
     learned = []
     for number, group in enumerate(records.group_by_seed(runs), 1):
@@ -75,14 +75,14 @@ def _draw_learned(runs: Sequence[RecordedRun], text: str, folder: str | None) ->
         except UserError as error:
             reason = f'No pictures of what was learned: {" ".join(str(error).split())}'
             print(f'{run.name}: {reason}', file=sys.stderr, flush=True)
-            learned.append(page.LearnedPictures(run.name, about=reason))
+            learned.append(page.WeightPictures(run.name, about=reason))
         for picture in learned[-1].pictures if folder else ():
             stem = re.sub(r'[^\w.-]+', '_', f'{run.name}-{picture.name.partition("-")[2]}')
             drawing.save(dataclasses.replace(picture, name=stem), folder or '')
     return learned
 
 
-def _draw_run(run: RecordedRun, text: str, number: int) -> page.LearnedPictures:
+def _draw_run(run: RecordedRun, text: str, number: int) -> page.WeightPictures:
     trained = saved_models.load(run.folder)
     if trained.model.model_type != batch_formats.ENCODER_DECODER:
         raise UserError(f'--pictures needs an encoder-decoder, but MODEL_TYPE is {trained.model.model_type!r}')
@@ -100,7 +100,7 @@ def _draw_run(run: RecordedRun, text: str, number: int) -> page.LearnedPictures:
         name=f'r{number}-',
     )
     about = f'The model of {trained.source} reads “{text}”; its decoder is shown with the model’s answer.'
-    return page.LearnedPictures(run.name, gallery.draw_all(trained_text), about)
+    return page.WeightPictures(run.name, gallery.draw_all(trained_text), about)
 
 
 def _decode_answer(trained: TrainedModel, inputs: np.ndarray) -> np.ndarray:

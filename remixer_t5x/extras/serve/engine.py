@@ -59,19 +59,19 @@ class PerRequestDecoder(decoding.RowDecoder):
 
         def choose(logits: jax.Array, index: jax.Array) -> jax.Array:
             tokens = jnp.argmax(logits, axis=-1)
-            draw = jax.lax.cond(jnp.any(is_sampled), self._sample, lambda *_: tokens, logits, fold(keys, index))
+            draw = jax.lax.cond(jnp.any(is_sampled), self._sample_tokens, lambda *_: tokens, logits, fold(keys, index))
             return jnp.where(index < self.max_tokens, jnp.where(is_sampled, draw, tokens), self.end_id)
 
         return choose
 
-    def _sample(self, logits: jax.Array, keys: jax.Array) -> jax.Array:
+    def _sample_tokens(self, logits: jax.Array, keys: jax.Array) -> jax.Array:
         """Samples a token for each row, [rows], from logits [rows, vocab]."""
         logits /= jnp.where(self.temperature > 0, self.temperature, 1)[:, None]
         is_restricted = (self.top_k < logits.shape[-1]) | (self.top_p < 1)
-        logits = jax.lax.cond(jnp.any(is_restricted), self._restrict, lambda logits: logits, logits)
+        logits = jax.lax.cond(jnp.any(is_restricted), self._restrict_logits, lambda logits: logits, logits)
         return jax.vmap(jax.random.categorical)(keys, logits)
 
-    def _restrict(self, logits: jax.Array) -> jax.Array:
+    def _restrict_logits(self, logits: jax.Array) -> jax.Array:
         """Sets the logits to -inf outside the top k tokens, and then outside the top-p nucleus."""
         ordered, top_p = jnp.sort(logits, axis=-1, descending=True), self.top_p[:, None]
         is_inside = jnp.arange(logits.shape[-1]) < self.top_k[:, None]

@@ -169,7 +169,7 @@ def _forward_kernel(activation, operands: _Operands, mixed_ref, w_in_rows, w_out
     def initialize_output():
         mixed_ref[...] = jnp.zeros_like(mixed_ref)
 
-    def add_unit(unit, _):
+    def add_hidden_unit(unit, _):
         first = _load_unit(operands, w_in_rows, w_out_rows, unit)
 
         def add_token(token, hidden):
@@ -181,7 +181,7 @@ def _forward_kernel(activation, operands: _Operands, mixed_ref, w_in_rows, w_out
         jax.lax.fori_loop(0, operands.value.shape[0], add_token, first)
         return 0
 
-    jax.lax.fori_loop(0, operands.w_in.shape[0], add_unit, 0)
+    jax.lax.fori_loop(0, operands.w_in.shape[0], add_hidden_unit, 0)
 
 
 def _backward_kernel(
@@ -205,7 +205,7 @@ def _backward_kernel(
     def initialize_value_gradient():
         value_gradient_ref[...] = jnp.zeros_like(value_gradient_ref)
 
-    def add_unit(unit, _):
+    def add_hidden_unit(unit, _):
         first = _load_unit(operands, w_in_rows, w_out_rows, unit)
 
         def update_state(token, hidden):
@@ -232,7 +232,7 @@ def _backward_kernel(
             start_gradient_ref[unit] = later
         return 0
 
-    jax.lax.fori_loop(0, operands.w_in.shape[0], add_unit, 0)
+    jax.lax.fori_loop(0, operands.w_in.shape[0], add_hidden_unit, 0)
 
 
 def _load_unit(operands: _Operands, w_in_rows, w_out_rows, unit) -> jax.Array:

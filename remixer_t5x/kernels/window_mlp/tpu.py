@@ -233,11 +233,11 @@ def _forward_kernel(plan: _Plan, blocks: _Blocks, mixed_ref, hidden_ref):
     row = pl.program_id(0)
     hidden_ref[...] = _dot(*_load_weights_and_tokens(plan, blocks))
 
-    def add_unit(unit, total):
+    def add_hidden_unit(unit, total):
         hidden = hidden_ref[pl.ds(pl.multiple_of(unit * BLOCK, BLOCK), BLOCK)] + blocks.bias[unit]
         return total + blocks.out[row, unit] * sigmoid_gelu(hidden)
 
-    total = jax.lax.fori_loop(0, plan.hidden, add_unit, jnp.zeros((BLOCK, plan.tile), _FLOAT32))
+    total = jax.lax.fori_loop(0, plan.hidden, add_hidden_unit, jnp.zeros((BLOCK, plan.tile), _FLOAT32))
     mixed_ref[...] = total.astype(mixed_ref.dtype)
 
 

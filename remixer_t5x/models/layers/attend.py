@@ -50,14 +50,14 @@ def attend_to_sequence(
         _sow_weights(module, query, key, visibility, bias, softcap)
         return attention(query, key, dropped_value, visibility, bias, ctx.attention, softcap)
     (key_slots, axis), (value_slots, _) = to_cache_layout(key), to_cache_layout(dropped_value)
-    key_slots = cache.extend(module, 'cached_key', key_slots, ctx, axis)
-    value_slots = cache.extend(module, 'cached_value', value_slots, ctx, axis)
+    key_slots = cache.update_cache(module, 'cached_key', key_slots, ctx, axis)
+    value_slots = cache.update_cache(module, 'cached_value', value_slots, ctx, axis)
     if ctx.step is None and ctx.cache_slots is not None:
         return attention(query, key, value, visible_in_sequence(ctx, window), bias, ctx.attention, softcap)
     if ctx.step is None:
         mask = visible_in_sequence(ctx, window).mask()
     else:
-        mask = jnp.atleast_2d(cache.visible(key_slots.shape[axis], ctx, window))[:, None, None]
+        mask = jnp.atleast_2d(cache.visible_positions(key_slots.shape[axis], ctx, window))[:, None, None]
     key_slots = key_slots if key_slots.ndim == 3 else jnp.swapaxes(key_slots, 2, 3)
     return attend_step(query, key_slots, value_slots, mask, expand_bias(bias), softcap)
 

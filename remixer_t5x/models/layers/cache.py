@@ -13,7 +13,7 @@ from flax import linen as nn
 from remixer_t5x.context import SequenceContext
 
 
-def extend(module: nn.Module, name: str, value: jax.Array, ctx: SequenceContext, axis: int = 1) -> jax.Array:
+def update_cache(module: nn.Module, name: str, value: jax.Array, ctx: SequenceContext, axis: int = 1) -> jax.Array:
     """Writes `value` into the cache variable `name` and returns the buffer.
 
     Args:
@@ -27,7 +27,7 @@ def extend(module: nn.Module, name: str, value: jax.Array, ctx: SequenceContext,
         [batch, max_length, ...]: `value` itself in the allocating call, otherwise the buffer, filled up to `ctx.step`.
     """
     is_allocated = module.has_variable('cache', name)
-    buffer = module.variable('cache', name, _allocate, value, ctx.cache_slots, axis)
+    buffer = module.variable('cache', name, _allocate_buffer, value, ctx.cache_slots, axis)
     if not is_allocated:
         return value
     value, step = value.astype(buffer.value.dtype), decoding_step(ctx)
@@ -39,13 +39,13 @@ def extend(module: nn.Module, name: str, value: jax.Array, ctx: SequenceContext,
     return buffer.value
 
 
-def _allocate(value: jax.Array, slots: int | None, axis: int) -> jax.Array:
+def _allocate_buffer(value: jax.Array, slots: int | None, axis: int) -> jax.Array:
     if slots is None:
         return jnp.zeros_like(value)
     return jnp.pad(value, [(0, slots - value.shape[axis] if index == axis else 0) for index in range(value.ndim)])
 
 
-def at_prompt_end(values: jax.Array, ctx: SequenceContext) -> jax.Array:
+def values_at_prompt_end(values: jax.Array, ctx: SequenceContext) -> jax.Array:
     """Returns the initial cache of a sublayer that caches a single token: the second-to-last token of each prompt.
 
     Args:
@@ -71,7 +71,7 @@ def is_before_last(ctx: SequenceContext) -> jax.Array:
     return jnp.arange(ctx.segment_ids.shape[1]) < count - 1
 
 
-def visible(max_length: int, ctx: SequenceContext, window: int | None = None) -> jax.Array:
+def visible_positions(max_length: int, ctx: SequenceContext, window: int | None = None) -> jax.Array:
     """Returns the positions visible at `ctx.step`: bool [max_length] or, for per-row steps, [batch, max_length].
 
     With a `window`, only the token at `ctx.step` and the preceding `window - 1` tokens are visible.

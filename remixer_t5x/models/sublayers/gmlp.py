@@ -90,7 +90,7 @@ class FreeSpatial(nn.Module):
         matrix = self.param('kernel', init, (self.max_length, self.max_length), jnp.float32)
         if ctx.step is not None:
             rows = jnp.take(matrix[:, :length], ctx.step, axis=0)
-            return jnp.where(cache.visible(length, ctx), rows, 0.0)[..., None, :]
+            return jnp.where(cache.visible_positions(length, ctx), rows, 0.0)[..., None, :]
         matrix = matrix[:length, :length]
         if ctx.causal and ctx.prefix is None:
             matrix = jnp.tril(matrix)
@@ -183,7 +183,7 @@ class SpatialMixing(nn.Module):
         activated = gelu(inputs)
         units = norm(activated)
         if ctx.decode:
-            units = cache.extend(self, 'cached_units', units, ctx)
+            units = cache.update_cache(self, 'cached_units', units, ctx)
         weights, bias = self._weights_and_bias(units.shape[1], ctx)
         if ctx.step is None and (ctx.packed or ctx.prefix is not None):
             weights = _mask_weights(weights, ctx)

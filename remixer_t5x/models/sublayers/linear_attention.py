@@ -58,7 +58,7 @@ def linear_attention(query: jax.Array, key: jax.Array, value: jax.Array, ctx: Se
     key = jnp.where(ctx.is_token[..., None, None], key, 0)
     value = jnp.where(ctx.is_token[..., None, None], value, 0)
     if not (ctx.causal or ctx.packed):
-        return _divide(*_apply_sums(query, _sum_tokens(key, value, query.dtype)), value.dtype)
+        return _normalize(*_query_sums(query, _sum_tokens(key, value, query.dtype)), value.dtype)
     length = query.shape[1]
     ids = ctx.segment_ids if ctx.packed else jnp.ones_like(ctx.segment_ids)
     query, key, value, ids = (_split_chunks(array) for array in (query, key, value, ids))
@@ -67,11 +67,11 @@ def linear_attention(query: jax.Array, key: jax.Array, value: jax.Array, ctx: Se
     for reverse in directions if query.shape[1] > 1 else ():
         more_mixed, more_total = _attend_across_chunks(query, key, value, ids, reverse)
         mixed, total = mixed + more_mixed, total + more_total
-    out = _divide(mixed, total, value.dtype)
+    out = _normalize(mixed, total, value.dtype)
     return out.reshape(out.shape[0], -1, *out.shape[3:])[:, :length]
 
 
-def _divide(mixed: jax.Array, total: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+def _normalize(mixed: jax.Array, total: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
     return (mixed / (total + EPSILON)[..., None]).astype(dtype)
 
 
@@ -86,7 +86,7 @@ def _sum_tokens(key: jax.Array, value: jax.Array, dtype: jax.typing.DTypeLike = 
     return state, jnp.sum(key.astype(jnp.float32), axis=-3)
 
 
-def _apply_sums(query: jax.Array, sums: Sums) -> tuple[jax.Array, jax.Array]:
+def _query_sums(query: jax.Array, sums: Sums) -> tuple[jax.Array, jax.Array]:
     """Returns numerators [..., tokens, heads, kv] and denominators [..., tokens, heads] of equation 5, float32."""
     state, total = (array.astype(query.dtype) for array in sums)
     # Cast afterwards, because XLA:CPU does not support preferred_element_type=float32 for this bfloat16 einsum.
@@ -138,7 +138,7 @@ def _attend_across_chunks(query, key, value, ids, reverse: bool) -> tuple[jax.Ar
     _, carried = jax.lax.scan(accumulate, zeros, by_chunk, reverse=reverse)
     carried = jax.tree.map(lambda array: jnp.moveaxis(array, 0, 1), carried)
     reads_carried = ids == carried_id[:, :, None]
-    return _apply_sums(jnp.where(reads_carried[..., None, None], query, 0), carried)
+    return _query_sums(jnp.where(reads_carried[..., None, None], query, 0), carried)
 
 
 class _LinearAttentionBase(nn.Module):
@@ -180,7 +180,7 @@ class LinearAttention(_LinearAttentionBase):
             if ctx.step is not None:
                 for variable, added in zip(cached_sums, _sum_tokens(key, value), strict=True):
                     variable.value = variable.value + added
-                mixed = _divide(*_apply_sums(query, tuple(variable.value for variable in cached_sums)), value.dtype)
+                mixed = _normalize(*_query_sums(query, tuple(variable.value for variable in cached_sums)), value.dtype)
                 return self._project_out(mixed, x.shape)
         mixed = linear_attention(query, key, value, ctx)
         if ctx.prefix is not None:
@@ -220,7 +220,7 @@ class LinearCrossAttention(_LinearAttentionBase):
         if ctx.packed:
             mixed = self._attend_packed(query, memory, ctx)
         else:
-            mixed = _divide(*_apply_sums(query, self._memory_sums(memory, ctx)), query.dtype)
+            mixed = _normalize(*_query_sums(query, self._memory_sums(memory, ctx)), query.dtype)
         return self._project_out(mixed, shape)
 
     def _keys_and_values(self, memory: Memory, ctx: SequenceContext) -> tuple[jax.Array, jax.Array]:
@@ -257,4 +257,4 @@ class LinearCrossAttention(_LinearAttentionBase):
             packed=True,
             activation=lambda total: total,
         )
-        return _divide(mixed[..., :-1], mixed[..., -1], query.dtype)
+        return _normalize(mixed[..., :-1], mixed[..., -1], query.dtype)

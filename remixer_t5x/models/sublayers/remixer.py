@@ -195,7 +195,7 @@ class LearnedMixing(nn.Module):
     @nn.compact
     def __call__(self, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
         if ctx.decode:
-            hidden = cache.extend(self, 'cached_hidden', hidden, ctx)
+            hidden = cache.update_cache(self, 'cached_hidden', hidden, ctx)
         length = hidden.shape[1]
         check_length('Remixer', self.max_length, length)
         init = nn.with_logical_partitioning(MIXING_INIT, (axes.POSITIONS_OUT, axes.POSITIONS_IN))
@@ -241,7 +241,7 @@ class LearnedMixing(nn.Module):
     def _mix_step(self, logits: jax.Array, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
         """Computes S for the token at `ctx.step` from the cached X' of all tokens up to it."""
         step = cache.decoding_step(ctx)
-        rows = jnp.where(cache.visible(logits.shape[1], ctx), jnp.take(logits, step, axis=0), -jnp.inf)
+        rows = jnp.where(cache.visible_positions(logits.shape[1], ctx), jnp.take(logits, step, axis=0), -jnp.inf)
         equation = 'bk,bkf->bf' if step.ndim else 'k,bkf->bf'
         return jnp.einsum(equation, jax.nn.softmax(rows).astype(hidden.dtype), hidden)[:, None]
 

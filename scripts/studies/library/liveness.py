@@ -21,7 +21,7 @@ from remixer_t5x.testing.fixture import fast_key
 Kind = tuple[str, str]
 
 
-def effects(model: Model, inputs: np.ndarray, targets: np.ndarray, seed: int = 0) -> dict[Kind, float]:
+def ablation_effects(model: Model, inputs: np.ndarray, targets: np.ndarray, seed: int = 0) -> dict[Kind, float]:
     """Computes the effect of each kind of sublayer on the output y of its stack: `norm(y - y_ablated) / norm(y)`.
 
     For y_ablated, the sublayer's output is set to zero in every layer of the stack. The decoder always uses the

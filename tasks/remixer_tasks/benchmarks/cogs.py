@@ -30,7 +30,7 @@ from remixer_tasks.benchmarks.text_task import (
 )
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache
-from remixer_tasks.files.malformed import Malformed
+from remixer_tasks.files.bad_records import BadRecords
 from remixer_tasks.vocabulary.words_and_bytes import WordVocabulary
 
 GEN = 'gen'
@@ -53,7 +53,7 @@ _FILES = {
     TEST: ('test', '68f8e51e9f6d9cd22d64efe68dd21d7ea5ba327e9a2359481030161aea757035'),
     GEN: ('gen', 'd013d9eee0bafc153f8decc85f42814ac97260f84964d980e1e2b84577b82361'),
 }
-_read = functools.partial(raw_rows.tsv, columns=_COLUMNS)
+_read = functools.partial(raw_rows.read_tsv, columns=_COLUMNS)
 DATA = Dataset(
     name='cogs',
     features=texts(*_COLUMNS),
@@ -122,10 +122,10 @@ def words(data_dir: str | None = None, positions: int = 64) -> Vocabulary:
 
 def _read_vocabulary_texts(data_dir: str | None, positions: int) -> Iterator[str]:
     yield ' '.join(map(str, range(positions)))
-    yield from _read_texts(_find_split_file(TRAIN, data_dir), Malformed(strict=True))
+    yield from _read_texts(_find_split_file(TRAIN, data_dir), BadRecords(strict=True))
 
 
-def _read_texts(path: str, malformed: Malformed) -> Iterator[str]:
+def _read_texts(path: str, malformed: BadRecords) -> Iterator[str]:
     del malformed  # A malformed row of a labelled data set is an error, see `raw_rows`.
     for example in _read(path):
         yield example['sentence']

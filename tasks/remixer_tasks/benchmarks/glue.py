@@ -65,7 +65,10 @@ _NUM_MATCHED = 9815
 
 
 def _make_reader(
-    name: str, columns: Mapping[str, str] | None = None, label: str = 'label', read: raw_rows.RowReader = raw_rows.tsv
+    name: str,
+    columns: Mapping[str, str] | None = None,
+    label: str = 'label',
+    read: raw_rows.RowReader = raw_rows.read_tsv,
 ) -> Reader:
     """Returns a reader for the data set `name`. `columns` maps feature names to columns; None if they are equal."""
     columns = columns or {text: text for text in _TEXTS[name]}
@@ -79,7 +82,7 @@ def _make_reader(
 
 
 def _read_similarity(path: str) -> Iterator[Example]:
-    for index, row in enumerate(raw_rows.tsv(path)):
+    for index, row in enumerate(raw_rows.read_tsv(path)):
         try:
             score = float(row.get('score', prompts.UNLABELLED))
         except ValueError as error:
@@ -102,7 +105,7 @@ def _tsv_layouts(folder: str, read: Reader) -> dict[str, list[Layout]]:
 
 def _cola_layouts() -> dict[str, list[Layout]]:
     columns = ('source', 'label', 'mark', 'sentence')
-    read = _make_reader('cola', read=functools.partial(raw_rows.tsv, columns=columns))
+    read = _make_reader('cola', read=functools.partial(raw_rows.read_tsv, columns=columns))
     layouts = _tsv_layouts('CoLA', read)
     layouts[TEST] = [Layout(('glue/CoLA/test.tsv',), _make_reader('cola'))]
     layouts[TRAIN].append(Layout(('glue/CoLA/in_domain_train.tsv',), read))
@@ -113,7 +116,7 @@ def _cola_layouts() -> dict[str, list[Layout]]:
 def _rte_or_wnli_layouts(name: str) -> dict[str, list[Layout]]:
     """Returns the file layouts of RTE or WNLI by split."""
     layouts = _tsv_layouts(name.upper(), _make_reader(name))
-    read = _make_reader(name, {'sentence1': 'premise', 'sentence2': 'hypothesis'}, read=raw_rows.csv)
+    read = _make_reader(name, {'sentence1': 'premise', 'sentence2': 'hypothesis'}, read=raw_rows.read_csv)
     layouts[TRAIN].append(Layout((f'nli_datasets/{name}/train.csv',), read))
     layouts[VALIDATION].append(Layout((f'nli_datasets/{name}/dev.csv',), read))
     layouts[TEST].append(Layout((f'dpr_wsc/{name}-test.tsv',), _make_reader(name)))
@@ -123,7 +126,7 @@ def _rte_or_wnli_layouts(name: str) -> dict[str, list[Layout]]:
 def _mnli_layouts() -> dict[str, list[Layout]]:
     """Returns MNLI's file layouts by split, with TFDS's split names."""
     read = _make_reader('mnli', {'premise': 'sentence1', 'hypothesis': 'sentence2'}, 'gold_label')
-    both = _make_reader('mnli', read=raw_rows.csv)
+    both = _make_reader('mnli', read=raw_rows.read_csv)
     rows = {'matched': (0, _NUM_MATCHED), 'mismatched': (_NUM_MATCHED, None)}
     layouts = {TRAIN: [Layout(('glue/MNLI/train.tsv',), read)]}
     for kind, bounds in rows.items():
@@ -146,7 +149,7 @@ _SPLITS = {
     'mrpc': _tsv_layouts('MRPC', _make_reader('mrpc', {'sentence1': '#1 String', 'sentence2': '#2 String'}, 'Quality')),
     # Some published rows lack cells.
     'qqp': _tsv_layouts(
-        'QQP', _make_reader('qqp', None, 'is_duplicate', functools.partial(raw_rows.tsv, skip_short=True))
+        'QQP', _make_reader('qqp', None, 'is_duplicate', functools.partial(raw_rows.read_tsv, skip_short=True))
     ),
     'stsb': _tsv_layouts('STS-B', _read_similarity),
     'mnli': _mnli_layouts(),

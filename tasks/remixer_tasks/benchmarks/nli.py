@@ -58,8 +58,8 @@ def _read_pairs(
 
 def _read_abductive(path: str, labels_path: str | None = None) -> Iterator[Example]:
     """Yields examples from a file of texts and a file with the number of the correct hypothesis on each line."""
-    rows = list(raw_rows.jsonl(path))
-    labels = [label for _, label in raw_rows.lines(labels_path)] if labels_path else [None] * len(rows)
+    rows = list(raw_rows.read_jsonl(path))
+    labels = [label for _, label in raw_rows.read_lines(labels_path)] if labels_path else [None] * len(rows)
     if len(labels) != len(rows):
         reason = f'the file must have {len(rows)} labels, one per line of {os.path.basename(path)}, got {len(labels)}'
         raise raw_rows.row_error(str(labels_path), min(len(labels), len(rows)) + 1, reason)
@@ -69,7 +69,7 @@ def _read_abductive(path: str, labels_path: str | None = None) -> Iterator[Examp
 
 def _read_chaosnli(path: str) -> Iterator[Example]:
     """Yields the validation examples in ChaosNLI's file, with their original labels."""
-    for row in raw_rows.jsonl(path):
+    for row in raw_rows.read_jsonl(path):
         yield _abductive_example(row.object('example'), str(row.get('old_label')), path)
 
 
@@ -80,8 +80,8 @@ def _abductive_example(row: raw_rows.Row, label: str | None, path: str) -> Examp
 
 
 def _snli_layouts(file: str) -> list[Layout]:
-    published = functools.partial(_read_pairs, raw_rows.jsonl, ('sentence1', 'sentence2', 'gold_label'))
-    plain = functools.partial(_read_pairs, raw_rows.csv, ('premise', 'hypothesis', 'label'))
+    published = functools.partial(_read_pairs, raw_rows.read_jsonl, ('sentence1', 'sentence2', 'gold_label'))
+    plain = functools.partial(_read_pairs, raw_rows.read_csv, ('premise', 'hypothesis', 'label'))
     return [
         Layout((f'snli_1.0/snli_1.0_{file}.jsonl',), published),
         Layout((f'nli_datasets/snli/{file}.csv',), plain),
@@ -100,8 +100,10 @@ _SNLI = Dataset(
 
 def _anli_dataset(number: int) -> Dataset:
     """Returns one round of ANLI; the authors' annotated ANLI_analysis files can replace its validation files."""
-    read = functools.partial(_read_pairs, raw_rows.jsonl, ('context', 'hypothesis', 'label'), names=_ANLI_TEXTS)
-    annotated = functools.partial(_read_pairs, raw_rows.csv, ('context', 'statement', 'gold_label'), names=_ANLI_TEXTS)
+    read = functools.partial(_read_pairs, raw_rows.read_jsonl, ('context', 'hypothesis', 'label'), names=_ANLI_TEXTS)
+    annotated = functools.partial(
+        _read_pairs, raw_rows.read_csv, ('context', 'statement', 'gold_label'), names=_ANLI_TEXTS
+    )
     splits = single_file_layouts({split: f'anli_v0.1/R{number}/{file}.jsonl' for split, file in _FILES.items()}, read)
     splits[VALIDATION].append(Layout((f'anli_dev/ANLI_analysis_r{number}_dev.csv',), annotated))
     return Dataset(
@@ -127,7 +129,7 @@ _CONJUNCTIVE = Dataset(
     features=texts('premise', 'hypothesis', label=INTEGER),
     splits=single_file_layouts(
         {split: f'conjnli/{file}' for split, (file, _) in _CONJUNCTIVE_FILES.items()},
-        functools.partial(_read_pairs, raw_rows.tsv, ('Premise', 'Hypothesis', 'Label')),
+        functools.partial(_read_pairs, raw_rows.read_tsv, ('Premise', 'Hypothesis', 'Label')),
     ),
     terms='MIT: https://github.com/swarnaHub/ConjNLI',
     downloads=tuple(

@@ -12,7 +12,7 @@ from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_tasks.benchmarks.prompts import UNLABELLED
 from remixer_tasks.files import row_files
-from remixer_tasks.files.malformed import Malformed
+from remixer_tasks.files.bad_records import BadRecords
 
 # Maximum size of a file with one JSON value; the largest published file is 42 MB.
 MAX_JSON_BYTES = 10**9
@@ -20,7 +20,7 @@ MAX_JSON_BYTES = 10**9
 _MAX_REASON_LENGTH = 300
 _FILE_ADVICE = 'set DATA_DIR to the folder that contains the published files'
 _LINE_ADVICE = 'correct the line, or download the file again'
-_STRICT = Malformed(True, _FILE_ADVICE, _LINE_ADVICE)
+_STRICT = BadRecords(True, _FILE_ADVICE, _LINE_ADVICE)
 
 
 def row_error(path: str, number: int, reason: str) -> UserError:
@@ -96,12 +96,12 @@ Rows = Iterator[Row]
 RowReader = Callable[..., Rows]
 
 
-def jsonl(path: str) -> Rows:
+def read_jsonl(path: str) -> Rows:
     """Yields JSON objects, one per line; blank lines are skipped."""
     return (Row(row, path, number) for number, row in row_files.json_rows(path, row_files.LONGEST, _STRICT))
 
 
-def tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool = False) -> Rows:
+def read_tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool = False) -> Rows:
     """Yields the rows of a tab-separated file; quotes are ordinary characters.
 
     Args:
@@ -109,7 +109,7 @@ def tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool = Fals
         columns: names of the columns; None reads them from the first line.
         skip_short: whether to skip rows with missing cells, as TFDS does; some published files contain such rows.
     """
-    for number, line in lines(path):
+    for number, line in read_lines(path):
         cells = line.split('\t')
         if columns is None:
             columns = cells
@@ -119,7 +119,7 @@ def tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool = Fals
             raise row_error(path, number, f'{len(cells)} columns instead of {len(columns)}')
 
 
-def csv(path: str) -> Rows:
+def read_csv(path: str) -> Rows:
     """Yields the rows of a CSV file with a header line; quoted cells may contain line breaks."""
     return (Row(row, path, number) for number, row in row_files.read(path, row_files.RowLayout('csv'), _STRICT))
 
@@ -136,6 +136,6 @@ def parse_json_file(path: str) -> Any:
         raise row_error(path, 1, str(error)) from error
 
 
-def lines(path: str) -> Iterator[tuple[int, str]]:
+def read_lines(path: str) -> Iterator[tuple[int, str]]:
     """Yields (line number, line) for each line, without line ends and the byte order mark."""
     return row_files.lines(path, row_files.LONGEST, _STRICT)

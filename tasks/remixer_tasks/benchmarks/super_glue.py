@@ -59,13 +59,13 @@ _CLASSIFICATION = {
 
 
 def _read_rows(columns: Sequence[str], names: Sequence[str], path: str) -> Iterator[Example]:
-    for row in raw_rows.jsonl(path):
+    for row in raw_rows.read_jsonl(path):
         yield {**row.texts(columns), 'idx': row.integer('idx'), 'label': row.label(names)}
 
 
 def _read_multirc(path: str) -> Iterator[Example]:
     """Yields an example for each answer to each question about a paragraph."""
-    for row in raw_rows.jsonl(path):
+    for row in raw_rows.read_jsonl(path):
         passage = row.object('passage')
         for question in passage.objects('questions'):
             for answer in question.objects('answers'):
@@ -82,7 +82,7 @@ def _read_multirc(path: str) -> Iterator[Example]:
 
 def _read_record(path: str) -> Iterator[Example]:
     """Yields an example for each query; entities and correct answers are distinct and sorted, as in TFDS."""
-    for row in raw_rows.jsonl(path):
+    for row in raw_rows.read_jsonl(path):
         passage = row.object('passage')
         text = passage.text('text')
         spans = [(entity.integer('start'), entity.integer('end')) for entity in passage.objects('entities')]
@@ -100,7 +100,7 @@ def _read_record(path: str) -> Iterator[Example]:
 
 def _read_wsc(path: str) -> Iterator[Example]:
     """Yields WSC's examples; corrects case, line breaks and final periods of spans, as TFDS's `wsc.fixed` does."""
-    for row in raw_rows.jsonl(path):
+    for row in raw_rows.read_jsonl(path):
         text, target = row.text('text'), row.object('target')
         example: Example = {'text': text, 'idx': row.integer('idx'), 'label': row.label(BOOLEAN)}
         for span in ('span1', 'span2'):

@@ -231,7 +231,7 @@ def best_constant_prediction(targets: Texts, predictions: Texts) -> Metrics:
     return {'best_constant_prediction': 100 * max(collections.Counter(targets).values()) / len(targets)}
 
 
-def regression(targets: Texts, predictions: Texts) -> Metrics:
+def regression_metrics(targets: Texts, predictions: Texts) -> Metrics:
     """Computes correlations and `mean_absolute_error` of numbers; a prediction that is not a number counts as 0."""
     numbers, predicted = (
         [prompts.parse_number(text, default=0.0) for text in texts] for texts in (targets, predictions)
@@ -275,7 +275,7 @@ def _entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
     return entities
 
 
-def span_answers(targets: Texts, predictions: Texts) -> Metrics:
+def span_metrics(targets: Texts, predictions: Texts) -> Metrics:
     """Computes SQuAD 2.0's metrics for targets {'text': [...], ...} as JSON; the prediction '' means no answer."""
     answers = [json.loads(target)['text'] for target in targets]
     # Word F1 is undefined for texts without words, so a placeholder word replaces these texts.
@@ -292,9 +292,9 @@ NAMED: dict[str, Metric] = {
     'squad': lambda targets, predictions: squad([[target] for target in targets], predictions),
     'rouge': rouge,
     'bleu': bleu,
-    'regression': regression,
+    'regression': regression_metrics,
     'entity_f1': entity_f1,
-    'span_answers': span_answers,
+    'span_answers': span_metrics,
 }
 
 
@@ -328,7 +328,7 @@ def keep_group(column: str) -> Callable[..., Any]:
     return postprocess
 
 
-def by_group(metric: Metric) -> Metric:
+def metric_by_group(metric: Metric) -> Metric:
     """Extends a metric to also return NAME/GROUP: its value over the targets of each group."""
 
     def grouped_metric(targets: Sequence[GroupedTarget], predictions: Texts) -> Metrics:

@@ -77,7 +77,7 @@ def _format_dpr(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 def _read_dpr(path: str) -> Iterator[Example]:
     """Parses examples of five lines: sentence, pronoun, candidates, antecedent, and a blank line."""
-    for has_text, numbered in itertools.groupby(raw_rows.lines(path), lambda row: bool(row[1].strip())):
+    for has_text, numbered in itertools.groupby(raw_rows.read_lines(path), lambda row: bool(row[1].strip())):
         if not has_text:
             continue
         rows = list(numbered)

@@ -1,6 +1,6 @@
 """Reads documents from txt, JSON lines, TSV and Parquet files, plain or gzipped, local or gs://.
 
-Readers stream non-empty texts, report unreadable and empty records to `Malformed`, and raise UserError if a whole file
+Readers stream non-empty texts, report unreadable and empty records to `BadRecords`, and raise UserError if a whole file
 is unusable (missing, damaged, or without the field). `split_into_jobs` divides the files among processes.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 from remixer_tasks.files import cache, row_files
-from remixer_tasks.files.malformed import Malformed
+from remixer_tasks.files.bad_records import BadRecords
 
 FORMATS = ('txt', 'jsonl', 'tsv', 'parquet')
 TXT_DOCUMENTS = ('passage', 'paragraph', 'line', 'file')
@@ -28,7 +28,7 @@ JOB_BYTES, MAX_JOBS = 16 << 20, 64
 PASSAGE, PASSAGES = 8_000, 100
 # Yields (number, text) pairs, where `number` is the 1-based line or row number.
 Documents = Iterator[tuple[int, str]]
-Read = Callable[[Malformed], Iterator[str]]
+Read = Callable[[BadRecords], Iterator[str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +85,7 @@ def split_into_jobs(files: Sequence[cache.FileState], layout: Layout) -> list[Re
     return [functools.partial(_read_files, group, layout, passage) for group in groups if group]
 
 
-def _read_files(files: Sequence[cache.FileState], layout: Layout, passage: int, malformed: Malformed) -> Iterator[str]:
+def _read_files(files: Sequence[cache.FileState], layout: Layout, passage: int, malformed: BadRecords) -> Iterator[str]:
     """Yields the documents of the files. Raises UserError if a file has changed since its size was read."""
     for file in files:
         texts = read_documents(file.path, layout, malformed)
@@ -109,7 +109,7 @@ def _join_paragraphs(paragraphs: Iterable[str], min_bytes: int) -> Iterator[str]
         yield '\n\n'.join(passage)
 
 
-def read_documents(path: str, layout: Layout, malformed: Malformed) -> Iterator[str]:
+def read_documents(path: str, layout: Layout, malformed: BadRecords) -> Iterator[str]:
     """Yields the non-empty documents of one file, in order. Raises UserError if the whole file is unusable."""
     readers = {'txt': _read_txt, 'jsonl': _read_jsonl, 'tsv': _read_tsv, 'parquet': _read_parquet}
     for number, document in readers[layout.format_of(path)](path, layout, malformed):
@@ -119,7 +119,7 @@ def read_documents(path: str, layout: Layout, malformed: Malformed) -> Iterator[
             malformed.record_empty(path, number)
 
 
-def _read_txt(path: str, layout: Layout, malformed: Malformed) -> Documents:
+def _read_txt(path: str, layout: Layout, malformed: BadRecords) -> Documents:
     """Yields the non-empty documents of a text file, or a single '' if the file has no text."""
     is_empty = True
     for number, document in _join_lines(path, layout, malformed):
@@ -130,7 +130,7 @@ def _read_txt(path: str, layout: Layout, malformed: Malformed) -> Documents:
         yield 1, ''
 
 
-def _join_lines(path: str, layout: Layout, malformed: Malformed) -> Documents:
+def _join_lines(path: str, layout: Layout, malformed: BadRecords) -> Documents:
     numbered = row_files.lines(path, layout.longest, malformed)
     if layout.txt_documents == 'line':
         yield from numbered
@@ -155,7 +155,7 @@ def _join_lines(path: str, layout: Layout, malformed: Malformed) -> Documents:
             document, size = [], 0
 
 
-def _read_jsonl(path: str, layout: Layout, malformed: Malformed) -> Documents:
+def _read_jsonl(path: str, layout: Layout, malformed: BadRecords) -> Documents:
     is_first = True
     for number, record in row_files.json_rows(path, layout.longest, malformed):
         if is_first and layout.field not in record:
@@ -168,7 +168,7 @@ def _read_jsonl(path: str, layout: Layout, malformed: Malformed) -> Documents:
             malformed.record(path, number, f"the field '{layout.field}' is missing or not a string")
 
 
-def _read_tsv(path: str, layout: Layout, malformed: Malformed) -> Documents:
+def _read_tsv(path: str, layout: Layout, malformed: BadRecords) -> Documents:
     field: Any = layout.field
     column = ranges.parse_whole_number(field)
     for number, line in row_files.lines(path, layout.longest, malformed):
@@ -183,7 +183,7 @@ def _read_tsv(path: str, layout: Layout, malformed: Malformed) -> Documents:
             malformed.record(path, number, f'{len(cells)} columns, but the text must be in column {column} (from 0)')
 
 
-def _read_parquet(path: str, layout: Layout, malformed: Malformed) -> Documents:
+def _read_parquet(path: str, layout: Layout, malformed: BadRecords) -> Documents:
     field = str(layout.field)
 
     def select_field(names: list[str]) -> list[str]:

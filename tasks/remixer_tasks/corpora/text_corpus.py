@@ -23,12 +23,12 @@ from remixer_t5x import ranges, temporary, tf_data, untrusted_files
 from remixer_t5x.errors import UserError, reason
 from remixer_t5x.lazy import seqio
 from remixer_tasks.files import cache, workers
-from remixer_tasks.files.malformed import Malformed
+from remixer_tasks.files.bad_records import BadRecords
 from remixer_tasks.files.notice import Notice
 
 TRAIN, VALIDATION = 'train', 'validation'
-# A function that yields documents and reports unreadable records to `Malformed`.
-Read = Callable[[Malformed], Iterator[str]]
+# A function that yields documents and reports unreadable records to `BadRecords`.
+Read = Callable[[BadRecords], Iterator[str]]
 
 
 class Corpus(Protocol):
@@ -140,7 +140,7 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
     from remixer_tasks.corpora import arrow_files
 
     nouns = f'{corpus.document_noun}s'
-    notice, malformed = Notice(f'reading {corpus.name}'), Malformed(corpus.strict)
+    notice, malformed = Notice(f'reading {corpus.name}'), BadRecords(corpus.strict)
     paths = _write_parts(corpus, corpus.read, 'documents', folder, malformed, notice)
     shares = arrow_files.Documents(paths).hash_fractions()
     if corpus.read_validation is None:
@@ -173,7 +173,7 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
 
 
 def _write_parts(
-    corpus: ParsedCorpus, read: Read | Sequence[Read], name: str, folder: Path, malformed: Malformed, notice: Notice
+    corpus: ParsedCorpus, read: Read | Sequence[Read], name: str, folder: Path, malformed: BadRecords, notice: Notice
 ) -> list[Path]:
     """Writes the documents that each function yields to a separate file; returns the paths of the files."""
     functions = [read] if callable(read) else read
@@ -202,7 +202,7 @@ def _write_part(
 
     with contextlib.suppress(OSError, ValueError):
         return untrusted_files.parse_json(arrow_files.read_notes(path))
-    malformed = Malformed(strict)
+    malformed = BadRecords(strict)
 
     def documents() -> Iterator[bytes]:
         for number, document in enumerate(read(malformed), 1):

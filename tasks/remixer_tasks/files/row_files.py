@@ -1,6 +1,6 @@
 """Reads lines and rows of text, JSON lines, TSV, CSV and Parquet files, plain or gzipped, local or in a bucket.
 
-Readers stream in bounded memory, report unreadable records to `Malformed`, and raise UserError if a whole file is
+Readers stream in bounded memory, report unreadable records to `BadRecords`, and raise UserError if a whole file is
 unusable.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 from remixer_t5x import lazy, untrusted_files
 from remixer_t5x.errors import UserError, reason
 from remixer_t5x.lazy import tf
-from remixer_tasks.files.malformed import Malformed
+from remixer_tasks.files.bad_records import BadRecords
 
 FORMATS = ('jsonl', 'tsv', 'csv', 'parquet')
 EXTENSIONS = {'json': 'jsonl', 'ndjson': 'jsonl', **{name: name for name in FORMATS}}
@@ -70,7 +70,7 @@ class _RemoteFile(io.RawIOBase):
         return self._file.tell()
 
 
-def lines(path: str, longest: int, malformed: Malformed, encoding: str = 'utf-8') -> Iterator[tuple[int, str]]:
+def lines(path: str, longest: int, malformed: BadRecords, encoding: str = 'utf-8') -> Iterator[tuple[int, str]]:
     """Yields (line number, line) for each valid line. Numbers start at 1, and line ends are removed.
 
     A line is malformed if it has more than `longest` characters, a NUL, or invalid UTF-8. With an `encoding` other
@@ -152,7 +152,7 @@ def format_by_extension(path: str, formats: Mapping[str, str], setting: str) -> 
     return formats[extension]
 
 
-def read(path: str, layout: RowLayout, malformed: Malformed) -> Rows:
+def read(path: str, layout: RowLayout, malformed: BadRecords) -> Rows:
     """Returns an iterator over the rows of one file. Raises UserError if the whole file is unusable."""
     format = layout.format_of(path)
     if format == 'parquet':
@@ -162,7 +162,7 @@ def read(path: str, layout: RowLayout, malformed: Malformed) -> Rows:
     return (_tsv_rows if format == 'tsv' else _csv_rows)(path, layout, malformed)
 
 
-def json_rows(path: str, longest: int, malformed: Malformed, encoding: str = 'utf-8') -> Rows:
+def json_rows(path: str, longest: int, malformed: BadRecords, encoding: str = 'utf-8') -> Rows:
     """Yields (line number, object) from a JSON lines file; blank lines are skipped."""
     is_first = True
     for number, line in lines(path, longest, malformed, encoding):
@@ -183,13 +183,13 @@ def json_rows(path: str, longest: int, malformed: Malformed, encoding: str = 'ut
         is_first = False
 
 
-def _tsv_rows(path: str, layout: RowLayout, malformed: Malformed) -> Rows:
+def _tsv_rows(path: str, layout: RowLayout, malformed: BadRecords) -> Rows:
     numbered = lines(path, layout.longest, malformed, layout.encoding)
     cells = ((number, line.split(layout.delimiter or '\t')) for number, line in numbered if line.strip())
     yield from _name_columns(path, cells, layout, malformed)
 
 
-def _csv_rows(path: str, layout: RowLayout, malformed: Malformed) -> Rows:
+def _csv_rows(path: str, layout: RowLayout, malformed: BadRecords) -> Rows:
     """Reads CSV as in RFC 4180: quoted cells may contain commas, quotes and line breaks."""
     before = csv.field_size_limit(min(layout.longest, 2**31 - 1))
     try:
@@ -198,7 +198,7 @@ def _csv_rows(path: str, layout: RowLayout, malformed: Malformed) -> Rows:
         csv.field_size_limit(before)
 
 
-def _csv_cells(path: str, layout: RowLayout, malformed: Malformed) -> Iterator[tuple[int, list[str]]]:
+def _csv_cells(path: str, layout: RowLayout, malformed: BadRecords) -> Iterator[tuple[int, list[str]]]:
     last = 0
 
     def read_lines() -> Iterator[str]:
@@ -227,7 +227,7 @@ def _csv_cells(path: str, layout: RowLayout, malformed: Malformed) -> Iterator[t
             yield last, cells
 
 
-def _name_columns(path: str, cells: Iterator[tuple[int, list[str]]], layout: RowLayout, malformed: Malformed) -> Rows:
+def _name_columns(path: str, cells: Iterator[tuple[int, list[str]]], layout: RowLayout, malformed: BadRecords) -> Rows:
     """Converts rows of cells to dicts. Keys are the names in the first line, or column numbers if it has no names."""
     skipped = malformed.count
     number, names = next(cells, (0, []))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from remixer_t5x.costs.step_memory import Step, StepMemory
+from remixer_t5x.costs.step_memory import StepMemory, StepSpec
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.forecast import forecast as forecasts
@@ -59,7 +59,10 @@ def test_a_collective_takes_the_time_of_its_slowest_link():
     across = Collective('all-reduce', 1, 4.0, ((0, 2), (1, 3)))
     alone = Collective('all-reduce', 1, 4.0, ((0,), (1,), (2,), (3,)))
     result = bound(kernel(size=50), inside, across, alone)
-    assert [(each.link, each.sent, each.seconds) for each in result.exchanges] == [('link', 30, 6), ('network', 4, 4)]
+    assert [(each.link, each.bytes_sent, each.seconds) for each in result.exchanges] == [
+        ('link', 30, 6),
+        ('network', 4, 4),
+    ]
     assert (result.overlapped_seconds, result.serial_seconds) == (10, 15)
     unknown = dataclasses.replace(MACHINE, network=None)
     assert bound(across, machine=unknown).exchanges[0].seconds is None
@@ -71,7 +74,7 @@ def test_a_collective_takes_the_time_of_its_slowest_link():
 def test_a_device_sends_its_part_between_slices(kind, sent):
     # With two slices of two devices, each device reduces half of the array within its slice first.
     (result,) = bound(Collective(kind, 1, 8.0, ((0, 1, 2, 3),))).exchanges
-    assert (result.link, result.members, result.sent) == ('network', 4, sent)
+    assert (result.link, result.group_size, result.bytes_sent) == ('network', 4, sent)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +128,7 @@ def forecast(*operations, mesh='data', microbatches=1, temporaries=GIB, state=GI
         'encoder_input_tokens': jax.ShapeDtypeStruct((8, 6), jnp.int32),
         'decoder_target_tokens': jax.ShapeDtypeStruct((8, 2), jnp.int32),
     }
-    step = Step(None, lambda rate: None, MESHES[mesh], batch, microbatches)
+    step = StepSpec(None, lambda rate: None, MESHES[mesh], batch, microbatches)
     memory = StepMemory(state, state, 0, 0, temporaries, 0, 0, temporaries + 2 * state)
     devices = step.partitioner.mesh.size
     return Forecast(step, bound(*operations, slices=(0,) * devices), memory, model_flops, 8 * 8, devices)

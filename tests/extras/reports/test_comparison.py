@@ -7,13 +7,13 @@ import pathlib
 import numpy as np
 import pytest
 
-from remixer_t5x.costs.counts import Counts
+from remixer_t5x.costs.counts import ModelCounts
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import comparison, equal, page
 from remixer_t5x.extras.reports.records import MetricsRecord, RecordedRun, RunGroup
 from remixer_t5x.extras.reports.sweep import SweepCell
 
-COUNTS = Counts({('a',): 1000}, {(): 2e6}, tokens=100)
+COUNTS = ModelCounts({('a',): 1000}, {(): 2e6}, tokens=100)
 LOSSES = {'t5': [2.0, 2.1, 2.2], 'remixer': [1.0, 1.2, 1.1]}
 
 

@@ -72,7 +72,7 @@ def test_the_scale_of_a_matrix_can_ignore_its_diagonal():
 
 @pytest.fixture(scope='module')
 def text(pictures):
-    learned = [page.LearnedPictures(EVIL, pictures, EVIL), page.LearnedPictures('none', about=f'No pictures: {EVIL}')]
+    learned = [page.WeightPictures(EVIL, pictures, EVIL), page.WeightPictures('none', about=f'No pictures: {EVIL}')]
     return page.render_page([_run(EVIL, 1), _run('other', 2)], learned)
 
 

@@ -10,7 +10,7 @@ from remixer_t5x.errors import UserError
 _MAX_SHOWN = 3
 
 
-class Malformed:
+class BadRecords:
     """Collects malformed and empty records.
 
     Args:
