@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from remixer_t5x.costs.step_memory import StepMemory, StepSpec, bytes_per_device
 from remixer_t5x.devices import mesh
-from remixer_t5x.optim import optimizer
+from remixer_t5x.optim.optimizer import Optimizer
 
 _MAX_REPETITIONS = 3
 
@@ -39,6 +39,7 @@ def search_changes(
     memory: StepMemory,
     available: int,
     recomputing_model: Any,
+    adafactor: Optimizer,
     measure: Callable[[StepSpec], StepMemory],
     limit: int,
 ) -> Iterator[MemoryTrial]:
@@ -49,6 +50,7 @@ def search_changes(
         memory: memory usage of the step.
         available: memory of a device in bytes.
         recomputing_model: the step's model with full rematerialization.
+        adafactor: Adafactor with the step's parameter averages and trainable parameters.
         measure: function that compiles a step and returns its memory usage.
         limit: maximum number of compilations.
     """
@@ -61,9 +63,16 @@ def search_changes(
             else None
         )
 
+    def use_adafactor(step: StepSpec, memory: StepMemory) -> SettingChange | None:
+        changed = dataclasses.replace(step, optimizer=adafactor)
+        # Skip the compilation if the state would not shrink, for example if the step already uses Adafactor.
+        if bytes_per_device(changed.plan.abstract.opt_state) > 0.9 * memory.optimizer_state:
+            return None
+        return SettingChange('--gin_file', 'optimizers/adafactor.gin', changed)
+
     state_is_too_large = 2 * memory.parameters + memory.optimizer_state > available
-    state_first = (_double_fsdp, _use_adafactor, _double_microbatches, full_remat, _halve_batch)
-    activations_first = (_double_microbatches, full_remat, _double_fsdp, _halve_batch, _use_adafactor)
+    state_first = (_double_fsdp, use_adafactor, _double_microbatches, full_remat, _halve_batch)
+    activations_first = (_double_microbatches, full_remat, _double_fsdp, _halve_batch, use_adafactor)
     for make_change in state_first if state_is_too_large else activations_first:
         for _ in range(_MAX_REPETITIONS):
             change = make_change(step, memory)
@@ -82,7 +91,8 @@ def search_changes(
 
 def _double_microbatches(step: StepSpec, memory: StepMemory) -> SettingChange | None:
     microbatches = 2 * step.microbatches
-    if step.rows % (step.partitioner.batch_shards * microbatches):
+    # The negatives of an embedding model are the other rows of a microbatch.
+    if step.model.model_type == 'embedding' or step.rows % (step.partitioner.batch_shards * microbatches):
         return None
     return SettingChange('--gin.MICROBATCHES', microbatches, dataclasses.replace(step, microbatches=microbatches))
 
@@ -103,12 +113,3 @@ def _halve_batch(step: StepSpec, memory: StepMemory) -> SettingChange | None:
         return None
     batch = {name: array.update(shape=(rows, *array.shape[1:])) for name, array in step.batch.items()}
     return SettingChange('--gin.BATCH_SIZE', rows, dataclasses.replace(step, batch=batch))
-
-
-def _use_adafactor(step: StepSpec, memory: StepMemory) -> SettingChange | None:
-    factored = optimizer.adafactor(getattr(step.optimizer, 'learning_rate', None) or 1e-3)
-    changed = dataclasses.replace(step, optimizer=factored)
-    # Skip the compilation if the state would not shrink, for example if the step already uses Adafactor.
-    if bytes_per_device(changed.plan.abstract.opt_state) > 0.9 * memory.optimizer_state:
-        return None
-    return SettingChange('--gin_file', 'optimizers/adafactor.gin', changed)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import pytest
 
 from remixer_t5x.cli import main as cli
@@ -110,6 +111,19 @@ def test_full_recomputation_changes_the_model_and_saves_memory(clean_environment
     assert step.model.module.encoder_stack().remat_policy is not stack.full_remat
     stored, recomputed = map(command._measure, (step, dataclasses.replace(step, model=recomputing)))
     assert recomputed.temporaries < stored.temporaries
+
+
+def test_advised_adafactor_keeps_averages_and_trainable_parameters(clean_environment):
+    from remixer_t5x.cli.info import memory as command
+
+    def state_bytes(*flags):
+        args = parse_memory_flags(*flags)
+        step = dataclasses.replace(command.read_step(args)[0], optimizer=command.with_adafactor(args))
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(step.plan.abstract.opt_state))
+
+    plain, averaged = state_bytes(), state_bytes('--gin.EMA_DECAY=0.999')
+    frozen = state_bytes('--gin.EMA_DECAY=0.999', '--gin.TRAINABLE=encoder')
+    assert averaged > 1.9 * plain and frozen < averaged
 
 
 H100 = ('--gin_file=hardware/gpu.gin', '--gin.TOPOLOGY=h100:8')

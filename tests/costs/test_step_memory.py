@@ -21,6 +21,7 @@ class TableModel:
     """A model with one table, whose loss saves `copies` arrays [rows, length, embed] for the backward pass."""
 
     copies = 6
+    model_type = 'encoder_decoder'
 
     def init(self, rng, batch_shapes):
         table = jax.random.normal(rng, (VOCAB, EMBED))
@@ -83,14 +84,14 @@ def test_an_out_of_memory_error_reports_the_memory_used(message, total):
     assert memory.total == total and memory.temporaries == total - 60
 
 
-REMAT_MODEL = TableModel()
+REMAT_MODEL, ADAFACTOR = TableModel(), optimizer.adafactor(1e-3)
 
 
 def estimate_memory(step: StepSpec) -> StepMemory:
     """Replaces the compiler by a formula for the memory of one device."""
     data, fsdp, _ = step.partitioner.mesh.shape.values()
     parameters = 4 * VOCAB * EMBED // fsdp
-    moments = 1 if 'adafactor' in step.optimizer.make.__qualname__ else 2 * parameters
+    moments = 1 if step.optimizer is ADAFACTOR else 2 * parameters
     remat = 4 if step.model is REMAT_MODEL else 1
     activations = step.rows * 100 // (data * fsdp * step.microbatches) // remat
     sizes = (parameters, moments, 0, 0, parameters + activations, 0, 0)
@@ -99,7 +100,8 @@ def estimate_memory(step: StepSpec) -> StepMemory:
 
 def search(start, available, limit=20, measure=estimate_memory):
     """Returns the flag, the total bytes and whether it saves memory of each trial."""
-    trials = memory_advice.search_changes(start, estimate_memory(start), available, REMAT_MODEL, measure, limit)
+    alternatives = REMAT_MODEL, ADAFACTOR
+    trials = memory_advice.search_changes(start, estimate_memory(start), available, *alternatives, measure, limit)
     return [(f'{trial.flag}={trial.value}', trial.memory.total, trial.saves_memory) for trial in trials]
 
 

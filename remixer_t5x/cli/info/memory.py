@@ -23,6 +23,7 @@ from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models import lora
 from remixer_t5x.models.architecture import stack
 from remixer_t5x.optim import trainable
+from remixer_t5x.optim.optimizer import Optimizer, adafactor
 from remixer_t5x.optim.parameter_averages import averaged
 from remixer_t5x.optim.train_step import NUM_REAL_TARGET_TOKENS
 
@@ -83,10 +84,16 @@ def with_full_recomputation(args: argparse.Namespace) -> Any:
     )
 
 
+def with_adafactor(args: argparse.Namespace) -> Optimizer:
+    """Returns Adafactor with the parameter averages and trainable parameters of the step."""
+    decay, pattern, adapted = arguments.load_values(args, 'EMA_DECAY', 'TRAINABLE', 'LORA', defaults=_DEFAULTS)
+    return trainable.only(averaged(adafactor(learning_rate=1e-3), decay), pattern, adapted)
+
+
 def show(args: argparse.Namespace) -> None:
     """Prints the memory table, and suggests changes if the step does not fit into memory."""
     step, hardware = read_step(args)
-    recomputing_model = with_full_recomputation(args)
+    recomputing_model, smaller_optimizer = with_full_recomputation(args), with_adafactor(args)
     with lazy.without_stderr():
         devices, compiler = hardware.compile_devices()
     step, available = place_on_devices(step, hardware, devices), hardware.memory_bytes
@@ -103,7 +110,9 @@ def show(args: argparse.Namespace) -> None:
                 f'{hardware.memory:g} GiB; set {GPU_SHARE}=0.95 to use more'
             )
         if available is not None and memory.total > available and args.memory:
-            trials = memory_advice.search_changes(step, memory, available, recomputing_model, _measure, args.memory)
+            trials = memory_advice.search_changes(
+                step, memory, available, recomputing_model, smaller_optimizer, _measure, args.memory
+            )
             _try_changes(trials, available)
 
 
