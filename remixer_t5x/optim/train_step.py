@@ -59,7 +59,8 @@ def make_train_step(
             trained with a constant, batch rows x target length (233472 in T5X's configs).
         dropout: whether to enable dropout, with a PRNG key derived from `seed`, the step and the microbatch.
         seed: seed for dropout.
-        learning_rate: schedule to report as the metric `learning_rate`, or None to omit this metric.
+        learning_rate: schedule to report as the metric `learning_rate`, or None to omit this metric. A skipped step
+            does not advance the schedule, because the optimizer counts only its updates.
         spike_factor: a loss per token above this multiple of `state.usual_loss` is a spike; None disables the check.
         trainable: regular expression for the names of the parameters to train (`Optimizer.trainable`); None trains all
             parameters.
@@ -90,7 +91,7 @@ def make_train_step(
         new_state = jax.tree.map(lambda new, old: jnp.where(good, new, old), updated, before)
         new_state = new_state.replace(step=state.step + 1, params=trainables.join_params(new_state.params, frozen))
         if learning_rate is not None:
-            metrics['learning_rate'] = learning_rate(state.step)
+            metrics['learning_rate'] = learning_rate(_count_updates(state.opt_state, state.step))
         return new_state, metrics
 
     return step_fn
@@ -115,6 +116,12 @@ def _build_gradient_fn(model: Model, seed: int | None) -> Callable:
         return grads, sums
 
     return compute_gradients
+
+
+def _count_updates(opt_state: Any, step: jax.Array) -> jax.Array:
+    """Returns the number of updates that the optimizer has counted, or `step` if it does not count them."""
+    counts = optax.tree.get_all_with_path(opt_state, 'count')
+    return jnp.max(counts[0][1]) if counts else step
 
 
 def _count_target_tokens(sums: Metrics) -> jax.Array:
@@ -155,7 +162,8 @@ def update_loss_ema(
         spike = good & (usual_loss > 0) & (loss > spike_factor * usual_loss)
         metrics['spike'] = spike.astype(jnp.float32)
         good &= ~spike
-    return jnp.where(usual_loss > 0, usual_loss + USUAL_LOSS_SHARE * (loss - usual_loss), loss), good, metrics
+    mean = jnp.where(usual_loss > 0, usual_loss + USUAL_LOSS_SHARE * (loss - usual_loss), loss)
+    return jnp.where(sums['weights'] > 0, mean, usual_loss), good, metrics
 
 
 def non_padding_fraction(batch: Batch) -> jax.Array | None:

@@ -127,10 +127,13 @@ def test_a_spike_keeps_the_state_and_the_running_mean_of_the_loss():
         expected = loss if expected is None else expected + train_step.USUAL_LOSS_SHARE * (loss - expected)
         assert metrics['spike'] == 0
         np.testing.assert_allclose(state.usual_loss, expected, rtol=1e-6)
+    # A batch without targets has no loss.
+    state, _ = step_fn(state, make_batch(padded_rows=range(ROWS)))
+    np.testing.assert_allclose(state.usual_loss, expected, rtol=1e-6)
     # The same batch with parameters that predict wrong tokens with high confidence.
     wrong = state.replace(params={'table': jnp.zeros((VOCAB, VOCAB)).at[:, 0].set(100.0)})
     after, metrics = step_fn(wrong, make_batch(0))
-    assert metrics['spike'] == 1 and metrics['nonfinite'] == 0 and after.step == 5
+    assert metrics['spike'] == 1 and metrics['nonfinite'] == 0 and after.step == 6
     jax.tree.map(np.testing.assert_array_equal, after.replace(step=wrong.step), wrong)
 
 
@@ -160,6 +163,18 @@ def test_the_reported_learning_rate_equals_that_of_the_update():
     new_state, metrics = step(state, batch)
     assert float(metrics['learning_rate']) == pytest.approx(0.1)
     np.testing.assert_allclose(gradient(state, new_state), 0.1 * expected, atol=1e-6)
+
+
+def test_a_skipped_step_does_not_advance_the_reported_learning_rate():
+    schedule = schedules.linear(1.0, 0, 10)
+    step = jax.jit(train_step.make_train_step(Bigrams(), optax.adam(schedule), learning_rate=schedule))
+    state, bad = make_state(optax.adam(schedule)), make_batch()
+    bad['weights'][3, 2] = np.nan
+    rates = []
+    for batch in (make_batch(), bad, bad, make_batch()):
+        state, metrics = step(state, batch)
+        rates.append(float(metrics['learning_rate']))
+    assert rates == pytest.approx([1.0, 0.9, 0.9, 0.9]) and state.step == 4
 
 
 def test_eval_step_returns_the_sums():
