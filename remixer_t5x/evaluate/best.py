@@ -75,12 +75,20 @@ def mean_score(scores: Mapping[str, float]) -> float:
 class BestCheckpoints:
     """Saves, for each task, the parameters with the best value of one metric of the task.
 
-    `metrics` selects the metrics: a mapping from task to metric name, `MEAN`, or None for the first metric of each
-    task. `record` is stored in each checkpoint.
+    Args:
+        folder: MODEL_DIR.
+        record: description of the run to store in each checkpoint.
+        metrics: a mapping from task to metric name, `MEAN`, or None for the first metric of each task.
+        is_new: whether the run starts from step 0. Its first evaluation replaces checkpoints of an earlier run in the
+            same MODEL_DIR, which had no checkpoint to resume from.
     """
 
-    def __init__(self, folder: epath.Path, record: Mapping[str, Any], metrics: BestMetrics = None):
+    def __init__(
+        self, folder: epath.Path, record: Mapping[str, Any], metrics: BestMetrics = None, is_new: bool = False
+    ):
         self._folder, self._record, self._metrics = folder / BEST, record, metrics
+        self._is_new = is_new
+        self._saved_tasks: set[str] = set()
 
     def save_if_best(self, report: TaskReport, step: int, params: Any) -> bool:
         """Saves `params` if they are the best so far, and returns whether they were saved.
@@ -92,7 +100,9 @@ class BestCheckpoints:
         if metric is None or math.isnan(metric[1]):
             return False
         (name, value), folder = metric, self._folder / report.task
-        known = collectives.broadcast(self.read_saved(report.task))
+        known = None
+        if not self._is_new or report.task in self._saved_tasks:
+            known = collectives.broadcast(self.read_saved(report.task))
         # Reject equal values, because a resumed run may evaluate the same step again.
         if known and (known['metric'] == name and signed_score(name, known['value']) >= signed_score(name, value)):
             return False
@@ -103,6 +113,7 @@ class BestCheckpoints:
             manager.write_params(folder, step, params, record, others)
         except UserError as error:
             raise object_store.CannotWrite(str(error)) from error
+        self._saved_tasks.add(report.task)
         return True
 
     def score(self, report: TaskReport) -> tuple[str, float] | None:

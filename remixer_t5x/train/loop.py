@@ -81,7 +81,7 @@ def train(
 
         stop = (signals or stack).enter_context(preemption.StopRequest(first))
         batches = stack.enter_context(data.open_batches(state.position, run.periods.checkpoint_period))
-        loop = _build_loop(run, programs, data, batches, checkpoints, record, path, log)
+        loop = _build_loop(run, programs, data, batches, checkpoints, record, path, log, is_new)
         startup.end_phase('opening the data')
         try:
             stopped = loop.run(state, last, stop)
@@ -129,6 +129,8 @@ class Loop:
                     self.saver.rewind(state, reason)
             signal_name = stop.agreed_signal(state.step)
         self.profiler.close()
+        if state.patience.is_exhausted and state.window.totals():
+            self.saver.log_window(state)
         with self._measure(progress.CHECKPOINT):
             self.saver.save_last(state)
         if state.patience.is_exhausted:
@@ -170,8 +172,9 @@ class Loop:
         self.log.clock.pause(time.perf_counter() - begin)
 
     def _call_hook(self, hook: hooks.Hook, state: saving.RunState) -> None:
-        begin = time.perf_counter()
+        # Wait for the last step first, whose time is not part of the hook.
         self.bad_steps.check_last()
+        begin = time.perf_counter()
         with self._measure(hook.activity or progress.STEPS):
             hook.call(state)
         if hook.activity:
@@ -187,12 +190,13 @@ def _build_loop(
     record: Mapping[str, Any],
     path: epath.Path,
     log: run_log.RunLog,
+    is_new: bool,
 ) -> Loop:
     bad_steps = saving.BadSteps(run.recovery.on_bad_step, checkpoints)
     last, abstract = run.periods.train_steps, programs.plan.abstract
     saver = saving.Saver(run.recovery, last, checkpoints, batches, bad_steps, record, abstract, log)
     profiler = hooks.Profiler(path / 'profile')
-    best_checkpoints = best.BestCheckpoints(path, record, run.folder.best_metrics)
+    best_checkpoints = best.BestCheckpoints(path, record, run.folder.best_metrics, is_new)
     params_of, period = programs.evaluated_params(), run.periods.eval_period
     new_hook = functools.partial(hooks.Hook, period, at_start=run.periods.eval_at_start, activity=progress.EVALUATION)
     run_hooks = [hooks.Hook(run.periods.log_period, saver.log_window)]

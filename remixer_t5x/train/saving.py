@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -49,9 +50,9 @@ class Patience:
         return {'best': self.best, 'step': self.step, 'since': self.since}
 
     def add_evaluation(self, step: int, value: float) -> None:
-        """Adds the evaluation at `step` to the count. Higher values are better; NaN is never an improvement."""
+        """Adds the evaluation at `step` to the count. Higher values are better, and only finite ones count."""
         value = collectives.broadcast(value)
-        if value == value and (self.best is None or value > self.best):
+        if math.isfinite(value) and (self.best is None or value > self.best):
             self.best, self.step, self.since = value, step, 0
         else:
             self.since += 1
@@ -142,7 +143,7 @@ class BadSteps:
         self._in_a_row += 1
         if self._policy != SKIP:
             self._rewind_or_stop(problem, step)
-        if self._in_a_row > MAX_SKIPPED_IN_A_ROW:
+        if self._in_a_row >= MAX_SKIPPED_IN_A_ROW:
             self._stop_run(f'{MAX_SKIPPED_IN_A_ROW} steps in a row were skipped: {problem}', step)
 
     def check_params(self, step: int, params: Any) -> None:

@@ -50,6 +50,13 @@ def test_only_better_parameters_are_saved(tmp_path):
     assert best.best_checkpoints(str(tmp_path)) == {'rte': record}
 
 
+def test_a_new_run_replaces_the_best_parameters_of_an_abandoned_run(tmp_path):
+    assert best_checkpoints(tmp_path).save_if_best(report(accuracy=90.0), 10, params(1))
+    new_run = best.BestCheckpoints(epath.Path(tmp_path), RECORD, is_new=True)
+    saved = [new_run.save_if_best(report(accuracy=value), 5 * value, params(value)) for value in (40, 30, 50)]
+    assert saved == [True, False, True] and read_value(tmp_path / 'best' / 'rte') == 50.0
+
+
 def test_the_metric_can_be_named_by_task(tmp_path):
     checkpoints = best_checkpoints(tmp_path, {'cb': 'f1'})
     assert checkpoints.score(report('cb', accuracy=1.0, f1=2.0)) == ('f1', 2.0)

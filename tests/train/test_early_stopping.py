@@ -1,6 +1,7 @@
 """Early stopping ends a resumed run at the same step as an uninterrupted run."""
 
 import json
+import math
 import pathlib
 
 from hypothesis import given
@@ -21,7 +22,7 @@ def count_until_end(values, limit, restores=()):
     return None
 
 
-VALUES = st.lists(st.sampled_from([1.0, 2.0, 3.0, float('nan')]), max_size=12)
+VALUES = st.lists(st.sampled_from([1.0, 2.0, 3.0, float('nan'), float('inf')]), max_size=12)
 
 
 @given(VALUES, st.integers(1, 4), st.sets(st.integers(1, 12)))
@@ -30,7 +31,7 @@ def test_a_run_ends_after_limit_evaluations_without_improvement(values, limit, r
         """The definition: the best of the first `number` values is not among the last `limit` of them."""
         best, best_index = None, 0
         for index, value in enumerate(values[:number], 1):
-            if value == value and (best is None or value > best):
+            if math.isfinite(value) and (best is None or value > best):
                 best, best_index = value, index
         return number - best_index >= limit
 
@@ -39,9 +40,9 @@ def test_a_run_ends_after_limit_evaluations_without_improvement(values, limit, r
     assert count_until_end(values, None) is None
 
 
-def evaluated_steps(folder):
+def logged_steps(folder, kind='eval'):
     lines = pathlib.Path(folder, 'metrics.jsonl').read_text().splitlines()
-    return [record['step'] for record in map(json.loads, lines) if record['kind'] == 'eval']
+    return [record['step'] for record in map(json.loads, lines) if record['kind'] == kind]
 
 
 def test_a_resumed_run_ends_early_at_the_same_step(training, tmp_path):
@@ -50,11 +51,12 @@ def test_a_resumed_run_ends_early_at_the_same_step(training, tmp_path):
     code, output = training.run(model_dir=str(tmp_path / 'whole'), train_steps=30, quiet=False, **run)
     assert code == 0, output
     assert 'stopping early at step 8: no better evaluation since step 2 (3 without improvement' in output
-    assert evaluated_steps(tmp_path / 'whole') == [2, 4, 6, 8]
+    assert logged_steps(tmp_path / 'whole') == [2, 4, 6, 8]
+    assert logged_steps(tmp_path / 'whole', 'train') == [3, 6, 8]
     code, output = training.run(model_dir=str(tmp_path / 'parts'), train_steps=4, **run)
     assert code == 0, output
     for _ in range(2):
         code, output = training.run(model_dir=str(tmp_path / 'parts'), train_steps=30, quiet=False, **run)
         assert code == 0, output
-        assert evaluated_steps(tmp_path / 'parts') == [2, 4, 6, 8]
+        assert logged_steps(tmp_path / 'parts') == [2, 4, 6, 8]
     assert 'is already at step 8 (no better evaluation since step 2' in output
