@@ -141,9 +141,6 @@ class JsonlWriter:
         if self._object is not None:
             with object_store.wrap_write_errors(self._path):
                 self._object.flush()
-
-    def close(self) -> None:
-        self.flush()
         if self._unwritten_lines:
             self._write_lines()
 

@@ -49,9 +49,8 @@ class TensorBoardWriter:
 
     def rewind(self, step: int) -> None:
         """Makes TensorBoard hide the metrics after `step`, because the run computes them again."""
-        if step:
-            session_log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._add(step=step + 1, session_log=session_log)
+        session_log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._add(step=step + 1, session_log=session_log)
 
     def write(self, kind: str, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
         for name, value in {**numbers, **timing}.items():
@@ -82,7 +81,7 @@ class TensorBoardWriter:
         """Does nothing, because TensorBoard displays only metrics."""
 
     def close(self) -> None:
-        with object_store.wrap_write_errors(self._folder):
+        with self._wrap_write_errors():
             self._file.close()
 
 

@@ -66,7 +66,7 @@ class RunLog:
     def rewind(self, step: int) -> None:
         """Removes the records after `step`, and restarts the clock."""
         with self.tolerate_write_errors():
-            self.flush(closing=True)
+            self.flush()
         self._open_records(step)
         self.clock = progress.Clock(self._cost, step)
         self._trackers.rewind(step)
@@ -163,15 +163,15 @@ class RunLog:
             if is_new:
                 self.print(f'warning: {error}; training continues (ON_SAVE_FAILURE)')
 
-    def flush(self, closing: bool = False) -> None:
+    def flush(self) -> None:
         """Waits until all records are stored. Raises UserError if they cannot be written."""
         if self._records is not None:
-            self._records.close() if closing else self._records.flush()
+            self._records.flush()
 
     def close(self) -> None:
         self._line.close()
         try:
-            self.flush(closing=True)
+            self.flush()
         except object_store.CannotWrite as error:
             # Do not raise errors here, because the error that ended the run is more useful.
             if str(error) not in self._warned:

@@ -83,6 +83,20 @@ def test_lines_that_are_not_records_are_dropped(tmp_path):
     assert [json.loads(line)['step'] for line in path.read_text().splitlines()] == [1, 1]
 
 
+def test_a_flush_writes_lines_whose_first_write_failed(tmp_path):
+    path = epath.Path(tmp_path / 'metrics.jsonl')
+    writer = metrics.JsonlWriter(path, 0)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(object_store.CannotWrite):
+        writer.write('train', 1, {'loss': 1.0}, {})
+    with pytest.raises(object_store.CannotWrite):
+        writer.flush()
+    path.rmdir()
+    writer.flush()
+    assert [record['step'] for record in metrics.read_records(path)] == [1]
+
+
 def records_of(path):
     """Yields the payloads of a TFRecord file: length, its checksum, payload, checksum."""
     data = path.read_bytes()
@@ -100,8 +114,10 @@ def test_tensorflow_reads_all_values_of_tensorboard_files(tmp_path):
     writer.close()
     (path,) = tmp_path.iterdir()
     values = {}
-    for record in records_of(path):
-        event = event_pb2.Event.FromString(record)
+    events = [event_pb2.Event.FromString(record) for record in records_of(path)]
+    # TensorBoard hides the metrics of an earlier run in the same folder, which had no checkpoint.
+    assert [event.step for event in events if event.session_log.status] == [1]
+    for event in events:
         for value in event.summary.value:
             values[value.tag, event.step] = value.simple_value
     assert values == {('train/loss', 10): 2.5, ('train/tokens_per_second', 10): 100.0, ('eval/loss', 20): 2.25}
