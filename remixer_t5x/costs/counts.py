@@ -180,7 +180,7 @@ def _count_ragged_dot(eqn: Any) -> float:
 def _count_convolution(eqn: Any) -> float:
     kernel, numbers = eqn.invars[1].aval.shape, eqn.params['dimension_numbers']
     taps = math.prod(kernel) / kernel[numbers.rhs_spec[0]]
-    return 2.0 * math.prod(eqn.outvars[0].aval.shape) * taps / eqn.params['batch_group_count']
+    return 2.0 * math.prod(eqn.outvars[0].aval.shape) * taps
 
 
 def _count_fft(eqn: Any) -> float:

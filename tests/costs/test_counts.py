@@ -68,6 +68,13 @@ def convolve(x, kernel):
     return jax.lax.conv_general_dilated(x, kernel, (1,), 'VALID', dimension_numbers=('NWC', 'WIO', 'NWC'))
 
 
+def convolve_groups(x, kernel):
+    """Computes 6 features of two examples from two groups of two examples, like the gradient of a grouped kernel."""
+    return jax.lax.conv_general_dilated(
+        x, kernel, (1,), 'VALID', dimension_numbers=('NWC', 'WIO', 'NWC'), batch_group_count=2
+    )
+
+
 def control_flow(x):
     """Runs 4 iterations of a scan over a jitted, rematerialized product, and one of two branches."""
     step = jax.jit(jax.checkpoint(lambda x: x @ x))
@@ -88,6 +95,7 @@ square.defvjp(lambda x: (x @ x, x), lambda x, g: (g @ x.T + x.T @ g,))
     [
         (jnp.matmul, [(3, 5, 4), (3, 4, 6)], 2 * 3 * 5 * 4 * 6),
         (convolve, [(2, 9, 4), (3, 4, 5)], 2 * 2 * 7 * 3 * 4 * 5),
+        (convolve_groups, [(4, 1, 8), (1, 8, 6)], 2 * 2 * 6 * 8),
         (control_flow, [(5, 5)], (4 + 2) * 2 * 5**3),
         (square, [(3, 3)], 2 * 3**3),
         (jnp.fft.fft, [(2, 64)], 5.0 * 2 * 64 * 6),
