@@ -69,11 +69,13 @@ def search_results(cells: Sequence[SweepCell], runs: Mapping[SweepCell, Recorded
     values: dict[str, dict[Setting, float]] = {}
     for cell, run in runs.items():
         latest = dataclasses.replace(run, evaluations=()).latest().values()
-        metrics = [next(iter(metrics.items())) for record in latest if (metrics := overview.task_metrics(record))]
+        # The first number of an evaluation of a task is its main metric, which is None if it is not finite.
+        metrics = [next(iter(record.numbers.items())) for record in latest if 'loss' not in record.numbers]
         value = overview.summarize_run(run).held_out
         if metrics:
             measure, sign = metrics[0][0] if len(metrics) == 1 else 'mean of the main metrics', 1
-            value = statistics.fmean(signed_score(*metric) for metric in metrics)
+            scores = [signed_score(name, number) for name, number in metrics if number is not None]
+            value = statistics.fmean(scores) if len(scores) == len(metrics) else None
         if value is not None:
             values.setdefault(cell.model, {})[cell.setting] = value
     if not values:

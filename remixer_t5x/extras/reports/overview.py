@@ -63,7 +63,7 @@ def summarize_run(run: RecordedRun) -> Overview:
         sentences.append(f'Training loss {verb} from {losses[0][1]:.4g} to {losses[-1][1]:.4g}.')
     if held_out:
         last, (best_step, best) = held_out[-1][1], min(held_out, key=lambda point: point[1])
-        rise = last / best - 1 if last > best * (1 + _OVERFITTING) else 0
+        rise = last / best - 1 if best > 0 and last > best * (1 + _OVERFITTING) else 0
         warning = f', {rise:.0%} above its lowest, {best:.4g} at step {best_step:,}' if rise else ''
         sentences.append(f'Held-out loss is {last:.4g}{warning}.')
     if constant:

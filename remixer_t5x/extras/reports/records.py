@@ -203,8 +203,12 @@ def group_by_seed(runs: Sequence[RecordedRun]) -> list[RunGroup]:
     for run in runs:
         settings = {name: value for name, value in run.settings().items() if name not in (*FOLDER_MACROS, SEED)}
         groups.setdefault(tuple(sorted(settings.items())) or run.folder, []).append(run)
-    names = {}
-    for key, members in groups.items():
+    names = []
+    for members in groups.values():
         prefix = os.path.commonprefix([run.name for run in members]).rstrip('_-./ ') or members[0].name
-        names[key] = members[0].name if len(members) == 1 else f'{prefix} × {len(members)}'
-    return [RunGroup(names[key], members) for key, members in groups.items()]
+        names.append(members[0].name if len(members) == 1 else f'{prefix} × {len(members)}')
+    # The prefix of several groups may be the same; the name of a run is unique.
+    return [
+        RunGroup(name if names.count(name) == 1 else f'{members[0].name} × {len(members)}', members)
+        for name, members in zip(names, groups.values(), strict=True)
+    ]

@@ -32,16 +32,17 @@ class TableCell:
 
     @property
     def by_seed(self) -> BySeed:
+        """The value of each seed, from the last run with that seed."""
         return dict(self.values)
 
     @property
     def mean(self) -> float:
-        return statistics.fmean(value for _, value in self.values)
+        return statistics.fmean(self.by_seed.values())
 
     @property
     def deviation(self) -> float | None:
-        """Sample standard deviation (n - 1); None for one run."""
-        return statistics.stdev(value for _, value in self.values) if len(self.values) > 1 else None
+        """Sample standard deviation (n - 1); None for one seed."""
+        return statistics.stdev(self.by_seed.values()) if len(self.by_seed) > 1 else None
 
 
 # A table row: (evaluation name, metric name, cell for each group of runs).

@@ -64,6 +64,12 @@ def test_task_settings_are_selected_by_the_mean_validation_metric():
     assert list(results.values['t5'].values()) == [55.0, 60.0] and results.best('t5') == (('LEARNING_RATE', '2'),)
 
 
+def test_a_setting_whose_task_metric_is_not_finite_is_not_selected():
+    runs = {cell('t5', rate): run(rate, 0, 99.0, cb=cb, rte=80.0) for rate, cb in (('1', 50.0), ('2', None))}
+    results = comparison.search_results(list(runs), runs)
+    assert results.values == {'t5': {(('LEARNING_RATE', '1'),): 65.0}}
+
+
 def test_the_table_has_costs_and_mean_median_and_best_seed():
     result = comparison.Comparison(groups(), dict.fromkeys(LOSSES, COUNTS), search(VALUES))
     rows = dict(result.table)

@@ -33,6 +33,18 @@ def test_runs_that_differ_only_in_seed_and_folders_are_one_group():
     assert [group.name for group in groups] == ['a × 2', 'b', 'bare', 'bare_too']
 
 
+def test_groups_with_the_same_prefix_have_distinct_names():
+    configs = {f'run_{n}': f'SEED = {n % 2}\nX = {n // 2}\n' for n in range(4)}
+    groups = records.group_by_seed([_run(name, config) for name, config in configs.items()])
+    assert [group.name for group in groups] == ['run_0 × 2', 'run_2 × 2']
+
+
+def test_of_two_runs_with_one_seed_the_last_is_used():
+    runs = [_run(name, 'SEED = 0\nX = 1\n', eval__cb=(9, {'f1': value})) for name, value in (('a', 10.0), ('b', 90.0))]
+    [(_, _, [cell])] = tables.build_task_table(records.group_by_seed(runs))
+    assert (cell.mean, cell.deviation, cell.by_seed) == (90.0, None, {0: 90.0})
+
+
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=5))
 def test_the_table_has_mean_and_sample_deviation_over_seeds(values):
     runs = [_run(f'r{n}', f'SEED = {n}\nX = 1\n', eval__cb=(9, {'f1': value})) for n, value in enumerate(values)]
