@@ -81,6 +81,8 @@ def _score_pairs(trained: Any, pairs: Iterable[tuple[str, str]], window: int) ->
 
 
 def _write_scores(args: argparse.Namespace, rows: Iterable[dict[str, Any]]) -> str:
+    from remixer_t5x.run_folder import metrics
+
     count, tokens, total = 0, 0, 0.0
     with contextlib.ExitStack() as stack:
         file = sys.stdout
@@ -96,10 +98,10 @@ def _write_scores(args: argparse.Namespace, rows: Iterable[dict[str, Any]]) -> s
             count, tokens, total = count + 1, tokens + row['tokens'], total + row['score']
     if not count:
         return '0 pairs'
-    per_token = total / tokens
+    per_token = total / tokens if tokens else math.nan
     return (
         f'{count:,} pairs, {tokens:,} target tokens: log-likelihood {total / count:.4f} per pair, {per_token:.4f} '
-        f'per token, perplexity {math.exp(-per_token):.4g}'
+        f'per token, perplexity {metrics.perplexity(-per_token):.4g}'
     )
 
 
