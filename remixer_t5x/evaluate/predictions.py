@@ -1,8 +1,8 @@
 """Runs a model over any number of examples: generates, scores, ranks, encodes and classifies texts.
 
 Examples of similar length share a batch. Batches have few different shapes, because each shape requires a
-compilation. The last batch is padded with empty rows. The result of an example does not depend on the batch size, the
-mesh or the number of hosts; its sampling key is derived from its index.
+compilation. The last batch is padded with copies of its last example. The result of an example does not depend on the
+batch size, the mesh or the number of hosts; its sampling key is derived from its index.
 """
 
 import collections
@@ -250,12 +250,12 @@ class Predictor:
         yield from pending
 
     def _transfer_batch(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Transfers a batch to the devices, padded with empty rows. Every host transfers its share of the rows."""
+        """Transfers a batch to the devices, padded with copies of its last row. Every host transfers its share."""
         size = self._settings.batch_size
         index, count = self._partitioner.data_shard()
         share = slice(index * (size // count), (index + 1) * (size // count))
         padded = {
-            name: np.pad(array, [(0, size - len(array))] + [(0, 0)] * (array.ndim - 1))[share]
+            name: np.pad(array, [(0, size - len(array))] + [(0, 0)] * (array.ndim - 1), 'edge')[share]
             for name, array in batch.items()
         }
         return self._partitioner.shard_batch(padded)

@@ -137,20 +137,18 @@ class BeamSearch(LogitsOptions):
 
         state = jax.lax.while_loop(should_continue, body, self._initial_state(generation, cache))
         tokens, scores = state.finished
-        tokens = jnp.where(jnp.isneginf(scores)[..., None], 0, tokens)
-        return Decoded(tokens, jnp.where(generation.has_input[:, None], scores, 0.0))
+        return Decoded(jnp.where(jnp.isneginf(scores)[..., None], 0, tokens), scores)
 
     def _initial_state(self, generation: Generation, cache: Cache) -> _SearchState:
-        batch = generation.has_input.shape[0]
+        batch = generation.batch
         tokens = jnp.zeros((batch, self.beams, generation.max_length), jnp.int32)
         no_scores = jnp.full((batch, self.beams), -jnp.inf, jnp.float32)
         # All beams are identical at first, so only the first beam has a finite score and is extended.
         live = _Beams(tokens, no_scores.at[:, 0].set(0.0))
         states = generation.first_stop_states(self.beams)
         states = None if states is None else states.reshape(batch, self.beams)
-        return _SearchState(
-            jnp.zeros((), jnp.int32), live, _Beams(tokens, no_scores), generation.has_input, cache, states
-        )
+        is_open = jnp.ones((batch,), bool)
+        return _SearchState(jnp.zeros((), jnp.int32), live, _Beams(tokens, no_scores), is_open, cache, states)
 
     def _step(self, generation: Generation, beam_leaves: list[bool], state: _SearchState) -> _SearchState:
         index, live, finished, is_open, cache, stop_states = state

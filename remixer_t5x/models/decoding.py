@@ -38,9 +38,9 @@ class Generation:
     """The inputs of a decoder: the model's decoding functions for a batch of inputs, and the stopping criteria.
 
     Attributes:
+        batch: number of sequences.
         allocate: function that takes the number of rows per sequence and returns a cache for `max_length` new tokens.
         step: function (tokens [rows], cache) -> (logits of the next token [rows, vocab] float32, cache).
-        has_input: [batch] bool, False for sequences that only pad the batch; their generated tokens are 0.
         max_length: maximum number of tokens to generate, including the end token.
         eos_id: id of the token that ends a sequence.
         last: [batch] int32, the last token of each prompt, which is the input of the first step; None for T5's start
@@ -50,9 +50,9 @@ class Generation:
         stop_strings: strings that end a sequence in addition to `eos_id`, or None.
     """
 
+    batch: int
     allocate: Callable[[int], Cache]
     step: Callable[[jax.Array, Cache], tuple[jax.Array, Cache]]
-    has_input: jax.Array
     max_length: int
     eos_id: int
     last: jax.Array | None = None
@@ -62,7 +62,7 @@ class Generation:
     def first_tokens(self, rows_per_sequence: int) -> jax.Array:
         """Returns the input tokens of the first step, [rows] int32."""
         if self.last is None:
-            return jnp.zeros((self.has_input.shape[0] * rows_per_sequence,), jnp.int32)
+            return jnp.zeros((self.batch * rows_per_sequence,), jnp.int32)
         return jnp.repeat(self.last, rows_per_sequence)
 
     def first_stop_states(self, rows_per_sequence: int) -> jax.Array | None:
@@ -80,7 +80,7 @@ class Generation:
         """
         if not processors:
             return logits
-        prompts = self._prompts(generated.shape[0] // self.has_input.shape[0])
+        prompts = self._prompts(generated.shape[0] // self.batch)
         tokens = jnp.concatenate([jnp.full_like(generated, -1), prompts, generated], axis=1)
         tokens = jax.lax.dynamic_slice_in_dim(tokens, step, prompts.shape[1] + self.max_length, axis=1)
         for processor in processors:
@@ -125,18 +125,18 @@ class RowDecoder(LogitsOptions):
 
     def __call__(self, generation: Generation, rng: jax.Array | None = None) -> Decoded:
         rows = self.generate_until(generation, self.start(generation), generation.max_length, rng)
-        shape = generation.has_input.shape[0], self.rows_per_sequence
+        shape = generation.batch, self.rows_per_sequence
         return Decoded(rows.tokens.reshape(*shape, generation.max_length), rows.scores.reshape(shape))
 
     def start(self, generation: Generation) -> DecodingState:
         """Returns the initial decoding state, with an allocated cache."""
-        count = generation.has_input.shape[0] * self.rows_per_sequence
+        count = generation.batch * self.rows_per_sequence
         return DecodingState(
             jnp.zeros((), jnp.int32),
             jnp.zeros((count, generation.max_length), jnp.int32),
             generation.first_tokens(self.rows_per_sequence),
             jnp.zeros((count,), jnp.float32),
-            jnp.repeat(~generation.has_input, self.rows_per_sequence),
+            jnp.zeros((count,), bool),
             generation.allocate(self.rows_per_sequence),
             generation.first_stop_states(self.rows_per_sequence),
         )
@@ -145,7 +145,7 @@ class RowDecoder(LogitsOptions):
         self, generation: Generation, rows: DecodingState, limit: int | jax.Array, rng: jax.Array | None
     ) -> DecodingState:
         """Generates tokens until each row contains `limit` tokens or all rows have finished."""
-        select_tokens = self.build_token_selector(rng, generation.has_input.shape[0])
+        select_tokens = self.build_token_selector(rng, generation.batch)
         processors = self.processors(generation.eos_id)
 
         def should_continue(rows: DecodingState) -> jax.Array:

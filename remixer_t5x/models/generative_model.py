@@ -100,8 +100,7 @@ class GenerativeModel(Model):
 
         Args:
             params: unboxed parameters.
-            batch: a batch with the model's `input_array`, one example per row, padded with 0. The generated tokens and
-                scores of empty rows are 0.
+            batch: a batch with the model's `input_array`, one example per row, padded with 0; a row may be empty.
             max_decode_length: maximum number of tokens to generate, including the end token.
             eos_id: id of the token that ends a sequence; tokens after it are 0.
             decoder: `decoding.Greedy()`, `sampling.Sampling(...)` or `beam_search.BeamSearch(...)`, which sets n.

@@ -92,7 +92,7 @@ class LanguageModel(GenerativeModel):
         aligned = jnp.where(source < 0, -1, jnp.take_along_axis(tokens, jnp.maximum(source, 0), axis=1))
         if self.module.begin_id:
             aligned = jnp.where(source == 0, self.module.begin_id, aligned)
-        return decoding.Generation(allocate, step, count > 0, max_length, eos_id, last, aligned)
+        return decoding.Generation(prompts.shape[0], allocate, step, max_length, eos_id, last, aligned)
 
 
 def join_prompts(prompts: jax.Array, targets: jax.Array) -> dict[str, jax.Array]:

@@ -72,4 +72,4 @@ class Seq2Seq(GenerativeModel):
             hidden, cache = decode(tokens[:, None], cache=cache)
             return self._next_logits(params, hidden), cache
 
-        return decoding.Generation(allocate, step, jnp.any(inputs > 0, axis=1), max_length, eos_id)
+        return decoding.Generation(inputs.shape[0], allocate, step, max_length, eos_id)

@@ -58,17 +58,18 @@ def test_a_causal_language_model_resumes_exactly_and_reports_bits_per_byte(runs)
 
 
 def test_infer_continues_prompts(runs, arguments, tmp_path):
-    (tmp_path / 'prompts.txt').write_text('The cat\nat\n')
+    (tmp_path / 'prompts.txt').write_text('The cat\nat\n\n')
     out = tmp_path / 'out.jsonl'
     flags = arguments('hyper_mixer', 'causal_lm', {'targets': 24}, f'--checkpoint={runs}/whole', f'--output={out}')
     assert not main(['infer', *flags, f'--input={tmp_path}/prompts.txt'])
     answers = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [answer['input'] for answer in answers] == ['The cat', 'at'] and not any(
+    assert [answer['input'] for answer in answers] == ['The cat', 'at', ''] and not any(
         'truncated' in row for row in answers
     )
+    assert all(answer['score'] < 0 for answer in answers)
     loaded = remixer_t5x.load(str(runs / 'whole'))
     assert loaded.lengths == {'inputs': 12, 'targets': 12} and not loaded.ends_inputs
-    generated = loaded.generate(['The cat', 'at'])
+    generated = loaded.generate(['The cat', 'at', ''])
     assert [answer.text for answer in generated] == [answer['prediction'] for answer in answers]
     (score,) = loaded.score('The cat', generated[0].text)
     assert np.isfinite(score)

@@ -63,6 +63,16 @@ def test_each_example_gets_its_own_answer(predictor):
     assert [answer.ids[0] for answer in predictor.predict({}, inputs)] == [[5], [60], [1], [33], [2], [40], []]
 
 
+def test_copies_of_an_example_fill_the_last_batch():
+    class Shortest(Counting):
+        def generate(self, params, batch, *args):
+            tokens, scores = super().generate(params, batch, *args)
+            return jnp.broadcast_to(tokens.min(axis=0), tokens.shape), scores
+
+    predictor = predictions.Predictor(Shortest(), Partitioner(), predictions.Decoding(4, {'inputs': 8, 'targets': 6}))
+    assert [answer.ids[0] for answer in predictor.predict({}, [[7] * 5, [7] * 3])] == [[3], [3]]
+
+
 def test_likelihoods_are_of_shifted_targets(predictor):
     scores = predictor.score({}, [[3]] * 5, [[1], [2, 3], [4, 5, 6], [9] * 6, [8, 1]])
     np.testing.assert_array_equal(scores, [1, 5, 15, 54, 9])

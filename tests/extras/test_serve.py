@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import concurrent.futures
+import dataclasses
 import json
 import re
 import signal
@@ -187,6 +188,26 @@ def test_a_full_queue_and_a_stopping_server_reject_requests(trained):
     assert [response.headers.get('retry-after') for response in responses] == [None, '1', '1', '1', None]
 
 
+def test_prompts_without_tokens_are_answered(trained):
+    from remixer_t5x.extras.serve import engine, server
+
+    async def post_requests():
+        queue = engine.Engine(dataclasses.replace(trained, ends_inputs=False), batch_size=4, max_queue=3)
+        queue.state = 'ready'
+        transport = httpx.ASGITransport(server.Api(queue, 'run').application())
+        async with httpx.AsyncClient(transport=transport, base_url='http://server') as client:
+            answer = asyncio.create_task(client.post('/v1/score', json={'inputs': '', 'targets': 'one'}))
+            while not queue.waiting:
+                await asyncio.sleep(0.01)
+            [(row, future)] = queue.waiting
+            future.set_result(-1.5)
+            return row.inputs, await answer, await client.post('/v1/embeddings', json={'input': ['one', '']})
+
+    inputs, scored, embedded = asyncio.run(post_requests())
+    assert inputs == [] and scored.json()['data'][0]['score'] == -1.5
+    assert embedded.status_code == 400 and '1 token' in embedded.json()['error']['message']
+
+
 def test_a_used_port_raises_an_error_in_one_line(run, capsys):
     with socket.create_server(('127.0.0.1', 0)) as listener:
         assert main(['serve', str(run), f'--port={listener.getsockname()[1]}']) == 2
@@ -210,7 +231,7 @@ def test_each_row_samples_from_its_k_most_likely_tokens_and_its_nucleus():
     temperature, top_k, top_p, possible = zip(*rows, strict=True)
     count, length = len(rows), 200
     step = lambda tokens, cache: (jnp.broadcast_to(jnp.log(probabilities), (count, 4)), cache)  # noqa: E731
-    generation = decoding.Generation(lambda rows: (), step, jnp.ones(count, bool), length, eos_id=9)
+    generation = decoding.Generation(count, lambda rows: (), step, length, eos_id=9)
     settings = {'temperature': temperature, 'top_k': top_k, 'top_p': top_p, 'max_tokens': [length - 1] * count}
     decoder = PerRequestDecoder(**{name: jnp.asarray(values) for name, values in settings.items()}, end_id=9)
     tokens = decoder(generation, jax.random.split(jax.random.key(0), count)).tokens[:, 0]

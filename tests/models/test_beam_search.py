@@ -162,16 +162,6 @@ def test_decoding_stops_when_every_sequence_has_ended(decoder):
     assert 1 <= len(steps) <= 3
 
 
-@pytest.mark.parametrize('decoder', [BeamSearch(4), Greedy()])
-def test_padding_rows_are_not_decoded(decoder):
-    tables = toy.make_tables(3, batch=3, vocab=4, length=3)
-    actual, expected = (decoder(toy.generation(tables, 3, is_real)) for is_real in ([True, False, True], None))
-    assert not np.any(actual.tokens[1]) and not np.any(actual.scores[1])
-    for row in (0, 2):
-        np.testing.assert_array_equal(actual.tokens[row], expected.tokens[row])
-        np.testing.assert_array_equal(actual.scores[row], expected.scores[row])
-
-
 def test_zero_beams_are_rejected():
     with pytest.raises(UserError, match='^BEAMS must be a whole number of at least 1, got 0'):
         BeamSearch(0)

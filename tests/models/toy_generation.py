@@ -17,7 +17,7 @@ def make_tables(seed: int, batch: int, vocab: int, length: int) -> np.ndarray:
     return tables.astype(np.float32)
 
 
-def generation(tables, length: int, has_input=None, stop_strings=None) -> Generation:
+def generation(tables, length: int, stop_strings=None) -> Generation:
     """Returns a `Generation` whose cache contains the history of each row and the table of each sequence.
 
     A decoder that confuses rows or sequences therefore reads the logits of another history.
@@ -38,8 +38,7 @@ def generation(tables, length: int, has_input=None, stop_strings=None) -> Genera
         cache = {**cache, 'history': history[:, None], 'cache_index': cache['cache_index'] + 1}
         return logits.reshape(-1, vocab), cache
 
-    has_input = jnp.ones(batch, bool) if has_input is None else jnp.asarray(has_input)
-    return Generation(allocate, step, has_input, length, EOS, stop_strings=stop_strings)
+    return Generation(batch, allocate, step, length, EOS, stop_strings=stop_strings)
 
 
 def append_to_history(history, token, vocab: int):

@@ -140,6 +140,8 @@ class Api:
         if encoding not in ('float', 'base64'):
             raise HTTPException(400, f"encoding_format must be 'float' or 'base64', got {encoding!a:.80}")
         texts, data = self._tokenize(body, 'input', 'inputs'), []
+        if not all(texts):
+            raise HTTPException(400, 'each text in input must have at least 1 token; omit empty texts')
         for index, vector in enumerate(await self._compute([GenerationRow('encode', ids) for ids in texts])):
             values = np.asarray(vector, '<f4')
             embedding = values.tolist() if encoding == 'float' else base64.b64encode(values.tobytes()).decode()
@@ -150,10 +152,8 @@ class Api:
         trained = self._engine.trained
         texts = TextCodec(trained.vocabulary, trained.lengths[side], ends=trained.ends_inputs or side == 'targets')
         encoded = [texts.encode(text, index) for index, text in enumerate(_read_texts(body, field))]
-        if any(is_cut or not ids for ids, is_cut in encoded):
-            raise HTTPException(
-                400, f'each text in {field} must have from 1 to {texts.longest} tokens; change its length'
-            )
+        if any(is_truncated for _, is_truncated in encoded):
+            raise HTTPException(400, f'each text in {field} must have at most {texts.longest} tokens; shorten it')
         return [ids for ids, _ in encoded]
 
     async def _compute(self, rows: list[GenerationRow]) -> list[Any]:
