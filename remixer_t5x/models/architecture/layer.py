@@ -66,7 +66,7 @@ class Layer(nn.Module):
 def _call_sublayer(sublayer: nn.Module, x: jax.Array, ctx: SequenceContext) -> jax.Array:
     """Calls a sublayer; raises UserError if the output differs from the input in shape or dtype."""
     y = sublayer(x, ctx)
-    if not isinstance(y, jax.Array) or y.shape != x.shape or jnp.result_type(x, y) != x.dtype:
+    if not isinstance(y, jax.Array) or y.shape != x.shape or y.dtype != x.dtype:
         output = f'{y.dtype}{[*y.shape]}' if isinstance(y, jax.Array) else type(y).__name__
         raise UserError(
             f'the output of {type(sublayer).__name__} must be {x.dtype}{[*x.shape]} like its input, got {output}'

@@ -104,3 +104,11 @@ def test_invalid_sublayer_raises(layout, factory, message):
     ctx = SequenceContext(jnp.ones((2, 3), jnp.int32), jnp.zeros((2, 3), jnp.int32))
     with pytest.raises(UserError, match=message):
         jax.eval_shape(module.init, jax.random.key(1), jnp.ones((2, 3, D), jnp.bfloat16), ctx)
+
+
+@pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.int32])
+def test_output_in_another_dtype_raises(dtype):
+    module = layer.make_layer((sublayer(Other=lambda x: x.astype(dtype)),))
+    ctx = SequenceContext(jnp.ones((2, 3), jnp.int32), jnp.zeros((2, 3), jnp.int32))
+    with pytest.raises(UserError, match=rf'output of Other must be float32\[2, 3, 4\] .* got {jnp.dtype(dtype).name}'):
+        jax.eval_shape(module.init, jax.random.key(1), jnp.ones((2, 3, D)), ctx)
