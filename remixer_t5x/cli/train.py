@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         # Starts compiling the step before creating the tasks, because tasks import TensorFlow.
         settings: Run = resolved.call_configured(ROOT, deferred=(TRAINING_TASK, EVALUATION_TASKS))
         _check_command(args.command, settings)
-        lines = check_custom_sublayers(settings.step_config.model)
+        lines = check_custom_sublayers(settings.step_config.model, settings.dataset.pack)
         if jax.process_index() == 0:
             for line in lines:
                 print(f'checked      {line}', file=sys.stderr)

@@ -120,8 +120,10 @@ def check_sublayer(
     return report
 
 
-def check_custom_sublayers(model: interface.Model) -> list[str]:
+def check_custom_sublayers(model: interface.Model, packed: bool = False) -> list[str]:
     """Checks within seconds that a model's custom sublayers ignore padding and, in a decoder, later tokens.
+
+    If `packed` is set, also checks that packing an example with others does not change its outputs.
 
     Returns one line per sublayer. Raises UserError if a sublayer of a decoder reads later tokens.
     """
@@ -131,21 +133,23 @@ def check_custom_sublayers(model: interface.Model) -> list[str]:
         for name, factory in {_unwrap_partial(factory).__name__: factory for factory in factories}.items():
             if not _unwrap_partial(factory).__module__.startswith('remixer_t5x.'):
                 fixture = SublayerFixture((factory,), side, position_bias=bias, embed=model.module.embed_dim)
-                lines.append(f'{name} in the {side}: {_check_causality_and_padding(name, fixture)}')
+                lines.append(f'{name} in the {side}: {_check_reads(name, fixture, packed)}')
     return lines
 
 
-def _check_causality_and_padding(name: str, fixture: SublayerFixture) -> str:
-    """Describes whether a custom sublayer reads padding. Raises UserError if it reads later tokens in a decoder."""
+def _check_reads(name: str, fixture: SublayerFixture, packed: bool) -> str:
+    """Describes which tokens a custom sublayer reads. Raises UserError if it reads later tokens in a decoder."""
     advice = f'remixer_t5x.testing.check_sublayer({name})'
     leaks: Any = []
     try:
         if fixture.is_decoder:
             leaks = np.argwhere(np.triu(fixture.influence((LENGTH,)), 1))
         if not len(leaks):
+            if packed:
+                contract.check_packing(fixture)
             contract.check_padding(fixture)
     except ContractViolation as error:
-        return f'warning: {error}; read ctx.is_token, and test it with {advice}'
+        return f'warning: {error}; read {"ctx.segment_ids" if packed else "ctx.is_token"}, and test it with {advice}'
     except Exception as error:
         # Do not raise other errors here: if they affect the model, the run itself raises them.
         return f'could not be checked ({one_line(str(error)):.100}); test it with {advice}'
@@ -154,7 +158,8 @@ def _check_causality_and_padding(name: str, fixture: SublayerFixture) -> str:
             f'{name} must not read later tokens in a decoder, got token {leaks[0][0]} reading token {leaks[0][1]}; '
             f'read ctx.causal, and test it with {advice}'
         )
-    return 'no token reads a later token or padding' if fixture.is_decoder else 'no token reads padding'
+    later, other = 'a later token or ' * fixture.is_decoder, ' or another example of a packed row' * packed
+    return f'no token reads {later}padding{other}'
 
 
 def _check_side(fixture: SublayerFixture, without: Sequence[str]) -> list[CheckResult]:

@@ -28,6 +28,12 @@ class Sum(nn.Module):
         return Dense(x.shape[-1], (axes.EMBED, axes.MLP), name='out')(jnp.broadcast_to(sums, x.shape))
 
 
+class TokenWise(nn.Module):
+    @nn.compact
+    def __call__(self, x, ctx):
+        return Dense(x.shape[-1], (axes.EMBED, axes.MLP), name='out')(x)
+
+
 class Fails(nn.Module):
     @nn.compact
     def __call__(self, x, ctx):
@@ -59,6 +65,15 @@ def test_reading_padding_is_a_warning():
     )
     assert encoder.startswith('Sum in the encoder: warning') and 'padding' in encoder
     assert decoder.startswith('Sum in the decoder: no token reads')
+
+
+def test_mixing_packed_examples_is_a_warning():
+    model = make_model(ENCODER_MIXER=Sum, DECODER_MIXER=causal_sum, **NO_POSITION_BIAS)
+    assert not any('warning' in line for line in check_custom_sublayers(model))
+    for line in check_custom_sublayers(model, packed=True):
+        assert 'warning' in line and 'example 1 in a row' in line or 'example 2 in a row' in line
+    (line,) = check_custom_sublayers(make_model(ENCODER_MIXER=TokenWise, ENCODER_POSITION_BIAS=None), packed=True)
+    assert 'no token reads padding or another example' in line
 
 
 def test_failing_check_does_not_stop_the_run():
