@@ -42,7 +42,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__
 
 
 # Define TYPE_CHECKING here, because importing `typing` would take longer than the rest of this file.

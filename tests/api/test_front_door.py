@@ -28,6 +28,10 @@ def test_every_public_name_exists_and_is_documented(name):
     assert getattr(remixer_t5x, name) is value
 
 
+def test_dir_lists_only_public_names():
+    assert dir(remixer_t5x) == sorted(remixer_t5x.__all__)
+
+
 def test_type_checkers_see_the_same_names():
     tree = ast.parse(pathlib.Path(remixer_t5x.__file__).read_text())
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
