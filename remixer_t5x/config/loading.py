@@ -191,7 +191,8 @@ def _read_texts(sources: ConfigSources) -> list[GinText]:
 def flag_text(name: str, value: str) -> GinText:
     """Returns the gin statement for a flag `--gin.NAME=value`. A value that is not a gin value becomes a string.
 
-    Raises UserError if `value` is empty, or if it starts like a gin value (quote, bracket, @, %) but is invalid.
+    Raises UserError if `value` is empty, or if it starts like a gin value (quote, bracket, @, %) but is invalid and
+    is not a template with a column in braces.
     """
     flag, bare = f'{FLAG}{name}', value.strip()
     if not bare:
@@ -203,9 +204,10 @@ def flag_text(name: str, value: str) -> GinText:
     try:
         (_,) = config_parser.ConfigParser(f'{name} = {bare}\n', References())
     except (SyntaxError, ValueError, tokenize.TokenError):
-        if bare[0] in '\'"[({@%' and not re.match(r'\{\w+\}', bare):
+        if bare[0] in '\'"[({@%' and not re.search(r'\{\w+\}', bare):
             raise UserError(
-                f'{flag} must be a gin value, got {one_line(value)}; close its quotes and brackets'
+                f'{flag} must be a gin value, got {one_line(value)}; close its quotes and brackets, or quote a '
+                f'text twice, as in {flag}="\'...\'"'
             ) from None
         return GinText(flag, f'{name} = {value!r}\n')
     return GinText(flag, f'{name} = {bare}\n')

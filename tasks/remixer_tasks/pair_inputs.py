@@ -11,7 +11,7 @@ from typing import Any
 from remixer_t5x.errors import UserError
 from remixer_tasks.files import row_files
 from remixer_tasks.files.bad_records import BadRecords
-from remixer_tasks.text_pairs import Template, UnusableRow
+from remixer_tasks.text_pairs import MissingColumn, Template, UnusableRow
 
 _AS_TEXT = 'or, for complete input texts, --gin.INPUT_TEMPLATE=None'
 
@@ -83,6 +83,8 @@ class RowTexts:
             try:
                 yield self.template.fill(row)
             except UnusableRow as error:
-                if not set(self.template.columns) <= set(row):
-                    raise self.template.missing_column(row) from error
+                if isinstance(error, MissingColumn):
+                    # In other formats, all rows have the same columns.
+                    data = f'{self.shown} line {number}' if self.layout.format == 'jsonl' else 'the data'
+                    raise self.template.missing_column(row, data) from error
                 malformed.record(self.shown, number, str(error))

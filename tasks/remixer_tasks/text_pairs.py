@@ -72,15 +72,15 @@ class Template:
         """Fills the template with a row. Raises UnusableRow, or MissingColumn if a column is missing."""
         return ''.join(_column_text(row, part) if is_column else part for is_column, part in self._parts())
 
-    def missing_column(self, names: Iterable[str]) -> UserError:
-        """Returns the UserError for data whose columns `names` do not include all columns of the template."""
+    def missing_column(self, names: Iterable[str], data: str = 'the data') -> UserError:
+        """Returns the UserError for `data` whose columns `names` do not include all columns of the template."""
         known = [*names]
         absent = next(name for name in self.columns if name not in known)
         shown = ', '.join(ascii(name)[:60] for name in known[:20]) + (', ...' if len(known) > 20 else '')
         hint = ''
         if len(known) == 1 and (separator := re.search('[;\t|,]', known[0])):
             hint = f'; if {separator[0]!r} separates the columns, set DELIMITER = {separator[0]!r}'
-        return UserError(f'{self.macro} must use columns of the data ({shown}), got {absent!r} in {self.text!r}{hint}')
+        return UserError(f'{self.macro} must use columns of {data} ({shown}), got {absent!r} in {self.text!r}{hint}')
 
 
 def _column_text(row: Mapping[str, Any], name: str) -> str:

@@ -164,7 +164,7 @@ def test_any_flag_text_is_a_value_or_a_one_line_error(text):
         assert gin.config.parse_value(text) == value
 
 
-@pytest.mark.parametrize('text', ['{review}', '{a} {b}', 'question: {question}', '100%'])
+@pytest.mark.parametrize('text', ['{review}', '{a} {b}', 'question: {question}', '100%', '[{a}] {b}', '"{a}" or {b}'])
 def test_templates_are_strings(text):
     assert value_of('INPUTS', text) == text
 

@@ -234,12 +234,14 @@ def test_inputs_that_cannot_be_rows_are_rejected(tmp_path):
     lines = TextInputs(str(tmp_path / 'a.txt'))
     assert pair_inputs.texts(lines, None) is lines
     (tmp_path / 'null.jsonl').write_text('{"id": 3, "question": "x"}\n{"id": 3, "question": null}\n')
+    (tmp_path / 'some.jsonl').write_text('{"id": 3, "question": "x"}\n{"id": 3}\n')
     table = write(tmp_path, 'a.csv')
     for inputs, template, message in (
         (TextInputs(table), None, r'is a table, which requires a template.* --gin.INPUTS='),
         (TextInputs('-', format='jsonl'), '{id}', r'must be a file of rows, got standard input'),
         (TextInputs(table, field='label'), '{id}', r'--field=label .* INPUTS = .*; remove --field'),
         (TextInputs(str(tmp_path / 'null.jsonl')), '{question}', r'null.jsonl:2: column question is empty'),
+        (TextInputs(str(tmp_path / 'some.jsonl')), '{question}', r"some.jsonl line 2 \('id'\), got 'question'"),
     ):
         with pytest.raises(UserError, match=message) as error:
             list(pair_inputs.texts(inputs, template))
