@@ -261,7 +261,7 @@ class TrainedModel:
             ids, is_truncated = codec.encode(text, index)
             if is_truncated:
                 raise UserError(
-                    f'text {index} of {side} has more than {self.lengths[side]} tokens; '
+                    f'{side}[{index}] has more than {self.lengths[side]} tokens; '
                     f"shorten it, or load the model with lengths={{'{side}': N}}"
                 )
             rows.append(ids)

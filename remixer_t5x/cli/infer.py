@@ -160,7 +160,7 @@ class _Reporter:
         from remixer_t5x.train import progress
 
         counts, seconds = output.counts, time.monotonic() - self._start
-        truncated = f', {counts.truncated:,} of all texts truncated' if counts.truncated else ''
+        truncated = f', {counts.truncated:,} of {counts.written:,} texts truncated' if counts.truncated else ''
         location = '' if output.is_stdout else f', {counts.written:,} in {output.path}'
         new = counts.written - counts.before
         _print(f'{new:,} predictions in {progress.format_duration(seconds)}{location}{truncated}')

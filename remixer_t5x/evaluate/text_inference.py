@@ -51,7 +51,7 @@ class TextCodec:
     model: Any = None
 
     def encode(self, text: str, index: int) -> tuple[Any, bool]:
-        """Returns the encoded text and whether it was truncated. Errors number texts from 1 (`index` + 1)."""
+        """Returns the encoded text and whether it was truncated. Errors contain `index`, which starts at 0."""
         if self.model is not None:
             encoded: Any = head_predictions.encode_text(self.model, self.vocabulary, text, self.longest)
             count = encoded.num_tokens
@@ -61,8 +61,8 @@ class TextCodec:
             encoded, count = ids[: self.longest - len(end)] + end, len(ids) + len(end)
         if count > self.longest and self.refuse_long:
             raise UserError(
-                f"input {index + 1} must have at most TASK_FEATURE_LENGTHS['inputs'] = {self.longest} tokens, got "
-                f'{count:,}; set REFUSE_LONG = False to truncate it, or increase the length'
+                f"the input with index {index} must have at most TASK_FEATURE_LENGTHS['inputs'] = {self.longest} "
+                f'tokens, got {count:,}; set REFUSE_LONG = False to truncate it, or increase the length'
             )
         return encoded, count > self.longest
 
@@ -163,7 +163,7 @@ def skip_done(texts: Iterator[str], output: PredictionWriter, source: str) -> No
     for index, digest in enumerate(output.hashes):
         text = next(texts, None)
         if text is None or hash_text(text) != digest:
-            reason = f'has only {index:,} texts' if text is None else f'has a different text in line {index + 1}'
+            reason = f'has only {index:,} texts' if text is None else f'has a different text with index {index}'
             raise UserError(
                 f'{output.path} has {len(output.hashes):,} predictions, but {source} {reason}; use the same input, or '
                 'another --output'

@@ -155,7 +155,7 @@ def test_long_texts_are_truncated_or_an_error(trained):
     encoded = trained.encode([long, 'y'])
     assert encoded.truncated.tolist() == [True, False] and encoded.hidden.shape[1] == LENGTHS['inputs']
     for inputs, targets, side in ((long, 'x', 'inputs'), ('x', long, 'targets')):
-        with pytest.raises(UserError, match=f'text 0 of {side} has more than {LENGTHS[side]} tokens'):
+        with pytest.raises(UserError, match=rf'{side}\[0\] has more than {LENGTHS[side]} tokens'):
             trained.score(inputs, targets)
         with pytest.raises(UserError, match='lengths='):
             trained.make_batch(inputs, targets)

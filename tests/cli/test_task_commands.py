@@ -12,9 +12,11 @@ import pytest
 
 from remixer_t5x import build_model
 from remixer_t5x.checkpoints import saved_params
+from remixer_t5x.cli import infer
 from remixer_t5x.cli.main import main
 from remixer_t5x.devices.partition import Partitioner
-from remixer_t5x.evaluate import checkpoint_evaluation
+from remixer_t5x.evaluate import checkpoint_evaluation, text_inference
+from remixer_t5x.evaluate.text_inputs import TextInputs
 from remixer_t5x.extras.export import int8
 from remixer_t5x.optim import train_state
 from tests.support import command_folder, toy_tasks
@@ -158,6 +160,14 @@ def test_submission_files_and_ranked_labels(finetuned, capsys):
     assert lines[0] == 'index\tprediction' and [line.split('\t')[0] for line in lines[1:]] == list('01234')
     assert {line.split('\t')[1] for line in lines[1:]} <= {'0', '1'}
     assert 'CoLA.tsv: 5 predictions' in capsys.readouterr().out
+
+
+def test_summary_of_infer_counts_truncated_texts(tmp_path, capsys):
+    output = text_inference.PredictionWriter(str(tmp_path / 'out.jsonl'), {})
+    reporter = infer._Reporter(TextInputs(), output.counts)
+    output.write([{'truncated': True}, {}, {}])
+    reporter.print_end(output)
+    assert ', 1 of 3 texts truncated' in capsys.readouterr().err
 
 
 def test_infer_writes_what_eval_predicts_and_continues(finetuned, evaluated, capsys):

@@ -69,7 +69,7 @@ def test_an_output_truncated_anywhere_is_continued(tmp_path, data, window):
 @pytest.mark.parametrize(
     ('change', 'line'),
     [
-        ({'texts': ['one', 'two', *TEXTS[2:]]}, 'in.txt has a different text in line 2'),
+        ({'texts': ['one', 'two', *TEXTS[2:]]}, 'in.txt has a different text with index 1'),
         ({'texts': TEXTS[:5]}, 'has 8 predictions, but in.txt has only 5 texts'),
         ({'origin': {**ORIGIN, 'checkpoint': '/y/20'}}, 'written with checkpoint /runs/x/.*, but this run uses /y'),
         ({'origin': {**ORIGIN, 'decoder': 'Sampling()'}}, 'written with decoder Greedy'),
@@ -91,7 +91,7 @@ def test_a_file_without_predictions_is_rejected(tmp_path, content):
 
 
 def test_long_texts_can_be_rejected(tmp_path):
-    with pytest.raises(UserError, match='input 7 must have at most .* 16 tokens, got 24'):
+    with pytest.raises(UserError, match='input with index 6 must have at most .* 16 tokens, got 24'):
         run(tmp_path / 'out.jsonl', refuse_long=True)
     # The rows before it are kept.
     assert len(rows(tmp_path / 'out.jsonl')) == 6

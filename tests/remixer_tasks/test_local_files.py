@@ -133,6 +133,7 @@ def test_malformed_lines_are_skipped_and_counted_or_rejected(tmp_path, cache_fol
     corpus = local_files.corpus(str(tmp_path / 'a.jsonl'))
     assert all_texts(corpus) == ['fine', 'good']
     message = capsys.readouterr().err
+    assert '1 documents for training, 1 held out' in message
     assert '5 malformed skipped' in message and ', 1 empty skipped' in message
     assert f'{tmp_path}/a.jsonl:2: invalid JSON' in message
     strict = local_files.corpus(str(tmp_path / 'a.jsonl'), strict=True)

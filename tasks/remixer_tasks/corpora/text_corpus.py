@@ -168,7 +168,7 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
         # Left by a killed process.
         path.unlink(missing_ok=True)
     count = int(is_held_out.sum())
-    notice.done(f'{len(shares) - count:,} {nouns}, {count:,} held out{malformed.summary()}')
+    notice.done(f'{len(shares) - count:,} {nouns} for training, {count:,} held out{malformed.summary()}')
     cache.mark_complete(folder)
 
 
