@@ -91,11 +91,11 @@ def check_value(setting: str, value: Any, kind: Any) -> None:
         return
     descriptions = [bounds.description if bounds else _DESCRIPTIONS.get(base, '') for base, bounds in kinds]
     if not any(descriptions):
-        advice = f'pass --gin.{setting}=@...' if isinstance(value, str) else f'remove {setting}'
+        advice = f'set {setting} = @...' if isinstance(value, str) else f'remove {setting}'
         raise UserError(f'{setting} must be a reference, as in @module.Class, got {value!r}; {advice}')
     allowed = ' or '.join(description or 'a reference' for description in descriptions)
     is_macro_or_argument = re.fullmatch(r'[A-Z_]+|(\w+\.)+\w+', setting)
-    advice = f'; pass --gin.{setting}=VALUE' if is_macro_or_argument else ''
+    advice = f'; set {setting} = VALUE' if is_macro_or_argument else ''
     raise UserError(f'{setting} must be {allowed}, got {value!r}{advice}')
 
 

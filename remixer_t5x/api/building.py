@@ -1,6 +1,7 @@
 """Builds a model from gin files and macros."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remixer_t5x.config import loading
@@ -30,6 +31,14 @@ def build_model(*gin_files: str, **macros: object) -> Model:
         raise UserError(
             "gin_files must not be empty; use, for example, build_model('models/t5_1_1.gin', 'sizes/tiny.gin')"
         )
+    try:
+        return _build_model(gin_files, macros)
+    except UserError as error:
+        # The messages name command-line flags.
+        raise UserError(str(error).replace(loading.FLAG, '').replace('--gin_file=', '')) from error
+
+
+def _build_model(gin_files: Sequence[str], macros: Mapping[str, object]) -> Model:
     references = {name: value for name, value in macros.items() if isinstance(value, str) and value[:1] in ('@', '%')}
     objects = {name: value for name, value in macros.items() if name not in references}
     sources = loading.ConfigSources([str(file) for file in gin_files], list(references.items()), objects=objects)

@@ -35,7 +35,7 @@ def parse_sizes(text: str) -> tuple[int, int, int]:
         if name not in MESH_AXES or name in sizes or size is None:
             raise UserError(
                 f'MESH must be sizes of {", ".join(MESH_AXES)}, each at most once, got {text!r}'
-                f'{nearest(name, MESH_AXES)}; pass --mesh=data=2,fsdp=4'
+                f'{nearest(name, MESH_AXES)}; use, for example, data=2,fsdp=4'
             )
         sizes[name] = size
     default_data = 1 if -1 in (sizes.get('fsdp'), sizes.get('tensor')) else -1
@@ -49,7 +49,7 @@ def mesh_shape(sizes: Sequence[int], num_devices: int) -> tuple[int, ...]:
     if min(shape) < 1 or math.prod(shape) != num_devices or list(sizes).count(-1) > 1:
         raise UserError(
             f'MESH must have sizes whose product is the number of devices, {num_devices}, got {format_sizes(sizes)}; '
-            'use -1 for one of them, as in --mesh=data=-1,fsdp=1,tensor=1'
+            'use -1 for one of them, as in data=-1,fsdp=1,tensor=1'
         )
     return shape
 
@@ -114,7 +114,7 @@ def split_over_slices(shape: Sequence[int], slices: int) -> tuple[int, int, int]
     if fsdp % over_fsdp:
         raise UserError(
             f'data x fsdp in MESH must be a multiple of {slices}, the number of slices, got '
-            f'{format_sizes(shape)}; pass --mesh=data={slices},fsdp=-1'
+            f'{format_sizes(shape)}; use data={slices},fsdp=-1'
         )
     return over_data, over_fsdp, 1
 

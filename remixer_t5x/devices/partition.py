@@ -86,7 +86,7 @@ class Partitioner:
         if self.sizes is not None and sizes != (-1, 1, 1):
             raise UserError(
                 f'MESH must be None if Partitioner.data, fsdp, tensor are set ({", ".join(map(str, sizes))}), got '
-                f'{self.sizes!r}; pass only --mesh={meshes.format_sizes(sizes)}'
+                f'{self.sizes!r}; use only MESH = {meshes.format_sizes(sizes)!r}'
             )
 
     @property
@@ -243,7 +243,7 @@ def process_share(processes: np.ndarray, process: int) -> tuple[int, int]:
     if sum(map(len, shares)) != len(processes):
         raise UserError(
             'tensor in MESH must divide the number of devices of a process or be a multiple of it, got a mesh in which '
-            f'{len(shards_by_process)} processes hold overlapping parts of the batch; pass --mesh with another size'
+            f'{len(shards_by_process)} processes hold overlapping parts of the batch; use another size'
         )
     return shares.index(tuple(shards_by_process[process])), len(shares)
 

@@ -101,5 +101,5 @@ def check_labels(labels: Any) -> None:
     if not is_valid or len(set(labels)) != len(labels) or len(labels) < 2:
         raise UserError(
             f'LABELS must be at least two distinct strings, or None for regression, got {labels!r:.80}; for '
-            "example, pass --gin.LABELS=\"('negative', 'positive')\""
+            "example, set LABELS = ('negative', 'positive')"
         )

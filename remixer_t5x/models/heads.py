@@ -55,9 +55,7 @@ class TokenClassifier(_EncoderWithHead):
 
     def __post_init__(self) -> None:
         if self.labels is None:
-            raise UserError(
-                "LABELS must be at least two strings, got None; pass --gin.LABELS=\"('O', 'B-PER', 'I-PER')\""
-            )
+            raise UserError("LABELS must be at least two strings, got None; set LABELS = ('O', 'B-PER', 'I-PER')")
         check_labels(self.labels)
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:

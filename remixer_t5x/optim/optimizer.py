@@ -72,7 +72,7 @@ def as_optimizer(optimizer: Any) -> Optimizer:
         return optimizer
     if isinstance(optimizer, optax.GradientTransformation):
         return Optimizer(None, lambda logical_axes: optimizer)
-    advice = 'add () after its name' if callable(optimizer) else 'pass --gin.OPTIMIZER=@optimizer.adafactor()'
+    advice = 'add () after its name' if callable(optimizer) else 'set OPTIMIZER = @optimizer.adafactor()'
     raise UserError(
         'OPTIMIZER must be an optimizer such as @optimizer.adafactor() or an optax transformation such as '
         f'@optax.adamw(), got {getattr(optimizer, "__name__", None) or repr(optimizer):.80}; {advice}'

@@ -71,7 +71,7 @@ def make_train_step(
     if not is_mean and (isinstance(divisor, str | bool) or not divisor > 0):
         raise UserError(
             f'LOSS_NORMALIZING_FACTOR must be a number above 0, None (sum) or {NUM_REAL_TARGET_TOKENS!r} (mean), got '
-            f'{loss_normalizing_factor!r}; pass --gin.LOSS_NORMALIZING_FACTOR={NUM_REAL_TARGET_TOKENS}'
+            f'{loss_normalizing_factor!r}; set LOSS_NORMALIZING_FACTOR = {NUM_REAL_TARGET_TOKENS!r}'
         )
     gradients = _build_gradient_fn(model, seed if dropout else None)
 

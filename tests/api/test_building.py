@@ -62,10 +62,14 @@ def test_a_macro_may_be_a_class_a_function_or_a_gin_reference():
         (('models/t5_1_1.gin', 'sizes/tiny.gin'), {'EMBED_DIMM': 8}, 'did you mean EMBED_DIM'),
         (('models/t5.gin',), {}, 'not found'),
         (('sizes/tiny.gin',), {}, 'MODEL'),
+        (('models/t5_1_1.gin', 'sizes/tiny.gin'), {'VOCAB_SIZE': 0}, 'set VOCAB_SIZE'),
+        (('models/t5_1_1.gin', 'sizes/tiny.gin'), {'ENCODER_MIXER': 'fnet.FNet'}, 'pass ENCODER_MIXER=@fnet.FNet'),
+        (('models/t5_1_1.gin', 'sizes/tiny.gin'), {'ENCODER_MIXER': '@fnet.Fourier'}, 'sublayers/fnet.gin'),
     ],
 )
 def test_invalid_arguments_raise_a_one_line_error(files, macros, message):
-    assert message in error_message(lambda: build_model(*files, **macros))
+    error = error_message(lambda: build_model(*files, **macros))
+    assert message in error and '--gin' not in error
 
 
 CUSTOM = """from remixer_t5x.models.sublayers.fnet import FNet

@@ -58,7 +58,7 @@ def test_a_missing_library_or_vocabulary_raises_a_one_line_error(folder, tmp_pat
     assert "pip install 'remixer-t5x[wordpiece]'" in capsys.readouterr().err
     (folder / 'vocab.txt').unlink()
     assert main(['convert', f'--from_hf={folder}', f'--to={tmp_path / "ours"}']) == 2
-    assert 'has no tokenizer.json and no vocab.txt; pass --vocabulary' in capsys.readouterr().err
+    assert 'has no tokenizer.json and no vocab.txt; pass vocabulary' in capsys.readouterr().err
 
 
 @needs_tokenizers

@@ -37,7 +37,7 @@ def test_mesh_shape_fills_in_the_rest(sizes, rest):
 
 @pytest.mark.parametrize('sizes', [(3, 1, 1), (-1, 3, 1), (-1, -1, 1), (0, 8, 1), (1, 1, 1), (16, 1, 1), (-1, 16, 1)])
 def test_a_mesh_that_does_not_fit_the_devices_is_rejected(sizes):
-    with pytest.raises(UserError, match='MESH must .* devices, 8, got .*--mesh=data=-1'):
+    with pytest.raises(UserError, match='MESH must .* devices, 8, got .*as in data=-1'):
         mesh.mesh_shape(sizes, 8)
 
 
@@ -60,7 +60,7 @@ def test_sizes_are_parsed(text, sizes):
     [('dta=2', 'did you mean data.'), ('fsdp', ''), ('fsdp=two', ''), ('fsdp=2,fsdp=4', ''), ('', ''), (8, '')],
 )
 def test_invalid_sizes_are_rejected(text, hint):
-    with pytest.raises(UserError, match=f'got {text!r}.*{hint}; pass --mesh=data=2,fsdp=4'):
+    with pytest.raises(UserError, match=f'got {text!r}.*{hint}; use, for example, data=2,fsdp=4'):
         mesh.parse_sizes(text)
 
 
@@ -88,8 +88,8 @@ def test_processes_are_slices_if_devices_report_none():
 @pytest.mark.parametrize(
     ('call', 'message'),
     [
-        (lambda: mesh.split_over_slices((1, 1, 8), 2), '--mesh=data=2,fsdp=-1'),
-        (lambda: mesh.split_over_slices((3, 3, 2), 2), '--mesh=data=2,fsdp=-1'),
+        (lambda: mesh.split_over_slices((1, 1, 8), 2), 'use data=2,fsdp=-1'),
+        (lambda: mesh.split_over_slices((3, 3, 2), 2), 'use data=2,fsdp=-1'),
         (lambda: mesh.identify_slices(devices(8, slices=2), 4), 'Partitioner.slices = 2'),
     ],
 )

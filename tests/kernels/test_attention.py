@@ -138,7 +138,7 @@ def test_an_unsupported_call_raises_an_error_with_the_reason():
             api.attention(x, x, x, visibility, bias, implementation)
 
     assert_rejected('cpu', 'flash', "one of auto, formula, tpu_kernel, cudnn, got 'flash'")
-    assert_rejected('cpu', 'tpu_kernel', 'does not run on a cpu; pass --gin.ATTENTION=auto')
+    assert_rejected('cpu', 'tpu_kernel', 'does not run on a cpu; set ATTENTION = .auto')
     assert_rejected('gpu', 'tpu_kernel', 'does not run on a gpu')
     assert_rejected('tpu', 'tpu_kernel', 'requires a relative position bias', bias)
     assert_rejected('gpu', 'cudnn', 'requires bfloat16, got float32')

@@ -235,7 +235,7 @@ def test_optax_transformations_are_wrapped_without_a_learning_rate():
 @pytest.mark.parametrize(
     ('value', 'message'),
     [
-        ('adamw', "OPTIMIZER must be .* got 'adamw'; pass --gin.OPTIMIZER=@"),
+        ('adamw', "OPTIMIZER must be .* got 'adamw'; set OPTIMIZER = @"),
         (optax.adamw, 'OPTIMIZER must be .* got adamw; add \\(\\) after'),
     ],
 )

@@ -201,9 +201,9 @@ def test_the_compiled_step_equals_the_plain_step_and_can_donate(donate):
 
 def test_invalid_settings_are_rejected():
     for settings_, message in (
-        ({'microbatches': 0}, 'MICROBATCHES must be .* at least 1, got 0; pass --gin.MICROBATCHES'),
-        ({'loss_normalizing_factor': 0}, 'LOSS_NORMALIZING_FACTOR must be .* got 0; pass'),
-        ({'loss_normalizing_factor': 'SUM'}, "LOSS_NORMALIZING_FACTOR must be .* got 'SUM'; pass"),
+        ({'microbatches': 0}, 'MICROBATCHES must be .* at least 1, got 0; set MICROBATCHES'),
+        ({'loss_normalizing_factor': 0}, 'LOSS_NORMALIZING_FACTOR must be .* got 0; set'),
+        ({'loss_normalizing_factor': 'SUM'}, "LOSS_NORMALIZING_FACTOR must be .* got 'SUM'; set"),
     ):
         with pytest.raises(UserError, match=message):
             train_step.make_train_step(Bigrams(), optax.sgd(1.0), **settings_)

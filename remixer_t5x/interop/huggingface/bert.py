@@ -162,7 +162,8 @@ class Bert(Family):
         path = file or next((str(folder / name) for name in TOKENIZERS if (folder / name).is_file()), None)
         if path is None:
             raise UserError(
-                f'{folder} has no {" and no ".join(TOKENIZERS)}; pass --vocabulary=/path/to/{TOKENIZERS[0]}'
+                f'{folder} has no {" and no ".join(TOKENIZERS)}; pass vocabulary=/path/to/{TOKENIZERS[0]} '
+                '(--vocabulary in commands)'
             )
         return Tokenizer('wordpiece', {'path': path}, path)
 

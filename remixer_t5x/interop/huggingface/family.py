@@ -336,7 +336,7 @@ class Family(abc.ABC):
 
     def check_vocabulary(self, vocabulary: Any, name: str, folder: str) -> None:
         """Raises UserError if `vocabulary` is too large or has another end token than the model in `folder`."""
-        advice = 'pass the vocabulary of this model with --vocabulary'
+        advice = 'pass the vocabulary of this model'
         rows = self.settings().get('VOCAB_SIZE', self.vocab_size)
         if vocabulary.vocab_size > rows:
             raise UserError(f'{name} has {vocabulary.vocab_size} ids, but the model in {folder} has {rows}; {advice}')

@@ -159,8 +159,8 @@ class Gpt2(Family):
     def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
         if file is not None:
             raise UserError(
-                f'--vocabulary is only for T5 and BERT, but {folder} is a GPT-2 model, which has its own '
-                'tokenizer; omit --vocabulary'
+                f'vocabulary is only for T5 and BERT, but {folder} is a GPT-2 model, which has its own tokenizer; omit '
+                'vocabulary'
             )
         _find_tokenizer_files(folder)
         return Tokenizer('byte_pairs', {'folder': str(folder), 'end_id': self.end_id}, str(folder))

@@ -326,7 +326,9 @@ def find_tokenizer_json(folder: pathlib.Path, file: str | None) -> str:
     """Returns `file`, or tokenizer.json in `folder` if `file` is None. Raises UserError if the file does not exist."""
     path = file or str(folder / tokenizer_files.TOKENIZER)
     if not pathlib.Path(path).is_file():
-        raise UserError(f'{path} does not exist; pass --vocabulary=/path/to/{tokenizer_files.TOKENIZER}')
+        raise UserError(
+            f'{path} does not exist; pass vocabulary=/path/to/{tokenizer_files.TOKENIZER} (--vocabulary in commands)'
+        )
     return path
 
 

@@ -43,8 +43,8 @@ def read(folder: pathlib.Path, file: str | None = None) -> Tokenizer:
     model = next((folder / name for name in (MODEL, TOKENIZER) if (folder / name).is_file()), None)
     if file is None and model is None:
         raise UserError(
-            f'{folder} has neither {MODEL} nor {TOKENIZER}; pass --vocabulary=/path/to/{MODEL} '
-            '(T5, T5 v1.1 and FLAN-T5 share one: gs://t5-data/vocabs/cc_all.32000/sentencepiece.model)'
+            f'{folder} has neither {MODEL} nor {TOKENIZER}; pass vocabulary=/path/to/{MODEL} (--vocabulary in '
+            'commands; T5, T5 v1.1 and FLAN-T5 share one: gs://t5-data/vocabs/cc_all.32000/sentencepiece.model)'
         )
     path = file or str(model)
     extra_ids = _count_piece_sentinels(config, folder, None if file else model)

@@ -68,7 +68,7 @@ def attention(
     else:
         unsupported_reason = f'does not run on a {platform}'
     if implementation not in ('auto', 'formula'):
-        raise UserError(f'ATTENTION is {implementation!r}, which {unsupported_reason}; pass --gin.ATTENTION=auto')
+        raise UserError(f"ATTENTION is {implementation!r}, which {unsupported_reason}; set ATTENTION = 'auto'")
     return _attend_by_formula(query, key, value, visibility, bias, softcap)
 
 

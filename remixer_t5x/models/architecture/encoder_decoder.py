@@ -27,7 +27,7 @@ def parse_dtype(name: str) -> jnp.dtype:
     Raises UserError unless the name is float32 or bfloat16; in float16, T5's activations overflow.
     """
     if str(name) not in ('float32', 'bfloat16'):
-        raise UserError(f"DTYPE must be 'bfloat16' or 'float32', got {name!r}; pass --gin.DTYPE=bfloat16")
+        raise UserError(f"DTYPE must be 'bfloat16' or 'float32', got {name!r}; set DTYPE = 'bfloat16'")
     return jnp.dtype(name)
 
 
