@@ -140,7 +140,8 @@ def cross_entropy(
     Returns:
         The summed loss, a float32 scalar that is differentiable with respect to hidden and kernel, and the sums 'loss',
         'z_loss', 'weights' and 'correct', which are not differentiable. 'loss' includes the z-loss, and 'correct' is
-        the total weight of the targets that have the largest logit at their position.
+        the total weight of the targets that have the largest logit at their position. Targets with a tied logit
+        count as correct, because finding ties would require another pass over the logits.
     """
 
     def body(total: MetricSums, chunk) -> tuple[MetricSums, None]:

@@ -1,6 +1,7 @@
 """Heads for classes, regression, token labels, spans and embeddings against transformers and their equations."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -10,6 +11,7 @@ from remixer_t5x.devices.partition import unbox
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import folders
 from remixer_t5x.models.architecture import encoder_only
+from remixer_t5x.models.classifier import label_loss
 from tests.support import hf_folders, references
 
 LENGTH, LABELS = 12, ('O', 'B-PER', 'I-PER')
@@ -62,6 +64,11 @@ def test_poolings_ignore_padding(pool):
     hidden = np.arange(8, dtype=np.float32).reshape(1, 4, 2)
     expected = hidden[:, :3].mean(1) if pool is encoder_only.mean_of_tokens else hidden[:, 0]
     np.testing.assert_allclose(pool(hidden, ctx), expected)
+
+
+def test_equal_logits_predict_the_first_class():
+    _, sums = label_loss(jnp.zeros((4, 3)), jnp.array([0, 1, 2, 2]), jnp.ones(4))
+    assert sums['correct'] == 1
 
 
 def test_token_label_loss_equals_its_equation():
