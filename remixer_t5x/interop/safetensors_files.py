@@ -118,7 +118,11 @@ def write_file(path: pathlib.Path, arrays: Mapping[str, np.ndarray], metadata: M
         path.parent.mkdir(parents=True, exist_ok=True)
         # safetensors ignores strides, so transposed views would be written in the wrong order.
         contiguous = {name: np.asarray(arrays[name], order='C') for name in sorted(arrays)}
+        unfinished.touch()
+        mode = unfinished.stat().st_mode
         save_file(contiguous, unfinished, dict(metadata))
+        # safetensors restricts the file to its owner, regardless of the umask.
+        unfinished.chmod(mode)
         temporary.sync_and_rename(unfinished, path)
     except (OSError, SafetensorError) as error:
         # On a read-only disk, unlink fails even for a missing file.

@@ -1,6 +1,7 @@
 """`remixer-t5x convert` with Hugging Face folders and safetensors, and finetuning from the result."""
 
 import json
+import os
 import sys
 
 import jax
@@ -117,6 +118,10 @@ def test_safetensors_survive_a_round_trip(current_folder, capsys):
     assert safetensors_files.first_difference(first[0], second[0]) is None
     assert second[1]['vocabulary'] == first[1]['vocabulary'] and second[2] == first[2]
     assert (current_folder / 'again/config.gin').read_text() == first[1]['config']
+    # Other users can read the file if the umask permits it.
+    (current_folder / 'ordinary').touch()
+    modes = {os.stat(name).st_mode for name in ('plain.safetensors', 'ordinary')}
+    assert len(modes) == 1
 
 
 def test_the_average_of_checkpoints_is_their_mean(current_folder, capsys):

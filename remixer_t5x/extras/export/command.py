@@ -116,11 +116,10 @@ def _write_vocabulary(vocabulary: Any, folder: pathlib.Path) -> str:
 def _write_stablehlo(
     folder: pathlib.Path, programs: Sequence[ExportedFunction], weights: Mapping[str, Any], exact: Mapping[str, Any]
 ) -> None:
-    from safetensors.numpy import save_file
-
     from remixer_t5x.extras.export import run as standalone
+    from remixer_t5x.interop import safetensors_files
 
-    save_file(dict(weights), folder / 'weights.safetensors')
+    safetensors_files.write_file(folder / 'weights.safetensors', weights, {})
     _print_file(folder / 'weights.safetensors')
     shutil.copyfile(standalone.__file__, folder / 'run.py')
     for function in programs:
