@@ -17,6 +17,8 @@ _IMPORT = re.compile(r'(?:from|import)\s')
 _QUOTED = re.compile(r"""'[^'\n]*'|"[^"\n]*"|\#.*""")
 # Files that error messages suggest first if more than one file sets a macro.
 _PREFERRED = ('models/t5_1_1.gin', 'sizes/tiny.gin', 'data/own_text.gin', 'hardware/cpu.gin', 'runs/pretrain.gin')
+# Maximum number of files that an error message lists.
+MAX_FILES_LISTED = 4
 # Advice for macros, settings and flags of T5X that have different names in remixer_t5x.
 T5X: dict[str, dict[str, str]] = tomllib.loads((_PACKAGE / 'config/t5x_names.toml').read_text(encoding='utf-8'))
 
@@ -101,14 +103,14 @@ def advise_file(setting: str) -> str:
 
     Returns '' if there is no such file.
     """
-    names = [
-        name for name, text in shipped().items()
-        # An experiment file configures a complete run and cannot be combined with another one.
-        if not name.startswith(('experiments/', 'defaults'))
-        and (setting in text.macros_set or re.search(rf'^{setting}\.', text.text, re.M))
-    ]  # fmt: skip
-    first = min(names, key=lambda name: name not in _PREFERRED, default='')
-    return first and f'; add --gin_file={first}' + (', or another file that sets it' if len(names) > 1 else '')
+    # An experiment file configures a complete run, and commands add the other files themselves.
+    excluded = ('experiments/', 'defaults', 'runs/eval', 'runs/infer')
+    texts = {name: text for name, text in shipped().items() if not name.startswith(excluded)}
+    direct = {n for n, t in texts.items() if setting in t.macros_set or re.search(rf'^{setting}\.', t.text, re.M)}
+    names = [n for n, t in texts.items() if not direct.isdisjoint([n, *(m['file'] for m in _INCLUDE.finditer(t.text))])]
+    first, *others = sorted(names, key=lambda name: name not in _PREFERRED) or ['']
+    alternatives = ', '.join(others) if len(others) < MAX_FILES_LISTED else 'another file that sets it'
+    return first and f'; add --gin_file={first}' + (f', or {alternatives}' if others else '')
 
 
 def find_file(

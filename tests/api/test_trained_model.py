@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import os
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 import remixer_t5x
 from remixer_t5x import UserError
+from remixer_t5x.cli.main import main
 from tests.support import hf_folders
 from tests.support.error_lines import error_message
 from tests.support.saved_run import CONFIG, VOCABULARY, write_run
@@ -241,6 +243,10 @@ def test_finetuned_parameters_are_saved_and_loaded_ones_unchanged(trained, tmp_p
     np.testing.assert_array_equal(again.score(TEXTS, TARGETS), tuned.score(TEXTS, TARGETS))
     assert not np.array_equal(again.score(TEXTS, TARGETS), before)
     assert again.generate(TEXTS) == tuned.generate(TEXTS)
+    (tmp_path / 'texts').write_text('one\n')
+    flags = [f'--checkpoint={tmp_path}/moved', f'--input={tmp_path}/texts', f'--output={tmp_path}/answers']
+    assert main(['infer', *flags]) == 0
+    assert json.loads((tmp_path / 'answers').read_text())['prediction'] == tuned.generate('one')[0].text
     with pytest.raises(UserError, match='already contains the checkpoint of step 3'):
         tuned.save(tmp_path / 'moved')
 

@@ -110,6 +110,15 @@ def test_the_exported_program_does_not_import_this_package(outputs, current_fold
     assert 'remixer_t5x' not in (current_folder / 'served/run.py').read_text().partition('"""\n\nimport')[2]
 
 
+def test_a_converted_model_is_exported_with_a_single_flag(current_folder):
+    assert main(['export', '--checkpoint=pieces', '--to=from_flag', '--functions=encode']) == 0
+    contents = json.loads((current_folder / 'from_flag/contents.json').read_text())
+    assert contents['lengths'] == {'inputs': 512, 'targets': 114}
+    # A server of another user can read the weights if the umask permits it.
+    modes = {path.stat().st_mode for path in (current_folder / 'from_flag').iterdir()}
+    assert len(modes) == 1
+
+
 def test_an_int8_export_is_a_quarter_of_the_size_and_nearly_equal(outputs, current_folder):
     assert 'scores differ from the model by up to' in outputs[1]
     trained = remixer_t5x.load('bytes', lengths=LENGTHS)

@@ -77,6 +77,13 @@ def test_a_string_instead_of_a_reference_is_rejected_with_an_example(macro, valu
     assert str(caught.value).endswith(f'--gin.{macro}={reference}')
 
 
+def test_an_unset_partitioner_is_reported_with_every_hardware_file():
+    with pytest.raises(UserError, match='^%PARTITIONER is not set') as caught:
+        loading.load(ConfigSources(['models/t5_1_1.gin', 'sizes/tiny.gin']), '%PARTITIONER')
+    words = str(caught.value).replace(',', '').split()
+    assert words[-4:] == ['--gin_file=hardware/cpu.gin', 'or', 'hardware/gpu.gin', 'hardware/tpu.gin']
+
+
 def test_a_missing_file_names_the_nearest_shipped_one(car_folder):
     with pytest.raises(UserError, match='configs/runs/infr.gin.*did you mean runs/infer.gin'):
         loading.load(ConfigSources(['configs/runs/infr.gin']))
