@@ -15,7 +15,7 @@ import jax
 from etils import epath
 
 from remixer_t5x import startup
-from remixer_t5x.checkpoints import manager
+from remixer_t5x.checkpoints import manager, saved_params
 from remixer_t5x.data import prefetch
 from remixer_t5x.evaluate import best
 from remixer_t5x.run_folder import metrics, model_dir
@@ -48,6 +48,10 @@ def train(
     timeline = progress.Timeline()
     startup.end_phase('configuration')
 
+    folder, checkpoints_path = run.folder, model_dir.absolute_path(run.folder.model_dir) / model_dir.CHECKPOINTS
+    # The programs and the data take longer to prepare. A resumed run does not read the initial checkpoint.
+    if folder.initial_checkpoint_path and not saved_params.list_steps(checkpoints_path):
+        saved_params.find_checkpoint(folder.initial_checkpoint_path)
     # XLA compiles the train step in a thread while this thread opens the data.
     programs = compilation.Programs(run)
     startup.end_phase('model')

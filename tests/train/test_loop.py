@@ -123,8 +123,9 @@ def test_bad_data_in_the_middle_of_a_run_raises_a_one_line_error(training, tmp_p
 
 @pytest.mark.parametrize(
     ('changed', 'words'),
-    [({'vocab_size': 128}, 'set VOCAB_SIZE to 384'), ({'microbatches': 3}, 'BATCH_SIZE must be a multiple of 3')],
-)
+    [({'vocab_size': 128}, 'set VOCAB_SIZE to 384'), ({'microbatches': 3}, 'BATCH_SIZE must be a multiple of 3'),
+     ({'initial': 'nowhere', 'vocab_size': 128}, 'nowhere does not contain a checkpoint')],
+)  # fmt: skip
 def test_errors_are_raised_before_a_folder_is_created(training, tmp_path, changed, words):
     code, output = training.run(model_dir=str(tmp_path / 'run'), train_steps=5, **changed)
     assert code == 2 and words in printed_error(output)
