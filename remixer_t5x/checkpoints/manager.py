@@ -94,15 +94,18 @@ class Checkpoints:
         with self._wrap_save_errors(f'the checkpoint of step {step} (or the previous checkpoint)'):
             self._manager.save(step, args=items, force=True)
 
-    def restore(self, step: int, abstract_state: State) -> tuple[State, DataPosition]:
+    def restore(self, step: int, abstract_state: State, changed: str = '') -> tuple[State, DataPosition]:
         """Restores the state with the shapes and shardings of `abstract_state`, and the data position.
 
-        Raises UserError if the checkpoint does not fit or cannot be read, and durable.DamagedCheckpoint if an array
-        contains NaN or infinity.
+        `changed` lists the settings that have changed since the checkpoint, for the error message. Raises UserError if
+        the checkpoint does not fit or cannot be read, and durable.DamagedCheckpoint if an array contains NaN or
+        infinity.
         """
         folder = self.folder / str(step)
         shapes = saved_params.saved_shapes(folder / 'state')
-        saved_params.check_fit(folder, shapes, saved_params.array_shapes(abstract_state))
+        changed = f' (changed: {changed})' if changed else ''
+        advice = f'restore the old settings{changed}, or pass another --gin.MODEL_DIR'
+        saved_params.check_fit(folder, shapes, saved_params.array_shapes(abstract_state), advice)
         with saved_params.wrap_errors(folder, 'read'):
             items = self._manager.restore(
                 step,

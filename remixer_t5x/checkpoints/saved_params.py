@@ -184,13 +184,15 @@ def saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
         return array_shapes(described.tree)
 
 
-def check_fit(checkpoint: epath.Path, saved: changes.Shapes, current: changes.Shapes) -> None:
+def check_fit(
+    checkpoint: epath.Path,
+    saved: changes.Shapes,
+    current: changes.Shapes,
+    advice: str = 'use the same model and sizes, or another checkpoint',
+) -> None:
     """Raises UserError if the arrays of a checkpoint and the arrays of the model differ in names or shapes."""
     if difference := changes.describe_shapes(saved, current):
-        raise UserError(
-            f'the checkpoint at {checkpoint} does not fit this model: {difference}; '
-            'use the same model and sizes, or another checkpoint'
-        )
+        raise UserError(f'the checkpoint at {checkpoint} does not fit this model: {difference}; {advice}')
 
 
 def read_record(step: epath.Path) -> dict[str, Any]:

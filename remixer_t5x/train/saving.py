@@ -92,14 +92,20 @@ class RunState:
 
 
 def restore_state(
-    checkpoints: manager.Checkpoints, step: int, abstract: TrainState, record: Mapping[str, Any], patience: Patience
+    checkpoints: manager.Checkpoints,
+    step: int,
+    abstract: TrainState,
+    record: Mapping[str, Any],
+    patience: Patience,
+    changed: str = '',
 ) -> RunState:
     """Restores the state that `Saver` saved at `step`, with the shapes and shardings of `abstract`.
 
-    `record` is the checkpoint's record, which includes the metrics window and the state of `patience`. Raises UserError
-    if the checkpoint does not fit, and durable.DamagedCheckpoint if it is damaged.
+    `record` is the checkpoint's record, which includes the metrics window and the state of `patience`. `changed` lists
+    the changed settings for the error message. Raises UserError if the checkpoint does not fit, and
+    durable.DamagedCheckpoint if it is damaged.
     """
-    restored, position = checkpoints.restore(step, abstract)
+    restored, position = checkpoints.restore(step, abstract, changed)
     patience = dataclasses.replace(patience, **(record.get('patience') or {}))
     return RunState(restored, step, metrics.MetricsWindow(record['window']), step, position, patience)
 

@@ -171,12 +171,13 @@ def restore_or_create(
             saved_params.verify_files(folder, listed=True)
             saved_record = saved_params.read_record(folder)
             changes.check_compatible(saved_record, record)
-            state = saving.restore_state(checkpoints, step, programs.plan.abstract, saved_record, patience)
+            changed = changes.describe_config(saved_record.get('config', ''), record['config'])
+            state = saving.restore_state(checkpoints, step, programs.plan.abstract, saved_record, patience, changed)
         except durable.DamagedCheckpoint as error:
             notes.append(_move_damaged_checkpoint(run.recovery.restore, checkpoints, step, error))
             continue
         state.position = data.resumed_position(state.position, step)
-        if changed := changes.describe_config(saved_record.get('config', ''), record['config']):
+        if changed:
             notes.append(f'changed since the checkpoint: {changed}')
         return state, notes
     train_state, creation_notes = programs.initial_state(data.vocabulary)

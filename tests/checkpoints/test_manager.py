@@ -89,8 +89,9 @@ def test_an_interrupted_write_is_not_a_checkpoint_and_is_removed(saved):
 
 def test_restoring_other_shapes_raises_an_error(saved):
     checkpoints = manager.Checkpoints(saved)
-    text = error_message(lambda: checkpoints.restore(3, abstract(state_of(0, embed=5))))
+    text = error_message(lambda: checkpoints.restore(3, abstract(state_of(0, embed=5)), 'EMBED 4 -> 5'))
     assert 'has shape' in text and '(4,), expected (5,)' in text
+    assert 'EMBED 4 -> 5' in text and 'MODEL_DIR' in text
     checkpoints.close()
 
 
