@@ -43,10 +43,18 @@ def claim_model_dir(path: str | os.PathLike[str]) -> epath.Path:
 def copy_vocabulary(checkpoint: str, folder: epath.Path) -> None:
     """Copies the vocabulary saved with `checkpoint`, if any, to the MODEL_DIR `folder`."""
     source = model_dir.find_model_dir(checkpoint)
-    if source is not None and task_vocabulary.saved_vocabulary_flags(source):
-        (folder / task_vocabulary.FOLDER).mkdir(exist_ok=True)
-        for file in (source / task_vocabulary.FOLDER).iterdir():
-            file.copy(folder / task_vocabulary.FOLDER / file.name, overwrite=True)
+    if source is not None:
+        copy_vocabulary_files(source / task_vocabulary.FOLDER, folder / task_vocabulary.FOLDER)
+
+
+def copy_vocabulary_files(source: epath.Path, target: epath.Path) -> bool:
+    """Copies a saved vocabulary to another folder. Returns False if `source` contains no vocabulary."""
+    if not (source / task_vocabulary.INDEX).is_file():
+        return False
+    target.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        file.copy(target / file.name, overwrite=True)
+    return True
 
 
 def write_checkpoint(folder: epath.Path, params: Params, step: int, run: Mapping[str, Any]) -> epath.Path:

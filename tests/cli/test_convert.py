@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 
 import jax
@@ -114,6 +115,8 @@ def test_safetensors_survive_a_round_trip(current_folder, capsys):
     assert main(['convert', '--checkpoint=ours', '--to_safetensors=plain.safetensors']) == 0
     assert main(['convert', '--from_safetensors=plain.safetensors', '--to=again']) == 0
     assert capsys.readouterr().out.count('bit-identical') == 2
+    for file in (current_folder / 'ours/vocabulary').iterdir():
+        assert (current_folder / 'again/vocabulary' / file.name).read_bytes() == file.read_bytes()
     first, second = converted.read_checkpoint('ours'), converted.read_checkpoint('again')
     assert safetensors_files.first_difference(first[0], second[0]) is None
     assert second[1]['vocabulary'] == first[1]['vocabulary'] and second[2] == first[2]
@@ -122,6 +125,9 @@ def test_safetensors_survive_a_round_trip(current_folder, capsys):
     (current_folder / 'ordinary').touch()
     modes = {os.stat(name).st_mode for name in ('plain.safetensors', 'ordinary')}
     assert len(modes) == 1
+    shutil.rmtree('plain.vocabulary')
+    assert main(['convert', '--from_safetensors=plain.safetensors', '--to=no_vocabulary']) == 0
+    assert 'plain.vocabulary' in capsys.readouterr().out
 
 
 def test_the_average_of_checkpoints_is_their_mean(current_folder, capsys):

@@ -79,8 +79,12 @@ def from_safetensors(args: argparse.Namespace) -> None:
     """Converts a safetensors file to a MODEL_DIR (`--from_safetensors=FILE --to=MODEL_DIR`)."""
     params, step, record = safetensors_files.read_params(args.from_safetensors)
     folder = converted.claim_model_dir(args.to)
-    origin = str(pathlib.Path(args.from_safetensors).expanduser().resolve())
-    write_model_dir(folder, params, step, {**record, 'converted_from': origin}, record['config'])
+    origin = pathlib.Path(args.from_safetensors).expanduser().resolve()
+    vocabulary = _vocabulary_folder(origin)
+    write_model_dir(folder, params, step, {**record, 'converted_from': str(origin)}, record['config'])
+    if not converted.copy_vocabulary_files(vocabulary, folder / task_vocabulary.FOLDER):
+        advice = 'copy it next to the file and convert again, or pass VOCABULARY to each command'
+        print_line('warning', f'{vocabulary} was not found, so {folder} contains no vocabulary; {advice}')
     check_equal(params, converted.read_checkpoint(str(folder))[0], folder)
 
 
@@ -91,7 +95,17 @@ def to_safetensors(args: argparse.Namespace) -> None:
     file = safetensors_files.write_params(args.to_safetensors, params, step, record, dtype)
     print_line('read', f'{describe_size(params)}, step {step}')
     print_line('wrote', f'{file}, {dtype}, {file.stat().st_size / 2**20:,.1f} MiB')
+    source, vocabulary = model_dir.find_model_dir(args.checkpoint), _vocabulary_folder(file)
+    if source is not None and converted.copy_vocabulary_files(source / task_vocabulary.FOLDER, vocabulary):
+        print_line('vocabulary', f'{vocabulary}; keep it next to the file for --from_safetensors')
+    else:
+        print_line('warning', 'the checkpoint contains no vocabulary; keep the files that VOCABULARY reads')
     check_equal(safetensors_files.round_params(params, dtype), safetensors_files.read_params(str(file))[0], file)
+
+
+def _vocabulary_folder(file: pathlib.Path) -> epath.Path:
+    """Returns the folder next to a safetensors file for the vocabulary of its model."""
+    return epath.Path(file.with_suffix('.vocabulary'))
 
 
 def merge_adapters(args: argparse.Namespace) -> None:
