@@ -45,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Evaluates checkpoints, prints a table, and writes metrics, predictions and submissions for leaderboards."""
     arguments.apply_decoder(args)
-    if 'VALIDATION_PAIRS' in (names := dict(args.gin_flags)) and 'PAIRS' not in names and not args.gin_file:
+    defaults = {'VALIDATION_PAIRS': None}
+    held_out, split = arguments.load_values(args, *defaults, 'EVAL_SPLIT', base=BASE, defaults=defaults)
+    if held_out and split != 'train' and 'PAIRS' not in dict(args.gin_flags):
         # Evaluation does not need the training examples, which may no longer exist.
         args.gin_flags = [('PAIRS', 'None'), *args.gin_flags]
     if args.predictions is not None:
@@ -100,6 +102,7 @@ def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> No
     """Evaluates checkpoints; with `quantize`, rounds the weights first and writes the results to a separate folder."""
     import jax
 
+    from remixer_t5x.checkpoints import saved_params
     from remixer_t5x.evaluate import results, task_evaluation
     from remixer_t5x.evaluate.checkpoint_evaluation import Evaluator, write_reports
     from remixer_t5x.run_folder import model_dir
@@ -124,7 +127,8 @@ def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> No
                 params = lazy.import_extra('export.int8').round_on_devices(settings.model, params)
                 results_folder = f'{results_folder}_{quantize}'
             if results_folder not in writers and jax.process_index() == 0:
-                writers[results_folder] = results.Results(results_folder)
+                run_record = saved_params.read_record(folder)
+                writers[results_folder] = results.Results(results_folder, run_record.get('examples_hashes'))
             reports = write_reports(evaluator.task_evaluator, params, folder, writers.get(results_folder))
             if reports:
                 _print(_build_table(reports, f'step {folder.name}, {reports[0].split}'))
@@ -135,6 +139,8 @@ def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> No
                 if jax.process_index() == 0:
                     _print(submissions.write(settings.submission_dir or '', report.task, report.rows))
         for writer in writers.values():
+            for note in dict.fromkeys(writer.notes):
+                _print(note)
             _print(f'metrics      {writer.folder / model_dir.METRICS}')
             _print(f'predictions  {writer.folder / results.PREDICTIONS}')
     finally:

@@ -132,7 +132,7 @@ class Evaluator:
         if checkpoints.follow is None or self.task_evaluator is None:
             return set()
         folder = self._settings.results_folder(model_dir.absolute_path(checkpoints.path) / '0')
-        return results.evaluated_steps(folder, self.task_evaluator.split, self.task_evaluator.tasks)
+        return results.evaluated_steps(folder, self.task_evaluator.examples_hashes)
 
     def restore(self, folder: epath.Path) -> Any:
         """Restores parameters. Returns None if `follow` is set and the training run has removed the checkpoint."""

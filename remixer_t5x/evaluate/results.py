@@ -1,13 +1,14 @@
 """Writes the results of an evaluation: `metrics.jsonl`, TensorBoard files, and predictions with their targets.
 
-`metrics.jsonl` contains one object per task and checkpoint: `kind` ('<split>/<task>'), `step`, `checkpoint`, the
-metrics, and `timing`. Repeated evaluations append lines. `predictions/<task>-<split>-<step>.jsonl` contains the rows of
-a `TaskReport`.
+`metrics.jsonl` contains one object per task and checkpoint: `kind` ('<split>/<task>'), `step`, `checkpoint`,
+`examples_hash`, the metrics, and `timing`. Repeated evaluations append lines. `predictions/<task>-<split>-<step>.jsonl`
+contains the rows of a `TaskReport`. If the examples differ from those that the run or an earlier evaluation used, the
+beginning of their hash is appended to the name of the task, as in `own_pairs@1a2b3c4d`.
 """
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from etils import epath
@@ -21,12 +22,20 @@ PREDICTIONS = 'predictions'
 
 
 class Results:
-    """Writes reports to a folder, which is created if it does not exist. Raises UserError if writing fails."""
+    """Writes reports to a folder, which is created if it does not exist. Raises UserError if writing fails.
 
-    def __init__(self, folder: str):
-        self.folder = model_dir.absolute_path(folder)
+    `examples_hashes` are those of the evaluations during the run (`TaskEvaluator`). `notes` lists the names of results
+    on other examples.
+    """
+
+    def __init__(self, folder: str, examples_hashes: Mapping[str, str] | None = None):
+        self.folder, self.notes = model_dir.absolute_path(folder), list[str]()
         with object_store.wrap_write_errors(self.folder):
             (self.folder / PREDICTIONS).mkdir(parents=True, exist_ok=True)
+        # The first record of each kind determines its examples.
+        records = metrics.read_records(self.folder / model_dir.METRICS)[::-1]
+        self._hashes: dict[str, str] = {record['kind']: record.get('examples_hash', '') for record in records}
+        self._hashes.update(examples_hashes or {})
         # Import lazily, because importing tensorboardX takes half a second.
         from remixer_t5x.run_folder import tensorboard
 
@@ -34,10 +43,14 @@ class Results:
 
     def write(self, report: TaskReport, step: int, checkpoint: epath.Path) -> epath.Path:
         """Writes a report and returns the path of its predictions."""
-        kind = f'{report.split}/{report.task}'
-        record = {'kind': kind, 'step': step, 'checkpoint': str(checkpoint)}
-        numbers = {name: value if math.isfinite(value) else None for name, value in report.metrics.items()}
-        predictions = self.folder / PREDICTIONS / f'{report.task}-{report.split}-{step}.jsonl'
+        name, digest = report.task, report.examples_hash
+        if (self._hashes.setdefault(f'{report.split}/{name}', digest) or digest) != digest:
+            name = f'{name}@{digest[:8]}'
+            self.notes.append(f'{report.task} has other examples than the run or an earlier result: named {name}')
+        kind = f'{report.split}/{name}'
+        record = {'kind': kind, 'step': step, 'checkpoint': str(checkpoint), 'examples_hash': digest}
+        numbers = {metric: value if math.isfinite(value) else None for metric, value in report.metrics.items()}
+        predictions = self.folder / PREDICTIONS / f'{name}-{report.split}-{step}.jsonl'
         # Write predictions first, so that every task listed in metrics.jsonl has predictions.
         write_jsonl(predictions, report.rows)
         with object_store.wrap_write_errors(self.folder), (self.folder / model_dir.METRICS).open('a') as file:
@@ -49,12 +62,13 @@ class Results:
         self._tensorboard.close()
 
 
-def evaluated_steps(folder: str, split: str, tasks: Sequence[str]) -> set[int]:
-    """Returns the steps for which `folder` contains the results of all `tasks`."""
-    steps: dict[str, set[int]] = {f'{split}/{task}': set() for task in tasks}
+def evaluated_steps(folder: str, examples_hashes: Mapping[str, str]) -> set[int]:
+    """Returns the steps for which `folder` contains results on all of these examples (`TaskEvaluator`)."""
+    steps: dict[str, set[int]] = {kind: set() for kind in examples_hashes}
     for record in metrics.read_records(model_dir.absolute_path(folder) / model_dir.METRICS):
-        if record['kind'] in steps:
-            steps[record['kind']].add(record['step'])
+        kind = record['kind'].partition('@')[0]
+        if kind in steps and record.get('examples_hash') in (None, examples_hashes[kind]):
+            steps[kind].add(record['step'])
     return set.intersection(*steps.values())
 
 

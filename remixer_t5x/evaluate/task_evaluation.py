@@ -57,7 +57,8 @@ class TaskReport:
     """The metrics of a task, in the order defined by the task, and the input and prediction of each example.
 
     A row contains `index`, `input`, `target`, `prediction` and `score`, the lists `predictions` and `scores` if there
-    are several predictions, and `example`, a dict of all other features of the example.
+    are several predictions, and `example`, a dict of all other features of the example. `examples_hash` identifies the
+    examples.
     """
 
     task: str
@@ -65,13 +66,15 @@ class TaskReport:
     metrics: task_metrics.Metrics
     rows: Sequence[Mapping[str, Any]]
     seconds: float
+    examples_hash: str = ''
 
 
 class TaskEvaluator:
     """Evaluates any number of checkpoints of one model on examples that are read only once.
 
-    `notes` are messages about skipped tasks and truncated texts. Raises UserError if a task is unknown, if the split is
-    None, missing or empty, or if the vocabulary is larger than the model's embedding table.
+    `notes` are messages about skipped tasks and truncated texts. `examples_hashes` maps '<split>/<task>' to a hash of
+    the task's examples. Raises UserError if a task is unknown, if the split is None, missing or empty, or if the
+    vocabulary is larger than the model's embedding table.
     """
 
     def __init__(self, settings: TaskEvaluation, model: Any, partitioner: Partitioner):
@@ -108,7 +111,8 @@ class TaskEvaluator:
             )
             for task in self.seqio_tasks
         ]
-        collectives.check_same({f'the examples of {each.task.name}': each.digest() for each in self._examples})
+        self.examples_hashes = {f'{self.split}/{each.task.name}': each.digest() for each in self._examples}
+        collectives.check_same({f'the examples of {kind}': digest for kind, digest in self.examples_hashes.items()})
         self.notes += [note for examples in self._examples for note in examples.notes]
         for examples in self._examples if self._has_head else ():
             counts = [encoded.num_tokens for encoded in self._encode_for_head(examples)]
@@ -133,7 +137,8 @@ class TaskEvaluator:
             )
             metrics = task_metrics.compute_metrics(examples, outputs)
             rows = list(self._build_rows(examples, texts, answers))
-            yield TaskReport(examples.task.name, examples.split, metrics, rows, time.perf_counter() - start)
+            digest = self.examples_hashes[f'{self.split}/{examples.task.name}']
+            yield TaskReport(examples.task.name, self.split, metrics, rows, time.perf_counter() - start, digest)
 
     def _ranked_labels(self, task: seqio.Task) -> tuple[str, ...] | None:
         return task_vocabulary.get_labels(task) if self._settings.rank_choices else None

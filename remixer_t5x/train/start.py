@@ -68,6 +68,7 @@ class RunData:
         if tasks is not None:
             # The constructor reads the examples, and checks that they are the same on all processes.
             self.evaluator = task_evaluation.TaskEvaluator(tasks, model, partitioner)
+            self.record['examples_hashes'] = self.evaluator.examples_hashes
         self.notes = [
             *([] if dataset.save_position else [NO_POSITION]),
             *(self.evaluator.notes if self.evaluator else ()),

@@ -5,8 +5,11 @@ import json
 import pathlib
 
 import pytest
+from etils import epath
 
 from remixer_t5x.cli.main import main
+from remixer_t5x.evaluate import results
+from remixer_t5x.evaluate.task_evaluation import TaskReport
 from tests.support import command_folder, feed_forward
 
 TEMPLATE = 'is {number} even?'
@@ -98,6 +101,41 @@ def test_infer_reads_rows_like_finetuning_even_without_a_gin_file(current_folder
     assert read_records('found.jsonl') == read_records('answers.jsonl')
     assert main(['eval', '--checkpoint=run', '--output=evaluated']) == 0
     assert 'large' in capsys.readouterr().out
+
+
+def test_results_on_other_rows_have_separate_names(current_folder, capsys):
+    write_rows('other.csv', range(100, 108))
+    command = ('eval', '--checkpoint=run', '--task=own_pairs', '--output=separate')
+    assert run(*command, '--gin.VALIDATION_PAIRS=other.csv') == 0
+    (record,) = read_records('separate/metrics.jsonl')
+    assert record['kind'].startswith('validation/own_pairs@')
+    assert record['kind'].partition('/')[2] in capsys.readouterr().out
+    assert run(*command) == 0
+    kinds = [record['kind'] for record in read_records('separate/metrics.jsonl')]
+    assert kinds == [record['kind'], 'validation/own_pairs']
+    files = {path.name: read_records(path) for path in (current_folder / 'separate/predictions').iterdir()}
+    assert len(files) == 2 and len(files['own_pairs-validation-2.jsonl']) != 8
+    # A folder without results of the run: the first evaluation determines the examples.
+    separate = results.Results('unknown_run')
+    for digest in ('a' * 16, 'b' * 16, 'a' * 16):
+        separate.write(TaskReport('cogs', 'test', {}, [], 0.0, digest), 1, epath.Path('1'))
+    separate.close()
+    kinds = [record['kind'] for record in read_records('unknown_run/metrics.jsonl')]
+    assert kinds == ['test/cogs', 'test/cogs@bbbbbbbb', 'test/cogs']
+    assert results.evaluated_steps('unknown_run', {'test/cogs': 'b' * 16}) == {1}
+    assert results.evaluated_steps('unknown_run', {'test/cogs': 'c' * 16}) == set()
+
+
+def test_predictions_are_scored_without_the_training_rows(current_folder, capsys):
+    write_rows('held_out.csv', range(4))
+    settings = "include 'pairs.gin'\nPAIRS = 'removed.csv'\nVALIDATION_PAIRS = 'held_out.csv'\nEVAL_PAIRS = None\n"
+    (current_folder / 'held_out.gin').write_text(settings)
+    (current_folder / 'odd.jsonl').write_text('{"prediction": "odd"}\n' * 4)
+    command = ['eval', '--gin_file=held_out.gin', '--predictions=odd.jsonl']
+    assert main(command) == 0
+    assert 'accuracy                 50.00' in capsys.readouterr().out
+    assert main([*command, '--split=train']) == 2
+    assert 'removed.csv' in capsys.readouterr().err
 
 
 def test_infer_rejects_lines_that_do_not_fill_in_the_template(current_folder, capsys):
