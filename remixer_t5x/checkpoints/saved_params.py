@@ -2,18 +2,21 @@
 
 LoRA checkpoints (`models.lora`) contain adapters, which are merged into the kernels if the model has no adapters. A
 checkpoint written by `convert --to_adapters` contains only the parameters that differ from another checkpoint, its
-base. Its run record contains the base's fingerprint, and `base.txt` in MODEL_DIR contains the base's path.
+base. Its run record contains the base's fingerprint and a hash of the base's parameters, and `base.txt` in MODEL_DIR
+contains the base's path.
 """
 
 import contextlib
 import hashlib
 import json
+import shlex
 import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from flax import traverse_util
@@ -23,14 +26,15 @@ from remixer_t5x import safe_paths, untrusted_files
 from remixer_t5x.checkpoints import changes, durable, untrusted
 from remixer_t5x.devices import collectives
 from remixer_t5x.devices.partition import Partitioner, unbox
-from remixer_t5x.errors import UserError, nearest
+from remixer_t5x.errors import UserError, nearest, one_line
 from remixer_t5x.models import interface, lora
 from remixer_t5x.models.layers import dense
 from remixer_t5x.optim import parameter_averages, train_state
 from remixer_t5x.run_folder import model_dir, object_store
 
-# Key of the base's fingerprint in the run records of adapter checkpoints.
-BASE = 'base'
+# Keys in the run records of adapter checkpoints: the base's fingerprint, the hash of its parameters, and the Hugging
+# Face model from which `--from_hf` converted the base in the cache.
+BASE, BASE_PARAMS, BASE_SOURCE = 'base', 'base_params', 'base_source'
 # File in MODEL_DIR with the path of the base checkpoint. The path is absolute or relative to MODEL_DIR.
 BASE_FILE = 'base.txt'
 MAX_BASE_FILE_BYTES = 10_000
@@ -207,6 +211,15 @@ def checkpoint_fingerprint(step: epath.Path) -> str:
         return hashlib.sha256(untrusted_files.read_bytes(step / durable.FILE_LIST)).hexdigest()
 
 
+def hash_params(arrays: Mapping[str, Any]) -> str:
+    """Returns the SHA-256 of parameters by name, which is equal after another conversion of the same weights."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        digest.update(name.encode())
+        digest.update(np.asarray(arrays[name]).tobytes())
+    return digest.hexdigest()
+
+
 def read_base_path(step: epath.Path) -> epath.Path:
     """Reads the path of the base checkpoint from BASE_FILE of the adapters in `step`, or raises UserError."""
     file, advice = step.parent.parent / BASE_FILE, 'write the path of the base checkpoint into it'
@@ -316,17 +329,30 @@ def open_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> Save
     record = read_record(step)
     if BASE not in record:
         return SavedParams(step, record)
-    base = find_checkpoint(
-        str(read_base_path(step)), f'{step.parent.parent / BASE_FILE} refers to a base checkpoint, but'
-    )
-    if checkpoint_fingerprint(base) != record[BASE]:
-        raise UserError(
-            f'{base} is not the base of the adapters in {step}; write the path of their base to '
-            f'{step.parent.parent / BASE_FILE}'
-        )
+    return SavedParams(step, record, _open_base(step, record))
+
+
+def _open_base(step: epath.Path, record: Mapping[str, Any]) -> SavedParams:
+    file = step.parent.parent / BASE_FILE
+    try:
+        base = find_checkpoint(str(read_base_path(step)), f'{file} refers to a base checkpoint, but')
+    except UserError as error:
+        if BASE_SOURCE not in record:
+            raise
+        # Quote the name, because adapters may be untrusted.
+        source = shlex.quote(one_line(str(record[BASE_SOURCE])))
+        command = f'remixer-t5x convert --from_hf={source} --to=MODEL_DIR'
+        raise UserError(f'{error}; to convert the base again, run {command}, and write its path to {file}') from error
     verify_files(base)
     # A base is always a complete checkpoint, because `convert --to_adapters` compares complete parameters.
-    return SavedParams(step, record, SavedParams(base, read_record(base)))
+    saved = SavedParams(base, read_record(base))
+    if checkpoint_fingerprint(base) != record[BASE]:
+        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        shapes = saved.shapes_for({name for name in saved.shapes if not lora.is_adapter(name)})
+        leaves = {name: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=device) for name, shape in shapes.items()}
+        if hash_params(saved.read(leaves)) != record.get(BASE_PARAMS):
+            raise UserError(f'{base} is not the base of the adapters in {step}; write the path of their base to {file}')
+    return saved
 
 
 def check_vocabulary(saved: SavedParams, vocabulary: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> None:

@@ -112,6 +112,19 @@ def test_adapters_are_a_small_checkpoint_on_top_of_their_base(adapted, current_f
             score('small')
 
 
+def test_a_base_that_was_removed_with_the_cache_is_converted_again(adapted, current_folder):
+    expected = score(adapted)
+    assert main(['convert', '--checkpoint=adapted', '--to_adapters=cacheless']) == 0
+    file = current_folder / 'cacheless/base.txt'
+    file.write_text('removed')
+    with pytest.raises(remixer_t5x.UserError, match='removed does not contain a checkpoint') as caught:
+        score('cacheless')
+    assert f'convert --from_hf={current_folder / "t5"} --to=' in str(caught.value) and str(file) in str(caught.value)
+    assert main(['convert', '--from_hf=t5', '--to=base_again']) == 0
+    file.write_text('../base_again')
+    np.testing.assert_array_equal(score('cacheless'), expected)
+
+
 def test_unsupported_requests_raise_a_one_line_error(current_folder, capsys):
     base = huggingface.cached_model_dir('t5')
     assert main(['convert', f'--checkpoint={base}', '--to_adapters=none', f'--base={base}']) == 2

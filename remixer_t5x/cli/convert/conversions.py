@@ -11,6 +11,7 @@ import numpy as np
 from etils import epath
 from flax import traverse_util
 
+from remixer_t5x import lazy
 from remixer_t5x.checkpoints import changes, saved_params
 from remixer_t5x.config import loading
 from remixer_t5x.data import batch_formats, task_vocabulary
@@ -22,6 +23,7 @@ from remixer_t5x.models import interface
 from remixer_t5x.models.interface import Model
 from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.run_folder import model_dir
+from remixer_tasks.files import cache
 
 
 def print_line(label: str, text: str) -> None:
@@ -113,7 +115,8 @@ def merge_adapters(args: argparse.Namespace) -> None:
     params, record, step = converted.read_checkpoint(args.checkpoint, '--checkpoint')
     folder = converted.claim_model_dir(args.to)
     source = str(saved_params.find_checkpoint(args.checkpoint, '--checkpoint'))
-    record = {name: value for name, value in record.items() if name != saved_params.BASE} | {'converted_from': source}
+    base_keys = (saved_params.BASE, saved_params.BASE_PARAMS, saved_params.BASE_SOURCE)
+    record = {name: value for name, value in record.items() if name not in base_keys} | {'converted_from': source}
     converted.copy_vocabulary(source, folder)
     write_model_dir(folder, params, step, record, str(record.get('config') or ''))
     check_equal(params, converted.read_checkpoint(str(folder))[0], folder)
@@ -154,7 +157,8 @@ def to_adapters(args: argparse.Namespace) -> None:
     if path == 'None':
         raise UserError('the run started from random parameters; pass --base=PATH with the checkpoint to compare with')
     base = saved_params.find_checkpoint(path, '--base')
-    base_arrays = traverse_util.flatten_dict(converted.read_checkpoint(str(base), '--base')[0], sep='/')
+    base_params, base_record, _ = converted.read_checkpoint(str(base), '--base')
+    base_arrays = traverse_util.flatten_dict(base_params, sep='/')
     changed = {
         name: array
         for name, array in traverse_util.flatten_dict(params, sep='/').items()
@@ -168,7 +172,11 @@ def to_adapters(args: argparse.Namespace) -> None:
     print_line('differing', f'{describe_size(changed)}, of {describe_size(params)}')
     converted.copy_vocabulary(args.checkpoint, folder)
     (folder / saved_params.BASE_FILE).write_text(f'{base}\n')
-    record = {**record, saved_params.BASE: saved_params.checkpoint_fingerprint(base)}
+    record[saved_params.BASE] = saved_params.checkpoint_fingerprint(base)
+    record[saved_params.BASE_PARAMS] = saved_params.hash_params(base_arrays)
+    # The user may remove the cache, to which --from_hf converts the base.
+    if base.is_relative_to(model_dir.absolute_path(cache.root())):
+        record[saved_params.BASE_SOURCE] = lazy.import_extra('hub.client').model_name(base_record['converted_from'])
     write_model_dir(folder, traverse_util.unflatten_dict(changed, sep='/'), step, record, config)
     print_line('base', f'{base}; if you move it, write its new path to {folder / saved_params.BASE_FILE}')
     check_equal(converted.read_checkpoint(args.checkpoint)[0], converted.read_checkpoint(str(folder))[0], folder)

@@ -69,12 +69,17 @@ def resolve_folder(path: str, print_line: Callable[[str, str], None] = lambda la
     return snapshot
 
 
+def model_name(folder: str) -> str:
+    """Returns NAME@COMMIT for a folder in the Hugging Face cache, and the path of any other folder unchanged."""
+    match = re.search(r'/models--([^/]+)/snapshots/([^/]+)/?$', folder)
+    return folder if match is None else f'{match[1].replace("--", "/")}@{match[2]}'
+
+
 def describe_origin(folder: str) -> str:
     """Returns the model name and commit of a folder in the Hugging Face cache, or the name of any other folder."""
-    match = re.search(r'/models--([^/]+)/snapshots/([^/]+)/?$', folder)
-    if match is None:
+    if model_name(folder) == folder:
         return pathlib.PurePath(folder).name
-    return f'{match[1].replace("--", "/")} of the Hugging Face Hub, commit {match[2]}'
+    return '{} of the Hugging Face Hub, commit {}'.format(*model_name(folder).split('@'))
 
 
 def check_upload(name: str) -> str:
