@@ -85,16 +85,24 @@ def report_error(error: BaseException, process: str = '', verbose: bool = False)
         traceback.print_exception(error)
     if isinstance(error, MemoryError):
         error = UserError('this process is out of memory; use a smaller model or batch, or raise ulimit -v')
-    text = str(error) if isinstance(error, UserError) else _describe_bug(error)
+    frames = user_modules.frames_of(error)
+    text = str(error) if isinstance(error, UserError) else _describe_exception(error, frames)
     print(f'error{where}: {one_line(text)}', file=sys.stderr)
-    return 2 if isinstance(error, UserError) else 1
+    return 2 if isinstance(error, UserError) or frames else 1
 
 
-def _describe_bug(error: BaseException) -> str:
-    """Describes an unexpected error in one line, with its notes, and writes its traceback to a file."""
+def _describe_exception(error: BaseException, frames: traceback.StackSummary) -> str:
+    """Describes an unexpected error in one line, with its notes.
+
+    If the error has `frames` in the user's modules, prints them and names the innermost one; otherwise, the error is
+    reported as a bug, and its traceback is written to a file.
+    """
     line = one_line(f'{type(error).__name__}: {error}')[:500]
     # JAX adds a long note about its internal frames, which is removed here.
     notes = ''.join(f'; {note}' for note in getattr(error, '__notes__', ()) if '\n' not in note)
+    if frames:
+        print(*frames.format(), sep='', end='', file=sys.stderr)
+        return f'{frames[-1].filename} line {frames[-1].lineno}: {line}{notes}'
     try:
         with tempfile.NamedTemporaryFile(
             'w', prefix='remixer_t5x_', suffix='.txt', delete=False, encoding='utf-8', errors='backslashreplace'

@@ -33,8 +33,10 @@ def parse(text: GinText, before: Sequence[GinText]) -> None:
                 raise
             gin.parse_config([DYNAMIC, *header, text.text])
     except Exception as error:
-        if not isinstance(error, ModuleNotFoundError) and not _raised_in_gin(error):
-            raise  # The error is a bug in an imported module.
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        is_in_module = user_modules.frames_of(error) and missing not in lazy.FOR_TASKS
+        if is_in_module or not (missing or _raised_in_gin(error)):
+            raise  # The error is in an imported module.
         raise _one_line_error(error, text, before, 1 + len(header) if header else 0) from None
 
 

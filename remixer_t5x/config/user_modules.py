@@ -8,8 +8,11 @@ the user's gin files and flags name, and modules that these modules import, can 
 import ast
 import importlib.abc
 import importlib.machinery
+import os
 import pathlib
 import sys
+import traceback
+import types
 from collections.abc import Iterator
 
 # Top-level names of the modules that may be imported from the current folder.
@@ -50,3 +53,23 @@ def imported_modules(spec: importlib.machinery.ModuleSpec) -> Iterator[str]:
                 yield from (name.name.partition('.')[0] for name in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 yield node.module.partition('.')[0]
+
+
+def frames_of(error: BaseException) -> traceback.StackSummary:
+    """Returns the frames of an error that are in the user's modules, or the location of a syntax error.
+
+    These are the modules that gin files and flags name, and the modules that these import from the current folder,
+    except for installed ones.
+    """
+    if isinstance(error, SyntaxError) and (error.filename or '').endswith('.py'):
+        return traceback.StackSummary.from_list([(error.filename, error.lineno, '<module>', None)])
+    names = allowed - sys.stdlib_module_names - {'remixer_t5x', 'remixer_tasks'}
+
+    def is_users(frame: types.FrameType) -> bool:
+        # Autograph runs generated files with the globals of the original module.
+        path, module = frame.f_code.co_filename, frame.f_globals.get('__name__', '')
+        is_file = path == frame.f_globals.get('__file__') and f'-packages{os.sep}' not in path
+        return is_file and module.partition('.')[0] in names
+
+    frames = traceback.walk_tb(error.__traceback__)
+    return traceback.StackSummary.extract((frame, line) for frame, line in frames if is_users(frame))

@@ -87,6 +87,37 @@ def test_a_bug_is_one_line_that_names_its_traceback(capsys, clean_environment, m
     assert 'ZeroDivisionError' in file.read_text() and 'in fail' in file.read_text()
 
 
+MIXER = """import flax.linen as nn
+
+class Mixer(nn.Module):
+    @nn.compact
+    def __call__(self, x, ctx):
+        return x + undefined_name
+"""
+
+
+@pytest.mark.parametrize(
+    ('module', 'text', 'line', 'message'),
+    [
+        ('fails_when_called', MIXER, 6, 'undefined_name'),
+        ('fails_when_imported', 'import flax\nflax.nothing\n', 2, 'nothing'),
+        ('lacks_a_package', 'import flax\nimport no_such_package\n', 2, 'no_such_package'),
+        ('is_invalid', 'import flax\ndef broken(:\n', 2, 'SyntaxError'),
+    ],
+)
+def test_an_error_in_a_module_of_the_user_names_its_line(
+    module, text, line, message, capsys, clean_environment, monkeypatch, tmp_path
+):
+    path = tmp_path / f'{module}.py'
+    path.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = ['--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin', f'--gin.ENCODER_MIXER=@{module}.Mixer']
+    assert cli.main(['info', *flags]) == 2
+    *_, code, error = capsys.readouterr().err.splitlines()
+    assert error.startswith(f'error: {path} line {line}: ') and message in error and 'a bug' not in error
+    assert code.strip() == text.splitlines()[line - 1].strip()
+
+
 def test_modules_of_the_current_folder_are_found_after_libraries(capsys, clean_environment, monkeypatch, tmp_path):
     (tmp_path / 'mixer_of_this_folder.py').write_text('from remixer_t5x.models.sublayers.fnet import FNet as Mine\n')
     (tmp_path / 'flax.py').write_text('raise AssertionError("a file shadowed a library")\n')
@@ -163,7 +194,7 @@ def test_a_system_without_threads_or_memory_is_one_line(
 
 
 def test_a_traceback_with_unencodable_text_is_written_to_a_file():
-    path = cli._describe_bug(ValueError('the name \udc80')).rpartition(' ')[2]
+    path = cli._describe_exception(ValueError('the name \udc80'), []).rpartition(' ')[2]
     assert 'the name \\udc80' in pathlib.Path(path).read_text()
     os.remove(path)
 
