@@ -2,7 +2,7 @@
 
 import difflib
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -41,18 +41,17 @@ def one_line(text: str) -> str:
     return ''.join(character if character.isprintable() else '\N{REPLACEMENT CHARACTER}' for character in line)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], key: Callable[[str], str] = str) -> str:
     """Returns `; did you mean X?`, or an empty string if no known name is similar. Ignores case.
 
-    If one to three known names start with `name`, suggests those instead of the most similar name: for `models/t5.gin`,
-    `models/t5_1_1.gin` instead of `models/tim.gin`.
+    Compares `key(name)` with the keys of the known names. If the keys of one to three known names start with it,
+    suggests those instead of the most similar name: for `t5`, `t5_1_1` instead of `tim`.
     """
-    # If known names differ only in case, `by_lower` keeps the one with the most letters in the same case as in `name`.
+    # If keys are equal or differ only in case, `by_key` keeps the name with the most letters in the same case.
     known = sorted({*known} - {name}, key=lambda candidate: (sum(map(str.__eq__, candidate, name)), candidate))
-    by_lower = {candidate.lower(): candidate for candidate in known}
-    prefix = name.lower().removesuffix('.gin')
-    longer = sorted(by_lower[candidate] for candidate in by_lower if candidate.startswith(prefix))
-    if len(prefix.rpartition('/')[2]) > 1 and 1 <= len(longer) <= 3:
+    by_key, word = {key(candidate).lower(): candidate for candidate in known}, key(name).lower()
+    longer = sorted(by_key[candidate] for candidate in by_key if candidate.startswith(word))
+    if len(word) > 1 and 1 <= len(longer) <= 3:
         return f'; did you mean {" or ".join(longer)}?'
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
-    return f'; did you mean {by_lower[close[0]]}?' if close else ''
+    close = difflib.get_close_matches(word, by_key, n=1, cutoff=0.75)
+    return f'; did you mean {by_key[close[0]]}?' if close else ''

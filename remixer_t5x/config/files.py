@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 import pathlib
 import re
 import tomllib
@@ -122,11 +123,17 @@ def find_file(
     code, so a file in the current folder must not replace a shipped file. Raises UserError if the file does not exist.
     """
     bare = name.removeprefix('configs/')
-    candidates = [pathlib.Path(folder).expanduser() / pathlib.Path(name).expanduser() for folder in ('', *search_paths)]
+    folders = [pathlib.Path(folder).expanduser() for folder in ('', *search_paths)]
+    candidates = [folder / pathlib.Path(name).expanduser() for folder in folders]
+    folders += [candidate.parent for candidate in candidates]
     candidates.insert(0 if prefer_shipped else len(candidates), shipped_folder() / bare)
     if path := next(filter(pathlib.Path.is_file, candidates), None):
         return path
-    advice = nearest(bare, shipped()) or f'; shipped configs are in {shipped_folder()}'
+    known = [file for file in shipped() if os.path.dirname(file) == (os.path.dirname(bare) or None)] or [*shipped()]
+    known += [str(path) for folder in folders for path in folder.glob('*.gin')]
+    # Compares names without folders and extension, which would make any two short names similar.
+    advice = nearest(bare, known, lambda file: pathlib.Path(file).stem)
+    advice = advice or f'; shipped configs are in {shipped_folder()}'
     if 't5x/' in name:
         advice = "; T5X's gin files configure T5X's classes: docs/t5x.md lists their counterparts"
     raise UserError(f'{included_by}gin file {name!r} not found here or among the shipped configs{advice}')

@@ -2,11 +2,12 @@
 
 import importlib.util
 import inspect
+import pathlib
 import re
 import sys
 import tokenize
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import gin
 
@@ -33,7 +34,7 @@ def parse(text: GinText, before: Sequence[GinText]) -> None:
                 raise
             gin.parse_config([DYNAMIC, *header, text.text])
     except Exception as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        missing = _missing_module(error)
         is_in_module = user_modules.frames_of(error) and missing not in lazy.FOR_TASKS
         if is_in_module or not (missing or _raised_in_gin(error)):
             raise  # The error is in an imported module.
@@ -58,9 +59,17 @@ def _raised_in_gin(error: Exception) -> bool:
     return frame.f_globals.get('__name__', '').partition('.')[0] in ('gin', 'tokenize')
 
 
+def _missing_module(error: Exception) -> str:
+    """Returns the name of the module that a ModuleNotFoundError names; '' for other errors."""
+    # gin raises a copy of the error, whose attribute `name` is None.
+    original = error.__context__ if isinstance(error.__context__, ModuleNotFoundError) else error
+    return (original.name or '') if isinstance(original, ModuleNotFoundError) else ''
+
+
 def _one_line_error(error: Exception, text: GinText, before: Sequence[GinText], header: int) -> UserError:
     """Converts gin's error to a UserError with the message `file line N: problem; advice`."""
-    lines, (problem, *rest) = text.text.splitlines(), str(error).strip('"').rstrip('.').splitlines()
+    lines, (problem, *rest) = text.text.splitlines(), str(error).strip('"').splitlines()
+    problem = problem.rstrip('.')
     match = re.search(r'line (\d+)', ' '.join(rest))
     number = int(match[1]) - header if match else 1
     if isinstance(error, tokenize.TokenError):
@@ -70,11 +79,8 @@ def _one_line_error(error: Exception, text: GinText, before: Sequence[GinText], 
     elif isinstance(error, SyntaxError):
         number, problem = error.lineno or 1, str(error.msg).splitlines()[-1].strip(' .')
         problem += '; write NAME = value or module.name.setting = value, and close quotes and brackets'
-    elif isinstance(error, ModuleNotFoundError):
-        if error.name in lazy.FOR_TASKS:
-            problem += f'; run {lazy.INSTALL}'
-        else:
-            problem += '; check its spelling, that the package is installed, and PYTHONPATH'
+    elif missing := _missing_module(error):
+        problem += f'; run {lazy.INSTALL}' if missing in lazy.FOR_TASKS else _suggest_module(missing, ())
     else:
         problem += _suggest_name(''.join(lines[number - 1 : number]), text, before)
     return UserError(f'{text.name if text.is_flag else f"{text.name} line {number}"}: {one_line(problem)}')
@@ -92,9 +98,14 @@ def _suggest_name(line: str, text: GinText, before: Sequence[GinText]) -> str:
             return f'; add --gin_file=sublayers/{parent}.gin'
         if (members := _member_names(parent, imports)) and last not in members:
             return nearest(last, members) or f'; {parent} has {", ".join(members)}'
-    words = {word for other in before for word in re.findall(r'[A-Za-z_]\w*', other.text) if not word.isupper()}
-    unknown = [word for word in re.findall(r'[A-Za-z_]\w*', line) if word not in words]
-    return nearest(unknown[0], words) if unknown else ''
+    unknown = [parts[0] for parts in names if parts[0] not in imports]
+    return _suggest_module(unknown[0], imports) if unknown else ''
+
+
+def _suggest_module(name: str, imports: Iterable[str]) -> str:
+    """Suggests one of the imported modules or of the modules in the current folder."""
+    near = nearest(name, [*imports, *(path.stem for path in pathlib.Path().glob('*.py'))])
+    return near or '; check its spelling, that the package is installed, and PYTHONPATH'
 
 
 def _member_names(name: str, imports: Mapping[str, str]) -> list[str]:

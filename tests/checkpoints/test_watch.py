@@ -32,7 +32,7 @@ def test_an_incomplete_checkpoint_is_ignored(tmp_path):
 @pytest.mark.parametrize(
     ('path', 'line'),
     [
-        ('rnn', 'did you mean run?'),
+        ('runn', 'did you mean run?'),
         ('run/checkpoints/90', 'use the MODEL_DIR of a run that has saved a checkpoint'),
         ('', 'CHECKPOINT_PATH must name one or more checkpoints'),
         ('run,run/checkpoints/100', 'of different steps'),
@@ -78,4 +78,4 @@ def test_following_skips_evaluated_steps_and_ends_after_the_timeout(tmp_path, mo
 def test_following_a_missing_folder_raises_an_error(tmp_path):
     save(tmp_path / 'run', 10)
     with pytest.raises(UserError, match='did you mean run?'):
-        list(saved_params.follow_checkpoints(str(tmp_path / 'rum'), timeout=0, poll=0.01))
+        list(saved_params.follow_checkpoints(str(tmp_path / 'runn'), timeout=0, poll=0.01))
