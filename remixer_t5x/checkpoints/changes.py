@@ -1,7 +1,7 @@
 """Compares the data, settings and array shapes of a checkpoint with those of the run that resumes from it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from remixer_t5x.data import fingerprint
@@ -64,15 +64,15 @@ def parse_bindings(config: str) -> dict[str, str]:
     return {name: ' '.join(filter(None, (line.rstrip('\\').strip() for line in values[name]))) for name in values}
 
 
-def describe_config(old: str, new: str) -> str:
-    """Lists changed settings, such as `LEARNING_RATE 0.001 -> 0.01`.
+def describe_config(old: str, new: str, ignored: Collection[str] = ()) -> str:
+    """Lists changed settings that are not in `ignored`, such as `LEARNING_RATE 0.001 -> 0.01`.
 
     Returns '' if no setting has changed, or if one of the two configurations is empty.
     """
     before, now = parse_bindings(old), parse_bindings(new)
     if not before or not now:
         return ''
-    harmless = {name for name in (*before, *now) if name in HARMLESS or name.endswith(('.model_dir', '.restore'))}
+    harmless = {*HARMLESS, *ignored, *(name for name in (*before, *now) if name.endswith(('.model_dir', '.restore')))}
     names = [name for name in sorted({*before, *now} - harmless) if before.get(name) != now.get(name)]
     changes = [f'{name} {before.get(name, "(absent)")} -> {now.get(name, "(absent)")}' for name in names]
     more = [f'and {len(names) - MAX_SHOWN} more'] if len(names) > MAX_SHOWN else []

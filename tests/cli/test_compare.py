@@ -1,6 +1,7 @@
 """`compare`: plans, real runs, failures, signals, and `--model`."""
 
 import argparse
+import csv
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import pytest
 
 from remixer_t5x.cli.main import main
 from remixer_t5x.config import loading
+from remixer_t5x.costs.counts import Counts
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import compare as command
 from remixer_t5x.extras.reports import equal, sweep
@@ -96,12 +98,26 @@ def test_invalid_arguments_raise_a_one_line_error(arguments, words, capsys, tmp_
     assert not any(tmp_path.iterdir())
 
 
-def plan_settings(*arguments):
+def make_plan(*arguments):
     parser = argparse.ArgumentParser(epilog='')
     command.add_arguments(parser)
     args = parser.parse_args(['train', '--models=t5_1_1', '--folder=f', *arguments])
     args.gin_flags = ()
-    return command.plan(args).settings
+    return command.plan(args)
+
+
+def plan_settings(*arguments):
+    return make_plan(*arguments).settings
+
+
+def test_a_model_is_named_after_its_file_unless_two_have_the_same_name(tmp_path):
+    (tmp_path / 'other').mkdir()
+    for file in ('mine.gin', 'v1.2.gin', 'other/mine.gin'):
+        (tmp_path / file).write_text('')
+    models = f'{tmp_path}/mine.gin,{tmp_path}/v1.2.gin,bert+sublayers/fnet+MLP_DIM=8'
+    assert list(make_plan(f'--models={models}').models) == ['mine', 'v1.2', 'bert+fnet+MLP_DIM=8']
+    both = make_plan(f'--models=t5_1_1,{tmp_path}/mine.gin,{tmp_path}/other/mine.gin')
+    assert list(both.models) == ['t5_1_1', f'{tmp_path}/mine', f'{tmp_path}/other/mine']
 
 
 def test_settings_are_a_grid_or_a_random_part_of_it():
@@ -121,8 +137,9 @@ def test_a_sweep_prints_a_table_writes_a_report_and_is_not_repeated(tmp_path, ca
     monkeypatch.setattr(sweep, 'PROGRAM', (*warm_python.command, '-m', 'remixer_t5x.cli.main'))
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'text.txt').write_text('\n\n'.join(f'The number {i} is after {i - 1}. ' * 4 for i in range(200)))
-    (tmp_path / 'mine.gin').write_text("include 'models/remixer.gin'\n")
-    arguments = [f'--gin.FILES={tmp_path}/text.txt', '--models=t5_1_1,mine.gin', f'--folder={tmp_path}/runs']
+    (tmp_path / 'custom').mkdir()
+    (tmp_path / 'custom/mine.gin').write_text("include 'models/remixer.gin'\n")
+    arguments = [f'--gin.FILES={tmp_path}/text.txt', '--models=t5_1_1,custom/mine.gin', f'--folder={tmp_path}/runs']
     arguments.append('--equal=parameters')
     assert compare(*arguments) == 0
     output = capsys.readouterr()
@@ -137,6 +154,11 @@ def test_a_sweep_prints_a_table_writes_a_report_and_is_not_repeated(tmp_path, ca
     assert (tmp_path / 'runs/report.html').read_text().startswith('<!DOCTYPE html>')
     assert compare(*arguments) == 0
     assert '2 runs, 2 finished before' in capsys.readouterr().err
+    # More steps would continue the runs. Other settings are reported before the first run.
+    assert compare(*arguments, '--gin.LEARNING_RATE=0.5', '--gin.BATCH_SIZE=2', '--gin.TRAIN_STEPS=4') == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert all(words in line for words in ('BATCH_SIZE 4 -> 2', '-> 0.5', 'seed_0', 'use another --folder'))
+    assert 'TRAIN_STEPS' not in line
 
 
 def use_program(tmp_path, monkeypatch, text):
@@ -144,8 +166,7 @@ def use_program(tmp_path, monkeypatch, text):
     (tmp_path / 'program.py').write_text(text)
     monkeypatch.setattr(sweep, 'PROGRAM', (sys.executable, str(tmp_path / 'program.py')))
     # These runs have no gin files.
-    monkeypatch.setattr(command, '_count_costs', lambda *args: {})
-    monkeypatch.setattr(equal, 'cost_warnings', lambda counts: [])
+    monkeypatch.setattr(equal, 'count_cost', lambda *args: Counts({('a',): 1000}, {(): 2e6}, tokens=100))
 
 
 def test_a_failed_run_does_not_stop_the_others_and_is_retried(tmp_path, monkeypatch, capsys):
@@ -180,12 +201,13 @@ def test_a_search_chooses_settings_at_equal_training_time(tmp_path, monkeypatch,
     (tmp_path / 'program.py').write_text(TIMED)
     monkeypatch.setattr(sweep, 'PROGRAM', (sys.executable, str(tmp_path / 'program.py')))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / 'mine.gin').write_text("include 'models/t5_1_1.gin'\n")
+    (tmp_path / 'mine.gin').write_text("include 'models/t5_1_1.gin'\nENCODER_SUBLAYERS = (%ENCODER_MIXER,)\n")
     (tmp_path / 'text.txt').write_text('some text')
     arguments = ['--models=t5_1_1,mine.gin', '--folder=runs', '--equal=time', '--over=LEARNING_RATE=1e3,1e-2,1e-3']
-    assert compare(*arguments, '--seeds=0,1', '--gin.FILES=text.txt', '--gin.LEARNING_RATE=1') == 1
+    flags = ['--gin.FILES=text.txt', '--gin.LEARNING_RATE=1', '--gin.MLP_DIM=512']
+    assert compare(*arguments, '--seeds=0,1', *flags) == 1
     output = capsys.readouterr()
-    assert 'mine was trained for 1 steps instead of 2' in output.err
+    assert 'mine was trained for 1 steps instead of 2' in output.err and 'more FLOPs than mine' in output.err
     assert 'FAILED mine, LEARNING_RATE=1e3, seed 0: error: the loss is not finite' in output.err
     rows = table_rows(output.out)
     assert rows['best setting'] == ['LEARNING_RATE=1e-3'] * 2 and rows['seeds'] == ['2', '2']
@@ -195,7 +217,9 @@ def test_a_search_chooses_settings_at_equal_training_time(tmp_path, monkeypatch,
     ]
     assert [text.splitlines()[0] for text in steps] == ['TRAIN_STEPS = 2', 'TRAIN_STEPS = 1']
     assert '2 runs failed' in (tmp_path / 'runs/comparison.txt').read_text()
-    assert len((tmp_path / 'runs/runs.csv').read_text().splitlines()) == 9
+    with (tmp_path / 'runs/runs.csv').open() as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 8 and all(int(line['parameters']) > 0 for line in lines)
     assert (tmp_path / 'runs/figures/comparison-search.png').exists()
 
 
@@ -237,12 +261,17 @@ def test_every_model_is_built_before_the_first_run(tmp_path, monkeypatch, capsys
     (tmp_path / 'a.txt').write_text('some text')
     assert compare('--models=t5_1_1,custom/bad', '--folder=runs', '--gin.FILES=a.txt') == 2
     error = capsys.readouterr().err.splitlines()
-    assert error[-1].startswith('error: custom/bad: ') and 'NoSuchMixer' in error[-1] and len(error) == 1
+    assert error[-1].startswith('error: bad: ') and 'NoSuchMixer' in error[-1] and len(error) == 1
     assert not (tmp_path / 'runs/t5_1_1').exists()
 
 
-def test_a_user_error_stops_the_sweep(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize('was_continued', [False, True])
+def test_a_user_error_stops_the_sweep(was_continued, tmp_path, monkeypatch, capsys):
     use_program(tmp_path, monkeypatch, 'import sys; print("error: no such file", file=sys.stderr); sys.exit(2)')
+    if was_continued:
+        (tmp_path / 'runs/t5_1_1/seed_0').mkdir(parents=True)
+        (tmp_path / 'runs/t5_1_1/seed_0/metrics.jsonl').write_text('{}\n')
+        (tmp_path / 'runs/finished.jsonl').write_text('["another command"]\n')
     assert main(['compare', 'train', '--models=t5_1_1,remixer', f'--folder={tmp_path}/runs']) == 2
     assert capsys.readouterr().err.splitlines()[-1] == 'error: t5_1_1, seed 0: no such file'
     assert not (tmp_path / 'runs/remixer').exists()

@@ -23,6 +23,8 @@ COMMANDS = (train.TRAIN.name, train.FINETUNE.name)
 REPORT, TABLE, PARAGRAPH, FIGURES = 'report.html', 'runs.csv', 'comparison.txt', 'figures'
 # Macros that the sweep sets for each run, and the flags to use instead.
 _SWEEP_MACROS = {'MODEL_DIR': '--folder=DIR', 'SEED': '--seeds=0,1,2'}
+# Macros that may differ between the runs in the folder and this command: a run can be continued with other values.
+_CHANGEABLE = ('SEED', 'TRAIN_STEPS', 'LOG_PERIOD', 'EVAL_PERIOD', 'CHECKPOINT_PERIOD')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,21 +93,26 @@ def run(args: argparse.Namespace) -> int:
     equal.import_on_cpu(args)
     best = dict.fromkeys(runs.models, runs.settings[0])
     # Counts costs first, so that an invalid model is reported before any other model is trained for hours.
-    counts = _count_costs(args, runs, best)
+    all_counts = _count_costs(args, runs, check_runs=not args.equal)
     sweep = Sweep(runs.folder)
     try:
-        changes: list[str] = []
+        notes: list[str] = []
         if args.equal:
-            runs, changes = _make_equal(args, runs, sweep, counts)
-            counts = _count_costs(args, runs, best)
+            runs, notes = _make_equal(args, runs, sweep, {model: all_counts[model, best[model]] for model in best})
+            all_counts = _count_costs(args, runs, check_runs=True)
+        counts = {model: all_counts[model, setting] for model, setting in best.items()}
         for model, count in counts.items():
             print_line(f'{model}: {count.total_parameters:,} parameters')
-        for line in changes if args.equal else equal.cost_warnings(counts):
+        for line in [*notes, *equal.cost_warnings(counts)]:
             print_line(line)
         search = _run_search(runs, sweep) if len(runs.settings) > 1 else None
         if search:
             best = {model: search.best(model) for model in search.values}
-            counts = _count_costs(args, runs, best)
+            warned = equal.cost_warnings(counts)
+            counts = {model: all_counts[model, setting] for model, setting in best.items()}
+            for line in equal.cost_warnings(counts):
+                if line not in warned:
+                    print_line(line)
         # Runs are ordered by seed, so that a stopped sweep has the same number of runs for each model.
         cells = [runs.build_cell(model, setting, seed) for seed in runs.seeds for model, setting in best.items()]
         sweep.run(cells)
@@ -113,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
         return stop.args[0]
     if any(cell not in sweep.failed for cell in cells):
         with arguments.hide_library_output(args):
-            _show_results(sweep, cells, counts, search, changes)
+            _show_results(sweep, cells, all_counts, search, notes)
     for cell, line in sweep.failed.items():
         print_line(f'FAILED {cell.name}: {line}')
     return int(bool(sweep.failed))
@@ -127,9 +134,11 @@ def plan(args: argparse.Namespace) -> Plan:
         if name in _SWEEP_MACROS:
             raise UserError(f'--gin.{name} is set for each run; use {_SWEEP_MACROS[name]} instead')
     names = _split_names(args.models, '--models=t5_1_1,remixer')
-    # Labels in folder names and tables are shortened: `./mine.gin+sublayers/x` becomes `mine+sublayers/x`.
-    parts = {name: [part.strip().removeprefix('./').removesuffix('.gin') for part in name.split('+')] for name in names}
-    models = {'+'.join(parts[name]): name for name in names}
+    labels = [_label(name) for name in names]
+    labels = [
+        label if labels.count(label) == 1 else _label(name, True) for label, name in zip(labels, names, strict=True)
+    ]
+    models = dict(zip(labels, names, strict=True))
     if len(models) < len(names):
         raise UserError(f'--models={args.models} lists a model twice; list each model once')
     search_paths = arguments.split_names(','.join(args.gin_search_paths))
@@ -150,6 +159,12 @@ def plan(args: argparse.Namespace) -> Plan:
     )
     folder = pathlib.Path(args.folder).expanduser().absolute()
     return Plan(models, _build_grid(args), tuple(map(int, seeds)), folder, recipe)
+
+
+def _label(model: str, with_folders: bool = False) -> str:
+    """Returns the name of a model in tables and folders: `mine+fnet` for `path/mine.gin+sublayers/fnet`."""
+    parts = [part.strip().removeprefix('./').removesuffix('.gin') for part in model.split('+')]
+    return '+'.join(part if '=' in part or with_folders else part.rpartition('/')[2] for part in parts)
 
 
 def _build_grid(args: argparse.Namespace) -> list[Setting]:
@@ -237,12 +252,29 @@ def _make_equal(
     return dataclasses.replace(runs, changes=changes), notes
 
 
-def _count_costs(args: argparse.Namespace, runs: Plan, best: Mapping[str, Setting]) -> dict[str, Any]:
-    """Counts the parameters and FLOPs of each model at its best setting."""
-    return {
-        model: equal.count_cost(args, model, runs.models[model], [*runs.changes.get(model, ()), *setting])
-        for model, setting in best.items()
-    }
+def _count_costs(args: argparse.Namespace, runs: Plan, check_runs: bool) -> dict[tuple[str, Setting], Any]:
+    """Counts the parameters and FLOPs of each model at each setting.
+
+    With `check_runs`, raises UserError if a run in the folder was started with other settings.
+    """
+    from remixer_t5x.checkpoints import changes
+    from remixer_t5x.config import loading
+    from remixer_t5x.run_folder import model_dir
+
+    counts = {}
+    for label, setting in itertools.product(runs.models, runs.settings):
+        flags = [*runs.changes.get(label, ()), *setting]
+        name = ', '.join(filter(None, (label, setting_text(setting))))
+        counts[label, setting] = equal.count_cost(args, name, runs.models[label], flags)
+        folders = [runs.build_cell(label, setting, seed).folder for seed in runs.seeds] if check_runs else []
+        for config in (folder / model_dir.CONFIG for folder in folders):
+            text = config.read_text(encoding='utf-8') if config.is_file() else ''
+            if changed := changes.describe_config(text, loading.config_text(), _CHANGEABLE):
+                raise UserError(
+                    f'{config.parent} was started with other settings ({changed}); restore them, or use another '
+                    '--folder'
+                )
+    return counts
 
 
 def _run_search(runs: Plan, sweep: Sweep) -> Any:
@@ -266,7 +298,11 @@ def _read_runs(cells: Sequence[SweepCell], sweep: Sweep) -> dict[SweepCell, Any]
 
 
 def _show_results(
-    sweep: Sweep, cells: Sequence[SweepCell], counts: Mapping[str, Any], search: Any, changes: Sequence[str]
+    sweep: Sweep,
+    cells: Sequence[SweepCell],
+    all_counts: Mapping[tuple[str, Setting], Any],
+    search: Any,
+    notes: Sequence[str],
 ) -> None:
     """Prints the table and the conclusions; writes the report, the figures, the CSV file and the paragraph."""
     from remixer_t5x.extras.reports import comparison, page, write
@@ -274,10 +310,11 @@ def _show_results(
     from remixer_t5x.extras.reports.records import RunGroup
 
     runs = _read_runs([*(search.cells if search else ()), *cells], sweep)
+    counts = {cell.model: all_counts[cell.model, cell.setting] for cell in cells}
     by_model = {model: [runs[cell] for cell in cells if cell.model == model and cell in runs] for model in counts}
     groups = [RunGroup(model, members) for model, members in by_model.items() if members]
     failed = {cell.name: line for cell, line in sweep.failed.items()}
-    result = comparison.Comparison(groups, counts, search, changes, failed)
+    result = comparison.Comparison(groups, counts, search, notes, failed)
     tables = []
     for heading, rows in (('', result.table), (f'search: {search.measure}' if search else '', result.search_table)):
         if rows:
@@ -285,7 +322,7 @@ def _show_results(
             for name, texts in rows:
                 tables[-1].add_row(name, *texts)
     console.print_items(*tables, *result.difference_sentences, '', result.paragraph, '')
-    comparison.write_csv(runs, sweep.failed, {cell: counts[cell.model] for cell in cells}, sweep.folder / TABLE)
+    comparison.write_csv(runs, sweep.failed, all_counts, sweep.folder / TABLE)
     (sweep.folder / PARAGRAPH).write_text(result.paragraph + '\n', encoding='utf-8')
     pictures = result.pictures()
     for picture in pictures:

@@ -305,16 +305,19 @@ def bootstrap_sentences(groups: Sequence[RunGroup]) -> list[str]:
 def write_csv(
     runs: Mapping[SweepCell, RecordedRun],
     failed: Mapping[SweepCell, str],
-    counts: Mapping[SweepCell, ModelCounts],
+    counts: Mapping[tuple[str, Setting], ModelCounts],
     path: pathlib.Path,
 ) -> None:
-    """Writes one line per run: setting, parameters and FLOPs if counted, losses, metrics, and the error if any."""
+    """Writes one line per run: setting, parameters, FLOPs, losses, metrics, and the error if any.
+
+    `counts` maps each model and setting to its costs.
+    """
     lines: list[dict[str, Any]] = []
     for cell in (*runs, *failed):
         line = {'model': cell.model, 'setting': setting_text(cell.setting), 'seed': cell.seed, 'folder': cell.folder}
-        count = counts.get(cell)
-        line |= {'parameters': count and count.total_parameters}
-        line |= {'forward_flops_per_token': count and count.total_forward_flops / count.tokens}
+        count = counts[cell.model, cell.setting]
+        line |= {'parameters': count.total_parameters}
+        line |= {'forward_flops_per_token': count.total_forward_flops / count.tokens}
         if cell in runs:
             numbers = overview.summarize_run(runs[cell])
             line |= {'steps': numbers.step, 'seconds': numbers.seconds, 'tokens_per_second': numbers.tokens_per_second}

@@ -78,7 +78,8 @@ class Sweep:
 
         Raises:
             Stopped: a signal stopped the sweep; the exit code is 128 plus the signal number.
-            UserError: a run outside a search reported a user error before its first log, and no run has finished.
+            UserError: a run outside a search reported a user error before its first log in this sweep, and none of
+                the cells has finished.
         """
         from remixer_t5x.train import preemption
 
@@ -110,7 +111,7 @@ class Sweep:
                         continue
                     running.remove(process)
                     try:
-                        self._record(process, bool(stop_signal))
+                        self._record(process, bool(stop_signal), can_raise=not any(map(self._is_finished, cells)))
                     except UserError as error:
                         mistake = error
                         received.append(signal.SIGTERM)
@@ -120,8 +121,8 @@ class Sweep:
             print_line('stopped; run the same command again to continue')
             raise Stopped(128 + stop_signal)
 
-    def _record(self, process: '_RunProcess', stopped: bool) -> None:
-        """Records whether a run finished or failed. Raises UserError for an error that must stop the sweep."""
+    def _record(self, process: '_RunProcess', stopped: bool, can_raise: bool) -> None:
+        """Records whether a run finished or failed. With `can_raise`, raises UserError for a mistake in all runs."""
         cell, code = process.cell, process.returncode
         if code == 0:
             with (self.folder / FINISHED).open('a') as file:
@@ -130,9 +131,9 @@ class Sweep:
             print_line(f'{cell.name}: finished in {time.monotonic() - process.start:,.0f} s')
         elif not stopped:
             line = _last_error_line(cell.log)
-            is_mistake = code == _USER_ERROR_CODE and not (cell.folder / model_dir.METRICS).exists()
+            is_mistake = code == _USER_ERROR_CODE and _count_bytes_logged(cell) == process.bytes_before
             # A setting of a search may fail, for example if its learning rate is too high.
-            if is_mistake and not cell.setting and not self._finished:
+            if is_mistake and not cell.setting and can_raise:
                 raise UserError(f'{cell.name}: {line.removeprefix("error: ")}')
             self.failed[cell] = line
             print_line(f'{cell.name}: FAILED with {code}: {line}')
@@ -145,7 +146,7 @@ class _RunProcess(subprocess.Popen):
     """The process of a running cell."""
 
     def __init__(self, cell: SweepCell):
-        self.cell, self.start = cell, time.monotonic()
+        self.cell, self.start, self.bytes_before = cell, time.monotonic(), _count_bytes_logged(cell)
         self._next_progress, self._shown_step = self.start + _PROGRESS_PERIOD, -1
         cell.folder.parent.mkdir(parents=True, exist_ok=True)
         with cell.log.open('ab') as log:
@@ -160,6 +161,11 @@ class _RunProcess(subprocess.Popen):
             if step > self._shown_step:
                 print_line(f'{self.cell.name}: {line}')
                 self._shown_step = step
+
+
+def _count_bytes_logged(cell: SweepCell) -> int:
+    metrics = cell.folder / model_dir.METRICS
+    return metrics.stat().st_size if metrics.exists() else 0
 
 
 def _progress(folder: pathlib.Path) -> tuple[int, str]:

@@ -100,11 +100,12 @@ def test_the_paragraph_states_the_search_the_interval_and_the_bootstrap():
 def test_failed_runs_are_in_the_csv_file_and_on_the_page(tmp_path):
     runs = {cell(*key): run('r', 0, loss) for key, loss in VALUES.items()}
     failed = {cell('t5', '9e-1'): 'error: the loss is not finite'}
-    comparison.write_csv(runs, failed, {cell('t5', '1e-3'): COUNTS}, tmp_path / 'runs.csv')
+    counts = {(each.model, each.setting): COUNTS for each in (*runs, *failed)}
+    comparison.write_csv(runs, failed, counts, tmp_path / 'runs.csv')
     with (tmp_path / 'runs.csv').open() as file:
         rows = list(csv.DictReader(file))
     assert [row['held_out_loss'] for row in rows] == ['2.0', '2.5', '1.5', '1.0', '']
-    assert rows[-1]['error'] == 'error: the loss is not finite' and rows[0]['parameters'] == '1000'
+    assert rows[-1]['error'] == 'error: the loss is not finite' and {row['parameters'] for row in rows} == {'1000'}
     members = groups()
     names = {each.name: line for each, line in failed.items()}
     result = comparison.Comparison(members, dict.fromkeys(LOSSES, COUNTS), search(VALUES), ['A change.'], names)
