@@ -20,9 +20,13 @@ say "training on this computer: English sentences to logical forms, into $MODEL_
 "$VENV/bin/remixer-t5x" train --gin_file=experiments/quickstart.gin "--gin.MODEL_DIR=$MODEL_DIR" "$@"
 
 say 'try next'
+if [[ -z ${suffix:-} ]]; then
+    printf 'The same with T5.1.1:\n  scripts/quickstart.sh --model=t5_1_1\n'
+else
+    printf 'Several models and seeds, with a table and a report:\n  %s compare train %s\n' "$VENV/bin/remixer-t5x" \
+        '--gin_file=experiments/quickstart.gin --models=t5_1_1,remixer --seeds=0,1 --folder=runs/compared'
+fi
 cat <<END
-The same with T5.1.1:
-  scripts/quickstart.sh --model=t5_1_1
 Your own text (here: the documentation of this repository):
   $VENV/bin/remixer-t5x train --gin_file=experiments/own_text.gin --gin.FILES='docs/*.md' --gin.TEXT_FORMAT=txt \\
     --gin.VOCAB_SIZE=600 --gin.TRAIN_STEPS=50 --gin.MODEL_DIR=runs/mine
