@@ -61,8 +61,8 @@ def frames_of(error: BaseException) -> traceback.StackSummary:
     These are the modules that gin files and flags name, and the modules that these import from the current folder,
     except for installed ones.
     """
-    if isinstance(error, SyntaxError) and (error.filename or '').endswith('.py'):
-        return traceback.StackSummary.from_list([(error.filename, error.lineno, '<module>', None)])
+    if isinstance(error, SyntaxError) and error.filename and error.filename.endswith('.py'):
+        return traceback.StackSummary.from_list([(error.filename, error.lineno or 1, '<module>', None)])
     names = allowed - sys.stdlib_module_names - {'remixer_t5x', 'remixer_tasks'}
 
     def is_users(frame: types.FrameType) -> bool:

@@ -22,7 +22,7 @@ from remixer_tasks.corpora.streamed_text import StreamedCorpus
 from remixer_tasks.corpora.text_corpus import TRAIN, ParsedCorpus
 from remixer_tasks.files import cache
 from remixer_tasks.files.bad_records import BadRecords
-from remixer_tasks.text_pairs import Template, encode_pair
+from remixer_tasks.text_pairs import Template, fill_pair
 
 Row = dict[str, Any]
 # Number of shards of a streamed data set from `save_to_disk`, enough for the hosts of a large pod.
@@ -296,6 +296,6 @@ def pairs(dataset: HubDataset, inputs: str, targets: str) -> ParsedCorpus:
         for template in templates:
             if not set(template.columns) <= row.keys():
                 raise template.missing_column(row)
-        return encode_pair(templates[0].fill(row), templates[1].fill(row))
+        return fill_pair(templates, row)
 
-    return dataset.corpus(('pairs', inputs, targets), pair)
+    return dataset.corpus(('pairs 2', inputs, targets), pair)

@@ -15,7 +15,7 @@ from remixer_tasks.files import cache, row_files
 from remixer_tasks.files.bad_records import BadRecords
 from remixer_tasks.files.row_files import LONGEST
 from remixer_tasks.local_files import Files, describe, expand, expand_held_out
-from remixer_tasks.text_pairs import MissingColumn, PairTexts, Template, column_names, encode_pair
+from remixer_tasks.text_pairs import MissingColumn, PairTexts, Template, column_names, fill_pair
 
 _EXAMPLE = '*.jsonl'
 
@@ -42,7 +42,8 @@ def corpus(
             'premise: {premise} hypothesis: {hypothesis}'. A column may contain a list of words. Columns of TSV and CSV
             without a header are numbered: '{0}' is the first column.
         targets: column or template of the targets, with the same syntax as `inputs`.
-        validation_files: files with held-out rows; None holds out `validation_fraction` of the rows by their hash.
+        validation_files: files with held-out rows; None holds out `validation_fraction` of the rows by the hash of
+            their values in the columns of `inputs` and `targets`, whatever the text of the templates.
         format: one of `row_files.FORMATS`; None uses the file extensions.
         delimiter: delimiter of columns in TSV and CSV files; None uses a tab or a comma.
         encoding: text encoding of the files.
@@ -69,7 +70,7 @@ def corpus(
     settings = (format, inputs, targets, longest, delimiter, encoding)
     return ParsedCorpus(
         name=describe(train),
-        identity=cache.key('local pairs 2', states, *settings, *([further] if further else [])),
+        identity=cache.key('local pairs 3', states, *settings, *([further] if further else [])),
         read=functools.partial(read, train),
         read_validation=functools.partial(read, held_out) if held_out else None,
         validation_fraction=validation_fraction,
@@ -96,7 +97,7 @@ def _read_pairs(
             seen.update(row)
             try:
                 further = ['' if row.get(name) is None else str(row[name]) for name in columns]
-                pair = encode_pair(templates[0].fill(row), templates[1].fill(row), layout.longest, further)
+                pair = fill_pair(templates, row, layout.longest, further)
             except ValueError as error:
                 if isinstance(error, MissingColumn) and layout.format_of(path) != 'jsonl':
                     # In this format, all rows have the same columns.

@@ -17,7 +17,7 @@ from typing import Any
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.benchmarks import text_metrics, text_task
-from remixer_tasks.corpora.text_corpus import Corpus
+from remixer_tasks.corpora.text_corpus import Corpus, KeyedDocument
 
 # Separates the texts in a document; `encode_pair` rejects texts that contain this character.
 SEPARATOR = '\x1f'
@@ -118,6 +118,25 @@ def encode_pair(inputs: str, targets: str, longest: int | None = None, columns: 
         if SEPARATOR in text:
             raise ValueError(f'the {name} contain the character U+001F')
     return SEPARATOR.join([inputs, targets, *(value.replace(SEPARATOR, ' ') for value in columns)])
+
+
+def fill_pair(
+    templates: tuple[Template, Template],
+    row: Mapping[str, Any],
+    longest: int | None = None,
+    columns: Sequence[str] = (),
+) -> KeyedDocument:
+    """Encodes the pair of a row. The split depends on the values in the columns, not on the text of the templates.
+
+    Raises:
+        UnusableRow: a column of a template is missing, empty, or neither a text nor a number.
+        ValueError: see `encode_pair`.
+    """
+    pair = KeyedDocument(encode_pair(templates[0].fill(row), templates[1].fill(row), longest, columns))
+    names = sorted({name for template in templates for name in template.columns})
+    # Rows that differ only in other columns have the same text, so they must be in the same split.
+    pair.split_key = json.dumps([_column_text(row, name) for name in names])
+    return pair
 
 
 def column_names(columns: Sequence[str], metrics_by: str | None) -> tuple[str, ...]:

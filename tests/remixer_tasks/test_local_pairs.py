@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import json
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,7 @@ BYTES = seqio.ByteVocabulary(extra_ids=100)
 ROWS = [{'question': f'is {i}, "{i}" even?', 'label': 'yes' if i % 2 == 0 else 'no', 'id': str(i)} for i in range(40)]
 TEMPLATES = 'question {id}: {question}', 'label'
 PAIRS = {(f'question {row["id"]}: {row["question"]}', row['label']) for row in ROWS}
+SPLITS = 'train', 'validation'
 GOOD_ROW = '{"q": "b", "a": "c"}\n'
 
 
@@ -67,6 +69,20 @@ def test_every_format_gives_the_pairs_for_training_and_infer(tmp_path, name):
     inputs = pair_inputs.texts(TextInputs(path), TEMPLATES[0])
     assert list(inputs) == list(inputs) == [TEMPLATES[0].format(**row) for row in ROWS]
     assert set(inputs) == {text for text, _ in PAIRS} and inputs.shown == path and not inputs.is_stdin
+
+
+def test_the_held_out_rows_do_not_depend_on_the_text_of_the_templates(tmp_path):
+    """Rows with the same pair are in the same split, even if another column differs."""
+    path = write(tmp_path, 'a.jsonl', [{**row, 'copy': copy} for row in ROWS for copy in ('first', 'second')])
+
+    def held_out(*templates):
+        corpus = local_pairs.corpus(path, *templates, validation_fraction=0.2)
+        train, other = (set(corpus.documents(split).at(np.arange(len(corpus.documents(split))))) for split in SPLITS)
+        assert train and other and not train & other
+        return {re.search(rb'is (\d+),', document)[1] for document in other}
+
+    first = held_out('{id} {question}', 'label')
+    assert held_out('Question {question} is number {id}.', 'answer: {label}') == first
 
 
 def test_validation_files_are_held_out(tmp_path):

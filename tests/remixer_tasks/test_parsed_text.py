@@ -226,7 +226,7 @@ def test_a_second_process_waits_for_the_first(tmp_path, capsys):
 
 def test_documents_are_memory_mapped_and_not_part_of_a_position(tmp_path):
     path = tmp_path / 'a.arrow'
-    arrow_files.write(path, (b'%07d' % number * 1000 for number in range(5000)), lambda: '')
+    arrow_files.write(path, ((b'%07d' % number * 1000, None) for number in range(5000)), lambda: '')
     before = pa.total_allocated_bytes()
     mapped = arrow_files.Documents([path])
     assert mapped.at(np.array([4999, 0, 2500])).tolist() == [b'%07d' % number * 1000 for number in (4999, 0, 2500)]

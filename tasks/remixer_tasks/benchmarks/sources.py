@@ -158,7 +158,7 @@ class LabelledSource(seqio.DataSource):
                 records = [self._serialize(example) for example in layout.read(*paths)]
                 if not records:
                     raise UserError(f'{", ".join(paths)} has no examples; download it again, or choose another split')
-                arrow_files.write(temporary / _ROWS, records, lambda: '')
+                arrow_files.write(temporary / _ROWS, ((record, None) for record in records), lambda: '')
                 notice.done(f'{len(records):,} examples')
                 cache.mark_complete(temporary)
         cache.check_files(folder)

@@ -1,11 +1,13 @@
 """Arrow files of documents, which are memory-mapped and read by index in a seeded random order.
 
-A file has two columns: the text, and its hash as a number (see `text_corpus.hash_fraction`), which selects the held-out
-documents and serves as a checksum. Only `Documents.dataset` imports TensorFlow.
+A file has two columns: the text, and its hash as a number (see `text_corpus.hash_fraction`), which is a checksum. The
+hash also selects the held-out documents, unless a third column has the hash of each document's split key. Only
+`Documents.dataset` imports TensorFlow.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.corpora.text_corpus import hash_fraction
 
 _SCHEMA = pa.schema([('text', pa.large_binary()), ('share', pa.float64())])
+_KEYED_SCHEMA = _SCHEMA.append(pa.field('key_share', pa.float64()))
 _NOTES = b'notes'
 # Number of bytes of text in a record batch.
 _BATCH_BYTES = 4 << 20
@@ -25,24 +28,33 @@ _BATCH_BYTES = 4 << 20
 _LOOKUP_BATCH = 64
 
 
-def write(path: Path, documents: Iterable[bytes], notes: Callable[[], str]) -> None:
-    """Writes the documents and the result of `notes()` to a new file; calls `notes` after the last document."""
-    with pa.OSFile(str(path), 'wb') as file, pa.ipc.new_file(file, _SCHEMA) as writer:
-        texts: list[bytes] = []
+def write(path: Path, documents: Iterable[tuple[bytes, bytes | None]], notes: Callable[[], str]) -> None:
+    """Writes documents and the result of `notes()` to a new file; calls `notes` after the last document.
+
+    Each document is a text and its split key. All keys or none must be None; None selects the split by the text.
+    """
+    rows = iter(documents)
+    first = [*itertools.islice(rows, 1)]
+    schema = _KEYED_SCHEMA if first and first[0][1] is not None else _SCHEMA
+    with pa.OSFile(str(path), 'wb') as file, pa.ipc.new_file(file, schema) as writer:
+        batch: list[tuple[bytes, bytes | None]] = []
         size = 0
-        for text in documents:
-            texts.append(text)
-            size += len(text)
+        for row in itertools.chain(first, rows):
+            batch.append(row)
+            size += len(row[0])
             if size >= _BATCH_BYTES:
-                writer.write_batch(_record_batch(texts))
-                texts, size = [], 0
-        writer.write_batch(_record_batch(texts), {_NOTES: notes().encode()})
+                writer.write_batch(_record_batch(batch, schema))
+                batch, size = [], 0
+        writer.write_batch(_record_batch(batch, schema), {_NOTES: notes().encode()})
 
 
-def _record_batch(texts: Sequence[bytes]) -> pa.RecordBatch:
-    return pa.record_batch(
-        [pa.array(texts, pa.large_binary()), pa.array(map(hash_fraction, texts), pa.float64())], _SCHEMA
-    )
+def _record_batch(rows: Sequence[tuple[bytes, bytes | None]], schema: pa.Schema) -> pa.RecordBatch:
+    texts, keys = [text for text, _ in rows], [key for _, key in rows if key is not None]
+    columns = [
+        pa.array(texts, pa.large_binary()),
+        *(pa.array(map(hash_fraction, c), pa.float64()) for c in (texts, keys)),
+    ]
+    return pa.record_batch(columns[: len(schema)], schema)
 
 
 def read_notes(path: Path) -> str:
@@ -63,24 +75,24 @@ class Documents:
     """
 
     def __init__(self, paths: Sequence[Path], rows: np.ndarray | None = None, repair: str = 'write it again'):
-        self._batches: list[tuple[Any, Any, Path]] = []
+        self._batches: list[tuple[Any, Path]] = []
         for path in paths:
             try:
                 reader = pa.ipc.open_file(pa.memory_map(str(path)))
                 batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
             except (pa.ArrowException, OSError) as error:
                 raise UserError(f'{path} is damaged ({reason(error)}); {repair}') from error
-            self._batches += [(batch.column(0), batch.column(1), path) for batch in batches]
-        self._starts: np.ndarray = np.cumsum([0, *(len(shares) for _, shares, _ in self._batches)])
+            self._batches += [(batch, path) for batch in batches]
+        self._starts: np.ndarray = np.cumsum([0, *(batch.num_rows for batch, _ in self._batches)])
         self._rows = rows
         self._repair = repair
 
     def __len__(self) -> int:
         return int(self._starts[-1]) if self._rows is None else len(self._rows)
 
-    def hash_fractions(self) -> np.ndarray:
-        """Returns the hash fraction of every document in the files."""
-        return np.concatenate([np.zeros(0), *(column.to_numpy() for _, column, _ in self._batches)])
+    def hash_fractions(self, column: int = 1) -> np.ndarray:
+        """Returns the hash fraction of every document in the files; for `column` -1, that of its split key if any."""
+        return np.concatenate([np.zeros(0), *(batch.columns[column].to_numpy() for batch, _ in self._batches)])
 
     def at(self, indices: np.ndarray) -> np.ndarray:
         """Returns the documents at these indices, as an array of bytes. Raises UserError for a damaged document."""
@@ -88,10 +100,10 @@ class Documents:
         batches = np.searchsorted(self._starts, rows, side='right') - 1
         documents: Any = np.empty(len(rows), object)
         for number, (batch, row) in enumerate(zip(batches.tolist(), rows.tolist(), strict=True)):
-            texts, shares, path = self._batches[batch]
+            columns, path = self._batches[batch]
             offset = row - int(self._starts[batch])
-            documents[number] = texts[offset].as_py()
-            if hash_fraction(documents[number]) != shares[offset].as_py():
+            documents[number] = columns[0][offset].as_py()
+            if hash_fraction(documents[number]) != columns[1][offset].as_py():
                 raise UserError(f'{path} is damaged; {self._repair}')
         return documents
 

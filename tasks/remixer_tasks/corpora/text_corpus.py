@@ -31,6 +31,12 @@ TRAIN, VALIDATION = 'train', 'validation'
 Read = Callable[[BadRecords], Iterator[str]]
 
 
+class KeyedDocument(str):
+    """A document that is held out by the hash of `split_key` instead of the hash of its text."""
+
+    split_key: str
+
+
 class Corpus(Protocol):
     """The interface of a corpus, which tasks and vocabularies use."""
 
@@ -59,7 +65,8 @@ class ParsedCorpus:
     Attributes:
         read: a function that yields all documents, or a list of functions that each yield a part. The functions run in
             parallel processes, one per core; after an interruption, only unfinished functions are run again.
-        read_validation: like `read`, for held-out documents; None holds out documents of `read` by their hash.
+        read_validation: like `read`, for held-out documents; None holds out documents of `read` by their hash, or by
+            the hash of their key if they are `KeyedDocument`s.
         validation_fraction: fraction of the documents to hold out; at least one document is held out.
         document_noun: the word for a document in messages.
         hold_out_advice: advice in the error if no document can be held out.
@@ -146,10 +153,11 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
     if corpus.read_validation is None:
         if len(shares) == 1:
             raise UserError(f'{corpus.name} is a single {corpus.document_noun}; {corpus.hold_out_advice}')
-        is_held_out = shares < corpus.validation_fraction
+        split_shares = arrow_files.Documents(paths).hash_fractions(-1)
+        is_held_out = split_shares < corpus.validation_fraction
         if not is_held_out.any() and len(shares):
             # Small corpora hold out the document with the smallest hash.
-            is_held_out = shares == shares.min()
+            is_held_out = split_shares == split_shares.min()
         if is_held_out.all() and len(shares):
             raise UserError(f'all {len(shares):,} {nouns} of {corpus.name} are equal; {corpus.hold_out_advice}')
     else:
@@ -204,9 +212,9 @@ def _write_part(
         return untrusted_files.parse_json(arrow_files.read_notes(path))
     malformed = BadRecords(strict)
 
-    def documents() -> Iterator[bytes]:
+    def documents() -> Iterator[tuple[bytes, bytes | None]]:
         for number, document in enumerate(read(malformed), 1):
-            yield document.encode()
+            yield document.encode(), document.split_key.encode() if isinstance(document, KeyedDocument) else None
             progress(number)
 
     # The name contains the process id, so that concurrent processes write different files.
