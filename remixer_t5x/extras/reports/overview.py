@@ -68,7 +68,8 @@ def summarize_run(run: RecordedRun) -> Overview:
         sentences.append(f'Held-out loss is {last:.4g}{warning}.')
     if constant:
         sentences.append(
-            f'The best constant prediction has {constant[-1][1]:.4g}; a model with a lower loss uses its context.'
+            f'The best constant prediction (the frequencies of the evaluated tokens) has {constant[-1][1]:.4g}; '
+            'a model with a lower loss uses its context.'
         )
     for kind, record in run.latest().items():
         for name, value in list(task_metrics(record).items())[:1]:
