@@ -66,7 +66,7 @@ def test_our_model_has_the_parameters_and_description_of_the_family(tiny):
     ours = unbox(interface.param_shapes(tiny.model, shapes))
     assert jax.tree.map(np.shape, tiny.params) == jax.tree.map(np.shape, ours)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(tiny.params)} == {'float32'}
-    assert huggingface.describe(tiny.model, VOCABULARY) == (tiny.family, tiny.family.default_runs())
+    assert hf_folders.describe(tiny.model, VOCABULARY) == (tiny.family, tiny.family.default_runs())
 
 
 def test_a_folder_is_written_back_bit_for_bit(tiny, tmp_path):
@@ -146,33 +146,44 @@ def shipped(*files, flags=()):
 
 
 BIASES = ('attention.SelfAttention.position_bias', '@positions.RelativePositionBias')
+BEGIN = ('decoder_only.DecoderOnly.begin_id', '60')
 FNET = [('ENCODER_MIXER', '@fnet.FNet'), ('ENCODER_POSITION_BIAS', 'None')]
 
 
 @pytest.mark.parametrize(
     ('files', 'flags', 'words'),
     [
-        (['remixer'], [], 'layer of the encoder has the sublayers SelfAttention, Remixer'),
-        (['t5_1_1'], [('LAYOUT', '@layer.PostNorm')], 'layout of the encoder is PostNorm'),
-        (['t5_1_1'], [('DECODER_POSITION_BIAS', 'None')], 'position bias of the decoder is None'),
-        (['t5_1_1'], [('DECODER_SUBLAYERS', '(%DECODER_MIXER, %DECODER_FEED_FORWARD)')], 'SelfAttention'),
-        (['t5_1_1'], [('NUM_KV_HEADS', '2')], 'SelfAttention of the encoder sets num_kv_heads'),
+        (['remixer'], [], 'no encoder/layer/gated_mlp .* consists of RMSNorm, SelfAttention, RMSNorm, Remixer'),
+        (['t5_1_1'], [('LAYOUT', '@layer.PostNorm')], "class of encoder/layer is 'PostNorm', not 'PreNorm'"),
+        (['t5_1_1'], [('DECODER_POSITION_BIAS', 'None')], 'it has no decoder/position_bias'),
+        (
+            ['t5_1_1'],
+            [('DECODER_SUBLAYERS', '(%DECODER_MIXER, %DECODER_FEED_FORWARD)')],
+            'decoder/layer/cross_attention',
+        ),
+        (['t5_1_1'], [('NUM_KV_HEADS', '2')], 'num_kv_heads of encoder/layer/self_attention is 2, not 4'),
         (['t5_1_1'], [('ACTIVATION', '"linear"')], "ACTIVATION is 'linear'"),
-        (['t5_1_1'], [BIASES], 'encoder and its layers have position'),
-        (['t5_1_1'], [('positions.RelativePositionBias.num_heads', '8')], 'num_heads is 8'),
-        (['t5_1_0'], [('DECODER_FEED_FORWARD', '@feed_forward.GatedMLP')], 'feed_forward is GatedMLP'),
+        (['t5_1_1'], [BIASES], 'it has a RelativePositionBias as encoder/position_bias'),
+        (['t5_1_0'], [('DECODER_FEED_FORWARD', '@feed_forward.GatedMLP')], 'decoder/layer/gated_mlp'),
+        (['t5_1_1'], [('MUP_BASE_WIDTH', '16'), ('TIED_OUTPUT', 'True')], 'base_embed_dim of the model is 16'),
+        (['t5_1_1'], [('encoder_decoder.EncoderDecoder.logit_softcap', '5.0')], 'logit_softcap of the model is 5.0'),
+        (['t5_1_1'], [('norms.RMSNorm.zero_centered', 'True')], 'zero_centered of encoder/.* is True'),
+        (['t5_1_1'], [('embedding.Embed.scale', '4.0')], 'scale of token_embedder is 4.0'),
+        (['t5_1_1'], [('encoder_decoder.EncoderDecoder.shared_embedding', 'False')], 'shared_embedding of the model'),
+        (['t5_1_1'], [('ENCODER_POSITION_EMBEDDING', '@positions.SinusoidalPositions')], 'encoder/position_embedding'),
         (['bert', '../sublayers/fnet'], FNET, 'BERT cannot represent this model: .*FNet'),
-        (['gpt2'], [('gpt2/feed_forward.GeluMLP.approximate', 'False')], 'GELU is exact'),
-        (['gpt2'], [('TIED_OUTPUT', 'False')], 'the output is not tied'),
-        (['gpt2'], [], 'begin_id'),
+        (['bert'], [('MUP_BASE_WIDTH', '16')], 'base_embed_dim of the model is 16'),
+        (['gpt2'], [('gpt2/feed_forward.GeluMLP.approximate', 'False'), BEGIN], 'approximate of decoder/layer/gelu'),
+        (['gpt2'], [('TIED_OUTPUT', 'False'), BEGIN], 'tied of the model is False'),
+        (['gpt2'], [], 'begin_id of the model is 0, not 60'),
     ],
 )
 def test_a_model_that_hugging_face_lacks_raises_its_difference(files, flags, words):
     model = shipped(*(f'models/{file}.gin'.replace('models/../', '') for file in files), flags=flags)
-    message = error_message(huggingface.describe, model, VOCABULARY)
+    message = error_message(hf_folders.describe, model, VOCABULARY)
     assert re.search(words, message) and '--to_safetensors' in message
     classifier = types.SimpleNamespace(model_type='classifier')
-    assert "'classifier'" in error_message(huggingface.describe, classifier, VOCABULARY)
+    assert "'classifier'" in error_message(hf_folders.describe, classifier, VOCABULARY)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +226,7 @@ ONES = np.ones(60, np.float32)
         ('t5_v1_1_tiny', {'encoder.block.0.layer.0.adapter.weight': ONES}, 'block.0.layer.0.adapter'),
         ('t5_v1_0_tiny', {'shared.weight': None}, 'lacks the weight shared.weight'),
         ('bert_tiny', {'cls.predictions.bias': None}, 'lacks the weight cls.predictions.bias'),
-        ('bert_tiny', {'bert.more.weight': ONES}, 'not a weight of BertForMaskedLM'),
+        ('bert_tiny', {'bert.more.weight': ONES}, 'which a BertForMaskedLM'),
         ('bert_tiny', {'cls.predictions.decoder.bias': ONES}, 'differs from cls.predictions.bias'),
         ('gpt2_tiny', {'lm_head.weight': np.zeros((60, 24), np.float32)}, 'differs from transformer.wte.weight'),
     ],

@@ -12,7 +12,7 @@ from flax import linen as nn
 from remixer_t5x import build_model
 from remixer_t5x.data import batch_formats
 from remixer_t5x.interop.huggingface import pytorch_export
-from remixer_t5x.interop.huggingface.family import Refusal
+from remixer_t5x.interop.huggingface.traced_modules import Refusal
 from remixer_t5x.models import lora
 from tests.support import references, shipped_models
 

@@ -214,7 +214,7 @@ def test_our_model_loads_in_transformers(v1_0_maker, tmp_path):
     flags = [('ENCODER_RUNS', '((@encoder/layer.make_layer, 1), (@encoder/layer.make_layer, 2))')]
     flags += [(name, str(value)) for name, value in SIZES.items()]
     model = shipped('models/t5_1_1.gin', flags=flags)
-    t5, runs = huggingface.describe(model, VOCABULARY)
+    t5, runs = hf_folders.describe(model, VOCABULARY)
     assert runs == {'encoder': (1, 2), 'decoder': (2,)}
     assert (t5.activation, t5.tied, t5.scaled_output) == ('gelu', False, False)
     params = small_models.random_params(model)

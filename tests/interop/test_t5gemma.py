@@ -9,10 +9,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from remixer_t5x import build_model
+from remixer_t5x.cli.convert.huggingface import build_from_text
 from remixer_t5x.devices.partition import unbox
 from remixer_t5x.interop.huggingface import folders
-from remixer_t5x.interop.huggingface.family import Refusal
 from remixer_t5x.interop.huggingface.t5gemma import T5Gemma
+from remixer_t5x.interop.huggingface.traced_modules import Refusal
 from remixer_t5x.models import interface
 from tests.support import hf_folders
 from tests.support.error_lines import error_message
@@ -80,7 +81,7 @@ def test_a_folder_is_written_back_bit_for_bit(tiny, tmp_path):
     shapes = {'encoder_input_tokens': (1, 4), 'decoder_target_tokens': (1, 4)}
     ours = unbox(interface.param_shapes(tiny.model, shapes))
     assert jax.tree.map(np.shape, tiny.params) == jax.tree.map(np.shape, ours)
-    family, runs = folders.describe(tiny.model, VOCABULARY)
+    family, runs = hf_folders.describe(tiny.model, VOCABULARY)
     assert (family, dict(runs)) == (tiny.source.family, tiny.source.family.default_runs())
     back = folders.write(str(tmp_path / 'back'), family, tiny.params, runs)
     written, weights = load_file(back / 'model.safetensors'), hf_folders.weights_of(tiny.arrays)
@@ -110,7 +111,7 @@ def test_an_unsupported_setting_of_config_json_is_named(tiny, tmp_path, setting,
     assert f'{setting} to {value!r}; ' in message and allowed in message
 
 
-def test_a_model_with_other_norms_is_not_a_t5gemma():
+def test_a_model_with_one_embedding_is_not_a_t5gemma():
     model = build_model('models/modern_t5.gin', 'sizes/tiny.gin', VOCAB_SIZE=48)
-    with pytest.raises(Refusal, match='the norm of layer 0 of the encoder'):
-        T5Gemma.describe(model, VOCABULARY)
+    with pytest.raises(Refusal, match='shared_embedding of the model is True, not False'):
+        T5Gemma.describe(model, VOCABULARY, build_from_text)

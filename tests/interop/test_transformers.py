@@ -103,7 +103,7 @@ def save_random(make, folder):
 
 
 def check_round_trip(source, model, vocabulary, tmp_path):
-    family, runs = huggingface.describe(model, vocabulary)
+    family, runs = hf_folders.describe(model, vocabulary)
     assert family == source.family
     back = huggingface.read(str(huggingface.write(str(tmp_path / 'back'), family, source.params(), runs)))
     assert back.family == source.family

@@ -8,6 +8,8 @@ import seqio
 from safetensors.numpy import save_file
 
 from remixer_t5x import build_model
+from remixer_t5x.cli.convert.huggingface import build_from_text
+from remixer_t5x.interop.huggingface import folders
 from tests.support.paths import GOLDEN
 
 # A vocabulary of 26 pieces, which is included in seqio.
@@ -72,6 +74,11 @@ def write_gpt2(folder, **settings):
     (folder / 'vocab.json').write_text(json.dumps({piece: index for index, piece in enumerate(names)}))
     (folder / 'merges.txt').write_text('#version: 0.2\nt h\nth e\nĠ the\n')
     return folder
+
+
+def describe(model, vocabulary):
+    """Returns the Hugging Face model that `model` corresponds to, and its runs of layers."""
+    return folders.describe(model, vocabulary, build_from_text)
 
 
 def bert_model(*files, **macros):

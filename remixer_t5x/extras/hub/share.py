@@ -16,7 +16,7 @@ from remixer_t5x.extras.hub import client, model_card
 from remixer_t5x.extras.reports import records
 from remixer_t5x.interop import converted, safetensors_files, shared_folder
 from remixer_t5x.interop.huggingface import folders
-from remixer_t5x.interop.huggingface.family import Refusal
+from remixer_t5x.interop.huggingface.traced_modules import Refusal
 from remixer_t5x.models import interface
 from remixer_t5x.run_folder import model_dir
 

@@ -15,16 +15,12 @@ import numpy as np
 
 from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface.family import Config, Family, ModelDescription, Tokenizer
-from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Params, Runs, dense_rows, layer_norm_rows
+from remixer_t5x.interop.huggingface.family import Config, Family, Tokenizer
+from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Params, dense_rows, layer_norm_rows
+from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import Tensors
-from remixer_t5x.models.architecture.encoder_only import BertHead, BertInput, ClassifierHead, first_token
-from remixer_t5x.models.architecture.layer import PostNorm
 from remixer_t5x.models.classifier import Classifier
-from remixer_t5x.models.layers.norms import LayerNorm
 from remixer_t5x.models.masked_lm import MaskedLM
-from remixer_t5x.models.sublayers.attention import ScaledAttention
-from remixer_t5x.models.sublayers.feed_forward import GeluMLP
 
 # Tokenizer files in order of preference.
 TOKENIZERS = ('tokenizer.json', 'vocab.txt')
@@ -114,39 +110,19 @@ class Bert(Family):
         return {pattern.sub(lambda match: OLD_NAMES[match[0]], name): name for name in tensors}
 
     @classmethod
-    def describe(cls, model: Any, vocabulary: Any) -> tuple[Self, Runs]:
-        module, description = model.module, ModelDescription(cls.kind)
-        stack = module.encoder_stack()
-        list(description.describe_stack('encoder', stack, PostNorm, LayerNorm, (ScaledAttention, GeluMLP)))
-        sizes = description.sizes
-        for holds, difference in (
-            (sizes['num_heads'] * sizes['head_dim'] == module.embed_dim, 'num_heads * head_dim is not embed_dim'),
-            (not sizes.pop('approximate'), 'GELU is approximate'),
-            (stack.position_bias is None, 'it has a position bias'),
-            (stack.position_embedding is None, 'the stack has a position embedding'),
-            (stack.final_norm is None, 'the stack has a final norm'),
-        ):
-            description.require(holds, difference)
-        embedding = description.build_module(module.input_layer, BertInput, 'INPUT_LAYER')
-        head = cls.describe_head(model, description)
-        runs = tuple(count for _, count in stack.runs)
-        return cls(
-            vocab_size=module.vocab_size,
-            embed_dim=module.embed_dim,
-            mlp_dim=sizes.pop('hidden_dim'),
-            num_encoder_layers=sum(runs),
-            max_length=embedding.max_length,
-            token_types=embedding.token_types,
-            separator_id=module.separator_id,
-            **head,
-            **sizes,
-        ), {'encoder': runs}
-
-    @classmethod
-    def describe_head(cls, model: Any, description: ModelDescription) -> dict[str, Any]:
-        """Returns the fields that describe the head. Raises Refusal if the head has no equivalent."""
-        description.build_module(model.module.head_layer, BertHead, 'TOKEN_HEAD')
-        return {}
+    def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
+        attention, embedding = modules.find('encoder/layer/scaled_attention'), modules.find('input')
+        return {
+            'vocab_size': model.module.vocab_size,
+            'embed_dim': model.module.embed_dim,
+            'mlp_dim': modules.find('encoder/layer/gelu_mlp').hidden_dim,
+            'num_heads': attention.num_heads,
+            'head_dim': attention.head_dim,
+            'epsilon': modules.find('encoder/layer/gelu_mlp_norm').epsilon,
+            'max_length': embedding.max_length,
+            'token_types': embedding.token_types,
+            'separator_id': model.module.separator_id,
+        }
 
     def settings(self) -> dict[str, Any]:
         settings = {
@@ -217,10 +193,8 @@ class BertClassifier(Bert):
         yield from dense_rows('head/output', 'classifier', self.embed_dim, len(self.labels or ' '))
 
     @classmethod
-    def describe_head(cls, model: Any, description: ModelDescription) -> dict[str, Any]:
-        head = description.build_module(model.module.head_layer, ClassifierHead, 'head_layer')
-        description.require(head.pooling is first_token, 'POOLING is not @encoder_only.first_token')
-        return {'labels': None if model.labels is None else tuple(model.labels)}
+    def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
+        return super().read_model(model, vocabulary, modules) | {'labels': read_model_labels(model)}
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), 'POOLING': '@encoder_only.first_token', 'LABELS': self.labels}
@@ -238,6 +212,11 @@ def read_labels(config: Config) -> tuple[str, ...] | None:
     if len(labels) > 1 and len({*labels}) < len(labels):
         raise config.error('id2label', 'its label names must be unique')
     return labels if len(labels) > 1 else None
+
+
+def read_model_labels(model: Any) -> tuple[str, ...] | None:
+    """Returns the label names of a remixer_t5x classifier, or None for regression."""
+    return None if model.labels is None else tuple(model.labels)
 
 
 def labels_config(labels: tuple[str, ...] | None) -> dict[str, Any]:

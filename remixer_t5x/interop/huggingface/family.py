@@ -17,9 +17,9 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import parameter_table
 from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Params, Runs
+from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.architecture.layer import Block
-from remixer_t5x.models.sublayers.attention import non_t5_options
 
 # Conversion iterates over all layers, so layer counts from untrusted files need a limit.
 MAX_LAYERS = 4096
@@ -72,70 +72,6 @@ class Config:
         for name, values in allowed.items():
             if self.values.get(name, values[0]) not in values:
                 raise self.error(name, f'it must be {" or ".join(map(repr, values))}, as in published models')
-
-
-class Refusal(UserError):
-    """Raised if a model has no Hugging Face equivalent; `reason` describes the first difference."""
-
-    def __init__(self, reason: str):
-        self.reason = reason
-        super().__init__(f'{reason}; --to_safetensors=FILE writes the parameters of any model')
-
-
-class ModelDescription:
-    """Collects the sizes of a remixer_t5x model, and checks that they are equal in all layers, as in Hugging Face."""
-
-    def __init__(self, kind: str):
-        self._kind = kind
-        self.sizes: dict[str, Any] = {}
-
-    def require(self, holds: bool, difference: str) -> None:
-        """Raises Refusal with the text `difference` unless `holds` is true."""
-        if not holds:
-            raise Refusal(f"Hugging Face's {self._kind} cannot represent this model: {difference}")
-
-    def set_size(self, name: str, value: Any, where: str) -> None:
-        """Records a size. Raises Refusal if another module of the model has a different value."""
-        previous = self.sizes.setdefault(name, value)
-        texts = [getattr(number, '__name__', repr(number)) for number in (value, previous)]
-        self.require(previous == value, f'{name} is {texts[0]} in {where} and {texts[1]} in an earlier module')
-
-    def build_module(self, factory: Callable[..., Any] | None, allowed: type, where: str) -> Any:
-        """Creates a module with `factory`. Raises Refusal if the module is not an instance of `allowed`."""
-        part = factory() if factory is not None else None
-        self.require(isinstance(part, allowed), f'{where} is {None if part is None else type(part).__name__}')
-        return part
-
-    def describe_norm(self, factory: Callable[..., Any] | None, allowed: type, where: str) -> None:
-        """Records the epsilon of a norm as the size `epsilon`."""
-        self.set_size('epsilon', self.build_module(factory, allowed, where).epsilon, where)
-
-    def describe_stack(self, side: str, stack: Any, layout: type, norm: type, allowed: Sequence[Any]) -> Iterator[Any]:
-        """Records the layer sizes of a stack, and yields the sublayers of its layers.
-
-        Args:
-            side: 'encoder' or 'decoder', for error messages.
-            stack: the `Stack` to describe.
-            layout: the required class of the layers.
-            norm: the required class of the norms.
-            allowed: for each sublayer of a layer, the allowed class or a tuple of allowed classes.
-        """
-        for factory, _ in stack.runs:
-            layer = factory()
-            sublayers = [sublayer() for sublayer in layer.sublayers]
-            names = ', '.join(type(sublayer).__name__ for sublayer in sublayers)
-            fits = len(sublayers) == len(allowed) and all(map(isinstance, sublayers, allowed))
-            self.require(fits, f'a layer of the {side} has the sublayers {names}')
-            self.require(isinstance(layer, layout), f'the layout of the {side} is {type(layer).__name__}')
-            self.require(getattr(layer, 'first_norm', True), f'a layer of the {side} sets first_norm')
-            self.describe_norm(layer.norm, norm, f'the norm of the {side}')
-            for sublayer in sublayers:
-                unsupported = ', '.join(name for name in non_t5_options(sublayer) if name != 'activation')
-                self.require(not unsupported, f'{type(sublayer).__name__} of the {side} sets {unsupported}')
-                for name in ('num_heads', 'head_dim', 'hidden_dim', 'approximate'):
-                    if hasattr(sublayer, name):
-                        self.set_size(name, getattr(sublayer, name), f'{type(sublayer).__name__} of the {side}')
-                yield sublayer
 
 
 def expand_layers(stack: Any) -> tuple[list[Any], list[int | tuple[int, int]]]:
@@ -231,11 +167,28 @@ class Family(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def describe(cls, model: Any, vocabulary: Any) -> tuple[Self, Runs]:
+    def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
+        """Returns the fields of the equivalent Hugging Face model, except for the numbers of layers.
+
+        `describe` checks all other settings. Raises Refusal if a required module is missing.
+        """
+
+    @classmethod
+    def describe(cls, model: Any, vocabulary: Any, build: Callable[[str], Any]) -> tuple[Self, Runs]:
         """Returns the equivalent Hugging Face model and the runs of layers. Raises Refusal if there is no equivalent.
 
-        Creates the modules to read their attributes, without tracing them.
+        `build` builds the model of a gin text. All modules of `model` must equal those of the equivalent model.
         """
+        modules = TracedModules(model, cls.kind)
+        fields = cls.read_model(model, vocabulary, modules)
+        runs = {}
+        for side in cls.sides:
+            layers, runs_of_side = expand_layers(getattr(model.module, f'{side}_stack')())
+            runs[side] = tuple(runs_of_side)
+            fields[f'num_{side}_layers'] = len(layers)
+        described = cls(**fields)
+        modules.require_equal(build(described.gin_text('')))
+        return described, runs
 
     @property
     def layer_counts(self) -> dict[str, int]:

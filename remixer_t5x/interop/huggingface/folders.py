@@ -8,6 +8,7 @@ import importlib.util
 import json
 import pathlib
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,13 +19,14 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import parameter_table
 from remixer_t5x.interop.huggingface.bert import Bert, BertClassifier
-from remixer_t5x.interop.huggingface.family import Config, Family, Refusal
+from remixer_t5x.interop.huggingface.family import Config, Family
 from remixer_t5x.interop.huggingface.gpt2 import Gpt2
 from remixer_t5x.interop.huggingface.modern_bert import ModernBert, ModernBertClassifier
 from remixer_t5x.interop.huggingface.parameter_table import Params, Runs
 from remixer_t5x.interop.huggingface.sentence_t5 import MODULES, SentenceT5
 from remixer_t5x.interop.huggingface.t5 import T5, T5Encoder
 from remixer_t5x.interop.huggingface.t5gemma import T5Gemma
+from remixer_t5x.interop.huggingface.traced_modules import Refusal
 
 FAMILIES: tuple[type[Family], ...] = (
     *(T5, Bert, Gpt2, T5Encoder, SentenceT5, BertClassifier),
@@ -89,16 +91,17 @@ def read(path: str) -> HuggingFaceSource:
     return HuggingFaceSource(folder, family.from_config(config, tensors), tensors)
 
 
-def describe(model: Any, vocabulary: Any) -> tuple[Family, Runs]:
+def describe(model: Any, vocabulary: Any, build: Callable[[str], Any]) -> tuple[Family, Runs]:
     """Returns the equivalent Hugging Face model and the runs of layers in `model`.
 
-    Raises Refusal if no family has an equivalent; the reason describes the first difference.
+    `build` builds the model of a gin text. Raises Refusal if no family has an equivalent; the reason describes the
+    first difference.
     """
     refusals = []
     for family in FAMILIES:
         if isinstance(model, family.model_class):
             try:
-                return family.describe(model, vocabulary)
+                return family.describe(model, vocabulary, build)
             except Refusal as refusal:
                 refusals.append(refusal)
     if refusals:

@@ -16,15 +16,11 @@ from typing import Any, Self
 import numpy as np
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface.family import Config, Family, ModelDescription, Tokenizer
-from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Params, Runs, layer_norm_rows
+from remixer_t5x.interop.huggingface.family import Config, Family, Tokenizer
+from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Params, layer_norm_rows
+from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import Tensors
-from remixer_t5x.models.architecture.layer import PreNorm
 from remixer_t5x.models.language_model import LanguageModel
-from remixer_t5x.models.layers.norms import LayerNorm
-from remixer_t5x.models.layers.positions import LearnedPositions
-from remixer_t5x.models.sublayers.attention import ScaledAttention
-from remixer_t5x.models.sublayers.feed_forward import GeluMLP
 
 PREFIX, TABLE = 'transformer.', 'transformer.wte.weight'
 # A tokenizer consists of one of these sets of files (in transformers' order of preference) and the optional files.
@@ -115,37 +111,19 @@ class Gpt2(Family):
         return {name if has_prefix or name in Gpt2.copies else PREFIX + name: name for name in tensors}
 
     @classmethod
-    def describe(cls, model: Any, vocabulary: Any) -> tuple[Self, Runs]:
-        module, description = model.module, ModelDescription(cls.kind)
-        vocabulary_type = type(vocabulary).__name__
-        description.require(
-            hasattr(vocabulary, 'end_id'), f'VOCABULARY is a {vocabulary_type}, not a byte-pair vocabulary'
-        )
-        stack = module.decoder_stack()
-        list(description.describe_stack('decoder', stack, PreNorm, LayerNorm, (ScaledAttention, GeluMLP)))
-        sizes = description.sizes
-        begin_id = vocabulary.end_id + 1
-        for holds, difference in (
-            (sizes['num_heads'] * sizes['head_dim'] == module.embed_dim, 'num_heads * head_dim is not embed_dim'),
-            (sizes.pop('approximate'), 'GELU is exact'),
-            (stack.position_bias is None, 'it has a position bias'),
-            (module.tied, 'the output is not tied to the embedding'),
-            (not module.scaled_output, 'the output is scaled'),
-            (module.begin_id == begin_id, f'decoder_only.DecoderOnly.begin_id is {module.begin_id}, not {begin_id}'),
-        ):
-            description.require(holds, difference)
-        positions = description.build_module(stack.position_embedding, LearnedPositions, 'DECODER_POSITION_EMBEDDING')
-        description.describe_norm(stack.final_norm, LayerNorm, 'FINAL_NORM')
-        runs = tuple(count for _, count in stack.runs)
-        return cls(
-            vocab_size=module.vocab_size - 1,
-            embed_dim=module.embed_dim,
-            mlp_dim=sizes.pop('hidden_dim'),
-            num_decoder_layers=sum(runs),
-            max_length=positions.max_length,
-            end_id=vocabulary.end_id,
-            **sizes,
-        ), {'decoder': runs}
+    def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
+        attention, vocabulary_type = modules.find('decoder/layer/scaled_attention'), type(vocabulary).__name__
+        modules.require(hasattr(vocabulary, 'end_id'), f'VOCABULARY is a {vocabulary_type}, not a byte-pair vocabulary')
+        return {
+            'vocab_size': model.module.vocab_size - 1,
+            'embed_dim': model.module.embed_dim,
+            'mlp_dim': modules.find('decoder/layer/gelu_mlp').hidden_dim,
+            'num_heads': attention.num_heads,
+            'head_dim': attention.head_dim,
+            'epsilon': modules.find('decoder/final_norm').epsilon,
+            'max_length': modules.find('decoder/position_embedding').max_length,
+            'end_id': vocabulary.end_id,
+        }
 
     def settings(self) -> dict[str, Any]:
         return {

@@ -19,27 +19,21 @@ import numpy as np
 
 from remixer_t5x import tokenizer_files
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface.bert import labels_config, read_labels
-from remixer_t5x.interop.huggingface.family import Config, Family, ModelDescription, Tokenizer, expand_layers
+from remixer_t5x.interop.huggingface.bert import labels_config, read_labels, read_model_labels
+from remixer_t5x.interop.huggingface.family import Config, Family, Tokenizer, expand_layers
 from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Params, Runs, dense_rows, kernel_row
+from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.architecture.encoder_only import (
-    BertHead,
-    NormInput,
-    TransformedClassifierHead,
     first_token,
     mean_of_tokens,
 )
-from remixer_t5x.models.architecture.layer import PreNorm
 from remixer_t5x.models.classifier import Classifier
-from remixer_t5x.models.layers.norms import LayerNorm
-from remixer_t5x.models.layers.positions import RotaryEmbedding
 from remixer_t5x.models.masked_lm import MaskedLM
-from remixer_t5x.models.sublayers.attention import SelfAttention, non_t5_options
-from remixer_t5x.models.sublayers.feed_forward import GatedMLP
 
 TABLE = 'model.embeddings.tok_embeddings.weight'
 GLOBAL, LOCAL = 'full_attention', 'sliding_attention'
+ROTARY = 'encoder/layer/self_attention/rotary'
 ROLES = ('pad', 'cls', 'sep')
 POOLINGS = {'cls': first_token, 'mean': mean_of_tokens}
 
@@ -141,7 +135,7 @@ class ModernBert(Family):
         # Runs: layer 0, then blocks that consist of local layers and a final global layer, then the remaining layers.
         blocks, rest = divmod(self.num_encoder_layers - 1, self.global_every)
         shapes = ((blocks, self.global_every), (1, rest))
-        return {'encoder': [1, *(shape for shape in shapes if all(shape))]}
+        return {'encoder': (1, *(shape for shape in shapes if all(shape)))}
 
     def param_rows(self) -> Iterator[ParamRow]:
         dim, hidden = self.embed_dim, self.mlp_dim
@@ -169,69 +163,30 @@ class ModernBert(Family):
         yield ParamRow('head/bias', 'decoder.bias', (self.vocab_size,), zero_rows=1)
 
     @classmethod
-    def describe(cls, model: Any, vocabulary: Any) -> tuple[Self, Runs]:
-        module, description = model.module, ModelDescription(cls.kind)
-        special = getattr(vocabulary, 'special_ids_in_file', None) or {}
-        kind = type(vocabulary).__name__
-        description.require(bool(special), f'VOCABULARY is a {kind}, not a shifted vocabularies.huggingface_tokenizer')
-        stack = module.encoder_stack()
-        layers, runs = expand_layers(stack)
-        windows: list[int | None] = []
-        for index, layer in enumerate(layers):
-            where, parts = f'layer {index}', [sublayer() for sublayer in layer.sublayers]
-            names = ', '.join(type(part).__name__ for part in parts)
-            fits = isinstance(layer, PreNorm) and [type(part) for part in parts] == [SelfAttention, GatedMLP]
-            description.require(fits, f'{where} is a {type(layer).__name__} with the sublayers {names}')
-            attention, feed_forward = parts
-            rotary = description.build_module(attention.rotary, RotaryEmbedding, f'ROTARY of {where}')
-            description.describe_norm(layer.norm, LayerNorm, f'the norm of {where}')
-            windows.append(attention.sliding_window)
-            theta = 'local_theta' if attention.sliding_window else 'global_theta'
-            for name, part in (('num_heads', attention), ('head_dim', attention), ('hidden_dim', feed_forward)):
-                description.set_size(name, getattr(part, name), where)
-            description.set_size(theta, rotary.theta, where)
-            unsupported = sorted({*non_t5_options(attention)} - {'rotary', 'sliding_window'})
-            for holds, difference in (
-                (layer.first_norm == (index > 0), f'first_norm of {where} is {layer.first_norm}'),
-                (not unsupported, f'{where} has {", ".join(unsupported)}'),
-                (attention.position_bias is None, f'{where} has a position bias'),
-                ((rotary.fraction, rotary.scaling_factor) == (1.0, 1.0), f'ROTARY of {where} is partial or scaled'),
-                (feed_forward.activation == 'gelu_exact', f'ACTIVATION is {feed_forward.activation!r}'),
-            ):
-                description.require(holds, difference)
-        sizes = description.sizes
+    def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
+        special, kind = getattr(vocabulary, 'special_ids_in_file', None) or {}, type(vocabulary).__name__
+        modules.require(bool(special), f'VOCABULARY is a {kind}, not a shifted vocabularies.huggingface_tokenizer')
+        attentions = modules.find_all('encoder/layer/self_attention')
+        layers, _ = expand_layers(model.module.encoder_stack())
+        windows = [getattr(layer.sublayers[0](), 'sliding_window', None) for layer in layers]
         local = next((window for window in windows if window is not None), 65)
         every = [*windows[1:], None].index(None) + 1
-        norm = description.build_module(stack.final_norm, LayerNorm, 'FINAL_NORM')
-        for holds, difference in (
-            (sizes['num_heads'] * sizes['head_dim'] == module.embed_dim, 'num_heads * head_dim is not embed_dim'),
-            (
-                stack.position_bias is None and stack.position_embedding is None,
-                'the stack has a position bias or embedding',
-            ),
-            (windows == [local if layer % every else None for layer in range(len(layers))], 'windows do not alternate'),
-            (norm.epsilon == sizes['epsilon'] and not norm.use_bias, 'FINAL_NORM differs from LAYER_NORM'),
-        ):
-            description.require(holds, difference)
-        description.build_module(module.input_layer, NormInput, 'INPUT_LAYER')
-        return cls(
-            vocab_size=module.vocab_size - 1,
-            embed_dim=module.embed_dim,
-            mlp_dim=sizes.pop('hidden_dim'),
-            num_encoder_layers=len(layers),
-            window=2 * (local - 1),
-            global_every=every,
+        alternates = windows == [local if layer % every else None for layer in range(len(layers))]
+        modules.require(alternates, 'windows do not alternate')
+        rotaries = dict(zip((each.sliding_window for each in attentions), modules.find_all(ROTARY), strict=True))
+        thetas = {'local_theta': rotaries[local].theta} if local in rotaries else {}
+        return thetas | {
+            'vocab_size': model.module.vocab_size - 1,
+            'embed_dim': model.module.embed_dim,
+            'mlp_dim': modules.find('encoder/layer/gated_mlp').hidden_dim,
+            'num_heads': attentions[0].num_heads,
+            'head_dim': attentions[0].head_dim,
+            'epsilon': modules.find('encoder/final_norm').epsilon,
+            'window': 2 * (local - 1),
+            'global_every': every,
+            'global_theta': rotaries[None].theta,
             **{f'{role}_id': special[role] for role in ROLES},
-            **cls.describe_head(model, description),
-            **sizes,
-        ), {'encoder': runs}
-
-    @classmethod
-    def describe_head(cls, model: Any, description: ModelDescription) -> dict[str, Any]:
-        """Returns the fields that describe the head. Raises Refusal if the head has no equivalent."""
-        head = description.build_module(model.module.head_layer, BertHead, 'TOKEN_HEAD')
-        description.require(not head.use_bias, 'encoder_only.BertHead.use_bias is True')
-        return {}
+        }
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -295,11 +250,11 @@ class ModernBertClassifier(ModernBert):
         yield from dense_rows('head/output', 'classifier', self.embed_dim, len(self.labels or ' '))
 
     @classmethod
-    def describe_head(cls, model: Any, description: ModelDescription) -> dict[str, Any]:
-        head = description.build_module(model.module.head_layer, TransformedClassifierHead, 'the head')
-        pooling = next((name for name, function in POOLINGS.items() if head.pooling is function), None)
-        description.require(pooling is not None, 'POOLING is neither first_token nor mean_of_tokens')
-        return {'labels': None if model.labels is None else tuple(model.labels), 'pooling': pooling}
+    def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
+        pooling = next((name for name, function in POOLINGS.items() if modules.find('head').pooling is function), None)
+        modules.require(pooling is not None, 'POOLING is neither first_token nor mean_of_tokens')
+        head = {'labels': read_model_labels(model), 'pooling': pooling}
+        return super().read_model(model, vocabulary, modules) | head
 
     def settings(self) -> dict[str, Any]:
         return {

@@ -23,11 +23,10 @@ import numpy as np
 from flax import linen as nn
 from flax import traverse_util
 
-from remixer_t5x.data import batch_formats
 from remixer_t5x.interop import safetensors_files
-from remixer_t5x.interop.huggingface import bert, folders, t5_tokenizer
-from remixer_t5x.interop.huggingface.family import Refusal
-from remixer_t5x.models import interface, lora
+from remixer_t5x.interop.huggingface import bert, folders, t5_tokenizer, traced_modules
+from remixer_t5x.interop.huggingface.traced_modules import Refusal
+from remixer_t5x.models import lora
 from remixer_t5x.models.architecture import stack
 from remixer_t5x.models.interface import Model, Params
 from remixer_t5x.models.layers import dense
@@ -99,16 +98,7 @@ def to_config(model: Model, vocabulary: Any) -> dict[str, Any]:
 
 def module_tree(model: Model) -> dict[str, Any]:
     """Returns the modules as nested dicts: class, settings, `params` (shapes by name), `children`, `runs` (stacks)."""
-    modules: dict[tuple[str, ...], nn.Module] = {}
-
-    def record_module(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
-        if not isinstance(context.module, nn.Dropout):
-            modules.setdefault(context.module.path, context.module)
-        return call(*args, **kwargs)
-
-    with nn.intercept_methods(record_module):
-        boxed = interface.param_shapes(model, batch_formats.smallest_shapes(model.model_type))
-    shapes = {path: leaf.shape for path, leaf in traverse_util.flatten_dict(nn.unbox(boxed)).items()}
+    modules, shapes = traced_modules.record_modules(model)
     tree: dict[str, Any] = {}
     for path, module in modules.items():
         _find_or_add_entry(tree, path).update(_describe_module(module))

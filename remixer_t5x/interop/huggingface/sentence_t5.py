@@ -17,11 +17,11 @@ from typing import Any, Self
 from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
-from remixer_t5x.interop.huggingface.family import MAX_NUMBER, Config, ModelDescription
+from remixer_t5x.interop.huggingface.family import MAX_NUMBER, Config
 from remixer_t5x.interop.huggingface.parameter_table import ParamRow, kernel_row
 from remixer_t5x.interop.huggingface.t5 import T5Encoder
+from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import Tensors
-from remixer_t5x.models.architecture.encoder_only import SentenceProjection
 
 MODULES, SETTINGS, CONFIG = 'modules.json', 'sentence_bert_config.json', 'config.json'
 POOLING, DENSE = '1_Pooling', '2_Dense'
@@ -103,13 +103,10 @@ class SentenceT5(T5Encoder):
         yield kernel_row('sentence/dense', f'{DENSE}/linear', self.embed_dim, self.sentence_dim)
 
     @classmethod
-    def describe_outer_layers(cls, module: Any, description: ModelDescription) -> dict[str, Any]:
-        projection = description.build_module(
-            module.sentence_layer, SentenceProjection, 'encoder_only.EncoderOnly.sentence_layer'
-        )
-        for name in ('input_layer', 'head_layer'):
-            description.require(getattr(module, name) is None, f'encoder_only.EncoderOnly.{name} is not None')
-        return {'sentence_dim': projection.outputs, 'max_length': projection.max_length}
+    def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
+        projection = modules.find('sentence')
+        sizes = {'sentence_dim': projection.outputs, 'max_length': projection.max_length}
+        return super().read_model(model, vocabulary, modules) | sizes
 
     def settings(self) -> dict[str, Any]:
         return {

@@ -16,12 +16,10 @@ import numpy as np
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import t5_tokenizer
-from remixer_t5x.interop.huggingface.family import Config, Family, ModelDescription, Tokenizer
+from remixer_t5x.interop.huggingface.family import Config, Family, Tokenizer
 from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Params, Runs, kernel_row
+from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import Tensors
-from remixer_t5x.models.architecture.layer import PreNorm
-from remixer_t5x.models.layers.norms import RMSNorm
-from remixer_t5x.models.layers.positions import RelativePositionBias
 from remixer_t5x.models.masked_lm import MaskedLM
 from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
@@ -152,50 +150,26 @@ class T5Encoder(Family):
         return names
 
     @classmethod
-    def describe(cls, model: Any, vocabulary: Any) -> tuple[Self, Runs]:
-        module, description = model.module, ModelDescription(cls.kind)
-        stacks = {side: getattr(module, f'{side}_stack')() for side in cls.sides}
-        # Checks the sublayers first, because they are the most common difference.
-        biases: list[tuple[Any, str]] = []
-        for side, stack in stacks.items():
-            for sublayer in description.describe_stack(side, stack, PreNorm, RMSNorm, SUBLAYERS[side]):
-                if isinstance(sublayer, SelfAttention):
-                    description.set_size('layer_biases', sublayer.position_bias is not None, f'the {side}')
-                    biases.append((sublayer.position_bias, f'the position bias of a layer of the {side}'))
-                elif not isinstance(sublayer, CrossAttention):
-                    description.set_size('feed_forward', type(sublayer), f'the {side}')
-                    description.set_size('activation', getattr(sublayer, 'activation', None), f'the {side}')
-        sizes = description.sizes
-        sizes.pop('feed_forward')
-        description.require(sizes['activation'] in FEED_FORWARDS.values(), f'ACTIVATION is {sizes["activation"]!r}')
-        if not sizes['layer_biases']:
-            biases = [(stack.position_bias, f'the position bias of the {side}') for side, stack in stacks.items()]
-        for side, stack in stacks.items():
-            description.require(stack.position_embedding is None, f'the {side} adds a position embedding')
-            if sizes['layer_biases']:
-                description.require(stack.position_bias is None, f'the {side} and its layers have position biases')
-            description.describe_norm(stack.final_norm, RMSNorm, f'the final norm of the {side}')
-        for factory, where in biases:
-            bias = description.build_module(factory, RelativePositionBias, where)
-            for name in ('num_heads', 'num_buckets', 'max_distance'):
-                description.set_size(name, getattr(bias, name), where)
-        runs = {side: tuple(count for _, count in stack.runs) for side, stack in stacks.items()}
-        return cls(
-            vocab_size=module.vocab_size,
-            embed_dim=module.embed_dim,
-            mlp_dim=sizes.pop('hidden_dim'),
-            eos_id=int(vocabulary.eos_id),
-            **{f'num_{side}_layers': sum(counts) for side, counts in runs.items()},
-            **cls.describe_outer_layers(module, description),
-            **sizes,
-        ), runs
-
-    @classmethod
-    def describe_outer_layers(cls, module: Any, description: ModelDescription) -> dict[str, Any]:
-        """Returns the fields that describe the layers outside the stacks. Raises Refusal if they have no equivalent."""
-        for name in ('input_layer', 'head_layer', 'sentence_layer'):
-            description.require(getattr(module, name) is None, f'encoder_only.EncoderOnly.{name} is not None')
-        return {}
+    def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
+        attention = modules.find('encoder/layer/self_attention')
+        feed_forward = modules.find('encoder/layer/gated_mlp', 'encoder/layer/relu_mlp')
+        activation = getattr(feed_forward, 'activation', None)
+        modules.require(activation in FEED_FORWARDS.values(), f'ACTIVATION is {activation!r}')
+        layer_biases = 'encoder/layer/self_attention/position_bias' in modules
+        bias = modules.find('encoder/layer/self_attention/position_bias' if layer_biases else 'encoder/position_bias')
+        return {
+            'vocab_size': model.module.vocab_size,
+            'embed_dim': model.module.embed_dim,
+            'mlp_dim': feed_forward.hidden_dim,
+            'num_heads': attention.num_heads,
+            'head_dim': attention.head_dim,
+            'epsilon': modules.find('encoder/final_norm').epsilon,
+            'activation': activation,
+            'num_buckets': bias.num_buckets,
+            'max_distance': bias.max_distance,
+            'layer_biases': layer_biases,
+            'eos_id': int(vocabulary.eos_id),
+        }
 
     @property
     def gin_files(self) -> tuple[str, ...]:
@@ -295,8 +269,9 @@ class T5(T5Encoder):
         return arrays
 
     @classmethod
-    def describe_outer_layers(cls, module: Any, description: ModelDescription) -> dict[str, Any]:
-        return {'tied': module.tied, 'scaled_output': module.scaled_output}
+    def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
+        outputs = {'tied': model.module.tied, 'scaled_output': model.module.scaled_output}
+        return super().read_model(model, vocabulary, modules) | outputs
 
     @property
     def gin_files(self) -> tuple[str, ...]:

@@ -18,24 +18,16 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from remixer_t5x.interop.huggingface.family import Config, Family, ModelDescription, Tokenizer, expand_layers
+from remixer_t5x.interop.huggingface.family import Config, Family, Tokenizer, expand_layers
 from remixer_t5x.interop.huggingface.modern_bert import find_tokenizer_json, write_tokenizer
 from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Params, Runs, kernel_row
+from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import Tensors
-from remixer_t5x.models.architecture.layer import SandwichNorm
-from remixer_t5x.models.layers.norms import RMSNorm
-from remixer_t5x.models.layers.positions import RotaryEmbedding
 from remixer_t5x.models.seq2seq import Seq2Seq
-from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention, non_t5_options
-from remixer_t5x.models.sublayers.feed_forward import GatedMLP
 
 SIDES = ('encoder', 'decoder')
 LOCAL, GLOBAL = 'sliding_attention', 'full_attention'
 OUTPUT = 'lm_head.out_proj.weight'
-SUBLAYERS: Mapping[str, list[type]] = {
-    'encoder': [SelfAttention, GatedMLP],
-    'decoder': [SelfAttention, CrossAttention, GatedMLP],
-}
 # Maps each sublayer to its Hugging Face module name, and to X in the norm names pre_X_layernorm, post_X_layernorm.
 NAMES = {
     'self_attention': ('self_attn', 'self_attn'),
@@ -177,7 +169,7 @@ class T5Gemma(Family):
     def default_runs(self) -> Runs:
         # Each block has a local and a global layer; if the number of layers is odd, the last layer is a separate run.
         return {
-            side: [shape for shape in ((count // 2, 2), (count % 2, 1)) if shape[0]]
+            side: tuple(shape for shape in ((count // 2, 2), (count % 2, 1)) if shape[0])
             for side, count in self.layer_counts.items()
         }
 
@@ -212,72 +204,34 @@ class T5Gemma(Family):
         yield kernel_row(f'{ours}/out', f'{theirs}.o_proj', joined, dim)
 
     @classmethod
-    def describe(cls, model: Any, vocabulary: Any) -> tuple[Self, Runs]:
-        module, description = model.module, ModelDescription(cls.kind)
-        runs: dict[str, list[int | tuple[int, int]]] = {}
+    def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
+        module, attention = model.module, modules.find('encoder/layer/self_attention')
+        modules.require(not math.log2(attention.head_dim) % 2, 'HEAD_DIM is not a power of 4')
+        local = []
         for side in SIDES:
-            stack = getattr(module, f'{side}_stack')()
-            layers, runs[side] = expand_layers(stack)
-            for index, layer in enumerate(layers):
-                cls._describe_layer(description, side, layer, f'layer {index} of the {side}', is_local=index % 2 == 0)
-            description.set_size(f'num_{side}_layers', len(layers), side)
-            norm = description.build_module(stack.final_norm, RMSNorm, f'the final norm of the {side}')
-            has_positions = stack.position_bias is not None or stack.position_embedding is not None
-            for holds, difference in (
-                (norm.zero_centered and norm.epsilon == description.sizes['epsilon'], f'the final norm of the {side}'),
-                (not has_positions, f'the {side} has a position bias or embedding'),
-            ):
-                description.require(holds, difference)
-        embedding, sizes = module.embedding(1, module.embed_dim), description.sizes
-        for holds, difference in (
-            (not module.shared_embedding, 'encoder and decoder share an embedding'),
-            (math.isclose(embedding.scale, module.embed_dim**0.5), 'embedding.Embed.scale is not EMBED_DIM ** 0.5'),
-            (not module.scaled_output, 'encoder_decoder.EncoderDecoder.scaled_output is True'),
-            (not math.log2(sizes['head_dim']) % 2, 'HEAD_DIM is not a power of 4'),
-        ):
-            description.require(holds, difference)
-        return cls(
-            vocab_size=module.vocab_size,
-            embed_dim=module.embed_dim,
-            mlp_dim=sizes.pop('hidden_dim'),
-            final_softcap=module.logit_softcap,
-            tied=module.tied,
-            bos_id=module.begin_id,
-            eos_id=int(vocabulary.eos_id),
+            layers, _ = expand_layers(getattr(module, f'{side}_stack')())
+            windows = [getattr(layer.sublayers[0](), 'sliding_window', None) for layer in layers]
+            alternate = all((window is None) == bool(index % 2) for index, window in enumerate(windows))
+            modules.require(alternate, f'the windows of the {side} do not alternate')
+            local += [window - (side == 'encoder') for window in windows if window is not None]
+        return {
+            'vocab_size': module.vocab_size,
+            'embed_dim': module.embed_dim,
+            'mlp_dim': modules.find('encoder/layer/gated_mlp').hidden_dim,
+            'num_heads': attention.num_heads,
+            'num_kv_heads': attention.num_kv_heads or attention.num_heads,
+            'head_dim': attention.head_dim,
+            'softcap': attention.logit_softcap,
+            'window': local[0],
+            'theta': modules.find('encoder/layer/self_attention/rotary').theta,
+            'epsilon': modules.find('encoder/final_norm').epsilon,
+            'final_softcap': module.logit_softcap,
+            'tied': module.tied,
+            'bos_id': module.begin_id,
+            'eos_id': int(vocabulary.eos_id),
             # The query kernels include the scale, so any value is valid; head_dim is the usual value in transformers.
-            query_scale=sizes['head_dim'],
-            **sizes,
-        ), runs
-
-    @staticmethod
-    def _describe_layer(description: ModelDescription, side: str, layer: Any, where: str, is_local: bool) -> None:
-        parts = [sublayer() for sublayer in layer.sublayers]
-        names = ', '.join(type(part).__name__ for part in parts)
-        fits = isinstance(layer, SandwichNorm) and [type(part) for part in parts] == SUBLAYERS[side]
-        description.require(fits, f'{where} is a {type(layer).__name__} with the sublayers {names}')
-        norm = description.build_module(layer.norm, RMSNorm, f'the norm of {where}')
-        description.require(norm.zero_centered, f'the norm of {where} is not zero_centered')
-        description.set_size('epsilon', norm.epsilon, where)
-        for part in parts[:-1]:
-            description.set_size('num_heads', part.num_heads, where)
-            description.set_size('head_dim', part.head_dim, where)
-            description.set_size('num_kv_heads', part.num_kv_heads or part.num_heads, where)
-            description.set_size('softcap', part.logit_softcap, where)
-            unsupported = {*non_t5_options(part)} - {'num_kv_heads', 'logit_softcap', 'rotary', 'sliding_window'}
-            description.require(not unsupported, f'{where} has {", ".join(sorted(unsupported))}')
-        attention, feed_forward = parts[0], parts[-1]
-        description.set_size('hidden_dim', feed_forward.hidden_dim, where)
-        rotary = description.build_module(attention.rotary, RotaryEmbedding, f'ROTARY of {where}')
-        description.set_size('theta', rotary.theta, where)
-        if is_local and attention.sliding_window is not None:
-            description.set_size('window', attention.sliding_window - (side == 'encoder'), where)
-        for holds, difference in (
-            (attention.position_bias is None, f'{where} has a position bias'),
-            ((rotary.fraction, rotary.scaling_factor) == (1.0, 1.0), f'ROTARY of {where} is partial or scaled'),
-            (is_local == (attention.sliding_window is not None), f'the windows do not alternate at {where}'),
-            (feed_forward.activation == 'gelu', f'ACTIVATION is {feed_forward.activation!r}'),
-        ):
-            description.require(holds, difference)
+            'query_scale': attention.head_dim,
+        }
 
     def settings(self) -> dict[str, Any]:
         return {

@@ -1,0 +1,117 @@
+"""Records the modules of a model while Flax initializes it, so that all gin settings are resolved."""
+
+import inspect
+import math
+import re
+from typing import Any
+
+from flax import linen as nn
+from flax import traverse_util
+
+from remixer_t5x.data import batch_formats
+from remixer_t5x.errors import UserError
+from remixer_t5x.models import interface
+from remixer_t5x.models.architecture.layer import Block
+from remixer_t5x.models.interface import Model
+
+Path = tuple[str, ...]
+# Fields that do not change what a module computes from its parameters, except for rounding.
+_TRAINING_FIELDS = (
+    *('attention', 'axes', 'dropout_rate', 'dtype', 'kernel_init', 'name', 'one_hot', 'remat_policy', 'stddev'),
+    'unroll',
+)
+
+
+class Refusal(UserError):
+    """Raised if a model has no Hugging Face equivalent; `reason` describes the first difference."""
+
+    def __init__(self, reason: str):
+        self.reason = reason
+        super().__init__(f'{reason}; --to_safetensors=FILE writes the parameters of any model')
+
+
+def record_modules(model: Model) -> tuple[dict[Path, nn.Module], dict[Path, tuple[int, ...]]]:
+    """Returns the modules of a model, except for dropout, and the shapes of its parameters, by path."""
+    modules: dict[Path, nn.Module] = {}
+
+    def record_module(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        if not isinstance(context.module, nn.Dropout):
+            modules.setdefault(context.module.path, context.module)
+        return call(*args, **kwargs)
+
+    with nn.intercept_methods(record_module):
+        boxed = interface.param_shapes(model, batch_formats.smallest_shapes(model.model_type))
+    return modules, {path: leaf.shape for path, leaf in traverse_util.flatten_dict(nn.unbox(boxed)).items()}
+
+
+class TracedModules:
+    """The modules of a model by path, such as `encoder/layer/self_attention`.
+
+    The layers of a stack have the same path, because the same layers can be grouped into different runs. `kind` is the
+    Hugging Face model that the errors name.
+    """
+
+    def __init__(self, model: Model, kind: str):
+        self._kind = kind
+        self._modules: dict[str, list[nn.Module]] = {}
+        for path, module in record_modules(model)[0].items():
+            if not isinstance(module, Block) and not re.fullmatch(r'run_\d+', path[-1] if path else ''):
+                name = re.sub(r'/run_\d+/layer(/layer_\d+)?', '/layer', '/'.join(path))
+                self._modules.setdefault(name, []).append(module)
+
+    def require(self, holds: bool, difference: str) -> None:
+        """Raises Refusal with the text `difference` unless `holds` is true."""
+        if not holds:
+            raise Refusal(f"Hugging Face's {self._kind} cannot represent this model: {difference}")
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._modules
+
+    def find_all(self, *paths: str) -> list[Any]:
+        """Returns the modules at the first of the paths that exists. Raises Refusal if there are none."""
+        modules = next((self._modules[path] for path in paths if path in self._modules), None)
+        if modules is None:
+            layer = paths[0].rpartition('/')[0]
+            children = [each for name, each in self._modules.items() if name.rpartition('/')[0] == layer]
+            names = ', '.join(type(each[0]).__name__ for each in children)
+            self.require(False, f'it has no {" or ".join(paths)}; {layer or "it"} consists of {names or "nothing"}')
+        return modules or []
+
+    def find(self, *paths: str) -> Any:
+        """Returns the first module at the first of the paths that exists. Raises Refusal if there is none."""
+        return self.find_all(*paths)[0]
+
+    def require_equal(self, expected: Model) -> None:
+        """Raises Refusal for the first module or setting that differs from those of `expected`."""
+        ours, theirs = self._modules, TracedModules(expected, self._kind)._modules
+        for path, modules in ours.items():
+            self.require(path in theirs, f'it has a {type(modules[0]).__name__} as {path}')
+            others = [_read_settings(module) for module in theirs[path]]
+            for settings in map(_read_settings, modules):
+                for name in min((_differing_settings(settings, each) for each in others), key=len):
+                    values = f'{settings[name]!r}, not {others[0][name]!r}'
+                    self.require(False, f'{name} of {path or "the model"} is {values}')
+        for path in theirs:
+            self.require(path in ours, f'it has no {path}')
+
+
+def _read_settings(module: nn.Module) -> dict[str, Any]:
+    settings: dict[str, Any] = {'class': type(module).__name__}
+    for name in type(module).__dataclass_fields__:
+        value = getattr(module, name)
+        value = value.__name__ if inspect.isfunction(value) else value
+        if name not in _TRAINING_FIELDS and isinstance(value, bool | int | float | str | None):
+            settings[name] = value
+    if settings.get('num_kv_heads', 0) is None:
+        settings['num_kv_heads'] = settings['num_heads']
+    return settings
+
+
+def _differing_settings(settings: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    def is_equal(first: Any, second: Any) -> bool:
+        if isinstance(first, float) and isinstance(second, float):
+            return math.isclose(first, second, rel_tol=1e-6)
+        return first == second
+
+    # A module in place of None has a path of its own.
+    return [name for name in settings if name in expected and not is_equal(settings[name], expected[name])]
