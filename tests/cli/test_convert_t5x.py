@@ -70,3 +70,21 @@ def test_own_names_are_only_for_writing(folder, tmp_path, capsys):
     assert convert(folder, f'--from_t5x={folder}/t5_1_1', f'--to={tmp_path}/new', '--own_names') == 2
     error = capsys.readouterr().err.strip()
     assert 'can only be used with --to_t5x' in error and '\n' not in error
+
+
+@pytest.mark.parametrize(
+    ('flags', 'words'),
+    [
+        (['MUP_BASE_WIDTH=8', 'TIED_OUTPUT=True', 'SCALED_OUTPUT=True'], 'base_embed_dim of the model is 8'),
+        (['encoder_decoder.EncoderDecoder.logit_softcap=5.0'], 'logit_softcap of the model is 5.0'),
+        (['ENCODER_POSITION_EMBEDDING=@positions.SinusoidalPositions'], 'encoder/position_embedding'),
+        (['positions.RelativePositionBias.max_distance=64'], "max_distance must be 128 in T5X's network, got 64"),
+    ],
+)
+def test_a_model_that_computes_something_else_than_t5xs_network_is_refused(
+    folder, model_dir, tmp_path, capsys, flags, words
+):
+    gin_flags = [f'--gin.{flag}' for flag in flags]
+    assert convert(folder, f'--checkpoint={model_dir}', f'--to_t5x={tmp_path}', *gin_flags) == 2
+    error = capsys.readouterr().err
+    assert words in error and '--own_names' in error

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from remixer_t5x import build_model
-from remixer_t5x.cli.convert.huggingface import build_from_text
+from remixer_t5x.cli.convert.conversions import build_from_text
 from remixer_t5x.devices.partition import unbox
 from remixer_t5x.interop.huggingface import folders
 from remixer_t5x.interop.huggingface.t5gemma import T5Gemma

@@ -3,6 +3,7 @@
 import argparse
 import os
 import pathlib
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,12 +13,15 @@ from etils import epath
 from flax import traverse_util
 
 from remixer_t5x import lazy
+from remixer_t5x.api.building import build_model
 from remixer_t5x.checkpoints import changes, saved_params
 from remixer_t5x.config import loading
 from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import converted, safetensors_files, shared_folder
+from remixer_t5x.interop.huggingface.t5 import T5
+from remixer_t5x.interop.huggingface.traced_modules import Refusal
 from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
 from remixer_t5x.models import interface
 from remixer_t5x.models.interface import Model
@@ -196,11 +200,34 @@ def from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
     check_equal(params, converted.read_checkpoint(str(folder))[0], folder)
 
 
+def build_from_text(gin_text: str) -> Any:
+    """Builds the model of a gin text."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder, 'model.gin')
+        file.write_text(gin_text, encoding='utf-8')
+        return build_model(str(file))
+
+
 def to_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
     """Converts a checkpoint to a T5X checkpoint (`--checkpoint=PATH --to_t5x=DIR`)."""
     interface.require_model_type(model, batch_formats.ENCODER_DECODER, '--to_t5x')
+    if not args.own_names:
+        _check_t5x_network(model, vocabulary)
     params = restore_params(args, model, vocabulary)
     step = int(saved_params.find_checkpoint(args.checkpoint, '--checkpoint').name)
     checkpoint = t5x_checkpoint.write(args.to_t5x, params, step, model, bool(args.own_names))
     print_line('checkpoint', checkpoint)
     check_equal(params, t5x_checkpoint.read(checkpoint, abstract_params(model))[0], checkpoint)
+
+
+def _check_t5x_network(model: Seq2Seq, vocabulary: Any) -> None:
+    """Raises UserError if T5X's network, which has fixed norms and position biases, computes something else."""
+    advice = t5x_checkpoint.KEEP_NAMES_ADVICE
+    try:
+        t5, _ = T5.describe(model, vocabulary, build_from_text)
+    except Refusal as refusal:
+        difference = refusal.reason.partition(': ')[2]
+        raise UserError(f"T5X's network cannot represent this model: {difference}; {advice}") from refusal
+    for name, value in {'epsilon': 1e-6, 'num_buckets': 32, 'max_distance': 128}.items():
+        if getattr(t5, name) != value:
+            raise UserError(f"{name} must be {value} in T5X's network, got {getattr(t5, name)}; {advice}")

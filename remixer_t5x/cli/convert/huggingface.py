@@ -3,7 +3,6 @@
 import argparse
 import pathlib
 import shutil
-import tempfile
 from typing import Any
 
 from remixer_t5x import lazy
@@ -80,7 +79,7 @@ def _shared_to_model_dir(args: argparse.Namespace, folder: pathlib.Path) -> None
 
 def from_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
     """Writes a transformers model. Raises Refusal before writing any file if transformers has no equivalent."""
-    family, runs = folders.describe(model, vocabulary, build_from_text)
+    family, runs = folders.describe(model, vocabulary, conversions.build_from_text)
     folders.check_empty(args.to_hf)
     params = conversions.restore_params(args, model, vocabulary)
     dtype = args.dtype or 'float32'
@@ -91,14 +90,6 @@ def from_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
     conversions.check_no_difference(source.first_difference(params, runs), folder)
     print_line('check', 'all weights, read back from the output, equal those written')
     _compare_with_reference(source, model, params, vocabulary)
-
-
-def build_from_text(gin_text: str) -> Any:
-    """Builds the model of a gin text."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = pathlib.Path(folder, 'model.gin')
-        file.write_text(gin_text, encoding='utf-8')
-        return build_model(str(file))
 
 
 def from_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:

@@ -168,7 +168,7 @@ class T5Encoder(Family):
             'num_buckets': bias.num_buckets,
             'max_distance': bias.max_distance,
             'layer_biases': layer_biases,
-            'eos_id': int(vocabulary.eos_id),
+            'eos_id': int(vocabulary.eos_id or 1),
         }
 
     @property

@@ -228,7 +228,7 @@ class T5Gemma(Family):
             'final_softcap': module.logit_softcap,
             'tied': module.tied,
             'bos_id': module.begin_id,
-            'eos_id': int(vocabulary.eos_id),
+            'eos_id': int(vocabulary.eos_id or 1),
             # The query kernels include the scale, so any value is valid; head_dim is the usual value in transformers.
             'query_scale': attention.head_dim,
         }

@@ -70,7 +70,7 @@ _SUBLAYERS = {
     },
 }
 _LAYER_PARAM = re.compile(r'(encoder|decoder)/run_0/layer/([^/]+)/(.+)')
-_KEEP_NAMES_ADVICE = 'pass --own_names to keep the parameter names of remixer_t5x, for configs/t5x/*.gin'
+KEEP_NAMES_ADVICE = 'pass --own_names to keep the parameter names of remixer_t5x, for configs/t5x/*.gin'
 
 
 class _SavedParams(NamedTuple):
@@ -334,21 +334,21 @@ def _convert_to_network(flat: Mapping[str, Array], model: Seq2Seq) -> dict[str, 
     for stack in (module.encoder_stack(), module.decoder_stack()):
         if len(stack.runs) != 1 or not isinstance(stack.runs[0][0](), PreNorm):
             raise UserError(
-                f"T5X's network only supports models with a single run of PreNorm layers; {_KEEP_NAMES_ADVICE}"
+                f"T5X's network only supports models with a single run of PreNorm layers; {KEEP_NAMES_ADVICE}"
             )
     sublayers = [factory() for factories in interface.sublayer_factories(model).values() for factory in factories]
     if unsupported := sorted({name for sublayer in sublayers for name in non_t5_options(sublayer)}):
-        raise UserError(f"T5X's network does not support {', '.join(unsupported)}; {_KEEP_NAMES_ADVICE}")
+        raise UserError(f"T5X's network does not support {', '.join(unsupported)}; {KEEP_NAMES_ADVICE}")
     if module.tied != module.scaled_output:
         raise UserError(
-            f"T5X's network scales the output if and only if it is tied to the embedding; {_KEEP_NAMES_ADVICE}"
+            f"T5X's network scales the output if and only if it is tied to the embedding; {KEEP_NAMES_ADVICE}"
         )
     arrays: dict[str, Array] = {}
     for name, value in flat.items():
         if name in _OUTSIDE_LAYERS:
             arrays[_OUTSIDE_LAYERS[name]] = value
             continue
-        stack, rest = _network_name(name, _KEEP_NAMES_ADVICE)
+        stack, rest = _network_name(name, KEEP_NAMES_ADVICE)
         arrays |= {f'{stack}/layers_{index}/{rest}': layer for index, layer in enumerate(value)}
     return arrays
 
