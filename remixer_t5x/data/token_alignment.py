@@ -152,7 +152,8 @@ def tag_arrays(
         raise UserError(f'LABELS must include the tags of {name}, got {", ".join(labels)}; add {unknown[0]}')
     arrays: np.ndarray = np.zeros((2, length), np.float32)
     first = encoded.first_tokens()
-    arrays[0, first] = [labels.index(tag) for tag in tags[: len(first)]]
+    # A word of invisible characters, such as U+200B, may have no token.
+    arrays[0, first] = [labels.index(tags[encoded.words[at]]) for at in first]
     arrays[1, first] = 1
     return {'encoder_input_tokens': _pad(encoded.ids, length), 'labels': arrays[0], 'label_weights': arrays[1]}
 

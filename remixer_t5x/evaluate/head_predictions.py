@@ -48,12 +48,13 @@ def predict_texts(predictor: Predictor, params: Any, model: Any, inputs: Sequenc
 def _predict_labels(predictor: Predictor, params: Any, model: Any, inputs: Sequence[EncodedText]) -> list[Prediction]:
     results = []
     for encoded, logits in zip(inputs, predictor.token_logits(params, [each.ids for each in inputs]), strict=True):
-        logits = logits[encoded.first_tokens()]
+        first = encoded.first_tokens()
+        logits = logits[first]
         log_probabilities = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
-        tags = [model.labels[index] for index in np.argmax(logits, axis=1)]
-        # Words beyond the maximum length get the label O, or the first label if there is no O.
-        default = 'O' if 'O' in model.labels else model.labels[0]
-        tags += [default] * (len(encoded.text.split()) - len(tags))
+        # Words without tokens or beyond the maximum length get the label O, or the first label if there is no O.
+        tags = ['O' if 'O' in model.labels else model.labels[0]] * len(encoded.text.split())
+        for at, index in zip(first, np.argmax(logits, axis=1), strict=True):
+            tags[encoded.words[at]] = model.labels[index]
         score = float(np.mean(np.max(log_probabilities, axis=1))) if len(logits) else 0.0
         results.append(Prediction([], [score], [' '.join(tags)]))
     return results

@@ -44,6 +44,11 @@ def test_labels_are_at_the_first_token_of_each_word():
     arrays = token_alignment.tag_arrays('ab c def', 'O X O', BYTES, 6, ('O', 'X'), 'task')
     assert arrays['label_weights'].tolist() == [1, 0, 1, 1, 0, 0]
     assert arrays['labels'].tolist() == [0, 0, 1, 0, 0, 0]
+    # U+200B has no tokens.
+    arrays = token_alignment.tag_arrays('\u200b it is', 'X O X', PIECES, 8, ('O', 'X'), 'task')
+    encoded = token_alignment.encode_words(PIECES, '\u200b it is', 8)
+    assert [encoded.words[at] for at in encoded.first_tokens()] == [1, 2]
+    assert arrays['labels'][encoded.first_tokens()].tolist() == [0, 1]
     for target, message in (('O X', 'one tag per word'), ('O Y O', 'LABELS must include .* add Y')):
         with pytest.raises(UserError, match=message):
             token_alignment.tag_arrays('ab c def', target, BYTES, 6, ('O', 'X'), 'task')

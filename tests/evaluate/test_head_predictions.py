@@ -1,6 +1,7 @@
 """Metrics and predictions of heads equal seqeval, transformers' SQuAD metrics and SciPy."""
 
 import json
+import types
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import seqio
 from remixer_t5x.data import token_alignment
 from remixer_t5x.evaluate import head_predictions
 from remixer_tasks.benchmarks import text_metrics
+from tests.support.hf_folders import SPIECE
 
 WORDS = ['the', 'a', 'cat', 'Cat', 'mat.', '(mat)', 'sat', 'on', "it's"]
 
@@ -67,6 +69,18 @@ def test_best_span_is_the_best_of_all_pairs():
             continue
         best = max(scores, key=scores.get)
         assert (start, end) == best and score == pytest.approx(scores[best])
+
+
+def test_a_word_without_tokens_has_the_default_label():
+    """The same applies to a word beyond the maximum length."""
+    vocabulary = seqio.SentencePieceVocabulary(str(SPIECE), extra_ids=0)
+    encoded = token_alignment.encode_words(vocabulary, '\u200b it is it', 4)
+    logits = np.eye(2)[[1, *(len(encoded.ids) - 1) * [0]]]
+    assert encoded.words[0] == 1 and max(encoded.words) < 3
+    model = types.SimpleNamespace(model_type='token_labels', labels=('X', 'Y', 'O'))
+    predictor = types.SimpleNamespace(token_logits=lambda params, rows: [np.pad(logits, ((0, 0), (0, 1)))])
+    (prediction,) = head_predictions.predict_texts(predictor, None, model, [encoded])
+    assert prediction.texts[0].split()[:2] == ['O', 'Y'] and prediction.texts[0].split()[3] == 'O'
 
 
 def test_best_answer_is_the_best_of_all_windows():
