@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from remixer_t5x import safe_paths
+from remixer_t5x import safe_paths, untrusted_files
 from remixer_t5x.errors import UserError, import_optional, reason
 from remixer_tasks.corpora.streamed_text import StreamedCorpus
 from remixer_tasks.corpora.text_corpus import TRAIN, ParsedCorpus
@@ -129,8 +129,8 @@ class HubDataset:
 def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Returns the splits of a local folder, and their files.
 
-    The folder is not trusted, so only its data files are read: README.md and state.json, which can refer to any file or
-    URL, are ignored, and links that point outside the folder raise UserError.
+    The folder is not trusted: README.md and the folders of names in state.json, which can refer to any file or URL, are
+    ignored, and links that point outside the folder raise UserError.
     """
     import datasets
 
@@ -142,10 +142,11 @@ def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mappi
     if (data_folder / 'state.json').exists():
         saved = {'train': data_folder}
     if saved:
-        # The patterns match the files of `save_to_disk`, but not those that `datasets` caches in the same folder.
+        # The folder may also contain shards of an earlier `save_to_disk`, and files that `datasets` caches.
+        states = {split: untrusted_files.read_object(part / 'state.json') for split, part in saved.items()}
         files = {
-            split: sorted(str(file) for pattern in ('data-*.arrow', 'dataset.arrow') for file in part.glob(pattern))
-            for split, part in saved.items()
+            split: [str(saved[split] / Path(file['filename']).name) for file in state['_data_files']]
+            for split, state in states.items()
         }
         splits = {
             split: datasets.concatenate_datasets([datasets.Dataset.from_file(file) for file in paths])

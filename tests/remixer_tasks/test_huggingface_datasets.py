@@ -76,6 +76,20 @@ def test_rows_are_held_out_of_a_single_split(folder, kind):
     assert held_out and not train & held_out and len(train | held_out) == 59
 
 
+@pytest.mark.parametrize('streaming', [False, True])
+def test_files_of_an_earlier_save_are_ignored(tmp_path, streaming):
+    for rows, shards in ((20, 4), (9, 3)):
+        columns = {'text': [f'{number} of {rows}' for number in range(rows)]}
+        datasets.Dataset.from_dict(columns).save_to_disk(tmp_path, num_shards=shards)
+    state = json.loads((tmp_path / 'state.json').read_text())
+    # The order is that of state.json.
+    state['_data_files'] = state['_data_files'][::-1]
+    (tmp_path / 'state.json').write_text(json.dumps(state))
+    splits, files = huggingface_datasets._load_folder(tmp_path, None, streaming)
+    assert [row['text'] for row in splits['train']] == datasets.load_from_disk(tmp_path)['text']
+    assert len(files['train']) == 3
+
+
 @pytest.mark.parametrize(
     ('settings', 'templates', 'message'),
     [
