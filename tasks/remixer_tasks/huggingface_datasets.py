@@ -33,6 +33,8 @@ _READERS = {
     **{'.parquet': 'parquet', '.jsonl': 'json', '.ndjson': 'json', '.json': 'json'},
     **{'.csv': 'csv', '.tsv': 'csv', '.txt': 'text'},
 }
+# File extensions of compressed files that `datasets` decompresses.
+_COMPRESSIONS = ('.gz', '.bz2', '.xz', '.zst', '.lz4', '.zip')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +179,9 @@ def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mappi
 
 
 def _extension(file: str) -> str | None:
-    return next((suffix for suffix in Path(file).suffixes if suffix in _READERS), None)
+    path = Path(file)
+    extension = Path(path.stem).suffix if path.suffix in _COMPRESSIONS else path.suffix
+    return extension if extension in _READERS else None
 
 
 def _load_splits(builder: Any, streaming: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -1,5 +1,6 @@
 """Data sets of Hugging Face's `datasets` are read as corpora and tasks."""
 
+import gzip
 import json
 import shutil
 
@@ -156,6 +157,16 @@ def test_a_folder_cannot_read_files_outside_of_it(folder, tmp_path, kind, stream
         assert '\n' not in str(error) and HOSTILE[kind] is None
     else:
         assert texts == {f'public {row}' for row in range(9)}
+
+
+@pytest.mark.parametrize('name', ['train.txt.jsonl', 'train.v1.csv.jsonl.gz', 'train-0.5.jsonl'])
+def test_the_last_extension_selects_the_reader(tmp_path, name):
+    open_file = gzip.open if name.endswith('.gz') else open
+    with open_file(tmp_path / name, 'wt') as file:
+        file.writelines(f'{{"text": "row {row}"}}\n' for row in range(9))
+    (tmp_path / 'train.jsonl.bak').write_text('{"text": "old"}\n')
+    corpus = huggingface_datasets.corpus(HubDataset(str(tmp_path)))
+    assert [*corpus.read(BadRecords(strict=True))] == [f'row {row}' for row in range(9)]
 
 
 def test_a_configuration_is_a_folder_with_data_files(tmp_path):
