@@ -66,7 +66,10 @@ class EncodedQuestion(NamedTuple):
 
 
 def context_start(text: str) -> int:
-    """Returns the index of the first character of the context. Raises UserError if the text has no context."""
+    """Returns the index of the first character after the first match of CONTEXT.
+
+    Contexts, which are long, contain CONTEXT more often than questions. Raises UserError if there is no match.
+    """
     if CONTEXT not in text:
         raise UserError(
             f"INPUTS must contain '{CONTEXT}' before the context, got {text!r:.60}; for example "
@@ -164,14 +167,23 @@ def span_arrays(
     """Returns the batch arrays of a question, with one row per window. `target` is SQuAD's `answers` field as JSON.
 
     The labels of a window are the positions of the first and last token of the first answer, or 0 if the window does
-    not contain the complete answer. If the answer matches no token, the loss weight is 0.
+    not contain the complete answer. If the answer matches no token, the loss weight is 0. Raises UserError if the
+    answer is not at `answer_start` of the context.
     """
     question, answers = encode_question(vocabulary, text, length, stride), json.loads(target)
     positions: np.ndarray = np.zeros((2, len(question.windows)), np.int32)
     weight = 1.0
     if answers['text']:
-        first = context_start(text) + answers['answer_start'][0]
-        last = first + len(answers['text'][0])
+        answer, offset = answers['text'][0], answers['answer_start'][0]
+        # If the question contains CONTEXT, the context starts after a later match.
+        starts = [match.end() + offset for match in re.finditer(CONTEXT, text)]
+        first = next((start for start in starts if text.startswith(answer, start)), None)
+        if first is None:
+            raise UserError(
+                f"answer_start must be the position of the answer's first character in the context, got {offset} for "
+                f'{answer!r:.60} in {text!r:.60}; correct it or remove the row'
+            )
+        last = first + len(answer)
         all_tokens, *window_tokens = (
             [at for at, (begin, end) in enumerate(encoded.offsets) if begin < last and end > first]
             for encoded in (question.whole, *question.windows)

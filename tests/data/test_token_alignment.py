@@ -148,6 +148,24 @@ def test_long_questions_are_truncated_to_half_of_the_length():
     assert {at for window in encoded.windows for at in window.ids[10:]} == {*encoded.whole.ids[25:]}
 
 
+@pytest.mark.parametrize('text', ['question: which context: this? context: a Paris', 'context: a Paris context: b'])
+def test_question_and_context_may_contain_the_prefix_of_the_context(text):
+    target = json.dumps({'text': ['Paris'], 'answer_start': [2]})
+    arrays = token_alignment.span_arrays(text, target, BYTES, 60)
+    first, last = (int(arrays[f'{name}_positions'][0]) for name in ('start', 'end'))
+    assert BYTES.decode(arrays['encoder_input_tokens'][0, first : last + 1]) == 'Paris'
+    encoded = token_alignment.encode_question(BYTES, text, 60).whole
+    assert encoded.context_mask()[first : last + 1].all()
+
+
+@pytest.mark.parametrize('start', [5, 7, 999])
+def test_a_wrong_start_of_an_answer_raises_an_error(start):
+    assert SQUAD.partition('context: ')[2].index('Ada') == 6
+    with pytest.raises(UserError, match=f"answer_start must .* got {start} for 'Ada' in 'question: .*;") as error:
+        token_alignment.span_arrays(SQUAD, json.dumps({'text': ['Ada'], 'answer_start': [start]}), BYTES, 60)
+    assert '\n' not in str(error.value)
+
+
 def test_invalid_texts_raise_an_error():
     with pytest.raises(UserError, match="INPUTS must contain 'context: '"):
         token_alignment.context_start('question: who?')
