@@ -150,8 +150,13 @@ def gin_flags(function: str, **arguments: Any) -> list[tuple[str, str]]:
 def token_bytes(vocabulary: Any) -> np.ndarray:
     """Returns an [ids] int32 array with the number of bytes of each token's text; 0 for sentinels."""
     counts: np.ndarray = np.asarray([len(text) for text in token_texts(vocabulary)], np.int32)
-    counts[vocabulary.vocab_size - vocabulary.extra_ids :] = 0
+    counts[vocabulary.vocab_size - _count_sentinels(vocabulary) :] = 0
     return counts
+
+
+def _count_sentinels(vocabulary: Any) -> int:
+    """Returns the number of sentinels at the end of the vocabulary; those of mT5 and ByT5 are not in `extra_ids`."""
+    return int(getattr(vocabulary, 'sentinels', vocabulary.extra_ids))
 
 
 def token_texts(vocabulary: Any) -> list[bytes]:
@@ -181,15 +186,16 @@ def list_pieces(vocabulary: Any) -> list[str]:
 
     Raises UserError unless the vocabulary is a SentencePiece or byte vocabulary.
     """
-    count, extra = vocabulary.vocab_size, vocabulary.extra_ids
+    sentinels = _count_sentinels(vocabulary)
+    count = vocabulary.vocab_size - sentinels
     model: Any = getattr(vocabulary, 'tokenizer', None)
     if hasattr(model, 'IdToPiece'):
-        names = [model.IdToPiece(index) for index in range(count - extra)]
+        names = [model.IdToPiece(index) for index in range(count)]
     elif type(vocabulary).__name__ == 'ByteVocabulary':
-        names = ['<pad>', '</s>', '<unk>', *(f'<0x{byte:02X}>' for byte in range(256))]
+        names = ['<pad>', '</s>', '<unk>', *(f'<0x{byte:02X}>' for byte in range(256))][:count]
     else:
         raise UserError(
             f'INITIAL_VOCABULARY must be a SentencePiece or byte vocabulary, got {type(vocabulary).__name__}, whose '
             'embeddings cannot be matched by piece'
         )
-    return [*names, *(f'<extra_id_{extra - 1 - index}>' for index in range(extra))]
+    return [*names, *(f'<extra_id_{sentinels - 1 - index}>' for index in range(sentinels))]

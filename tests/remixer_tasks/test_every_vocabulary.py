@@ -245,6 +245,21 @@ def test_a_process_without_tensorflow_computes_the_same_ids(get_vocabulary, tmp_
     ]
 
 
+@pytest.mark.parametrize(
+    ('name', 'count'), [('sentencepiece', 100), ('bytes', 100), ('mt5', 100), ('byt5', 11), ('words', 0)]
+)
+def test_sentinels_have_no_bytes(get_vocabulary, name, count):
+    """All other pieces of a text have the bytes of the text."""
+    vocabulary = get_vocabulary(name)
+    counts = task_vocabulary.token_bytes(vocabulary)
+    text = 'the é' if 'byt' in name else 'stands'
+    assert counts[vocabulary.encode(text)].sum() == len(text.encode()) + ('byt' not in name)
+    assert not counts[len(counts) - count :].any() and counts[len(counts) - count - 1]
+    if name != 'words':
+        names = [f'<extra_id_{index}>' for index in reversed(range(count))]
+        assert task_vocabulary.list_pieces(vocabulary)[len(counts) - count :] == names
+
+
 @pytest.mark.parametrize('name', ['sentencepiece', 'bytes', 'byt5'])
 def test_a_sentinel_is_found_next_to_any_character(get_vocabulary, name):
     vocabulary = get_vocabulary(name)
