@@ -26,6 +26,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+import numpy as np
+
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.objectives import segments
@@ -87,8 +89,9 @@ def segment_length(inputs_length: int, targets_length: int, prefix: Prefix) -> i
 
 
 def min_prefix(length: int, prefix: Prefix) -> int:
-    """Returns the minimum number of prefix tokens in a segment of `length` tokens."""
-    return min(length - 1, max(1, round((1 - 2 * prefix.density) * (length - 1))))
+    """Returns the minimum number of prefix tokens in a segment of `length` tokens, rounded in float32 as in `split`."""
+    share = np.float32(1 - 2 * prefix.density) * np.float32(length - 1)
+    return min(length - 1, max(1, round(float(share))))
 
 
 def split(tokens: tf.Tensor, prefix: Prefix, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
