@@ -161,9 +161,12 @@ def _label_index(text: tf.Tensor, labels: Sequence[str], name: str) -> tf.Tensor
 
 def _parse_number(text: tf.Tensor, name: str) -> tf.Tensor:
     is_number = tf.strings.regex_full_match(text, r'\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*')
-    message = f'UserError: the targets of {name} must be numbers if LABELS is None; set LABELS'
-    with tf.control_dependencies([tf.debugging.Assert(is_number, [message])]):
-        return tf.strings.to_number(tf.strings.strip(text), tf.float32)
+    # A number beyond float32, such as 1e39, is parsed as infinity.
+    number = tf.strings.to_number(tf.where(is_number, tf.strings.strip(text), 'inf'), tf.float32)
+    message = f'UserError: the targets of {name} must be finite float32 numbers if LABELS is None, got '
+    message = tf.strings.join([message, tf.strings.regex_replace(text, r'\s', ' '), '; set LABELS'])
+    with tf.control_dependencies([tf.debugging.Assert(tf.math.is_finite(number), [message])]):
+        return tf.identity(number)
 
 
 def check_labels(source: Any, labels: Sequence[str] | None) -> None:

@@ -211,12 +211,18 @@ def encode_pair(vocabulary: Any, text: str, length: int) -> tuple[list[int], lis
 
 
 def pair_arrays(text: str, target: str, vocabulary: Any, length: int) -> dict[str, np.ndarray]:
-    """Returns the batch arrays of a pair of texts. `target` is the pair's loss weight as text, such as '1'."""
+    """Returns the batch arrays of a pair of texts. `target` is the pair's loss weight as text, such as '1'.
+
+    Raises ValueError if the weight is not a finite number of at least 0.
+    """
     first, second, _ = encode_pair(vocabulary, text, length)
+    weight = float(target)
+    if not 0 <= weight <= float(np.finfo(np.float32).max):
+        raise ValueError('the loss weight of a pair must be finite and at least 0')
     return {
         'encoder_input_tokens': _pad(first, length),
         'positive_input_tokens': _pad(second, length),
-        'label_weights': np.asarray(float(target), np.float32),
+        'label_weights': np.asarray(weight, np.float32),
     }
 
 

@@ -159,7 +159,9 @@ def test_targets_become_numbers_without_labels():
 @pytest.mark.parametrize(
     ('call', 'words'),
     [(lambda: first_batch(labels_config(('yes', 'maybe'), ('no', 'yes'))), 'targets of a_task, got no, yes; add maybe'),
-     (lambda: first_batch(labels_config(('3.8', 'many'), None)), 'targets of a_task must be numbers'),
+     *((lambda text=text: first_batch(labels_config(('3.8', text), None)),
+        f'targets of a_task must be finite float32 numbers .* got {text}; set LABELS')
+       for text in ('many', 'nan', 'inf', '-1e39')),
      (lambda: pipeline.prepare_data(labels_config(('yes',), None), 384), r'3 labels of a_task.*\("no", "not", "yes"\)'),
      (lambda: pipeline.prepare_data(labels_config(('yes',), ('no', 'yes')), 384), "got .'no', 'yes'."),
      (lambda: labels_config(('yes',), LABELS, pack=True), 'PACK'),

@@ -166,6 +166,14 @@ def test_a_wrong_start_of_an_answer_raises_an_error(start):
     assert '\n' not in str(error.value)
 
 
+def test_the_weight_of_a_pair_is_finite_and_not_negative():
+    arrays = token_alignment.pair_arrays('a\tb', '0', BYTES, 4)
+    assert arrays['label_weights'] == 0
+    for target in ('nan', 'inf', '-1', '1e39'):
+        with pytest.raises(ValueError, match='finite and at least 0'):
+            token_alignment.pair_arrays('a\tb', target, BYTES, 4)
+
+
 def test_invalid_texts_raise_an_error():
     with pytest.raises(UserError, match="INPUTS must contain 'context: '"):
         token_alignment.context_start('question: who?')
