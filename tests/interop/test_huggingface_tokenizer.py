@@ -124,6 +124,21 @@ def test_token_bytes_add_up_to_the_text(tmp_path):
     assert b''.join(ours.token_texts[index] for index in ours.encode(text)) == text.encode()
 
 
+def test_end_and_padding_without_a_flag_have_no_text(tmp_path):
+    tokenizer = tokenizers.Tokenizer(models.WordLevel({'<pad>': 0, 'END': 1, '<unk>': 2, 'a': 3, 'b': 4}, '<unk>'))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(tmp_path / 'tokenizer.json'))
+    ours = vocabularies.huggingface_tokenizer(str(tmp_path / 'tokenizer.json'), end='END')
+    assert ours.decode([3, 4, 1, 0, 0]) == ours.decode([3, 0, 4]) == 'a b'
+    assert [ours.token_texts[index] for index in (0, 1, 3)] == [b'', b'', b'a']
+    assert {0, 1} <= {*ours.special_ids}
+
+
+def test_special_tokens_of_word_piece_have_no_text(tmp_path):
+    (tmp_path / 'vocab.txt').write_text('[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n##b')
+    assert vocabularies.wordpiece(str(tmp_path / 'vocab.txt')).token_texts == [b''] * 5 + [b'a', b'b']
+
+
 def set_component(name, value):
     def change(content):
         content[name] = value

@@ -132,12 +132,12 @@ class HuggingFaceTokenizer(Vocabulary):
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        """The ids of pieces without text."""
-        return tuple(self._special_tokens.values())
+        """The ids of pieces without text. The file need not flag the end token and padding as special."""
+        return tuple({self.pad_id, self.eos_id, *self._special_tokens.values()})
 
     @functools.cached_property
     def token_texts(self) -> list[bytes]:
-        """The text of each id as bytes; empty for special tokens."""
+        """The text of each id as bytes; empty for special tokens and the unknown token."""
         if 'ByteLevel' in str(json.loads(self._tokenizer.to_str()).get('decoder')):
             byte_of_letter = {letter: bytes([byte]) for byte, letter in enumerate(byte_letters())}
             texts = [b''.join(byte_of_letter.get(letter, letter.encode()) for letter in piece) for piece in self.words]
@@ -148,7 +148,8 @@ class HuggingFaceTokenizer(Vocabulary):
                 else piece.removeprefix('##').replace('\u2581', ' ').encode()
                 for piece in self.words
             ]
-        return [b'' if index in self.special_ids else text for index, text in enumerate(texts)]
+        special = {*self.special_ids, self.unk_id}
+        return [b'' if index in special else text for index, text in enumerate(texts)]
 
     @property
     def vocab_size(self) -> int:
@@ -165,7 +166,7 @@ class HuggingFaceTokenizer(Vocabulary):
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def _decode(self, ids: Sequence[int]) -> str:
-        known = [int(index) - self._shift for index in ids if int(index) >= self._shift]
+        known = [index - self._shift for index in ids if index > self.pad_id and index != self.eos_id]
         return self._tokenizer.decode(known, skip_special_tokens=True)
 
     def save(self, path: str) -> None:
