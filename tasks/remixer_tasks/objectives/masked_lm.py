@@ -17,6 +17,7 @@ segments are joined across documents, and each epoch draws new masks (BERT's dat
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -103,13 +104,20 @@ def get_mask_id(vocabulary: seqio.Vocabulary) -> int:
 
 
 def word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
-    """Returns whether each piece starts a word, [vocab_size] bool. Raises UserError if the vocabulary has no pieces."""
-    if hasattr(vocabulary, 'mask_id'):
-        return np.array([not piece.startswith('##') for piece in vocabulary.words])
+    """Returns whether each piece starts a word, [vocab_size] bool.
+
+    Raises UserError if the pieces of the vocabulary do not show where a word starts.
+    """
+    if prefix := getattr(vocabulary, 'continuation_prefix', None):
+        return np.array([not piece.startswith(prefix) for piece in vocabulary.words])
+    texts = getattr(vocabulary, 'token_texts', ())
+    # A byte-level or Metaspace tokenizer has pieces of a space and letters. Special tokens have no text.
+    if any(re.match(rb' \S', text) for text in texts):
+        return np.array([not text or text[:1].isspace() for text in texts])
     if not hasattr(vocabulary, 'tokenizer'):
         raise UserError(
-            f'whole-word masking needs a SentencePiece vocabulary, got a {type(vocabulary).__name__}: '
-            'set WHOLE_WORDS = False'
+            'whole-word masking needs a SentencePiece, WordPiece or byte-level vocabulary, got a '
+            f'{type(vocabulary).__name__}: set WHOLE_WORDS = False'
         )
     ordinary = sentinels.ordinary_ids(vocabulary)
     starts = [vocabulary.tokenizer.IdToPiece(index).startswith(_WORD_START) for index in range(ordinary)]

@@ -135,6 +135,11 @@ class HuggingFaceTokenizer(Vocabulary):
         """The ids of pieces without text. The file need not flag the end token and padding as special."""
         return tuple({self.pad_id, self.eos_id, *self._special_tokens.values()})
 
+    @property
+    def continuation_prefix(self) -> str | None:
+        """The prefix of pieces that continue a word, such as WordPiece's '##'; None if the model has none."""
+        return getattr(self._tokenizer.model, 'continuing_subword_prefix', None)
+
     @functools.cached_property
     def token_texts(self) -> list[bytes]:
         """The text of each id as bytes; empty for special tokens and the unknown token."""
