@@ -51,8 +51,8 @@ def texts(lines: Any, template: str | None, delimiter: str | None = None, encodi
 class RowTexts:
     """Input texts, which can be iterated repeatedly: the template filled with each row of the input file.
 
-    No row is skipped, because predictions are matched to rows by number: an unreadable row or a missing value raises
-    UserError with the line number.
+    No row is skipped, because predictions are matched to rows by number: an unreadable row, a missing value, or a blank
+    line between rows of TSV or CSV raises UserError with the line number.
     """
 
     lines: Any

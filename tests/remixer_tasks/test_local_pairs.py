@@ -189,6 +189,21 @@ def test_invalid_csv_quotes_and_too_long_texts_are_counted(tmp_path):
     assert not read and 'the inputs have more than 30 characters' in skipped
 
 
+@pytest.mark.parametrize(
+    ('name', 'content'),
+    [('a.tsv', 'a\tb\n1\t2\n\t\n'), ('a.csv', 'a,b\n1,2\n,\n'), ('a.csv', 'a\n1\n""\n'), ('a.tsv', 'a\n1\n \n')],
+)
+def test_infer_skips_no_row_of_a_table(tmp_path, name, content):
+    """Blank lines may precede the header and follow the last row, because predictions are matched to rows by number."""
+    path, last = tmp_path / name, content.splitlines()[-1]
+    inputs = pair_inputs.texts(TextInputs(str(path)), 'is {a}?')
+    path.write_text(f'\n{content}\n\n')
+    assert [text.split() for text in inputs] == [['is', '1?'], ['is', '?']]
+    path.write_text(f'{content}\n\n{last}\n')
+    with pytest.raises(UserError, match=f'{name}:4: a blank line; correct or remove'):
+        list(inputs)
+
+
 UNCLOSED = [*(f'q{i},a{i}' for i in range(30)), '"never closed,no', *(f'q{i},a{i}' for i in range(10))]
 
 

@@ -185,7 +185,7 @@ def json_rows(path: str, longest: int, malformed: BadRecords, encoding: str = 'u
 
 def _tsv_rows(path: str, layout: RowLayout, malformed: BadRecords) -> Rows:
     numbered = lines(path, layout.longest, malformed, layout.encoding)
-    cells = ((number, line.split(layout.delimiter or '\t')) for number, line in numbered if line.strip())
+    cells = ((number, line.split(layout.delimiter or '\t') if line else []) for number, line in numbered)
     yield from _name_columns(path, cells, layout, malformed)
 
 
@@ -223,14 +223,16 @@ def _csv_cells(path: str, layout: RowLayout, malformed: BadRecords) -> Iterator[
                 ) from error
             malformed.record(path, last, f'invalid CSV ({error})')
             continue
-        if cells:
-            yield last, cells
+        yield last, cells
 
 
 def _name_columns(path: str, cells: Iterator[tuple[int, list[str]]], layout: RowLayout, malformed: BadRecords) -> Rows:
-    """Converts rows of cells to dicts. Keys are the names in the first line, or column numbers if it has no names."""
+    """Converts rows of cells to dicts. Keys are the names in the first line, or column numbers if it has no names.
+
+    A row without cells is a blank line, which is malformed between two rows and skipped at the start or end of a file.
+    """
     skipped = malformed.count
-    number, names = next(cells, (0, []))
+    number, names = next((row for row in cells if row[1]), (0, []))
     first = []
     if layout.numbered and names != [str(column) for column in range(len(names))]:
         first, names = [(number, names)], [str(column) for column in range(len(names))]
@@ -241,7 +243,14 @@ def _name_columns(path: str, cells: Iterator[tuple[int, list[str]]], layout: Row
         )
     if duplicates := sorted(name for name, count in collections.Counter(names).items() if count > 1):
         raise UserError(f'the columns of {path} must have different names, got {duplicates[0]!a:.60} twice; rename one')
+    blank = 0
     for number, row in itertools.chain(first, cells):
+        if not row:
+            blank = blank or number
+            continue
+        if blank:
+            malformed.record(path, blank, 'a blank line')
+            blank = 0
         if len(row) == len(names):
             yield number, dict(zip(names, row, strict=True))
         else:
