@@ -189,6 +189,14 @@ def test_invalid_csv_quotes_and_too_long_texts_are_counted(tmp_path):
     assert not read and 'the inputs have more than 30 characters' in skipped
 
 
+def test_a_csv_row_with_a_malformed_line_in_a_cell_is_skipped(tmp_path):
+    read, skipped = read_pairs(tmp_path, 'a.csv', b'q,a\n"x\n\xff\ny",z\n"b\nd",c\n\xff\n"e",f\n')
+    assert read == [('b\nd', 'c'), ('e', 'f')]
+    assert ', 2 malformed' in skipped and ':3: invalid UTF-8' in skipped and ':7: invalid UTF-8' in skipped
+    with pytest.raises(UserError, match='a.csv line 3: a quoted cell that starts here is never closed'):
+        read_pairs(tmp_path, 'a.csv', b'q,a\n\xff\n"x,y\nb,c\n')
+
+
 @pytest.mark.parametrize(
     ('name', 'content'),
     [('a.tsv', 'a\tb\n1\t2\n\t\n'), ('a.csv', 'a,b\n1,2\n,\n'), ('a.csv', 'a\n1\n""\n'), ('a.tsv', 'a\n1\n \n')],

@@ -199,31 +199,36 @@ def _csv_rows(path: str, layout: RowLayout, malformed: BadRecords) -> Rows:
 
 
 def _csv_cells(path: str, layout: RowLayout, malformed: BadRecords) -> Iterator[tuple[int, list[str]]]:
-    last = 0
+    # Line numbers of the current row, and the number of malformed lines before the row.
+    first = last = skipped = 0
 
     def read_lines() -> Iterator[str]:
-        nonlocal last
+        nonlocal first, last, skipped
         for number, line in lines(path, layout.longest, malformed, layout.encoding):
+            if not first:
+                first, skipped = number, malformed.count
             last = number
             yield f'{line}\n'
 
     # With strict=False, an unclosed quote would turn the rest of the file into one cell.
     reader = csv.reader(read_lines(), delimiter=layout.delimiter or ',', strict=True)
     while True:
-        before = last
+        first = 0
         try:
             cells = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            if last > before + 1 or 'unexpected end' in str(error) or 'field larger' in str(error):
+            if last > first or 'unexpected end' in str(error) or 'field larger' in str(error):
                 raise UserError(
-                    f'{path} line {before + 1}: a quoted cell that starts here is never closed ({error}); '
+                    f'{path} line {first}: a quoted cell that starts here is never closed ({error}); '
                     'correct the line, or set PAIRS_FORMAT'
                 ) from error
             malformed.record(path, last, f'invalid CSV ({error})')
             continue
-        yield last, cells
+        # A row that contains a malformed line is incomplete.
+        if malformed.count == skipped:
+            yield last, cells
 
 
 def _name_columns(path: str, cells: Iterator[tuple[int, list[str]]], layout: RowLayout, malformed: BadRecords) -> Rows:
