@@ -26,6 +26,8 @@ FAULTS = {
     'UTF-16': ('good\nfine\n'.encode('utf-16'), 'txt', [], ':1: a NUL character'),
     'a line too long': (b'good\n' + b'x' * 99 + b'\nfine\n', 'txt', ['good', 'fine'], ':2: the line has more than 50'),
     'the last line too long': (b'good\n' + b'x' * 99, 'txt', ['good'], ':2: the line has more than 50 characters'),
+    'a line with 50 characters and CRLF': (b'x' * 50 + b'\r\nfine', 'txt', ['x' * 50, 'fine'], None),
+    'a line with 51 characters': (b'x' * 51 + b'\r\nfine', 'txt', ['fine'], ':1: the line has more than 50'),
     'a byte order mark': (b'\xef\xbb\xbfgood\n', 'txt', ['good'], None),
     'no final newline': (b'good\nfine', 'txt', ['good', 'fine'], None),
     'an empty file': (b'', 'txt', [], ', 1 empty skipped'),

@@ -82,9 +82,10 @@ def lines(path: str, longest: int, malformed: BadRecords, encoding: str = 'utf-8
         with io.TextIOWrapper(file, codec, errors, newline='\n') as text:
             number = 0
             try:
-                while line := text.readline(longest + 1):
+                # The limit excludes the line end.
+                while line := text.readline(longest + 2):
                     number += 1
-                    if len(line) > longest and not line.endswith('\n'):
+                    if len(line.removesuffix('\n').removesuffix('\r')) > longest:
                         # Records the line before skipping the rest of it, because skipping may take minutes.
                         malformed.record(path, number, f'the line has more than {longest:,} characters')
                         while line and not line.endswith('\n'):
