@@ -53,8 +53,8 @@ class TextInputs:
         return 'standard input' if self.is_stdin else self.path
 
     def __iter__(self) -> Iterator[str]:
-        extension = os.path.splitext(self.path.removesuffix('.gz'))[1]
-        if (self.format or extension.removeprefix('.').lower()) in ROWS:
+        extension = os.path.splitext(self.path.lower().removesuffix('.gz'))[1]
+        if (self.format or extension.removeprefix('.')) in ROWS:
             raise UserError(
                 f'{self.shown} is a table, which requires a template; set INPUTS as in finetuning, for example '
                 "--gin.INPUTS='question: {question}', or pass --gin.INPUT_FORMAT=txt to read its lines"
@@ -88,7 +88,8 @@ class TextInputs:
             return
         path = os.path.expanduser(self.path)
         with untrusted_files.open_file(path) as file:
-            with gzip.GzipFile(fileobj=file) if path.endswith('.gz') else contextlib.nullcontext(file) as content:
+            is_gzip = path.lower().endswith('.gz')
+            with gzip.GzipFile(fileobj=file) if is_gzip else contextlib.nullcontext(file) as content:
                 with io.TextIOWrapper(content, encoding='utf-8', newline='\n') as text:  # type: ignore[type-var]
                     yield text
 

@@ -111,6 +111,8 @@ def test_texts_from_lines_and_fields(tmp_path):
     with gzip.open(records, 'wt') as file:
         file.write('{"text": "one", "body": "b"}\n\n{"body": "c", "text": ""}\n')
     assert list(TextInputs(str(records))) == ['one', ''] and list(TextInputs(str(records), 'body')) == ['b', 'c']
+    capital = records.rename(tmp_path / 'A.JSONL.GZ')
+    assert list(TextInputs(str(capital))) == ['one', '']
     plain = tmp_path / 'plain'
     plain.write_text('{"text": "one"}\n')
     assert list(TextInputs(str(plain))) == ['{"text": "one"}']

@@ -19,7 +19,7 @@ ONE_LINE = [document.replace('\n', ' ') for document in DOCUMENTS]
 
 def write(folder, name, docs=DOCUMENTS):
     path = folder / name
-    kind = name.removesuffix('.gz').rpartition('.')[2]
+    kind = name.lower().removesuffix('.gz').rpartition('.')[2]
     if kind == 'parquet':
         pq.write_table(pa.table({'id': range(len(docs)), 'text': docs}), path)
         content = path.read_bytes()
@@ -29,7 +29,7 @@ def write(folder, name, docs=DOCUMENTS):
         content = ('id\ttext\n' + ''.join(f'1\t{doc}\n' for doc in docs)).encode()
     else:
         content = '\n \n\n'.join(docs).encode()
-    path.write_bytes(gzip.compress(content) if name.endswith('.gz') else content)
+    path.write_bytes(gzip.compress(content) if name.lower().endswith('.gz') else content)
     return str(path)
 
 
@@ -42,12 +42,12 @@ def all_texts(corpus):
     return sorted(texts(corpus, 'train') + texts(corpus, 'validation'))
 
 
-@pytest.mark.parametrize('name', ['a.txt', 'a.txt.gz', 'a.jsonl', 'a.jsonl.gz', 'a.parquet', 'a.parquet.gz'])
+@pytest.mark.parametrize('name', ['a.txt', 'a.txt.gz', 'a.jsonl', 'a.jsonl.gz', 'a.parquet', 'A.PARQUET.GZ'])
 def test_every_format_gives_the_documents(tmp_path, name):
     assert all_texts(local_files.corpus(write(tmp_path, name))) == sorted(DOCUMENTS)
 
 
-@pytest.mark.parametrize(('name', 'field', 'extra'), [('a.tsv', 'text', 0), ('a.tsv.gz', 1, 1), ('a.tsv', '1', 1)])
+@pytest.mark.parametrize(('name', 'field', 'extra'), [('a.tsv', 'text', 0), ('A.TSV.GZ', 1, 1), ('a.tsv', '1', 1)])
 def test_tsv_columns_are_selected_by_name_or_number(tmp_path, name, field, extra):
     actual = all_texts(local_files.corpus(write(tmp_path, name, ONE_LINE), field=field))
     assert actual == sorted(ONE_LINE + ['text'] * extra), 'a column number means that there is no header line'

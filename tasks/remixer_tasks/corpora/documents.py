@@ -75,7 +75,7 @@ def split_into_jobs(files: Sequence[cache.FileState], layout: Layout) -> list[Re
     total = sum(file.size for file in files)
     smallest = max(JOB_BYTES, total // MAX_JOBS)
     # Gzipped files and files in buckets are assumed to be large.
-    is_size_known = not any(file.path.endswith('.gz') or '://' in file.path for file in files)
+    is_size_known = not any(file.path.lower().endswith('.gz') or '://' in file.path for file in files)
     passage = min(PASSAGE, total // PASSAGES) if is_size_known else PASSAGE
     groups: list[list[cache.FileState]] = [[]]
     for file in files:

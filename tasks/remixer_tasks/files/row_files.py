@@ -41,7 +41,7 @@ def open_bytes(path: str, advice: str) -> Iterator[Any]:
     """Opens a file for reading bytes, and decompresses .gz files. Read errors raise UserError with `advice`."""
     try:
         with io.BufferedReader(_RemoteFile(path), _CHUNK) if '://' in path else untrusted_files.open_file(path) as file:
-            if path.endswith('.gz'):
+            if path.lower().endswith('.gz'):
                 with gzip.GzipFile(fileobj=file) as decompressed:
                     yield decompressed
             else:
@@ -276,7 +276,7 @@ def parquet_rows(
     with open_bytes(path, f'correct the file, or set {setting}') as file:
         try:
             # Parquet is read from its end, which a gzip stream does not support.
-            table = pq.ParquetFile(pa.BufferReader(file.read()) if path.endswith('.gz') else file)
+            table = pq.ParquetFile(pa.BufferReader(file.read()) if path.lower().endswith('.gz') else file)
             batches = table.iter_batches(batch_size=1024, columns=choose(table.schema_arrow.names))
             yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
         except pa.ArrowException as error:
