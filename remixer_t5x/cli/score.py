@@ -56,7 +56,7 @@ def _read_pairs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     from remixer_tasks.text_pairs import Template
 
     templates = Template(args.inputs, '--inputs'), Template(args.targets, '--targets')
-    numbered = all(name.isdecimal() for template in templates for name in template.columns)
+    numbered = all(template.is_numbered for template in templates)
     path = os.path.expanduser(args.pairs)
     # Malformed rows raise an error, because skipping a row would change the numbers of all later rows.
     for number, row in row_files.read(path, row_files.RowLayout(numbered=numbered), BadRecords(strict=True)):

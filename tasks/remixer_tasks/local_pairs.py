@@ -57,7 +57,7 @@ def corpus(
         UserError: a glob matches no file, a file is missing, or the format is unknown.
     """
     templates = Template(inputs, 'INPUTS'), Template(targets, 'TARGETS')
-    numbered = all(name.isdecimal() for template in templates for name in template.columns)
+    numbered = all(template.is_numbered for template in templates)
     layout = row_files.RowLayout(format, longest, delimiter, encoding, numbered)
     if files is None and validation_files:
         train = held_out = expand(validation_files, 'VALIDATION_PAIRS', layout.format_of, _EXAMPLE)

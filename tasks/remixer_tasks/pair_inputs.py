@@ -16,7 +16,13 @@ from remixer_tasks.text_pairs import MissingColumn, Template, UnusableRow
 _AS_TEXT = 'or, for complete input texts, --gin.INPUT_TEMPLATE=None'
 
 
-def texts(lines: Any, template: str | None, delimiter: str | None = None, encoding: str = 'utf-8') -> Any:
+def texts(
+    lines: Any,
+    template: str | None,
+    delimiter: str | None = None,
+    encoding: str = 'utf-8',
+    targets: str | None = None,
+) -> Any:
     """Returns `lines` unchanged, or an iterable of texts: the template INPUTS filled with each row of the file.
 
     If the template is a single column, each line of a text file or of standard input is an input text. Other templates
@@ -27,6 +33,8 @@ def texts(lines: Any, template: str | None, delimiter: str | None = None, encodi
         template: the template, or None if the lines are complete texts.
         delimiter: delimiter of columns in TSV and CSV files; None uses a tab or a comma.
         encoding: text encoding of the file.
+        targets: the template of the targets in finetuning, if any. As in finetuning, columns of TSV and CSV files are
+            numbered only if all columns of both templates are numbers. The file need not have the targets.
     """
     if template is None:
         return lines
@@ -35,7 +43,7 @@ def texts(lines: Any, template: str | None, delimiter: str | None = None, encodi
         format = row_files.EXTENSIONS.get(os.path.basename(lines.path.lower().removesuffix('.gz')).rpartition('.')[2])
     row_template = Template(template, 'INPUTS')
     if format not in (None, 'txt'):
-        numbered = all(name.isdecimal() for name in row_template.columns)
+        numbered = row_template.is_numbered and (targets is None or Template(targets, 'TARGETS').is_numbered)
         layout = row_files.RowLayout(format, delimiter=delimiter, encoding=encoding, numbered=numbered)
         return RowTexts(lines, row_template, layout)
     if set(template) & set('{}') and not re.fullmatch(r'\{[^{}]+\}', template):

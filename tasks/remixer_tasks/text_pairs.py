@@ -68,6 +68,11 @@ class Template:
         """Returns the names of the columns, in order."""
         return [part for is_column, part in self._parts() if is_column]
 
+    @property
+    def is_numbered(self) -> bool:
+        """Whether all columns are numbers. If all templates are numbered, TSV and CSV files have no column names."""
+        return all(name.isdecimal() for name in self.columns)
+
     def fill(self, row: Mapping[str, Any]) -> str:
         """Fills the template with a row. Raises UnusableRow, or MissingColumn if a column is missing."""
         return ''.join(_column_text(row, part) if is_column else part for is_column, part in self._parts())

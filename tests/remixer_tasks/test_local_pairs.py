@@ -159,12 +159,16 @@ def test_columns_of_a_file_without_names_are_numbers(tmp_path, name):
     delimiter = '\t' if name == 'a.tsv' else ','
     content = '\n'.join(delimiter.join(cells) for cells in [('1', 'x', 'y'), ('2', 'z', 'w')])
     assert read_pairs(tmp_path, name, content, '{1}', '2')[0] == [('x', 'y'), ('z', 'w')]
-    assert list(pair_inputs.texts(TextInputs(str(tmp_path / name)), '{1}')) == ['x', 'z']
+    for targets in (None, '{7}'):
+        assert list(pair_inputs.texts(TextInputs(str(tmp_path / name)), '{1}', targets=targets)) == ['x', 'z']
     # A line with exactly these numbers is a header, as pandas writes it.
     assert read_pairs(tmp_path, name, f'0{delimiter}1{delimiter}2\n{content}', '{1}', '2')[0] == [
         ('x', 'y'),
         ('z', 'w'),
     ]
+    # A column name in either template means that the file has names.
+    assert read_pairs(tmp_path, name, f'1{delimiter}a\nx{delimiter}y\n', '{1}')[0] == [('x', 'y')]
+    assert list(pair_inputs.texts(TextInputs(str(tmp_path / name)), '{1}', targets='a')) == ['x']
     with pytest.raises(UserError, match="data .'0', '1', '2'., got '7'"):
         read_pairs(tmp_path, name, content, '{1}', '7')
 
