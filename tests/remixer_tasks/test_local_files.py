@@ -139,7 +139,7 @@ def test_malformed_lines_are_skipped_and_counted_or_rejected(tmp_path, cache_fol
     strict = local_files.corpus(str(tmp_path / 'a.jsonl'), strict=True)
     with pytest.raises(UserError, match='a.jsonl:2: invalid JSON.*STRICT = False'):
         all_texts(strict)
-    assert len(list(cache_folder.glob('corpora/*'))) == 1, 'an incomplete corpus was cached'
+    assert len(list(cache_folder.glob('corpora/*/files.json'))) == 1, 'an incomplete corpus was cached'
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,24 @@ def test_a_second_process_waits_for_the_first(tmp_path, capsys):
     assert is_unsealed and results == [False]
 
 
+def test_a_second_process_continues_after_a_user_error_of_the_first(tmp_path, capsys):
+    results = []
+
+    def fill_again():
+        with cache.fill_entry(tmp_path / 'entry', 'some text') as is_incomplete:
+            results.append((is_incomplete, [path.name for path in (tmp_path / 'entry').iterdir()]))
+
+    with pytest.raises(UserError, match='a bad line'), cache.fill_entry(tmp_path / 'entry', 'some text'):
+        (tmp_path / 'entry' / 'part.arrow').write_bytes(b'')
+        thread = threading.Thread(target=fill_again)
+        thread.start()
+        while 'waiting for another process' not in capsys.readouterr().err:
+            time.sleep(0.01)
+        raise UserError('a bad line')
+    thread.join()
+    assert results == [(True, ['lock'])]
+
+
 def test_documents_are_memory_mapped_and_not_part_of_a_position(tmp_path):
     path = tmp_path / 'a.arrow'
     arrow_files.write(path, ((b'%07d' % number * 1000, None) for number in range(5000)), lambda: '')

@@ -80,8 +80,8 @@ def fill_entry(folder: Path, name: str) -> Iterator[bool]:
     """Locks a folder while the block adds files and calls `mark_complete`; yields whether the folder is incomplete.
 
     Other processes wait for the lock and print a message with the entry's `name`. Files of a killed process remain for
-    the next process, but if the block raises UserError, the folder is removed. Raises UserError if the cache folder
-    cannot be written or its disk is full.
+    the next process, but if the block raises UserError, all files except the lock, for which other processes may wait,
+    are removed. Raises UserError if the cache folder cannot be written or its disk is full.
     """
     with wrap_write_errors():
         folder.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,9 @@ def fill_entry(folder: Path, name: str) -> Iterator[bool]:
         try:
             yield not (folder / FILE_LIST).exists()
         except UserError:
-            temporary.remove_path(folder)
+            for path in folder.iterdir():
+                if path.name != _LOCK:
+                    temporary.remove_path(path)
             raise
         finally:
             lock.release()
