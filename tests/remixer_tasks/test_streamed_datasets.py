@@ -133,6 +133,23 @@ def test_held_out_documents_are_read_once(folders, monkeypatch):
     assert documents(corpus, 'validation') == held_out != []
 
 
+def test_held_out_documents_are_complete_after_an_error(folders, monkeypatch):
+    corpus = streamed(folders / 'jsonl', validation_fraction=0.2)
+    read, errors = type(corpus.shards('validation')).read, [UserError('the network is down')]
+
+    def fail_once(shards, shard, state):
+        for number, row in enumerate(read(shards, shard, state)):
+            if (shard, number) == (2, 4) and errors:
+                raise errors.pop()
+            yield row
+
+    monkeypatch.setattr(type(corpus.shards('validation')), 'read', fail_once)
+    expected, seen = documents(streamed(folders / 'saved', validation_fraction=0.2), 'validation'), []
+    with pytest.raises(UserError, match='the network is down'):
+        seen.extend(corpus.held_out())
+    assert 0 < len(seen) < len(expected) and documents(corpus, 'validation') == expected
+
+
 def test_an_evaluation_reads_no_further_than_its_batches(tmp_path, monkeypatch):
     """The rest of the split may be large. Documents are joined in groups of 32, and some are read ahead."""
     for shard in range(4):

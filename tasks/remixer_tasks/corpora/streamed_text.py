@@ -61,7 +61,7 @@ class StreamedCorpus:
         self._opened: dict[str, Shards] = {}
         self._lock = threading.Lock()
         self._held_out: list[bytes] = []
-        self._more_held_out = self._find_held_out()
+        self._more_held_out: Iterator[bytes] = self._find_held_out()
 
     def source(self, order: int = 0) -> seqio.DataSource:
         # Imported lazily, because `sources` imports seqio.
@@ -95,7 +95,12 @@ class StreamedCorpus:
         for number in itertools.count():
             with self._lock:
                 if number == len(self._held_out):
-                    document = next(self._more_held_out, None)
+                    try:
+                        document = next(self._more_held_out, None)
+                    except BaseException:
+                        # A generator ends if it raises an error, so the next call reads the shards again.
+                        self._more_held_out = itertools.islice(self._find_held_out(), number, None)
+                        raise
                     if document is None:
                         return
                     self._held_out.append(document)
