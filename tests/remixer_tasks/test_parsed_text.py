@@ -176,6 +176,13 @@ def test_complete_parts_of_a_killed_process_are_reused(text_folder, tmp_path, sm
     assert not list(corpus.folder().glob('*.unfinished'))
 
 
+@pytest.mark.parametrize(('fraction', 'held_out'), [(1e-9, 1), (1 - 1e-9, 2)])
+def test_each_split_of_a_small_corpus_has_a_document(tmp_path, fraction, held_out):
+    (tmp_path / 'a.txt').write_text('one\n\ntwo\n\nthree')
+    train, validation = both_splits(corpus_of(tmp_path, validation_fraction=fraction))
+    assert sorted(train + validation) == ['one', 'three', 'two'] and len(validation) == held_out
+
+
 @pytest.mark.parametrize('damage', ['empty', 'truncated'])
 def test_a_damaged_part_is_parsed_again(text_folder, tmp_path, small_jobs, monkeypatch, damage):
     monkeypatch.setattr(workers, 'map_in_order', map_in_this_process)

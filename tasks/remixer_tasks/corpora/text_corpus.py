@@ -67,7 +67,7 @@ class ParsedCorpus:
             parallel processes, one per core; after an interruption, only unfinished functions are run again.
         read_validation: like `read`, for held-out documents; None holds out documents of `read` by their hash, or by
             the hash of their key if they are `KeyedDocument`s.
-        validation_fraction: fraction of the documents to hold out; at least one document is held out.
+        validation_fraction: fraction of the documents to hold out; each split has at least one document.
         document_noun: the word for a document in messages.
         hold_out_advice: advice in the error if no document can be held out.
         empty_advice: advice in the error if there is no document.
@@ -155,11 +155,11 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
             raise UserError(f'{corpus.name} is a single {corpus.document_noun}; {corpus.hold_out_advice}')
         split_shares = arrow_files.Documents(paths).hash_fractions(-1)
         is_held_out = split_shares < corpus.validation_fraction
-        if not is_held_out.any() and len(shares):
-            # Small corpora hold out the document with the smallest hash.
-            is_held_out = split_shares == split_shares.min()
-        if is_held_out.all() and len(shares):
-            raise UserError(f'all {len(shares):,} {nouns} of {corpus.name} are equal; {corpus.hold_out_advice}')
+        if len(shares):
+            # The document with the smallest hash is always held out, and the one with the largest hash is not.
+            is_held_out = (is_held_out & (split_shares < split_shares.max())) | (split_shares == split_shares.min())
+            if is_held_out.all():
+                raise UserError(f'all {len(shares):,} {nouns} of {corpus.name} are equal; {corpus.hold_out_advice}')
     else:
         paths = _write_parts(corpus, corpus.read_validation, 'held_out', folder, malformed, notice)
         held_out = arrow_files.Documents(paths).hash_fractions()
