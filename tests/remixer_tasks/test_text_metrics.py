@@ -99,7 +99,16 @@ def test_only_decimal_digits_are_a_number(text):
     values = metric(['1', '2', '4'], ['1.5', '2', text])
     assert set(values) == {'pearson_corrcoef', 'spearman_corrcoef', 'mean_absolute_error'}
     assert values['mean_absolute_error'] == pytest.approx(1.5)
+    with pytest.raises(UserError, match='regression must be numbers') as error:
+        metric(['1', text], ['1.5', '2'])
+    assert repr(text) in str(error.value) and '\n' not in str(error.value)
     assert prompts.parse_number(text) == prompts.INVALID and prompts.parse_number(' -1.5e1 ') == -15.0
+
+
+def test_minus_1_is_a_number_in_regression():
+    """In benchmarks, -1 means that a label is missing."""
+    values = text_metrics.regression_metrics(['-1', '-1'], ['-1', '1'])
+    assert values == {'pearson_corrcoef': 0, 'spearman_corrcoef': 0, 'mean_absolute_error': 1}
 
 
 def write_rows(tmp_path, name='a.jsonl', count=20):

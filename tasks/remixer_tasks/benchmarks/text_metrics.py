@@ -1,8 +1,9 @@
 """Metrics in percent: seqio metric functions (targets, predictions) -> {name: value}.
 
-Classification metrics compare class ids; the id INVALID, for a text that is not a label, is always wrong. If the labels
-of a split are not public, all targets are INVALID and metrics are empty. BLEU and ROUGE use T5's settings and require
-the libraries sacrebleu and rouge-score. `NAMED` contains the metrics that users can select for their own data.
+Classification metrics compare class ids. A prediction that is not a label has the id INVALID, which differs from the
+ids of all labels. If the labels of a split are not public, all targets are INVALID and metrics are empty; splits never
+mix targets with and without labels. BLEU and ROUGE use T5's settings and require the libraries sacrebleu and
+rouge-score. `NAMED` contains the metrics that users can select for their own data.
 """
 
 import collections
@@ -10,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import re
 import string
 from collections.abc import Callable, Hashable, Sequence
@@ -235,13 +237,22 @@ def best_constant_prediction(targets: Texts, predictions: Texts) -> Metrics:
 
 
 def regression_metrics(targets: Texts, predictions: Texts) -> Metrics:
-    """Computes correlations and `mean_absolute_error` of numbers; a prediction that is not a number counts as 0."""
-    numbers, predicted = (
-        [prompts.parse_number(text, default=0.0) for text in texts] for texts in (targets, predictions)
-    )
+    """Computes correlations and `mean_absolute_error` of numbers; a prediction that is not a number counts as 0.
+
+    Raises UserError if a target is not a number.
+    """
+    numbers = [prompts.parse_number(text, default=math.nan) for text in targets]
+    for text, number in zip(targets, numbers, strict=True):
+        if math.isnan(number):
+            raise UserError(
+                f'targets of the metric regression must be numbers such as 3.5, got {text!r:.60}; correct the data, or '
+                "set METRICS = ['accuracy']"
+            )
+    predicted = [prompts.parse_number(text, default=0.0) for text in predictions]
+    # Unlike `pearson_corrcoef`, the target -1 is a number, not a missing label.
     return {
-        **pearson_corrcoef(numbers, predicted),
-        **spearman_corrcoef(numbers, predicted),
+        'pearson_corrcoef': 100 * _correlation(scipy.stats.pearsonr, numbers, predicted),
+        'spearman_corrcoef': 100 * _correlation(scipy.stats.spearmanr, numbers, predicted),
         'mean_absolute_error': float(np.mean(np.abs(np.subtract(numbers, predicted)))),
     }
 
