@@ -167,8 +167,8 @@ class PairTexts:
         return self.corpus.name
 
     @property
-    def identity(self) -> str:
-        return f'texts of {self.corpus.identity}'
+    def training_identity(self) -> str:
+        return f'texts of {self.corpus.training_identity}'
 
     def source(self, order: int = 0) -> seqio.DataSource:
         return self.corpus.source(order)

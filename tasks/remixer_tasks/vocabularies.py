@@ -57,7 +57,7 @@ def byte(extra_ids: int = SENTINELS) -> ByteVocabulary:
 
 def words(corpus: Corpus) -> WordVocabulary:
     """Returns a vocabulary of the words in the training documents, without sentinels, for small languages."""
-    return WordVocabulary(f'words of {corpus.identity}', corpus.training_documents)
+    return WordVocabulary(f'words of {corpus.training_identity}', corpus.training_documents)
 
 
 def wordpiece(path: str) -> WordPieceVocabulary:

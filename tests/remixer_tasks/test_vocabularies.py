@@ -5,13 +5,13 @@ import pytest
 import tensorflow as tf
 
 from remixer_t5x.errors import UserError
-from remixer_tasks import vocabularies
+from remixer_tasks import text_pairs, vocabularies
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 
 
-def corpus(num_lines=2000):
+def corpus(num_lines=2000, **settings):
     lines = [f'the word {number * 7919 % 10007} stands beside {number * 104729 % 9973}' for number in range(num_lines)]
-    return ParsedCorpus('words', f'words {num_lines}', lambda malformed: iter(lines))
+    return ParsedCorpus('words', f'words {num_lines}', lambda malformed: iter(lines), **settings)
 
 
 def test_a_trained_vocabulary_has_its_size_and_the_ids_of_t5():
@@ -45,6 +45,14 @@ def test_training_is_lazy_cached_and_deterministic(cache_folder, monkeypatch, ca
     again = vocabularies.trained(corpus(), 400)
     assert again.sp_model == model
     assert again.sentencepiece_model_file != first.sentencepiece_model_file
+
+
+def test_a_vocabulary_of_other_training_documents_is_trained_again():
+    """A larger fraction holds out documents on which the first vocabulary was trained."""
+    corpora = corpus(), corpus(validation_fraction=0.5)
+    for wrap in (lambda texts: texts, text_pairs.PairTexts):
+        few, many = (vocabularies.trained(wrap(texts), 400) for texts in corpora)
+        assert few != many and few.sp_model != many.sp_model
 
 
 def test_a_vocabulary_is_trained_while_a_graph_is_traced():

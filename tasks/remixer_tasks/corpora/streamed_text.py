@@ -56,7 +56,7 @@ class StreamedCorpus:
     ):
         if validation_fraction is not None:
             ranges.check_value('validation_fraction', validation_fraction, ranges.OpenShare)
-        self.name, self.identity = name, identity
+        self.name, self.training_identity = name, identity
         self._open_split, self._fraction = open_split, validation_fraction
         self._opened: dict[str, Shards] = {}
         self._lock = threading.Lock()

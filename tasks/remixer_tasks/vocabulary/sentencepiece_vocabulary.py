@@ -55,7 +55,7 @@ _NORMALIZERS = (
 def model_path(corpus: Corpus, pieces: int, at_most: bool) -> Path:
     """Returns the path of the trained model in the cache."""
     values = (pieces, CHARACTER_COVERAGE, *([True] if at_most else []))
-    name = cache.key('vocabulary 2', corpus.identity, values, SAMPLE_CHARACTERS)
+    name = cache.key('vocabulary 2', corpus.training_identity, values, SAMPLE_CHARACTERS)
     return cache.root() / 'vocabularies' / f'{name}.model'
 
 
