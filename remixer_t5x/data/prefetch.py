@@ -94,7 +94,7 @@ class Prefetcher:
     Args:
         source: iterator over batches in host memory.
         place: function that transfers a batch to the devices.
-        start: the data position to start from; None starts at the first batch.
+        start: the data position to start from, with a state for each stream of `source`.
         capture_period: number of batches between captures of the source's state.
         depth: maximum number of queued batches.
         timeout: seconds to wait for a batch before an error is raised.
@@ -104,13 +104,12 @@ class Prefetcher:
         self,
         source: BatchSource,
         place: Callable[[Any], Any],
-        start: DataPosition | None = None,
+        start: DataPosition,
         *,
         capture_period: int = 100,
         depth: int = 2,
         timeout: float = 900.0,
     ):
-        start = start or DataPosition()
         self._source, self._place = source, place
         self._period, self._timeout = capture_period, timeout
         self._queue: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(depth)

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from remixer_t5x.data.prefetch import DataPosition, Prefetcher
 from remixer_t5x.errors import UserError
 
+START = DataPosition.start(1)
+
 
 class Counter:
     """Returns 0, 1, 2, ...; the state is the next number. Raises an error at `error_at`."""
@@ -46,7 +48,7 @@ def wait_until(condition):
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 23), min_size=1, max_size=4), st.integers(1, 9), st.integers(1, 4))
 def test_resumed_runs_return_every_batch_once(lengths, period, depth):
-    position, seen = DataPosition(), []
+    position, seen = START, []
     for length in lengths:
         with Prefetcher(Counter(), lambda n: n, position, capture_period=period, depth=depth) as batches:
             seen += [next(batches) for _ in range(length)]
@@ -66,7 +68,7 @@ def test_a_failed_capture_raises_an_error_until_the_next_capture(monkeypatch):
         return capture(self)
 
     monkeypatch.setattr(Counter, 'capture', fail_at_4)
-    with Prefetcher(counter, lambda n: n, capture_period=2, depth=1) as batches:
+    with Prefetcher(counter, lambda n: n, START, capture_period=2, depth=1) as batches:
         for number in range(3):
             assert next(batches) == number
         wait_until(lambda: counter.number == 5)
@@ -112,7 +114,7 @@ def test_streams_captured_at_different_batches_resume_together(batches, first, s
 
 
 def test_a_position_at_a_capture_skips_no_batches():
-    with Prefetcher(Counter(), lambda n: n, capture_period=5) as batches:
+    with Prefetcher(Counter(), lambda n: n, START, capture_period=5) as batches:
         for _ in range(10):
             next(batches)
         # The thread captures the state just before it reads batch 11.
@@ -121,7 +123,7 @@ def test_a_position_at_a_capture_skips_no_batches():
 
 
 def test_an_error_in_the_thread_is_raised_at_its_batch():
-    with Prefetcher(Counter(error_at=7), lambda n: n, depth=3) as batches:
+    with Prefetcher(Counter(error_at=7), lambda n: n, START, depth=3) as batches:
         assert [next(batches) for _ in range(7)] == list(range(7))
         with pytest.raises(UserError, match='line 7'):
             next(batches)
@@ -136,7 +138,7 @@ def test_a_blocked_source_raises_an_error_after_the_timeout():
             release.wait()
             return 0
 
-    with Prefetcher(Blocked(), lambda n: n, timeout=0.05) as batches:
+    with Prefetcher(Blocked(), lambda n: n, START, timeout=0.05) as batches:
         with pytest.raises(UserError, match='no batch within'):
             next(batches)
         release.set()
@@ -152,7 +154,7 @@ def test_the_thread_reads_at_most_depth_plus_one_batches_ahead():
             return number
 
     source = Watched()
-    with Prefetcher(source, lambda n: n, depth=3) as batches:
+    with Prefetcher(source, lambda n: n, START, depth=3) as batches:
         next(batches)
         # One was returned, three are queued, and the thread holds one.
         wait_until(lambda: source.number == 5)
