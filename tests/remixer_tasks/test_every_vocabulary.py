@@ -180,6 +180,14 @@ def test_training_and_inference_give_the_same_ids(get_vocabulary, name):
     check_ids()
 
 
+@pytest.mark.parametrize('name', ['bytes', 'byt5'])
+def test_invalid_utf_8_is_encoded_as_replacement_characters(get_vocabulary, name):
+    vocabulary = get_vocabulary(name)
+    for text in (b'a\xffb', b'a\xffb <extra_id_1>', b'the \xe4\xbd'):
+        ids = vocabulary.encode(text.decode(errors='replace'))
+        assert vocabulary.encode_tf(tf.constant(text)).numpy().tolist() == ids
+
+
 @pytest.mark.parametrize('name', ['sentencepiece', 'bytes', 'mt5', 'byt5'])
 def test_ids_and_texts_equal_those_of_seqio(get_vocabulary, name):
     ours = get_vocabulary(name)

@@ -85,10 +85,11 @@ class ByteVocabulary(Vocabulary):
 
     def encode_tf(self, text: tf.Tensor) -> tf.Tensor:
         encode_any = super().encode_tf
+        is_utf_8 = tf.equal(text, tf.strings.unicode_transcode(text, 'UTF-8', 'UTF-8'))
         return tf.cond(
-            tf.strings.regex_full_match(text, '(?s).*<extra_id_.*'),
-            lambda: encode_any(text),
+            is_utf_8 & ~tf.strings.regex_full_match(text, '(?s).*<extra_id_.*'),
             lambda: tf.cast(tf.io.decode_raw(text, tf.uint8), tf.int32) + _SPECIAL,
+            lambda: encode_any(text),
         )
 
     def __eq__(self, other: object) -> bool:
