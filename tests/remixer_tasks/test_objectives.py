@@ -150,10 +150,11 @@ def test_the_seven_denoisers_of_ul2():
     assert [(d.name, d.rate) for d in ul2.denoisers(rows)] == [('r_span3_rate15', 1.0), ('s_rate25', 2.0)]
 
 
-@pytest.mark.parametrize(('inputs', 'hidden', 'count'), [(512, 90, 1), (544, 96, 2), (1024, 180, 3)])
+@pytest.mark.parametrize(('inputs', 'hidden', 'count'), [(512, 89, 1), (548, 96, 2), (1024, 179, 3)])
 def test_the_x_denoiser_of_rate_15_has_few_spans(inputs, hidden, count):
+    """T5's vocabulary encodes the prompt [NLG] as 4 tokens."""
     noise = spans.Noise(0.15, 64)
-    assert noise.counts(spans.longest_segment(inputs, 512, noise, 100)) == (hidden, count)
+    assert noise.counts(spans.longest_segment(inputs - 4, 512, noise, 100)) == (hidden, count)
 
 
 @pytest.fixture
