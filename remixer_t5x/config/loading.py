@@ -277,7 +277,7 @@ def _replace_task_names() -> None:
     options = [name for name in ('VOCABULARY', 'DATA_DIR') if resolved.raw_macro(name) is not resolved.UNDEFINED]
     lines = []
     for macro in (TASK, f'EVAL_{TASK}'):
-        names, call, argument = resolved.raw_macro(macro), f'{macro.lower()}/names.provider', 'name'
+        names, call, argument = resolved.raw_macro(macro), f'{macro.lower()}/names.find_provider', 'name'
         if macro != TASK and (isinstance(names, list | tuple) or isinstance(names, str) and ',' in names):
             call, argument = f'{call}s', 'names'
         elif not isinstance(names, str):

@@ -71,7 +71,7 @@ from tests.support import references
 ours = names.find_task('glue_rte_v002', vocabularies.byte())
 import t5.data.mixtures, seqio
 import remixer_tasks.registered
-assert names.provider('glue_rte_v002') == 'glue_rte_v002'
+assert names.find_provider('glue_rte_v002') == 'glue_rte_v002'
 assert seqio.get_mixture_or_task('glue_rte_v002') is not ours
 assert seqio.get_mixture_or_task('python_docs_v001_span_corruption').name == 'python_docs_v001_span_corruption'
 """
