@@ -15,7 +15,7 @@ import pytest
 
 from remixer_t5x.cli.main import main
 from remixer_t5x.config import loading
-from remixer_t5x.costs.counts import Counts
+from remixer_t5x.costs.counts import ModelCounts
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import compare as command
 from remixer_t5x.extras.reports import equal, sweep
@@ -87,6 +87,7 @@ def compare(*arguments):
         (['--folder=f'], '--models has no value; pass --models=t5_1_1,remixer'),
         (['--models=t5_1_1,./t5_1_1.gin', '--folder=f'], 'lists a model twice'),
         (['--models=t5_1_1', '--folder=f', '--gin.MODEL_DIR=m'], 'use --folder=DIR instead'),
+        (['--models=t5_1_1', '--folder=f', '--seeds=1,01'], '--seeds must be distinct, got 1,01'),
         (['--models=t5_1_1', '--folder=f', '--over=MLP_DIM=8,8'], '--over=MLP_DIM=8,8 must list distinct values'),
     ],
 )
@@ -121,6 +122,8 @@ def test_a_model_is_named_after_its_file_unless_two_have_the_same_name(tmp_path)
 
 
 def test_settings_are_a_grid_or_a_random_part_of_it():
+    (values,) = zip(*plan_settings("--over=A='x, (','[y',(1, (2, 3)),{'z': ']'}"), strict=True)
+    assert [value for _, value in values] == ["'x, ('", "'[y'", '(1, (2, 3))', "{'z': ']'}"]
     grid = plan_settings('--over=A=1,2', '--over', 'B=(1, 2),@x.Y')
     assert grid == [(('A', a), ('B', b)) for a in ('1', '2') for b in ('(1, 2)', '@x.Y')]
     few, more = (plan_settings('--over=A=1,2,3,4,5,6', f'--over_random={count}') for count in (2, 4))
@@ -166,7 +169,7 @@ def use_program(tmp_path, monkeypatch, text):
     (tmp_path / 'program.py').write_text(text)
     monkeypatch.setattr(sweep, 'PROGRAM', (sys.executable, str(tmp_path / 'program.py')))
     # These runs have no gin files.
-    monkeypatch.setattr(equal, 'count_cost', lambda *args: Counts({('a',): 1000}, {(): 2e6}, tokens=100))
+    monkeypatch.setattr(equal, 'count_cost', lambda *args: ModelCounts({('a',): 1000}, {(): 2e6}, tokens=100))
 
 
 def test_a_failed_run_does_not_stop_the_others_and_is_retried(tmp_path, monkeypatch, capsys):

@@ -150,6 +150,8 @@ def plan(args: argparse.Namespace) -> Plan:
     seeds = _split_names(args.seeds, '--seeds=0,1,2')
     if wrong := [seed for seed in seeds if ranges.parse_whole_number(seed) is None]:
         raise UserError(f'--seeds must be whole numbers, got {wrong[0]!r}; pass --seeds=0,1,2')
+    if len({int(seed) for seed in seeds}) < len(seeds):
+        raise UserError(f'--seeds must be distinct, got {args.seeds}; list each seed once')
     if not args.folder:
         raise UserError('compare needs a folder for its runs; pass --folder=runs/compared')
     recipe = (
@@ -177,8 +179,7 @@ def _build_grid(args: argparse.Namespace) -> list[Setting]:
                 f'--over={text} must name a macro that neither compare nor an earlier --over sets; '
                 'pass --over LEARNING_RATE=1e-3,3e-3'
             )
-        # Commas inside brackets and parentheses are part of a value.
-        axes[name] = [value.strip() for value in re.split(r',(?![^(\[{]*[)\]}])', values) if value.strip()]
+        axes[name] = _split_values(values)
         if not axes[name] or len(set(axes[name])) < len(axes[name]):
             raise UserError(f'--over={text} must list distinct values; pass --over {name}=1e-3,3e-3')
     grid = [tuple(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
@@ -190,6 +191,21 @@ def _build_grid(args: argparse.Namespace) -> list[Setting]:
         random.Random(0).shuffle(grid)
         grid = grid[: args.over_random]
     return grid
+
+
+def _split_values(text: str) -> list[str]:
+    """Splits the values of a macro at commas outside of brackets and quotes."""
+    values, depth, quote = [''], 0, ''
+    for character in text:
+        if quote or character in '"\'':
+            quote = '' if character == quote else quote or character
+        else:
+            depth += (character in '([{') - (character in ')]}')
+        if character == ',' and not depth and not quote:
+            values.append('')
+        else:
+            values[-1] += character
+    return [value.strip() for value in values if value.strip()]
 
 
 def _split_names(text: str | None, example: str) -> list[str]:
