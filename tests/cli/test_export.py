@@ -18,8 +18,8 @@ from remixer_t5x.extras.export import int8
 from tests.support import command_folder, hf_folders, saved_run
 
 # With sentinels, an unknown letter, a text that is too long, and one without tokens.
-TEXTS = ['this is a <extra_id_0> test', 'Ünknown', '', 'the ' * 60, 'a test']
-PAIRS = [['a test', 'this', ''], ['a', 'te', 'tes']]
+TEXTS = ['this is a <extra_id_0>. test', 'Ünknown', '', 'the ' * 60, 'a test']
+PAIRS = [['a <extra_id_1>.t<extra_id_0>', 'this', ''], ['a', 'te', 'tes']]
 LENGTHS = {'inputs': 12, 'targets': 6}
 BEAMS = ['--gin.DECODER=@beam_search.BeamSearch()', '--gin.beam_search.BeamSearch.beams=2']
 # Raises an error if the program imports this package or its libraries.

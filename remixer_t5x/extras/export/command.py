@@ -83,6 +83,8 @@ def _export(args: argparse.Namespace, settings: TextInference, folder: pathlib.P
         'vocabulary': {
             **{'kind': kind, 'ids': int(vocabulary.vocab_size), 'eos_id': eos_id},
             'ends_inputs': settings.codec().ends,
+            # Matches the sentinels of remixer_tasks' vocabularies. seqio's vocabularies do not replace sentinels.
+            'sentinel_pattern': getattr(vocabulary, 'sentinel_pattern', None),
         },
         'decoder': text_inference.decoder_name(decoder),
         'labels': list(getattr(model, 'labels', None) or ()),

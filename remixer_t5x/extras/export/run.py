@@ -12,6 +12,7 @@ Python: `Model('folder').generate(['a text'])`.
 import functools
 import json
 import pathlib
+import re
 import sys
 
 import numpy as np
@@ -53,10 +54,16 @@ class Model:
         return [labels[int(np.argmax(row))] if labels else float(row[0]) for row in scores]
 
     def ids(self, text):
-        """Tokenizes a text without an end token."""
-        if self.vocabulary['kind'] == 'bytes':
-            return [byte + 3 for byte in text.encode()]
-        return self._tokenizer.EncodeAsIds(text)
+        """Tokenizes a text without an end token; <extra_id_N> is a sentinel."""
+        pattern = self.vocabulary['sentinel_pattern']
+        if self.vocabulary['kind'] != 'bytes':
+            return self._tokenizer.EncodeAsIds(re.sub(pattern, r' <extra_id_\1> ', text) if pattern else text)
+        # Every second part is the number of a sentinel, which the pattern captures.
+        first, *parts = re.split(pattern, text) if pattern else [text]
+        ids = [byte + 3 for byte in first.encode()]
+        for number, part in zip(parts[::2], parts[1::2], strict=True):
+            ids += [self.vocabulary['ids'] - 1 - int(number), *(byte + 3 for byte in part.encode())]
+        return ids
 
     def decode(self, ids):
         """Decodes token ids up to the first end token."""

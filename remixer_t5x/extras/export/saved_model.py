@@ -43,7 +43,7 @@ def write(
     if contents['vocabulary']['kind'] != IDS:
         is_bytes = contents['vocabulary']['kind'] == BYTES
         module.tokenizer = None if is_bytes else vocabulary.tf_tokenizer
-        codec = _Codec(vocabulary, module.tokenizer)
+        codec = _Codec(vocabulary, module.tokenizer, contents['vocabulary']['sentinel_pattern'])
     signatures: dict[str, Any] = {}
     for function in functions:
         call = _build_ids_call(function.to_stablehlo(weights), module.weights)
@@ -111,25 +111,42 @@ class _Codec:
 
     Args:
         tokenizer: a TensorFlow Text SentencePiece tokenizer; None for a byte vocabulary.
+        sentinel_pattern: a regular expression that matches the names of sentinels; None if texts have no sentinels.
     """
 
-    def __init__(self, vocabulary: Any, tokenizer: Any):
-        self._vocabulary, self._tokenizer = vocabulary, tokenizer
+    def __init__(self, vocabulary: Any, tokenizer: Any, sentinel_pattern: str | None):
+        self._vocabulary, self._tokenizer, self._sentinel_pattern = vocabulary, tokenizer, sentinel_pattern
 
     def encode(self, strings: Any, length: int, ends: bool) -> Any:
         """Tokenizes texts, and pads or truncates them to `length`. Adds an end token if `ends` is true."""
         eos_id = self._vocabulary.eos_id if ends else None
         if self._tokenizer is None:
-            split = tf.strings.bytes_split(strings)
-            values = tf.cast(tf.io.decode_raw(split.flat_values, tf.uint8)[:, 0], tf.int32)
-            ids = split.with_flat_values(values + _SPECIAL_IDS)
+            ids = self._encode_bytes(strings)
         else:
-            ids = self._tokenizer.tokenize(strings)
+            pattern = self._sentinel_pattern
+            ids = self._tokenizer.tokenize(
+                tf.strings.regex_replace(strings, pattern, r' <extra_id_\1> ') if pattern else strings
+            )
         ids = ids[:, : length - (eos_id is not None)]
         if eos_id is not None:
             end = tf.fill([ids.nrows(), 1], tf.constant(int(eos_id), tf.int32))
             ids = tf.concat([ids, end], axis=1)
         return ids.to_tensor(shape=[None, length])
+
+    def _encode_bytes(self, strings: Any) -> Any:
+        # The second pattern never matches.
+        pattern = self._sentinel_pattern or r'\b\B'
+        # The byte 0xFF, which does not occur in UTF-8, separates sentinels from other text.
+        parts = tf.strings.split(tf.strings.regex_replace(strings, pattern, b'\xff\\0\xff'), b'\xff')
+        is_sentinel = tf.strings.regex_full_match(parts.flat_values, pattern)
+        numbers = tf.strings.regex_replace(tf.where(is_sentinel, parts.flat_values, '0'), '[^0-9]', '')
+        sentinel_ids = int(self._vocabulary.vocab_size) - 1 - tf.strings.to_number(numbers, tf.int32)
+        # The placeholder `?` of a sentinel has one byte, for one id.
+        split = tf.strings.bytes_split(tf.where(is_sentinel, '?', parts.flat_values))
+        values = tf.cast(tf.reshape(tf.io.decode_raw(split.flat_values, tf.uint8), [-1]), tf.int32)
+        rows = split.value_rowids()
+        ids = tf.where(tf.gather(is_sentinel, rows), tf.gather(sentinel_ids, rows), values + _SPECIAL_IDS)
+        return parts.with_flat_values(split.with_flat_values(ids)).merge_dims(1, 2)
 
     def decode(self, tokens: Any) -> Any:
         """Decodes ids [rows, answers, length] to texts [rows, answers]."""

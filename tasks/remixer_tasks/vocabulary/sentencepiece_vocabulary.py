@@ -41,6 +41,9 @@ CHARACTER_COVERAGE = 0.9995
 THREADS = 4
 # Every trained vocabulary contains these characters, because labels of tasks use them ('not_entailment').
 REQUIRED = string.digits + string.ascii_letters + string.punctuation
+# Replaces `sentinel_pattern`. The first space is part of the sentinel's piece. After the second space, SentencePiece
+# starts a word.
+SPACED_SENTINEL = r' <extra_id_\1> '
 _PROTO: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]  # made at run time
 _PIECE = _PROTO.SentencePiece
 _SPECIAL = {'<pad>': _PIECE.CONTROL, '</s>': _PIECE.CONTROL, '<s>': _PIECE.CONTROL}
@@ -193,7 +196,8 @@ class SentencePiece(Vocabulary):
         return self.tokenizer.GetPieceSize()
 
     def encode(self, text: str) -> list[int]:
-        return self.tokenizer.EncodeAsIds(re.sub(*self._sentinel_substitution, text) if self.extra_ids else text)
+        pattern = self.sentinel_pattern
+        return self.tokenizer.EncodeAsIds(re.sub(pattern, SPACED_SENTINEL, text) if pattern else text)
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.DecodeIds(list(ids))
@@ -204,17 +208,13 @@ class SentencePiece(Vocabulary):
         return tf_text.SentencepieceTokenizer(model=self.sp_model)
 
     def encode_tf(self, text: tf.Tensor) -> tf.Tensor:
-        return self.tf_tokenizer.tokenize(
-            tf.strings.regex_replace(text, *self._sentinel_substitution) if self.extra_ids else text
-        )
+        pattern = self.sentinel_pattern
+        return self.tf_tokenizer.tokenize(tf.strings.regex_replace(text, pattern, SPACED_SENTINEL) if pattern else text)
 
     @property
-    def _sentinel_substitution(self) -> tuple[str, str]:
-        """A pattern and a replacement, which add spaces around each sentinel.
-
-        The first space is part of the sentinel's piece. After the second space, SentencePiece starts a word.
-        """
-        return sentinels.pattern(self.extra_ids), r' <extra_id_\1> '
+    def sentinel_pattern(self) -> str | None:
+        """A regular expression that matches the names of the `extra_ids` sentinels; None if there are none."""
+        return sentinels.pattern(self.extra_ids) if self.extra_ids else None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SentencePiece) and self._key == other._key

@@ -71,9 +71,14 @@ class ByteVocabulary(Vocabulary):
         """The number of sentinels; if `extra_ids` is 0, the number of bytes that do not occur in UTF-8, as in ByT5."""
         return self.extra_ids or sentinels.UNUSED_BYTES
 
+    @property
+    def sentinel_pattern(self) -> str:
+        """A regular expression that matches the names of the sentinels."""
+        return sentinels.pattern(self.sentinels)
+
     def encode(self, text: str) -> list[int]:
         # Every second part is a sentinel's number, which the pattern captures.
-        parts = re.split(sentinels.pattern(self.sentinels), text)
+        parts = re.split(self.sentinel_pattern, text)
         ids = [byte + _SPECIAL for byte in parts[0].encode()]
         for number, part in zip(parts[1::2], parts[2::2], strict=True):
             ids += [self.vocab_size - 1 - int(number), *(byte + _SPECIAL for byte in part.encode())]
