@@ -119,6 +119,15 @@ def test_a_converted_model_is_exported_with_a_single_flag(current_folder):
     assert len(modes) == 1
 
 
+def test_an_exported_program_reads_lines_as_infer_does(outputs, current_folder):
+    def run(function, folder, lines):
+        command = [sys.executable, f'{folder}/run.py', function]
+        return subprocess.run(command, input=lines, stdout=subprocess.PIPE, check=True).stdout
+
+    assert run('generate', 'served', b'') == run('score', 'small', b'') == b''
+    assert run('score', 'small', b'a\tbc\r\n') == run('score', 'small', b'a\tbc\n') != b''
+
+
 def test_an_int8_export_is_a_quarter_of_the_size_and_nearly_equal(outputs, current_folder):
     assert 'scores differ from the model by up to' in outputs[1]
     trained = remixer_t5x.load('bytes', lengths=LENGTHS)

@@ -9,6 +9,7 @@ The script requires jax, numpy and safetensors, and sentencepiece for a model wi
 Python: `Model('folder').generate(['a text'])`.
 """
 
+import collections
 import functools
 import json
 import pathlib
@@ -20,6 +21,8 @@ from jax import export
 from safetensors.numpy import load_file
 
 BATCH = 16
+# The outputs of a function for no texts.
+EMPTY = collections.defaultdict(lambda: np.zeros(0, np.float32))
 
 
 class Model:
@@ -110,24 +113,26 @@ class Model:
             size = min(BATCH, 1 << (count - 1).bit_length())
             filled = [np.concatenate([array, np.repeat(array[-1:], size - count, 0)]) for array in rows]
             parts.append({key: np.asarray(value)[:count] for key, value in call(self.weights, *filled).items()})
-        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]} if parts else {}
+        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]} if parts else EMPTY
 
 
 def main():
     name, model = sys.argv[1] if len(sys.argv) == 2 else '', Model()
     if name not in ('generate', 'score', 'encode', 'classify'):
         raise SystemExit(__doc__)
-    lines = [line.rstrip('\n') for line in sys.stdin]
+    lines = [line.rstrip('\r\n') for line in sys.stdin]
     if name == 'score':
-        inputs, targets = zip(*(line.split('\t', 1) for line in lines), strict=True)
-        lines = [f'{score:.6f}' for score in model.score(inputs, targets)]
+        pairs = [line.split('\t', 1) for line in lines]
+        scores = model.score([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+        lines = [f'{score:.6f}' for score in scores]
     elif name == 'generate':
         lines = [answers[0][0] for answers in model.generate(lines)]
     elif name == 'encode':
         lines = [json.dumps([round(float(x), 6) for x in row]) for row in model.encode(lines)]
     else:
         lines = model.classify(lines)
-    print('\n'.join(map(str, lines)))
+    for line in lines:
+        print(line)
 
 
 if __name__ == '__main__':
