@@ -261,8 +261,9 @@ def test_unsupported_operations_raise_a_one_line_error(t5):
     with pytest.raises(UserError, match='a continuation has .* tokens, but the model accepts at most 4'):
         model.loglikelihood(make_requests(('a', 'this is a test and the end of it')))
     decoders = [harness_model.parse_generation_kwargs(kwargs, 8)[2] for kwargs in (
-        {'do_sample': True, 'temperature': 0.5, 'top_k': 3}, {'temperature': 0.0})]  # fmt: skip
-    assert decoders == [remixer_t5x.Sampling(0.5, 3), remixer_t5x.Greedy()]
+        {'do_sample': True, 'temperature': 0.5, 'top_k': 3}, {'temperature': 0.7}, {'temperature': 0.0},
+        {'do_sample': False, 'temperature': 0.7})]  # fmt: skip
+    assert decoders == [remixer_t5x.Sampling(0.5, 3), remixer_t5x.Sampling(0.7), *[remixer_t5x.Greedy()] * 2]
     for kwargs in ({'early_stopping': 'soon'}, {'do_sample': True, 'temperature': 0.5, 'num_beams': 4}):
         with pytest.raises(UserError, match='generation_kwargs'):
             harness_model.parse_generation_kwargs({**kwargs, 'num_beams': 2}, 8)

@@ -325,7 +325,8 @@ def parse_generation_kwargs(kwargs: Mapping[str, Any], default_length: int) -> t
     if early_stopping not in _STOPPING_CONDITIONS:
         raise UserError(f"early_stopping of generation_kwargs must be False, True or 'never', got {early_stopping!r}")
     decoder: Decoder = Greedy()
-    if settings.get('do_sample') and temperature > 0:
+    # As in lm_eval's `normalize_gen_kwargs`, a temperature without `do_sample` means sampling.
+    if settings.get('do_sample', True) and temperature > 0:
         if beams > 1:
             raise UserError(
                 f'generation_kwargs must not set both do_sample and num_beams, got do_sample and num_beams = {beams}'
