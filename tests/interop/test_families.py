@@ -1,7 +1,9 @@
 """Every model family of Hugging Face: weights convert to ours and back bit by bit, and compute the same."""
 
 import json
+import pathlib
 import re
+import shutil
 import types
 
 import jax
@@ -14,8 +16,8 @@ from safetensors.numpy import load_file
 from remixer_t5x.config import loading
 from remixer_t5x.devices.partition import unbox
 from remixer_t5x.interop import safetensors_files
+from remixer_t5x.interop.huggingface import bert, parameter_table
 from remixer_t5x.interop.huggingface import folders as huggingface
-from remixer_t5x.interop.huggingface import parameter_table
 from remixer_t5x.interop.huggingface.family import Config
 from remixer_t5x.interop.huggingface.t5 import T5
 from remixer_t5x.models import interface
@@ -209,6 +211,30 @@ def test_an_unsupported_setting_of_config_json_is_named(tmp_path, name, setting,
     config = {**hf_folders.CONFIGS[name], setting: value}
     folder = hf_folders.write(tmp_path / 'hf', config, hf_folders.weights(name), tokenizer=False)
     assert f'{setting} to {value!r}; it must ' in error_message(lambda: huggingface.read(str(folder)).params())
+
+
+@pytest.mark.parametrize(
+    ('problem_type', 'labels'),
+    [('multi_label_classification', 'ab'), ('regression', 'ab'), ('single_label_classification', 'a')],
+)
+def test_the_problem_type_of_a_classifier_is_checked(problem_type, labels):
+    config = {'problem_type': problem_type, 'id2label': {str(index): label for index, label in enumerate(labels)}}
+    message = error_message(lambda: bert.read_labels(Config(config, 'hf')))
+    assert f"problem_type to '{problem_type}'" in message and f'with {len(labels)} labels' in message
+
+
+@pytest.mark.parametrize('end', ['\n', '\r\n'])
+def test_the_separator_of_bert_is_found(tmp_path, end):
+    folder = pathlib.Path(hf_folders.write_tiny(tmp_path / 'hf', 'bert_tiny'))
+    (tmp_path / 'vocab.txt').write_bytes(end.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', 'a']).encode())
+    words = error_message(lambda: huggingface.read(str(folder)).family.find_tokenizer(folder, tmp_path / 'vocab.txt'))
+    assert 'copy vocab.txt' in words
+    shutil.copy(tmp_path / 'vocab.txt', folder)
+    family = huggingface.read(str(folder)).family
+    assert family.separator_id == 3 and family.find_tokenizer(folder, None).name == str(folder / 'vocab.txt')
+    (folder / 'vocab.txt').write_text('[PAD]\n[UNK]')
+    (folder / 'added_tokens.json').write_text('{"[SEP]": 2}')
+    assert huggingface.read(str(folder)).family.separator_id == 2
 
 
 ONES = np.ones(60, np.float32)

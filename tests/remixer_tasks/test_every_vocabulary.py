@@ -311,6 +311,8 @@ def test_gpt2_reads_added_tokens_and_rejects_unsupported_settings(tmp_path):
     vocabulary = vocabularies.byte_pairs(str(folder), 259)
     assert vocabulary.encode('<|user|>th<|endoftext|>') == [261, 257, 260]
     assert vocabulary.decode([261, 257]) == '<|user|>th' and vocabulary.vocab_size == 262
+    (folder / 'merges.txt').write_bytes((folder / 'merges.txt').read_bytes().replace(b'\n', b'\r\n'))
+    assert vocabularies.byte_pairs(str(folder), 259).encode('the') == [259]
     (folder / 'tokenizer_config.json').write_text(json.dumps({'add_prefix_space': True}))
     with pytest.raises(UserError, match='add_prefix_space'):
         vocabularies.byte_pairs(str(folder), 259).encode('a')

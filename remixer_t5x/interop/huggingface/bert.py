@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from remixer_t5x import untrusted_files
+from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface.family import Config, Family, Tokenizer
 from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Params, dense_rows, layer_norm_rows
@@ -76,7 +76,8 @@ class Bert(Family):
 
     @classmethod
     def from_config(cls, config: Config, tensors: Tensors) -> Self:
-        return cls(**cls.read_sizes(config), separator_id=_read_separator_id(pathlib.Path(config.file).parent))
+        tokenizer = _find_tokenizer_file(pathlib.Path(config.file).parent)
+        return cls(**cls.read_sizes(config), separator_id=_read_separator_id(tokenizer))
 
     @property
     def max_lengths(self) -> dict[str, int]:
@@ -135,13 +136,18 @@ class Bert(Family):
         return settings
 
     def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
-        path = file or next((str(folder / name) for name in TOKENIZERS if (folder / name).is_file()), None)
+        path = pathlib.Path(file) if file else _find_tokenizer_file(folder)
         if path is None:
             raise UserError(
                 f'{folder} has no {" and no ".join(TOKENIZERS)}; pass vocabulary=/path/to/{TOKENIZERS[0]} '
                 '(--vocabulary in commands)'
             )
-        return Tokenizer('wordpiece', {'path': path}, path)
+        # The separator determines the token types.
+        if self.token_types > 1 and _read_separator_id(path) != self.separator_id:
+            raise UserError(
+                f'{folder} must contain a tokenizer in which [SEP] has the same id as in {path}; copy {path.name} to it'
+            )
+        return Tokenizer('wordpiece', {'path': str(path)}, str(path))
 
     def write_tokenizer(self, vocabulary: Any, folder: pathlib.Path) -> str:
         if not hasattr(vocabulary, 'save'):
@@ -182,7 +188,7 @@ class BertClassifier(Bert):
 
     @classmethod
     def from_config(cls, config: Config, tensors: Tensors) -> Self:
-        separator_id = _read_separator_id(pathlib.Path(config.file).parent)
+        separator_id = _read_separator_id(_find_tokenizer_file(pathlib.Path(config.file).parent))
         return cls(**cls.read_sizes(config), separator_id=separator_id, labels=read_labels(config))
 
     def to_config(self) -> dict[str, Any]:
@@ -211,6 +217,9 @@ def read_labels(config: Config) -> tuple[str, ...] | None:
     labels = tuple(str(names[str(index)]) for index in range(len(names)))
     if len(labels) > 1 and len({*labels}) < len(labels):
         raise config.error('id2label', 'its label names must be unique')
+    expected = 'single_label_classification' if len(labels) > 1 else 'regression'
+    if config.values.get('problem_type') not in (None, expected):
+        raise config.error('problem_type', f'with {len(labels)} labels, it must be {expected!r} or null')
     return labels if len(labels) > 1 else None
 
 
@@ -230,14 +239,22 @@ def labels_config(labels: tuple[str, ...] | None) -> dict[str, Any]:
     }
 
 
-def _read_separator_id(folder: pathlib.Path) -> int | None:
-    """Returns the id of [SEP] in the tokenizer of `folder`, or None if the tokenizer or the token is missing."""
+def _find_tokenizer_file(folder: pathlib.Path) -> pathlib.Path | None:
+    return next((folder / name for name in TOKENIZERS if (folder / name).is_file()), None)
+
+
+def _read_separator_id(tokenizer: pathlib.Path | None) -> int | None:
+    """Returns the id of [SEP] in a tokenizer file or the added tokens of its folder, or None if there is none."""
+    if tokenizer is None:
+        return None
     index: Any = None
-    if (folder / TOKENIZERS[0]).is_file():
-        model = untrusted_files.read_object(folder / TOKENIZERS[0]).get('model')
-        pieces = model.get('vocab') if isinstance(model, dict) else None
-        index = pieces.get('[SEP]') if isinstance(pieces, dict) else None
-    elif (folder / TOKENIZERS[1]).is_file():
-        pieces = untrusted_files.read_text(folder / TOKENIZERS[1]).split('\n')
+    if tokenizer.suffix == '.txt':
+        pieces = untrusted_files.read_text(tokenizer).replace('\r\n', '\n').split('\n')
         index = pieces.index('[SEP]') if '[SEP]' in pieces else None
+    else:
+        model = untrusted_files.read_object(tokenizer).get('model')
+        vocab = model.get('vocab') if isinstance(model, dict) else None
+        index = vocab.get('[SEP]') if isinstance(vocab, dict) else None
+    if index is None:
+        index = tokenizer_files.read_added_tokens(tokenizer.parent).get('[SEP]')
     return index if type(index) is int else None

@@ -95,7 +95,7 @@ class BytePairs(Vocabulary):
             merges: Any = tokenizer['model'].get('merges')
         elif (folder / VOCABULARY).is_file() and (folder / MERGES).is_file():
             pieces = untrusted_files.read_object(folder / VOCABULARY)
-            merges = untrusted_files.read_text(folder / MERGES).split('\n')
+            merges = untrusted_files.read_text(folder / MERGES).replace('\r\n', '\n').split('\n')
         else:
             raise UserError(f'{folder} must contain {TOKENIZER}, or {VOCABULARY} and {MERGES}; use the folder of GPT-2')
         if not isinstance(pieces, dict) or not isinstance(merges, list) or not pieces:
