@@ -107,6 +107,8 @@ class Api:
             'top_k': _read_number(body, 'top_k', NO_TOP_K, 1, NO_TOP_K),
         }
         stops = _read_texts(body, 'stop') if body.get('stop') else []
+        if '' in stops:
+            raise HTTPException(400, 'each string in stop must have at least 1 character; omit empty strings')
         texts = [ids for ids in prompts for _ in range(count)]
         rows = [
             GenerationRow('generate', ids, settings={**settings, 'number': seed + i}) for i, ids in enumerate(texts)
