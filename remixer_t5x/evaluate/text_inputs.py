@@ -83,14 +83,14 @@ class TextInputs:
     def _open(self) -> Iterator[TextIO]:
         # Split lines only at \n, because a text may contain U+2028 or \r.
         if self.is_stdin:
-            with open(sys.stdin.fileno(), encoding='utf-8', newline='\n', closefd=False) as text:
+            with open(sys.stdin.fileno(), encoding='utf-8-sig', newline='\n', closefd=False) as text:
                 yield text
             return
         path = os.path.expanduser(self.path)
         with untrusted_files.open_file(path) as file:
             is_gzip = path.lower().endswith('.gz')
             with gzip.GzipFile(fileobj=file) if is_gzip else contextlib.nullcontext(file) as content:
-                with io.TextIOWrapper(content, encoding='utf-8', newline='\n') as text:  # type: ignore[type-var]
+                with io.TextIOWrapper(content, encoding='utf-8-sig', newline='\n') as text:  # type: ignore[type-var]
                     yield text
 
     def _json_field(self, line: str, number: int) -> str:
