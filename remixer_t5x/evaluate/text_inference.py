@@ -2,7 +2,8 @@
 
 The output contains one JSON object per text: `index`, `input`, `prediction`, `score`, lists of `predictions` and
 `scores` if the decoder returns several, and `truncated` if the text was truncated. The first line also contains the
-`checkpoint` and `decoder` of all predictions. The output of an interrupted run is a prefix of the complete output.
+`checkpoint`, `decoder` and `lengths` of all predictions, and the `seed` of sampling. The output of an interrupted run
+is a prefix of the complete output.
 """
 
 import dataclasses
@@ -25,6 +26,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import head_predictions, predictions
 from remixer_t5x.evaluate.text_inputs import TextInputs
 from remixer_t5x.models import interface
+from remixer_t5x.models.sampling import Sampling
 from remixer_t5x.run_folder import model_dir, object_store
 
 # Number of batches in a window; the texts of a window are sorted by length.
@@ -83,12 +85,12 @@ class TextCounts:
 class PredictionWriter:
     """Writes predictions to a file or standard output.
 
-    `origin` contains the `checkpoint` and `decoder` of the predictions. If `writes` is False, as in all processes but
-    the first, predictions are only counted. Raises UserError if the file contains predictions of another checkpoint or
-    decoder, or cannot be read or written.
+    `origin` contains the `checkpoint`, `decoder`, `lengths` and `seed` of the predictions. If `writes` is False, as in
+    all processes but the first, predictions are only counted. Raises UserError if the file contains predictions of
+    another origin, or cannot be read or written.
     """
 
-    def __init__(self, path: str, origin: dict[str, str], writes: bool = True):
+    def __init__(self, path: str, origin: Mapping[str, Any], writes: bool = True):
         self.path, self._origin, self._writes = path, origin, writes
         self.hashes: list[str] = []
         self.counts = TextCounts()
@@ -262,7 +264,9 @@ class TextInference:
         """Opens the output for appending. Only the first process writes."""
         name, stop_strings = decoder_name(self.decoding.decoder), self.decoding.stop_strings
         name += f' until {stop_strings!r}' if stop_strings else ''
-        output = PredictionWriter(self.output, {'checkpoint': folder, 'decoder': name}, writes=jax.process_index() == 0)
+        origin = {'checkpoint': folder, 'decoder': name, 'lengths': dict(self.decoding.feature_lengths)}
+        origin |= {'seed': self.decoding.seed} if isinstance(self.decoding.decoder, Sampling) else {}
+        output = PredictionWriter(self.output, origin, writes=jax.process_index() == 0)
         # Wait until all processes have read the output before the first process writes to it.
         collectives.barrier()
         return output

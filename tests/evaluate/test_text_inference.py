@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import text_inference
-from remixer_t5x.evaluate.predictions import Prediction
+from remixer_t5x.evaluate.predictions import Decoding, Prediction
 from remixer_t5x.evaluate.text_inputs import TextInputs
 from remixer_t5x.models.beam_search import BeamSearch
 from remixer_t5x.models.decoding import Greedy
+from remixer_t5x.models.sampling import Sampling
 
 BYTES = seqio.ByteVocabulary(extra_ids=0)
-ORIGIN = {'checkpoint': '/runs/x/checkpoints/10', 'decoder': 'Greedy()'}
+ORIGIN = {'checkpoint': '/runs/x/checkpoints/10', 'decoder': 'Greedy()', 'lengths': {'inputs': 16}, 'seed': 1}
 TEXTS = ['one', '', 'drei\u2028', 'a "quoted" text', 'ends\\', 'one', 'a text that is too long', 'x']
 
 
@@ -73,6 +74,8 @@ def test_an_output_truncated_anywhere_is_continued(tmp_path, data, window):
         ({'texts': TEXTS[:5]}, 'has 8 predictions, but in.txt has only 5 texts'),
         ({'origin': {**ORIGIN, 'checkpoint': '/y/20'}}, 'written with checkpoint /runs/x/.*, but this run uses /y'),
         ({'origin': {**ORIGIN, 'decoder': 'Sampling()'}}, 'written with decoder Greedy'),
+        ({'origin': {**ORIGIN, 'seed': 2}}, 'written with seed 1, but this run uses 2'),
+        ({'origin': {**ORIGIN, 'lengths': {'inputs': 8}}}, "written with lengths {'inputs': 16}, but"),
     ],
 )
 def test_an_output_of_other_texts_or_models_is_rejected(tmp_path, change, line):
@@ -103,6 +106,19 @@ def test_the_name_of_a_decoder_has_no_addresses():
     assert ' at 0x' not in name and 'beams=2' in name
 
 
+@pytest.mark.parametrize(
+    ('decoder', 'seed'), [(Greedy(), {}), (Sampling(), {'seed': 3}), (BeamSearch(beams=2), {})], ids=str
+)
+def test_an_output_has_the_seed_of_sampling(tmp_path, decoder, seed):
+    decoding = Decoding(1, {'inputs': 16, 'targets': 4}, decoder, seed=3)
+    inference = text_inference.TextInference(None, None, BYTES, '', decoding, TextInputs(), str(tmp_path / 'out.jsonl'))
+    output = inference.open_output('/x')
+    with contextlib.closing(output):
+        output.write([{'index': 0, 'input': 'a'}])
+    origin = {key: value for key, value in rows(tmp_path / 'out.jsonl')[0].items() if key in ('lengths', 'seed')}
+    assert origin == {'lengths': {'inputs': 16, 'targets': 4}, **seed}
+
+
 def test_texts_from_lines_and_fields(tmp_path):
     lines = tmp_path / 'a.txt'
     lines.write_bytes('one\n\nthr\u2028e\re\r\nlast'.encode())
@@ -113,6 +129,9 @@ def test_texts_from_lines_and_fields(tmp_path):
     assert list(TextInputs(str(records))) == ['one', ''] and list(TextInputs(str(records), 'body')) == ['b', 'c']
     capital = records.rename(tmp_path / 'A.JSONL.GZ')
     assert list(TextInputs(str(capital))) == ['one', '']
+    for name, content in (('b.txt', 'one\r\n'), ('b.jsonl', '{"text": "one"}\n')):
+        (tmp_path / name).write_text(content, encoding='utf-8-sig')
+        assert list(TextInputs(str(tmp_path / name))) == ['one']
     plain = tmp_path / 'plain'
     plain.write_text('{"text": "one"}\n')
     assert list(TextInputs(str(plain))) == ['{"text": "one"}']
