@@ -53,8 +53,12 @@ class Results:
         predictions = self.folder / PREDICTIONS / f'{name}-{report.split}-{step}.jsonl'
         # Write predictions first, so that every task listed in metrics.jsonl has predictions.
         write_jsonl(predictions, report.rows)
-        with object_store.wrap_write_errors(self.folder), (self.folder / model_dir.METRICS).open('a') as file:
-            file.write(json.dumps({**record, **numbers, 'timing': {'seconds': report.seconds}}) + '\n')
+        path = self.folder / model_dir.METRICS
+        with object_store.wrap_write_errors(self.folder):
+            # Keep the incomplete last line of a killed evaluation separate from the new line.
+            start = '\n' if path.exists() and path.read_bytes()[-1:] not in (b'', b'\n') else ''
+            with path.open('a') as file:
+                file.write(start + json.dumps({**record, **numbers, 'timing': {'seconds': report.seconds}}) + '\n')
         self._tensorboard.write(kind, step, report.metrics, {'seconds': report.seconds})
         return predictions
 

@@ -1,5 +1,6 @@
 """Metrics of seqio tasks equal those of seqio's Evaluator, and invalid settings are rejected."""
 
+import contextlib
 import dataclasses
 
 import flax
@@ -11,7 +12,7 @@ import tensorflow as tf
 
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import task_examples, task_metrics
+from remixer_t5x.evaluate import results, task_examples, task_metrics
 from remixer_t5x.evaluate.predictions import Decoding
 from remixer_t5x.evaluate.task_evaluation import TaskEvaluation, TaskEvaluator, TaskReport, format_answers
 from remixer_tasks import vocabularies
@@ -138,6 +139,17 @@ def test_format_answers_have_input_answer_and_target():
     assert len(list(format_answers(report, 5))) == 7 and not list(format_answers(report, 0))
     with pytest.raises(UserError, match='SHOWN_ANSWERS must be .* got -1'):
         evaluator(task(), shown=-1)
+
+
+def test_results_are_appended_after_a_truncated_line(tmp_path):
+    report = TaskReport('a', 'validation', {'accuracy': 1.0}, [], 0.0)
+    for step in (1, 2):
+        with contextlib.closing(results.Results(str(tmp_path))) as writer:
+            writer.write(report, step, tmp_path)
+        with (tmp_path / 'metrics.jsonl').open('a') as file:
+            file.write('{"kind": "val')
+    assert results.evaluated_steps(str(tmp_path), 'validation', ['a']) == {1, 2}
+    assert b'\n\n' not in (tmp_path / 'metrics.jsonl').read_bytes()
 
 
 def test_groups_are_printed_next_to_their_metric():
