@@ -29,7 +29,10 @@ MEAN = 'mean'
 AVERAGE = 'average'
 BestMetrics = Mapping[str, str] | str | None
 # Name suffixes of metrics for which lower is better.
-_LOWER_IS_BETTER = re.compile(r'-.*|([^/]*_)?(error|loss|perplexity|distance|error_rate|wer|cer|ter)(/.*)?')
+_LOWER_IS_BETTER = re.compile(
+    r'-.*|([^/]*_)?(error|loss|perplexity|ppl|nll|distance|error_rate|wer|cer|ter|mse|rmse|mae|ece|brier|brier_score|'
+    r'bits_per_\w+)(/.*)?'
+)
 
 
 def signed_score(name: str, value: float) -> float:

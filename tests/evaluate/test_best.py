@@ -142,6 +142,11 @@ def test_averages_and_best_steps_equal_those_of_t5(benchmark):
                 assert T5['best'][f'{task}/{metric}'] == expected
 
 
+@pytest.mark.parametrize('name', ['mse', 'rmse', 'ece', 'brier', 'brier_score', 'bits_per_byte', 'dev_nll/short'])
+def test_metrics_with_usual_names_of_errors_count_negative(name):
+    assert best.signed_score(name, 2.0) == -2.0
+
+
 def test_errors_count_negative_and_are_excluded_from_a_mean():
     metrics = {'pearson': 80.0, 'spearman': 60.0, 'mean_absolute_error': 3.0}
     assert best.score_metrics('stsb', metrics, best.MEAN) == ('mean', 70.0)
