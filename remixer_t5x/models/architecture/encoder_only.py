@@ -146,7 +146,8 @@ class BertInput(nn.Module):
 
     Attributes:
         max_length: number of learned position embeddings, which is the maximum length of a row.
-        token_types: number of learned token type embeddings; 2 in BERT, for the first and the second sentence.
+        token_types: number of learned token type embeddings; 2 in BERT, for the first and the second sentence. With 1,
+            all tokens have type 0.
         norm: factory of the norm.
     """
 
@@ -161,7 +162,7 @@ class BertInput(nn.Module):
         x = x + LearnedPositions(self.max_length, name='positions')(width, ctx).astype(x.dtype)
         init = nn.with_logical_partitioning(_BERT_INIT, (None, axes.EMBED))
         table = self.param('token_types', init, (self.token_types, width), jnp.float32).astype(x.dtype)
-        x = x + (table[0] if token_types is None else jnp.take(table, token_types, axis=0))
+        x = x + (table[0] if token_types is None or self.token_types == 1 else jnp.take(table, token_types, axis=0))
         return self.norm(name='norm')(x)
 
 

@@ -3,13 +3,17 @@
 import functools
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import linen as nn
 
 from remixer_t5x import build_model
 from remixer_t5x.cli.info import models as papers
+from remixer_t5x.context import describe_tokens
 from remixer_t5x.data import batch_formats
 from remixer_t5x.models import interface
+from remixer_t5x.models.architecture import encoder_only
 from tests.support import parameters
 from tests.support.paths import CONFIGS
 
@@ -80,3 +84,11 @@ def test_a_model_uses_all_parameters(name, model_type):
     assert parameters.unread_params(model, params, batch) == []
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     assert not [path for path in paths if 'cross' in path]
+
+
+def test_a_single_token_type_is_used_for_all_tokens():
+    layer, x = encoder_only.BertInput(max_length=4, token_types=1), jnp.ones((1, 4, 8))
+    ctx = describe_tokens(jnp.asarray([[5, 3, 6, 3]]))
+    params = layer.init(jax.random.key(0), x, ctx)
+    output = np.asarray(layer.apply(params, x, ctx, jnp.asarray([[0, 0, 1, 1]])))
+    np.testing.assert_array_equal(output, layer.apply(params, x, ctx))
