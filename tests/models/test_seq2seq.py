@@ -1,5 +1,6 @@
 """Encoder-decoders: decoding against teacher forcing, packing, positions and dtypes."""
 
+import dataclasses
 import functools
 
 import jax
@@ -33,6 +34,18 @@ def teacher_forced(model, params, inputs, decoder_inputs):
     """Returns logits; one compiled program is faster than compiling each operation."""
     apply = jax.jit(functools.partial(model.module.apply, enable_dropout=False))
     return np.asarray(apply({'params': params}, inputs, decoder_inputs))
+
+
+def test_logits_processors_receive_the_start_token():
+    model, params = make_seq2seq('t5', VOCAB)
+    model = dataclasses.replace(model, module=model.module.clone(begin_id=2))
+    forbid = lambda logits, tokens, step: jnp.where(jnp.any(tokens == 2, 1, keepdims=True), logits, -jnp.inf)  # noqa: E731
+    batch = {'encoder_input_tokens': jnp.asarray([[5, 6, 1]], jnp.int32)}
+    plain, processed = (
+        model.generate(params, batch, 3, 1, decoding.Greedy(logits_processor=processors)).tokens
+        for processors in ((), (forbid,))
+    )
+    np.testing.assert_array_equal(processed, plain)
 
 
 @pytest.mark.parametrize('kind', FEED_FORWARD)
