@@ -26,7 +26,7 @@ class Decoded(NamedTuple):
         scores: [batch, n] float32, the sum of the log-probabilities of the tokens, including the end token. In greedy
             decoding and sampling, logits processors do not affect scores. In beam search, the log-probabilities are
             those after the logits processors, and their sum is divided by the length penalty, as in Hugging Face's
-            transformers.
+            transformers. As in T5X, id 0 can be generated and counts here, whereas `score` omits targets with id 0.
     """
 
     tokens: jax.Array
