@@ -119,8 +119,8 @@ class TrainedModel:
             UserError: `answers` is not between 1 and the decoder's number of answers, or `max_length` is not positive.
         """
         rows, truncated = self._encode_inputs(texts)
-        predictor = self._generation_predictor(len(rows), max_length, decoder, seed, stop_strings)
-        decoded = predictor.predict(self.params, rows) if rows else []
+        predictor = self._generation_predictor(len(rows), max_length, decoder, stop_strings)
+        decoded = predictor.predict(self.params, rows, seed=seed) if rows else []
         if decoded and answers is not None and not 1 <= answers <= len(decoded[0].ids):
             raise UserError(
                 f'answers must be between 1 and {len(decoded[0].ids)}, the number of outputs of the decoder, '
@@ -145,8 +145,8 @@ class TrainedModel:
         decoder is `Greedy(...)` or `Sampling(...)`.
         """
         (ids,), _ = self._encode_inputs(text)
-        predictor, answer, yielded = self._generation_predictor(1, max_length, decoder, seed, stop_strings), '', ''
-        for answer_ids in predictor.stream(self.params, ids):
+        predictor, answer, yielded = self._generation_predictor(1, max_length, decoder, stop_strings), '', ''
+        for answer_ids in predictor.stream(self.params, ids, seed):
             answer = self.vocabulary.decode(answer_ids)
             # An incomplete UTF-8 character is decoded as U+FFFD.
             complete = answer.rstrip('\ufffd')
@@ -268,26 +268,26 @@ class TrainedModel:
         return rows
 
     def _generation_predictor(
-        self, count: int, max_length: int | None, decoder: Decoder, seed: int, stop_strings: Strings
+        self, count: int, max_length: int | None, decoder: Decoder, stop_strings: Strings
     ) -> predictions.Predictor:
         interface.require_method(self.model, 'generate', 'generate')
         length = self.lengths['targets'] if max_length is None else max_length
         if length < 1:
             raise UserError(f'max_length must be 1 or more, got {max_length}')
-        return self._predictor(count, length, decoder, seed, stop_strings)
+        return self._predictor(count, length, decoder, stop_strings)
 
     def _predictor(
-        self, count: int, target_length: int, decoder: Decoder = GREEDY, seed: int = 0, stop_strings: Strings = ()
+        self, count: int, target_length: int, decoder: Decoder = GREEDY, stop_strings: Strings = ()
     ) -> predictions.Predictor:
         """Returns a predictor for `count` texts. Batch sizes are rounded up to powers of two to limit compilations."""
         shards = self.partitioner.batch_shards
         size = min(self.batch_size, 1 << max(count - 1, 0).bit_length())
         size = -(-size // shards) * shards
         stop_strings = tuple(_as_list(stop_strings))
-        key = (size, target_length, decoder, seed, stop_strings)
+        key = (size, target_length, decoder, stop_strings)
         if key not in self._predictors:
             lengths = {'inputs': self.lengths['inputs'], 'targets': target_length}
-            decoding = predictions.Decoding(size, lengths, decoder, seed, stop_strings)
+            decoding = predictions.Decoding(size, lengths, decoder, stop_strings=stop_strings)
             self._predictors[key] = predictions.Predictor(self.model, self.partitioner, decoding, self.vocabulary)
         return self._predictors[key]
 

@@ -87,10 +87,10 @@ class Predictor:
         stop_strings = compile_stop_strings(settings.stop_strings, vocabulary)
 
         def keys(batch) -> jax.Array:
-            return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(settings.seed), batch['number'])
+            return jax.vmap(jax.random.fold_in)(jax.vmap(jax.random.key)(batch['seed']), batch['number'])
 
         def generate(params, batch):
-            fields = {name: array for name, array in batch.items() if name not in (self._input, 'number')}
+            fields = {name: array for name, array in batch.items() if name not in (self._input, 'number', 'seed')}
             chosen = dataclasses.replace(decoder, **fields) if fields else decoder
             return model.generate(params, batch, self._target_length, eos_id, chosen, keys(batch), stop_strings)
 
@@ -119,26 +119,38 @@ class Predictor:
         return CompiledStep(jitted, self._partitioner)
 
     def predict(
-        self, params: Any, inputs: Sequence[Ids], first: int = 0, arrays: Mapping[str, np.ndarray] | None = None
+        self,
+        params: Any,
+        inputs: Sequence[Ids],
+        first: int = 0,
+        arrays: Mapping[str, np.ndarray] | None = None,
+        seed: int | None = None,
     ) -> list[Prediction]:
         """Generates answers to each of `inputs`; `first` is the index of the first example.
 
-        `arrays`, each [examples], override fields of the decoder or the example indices (`number`).
+        `arrays`, each [examples], override fields of the decoder or the example indices (`number`). `seed` overrides
+        the seed of the settings.
         """
         predictions: list[Any] = [None] * len(inputs)
-        for rows, decoded in self._run(self._generate, params, inputs, arrays or {}, first):
+        arrays = {'seed': self._seeds(len(inputs), seed), **(arrays or {})}
+        for rows, decoded in self._run(self._generate, params, inputs, arrays, first):
             tokens, scores = (np.asarray(part) for part in decoded)
             for row, example in enumerate(rows):
                 ids = [_strip_padding(sequence) for sequence in tokens[row]]
                 predictions[example] = Prediction(ids, [float(score) for score in scores[row]])
         return predictions
 
-    def stream(self, params: Any, ids: Ids) -> Iterator[list[int]]:
-        """Generates an answer to one input; yields the ids so far every STREAMED_TOKENS tokens and at the end."""
+    def stream(self, params: Any, ids: Ids, seed: int | None = None) -> Iterator[list[int]]:
+        """Generates an answer to one input; yields the ids so far every STREAMED_TOKENS tokens and at the end.
+
+        `seed` overrides the seed of the settings.
+        """
         if not isinstance(self._settings.decoder, RowDecoder):
             raise UserError(f'decoder must be Greedy() or Sampling() to stream, got {self._settings.decoder}')
         length = bucket_length(len(ids), self._longest)
-        batch = self._transfer_batch({self._input: pad_ids([ids], length), 'number': np.zeros(1, np.int32)})
+        batch = self._transfer_batch(
+            {self._input: pad_ids([ids], length), 'number': np.zeros(1, np.int32), 'seed': self._seeds(1, seed)}
+        )
         rows, limit, is_done = None, 0, False
         while not is_done:
             limit += STREAMED_TOKENS
@@ -248,6 +260,13 @@ class Predictor:
             if len(pending) > MAX_PENDING:
                 yield pending.popleft()
         yield from pending
+
+    def _seeds(self, count: int, seed: int | None) -> np.ndarray:
+        """Returns the seed of each row, an argument of the compiled functions, [count] int32."""
+        seed = self._settings.seed if seed is None else seed
+        ranges.check_value('seed', seed, ranges.Whole)
+        # As in `jax.random.key`, only 32 bits of a Python integer are used.
+        return np.full(count, seed, np.int64).astype(np.int32)
 
     def _transfer_batch(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """Transfers a batch to the devices, padded with copies of its last row. Every host transfers its share."""

@@ -78,11 +78,16 @@ def test_results_do_not_depend_on_the_batch_size(trained):
     np.testing.assert_allclose(small.encode(TEXTS).hidden, trained.encode(TEXTS).hidden, atol=1e-4)
 
 
-def test_generate_follows_decoder_seed_and_number_of_answers(trained):
+def test_generate_follows_decoder_seed_and_number_of_answers(trained, caplog):
     sampling = remixer_t5x.Sampling(num_samples=3)
     drawn = [trained.generate(TEXTS[:2], decoder=sampling, seed=seed) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert [len(answer.texts) for answer in drawn[0]] == [3, 3]
+    with jax.log_compiles(), caplog.at_level('WARNING', 'jax'):
+        trained.generate(TEXTS[:2], decoder=sampling, seed=3)
+    assert not [record for record in caplog.records if 'Compiling' in record.getMessage()]
+    with pytest.raises(UserError, match='seed must be .*, got -1'):
+        trained.generate('one', seed=-1)
     beams = trained.generate(TEXTS[:1], decoder=remixer_t5x.BeamSearch(beams=4), answers=2)[0]
     assert len(beams.texts) == len(beams.scores) == 2 and beams.scores == sorted(beams.scores, reverse=True)
     assert len(trained.generate(TEXTS[:1], max_length=3)[0].text.encode()) <= 3 * 3
