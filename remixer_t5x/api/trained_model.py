@@ -56,8 +56,8 @@ class EncodedTexts(NamedTuple):
         mask: True at tokens and False at padding. [texts, length] bool.
         mean: mean of `hidden` over the tokens of each text. [texts, embed] float32.
         truncated: whether each text was truncated. [texts] bool.
-        sentence: normalized projection of `mean` if the model has a sentence projection, otherwise `mean`.
-            [texts, outputs] float32.
+        sentence: the text's embedding: that of a text embedding model, or the normalized projection of `mean` if the
+            model has a sentence projection, otherwise `mean`. [texts, outputs] float32.
     """
 
     hidden: np.ndarray
@@ -188,11 +188,12 @@ class TrainedModel:
         width = self.model.module.embed_dim
         hidden = np.zeros((len(rows), max(map(len, rows), default=0), width), np.float32)
         mask = np.zeros(hidden.shape[:2], bool)
-        encoded = self._predictor(len(rows), self.lengths['targets']).encode(self.params, rows) if rows else []
+        predictor = self._predictor(len(rows), self.lengths['targets'])
+        encoded = predictor.encode(self.params, rows) if rows else []
         for row, states in enumerate(encoded):
             hidden[row, : len(states)], mask[row, : len(states)] = states, True
         mean = (hidden.sum(1) / np.maximum(mask.sum(1, keepdims=True), 1)).astype(np.float32)
-        sentence = embeddings.sentence_vectors(self.model, self.params, mean)
+        sentence = embeddings.sentence_vectors(self.model, predictor, self.params, rows, mean)
         return EncodedTexts(hidden, mask, mean, np.asarray(truncated, bool), sentence)
 
     def loss(self, batch: Mapping[str, np.ndarray | jax.Array]) -> dict[str, float]:

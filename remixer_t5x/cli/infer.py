@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import functools
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -39,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_macro(parser, '--mesh', 'MESH', arguments.MESH_HELP, metavar='AXES')
     embed = "write the encoder's output to --output, a .npz or .parquet file: a vector per text, or also per token"
     decoder.add_argument('--embed', choices=('sentences', 'tokens'), nargs='?', const='sentences', help=embed)
-    pooling = 'with --embed: mean over tokens, or the first token (default: mean, with the projection of a sentence-T5)'
+    pooling = 'with --embed: mean of the tokens, or the first (default: the embedding of the model, if any, or mean)'
     parser.add_argument('--pooling', choices=('mean', 'first'), help=pooling)
     process_flags.add_arguments(parser)
 
@@ -133,10 +132,9 @@ def _embed(settings: TextInference, template: str | None, args: argparse.Namespa
     )
     window = settings.decoding.batch_size * text_inference.WINDOW_BATCHES
     reporter = _Reporter(settings.inputs, text_inference.TextCounts())
-    rows = embeddings.encode_rows(iter(settings.inputs), codec, lambda ids: predictor.encode(params, ids), window)
-    vectors_of = functools.partial(embeddings.sentence_vectors, settings.model, params)
+    rows = embeddings.encode_rows(iter(settings.inputs), codec, settings.model, predictor, params, window)
     with_tokens = args.embed == 'tokens'
-    counts = embeddings.write_embeddings(settings.output, rows, with_tokens, args.pooling, reporter.update, vectors_of)
+    counts = embeddings.write_embeddings(settings.output, rows, with_tokens, args.pooling, reporter.update)
     truncated = f', {counts.truncated:,} truncated' if counts.truncated else ''
     print(f'{counts.written:,} texts in {settings.output}{truncated}', file=sys.stderr)
 

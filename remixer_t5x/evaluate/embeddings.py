@@ -5,9 +5,9 @@
 | `.npz` | `sentences` [texts, embed] float32; if token vectors are requested, also `tokens` [all tokens, embed], `ids` [all tokens] and `offsets` [texts + 1]: the tokens of text i are `tokens[offsets[i]:offsets[i + 1]]` |
 | `.parquet` | a row for each text: `index`, `input`, `sentence`, `truncated`; if token vectors are requested, also `ids` and `tokens` |
 
-By default, the vector of a text is the mean of its token vectors, including the end token, with the model's
-sentence projection applied if it has one. It can also be the mean without the projection, or the vector of the first
-token.
+By default, the vector of a text is the embedding that the model was trained to compute: that of a text embedding model,
+the output of a sentence projection, or otherwise the mean of the token vectors, including the end token. It can also be
+this mean, or the vector of the first token.
 """  # noqa: E501 (a table)
 
 import itertools
@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from remixer_t5x import temporary
+from remixer_t5x.data import batch_formats
 from remixer_t5x.errors import UserError
+from remixer_t5x.evaluate import predictions
 from remixer_t5x.evaluate.text_inference import TextCodec, TextCounts
 from remixer_t5x.run_folder import model_dir, object_store
 
@@ -27,13 +29,17 @@ MEAN, FIRST = 'mean', 'first'
 
 
 class EmbeddedText(NamedTuple):
-    """A text, its index and token ids, whether it was truncated, and its token vectors, [tokens, embed] float32."""
+    """A text, its index and token ids, whether it was truncated, and its vectors.
+
+    `tokens` are the token vectors, [tokens, embed] float32, and `sentence` is the text embedding, [outputs] float32.
+    """
 
     number: int
     text: str
     ids: list[int]
     truncated: bool
     tokens: np.ndarray
+    sentence: np.ndarray
 
 
 def check_output(path: str) -> None:
@@ -46,21 +52,36 @@ def check_output(path: str) -> None:
         raise UserError(f'{path} already exists; use another --output, or remove it')
 
 
-def sentence_vectors(model: Any, params: Any, mean: np.ndarray) -> np.ndarray:
-    """Maps the mean token vector of each text, [texts, embed], to the embedding of the text, [texts, outputs]."""
+def mean_vector(tokens: np.ndarray) -> np.ndarray:
+    """Returns the mean of token vectors [tokens, embed] as [embed] float32; zero for a text without tokens."""
+    return tokens.sum(axis=0, dtype=np.float32) / np.float32(max(1, len(tokens)))
+
+
+def sentence_vectors(
+    model: Any, predictor: predictions.Predictor, params: Any, ids: Sequence[Sequence[int]], mean: np.ndarray
+) -> np.ndarray:
+    """Returns the embeddings of texts, [texts, outputs] float32.
+
+    `ids` are the token ids of each text, and `mean` are the means of the token vectors, [texts, embed].
+    """
+    if model.model_type == batch_formats.EMBEDDING:
+        return predictor.embed(params, ids)
     project = getattr(model, 'project_sentence', None)
     return mean if project is None else np.asarray(project(params, mean), np.float32)
 
 
 def encode_rows(
-    texts: Iterator[str], codec: TextCodec, encode: Callable[[list[list[int]]], Sequence[np.ndarray]], window: int
+    texts: Iterator[str], codec: TextCodec, model: Any, predictor: predictions.Predictor, params: Any, window: int
 ) -> Iterator[EmbeddedText]:
-    """Yields each of `texts` with its token vectors. Each call of `encode` receives the ids of up to `window` texts."""
+    """Yields each of `texts` with its vectors. The model runs on up to `window` texts at a time."""
     index = 0
     while chunk := list(itertools.islice(texts, window)):
         encoded = [codec.encode(text, index + row) for row, text in enumerate(chunk)]
-        for text, (ids, truncated), tokens in zip(chunk, encoded, encode([ids for ids, _ in encoded]), strict=True):
-            yield EmbeddedText(index, text, ids, truncated, tokens)
+        rows = [ids for ids, _ in encoded]
+        states = predictor.encode(params, rows)
+        vectors = sentence_vectors(model, predictor, params, rows, np.stack([*map(mean_vector, states)]))
+        for text, (ids, truncated), tokens, sentence in zip(chunk, encoded, states, vectors, strict=True):
+            yield EmbeddedText(index, text, ids, truncated, tokens, sentence)
             index += 1
 
 
@@ -70,28 +91,22 @@ def write_embeddings(
     with_tokens: bool,
     pooling: str | None = None,
     after_row: Callable[[TextCounts], None] = lambda counts: None,
-    embed: Callable[[np.ndarray], np.ndarray] = lambda pooled: pooled,
 ) -> TextCounts:
     """Writes all rows to a file, which is created atomically, and returns the numbers of written and truncated texts.
 
-    `pooling` is MEAN (the mean of the token vectors), FIRST (the vector of the first token), or None (the mean, mapped
-    from [texts, embed] to [texts, outputs] by `embed`).
+    `pooling` is MEAN (the mean of the token vectors), FIRST (the vector of the first token), or None (the embedding).
     """
     counts = TextCounts()
     records: list[dict[str, Any]] = []
     for row in rows:
-        tokens = row.tokens[:1] if pooling == FIRST else row.tokens
-        # The vector of a text without tokens is zero.
-        sentence = tokens.sum(axis=0, dtype=np.float32) / max(1, len(tokens))
+        pooled = row.tokens[:1] if pooling == FIRST else row.tokens
+        sentence = row.sentence if pooling is None else mean_vector(pooled)
         record = {'index': row.number, 'input': row.text, 'truncated': row.truncated, 'sentence': sentence}
         records.append(record | ({'ids': row.ids, 'tokens': row.tokens} if with_tokens else {}))
         counts.add(record)
         after_row(counts)
     if not records:
         raise UserError('there is no text to embed; pass --input=FILE')
-    if pooling is None:
-        pooled = np.stack([record['sentence'] for record in records])
-        records = [{**record, 'sentence': vector} for record, vector in zip(records, embed(pooled), strict=True)]
     target = model_dir.absolute_path(path)
     unfinished = target.parent / f'.{target.name}.unfinished'
     with object_store.wrap_write_errors(target):

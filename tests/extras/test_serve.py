@@ -17,7 +17,7 @@ import pytest
 import remixer_t5x
 from remixer_t5x.cli.main import main
 from remixer_t5x.models import decoding
-from tests.support import real_processes
+from tests.support import real_processes, saved_run
 from tests.support.saved_run import write_run
 
 for module in ('starlette', 'uvicorn', 'prometheus_client'):
@@ -152,6 +152,7 @@ MISTAKES = [
     (*_completion(temperature=-1), 400, 'temperature'),
     (*_completion(temperature=float('nan')), 400, 'temperature'),
     (*_completion(top_p=0), 400, 'top_p'),
+    (*_completion(stop=['a', '']), 400, 'stop'),
     (*_completion(model='another'), 404, "'run'"),
     (*_completion(stream=True), 400, 'stream'),
     ('/v1/completions', '{"prompt": ', 400, 'JSON'),
@@ -206,6 +207,33 @@ def test_prompts_without_tokens_are_answered(trained):
     inputs, scored, embedded = asyncio.run(post_requests())
     assert inputs == [] and scored.json()['data'][0]['score'] == -1.5
     assert embedded.status_code == 400 and '1 token' in embedded.json()['error']['message']
+
+
+POOLING = """
+from remixer_t5x.models.architecture import encoder_only
+POOLING = @encoder_only.first_token
+"""
+
+
+def test_embeddings_are_those_of_an_embedding_model(tmp_path):
+    from remixer_t5x.extras.serve.engine import Engine, GenerationRow
+
+    config = f"{saved_run.CONFIG}include 'model_types/embedding.gin'\n{POOLING}"
+    folder = str(write_run(tmp_path / 'run', config, steps=(1,)))
+    trained, texts = remixer_t5x.load(folder), ['one', 'a longer text', '']
+    encoded = trained.encode(texts)
+    expected = encoded.hidden[:, 0] / np.linalg.norm(encoded.hidden[:, 0], axis=1, keepdims=True)
+    np.testing.assert_allclose(encoded.sentence, expected, rtol=1e-4, atol=1e-5)
+
+    rows = [GenerationRow('encode', [*trained.vocabulary.encode(text), 1]) for text in texts]
+    np.testing.assert_allclose(Engine(trained, 4, 4)._compute(rows), expected, rtol=1e-4, atol=1e-5)
+
+    (tmp_path / 'texts.txt').write_text('\n'.join(texts) + '\n')
+    flags = [f'--input={tmp_path}/texts.txt', '--embed', f'--output={tmp_path}/vectors.npz']
+    flags += [f'--gin_file={folder}/config.gin', '--gin_file=hardware/cpu.gin']
+    assert main(['infer', f'--checkpoint={folder}', *flags]) == 0
+    with np.load(tmp_path / 'vectors.npz') as vectors:
+        np.testing.assert_allclose(vectors['sentences'], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_used_port_raises_an_error_in_one_line(run, capsys):

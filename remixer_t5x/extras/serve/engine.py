@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import reason
-from remixer_t5x.evaluate import predictions
+from remixer_t5x.evaluate import embeddings, predictions
 from remixer_t5x.models import decoding
 
 log = functools.partial(print, file=sys.stderr, flush=True)
@@ -153,7 +153,8 @@ class Engine:
             if rows[0].operation == 'score':
                 return predictor.score(params, inputs, [row.targets for row in rows]).tolist()
             if rows[0].operation == 'encode':
-                return [states.mean(axis=0) for states in predictor.encode(params, inputs)]
+                mean = np.stack([*map(embeddings.mean_vector, predictor.encode(params, inputs))])
+                return list(embeddings.sentence_vectors(self.trained.model, predictor, params, inputs, mean))
             settings = [(name, [row.settings[name] for row in rows], dtype) for name, dtype in SETTINGS.items()]
             return predictor.predict(params, inputs, arrays={name: np.asarray(*values) for name, *values in settings})
         except Exception as error:
