@@ -264,7 +264,7 @@ class TextInference:
         """Opens the output for appending. Only the first process writes."""
         name, stop_strings = decoder_name(self.decoding.decoder), self.decoding.stop_strings
         name += f' until {stop_strings!r}' if stop_strings else ''
-        origin = {'checkpoint': folder, 'decoder': name, 'lengths': dict(self.decoding.feature_lengths)}
+        origin: dict[str, Any] = {'checkpoint': folder, 'decoder': name, 'lengths': dict(self.decoding.feature_lengths)}
         origin |= {'seed': self.decoding.seed} if isinstance(self.decoding.decoder, Sampling) else {}
         output = PredictionWriter(self.output, origin, writes=jax.process_index() == 0)
         # Wait until all processes have read the output before the first process writes to it.

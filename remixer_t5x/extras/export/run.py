@@ -22,7 +22,7 @@ from safetensors.numpy import load_file
 
 BATCH = 16
 # The outputs of a function for no texts.
-EMPTY = collections.defaultdict(lambda: np.zeros(0, np.float32))
+EMPTY: dict[str, np.ndarray] = collections.defaultdict(lambda: np.zeros(0, np.float32))
 
 
 class Model:
