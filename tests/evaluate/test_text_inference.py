@@ -107,7 +107,9 @@ def test_the_name_of_a_decoder_has_no_addresses():
 
 
 @pytest.mark.parametrize(
-    ('decoder', 'seed'), [(Greedy(), {}), (Sampling(), {'seed': 3}), (BeamSearch(beams=2), {})], ids=str
+    ('decoder', 'seed'),
+    [(Greedy(), {}), (Sampling(), {'seed': 3}), (BeamSearch(beams=2), {})],
+    ids=('greedy', 'sampling', 'beams'),
 )
 def test_an_output_has_the_seed_of_sampling(tmp_path, decoder, seed):
     decoding = Decoding(1, {'inputs': 16, 'targets': 4}, decoder, seed=3)
