@@ -39,7 +39,7 @@ class Results:
         # Import lazily, because importing tensorboardX takes half a second.
         from remixer_t5x.run_folder import tensorboard
 
-        self._tensorboard = tensorboard.TensorBoardWriter(self.folder / model_dir.TENSORBOARD, 0)
+        self._tensorboard = tensorboard.TensorBoardWriter(self.folder / model_dir.TENSORBOARD, None)
 
     def write(self, report: TaskReport, step: int, checkpoint: epath.Path) -> epath.Path:
         """Writes a report and returns the path of its predictions."""

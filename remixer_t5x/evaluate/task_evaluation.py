@@ -111,8 +111,8 @@ class TaskEvaluator:
             )
             for task in self.seqio_tasks
         ]
-        self.examples_hashes = {f'{self.split}/{each.task.name}': each.digest() for each in self._examples}
-        collectives.check_same({f'the examples of {kind}': digest for kind, digest in self.examples_hashes.items()})
+        collectives.check_same({f'the examples of {each.task.name}': each.digest() for each in self._examples})
+        self.examples_hashes = {f'{self.split}/{each.task.name}': each.source_hash() for each in self._examples}
         self.notes += [note for examples in self._examples for note in examples.notes]
         for examples in self._examples if self._has_head else ():
             counts = [encoded.num_tokens for encoded in self._encode_for_head(examples)]

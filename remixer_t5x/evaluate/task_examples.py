@@ -13,6 +13,8 @@ from remixer_t5x.errors import UserError, nearest
 from remixer_t5x.lazy import seqio
 
 Example = Mapping[str, Any]
+# Number of examples that identify the data of a task.
+_HASHED_EXAMPLES = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +40,11 @@ class TaskExamples:
     def digest(self) -> str:
         """Returns a hash of the ids of all inputs and targets."""
         return hashlib.sha256(repr((self.inputs, self.targets)).encode()).hexdigest()[:16]
+
+    def source_hash(self) -> str:
+        """Returns a hash of the first texts, which does not depend on the lengths and the number of examples."""
+        first = dataclasses.replace(self, examples=self.examples[:_HASHED_EXAMPLES])
+        return hashlib.sha256(repr((first.texts('inputs'), first.texts('targets'))).encode()).hexdigest()[:16]
 
     def texts(self, feature: str) -> list[str]:
         """Returns the texts of `feature` (`inputs` or `targets`) before tokenization."""

@@ -25,15 +25,16 @@ class TensorBoardWriter:
 
     Events are written in the caller's thread. tensorboardX's writer thread would end when the disk is full, and its
     queue would then block the caller forever. After a failed write, which may leave a partial event, a new file is
-    started.
+    started. `restored_step` hides the metrics of later steps in earlier files; None hides none.
     """
 
-    def __init__(self, folder: epath.Path, restored_step: int):
+    def __init__(self, folder: epath.Path, restored_step: int | None):
         # Replace tensorboardX's writer for gs://, because it would upload the whole file at each flush.
         record_writer.register_writer_factory('gs', _BucketEventFileFactory())
         self._folder, self._file_count = folder, 0
         self._open()
-        self.rewind(restored_step)
+        if restored_step is not None:
+            self.rewind(restored_step)
 
     def _open(self) -> None:
         self._last_flush_time, self._broken = time.monotonic(), True

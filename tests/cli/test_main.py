@@ -14,6 +14,7 @@ from remixer_t5x import lazy
 from remixer_t5x.cli import arguments, train
 from remixer_t5x.cli import main as cli
 from remixer_t5x.cli.main import COMMANDS
+from remixer_t5x.config import user_modules
 from remixer_t5x.errors import UserError
 
 NAMES = st.from_regex(r'[A-Z_]+(\.[a-z_]+)?', fullmatch=True)
@@ -77,6 +78,8 @@ def test_a_bug_is_one_line_that_names_its_traceback(capsys, clean_environment, m
 
     monkeypatch.setattr('tempfile.tempdir', str(tmp_path))
     monkeypatch.setattr(cli, '_run_command', fail)
+    # An earlier test in this process may have made the modules of `tests` modules of the user.
+    monkeypatch.setattr(user_modules, 'allowed', set())
     assert cli.main(['info']) == 1
     [line] = capsys.readouterr().err.splitlines()
     [file] = tmp_path.iterdir()

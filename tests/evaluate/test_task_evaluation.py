@@ -148,7 +148,7 @@ def test_results_are_appended_after_a_truncated_line(tmp_path):
             writer.write(report, step, tmp_path)
         with (tmp_path / 'metrics.jsonl').open('a') as file:
             file.write('{"kind": "val')
-    assert results.evaluated_steps(str(tmp_path), 'validation', ['a']) == {1, 2}
+    assert results.evaluated_steps(str(tmp_path), {'validation/a': ''}) == {1, 2}
     assert b'\n\n' not in (tmp_path / 'metrics.jsonl').read_bytes()
 
 

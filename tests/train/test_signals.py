@@ -66,11 +66,12 @@ def command(monkeypatch, tmp_path):
     monkeypatch.setattr(train.arguments, 'load', lambda *_, **__: None)
     parts = {
         'step_config': types.SimpleNamespace(model=None),
+        'dataset': types.SimpleNamespace(pack=False),
         'recovery': types.SimpleNamespace(on_save_failure='stop'),
     }
     settings = types.SimpleNamespace(tasks=1, evaluation=None, **parts)
     monkeypatch.setattr('remixer_t5x.config.resolved.call_configured', lambda *_, **__: settings)
-    monkeypatch.setattr('remixer_t5x.testing.check.check_custom_sublayers', lambda _: [])
+    monkeypatch.setattr('remixer_t5x.testing.check.check_custom_sublayers', lambda *_: [])
     monkeypatch.setattr('remixer_t5x.config.loading.config_text', lambda: '')
     monkeypatch.setattr(train, '_flops_per_step', lambda _: None)
     monkeypatch.setattr(loop, 'train', stopped)

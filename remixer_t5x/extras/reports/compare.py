@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remixer_t5x import ranges
+from remixer_t5x import ranges, untrusted_files
 from remixer_t5x.cli import arguments, console, train
 from remixer_t5x.cli.command import Command
 from remixer_t5x.errors import UserError
@@ -284,7 +284,7 @@ def _count_costs(args: argparse.Namespace, runs: Plan, check_runs: bool) -> dict
         counts[label, setting] = equal.count_cost(args, name, runs.models[label], flags)
         folders = [runs.build_cell(label, setting, seed).folder for seed in runs.seeds] if check_runs else []
         for config in (folder / model_dir.CONFIG for folder in folders):
-            text = config.read_text(encoding='utf-8') if config.is_file() else ''
+            text = untrusted_files.read_text(config, 'restore it, or remove it') if config.is_file() else ''
             if changed := changes.describe_config(text, loading.config_text(), _CHANGEABLE):
                 raise UserError(
                     f'{config.parent} was started with other settings ({changed}); restore them, or use another '

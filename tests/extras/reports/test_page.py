@@ -52,7 +52,7 @@ def pictures():
     ]
 
 
-def _run(name, seed):
+def _run(name, seed, setting=0):
     timing = {'tokens_per_second': 9.0, 'host_mib': 5.0}
     logged = [MetricsRecord('train', step, {'loss': 3.0 / step}, timing) for step in (1, 2)]
     logged += [
@@ -60,7 +60,7 @@ def _run(name, seed):
         MetricsRecord('eval/cogs', 2, {f't{n}': 50.0 for n in range(8)}, {}),
     ]
     row = {'index': 0, 'input': EVIL, 'target': EVIL, 'prediction': f'other {EVIL}'}
-    return RecordedRun(name, f'/runs/{EVIL}', logged, f"SEED = {seed}\nX = '{EVIL}{seed}'\n", (), {EVIL: [row]})
+    return RecordedRun(name, f'/runs/{EVIL}', logged, f"SEED = {seed}\nX = '{EVIL}{setting}'\n", (), {EVIL: [row]})
 
 
 def test_the_scale_of_a_matrix_can_ignore_its_diagonal():
@@ -73,7 +73,7 @@ def test_the_scale_of_a_matrix_can_ignore_its_diagonal():
 @pytest.fixture(scope='module')
 def text(pictures):
     learned = [page.WeightPictures(EVIL, pictures, EVIL), page.WeightPictures('none', about=f'No pictures: {EVIL}')]
-    return page.render_page([_run(EVIL, 1), _run('other', 2)], learned)
+    return page.render_page([_run(EVIL, 1), _run('other', 2, 1)], learned)
 
 
 def test_every_element_is_closed_and_every_id_is_unique(text):
@@ -106,9 +106,9 @@ def test_text_from_files_is_escaped(text):
 def test_the_page_has_memory_pictures_and_deviations(text):
     for words in ('5 MiB', 'prefers-color-scheme: dark', 'name="viewport"', '@media print', 'was learned'):
         assert words in text, words
-    # The first two runs differ in more than their seed, the others in nothing.
+    # The first two runs differ in more than their seed, the others only in their seed.
     assert '(2)</span>' not in text
-    assert '± 0.00 (2)</span>' in page.render_page([_run('a', 1), _run('a/b', 1)])
+    assert '± 0.00 (2)</span>' in page.render_page([_run('a', 1), _run('a/b', 2)])
 
 
 def test_figures_use_the_colours_of_the_page(pictures):
