@@ -360,7 +360,7 @@ OWN_TEXT = ['--gin_file=data/own_text.gin', '--gin.TXT_DOCUMENTS=line', *gin({'F
         ('lines', 'the data for training'),
         ('text', 'the vocabulary for training'),
         ('checkpoint', 'the checkpoint'),
-        ('examples', 'the examples of validation/lines'),
+        ('examples', 'the examples of lines'),
         ('input', 'the texts of INPUT'),
     ],
 )
