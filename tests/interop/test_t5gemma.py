@@ -13,7 +13,7 @@ from remixer_t5x.cli.convert.conversions import build_from_text
 from remixer_t5x.devices.partition import unbox
 from remixer_t5x.interop.huggingface import folders
 from remixer_t5x.interop.huggingface.t5gemma import T5Gemma
-from remixer_t5x.interop.huggingface.traced_modules import Refusal
+from remixer_t5x.interop.huggingface.traced_modules import Refusal, TracedModules
 from remixer_t5x.models import interface
 from tests.support import hf_folders
 from tests.support.error_lines import error_message
@@ -114,4 +114,4 @@ def test_an_unsupported_setting_of_config_json_is_named(tiny, tmp_path, setting,
 def test_a_model_with_one_embedding_is_not_a_t5gemma():
     model = build_model('models/modern_t5.gin', 'sizes/tiny.gin', VOCAB_SIZE=48)
     with pytest.raises(Refusal, match='shared_embedding of the model is True, not False'):
-        T5Gemma.describe(model, VOCABULARY, build_from_text)
+        T5Gemma.describe(model, VOCABULARY, TracedModules(model), build_from_text)

@@ -21,7 +21,7 @@ from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import converted, safetensors_files, shared_folder
 from remixer_t5x.interop.huggingface.t5 import T5
-from remixer_t5x.interop.huggingface.traced_modules import Refusal
+from remixer_t5x.interop.huggingface.traced_modules import Refusal, TracedModules
 from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
 from remixer_t5x.models import interface
 from remixer_t5x.models.interface import Model
@@ -224,10 +224,9 @@ def _check_t5x_network(model: Seq2Seq, vocabulary: Any) -> None:
     """Raises UserError if T5X's network, which has fixed norms and position biases, computes something else."""
     advice = t5x_checkpoint.KEEP_NAMES_ADVICE
     try:
-        t5, _ = T5.describe(model, vocabulary, build_from_text)
+        t5, _ = T5.describe(model, vocabulary, TracedModules(model), build_from_text)
     except Refusal as refusal:
-        difference = refusal.reason.partition(': ')[2]
-        raise UserError(f"T5X's network cannot represent this model: {difference}; {advice}") from refusal
+        raise UserError(f"T5X's network cannot represent this model: {refusal.reason}; {advice}") from refusal
     for name, value in {'epsilon': 1e-6, 'num_buckets': 32, 'max_distance': 128}.items():
         if getattr(t5, name) != value:
             raise UserError(f"{name} must be {value} in T5X's network, got {getattr(t5, name)}; {advice}")

@@ -174,12 +174,13 @@ class Family(abc.ABC):
         """
 
     @classmethod
-    def describe(cls, model: Any, vocabulary: Any, build: Callable[[str], Any]) -> tuple[Self, Runs]:
+    def describe(
+        cls, model: Any, vocabulary: Any, modules: TracedModules, build: Callable[[str], Any]
+    ) -> tuple[Self, Runs]:
         """Returns the equivalent Hugging Face model and the runs of layers. Raises Refusal if there is no equivalent.
 
-        `build` builds the model of a gin text. All modules of `model` must equal those of the equivalent model.
+        `build` builds the model of a gin text. All `modules` of the model must equal those of the equivalent model.
         """
-        modules = TracedModules(model, cls.kind)
         fields = cls.read_model(model, vocabulary, modules)
         runs = {}
         for side in cls.sides:

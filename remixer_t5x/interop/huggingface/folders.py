@@ -26,7 +26,7 @@ from remixer_t5x.interop.huggingface.parameter_table import Params, Runs
 from remixer_t5x.interop.huggingface.sentence_t5 import MODULES, SentenceT5
 from remixer_t5x.interop.huggingface.t5 import T5, T5Encoder
 from remixer_t5x.interop.huggingface.t5gemma import T5Gemma
-from remixer_t5x.interop.huggingface.traced_modules import Refusal
+from remixer_t5x.interop.huggingface.traced_modules import Refusal, TracedModules
 
 FAMILIES: tuple[type[Family], ...] = (
     *(T5, Bert, Gpt2, T5Encoder, SentenceT5, BertClassifier),
@@ -97,17 +97,18 @@ def describe(model: Any, vocabulary: Any, build: Callable[[str], Any]) -> tuple[
     `build` builds the model of a gin text. Raises Refusal if no family has an equivalent; the reason describes the
     first difference.
     """
-    refusals = []
-    for family in FAMILIES:
-        if isinstance(model, family.model_class):
-            try:
-                return family.describe(model, vocabulary, build)
-            except Refusal as refusal:
-                refusals.append(refusal)
-    if refusals:
-        raise refusals[0]
-    kinds = ', '.join(family.kind for family in FAMILIES)
-    raise Refusal(f'no Hugging Face model corresponds to MODEL_TYPE = {model.model_type!r} (supported: {kinds})')
+    families = [family for family in FAMILIES if isinstance(model, family.model_class)]
+    if not families:
+        kinds = ', '.join(family.kind for family in FAMILIES)
+        raise Refusal(f'no Hugging Face model corresponds to MODEL_TYPE = {model.model_type!r} (supported: {kinds})')
+    modules, refusals = TracedModules(model), []
+    for family in families:
+        try:
+            return family.describe(model, vocabulary, modules, build)
+        except Refusal as refusal:
+            reason = f"Hugging Face's {family.kind} cannot represent this model: {refusal.reason}"
+            refusals.append(Refusal(reason))
+    raise refusals[0]
 
 
 def write(path: str, family: Family, params: Params, runs: Runs, dtype: str = 'float32') -> pathlib.Path:

@@ -23,7 +23,7 @@ _TRAINING_FIELDS = (
 
 
 class Refusal(UserError):
-    """Raised if a model has no Hugging Face equivalent; `reason` describes the first difference."""
+    """Raised if another format cannot represent a model; `reason` describes the first difference."""
 
     def __init__(self, reason: str):
         self.reason = reason
@@ -47,12 +47,10 @@ def record_modules(model: Model) -> tuple[dict[Path, nn.Module], dict[Path, tupl
 class TracedModules:
     """The modules of a model by path, such as `encoder/layer/self_attention`.
 
-    The layers of a stack have the same path, because the same layers can be grouped into different runs. `kind` is the
-    Hugging Face model that the errors name.
+    The layers of a stack have the same path, because the same layers can be grouped into different runs.
     """
 
-    def __init__(self, model: Model, kind: str):
-        self._kind = kind
+    def __init__(self, model: Model):
         self._modules: dict[str, list[nn.Module]] = {}
         for path, module in record_modules(model)[0].items():
             if not isinstance(module, Block) and not re.fullmatch(r'run_\d+', path[-1] if path else ''):
@@ -62,7 +60,7 @@ class TracedModules:
     def require(self, holds: bool, difference: str) -> None:
         """Raises Refusal with the text `difference` unless `holds` is true."""
         if not holds:
-            raise Refusal(f"Hugging Face's {self._kind} cannot represent this model: {difference}")
+            raise Refusal(difference)
 
     def __contains__(self, path: str) -> bool:
         return path in self._modules
@@ -83,7 +81,7 @@ class TracedModules:
 
     def require_equal(self, expected: Model) -> None:
         """Raises Refusal for the first module or setting that differs from those of `expected`."""
-        ours, theirs = self._modules, TracedModules(expected, self._kind)._modules
+        ours, theirs = self._modules, TracedModules(expected)._modules
         for path, modules in ours.items():
             self.require(path in theirs, f'it has a {type(modules[0]).__name__} as {path}')
             others = [_read_settings(module) for module in theirs[path]]
