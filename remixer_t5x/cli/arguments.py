@@ -68,7 +68,10 @@ _GENERATION_OPTIONS = {
 
 
 def add_decoder(parser: argparse.ArgumentParser, batch_size: str) -> Any:
-    """Adds decoder flags, and `--batch_size` for the macro `batch_size`; returns the group of exclusive flags."""
+    """Adds the decoder flags, and `--batch_size`, which sets the macro `batch_size`.
+
+    Returns the group of mutually exclusive flags.
+    """
     add_macro(parser, '--batch_size', batch_size, 'texts per batch, over all devices', metavar='N')
     group = parser.add_mutually_exclusive_group()
     group.add_argument('--beams', metavar='N', type=whole_number(2), help='beam search with N beams')

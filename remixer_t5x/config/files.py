@@ -107,8 +107,10 @@ def advise_file(setting: str) -> str:
     # An experiment file configures a complete run, and commands add the other files themselves.
     excluded = ('experiments/', 'defaults', 'runs/eval', 'runs/infer')
     texts = {name: text for name, text in shipped().items() if not name.startswith(excluded)}
-    direct = {n for n, t in texts.items() if setting in t.macros_set or re.search(rf'^{setting}\.', t.text, re.M)}
-    names = [n for n, t in texts.items() if not direct.isdisjoint([n, *(m['file'] for m in _INCLUDE.finditer(t.text))])]
+    pattern = re.compile(rf'^{setting}\.', re.M)
+    direct = {name for name, text in texts.items() if setting in text.macros_set or pattern.search(text.text)}
+    including = {name: [match['file'] for match in _INCLUDE.finditer(text.text)] for name, text in texts.items()}
+    names = [name for name, included in including.items() if not direct.isdisjoint([name, *included])]
     first, *others = sorted(names, key=lambda name: name not in _PREFERRED) or ['']
     alternatives = ', '.join(others) if len(others) < MAX_FILES_LISTED else 'another file that sets it'
     return first and f'; add --gin_file={first}' + (f', or {alternatives}' if others else '')

@@ -66,7 +66,7 @@ def frames_of(error: BaseException) -> traceback.StackSummary:
     names = allowed - sys.stdlib_module_names - {'remixer_t5x', 'remixer_tasks'}
 
     def is_users(frame: types.FrameType) -> bool:
-        # Autograph runs generated files with the globals of the original module.
+        # AutoGraph executes generated files, whose globals are those of the original module.
         path, module = frame.f_code.co_filename, frame.f_globals.get('__name__', '')
         is_file = path == frame.f_globals.get('__file__') and f'-packages{os.sep}' not in path
         return is_file and module.partition('.')[0] in names

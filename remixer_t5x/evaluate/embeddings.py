@@ -58,14 +58,21 @@ def mean_vector(tokens: np.ndarray) -> np.ndarray:
 
 
 def sentence_vectors(
-    model: Any, predictor: predictions.Predictor, params: Any, ids: Sequence[Sequence[int]], mean: np.ndarray
+    model: Any,
+    predictor: predictions.Predictor,
+    params: Any,
+    ids: Sequence[Sequence[int]],
+    mean: np.ndarray | None = None,
 ) -> np.ndarray:
     """Returns the embeddings of texts, [texts, outputs] float32.
 
-    `ids` are the token ids of each text, and `mean` are the means of the token vectors, [texts, embed].
+    `ids` are the token ids of each text. `mean` are the means of the token vectors, [texts, embed]; None computes them
+    if they are needed.
     """
     if model.model_type == batch_formats.EMBEDDING:
         return predictor.embed(params, ids)
+    if mean is None:
+        mean = np.stack([*map(mean_vector, predictor.encode(params, ids))])
     project = getattr(model, 'project_sentence', None)
     return mean if project is None else np.asarray(project(params, mean), np.float32)
 

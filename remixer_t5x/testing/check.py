@@ -138,7 +138,10 @@ def check_custom_sublayers(model: interface.Model, packed: bool = False) -> list
 
 
 def _check_reads(name: str, fixture: SublayerFixture, packed: bool) -> str:
-    """Describes which tokens a custom sublayer reads. Raises UserError if it reads later tokens in a decoder."""
+    """Checks which tokens a custom sublayer reads, and describes the result.
+
+    Raises UserError if a decoder's sublayer reads later tokens.
+    """
     advice = f'remixer_t5x.testing.check_sublayer({name})'
     leaks: Any = []
     try:

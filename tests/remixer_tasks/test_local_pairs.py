@@ -206,7 +206,7 @@ def test_a_csv_row_with_a_malformed_line_in_a_cell_is_skipped(tmp_path):
     [('a.tsv', 'a\tb\n1\t2\n\t\n'), ('a.csv', 'a,b\n1,2\n,\n'), ('a.csv', 'a\n1\n""\n'), ('a.tsv', 'a\n1\n \n')],
 )
 def test_infer_skips_no_row_of_a_table(tmp_path, name, content):
-    """Blank lines may precede the header and follow the last row, because predictions are matched to rows by number."""
+    """Blank lines are allowed only outside of the rows, because predictions are matched to rows by number."""
     path, last = tmp_path / name, content.splitlines()[-1]
     inputs = pair_inputs.texts(TextInputs(str(path)), 'is {a}?')
     path.write_text(f'\n{content}\n\n')

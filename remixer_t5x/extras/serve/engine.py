@@ -153,8 +153,7 @@ class Engine:
             if rows[0].operation == 'score':
                 return predictor.score(params, inputs, [row.targets for row in rows]).tolist()
             if rows[0].operation == 'encode':
-                mean = np.stack([*map(embeddings.mean_vector, predictor.encode(params, inputs))])
-                return list(embeddings.sentence_vectors(self.trained.model, predictor, params, inputs, mean))
+                return list(embeddings.sentence_vectors(self.trained.model, predictor, params, inputs))
             settings = [(name, [row.settings[name] for row in rows], dtype) for name, dtype in SETTINGS.items()]
             return predictor.predict(params, inputs, arrays={name: np.asarray(*values) for name, *values in settings})
         except Exception as error:

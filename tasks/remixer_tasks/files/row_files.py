@@ -200,7 +200,7 @@ def _csv_rows(path: str, layout: RowLayout, malformed: BadRecords) -> Rows:
 
 
 def _csv_cells(path: str, layout: RowLayout, malformed: BadRecords) -> Iterator[tuple[int, list[str]]]:
-    # Line numbers of the current row, and the number of malformed lines before the row.
+    # First and last line number of the current row, and the number of malformed lines before the row.
     first = last = skipped = 0
 
     def read_lines() -> Iterator[str]:

@@ -41,8 +41,8 @@ CHARACTER_COVERAGE = 0.9995
 THREADS = 4
 # Every trained vocabulary contains these characters, because labels of tasks use them ('not_entailment').
 REQUIRED = string.digits + string.ascii_letters + string.punctuation
-# Replaces `sentinel_pattern`. The first space is part of the sentinel's piece. After the second space, SentencePiece
-# starts a word.
+# Replacement for matches of `sentinel_pattern`. The first space is part of the sentinel's piece. After the second
+# space, SentencePiece starts a word.
 SPACED_SENTINEL = r' <extra_id_\1> '
 _PROTO: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]  # made at run time
 _PIECE = _PROTO.SentencePiece
