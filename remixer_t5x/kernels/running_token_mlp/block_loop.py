@@ -113,35 +113,16 @@ def _backward(kernel: ModuleType, activation: Activation, tokens: Tokens, gradie
     if block == length:
         return tuple(kernel.backward(activation, tokens, None, None, gradient)[:3])
 
-    # Store A before each group of about `hidden` tokens. For the current group, also store A before each block.
-    groups = -(-length // max(block, tokens.w_in.shape[-1]))
-    group = -(-length // (groups * block)) * block
-
     def block_gradients(later, inputs):
         tokens, start, gradient = inputs
         *gradients, later = kernel.backward(activation, tokens, start, later, gradient)
         return later, gradients
 
-    def group_gradients(later, inputs):
-        tokens, start, gradient = inputs
-        blocks = split_blocks(tokens, block)
-        later, gradients = jax.lax.scan(
-            block_gradients,
-            later,
-            (blocks, _states_before_blocks(blocks, start), split_blocks(gradient, block)),
-            reverse=True,
-        )
-        return later, [join_blocks(array, group) for array in gradients]
-
-    zeros, blocks = initial_state(tokens), split_blocks(tokens, group)
-    inputs = blocks, _states_before_blocks(blocks, zeros), split_blocks(gradient, group)
-    _, gradients = jax.lax.scan(group_gradients, zeros, inputs, reverse=True)
+    zeros, blocks = initial_state(tokens), split_blocks(tokens, block)
+    _, starts = jax.lax.scan(lambda start, tokens: (_add_block(start, tokens), start), zeros, blocks)
+    inputs = blocks, starts, split_blocks(gradient, block)
+    _, gradients = jax.lax.scan(block_gradients, zeros, inputs, reverse=True)
     return tuple(join_blocks(array, length) for array in gradients)
-
-
-def _states_before_blocks(blocks: Tokens, start: jax.Array) -> jax.Array:
-    """Computes the state A before each block; `start` is the state before the first block."""
-    return jax.lax.scan(lambda start, tokens: (_add_block(start, tokens), start), start, blocks)[1]
 
 
 def initial_state(tokens: Tokens) -> jax.Array:
