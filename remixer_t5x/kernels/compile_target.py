@@ -102,20 +102,11 @@ def batch_and_head_axes(batch: int, heads: int) -> tuple[Any, Any]:
     names = nn.logical_to_mesh_axes((axes.BATCH, axes.HEADS)) if rules else PartitionSpec(None, None)
 
     def axes_if_divisible(mesh_axes: Any, size: int) -> Any:
-        shards = _num_shards(mesh, mesh_axes)
+        mesh_names = (mesh_axes,) if isinstance(mesh_axes, str) else mesh_axes or ()
+        shards = math.prod(mesh.shape.get(name, 1) for name in mesh_names)
         return mesh_axes if shards > 1 and size % shards == 0 else None
 
     return axes_if_divisible(names[0], batch), axes_if_divisible(names[1], heads)
-
-
-def heads_per_device(batch: int, heads: int) -> int:
-    """Returns the number of attention heads per device for arrays with this batch size and number of heads."""
-    return heads // _num_shards(jax.sharding.get_abstract_mesh(), batch_and_head_axes(batch, heads)[1])
-
-
-def _num_shards(mesh: Any, mesh_axes: Any) -> int:
-    names = (mesh_axes,) if isinstance(mesh_axes, str) else mesh_axes or ()
-    return math.prod(mesh.shape.get(name, 1) for name in names)
 
 
 def on_each_device(run: Callable, in_specs: Any, out_specs: Any) -> Callable:

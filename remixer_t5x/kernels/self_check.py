@@ -74,6 +74,15 @@ class KernelVerdict(NamedTuple):
         return f'failed its self-check ({check.dtype}, {check.call}): {reason}'
 
 
+def check_shapes(tree: Any, rows: int | None = None) -> Any:
+    """Returns the `jax.ShapeDtypeStruct` of each array; if `rows` is set, it replaces the size of the first axis."""
+
+    def shape(array: jax.Array) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(array.shape if rows is None else (rows, *array.shape[1:]), array.dtype)
+
+    return jax.tree.map(shape, tree)
+
+
 _RECORDED_CHECKS: contextvars.ContextVar[dict[str, KernelCheck] | None] = contextvars.ContextVar('record', default=None)
 
 

@@ -8,15 +8,14 @@ cudnn       cuDNN's fused attention for NVIDIA GPUs (`cudnn.py`)
 
 import functools
 from types import ModuleType
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.kernels import compile_target, self_check
+from remixer_t5x.kernels import self_check
 from remixer_t5x.kernels.attention import cudnn, tpu
-from remixer_t5x.kernels.attention.formula import Bias, DistanceBias, Visibility, dot_product_attention, expand_bias
+from remixer_t5x.kernels.attention.formula import Bias, Visibility, dot_product_attention, expand_bias
 from remixer_t5x.kernels.compile_target import target_platform
 
 # Maps each platform to the name of its kernel in the setting ATTENTION, and the module that implements the kernel.
@@ -86,28 +85,17 @@ def _attend_by_formula(
 def _build_check(
     name: str, kernel: ModuleType, query: jax.Array, key: jax.Array, visibility: Visibility, bias: Bias
 ) -> self_check.KernelCheck:
-    """Builds a self-check of the kernel with this call's shapes and the number of heads per device."""
-    (batch, queries, heads, width), keys, rows = query.shape, key.shape[1], self_check.ROWS
-    heads, kv_heads = (compile_target.heads_per_device(batch, count) for count in (heads, key.shape[2]))
-    shape = jax.ShapeDtypeStruct
-    query_shape, key_shape = (shape((rows, *size, width), query.dtype) for size in ((queries, heads), (keys, kv_heads)))
+    """Builds a self-check of the kernel with this call's shapes and flags."""
+    _, queries, heads, width = query.shape
     packed = visibility.query_segments is not None
-    segments = [shape((rows, length), jnp.int32) for length in (queries, keys)]
-    bias_shape: Any = None
-    if isinstance(bias, DistanceBias):
-        bias_shape = DistanceBias(shape((heads, bias.by_distance.shape[1]), bias.by_distance.dtype))
-    elif bias is not None:
-        bias_shape = shape((1, heads, queries, keys), bias.dtype)
-    flags = ('causal', visibility.causal), ('packed', packed), ('with bias', bias is not None)
-    details = [f'{queries} x {keys} tokens', f'{heads} heads of {width}', *(flag for flag, is_on in flags if is_on)]
-    details += [f'{kv_heads} key heads'] * (kv_heads != heads)
+    call = f'{queries} x {key.shape[1]} tokens, {heads} heads of {width}'
+    call += ', causal' * visibility.causal + ', packed' * packed + ', with bias' * (bias is not None)
     run, formula = kernel.attend, _attend_by_formula
     if visibility.window is not None:
-        details.append(f'a window of {visibility.window}')
+        call += f', a window of {visibility.window}'
         run, formula = (functools.partial(_mask_queries_without_keys, attend) for attend in (run, formula))
-    visible = Visibility(segments[0] if packed else None, segments[1], visibility.causal, window=visibility.window)
-    operands = query_shape, key_shape, key_shape, visible, bias_shape
-    return self_check.KernelCheck(name, ', '.join(details), run, formula, operands, packed)
+    operands = *self_check.check_shapes((query, key, key, visibility), self_check.ROWS), self_check.check_shapes(bias)
+    return self_check.KernelCheck(name, call, run, formula, operands, packed)
 
 
 def _mask_queries_without_keys(attend, query, key, value, visibility, bias):

@@ -12,7 +12,7 @@ from types import ModuleType
 import jax
 import jax.numpy as jnp
 
-from remixer_t5x.kernels import compile_target, self_check
+from remixer_t5x.kernels import self_check
 from remixer_t5x.kernels.compile_target import on_cpu, target_platform
 from remixer_t5x.kernels.running_token_mlp import token_loop, tpu, unrolled
 from remixer_t5x.kernels.running_token_mlp.block_loop import Activation, mix_by_blocks
@@ -48,7 +48,7 @@ def mix_through_running_hidden(
     if target_platform() == 'tpu':
         unsupported_reason = tpu.unsupported_reason(w_in, value)
         if unsupported_reason is None:
-            unsupported_reason = self_check.failure_reason(_build_check(packed, activation, w_in, value, hidden_scale))
+            unsupported_reason = self_check.failure_reason(_build_check(packed, activation, *operands))
         if unsupported_reason is None:
             kernel = tpu
         else:
@@ -66,21 +66,14 @@ def _mix_with_kernel(
     return mix_by_blocks(kernel, activation, w_in, value, w_out, keep, scale)
 
 
-def _build_check(
-    packed: bool, activation: Activation, w_in: jax.Array, value: jax.Array, scale: jax.Array | None
-) -> self_check.KernelCheck:
-    """Builds a self-check of the TPU kernel with this call's shapes and the number of heads per device."""
-    (batch, length, heads, hidden), features, rows = w_in.shape, value.shape[-1], self_check.ROWS
-    heads = compile_target.heads_per_device(batch, heads)
-    weights = jax.ShapeDtypeStruct((rows, length, heads, hidden), w_in.dtype)
-    inputs = jax.ShapeDtypeStruct((rows, length, heads, features), value.dtype)
-    ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
-    scales = None if scale is None else jax.ShapeDtypeStruct((rows, length), scale.dtype)
+def _build_check(packed: bool, activation: Activation, w_in, value, w_out, ids, scale) -> self_check.KernelCheck:
+    """Builds a self-check of the TPU kernel with this call's shapes."""
+    _, length, heads, hidden = w_in.shape
     return self_check.KernelCheck(
         'running_token_mlp_tpu',
-        f'{length} tokens, {heads} heads of {hidden} units and {features} features{", packed" * packed}',
+        f'{length} tokens, {heads} heads of {hidden} units and {value.shape[-1]} features{", packed" * packed}',
         functools.partial(_mix_with_kernel, tpu, packed, activation),
         functools.partial(_mix_with_kernel, token_loop, packed, activation),
-        (weights, inputs, weights, ids, scales),
+        self_check.check_shapes((w_in, value, w_out, ids, scale), self_check.ROWS),
         packed,
     )

@@ -50,38 +50,29 @@ def mix_windows(weights: TokenMLP, tokens: jax.Array, scale: jax.Array | None, i
     platform = target_platform()
     if kernel := _KERNELS.get(platform):
         unsupported_reason = kernel.unsupported_reason(weights.wi, tokens)
+        shape = len(tokens), weights.wi.shape[1]
+        out = jnp.broadcast_to(weights.wo, shape) if scale is None else weights.wo * scale
+        operands = weights.wi, weights.wi_bias, out, tokens, ids
+        # The GPU kernel needs no check, because XLA generates it.
         if unsupported_reason is None and platform == 'tpu':
-            unsupported_reason = self_check.failure_reason(_build_check(weights, tokens, ids))
+            unsupported_reason = self_check.failure_reason(_build_check(*operands))
         if unsupported_reason is None:
-            shape = len(tokens), weights.wi.shape[1]
-            out = jnp.broadcast_to(weights.wo, shape) if scale is None else weights.wo * scale
-            return kernel.mix(weights.wi, weights.wi_bias, out, tokens, ids) + weights.wo_bias
+            return kernel.mix(*operands) + weights.wo_bias
         self_check.log_fallback('the window mixer', f'the {platform} kernel', unsupported_reason)
     return _mix_by_formula(weights, tokens, scale, ids)
 
 
-def _build_check(weights: TokenMLP, tokens: jax.Array, ids: jax.Array | None) -> self_check.KernelCheck:
-    """Builds a self-check of the TPU kernel. The GPU kernel needs no check, because XLA generates it."""
-    (window, hidden), (_, length, features), rows = weights.wi.shape, tokens.shape, self_check.ROWS
-    shapes = (window, hidden), (hidden,), (rows, hidden), (rows, length, features)
-    operands = [jax.ShapeDtypeStruct(shape, tokens.dtype) for shape in shapes]
-    id_shape = None if ids is None else jax.ShapeDtypeStruct((rows, length), jnp.int32)
-    call = f'{length} tokens, window {window}, {hidden} units, {features} features'
-    return self_check.KernelCheck(
-        'window_mlp_tpu',
-        call if ids is None else f'{call}, packed',
-        tpu.mix,
-        _formula_for_check,
-        (*operands, id_shape),
-        packed=ids is not None,
-    )
+def _build_check(wi, bias, out, tokens, ids) -> self_check.KernelCheck:
+    """Builds a self-check of the TPU kernel with this call's shapes."""
+    (window, hidden), (_, length, features), packed = wi.shape, tokens.shape, ids is not None
 
+    def formula(wi, bias, out, tokens, ids):
+        ones, zero = jnp.ones(hidden, wi.dtype), jnp.zeros((), wi.dtype)
+        return _mix_by_formula(TokenMLP(wi, bias, ones, zero), tokens, out, ids)
 
-def _formula_for_check(
-    wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: jax.Array | None
-) -> jax.Array:
-    ones, zero = jnp.ones(wi.shape[1], wi.dtype), jnp.zeros((), wi.dtype)
-    return _mix_by_formula(TokenMLP(wi, bias, ones, zero), tokens, out, ids)
+    shapes = *self_check.check_shapes((wi, bias)), *self_check.check_shapes((out, tokens, ids), self_check.ROWS)
+    call = f'{length} tokens, window {window}, {hidden} units, {features} features{", packed" * packed}'
+    return self_check.KernelCheck('window_mlp_tpu', call, tpu.mix, formula, shapes, packed)
 
 
 @jax.custom_vjp

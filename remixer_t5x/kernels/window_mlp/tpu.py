@@ -39,31 +39,13 @@ class _Operands(NamedTuple):
         tokens: [batch, length, features], zero at padding; the length is a multiple of BLOCK.
         weights: [hidden * BLOCK, 2 * BLOCK] in tokens' dtype. Each row contains the weights of all tokens of the
             previous and the current block for one hidden unit of one token.
-        bias: [hidden] float32.
-        out: [batch, hidden] float32.
-        ids: [batch, length] int32, the example id of each token in packed rows; None if each row is a single example.
+        same_example: [batch, length, 2 * BLOCK] in tokens' dtype, 1 for pairs of tokens of the same example, otherwise
+            0; None if each row is a single example.
+        bias: [hidden] float32; the kernels read it from scalar memory.
+        out: [batch, hidden] float32; the kernels read it from scalar memory.
     """
 
     tokens: Any
-    weights: Any
-    bias: Any
-    out: Any
-    ids: Any
-
-
-class _Blocks(NamedTuple):
-    """Inputs of a kernel program.
-
-    Attributes:
-        before: the tokens of the previous block, [BLOCK, tile].
-        current: the tokens of the current block, [BLOCK, tile].
-        weights, bias, out: the fields of `_Operands`; bias and out are stored in scalar memory.
-        same_example: [BLOCK, 2 * BLOCK] in tokens' dtype, 1 for pairs of tokens of the same example, otherwise 0; None
-            if rows are not packed.
-    """
-
-    before: Any
-    current: Any
     weights: Any
     same_example: Any
     bias: Any
@@ -96,8 +78,11 @@ def mix(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: 
     fill = ((0, 0), (0, -length % BLOCK))
     weights = expand_window_weights(wi.astype(tokens.dtype), BLOCK).reshape(-1, 2 * BLOCK)
     tokens = jnp.pad(tokens, (*fill, (0, 0)))
-    ids = None if ids is None else jnp.pad(ids, fill)
-    return _mix(_Operands(tokens, weights, bias.astype(_FLOAT32), out.astype(_FLOAT32), ids))[:, :length]
+    same_example = None
+    if ids is not None:
+        same_example = is_same_example(jnp.pad(ids, fill), BLOCK).reshape(*tokens.shape[:2], -1).astype(tokens.dtype)
+    operands = _Operands(tokens, weights, same_example, bias.astype(_FLOAT32), out.astype(_FLOAT32))
+    return _mix(operands)[:, :length]
 
 
 @jax.custom_vjp
@@ -116,7 +101,7 @@ def _backward_rule(operands: _Operands, gradient: jax.Array) -> tuple[_Operands]
     run = on_each_device(_backward, (specs, by_row), (by_row, by_row, by_row, by_row))
     tokens, weights, bias, out = run(operands, gradient)
     weights, bias = jnp.sum(weights, axis=0).astype(operands.weights.dtype), jnp.sum(bias, axis=0)
-    return (_Operands(tokens, weights, bias, out, None),)
+    return (_Operands(tokens, weights, None, bias, out),)
 
 
 _mix.defvjp(_forward_rule, _backward_rule)
@@ -126,55 +111,49 @@ def _partition_specs(operands: _Operands) -> tuple[PartitionSpec, _Operands]:
     """Returns the partition spec of arrays whose first axis is the batch, and the partition specs of the operands."""
     rows, _ = batch_and_head_axes(operands.tokens.shape[0], 1)
     by_row, whole = PartitionSpec(rows), PartitionSpec()
-    return by_row, _Operands(by_row, whole, whole, by_row, None if operands.ids is None else by_row)
+    return by_row, _Operands(by_row, whole, None if operands.same_example is None else by_row, whole, by_row)
 
 
 def _forward(operands: _Operands) -> jax.Array:
-    plan, blocks = _Plan(operands), _build_blocks(operands)
+    plan = _Plan(operands)
     return pl.pallas_call(
         functools.partial(_forward_kernel, plan),
         grid=plan.grid,
-        in_specs=[plan.block_specs(blocks)],
+        in_specs=plan.in_specs,
         out_specs=plan.current,
         out_shape=jax.ShapeDtypeStruct(operands.tokens.shape, operands.tokens.dtype),
         scratch_shapes=[plan.hidden_scratch(_FLOAT32)],
-        cost_estimate=plan.estimate_cost(1, blocks, blocks.current),
+        cost_estimate=plan.estimate_cost(1, operands, operands.tokens, operands.tokens),
         interpret=interprets_kernels(),
         name='window_mlp_forward',
-    )(blocks)
+    )(operands.tokens, operands)
 
 
 def _backward(operands: _Operands, gradient: jax.Array) -> tuple[jax.Array, ...]:
     """Computes the gradients of the operands; those of the weights and the bias have a leading axis of size 1."""
-    plan, blocks = _Plan(operands), _build_blocks(operands)
+    plan = _Plan(operands)
     token_shape, bias_shape = operands.tokens.shape, (plan.hidden, plan.tile)
-    shapes = token_shape, token_shape, blocks.weights.shape, bias_shape, (plan.batch, *bias_shape)
+    shapes = token_shape, token_shape, operands.weights.shape, bias_shape, (plan.batch, *bias_shape)
     before, current, weights, bias, out = pl.pallas_call(
         functools.partial(_backward_kernel, plan),
         grid=plan.grid,
-        in_specs=[plan.block_specs(blocks), plan.current],
+        in_specs=[*plan.in_specs, plan.current],
         out_specs=(
             plan.current,
             plan.current,
-            plan.whole_array_spec(blocks.weights.shape),
-            plan.whole_array_spec(bias_shape),
-            plan.out_gradient,
+            plan.weights,
+            pl.BlockSpec(bias_shape, lambda row, block_index, tile: (0, 0)),
+            pl.BlockSpec((None, *bias_shape), lambda row, block_index, tile: (row, 0, 0)),
         ),
         out_shape=tuple(jax.ShapeDtypeStruct(shape, _FLOAT32) for shape in shapes),
         scratch_shapes=[plan.hidden_scratch(_FLOAT32), plan.hidden_scratch(operands.tokens.dtype)],
-        cost_estimate=plan.estimate_cost(3, blocks, (blocks.current, blocks.current, blocks.current)),
+        cost_estimate=plan.estimate_cost(3, operands, *[operands.tokens] * 4),
         interpret=interprets_kernels(),
         name='window_mlp_backward',
-    )(blocks, gradient)
+    )(operands.tokens, operands, gradient)
     # Each token has two gradients: as a token of the previous block and of the current block. Align and add them.
     earlier = jnp.pad(before[:, BLOCK:], ((0, 0), (0, BLOCK), (0, 0)))
     return (earlier + current).astype(operands.tokens.dtype), weights[None], bias.sum(axis=-1)[None], out.sum(axis=-1)
-
-
-def _build_blocks(operands: _Operands) -> _Blocks:
-    tokens, weights, bias, out, ids = operands
-    same_example = None if ids is None else is_same_example(ids, BLOCK).reshape(*ids.shape, -1).astype(tokens.dtype)
-    return _Blocks(tokens, tokens, weights, same_example, bias, out)
 
 
 class _Plan:
@@ -189,20 +168,14 @@ class _Plan:
         self.grid = (self.batch, self.length // BLOCK, self.features // self.tile)
         block = (None, BLOCK, self.tile)
         self.current = pl.BlockSpec(block, lambda row, block_index, tile: (row, block_index, tile))
-        self.before = pl.BlockSpec(block, lambda row, block_index, tile: (row, jnp.maximum(block_index - 1, 0), tile))
-        self.out_gradient = pl.BlockSpec((None, self.hidden, self.tile), lambda row, block_index, tile: (row, 0, 0))
-
-    def whole_array_spec(self, shape: tuple[int, int]) -> pl.BlockSpec:
-        return pl.BlockSpec(shape, lambda row, block_index, tile: (0, 0))
-
-    def block_specs(self, blocks: _Blocks) -> _Blocks:
+        before = pl.BlockSpec(block, lambda row, block_index, tile: (row, jnp.maximum(block_index - 1, 0), tile))
+        self.weights = pl.BlockSpec(operands.weights.shape, lambda row, block_index, tile: (0, 0))
         same_example = None
-        if blocks.same_example is not None:
+        if operands.same_example is not None:
             same_example = pl.BlockSpec((None, BLOCK, 2 * BLOCK), lambda row, block_index, tile: (row, block_index, 0))
         scalars = pl.BlockSpec(memory_space=pltpu.SMEM)
-        return _Blocks(
-            self.before, self.current, self.whole_array_spec(blocks.weights.shape), same_example, scalars, scalars
-        )
+        # The tokens are passed twice: as the previous block and as the current block.
+        self.in_specs = [before, _Operands(self.current, self.weights, same_example, scalars, scalars)]
 
     def hidden_scratch(self, dtype: Any) -> Any:
         return pltpu.VMEM((self.hidden * BLOCK, self.tile), dtype)
@@ -213,13 +186,13 @@ class _Plan:
         return pl.CostEstimate(flops=products * 4 * BLOCK * units, transcendentals=units, bytes_accessed=moved)
 
 
-def _load_weights_and_tokens(plan: _Plan, blocks: _Blocks) -> tuple[jax.Array, jax.Array]:
+def _load_weights_and_tokens(plan: _Plan, before_ref, operands: _Operands) -> tuple[jax.Array, jax.Array]:
     """Loads the weights, masked if rows are packed, and the tokens of both blocks, [2 * BLOCK, tile]."""
-    weights, before = blocks.weights[...], blocks.before[...]
-    if blocks.same_example is not None:
-        weights *= jnp.tile(blocks.same_example[...], (plan.hidden, 1))
+    weights, before = operands.weights[...], before_ref[...]
+    if operands.same_example is not None:
+        weights *= jnp.tile(operands.same_example[...], (plan.hidden, 1))
     before = jnp.where(pl.program_id(1) > 0, before, jnp.zeros_like(before))
-    return weights, jnp.concatenate([before, blocks.current[...]], axis=0)
+    return weights, jnp.concatenate([before, operands.tokens[...]], axis=0)
 
 
 def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int] = (1, 0)) -> jax.Array:
@@ -229,13 +202,13 @@ def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int] = (1, 0)) -> ja
     )
 
 
-def _forward_kernel(plan: _Plan, blocks: _Blocks, mixed_ref, hidden_ref):
+def _forward_kernel(plan: _Plan, before_ref, operands: _Operands, mixed_ref, hidden_ref):
     row = pl.program_id(0)
-    hidden_ref[...] = _dot(*_load_weights_and_tokens(plan, blocks))
+    hidden_ref[...] = _dot(*_load_weights_and_tokens(plan, before_ref, operands))
 
     def add_hidden_unit(unit, total):
-        hidden = hidden_ref[pl.ds(pl.multiple_of(unit * BLOCK, BLOCK), BLOCK)] + blocks.bias[unit]
-        return total + blocks.out[row, unit] * sigmoid_gelu(hidden)
+        hidden = hidden_ref[pl.ds(pl.multiple_of(unit * BLOCK, BLOCK), BLOCK)] + operands.bias[unit]
+        return total + operands.out[row, unit] * sigmoid_gelu(hidden)
 
     total = jax.lax.fori_loop(0, plan.hidden, add_hidden_unit, jnp.zeros((BLOCK, plan.tile), _FLOAT32))
     mixed_ref[...] = total.astype(mixed_ref.dtype)
@@ -243,7 +216,8 @@ def _forward_kernel(plan: _Plan, blocks: _Blocks, mixed_ref, hidden_ref):
 
 def _backward_kernel(
     plan: _Plan,
-    blocks: _Blocks,
+    before_ref,
+    operands: _Operands,
     gradient_ref,
     before_gradient_ref,
     current_gradient_ref,
@@ -266,14 +240,14 @@ def _backward_kernel(
         weights_gradient_ref[...] = jnp.zeros_like(weights_gradient_ref)
         bias_gradient_ref[...] = jnp.zeros_like(bias_gradient_ref)
 
-    weights, tokens = _load_weights_and_tokens(plan, blocks)
+    weights, tokens = _load_weights_and_tokens(plan, before_ref, operands)
     hidden_ref[...] = _dot(weights, tokens)
     gradient = gradient_ref[...].astype(_FLOAT32)
 
     def add_unit_gradients(unit, _):
         rows, unit_row = pl.ds(pl.multiple_of(unit * BLOCK, BLOCK), BLOCK), pl.ds(unit, 1)
-        units, slope = sigmoid_gelu_and_slope(hidden_ref[rows] + blocks.bias[unit])
-        hidden_gradient = blocks.out[row, unit] * gradient * slope
+        units, slope = sigmoid_gelu_and_slope(hidden_ref[rows] + operands.bias[unit])
+        hidden_gradient = operands.out[row, unit] * gradient * slope
         out_gradient_ref[unit_row] += jnp.sum(units * gradient, axis=0, keepdims=True)
         bias_gradient_ref[unit_row] += jnp.sum(hidden_gradient, axis=0, keepdims=True)
         hidden_gradient_ref[rows] = hidden_gradient.astype(hidden_gradient_ref.dtype)
@@ -283,6 +257,6 @@ def _backward_kernel(
     token_gradient = _dot(weights, hidden_gradient_ref[...], (0, 0))
     before_gradient_ref[...], current_gradient_ref[...] = token_gradient[:BLOCK], token_gradient[BLOCK:]
     weight_gradient = _dot(hidden_gradient_ref[...], tokens, (1, 1))
-    if blocks.same_example is not None:
-        weight_gradient *= jnp.tile(blocks.same_example[...], (plan.hidden, 1)).astype(_FLOAT32)
+    if operands.same_example is not None:
+        weight_gradient *= jnp.tile(operands.same_example[...], (plan.hidden, 1)).astype(_FLOAT32)
     weights_gradient_ref[...] += weight_gradient
