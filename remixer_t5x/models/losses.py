@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from remixer_t5x import axes, ranges
 from remixer_t5x.kernels.attention.formula import cap_logits
+from remixer_t5x.kernels.blocks import join_blocks, split_blocks
 from remixer_t5x.models.layers.dense import cast_and_gather
 
 MetricSums = dict[str, jax.Array]
@@ -105,17 +106,10 @@ def _chunk_logits_gradient(
     return (probabilities * scale[..., None] - target) * weights[..., None]
 
 
-def _split_into_chunks(config: CrossEntropy, *arrays: jax.Array) -> list[jax.Array]:
+def _split_into_chunks(max_length: int, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """Splits arrays [batch, length, ...] into equal chunks, [chunks, batch, chunk_length, ...], padded with zeros."""
     length = arrays[0].shape[1]
-    count = max(1, math.ceil(length / config.chunk_length))
-    size = math.ceil(length / count)
-    chunked = []
-    for array in arrays:
-        array = jnp.pad(array, [(0, 0), (0, count * size - length)] + [(0, 0)] * (array.ndim - 2))
-        array = array.reshape(array.shape[0], count, size, *array.shape[2:])
-        chunked.append(jnp.moveaxis(array, 1, 0))
-    return chunked
+    return split_blocks(arrays, math.ceil(length / math.ceil(length / max_length)))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 5))
@@ -150,7 +144,7 @@ def cross_entropy(
             sums, _ = _chunk_sums(config, token_logits(hidden, kernel, softcap), targets, weights)
         return jax.tree.map(jnp.add, total, sums), None
 
-    sums, _ = jax.lax.scan(body, _zero_sums(), _split_into_chunks(config, hidden, targets, weights))
+    sums, _ = jax.lax.scan(body, _zero_sums(), _split_into_chunks(config.chunk_length, hidden, targets, weights))
     return sums['loss'], sums
 
 
@@ -179,10 +173,9 @@ def _cross_entropy_forward(config, hidden, kernel, targets, weights, softcap):
 
     start = (_zero_sums(), jnp.zeros_like(kernel, dtype=jnp.float32))
     (sums, kernel_gradient), hidden_gradients = jax.lax.scan(
-        body, start, _split_into_chunks(config, hidden, targets, weights)
+        body, start, _split_into_chunks(config.chunk_length, hidden, targets, weights)
     )
-    batch, length, embed = hidden.shape
-    hidden_gradient = jnp.moveaxis(hidden_gradients, 0, 1).reshape(batch, -1, embed)[:, :length]
+    hidden_gradient = join_blocks(hidden_gradients, hidden.shape[1])
     return (sums['loss'], sums), (hidden_gradient, kernel_gradient.astype(kernel.dtype))
 
 
@@ -202,7 +195,6 @@ def score_and_match_targets(
 
     The results are [batch, length] float32 and [batch, length] bool. See `cross_entropy` for the arguments.
     """
-    config = CrossEntropy(chunk_length=chunk_length)
 
     def body(_, chunk):
         hidden, targets = chunk
@@ -211,11 +203,8 @@ def score_and_match_targets(
         is_best = target_logit >= jnp.max(logits, axis=-1)
         return None, (target_logit - jax.nn.logsumexp(logits, axis=-1), is_best)
 
-    def join(chunks: jax.Array) -> jax.Array:
-        return jnp.moveaxis(chunks, 0, 1).reshape(targets.shape[0], -1)[:, : targets.shape[1]]
-
-    _, (scores, is_best) = jax.lax.scan(body, None, _split_into_chunks(config, hidden, targets))
-    return join(scores), join(is_best)
+    _, (scores, is_best) = jax.lax.scan(body, None, _split_into_chunks(chunk_length, hidden, targets))
+    return join_blocks(scores, targets.shape[1]), join_blocks(is_best, targets.shape[1])
 
 
 def score_and_match_rows(

@@ -15,7 +15,7 @@ from remixer_t5x.kernels.attention.api import attention
 from remixer_t5x.kernels.attention.decoding import attend_step, memory_key_to_cache_layout, to_cache_layout
 from remixer_t5x.kernels.attention.formula import Bias, Visibility, attention_weights, expand_bias
 from remixer_t5x.models.layers import cache
-from remixer_t5x.models.layers.dropout import drop_value_rows
+from remixer_t5x.models.layers.dropout import dropout
 
 
 def attend_to_sequence(
@@ -44,7 +44,7 @@ def attend_to_sequence(
     Returns:
         [batch, length, heads, kv] in value's dtype.
     """
-    dropped_value = drop_value_rows(dropout_rate, value, deterministic=ctx.deterministic)
+    dropped_value = dropout(dropout_rate, value, -1, deterministic=ctx.deterministic)
     if not ctx.decode:
         visibility = visible_in_sequence(ctx, window)
         _sow_weights(module, query, key, visibility, bias, softcap)
@@ -90,7 +90,7 @@ def attend_to_memory(
     visibility = Visibility(ctx.segment_ids if ctx.packed else None, memory.context.segment_ids)
 
     def project_value() -> jax.Array:
-        return drop_value_rows(dropout_rate, project('value'), deterministic=ctx.deterministic)
+        return dropout(dropout_rate, project('value'), -1, deterministic=ctx.deterministic)
 
     if not ctx.decode:
         value, key = project_value(), project('key')

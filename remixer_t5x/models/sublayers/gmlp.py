@@ -248,13 +248,7 @@ def _mask_weights(weights: jax.Array, ctx: SequenceContext) -> jax.Array:
 
     If the hidden units were masked instead, XLA:GPU would merge the batch into one matmul and transpose the units.
     """
-    if ctx.prefix is not None:
-        is_visible = visible_in_sequence(ctx).mask()[:, 0]
-    elif ctx.packed:
-        is_visible = ctx.segment_ids[:, :, None] == ctx.segment_ids[:, None, :]
-    else:
-        is_visible = ctx.is_token[:, None, :]
-    return jnp.where(is_visible, weights, 0.0)
+    return jnp.where(visible_in_sequence(ctx).mask()[:, 0], weights, 0.0)
 
 
 class GMLP(nn.Module):

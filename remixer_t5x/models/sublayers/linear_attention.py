@@ -20,11 +20,12 @@ from flax import linen as nn
 
 from remixer_t5x import axes, ranges
 from remixer_t5x.context import Memory, SequenceContext
+from remixer_t5x.kernels.blocks import split_blocks
 from remixer_t5x.kernels.compile_target import on_cpu
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.checks import require_memory
 from remixer_t5x.models.layers.dense import Dense, split_heads
-from remixer_t5x.models.layers.dropout import drop_value_rows
+from remixer_t5x.models.layers.dropout import dropout
 from remixer_t5x.models.layers.token_mlp import mix_through_hidden
 
 # The pair `sum_j phi(k_j) v_j^T` [..., heads, kv, kv] and `sum_j phi(k_j)` [..., heads, kv], both float32.
@@ -61,7 +62,8 @@ def linear_attention(query: jax.Array, key: jax.Array, value: jax.Array, ctx: Se
         return _normalize(*_query_sums(query, _sum_tokens(key, value, query.dtype)), value.dtype)
     length = query.shape[1]
     ids = ctx.segment_ids if ctx.packed else jnp.ones_like(ctx.segment_ids)
-    query, key, value, ids = (_split_chunks(array) for array in (query, key, value, ids))
+    # [batch, chunks, chunk, ...], padded with zeros
+    query, key, value, ids = split_blocks((query, key, value, ids), min(CHUNK, length), axis=1)
     mixed, total = _attend_within_chunks(query, key, value, ids, ctx.causal)
     directions = (False,) if ctx.causal else (False, True)
     for reverse in directions if query.shape[1] > 1 else ():
@@ -92,14 +94,6 @@ def _query_sums(query: jax.Array, sums: Sums) -> tuple[jax.Array, jax.Array]:
     # Cast afterwards, because XLA:CPU does not support preferred_element_type=float32 for this bfloat16 einsum.
     mixed = jnp.einsum('...qhd,...hdv->...qhv', query, state).astype(jnp.float32)
     return mixed, jnp.einsum('...qhd,...hd->...qh', query, total, preferred_element_type=jnp.float32)
-
-
-def _split_chunks(array: jax.Array) -> jax.Array:
-    """Splits [batch, length, ...] into chunks, [batch, chunks, chunk, ...], padded with zeros."""
-    size = min(CHUNK, array.shape[1])
-    missing = -array.shape[1] % size
-    array = jnp.pad(array, ((0, 0), (0, missing)) + ((0, 0),) * (array.ndim - 2))
-    return array.reshape(array.shape[0], -1, size, *array.shape[2:])
 
 
 def _attend_within_chunks(query, key, value, ids, causal: bool) -> tuple[jax.Array, jax.Array]:
@@ -174,13 +168,12 @@ class LinearAttention(_LinearAttentionBase):
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         query, key, value = (self._project(name, x) for name in ('query', 'key', 'value'))
         query, key = feature_map(query), feature_map(key)
-        value = drop_value_rows(self.dropout_rate, value, deterministic=ctx.deterministic)
+        value = dropout(self.dropout_rate, value, -1, deterministic=ctx.deterministic)
         if ctx.decode:
-            cached_sums = self._cached_sums(key, value, ctx)
+            cached_sums = self.variable('cache', 'cached_sums', _initial_sums, key, value, ctx)
             if ctx.step is not None:
-                for variable, added in zip(cached_sums, _sum_tokens(key, value), strict=True):
-                    variable.value = variable.value + added
-                mixed = _normalize(*_query_sums(query, tuple(variable.value for variable in cached_sums)), value.dtype)
+                cached_sums.value = jax.tree.map(jnp.add, cached_sums.value, _sum_tokens(key, value))
+                mixed = _normalize(*_query_sums(query, cached_sums.value), value.dtype)
                 return self._project_out(mixed, x.shape)
         mixed = linear_attention(query, key, value, ctx)
         if ctx.prefix is not None:
@@ -190,18 +183,11 @@ class LinearAttention(_LinearAttentionBase):
             mixed = jnp.where(ctx.prefix[..., None, None], bidirectional, mixed)
         return self._project_out(mixed, x.shape)
 
-    def _cached_sums(self, key: jax.Array, value: jax.Array, ctx: SequenceContext) -> tuple[nn.Variable, nn.Variable]:
-        """Returns the cached sums, initialized with zeros or with the sums over a prompt except its last token."""
-        batch, _, *head = key.shape
-        if ctx.cache_slots is not None:
-            is_summed = cache.is_before_last(ctx)[..., None, None]
-            state, total = _sum_tokens(jnp.where(is_summed, key, 0), jnp.where(is_summed, value, 0))
-        else:
-            state = jnp.zeros((batch, *head, self.head_dim), jnp.float32)
-            total = jnp.zeros((batch, *head), jnp.float32)
-        return self.variable('cache', 'cached_state', lambda: state), self.variable(
-            'cache', 'cached_total', lambda: total
-        )
+
+def _initial_sums(key: jax.Array, value: jax.Array, ctx: SequenceContext) -> Sums:
+    """Returns the sums before the first decoding step: zeros, or the sums over a prompt without its last token."""
+    is_summed = False if ctx.cache_slots is None else cache.is_before_last(ctx)[..., None, None]
+    return _sum_tokens(jnp.where(is_summed, key, 0), jnp.where(is_summed, value, 0))
 
 
 class LinearCrossAttention(_LinearAttentionBase):
@@ -228,18 +214,14 @@ class LinearCrossAttention(_LinearAttentionBase):
         is_token = memory.context.is_token[..., None, None]
         key = jnp.where(is_token, feature_map(self._project('key', memory.hidden)), 0)
         value = jnp.where(is_token, self._project('value', memory.hidden), 0)
-        return key, drop_value_rows(self.dropout_rate, value, deterministic=ctx.deterministic)
+        return key, dropout(self.dropout_rate, value, -1, deterministic=ctx.deterministic)
 
     def _memory_sums(self, memory: Memory, ctx: SequenceContext) -> Sums:
         if not ctx.decode:
             key, value = self._keys_and_values(memory, ctx)
             return _sum_tokens(key, value, key.dtype)
-        if not self.has_variable('cache', 'memory_state'):
-            sums = _sum_tokens(*self._keys_and_values(memory, ctx))
-            for name, array in zip(('memory_state', 'memory_total'), sums, strict=True):
-                self.put_variable('cache', name, array)
-            return sums
-        return self.get_variable('cache', 'memory_state'), self.get_variable('cache', 'memory_total')
+        sums = self.variable('cache', 'memory_sums', lambda: _sum_tokens(*self._keys_and_values(memory, ctx)))
+        return sums.value
 
     def _attend_packed(self, query: jax.Array, memory: Memory, ctx: SequenceContext) -> jax.Array:
         """Computes cross-attention for packed rows, one example at a time.

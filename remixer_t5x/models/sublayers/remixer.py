@@ -229,11 +229,7 @@ class LearnedMixing(nn.Module):
         """Mixes rows that are packed or have a prefix, with separate [length, length] weights for each row."""
         weights = weights.astype(hidden.dtype)
         placed = gather_by_positions(weights, ctx.positions) if ctx.packed else weights
-        if ctx.prefix is not None:
-            is_visible = visible_in_sequence(ctx).mask()[:, 0]
-        else:
-            is_visible = ctx.segment_ids[:, :, None] == ctx.segment_ids[:, None, :]
-        weights = jnp.where(is_visible, placed, 0).astype(jnp.float32)
+        weights = jnp.where(visible_in_sequence(ctx).mask()[:, 0], placed, 0).astype(jnp.float32)
         weights = weights * _safe_inverse(jnp.sum(weights, axis=-1, keepdims=True))
         weights = self._drop_weights(weights, ctx).astype(hidden.dtype)
         return jnp.einsum('bqk,bkf->bqf', weights, hidden)

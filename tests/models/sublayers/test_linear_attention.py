@@ -131,7 +131,7 @@ def test_decoding_state_does_not_depend_on_length():
         variables = jax.eval_shape(layer.init, jax.random.key(0), jnp.ones((2, length, 4)), ctx)
         return jax.tree.map(lambda array: array.shape, variables['cache'])
 
-    expected = {'cached_state': (2, HEADS, HEAD_DIM, HEAD_DIM), 'cached_total': (2, HEADS, HEAD_DIM)}
+    expected = {'cached_sums': ((2, HEADS, HEAD_DIM, HEAD_DIM), (2, HEADS, HEAD_DIM))}
     assert shapes(5) == shapes(50) == expected
 
 
