@@ -107,7 +107,7 @@ class Predictor:
             lambda params, batch: jnp.stack(model.score_and_match(params, batch), axis=-1)
         )
         self._encode = self._jit(lambda params, batch: model.encode(params, batch['encoder_input_tokens']))
-        self._token_logits = self._jit(lambda params, batch: model.token_logits(params, batch['encoder_input_tokens']))
+        self._token_logits = self._jit(lambda params, batch: model.head_outputs(params, batch['encoder_input_tokens']))
         self._embed = self._jit(lambda params, batch: model.embed(params, batch['encoder_input_tokens']))
         self._classify = self._jit(lambda params, batch: model.classify(params, batch['encoder_input_tokens']))
         self._outputs = len(getattr(model, 'labels', None) or ' ')

@@ -12,7 +12,28 @@ from remixer_t5x.models.interface import Batch, MetricSums, Model, Params, selec
 
 
 @dataclasses.dataclass(frozen=True)
-class Classifier(Model):
+class EncoderWithHead(Model):
+    """Base class of encoder models for tasks other than masked language modeling."""
+
+    module: EncoderOnly
+
+    # The head of a pretrained masked language model has different parameters.
+    fresh_parameters = ('head',)
+
+    def encode(self, params: Params, inputs: jax.Array) -> jax.Array:
+        """Returns the encoder output [batch, length, embed] for `inputs` [batch, length], one example per row."""
+        return self._apply('encode', params, inputs)
+
+    def head_outputs(self, params: Params, inputs: jax.Array, rng: jax.Array | None = None) -> jax.Array:
+        """Returns the head's outputs, [batch, outputs] or [batch, length, outputs] float32."""
+        return self._apply('classify', params, inputs, rng=rng)
+
+    def _init_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
+        return 'classify', select_arrays(batch, 'encoder_input_tokens')
+
+
+@dataclasses.dataclass(frozen=True)
+class Classifier(EncoderWithHead):
     """Model that predicts a label or a number for each row.
 
     A batch contains `encoder_input_tokens` [batch, length] int32, `labels` [batch] float32 (label indices or regression
@@ -24,36 +45,26 @@ class Classifier(Model):
         label_smoothing: probability mass distributed evenly over all labels.
     """
 
-    module: EncoderOnly
     labels: tuple[str, ...] | None = None
     label_smoothing: float = 0.0
 
     model_type = 'classifier'
-    # The head of a pretrained masked language model has different parameters.
-    fresh_parameters = ('head',)
 
     def __post_init__(self) -> None:
         check_labels(self.labels)
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
         """Returns the summed cross-entropy, or the summed squared error for regression, and sums of metrics."""
-        outputs = self._apply('classify', params, batch['encoder_input_tokens'], rng=dropout_rng)
+        outputs = self.head_outputs(params, batch['encoder_input_tokens'], dropout_rng)
         labels, weights = batch['labels'], batch['label_weights'].astype(jnp.float32)
         if self.labels is None:
             return weighted_sums(jnp.square(outputs[:, 0] - labels), jnp.zeros_like(weights), weights)
         return label_loss(outputs, labels, weights, self.label_smoothing)
 
-    def encode(self, params: Params, inputs: jax.Array) -> jax.Array:
-        """Returns the encoder output [batch, length, embed] for `inputs` [batch, length], one example per row."""
-        return self._apply('encode', params, inputs)
-
     def classify(self, params: Params, inputs: jax.Array) -> jax.Array:
         """Returns the log-probability of each label, [batch, labels] float32, or the predicted numbers, [batch, 1]."""
-        outputs = self._apply('classify', params, inputs)
+        outputs = self.head_outputs(params, inputs)
         return outputs if self.labels is None else jax.nn.log_softmax(outputs)
-
-    def _init_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
-        return 'classify', select_arrays(batch, 'encoder_input_tokens')
 
 
 def label_loss(

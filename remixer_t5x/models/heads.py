@@ -9,34 +9,13 @@ import jax.numpy as jnp
 from remixer_t5x import ranges
 from remixer_t5x.context import describe_tokens
 from remixer_t5x.errors import UserError
-from remixer_t5x.models.architecture.encoder_only import EncoderOnly, Pooling, mean_of_tokens
-from remixer_t5x.models.classifier import check_labels, label_loss
-from remixer_t5x.models.interface import Batch, MetricSums, Model, Params, select_arrays
+from remixer_t5x.models.architecture.encoder_only import Pooling, mean_of_tokens
+from remixer_t5x.models.classifier import EncoderWithHead, check_labels, label_loss
+from remixer_t5x.models.interface import Batch, MetricSums, Params, select_arrays
 
 
 @dataclasses.dataclass(frozen=True)
-class _EncoderWithHead(Model):
-    """Base class of encoder models for tasks other than masked language modeling."""
-
-    module: EncoderOnly
-
-    # The head of a pretrained masked language model has different parameters.
-    fresh_parameters = ('head',)
-
-    def encode(self, params: Params, inputs: jax.Array) -> jax.Array:
-        """Returns the encoder output [batch, length, embed] for `inputs` [batch, length], one example per row."""
-        return self._apply('encode', params, inputs)
-
-    def token_logits(self, params: Params, inputs: jax.Array, rng: jax.Array | None = None) -> jax.Array:
-        """Returns the head's output for each token, [batch, length, outputs] float32."""
-        return self._apply('classify', params, inputs, rng=rng)
-
-    def _init_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
-        return 'classify', select_arrays(batch, 'encoder_input_tokens')
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenClassifier(_EncoderWithHead):
+class TokenClassifier(EncoderWithHead):
     """Model that predicts a label for each token, for example for named entity recognition.
 
     A batch contains three [batch, length] arrays: `encoder_input_tokens` int32, `labels` float32 (label indices) and
@@ -60,12 +39,12 @@ class TokenClassifier(_EncoderWithHead):
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
         """Returns the cross-entropy summed over tokens with nonzero weights, and sums of metrics."""
-        logits = self.token_logits(params, batch['encoder_input_tokens'], dropout_rng)
+        logits = self.head_outputs(params, batch['encoder_input_tokens'], dropout_rng)
         return label_loss(logits, batch['labels'], batch['label_weights'], self.label_smoothing)
 
 
 @dataclasses.dataclass(frozen=True)
-class SpanExtractor(_EncoderWithHead):
+class SpanExtractor(EncoderWithHead):
     """Question answering model that predicts the first and the last token of an answer in a text.
 
     See sections 4.2 and 4.3 of Devlin et al. (2019).
@@ -91,14 +70,14 @@ class SpanExtractor(_EncoderWithHead):
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
         """Returns the summed cross-entropies of the start and end positions, and sums of metrics."""
         inputs = batch['encoder_input_tokens']
-        logits = jnp.swapaxes(self.token_logits(params, inputs, dropout_rng), 1, 2)
+        logits = jnp.swapaxes(self.head_outputs(params, inputs, dropout_rng), 1, 2)
         logits = jnp.where(describe_tokens(inputs).is_token[:, None], logits, jnp.finfo(logits.dtype).min)
         labels = jnp.stack([batch['start_positions'], batch['end_positions']], axis=1)
         return label_loss(logits, labels, jnp.repeat(batch['label_weights'][:, None], 2, axis=1))
 
 
 @dataclasses.dataclass(frozen=True)
-class TextEmbedder(_EncoderWithHead):
+class TextEmbedder(EncoderWithHead):
     """Text embedding model, trained with in-batch negatives (van den Oord et al. 2018; Gao et al. 2021).
 
     loss_i = -log(exp(cos(a_i, b_i) / T) / sum_j exp(cos(a_i, b_j) / T))

@@ -188,25 +188,6 @@ def _cross_entropy_backward(config, softcap, gradients, cotangents):
 cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 
 
-def score_and_match_targets(
-    hidden: jax.Array, kernel: jax.Array, targets: jax.Array, chunk_length: int = 64, softcap: float | None = None
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the log-probability of each target and whether its logit is the largest.
-
-    The results are [batch, length] float32 and [batch, length] bool. See `cross_entropy` for the arguments.
-    """
-
-    def body(_, chunk):
-        hidden, targets = chunk
-        logits = token_logits(hidden, kernel, softcap)
-        target_logit = jnp.sum(jnp.where(_one_hot_mask(targets, logits.shape[-1]), logits, 0.0), axis=-1)
-        is_best = target_logit >= jnp.max(logits, axis=-1)
-        return None, (target_logit - jax.nn.logsumexp(logits, axis=-1), is_best)
-
-    _, (scores, is_best) = jax.lax.scan(body, None, _split_into_chunks(chunk_length, hidden, targets))
-    return join_blocks(scores, targets.shape[1]), join_blocks(is_best, targets.shape[1])
-
-
 def score_and_match_rows(
     hidden: jax.Array,
     kernel: jax.Array,
@@ -219,5 +200,14 @@ def score_and_match_rows(
 
     Targets with weight 0 are ignored. The results are [batch] float32 and [batch] bool.
     """
-    scores, is_best = score_and_match_targets(hidden, kernel, targets, chunk_length, softcap)
+
+    def body(_, chunk):
+        hidden, targets = chunk
+        logits = token_logits(hidden, kernel, softcap)
+        target_logit = jnp.sum(jnp.where(_one_hot_mask(targets, logits.shape[-1]), logits, 0.0), axis=-1)
+        is_best = target_logit >= jnp.max(logits, axis=-1)
+        return None, (target_logit - jax.nn.logsumexp(logits, axis=-1), is_best)
+
+    _, (scores, is_best) = jax.lax.scan(body, None, _split_into_chunks(chunk_length, hidden, targets))
+    scores, is_best = (join_blocks(array, targets.shape[1]) for array in (scores, is_best))
     return jnp.sum(scores * weights, axis=-1), jnp.all(is_best | (weights == 0), axis=-1)

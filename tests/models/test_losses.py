@@ -63,8 +63,8 @@ def test_sums_equal_numpy(length, chunk_length, seed):
     config = losses.CrossEntropy(z_loss=0.1, chunk_length=chunk_length)
     # Everything outside of `jax.jit` is NumPy, because JAX compiles each operation for each shape.
     loss, sums = jax.jit(config)(hidden, kernel, targets, weights)
-    likelihoods, is_best = jax.jit(losses.score_and_match_targets, static_argnums=3)(
-        hidden, kernel, targets, chunk_length
+    scores, is_match = jax.jit(losses.score_and_match_rows, static_argnums=4)(
+        hidden, kernel, targets, weights, chunk_length
     )
     hidden, kernel, targets, weights = map(np.asarray, (hidden, kernel, targets, weights))
     logits = hidden @ kernel
@@ -74,8 +74,8 @@ def test_sums_equal_numpy(length, chunk_length, seed):
     np.testing.assert_allclose(sums['weights'], weights.sum())
     np.testing.assert_allclose(sums['correct'], np.sum((logits.argmax(-1) == targets) * weights))
     np.testing.assert_allclose(sums['z_loss'], np.sum(0.1 * log_z**2 * weights), rtol=1e-5)
-    np.testing.assert_allclose(likelihoods, likelihood, atol=1e-5)
-    np.testing.assert_array_equal(is_best, logits.argmax(-1) == targets)
+    np.testing.assert_allclose(scores, np.sum(likelihood * weights, axis=-1), atol=1e-4)
+    np.testing.assert_array_equal(is_match, np.all((logits.argmax(-1) == targets) | (weights == 0), axis=-1))
     np.testing.assert_allclose(loss, np.sum(weights * (0.1 * log_z**2 - likelihood)), rtol=1e-4)
 
 

@@ -78,7 +78,9 @@ class EncoderOnly(nn.Module):
         enable_dropout: bool = True,
     ) -> jax.Array:
         """Returns the encoder output, [batch, length, embed]; `encoder_token_types` requires an input layer."""
-        ctx = _build_context(encoder_input_tokens, encoder_segment_ids, encoder_positions, enable_dropout)
+        ctx = describe_tokens(
+            encoder_input_tokens, encoder_segment_ids, encoder_positions, deterministic=not enable_dropout
+        )
         x = self.token_embedder(encoder_input_tokens)
         if self.input_layer is not None:
             if encoder_token_types is None and self.separator_id is not None:
@@ -123,13 +125,7 @@ class EncoderOnly(nn.Module):
     ) -> jax.Array:
         """Returns the output of the classification head in float32; each row must contain a single example."""
         hidden = self.encode(encoder_input_tokens, None, None, encoder_token_types, enable_dropout)
-        return self.head(hidden, _build_context(encoder_input_tokens, None, None, enable_dropout))
-
-
-def _build_context(
-    tokens: jax.Array, segment_ids: jax.Array | None, positions: jax.Array | None, enable_dropout: bool
-) -> SequenceContext:
-    return describe_tokens(tokens, segment_ids, positions, deterministic=not enable_dropout)
+        return self.head(hidden, describe_tokens(encoder_input_tokens, deterministic=not enable_dropout))
 
 
 def pair_token_types(tokens: jax.Array, ctx: SequenceContext, separator_id: int) -> jax.Array:
