@@ -11,7 +11,7 @@ from remixer_t5x.kernels.diagonals import spread_over_diagonals
 def split_blocks(tree: Any, block: int, axis: int = 0) -> Any:
     """Splits arrays [batch, length, ...] into blocks of `block` tokens, and pads the last block with zeros.
 
-    The new axis of blocks is inserted at `axis`: for axis = 0, the results are [blocks, batch, block, ...].
+    Inserts the axis of blocks at `axis`; with 0, the results are [blocks, batch, block, ...].
     """
 
     def split(array: jax.Array) -> jax.Array:
@@ -28,14 +28,14 @@ def join_blocks(blocks: jax.Array, length: int) -> jax.Array:
 
 
 def join_previous_blocks(array: jax.Array, block: int) -> jax.Array:
-    """Splits [batch, length, ...] into blocks and prepends the previous block, [batch, blocks, 2 * block, ...]."""
+    """Splits [batch, length, ...] into blocks joined with their previous block, [batch, blocks, 2 * block, ...]."""
     here = split_blocks(array, block, axis=1)
     earlier = jnp.pad(here[:, :-1], ((0, 0), (1, 0), *((0, 0),) * (here.ndim - 2)))
     return jnp.concatenate([earlier, here], axis=2)
 
 
 def is_same_example(ids: jax.Array, block: int) -> jax.Array:
-    """Returns whether each token of a block is in the same example as each token of the previous and the current block.
+    """Returns which tokens of the previous and the current block are in the same example as each token of the block.
 
     The mask is bool, [batch, blocks, block, 2 * block], for example ids [batch, length].
     """
@@ -45,13 +45,8 @@ def is_same_example(ids: jax.Array, block: int) -> jax.Array:
 def expand_window_weights(wi: jax.Array, block: int) -> jax.Array:
     """Expands the weights of a window to a matrix over the tokens of a block and of the previous block.
 
-    Args:
-        wi: [window, hidden]; the last row is for the current token. Only the last 2 * block rows are used.
-        block: number of tokens in a block.
-
-    Returns:
-        [hidden, block, 2 * block]: for each token of the block, its weights for the tokens of the previous block and of
-        the block itself.
+    Maps [window, hidden], with the current token in the last row, to [hidden, block, 2 * block], which contains the
+    weights of each token of the block for the tokens of both blocks.
     """
     latest = wi[-2 * block :]
     by_distance = jnp.pad(latest.T, ((0, 0), (2 * block - len(latest), 2 * block - 1)))

@@ -1,7 +1,7 @@
 """The platform for which a program is traced, and helpers for running kernels on sharded arrays.
 
-The platform determines whether an operation uses a device kernel or its plain-JAX implementation. XLA cannot partition
-kernels, so they are wrapped in `shard_map`: each device runs the kernel on its shards of the arrays.
+The platform determines whether an operation uses a device kernel. XLA cannot partition kernels, so each device runs a
+kernel on its shards of the arrays, in `shard_map`.
 """
 
 import contextlib
@@ -30,13 +30,13 @@ _TARGET: contextvars.ContextVar[_CompileTarget] = contextvars.ContextVar('compil
 
 @contextlib.contextmanager
 def compiling_for(platform: str, interpret: bool = False, chip: str | None = None) -> Iterator[None]:
-    """Context manager for tracing programs for `platform`, even if this process has no such device.
+    """Traces programs for `platform` in this context, even if this process has no such device.
 
     Args:
-        platform: 'tpu' or 'gpu' for programs that are compiled for such a device; 'accelerator' for programs for a TPU
-            or GPU that are compiled with XLA:CPU instead and therefore cannot contain kernels.
-        interpret: whether to run kernels in Pallas's interpreter, which is slow but works on all devices.
-        chip: chip generation such as 'v3', or None if unknown; some kernels require a newer chip.
+        platform: 'tpu', 'gpu', or 'accelerator' for programs for a TPU or GPU that are compiled with XLA:CPU instead
+            and therefore cannot contain kernels.
+        interpret: whether to run kernels in Pallas's interpreter, which works on all devices.
+        chip: chip generation such as 'v3', or None if unknown.
     """
     token = _TARGET.set(_CompileTarget(platform, interpret, chip))
     try:
@@ -56,27 +56,24 @@ def is_cross_compiling() -> bool:
 
 
 def interprets_kernels() -> bool:
-    """Returns whether Pallas's interpreter runs the kernels."""
     return _TARGET.get().interpret
 
 
 def on_cpu() -> bool:
-    """Returns whether the program runs on CPUs."""
     return target_platform() == 'cpu'
 
 
 def on_single_cpu() -> bool:
-    """Returns whether the program runs on a single CPU device, on which loops over the rows of a batch are fast.
+    """Returns whether loops over the rows of a batch are fast.
 
-    On a single CPU device, the data of one row remains in cache and rows can be updated in place. With multiple
-    devices, the batch may be sharded, and a loop would gather every row. On accelerators, each iteration would be too
-    small to use the whole device.
+    On a single CPU device, the data of one row remains in cache. With multiple devices, the batch may be sharded, and a
+    loop would gather every row. On accelerators, one row is too small to use the whole device.
     """
     return on_cpu() and jax.device_count() == 1
 
 
 def unsupported_bfloat16_reason(dtype: Any) -> str | None:
-    """Returns why Pallas kernels cannot multiply arrays of `dtype` on the target TPU, or None if they can."""
+    """Returns why Pallas kernels cannot multiply arrays with this dtype on the target TPU, or None if they can."""
     chip = _TARGET.get().chip
     if chip is None and not is_cross_compiling() and jax.default_backend() == 'tpu':
         chip = jax.devices()[0].device_kind.removeprefix('TPU ')
@@ -96,7 +93,7 @@ def vmem_bytes(default: int) -> int:
 
 
 def batch_and_head_axes(batch: int, heads: int) -> tuple[Any, Any]:
-    """Returns the mesh axes that shard the batch and the heads; None for a dimension that is not divided evenly."""
+    """Returns the mesh axes that shard the batch and the heads; None if they do not divide the dimension evenly."""
     mesh = jax.sharding.get_abstract_mesh()
     rules = nn.get_logical_axis_rules()
     names = nn.logical_to_mesh_axes((axes.BATCH, axes.HEADS)) if rules else PartitionSpec(None, None)

@@ -1,7 +1,6 @@
 """Builds matrices with constant diagonals and gathers submatrices by reshaping padded copies.
 
-Gathering every element by its query and key would return the same matrix, but the gradient of such a gather is a
-scatter of single elements, which is slow on all devices. The gradient of a reshape is only another reshape.
+The gradient of an element-wise gather would be a scatter of single elements, which is slow on all devices.
 """
 
 import jax
@@ -11,15 +10,8 @@ import jax.numpy as jnp
 def spread_over_diagonals(values: jax.Array, length: int) -> jax.Array:
     """Builds a Toeplitz matrix for each head: `out[:, i, j] = values[:, j - i + length - 1]`.
 
-    The values are padded and copied once per query. The flattened copies are then reshaped to rows that are one element
-    shorter than a copy, which shifts each row by one element relative to the previous row.
-
-    Args:
-        values: [heads, 2 * length - 1], the values for the relative positions -(length - 1) to length - 1.
-        length: number of queries, which equals the number of keys.
-
-    Returns:
-        The matrices, [heads, length, length].
+    Maps [heads, 2 * length - 1] to [heads, length, length]. One padded copy of the values per row is flattened and
+    reshaped to rows that are one element shorter, which shifts each row by one element relative to the previous row.
     """
     heads, count = values.shape
     padded = jnp.pad(values, ((0, 0), (0, 1)))  # [heads, 2 * length]
@@ -31,17 +23,13 @@ def spread_over_diagonals(values: jax.Array, length: int) -> jax.Array:
 def gather_by_positions(matrix: jax.Array, positions: jax.Array) -> jax.Array:
     """Gathers, for each pair of tokens in packed rows, the entry of `matrix` at their positions in their example.
 
-    The result is `out[b, i, j] = matrix[positions[b, i], positions[b, j]]` for tokens i and j of the same example. All
-    other entries are arbitrary finite numbers, which the caller must mask. The tokens of an example must be contiguous,
-    so that `positions[b, j] - positions[b, i] = j - i`. The function can therefore gather whole rows of a matrix
-    indexed by this difference, and the gradient scatters whole rows.
+    Returns `out[b, i, j] = matrix[positions[b, i], positions[b, j]]` for tokens i and j of the same example; the caller
+    must mask all other entries. The tokens of an example must be contiguous, so `positions[b, j] - positions[b, i]`
+    equals j - i, and the function gathers whole rows of a matrix indexed by this difference.
 
     Args:
         matrix: [length, length], indexed by positions within an example.
         positions: [batch, length] int32, the position of each token in its example.
-
-    Returns:
-        [batch, length, length].
     """
     length = matrix.shape[0]
     stride = 2 * length

@@ -2,8 +2,8 @@
 
     gelu(x) = x / 2 (1 + tanh(u)) = x sigmoid(2 u),   u = sqrt(2 / pi) (x + 0.044715 x^3)
 
-On GPUs, these operations are limited by memory bandwidth. Each GPU kernel therefore recomputes GELU from its inputs, in
-float32 and with a single exponential, and writes to memory only arrays that are operands of matmuls.
+On GPUs, memory bandwidth limits these operations, so each GPU kernel recomputes GELU from its inputs, with a single
+exponential, and writes only the operands of matmuls to memory.
 """
 
 import math
@@ -41,10 +41,9 @@ def gelu(x: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def normalized_gelu(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
-    """Computes `scale * (g - mean(g)) / sqrt(var(g) + epsilon)` over the last axis, for g = gelu(x).
+    """Computes `scale * (g - mean(g)) / sqrt(var(g) + epsilon)` over the last axis, for g = gelu(x), in x's dtype.
 
-    The result has x's dtype. For the backward pass, only x, the scale, and the mean and inverse standard deviation of
-    each row are saved.
+    The backward pass reads x, the scale, and the mean and inverse standard deviation of each row.
     """
     return _normalized_gelu_forward(x, scale, epsilon)[0]
 
@@ -52,7 +51,7 @@ def normalized_gelu(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array
 def _normalized_gelu_forward(x, scale, epsilon):
     units = sigmoid_gelu(x.astype(jnp.float32))
     mean = _mean(units)
-    # Compute the variance as E[g^2] - E[g]^2, so that a single pass over x yields the mean and the variance.
+    # E[g^2] - E[g]^2 needs only one pass over x.
     variance = jnp.maximum(_mean(jnp.square(units)) - jnp.square(mean), 0.0)
     inverse = jax.lax.rsqrt(variance + epsilon)
     mean, inverse = (
@@ -83,7 +82,7 @@ normalized_gelu.defvjp(_normalized_gelu_forward, _normalized_gelu_backward)
 
 
 def gelu_times(x: jax.Array, factor: jax.Array) -> jax.Array:
-    """Computes `gelu(x) * factor` in x's dtype; `factor` may have a dtype with a higher precision."""
+    """Computes `gelu(x) * factor` in x's dtype; `factor` may have a higher precision."""
     if target_platform() != 'gpu':
         return gelu(x) * factor
     return _gelu_times(x, factor)
@@ -110,10 +109,9 @@ def _mean(array: jax.Array) -> jax.Array:
 
 
 def prevent_cse(x: jax.Array, variant: int) -> jax.Array:
-    """Returns x in a form that prevents common subexpression elimination (CSE) between different variants.
+    """Returns x in a form that XLA's common subexpression elimination (CSE) does not merge with other variants.
 
-    Without this function, XLA would compute values used by several kernels only once and write them to memory, which is
-    slower than recomputing them from x in each kernel.
+    Otherwise, XLA would compute values used by several kernels only once and write them to memory, which is slower.
     """
     power = 2.0**variant
     return x * (jax.lax.optimization_barrier(jnp.float32(power)) / power)

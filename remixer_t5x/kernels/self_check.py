@@ -1,11 +1,10 @@
 """Compares a kernel with its plain-JAX implementation on the device before a program uses the kernel.
 
-When a kernel is traced with new shapes, dtypes or flags, `failure_reason` runs its forward and backward pass once on
-two random rows, and compares the results with the plain-JAX implementation in float32. If the results differ or the
-kernel raises an error, the program uses the plain-JAX implementation instead. The results of checks are cached in a
-subfolder of JAX's compilation cache. The cache key consists of the source of all kernels, the versions of JAX and the
-driver, the chip, and the kernel call. If a check crashes or hangs, it leaves a file in the cache that makes later
-processes use the plain-JAX implementation. In multi-process runs, only process 0 runs checks.
+When a kernel is traced with new shapes, dtypes or flags, `failure_reason` runs its forward and backward pass on two
+random rows, and compares the results with the plain-JAX implementation in float32. If the results differ or the kernel
+raises an error, the program uses the plain-JAX implementation instead. Results are cached in a subfolder of JAX's
+compilation cache. If a check crashes or hangs, it leaves a file there that makes later processes use the plain-JAX
+implementation. In multi-process runs, only process 0 runs checks.
 """
 
 import contextlib
@@ -30,7 +29,6 @@ from remixer_t5x.kernels import compile_target
 
 FOLDER = 'kernel_checks'
 ROWS = 2  # number of rows of the random operands
-_EXAMPLES_PER_ROW = 3  # number of examples in each packed row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +38,7 @@ class KernelCheck:
     Attributes:
         kernel: name of the kernel, such as 'cudnn'.
         call: description of the call for messages: lengths, heads and flags.
-        run: function that calls the kernel with `operands` and returns an array.
-        formula: function that computes the same array with the plain-JAX implementation.
+        run, formula: the kernel and its plain-JAX implementation, functions of the operands.
         operands: trees of `jax.ShapeDtypeStruct`. Integer arrays are segment ids, [ROWS, length].
         packed: whether rows may contain more than one example.
     """
@@ -55,19 +52,19 @@ class KernelCheck:
 
     dtype = property(lambda self: str(jax.tree.leaves(self.operands)[0].dtype))
     key = property(lambda self: repr((self.kernel, self.call, self.operands)))
-    # Maximum relative error of a kernel. Devices may round the operands of float32 matmuls to TF32 or bfloat16.
+    # Maximum relative error. Devices may round the operands of float32 matmuls to TF32 or bfloat16.
     tolerance = property(lambda self: 1e-2 if self.dtype == 'float32' else 3e-2)
 
 
 class KernelVerdict(NamedTuple):
-    """Result of a check: the kernel's relative error, or an error message if the check could not be completed."""
+    """Result of a check: the kernel's relative error, or an error message if the kernel did not run."""
 
     difference: float | None = None
     error: str | None = None
 
     def failure_reason(self, check: KernelCheck) -> str | None:
         """Returns why the check failed, or None if it passed."""
-        # If the difference is NaN, the comparison is False and the check fails.
+        # A check with the difference NaN fails.
         if self.difference is not None and self.difference <= check.tolerance:
             return None
         reason = self.error or f'the relative error must be at most {check.tolerance:g}, got {self.difference:.2g}'
@@ -75,7 +72,7 @@ class KernelVerdict(NamedTuple):
 
 
 def check_shapes(tree: Any, rows: int | None = None) -> Any:
-    """Returns the `jax.ShapeDtypeStruct` of each array; if `rows` is set, it replaces the size of the first axis."""
+    """Returns the shape and dtype of each array in a tree; if `rows` is set, it replaces the size of the first axis."""
 
     def shape(array: jax.Array) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(array.shape if rows is None else (rows, *array.shape[1:]), array.dtype)
@@ -88,7 +85,7 @@ _RECORDED_CHECKS: contextvars.ContextVar[dict[str, KernelCheck] | None] = contex
 
 @contextlib.contextmanager
 def record_checks() -> Iterator[dict[str, KernelCheck]]:
-    """Context manager that records the checks of traced kernels instead of running them."""
+    """Records the checks of the kernels that are traced in this context, instead of running them."""
     checks: dict[str, KernelCheck] = {}
     token = _RECORDED_CHECKS.set(checks)
     try:
@@ -101,10 +98,7 @@ _failures: dict[str, str | None] = {}
 
 
 def failure_reason(check: KernelCheck) -> str | None:
-    """Returns why the kernel fails its check on this device, or None if it passes.
-
-    Checks are skipped when cross-compiling for another device.
-    """
+    """Returns why the kernel fails its check on this device, or None if it passes, or if the check is not run."""
     record = _RECORDED_CHECKS.get()
     if record is not None:
         record[check.key] = check
@@ -122,25 +116,22 @@ def failure_reason(check: KernelCheck) -> str | None:
 
 @functools.cache
 def log_fallback(operation: str, kernel: str, unsupported_reason: str) -> None:
-    """Logs a warning about a fallback to the plain-JAX implementation, once for each reason."""
+    """Logs once for each reason that an operation uses its plain-JAX implementation."""
     logging.getLogger('remixer_t5x').warning(
         '%s falls back to its plain-JAX implementation: %s %s', operation, kernel, unsupported_reason
     )
 
 
 def run_check(check: KernelCheck, platform: str | None = None) -> KernelVerdict:
-    """Runs a check, or returns its cached result.
+    """Runs a check on this device, or returns its cached result.
 
-    Args:
-        check: the call to check.
-        platform: if set, runs the kernel of this platform in Pallas's interpreter and does not cache the result; if
-            None, runs the kernel on this device.
+    If `platform` is set, runs the kernel of this platform in Pallas's interpreter, without caching the result.
     """
     path = _cache_path(check) if platform is None else None
     if path is None:
         return _run_outside_trace(_run_comparison, check, platform)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Another process may be running the same check. If that process crashes, the lock is released.
+    # Another process may be running the same check.
     with filelock.FileLock(path.with_suffix('.lock')):
         if path.exists():
             return KernelVerdict(**json.loads(path.read_text()))
@@ -150,7 +141,7 @@ def run_check(check: KernelCheck, platform: str | None = None) -> KernelVerdict:
         if verdict.error is None:
             path.write_text(json.dumps(verdict._asdict()))
         else:
-            # Do not cache exceptions, because their cause may be temporary, such as a lack of memory.
+            # Do not cache exceptions, whose cause may be temporary, such as a lack of memory.
             path.unlink()
     return verdict
 
@@ -179,10 +170,7 @@ def compute_difference(check: KernelCheck) -> float:
 
 
 def _value_and_gradients(function: Callable[..., jax.Array], operands: Any, direction: Any) -> list[jax.Array]:
-    """Computes the output of `function` and the gradients of all floating-point operands.
-
-    `direction` is the gradient with respect to the output.
-    """
+    """Returns the output of `function` and the gradients of its product with `direction` for all float operands."""
     leaves, tree = jax.tree.flatten(operands)
     float_indices = [index for index, leaf in enumerate(leaves) if _is_float(leaf)]
 
@@ -201,7 +189,7 @@ def _value_and_gradients(function: Callable[..., jax.Array], operands: Any, dire
 def _random_operands(check: KernelCheck) -> Any:
     """Returns normally distributed arrays, and segment ids for one full row and one row with padding."""
     rng = np.random.default_rng(0)
-    examples = _EXAMPLES_PER_ROW if check.packed else 1
+    examples = 3 if check.packed else 1
 
     def draw_array(leaf: jax.ShapeDtypeStruct) -> jax.Array:
         if _is_float(leaf):
@@ -218,7 +206,7 @@ def _is_float(array: Any) -> bool:
 
 
 def _run_outside_trace(function: Callable[..., Any], *args: Any) -> Any:
-    """Calls `function` in another thread, because the current thread may be tracing a JAX program."""
+    """Calls `function` in another thread, because this thread may be tracing a JAX program."""
     with futures.ThreadPoolExecutor(1) as executor:
         return executor.submit(function, *args).result()
 

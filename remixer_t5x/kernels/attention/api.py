@@ -1,8 +1,8 @@
-"""Attention, with a choice of implementations:
+"""Attention, computed by one of these implementations:
 
-auto        the device's kernel if it supports the call, otherwise `formula`; logs a warning with the reason
-formula     the plain-JAX implementation, compiled by XLA, which stores the logits in the device's memory
-tpu_kernel  the Pallas kernels for TPUs (`tpu.py`)
+auto        the device's kernel if it supports the call; otherwise logs the reason and uses `formula`
+formula     the plain-JAX implementation, which stores the logits in the device's memory
+tpu_kernel  Pallas kernels for TPUs (`tpu.py`)
 cudnn       cuDNN's fused attention for NVIDIA GPUs (`cudnn.py`)
 """
 
@@ -18,7 +18,7 @@ from remixer_t5x.kernels.attention import cudnn, tpu
 from remixer_t5x.kernels.attention.formula import Bias, Visibility, dot_product_attention, expand_bias
 from remixer_t5x.kernels.compile_target import target_platform
 
-# Maps each platform to the name of its kernel in the setting ATTENTION, and the module that implements the kernel.
+# Maps each platform to the name of its kernel, a value of the setting ATTENTION, and the module with the kernel.
 KERNELS = {'tpu': ('tpu_kernel', tpu), 'gpu': ('cudnn', cudnn)}
 IMPLEMENTATIONS = ('auto', 'formula', *(name for name, _ in KERNELS.values()))
 
@@ -37,10 +37,10 @@ def attention(
     Args:
         query: [batch, q, heads, kv].
         key, value: [batch, k, kv_heads, kv]; kv_heads must be a divisor of heads.
-        visibility: description of the attention mask.
+        visibility: compact description of the attention mask.
         bias: [1, heads, q, k] float32, a `DistanceBias`, or None.
         implementation: one of `IMPLEMENTATIONS`.
-        softcap: bound c of the logits, `c tanh(logits / c)`, or None. Only the implementation `formula` supports it.
+        softcap: bound c of the logits, `c tanh(logits / c)`, or None. Kernels do not support a softcap.
 
     Returns:
         [batch, q, heads, kv] in value's dtype; the logits and the softmax are computed in float32.
@@ -71,21 +71,13 @@ def attention(
     return _attend_by_formula(query, key, value, visibility, bias, softcap)
 
 
-def _attend_by_formula(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    visibility: Visibility,
-    bias: Bias,
-    softcap: float | None = None,
-) -> jax.Array:
+def _attend_by_formula(query, key, value, visibility: Visibility, bias: Bias, softcap: float | None = None):
     return dot_product_attention(query, key, value, visibility.mask(), expand_bias(bias), softcap)
 
 
 def _build_check(
     name: str, kernel: ModuleType, query: jax.Array, key: jax.Array, visibility: Visibility, bias: Bias
 ) -> self_check.KernelCheck:
-    """Builds a self-check of the kernel with this call's shapes and flags."""
     _, queries, heads, width = query.shape
     packed = visibility.query_segments is not None
     call = f'{queries} x {key.shape[1]} tokens, {heads} heads of {width}'
@@ -99,6 +91,6 @@ def _build_check(
 
 
 def _mask_queries_without_keys(attend, query, key, value, visibility, bias):
-    """Zeroes the outputs of queries without visible keys, which are undefined in kernels."""
+    """Calls `attend` and zeroes the outputs of queries without visible keys, which kernels leave undefined."""
     has_key = jnp.any(visibility.mask(), axis=-1)[:, 0, :, None, None]
     return jnp.where(has_key, attend(query, key, value, visibility, bias), 0)

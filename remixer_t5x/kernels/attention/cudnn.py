@@ -1,15 +1,14 @@
 """Attention on GPUs with cuDNN's fused kernel, which does not write the logits to memory.
 
-The bias has the dtype of the queries and is shared by all rows of the batch; the kernel sums the bias gradient over the
-batch. Padding is specified by the length of each row, so tokens must precede padding, as in seqio's batches. The kernel
-supports grouped-query attention, and windows in causal attention. In bidirectional attention, the mask of the window
-is added to the bias.
+All rows of the batch share the bias, over which the kernel sums the gradient. The length of each row specifies its
+padding, so tokens must precede padding. cuDNN supports windows only in causal attention; in bidirectional attention,
+the mask of the window is added to the bias.
 
-cuDNN does not support segment masks. A mask added to the bias would have the shape [batch, heads, q, k], for which
-cuDNN computes no bias gradient. For packed rows, segments are therefore encoded as 16 additional features of each head.
-Each segment is assigned a different set of 8 of these features. Queries are 1 for the features in the set of their
-segment and 0 otherwise; keys are 0 for the features in the set and `-_PENALTY` otherwise. Because no set contains
-another, the inner product of these features is 0 within a segment and at most `-_PENALTY` between segments.
+cuDNN does not support segment masks, and computes no gradient of a bias [batch, heads, q, k] that could contain such a
+mask. For packed rows, 16 additional features of each head therefore encode the segments. Each segment has a different
+set of 8 of these features. Queries are 1 for the features in the set of their segment and 0 otherwise; keys are 0 for
+the features in the set and `-_PENALTY` otherwise. Because no set contains another, the inner product of these features
+is 0 within a segment and at most `-_PENALTY` between segments.
 """
 
 import functools
@@ -24,7 +23,7 @@ from remixer_t5x.kernels.compile_target import interprets_kernels
 
 _MAX_HEAD_DIM = 128
 _SEGMENT_FEATURES = 16
-# Penalty of keys in other segments, larger than any difference between logits. Powers of two are exact in bfloat16.
+# Exceeds any difference between logits; powers of two are exact in bfloat16.
 _PENALTY = 2.0**20
 
 
@@ -79,14 +78,14 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visib
 def _append_segment_features(
     query: jax.Array, key: jax.Array, value: jax.Array, query_segments: jax.Array, key_segments: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Appends features that encode the segments to each head; see the module docstring."""
+    """Appends the features that encode the segments to each head."""
     query_segments, key_segments = (
         jnp.pad(segments, ((0, 0), (0, array.shape[1] - segments.shape[1])), constant_values=-1)
         for segments, array in ((query_segments, query), (key_segments, key))
     )
     # Tokens that pad a row to an even length have the segment id -1, which selects the last set, unused by segments.
     query_sets, key_sets = (jnp.asarray(_segment_sets(), query.dtype)[ids] for ids in (query_segments, key_segments))
-    # For queries without visible keys, return the mean of all values, as the plain-JAX implementation does.
+    # Queries without visible keys return the mean of all values, as in the plain-JAX implementation.
     has_key = jnp.any(query_segments[:, :, None] == key_segments[:, None], axis=2)[..., None]
     query, query_sets = jnp.where(has_key[..., None], query, 0), jnp.where(has_key, query_sets, 0)
 
@@ -99,7 +98,7 @@ def _append_segment_features(
 
 @functools.cache
 def _segment_sets() -> np.ndarray:
-    """Returns the set of features of each segment, [segments, features]: 1 for features in the set, otherwise 0."""
+    """Returns the feature set of each segment as zeros and ones, [segments, features]."""
     members = itertools.combinations(range(_SEGMENT_FEATURES), _SEGMENT_FEATURES // 2)
     return np.eye(_SEGMENT_FEATURES)[np.array(list(members))].sum(axis=1)
 

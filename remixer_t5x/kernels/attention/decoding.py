@@ -1,15 +1,12 @@
 """Attention for a decoding step, with few queries and a long cache of keys and values.
 
-Most of the time of a decoding step is spent on reading the cache. The fastest cache layout depends on the device:
+A decoding step spends most of its time on reading the cache. The fastest cache layout depends on the device:
 
 heads first     [batch, heads, length, kv], on CPUs and GPUs. The operands of each head's matmul are contiguous, so
                 XLA:CPU reads the cache at full memory bandwidth, 6 times as fast as [batch, length, heads, kv].
-feature-packed  [batch, length, heads * kv], on TPUs, whose tiles have 128 lanes: with the 64 features of one head as
-                the last axis, half of the bytes would be padding. A single matmul computes all heads: the query of each
-                head is padded with zeros for the features of the other heads. This multiplies the FLOPs by the
-                number of heads, but the matmul still takes less time than reading the cache.
-
-Sublayers store their caches in one of these layouts and transpose keys and values only once, when they are written.
+feature-packed  [batch, length, heads * kv], on TPUs, whose tiles have 128 lanes: if the last axis were the 64 features
+                of one head, half of the bytes would be padding. A single matmul computes all heads, with queries that
+                are zero for the features of other heads. It still takes less time than reading the cache.
 """
 
 import jax
@@ -29,9 +26,9 @@ def to_cache_layout(x: jax.Array) -> tuple[jax.Array, int]:
 
 
 def memory_key_to_cache_layout(x: jax.Array) -> jax.Array:
-    """Converts cross-attention keys [batch, length, heads, kv] to the cache layout.
+    """Converts cross-attention keys [batch, length, heads, kv] to the cache layout, or to [batch, heads, kv, length].
 
-    In the heads-first layout, these keys are stored as [batch, heads, kv, length].
+    The second layout is used on CPUs and GPUs.
     """
     key, _ = to_cache_layout(x)
     return key if key.ndim == 3 else jnp.swapaxes(key, 2, 3)
@@ -52,11 +49,11 @@ def attend_step(
         key: [batch, kv_heads, kv, k], or feature-packed [batch, k, kv_heads * kv].
         value: [batch, kv_heads, k, kv], or feature-packed [batch, k, kv_heads * kv].
         mask: bool, broadcastable to [batch, 1, q, k]; True if a query attends to a key.
-        bias: bias that is added to the logits, [1 or batch, heads, q, k] float32, or None.
+        bias: [1 or batch, heads, q, k] float32, or None.
         softcap: bound c of the logits, `c tanh(logits / c)`, or None.
 
     Returns:
-        [batch, q, heads, kv] in value's dtype; the logits and the softmax are computed in float32.
+        [batch, q, heads, kv] in value's dtype.
     """
     shape, is_packed = query.shape, key.ndim == 3
     kv_heads = key.shape[2] // query.shape[3] if is_packed else key.shape[1]

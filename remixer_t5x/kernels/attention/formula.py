@@ -1,9 +1,8 @@
 """Plain-JAX implementation of attention, softmax(query key^T + bias) value.
 
 As in FlashAttention (Dao et al. 2022), the backward pass recomputes the attention weights from the log-sum-exp of each
-query's logits, instead of storing the [batch, heads, q, k] weights. On a single CPU, the rows of the batch are
-processed sequentially, so that the logits of a row and the gradient of the shared bias remain in cache (see
-scripts/benchmarks/attention.py).
+query's logits, instead of storing the [batch, heads, q, k] weights. A single CPU processes one row of the batch at a
+time, so that its logits remain in cache, which halves the time (scripts/benchmarks/attention.py).
 """
 
 import functools
@@ -26,20 +25,16 @@ MASKED = -1e10
 
 @struct.dataclass
 class DistanceBias:
-    """Compact form of a relative position bias, `bias[0, head, q, k] = by_distance[head, k - q + length - 1]`.
+    """Compact form of a relative position bias, `bias[0, head, q, k] = by_distance[head, k - q + length - 1]`."""
 
-    Attributes:
-        by_distance: [heads, 2 * length - 1] float32, for distances `k - q` from -(length - 1) to length - 1.
-    """
-
-    by_distance: jax.Array
+    by_distance: jax.Array  # [heads, 2 * length - 1] float32
 
     def expand(self) -> jax.Array:
         """Returns the bias for each pair of query and key, [1, heads, length, length] float32."""
         return spread_over_diagonals(self.by_distance, (self.by_distance.shape[1] + 1) // 2)[None]
 
 
-# Type of an attention bias: an array [1, heads, q, k], a compact relative position bias, or None.
+# An attention bias: an array [1, heads, q, k], a relative position bias, or None.
 Bias: TypeAlias = 'jax.Array | DistanceBias | None'
 
 
@@ -49,7 +44,7 @@ def expand_bias(bias: Bias) -> jax.Array | None:
 
 
 def split_bias(bias: Bias, parts: int) -> list[Bias]:
-    """Splits a bias along its heads into `parts` biases with equal numbers of heads."""
+    """Splits a bias along the heads axis into `parts` equal parts."""
     if isinstance(bias, DistanceBias):
         return [DistanceBias(values) for values in jnp.split(bias.by_distance, parts)]
     return [None] * parts if bias is None else [*jnp.split(bias, parts, axis=1)]
@@ -102,18 +97,9 @@ def dot_product_attention(
     bias: jax.Array | None,
     softcap: float | None = None,
 ) -> jax.Array:
-    """Computes unscaled dot-product attention.
+    """Computes the same result as `api.attention`.
 
-    Args:
-        query: [batch, q, heads, kv].
-        key: [batch, k, kv_heads, kv]; kv_heads must be a divisor of heads.
-        value: [batch, k, kv_heads, kv].
-        mask: bool, broadcastable to [batch, 1, q, k]; True if a query attends to a key.
-        bias: bias that is added to the logits, [1, heads, q, k] float32, or None.
-        softcap: bound c of the logits, `c tanh(query key^T / c)`, applied before the bias is added; None for no bound.
-
-    Returns:
-        [batch, q, heads, kv] in value's dtype; the logits and the softmax are computed in float32.
+    `mask` is bool, broadcastable to [batch, 1, q, k], and `bias` is [1, heads, q, k] float32 or None.
     """
     grouped = group_queries(query, key.shape[2], mask, bias)
     return ungroup_queries(_attention(grouped[0], key, value, *grouped[1:], softcap), query.shape)
@@ -122,10 +108,9 @@ def dot_product_attention(
 def group_queries(
     query: jax.Array, kv_heads: int, mask: jax.Array, bias: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Reshapes the query heads that share a key head into additional queries, for grouped-query attention.
+    """Turns query heads that share a key head into additional queries, for grouped-query attention.
 
-    Queries [batch, q, heads, kv] are reshaped to [batch, q * group, kv_heads, kv]; the mask is repeated and the bias
-    reshaped to match. If the numbers of query heads and key heads are equal, all three are returned unchanged.
+    Returns queries [batch, q * group, kv_heads, kv], with a mask and a bias that match.
     """
     batch, length, heads, width = query.shape
     group = heads // kv_heads
@@ -141,7 +126,7 @@ def group_queries(
 
 
 def ungroup_queries(mixed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Inverts `group_queries`: reshapes [batch, q * group, kv_heads, kv] to `shape`, [batch, q, heads, kv]."""
+    """Inverts `group_queries` for attention outputs; `shape` is [batch, q, heads, kv]."""
     batch, length, heads, width = shape
     kv_heads = mixed.shape[2]
     if heads == kv_heads:
@@ -157,10 +142,7 @@ def cap_logits(logits: jax.Array, softcap: float | None) -> jax.Array:
 def attention_weights(
     query: jax.Array, key: jax.Array, mask: jax.Array, bias: jax.Array | None, softcap: float | None = None
 ) -> jax.Array:
-    """Computes the attention weights softmax(query key^T + bias), [batch, heads, q, k] float32.
-
-    See `dot_product_attention` for the arguments.
-    """
+    """Computes the attention weights of `dot_product_attention`, [batch, heads, q, k] float32."""
     mask = jnp.broadcast_to(mask, (query.shape[0], *mask.shape[1:]))
     shared = None if bias is None else bias[0]
     if query.shape[2] != key.shape[2]:
@@ -177,7 +159,6 @@ def _attention(query, key, value, mask, bias, softcap):
 def _forward_rule(query, key, value, mask, bias, softcap):
     mask = jnp.broadcast_to(mask, (query.shape[0], *mask.shape[1:]))
     shared, rows = None if bias is None else bias[0], (query, key, value, mask)
-    # On a single CPU, process the rows sequentially.
     run = jax.lax.map if on_single_cpu() else lambda function, rows: jax.vmap(function)(rows)
     mixed, log_total = run(lambda row: _row_forward(softcap, shared, *row), rows)
     mixed, log_total = (checkpoint_name(array, ATTENTION_OUTPUT) for array in (mixed, log_total))
@@ -205,14 +186,14 @@ _attention.defvjp(_forward_rule, _backward_rule)
 
 
 def _row_logits(query, key, mask, bias, softcap) -> tuple[jax.Array, jax.Array]:
-    """Returns the logits of one row, [heads, q, k] float32, once with the mask and bias added and once without."""
+    """Returns the logits of one row with and without the mask and the bias, both [heads, q, k] float32."""
     logits = cap_logits(jnp.einsum('qhd,khd->hqk', query, key, preferred_element_type=jnp.float32), softcap)
     offset = jnp.where(mask, 0.0, MASKED)
     return logits + (offset if bias is None else offset + bias), logits
 
 
 def _row_forward(softcap, bias, query, key, value, mask) -> tuple[jax.Array, jax.Array]:
-    """Computes the output of one row, [q, heads, kv], and the log-sum-exp of its logits, [heads, q]."""
+    """Computes the output [q, heads, kv] and the log-sum-exp of the logits [heads, q] of one row."""
     logits, _ = _row_logits(query, key, mask, bias, softcap)
     largest = jnp.max(logits, axis=-1)
     weights = jnp.exp(logits - largest[..., None])
@@ -222,7 +203,7 @@ def _row_forward(softcap, bias, query, key, value, mask) -> tuple[jax.Array, jax
 
 
 def _row_backward(softcap, bias, query, key, value, mask, mixed, log_total, gradient):
-    """Computes the gradients of query, key, value and bias for one row."""
+    """Computes the gradients of one row's query, key and value, and its part of the gradient of the bias."""
     logits, capped = _row_logits(query, key, mask, bias, softcap)
     weights = jnp.exp(logits - log_total[..., None])
     value_gradient = jnp.einsum('hqk,qhd->khd', weights.astype(value.dtype), gradient)

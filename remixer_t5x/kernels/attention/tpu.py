@@ -1,7 +1,4 @@
-"""Attention on TPUs: wraps the Pallas kernels in `tpu_kernel` in a differentiable function of sharded arrays.
-
-XLA cannot partition kernels, so each device runs the kernels on its shards of the batch and the heads.
-"""
+"""Attention on TPUs: makes the Pallas kernels in `tpu_kernel` a differentiable function of sharded arrays."""
 
 import functools
 from typing import Any
@@ -49,14 +46,10 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visib
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _attend(head_dim: int, causal: bool, window: int | None, *arrays: Any) -> jax.Array:
-    """Computes softmax(query key^T + bias) value; the result has the shape of the query and the dtype of the value.
+    """Computes softmax(query key^T + bias) value, [batch, queries, heads * kv].
 
-    Args:
-        head_dim: number of features of a head.
-        causal: whether to mask the keys after the position of each query.
-        window: keys at a distance of `window` or more from a query are masked; None for no limit.
-        arrays: query, key and value, [batch, length, heads * kv]; query segments, [batch, queries] or None; key
-            segments, [batch, keys]; relative position bias, [heads, distances] or None.
+    The arrays are query, key and value, [batch, length, heads * kv]; query segments, [batch, queries] or None; key
+    segments, [batch, keys]; relative position bias, [heads, distances] or None.
     """
     return _forward_rule(head_dim, causal, window, *arrays)[0]
 
@@ -103,7 +96,7 @@ _attend.defvjp(_forward_rule, _backward_rule)
 
 
 def _partition_specs(head_dim: int, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns the partition specs of `arrays`, followed by that of the log-sum-exp, [batch, heads, queries]."""
+    """Returns the partition specs of `arrays` and of the log-sum-exp, [batch, heads, queries]."""
     rows, heads = batch_and_head_axes(arrays[0].shape[0], arrays[0].shape[-1] // head_dim)
     by_head, by_row = PartitionSpec(rows, None, heads), PartitionSpec(rows, None)
     specs = (by_head, by_head, by_head, by_row, by_row, PartitionSpec(heads, None))
@@ -112,7 +105,7 @@ def _partition_specs(head_dim: int, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _plan_and_operands(head_dim, causal, window, query, key, value, query_segments, key_segments, by_distance):
-    """Builds the arguments of the kernels for the rows and heads of one device."""
+    """Builds the arguments of the kernels from the shards of one device."""
     plan = Plan(query.shape[1], key.shape[1], query.shape[2] // head_dim, head_dim, causal, window)
     segments = None if query_segments is None else query_segments[:, None, :]
     bias = None if by_distance is None else tpu_kernel.shift_bias(plan, by_distance)

@@ -1,13 +1,11 @@
-"""Pallas kernels for the forward and backward pass of attention on TPUs, with logits only in on-chip memory.
+"""Pallas kernels for attention on TPUs, which keep the logits in on-chip memory (VMEM).
 
-The kernels use the block algorithm of FlashAttention (Dao et al. 2022) with T5's relative position bias, which is
-shared by all rows of the batch. The kernels expand the bias to the size of a block of logits, and sum the bias gradient
-over the batch.
+The kernels combine the block algorithm of FlashAttention (Dao et al. 2022) with T5's relative position bias, which they
+expand to the size of a block of logits. All rows of the batch share the bias, so its gradient is summed over the batch.
 
 The heads remain packed in the last axis, as in the output of the projections, which avoids transposing arrays in HBM.
 Each kernel program loads a group of heads whose features fill the 128 lanes of a register. Blocks of logits have the
-shape [keys, queries], so that reductions over keys are reductions over sublanes, and the maximum and sum of each
-query's logits form a single row.
+shape [keys, queries], so that reductions over keys are reductions over sublanes.
 """
 
 import dataclasses
@@ -24,45 +22,26 @@ from remixer_t5x.kernels.compile_target import interprets_kernels
 
 _FLOAT32 = jnp.float32
 _LANES, _SUBLANES = 128, 8
-# Maximum number of tokens in a block. A block of [512, 512] float32 logits takes 1 MiB, so a few such blocks and the
-# operands fit into the 16 MiB of VMEM of a TPU v3 or v4.
+# Maximum number of tokens in a block. With 512, a block of float32 logits takes 1 MiB of VMEM.
 _MAX_BLOCK_LENGTH = 512
-# Upper bound on the VMEM usage of blocks of logits and operands, in bytes.
-_BLOCK_BYTES = 8 * 2**20
-# The compiler's default VMEM limit per kernel, in bytes.
-_DEFAULT_VMEM_LIMIT = 16 * 2**20
+# Upper bound on the VMEM usage of blocks of logits and operands, and the compiler's default limit, in bytes.
+_BLOCK_BYTES, _DEFAULT_VMEM_LIMIT = 8 * 2**20, 16 * 2**20
 
 
 class Operands(NamedTuple):
-    """Operands of the forward and backward kernels; unused operands are None.
+    """Operands of the forward and backward kernels; unused operands are None."""
 
-    Attributes:
-        query: [batch, queries, heads * kv].
-        key, value: [batch, keys, heads * kv].
-        query_segments: [batch, 1, queries] int32; None if all queries attend to all keys with a segment id above 0.
-        key_segments: [batch, keys, 1] int32; queries attend to the keys with the same segment id.
-        bias: [heads // group, group, 8, distances] float32, from `shift_bias`.
-    """
-
-    query: jax.Array
-    key: jax.Array
-    value: jax.Array
-    query_segments: jax.Array | None
-    key_segments: jax.Array
-    bias: jax.Array | None
+    query: jax.Array  # [batch, queries, heads * kv]
+    key: jax.Array  # [batch, keys, heads * kv]
+    value: jax.Array  # [batch, keys, heads * kv]
+    query_segments: jax.Array | None  # [batch, 1, queries] int32; None if rows are not packed
+    key_segments: jax.Array  # [batch, keys, 1] int32; 0 is padding
+    bias: jax.Array | None  # [heads // group, group, 8, distances] float32, from `shift_bias`
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Sizes of an attention call, and its division into kernel programs.
-
-    Attributes:
-        queries, keys: number of queries and keys in a row.
-        heads: number of heads.
-        head_dim: number of features of a head.
-        causal: whether to mask the keys after the position of each query.
-        window: keys at a distance of `window` or more from a query are masked; None for no limit.
-    """
+    """Sizes and flags (`Visibility`) of an attention call, and its division into kernel programs."""
 
     queries: int
     keys: int
@@ -73,34 +52,34 @@ class Plan:
 
     @property
     def group(self) -> int:
-        """Returns the number of heads per program: the fewest heads that fill whole registers, otherwise all heads."""
+        """The number of heads per program: the fewest heads that fill whole registers, otherwise all heads."""
         whole = (g for g in range(1, self.heads) if self.heads % g == 0 and g * self.head_dim % _LANES == 0)
         return next(whole, self.heads)
 
-    # Number of tokens per block of queries and of keys (a multiple of 128, at most 512), and number of blocks.
+    # Number of tokens per block (a multiple of 128, at most 512), and number of blocks.
     block_q = property(lambda self: _block_length(self.queries))
     block_k = property(lambda self: _block_length(self.keys))
     blocks_q = property(lambda self: pl.cdiv(self.queries, self.block_q))
     blocks_k = property(lambda self: pl.cdiv(self.keys, self.block_k))
-    # Whether a single block contains all logits of a row. If so, the bias is expanded only once for the whole batch.
+    # If one block contains all logits of a row, the bias is expanded only once for the whole batch.
     one_block = property(lambda self: self.blocks_q == self.blocks_k == 1)
-    # Number of features per program, and number of distances between queries and keys, padded to whole blocks.
+    # Number of features per program, and number of distances between padded queries and keys.
     width = property(lambda self: self.group * self.head_dim)
     distances = property(lambda self: self.blocks_q * self.block_q + self.blocks_k * self.block_k)
 
     @property
     def memory(self) -> int:
-        """Returns an upper bound on the VMEM usage of the backward kernel, in bytes."""
+        """Upper bound on the VMEM usage of the backward kernel, in bytes."""
         gradient = self.blocks_q * self.block_q * self.width * (4 + 2 * 2)
         bias = 4 * self.group * _SUBLANES * self.distances * 4
         return _BLOCK_BYTES + gradient + bias
 
     def first_query_block(self, k_block):
-        """Returns the index of the first query block that attends to key block `k_block` in causal attention."""
+        """Returns the first query block that attends to a key block in causal attention."""
         return jax.lax.div(k_block * self.block_k, self.block_q)
 
     def last_key_block(self, q_block):
-        """Returns the index of the last key block that is visible to query block `q_block` in causal attention."""
+        """Returns the last key block that is visible to a query block in causal attention."""
         return jax.lax.div((q_block + 1) * self.block_q - 1, self.block_k)
 
 
@@ -110,16 +89,10 @@ def _block_length(length: int) -> int:
 
 
 def shift_bias(plan: Plan, by_distance: jax.Array) -> jax.Array:
-    """Creates eight copies of a relative position bias, shifted by 0 to 7 positions, for the sublanes of a register.
+    """Creates eight copies of a bias, shifted by 0 to 7 positions, one for each sublane of a register.
 
-    `_expand_bias` computes the bias of a block of logits from these copies.
-
-    Args:
-        plan: sizes of the attention call.
-        by_distance: [heads, 2 * length - 1], the bias for each distance `key - query`.
-
-    Returns:
-        The shifted copies, [groups, group, 8, distances].
+    Maps the bias for each distance `key - query`, [heads, 2 * length - 1], to [groups, group, 8, distances]. From these
+    copies, `_expand_bias` computes the bias of a block of logits.
     """
     length = (by_distance.shape[1] + 1) // 2
     by_query = by_distance[:, ::-1]  # indexed by `query - key`
@@ -131,8 +104,7 @@ def shift_bias(plan: Plan, by_distance: jax.Array) -> jax.Array:
 def _expand_bias(window: jax.Array, num_keys: int, num_queries: int) -> jax.Array:
     """Expands eight shifted rows [8, num_keys + num_queries] to a bias [num_keys, num_queries].
 
-    The entry [k, q] of the result is the bias for distance q - k. Each row equals the next row shifted by one, so the
-    number of rows is repeatedly doubled by prepending a shifted copy of all rows.
+    Each row equals the next row shifted by one, so prepending a shifted copy of all rows doubles their number.
     """
     rows, width = window, window.shape[1]
     while rows.shape[0] < num_keys:
@@ -151,14 +123,11 @@ def _sum_over_diagonals(block: jax.Array) -> jax.Array:
 
 
 class _BlockSpecs:
-    """Block specs of all arrays, for a grid over groups of heads, rows of the batch, and blocks.
-
-    The last two axes of the grid, `q_axis` and `k_axis`, are the blocks of queries and keys in either order.
-    """
+    """Block specs for a grid over groups of heads, rows of the batch, and blocks of queries and keys in any order."""
 
     def __init__(self, plan: Plan, q_axis: int, k_axis: int):
         def q_block(*ids):
-            # Programs skip blocks that the causal mask excludes. Returning the block already in VMEM avoids a load.
+            # Programs skip blocks that the causal mask excludes; returning the block already in VMEM avoids a load.
             return (
                 jnp.maximum(ids[q_axis], plan.first_query_block(ids[k_axis]))
                 if plan.causal and q_axis == 3
@@ -197,7 +166,7 @@ def _call_options(plan: Plan, operands: Operands, matmuls: int, reads: int) -> d
             transcendentals=pairs,
             bytes_accessed=reads * sum(sizes) + sizes[0],
         ),
-        # Head groups are independent. Rows and blocks must run in order, because they share sums and the expanded bias.
+        # Rows and blocks must run in order, because they share sums and the expanded bias.
         'compiler_params': pltpu.CompilerParams(
             dimension_semantics=('parallel', 'arbitrary', 'arbitrary', 'arbitrary'),
             vmem_limit_bytes=max(plan.memory, _DEFAULT_VMEM_LIMIT),
@@ -207,11 +176,9 @@ def _call_options(plan: Plan, operands: Operands, matmuls: int, reads: int) -> d
 
 
 def forward(plan: Plan, operands: Operands) -> tuple[jax.Array, jax.Array]:
-    """Computes attention with the forward kernel.
+    """Returns the attention output, [batch, queries, heads * kv], and the log-sum-exp of each query's logits.
 
-    Returns:
-        The output, [batch, queries, heads * kv] in value's dtype, and the log-sum-exp of each query's logits,
-        [batch, groups, group, queries].
+    The log-sum-exp is [batch, groups, group, queries] float32.
     """
     batch, groups = operands.query.shape[0], plan.heads // plan.group
     specs = _BlockSpecs(plan, q_axis=2, k_axis=3)
@@ -239,14 +206,7 @@ def forward(plan: Plan, operands: Operands) -> tuple[jax.Array, jax.Array]:
 def backward(
     plan: Plan, operands: Operands, mixed: jax.Array, log_total: jax.Array, gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-    """Computes the gradients of query, key, value and bias with the backward kernel.
-
-    Args:
-        plan, operands: the arguments of the forward pass.
-        mixed: the output of the forward pass.
-        log_total: the log-sum-exp of each query's logits from the forward pass.
-        gradient: gradient with respect to the output.
-    """
+    """Computes the gradients of query, key, value and bias from the results of `forward` and the output's gradient."""
     batch, groups = operands.query.shape[0], plan.heads // plan.group
     specs = _BlockSpecs(plan, q_axis=3, k_axis=2)
     has_bias = operands.bias is not None
@@ -394,10 +354,7 @@ def _backward_kernel(
 
 
 def _prepare_bias(plan: Plan, bias_ref, block_ref, row, q_block, k_block) -> None:
-    """Expands the bias of each head to the size of a block of logits.
-
-    If rows consist of a single block, the bias is expanded for the first row and reused for all other rows.
-    """
+    """Expands the bias of each head to the size of a block of logits, unless an earlier row has expanded it."""
     if bias_ref is None:
         return
 
@@ -409,7 +366,7 @@ def _prepare_bias(plan: Plan, bias_ref, block_ref, row, q_block, k_block) -> Non
 
 
 def _distance_slice(plan: Plan, q_block, k_block):
-    """Returns the slice of the bias with the distances between a block of queries and a block of keys."""
+    """Returns the slice of the bias for the distances between a block of queries and a block of keys."""
     start = q_block * plan.block_q + (plan.blocks_k - 1 - k_block) * plan.block_k
     return pl.ds(pl.multiple_of(start, _LANES), plan.block_q + plan.block_k)
 
@@ -429,7 +386,7 @@ def _compute_logits(plan: Plan, query, key, bias_block, visible, k_block, head: 
         logits += bias_block[head]
     logits = jnp.where(visible, logits, MASKED)
     if plan.keys % plan.block_k:
-        # Below MASKED, so that queries without visible keys, which average all keys, ignore keys after the row's end.
+        # Queries without visible keys average all keys, but not those after the end of the row.
         logits = jnp.where(_token_index(plan, k_block, 0) < plan.keys, logits, 2 * MASKED)
     return logits
 
@@ -447,7 +404,7 @@ def _visibility_mask(plan: Plan, operands: Operands, q_block, k_block) -> jax.Ar
 
 
 def _token_index(plan: Plan, block, axis: int) -> jax.Array:
-    """Returns the position of each key (axis 0) or each query (axis 1) of a block, [keys, queries] int32."""
+    """Returns the position of each key (axis 0) or query (axis 1) of a block, [keys, queries] int32."""
     shape = plan.block_k, plan.block_q
     return block * shape[axis] + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
 
@@ -462,7 +419,7 @@ def _load_rows(ref, block, length: int) -> jax.Array:
 
 
 def _select_head(plan: Plan, features: jax.Array, head: int) -> jax.Array:
-    """Sets the features of all other heads to 0, because the matrix unit always multiplies all 128 lanes."""
+    """Zeroes the features of other heads, because the matrix unit always multiplies all 128 lanes."""
     if plan.group == 1:
         return features
     lane = jax.lax.broadcasted_iota(jnp.int32, features.shape, 1)

@@ -1,9 +1,9 @@
 """A causal MLP along the tokens of an example: `y_t = w_out[t] . f(c_t A_t)`, `A_t = sum_{j <= t} w_in[j] (x) v[j]`.
 
 The output of a token depends on the preceding tokens only through the state A [heads, hidden, features], a sum of
-outer products. Storing A for every token would require length x hidden x features numbers per head, so the backward
-pass recomputes A one block at a time (`block_loop`). Blocks are computed with a loop over tokens on CPUs
-(`token_loop`), Pallas kernels on TPUs (`tpu`), and operations that XLA fuses on GPUs (`unrolled`).
+outer products. Storing A for every token would take too much memory, so the backward pass recomputes A one block at a
+time (`block_loop`). Blocks are computed with a loop over tokens on CPUs (`token_loop`), Pallas kernels on TPUs (`tpu`),
+and operations that XLA fuses on GPUs (`unrolled`).
 """
 
 import functools
@@ -37,7 +37,7 @@ def mix_through_running_hidden(
         ids: [batch, length] int32, the example id of each token, starting with 1; 0 is padding.
         packed: whether rows may contain more than one example.
         hidden_scale: [batch, length] float32, factor c_t of each token, treated as a constant; None for 1.
-        activation: elementwise activation of the hidden units, by default the tanh approximation of GELU.
+        activation: elementwise activation f; the default is the tanh approximation of GELU.
 
     Returns:
         [batch, length, heads, features] in value's dtype; the state A is computed in float32.
@@ -67,7 +67,6 @@ def _mix_with_kernel(
 
 
 def _build_check(packed: bool, activation: Activation, w_in, value, w_out, ids, scale) -> self_check.KernelCheck:
-    """Builds a self-check of the TPU kernel with this call's shapes."""
     _, length, heads, hidden = w_in.shape
     return self_check.KernelCheck(
         'running_token_mlp_tpu',

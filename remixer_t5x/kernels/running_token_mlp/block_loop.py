@@ -1,7 +1,6 @@
 """Loop over blocks of tokens for the running token MLP, which stores the state A only between blocks.
 
-The backward pass recomputes A before each block with matmuls. The outputs and gradients within a block are computed by
-a loop over tokens (`token_loop`), Pallas kernels (`tpu`) or unrolled operations that XLA fuses (`unrolled`).
+A matmul computes the contribution of a block to A; the kernel module computes outputs and gradients within a block.
 """
 
 import functools
@@ -22,32 +21,23 @@ Activation = Callable[[jax.Array], jax.Array]
 
 
 class Tokens(NamedTuple):
-    """Weights and values of all tokens of whole rows or of one block.
+    """Weights and values of the tokens of whole rows or of one block."""
 
-    Attributes:
-        w_in, w_out: [batch, tokens, heads, hidden].
-        value: [batch, tokens, heads, features].
-        keep: [batch, tokens] float32, 0 at the first token of an example, otherwise 1; None if rows are not packed.
-        scale: [batch, tokens] float32, factor of the state A before the activation; None for 1.
-    """
-
-    w_in: jax.Array
-    value: jax.Array
-    w_out: jax.Array
+    w_in: jax.Array  # [batch, tokens, heads, hidden]
+    value: jax.Array  # [batch, tokens, heads, features]
+    w_out: jax.Array  # [batch, tokens, heads, hidden]
+    # [batch, tokens] float32, 0 at the first token of an example, otherwise 1; None if rows are not packed
     keep: jax.Array | None
-    scale: jax.Array | None
+    scale: jax.Array | None  # [batch, tokens] float32, factor of the state A before the activation; None for 1
 
 
 class BlockGradients(NamedTuple):
-    """Gradients with respect to the tokens of a block and the state A before the block.
-
-    The gradient `start`, with respect to A, is None if there is no preceding block.
-    """
+    """Gradients with respect to the tokens of a block and the state A before the block."""
 
     w_in: jax.Array
     value: jax.Array
     w_out: jax.Array
-    start: jax.Array | None
+    start: jax.Array | None  # None if there is no preceding block
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -62,13 +52,7 @@ def mix_by_blocks(
 ) -> jax.Array:
     """Mixes each token with the preceding tokens of its example; w_in and value must be zero at padding.
 
-    Args:
-        kernel: the module that computes blocks: `token_loop`, `tpu` or `unrolled`.
-        activation: elementwise activation of the hidden units.
-        w_in, value, w_out, keep, scale: the fields of `Tokens` for whole rows.
-
-    Returns:
-        [batch, length, heads, features] in value's dtype.
+    `kernel` is the module that computes blocks: `token_loop`, `tpu` or `unrolled`. The arrays are those of `Tokens`.
     """
     return _forward_rule(kernel, activation, w_in, value, w_out, keep, scale)[0]
 
@@ -126,13 +110,13 @@ def _backward(kernel: ModuleType, activation: Activation, tokens: Tokens, gradie
 
 
 def initial_state(tokens: Tokens) -> jax.Array:
-    """Returns the state A before the first token of a row: zeros [batch, heads, hidden, features]."""
+    """Returns the state A before the first token of a row, zeros [batch, heads, hidden, features]."""
     batch, _, heads, hidden = tokens.w_in.shape
     return jnp.zeros((batch, heads, hidden, tokens.value.shape[-1]), jnp.float32)
 
 
 def _add_block(start: jax.Array, tokens: Tokens) -> jax.Array:
-    """Computes the state A after a block, including only tokens of the last example in the block."""
+    """Computes the state A after a block: the sum over the tokens of the last example in the block."""
     w_in = tokens.w_in
     if tokens.keep is not None:
         keep = tokens.keep

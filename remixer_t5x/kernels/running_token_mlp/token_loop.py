@@ -1,8 +1,7 @@
-"""Computes one block of the running token MLP with a loop over tokens, in plain JAX.
+"""Computes one block of the running token MLP with a loop over tokens, for CPUs and as the reference of self-checks.
 
-The self-check compares TPU kernels with this implementation. It is also the fastest on CPUs, where the state A
-fits in cache. The backward pass restores A_{t-1} from A_t by subtracting the outer product of token t. To prevent
-rounding errors from accumulating, A is recomputed at the end of each example and block.
+The backward pass restores A_{t-1} from A_t by subtracting the outer product of token t. To prevent rounding errors from
+accumulating, A is recomputed at the end of each example and block.
 """
 
 import jax
@@ -17,7 +16,7 @@ def add_token(hidden: jax.Array, w_in: jax.Array, value: jax.Array) -> jax.Array
 
 
 def compute_output(activation: Activation, w_out: jax.Array, hidden: jax.Array, scale: jax.Array | None) -> jax.Array:
-    """Computes the output of a token, `w_out . f(scale A)`, [batch, heads, features]; `scale` is [batch] or None."""
+    """Computes the output of a token, `w_out . f(scale A)`, [batch, heads, features]."""
     units = activation(hidden if scale is None else hidden * _expand_per_row(scale)).astype(w_out.dtype)
     return jnp.einsum('bhk,bhkf->bhf', w_out, units)
 
@@ -29,10 +28,7 @@ def block_length(w_in: jax.Array, value: jax.Array) -> int:
 
 
 def forward(activation: Activation, tokens: Tokens, start: jax.Array | None) -> jax.Array:
-    """Computes the outputs of a block, [batch, tokens, heads, features], in value's dtype.
-
-    `start` is the state A before the block, or None for zeros.
-    """
+    """Computes the outputs of a block; see `tpu.forward`."""
 
     def mix_token(hidden: jax.Array, token: Tokens) -> tuple[jax.Array, jax.Array]:
         hidden = add_token(_reset_state(hidden, token.keep), token.w_in, token.value)
@@ -46,15 +42,15 @@ def forward(activation: Activation, tokens: Tokens, start: jax.Array | None) -> 
 def backward(
     activation: Activation, tokens: Tokens, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array
 ) -> BlockGradients:
-    """Computes the gradients of a block; see `tpu.backward` for the arguments."""
+    """Computes the gradients of a block; see `tpu.backward`."""
     first = initial_state(tokens) if start is None else start
     index = jnp.arange(tokens.value.shape[1])
-    # Number of examples that start within the block at or before each token, [batch, tokens].
+    # Number of examples that start in the block at or before each token.
     starts = None if tokens.keep is None else jnp.cumsum(tokens.keep == 0, axis=1)
     exact, gradient = jax.tree.map(lambda array: array.astype(jnp.float32), (tokens, gradient))
 
     def state_after(position: jax.Array) -> jax.Array:
-        """Computes the state A after the token at `position` from w_in and value of all tokens up to it."""
+        """Computes the state A after the token at `position` from all tokens up to it."""
         is_added = index <= position
         if starts is not None:
             is_added = is_added & (starts == starts[:, position, None])
@@ -98,5 +94,4 @@ def _expand_per_row(array: jax.Array) -> jax.Array:
 
 
 def _swap_axes(array: jax.Array) -> jax.Array:
-    """Swaps the batch axis and the token axis."""
     return jnp.swapaxes(array, 0, 1)

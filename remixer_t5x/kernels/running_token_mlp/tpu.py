@@ -1,9 +1,8 @@
 """Computes one block of the running token MLP on TPUs, with Pallas kernels that keep the state A in registers.
 
-A consists of hidden x features numbers per head, far more than the operands of a token. For one hidden unit, A is a
-tile [features, lanes] that fills a dozen registers. Each lane is one head of one row, so sums over features and hidden
-units are additions of registers instead of reductions over lanes. The kernels therefore require operands whose last
-axis combines rows and heads, at the cost of one transpose of each operand.
+For one hidden unit, A is a tile [features, lanes] that fills a dozen registers. Each lane is one head of one row, so
+sums over features and hidden units are additions of registers instead of reductions over lanes. The operands must be
+transposed, so that their last axis combines rows and heads.
 """
 
 import functools
@@ -20,14 +19,12 @@ from remixer_t5x.kernels.running_token_mlp.block_loop import BlockGradients, Tok
 
 _LANES = 128
 _FLOAT32 = jnp.float32
-_MAX_BLOCK_LENGTH = 128  # maximum number of tokens in a block
+_MAX_BLOCK_LENGTH = 128
 _MAX_UNITS = 16  # maximum number of hidden units per kernel program
-# Upper bound on the VMEM limit of a kernel, in bytes; TPUs before v5 only have 16 MiB of VMEM.
-_MAX_VMEM = 56 * 2**20
-# VMEM reserved for the state A before and after a block, and for the weights of hidden units.
-_STATE_BYTES, _WEIGHT_BYTES = 4 * 2**20, 4 * 2**20
+# Upper bound on the VMEM limit of a kernel, and VMEM for the state A before and after a block and for the weights.
+_MAX_VMEM, _STATE_BYTES, _WEIGHT_BYTES = 56 * 2**20, 4 * 2**20, 4 * 2**20
 # Axis orders in the kernels, for weights [batch, tokens, heads, hidden], values [batch, tokens, heads, features] and A
-# [batch, heads, hidden, features]. Batch and heads become the last two axes, which are merged into one axis of lanes.
+# [batch, heads, hidden, features]. The last two axes, batch and heads, are merged into lanes.
 _HIDDEN_AXES, _FEATURE_AXES, _STATE_AXES = (3, 1, 0, 2), (1, 3, 0, 2), (2, 3, 0, 1)
 
 
@@ -38,7 +35,7 @@ def unsupported_reason(w_in: jax.Array, value: jax.Array) -> str | None:
 
 
 def block_length(w_in: jax.Array, value: jax.Array) -> int:
-    """Returns the number of tokens per block: a multiple of 8, or all tokens of a row; 0 if no block fits into VMEM."""
+    """Returns the number of tokens per block: a multiple of 8, or the whole row; 0 if no block fits into VMEM."""
     _, length, _, features = value.shape
     # VMEM per token: a float32 copy of A, a double-buffered float32 output and two double-buffered inputs.
     bytes_per_token = _LANES * features * (4 + 2 * 4 + 4 * value.dtype.itemsize)
@@ -51,22 +48,14 @@ def _vmem_limit() -> int:
 
 
 class _Operands(NamedTuple):
-    """Operands of the forward and backward kernels; each lane is one head of one row, and unused operands are None.
+    """The fields of `Tokens` and the state A before the block, as operands of the kernels; None if unused."""
 
-    Attributes:
-        w_in, w_out: [hidden, tokens, lanes].
-        value: [tokens, features, lanes].
-        keep: [tokens, lanes] float32, 0 at the first token of an example, otherwise 1.
-        scale: [tokens, lanes] float32, factor of the state A before the activation.
-        start: [hidden, features, lanes] float32, the state A before the block.
-    """
-
-    w_in: Any
-    value: Any
-    w_out: Any
-    keep: Any
-    scale: Any
-    start: Any
+    w_in: Any  # [hidden, tokens, lanes]
+    value: Any  # [tokens, features, lanes]
+    w_out: Any  # [hidden, tokens, lanes]
+    keep: Any  # [tokens, lanes] float32
+    scale: Any  # [tokens, lanes] float32
+    start: Any  # [hidden, features, lanes] float32
 
 
 def forward(activation, tokens: Tokens, start: jax.Array | None) -> jax.Array:
@@ -236,7 +225,7 @@ def _backward_kernel(
 
 
 def _load_unit(operands: _Operands, w_in_rows, w_out_rows, unit) -> jax.Array:
-    """Copies a hidden unit's weights to float32 scratch memory, and returns the unit's state before the block."""
+    """Copies a hidden unit's weights to scratch memory, and returns the unit's state before the block."""
     w_in_rows[...] = operands.w_in[unit].astype(_FLOAT32)
     w_out_rows[...] = operands.w_out[unit].astype(_FLOAT32)
     return jnp.zeros(operands.value.shape[1:], _FLOAT32) if operands.start is None else operands.start[unit]
@@ -266,7 +255,7 @@ def _build_operands(tokens: Tokens, start: jax.Array | None) -> _Operands:
 
 
 def _to_lanes(array: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """Transposes an array to the axis order `axes`, and merges the last two axes, batch and heads, into lanes."""
+    """Transposes an array to the axis order `axes`, and merges the last two axes into lanes."""
     array = array.transpose(axes)
     return array.reshape(*array.shape[:2], -1)
 

@@ -1,11 +1,10 @@
 """Computes one block of the running token MLP with operations that XLA fuses, for GPUs and as a fallback on TPUs.
 
-A block is divided into segments of five tokens. A matmul computes the state A before every segment, in the dtype
-of the tokens. Within a segment, the loop over tokens is unrolled, so that A remains in registers. The forward pass is a
-single GPU kernel for all segments, which writes only sums over hidden units. The backward pass loops over segments: one
-kernel writes the gradient of `w_out` and the gradient of A after each token, in the dtype of the tokens, and smaller
-kernels compute the gradients of `w_in` and `value` from the gradient of A. docs/forecast.md lists the costs of
-alternatives.
+A matmul computes the state A before every segment of five tokens, in the dtype of the tokens. Within a segment, the
+loop over tokens is unrolled, so that A remains in registers. The forward pass is a single GPU kernel for all segments.
+The backward pass loops over segments: one kernel writes the gradient of `w_out` and the gradient of A after each token,
+in the dtype of the tokens; smaller kernels compute the gradients of `w_in` and `value` from the gradient of A.
+docs/forecast.md lists the costs of alternatives.
 """
 
 import jax
@@ -17,21 +16,18 @@ from remixer_t5x.kernels.running_token_mlp.block_loop import Activation, BlockGr
 
 # Number of tokens in a segment. With more tokens, XLA:GPU would write intermediate values of A to memory.
 _SEGMENT_LENGTH = 5
-_MAX_BLOCK_LENGTH = 120  # maximum number of tokens in a block
+_MAX_BLOCK_LENGTH = 120
 
 
 def block_length(w_in: jax.Array, value: jax.Array) -> int:
-    """Returns the number of tokens per block: all tokens of a row, or a multiple of the segment length."""
+    """Returns the number of tokens per block: the whole row, or a multiple of the segment length."""
     length = value.shape[1]
     blocks = -(-length // _MAX_BLOCK_LENGTH)
     return length if blocks == 1 else -(-length // (blocks * _SEGMENT_LENGTH)) * _SEGMENT_LENGTH
 
 
 def forward(activation: Activation, tokens: Tokens, start: jax.Array | None) -> jax.Array:
-    """Computes the outputs of a block, [batch, tokens, heads, features], in value's dtype.
-
-    `start` is the state A before the block, or None for zeros.
-    """
+    """Computes the outputs of a block; see `tpu.forward`."""
     function, segments = _fast_activation(activation), split_blocks(tokens, _SEGMENT_LENGTH)
     # Transpose A, because XLA can fuse more sums over the last axis than over other axes.
     starts = _states_before_segments('nbhfk', tokens, start)
@@ -43,11 +39,11 @@ def forward(activation: Activation, tokens: Tokens, start: jax.Array | None) -> 
 def backward(
     activation: Activation, tokens: Tokens, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array
 ) -> BlockGradients:
-    """Computes the gradients of a block; the arguments are those of `tpu.backward`."""
+    """Computes the gradients of a block; see `tpu.backward`."""
     function, length, dtype = _fast_activation(activation), tokens.value.shape[1], tokens.value.dtype
 
     def split_state(state: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Splits `state` into two arrays in the dtype of the tokens, whose float32 sum has twice the precision."""
+        """Splits `state` into two arrays in the dtype of the tokens, whose sum has twice the precision."""
         # Use `reduce_precision`, because XLA may remove conversions to bfloat16 and back.
         high = jax.lax.reduce_precision(state, jnp.finfo(dtype).nexp, jnp.finfo(dtype).nmant)
         return high.astype(dtype), (state - high).astype(dtype)
@@ -90,10 +86,7 @@ def backward(
 def _states_before_segments(axes: str, tokens: Tokens, start: jax.Array | None) -> jax.Array:
     """Computes the state A before each segment, in the dtype of the tokens.
 
-    Args:
-        axes: order of the axes of the result: segments (n), batch (b), heads (h), hidden (k) and features (f).
-        tokens: the tokens of the block.
-        start: the state A before the block, or None for zeros.
+    `axes` orders the axes of the result: segments (n), batch (b), heads (h), hidden (k) and features (f).
     """
     length, dtype = tokens.value.shape[1], tokens.value.dtype
     first = jnp.arange(0, length, _SEGMENT_LENGTH)
@@ -123,11 +116,7 @@ def _states_before_segments(axes: str, tokens: Tokens, start: jax.Array | None) 
 def _states_after_tokens(rows: jax.Array, columns: jax.Array, tokens: Tokens, start: jax.Array) -> list[jax.Array]:
     """Computes A after each token of a segment, multiplied by `scale`, [..., heads, rows, columns] float32.
 
-    Args:
-        rows: `w_in` [..., tokens, heads, rows], or `value` to compute the transpose of A.
-        columns: `value` [..., tokens, heads, columns], or `w_in` to compute the transpose of A.
-        tokens: the tokens of the segment.
-        start: the state A before the segment.
+    `rows` and `columns` are `w_in` and `value`, or the reverse for the transpose of A.
     """
     state, scaled = start.astype(jnp.float32), []
     for t in range(_SEGMENT_LENGTH):
@@ -137,7 +126,7 @@ def _states_after_tokens(rows: jax.Array, columns: jax.Array, tokens: Tokens, st
 
 
 def _fast_activation(activation: Activation) -> Activation:
-    """Replaces GELU by an equivalent with a single exponential, because tanh is more expensive on GPUs."""
+    """Replaces GELU by a form with a single exponential, because tanh is more expensive on GPUs."""
     return sigmoid_gelu if activation is jax.nn.gelu else activation
 
 

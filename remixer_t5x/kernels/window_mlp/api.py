@@ -1,8 +1,6 @@
 """An MLP along windows of tokens, computed by a device kernel, or in plain JAX in chunks of tokens.
 
-    y_t[d] = wo . gelu(wi^T x[t - w + 1 .. t, d] + wi_bias) + wo_bias
-
-In packed rows, windows do not extend into other examples.
+y_t[d] = wo . gelu(wi^T x[t - w + 1 .. t, d] + wi_bias) + wo_bias
 """
 
 import functools
@@ -19,10 +17,9 @@ from remixer_t5x.kernels.blocks import join_blocks, split_blocks
 from remixer_t5x.kernels.compile_target import on_single_cpu, target_platform
 from remixer_t5x.kernels.window_mlp import gpu, tpu
 
-# Kernel of each platform. Calls that a kernel does not support fall back to the plain-JAX implementation.
 _KERNELS = {'gpu': gpu, 'tpu': tpu}
 
-# Number of tokens of each row in a chunk; the hidden units of a chunk are [hidden, rows, CHUNK, embed].
+# Number of tokens per row in a chunk of the plain-JAX implementation.
 CHUNK = 32
 
 
@@ -36,7 +33,7 @@ class TokenMLP(NamedTuple):
 
 
 def mix_windows(weights: TokenMLP, tokens: jax.Array, scale: jax.Array | None, ids: jax.Array | None) -> jax.Array:
-    """Mixes each token with the preceding tokens in its window.
+    """Mixes each token with the preceding tokens in its window; in packed rows, only with tokens of its example.
 
     Args:
         weights: weights of the MLP.
@@ -45,7 +42,7 @@ def mix_windows(weights: TokenMLP, tokens: jax.Array, scale: jax.Array | None, i
         ids: [batch, length] int32, the example id of each token in packed rows; None if each row is a single example.
 
     Returns:
-        Mixed features of each token, [batch, length, embed].
+        [batch, length, embed].
     """
     platform = target_platform()
     if kernel := _KERNELS.get(platform):
@@ -63,7 +60,6 @@ def mix_windows(weights: TokenMLP, tokens: jax.Array, scale: jax.Array | None, i
 
 
 def _build_check(wi, bias, out, tokens, ids) -> self_check.KernelCheck:
-    """Builds a self-check of the TPU kernel with this call's shapes."""
     (window, hidden), (_, length, features), packed = wi.shape, tokens.shape, ids is not None
 
     def formula(wi, bias, out, tokens, ids):
@@ -77,9 +73,9 @@ def _build_check(wi, bias, out, tokens, ids) -> self_check.KernelCheck:
 
 @jax.custom_vjp
 def _mix_by_formula(weights: TokenMLP, tokens: jax.Array, scale: jax.Array | None, ids: jax.Array | None) -> jax.Array:
-    """Computes the MLP in chunks; the backward pass recomputes all intermediate values from the tokens.
+    """Computes the MLP in chunks, and recomputes all hidden units in the backward pass.
 
-    Without this gradient rule, remat policies that save the outputs of matmuls would save all hidden units.
+    Without this gradient rule, remat policies that save the outputs of matmuls would save the hidden units.
     """
     return _mix_chunks(weights, tokens, scale, ids)
 
@@ -99,7 +95,7 @@ _mix_by_formula.defvjp(_forward_rule, _backward_rule)
 
 
 def _mix_chunks(weights, tokens, scale, ids):
-    # On a single CPU, process one row at a time, so that its hidden units remain in cache, which halves the time.
+    # On a single CPU, process one row at a time: its hidden units remain in cache, which halves the time.
     if not on_single_cpu():
         return _mix_rows_by_chunk(weights, tokens, scale, ids)
 
@@ -133,7 +129,6 @@ def _mix_rows_by_chunk(weights, tokens, scale, ids):
 def mix_window(weights: TokenMLP, windows: jax.Array, scale: jax.Array | None) -> jax.Array:
     """Applies the MLP to windows of tokens [window, batch, tokens, embed]; returns [batch, tokens, embed]."""
     window, *shape = windows.shape
-    # Flatten all axes except the window axis, so that a single matmul computes all hidden units.
     hidden = weights.wi.T @ windows.reshape(window, -1) + weights.wi_bias[:, None]
     hidden = nn.gelu(hidden, approximate=True)
     if scale is not None:

@@ -1,10 +1,9 @@
 """The window MLP for GPUs, with operations that XLA fuses so that hidden units remain in registers.
 
-XLA generates one GPU kernel for the forward pass, one for the gradient of `out` and one for the gradient of the hidden
-units; each kernel computes the hidden units from the tokens. The backward pass writes only one array as large as the
-hidden units: their gradient, [batch, blocks, block * hidden, features] in the dtype of the tokens, which is an operand
-of two matmuls. Blocks are at least as long as the window, so the window of a token is contained in its block and the
-previous block.
+XLA generates one GPU kernel each for the forward pass, the gradient of `out` and the gradient of the hidden units.
+These kernels compute the hidden units from the tokens. Only the gradient of the hidden units is written to memory,
+[batch, blocks, block * hidden, features] in the dtype of the tokens, because two matmuls read it. Blocks are at least
+as long as the window, so a window lies within a block and the previous block.
 """
 
 import functools
@@ -19,7 +18,7 @@ from remixer_t5x.kernels.blocks import expand_window_weights, is_same_example, j
 from remixer_t5x.kernels.gelu import prevent_cse, sigmoid_gelu, sigmoid_gelu_and_slope
 
 _FLOAT32 = jnp.float32
-# Maximum window length; the compiled program contains a multiplication for each token of the window.
+# The compiled program contains a multiplication for each token of the window.
 _MAX_WINDOW_LENGTH = 64
 
 
@@ -30,7 +29,7 @@ def unsupported_reason(wi: jax.Array, tokens: jax.Array) -> str | None:
 
 @jax.custom_vjp
 def mix(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
-    """Computes the window MLP with operations that XLA fuses on GPUs; the arguments are those of `tpu.mix`."""
+    """Computes the window MLP without the output bias; see `tpu.mix` for the arguments."""
     return _forward_rule(wi, bias, out, tokens, ids)[0]
 
 
@@ -61,7 +60,7 @@ def _broadcast_over_tokens(out: jax.Array) -> jax.Array:
 
 
 def _pre_activations(wi: jax.Array, bias: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
-    """Computes the hidden units before the activation, [batch, length, hidden, features] float32."""
+    """Returns the hidden units before the activation, [batch, length, hidden, features] float32."""
     window, length = wi.shape[0], tokens.shape[1]
     padded = jnp.pad(tokens, ((0, 0), (window - 1, 0), (0, 0)))
     padded_ids = None if ids is None else jnp.pad(ids, ((0, 0), (window - 1, 0)))
@@ -77,7 +76,7 @@ def _pre_activations(wi: jax.Array, bias: jax.Array, tokens: jax.Array, ids: jax
 def _input_gradients(
     wi: jax.Array, tokens: jax.Array, ids: jax.Array | None, hidden_gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Computes the gradients of wi, bias and tokens from the gradient of the hidden units before the activation."""
+    """Returns the gradients of wi, bias and tokens, given the gradient of the pre-activations."""
     window, length = wi.shape[0], tokens.shape[1]
     block = -(-length // max(1, length // window))
     join_with_previous = functools.partial(join_previous_blocks, block=block)

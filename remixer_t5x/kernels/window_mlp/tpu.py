@@ -1,11 +1,9 @@
-"""Pallas kernels for the MLP along windows of tokens on TPUs, with hidden units only in on-chip memory.
-
-    y_t[d] = sum_s out[s] gelu(sum_j wi[j, s] x[t - w + 1 + j, d] + bias[s])
+"""Pallas kernels for the window MLP on TPUs, which keep the hidden units in on-chip memory.
 
 A kernel program loads a block of tokens and the previous block, and computes all hidden units of the block for a tile
 of features with a single matmul of the weights, [hidden * BLOCK, 2 * BLOCK], and both blocks. For each hidden unit s,
 the diagonals of the weight matrix contain wi[:, s]; its other entries are 0, which doubles the FLOPs. The backward pass
-recomputes the hidden units. Programs run sequentially and accumulate the gradients of the weights in on-chip memory.
+recomputes the hidden units. Programs run sequentially and accumulate the gradients of the weights.
 """
 
 import functools
@@ -28,28 +26,19 @@ _FLOAT32 = jnp.float32
 _LANES = 128
 # Number of tokens in a block, which is also the maximum distance between two tokens of a window.
 BLOCK = 32
-# Maximum size of the float32 hidden units of a program, in bytes. The backward pass stores two arrays of this size.
+# Maximum size of a program's float32 hidden units, in bytes; the backward pass stores two arrays of this size.
 _MAX_HIDDEN_BYTES = 2 * 2**20
 
 
 class _Operands(NamedTuple):
-    """Operands of the kernels.
+    """Operands of the kernels."""
 
-    Attributes:
-        tokens: [batch, length, features], zero at padding; the length is a multiple of BLOCK.
-        weights: [hidden * BLOCK, 2 * BLOCK] in tokens' dtype. Each row contains the weights of all tokens of the
-            previous and the current block for one hidden unit of one token.
-        same_example: [batch, length, 2 * BLOCK] in tokens' dtype, 1 for pairs of tokens of the same example, otherwise
-            0; None if each row is a single example.
-        bias: [hidden] float32; the kernels read it from scalar memory.
-        out: [batch, hidden] float32; the kernels read it from scalar memory.
-    """
-
-    tokens: Any
-    weights: Any
+    tokens: Any  # [batch, length, features], zero at padding; the length is a multiple of BLOCK
+    weights: Any  # [hidden * BLOCK, 2 * BLOCK] in tokens' dtype
+    # [batch, length, 2 * BLOCK] in tokens' dtype: 1 for tokens of the same example, otherwise 0; None without packing
     same_example: Any
-    bias: Any
-    out: Any
+    bias: Any  # [hidden] float32, in scalar memory
+    out: Any  # [batch, hidden] float32, in scalar memory
 
 
 def unsupported_reason(wi: jax.Array, tokens: jax.Array) -> str | None:
@@ -108,7 +97,7 @@ _mix.defvjp(_forward_rule, _backward_rule)
 
 
 def _partition_specs(operands: _Operands) -> tuple[PartitionSpec, _Operands]:
-    """Returns the partition spec of arrays whose first axis is the batch, and the partition specs of the operands."""
+    """Returns the partition spec of arrays [batch, ...] and the partition specs of the operands."""
     rows, _ = batch_and_head_axes(operands.tokens.shape[0], 1)
     by_row, whole = PartitionSpec(rows), PartitionSpec()
     return by_row, _Operands(by_row, whole, None if operands.same_example is None else by_row, whole, by_row)
@@ -130,7 +119,7 @@ def _forward(operands: _Operands) -> jax.Array:
 
 
 def _backward(operands: _Operands, gradient: jax.Array) -> tuple[jax.Array, ...]:
-    """Computes the gradients of the operands; those of the weights and the bias have a leading axis of size 1."""
+    """Returns the gradients of tokens, weights [1, ...], bias [1, ...] and out for the rows of one device."""
     plan = _Plan(operands)
     token_shape, bias_shape = operands.tokens.shape, (plan.hidden, plan.tile)
     shapes = token_shape, token_shape, operands.weights.shape, bias_shape, (plan.batch, *bias_shape)
@@ -151,7 +140,7 @@ def _backward(operands: _Operands, gradient: jax.Array) -> tuple[jax.Array, ...]
         interpret=interprets_kernels(),
         name='window_mlp_backward',
     )(operands.tokens, operands, gradient)
-    # Each token has two gradients: as a token of the previous block and of the current block. Align and add them.
+    # Add each token's gradients as a token of the previous block and of the current block.
     earlier = jnp.pad(before[:, BLOCK:], ((0, 0), (0, BLOCK), (0, 0)))
     return (earlier + current).astype(operands.tokens.dtype), weights[None], bias.sum(axis=-1)[None], out.sum(axis=-1)
 
@@ -187,7 +176,7 @@ class _Plan:
 
 
 def _load_weights_and_tokens(plan: _Plan, before_ref, operands: _Operands) -> tuple[jax.Array, jax.Array]:
-    """Loads the weights, masked if rows are packed, and the tokens of both blocks, [2 * BLOCK, tile]."""
+    """Loads the weights, masked in packed rows, and the tokens of both blocks, [2 * BLOCK, tile]."""
     weights, before = operands.weights[...], before_ref[...]
     if operands.same_example is not None:
         weights *= jnp.tile(operands.same_example[...], (plan.hidden, 1))
@@ -227,7 +216,7 @@ def _backward_kernel(
     hidden_ref,
     hidden_gradient_ref,
 ):
-    """Computes the gradients of a block; sums those of `weights` and `bias` over all rows, that of `out` per row."""
+    """Computes a block's gradients; sums those of `weights` and `bias` over all rows, and those of `out` per row."""
     row, block_index, tile = (pl.program_id(axis) for axis in range(3))
     is_row_start = (block_index == 0) & (tile == 0)
 
