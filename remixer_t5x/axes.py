@@ -16,8 +16,8 @@ HEADS = 'heads'  # attention heads
 KV = 'kv'  # features of one head
 VOCAB = 'vocab'  # vocabulary entries
 RELPOS_BUCKETS = 'relpos_buckets'  # buckets of relative distance
-POSITIONS_OUT = 'positions_out'  # rows of a learned token-mixing matrix: output positions
-POSITIONS_IN = 'positions_in'  # columns of a learned token-mixing matrix: input positions
+POSITIONS_OUT = 'positions_out'  # output positions of a learned token-mixing matrix
+POSITIONS_IN = 'positions_in'  # input positions of a learned token-mixing matrix
 TOKEN_MLP = 'token_mlp'  # hidden units of an MLP along tokens, or of a generated MLP
 MECHANISMS = 'mechanisms'  # groups of features that interact only through attention, or not at all
 LORA_RANK = 'lora_rank'  # rank of an adapter; its second matrix [lora_rank, features] starts at zero
@@ -26,9 +26,9 @@ LAYERS = 'layers'  # identical layers stacked by scan; never sharded
 
 
 def is_hidden_matrix(names: tuple[str | None, ...]) -> bool:
-    """Returns whether these are the axes of a matrix, possibly stacked, that maps features or hidden units.
+    """Returns whether a parameter with these axes is a matrix, or stacked matrices, between features or hidden units.
 
-    False for embeddings, output projections, adapters, vectors, and parameters along positions or distances.
+    Returns False for embeddings, output projections, adapters, and parameters along positions or distances.
     """
     # None is an axis that is never sharded; (None, EMBED) is the embedding of token types.
     features = {EMBED, MLP, JOINED_KV, TOKEN_MLP, None}

@@ -1,8 +1,4 @@
-"""Defines SequenceContext, which describes the tokens of a batch. Sublayers receive it with the token features.
-
-The model passes the context to all sublayers, which derive masks from the context: attention computes a [query, key]
-mask from the segment ids, and Remixer selects rows of H by position.
-"""
+"""Defines SequenceContext, which describes the tokens of a batch and from which sublayers derive their masks."""
 
 from __future__ import annotations
 
@@ -20,23 +16,22 @@ class SequenceContext:
     Attributes:
         segment_ids: [batch, length] int32; the example number of each token, starting at 1; 0 for padding.
         positions: [batch, length] int32; the index of each token within its example.
-        position_bias: [1, heads, query, key], a `DistanceBias`, or None; computed once by a stack for its attention
-            sublayers.
+        position_bias: [1, heads, query, key], a `DistanceBias`, or None; set by a stack for its attention sublayers.
         num_keys: number of keys per query: the row length or, while decoding, the number of cache slots; set by a
             stack.
-        memory: the encoder output, for cross-attention of a decoder; None elsewhere.
-        step: int32, index of the token while decoding one token at a time: a scalar, or [batch] if prompts have
-            different lengths; None elsewhere.
+        memory: the encoder output, for cross-attention; None in an encoder or a decoder-only model.
+        step: int32, index of the token that a decoding step processes: a scalar, or [batch] if prompts have different
+            lengths; None in other calls.
         prefix: [batch, length] bool, marks tokens at the start of an example that are visible to all tokens of the
-            example even if `causal` is set; None without such tokens. A causal sublayer that mixes tokens either
-            supports prefixes or raises UserError (`layers.checks.refuse_prefix`).
+            example even if `causal` is set, or None. A causal sublayer that mixes tokens either supports prefixes or
+            raises UserError (`layers.checks.refuse_prefix`).
         causal: whether a token sees only itself and earlier tokens.
         decode: whether caches in the `cache` collection are allocated (first call) or extended (later calls).
-        cache_slots: number of positions to allocate if the first call contains prompt tokens to be cached; None if the
-            first call contains one dummy token per position.
+        cache_slots: number of cache positions to allocate if the first call contains a prompt; None if it contains one
+            dummy token per position.
         deterministic: whether dropout is disabled.
-        packed: whether a row may contain several examples. If False, sublayers can skip per-example gathers.
-        attention: the attention implementation, one of `kernels.attention.api.IMPLEMENTATIONS`; set by a stack.
+        packed: whether a row may contain several examples.
+        attention: one of `kernels.attention.api.IMPLEMENTATIONS`; set by a stack.
     """
 
     segment_ids: jax.Array
@@ -70,7 +65,7 @@ class Memory:
 def describe_tokens(
     tokens: jax.Array, segment_ids: jax.Array | None = None, positions: jax.Array | None = None, **flags
 ) -> SequenceContext:
-    """Returns the context of [batch, length] tokens, of which trailing zeros are padding.
+    """Returns the context of [batch, length] tokens, in which trailing zeros are padding.
 
     Args:
         tokens: [batch, length] int32.

@@ -45,19 +45,19 @@ _DESCRIPTIONS: dict[Any, str] = {
     bool: 'True or False',
     str: 'a text',
     types.NoneType: 'None',
+    collections.abc.Mapping: "a dictionary, as in {'a': 1}",
+    dict: "a dictionary, as in {'a': 1}",
+    collections.abc.Sequence: 'a list',
+    list: 'a list',
+    tuple: 'a list in parentheses',
 }
-_DESCRIPTIONS |= {collections.abc.Mapping: "a dictionary, as in {'a': 1}", dict: "a dictionary, as in {'a': 1}"}
-_DESCRIPTIONS |= {collections.abc.Sequence: 'a list', list: 'a list', tuple: 'a list in parentheses'}
 _NAMED: dict[str, Any] = {'None': None, 'Any': Any} | {kind.__name__: kind for kind in _DESCRIPTIONS}
 _NAMED |= {name: kind for name, kind in vars().items() if isinstance(kind, type(Count))}
 _SCALARS = (bool, int, float, str, types.NoneType)
 
 
 def check_argument(function: Callable[..., Any], argument: str, value: Any, setting: str) -> None:
-    """Raises UserError if the value of a setting does not match the annotation of the argument that it sets.
-
-    Checks only numbers, strings, booleans and None, and only if the annotation can be resolved.
-    """
+    """Raises UserError if the value of a setting does not match the annotation of the argument that it sets."""
     check_value(setting, value, get_annotation(function, argument))
 
 
@@ -74,14 +74,17 @@ def checked(function: Function) -> Function:
 
 
 def check_fields(instance: Any, **names: str) -> None:
-    """Checks all fields of a dataclass. Errors name a field by `names[field]`, or by its name in upper case."""
+    """Checks all fields of a dataclass; errors refer to a field by `names[field]` or by its name in upper case."""
     for field in dataclasses.fields(instance):
         kind = get_annotation(type(instance), field.name)
         check_value(names.get(field.name, field.name.upper()), getattr(instance, field.name), kind)
 
 
 def check_value(setting: str, value: Any, kind: Any) -> None:
-    """Raises UserError if a number, string, boolean or None does not match an annotation such as `Count | None`."""
+    """Raises UserError if a number, string, boolean or None does not match an annotation such as `Count | None`.
+
+    Values of other types are not checked.
+    """
     if not isinstance(value, _SCALARS) or kind is inspect.Parameter.empty:
         return
     kinds = [split_annotation(each) for each in union_members(kind)]
@@ -122,7 +125,7 @@ def split_annotation(kind: Any) -> tuple[Any, Range | None]:
 def parse_whole_number(text: object, least: int = 0, most: int = 2**31 - 1) -> int | None:
     """Parses a whole number in a range; returns None for any other value.
 
-    Avoids `str.isdigit`, which accepts '²', although `int` rejects it. C++ code limits the default range to 32 bits.
+    The default range is that of 32-bit integers, which C++ code accepts.
     """
     if not re.fullmatch('[+-]?[0-9]{1,18}', str(text).strip()) or not least <= int(str(text)) <= most:
         return None

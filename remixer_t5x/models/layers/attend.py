@@ -1,7 +1,7 @@
 """Self-attention and cross-attention with decoding caches.
 
-All attention sublayers share this code for masks, dropout and caches, and differ only in how they project queries, keys
-and values. The functions must be called within the `nn.compact` method of the sublayer that owns the caches.
+All attention sublayers share this code for masks, dropout and caches. Call the functions within the `nn.compact` method
+of a sublayer, `module`, in whose variables the caches are stored.
 """
 
 from collections.abc import Callable
@@ -32,11 +32,11 @@ def attend_to_sequence(
     """Computes attention to the tokens of the same sequence, or to the cached tokens while decoding.
 
     Args:
-        module: the sublayer that owns the caches.
+        module: the sublayer.
         query: [batch, length, heads, kv].
         key, value: [batch, length, kv_heads, kv]; kv_heads must divide heads.
         ctx: context of the tokens.
-        bias: bias of the logits, [1, heads, q, k] float32 or a `DistanceBias`; None for no bias.
+        bias: [1, heads, q, k] float32, a `DistanceBias`, or None.
         dropout_rate: dropout on the attention weights, with one mask per key head for all queries.
         softcap: bound c of the logits, `c tanh(logits / c)`, or None.
         window: keys at this distance or more are masked; None for no limit.
@@ -71,21 +71,10 @@ def attend_to_memory(
     dropout_rate: float = 0.0,
     softcap: float | None = None,
 ) -> jax.Array:
-    """Computes cross-attention to the encoder output in `memory`.
+    """Computes cross-attention to the encoder output in `memory`; see `attend_to_sequence` for the other arguments.
 
-    When decoding, the first call computes and caches the keys and values of the memory.
-
-    Args:
-        module: the sublayer that owns the caches.
-        query: [batch, length, heads, kv].
-        project: function that returns the 'key' or 'value' projection of the memory, [batch, keys, kv_heads, kv].
-        memory: the encoder output.
-        ctx: context of the decoder tokens.
-        dropout_rate: dropout on the attention weights, with one mask per key head for all queries.
-        softcap: bound c of the logits, `c tanh(logits / c)`, or None.
-
-    Returns:
-        [batch, length, heads, kv] in value's dtype.
+    `project` returns the 'key' or 'value' projection of the memory, [batch, keys, kv_heads, kv]. When decoding, it is
+    called only in the first call, which caches the keys and values.
     """
     visibility = Visibility(ctx.segment_ids if ctx.packed else None, memory.context.segment_ids)
 
@@ -104,10 +93,7 @@ def attend_to_memory(
 def _sow_weights(
     module: nn.Module, query: jax.Array, key: jax.Array, visibility: Visibility, bias: Bias, softcap: float | None
 ) -> None:
-    """Sows the attention weights, [batch, heads, q, k], for plots in reports.
-
-    The weights are recomputed, because the attention kernels do not return them.
-    """
+    """Recomputes the attention weights, [batch, heads, q, k], and stores them in `intermediates` for plots."""
     # `sow` also checks the collection, but without this check, training steps would trace the recomputation.
     if module.is_mutable_collection('intermediates'):
         weights = attention_weights(query, key, visibility.mask(), expand_bias(bias), softcap)
@@ -115,5 +101,5 @@ def _sow_weights(
 
 
 def visible_in_sequence(ctx: SequenceContext, window: int | None = None) -> Visibility:
-    """Returns the attention mask between the tokens of a sequence, as a `Visibility`."""
+    """Describes the attention mask between the tokens of a sequence."""
     return Visibility(ctx.segment_ids if ctx.packed else None, ctx.segment_ids, ctx.causal, ctx.prefix, window)

@@ -1,9 +1,8 @@
 """Decoding caches: buffers in Flax's `cache` collection with a leading batch axis and one slot per position.
 
-The first call with `ctx.decode` receives values for all positions and allocates the buffers (the allocating call); each
-later call receives the token at `ctx.step`. If the first call receives a prompt (`ctx.cache_slots`), the second call
-processes the last token of each row again. After the first call, buffers therefore contain all tokens of the prompt,
-while running sums must exclude the last token (`is_before_last`).
+The first call with `ctx.decode` allocates the buffers (the allocating call); each later call receives the token at
+`ctx.step`. If the first call receives a prompt (`ctx.cache_slots`), the second call processes the last token of each
+row again, so running sums over the prompt must exclude this token (`is_before_last`).
 """
 
 import jax
@@ -14,17 +13,10 @@ from remixer_t5x.context import SequenceContext
 
 
 def update_cache(module: nn.Module, name: str, value: jax.Array, ctx: SequenceContext, axis: int = 1) -> jax.Array:
-    """Writes `value` into the cache variable `name` and returns the buffer.
+    """Writes `value` into the cache variable `name`; call within the `nn.compact` method of `module`.
 
-    Args:
-        module: the sublayer that owns the buffer; call within its `nn.compact` method.
-        name: name of the cache variable.
-        value: value to write, [batch, length, ...] in the allocating call and [batch, 1, ...] afterwards.
-        ctx: context of the token, with `ctx.decode` set.
-        axis: the length axis of `value`.
-
-    Returns:
-        [batch, max_length, ...]: `value` itself in the allocating call, otherwise the buffer, filled up to `ctx.step`.
+    `value` is [batch, length, ...] in the allocating call, which returns it unchanged, and [batch, 1, ...] in later
+    calls, which return the buffer [batch, max_length, ...], filled up to `ctx.step`. The length axis is `axis`.
     """
     is_allocated = module.has_variable('cache', name)
     buffer = module.variable('cache', name, _allocate_buffer, value, ctx.cache_slots, axis)
@@ -45,37 +37,14 @@ def _allocate_buffer(value: jax.Array, slots: int | None, axis: int) -> jax.Arra
     return jnp.pad(value, [(0, slots - value.shape[axis] if index == axis else 0) for index in range(value.ndim)])
 
 
-def values_at_prompt_end(values: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """Returns the initial cache of a sublayer that caches a single token: the second-to-last token of each prompt.
-
-    Args:
-        values: values of the allocating call, [batch, length, ...].
-        ctx: context of the tokens of the allocating call.
-
-    Returns:
-        [batch, 1, ...], zeros for prompts with a single token, or without a prompt.
-    """
-    if ctx.cache_slots is None:
-        return jnp.zeros_like(values[:, :1])
-    index = jnp.sum(ctx.is_token, axis=1) - 2
-    tokens = jax.vmap(lambda row, index: jax.lax.dynamic_slice_in_dim(row, index, 1))(values, jnp.maximum(index, 0))
-    return jnp.where((index >= 0).reshape(-1, *(1,) * (values.ndim - 1)), tokens, 0)
-
-
 def is_before_last(ctx: SequenceContext) -> jax.Array:
-    """Returns the mask of all tokens except the last token of each row, [batch, length] bool.
-
-    Each row must contain a single example.
-    """
+    """Returns a mask of all tokens except the last token of each row, [batch, length] bool; rows must not be packed."""
     count = jnp.sum(ctx.is_token, axis=1, keepdims=True)
     return jnp.arange(ctx.segment_ids.shape[1]) < count - 1
 
 
 def visible_positions(max_length: int, ctx: SequenceContext, window: int | None = None) -> jax.Array:
-    """Returns the positions visible at `ctx.step`: bool [max_length] or, for per-row steps, [batch, max_length].
-
-    With a `window`, only the token at `ctx.step` and the preceding `window - 1` tokens are visible.
-    """
+    """Returns a mask of the positions visible at `ctx.step`, [max_length] or [batch, max_length] for per-row steps."""
     step = decoding_step(ctx)
     positions, step = jnp.arange(max_length), step[:, None] if step.ndim else step
     return positions <= step if window is None else (positions <= step) & (positions > step - window)

@@ -1,4 +1,4 @@
-"""Dense layers with optional LoRA adapters: `Dense`, and `GroupDense` with a separate kernel for each feature group."""
+"""Dense layers with optional LoRA adapters: `Dense`, and `GroupDense` with one kernel per feature group."""
 
 import itertools
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from remixer_t5x.kernels.compile_target import on_cpu, target_platform
 
 # Parameter names of a LoRA adapter (`models.lora`), with shapes [in, rank] and [rank, features].
 LORA_IN, LORA_OUT = 'lora_in', 'lora_out'
-# Normal initializer with variance 1 / fan_in, as in Hugging Face's T5. For feed-forward layers and the output
-# projection, T5X uses a truncated normal with the same variance.
+# As in Hugging Face's T5. For feed-forward layers and the output projection, T5X uses a truncated normal with the same
+# variance.
 FAN_IN_NORMAL = nn.initializers.variance_scaling(1.0, 'fan_in', 'normal')
 
 
@@ -24,12 +24,7 @@ def group_fan_in_normal(scale: float = 1.0) -> nn.initializers.Initializer:
 
 
 def cast_and_gather(kernel: jax.Array, names: tuple[str | None, ...], dtype: jnp.dtype) -> jax.Array:
-    """Casts a kernel to `dtype` and gathers it along the `embed` axis, which may be sharded over `fsdp`.
-
-    Args:
-        kernel: float32 parameter.
-        names: logical axes of the kernel.
-        dtype: dtype of the matmul that uses the kernel.
+    """Casts a kernel with the logical axes `names` and gathers it along the `embed` axis, which `fsdp` may shard.
 
     Without the sharding constraint, XLA splits the matmul into small ones and exchanges partial results, which makes a
     layer a third slower on eight TPU v5e chips. The cast precedes the gather to reduce the communication.
@@ -86,9 +81,8 @@ class Dense(nn.Module):
 def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """Multiplies x [..., in] by a kernel [in, features].
 
-    On CPUs, leading axes are flattened for the matmul, because XLA:CPU turns the backward pass of a three-dimensional
-    input into slow fused transposes. On TPUs, the same reshape would add layout copies and zero-filled buffers for the
-    backward pass, which would take a third of an encoder's time.
+    XLA:CPU turns the backward pass of a three-dimensional matmul into slow fused transposes. On TPUs, flattening the
+    leading axes would add layout copies and zero-filled buffers, which would take a third of an encoder's time.
     """
     if not on_cpu():
         return x @ kernel
@@ -97,7 +91,7 @@ def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 class LazyProduct(NamedTuple):
-    """An unevaluated matmul of `left` [..., depth] and `right` [depth, features], which callers can fuse."""
+    """The unevaluated product of `left` [..., depth] and `right` [depth, features], which callers can fuse."""
 
     left: jax.Array
     right: jax.Array
@@ -107,16 +101,12 @@ class LazyProduct(NamedTuple):
 
 
 def merge_adapter(kernel: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-    """Returns a kernel merged with its LoRA adapter, W + A B, [..., in, out].
-
-    The leading axes, if any, are layers and groups.
-    """
-    product = jnp.einsum('...ir,...ro->...io', first, second, precision=jax.lax.Precision.HIGHEST)
-    return kernel + product
+    """Returns a kernel merged with its LoRA adapter, W + A B, [..., in, out]."""
+    return kernel + jnp.einsum('...ir,...ro->...io', first, second, precision=jax.lax.Precision.HIGHEST)
 
 
 def _lora_update(module: nn.Module, x: Any, matmul: Callable[[Any, jax.Array], Any]) -> Any:
-    """Returns the low-rank term that the LoRA adapter of a `Dense` or `GroupDense` adds to the output."""
+    """Returns the term that the LoRA adapter of a `Dense` or `GroupDense` adds to the output."""
     first, second = (module.get_variable('params', name) for name in (LORA_IN, LORA_OUT))
     *groups, in_axis, out_axis = module.axes
     dtype = jax.tree.leaves(x)[0].dtype
@@ -131,23 +121,22 @@ def split_heads(x: jax.Array, num_heads: int) -> jax.Array:
     return x.reshape(*x.shape[:-1], num_heads, -1)
 
 
-# Feature groups as a single array [groups, ..., width], or as multiple arrays that each contain some of the groups.
+# Feature groups as one array [groups, ..., width], or as several arrays that each contain some of the groups.
 Groups: TypeAlias = tuple[jax.Array, ...]
 
 
 def split_groups(x: jax.Array, num_groups: int, num_arrays: int = 1) -> Groups:
     """Splits [..., groups * width] into `num_arrays` arrays [groups / num_arrays, ..., width] for `GroupDense`.
 
-    A sublayer splits its input, joins its output with `join_groups`, and uses this layout in between. The leading
-    groups axis turns each layer into one batched matmul. On a TPU, this layout would require a copy of every input and
-    output, so use one array per group there.
+    With the leading groups axis, each layer is one batched matmul. On a TPU, this layout would require a copy of every
+    input and output, so use one array per group there.
     """
     parts = jnp.split(x, num_arrays, axis=-1)
     return tuple(jnp.moveaxis(part.reshape(*x.shape[:-1], num_groups // num_arrays, -1), -2, 0) for part in parts)
 
 
 def join_groups(groups: Groups) -> jax.Array:
-    """Joins arrays [groups, ..., width] into one array [..., features]; inverts `split_groups`."""
+    """Inverts `split_groups`: joins arrays [groups, ..., width] into one array [..., features]."""
     joined = [jnp.moveaxis(array, 0, -2) for array in groups]
     return jnp.concatenate([array.reshape(*array.shape[:-2], -1) for array in joined], axis=-1)
 
@@ -155,8 +144,7 @@ def join_groups(groups: Groups) -> jax.Array:
 class GroupDense(nn.Module):
     """Dense layer with a separate kernel for each feature group, `x[j] @ kernel[j]` (GroupLinear of TIM).
 
-    Maps arrays [groups, ..., in] to [groups, ..., features]. As in `Dense`, LoRA adapters are supported, with separate
-    low-rank matrices for each group.
+    Maps arrays [groups, ..., in] to [groups, ..., features]. LoRA adapters have separate matrices for each group.
 
     Attributes:
         features: output width of a group.

@@ -14,9 +14,8 @@ class Embed(nn.Module):
         num_embeddings: size of the vocabulary.
         features: width of an embedding.
         dtype: dtype of the output.
-        one_hot: whether to use a matmul of one-hot vectors instead of a gather. The matmul partitions well on TPUs if
-            the vocabulary is sharded, but costs 2 * num_embeddings * features FLOPs per token, which is half of a
-            small model's FLOPs.
+        one_hot: whether to use a matmul of one-hot vectors instead of a gather. XLA partitions the matmul well on TPUs
+            if the vocabulary is sharded, but the matmul takes half of a small model's FLOPs.
         stddev: standard deviation of the initial embeddings; 1 in T5.
         scale: factor of the looked-up embeddings, `features ** 0.5` in Gemma; not applied by `attend`.
     """
@@ -57,7 +56,7 @@ class Embed(nn.Module):
 def output_scale(width: int, scaled: bool, base_width: int | None) -> float:
     """Returns the factor for the input of a tied output projection: T5's `width ** -0.5` if `scaled`, otherwise 1.
 
-    If muP's base width is set (`optim.mup`), the logits have the same scale as in a model with this base width.
+    If muP's base width is set (`optim.mup`), the logits have the same scale as with this width.
     """
     scale = width**-0.5 if scaled else 1.0
     return scale if base_width is None else scale * (base_width / width) ** (0.5 if scaled else 1.0)

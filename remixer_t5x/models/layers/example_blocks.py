@@ -1,9 +1,9 @@
 """Splits packed rows into blocks with tokens of one example, for computations that process one example at a time.
 
 The tokens of a row are sorted by example, starting with the longest example (rank 0). Step k of a loop processes the
-example of rank k in every row, with as many blocks as the longest of these examples requires. For rows of n tokens and
-E examples, the loop processes at most `n (1 + 1/2 + ... + 1/E) + E * BLOCK` tokens per row, because the k-th longest
-example has at most n / k tokens. A separate pass over the row for each example would process `n E` tokens.
+example of rank k in every row, in as many blocks as the longest of these examples requires. The k-th longest example of
+a row of n tokens has at most n / k tokens, so the loop processes at most `n (1 + 1/2 + ... + 1/E) + E * BLOCK` tokens
+for E examples, instead of `n E` in a separate pass over the row for each example.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ class TokenOrder:
     Attributes:
         order: [batch, n] int32, the row position of each sorted token.
         inverse: [batch, n] int32, the sorted position of each token in the row.
-        is_used: [batch, n] bool, whether each token's example has a rank, that is, at least one output token.
+        is_used: [batch, n] bool, whether each token's example has an output token, and therefore a rank.
         first: [batch, ranks] int32, the sorted position of the first token of each example.
         count: [batch, ranks] int32, the number of tokens of each example.
     """
@@ -36,9 +36,9 @@ class TokenOrder:
     count: jax.Array
 
     def sort(self, array: jax.Array) -> jax.Array:
-        """Sorts the tokens of an array [batch, n, ...] by example and pads them with zeros to [batch, n + BLOCK, ...].
+        """Sorts the tokens of an array [batch, n, ...] by example, and pads it to [batch, n + BLOCK, ...].
 
-        The padding ensures that a block of the last example does not extend beyond the array.
+        With the padding, the last block does not extend beyond the array.
         """
         rest = ((0, 0),) * (array.ndim - 2)
         return jnp.pad(_take_tokens(array, self.order), ((0, 0), (0, BLOCK), *rest))
@@ -57,10 +57,9 @@ class TokenOrder:
     ) -> Any:
         """Runs `body(read, write, is_member, carry) -> carry` for each block of the examples with this rank.
 
-        If the longest of these examples exceeds half of the row, the whole row is a single block. `read` slices a block
-        [batch, tokens, ...] from a sorted array, `write` writes a block to a sorted array, and `is_member`
-        [batch, tokens] is False at tokens of other examples. Call this method for all ranks in order, so that later
-        blocks overwrite the values that `body` writes for tokens of other examples.
+        `read` slices a block [batch, tokens, ...] from a sorted array, `write` writes a block to a sorted array, and
+        `is_member` [batch, tokens] is False at tokens of other examples. Call this method for all ranks in order, so
+        that later blocks overwrite what `body` writes for tokens of other examples.
         """
         first, count = self.first[:, rank], self.count[:, rank]
         length = self.order.shape[1]
@@ -90,18 +89,17 @@ class TokenOrder:
 
         longest = jnp.max(count)
         blocks = (longest + BLOCK - 1) // BLOCK
-        # One matmul for the whole row is faster than a matmul for each of many blocks.
+        # One matmul for the whole row is faster than one for each of many blocks.
         return jax.lax.cond(
             2 * longest > length, run_whole_row, lambda carry: jax.lax.fori_loop(0, blocks, run_block, carry), start
         )
 
 
 def sort_by_example(ids_in: jax.Array, ids_out: jax.Array) -> tuple[TokenOrder, TokenOrder, jax.Array]:
-    """Returns the sort orders of the input tokens and the output tokens by example, and the number of ranks.
+    """Returns the orders of the input and output tokens, and the number of ranks.
 
-    Args:
-        ids_in, ids_out: example ids of the input tokens [batch, n] and the output tokens [batch, m], int32, starting
-            with 1; 0 is padding. The tokens of an example need not be contiguous.
+    `ids_in` [batch, n] and `ids_out` [batch, m] are example ids starting with 1; 0 is padding. The tokens of an example
+    need not be contiguous.
     """
     num_ids = ids_in.shape[1] + ids_out.shape[1] + 1
     counts = [jax.vmap(lambda row: jnp.bincount(row, length=num_ids))(ids) for ids in (ids_in, ids_out)]

@@ -13,7 +13,7 @@ from remixer_t5x.kernels.attention.formula import DistanceBias
 from remixer_t5x.kernels.compile_target import target_platform
 from remixer_t5x.models.layers.checks import check_length
 
-# Default sequence length, as in T5, for models that are built without data.
+# Sequence length of models that are built without data, as in T5.
 DEFAULT_MAX_LENGTH = 512
 
 
@@ -22,9 +22,9 @@ def relative_position_bucket(
 ) -> jax.Array:
     """Returns T5's bucket of each relative position, `key position - query position`, int32 in [0, num_buckets).
 
-    Half of the buckets contain a single distance each. The other buckets divide the distances up to `max_distance` on
-    a logarithmic scale, and all larger distances share the last bucket. If `bidirectional`, keys before and after the
-    query use separate halves of the buckets; otherwise all keys after the query share bucket 0 with distance 0.
+    Half of the buckets contain one distance each; the others divide the distances up to `max_distance` on a logarithmic
+    scale, and the last bucket contains all larger distances. If `bidirectional`, keys before and after the query use
+    separate halves of the buckets; otherwise, all keys after the query use bucket 0.
     """
     if bidirectional:
         num_buckets //= 2
@@ -43,8 +43,7 @@ def relative_position_bucket(
 class RelativePositionBias(nn.Module):
     """T5's relative position bias: a learned scalar for each head and distance bucket, added to attention logits.
 
-    Packing needs no special case: distances within an example do not depend on its position in the row, and attention
-    masks pairs of tokens from different examples.
+    Packing needs no special case, because distances within an example do not depend on its position in the row.
 
     Attributes:
         num_heads: number of attention heads.
@@ -58,9 +57,9 @@ class RelativePositionBias(nn.Module):
 
     @nn.compact
     def __call__(self, length: int, ctx: SequenceContext) -> jax.Array | DistanceBias:
-        """Returns the bias, float32 [1 or batch, heads, query, key]; while decoding, only for the query at `ctx.step`.
+        """Returns the bias, float32 [1 or batch, heads, query, key] or, on TPUs and GPUs, an equivalent `DistanceBias`.
 
-        On platforms with an attention kernel that expands biases, returns an equivalent `DistanceBias` instead.
+        In a decoding step, returns only the bias of the query at `ctx.step`.
         """
         table = self.param(
             'embedding',
@@ -83,17 +82,13 @@ class AlibiBias(nn.Module):
     """ALiBi (Press et al. 2022): the bias `-slope * |query - key|` with a fixed slope for each head.
 
     The slopes are a geometric sequence from 2^(-8/n) to 2^-8, with n the largest power of two up to `num_heads`. The
-    remaining heads use every second slope of the sequence for 2n heads, as in the authors' code. In an encoder, earlier
-    and later keys use the same slope.
-
-    Attributes:
-        num_heads: number of attention heads.
+    remaining heads use every second slope of the sequence for 2n heads, as in the authors' code.
     """
 
     num_heads: ranges.Count
 
     def __call__(self, length: int, ctx: SequenceContext) -> jax.Array | DistanceBias:
-        """Returns the bias in the same form as `RelativePositionBias`."""
+        """Returns the bias in the form that `RelativePositionBias` returns."""
         power = 2 ** int(math.log2(self.num_heads))
         slopes = [2 ** (-8 * head / power) for head in range(1, power + 1)]
         slopes += [2 ** (-4 * head / power) for head in range(1, 2 * (self.num_heads - power), 2)]
@@ -125,7 +120,7 @@ class RotaryEmbedding(nn.Module):
 
     Attributes:
         theta: base of the wavelengths.
-        fraction: fraction of the features of each head to rotate, n / head_dim.
+        fraction: fraction of the features of each head that are rotated, n / head_dim.
         scaling_factor: divisor of the positions, which extends a model to longer sequences (Chen et al. 2023).
     """
 
@@ -162,7 +157,7 @@ class SinusoidalPositions(nn.Module):
 
     @nn.compact
     def __call__(self, width: int, ctx: SequenceContext) -> jax.Array:
-        """Returns embeddings, float32 [batch, length, width]: first the sines of all frequencies, then the cosines."""
+        """Returns the sines of all frequencies, then the cosines, float32 [batch, length, width]."""
         num_waves = -(-width // 2)
         exponents = jnp.arange(num_waves) * (2.0 / width)
         angles = ctx.positions[..., None].astype(jnp.float32) * jnp.power(10_000.0, -exponents)
@@ -187,7 +182,7 @@ class LearnedPositions(nn.Module):
         table = self.param('table', init, (self.max_length, width), jnp.float32)
         if ctx.packed or ctx.step is not None:
             return jnp.take(table, ctx.positions, axis=0)
-        # Rows with one example need only a slice, whose gradient is cheaper than the scatter in a gather's gradient.
+        # A slice, whose gradient is cheaper than the scatter of a gather's gradient.
         return table[None, :length]
 
 

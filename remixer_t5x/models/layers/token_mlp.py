@@ -1,9 +1,8 @@
 """An MLP along the tokens of an example: `y_i = w_out[i] . f(sum_j w_in[j] (x) v[j] + bias)`.
 
 Each token j adds the outer product of its input weights and its value to the hidden units [hidden, features] of its
-example; the output of token i is the product of its output weights and the hidden units. Compute and memory are linear
-in the sequence length: no [length, length] array is needed, and packed rows need memory for the hidden units of only
-one example at a time.
+example. Compute and memory are linear in the sequence length; packed rows store the hidden units of one example at a
+time.
 """
 
 import functools
@@ -39,9 +38,9 @@ def mix_through_hidden(
         w_out: [batch, m, heads, hidden], weights of the output tokens.
         ids_in: [batch, n] int32, example ids of the input tokens, starting with 1; 0 is padding.
         ids_out: [batch, m] int32, example ids of the output tokens.
-        packed: whether rows may contain more than one example, which are then processed in blocks (`example_blocks`).
+        packed: whether rows may contain more than one example.
         hidden_bias: [heads, hidden], bias added before the activation, or None.
-        activation: elementwise activation of the hidden units, by default the tanh approximation of GELU.
+        activation: elementwise activation f; the default is the tanh approximation of GELU.
 
     Returns:
         [batch, m, heads, features] in value's dtype; the hidden units are summed in float32.
@@ -64,8 +63,7 @@ def compute_hidden_units(
 ) -> jax.Array:
     """Computes the hidden units `f(sum_j w_in[j] (x) v[j] + bias)`, float32 [batch, heads, hidden, features].
 
-    The sum runs over the tokens j for which `mask` [batch, n] is True, or over all tokens if `mask` is None. `w_in` is
-    [batch, n, heads, hidden], `value` [batch, n, heads, features] and `hidden_bias` [heads, hidden].
+    The sum runs over the tokens j for which `mask` [batch, n] is True, or over all tokens if `mask` is None.
     """
     total = sum_outer_products(w_in, value, mask)
     return activation(total if hidden_bias is None else total + hidden_bias.astype(jnp.float32)[:, :, None])
@@ -80,15 +78,15 @@ def project_hidden_units(w_out: jax.Array, units: jax.Array) -> jax.Array:
 
 
 def sum_outer_products(w_in: jax.Array, value: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """Computes `sum_j w_in[j] (x) v[j]` over tokens whose `mask` is True, float32 [batch, heads, hidden, features]."""
+    """Computes `sum_j w_in[j] (x) v[j]` as in `compute_hidden_units`, float32 [batch, heads, hidden, features]."""
     if mask is not None:
-        # Mask both arrays, because multiplying a non-finite number by 0 would yield NaN.
+        # Mask both arrays, because a non-finite number times 0 is NaN.
         w_in, value = (jnp.where(mask[..., None, None], array, 0) for array in (w_in, value))
     if on_cpu():
         total = jnp.einsum('bnhk,bnhf->bhkf', w_in, value, preferred_element_type=jnp.float32)
         return checkpoint_name(total, ATTENTION_OUTPUT)
-    # Accelerators accumulate in float32 in any case. If the result has the dtype of the operands, the matmuls of the
-    # backward pass use this dtype too. The result has no checkpoint name: recomputing it is faster than saving it.
+    # Accelerators accumulate in float32 in any case, and with a result in the dtype of the operands, the backward pass
+    # multiplies in this dtype too. The result has no checkpoint name: recomputing it is faster than saving it.
     if _can_drop_heads_axis(w_in):
         total = jnp.einsum('bnk,bnf->bkf', w_in[:, :, 0], value[:, :, 0])[:, None]
     else:
@@ -107,7 +105,7 @@ def _mix_example(activation, w_in, value, w_out, hidden_bias, mask):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _mix_examples(activation, w_in, value, w_out, hidden_bias, ids_in, ids_out):
-    """Mixes packed rows one example at a time, so that only one example's hidden units per row are stored."""
+    """Mixes packed rows one example at a time."""
     weights = w_in, value, w_out, hidden_bias
 
     def mix_single_example():
@@ -117,7 +115,7 @@ def _mix_examples(activation, w_in, value, w_out, hidden_bias, ids_in, ids_out):
     def mix_sorted_examples():
         return _mix_sorted_examples(activation, *example_blocks.sort_by_example(ids_in, ids_out), *weights)
 
-    # If every row contains only one example, skip sorting, because mixing with sorting takes a third longer.
+    # If every row contains only one example, skip sorting, which would take a third longer.
     return jax.lax.cond(jnp.max(ids_out) > 1, mix_sorted_examples, mix_single_example)
 
 
