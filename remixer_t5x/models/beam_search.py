@@ -56,9 +56,6 @@ def until_settled(
     Args:
         live: [batch], the sum of log-probabilities of the best live beam.
         finished: [batch], worst score of the finished sequences; -inf if fewer than `beams` sequences are finished.
-        length: number of generated tokens.
-        max_length: maximum number of tokens.
-        penalty: length penalty.
 
     Returns:
         [batch] bool, whether to continue the search.

@@ -73,10 +73,8 @@ def label_loss(
     """Returns the weighted sum of the cross-entropies, and the same metric sums as `Model.loss`.
 
     Args:
-        logits: class logits, [batch, ..., classes] float32.
         labels: class indices, [batch, ...].
         weights: loss weights, [batch, ...] float32.
-        label_smoothing: probability mass distributed evenly over all classes.
     """
     classes, log_probabilities = logits.shape[-1], jax.nn.log_softmax(logits)
     target = jax.nn.one_hot(labels.astype(jnp.int32), classes)

@@ -38,16 +38,13 @@ class Generation:
     """The inputs of a decoder: the model's decoding functions for a batch of inputs, and the stopping criteria.
 
     Attributes:
-        batch: number of sequences.
         allocate: function that takes the number of rows per sequence and returns a cache for `max_length` new tokens.
         step: function (tokens [rows], cache) -> (logits of the next token [rows, vocab] float32, cache).
         max_length: maximum number of tokens to generate, including the end token.
-        eos_id: id of the token that ends a sequence.
         last: [batch] int32, the last token of each prompt, which is the input of the first step; None for T5's start
             token, id 0.
         prompt: [batch, length] int32, all tokens before the generated tokens, left-padded with -1; None if `last`
             is the only such token.
-        stop_strings: strings that end a sequence in addition to `eos_id`, or None.
     """
 
     batch: int
@@ -197,7 +194,6 @@ def score_choices(generation: Generation, choices: jax.Array) -> jax.Array:
     """Returns the log-probability of each choice, [batch, choices] float32.
 
     Args:
-        generation: the model's decoding functions for a batch of inputs.
         choices: token ids [batch, choices, length] int32. Each choice ends with its end token and is padded with 0; a
             choice that contains only padding has the score 0.
     """

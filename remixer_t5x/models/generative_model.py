@@ -19,8 +19,6 @@ class GenerativeModel(Model):
     """Base class of models with a decoder that predicts `decoder_target_tokens`.
 
     Attributes:
-        module: the Flax module with the decoder.
-        loss_function: the loss of the target tokens.
         input_array: name of the batch array that contains the inputs or prompts, [batch, length] int32.
     """
 
@@ -67,7 +65,6 @@ class GenerativeModel(Model):
         """Returns log p(choice | inputs) of each choice, [batch, choices] float32; inputs are encoded once.
 
         Args:
-            params: unboxed parameters.
             inputs: token ids [batch, input_length] int32.
             choices: token ids [batch, choices, length] int32. Each choice ends with its end token and is padded with
                 0; a choice that contains only padding has the score 0.
@@ -99,13 +96,11 @@ class GenerativeModel(Model):
         """Generates n sequences per row: tokens [batch, n, max_decode_length] and scores [batch, n].
 
         Args:
-            params: unboxed parameters.
             batch: a batch with the model's `input_array`, one example per row, padded with 0; a row may be empty.
             max_decode_length: maximum number of tokens to generate, including the end token.
             eos_id: id of the token that ends a sequence; tokens after it are 0.
             decoder: `decoding.Greedy()`, `sampling.Sampling(...)` or `beam_search.BeamSearch(...)`, which sets n.
             rng: PRNG key for sampling decoders, or an array of [batch] keys.
-            stop_strings: strings that end a sequence, in addition to `eos_id`.
         """
         return decoder(self.prepare_generation(params, batch, max_decode_length, eos_id, stop_strings), rng)
 

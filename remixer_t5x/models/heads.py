@@ -23,7 +23,6 @@ class TokenClassifier(EncoderWithHead):
 
     Attributes:
         module: the encoder, with a head that returns a logit for each label.
-        labels: names of the labels, in the order of their indices.
         label_smoothing: probability mass distributed evenly over all labels.
     """
 
@@ -54,7 +53,6 @@ class SpanExtractor(EncoderWithHead):
 
     Attributes:
         module: the encoder, with a head that returns two logits for each token.
-        max_answer_length: maximum number of tokens of a predicted answer.
         null_threshold: the empty answer is predicted if its score exceeds the score of the best span by more than this
             value; None disables empty answers.
         doc_stride: number of tokens between the starts of consecutive windows, into which a long context is split; None
@@ -87,8 +85,6 @@ class TextEmbedder(EncoderWithHead):
     of a text a are the nonempty texts b of all other rows.
 
     Attributes:
-        module: the encoder, without a head.
-        temperature: the softmax temperature, T.
         pooling: function (encoder output [batch, length, embed], ctx) -> one vector per row, [batch, embed].
     """
 

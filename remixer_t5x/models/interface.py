@@ -30,10 +30,8 @@ class Model:
     feature converters to arrays; the docstring of each subclass lists its arrays.
 
     Attributes:
-        module: the Flax module, which defines the parameters.
         lora: settings of LoRA adapters that `init` adds to the parameters, or None.
         config: the gin configuration that `TrainedModel.save` writes; empty if the model was built without gin.
-        model_type: name of the model type, such as 'encoder_decoder'.
         fresh_parameters: top-level names of the parameters that are not loaded from another model's checkpoint.
     """
 
@@ -53,7 +51,6 @@ class Model:
         """Returns random float32 parameters, boxed with their logical axes (`nn.LogicallyPartitioned`).
 
         Args:
-            rng: a PRNG key.
             batch_shapes: shapes of a batch's token arrays, and of its segment ids if rows are packed. The parameters do
                 not depend on these shapes, but some sublayers raise UserError for long or packed rows.
         """
@@ -70,7 +67,6 @@ class Model:
         To compute means, add up the sums of all microbatches and divide by the sum named 'weights'.
 
         Args:
-            params: unboxed parameters.
             batch: the arrays listed in the docstring of the model class.
             dropout_rng: a PRNG key, or None to disable dropout.
         """

@@ -26,8 +26,6 @@ class LanguageModel(GenerativeModel):
     log p(decoder_target_tokens | prompt_tokens).
 
     Attributes:
-        module: the decoder.
-        loss_function: the loss of the target tokens with nonzero weights.
         prefix: whether attention is bidirectional within prompts, whose positions `decoder_causal_attention` marks.
     """
 

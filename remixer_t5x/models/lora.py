@@ -34,7 +34,6 @@ class Lora:
     Attributes:
         modules: regular expression; dense layers whose name contains a match are adapted. An example of a name is
             `encoder/run_0/layer/self_attention/query`.
-        rank: rank of the matrix product A B.
     """
 
     modules: str

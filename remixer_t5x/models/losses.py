@@ -124,7 +124,6 @@ def cross_entropy(
     """Computes the cross-entropy and z-loss of the logits `hidden @ kernel`, summed over all targets.
 
     Args:
-        config: settings of the loss.
         hidden: input of the output projection, [batch, length, embed], float32 or bfloat16.
         kernel: kernel of the output projection, [embed, vocab] float32.
         targets: token ids [batch, length] int32.

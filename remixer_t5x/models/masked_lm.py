@@ -31,8 +31,6 @@ class MaskedLM(Model):
     `encoder_segment_ids` and `encoder_positions`.
 
     Attributes:
-        module: the encoder and its head.
-        loss_function: the loss of the tokens to predict.
         predicted_share: fraction of each row's tokens for which logits are computed, at least the fraction of tokens to
             predict (15% in BERT). Computing the logits of all tokens would take three quarters of a small model's
             FLOPs. If any row has more tokens to predict, logits are computed for all tokens, so this setting does not

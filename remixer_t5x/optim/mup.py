@@ -42,8 +42,6 @@ def scaled(optimizer: Any, width: ranges.Count, base_width: ranges.Count | None 
     """Scales learning rates and initial values, so that a learning rate tuned at `base_width` can be used at `width`.
 
     Args:
-        optimizer: the optimizer with the learning rate tuned at the base width.
-        width: width of the residual stream.
         base_width: the width at which the learning rate was tuned; None returns `optimizer` unchanged.
 
     Raises:

@@ -38,7 +38,6 @@ class Optimizer:
             (`nn.get_partition_spec(boxed_params)`).
         evaluated: function that returns the averaged parameters to evaluate, computed from the transformation's state
             and the parameters (`parameter_averages`); None if the optimizer computes no average.
-        relative: whether updates are multiplied by the RMS of their parameter.
         takes_multipliers: whether `make` accepts a second argument, a tree of learning rate factors (`mup`).
         initial: function that maps boxed parameters to a tree of factors for their initial values; None leaves the
             initial values unchanged.

@@ -18,9 +18,6 @@ class TrainState(struct.PyTreeNode):
     """State that is updated by a train step.
 
     Attributes:
-        step: number of completed steps, an int32 scalar.
-        params: unboxed float32 parameters.
-        opt_state: state of the optax transformation.
         usual_loss: running mean of the loss per token for detecting spikes, a float32 scalar; 0 before the first step.
     """
 
@@ -35,7 +32,6 @@ class StatePlan:
     """Shapes, shardings and initializer of a train state.
 
     Attributes:
-        tx: the optax transformation for these parameters.
         abstract: TrainState of ShapeDtypeStruct with shardings, for example for restoring checkpoints.
         boxed_params: shapes of the parameters, boxed with their logical axes.
         init: function that maps a PRNG key to the initial state; call it inside `jax.jit`, as `create` does.
@@ -85,10 +81,8 @@ def plan(
     """Plans the train state of `model` on the partitioner's mesh without computing any arrays.
 
     Args:
-        model: the model to train.
         optimizer: an optax transformation, or an `Optimizer`, which creates the transformation from logical axes.
         batch_shapes: shape of each array of a batch, which is passed to `model.init`.
-        partitioner: the mesh and the sharding rules.
     """
     # `init_params` is used more than once below; jit caches the trace, which takes most of a second.
     init_params = jax.jit(lambda rng: model.init(rng, batch_shapes), inline=True)

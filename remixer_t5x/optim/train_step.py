@@ -51,14 +51,11 @@ def make_train_step(
     loss spikes, the update is skipped and only the step number is incremented.
 
     Args:
-        model: the model to train.
-        tx: the optimizer.
         microbatches: number of microbatches, which are processed sequentially to reduce activation memory.
         loss_normalizing_factor: divisor of the loss sum, as in T5X: a number, None for the sum itself, or
             'NUM_REAL_TARGET_TOKENS' for the number of target tokens (the sum of weights). Released T5 checkpoints were
             trained with a constant, batch rows x target length (233472 in T5X's configs).
         dropout: whether to enable dropout, with a PRNG key derived from `seed`, the step and the microbatch.
-        seed: seed for dropout.
         learning_rate: schedule to report as the metric `learning_rate`, or None to omit this metric. A skipped step
             does not advance the schedule, because the optimizer counts only its updates.
         spike_factor: a loss per token above this multiple of `state.usual_loss` is a spike; None disables the check.
@@ -181,7 +178,6 @@ def make_eval_step(
     """Returns a pure evaluation step `step(params, batch) -> sums`, with the sums of `model.loss` without dropout.
 
     Args:
-        model: the model to evaluate.
         token_bytes: [ids], number of bytes in the text of each id, for computing the sum `bytes` over the decoder
             targets; None omits this sum.
         count_targets: whether to add `target_counts` [ids], the number of occurrences of each id in the targets.

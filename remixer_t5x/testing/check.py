@@ -82,11 +82,9 @@ def check_sublayer(
         sides: the sides to check, 'encoder', 'decoder' or both.
         without: names of checks to skip, such as `('padding', 'packing')` for a mixer that mixes complete rows.
         companions: factories of additional sublayers in each layer, if the sublayer requires them.
-        layout: class of the layers.
         norm: factory of the norm in each layer; None uses the default of `layout`.
         position_bias: factory of the stack's position bias, for a sublayer that reads `ctx.position_bias`.
         embed_dim: number of features of a token, which must be a multiple of the sublayer's number of heads.
-        show: whether to print the table.
 
     Returns:
         The results of all checks.

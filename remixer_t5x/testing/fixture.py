@@ -44,14 +44,11 @@ class SublayerFixture:
     """An encoder or decoder of two layers with the given sublayers and random parameters.
 
     Attributes:
-        sublayers: factories of modules `(x, ctx) -> y`.
         side: 'encoder' or 'decoder'.
-        layout: class of the layers.
         norm: factory of the norm in each layer; None uses the default of `layout`.
         position_bias: factory of the stack's position bias for attention; None for other mixers.
         reach: number of tokens, including the current one, on which a decoder output must depend; None disables this
             check.
-        embed: width of the residual stream.
     """
 
     sublayers: tuple[Callable[..., nn.Module], ...]

@@ -32,11 +32,9 @@ class DecoderOnly(nn.Module):
     the decoder is causal.
 
     Attributes:
-        vocab_size: number of token embeddings, and of output logits.
         embed_dim: width of the residual stream, D.
         decoder_stack: factory of a `Stack` without cross-attention.
         dtype: dtype of activations; parameters are float32.
-        embedding: factory of the token embedding.
         tied: whether the output projection is the transposed token embedding.
         scaled_output: whether to scale the input of the output projection by embed_dim ** -0.5, as in T5 1.0.
         base_embed_dim: base width of muP (`optim.mup`), which is required for a tied output; None without muP.
@@ -95,7 +93,6 @@ class DecoderOnly(nn.Module):
             decoder_segment_ids: [batch, length] int32, example ids in packed rows, or None; 0 is padding.
             decoder_positions: [batch, length] int32, position of each token in its example, or None.
             prefix: [batch, length] bool, True for tokens with bidirectional attention, or None.
-            enable_dropout: whether to apply dropout.
         """
         ctx = describe_tokens(
             jnp.ones_like(decoder_input_tokens),

@@ -38,9 +38,7 @@ class EncoderDecoder(nn.Module):
     other tokens of a row and the decoder is causal.
 
     Attributes:
-        vocab_size: number of token embeddings, and of output logits.
         embed_dim: width of the residual stream, D.
-        encoder_stack: factory of the encoder's `Stack`.
         decoder_stack: factory of the decoder's `Stack`, with cross-attention.
         dtype: dtype of activations; parameters are float32.
         embedding: factory of the token embedding.

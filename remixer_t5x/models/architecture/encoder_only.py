@@ -32,11 +32,8 @@ class EncoderOnly(nn.Module):
     """Encoder that maps tokens [batch, length] to features [batch, length, embed]; id 0 is padding.
 
     Attributes:
-        vocab_size: number of token embeddings.
         embed_dim: width of the residual stream, D.
-        encoder_stack: factory of a `Stack`.
         dtype: dtype of activations; parameters are float32.
-        embedding: factory of the token embedding.
         input_layer: factory of a module (x, ctx, token_types) -> x between the embedding and the stack, such as
             `BertInput`, or None.
         head_layer: factory of the head, or None. In masked language models, the head is a module x -> x with a `bias`
@@ -144,7 +141,6 @@ class BertInput(nn.Module):
         max_length: number of learned position embeddings, which is the maximum length of a row.
         token_types: number of learned token type embeddings; 2 in BERT, for the first and the second sentence. With 1,
             all tokens have type 0.
-        norm: factory of the norm.
     """
 
     max_length: ranges.Count
@@ -163,11 +159,7 @@ class BertInput(nn.Module):
 
 
 class NormInput(nn.Module):
-    """Input layer of ModernBERT (Warner et al. 2024), which only normalizes the embeddings.
-
-    Attributes:
-        norm: factory of the norm.
-    """
+    """Input layer of ModernBERT (Warner et al. 2024), which only normalizes the embeddings."""
 
     norm: Callable[..., nn.Module] = LayerNorm
 
@@ -180,8 +172,6 @@ class BertHead(nn.Module):
     """Masked language modeling head of BERT, `norm(gelu(x W + b))`, and the bias of the output projection.
 
     Attributes:
-        vocab_size: number of entries of the output bias.
-        norm: factory of the norm.
         use_bias: whether the dense layer has a bias b; False in ModernBERT.
     """
 
@@ -239,8 +229,6 @@ class TransformedClassifierHead(nn.Module):
     Attributes:
         outputs: number of labels, or 1 for regression.
         pooling: pooling function, `first_token` or `mean_of_tokens`.
-        norm: factory of the norm.
-        dropout_rate: dropout rate of the normalized features.
     """
 
     outputs: ranges.Count
@@ -268,7 +256,6 @@ class ClassifierHead(nn.Module):
     Attributes:
         outputs: number of labels, or 1 for regression.
         pooling: pooling function, `first_token` or `mean_of_tokens`, or None.
-        dropout_rate: dropout rate of the last projection's input.
     """
 
     outputs: ranges.Count

@@ -171,11 +171,7 @@ def make_layer(
 
 
 class Block(nn.Module):
-    """A sequence of different layers that a stack repeats, such as a local and a global attention layer.
-
-    Attributes:
-        layers: factories of the layers, in order.
-    """
+    """A sequence of different layers that a stack repeats, such as a local and a global attention layer."""
 
     layers: Sequence[Callable[..., Layer]]
 
@@ -197,7 +193,6 @@ def alternate(
     """Returns `Stack.runs` for alternating layers, such as layers with local and with global attention.
 
     Args:
-        layers: factories of the layers to repeat, in order.
         num_layers: total number of layers of the stack; the last repetition may be incomplete.
     """
     repeats, rest = divmod(num_layers, len(layers))

@@ -118,10 +118,7 @@ class Stack(nn.Module):
             sublayers without a `position_bias` factory use this bias.
         position_embedding: factory of a module (embed, ctx) -> [batch, length, embed], whose output is added to the
             stack's input, or None. Required if no sublayer uses a position bias or depends on the order of tokens.
-        final_norm: factory of the norm after the last layer; None for layouts that end with a norm or need none.
-        dropout_rate: dropout rate of the stack's input and output.
         remat_policy: which activations to save for the backward pass: `dots_remat`, `full_remat` or None (all).
-        attention: implementation of attention, one of `kernels.attention.api.IMPLEMENTATIONS`.
         unroll: maximum number of layers in one iteration of the scan, or None for all layers. With larger values,
             compilation takes longer, but XLA:GPU copies fewer activations into stacked arrays for the backward pass.
     """

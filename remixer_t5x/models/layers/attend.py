@@ -32,10 +32,8 @@ def attend_to_sequence(
     """Computes attention to the tokens of the same sequence, or to the cached tokens while decoding.
 
     Args:
-        module: the sublayer.
         query: [batch, length, heads, kv].
         key, value: [batch, length, kv_heads, kv]; kv_heads must divide heads.
-        ctx: context of the tokens.
         bias: [1, heads, q, k] float32, a `DistanceBias`, or None.
         dropout_rate: dropout on the attention weights, with one mask per key head for all queries.
         softcap: bound c of the logits, `c tanh(logits / c)`, or None.

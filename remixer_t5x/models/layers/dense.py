@@ -40,9 +40,7 @@ class Dense(nn.Module):
     does not create adapters.
 
     Attributes:
-        features: width of the output.
         axes: logical names of the kernel's two axes.
-        kernel_init: initializer of the kernel.
         use_bias: whether to add a learned bias, initialized with 0, as in BERT and GPT-2; T5 has no biases.
     """
 
@@ -147,9 +145,7 @@ class GroupDense(nn.Module):
     Maps arrays [groups, ..., in] to [groups, ..., features]. LoRA adapters have separate matrices for each group.
 
     Attributes:
-        features: output width of a group.
         axes: logical names of the kernel's three axes: groups, in, out.
-        kernel_init: initializer of the kernel.
     """
 
     features: int

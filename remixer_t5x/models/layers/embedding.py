@@ -11,9 +11,6 @@ class Embed(nn.Module):
     """Embedding layer that maps token ids [batch, length] to vectors [batch, length, features] in `dtype`.
 
     Attributes:
-        num_embeddings: size of the vocabulary.
-        features: width of an embedding.
-        dtype: dtype of the output.
         one_hot: whether to use a matmul of one-hot vectors instead of a gather. XLA partitions the matmul well on TPUs
             if the vocabulary is sharded, but the matmul takes half of a small model's FLOPs.
         stddev: standard deviation of the initial embeddings; 1 in T5.

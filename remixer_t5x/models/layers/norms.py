@@ -13,8 +13,6 @@ class RMSNorm(nn.Module):
     """RMS normalization over the last axis, `x / rms(x) * scale`, computed in float32.
 
     Attributes:
-        epsilon: added to the mean square.
-        axis: logical name of the normalized axis.
         zero_centered: whether to multiply by 1 + scale and initialize scale with 0, as in Gemma.
     """
 
@@ -34,13 +32,7 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Layer normalization over the last axis, `(x - mean(x)) / std(x) * scale + bias`, computed in float32.
-
-    Attributes:
-        epsilon: added to the variance.
-        axis: logical name of the normalized axis.
-        use_bias: whether to add a bias.
-    """
+    """Layer normalization over the last axis, `(x - mean(x)) / std(x) * scale + bias`, computed in float32."""
 
     epsilon: ranges.Positive = 1e-6
     axis: str = axes.EMBED
@@ -69,7 +61,6 @@ class GroupedRMSNorm(nn.Module):
 
     Attributes:
         num_groups: number of groups; must divide the width of the input.
-        epsilon: added to the mean square.
     """
 
     num_groups: ranges.Count

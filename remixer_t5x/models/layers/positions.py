@@ -46,8 +46,6 @@ class RelativePositionBias(nn.Module):
     Packing needs no special case, because distances within an example do not depend on its position in the row.
 
     Attributes:
-        num_heads: number of attention heads.
-        num_buckets: number of distance buckets.
         max_distance: distances of at least this value share the last bucket.
     """
 

@@ -48,7 +48,7 @@ class _MultiHeadAttention(nn.Module):
     """Base class with the settings of all attention sublayers.
 
     Attributes:
-        num_heads: number of attention heads, h.
+        num_heads: number of attention heads.
         head_dim: width of a head's queries, keys and values, d.
         dropout_rate: dropout on the attention weights, with one mask for all queries.
     """
@@ -183,7 +183,6 @@ class RelativeAttention(ScaledAttention):
 
     Attributes:
         position_bias: creates a module that maps (number of keys, ctx) to a bias.
-        content: whether the attention logits include the product of queries and keys.
     """
 
     position_bias: Callable[..., nn.Module] = RelativePositionBias

@@ -36,8 +36,6 @@ class GatedMLP(nn.Module):
 
     Attributes:
         hidden_dim: number of hidden units, F.
-        dropout_rate: dropout on the hidden units.
-        activation: name of the gate's activation function f, a key of `ACTIVATIONS`.
     """
 
     hidden_dim: ranges.Count
@@ -62,7 +60,6 @@ class ReluMLP(nn.Module):
 
     Attributes:
         hidden_dim: number of hidden units, F.
-        dropout_rate: dropout on the hidden units.
     """
 
     hidden_dim: ranges.Count
@@ -79,7 +76,6 @@ class GeluMLP(nn.Module):
     """Feed-forward sublayer of BERT and GPT-2, `Y = gelu(X W_i + b_i) W_o + b_o`, with BERT's initializer.
 
     Attributes:
-        hidden_dim: number of hidden units, F.
         approximate: whether to use the tanh approximation of GELU, as in GPT-2; BERT uses the exact GELU.
     """
 

@@ -262,7 +262,6 @@ class GMLP(nn.Module):
             `FreeSpatial`.
         attention: factory of a module (x, ctx) -> array or `LazyProduct`, whose output is added to f(Z):
             `TinyAttention` for aMLP, None for gMLP.
-        dropout_rate: dropout on the gated units.
     """
 
     hidden_dim: ranges.Count

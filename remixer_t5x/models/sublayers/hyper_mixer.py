@@ -43,8 +43,6 @@ class GeneratedWeights(nn.Module):
 
     Attributes:
         hidden_dim: total number of weights per token over all heads, d'.
-        num_heads: number of heads.
-        use_bias: whether the two layers of the hypernetwork have a bias.
     """
 
     hidden_dim: ranges.Count
@@ -73,7 +71,6 @@ class SharedWeightVector(nn.Module):
 
     Attributes:
         hidden_dim: total number of hidden units of the generated MLP over all heads, d'.
-        num_heads: number of heads.
     """
 
     hidden_dim: ranges.Count

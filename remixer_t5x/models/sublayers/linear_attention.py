@@ -136,13 +136,7 @@ def _attend_across_chunks(query, key, value, ids, reverse: bool) -> tuple[jax.Ar
 
 
 class _LinearAttentionBase(nn.Module):
-    """Base class with the settings and projections of linear self-attention and cross-attention.
-
-    Attributes:
-        num_heads: number of heads.
-        head_dim: width of a head's queries, keys and values, kv.
-        dropout_rate: rate at which value vectors are dropped.
-    """
+    """Base class with the settings and projections of linear self-attention and cross-attention."""
 
     num_heads: ranges.Count
     head_dim: ranges.Count

@@ -111,7 +111,6 @@ class WindowMixer(nn.Module):
     per token do not depend on the sequence length.
 
     Attributes:
-        hidden_dim: number of hidden units of the MLP along the window, S.
         window: number of tokens in a window, including the current token, w.
         dropout_rate: dropout on the hidden units, with one mask for all tokens and features of a row.
     """

@@ -97,7 +97,6 @@ class _MechanismAttention(nn.Module):
     Attributes:
         num_mechanisms: number of feature groups, n_s; must divide the model width and `num_heads`.
         num_heads: total number of heads of all mechanisms.
-        head_dim: width of a head's queries, keys and values.
         dropout_rate: dropout on the attention weights, with one mask for all queries.
     """
 
@@ -183,7 +182,6 @@ class InterMechanismAttention(nn.Module):
     Attributes:
         num_mechanisms: number of feature groups, n_s; must divide the model width.
         num_heads: number of heads of each mechanism.
-        head_dim: width of a head's queries, keys and values.
     """
 
     num_mechanisms: ranges.Count
@@ -224,7 +222,6 @@ class TimMLP(nn.Module):
     Attributes:
         num_mechanisms: number of feature groups, n_s; must divide the model width and `hidden_dim`.
         hidden_dim: total number of hidden units of all mechanisms, F.
-        dropout_rate: dropout on the hidden units.
     """
 
     num_mechanisms: ranges.Count
