@@ -1,10 +1,9 @@
 """Beam search, which extends the most likely partial sequences (live beams) at each step.
 
-Each step extends the live beams by every token and selects the best 2 * beams candidates. A candidate with an
-end token joins the finished sequences if it is among the best `beams` candidates; only the best `beams` finished
-sequences are kept. The best `beams` other candidates become the next live beams. At the last position, every candidate
-is finished. The results equal those of Hugging Face's `generate`, which also applies logits processors to
-log-probabilities. In T5X, any of the 2 * beams candidates can finish, and the penalty is `BrevityPenalty`.
+Each step extends the live beams by every token and selects the best 2 * beams candidates. A candidate with an end token
+joins the finished sequences if it is among the best `beams` candidates; the best `beams` other candidates become the
+next live beams. At the last position, every candidate is finished. The results equal those of Hugging Face's
+`generate`. In T5X, any of the 2 * beams candidates can finish, and the penalty is `BrevityPenalty`.
 """
 
 import dataclasses
@@ -25,10 +24,7 @@ LengthPenalty = Callable[[jax.Array], jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class PowerPenalty:
-    """Hugging Face's length penalty, `length ** alpha`.
-
-    With alpha = 0, sequences are compared by the sum of their log-probabilities; with alpha = 1, by the mean.
-    """
+    """Hugging Face's length penalty, `length ** alpha`; 1 compares mean log-probabilities, and 0 compares sums."""
 
     alpha: float = 1.0
 
@@ -68,8 +64,7 @@ def until_unlikely(
 ) -> jax.Array:
     """Continues the search until no live beam scores better at its current length than the worst finished sequence.
 
-    This is Hugging Face's default. The search stops earlier than with `until_settled`, but can miss beams whose score
-    would increase with more tokens.
+    This is Hugging Face's default. Unlike `until_settled`, the search can miss beams whose score would still increase.
     """
     return live / penalty(length) > finished
 
@@ -77,7 +72,7 @@ def until_unlikely(
 def until_enough_finished(
     live: jax.Array, finished: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
 ) -> jax.Array:
-    """Continues the search until `beams` sequences are finished, like Hugging Face's `early_stopping=True`."""
+    """Continues the search until `beams` sequences are finished, as with Hugging Face's `early_stopping=True`."""
     return jnp.isneginf(finished)
 
 
@@ -201,8 +196,7 @@ def _select_best(count: int, *groups: _Beams) -> _Beams:
 def _best_extensions(scores: jax.Array, logits: jax.Array, count: int, normalize: bool = True) -> _Candidates:
     """Returns the `count` best extensions of all beams, given beam scores [batch, beams] and logits [rows, vocab].
 
-    To avoid computing scores for all tokens, the best extensions of each beam are selected first. Set `normalize` to
-    False if `logits` are already log-probabilities.
+    Selects the best extensions of each beam first. Set `normalize` to False if `logits` are log-probabilities.
     """
     batch, beams = scores.shape
     largest, tokens = (x.reshape(batch, beams, -1) for x in top_values(logits, min(count, logits.shape[-1])))
@@ -218,10 +212,7 @@ def _best_extensions(scores: jax.Array, logits: jax.Array, count: int, normalize
 
 
 def _find_beam_leaves(cache: Cache, larger: Cache) -> list[bool]:
-    """Returns whether each leaf of `cache` has separate rows for the beams of a sequence.
-
-    A leaf has separate rows if its shape differs from that in `larger`, a cache for twice as many beams.
-    """
+    """Returns which leaves of `cache` have rows for each beam: their shape differs in `larger`, for twice the beams."""
     pairs = zip(jax.tree.leaves(cache), jax.tree.leaves(larger), strict=True)
     return [leaf.shape != other.shape for leaf, other in pairs]
 
@@ -230,14 +221,7 @@ def _assign_parent_slots(chosen: jax.Array, parents: jax.Array) -> tuple[jax.Arr
     """Assigns new beams to the slots of their parents if possible, to reduce the number of cache rows to copy.
 
     The first child of each parent is assigned to the parent's slot; other children are assigned to the slots of beams
-    without children.
-
-    Args:
-        chosen: [batch, beams], indices of the candidates that become live beams.
-        parents: [batch, beams], the slots of the candidates' parents.
-
-    Returns:
-        `chosen` and `parents`, sorted by the slots of the new beams.
+    without children. Returns the candidates `chosen` [batch, beams] and the slots of their `parents`, sorted by slot.
     """
     beams = parents.shape[1]
     is_parent = jnp.any(parents[:, :, None] == jnp.arange(beams), axis=1)
@@ -267,7 +251,7 @@ def _gather_rows(leaves: list[jax.Array], parents: jax.Array) -> list[jax.Array]
 def _copy_rows(leaves: list[jax.Array], parents: jax.Array) -> list[jax.Array]:
     """Computes the same result as `_gather_rows` in place, copying only rows whose parent is in a different slot.
 
-    Copying in place is safe, because every parent has a child in its slot, so the parent's row is never overwritten.
+    This is safe, because every parent has a child in its slot, so the parent's row is never overwritten.
     """
     batch, beams = parents.shape
     source = (parents + beams * jnp.arange(batch)[:, None]).reshape(-1)

@@ -1,8 +1,7 @@
-"""The decoder interface and greedy decoding; with a cache, each step processes one token per row.
+"""The decoder interface and greedy decoding.
 
 A decoder is a frozen dataclass that implements `(generation, rng) -> Decoded`: `Greedy`, `sampling.Sampling` or
-`beam_search.BeamSearch`. The samples or beams of a sequence are adjacent rows, which share the encoder output and its
-cached keys and values.
+`beam_search.BeamSearch`. The samples or beams of a sequence are adjacent rows, which share the encoder output.
 """
 
 import dataclasses
@@ -24,9 +23,9 @@ class Decoded(NamedTuple):
     Attributes:
         tokens: token ids [batch, n, length] int32; 0 after the end token.
         scores: [batch, n] float32, the sum of the log-probabilities of the tokens, including the end token. In greedy
-            decoding and sampling, logits processors do not affect scores. In beam search, the log-probabilities are
-            those after the logits processors, and their sum is divided by the length penalty, as in Hugging Face's
-            transformers. As in T5X, id 0 can be generated and counts here, whereas `score` omits targets with id 0.
+            decoding and sampling, logits processors do not affect scores. In beam search, they do, and the sum is
+            divided by the length penalty, as in Hugging Face's transformers. As in T5X, id 0 counts here, whereas
+            `score` omits targets with id 0.
     """
 
     tokens: jax.Array
@@ -41,8 +40,7 @@ class Generation:
         allocate: function that takes the number of rows per sequence and returns a cache for `max_length` new tokens.
         step: function (tokens [rows], cache) -> (logits of the next token [rows, vocab] float32, cache).
         max_length: maximum number of tokens to generate, including the end token.
-        last: [batch] int32, the last token of each prompt, which is the input of the first step; None for T5's start
-            token, id 0.
+        last: [batch] int32, the last token of each prompt; None for T5's start token, id 0.
         prompt: [batch, length] int32, all tokens before the generated tokens, left-padded with -1; None if `last`
             is the only such token.
     """
@@ -71,10 +69,7 @@ class Generation:
     def process_logits(
         self, processors: Sequence[LogitsProcessor], logits: jax.Array, generated: jax.Array, step: jax.Array
     ) -> jax.Array:
-        """Applies `processors` to logits [rows, vocab].
-
-        The first `step` tokens of `generated` [rows, max_length] are the tokens generated so far.
-        """
+        """Applies `processors` to logits [rows, vocab] that follow the first `step` tokens of `generated`."""
         if not processors:
             return logits
         prompts = self._prompts(generated.shape[0] // self.batch)
@@ -175,8 +170,7 @@ class Greedy(RowDecoder):
 def top_values(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """Returns the `count` largest values along the last axis in descending order, and their indices.
 
-    If the number of rows is symbolic, as in exported programs, uses a sort instead of `jax.lax.top_k`, because
-    TensorFlow cannot run JAX's top_k operation with symbolic shapes.
+    Sorts if the number of rows is symbolic, because TensorFlow cannot run JAX's top_k with symbolic shapes.
     """
     if all(isinstance(size, int) for size in values.shape):
         return jax.lax.top_k(values, count)
@@ -191,12 +185,7 @@ def log_probability(logits: jax.Array, tokens: jax.Array) -> jax.Array:
 
 
 def score_choices(generation: Generation, choices: jax.Array) -> jax.Array:
-    """Returns the log-probability of each choice, [batch, choices] float32.
-
-    Args:
-        choices: token ids [batch, choices, length] int32. Each choice ends with its end token and is padded with 0; a
-            choice that contains only padding has the score 0.
-    """
+    """Returns the log-probability of each choice, [batch, choices] float32; see `GenerativeModel.score_choices`."""
     batch, count, length = choices.shape
 
     def body(carry, tokens):

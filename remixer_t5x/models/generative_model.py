@@ -28,7 +28,6 @@ class GenerativeModel(Model):
 
     @property
     def logit_softcap(self) -> float | None:
-        """Returns the softcap of the output logits, or None."""
         return None
 
     def _compute_hidden(self, params: Params, batch: Batch, rng: jax.Array | None = None) -> jax.Array:
@@ -114,7 +113,7 @@ class GenerativeModel(Model):
     def _decoding_params(self, params: Params) -> Params:
         """Unstacks the decoder layers and casts kernels to the dtype of activations, once before decoding."""
         params = {**params, 'decoder': unstack_layers(params['decoder'])}
-        # The barrier prevents XLA:GPU from moving the casts into the decoding loop, where they would run at every step.
+        # Without the barrier, XLA:GPU would move the casts into the decoding loop.
         return jax.lax.optimization_barrier(decoding.cast_kernels(jnp.dtype(self.module.dtype), params))
 
     def _next_logits(self, params: Params, hidden: jax.Array) -> jax.Array:

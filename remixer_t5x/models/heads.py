@@ -44,9 +44,7 @@ class TokenClassifier(EncoderWithHead):
 
 @dataclasses.dataclass(frozen=True)
 class SpanExtractor(EncoderWithHead):
-    """Question answering model that predicts the first and the last token of an answer in a text.
-
-    See sections 4.2 and 4.3 of Devlin et al. (2019).
+    """Question answering model that predicts the first and the last token of an answer (Devlin et al. 2019, 4.2, 4.3).
 
     A batch contains the int32 arrays `encoder_input_tokens` [batch, length], `start_positions` [batch] and
     `end_positions` [batch], and `label_weights` [batch] float32. Both positions are 0 for questions without an answer.

@@ -26,8 +26,8 @@ MetricSums = losses.MetricSums
 class Model:
     """Base class of all models: a Flax module and a loss.
 
-    Models do not store parameters; pass them to each method. A batch maps the feature names of seqio's
-    feature converters to arrays; the docstring of each subclass lists its arrays.
+    Models do not store parameters; pass them to each method. The docstring of each subclass lists the arrays of a
+    batch, which have the feature names of seqio's feature converters.
 
     Attributes:
         lora: settings of LoRA adapters that `init` adds to the parameters, or None.
@@ -51,8 +51,8 @@ class Model:
         """Returns random float32 parameters, boxed with their logical axes (`nn.LogicallyPartitioned`).
 
         Args:
-            batch_shapes: shapes of a batch's token arrays, and of its segment ids if rows are packed. The parameters do
-                not depend on these shapes, but some sublayers raise UserError for long or packed rows.
+            batch_shapes: shapes of a batch's token arrays, and of its segment ids if rows are packed. Some sublayers
+                raise UserError for long or packed rows.
         """
         method, inputs = self._init_inputs({name: jnp.ones(shape, jnp.int32) for name, shape in batch_shapes.items()})
 

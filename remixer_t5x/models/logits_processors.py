@@ -1,7 +1,6 @@
 """Logits processors: constraints on the next token, with the names and semantics of Hugging Face's `generate`.
 
-A processor is a pure function of the logits, the preceding tokens and the step, and is compiled by `jax.jit`. Logits of
-forbidden tokens are set to -inf. In beam search, processors modify log-probabilities, as in transformers.
+Logits of forbidden tokens are set to -inf. In beam search, processors modify log-probabilities, as in transformers.
 """
 
 import dataclasses
@@ -34,10 +33,7 @@ class LogitsProcessor(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class RepetitionPenalty:
-    """Penalizes tokens that have already occurred (Keskar et al. 2019).
-
-    Positive logits of preceding tokens are divided by `penalty`, and negative logits are multiplied by it.
-    """
+    """Divides positive logits of preceding tokens by `penalty`, and multiplies negative ones (Keskar et al. 2019)."""
 
     penalty: float
 
@@ -98,10 +94,7 @@ class MinNewTokens:
 
 @dataclasses.dataclass(frozen=True)
 class ForcedPrefix:
-    """Forces the first generated tokens to be `prefix`.
-
-    If the logit of a forced token is -inf, it is set to 0.
-    """
+    """Forces the first generated tokens to be `prefix`, even if their logit is -inf."""
 
     prefix: Sequence[int]
 
@@ -120,10 +113,7 @@ def _check_ids(setting: str, ids: Iterable[int], vocab: int) -> None:
 
 
 def _occurring_ids(tokens: jax.Array, is_counted: jax.Array, vocab: int) -> jax.Array:
-    """Returns a mask of the token ids that occur in each row of `tokens`, [rows, vocab] bool.
-
-    Tokens for which `is_counted` [rows, length] is False are ignored.
-    """
+    """Returns which token ids occur in each row of `tokens` where `is_counted` is True, [rows, vocab] bool."""
     rows = jnp.arange(tokens.shape[0])[:, None]
     return jnp.zeros((tokens.shape[0], vocab), bool).at[rows, tokens].max(is_counted, mode='drop')
 

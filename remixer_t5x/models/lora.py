@@ -3,10 +3,9 @@
     y = x W + x A B        W frozen [in, out], A [in, rank], B [rank, out]
     y = x W[j] + x A[j] B[j]                  for each group j of a `GroupDense`, whose W is [groups, in, out]
 
-A is drawn from a normal distribution with variance 1 / in and B is initialized with zeros, so an adapted model is
-initially equal to the base model. The paper's scale alpha / rank is omitted, because it only changes the learning rate
-of B. Every `Dense` and `GroupDense` of the encoder and the decoder can be adapted. A is stored as `lora_in` and B as
-`lora_out`, next to W, which is named `kernel`; merging an adapter adds A B to W.
+A is drawn from a normal distribution with variance 1 / in and B is initialized with zeros. The paper's scale alpha /
+rank is omitted, because it only changes the learning rate of B. A is stored as `lora_in` and B as `lora_out`, next to
+W, which is named `kernel`; merging an adapter adds A B to W.
 """
 
 import dataclasses
@@ -32,8 +31,7 @@ class Lora:
     """Settings of LoRA adapters.
 
     Attributes:
-        modules: regular expression; dense layers whose name contains a match are adapted. An example of a name is
-            `encoder/run_0/layer/self_attention/query`.
+        modules: regular expression for the names of adapted layers, such as `encoder/run_0/layer/self_attention/query`.
     """
 
     modules: str
@@ -69,7 +67,7 @@ class Lora:
         for name in adapted_layers:
             kernel = params[f'{name}/kernel']
             (*stacked, inputs, outputs), (*stacked_axes, input_axis, output_axis) = kernel.value.shape, kernel.names
-            # Derive the key from the name, so that the initial values of a layer do not depend on the other layers.
+            # With a key derived from the name, a layer's initial values do not depend on the other layers.
             key = jax.random.fold_in(rng, zlib.crc32(name.encode()))
             first = jax.random.normal(key, (*stacked, inputs, self.rank)) * inputs**-0.5
             second = jnp.zeros((*stacked, self.rank, outputs))

@@ -1,9 +1,8 @@
 """Chunked cross-entropy loss with z-loss and label smoothing.
 
-The logits are often the largest array of a training step: for 128 sequences of 114 targets and a vocabulary of
-32,128 tokens, they take 1.9 GB in float32, and twice as much with their gradient. This module splits the targets into
-chunks along the length and stores the logits of only one chunk at a time. The forward pass also computes the gradients,
-so that the backward pass need not recompute the logits: each chunk requires three matmuls, as without chunking.
+The logits are often the largest array of a training step: for 128 sequences of 114 targets and a vocabulary of 32,128
+tokens, they take 1.9 GB in float32. This module computes the logits of one chunk of targets at a time. The forward pass
+also computes the gradients, so that the backward pass need not recompute the logits.
 """
 
 import dataclasses
@@ -23,7 +22,7 @@ MetricSums = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class CrossEntropy:
-    """Settings of the cross-entropy loss; hashable, so that they can be static arguments of compiled functions.
+    """Cross-entropy loss, with hashable settings.
 
     Attributes:
         z_loss: coefficient of the term log(Z)^2, which prevents the logits from drifting (1e-4 in T5.1.1).
@@ -49,20 +48,14 @@ class CrossEntropy:
 
 
 def token_logits(hidden: jax.Array, kernel: jax.Array, softcap: float | None = None) -> jax.Array:
-    """Computes the logits `hidden @ kernel`, [..., vocab] float32, with operands in hidden's dtype.
-
-    If a softcap c is set, returns `c tanh(logits / c)`.
-    """
+    """Computes the logits `hidden @ kernel`, [..., vocab] float32, bounded by `c tanh(logits / c)` for a softcap c."""
     tokens = hidden.reshape(-1, hidden.shape[-1])
     logits = jnp.dot(tokens, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32)
     return cap_logits(logits.reshape(*hidden.shape[:-1], kernel.shape[-1]), softcap)
 
 
 def _one_hot_mask(targets: jax.Array, vocab_size: int) -> jax.Array:
-    """Returns a one-hot mask of the targets, [batch, length, vocab] bool.
-
-    If the vocabulary is sharded, XLA can partition this mask efficiently, but not a gather.
-    """
+    """Returns a one-hot mask of the targets, which XLA partitions better than a gather if the vocabulary is sharded."""
     return targets[..., None] == jnp.arange(vocab_size, dtype=targets.dtype)
 
 
@@ -131,10 +124,9 @@ def cross_entropy(
         softcap: bound c in `c tanh(logits / c)`, or None.
 
     Returns:
-        The summed loss, a float32 scalar that is differentiable with respect to hidden and kernel, and the sums 'loss',
-        'z_loss', 'weights' and 'correct', which are not differentiable. 'loss' includes the z-loss, and 'correct' is
-        the total weight of the targets that have the largest logit at their position. Targets with a tied logit
-        count as correct, because finding ties would require another pass over the logits.
+        The summed loss, which is differentiable with respect to hidden and kernel, and the sums 'loss', 'z_loss',
+        'weights' and 'correct'. 'loss' includes the z-loss, and 'correct' is the total weight of the targets whose
+        logit is the largest, including ties.
     """
 
     def body(total: MetricSums, chunk) -> tuple[MetricSums, None]:

@@ -32,9 +32,8 @@ class MaskedLM(Model):
 
     Attributes:
         predicted_share: fraction of each row's tokens for which logits are computed, at least the fraction of tokens to
-            predict (15% in BERT). Computing the logits of all tokens would take three quarters of a small model's
-            FLOPs. If any row has more tokens to predict, logits are computed for all tokens, so this setting does not
-            change the loss.
+            predict (15% in BERT). The logits of all tokens would take three quarters of a small model's FLOPs; they are
+            computed if any row has more tokens to predict, so this setting does not change the loss.
     """
 
     module: EncoderOnly
@@ -85,9 +84,9 @@ class MaskedLM(Model):
     def score_and_match(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """Returns the log-probability of one token per row, [batch] float32, and whether the token is the argmax.
 
-        The batch contains `encoder_input_tokens`, the position to score in each row (`positions` [batch]) and the token
-        id to score at this position (`tokens` [batch]). If the scored positions are masked, the sum of the scores over
-        all positions of a text is the text's pseudo-log-likelihood (Salazar et al. 2020).
+        The batch contains `encoder_input_tokens`, the position to score in each row (`positions` [batch]) and its token
+        id (`tokens` [batch]). If the scored positions are masked, the sum of the scores over all positions of a text is
+        its pseudo-log-likelihood (Salazar et al. 2020).
         """
         hidden = jnp.take_along_axis(self._compute_hidden(params, batch), batch['positions'][:, None, None], axis=1)
         targets = batch['tokens'][:, None]
@@ -106,7 +105,7 @@ class MaskedLM(Model):
         hidden = self.module.apply({'params': params}, hidden, method='output_hidden')
         kernel, bias = self.module.output_kernel(params), self.module.output_bias(params)
         if bias is not None:
-            # Append the bias to the kernel and a constant feature of 1 to the input; the loss has no bias argument.
+            # The loss has no bias argument, so append the bias to the kernel and a constant feature of 1 to the input.
             kernel = jnp.concatenate([kernel, bias[None]])
             hidden = jnp.concatenate([hidden, jnp.ones_like(hidden[..., :1])], axis=-1)
         return hidden, kernel

@@ -2,8 +2,7 @@
 
     x = Embed(tokens)        h = Stack(x)        logits = h W, or h Embed^T with a tied output
 
-The `Stack` class is the same as in an encoder-decoder, so all causal sublayers and all layer layouts are supported. A
-prefix language model (Raffel et al. 2019, section 3.2.1) uses bidirectional attention for the first tokens of each
+A prefix language model (Raffel et al. 2019, section 3.2.1) uses bidirectional attention for the first tokens of each
 example. With learned positions, biases and a tied output, the model equals GPT-2 (Radford et al. 2019).
 """
 
@@ -28,8 +27,7 @@ _FORBIDDEN_LOGIT = -1e3
 class DecoderOnly(nn.Module):
     """Decoder-only Transformer that maps tokens [batch, length] to the logits of the next tokens.
 
-    Sequences start with id 0. Padding in the input need not be masked, because it follows all other tokens of a row and
-    the decoder is causal.
+    Sequences start with id 0. The input needs no mask of padding, because the decoder is causal.
 
     Attributes:
         embed_dim: width of the residual stream, D.
@@ -38,8 +36,8 @@ class DecoderOnly(nn.Module):
         tied: whether the output projection is the transposed token embedding.
         scaled_output: whether to scale the input of the output projection by embed_dim ** -0.5, as in T5 1.0.
         base_embed_dim: base width of muP (`optim.mup`), which is required for a tied output; None without muP.
-        begin_id: id whose embedding is used for the start token, such as GPT-2's end token. Unless `begin_id` is 0, the
-            model never predicts id 0, which is used only for the start token and padding.
+        begin_id: id whose embedding is used for the start token, such as GPT-2's end token. Unless it is 0, the model
+            never predicts id 0.
     """
 
     vocab_size: ranges.Count
@@ -68,8 +66,7 @@ class DecoderOnly(nn.Module):
     def output_kernel(self, params: Mapping[str, Any]) -> jax.Array:
         """Returns the kernel of the output projection, [embed, vocab], from this module's unboxed parameters.
 
-        Unless `begin_id` is 0, the kernel has an additional row with the bias of each token, which is multiplied by the
-        constant feature that `_prepare_output_input` appends.
+        Unless `begin_id` is 0, an additional row contains the bias of each token; see `_prepare_output_input`.
         """
         kernel = params['token_embedder']['embedding'].T if self.tied else params['logits']['kernel']
         if not self.begin_id:
@@ -105,9 +102,7 @@ class DecoderOnly(nn.Module):
         return self._prepare_output_input(self.decoder(self._embed(decoder_input_tokens), ctx))
 
     def read_prompt(self, tokens: jax.Array, is_token: jax.Array, slots: int, bidirectional: bool) -> jax.Array:
-        """Allocates the caches and fills them with the prompts.
-
-        To generate tokens, call `next_hidden` afterwards, first with the last token of each prompt.
+        """Allocates the caches and fills them with the prompts; then call `next_hidden` with each prompt's last token.
 
         Args:
             tokens: [batch, length] int32, the start token and the prompt of each row.
@@ -127,7 +122,7 @@ class DecoderOnly(nn.Module):
     def next_hidden(self, tokens: jax.Array, slots: int) -> jax.Array:
         """Returns the input of the output projection, [batch, 1, embed], for one token per row, [batch, 1].
 
-        The first call must process the last token of each prompt. `slots` is the number of positions of the caches.
+        `slots` is the number of positions of the caches.
         """
         ctx = describe_tokens(jnp.ones_like(tokens), causal=True, decode=True)
         return self._prepare_output_input(self.decoder(self._embed(tokens), ctx, slots))

@@ -1,8 +1,8 @@
 """T5's encoder-decoder (Raffel et al. 2019) with configurable sublayers.
 
 The encoder and the decoder share the token embedding, or have separate embeddings as in T5Gemma. The output projection
-has separate weights, as in T5.1.1, or is the transposed embedding of the decoder applied to a scaled input, as in
-T5 1.0. Arguments are named as in T5X.
+has separate weights, as in T5.1.1, or is the transposed embedding of the decoder, as in T5 1.0. Arguments are named as
+in T5X.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,10 +22,7 @@ from remixer_t5x.models.layers.embedding import Embed, output_scale
 
 
 def parse_dtype(name: str) -> jnp.dtype:
-    """Returns the dtype with the given name.
-
-    Raises UserError unless the name is float32 or bfloat16; in float16, T5's activations overflow.
-    """
+    """Returns the dtype float32 or bfloat16; raises UserError for others. In float16, T5's activations overflow."""
     if str(name) not in ('float32', 'bfloat16'):
         raise UserError(f"DTYPE must be 'bfloat16' or 'float32', got {name!r}; set DTYPE = 'bfloat16'")
     return jnp.dtype(name)
@@ -34,8 +31,7 @@ def parse_dtype(name: str) -> jnp.dtype:
 class EncoderDecoder(nn.Module):
     """Encoder-decoder that maps input and decoder tokens [batch, length] to the logits of the next decoder tokens.
 
-    Trailing zeros of the inputs are padding. Padding in the decoder input need not be masked, because it follows all
-    other tokens of a row and the decoder is causal.
+    Trailing zeros of the inputs are padding. The decoder input needs no mask of padding, because the decoder is causal.
 
     Attributes:
         embed_dim: width of the residual stream, D.
@@ -45,8 +41,7 @@ class EncoderDecoder(nn.Module):
         tied: whether the output projection is the transposed token embedding.
         scaled_output: whether to scale the input of the output projection by embed_dim ** -0.5, as in T5 1.0.
         base_embed_dim: base width of muP (`optim.mup`), which is required for a tied output; None without muP.
-        shared_embedding: whether the encoder and the decoder share one token embedding; if False, the decoder's
-            embedding is `decoder_token_embedder`.
+        shared_embedding: whether the encoder and the decoder share one token embedding.
         begin_id: id whose embedding the decoder uses for the start token, id 0.
         logit_softcap: bound c of the output logits, `c tanh(logits / c)`, as in Gemma 2; None for no bound.
     """
@@ -120,7 +115,7 @@ class EncoderDecoder(nn.Module):
     def output_kernel(self, params: Mapping[str, Any]) -> jax.Array:
         """Returns the kernel of the output projection, [embed, vocab], from this module's unboxed parameters.
 
-        To save memory, the loss multiplies the output of `decode_hidden` by this kernel in chunks.
+        The loss multiplies the output of `decode_hidden` by this kernel in chunks.
         """
         if not self.tied:
             return params['logits']['kernel']
@@ -141,9 +136,9 @@ class EncoderDecoder(nn.Module):
     ) -> jax.Array:
         """Returns the input of the output projection, [batch, target_length, embed].
 
-        If `decode` is True, the first call allocates a cache for `decoder_input_tokens.shape[1]` positions and fills it
-        with the values that depend only on the encoder output. Each later call processes one token per row, [batch, 1],
-        and requires `max_decode_length`, the number of allocated positions. Decoding does not support packed rows.
+        If `decode` is True, the first call allocates a cache for `decoder_input_tokens.shape[1]` positions. Each later
+        call processes one token per row, [batch, 1], and requires the number of positions, `max_decode_length`.
+        Decoding does not support packed rows.
         """
         memory = Memory(encoded, describe_tokens(encoder_input_tokens, encoder_segment_ids))
         flags = {'causal': True, 'decode': decode, 'deterministic': not enable_dropout, 'memory': memory}

@@ -4,8 +4,7 @@
     h = Stack(x)
     logits = head(h) Embed^T + b  (BertHead: Devlin et al. 2019, section 3.1), or h Embed^T / sqrt(D) without a head
 
-The `Stack` class is the same as in an encoder-decoder, so all encoder sublayers and all layer layouts are supported. T5
-scales the input of a tied output projection by 1 / sqrt(D); BERT instead initializes the embeddings with standard
+T5 scales the input of a tied output projection by 1 / sqrt(D); BERT instead initializes the embeddings with standard
 deviation 0.02.
 """
 
@@ -34,15 +33,13 @@ class EncoderOnly(nn.Module):
     Attributes:
         embed_dim: width of the residual stream, D.
         dtype: dtype of activations; parameters are float32.
-        input_layer: factory of a module (x, ctx, token_types) -> x between the embedding and the stack, such as
-            `BertInput`, or None.
+        input_layer: factory of a module (x, ctx, token_types) -> x before the stack, such as `BertInput`, or None.
         head_layer: factory of the head, or None. In masked language models, the head is a module x -> x with a `bias`
-            over the vocabulary, such as `BertHead`; in other models, it is a module (x, ctx) -> y.
+            over the vocabulary (`BertHead`); in other models, it is a module (x, ctx) -> y.
         base_embed_dim: base width of muP (`optim.mup`), which is required for a tied output; None without muP.
-        sentence_layer: factory of a module that maps the mean-pooled features of a text to its embedding, such as
-            `SentenceProjection`, or None.
-        separator_id: id of the token between two texts, such as BERT's [SEP]. Tokens after the first separator have
-            token type 1 unless `encoder_token_types` is passed. If None, all tokens have token type 0.
+        sentence_layer: factory of a module from mean-pooled features to text embeddings, such as `SentenceProjection`.
+        separator_id: id of the token between two texts, such as BERT's [SEP]; later tokens have token type 1 unless
+            `encoder_token_types` is passed. If None, all tokens have token type 0.
     """
 
     vocab_size: ranges.Count
@@ -139,8 +136,7 @@ class BertInput(nn.Module):
 
     Attributes:
         max_length: number of learned position embeddings, which is the maximum length of a row.
-        token_types: number of learned token type embeddings; 2 in BERT, for the first and the second sentence. With 1,
-            all tokens have type 0.
+        token_types: number of learned token type embeddings; 2 in BERT. With 1, all tokens have type 0.
     """
 
     max_length: ranges.Count
@@ -250,8 +246,8 @@ class TransformedClassifierHead(nn.Module):
 class ClassifierHead(nn.Module):
     """Pooler and classification head of BERT (Devlin et al. 2019).
 
-    Computes `dropout(tanh(p W_p + b_p)) W + b` for pooled features p, [batch, outputs] float32. Without pooling,
-    computes `dropout(h) W + b` for the features h of each token, [batch, length, outputs] float32.
+    Computes `dropout(tanh(p W_p + b_p)) W + b` for pooled features p, [batch, outputs] float32, or without pooling
+    `dropout(h) W + b` for the features h of each token, [batch, length, outputs] float32.
 
     Attributes:
         outputs: number of labels, or 1 for regression.

@@ -1,7 +1,6 @@
 """Layer layouts, which define how sublayers, norms and residual connections are combined.
 
-The following equations show layers with two sublayers, f and g, and the norm N. Five of the layouts are described in
-appendix F of HyperMixer (Mai et al. 2023).
+The equations show layers with two sublayers, f and g, and the norm N (HyperMixer, Mai et al. 2023, appendix F).
 
     pre         y = x + f(N(x));   z = y + g(N(y))
     post        y = N(x + f(x));   z = N(y + g(y))
@@ -161,10 +160,7 @@ def make_layer(
     norm: Callable[..., nn.Module] | None = None,
     name: str | None = None,
 ) -> Layer:
-    """Builds a layer with the given layout, skipping sublayers that are None.
-
-    If `norm` is None, the default norm of the layout is used.
-    """
+    """Builds a layer with the given layout and norm, by default the layout's, skipping sublayers that are None."""
     sublayers = tuple(sublayer for sublayer in sublayers if sublayer is not None)
     options = {} if norm is None else {'norm': norm}
     return layout(sublayers=sublayers, dropout_rate=dropout_rate, name=name, **options)
@@ -190,7 +186,7 @@ class Block(nn.Module):
 def alternate(
     layers: Sequence[Callable[..., Layer]], num_layers: ranges.Count
 ) -> tuple[tuple[Callable[..., nn.Module], int], ...]:
-    """Returns `Stack.runs` for alternating layers, such as layers with local and with global attention.
+    """Returns `Stack.runs` for layers that repeat in order, such as layers with local and with global attention.
 
     Args:
         num_layers: total number of layers of the stack; the last repetition may be incomplete.
@@ -207,8 +203,5 @@ def alternate_after_first(
     period: ranges.Count,
     num_layers: ranges.Count,
 ) -> tuple[tuple[Callable[..., nn.Module], int], ...]:
-    """Returns `Stack.runs` for ModernBERT.
-
-    The stack begins with one `first` layer; then, `period` - 1 `local` layers and one `last` layer are repeated.
-    """
+    """Returns `Stack.runs` for ModernBERT: `first`, then repeatedly `period` - 1 `local` layers and a `last` layer."""
     return ((first, 1), *alternate([*[local] * (period - 1), last], num_layers - 1))

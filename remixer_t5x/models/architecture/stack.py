@@ -1,7 +1,7 @@
 """A stack of layers, divided into runs of consecutive identical layers, which are executed with `nn.scan`.
 
-The parameters of a run are stacked along a leading `layers` axis. If `unroll` is 1, the compilation time does not
-depend on the number of layers in a run.
+The parameters of a run are stacked along a leading `layers` axis. If `unroll` is 1, the compile time does not depend on
+the number of layers in a run.
 """
 
 import contextlib
@@ -47,10 +47,10 @@ _TRACE_ONCE = contextvars.ContextVar('trace_layers_once', default=False)
 
 @contextlib.contextmanager
 def trace_layers_once() -> Iterator[None]:
-    """Context manager that traces the layers of each run only once instead of twice, to reduce the tracing time.
+    """Traces the layers of each run only once instead of twice in this context, to reduce the tracing time.
 
-    In this context, a seed generates different initial parameters than outside. Use the context only to compute shapes,
-    or if the values of the parameters do not matter.
+    Use the context only to compute shapes, or if the values of parameters do not matter: a seed generates different
+    initial parameters than outside.
     """
     token = _TRACE_ONCE.set(True)
     try:
@@ -60,7 +60,7 @@ def trace_layers_once() -> Iterator[None]:
 
 
 class _ScanBody(nn.Module):
-    """Body of the scan over the layers of a run; x is the carry of the scan, and each iteration outputs None."""
+    """Body of the scan over the layers of a run, with the carry x and no outputs."""
 
     layer: LayerFactory
 
@@ -73,8 +73,7 @@ class _ScanBody(nn.Module):
 class _UnrolledRun(nn.Module):
     """A run of layers with separate parameters and caches, for decoding.
 
-    A scan over stacked layers would copy slices of all parameters and caches at every decoding step, which would take
-    longer than the computation.
+    At every decoding step, a scan would copy slices of all stacked parameters and caches.
     """
 
     layer: LayerFactory
@@ -90,8 +89,8 @@ class _UnrolledRun(nn.Module):
 def unstack_layers(params: Params) -> Params:
     """Unstacks the parameters of runs, from `{'layer': stacked}` to `{'layer_0': ..., 'layer_1': ...}`.
 
-    Decoding accepts both forms, but unstacking once before decoding avoids slicing parameters at every step. Other
-    parameters, and layers that are already separate, are returned unchanged.
+    Unstacking once before decoding avoids slicing parameters at every step. Other parameters, and layers that are
+    already separate, are returned unchanged.
     """
     if not isinstance(params, Mapping):
         return params
@@ -115,12 +114,12 @@ class Stack(nn.Module):
     Attributes:
         runs: pairs (layer factory, number of layers), one for each run, in order.
         position_bias: factory of a module (length, ctx) -> [1, heads, q, k] or `DistanceBias`, or None. All attention
-            sublayers without a `position_bias` factory use this bias.
-        position_embedding: factory of a module (embed, ctx) -> [batch, length, embed], whose output is added to the
-            stack's input, or None. Required if no sublayer uses a position bias or depends on the order of tokens.
+            sublayers without a separate bias use it.
+        position_embedding: factory of a module (embed, ctx) -> [batch, length, embed], which is added to the stack's
+            input, or None. Required if no sublayer depends on the order of tokens.
         remat_policy: which activations to save for the backward pass: `dots_remat`, `full_remat` or None (all).
-        unroll: maximum number of layers in one iteration of the scan, or None for all layers. With larger values,
-            compilation takes longer, but XLA:GPU copies fewer activations into stacked arrays for the backward pass.
+        unroll: number of layers in one iteration of the scan, or None for all layers. Larger values increase the
+            compile time, but XLA:GPU copies fewer activations into stacked arrays.
     """
 
     runs: Sequence[tuple[LayerFactory, int]]
@@ -180,8 +179,8 @@ class Stack(nn.Module):
             # Without unrolling, XLA cannot undo rematerialization by common subexpression elimination (CSE).
             body = nn.remat(body, policy=self.remat_policy, prevent_cse=unroll > 1)
         split = {'params': True, 'dropout': True}
-        # Flax's check of loop invariants traces the layer twice, and both traces draw random numbers. Disabling the
-        # check would change the random numbers generated from a seed, so it is disabled only if none are drawn.
+        # Flax's check of loop invariants traces the layer twice, and both traces draw random numbers. Without the
+        # check, a seed would generate other random numbers, so it is disabled only if none are drawn.
         draws_random_numbers = any(self.has_rng(name) for name in split) and not _TRACE_ONCE.get()
         run = nn.scan(
             body,

@@ -3,10 +3,8 @@
     head_i = softmax(q_i k_i^T + bias) v_i,   q = X W_q,   k = M W_k,   v = M W_v,   Y = [head_1 | ... | head_h] W_o
 
 X and Y are [batch, length, D], and each head has width d. In self-attention M is X; in cross-attention M is the
-encoder's output. T5 has no biases and no factor 1/sqrt(d) on the logits: the factor is folded into the initializer of
-W_q, which is equivalent under Adafactor and saves a pass over the logits. `ScaledAttention` has both.
-
-`SelfAttention` and `CrossAttention` support the options of more recent models:
+encoder's output. T5 has no biases, and folds the factor 1/sqrt(d) of the logits into the initializer of W_q, which is
+equivalent under Adafactor. `SelfAttention` and `CrossAttention` support the options of more recent models:
 
     grouped queries   h / num_kv_heads heads of q share each head of k and v (Ainslie et al. 2023)
     QK norm           q = RMSNorm(x W_q) / sqrt(d), k = RMSNorm(M W_k), per head (Henry et al. 2020)
@@ -78,15 +76,15 @@ class _T5Attention(_MultiHeadAttention):
         super().__post_init__()
 
     def _project_query(self, x: jax.Array) -> jax.Array:
-        """Projects x to the queries, [batch, length, heads, kv]."""
+        """Returns the queries, [batch, length, heads, kv]."""
         init = nn.initializers.variance_scaling(1.0 / self.head_dim, 'fan_in', 'normal')
         query = Dense(self.num_heads * self.head_dim, _IN_AXES, kernel_init=init, name='query')(x)
         query = self._norm('query', split_heads(query, self.num_heads))
-        # QK norm cancels the factor 1/sqrt(d) in the initializer, so apply the factor here.
+        # QK norm would cancel the factor 1/sqrt(d) in the initializer.
         return query * self.head_dim**-0.5 if self.qk_norm else query
 
     def _project_key_or_value(self, name: str, x: jax.Array) -> jax.Array:
-        """Projects x [..., embed] to the keys or values [..., kv_heads, kv]; `name` is 'key' or 'value'."""
+        """Returns the keys (`name` is 'key') or values (`name` is 'value') of x, [..., kv_heads, kv]."""
         num_heads = self.num_kv_heads or self.num_heads
         heads = split_heads(Dense(num_heads * self.head_dim, _IN_AXES, name=name)(x), num_heads)
         return self._norm(name, heads) if name == 'key' else heads
@@ -99,8 +97,8 @@ class SelfAttention(_T5Attention):
     """T5's self-attention, a token mixer.
 
     Attributes:
-        position_bias: creates a module that maps (number of keys, ctx) to a bias, so that each layer has a separate
-            position bias as in umT5 (Chung et al. 2023). If None, all layers of the stack share one bias, as in T5.
+        position_bias: creates a module that maps (number of keys, ctx) to a separate bias of each layer, as in umT5
+            (Chung et al. 2023). If None, all layers of the stack share one bias, as in T5.
         rotary: creates a module that maps (x, ctx) to x, rotated by the positions of the tokens, or None.
         sliding_window: tokens attend only to tokens at a distance below this number, in both directions in an encoder
             and only backwards in a decoder. None disables the limit. For encoders of Hugging Face transformers, set
@@ -141,9 +139,8 @@ class CrossAttention(_T5Attention):
         query = self._project_query(x)
 
         def project_memory(name: str) -> jax.Array:
-            # Flatten the tokens, so that the encoder and the decoder save the encoder's output in different shapes for
-            # the backward pass. With equal shapes, the TPU compiler shares a buffer and fills it with zeros, which
-            # takes 2% of a training step.
+            # Flatten the tokens: if the encoder and the decoder saved the encoder's output in equal shapes for the
+            # backward pass, the TPU compiler would share a buffer and fill it with zeros (2% of a training step).
             tokens = memory.hidden.reshape(-1, memory.hidden.shape[-1])
             return self._project_key_or_value(name, tokens).reshape(*memory.hidden.shape[:2], -1, self.head_dim)
 
@@ -178,8 +175,8 @@ class ScaledAttention(_MultiHeadAttention):
 class RelativeAttention(ScaledAttention):
     """`ScaledAttention` with a separate position bias in each layer, `softmax(q k^T / sqrt(d) + bias) v`.
 
-    If `content` is False, the layer computes `softmax(bias) v`, with weights that depend only on positions. This is the
-    baseline "rel pos - attn" in the gMLP paper (Liu et al. 2021, table 3), a Random Synthesizer (Tay et al. 2020).
+    If `content` is False, the layer computes `softmax(bias) v`, the baseline "rel pos - attn" in the gMLP paper (Liu et
+    al. 2021, table 3), which is a Random Synthesizer (Tay et al. 2020).
 
     Attributes:
         position_bias: creates a module that maps (number of keys, ctx) to a bias.

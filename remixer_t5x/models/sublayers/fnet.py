@@ -1,8 +1,7 @@
 """FNet's token mixer (Lee-Thorp et al. 2021): `Y = Re(F_tokens(F_channels(X)))`, two Fourier transforms.
 
-X and Y are [batch, length, D]; the layer has no parameters. Padding is zeroed before the transforms. The transform over
-tokens mixes all positions of a row, including padding, so the output depends on the padded length, unlike for all other
-sublayers. Evaluate a model with the TASK_FEATURE_LENGTHS that it was trained with.
+The layer has no parameters. Padding is zeroed before the transforms, but the transform over tokens still depends on the
+padded length. Evaluate a model with the TASK_FEATURE_LENGTHS that it was trained with.
 """
 
 import functools
@@ -30,10 +29,9 @@ def fourier_real(x: jax.Array) -> jax.Array:
 
 
 def fourier_real_by_matmul(x: jax.Array) -> jax.Array:
-    """Computes the same result as `fourier_real` with matmuls, `C_L x C_D - S_L x S_D`.
+    """Computes the same result as `fourier_real` with matmuls, `C_L x C_D - S_L x S_D`, as float32.
 
-    C_L and C_D are matrices of cosines, and S_L and S_D are matrices of sines. The operands of the matmuls are cast to
-    the dtype of x; the result is float32.
+    C_L and C_D are matrices of cosines, and S_L and S_D are matrices of sines, cast to the dtype of x.
     """
     cos_l, sin_l, cos_d, sin_d = (matrix.astype(x.dtype) for size in x.shape[-2:] for matrix in _fourier_matrices(size))
     # TPUs multiply float32 arrays in bfloat16 by default.
@@ -54,8 +52,7 @@ def _fourier_matrices(size: int) -> tuple[np.ndarray, np.ndarray]:
 class FNet(nn.Module):
     """FNet's token mixer for encoders with one example per row, `Y = Re(F_tokens(F_channels(X)))`.
 
-    Raises UserError in decoders, and for packed rows, because the transform would mix their examples. Computes in
-    float32, except on TPUs, where the matmul operands keep the dtype of x.
+    Raises UserError in decoders, and for packed rows, because the transform would mix their examples.
     """
 
     @nn.compact
@@ -75,7 +72,7 @@ class FNet(nn.Module):
         if target_platform() == 'tpu':
             # On TPUs, memory bandwidth limits the FFT, while the matmuls fully use the matrix unit.
             return fourier_real_by_matmul(tokens).astype(x.dtype)
-        # On a single CPU device, the FFT is several times faster than the matmuls; on a GPU, it moves fewer bytes. XLA
-        # cannot partition an FFT, so with multiple devices, each would gather and transform the whole batch.
+        # On a single CPU device or GPU, the FFT is faster than the matmuls. XLA cannot partition an FFT, so each of
+        # several devices would transform the whole batch.
         transform = fourier_real if jax.device_count() == 1 else fourier_real_by_matmul
         return transform(tokens.astype(jnp.float32)).astype(x.dtype)

@@ -8,12 +8,9 @@ aMLP adds the output of a tiny attention with the same input X (figure 6) to f(Z
 
     tiny_attn(X) = softmax(q k^T / sqrt(d)) v W_out,   q, k, v = X W_qkv,   d = 64 or 128
 
-The block usually replaces both the attention and the feed-forward sublayer of a layer.
-
-Differences from the paper: projections have no biases, as in T5; padding is zeroed before the multiplication by W (in
-the paper, W must learn to ignore padding); W and b are indexed by position in the example, so packing does not change
-the output; in a decoder, W is lower triangular. The layer layout adds the norm before the block and the residual
-connection.
+The block usually replaces both the attention and the feed-forward sublayer of a layer. Differences from the paper:
+projections have no biases, as in T5; padding is zeroed before the multiplication by W; W and b are indexed by position
+in the example, so packing does not change the output; in a decoder, W is lower triangular.
 """
 
 from collections.abc import Callable
@@ -42,8 +39,7 @@ SpatialProjection = Callable[..., jax.Array]
 
 # cuBLAS loads 16 bytes at a time, so the contracted dimension of a bfloat16 matmul should be a multiple of 8.
 _DEPTH_MULTIPLE = 8
-# Initializes W near zero, so that f(Z) starts near its bias of 1. The standard deviation is Adafactor's minimum
-# parameter scale.
+# Initializes W near zero, so that f(Z) starts near 1, with Adafactor's minimum parameter scale.
 SPATIAL_INIT = nn.initializers.normal(stddev=1e-3)
 
 
@@ -83,8 +79,8 @@ class FreeSpatial(nn.Module):
     def __call__(self, length: int, ctx: SequenceContext) -> jax.Array:
         """Returns W, float32 [length, length], or [batch, length, length] for packed rows.
 
-        While decoding, returns only the row of W for the current step, [1, length], or [batch, 1, length] if the steps
-        of the batch differ. If `ctx` has a prefix, the caller must mask later tokens.
+        In a decoding step, returns only one row of W, [1, length], or [batch, 1, length] if the steps of the batch
+        differ. If `ctx` has a prefix, the caller must mask later tokens.
         """
         init = nn.with_logical_partitioning(SPATIAL_INIT, (axes.POSITIONS_OUT, axes.POSITIONS_IN))
         matrix = self.param('kernel', init, (self.max_length, self.max_length), jnp.float32)
@@ -107,11 +103,7 @@ class ToeplitzSpatial(nn.Module):
 
     @nn.compact
     def __call__(self, length: int, ctx: SequenceContext) -> jax.Array:
-        """Returns W, float32 [length, length].
-
-        While decoding, returns only the row of W for the current step, [1, length], or [batch, 1, length] if the steps
-        of the batch differ.
-        """
+        """Returns W, float32 [length, length], or one row of W in a decoding step, as `FreeSpatial` does."""
         refuse_prefix(ctx, 'ToeplitzSpatial')
         count = self.max_length if ctx.causal else 2 * self.max_length - 1
         init = nn.with_logical_partitioning(SPATIAL_INIT, (axes.RELPOS_BUCKETS,))
@@ -120,16 +112,13 @@ class ToeplitzSpatial(nn.Module):
             values = jnp.pad(values, (0, length - 1))
         center = self.max_length - 1  # index of the weight for distance 0
         if ctx.step is None:
-            # Packing needs no special case: within an example, distances do not depend on where the example starts.
             return spread_over_diagonals(values[None, center + 1 - length : center + length], length)[0]
         rows = jax.vmap(lambda step: jax.lax.dynamic_slice_in_dim(values, center - step, length))
         return rows(ctx.step)[:, None] if ctx.step.ndim else rows(ctx.step[None])
 
 
 class TinyAttention(nn.Module):
-    """aMLP's attention with one small head, for the setting `GMLP.attention`.
-
-    Maps [batch, length, D] to a `LazyProduct` with shape [batch, length, features].
+    """aMLP's attention with one small head; maps [batch, length, D] to a `LazyProduct` [batch, length, features].
 
     Attributes:
         features: width of the output, which GMLP sets to the width of its gate.
@@ -141,14 +130,13 @@ class TinyAttention(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> LazyProduct:
-        # Do not shard the head, because each attention logit would then require a sum across devices.
+        # The head is not sharded, because each attention logit would then require a sum across devices.
         kernels = [
             Dense(self.head_dim, (axes.EMBED, None), name=name).kernel(x.shape[-1], x.dtype)
             for name in ('query', 'key', 'value')
         ]
         if target_platform() == 'gpu' and not ctx.decode:
-            # Use one matmul for all three projections: three matmuls would make a GPU write three gradients of x, each
-            # larger than the projections.
+            # With three matmuls, a GPU would write three gradients of x, each larger than the projections.
             projected = jnp.split(matmul(x, jnp.concatenate(kernels, axis=-1)), 3, axis=-1)
         else:
             projected = [matmul(x, kernel) for kernel in kernels]

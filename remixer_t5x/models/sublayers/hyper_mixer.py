@@ -1,7 +1,6 @@
 """HyperMixer (Mai et al. 2023, "HyperMixer: An MLP-based Low Cost Alternative to Transformers", section 2.3).
 
-HyperMixer is a linear-time token mixer: an MLP along the tokens, with weights generated from each token by
-hypernetworks:
+HyperMixer is an MLP along the tokens, with weights that hypernetworks generate from each token:
 
     W_1 = MLP_in(K + p)  [N, d']        W_2 = MLP_out(Q + p)  [M, d']
     Y   = LayerNorm(W_2 gelu(W_1^T V))                                   V: [N, D], Y: [M, D]
@@ -11,9 +10,9 @@ from the authors' later paper ("HyperConformer"): D and d' are split into one gr
 (`W_2 = W_1`) are the paper's default.
 
 Choices that the paper leaves open: GELU is the tanh approximation; the length normalization scales only W_1; dropout is
-applied to the hidden units of the generated MLP. The paper does not cover decoders. In a decoder, token t uses the
-hidden units `gelu(sum_{j <= t} w_1[j] v[j]^T)`, which have a constant size, and length normalization divides by the
-number of these tokens. Tokens of a prefix use the sum over the whole prefix.
+applied to the hidden units of the generated MLP. In a decoder, which the paper does not cover, token t uses the hidden
+units `gelu(sum_{j <= t} w_1[j] v[j]^T)`, and length normalization divides by the number of these tokens. Tokens of a
+prefix use the sum over the whole prefix.
 """
 
 import dataclasses
@@ -39,7 +38,7 @@ ModuleFactory = Callable[..., nn.Module]
 
 
 class GeneratedWeights(nn.Module):
-    """Hypernetwork that generates a weight vector for each token from that token alone (section 2.3).
+    """Hypernetwork that generates the weights of each token from that token alone (section 2.3).
 
     Attributes:
         hidden_dim: total number of weights per token over all heads, d'.
@@ -78,10 +77,7 @@ class SharedWeightVector(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Broadcasts the weight vector to the tokens of x [batch, length, embed].
-
-        Returns [batch, length, heads, hidden / heads].
-        """
+        """Returns the weight vector for each token of x, [batch, length, heads, hidden / heads]."""
         init = nn.with_logical_partitioning(nn.initializers.normal(stddev=1.0), (axes.HEADS, axes.TOKEN_MLP))
         vector = self.param('vector', init, (self.num_heads, self.hidden_dim // self.num_heads), jnp.float32)
         return jnp.broadcast_to(vector.astype(x.dtype), (*x.shape[:2], *vector.shape))
@@ -94,12 +90,10 @@ class _HyperMixerBase(nn.Module):
         hidden_dim: total number of hidden units of the generated MLP over all heads, d'.
         num_heads: number of heads; must divide the model width and `hidden_dim`.
         weights: factory of a hypernetwork that maps [batch, length, embed] to [batch, length, heads, hidden / heads].
-        token_information: factory of a module (width, ctx) -> p, whose output p is added to the hypernetwork's input,
-            or None.
+        token_information: factory of a module (width, ctx) -> p, which is added to the hypernetwork's input, or None.
         norm: factory of the output norm (the paper's "layer normalisation"), or None.
         length_scale: whether to divide W_1 by the number of mixed tokens (the paper's "length normalisation").
-        dropout_rate: dropout on the hidden units of the generated MLP, with one mask for all tokens and features of a
-            row.
+        dropout_rate: dropout on the hidden units of the generated MLP, with one mask per row.
     """
 
     hidden_dim: ranges.Count
@@ -186,7 +180,7 @@ class HyperMixerCross(_HyperMixerBase):
     """HyperMixer as a replacement for cross-attention, `Y = LayerNorm(W_2 gelu(W_1^T M))`.
 
     W_1 is generated from the encoder's output M, and W_2 from the decoder's features X. While decoding, the first call
-    computes and caches the hidden units, so the size of the cache does not depend on the length of M.
+    caches the hidden units, so the size of the cache does not depend on the length of M.
     """
 
     @nn.compact

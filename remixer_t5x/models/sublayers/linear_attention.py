@@ -3,13 +3,11 @@
     y_i = (phi(q_i) sum_j phi(k_j) v_j^T) / (phi(q_i) . sum_j phi(k_j))        phi(x) = elu(x) + 1        (equation 5)
 
 X and Y are [batch, length, D]; q, k and v are linear projections of X for each head, [length, kv]. The sums run over
-the tokens visible to token i. In a decoder, these are running sums, and decoding caches only these sums, [kv, kv] and
-[kv] for each head (equations 18 to 20). Causal attention and packed rows are computed in chunks of tokens, so memory is
-proportional to length x width. In packed rows, each example has separate sums.
+the tokens visible to token i; in a decoder, they are running sums, and decoding caches only these sums (equations 18 to
+20). Causal attention and packed rows are computed in chunks of tokens, so memory is proportional to length x width.
 
-Differences from the paper: projections have no biases, as in T5; dropout zeroes whole value vectors, which equals
-attention dropout with one mask for all queries. A position bias is not supported, because it would require
-[length, length] weights; add position embeddings to the input of the stack instead.
+Differences from the paper: projections have no biases, as in T5; dropout zeroes whole value vectors. A position bias is
+not supported; add position embeddings to the input of the stack instead.
 """
 
 import dataclasses
@@ -31,9 +29,9 @@ from remixer_t5x.models.layers.token_mlp import mix_through_hidden
 # The pair `sum_j phi(k_j) v_j^T` [..., heads, kv, kv] and `sum_j phi(k_j)` [..., heads, kv], both float32.
 Sums = tuple[jax.Array, jax.Array]
 
-# Number of tokens in a chunk. Attention within a chunk is quadratic; only sums are carried between chunks.
+# Number of tokens in a chunk, within which attention is quadratic.
 CHUNK = 128
-# Prevents division by zero for rows without tokens; the authors' code uses the same value.
+# Prevents division by zero; the authors' code uses the same value.
 EPSILON = 1e-6
 
 
@@ -48,13 +46,9 @@ def linear_attention(query: jax.Array, key: jax.Array, value: jax.Array, ctx: Se
     """Computes linear attention (equation 5) within each example; causal if `ctx.causal` is True.
 
     Args:
-        query: phi(q), [batch, length, heads, kv].
-        key: phi(k), [batch, length, heads, kv].
+        query, key: phi(q) and phi(k), [batch, length, heads, kv].
         value: v, [batch, length, heads, kv].
         ctx: context of the tokens; examples of a packed row must be contiguous.
-
-    Returns:
-        [batch, length, heads, kv] in value's dtype.
     """
     key = jnp.where(ctx.is_token[..., None, None], key, 0)
     value = jnp.where(ctx.is_token[..., None, None], value, 0)
@@ -81,7 +75,7 @@ def _sum_tokens(key: jax.Array, value: jax.Array, dtype: jax.typing.DTypeLike = 
     """Computes the sums over the token axis of keys and values [..., tokens, heads, kv].
 
     If the sums are later cast to a smaller dtype, pass it as `dtype`, so that the backward pass also multiplies in this
-    dtype. Accelerators accumulate in float32 for any `dtype`.
+    dtype.
     """
     result = jnp.float32 if on_cpu() else dtype
     state = jnp.einsum('...khd,...khv->...hdv', key, value, preferred_element_type=result)
@@ -110,13 +104,13 @@ def _attend_within_chunks(query, key, value, ids, causal: bool) -> tuple[jax.Arr
 def _attend_across_chunks(query, key, value, ids, reverse: bool) -> tuple[jax.Array, jax.Array]:
     """Returns the terms of equation 5's numerators and denominators from all earlier (if `reverse`, later) chunks.
 
-    Only the last example of a chunk can extend into the next chunk (the first example into the previous one if
-    `reverse`). The scan therefore carries the sums of one example and resets them when another example begins.
+    Only the last (if `reverse`, the first) example of a chunk can extend into the next chunk. The scan carries its
+    sums, and resets them when another example begins.
     """
     edge_id = ids[:, :, 0 if reverse else -1]
     is_summed = ids == edge_id[:, :, None]
     sums = _sum_tokens(jnp.where(is_summed[..., None, None], key, 0), value)
-    # ID of the example whose sums are carried into each chunk. The first chunk accepts any id, as its sums are zero.
+    # ID of the example whose sums are carried into each chunk; for the first chunk, these sums are zero.
     carried_id = jnp.roll(edge_id, -1 if reverse else 1, axis=1)
     keep = (edge_id == carried_id).astype(jnp.float32)
 

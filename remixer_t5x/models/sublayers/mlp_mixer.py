@@ -7,7 +7,7 @@ Both mixers apply the same MLP along the tokens to every feature d:
 
 Choices that the papers leave open: the weights are indexed by position in the example, so packing does not change the
 output; padding, positions before the first token and tokens of other examples are treated as zeros; GELU is the tanh
-approximation. The layer layout adds the norm before the mixing and the residual connection.
+approximation.
 """
 
 import jax
@@ -28,10 +28,7 @@ from remixer_t5x.models.layers.token_mlp import mix_through_hidden
 def _create_token_mlp(
     module: nn.Module, num_inputs: int, hidden_dim: int, num_outputs: int | None, dtype: jnp.dtype
 ) -> TokenMLP:
-    """Creates the parameters of the token MLP in `module`; call within an `nn.compact` method.
-
-    If `num_outputs` is None, the MLP has a single output, and its output weights `wo` are a vector.
-    """
+    """Creates the parameters of the token MLP in `module`; `wo` is a vector if `num_outputs` is None."""
     outputs = () if num_outputs is None else (num_outputs,)
     out_axes = (axes.POSITIONS_OUT,) * len(outputs)
     wo_init = nn.initializers.normal(stddev=hidden_dim**-0.5)  # variance 1 / fan-in, also for a vector
@@ -134,10 +131,7 @@ class WindowMixer(nn.Module):
 
 
 def _initial_window(x: jax.Array, window: int, ctx: SequenceContext) -> jax.Array:
-    """Returns the window cache before the first decoding step, [batch, window, embed].
-
-    The cache contains zeros, or the tokens before the last token of each prompt.
-    """
+    """Returns the window cache before the first decoding step, [batch, window, embed]: zeros or the end of a prompt."""
     if ctx.cache_slots is None:
         return jnp.zeros((x.shape[0], window, x.shape[-1]), x.dtype)
     before = jnp.pad(jnp.where(cache.is_before_last(ctx)[..., None], x, 0), ((0, 0), (window, 0), (0, 0)))

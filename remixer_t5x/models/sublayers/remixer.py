@@ -1,7 +1,7 @@
 """Remixer block (REMIXERS: A Mixer-Transformer Architecture with Compositional Operators, section 2.1).
 
 The block is a gated feed-forward sublayer that also mixes tokens with a learned matrix H, which does not depend on the
-input. It then combines ("composes") the mixed and the unmixed hidden units:
+input, and combines ("composes") the mixed and the unmixed hidden units:
 
     X' = gelu(X W_1) * (X W_2)                       X: [length, D]; W_1, W_2: [D, F]
     S  = softmax(H) X'                               H: [length, length]
@@ -16,7 +16,6 @@ Choices that the paper leaves open:
 - H is indexed by position in the example, so packing does not change the output.
 - Logits outside -20 to 20 are bounded smoothly before the softmax (`bound_logits`).
 - Dropout is applied to softmax(H), as in attention; section 3.1.2 of the paper drops "values from H".
-- By default, alpha is a single learned number.
 """
 
 from collections.abc import Callable
@@ -39,17 +38,14 @@ from remixer_t5x.models.layers.dropout import dropout
 
 Projection = Callable[[jax.Array], jax.Array]
 
-# With small random logits, the initial mixing is nearly uniform, but the columns of H receive different gradients.
+# The initial mixing is nearly uniform, but the columns of H receive different gradients.
 MIXING_INIT = nn.initializers.normal(stddev=0.02)
 # `bound_logits` does not change absolute values up to EXACT_LOGIT, and bounds others by EXACT_LOGIT + LOGIT_MARGIN.
 EXACT_LOGIT, LOGIT_MARGIN = 20.0, 10.0
 
 
 def compose(alpha: jax.Array | float, mixed: jax.Array, unmixed: jax.Array) -> jax.Array:
-    """Computes the composition `alpha (S * X') + (1 - alpha) (X' - S)` of section 2.1.2.
-
-    `alpha` must be broadcastable to [batch, length, F].
-    """
+    """Computes the composition `alpha (S * X') + (1 - alpha) (X' - S)` of section 2.1.2."""
     return alpha * (mixed * unmixed) + (1 - alpha) * (unmixed - mixed)
 
 
@@ -103,7 +99,7 @@ class ElementwiseGate(nn.Module):
 class GatedAlpha(nn.Module):
     """Composition with an alpha vector for each token, which a gate computes from X'.
 
-    This is one of two interpretations of row (2) in table 5 of the paper. Section 4.1 describes a "gating vector
+    This is one of two interpretations of row (2) in table 5 of the paper; section 4.1 describes a "gating vector
     sigma(G(x)) to parameterize alpha".
 
     Attributes:
@@ -151,10 +147,7 @@ def hidden_residual(project: Projection, composed: jax.Array, hidden: jax.Array,
 
 
 def identity_residual(project: Projection, composed: jax.Array, hidden: jax.Array, features: int) -> jax.Array:
-    """Computes the output `Y = C W_3 + X'`.
-
-    Raises UserError unless the hidden width F equals the model width D.
-    """
+    """Computes the output `Y = C W_3 + X'`; the hidden width F must equal the model width D."""
     if hidden.shape[-1] != features:
         raise UserError(
             f'Remixer.hidden_dim must equal the model width {features} for remixer.identity_residual, '
@@ -172,8 +165,7 @@ def bound_logits(logits: jax.Array) -> jax.Array:
     """Bounds logits smoothly: absolute values up to 20 do not change; larger ones approach 30 with a nonzero gradient.
 
     All rows of a batch share one softmax of H, although their padding differs. Without the bound, a large logit at a
-    padding position could make the weights of all tokens underflow. With logits between -30 and 30, the weights are at
-    least about exp(-60), which float32 and bfloat16 can represent.
+    padding position could make the weights of all tokens underflow.
     """
     excess = jnp.maximum(jnp.abs(logits) - EXACT_LOGIT, 0.0)
     within = jnp.clip(logits, -EXACT_LOGIT, EXACT_LOGIT)
@@ -213,13 +205,13 @@ class LearnedMixing(nn.Module):
     def _mix_rows(self, weights: jax.Array, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
         """Mixes rows with one example each by `W (m * X') / (W m)`, where W = softmax(H) and m is the token mask.
 
-        This equals a softmax that excludes padding, but needs no [batch, length, length] array.
+        This equals a softmax without padding, but needs no [batch, length, length] array.
         """
         is_token = ctx.is_token.astype(jnp.float32)
         scale = _safe_inverse(jnp.einsum('qk,bk->bq', weights, is_token))
         weights = self._drop_weights(weights, ctx)
         if target_platform() == 'gpu':
-            # On GPUs, repeat W for each row: one matmul for the whole batch would transpose X' and S, which are larger.
+            # With one matmul for the whole batch, XLA:GPU would transpose X' and S, which are larger than W.
             row_weights = weights * (is_token[:, None, :] * scale[:, :, None])
             return jnp.einsum('bqk,bkf->bqf', row_weights.astype(hidden.dtype), hidden)
         tokens = hidden * is_token[..., None].astype(hidden.dtype)

@@ -9,13 +9,12 @@ multiplies each mechanism by a separate matrix: GroupLinear(h, W)_j = h_j W_j.
     step 4  h = norm(h + GroupLinear(gelu(GroupLinear(h, W_1)), W_2))
 
 `TimAttention` implements steps 1 and 2, `InterMechanismAttention` step 3, and `TimMLP` step 4. In a decoder,
-`TimCrossAttention` is applied between steps 2 and 3. The layer layout adds residual connections and norms;
-`norms.GroupedRMSNorm` normalizes each mechanism.
+`TimCrossAttention` is applied between steps 2 and 3. `norms.GroupedRMSNorm` normalizes each mechanism.
 
 Differences from the paper, which follow T5: the feed-forward sublayer is gated as in T5.1.1,
-`(gelu(h W_0) * h W_1) W_2`, with F / n_s units for each mechanism; attention has T5's position bias, no scale on the
-logits (folded into the query initializer) and no biases; with pre-norm, c is computed from the normalized features.
-`num_heads` is the total number of heads of all mechanisms, which is n_s times H in algorithm 1.
+`(gelu(h W_0) * h W_1) W_2`; attention has T5's position bias, no scale on the logits (folded into the query
+initializer) and no biases; with pre-norm, c is computed from the normalized features. `num_heads` is the total number
+of heads of all mechanisms, n_s times H in algorithm 1.
 """
 
 import functools
@@ -56,8 +55,8 @@ def _check_num_mechanisms(num_mechanisms: int, size: int, setting: str) -> None:
 def _split_mechanisms(module: nn.Module, x: jax.Array, num_mechanisms: int, ctx: SequenceContext) -> Groups:
     """Splits [batch, length, embed] into mechanisms [mechanisms, batch, length, embed / mechanisms].
 
-    On TPUs, returns a separate array for each mechanism, unless caches or intermediates are stored, which contain the
-    heads of all mechanisms in one array. On other platforms, returns a single array.
+    On TPUs, each mechanism is a separate array, unless caches or intermediates are stored, which contain the heads of
+    all mechanisms.
     """
     _check_num_mechanisms(num_mechanisms, x.shape[-1], 'EMBED_DIM')
     is_separate = target_platform() == 'tpu' and not ctx.decode and not module.is_mutable_collection('intermediates')
@@ -86,7 +85,7 @@ def _softmax(logits: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def _stack_like(groups: Groups, mechanisms: Sequence[jax.Array]) -> Groups:
-    """Stacks the arrays of all mechanisms into as many arrays, with as many mechanisms each, as in `groups`."""
+    """Stacks the arrays of all mechanisms as in `groups`."""
     remaining = iter(mechanisms)
     return tuple(jnp.stack(list(itertools.islice(remaining, array.shape[0]))) for array in groups)
 
@@ -106,10 +105,7 @@ class _MechanismAttention(nn.Module):
     dropout_rate: ranges.Rate = 0.0
 
     def _project(self, name: str, mechanisms: Groups) -> list[jax.Array]:
-        """Projects each array [mechanisms, batch, length, width] to heads [batch, length, heads, kv].
-
-        The heads are ordered by mechanism.
-        """
+        """Projects each array [mechanisms, batch, length, width] to heads [batch, length, heads, kv], by mechanism."""
         _check_num_mechanisms(self.num_mechanisms, self.num_heads, 'NUM_HEADS')
         init = group_fan_in_normal(1.0 / self.head_dim if name == 'query' else 1.0)
         width = self.num_heads * self.head_dim // self.num_mechanisms
@@ -175,9 +171,7 @@ class TimCrossAttention(_MechanismAttention):
 
 
 class InterMechanismAttention(nn.Module):
-    """Attention between the mechanisms of one token (step 3).
-
-    Apart from their competition, mechanisms exchange information only in this sublayer.
+    """Attention between the mechanisms of one token (step 3), which otherwise interact only through their competition.
 
     Attributes:
         num_mechanisms: number of feature groups, n_s; must divide the model width.
@@ -207,8 +201,8 @@ class InterMechanismAttention(nn.Module):
 def _attend_to_mechanisms(query: jax.Array, key: Sequence[jax.Array], value: Sequence[jax.Array]) -> jax.Array:
     """Computes attention of one mechanism [..., heads, kv] to all mechanisms including itself.
 
-    The logits are computed by element-wise products and sums for each pair of mechanisms. One small matmul per token
-    would be slower, and broadcasting over the pairs crashes XLA:CPU in the backward pass (jaxlib 0.10.2).
+    Element-wise products are faster than one small matmul per token, and broadcasting over the pairs of mechanisms
+    crashes XLA:CPU in the backward pass (jaxlib 0.10.2).
     """
     query32 = query.astype(jnp.float32)
     weights = _softmax([jnp.sum(query32 * other.astype(jnp.float32), axis=-1, keepdims=True) for other in key])
