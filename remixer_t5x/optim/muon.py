@@ -1,8 +1,7 @@
 """Muon optimizer, which orthogonalizes the momentum of each matrix (Jordan et al. 2024, github.com/KellerJordan/Muon).
 
-The update rule is implemented by optax; the logical axes of a parameter determine whether Muon updates it. If a
-parameter has leading axes (layers of a stack, heads of a generated MLP, groups of features), each of its matrices is
-orthogonalized separately.
+optax implements the update rule; the logical axes of a parameter determine whether Muon updates it. If a parameter has
+leading axes, such as layers or groups of features, each of its matrices is orthogonalized separately.
 """
 
 import math

@@ -12,9 +12,8 @@ and learning rates of the standard parametrization are multiplied by factors tha
 
 The factors are those in table 3 of the paper. The initial values of T5's position bias are scaled so that their
 variance does not depend on the width. For optimizers that multiply updates by the RMS of a parameter, the learning rate
-factor is divided by the ratio by which this RMS changes with the width. A tied output projection is also an
-embedding, so the logits are scaled instead (`base_embed_dim` of the models). With m = 1, all results are bit-identical
-to those without muP.
+factor is divided by the ratio by which this RMS changes with the width. For a tied output projection, the logits are
+scaled instead (`base_embed_dim` of the models).
 
 `EMBED_DIM`, hidden widths and numbers of heads must be scaled in proportion. Head widths and hidden widths along
 the tokens (`token_mlp` in `axes`) must stay constant, so that attention needs no other scale.

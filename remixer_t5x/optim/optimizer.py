@@ -63,10 +63,7 @@ class Optimizer:
 
 
 def as_optimizer(optimizer: Any) -> Optimizer:
-    """Wraps an optax transformation in an `Optimizer`; returns an `Optimizer` unchanged.
-
-    The transformation is not wrapped in `per_layer`. Raises UserError if `optimizer` has another type.
-    """
+    """Wraps an optax transformation in an `Optimizer`, without `per_layer`; returns an `Optimizer` unchanged."""
     if isinstance(optimizer, Optimizer):
         return optimizer
     if isinstance(optimizer, optax.GradientTransformation):
@@ -95,10 +92,9 @@ def adafactor(
     `epsilon2` is the minimum parameter RMS for `multiply_by_parameter_scale`, and `clipping_threshold` limits the RMS
     of a parameter's update before it is multiplied by the learning rate. The arguments have the same names as in T5X.
 
-    This implementation differs from T5X in two ways. Second moments are factored only if both dimensions of a layer's
-    matrix are at least `min_dim_size_to_factor`, whereas T5X factors those of stacked matrices of any size. Parameters
-    that may be initialized near zero (`per_layer.starts_near_zero`), which T5 does not have, use the minimum RMS
-    `min_rms_near_zero`.
+    Unlike in T5X, second moments are factored only if both dimensions of a layer's matrix are at least
+    `min_dim_size_to_factor`, and parameters that may be initialized near zero (`per_layer.starts_near_zero`), which T5
+    does not have, use the minimum RMS `min_rms_near_zero`.
     """
     schedule = as_schedule(learning_rate)
     block_steps = [
@@ -195,8 +191,7 @@ def with_decay(
     """Creates an optimizer that combines an update rule with gradient clipping and weight decay.
 
     Gradients are clipped to the global norm `max_grad_norm` and transformed by `rule(logical_axes)`. Weight decay is
-    then added to the updates of matrices, and the sum is multiplied by the learning rate. `relative` and
-    `takes_multipliers` are fields of `Optimizer`.
+    then added to the updates of matrices, and the sum is multiplied by the learning rate.
     """
     schedule = as_schedule(learning_rate)
 

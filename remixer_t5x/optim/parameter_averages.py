@@ -1,7 +1,7 @@
 """Averages parameters with exponential moving averages (EMA) or schedule-free optimizers.
 
-The averaged parameters are evaluated instead of the latest parameters. The average belongs to the optimizer state, so
-it is saved in checkpoints, restored when a run resumes, and not changed by skipped steps.
+The averaged parameters are evaluated instead of the latest parameters. They belong to the optimizer state, so they are
+saved in checkpoints, and skipped steps do not change them.
 """
 
 import dataclasses

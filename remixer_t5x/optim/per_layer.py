@@ -1,9 +1,7 @@
 """Applies optax transformations to each layer of a stacked parameter separately.
 
 `nn.scan` stacks the parameters of its layers in arrays with a leading `layers` axis. Adafactor's factored moments, RMS
-clipping and RMS scaling would treat the stacked layers as a single matrix or vector. With `jax.vmap` over the layers
-axis, the update of each layer is the same as without stacking. Elementwise and global transformations do not need
-`per_layer`.
+clipping and RMS scaling would treat the stacked layers as a single matrix or vector.
 """
 
 from typing import Any
@@ -23,12 +21,9 @@ _NON_FEATURE_AXES = {axes.POSITIONS_OUT, axes.POSITIONS_IN, axes.RELPOS_BUCKETS,
 def per_layer(inner: optax.GradientTransformation, logical_axes: Any) -> optax.GradientTransformation:
     """Returns a transformation that applies `inner` to every layer of stacked parameters separately.
 
-    `logical_axes` is a tree of PartitionSpecs of logical axis names (`nn.get_partition_spec(boxed_params)`). Parameters
-    are grouped by their number of layers, and the state maps each group ('single', 'layers_3', ...) to the state of
-    `inner`. State arrays of stacked groups have a leading layers axis, except step counters, which are scalars.
-
-    Raises:
-        ValueError: a layers axis is repeated or is not the first axis.
+    `logical_axes` is a tree of PartitionSpecs of logical axis names (`nn.get_partition_spec(boxed_params)`). The state
+    maps each group of parameters with the same number of layers ('single', 'layers_3', ...) to the state of `inner`,
+    whose arrays have a leading layers axis, except step counters, which are scalars.
     """
     stacked = is_stacked(logical_axes)
 
@@ -85,8 +80,7 @@ def _state_axes(inner: optax.GradientTransformation, members: Any) -> Any:
 def is_stacked(logical_axes: Any) -> Any:
     """Returns a tree of bool that is True for parameters whose first axis is the layers axis.
 
-    Raises:
-        ValueError: a layers axis is repeated or is not the first axis.
+    Raises ValueError if a layers axis is repeated or is not the first axis.
     """
 
     def has_layers(path: Any, spec: PartitionSpec) -> bool:
@@ -122,12 +116,7 @@ def starts_near_zero(logical_axes: Any) -> Any:
 def scale_by_parameter_rms(logical_axes: Any, min_rms: float, min_rms_near_zero: float) -> optax.GradientTransformation:
     """Multiplies each update by the RMS of its parameter in the layer, as in Adafactor with relative steps.
 
-    A smaller RMS is replaced by a minimum, so that parameters that are initialized at zero can change.
-
-    Args:
-        logical_axes: tree of PartitionSpec of logical axis names.
-        min_rms: minimum RMS for most parameters.
-        min_rms_near_zero: minimum RMS for the parameters selected by `starts_near_zero`.
+    A smaller RMS is replaced by `min_rms`, or by `min_rms_near_zero` for parameters that `starts_near_zero` selects.
     """
     stacked, near_zero = is_stacked(logical_axes), starts_near_zero(logical_axes)
 

@@ -32,8 +32,7 @@ def rsqrt(
     """Creates T5's inverse square root schedule (Raffel et al. 2019, section 3.1.2).
 
     The learning rate is `peak` for the first `constant_steps` steps, and `peak * sqrt(constant_steps / step)` for later
-    steps. The defaults correspond to T5's `1 / sqrt(max(step, 10,000))`. During the first `warmup_steps` steps, the
-    rate is multiplied by a linear ramp from 0, as in T5X's `linear_warmup`; T5 has no warmup.
+    steps. During the first `warmup_steps` steps, it is multiplied by a linear ramp from 0, as in T5X's `linear_warmup`.
     """
     base = peak * math.sqrt(constant_steps)
 
@@ -58,8 +57,8 @@ def cosine(
 ) -> Schedule:
     """Creates a schedule with a linear warmup from `warmup_start * peak` to `peak` and a cosine decay to `final`.
 
-    `peak` and `final` are learning rates. The decay ends at step `total_steps`, which includes the
-    warmup; later steps use `final`. If `warmup_steps` is None, the warmup is a fraction `WARMUP_SHARE` of all steps.
+    The decay ends at step `total_steps`, which includes the warmup; later steps use `final`. If `warmup_steps` is None,
+    the warmup is a fraction `WARMUP_SHARE` of all steps.
     """
     if warmup_steps is None:
         warmup_steps = int(WARMUP_SHARE * total_steps)

@@ -18,7 +18,7 @@ class TrainState(struct.PyTreeNode):
     """State that is updated by a train step.
 
     Attributes:
-        usual_loss: running mean of the loss per token for detecting spikes, a float32 scalar; 0 before the first step.
+        usual_loss: running mean of the loss per token, for detecting spikes; 0 before the first step.
     """
 
     step: jax.Array
@@ -32,9 +32,9 @@ class StatePlan:
     """Shapes, shardings and initializer of a train state.
 
     Attributes:
-        abstract: TrainState of ShapeDtypeStruct with shardings, for example for restoring checkpoints.
+        abstract: TrainState of ShapeDtypeStruct with shardings.
         boxed_params: shapes of the parameters, boxed with their logical axes.
-        init: function that maps a PRNG key to the initial state; call it inside `jax.jit`, as `create` does.
+        init: function that maps a PRNG key to the initial state.
     """
 
     tx: optax.GradientTransformation
@@ -44,7 +44,7 @@ class StatePlan:
 
     @property
     def shardings(self) -> TrainState:
-        """Returns the sharding of each array of the state, as a TrainState."""
+        """The sharding of each array of the state, as a TrainState."""
         return jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
 
     def create(self, rng: jax.Array) -> TrainState:
@@ -56,12 +56,9 @@ class StatePlan:
         return jax.jit(self.init, out_shardings=self.shardings)
 
     def init_from_params(self, params: Params, donate: bool = False) -> TrainState:
-        """Creates a state at step 0 with a float32 copy of `params`.
+        """Creates a state at step 0 with a float32 copy of unboxed parameters of the planned model.
 
-        Args:
-            params: unboxed parameters of the planned model.
-            donate: whether to donate the buffers of `params` to the state. If True, `params` must have the shardings of
-                `abstract.params` and cannot be used afterwards.
+        If `donate` is True, `params` must have the shardings of `abstract.params` and cannot be used afterwards.
         """
 
         def init_from_copy(params):
@@ -81,10 +78,10 @@ def plan(
     """Plans the train state of `model` on the partitioner's mesh without computing any arrays.
 
     Args:
-        optimizer: an optax transformation, or an `Optimizer`, which creates the transformation from logical axes.
+        optimizer: an optax transformation, or an `Optimizer`.
         batch_shapes: shape of each array of a batch, which is passed to `model.init`.
     """
-    # `init_params` is used more than once below; jit caches the trace, which takes most of a second.
+    # Cache the trace with jit, because `init_params` is called repeatedly below.
     init_params = jax.jit(lambda rng: model.init(rng, batch_shapes), inline=True)
     boxed = jax.eval_shape(init_params, jax.random.key(0))
     is_optax = isinstance(optimizer, optax.GradientTransformation)

@@ -22,7 +22,7 @@ from remixer_t5x.optim.schedules import Schedule
 from remixer_t5x.optim.train_state import TrainState
 
 Metrics = dict[str, jax.Array]
-# Weight of the latest loss in the running mean of the loss, which thus averages over about fifty steps.
+# Weight of the latest loss in the running mean of the loss, which averages about fifty steps.
 USUAL_LOSS_SHARE = 0.02
 # Value of LOSS_NORMALIZING_FACTOR that divides the loss by the number of target tokens; the name is T5X's.
 NUM_REAL_TARGET_TOKENS = 'NUM_REAL_TARGET_TOKENS'
@@ -51,16 +51,15 @@ def make_train_step(
     loss spikes, the update is skipped and only the step number is incremented.
 
     Args:
-        microbatches: number of microbatches, which are processed sequentially to reduce activation memory.
+        microbatches: number of microbatches, which are processed sequentially to save memory.
         loss_normalizing_factor: divisor of the loss sum, as in T5X: a number, None for the sum itself, or
             'NUM_REAL_TARGET_TOKENS' for the number of target tokens (the sum of weights). Released T5 checkpoints were
             trained with a constant, batch rows x target length (233472 in T5X's configs).
         dropout: whether to enable dropout, with a PRNG key derived from `seed`, the step and the microbatch.
-        learning_rate: schedule to report as the metric `learning_rate`, or None to omit this metric. A skipped step
-            does not advance the schedule, because the optimizer counts only its updates.
+        learning_rate: schedule to report as the metric `learning_rate`, or None. A skipped step does not advance the
+            schedule, because the optimizer counts only its updates.
         spike_factor: a loss per token above this multiple of `state.usual_loss` is a spike; None disables the check.
-        trainable: regular expression for the names of the parameters to train (`Optimizer.trainable`); None trains all
-            parameters.
+        trainable: regular expression for the names of the parameters to train; None trains all parameters.
     """
     ranges.check_value('MICROBATCHES', microbatches, ranges.Count)
     is_mean = loss_normalizing_factor == NUM_REAL_TARGET_TOKENS
@@ -150,9 +149,8 @@ def update_loss_ema(
 ) -> tuple[jax.Array, jax.Array, Metrics]:
     """Updates the running mean of the loss per token and detects loss spikes.
 
-    Returns:
-        The updated running mean, whether the step is `good` and its loss is not a spike, and a dictionary with the
-        metric `spike`, which is empty if `spike_factor` is None.
+    Returns the updated mean, whether the step is `good` and its loss is not a spike, and a dictionary with the metric
+    `spike`, which is empty if `spike_factor` is None.
     """
     loss, metrics = sums['loss'] / _count_target_tokens(sums), {}
     if spike_factor is not None:
@@ -211,7 +209,7 @@ class CompiledStep:
             return self._jitted(*args)
 
     def lower(self, *args: Any) -> jax.stages.Lowered:
-        """Lowers the function for cost analysis and ahead-of-time compilation, like `jax.jit(...).lower`."""
+        """Lowers the function, like `jax.jit(...).lower`."""
         with self._partitioner.activate():
             return self._jitted.lower(*args)
 
@@ -221,8 +219,7 @@ def jit_train_step(
 ) -> CompiledStep:
     """Returns the train step `step_fn` as a jitted function with shardings for the partitioner's mesh.
 
-    If `donate` is True, the output state reuses the buffers of the input state. This saves the memory of a second
-    state, but deletes the input state and all arrays that share its buffers.
+    If `donate` is True, the output state reuses the buffers of the input state, which is deleted.
     """
     jitted = jax.jit(
         step_fn,

@@ -1,7 +1,7 @@
 """Trains a subset of the parameters, without gradients or optimizer state for the frozen parameters.
 
-The parameters are split into two nested dicts, one of trained and one of frozen parameters. Gradients are computed only
-for the trained parameters, and the optimizer receives only these, as if the model had no other parameters.
+Gradients are computed only for the trained parameters, and the optimizer receives only these, as if the model had no
+other parameters.
 """
 
 import dataclasses
@@ -24,10 +24,7 @@ def only(optimizer: Any, trainable: str | None = None, lora: str | None = None) 
     """Restricts `optimizer` to the parameters whose names match the regular expression `trainable`.
 
     If `trainable` is None and `lora` is set (`lora.with_adapters`), only the LoRA matrices are trained; if both are
-    None, all parameters are trained.
-
-    Raises:
-        UserError: `trainable` is not a valid regular expression, or matches no parameter.
+    None, all parameters are trained. Raises UserError if the expression is invalid or matches no parameter.
     """
     optimizer = as_optimizer(optimizer)
     pattern = LORA_MATRICES if trainable is None and lora is not None else trainable
