@@ -74,8 +74,8 @@ def check_sublayer(
     """Checks that a sublayer fulfils the contract of all shipped sublayers (see `remixer_t5x.testing.contract`).
 
     Builds two layers with the sublayer, in an encoder and in a decoder, for rows of 12 tokens with `embed_dim`
-    features. Compiles about ten small programs for each side. A sublayer may raise `UserError` at tracing time for
-    unsupported features; the table lists these checks as refused.
+    features. A sublayer may raise `UserError` at tracing time for unsupported features; the table lists these checks as
+    refused.
 
     Args:
         sublayer: an unbound Flax module `(x, ctx) -> y`, its class, or another factory that accepts `name`.
@@ -123,7 +123,7 @@ def check_custom_sublayers(model: interface.Model, packed: bool = False) -> list
 
     If `packed` is set, also checks that packing an example with others does not change its outputs.
 
-    Returns one line per sublayer. Raises UserError if a sublayer of a decoder reads later tokens.
+    Returns one line per sublayer; raises UserError if a sublayer of a decoder reads later tokens.
     """
     lines = []
     for side, factories in interface.sublayer_factories(model).items():
@@ -136,10 +136,7 @@ def check_custom_sublayers(model: interface.Model, packed: bool = False) -> list
 
 
 def _check_reads(name: str, fixture: SublayerFixture, packed: bool) -> str:
-    """Checks which tokens a custom sublayer reads, and describes the result.
-
-    Raises UserError if a decoder's sublayer reads later tokens.
-    """
+    """Describes which tokens a custom sublayer reads; raises UserError if a decoder's sublayer reads later tokens."""
     advice = f'remixer_t5x.testing.check_sublayer({name})'
     leaks: Any = []
     try:

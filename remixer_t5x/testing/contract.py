@@ -30,8 +30,7 @@ from remixer_t5x import axes
 from remixer_t5x.models.architecture import layer, stack
 from remixer_t5x.testing.fixture import LENGTH, MEMORY, ROWS, SublayerFixture, fast_key, layout_rows
 
-# Maximum difference relative to the largest output. With the fixture's parameters, rounding is far below this value,
-# and the effect of bugs far above.
+# Maximum difference relative to the largest output. Rounding is far below this value, and the effect of bugs far above.
 TOLERANCE = 1e-4
 SHORT = 7
 LAYOUTS = (layer.PreNorm, layer.PostNorm, layer.SandwichNorm, layer.ReZero, layer.Parallel, layer.Serialized)
@@ -237,8 +236,7 @@ def check_beams(fixture: SublayerFixture) -> None:
 def check_bfloat16(fixture: SublayerFixture) -> None:
     """Uses initial parameters, because larger ones make attention so sharp that rounding changes the selected token.
 
-    Individual tokens may differ more, because a norm amplifies rounding if a token's features are almost equal. Over
-    three seeds, the shipped sublayers differ by at most 6% in the norm of all tokens, and by 2% in the median token.
+    Over three seeds, the shipped sublayers differ by at most 6% in the norm of all tokens, and 2% in the median token.
     """
     x, memory, rows = fixture.features(6), fixture.features(7, MEMORY), [[LENGTH]] * ROWS
     params = jax.device_get(nn.unbox(fixture.boxed_params))
