@@ -128,18 +128,12 @@ class _BlockSpecs:
     def __init__(self, plan: Plan, q_axis: int, k_axis: int):
         def q_block(*ids):
             # Programs skip blocks that the causal mask excludes; returning the block already in VMEM avoids a load.
-            return (
-                jnp.maximum(ids[q_axis], plan.first_query_block(ids[k_axis]))
-                if plan.causal and q_axis == 3
-                else ids[q_axis]
-            )
+            first = plan.first_query_block(ids[k_axis]) if plan.causal and q_axis == 3 else 0
+            return jnp.maximum(ids[q_axis], first)
 
         def k_block(*ids):
-            return (
-                jnp.minimum(ids[k_axis], plan.last_key_block(ids[q_axis]))
-                if plan.causal and k_axis == 3
-                else ids[k_axis]
-            )
+            last = plan.last_key_block(ids[q_axis]) if plan.causal and k_axis == 3 else plan.blocks_k
+            return jnp.minimum(ids[k_axis], last)
 
         rows_q = plan.blocks_q * plan.block_q
         self.query = pl.BlockSpec((1, plan.block_q, plan.width), lambda *ids: (ids[1], q_block(*ids), ids[0]))

@@ -4,7 +4,6 @@ A matmul computes the contribution of a block to A; the kernel module computes o
 """
 
 import functools
-from collections.abc import Callable
 from types import ModuleType
 from typing import NamedTuple
 
@@ -16,8 +15,6 @@ from jax.sharding import PartitionSpec
 from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
 from remixer_t5x.kernels.blocks import join_blocks, split_blocks
 from remixer_t5x.kernels.compile_target import batch_and_head_axes, on_each_device
-
-Activation = Callable[[jax.Array], jax.Array]
 
 
 class Tokens(NamedTuple):
@@ -40,10 +37,9 @@ class BlockGradients(NamedTuple):
     start: jax.Array | None  # None if there is no preceding block
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def mix_by_blocks(
     kernel: ModuleType,
-    activation: Activation,
     w_in: jax.Array,
     value: jax.Array,
     w_out: jax.Array,
@@ -54,19 +50,19 @@ def mix_by_blocks(
 
     `kernel` is the module that computes blocks: `token_loop`, `tpu` or `unrolled`. The arrays are those of `Tokens`.
     """
-    return _forward_rule(kernel, activation, w_in, value, w_out, keep, scale)[0]
+    return _forward_rule(kernel, w_in, value, w_out, keep, scale)[0]
 
 
-def _forward_rule(kernel, activation, *arrays):
+def _forward_rule(kernel, *arrays):
     tokens = Tokens(*arrays)
     specs = _partition_specs(tokens)
-    mixed = on_each_device(functools.partial(_forward, kernel, activation), (specs,), specs.value)(tokens)
+    mixed = on_each_device(functools.partial(_forward, kernel), (specs,), specs.value)(tokens)
     return checkpoint_name(mixed, ATTENTION_OUTPUT), tokens
 
 
-def _backward_rule(kernel, activation, tokens, gradient):
+def _backward_rule(kernel, tokens, gradient):
     specs = _partition_specs(tokens)
-    run = on_each_device(functools.partial(_backward, kernel, activation), (specs, specs.value), specs[:3])
+    run = on_each_device(functools.partial(_backward, kernel), (specs, specs.value), specs[:3])
     return *run(tokens, gradient), None, None
 
 
@@ -80,26 +76,26 @@ def _partition_specs(tokens: Tokens) -> Tokens:
     return Tokens(*(None if array is None else spec for array, spec in zip(tokens, specs, strict=True)))
 
 
-def _forward(kernel: ModuleType, activation: Activation, tokens: Tokens) -> jax.Array:
+def _forward(kernel: ModuleType, tokens: Tokens) -> jax.Array:
     length, block = tokens.value.shape[1], kernel.block_length(tokens.w_in, tokens.value)
     if block == length:
-        return kernel.forward(activation, tokens, None)
+        return kernel.forward(tokens, None)
 
     def mix_block(start, tokens):
-        return _add_block(start, tokens), kernel.forward(activation, tokens, start)
+        return _add_block(start, tokens), kernel.forward(tokens, start)
 
     _, mixed = jax.lax.scan(mix_block, initial_state(tokens), split_blocks(tokens, block))
     return join_blocks(mixed, length)
 
 
-def _backward(kernel: ModuleType, activation: Activation, tokens: Tokens, gradient: jax.Array) -> tuple[jax.Array, ...]:
+def _backward(kernel: ModuleType, tokens: Tokens, gradient: jax.Array) -> tuple[jax.Array, ...]:
     length, block = tokens.value.shape[1], kernel.block_length(tokens.w_in, tokens.value)
     if block == length:
-        return tuple(kernel.backward(activation, tokens, None, None, gradient)[:3])
+        return tuple(kernel.backward(tokens, None, None, gradient)[:3])
 
     def block_gradients(later, inputs):
         tokens, start, gradient = inputs
-        *gradients, later = kernel.backward(activation, tokens, start, later, gradient)
+        *gradients, later = kernel.backward(tokens, start, later, gradient)
         return later, gradients
 
     zeros, blocks = initial_state(tokens), split_blocks(tokens, block)

@@ -7,7 +7,7 @@ accumulating, A is recomputed at the end of each example and block.
 import jax
 import jax.numpy as jnp
 
-from remixer_t5x.kernels.running_token_mlp.block_loop import Activation, BlockGradients, Tokens, initial_state
+from remixer_t5x.kernels.running_token_mlp.block_loop import BlockGradients, Tokens, initial_state
 
 
 def add_token(hidden: jax.Array, w_in: jax.Array, value: jax.Array) -> jax.Array:
@@ -15,9 +15,9 @@ def add_token(hidden: jax.Array, w_in: jax.Array, value: jax.Array) -> jax.Array
     return hidden + _outer_product(w_in.astype(jnp.float32), value.astype(jnp.float32))
 
 
-def compute_output(activation: Activation, w_out: jax.Array, hidden: jax.Array, scale: jax.Array | None) -> jax.Array:
-    """Computes the output of a token, `w_out . f(scale A)`, [batch, heads, features]."""
-    units = activation(hidden if scale is None else hidden * _expand_per_row(scale)).astype(w_out.dtype)
+def compute_output(w_out: jax.Array, hidden: jax.Array, scale: jax.Array | None) -> jax.Array:
+    """Computes the output of a token, `w_out . gelu(scale A)`, [batch, heads, features]."""
+    units = jax.nn.gelu(hidden if scale is None else hidden * _expand_per_row(scale)).astype(w_out.dtype)
     return jnp.einsum('bhk,bhkf->bhf', w_out, units)
 
 
@@ -27,21 +27,19 @@ def block_length(w_in: jax.Array, value: jax.Array) -> int:
     return -(-length // -(-length // hidden))
 
 
-def forward(activation: Activation, tokens: Tokens, start: jax.Array | None) -> jax.Array:
+def forward(tokens: Tokens, start: jax.Array | None) -> jax.Array:
     """Computes the outputs of a block; see `tpu.forward`."""
 
     def mix_token(hidden: jax.Array, token: Tokens) -> tuple[jax.Array, jax.Array]:
         hidden = add_token(_reset_state(hidden, token.keep), token.w_in, token.value)
-        return hidden, compute_output(activation, token.w_out, hidden, token.scale)
+        return hidden, compute_output(token.w_out, hidden, token.scale)
 
     first = initial_state(tokens) if start is None else start
     _, mixed = jax.lax.scan(mix_token, first, jax.tree.map(_swap_axes, tokens))
     return _swap_axes(mixed).astype(tokens.value.dtype)
 
 
-def backward(
-    activation: Activation, tokens: Tokens, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array
-) -> BlockGradients:
+def backward(tokens: Tokens, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array) -> BlockGradients:
     """Computes the gradients of a block; see `tpu.backward`."""
     first = initial_state(tokens) if start is None else start
     index = jnp.arange(tokens.value.shape[1])
@@ -61,7 +59,7 @@ def backward(
     def token_gradients(carry, inputs):
         (hidden, later), (position, token, gradient) = carry, inputs
         scale = 1.0 if token.scale is None else _expand_per_row(token.scale)
-        units, pull_back = jax.vjp(lambda hidden: activation(hidden * scale), hidden)
+        units, pull_back = jax.vjp(lambda hidden: jax.nn.gelu(hidden * scale), hidden)
         grad_w_out = jnp.einsum('bhkf,bhf->bhk', units, gradient)
         later = later + pull_back(_outer_product(token.w_out, gradient))[0]
         grad_w_in = jnp.einsum('bhkf,bhf->bhk', later, token.value)

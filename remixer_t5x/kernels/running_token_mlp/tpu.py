@@ -5,7 +5,6 @@ sums over features and hidden units are additions of registers instead of reduct
 transposed, so that their last axis combines rows and heads.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -58,7 +57,7 @@ class _Operands(NamedTuple):
     start: Any  # [hidden, features, lanes] float32
 
 
-def forward(activation, tokens: Tokens, start: jax.Array | None) -> jax.Array:
+def forward(tokens: Tokens, start: jax.Array | None) -> jax.Array:
     """Computes the outputs of a block, [batch, tokens, heads, features], in value's dtype.
 
     `start` is the state A before the block, or None for zeros.
@@ -66,7 +65,7 @@ def forward(activation, tokens: Tokens, start: jax.Array | None) -> jax.Array:
     operands = _build_operands(tokens, start)
     plan = _Plan(operands)
     mixed = pl.pallas_call(
-        functools.partial(_forward_kernel, activation),
+        _forward_kernel,
         grid=plan.grid,
         in_specs=[plan.specs(operands)],
         out_specs=plan.by_feature,
@@ -78,13 +77,10 @@ def forward(activation, tokens: Tokens, start: jax.Array | None) -> jax.Array:
     return _from_lanes(mixed, _FEATURE_AXES, tokens.value)
 
 
-def backward(
-    activation, tokens: Tokens, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array
-) -> BlockGradients:
+def backward(tokens: Tokens, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array) -> BlockGradients:
     """Computes the gradients of a block.
 
     Args:
-        activation: elementwise activation of the hidden units.
         tokens: the tokens of the block.
         start: the state A before the block, or None for zeros.
         later: gradient with respect to A after the block; None if `start` is None.
@@ -101,7 +97,7 @@ def backward(
         for array, dtype in zip((*operands[:3], operands.start), dtypes, strict=True)
     ]
     w_in_gradient, value_gradient, w_out_gradient, start_gradient = pl.pallas_call(
-        functools.partial(_backward_kernel, activation),
+        _backward_kernel,
         grid=plan.grid,
         in_specs=[plan.specs(operands), state, plan.by_feature],
         out_specs=[plan.by_unit, plan.by_feature, plan.by_unit, state],
@@ -153,7 +149,7 @@ class _Plan:
         }
 
 
-def _forward_kernel(activation, operands: _Operands, mixed_ref, w_in_rows, w_out_rows):
+def _forward_kernel(operands: _Operands, mixed_ref, w_in_rows, w_out_rows):
     @pl.when(pl.program_id(1) == 0)
     def initialize_output():
         mixed_ref[...] = jnp.zeros_like(mixed_ref)
@@ -164,7 +160,7 @@ def _forward_kernel(activation, operands: _Operands, mixed_ref, w_in_rows, w_out
         def add_token(token, hidden):
             row = pl.ds(token, 1)
             hidden = _add_token(operands, w_in_rows, hidden, token)
-            mixed_ref[token] += w_out_rows[row] * activation(_apply_scale(operands, hidden, row))
+            mixed_ref[token] += w_out_rows[row] * jax.nn.gelu(_apply_scale(operands, hidden, row))
             return hidden
 
         jax.lax.fori_loop(0, operands.value.shape[0], add_token, first)
@@ -174,7 +170,6 @@ def _forward_kernel(activation, operands: _Operands, mixed_ref, w_in_rows, w_out
 
 
 def _backward_kernel(
-    activation,
     operands: _Operands,
     later_ref,
     gradient_ref,
@@ -205,7 +200,7 @@ def _backward_kernel(
             token = length - 1 - back
             row = pl.ds(token, 1)
             gradient = gradient_ref[token].astype(_FLOAT32)
-            units, pull_back = jax.vjp(lambda hidden: activation(_apply_scale(operands, hidden, row)), states[token])
+            units, pull_back = jax.vjp(lambda hidden: jax.nn.gelu(_apply_scale(operands, hidden, row)), states[token])
             w_out_gradient_rows[row] = jnp.sum(units * gradient, axis=0, keepdims=True)
             later = later + pull_back(w_out_rows[row] * gradient)[0]
             w_in_gradient_rows[row] = jnp.sum(later * operands.value[token].astype(_FLOAT32), axis=0, keepdims=True)

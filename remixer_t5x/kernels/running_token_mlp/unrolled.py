@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from remixer_t5x.kernels.blocks import join_blocks, split_blocks
 from remixer_t5x.kernels.gelu import sigmoid_gelu, sigmoid_gelu_and_slope
-from remixer_t5x.kernels.running_token_mlp.block_loop import Activation, BlockGradients, Tokens, initial_state
+from remixer_t5x.kernels.running_token_mlp.block_loop import BlockGradients, Tokens, initial_state
 
 # Number of tokens in a segment. With more tokens, XLA:GPU would write intermediate values of A to memory.
 _SEGMENT_LENGTH = 5
@@ -26,21 +26,21 @@ def block_length(w_in: jax.Array, value: jax.Array) -> int:
     return length if blocks == 1 else -(-length // (blocks * _SEGMENT_LENGTH)) * _SEGMENT_LENGTH
 
 
-def forward(activation: Activation, tokens: Tokens, start: jax.Array | None) -> jax.Array:
+def forward(tokens: Tokens, start: jax.Array | None) -> jax.Array:
     """Computes the outputs of a block; see `tpu.forward`."""
-    function, segments = _fast_activation(activation), split_blocks(tokens, _SEGMENT_LENGTH)
+    segments = split_blocks(tokens, _SEGMENT_LENGTH)
     # Transpose A, because XLA can fuse more sums over the last axis than over other axes.
     starts = _states_before_segments('nbhfk', tokens, start)
     states = _states_after_tokens(segments.value, segments.w_in, segments, starts)
-    mixed = [jnp.sum(function(state) * _token_columns(segments.w_out, t), axis=-1) for t, state in enumerate(states)]
+    mixed = [
+        jnp.sum(sigmoid_gelu(state) * _token_columns(segments.w_out, t), axis=-1) for t, state in enumerate(states)
+    ]
     return join_blocks(jnp.stack(mixed, axis=2), tokens.value.shape[1]).astype(tokens.value.dtype)
 
 
-def backward(
-    activation: Activation, tokens: Tokens, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array
-) -> BlockGradients:
+def backward(tokens: Tokens, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array) -> BlockGradients:
     """Computes the gradients of a block; see `tpu.backward`."""
-    function, length, dtype = _fast_activation(activation), tokens.value.shape[1], tokens.value.dtype
+    length, dtype = tokens.value.shape[1], tokens.value.dtype
 
     def split_state(state: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Splits `state` into two arrays in the dtype of the tokens, whose sum has twice the precision."""
@@ -56,10 +56,10 @@ def backward(
         later = join_state(*parts)
         start = jax.lax.dynamic_index_in_dim(starts, index, axis=3, keepdims=False)
         states = [*enumerate(_states_after_tokens(tokens.w_in, tokens.value, tokens, start))]
-        w_out_gradient = [jnp.sum(function(state) * _token_columns(gradient, t), axis=-1) for t, state in states]
+        w_out_gradient = [jnp.sum(sigmoid_gelu(state) * _token_columns(gradient, t), axis=-1) for t, state in states]
         state_gradients = []
         for t, state in reversed(states):
-            slope = _activation_slope(activation, state) * _token_factor(tokens.scale, t)
+            slope = sigmoid_gelu_and_slope(state)[1] * _token_factor(tokens.scale, t)
             later = later + slope * _token_rows(tokens.w_out, t) * _token_columns(gradient, t)
             state_gradients.append(later.astype(dtype))
             later = later * _token_factor(tokens.keep, t)
@@ -123,17 +123,6 @@ def _states_after_tokens(rows: jax.Array, columns: jax.Array, tokens: Tokens, st
         state = state * _token_factor(tokens.keep, t) + _token_rows(rows, t) * _token_columns(columns, t)
         scaled.append(state * _token_factor(tokens.scale, t))
     return scaled
-
-
-def _fast_activation(activation: Activation) -> Activation:
-    """Replaces GELU by a form with a single exponential, because tanh is more expensive on GPUs."""
-    return sigmoid_gelu if activation is jax.nn.gelu else activation
-
-
-def _activation_slope(activation: Activation, x: jax.Array) -> jax.Array:
-    if activation is jax.nn.gelu:
-        return sigmoid_gelu_and_slope(x)[1]
-    return jax.jvp(activation, (x,), (jnp.ones_like(x),))[1]
 
 
 def _token_rows(array: jax.Array, t: int) -> jax.Array:

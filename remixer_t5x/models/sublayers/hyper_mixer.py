@@ -162,9 +162,7 @@ class HyperMixer(_HyperMixerBase):
             state = self.variable('cache', 'hidden', _initial_state, w_in, value, ctx)
             if ctx.step is not None:
                 state.value = add_token(state.value, w_in[:, 0], value[:, 0])
-                return compute_output(nn.gelu, w_out[:, 0], state.value, None if scale is None else scale[:, 0])[
-                    :, None
-                ]
+                return compute_output(w_out[:, 0], state.value, None if scale is None else scale[:, 0])[:, None]
         mixed = mix_through_running_hidden(w_in, value, w_out, ctx.segment_ids, packed=ctx.packed, hidden_scale=scale)
         if ctx.prefix is None:
             return mixed
