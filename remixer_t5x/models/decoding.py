@@ -6,7 +6,7 @@ A decoder is a frozen dataclass that implements `(generation, rng) -> Decoded`: 
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -85,10 +85,8 @@ class Generation:
         return jnp.repeat(self.prompt, rows_per_sequence, axis=0)
 
 
-class Decoder(Protocol):
-    """Interface of decoders, which generate token sequences. Only sampling decoders use the PRNG key `rng`."""
-
-    def __call__(self, generation: Generation, rng: jax.Array | None = None) -> Decoded: ...
+# Function (generation, rng) -> Decoded; only sampling decoders use the PRNG key `rng`.
+Decoder = Callable[[Generation, jax.Array | None], Decoded]
 
 
 class DecodingState(NamedTuple):
@@ -182,21 +180,6 @@ def log_probability(logits: jax.Array, tokens: jax.Array) -> jax.Array:
     """Returns the log-probabilities of tokens [rows] under logits [rows, vocab]."""
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
     return chosen - jax.nn.logsumexp(logits, axis=-1)
-
-
-def score_choices(generation: Generation, choices: jax.Array) -> jax.Array:
-    """Returns the log-probability of each choice, [batch, choices] float32; see `GenerativeModel.score_choices`."""
-    batch, count, length = choices.shape
-
-    def body(carry, tokens):
-        previous, cache = carry
-        logits, cache = generation.step(previous, cache)
-        return (tokens, cache), jnp.where(tokens > 0, log_probability(logits, tokens), 0.0)
-
-    by_position = jnp.moveaxis(choices.reshape(batch * count, length), 1, 0)
-    start = (generation.first_tokens(count), generation.allocate(count))
-    _, scores = jax.lax.scan(body, start, by_position)
-    return jnp.sum(scores, axis=0).reshape(batch, count)
 
 
 def cast_kernels(dtype: jnp.dtype, params: Any) -> Any:

@@ -68,7 +68,18 @@ class GenerativeModel(Model):
             choices: token ids [batch, choices, length] int32. Each choice ends with its end token and is padded with
                 0; a choice that contains only padding has the score 0.
         """
-        return decoding.score_choices(self._encode_for_generation(params, inputs, choices.shape[2]), choices)
+        batch, count, length = choices.shape
+        generation = self._encode_for_generation(params, inputs, length)
+
+        def body(carry, tokens):
+            previous, cache = carry
+            logits, cache = generation.step(previous, cache)
+            return (tokens, cache), jnp.where(tokens > 0, decoding.log_probability(logits, tokens), 0.0)
+
+        by_position = jnp.moveaxis(choices.reshape(batch * count, length), 1, 0)
+        start = (generation.first_tokens(count), generation.allocate(count))
+        _, scores = jax.lax.scan(body, start, by_position)
+        return jnp.sum(scores, axis=0).reshape(batch, count)
 
     def predict(
         self,

@@ -4,8 +4,8 @@ Logits of forbidden tokens are set to -inf. In beam search, processors modify lo
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,21 +14,10 @@ import numpy as np
 from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 
-
-class LogitsProcessor(Protocol):
-    """Interface of functions that modify the logits of the next token.
-
-    Args:
-        logits: [rows, vocab] float32; a row is a sample or a beam.
-        tokens: [rows, length] int32, the start token (id 0), the prompt of a decoder-only model and the generated
-            tokens, left-padded with -1.
-        step: int32 scalar, the number of generated tokens.
-
-    Returns:
-        The modified logits, [rows, vocab] float32.
-    """
-
-    def __call__(self, logits: jax.Array, tokens: jax.Array, step: jax.Array) -> jax.Array: ...
+# Function (logits, tokens, step) -> modified logits [rows, vocab] float32; a row is a sample or a beam. `tokens` [rows,
+# length] are the start token (id 0), the prompt of a decoder-only model and the generated tokens, left-padded with -1.
+# `step` is the number of generated tokens.
+LogitsProcessor = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,12 +39,7 @@ class Lora:
 
     def __post_init__(self) -> None:
         ranges.check_fields(self, modules='LORA', rank='LORA_RANK')
-        try:
-            re.compile(self.modules)
-        except (re.error, TypeError) as error:
-            raise UserError(
-                f'LORA must be a valid regular expression, got {self.modules!r} ({error}); for example, use query|value'
-            ) from error
+        check_pattern('LORA', self.modules, 'query|value')
 
     def init(self, init_base: Callable[[], Params], rng: jax.Array) -> Params:
         """Returns the boxed parameters computed by `init_base`, with A and B added to each adapted layer.
@@ -75,6 +70,15 @@ class Lora:
             params[f'{name}/{LORA_IN}'] = nn.LogicallyPartitioned(first, (*stacked_axes, *first_axes))
             params[f'{name}/{LORA_OUT}'] = nn.LogicallyPartitioned(second, (*stacked_axes, *second_axes))
         return traverse_util.unflatten_dict(params, sep='/')
+
+
+def check_pattern(setting: str, pattern: str, example: str) -> None:
+    """Raises UserError if `pattern`, the value of a setting, is not a valid regular expression."""
+    try:
+        re.compile(pattern)
+    except (re.error, TypeError) as error:
+        message = f'{setting} must be a regular expression, got {pattern!r} ({error})'
+        raise UserError(f'{message}; for example, set {setting} = {example!r}') from error
 
 
 def with_adapters(model: Any, modules: str | None = None, rank: ranges.Count = 8) -> Any:

@@ -44,10 +44,8 @@ class MaskedLM(Model):
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
         """Returns the loss summed over the tokens to predict, and sums of metrics."""
-        hidden, (targets, weights) = (
-            self._compute_hidden(params, batch, dropout_rng),
-            targets_and_weights(batch, 'encoder'),
-        )
+        hidden = self._compute_hidden(params, batch, dropout_rng)
+        targets, weights = targets_and_weights(batch, 'encoder')
 
         def compute_loss(hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> tuple[jax.Array, MetricSums]:
             return self.loss_function(*self._output_projection(params, hidden), targets, weights)

@@ -114,9 +114,6 @@ def params_from_saved(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         for prefix in (PARAMS, _AVERAGES, _ITERATES)
     )
     if iterates:
-        averages = jax.jit(_schedule_free_average)({name: params[name] for name in iterates}, iterates, arrays[_B1])
+        average = jax.jit(lambda y, z, b1: jax.tree.map(lambda yi, zi: (yi - (1.0 - b1) * zi) / b1, y, z))
+        averages = average({name: params[name] for name in iterates}, iterates, arrays[_B1])
     return params | averages
-
-
-def _schedule_free_average(y: Any, z: Any, b1: jax.Array) -> Any:
-    return jax.tree.map(lambda yi, zi: (yi - (1.0 - b1) * zi) / b1, y, z)

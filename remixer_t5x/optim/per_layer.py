@@ -51,7 +51,11 @@ def per_layer(inner: optax.GradientTransformation, logical_axes: Any) -> optax.G
             group_updates = _mask_other_groups(updates, lengths, length)
             result, new_state[group] = update_group(group_updates, state[group], members)
             results.append(result)
-        return jax.tree.map(_get_unmasked, lengths, *results), new_state
+
+        def get_unmasked(_, *leaves):
+            return next(leaf for leaf in leaves if not isinstance(leaf, optax.MaskedNode))
+
+        return jax.tree.map(get_unmasked, lengths, *results), new_state
 
     return optax.GradientTransformation(init, update)
 
@@ -63,10 +67,6 @@ def _group_name(length: int) -> str:
 def _mask_other_groups(tree: Any, lengths: Any, length: int) -> Any:
     """Replaces the leaves of other groups with `optax.MaskedNode`, which preserves the structure of the tree."""
     return jax.tree.map(lambda layers, leaf: leaf if layers == length else optax.MaskedNode(), lengths, tree)
-
-
-def _get_unmasked(_: int, *leaves: Any) -> Any:
-    return next(leaf for leaf in leaves if not isinstance(leaf, optax.MaskedNode))
 
 
 def _state_axes(inner: optax.GradientTransformation, members: Any) -> Any:

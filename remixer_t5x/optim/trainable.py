@@ -14,6 +14,7 @@ from flax import traverse_util
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.layers.dense import LORA_IN, LORA_OUT
+from remixer_t5x.models.lora import check_pattern
 from remixer_t5x.optim.optimizer import Optimizer, as_optimizer
 
 Tree = Any
@@ -30,7 +31,7 @@ def only(optimizer: Any, trainable: str | None = None, lora: str | None = None) 
     pattern = LORA_MATRICES if trainable is None and lora is not None else trainable
     if pattern is None:
         return optimizer
-    compile_pattern(pattern)
+    check_pattern('TRAINABLE', pattern, 'encoder/.*/kernel')
 
     def make_transformation(logical_axes: Any) -> optax.GradientTransformation:
         inner = optimizer.make(split_params(logical_axes, pattern)[0])
@@ -54,17 +55,6 @@ def only(optimizer: Any, trainable: str | None = None, lora: str | None = None) 
     )
 
 
-def compile_pattern(trainable: str) -> re.Pattern[str]:
-    """Compiles the regular expression `trainable`; raises UserError if the expression is invalid."""
-    try:
-        return re.compile(trainable)
-    except (re.error, TypeError) as error:
-        raise UserError(
-            f"TRAINABLE must be a regular expression, such as 'encoder/.*/kernel', got {trainable!r} ({error}); "
-            'pass --gin.TRAINABLE=remixer'
-        ) from error
-
-
 def split_params(params: Tree, trainable: str | None) -> tuple[Tree, Tree]:
     """Splits parameters into trained and frozen ones; all parameters are trained if `trainable` is None.
 
@@ -72,7 +62,7 @@ def split_params(params: Tree, trainable: str | None) -> tuple[Tree, Tree]:
     """
     if trainable is None:
         return params, {}
-    pattern, flat = compile_pattern(trainable), traverse_util.flatten_dict(params, sep='/')
+    pattern, flat = re.compile(trainable), traverse_util.flatten_dict(params, sep='/')
     trained = {name: leaf for name, leaf in flat.items() if pattern.search(name)}
     if not trained:
         raise UserError(

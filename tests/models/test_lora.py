@@ -134,7 +134,7 @@ def test_each_group_of_a_grouped_layer_has_an_adapter():
 @pytest.mark.parametrize(
     ('modules', 'rank', 'message'),
     [('qery', 2, "LORA must match the name of a dense layer, got 'qery'; .*self_attention/query"),
-     ('(', 2, r"LORA must be a valid regular expression, got '\('"), ('query', 0, 'LORA_RANK .* 0')],
+     ('(', 2, r"LORA must be a regular expression, got '\('"), ('query', 0, 'LORA_RANK .* 0')],
 )  # fmt: skip
 def test_invalid_settings_raise(base_model, modules, rank, message):
     with pytest.raises(UserError, match=message):

@@ -18,7 +18,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.attention.formula import cap_logits
 from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.layers.dense import Dense
-from remixer_t5x.models.layers.embedding import Embed, output_scale
+from remixer_t5x.models.layers.embedding import Embed, scale_output
 
 
 def parse_dtype(name: str) -> jnp.dtype:
@@ -146,6 +146,4 @@ class EncoderDecoder(nn.Module):
         if self.begin_id:
             decoder_input_tokens = jnp.where(decoder_input_tokens == 0, self.begin_id, decoder_input_tokens)
         hidden = self.decoder(self._decoder_embedder()(decoder_input_tokens), ctx, max_decode_length)
-        base = self.base_embed_dim if self.tied else None
-        scale = output_scale(self.embed_dim, self.scaled_output, base)
-        return hidden if scale == 1.0 else hidden * scale
+        return scale_output(hidden, self.scaled_output, self.base_embed_dim if self.tied else None)

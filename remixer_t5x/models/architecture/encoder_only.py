@@ -20,7 +20,7 @@ from remixer_t5x.context import SequenceContext, describe_tokens
 from remixer_t5x.models.architecture.encoder_decoder import parse_dtype
 from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.layers.dense import Dense
-from remixer_t5x.models.layers.embedding import Embed, output_scale
+from remixer_t5x.models.layers.embedding import Embed, scale_output
 from remixer_t5x.models.layers.norms import LayerNorm
 from remixer_t5x.models.layers.positions import LearnedPositions
 
@@ -97,9 +97,8 @@ class EncoderOnly(nn.Module):
 
     def output_hidden(self, hidden: jax.Array) -> jax.Array:
         """Applies the head to the encoder output; returns the input of the output projection, [..., embed]."""
-        scale = output_scale(self.embed_dim, self.head_layer is None, self.base_embed_dim)
         hidden = hidden if self.head_layer is None else self.head(hidden)
-        return hidden if scale == 1.0 else hidden * scale
+        return scale_output(hidden, self.head_layer is None, self.base_embed_dim)
 
     @nn.nowrap
     def output_kernel(self, params: Mapping[str, Any]) -> jax.Array:

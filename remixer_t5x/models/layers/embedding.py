@@ -50,10 +50,13 @@ class Embed(nn.Module):
         return x @ self.embedding.astype(x.dtype).T
 
 
-def output_scale(width: int, scaled: bool, base_width: int | None) -> float:
-    """Returns the factor for the input of a tied output projection: T5's `width ** -0.5` if `scaled`, otherwise 1.
+def scale_output(hidden: jax.Array, scaled: bool, base_width: int | None) -> jax.Array:
+    """Multiplies the input of a tied output projection, [..., width], by T5's `width ** -0.5` if `scaled`.
 
     If muP's base width is set (`optim.mup`), the logits have the same scale as with this width.
     """
+    width = hidden.shape[-1]
     scale = width**-0.5 if scaled else 1.0
-    return scale if base_width is None else scale * (base_width / width) ** (0.5 if scaled else 1.0)
+    if base_width is not None:
+        scale *= (base_width / width) ** (0.5 if scaled else 1.0)
+    return hidden if scale == 1.0 else hidden * scale
