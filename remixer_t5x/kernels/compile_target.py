@@ -25,7 +25,7 @@ class _CompileTarget(NamedTuple):
 
 
 _DEFAULT_TARGET = _CompileTarget()
-_TARGET: contextvars.ContextVar[_CompileTarget] = contextvars.ContextVar('compile_target', default=_DEFAULT_TARGET)
+_TARGET = contextvars.ContextVar('compile_target', default=_DEFAULT_TARGET)
 
 
 @contextlib.contextmanager

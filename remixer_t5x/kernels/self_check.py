@@ -40,7 +40,6 @@ class KernelCheck:
         call: description of the call for messages: lengths, heads and flags.
         run, formula: the kernel and its plain-JAX implementation, functions of the operands.
         operands: trees of `jax.ShapeDtypeStruct`. Integer arrays are segment ids, [ROWS, length].
-        packed: whether rows may contain more than one example.
     """
 
     kernel: str
@@ -48,7 +47,6 @@ class KernelCheck:
     run: Callable[..., jax.Array]
     formula: Callable[..., jax.Array]
     operands: tuple[Any, ...]
-    packed: bool
 
     dtype = property(lambda self: str(jax.tree.leaves(self.operands)[0].dtype))
     key = property(lambda self: repr((self.kernel, self.call, self.operands)))
@@ -71,7 +69,7 @@ class KernelVerdict(NamedTuple):
         return f'failed its self-check ({check.dtype}, {check.call}): {reason}'
 
 
-def check_shapes(tree: Any, rows: int | None = None) -> Any:
+def operand_shapes(tree: Any, rows: int | None = None) -> Any:
     """Returns the shape and dtype of each array in a tree; if `rows` is set, it replaces the size of the first axis."""
 
     def shape(array: jax.Array) -> jax.ShapeDtypeStruct:
@@ -171,32 +169,26 @@ def compute_difference(check: KernelCheck) -> float:
 
 def _value_and_gradients(function: Callable[..., jax.Array], operands: Any, direction: Any) -> list[jax.Array]:
     """Returns the output of `function` and the gradients of its product with `direction` for all float operands."""
-    leaves, tree = jax.tree.flatten(operands)
-    float_indices = [index for index, leaf in enumerate(leaves) if _is_float(leaf)]
-
-    def apply_to_floats(*floats: jax.Array) -> jax.Array:
-        replaced = dict(zip(float_indices, floats, strict=True))
-        return function(*tree.unflatten([replaced.get(index, leaf) for index, leaf in enumerate(leaves)]))
 
     @jax.jit
-    def compute(*floats: jax.Array) -> list[jax.Array]:
-        result, pull_back = jax.vjp(apply_to_floats, *floats)
-        return [result, *pull_back(direction.astype(result.dtype))]
+    def compute(*operands: Any) -> list[jax.Array]:
+        result, pull_back = jax.vjp(function, *operands)
+        gradients = jax.tree.leaves(pull_back(direction.astype(result.dtype)))
+        return [result, *(gradient for gradient in gradients if gradient.dtype != jax.dtypes.float0)]
 
-    return compute(*(leaves[index] for index in float_indices))
+    return compute(*operands)
 
 
 def _random_operands(check: KernelCheck) -> Any:
-    """Returns normally distributed arrays, and segment ids for one full row and one row with padding."""
+    """Returns normally distributed arrays, and segment ids of three examples in a full row and in a padded row."""
     rng = np.random.default_rng(0)
-    examples = 3 if check.packed else 1
 
     def draw_array(leaf: jax.ShapeDtypeStruct) -> jax.Array:
         if _is_float(leaf):
             return jnp.asarray(0.5 * rng.standard_normal(leaf.shape), leaf.dtype)
         length = leaf.shape[1]
         index, used = np.arange(length), np.array([[length], [length - length // 4]])
-        return jnp.asarray(np.where(index < used, index * examples // used + 1, 0), leaf.dtype)
+        return jnp.asarray(np.where(index < used, index * 3 // used + 1, 0), leaf.dtype)
 
     return jax.tree.map(draw_array, check.operands)
 

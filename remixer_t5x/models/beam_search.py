@@ -47,14 +47,9 @@ def until_settled(
 ) -> jax.Array:
     """Continues the search until no live beam can beat the worst finished sequence at any length, as in T5X.
 
-    Equivalent to Hugging Face's `early_stopping='never'`. The penalty must be monotone in length.
-
-    Args:
-        live: [batch], the sum of log-probabilities of the best live beam.
-        finished: [batch], worst score of the finished sequences; -inf if fewer than `beams` sequences are finished.
-
-    Returns:
-        [batch] bool, whether to continue the search.
+    Equivalent to Hugging Face's `early_stopping='never'`; the penalty must be monotone in length. `live` [batch] is the
+    sum of log-probabilities of the best live beam, and `finished` [batch] the worst score of the finished sequences, or
+    -inf if fewer than `beams` sequences are finished. Returns [batch] bool, whether to continue.
     """
     return jnp.maximum(live / penalty(max_length), live / penalty(length)) > finished
 

@@ -55,4 +55,4 @@ def kills_its_process(*_):
 def check(attend):
     shape = jax.ShapeDtypeStruct((2, 8, 1, 4), 'float32')
     visibility = Visibility(None, jax.ShapeDtypeStruct((2, 8), 'int32'))
-    return self_check.KernelCheck('test', '8 tokens', attend, correct, (shape, shape, shape, visibility, None), False)
+    return self_check.KernelCheck('test', '8 tokens', attend, correct, (shape, shape, shape, visibility, None))

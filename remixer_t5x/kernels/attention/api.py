@@ -86,8 +86,11 @@ def _build_check(
     if visibility.window is not None:
         call += f', a window of {visibility.window}'
         run, formula = (functools.partial(_mask_queries_without_keys, attend) for attend in (run, formula))
-    operands = *self_check.check_shapes((query, key, key, visibility), self_check.ROWS), self_check.check_shapes(bias)
-    return self_check.KernelCheck(name, call, run, formula, operands, packed)
+    operands = (
+        *self_check.operand_shapes((query, key, key, visibility), self_check.ROWS),
+        self_check.operand_shapes(bias),
+    )
+    return self_check.KernelCheck(name, call, run, formula, operands)
 
 
 def _mask_queries_without_keys(attend, query, key, value, visibility, bias):

@@ -30,9 +30,8 @@ def mix_through_running_hidden(
     """Mixes each token with the preceding tokens of its example through hidden units.
 
     Args:
-        w_in: [batch, length, heads, hidden], input weights of each token; ignored at padding.
+        w_in, w_out: [batch, length, heads, hidden], input and output weights of each token; w_in is ignored at padding.
         value: [batch, length, heads, features], values of each token; ignored at padding.
-        w_out: [batch, length, heads, hidden], output weights of each token.
         ids: [batch, length] int32, the example id of each token, starting with 1; 0 is padding.
         packed: whether rows may contain more than one example.
         hidden_scale: [batch, length] float32, factor c_t of each token, treated as a constant; None for 1.
@@ -69,6 +68,5 @@ def _build_check(packed: bool, w_in, value, w_out, ids, scale) -> self_check.Ker
         f'{length} tokens, {heads} heads of {hidden} units and {value.shape[-1]} features{", packed" * packed}',
         functools.partial(_mix_with_kernel, tpu, packed),
         functools.partial(_mix_with_kernel, token_loop, packed),
-        self_check.check_shapes((w_in, value, w_out, ids, scale), self_check.ROWS),
-        packed,
+        self_check.operand_shapes((w_in, value, w_out, ids, scale), self_check.ROWS),
     )

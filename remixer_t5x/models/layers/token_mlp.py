@@ -36,11 +36,10 @@ def mix_through_hidden(
         w_in: [batch, n, heads, hidden], weights of the input tokens; must be finite at padding unless `packed`.
         value: [batch, n, heads, features], values of the input tokens.
         w_out: [batch, m, heads, hidden], weights of the output tokens.
-        ids_in: [batch, n] int32, example ids of the input tokens, starting with 1; 0 is padding.
-        ids_out: [batch, m] int32, example ids of the output tokens.
+        ids_in, ids_out: [batch, n] and [batch, m] int32, example ids starting with 1; 0 is padding.
         packed: whether rows may contain more than one example.
-        hidden_bias: [heads, hidden], bias added before the activation, or None.
-        activation: elementwise activation f; the default is the tanh approximation of GELU.
+        hidden_bias: [heads, hidden], or None.
+        activation: elementwise function f; the default is the tanh approximation of GELU.
 
     Returns:
         [batch, m, heads, features] in value's dtype; the hidden units are summed in float32.

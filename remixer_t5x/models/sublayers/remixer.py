@@ -209,7 +209,7 @@ class LearnedMixing(nn.Module):
         """
         is_token = ctx.is_token.astype(jnp.float32)
         scale = _safe_inverse(jnp.einsum('qk,bk->bq', weights, is_token))
-        weights = self._drop_weights(weights, ctx)
+        weights = nn.Dropout(self.dropout_rate)(weights, deterministic=ctx.deterministic)
         if target_platform() == 'gpu':
             # With one matmul for the whole batch, XLA:GPU would transpose X' and S, which are larger than W.
             row_weights = weights * (is_token[:, None, :] * scale[:, :, None])
@@ -223,8 +223,8 @@ class LearnedMixing(nn.Module):
         placed = gather_by_positions(weights, ctx.positions) if ctx.packed else weights
         weights = jnp.where(visible_in_sequence(ctx).mask()[:, 0], placed, 0).astype(jnp.float32)
         weights = weights * _safe_inverse(jnp.sum(weights, axis=-1, keepdims=True))
-        weights = self._drop_weights(weights, ctx).astype(hidden.dtype)
-        return jnp.einsum('bqk,bkf->bqf', weights, hidden)
+        weights = nn.Dropout(self.dropout_rate)(weights, deterministic=ctx.deterministic)
+        return jnp.einsum('bqk,bkf->bqf', weights.astype(hidden.dtype), hidden)
 
     def _mix_step(self, logits: jax.Array, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
         """Computes S for the token at `ctx.step` from the cached X' of all tokens up to it."""
@@ -232,11 +232,6 @@ class LearnedMixing(nn.Module):
         rows = jnp.where(cache.visible_positions(logits.shape[1], ctx), jnp.take(logits, step, axis=0), -jnp.inf)
         equation = 'bk,bkf->bf' if step.ndim else 'k,bkf->bf'
         return jnp.einsum(equation, jax.nn.softmax(rows).astype(hidden.dtype), hidden)[:, None]
-
-    def _drop_weights(self, weights: jax.Array, ctx: SequenceContext) -> jax.Array:
-        if self.dropout_rate == 0.0 or ctx.deterministic:
-            return weights
-        return nn.Dropout(self.dropout_rate, deterministic=False)(weights)
 
 
 def _safe_inverse(total: jax.Array) -> jax.Array:
