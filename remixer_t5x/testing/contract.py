@@ -81,7 +81,6 @@ def check_padding(fixture: SublayerFixture) -> None:
 
 
 def check_packing(fixture: SublayerFixture) -> None:
-    """Checks that two examples packed in one row have the same outputs as in separate rows."""
     rng = np.random.default_rng(1)
     x, memory = fixture.features(23), fixture.features(24, MEMORY)
     first = rng.integers(1, LENGTH, ROWS)
@@ -117,10 +116,6 @@ def _move_to_front(x: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 
 def check_causality(fixture: SublayerFixture, segments: tuple[int, ...] = (LENGTH,)) -> None:
-    """Checks that each token reads itself, but neither later tokens nor other examples in the row.
-
-    Gradients reveal even small leaks. `segments` contains the lengths of the examples in a row.
-    """
     influence = fixture.influence(segments)
     ids, _ = layout_rows([segments], LENGTH)
     are_tokens = (ids.T > 0) & (ids > 0)
@@ -137,10 +132,6 @@ def check_causality(fixture: SublayerFixture, segments: tuple[int, ...] = (LENGT
 
 
 def check_prefix(fixture: SublayerFixture) -> None:
-    """Checks that attention is bidirectional within a prefix and causal after it, for single and packed examples.
-
-    A sublayer that does not mix tokens passes.
-    """
     for segments, prefixes in (((SHORT,), (4,)), ((5, 4), (3, 2))):
         ids, positions = layout_rows([list(segments)] * ROWS, LENGTH)
         is_prefix = (ids > 0) & (positions < np.asarray((0, *prefixes))[ids])
@@ -157,11 +148,7 @@ def check_prefix(fixture: SublayerFixture) -> None:
 
 
 def check_prompt(fixture: SublayerFixture, bidirectional: bool = False) -> None:
-    """Checks decoding after a call that fills the caches with prompts of several lengths.
-
-    The first step repeats the last token of each prompt. If `bidirectional` is set, prompts are prefixes, for which
-    a sublayer may raise UserError.
-    """
+    """If `bidirectional` is set, prompts are prefixes, for which a sublayer may raise UserError."""
     x = fixture.features(26)
     counts = np.random.default_rng(3).integers(1, SHORT + 1, ROWS)
     counts[:2] = 1, SHORT
@@ -183,7 +170,6 @@ def check_prompt(fixture: SublayerFixture, bidirectional: bool = False) -> None:
 
 
 def check_decode(fixture: SublayerFixture) -> None:
-    """Checks that decoding one token per call, after allocating the cache, equals one call for all tokens."""
     x, memory = fixture.features(4), fixture.features(5, MEMORY)
     lengths = [[MEMORY], [MEMORY - 2]] * (ROWS // 2)
     expected = fixture.trace(x, fixture.context([[LENGTH]] * ROWS, memory, lengths)).outputs
@@ -209,7 +195,6 @@ def _decoding_step(fixture: SublayerFixture) -> Callable[..., Any]:
 
 
 def check_beams(fixture: SublayerFixture) -> None:
-    """Checks that decoding two beams per sequence equals decoding each beam with a separate copy of the memory."""
     model, rows, steps = fixture.stack(), 2, 2
     x, memory = fixture.features(4, rows=2 * rows), fixture.features(5, MEMORY, rows)
     lengths = [[MEMORY], [MEMORY - 2]]
@@ -315,7 +300,6 @@ def check_remat(fixture: SublayerFixture, policies: tuple[Callable[..., bool], .
 
 
 def check_layouts(fixture: SublayerFixture) -> None:
-    """Traces each layout to check its output shape and dtype, without computing arrays."""
     ctx, x = fixture.context([[LENGTH]] * ROWS), fixture.features(15)
     for layout in LAYOUTS:
         norm = None if layout is layer.ReZero else fixture.norm

@@ -28,14 +28,9 @@ class DecoderOnly(nn.Module):
     """Decoder-only Transformer that maps tokens [batch, length] to the logits of the next tokens.
 
     Sequences start with id 0. The input needs no mask of padding, because the decoder is causal.
+    The attributes not listed here are those of `EncoderDecoder`.
 
     Attributes:
-        embed_dim: width of the residual stream, D.
-        decoder_stack: factory of a `Stack` without cross-attention.
-        dtype: dtype of activations; parameters are float32.
-        tied: whether the output projection is the transposed token embedding.
-        scaled_output: whether to scale the input of the output projection by embed_dim ** -0.5, as in T5 1.0.
-        base_embed_dim: base width of muP (`optim.mup`), which is required for a tied output; None without muP.
         begin_id: id whose embedding is used for the start token, such as GPT-2's end token. Unless it is 0, the model
             never predicts id 0.
     """

@@ -30,13 +30,12 @@ _BERT_INIT = nn.initializers.normal(stddev=0.02)
 class EncoderOnly(nn.Module):
     """Encoder that maps tokens [batch, length] to features [batch, length, embed]; id 0 is padding.
 
+    The attributes not listed here are those of `EncoderDecoder`.
+
     Attributes:
-        embed_dim: width of the residual stream, D.
-        dtype: dtype of activations; parameters are float32.
         input_layer: factory of a module (x, ctx, token_types) -> x before the stack, such as `BertInput`, or None.
         head_layer: factory of the head, or None. In masked language models, the head is a module x -> x with a `bias`
             over the vocabulary (`BertHead`); in other models, it is a module (x, ctx) -> y.
-        base_embed_dim: base width of muP (`optim.mup`), which is required for a tied output; None without muP.
         sentence_layer: factory of a module from mean-pooled features to text embeddings, such as `SentenceProjection`.
         separator_id: id of the token between two texts, such as BERT's [SEP]; later tokens have token type 1 unless
             `encoder_token_types` is passed. If None, all tokens have token type 0.

@@ -146,12 +146,7 @@ class TinyAttention(nn.Module):
 
 
 class SpatialMixing(nn.Module):
-    """Spatial projection `f(Z) = W LN(Z) + b`, which mixes the tokens visible to each token.
-
-    Attributes:
-        max_length: maximum sequence length, the size of W and b; longer rows raise UserError.
-        weights: factory of a module (length, ctx) -> W, `FreeSpatial` or `ToeplitzSpatial`.
-    """
+    """Spatial projection `f(Z) = W LN(Z) + b`, which mixes the tokens visible to each token."""
 
     max_length: ranges.Count
     weights: Callable[..., nn.Module]

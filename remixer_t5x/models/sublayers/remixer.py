@@ -175,10 +175,7 @@ def bound_logits(logits: jax.Array) -> jax.Array:
 class LearnedMixing(nn.Module):
     """Token mixing with learned weights, `S = softmax(H) X'`, over the tokens visible to each token.
 
-    Attributes:
-        max_length: maximum sequence length, the size of H; longer rows raise UserError.
-        dropout_rate: dropout on softmax(H), with one mask for the batch, or one per row if rows are packed or have a
-            prefix.
+    Dropout of softmax(H) uses one mask for the batch, or one per row if rows are packed or have a prefix.
     """
 
     max_length: ranges.Count
