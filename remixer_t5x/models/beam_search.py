@@ -197,13 +197,8 @@ def _best_extensions(scores: jax.Array, logits: jax.Array, count: int, normalize
     largest, tokens = (x.reshape(batch, beams, -1) for x in top_values(logits, min(count, logits.shape[-1])))
     log_total = jax.nn.logsumexp(logits, axis=-1).reshape(batch, beams, 1) if normalize else 0.0
     extended = scores[..., None] + (largest - log_total)
-    per_beam = extended.shape[-1]
-    extended = extended.reshape(batch, -1)
-    if extended.shape[1] < count:
-        extended = jnp.pad(extended, ((0, 0), (0, count - extended.shape[1])), constant_values=-jnp.inf)
-    best, index = top_values(extended, count)
-    index = jnp.minimum(index, beams * per_beam - 1)
-    return _Candidates(best, index // per_beam, jnp.take_along_axis(tokens.reshape(batch, -1), index, axis=1))
+    best, index = top_values(extended.reshape(batch, -1), count)
+    return _Candidates(best, index // extended.shape[-1], jnp.take_along_axis(tokens.reshape(batch, -1), index, axis=1))
 
 
 def _find_beam_leaves(cache: Cache, larger: Cache) -> list[bool]:
