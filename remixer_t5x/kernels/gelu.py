@@ -51,7 +51,7 @@ def normalized_gelu(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array
 def _normalized_gelu_forward(x, scale, epsilon):
     units = sigmoid_gelu(x.astype(jnp.float32))
     mean = _mean(units)
-    # E[g^2] - E[g]^2 needs only one pass over x.
+    # Computing the variance as E[g^2] - E[g]^2 needs only one pass over x.
     variance = jnp.maximum(_mean(jnp.square(units)) - jnp.square(mean), 0.0)
     inverse = jax.lax.rsqrt(variance + epsilon)
     mean, inverse = (

@@ -189,7 +189,7 @@ def _run_check(check: Callable[[SublayerFixture], None], fixture: SublayerFixtur
     except UserError as error:
         return REFUSED, one_line(str(error))
     except Exception as error:
-        # The sublayer raised this error, which its first line identifies.
+        # The sublayer raised this error; its first line describes the cause.
         first = one_line((str(error).splitlines() or [''])[0])
         return FAILED, f'{type(error).__name__}: {first:.200}'
     return PASSED, ''

@@ -23,7 +23,7 @@ from remixer_t5x.kernels.compile_target import interprets_kernels
 
 _MAX_HEAD_DIM = 128
 _SEGMENT_FEATURES = 16
-# Exceeds any difference between logits; powers of two are exact in bfloat16.
+# The penalty exceeds any difference between logits. Powers of two are exact in bfloat16.
 _PENALTY = 2.0**20
 
 

@@ -13,8 +13,8 @@ from remixer_t5x.kernels.compile_target import on_cpu, target_platform
 
 # Parameter names of a LoRA adapter (`models.lora`), with shapes [in, rank] and [rank, features].
 LORA_IN, LORA_OUT = 'lora_in', 'lora_out'
-# As in Hugging Face's T5. For feed-forward layers and the output projection, T5X uses a truncated normal with the same
-# variance.
+# Initializer of Hugging Face's T5. T5X uses a truncated normal distribution with the same variance for feed-forward
+# layers and the output projection.
 FAN_IN_NORMAL = nn.initializers.variance_scaling(1.0, 'fan_in', 'normal')
 
 

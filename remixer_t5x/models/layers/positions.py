@@ -180,7 +180,7 @@ class LearnedPositions(nn.Module):
         table = self.param('table', init, (self.max_length, width), jnp.float32)
         if ctx.packed or ctx.step is not None:
             return jnp.take(table, ctx.positions, axis=0)
-        # A slice, whose gradient is cheaper than the scatter of a gather's gradient.
+        # Use a slice, because its gradient is cheaper than the scatter in the gradient of a gather.
         return table[None, :length]
 
 

@@ -56,7 +56,7 @@ def linear_attention(query: jax.Array, key: jax.Array, value: jax.Array, ctx: Se
         return _normalize(*_query_sums(query, _sum_tokens(key, value, query.dtype)), value.dtype)
     length = query.shape[1]
     ids = ctx.segment_ids if ctx.packed else jnp.ones_like(ctx.segment_ids)
-    # [batch, chunks, chunk, ...], padded with zeros
+    # Split the tokens into chunks, [batch, chunks, chunk, ...], padded with zeros.
     query, key, value, ids = split_blocks((query, key, value, ids), min(CHUNK, length), axis=1)
     mixed, total = _attend_within_chunks(query, key, value, ids, ctx.causal)
     directions = (False,) if ctx.causal else (False, True)
