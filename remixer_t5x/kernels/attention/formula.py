@@ -2,7 +2,7 @@
 
 As in FlashAttention (Dao et al. 2022), the backward pass recomputes the attention weights from the log-sum-exp of each
 query's logits, instead of storing the [batch, heads, q, k] weights. A single CPU processes one row of the batch at a
-time, so that its logits remain in cache, which halves the time (scripts/benchmarks/attention.py).
+time, so that its logits remain in cache.
 """
 
 import functools
