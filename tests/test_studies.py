@@ -122,7 +122,7 @@ def test_toy_study_resumes_after_a_kill(studies, tmp_path, monkeypatch, capsys):
     assert 'not yet run' in capsys.readouterr().out.partition('[seeds]')[2]  # other settings are other cells
 
 
-@pytest.mark.parametrize('words', [['--mixers=fnet'], ['--examples=many'], ['--length=46'], ['--steps=0']])
+@pytest.mark.parametrize('words', [['--mixers=fnet'], ['--examples=many']])
 def test_toy_study_rejects_wrong_arguments(studies, words, capsys):
     with pytest.raises(SystemExit):
         studies.toy_task.parse_arguments(words)

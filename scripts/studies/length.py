@@ -19,8 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from library import figures
-from library.records import Records
+from library.records import Records, sorted_integers
 
 from remixer_t5x.costs import counts
 from remixer_t5x.extras.reports.pictures import drawing
@@ -28,7 +27,6 @@ from remixer_t5x.extras.reports.pictures import drawing
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / 'benchmarks'))
 import mixers as benchmark  # noqa: E402
 
-SIDES = ('bidirectional', 'causal')
 CLOCKS = {'wall': time.perf_counter, 'cpu': time.process_time}
 
 
@@ -166,10 +164,9 @@ def print_formulas(args: argparse.Namespace) -> None:
     print(
         f"\noperations by the formulas of appendix D, millions (d {args.embed}, d' {args.hidden}, {args.heads} heads)"
     )
-    for name in count_by_formula(args.lengths[0], args):
-        print(
-            f'{name:26s}' + ''.join(f'{count_by_formula(length, args)[name] / 1e6:20,.2f}' for length in args.lengths)
-        )
+    by_length = [count_by_formula(length, args) for length in args.lengths]
+    for name in by_length[0]:
+        print(f'{name:26s}' + ''.join(f'{counted[name] / 1e6:20,.2f}' for counted in by_length))
 
 
 def plot_figure(results: Results, file: str, args: argparse.Namespace, note: str) -> None:
@@ -194,13 +191,14 @@ def plot_figure(results: Results, file: str, args: argparse.Namespace, note: str
     panels[1].plot(args.lengths, formula, ':', color=drawing.INK, label='appendix D: HyperMixing')
     panels[1].legend(frameon=False, fontsize=8, handlelength=4, loc='upper left', bbox_to_anchor=(1.01, 1.02))
     figure.suptitle(note, x=0.01, ha='left', fontsize=8, color=drawing.INK)
-    figures.save(figure, file)
+    figure.savefig(file, dpi=150, facecolor='white')
+    print(f'figure: {file}')
 
 
 def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--lengths', default='64,256,1024,4096', help='separated by commas')
-    parser.add_argument('--sides', default='bidirectional,causal', help='separated by commas')
+    parser.add_argument('--lengths', type=sorted_integers, default='64,256,1024,4096', help='separated by commas')
+    parser.add_argument('--sides', type=lambda text: text.split(','), default='bidirectional,causal')
     parser.add_argument('--embed', type=int, default=256, help='d')
     parser.add_argument('--hidden', type=int, default=512, help="d' of HyperMixer, F of Remixer, S of MLP-Mixer")
     parser.add_argument('--heads', type=int, default=4)
@@ -208,25 +206,12 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--rounds', type=int, default=10, help='number of forward passes; the fastest is reported')
     parser.add_argument('--memory_gb', type=float, default=4.0)
     parser.add_argument('--backward', action='store_true', help='time gradients too')
-    parser.add_argument(
-        '--clock',
-        choices=CLOCKS,
-        default='wall',
-        help='wall time, or CPU time of all threads for a shared machine',
-    )
+    clock = 'wall time, or CPU time of all threads for a shared machine'
+    parser.add_argument('--clock', choices=CLOCKS, default='wall', help=clock)
     parser.add_argument('--out', default='runs/studies/length.jsonl', help='results, one line each')
     parser.add_argument('--figure', default='', help='write a PNG here')
     parser.add_argument('--show', action='store_true', help='only print the results in --out')
     args = parser.parse_args(given)
-    args.sides = args.sides.split(',')
-    if unknown := [side for side in args.sides if side not in SIDES]:
-        parser.error(f'--sides has {unknown[0]!r}; known are {", ".join(SIDES)}')
-    try:
-        args.lengths = sorted({int(length) for length in args.lengths.split(',')})
-    except ValueError:
-        parser.error(f'--lengths must be whole numbers, as in 64,256,1024, got {args.lengths!r}')
-    if args.lengths[0] < 1 or args.rounds < 1:
-        parser.error('--lengths and --rounds must be at least 1')
     if args.backward and args.clock != 'wall':
         parser.error('--backward requires --clock wall; omit one of them')
     if args.figure and 'bidirectional' not in args.sides:

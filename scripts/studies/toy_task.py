@@ -13,8 +13,9 @@ steps, batch size, learning rate or seeds, so we chose them.
 import argparse
 import dataclasses
 import functools
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -22,10 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
-from library import figures, shapes, toy_model, training_loop
-from library.epochs import batches
-from library.records import Records, summary
-from library.training_loop import Program
+from library import shapes, toy_model
+from library.records import Records, sorted_integers, summary
 
 from remixer_t5x.extras.reports.pictures import drawing
 
@@ -48,21 +47,47 @@ class Settings:
 
 
 @functools.cache
-def compile_training(mixer: str, settings: Settings) -> tuple[Program, Callable]:
-    """Returns the training program for rows (inputs, targets), and the function predict(params, inputs)."""
-    network = toy_model.ShapesNetwork(
-        toy_model.mixers(settings.width, settings.hidden, settings.length)[mixer], settings.width
-    )
+def compile_training(mixer: str, settings: Settings) -> tuple[Callable, Callable, Callable]:
+    """Returns the compiled functions init, train and predict.
 
-    def initial(key):
-        return nn.unbox(network.init(key, jnp.zeros((1, settings.length))))
+    A carry is a pair (parameters, Adam state), and rows are pairs (inputs, targets).
 
-    def loss(params, rows, _):
-        inputs, targets = rows
+        init(key) -> carry
+        train(carry, rows [steps, batch, length]) -> carry, mean loss of the steps; donates the carry
+        predict(parameters, inputs [batch, length]) -> outputs [batch, length]
+    """
+    mixers = toy_model.mixers(settings.width, settings.hidden, settings.length)
+    network = toy_model.ShapesNetwork(mixers[mixer], settings.width)
+    adam = optax.adam(optax.cosine_decay_schedule(settings.learning_rate, settings.steps))
+
+    def init(key):
+        params = nn.unbox(network.init(key, jnp.zeros((1, settings.length))))
+        return params, adam.init(params)
+
+    def loss(params, inputs, targets):
         return jnp.mean(jnp.square(network.apply(params, inputs) - targets))
 
-    schedule = optax.cosine_decay_schedule(settings.learning_rate, settings.steps)
-    return training_loop.compile_training(initial, loss, schedule, clip=None), jax.jit(network.apply)
+    def step(carry, rows):
+        params, state = carry
+        error, gradient = jax.value_and_grad(loss)(params, *rows)
+        updates, state = adam.update(gradient, state, params)
+        return (optax.apply_updates(params, updates), state), error
+
+    def train(carry, rows):
+        carry, errors = jax.lax.scan(step, carry, rows)
+        return carry, jnp.mean(errors)
+
+    return jax.jit(init), jax.jit(train, donate_argnums=0), jax.jit(network.apply)
+
+
+def batches(rng: np.random.Generator, examples: int, batch: int) -> Iterator[np.ndarray]:
+    """Yields the example indices of batches for successive epochs; a batch repeats examples if there are too few."""
+    waiting: np.ndarray = np.empty(0, np.int64)
+    while True:
+        while len(waiting) < batch:
+            waiting = np.concatenate([waiting, rng.permutation(examples)])
+        yield waiting[:batch]
+        waiting = waiting[batch:]
 
 
 def run_cell(mixer: str, examples: int, seed: int, settings: Settings) -> dict[str, float]:
@@ -71,25 +96,20 @@ def run_cell(mixer: str, examples: int, seed: int, settings: Settings) -> dict[s
     The seed determines the rows, their order and the initial parameters.
     """
     start = time.perf_counter()
-    program, predict = compile_training(mixer, settings)
+    init, train, predict = compile_training(mixer, settings)
     rng = np.random.default_rng([seed, examples])
     inputs, targets, _ = shapes.make_rows(rng, examples, settings.length)
     order = batches(rng, examples, settings.batch)
-    carry, error = training_loop.run(
-        program,
-        program.init(jax.random.key(seed)),
-        (inputs, targets),
-        order,
-        range(settings.steps),
-        chunk=CHUNK,
-        label=f'{mixer}, {examples:,} examples, seed {seed}',
-    )
+    carry, error = init(jax.random.key(seed)), float('nan')
+    for first in range(0, settings.steps, CHUNK):
+        indices = np.stack(list(itertools.islice(order, min(CHUNK, settings.steps - first))))
+        carry, error = train(carry, (inputs[indices], targets[indices]))
     test_inputs, test_targets, _ = test_rows(settings)
     # Test rows are evaluated in parts, because attention over all rows at once would need gigabytes of memory.
     parts = np.array_split(test_inputs, max(1, len(test_inputs) // 100))
     predicted = np.concatenate([predict(carry[0], part) for part in parts])
     test = float(np.mean(np.square(predicted - test_targets)))
-    return {'test_mse': test, 'train_mse': error, 'seconds': round(time.perf_counter() - start, 1)}
+    return {'test_mse': test, 'train_mse': float(error), 'seconds': round(time.perf_counter() - start, 1)}
 
 
 @functools.cache
@@ -175,22 +195,22 @@ def plot_figure(errors: Errors, references: dict[str, float], file: str, note: s
     title = f'Toy task: test error by training examples; mean, best and worst seed\n{note}'
     drawing.style_axes(axes, title, 'training examples', 'mean squared error')
     axes.legend(frameon=False, fontsize=8)
-    figures.save(figure, file)
+    figure.savefig(file, dpi=150, facecolor='white')
+    print(f'figure: {file}')
 
 
 def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = list(toy_model.mixers(1, 1, 1))
     parser.add_argument('--mixers', default=','.join(known), help='separated by commas')
-    parser.add_argument(
-        '--examples', default='100,1000,10000', help='numbers of training examples, separated by commas'
-    )
+    examples = 'numbers of training examples, separated by commas'
+    parser.add_argument('--examples', type=sorted_integers, default='100,1000,10000', help=examples)
     parser.add_argument('--seeds', type=int, default=3, help='number of runs of each cell')
     parser.add_argument('--steps', type=int, default=2000)
     parser.add_argument('--batch', type=int, default=16)
     parser.add_argument('--width', type=int, default=32, help='channels')
     parser.add_argument('--hidden', type=int, default=64, help='hidden units of MLP-Mixer and HyperMixer')
-    parser.add_argument('--length', type=int, default=100, help='tokens in a row')
+    parser.add_argument('--length', type=int, default=100, help=f'tokens in a row, at least {shapes.SHORTEST}')
     parser.add_argument('--learning_rate', type=float, default=3e-3, help='of Adam, with cosine decay to 0')
     parser.add_argument('--test_examples', type=int, default=1000)
     parser.add_argument('--out', default='runs/studies/toy_task.jsonl', help='results, one line each')
@@ -199,17 +219,7 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(given)
     args.mixers = args.mixers.split(',')
     if unknown := [mixer for mixer in args.mixers if mixer not in known]:
-        parser.error(f'--mixers has {unknown[0]!r}; known are {", ".join(known)}')
-    try:
-        args.examples = sorted({int(size) for size in args.examples.split(',')})
-    except ValueError:
-        parser.error(f'--examples must be whole numbers, as in 100,1000,10000, got {args.examples!r}')
-    counts = ('seeds', 'steps', 'batch', 'width', 'hidden', 'test_examples')
-    for name, value in [('examples', args.examples[0]), *((name, getattr(args, name)) for name in counts)]:
-        if value < 1:
-            parser.error(f'--{name} must be at least 1, got {value}')
-    if args.length < shapes.SHORTEST:
-        parser.error(f'--length must be at least {shapes.SHORTEST}, so that any four shapes fit, got {args.length}')
+        parser.error(f'--mixers must be among {", ".join(known)}, got {unknown[0]!r}')
     return args
 
 

@@ -15,7 +15,6 @@ import time
 
 import jax
 import numpy as np
-from library import figures
 
 import remixer_t5x
 from remixer_t5x.evaluate.predictions import decoder_arrays
@@ -120,7 +119,8 @@ def plot_figure(images: np.ndarray, weights: dict[str, np.ndarray], file: str) -
             axes.set_xticks([])
             axes.set_yticks([])
         axes_row[0].set_ylabel(name, color=drawing.INK, fontsize=8, rotation=0, ha='right', va='center')
-    figures.save(figure, file)
+    figure.savefig(file, dpi=150, facecolor='white')
+    print(f'figure: {file}')
 
 
 def main() -> None:

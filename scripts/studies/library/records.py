@@ -56,3 +56,8 @@ def summary(values: Sequence[float], digits: int = 2) -> str:
         return 'not yet run'
     spread = f' ({np.std(values, ddof=1):.{digits}f})' if len(values) > 1 else ''
     return f'{np.mean(values):.{digits}f}{spread} [{len(values)}]'
+
+
+def sorted_integers(text: str) -> list[int]:
+    """Parses comma-separated integers; used as an argparse type."""
+    return sorted({int(number) for number in text.split(',')})
