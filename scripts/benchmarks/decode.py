@@ -12,13 +12,13 @@ PyTorch's threads. Hugging Face's model requires torch and transformers, and is 
 
 import argparse
 import functools
-import importlib.util
-import multiprocessing
 import os
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
+
+import model_process
 
 from remixer_t5x.cli import command
 
@@ -66,23 +66,8 @@ def _call_and_wait(compiled: Callable[..., Any], *arguments: Any) -> Any:
 def peer_calls(args: argparse.Namespace) -> tuple[dict[int, Callable[[], Any]], str]:
     """Builds the decoding functions of Hugging Face's T5 v1.1; see `our_calls`."""
     import torch
-    import transformers
 
-    transformers.logging.set_verbosity_error()
-    sizes = {'tiny': (256, 512, 4, 4), 'small': (512, 1024, 8, 6), 'base': (768, 2048, 12, 12)}
-    width, hidden, layers, heads = sizes[args.size]
-    config = transformers.T5Config(
-        vocab_size=32128,
-        d_model=width,
-        d_kv=64,
-        d_ff=hidden,
-        num_layers=layers,
-        num_heads=heads,
-        feed_forward_proj='gated-gelu',
-        tie_word_embeddings=False,
-        decoder_start_token_id=0,
-    )
-    model = transformers.T5ForConditionalGeneration(config).eval()
+    model = model_process.build_huggingface_t5(args.size).eval()
     inputs = torch.randint(2, 32000, (args.batch, args.inputs))
 
     def generate(beams: int) -> None:
@@ -100,26 +85,11 @@ def peer_calls(args: argparse.Namespace) -> tuple[dict[int, Callable[[], Any]], 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--models', default='t5_1_1', help='files in configs/models, separated by commas')
-    parser.add_argument('--size', default='small', choices=['tiny', 'small', 'base'])
-    parser.add_argument('--batch', type=int, default=8)
-    parser.add_argument('--inputs', type=int, default=512)
+    parser = model_process.build_parser(__doc__, 't5_1_1')
     parser.add_argument('--outputs', type=int, default=64)
     parser.add_argument('--beams', type=lambda text: [int(n) for n in text.split(',')], default=[1, 4])
-    parser.add_argument('--dtype', default='float32', choices=['float32', 'bfloat16'])
-    parser.add_argument('--rounds', type=int, default=5)
-    parser.add_argument('--peer', default='huggingface', choices=['huggingface', 'none'])
-    parser.add_argument('--gin_file', action='append', default=[], help='more gin files, loaded after model and size')
     args = parser.parse_args()
-
-    names = args.models.split(',')
-    missing = [package for package in ('torch', 'transformers') if importlib.util.find_spec(package) is None]
-    if args.peer != 'none' and missing:
-        print(f'no peer: {" and ".join(missing)} not installed (pip install "remixer-t5x[hf]")')
-    elif args.peer != 'none':
-        names.append(PEER)
-    processes = {name: ModelProcess(name, args) for name in names}
+    processes = model_process.start_processes(_serve_calls, PEER, args)
     print(f'{os.cpu_count()} cores; batch {args.batch}, {args.inputs} to {args.outputs}, {args.size}, {args.dtype}')
     for name, process in processes.items():
         print(f'{name}: {process.call("facts")}', flush=True)
@@ -133,25 +103,8 @@ def main() -> None:
     report(times, args)
 
 
-class ModelProcess:
-    """A model in a separate process. `call` decodes once with a number of beams, and returns wall and CPU time."""
-
-    def __init__(self, name: str, args: argparse.Namespace):
-        context = multiprocessing.get_context('spawn')
-        self._pipe, child_pipe = context.Pipe()
-        self._process = context.Process(target=_serve_calls, args=(child_pipe, name, args), daemon=True)
-        self._process.start()
-
-    def call(self, request: str | int) -> Any:
-        self._pipe.send(request)
-        return self._pipe.recv()
-
-    def stop(self) -> None:
-        self._pipe.send('stop')
-        self._process.join()
-
-
 def _serve_calls(pipe, name: str, args: argparse.Namespace) -> None:
+    """Decodes once for each received number of beams, and sends wall and CPU time."""
     command.keep_buffers()
     pipe.recv()
     calls, facts = peer_calls(args) if name == PEER else our_calls(name, args)

@@ -11,13 +11,13 @@ transformers, and is skipped if they are not installed.
 """
 
 import argparse
-import importlib.util
-import multiprocessing
 import os
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
+
+import model_process
 
 from remixer_t5x.cli import command
 
@@ -69,23 +69,8 @@ def our_step(model_name: str, args: argparse.Namespace) -> tuple[Callable[[], No
 def torch_step(args: argparse.Namespace) -> tuple[Callable[[], None], dict[str, Any]]:
     """Builds a training step of Hugging Face's T5 v1.1 of the same size, with torch's Adafactor."""
     import torch
-    import transformers
 
-    sizes = {'tiny': (256, 512, 4, 4), 'small': (512, 1024, 8, 6), 'base': (768, 2048, 12, 12)}
-    width, hidden, layers, heads = sizes[args.size]
-    config = transformers.T5Config(
-        vocab_size=32128,
-        d_model=width,
-        d_kv=64,
-        d_ff=hidden,
-        num_layers=layers,
-        num_heads=heads,
-        feed_forward_proj='gated-gelu',
-        tie_word_embeddings=False,
-        dropout_rate=0.0,
-        decoder_start_token_id=0,
-    )
-    model = transformers.T5ForConditionalGeneration(config).train()
+    model = model_process.build_huggingface_t5(args.size).train()
     optimizer = torch.optim.Adafactor(model.parameters(), lr=1e-3)
     inputs = torch.randint(1, 32128, (args.batch, args.inputs))
     labels = torch.randint(1, 32128, (args.batch, args.targets))
@@ -115,33 +100,18 @@ def matmul_flops_per_second() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--models', default='t5_1_1,remixer', help='files in configs/models, separated by commas')
-    parser.add_argument('--size', default='small', choices=['tiny', 'small', 'base'])
-    parser.add_argument('--batch', type=int, default=8)
-    parser.add_argument('--inputs', type=int, default=512)
+    parser = model_process.build_parser(__doc__, 't5_1_1,remixer')
     parser.add_argument('--targets', type=int, default=114)
-    parser.add_argument('--dtype', default='float32', choices=['float32', 'bfloat16'])
-    parser.add_argument('--rounds', type=int, default=5)
-    parser.add_argument('--peer', default='torch', choices=['torch', 'none'])
-    parser.add_argument('--gin_file', action='append', default=[], help='more gin files, loaded after model and size')
     args = parser.parse_args()
-
-    names = args.models.split(',')
-    missing = [package for package in ('torch', 'transformers') if importlib.util.find_spec(package) is None]
-    if args.peer == 'torch' and missing:
-        print(f'no peer: {" and ".join(missing)} not installed (pip install "remixer-t5x[hf]")')
-    elif args.peer == 'torch':
-        names.append(PEER)
-    processes = {name: ModelProcess(name, args) for name in names}
+    processes = model_process.start_processes(_serve_calls, PEER, args)
     facts = {name: process.call() for name, process in processes.items()}
-    first = facts[names[0]]
+    first = next(iter(facts.values()))
     print(
         f'{first["device"]}, {os.cpu_count()} cores; batch {args.batch}, {args.inputs} to {args.targets}, {args.size}, '
         f'{args.dtype}; plain matmul {first["matmul"] / 1e9:,.0f} GFLOP/s',
         flush=True,
     )
-    times: dict[str, list[float]] = {name: [] for name in names}
+    times: dict[str, list[float]] = {name: [] for name in processes}
     for _ in range(args.rounds):
         for name, process in processes.items():
             process.call()  # Not timed: the first step after idling is slower.
@@ -151,25 +121,8 @@ def main() -> None:
     report(times, facts, args)
 
 
-class ModelProcess:
-    """A model in a separate process. The first `call` returns the properties of the model; later calls time a step."""
-
-    def __init__(self, name: str, args: argparse.Namespace):
-        context = multiprocessing.get_context('spawn')
-        self._pipe, child_pipe = context.Pipe()
-        self._process = context.Process(target=_serve_calls, args=(child_pipe, name, args), daemon=True)
-        self._process.start()
-
-    def call(self):
-        self._pipe.send('go')
-        return self._pipe.recv()
-
-    def stop(self) -> None:
-        self._pipe.send('stop')
-        self._process.join()
-
-
 def _serve_calls(pipe, name: str, args: argparse.Namespace) -> None:
+    """Sends the properties of the model for the first request, and the time of a step for each later request."""
     command.keep_buffers()
     pipe.recv()
     step, facts = torch_step(args) if name == PEER else our_step(name, args)
