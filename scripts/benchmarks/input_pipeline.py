@@ -83,7 +83,10 @@ def run_batches(
     print(f'{"batches of a run":<34}{"tokens/s per core":>18}{"tokens/s wall":>15}{"device waits":>14}')
     task = pretraining.span_corruption(corpus, vocabulary)
     for streams in counts:
-        run_line(f'{streams} stream{"s" * (streams > 1)}', *time_batches(task, streams, tokens), needed)
+        per_core, wall = time_batches(task, streams, tokens)
+        waiting = max(0, 1 - wall / needed)
+        print(f'{f"streams: {streams}":<34}{per_core:>18,.0f}{wall:>15,.0f}{waiting:>14.0%}', flush=True)
+        print(f'    {needed:,} tokens/s would require about {needed / per_core:.1f} cores', flush=True)
 
 
 def time_batches(task: seqio.Task, streams: int, min_tokens: int) -> tuple[float, float]:
@@ -96,12 +99,6 @@ def time_batches(task: seqio.Task, streams: int, min_tokens: int) -> tuple[float
         next(source)
     tokens = count * rows * 568
     return tokens / (time.process_time() - processor), tokens / (time.perf_counter() - wall)
-
-
-def run_line(what: str, per_core: float, wall: float, needed: int) -> None:
-    print(f'{what:<34}{per_core:>18,.0f}{wall:>15,.0f}{max(0, 1 - wall / needed):>14.0%}')
-    cores = needed / per_core
-    print(f'{"":<4}{needed:,} tokens/s would take about {cores:.1f} cores', flush=True)
 
 
 def main() -> None:
@@ -157,13 +154,6 @@ def print_conclusion(results: dict[str, float]) -> None:
         f'target of {TARGET_SPEED:,}'
     )
     print(f'slowest stage: "{slowest}", {seconds[slowest] * speed:.0%} of the time')
-    for name in results:
-        if name.startswith('baseline'):
-            print(f'{speed / results[name]:.2f} times the speed of {name.removeprefix("baseline: ")}')
-    print(
-        f'from raw text: {1 / (1 / speed + 1 / results["tokenize"]):,.0f} tokens/s per core; tokenizing alone '
-        f'reaches {results["tokenize"]:,.0f}'
-    )
 
 
 if __name__ == '__main__':

@@ -14,6 +14,8 @@ import dataclasses
 import functools
 import math
 import time
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +59,17 @@ def make_context(length: int, causal: bool, **flags) -> SequenceContext:
     return SequenceContext(jnp.ones((1, length), jnp.int32), positions, causal=causal, **flags)
 
 
+def fastest_seconds(call: Callable[[], Any], rounds: int, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Returns the time of the fastest of `rounds` calls in seconds, after one call that is not timed."""
+    jax.block_until_ready(call())
+    seconds = []
+    for _ in range(rounds):
+        start = clock()
+        jax.block_until_ready(call())
+        seconds.append(clock() - start)
+    return min(seconds)
+
+
 def measure(module: nn.Module, length: int, embed: int, causal: bool, rounds: int, limit: float) -> tuple[float, float]:
     """Returns the seconds of the fastest gradient, or infinity above the memory limit, and temporary gigabytes."""
     ctx = make_context(length, causal)
@@ -70,13 +83,7 @@ def measure(module: nn.Module, length: int, embed: int, causal: bool, rounds: in
     gigabytes = gradient.memory_analysis().temp_size_in_bytes / 2**30
     if gigabytes > limit:
         return math.inf, gigabytes
-    jax.block_until_ready(gradient(variables, x))
-    seconds = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        jax.block_until_ready(gradient(variables, x))
-        seconds.append(time.perf_counter() - start)
-    return min(seconds), gigabytes
+    return fastest_seconds(lambda: gradient(variables, x), rounds), gigabytes
 
 
 def decode_seconds(module: nn.Module, length: int, embed: int, rounds: int) -> float:
@@ -98,13 +105,7 @@ def decode_seconds(module: nn.Module, length: int, embed: int, rounds: int) -> f
         return jax.lax.fori_loop(0, STEPS, step, (cache, x))
 
     token = x[:, :1]
-    jax.block_until_ready(steps(cache, token))
-    seconds = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        jax.block_until_ready(steps(cache, token))
-        seconds.append(time.perf_counter() - start)
-    return min(seconds) / STEPS
+    return fastest_seconds(lambda: steps(cache, token), rounds) / STEPS
 
 
 Results = dict[str, dict[int, tuple[float, float]]]

@@ -92,14 +92,7 @@ def forward_seconds(module: nn.Module, length: int, embed: int, causal: bool, ar
     run = jax.jit(lambda variables, x: module.apply(variables, x, ctx)).lower(variables, x).compile()
     if run.memory_analysis().temp_size_in_bytes / 2**30 > args.memory_gb:
         return None
-    now = CLOCKS[args.clock]
-    jax.block_until_ready(run(variables, x))
-    taken = []
-    for _ in range(args.rounds):
-        start = now()
-        jax.block_until_ready(run(variables, x))
-        taken.append(now() - start)
-    return min(taken)
+    return benchmark.fastest_seconds(lambda: run(variables, x), args.rounds, CLOCKS[args.clock])
 
 
 def run_cell(side: str, name: str, length: int, args: argparse.Namespace) -> dict[str, float | None]:
