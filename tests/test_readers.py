@@ -30,7 +30,7 @@ READERS = {
     'remixer_t5x/config/files.py::read': TRUSTED,
     'remixer_t5x/config/user_modules.py::imported_modules': TRUSTED,
     'remixer_t5x/extras/forecast/hlo_costs.py::_cost_estimate': OWN,
-    'remixer_t5x/extras/reports/sweep.py::_last_error_line': OWN,
+    'remixer_t5x/extras/reports/sweep.py::_last_line': OWN,
     'remixer_t5x/evaluate/results.py::write': OWN,
     'remixer_t5x/extras/reproduce/tables.py::read_papers': TRUSTED,
     'remixer_t5x/data/token_alignment.py::span_arrays': 'targets that a task has written',

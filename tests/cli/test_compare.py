@@ -83,11 +83,11 @@ def compare(*arguments):
 @pytest.mark.parametrize(
     ('arguments', 'words'),
     [
-        (['--models=t5_1_1,remixr', '--folder=f'], "models/remixr.gin' not found here"),
-        (['--folder=f'], '--models has no value; pass --models=t5_1_1,remixer'),
-        (['--models=t5_1_1,./t5_1_1.gin', '--folder=f'], 'lists a model twice'),
+        (['--models=remixr,t5_1_1', '--folder=f'], "models/remixr.gin' not found here"),
+        (['--folder=f'], '--models'),
+        (['--models=t5_1_1,./t5_1_1.gin', '--folder=f'], 'got t5_1_1,./t5_1_1.gin'),
         (['--models=t5_1_1', '--folder=f', '--gin.MODEL_DIR=m'], 'use --folder=DIR instead'),
-        (['--models=t5_1_1', '--folder=f', '--seeds=1,01'], '--seeds must be distinct, got 1,01'),
+        (['--models=t5_1_1', '--folder=f', '--seeds=1,01'], 'got 1,01'),
         (['--models=t5_1_1', '--folder=f', '--over=MLP_DIM=8,8'], '--over=MLP_DIM=8,8 must list distinct values'),
     ],
 )
@@ -111,14 +111,9 @@ def plan_settings(*arguments):
     return make_plan(*arguments).settings
 
 
-def test_a_model_is_named_after_its_file_unless_two_have_the_same_name(tmp_path):
-    (tmp_path / 'other').mkdir()
-    for file in ('mine.gin', 'v1.2.gin', 'other/mine.gin'):
-        (tmp_path / file).write_text('')
+def test_a_model_is_named_after_its_file(tmp_path):
     models = f'{tmp_path}/mine.gin,{tmp_path}/v1.2.gin,bert+sublayers/fnet+MLP_DIM=8'
     assert list(make_plan(f'--models={models}').models) == ['mine', 'v1.2', 'bert+fnet+MLP_DIM=8']
-    both = make_plan(f'--models=t5_1_1,{tmp_path}/mine.gin,{tmp_path}/other/mine.gin')
-    assert list(both.models) == ['t5_1_1', f'{tmp_path}/mine', f'{tmp_path}/other/mine']
 
 
 def test_settings_are_a_grid_or_a_random_part_of_it():
@@ -227,19 +222,16 @@ def test_a_search_chooses_settings_at_equal_training_time(tmp_path, monkeypatch,
 
 
 LOGGING = """
-import json, pathlib, sys, time
+import pathlib, sys, time
 folder = pathlib.Path(next(word.partition('=')[2] for word in sys.argv if word.startswith('--gin.MODEL_DIR=')))
 folder.mkdir()
-(folder / 'remixer_t5x_run.json').write_text('{}')
-(folder / 'config.gin').write_text('TRAIN_STEPS = 8\\n')
-lines = [{'kind': 'train', 'step': step, 'loss': 6.0 / step, 'timing': {'seconds_per_step': 30.0}} for step in (1, 3)]
-(folder / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\\n' for line in lines))
+print('step 1/8', 'step 3/8', sep='\\n', flush=True)
 while not (folder.parent / 'seen').exists():
     time.sleep(0.01)
 """
 
 
-def test_step_loss_and_time_left_of_the_run_are_shown(tmp_path, monkeypatch):
+def test_the_last_line_of_the_log_is_shown(tmp_path, monkeypatch):
     """The run ends after the line is printed."""
     use_program(tmp_path, monkeypatch, LOGGING)
     monkeypatch.setattr(sweep, '_PROGRESS_PERIOD', 0.01)
@@ -248,12 +240,12 @@ def test_step_loss_and_time_left_of_the_run_are_shown(tmp_path, monkeypatch):
 
     def print_line(line):
         lines.append(line)
-        if 'step 3 of 8' in line:
+        if 'step 3/8' in line:
             (tmp_path / 'runs/remixer/seen').write_text('')
 
     monkeypatch.setattr(sweep, 'print_line', print_line)
     assert main(['compare', 'train', '--models=remixer', f'--folder={tmp_path}/runs']) == 0
-    assert 'remixer, seed 0: step 3 of 8, loss 2.0000, 2m30s left' in lines
+    assert 'remixer, seed 0: step 3/8' in lines
 
 
 def test_every_model_is_built_before_the_first_run(tmp_path, monkeypatch, capsys):

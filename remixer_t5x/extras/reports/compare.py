@@ -12,12 +12,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remixer_t5x import ranges, untrusted_files
+from remixer_t5x import untrusted_files
 from remixer_t5x.cli import arguments, console, train
 from remixer_t5x.cli.command import Command
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import equal
-from remixer_t5x.extras.reports.sweep import Setting, Stopped, Sweep, SweepCell, print_line, setting_text
+from remixer_t5x.extras.reports.sweep import Setting, Stopped, Sweep, SweepCell, parse_seeds, print_line, setting_text
 
 COMMANDS = (train.TRAIN.name, train.FINETUNE.name)
 REPORT, TABLE, PARAGRAPH, FIGURES = 'report.html', 'runs.csv', 'comparison.txt', 'figures'
@@ -66,9 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     models = (
         'comma-separated names of files in models/, or paths such as mine.gin; remixer+NAME=VALUE overrides a setting'
     )
-    parser.add_argument('--models', metavar='NAMES', help=models)
+    parser.add_argument('--models', type=arguments.split_names, metavar='NAMES', required=True, help=models)
     parser.add_argument('--seeds', metavar='NUMBERS', default='0', help='comma-separated seeds (default 0)')
-    parser.add_argument('--folder', metavar='DIR', help='folder for the MODEL_DIR of each run and for report.html')
+    folder = 'folder for the MODEL_DIR of each run and for report.html'
+    parser.add_argument('--folder', metavar='DIR', required=True, help=folder)
     over = (
         'a macro and values to try with the first seed, such as LEARNING_RATE=1e-3,3e-3; repeat the flag for a grid; '
         'the other seeds use the best setting of each model'
@@ -108,11 +109,6 @@ def run(args: argparse.Namespace) -> int:
         search = _run_search(runs, sweep) if len(runs.settings) > 1 else None
         if search:
             best = {model: search.best(model) for model in search.values}
-            warned = equal.cost_warnings(counts)
-            counts = {model: all_counts[model, setting] for model, setting in best.items()}
-            for line in equal.cost_warnings(counts):
-                if line not in warned:
-                    print_line(line)
         # Runs are ordered by seed, so that a stopped sweep has the same number of runs for each model.
         cells = [runs.build_cell(model, setting, seed) for seed in runs.seeds for model, setting in best.items()]
         sweep.run(cells)
@@ -127,46 +123,26 @@ def run(args: argparse.Namespace) -> int:
 
 
 def plan(args: argparse.Namespace) -> Plan:
-    """Builds the plan from the flags. Raises UserError for an invalid flag or a missing model file."""
-    from remixer_t5x.config import files, loading
-
+    """Builds the plan from the flags. Raises UserError for an invalid flag."""
     for name, _ in args.gin_flags:
         if name in _SWEEP_MACROS:
             raise UserError(f'--gin.{name} is set for each run; use {_SWEEP_MACROS[name]} instead')
-    names = _split_names(args.models, '--models=t5_1_1,remixer')
-    labels = [_label(name) for name in names]
-    labels = [
-        label if labels.count(label) == 1 else _label(name, True) for label, name in zip(labels, names, strict=True)
-    ]
-    models = dict(zip(labels, names, strict=True))
-    if len(models) < len(names):
-        raise UserError(f'--models={args.models} lists a model twice; list each model once')
-    search_paths = arguments.split_names(','.join(args.gin_search_paths))
-    # Reports a missing file before any model is trained.
-    for name in names:
-        for file in loading.model_files(name, search_paths):
-            if '=' not in file:
-                files.find_file(file, search_paths, included_by=f'--models has {name}: ')
-    seeds = _split_names(args.seeds, '--seeds=0,1,2')
-    if wrong := [seed for seed in seeds if ranges.parse_whole_number(seed) is None]:
-        raise UserError(f'--seeds must be whole numbers, got {wrong[0]!r}; pass --seeds=0,1,2')
-    if len({int(seed) for seed in seeds}) < len(seeds):
-        raise UserError(f'--seeds must be distinct, got {args.seeds}; list each seed once')
-    if not args.folder:
-        raise UserError('compare needs a folder for its runs; pass --folder=runs/compared')
+    models = {_label(model): model for model in args.models}
+    if len(models) < len(args.models):
+        raise UserError(f'--models must not name a model twice, got {",".join(args.models)}; use distinct file names')
     recipe = (
         args.compared,
         *equal.config_flags(args, args.gin_file),
         *(f'--gin.{name}={value}' for name, value in args.gin_flags),
     )
     folder = pathlib.Path(args.folder).expanduser().absolute()
-    return Plan(models, _build_grid(args), tuple(map(int, seeds)), folder, recipe)
+    return Plan(models, _build_grid(args), parse_seeds(args.seeds), folder, recipe)
 
 
-def _label(model: str, with_folders: bool = False) -> str:
+def _label(model: str) -> str:
     """Returns the name of a model in tables and folders: `mine+fnet` for `path/mine.gin+sublayers/fnet`."""
-    parts = [part.strip().removeprefix('./').removesuffix('.gin') for part in model.split('+')]
-    return '+'.join(part if '=' in part or with_folders else part.rpartition('/')[2] for part in parts)
+    parts = [part.strip().removesuffix('.gin') for part in model.split('+')]
+    return '+'.join(part if '=' in part else part.rpartition('/')[2] for part in parts)
 
 
 def _build_grid(args: argparse.Namespace) -> list[Setting]:
@@ -206,17 +182,6 @@ def _split_values(text: str) -> list[str]:
         else:
             values[-1] += character
     return [value.strip() for value in values if value.strip()]
-
-
-def _split_names(text: str | None, example: str) -> list[str]:
-    """Splits a flag at commas. Raises UserError for an empty flag or a repeated item."""
-    flag = example.partition('=')[0]
-    items = [item.strip() for item in (text or '').split(',') if item.strip()]
-    if not items:
-        raise UserError(f'{flag} has no value; pass {example}')
-    if len(set(items)) < len(items):
-        raise UserError(f'{flag}={text} has a repeated item; list each item once')
-    return items
 
 
 def _make_equal(

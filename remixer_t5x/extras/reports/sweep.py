@@ -13,7 +13,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from remixer_t5x import untrusted_files
+from remixer_t5x import ranges, untrusted_files
+from remixer_t5x.cli import arguments
 from remixer_t5x.errors import UserError
 from remixer_t5x.run_folder import model_dir
 
@@ -50,6 +51,15 @@ class SweepCell:
 def setting_text(setting: Setting) -> str:
     """Formats a setting, as in `LEARNING_RATE=1e-3, DROPOUT_RATE=0.1`."""
     return ', '.join(f'{name}={value}' for name, value in setting)
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Parses the comma-separated seeds of a `--seeds` flag."""
+    texts = arguments.split_names(text)
+    seeds = [seed for item in texts if (seed := ranges.parse_whole_number(item)) is not None]
+    if not seeds or len(set(seeds)) < len(texts):
+        raise UserError(f'--seeds must be different whole numbers, got {text}; pass --seeds=0,1,2')
+    return seeds
 
 
 class Stopped(Exception):
@@ -130,7 +140,7 @@ class Sweep:
             self._finished.append(list(cell.command))
             print_line(f'{cell.name}: finished in {time.monotonic() - process.start:,.0f} s')
         elif not stopped:
-            line = _last_error_line(cell.log)
+            line = _last_line(cell.log, 'error')
             is_mistake = code == _USER_ERROR_CODE and _count_bytes_logged(cell) == process.bytes_before
             # A setting of a search may fail, for example if its learning rate is too high.
             if is_mistake and not cell.setting and can_raise:
@@ -147,20 +157,20 @@ class _RunProcess(subprocess.Popen):
 
     def __init__(self, cell: SweepCell):
         self.cell, self.start, self.bytes_before = cell, time.monotonic(), _count_bytes_logged(cell)
-        self._next_progress, self._shown_step = self.start + _PROGRESS_PERIOD, -1
+        self._next_progress, self._shown_line = self.start + _PROGRESS_PERIOD, ''
         cell.folder.parent.mkdir(parents=True, exist_ok=True)
         with cell.log.open('ab') as log:
             # In a new process group, the child receives only the SIGINT that the sweep forwards.
             super().__init__([*PROGRAM, *cell.command], stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
     def show_progress(self) -> None:
-        """Prints the last logged step every `_PROGRESS_PERIOD`, if it has changed."""
+        """Prints the last line of the log every `_PROGRESS_PERIOD`, if it has changed."""
         if time.monotonic() >= self._next_progress:
             self._next_progress = time.monotonic() + _PROGRESS_PERIOD
-            step, line = _progress(self.cell.folder)
-            if step > self._shown_step:
+            line = _last_line(self.cell.log)
+            if line != self._shown_line:
                 print_line(f'{self.cell.name}: {line}')
-                self._shown_step = step
+                self._shown_line = line
 
 
 def _count_bytes_logged(cell: SweepCell) -> int:
@@ -168,29 +178,10 @@ def _count_bytes_logged(cell: SweepCell) -> int:
     return metrics.stat().st_size if metrics.exists() else 0
 
 
-def _progress(folder: pathlib.Path) -> tuple[int, str]:
-    """Returns the last logged step of a run (-1 without metrics) and a line with step, loss and remaining time."""
-    from remixer_t5x.extras.reports import overview, records
-    from remixer_t5x.train import progress
-
-    try:
-        (run,) = records.read_runs([str(folder)])
-    except UserError:
-        return -1, ''
-    numbers, seconds = overview.summarize_run(run), run.metric_points(records.TRAIN, 'seconds_per_step')
-    parts = [f'step {numbers.step:,}' + (f' of {numbers.steps:,}' if numbers.steps else '')]
-    if numbers.train_loss is not None:
-        parts.append(f'loss {numbers.train_loss:.4f}')
-    if numbers.steps and seconds:
-        parts.append(f'{progress.format_duration((numbers.steps - numbers.step) * seconds[-1][1])} left')
-    return numbers.step, ', '.join(parts)
-
-
-def _last_error_line(log: pathlib.Path) -> str:
-    """Returns the last error in the log of a run, or the last line if there is no error."""
-    lines = log.read_text(errors='replace').strip().splitlines()
-    errors = [line for line in lines if line.startswith('error')]
-    return (errors or lines or ['no output'])[-1]
+def _last_line(log: pathlib.Path, prefix: str = '') -> str:
+    """Returns the last line of a log that starts with `prefix`, or the last line if there is none."""
+    lines = log.read_text(errors='replace').strip().splitlines() or ['no output']
+    return next((line for line in reversed(lines) if line.startswith(prefix)), lines[-1])
 
 
 def print_line(line: str) -> None:

@@ -6,7 +6,6 @@ import pathlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from remixer_t5x import ranges
 from remixer_t5x.cli import arguments, console
 from remixer_t5x.cli.command import Command
 from remixer_t5x.errors import UserError
@@ -56,10 +55,7 @@ def run(args: argparse.Namespace) -> int:
         if name in _RUN_MACROS:
             raise UserError(f'--gin.{name} is set for each run; use --seeds or --folder instead')
     table = tables.load(args.table, args.scale)
-    texts = arguments.split_names(args.seeds or _SEEDS[args.scale])
-    seeds = [number for text in texts if (number := ranges.parse_whole_number(text)) is not None]
-    if len(set(seeds)) < len(texts):
-        raise UserError(f'--seeds must be different whole numbers, got {args.seeds}; pass --seeds=0,1,2')
+    seeds = sweep.parse_seeds(args.seeds or _SEEDS[args.scale])
     equal.import_on_cpu(args)
     from remixer_t5x.extras.reproduce import runs, verdicts
 
