@@ -267,9 +267,7 @@ def bootstrap_sentences(groups: Sequence[RunGroup]) -> list[str]:
     sentences = []
     for task in dict.fromkeys(name for group in groups for run in group.runs for name in run.predictions):
         rows = {
-            (group.name, run.seed): {
-                row.get('index', position): row for position, row in enumerate(run.predictions[task])
-            }
+            (group.name, run.seed): tables.index_predictions(run, task)
             for group in groups
             for run in group.runs
             if task in run.predictions
@@ -370,7 +368,7 @@ def _decimal_places(measure: str) -> int:
 
 def _format_mean(values: Iterable[float], digits: int) -> str:
     """Formats the mean and sample standard deviation as `5.12 ± 0.03`, or only the mean for a single value."""
-    cell = tables.TableCell(list(enumerate(values)))
+    cell = tables.TableCell(dict(enumerate(values)))
     return ' ± '.join(f'{value:,.{digits}f}' for value in (cell.mean, cell.deviation) if value is not None)
 
 

@@ -5,7 +5,6 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from etils import epath
 
 from remixer_t5x import lazy
@@ -13,6 +12,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import records
 from remixer_t5x.extras.reports.pictures import drawing
 from remixer_t5x.extras.reports.pictures.drawing import Picture
+from remixer_t5x.extras.reports.records import RecordedRun
 from remixer_t5x.run_folder import object_store
 
 Points = Sequence[tuple[int, float]]
@@ -42,14 +42,6 @@ def moving_average(values: Sequence[float], weight: float) -> list[float]:
     return averages
 
 
-def thin_points(points: Points, most: int = MOST_POINTS) -> Points:
-    """Selects at most `most` evenly spaced points, including the first and the last."""
-    if len(points) <= most:
-        return points
-    indices = np.linspace(0, len(points) - 1, most).round()
-    return [points[int(index)] for index in indices]
-
-
 def draw_chart(chart: Chart, name: str) -> Picture:
     """Draws a chart. `name` must be unique on the page. Smoothed curves include the raw values as a thin line."""
     figure = drawing.new_figure(4.6, 2.3)
@@ -59,7 +51,7 @@ def draw_chart(chart: Chart, name: str) -> Picture:
     axes.locator_params(nbins=6)
     axes.ticklabel_format(axis='both', style='sci', scilimits=(-4, 6), useOffset=False)
     for run, points in chart.lines.items():
-        steps, values = map(list, zip(*thin_points(points), strict=True))
+        steps, values = map(list, zip(*drawing.space_evenly(points, MOST_POINTS), strict=True))
         colour = drawing.COLOURS[run % len(drawing.COLOURS)]
         dashes = '--' if run >= len(drawing.COLOURS) else '-'
         if chart.smooth:
@@ -79,28 +71,23 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
     Raises:
         UserError: the file is missing, has a malformed line, or has no training loss.
     """
-    losses = read_series(metrics_file, 'loss')
-    train = losses.get(records.TRAIN)
-    if train is None:
+    run = RecordedRun('', '', records.read_records(metrics_file))
+    train = run.metric_points(records.TRAIN, 'loss')
+    if not train:
         raise UserError(f'{metrics_file} has no training loss; choose a run that has logged at least one step')
-    held_out = {kind: points for kind, points in losses.items() if kind != records.TRAIN}
+    held_out = {kind: points for kind in run.kinds() if (points := run.metric_points(kind, 'loss'))}
     figure = drawing.new_figure(8, 4.5)
     axes = figure.add_subplot()
     axes.plot(*zip(*train, strict=True), color=_TRAIN, marker='.' if len(train) < 60 else None, label='training')
     for index, (kind, points) in enumerate(held_out.items()):
         label = 'held out' if len(held_out) == 1 else f'held out: {kind.removeprefix("held_out/")}'
+        label += f', finally {points[-1][1]:.3f}'
         colour = _HELD_OUT if index == 0 else f'C{index}'
         axes.plot(*zip(*points, strict=True), color=colour, linewidth=2, marker='o', markersize=4, label=label)
     # The dotted line shows the latest loss of the best constant prediction in the first evaluation that reports it.
-    for points in list(read_series(metrics_file, 'constant_loss').values())[:1]:
-        axes.axhline(points[-1][1], color=drawing.INK, linewidth=1.2, linestyle=':', label='best constant prediction')
-    # The last held-out losses are printed to the right of the axes, and moved up if they would overlap.
-    low, high = axes.get_ylim()
-    height, right = low - high, max((points[-1][0] for points in held_out.values()), default=0)
-    for value, index in sorted((points[-1][1], index) for index, points in enumerate(held_out.values())):
-        height, colour = max(value, height + (high - low) / 22), _HELD_OUT if index == 0 else f'C{index}'
-        axes.annotate(f'{value:.3f}', (right, height), xytext=(8, 0), textcoords='offset points', va='center',
-                      color=colour, fontsize=9, annotation_clip=False)  # fmt: skip
+    constants = (run.metric_points(kind, 'constant_loss') for kind in run.kinds())
+    if constant := next(filter(None, constants), None):
+        axes.axhline(constant[-1][1], color=drawing.INK, linewidth=1.2, linestyle=':', label='best constant prediction')
     drawing.style_axes(axes, title, 'step', 'cross-entropy per target token [nats]')
     axes.title.set_fontsize(13)
     axes.grid(axis='y', color=drawing.GRID, linewidth=0.8)
@@ -115,17 +102,3 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
             f'{target} cannot be written ({object_store.describe_error(error)}); use a path in another folder'
         ) from None
     return target
-
-
-def read_series(metrics_file: str | os.PathLike, number: str) -> dict[str, list[tuple[int, float]]]:
-    """Reads the finite values of a metric as (step, value) pairs in file order, grouped by the kind of record.
-
-    Raises:
-        UserError: the file cannot be read, or one of its lines is not a metrics record.
-    """
-    series: dict[str, list[tuple[int, float]]] = {}
-    for record in records.read_records(metrics_file):
-        value = record.numbers.get(number)
-        if value is not None:
-            series.setdefault(record.kind, []).append((record.step, value))
-    return series

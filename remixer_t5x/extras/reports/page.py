@@ -16,6 +16,7 @@ from remixer_t5x.extras.reports import curves, overview, records, tables
 from remixer_t5x.extras.reports.pictures import drawing
 from remixer_t5x.extras.reports.pictures.drawing import Picture
 from remixer_t5x.extras.reports.records import RecordedRun
+from remixer_t5x.train import progress
 
 if TYPE_CHECKING:
     from remixer_t5x.extras.reports.comparison import Comparison
@@ -33,7 +34,6 @@ class WeightPictures:
 def render_page(
     runs: Sequence[RecordedRun],
     learned: Sequence[WeightPictures] = (),
-    now: datetime.datetime | None = None,
     comparison: Comparison | None = None,
 ) -> str:
     """Renders the HTML page.
@@ -41,7 +41,6 @@ def render_page(
     Args:
         runs: all runs.
         learned: pictures of learned parameters, in the order of the runs.
-        now: creation time to print; None means the current time.
         comparison: results of `compare`, which determine the groups of runs; None groups runs by settings.
     """
     groups = comparison.groups if comparison else records.group_by_seed(runs)
@@ -68,7 +67,7 @@ def render_page(
         samples=tables.select_samples(runs),
         learned=learned,
         differences=records.differing_settings(runs),
-        created=(now or datetime.datetime.now()).strftime('%Y-%m-%d %H:%M'),
+        created=datetime.datetime.now().strftime('%Y-%m-%d %H:%M'),
         run_score=_format_run_score,
         colours=len(drawing.COLOURS),
     )
@@ -85,7 +84,9 @@ def _load_template() -> jinja2.Template:
         lstrip_blocks=True,
     )
     short, count = '{:.4g}'.format, '{:,.0f}'.format
-    environment.filters.update(duration=_format_duration, short=short, count=count, svg=_inline_svg, unit=overview.unit)
+    environment.filters.update(
+        duration=progress.format_duration, short=short, count=count, svg=_inline_svg, unit=overview.unit
+    )
     return environment.get_template('report.html.jinja')
 
 
@@ -98,14 +99,10 @@ def _format_run_score(run: RecordedRun, kind: str, metric: str) -> str:
     return '–'
 
 
-def _inline_svg(picture: Picture) -> markupsafe.Markup:
-    """Returns the figure as SVG with a title for screen readers; matplotlib has escaped the text."""
-    svg = drawing.inline_svg(picture)
+def _inline_svg(picture: Picture, prefix: str = '') -> markupsafe.Markup:
+    """Returns the figure as SVG with a title for screen readers; matplotlib has escaped the text.
+
+    The ids of the figure start with `prefix` and the name of the picture, and must be unique on the page.
+    """
+    svg = drawing.inline_svg(dataclasses.replace(picture, name=prefix + picture.name))
     return markupsafe.Markup(svg.replace('<svg ', f'<svg role="img" aria-label="{html.escape(picture.title)}" ', 1))
-
-
-def _format_duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    if seconds < 90:
-        return f'{seconds:.0f} s'
-    return f'{minutes} min' if minutes < 90 else f'{minutes // 60} h {minutes % 60:02d} min'

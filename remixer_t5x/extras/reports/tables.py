@@ -2,11 +2,9 @@
 
 import collections
 import dataclasses
-import difflib
-import re
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from remixer_t5x.evaluate.best import signed_score
 from remixer_t5x.extras.reports.differences import BySeed, Measure, compare_models, conclude
@@ -20,20 +18,10 @@ _LONGEST_TEXT = 600
 
 @dataclasses.dataclass(frozen=True)
 class TableCell:
-    """A metric of a group of runs.
+    """A metric of a group of runs; `best` marks a group that is significantly better than every other group."""
 
-    Attributes:
-        values: (seed, value) for each run.
-        best: whether the group is significantly better than every other group.
-    """
-
-    values: Sequence[tuple[int, float]]
+    by_seed: BySeed
     best: bool = False
-
-    @property
-    def by_seed(self) -> BySeed:
-        """The value of each seed, from the last run with that seed."""
-        return dict(self.values)
 
     @property
     def mean(self) -> float:
@@ -86,13 +74,13 @@ def _build_row(groups: Sequence[RunGroup], kind: str, name: str) -> Row:
     cells: dict[str, TableCell] = {}
     keys = [str(index) for index in range(len(groups))]
     for key, group in zip(keys, groups, strict=True):
-        values = [
-            (run.seed, value)
+        by_seed = {
+            run.seed: value
             for run in group.runs
             if kind in (latest := run.latest()) and (value := task_metrics(latest[kind]).get(name)) is not None
-        ]
-        if values:
-            cells[key] = TableCell(values)
+        }
+        if by_seed:
+            cells[key] = TableCell(by_seed)
     pairs = compare_models({key: cell.by_seed for key, cell in cells.items()}, signed_score(name, 1.0) > 0)
     wins = collections.Counter(pair.model for pair in pairs if pair.is_shown)
     for key in cells:
@@ -129,64 +117,49 @@ def describe_measures(measures: Sequence[Measure], overviews: Mapping[str, Overv
     return sentences
 
 
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    """An evaluation example with the predictions of all runs.
-
-    Attributes:
-        input: the input, truncated.
-        target: the target, truncated.
-        predictions: for each run, the prediction as pairs (text, whether the text differs from the target), or None.
-    """
+class Sample(NamedTuple):
+    """An evaluation example with the prediction of each run, or None for a run without the example."""
 
     input: str
     target: str
-    predictions: Sequence[Sequence[tuple[str, bool]] | None]
+    predictions: Sequence[str | None]
 
 
 def select_samples(runs: Sequence[RecordedRun]) -> list[tuple[str, list[Sample], list[str]]]:
-    """Returns (task and split, selected examples, accuracy of each run as text) for each prediction file."""
+    """Returns (task and split, selected examples, accuracy of each run as text) for each prediction file.
+
+    Examples that the first run predicts incorrectly come first.
+    """
     tables = []
     for name in dict.fromkeys(name for run in runs for name in run.predictions):
-        by_index = [
-            {row.get('index', position): row for position, row in enumerate(run.predictions.get(name, ()))}
-            for run in runs
-        ]
+        by_index = [index_predictions(run, name) for run in runs]
         first = next(rows for rows in by_index if rows)
-        wrong = [index for index, row in first.items() if not equals_target(row)]
-        right = [index for index, row in first.items() if equals_target(row)]
-        half = _SHOWN_PREDICTIONS // 2
-        indices = wrong[: _SHOWN_PREDICTIONS - min(half, len(right))] + right[:half]
+        indices = sorted(first, key=lambda index: equals_target(first[index]))[:_SHOWN_PREDICTIONS]
         counts = [
             f'{sum(map(equals_target, rows.values())):,} of {len(rows):,} equal the target' if rows else ''
             for rows in by_index
         ]
-        tables.append((name, [_build_sample([rows.get(index) for rows in by_index]) for index in indices], counts))
+        samples = [
+            Sample(
+                _truncate(first[index].get('input', '')),
+                _truncate(first[index].get('target', '')),
+                [_truncate(rows[index]['prediction']) if index in rows else None for rows in by_index],
+            )
+            for index in indices
+        ]
+        tables.append((name, samples, counts))
     return tables
+
+
+def index_predictions(run: RecordedRun, name: str) -> dict[Any, Mapping[str, Any]]:
+    """Returns the rows of a prediction file by the index of their example."""
+    return {row.get('index', position): row for position, row in enumerate(run.predictions.get(name, ()))}
 
 
 def equals_target(row: Mapping[str, Any]) -> bool:
     return str(row['prediction']).split() == str(row.get('target', '')).split()
 
 
-def _build_sample(rows: Sequence[Mapping[str, Any] | None]) -> Sample:
-    """Builds a sample from the rows of an example in all runs; the row is None for runs without the example."""
-    first = next(row for row in rows if row is not None)
-    predictions = [
-        None if row is None else compare_words(str(row.get('target', '')), str(row['prediction'])) for row in rows
-    ]
-    return Sample(_truncate(str(first.get('input', ''))), _truncate(str(first.get('target', ''))), predictions)
-
-
-def compare_words(target: str, prediction: str) -> list[tuple[str, bool]]:
-    """Splits the prediction at word boundaries into pairs (text, whether the text differs from the target)."""
-    expected, words = (re.findall(r'\s+|\S+', _truncate(text)) for text in (target, prediction))
-    parts = []
-    for tag, _, _, first, last in difflib.SequenceMatcher(None, expected, words, autojunk=False).get_opcodes():
-        if last > first:
-            parts.append((''.join(words[first:last]), tag != 'equal'))
-    return parts
-
-
-def _truncate(text: str) -> str:
+def _truncate(value: Any) -> str:
+    text = str(value)
     return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + ' …'

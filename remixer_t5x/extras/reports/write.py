@@ -38,11 +38,8 @@ def write(
         folders: the MODEL_DIR of each run.
         out: the HTML file.
         text: the input text of the pictures.
-        pictures: whether to draw learned parameters, which builds the models by running the code in each config.gin.
+        pictures: whether to draw learned parameters, which runs the code in each config.gin.
         pictures_dir: folder for the pictures as PNG and SVG, or None.
-
-    Raises:
-        UserError: a folder is not a run, a run has no metrics, or a file cannot be read or written.
     """
     runs = records.read_runs(folders)
     learned = _draw_learned(runs, text, pictures_dir) if pictures else []
@@ -67,22 +64,22 @@ def write_page(html: str, target: pathlib.Path) -> None:
 def _draw_learned(runs: Sequence[RecordedRun], text: str, folder: str | None) -> list[page.WeightPictures]:
     """Draws the pictures of the first run in each group of seeds; if that fails, the caption states the reason."""
     learned = []
-    for number, group in enumerate(records.group_by_seed(runs), 1):
+    for group in records.group_by_seed(runs):
         run = group.runs[0]
         print(f'{run.name}: drawing what its model learned', file=sys.stderr, flush=True)
         try:
-            learned.append(_draw_run(run, text, number))
+            learned.append(_draw_run(run, text))
         except UserError as error:
             reason = f'No pictures of what was learned: {" ".join(str(error).split())}'
             print(f'{run.name}: {reason}', file=sys.stderr, flush=True)
             learned.append(page.WeightPictures(run.name, about=reason))
         for picture in learned[-1].pictures if folder else ():
-            stem = re.sub(r'[^\w.-]+', '_', f'{run.name}-{picture.name.partition("-")[2]}')
+            stem = re.sub(r'[^\w.-]+', '_', f'{run.name}-{picture.name}')
             drawing.save(dataclasses.replace(picture, name=stem), folder or '')
     return learned
 
 
-def _draw_run(run: RecordedRun, text: str, number: int) -> page.WeightPictures:
+def _draw_run(run: RecordedRun, text: str) -> page.WeightPictures:
     trained = saved_models.load(run.folder)
     if trained.model.model_type != batch_formats.ENCODER_DECODER:
         raise UserError(f'--pictures needs an encoder-decoder, but MODEL_TYPE is {trained.model.model_type!r}')
@@ -97,7 +94,6 @@ def _draw_run(run: RecordedRun, text: str, number: int) -> page.WeightPictures:
         targets=(targets, pieces[1]),
         lengths={'encoder': trained.lengths['inputs'], 'decoder': trained.lengths['targets']},
         initial=_restore_initial_params(trained),
-        name=f'r{number}-',
     )
     about = f'The model of {trained.source} reads “{text}”; its decoder is shown with the model’s answer.'
     return page.WeightPictures(run.name, gallery.draw_all(trained_text), about)

@@ -21,13 +21,6 @@ RECORDS = [{'kind': 'train', 'step': step, 'loss': 5.0 / step} for step in range
 HELD_OUT = [{'kind': 'validation', 'step': 50, 'loss': 0.2}, {'kind': 'validation', 'step': 99, 'loss': 0.1}]
 
 
-def test_losses_are_read_by_kind(tmp_path):
-    path = write(tmp_path, [*RECORDS, *HELD_OUT, {'kind': 'train', 'step': 100, 'loss': None}])
-    losses = curves.read_series(path, 'loss')
-    assert losses['train'][:2] == [(1, 5.0), (2, 2.5)] and len(losses['train']) == 99
-    assert losses['validation'] == [(50, 0.2), (99, 0.1)]
-
-
 def test_the_best_constant_prediction_is_a_line(tmp_path, monkeypatch):
     lines = []
     monkeypatch.setattr(Axes, 'axhline', lambda self, y, **rest: lines.append(y))
@@ -53,13 +46,3 @@ def test_a_file_without_training_losses_is_reported(tmp_path):
         curves.plot_loss(tmp_path / 'metrics.jsonl', tmp_path / 'x.png')
     with pytest.raises(UserError, match='metrics.jsonl has no training loss'):
         curves.plot_loss(write(tmp_path, []), tmp_path / 'x.png')
-
-
-def test_labels_of_several_evaluations_do_not_overlap(tmp_path, monkeypatch):
-    labels = []
-    monkeypatch.setattr(Axes, 'annotate', lambda self, text, xy, **rest: labels.append((xy[1], text)))
-    held_out = [{'kind': f'held_out/{loss}', 'step': 99, 'loss': loss} for loss in (2.0, 2.01, 2.005)]
-    curves.plot_loss(write(tmp_path, [*RECORDS, *held_out]), tmp_path / 'x.png')
-    assert [text for _, text in sorted(labels)] == ['2.000', '2.005', '2.010']
-    heights = sorted(height for height, _ in labels)
-    assert min(b - a for a, b in zip(heights, heights[1:], strict=False)) > 0.1

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import curves, overview, records, tables
+from remixer_t5x.extras.reports.pictures import drawing
 from remixer_t5x.extras.reports.records import MetricsRecord, RecordedRun, RunGroup
 
 
@@ -49,7 +50,7 @@ def test_of_two_runs_with_one_seed_the_last_is_used():
 def test_the_table_has_mean_and_sample_deviation_over_seeds(values):
     runs = [_run(f'r{n}', f'SEED = {n}\nX = 1\n', eval__cb=(9, {'f1': value})) for n, value in enumerate(values)]
     [(kind, metric, [cell])] = tables.build_task_table(records.group_by_seed(runs))
-    assert (kind, metric, len(cell.values)) == ('cb, eval', 'f1', len(values))
+    assert (kind, metric, len(cell.by_seed)) == ('cb, eval', 'f1', len(values))
     assert cell.mean == pytest.approx(statistics.mean(values))
     assert cell.deviation == (pytest.approx(statistics.stdev(values)) if len(values) > 1 else None)
 
@@ -100,8 +101,8 @@ def test_smoothing_follows_its_formula(values, weight):
 
 def test_a_long_curve_keeps_its_ends():
     points = [(step, float(step)) for step in range(5000)]
-    thin = curves.thin_points(points)
-    assert len(thin) == curves.MOST_POINTS and thin[0] == points[0] and thin[-1] == points[-1]
+    thin = drawing.space_evenly(points, 400)
+    assert len(thin) == 400 and thin[0] == points[0] and thin[-1] == points[-1]
 
 
 def test_a_chart_draws_the_points_of_each_line():
@@ -141,13 +142,6 @@ def test_a_group_is_marked_best_only_if_its_difference_is_shown():
         overviews = {run.name: overview.summarize_run(run) for group in groups for run in group.runs}
         (sentence,) = tables.describe_measures(tables.collect_measures(groups, rows, overviews), overviews)
         assert ('b is better than a by 8' in sentence) == best[1] and ('no difference shown' in sentence) != best[1]
-
-
-@given(st.text('ab ', max_size=20), st.text('ab ', max_size=20))
-def test_compared_words_are_the_prediction(target, prediction):
-    parts = tables.compare_words(target, prediction)
-    assert ''.join(text for text, _ in parts) == prediction
-    assert any(differs for _, differs in parts) <= (target != prediction)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pathlib
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+T = TypeVar('T')
 INK, GRID = '#1d2733', '#c9d1d9'
 # Okabe and Ito's palette, ordered so that neighbours also differ in lightness.
 COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#56b4e9', '#e69f00')
@@ -41,6 +42,12 @@ class Picture:
     title: str
     note: str
     figure: Figure
+
+
+def space_evenly(items: Sequence[T], most: int) -> list[T]:
+    """Selects at most `most` evenly spaced items, including the first and the last."""
+    indices = np.linspace(0, len(items) - 1, min(most, len(items))).round()
+    return [items[int(index)] for index in indices]
 
 
 def new_figure(width: float, height: float) -> Figure:

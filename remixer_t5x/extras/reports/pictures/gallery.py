@@ -25,7 +25,6 @@ class TrainedText:
         targets: token ids of the decoder and the text of each token.
         lengths: training sequence lengths of `encoder` and `decoder`.
         initial: initial parameters of the training run, or None.
-        name: prefix of picture names.
     """
 
     model: Any
@@ -34,7 +33,6 @@ class TrainedText:
     targets: tuple[np.ndarray, Sequence[str]]
     lengths: Mapping[str, int]
     initial: Any = None
-    name: str = ''
 
     @property
     def stacks(self) -> list[tuple[str, np.ndarray, Sequence[str]]]:
@@ -50,15 +48,9 @@ def draw_all(text: TrainedText) -> list[Picture]:
         _draw_tim(text, intermediates),
         _draw_gmlp(text),
         _draw_attention(text, intermediates),
+        _draw_pseudo_attention(text),
     )
-    pictures = [picture for kind in (*kinds, _draw_pseudo_attention(text)) for picture in kind]
-    return [dataclasses.replace(picture, name=f'{text.name}{picture.name}') for picture in pictures]
-
-
-def evenly_spaced(layers: Sequence[LayerArray], most: int = MOST_LAYERS) -> list[LayerArray]:
-    """Selects at most `most` evenly spaced layers, including the first and the last."""
-    indices = np.linspace(0, len(layers) - 1, min(most, len(layers))).round()
-    return [layers[int(index)] for index in indices]
+    return [picture for kind in kinds for picture in kind]
 
 
 def _in_stack(layers: Iterable[LayerArray], stack: str, sublayer: str = '') -> list[LayerArray]:
@@ -76,7 +68,7 @@ def _draw_remixer(text: TrainedText, intermediates: Mapping[str, Any]) -> Iterat
         layers = _in_stack(logits, stack)
         if not layers:
             continue
-        shown = evenly_spaced(layers)
+        shown = drawing.space_evenly(layers, MOST_LAYERS)
         means = {layer.layer: layer.array.mean(axis=0) for layer in _in_stack(attention, stack)}
         before = {layer.layer: layer for layer in _in_stack(initial, stack)}
         rows: dict[str, list[Panel]] = {}
@@ -137,7 +129,7 @@ def _draw_gmlp(text: TrainedText) -> Iterator[Picture]:
     weights = learned.spatial_weights(text.params, text.lengths)
     for stack in (ENCODER, DECODER):
         if layers := _in_stack(weights, stack):
-            panels = [Panel(layer.title, layer.array) for layer in evenly_spaced(layers)]
+            panels = [Panel(layer.title, layer.array) for layer in drawing.space_evenly(layers, MOST_LAYERS)]
             note = 'Magnitude of W at the trained length: rows are output tokens, columns are input tokens.'
             yield Picture(f'gmlp-weights-{stack}', f'Spatial weights, {stack}', note, drawing.draw_matrices([panels]))
 
@@ -153,7 +145,10 @@ def _draw_attention(text: TrainedText, intermediates: Mapping[str, Any]) -> Iter
         ('attention-cross', 'Cross-attention', _in_stack(cross, DECODER), written, read),
     ):
         if layers:
-            panels = [Panel(layer.title, layer.array.mean(axis=0), rows, columns) for layer in evenly_spaced(layers)]
+            panels = [
+                Panel(layer.title, layer.array.mean(axis=0), rows, columns)
+                for layer in drawing.space_evenly(layers, MOST_LAYERS)
+            ]
             note = 'Mean over heads; rows are queries, columns are keys.'
             yield Picture(name, title, note, drawing.draw_matrices([panels]))
 
@@ -161,9 +156,9 @@ def _draw_attention(text: TrainedText, intermediates: Mapping[str, Any]) -> Iter
 def _draw_pseudo_attention(text: TrainedText) -> Iterator[Picture]:
     (ids, pieces), (target_ids, target_pieces) = text.inputs, text.targets
     arrays = pseudo_attention.encoder_layers(text.model, text.params, ids)
-    layers = evenly_spaced([LayerArray(ENCODER, number, '', array) for number, array in enumerate(arrays, 1)])
+    layers = [(f'{ENCODER} {number}', array) for number, array in enumerate(arrays, 1)]
     whole = pseudo_attention.encoder(text.model, text.params, ids)
-    maps = [*((layer.title, layer.array) for layer in layers), ('whole encoder', whole)]
+    maps = [*drawing.space_evenly(layers, MOST_LAYERS), ('whole encoder', whole)]
     panels = [Panel(title, array, pieces, pieces, off_diagonal=True) for title, array in maps]
     cross = pseudo_attention.decoder_to_text(text.model, text.params, ids, target_ids)
     note = 'Norm of the gradient of each output token (rows) with respect to each input token (columns)'
