@@ -27,14 +27,9 @@ _print = functools.partial(console.print_items, pipe_width=150)
 
 
 def show(args: argparse.Namespace) -> None:
-    """Prints the forecast of one configuration, then compiles the first N recommended changes of `--speed=N`.
-
-    Raises:
-        UserError: the chip's compiler is not installed, the mesh does not match the devices, or the step does not fit
-            into their memory.
-    """
+    """Prints the forecast of one configuration, then compiles the first N recommended changes of `--speed=N`."""
     step, hardware = _build_step(args)
-    _print(_describe(step, hardware))
+    _print(memory.describe_step(step, hardware, _compiler(hardware)))
     current = _forecast(step, hardware)
     tables = speed_table.work_table(current), speed_table.time_table(current, args.price)
     _print(*tables, *forecast.describe_uncounted(current))
@@ -50,12 +45,7 @@ def show(args: argparse.Namespace) -> None:
 
 
 def compare(args: argparse.Namespace, models: Sequence[str], sizes: Sequence[str]) -> None:
-    """Prints a table of forecasts for all `models` at all `sizes`; other settings come from the command line.
-
-    Raises:
-        UserError: a model or size does not exist, the chip's compiler is not installed, the mesh does not match the
-            devices, or a step does not fit into their memory.
-    """
+    """Prints a table of forecasts for all `models` at all `sizes`; other settings come from the command line."""
     forecasts: list[tuple[str, str, Forecast]] = []
     for size in sizes:
         for model in models:
@@ -64,7 +54,7 @@ def compare(args: argparse.Namespace, models: Sequence[str], sizes: Sequence[str
             changed.model = model
             step, hardware = _build_step(changed)
             if not forecasts:
-                _print(_describe(step, hardware))
+                _print(memory.describe_step(step, hardware, _compiler(hardware)))
             forecasts.append((model, size, _forecast(step, hardware)))
             _print(f'  compiled {model} {size} ({len(forecasts)} of {len(models) * len(sizes)})')
     _print(speed_table.comparison_table(forecasts), _NOTE)
@@ -133,10 +123,6 @@ def _compile_changes(args: argparse.Namespace, current: Forecast, changes: Seque
             gain = more_tokens * current.bound.estimated_seconds / after.bound.estimated_seconds
             line += f", {gain:.2f} by the compiler's estimate"
         _print(f'  {change.flag:<32} {line}; {step_memory.format_gibibytes(after.memory.total)}')
-
-
-def _describe(step: StepSpec, hardware: Hardware) -> str:
-    return memory.describe_step(step, hardware, _compiler(hardware))
 
 
 def _compiler(hardware: Hardware) -> str:

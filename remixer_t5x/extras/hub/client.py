@@ -150,20 +150,12 @@ def _wrap_hub_errors(name: str, action: str) -> Iterator[None]:
             raise
         from huggingface_hub import constants, errors
 
-        text = f'cannot be {action}: {reason(error)}'
-        if isinstance(error, errors.GatedRepoError):
-            text = 'is gated; accept its terms on its Hub page, then run hf auth login'
-        elif isinstance(error, errors.RepositoryNotFoundError):
-            text = (
-                'is not a folder, and the Hub has no such model, or it is private; check the name, or run hf auth login'
-            )
-        elif isinstance(error, errors.RevisionNotFoundError):
-            text = 'does not have this revision on the Hub; check the revision after @, or omit it'
+        text = f'cannot be {action}: {reason(error)}; check the name and revision, or run hf auth login'
+        if isinstance(error, errors.RepositoryNotFoundError) and not isinstance(error, errors.GatedRepoError):
+            text = 'is not a folder, and the Hub has no such model, or it is private; check the name, or log in'
         elif isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
             why = 'HF_HUB_OFFLINE is set' if constants.HF_HUB_OFFLINE else 'the Hub does not answer'
             text = f'cannot be {action}: {why}, and the cache has no complete copy; go online, or use a folder'
-        elif getattr(getattr(error, 'response', None), 'status_code', None) in (401, 403):
-            text = f'cannot be {action}: the Hub denies access; run hf auth login with a token that allows it'
         raise UserError(f'{name} {text}') from error
 
 

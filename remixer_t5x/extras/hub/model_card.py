@@ -19,13 +19,8 @@ FILE, CURVE, TEMPLATE = 'README.md', 'loss.png', 'model_card.md.jinja'
 
 
 class TypeTexts(NamedTuple):
-    """The model card texts for one type of model.
-
-    Attributes:
-        pipeline: the `pipeline_tag` of the Hub.
-        description: a description of the model.
-        auto_class: the auto class in transformers.
-        code: example code that uses the variable `model`.
+    """Texts for a model type: the Hub's `pipeline_tag`, a description, the auto class in transformers, and example code
+    that uses the variable `model`.
     """
 
     pipeline: str
@@ -43,10 +38,7 @@ TYPE_TEXTS = {
     'decoder_only': TypeTexts(
         'text-generation', 'A decoder-only model', 'AutoModelForCausalLM', "print(model.generate('The cat')[0].text)"
     ),
-    'encoder_only': TypeTexts(
-        'fill-mask', 'A masked language model', 'AutoModelForMaskedLM',
-        _ENCODE,
-    ),
+    'encoder_only': TypeTexts('fill-mask', 'A masked language model', 'AutoModelForMaskedLM', _ENCODE),
     'classifier': TypeTexts(
         'text-classification', 'A classifier', '', "print(model.classify('The cat is on the mat.')[0].texts)"
     ),

@@ -46,11 +46,9 @@ class SettingSearch:
 
     @property
     def settings(self) -> list[Setting]:
-        """All settings that were tried."""
         return list(dict.fromkeys(cell.setting for cell in self.cells))
 
     def best(self, model: str) -> Setting:
-        """Returns the best setting of a model."""
         return max(self.values[model], key=lambda setting: self.sign * self.values[model][setting])
 
     def expected(self, model: str) -> list[float]:
@@ -103,12 +101,10 @@ class Comparison:
 
     @functools.cached_property
     def overviews(self) -> dict[str, Overview]:
-        """The overview of each run, by run name."""
         return {run.name: overview.summarize_run(run) for group in self.groups for run in group.runs}
 
     @functools.cached_property
     def rows(self) -> list[tables.Row]:
-        """The metrics of all tasks."""
         return tables.build_task_table(self.groups)
 
     @functools.cached_property
@@ -118,12 +114,10 @@ class Comparison:
 
     @functools.cached_property
     def bootstrap(self) -> list[str]:
-        """Sentences that compare the predictions of the models."""
         return bootstrap_sentences(self.groups)
 
     @property
     def difference_sentences(self) -> list[str]:
-        """Sentences that state the differences between the models."""
         return [*tables.describe_measures(self.compared_metrics, self.overviews), *self.bootstrap]
 
     @property
@@ -191,7 +185,6 @@ class Comparison:
 
     @property
     def paragraph(self) -> str:
-        """A paragraph that describes the comparison."""
         names = [group.name for group in self.groups]
         seeds = [len(group.runs) for group in self.groups]
         sizes = _join_words(
@@ -306,10 +299,7 @@ def write_csv(
     counts: Mapping[tuple[str, Setting], ModelCounts],
     path: pathlib.Path,
 ) -> None:
-    """Writes one line per run: setting, parameters, FLOPs, losses, metrics, and the error if any.
-
-    `counts` maps each model and setting to its costs.
-    """
+    """Writes one line per run: setting, parameters, FLOPs, losses, metrics, and the error if any."""
     lines: list[dict[str, Any]] = []
     for cell in (*runs, *failed):
         line = {'model': cell.model, 'setting': setting_text(cell.setting), 'seed': cell.seed, 'folder': cell.folder}
@@ -388,5 +378,4 @@ def _join_words(parts: Iterable[str]) -> str:
 
 
 def _plural_s(count: int) -> str:
-    """Returns the plural suffix of a noun."""
     return 's' if count > 1 else ''

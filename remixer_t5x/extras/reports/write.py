@@ -26,7 +26,6 @@ from remixer_t5x.extras.reports.records import RecordedRun
 TEXT = 'The small dog that the children found in the park did not bark, but it followed them home.'
 # Maximum number of tokens of the model's answer in the decoder's pictures.
 MOST_TARGETS = 24
-_INITIAL_CHECKPOINT = 'INITIAL_CHECKPOINT_PATH'
 
 
 def write(
@@ -115,10 +114,9 @@ def _decode_answer(trained: TrainedModel, inputs: np.ndarray) -> np.ndarray:
 
 def _restore_initial_params(trained: TrainedModel) -> Any:
     """Returns the initial parameters of the run, or None if they were random or cannot be restored."""
+    macro = 'INITIAL_CHECKPOINT_PATH'
     with saved_models.saved_gin(trained.source) as gin_file:
-        (initial,) = loading.values(
-            loading.ConfigSources([gin_file], defaults={_INITIAL_CHECKPOINT: None}), _INITIAL_CHECKPOINT
-        )
+        (initial,) = loading.values(loading.ConfigSources([gin_file], defaults={macro: None}), macro)
     if not initial:
         return None
     try:

@@ -59,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
     equal.import_on_cpu(args)
     from remixer_t5x.extras.reproduce import runs, verdicts
 
-    costs = runs.count_all_costs(table, args)
+    costs = {
+        (stage.name, row.name): runs.count_cost(stage, row, args) for stage in table.stages for row in table.rows
+    }
     results = runs.parameter_and_flop_results(table, costs)
     failed: Collection[sweep.SweepCell] = ()
     if not table.is_counted:
@@ -107,9 +109,8 @@ _COUNTED_LEGEND = 'reproduced: within 5% of the paper; counted from shapes, with
 
 
 def _list_table(entries: Mapping[str, Mapping[str, Any]]) -> Any:
-    result = console.build_table(
-        'table', 'what it shows', 'at small scale', words=('table', 'what it shows', 'at small scale')
-    )
+    headings = 'table', 'what it shows', 'at small scale'
+    result = console.build_table(*headings, words=headings)
     for name, entry in entries.items():
         if 'reason' in entry:
             result.add_row(name, entry['title'], f'left out: {entry["reason"]}')
@@ -123,9 +124,10 @@ def _list_table(entries: Mapping[str, Mapping[str, Any]]) -> Any:
 def _cost_table(table: Any, costs: Mapping[tuple[str, str], Any], chip: str, seeds: int) -> Any:
     """Builds a table with the cost of each run for one seed, and the total for all seeds."""
     from remixer_t5x.cli.info.model import format_quantity
+    from remixer_t5x.extras.forecast import machines
     from remixer_t5x.extras.reproduce import runs
 
-    peaks = runs.chip_peak(chip), runs.measure_peak()
+    peaks = machines.find_machine(chip).peak('bf16'), runs.measure_peak()
 
     def hours(flops: float) -> list[str]:
         values = [flops / (runs.UTILIZATION * peak) / 3600 for peak in peaks]

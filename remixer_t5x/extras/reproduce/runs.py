@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from remixer_t5x.cli import arguments
 from remixer_t5x.costs import counts
 from remixer_t5x.errors import UserError
-from remixer_t5x.extras.forecast import machines
 from remixer_t5x.extras.reports import equal, records
 from remixer_t5x.extras.reports.sweep import SweepCell
 from remixer_t5x.extras.reproduce.tables import COUNTED, PARAMETERS, Column, Row, Stage, Table
@@ -32,12 +31,13 @@ def plan_runs(
             for row in table.rows:
                 name = re.sub(r'\W+', '_', row.name).strip('_')
                 run_folder = folder / stage.name / name / f'seed_{seed}'
-                flags = {**_gin_settings(stage, row, args), 'SEED': seed, 'MODEL_DIR': run_folder}
+                files, settings = _gin_sources(stage, row, args)
+                flags = {**settings, 'SEED': seed, 'MODEL_DIR': run_folder}
                 if stage.after:
                     flags['INITIAL_CHECKPOINT_PATH'] = cells[stage.after, row.name, seed].folder
                 command = (
                     stage.command,
-                    *equal.config_flags(args, _gin_files(stage, row, args)),
+                    *equal.config_flags(args, files),
                     f'--model={row.model}',
                     *(f'--gin.{flag}={value}' for flag, value in flags.items()),
                 )
@@ -46,12 +46,9 @@ def plan_runs(
     return cells
 
 
-def _gin_files(stage: Stage, row: Row, args: argparse.Namespace) -> list[str]:
-    return [*stage.files, *row.files, *args.gin_file]
-
-
-def _gin_settings(stage: Stage, row: Row, args: argparse.Namespace) -> dict[str, object]:
-    return {**stage.flags, **row.flags, **dict(args.gin_flags)}
+def _gin_sources(stage: Stage, row: Row, args: argparse.Namespace) -> tuple[list[str], dict[str, object]]:
+    """Returns the gin files and the settings of a run."""
+    return [*stage.files, *row.files, *args.gin_file], {**stage.flags, **row.flags, **dict(args.gin_flags)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +74,9 @@ Costs = Mapping[tuple[str, str], RunCost]
 
 def count_cost(stage: Stage, row: Row, args: argparse.Namespace) -> RunCost:
     """Counts the cost of a run from array shapes. Raises UserError for an invalid setting."""
-    flags = [(name, str(value)) for name, value in _gin_settings(stage, row, args).items()]
-    changes = {'model': row.model, 'gin_file': _gin_files(stage, row, args), 'gin_flags': flags}
+    files, settings = _gin_sources(stage, row, args)
+    flags = [(name, str(value)) for name, value in settings.items()]
+    changes = {'model': row.model, 'gin_file': files, 'gin_flags': flags}
     sources = argparse.Namespace(**{**vars(args), **changes})
     macros = ('MODEL', 'TASK_FEATURE_LENGTHS', 'BATCH_SIZE', 'TRAIN_STEPS')
     try:
@@ -88,11 +86,6 @@ def count_cost(stage: Stage, row: Row, args: argparse.Namespace) -> RunCost:
         raise UserError(f'{row.name}, {stage.name}: {error}') from error
     flops = counted.training_flops * batch_size * steps
     return RunCost(counted.total_parameters, counted.total_forward_flops, steps, flops)
-
-
-def count_all_costs(table: Table, args: argparse.Namespace) -> Costs:
-    """Counts the costs of all runs with one seed, by stage and row."""
-    return {(stage.name, row.name): count_cost(stage, row, args) for stage in table.stages for row in table.rows}
 
 
 def parameter_and_flop_results(table: Table, costs: Costs) -> dict[tuple[str, str], dict[int, float]]:
@@ -118,11 +111,6 @@ def measure_peak() -> float:
     for _ in range(repeats):
         multiply(matrix).block_until_ready()
     return repeats * 2 * 1024**3 / (time.perf_counter() - begun)
-
-
-def chip_peak(chip: str) -> float:
-    """Returns the peak bfloat16 FLOP/s of a chip such as 'h100'. Raises UserError for an unknown chip."""
-    return machines.find_machine(chip).peak('bf16')
 
 
 def read_results(

@@ -57,16 +57,12 @@ def judge_table(
                 deviation = statistics.stdev(values) if len(values) > 1 else None
                 finding = dataclasses.replace(finding, ours=statistics.fmean(values), deviation=deviation)
                 if column.metric in COUNTED:
-                    finding = dataclasses.replace(finding, verdict=_judge_count(finding.published, finding.ours))
+                    if finding.published is not None:
+                        is_close = abs(values[0] / finding.published - 1) <= COUNT_TOLERANCE
+                        finding = dataclasses.replace(finding, verdict=REPRODUCED if is_close else DIFFERENT)
                 elif row.name != table.baseline and base:
                     finding = _compare_with_baseline(finding, by_seed, base, published[table.baseline], column.metric)
             yield column, row, finding
-
-
-def _judge_count(published: float | None, ours: float | None) -> str:
-    if published is None or ours is None:
-        return ''
-    return REPRODUCED if abs(ours / published - 1) <= COUNT_TOLERANCE else DIFFERENT
 
 
 def _compare_with_baseline(
