@@ -23,9 +23,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PATH_ROOTS = ('', 'configs/', 'docs/', 'docs/guide/', 'scripts/', 'scripts/studies/', 'remixer_t5x/', 'tests/')
 MODULE_ROOTS = ('', 'tasks/', 'scripts/studies/')
 # Files that every test depends on.
-EVERYTHING = {'tests/conftest.py', 'pyproject.toml', 'setup.py', 'scripts/environment.sh'}
+EVERYTHING = {'tests/conftest.py', 'pyproject.toml', 'setup.py', 'scripts/environment.sh', 'remixer_t5x/__init__.py'}
 EVERYTHING |= {'requirements.lock', 'requirements-py311.lock'}
-EVERYTHING |= {'remixer_t5x/__init__.py'}
 # Files that no test reads.
 UNREAD = {'LICENSE', 'SECURITY.md', '.gitignore', '.ci/run', 'scripts/test.sh', '.github/pull_request_template.md'}
 
@@ -77,10 +76,6 @@ class Files:
         yield from (root + word for root in PATH_ROOTS if root + word in self.names)
 
     @functools.cache  # noqa: B019 one object lives as long as the command
-    def files_below(self, folder: str) -> list[str]:
-        return [name for name in self.names if name.startswith(folder)]
-
-    @functools.cache  # noqa: B019
     def depends_on(self, name: str) -> set[str]:
         """Returns the files that the file `name` imports or mentions."""
         path = ROOT / name
@@ -104,20 +99,14 @@ class Files:
         return found - {name}
 
     def _conftest_files(self, test: str, text: str) -> Iterator[str]:
-        """Returns the `conftest.py` files of a test, and the imports of the fixtures that the test uses."""
-        wanted = _fixture_names(ast.parse(text))
+        """Returns the `conftest.py` files of a test, and the imports of the fixtures that the test mentions."""
         for folder in pathlib.PurePosixPath(test).parents:
             conftest = f'{folder}/conftest.py'
             if conftest in self.names and (ROOT / conftest).is_file():
                 yield conftest
-                body = ast.parse((ROOT / conftest).read_text(encoding='utf-8')).body
-                functions = {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
-                texts = {name: ast.unparse(node) for name, node in functions.items()}
-                used = {name for name in functions if name in wanted or 'autouse' in texts[name]}
-                for _ in functions:  # fixtures and helpers of those that are used
-                    used |= {name for name in functions if any(re.search(rf'\b{name}\b', texts[user]) for user in used)}
-                kept = [node for node in body if not isinstance(node, ast.FunctionDef) or node.name in used]
-                yield from self._imported_files(ast.Module(kept, []))
+                for node in ast.parse((ROOT / conftest).read_text(encoding='utf-8')).body:
+                    if not isinstance(node, ast.FunctionDef) or re.search(rf'\b{node.name}\b', text):
+                        yield from self._imported_files(node)
 
     def _imported_files(self, tree: ast.AST) -> Iterator[str]:
         for node in ast.walk(tree):
@@ -154,7 +143,7 @@ class Files:
             folders |= set(re.findall(r"'([\w/-]+)'", text))
         for folder in folders:
             for root in PATH_ROOTS:
-                yield from self.files_below(f'{root}{folder}/')
+                yield from (name for name in self.names if name.startswith(f'{root}{folder}/'))
         for models in set(re.findall(r'--models?[= ]([\w,]+)', text)):
             yield from self.names & {f'configs/models/{model}.gin' for model in models.split(',')}
 
@@ -171,14 +160,6 @@ class Files:
                     reached.append([*chain, name])
             chains = reached
         return None
-
-
-def _fixture_names(tree: ast.AST) -> set[str]:
-    """Returns names that may be fixtures: function arguments, and strings such as arguments of `usefixtures`."""
-    names = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-    return names | {
-        node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
 
 
 def select_tests(files: Files, changed: set[str]) -> dict[str, str]:

@@ -67,8 +67,6 @@ def build_functions(
     """Builds the functions with the names in `names`.
 
     Args:
-        model: the model to export.
-        names: names of functions, from NAMES.
         lengths: lengths to which the ids of `inputs` and `targets` are padded with 0.
         decoder: the decoder of `generate`.
         eos_id: id of the token that ends a sequence.

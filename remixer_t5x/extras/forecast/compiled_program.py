@@ -29,7 +29,6 @@ class Kernel:
     """An HLO instruction that runs as a kernel on a device.
 
     Attributes:
-        name: name of the instruction.
         op: opcode, such as 'fusion' or 'dot', or the target of a custom call.
         op_name: JAX's name stack of the instruction, from the HLO metadata.
         times: number of times that a program execution runs the kernel.

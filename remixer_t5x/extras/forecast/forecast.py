@@ -21,12 +21,10 @@ class Forecast:
     """A compiled training step with its cost estimates.
 
     Attributes:
-        step: the step that was compiled.
         bound: minimum time of the step on one device.
         memory: memory of the step on one device.
         model_flops: model FLOPs of a step on all devices, which are three times those of the forward pass.
         tokens: input and target tokens of a global batch, including padding.
-        devices: number of devices.
     """
 
     step: StepSpec
@@ -50,7 +48,6 @@ def forecast_step(step: StepSpec, chip: str, slices: Sequence[int]) -> Forecast:
     """Compiles a training step for the devices of its partitioner, and bounds the step time.
 
     Args:
-        step: the step to compile.
         chip: name of the chip, as in TOPOLOGY, such as 'v5e'.
         slices: for each device in mesh order, the index of its slice or node.
 
@@ -130,7 +127,6 @@ def advise(forecast: Forecast, available: int | None) -> Iterator[Advice]:
     """Yields recommended changes, starting with those that have no drawback.
 
     Args:
-        forecast: forecast of the current step.
         available: memory of a device in bytes, or None to skip the memory check.
     """
     bound, memory, step = forecast.bound, forecast.memory, forecast.step

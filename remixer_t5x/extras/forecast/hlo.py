@@ -24,7 +24,6 @@ class HloArray(NamedTuple):
 
     Attributes:
         dtype: XLA's name of the dtype, such as 'bf16'.
-        shape: dimensions.
         bytes: size in bytes, including padding to TPU tiles.
         memory_space: 0 for HBM, 1 for the on-chip memory of a TPU (VMEM).
     """
@@ -44,7 +43,6 @@ class Instruction:
     """An HLO instruction.
 
     Attributes:
-        name: name of the instruction.
         op: opcode, such as 'fusion', 'dot' or 'while'.
         results: the result array, or all arrays of a tuple.
         operands: names of the instructions whose results are the operands.

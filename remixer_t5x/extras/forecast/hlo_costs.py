@@ -230,7 +230,6 @@ def bytes_sent(kind: str, operand_bytes: float, members: int, slices: int = 1) -
     """Returns the bytes that each device sends over the slowest link of its group.
 
     Args:
-        kind: opcode, such as 'all-gather' or 'all-reduce'.
         operand_bytes: bytes of the device's operands.
         members: number of devices in the group.
         slices: number of slices that the group spans; if above 1, only bytes sent between slices are counted.
@@ -248,7 +247,6 @@ def device_groups(instruction: Instruction, devices: int) -> tuple[tuple[int, ..
     """Returns the groups of devices that exchange data, as positions in the program's device assignment.
 
     Args:
-        instruction: a collective.
         devices: number of devices that run the program.
 
     Raises:

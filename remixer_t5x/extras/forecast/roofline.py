@@ -189,8 +189,6 @@ def bound_time(program: CompiledProgram, machine: Machine, slices: Sequence[int]
     """Computes the minimum time of a program.
 
     Args:
-        program: the program to bound.
-        machine: the device that runs it.
         slices: for each device in the program's device assignment, the index of its slice or node.
     """
     kernels_by_location: dict[StepLocation, list[Kernel]] = {}

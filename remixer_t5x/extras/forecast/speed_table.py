@@ -32,7 +32,6 @@ def time_table(forecast: Forecast, price: float | None, measured: float | None =
     """Builds a table of step times, with utilization, throughput and cost.
 
     Args:
-        forecast: forecast of the step.
         price: dollars per chip-hour, or None to omit the cost.
         measured: measured seconds per step, or None to omit the row.
     """

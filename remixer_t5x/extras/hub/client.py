@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from remixer_t5x.errors import UserError, reason
+from remixer_t5x.errors import UserError, import_optional, reason
 from remixer_t5x.interop import shared_folder
 
 WEIGHTS = ('model.safetensors', 'model.safetensors.index.json', 'model-*.safetensors')
@@ -46,7 +46,7 @@ def resolve_folder(path: str, print_line: Callable[[str, str], None] = lambda la
     if parsed is None or folder.exists():
         raise UserError(f'{path} is not a folder; use a folder, or the name of a model on the Hub, such as USER/NAME')
     name, revision = parsed
-    hub = _import_hub(f'{path} is not a folder, and a model on the Hub')
+    hub = import_optional('huggingface_hub', f'{path} is not a folder, and a model on the Hub', 'hub')
 
     def download(revision: str | None) -> pathlib.Path:
         return pathlib.Path(hub.snapshot_download(name, revision=revision, allow_patterns=[*WEIGHTS, *_OTHER_FILES]))
@@ -87,7 +87,7 @@ def check_upload(name: str) -> str:
     parsed = _parse_name(name)
     if parsed is None or parsed[1] is not None:
         raise UserError(f'{name} is not a valid Hub name; use NAME or USER/NAME with only letters, digits, -, _ and .')
-    if _import_hub('--push_to_hub').get_token() is None:
+    if import_optional('huggingface_hub', '--push_to_hub', 'hub').get_token() is None:
         raise UserError(f'uploading {name} needs a login to the Hub; run hf auth login, or set HF_TOKEN')
     return parsed[0]
 
@@ -97,7 +97,7 @@ def upload(folder: pathlib.Path, name: str, private: bool, message: str) -> str:
 
     Creates the model if it does not exist. Raises UserError if the Hub returns an error or does not respond.
     """
-    api = _import_hub('--push_to_hub').HfApi()
+    api = import_optional('huggingface_hub', '--push_to_hub', 'hub').HfApi()
     with _wrap_hub_errors(name, 'uploaded'):
         address = api.create_repo(name, private=private, exist_ok=True)
         api.upload_folder(folder_path=str(folder), repo_id=address.repo_id, commit_message=message)
@@ -108,18 +108,6 @@ def _parse_name(text: str) -> tuple[str, str | None] | None:
     """Parses `NAME` or `NAME@REVISION` to (name, revision). Returns None if `text` is not a valid Hub name."""
     match = _HUB_NAME.fullmatch(text.removeprefix(shared_folder.HUB_SCHEME))
     return (match['name'], match['revision']) if match else None
-
-
-def _import_hub(user: str) -> Any:
-    """Imports huggingface_hub. If that fails, raises UserError with a message that starts with `user`."""
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise UserError(
-            f'{user} needs huggingface_hub, which cannot be imported ({reason(error)}); '
-            "run pip install 'remixer-t5x[hub]'"
-        ) from error
-    return huggingface_hub
 
 
 def _find_converted_revision(hub: Any, name: str) -> str | None:

@@ -61,14 +61,9 @@ class ModelCard:
     """The content of a model card, except for the settings and metrics of the run.
 
     Attributes:
-        name: name of the model.
         address: the Hub name or folder to pass to `convert --from_hf`.
         library: format of the folder, 'transformers' or 'remixer_t5x'.
-        model_type: the type of the model.
-        parameters: number of parameters.
         sublayers: names of the sublayers of a layer, by stack.
-        vocabulary: description of the vocabulary.
-        step: step of the checkpoint.
         versions: versions of packages, from the checkpoint.
         origin: source of the weights if they were converted, otherwise empty.
         needs_trust: whether `load` requires trust_gin=True, because model.gin imports modules outside this package.

@@ -5,21 +5,16 @@
 This command runs `lm_eval` with the model, and accepts the same arguments.
 """
 
-from remixer_t5x.errors import UserError, reason
+from remixer_t5x.errors import import_optional
 
 NAME = 'remixer_t5x'
 
 
 def register() -> None:
     """Registers the model. Raises UserError if lm_eval is not installed."""
-    try:
-        from lm_eval.api.registry import model_registry
-    except ImportError as error:
-        raise UserError(
-            f"lm_eval cannot be imported ({reason(error)}); run pip install 'remixer-t5x[lm-eval]'"
-        ) from error
+    registry = import_optional('lm_eval.api.registry', 'evaluating on lm_eval tasks', 'lm-eval').model_registry
     # Registers the built-in models of lm_eval, which lm_eval skips if the registry is not empty.
     import lm_eval.models  # noqa: F401
 
-    if NAME not in model_registry:
-        model_registry.register(NAME, target='remixer_t5x.extras.lm_eval.harness_model:RemixerLM')
+    if NAME not in registry:
+        registry.register(NAME, target='remixer_t5x.extras.lm_eval.harness_model:RemixerLM')

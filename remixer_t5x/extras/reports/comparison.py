@@ -35,7 +35,6 @@ class SettingSearch:
     Attributes:
         measure: name of the measure that selects the best setting.
         sign: 1 if a higher value of the measure is better, otherwise -1.
-        cells: all runs, ordered by setting.
         values: the measure by model and setting, excluding failed runs.
     """
 
@@ -86,9 +85,7 @@ class Comparison:
     """The results of all models and seeds, at the best settings if there was a search.
 
     Attributes:
-        groups: the runs of each model.
         counts: parameters and FLOPs by model.
-        search: results of the search, or None.
         changes: sentences about the changes that match the costs of the models.
         failed: maps the name of each failed run to the last error in its log.
     """

@@ -28,9 +28,7 @@ class MetricsRecord:
 
     Attributes:
         kind: 'train', or the name of an evaluation.
-        step: training step.
-        numbers: metrics by name; None represents values that are not finite.
-        timing: timings by name; None represents values that are not finite.
+        numbers, timing: values by name; None represents values that are not finite.
     """
 
     kind: str

@@ -59,9 +59,7 @@ def run(args: argparse.Namespace) -> int:
     equal.import_on_cpu(args)
     from remixer_t5x.extras.reproduce import runs, verdicts
 
-    costs = {
-        (stage.name, row.name): runs.count_cost(stage, row, args) for stage in table.stages for row in table.rows
-    }
+    costs = {(stage.name, row.name): runs.count_cost(stage, row, args) for stage in table.stages for row in table.rows}
     results = runs.parameter_and_flop_results(table, costs)
     failed: Collection[sweep.SweepCell] = ()
     if not table.is_counted:

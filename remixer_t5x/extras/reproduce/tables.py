@@ -26,9 +26,7 @@ class Stage:
     """A training stage, with one run for each model of a table.
 
     Attributes:
-        name: name of the stage in the file of the paper.
         command: 'train' or 'finetune'.
-        files: gin files.
         flags: gin settings, applied after the files.
         after: name of the stage whose checkpoint initializes this stage; '' for random parameters.
     """
@@ -74,10 +72,7 @@ class Table:
     """A table or figure of a paper at one scale.
 
     Attributes:
-        name: name of the table, such as 'remixers/table_4'.
-        title: title of the table.
-        columns: columns of the table.
-        rows: models, including the baseline.
+        name: such as 'remixers/table_4'.
         baseline: name of the row that all other rows are compared to.
         stages: the training stages of `columns`, in the order of training.
         cited: numbers that the paper cites from other work, by model.

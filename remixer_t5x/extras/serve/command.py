@@ -10,7 +10,7 @@ from typing import Any
 
 from remixer_t5x.cli import arguments
 from remixer_t5x.cli.command import Command
-from remixer_t5x.errors import UserError, reason
+from remixer_t5x.errors import UserError, import_optional, reason
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,11 +42,9 @@ def run(args: argparse.Namespace) -> int:
     except (OSError, OverflowError) as error:
         raise UserError(f'cannot listen on {args.host}:{args.port} ({reason(error)}); use another --port') from error
     with arguments.hide_library_output(args):
-        try:
-            from remixer_t5x.extras.serve import server
-        except ImportError as error:
-            raise UserError(f"serve cannot start ({reason(error)}); run pip install 'remixer-t5x[serve]'") from error
+        import_optional('uvicorn', 'serve', 'serve')
         from remixer_t5x.api import saved_models
+        from remixer_t5x.extras.serve import server
     lengths = {'inputs': args.max_input_tokens, 'targets': args.max_tokens}
     trained = saved_models.load(args.model, lengths={side: length for side, length in lengths.items() if length})
     return asyncio.run(server.serve(trained, name, listener, args.batch_size, args.max_queue))

@@ -20,7 +20,6 @@ class TrainedText:
 
     Attributes:
         model: a `Seq2Seq`.
-        params: its parameters.
         inputs: token ids and the text of each token.
         targets: token ids of the decoder and the text of each token.
         lengths: training sequence lengths of `encoder` and `decoder`.
