@@ -56,15 +56,11 @@ def compute_weights(trained: TrainedModel, texts: list[str]) -> tuple[np.ndarray
 
     for row in rows:
         sown = jax.device_get(sow(trained.params, np.pad(row, (0, length - len(row)))[None]))
-        layers = [
-            layer
-            for layer in learned.by_layer(sown, trained.params, 'competition', 'competition')
-            if layer.stack == learned.ENCODER
-        ]
+        weights = learned.competition_weights(sown, trained.params)
+        layers = [layer for layer in weights if layer.stack == learned.ENCODER]
         if not layers:
             raise UserError(f'{trained.source} has no layers with competition; use a run with --model=tim')
-        # The competition of each layer has shape [mechanisms, batch, length, 1].
-        parts.append(np.stack([layer.array[0, 0, : len(row), 0] for layer in layers]))
+        parts.append(np.stack([layer.array[0, : len(row)] for layer in layers]))
     return np.concatenate(rows), np.concatenate(parts, axis=1), [layer.title for layer in layers]
 
 

@@ -4,20 +4,108 @@
     python scripts/studies/liveness.py --models=fnet --layout=@layer.PreNorm
 
 For each stack and kind of sublayer, prints the relative change of the stack's output if these sublayers output zero
-in all layers (`library.liveness`).
+in all layers. If the outputs of a sublayer are small compared to the residual stream, the sublayer has almost no
+gradient and no effect, and in bfloat16 the addition rounds its outputs to zero. Tests of shapes, gradients or losses do
+not detect this problem.
 """
 
 import argparse
 import pathlib
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from library import liveness
+from flax import linen as nn
 
 from remixer_t5x import build_model
+from remixer_t5x.context import SequenceContext
+from remixer_t5x.models.architecture.layer import Layer
+from remixer_t5x.models.architecture.stack import trace_layers_once
+from remixer_t5x.models.interface import Model
+from remixer_t5x.testing.fixture import fast_key
 
 MODELS = sorted(path.stem for path in (pathlib.Path(__file__).parents[2] / 'configs' / 'models').glob('*.gin'))
 VOCAB = 512
+Kind = tuple[str, str]
+
+
+def ablation_effects(model: Model, inputs: np.ndarray, targets: np.ndarray, seed: int = 0) -> dict[Kind, float]:
+    """Computes the effect of each kind of sublayer on the output y of its stack: `norm(y - y_ablated) / norm(y)`.
+
+    For y_ablated, the sublayer's output is set to zero in every layer of the stack. The decoder always uses the
+    original encoder output.
+
+    Args:
+        model: an encoder-decoder, encoder-only or decoder-only model, which is initialised at random.
+        inputs: the encoder's ids [batch, length] int32 with 0 for padding.
+        targets: the decoder's ids [batch, length] int32 with 0 for padding.
+        seed: seed of the parameters.
+
+    Returns:
+        {('encoder' or 'decoder', name of the sublayer's parameters): effect}.
+    """
+    kinds, outputs = _compute_outputs(model, inputs, targets, seed)
+    result = {}
+    for index, (stack, name) in enumerate(kinds, 1):
+        is_token = (inputs if stack == 'encoder' else targets) > 0
+        full, ablated = outputs[stack][0][is_token], outputs[stack][index][is_token]
+        result[stack, name] = float(np.linalg.norm(full - ablated) / np.linalg.norm(full))
+    return result
+
+
+def _compute_outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tuple[list[Kind], dict[str, Any]]:
+    """Returns the sublayer kinds, and complete and ablated outputs [1 + kinds, batch, length, embed] per stack."""
+    kinds: list[Kind] = []
+
+    def ablate(stack: str, keep: jax.Array) -> Any:
+        def multiply(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+            y, kind = call(*args, **kwargs), _find_kind(args, context)
+            return y * keep[kinds.index(kind)].astype(y.dtype) if kind is not None and kind[0] == stack else y
+
+        return nn.intercept_methods(multiply)
+
+    @jax.jit
+    def run(key: jax.Array) -> dict[str, jax.Array]:
+        params = nn.unbox(_init_params(model, kinds, key, inputs, targets))
+        stacks = {stack for stack, _ in kinds}
+
+        def apply(stack: str, method: str, *args: Any) -> jax.Array:
+            def run_ablated(keep: jax.Array) -> jax.Array:
+                with ablate(stack, keep):
+                    return model.module.apply({'params': params}, *args, enable_dropout=False, method=method)
+
+            return jax.vmap(run_ablated)(jnp.concatenate([jnp.ones((1, len(kinds))), 1 - jnp.eye(len(kinds))]))
+
+        outputs = {'encoder': apply('encoder', 'encode', inputs)} if 'encoder' in stacks else {}
+        if 'decoder' in stacks:
+            memory = (outputs['encoder'][0], inputs) if outputs else ()
+            outputs['decoder'] = apply('decoder', 'decode_hidden', *memory, targets)
+        return {stack: y.astype(jnp.float32) for stack, y in outputs.items()}
+
+    with trace_layers_once():
+        outputs = jax.device_get(run(fast_key(seed)))
+    return kinds, {stack: np.asarray(y, np.float64) for stack, y in outputs.items()}
+
+
+def _init_params(model: Model, kinds: list[Kind], key: jax.Array, inputs: Any, targets: Any) -> Any:
+    """Returns initial parameters, and appends the kinds of sublayers to `kinds` in call order."""
+
+    def record(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        kind = _find_kind(args, context)
+        if kind is not None and kind not in kinds:
+            kinds.append(kind)
+        return call(*args, **kwargs)
+
+    with nn.intercept_methods(record):
+        return model.init(key, {'encoder_input_tokens': inputs.shape, 'decoder_target_tokens': targets.shape})
+
+
+def _find_kind(args: Any, context: Any) -> Kind | None:
+    """Returns (stack, sublayer name) for a sublayer call, or None for other modules such as norms."""
+    module = context.module
+    is_sublayer = isinstance(module.parent, Layer) and len(args) == 2 and isinstance(args[1], SequenceContext)
+    return (module.path[0], module.name) if is_sublayer and context.method_name == '__call__' else None
 
 
 def main() -> None:
@@ -42,7 +130,7 @@ def main() -> None:
         for dtype in ('float32', 'bfloat16'):
             files = f'models/{model}.gin', f'sizes/{args.size}.gin'
             built = build_model(*files, VOCAB_SIZE=VOCAB, DTYPE=dtype, **macros)
-            by_dtype[dtype] = liveness.ablation_effects(built, inputs, targets)
+            by_dtype[dtype] = ablation_effects(built, inputs, targets)
         for stack in ('encoder', 'decoder'):
             cells = [
                 f'{name} {moved:.3f}, {by_dtype["bfloat16"][stack, name]:.3f}'

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from remixer_t5x import build_model
-from scripts.studies.library import liveness
+from scripts.studies import liveness
 from tests.support.paths import CONFIGS
 
 MODELS = sorted(path.stem for path in (CONFIGS / 'models').glob('*.gin'))
