@@ -68,7 +68,6 @@ def render_page(
         learned=learned,
         differences=records.differing_settings(runs),
         created=datetime.datetime.now().strftime('%Y-%m-%d %H:%M'),
-        run_score=_format_run_score,
         colours=len(drawing.COLOURS),
     )
 
@@ -88,15 +87,6 @@ def _load_template() -> jinja2.Template:
         duration=progress.format_duration, short=short, count=count, svg=_inline_svg, unit=overview.unit
     )
     return environment.get_template('report.html.jinja')
-
-
-def _format_run_score(run: RecordedRun, kind: str, metric: str) -> str:
-    """Formats a metric of a run in the evaluation with the readable name `kind`."""
-    for name, record in run.latest().items():
-        value = overview.task_metrics(record).get(metric)
-        if overview.readable_kind(name) == kind and value is not None:
-            return f'{value:.2f}{overview.unit(metric)}'
-    return '–'
 
 
 def _inline_svg(picture: Picture, prefix: str = '') -> markupsafe.Markup:

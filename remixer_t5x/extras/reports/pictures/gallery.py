@@ -89,13 +89,13 @@ def _draw_remixer(text: TrainedText, intermediates: Mapping[str, Any]) -> Iterat
 
 
 def _near_zero_note(layers: Sequence[LayerArray], lengths: Mapping[str, int]) -> str:
-    spreads = ', '.join(
-        f'{layer.title}: {learned.row_spread(layer.array, lengths[layer.stack], layer.stack == DECODER):.3f}'
-        for layer in layers
-    )
-    quiet = [layer.title for layer in learned.near_zero(list(layers), lengths)]
-    count = f'H is near zero in {len(quiet)} of {len(layers)} layers' + (f' ({", ".join(quiet)})' if quiet else '')
-    return f'{count}: root mean square deviation from the row means below {learned.NEAR_ZERO} ({spreads}).'
+    spreads = {
+        layer.title: learned.row_spread(layer.array, lengths[layer.stack], layer.stack == DECODER) for layer in layers
+    }
+    near_zero = [title for title, spread in spreads.items() if spread < learned.NEAR_ZERO]
+    count = f'H is near zero in {len(near_zero)} of {len(layers)} layers'
+    texts = ', '.join(f'{title}: {spread:.3f}' for title, spread in spreads.items())
+    return f'{count}: root mean square deviation from the row means below {learned.NEAR_ZERO} ({texts}).'
 
 
 def _draw_tim(text: TrainedText, intermediates: Mapping[str, Any]) -> Iterator[Picture]:

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import special
 
 from remixer_t5x.models.sublayers import remixer
 
@@ -103,8 +104,7 @@ def softmax_rows(logits: np.ndarray, length: int, causal: bool) -> np.ndarray:
     matrix = np.asarray(logits, np.float64)[:length, :length]
     if causal:
         matrix = np.where(np.tri(length, dtype=bool), matrix, -np.inf)
-    weights = np.exp(matrix - matrix.max(axis=-1, keepdims=True))
-    return (weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32)
+    return special.softmax(matrix, axis=-1).astype(np.float32)
 
 
 def row_spread(logits: np.ndarray, length: int, causal: bool) -> float:
@@ -115,13 +115,6 @@ def row_spread(logits: np.ndarray, length: int, causal: bool) -> float:
     visible = np.tri(length, dtype=bool) if causal else np.ones_like(matrix, bool)
     mean = np.where(visible, matrix, 0).sum(axis=-1, keepdims=True) / visible.sum(axis=-1, keepdims=True)
     return float(np.sqrt(np.mean((matrix - mean)[visible] ** 2)))
-
-
-def near_zero(layers: list[LayerArray], lengths: Mapping[str, int]) -> list[LayerArray]:
-    """Returns the layers that hardly mix by position: `row_spread` is below NEAR_ZERO at the training length."""
-    return [
-        layer for layer in layers if row_spread(layer.array, lengths[layer.stack], layer.stack == DECODER) < NEAR_ZERO
-    ]
 
 
 def spatial_weights(params: Mapping[str, Any], lengths: Mapping[str, int]) -> list[LayerArray]:
@@ -154,6 +147,5 @@ def competition_weights(intermediates: Mapping[str, Any], params: Mapping[str, A
 
 
 def entropy(weights: np.ndarray) -> np.ndarray:
-    """Computes the entropy in bits along the first axis, with 0 log 0 = 0."""
-    logs = np.log2(weights, where=weights > 0, out=np.zeros_like(weights))
-    return -np.sum(weights * logs, axis=0)
+    """Computes the entropy in bits along the first axis."""
+    return special.entr(weights).sum(axis=0) / np.log(2)
